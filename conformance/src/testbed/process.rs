@@ -1,0 +1,108 @@
+//! Child processes that do not outlive this one.
+
+use std::env;
+use std::ffi::OsStr;
+use std::io;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{OnceLock, mpsc};
+use std::thread;
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+
+/// The first file of that name on `PATH`.
+pub(super) fn on_path(program: &str) -> Option<PathBuf> {
+    find(program, &env::var_os("PATH")?)
+}
+
+fn find(program: &str, path: &OsStr) -> Option<PathBuf> {
+    env::split_paths(path)
+        .map(|folder| folder.join(program))
+        .find(|file| file.is_file())
+}
+
+/// The same command, killed by the kernel when this process ends; unchanged where `setpriv` is missing.
+///
+/// The parent-death signal is about the *thread* that forks, so such a command must be started [`on_spawner`].
+pub(super) fn tied(command: &Command) -> Command {
+    let Some(setpriv) = on_path("setpriv") else {
+        return plain_copy(command, Command::new(command.get_program()));
+    };
+    let mut tied = Command::new(setpriv);
+    tied.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program());
+    plain_copy(command, tied)
+}
+
+fn plain_copy(from: &Command, mut to: Command) -> Command {
+    to.args(from.get_args());
+    for (key, value) in from.get_envs() {
+        match value {
+            Some(value) => to.env(key, value),
+            None => to.env_remove(key),
+        };
+    }
+    if let Some(folder) = from.get_current_dir() {
+        to.current_dir(folder);
+    }
+    to
+}
+
+/// Runs a job on the one thread that lives as long as this process.
+///
+/// A test's own thread ends with the test and a pool's thread when it is idle: children tied to those would die early.
+pub(super) fn on_spawner<T: Send + 'static>(job: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    static SPAWNER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
+    let gone = || io::Error::other("BUG: the thread that starts processes has ended");
+    let (answer, result) = mpsc::channel();
+    SPAWNER
+        .get_or_init(start_spawner)
+        .send(Box::new(move || drop(answer.send(job()))))
+        .map_err(|_| gone())?;
+    result.recv().map_err(|_| gone())?
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+fn start_spawner() -> mpsc::Sender<Job> {
+    let (jobs, queue) = mpsc::channel::<Job>();
+    thread::spawn(move || queue.into_iter().for_each(|job| job()));
+    jobs
+}
+
+/// SIGSTOP to a child of ours; returns once every thread of it stands still.
+pub(super) fn stop(pid: Pid) -> io::Result<()> {
+    kill_process(pid, Signal::STOP)?;
+    // NOWAIT: a child that ended instead is left for its owner to reap.
+    let change = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    rustix::io::retry_on_intr(|| waitid(WaitId::Pid(pid), change))?;
+    Ok(())
+}
+
+/// SIGCONT to a child of ours.
+pub(super) fn cont(pid: Pid) -> io::Result<()> {
+    Ok(kill_process(pid, Signal::CONT)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_only_on_the_path_given() {
+        assert_eq!(find("sh", OsStr::new("/nowhere:/bin")), Some(PathBuf::from("/bin/sh")));
+        assert_eq!(find("sh", OsStr::new("/nowhere")), None);
+    }
+
+    #[test]
+    fn a_tied_command_keeps_arguments_environment_and_folder() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $A $(pwd)"]).env("A", "x").current_dir("/");
+        let output = on_spawner(move || tied(&command).output()).unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "x /\n");
+    }
+
+    #[test]
+    fn a_job_that_panics_is_an_error_and_the_next_one_still_runs() {
+        assert!(on_spawner::<()>(|| panic!("on purpose")).is_err());
+    }
+}

@@ -1,0 +1,189 @@
+//! The one clock behind which everything runs.
+//!
+//! On Linux it reads `CLOCK_BOOTTIME`, which counts suspend and never lags the monotonic clock that timers use.
+//! Runtime timers stop in suspend, so every sleep of the core is taken in steps of at most a second and the clock read again.
+
+use rustix::time::{ClockId, clock_gettime};
+use std::{
+    fmt,
+    ops::{Add, Sub},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+/// A point on a [`Clock`]: nanoseconds since its origin (boot, outside tests). Comparable within one machine and boot.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Instant(u64);
+
+impl Instant {
+    /// The clock's origin.
+    pub const ORIGIN: Self = Self(0);
+    /// Later than any other.
+    pub const FAR: Self = Self(u64::MAX);
+
+    /// The point that many nanoseconds after the origin.
+    #[must_use]
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    /// Nanoseconds since the origin.
+    #[must_use]
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// The time from `earlier` to this point, zero if it is not earlier.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Add<Duration> for Instant {
+    type Output = Self;
+
+    fn add(self, rest: Duration) -> Self {
+        Self(self.0.saturating_add(nanos(rest)))
+    }
+}
+
+impl Sub<Duration> for Instant {
+    type Output = Self;
+
+    fn sub(self, rest: Duration) -> Self {
+        Self(self.0.saturating_sub(nanos(rest)))
+    }
+}
+
+impl fmt::Debug for Instant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", Duration::from_nanos(self.0))
+    }
+}
+
+/// Nanoseconds of a duration; 584 years and more are as good as for ever.
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Where the core gets its time from. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct Clock(Source);
+
+#[derive(Clone, Default)]
+enum Source {
+    #[default]
+    Boot,
+    Simulated(Arc<Simulation>),
+}
+
+struct Simulation {
+    origin: tokio::time::Instant,
+    jumped: AtomicU64,
+}
+
+impl Clock {
+    /// The machine's boot clock.
+    #[must_use]
+    pub fn boot() -> Self {
+        Self(Source::Boot)
+    }
+
+    /// A clock that follows tokio's paused time, starting one hour after its origin.
+    ///
+    /// Call it inside a runtime with `start_paused`: time then goes on only when every task waits.
+    #[must_use]
+    pub fn simulated() -> Self {
+        Self(Source::Simulated(Arc::new(Simulation {
+            origin: tokio::time::Instant::now(),
+            jumped: AtomicU64::new(nanos(Duration::from_secs(3600))),
+        })))
+    }
+
+    /// Sets a simulated clock forward without waking any timer, as suspend or a stopped process does. Other clocks are left alone.
+    pub fn jump(&self, by: Duration) {
+        if let Source::Simulated(simulation) = &self.0 {
+            simulation.jumped.fetch_add(nanos(by), Ordering::SeqCst);
+        }
+    }
+
+    /// The time now.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        match &self.0 {
+            Source::Boot => {
+                let now = clock_gettime(ClockId::Boottime);
+                // The boot clock is never negative.
+                let seconds = now.tv_sec.unsigned_abs();
+                Instant(seconds * 1_000_000_000 + now.tv_nsec.unsigned_abs())
+            }
+            Source::Simulated(simulation) => Instant(
+                nanos(simulation.origin.elapsed()) + simulation.jumped.load(Ordering::SeqCst),
+            ),
+        }
+    }
+
+    /// Waits until `at`: never returns earlier, and at most a second late after a suspend.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when it is dropped.
+    pub async fn sleep_until(&self, at: Instant) {
+        loop {
+            let rest = at.since(self.now());
+            if rest.is_zero() {
+                return;
+            }
+            tokio::time::sleep(rest.min(REREAD)).await;
+        }
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let source = match &self.0 {
+            Source::Boot => "boot",
+            Source::Simulated(_) => "simulated",
+        };
+        write!(f, "Clock({source}, {:?})", self.now())
+    }
+}
+
+/// How long a timer may run before the clock is read again: runtime timers stop in suspend.
+const REREAD: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::{Clock, Instant};
+    use std::time::Duration;
+
+    #[test]
+    fn the_boot_clock_goes_forward() {
+        let clock = Clock::boot();
+        let first = clock.now();
+        assert!(clock.now() >= first);
+        assert!(first > Instant::ORIGIN);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sleep_ends_at_its_instant_and_not_before() {
+        let clock = Clock::simulated();
+        let end = clock.now() + Duration::from_millis(2_500);
+        clock.sleep_until(end).await;
+        assert!(clock.now() >= end);
+        assert!(clock.now() < end + Duration::from_millis(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_jump_is_noticed_within_a_second_by_a_sleeper() {
+        let clock = Clock::simulated();
+        let start = tokio::time::Instant::now();
+        let end = clock.now() + Duration::from_secs(60);
+        clock.jump(Duration::from_secs(3600));
+        clock.sleep_until(end).await;
+        assert!(start.elapsed() <= Duration::from_secs(1));
+    }
+}

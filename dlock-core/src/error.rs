@@ -1,0 +1,369 @@
+//! Errors: a kind for the program, a retry class and an effect for the loop, words and a source for the human.
+
+use crate::{
+    lease::LeaseError,
+    name::{LockName, NameError},
+};
+use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
+
+/// What went wrong, for the program to match on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The incarnation that was to be entered, renewed or attached to is over.
+    Gone,
+    /// The store may or may not have done it. The janitor sees to it that nothing is left behind.
+    Indeterminate,
+    /// The lock can no longer be trusted: see [`Error::loss`].
+    Lost,
+    /// The caller asked for something that can never work; the message says what and why.
+    Misuse,
+    /// The hold is not there: released before, expired, broken or taken over.
+    NotHeld,
+    /// A bound was met: too many holds of one name, or too many acquisitions whose end is not known yet.
+    Overloaded,
+    /// The client is shutting down and takes no new locks.
+    ShuttingDown,
+    /// The caller's time was up.
+    Timeout {
+        /// What it was spent on.
+        phase: Phase,
+    },
+    /// The store could not be reached, or refused for a reason of its own.
+    Unavailable,
+    /// This store, or this setting of it, cannot do that.
+    Unsupported,
+}
+
+/// What was being waited for when the time was up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Phase {
+    /// For the store to answer.
+    Request,
+    /// For the lock: somebody else held it.
+    Wait,
+}
+
+/// Whether the same call may succeed later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Retry {
+    /// At once: the cause is gone already (a connection was replaced, a script loaded).
+    Now,
+    /// After a pause: the store is away, loading, failing over or overloaded.
+    Later,
+    /// Not before somebody changes something: rights, settings, the call itself.
+    Never,
+}
+
+/// What the failed call may have done in the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Effect {
+    /// Nothing: it was not executed, or executed and refused.
+    None,
+    /// Perhaps all of it, perhaps still to come.
+    Unknown,
+}
+
+/// Why a lock can no longer be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LossReason {
+    /// The lease could not be proven to last any longer: renewals failed, or nothing ran (a pause, a suspend), or a fixed lease is over.
+    Deadline,
+    /// The store says that the hold is not there: broken, taken over after expiry, or the record was lost.
+    NotHeld,
+    /// The session that carried it is over.
+    Session,
+    /// The client was shut down and left it to its lease.
+    Shutdown,
+}
+
+impl fmt::Display for LossReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Deadline => "its lease could not be proven to last any longer",
+            Self::NotHeld => {
+                "the store no longer has it: broken, expired there, or its record was lost"
+            }
+            Self::Session => "the session that carried it is over",
+            Self::Shutdown => "the client was shut down and left it to its lease",
+        })
+    }
+}
+
+/// What a driver answers when it cannot answer.
+#[derive(Debug)]
+pub struct DriverError {
+    kind: ErrorKind,
+    retry: Retry,
+    effect: Effect,
+    message: Cow<'static, str>,
+    source: Option<Source>,
+}
+
+type Source = Box<dyn StdError + Send + Sync + 'static>;
+
+impl DriverError {
+    /// An error that nothing was done and that repeating does not help; the other builders change that.
+    #[must_use]
+    pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            kind,
+            retry: Retry::Never,
+            effect: Effect::None,
+            message: message.into(),
+            source: None,
+        }
+    }
+
+    /// The store is away or unwilling for now: worth repeating later, nothing was done.
+    #[must_use]
+    pub fn unavailable(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(ErrorKind::Unavailable, message).with_retry(Retry::Later)
+    }
+
+    /// The request was sent and no answer came: it may have been executed, or may be later.
+    #[must_use]
+    pub fn unanswered(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::unavailable(message).with_effect(Effect::Unknown)
+    }
+
+    /// Changes the retry class.
+    #[must_use]
+    pub fn with_retry(mut self, retry: Retry) -> Self {
+        self.retry = retry;
+        self
+    }
+
+    /// Changes the effect.
+    #[must_use]
+    pub fn with_effect(mut self, effect: Effect) -> Self {
+        self.effect = effect;
+        self
+    }
+
+    /// Keeps the cause.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Source>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// What went wrong.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// Whether the same call may succeed later.
+    #[must_use]
+    pub fn retry(&self) -> Retry {
+        self.retry
+    }
+
+    /// What the call may have done.
+    #[must_use]
+    pub fn effect(&self) -> Effect {
+        self.effect
+    }
+}
+
+impl fmt::Display for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl StdError for DriverError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
+/// Every error of the public API.
+///
+/// Match on [`kind`](Self::kind); show it to people with `Display`, which names the lock and the backend and says what to do.
+/// Owners, passes and passwords never appear in it.
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    retry: Retry,
+    effect: Effect,
+    loss: Option<LossReason>,
+    backend: &'static str,
+    name: Option<LockName>,
+    message: Cow<'static, str>,
+    source: Option<Source>,
+}
+
+impl Error {
+    pub(crate) fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
+        Self(Box::new(Inner {
+            kind,
+            retry: Retry::Never,
+            effect: Effect::None,
+            loss: None,
+            backend: "",
+            name: None,
+            message: message.into(),
+            source: None,
+        }))
+    }
+
+    /// A mistake of the caller; also for backends that refuse a URL or an option before there is a client.
+    #[must_use]
+    pub fn misuse(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(ErrorKind::Misuse, message)
+    }
+
+    pub(crate) fn lost(reason: LossReason) -> Self {
+        let mut error = Self::new(
+            ErrorKind::Lost,
+            format!("the lock is lost: {reason}; stop the work it protects and acquire again"),
+        );
+        error.0.loss = Some(reason);
+        error
+    }
+
+    pub(crate) fn at(mut self, backend: &'static str, name: &LockName) -> Self {
+        self.0.backend = backend;
+        self.0.name = Some(name.clone());
+        self
+    }
+
+    pub(crate) fn with_source(mut self, source: impl Into<Source>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    pub(crate) fn with_effect(mut self, effect: Effect) -> Self {
+        self.0.effect = effect;
+        self
+    }
+
+    pub(crate) fn with_retry(mut self, retry: Retry) -> Self {
+        self.0.retry = retry;
+        self
+    }
+
+    /// What went wrong.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// Whether the same call may succeed later.
+    #[must_use]
+    pub fn retry(&self) -> Retry {
+        self.0.retry
+    }
+
+    /// What the failed call may have done in the store. Whatever it was, the janitor undoes it: nothing is left to the caller.
+    #[must_use]
+    pub fn effect(&self) -> Effect {
+        self.0.effect
+    }
+
+    /// Why the lock was lost, when the kind is [`ErrorKind::Lost`].
+    #[must_use]
+    pub fn loss(&self) -> Option<LossReason> {
+        self.0.loss
+    }
+
+    /// The backend it happened in, empty before one was chosen.
+    #[must_use]
+    pub fn backend(&self) -> &'static str {
+        self.0.backend
+    }
+
+    /// The lock it happened to, if it was one.
+    #[must_use]
+    pub fn name(&self) -> Option<&LockName> {
+        self.0.name.as_ref()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(name) = &self.0.name {
+            write!(f, "lock {name:?} ({}): ", self.0.backend)?;
+        }
+        f.write_str(&self.0.message)?;
+        match &self.0.source {
+            Some(source) => write!(f, ": {source}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner {
+            kind,
+            retry,
+            effect,
+            loss,
+            backend,
+            name,
+            message,
+            source,
+        } = &*self.0;
+        f.debug_struct("Error")
+            .field("kind", kind)
+            .field("retry", retry)
+            .field("effect", effect)
+            .field("loss", loss)
+            .field("backend", backend)
+            .field("name", name)
+            .field("message", message)
+            .field("source", source)
+            .finish()
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_deref().map(|source| source as _)
+    }
+}
+
+impl From<DriverError> for Error {
+    fn from(error: DriverError) -> Self {
+        let DriverError {
+            kind,
+            retry,
+            effect,
+            message,
+            source,
+        } = error;
+        let mut error = Self::new(kind, message)
+            .with_effect(effect)
+            .with_retry(retry);
+        error.0.source = source;
+        error
+    }
+}
+
+impl From<NameError> for Error {
+    fn from(error: NameError) -> Self {
+        Self::misuse(error.to_string())
+    }
+}
+
+impl From<LeaseError> for Error {
+    fn from(error: LeaseError) -> Self {
+        Self::misuse(error.to_string())
+    }
+}
+
+/// Words for a time span in a message: three significant places at most.
+pub(crate) fn about(span: Duration) -> String {
+    if span >= Duration::from_secs(1) {
+        format!("{:.1} s", span.as_secs_f64())
+    } else {
+        format!("{} ms", span.as_millis())
+    }
+}

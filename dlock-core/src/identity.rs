@@ -1,0 +1,254 @@
+//! Who holds: owners, holds, tokens, tickets, passes.
+
+use crate::name::LockName;
+use rand::Rng;
+use sha2::{Digest, Sha256};
+use std::{fmt, num::NonZeroU64, sync::Arc};
+use uuid::{Builder, Uuid};
+
+/// Who owns a lock. A value, never a thread or a task: whoever has it may re-enter.
+///
+/// Unless the caller brings one, each acquisition has a fresh random owner. It is a **bearer secret**:
+/// `Debug` and `Display` show its [`Fingerprint`] only.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Owner(Uuid);
+
+impl Owner {
+    /// A fresh owner from the given source of random bits, which must be cryptographically secure outside tests.
+    #[must_use]
+    pub fn random(rng: &mut (impl Rng + ?Sized)) -> Self {
+        let mut bytes = [0; 16];
+        rng.fill_bytes(&mut bytes);
+        Self(Builder::from_random_bytes(bytes).into_uuid())
+    }
+
+    /// The owner of a seed, such as a trace id: the same seed gives the same owner in every process (UUIDv5, RFC 9562).
+    ///
+    /// Whoever can guess the seed can enter the lock: never use it where that matters.
+    #[must_use]
+    pub fn from_seed(seed: &str) -> Self {
+        Self(Uuid::new_v5(&SEEDED, seed.as_bytes()))
+    }
+
+    /// An owner that was written down before by [`expose`](Self::expose).
+    #[must_use]
+    pub fn from_uuid(uuid: Uuid) -> Self {
+        Self(uuid)
+    }
+
+    /// The secret itself, for the store and for handing on.
+    #[must_use]
+    pub fn expose(&self) -> Uuid {
+        self.0
+    }
+
+    /// What logs and errors may show of it.
+    #[must_use]
+    pub fn fingerprint(&self) -> Fingerprint {
+        let mut text = Uuid::encode_buffer();
+        Fingerprint::of(self.0.hyphenated().encode_lower(&mut text).as_bytes())
+    }
+}
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Owner(#{})", self.fingerprint())
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.fingerprint())
+    }
+}
+
+/// The first 32 bits of the SHA-256 of an owner's text, shown as 8 hex digits: enough to compare log lines, useless to enter a lock.
+///
+/// Drivers hash whatever stands in the store: for dlock's own owners that is the hyphenated UUID in lower case.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fingerprint([u8; 4]);
+
+impl Fingerprint {
+    /// The fingerprint of an owner as the store writes it.
+    #[must_use]
+    pub fn of(owner: &[u8]) -> Self {
+        let hash = Sha256::digest(owner);
+        Self([hash[0], hash[1], hash[2], hash[3]])
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}", u32::from_be_bytes(self.0))
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The identity of one acquisition: what renew and release name. Never used twice by an owner.
+///
+/// 64 random bits: it has to be unique among the at most [`MAX_HOLDS`] holds of one owner, not among all.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HoldId(u64);
+
+/// The most holds one name has at a time.
+pub const MAX_HOLDS: u32 = 64;
+
+impl HoldId {
+    /// A fresh one.
+    #[must_use]
+    pub fn random(rng: &mut (impl Rng + ?Sized)) -> Self {
+        Self(rng.next_u64())
+    }
+
+    /// One that was written down before.
+    #[must_use]
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// Its bits, for the store.
+    #[must_use]
+    pub const fn to_bits(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for HoldId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl fmt::Debug for HoldId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A number that grows with every new incarnation of a lock: send it with each write to the protected resource, and
+/// let the resource refuse a smaller one than it has seen.
+///
+/// Strictly increasing per name, not dense. Re-entry repeats the token of the incarnation it enters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FencingToken(pub u64);
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+/// A place in a store's line: one per (client, name) while somebody waits. Never used twice by one client.
+///
+/// The driver puts its own client id before it, so that tickets of two clients differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub NonZeroU64);
+
+impl fmt::Display for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+/// The right to enter one incarnation of one lock, as a value: what [`Guard::pass`](crate::Guard::pass) gives and
+/// [`Lock::join`](crate::Lock::join) takes, in this process or another one.
+///
+/// It is a bearer secret: whoever has it may enter or end this incarnation, and nothing else. `Debug` shows a fingerprint.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Pass {
+    pub(crate) store: Arc<str>,
+    pub(crate) name: LockName,
+    pub(crate) owner: Owner,
+    pub(crate) token: FencingToken,
+}
+
+impl Pass {
+    /// Puts a pass together from its parts.
+    #[must_use]
+    pub fn new(
+        store: impl Into<Arc<str>>,
+        name: LockName,
+        owner: Owner,
+        token: FencingToken,
+    ) -> Self {
+        Self {
+            store: store.into(),
+            name,
+            owner,
+            token,
+        }
+    }
+
+    /// The store it is valid in, as [`Capabilities::store`](crate::Capabilities::store) names it.
+    #[must_use]
+    pub fn store(&self) -> &str {
+        &self.store
+    }
+
+    /// The lock it opens.
+    #[must_use]
+    pub fn name(&self) -> &LockName {
+        &self.name
+    }
+
+    /// The owner it makes its bearer be.
+    #[must_use]
+    pub fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
+    /// The incarnation it is good for.
+    #[must_use]
+    pub fn token(&self) -> FencingToken {
+        self.token
+    }
+}
+
+impl fmt::Debug for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pass")
+            .field("store", &self.store)
+            .field("name", &self.name)
+            .field("owner", &self.owner)
+            .field("token", &self.token)
+            .finish()
+    }
+}
+
+/// The UUIDv5 namespace of seeded owners. Do not change: owners of the same seed would no longer meet.
+const SEEDED: Uuid = Uuid::from_u128(0x6b1f_a1c5_2f0e_4c0f_9d43_64_6c_6f_63_6b_00);
+
+#[cfg(test)]
+mod tests {
+    use super::{Fingerprint, Owner};
+
+    #[test]
+    fn seeded_owners_are_pinned() {
+        let owner = Owner::from_seed("trace-id");
+        assert_eq!(owner, Owner::from_seed("trace-id"));
+        assert_ne!(owner, Owner::from_seed("trace-ie"));
+    }
+
+    #[test]
+    fn an_owner_shows_only_its_fingerprint() {
+        let owner = Owner::from_seed("canary");
+        let secret = owner.expose().to_string();
+        for shown in [format!("{owner:?}"), format!("{owner}")] {
+            assert!(!shown.contains(&secret[..8]), "{shown}");
+            assert!(
+                shown.contains(&Fingerprint::of(secret.as_bytes()).to_string()),
+                "{shown}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_fingerprint_is_the_start_of_the_sha256() {
+        assert_eq!(Fingerprint::of(b"abc").to_string(), "ba7816bf");
+    }
+}

@@ -1,0 +1,115 @@
+//! Lock names.
+
+use std::{borrow::Borrow, fmt, str::FromStr, sync::Arc};
+
+/// The longest legal name, in bytes of UTF-8: what the narrowest store (MySQL's primary key beside its other columns) holds unhashed.
+pub const MAX_NAME_BYTES: usize = 512;
+
+/// The name of a lock: any UTF-8 of 1 to [`MAX_NAME_BYTES`] bytes without NUL.
+///
+/// Names are compared byte by byte: case, trailing blanks and `/ { } %` are all significant, on every backend.
+/// Cheap to clone.
+///
+/// ```
+/// use dlock_core::LockName;
+/// let name: LockName = "orders:42".parse()?;
+/// assert_eq!(name.as_str(), "orders:42");
+/// assert!("".parse::<LockName>().is_err());
+/// # Ok::<(), dlock_core::NameError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LockName(Arc<str>);
+
+impl LockName {
+    /// Checks and takes over a name.
+    ///
+    /// # Errors
+    /// [`NameError`] says what is wrong with it.
+    pub fn new(name: impl AsRef<str>) -> Result<Self, NameError> {
+        let name = name.as_ref();
+        match name.len() {
+            0 => Err(NameError::Empty),
+            bytes if bytes > MAX_NAME_BYTES => Err(NameError::TooLong { bytes }),
+            _ => match name.find('\0') {
+                Some(at) => Err(NameError::Nul { at }),
+                None => Ok(Self(name.into())),
+            },
+        }
+    }
+
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for LockName {
+    type Err = NameError;
+
+    fn from_str(name: &str) -> Result<Self, NameError> {
+        Self::new(name)
+    }
+}
+
+impl Borrow<str> for LockName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.0, f)
+    }
+}
+
+/// Why a text is no lock name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NameError {
+    /// It has no characters.
+    #[error("a lock name must have at least one byte")]
+    Empty,
+    /// It is longer than [`MAX_NAME_BYTES`].
+    #[error(
+        "the lock name has {bytes} bytes, the most is {MAX_NAME_BYTES}: hash the variable part of it"
+    )]
+    TooLong {
+        /// Its length in bytes.
+        bytes: usize,
+    },
+    /// It has a NUL byte, which some stores cannot keep.
+    #[error("the lock name has a NUL byte at offset {at}")]
+    Nul {
+        /// The offset of the first one.
+        at: usize,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LockName, MAX_NAME_BYTES, NameError};
+
+    #[test]
+    fn names_up_to_the_limit_are_kept_byte_for_byte() {
+        let longest = "é".repeat(MAX_NAME_BYTES / 2);
+        for name in ["a", " ", "A ", "{}%/\u{1}", "žluť", longest.as_str()] {
+            assert_eq!(LockName::new(name).unwrap().as_str(), name);
+        }
+    }
+
+    #[test]
+    fn other_texts_are_refused_with_the_reason() {
+        assert_eq!(LockName::new(""), Err(NameError::Empty));
+        assert_eq!(LockName::new("a\0b"), Err(NameError::Nul { at: 1 }));
+        let long = "x".repeat(MAX_NAME_BYTES + 1);
+        assert_eq!(LockName::new(long), Err(NameError::TooLong { bytes: 513 }));
+    }
+}

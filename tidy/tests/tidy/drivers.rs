@@ -26,7 +26,14 @@ const EXTRA: [(&str, &str, &str); 2] = [
 ];
 
 /// rustfmt sorts them; the suite of mods is the file set without `lib.rs`.
-const MODS: [&str; 6] = ["commands", "config", "connection", "driver", "error", "hints"];
+const MODS: [&str; 6] = [
+    "commands",
+    "config",
+    "connection",
+    "driver",
+    "error",
+    "hints",
+];
 
 const HEADINGS: [&str; 8] = [
     "What it is",
@@ -48,10 +55,16 @@ const TOO_SHORT_TO_COMPARE: usize = 40;
 fn every_driver_has_the_same_files() {
     let complaints = drivers().flat_map(|backend| {
         let folder = format!("dlock-{backend}/");
-        let found = FILES.keys().filter_map(|path| path.strip_prefix(&folder)).collect();
+        let found = FILES
+            .keys()
+            .filter_map(|path| path.strip_prefix(&folder))
+            .collect();
         file_set(backend, &found)
     });
-    demand("the file set of a driver is fixed; an extra file needs a line in EXTRA that says why:", complaints);
+    demand(
+        "the file set of a driver is fixed; an extra file needs a line in EXTRA that says why:",
+        complaints,
+    );
 }
 
 #[test]
@@ -59,17 +72,27 @@ fn every_driver_lists_the_same_modules_in_the_same_order() {
     let complaints = drivers().filter_map(|backend| {
         let mods: Vec<_> = modules(read(&format!("dlock-{backend}/src/lib.rs")))
             .into_iter()
-            .filter(|name| !EXTRA.iter().any(|(owner, file, _)| *owner == backend && *file == format!("src/{name}.rs")))
+            .filter(|name| {
+                !EXTRA
+                    .iter()
+                    .any(|(owner, file, _)| *owner == backend && *file == format!("src/{name}.rs"))
+            })
             .collect();
         (mods != MODS).then(|| format!("dlock-{backend}/src/lib.rs: {mods:?}"))
     });
-    demand(&format!("`mod` lines must be private and read {MODS:?}:"), complaints);
+    demand(
+        &format!("`mod` lines must be private and read {MODS:?}:"),
+        complaints,
+    );
 }
 
 #[test]
 fn every_lib_rs_holds_nothing_but_docs_modules_and_exports() {
-    let complaints = below("", "src/lib.rs")
-        .flat_map(|(path, text)| logic_in_lib(text).into_iter().map(move |statement| format!("{path}: {statement}")));
+    let complaints = below("", "src/lib.rs").flat_map(|(path, text)| {
+        logic_in_lib(text)
+            .into_iter()
+            .map(move |statement| format!("{path}: {statement}"))
+    });
     demand("move it into a module that is named after it:", complaints);
 }
 
@@ -79,7 +102,10 @@ fn every_driver_readme_has_the_same_headings() {
         let found = headings(read(&format!("dlock-{backend}/README.md")));
         (found != HEADINGS).then(|| format!("dlock-{backend}/README.md: {found:?}"))
     });
-    demand(&format!("a driver's README has exactly these `## ` headings, in this order: {HEADINGS:?}"), complaints);
+    demand(
+        &format!("a driver's README has exactly these `## ` headings, in this order: {HEADINGS:?}"),
+        complaints,
+    );
 }
 
 #[test]
@@ -89,39 +115,67 @@ fn no_two_drivers_say_the_same_text() {
     for (i, one) in backends.iter().enumerate() {
         for other in &backends[i + 1..] {
             for file in FILE_SET.iter().filter(|file| file.starts_with("src/")) {
-                let (left, right) = (format!("dlock-{one}/{file}"), format!("dlock-{other}/{file}"));
+                let (left, right) = (
+                    format!("dlock-{one}/{file}"),
+                    format!("dlock-{other}/{file}"),
+                );
                 if let (Some(a), Some(b)) = (FILES.get(&left), FILES.get(&right)) {
                     let alike = similarity(&normalised(a, one), &normalised(b, other));
                     if alike > NEARLY_EQUAL {
-                        complaints.push(format!("{left} and {right} are {:.0} % alike", alike * 100.0));
+                        complaints.push(format!(
+                            "{left} and {right} are {:.0} % alike",
+                            alike * 100.0
+                        ));
                     }
                 }
             }
         }
     }
-    demand("text that two drivers share belongs in dlock-core:", complaints);
+    demand(
+        "text that two drivers share belongs in dlock-core:",
+        complaints,
+    );
 }
 
 fn drivers() -> impl Iterator<Item = &'static str> {
-    BACKENDS.into_iter().filter(|backend| FILES.contains_key(&format!("dlock-{backend}/Cargo.toml")))
+    BACKENDS
+        .into_iter()
+        .filter(|backend| FILES.contains_key(&format!("dlock-{backend}/Cargo.toml")))
 }
 
 fn file_set(backend: &str, found: &BTreeSet<&str>) -> Vec<String> {
-    let allowed = EXTRA.iter().filter(|(owner, ..)| *owner == backend).map(|(_, file, _)| *file);
-    let (wanted, allowed): (BTreeSet<_>, BTreeSet<_>) = (FILE_SET.into(), allowed.chain(FILE_SET).collect());
-    let missing = wanted.difference(found).map(|file| format!("dlock-{backend}/{file} is missing"));
-    missing.chain(found.difference(&allowed).map(|file| format!("dlock-{backend}/{file} is extra"))).collect()
+    let allowed = EXTRA
+        .iter()
+        .filter(|(owner, ..)| *owner == backend)
+        .map(|(_, file, _)| *file);
+    let (wanted, allowed): (BTreeSet<_>, BTreeSet<_>) =
+        (FILE_SET.into(), allowed.chain(FILE_SET).collect());
+    let missing = wanted
+        .difference(found)
+        .map(|file| format!("dlock-{backend}/{file} is missing"));
+    missing
+        .chain(
+            found
+                .difference(&allowed)
+                .map(|file| format!("dlock-{backend}/{file} is extra")),
+        )
+        .collect()
 }
 
 fn modules(lib: &str) -> Vec<&str> {
-    lib.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';')).collect()
+    lib.lines()
+        .filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'))
+        .collect()
 }
 
 /// First lines of statements that are neither docs, attributes, `mod x;` nor `pub use`.
 fn logic_in_lib(lib: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut open = None; // what ends the statement or attribute that runs over several lines
-    for line in lib.lines().map(|line| line.split(" //").next().unwrap_or(line).trim()) {
+    for line in lib
+        .lines()
+        .map(|line| line.split(" //").next().unwrap_or(line).trim())
+    {
         if let Some(end) = open {
             open = if line.ends_with(end) { None } else { open };
             continue;
@@ -130,13 +184,18 @@ fn logic_in_lib(lib: &str) -> Vec<String> {
             continue;
         } else if line.starts_with("#[") || line.starts_with("#![") {
             "]"
-        } else if line.starts_with("pub use ") || line.starts_with("mod ") || line.starts_with("pub mod ") {
+        } else if line.starts_with("pub use ")
+            || line.starts_with("mod ")
+            || line.starts_with("pub mod ")
+        {
             ";"
         } else {
             found.push(line.to_owned());
             continue;
         };
-        if line.contains(" mod ") && line.ends_with('{') || line.starts_with("mod ") && line.ends_with('{') {
+        if line.contains(" mod ") && line.ends_with('{')
+            || line.starts_with("mod ") && line.ends_with('{')
+        {
             found.push(line.to_owned());
         } else if !line.ends_with(allowed) {
             open = Some(allowed);
@@ -161,7 +220,10 @@ fn headings(markdown: &str) -> Vec<&str> {
 fn normalised(text: &str, backend: &str) -> Vec<String> {
     let capital = format!("{}{}", backend[..1].to_uppercase(), &backend[1..]);
     let without_name = |line: &str| line.trim().replace(backend, "x").replace(&capital, "X");
-    text.lines().map(without_name).filter(|line| !line.is_empty()).collect()
+    text.lines()
+        .map(without_name)
+        .filter(|line| !line.is_empty())
+        .collect()
 }
 
 /// Twice the longest common subsequence of lines over both lengths; 0 where one is too short to compare.
@@ -173,11 +235,16 @@ fn similarity(a: &[String], b: &[String]) -> f64 {
     for left in a {
         let mut row = vec![0; b.len() + 1];
         for (j, right) in b.iter().enumerate() {
-            row[j + 1] = if left == right { above[j] + 1 } else { row[j].max(above[j + 1]) };
+            row[j + 1] = if left == right {
+                above[j] + 1
+            } else {
+                row[j].max(above[j + 1])
+            };
         }
         above = row;
     }
-    let lines = u32::try_from(a.len() + b.len()).expect("a source file has fewer than four billion lines");
+    let lines =
+        u32::try_from(a.len() + b.len()).expect("a source file has fewer than four billion lines");
     2.0 * f64::from(above[b.len()]) / f64::from(lines)
 }
 
@@ -187,24 +254,38 @@ fn rule_sees_a_missing_and_an_extra_file() {
     found.insert("src/store.rs");
     assert!(file_set("memory", &found).is_empty());
     found.remove("src/hints.rs");
-    assert_eq!(file_set("redis", &found), ["dlock-redis/src/hints.rs is missing", "dlock-redis/src/store.rs is extra"]);
+    assert_eq!(
+        file_set("redis", &found),
+        [
+            "dlock-redis/src/hints.rs is missing",
+            "dlock-redis/src/store.rs is extra"
+        ]
+    );
 }
 
 #[test]
 fn rule_sees_logic_in_lib_rs() {
     let fine = "//! Docs.\n#![cfg_attr(\n    docsrs,\n    feature(x)\n)]\nmod a;\npub use a::{\n    B,\n    C,\n};\n";
     assert_eq!(logic_in_lib(fine), Vec::<String>::new());
-    assert_eq!(logic_in_lib("mod a {\npub fn x() {}\nconst Y: u8 = 1;"), ["mod a {", "pub fn x() {}", "const Y: u8 = 1;"]);
+    assert_eq!(
+        logic_in_lib("mod a {\npub fn x() {}\nconst Y: u8 = 1;"),
+        ["mod a {", "pub fn x() {}", "const Y: u8 = 1;"]
+    );
 }
 
 #[test]
 fn rule_reads_headings_outside_code_only() {
-    assert_eq!(headings("# T\n## A\n```\n## not\n```\n### sub\n## B\n"), ["A", "B"]);
+    assert_eq!(
+        headings("# T\n## A\n```\n## not\n```\n### sub\n## B\n"),
+        ["A", "B"]
+    );
 }
 
 #[test]
 fn rule_sees_copied_text_under_another_name() {
-    let text: String = (0..60).map(|i| format!("    redis.step({i}, RedisError);\n")).collect();
+    let text: String = (0..60)
+        .map(|i| format!("    redis.step({i}, RedisError);\n"))
+        .collect();
     let copy = text.replace("redis", "mongo").replace("Redis", "Mongo");
     assert!(similarity(&normalised(&text, "redis"), &normalised(&copy, "mongo")) > NEARLY_EQUAL);
     let other: String = (0..60).map(|i| format!("mongo.other({i})\n")).collect();

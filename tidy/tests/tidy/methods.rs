@@ -4,12 +4,25 @@ use crate::tree::{below, demand};
 
 #[test]
 fn every_public_async_method_says_what_errors_and_dropping_mean() {
-    let folders = ["dlock-core/src/", "dlock-memory/src/", "dlock-redis/src/", "dlock/src/"];
-    let complaints = folders.into_iter().flat_map(|folder| below(folder, ".rs")).flat_map(|(path, text)| {
-        let found = methods(text).into_iter().filter(|method| method.is_public && method.is_async());
-        found.flat_map(move |method| method.missing(path, true))
-    });
-    demand("say what the server may still hold, not \"safe\" or \"unsafe\":", complaints);
+    let folders = [
+        "dlock-core/src/",
+        "dlock-memory/src/",
+        "dlock-redis/src/",
+        "dlock/src/",
+    ];
+    let complaints = folders
+        .into_iter()
+        .flat_map(|folder| below(folder, ".rs"))
+        .flat_map(|(path, text)| {
+            let found = methods(text)
+                .into_iter()
+                .filter(|method| method.is_public && method.is_async());
+            found.flat_map(move |method| method.missing(path, true))
+        });
+    demand(
+        "say what the server may still hold, not \"safe\" or \"unsafe\":",
+        complaints,
+    );
 }
 
 #[test]
@@ -17,7 +30,9 @@ fn every_driver_method_says_what_errors_and_dropping_mean() {
     let (path, text) = below("dlock-core/src/", ".rs")
         .find(|(_, text)| text.contains("pub trait DistributedLock"))
         .expect("dlock-core declares `pub trait DistributedLock`");
-    let (before, rest) = text.split_once("pub trait DistributedLock").expect("it was just found");
+    let (before, rest) = text
+        .split_once("pub trait DistributedLock")
+        .expect("it was just found");
     let body = rest.split_once("\n}").map_or(rest, |(body, _)| body);
     let trait_docs = docs_above(&before.lines().collect::<Vec<_>>());
     let once_for_all = trait_docs.contains("# Cancel safety");
@@ -25,7 +40,10 @@ fn every_driver_method_says_what_errors_and_dropping_mean() {
         .into_iter()
         .filter(Method::is_async)
         .flat_map(|method| method.missing(path, !once_for_all));
-    demand("the trait's docs are the contract that drivers are written from:", complaints);
+    demand(
+        "the trait's docs are the contract that drivers are written from:",
+        complaints,
+    );
 }
 
 struct Method {
@@ -40,15 +58,29 @@ impl Method {
     }
 
     fn returns(&self, what: &str) -> bool {
-        self.signature.rsplit_once("->").is_some_and(|(_, returned)| returned.contains(what))
+        self.signature
+            .rsplit_once("->")
+            .is_some_and(|(_, returned)| returned.contains(what))
     }
 
     fn missing(&self, path: &str, cancel_safety: bool) -> Vec<String> {
         let lacks = |section: &str| !self.docs.lines().any(|line| line == section);
-        let wanted = [("# Errors", self.returns("Result<")), ("# Cancel safety", cancel_safety)];
-        let name = self.signature.split("fn ").nth(1).and_then(|rest| rest.split(['(', '<']).next()).unwrap_or("?");
-        let sections = wanted.into_iter().filter(|(section, applies)| *applies && lacks(section));
-        sections.map(|(section, _)| format!("{path}: `{name}` lacks `{section}`")).collect()
+        let wanted = [
+            ("# Errors", self.returns("Result<")),
+            ("# Cancel safety", cancel_safety),
+        ];
+        let name = self
+            .signature
+            .split("fn ")
+            .nth(1)
+            .and_then(|rest| rest.split(['(', '<']).next())
+            .unwrap_or("?");
+        let sections = wanted
+            .into_iter()
+            .filter(|(section, applies)| *applies && lacks(section));
+        sections
+            .map(|(section, _)| format!("{path}: `{name}` lacks `{section}`"))
+            .collect()
     }
 }
 
@@ -58,8 +90,12 @@ fn methods(text: &str) -> Vec<Method> {
     let mut found = Vec::new();
     for (at, line) in lines.iter().map(|line| line.trim()).enumerate() {
         let item = line.strip_prefix("pub ").unwrap_or(line);
-        if item.starts_with("fn ") || item.starts_with("async fn ") || item.starts_with("const fn ") {
-            let end = lines[at..].iter().position(|line| line.trim_end().ends_with(['{', ';', '}'])).unwrap_or(0);
+        if item.starts_with("fn ") || item.starts_with("async fn ") || item.starts_with("const fn ")
+        {
+            let end = lines[at..]
+                .iter()
+                .position(|line| line.trim_end().ends_with(['{', ';', '}']))
+                .unwrap_or(0);
             found.push(Method {
                 is_public: line.starts_with("pub "),
                 signature: lines[at..=at + end].join(" "),
@@ -110,7 +146,17 @@ fn rule_sees_missing_sections_behind_attributes_and_long_signatures() {
     async fn hidden(&self) -> Result<()> {
     }
 ";
-    let found = methods(text).into_iter().filter(|method| method.is_public && method.is_async());
-    let complaints: Vec<_> = found.flat_map(|method| method.missing("x.rs", true)).collect();
-    assert_eq!(complaints, ["x.rs: `acquire` lacks `# Cancel safety`", "x.rs: `lost` lacks `# Cancel safety`"]);
+    let found = methods(text)
+        .into_iter()
+        .filter(|method| method.is_public && method.is_async());
+    let complaints: Vec<_> = found
+        .flat_map(|method| method.missing("x.rs", true))
+        .collect();
+    assert_eq!(
+        complaints,
+        [
+            "x.rs: `acquire` lacks `# Cancel safety`",
+            "x.rs: `lost` lacks `# Cancel safety`"
+        ]
+    );
 }

@@ -13,16 +13,24 @@ pub(crate) static FILES: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
 });
 
 pub(crate) fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tidy is a member of the workspace").to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("tidy is a member of the workspace")
+        .to_owned()
 }
 
 /// The text of one file; a missing one is the failure.
 pub(crate) fn read(path: &str) -> &'static str {
-    FILES.get(path).unwrap_or_else(|| panic!("{path} does not exist: write it"))
+    FILES
+        .get(path)
+        .unwrap_or_else(|| panic!("{path} does not exist: write it"))
 }
 
 /// Files of one kind below a folder; both may be empty.
-pub(crate) fn below(folder: &str, extension: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
+pub(crate) fn below(
+    folder: &str,
+    extension: &str,
+) -> impl Iterator<Item = (&'static str, &'static str)> {
     FILES
         .iter()
         .filter(move |(path, _)| path.starts_with(folder) && path.ends_with(extension))
@@ -33,14 +41,25 @@ pub(crate) fn below(folder: &str, extension: &str) -> impl Iterator<Item = (&'st
 #[track_caller]
 pub(crate) fn demand(rule: &str, complaints: impl IntoIterator<Item = String>) {
     let complaints: Vec<_> = complaints.into_iter().collect();
-    assert!(complaints.is_empty(), "{rule}\n  {}", complaints.join("\n  "));
+    assert!(
+        complaints.is_empty(),
+        "{rule}\n  {}",
+        complaints.join("\n  ")
+    );
 }
 
 fn walk(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
-    let Ok(entries) = fs::read_dir(folder) else { return };
+    let Ok(entries) = fs::read_dir(folder) else {
+        return;
+    };
     for entry in entries.flatten() {
-        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
-        let Ok(kind) = entry.file_type() else { continue };
+        let (path, name) = (
+            entry.path(),
+            entry.file_name().to_string_lossy().into_owned(),
+        );
+        let Ok(kind) = entry.file_type() else {
+            continue;
+        };
         // A target directory of any name carries cargo's cache tag; a file may go while others build.
         if kind.is_dir() && name != ".git" && !path.join("CACHEDIR.TAG").exists() {
             walk(&path, &format!("{prefix}{name}/"), files);

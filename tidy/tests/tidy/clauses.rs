@@ -131,19 +131,23 @@ fn ids_of_bullets(source: &str) -> BTreeSet<&str> {
     .collect()
 }
 
-/// `Clause::Id` of the suite's enum, or `clause: "id"`.
-fn ids_in_code(source: &str) -> BTreeSet<&'static str> {
-    let variants = source.split("Clause::").skip(1);
-    let fields = source.split("clause: \"").skip(1);
-    let words = variants.chain(fields).map(|rest| {
-        rest.split(|c: char| !c.is_ascii_alphanumeric())
-            .next()
-            .unwrap_or("")
+/// `clause: "id"`, or `Clause::Id`: there the compiler has refused ids that are none.
+fn ids_in_code(source: &str) -> BTreeSet<&str> {
+    let word = |rest: &'_ str| {
+        rest.find(|c: char| !c.is_ascii_alphanumeric())
+            .unwrap_or(rest.len())
+    };
+    let fields = source
+        .split("clause: \"")
+        .skip(1)
+        .map(|rest| &rest[..word(rest)]);
+    let variants = source.split("Clause::").skip(1).filter_map(|rest| {
+        CLAUSES
+            .iter()
+            .map(|(id, _)| *id)
+            .find(|id| rest[..word(rest)].eq_ignore_ascii_case(id))
     });
-    words
-        .filter_map(|word| CLAUSES.iter().find(|(id, _)| word.eq_ignore_ascii_case(id)))
-        .map(|(id, _)| *id)
-        .collect()
+    fields.chain(variants).collect()
 }
 
 #[test]

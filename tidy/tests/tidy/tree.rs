@@ -12,6 +12,8 @@ pub(crate) static FILES: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
     files
 });
 
+const OURS_THOUGH_HIDDEN: [&str; 3] = [".ci", ".config", ".github"];
+
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
@@ -60,8 +62,10 @@ fn walk(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
         let Ok(kind) = entry.file_type() else {
             continue;
         };
-        // A target directory of any name carries cargo's cache tag; a file may go while others build.
-        if kind.is_dir() && name != ".git" && !path.join("CACHEDIR.TAG").exists() {
+        // Hidden folders are an editor's or a machine's own, but for those that CI reads. A target directory of any name carries
+        // cargo's cache tag. A file may go while others build.
+        let ours = !name.starts_with('.') || OURS_THOUGH_HIDDEN.contains(&name.as_str());
+        if kind.is_dir() && ours && !path.join("CACHEDIR.TAG").exists() {
             walk(&path, &format!("{prefix}{name}/"), files);
         } else if kind.is_file()
             && let Ok(text) = fs::read_to_string(&path)

@@ -1,4 +1,5 @@
 //! One list of clause ids, in five places: here, the driver trait, `GUARANTEES.md`, the suite, the deliberately wrong drivers.
+//! And one case at least for every bullet of the trait.
 
 use crate::tree::{FILES, below, demand, read};
 use std::collections::BTreeSet;
@@ -42,14 +43,48 @@ fn every_clause_has_a_row_in_the_guarantees_and_no_row_has_another() {
 }
 
 #[test]
+fn the_suite_knows_the_clauses_of_this_list() {
+    let code = read("conformance/src/clause.rs");
+    let found = code
+        .split("=> \"")
+        .skip(1)
+        .filter_map(|rest| rest.split('"').next())
+        .collect();
+    demand(
+        "conformance/src/clause.rs, the ids:",
+        disagreements(&found, |_| true),
+    );
+}
+
+#[test]
 fn every_clause_that_binds_drivers_is_a_bullet_of_the_trait() {
-    let (path, text) = below("dlock-core/src/", ".rs")
-        .find(|(_, text)| text.contains("pub trait DistributedLock"))
-        .expect("dlock-core declares `pub trait DistributedLock`");
-    let found = ids_of_bullets(text);
+    let (path, text) = driver_trait();
+    let found = bullets(text).into_iter().map(|(id, _)| id).collect();
     demand(
         &format!("{path}, bullets that begin with a clause id in backticks:"),
         disagreements(&found, |binds| binds != Binds::Core),
+    );
+}
+
+#[test]
+fn every_bullet_of_the_trait_is_tried_by_a_case_and_no_case_tries_another() {
+    let (path, text) = driver_trait();
+    let bullets = bullets(text);
+    let tried: Vec<_> = below("conformance/src/cases/", ".rs")
+        .flat_map(|(_, text)| bullets_tried(text))
+        .collect();
+    let untried = bullets
+        .iter()
+        .filter(|(_, bullet)| !tried.iter().any(|tried| bullet.starts_with(tried)));
+    let unknown = tried
+        .iter()
+        .filter(|tried| !bullets.iter().any(|(_, bullet)| bullet.starts_with(*tried)));
+    let complaints = untried
+        .map(|(id, bullet)| format!("no case tries `{id}`: {bullet}"))
+        .chain(unknown.map(|tried| format!("no bullet begins with {tried:?}")));
+    demand(
+        &format!("{path} and the cases' `.bullet(\"…\")`:"),
+        complaints,
     );
 }
 
@@ -115,20 +150,34 @@ fn ids_of_rows(markdown: &str) -> BTreeSet<&str> {
     ids
 }
 
-/// ``- `id`: …`` in doc comments; a line may hold two bullets.
-fn ids_of_bullets(source: &str) -> BTreeSet<&str> {
+fn driver_trait() -> (&'static str, &'static str) {
+    below("dlock-core/src/", ".rs")
+        .find(|(_, text)| text.contains("pub trait DistributedLock"))
+        .expect("dlock-core declares `pub trait DistributedLock`")
+}
+
+/// Id and text of each ``- `id`: …`` in doc comments. A line may hold several; the text of one runs to the end of the line.
+fn bullets(source: &str) -> Vec<(&str, &str)> {
     let docs = source
         .lines()
-        .filter_map(|line| line.trim().strip_prefix("///"));
+        .filter_map(|line| line.trim().strip_prefix("/// - "));
     docs.flat_map(|doc| {
-        doc.split('`')
-            .skip(1)
-            .step_by(2)
-            .zip(doc.split('`').skip(2).step_by(2))
+        doc.match_indices("`: ").filter_map(move |(at, end)| {
+            let id = doc[..at].rsplit('`').next()?;
+            let is_id = !id.is_empty() && id.chars().all(|c| c.is_ascii_lowercase());
+            is_id.then_some((id, &doc[at + end.len()..]))
+        })
     })
-    .filter(|(word, after)| after.starts_with(": ") && word.chars().all(|c| c.is_ascii_lowercase()))
-    .map(|(word, _)| word)
     .collect()
+}
+
+/// The beginnings that cases name, with or without the id before them.
+fn bullets_tried(source: &str) -> impl Iterator<Item = &str> {
+    let named = source
+        .split(".bullet(")
+        .skip(1)
+        .filter_map(|rest| rest.split('"').nth(1));
+    named.map(|text| text.split_once("`: ").map_or(text, |(_, text)| text))
 }
 
 /// `clause: "id"`, or `Clause::Id`: there the compiler has refused ids that are none.
@@ -157,8 +206,18 @@ fn rule_finds_ids_where_they_are_written() {
         ["mutex"].into()
     );
     assert_eq!(
-        ids_of_bullets("/// - `keep`: shut. `wait`: reserved for `Held`: x\n/// see `name`\n"),
-        ["keep", "wait"].into()
+        bullets(
+            "/// - `keep`: shut: `Held`. `wait`: reserved.\n/// - see `name`\n/// `owner`: no bullet\n"
+        ),
+        [
+            ("keep", "shut: `Held`. `wait`: reserved."),
+            ("wait", "reserved.")
+        ]
+    );
+    let cases = "case!(A, b).bullet(\n \"shut\"), case!(A, c).bullet(\"`wait`: reserved\")";
+    assert_eq!(
+        bullets_tried(cases).collect::<Vec<_>>(),
+        ["shut", "reserved"]
     );
     assert_eq!(
         ids_in_code("clause: \"late\", Clause::Mutex, Clause::from(x)"),

@@ -1,0 +1,63 @@
+//! One case, as data.
+
+use crate::{clause::Clause, ctx::Ctx, failure::Failure, fixture::Need};
+use futures_util::future::BoxFuture;
+
+/// What a case does.
+pub type Run = fn(Ctx) -> BoxFuture<'static, Result<(), Failure>>;
+
+/// One sentence of the contract, tried on one store.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// The clause it stands under.
+    pub clause: Clause,
+    /// The sentence, with underscores.
+    pub name: &'static str,
+    /// The beginning of the bullet of the driver trait's docs that it tries; empty where the clause itself is the source.
+    pub bullet: &'static str,
+    /// What it cannot run without.
+    pub needs: &'static [Need],
+    /// What it does.
+    pub run: Run,
+}
+
+impl Case {
+    /// A case that any store can run.
+    pub(crate) const fn new(clause: Clause, name: &'static str, run: Run) -> Self {
+        Self {
+            clause,
+            name,
+            bullet: "",
+            needs: &[],
+            run,
+        }
+    }
+
+    /// The bullet it tries.
+    pub(crate) const fn bullet(mut self, beginning: &'static str) -> Self {
+        self.bullet = beginning;
+        self
+    }
+
+    /// What it cannot run without.
+    pub(crate) const fn needs(mut self, needs: &'static [Need]) -> Self {
+        self.needs = needs;
+        self
+    }
+
+    /// Whether it needs a store of its own.
+    #[must_use]
+    pub fn is_exclusive(&self) -> bool {
+        self.needs.iter().any(|need| need.is_exclusive())
+    }
+}
+
+/// A row of a clause's table: the case is called what its function is called.
+macro_rules! case {
+    ($clause:expr, $function:ident) => {
+        $crate::case::Case::new($clause, stringify!($function), |ctx| {
+            Box::pin($function(ctx))
+        })
+    };
+}
+pub(crate) use case;

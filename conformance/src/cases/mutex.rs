@@ -1,0 +1,132 @@
+//! `mutex`: at any instant at most one owner holds a name, its lease unexpired by the server's clock.
+
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+    fixture::Need,
+};
+use dlock_core::FencingToken;
+use futures_util::future::{join_all, try_join_all};
+use std::sync::atomic::{AtomicU32, Ordering};
+use tokio::sync::Mutex;
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Mutex, a_free_name_is_granted_at_once),
+    case!(
+        Clause::Mutex,
+        held_by_another_owner_is_refused_and_nothing_changes
+    )
+    .bullet("held by another owner, its lease unexpired"),
+    case!(Clause::Mutex, one_of_many_contenders_wins).bullet("held by another owner"),
+    case!(Clause::Mutex, nobody_gets_in_before_the_lease_is_over)
+        .bullet("held by another owner, its lease unexpired"),
+    case!(Clause::Mutex, never_two_inside_while_many_take_turns).bullet("held by another owner"),
+    case!(Clause::Mutex, tokens_tell_the_order_of_those_who_took_turns)
+        .needs(&[Need::Fencing])
+        .bullet("held by another owner"),
+];
+
+async fn a_free_name_is_granted_at_once(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    same("the number of holds", hold.holds, 1)?;
+    let promised = hold.valid_for;
+    ensure(
+        !promised.is_zero() && promised <= ctx.long(),
+        format_args!("{promised:?} are promised of a lease of {:?}", ctx.long()),
+    )?;
+    caller.frees(&hold).await?;
+    caller.sees_free(&name).await
+}
+
+async fn held_by_another_owner_is_refused_and_nothing_changes(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    for contender in [&holder, &other] {
+        contender.refused(&ctx.ask(&name)).await?;
+        let seen = other.inspect(&name).await?;
+        let owners: Vec<_> = seen.holders.iter().map(|holder| holder.owner).collect();
+        same("who is inside", owners, vec![hold.ask.owner.fingerprint()])?;
+        same("the number of holds", seen.holds, 1)?;
+    }
+    holder.renews(&hold, ctx.long()).await?;
+    holder.frees(&hold).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn one_of_many_contenders_wins(ctx: Ctx) -> Result<(), Failure> {
+    let callers = ctx.callers::<4>().await?;
+    for _ in 0..8 {
+        let name = ctx.name()?;
+        let asks: Vec<_> = (0..16).map(|_| ctx.ask(&name)).collect();
+        let tries = asks.iter().zip(callers.iter().cycle());
+        let taken = try_join_all(tries.map(|(ask, caller)| caller.try_take(ask))).await?;
+        same("the number of winners", taken.iter().flatten().count(), 1)?;
+    }
+    Ok(())
+}
+
+async fn nobody_gets_in_before_the_lease_is_over(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let first = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    let second = other.take_within(&ctx.ask(&name), ctx.short() * 2).await?;
+    ensure(
+        second.after >= first.before + first.valid_for,
+        format_args!(
+            "granted {:?} after the first request was sent, which was promised {:?}",
+            second.after.since(first.before),
+            first.valid_for
+        ),
+    )?;
+    ensure(
+        second.after >= first.over_from(),
+        format_args!(
+            "granted {:?} after the first request was sent, whose lease is {:?}",
+            second.after.since(first.before),
+            first.ask.lease
+        ),
+    )
+}
+
+async fn never_two_inside_while_many_take_turns(ctx: Ctx) -> Result<(), Failure> {
+    let callers = ctx.callers::<4>().await?;
+    let name = ctx.name()?;
+    let inside = AtomicU32::new(0);
+    let turns = callers.iter().map(|caller| async {
+        for _ in 0..8 {
+            let hold = caller.take_within(&ctx.ask(&name), ctx.answer()).await?;
+            let others = inside.fetch_add(1, Ordering::SeqCst);
+            tokio::task::yield_now().await;
+            inside.fetch_sub(1, Ordering::SeqCst);
+            same("the number of others inside", others, 0)?;
+            caller.frees(&hold).await?;
+        }
+        Ok::<_, Failure>(())
+    });
+    join_all(turns).await.into_iter().collect()
+}
+
+async fn tokens_tell_the_order_of_those_who_took_turns(ctx: Ctx) -> Result<(), Failure> {
+    let callers = ctx.callers::<4>().await?;
+    let name = ctx.name()?;
+    let last = Mutex::new(FencingToken(0));
+    let turns = callers.iter().map(|caller| async {
+        for _ in 0..8 {
+            let hold = caller.take_within(&ctx.ask(&name), ctx.answer()).await?;
+            let token = hold.token()?;
+            let before = std::mem::replace(&mut *last.lock().await, token);
+            ensure(
+                token > before,
+                format_args!("token {token} came after {before}"),
+            )?;
+            caller.frees(&hold).await?;
+        }
+        Ok::<_, Failure>(())
+    });
+    join_all(turns).await.into_iter().collect()
+}

@@ -1,0 +1,122 @@
+//! The clauses of the contract.
+
+use std::fmt;
+
+/// A clause of the contract: the group a case stands under, with the id that `GUARANTEES.md` and the trait's docs use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Clause {
+    /// At most one owner holds a name.
+    Mutex,
+    /// Only a hold renews or releases itself.
+    Owner,
+    /// The same owner enters again at once, past every queue.
+    Reentry,
+    /// A holder that stops renewing loses the lock within its lease.
+    Expiry,
+    /// Nothing shortens what a hold asked for.
+    Lease,
+    /// Renewal prolongs what is there and creates nothing.
+    Renew,
+    /// Each incarnation has a token greater than every earlier one.
+    Fencing,
+    /// A holder learns in time that it is none.
+    Loss,
+    /// An unanswered request is repeated or settled, never counted twice.
+    Indeterminate,
+    /// What was cancelled leaves nothing behind.
+    Cancel,
+    /// The order and the waking of those who wait.
+    Wait,
+    /// What is executed long after its sender gave up takes nothing that lasts.
+    Late,
+    /// A dead process costs its lease and no more.
+    Crash,
+    /// Released early, a name stays shut as long as was asked.
+    Keep,
+    /// Looking changes nothing, breaking frees what was named.
+    Admin,
+    /// Contention is a value, an error says what it may have done.
+    Error,
+    /// Names that differ in a byte are different locks.
+    Name,
+    /// Closing ends connections, not holds.
+    Shutdown,
+}
+
+/// Whom a clause binds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binds {
+    /// Every driver.
+    Driver,
+    /// The core.
+    Core,
+    /// Both.
+    Both,
+}
+
+impl Clause {
+    /// All of them, in the order of the contract.
+    pub const ALL: [Self; 18] = [
+        Self::Mutex,
+        Self::Owner,
+        Self::Reentry,
+        Self::Expiry,
+        Self::Lease,
+        Self::Renew,
+        Self::Fencing,
+        Self::Loss,
+        Self::Indeterminate,
+        Self::Cancel,
+        Self::Wait,
+        Self::Late,
+        Self::Crash,
+        Self::Keep,
+        Self::Admin,
+        Self::Error,
+        Self::Name,
+        Self::Shutdown,
+    ];
+
+    /// Its id.
+    #[must_use]
+    pub const fn id(self) -> &'static str {
+        match self {
+            Self::Mutex => "mutex",
+            Self::Owner => "owner",
+            Self::Reentry => "reentry",
+            Self::Expiry => "expiry",
+            Self::Lease => "lease",
+            Self::Renew => "renew",
+            Self::Fencing => "fencing",
+            Self::Loss => "loss",
+            Self::Indeterminate => "indeterminate",
+            Self::Cancel => "cancel",
+            Self::Wait => "wait",
+            Self::Late => "late",
+            Self::Crash => "crash",
+            Self::Keep => "keep",
+            Self::Admin => "admin",
+            Self::Error => "error",
+            Self::Name => "name",
+            Self::Shutdown => "shutdown",
+        }
+    }
+
+    /// Whom it binds.
+    #[must_use]
+    pub const fn binds(self) -> Binds {
+        match self {
+            Self::Owner | Self::Expiry | Self::Lease | Self::Fencing | Self::Admin | Self::Name => {
+                Binds::Driver
+            }
+            Self::Loss | Self::Wait | Self::Shutdown => Binds::Core,
+            _ => Binds::Both,
+        }
+    }
+}
+
+impl fmt::Display for Clause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.id())
+    }
+}

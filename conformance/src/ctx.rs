@@ -1,0 +1,296 @@
+//! What a case is given.
+
+use crate::{
+    ask::Ask,
+    caller::Caller,
+    failure::{Failure, ensure},
+    fixture::{Faults, Fixture, MakeFixture, Records, Server, StoreTime},
+    mutants::Twist,
+    pace::Pace,
+};
+use dlock_core::{Clock, DistributedLock, Instant, LockName};
+use futures_util::future::join_all;
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+/// A store, fresh names, the time, and callers: drivers that each stand for one client process.
+#[derive(Clone)]
+pub struct Ctx(Arc<Inner>);
+
+struct Inner {
+    maker: Arc<dyn MakeFixture>,
+    fixture: Arc<dyn Fixture>,
+    twist: Option<Arc<dyn Twist>>,
+    pace: Pace,
+    clock: Clock,
+    prefix: String,
+    count: AtomicU64,
+    opened: Mutex<Vec<Arc<dyn DistributedLock>>>,
+}
+
+impl Ctx {
+    pub(crate) fn new(
+        case: &str,
+        maker: Arc<dyn MakeFixture>,
+        fixture: Arc<dyn Fixture>,
+        twist: Option<Arc<dyn Twist>>,
+        pace: Pace,
+    ) -> Self {
+        let clock = fixture.clock();
+        Self(Arc::new(Inner {
+            maker,
+            fixture,
+            twist,
+            pace,
+            clock,
+            // Cases run side by side on one server, and again on the same one.
+            prefix: format!("{case}.{:08x}", fastrand::u32(..)),
+            count: AtomicU64::new(0),
+            opened: Mutex::default(),
+        }))
+    }
+
+    /// A client process: a driver of its own.
+    ///
+    /// # Errors
+    /// When the store cannot be reached.
+    pub async fn caller(&self) -> Result<Caller, Failure> {
+        let driver = self.0.fixture.driver().await?;
+        Ok(self.caller_with(driver))
+    }
+
+    /// Several client processes.
+    ///
+    /// # Errors
+    /// When the store cannot be reached.
+    pub async fn callers<const N: usize>(&self) -> Result<[Caller; N], Failure> {
+        let mut callers = Vec::with_capacity(N);
+        for _ in 0..N {
+            callers.push(self.caller().await?);
+        }
+        callers
+            .try_into()
+            .map_err(|_| Failure::new("BUG: as many callers as asked for were made"))
+    }
+
+    /// A client process behind a network that fails when told to.
+    ///
+    /// # Errors
+    /// When the store cannot be reached, or has no such network.
+    pub async fn faulty(&self) -> Result<(Caller, Box<dyn Faults>), Failure> {
+        let network = self.0.fixture.network().map_err(Failure::new)?;
+        let (driver, faults) = network.faulty_driver().await?;
+        Ok((self.caller_with(driver), faults))
+    }
+
+    fn caller_with(&self, driver: Arc<dyn DistributedLock>) -> Caller {
+        let mut opened = self.0.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.push(Arc::clone(&driver));
+        drop(opened);
+        let driver = match &self.0.twist {
+            Some(twist) => crate::mutants::twisted(driver, Arc::clone(twist)),
+            None => driver,
+        };
+        Caller::new(driver, self.clone())
+    }
+
+    /// The server, for cases that need [`Need::Server`](crate::Need::Server).
+    ///
+    /// # Errors
+    /// Without one.
+    pub fn server(&self) -> Result<&dyn Server, Failure> {
+        self.0.fixture.server().map_err(Failure::new)
+    }
+
+    /// The records, for cases that need [`Need::Records`](crate::Need::Records).
+    ///
+    /// # Errors
+    /// Without them.
+    pub fn records(&self) -> Result<&dyn Records, Failure> {
+        self.0.fixture.records().map_err(Failure::new)
+    }
+
+    /// The store's clock, for cases that need [`Need::StoreTime`](crate::Need::StoreTime).
+    ///
+    /// # Errors
+    /// Without one.
+    pub fn store_time(&self) -> Result<&dyn StoreTime, Failure> {
+        self.0.fixture.store_time().map_err(Failure::new)
+    }
+
+    /// Where other processes find the store, for cases that need [`Need::Processes`](crate::Need::Processes).
+    ///
+    /// # Errors
+    /// Where it lives in one process.
+    pub fn url(&self) -> Result<String, Failure> {
+        self.0.fixture.url().map_err(Failure::new)
+    }
+
+    /// The name of the fixture.
+    #[must_use]
+    pub fn fixture(&self) -> &str {
+        self.0.maker.name()
+    }
+
+    /// A name that nobody used before.
+    ///
+    /// # Errors
+    /// Never: its length is far below the limit.
+    pub fn name(&self) -> Result<LockName, Failure> {
+        Ok(LockName::new(self.text())?)
+    }
+
+    /// A text that nobody used before, for names that a case makes itself.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let count = self.0.count.fetch_add(1, Ordering::Relaxed);
+        format!("{}.{count}", self.0.prefix)
+    }
+
+    /// A wish for that name: a fresh owner, a fresh hold, the long lease.
+    #[must_use]
+    pub fn ask(&self, name: &LockName) -> Ask {
+        Ask::new(name.clone(), &self.text(), self.long())
+    }
+
+    /// A lease whose end a case can wait for.
+    #[must_use]
+    pub fn short(&self) -> Duration {
+        self.0.pace.short
+    }
+
+    /// A lease whose end no case sees.
+    #[must_use]
+    pub fn long(&self) -> Duration {
+        self.0.pace.long
+    }
+
+    /// What a busy machine may add to an upper bound.
+    #[must_use]
+    pub fn slack(&self) -> Duration {
+        self.0.pace.slack
+    }
+
+    /// The most that a call may take where nothing is broken.
+    #[must_use]
+    pub fn answer(&self) -> Duration {
+        self.0.pace.answer
+    }
+
+    /// The clock that the drivers run by.
+    #[must_use]
+    pub fn clock(&self) -> &Clock {
+        &self.0.clock
+    }
+
+    /// Its time now.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        self.0.clock.now()
+    }
+
+    /// Waits that long. Only for time that must pass; what must happen is awaited.
+    pub async fn sleep(&self, length: Duration) {
+        tokio::time::sleep(length).await;
+    }
+
+    /// Waits until that instant.
+    pub async fn sleep_until(&self, at: Instant) {
+        self.0.clock.sleep_until(at).await;
+    }
+
+    /// Waits until the condition holds, at most `bound` and the slack.
+    ///
+    /// # Errors
+    /// When it does not hold in time, in these words; or what the condition fails with.
+    pub async fn eventually<C, F>(
+        &self,
+        what: &str,
+        bound: Duration,
+        mut condition: C,
+    ) -> Result<(), Failure>
+    where
+        C: FnMut() -> F + Send,
+        F: Future<Output = Result<bool, Failure>> + Send,
+    {
+        let end = self.now() + bound + self.slack();
+        loop {
+            // Judged by when the look began: one that was answered late was not false until then.
+            let began = self.now();
+            if condition().await? {
+                return Ok(());
+            }
+            ensure(began < end, format_args!("not within {bound:?}: {what}"))?;
+            self.sleep(self.0.pace.step).await;
+        }
+    }
+
+    /// Watches that the condition holds at every look until `end`.
+    ///
+    /// # Errors
+    /// When it does not, in these words; or what the condition fails with.
+    pub async fn always_until<C, F>(
+        &self,
+        what: &str,
+        end: Instant,
+        mut condition: C,
+    ) -> Result<(), Failure>
+    where
+        C: FnMut() -> F + Send,
+        F: Future<Output = Result<bool, Failure>> + Send,
+    {
+        loop {
+            let fine = condition().await?;
+            // An answer that came after the end says nothing about the time before.
+            if self.now() >= end {
+                return Ok(());
+            }
+            ensure(fine, format_args!("no longer: {what}"))?;
+            self.sleep(self.0.pace.step).await;
+        }
+    }
+
+    /// What the future gives, within the bound and the slack.
+    ///
+    /// # Errors
+    /// When it is not done in time, in these words.
+    pub async fn within<F>(
+        &self,
+        what: &str,
+        bound: Duration,
+        future: F,
+    ) -> Result<F::Output, Failure>
+    where
+        F: Future + Send,
+    {
+        tokio::time::timeout(bound + self.slack(), future)
+            .await
+            .map_err(|_| Failure::new(format_args!("not within {bound:?}: {what}")))
+    }
+
+    /// Gives every connection back.
+    pub(crate) async fn finish(&self) {
+        let opened = {
+            let mut opened = self.0.opened.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::take(&mut *opened)
+        };
+        let all = join_all(opened.iter().map(|driver| driver.close()));
+        // One that hangs is the business of the cases about closing.
+        drop(tokio::time::timeout(self.answer(), all).await);
+    }
+}
+
+impl fmt::Debug for Ctx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ctx")
+            .field("fixture", &self.fixture())
+            .field("prefix", &self.0.prefix)
+            .finish_non_exhaustive()
+    }
+}

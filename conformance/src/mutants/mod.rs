@@ -1,0 +1,42 @@
+//! Deliberately wrong drivers: the suite must fail on every clause that one breaks, and on no other.
+
+mod run;
+mod twist;
+
+pub use twist::Twist;
+pub(crate) use {run::trial, twist::twisted};
+
+use crate::{clause::Clause, fixture::Need};
+use std::sync::Arc;
+
+/// A wrong driver: a decorator round any right one.
+///
+/// Wrong cores (client level) will stand beside it as `CoreMutant`, switched on by `dlock-core`'s feature `mutants`.
+#[derive(Clone, Copy, Debug)]
+pub struct Mutant {
+    /// What it does wrong.
+    pub name: &'static str,
+    /// The clauses whose cases must fail on it: all of these and no other.
+    pub breaks: &'static [Clause],
+    /// Without which it is no different from a right one.
+    pub needs: &'static [Need],
+    /// A fresh one, which all drivers of one case share.
+    pub twist: fn() -> Arc<dyn Twist>,
+}
+
+/// How much of the suite runs over each mutant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutants {
+    /// The whole suite: the clauses that fail are exactly the ones listed. For simulated time.
+    Whole,
+    /// The cases of the clauses listed, side by side: each clause must fail. For real servers.
+    Listed,
+    /// None.
+    Off,
+}
+
+/// All of them.
+#[must_use]
+pub fn mutants() -> Vec<Mutant> {
+    Vec::new()
+}

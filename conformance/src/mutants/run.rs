@@ -1,0 +1,109 @@
+//! Runs the suite over a wrong driver, and judges the suite by what it says.
+
+use super::{Mutant, Mutants};
+use crate::{
+    case::Case,
+    cases::cases,
+    clause::Clause,
+    runner::{Outcome, Stage},
+};
+use futures_util::{StreamExt, stream};
+use libtest_mimic::{Completion, Failed, Trial};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+/// One mutant over one fixture, as a trial: `memory-line::mutant::renew_revives`.
+pub(crate) fn trial(stage: &Arc<Stage>, mutant: Mutant, how: Mutants) -> Trial {
+    let name = format!("{}::mutant::{}", stage.name(), mutant.name);
+    let stage = Arc::clone(stage);
+    Trial::ignorable_test(name, move || {
+        if let Some(gap) = stage.lacks(mutant.needs).map_err(Failed::from)? {
+            return Ok(Completion::ignored_with(gap));
+        }
+        let verdict = match how {
+            Mutants::Whole => whole(&stage, mutant),
+            Mutants::Listed | Mutants::Off => listed(&stage, mutant)?,
+        };
+        verdict.judge(mutant, how)?;
+        Ok(Completion::Completed)
+    })
+}
+
+/// Every case, one after the other: simulated time makes each a matter of milliseconds.
+fn whole(stage: &Stage, mutant: Mutant) -> Verdict {
+    let mut verdict = Verdict::default();
+    for case in cases() {
+        verdict.note(case, stage.run(case, Some((mutant.twist)())));
+    }
+    verdict
+}
+
+/// The cases of its clauses, side by side on the server that all share.
+fn listed(stage: &Stage, mutant: Mutant) -> Result<Verdict, Failed> {
+    let wanted = |case: &Case| mutant.breaks.contains(&case.clause) && !case.is_exclusive();
+    let outcomes = stream::iter(cases().into_iter().filter(wanted))
+        .map(|case| async move { (case, stage.play(case, Some((mutant.twist)())).await) })
+        .buffer_unordered(AT_ONCE)
+        .collect::<Vec<_>>();
+    let mut verdict = Verdict::default();
+    for (case, outcome) in stage.block_on(outcomes)? {
+        verdict.note(case, outcome);
+    }
+    Ok(verdict)
+}
+
+/// What the cases of each clause said.
+#[derive(Default)]
+struct Verdict {
+    failed: BTreeMap<Clause, Vec<String>>,
+    hung: Vec<&'static str>,
+}
+
+impl Verdict {
+    fn note(&mut self, case: Case, outcome: Outcome) {
+        match outcome {
+            Outcome::Passed | Outcome::Ignored(_) => {}
+            Outcome::Failed(words) => {
+                let cases = self.failed.entry(case.clause).or_default();
+                cases.push(format!("{}: {words}", case.name));
+            }
+            Outcome::Hung => self.hung.push(case.name),
+        }
+    }
+
+    /// A hang is no catch: a case that means to catch one has a bound of its own, and words for it.
+    fn judge(&self, mutant: Mutant, how: Mutants) -> Result<(), Failed> {
+        let wanted: BTreeSet<_> = mutant.breaks.iter().copied().collect();
+        let found: BTreeSet<_> = self.failed.keys().copied().collect();
+        let mut complaints = Vec::new();
+        for clause in wanted.difference(&found) {
+            complaints.push(format!("no case of `{clause}` failed"));
+        }
+        if how == Mutants::Whole {
+            for clause in found.difference(&wanted) {
+                complaints.push(format!("`{clause}` is not listed, yet failed:"));
+                complaints.extend(
+                    self.failed[clause]
+                        .iter()
+                        .map(|words| format!("    {words}")),
+                );
+            }
+        }
+        complaints.extend(
+            self.hung
+                .iter()
+                .map(|name| format!("{name} hung without saying so")),
+        );
+        if complaints.is_empty() {
+            return Ok(());
+        }
+        let caught: Vec<_> = found.iter().map(|clause| clause.id()).collect();
+        complaints.push(format!("failed were: {}", caught.join(" ")));
+        Err(Failed::from(complaints.join("\n")))
+    }
+}
+
+/// Cases of one mutant that run at once; several mutants do.
+const AT_ONCE: usize = 8;

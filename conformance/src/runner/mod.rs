@@ -1,0 +1,68 @@
+//! The suite as a test target: one named trial per fixture and case.
+
+mod stage;
+
+pub(crate) use stage::{Outcome, Stage};
+
+use crate::{
+    case::Case,
+    cases::cases,
+    cases::crash,
+    fixture::{MakeFixture, Time},
+    mutants::{self, Mutants},
+    testbed::worker,
+};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::{process::ExitCode, sync::Arc};
+
+/// The `main` of a test target with `harness = false`: runs the suite over every fixture, and over every mutant of it.
+///
+/// Takes the arguments of any test binary; `-- reentry` runs what has that in its name. Started again by a case as a
+/// process to be killed, it does that job instead.
+#[must_use]
+pub fn main(fixtures: Vec<Box<dyn MakeFixture>>, mutants: Mutants) -> ExitCode {
+    let fixtures: Vec<Arc<dyn MakeFixture>> = fixtures.into_iter().map(Arc::from).collect();
+    if let Some(job) = worker::entry() {
+        return crash::work(&job, &fixtures);
+    }
+    let mut arguments = Arguments::from_args();
+    if fixtures.iter().any(|fixture| fixture.time() == Time::Real) {
+        // Cases on a real server mostly wait for leases to end.
+        arguments.test_threads.get_or_insert(REAL_AT_ONCE);
+    }
+    let mut trials = Vec::new();
+    let mut stages = Vec::new();
+    for fixture in fixtures {
+        let stage = Arc::new(Stage::new(fixture));
+        trials.extend(cases().into_iter().map(|case| trial(&stage, case)));
+        if mutants != Mutants::Off {
+            let wrong = mutants::mutants();
+            trials.extend(
+                wrong
+                    .into_iter()
+                    .map(|m| mutants::trial(&stage, m, mutants)),
+            );
+        }
+        stages.push(stage);
+    }
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    for stage in stages {
+        // Servers end with their fixtures, which statics and a plain exit would leave behind.
+        stage.close();
+    }
+    conclusion.exit_code()
+}
+
+fn trial(stage: &Arc<Stage>, case: Case) -> Trial {
+    let name = format!("{}::{}::{}", stage.name(), case.clause, case.name);
+    let stage = Arc::clone(stage);
+    Trial::ignorable_test(name, move || match stage.run(case, None) {
+        Outcome::Passed => Ok(Completion::Completed),
+        Outcome::Ignored(gap) => Ok(Completion::ignored_with(gap)),
+        Outcome::Failed(words) => Err(Failed::from(words)),
+        Outcome::Hung => Err(Failed::from("the case did not come to its end in time")),
+    })
+}
+
+/// How many cases run at once on real servers.
+const REAL_AT_ONCE: usize = 16;

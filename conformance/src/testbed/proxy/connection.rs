@@ -1,0 +1,280 @@
+//! One connection: two streams, each read into a bounded queue and delivered from it.
+
+use std::collections::VecDeque;
+use std::future::pending;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
+
+use super::Shared;
+use super::link::{Direction, Link};
+use super::strike::{Fault, Strike};
+use super::triggers::Tail;
+
+/// A connection's place in the proxy; leaves it when dropped, so also when its task is aborted.
+#[derive(Debug)]
+pub(super) struct Registered {
+    number: u64,
+    link: watch::Sender<Link>,
+    shared: Arc<Shared>,
+    /// Faults whose request has been forwarded and whose reply has not begun to come.
+    unanswered: Mutex<VecDeque<Strike>>,
+}
+
+impl Registered {
+    pub(super) fn new(shared: &Arc<Shared>) -> Option<Self> {
+        let Some((number, link)) = shared.table().admit() else {
+            shared.tally.refused();
+            return None;
+        };
+        shared.tally.accepted();
+        let shared = Arc::clone(shared);
+        Some(Self {
+            number,
+            link,
+            shared,
+            unanswered: Mutex::default(),
+        })
+    }
+
+    async fn wait(&self, condition: impl FnMut(&Link) -> bool + Send) {
+        // We hold the sender, so this cannot fail.
+        drop(self.link.subscribe().wait_for(condition).await);
+    }
+
+    fn expect_answer(&self, strike: Strike) {
+        self.unanswered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push_back(strike);
+    }
+
+    fn next_answered(&self) -> Option<Strike> {
+        self.unanswered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop_front()
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.shared.table().forget(self.number);
+        self.shared.tally.closed();
+    }
+}
+
+/// Serves one client until either side ends it, or [`Link::cut`] does.
+pub(super) async fn serve(client: TcpStream, here: Registered) {
+    let served = async {
+        here.wait(|link| !link.blackhole).await;
+        if let Ok(server) = TcpStream::connect(here.shared.upstream).await {
+            relay(client, server, &here).await;
+        }
+    };
+    tokio::select! {
+        () = served => {}
+        () = here.wait(|link| link.cut) => {}
+    }
+}
+
+async fn relay(mut client: TcpStream, mut server: TcpStream, here: &Registered) {
+    // A proxy that waits to fill packets would be a fault of its own.
+    drop((client.set_nodelay(true), server.set_nodelay(true)));
+    let (from_client, to_client) = client.split();
+    let (from_server, to_server) = server.split();
+    let requests = async {
+        let (feed, queue) = mpsc::channel(QUEUE);
+        let delivered = deliver(queue, to_server, Direction::ClientToServer, here);
+        match until_second(read_requests(from_client, feed, here), delivered).await {
+            // The client said all it had to say; the server may still be answering.
+            End::Closed => pending().await,
+            End::Broken => {}
+        }
+    };
+    let replies = async {
+        let (feed, queue) = mpsc::channel(QUEUE);
+        let delivered = deliver(queue, to_client, Direction::ServerToClient, here);
+        until_second(read_replies(from_server, feed, here), delivered).await
+    };
+    tokio::select! {
+        () = requests => {}
+        _ = replies => {}
+    }
+}
+
+/// Runs both, and ends with the second.
+async fn until_second<T>(first: impl Future<Output = ()>, second: impl Future<Output = T>) -> T {
+    let first = async {
+        first.await;
+        pending().await
+    };
+    tokio::select! {
+        result = first => result,
+        result = second => result,
+    }
+}
+
+/// One step of a stream, in its order.
+enum Step {
+    Bytes {
+        due: Instant,
+        bytes: Vec<u8>,
+    },
+    /// A fault takes effect before the bytes that follow.
+    Strike(Strike),
+}
+
+enum End {
+    /// The stream has ended, and the receiver has been told.
+    Closed,
+    /// The connection is to be cut, or is.
+    Broken,
+}
+
+async fn read_requests(mut from: ReadHalf<'_>, feed: mpsc::Sender<Step>, here: &Registered) {
+    let direction = Direction::ClientToServer;
+    let (mut buffer, mut stream) = (vec![0; PIECE], Tail::default());
+    while let Some(mut piece) = read(&mut from, &mut buffer, direction, here).await {
+        let mut start = 0;
+        let strikes = here.shared.triggers().scan(direction, &mut stream, piece);
+        for (at, strike) in strikes {
+            let (before, rest) = piece.split_at(at - start);
+            (piece, start) = (rest, at);
+            if !(hand_on(&feed, before, direction, here).await
+                && feed.send(Step::Strike(strike)).await.is_ok())
+            {
+                return;
+            }
+        }
+        if !hand_on(&feed, piece, direction, here).await {
+            return;
+        }
+    }
+    here.link.send_modify(|link| link.client_gone = true);
+}
+
+async fn read_replies(mut from: ReadHalf<'_>, feed: mpsc::Sender<Step>, here: &Registered) {
+    let direction = Direction::ServerToClient;
+    let (mut buffer, mut stream) = (vec![0; PIECE], Tail::default());
+    let mut cut: Option<(Strike, usize)> = None;
+    while let Some(mut piece) = read(&mut from, &mut buffer, direction, here).await {
+        here.shared.triggers().scan(direction, &mut stream, piece);
+        while let Some(strike) = here.next_answered() {
+            strike.set_answered();
+            match strike.fault() {
+                Fault::LoseReply => {
+                    here.link.send_modify(|link| link.deaf = true);
+                    strike.set_struck();
+                }
+                Fault::CutAfterRequest => cut = cut.or(Some((strike, 0))),
+                Fault::CutMidReply { bytes } => cut = cut.or(Some((strike, bytes))),
+                Fault::CutBeforeRequest | Fault::HoldRequest => {}
+            }
+        }
+        if here.link.borrow().deaf {
+            here.shared.tally.swallowed(piece.len());
+            continue;
+        }
+        if let Some((_, left)) = &mut cut {
+            piece = &piece[..piece.len().min(*left)];
+            *left -= piece.len();
+        }
+        if !hand_on(&feed, piece, direction, here).await {
+            return;
+        }
+        if let Some((strike, _)) = cut.take_if(|(_, left)| *left == 0) {
+            drop(feed.send(Step::Strike(strike)).await);
+            return pending().await; // the delivering end cuts
+        }
+    }
+}
+
+async fn read<'b>(
+    from: &mut ReadHalf<'_>,
+    buffer: &'b mut [u8],
+    direction: Direction,
+    here: &Registered,
+) -> Option<&'b [u8]> {
+    // A reset is an end like any other: what was read before it was sent, and is delivered.
+    let length = from.read(buffer).await.ok().filter(|length| *length > 0)?;
+    here.shared.tally.read(direction, length);
+    Some(&buffer[..length])
+}
+
+async fn hand_on(
+    feed: &mpsc::Sender<Step>,
+    bytes: &[u8],
+    direction: Direction,
+    here: &Registered,
+) -> bool {
+    if bytes.is_empty() {
+        return true;
+    }
+    let due = Instant::now() + here.link.borrow().lane(direction).delay;
+    let bytes = bytes.to_vec();
+    feed.send(Step::Bytes { due, bytes }).await.is_ok()
+}
+
+async fn deliver(
+    mut queue: mpsc::Receiver<Step>,
+    mut to: WriteHalf<'_>,
+    direction: Direction,
+    here: &Registered,
+) -> End {
+    let mut reachable = true;
+    while let Some(step) = queue.recv().await {
+        match step {
+            Step::Bytes { due, bytes } => {
+                wait_until(due).await;
+                here.wait(|link| !link.stalls(direction)).await;
+                if here.link.borrow().swallows(direction) {
+                    here.shared.tally.swallowed(bytes.len());
+                    continue;
+                }
+                if !reachable {
+                    continue;
+                }
+                match (to.write_all(&bytes).await, direction) {
+                    (Ok(()), _) => here.shared.tally.delivered(direction, bytes.len()),
+                    (Err(_), Direction::ClientToServer) => return End::Broken,
+                    // The client is gone; its requests, held ones too, are still to be executed.
+                    (Err(_), Direction::ServerToClient) => reachable = false,
+                }
+            }
+            Step::Strike(strike) => match (strike.fault(), direction) {
+                (Fault::CutBeforeRequest, _) | (_, Direction::ServerToClient) => {
+                    strike.set_struck();
+                    return End::Broken;
+                }
+                (Fault::HoldRequest, _) => {
+                    strike.set_struck();
+                    strike.released().await;
+                    here.expect_answer(strike);
+                }
+                (Fault::LoseReply | Fault::CutAfterRequest | Fault::CutMidReply { .. }, _) => {
+                    here.expect_answer(strike);
+                }
+            },
+        }
+    }
+    here.wait(|link| link.ends(direction)).await;
+    drop(to.shutdown().await);
+    End::Closed
+}
+
+async fn wait_until(due: Instant) {
+    if due > Instant::now() {
+        sleep_until(due).await;
+    }
+}
+
+/// Bytes read at once. With [`QUEUE`] this bounds what a stalled stream holds to 1 MiB.
+const PIECE: usize = 16 * 1024;
+
+/// Steps between reading and delivering.
+const QUEUE: usize = 64;

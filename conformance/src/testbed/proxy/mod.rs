@@ -1,0 +1,207 @@
+//! A network between a client and its server that can be broken on purpose, while it is in use.
+
+mod connection;
+mod link;
+mod strike;
+mod tally;
+mod triggers;
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::task::{AbortHandle, JoinSet};
+
+use connection::Registered;
+use link::{Lane, Link, Table};
+use tally::Tally;
+use triggers::Triggers;
+
+pub use link::{Direction, Flow, Reach};
+pub use strike::{Fault, Strike, Trigger};
+pub use tally::{Counters, Watch};
+
+/// A TCP proxy on a free port of 127.0.0.1 in front of one server.
+///
+/// Bytes pass unchanged and in order until told otherwise. There are two kinds of faults: *conditions*
+/// ([`set_flow`](Self::set_flow), [`set_delay`](Self::set_delay), [`blackhole`](Self::blackhole),
+/// [`refuse`](Self::refuse)) last until they are taken back, and an armed [`Fault`] ([`on_next`](Self::on_next)) strikes
+/// one request.
+///
+/// - A client that closes its connection is reported to the server once all its bytes, held ones too, have been delivered.
+/// - A server that closes closes the client's connection, after what it sent has been delivered.
+/// - With the server down, connecting to the proxy succeeds and the connection is closed at once.
+/// - Per connection and direction at most 1 MiB is held; beyond that the sender is slowed down, as by TCP.
+///
+/// It runs in the tokio runtime it was started in, one task per connection. Dropping it ends them all at once.
+#[derive(Debug)]
+pub struct Proxy {
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+    accepting: AbortHandle,
+}
+
+impl Proxy {
+    /// Starts a proxy for the server at `upstream`, which need not be up yet.
+    ///
+    /// # Errors
+    ///
+    /// When no loopback port can be bound.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped early, nothing runs and no port is taken.
+    pub async fn start(upstream: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let addr = listener.local_addr()?;
+        let shared = Arc::new(Shared {
+            upstream,
+            table: Mutex::default(),
+            triggers: Mutex::default(),
+            tally: Tally::default(),
+        });
+        let accepting = tokio::spawn(accept(listener, Arc::clone(&shared))).abort_handle();
+        Ok(Self {
+            addr,
+            shared,
+            accepting,
+        })
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub const fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Says what happens to bytes of one direction from now on, those already held included.
+    ///
+    /// Going back to [`Flow::Pass`] after [`Flow::Swallow`] leaves a hole in the stream, which no real network makes:
+    /// [`cut`](Self::cut) such connections, or let the client close them.
+    pub fn set_flow(&self, reach: Reach, direction: Direction, flow: Flow) {
+        self.change(reach, |link| link.lane_mut(direction).flow = flow);
+    }
+
+    /// Delivers bytes of one direction that much later than they came. Bytes already on their way keep their time.
+    pub fn set_delay(&self, reach: Reach, direction: Direction, delay: Duration) {
+        self.change(reach, |link| link.lane_mut(direction).delay = delay);
+    }
+
+    /// Delivers nothing in either direction while on; connections are accepted, and not yet passed on to the server.
+    ///
+    /// Taken back, everything held is delivered, as TCP does after a partition.
+    pub fn blackhole(&self, reach: Reach, on: bool) {
+        self.change(reach, |link| link.blackhole = on);
+    }
+
+    /// Closes new connections as they are accepted, while on.
+    pub fn refuse(&self, on: bool) {
+        self.shared.table().refuse = on;
+    }
+
+    /// Closes all connections now, both sides; what was held is lost. Returns how many there were.
+    pub fn cut(&self) -> usize {
+        self.shared.table().cut()
+    }
+
+    /// Takes back every condition, and disarms every fault that has not struck.
+    ///
+    /// A request that is being held stays held until its [`Strike`] is released.
+    pub fn heal(&self) {
+        self.shared.triggers().disarm_all();
+        self.refuse(false);
+        self.change(Reach::All, |link| {
+            for direction in [Direction::ClientToServer, Direction::ServerToClient] {
+                *link.lane_mut(direction) = Lane::default();
+            }
+            link.blackhole = false;
+        });
+    }
+
+    /// Arms a fault for one coming request, on whichever connection it is seen.
+    ///
+    /// Several may be armed: each occurrence of a needle goes to the first fault, in the order of arming, that does not
+    /// skip it. Arming the same fault `n` times thus strikes `n` requests.
+    #[must_use = "the strike tells when the fault has struck, and releases a held request"]
+    pub fn on_next(&self, trigger: Trigger, fault: Fault) -> Strike {
+        self.shared.triggers().arm(trigger, fault)
+    }
+
+    /// Counts occurrences of some bytes (1 to 256) in one direction from now on, whether or not they are delivered.
+    ///
+    /// # Panics
+    ///
+    /// When `needle` is empty or too long.
+    #[must_use]
+    pub fn watch(&self, direction: Direction, needle: impl Into<Vec<u8>>) -> Watch {
+        self.shared.triggers().watch(direction, needle.into())
+    }
+
+    /// What has passed so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.shared.tally.counters()
+    }
+
+    /// Waits until the counters fulfil a condition, such as `|c| c.open == 2`.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped early, nothing is lost.
+    pub async fn until(&self, condition: impl Fn(&Counters) -> bool + Send) {
+        self.shared.tally.until(condition).await;
+    }
+
+    fn change(&self, reach: Reach, change: impl Fn(&mut Link)) {
+        self.shared.table().change(reach, change);
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // The connections' tasks are in a set that the accepting task owns.
+        self.accepting.abort();
+    }
+}
+
+/// What the proxy and the tasks of its connections have in common.
+#[derive(Debug)]
+struct Shared {
+    upstream: SocketAddr,
+    table: Mutex<Table>,
+    triggers: Mutex<Triggers>,
+    tally: Tally,
+}
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn triggers(&self) -> MutexGuard<'_, Triggers> {
+        self.triggers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((client, _)) => {
+                    if let Some(registered) = Registered::new(&shared) {
+                        connections.spawn(connection::serve(client, registered));
+                    }
+                }
+                // Out of file descriptors, most likely: the backlog keeps the client until there is one.
+                Err(_) => tokio::time::sleep(ACCEPT_AGAIN).await,
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+/// Short enough to go unnoticed beside a connect, long enough not to spin.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(5);

@@ -1,0 +1,167 @@
+//! Faults that strike one request, found by its bytes.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+/// Which request a fault is for: one whose bytes contain a needle.
+#[derive(Clone, Debug)]
+pub struct Trigger {
+    pub(super) needle: Vec<u8>,
+    pub(super) skip: usize,
+}
+
+impl Trigger {
+    /// The next request that contains these bytes (1 to 256), wherever TCP happens to split them.
+    ///
+    /// # Panics
+    ///
+    /// When `needle` is empty or too long.
+    #[must_use]
+    pub fn on(needle: impl Into<Vec<u8>>) -> Self {
+        Self {
+            needle: checked(needle.into()),
+            skip: 0,
+        }
+    }
+
+    /// Lets `n` occurrences go by first.
+    #[must_use]
+    pub fn skip(self, n: usize) -> Self {
+        Self { skip: n, ..self }
+    }
+}
+
+/// What happens to the request, or to its reply.
+///
+/// The proxy knows no protocol: whatever the server sends on that connection after the needle was forwarded counts as the
+/// reply, so faults are exact on connections where nothing else is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The server executes it; its reply, and everything after it on that connection, never arrives. The connection
+    /// stays open. Strikes when the reply has begun to come.
+    LoseReply,
+    /// Everything up to the needle is forwarded, nothing from it on, and the connection is cut: it is not executed.
+    CutBeforeRequest,
+    /// The server executes it; the connection is cut when the reply has begun to come, and nothing of it is delivered.
+    CutAfterRequest,
+    /// The connection is cut when that many bytes of the reply have been delivered.
+    CutMidReply {
+        /// How many; a reply that is not longer arrives whole.
+        bytes: usize,
+    },
+    /// Everything from the needle on is held until [`Strike::release`] and then delivered, even when the client has
+    /// closed its connection long ago: the server executes it late.
+    HoldRequest,
+}
+
+/// An armed fault: tells when it has struck. Dropping it changes nothing; a held request is then held for ever.
+#[derive(Clone, Debug)]
+pub struct Strike(Arc<State>);
+
+#[derive(Debug)]
+struct State {
+    fault: Fault,
+    phase: watch::Sender<Phase>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Phase {
+    struck: bool,
+    released: bool,
+    answered: bool,
+    disarmed: bool,
+}
+
+impl Strike {
+    pub(super) fn new(fault: Fault) -> Self {
+        Self(Arc::new(State {
+            fault,
+            phase: watch::Sender::default(),
+        }))
+    }
+
+    /// Waits until the fault has struck; [`Fault`] says when that is for each.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped early, nothing is lost.
+    pub async fn struck(&self) {
+        self.wait(|phase| phase.struck).await;
+    }
+
+    /// Whether the fault has struck.
+    #[must_use]
+    pub fn has_struck(&self) -> bool {
+        self.0.phase.borrow().struck
+    }
+
+    /// Lets a held request go on to the server, now or as soon as it is seen. Changes nothing for other faults.
+    pub fn release(&self) {
+        self.0.phase.send_modify(|phase| phase.released = true);
+    }
+
+    /// Waits until the server has begun to answer the request, which it therefore has executed.
+    ///
+    /// For a held request that is after its release, whether or not there is still a client.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped early, nothing is lost.
+    pub async fn answered(&self) {
+        self.wait(|phase| phase.answered).await;
+    }
+
+    /// Takes the fault back if it has not found its request yet.
+    pub fn disarm(&self) {
+        self.0.phase.send_modify(|phase| phase.disarmed = true);
+    }
+
+    pub(super) fn is_disarmed(&self) -> bool {
+        self.0.phase.borrow().disarmed
+    }
+
+    pub(super) fn fault(&self) -> Fault {
+        self.0.fault
+    }
+
+    pub(super) fn set_struck(&self) {
+        self.0.phase.send_modify(|phase| phase.struck = true);
+    }
+
+    pub(super) fn set_answered(&self) {
+        self.0.phase.send_modify(|phase| phase.answered = true);
+    }
+
+    pub(super) async fn released(&self) {
+        self.wait(|phase| phase.released).await;
+    }
+
+    async fn wait(&self, condition: impl FnMut(&Phase) -> bool + Send) {
+        // The sender is in our own `Arc`, so this cannot fail.
+        drop(self.0.phase.subscribe().wait_for(condition).await);
+    }
+}
+
+pub(super) fn checked(needle: Vec<u8>) -> Vec<u8> {
+    let length = needle.len();
+    assert!(
+        (1..=LONGEST_NEEDLE).contains(&length),
+        "a needle has 1 to {LONGEST_NEEDLE} bytes, not {length}"
+    );
+    needle
+}
+
+/// Longer than a SHA-1 or a lock name usually is, short enough to keep with every connection.
+pub(super) const LONGEST_NEEDLE: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "a needle has 1 to 256 bytes, not 0")]
+    fn an_empty_needle_is_refused() {
+        drop(Trigger::on(""));
+    }
+}

@@ -1,0 +1,301 @@
+//! A real server of any kind, as a child process.
+
+mod error;
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
+use tempfile::TempDir;
+
+use super::process;
+
+pub use error::ServerError;
+
+/// What a kind of server must say about itself to be run by [`ServerProcess`].
+pub trait Service: fmt::Debug + Send + Sync + 'static {
+    /// The program, for messages and folder names.
+    fn name(&self) -> &'static str;
+
+    /// Lays out the empty folder before the first start: configuration files, a copied template.
+    ///
+    /// # Errors
+    ///
+    /// Whatever prevents that.
+    fn prepare(&self, site: &Site) -> io::Result<()> {
+        let _ = site;
+        Ok(())
+    }
+
+    /// The command that runs the server in the foreground, on the port and in the folder of the site.
+    ///
+    /// Called at each start. Its output goes to the log.
+    fn command(&self, site: &Site) -> Command;
+
+    /// Whether **this** process answers; asked every 5 ms, so it must not wait long.
+    ///
+    /// Another server may have taken the port in the same instant: compare `pid`, or whatever else tells them apart.
+    fn ready(&self, site: &Site, pid: u32) -> bool;
+
+    /// How long a start may take.
+    fn start_limit(&self) -> Duration {
+        Duration::from_secs(20)
+    }
+}
+
+/// Where a server runs: a loopback port and a folder of its own.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Site {
+    /// On 127.0.0.1.
+    pub port: u16,
+    /// Removed with the server. In memory where the machine has `/dev/shm`: survives `kill -9`, not the machine.
+    pub dir: PathBuf,
+}
+
+impl Site {
+    /// Where the server listens.
+    #[must_use]
+    pub const fn addr(&self) -> SocketAddr {
+        SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), self.port)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.join("server.log")
+    }
+}
+
+/// A running server. Dropping it kills it, waits for its end and removes its folder.
+///
+/// All methods block for milliseconds, [`start`](Self::start) and [`restart`](Self::restart) for as long as the server
+/// takes: in async code call those through `spawn_blocking`.
+#[derive(Debug)]
+pub struct ServerProcess {
+    service: Box<dyn Service>,
+    site: Site,
+    child: Mutex<Child>,
+    _dir: TempDir,
+}
+
+impl ServerProcess {
+    /// Starts a server and waits until it is ready. A port that somebody else took in the meantime is tried anew elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError`], with the server's log where there is one.
+    pub fn start(service: impl Service) -> Result<Self, ServerError> {
+        let mut attempt = 1;
+        loop {
+            let (site, dir) = new_site(&service)?;
+            match launch(&service, &site) {
+                Err(ServerError::Ended { .. }) if attempt < START_ATTEMPTS => attempt += 1,
+                Err(error) => return Err(error),
+                Ok(child) => {
+                    let (service, child) = (Box::new(service), Mutex::new(child));
+                    return Ok(Self {
+                        service,
+                        site,
+                        child,
+                        _dir: dir,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Where it runs.
+    #[must_use]
+    pub const fn site(&self) -> &Site {
+        &self.site
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub const fn addr(&self) -> SocketAddr {
+        self.site.addr()
+    }
+
+    /// The process id of the latest start.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child().id()
+    }
+
+    /// The last 16 KiB of what it printed, over all its starts.
+    #[must_use]
+    pub fn log(&self) -> String {
+        read_log(&self.site)
+    }
+
+    /// Suspends it (SIGSTOP); returns once it stands still. Connections stay open, and nobody answers.
+    ///
+    /// # Errors
+    ///
+    /// When it is not running.
+    pub fn stop(&self) -> io::Result<()> {
+        process::stop(running(&mut self.child())?)
+    }
+
+    /// Lets it run on (SIGCONT).
+    ///
+    /// # Errors
+    ///
+    /// When it is not running.
+    pub fn cont(&self) -> io::Result<()> {
+        process::cont(running(&mut self.child())?)
+    }
+
+    /// Kills it (SIGKILL), suspended or not, and waits for its end. Its folder stays. Twice is as good as once.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system refuses.
+    pub fn kill(&self) -> io::Result<ExitStatus> {
+        end(&mut self.child())
+    }
+
+    /// Starts it again on the same port and in the same folder; kills it before if it still runs.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError`]; the server is then not running.
+    pub fn restart(&self) -> Result<(), ServerError> {
+        let mut child = self.child();
+        end(&mut child).map_err(|source| self.service.failed("kill", source))?;
+        *child = launch(&*self.service, &self.site)?;
+        Ok(())
+    }
+
+    fn child(&self) -> MutexGuard<'_, Child> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        drop(self.kill());
+    }
+}
+
+impl dyn Service {
+    fn failed(&self, step: &'static str, source: io::Error) -> ServerError {
+        ServerError::System {
+            server: self.name(),
+            step,
+            source,
+        }
+    }
+}
+
+fn new_site(service: &dyn Service) -> Result<(Site, TempDir), ServerError> {
+    let failed = |source| service.failed("prepare a folder and a port for", source);
+    let dir = new_dir(service.name()).map_err(failed)?;
+    let site = Site {
+        port: free_port().map_err(failed)?,
+        dir: dir.path().to_owned(),
+    };
+    service.prepare(&site).map_err(failed)?;
+    Ok((site, dir))
+}
+
+/// In memory if possible: fsync is what makes most servers slow to start.
+fn new_dir(name: &str) -> io::Result<TempDir> {
+    let prefix = format!("dlock-{name}-");
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(&prefix);
+    builder
+        .tempdir_in(Path::new("/dev/shm"))
+        .or_else(|_| builder.tempdir())
+}
+
+fn free_port() -> io::Result<u16> {
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    std::iter::repeat_with(|| fastrand::u16(PORTS))
+        .take(PORT_ATTEMPTS)
+        .find(is_free)
+        .ok_or_else(|| io::Error::other(format!("no free port found in {PORTS:?}")))
+}
+
+fn launch(service: &dyn Service, site: &Site) -> Result<Child, ServerError> {
+    let mut child = spawn(service, site).map_err(|source| service.failed("start", source))?;
+    let began = Instant::now();
+    let (server, limit) = (service.name(), service.start_limit());
+    loop {
+        // Whoever answers may be somebody else's server while ours has just failed to bind: look at ours last.
+        let ready = service.ready(site, child.id());
+        match child.try_wait() {
+            Ok(Some(status)) => {
+                return Err(ServerError::Ended {
+                    server,
+                    status,
+                    log: read_log(site),
+                });
+            }
+            Ok(None) if ready => return Ok(child),
+            Ok(None) if began.elapsed() < limit => thread::sleep(READY_INTERVAL),
+            Ok(None) => {
+                drop(end(&mut child));
+                return Err(ServerError::NotReady {
+                    server,
+                    limit,
+                    log: read_log(site),
+                });
+            }
+            Err(source) => {
+                drop(end(&mut child));
+                return Err(service.failed("watch", source));
+            }
+        }
+    }
+}
+
+fn spawn(service: &dyn Service, site: &Site) -> io::Result<Child> {
+    let log: File = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(site.log())?;
+    let mut command = process::tied(&service.command(site));
+    command
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log);
+    process::on_spawner(move || command.spawn())
+}
+
+/// The pid, while it cannot yet have been given to somebody else.
+fn running(child: &mut Child) -> io::Result<Pid> {
+    match child.try_wait()? {
+        None => Ok(Pid::from_child(child)),
+        Some(status) => Err(io::Error::other(format!(
+            "the server is not running, {status}"
+        ))),
+    }
+}
+
+fn end(child: &mut Child) -> io::Result<ExitStatus> {
+    child.kill()?; // of one that has ended already: no error
+    child.wait()
+}
+
+fn read_log(site: &Site) -> String {
+    let bytes = fs::read(site.log()).unwrap_or_default();
+    let tail = &bytes[bytes.len().saturating_sub(LOG_TAIL)..];
+    String::from_utf8_lossy(tail).into_owned()
+}
+
+/// Below the range that Linux takes ports of outgoing connections from, so only other servers compete for them.
+const PORTS: Range<u16> = 12_000..21_000;
+/// Even with 99 % of them taken, one in 1,000 tries is found but for odds of 1 : 20,000.
+const PORT_ATTEMPTS: usize = 1_000;
+/// A lost race for a port is rare; a wrong command line fails each time and should not take long.
+const START_ATTEMPTS: u32 = 4;
+const READY_INTERVAL: Duration = Duration::from_millis(5);
+const LOG_TAIL: usize = 16 * 1024;

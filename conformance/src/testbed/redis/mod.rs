@@ -1,0 +1,251 @@
+//! Redis: a server to test against, and just enough of its protocol to provoke it.
+
+mod wire;
+
+use std::env;
+use std::ffi::OsString;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use super::process::on_path;
+use super::server::{ServerError, ServerProcess, Service, Site};
+use wire::Target;
+
+pub use wire::Reply;
+
+/// When a server of ours writes its append-only file to disk, and so what it still knows after a restart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Aof {
+    /// Never: a restart is empty.
+    #[default]
+    Off,
+    /// Once a second.
+    EverySec,
+    /// Before it answers.
+    Always,
+}
+
+/// How a server of ours is started.
+#[derive(Clone, Debug, Default)]
+pub struct RedisOptions {
+    /// Persistence.
+    pub aof: Aof,
+    /// Appended to the command line, such as `["--maxmemory", "10mb"]`.
+    pub extra_args: Vec<String>,
+}
+
+/// A Redis server: one of ours, or the one that [`DLOCK_TEST_REDIS_URL`](VARIABLE) names.
+///
+/// Its methods block; see [`ServerProcess`].
+#[derive(Debug)]
+pub struct RedisServer {
+    target: Target,
+    process: Option<ServerProcess>,
+}
+
+/// Names a server to use instead of one of ours, as `redis://[user:password@]host[:port][/db]`. Tests destroy its data.
+pub const VARIABLE: &str = "DLOCK_TEST_REDIS_URL";
+
+impl RedisServer {
+    /// Starts the `redis-server` on `PATH`.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::Missing`] when there is none, else what went wrong.
+    pub fn start(options: RedisOptions) -> Result<Self, ServerError> {
+        let program = on_path(PROGRAM).ok_or(MISSING)?;
+        let debug_command = knows_debug_option(&program);
+        let process = ServerProcess::start(Redis {
+            program,
+            debug_command,
+            options,
+        })?;
+        let target = Target::local(process.addr());
+        Ok(Self {
+            target,
+            process: Some(process),
+        })
+    }
+
+    /// The server of the environment if it names one, else one of ours with default options.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::Missing`] when neither can be had; it says what to install or to set.
+    pub fn from_env_or_start() -> Result<Self, ServerError> {
+        env::var_os(VARIABLE).map_or_else(|| Self::start(RedisOptions::default()), Self::foreign)
+    }
+
+    fn foreign(url: OsString) -> Result<Self, ServerError> {
+        let unusable = |reason| ServerError::Variable {
+            variable: VARIABLE,
+            reason,
+        };
+        let url = url
+            .into_string()
+            .map_err(|_| unusable("not UTF-8".to_owned()))?;
+        let target = Target::parse(&url).map_err(unusable)?;
+        target
+            .command(&["PING"], COMMAND_LIMIT)
+            .map_err(|error| unusable(format!("{} does not answer: {error}", target.addr())))?;
+        Ok(Self {
+            target,
+            process: None,
+        })
+    }
+
+    /// Where clients connect, with the password if there is one.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.target.url()
+    }
+
+    /// The same through another address, such as that of a [`Proxy`](super::Proxy).
+    #[must_use]
+    pub fn url_at(&self, addr: SocketAddr) -> String {
+        self.target.url_at(addr)
+    }
+
+    /// Where the server listens: a proxy's upstream.
+    #[must_use]
+    pub const fn addr(&self) -> SocketAddr {
+        self.target.addr()
+    }
+
+    /// The process, for stopping, killing and restarting; `None` when the server is not ours.
+    #[must_use]
+    pub const fn process(&self) -> Option<&ServerProcess> {
+        self.process.as_ref()
+    }
+
+    /// Runs one command on a connection of its own.
+    ///
+    /// # Errors
+    ///
+    /// When the server cannot be reached, does not answer within 30 s, or answers with an error (its text).
+    pub fn command(&self, words: &[&str]) -> io::Result<Reply> {
+        self.target.command(words, COMMAND_LIMIT)
+    }
+}
+
+/// The child process.
+#[derive(Debug)]
+struct Redis {
+    program: PathBuf,
+    debug_command: bool,
+    options: RedisOptions,
+}
+
+impl Service for Redis {
+    fn name(&self) -> &'static str {
+        PROGRAM
+    }
+
+    fn command(&self, site: &Site) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .args([
+                "--port",
+                &site.port.to_string(),
+                "--bind",
+                "127.0.0.1",
+                "--protected-mode",
+                "no",
+            ])
+            .args([
+                "--save",
+                "",
+                "--daemonize",
+                "no",
+                "--repl-diskless-sync-delay",
+                "0",
+            ])
+            .arg("--dir")
+            .arg(&site.dir);
+        match self.options.aof {
+            Aof::Off => command.args(["--appendonly", "no"]),
+            Aof::EverySec => command.args(["--appendonly", "yes", "--appendfsync", "everysec"]),
+            Aof::Always => command.args(["--appendonly", "yes", "--appendfsync", "always"]),
+        };
+        if self.debug_command {
+            command.args(["--enable-debug-command", "local"]);
+        }
+        command.args(&self.options.extra_args);
+        command
+    }
+
+    fn ready(&self, site: &Site, pid: u32) -> bool {
+        // While it loads its append-only file, INFO is answered and little else is.
+        let info = Target::local(site.addr()).command(&["INFO"], READY_LIMIT);
+        let text = info.ok().and_then(|reply| reply.text()).unwrap_or_default();
+        let has = |line: &str| text.lines().any(|found| found == line);
+        has(&format!("process_id:{pid}")) && has("loading:0")
+    }
+}
+
+/// `DEBUG` must be allowed by name from Redis 7 on; older ones know neither the option nor the need.
+fn knows_debug_option(program: &PathBuf) -> bool {
+    let output = Command::new(program).arg("--version").output();
+    let text = output.map(|output| output.stdout).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let major = text
+        .split("v=")
+        .nth(1)
+        .and_then(|version| version.split('.').next());
+    major
+        .and_then(|major| major.parse::<u32>().ok())
+        .is_some_and(|major| major >= 7)
+}
+
+const PROGRAM: &str = "redis-server";
+const MISSING: ServerError = ServerError::Missing {
+    server: PROGRAM,
+    remedy: "install it (apt-get install redis-server) or set DLOCK_TEST_REDIS_URL",
+};
+/// Beyond any pause a test asks for.
+const COMMAND_LIMIT: Duration = Duration::from_secs(30);
+/// A server that starts answers in less; one that hangs must not eat the time to start.
+const READY_LIMIT: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_server_says_what_to_do() {
+        let wanted = "no redis-server: install it (apt-get install redis-server) or set DLOCK_TEST_REDIS_URL";
+        assert_eq!(MISSING.to_string(), wanted);
+    }
+
+    #[test]
+    fn a_server_that_is_named_is_used_as_its_url_says() {
+        let ours = RedisServer::start(RedisOptions::default()).unwrap();
+        ours.command(&["CONFIG", "SET", "requirepass", "canary"])
+            .unwrap();
+        let url = format!("redis://:canary@{}/3", ours.addr());
+        let named = RedisServer::foreign(url.clone().into()).unwrap();
+        assert!(named.process().is_none() && named.url() == url && named.addr() == ours.addr());
+        let info = named.command(&["CLIENT", "INFO"]).unwrap().text().unwrap();
+        assert!(info.contains(" db=3 "), "{info}");
+    }
+
+    #[test]
+    fn a_named_server_that_cannot_be_used_is_an_error_without_its_password() {
+        for url in [
+            "redis://:canary@127.0.0.1:1",
+            "rediss://:canary@localhost",
+            "canary",
+            "redis://:canary@",
+        ] {
+            let error = RedisServer::foreign(url.into()).unwrap_err();
+            let text = format!("{error} {error:?}");
+            assert!(
+                text.starts_with("DLOCK_TEST_REDIS_URL: ") && !text.contains("canary"),
+                "{text}"
+            );
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! The testbed keeps its own promises.
+
+mod proxy;
+mod redis;
+mod server;
+mod strike;
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+/// Far longer than anything here takes on a busy machine: only a test that hangs meets it.
+const LIMIT: Duration = Duration::from_secs(10);
+
+async fn soon<T>(what: impl Future<Output = T>) -> T {
+    timeout(LIMIT, what).await.expect("this did not happen")
+}

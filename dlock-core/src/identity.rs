@@ -221,7 +221,7 @@ impl fmt::Debug for Pass {
 }
 
 /// The UUIDv5 namespace of seeded owners. Do not change: owners of the same seed would no longer meet.
-const SEEDED: Uuid = Uuid::from_u128(0x6b1f_a1c5_2f0e_4c0f_9d43_64_6c_6f_63_6b_00);
+const SEEDED: Uuid = Uuid::from_u128(0x6b1f_a1c5_2f0e_4c0f_9d43_646c_6f63_6b00);
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,214 @@
+//! One acquisition before anybody knows whether it is one: made before the first byte is sent, and undone when it is dropped.
+
+use crate::{
+    call::Call,
+    client::Inner,
+    clock::Instant,
+    driver::{Acquire, Acquired, Grant, Held},
+    error::{DriverError, Effect},
+    flaw::Flaw,
+    guard::Guard,
+    hold::{Hold, Start},
+    identity::{FencingToken, HoldId, Owner, Ticket},
+    janitor::{Asked, Job},
+    lease::Lease,
+    name::LockName,
+    watchdog::{Renewal, Watched},
+};
+use std::{panic::Location, sync::Arc, time::Duration};
+
+/// The most one attempt may take, however long the lease: the caller should not hang on one lost packet.
+const ATTEMPT: Duration = Duration::from_secs(5);
+
+pub(super) struct Pending {
+    inner: Arc<Inner>,
+    name: LockName,
+    owner: Owner,
+    hold: HoldId,
+    join: Option<FencingToken>,
+    lease: Lease,
+    at: &'static Location<'static>,
+    under_way: Option<Asked>,
+    /// Until when an unanswered attempt may still take hold.
+    unsettled: Option<Instant>,
+}
+
+/// What one attempt brought.
+pub(super) enum Outcome {
+    Granted(Grant, Instant),
+    Held(Held),
+    Gone,
+    Failed(DriverError),
+    Unanswered,
+}
+
+impl Pending {
+    pub(super) fn new(
+        inner: &Arc<Inner>,
+        name: LockName,
+        owner: Owner,
+        join: Option<FencingToken>,
+        lease: Lease,
+        at: &'static Location<'static>,
+    ) -> Self {
+        Self {
+            inner: Arc::clone(inner),
+            name,
+            owner,
+            hold: inner.hold_id(),
+            join,
+            lease,
+            at,
+            under_way: None,
+            unsettled: None,
+        }
+    }
+
+    /// The most one attempt may take.
+    pub(super) fn attempt_within(&self) -> Duration {
+        (self.lease.length() / 3).min(ATTEMPT)
+    }
+
+    /// Asks the store once, with the same hold each time: a repeat finds what an unanswered attempt did.
+    pub(super) async fn attempt(
+        &mut self,
+        line: Option<Ticket>,
+        next: Option<Ticket>,
+        look: bool,
+        end: Instant,
+    ) -> Outcome {
+        if self.unsettled.is_some() && self.inner.flawed(Flaw::FreshHoldOnRepeat) {
+            self.hold = self.inner.hold_id();
+        }
+        let sent = self.inner.clock.now();
+        let give_up = (sent + self.attempt_within()).min(end);
+        let mut request = Acquire::new(
+            self.name.clone(),
+            self.owner,
+            self.hold,
+            self.lease,
+            give_up,
+        );
+        request.line = line;
+        request.next = next;
+        request.join = self.join;
+        request.look = look;
+        request.note = Arc::clone(&self.inner.note);
+        let driver = Arc::clone(&self.inner.driver);
+        let call = Call::new(&self.inner.adrift, give_up, async move {
+            driver.acquire(&request).await
+        });
+        // It stays here while it runs: whoever drops this value meanwhile leaves it to the janitor.
+        let answer = self.under_way.insert(call).answer().await;
+        self.under_way = None;
+        match answer {
+            Some(Ok(Acquired::Granted(grant))) => Outcome::Granted(grant, sent),
+            Some(Ok(Acquired::Held(held))) => Outcome::Held(held),
+            Some(Ok(Acquired::Gone)) => Outcome::Gone,
+            Some(Err(error)) => {
+                if error.effect() == Effect::Unknown {
+                    self.unanswered(give_up);
+                }
+                Outcome::Failed(error)
+            }
+            None => {
+                self.unanswered(give_up);
+                Outcome::Unanswered
+            }
+        }
+    }
+
+    fn unanswered(&mut self, give_up: Instant) {
+        self.unsettled = self.unsettled.max(Some(give_up + self.inner.caps.late));
+    }
+
+    /// Whether the store may have something of it that nobody knows of.
+    pub(super) fn is_open(&self) -> bool {
+        self.under_way.is_some() || self.unsettled.is_some()
+    }
+
+    /// Makes a guard of a grant; `None`: it came too late to be worth anything, and the janitor gives it back.
+    pub(super) fn succeed(&mut self, grant: Grant, sent: Instant) -> Option<Guard> {
+        let inner = Arc::clone(&self.inner);
+        let now = inner.clock.now();
+        let length = self.lease.length();
+        let counted = if inner.flawed(Flaw::DeadlineFromReply) {
+            now
+        } else {
+            sent
+        };
+        let deadline = counted + grant.valid_for.min(length) - Lease::margin(length);
+        if deadline <= now {
+            let mut job = Job::release(self.name.clone(), self.owner, self.hold);
+            job.unsettled = self.unsettled.take();
+            inner.settle(job);
+            self.hold = inner.hold_id();
+            return None;
+        }
+        let lane = inner.driver.lane(&self.name);
+        let hold = Arc::new(Hold::new(Start {
+            name: self.name.clone(),
+            owner: self.owner,
+            id: self.hold,
+            token: grant.token,
+            lease: self.lease,
+            since: now,
+            deadline: if inner.flawed(Flaw::ClockIgnored) {
+                Instant::FAR
+            } else {
+                deadline
+            },
+            at: self.at,
+            unsettled: self.unsettled.take(),
+        }));
+        inner.enter(&hold);
+        let key = inner.watchdog.watch(Watched {
+            what: Arc::clone(&hold),
+            name: self.name.clone(),
+            lane,
+            sent,
+            deadline,
+            renewal: self.renewal(),
+            end: (!self.lease.is_kept()).then(|| sent + length - Lease::margin(length)),
+        });
+        Some(Guard::new(inner, hold, key))
+    }
+
+    fn renewal(&self) -> Option<Renewal> {
+        let length = self.lease.length();
+        if self.lease.is_kept() {
+            return (!self.inner.flawed(Flaw::NeverRenews)).then_some(Renewal {
+                ask: Some(length),
+                length,
+            });
+        }
+        // A fixed lease on a session store lasts no longer than its session, which has to be proven.
+        self.inner.caps.session_bound.then(|| Renewal {
+            ask: None,
+            length: *self.inner.caps.leases.end(),
+        })
+    }
+
+    /// Gives up: whatever the store may have of it, and these tickets, are the janitor's now.
+    pub(super) fn abandon(&mut self, tickets: Vec<Ticket>) {
+        let under_way = self.under_way.take();
+        let unsettled = self.unsettled.take();
+        let open = under_way.is_some() || unsettled.is_some();
+        if open || !tickets.is_empty() {
+            let hold = open.then_some((self.owner, self.hold));
+            let job = Job {
+                name: self.name.clone(),
+                hold,
+                unsettled,
+                tickets,
+            };
+            self.inner.settle_after(job, under_way);
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.abandon(Vec::new());
+    }
+}

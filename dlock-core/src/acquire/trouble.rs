@@ -1,0 +1,120 @@
+//! A store that fails or does not answer: how long to go on, and what to say in the end.
+
+use crate::{
+    clock::Instant,
+    error::{DriverError, Effect, Error, ErrorKind, Phase, Retry, about},
+};
+use std::time::Duration;
+
+/// The pause between attempts that failed: doubling from the first to the last, jittered 50–100 %.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+
+#[derive(Debug)]
+pub(super) struct Trouble {
+    /// How long the store may fail before that is the answer.
+    patience: Duration,
+    since: Option<Instant>,
+    last: Option<DriverError>,
+    attempts: u32,
+    at_once: bool,
+    unknown: bool,
+}
+
+impl Trouble {
+    pub(super) fn new(patience: Duration) -> Self {
+        Self {
+            patience,
+            since: None,
+            last: None,
+            attempts: 0,
+            at_once: false,
+            unknown: false,
+        }
+    }
+
+    /// The store answered.
+    pub(super) fn over(&mut self) {
+        self.since = None;
+        self.last = None;
+        self.attempts = 0;
+        self.at_once = false;
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        self.attempts > 0
+    }
+
+    /// A grant came when its lease was over: as bad as no answer.
+    pub(super) fn too_late(&mut self) {
+        self.attempts += 1;
+        self.at_once = true;
+    }
+
+    /// An attempt failed; the error, if going on is pointless.
+    pub(super) fn failed(&mut self, error: DriverError, now: Instant) -> Result<(), Error> {
+        self.unknown |= error.effect() == Effect::Unknown;
+        if error.retry() == Retry::Never {
+            return Err(error.into());
+        }
+        self.at_once = error.retry() == Retry::Now && self.attempts == 0;
+        self.last = Some(error);
+        self.goes_on(now)
+    }
+
+    /// An attempt was not answered in time; the error, if going on is pointless.
+    pub(super) fn unanswered(&mut self, now: Instant) -> Result<(), Error> {
+        self.unknown = true;
+        self.at_once = true;
+        self.goes_on(now)
+    }
+
+    fn goes_on(&mut self, now: Instant) -> Result<(), Error> {
+        self.attempts += 1;
+        let since = *self.since.get_or_insert(now);
+        if now.since(since) < self.patience {
+            return Ok(());
+        }
+        let message = format!(
+            "the store has not answered for {} ({} attempts): see that it runs and can be reached",
+            about(now.since(since)),
+            self.attempts
+        );
+        Err(self.named(ErrorKind::Unavailable, message))
+    }
+
+    /// The pause before the next attempt.
+    pub(super) fn pause(&mut self, jitter: f64) -> Duration {
+        if std::mem::take(&mut self.at_once) {
+            return Duration::ZERO;
+        }
+        let doubled = PAUSE
+            .0
+            .saturating_mul(1 << self.attempts.clamp(1, 10).saturating_sub(1));
+        doubled.min(PAUSE.1).mul_f64(0.5 + jitter / 2.0)
+    }
+
+    /// The caller's time is up, and the store was the reason.
+    pub(super) fn timeout(&mut self) -> Error {
+        let phase = Phase::Request;
+        let message = format!(
+            "the time was up while the store did not answer ({} attempts): see that it runs and can be reached; \
+             what it may still have taken is being given back",
+            self.attempts
+        );
+        self.named(ErrorKind::Timeout { phase }, message)
+    }
+
+    fn named(&mut self, kind: ErrorKind, message: String) -> Error {
+        let error = Error::new(kind, message)
+            .with_retry(Retry::Later)
+            .with_effect(if self.unknown {
+                Effect::Unknown
+            } else {
+                Effect::None
+            });
+        match self.last.take() {
+            Some(last) => error.with_source(last),
+            None => error,
+        }
+    }
+}

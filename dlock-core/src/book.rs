@@ -1,0 +1,198 @@
+//! What a client knows of each name: its live holds, and the local queue of those who wait.
+//!
+//! However many tasks of a client wait for a name, the store sees one waiter: the head of the queue, who has the ticket and does the looking.
+
+use crate::{
+    clock::Instant,
+    driver::Hint,
+    hold::Hold,
+    identity::{Owner, Ticket},
+    name::LockName,
+};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+use tokio::sync::Notify;
+
+#[derive(Debug, Default)]
+pub(crate) struct Book(HashMap<LockName, Page>);
+
+/// One name.
+#[derive(Debug, Default)]
+pub(crate) struct Page {
+    pub(crate) holds: Vec<Arc<Hold>>,
+    pub(crate) queue: Queue,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    waiters: VecDeque<Arc<Waiter>>,
+    /// What the head stands in the store's line with.
+    pub(crate) ticket: Option<Ticket>,
+    /// What the next one will, once the head is granted.
+    pub(crate) next: Option<Ticket>,
+    /// When the head looks again.
+    pub(crate) look_at: Instant,
+    /// Looks since the last grant, for polling stores whose pause doubles.
+    pub(crate) looks: u32,
+    /// A wake-up came that no attempt has answered yet.
+    pub(crate) poked: bool,
+}
+
+/// One waiting task.
+#[derive(Debug, Default)]
+pub(crate) struct Waiter {
+    /// It became the head, or the head has something to do.
+    pub(crate) wake: Notify,
+}
+
+impl Book {
+    pub(crate) fn page(&mut self, name: &LockName) -> &mut Page {
+        // Two look-ups instead of a clone of the name for `entry` when it is there.
+        if !self.0.contains_key(name) {
+            self.0.insert(name.clone(), Page::default());
+        }
+        self.0.get_mut(name).expect("BUG: inserted above")
+    }
+
+    pub(crate) fn find(&mut self, name: &LockName) -> Option<&mut Page> {
+        self.0.get_mut(name)
+    }
+
+    /// Forgets a name that nobody holds or waits for.
+    pub(crate) fn tidy(&mut self, name: &LockName) {
+        if self.0.get(name).is_some_and(Page::is_empty) {
+            self.0.remove(name);
+        }
+    }
+
+    pub(crate) fn strike(&mut self, hold: &Arc<Hold>) {
+        if let Some(page) = self.0.get_mut(&hold.name) {
+            page.holds.retain(|other| !Arc::ptr_eq(other, hold));
+            self.tidy(&hold.name);
+        }
+    }
+
+    /// Every live hold, in an order that does not depend on hashing.
+    pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
+        let mut holds: Vec<_> = self
+            .0
+            .values()
+            .flat_map(|page| page.holds.clone())
+            .collect();
+        holds.sort_by(|a, b| (&a.name, a.since, a.id).cmp(&(&b.name, b.since, b.id)));
+        holds
+    }
+
+    pub(crate) fn is_unheld(&self) -> bool {
+        self.0.values().all(|page| page.holds.is_empty())
+    }
+
+    /// Wakes every waiter, heads or not.
+    pub(crate) fn wake_all(&mut self) {
+        for page in self.0.values_mut() {
+            for waiter in &page.queue.waiters {
+                waiter.wake.notify_one();
+            }
+        }
+    }
+
+    /// Whether the hint found somebody who wants it.
+    pub(crate) fn hint(&mut self, hint: &Hint, now: Instant) -> bool {
+        match hint {
+            Hint::Turn { name, ticket } => {
+                let wanted = self.0.get_mut(name).filter(|page| {
+                    page.queue.ticket == Some(*ticket) && !page.queue.waiters.is_empty()
+                });
+                wanted.map(|page| page.queue.poke()).is_some()
+            }
+            Hint::First {
+                name,
+                ticket,
+                look_in,
+            } => {
+                if let Some(page) = self.0.get_mut(name)
+                    && page.queue.ticket == Some(*ticket)
+                {
+                    page.queue.look_by(now + *look_in);
+                }
+                true
+            }
+            Hint::Free(name) => {
+                if let Some(page) = self.0.get_mut(name) {
+                    page.queue.poke();
+                }
+                true
+            }
+            Hint::LookAgain => {
+                for page in self.0.values_mut() {
+                    page.queue.poke();
+                }
+                true
+            }
+            Hint::Over(_) => true,
+        }
+    }
+}
+
+impl Page {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.holds.is_empty() && self.queue.waiters.is_empty()
+    }
+
+    /// The live hold of an owner.
+    pub(crate) fn of(&self, owner: &Owner) -> Option<&Arc<Hold>> {
+        self.holds.iter().find(|hold| hold.owner == *owner)
+    }
+}
+
+impl Queue {
+    pub(crate) fn enter(&mut self, waiter: &Arc<Waiter>) {
+        self.waiters.push_back(Arc::clone(waiter));
+    }
+
+    pub(crate) fn enter_first_but_one(&mut self, waiter: &Arc<Waiter>) {
+        let place = self.waiters.len().min(1);
+        self.waiters.insert(place, Arc::clone(waiter));
+    }
+
+    pub(crate) fn is_head(&self, waiter: &Arc<Waiter>) -> bool {
+        self.waiters
+            .front()
+            .is_some_and(|head| Arc::ptr_eq(head, waiter))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.waiters.len()
+    }
+
+    /// Takes a waiter out; says whether it was the head.
+    pub(crate) fn remove(&mut self, waiter: &Arc<Waiter>) -> bool {
+        let was_head = self.is_head(waiter);
+        self.waiters.retain(|other| !Arc::ptr_eq(other, waiter));
+        was_head
+    }
+
+    /// The head is to look at once.
+    pub(crate) fn poke(&mut self) {
+        if let Some(head) = self.waiters.front() {
+            self.poked = true;
+            head.wake.notify_one();
+        }
+    }
+
+    /// The head is to look by then.
+    pub(crate) fn look_by(&mut self, at: Instant) {
+        if at < self.look_at {
+            self.look_at = at;
+            self.wake_head();
+        }
+    }
+
+    pub(crate) fn wake_head(&self) {
+        if let Some(head) = self.waiters.front() {
+            head.wake.notify_one();
+        }
+    }
+}

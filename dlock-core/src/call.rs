@@ -1,0 +1,128 @@
+//! A driver's call that is always driven to its end.
+//!
+//! It is polled in place, by whoever waits for it. Dropped unfinished, by a caller that was cancelled or ran out of time, what is
+//! left of it moves into a task: some clients (MongoDB, sqlx) break when a future of theirs is never polled again.
+
+use crate::clock::{Clock, Instant};
+use std::{
+    fmt,
+    future::poll_fn,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+use tokio::runtime::Handle;
+
+/// How long after its give-up a call is abandoned: the store's client has long run into its own time-outs by then.
+const ABANDON_AFTER: Duration = Duration::from_secs(30);
+
+/// Where calls run that nobody waits for any more.
+#[derive(Clone, Debug)]
+pub(crate) struct Adrift {
+    pub(crate) handle: Handle,
+    pub(crate) clock: Clock,
+    abandoned: Arc<AtomicU64>,
+}
+
+impl Adrift {
+    pub(crate) fn new(handle: Handle, clock: Clock) -> Self {
+        Self {
+            handle,
+            clock,
+            abandoned: Arc::default(),
+        }
+    }
+
+    /// How many calls were never answered.
+    pub(crate) fn abandoned(&self) -> u64 {
+        self.abandoned.load(Relaxed)
+    }
+}
+
+pub(crate) struct Call<T: Send + 'static> {
+    rest: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
+    begun: bool,
+    give_up: Instant,
+    adrift: Adrift,
+}
+
+impl<T: Send + 'static> Call<T> {
+    pub(crate) fn new(
+        adrift: &Adrift,
+        give_up: Instant,
+        call: impl Future<Output = T> + Send + 'static,
+    ) -> Self {
+        Self {
+            rest: Some(Box::pin(call)),
+            begun: false,
+            give_up,
+            adrift: adrift.clone(),
+        }
+    }
+
+    /// Waits for the answer, at most until the give-up; `None`: it is still under way.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the call where it is; dropping the call moves it into a task.
+    pub(crate) async fn answer(&mut self) -> Option<T> {
+        let clock = self.adrift.clock.clone();
+        let give_up = self.give_up;
+        tokio::select! {
+            biased;
+            answer = poll_fn(|cx| self.poll(cx)) => Some(answer),
+            () = clock.sleep_until(give_up) => None,
+        }
+    }
+
+    pub(crate) fn give_up(&self) -> Instant {
+        self.give_up
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<T> {
+        let Some(rest) = &mut self.rest else {
+            return Poll::Pending; // answered before: nobody asks twice
+        };
+        self.begun = true;
+        let answer = std::task::ready!(rest.as_mut().poll(cx));
+        self.rest = None;
+        Poll::Ready(answer)
+    }
+}
+
+impl<T: Send + 'static> Drop for Call<T> {
+    fn drop(&mut self) {
+        // A call that was never polled has not been sent.
+        let Some(rest) = self.rest.take().filter(|_| self.begun) else {
+            return;
+        };
+        let Adrift {
+            handle,
+            clock,
+            abandoned,
+        } = self.adrift.clone();
+        let end = self.give_up + ABANDON_AFTER;
+        handle.spawn(async move {
+            tokio::select! {
+                biased;
+                _ = rest => {}
+                () = clock.sleep_until(end) => {
+                    abandoned.fetch_add(1, Relaxed);
+                    tracing::debug!("a call was not answered {ABANDON_AFTER:?} after its give-up and is abandoned");
+                }
+            }
+        });
+    }
+}
+
+impl<T: Send + 'static> fmt::Debug for Call<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Call")
+            .field("begun", &self.begun)
+            .field("give_up", &self.give_up)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,205 @@
+//! One acquisition as the guard, the watchdog and the book share it: a few atomics that anybody may read without a lock.
+
+use crate::{
+    clock::{Clock, Instant},
+    error::LossReason,
+    identity::{FencingToken, HoldId, Owner},
+    lease::Lease,
+    name::LockName,
+};
+use std::{
+    panic::Location,
+    sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst},
+    time::Duration,
+};
+use tokio::sync::Notify;
+
+/// How far a lock can be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum State {
+    /// Held, and renewals go well.
+    Held,
+    /// Held until the deadline, but a renewal is failing or overdue.
+    Uncertain,
+    /// Not to be trusted any more. Terminal.
+    Lost(LossReason),
+}
+
+#[derive(Debug)]
+pub(crate) struct Hold {
+    pub(crate) name: LockName,
+    pub(crate) owner: Owner,
+    pub(crate) id: HoldId,
+    pub(crate) token: Option<FencingToken>,
+    pub(crate) lease: Lease,
+    pub(crate) since: Instant,
+    /// Where the caller acquired it, for the error that explains a self-deadlock.
+    pub(crate) at: &'static Location<'static>,
+    /// Until when an unanswered copy of its acquire may still take hold: a release before then does not settle it.
+    pub(crate) unsettled: Option<Instant>,
+    phase: AtomicU8,
+    deadline: AtomicU64,
+    lost: Notify,
+}
+
+/// What a new hold starts with, so that `Hold::new` needs no ten arguments.
+pub(crate) struct Start {
+    pub(crate) name: LockName,
+    pub(crate) owner: Owner,
+    pub(crate) id: HoldId,
+    pub(crate) token: Option<FencingToken>,
+    pub(crate) lease: Lease,
+    pub(crate) since: Instant,
+    pub(crate) deadline: Instant,
+    pub(crate) at: &'static Location<'static>,
+    pub(crate) unsettled: Option<Instant>,
+}
+
+const HELD: u8 = 0;
+const UNCERTAIN: u8 = 1;
+const RELEASING: u8 = 2;
+const RELEASED: u8 = 3;
+const LOST: u8 = 4; // and up: LOST + the reason's place in REASONS
+
+const REASONS: [LossReason; 4] = [
+    LossReason::Deadline,
+    LossReason::NotHeld,
+    LossReason::Session,
+    LossReason::Shutdown,
+];
+
+/// How much earlier than the deadline a timer that watches it is set: timers are a millisecond coarse and round up,
+/// and `lost()` has to resolve at or before the deadline, not after it.
+pub(crate) const TICK: Duration = Duration::from_millis(1);
+
+impl Hold {
+    pub(crate) fn new(start: Start) -> Self {
+        let Start {
+            name,
+            owner,
+            id,
+            token,
+            lease,
+            since,
+            deadline,
+            at,
+            unsettled,
+        } = start;
+        Self {
+            name,
+            owner,
+            id,
+            token,
+            lease,
+            since,
+            at,
+            unsettled,
+            phase: AtomicU8::new(HELD),
+            deadline: AtomicU64::new(deadline.as_nanos()),
+            lost: Notify::new(),
+        }
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::from_nanos(self.deadline.load(SeqCst))
+    }
+
+    /// A renewal went well. The deadline never moves back.
+    pub(crate) fn renewed(&self, deadline: Instant) {
+        self.deadline.fetch_max(deadline.as_nanos(), SeqCst);
+        let _ = self.phase.compare_exchange(UNCERTAIN, HELD, SeqCst, SeqCst);
+    }
+
+    pub(crate) fn doubt(&self) -> bool {
+        self.phase
+            .compare_exchange(HELD, UNCERTAIN, SeqCst, SeqCst)
+            .is_ok()
+    }
+
+    /// The state as the clock has it: a deadline that passed while nothing ran counts, whether or not the watchdog has noticed.
+    pub(crate) fn state(&self, clock: &Clock) -> State {
+        match self.phase.load(SeqCst) {
+            phase @ (HELD | UNCERTAIN) => {
+                if clock.now() >= self.deadline() {
+                    self.lose(LossReason::Deadline);
+                    self.state(clock)
+                } else if phase == HELD {
+                    State::Held
+                } else {
+                    State::Uncertain
+                }
+            }
+            RELEASING | RELEASED => State::Lost(LossReason::NotHeld),
+            lost => State::Lost(REASONS[usize::from(lost - LOST) % REASONS.len()]),
+        }
+    }
+
+    /// Whether the guard still counts on it.
+    pub(crate) fn is_live(&self, clock: &Clock) -> bool {
+        !matches!(self.state(clock), State::Lost(_))
+    }
+
+    /// Marks it lost, once; says whether this call did.
+    pub(crate) fn lose(&self, reason: LossReason) -> bool {
+        let place = REASONS.iter().position(|r| *r == reason).unwrap_or(0);
+        let lost = LOST + u8::try_from(place).unwrap_or(0);
+        let did = self
+            .phase
+            .fetch_update(SeqCst, SeqCst, |phase| {
+                matches!(phase, HELD | UNCERTAIN).then_some(lost)
+            })
+            .is_ok();
+        if did {
+            self.lost.notify_waiters();
+        }
+        did
+    }
+
+    /// The guard gives it back. From here on it is nobody's to lose; says what it was before.
+    pub(crate) fn releasing(&self, clock: &Clock) -> State {
+        let before = self.state(clock);
+        let _ = self.phase.fetch_update(SeqCst, SeqCst, |phase| {
+            matches!(phase, HELD | UNCERTAIN).then_some(RELEASING)
+        });
+        before
+    }
+
+    pub(crate) fn released(&self) {
+        let _ = self
+            .phase
+            .compare_exchange(RELEASING, RELEASED, SeqCst, SeqCst);
+    }
+
+    /// Whether the store confirmed that it is gone.
+    pub(crate) fn is_released(&self) -> bool {
+        self.phase.load(SeqCst) == RELEASED
+    }
+
+    /// Whether its release was begun and not confirmed.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.phase.load(SeqCst) == RELEASING
+    }
+
+    /// Resolves when it can no longer be trusted, also when nothing but the caller runs: the timer is the caller's own.
+    pub(crate) async fn lost(&self, clock: &Clock) -> LossReason {
+        loop {
+            let notified = self.lost.notified();
+            let mut notified = std::pin::pin!(notified);
+            notified.as_mut().enable();
+            if let State::Lost(reason) = self.state(clock) {
+                return reason;
+            }
+            let watched = self.deadline();
+            tokio::select! {
+                biased;
+                () = notified => {}
+                () = clock.sleep_until(watched - TICK) => {
+                    if self.deadline() == watched {
+                        self.lose(LossReason::Deadline);
+                    }
+                }
+            }
+        }
+    }
+}

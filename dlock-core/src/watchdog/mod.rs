@@ -1,0 +1,219 @@
+//! The watchdog: one task per client keeps every kept lease alive and declares what could not be kept.
+//!
+//! The shell round the pure [`machine`]: it sleeps until the machine has something to do, sends what it is told to, and feeds the
+//! answers back. Renewals run beside it, one task a batch; no timer ever waits for one.
+
+mod machine;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use machine::{Key, Renewal, Watched};
+
+use crate::{
+    call::Call,
+    client::Inner,
+    clock::Instant,
+    driver::{Lane, Renew, Renewed},
+    error::{DriverError, LossReason},
+    flaw::Flaw,
+    hold::Hold,
+};
+use machine::{Action, Answer, Batch, Machine};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+use tokio::sync::Notify;
+
+#[derive(Debug)]
+pub(crate) struct Watchdog {
+    state: Mutex<Watch>,
+    /// Something is due earlier than the task sleeps.
+    earlier: Notify,
+}
+
+#[derive(Debug)]
+struct Watch {
+    machine: Machine<Arc<Hold>>,
+    /// Until when the task sleeps. A hold that comes and goes in the meantime does not wake it.
+    armed: Instant,
+}
+
+impl Watch {
+    /// Whether the task has to be woken, which it then will be once.
+    fn rearm(&mut self) -> bool {
+        match self.machine.next() {
+            Some(next) if next < self.armed => {
+                self.armed = next;
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Watchdog {
+    pub(crate) fn new(batch: usize) -> Self {
+        Self {
+            state: Mutex::new(Watch {
+                machine: Machine::new(batch),
+                armed: Instant::FAR,
+            }),
+            earlier: Notify::new(),
+        }
+    }
+
+    pub(crate) fn watch(&self, watched: Watched<Arc<Hold>>) -> Key {
+        let mut state = self.state();
+        let key = state.machine.watch(watched);
+        if state.rearm() {
+            self.earlier.notify_one();
+        }
+        key
+    }
+
+    pub(crate) fn forget(&self, key: Key) {
+        self.state().machine.forget(key);
+    }
+
+    /// A session ended: ask for its holds at once.
+    pub(crate) fn over(&self, lane: Lane, now: Instant) {
+        let mut state = self.state();
+        state.machine.over(lane, now);
+        if state.rearm() {
+            self.earlier.notify_one();
+        }
+    }
+
+    /// Stops renewing; gives back what was still watched.
+    pub(crate) fn stop(&self) -> Vec<Arc<Hold>> {
+        self.state().machine.drain()
+    }
+
+    fn state(&self) -> MutexGuard<'_, Watch> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The watchdog's task: ends with the client.
+pub(crate) async fn run(client: Weak<Inner>) {
+    loop {
+        let Some(inner) = client.upgrade() else {
+            return;
+        };
+        let (actions, next) = {
+            let mut state = inner.watchdog.state();
+            let actions = state
+                .machine
+                .tick(inner.clock.now(), &mut || inner.jitter());
+            state.armed = state.machine.next().unwrap_or(Instant::FAR);
+            (actions, state.armed)
+        };
+        perform(&inner, actions);
+        let clock = inner.clock.clone();
+        let watchdog = Arc::clone(&inner.watchdog);
+        drop(inner); // a sleeping watchdog keeps no client alive
+        tokio::select! {
+            biased;
+            () = watchdog.earlier.notified() => {}
+            () = clock.sleep_until(next) => {}
+        }
+    }
+}
+
+fn perform(inner: &Arc<Inner>, actions: Vec<Action<Arc<Hold>>>) {
+    for action in actions {
+        match action {
+            Action::Send(batch) => {
+                let renewing = renew(Arc::downgrade(inner), inner.renewal(batch));
+                inner.adrift.handle.spawn(renewing);
+            }
+            Action::Doubt(hold) => {
+                if inner.flawed(Flaw::FailedRenewalIsLoss) {
+                    inner.lose(&hold, LossReason::Deadline);
+                } else if hold.doubt() {
+                    let rest = hold.deadline().since(inner.clock.now());
+                    tracing::warn!(
+                        target: "dlock::renew", lock = %hold.name, backend = inner.caps.backend,
+                        owner = %hold.owner, ?rest, "a renewal failed or is overdue; held until the deadline"
+                    );
+                }
+            }
+            Action::Renewed(hold, deadline) => {
+                hold.renewed(deadline);
+                tracing::trace!(
+                    target: "dlock::renew", lock = %hold.name, backend = inner.caps.backend, "renewed"
+                );
+            }
+            Action::Lost(hold, reason) => inner.lose(&hold, reason),
+        }
+    }
+}
+
+/// One batch of renewals on its way.
+struct Renewing {
+    id: machine::BatchId,
+    count: usize,
+    call: Call<Result<Vec<Result<Renewed, DriverError>>, DriverError>>,
+}
+
+impl Inner {
+    fn renewal(&self, batch: Batch<Arc<Hold>>) -> Renewing {
+        let Batch {
+            id,
+            lane,
+            entries,
+            give_up,
+        } = batch;
+        let driver = Arc::clone(&self.driver);
+        let asked: Vec<_> = entries
+            .iter()
+            .map(|(hold, lease)| Renew::new(hold.name.clone(), hold.owner, hold.id, *lease))
+            .collect();
+        Renewing {
+            id,
+            count: asked.len(),
+            call: Call::new(&self.adrift, give_up + LATE_ANSWERS, async move {
+                driver.renew(lane, &asked, give_up).await
+            }),
+        }
+    }
+}
+
+/// How long after its give-up the answer of a renewal still counts: it can only help, and it proves a loss early.
+const LATE_ANSWERS: Duration = Duration::from_secs(30);
+
+async fn renew(client: Weak<Inner>, mut renewing: Renewing) {
+    let answer = renewing.call.answer().await;
+    let Some(inner) = client.upgrade() else {
+        return;
+    };
+    let answers: Vec<_> = match answer {
+        None => {
+            inner.watchdog.state().machine.abandon(renewing.id);
+            return;
+        }
+        Some(Ok(answers)) => answers
+            .into_iter()
+            .map(|answer| answer.map_or_else(|error| failed(&inner, &error), Answer::Renewed))
+            .collect(),
+        Some(Err(error)) => vec![failed(&inner, &error); renewing.count],
+    };
+    let (actions, earlier) = {
+        let mut state = inner.watchdog.state();
+        let now = inner.clock.now();
+        let actions = state
+            .machine
+            .answered(renewing.id, answers, now, &mut || inner.jitter());
+        (actions, state.rearm())
+    };
+    perform(&inner, actions);
+    if earlier {
+        inner.watchdog.earlier.notify_one();
+    }
+}
+
+fn failed(inner: &Inner, error: &DriverError) -> Answer {
+    tracing::debug!(target: "dlock::renew", backend = inner.caps.backend, %error, "a renewal failed");
+    Answer::Failed
+}

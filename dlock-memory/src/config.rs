@@ -1,0 +1,143 @@
+//! What a driver over a memory store can be told.
+
+use crate::error::MemoryError;
+use dlock_core::{Error, Lease, Wake};
+use std::{num::NonZeroU32, str::FromStr, time::Duration};
+
+/// The settings of one driver, and the name of the store for those who use a URL.
+///
+/// As a URL: `memory:NAME?dlock.wake=line&dlock.accept=1s&dlock.lanes=1`. The name is taken as it stands, byte for byte.
+///
+/// ```
+/// use dlock_core::Wake;
+/// use dlock_memory::MemoryConfig;
+/// let config: MemoryConfig = "memory:orders?dlock.wake=poll".parse()?;
+/// assert_eq!((config.name.as_str(), config.wake), ("orders", Wake::Poll));
+/// # Ok::<(), dlock_core::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryConfig {
+    /// Which of the process's stores [`MemoryDriver::from_url`](crate::MemoryDriver::from_url) connects to. Default: the empty name.
+    pub name: String,
+    /// How waiters are woken (`dlock.wake`: `line`, `hints` or `poll`). Default: [`Wake::Line`].
+    pub wake: Wake,
+    /// The accept lease (`dlock.accept`, as `250ms` or `1s`): how long a turn stays reserved, at least 1 ms, and at most a third of the lease
+    /// that the ticket waits for. Default: 1 s.
+    pub accept: Duration,
+    /// Into how many lanes names are spread (`dlock.lanes`). Default: 1.
+    pub lanes: NonZeroU32,
+}
+
+impl MemoryConfig {
+    /// The defaults with another way of waking.
+    #[must_use]
+    pub fn new(wake: Wake) -> Self {
+        Self {
+            wake,
+            ..Self::default()
+        }
+    }
+
+    /// What a ticket that waits for such a lease is given.
+    pub(crate) fn terms(&self, lease: Lease) -> Terms {
+        let third = lease.length() / 3;
+        let interval = third.min(LONGEST_LOOK);
+        Terms {
+            wake: self.wake,
+            accept: self.accept.max(SHORTEST_ACCEPT).min(third),
+            interval,
+            entry: interval * 3,
+        }
+    }
+}
+
+impl Default for MemoryConfig {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            wake: Wake::Line,
+            accept: Duration::from_secs(1),
+            lanes: NonZeroU32::MIN,
+        }
+    }
+}
+
+impl FromStr for MemoryConfig {
+    type Err = Error;
+
+    fn from_str(url: &str) -> Result<Self, Error> {
+        let Some(rest) = url.strip_prefix("memory:") else {
+            return Err(refuse("a memory store's URL is memory:NAME"));
+        };
+        let (name, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let mut config = Self {
+            name: name.to_owned(),
+            ..Self::default()
+        };
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            config.set(pair)?;
+        }
+        Ok(config)
+    }
+}
+
+impl MemoryConfig {
+    fn set(&mut self, pair: &str) -> Result<(), Error> {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let wrong = |wanted: &str| refuse(format!("{key} must be {wanted}, not {value:?}"));
+        match key {
+            "dlock.wake" => self.wake = wake(value).ok_or_else(|| wrong("line, hints or poll"))?,
+            "dlock.accept" => {
+                self.accept =
+                    span(value).ok_or_else(|| wrong("a time of 1ms or more, as 250ms or 1s"))?;
+            }
+            "dlock.lanes" => self.lanes = value.parse().map_err(|_| wrong("a number from 1 on"))?,
+            _ => {
+                return Err(refuse(format!(
+                    "unknown parameter {key:?}: a memory store knows dlock.wake, dlock.accept and dlock.lanes"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn wake(value: &str) -> Option<Wake> {
+    Some(match value {
+        "line" => Wake::Line,
+        "hints" => Wake::Hints,
+        "poll" => Wake::Poll,
+        _ => return None,
+    })
+}
+
+fn span(value: &str) -> Option<Duration> {
+    let span = match value.strip_suffix("ms") {
+        Some(number) => Duration::from_millis(number.parse().ok()?),
+        None => Duration::from_secs(value.strip_suffix('s')?.parse().ok()?),
+    };
+    (span >= SHORTEST_ACCEPT).then_some(span)
+}
+
+fn refuse(message: impl Into<String>) -> Error {
+    MemoryError::Url(message.into()).into()
+}
+
+/// What one ticket is given.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) wake: Wake,
+    /// How long its turn stays reserved.
+    pub(crate) accept: Duration,
+    /// How often it looks.
+    pub(crate) interval: Duration,
+    /// How long its entry counts after a look: three looks, so one may be lost and another late.
+    pub(crate) entry: Duration,
+}
+
+/// What a waiter of a long lease looks at least that often: a flushed store costs it no more. Makes the entry deadline 6 s at most.
+pub(crate) const LONGEST_LOOK: Duration = Duration::from_secs(2);
+
+/// Below it, no turn could be taken.
+const SHORTEST_ACCEPT: Duration = Duration::from_millis(1);

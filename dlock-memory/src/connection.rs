@@ -1,0 +1,184 @@
+//! One client's connection: who it is to the server, what it remembers of its tickets, and what its calls meet on the way.
+
+use crate::{
+    commands::Place,
+    error::MemoryError,
+    fault::{Call, Fault, Faults},
+    hints::{Hints, Inbox},
+    store::{ClientId, MemoryStore, State, Submitted},
+};
+use dlock_core::{Lane, Ticket};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+use tokio::sync::oneshot;
+
+/// Connected until it is closed or dropped.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) store: MemoryStore,
+    pub(crate) client: ClientId,
+    pub(crate) faults: Faults,
+    pub(crate) places: Arc<Places>,
+    inbox: Arc<Inbox>,
+    closed: AtomicBool,
+}
+
+impl Connection {
+    pub(crate) fn open(store: &MemoryStore) -> Self {
+        let inbox = Arc::<Inbox>::default();
+        Self {
+            store: store.clone(),
+            client: store.connect(Arc::clone(&inbox)),
+            faults: Faults::new(Arc::clone(&inbox)),
+            places: Arc::default(),
+            inbox,
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// One call, with what the fault script has for it. Without a fault, and while the server runs, it never yields.
+    ///
+    /// Whatever was given to the server is executed, also when this future is dropped.
+    pub(crate) async fn call<A, F>(
+        &self,
+        call: Call,
+        lane: Option<Lane>,
+        work: F,
+    ) -> Result<A, MemoryError>
+    where
+        A: Send + 'static,
+        F: FnOnce(&mut State, Duration) -> Result<A, MemoryError> + Send + 'static,
+    {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(MemoryError::Closed);
+        }
+        match self.faults.next(call) {
+            Fault::Ok => self.store.submit(call, lane, work).answer().await,
+            Fault::ErrorBefore => Err(MemoryError::NotSent),
+            Fault::ErrorAfter => {
+                drop(self.store.submit(call, lane, work));
+                Err(MemoryError::AnswerLost)
+            }
+            Fault::Slow(span) => {
+                let answer = self.store.submit(call, lane, work).answer().await;
+                let clock = self.store.clock();
+                clock.sleep_until(clock.now() + span).await;
+                answer
+            }
+            Fault::Never => {
+                drop(self.store.submit(call, lane, work));
+                std::future::pending().await
+            }
+            Fault::NeverExecuted => std::future::pending().await,
+            Fault::Late(span) => {
+                drop(self.later(span, call, lane, work));
+                Err(MemoryError::AnswerLost)
+            }
+            Fault::Delayed(span) => {
+                let submitted = self.later(span, call, lane, work).await;
+                submitted
+                    .map_err(|_| MemoryError::ServerLost)?
+                    .answer()
+                    .await
+            }
+        }
+    }
+
+    /// Gives the request to the server that much later, whoever is still there.
+    fn later<A, F>(
+        &self,
+        span: Duration,
+        call: Call,
+        lane: Option<Lane>,
+        work: F,
+    ) -> oneshot::Receiver<Submitted<A>>
+    where
+        A: Send + 'static,
+        F: FnOnce(&mut State, Duration) -> Result<A, MemoryError> + Send + 'static,
+    {
+        let (sender, submitted) = oneshot::channel();
+        let store = self.store.clone();
+        let at = store.clock().now() + span;
+        tokio::spawn(async move {
+            store.clock().sleep_until(at).await;
+            // Its sender may have given up; that it was executed is the point.
+            drop(sender.send(store.submit(call, lane, work)));
+        });
+        submitted
+    }
+
+    /// The hints, once.
+    pub(crate) fn hints(&self) -> Option<Hints> {
+        self.inbox.take(&self.places)
+    }
+
+    /// The server has no receiver for this client any more; what it holds stays.
+    pub(crate) fn close(&self) {
+        if !self.closed.swap(true, Ordering::AcqRel) {
+            self.store.disconnect(self.client);
+            self.inbox.close();
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// What the client remembers of its tickets, so that the server need not: a ticket that was taken out of the line comes
+/// back where it was, and after a second turn that lapsed, at the end.
+#[derive(Debug, Default)]
+pub(crate) struct Places(Mutex<HashMap<Ticket, Remembered>>);
+
+#[derive(Debug, Default)]
+struct Remembered {
+    place: Option<Place>,
+    /// A turn came, and no answer since.
+    turned: bool,
+    /// A turn ended in a refusal before.
+    lapsed: bool,
+}
+
+impl Places {
+    /// Where the ticket is to stand; `None`: at the end.
+    pub(crate) fn of(&self, ticket: Ticket) -> Option<Place> {
+        let places = self.lock();
+        let remembered = places.get(&ticket)?;
+        if remembered.turned && remembered.lapsed {
+            return None;
+        }
+        remembered.place
+    }
+
+    /// It stands there now.
+    pub(crate) fn stands(&self, ticket: Ticket, place: Place) {
+        let mut places = self.lock();
+        let remembered = places.entry(ticket).or_default();
+        remembered.place = Some(place);
+        remembered.lapsed |= std::mem::take(&mut remembered.turned);
+    }
+
+    /// A turn came for it.
+    pub(crate) fn turned(&self, ticket: Ticket) {
+        if let Some(remembered) = self.lock().get_mut(&ticket) {
+            remembered.turned = true;
+        }
+    }
+
+    /// It is used up, or has left.
+    pub(crate) fn forget(&self, ticket: Ticket) {
+        self.lock().remove(&ticket);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Ticket, Remembered>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

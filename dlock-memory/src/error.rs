@@ -1,0 +1,79 @@
+//! What can go wrong in a store that has no network, and what that means.
+
+use dlock_core::{DriverError, Effect, Error, ErrorKind, MAX_HOLDS, Retry};
+use std::time::Duration;
+
+/// Every failure of this driver.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum MemoryError {
+    /// `down()`: the connection was refused.
+    #[error("the store is down: the request was not sent")]
+    Down,
+    /// A call after `close`.
+    #[error("the driver is closed")]
+    Closed,
+    /// [`Fault::ErrorBefore`](crate::Fault::ErrorBefore).
+    #[error("the fault script refused the request before it was sent")]
+    NotSent,
+    /// [`Fault::ErrorAfter`](crate::Fault::ErrorAfter), [`Fault::Late`](crate::Fault::Late).
+    #[error("the fault script lost the answer")]
+    AnswerLost,
+    /// The server was killed with the request in it.
+    #[error("the server went away with the request unanswered")]
+    ServerLost,
+    /// The server judged the request's not-after.
+    #[error(
+        "executed at {now:?} of the server's time, too late for {not_after:?}: nothing was done"
+    )]
+    Late {
+        /// The server's time, so that the repeat can be right.
+        now: Duration,
+        /// What the request carried.
+        not_after: Duration,
+    },
+    /// One more would exceed the bound.
+    #[error("the name has {MAX_HOLDS} holds, the most there can be")]
+    TooManyHolds,
+    /// `list` was given something else than it answered.
+    #[error("that cursor is none of a memory store")]
+    Cursor,
+    /// The core must not mix lanes.
+    #[error("BUG: the batch names a lock of another lane")]
+    MixedLanes,
+    /// A URL or an option that cannot work.
+    #[error("{0}")]
+    Url(String),
+}
+
+impl MemoryError {
+    /// The one table: what it is, whether the same call may succeed later, what it may have done.
+    fn classify(&self) -> (ErrorKind, Retry, Effect) {
+        use Effect::{None, Unknown};
+        use ErrorKind::{Misuse, Overloaded, Unavailable};
+        use Retry::{Later, Never, Now};
+        match self {
+            Self::Down | Self::NotSent => (Unavailable, Later, None),
+            Self::Closed => (Unavailable, Never, None),
+            Self::AnswerLost | Self::ServerLost => (Unavailable, Later, Unknown),
+            Self::Late { .. } => (Unavailable, Now, None),
+            Self::TooManyHolds => (Overloaded, Later, None),
+            Self::Cursor | Self::MixedLanes | Self::Url(_) => (Misuse, Never, None),
+        }
+    }
+}
+
+impl From<MemoryError> for DriverError {
+    fn from(error: MemoryError) -> Self {
+        let (kind, retry, effect) = error.classify();
+        Self::new(kind, error.to_string())
+            .with_retry(retry)
+            .with_effect(effect)
+            .with_source(error)
+    }
+}
+
+impl From<MemoryError> for Error {
+    fn from(error: MemoryError) -> Self {
+        Self::misuse(error.to_string())
+    }
+}

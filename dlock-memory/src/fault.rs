@@ -1,0 +1,288 @@
+//! The fault script: what goes wrong between a driver and its server.
+
+use crate::hints::Inbox;
+use dlock_core::Hint;
+use fastrand::Rng;
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+/// The kinds of call that faults and counters tell apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Call {
+    /// `acquire`.
+    Acquire,
+    /// `leave`.
+    Leave,
+    /// `renew`, one per batch.
+    Renew,
+    /// `release`.
+    Release,
+    /// `inspect`.
+    Inspect,
+    /// `list`, one per page.
+    List,
+    /// `break_lock`.
+    Break,
+}
+
+impl Call {
+    /// Every kind.
+    pub const ALL: [Self; 7] = [
+        Self::Acquire,
+        Self::Leave,
+        Self::Renew,
+        Self::Release,
+        Self::Inspect,
+        Self::List,
+        Self::Break,
+    ];
+
+    pub(crate) const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// What happens to one call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// Nothing: it is executed and answered at once.
+    #[default]
+    Ok,
+    /// It fails and is not executed: `Unavailable`, effect none.
+    ErrorBefore,
+    /// It is executed at once and the answer is lost: `Unavailable`, effect unknown.
+    ErrorAfter,
+    /// It is executed at once and answered that much later.
+    Slow(Duration),
+    /// It is executed at once and never answered.
+    Never,
+    /// It is neither executed nor answered.
+    NeverExecuted,
+    /// It fails at once (`Unavailable`, effect unknown) and is executed that much later, whoever is still there.
+    Late(Duration),
+    /// It is executed and answered that much later; executed also if its future is dropped before.
+    Delayed(Duration),
+}
+
+/// What happens to the hints of one driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HintFault {
+    /// Nothing.
+    #[default]
+    Deliver,
+    /// They are lost, and the server does not know: a client that is stopped or cut off.
+    Lose,
+    /// They cannot be sent, and the server knows: the connection for hints is down, the client has no receivers.
+    /// Its end is a reconnect, so [`Hint::LookAgain`] follows.
+    Cut,
+    /// Each comes twice.
+    Double,
+}
+
+/// The faults of one driver. Cheap to clone; every clone is the same script.
+///
+/// A call takes the first of: the oldest of its kind's [`once`](Self::once), its kind's [`always`](Self::always), what the
+/// [`plan`](Self::plan) draws.
+#[derive(Clone, Debug)]
+pub struct Faults {
+    shared: Arc<Shared>,
+    inbox: Arc<Inbox>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// Whether the script says anything: without faults a call takes no lock for it.
+    armed: AtomicBool,
+    made: [AtomicU64; Call::ALL.len()],
+    script: Mutex<Script>,
+}
+
+#[derive(Debug, Default)]
+struct Script {
+    once: [VecDeque<Fault>; Call::ALL.len()],
+    always: [Fault; Call::ALL.len()],
+    plan: Option<FaultPlan>,
+}
+
+impl Faults {
+    pub(crate) fn new(inbox: Arc<Inbox>) -> Self {
+        Self {
+            shared: Arc::default(),
+            inbox,
+        }
+    }
+
+    /// The next call of that kind that has no fault queued yet meets this one.
+    pub fn once(&self, call: Call, fault: Fault) {
+        self.script().once[call.index()].push_back(fault);
+        self.shared.armed.store(true, Ordering::Release);
+    }
+
+    /// Every call of that kind meets this one from now on; [`Fault::Ok`] ends it.
+    pub fn always(&self, call: Call, fault: Fault) {
+        self.script().always[call.index()] = fault;
+        self.shared.armed.store(true, Ordering::Release);
+    }
+
+    /// Every call of every kind meets this one from now on.
+    pub fn always_all(&self, fault: Fault) {
+        self.script().always.fill(fault);
+        self.shared.armed.store(true, Ordering::Release);
+    }
+
+    /// Calls and hints meet what the plan draws, until [`clear`](Self::clear) or another plan.
+    pub fn plan(&self, plan: FaultPlan) {
+        self.inbox.plan(Some(plan.clone()));
+        self.script().plan = Some(plan);
+        self.shared.armed.store(true, Ordering::Release);
+    }
+
+    /// From now on nothing fails. What is on its way (late, slow, never) stays so.
+    pub fn clear(&self) {
+        let mut script = self.script();
+        *script = Script::default();
+        self.shared.armed.store(false, Ordering::Release);
+        drop(script);
+        self.inbox.plan(None);
+        self.inbox.set_fault(HintFault::Deliver);
+    }
+
+    /// What happens to this driver's hints from now on.
+    pub fn hints(&self, fault: HintFault) {
+        self.inbox.set_fault(fault);
+    }
+
+    /// Delivers a hint that the server never sent.
+    pub fn inject(&self, hint: Hint) {
+        self.inbox.put(hint);
+    }
+
+    /// How many calls of that kind this driver was asked for, failed ones included.
+    #[must_use]
+    pub fn made(&self, call: Call) -> u64 {
+        self.shared.made[call.index()].load(Ordering::Relaxed)
+    }
+
+    /// Counts the call and says what happens to it.
+    pub(crate) fn next(&self, call: Call) -> Fault {
+        self.shared.made[call.index()].fetch_add(1, Ordering::Relaxed);
+        if !self.shared.armed.load(Ordering::Acquire) {
+            return Fault::Ok;
+        }
+        let mut script = self.script();
+        if let Some(fault) = script.once[call.index()].pop_front() {
+            return fault;
+        }
+        match (script.always[call.index()], &mut script.plan) {
+            (Fault::Ok, Some(plan)) => plan.draw(call),
+            (standing, _) => standing,
+        }
+    }
+
+    fn script(&self) -> MutexGuard<'_, Script> {
+        self.shared
+            .script
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How often each fault is drawn: probabilities from 0 to 1, their sum at most 1; what is left is [`Fault::Ok`].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rates {
+    /// Of [`Fault::ErrorBefore`].
+    pub error_before: f64,
+    /// Of [`Fault::ErrorAfter`].
+    pub error_after: f64,
+    /// Of [`Fault::Slow`].
+    pub slow: f64,
+    /// Of [`Fault::Never`].
+    pub never: f64,
+    /// Of [`Fault::NeverExecuted`].
+    pub never_executed: f64,
+    /// Of [`Fault::Late`].
+    pub late: f64,
+    /// Of [`Fault::Delayed`].
+    pub delayed: f64,
+    /// The longest slow, late or delayed call; each is drawn evenly between zero and it.
+    pub longest: Duration,
+    /// Of a hint that is lost without anybody knowing.
+    pub hint_lost: f64,
+    /// Of a hint that comes twice.
+    pub hint_doubled: f64,
+}
+
+/// Faults drawn at random, the same ones for the same seed and the same calls.
+#[derive(Clone, Debug)]
+pub struct FaultPlan {
+    rng: Rng,
+    rates: Rates,
+    calls: [bool; Call::ALL.len()],
+}
+
+impl FaultPlan {
+    /// Faults for calls of every kind.
+    #[must_use]
+    pub fn seeded(seed: u64, rates: Rates) -> Self {
+        Self {
+            rng: Rng::with_seed(seed),
+            rates,
+            calls: [true; Call::ALL.len()],
+        }
+    }
+
+    /// The same for some kinds only; the others never fail.
+    #[must_use]
+    pub fn only(mut self, calls: &[Call]) -> Self {
+        self.calls = [false; Call::ALL.len()];
+        for call in calls {
+            self.calls[call.index()] = true;
+        }
+        self
+    }
+
+    fn draw(&mut self, call: Call) -> Fault {
+        if !self.calls[call.index()] {
+            return Fault::Ok;
+        }
+        // Both numbers are drawn always, so that one call's fault does not shift those of all later ones.
+        let (mut left, part) = (self.rng.f64(), self.rng.f64());
+        let span = self.rates.longest.mul_f64(part);
+        let faults = [
+            (self.rates.error_before, Fault::ErrorBefore),
+            (self.rates.error_after, Fault::ErrorAfter),
+            (self.rates.slow, Fault::Slow(span)),
+            (self.rates.never, Fault::Never),
+            (self.rates.never_executed, Fault::NeverExecuted),
+            (self.rates.late, Fault::Late(span)),
+            (self.rates.delayed, Fault::Delayed(span)),
+        ];
+        for (rate, fault) in faults {
+            if left < rate {
+                return fault;
+            }
+            left -= rate;
+        }
+        Fault::Ok
+    }
+
+    pub(crate) fn draw_hint(&mut self) -> HintFault {
+        let drawn = self.rng.f64();
+        if drawn < self.rates.hint_lost {
+            HintFault::Lose
+        } else if drawn < self.rates.hint_lost + self.rates.hint_doubled {
+            HintFault::Double
+        } else {
+            HintFault::Deliver
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! The server: what it keeps, its clock, and what a test may do to it.
+
+use crate::{commands::Entry, error::MemoryError, fault::Call, hints::Inbox};
+use dlock_core::{Clock, Hint, Instant, Lane, LockName};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    fmt,
+    ops::Bound,
+    sync::{
+        Arc, LazyLock, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+use tokio::sync::oneshot;
+
+/// A server that locks live in. Cheap to clone; every clone is the same server.
+///
+/// It executes one request at a time, at once, by its own clock: the given [`Clock`] plus an epoch, which a test may step.
+/// Nothing outlives the process.
+#[derive(Clone)]
+pub struct MemoryStore(Arc<Shared>);
+
+struct Shared {
+    label: String,
+    clock: Clock,
+    /// Server time (nanoseconds since the Unix epoch) of the clock's origin.
+    epoch: AtomicU64,
+    server: Mutex<Server>,
+}
+
+#[derive(Default)]
+struct Server {
+    state: State,
+    condition: Condition,
+    stalled: BTreeSet<Lane>,
+    /// Requests that lie in a server, or a lane of it, that executes nothing now.
+    waiting: VecDeque<(Call, Option<Lane>, Job)>,
+    executed: [u64; Call::ALL.len()],
+    late: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Condition {
+    #[default]
+    Running,
+    Stopped,
+    Down,
+}
+
+/// A request that owns all it needs, so that it is executed whether or not its sender is still there.
+type Job = Box<dyn FnOnce(&mut Server, Duration) -> Handover + Send>;
+/// Hands the answer over, outside the server's lock: it may wake anything.
+type Handover = Box<dyn FnOnce() + Send>;
+
+impl MemoryStore {
+    /// An empty store of its own, at a fixed epoch: the same calls at the same times give the same tokens.
+    #[must_use]
+    pub fn new(clock: Clock) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self::at(format!("memory#{number}"), clock, EPOCH)
+    }
+
+    /// The process's store of that name: what `memory:NAME` means.
+    ///
+    /// It lives as long as the process, like a server, so that a hold outlives the client that took it. It runs on the
+    /// boot clock, from the wall clock's time at its start: tokens grow over restarts of the process as well.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        static STORES: LazyLock<Mutex<BTreeMap<String, MemoryStore>>> =
+            LazyLock::new(Mutex::default);
+        let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(store) = stores.get(name) {
+            return store.clone();
+        }
+        let clock = Clock::boot();
+        let wall = SystemTime::UNIX_EPOCH.elapsed().unwrap_or(EPOCH);
+        let epoch = wall.saturating_sub(clock.now().since(Instant::ORIGIN));
+        let store = Self::at(format!("memory:{name}"), clock, epoch);
+        stores.insert(name.to_owned(), store.clone());
+        store
+    }
+
+    fn at(label: String, clock: Clock, epoch: Duration) -> Self {
+        Self(Arc::new(Shared {
+            label,
+            clock,
+            epoch: AtomicU64::new(nanos(epoch)),
+            server: Mutex::default(),
+        }))
+    }
+
+    /// The clock that the server's clock follows.
+    #[must_use]
+    pub fn clock(&self) -> &Clock {
+        &self.0.clock
+    }
+
+    /// The server's time now, since the Unix epoch.
+    #[must_use]
+    pub fn server_time(&self) -> Duration {
+        self.time_at(self.0.clock.now())
+    }
+
+    /// Sets the server's clock forward: leases end earlier by that much.
+    pub fn step_clock(&self, by: Duration) {
+        self.0.epoch.fetch_add(nanos(by), Ordering::SeqCst);
+    }
+
+    /// Sets the server's clock back: leases end later by that much.
+    pub fn step_clock_back(&self, by: Duration) {
+        self.0.epoch.fetch_sub(nanos(by), Ordering::SeqCst);
+    }
+
+    /// Loses every record, line and token counter, as `FLUSHALL` does. Nobody is told.
+    pub fn flush(&self) {
+        self.lock().state.lose_all();
+    }
+
+    /// Executes nothing from now on, as after `SIGSTOP`: requests wait. Not while it is down.
+    pub fn stop(&self) {
+        let mut server = self.lock();
+        if server.condition == Condition::Running {
+            server.condition = Condition::Stopped;
+        }
+    }
+
+    /// Executes what waited, in the order it came, and goes on.
+    pub fn cont(&self) {
+        let mut server = self.lock();
+        if server.condition == Condition::Stopped {
+            server.condition = Condition::Running;
+        }
+        self.catch_up(server);
+    }
+
+    /// Refuses connections from now on: calls fail with effect none. What waited unexecuted is lost (effect unknown);
+    /// records stay and their leases run.
+    pub fn down(&self) {
+        let mut server = self.lock();
+        server.condition = Condition::Down;
+        let lost = std::mem::take(&mut server.waiting);
+        drop(server);
+        drop(lost);
+    }
+
+    /// Takes connections again, with everything it had. Clients have missed hints: [`Hint::LookAgain`].
+    pub fn up(&self) {
+        let mut server = self.lock();
+        if server.condition == Condition::Down {
+            server.condition = Condition::Running;
+            server.state.tell_all_to_look();
+        }
+        deliver(server);
+    }
+
+    /// Is killed and started again, running. `keep`: with everything that was executed, else with nothing, not even
+    /// token counters. What waited unexecuted is lost (effect unknown). Clients have missed hints: [`Hint::LookAgain`].
+    pub fn restart(&self, keep: bool) {
+        self.down();
+        if !keep {
+            self.flush();
+        }
+        self.up();
+    }
+
+    /// Executes no request of that lane from now on; the others are not delayed.
+    pub fn stall_lane(&self, lane: Lane) {
+        self.lock().stalled.insert(lane);
+    }
+
+    /// Executes what waited for that lane, in the order it came, and goes on.
+    pub fn resume_lane(&self, lane: Lane) {
+        let mut server = self.lock();
+        server.stalled.remove(&lane);
+        self.catch_up(server);
+    }
+
+    /// How many calls of that kind the server has executed, of all clients; a batch of renewals is one.
+    #[must_use]
+    pub fn executed(&self, call: Call) -> u64 {
+        self.lock().executed[call.index()]
+    }
+
+    /// How many of them it refused because of their not-after.
+    #[must_use]
+    pub fn refused_late(&self) -> u64 {
+        self.lock().late
+    }
+
+    /// How many requests lie in it unexecuted.
+    #[must_use]
+    pub fn unexecuted(&self) -> usize {
+        self.lock().waiting.len()
+    }
+
+    /// How many tickets stand in line for that name or wait for its hints, dead ones not yet taken out included.
+    #[must_use]
+    pub fn tickets(&self, name: &LockName) -> usize {
+        self.lock().state.names.get(name).map_or(0, Entry::tickets)
+    }
+
+    /// How many names it keeps anything of, free ones with a token counter included.
+    #[must_use]
+    pub fn names(&self) -> usize {
+        self.lock().state.names.len()
+    }
+
+    /// Which store, for [`Capabilities::store`](dlock_core::Capabilities::store).
+    pub(crate) fn label(&self) -> &str {
+        &self.0.label
+    }
+
+    /// The server's time at an instant of the shared clock.
+    pub(crate) fn time_at(&self, at: Instant) -> Duration {
+        Duration::from_nanos(self.0.epoch.load(Ordering::SeqCst)) + at.since(Instant::ORIGIN)
+    }
+
+    /// A new client, whose hints go to that inbox.
+    pub(crate) fn connect(&self, inbox: Arc<Inbox>) -> ClientId {
+        let mut server = self.lock();
+        server.state.peers.connected += 1;
+        let client = ClientId(server.state.peers.connected);
+        server.state.peers.inboxes.insert(client, inbox);
+        client
+    }
+
+    /// The client is gone; what it held stays.
+    pub(crate) fn disconnect(&self, client: ClientId) {
+        let inbox = self.lock().state.peers.inboxes.remove(&client);
+        drop(inbox);
+    }
+
+    /// Gives one request to the server: executed at once where it runs, else put in line.
+    pub(crate) fn submit<A, F>(&self, call: Call, lane: Option<Lane>, work: F) -> Submitted<A>
+    where
+        A: Send + 'static,
+        F: FnOnce(&mut State, Duration) -> Result<A, MemoryError> + Send + 'static,
+    {
+        let mut server = self.lock();
+        if server.condition == Condition::Down {
+            return Submitted::Done(Err(MemoryError::Down));
+        }
+        if server.runs(lane) {
+            let answer = server.execute(call, self.server_time(), work);
+            deliver(server);
+            return Submitted::Done(answer);
+        }
+        let (sender, answer) = oneshot::channel();
+        let job: Job = Box::new(move |server, now| {
+            let answer = server.execute(call, now, work);
+            // The sender may be gone: the request was executed all the same.
+            Box::new(move || drop(sender.send(answer)))
+        });
+        server.waiting.push_back((call, lane, job));
+        Submitted::Waits(answer)
+    }
+
+    /// Executes whatever waited and need not wait any more.
+    fn catch_up(&self, mut server: MutexGuard<'_, Server>) {
+        let mut answers = Vec::new();
+        for (call, lane, job) in std::mem::take(&mut server.waiting) {
+            if server.runs(lane) {
+                answers.push(job(&mut server, self.server_time()));
+            } else {
+                server.waiting.push_back((call, lane, job));
+            }
+        }
+        deliver(server);
+        for answer in answers {
+            answer();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Server> {
+        self.0.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("MemoryStore").field(&self.0.label).finish()
+    }
+}
+
+impl Server {
+    fn runs(&self, lane: Option<Lane>) -> bool {
+        self.condition == Condition::Running
+            && lane.is_none_or(|lane| !self.stalled.contains(&lane))
+    }
+
+    fn execute<A>(
+        &mut self,
+        call: Call,
+        now: Duration,
+        work: impl FnOnce(&mut State, Duration) -> Result<A, MemoryError>,
+    ) -> Result<A, MemoryError> {
+        self.executed[call.index()] += 1;
+        let answer = work(&mut self.state, now);
+        if let Err(MemoryError::Late { .. }) = &answer {
+            self.late += 1;
+        }
+        answer
+    }
+}
+
+/// Sends what the last step pushed, outside the lock: a woken task may call the server, or drop a driver.
+fn deliver(mut server: MutexGuard<'_, Server>) {
+    let peers = &mut server.state.peers;
+    if peers.pushes.is_empty() {
+        return;
+    }
+    let pushes: Vec<_> = peers
+        .pushes
+        .drain(..)
+        .filter_map(|(client, hint)| Some((Arc::clone(peers.inboxes.get(&client)?), hint)))
+        .collect();
+    drop(server);
+    for (inbox, hint) in pushes {
+        inbox.push(hint);
+    }
+}
+
+/// What became of a request.
+pub(crate) enum Submitted<A> {
+    /// It was executed, or refused.
+    Done(Result<A, MemoryError>),
+    /// It lies in the server; dropping this does not take it out.
+    Waits(oneshot::Receiver<Result<A, MemoryError>>),
+}
+
+impl<A> Submitted<A> {
+    /// The answer, whenever it comes.
+    pub(crate) async fn answer(self) -> Result<A, MemoryError> {
+        match self {
+            Self::Done(answer) => answer,
+            Self::Waits(answer) => answer.await.unwrap_or(Err(MemoryError::ServerLost)),
+        }
+    }
+}
+
+/// What the server keeps.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) names: BTreeMap<LockName, Entry>,
+    pub(crate) peers: Peers,
+    /// Where the walk that purges token counters stands.
+    swept: Option<LockName>,
+}
+
+impl State {
+    /// Looks at two names and forgets those whose token counter nobody needs any more. Called once for each new name: two
+    /// for one, so the walk goes round faster than names come, and what is kept is bounded by the names of about a day.
+    pub(crate) fn sweep(&mut self, now: Duration) {
+        for _ in 0..2 {
+            let from = match &self.swept {
+                Some(name) => Bound::Excluded(name.as_str()),
+                None => Bound::Unbounded,
+            };
+            let next = self.names.range::<str, _>((from, Bound::Unbounded)).next();
+            let Some((name, forget)) =
+                next.map(|(name, entry)| (name.clone(), entry.is_forgettable(now)))
+            else {
+                self.swept = None;
+                return;
+            };
+            if forget {
+                self.names.remove(&name);
+            }
+            self.swept = Some(name);
+        }
+    }
+
+    fn lose_all(&mut self) {
+        self.names.clear();
+        self.swept = None;
+    }
+
+    fn tell_all_to_look(&mut self) {
+        let Peers {
+            inboxes, pushes, ..
+        } = &mut self.peers;
+        pushes.extend(inboxes.keys().map(|client| (*client, Hint::LookAgain)));
+    }
+}
+
+/// Who is connected, and what is to be sent to them after the step.
+#[derive(Debug, Default)]
+pub(crate) struct Peers {
+    pub(crate) inboxes: BTreeMap<ClientId, Arc<Inbox>>,
+    pub(crate) pushes: Vec<(ClientId, Hint)>,
+    /// Tells places of one instant apart.
+    pub(crate) placed: u64,
+    connected: u64,
+}
+
+impl Peers {
+    /// Whether a push to that client would find a receiver.
+    pub(crate) fn listens(&self, client: ClientId) -> bool {
+        self.inboxes
+            .get(&client)
+            .is_some_and(|inbox| inbox.listens())
+    }
+}
+
+/// One driver, as the server knows it. Tickets of two clients differ by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ClientId(pub(crate) u64);
+
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// 2025-01-01, so that tokens look like those of a real server.
+const EPOCH: Duration = Duration::from_secs(1_735_689_600);

@@ -9,7 +9,7 @@ use crate::{
     flaw::Flaw,
     hold::Hold,
     identity::{FencingToken, HoldId, Owner, Ticket},
-    janitor::Janitor,
+    janitor::{Janitor, Job},
     lease::Lease,
     lock::Lock,
     name::LockName,
@@ -310,11 +310,14 @@ impl Inner {
         }
     }
 
-    /// A hold begins. Another one of its owner with another token is a hold that the store has forgotten.
-    pub(crate) fn enter(self: &Arc<Self>, hold: &Arc<Hold>) {
+    /// A hold begins, unless the client is shutting down. Another one of its owner with another token is a hold that the store has forgotten.
+    pub(crate) fn enter(self: &Arc<Self>, hold: &Arc<Hold>) -> bool {
         let mut stale = Vec::new();
         {
             let mut book = self.book();
+            if self.is_closing() {
+                return false;
+            }
             let page = book.page(&hold.name);
             for other in &page.holds {
                 if other.owner == hold.owner && other.token != hold.token {
@@ -326,6 +329,7 @@ impl Inner {
         for other in stale {
             self.lose(&other, LossReason::NotHeld);
         }
+        true
     }
 
     /// A hold is over for us, whatever the store says: out of the book, and who waits here may look.
@@ -337,7 +341,7 @@ impl Inner {
         }
     }
 
-    pub(crate) fn lose(&self, hold: &Arc<Hold>, reason: LossReason) {
+    pub(crate) fn lose(self: &Arc<Self>, hold: &Arc<Hold>, reason: LossReason) {
         self.leave_book(hold);
         // The deadline may have been noticed first by the guard itself, or by nobody yet.
         hold.lose(reason);
@@ -345,6 +349,13 @@ impl Inner {
             target: "dlock::lost", lock = %hold.name, backend = self.caps.backend, owner = %hold.owner,
             ?reason, "lock lost: {reason}"
         );
+        if reason == LossReason::Deadline && self.caps.session_bound && !hold.lease.is_kept() {
+            // The session would keep it beyond its lease: it is ended by a release, at its full end and not before.
+            let mut job = Job::release(hold.name.clone(), hold.owner, hold.id);
+            job.unsettled = hold.unsettled;
+            job.after = hold.sent + hold.lease.length();
+            self.settle(job);
+        }
         self.poke(&hold.name);
     }
 

@@ -34,6 +34,8 @@ pub(crate) struct Hold {
     pub(crate) token: Option<FencingToken>,
     pub(crate) lease: Lease,
     pub(crate) since: Instant,
+    /// When the request that was granted was given to the driver.
+    pub(crate) sent: Instant,
     /// Where the caller acquired it, for the error that explains a self-deadlock.
     pub(crate) at: &'static Location<'static>,
     /// Until when an unanswered copy of its acquire may still take hold: a release before then does not settle it.
@@ -51,6 +53,7 @@ pub(crate) struct Start {
     pub(crate) token: Option<FencingToken>,
     pub(crate) lease: Lease,
     pub(crate) since: Instant,
+    pub(crate) sent: Instant,
     pub(crate) deadline: Instant,
     pub(crate) at: &'static Location<'static>,
     pub(crate) unsettled: Option<Instant>,
@@ -82,6 +85,7 @@ impl Hold {
             token,
             lease,
             since,
+            sent,
             deadline,
             at,
             unsettled,
@@ -93,6 +97,7 @@ impl Hold {
             token,
             lease,
             since,
+            sent,
             at,
             unsettled,
             phase: AtomicU8::new(HELD),

@@ -56,6 +56,8 @@ pub(crate) struct Job {
     pub(crate) hold: Option<(Owner, HoldId)>,
     /// Until when an unanswered copy of its acquire may still take hold.
     pub(crate) unsettled: Option<Instant>,
+    /// Not to be begun before then.
+    pub(crate) after: Instant,
     /// Tickets that must not stay in line.
     pub(crate) tickets: Vec<Ticket>,
 }
@@ -66,6 +68,7 @@ impl Job {
             name,
             hold: Some((owner, hold)),
             unsettled: None,
+            after: Instant::ORIGIN,
             tickets: Vec::new(),
         }
     }
@@ -75,6 +78,7 @@ impl Job {
             name,
             hold: None,
             unsettled: None,
+            after: Instant::ORIGIN,
             tickets: vec![ticket],
         }
     }
@@ -149,6 +153,7 @@ impl Inner {
 
     async fn run_job(self: &Arc<Self>, mut job: Job, under_way: Option<Asked>) {
         let mut there = job.hold.is_some();
+        self.clock.sleep_until(job.after).await;
         if let Some(mut call) = under_way {
             let late = call.give_up() + self.caps.late;
             match call.answer().await {

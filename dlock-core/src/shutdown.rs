@@ -73,11 +73,15 @@ impl Shutdown {
             grace,
             force,
         } = self;
-        if inner.closing.swap(true, SeqCst) {
-            return Err(Inner::closed());
-        }
         let end = inner.clock.now() + grace;
-        let held = inner.book().holds();
+        let held = {
+            // Under the book's lock: whatever enters it later finds the flag set.
+            let book = inner.book();
+            if inner.closing.swap(true, SeqCst) {
+                return Err(Inner::closed());
+            }
+            book.holds()
+        };
         inner.revoked.notify_waiters();
         inner.book().wake_all();
         tokio::select! {

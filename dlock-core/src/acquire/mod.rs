@@ -101,6 +101,9 @@ async fn once(
 ) -> Result<Option<Guard>, Error> {
     let mut trouble = Trouble::new(pending.attempt_within());
     loop {
+        if inner.is_closing() {
+            return Err(closing());
+        }
         match pending.attempt(None, None, false, end).await {
             Outcome::Granted(grant, sent) => match pending.succeed(grant, sent) {
                 Some(guard) => return Ok(Some(guard)),

@@ -127,7 +127,8 @@ impl Pending {
         self.under_way.is_some() || self.unsettled.is_some()
     }
 
-    /// Makes a guard of a grant; `None`: it came too late to be worth anything, and the janitor gives it back.
+    /// Makes a guard of a grant; `None`: it came too late to be worth anything, or when the client was already shutting down, and the
+    /// janitor gives it back.
     pub(super) fn succeed(&mut self, grant: Grant, sent: Instant) -> Option<Guard> {
         let inner = Arc::clone(&self.inner);
         let now = inner.clock.now();
@@ -139,10 +140,7 @@ impl Pending {
         };
         let deadline = counted + grant.valid_for.min(length) - Lease::margin(length);
         if deadline <= now {
-            let mut job = Job::release(self.name.clone(), self.owner, self.hold);
-            job.unsettled = self.unsettled.take();
-            inner.settle(job);
-            self.hold = inner.hold_id();
+            self.give_back();
             return None;
         }
         let lane = inner.driver.lane(&self.name);
@@ -153,6 +151,7 @@ impl Pending {
             token: grant.token,
             lease: self.lease,
             since: now,
+            sent,
             deadline: if inner.flawed(Flaw::ClockIgnored) {
                 Instant::FAR
             } else {
@@ -161,7 +160,11 @@ impl Pending {
             at: self.at,
             unsettled: self.unsettled.take(),
         }));
-        inner.enter(&hold);
+        if !inner.enter(&hold) {
+            self.unsettled = hold.unsettled;
+            self.give_back();
+            return None;
+        }
         let key = inner.watchdog.watch(Watched {
             what: Arc::clone(&hold),
             name: self.name.clone(),
@@ -172,6 +175,14 @@ impl Pending {
             end: (!self.lease.is_kept()).then(|| sent + length - Lease::margin(length)),
         });
         Some(Guard::new(inner, hold, key))
+    }
+
+    /// A grant that nobody can use goes back, and what follows is another acquisition.
+    fn give_back(&mut self) {
+        let mut job = Job::release(self.name.clone(), self.owner, self.hold);
+        job.unsettled = self.unsettled.take();
+        self.inner.settle(job);
+        self.hold = self.inner.hold_id();
     }
 
     fn renewal(&self) -> Option<Renewal> {
@@ -200,6 +211,7 @@ impl Pending {
                 name: self.name.clone(),
                 hold,
                 unsettled,
+                after: Instant::ORIGIN,
                 tickets,
             };
             self.inner.settle_after(job, under_way);

@@ -37,6 +37,8 @@ struct Watch {
     machine: Machine<Arc<Hold>>,
     /// Until when the task sleeps. A hold that comes and goes in the meantime does not wake it.
     armed: Instant,
+    /// Nothing is renewed any more.
+    stopped: bool,
 }
 
 impl Watch {
@@ -58,6 +60,7 @@ impl Watchdog {
             state: Mutex::new(Watch {
                 machine: Machine::new(batch),
                 armed: Instant::FAR,
+                stopped: false,
             }),
             earlier: Notify::new(),
         }
@@ -66,7 +69,9 @@ impl Watchdog {
     pub(crate) fn watch(&self, watched: Watched<Arc<Hold>>) -> Key {
         let mut state = self.state();
         let key = state.machine.watch(watched);
-        if state.rearm() {
+        if state.stopped {
+            state.machine.forget(key);
+        } else if state.rearm() {
             self.earlier.notify_one();
         }
         key
@@ -87,7 +92,9 @@ impl Watchdog {
 
     /// Stops renewing; gives back what was still watched.
     pub(crate) fn stop(&self) -> Vec<Arc<Hold>> {
-        self.state().machine.drain()
+        let mut state = self.state();
+        state.stopped = true;
+        state.machine.drain()
     }
 
     fn state(&self) -> MutexGuard<'_, Watch> {

@@ -1,1 +1,12 @@
-//! Under construction.
+#![doc = include_str!("../README.md")]
+
+mod commands;
+mod config;
+mod connection;
+mod driver;
+mod error;
+mod hints;
+
+pub use config::{Prefix, RedisConfig};
+pub use driver::RedisDriver;
+pub use redis;

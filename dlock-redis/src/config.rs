@@ -1,0 +1,366 @@
+//! Settings, and the keys that follow from them.
+
+use crate::error;
+use dlock_core::{DriverError, ErrorKind, LockName, Result};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
+use std::{fmt, fmt::Write as _, str::FromStr, time::Duration};
+use url::form_urlencoded;
+
+/// Where the server is and how dlock uses it.
+///
+/// Read from a URL: the native client's (`redis://`, `rediss://`, `redis+unix://`), with dlock's own settings as query
+/// parameters. `Debug` shows no password.
+///
+/// ```
+/// use dlock_redis::RedisConfig;
+/// let config: RedisConfig = "redis://user:secret@cache.internal/0?dlock.prefix=billing".parse()?;
+/// assert_eq!(config.prefix().as_str(), "billing");
+/// # Ok::<(), dlock_core::DriverError>(())
+/// ```
+#[derive(Clone)]
+pub struct RedisConfig {
+    pub(crate) server: ConnectionInfo,
+    pub(crate) prefix: Prefix,
+    pub(crate) connect_within: Duration,
+}
+
+impl RedisConfig {
+    /// What every key begins with, before `:{name}`. Default `dlock`. URL: `dlock.prefix`.
+    #[must_use]
+    pub fn prefix(&self) -> &Prefix {
+        &self.prefix
+    }
+
+    /// Changes the [`prefix`](Self::prefix). Clients with different prefixes do not see each other's locks.
+    #[must_use]
+    pub fn with_prefix(mut self, prefix: Prefix) -> Self {
+        self.prefix = prefix;
+        self
+    }
+
+    /// How long one attempt to connect may take, name resolution, TLS and log-in included. Default 5 s.
+    #[must_use]
+    pub fn connect_within(&self) -> Duration {
+        self.connect_within
+    }
+
+    /// Changes [`connect_within`](Self::connect_within).
+    #[must_use]
+    pub fn with_connect_within(mut self, span: Duration) -> Self {
+        self.connect_within = span;
+        self
+    }
+
+    /// The store, without secrets: passes are matched by it.
+    pub(crate) fn store(&self) -> String {
+        let scheme = match self.server.addr() {
+            ConnectionAddr::TcpTls { .. } => "rediss",
+            ConnectionAddr::Unix(_) => "redis+unix",
+            _ => "redis",
+        };
+        let db = self.server.redis_settings().db();
+        format!("{scheme}://{}/{db} {}", self.server.addr(), self.prefix.0)
+    }
+
+    /// The same settings for another server.
+    pub(crate) fn at(self, server: ConnectionInfo) -> Self {
+        Self { server, ..self }
+    }
+
+    fn of(server: ConnectionInfo) -> Self {
+        Self {
+            server,
+            prefix: Prefix("dlock".into()),
+            connect_within: Duration::from_secs(5),
+        }
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<()> {
+        match key {
+            "dlock.prefix" => self.prefix = value.parse()?,
+            _ => {
+                let message = format!(
+                    "the Redis URL has an unknown setting {key:?}; known: {}",
+                    KNOWN.join(", ")
+                );
+                return Err(DriverError::new(ErrorKind::Misuse, message));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Settings that a URL may carry.
+const KNOWN: [&str; 1] = ["dlock.prefix"];
+
+/// The server at 127.0.0.1:6379, without TLS or log-in.
+impl Default for RedisConfig {
+    fn default() -> Self {
+        let server = ConnectionAddr::Tcp("127.0.0.1".into(), 6379).into_connection_info();
+        Self::of(server.expect("an address is a connection info as it is"))
+    }
+}
+
+impl From<ConnectionInfo> for RedisConfig {
+    fn from(server: ConnectionInfo) -> Self {
+        Self::of(server)
+    }
+}
+
+impl FromStr for RedisConfig {
+    type Err = DriverError;
+
+    fn from_str(url: &str) -> Result<Self> {
+        let (url, ours) = split(url);
+        let server = url
+            .as_str()
+            .into_connection_info()
+            .map_err(|cause| error::failed(cause).error)?;
+        let mut config = Self::of(server);
+        for (key, value) in form_urlencoded::parse(ours.as_bytes()) {
+            config.set(&key, &value)?;
+        }
+        Ok(config)
+    }
+}
+
+/// Takes our settings out of a URL's query and leaves the rest as it was, byte for byte.
+fn split(url: &str) -> (String, String) {
+    let (rest, fragment) = url.split_at(url.find('#').unwrap_or(url.len()));
+    let Some((base, query)) = rest.split_once('?') else {
+        return (url.to_owned(), String::new());
+    };
+    let (ours, theirs): (Vec<_>, Vec<_>) = query
+        .split('&')
+        .partition(|pair| pair.starts_with("dlock."));
+    let mark = if theirs.is_empty() { "" } else { "?" };
+    (
+        format!("{base}{mark}{}{fragment}", theirs.join("&")),
+        ours.join("&"),
+    )
+}
+
+impl fmt::Debug for RedisConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let settings = self.server.redis_settings();
+        f.debug_struct("RedisConfig")
+            .field("server", &format_args!("{}", self.server.addr()))
+            .field("db", &settings.db())
+            .field("username", &settings.username())
+            .field("password", &settings.password().map(|_| "***"))
+            .field("prefix", &self.prefix)
+            .field("connect_within", &self.connect_within)
+            .finish()
+    }
+}
+
+/// What the keys of one application begin with: 1 to 64 bytes without braces, blanks or control characters.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Prefix(String);
+
+impl Prefix {
+    /// It as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub(crate) fn keys(&self, name: &LockName) -> Keys {
+        let bytes = CHANNEL.len() + self.0.len() + name.as_str().len();
+        let mut text = String::with_capacity(bytes + 16);
+        text.extend([CHANNEL, &self.0, ":{"]);
+        encode(name.as_str(), &mut text);
+        text.push('}');
+        let record = text.len();
+        text.push_str(":token");
+        Keys { text, record }
+    }
+
+    /// Which name a record's key belongs to; `None`: no key that [`keys`](Self::keys) gives.
+    pub(crate) fn name(&self, key: &str) -> Option<LockName> {
+        let encoded = key
+            .strip_prefix(&self.0)?
+            .strip_prefix(":{")?
+            .strip_suffix('}')?;
+        let mut bytes = Vec::with_capacity(encoded.len());
+        let mut rest = encoded.as_bytes();
+        while let Some((&byte, tail)) = rest.split_first() {
+            rest = tail;
+            if byte == b'%' {
+                let hex = std::str::from_utf8(rest.get(..2)?).ok()?;
+                bytes.push(u8::from_str_radix(hex, 16).ok()?);
+                rest = &rest[2..];
+            } else {
+                bytes.push(byte);
+            }
+        }
+        let name = LockName::new(String::from_utf8(bytes).ok()?).ok()?;
+        (self.keys(&name).record() == key).then_some(name)
+    }
+
+    /// A glob that matches the record of every name that begins with `names`.
+    pub(crate) fn pattern(&self, names: &str) -> String {
+        let mut plain = format!("{}:{{", self.0);
+        encode(names, &mut plain);
+        let mut glob = String::with_capacity(plain.len() + 2);
+        for c in plain.chars() {
+            if matches!(c, '*' | '?' | '[' | ']' | '\\') {
+                glob.push('\\');
+            }
+            glob.push(c);
+        }
+        glob.push_str("*}");
+        glob
+    }
+}
+
+impl FromStr for Prefix {
+    type Err = DriverError;
+
+    fn from_str(prefix: &str) -> Result<Self> {
+        let bad = |c: char| matches!(c, '{' | '}') || c.is_control() || c.is_whitespace();
+        if prefix.is_empty() || prefix.len() > 64 || prefix.contains(bad) {
+            let message = format!(
+                "the prefix {prefix:?} must have 1 to 64 bytes and no braces, blanks or control characters"
+            );
+            return Err(DriverError::new(ErrorKind::Misuse, message));
+        }
+        Ok(Self(prefix.to_owned()))
+    }
+}
+
+/// The keys of one name, cut from one text: `redisson_lock__channel:dlock:{E}:token`.
+pub(crate) struct Keys {
+    text: String,
+    record: usize,
+}
+
+impl Keys {
+    pub(crate) fn record(&self) -> &str {
+        &self.text[CHANNEL.len()..self.record]
+    }
+
+    pub(crate) fn token(&self) -> &str {
+        &self.text[CHANNEL.len()..]
+    }
+
+    /// Where Redisson's waiters listen, and ours: it uses the key as it is when that has a brace.
+    pub(crate) fn channel(&self) -> &str {
+        &self.text[..self.record]
+    }
+}
+
+/// Percent-encodes `{`, `}`, `%` and control characters: each key has one hash tag, and no two names share a key.
+fn encode(name: &str, into: &mut String) {
+    for c in name.chars() {
+        if matches!(c, '{' | '}' | '%') || c.is_control() {
+            for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+                // Writing to a string cannot fail.
+                let _ = write!(into, "%{byte:02X}");
+            }
+        } else {
+            into.push(c);
+        }
+    }
+}
+
+const CHANNEL: &str = "redisson_lock__channel:";
+
+#[cfg(test)]
+mod tests {
+    use super::{Prefix, RedisConfig};
+    use dlock_core::{ErrorKind, LockName};
+
+    fn prefix() -> Prefix {
+        "dlock".parse().unwrap()
+    }
+
+    #[test]
+    fn keys_are_pinned() {
+        let table = [
+            ("orders:42", "dlock:{orders:42}"),
+            ("a{b}c%", "dlock:{a%7Bb%7Dc%25}"),
+            ("a\r\n\u{85}", "dlock:{a%0D%0A%C2%85}"),
+            ("žluť A ", "dlock:{žluť A }"),
+        ];
+        for (name, key) in table {
+            let keys = prefix().keys(&LockName::new(name).unwrap());
+            assert_eq!(keys.record(), key);
+            assert_eq!(keys.token(), format!("{key}:token"));
+            assert_eq!(keys.channel(), format!("redisson_lock__channel:{key}"));
+            assert_eq!(prefix().name(key).unwrap().as_str(), name);
+        }
+    }
+
+    #[test]
+    fn a_key_that_we_do_not_write_names_no_lock() {
+        for key in [
+            "dlock:{a}:token",
+            "dlock:{%61}",
+            "dlock:{a%7b}",
+            "dlock:{%F}",
+            "dlock:{}",
+            "other:{a}",
+            "dlock:{a{b}",
+        ] {
+            assert_eq!(prefix().name(key), None, "{key}");
+        }
+    }
+
+    #[test]
+    fn globs_match_only_what_was_meant() {
+        assert_eq!(prefix().pattern(""), "dlock:{*}");
+        assert_eq!(prefix().pattern("a*[b]?\\"), "dlock:{a\\*\\[b\\]\\?\\\\*}");
+    }
+
+    #[test]
+    fn our_settings_are_taken_out_and_the_rest_is_left_as_it_was() {
+        let url = "redis://h:1/2?protocol=resp3&dlock.prefix=a%2Db#x";
+        assert_eq!(
+            super::split(url),
+            (
+                "redis://h:1/2?protocol=resp3#x".into(),
+                "dlock.prefix=a%2Db".into()
+            )
+        );
+        let config: RedisConfig = "redis://h:1/2?dlock.prefix=a%2Db".parse().unwrap();
+        assert_eq!(config.prefix().as_str(), "a-b");
+        assert_eq!(config.store(), "redis://h:1/2 a-b");
+    }
+
+    #[test]
+    fn unknown_settings_are_refused_with_the_known_ones() {
+        let error = "redis://h/?dlock.prefx=a"
+            .parse::<RedisConfig>()
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Misuse);
+        assert!(
+            error.to_string().contains("dlock.prefx") && error.to_string().contains("dlock.prefix"),
+            "{error}"
+        );
+        for prefix in ["", "a b", "a{", "a\n"] {
+            assert_eq!(
+                prefix.parse::<Prefix>().unwrap_err().kind(),
+                ErrorKind::Misuse
+            );
+        }
+    }
+
+    #[test]
+    fn no_password_is_shown() {
+        let config: RedisConfig = "redis://user:canary@h:1/".parse().unwrap();
+        assert!(!format!("{config:?} {config:#?} {}", config.store()).contains("canary"));
+        for url in [
+            "redis://u:canary@/",
+            "http://u:canary@h/",
+            "redis://u:canary@h/?protocol=9",
+            "redis://u:canary@h/x",
+        ] {
+            let error = url.parse::<RedisConfig>().unwrap_err();
+            assert!(
+                !format!("{error:?} {error}").contains("canary"),
+                "{error:?}"
+            );
+        }
+    }
+}

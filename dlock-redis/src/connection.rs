@@ -1,0 +1,431 @@
+//! The connection for commands: its life, and what happens when it dies.
+//!
+//! One multiplexed connection carries every request of a client; pushes have one of their own (see `hints`), so that
+//! neither a slow reader of pushes nor the server's output limit for subscribers can end the one that renews leases.
+//! It speaks RESP3, for which the native client reports the end of a connection when it happens, not at the next request.
+
+use crate::{commands, commands::Lua, config::RedisConfig, error, error::Failure};
+use dlock_core::{Clock, DriverError, Instant, Result, ServerClock};
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ProtocolVersion, PushInfo, PushKind, RedisError,
+    RedisResult, Value,
+    aio::MultiplexedConnection,
+    io::tcp::{TcpSettings, socket2::TcpKeepalive},
+};
+use std::{
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tokio::sync::watch;
+
+/// Opens connections, always in the same way.
+#[derive(Debug)]
+pub(crate) struct Dialer {
+    client: Client,
+    within: Duration,
+}
+
+impl Dialer {
+    pub(crate) fn new(config: &RedisConfig) -> RedisResult<Self> {
+        let resp3 = config
+            .server
+            .redis_settings()
+            .clone()
+            .set_protocol(ProtocolVersion::RESP3);
+        let server = config
+            .server
+            .clone()
+            .set_redis_settings(resp3)
+            .set_tcp_settings(tcp());
+        Ok(Self {
+            client: Client::open(server)?,
+            within: config.connect_within,
+        })
+    }
+
+    pub(crate) fn within(&self) -> Duration {
+        self.within
+    }
+
+    /// Opens one; `pushed` runs inside the connection's task and must not wait.
+    pub(crate) async fn dial(
+        &self,
+        pushed: impl Fn(PushInfo) + Send + Sync + 'static,
+    ) -> RedisResult<MultiplexedConnection> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.within))
+            // The core bounds every call. A second bound here would only make timers.
+            .set_response_timeout(None)
+            .set_push_sender(move |push| -> Result<(), redis::aio::SendError> {
+                pushed(push);
+                Ok(())
+            });
+        self.client
+            .get_multiplexed_async_connection_with_config(&config)
+            .await
+    }
+}
+
+fn tcp() -> TcpSettings {
+    let probes = TcpKeepalive::new()
+        .with_time(DEAF / 2)
+        .with_interval(DEAF / 4)
+        .with_retries(2);
+    let settings = TcpSettings::default().set_keepalive(probes);
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    let settings = settings.set_user_timeout(DEAF);
+    settings
+}
+
+/// One open connection and what is known through it.
+pub(crate) struct Link {
+    id: u64,
+    native: MultiplexedConnection,
+    /// Forgotten with the connection: it is another server's perhaps.
+    pub(crate) server: ServerClock,
+    opened: Instant,
+    /// The pause before it was opened: a connection that dies at once must not be tried without one.
+    pause: Duration,
+    /// When the last answer came.
+    heard: AtomicU64,
+    replacing: AtomicBool,
+}
+
+impl Link {
+    async fn ask(&self, cmd: &Cmd) -> RedisResult<Value> {
+        self.native
+            .clone()
+            .send_packed_command(cmd)
+            .await?
+            .extract_error()
+    }
+}
+
+#[derive(Clone)]
+enum State {
+    Up(Arc<Link>),
+    Down(Option<Arc<str>>),
+    Closed,
+}
+
+/// The connection that requests use, whichever it is now.
+pub(crate) struct Connection(Arc<Shared>);
+
+struct Shared {
+    dialer: Arc<Dialer>,
+    clock: Clock,
+    state: watch::Sender<State>,
+    opened: AtomicU64,
+}
+
+impl Connection {
+    pub(crate) async fn open(dialer: Arc<Dialer>) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            dialer,
+            clock: Clock::boot(),
+            state: watch::Sender::new(State::Down(None)),
+            opened: AtomicU64::new(0),
+        });
+        let (link, gone) = shared.dial(Duration::ZERO).await?;
+        shared.publish(link, &gone, |_| true);
+        Ok(Self(shared))
+    }
+
+    /// Runs a script and says over which link.
+    pub(crate) async fn eval(
+        &self,
+        lua: &Lua,
+        give_up: Instant,
+        build: impl Fn(&Link) -> Cmd + Send,
+    ) -> Result<(Value, Arc<Link>)> {
+        let link = self.link(give_up).await?;
+        let cmd = build(&link);
+        let mut answer = self.ask(&link, &cmd).await;
+        if answer
+            .as_ref()
+            .is_err_and(|error| error.code() == Some("NOSCRIPT"))
+        {
+            // Flushed, or another server behind the same address: load it and go on as if nothing had been.
+            answer = match self.ask(&link, &load(lua)).await {
+                Ok(_) => self.ask(&link, &cmd).await,
+                Err(error) => Err(error),
+            };
+        }
+        Ok((answer.map_err(|cause| self.failed(&link, cause))?, link))
+    }
+
+    /// Runs a plain command.
+    pub(crate) async fn command(&self, cmd: &Cmd) -> Result<Value> {
+        let link = self.link(self.patience()).await?;
+        self.ask(&link, cmd)
+            .await
+            .map_err(|cause| self.failed(&link, cause))
+    }
+
+    /// Says once what of the server's settings voids a lock, where the user may read them.
+    pub(crate) async fn warn_of_settings(&self) {
+        let Ok(info) = self.command(&redis::cmd("INFO")).await else {
+            return;
+        };
+        for warning in commands::doubts(&info) {
+            tracing::warn!("redis: {warning}");
+        }
+    }
+
+    /// For requests without a give-up of their own.
+    pub(crate) fn patience(&self) -> Instant {
+        self.now() + PATIENCE
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.0.clock.now()
+    }
+
+    pub(crate) fn close(&self) {
+        self.0.state.send_replace(State::Closed);
+    }
+
+    async fn ask(&self, link: &Arc<Link>, cmd: &Cmd) -> RedisResult<Value> {
+        let mut question = Question {
+            shared: &self.0,
+            link,
+            sent: self.now(),
+            answered: false,
+        };
+        let answer = link.ask(cmd).await;
+        question.answered = true;
+        answer
+    }
+
+    fn failed(&self, link: &Link, cause: RedisError) -> DriverError {
+        let Failure { error, reconnect } = error::failed(cause);
+        if reconnect {
+            self.0.lost(link.id);
+        }
+        error
+    }
+
+    /// The link that is up; waits for one until `give_up`. What fails here was never sent.
+    async fn link(&self, give_up: Instant) -> Result<Arc<Link>> {
+        if let State::Up(link) = &*self.0.state.borrow() {
+            return Ok(link.clone());
+        }
+        let mut state = self.0.state.subscribe();
+        tokio::select! {
+            found = state.wait_for(|state| !matches!(state, State::Down(_))) => match found.as_deref() {
+                Ok(State::Up(link)) => Ok(link.clone()),
+                _ => Err(error::closed()),
+            },
+            () = self.0.clock.sleep_until(give_up) => Err(match &*self.0.state.borrow() {
+                State::Down(why) => error::unreachable(why.as_deref()),
+                _ => error::unreachable(None),
+            }),
+        }
+    }
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match &*self.0.state.borrow() {
+            State::Up(_) => "Connection(up)",
+            State::Down(_) => "Connection(down)",
+            State::Closed => "Connection(closed)",
+        })
+    }
+}
+
+/// A request on its way. Dropped unanswered over a link that has been deaf since, it asks for another link.
+struct Question<'a> {
+    shared: &'a Arc<Shared>,
+    link: &'a Arc<Link>,
+    sent: Instant,
+    answered: bool,
+}
+
+impl Drop for Question<'_> {
+    fn drop(&mut self) {
+        let now = self.shared.clock.now();
+        if self.answered {
+            self.link.heard.fetch_max(now.as_nanos(), Ordering::Relaxed);
+        } else if self.link.heard.load(Ordering::Relaxed) < self.sent.as_nanos()
+            && now.since(self.sent) >= SILENCE
+        {
+            self.shared.replace(self.link);
+        }
+    }
+}
+
+impl Shared {
+    /// Opens a link: log-in, the server's time, the scripts. The flag tells when it ends.
+    async fn dial(self: &Arc<Self>, pause: Duration) -> Result<(Link, Arc<AtomicBool>)> {
+        let id = self.opened.fetch_add(1, Ordering::Relaxed);
+        let gone = Arc::new(AtomicBool::new(false));
+        let (shared, flag) = (Arc::downgrade(self), gone.clone());
+        let native = self.dialer.dial(move |push| {
+            if push.kind == PushKind::Disconnection {
+                flag.store(true, Ordering::SeqCst);
+                if let Some(shared) = Weak::upgrade(&shared) {
+                    shared.lost(id);
+                }
+            }
+        });
+        let mut native = native.await.map_err(error::unreached)?;
+        let server = ServerClock::new();
+        let time = tokio::time::timeout(self.dialer.within, greet(&mut native)).await;
+        let time =
+            time.unwrap_or_else(|_| Err(error::unreachable(Some("no answer to the greeting"))))?;
+        let opened = self.clock.now();
+        server.observe(time, opened);
+        let heard = AtomicU64::new(opened.as_nanos());
+        let link = Link {
+            id,
+            native,
+            server,
+            opened,
+            pause,
+            heard,
+            replacing: AtomicBool::new(false),
+        };
+        Ok((link, gone))
+    }
+
+    /// Puts a link into use if `still` likes what is in use now.
+    fn publish(self: &Arc<Self>, link: Link, gone: &AtomicBool, still: impl Fn(&State) -> bool) {
+        let id = link.id;
+        let link = Arc::new(link);
+        self.state.send_if_modified(|state| {
+            let fits = still(state) && !matches!(state, State::Closed);
+            if fits {
+                *state = State::Up(link);
+            }
+            fits
+        });
+        // It may have ended before it was in use, when nobody could note that.
+        if gone.load(Ordering::SeqCst) {
+            self.lost(id);
+        }
+    }
+
+    /// A link is of no more use: whoever says so first starts the one task that opens the next.
+    fn lost(self: &Arc<Self>, id: u64) {
+        let mut last = None;
+        self.state.send_if_modified(|state| match state {
+            State::Up(link) if link.id == id => {
+                last = Some(link.clone());
+                *state = State::Down(None);
+                true
+            }
+            _ => false,
+        });
+        if let Some(link) = last {
+            let lived = self.clock.now().since(link.opened);
+            let pause = if lived > LONGEST_PAUSE {
+                Duration::ZERO
+            } else {
+                longer(link.pause)
+            };
+            tokio::spawn(reconnect(Arc::downgrade(self), pause));
+        }
+    }
+
+    /// A deaf link stays in use until another one has answered: a stopped server goes on where it was, a dead path is left.
+    fn replace(self: &Arc<Self>, link: &Arc<Link>) {
+        if link.replacing.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let (shared, link) = (self.clone(), link.clone());
+        tokio::spawn(async move {
+            if let Ok((fresh, gone)) = shared.dial(Duration::ZERO).await {
+                shared.publish(
+                    fresh,
+                    &gone,
+                    |state| matches!(state, State::Up(old) if old.id == link.id),
+                );
+            }
+            link.replacing.store(false, Ordering::Relaxed);
+        });
+    }
+}
+
+async fn reconnect(shared: Weak<Shared>, mut pause: Duration) {
+    loop {
+        tokio::time::sleep(jitter(pause)).await;
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        if matches!(*shared.state.borrow(), State::Closed) {
+            return;
+        }
+        match shared.dial(pause).await {
+            Ok((link, gone)) => return shared.publish(link, &gone, |_| true),
+            Err(error) => {
+                let why = said(&error);
+                tracing::debug!(%why, "redis: reconnecting");
+                shared.state.send_if_modified(|state| match state {
+                    State::Down(last) => {
+                        *last = Some(why.into());
+                        true
+                    }
+                    _ => false,
+                });
+            }
+        }
+        pause = longer(pause);
+    }
+}
+
+/// The server's time and the scripts, in one round trip.
+async fn greet(native: &mut MultiplexedConnection) -> Result<Duration> {
+    let mut greeting = redis::pipe();
+    greeting.cmd("TIME");
+    for lua in commands::scripts() {
+        greeting.add_command(load(lua));
+    }
+    let answers = native
+        .send_packed_commands(&greeting, 0, greeting.len())
+        .await;
+    let answers = answers.and_then(|answers| {
+        answers
+            .into_iter()
+            .map(Value::extract_error)
+            .collect::<RedisResult<Vec<_>>>()
+    });
+    let time = answers.map_err(error::unreached)?.into_iter().next();
+    time.and_then(commands::read_time)
+        .ok_or_else(error::garbled)
+}
+
+fn said(error: &DriverError) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+fn load(lua: &Lua) -> Cmd {
+    let mut cmd = redis::cmd("SCRIPT");
+    cmd.arg("LOAD").arg(lua.text);
+    cmd
+}
+
+/// The next pause of a row: from 10 ms doubling to a second.
+pub(crate) fn longer(pause: Duration) -> Duration {
+    (pause * 2).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
+}
+
+/// 50 to 100 % of it, so that the clients of a restarted server do not come all at once.
+pub(crate) fn jitter(pause: Duration) -> Duration {
+    pause.mul_f64(0.5 + fastrand::f64() / 2.0)
+}
+
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// How long a request without a give-up waits for a connection: as long as an attempt to acquire may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Unanswered that long with nothing else heard: the path may be dead. A server's longest pauses (fork, AOF) are shorter.
+const SILENCE: Duration = Duration::from_secs(1);
+/// When the kernel gives up a peer that acknowledges nothing: a third of the default lease leaves time to renew elsewhere.
+const DEAF: Duration = Duration::from_secs(10);

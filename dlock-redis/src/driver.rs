@@ -1,0 +1,321 @@
+//! The driver: each step is one script, and the answer says everything.
+
+use crate::{
+    commands::{self, Acquisition, Record, Releasing},
+    config::{Keys, RedisConfig},
+    connection::{Connection, Dialer, Link},
+    error,
+    hints::Hints,
+};
+use async_trait::async_trait;
+use dlock_core::{
+    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, FencingToken, Grant, Held,
+    Hint, Instant, Lane, LockName, Page, Release, Released, Renew, Renewed, Result, Snapshot,
+    Ticket, Wake,
+};
+use futures_core::stream::BoxStream;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
+
+/// Locks in a Redis server.
+#[derive(Debug)]
+pub struct RedisDriver {
+    config: RedisConfig,
+    capabilities: Capabilities,
+    connection: Connection,
+    hints: Hints,
+}
+
+impl RedisDriver {
+    /// Connects to the server of a URL: see [`RedisConfig`].
+    ///
+    /// # Errors
+    /// `Misuse` when the URL or one of its settings cannot be read, `Unavailable` when the server cannot be reached or
+    /// refuses the log-in, `Unsupported` when it is too old. It is tried once: whoever connects at start wants to know.
+    ///
+    /// # Cancel safety
+    /// Dropped, it leaves nothing behind.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::open(url.parse()?).await
+    }
+
+    /// Connects with settings made in code.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    ///
+    /// # Cancel safety
+    /// As [`connect`](Self::connect).
+    pub async fn open(config: RedisConfig) -> Result<Self> {
+        let dialer = Dialer::new(&config).map_err(|cause| error::failed(cause).error)?;
+        let dialer = Arc::new(dialer);
+        let connection = Connection::open(dialer.clone()).await?;
+        connection.warn_of_settings().await;
+        let mut capabilities = Capabilities::new("redis", config.store());
+        capabilities.wake = Wake::Hints;
+        capabilities.late = LATE;
+        capabilities.renew_batch = RENEW_BATCH;
+        let hints = Hints::new(dialer, config.prefix().clone());
+        Ok(Self {
+            config,
+            capabilities,
+            connection,
+            hints,
+        })
+    }
+
+    /// Connects as the application's own client does: to its server, with its log-in and its TLS settings.
+    ///
+    /// The connections are dlock's own and speak RESP3 whatever the client speaks; the rest of `config` counts, its server does not.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    ///
+    /// # Cancel safety
+    /// As [`connect`](Self::connect).
+    pub async fn from_client(client: &redis::Client, config: RedisConfig) -> Result<Self> {
+        Self::open(config.at(client.get_connection_info().clone())).await
+    }
+
+    fn keys(&self, name: &LockName) -> Keys {
+        self.config.prefix().keys(name)
+    }
+
+    /// The server's time at `give_up`, which a request carries so that it takes nothing when it is run later.
+    fn not_after(link: &Link, give_up: Instant) -> Duration {
+        // The greeting of every connection reads the time, so it is known.
+        link.server.at(give_up).unwrap_or_default()
+    }
+
+    async fn renew_some(
+        &self,
+        entries: &[Renew],
+        give_up: Instant,
+    ) -> Result<Vec<Result<Renewed>>> {
+        let entries: Vec<_> = entries
+            .iter()
+            .map(|entry| (self.keys(&entry.name), entry))
+            .collect();
+        let (answer, link) = self
+            .connection
+            .eval(&commands::RENEW, give_up, |link| {
+                commands::renew(&entries, Self::not_after(link, give_up))
+            })
+            .await?;
+        let (in_time, now, rests) = commands::read_renew(answer).ok_or_else(error::garbled)?;
+        link.server.observe(now, self.connection.now());
+        if !in_time {
+            return Err(error::late());
+        }
+        let renewed = |rest: Option<Duration>| match rest {
+            Some(valid_for) => Renewed::Until { valid_for },
+            None => Renewed::NotHeld,
+        };
+        Ok(rests
+            .into_iter()
+            .map(|rest| rest.map(renewed).map_err(|text| error::failed_entry(&text)))
+            .collect())
+    }
+
+    async fn look(&self, record: &str) -> Result<Record> {
+        let patience = self.connection.patience();
+        let (answer, _) = self
+            .connection
+            .eval(&commands::INSPECT, patience, |_| commands::inspect(record))
+            .await?;
+        commands::read_inspect(answer).ok_or_else(error::garbled)
+    }
+}
+
+#[async_trait]
+impl DistributedLock for RedisDriver {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// One server, one connection: all names share their fate.
+    fn lane(&self, _: &LockName) -> Lane {
+        Lane::default()
+    }
+
+    async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
+        let keys = self.keys(&req.name);
+        let (answer, link) = self
+            .connection
+            .eval(&commands::ACQUIRE, req.give_up, |link| {
+                commands::acquire(&keys, req, Self::not_after(link, req.give_up))
+            })
+            .await?;
+        let (acquisition, now) =
+            commands::read_acquire(answer, req.lease.length()).ok_or_else(error::garbled)?;
+        link.server.observe(now, self.connection.now());
+        match acquisition {
+            Acquisition::Granted { token, holds, rest } => {
+                self.waits_no_more(req);
+                Ok(Acquired::Granted(Grant::new(
+                    Some(token),
+                    counted(holds)?,
+                    rest,
+                )))
+            }
+            Acquisition::Held(record) => {
+                if let Some(ticket) = req.line {
+                    self.hints.listen(&req.name, ticket);
+                }
+                Ok(Acquired::Held(held(&record)))
+            }
+            Acquisition::Gone => Ok(Acquired::Gone),
+            Acquisition::Late => Err(error::late()),
+            Acquisition::Full => Err(error::full()),
+        }
+    }
+
+    /// There is no line yet: a ticket is only a subscription of ours.
+    async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
+        self.hints.forget(name, ticket);
+        Ok(())
+    }
+
+    async fn renew(
+        &self,
+        _: Lane,
+        batch: &[Renew],
+        give_up: Instant,
+    ) -> Result<Vec<Result<Renewed>>> {
+        let scripts: Vec<_> = batch
+            .chunks(A_SCRIPT)
+            .map(|some| self.renew_some(some, give_up))
+            .collect();
+        let answers: Vec<_> = stream::iter(scripts)
+            .buffered(IN_FLIGHT)
+            .try_collect()
+            .await?;
+        Ok(answers.into_iter().flatten().collect())
+    }
+
+    async fn release(&self, req: &Release) -> Result<Released> {
+        let keys = self.keys(&req.name);
+        let patience = self.connection.patience();
+        let (answer, _) = self
+            .connection
+            .eval(&commands::RELEASE, patience, |_| {
+                commands::release(&keys, req)
+            })
+            .await?;
+        Ok(
+            match commands::read_release(answer).ok_or_else(error::garbled)? {
+                Releasing::Freed => Released::Freed,
+                Releasing::Left(holds) => Released::StillHeld {
+                    holds: counted(holds)?,
+                },
+                Releasing::Kept(rest) => Released::Kept { rest },
+                Releasing::NotHeld(record) => Released::NotHeld {
+                    by: record.holder(),
+                },
+            },
+        )
+    }
+
+    fn hints(&self) -> BoxStream<'static, Hint> {
+        self.hints.stream()
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
+        Ok(self
+            .look(self.keys(name).record())
+            .await?
+            .snapshot(name.clone()))
+    }
+
+    async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
+        let from = from
+            .map_or(Some(0), read_cursor)
+            .ok_or_else(error::bad_cursor)?;
+        let scan = commands::scan(
+            from,
+            &self.config.prefix().pattern(prefix),
+            limit.clamp(1, MOST_SCANNED),
+        );
+        let (next, found) = commands::read_scan(self.connection.command(&scan).await?)
+            .ok_or_else(error::garbled)?;
+        let looks = found
+            .iter()
+            .filter_map(|key| Some((self.config.prefix().name(key)?, key)));
+        let looks: Vec<_> = looks
+            .map(|(name, key)| async { Ok(self.look(key).await?.snapshot(name)) })
+            .collect();
+        let shown: Vec<Snapshot> = stream::iter(looks).buffered(A_SCRIPT).try_collect().await?;
+        let shown = shown
+            .into_iter()
+            .filter(|name| !name.holders.is_empty() || name.shut.is_some());
+        Ok(Page::new(
+            shown.collect(),
+            (next != 0).then(|| Cursor(next.to_string().into_bytes())),
+        ))
+    }
+
+    async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
+        let keys = self.keys(name);
+        let patience = self.connection.patience();
+        let (answer, _) = self
+            .connection
+            .eval(&commands::BREAK, patience, |_| {
+                commands::break_lock(&keys, only)
+            })
+            .await?;
+        Ok(
+            match commands::read_break(answer).ok_or_else(error::garbled)? {
+                Some(Ok(token)) => Broken::Freed { token },
+                Some(Err(token)) => Broken::Changed { token },
+                None => Broken::WasFree,
+            },
+        )
+    }
+
+    /// Requests in flight keep their connection until they are answered; no new ones are taken.
+    async fn close(&self) {
+        self.hints.close();
+        self.connection.close();
+    }
+}
+
+impl RedisDriver {
+    /// Its ticket is used up. The next one first, so that a name that is still waited on keeps its subscription.
+    fn waits_no_more(&self, req: &Acquire) {
+        if let Some(next) = req.next {
+            self.hints.listen(&req.name, next);
+        }
+        if let Some(ticket) = req.line {
+            self.hints.forget(&req.name, ticket);
+        }
+    }
+}
+
+fn held(record: &Record) -> Held {
+    let mut held = Held::default();
+    held.by = record.holder();
+    // The end is a whole millisecond that has to be over.
+    let rest = record.rest().map(|rest| rest + Duration::from_millis(1));
+    held.look_in = Some(rest.map_or(LOOK, |rest| rest.min(LOOK)));
+    held
+}
+
+fn counted(holds: u32) -> Result<NonZeroU32> {
+    NonZeroU32::new(holds).ok_or_else(error::garbled)
+}
+
+fn read_cursor(cursor: &Cursor) -> Option<u64> {
+    std::str::from_utf8(&cursor.0).ok()?.parse().ok()
+}
+
+/// The script reads the time and decides in one step, also for a request that lay in a stopped server: this is for rounding.
+const LATE: Duration = Duration::from_millis(100);
+/// A lost message costs at most this long.
+const LOOK: Duration = Duration::from_secs(2);
+/// Entries of one script: it blocks the server for some 0.2 ms, and longer ones gain nothing.
+const A_SCRIPT: usize = 100;
+/// Scripts of one batch on their way at a time: enough to hide the way, few enough that an acquire gets in between.
+const IN_FLIGHT: usize = 4;
+const RENEW_BATCH: usize = 10 * A_SCRIPT;
+/// Buckets of one `SCAN`: about 0.3 ms of the server's time.
+const MOST_SCANNED: usize = 1_000;

@@ -1,0 +1,194 @@
+//! What a native error means: one table.
+
+use dlock_core::{DriverError, Effect, ErrorKind, Retry};
+use redis::{ErrorKind as Native, RedisError};
+
+/// An error of the driver, and whether the connection that gave it is of no more use.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) error: DriverError,
+    pub(crate) reconnect: bool,
+}
+
+/// One row: what a code means for the program, the loop and the human.
+#[derive(Debug, PartialEq, Eq)]
+struct Class {
+    code: &'static str,
+    kind: ErrorKind,
+    retry: Retry,
+    effect: Effect,
+    reconnect: bool,
+    advice: &'static str,
+}
+
+const fn row(
+    code: &'static str,
+    kind: ErrorKind,
+    retry: Retry,
+    effect: Effect,
+    reconnect: bool,
+    advice: &'static str,
+) -> Class {
+    Class {
+        code,
+        kind,
+        retry,
+        effect,
+        reconnect,
+        advice,
+    }
+}
+
+/// Refusals have no effect: each script's first write is the one that would be refused, and it comes before any other.
+/// A code that is not here may come from the middle of a script, so its effect is unknown.
+#[rustfmt::skip]
+const TABLE: [Class; 23] = {
+    use Effect::{None, Unknown};
+    use ErrorKind::{Misuse, Unavailable, Unsupported};
+    use Retry::{Later, Never, Now};
+    [
+        row("BUSY", Unavailable, Later, None, false, "the server is running somebody's long script: find it with SLOWLOG, end it with SCRIPT KILL"),
+        row("CLUSTERDOWN", Unavailable, Later, None, false, "the cluster does not serve this slot for now"),
+        row("CROSSSLOT", Unsupported, Never, None, false, "BUG: the keys of a name must share a slot; please report it"),
+        row("LOADING", Unavailable, Later, None, true, "the server is loading its data"),
+        row("MASTERDOWN", Unavailable, Later, None, true, "this is a replica that lost its master: connect to the master"),
+        row("MISCONF", Unavailable, Later, None, false, "the server cannot write its snapshot and refuses writes: mend its disk, or see stop-writes-on-bgsave-error"),
+        row("MOVED", Unsupported, Never, None, false, "this is a node of a cluster, which the driver does not route in"),
+        row("ASK", Unsupported, Never, None, false, "this is a node of a cluster, which the driver does not route in"),
+        row("NOAUTH", Unavailable, Never, None, false, "the server wants a log-in: put user and password into the URL"),
+        row("NOPERM", Unavailable, Never, None, false, "the user lacks a right: see the ACL lines in the README of dlock-redis"),
+        row("NOREPLICAS", Unavailable, Later, None, false, "too few replicas are connected (min-replicas-to-write)"),
+        row("NOSCRIPT", Unavailable, Now, None, false, "the server forgot a script that was loaded just now: it is being flushed or failing over"),
+        row("OOM", Unavailable, Later, None, false, "the server is at its maxmemory: give it more, and keep maxmemory-policy noeviction"),
+        row("READONLY", Unavailable, Later, None, true, "this is a replica now: a failover is under way, or the URL names the wrong server"),
+        row("TRYAGAIN", Unavailable, Later, None, false, "the slot is being moved"),
+        row("UNKILLABLE", Unavailable, Later, None, false, "the server is running somebody's script that cannot be stopped"),
+        row("WRONGPASS", Unavailable, Never, None, false, "the server refused user or password"),
+        row("WRONGTYPE", Misuse, Never, None, false, "something else than a lock of dlock or Redisson lives under this key (a SET NX lock?): remove it, or change dlock.prefix"),
+        row("unknown command", Unsupported, Never, None, false, "the server lacks a command: dlock needs Redis 6.2 or newer with EVALSHA allowed"),
+        // Not codes of the server: names for what the client itself reports.
+        row("dial", Unavailable, Later, None, true, "the server could not be reached"),
+        row("io", Unavailable, Later, Unknown, true, "the connection failed before the answer came"),
+        row("config", Misuse, Never, None, false, "the Redis settings cannot work"),
+        row("resp3", Unsupported, Never, None, false, "the server does not speak RESP3: dlock needs Redis 6.2 or newer"),
+    ]
+};
+
+/// The server said something that nobody expected.
+const OTHER: Class = row(
+    "",
+    ErrorKind::Unavailable,
+    Retry::Later,
+    Effect::Unknown,
+    false,
+    "the server answered with an error",
+);
+
+/// The stream cannot be trusted any more.
+const GARBLED: Class = row(
+    "",
+    ErrorKind::Unavailable,
+    Retry::Later,
+    Effect::Unknown,
+    true,
+    "the answer could not be read",
+);
+
+/// A failed request.
+pub(crate) fn failed(cause: RedisError) -> Failure {
+    let class = classify(&cause);
+    let error = DriverError::new(class.kind, class.advice)
+        .with_retry(class.retry)
+        .with_effect(class.effect);
+    Failure {
+        error: error.with_source(cause),
+        reconnect: class.reconnect,
+    }
+}
+
+/// A connection that did not come about: whatever was the reason, nothing was asked yet.
+pub(crate) fn unreached(cause: RedisError) -> DriverError {
+    if cause.is_io_error()
+        && let Some(class) = by_code("dial")
+    {
+        return DriverError::new(class.kind, class.advice)
+            .with_retry(class.retry)
+            .with_source(cause);
+    }
+    failed(cause).error.with_effect(Effect::None)
+}
+
+/// A failed entry of a batch, as the script's own error text.
+pub(crate) fn failed_entry(text: &str) -> DriverError {
+    let class = by_text(text).unwrap_or(&OTHER);
+    DriverError::new(class.kind, format!("{}: {text}", class.advice))
+        .with_retry(class.retry)
+        .with_effect(class.effect)
+}
+
+/// An answer of a shape that no script of ours gives.
+pub(crate) fn garbled() -> DriverError {
+    DriverError::unanswered(GARBLED.advice)
+}
+
+/// Executed after its not-after: nothing was done, and the server's time is known again.
+pub(crate) fn late() -> DriverError {
+    DriverError::unavailable("the request reached the server too late and was refused")
+        .with_retry(Retry::Now)
+}
+
+pub(crate) fn full() -> DriverError {
+    let message = format!(
+        "the lock has {} holds already, the most that one name can have",
+        dlock_core::MAX_HOLDS
+    );
+    DriverError::new(ErrorKind::Overloaded, message).with_retry(Retry::Later)
+}
+
+pub(crate) fn unreachable(why: Option<&str>) -> DriverError {
+    DriverError::unavailable(match why {
+        Some(why) => format!("the server could not be reached: {why}"),
+        None => "the connection was lost and is being made again".to_owned(),
+    })
+}
+
+pub(crate) fn closed() -> DriverError {
+    DriverError::new(ErrorKind::ShuttingDown, "the driver was closed")
+}
+
+pub(crate) fn bad_cursor() -> DriverError {
+    DriverError::new(ErrorKind::Misuse, "the cursor is none of this driver's")
+}
+
+fn classify(cause: &RedisError) -> &'static Class {
+    match cause.kind() {
+        Native::Io => by_code("io"),
+        Native::InvalidClientConfig => by_code("config"),
+        Native::RESP3NotSupported => by_code("resp3"),
+        Native::AuthenticationFailed => Some(
+            by_text(cause.detail().unwrap_or_default())
+                .unwrap_or(by_code("WRONGPASS").unwrap_or(&OTHER)),
+        ),
+        Native::Parse | Native::UnexpectedReturnType => Some(&GARBLED),
+        _ => by_code(cause.code().unwrap_or_default())
+            .or_else(|| by_text(cause.detail().unwrap_or_default())),
+    }
+    .unwrap_or(&OTHER)
+}
+
+fn by_code(code: &str) -> Option<&'static Class> {
+    TABLE.iter().find(|class| class.code == code)
+}
+
+/// Servers before 7 wrap the error of a script's command: `ERR Error running script …: -READONLY You can't …`.
+fn by_text(text: &str) -> Option<&'static Class> {
+    let mut words = text
+        .split_ascii_whitespace()
+        .map(|word| word.trim_start_matches('-'));
+    words.find_map(by_code).or_else(|| {
+        text.to_ascii_lowercase()
+            .contains("unknown command")
+            .then(|| by_code("unknown command"))
+            .flatten()
+    })
+}

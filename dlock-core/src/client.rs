@@ -3,18 +3,19 @@
 use crate::{
     book::Book,
     call::Adrift,
-    clock::Clock,
+    clock::{Clock, Instant},
     driver::{Broken, Capabilities, Cursor, DistributedLock, Hint, Note, Page, Snapshot},
     error::{DriverError, Error, ErrorKind, LossReason},
     flaw::Flaw,
-    hold::Hold,
+    guard::Guard,
+    hold::{Hold, Start},
     identity::{FencingToken, HoldId, Owner, Ticket},
     janitor::{Janitor, Job},
     lease::Lease,
     lock::Lock,
     name::LockName,
     shutdown::Shutdown,
-    watchdog::{self, Watchdog},
+    watchdog::{self, Renewal, Watchdog, Watched},
 };
 use futures_util::StreamExt;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -23,7 +24,7 @@ use std::{
     num::NonZeroU64,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -78,6 +79,8 @@ pub(crate) struct Inner {
     pub(crate) janitor: Janitor,
     pub(crate) look_cap: Duration,
     pub(crate) closing: AtomicBool,
+    /// Holds that were detached here and not attached again.
+    pub(crate) detached: AtomicUsize,
     /// Notified when the client begins to shut down.
     pub(crate) revoked: Notify,
     /// Notified when the last live hold is gone.
@@ -260,6 +263,7 @@ impl ClientBuilder {
             janitor: Janitor::default(),
             look_cap: self.look_cap,
             closing: AtomicBool::new(false),
+            detached: AtomicUsize::new(0),
             revoked: Notify::new(),
             unheld: Notify::new(),
             lease: self.lease,
@@ -310,6 +314,57 @@ impl Inner {
         }
     }
 
+    /// Makes a guard of what the store granted; `None`: it is worth nothing, because it is over already or the client is shutting down.
+    pub(crate) fn begin(self: &Arc<Self>, start: Start) -> Option<Guard> {
+        let now = self.clock.now();
+        let (sent, length) = (start.sent, start.terms.lease().length());
+        let counted = if self.flawed(Flaw::DeadlineFromReply) {
+            now
+        } else {
+            sent
+        };
+        let end = start.terms.end().map(|end| sent + end);
+        let deadline = (counted + start.valid_for.min(length) - Lease::margin(length))
+            .min(end.unwrap_or(Instant::FAR));
+        if deadline <= now {
+            return None;
+        }
+        let shown = if self.flawed(Flaw::ClockIgnored) {
+            Instant::FAR
+        } else {
+            deadline
+        };
+        let hold = Arc::new(Hold::new(&start, now, shown));
+        if !self.enter(&hold) {
+            return None;
+        }
+        let key = self.watchdog.watch(Watched {
+            what: Arc::clone(&hold),
+            name: start.name.clone(),
+            lane: self.driver.lane(&start.name),
+            sent,
+            deadline,
+            renewal: self.renews(hold.lease()),
+            end,
+        });
+        Some(Guard::new(Arc::clone(self), hold, key))
+    }
+
+    fn renews(&self, lease: Lease) -> Option<Renewal> {
+        let length = lease.length();
+        if lease.is_kept() {
+            return (!self.flawed(Flaw::NeverRenews)).then_some(Renewal {
+                ask: Some(length),
+                length,
+            });
+        }
+        // A fixed lease on a session store lasts no longer than its session, which has to be proven.
+        self.caps.session_bound.then(|| Renewal {
+            ask: None,
+            length: *self.caps.leases.end(),
+        })
+    }
+
     /// A hold begins, unless the client is shutting down. Another one of its owner with another token is a hold that the store has forgotten.
     pub(crate) fn enter(self: &Arc<Self>, hold: &Arc<Hold>) -> bool {
         let mut stale = Vec::new();
@@ -349,11 +404,11 @@ impl Inner {
             target: "dlock::lost", lock = %hold.name, backend = self.caps.backend, owner = %hold.owner,
             ?reason, "lock lost: {reason}"
         );
-        if reason == LossReason::Deadline && self.caps.session_bound && !hold.lease.is_kept() {
+        if reason == LossReason::Deadline && self.caps.session_bound && !hold.lease().is_kept() {
             // The session would keep it beyond its lease: it is ended by a release, at its full end and not before.
             let mut job = Job::release(hold.name.clone(), hold.owner, hold.id);
             job.unsettled = hold.unsettled;
-            job.after = hold.sent + hold.lease.length();
+            job.after = hold.sent + hold.lease().length();
             self.settle(job);
         }
         self.poke(&hold.name);

@@ -2,17 +2,26 @@
 
 use crate::{
     client::Inner,
+    detach::{Detached, NotDetached},
     driver::{Release, Released},
     error::{Effect, Error, ErrorKind, LossReason, Retry},
     flaw::Flaw,
     hold::{Hold, State},
-    identity::{FencingToken, Pass},
+    identity::FencingToken,
     janitor::Job,
     name::LockName,
+    pass::Pass,
     scope,
     watchdog::Key,
 };
-use std::{fmt, future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
+use std::{
+    fmt,
+    future::poll_fn,
+    pin::pin,
+    sync::{Arc, atomic::Ordering::SeqCst},
+    task::Poll,
+    time::Duration,
+};
 
 /// A lock that is held, as long as [`check`](Self::check) says so.
 ///
@@ -203,6 +212,31 @@ impl Guard {
         }
     }
 
+    /// Takes the hold out of drop, watchdog and shutdown, as a plain value: it lasts what its lease has left, unless
+    /// [`Client::attach`](crate::Client::attach) takes it up again, in this process or another one. Dropping the value gives nothing back.
+    ///
+    /// # Errors
+    /// [`NotDetached`] gives the guard back: where holds are bound to the client's session (`Unsupported`), or when it is lost.
+    pub fn detach(mut self) -> Result<Detached, NotDetached> {
+        let refused = if self.inner.caps.session_bound {
+            let message =
+                "holds of this store end with the client's session and cannot be detached";
+            let error = Error::new(ErrorKind::Unsupported, message);
+            Some(error.at(self.inner.caps.backend, &self.hold.name))
+        } else {
+            let detached = self.hold.detach(&self.inner.clock);
+            detached.err().map(|reason| self.lost_error(reason))
+        };
+        if let Some(error) = refused {
+            return Err(NotDetached { guard: self, error });
+        }
+        self.done = true;
+        self.inner.watchdog.forget(self.key);
+        self.inner.detached.fetch_add(1, SeqCst);
+        self.inner.leave_book(&self.hold);
+        Ok(Detached::of(&self.hold, self.pass()))
+    }
+
     /// Stops renewing, first of all: whatever comes of the release, nothing is renewed after it.
     fn stop(&self) -> State {
         let before = self.hold.releasing(&self.inner.clock);
@@ -232,7 +266,8 @@ impl Releasing {
         let mut unanswered = false;
         let mut pause = Duration::from_millis(5);
         loop {
-            let request = Release::new(self.hold.name.clone(), self.hold.owner, self.hold.id);
+            let mut request = Release::new(self.hold.name.clone(), self.hold.owner, self.hold.id);
+            request.keep = inner.rest(self.hold.keep());
             let answer = tokio::select! {
                 biased;
                 answer = inner.release_once(request) => answer,
@@ -297,6 +332,7 @@ impl Releasing {
     fn job(&self) -> Job {
         let mut job = Job::release(self.hold.name.clone(), self.hold.owner, self.hold.id);
         job.unsettled = self.hold.unsettled;
+        job.keep = self.hold.keep();
         job
     }
 

@@ -6,6 +6,7 @@ use crate::{
     identity::{FencingToken, HoldId, Owner},
     lease::Lease,
     name::LockName,
+    terms::Terms,
 };
 use std::{
     panic::Location,
@@ -32,7 +33,7 @@ pub(crate) struct Hold {
     pub(crate) owner: Owner,
     pub(crate) id: HoldId,
     pub(crate) token: Option<FencingToken>,
-    pub(crate) lease: Lease,
+    pub(crate) terms: Terms,
     pub(crate) since: Instant,
     /// When the request that was granted was given to the driver.
     pub(crate) sent: Instant,
@@ -45,16 +46,16 @@ pub(crate) struct Hold {
     lost: Notify,
 }
 
-/// What a new hold starts with, so that `Hold::new` needs no ten arguments.
+/// What a hold starts from: a grant, or one that was taken up again.
 pub(crate) struct Start {
     pub(crate) name: LockName,
     pub(crate) owner: Owner,
     pub(crate) id: HoldId,
     pub(crate) token: Option<FencingToken>,
-    pub(crate) lease: Lease,
-    pub(crate) since: Instant,
+    pub(crate) terms: Terms,
+    /// The instant before the request was given to the driver, and what the store then had to run.
     pub(crate) sent: Instant,
-    pub(crate) deadline: Instant,
+    pub(crate) valid_for: Duration,
     pub(crate) at: &'static Location<'static>,
     pub(crate) unsettled: Option<Instant>,
 }
@@ -63,7 +64,8 @@ const HELD: u8 = 0;
 const UNCERTAIN: u8 = 1;
 const RELEASING: u8 = 2;
 const RELEASED: u8 = 3;
-const LOST: u8 = 4; // and up: LOST + the reason's place in REASONS
+const DETACHED: u8 = 4;
+const LOST: u8 = 5; // and up: LOST + the reason's place in REASONS
 
 const REASONS: [LossReason; 4] = [
     LossReason::Deadline,
@@ -77,33 +79,30 @@ const REASONS: [LossReason; 4] = [
 pub(crate) const TICK: Duration = Duration::from_millis(1);
 
 impl Hold {
-    pub(crate) fn new(start: Start) -> Self {
-        let Start {
-            name,
-            owner,
-            id,
-            token,
-            lease,
-            since,
-            sent,
-            deadline,
-            at,
-            unsettled,
-        } = start;
+    pub(crate) fn new(start: &Start, since: Instant, deadline: Instant) -> Self {
         Self {
-            name,
-            owner,
-            id,
-            token,
-            lease,
+            name: start.name.clone(),
+            owner: start.owner,
+            id: start.id,
+            token: start.token,
+            terms: start.terms,
             since,
-            sent,
-            at,
-            unsettled,
+            sent: start.sent,
+            at: start.at,
+            unsettled: start.unsettled,
             phase: AtomicU8::new(HELD),
             deadline: AtomicU64::new(deadline.as_nanos()),
             lost: Notify::new(),
         }
+    }
+
+    pub(crate) fn lease(&self) -> Lease {
+        self.terms.lease()
+    }
+
+    /// Until when the name is to stay shut, though it be released before.
+    pub(crate) fn keep(&self) -> Option<Instant> {
+        self.terms.least().map(|least| self.since + least)
     }
 
     pub(crate) fn deadline(&self) -> Instant {
@@ -135,7 +134,7 @@ impl Hold {
                     State::Uncertain
                 }
             }
-            RELEASING | RELEASED => State::Lost(LossReason::NotHeld),
+            RELEASING | RELEASED | DETACHED => State::Lost(LossReason::NotHeld),
             lost => State::Lost(REASONS[usize::from(lost - LOST) % REASONS.len()]),
         }
     }
@@ -179,6 +178,20 @@ impl Hold {
     /// Whether the store confirmed that it is gone.
     pub(crate) fn is_released(&self) -> bool {
         self.phase.load(SeqCst) == RELEASED
+    }
+
+    /// The guard gives it up without giving it back; says whether it still had it.
+    pub(crate) fn detach(&self, clock: &Clock) -> Result<(), LossReason> {
+        match self.state(clock) {
+            State::Lost(reason) => Err(reason),
+            _ => self
+                .phase
+                .fetch_update(SeqCst, SeqCst, |phase| {
+                    matches!(phase, HELD | UNCERTAIN).then_some(DETACHED)
+                })
+                .map(drop)
+                .map_err(|_| LossReason::Deadline),
+        }
     }
 
     /// Whether its release was begun and not confirmed.

@@ -1,9 +1,8 @@
-//! Who holds: owners, holds, tokens, tickets, passes.
+//! Who holds: owners, holds, tokens, tickets.
 
-use crate::name::LockName;
 use rand::Rng;
 use sha2::{Digest, Sha256};
-use std::{fmt, num::NonZeroU64, sync::Arc};
+use std::{fmt, num::NonZeroU64};
 use uuid::{Builder, Uuid};
 
 /// Who owns a lock. A value, never a thread or a task: whoever has it may re-enter.
@@ -152,71 +151,6 @@ pub struct Ticket(pub NonZeroU64);
 impl fmt::Display for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)
-    }
-}
-
-/// The right to enter one incarnation of one lock, as a value: what [`Guard::pass`](crate::Guard::pass) gives and
-/// [`Lock::join`](crate::Lock::join) takes, in this process or another one.
-///
-/// It is a bearer secret: whoever has it may enter or end this incarnation, and nothing else. `Debug` shows a fingerprint.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Pass {
-    pub(crate) store: Arc<str>,
-    pub(crate) name: LockName,
-    pub(crate) owner: Owner,
-    pub(crate) token: FencingToken,
-}
-
-impl Pass {
-    /// Puts a pass together from its parts.
-    #[must_use]
-    pub fn new(
-        store: impl Into<Arc<str>>,
-        name: LockName,
-        owner: Owner,
-        token: FencingToken,
-    ) -> Self {
-        Self {
-            store: store.into(),
-            name,
-            owner,
-            token,
-        }
-    }
-
-    /// The store it is valid in, as [`Capabilities::store`](crate::Capabilities::store) names it.
-    #[must_use]
-    pub fn store(&self) -> &str {
-        &self.store
-    }
-
-    /// The lock it opens.
-    #[must_use]
-    pub fn name(&self) -> &LockName {
-        &self.name
-    }
-
-    /// The owner it makes its bearer be.
-    #[must_use]
-    pub fn owner(&self) -> &Owner {
-        &self.owner
-    }
-
-    /// The incarnation it is good for.
-    #[must_use]
-    pub fn token(&self) -> FencingToken {
-        self.token
-    }
-}
-
-impl fmt::Debug for Pass {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pass")
-            .field("store", &self.store)
-            .field("name", &self.name)
-            .field("owner", &self.owner)
-            .field("token", &self.token)
-            .finish()
     }
 }
 

@@ -58,6 +58,8 @@ pub(crate) struct Job {
     pub(crate) unsettled: Option<Instant>,
     /// Not to be begun before then.
     pub(crate) after: Instant,
+    /// Until when the name is to stay shut.
+    pub(crate) keep: Option<Instant>,
     /// Tickets that must not stay in line.
     pub(crate) tickets: Vec<Ticket>,
 }
@@ -69,6 +71,7 @@ impl Job {
             hold: Some((owner, hold)),
             unsettled: None,
             after: Instant::ORIGIN,
+            keep: None,
             tickets: Vec::new(),
         }
     }
@@ -79,6 +82,7 @@ impl Job {
             hold: None,
             unsettled: None,
             after: Instant::ORIGIN,
+            keep: None,
             tickets: vec![ticket],
         }
     }
@@ -192,10 +196,9 @@ impl Inner {
         };
         let mut pause = PAUSE.0;
         loop {
-            match self
-                .release_once(Release::new(job.name.clone(), owner, hold))
-                .await
-            {
+            let mut request = Release::new(job.name.clone(), owner, hold);
+            request.keep = self.rest(job.keep);
+            match self.release_once(request).await {
                 Some(Ok(released)) => {
                     if !matches!(released, Released::NotHeld { .. }) {
                         self.poke(&job.name);
@@ -227,6 +230,12 @@ impl Inner {
                 pause = self.pause(pause).await;
             }
         }
+    }
+
+    /// What is left of the time that a name is to stay shut.
+    pub(crate) fn rest(&self, keep: Option<Instant>) -> Option<Duration> {
+        keep.map(|until| until.since(self.clock.now()))
+            .filter(|rest| !rest.is_zero())
     }
 
     /// One release, bounded; `None`: not answered in time.

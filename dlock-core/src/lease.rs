@@ -43,6 +43,13 @@ impl Lease {
         }
     }
 
+    pub(crate) fn no_longer_than(self, most: Duration) -> Self {
+        Self {
+            length: self.length.min(most).max(MIN_LEASE),
+            ..self
+        }
+    }
+
     /// Its length.
     #[must_use]
     pub const fn length(self) -> Duration {

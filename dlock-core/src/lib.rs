@@ -10,6 +10,7 @@ mod book;
 mod call;
 mod client;
 mod clock;
+mod detach;
 mod driver;
 mod error;
 mod flaw;
@@ -20,13 +21,16 @@ mod janitor;
 mod lease;
 mod lock;
 mod name;
+mod pass;
 mod scope;
 mod server_clock;
 mod shutdown;
+mod terms;
 mod watchdog;
 
 pub use client::{Client, ClientBuilder, DEFAULT_LOOK_CAP};
 pub use clock::{Clock, Instant};
+pub use detach::{Detached, NotDetached};
 pub use driver::{
     Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, Grant, Held, Hint, Holder,
     Holds, Lane, Note, Page, Release, Released, Renew, Renewed, Result, Snapshot, Wake,
@@ -37,9 +41,10 @@ pub use error::{DriverError, Effect, Error, ErrorKind, LossReason, Phase, Retry}
 pub use flaw::Flaw;
 pub use guard::{Guard, Outcome};
 pub use hold::State;
-pub use identity::{FencingToken, Fingerprint, HoldId, MAX_HOLDS, Owner, Pass, Ticket};
+pub use identity::{FencingToken, Fingerprint, HoldId, MAX_HOLDS, Owner, Ticket};
 pub use lease::{DEFAULT_LEASE, Lease, LeaseError, MAX_LEASE, MIN_LEASE};
 pub use lock::Lock;
 pub use name::{LockName, MAX_NAME_BYTES, NameError};
+pub use pass::{Pass, PassError};
 pub use server_clock::ServerClock;
 pub use shutdown::{Fate, Report, Shutdown};

@@ -5,9 +5,11 @@ use crate::{
     client::Inner,
     error::{Error, ErrorKind},
     guard::Guard,
-    identity::{Owner, Pass},
+    identity::Owner,
     lease::Lease,
     name::LockName,
+    pass::Pass,
+    terms::Terms,
 };
 use std::{fmt, panic::Location, sync::Arc, time::Duration};
 use tracing::Instrument;
@@ -21,7 +23,7 @@ use tracing::Instrument;
 pub struct Lock {
     inner: Arc<Inner>,
     name: LockName,
-    lease: Lease,
+    terms: Terms,
     owner: Option<Owner>,
 }
 
@@ -30,7 +32,7 @@ impl Lock {
         Self {
             inner,
             name,
-            lease,
+            terms: lease.into(),
             owner: None,
         }
     }
@@ -46,7 +48,9 @@ impl Lock {
     /// # Errors
     /// `Misuse` when the length is out of bounds; `Unsupported` when this store cannot give it.
     pub fn lease(mut self, length: Duration) -> Result<Self, Error> {
-        self.lease = self.possible(Lease::fixed(length)?)?;
+        self.terms = self
+            .terms
+            .with_lease(self.possible(Lease::fixed(length)?)?)?;
         Ok(self)
     }
 
@@ -55,7 +59,29 @@ impl Lock {
     /// # Errors
     /// `Misuse` when the length is out of bounds; `Unsupported` when this store cannot give it.
     pub fn kept_lease(mut self, length: Duration) -> Result<Self, Error> {
-        self.lease = self.possible(Lease::kept(length)?)?;
+        self.terms = self
+            .terms
+            .with_lease(self.possible(Lease::kept(length)?)?)?;
+        Ok(self)
+    }
+
+    /// Keeps the name shut for at least `time` from its acquisition: released earlier, nobody gets it before then, the former owner
+    /// included. For jobs on many hosts whose clocks differ, which would otherwise run twice when they are quick. After a crash, or a
+    /// fixed lease that ran out, the lease alone decides.
+    ///
+    /// # Errors
+    /// `Misuse` when it exceeds [`max_hold`](Self::max_hold) or a fixed lease.
+    pub fn at_least_for(mut self, time: Duration) -> Result<Self, Error> {
+        self.terms = self.terms.at_least(time)?;
+        Ok(self)
+    }
+
+    /// Stops keeping it alive `time` after its acquisition: the guard is then lost, whatever its user does.
+    ///
+    /// # Errors
+    /// `Misuse` when it is shorter than the shortest lease or than [`at_least_for`](Self::at_least_for).
+    pub fn max_hold(mut self, time: Duration) -> Result<Self, Error> {
+        self.terms = self.terms.at_most(time)?;
         Ok(self)
     }
 
@@ -176,7 +202,7 @@ impl Lock {
     fn plain(&self, at: &'static Location<'static>) -> Wish {
         Wish {
             name: self.name.clone(),
-            lease: self.lease,
+            terms: self.terms,
             owner: self.owner,
             join: None,
             at,
@@ -209,7 +235,7 @@ impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock")
             .field("name", &self.name)
-            .field("lease", &self.lease)
+            .field("terms", &self.terms)
             .field("owner", &self.owner)
             .finish_non_exhaustive()
     }

@@ -32,6 +32,8 @@ pub struct Report {
     pub locks: Vec<(LockName, Fate)>,
     /// Requests whose effect is still unknown: the store did not answer within the grace, the leases end what they may have left.
     pub unknown: Vec<LockName>,
+    /// How many holds were detached by this client and not taken up again by it: no guards, so untouched.
+    pub detached: usize,
 }
 
 /// What became of one lock.
@@ -96,6 +98,7 @@ impl Shutdown {
                 .map(|hold| (hold.name.clone(), inner.part(hold, force)))
                 .collect(),
             unknown: inner.janitor.names(),
+            detached: inner.detached.load(SeqCst),
         };
         inner.watchdog.stop();
         if force {
@@ -141,7 +144,7 @@ impl Inner {
             return Fate::Released;
         }
         let rest =
-            (hold.deadline() + crate::Lease::margin(hold.lease.length())).since(self.clock.now());
+            (hold.deadline() + crate::Lease::margin(hold.lease().length())).since(self.clock.now());
         match hold.state(&self.clock) {
             State::Held | State::Uncertain => {
                 self.lose(hold, LossReason::Shutdown);

@@ -13,9 +13,9 @@ use crate::{
     flaw::Flaw,
     guard::Guard,
     identity::{FencingToken, Owner},
-    lease::Lease,
     name::LockName,
     scope,
+    terms::Terms,
 };
 use pending::{Outcome, Pending};
 use std::{panic::Location, sync::Arc, time::Duration};
@@ -26,7 +26,7 @@ use wait::Wait;
 #[derive(Debug)]
 pub(crate) struct Wish {
     pub(crate) name: LockName,
-    pub(crate) lease: Lease,
+    pub(crate) terms: Terms,
     pub(crate) owner: Option<Owner>,
     pub(crate) join: Option<FencingToken>,
     pub(crate) at: &'static Location<'static>,
@@ -62,7 +62,7 @@ pub(crate) async fn acquire(
         wish.name.clone(),
         identity.owner,
         identity.join,
-        wish.lease,
+        wish.terms,
         wish.at,
     );
     let end = match patience {
@@ -72,7 +72,7 @@ pub(crate) async fn acquire(
     };
     let acquired = match patience {
         Patience::Try => once(&inner, pending, end).await,
-        _ => Wait::new(pending, identity.given, wish.lease, end)
+        _ => Wait::new(pending, identity.given, wish.terms.lease(), end)
             .granted(&inner, &wish.name)
             .await
             .map(Some),

@@ -8,12 +8,11 @@ use crate::{
     error::{DriverError, Effect},
     flaw::Flaw,
     guard::Guard,
-    hold::{Hold, Start},
+    hold::Start,
     identity::{FencingToken, HoldId, Owner, Ticket},
     janitor::{Asked, Job},
-    lease::Lease,
     name::LockName,
-    watchdog::{Renewal, Watched},
+    terms::Terms,
 };
 use std::{panic::Location, sync::Arc, time::Duration};
 
@@ -26,7 +25,7 @@ pub(super) struct Pending {
     owner: Owner,
     hold: HoldId,
     join: Option<FencingToken>,
-    lease: Lease,
+    terms: Terms,
     at: &'static Location<'static>,
     under_way: Option<Asked>,
     /// Until when an unanswered attempt may still take hold.
@@ -48,7 +47,7 @@ impl Pending {
         name: LockName,
         owner: Owner,
         join: Option<FencingToken>,
-        lease: Lease,
+        terms: Terms,
         at: &'static Location<'static>,
     ) -> Self {
         Self {
@@ -57,7 +56,7 @@ impl Pending {
             owner,
             hold: inner.hold_id(),
             join,
-            lease,
+            terms,
             at,
             under_way: None,
             unsettled: None,
@@ -66,7 +65,7 @@ impl Pending {
 
     /// The most one attempt may take.
     pub(super) fn attempt_within(&self) -> Duration {
-        (self.lease.length() / 3).min(ATTEMPT)
+        (self.terms.lease().length() / 3).min(ATTEMPT)
     }
 
     /// Asks the store once, with the same hold each time: a repeat finds what an unanswered attempt did.
@@ -86,7 +85,7 @@ impl Pending {
             self.name.clone(),
             self.owner,
             self.hold,
-            self.lease,
+            self.terms.lease(),
             give_up,
         );
         request.line = line;
@@ -130,51 +129,23 @@ impl Pending {
     /// Makes a guard of a grant; `None`: it came too late to be worth anything, or when the client was already shutting down, and the
     /// janitor gives it back.
     pub(super) fn succeed(&mut self, grant: Grant, sent: Instant) -> Option<Guard> {
-        let inner = Arc::clone(&self.inner);
-        let now = inner.clock.now();
-        let length = self.lease.length();
-        let counted = if inner.flawed(Flaw::DeadlineFromReply) {
-            now
-        } else {
-            sent
-        };
-        let deadline = counted + grant.valid_for.min(length) - Lease::margin(length);
-        if deadline <= now {
-            self.give_back();
-            return None;
-        }
-        let lane = inner.driver.lane(&self.name);
-        let hold = Arc::new(Hold::new(Start {
+        let guard = self.inner.begin(Start {
             name: self.name.clone(),
             owner: self.owner,
             id: self.hold,
             token: grant.token,
-            lease: self.lease,
-            since: now,
+            terms: self.terms,
             sent,
-            deadline: if inner.flawed(Flaw::ClockIgnored) {
-                Instant::FAR
-            } else {
-                deadline
-            },
+            valid_for: grant.valid_for,
             at: self.at,
-            unsettled: self.unsettled.take(),
-        }));
-        if !inner.enter(&hold) {
-            self.unsettled = hold.unsettled;
-            self.give_back();
-            return None;
-        }
-        let key = inner.watchdog.watch(Watched {
-            what: Arc::clone(&hold),
-            name: self.name.clone(),
-            lane,
-            sent,
-            deadline,
-            renewal: self.renewal(),
-            end: (!self.lease.is_kept()).then(|| sent + length - Lease::margin(length)),
+            unsettled: self.unsettled,
         });
-        Some(Guard::new(inner, hold, key))
+        if guard.is_some() {
+            self.unsettled = None;
+        } else {
+            self.give_back();
+        }
+        guard
     }
 
     /// A grant that nobody can use goes back, and what follows is another acquisition.
@@ -183,21 +154,6 @@ impl Pending {
         job.unsettled = self.unsettled.take();
         self.inner.settle(job);
         self.hold = self.inner.hold_id();
-    }
-
-    fn renewal(&self) -> Option<Renewal> {
-        let length = self.lease.length();
-        if self.lease.is_kept() {
-            return (!self.inner.flawed(Flaw::NeverRenews)).then_some(Renewal {
-                ask: Some(length),
-                length,
-            });
-        }
-        // A fixed lease on a session store lasts no longer than its session, which has to be proven.
-        self.inner.caps.session_bound.then(|| Renewal {
-            ask: None,
-            length: *self.inner.caps.leases.end(),
-        })
     }
 
     /// Gives up: whatever the store may have of it, and these tickets, are the janitor's now.
@@ -212,6 +168,7 @@ impl Pending {
                 hold,
                 unsettled,
                 after: Instant::ORIGIN,
+                keep: None,
                 tickets,
             };
             self.inner.settle_after(job, under_way);

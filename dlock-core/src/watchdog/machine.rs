@@ -40,6 +40,13 @@ pub(crate) struct Watched<T> {
     pub(crate) end: Option<Instant>,
 }
 
+impl<T> Watched<T> {
+    /// Whether it lasts to its very end already.
+    fn is_complete(&self) -> bool {
+        self.end.is_some_and(|end| self.deadline >= end)
+    }
+}
+
 /// How a hold is renewed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Renewal {
@@ -112,9 +119,12 @@ impl<T: Clone> Machine<T> {
     pub(crate) fn watch(&mut self, watched: Watched<T>) -> Key {
         self.count += 1;
         let key = Key(self.count);
+        let last = watched.deadline - TICK;
         let timer = match watched.renewal {
-            Some(renewal) => watched.sent + Lease::renew_every(renewal.length),
-            None => watched.deadline - TICK,
+            Some(renewal) if !watched.is_complete() => {
+                last.min(watched.sent + Lease::renew_every(renewal.length))
+            }
+            _ => last,
         };
         self.timers.insert((timer, key));
         self.entries.insert(
@@ -186,7 +196,7 @@ impl<T: Clone> Machine<T> {
                     now + pause(entry_length(&self.entries[&key]), 1, jitter()),
                     now,
                 );
-            } else if entry.watched.renewal.is_some() {
+            } else if entry.watched.renewal.is_some() && !entry.watched.is_complete() {
                 due.push(key);
             } else {
                 let deadline = entry.watched.deadline;
@@ -229,7 +239,11 @@ impl<T: Clone> Machine<T> {
                     entry.over = false;
                     entry.under_way = None;
                     let deadline = entry.watched.deadline;
-                    let next = flight.sent + Lease::renew_every(entry_length(entry));
+                    let next = if entry.watched.is_complete() {
+                        deadline
+                    } else {
+                        flight.sent + Lease::renew_every(entry_length(entry))
+                    };
                     actions.push(Action::Renewed(what, deadline));
                     self.set(key, next, now);
                 }
@@ -330,7 +344,7 @@ impl<T: Clone> Machine<T> {
                 (now + Lease::renew_within(entry_length(entry))).min(entry.watched.deadline);
             entry.under_way = Some(id);
             batch_end = batch_end.min(give_up);
-            let ask = entry.watched.renewal.and_then(|renewal| renewal.ask);
+            let ask = entry.ask(now);
             entries.push((entry.watched.what.clone(), ask));
         }
         for key in &keys {
@@ -361,6 +375,15 @@ impl<T: Clone> Machine<T> {
 }
 
 impl<T> Entry<T> {
+    /// What the store is asked for: not much beyond the end, where there is one.
+    fn ask(&self, now: Instant) -> Option<Duration> {
+        let renewal = self.watched.renewal?;
+        let ask = renewal.ask?;
+        Some(self.watched.end.map_or(ask, |end| {
+            ask.min(end.since(now) + Lease::margin(renewal.length))
+        }))
+    }
+
     /// The deadline that a renewal sent at `sent` proves.
     fn proven(&self, sent: Instant, valid_for: Duration) -> Instant {
         let renewal = self.watched.renewal;

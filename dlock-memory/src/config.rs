@@ -141,3 +141,63 @@ pub(crate) const LONGEST_LOOK: Duration = Duration::from_secs(2);
 
 /// Below it, no turn could be taken.
 const SHORTEST_ACCEPT: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use super::MemoryConfig;
+    use dlock_core::{Lease, Wake};
+    use std::{num::NonZeroU32, time::Duration};
+
+    fn parse(url: &str) -> MemoryConfig {
+        url.parse().unwrap()
+    }
+
+    #[test]
+    fn a_url_says_what_it_says_and_the_rest_is_default() {
+        assert_eq!(parse("memory:"), MemoryConfig::default());
+        let config = parse("memory:a/b c?dlock.wake=hints&dlock.accept=250ms&dlock.lanes=3");
+        assert_eq!((config.name.as_str(), config.wake), ("a/b c", Wake::Hints));
+        assert_eq!(config.accept, Duration::from_millis(250));
+        assert_eq!(config.lanes, NonZeroU32::new(3).unwrap());
+        assert_eq!(parse("memory:x?dlock.wake=line").wake, Wake::Line);
+        assert_eq!(
+            parse("memory:x?dlock.accept=2s").accept,
+            Duration::from_secs(2)
+        );
+    }
+
+    #[test]
+    fn anything_else_is_refused_with_what_would_be_right() {
+        for (url, wanted) in [
+            ("redis://x", "memory:NAME"),
+            (
+                "memory:x?dlock.weak=line",
+                "dlock.wake, dlock.accept and dlock.lanes",
+            ),
+            (
+                "memory:x?other=1",
+                "dlock.wake, dlock.accept and dlock.lanes",
+            ),
+            ("memory:x?dlock.wake=never", "line, hints or poll"),
+            ("memory:x?dlock.wake", "line, hints or poll"),
+            ("memory:x?dlock.accept=0ms", "1ms or more"),
+            ("memory:x?dlock.accept=5", "1ms or more"),
+            ("memory:x?dlock.lanes=0", "from 1 on"),
+        ] {
+            let error = url.parse::<MemoryConfig>().unwrap_err().to_string();
+            assert!(error.contains(wanted), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn terms_follow_the_lease_up_to_their_bounds() {
+        let of = |millis| {
+            let lease = Lease::kept(Duration::from_millis(millis)).unwrap();
+            let terms = MemoryConfig::default().terms(lease);
+            [terms.accept, terms.interval, terms.entry].map(|span| span.as_millis())
+        };
+        assert_eq!(of(300), [100, 100, 300]);
+        assert_eq!(of(4_500), [1_000, 1_500, 4_500]);
+        assert_eq!(of(3_600_000), [1_000, 2_000, 6_000]);
+    }
+}

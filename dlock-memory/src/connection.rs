@@ -1,11 +1,10 @@
 //! One client's connection: who it is to the server, what it remembers of its tickets, and what its calls meet on the way.
 
 use crate::{
-    commands::Place,
     error::MemoryError,
     fault::{Call, Fault, Faults},
-    hints::{Hints, Inbox},
-    store::{ClientId, MemoryStore, State, Submitted},
+    hints::{ClientId, Hints, Inbox, Place},
+    store::{MemoryStore, State, Submitted},
 };
 use dlock_core::{Lane, Ticket};
 use std::{

@@ -68,12 +68,69 @@ impl From<MemoryError> for DriverError {
         Self::new(kind, error.to_string())
             .with_retry(retry)
             .with_effect(effect)
-            .with_source(error)
     }
 }
 
 impl From<MemoryError> for Error {
     fn from(error: MemoryError) -> Self {
         Self::misuse(error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::MemoryError;
+    use dlock_core::{DriverError, Effect, Error, ErrorKind, Retry};
+    use std::{error::Error as _, time::Duration};
+
+    #[test]
+    fn every_error_has_its_kind_retry_class_and_effect() {
+        let late = MemoryError::Late {
+            now: Duration::from_secs(2),
+            not_after: Duration::from_secs(1),
+        };
+        let (away, misuse) = (ErrorKind::Unavailable, ErrorKind::Misuse);
+        for (error, kind, retry, effect) in [
+            (MemoryError::Down, away, Retry::Later, Effect::None),
+            (MemoryError::NotSent, away, Retry::Later, Effect::None),
+            (MemoryError::Closed, away, Retry::Never, Effect::None),
+            (MemoryError::AnswerLost, away, Retry::Later, Effect::Unknown),
+            (MemoryError::ServerLost, away, Retry::Later, Effect::Unknown),
+            (late, away, Retry::Now, Effect::None),
+            (
+                MemoryError::TooManyHolds,
+                ErrorKind::Overloaded,
+                Retry::Later,
+                Effect::None,
+            ),
+            (MemoryError::Cursor, misuse, Retry::Never, Effect::None),
+            (MemoryError::MixedLanes, misuse, Retry::Never, Effect::None),
+            (
+                MemoryError::Url("x".to_owned()),
+                misuse,
+                Retry::Never,
+                Effect::None,
+            ),
+        ] {
+            let message = error.to_string();
+            let driver = DriverError::from(error);
+            assert_eq!(driver.to_string(), message);
+            assert!(
+                driver.source().is_none(),
+                "there is no cause below it to say twice"
+            );
+            assert_eq!(
+                (driver.kind(), driver.retry(), driver.effect()),
+                (kind, retry, effect),
+                "{driver:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_refused_url_is_misuse() {
+        let error = Error::from(MemoryError::Url("why".to_owned()));
+        assert_eq!(error.kind(), ErrorKind::Misuse);
+        assert!(error.to_string().contains("why"));
     }
 }

@@ -1,7 +1,12 @@
 //! The server: what it keeps, its clock, and what a test may do to it.
 
-use crate::{commands::Entry, error::MemoryError, fault::Call, hints::Inbox};
-use dlock_core::{Clock, Hint, Instant, Lane, LockName};
+use crate::{
+    commands::Entry,
+    error::MemoryError,
+    fault::Call,
+    hints::{ClientId, Inbox, Peers},
+};
+use dlock_core::{Clock, Instant, Lane, LockName};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fmt,
@@ -110,7 +115,8 @@ impl MemoryStore {
 
     /// Sets the server's clock back: leases end later by that much.
     pub fn step_clock_back(&self, by: Duration) {
-        self.0.epoch.fetch_sub(nanos(by), Ordering::SeqCst);
+        let back = nanos(by).min(self.0.epoch.load(Ordering::SeqCst));
+        self.0.epoch.fetch_sub(back, Ordering::SeqCst);
     }
 
     /// Loses every record, line and token counter, as `FLUSHALL` does. Nobody is told.
@@ -150,7 +156,7 @@ impl MemoryStore {
         let mut server = self.lock();
         if server.condition == Condition::Down {
             server.condition = Condition::Running;
-            server.state.tell_all_to_look();
+            server.state.peers.tell_all_to_look();
         }
         deliver(server);
     }
@@ -219,11 +225,7 @@ impl MemoryStore {
 
     /// A new client, whose hints go to that inbox.
     pub(crate) fn connect(&self, inbox: Arc<Inbox>) -> ClientId {
-        let mut server = self.lock();
-        server.state.peers.connected += 1;
-        let client = ClientId(server.state.peers.connected);
-        server.state.peers.inboxes.insert(client, inbox);
-        client
+        self.lock().state.peers.connect(inbox)
     }
 
     /// The client is gone; what it held stays.
@@ -376,37 +378,7 @@ impl State {
         self.names.clear();
         self.swept = None;
     }
-
-    fn tell_all_to_look(&mut self) {
-        let Peers {
-            inboxes, pushes, ..
-        } = &mut self.peers;
-        pushes.extend(inboxes.keys().map(|client| (*client, Hint::LookAgain)));
-    }
 }
-
-/// Who is connected, and what is to be sent to them after the step.
-#[derive(Debug, Default)]
-pub(crate) struct Peers {
-    pub(crate) inboxes: BTreeMap<ClientId, Arc<Inbox>>,
-    pub(crate) pushes: Vec<(ClientId, Hint)>,
-    /// Tells places of one instant apart.
-    pub(crate) placed: u64,
-    connected: u64,
-}
-
-impl Peers {
-    /// Whether a push to that client would find a receiver.
-    pub(crate) fn listens(&self, client: ClientId) -> bool {
-        self.inboxes
-            .get(&client)
-            .is_some_and(|inbox| inbox.listens())
-    }
-}
-
-/// One driver, as the server knows it. Tickets of two clients differ by it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct ClientId(pub(crate) u64);
 
 fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)

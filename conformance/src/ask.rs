@@ -1,8 +1,8 @@
 //! What cases ask for, and what they were granted.
 
 use crate::failure::Failure;
-use dlock_core::{FencingToken, HoldId, Instant, LockName, Owner, Ticket};
-use std::time::Duration;
+use dlock_core::{FencingToken, HoldId, Instant, LockName, Note, Owner, Ticket};
+use std::{sync::Arc, time::Duration};
 
 /// A wish for a lock, as data: what [`Acquire`](dlock_core::Acquire) says, but for the instants, which are filled in when it is sent.
 #[derive(Clone, Debug)]
@@ -23,6 +23,8 @@ pub struct Ask {
     pub join: Option<FencingToken>,
     /// When its sender gives up; `None`: long after the answer must have come.
     pub give_up: Option<Instant>,
+    /// What the holder says of itself.
+    pub note: Arc<Note>,
 }
 
 impl Ask {
@@ -36,6 +38,7 @@ impl Ask {
             next: None,
             join: None,
             give_up: None,
+            note: Arc::default(),
         }
     }
 
@@ -76,6 +79,13 @@ impl Ask {
     #[must_use]
     pub fn joining(mut self, token: FencingToken) -> Self {
         self.join = Some(token);
+        self
+    }
+
+    /// With that said of the holder.
+    #[must_use]
+    pub fn noting(mut self, note: Note) -> Self {
+        self.note = Arc::new(note);
         self
     }
 

@@ -68,6 +68,7 @@ impl Caller {
         request.line = ask.line;
         request.next = ask.next;
         request.join = ask.join;
+        request.note = Arc::clone(&ask.note);
         self.driver.acquire(&request).await
     }
 
@@ -397,6 +398,17 @@ impl Caller {
         self.hears("the ticket's turn is told", bound, |hint| *hint == turn)
             .await
             .map(drop)
+    }
+
+    /// Waits for the end of the hints.
+    ///
+    /// # Errors
+    /// When one comes instead, or the end does not within the bound.
+    pub async fn no_hint_left(&self, bound: Duration) -> Result<(), Failure> {
+        let mut hints = self.hints.lock().await;
+        let what = "the hints come to their end";
+        let hint = self.ctx.within(what, bound, hints.next()).await?;
+        ensure(hint.is_none(), format_args!("a hint came: {hint:?}"))
     }
 
     /// What a call answers, within the time that one call may take.

@@ -1,14 +1,14 @@
 //! What a case is given.
 
 use crate::{
-    ask::Ask,
+    ask::{Ask, Hold},
     caller::Caller,
     failure::{Failure, ensure},
     fixture::{Faults, Fixture, MakeFixture, Records, Server, StoreTime},
     mutants::Twist,
     pace::Pace,
 };
-use dlock_core::{Clock, DistributedLock, Instant, LockName};
+use dlock_core::{Clock, DistributedLock, DriverError, Instant, LockName};
 use futures_util::future::join_all;
 use std::{
     fmt,
@@ -205,6 +205,23 @@ impl Ctx {
         self.0.clock.sleep_until(at).await;
     }
 
+    /// Waits until that hold, never renewed, is over for certain.
+    pub async fn sleep_past(&self, hold: &Hold) {
+        self.sleep_until(hold.over_by() + self.rounding()).await;
+    }
+
+    /// How long from now that hold, never renewed, can still be there.
+    #[must_use]
+    pub fn until_over(&self, hold: &Hold) -> Duration {
+        hold.over_by().since(self.now()) + self.rounding()
+    }
+
+    /// What a store that counts in milliseconds may round an end by.
+    #[must_use]
+    pub fn rounding(&self) -> Duration {
+        Duration::from_millis(2)
+    }
+
     /// Waits until the condition holds, at most `bound` and the slack.
     ///
     /// # Errors
@@ -272,6 +289,46 @@ impl Ctx {
         tokio::time::timeout(bound + self.slack(), future)
             .await
             .map_err(|_| Failure::new(format_args!("not within {bound:?}: {what}")))
+    }
+
+    /// Names of one lane, which one batch of renewals may mix.
+    ///
+    /// # Errors
+    /// When a thousand names per lock wanted have not enough in common.
+    pub fn names_of_one_lane(
+        &self,
+        caller: &Caller,
+        count: usize,
+    ) -> Result<Vec<LockName>, Failure> {
+        let mut names = vec![self.name()?];
+        let lane = caller.driver().lane(&names[0]);
+        for _ in 0..count * 1_000 {
+            if names.len() >= count {
+                return Ok(names);
+            }
+            let name = self.name()?;
+            if caller.driver().lane(&name) == lane {
+                names.push(name);
+            }
+        }
+        Err(Failure::new(format_args!("no {count} names have one lane")))
+    }
+
+    /// A request whose answer a fault has taken away: it fails, or never comes back within a short lease.
+    ///
+    /// # Errors
+    /// When it is answered.
+    pub async fn unanswered<T: fmt::Debug>(
+        &self,
+        call: impl Future<Output = Result<T, DriverError>> + Send,
+    ) -> Result<Option<DriverError>, Failure> {
+        match tokio::time::timeout(self.short(), call).await {
+            Ok(Ok(answer)) => Err(Failure::new(format_args!(
+                "its answer was lost, yet it got {answer:?}"
+            ))),
+            Ok(Err(error)) => Ok(Some(error)),
+            Err(_) => Ok(None),
+        }
     }
 
     /// Gives every connection back.

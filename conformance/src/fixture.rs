@@ -18,8 +18,13 @@ pub trait MakeFixture: Send + Sync + 'static {
     /// one serves all cases but those that stop, kill, flush or set the clock of theirs.
     async fn make(&self) -> Result<Arc<dyn Fixture>, Failure>;
 
-    /// A driver of the store at [`Fixture::url`], for a process that the suite starts and kills.
-    async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure>;
+    /// A driver of the store at [`Fixture::url`], in a process that the suite starts in order to kill it.
+    async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
+        Err(Failure::new(format_args!(
+            "{} offers no url, not even {url}",
+            self.name()
+        )))
+    }
 }
 
 /// One store. What it cannot offer is a [`Gap`] with the reason, and cases that need it are shown as ignored with that.
@@ -34,18 +39,33 @@ pub trait Fixture: Send + Sync + 'static {
     }
 
     /// Where another process finds the store.
+    ///
+    /// # Errors
+    /// Where it lives in one process.
     fn url(&self) -> Result<String, Gap>;
 
     /// A network between a driver and the store that can be told to fail.
+    ///
+    /// # Errors
+    /// Without one.
     fn network(&self) -> Result<&dyn Network, Gap>;
 
     /// The server as a process.
+    ///
+    /// # Errors
+    /// Without one.
     fn server(&self) -> Result<&dyn Server, Gap>;
 
     /// The records behind the driver's back.
+    ///
+    /// # Errors
+    /// Where they cannot be reached.
     fn records(&self) -> Result<&dyn Records, Gap>;
 
     /// The clock that the store judges leases by.
+    ///
+    /// # Errors
+    /// Where it cannot be set.
     fn store_time(&self) -> Result<&dyn StoreTime, Gap>;
 }
 

@@ -1,11 +1,245 @@
 //! `crash`: a dead process costs its lease and no more.
 
-use crate::{case::Case, fixture::MakeFixture, testbed::worker::Job};
-use std::{process::ExitCode, sync::Arc};
+use crate::{
+    ask::Ask,
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+    fixture::{Keeps, MakeFixture, Need},
+    testbed::worker::{self, Job, Worker},
+};
+use dlock_core::{Acquire, Acquired, Clock, HoldId, Instant, Lease, LockName, Owner, Ticket};
+use std::{num::NonZeroU64, process::ExitCode, sync::Arc, time::Duration};
 
-pub(super) const CASES: &[Case] = &[];
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Crash, a_killed_holder_is_gone_with_its_lease).needs(&[Need::Processes]),
+    case!(Clause::Crash, killed_waiters_delay_nobody_for_long)
+        .needs(&[Need::Processes, Need::Line]),
+    case!(
+        Clause::Crash,
+        what_a_closed_client_held_outlives_it_by_its_lease
+    )
+    .bullet("what it held outlives it by no more than its leases"),
+    case!(
+        Clause::Crash,
+        waiters_of_a_closed_client_delay_nobody_for_long
+    )
+    .needs(&[Need::Line]),
+    case!(
+        Clause::Crash,
+        any_number_of_dead_waiters_costs_one_entry_deadline
+    )
+    .needs(&[Need::Line]),
+    case!(Clause::Crash, a_turn_not_taken_passes_on).needs(&[Need::Line]),
+    case!(Clause::Crash, a_killed_server_finds_what_it_keeps).needs(&[Need::Server]),
+];
+
+async fn a_killed_holder_is_gone_with_its_lease(ctx: Ctx) -> Result<(), Failure> {
+    let other = ctx.caller().await?;
+    let name = ctx.name()?;
+    let lease = ctx.short() * 2;
+    let mut holder = spawn(&ctx, HOLD, &name, lease)?;
+    let sent = holder.expect("held since ", ctx.answer()).await?;
+    holder.kill_9().await?;
+    // One clock for all processes of a machine.
+    let before = Instant::from_nanos(sent.parse()?);
+    let latest = ctx.now() + lease;
+    let next = other
+        .take_within(&ctx.ask(&name), latest.since(ctx.now()))
+        .await?;
+    ensure(
+        next.after >= before + lease,
+        "a killed holder lost its lock before its lease was over",
+    )
+}
+
+async fn killed_waiters_delay_nobody_for_long(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    let mut waiters = Vec::new();
+    for _ in 0..3 {
+        waiters.push(spawn(&ctx, WAIT, &name, ctx.short())?);
+    }
+    for waiter in &mut waiters {
+        waiter.expect("waiting", ctx.answer()).await?;
+    }
+    for waiter in &mut waiters {
+        waiter.kill_9().await?;
+    }
+    holder.frees(&hold).await?;
+    other
+        .take_within(&ctx.ask(&name), entry_deadline(ctx.short()))
+        .await
+        .map(drop)
+}
+
+async fn what_a_closed_client_held_outlives_it_by_its_lease(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let first = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    let last = caller.take(&first.ask.again()).await?;
+    caller.driver().close().await;
+    other
+        .take_within(&ctx.ask(&name), ctx.until_over(&last))
+        .await
+        .map(drop)
+}
+
+async fn waiters_of_a_closed_client_delay_nobody_for_long(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, closed, living, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    closed
+        .refused(&waiting(&ctx, &name).in_line(closed.ticket()))
+        .await?;
+    let behind = waiting(&ctx, &name).in_line(living.ticket());
+    living.refused(&behind).await?;
+    closed.driver().close().await;
+    holder.frees(&hold).await?;
+    let next = living
+        .take_within(&behind, accept_lease(ctx.short()))
+        .await?;
+    living.frees(&next).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn any_number_of_dead_waiters_costs_one_entry_deadline(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    for _ in 0..40 {
+        let dead = ctx.caller().await?;
+        dead.refused(&waiting(&ctx, &name).in_line(dead.ticket()))
+            .await?;
+        dead.driver().close().await;
+    }
+    holder.frees(&hold).await?;
+    other
+        .take_within(&ctx.ask(&name), entry_deadline(ctx.short()))
+        .await
+        .map(drop)
+}
+
+async fn a_turn_not_taken_passes_on(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, stopped, living] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    stopped
+        .refused(&waiting(&ctx, &name).in_line(stopped.ticket()))
+        .await?;
+    let behind = waiting(&ctx, &name).in_line(living.ticket());
+    living.refused(&behind).await?;
+    holder.frees(&hold).await?;
+    // It lives, it was told, and does not come.
+    let turn = living
+        .take_within(&behind, accept_lease(ctx.short()))
+        .await?;
+    same("the number of holds", turn.holds, 1)?;
+    living.frees(&turn).await
+}
+
+async fn a_killed_server_finds_what_it_keeps(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    ctx.server()?.restart().await?;
+    // Drivers connect again by themselves; how soon is their affair.
+    let what = "the client reaches the new server";
+    ctx.eventually(what, ctx.answer(), || async {
+        Ok(caller.driver().inspect(&name).await.is_ok())
+    })
+    .await?;
+    let other = ctx.caller().await?;
+    match ctx.server()?.keeps() {
+        Keeps::Everything => {
+            other.refused(&ctx.ask(&name)).await?;
+            caller.renews(&hold, ctx.long()).await?;
+            caller.frees(&hold).await
+        }
+        Keeps::Nothing => {
+            caller.cannot_renew(&hold).await?;
+            other.take(&ctx.ask(&name)).await?;
+            caller.cannot_release(&hold).await
+        }
+    }
+}
+
+/// A wish whose accept lease and entry deadline are short.
+fn waiting(ctx: &Ctx, name: &LockName) -> Ask {
+    ctx.ask(name).lasting(ctx.short())
+}
+
+/// The longest that a turn stays reserved for a wish with that lease.
+fn accept_lease(lease: Duration) -> Duration {
+    (lease / 3).min(Duration::from_secs(1))
+}
+
+/// The longest that an entry in line counts without a look: three look intervals.
+fn entry_deadline(lease: Duration) -> Duration {
+    (lease / 3).min(Duration::from_secs(2)) * 3
+}
+
+const HOLD: &str = "hold";
+const WAIT: &str = "wait";
+
+fn spawn(ctx: &Ctx, job: &str, name: &LockName, lease: Duration) -> Result<Worker, Failure> {
+    let (url, lease) = (ctx.url()?, lease.as_millis().to_string());
+    let args = [
+        ("fixture", ctx.fixture()),
+        ("url", &url),
+        ("name", name.as_str()),
+        ("lease", &lease),
+    ];
+    Ok(Worker::spawn(job, &args)?)
+}
 
 /// The job of a process that a case started in order to kill it.
-pub(crate) fn work(_job: &Job, _fixtures: &[Arc<dyn MakeFixture>]) -> ExitCode {
-    ExitCode::SUCCESS
+pub(crate) fn work(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> ExitCode {
+    let done = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let done = done
+        .map_err(Failure::from)
+        .and_then(|runtime| runtime.block_on(play(job, fixtures)));
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("worker {}: {failure}", job.name);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Takes the lock or stands in line for it, and then does nothing until it is killed.
+async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result<(), Failure> {
+    let wanted = job.arg("fixture")?;
+    let maker = fixtures.iter().find(|fixture| fixture.name() == wanted);
+    let maker = maker.ok_or_else(|| Failure::new(format_args!("no fixture is called {wanted}")))?;
+    let driver = maker.connect(job.arg("url")?).await?;
+    let lease = Lease::kept(Duration::from_millis(job.arg("lease")?.parse()?))?;
+    let owner = Owner::from_seed(&format!("worker {}", std::process::id()));
+    let hold = HoldId::from_bits(fastrand::u64(..));
+    let now = Clock::boot().now();
+    let give_up = now + Duration::from_secs(5);
+    let mut request = Acquire::new(job.arg("name")?.parse()?, owner, hold, lease, give_up);
+    if job.name == WAIT {
+        request.line = Some(Ticket(NonZeroU64::MIN));
+    }
+    let answer = driver.acquire(&request).await?;
+    match (job.name.as_str(), answer) {
+        (HOLD, Acquired::Granted(_)) => worker::say(&format!("held since {}", now.as_nanos()))?,
+        (WAIT, Acquired::Held(_)) => worker::say("waiting")?,
+        (job, answer) => {
+            return Err(Failure::new(format_args!(
+                "the job was to {job}, got {answer:?}"
+            )));
+        }
+    }
+    let hints = driver.hints();
+    // Killed here; the channel closes when whoever started it is gone.
+    while worker::commands().recv().await.is_some() {}
+    drop(hints);
+    Ok(())
 }

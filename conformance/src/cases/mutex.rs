@@ -5,12 +5,9 @@ use crate::{
     clause::Clause,
     ctx::Ctx,
     failure::{Failure, ensure, same},
-    fixture::Need,
 };
-use dlock_core::FencingToken;
 use futures_util::future::{join_all, try_join_all};
 use std::sync::atomic::{AtomicU32, Ordering};
-use tokio::sync::Mutex;
 
 pub(super) const CASES: &[Case] = &[
     case!(Clause::Mutex, a_free_name_is_granted_at_once),
@@ -23,9 +20,6 @@ pub(super) const CASES: &[Case] = &[
     case!(Clause::Mutex, nobody_gets_in_before_the_lease_is_over)
         .bullet("held by another owner, its lease unexpired"),
     case!(Clause::Mutex, never_two_inside_while_many_take_turns).bullet("held by another owner"),
-    case!(Clause::Mutex, tokens_tell_the_order_of_those_who_took_turns)
-        .needs(&[Need::Fencing])
-        .bullet("held by another owner"),
 ];
 
 async fn a_free_name_is_granted_at_once(ctx: Ctx) -> Result<(), Failure> {
@@ -104,26 +98,6 @@ async fn never_two_inside_while_many_take_turns(ctx: Ctx) -> Result<(), Failure>
             tokio::task::yield_now().await;
             inside.fetch_sub(1, Ordering::SeqCst);
             same("the number of others inside", others, 0)?;
-            caller.frees(&hold).await?;
-        }
-        Ok::<_, Failure>(())
-    });
-    join_all(turns).await.into_iter().collect()
-}
-
-async fn tokens_tell_the_order_of_those_who_took_turns(ctx: Ctx) -> Result<(), Failure> {
-    let callers = ctx.callers::<4>().await?;
-    let name = ctx.name()?;
-    let last = Mutex::new(FencingToken(0));
-    let turns = callers.iter().map(|caller| async {
-        for _ in 0..8 {
-            let hold = caller.take_within(&ctx.ask(&name), ctx.answer()).await?;
-            let token = hold.token()?;
-            let before = std::mem::replace(&mut *last.lock().await, token);
-            ensure(
-                token > before,
-                format_args!("token {token} came after {before}"),
-            )?;
             caller.frees(&hold).await?;
         }
         Ok::<_, Failure>(())

@@ -1,0 +1,320 @@
+//! `admin`: looking changes nothing and shows everything, breaking frees what was named.
+
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+    fixture::Need,
+};
+use dlock_core::{Broken, FencingToken, LockName, Note};
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Admin, a_name_never_heard_of_is_free).bullet(INSPECT),
+    case!(Clause::Admin, inspect_changes_nothing).bullet(INSPECT),
+    case!(Clause::Admin, inspect_shows_who_is_inside).bullet("no answer carries an owner"),
+    case!(Clause::Admin, list_shows_every_name_held_shut_or_reserved),
+    case!(Clause::Admin, a_walk_finds_every_name_held_throughout).bullet(LIST),
+    case!(Clause::Admin, list_changes_nothing).bullet(LIST),
+    case!(Clause::Admin, list_takes_its_prefix_literally),
+    case!(Clause::Admin, breaking_with_its_token_frees_the_incarnation).needs(&[Need::Fencing]),
+    case!(Clause::Admin, breaking_with_another_token_changes_nothing)
+        .needs(&[Need::Fencing])
+        .bullet("another token: `Changed`"),
+    case!(Clause::Admin, breaking_a_free_name_says_so).bullet("a free name: `WasFree`"),
+    case!(Clause::Admin, breaking_ends_every_hold).bullet(LEARN),
+    case!(Clause::Admin, a_broken_holder_learns_it_at_its_next_renewal).bullet(LEARN),
+    case!(
+        Clause::Admin,
+        breaking_opens_a_name_reserved_and_the_line_goes_on
+    )
+    .needs(&[Need::Line])
+    .bullet(OPENS),
+    case!(Clause::Admin, breaking_serves_the_line)
+        .needs(&[Need::Line])
+        .bullet(OPENS),
+];
+
+const INSPECT: &str = "changes nothing. A name never heard of is a free name";
+const LIST: &str = "`next: None` is the only end";
+const LEARN: &str = "holders learn it at their next `renew`";
+const OPENS: &str = "opens what was kept shut or reserved";
+
+async fn a_name_never_heard_of_is_free(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let name = ctx.name()?;
+    caller.sees_free(&name).await?;
+    let listed = caller.list(name.as_str(), 10).await?;
+    ensure(
+        listed.is_empty(),
+        format_args!("looking made it a name: {listed:?}"),
+    )
+}
+
+async fn inspect_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    ctx.eventually(
+        "the lease ends while others look",
+        ctx.until_over(&hold),
+        || async { Ok(other.inspect(&name).await?.holders.is_empty()) },
+    )
+    .await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn inspect_shows_who_is_inside(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let note = Note::new("a-host", 42);
+    let hold = caller.take(&ctx.ask(&name).noting(note.clone())).await?;
+    let more = caller.take(&hold.ask.again()).await?;
+    let seen = other.inspect(&name).await?;
+    same("the number of holds", seen.holds, 2)?;
+    same("shut", seen.shut, None)?;
+    let [holder] = &seen.holders[..] else {
+        return Err(Failure::new(format_args!(
+            "one is inside, seen are {:?}",
+            seen.holders
+        )));
+    };
+    same("the owner", holder.owner, hold.ask.owner.fingerprint())?;
+    same("the token", holder.token, hold.token)?;
+    same("the note", &holder.note, &note)?;
+    let sane = holder
+        .rest
+        .is_none_or(|rest| !rest.is_zero() && rest <= ctx.long());
+    ensure(
+        sane,
+        format_args!("of a lease of {:?} is left {:?}", ctx.long(), holder.rest),
+    )?;
+    caller.leaves(&hold, 1).await?;
+    caller.frees(&more).await?;
+    other.sees_free(&name).await
+}
+
+async fn list_shows_every_name_held_shut_or_reserved(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, waiter] = ctx.callers().await?;
+    let base = ctx.text();
+    let of = |kind: &str| LockName::new(format!("{base}/{kind}"));
+    let (held, shut, reserved, free) = (of("held")?, of("shut")?, of("reserved")?, of("free")?);
+    let hold = caller.take(&ctx.ask(&held)).await?;
+    let kept = caller.take(&ctx.ask(&shut)).await?;
+    caller.release(&kept, Some(ctx.long())).await?;
+    let turn = caller.take(&ctx.ask(&reserved)).await?;
+    waiter
+        .refused(&ctx.ask(&reserved).in_line(waiter.ticket()))
+        .await?;
+    caller.frees(&turn).await?;
+    let gone = caller.take(&ctx.ask(&free)).await?;
+    caller.frees(&gone).await?;
+    let mut wanted = vec![held.clone(), shut];
+    if caller.driver().capabilities().wake == dlock_core::Wake::Line {
+        wanted.push(reserved);
+    }
+    let listed = waiter.list(&base, 10).await?;
+    let mut names: Vec<_> = listed.iter().map(|seen| seen.name.clone()).collect();
+    names.sort();
+    names.dedup();
+    wanted.sort();
+    same("the names listed", &names, &wanted)?;
+    let seen = listed.iter().find(|seen| seen.name == held);
+    let owner = seen
+        .and_then(|seen| seen.holders.first())
+        .map(|holder| holder.owner);
+    same(
+        "the owner listed",
+        owner,
+        Some(hold.ask.owner.fingerprint()),
+    )
+}
+
+async fn a_walk_finds_every_name_held_throughout(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let base = ctx.text();
+    let name = |number: usize| LockName::new(format!("{base}/{number}"));
+    let mut missing = std::collections::BTreeSet::new();
+    for number in 0..30 {
+        caller.take(&ctx.ask(&name(number)?)).await?;
+        missing.insert(name(number)?);
+    }
+    let (mut from, mut churn) = (None, 100);
+    loop {
+        let (page, next) = other.page(&base, from.as_ref(), 4).await?;
+        for seen in page {
+            ensure(
+                seen.name.as_str().starts_with(&base),
+                format_args!("listed: {:?}", seen.name),
+            )?;
+            missing.remove(&seen.name);
+        }
+        // Others come and go while it walks.
+        if churn < 200 {
+            churn += 1;
+            let passing = caller.take(&ctx.ask(&name(churn)?)).await?;
+            if churn % 2 == 0 {
+                caller.frees(&passing).await?;
+            }
+        }
+        if next.is_none() {
+            break;
+        }
+        from = next;
+    }
+    ensure(
+        missing.is_empty(),
+        format_args!("held throughout and not found: {missing:?}"),
+    )
+}
+
+async fn list_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    ctx.eventually(
+        "the lease ends while others list",
+        ctx.until_over(&hold),
+        || async { Ok(other.list(name.as_str(), 10).await?.is_empty()) },
+    )
+    .await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn list_takes_its_prefix_literally(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let base = ctx.text();
+    for special in ["*", "?", "[ab]", "%", "_", "\\", ".", "{", "$", "^"] {
+        let prefix = format!("{base}{special}");
+        let meant = LockName::new(format!("{prefix}/x"))?;
+        let beside = ["a", "b", "A"].map(|other| LockName::new(format!("{base}{other}/x")));
+        let hold = caller.take(&ctx.ask(&meant)).await?;
+        let mut others = Vec::new();
+        for name in beside {
+            others.push(caller.take(&ctx.ask(&name?)).await?);
+        }
+        let mut names: Vec<_> = other
+            .list(&prefix, 10)
+            .await?
+            .into_iter()
+            .map(|seen| seen.name)
+            .collect();
+        names.dedup();
+        same(
+            format_args!("what begins with {prefix:?}"),
+            names,
+            vec![meant],
+        )?;
+        for hold in others.iter().chain([&hold]) {
+            caller.frees(hold).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn breaking_with_its_token_frees_the_incarnation(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    let token = Some(hold.token()?);
+    same(
+        "break",
+        other.breaks(&name, token).await?,
+        Broken::Freed { token },
+    )?;
+    other.sees_free(&name).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn breaking_with_another_token_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let past = caller.take(&ctx.ask(&name)).await?;
+    caller.frees(&past).await?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    let FencingToken(token) = hold.token()?;
+    for wrong in [past.token()?, FencingToken(token + 1), FencingToken(0)] {
+        let answer = other.breaks(&name, Some(wrong)).await?;
+        same("break", answer, Broken::Changed { token: hold.token })?;
+        other.refused(&ctx.ask(&name)).await?;
+    }
+    caller.renews(&hold, ctx.long()).await?;
+    caller.frees(&hold).await
+}
+
+async fn breaking_a_free_name_says_so(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let (never, past, lapsed) = (ctx.name()?, ctx.name()?, ctx.name()?);
+    let hold = caller.take(&ctx.ask(&past)).await?;
+    caller.frees(&hold).await?;
+    let hold = caller.take(&ctx.ask(&lapsed).lasting(ctx.short())).await?;
+    ctx.sleep_past(&hold).await;
+    for name in [&never, &past, &lapsed] {
+        same("break", caller.breaks(name, None).await?, Broken::WasFree)?;
+        same(
+            "break",
+            caller.breaks(name, hold.token).await?,
+            Broken::WasFree,
+        )?;
+        caller.take(&ctx.ask(name)).await?;
+    }
+    Ok(())
+}
+
+async fn breaking_ends_every_hold(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let first = caller.take(&ctx.ask(&name)).await?;
+    let mut holds = vec![first.clone()];
+    for _ in 0..2 {
+        holds.push(caller.take(&first.ask.again()).await?);
+    }
+    let answer = other.breaks(&name, None).await?;
+    same("break", answer, Broken::Freed { token: first.token })?;
+    for hold in &holds {
+        caller.cannot_renew(hold).await?;
+        caller.cannot_release(hold).await?;
+    }
+    let next = other.take(&first.ask.again()).await?;
+    same("the number of holds", next.holds, 1)
+}
+
+async fn a_broken_holder_learns_it_at_its_next_renewal(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    other.breaks(&name, None).await?;
+    caller.cannot_renew(&hold).await?;
+    let next = other.take(&ctx.ask(&name)).await?;
+    caller.cannot_renew(&hold).await?;
+    other.frees(&next).await
+}
+
+async fn breaking_opens_a_name_reserved_and_the_line_goes_on(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, first, second] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    first
+        .refused(&ctx.ask(&name).in_line(first.ticket()))
+        .await?;
+    let waiting = ctx.ask(&name).in_line(second.ticket());
+    second.refused(&waiting).await?;
+    holder.frees(&hold).await?;
+    let answer = holder.breaks(&name, None).await?;
+    same("break", answer, Broken::Freed { token: None })?;
+    // The turn is over, the next one has begun.
+    second.take(&waiting).await.map(drop)
+}
+
+async fn breaking_serves_the_line(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, waiter, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    holder.take(&ctx.ask(&name)).await?;
+    let ticket = waiter.ticket();
+    let waiting = ctx.ask(&name).in_line(ticket);
+    waiter.refused(&waiting).await?;
+    other.breaks(&name, None).await?;
+    waiter.hears_turn(&name, ticket, ctx.short()).await?;
+    other.refused(&ctx.ask(&name)).await?;
+    waiter.take(&waiting).await.map(drop)
+}

@@ -1,0 +1,253 @@
+//! `cancel`: what was cancelled leaves no hold and no waiter.
+
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+    fixture::Need,
+};
+use dlock_core::{Acquire, Lease, Release};
+use futures_util::future::{join_all, poll_fn};
+use std::{pin::pin, task::Poll};
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Cancel, refused_without_a_ticket_leaves_no_trace).bullet("refused without"),
+    case!(Clause::Cancel, a_ticket_that_left_is_not_served)
+        .needs(&[Need::Line])
+        .bullet(LEFT),
+    case!(Clause::Cancel, a_turn_that_is_left_is_handed_on)
+        .needs(&[Need::Line])
+        .bullet(LEFT),
+    case!(
+        Clause::Cancel,
+        a_turn_that_nobody_else_waits_for_is_left_free
+    )
+    .needs(&[Need::Line])
+    .bullet(LEFT),
+    case!(Clause::Cancel, tickets_of_two_clients_are_two)
+        .needs(&[Need::Line])
+        .bullet(LEFT),
+    case!(
+        Clause::Cancel,
+        leaving_with_an_unknown_ticket_changes_nothing
+    )
+    .bullet(UNKNOWN),
+    case!(Clause::Cancel, leaving_with_a_ticket_used_up_ends_no_hold).bullet(UNKNOWN),
+    case!(
+        Clause::Cancel,
+        an_acquire_dropped_anywhere_is_settled_by_a_release
+    ),
+    case!(
+        Clause::Cancel,
+        a_wait_dropped_anywhere_is_settled_by_leaving
+    )
+    .needs(&[Need::Line]),
+    case!(Clause::Cancel, a_driver_works_on_after_any_call_was_dropped),
+];
+
+const LEFT: &str = "afterwards the ticket is not served, and delays nobody";
+const UNKNOWN: &str = "an unknown ticket, or one used up";
+
+async fn refused_without_a_ticket_leaves_no_trace(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, refused, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    for _ in 0..3 {
+        refused.refused(&ctx.ask(&name)).await?;
+    }
+    let waiters = other.inspect(&name).await?.waiters;
+    ensure(
+        waiters.unwrap_or(0) == 0,
+        format_args!("{waiters:?} wait, nobody does"),
+    )?;
+    holder.frees(&hold).await?;
+    other.sees_free(&name).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn a_ticket_that_left_is_not_served(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, first, second] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    let leaving = ctx.ask(&name).in_line(first.ticket());
+    let waiting = ctx.ask(&name).in_line(second.ticket());
+    first.refused(&leaving).await?;
+    second.refused(&waiting).await?;
+    if let Some(ticket) = leaving.line {
+        first.leave(&name, ticket).await?;
+    }
+    holder.frees(&hold).await?;
+    second.take(&waiting).await.map(drop)
+}
+
+async fn a_turn_that_is_left_is_handed_on(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, first, second] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    let (leaving, ticket) = (first.ticket(), second.ticket());
+    first.refused(&ctx.ask(&name).in_line(leaving)).await?;
+    let waiting = ctx.ask(&name).in_line(ticket);
+    second.refused(&waiting).await?;
+    holder.frees(&hold).await?;
+    second.refused(&waiting).await?;
+    first.leave(&name, leaving).await?;
+    second.hears_turn(&name, ticket, ctx.short()).await?;
+    second.take(&waiting).await.map(drop)
+}
+
+async fn a_turn_that_nobody_else_waits_for_is_left_free(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, waiter, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ticket = waiter.ticket();
+    waiter.refused(&ctx.ask(&name).in_line(ticket)).await?;
+    holder.frees(&hold).await?;
+    other.refused(&ctx.ask(&name)).await?;
+    waiter.leave(&name, ticket).await?;
+    other.sees_free(&name).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn tickets_of_two_clients_are_two(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, first, second] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    let (leaving, ticket) = (first.ticket(), second.ticket());
+    same("the first tickets of two clients", leaving, ticket)?;
+    let waiting = ctx.ask(&name).in_line(ticket);
+    second.refused(&waiting).await?;
+    first.refused(&ctx.ask(&name).in_line(leaving)).await?;
+    first.leave(&name, leaving).await?;
+    holder.frees(&hold).await?;
+    first.refused(&ctx.ask(&name)).await?;
+    second.take(&waiting).await.map(drop)
+}
+
+async fn leaving_with_an_unknown_ticket_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, waiter, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    other.leave(&name, other.ticket()).await?;
+    other.sees_free(&name).await?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    let waiting = ctx.ask(&name).in_line(waiter.ticket());
+    waiter.refused(&waiting).await?;
+    other.leave(&name, other.ticket()).await?;
+    waiter.leave(&name, waiter.ticket()).await?;
+    waiter.refused(&waiting).await?;
+    holder.frees(&hold).await?;
+    waiter.take(&waiting).await.map(drop)
+}
+
+async fn leaving_with_a_ticket_used_up_ends_no_hold(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, waiter, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ticket = waiter.ticket();
+    let waiting = ctx.ask(&name).in_line(ticket);
+    waiter.refused(&waiting).await?;
+    holder.frees(&hold).await?;
+    let turn = waiter.take(&waiting).await?;
+    for _ in 0..2 {
+        waiter.leave(&name, ticket).await?;
+    }
+    other.refused(&ctx.ask(&name)).await?;
+    waiter.renews(&turn, ctx.long()).await?;
+    waiter.frees(&turn).await
+}
+
+async fn an_acquire_dropped_anywhere_is_settled_by_a_release(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let late = caller.driver().capabilities().late;
+    let drops = (0..POLLS).map(|polls| {
+        let (caller, other, ctx) = (&caller, &other, &ctx);
+        async move {
+            let name = ctx.name()?;
+            let give_up = ctx.now() + ctx.short();
+            let ask = ctx.ask(&name).until(give_up);
+            polled(polls, caller.acquire(&ask)).await;
+            ctx.sleep_until(give_up + late).await;
+            let settling = Release::new(name.clone(), ask.owner, ask.hold);
+            ctx.within(
+                "release is answered",
+                ctx.answer(),
+                caller.release_as(&settling),
+            )
+            .await??;
+            other.sees_free(&name).await?;
+            other.take(&ctx.ask(&name)).await.map(drop)
+        }
+    });
+    join_all(drops).await.into_iter().collect()
+}
+
+async fn a_wait_dropped_anywhere_is_settled_by_leaving(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, caller, other] = ctx.callers().await?;
+    let late = caller.driver().capabilities().late;
+    let drops = (0..POLLS).map(|polls| {
+        let (holder, caller, other, ctx) = (&holder, &caller, &other, &ctx);
+        async move {
+            let name = ctx.name()?;
+            let hold = holder.take(&ctx.ask(&name)).await?;
+            let ticket = caller.ticket();
+            let give_up = ctx.now() + ctx.short();
+            let ask = ctx.ask(&name).in_line(ticket).until(give_up);
+            polled(polls, caller.acquire(&ask)).await;
+            ctx.sleep_until(give_up + late).await;
+            caller.leave(&name, ticket).await?;
+            holder.frees(&hold).await?;
+            other.take(&ctx.ask(&name)).await.map(drop)
+        }
+    });
+    join_all(drops).await.into_iter().collect()
+}
+
+async fn a_driver_works_on_after_any_call_was_dropped(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let driver = caller.driver();
+    let (name, give_up) = (ctx.name()?, ctx.now() + ctx.answer());
+    let beside = caller.take(&ctx.ask(&ctx.name()?)).await?;
+    let entry = [crate::caller::entry(&beside, Some(ctx.long()))];
+    for polls in 0..POLLS {
+        let ask = ctx.ask(&name);
+        let request = Acquire::new(name.clone(), ask.owner, ask.hold, Lease::default(), give_up);
+        let release = Release::new(name.clone(), ask.owner, ask.hold);
+        polled(polls, driver.acquire(&request)).await;
+        polled(
+            polls,
+            driver.renew(driver.lane(&beside.ask.name), &entry, give_up),
+        )
+        .await;
+        polled(polls, driver.release(&release)).await;
+        polled(polls, driver.inspect(&name)).await;
+        polled(polls, driver.list(name.as_str(), None, 10)).await;
+        polled(polls, driver.leave(&name, caller.ticket())).await;
+        polled(polls, driver.break_lock(&name, None)).await;
+    }
+    let fresh = caller.take(&ctx.ask(&ctx.name()?)).await?;
+    caller.renews(&beside, ctx.long()).await?;
+    caller.frees(&fresh).await?;
+    caller.frees(&beside).await
+}
+
+/// Polls a future that often, as it asks for, and drops it.
+async fn polled<F: Future + Send>(polls: usize, future: F) {
+    let mut future = pin!(future);
+    let mut left = polls;
+    poll_fn(|cx| {
+        if left == 0 {
+            return Poll::Ready(());
+        }
+        left -= 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(_) => Poll::Ready(()),
+            // What it waits for wakes this, and the next poll counts.
+            Poll::Pending if left > 0 => Poll::Pending,
+            Poll::Pending => Poll::Ready(()),
+        }
+    })
+    .await;
+}
+
+/// More than the await points of a call that waits for one answer.
+const POLLS: usize = 5;

@@ -1,0 +1,217 @@
+//! `error`: contention is a value; an error has a kind, a retry class, and an effect that is the truth.
+
+use crate::{
+    caller::entry,
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+    fixture::{Call, Need},
+};
+use dlock_core::{Cursor, Effect, ErrorKind, MAX_HOLDS, Release, Retry};
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        Clause::Error,
+        one_hold_too_many_is_overloaded_and_changes_nothing
+    )
+    .bullet("more than [`MAX_HOLDS`]"),
+    case!(Clause::Error, a_refusal_tells_the_truth_about_the_holder),
+    case!(
+        Clause::Error,
+        a_request_that_came_too_late_is_unavailable_without_effect
+    ),
+    case!(Clause::Error, a_cursor_of_nobody_is_misuse),
+    case!(Clause::Error, no_answer_and_no_debug_shows_an_owner),
+    case!(
+        Clause::Error,
+        what_was_executed_is_not_said_to_have_had_no_effect
+    )
+    .needs(&[Need::Network]),
+    case!(
+        Clause::Error,
+        a_store_that_is_away_is_unavailable_and_comes_back
+    )
+    .needs(&[Need::Network]),
+];
+
+async fn one_hold_too_many_is_overloaded_and_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let first = caller.take(&ctx.ask(&name)).await?;
+    for count in 2..=MAX_HOLDS {
+        same(
+            "the number of holds",
+            caller.take(&first.ask.again()).await?.holds,
+            count,
+        )?;
+    }
+    let more = first.ask.again();
+    match caller.acquire(&more).await {
+        Err(error) => {
+            same("the kind", error.kind(), ErrorKind::Overloaded)?;
+            same("the effect", error.effect(), Effect::None)?;
+        }
+        Ok(answer) => {
+            return Err(Failure::new(format_args!(
+                "one hold too many got {answer:?}"
+            )));
+        }
+    }
+    same(
+        "the number of holds",
+        other.inspect(&name).await?.holds,
+        MAX_HOLDS,
+    )?;
+    caller.leaves(&first, MAX_HOLDS - 1).await?;
+    same(
+        "the number of holds",
+        caller.take(&more).await?.holds,
+        MAX_HOLDS,
+    )
+}
+
+async fn a_refusal_tells_the_truth_about_the_holder(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    let held = other.refused(&ctx.ask(&name)).await?;
+    if let Some(by) = held.by {
+        same("who holds it", by.owner, hold.ask.owner.fingerprint())?;
+        ensure(
+            by.token.is_none() || by.token == hold.token,
+            format_args!("its token is {:?}", by.token),
+        )?;
+        let sane = by
+            .rest
+            .is_none_or(|rest| !rest.is_zero() && rest <= ctx.long());
+        ensure(
+            sane,
+            format_args!("of a lease of {:?} is left {:?}", ctx.long(), by.rest),
+        )?;
+    }
+    // Not before the lease can be over, and never later.
+    let sane = held
+        .look_in
+        .is_none_or(|look_in| !look_in.is_zero() && look_in <= ctx.long());
+    ensure(sane, format_args!("look again in {:?}", held.look_in))?;
+    caller.frees(&hold).await
+}
+
+async fn a_request_that_came_too_late_is_unavailable_without_effect(
+    ctx: Ctx,
+) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let late = caller.driver().capabilities().late;
+    let ask = ctx.ask(&ctx.name()?).until(ctx.now() - late - ctx.short());
+    match caller.acquire(&ask).await {
+        Err(error) => {
+            same("the kind", error.kind(), ErrorKind::Unavailable)?;
+            same("the effect", error.effect(), Effect::None)?;
+            ensure(error.retry() != Retry::Never, "a repeat may well succeed")
+        }
+        Ok(answer) => Err(Failure::new(format_args!(
+            "it came too late and got {answer:?}"
+        ))),
+    }
+}
+
+async fn a_cursor_of_nobody_is_misuse(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let prefix = ctx.text();
+    for bytes in [&b"\xff\xfe no cursor"[..], b""] {
+        let cursor = Cursor(bytes.to_vec());
+        match caller.driver().list(&prefix, Some(&cursor), 10).await {
+            Err(error) => same("the kind", error.kind(), ErrorKind::Misuse)?,
+            Ok(page) => return Err(Failure::new(format_args!("no cursor got {page:?}"))),
+        }
+    }
+    Ok(())
+}
+
+async fn no_answer_and_no_debug_shows_an_owner(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    let shown = [
+        format!("{:?}", other.refused(&ctx.ask(&name)).await?),
+        format!("{:?}", other.inspect(&name).await?),
+        format!("{:?}", other.list(name.as_str(), 10).await?),
+        format!("{:?}", other.release_all(&ctx.ask(&name)).await?),
+        format!("{:?} {:?}", caller.driver(), caller.driver().capabilities()),
+    ];
+    let secret = hold.ask.owner.expose();
+    for secret in [secret.to_string(), secret.simple().to_string()] {
+        for text in &shown {
+            ensure(
+                !text.contains(&secret),
+                format_args!("an owner is shown: {text}"),
+            )?;
+        }
+    }
+    caller.frees(&hold).await
+}
+
+async fn what_was_executed_is_not_said_to_have_had_no_effect(ctx: Ctx) -> Result<(), Failure> {
+    let (caller, faults) = ctx.faulty().await?;
+    let other = ctx.caller().await?;
+    let name = ctx.name()?;
+    let ask = ctx.ask(&name);
+    faults.lose_reply(Call::Acquire).await?;
+    let acquire = ctx.unanswered(caller.acquire(&ask)).await?;
+    let hold = other.take(&ask).await?;
+    faults.lose_reply(Call::Renew).await?;
+    let (lane, batch) = (
+        caller.driver().lane(&name),
+        [entry(&hold, Some(ctx.long()))],
+    );
+    let give_up = ctx.now() + ctx.answer();
+    let renew = ctx.unanswered(async {
+        let answers = caller.driver().renew(lane, &batch, give_up).await?;
+        answers.into_iter().collect::<Result<Vec<_>, _>>()
+    });
+    let renew = renew.await?;
+    faults.lose_reply(Call::Release).await?;
+    let request = Release::new(name.clone(), ask.owner, ask.hold);
+    let release = ctx.unanswered(caller.release_as(&request)).await?;
+    for (call, error) in [("acquire", acquire), ("renew", renew), ("release", release)] {
+        if let Some(error) = error {
+            same(
+                format_args!("the effect of {call}"),
+                error.effect(),
+                Effect::Unknown,
+            )?;
+            same(
+                format_args!("the kind of {call}"),
+                error.kind(),
+                ErrorKind::Unavailable,
+            )?;
+        }
+    }
+    Ok(())
+}
+
+async fn a_store_that_is_away_is_unavailable_and_comes_back(ctx: Ctx) -> Result<(), Failure> {
+    let (caller, faults) = ctx.faulty().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    faults.down().await?;
+    for _ in 0..2 {
+        // Silence is an answer, too: the core bounds every call.
+        if let Some(error) = ctx.unanswered(caller.acquire(&ctx.ask(&name))).await? {
+            same("the kind", error.kind(), ErrorKind::Unavailable)?;
+            ensure(
+                error.retry() != Retry::Never,
+                "a store that is away may come back",
+            )?;
+        }
+    }
+    faults.up().await?;
+    ctx.eventually("the store is reached again", ctx.answer(), || async {
+        let again = tokio::time::timeout(ctx.short(), caller.driver().inspect(&name)).await;
+        Ok(matches!(again, Ok(Ok(_))))
+    })
+    .await?;
+    caller.renews(&hold, ctx.long()).await?;
+    caller.frees(&hold).await
+}

@@ -1,0 +1,124 @@
+//! `expiry`: a holder that stops renewing loses the lock within its lease, and nothing but the token counter is used again.
+
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+    fixture::Need,
+};
+use dlock_core::MAX_HOLDS;
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        Clause::Expiry,
+        a_holder_that_stops_renewing_loses_the_lock_within_its_lease
+    )
+    .bullet(GONE),
+    case!(Clause::Expiry, a_lapsed_hold_counts_nowhere).bullet(GONE),
+    case!(Clause::Expiry, lapsed_holds_make_room_for_as_many).bullet(GONE),
+    case!(Clause::Expiry, the_former_owner_starts_a_new_incarnation)
+        .needs(&[Need::Fencing])
+        .bullet(GONE),
+    case!(Clause::Expiry, nothing_of_a_lapsed_holder_is_shown).bullet(GONE),
+    case!(
+        Clause::Expiry,
+        the_first_hold_may_lapse_and_the_incarnation_goes_on
+    )
+    .needs(&[Need::Fencing])
+    .bullet(GONE),
+];
+
+const GONE: &str = "a hold past its end is gone";
+
+async fn a_holder_that_stops_renewing_loses_the_lock_within_its_lease(
+    ctx: Ctx,
+) -> Result<(), Failure> {
+    let [holder, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let lapses = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    let next = other
+        .take_within(&ctx.ask(&name), ctx.until_over(&lapses))
+        .await?;
+    same("the number of holds", next.holds, 1)
+}
+
+async fn a_lapsed_hold_counts_nowhere(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let lapses = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    let lives = caller.take(&lapses.ask.again().lasting(ctx.long())).await?;
+    ctx.sleep_past(&lapses).await;
+    same(
+        "the number of holds seen",
+        other.inspect(&name).await?.holds,
+        1,
+    )?;
+    let more = caller.take(&lives.ask.again()).await?;
+    same("the number of holds", more.holds, 2)?;
+    caller.leaves(&lives, 1).await?;
+    caller.frees(&more).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn lapsed_holds_make_room_for_as_many(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let name = ctx.name()?;
+    let lives = caller.take(&ctx.ask(&name)).await?;
+    let mut last = lives.clone();
+    for _ in 1..MAX_HOLDS {
+        last = caller.take(&lives.ask.again().lasting(ctx.short())).await?;
+    }
+    ctx.sleep_past(&last).await;
+    for count in 2..=MAX_HOLDS {
+        let hold = caller.take(&lives.ask.again()).await?;
+        same("the number of holds", hold.holds, count)?;
+    }
+    Ok(())
+}
+
+async fn the_former_owner_starts_a_new_incarnation(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let name = ctx.name()?;
+    let old = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    ctx.sleep_past(&old).await;
+    let new = caller.take(&old.ask.again()).await?;
+    same("the number of holds", new.holds, 1)?;
+    let (old, new) = (old.token()?, new.token()?);
+    ensure(
+        new != old,
+        format_args!("token {old} of the lapsed incarnation is given again"),
+    )
+}
+
+async fn nothing_of_a_lapsed_holder_is_shown(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let lapses = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    ctx.sleep_past(&lapses).await;
+    other.sees_free(&name).await?;
+    let listed = other.list(name.as_str(), 10).await?;
+    ensure(
+        listed.is_empty(),
+        format_args!("a lapsed name is listed: {listed:?}"),
+    )?;
+    let next = other.take(&ctx.ask(&name)).await?;
+    let seen = holder.inspect(&name).await?;
+    let owners: Vec<_> = seen.holders.iter().map(|holder| holder.owner).collect();
+    same("who is inside", owners, vec![next.ask.owner.fingerprint()])
+}
+
+async fn the_first_hold_may_lapse_and_the_incarnation_goes_on(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let first = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    let second = caller.take(&first.ask.again().lasting(ctx.long())).await?;
+    ctx.sleep_past(&first).await;
+    other.refused(&ctx.ask(&name)).await?;
+    let third = caller
+        .take(&first.ask.again().joining(first.token()?))
+        .await?;
+    same("the token", third.token()?, first.token()?)?;
+    caller.leaves(&second, 1).await?;
+    caller.frees(&third).await
+}

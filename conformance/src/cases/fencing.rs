@@ -1,0 +1,217 @@
+//! `fencing`: each new incarnation of a name has a token greater than every earlier one, whatever ended that.
+
+use crate::{
+    ask::Hold,
+    caller::Caller,
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure},
+    fixture::Need,
+};
+use dlock_core::{FencingToken, LockName};
+use futures_util::future::join_all;
+use std::time::Duration;
+use tokio::sync::Mutex;
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Fencing, the_token_grows_with_every_release)
+        .needs(&[Need::Fencing])
+        .bullet(GREATER),
+    case!(
+        Clause::Fencing,
+        the_token_grows_in_the_order_of_those_who_take_turns
+    )
+    .needs(&[Need::Fencing])
+    .bullet(GREATER),
+    case!(Clause::Fencing, the_token_grows_over_expiry)
+        .needs(&[Need::Fencing])
+        .bullet(GREATER),
+    case!(Clause::Fencing, the_token_grows_over_a_break)
+        .needs(&[Need::Fencing])
+        .bullet("opens what was kept shut or reserved. The token counter stays"),
+    case!(Clause::Fencing, the_token_grows_over_a_name_kept_shut)
+        .needs(&[Need::Fencing])
+        .bullet(GREATER),
+    case!(Clause::Fencing, the_token_grows_over_a_turn)
+        .needs(&[Need::Fencing, Need::Line])
+        .bullet(GREATER),
+    case!(Clause::Fencing, the_token_grows_over_a_lost_record)
+        .needs(&[Need::Fencing, Need::Records])
+        .bullet(GREATER),
+    case!(Clause::Fencing, the_token_grows_over_a_restart)
+        .needs(&[Need::Fencing, Need::Server])
+        .bullet(GREATER),
+    case!(
+        Clause::Fencing,
+        the_token_grows_over_a_flush_while_the_clock_goes_on
+    )
+    .needs(&[Need::Fencing, Need::Flush])
+    .bullet(GREATER),
+    case!(
+        Clause::Fencing,
+        the_token_grows_though_the_clock_is_set_back
+    )
+    .needs(&[Need::Fencing, Need::StoreTime])
+    .bullet(GREATER),
+    case!(Clause::Fencing, the_token_grows_over_days_of_disuse)
+        .needs(&[Need::Fencing, Need::StoreTime])
+        .bullet(GREATER),
+];
+
+const GREATER: &str = "a grant that is no re-entry has a token greater";
+
+async fn the_token_grows_with_every_release(ctx: Ctx) -> Result<(), Failure> {
+    let callers = ctx.callers::<2>().await?;
+    let name = ctx.name()?;
+    let owner = ctx.ask(&name);
+    let mut last = FencingToken(0);
+    for turn in 0..100 {
+        // Two clients, and an owner that comes back as well as fresh ones.
+        let caller = &callers[turn % 2];
+        let ask = if turn % 3 == 0 {
+            owner.again()
+        } else {
+            ctx.ask(&name)
+        };
+        let hold = caller.take(&ask).await?;
+        last = greater(last, &hold)?;
+        caller.frees(&hold).await?;
+    }
+    Ok(())
+}
+
+async fn the_token_grows_in_the_order_of_those_who_take_turns(ctx: Ctx) -> Result<(), Failure> {
+    let callers = ctx.callers::<4>().await?;
+    let name = ctx.name()?;
+    let last = Mutex::new(FencingToken(0));
+    let turns = callers.iter().map(|caller| async {
+        for _ in 0..8 {
+            let hold = caller.take_within(&ctx.ask(&name), ctx.answer()).await?;
+            let mut last = last.lock().await;
+            *last = greater(*last, &hold)?;
+            drop(last);
+            caller.frees(&hold).await?;
+        }
+        Ok(())
+    });
+    join_all(turns).await.into_iter().collect()
+}
+
+async fn the_token_grows_over_expiry(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let mut last = FencingToken(0);
+    for caller in [&caller, &other] {
+        let hold = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+        last = greater(last, &hold)?;
+        ctx.sleep_past(&hold).await;
+    }
+    takes_greater(&ctx, &caller, last, &name).await
+}
+
+async fn the_token_grows_over_a_break(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let mut last = FencingToken(0);
+    for _ in 0..3 {
+        let hold = caller.take(&ctx.ask(&name)).await?;
+        last = greater(last, &hold)?;
+        other.breaks(&name, None).await?;
+    }
+    takes_greater(&ctx, &other, last, &name).await
+}
+
+async fn the_token_grows_over_a_name_kept_shut(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    caller.release(&hold, Some(ctx.short())).await?;
+    let next = other.take_within(&ctx.ask(&name), ctx.short()).await?;
+    greater(hold.token()?, &next).map(drop)
+}
+
+async fn the_token_grows_over_a_turn(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let first = caller.take(&ctx.ask(&name)).await?;
+    let waiting = ctx.ask(&name).in_line(other.ticket());
+    other.refused(&waiting).await?;
+    caller.frees(&first).await?;
+    let second = other.take(&waiting).await?;
+    greater(first.token()?, &second).map(drop)
+}
+
+async fn the_token_grows_over_a_lost_record(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    ctx.records()?.delete(&name).await?;
+    takes_greater(&ctx, &caller, hold.token()?, &name).await
+}
+
+async fn the_token_grows_over_a_restart(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let (released, held) = (ctx.name()?, ctx.name()?);
+    let first = caller.take(&ctx.ask(&released)).await?;
+    caller.frees(&first).await?;
+    let second = caller.take(&ctx.ask(&held).lasting(ctx.short())).await?;
+    // Not even a server of no memory restarts within the microsecond that the last token was made of.
+    ctx.sleep(ctx.rounding()).await;
+    ctx.server()?.restart().await?;
+    let caller = ctx.caller().await?;
+    takes_greater(&ctx, &caller, first.token()?, &released).await?;
+    let next = caller
+        .take_within(&ctx.ask(&held), ctx.until_over(&second))
+        .await?;
+    greater(second.token()?, &next).map(drop)
+}
+
+/// The limit that every backend declares: a counter that is lost while the clock is behind the last token as well.
+async fn the_token_grows_over_a_flush_while_the_clock_goes_on(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    ctx.sleep(ctx.rounding()).await;
+    ctx.records()?.flush().await?;
+    takes_greater(&ctx, &caller, hold.token()?, &name).await
+}
+
+async fn the_token_grows_though_the_clock_is_set_back(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    caller.frees(&hold).await?;
+    ctx.store_time()?.back(HOUR).await?;
+    takes_greater(&ctx, &ctx.caller().await?, hold.token()?, &name).await
+}
+
+async fn the_token_grows_over_days_of_disuse(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    caller.frees(&hold).await?;
+    ctx.store_time()?.forward(HOUR * 24 * 3).await?;
+    takes_greater(&ctx, &ctx.caller().await?, hold.token()?, &name).await
+}
+
+async fn takes_greater(
+    ctx: &Ctx,
+    caller: &Caller,
+    last: FencingToken,
+    name: &LockName,
+) -> Result<(), Failure> {
+    let hold = caller.take(&ctx.ask(name)).await?;
+    greater(last, &hold).map(drop)
+}
+
+fn greater(last: FencingToken, hold: &Hold) -> Result<FencingToken, Failure> {
+    let token = hold.token()?;
+    ensure(
+        token > last,
+        format_args!("token {token} was given after {last}"),
+    )?;
+    Ok(token)
+}
+
+const HOUR: Duration = Duration::from_secs(3600);

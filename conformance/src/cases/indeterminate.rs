@@ -1,0 +1,242 @@
+//! `indeterminate`: an unanswered request is repeated with the same hold id or settled; never leaked, never counted twice.
+
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+    fixture::{Call, Need},
+};
+use dlock_core::{Acquired, Release};
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Indeterminate, a_repeat_counts_once).bullet(INSIDE),
+    case!(Clause::Indeterminate, a_repeat_has_the_same_token)
+        .needs(&[Need::Fencing])
+        .bullet(INSIDE),
+    case!(
+        Clause::Indeterminate,
+        a_repeat_prolongs_nothing_and_promises_what_is_left
+    )
+    .bullet(INSIDE),
+    case!(
+        Clause::Indeterminate,
+        a_repeat_in_a_full_house_is_no_hold_more
+    )
+    .bullet(INSIDE),
+    case!(Clause::Indeterminate, a_repeat_puts_nobody_in_line)
+        .needs(&[Need::Line])
+        .bullet(INSIDE),
+    case!(
+        Clause::Indeterminate,
+        a_copy_after_its_release_is_ended_by_one_release_more
+    ),
+    case!(
+        Clause::Indeterminate,
+        a_copy_after_the_settling_release_takes_nothing
+    ),
+    case!(
+        Clause::Indeterminate,
+        a_lost_answer_of_acquire_is_found_by_the_repeat
+    )
+    .needs(&[Need::Network]),
+    case!(
+        Clause::Indeterminate,
+        a_lost_answer_of_acquire_is_settled_by_a_release
+    )
+    .needs(&[Need::Network]),
+    case!(Clause::Indeterminate, a_lost_answer_of_renew_is_repeated).needs(&[Need::Network]),
+    case!(
+        Clause::Indeterminate,
+        a_lost_answer_of_release_hurts_nobody_when_repeated
+    )
+    .needs(&[Need::Network]),
+];
+
+const INSIDE: &str = "`req.hold` is inside already";
+
+async fn a_repeat_counts_once(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let first = caller.take(&ctx.ask(&name)).await?;
+    for caller in [&caller, &other] {
+        let repeat = caller.take(&first.ask).await?;
+        same("the number of holds", repeat.holds, 1)?;
+    }
+    let second = caller.take(&first.ask.again()).await?;
+    for ask in [&first.ask, &second.ask] {
+        same("the number of holds", other.take(ask).await?.holds, 2)?;
+    }
+    same(
+        "the number of holds seen",
+        other.inspect(&name).await?.holds,
+        2,
+    )?;
+    caller.leaves(&first, 1).await?;
+    caller.frees(&second).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn a_repeat_has_the_same_token(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let first = caller.take(&ctx.ask(&ctx.name()?)).await?;
+    for caller in [&caller, &other] {
+        let repeat = caller.take(&first.ask).await?;
+        same("the token of the repeat", repeat.token()?, first.token()?)?;
+    }
+    Ok(())
+}
+
+async fn a_repeat_prolongs_nothing_and_promises_what_is_left(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let first = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    ctx.sleep(ctx.short() / 2).await;
+    let repeat = caller.take(&first.ask).await?;
+    ensure(
+        repeat.before + repeat.valid_for <= first.over_by() + ctx.rounding(),
+        format_args!(
+            "{:?} are promised, which is more than is left",
+            repeat.valid_for
+        ),
+    )?;
+    ensure(
+        !repeat.valid_for.is_zero(),
+        "nothing is promised, yet half is left",
+    )?;
+    let next = other
+        .take_within(&ctx.ask(&name), ctx.until_over(&first))
+        .await?;
+    ensure(
+        next.after >= first.over_from(),
+        "the repeat shortened the lease",
+    )
+}
+
+async fn a_repeat_in_a_full_house_is_no_hold_more(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let first = caller.take(&ctx.ask(&ctx.name()?)).await?;
+    for _ in 1..dlock_core::MAX_HOLDS {
+        caller.take(&first.ask.again()).await?;
+    }
+    let repeat = caller.take(&first.ask).await?;
+    same("the number of holds", repeat.holds, dlock_core::MAX_HOLDS)
+}
+
+async fn a_repeat_puts_nobody_in_line(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, waiter, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    let (ticket, next) = (waiter.ticket(), waiter.ticket());
+    let waiting = ctx.ask(&name).in_line(ticket);
+    waiter.refused(&waiting).await?;
+    holder.frees(&hold).await?;
+    let turn = waiter.take(&waiting.then(next)).await?;
+    waiter.take(&turn.ask).await?;
+    // Were `next` standing twice, leaving would hand the lock on to the other copy.
+    waiter.frees(&turn).await?;
+    waiter.leave(&name, next).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+/// Why a hold with an unanswered attempt is settled only by a release sent after `give_up + late`.
+async fn a_copy_after_its_release_is_ended_by_one_release_more(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    caller.frees(&hold).await?;
+    let copy = caller.take(&hold.ask).await?;
+    same("the number of holds", copy.holds, 1)?;
+    caller.frees(&hold).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn a_copy_after_the_settling_release_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let give_up = ctx.now() + ctx.short();
+    let hold = caller.take(&ctx.ask(&name).until(give_up)).await?;
+    let late = caller.driver().capabilities().late;
+    ctx.sleep_until(give_up + late + ctx.rounding()).await;
+    caller.frees(&hold).await?;
+    for caller in [&caller, &other] {
+        if let Ok(Acquired::Granted(grant)) = caller.acquire(&hold.ask).await {
+            return Err(Failure::new(format_args!(
+                "the late copy was granted: {grant:?}"
+            )));
+        }
+    }
+    other.sees_free(&name).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn a_lost_answer_of_acquire_is_found_by_the_repeat(ctx: Ctx) -> Result<(), Failure> {
+    let (caller, faults) = ctx.faulty().await?;
+    let other = ctx.caller().await?;
+    let name = ctx.name()?;
+    let ask = ctx.ask(&name);
+    faults.lose_reply(Call::Acquire).await?;
+    ctx.unanswered(caller.acquire(&ask)).await?;
+    // It was executed: others find it held, and the repeat finds itself.
+    other.refused(&ctx.ask(&name)).await?;
+    let repeat = other.take(&ask).await?;
+    same("the number of holds", repeat.holds, 1)?;
+    other.frees(&repeat).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn a_lost_answer_of_acquire_is_settled_by_a_release(ctx: Ctx) -> Result<(), Failure> {
+    let (caller, faults) = ctx.faulty().await?;
+    let other = ctx.caller().await?;
+    let name = ctx.name()?;
+    let give_up = ctx.now() + ctx.short();
+    let ask = ctx.ask(&name).until(give_up);
+    faults.lose_reply(Call::Acquire).await?;
+    ctx.unanswered(caller.acquire(&ask)).await?;
+    ctx.sleep_until(give_up + caller.driver().capabilities().late)
+        .await;
+    let settling = Release::new(name.clone(), ask.owner, ask.hold);
+    // The same client, over the connection that the lost answer belonged to or a new one.
+    let what = "the settling release is answered";
+    ctx.eventually(what, ctx.answer(), || async {
+        Ok(caller.release_as(&settling).await.is_ok())
+    })
+    .await?;
+    other.sees_free(&name).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn a_lost_answer_of_renew_is_repeated(ctx: Ctx) -> Result<(), Failure> {
+    let (caller, faults) = ctx.faulty().await?;
+    let other = ctx.caller().await?;
+    let hold = caller.take(&ctx.ask(&ctx.name()?)).await?;
+    faults.lose_reply(Call::Renew).await?;
+    let entry = [crate::caller::entry(&hold, Some(ctx.long()))];
+    let lane = caller.driver().lane(&hold.ask.name);
+    let give_up = ctx.now() + ctx.short();
+    let lost = ctx.unanswered(async {
+        let answers = caller.driver().renew(lane, &entry, give_up).await?;
+        answers.into_iter().collect::<Result<Vec<_>, _>>()
+    });
+    lost.await?;
+    other.renews(&hold, ctx.long()).await?;
+    same(
+        "the number of holds",
+        other.inspect(&hold.ask.name).await?.holds,
+        1,
+    )
+}
+
+async fn a_lost_answer_of_release_hurts_nobody_when_repeated(ctx: Ctx) -> Result<(), Failure> {
+    let (caller, faults) = ctx.faulty().await?;
+    let other = ctx.caller().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    faults.lose_reply(Call::Release).await?;
+    let request = Release::new(name.clone(), hold.ask.owner, hold.ask.hold);
+    ctx.unanswered(caller.release_as(&request)).await?;
+    let next = other.take(&ctx.ask(&name)).await?;
+    other.cannot_release(&hold).await?;
+    other.renews(&next, ctx.long()).await?;
+    other.frees(&next).await
+}

@@ -1,0 +1,251 @@
+//! `keep`: released early, a name stays shut as long as was asked, for everybody.
+
+use crate::{
+    ask::{Ask, Hold},
+    caller::Caller,
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+    fixture::Need,
+};
+use dlock_core::{Broken, Instant, Released};
+use std::time::Duration;
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        Clause::Keep,
+        a_name_stays_shut_for_everybody_as_long_as_was_asked
+    )
+    .bullet(STAYS),
+    case!(Clause::Keep, its_last_owner_is_refused_too).bullet(SHUT),
+    case!(Clause::Keep, an_incarnation_kept_shut_cannot_be_joined).needs(&[Need::Fencing]),
+    case!(Clause::Keep, the_longest_counts_when_it_goes_first).bullet(STAYS),
+    case!(Clause::Keep, the_longest_counts_when_it_goes_last).bullet(STAYS),
+    case!(Clause::Keep, a_name_is_not_shut_while_a_hold_is_left).bullet(STAYS),
+    case!(Clause::Keep, inspect_and_list_say_shut).bullet(SHUT),
+    case!(Clause::Keep, breaking_opens_it).bullet("opens what was kept shut"),
+    case!(Clause::Keep, it_outlives_the_client).needs(&[Need::Detached]),
+    case!(Clause::Keep, after_a_lapse_the_lease_alone_decides),
+    case!(Clause::Keep, a_new_incarnation_knows_nothing_of_it),
+    case!(Clause::Keep, a_repeat_of_the_release_leaves_it_shut),
+];
+
+const SHUT: &str = "kept shut: `Held`, for its last owner too";
+const STAYS: &str = "with `req.keep` and no hold left the name stays shut that long";
+
+async fn a_name_stays_shut_for_everybody_as_long_as_was_asked(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    let shut = shuts(&ctx, &caller, &hold, ctx.short()).await?;
+    opens_then(&ctx, &other, &ctx.ask(&name), &shut).await
+}
+
+async fn its_last_owner_is_refused_too(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    let shut = shuts(&ctx, &caller, &hold, ctx.short()).await?;
+    opens_then(&ctx, &caller, &hold.ask.again(), &shut).await
+}
+
+async fn an_incarnation_kept_shut_cannot_be_joined(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    shuts(&ctx, &caller, &hold, ctx.long()).await?;
+    caller
+        .gone(&hold.ask.again().joining(hold.token()?))
+        .await?;
+    same("the number of holds", caller.inspect(&name).await?.holds, 0)
+}
+
+async fn the_longest_counts_when_it_goes_first(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    for second_keep in [None, Some(ctx.short() / 10)] {
+        let name = ctx.name()?;
+        let first = caller.take(&ctx.ask(&name)).await?;
+        let second = caller.take(&first.ask.again()).await?;
+        let sent = ctx.now();
+        let answer = caller.release(&first, Some(ctx.short())).await?;
+        let shut = Shut {
+            from: sent + ctx.short(),
+            by: ctx.now() + ctx.short(),
+        };
+        ensure(
+            matches!(answer, Released::StillHeld { .. }),
+            format_args!("release: {answer:?}"),
+        )?;
+        let answer = caller.release(&second, second_keep).await?;
+        ensure(
+            matches!(answer, Released::Kept { .. }),
+            format_args!("release: {answer:?}"),
+        )?;
+        opens_then(&ctx, &other, &ctx.ask(&name), &shut).await?;
+    }
+    Ok(())
+}
+
+async fn the_longest_counts_when_it_goes_last(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let first = caller.take(&ctx.ask(&name)).await?;
+    let second = caller.take(&first.ask.again()).await?;
+    let answer = caller.release(&first, Some(ctx.short() / 10)).await?;
+    ensure(
+        matches!(answer, Released::StillHeld { .. }),
+        format_args!("release: {answer:?}"),
+    )?;
+    let shut = shuts(&ctx, &caller, &second, ctx.short()).await?;
+    opens_then(&ctx, &other, &ctx.ask(&name), &shut).await
+}
+
+async fn a_name_is_not_shut_while_a_hold_is_left(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let first = caller.take(&ctx.ask(&name)).await?;
+    let second = caller.take(&first.ask.again()).await?;
+    let answer = caller.release(&first, Some(ctx.short())).await?;
+    ensure(
+        matches!(answer, Released::StillHeld { .. }),
+        format_args!("release: {answer:?}"),
+    )?;
+    let third = caller.take(&first.ask.again()).await?;
+    same("the number of holds", third.holds, 2)?;
+    other.refused(&ctx.ask(&name)).await?;
+    caller.renews(&second, ctx.long()).await?;
+    // It counts from the release that brought it, not from the last one.
+    ctx.sleep(ctx.short() + ctx.rounding()).await;
+    other.refused(&ctx.ask(&name)).await?;
+    caller.leaves(&second, 1).await?;
+    caller.frees(&third).await
+}
+
+async fn inspect_and_list_say_shut(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    shuts(&ctx, &caller, &hold, ctx.long()).await?;
+    let listed = other.list(name.as_str(), 10).await?;
+    let listed = listed.into_iter().find(|seen| seen.name == name);
+    let listed = listed.ok_or_else(|| Failure::new("a name kept shut is not listed"))?;
+    for seen in [other.inspect(&name).await?, listed] {
+        let nobody = seen.holders.is_empty() && seen.holds == 0;
+        ensure(nobody, format_args!("nobody is inside: {seen:?}"))?;
+        let sane = seen
+            .shut
+            .is_some_and(|rest| !rest.is_zero() && rest <= ctx.long());
+        ensure(
+            sane,
+            format_args!("it was kept shut for {:?}: {seen:?}", ctx.long()),
+        )?;
+    }
+    Ok(())
+}
+
+async fn breaking_opens_it(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    shuts(&ctx, &caller, &hold, ctx.long()).await?;
+    same(
+        "break",
+        other.breaks(&name, None).await?,
+        Broken::Freed { token: None },
+    )?;
+    other.sees_free(&name).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn it_outlives_the_client(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    let shut = shuts(&ctx, &caller, &hold, ctx.short()).await?;
+    caller.driver().close().await;
+    opens_then(&ctx, &other, &ctx.ask(&name), &shut).await
+}
+
+async fn after_a_lapse_the_lease_alone_decides(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let first = caller.take(&ctx.ask(&name)).await?;
+    let second = caller.take(&first.ask.again().lasting(ctx.short())).await?;
+    let answer = caller.release(&first, Some(ctx.long())).await?;
+    ensure(
+        matches!(answer, Released::StillHeld { .. }),
+        format_args!("release: {answer:?}"),
+    )?;
+    ctx.sleep_past(&second).await;
+    other.sees_free(&name).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn a_new_incarnation_knows_nothing_of_it(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let first = caller.take(&ctx.ask(&name)).await?;
+    let second = caller.take(&first.ask.again().lasting(ctx.short())).await?;
+    caller.release(&first, Some(ctx.long())).await?;
+    ctx.sleep_past(&second).await;
+    // After a lapse, and after a break; by a stranger, and by the same owner.
+    let next = other.take(&ctx.ask(&name)).await?;
+    other.frees(&next).await?;
+    let next = caller.take(&first.ask.again()).await?;
+    let beside = caller.take(&first.ask.again()).await?;
+    caller.release(&next, Some(ctx.long())).await?;
+    other.breaks(&name, None).await?;
+    caller.cannot_renew(&beside).await?;
+    let last = caller.take(&first.ask.again()).await?;
+    caller.frees(&last).await
+}
+
+async fn a_repeat_of_the_release_leaves_it_shut(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    let shut = shuts(&ctx, &caller, &hold, ctx.short()).await?;
+    caller.cannot_release(&hold).await?;
+    let answer = caller.release(&hold, Some(ctx.long())).await?;
+    ensure(
+        matches!(answer, Released::NotHeld { .. }),
+        format_args!("release: {answer:?}"),
+    )?;
+    opens_then(&ctx, &other, &ctx.ask(&name), &shut).await
+}
+
+/// Between which instants a name opens again.
+struct Shut {
+    from: Instant,
+    by: Instant,
+}
+
+/// Gives the last hold back and must hear that the name stays shut.
+async fn shuts(ctx: &Ctx, caller: &Caller, hold: &Hold, keep: Duration) -> Result<Shut, Failure> {
+    let sent = ctx.now();
+    let answer = caller.release(hold, Some(keep)).await?;
+    let shut = Shut {
+        from: sent + keep,
+        by: ctx.now() + keep,
+    };
+    match answer {
+        Released::Kept { rest } if !rest.is_zero() && rest <= keep => Ok(shut),
+        other => Err(Failure::new(format_args!(
+            "kept for {keep:?}, release answered {other:?}"
+        ))),
+    }
+}
+
+/// Refused until it opens, and no longer.
+async fn opens_then(ctx: &Ctx, caller: &Caller, ask: &Ask, shut: &Shut) -> Result<(), Failure> {
+    let rest = shut.by.since(ctx.now()) + ctx.rounding();
+    let next = caller.take_within(ask, rest).await?;
+    let early = shut.from.since(next.after);
+    ensure(
+        early.is_zero(),
+        format_args!("it was opened {early:?} early"),
+    )?;
+    same("the number of holds", next.holds, 1)?;
+    caller.frees(&next).await
+}

@@ -1,0 +1,214 @@
+//! `late`: what the server executes long after its sender gave up takes nothing that lasts.
+
+use crate::{
+    caller::entry,
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+    fixture::{Call, Need},
+};
+use dlock_core::{Acquired, Instant, Release, Renewed};
+use std::time::Duration;
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Late, an_acquire_past_its_end_takes_nothing).bullet(TAKEN),
+    case!(Clause::Late, a_reentry_past_its_end_takes_nothing).bullet(TAKEN),
+    case!(Clause::Late, an_acquire_past_its_end_stands_in_no_line)
+        .needs(&[Need::Line])
+        .bullet(TAKEN),
+    case!(
+        Clause::Late,
+        an_acquire_held_back_past_its_end_takes_nothing
+    )
+    .needs(&[Need::Network])
+    .bullet(TAKEN),
+    case!(
+        Clause::Late,
+        an_acquire_that_lay_in_a_stopped_server_takes_nothing
+    )
+    .needs(&[Need::Server])
+    .bullet(TAKEN),
+    case!(Clause::Late, an_acquire_held_back_for_less_is_granted).needs(&[Need::Network]),
+    case!(Clause::Late, a_renewal_past_its_end_prolongs_nothing).bullet(PROLONGED),
+    case!(
+        Clause::Late,
+        a_renewal_held_back_past_its_end_prolongs_nothing
+    )
+    .needs(&[Need::Network])
+    .bullet(PROLONGED),
+    case!(Clause::Late, a_release_is_never_late)
+        .needs(&[Need::Network])
+        .bullet("never refused for being late"),
+];
+
+const TAKEN: &str = "executed after `give_up + late`: nothing is taken and nobody queued";
+const PROLONGED: &str = "executed after `give_up + late`: nothing is prolonged";
+
+async fn an_acquire_past_its_end_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let ask = ctx
+        .ask(&name)
+        .until(past(&ctx, caller.driver().capabilities().late));
+    granted_nothing(caller.acquire(&ask).await.ok())?;
+    other.sees_free(&name).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn a_reentry_past_its_end_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ask = hold
+        .ask
+        .again()
+        .until(past(&ctx, caller.driver().capabilities().late));
+    granted_nothing(caller.acquire(&ask).await.ok())?;
+    same("the number of holds", caller.inspect(&name).await?.holds, 1)?;
+    caller.frees(&hold).await
+}
+
+async fn an_acquire_past_its_end_stands_in_no_line(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ask = ctx.ask(&name).in_line(caller.ticket());
+    let ask = ask.until(past(&ctx, caller.driver().capabilities().late));
+    granted_nothing(caller.acquire(&ask).await.ok())?;
+    holder.frees(&hold).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn an_acquire_held_back_past_its_end_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let (caller, faults) = ctx.faulty().await?;
+    let other = ctx.caller().await?;
+    let name = ctx.name()?;
+    let give_up = ctx.now() + ctx.short() / 4;
+    let by = held_back(&ctx, caller.driver().capabilities().late);
+    faults.hold_back(Call::Acquire, by).await?;
+    let ask = ctx.ask(&name).until(give_up);
+    let delivered = ctx.now() + by;
+    let answer = tokio::time::timeout(give_up.since(ctx.now()), caller.acquire(&ask)).await;
+    granted_nothing(answer.ok().and_then(Result::ok))?;
+    ctx.sleep_until(delivered + ctx.slack()).await;
+    other.sees_free(&name).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn an_acquire_that_lay_in_a_stopped_server_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    // So that nothing but the request is left to do once the server stands still.
+    caller.sees_free(&name).await?;
+    ctx.server()?.stop().await?;
+    let give_up = ctx.now() + ctx.short() / 4;
+    let ask = ctx.ask(&name).until(give_up);
+    let answer = tokio::time::timeout(give_up.since(ctx.now()), caller.acquire(&ask)).await;
+    ctx.sleep_until(give_up + caller.driver().capabilities().late + ctx.slack())
+        .await;
+    ctx.server()?.cont().await?;
+    granted_nothing(answer.ok().and_then(Result::ok))?;
+    // Answered after it, on a server that does one thing after the other.
+    other
+        .take_within(&ctx.ask(&name), ctx.slack())
+        .await
+        .map(drop)
+}
+
+async fn an_acquire_held_back_for_less_is_granted(ctx: Ctx) -> Result<(), Failure> {
+    let (caller, faults) = ctx.faulty().await?;
+    faults.delay(ctx.short() / 10).await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    ensure(
+        hold.valid_for <= ctx.short(),
+        format_args!(
+            "{:?} are promised of {:?}, counted from before",
+            hold.valid_for,
+            ctx.short()
+        ),
+    )
+}
+
+async fn a_renewal_past_its_end_prolongs_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    let give_up = past(&ctx, caller.driver().capabilities().late);
+    let driver = caller.driver();
+    let before = ctx.now();
+    let answers = driver
+        .renew(
+            driver.lane(&name),
+            &[entry(&hold, Some(ctx.long()))],
+            give_up,
+        )
+        .await;
+    for answer in answers.into_iter().flatten().flatten() {
+        if let Renewed::Until { valid_for } = answer {
+            ensure(
+                before + valid_for <= hold.over_by() + ctx.rounding(),
+                format_args!("{valid_for:?} are promised by a renewal that came too late"),
+            )?;
+        }
+    }
+    other
+        .take_within(&ctx.ask(&name), ctx.until_over(&hold))
+        .await
+        .map(drop)
+}
+
+async fn a_renewal_held_back_past_its_end_prolongs_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let (caller, faults) = ctx.faulty().await?;
+    let other = ctx.caller().await?;
+    let name = ctx.name()?;
+    let by = held_back(&ctx, caller.driver().capabilities().late);
+    // It is delivered while the hold is still there.
+    let hold = caller
+        .take(&ctx.ask(&name).lasting(by + ctx.slack() + ctx.short()))
+        .await?;
+    faults.hold_back(Call::Renew, by).await?;
+    let give_up = ctx.now() + ctx.short() / 4;
+    let (lane, batch) = (
+        caller.driver().lane(&name),
+        [entry(&hold, Some(ctx.long() * 2))],
+    );
+    let call = caller.driver().renew(lane, &batch, give_up);
+    drop(tokio::time::timeout(give_up.since(ctx.now()), call).await);
+    other
+        .take_within(&ctx.ask(&name), ctx.until_over(&hold))
+        .await
+        .map(drop)
+}
+
+async fn a_release_is_never_late(ctx: Ctx) -> Result<(), Failure> {
+    let (caller, faults) = ctx.faulty().await?;
+    let other = ctx.caller().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    let by = held_back(&ctx, caller.driver().capabilities().late);
+    faults.hold_back(Call::Release, by).await?;
+    let request = Release::new(name.clone(), hold.ask.owner, hold.ask.hold);
+    let call = caller.release_as(&request);
+    drop(tokio::time::timeout(ctx.short() / 4, call).await);
+    other.refused(&ctx.ask(&name)).await?;
+    other.take_within(&ctx.ask(&name), by).await.map(drop)
+}
+
+/// An end so long ago that a request sent now is executed after it, however late counts.
+fn past(ctx: &Ctx, late: Duration) -> Instant {
+    ctx.now() - late - ctx.short()
+}
+
+/// So long that a request is executed after its end, which is a quarter of a short lease away.
+fn held_back(ctx: &Ctx, late: Duration) -> Duration {
+    ctx.short() / 2 + late
+}
+
+fn granted_nothing(answer: Option<Acquired>) -> Result<(), Failure> {
+    ensure(
+        !matches!(answer, Some(Acquired::Granted(_))),
+        format_args!("it came too late and was granted: {answer:?}"),
+    )
+}

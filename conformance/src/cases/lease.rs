@@ -1,0 +1,104 @@
+//! `lease`: each hold has its own end; nothing shortens what remains, and releasing one leaves what the others asked for.
+
+use crate::{
+    ask::Hold,
+    caller::Caller,
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure},
+};
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Lease, reentry_with_a_shorter_lease_never_shortens).bullet(LATEST),
+    case!(Clause::Lease, reentry_with_a_longer_lease_prolongs).bullet(LATEST),
+    case!(
+        Clause::Lease,
+        releasing_the_longest_hold_leaves_what_the_others_asked_for
+    )
+    .bullet(OTHERS),
+    case!(Clause::Lease, releasing_a_shorter_hold_leaves_the_longest).bullet(OTHERS),
+    case!(Clause::Lease, no_grant_promises_more_than_its_lease),
+];
+
+const LATEST: &str = "the record then lasts until the latest end of its living holds";
+const OTHERS: &str = "other holds stay, and the record lasts until the latest end among them";
+
+async fn reentry_with_a_shorter_lease_never_shortens(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let ask = ctx.ask(&ctx.name()?);
+    let longer = caller.take(&ask.clone().lasting(ctx.short() * 2)).await?;
+    caller.take(&ask.again().lasting(ctx.short())).await?;
+    lasts_as_long_as(&ctx, &other, &longer).await
+}
+
+async fn reentry_with_a_longer_lease_prolongs(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let ask = ctx.ask(&ctx.name()?);
+    caller.take(&ask.clone().lasting(ctx.short())).await?;
+    let longer = caller.take(&ask.again().lasting(ctx.short() * 2)).await?;
+    lasts_as_long_as(&ctx, &other, &longer).await
+}
+
+async fn releasing_the_longest_hold_leaves_what_the_others_asked_for(
+    ctx: Ctx,
+) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let ask = ctx.ask(&ctx.name()?);
+    for longest_first in [true, false] {
+        let ask = ask.again();
+        let (first, second) = if longest_first {
+            (ctx.long(), ctx.short())
+        } else {
+            (ctx.short(), ctx.long())
+        };
+        let first = caller.take(&ask.clone().lasting(first)).await?;
+        let second = caller.take(&ask.again().lasting(second)).await?;
+        let (longest, shorter) = if longest_first {
+            (first, second)
+        } else {
+            (second, first)
+        };
+        caller.leaves(&longest, 1).await?;
+        lasts_as_long_as(&ctx, &other, &shorter).await?;
+        other.breaks(&ask.name, None).await?;
+    }
+    Ok(())
+}
+
+async fn releasing_a_shorter_hold_leaves_the_longest(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let ask = ctx.ask(&ctx.name()?);
+    let longest = caller.take(&ask.clone().lasting(ctx.short() * 2)).await?;
+    let shorter = caller.take(&ask.again().lasting(ctx.short())).await?;
+    caller.leaves(&shorter, 1).await?;
+    lasts_as_long_as(&ctx, &other, &longest).await
+}
+
+async fn no_grant_promises_more_than_its_lease(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let ask = ctx.ask(&ctx.name()?);
+    for lease in [ctx.long(), ctx.short(), ctx.short() * 2] {
+        let hold = caller.take(&ask.again().lasting(lease)).await?;
+        let promised = hold.valid_for;
+        ensure(
+            !promised.is_zero() && promised <= lease,
+            format_args!("{promised:?} are promised of a lease of {lease:?}"),
+        )?;
+    }
+    Ok(())
+}
+
+/// Others are refused until that hold is over, and no longer.
+async fn lasts_as_long_as(ctx: &Ctx, other: &Caller, last: &Hold) -> Result<(), Failure> {
+    let contender = ctx.ask(&last.ask.name);
+    let next = other.take_within(&contender, ctx.until_over(last)).await?;
+    ensure(
+        next.after >= last.over_from(),
+        format_args!(
+            "taken {:?} after a hold was asked for that lasts {:?}",
+            next.after.since(last.before),
+            last.ask.lease
+        ),
+    )
+}

@@ -1,0 +1,53 @@
+//! `loss`: a holder learns in time that it is none. What a driver owes to it: the truth at the next renewal.
+
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::Failure,
+    fixture::Need,
+};
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Loss, a_hold_whose_record_was_lost_is_not_held).needs(&[Need::Records]),
+    case!(Clause::Loss, a_flushed_store_holds_nothing).needs(&[Need::Flush]),
+    case!(Clause::Loss, a_hold_that_was_broken_and_taken_is_not_held),
+];
+
+async fn a_hold_whose_record_was_lost_is_not_held(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let (name, beside) = (ctx.name()?, ctx.name()?);
+    let lost = caller.take(&ctx.ask(&name)).await?;
+    let stays = caller.take(&ctx.ask(&beside)).await?;
+    ctx.records()?.delete(&name).await?;
+    caller.cannot_renew(&lost).await?;
+    caller.cannot_release(&lost).await?;
+    other.sees_free(&name).await?;
+    let next = other.take(&ctx.ask(&name)).await?;
+    caller.cannot_renew(&lost).await?;
+    other.frees(&next).await?;
+    caller.frees(&stays).await
+}
+
+async fn a_flushed_store_holds_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let lost = caller.take(&ctx.ask(&name)).await?;
+    ctx.records()?.flush().await?;
+    caller.cannot_renew(&lost).await?;
+    other.sees_free(&name).await?;
+    other.take(&ctx.ask(&name)).await?;
+    caller.cannot_renew(&lost).await
+}
+
+async fn a_hold_that_was_broken_and_taken_is_not_held(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let lost = caller.take(&ctx.ask(&name)).await?;
+    other.breaks(&name, None).await?;
+    let next = other.take(&ctx.ask(&name)).await?;
+    caller.cannot_renew(&lost).await?;
+    caller.cannot_release(&lost).await?;
+    other.renews(&next, ctx.long()).await?;
+    other.frees(&next).await
+}

@@ -1,0 +1,248 @@
+//! `name`: any UTF-8 of 1 to 512 bytes without NUL is a name, and names that differ in a byte are two locks.
+
+use crate::{
+    ask::Hold,
+    caller::Caller,
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+};
+use dlock_core::{LockName, MAX_NAME_BYTES};
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Name, names_that_differ_in_a_byte_are_two_locks).bullet(TWO),
+    case!(Clause::Name, the_longest_names_count_to_their_last_byte).bullet(TWO),
+    case!(
+        Clause::Name,
+        names_like_the_keys_beside_a_lock_are_locks_of_their_own
+    )
+    .bullet(TWO),
+    case!(Clause::Name, names_come_back_byte_for_byte),
+];
+
+const TWO: &str = "two names that differ in a byte are two locks";
+
+/// What folding, trimming, escaping, patterns and collations confuse.
+const TAILS: &[&str] = &[
+    "a",
+    "A",
+    "a ",
+    " a",
+    "a  ",
+    "a\t",
+    "a\n",
+    "a\r\n",
+    "a.",
+    "a..",
+    "/a",
+    "a/",
+    "a//",
+    "a/.",
+    "a/..",
+    "{a}",
+    "{a",
+    "a}",
+    "{}a",
+    "a{}",
+    "%61",
+    "a%",
+    "%25",
+    "%2525",
+    "a%20",
+    "a+",
+    "a_",
+    "a*",
+    "a?",
+    "[a]",
+    "a\\",
+    "\\a",
+    "a'",
+    "a\"",
+    "a`",
+    "a;",
+    "a--",
+    "$a",
+    "$$a",
+    "a$b",
+    "a.b",
+    "a:b",
+    "a|b",
+    "a,b",
+    "a\u{1}",
+    "a\u{1f}",
+    "a\u{7f}",
+    "a\u{80}",
+    "a\u{a0}",
+    "\u{e9}",
+    "e\u{301}",
+    "\u{c9}",
+    "\u{df}",
+    "ss",
+    "SS",
+    "\u{131}",
+    "i",
+    "I",
+    "\u{130}",
+    "\u{3c3}",
+    "\u{3c2}",
+    "\u{3a3}",
+    "\u{fb01}",
+    "fi",
+    "\u{ff41}",
+    "\u{212b}",
+    "\u{c5}",
+    "A\u{30a}",
+    "\u{1f600}",
+    "\u{feff}a",
+    "a\u{200b}",
+    "a\u{200d}",
+    "\u{202e}a",
+    "\u{fffd}",
+    "0",
+    "00",
+    "0x0",
+    "1e1",
+    "nil",
+    "null",
+];
+
+/// What drivers put beside a lock's own key or row.
+const BESIDE: &[&str] = &[
+    "",
+    ":token",
+    ":line",
+    ":ends",
+    ":keep",
+    ":t",
+    ":l",
+    "}:token",
+    "}:line",
+    "}",
+    "{",
+    "~token",
+    "~h:1",
+    "/token",
+    "-token",
+    ".token",
+    "/0000000000",
+    "-0000000001",
+    "%7D:token",
+    "\u{1}token",
+];
+
+async fn names_that_differ_in_a_byte_are_two_locks(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let base = ctx.text();
+    let before = TAILS.iter().map(|tail| format!("{base}:{tail}"));
+    // At the front, too: what is stripped from there is not stripped from the end.
+    let after = TAILS.iter().map(|head| format!("{head}:{base}"));
+    let names: Vec<String> = before.chain(after).collect();
+    all_at_once(&ctx, &caller, &other, &names).await
+}
+
+async fn the_longest_names_count_to_their_last_byte(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let base = ctx.text();
+    let full = |tail: &str| {
+        format!(
+            "{base}{}{tail}",
+            "x".repeat(MAX_NAME_BYTES - base.len() - tail.len())
+        )
+    };
+    let mut names: Vec<_> = ["a", "b", "A", " ", "\u{1}", "}", "\u{e9}", "\u{e8}"]
+        .map(full)
+        .into();
+    names.push(format!("{}b", &full("aa")[..MAX_NAME_BYTES - 2]));
+    // Escaping makes these the longest of all.
+    for wide in ["{", "%", "\u{1}", "\u{10348}"] {
+        let room = (MAX_NAME_BYTES - base.len()) / wide.len();
+        names.push(format!("{base}{}", wide.repeat(room)));
+        names.push(format!("{base}{}", wide.repeat(room - 1)));
+    }
+    all_at_once(&ctx, &caller, &other, &names).await
+}
+
+async fn names_like_the_keys_beside_a_lock_are_locks_of_their_own(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let base = ctx.text();
+    let plain = LockName::new(&base)?;
+    // A lock in full use: a counter, a line, a name kept shut.
+    let first = caller.take(&ctx.ask(&plain)).await?;
+    other
+        .refused(&ctx.ask(&plain).in_line(other.ticket()))
+        .await?;
+    caller.frees(&first).await?;
+    other.breaks(&plain, None).await?;
+    let names: Vec<_> = BESIDE.iter().map(|tail| format!("{base}{tail}")).collect();
+    all_at_once(&ctx, &caller, &other, &names).await?;
+    let hold = caller.take(&ctx.ask(&plain)).await?;
+    ensure(
+        hold.token >= first.token,
+        "the counter of the name was lost",
+    )?;
+    other
+        .refused(&ctx.ask(&plain).in_line(other.ticket()))
+        .await?;
+    all_at_once(&ctx, &caller, &other, &names[1..]).await?;
+    caller.frees(&hold).await
+}
+
+async fn names_come_back_byte_for_byte(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let base = ctx.text();
+    let mut names = Vec::new();
+    for tail in TAILS {
+        let name = LockName::new(format!("{base}:{tail}"))?;
+        caller.take(&ctx.ask(&name)).await?;
+        names.push(name);
+    }
+    let mut listed: Vec<_> = other
+        .list(&base, 7)
+        .await?
+        .into_iter()
+        .map(|seen| seen.name)
+        .collect();
+    listed.sort();
+    listed.dedup();
+    names.sort();
+    same("the names listed", listed, names)
+}
+
+/// Takes all of them for different owners, looks at each, and gives all of them back.
+async fn all_at_once(
+    ctx: &Ctx,
+    caller: &Caller,
+    other: &Caller,
+    names: &[String],
+) -> Result<(), Failure> {
+    let mut holds: Vec<Hold> = Vec::new();
+    for name in names {
+        let name = LockName::new(name)?;
+        let hold = caller.try_take(&ctx.ask(&name)).await?;
+        let hold =
+            hold.ok_or_else(|| Failure::new(format_args!("{name:?} is held under another name")))?;
+        same(
+            format_args!("the number of holds of {name:?}"),
+            hold.holds,
+            1,
+        )?;
+        holds.push(hold);
+    }
+    for hold in &holds {
+        let name = &hold.ask.name;
+        let seen = other.inspect(name).await?;
+        let owners: Vec<_> = seen.holders.iter().map(|holder| holder.owner).collect();
+        same(
+            format_args!("who holds {name:?}"),
+            owners,
+            vec![hold.ask.owner.fingerprint()],
+        )?;
+        other.refused(&ctx.ask(name)).await?;
+    }
+    for hold in &holds {
+        caller.frees(hold).await?;
+        other.sees_free(&hold.ask.name).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,232 @@
+//! `owner`: only a hold renews or releases itself; anything else gets `NotHeld` and changes nothing.
+
+use crate::{
+    ask::Hold,
+    caller::entry,
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+};
+use dlock_core::{Released, Renewed};
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Owner, another_owner_neither_renews_nor_releases).bullet(NOT_THERE),
+    case!(Clause::Owner, another_hold_of_the_owner_neither_renews_nor_releases).bullet(NOT_THERE),
+    case!(Clause::Owner, a_second_release_hurts_nobody).bullet(NOT_THERE),
+    case!(Clause::Owner, an_owner_that_came_back_has_lost_its_old_hold).bullet(NOT_THERE),
+    case!(Clause::Owner, a_hold_past_its_end_is_not_held).bullet(NOT_THERE),
+    case!(Clause::Owner, a_hold_taken_over_after_its_end_is_not_held).bullet(NOT_THERE),
+    case!(Clause::Owner, a_hold_past_its_end_is_not_held_though_another_lives).bullet(NOT_THERE),
+    case!(Clause::Owner, a_hold_is_good_for_its_own_name_only).bullet(NOT_THERE),
+    case!(Clause::Owner, a_batch_answers_each_entry_alone_and_in_order)
+        .bullet("a hold that is not there, is another owner's or is past its end: `NotHeld`, nothing changed; others"),
+    case!(Clause::Owner, the_largest_batch_is_served_whole),
+    case!(Clause::Owner, releasing_all_takes_the_holds_of_that_owner_only).bullet(NOT_THERE),
+];
+
+/// The beginning of two bullets, of `renew` and of `release`.
+const NOT_THERE: &str = "a hold that is not there, is another owner's or is past its end";
+
+async fn another_owner_neither_renews_nor_releases(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, stranger] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    let mut stolen = hold.clone();
+    stolen.ask.owner = ctx.ask(&name).owner;
+    for caller in [&stranger, &holder] {
+        caller.cannot_renew(&stolen).await?;
+        caller.cannot_release(&stolen).await?;
+    }
+    same(
+        "the number of holds",
+        stranger.inspect(&name).await?.holds,
+        1,
+    )?;
+    holder.frees(&hold).await?;
+    // Nor does it prolong anything.
+    let hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    stolen.ask.hold = hold.ask.hold;
+    stranger.cannot_renew(&stolen).await?;
+    stranger
+        .take_within(&ctx.ask(&name), ctx.until_over(&hold))
+        .await
+        .map(drop)
+}
+
+async fn another_hold_of_the_owner_neither_renews_nor_releases(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    let mut unknown = hold.clone();
+    unknown.ask = hold.ask.again();
+    caller.cannot_renew(&unknown).await?;
+    caller.cannot_release(&unknown).await?;
+    caller.renews(&hold, ctx.long()).await?;
+    caller.frees(&hold).await
+}
+
+async fn a_second_release_hurts_nobody(ctx: Ctx) -> Result<(), Failure> {
+    let [first, second] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let before = first.take(&ctx.ask(&name)).await?;
+    first.frees(&before).await?;
+    first.cannot_release(&before).await?;
+    let after = second.take(&ctx.ask(&name)).await?;
+    first.cannot_release(&before).await?;
+    first.cannot_renew(&before).await?;
+    first.refused(&ctx.ask(&name)).await?;
+    second.frees(&after).await
+}
+
+async fn an_owner_that_came_back_has_lost_its_old_hold(ctx: Ctx) -> Result<(), Failure> {
+    let [first, second] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let old = first.take(&ctx.ask(&name)).await?;
+    first.frees(&old).await?;
+    let new = second.take(&old.ask.again()).await?;
+    first.cannot_renew(&old).await?;
+    first.cannot_release(&old).await?;
+    second.renews(&new, ctx.long()).await?;
+    second.frees(&new).await
+}
+
+async fn a_hold_past_its_end_is_not_held(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let name = ctx.name()?;
+    for release in [false, true] {
+        let hold = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+        ctx.sleep_past(&hold).await;
+        if release {
+            caller.cannot_release(&hold).await?;
+        } else {
+            caller.cannot_renew(&hold).await?;
+        }
+        caller.sees_free(&name).await?;
+    }
+    Ok(())
+}
+
+async fn a_hold_taken_over_after_its_end_is_not_held(ctx: Ctx) -> Result<(), Failure> {
+    let [first, second] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let old = first.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    let new = second.take_within(&ctx.ask(&name), ctx.short()).await?;
+    first.cannot_renew(&old).await?;
+    first.cannot_release(&old).await?;
+    first.refused(&old.ask.again()).await?;
+    second.renews(&new, ctx.long()).await?;
+    second.frees(&new).await
+}
+
+async fn a_hold_past_its_end_is_not_held_though_another_lives(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let name = ctx.name()?;
+    let over = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    let lives = caller.take(&over.ask.again().lasting(ctx.long())).await?;
+    ctx.sleep_past(&over).await;
+    caller.cannot_renew(&over).await?;
+    caller.cannot_release(&over).await?;
+    caller.renews(&lives, ctx.long()).await?;
+    caller.frees(&lives).await
+}
+
+async fn a_hold_is_good_for_its_own_name_only(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let (one, other) = (ctx.name()?, ctx.name()?);
+    let hold = caller.take(&ctx.ask(&one)).await?;
+    let mut ask = hold.ask.again();
+    ask.name = other.clone();
+    let beside = caller.take(&ask).await?;
+    let mut elsewhere = hold.clone();
+    elsewhere.ask.name = other;
+    caller.cannot_renew(&elsewhere).await?;
+    caller.cannot_release(&elsewhere).await?;
+    caller.frees(&beside).await?;
+    caller.frees(&hold).await
+}
+
+async fn a_batch_answers_each_entry_alone_and_in_order(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let names = ctx.names_of_one_lane(&caller, 7)?;
+    let mut holds: Vec<Hold> = Vec::new();
+    for (at, name) in names.iter().enumerate() {
+        let lease = if at == LAPSED {
+            ctx.short()
+        } else {
+            ctx.long()
+        };
+        holds.push(caller.take(&ctx.ask(name).lasting(lease)).await?);
+    }
+    ctx.sleep_past(&holds[LAPSED]).await;
+    caller.frees(&holds[RELEASED]).await?;
+    other.breaks(&names[BROKEN], None).await?;
+    other.breaks(&names[TAKEN_OVER], None).await?;
+    let thief = other.take(&ctx.ask(&names[TAKEN_OVER])).await?;
+    holds[STRANGER].ask.owner = ctx.ask(&names[STRANGER]).owner;
+    let batch: Vec<_> = holds
+        .iter()
+        .map(|hold| entry(hold, Some(ctx.long())))
+        .collect();
+    for (at, answer) in caller.renew(&batch).await?.into_iter().enumerate() {
+        let lives = at == 0 || at == names.len() - 1;
+        let prolonged = matches!(answer?, Renewed::Until { .. });
+        ensure(
+            prolonged == lives,
+            format_args!("entry {at} is there: {lives}, renewed: {prolonged}"),
+        )?;
+    }
+    for free in [LAPSED, RELEASED, BROKEN] {
+        other.sees_free(&names[free]).await?;
+    }
+    other.frees(&thief).await
+}
+
+/// Places in the batch between two holds that live.
+const LAPSED: usize = 1;
+const RELEASED: usize = 2;
+const BROKEN: usize = 3;
+const TAKEN_OVER: usize = 4;
+const STRANGER: usize = 5;
+
+async fn the_largest_batch_is_served_whole(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let most = caller.driver().capabilities().renew_batch;
+    let mut holds = Vec::new();
+    for name in ctx.names_of_one_lane(&caller, most)? {
+        holds.push(caller.take(&ctx.ask(&name)).await?);
+    }
+    let batch: Vec<_> = holds
+        .iter()
+        .map(|hold| entry(hold, Some(ctx.long())))
+        .collect();
+    for (at, answer) in caller.renew(&batch).await?.into_iter().enumerate() {
+        ensure(
+            matches!(answer?, Renewed::Until { .. }),
+            format_args!("entry {at} is not held"),
+        )?;
+    }
+    Ok(())
+}
+
+async fn releasing_all_takes_the_holds_of_that_owner_only(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    for _ in 0..2 {
+        caller.take(&hold.ask.again()).await?;
+    }
+    let answer = other.release_all(&ctx.ask(&name)).await?;
+    ensure(
+        matches!(answer, Released::NotHeld { .. }),
+        format_args!("a stranger got {answer:?}"),
+    )?;
+    same("the number of holds", caller.inspect(&name).await?.holds, 3)?;
+    let answer = other.release_all(&hold.ask).await?;
+    ensure(
+        matches!(answer, Released::Freed),
+        format_args!("the owner got {answer:?}"),
+    )?;
+    caller.cannot_renew(&hold).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}

@@ -1,0 +1,241 @@
+//! `reentry`: the same owner acquires again at once while one of its holds lives, past every queue, from wherever it is.
+
+use crate::{
+    ask::Hold,
+    caller::Caller,
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, same},
+    fixture::Need,
+};
+use dlock_core::FencingToken;
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Reentry, the_owner_enters_again_with_one_hold_more).bullet(LIVES),
+    case!(Clause::Reentry, the_token_is_that_of_the_incarnation)
+        .needs(&[Need::Fencing])
+        .bullet(LIVES),
+    case!(Clause::Reentry, the_owner_enters_from_another_client).bullet(LIVES),
+    case!(Clause::Reentry, the_owner_enters_past_everybody_who_waits).bullet(LIVES),
+    case!(
+        Clause::Reentry,
+        free_when_the_last_hold_is_gone_in_whatever_order
+    )
+    .bullet("free only when the last hold is gone"),
+    case!(Clause::Reentry, another_client_may_release)
+        .needs(&[Need::Detached])
+        .bullet("free only when the last hold is gone"),
+    case!(Clause::Reentry, a_join_enters_the_incarnation_that_it_names).needs(&[Need::Fencing]),
+    case!(Clause::Reentry, a_join_of_a_released_incarnation_is_gone)
+        .needs(&[Need::Fencing])
+        .bullet(JOIN),
+    case!(Clause::Reentry, a_join_of_a_lapsed_incarnation_is_gone)
+        .needs(&[Need::Fencing])
+        .bullet(JOIN),
+    case!(Clause::Reentry, a_join_is_gone_though_its_owner_is_back)
+        .needs(&[Need::Fencing])
+        .bullet(JOIN),
+    case!(Clause::Reentry, a_join_of_anothers_incarnation_is_gone)
+        .needs(&[Need::Fencing])
+        .bullet(JOIN),
+    case!(Clause::Reentry, a_join_that_is_gone_stands_in_no_line)
+        .needs(&[Need::Fencing, Need::Line])
+        .bullet(JOIN),
+];
+
+const LIVES: &str = "a hold of `req.owner` lives";
+const JOIN: &str = "`req.join` is given and that incarnation is over";
+
+async fn the_owner_enters_again_with_one_hold_more(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let first = caller.take(&ctx.ask(&name)).await?;
+    let mut holds = vec![first.clone()];
+    for count in 2..=4 {
+        let hold = caller.take(&first.ask.again()).await?;
+        same("the number of holds", hold.holds, count)?;
+        holds.push(hold);
+    }
+    same(
+        "the number of holds seen",
+        other.inspect(&name).await?.holds,
+        4,
+    )?;
+    for left in (1..=3).rev() {
+        caller.leaves(&holds.swap_remove(0), left).await?;
+        other.refused(&ctx.ask(&name)).await?;
+    }
+    caller.frees(&holds[0]).await
+}
+
+async fn the_token_is_that_of_the_incarnation(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let first = caller.take(&ctx.ask(&name)).await?;
+    let second = caller.take(&first.ask.again()).await?;
+    let third = other.take(&first.ask.again()).await?;
+    same("the token of a re-entry", second.token()?, first.token()?)?;
+    // The hold that began the incarnation is gone, the incarnation is not.
+    caller.leaves(&first, 2).await?;
+    let fourth = caller.take(&first.ask.again()).await?;
+    same("the token of a re-entry", third.token()?, first.token()?)?;
+    same("the token of a re-entry", fourth.token()?, first.token()?)
+}
+
+async fn the_owner_enters_from_another_client(ctx: Ctx) -> Result<(), Failure> {
+    let [here, there] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let first = here.take(&ctx.ask(&name)).await?;
+    let second = there.take(&first.ask.again()).await?;
+    same("the number of holds", second.holds, 2)?;
+    here.leaves(&first, 1).await?;
+    here.refused(&ctx.ask(&name)).await?;
+    there.renews(&second, ctx.long()).await?;
+    there.frees(&second).await
+}
+
+async fn the_owner_enters_past_everybody_who_waits(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, waiter, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let first = holder.take(&ctx.ask(&name)).await?;
+    let waiting = ctx.ask(&name).in_line(waiter.ticket());
+    waiter.refused(&waiting).await?;
+    other
+        .refused(&ctx.ask(&name).in_line(other.ticket()))
+        .await?;
+    let second = holder.take(&first.ask.again()).await?;
+    let third = other.take(&first.ask.again()).await?;
+    same("the number of holds", third.holds, 3)?;
+    waiter.refused(&waiting).await?;
+    other.leaves(&third, 2).await?;
+    holder.leaves(&first, 1).await?;
+    waiter.refused(&waiting).await?;
+    holder.frees(&second).await?;
+    waiter.take(&waiting).await.map(drop)
+}
+
+async fn free_when_the_last_hold_is_gone_in_whatever_order(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, waiter] = ctx.callers().await?;
+    for order in [
+        [0, 1, 2],
+        [0, 2, 1],
+        [1, 0, 2],
+        [1, 2, 0],
+        [2, 0, 1],
+        [2, 1, 0],
+    ] {
+        let name = ctx.name()?;
+        let first = holder.take(&ctx.ask(&name)).await?;
+        let second = holder.take(&first.ask.again()).await?;
+        let third = holder.take(&first.ask.again()).await?;
+        let holds = [first, second, third];
+        let waiting = ctx.ask(&name).in_line(waiter.ticket());
+        waiter.refused(&waiting).await?;
+        let [one, two, last] = order.map(|at| &holds[at]);
+        holder.leaves(one, 2).await?;
+        waiter.refused(&waiting).await?;
+        holder.leaves(two, 1).await?;
+        waiter.refused(&waiting).await?;
+        holder.renews(last, ctx.long()).await?;
+        holder.frees(last).await?;
+        waiter.take(&waiting).await?;
+    }
+    Ok(())
+}
+
+async fn another_client_may_release(ctx: Ctx) -> Result<(), Failure> {
+    let [here, there] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = here.take(&ctx.ask(&name)).await?;
+    there.renews(&hold, ctx.long()).await?;
+    there.frees(&hold).await?;
+    here.cannot_renew(&hold).await?;
+    here.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn a_join_enters_the_incarnation_that_it_names(ctx: Ctx) -> Result<(), Failure> {
+    let [here, there, waiter] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let first = here.take(&ctx.ask(&name)).await?;
+    waiter
+        .refused(&ctx.ask(&name).in_line(waiter.ticket()))
+        .await?;
+    let joined = there
+        .take(&first.ask.again().joining(first.token()?))
+        .await?;
+    same("the number of holds", joined.holds, 2)?;
+    same("the token", joined.token()?, first.token()?)?;
+    here.leaves(&first, 1).await?;
+    let again = here
+        .take(&first.ask.again().joining(first.token()?))
+        .await?;
+    there.leaves(&joined, 1).await?;
+    here.frees(&again).await
+}
+
+async fn a_join_of_a_released_incarnation_is_gone(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let name = ctx.name()?;
+    let past = caller.take(&ctx.ask(&name)).await?;
+    caller.frees(&past).await?;
+    cannot_join(&caller, &past).await?;
+    caller.sees_free(&name).await?;
+    let held = caller.take(&ctx.ask(&name)).await?;
+    cannot_join(&caller, &past).await?;
+    same("the number of holds", caller.inspect(&name).await?.holds, 1)?;
+    caller.frees(&held).await
+}
+
+async fn a_join_of_a_lapsed_incarnation_is_gone(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let name = ctx.name()?;
+    let past = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    ctx.sleep_past(&past).await;
+    cannot_join(&caller, &past).await?;
+    caller.sees_free(&name).await
+}
+
+async fn a_join_is_gone_though_its_owner_is_back(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let name = ctx.name()?;
+    let past = caller.take(&ctx.ask(&name)).await?;
+    caller.frees(&past).await?;
+    let back = caller.take(&past.ask.again()).await?;
+    cannot_join(&caller, &past).await?;
+    same("the number of holds", caller.inspect(&name).await?.holds, 1)?;
+    caller.frees(&back).await
+}
+
+async fn a_join_of_anothers_incarnation_is_gone(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    other.gone(&ctx.ask(&name).joining(hold.token()?)).await?;
+    let FencingToken(token) = hold.token()?;
+    other
+        .gone(&hold.ask.again().joining(FencingToken(token + 1)))
+        .await?;
+    same("the number of holds", other.inspect(&name).await?.holds, 1)?;
+    caller.frees(&hold).await
+}
+
+async fn a_join_that_is_gone_stands_in_no_line(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let past = caller.take(&ctx.ask(&name)).await?;
+    caller.frees(&past).await?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    let late = past
+        .ask
+        .again()
+        .joining(past.token()?)
+        .in_line(other.ticket());
+    other.gone(&late).await?;
+    caller.frees(&hold).await?;
+    caller.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn cannot_join(caller: &Caller, past: &Hold) -> Result<(), Failure> {
+    caller.gone(&past.ask.again().joining(past.token()?)).await
+}

@@ -1,0 +1,194 @@
+//! `renew`: renewal prolongs what is there, and creates nothing.
+
+use crate::{
+    ask::Hold,
+    caller::Caller,
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+};
+use dlock_core::{Released, Renewed};
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        Clause::Renew,
+        a_hold_lasts_the_lease_asked_for_from_its_renewal_on
+    )
+    .bullet(LASTS),
+    case!(Clause::Renew, a_shorter_lease_never_shortens).bullet(LASTS),
+    case!(Clause::Renew, a_hold_outlives_many_leases).bullet(LASTS),
+    case!(Clause::Renew, a_proof_without_a_lease_prolongs_nothing),
+    case!(Clause::Renew, a_renewal_moves_the_end_of_its_own_hold_only),
+    case!(Clause::Renew, a_name_without_a_record_gets_none).bullet(CREATES),
+    case!(Clause::Renew, a_released_hold_does_not_come_back).bullet(CREATES),
+    case!(Clause::Renew, a_lapsed_hold_does_not_come_back).bullet(CREATES),
+    case!(Clause::Renew, a_name_kept_shut_is_not_entered).bullet(CREATES),
+];
+
+const LASTS: &str = "a hold that is there lasts the lease asked for";
+const CREATES: &str = "never creates a hold or a record";
+
+async fn a_hold_lasts_the_lease_asked_for_from_its_renewal_on(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    ctx.sleep(ctx.short() / 2).await;
+    let renewed = renew(&ctx, &holder, &hold).await?;
+    let next = other
+        .take_within(&ctx.ask(&name), ctx.until_over(&renewed))
+        .await?;
+    ensure(
+        next.after >= renewed.over_from() && next.after >= renewed.before + renewed.valid_for,
+        format_args!(
+            "taken {:?} after a renewal for {:?} that promised {:?}",
+            next.after.since(renewed.before),
+            renewed.ask.lease,
+            renewed.valid_for
+        ),
+    )
+}
+
+async fn a_shorter_lease_never_shortens(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder
+        .take(&ctx.ask(&name).lasting(ctx.short() * 2))
+        .await?;
+    let before = ctx.now();
+    let promised = holder.renews(&hold, ctx.short()).await?;
+    ensure(
+        before + promised <= hold.over_by() + ctx.rounding(),
+        format_args!("{promised:?} are promised, which is more than is left"),
+    )?;
+    let next = other
+        .take_within(&ctx.ask(&name), ctx.until_over(&hold))
+        .await?;
+    ensure(
+        next.after >= hold.over_from(),
+        format_args!("a lease of {:?} ended early", hold.ask.lease),
+    )
+}
+
+async fn a_hold_outlives_many_leases(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let mut hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    for _ in 0..6 {
+        ctx.sleep(ctx.short() / 3).await;
+        other.refused(&ctx.ask(&name)).await?;
+        hold = renew(&ctx, &holder, &hold).await?;
+    }
+    same("the number of holds", other.inspect(&name).await?.holds, 1)?;
+    holder.frees(&hold).await
+}
+
+async fn a_proof_without_a_lease_prolongs_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    ctx.sleep(ctx.short() / 2).await;
+    let before = ctx.now();
+    let Renewed::Until { valid_for } = holder.renew_one(&hold, None).await? else {
+        return Err(Failure::new("a hold that is there was not found"));
+    };
+    ensure(
+        before + valid_for <= hold.over_by() + ctx.rounding(),
+        format_args!("{valid_for:?} are promised, which is more than is left"),
+    )?;
+    other
+        .take_within(&ctx.ask(&name), ctx.until_over(&hold))
+        .await?;
+    same(
+        "renew",
+        holder.renew_one(&hold, None).await?,
+        Renewed::NotHeld,
+    )
+}
+
+async fn a_renewal_moves_the_end_of_its_own_hold_only(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let ask = ctx.ask(&ctx.name()?).lasting(ctx.short());
+    let first = caller.take(&ask).await?;
+    let second = caller.take(&ask.again()).await?;
+    caller.renews(&second, ctx.long()).await?;
+    ctx.sleep_past(&first).await;
+    caller.cannot_renew(&first).await?;
+    caller.frees(&second).await
+}
+
+async fn a_name_without_a_record_gets_none(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let (never, broken) = (ctx.name()?, ctx.name()?);
+    let hold = caller.take(&ctx.ask(&broken)).await?;
+    other.breaks(&broken, None).await?;
+    caller.cannot_renew(&hold).await?;
+    let mut unheard = hold.clone();
+    unheard.ask.name = never.clone();
+    caller.cannot_renew(&unheard).await?;
+    for name in [&never, &broken] {
+        other.sees_free(name).await?;
+        other.take(&ctx.ask(name)).await?;
+    }
+    Ok(())
+}
+
+async fn a_released_hold_does_not_come_back(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let first = caller.take(&ctx.ask(&name)).await?;
+    let second = caller.take(&first.ask.again()).await?;
+    caller.leaves(&first, 1).await?;
+    caller.cannot_renew(&first).await?;
+    same("the number of holds", other.inspect(&name).await?.holds, 1)?;
+    caller.frees(&second).await?;
+    caller.cannot_renew(&second).await?;
+    other.sees_free(&name).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn a_lapsed_hold_does_not_come_back(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    ctx.sleep_past(&hold).await;
+    caller.cannot_renew(&hold).await?;
+    other.sees_free(&name).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn a_name_kept_shut_is_not_entered(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    let answer = caller.release(&hold, Some(ctx.short())).await?;
+    let kept = ctx.now();
+    ensure(
+        matches!(answer, Released::Kept { .. }),
+        format_args!("release answered {answer:?}"),
+    )?;
+    caller.cannot_renew(&hold).await?;
+    same("the number of holds", other.inspect(&name).await?.holds, 0)?;
+    let rest = (kept + ctx.short()).since(ctx.now());
+    other.take_within(&ctx.ask(&name), rest).await.map(drop)
+}
+
+/// Renews a hold for as long as it was asked for, and counts it anew.
+async fn renew(ctx: &Ctx, caller: &Caller, hold: &Hold) -> Result<Hold, Failure> {
+    let before = ctx.now();
+    let valid_for = caller.renews(hold, hold.ask.lease).await?;
+    ensure(
+        !valid_for.is_zero() && valid_for <= hold.ask.lease,
+        format_args!(
+            "{valid_for:?} are promised of a lease of {:?}",
+            hold.ask.lease
+        ),
+    )?;
+    let (valid_for, after) = (valid_for, ctx.now());
+    Ok(Hold {
+        valid_for,
+        before,
+        after,
+        ..hold.clone()
+    })
+}

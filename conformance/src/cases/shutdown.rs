@@ -1,0 +1,66 @@
+//! `shutdown`: closing gives connections back and ends no hold.
+
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::Failure,
+    fixture::Need,
+};
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Shutdown, closing_ends_no_hold).bullet("ends no hold"),
+    case!(
+        Clause::Shutdown,
+        a_hold_of_a_closed_client_lives_on_elsewhere
+    )
+    .needs(&[Need::Detached])
+    .bullet("ends no hold"),
+    case!(Clause::Shutdown, closing_ends_the_hints).needs(&[Need::Push]),
+    case!(Clause::Shutdown, closing_twice_is_closing_once),
+];
+
+async fn closing_ends_no_hold(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    caller.take(&ctx.ask(&name)).await?;
+    ctx.within(
+        "close comes to its end",
+        ctx.answer(),
+        caller.driver().close(),
+    )
+    .await?;
+    drop(caller);
+    ctx.sleep(ctx.short() / 10).await;
+    other.refused(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn a_hold_of_a_closed_client_lives_on_elsewhere(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let first = caller.take(&ctx.ask(&name)).await?;
+    let second = caller.take(&first.ask.again()).await?;
+    caller.driver().close().await;
+    other.renews(&first, ctx.long()).await?;
+    other.leaves(&first, 1).await?;
+    other.frees(&second).await
+}
+
+async fn closing_ends_the_hints(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    caller.driver().close().await;
+    caller.no_hint_left(ctx.answer()).await
+}
+
+async fn closing_twice_is_closing_once(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    for _ in 0..2 {
+        ctx.within(
+            "close comes to its end",
+            ctx.answer(),
+            caller.driver().close(),
+        )
+        .await?;
+    }
+    Ok(())
+}

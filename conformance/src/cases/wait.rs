@@ -1,0 +1,357 @@
+//! `wait`: the order and the waking of those who wait. The core's queues are its own; this is what a store owes to them.
+
+use crate::{
+    ask::{Ask, Hold},
+    caller::Caller,
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+    fixture::Need,
+};
+use dlock_core::{Hint, LockName};
+use futures_util::StreamExt;
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Wait, a_release_wakes_whoever_stands_in_line)
+        .needs(&[Need::Push])
+        .bullet(STANDS),
+    case!(Clause::Wait, turns_come_in_the_order_of_standing)
+        .needs(&[Need::Line])
+        .bullet(STANDS),
+    case!(Clause::Wait, looking_again_keeps_the_place)
+        .needs(&[Need::Line])
+        .bullet(STANDS),
+    case!(Clause::Wait, the_number_ahead_is_right_where_it_is_told)
+        .needs(&[Need::Line])
+        .bullet(STANDS),
+    case!(Clause::Wait, a_turn_is_refused_to_everybody_else)
+        .needs(&[Need::Line])
+        .bullet("reserved for another ticket"),
+    case!(Clause::Wait, a_turn_is_taken_without_having_heard_of_it).needs(&[Need::Line]),
+    case!(Clause::Wait, nobody_passes_a_line_when_the_holder_lapsed)
+        .needs(&[Need::Line])
+        .bullet("free while others stand in line"),
+    case!(Clause::Wait, a_granted_ticket_is_used_up)
+        .needs(&[Need::Line])
+        .bullet(GRANTED),
+    case!(Clause::Wait, the_next_ticket_stands_at_the_end)
+        .needs(&[Need::Line])
+        .bullet(GRANTED),
+    case!(Clause::Wait, the_next_ticket_stands_though_nobody_else_does)
+        .needs(&[Need::Line])
+        .bullet(GRANTED),
+    case!(Clause::Wait, whoever_is_next_is_told_when_to_look).needs(&[Need::Line]),
+    case!(
+        Clause::Wait,
+        a_name_that_opens_again_goes_to_the_first_in_line
+    )
+    .needs(&[Need::Line]),
+    case!(Clause::Wait, after_a_gap_look_again_is_said)
+        .needs(&[Need::Push, Need::Network])
+        .bullet("hints may be lost, late, doubled or wrong"),
+    case!(Clause::Wait, a_store_that_only_answers_has_no_hints)
+        .needs(&[Need::Poll])
+        .bullet("stores that only answer: an empty stream"),
+    case!(Clause::Wait, hints_are_taken_once),
+    case!(Clause::Wait, a_waiter_that_looks_needs_no_hint),
+];
+
+const STANDS: &str = "refused with `req.line`: that ticket stands";
+const GRANTED: &str = "granted: `req.line` is used up";
+
+async fn a_release_wakes_whoever_stands_in_line(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, waiter] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    let waiting = queue(&ctx, &waiter, &name).await?;
+    holder.frees(&hold).await?;
+    waiter
+        .hears("a release wakes the waiter", ctx.short(), |hint| {
+            wakes(hint, &waiting)
+        })
+        .await?;
+    waiter.take(&waiting).await.map(drop)
+}
+
+/// Whether whoever waits so has reason to look now.
+fn wakes(hint: &Hint, waiting: &Ask) -> bool {
+    match hint {
+        Hint::Turn { name, ticket } => *name == waiting.name && Some(*ticket) == waiting.line,
+        Hint::Free(name) => *name == waiting.name,
+        _ => false,
+    }
+}
+
+async fn turns_come_in_the_order_of_standing(ctx: Ctx) -> Result<(), Failure> {
+    let callers = ctx.callers::<4>().await?;
+    let name = ctx.name()?;
+    let mut inside = callers[0].take(&ctx.ask(&name)).await?;
+    let mut waiting = Vec::new();
+    for caller in &callers[1..] {
+        waiting.push(queue(&ctx, caller, &name).await?);
+    }
+    for (at, caller) in callers[1..].iter().enumerate() {
+        callers[at].frees(&inside).await?;
+        for (later, ask) in callers[at + 2..].iter().zip(&waiting[at + 1..]) {
+            later.refused(ask).await?;
+        }
+        let turn = waiting[at]
+            .line
+            .ok_or_else(|| Failure::new("BUG: it waits without a ticket"))?;
+        caller.hears_turn(&name, turn, ctx.short()).await?;
+        inside = caller.take(&waiting[at]).await?;
+    }
+    callers[3].frees(&inside).await
+}
+
+async fn looking_again_keeps_the_place(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, first, second] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    let early = queue(&ctx, &first, &name).await?;
+    let late = queue(&ctx, &second, &name).await?;
+    for _ in 0..3 {
+        first.refused(&early).await?;
+        second.refused(&late).await?;
+    }
+    holder.frees(&hold).await?;
+    second.refused(&late).await?;
+    let turn = first.take(&early).await?;
+    first.frees(&turn).await?;
+    second.take(&late).await.map(drop)
+}
+
+async fn the_number_ahead_is_right_where_it_is_told(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, waiter, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    for (ahead, caller) in [&waiter, &other].into_iter().enumerate() {
+        let ask = ctx.ask(&name).in_line(caller.ticket());
+        for _ in 0..2 {
+            if let Some(told) = caller.refused(&ask).await?.ahead {
+                same("how many stand before it", usize::try_from(told)?, ahead)?;
+            }
+        }
+    }
+    let waiters = holder.inspect(&name).await?.waiters;
+    ensure(
+        waiters.is_none_or(|n| n == 2),
+        format_args!("{waiters:?} wait, two do"),
+    )?;
+    holder.frees(&hold).await
+}
+
+async fn a_turn_is_refused_to_everybody_else(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, first, second] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    let early = queue(&ctx, &first, &name).await?;
+    let late = queue(&ctx, &second, &name).await?;
+    holder.frees(&hold).await?;
+    // Its last owner, a stranger, whoever is next, and another wish of the client whose turn it is.
+    holder.refused(&hold.ask.again()).await?;
+    holder.refused(&ctx.ask(&name)).await?;
+    second.refused(&late).await?;
+    first.refused(&ctx.ask(&name)).await?;
+    let seen = second.inspect(&name).await?;
+    same("who is inside", seen.holders.len(), 0)?;
+    ensure(
+        seen.shut.is_some(),
+        format_args!("a reserved name should be shut: {seen:?}"),
+    )?;
+    // Any local waiter of that client may use the turn.
+    let turn = first
+        .take(&Ask {
+            line: early.line,
+            ..ctx.ask(&name)
+        })
+        .await?;
+    first.frees(&turn).await
+}
+
+async fn a_turn_is_taken_without_having_heard_of_it(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, waiter] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    let waiting = queue(&ctx, &waiter, &name).await?;
+    holder.frees(&hold).await?;
+    let turn = waiter.take(&waiting).await?;
+    same("the number of holds", turn.holds, 1)?;
+    // The reservation is over, the lease asked for counts.
+    ensure(
+        turn.valid_for > ctx.long() / 2,
+        format_args!(
+            "{:?} are promised of a lease of {:?}",
+            turn.valid_for,
+            ctx.long()
+        ),
+    )?;
+    waiter.frees(&turn).await
+}
+
+async fn nobody_passes_a_line_when_the_holder_lapsed(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, waiter, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let lapses = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    let waiting = queue(&ctx, &waiter, &name).await?;
+    ctx.sleep_past(&lapses).await;
+    // Nobody has looked since: whoever comes now serves the head of the line and is refused.
+    other.refused(&ctx.ask(&name)).await?;
+    let turn = waiting
+        .line
+        .ok_or_else(|| Failure::new("BUG: it waits without a ticket"))?;
+    waiter.hears_turn(&name, turn, ctx.short()).await?;
+    waiter.take(&waiting).await.map(drop)
+}
+
+async fn a_granted_ticket_is_used_up(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, waiter, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    // Granted at its turn.
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    let waiting = queue(&ctx, &waiter, &name).await?;
+    holder.frees(&hold).await?;
+    let turn = waiter.take(&waiting).await?;
+    waiter.frees(&turn).await?;
+    let hold = other.take(&ctx.ask(&name)).await?;
+    // Granted at once, having stood nowhere.
+    other.frees(&hold).await?;
+    let ask = ctx.ask(&name).in_line(waiter.ticket());
+    let direct = waiter.take(&ask).await?;
+    waiter.frees(&direct).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn the_next_ticket_stands_at_the_end(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, first, second] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    let early = queue(&ctx, &first, &name).await?;
+    let late = queue(&ctx, &second, &name).await?;
+    holder.frees(&hold).await?;
+    let next = first.ticket();
+    let turn = first.take(&early.then(next)).await?;
+    first.frees(&turn).await?;
+    first.refused(&ctx.ask(&name).in_line(next)).await?;
+    let turn = second.take(&late).await?;
+    second.frees(&turn).await?;
+    holder.refused(&ctx.ask(&name)).await?;
+    first.hears_turn(&name, next, ctx.short()).await?;
+    first.take(&ctx.ask(&name).in_line(next)).await.map(drop)
+}
+
+async fn the_next_ticket_stands_though_nobody_else_does(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let next = caller.ticket();
+    let first = caller.take(&ctx.ask(&name).then(next)).await?;
+    caller.frees(&first).await?;
+    other.refused(&ctx.ask(&name)).await?;
+    caller.hears_turn(&name, next, ctx.short()).await?;
+    let second = caller.take(&ctx.ask(&name).in_line(next)).await?;
+    caller.frees(&second).await?;
+    other.take(&ctx.ask(&name)).await.map(drop)
+}
+
+async fn whoever_is_next_is_told_when_to_look(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, first, second] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    queue(&ctx, &first, &name).await?;
+    let waiting = queue(&ctx, &second, &name).await?;
+    holder.frees(&hold).await?;
+    let told = |hint: &Hint| matches!(hint, Hint::First { name: of, ticket, .. } if *of == name && Some(*ticket) == waiting.line);
+    let hint = second
+        .hears(
+            "the second in line is told that it is next",
+            ctx.short(),
+            told,
+        )
+        .await?;
+    let Hint::First { look_in, .. } = hint else {
+        return Err(Failure::new(
+            "BUG: heard something else than was waited for",
+        ));
+    };
+    // The turn before it lapses unused; at that time a look is enough.
+    ensure(
+        look_in <= ctx.long() / 3,
+        format_args!("it is to look in {look_in:?}"),
+    )?;
+    ctx.sleep(look_in + ctx.rounding()).await;
+    second.take(&waiting).await.map(drop)
+}
+
+async fn a_name_that_opens_again_goes_to_the_first_in_line(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, waiter, other] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    let waiting = queue(&ctx, &waiter, &name).await?;
+    holder.release(&hold, Some(ctx.short())).await?;
+    let opens = Hold {
+        ask: hold.ask.again().lasting(ctx.short()),
+        after: ctx.now(),
+        ..hold
+    };
+    waiter.refused(&waiting).await?;
+    ctx.sleep_past(&opens).await;
+    other.refused(&ctx.ask(&name)).await?;
+    waiter.take(&waiting).await.map(drop)
+}
+
+async fn after_a_gap_look_again_is_said(ctx: Ctx) -> Result<(), Failure> {
+    let (waiter, faults) = ctx.faulty().await?;
+    let holder = ctx.caller().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    queue(&ctx, &waiter, &name).await?;
+    faults.cut().await?;
+    waiter
+        .hears(
+            "after a gap the client is told to look",
+            ctx.answer(),
+            |hint| *hint == Hint::LookAgain,
+        )
+        .await?;
+    holder.frees(&hold).await
+}
+
+async fn a_store_that_only_answers_has_no_hints(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, waiter] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let hold = holder.take(&ctx.ask(&name)).await?;
+    let waiting = queue(&ctx, &waiter, &name).await?;
+    holder.frees(&hold).await?;
+    waiter.no_hint_left(ctx.short()).await?;
+    waiter.take(&waiting).await.map(drop)
+}
+
+async fn hints_are_taken_once(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let mut second = caller.driver().hints();
+    let what = "a second stream of hints ends at once";
+    let hint = ctx.within(what, ctx.short(), second.next()).await?;
+    ensure(
+        hint.is_none(),
+        format_args!("a second stream gave {hint:?}"),
+    )
+}
+
+async fn a_waiter_that_looks_needs_no_hint(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, waiter] = ctx.callers().await?;
+    let name = ctx.name()?;
+    let lapses = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    let waiting = queue(&ctx, &waiter, &name).await?;
+    waiter
+        .take_within(&waiting, ctx.until_over(&lapses))
+        .await
+        .map(drop)
+}
+
+/// Stands in line.
+async fn queue(ctx: &Ctx, caller: &Caller, name: &LockName) -> Result<Ask, Failure> {
+    let ask = ctx.ask(name).in_line(caller.ticket());
+    caller.refused(&ask).await?;
+    Ok(ask)
+}

@@ -1,0 +1,2 @@
+//! The suite over Redis.
+fn main() {}

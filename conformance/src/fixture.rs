@@ -195,7 +195,7 @@ pub enum Need {
     Server,
     /// [`Fixture::records`].
     Records,
-    /// [`Fixture::records`], a store of its own.
+    /// [`Fixture::records`], of a server of its own.
     Flush,
     /// [`Fixture::store_time`], a store of its own.
     StoreTime,
@@ -228,7 +228,9 @@ impl Need {
             ),
             Self::Network => fixture.network().map(drop),
             Self::Server => fixture.server().map(drop),
-            Self::Records | Self::Flush => fixture.records().map(drop),
+            Self::Records => fixture.records().map(drop),
+            // A server that is not ours has other users.
+            Self::Flush => fixture.server().and(fixture.records()).map(drop),
             Self::StoreTime => fixture.store_time().map(drop),
             Self::Processes => fixture.url().map(drop),
         }

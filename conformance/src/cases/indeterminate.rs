@@ -199,7 +199,8 @@ async fn a_lost_answer_of_acquire_is_settled_by_a_release(ctx: Ctx) -> Result<()
     // The same client, over the connection that the lost answer belonged to or a new one.
     let what = "the settling release is answered";
     ctx.eventually(what, ctx.answer(), || async {
-        Ok(caller.release_as(&settling).await.is_ok())
+        let settled = tokio::time::timeout(ctx.short(), caller.release_as(&settling));
+        Ok(matches!(settled.await, Ok(Ok(_))))
     })
     .await?;
     other.sees_free(&name).await?;

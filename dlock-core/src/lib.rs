@@ -16,6 +16,7 @@ mod error;
 mod flaw;
 mod guard;
 mod hold;
+mod hold_set;
 mod identity;
 mod janitor;
 mod lease;
@@ -41,6 +42,7 @@ pub use error::{DriverError, Effect, Error, ErrorKind, LossReason, Phase, Retry}
 pub use flaw::Flaw;
 pub use guard::{Guard, Outcome};
 pub use hold::State;
+pub use hold_set::{HOLD_WIDTH, HoldSet, HoldSetError};
 pub use identity::{FencingToken, Fingerprint, HoldId, MAX_HOLDS, Owner, Ticket};
 pub use lease::{DEFAULT_LEASE, Lease, LeaseError, MAX_LEASE, MIN_LEASE};
 pub use lock::Lock;

@@ -1,0 +1,180 @@
+//! The holds of one incarnation as SQL stores keep them: one text column of fixed-width entries.
+
+use crate::identity::{HoldId, MAX_HOLDS};
+use std::{fmt, str::FromStr};
+
+/// A set of (hold, end): what is inside, each with its own end in the store's time, in microseconds of whatever that counts from.
+///
+/// Written as fixed-width entries of lower-case hex, 16 digits of hold and 16 of end, in the order the holds came, so that SQL can tell
+/// the simple cases apart by length alone: 32 characters are one hold, and an empty text is a free name.
+///
+/// An end is never moved back by [`prolong`](Self::prolong), and [`living`](Self::living) forgets what is past its end: the first writer that
+/// comes by prunes the dead.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HoldSet(Vec<(HoldId, u64)>);
+
+/// The width of an entry in characters.
+pub const HOLD_WIDTH: usize = 32;
+
+impl HoldSet {
+    /// A set of one hold.
+    #[must_use]
+    pub fn one(hold: HoldId, end: u64) -> Self {
+        Self(vec![(hold, end)])
+    }
+
+    /// Without the holds whose end is not after `now`.
+    #[must_use]
+    pub fn living(mut self, now: u64) -> Self {
+        self.0.retain(|(_, end)| *end > now);
+        self
+    }
+
+    /// The end of a hold, if it is inside.
+    #[must_use]
+    pub fn end_of(&self, hold: HoldId) -> Option<u64> {
+        let found = self.0.iter().find(|(other, _)| *other == hold);
+        found.map(|(_, end)| *end)
+    }
+
+    /// Adds a hold; says `false`, and changes nothing, when there are [`MAX_HOLDS`](crate::MAX_HOLDS).
+    #[must_use]
+    pub fn insert(&mut self, hold: HoldId, end: u64) -> bool {
+        let free = self.len() < MAX_HOLDS;
+        if free {
+            self.0.push((hold, end));
+        }
+        free
+    }
+
+    /// Moves the end of a hold forward, never back; says whether it is inside.
+    #[must_use]
+    pub fn prolong(&mut self, hold: HoldId, end: u64) -> bool {
+        match self.0.iter_mut().find(|(other, _)| *other == hold) {
+            Some((_, until)) => {
+                *until = end.max(*until);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Removes a hold; says whether it was inside.
+    #[must_use]
+    pub fn remove(&mut self, hold: HoldId) -> bool {
+        let before = self.0.len();
+        self.0.retain(|(other, _)| *other != hold);
+        self.0.len() < before
+    }
+
+    /// When the last of them ends; `None`: nobody is inside.
+    #[must_use]
+    pub fn latest(&self) -> Option<u64> {
+        self.0.iter().map(|(_, end)| *end).max()
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        u32::try_from(self.0.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Whether nobody is inside.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Display for HoldSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0
+            .iter()
+            .try_for_each(|(hold, end)| write!(f, "{hold}{end:016x}"))
+    }
+}
+
+impl FromStr for HoldSet {
+    type Err = HoldSetError;
+
+    fn from_str(text: &str) -> Result<Self, HoldSetError> {
+        let broken = || HoldSetError(text.chars().take(2 * HOLD_WIDTH).collect());
+        if !text.len().is_multiple_of(HOLD_WIDTH) || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(broken());
+        }
+        let number = |from: usize| {
+            u64::from_str_radix(&text[from..from + HOLD_WIDTH / 2], 16).map_err(|_| broken())
+        };
+        let entries = (0..text.len()).step_by(HOLD_WIDTH).map(|at| {
+            let hold = HoldId::from_bits(number(at)?);
+            Ok((hold, number(at + HOLD_WIDTH / 2)?))
+        });
+        entries.collect::<Result<_, _>>().map(Self)
+    }
+}
+
+/// A column that is no set of holds: somebody else wrote it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the column of holds has {0:?}, which dlock did not write")]
+pub struct HoldSetError(String);
+
+#[cfg(test)]
+mod tests {
+    use super::HoldSet;
+    use crate::identity::{HoldId, MAX_HOLDS};
+    use proptest::prelude::{any, prop, proptest};
+
+    const A: HoldId = HoldId::from_bits(0xa);
+    const B: HoldId = HoldId::from_bits(0xb);
+
+    #[test]
+    fn its_text_is_pinned() {
+        let mut set = HoldSet::one(A, 1_000_000);
+        assert!(set.insert(B, u64::MAX));
+        let text = "000000000000000a00000000000f4240000000000000000bffffffffffffffff";
+        assert_eq!(set.to_string(), text);
+        assert_eq!(text.parse(), Ok(set));
+        assert_eq!("".parse(), Ok(HoldSet::default()));
+    }
+
+    #[test]
+    fn what_somebody_else_wrote_is_refused() {
+        for text in ["0", &"g".repeat(32), &"é".repeat(16), &"0".repeat(33)] {
+            text.parse::<HoldSet>().unwrap_err();
+        }
+    }
+
+    #[test]
+    fn an_end_never_moves_back_and_the_dead_are_forgotten() {
+        let mut set = HoldSet::one(A, 50);
+        assert!(set.prolong(A, 40));
+        assert_eq!(set.end_of(A), Some(50));
+        assert!(!set.prolong(B, 60));
+        assert!(set.insert(B, 60));
+        assert_eq!(set.latest(), Some(60));
+        let set = set.living(50);
+        assert_eq!((set.len(), set.end_of(A)), (1, None));
+    }
+
+    #[test]
+    fn a_full_set_takes_no_more() {
+        let mut set = HoldSet::default();
+        for bits in 0..u64::from(MAX_HOLDS) {
+            assert!(set.insert(HoldId::from_bits(bits), 1));
+        }
+        assert!(!set.insert(HoldId::from_bits(99), 1));
+        assert!(set.remove(HoldId::from_bits(0)));
+        assert!(set.insert(HoldId::from_bits(99), 1));
+    }
+
+    proptest! {
+        #[test]
+        fn every_set_survives_its_text(entries in prop::collection::vec(any::<(u64, u64)>(), 0..64)) {
+            let mut set = HoldSet::default();
+            for (hold, end) in entries {
+                assert!(set.insert(HoldId::from_bits(hold), end));
+            }
+            assert_eq!(set.to_string().parse(), Ok(set));
+        }
+    }
+}

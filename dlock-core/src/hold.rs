@@ -109,10 +109,15 @@ impl Hold {
         Instant::from_nanos(self.deadline.load(SeqCst))
     }
 
-    /// A renewal went well. The deadline never moves back.
-    pub(crate) fn renewed(&self, deadline: Instant) {
+    /// A renewal went well. The deadline never moves back. Says whether anybody still counts on it: who was told that it is
+    /// lost is not to hold it any longer.
+    pub(crate) fn renewed(&self, deadline: Instant) -> bool {
         self.deadline.fetch_max(deadline.as_nanos(), SeqCst);
-        let _ = self.phase.compare_exchange(UNCERTAIN, HELD, SeqCst, SeqCst);
+        let before = self
+            .phase
+            .compare_exchange(UNCERTAIN, HELD, SeqCst, SeqCst)
+            .unwrap_or_else(|phase| phase);
+        matches!(before, HELD | UNCERTAIN)
     }
 
     pub(crate) fn doubt(&self) -> bool {

@@ -45,6 +45,17 @@ impl<T> Watched<T> {
     fn is_complete(&self) -> bool {
         self.end.is_some_and(|end| self.deadline >= end)
     }
+
+    /// When it is asked for again after a request of `sent`: a third of its lease later, and earlier where less was proven.
+    fn due(&self, sent: Instant) -> Instant {
+        match self.renewal {
+            Some(renewal) if !self.is_complete() => {
+                let proven = self.deadline.since(sent);
+                sent + Lease::renew_every(renewal.length).min(proven / 2)
+            }
+            _ => self.deadline,
+        }
+    }
 }
 
 /// How a hold is renewed.
@@ -61,7 +72,8 @@ pub(crate) enum Action<T> {
     Send(Batch<T>),
     /// A renewal failed or is overdue: held until the deadline, but in doubt.
     Doubt(T),
-    Renewed(T, Instant),
+    /// The key is for whoever finds that its user has given up on it meanwhile.
+    Renewed(Key, T, Instant),
     Lost(T, LossReason),
 }
 
@@ -119,13 +131,7 @@ impl<T: Clone> Machine<T> {
     pub(crate) fn watch(&mut self, watched: Watched<T>) -> Key {
         self.count += 1;
         let key = Key(self.count);
-        let last = watched.deadline - TICK;
-        let timer = match watched.renewal {
-            Some(renewal) if !watched.is_complete() => {
-                last.min(watched.sent + Lease::renew_every(renewal.length))
-            }
-            _ => last,
-        };
+        let timer = watched.due(watched.sent).min(watched.deadline - TICK);
         self.timers.insert((timer, key));
         self.entries.insert(
             key,
@@ -196,7 +202,7 @@ impl<T: Clone> Machine<T> {
                     now + pause(entry_length(&self.entries[&key]), 1, jitter()),
                     now,
                 );
-            } else if entry.watched.renewal.is_some() && !entry.watched.is_complete() {
+            } else if entry.wants_renewal() {
                 due.push(key);
             } else {
                 let deadline = entry.watched.deadline;
@@ -228,6 +234,14 @@ impl<T: Clone> Machine<T> {
             let current = slot.get().under_way == Some(id);
             let what = slot.get().watched.what.clone();
             match answer {
+                // Whoever asked the clock meanwhile was told so: no answer makes it held again.
+                Answer::Renewed(Renewed::Until { .. }) | Answer::Failed
+                    if now + TICK >= slot.get().watched.deadline =>
+                {
+                    let entry = slot.remove();
+                    self.timers.remove(&(entry.timer, key));
+                    actions.push(Action::Lost(what, LossReason::Deadline));
+                }
                 Answer::Renewed(Renewed::Until { valid_for }) => {
                     let entry = slot.get_mut();
                     let deadline = entry.proven(flight.sent, valid_for);
@@ -236,15 +250,12 @@ impl<T: Clone> Machine<T> {
                     }
                     entry.watched.deadline = entry.watched.deadline.max(deadline);
                     entry.failures = 0;
-                    entry.over = false;
+                    // An answer from before the session ended says nothing of its end.
+                    entry.over &= !current;
                     entry.under_way = None;
                     let deadline = entry.watched.deadline;
-                    let next = if entry.watched.is_complete() {
-                        deadline
-                    } else {
-                        flight.sent + Lease::renew_every(entry_length(entry))
-                    };
-                    actions.push(Action::Renewed(what, deadline));
+                    let next = entry.watched.due(flight.sent);
+                    actions.push(Action::Renewed(key, what, deadline));
                     self.set(key, next, now);
                 }
                 Answer::Renewed(Renewed::NotHeld) => {
@@ -374,7 +385,25 @@ impl<T: Clone> Machine<T> {
     }
 }
 
+#[cfg(test)]
+impl<T> Machine<T> {
+    /// Every entry with its timer, of which it must have exactly one.
+    pub(super) fn timers(&self) -> HashMap<Key, Instant> {
+        assert_eq!(self.timers.len(), self.entries.len(), "one timer each");
+        let timers: HashMap<_, _> = self.timers.iter().map(|(at, key)| (*key, *at)).collect();
+        for (key, entry) in &self.entries {
+            assert_eq!(timers[key], entry.timer);
+        }
+        timers
+    }
+}
+
 impl<T> Entry<T> {
+    /// Whether the store is to be asked for it: what lasts to its end already is asked for only when its session is said to be over.
+    fn wants_renewal(&self) -> bool {
+        self.watched.renewal.is_some() && (self.over || !self.watched.is_complete())
+    }
+
     /// What the store is asked for: not much beyond the end, where there is one.
     fn ask(&self, now: Instant) -> Option<Duration> {
         let renewal = self.watched.renewal?;

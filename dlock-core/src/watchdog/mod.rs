@@ -146,8 +146,11 @@ fn perform(inner: &Arc<Inner>, actions: Vec<Action<Arc<Hold>>>) {
                     );
                 }
             }
-            Action::Renewed(hold, deadline) => {
-                hold.renewed(deadline);
+            Action::Renewed(key, hold, deadline) => {
+                if !hold.renewed(deadline) {
+                    inner.watchdog.forget(key);
+                    continue;
+                }
                 tracing::trace!(
                     target: "dlock::renew", lock = %hold.name, backend = inner.caps.backend, "renewed"
                 );

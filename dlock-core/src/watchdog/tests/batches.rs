@@ -1,0 +1,138 @@
+//! Batches: what goes together and what never does.
+
+use super::{Bench, Did, GONE, at, kept, lost, until};
+use crate::{driver::Lane, error::LossReason, watchdog::machine::Batch};
+
+/// What was sent, as the numbers in each batch.
+fn batches(actions: Vec<Did>) -> Vec<(Lane, Vec<u32>)> {
+    let sent = |action| match action {
+        Did::Send(Batch { lane, entries, .. }) => {
+            (lane, entries.into_iter().map(|(what, _)| what).collect())
+        }
+        other => panic!("only sends expected, not {other:?}"),
+    };
+    actions.into_iter().map(sent).collect()
+}
+
+#[test]
+fn a_batch_has_at_most_the_limit() {
+    let mut bench = Bench::limited(3);
+    for what in 1..=7 {
+        bench.watch(kept(what, 0));
+    }
+    let sent = batches(bench.tick(100));
+    let lane = Lane(0);
+    let expected = [
+        (lane, vec![1, 2, 3]),
+        (lane, vec![4, 5, 6]),
+        (lane, vec![7]),
+    ];
+    assert_eq!(sent, expected);
+}
+
+#[test]
+fn a_limit_of_zero_still_renews() {
+    let mut bench = Bench::limited(0);
+    bench.watch(kept(1, 0));
+    assert_eq!(bench.sent(100).entries.len(), 1);
+}
+
+#[test]
+fn a_batch_never_has_two_lanes() {
+    let mut bench = Bench::new();
+    for what in 0..6 {
+        let mut watched = kept(what, 0);
+        watched.lane = Lane(what % 3);
+        bench.watch(watched);
+    }
+    let mut sent = batches(bench.tick(100));
+    sent.sort();
+    let expected = [
+        (Lane(0), vec![0, 3]),
+        (Lane(1), vec![1, 4]),
+        (Lane(2), vec![2, 5]),
+    ];
+    assert_eq!(sent, expected);
+}
+
+#[test]
+fn no_name_stands_twice_in_a_batch() {
+    let mut bench = Bench::new();
+    for what in 1..=4 {
+        let mut watched = kept(what, 0);
+        watched.name = format!("lock {}", what % 2).parse().unwrap();
+        bench.watch(watched);
+    }
+    let sent = batches(bench.tick(100));
+    assert_eq!(sent, [(Lane(0), vec![1, 2]), (Lane(0), vec![3, 4])]);
+}
+
+#[test]
+fn what_is_nearly_due_goes_along() {
+    let mut bench = Bench::new();
+    for (what, sent) in [(1, 0), (2, 12), (3, 13)] {
+        bench.watch(kept(what, sent));
+    }
+    // An eighth of 100 ms is 12.5.
+    assert_eq!(batches(bench.tick(100)), [(Lane(0), vec![1, 2])]);
+    assert_eq!(bench.next(), Some(113));
+}
+
+#[test]
+fn what_is_nearly_due_sends_nothing_by_itself() {
+    let mut bench = Bench::new();
+    bench.watch(kept(1, 0));
+    assert_eq!(bench.tick(99), []);
+}
+
+#[test]
+fn what_is_nearly_due_fills_one_batch_and_no_second() {
+    let mut bench = Bench::limited(2);
+    for what in 1..=3 {
+        bench.watch(kept(what, u64::from(what)));
+    }
+    assert_eq!(batches(bench.tick(101)), [(Lane(0), vec![1, 2])]);
+    assert_eq!(bench.next(), Some(103));
+}
+
+#[test]
+fn what_failed_waits_for_its_own_pause() {
+    let mut bench = Bench::new();
+    bench.watch(kept(1, 0));
+    let batch = bench.sent(100);
+    bench.answer(batch.id, &[super::Answer::Failed], 100);
+    bench.watch(kept(2, 2));
+    assert_eq!(batches(bench.tick(102)), [(Lane(0), vec![2])]);
+    assert_eq!(bench.next(), Some(103));
+}
+
+#[test]
+fn a_batch_is_given_up_when_the_first_of_it_must_be() {
+    let mut bench = Bench::new();
+    bench.watch(kept(1, 0));
+    let mut short = kept(2, 0);
+    short.deadline = at(130);
+    bench.watch(short);
+    bench.tick(0);
+    let mut actions = bench.tick(100);
+    let Some(Did::Send(batch)) = actions.pop() else {
+        panic!("{actions:?}")
+    };
+    assert_eq!(batch.entries.len(), 2);
+    assert_eq!(batch.give_up, at(130));
+}
+
+#[test]
+fn a_loss_in_a_batch_takes_nobody_along() {
+    let mut bench = Bench::new();
+    bench.watch(kept(1, 0));
+    bench.watch(kept(2, 0));
+    let batch = bench.sent(100);
+    bench.answer(batch.id, &[GONE, until(300)], 100);
+    assert_eq!(bench.next(), Some(200));
+    assert_eq!(bench.sent(200).entries.len(), 1);
+    assert_eq!(
+        bench.tick(396).last(),
+        lost(2, LossReason::Deadline).first()
+    );
+}

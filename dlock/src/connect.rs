@@ -1,0 +1,228 @@
+//! From a URL to a client: the only place that knows which schemes there are.
+
+use dlock_core::{Client, ClientBuilder, DistributedLock, Error, ErrorKind, Lease};
+use std::{error::Error as _, sync::Arc, time::Duration};
+
+/// Connects to the store of a URL, which the scheme chooses.
+///
+/// | URL | feature | store |
+/// |---|---|---|
+/// | `memory:NAME` | `memory` (default) | inside this process, shared by everybody who names it |
+/// | `redis://…`, `redis+unix://…` | `redis` | one Redis server |
+/// | `rediss://…` | `redis-tls` | the same over TLS |
+///
+/// The rest of the URL is the native client's, unchanged. Query parameters that begin with `dlock.` are ours:
+///
+/// | parameter | values | default | what |
+/// |---|---|---|---|
+/// | `dlock.lease` | `100ms` to `365days` | `30s` | the lease of locks that name none, kept alive by the watchdog |
+/// | `dlock.look` | `1ms` to `1m` | `100ms` | how often a store that only answers is asked at most while somebody waits |
+///
+/// and those of the backend, listed with its config: `dlock::memory::MemoryConfig`, `dlock::redis::RedisConfig`.
+///
+/// # Errors
+/// `Misuse` when the URL has an unknown scheme or parameter, or a value that makes no sense: the message lists what there is.
+/// `Unsupported` when the backend is not built in: the message names the feature. Whatever the backend says when it cannot be
+/// reached: it is tried once. No error shows a password.
+///
+/// # Cancel safety
+/// Dropped, it leaves nothing behind.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), dlock::Error> {
+/// # #[cfg(feature = "memory")] {
+/// let client = dlock::connect("memory:orders?dlock.lease=10s").await?;
+/// let _guard = client.lock("orders:42")?.acquire().await?;
+/// # }
+/// # Ok(()) }
+/// ```
+pub async fn connect(url: &str) -> Result<Client, Error> {
+    builder(url).await?.build()
+}
+
+/// Connects like [`connect`], and leaves the client's settings open. What is set on the builder wins over the URL.
+///
+/// # Errors
+/// As [`connect`].
+///
+/// # Cancel safety
+/// As [`connect`].
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), dlock::Error> {
+/// # #[cfg(feature = "memory")] {
+/// use std::time::Duration;
+/// let lease = dlock::Lease::kept(Duration::from_secs(10))?;
+/// let client = dlock::builder("memory:orders").await?.lease(lease).build()?;
+/// let _guard = client.lock("orders:42")?.acquire().await?;
+/// # }
+/// # Ok(()) }
+/// ```
+pub async fn builder(url: &str) -> Result<ClientBuilder, Error> {
+    let scheme = scheme(url)?;
+    let (url, settings) = Settings::split(url)?;
+    let driver = driver(&scheme, &url)
+        .await
+        .map_err(|error| also_known(error, &url))?;
+    Ok(settings.on(Client::builder(driver)))
+}
+
+#[cfg_attr(
+    not(feature = "redis"),
+    allow(clippy::unused_async, reason = "only a backend over a network awaits")
+)]
+#[cfg_attr(
+    not(any(feature = "memory", feature = "redis")),
+    allow(unused_variables, reason = "without a backend nobody reads the URL")
+)]
+async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn DistributedLock>, Error> {
+    match scheme {
+        #[cfg(feature = "memory")]
+        "memory" => Ok(Arc::new(dlock_memory::MemoryDriver::from_url(url)?)),
+        #[cfg(feature = "redis")]
+        "redis" | "redis+unix" => Ok(Arc::new(dlock_redis::RedisDriver::connect(url).await?)),
+        #[cfg(feature = "redis-tls")]
+        "rediss" => Ok(Arc::new(dlock_redis::RedisDriver::connect(url).await?)),
+        _ => Err(no_driver(scheme)),
+    }
+}
+
+/// Every scheme, and the feature that builds its driver in.
+const SCHEMES: [(&str, &str); 4] = [
+    ("memory", "memory"),
+    ("redis", "redis"),
+    ("rediss", "redis-tls"),
+    ("redis+unix", "redis"),
+];
+
+fn no_driver(scheme: &str) -> Error {
+    match SCHEMES.iter().find(|(known, _)| *known == scheme) {
+        Some((_, feature)) => dlock_core::DriverError::new(
+            ErrorKind::Unsupported,
+            format!(
+                "{scheme}: needs the feature {feature:?}, which is off: cargo add dlock-rs --features {feature}"
+            ),
+        )
+        .into(),
+        None => Error::misuse(format!(
+            "no store has the scheme {scheme:?}; there is {}",
+            known_schemes()
+        )),
+    }
+}
+
+/// The scheme in lower case. A text that has none is not shown: it may be a password in the wrong place.
+fn scheme(url: &str) -> Result<String, Error> {
+    let legal = |scheme: &str| {
+        scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+            && scheme
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+    };
+    match url.split_once(':') {
+        Some((scheme, _)) if legal(scheme) => Ok(scheme.to_ascii_lowercase()),
+        _ => Err(Error::misuse(format!(
+            "a store's URL begins with its scheme; there is {}",
+            known_schemes()
+        ))),
+    }
+}
+
+fn known_schemes() -> String {
+    SCHEMES.map(|(scheme, _)| format!("{scheme}:")).join(", ")
+}
+
+/// The parameters that every backend's URL may have.
+#[derive(Debug, Default)]
+struct Settings {
+    lease: Option<Lease>,
+    look: Option<Duration>,
+}
+
+impl Settings {
+    /// Takes them out of a URL's query, and leaves the rest as it was, byte for byte.
+    fn split(url: &str) -> Result<(String, Self), Error> {
+        let mut settings = Self::default();
+        let Some((base, query)) = url.split_once('?') else {
+            return Ok((url.to_owned(), settings));
+        };
+        let mut rest = Vec::new();
+        for pair in query.split('&') {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            if !settings.take(key, value)? {
+                rest.push(pair);
+            }
+        }
+        let mark = if rest.is_empty() { "" } else { "?" };
+        Ok((format!("{base}{mark}{}", rest.join("&")), settings))
+    }
+
+    /// Whether the parameter is one of these.
+    fn take(&mut self, key: &str, value: &str) -> Result<bool, Error> {
+        let twice = match key {
+            LEASE => {
+                let lease = Lease::kept(time(key, value)?)
+                    .map_err(|error| Error::misuse(format!("{key}={value}: {error}")))?;
+                self.lease.replace(lease).is_some()
+            }
+            LOOK => {
+                let look = time(key, value)?;
+                if !(SHORTEST_LOOK..=LONGEST_LOOK).contains(&look) {
+                    return Err(Error::misuse(format!(
+                        "{key}={value}: it must be between {SHORTEST_LOOK:?} and {LONGEST_LOOK:?}"
+                    )));
+                }
+                self.look.replace(look).is_some()
+            }
+            _ => return Ok(false),
+        };
+        if twice {
+            return Err(Error::misuse(format!("{key} is in the URL twice")));
+        }
+        Ok(true)
+    }
+
+    fn on(self, mut builder: ClientBuilder) -> ClientBuilder {
+        if let Some(lease) = self.lease {
+            builder = builder.lease(lease);
+        }
+        if let Some(look) = self.look {
+            builder = builder.look_cap(look);
+        }
+        builder
+    }
+}
+
+fn time(key: &str, value: &str) -> Result<Duration, Error> {
+    humantime::parse_duration(value).map_err(|error| {
+        Error::misuse(format!(
+            "{key} must be a time such as 500ms, 10s or 1m30s, not {value:?}: {error}"
+        ))
+    })
+}
+
+/// A driver that refuses a parameter lists its own; whoever mistyped one of ours should see those too.
+fn also_known(error: Error, url: &str) -> Error {
+    let ours = url
+        .split_once('?')
+        .is_some_and(|(_, query)| query.split('&').any(|pair| pair.starts_with("dlock.")));
+    if ours && error.kind() == ErrorKind::Misuse && error.source().is_none() {
+        Error::misuse(format!(
+            "{error}; every backend's URL also knows {LEASE} and {LOOK}"
+        ))
+    } else {
+        error
+    }
+}
+
+const LEASE: &str = "dlock.lease";
+const LOOK: &str = "dlock.look";
+
+/// A runtime's timers are no finer.
+const SHORTEST_LOOK: Duration = Duration::from_millis(1);
+/// Whoever wants to look less often than once a minute wants `try_acquire` in a loop of his own.
+const LONGEST_LOOK: Duration = Duration::from_secs(60);

@@ -1,0 +1,322 @@
+//! `connect`: schemes, features, parameters, and that no error shows a password.
+
+use dlock::{Error, ErrorKind};
+
+const SCHEMES: &str = "there is memory:, redis:, rediss:, redis+unix:";
+
+async fn refused(url: &str) -> Error {
+    match dlock::connect(url).await {
+        Ok(_) => panic!("{url} was taken"),
+        Err(error) => error,
+    }
+}
+
+async fn misuse(url: &str, message: &str) {
+    let error = refused(url).await;
+    assert_eq!(error.kind(), ErrorKind::Misuse, "{url}");
+    assert_eq!(error.to_string(), message, "{url}");
+}
+
+#[tokio::test]
+async fn an_unknown_scheme_is_refused_with_the_known_ones() {
+    for scheme in ["etcd", "postgres", "x-1.2+y"] {
+        misuse(
+            &format!("{scheme}://host/"),
+            &format!("no store has the scheme {scheme:?}; {SCHEMES}"),
+        )
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_text_without_a_scheme_is_refused_and_not_shown() {
+    for url in [
+        "",
+        "localhost",
+        "//host",
+        ":x",
+        "1a:x",
+        "the password: canary",
+        "canary@host",
+    ] {
+        misuse(
+            url,
+            &format!("a store's URL begins with its scheme; {SCHEMES}"),
+        )
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_scheme_whose_feature_is_off_names_the_feature() {
+    let schemes = [
+        ("memory", "memory", cfg!(feature = "memory")),
+        ("redis", "redis", cfg!(feature = "redis")),
+        ("redis+unix", "redis", cfg!(feature = "redis")),
+        ("rediss", "redis-tls", cfg!(feature = "redis-tls")),
+    ];
+    for (scheme, feature, _) in schemes.iter().filter(|(.., on)| !on) {
+        for scheme in [scheme.to_string(), scheme.to_uppercase()] {
+            let error = refused(&format!("{scheme}://user:canary@host/")).await;
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            let message = error.to_string();
+            assert!(
+                message.contains(&format!("the feature {feature:?}, which is off")),
+                "{message}"
+            );
+            assert!(
+                message.ends_with(&format!("cargo add dlock-rs --features {feature}")),
+                "{message}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn times_in_the_url_that_make_no_sense_say_what_is_legal() {
+    let cases = [
+        (
+            "dlock.lease=10",
+            "dlock.lease must be a time such as 500ms, 10s or 1m30s, not \"10\": ",
+        ),
+        (
+            "dlock.lease",
+            "dlock.lease must be a time such as 500ms, 10s or 1m30s, not \"\": ",
+        ),
+        (
+            "dlock.look=-1s",
+            "dlock.look must be a time such as 500ms, 10s or 1m30s, not \"-1s\": ",
+        ),
+        (
+            "dlock.lease=99ms",
+            "dlock.lease=99ms: the lease (99ms) must be between 100ms and 31536000s",
+        ),
+        (
+            "dlock.lease=2years",
+            "dlock.lease=2years: the lease (63115200s) must be between 100ms and 31536000s",
+        ),
+        (
+            "dlock.look=0s",
+            "dlock.look=0s: it must be between 1ms and 60s",
+        ),
+        (
+            "dlock.look=61s",
+            "dlock.look=61s: it must be between 1ms and 60s",
+        ),
+        (
+            "dlock.lease=10s&dlock.lease=10s",
+            "dlock.lease is in the URL twice",
+        ),
+    ];
+    for (query, message) in cases {
+        // Before the backend is asked for, so the same whatever is built in.
+        for url in [
+            format!("memory:x?{query}"),
+            format!("redis://u:canary@h/?a=b&{query}"),
+        ] {
+            let error = refused(&url).await;
+            assert_eq!(error.kind(), ErrorKind::Misuse, "{url}");
+            assert!(error.to_string().starts_with(message), "{url}: {error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn no_error_shows_a_password() {
+    let urls = [
+        "redis://user:canary@127.0.0.1:1/",
+        "redis://user:canary@/",
+        "redis://user:canary@127.0.0.1:1/not-a-number",
+        "redis://user:canary@127.0.0.1:1/?dlock.lease=soon",
+        "redis://user:canary@127.0.0.1:1/?dlock.leese=1s",
+        "redis://user:canary@127.0.0.1:1/?dlock.prefix=a%20b",
+        "redis://user:canary@127.0.0.1:99999/",
+        "redis+unix://user:canary@/nowhere?pass=canary",
+        "redis://:canary@127.0.0.1:1",
+        "mysql://user:canary@host/",
+        "user:canary@host",
+        "canary",
+        "canary@host:6379",
+        " redis://user:canary@host/",
+    ];
+    for url in urls {
+        let error = refused(url).await;
+        let mut shown = format!("{error} {error:?} {error:#?}");
+        let mut source = std::error::Error::source(&error);
+        while let Some(cause) = source {
+            shown.push_str(&format!(" {cause} {cause:?}"));
+            source = cause.source();
+        }
+        assert!(!shown.contains("canary"), "{url}: {shown}");
+    }
+}
+
+#[cfg(feature = "memory")]
+mod memory {
+    use super::{misuse, refused};
+    use dlock::{DEFAULT_LEASE, Error, Guard, Lease, Wake};
+    use std::time::Duration;
+
+    async fn guard(url: &str) -> Result<Guard, Error> {
+        dlock::connect(url).await?.lock("a")?.acquire().await
+    }
+
+    fn lasts(guard: &Guard, lease: Duration) {
+        let remaining = guard.remaining();
+        assert!(
+            remaining <= lease && remaining > lease.mul_f64(0.9),
+            "{remaining:?} of {lease:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn everybody_who_names_a_store_shares_it() {
+        let held = guard("memory:shared").await.unwrap();
+        let other = dlock::connect("memory:shared").await.unwrap();
+        assert!(
+            other
+                .lock("a")
+                .unwrap()
+                .try_acquire()
+                .await
+                .unwrap()
+                .is_none()
+        );
+        let elsewhere = dlock::connect("memory:elsewhere").await.unwrap();
+        assert!(
+            elsewhere
+                .lock("a")
+                .unwrap()
+                .try_acquire()
+                .await
+                .unwrap()
+                .is_some()
+        );
+        held.release().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_lease_of_the_url_is_that_of_locks_that_name_none() {
+        lasts(&guard("memory:lease-default").await.unwrap(), DEFAULT_LEASE);
+        for text in ["10s", "90s", "1m30s", "1500ms"] {
+            let lease = humantime::parse_duration(text).unwrap();
+            lasts(
+                &guard(&format!("memory:lease-{text}?dlock.lease={text}"))
+                    .await
+                    .unwrap(),
+                lease,
+            );
+        }
+        let client = dlock::connect("memory:lease-own?dlock.lease=10s")
+            .await
+            .unwrap();
+        let lock = client
+            .lock("a")
+            .unwrap()
+            .lease(Duration::from_secs(60))
+            .unwrap();
+        lasts(&lock.acquire().await.unwrap(), Duration::from_secs(60));
+    }
+
+    #[tokio::test]
+    async fn what_is_set_on_the_builder_wins_over_the_url() {
+        let builder = dlock::builder("memory:builder?dlock.lease=10s")
+            .await
+            .unwrap();
+        let lease = Lease::kept(Duration::from_secs(50)).unwrap();
+        let client = builder.lease(lease).build().unwrap();
+        let held = client.lock("a").unwrap().acquire().await.unwrap();
+        lasts(&held, Duration::from_secs(50));
+    }
+
+    #[tokio::test]
+    async fn the_driver_gets_its_own_parameters_and_none_of_ours() {
+        let url = "memory:both?dlock.lease=10s&dlock.wake=poll&dlock.look=5ms";
+        let client = dlock::connect(url).await.unwrap();
+        assert_eq!(client.capabilities().wake, Wake::Poll);
+        let client = dlock::connect("memory:both?dlock.look=5ms").await.unwrap();
+        assert_eq!(client.capabilities().wake, Wake::Line);
+    }
+
+    #[tokio::test]
+    async fn an_unknown_parameter_is_refused_with_all_known_ones() {
+        let message = refused("memory:x?dlock.leese=10s").await.to_string();
+        for known in [
+            "dlock.wake",
+            "dlock.accept",
+            "dlock.lanes",
+            "dlock.lease",
+            "dlock.look",
+        ] {
+            assert!(message.contains(known), "{known}: {message}");
+        }
+        assert!(message.contains("dlock.leese"), "{message}");
+    }
+
+    #[tokio::test]
+    async fn the_name_is_taken_byte_for_byte() {
+        let held = guard("memory:a%20b#c").await.unwrap();
+        let same = dlock::connect("memory:a%20b#c?dlock.lease=1s")
+            .await
+            .unwrap();
+        assert!(
+            same.lock("a")
+                .unwrap()
+                .try_acquire()
+                .await
+                .unwrap()
+                .is_none()
+        );
+        held.release().await.unwrap();
+        misuse("MEMORY:a", "a memory store's URL is memory:NAME").await;
+    }
+}
+
+#[cfg(feature = "redis")]
+mod redis {
+    use super::refused;
+    use dlock::{ErrorKind, Retry};
+
+    #[tokio::test]
+    async fn an_unknown_parameter_is_refused_with_all_known_ones() {
+        let error = refused("redis://127.0.0.1:1/?dlock.leese=10s").await;
+        assert_eq!(error.kind(), ErrorKind::Misuse);
+        let message = error.to_string();
+        for word in ["dlock.leese", "dlock.prefix", "dlock.lease", "dlock.look"] {
+            assert!(message.contains(word), "{word}: {message}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_that_is_not_there_is_unavailable_and_worth_another_try() {
+        for url in [
+            "redis://127.0.0.1:1/?dlock.lease=10s",
+            "REDIS://127.0.0.1:1",
+            "redis+unix:///nowhere",
+        ] {
+            let error = refused(url).await;
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{url}: {error:?}");
+            assert_eq!(error.retry(), Retry::Later, "{url}");
+        }
+    }
+}
+
+#[cfg(feature = "memory")]
+#[test]
+fn the_readme_shows_the_example_as_it_is() {
+    let example = include_str!("../examples/memory.rs");
+    let code = example.split_once("\n\n").map(|(_, code)| code).unwrap();
+    let readme = include_str!("../../README.md");
+    assert!(
+        readme.contains(code),
+        "README.md, the program over memory:, and examples/memory.rs differ"
+    );
+}
+
+/// The facade's own part of the API: futures that may be spawned.
+#[test]
+fn connecting_can_be_spawned() {
+    fn spawnable<T: Send>(_: &T) {}
+    spawnable(&dlock::connect("memory:"));
+    spawnable(&dlock::builder("memory:"));
+}

@@ -5,11 +5,12 @@
 //!
 //! | key | what |
 //! |---|---|
-//! | `dlock:{E}` | the record, a hash: `<owner uuid>:0` → how many holds, `~h:<hold>` → the ms at which it ends, `~t` token, `~n` note, `~s` the ms it began where the token does not tell, `~k` the ms until which it is kept shut |
+//! | `dlock:{E}` | the record, a hash: `<owner uuid>:0` → how many holds, `~h:<hold>` → `END NOTE`, `~t` token, `~s` the µs it began where the token does not tell, `~k` the ms until which it is kept shut |
 //! | `dlock:{E}:token` | the token given last |
 //!
-//! The record lives until the latest end of its living holds, or until `~k` when no owner is left. A hash without `~t`
-//! and with a field that does not begin with `~` is a foreign (Redisson) holder.
+//! The record lives until the latest end of its living holds, or until `~k` when no owner is left. END is a hold's end in
+//! ms, or `=`: with the record, as long as it is the only hold. A hash without `~t` and with a field that does not begin
+//! with `~` is a foreign (Redisson) holder.
 //!
 //! Numbers: milliseconds are exact in Lua, and `..` shows 14 digits of them, enough until the year 5138. Tokens have 16:
 //! they are pasted from the text that `TIME` answers, formatted by `%.0f` where they are computed, and answered as text.
@@ -55,63 +56,68 @@ pub(crate) static INSPECT: LazyLock<Lua> = LazyLock::new(|| Lua::new(INSPECT_TEX
 
 /// Takes the lock. Run twice it finds its own hold and answers the same again; run late it takes nothing.
 ///
-/// `KEYS` record, token; `ARGV` owner field, hold field, lease, not-after, note, the token to join if any.
+/// `KEYS` record, token; `ARGV` owner field, hold field, lease in ms, not-after in µs, `= note`, the token to join if any.
 /// Answers the token alone for the common case, a lock that was free: it is the server's time in µs, the count is 1 and
-/// the rest is the lease. Otherwise `{code, now, …}`, see [`Acquisition`].
+/// the rest is the lease. Otherwise `{code, now, …}`, see [`Acquisition`]. The common case is five commands and no number
+/// turned into text, which is what costs: the hold ends with the record, so neither its end nor the record's is computed.
 const ACQUIRE_TEXT: &str = r"
-local call, key, owner, hold = redis.call, KEYS[1], ARGV[1], ARGV[2]
+local call, key, owner, hold, lease = redis.call, KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local time = call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-if now > tonumber(ARGV[4]) then return {-2, now} end
+local micros = time[1] .. string.sub('00000' .. time[2], -6)
+if micros - ARGV[4] > 0 then return {-2, micros} end
 local rest = call('PTTL', key)
 if rest ~= -2 then
-  local all = call('HGETALL', key)
-  local mine, token, ends, living, dead = false, false, 0, 0, {}
+  local now, all = math.floor(micros / 1000), call('HGETALL', key)
+  local mine, token, ends, living, dead, lone = false, false, 0, 0, {}, false
   for i = 1, #all, 2 do
     local field, value = all[i], all[i + 1]
     if field == owner then mine = true
     elseif field == '~t' then token = value
     elseif string.sub(field, 1, 3) == '~h:' then
-      if tonumber(value) > now then
+      local till = tonumber(string.match(value, '^%d+'))
+      if not till then
+        till = now + rest + 1
+        lone = {field, till .. string.sub(value, 2)}
+      end
+      if till <= now then dead[#dead + 1] = field
+      else
         living = living + 1
-        if field == hold then ends = tonumber(value) end
-      else dead[#dead + 1] = field end
+        if field == hold then ends = till end
+      end
     end
   end
   if mine and token and living > 0 then
-    if ARGV[6] and ARGV[6] ~= token then return {-1, now} end
-    if ends > 0 then return {1, now, token, living, ends - now} end
-    if living >= 64 then return {-3, now} end
+    if ARGV[6] and ARGV[6] ~= token then return {-1, micros} end
+    if ends > 0 then return {1, micros, token, living, math.min(ends - now, rest)} end
+    if living >= 64 then return {-3, micros} end
     if #dead > 0 then call('HDEL', key, unpack(dead)) end
-    ends = now + ARGV[3]
-    call('HSET', key, owner, living + 1, hold, ends)
-    if tonumber(ARGV[3]) > rest then call('PEXPIREAT', key, ends) end
-    return {1, now, token, living + 1, tonumber(ARGV[3])}
+    call('HSET', key, owner, living + 1, hold, (now + lease) .. string.sub(ARGV[5], 2))
+    if lone then call('HSET', key, lone[1], lone[2]) end
+    if tonumber(lease) > rest then call('PEXPIRE', key, lease) end
+    return {1, micros, token, living + 1, tonumber(lease)}
   end
-  if ARGV[6] then return {-1, now} end
-  if not (mine and token) then return {0, now, rest, all} end
+  if ARGV[6] then return {-1, micros} end
+  if not (mine and token) then return {0, micros, rest, all} end
   call('DEL', key)
 end
-if ARGV[6] then return {-1, now} end
-local token = time[1] .. string.sub('00000' .. time[2], -6)
-local before = call('SET', KEYS[2], token, 'PX', '86400000', 'GET')
-local ends = now + ARGV[3]
-if before and (tonumber(before) or 0) >= tonumber(token) then
-  token = string.format('%.0f', before + 1)
+if ARGV[6] then return {-1, micros} end
+local before = call('SET', KEYS[2], micros, 'PX', '86400000', 'GET')
+if before and (tonumber(before) or 0) >= tonumber(micros) then
+  local token = string.format('%.0f', before + 1)
   call('SET', KEYS[2], token, 'PX', '86400000')
-  call('HSET', key, owner, '1', hold, ends, '~t', token, '~n', ARGV[5], '~s', now)
-  call('PEXPIREAT', key, ends)
-  return {1, now, token, 1, tonumber(ARGV[3])}
+  call('HSET', key, owner, '1', hold, ARGV[5], '~t', token, '~s', micros)
+  call('PEXPIRE', key, lease)
+  return {1, micros, token, 1, tonumber(lease)}
 end
-call('HSET', key, owner, '1', hold, ends, '~t', token, '~n', ARGV[5])
-call('PEXPIREAT', key, ends)
-return token
+call('HSET', key, owner, '1', hold, ARGV[5], '~t', micros)
+call('PEXPIRE', key, lease)
+return micros
 ";
 
 /// Removes one hold (`ARGV[2]`) or all (`*`). Run twice the second finds nothing, says so and changes nothing.
 ///
-/// `KEYS` record; `ARGV` owner field, hold field, how long to keep it shut if at all.
-/// With one hold counted the key's own end is that hold's, so the common case needs no clock: the key is there, so the
+/// `KEYS` record; `ARGV` owner field, hold field, how many ms to keep it shut if at all.
+/// With one hold counted the record's end is that hold's, so the common case needs no clock: the key is there, so the
 /// hold lives. Publishes Redisson's `0` whenever the name becomes free: its waiters look at nothing else.
 const RELEASE_TEXT: &str = r"
 local call, key, owner, hold = redis.call, KEYS[1], ARGV[1], ARGV[2]
@@ -122,21 +128,21 @@ if got[1] == '1' and got[2] and not got[3] and not ARGV[3] then
   return 0
 end
 local time = call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local all = call('HGETALL', key)
+local micros = time[1] .. string.sub('00000' .. time[2], -6)
+local now, rest, all = math.floor(micros / 1000), call('PTTL', key), call('HGETALL', key)
 local found, left, latest, gone = hold == '*', 0, 0, {hold}
 for i = 1, #all, 2 do
   if string.sub(all[i], 1, 3) == '~h:' then
-    local ends = tonumber(all[i + 1])
-    if ends <= now then gone[#gone + 1] = all[i]
+    local till = tonumber(string.match(all[i + 1], '^%d+')) or now + rest + 1
+    if till <= now then gone[#gone + 1] = all[i]
     elseif all[i] == hold then found = true
     elseif hold ~= '*' then
       left = left + 1
-      if ends > latest then latest = ends end
+      if till > latest then latest = till end
     end
   end
 end
-if not (got[1] and found) then return {-1, now, call('PTTL', key), all} end
+if not (got[1] and found) then return {-1, micros, rest, all} end
 local shut = tonumber(got[3] or 0)
 if ARGV[3] and now + ARGV[3] > shut then shut = now + ARGV[3] end
 if left > 0 then
@@ -158,29 +164,33 @@ return 0
 
 /// Prolongs holds, each judged alone. Run twice it prolongs twice, never past lease after the second run; run late not at all.
 ///
-/// `KEYS` records; `ARGV` not-after, then owner field, hold field, lease (0: only look) for each.
+/// `KEYS` records; `ARGV` not-after in µs, then owner field, hold field, lease in ms (0: only look) for each.
 /// Answers now, then for each the rest in ms, -1 for not held, or the text of that record's own error.
 const RENEW_TEXT: &str = r"
 local call = redis.call
 local time = call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-if now > tonumber(ARGV[1]) then return {-2, now} end
-local out = {0, now}
+local micros = time[1] .. string.sub('00000' .. time[2], -6)
+if micros - ARGV[1] > 0 then return {-2, micros} end
+local now, out = math.floor(micros / 1000), {0, micros}
 for i, key in ipairs(KEYS) do
-  local hold = ARGV[3 * i]
+  local hold, lease = ARGV[3 * i], tonumber(ARGV[3 * i + 1])
   local got = redis.pcall('HMGET', key, ARGV[3 * i - 1], hold)
-  local ends = not got.err and got[1] and tonumber(got[2] or 0) or 0
-  if got.err then out[i + 2] = got.err
-  elseif ends <= now then out[i + 2] = -1
-  else
-    local later = now + ARGV[3 * i + 1]
-    if later > ends then
-      call('HSET', key, hold, later)
-      if got[1] == '1' or call('PTTL', key) < later - now then call('PEXPIREAT', key, later) end
-      ends = later
+  local answer = -1
+  if got.err then answer = got.err
+  elseif got[1] and got[2] then
+    local ends, note = string.match(got[2], '^(%d+)(.*)')
+    local rest = call('PTTL', key)
+    local left = ends and ends - now or rest
+    if left > 0 or not ends then
+      answer = left
+      if lease > left then
+        if ends then call('HSET', key, hold, (now + lease) .. note) end
+        if lease > rest then call('PEXPIRE', key, lease) end
+        answer = lease
+      end
     end
-    out[i + 2] = ends - now
   end
+  out[i + 2] = answer
 end
 return out
 ";
@@ -200,7 +210,7 @@ return {1, token}
 /// Shows one name at one moment; writes nothing.
 const INSPECT_TEXT: &str = r"
 local time = redis.call('TIME')
-return {time[1] * 1000 + math.floor(time[2] / 1000), redis.call('PTTL', KEYS[1]), redis.call('HGETALL', KEYS[1])}
+return {time[1] .. string.sub('00000' .. time[2], -6), redis.call('PTTL', KEYS[1]), redis.call('HGETALL', KEYS[1])}
 ";
 
 pub(crate) fn acquire(keys: &Keys, req: &Acquire, not_after: Duration) -> Cmd {
@@ -209,8 +219,8 @@ pub(crate) fn acquire(keys: &Keys, req: &Acquire, not_after: Duration) -> Cmd {
     cmd.arg(&owner_field(&req.owner)[..])
         .arg(&hold_field(req.hold)[..]);
     cmd.arg(millis(req.lease.length()))
-        .arg(millis(not_after))
-        .arg(req.note.to_string());
+        .arg(micros(not_after))
+        .arg(format!("= {}", req.note));
     if let Some(token) = req.join {
         cmd.arg(token.0);
     }
@@ -235,7 +245,7 @@ pub(crate) fn renew(batch: &[(Keys, &Renew)], not_after: Duration) -> Cmd {
     for (keys, _) in batch {
         cmd.arg(keys.record());
     }
-    cmd.arg(millis(not_after));
+    cmd.arg(micros(not_after));
     for (_, entry) in batch {
         cmd.arg(&owner_field(&entry.owner)[..])
             .arg(&hold_field(entry.hold)[..]);
@@ -286,7 +296,11 @@ fn hold_field(hold: HoldId) -> [u8; 19] {
     field
 }
 
-/// Whole milliseconds, rounded up: a not-after is never early, a lease never short.
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Whole milliseconds, rounded up: a lease is never short.
 fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
@@ -356,7 +370,7 @@ pub(crate) fn read_acquire(answer: Value, lease: Duration) -> Option<(Acquisitio
         return Some((granted, Duration::from_micros(micros)));
     }
     let mut fields = items(answer)?;
-    let (code, now) = (int(fields.next()?)?, span(fields.next()?)?);
+    let (code, now) = (int(fields.next()?)?, time(&fields.next()?)?);
     let acquisition = match code {
         1 => Acquisition::Granted {
             token: token(&fields.next()?)?,
@@ -381,7 +395,7 @@ pub(crate) fn read_release(answer: Value) -> Option<Releasing> {
         1 => Releasing::Left(u32::try_from(int(fields.next()?)?).ok()?),
         2 => Releasing::Kept(span(fields.next()?)?),
         -1 => {
-            let now = span(fields.next()?)?;
+            let now = time(&fields.next()?)?;
             Releasing::NotHeld(Record::read(now, fields.next()?, fields.next()?)?)
         }
         _ => return None,
@@ -394,7 +408,7 @@ pub(crate) fn read_renew(
     answer: Value,
 ) -> Option<(bool, Duration, Vec<Result<Option<Duration>, String>>)> {
     let mut fields = items(answer)?;
-    let (code, now) = (int(fields.next()?)?, span(fields.next()?)?);
+    let (code, now) = (int(fields.next()?)?, time(&fields.next()?)?);
     let rests = fields.map(|field| match field {
         Value::Int(rest) => Some(Ok(u64::try_from(rest).ok().map(Duration::from_millis))),
         text => Some(Err(String::from_utf8_lossy(bytes(&text)?).into_owned())),
@@ -419,7 +433,7 @@ pub(crate) fn read_break(answer: Value) -> Option<Breaking> {
 
 pub(crate) fn read_inspect(answer: Value) -> Option<Record> {
     let mut fields = items(answer)?;
-    let now = span(fields.next()?)?;
+    let now = time(&fields.next()?)?;
     Record::read(now, fields.next()?, fields.next()?)
 }
 
@@ -449,9 +463,10 @@ pub(crate) struct Record {
     rest: Option<Duration>,
     owners: Vec<(Fingerprint, u32)>,
     token: Option<FencingToken>,
-    note: Note,
     began: Option<Duration>,
-    ends: Vec<Duration>,
+    /// What the first living hold said of itself.
+    note: Note,
+    living: u32,
 }
 
 impl Record {
@@ -465,12 +480,10 @@ impl Record {
         let mut fields = items(fields)?;
         while let (Some(field), Some(value)) = (fields.next(), fields.next()) {
             let value = String::from_utf8_lossy(bytes(&value)?).into_owned();
-            let ms = || value.parse().ok().map(Duration::from_millis);
             match bytes(&field)? {
                 b"~t" => record.token = value.parse().ok().map(FencingToken),
-                b"~n" => record.note = Note::parse(&value),
-                b"~s" => record.began = ms(),
-                [b'~', b'h', b':', ..] => record.ends.extend(ms().filter(|end| *end > now)),
+                b"~s" => record.began = value.parse().ok().map(Duration::from_micros),
+                [b'~', b'h', b':', ..] => record.add(&value),
                 [b'~', ..] => {}
                 // An owner of ours is hashed as the core hashes it; whatever else stands there is hashed whole.
                 owner => record.owners.push((
@@ -480,6 +493,20 @@ impl Record {
             }
         }
         Some(record)
+    }
+
+    fn add(&mut self, hold: &str) {
+        let (end, note) = hold.split_once(' ').unwrap_or((hold, ""));
+        if end == "="
+            || end
+                .parse()
+                .is_ok_and(|end| Duration::from_millis(end) > self.now)
+        {
+            if self.living == 0 {
+                self.note = Note::parse(note);
+            }
+            self.living += 1;
+        }
     }
 
     /// How long until it may be free.
@@ -510,7 +537,7 @@ impl Record {
             return shown;
         }
         shown.holds = match self.token {
-            Some(_) => u32::try_from(self.ends.len()).unwrap_or(u32::MAX),
+            Some(_) => self.living,
             None => self.owners.iter().map(|(_, holds)| holds).sum(),
         };
         let began = self
@@ -537,6 +564,13 @@ fn int(value: Value) -> Option<i64> {
 
 fn span(value: Value) -> Option<Duration> {
     Some(Duration::from_millis(u64::try_from(int(value)?).ok()?))
+}
+
+/// The server's time: µs since its epoch, as text.
+fn time(value: &Value) -> Option<Duration> {
+    Some(Duration::from_micros(
+        std::str::from_utf8(bytes(value)?).ok()?.parse().ok()?,
+    ))
 }
 
 fn bytes(value: &Value) -> Option<&[u8]> {

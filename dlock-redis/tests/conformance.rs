@@ -164,7 +164,8 @@ impl Place {
 impl Records for Place {
     async fn delete(&self, name: &LockName) -> Result<(), Failure> {
         // Names of cases are letters, digits and dots, which the encoding leaves alone.
-        self.server.command(&["DEL", &format!("dlock:{{{name}}}")])?;
+        self.server
+            .command(&["DEL", &format!("dlock:{{{name}}}")])?;
         Ok(())
     }
 

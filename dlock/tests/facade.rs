@@ -301,18 +301,6 @@ mod redis {
     }
 }
 
-#[cfg(feature = "memory")]
-#[test]
-fn the_readme_shows_the_example_as_it_is() {
-    let example = include_str!("../examples/memory.rs");
-    let code = example.split_once("\n\n").map(|(_, code)| code).unwrap();
-    let readme = include_str!("../../README.md");
-    assert!(
-        readme.contains(code),
-        "README.md, the program over memory:, and examples/memory.rs differ"
-    );
-}
-
 /// The facade's own part of the API: futures that may be spawned.
 #[test]
 fn connecting_can_be_spawned() {

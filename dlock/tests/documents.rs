@@ -1,0 +1,52 @@
+//! What the documents say of the code must be there.
+
+use std::{fs, path::Path};
+
+#[test]
+fn the_readme_shows_the_example_as_it_is() {
+    let example = include_str!("../examples/memory.rs");
+    let code = example.split_once("\n\n").map(|(_, code)| code).unwrap();
+    let readme = include_str!("../../README.md");
+    assert!(
+        readme.contains(code),
+        "README.md, the program over memory:, and examples/memory.rs differ"
+    );
+}
+
+#[test]
+fn every_test_that_the_guarantees_name_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut code = String::new();
+    for folder in [
+        "conformance/src",
+        "dlock-core",
+        "dlock-memory",
+        "dlock-redis",
+        "dlock/tests",
+    ] {
+        read(&root.join(folder), &mut code);
+    }
+    let guarantees = include_str!("../../GUARANTEES.md");
+    let named = guarantees.split('`').skip(1).step_by(2);
+    let tests = named.filter(|name| {
+        name.matches('_').count() > 1 && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
+    });
+    let missing: Vec<_> = tests
+        .filter(|name| !code.contains(&format!("fn {name}(")))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "GUARANTEES.md names what is no test: {missing:#?}"
+    );
+}
+
+fn read(folder: &Path, code: &mut String) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            read(&path, code);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            code.push_str(&fs::read_to_string(&path).unwrap_or_default());
+        }
+    }
+}

@@ -30,7 +30,7 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 ///
 /// # Examples
 /// ```
-/// # #[tokio::main(flavor = "current_thread")]
+/// # #[tokio::main]
 /// # async fn main() -> Result<(), dlock::Error> {
 /// # #[cfg(feature = "memory")] {
 /// let client = dlock::connect("memory:orders?dlock.lease=10s").await?;
@@ -52,7 +52,7 @@ pub async fn connect(url: &str) -> Result<Client, Error> {
 ///
 /// # Examples
 /// ```
-/// # #[tokio::main(flavor = "current_thread")]
+/// # #[tokio::main]
 /// # async fn main() -> Result<(), dlock::Error> {
 /// # #[cfg(feature = "memory")] {
 /// use std::time::Duration;

@@ -1,2 +1,128 @@
-//! Under construction.
-fn main() {}
+//! Floors, drivers and peers on the same work, as ratios of one run. See `README.md`.
+
+mod clock;
+mod figure;
+mod floor;
+mod measure;
+mod report;
+mod work;
+
+use clap::{Parser, ValueEnum};
+use dlock_conformance::testbed::worker;
+use figure::Figure;
+use measure::Plan;
+use report::Report;
+use std::{error::Error, path::PathBuf, process::ExitCode, time::Duration};
+
+/// What anything here may fail with: the reader is a person.
+type Result<T = (), E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
+
+/// Measures dlock against floors and peers on this machine, over loopback, and prints ratios of one run.
+#[derive(Debug, Parser)]
+#[command(name = "dlock-bench")]
+struct Arguments {
+    /// What to measure.
+    #[arg(value_enum)]
+    what: What,
+    /// How long each figure may measure; without it every figure has its own default, `all` takes under 4 minutes.
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<f64>,
+    /// Repetitions of each figure: all contestants once, in another order each time.
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
+    repetitions: u16,
+    /// How many holders `redis-recovery` kills.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u16).range(1..))]
+    kills: u16,
+    /// How many locks `renewals` holds.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    locks: u32,
+    /// Also writes all of it as JSON to this file; `-`: to standard output instead of the tables.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum What {
+    All,
+    MemoryCycle,
+    RedisCycle,
+    RedisThroughput,
+    RedisRecovery,
+    Handoff,
+    Renewals,
+}
+
+/// Tokio's workers, here and in every worker process: as many as the numbers were first taken with.
+const WORKERS: usize = 2;
+
+fn main() -> ExitCode {
+    let done = match worker::entry() {
+        Some(job) => runtime().and_then(|runtime| runtime.block_on(figure::recovery::job(&job))),
+        None => run(&Arguments::parse()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("dlock-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result {
+    if cfg!(debug_assertions) {
+        eprintln!("dlock-bench: not a release build, the numbers mean nothing");
+    }
+    let runtime = runtime()?;
+    let to_stdout = arguments
+        .json
+        .as_deref()
+        .is_some_and(|path| path.as_os_str() == "-");
+    let mut report = Report::new(WORKERS);
+    for figure in figure::all() {
+        if !arguments.wants(&figure) {
+            continue;
+        }
+        let plan = arguments.plan(&figure);
+        let table = runtime.block_on(async { tokio::spawn((figure.run)(plan)).await? })?;
+        if !to_stdout {
+            println!("{table}");
+        }
+        report.add(table);
+    }
+    match &arguments.json {
+        Some(_) if to_stdout => println!("{}", report.json()),
+        Some(path) => std::fs::write(path, report.json())?,
+        None => {}
+    }
+    Ok(())
+}
+
+impl Arguments {
+    fn wants(&self, figure: &Figure) -> bool {
+        self.what == What::All
+            || self
+                .what
+                .to_possible_value()
+                .is_some_and(|value| value.get_name() == figure.name)
+    }
+
+    fn plan(&self, figure: &Figure) -> Plan {
+        let seconds = self.seconds.map_or(figure.seconds, |seconds| {
+            Duration::try_from_secs_f64(seconds).unwrap_or(figure.seconds)
+        });
+        Plan {
+            seconds,
+            repetitions: usize::from(self.repetitions),
+            kills: usize::from(self.kills),
+            locks: self.locks,
+        }
+    }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .enable_all()
+        .build()?)
+}

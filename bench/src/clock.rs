@@ -1,0 +1,169 @@
+//! What a stretch of time cost, and what else the machine did meanwhile.
+
+use rustix::time::{ClockId, clock_gettime};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+/// Started before the work, stopped after it.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    server: Option<u32>,
+    began: Instant,
+    client_cpu: Duration,
+    server_cpu: Duration,
+    machine: Machine,
+}
+
+/// What a [`Meter`] saw.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) took: Duration,
+    /// Of this process, all threads.
+    pub(crate) client_cpu: Duration,
+    /// Of the server process; zero without one.
+    pub(crate) server_cpu: Duration,
+    /// The share of the machine's time that its host gave to others.
+    pub(crate) steal: f64,
+    /// How many cores other processes used.
+    pub(crate) foreign: f64,
+}
+
+/// Ticks of all processors since boot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Machine {
+    busy: u64,
+    steal: u64,
+    all: u64,
+}
+
+impl Meter {
+    pub(crate) fn start(server: Option<u32>) -> Self {
+        Self {
+            server,
+            machine: Machine::now(),
+            server_cpu: server.map(process_cpu).unwrap_or_default(),
+            client_cpu: own_cpu(),
+            began: Instant::now(),
+        }
+    }
+
+    pub(crate) fn stop(&self) -> Seen {
+        let took = self.began.elapsed();
+        let client_cpu = own_cpu().saturating_sub(self.client_cpu);
+        let server_cpu = self.server.map(process_cpu).unwrap_or_default();
+        let server_cpu = server_cpu.saturating_sub(self.server_cpu);
+        let machine = Machine::now();
+        let all = machine.all.saturating_sub(self.machine.all).max(1);
+        let share = |ticks: u64| ticks as f64 / all as f64;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+        let busy = share(machine.busy.saturating_sub(self.machine.busy)) * cores;
+        let ours = (client_cpu + server_cpu).as_secs_f64() / took.as_secs_f64().max(1e-9);
+        Seen {
+            took,
+            client_cpu,
+            server_cpu,
+            steal: share(machine.steal.saturating_sub(self.machine.steal)),
+            foreign: (busy - ours).max(0.0),
+        }
+    }
+}
+
+impl Machine {
+    fn now() -> Self {
+        Self::read(&fs::read_to_string("/proc/stat").unwrap_or_default())
+    }
+
+    /// `cpu user nice system idle iowait irq softirq steal …`
+    fn read(stat: &str) -> Self {
+        let line = stat.lines().next().unwrap_or_default();
+        let ticks: Vec<u64> = line
+            .split_ascii_whitespace()
+            .skip(1)
+            .take(8)
+            .map(|ticks| ticks.parse().unwrap_or_default())
+            .collect();
+        let &[user, nice, system, idle, iowait, irq, softirq, steal] = &ticks[..] else {
+            return Self::default();
+        };
+        let busy = user + nice + system + irq + softirq;
+        Self {
+            busy,
+            steal,
+            all: busy + idle + iowait + steal,
+        }
+    }
+}
+
+fn own_cpu() -> Duration {
+    let now = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::from_secs(now.tv_sec.unsigned_abs())
+        + Duration::from_nanos(now.tv_nsec.unsigned_abs())
+}
+
+/// The CPU time of all threads of a process, in nanoseconds where the kernel tells, else in its ticks.
+fn process_cpu(pid: u32) -> Duration {
+    scheduled(pid).unwrap_or_else(|| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        ticked(&stat)
+    })
+}
+
+fn scheduled(pid: u32) -> Option<Duration> {
+    let mut all = Duration::ZERO;
+    for thread in fs::read_dir(format!("/proc/{pid}/task")).ok()? {
+        let stat = fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
+        all += Duration::from_nanos(stat.split_ascii_whitespace().next()?.parse().ok()?);
+    }
+    Some(all)
+}
+
+/// Fields 14 and 15, counted behind the name, which may have blanks.
+fn ticked(stat: &str) -> Duration {
+    let behind = stat.rsplit_once(") ").map_or("", |(_, behind)| behind);
+    let ticks = behind.split_ascii_whitespace().skip(11).take(2);
+    let ticks: u64 = ticks.filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+    Duration::from_millis(ticks * TICK_MILLIS)
+}
+
+/// `USER_HZ` is 100 on every Linux that matters.
+const TICK_MILLIS: u64 = 10;
+
+#[cfg(test)]
+mod tests {
+    use super::{Machine, Meter, process_cpu, ticked};
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn the_first_line_of_stat_is_the_machine() {
+        let stat = "cpu  100 1 20 300 5 2 3 40 7 0\ncpu0 1 2 3";
+        let wanted = Machine {
+            busy: 126,
+            steal: 40,
+            all: 471,
+        };
+        assert_eq!(Machine::read(stat), wanted);
+        assert_eq!(Machine::read(""), Machine::default());
+    }
+
+    #[test]
+    fn ticks_are_read_behind_a_name_with_blanks() {
+        let stat = "7 (a b) c) S 1 7 7 0 -1 4194560 100 0 0 0 12 30 0 0 20 0 1";
+        assert_eq!(ticked(stat), Duration::from_millis(420));
+    }
+
+    #[test]
+    fn a_meter_sees_the_time_that_this_process_burns() {
+        let meter = Meter::start(Some(std::process::id()));
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_millis(30) {
+            std::hint::spin_loop();
+        }
+        let seen = meter.stop();
+        assert!(seen.took >= Duration::from_millis(30));
+        assert!(seen.client_cpu > Duration::ZERO && seen.server_cpu > Duration::ZERO);
+        assert!((0.0..=1.0).contains(&seen.steal));
+        assert_eq!(process_cpu(u32::MAX), Duration::ZERO);
+    }
+}

@@ -1,0 +1,341 @@
+//! The work that all contestants do alike: cycles, alone and in a crowd, and hand-offs.
+
+use crate::{Result, clock::Seen};
+use dlock_core::{
+    Acquire, Acquired, Clock, DistributedLock, Guard, HoldId, Lease, Lock, LockName, Owner, Release,
+};
+use std::{
+    future::Future,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+use tokio::{sync::watch, task::JoinSet};
+
+/// What was done.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    /// Of each operation, in nanoseconds.
+    pub(crate) latencies: Vec<u64>,
+    pub(crate) operations: u64,
+    /// Without the lead-in and the end, where the work knows it better than whoever started it.
+    pub(crate) took: Option<Duration>,
+    /// How often two were inside at once, or somebody who held a lock did not.
+    pub(crate) violations: u64,
+    /// What it cost, where the work has parts that do not count.
+    pub(crate) seen: Option<Seen>,
+}
+
+/// Something that can be acquired and released: one name of one client.
+pub(crate) trait Contender: Send + Sync + 'static {
+    type Held: Send + 'static;
+
+    fn acquire(&self) -> impl Future<Output = Result<Self::Held>> + Send;
+
+    fn release(&self, held: Self::Held) -> impl Future<Output = Result> + Send;
+}
+
+impl Contender for Lock {
+    type Held = Guard;
+
+    async fn acquire(&self) -> Result<Guard> {
+        Ok(Self::acquire(self).await?)
+    }
+
+    async fn release(&self, guard: Guard) -> Result {
+        guard.release().await?;
+        Ok(())
+    }
+}
+
+/// A driver without the core: what is left of a cycle when nobody waits, watches or cleans up.
+#[derive(Debug)]
+pub(crate) struct BareDriver<D> {
+    pub(crate) driver: Arc<D>,
+    pub(crate) name: LockName,
+    pub(crate) clock: Clock,
+}
+
+impl<D: DistributedLock> BareDriver<D> {
+    pub(crate) fn new(driver: Arc<D>, name: &str) -> Result<Self> {
+        Ok(Self {
+            driver,
+            name: LockName::new(name)?,
+            clock: Clock::boot(),
+        })
+    }
+}
+
+impl<D: DistributedLock> Contender for BareDriver<D> {
+    type Held = (Owner, HoldId);
+
+    async fn acquire(&self) -> Result<Self::Held> {
+        let (owner, hold) = (
+            Owner::random(&mut rand::rng()),
+            HoldId::random(&mut rand::rng()),
+        );
+        let give_up = self.clock.now() + Duration::from_secs(5);
+        let request = Acquire::new(self.name.clone(), owner, hold, Lease::default(), give_up);
+        match self.driver.acquire(&request).await? {
+            Acquired::Granted(_) => Ok((owner, hold)),
+            _ => Err("a lock that nobody else wants was refused".into()),
+        }
+    }
+
+    async fn release(&self, (owner, hold): Self::Held) -> Result {
+        self.driver
+            .release(&Release::new(self.name.clone(), owner, hold))
+            .await?;
+        Ok(())
+    }
+}
+
+/// One task, one lock, nobody else: acquire and release for as long as told.
+pub(crate) async fn alone<C: Contender>(contender: Arc<C>, span: Duration) -> Result<Work> {
+    let mut work = Work::default();
+    let began = Instant::now();
+    let mut last = began;
+    while last - began < span {
+        let held = contender.acquire().await?;
+        contender.release(held).await?;
+        let now = Instant::now();
+        work.latencies.push(nanos(now - last));
+        work.operations += 1;
+        last = now;
+        if work.operations.is_multiple_of(BREATH) {
+            // A store that answers at once never lets the worker's other tasks run.
+            tokio::task::yield_now().await;
+            last = Instant::now();
+        }
+    }
+    work.took = Some(last - began);
+    Ok(work)
+}
+
+/// Many tasks, each with a lock of its own, all at once.
+pub(crate) async fn crowd<C: Contender>(contenders: Vec<Arc<C>>, span: Duration) -> Result<Work> {
+    let began = Instant::now();
+    let mut tasks = JoinSet::new();
+    for contender in contenders {
+        tasks.spawn(alone(contender, span));
+    }
+    let mut all = Work::default();
+    while let Some(done) = tasks.join_next().await {
+        let done = done??;
+        all.operations += done.operations;
+        all.latencies.extend(done.latencies);
+    }
+    all.took = Some(began.elapsed());
+    Ok(all)
+}
+
+/// One task that holds its lock for a while, gives it back and takes it again: what a hand-off would be to oneself.
+///
+/// The hold leaves threads parked and the processor idle, as hand-offs find them.
+pub(crate) async fn again<C: Contender>(contender: Arc<C>, span: Duration) -> Result<Work> {
+    let mut work = Work::default();
+    let began = Instant::now();
+    let mut held = contender.acquire().await?;
+    while began.elapsed() < span {
+        tokio::time::sleep(hold_time()).await;
+        let start = Instant::now();
+        contender.release(held).await?;
+        held = contender.acquire().await?;
+        work.latencies.push(nanos(start.elapsed()));
+        work.operations += 1;
+    }
+    contender.release(held).await?;
+    Ok(work)
+}
+
+/// All contend for one name: each holds it for 3 to 8 ms, gives it back, and asks again when another one has it.
+///
+/// A hand-off lasts from before the release to the moment the next one has the lock.
+pub(crate) async fn hand_off<C: Contender>(
+    contenders: Vec<Arc<C>>,
+    span: Duration,
+) -> Result<Work> {
+    let arena = Arc::new(Arena::default());
+    let mut tasks = JoinSet::new();
+    let began = Instant::now();
+    for contender in contenders {
+        tasks.spawn(contend(contender, Arc::clone(&arena)));
+    }
+    tokio::time::sleep(span).await;
+    arena.over.store(true, SeqCst);
+    arena.turn.send_modify(|_| {});
+    let took = began.elapsed();
+    let latencies = std::mem::take(&mut *arena.latencies());
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    Ok(Work {
+        operations: u64::try_from(latencies.len())?,
+        latencies,
+        took: Some(took),
+        violations: arena.violations.load(SeqCst),
+        seen: None,
+    })
+}
+
+async fn contend<C: Contender>(contender: Arc<C>, arena: Arc<Arena>) -> Result {
+    while !arena.over.load(SeqCst) {
+        let held = contender.acquire().await?;
+        let mine = arena.enter();
+        if !arena.over.load(SeqCst) {
+            tokio::time::sleep(hold_time()).await;
+        }
+        arena.leave();
+        contender.release(held).await?;
+        let mut turn = arena.turn.subscribe();
+        turn.wait_for(|turn| *turn > mine || arena.over.load(SeqCst))
+            .await?;
+    }
+    Ok(())
+}
+
+/// Who is inside, and since when nobody is.
+#[derive(Debug)]
+struct Arena {
+    inside: AtomicU64,
+    violations: AtomicU64,
+    given_back: Mutex<Option<Instant>>,
+    latencies: Mutex<Vec<u64>>,
+    /// Counts who came in.
+    turn: watch::Sender<u64>,
+    over: AtomicBool,
+}
+
+impl Default for Arena {
+    fn default() -> Self {
+        Self {
+            inside: AtomicU64::default(),
+            violations: AtomicU64::default(),
+            given_back: Mutex::default(),
+            latencies: Mutex::default(),
+            turn: watch::Sender::new(0),
+            over: AtomicBool::default(),
+        }
+    }
+}
+
+impl Arena {
+    fn enter(&self) -> u64 {
+        let now = Instant::now();
+        if self.inside.fetch_add(1, SeqCst) != 0 {
+            self.violations.fetch_add(1, SeqCst);
+        }
+        let given_back = self
+            .given_back
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(given_back) = given_back {
+            self.latencies().push(nanos(now - given_back));
+        }
+        let mut mine = 0;
+        self.turn.send_modify(|turn| {
+            *turn += 1;
+            mine = *turn;
+        });
+        mine
+    }
+
+    fn leave(&self) {
+        self.inside.fetch_sub(1, SeqCst);
+        *self
+            .given_back
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    fn latencies(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.latencies
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Allocations of one cycle, all tasks of the client and of its connection included: everything runs on one thread here.
+///
+/// Call it where blocking is allowed.
+pub(crate) fn allocations<C, F>(make: impl FnOnce() -> F + Send) -> Result<f64>
+where
+    C: Contender,
+    F: Future<Output = Result<C>>,
+{
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let contender = Arc::new(runtime.block_on(make())?);
+    let cycles = async |count: u32| -> Result {
+        for _ in 0..count {
+            let held = contender.acquire().await?;
+            contender.release(held).await?;
+        }
+        Ok(())
+    };
+    runtime.block_on(cycles(COUNTED))?; // caches, tables and buffers grow to their size
+    let mut done = Ok(());
+    let seen = allocation_counter::measure(|| done = runtime.block_on(cycles(COUNTED)));
+    done?;
+    Ok(seen.count_total as f64 / f64::from(COUNTED))
+}
+
+pub(crate) fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+pub(crate) fn hold_time() -> Duration {
+    Duration::from_micros(fastrand::u64(3_000..8_000))
+}
+
+/// Cycles between two yields.
+const BREATH: u64 = 32;
+/// Cycles whose allocations are counted.
+const COUNTED: u32 = 500;
+
+#[cfg(test)]
+mod tests {
+    use super::{Contender, Result, alone, hand_off};
+    use std::{sync::Arc, time::Duration};
+
+    /// A lock that is none.
+    struct Open;
+
+    impl Contender for Open {
+        type Held = ();
+
+        async fn acquire(&self) -> Result {
+            tokio::task::yield_now().await;
+            Ok(())
+        }
+
+        async fn release(&self, (): ()) -> Result {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn two_inside_at_once_are_violations() {
+        let work = hand_off(
+            vec![Arc::new(Open), Arc::new(Open)],
+            Duration::from_millis(50),
+        );
+        assert!(work.await.unwrap().violations > 0);
+    }
+
+    #[tokio::test]
+    async fn every_cycle_has_a_latency() {
+        let work = alone(Arc::new(Open), Duration::from_millis(5))
+            .await
+            .unwrap();
+        assert_eq!(
+            u64::try_from(work.latencies.len()).unwrap(),
+            work.operations
+        );
+        assert!(work.operations > 0);
+    }
+}

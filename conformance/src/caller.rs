@@ -122,6 +122,14 @@ impl Caller {
             .ok_or_else(|| Failure::new("BUG: granted without a hold"))
     }
 
+    /// Takes what must be free by now, where that is not the point: a try or two are granted.
+    ///
+    /// # Errors
+    /// When it does not get it.
+    pub async fn take_soon(&self, ask: &Ask) -> Result<Hold, Failure> {
+        self.take_within(ask, Duration::ZERO).await
+    }
+
     /// Asks once and must be refused.
     ///
     /// # Errors

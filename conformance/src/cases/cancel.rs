@@ -85,14 +85,13 @@ async fn a_turn_that_is_left_is_handed_on(ctx: Ctx) -> Result<(), Failure> {
     let [holder, first, second] = ctx.callers().await?;
     let name = ctx.name()?;
     let hold = holder.take(&ctx.ask(&name)).await?;
-    let (leaving, ticket) = (first.ticket(), second.ticket());
+    let leaving = first.ticket();
     first.refused(&ctx.ask(&name).in_line(leaving)).await?;
-    let waiting = ctx.ask(&name).in_line(ticket);
+    let waiting = ctx.ask(&name).in_line(second.ticket());
     second.refused(&waiting).await?;
     holder.frees(&hold).await?;
     second.refused(&waiting).await?;
     first.leave(&name, leaving).await?;
-    second.hears_turn(&name, ticket, ctx.short()).await?;
     second.take(&waiting).await.map(drop)
 }
 

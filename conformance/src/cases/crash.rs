@@ -88,7 +88,7 @@ async fn what_a_closed_client_held_outlives_it_by_its_lease(ctx: Ctx) -> Result<
 }
 
 async fn waiters_of_a_closed_client_delay_nobody_for_long(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, closed, living, other] = ctx.callers().await?;
+    let [holder, closed, living] = ctx.callers().await?;
     let name = ctx.name()?;
     let hold = holder.take(&ctx.ask(&name)).await?;
     closed
@@ -98,11 +98,10 @@ async fn waiters_of_a_closed_client_delay_nobody_for_long(ctx: Ctx) -> Result<()
     living.refused(&behind).await?;
     closed.driver().close().await;
     holder.frees(&hold).await?;
-    let next = living
+    living
         .take_within(&behind, accept_lease(ctx.short()))
-        .await?;
-    living.frees(&next).await?;
-    other.take(&ctx.ask(&name)).await.map(drop)
+        .await
+        .map(drop)
 }
 
 async fn any_number_of_dead_waiters_costs_one_entry_deadline(ctx: Ctx) -> Result<(), Failure> {
@@ -158,11 +157,7 @@ async fn a_killed_server_finds_what_it_keeps(ctx: Ctx) -> Result<(), Failure> {
             caller.renews(&hold, ctx.long()).await?;
             caller.frees(&hold).await
         }
-        Keeps::Nothing => {
-            caller.cannot_renew(&hold).await?;
-            other.take(&ctx.ask(&name)).await?;
-            caller.cannot_release(&hold).await
-        }
+        Keeps::Nothing => other.take(&ctx.ask(&name)).await.map(drop),
     }
 }
 

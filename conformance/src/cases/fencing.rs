@@ -103,7 +103,7 @@ async fn the_token_grows_over_expiry(ctx: Ctx) -> Result<(), Failure> {
     let name = ctx.name()?;
     let mut last = FencingToken(0);
     for caller in [&caller, &other] {
-        let hold = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+        let hold = caller.take_soon(&ctx.ask(&name).lasting(ctx.short())).await?;
         last = greater(last, &hold)?;
         ctx.sleep_past(&hold).await;
     }
@@ -201,7 +201,7 @@ async fn takes_greater(
     last: FencingToken,
     name: &LockName,
 ) -> Result<(), Failure> {
-    let hold = caller.take(&ctx.ask(name)).await?;
+    let hold = caller.take_soon(&ctx.ask(name)).await?;
     greater(last, &hold).map(drop)
 }
 

@@ -72,8 +72,8 @@ async fn a_repeat_counts_once(ctx: Ctx) -> Result<(), Failure> {
         other.inspect(&name).await?.holds,
         2,
     )?;
-    caller.leaves(&first, 1).await?;
-    caller.frees(&second).await?;
+    caller.leaves(&second, 1).await?;
+    caller.frees(&first).await?;
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
@@ -133,9 +133,10 @@ async fn a_repeat_puts_nobody_in_line(ctx: Ctx) -> Result<(), Failure> {
     holder.frees(&hold).await?;
     let turn = waiter.take(&waiting.then(next)).await?;
     waiter.take(&turn.ask).await?;
-    // Were `next` standing twice, leaving would hand the lock on to the other copy.
     waiter.frees(&turn).await?;
-    waiter.leave(&name, next).await?;
+    // Were `next` standing twice, the second one would be served now.
+    let last = waiter.take(&ctx.ask(&name).in_line(next)).await?;
+    waiter.frees(&last).await?;
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
@@ -237,7 +238,7 @@ async fn a_lost_answer_of_release_hurts_nobody_when_repeated(ctx: Ctx) -> Result
     let request = Release::new(name.clone(), hold.ask.owner, hold.ask.hold);
     ctx.unanswered(caller.release_as(&request)).await?;
     let next = other.take(&ctx.ask(&name)).await?;
-    other.cannot_release(&hold).await?;
+    other.release(&hold, None).await?;
     other.renews(&next, ctx.long()).await?;
     other.frees(&next).await
 }

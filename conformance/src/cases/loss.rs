@@ -21,7 +21,6 @@ async fn a_hold_whose_record_was_lost_is_not_held(ctx: Ctx) -> Result<(), Failur
     let stays = caller.take(&ctx.ask(&beside)).await?;
     ctx.records()?.delete(&name).await?;
     caller.cannot_renew(&lost).await?;
-    caller.cannot_release(&lost).await?;
     other.sees_free(&name).await?;
     let next = other.take(&ctx.ask(&name)).await?;
     caller.cannot_renew(&lost).await?;
@@ -47,7 +46,6 @@ async fn a_hold_that_was_broken_and_taken_is_not_held(ctx: Ctx) -> Result<(), Fa
     other.breaks(&name, None).await?;
     let next = other.take(&ctx.ask(&name)).await?;
     caller.cannot_renew(&lost).await?;
-    caller.cannot_release(&lost).await?;
     other.renews(&next, ctx.long()).await?;
     other.frees(&next).await
 }

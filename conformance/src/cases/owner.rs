@@ -95,7 +95,9 @@ async fn a_hold_past_its_end_is_not_held(ctx: Ctx) -> Result<(), Failure> {
     let caller = ctx.caller().await?;
     let name = ctx.name()?;
     for release in [false, true] {
-        let hold = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+        let hold = caller
+            .take_soon(&ctx.ask(&name).lasting(ctx.short()))
+            .await?;
         ctx.sleep_past(&hold).await;
         if release {
             caller.cannot_release(&hold).await?;

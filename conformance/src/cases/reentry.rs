@@ -39,6 +39,9 @@ pub(super) const CASES: &[Case] = &[
     case!(Clause::Reentry, a_join_of_anothers_incarnation_is_gone)
         .needs(&[Need::Fencing])
         .bullet(JOIN),
+    case!(Clause::Reentry, a_join_of_an_incarnation_kept_shut_is_gone)
+        .needs(&[Need::Fencing])
+        .bullet(JOIN),
     case!(Clause::Reentry, a_join_that_is_gone_stands_in_no_line)
         .needs(&[Need::Fencing, Need::Line])
         .bullet(JOIN),
@@ -150,7 +153,6 @@ async fn another_client_may_release(ctx: Ctx) -> Result<(), Failure> {
     let hold = here.take(&ctx.ask(&name)).await?;
     there.renews(&hold, ctx.long()).await?;
     there.frees(&hold).await?;
-    here.cannot_renew(&hold).await?;
     here.take(&ctx.ask(&name)).await.map(drop)
 }
 
@@ -218,6 +220,15 @@ async fn a_join_of_anothers_incarnation_is_gone(ctx: Ctx) -> Result<(), Failure>
         .await?;
     same("the number of holds", other.inspect(&name).await?.holds, 1)?;
     caller.frees(&hold).await
+}
+
+async fn a_join_of_an_incarnation_kept_shut_is_gone(ctx: Ctx) -> Result<(), Failure> {
+    let caller = ctx.caller().await?;
+    let name = ctx.name()?;
+    let hold = caller.take(&ctx.ask(&name)).await?;
+    caller.release(&hold, Some(ctx.long())).await?;
+    cannot_join(&caller, &hold).await?;
+    same("the number of holds", caller.inspect(&name).await?.holds, 0)
 }
 
 async fn a_join_that_is_gone_stands_in_no_line(ctx: Ctx) -> Result<(), Failure> {

@@ -42,8 +42,8 @@ async fn a_hold_of_a_closed_client_lives_on_elsewhere(ctx: Ctx) -> Result<(), Fa
     let second = caller.take(&first.ask.again()).await?;
     caller.driver().close().await;
     other.renews(&first, ctx.long()).await?;
-    other.leaves(&first, 1).await?;
-    other.frees(&second).await
+    other.leaves(&second, 1).await?;
+    other.frees(&first).await
 }
 
 async fn closing_ends_the_hints(ctx: Ctx) -> Result<(), Failure> {

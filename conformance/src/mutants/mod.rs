@@ -1,5 +1,10 @@
 //! Deliberately wrong drivers: the suite must fail on every clause that one breaks, and on no other.
 
+mod acquire;
+mod admin;
+mod memory;
+mod release;
+mod renew;
 mod run;
 mod twist;
 
@@ -7,7 +12,7 @@ pub use twist::Twist;
 pub(crate) use {run::trial, twist::twisted};
 
 use crate::{clause::Clause, fixture::Need};
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 /// A wrong driver: a decorator round any right one.
 ///
@@ -38,5 +43,14 @@ pub enum Mutants {
 /// All of them.
 #[must_use]
 pub fn mutants() -> Vec<Mutant> {
-    Vec::new()
+    [
+        acquire::MUTANTS,
+        release::MUTANTS,
+        renew::MUTANTS,
+        admin::MUTANTS,
+    ]
+    .concat()
 }
+
+/// Longer than any case takes.
+const FAR: Duration = Duration::from_secs(3600);

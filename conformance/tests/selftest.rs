@@ -1,0 +1,51 @@
+//! The suite is complete: no clause without a case, none that binds drivers without a wrong driver, no name twice.
+
+use dlock_conformance::{Binds, Clause, cases, mutants};
+use std::collections::BTreeSet;
+
+#[test]
+fn every_clause_has_a_case() {
+    let tried: BTreeSet<_> = cases().iter().map(|case| case.clause).collect();
+    let all: BTreeSet<_> = Clause::ALL.into();
+    assert_eq!(tried, all);
+}
+
+#[test]
+fn every_clause_that_binds_drivers_is_broken_by_a_mutant() {
+    let broken: BTreeSet<_> = mutants().iter().flat_map(|mutant| mutant.breaks).copied().collect();
+    for clause in Clause::ALL {
+        assert!(
+            clause.binds() == Binds::Core || broken.contains(&clause),
+            "no mutant breaks `{clause}`"
+        );
+    }
+}
+
+#[test]
+fn no_name_is_given_twice() {
+    let cases = cases();
+    let names: BTreeSet<_> = cases.iter().map(|case| case.name).collect();
+    assert_eq!(names.len(), cases.len(), "two cases have one name");
+    let mutants = mutants();
+    let names: BTreeSet<_> = mutants.iter().map(|mutant| mutant.name).collect();
+    assert_eq!(names.len(), mutants.len(), "two mutants have one name");
+}
+
+#[test]
+fn every_mutant_breaks_something_and_names_it_once() {
+    for mutant in mutants() {
+        let clauses: BTreeSet<_> = mutant.breaks.iter().collect();
+        assert!(!clauses.is_empty(), "{} breaks nothing", mutant.name);
+        assert_eq!(clauses.len(), mutant.breaks.len(), "{} names a clause twice", mutant.name);
+    }
+}
+
+#[test]
+fn names_are_sentences_in_words() {
+    let words = |name: &str| name.split('_').all(|word| !word.is_empty() && word.chars().all(|c| c.is_ascii_lowercase()));
+    for name in cases().iter().map(|case| case.name).chain(mutants().iter().map(|mutant| mutant.name)) {
+        assert!(words(name), "{name:?} is no sentence with underscores");
+        // Fresh names are made of it, and names are at most 512 bytes long with what cases add to them.
+        assert!(name.len() <= 80, "{name:?} is too long");
+    }
+}

@@ -3,7 +3,7 @@
 //! However many tasks of a client wait for a name, the store sees one waiter: the head of the queue, who has the ticket and does the looking.
 
 use crate::{
-    clock::Instant,
+    clock::{Clock, Instant},
     driver::Hint,
     hold::Hold,
     identity::{Owner, Ticket},
@@ -38,6 +38,12 @@ pub(crate) struct Queue {
     pub(crate) looks: u32,
     /// A wake-up came that no attempt has answered yet.
     pub(crate) poked: bool,
+    /// One came for `next` before the answer that puts it in line.
+    pub(crate) poked_next: bool,
+    /// Not even a wake-up makes the head ask before then: the store failed.
+    pub(crate) not_before: Instant,
+    /// Since when the store has failed whoever was the head.
+    pub(crate) failing: Option<Instant>,
 }
 
 /// One waiting task.
@@ -89,23 +95,21 @@ impl Book {
         self.0.values().all(|page| page.holds.is_empty())
     }
 
-    /// Wakes every waiter, heads or not.
-    pub(crate) fn wake_all(&mut self) {
-        for page in self.0.values_mut() {
-            for waiter in &page.queue.waiters {
-                waiter.wake.notify_one();
-            }
-        }
-    }
-
     /// Whether the hint found somebody who wants it.
     pub(crate) fn hint(&mut self, hint: &Hint, now: Instant) -> bool {
         match hint {
             Hint::Turn { name, ticket } => {
-                let wanted = self.0.get_mut(name).filter(|page| {
-                    page.queue.ticket == Some(*ticket) && !page.queue.waiters.is_empty()
-                });
-                wanted.map(|page| page.queue.poke()).is_some()
+                let Some(page) = self.0.get_mut(name) else {
+                    return false;
+                };
+                let queue = &mut page.queue;
+                if queue.ticket == Some(*ticket) && !queue.waiters.is_empty() {
+                    queue.poke();
+                    true
+                } else {
+                    queue.poked_next |= queue.next == Some(*ticket) && queue.waiters.len() > 1;
+                    queue.poked_next
+                }
             }
             Hint::First {
                 name,
@@ -141,13 +145,27 @@ impl Page {
         self.holds.is_empty() && self.queue.waiters.is_empty()
     }
 
-    /// The live hold of an owner.
-    pub(crate) fn of(&self, owner: &Owner) -> Option<&Arc<Hold>> {
-        self.holds.iter().find(|hold| hold.owner == *owner)
+    /// A hold of this client that is live, if the name has one.
+    pub(crate) fn live(&self, clock: &Clock) -> Option<Arc<Hold>> {
+        let live = self.holds.iter().find(|hold| hold.is_live(clock));
+        live.map(Arc::clone)
+    }
+
+    /// The holds of an owner.
+    pub(crate) fn of(&self, owner: Owner) -> impl Iterator<Item = &Arc<Hold>> {
+        self.holds.iter().filter(move |hold| hold.owner == owner)
     }
 }
 
 impl Queue {
+    /// Somebody opens it: he asks at once, unless the store has just failed.
+    pub(crate) fn begin(&mut self) {
+        self.look_at = Instant::ORIGIN;
+        self.looks = 0;
+        self.poked = false;
+        self.poked_next = false;
+    }
+
     pub(crate) fn enter(&mut self, waiter: &Arc<Waiter>) {
         self.waiters.push_back(Arc::clone(waiter));
     }

@@ -20,6 +20,9 @@ use tokio::runtime::Handle;
 /// How long after its give-up a call is abandoned: the store's client has long run into its own time-outs by then.
 const ABANDON_AFTER: Duration = Duration::from_secs(30);
 
+/// The most one request may take before it is repeated or given up, however long the lease: nobody should hang on one lost packet.
+pub(crate) const ATTEMPT: Duration = Duration::from_secs(5);
+
 /// Where calls run that nobody waits for any more.
 #[derive(Clone, Debug)]
 pub(crate) struct Adrift {
@@ -69,12 +72,20 @@ impl<T: Send + 'static> Call<T> {
     /// # Cancel safety
     /// Dropping the future leaves the call where it is; dropping the call moves it into a task.
     pub(crate) async fn answer(&mut self) -> Option<T> {
+        self.answer_by(self.give_up).await
+    }
+
+    /// Waits for an answer that is still worth something when nobody counts on it any more.
+    pub(crate) async fn late_answer(&mut self) -> Option<T> {
+        self.answer_by(self.give_up + ABANDON_AFTER).await
+    }
+
+    async fn answer_by(&mut self, end: Instant) -> Option<T> {
         let clock = self.adrift.clock.clone();
-        let give_up = self.give_up;
         tokio::select! {
             biased;
             answer = poll_fn(|cx| self.poll(cx)) => Some(answer),
-            () = clock.sleep_until(give_up) => None,
+            () = clock.sleep_until(end) => None,
         }
     }
 

@@ -2,10 +2,10 @@
 
 use crate::{
     book::Book,
-    call::Adrift,
+    call::{ATTEMPT, Adrift, Call},
     clock::{Clock, Instant},
     driver::{Broken, Capabilities, Cursor, DistributedLock, Hint, Note, Page, Snapshot},
-    error::{DriverError, Error, ErrorKind, LossReason},
+    error::{DriverError, Effect, Error, ErrorKind, LossReason, Phase, Retry},
     flaw::Flaw,
     guard::Guard,
     hold::{Hold, Start},
@@ -20,6 +20,7 @@ use crate::{
 use futures_util::StreamExt;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use std::{
+    collections::HashSet,
     fmt,
     num::NonZeroU64,
     sync::{
@@ -62,7 +63,7 @@ pub struct Client {
 pub struct ClientBuilder {
     driver: Arc<dyn DistributedLock>,
     clock: Clock,
-    lease: Lease,
+    lease: Option<Lease>,
     look_cap: Duration,
     seed: Option<u64>,
     flaw: Option<Flaw>,
@@ -80,11 +81,15 @@ pub(crate) struct Inner {
     pub(crate) look_cap: Duration,
     pub(crate) closing: AtomicBool,
     /// Holds that were detached here and not attached again.
-    pub(crate) detached: AtomicUsize,
+    detached: Mutex<HashSet<HoldId>>,
     /// Notified when the client begins to shut down.
     pub(crate) revoked: Notify,
-    /// Notified when the last live hold is gone.
-    pub(crate) unheld: Notify,
+    /// The driver is closed: nothing can be undone any more.
+    pub(crate) closed: AtomicBool,
+    /// Acquires and releases under way, which a shutdown waits for.
+    active: AtomicUsize,
+    /// Notified, while shutting down, when something came to its end.
+    pub(crate) quieter: Notify,
     lease: Lease,
     book: Mutex<Book>,
     rng: Mutex<StdRng>,
@@ -108,7 +113,7 @@ impl Client {
         ClientBuilder {
             driver,
             clock: Clock::boot(),
-            lease: Lease::default(),
+            lease: None,
             look_cap: DEFAULT_LOOK_CAP,
             seed: None,
             flaw: None,
@@ -145,8 +150,13 @@ impl Client {
     /// Nothing is lost when it is dropped.
     pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Snapshot, Error> {
         let name = LockName::new(name)?;
-        let inner = &self.inner;
-        inner.answered(&name, inner.driver.inspect(&name).await)
+        let (driver, asked) = (Arc::clone(&self.inner.driver), name.clone());
+        let answer = self
+            .inner
+            .ask(Effect::None, async move { driver.inspect(&asked).await });
+        answer
+            .await
+            .map_err(|error| error.at(self.inner.caps.backend, &name))
     }
 
     /// One step of a walk over the held and shut names that begin with `prefix`: up to about `limit` of them, perhaps none, and where
@@ -163,7 +173,11 @@ impl Client {
         from: Option<&Cursor>,
         limit: usize,
     ) -> Result<Page, Error> {
-        Ok(self.inner.driver.list(prefix, from, limit).await?)
+        let driver = Arc::clone(&self.inner.driver);
+        let (prefix, from) = (prefix.to_owned(), from.cloned());
+        let listed = async move { driver.list(&prefix, from.as_ref(), limit).await };
+        let answer = self.inner.ask(Effect::None, listed).await;
+        answer.map_err(|error| error.of(self.inner.caps.backend))
     }
 
     /// Frees a name whoever holds it: with `only`, just if that is its token. Its holders learn it at their next renewal, and
@@ -180,8 +194,10 @@ impl Client {
         only: Option<FencingToken>,
     ) -> Result<Broken, Error> {
         let name = LockName::new(name)?;
-        let inner = &self.inner;
-        inner.answered(&name, inner.driver.break_lock(&name, only).await)
+        let (driver, asked) = (Arc::clone(&self.inner.driver), name.clone());
+        let broken = async move { driver.break_lock(&asked, only).await };
+        let answer = self.inner.ask(Effect::Unknown, broken).await;
+        answer.map_err(|error| error.at(self.inner.caps.backend, &name))
     }
 
     /// Shuts down: refuses new acquires, cancels waiters, resolves [`Guard::revoked`](crate::Guard::revoked), and keeps renewing for
@@ -215,10 +231,10 @@ impl ClientBuilder {
         self
     }
 
-    /// The lease of locks that name none.
+    /// The lease of locks that name none: 30 s, or what the session lasts on a store where holds are bound to one.
     #[must_use]
     pub fn lease(mut self, lease: Lease) -> Self {
-        self.lease = lease;
+        self.lease = Some(lease);
         self
     }
 
@@ -248,13 +264,19 @@ impl ClientBuilder {
     /// Makes the client and starts its two tasks.
     ///
     /// # Errors
-    /// `Misuse` outside a tokio runtime.
+    /// `Misuse` outside a tokio runtime; `Unsupported` when the store cannot give the default lease.
     pub fn build(self) -> Result<Client, Error> {
         let handle = Handle::try_current().map_err(|error| {
             Error::misuse("a client is made inside the tokio runtime that is to renew its locks")
                 .with_source(error)
         })?;
         let caps = self.driver.capabilities().clone();
+        let lease = match self.lease {
+            Some(lease) => lease.on(&caps)?,
+            None => Lease::default()
+                .no_longer_than(*caps.leases.end())
+                .at_least(&caps),
+        };
         let inner = Arc::new(Inner {
             watchdog: Arc::new(Watchdog::new(caps.renew_batch)),
             store: caps.store.as_str().into(),
@@ -263,10 +285,12 @@ impl ClientBuilder {
             janitor: Janitor::default(),
             look_cap: self.look_cap,
             closing: AtomicBool::new(false),
-            detached: AtomicUsize::new(0),
+            detached: Mutex::default(),
+            closed: AtomicBool::new(false),
+            active: AtomicUsize::new(0),
             revoked: Notify::new(),
-            unheld: Notify::new(),
-            lease: self.lease,
+            quieter: Notify::new(),
+            lease,
             book: Mutex::default(),
             rng: Mutex::new(
                 self.seed
@@ -308,7 +332,8 @@ impl Inner {
         let now = self.clock.now();
         let wanted = self.book().hint(&hint, now);
         match hint {
-            Hint::Turn { name, ticket } if !wanted => self.decline(&name, ticket),
+            // Whoever stands behind a turn that nobody wants should not wait for its accept lease.
+            Hint::Turn { name, ticket } if !wanted => self.leave_line(&name, ticket),
             Hint::Over(lane) => self.watchdog.over(lane, now),
             _ => {}
         }
@@ -323,7 +348,8 @@ impl Inner {
         } else {
             sent
         };
-        let end = start.terms.end().map(|end| sent + end);
+        let first = start.first.map_or(sent, |first| first.sent);
+        let end = start.terms.end().map(|end| first + end);
         let deadline = (counted + start.valid_for.min(length) - Lease::margin(length))
             .min(end.unwrap_or(Instant::FAR));
         if deadline <= now {
@@ -347,7 +373,8 @@ impl Inner {
             renewal: self.renews(hold.lease()),
             end,
         });
-        Some(Guard::new(Arc::clone(self), hold, key))
+        hold.watched_as(key);
+        Some(Guard::new(Arc::clone(self), hold))
     }
 
     fn renews(&self, lease: Lease) -> Option<Renewal> {
@@ -365,8 +392,9 @@ impl Inner {
         })
     }
 
-    /// A hold begins, unless the client is shutting down. Another one of its owner with another token is a hold that the store has forgotten.
-    pub(crate) fn enter(self: &Arc<Self>, hold: &Arc<Hold>) -> bool {
+    /// A hold begins, unless the client is shutting down or it is in the book already. Of two holds of one owner with two tokens, the
+    /// one with the smaller is a hold that the store has forgotten.
+    fn enter(self: &Arc<Self>, hold: &Arc<Hold>) -> bool {
         let mut stale = Vec::new();
         {
             let mut book = self.book();
@@ -374,8 +402,11 @@ impl Inner {
                 return false;
             }
             let page = book.page(&hold.name);
-            for other in &page.holds {
-                if other.owner == hold.owner && other.token != hold.token {
+            for other in page.holds.iter().filter(|other| other.owner == hold.owner) {
+                if other.id == hold.id || other.token > hold.token {
+                    return false;
+                }
+                if other.token < hold.token {
                     stale.push(Arc::clone(other));
                 }
             }
@@ -389,26 +420,28 @@ impl Inner {
 
     /// A hold is over for us, whatever the store says: out of the book, and who waits here may look.
     pub(crate) fn leave_book(&self, hold: &Arc<Hold>) {
-        let mut book = self.book();
-        book.strike(hold);
-        if book.is_unheld() {
-            self.unheld.notify_waiters();
-        }
+        self.book().strike(hold);
+        self.is_quieter();
     }
 
     pub(crate) fn lose(self: &Arc<Self>, hold: &Arc<Hold>, reason: LossReason) {
         self.leave_book(hold);
+        if let Some(key) = hold.key() {
+            self.watchdog.forget(key);
+        }
         // The deadline may have been noticed first by the guard itself, or by nobody yet.
         hold.lose(reason);
         tracing::warn!(
             target: "dlock::lost", lock = %hold.name, backend = self.caps.backend, owner = %hold.owner,
             ?reason, "lock lost: {reason}"
         );
-        if reason == LossReason::Deadline && self.caps.session_bound && !hold.lease().is_kept() {
-            // The session would keep it beyond its lease: it is ended by a release, at its full end and not before.
-            let mut job = Job::release(hold.name.clone(), hold.owner, hold.id);
-            job.unsettled = hold.unsettled;
-            job.after = hold.sent + hold.lease().length();
+        if let Some(end) = hold.terms.end()
+            && reason == LossReason::Deadline
+            && self.caps.session_bound
+        {
+            // The session would keep it beyond its end: it is ended by a release, at its full end and not before.
+            let mut job = Job::of(hold);
+            job.after = hold.sent + end + Lease::margin(hold.lease().length());
             self.settle(job);
         }
         self.poke(&hold.name);
@@ -423,12 +456,65 @@ impl Inner {
         }
     }
 
-    fn answered<T>(&self, name: &LockName, answer: Result<T, DriverError>) -> Result<T, Error> {
-        answer.map_err(|error| Error::from(error).at(self.caps.backend, name))
+    /// One request that nobody repeats, bounded.
+    async fn ask<T: Send + 'static>(
+        &self,
+        effect: Effect,
+        request: impl Future<Output = Result<T, DriverError>> + Send + 'static,
+    ) -> Result<T, Error> {
+        let give_up = self.clock.now() + ATTEMPT;
+        let answer = Call::new(&self.adrift, give_up, request).answer().await;
+        answer.map_or_else(|| Err(unanswered(effect)), |answer| Ok(answer?))
+    }
+
+    /// Something is under way that a shutdown waits for, until the value is dropped.
+    pub(crate) fn active(self: &Arc<Self>) -> Active {
+        self.active.fetch_add(1, SeqCst);
+        Active(Arc::clone(self))
+    }
+
+    /// Whether nothing is held, under way or being settled.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.active.load(SeqCst) == 0 && self.janitor.len() == 0 && self.book().is_unheld()
+    }
+
+    /// Something came to its end: a shutdown may have waited for it.
+    pub(crate) fn is_quieter(&self) {
+        if self.is_closing() {
+            self.quieter.notify_waiters();
+        }
+    }
+
+    /// Resolves when the client begins to shut down.
+    pub(crate) async fn revoked(&self) {
+        loop {
+            let revoked = self.revoked.notified();
+            let mut revoked = std::pin::pin!(revoked);
+            revoked.as_mut().enable();
+            if self.is_closing() {
+                return;
+            }
+            revoked.await;
+        }
+    }
+
+    /// Whether the driver was closed: what is not undone by now is left to its lease.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(SeqCst)
     }
 
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.load(SeqCst)
+    }
+
+    pub(crate) fn detached(&self) -> MutexGuard<'_, HashSet<HoldId>> {
+        self.detached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn has_hold(&self, name: &LockName, id: HoldId) -> bool {
+        let mut book = self.book();
+        let page = book.find(name);
+        page.is_some_and(|page| page.holds.iter().any(|hold| hold.id == id))
     }
 
     pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
@@ -468,6 +554,26 @@ impl Inner {
     pub(crate) fn closed() -> Error {
         Error::new(ErrorKind::ShuttingDown, "the client was shut down before")
     }
+}
+
+/// Something under way that a shutdown waits for.
+#[derive(Debug)]
+pub(crate) struct Active(Arc<Inner>);
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.0.active.fetch_sub(1, SeqCst);
+        self.0.is_quieter();
+    }
+}
+
+fn unanswered(effect: Effect) -> Error {
+    let phase = Phase::Request;
+    let message =
+        format!("the store did not answer within {ATTEMPT:?}: see that it runs and can be reached");
+    Error::new(ErrorKind::Timeout { phase }, message)
+        .with_retry(Retry::Later)
+        .with_effect(effect)
 }
 
 impl Drop for Inner {

@@ -3,7 +3,6 @@
 //! On Linux it reads `CLOCK_BOOTTIME`, which counts suspend and never lags the monotonic clock that timers use.
 //! Runtime timers stop in suspend, so every sleep of the core is taken in steps of at most a second and the clock read again.
 
-use rustix::time::{ClockId, clock_gettime};
 use std::{
     fmt,
     ops::{Add, Sub},
@@ -115,12 +114,7 @@ impl Clock {
     #[must_use]
     pub fn now(&self) -> Instant {
         match &self.0 {
-            Source::Boot => {
-                let now = clock_gettime(ClockId::Boottime);
-                // The boot clock is never negative.
-                let seconds = now.tv_sec.unsigned_abs();
-                Instant(seconds * 1_000_000_000 + now.tv_nsec.unsigned_abs())
-            }
+            Source::Boot => boot(),
             Source::Simulated(simulation) => Instant(
                 nanos(simulation.origin.elapsed()) + simulation.jumped.load(Ordering::SeqCst),
             ),
@@ -143,6 +137,20 @@ impl Clock {
             tokio::time::sleep(rest.min(REREAD)).await;
         }
     }
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn boot() -> Instant {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    // The boot clock is never negative.
+    Instant(now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs())
+}
+
+/// Elsewhere the standard library's clock, which may stand still in suspend: a lock may then be believed for as long as the machine slept.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn boot() -> Instant {
+    static ORIGIN: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    Instant(nanos(ORIGIN.get_or_init(std::time::Instant::now).elapsed()))
 }
 
 impl fmt::Debug for Clock {

@@ -1,33 +1,31 @@
 //! Holds without a guard: detached, carried about as a value, and taken up again.
 
 use crate::{
-    call::Call,
+    call::{ATTEMPT, Call},
     client::{Client, Inner},
+    clock::Instant,
     driver::{Renew, Renewed},
     error::{Error, ErrorKind},
     guard::Guard,
-    hold::{Hold, Start},
+    hold::{First, Hold, Start},
     identity::HoldId,
     lease::Lease,
     pass::Pass,
     terms::Terms,
 };
-use std::{
-    fmt,
-    panic::Location,
-    sync::{Arc, atomic::Ordering::SeqCst},
-    time::Duration,
-};
+use std::{fmt, panic::Location, sync::Arc};
 
 /// A hold that no guard stands for: see [`Guard::detach`]. A bearer secret, as a [`Pass`] is: whoever has it may keep or end this hold.
 ///
 /// It lasts what its lease had left when it was detached. Nothing renews it, and dropping the value gives nothing back.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 #[must_use = "the lock stays held until its lease is over, unless this is attached again"]
 pub struct Detached {
     pass: Pass,
     hold: HoldId,
     terms: Terms,
+    first: Option<First>,
+    unsettled: Option<Instant>,
 }
 
 impl Detached {
@@ -37,6 +35,8 @@ impl Detached {
             pass,
             hold,
             terms: lease.into(),
+            first: None,
+            unsettled: None,
         }
     }
 
@@ -45,6 +45,11 @@ impl Detached {
             pass,
             hold: hold.id,
             terms: hold.terms,
+            first: Some(First {
+                sent: hold.sent,
+                since: hold.since,
+            }),
+            unsettled: hold.unsettled,
         }
     }
 
@@ -83,72 +88,98 @@ impl Client {
     /// Takes a detached hold up again: renews it first, so that the guard is worth something.
     ///
     /// # Errors
-    /// `Gone` when it is over; `Misuse` when it is of another store; `Unavailable` when the store does not answer within a third of the
-    /// lease or 5 s: the hold is untouched then, and may be attached later.
+    /// [`NotAttached`] gives the value back: `Gone` when it is over; `Misuse` when it is of another store, or attached already;
+    /// `Unavailable` when the store does not answer within a third of the lease or 5 s: the hold is untouched then, and may be
+    /// attached later.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the hold detached, perhaps renewed once.
+    /// Dropping the future drops the value: the hold, perhaps renewed once, lasts what its lease has left.
     #[track_caller]
     pub fn attach(
         &self,
-        detached: &Detached,
-    ) -> impl Future<Output = Result<Guard, Error>> + Send + use<> {
+        detached: Detached,
+    ) -> impl Future<Output = Result<Guard, NotAttached>> + Send + use<> {
         let at = Location::caller();
         let inner = Arc::clone(&self.inner);
-        let detached = detached.clone();
         async move {
-            let name = detached.pass.name().clone();
-            let attached = attach(&inner, detached, at).await;
-            attached.map_err(|error| error.at(inner.caps.backend, &name))
+            let attached = attach(&inner, &detached, at).await;
+            attached.map_err(|error| NotAttached {
+                error: error.at(inner.caps.backend, detached.pass.name()),
+                detached,
+            })
         }
+    }
+}
+
+/// A hold that could not be taken up again, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+#[non_exhaustive]
+pub struct NotAttached {
+    /// The hold, as it was.
+    pub detached: Detached,
+    /// Why.
+    #[source]
+    pub error: Error,
+}
+
+impl From<NotAttached> for Error {
+    fn from(not: NotAttached) -> Self {
+        not.error
     }
 }
 
 async fn attach(
     inner: &Arc<Inner>,
-    detached: Detached,
+    detached: &Detached,
     at: &'static Location<'static>,
 ) -> Result<Guard, Error> {
-    if detached.pass.store() != &*inner.store {
-        return Err(Error::misuse(format!(
+    let pass = &detached.pass;
+    if *pass.store() != *inner.store {
+        let message = format!(
             "the hold is of the store {}, this one is {}",
-            detached.pass.store(),
+            pass.store(),
             inner.store
-        )));
+        );
+        return Err(Error::misuse(message));
     }
+    let _active = inner.active();
     if inner.is_closing() {
         return Err(Inner::closed());
     }
-    let pass = &detached.pass;
-    let lease = detached.lease();
     let sent = inner.clock.now();
-    let give_up = sent + (lease.length() / 3).min(ATTEMPT);
-    match renewed(inner, &detached, give_up).await? {
-        Renewed::Until { valid_for } => {
-            let guard = inner.begin(Start {
-                name: pass.name().clone(),
-                owner: *pass.owner(),
-                id: detached.hold,
-                token: Some(pass.token()).filter(|token| token.0 > 0),
-                terms: detached.terms,
-                sent,
-                valid_for,
-                at,
-                unsettled: None,
-            });
-            let _ = inner
-                .detached
-                .fetch_update(SeqCst, SeqCst, |count| count.checked_sub(1));
-            guard.ok_or_else(gone)
+    let give_up = sent + (detached.lease().length() / 3).min(ATTEMPT);
+    let valid_for = match renewed(inner, detached, give_up).await? {
+        Renewed::Until { valid_for } => valid_for,
+        Renewed::NotHeld => return Err(gone()),
+    };
+    let guard = inner.begin(Start {
+        name: pass.name().clone(),
+        owner: *pass.owner(),
+        id: detached.hold,
+        token: Some(pass.token()).filter(|token| token.0 > 0),
+        terms: detached.terms,
+        sent,
+        valid_for,
+        first: detached.first,
+        at,
+        unsettled: detached.unsettled,
+    });
+    inner.detached().remove(&detached.hold);
+    match guard {
+        Some(guard) => Ok(guard),
+        None if inner.is_closing() => Err(Inner::closed()),
+        None if inner.has_hold(pass.name(), detached.hold) => {
+            Err(Error::misuse("the hold is attached already"))
         }
-        Renewed::NotHeld => Err(gone()),
+        None => Err(gone()),
     }
 }
 
 async fn renewed(
     inner: &Arc<Inner>,
     detached: &Detached,
-    give_up: crate::Instant,
+    give_up: Instant,
 ) -> Result<Renewed, Error> {
     let lease = detached.lease();
     let name = detached.pass.name().clone();
@@ -163,9 +194,6 @@ async fn renewed(
     let answer = answers.into_iter().next().ok_or_else(unanswered)?;
     Ok(answer?)
 }
-
-/// The most an attempt may take.
-const ATTEMPT: Duration = Duration::from_secs(5);
 
 fn gone() -> Error {
     Error::new(

@@ -184,7 +184,8 @@ impl StdError for DriverError {
 
 /// Every error of the public API.
 ///
-/// Match on [`kind`](Self::kind); show it to people with `Display`, which names the lock and the backend and says what to do.
+/// Match on [`kind`](Self::kind); show it to people with `Display`, which names the lock and the backend and says what to do; the
+/// store's own error is its [`source`](StdError::source).
 /// Owners, passes and passwords never appear in it.
 pub struct Error(Box<Inner>);
 
@@ -234,8 +235,21 @@ impl Error {
         self
     }
 
+    pub(crate) fn of(mut self, backend: &'static str) -> Self {
+        self.0.backend = backend;
+        self
+    }
+
     pub(crate) fn with_source(mut self, source: impl Into<Source>) -> Self {
         self.0.source = Some(source.into());
+        self
+    }
+
+    /// Appends what a driver said last, and keeps what it had for a cause.
+    pub(crate) fn after(mut self, error: DriverError) -> Self {
+        let message = format!("{}: {error}", self.0.message);
+        self.0.message = message.into();
+        self.0.source = error.source;
         self
     }
 
@@ -291,11 +305,7 @@ impl fmt::Display for Error {
         if let Some(name) = &self.0.name {
             write!(f, "lock {name:?} ({}): ", self.0.backend)?;
         }
-        f.write_str(&self.0.message)?;
-        match &self.0.source {
-            Some(source) => write!(f, ": {source}"),
-            None => Ok(()),
-        }
+        f.write_str(&self.0.message)
     }
 }
 

@@ -1,27 +1,21 @@
 //! A lock that is held.
 
 use crate::{
-    client::Inner,
+    call::ATTEMPT,
+    client::{Active, Inner},
+    clock::Instant,
     detach::{Detached, NotDetached},
     driver::{Release, Released},
     error::{Effect, Error, ErrorKind, LossReason, Retry},
     flaw::Flaw,
     hold::{Hold, State},
     identity::FencingToken,
-    janitor::Job,
+    janitor::{Job, PROMPT},
     name::LockName,
     pass::Pass,
     scope,
-    watchdog::Key,
 };
-use std::{
-    fmt,
-    future::poll_fn,
-    pin::pin,
-    sync::{Arc, atomic::Ordering::SeqCst},
-    task::Poll,
-    time::Duration,
-};
+use std::{fmt, future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 
 /// A lock that is held, as long as [`check`](Self::check) says so.
 ///
@@ -37,7 +31,6 @@ use std::{
 pub struct Guard {
     inner: Arc<Inner>,
     hold: Arc<Hold>,
-    key: Key,
     done: bool,
 }
 
@@ -59,15 +52,11 @@ pub enum Outcome {
     },
 }
 
-/// The most one attempt to release may take before it is repeated.
-const ATTEMPT: Duration = Duration::from_secs(5);
-
 impl Guard {
-    pub(crate) fn new(inner: Arc<Inner>, hold: Arc<Hold>, key: Key) -> Self {
+    pub(crate) fn new(inner: Arc<Inner>, hold: Arc<Hold>) -> Self {
         Self {
             inner,
             hold,
-            key,
             done: false,
         }
     }
@@ -125,15 +114,7 @@ impl Guard {
     /// # Cancel safety
     /// Nothing is lost when it is dropped.
     pub async fn revoked(&self) {
-        loop {
-            let revoked = self.inner.revoked.notified();
-            let mut revoked = pin!(revoked);
-            revoked.as_mut().enable();
-            if self.inner.is_closing() {
-                return;
-            }
-            revoked.await;
-        }
+        self.inner.revoked().await;
     }
 
     /// Runs `work` while the lock is held and drops it the moment the lock is lost.
@@ -196,19 +177,10 @@ impl Guard {
     /// # Cancel safety
     /// Dropping the future leaves the release to the background, as dropping the guard does.
     pub async fn release(mut self) -> Result<Outcome, Error> {
-        let before = self.stop();
         self.done = true;
-        let mut releasing = Releasing {
-            inner: Arc::clone(&self.inner),
-            hold: Arc::clone(&self.hold),
-            open: true,
-        };
-        match before {
-            State::Lost(reason) => {
-                releasing.open = reason == LossReason::Deadline;
-                Err(self.lost_error(reason)) // and what the store may still have is given back by the drop
-            }
-            _ => releasing.answered().await,
+        match self.stop() {
+            (State::Lost(reason), _releasing) => Err(self.lost_error(reason)), // the rest is the drop's
+            (_, mut releasing) => releasing.answered().await,
         }
     }
 
@@ -231,20 +203,32 @@ impl Guard {
             return Err(NotDetached { guard: self, error });
         }
         self.done = true;
-        self.inner.watchdog.forget(self.key);
-        self.inner.detached.fetch_add(1, SeqCst);
+        self.forget();
+        self.inner.detached().insert(self.hold.id);
         self.inner.leave_book(&self.hold);
         Ok(Detached::of(&self.hold, self.pass()))
     }
 
     /// Stops renewing, first of all: whatever comes of the release, nothing is renewed after it.
-    fn stop(&self) -> State {
+    fn stop(&self) -> (State, Releasing) {
+        let releasing = Releasing {
+            _active: self.inner.active(),
+            inner: Arc::clone(&self.inner),
+            hold: Arc::clone(&self.hold),
+            open: true,
+        };
         let before = self.hold.releasing(&self.inner.clock);
         if !self.inner.flawed(Flaw::RenewsAfterRelease) {
-            self.inner.watchdog.forget(self.key);
+            self.forget();
         }
         self.inner.leave_book(&self.hold);
-        before
+        (before, releasing.unless(before))
+    }
+
+    fn forget(&self) {
+        if let Some(key) = self.hold.key() {
+            self.inner.watchdog.forget(key);
+        }
     }
 
     fn lost_error(&self, reason: LossReason) -> Error {
@@ -254,18 +238,33 @@ impl Guard {
 
 /// A release under way; dropped, it goes on in the background.
 struct Releasing {
+    _active: Active,
     inner: Arc<Inner>,
     hold: Arc<Hold>,
     open: bool,
 }
 
 impl Releasing {
+    /// What another already has, or the session took along, needs no release, unless a late copy of its acquire may yet revive it. What
+    /// shutdown left to its lease is left.
+    fn unless(mut self, before: State) -> Self {
+        let now = self.inner.clock.now();
+        let revivable = self.hold.unsettled.is_some_and(|until| until > now);
+        self.open = match before {
+            State::Held | State::Uncertain | State::Lost(LossReason::Deadline) => true,
+            State::Lost(LossReason::NotHeld | LossReason::Session) => revivable,
+            State::Lost(LossReason::Shutdown) => false,
+        };
+        self
+    }
+
     async fn answered(&mut self) -> Result<Outcome, Error> {
         let inner = Arc::clone(&self.inner);
         let end = (inner.clock.now() + ATTEMPT).min(self.hold.deadline() + ATTEMPT / 5);
         let mut unanswered = false;
         let mut pause = Duration::from_millis(5);
         loop {
+            let sent = inner.clock.now();
             let mut request = Release::new(self.hold.name.clone(), self.hold.owner, self.hold.id);
             request.keep = inner.rest(self.hold.keep());
             let answer = tokio::select! {
@@ -274,11 +273,14 @@ impl Releasing {
                 () = inner.clock.sleep_until(end) => None,
             };
             match answer {
-                Some(Ok(released)) => return self.finish(released, unanswered),
+                Some(Ok(released)) => return self.finish(released, unanswered, sent),
                 Some(Err(error)) => {
                     unanswered |= error.effect() == Effect::Unknown;
+                    if error.retry() == Retry::Never && !unanswered {
+                        return Err(Error::from(error).at(inner.caps.backend, &self.hold.name));
+                    }
                     if error.retry() == Retry::Never || inner.clock.now() + pause >= end {
-                        return Err(self.unknown().with_source(error));
+                        return Err(self.unknown().after(error));
                     }
                 }
                 None if inner.clock.now() >= end => return Err(self.unknown()),
@@ -289,10 +291,16 @@ impl Releasing {
         }
     }
 
-    fn finish(&mut self, released: Released, unanswered: bool) -> Result<Outcome, Error> {
+    fn finish(
+        &mut self,
+        released: Released,
+        unanswered: bool,
+        sent: Instant,
+    ) -> Result<Outcome, Error> {
         self.open = false;
         self.hold.released();
-        self.settle_late_copies();
+        self.inner.poke(&self.hold.name);
+        self.settle_late_copies(sent);
         let Inner { caps, .. } = &*self.inner;
         let outcome = match released {
             Released::NotHeld { .. }
@@ -315,25 +323,19 @@ impl Releasing {
             target: "dlock::release", lock = %self.hold.name, backend = caps.backend,
             owner = %self.hold.owner, ?outcome, "released"
         );
-        self.inner.poke(&self.hold.name);
         Ok(outcome)
     }
 
-    /// An unanswered copy of the acquire may still come and revive the hold: a second release follows when it no longer can.
-    fn settle_late_copies(&self) {
+    /// An unanswered copy of the acquire may still come and revive the hold: unless this release was sent when it no longer could,
+    /// and answered so fast that it ran then, a second one follows.
+    fn settle_late_copies(&self, sent: Instant) {
         let now = self.inner.clock.now();
-        if let Some(until) = self.hold.unsettled.filter(|until| *until > now) {
-            let mut job = self.job();
-            job.unsettled = Some(until);
+        let slow = now.since(sent) > PROMPT;
+        if let Some(until) = self.hold.unsettled.filter(|until| *until > sent || slow) {
+            let mut job = Job::of(&self.hold);
+            job.unsettled = Some(until.max(now));
             self.inner.settle(job);
         }
-    }
-
-    fn job(&self) -> Job {
-        let mut job = Job::release(self.hold.name.clone(), self.hold.owner, self.hold.id);
-        job.unsettled = self.hold.unsettled;
-        job.keep = self.hold.keep();
-        job
     }
 
     fn unknown(&self) -> Error {
@@ -350,7 +352,7 @@ impl Releasing {
 impl Drop for Releasing {
     fn drop(&mut self) {
         if self.open {
-            self.inner.settle(self.job());
+            self.inner.settle(Job::of(&self.hold));
         }
     }
 }
@@ -360,17 +362,7 @@ impl Drop for Guard {
         if self.done {
             return;
         }
-        let before = self.stop();
-        // What another already has, or the session took along, needs no release; what shutdown left to its lease is left.
-        let open = !matches!(
-            before,
-            State::Lost(LossReason::NotHeld | LossReason::Session | LossReason::Shutdown)
-        );
-        drop(Releasing {
-            inner: Arc::clone(&self.inner),
-            hold: Arc::clone(&self.hold),
-            open,
-        });
+        drop(self.stop());
     }
 }
 

@@ -7,10 +7,16 @@ use crate::{
     lease::Lease,
     name::LockName,
     terms::Terms,
+    watchdog::Key,
 };
 use std::{
+    future::poll_fn,
     panic::Location,
-    sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::SeqCst},
+    },
+    task::Poll,
     time::Duration,
 };
 use tokio::sync::Notify;
@@ -41,9 +47,18 @@ pub(crate) struct Hold {
     pub(crate) at: &'static Location<'static>,
     /// Until when an unanswered copy of its acquire may still take hold: a release before then does not settle it.
     pub(crate) unsettled: Option<Instant>,
+    key: OnceLock<Key>,
     phase: AtomicU8,
+    confirmed: AtomicBool,
     deadline: AtomicU64,
     lost: Notify,
+}
+
+/// When a hold was first asked for, and when it was first had.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct First {
+    pub(crate) sent: Instant,
+    pub(crate) since: Instant,
 }
 
 /// What a hold starts from: a grant, or one that was taken up again.
@@ -56,6 +71,8 @@ pub(crate) struct Start {
     /// The instant before the request was given to the driver, and what the store then had to run.
     pub(crate) sent: Instant,
     pub(crate) valid_for: Duration,
+    /// When it was first asked for and first had, if it was taken up again: what `max_hold` and `at_least_for` count from.
+    pub(crate) first: Option<First>,
     pub(crate) at: &'static Location<'static>,
     pub(crate) unsettled: Option<Instant>,
 }
@@ -63,9 +80,10 @@ pub(crate) struct Start {
 const HELD: u8 = 0;
 const UNCERTAIN: u8 = 1;
 const RELEASING: u8 = 2;
-const RELEASED: u8 = 3;
-const DETACHED: u8 = 4;
-const LOST: u8 = 5; // and up: LOST + the reason's place in REASONS
+const DETACHED: u8 = 3;
+const LOST: u8 = 4; // and up: LOST + the reason's place in REASONS
+
+const SHUT_DOWN: u8 = LOST + 3;
 
 const REASONS: [LossReason; 4] = [
     LossReason::Deadline,
@@ -79,7 +97,11 @@ const REASONS: [LossReason; 4] = [
 pub(crate) const TICK: Duration = Duration::from_millis(1);
 
 impl Hold {
-    pub(crate) fn new(start: &Start, since: Instant, deadline: Instant) -> Self {
+    pub(crate) fn new(start: &Start, now: Instant, deadline: Instant) -> Self {
+        let First { sent, since } = start.first.unwrap_or(First {
+            sent: start.sent,
+            since: now,
+        });
         Self {
             name: start.name.clone(),
             owner: start.owner,
@@ -87,13 +109,24 @@ impl Hold {
             token: start.token,
             terms: start.terms,
             since,
-            sent: start.sent,
+            sent,
             at: start.at,
             unsettled: start.unsettled,
+            key: OnceLock::new(),
             phase: AtomicU8::new(HELD),
+            confirmed: AtomicBool::new(false),
             deadline: AtomicU64::new(deadline.as_nanos()),
             lost: Notify::new(),
         }
+    }
+
+    /// Its entry in the watchdog, once it has one.
+    pub(crate) fn key(&self) -> Option<Key> {
+        self.key.get().copied()
+    }
+
+    pub(crate) fn watched_as(&self, key: Key) {
+        let _ = self.key.set(key); // set once, by whoever made it
     }
 
     pub(crate) fn lease(&self) -> Lease {
@@ -139,7 +172,7 @@ impl Hold {
                     State::Uncertain
                 }
             }
-            RELEASING | RELEASED | DETACHED => State::Lost(LossReason::NotHeld),
+            RELEASING | DETACHED => State::Lost(LossReason::NotHeld),
             lost => State::Lost(REASONS[usize::from(lost - LOST) % REASONS.len()]),
         }
     }
@@ -174,15 +207,14 @@ impl Hold {
         before
     }
 
+    /// The store confirmed that it is gone.
     pub(crate) fn released(&self) {
-        let _ = self
-            .phase
-            .compare_exchange(RELEASING, RELEASED, SeqCst, SeqCst);
+        self.confirmed.store(true, SeqCst);
     }
 
-    /// Whether the store confirmed that it is gone.
+    /// Whether it was given back, by its user or a forced shutdown, and the store confirmed it.
     pub(crate) fn is_released(&self) -> bool {
-        self.phase.load(SeqCst) == RELEASED
+        self.confirmed.load(SeqCst) && matches!(self.phase.load(SeqCst), RELEASING | SHUT_DOWN)
     }
 
     /// The guard gives it up without giving it back; says whether it still had it.
@@ -205,7 +237,18 @@ impl Hold {
     }
 
     /// Resolves when it can no longer be trusted, also when nothing but the caller runs: the timer is the caller's own.
+    ///
+    /// The clock is read at each poll and not only when a timer fires: after a suspend the first poll says so.
     pub(crate) async fn lost(&self, clock: &Clock) -> LossReason {
+        let mut timed = std::pin::pin!(self.lost_by_timer(clock));
+        poll_fn(|cx| match self.state(clock) {
+            State::Lost(reason) => Poll::Ready(reason),
+            State::Held | State::Uncertain => timed.as_mut().poll(cx),
+        })
+        .await
+    }
+
+    async fn lost_by_timer(&self, clock: &Clock) -> LossReason {
         loop {
             let notified = self.lost.notified();
             let mut notified = std::pin::pin!(notified);

@@ -2,46 +2,46 @@
 //!
 //! A repeat of an acquire is harmless only while its hold is wanted, and a late copy revives a hold that was released. So a hold with
 //! an unanswered attempt is *settled* only by a release that was sent after `give_up + late` and answered; earlier answers free it,
-//! they do not settle it. Nothing is ever dropped: the queue is bounded, and when it is full new acquires are refused.
+//! they do not settle it. A job ends when that is done, or when the lease of whatever it could have left must be over. Until then nothing
+//! is dropped: the number of open ends is bounded, and when there are too many new acquires are refused.
 
 use crate::{
-    call::Call,
+    call::{ATTEMPT, Call},
     client::Inner,
     clock::Instant,
-    driver::{Acquired, Release, Released},
+    driver::{Acquired, Release, Released, Wake},
     error::{DriverError, Effect},
     flaw::Flaw,
+    hold::Hold,
     identity::{HoldId, Owner, Ticket},
     name::LockName,
 };
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use tokio::sync::Notify;
 
-/// The most jobs at a time: each is one small task, and more of them than this mean that the store has been away for long.
+/// The most acquisitions without a known end at a time: each is one small task, and more than this mean that the store has been away for long.
 pub(crate) const CAPACITY: usize = 10_000;
 
-/// The most one request of the janitor may take before it is repeated.
-const ATTEMPT: Duration = Duration::from_secs(5);
-
 /// A settling release answered slower than this may not have run in time, and is followed by another one.
-const PROMPT: Duration = Duration::from_secs(1);
+pub(crate) const PROMPT: Duration = Duration::from_secs(1);
 
-/// The pause between attempts: doubling from the first to the last, jittered.
+/// The pause between attempts: doubling from the first to the last, jittered. The last grows with the number of jobs, so that a store that comes
+/// back is not met by all of them in one second.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
+/// How long a ticket can stand in a line that nobody looks after: the longest entry deadline.
+const LINE: Duration = Duration::from_secs(6);
+
 #[derive(Debug, Default)]
-pub(crate) struct Janitor {
-    jobs: Mutex<Jobs>,
-    idle: Notify,
-}
+pub(crate) struct Janitor(Mutex<Jobs>);
 
 #[derive(Debug, Default)]
 struct Jobs {
-    open: BTreeMap<u64, LockName>,
+    open: BTreeMap<u64, (LockName, bool)>,
+    unknown: usize,
     count: u64,
 }
 
@@ -52,8 +52,10 @@ pub(crate) type Asked = Call<Result<Acquired, DriverError>>;
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) name: LockName,
-    /// The hold that must not stay.
-    pub(crate) hold: Option<(Owner, HoldId)>,
+    /// The hold that must not stay, and its lease.
+    pub(crate) hold: Option<(Owner, HoldId, Duration)>,
+    /// Whoever wants to know that it is gone.
+    pub(crate) held: Option<Arc<Hold>>,
     /// Until when an unanswered copy of its acquire may still take hold.
     pub(crate) unsettled: Option<Instant>,
     /// Not to be begun before then.
@@ -65,10 +67,12 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    pub(crate) fn release(name: LockName, owner: Owner, hold: HoldId) -> Self {
+    /// Nothing yet.
+    pub(crate) fn new(name: LockName) -> Self {
         Self {
             name,
-            hold: Some((owner, hold)),
+            hold: None,
+            held: None,
             unsettled: None,
             after: Instant::ORIGIN,
             keep: None,
@@ -76,21 +80,21 @@ impl Job {
         }
     }
 
-    pub(crate) fn leave(name: LockName, ticket: Ticket) -> Self {
+    /// Gives back what a guard had.
+    pub(crate) fn of(hold: &Arc<Hold>) -> Self {
         Self {
-            name,
-            hold: None,
-            unsettled: None,
-            after: Instant::ORIGIN,
-            keep: None,
-            tickets: vec![ticket],
+            hold: Some((hold.owner, hold.id, hold.lease().length())),
+            held: Some(Arc::clone(hold)),
+            unsettled: hold.unsettled,
+            keep: hold.keep(),
+            ..Self::new(hold.name.clone())
         }
     }
 }
 
 impl Janitor {
     pub(crate) fn is_full(&self) -> bool {
-        self.len() >= CAPACITY
+        self.jobs().unknown >= CAPACITY
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -99,40 +103,42 @@ impl Janitor {
 
     /// The names it still works on.
     pub(crate) fn names(&self) -> Vec<LockName> {
-        self.jobs().open.values().cloned().collect()
+        let jobs = self.jobs();
+        jobs.open.values().map(|(name, _)| name.clone()).collect()
     }
 
-    /// Resolves when it has nothing to do.
-    pub(crate) async fn idle(&self) {
-        loop {
-            let idle = self.idle.notified();
-            let mut idle = std::pin::pin!(idle);
-            idle.as_mut().enable();
-            if self.len() == 0 {
-                return;
-            }
-            idle.await;
-        }
+    fn jobs(&self) -> MutexGuard<'_, Jobs> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn jobs(&self) -> std::sync::MutexGuard<'_, Jobs> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// A job's place, given back however its task ends: done, panicked, or never run because the runtime is gone.
+struct Slot {
+    inner: Arc<Inner>,
+    id: u64,
+}
 
-    fn open(&self, name: &LockName) -> u64 {
-        let mut jobs = self.jobs();
+impl Slot {
+    fn new(inner: &Arc<Inner>, name: &LockName, unknown: bool) -> Self {
+        let mut jobs = inner.janitor.jobs();
         jobs.count += 1;
+        jobs.unknown += usize::from(unknown);
         let id = jobs.count;
-        jobs.open.insert(id, name.clone());
-        id
+        jobs.open.insert(id, (name.clone(), unknown));
+        let inner = Arc::clone(inner);
+        Self { inner, id }
     }
+}
 
-    fn close(&self, id: u64) {
-        let mut jobs = self.jobs();
-        jobs.open.remove(&id);
-        if jobs.open.is_empty() {
-            self.idle.notify_waiters();
+impl Drop for Slot {
+    fn drop(&mut self) {
+        {
+            let mut jobs = self.inner.janitor.jobs();
+            if let Some((_, unknown)) = jobs.open.remove(&self.id) {
+                jobs.unknown -= usize::from(unknown);
+            }
         }
+        self.inner.is_quieter();
     }
 }
 
@@ -147,12 +153,20 @@ impl Inner {
         if self.flawed(Flaw::NothingSettled) {
             return;
         }
-        let id = self.janitor.open(&job.name);
-        let inner = Arc::clone(self);
+        let unknown = under_way.is_some() || job.unsettled.is_some();
+        let slot = Slot::new(self, &job.name, unknown);
         self.adrift.handle.spawn(async move {
-            inner.run_job(job, under_way).await;
-            inner.janitor.close(id);
+            slot.inner.run_job(job, under_way).await;
         });
+    }
+
+    /// Nobody waits with this ticket any more.
+    pub(crate) fn leave_line(self: &Arc<Self>, name: &LockName, ticket: Ticket) {
+        if self.caps.wake != Wake::Poll && !self.flawed(Flaw::NeverLeaves) {
+            let mut job = Job::new(name.clone());
+            job.tickets.push(ticket);
+            self.settle(job);
+        }
     }
 
     async fn run_job(self: &Arc<Self>, mut job: Job, under_way: Option<Asked>) {
@@ -169,18 +183,19 @@ impl Inner {
                 Some(Err(_)) | None => job.unsettled = job.unsettled.max(Some(late)),
             }
         }
+        let over = self.over(&job);
         if there {
-            self.give_back(&job).await;
+            self.give_back(&job, over).await;
         }
-        self.leave_line(&job).await;
+        self.leave_lines(&job, over).await;
         if self.flawed(Flaw::SettledTooEarly) {
             return;
         }
-        while let Some(until) = job.unsettled {
+        while let Some(until) = job.unsettled.filter(|until| *until < over) {
             self.clock.sleep_until(until).await;
             let sent = self.clock.now();
-            self.give_back(&job).await;
-            self.leave_line(&job).await;
+            self.give_back(&job, over).await;
+            self.leave_lines(&job, over).await;
             let took = self.clock.now().since(sent);
             job.unsettled = (took > PROMPT).then(|| self.clock.now() + self.caps.late);
         }
@@ -189,20 +204,37 @@ impl Inner {
         );
     }
 
-    /// Releases until the store has answered.
-    async fn give_back(self: &Arc<Self>, job: &Job) {
-        let Some((owner, hold)) = job.hold else {
+    /// When whatever the job is about must be over by itself.
+    fn over(&self, job: &Job) -> Instant {
+        let from = job
+            .unsettled
+            .unwrap_or(Instant::ORIGIN)
+            .max(self.clock.now())
+            + self.caps.late;
+        match job.hold {
+            // A hold there lasts as long as its session, which is ours.
+            Some(_) if self.caps.session_bound => Instant::FAR,
+            Some((_, _, lease)) => from + lease.max(LINE),
+            None => from + LINE,
+        }
+    }
+
+    /// Releases until the store has answered, or there can be nothing left to release.
+    async fn give_back(self: &Arc<Self>, job: &Job, over: Instant) {
+        let Some((owner, hold, _)) = job.hold else {
             return;
         };
         let mut pause = PAUSE.0;
-        loop {
+        while self.goes_on(job, over) {
             let mut request = Release::new(job.name.clone(), owner, hold);
             request.keep = self.rest(job.keep);
             match self.release_once(request).await {
-                Some(Ok(released)) => {
-                    if !matches!(released, Released::NotHeld { .. }) {
-                        self.poke(&job.name);
+                Some(Ok(_)) => {
+                    if let Some(held) = &job.held {
+                        held.released();
                     }
+                    // Also when it was not there any more: somebody else may be gone by now.
+                    self.poke(&job.name);
                     return;
                 }
                 Some(Err(error)) => self.report(job, &error),
@@ -212,10 +244,10 @@ impl Inner {
         }
     }
 
-    async fn leave_line(self: &Arc<Self>, job: &Job) {
+    async fn leave_lines(self: &Arc<Self>, job: &Job, over: Instant) {
         for ticket in &job.tickets {
             let mut pause = PAUSE.0;
-            loop {
+            while self.goes_on(job, over) {
                 let driver = Arc::clone(&self.driver);
                 let (name, ticket) = (job.name.clone(), *ticket);
                 let give_up = self.clock.now() + ATTEMPT;
@@ -230,6 +262,17 @@ impl Inner {
                 pause = self.pause(pause).await;
             }
         }
+    }
+
+    fn goes_on(&self, job: &Job, over: Instant) -> bool {
+        let goes_on = self.clock.now() < over && !self.is_closed();
+        if !goes_on {
+            tracing::debug!(
+                target: "dlock::settle", lock = %job.name, backend = self.caps.backend,
+                "left to its lease: the store did not confirm that it is gone"
+            );
+        }
+        goes_on
     }
 
     /// What is left of the time that a name is to stay shut.
@@ -262,6 +305,7 @@ impl Inner {
     async fn pause(&self, pause: Duration) -> Duration {
         let jittered = pause.mul_f64(0.5 + self.jitter() / 2.0);
         self.clock.sleep_until(self.clock.now() + jittered).await;
-        (pause * 2).min(PAUSE.1)
+        let crowd = u32::try_from(self.janitor.len() / 1_000).unwrap_or(u32::MAX);
+        (pause * 2).min(PAUSE.1.saturating_mul(1 + crowd.min(9)))
     }
 }

@@ -1,5 +1,9 @@
 //! Leases: how long a hold lasts and who ends it.
 
+use crate::{
+    driver::Capabilities,
+    error::{Error, ErrorKind},
+};
 use std::{fmt, time::Duration};
 
 /// The lease of a lock that says nothing else.
@@ -48,6 +52,45 @@ impl Lease {
             length: self.length.min(most).max(MIN_LEASE),
             ..self
         }
+    }
+
+    /// What a store makes of it: on one where holds are bound to a session, a kept lease *is* that session.
+    pub(crate) fn on(self, caps: &Capabilities) -> Result<Self, Error> {
+        let (least, most) = (*caps.leases.start(), *caps.leases.end());
+        let (possible, least) = match (caps.session_bound, self.kept) {
+            (true, true) => (self.length >= most, most),
+            (true, false) => (self.length >= least, least),
+            (false, _) => (caps.leases.contains(&self.length), least),
+        };
+        if possible {
+            return Ok(if caps.session_bound && self.kept {
+                self.no_longer_than(most)
+            } else {
+                self
+            });
+        }
+        let message = if caps.session_bound {
+            format!(
+                "the lease ({:?}) must be at least the session ({least:?}) here",
+                self.length
+            )
+        } else {
+            format!(
+                "the lease ({:?}) must be between {least:?} and {most:?} here",
+                self.length
+            )
+        };
+        Err(Error::new(ErrorKind::Unsupported, message).of(caps.backend))
+    }
+
+    /// At least what a session lasts, where there is one.
+    pub(crate) fn at_least(self, caps: &Capabilities) -> Self {
+        let length = if caps.session_bound {
+            *caps.leases.end()
+        } else {
+            self.length.max(*caps.leases.start())
+        };
+        Self { length, ..self }
     }
 
     /// Its length.

@@ -31,7 +31,7 @@ mod watchdog;
 
 pub use client::{Client, ClientBuilder, DEFAULT_LOOK_CAP};
 pub use clock::{Clock, Instant};
-pub use detach::{Detached, NotDetached};
+pub use detach::{Detached, NotAttached, NotDetached};
 pub use driver::{
     Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, Grant, Held, Hint, Holder,
     Holds, Lane, Note, Page, Release, Released, Renew, Renewed, Result, Snapshot, Wake,

@@ -54,7 +54,8 @@ impl Lock {
         Ok(self)
     }
 
-    /// A lease of another length that the watchdog keeps alive: the time after which the lock is free when this process dies.
+    /// A lease of another length that the watchdog keeps alive: the time after which the lock is free when this process dies. Where holds
+    /// are bound to a session, no longer than that.
     ///
     /// # Errors
     /// `Misuse` when the length is out of bounds; `Unsupported` when this store cannot give it.
@@ -86,17 +87,10 @@ impl Lock {
     }
 
     fn possible(&self, lease: Lease) -> Result<Lease, Error> {
-        let leases = &self.inner.caps.leases;
-        if leases.contains(&lease.length()) {
-            return Ok(lease);
-        }
-        let message = format!(
-            "the lease ({:?}) must be between {:?} and {:?} here",
-            lease.length(),
-            leases.start(),
-            leases.end()
-        );
-        Err(Error::new(ErrorKind::Unsupported, message).at(self.inner.caps.backend, &self.name))
+        let caps = &self.inner.caps;
+        lease
+            .on(caps)
+            .map_err(|error| error.at(caps.backend, &self.name))
     }
 
     /// Acquires as this owner instead of a fresh one: it enters at once while one of its holds lives, here or anywhere.
@@ -160,7 +154,8 @@ impl Lock {
     /// Enters the incarnation that a pass stands for, past every queue, also from another process.
     ///
     /// # Errors
-    /// `Gone` when it is over; `Misuse` when the pass is for another lock or store; otherwise as [`try_acquire`](Self::try_acquire).
+    /// `Gone` when it is over; `Misuse` when the pass is for another lock or store, `Unsupported` on a store without tokens; otherwise
+    /// as [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
@@ -178,6 +173,12 @@ impl Lock {
     }
 
     fn fits(&self, pass: &Pass) -> Result<(), Error> {
+        if !self.inner.caps.fencing {
+            let message = "this store has no tokens, which tell the incarnations of a lock apart";
+            return Err(
+                Error::new(ErrorKind::Unsupported, message).at(self.inner.caps.backend, &self.name)
+            );
+        }
         let message = if pass.name != self.name {
             format!("the pass is for the lock {:?}, not for this one", pass.name)
         } else if *pass.store != *self.inner.store {

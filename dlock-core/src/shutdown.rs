@@ -2,10 +2,11 @@
 
 use crate::{
     client::Inner,
-    error::{Error, LossReason},
+    error::{Error, ErrorKind, LossReason},
     flaw::Flaw,
-    hold::Hold,
+    hold::{Hold, State},
     janitor::Job,
+    lease::Lease,
     name::LockName,
 };
 use std::{
@@ -17,6 +18,9 @@ use std::{
 };
 
 /// A shutdown to be awaited: see [`Client::shutdown`](crate::Client::shutdown).
+///
+/// # Cancel safety
+/// Once awaited it goes on by itself: dropping the future loses the report and nothing else.
 #[must_use = "nothing is shut down until it is awaited"]
 pub struct Shutdown {
     inner: Arc<Inner>,
@@ -40,11 +44,11 @@ pub struct Report {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fate {
-    /// Its user gave it back in time, and the store confirmed it.
+    /// It was given back, and the store confirmed it.
     Released,
-    /// Its user still had it: nobody else gets it before this long from now, when its lease is over.
+    /// Its user still had it: nobody else gets it for about this long from now, when its lease is over.
     Left {
-        /// The longest the store still has it.
+        /// What its lease had left; a renewal that was under way may add a lease to it.
         rest: Duration,
     },
     /// It was lost before the shutdown came to it.
@@ -52,6 +56,9 @@ pub enum Fate {
     /// Its release was sent and not confirmed.
     Unknown,
 }
+
+/// How long what was cancelled by the end of the grace may take to be undone, and a forced release to be confirmed, while the store answers.
+const TAIL: Duration = Duration::from_secs(2);
 
 impl Shutdown {
     pub(crate) fn new(inner: Arc<Inner>, grace: Duration) -> Self {
@@ -69,89 +76,92 @@ impl Shutdown {
         self
     }
 
-    async fn run(self) -> Result<Report, Error> {
+    /// Refuses new acquires from here on.
+    fn begin(&self) -> Result<Vec<Arc<Hold>>, Error> {
+        let held = {
+            // Under the book's lock: whatever enters it later finds the flag set.
+            let book = self.inner.book();
+            if self.inner.closing.swap(true, SeqCst) {
+                return Err(Inner::closed());
+            }
+            book.holds()
+        };
+        self.inner.revoked.notify_waiters();
+        Ok(held)
+    }
+
+    async fn finish(self, held: Vec<Arc<Hold>>) -> Report {
         let Self {
             inner,
             grace,
             force,
         } = self;
-        let end = inner.clock.now() + grace;
-        let held = {
-            // Under the book's lock: whatever enters it later finds the flag set.
-            let book = inner.book();
-            if inner.closing.swap(true, SeqCst) {
-                return Err(Inner::closed());
-            }
-            book.holds()
-        };
-        inner.revoked.notify_waiters();
-        inner.book().wake_all();
-        tokio::select! {
-            biased;
-            () = all_given_back(&inner) => {}
-            () = inner.clock.sleep_until(end) => {}
-        }
         let force = force || inner.flawed(Flaw::ShutdownReleases);
-        let report = Report {
-            locks: held
-                .iter()
-                .map(|hold| (hold.name.clone(), inner.part(hold, force)))
-                .collect(),
-            unknown: inner.janitor.names(),
-            detached: inner.detached.load(SeqCst),
-        };
+        inner.quiet_by(grace).await;
+        let mut locks: Vec<_> = held
+            .iter()
+            .map(|hold| (hold.name.clone(), inner.take_away(hold, force)))
+            .collect();
         inner.watchdog.stop();
-        if force {
-            tokio::select! {
-                biased;
-                () = inner.janitor.idle() => {}
-                () = inner.clock.sleep_until(end + FORCED) => {}
+        // Whoever was cancelled may have something under way; a store that does not answer is not waited for long.
+        inner.quiet_by(TAIL).await;
+        for ((_, fate), hold) in locks.iter_mut().zip(&held) {
+            if *fate == Fate::Unknown && hold.is_released() {
+                *fate = Fate::Released;
             }
         }
+        let unknown = inner.janitor.names();
+        inner.closed.store(true, SeqCst);
         tokio::select! {
             biased;
             () = inner.driver.close() => {}
-            () = inner.clock.sleep_until(inner.clock.now() + CLOSING) => {}
+            () = inner.clock.sleep_until(inner.clock.now() + TAIL) => {}
         }
-        Ok(report)
-    }
-}
-
-/// How long a forced release may take.
-const FORCED: Duration = Duration::from_secs(5);
-
-/// How long closing the connections may take: it ends no hold, so nothing is lost when it does not come to an end.
-const CLOSING: Duration = Duration::from_secs(2);
-
-async fn all_given_back(inner: &Arc<Inner>) {
-    loop {
-        let unheld = inner.unheld.notified();
-        let mut unheld = std::pin::pin!(unheld);
-        unheld.as_mut().enable();
-        if inner.book().is_unheld() {
-            break;
+        Report {
+            locks,
+            unknown,
+            detached: inner.detached().len(),
         }
-        unheld.await;
     }
-    inner.janitor.idle().await;
 }
 
 impl Inner {
+    /// Waits until nothing is held, under way or being settled, at most that long.
+    async fn quiet_by(&self, limit: Duration) {
+        let end = self.clock.now() + limit;
+        let quiet = async {
+            loop {
+                let quieter = self.quieter.notified();
+                let mut quieter = std::pin::pin!(quieter);
+                quieter.as_mut().enable();
+                if self.is_quiet() {
+                    return;
+                }
+                quieter.await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = quiet => {}
+            () = self.clock.sleep_until(end) => {}
+        }
+    }
+
     /// The grace is over: what is held is lost to its user, and left to its lease unless forced.
-    fn part(self: &Arc<Self>, hold: &Arc<Hold>, force: bool) -> Fate {
-        use crate::hold::State;
+    fn take_away(self: &Arc<Self>, hold: &Arc<Hold>, force: bool) -> Fate {
         if hold.is_released() {
             return Fate::Released;
         }
-        let rest =
-            (hold.deadline() + crate::Lease::margin(hold.lease().length())).since(self.clock.now());
+        let end = hold.deadline() + Lease::margin(hold.lease().length());
+        let rest = end.since(self.clock.now());
         match hold.state(&self.clock) {
             State::Held | State::Uncertain => {
                 self.lose(hold, LossReason::Shutdown);
-                if force {
-                    self.settle(Job::release(hold.name.clone(), hold.owner, hold.id));
+                if !force {
+                    return Fate::Left { rest };
                 }
-                Fate::Left { rest }
+                self.settle(Job::of(hold));
+                Fate::Unknown
             }
             State::Lost(_) if hold.is_given_up() => Fate::Unknown,
             State::Lost(reason) => Fate::Lost(reason),
@@ -164,7 +174,14 @@ impl IntoFuture for Shutdown {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.run())
+        Box::pin(async move {
+            let held = self.begin()?;
+            let handle = self.inner.adrift.handle.clone();
+            handle.spawn(self.finish(held)).await.map_err(|error| {
+                let message = "the client's runtime is gone: nothing is renewed any more, the leases end what was held";
+                Error::new(ErrorKind::Indeterminate, message).with_source(error)
+            })
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     error::Error,
-    lease::{Lease, MIN_LEASE},
+    lease::{Lease, MAX_LEASE, MIN_LEASE},
 };
 use std::time::Duration;
 
@@ -46,6 +46,13 @@ impl Terms {
             return misuse(format!(
                 "max_hold ({most:?}) must be at least the shortest lease ({MIN_LEASE:?})"
             ));
+        }
+        for (what, time) in [("at_least_for", self.at_least), ("max_hold", self.at_most)] {
+            if let Some(time) = time
+                && time > MAX_LEASE
+            {
+                return misuse(format!("{what} ({time:?}) must not exceed {MAX_LEASE:?}"));
+            }
         }
         if let (Some(least), Some(most)) = (self.at_least, self.at_most)
             && least > most

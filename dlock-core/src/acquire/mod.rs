@@ -9,7 +9,8 @@ mod wait;
 use crate::{
     client::Inner,
     clock::Instant,
-    error::{Error, ErrorKind, LossReason},
+    driver::Wake,
+    error::{Error, ErrorKind, LossReason, Phase, Retry},
     flaw::Flaw,
     guard::Guard,
     identity::{FencingToken, Owner},
@@ -17,7 +18,7 @@ use crate::{
     scope,
     terms::Terms,
 };
-use pending::{Outcome, Pending};
+use pending::{Answer, Pending};
 use std::{panic::Location, sync::Arc, time::Duration};
 use trouble::Trouble;
 use wait::Wait;
@@ -46,6 +47,8 @@ struct Identity {
     join: Option<FencingToken>,
     /// Not made for this acquisition alone, so perhaps inside already.
     given: bool,
+    /// To join is the core's idea: the owner has a guard here.
+    implied: bool,
 }
 
 /// Acquires as wished; `None` only from [`Patience::Try`], when somebody else holds it.
@@ -55,27 +58,26 @@ pub(crate) async fn acquire(
     patience: Patience,
 ) -> Result<Option<Guard>, Error> {
     let began = inner.clock.now();
+    let _active = inner.active();
     inner.admit()?;
     let identity = inner.identify(&wish);
-    let pending = Pending::new(
-        &inner,
-        wish.name.clone(),
-        identity.owner,
-        identity.join,
-        wish.terms,
-        wish.at,
-    );
-    let end = match patience {
-        Patience::Try => began + pending.attempt_within(),
-        Patience::Within(limit) => began + limit,
-        Patience::Forever => Instant::FAR,
-    };
+    let (name, at) = (wish.name.clone(), wish.at);
+    let pending = Pending::new(&inner, name, &identity, wish.terms, at);
     let acquired = match patience {
-        Patience::Try => once(&inner, pending, end).await,
-        _ => Wait::new(pending, identity.given, wish.terms.lease(), end)
-            .granted(&inner, &wish.name)
-            .await
-            .map(Some),
+        Patience::Try => once(&inner, pending, identity.given, began).await,
+        // Whoever has no time at all still asks.
+        Patience::Within(Duration::ZERO) => {
+            let tried = once(&inner, pending, identity.given, began).await;
+            tried.and_then(|guard| guard.map_or_else(|| Err(refused()), |guard| Ok(Some(guard))))
+        }
+        Patience::Within(limit) => {
+            let wait = Wait::new(pending, identity.given, wish.terms.lease(), began + limit);
+            wait.granted(&inner, &wish.name).await.map(Some)
+        }
+        Patience::Forever => {
+            let wait = Wait::new(pending, identity.given, wish.terms.lease(), Instant::FAR);
+            wait.granted(&inner, &wish.name).await.map(Some)
+        }
     };
     match &acquired {
         Ok(Some(guard)) => tracing::debug!(
@@ -97,25 +99,37 @@ pub(crate) async fn acquire(
 async fn once(
     inner: &Arc<Inner>,
     mut pending: Pending,
-    end: Instant,
+    given: bool,
+    began: Instant,
 ) -> Result<Option<Guard>, Error> {
+    let end = began + pending.attempt_within();
     let mut trouble = Trouble::new(pending.attempt_within());
+    // Where the store keeps no line, whoever waits here would be passed by.
+    if !given && inner.caps.wake != Wake::Line && inner.has_waiters(pending.name()) {
+        return Ok(None);
+    }
     loop {
         if inner.is_closing() {
             return Err(closing());
         }
-        match pending.attempt(None, None, false, end).await {
-            Outcome::Granted(grant, sent) => match pending.succeed(grant, sent) {
+        let answer = tokio::select! {
+            biased;
+            answer = pending.attempt(None, None, false, end) => answer,
+            () = inner.revoked() => return Err(closing()),
+        };
+        match answer {
+            Answer::Granted(grant, sent) => match pending.succeed(grant, sent) {
                 Some(guard) => return Ok(Some(guard)),
-                None => trouble.too_late(),
+                None => trouble.too_late(inner.clock.now())?,
             },
-            Outcome::Held(_) if inner.flawed(Flaw::ContentionIsError) => {
+            Answer::Held(_) if inner.flawed(Flaw::ContentionIsError) => {
                 return Err(Error::new(ErrorKind::Unavailable, "held"));
             }
-            Outcome::Held(_) => return Ok(None),
-            Outcome::Gone => return Err(gone()),
-            Outcome::Failed(error) => trouble.failed(error, inner.clock.now())?,
-            Outcome::Unanswered => trouble.unanswered(inner.clock.now())?,
+            Answer::Held(_) => return Ok(None),
+            Answer::Gone if pending.unjoin() => continue,
+            Answer::Gone => return Err(gone()),
+            Answer::Failed(error) => trouble.failed(error, inner.clock.now())?,
+            Answer::Unanswered => trouble.unanswered(inner.clock.now())?,
         }
         let now = inner.clock.now();
         if now >= end {
@@ -124,6 +138,15 @@ async fn once(
         let again = now + trouble.pause(inner.jitter());
         inner.clock.sleep_until(again.min(end)).await;
     }
+}
+
+fn refused() -> Error {
+    let phase = Phase::Wait;
+    Error::new(
+        ErrorKind::Timeout { phase },
+        "held by another, and no time to wait for it",
+    )
+    .with_retry(Retry::Later)
 }
 
 fn gone() -> Error {
@@ -149,72 +172,68 @@ impl Inner {
                     self.janitor.len()
                 ),
             )
-            .with_retry(crate::error::Retry::Later));
+            .with_retry(Retry::Later));
         }
         Ok(())
     }
 
     fn identify(&self, wish: &Wish) -> Identity {
+        let fresh = || Identity {
+            owner: self.fresh_owner(),
+            join: None,
+            given: false,
+            implied: false,
+        };
         if self.flawed(Flaw::NoReentry) {
-            return Identity {
-                owner: self.fresh_owner(),
-                join: None,
-                given: false,
-            };
+            return fresh();
         }
-        if let (Some(owner), Some(_)) = (wish.owner, wish.join) {
-            return Identity {
-                owner,
-                join: wish.join,
-                given: true,
-            };
-        }
-        if wish.owner.is_none()
-            && let Some((owner, join)) = scope::entered(&self.store, &wish.name)
-        {
-            return Identity {
-                owner,
-                join,
-                given: true,
-            };
-        }
-        match wish.owner {
-            Some(owner) => Identity {
-                owner,
-                join: self.live_token(&wish.name, &owner),
-                given: true,
+        let scoped = || scope::entered(&self.store, &wish.name);
+        let (owner, join, implied) = match (wish.owner, wish.join) {
+            (Some(owner), Some(token)) => (owner, Some(token), false),
+            (Some(owner), None) => (owner, self.live_token(&wish.name, owner), true),
+            (None, _) => match scoped() {
+                Some((owner, token)) => (owner, token, false),
+                None => return fresh(),
             },
-            None => Identity {
-                owner: self.fresh_owner(),
-                join: None,
-                given: false,
-            },
+        };
+        Identity {
+            owner,
+            join,
+            given: true,
+            implied,
         }
     }
 
     /// The incarnation that a guard of this owner and name in this client stands for.
-    fn live_token(&self, name: &LockName, owner: &Owner) -> Option<FencingToken> {
+    fn live_token(&self, name: &LockName, owner: Owner) -> Option<FencingToken> {
         let mut book = self.book();
-        let hold = book.find(name)?.of(owner)?;
-        if hold.is_live(&self.clock) {
-            hold.token
-        } else {
-            None
+        let mut holds = book.find(name)?.of(owner);
+        holds.find(|hold| hold.is_live(&self.clock))?.token
+    }
+
+    fn has_waiters(&self, name: &LockName) -> bool {
+        self.book()
+            .find(name)
+            .is_some_and(|page| page.queue.len() > 0)
+    }
+
+    /// The store says that an incarnation is over: guards that stand for it are lost.
+    fn forgotten(self: &Arc<Self>, name: &LockName, owner: Owner, token: FencingToken) {
+        let stale: Vec<_> = {
+            let mut book = self.book();
+            let holds = book.find(name).into_iter().flat_map(|page| page.of(owner));
+            holds
+                .filter(|hold| hold.token == Some(token))
+                .map(Arc::clone)
+                .collect()
+        };
+        for hold in stale {
+            self.lose(&hold, LossReason::NotHeld);
         }
     }
 
-    /// Completes an error with what only the client knows, and draws its conclusions.
-    fn explain(self: &Arc<Self>, error: Error, name: &LockName, owner: &Owner) -> Error {
-        if error.kind() == ErrorKind::Gone {
-            let stale = {
-                let mut book = self.book();
-                let page = book.find(name);
-                page.and_then(|page| page.of(owner)).map(Arc::clone)
-            };
-            if let Some(hold) = stale {
-                self.lose(&hold, LossReason::NotHeld);
-            }
-        }
+    /// Completes an error with what only the client knows.
+    fn explain(&self, error: Error, name: &LockName, owner: &Owner) -> Error {
         if self.flawed(Flaw::OwnerShown) {
             return Error::new(error.kind(), format!("{error} {}", owner.expose()));
         }

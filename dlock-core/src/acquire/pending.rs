@@ -1,7 +1,8 @@
 //! One acquisition before anybody knows whether it is one: made before the first byte is sent, and undone when it is dropped.
 
+use super::Identity;
 use crate::{
-    call::Call,
+    call::{ATTEMPT, Call},
     client::Inner,
     clock::Instant,
     driver::{Acquire, Acquired, Grant, Held},
@@ -16,15 +17,14 @@ use crate::{
 };
 use std::{panic::Location, sync::Arc, time::Duration};
 
-/// The most one attempt may take, however long the lease: the caller should not hang on one lost packet.
-const ATTEMPT: Duration = Duration::from_secs(5);
-
 pub(super) struct Pending {
     inner: Arc<Inner>,
     name: LockName,
     owner: Owner,
     hold: HoldId,
     join: Option<FencingToken>,
+    /// The join is the core's idea, not the caller's.
+    implied: bool,
     terms: Terms,
     at: &'static Location<'static>,
     under_way: Option<Asked>,
@@ -33,7 +33,7 @@ pub(super) struct Pending {
 }
 
 /// What one attempt brought.
-pub(super) enum Outcome {
+pub(super) enum Answer {
     Granted(Grant, Instant),
     Held(Held),
     Gone,
@@ -45,22 +45,26 @@ impl Pending {
     pub(super) fn new(
         inner: &Arc<Inner>,
         name: LockName,
-        owner: Owner,
-        join: Option<FencingToken>,
+        identity: &Identity,
         terms: Terms,
         at: &'static Location<'static>,
     ) -> Self {
         Self {
             inner: Arc::clone(inner),
             name,
-            owner,
+            owner: identity.owner,
             hold: inner.hold_id(),
-            join,
+            join: identity.join,
+            implied: identity.implied,
             terms,
             at,
             under_way: None,
             unsettled: None,
         }
+    }
+
+    pub(super) fn name(&self) -> &LockName {
+        &self.name
     }
 
     /// The most one attempt may take.
@@ -75,7 +79,7 @@ impl Pending {
         next: Option<Ticket>,
         look: bool,
         end: Instant,
-    ) -> Outcome {
+    ) -> Answer {
         if self.unsettled.is_some() && self.inner.flawed(Flaw::FreshHoldOnRepeat) {
             self.hold = self.inner.hold_id();
         }
@@ -101,18 +105,18 @@ impl Pending {
         let answer = self.under_way.insert(call).answer().await;
         self.under_way = None;
         match answer {
-            Some(Ok(Acquired::Granted(grant))) => Outcome::Granted(grant, sent),
-            Some(Ok(Acquired::Held(held))) => Outcome::Held(held),
-            Some(Ok(Acquired::Gone)) => Outcome::Gone,
+            Some(Ok(Acquired::Granted(grant))) => Answer::Granted(grant, sent),
+            Some(Ok(Acquired::Held(held))) => Answer::Held(held),
+            Some(Ok(Acquired::Gone)) => Answer::Gone,
             Some(Err(error)) => {
                 if error.effect() == Effect::Unknown {
                     self.unanswered(give_up);
                 }
-                Outcome::Failed(error)
+                Answer::Failed(error)
             }
             None => {
                 self.unanswered(give_up);
-                Outcome::Unanswered
+                Answer::Unanswered
             }
         }
     }
@@ -137,6 +141,7 @@ impl Pending {
             terms: self.terms,
             sent,
             valid_for: grant.valid_for,
+            first: None,
             at: self.at,
             unsettled: self.unsettled,
         });
@@ -150,10 +155,28 @@ impl Pending {
 
     /// A grant that nobody can use goes back, and what follows is another acquisition.
     fn give_back(&mut self) {
-        let mut job = Job::release(self.name.clone(), self.owner, self.hold);
+        let mut job = Job::new(self.name.clone());
+        job.hold = Some(self.identity());
         job.unsettled = self.unsettled.take();
         self.inner.settle(job);
         self.hold = self.inner.hold_id();
+    }
+
+    fn identity(&self) -> (Owner, HoldId, Duration) {
+        (self.owner, self.hold, self.terms.lease().length())
+    }
+
+    /// The guard whose incarnation was to be entered, and whose end was found by asking, stands for nothing; says whether it was only
+    /// implied, so that the owner may acquire afresh.
+    pub(super) fn unjoin(&mut self) -> bool {
+        let Some(token) = self.join else {
+            return false;
+        };
+        self.inner.forgotten(&self.name, self.owner, token);
+        if self.implied {
+            self.join = None;
+        }
+        std::mem::take(&mut self.implied)
     }
 
     /// Gives up: whatever the store may have of it, and these tickets, are the janitor's now.
@@ -162,15 +185,10 @@ impl Pending {
         let unsettled = self.unsettled.take();
         let open = under_way.is_some() || unsettled.is_some();
         if open || !tickets.is_empty() {
-            let hold = open.then_some((self.owner, self.hold));
-            let job = Job {
-                name: self.name.clone(),
-                hold,
-                unsettled,
-                after: Instant::ORIGIN,
-                keep: None,
-                tickets,
-            };
+            let mut job = Job::new(self.name.clone());
+            job.hold = open.then_some(self.identity());
+            job.unsettled = unsettled;
+            job.tickets = tickets;
             self.inner.settle_after(job, under_way);
         }
     }

@@ -40,20 +40,26 @@ impl Trouble {
         self.at_once = false;
     }
 
-    pub(super) fn is_on(&self) -> bool {
-        self.attempts > 0
+    /// Since when the store has failed others, who asked before.
+    pub(super) fn inherit(&mut self, since: Instant) {
+        self.since = Some(self.since.map_or(since, |own| own.min(since)));
+    }
+
+    /// How many attempts failed on end.
+    pub(super) fn attempts(&self) -> u32 {
+        self.attempts
     }
 
     /// A grant came when its lease was over: as bad as no answer.
-    pub(super) fn too_late(&mut self) {
-        self.attempts += 1;
-        self.at_once = true;
+    pub(super) fn too_late(&mut self, now: Instant) -> Result<(), Error> {
+        self.at_once = self.attempts == 0;
+        self.goes_on(now)
     }
 
     /// An attempt failed; the error, if going on is pointless.
     pub(super) fn failed(&mut self, error: DriverError, now: Instant) -> Result<(), Error> {
         self.unknown |= error.effect() == Effect::Unknown;
-        if error.retry() == Retry::Never {
+        if error.retry() == Retry::Never || error.kind() == ErrorKind::Overloaded {
             return Err(error.into());
         }
         self.at_once = error.retry() == Retry::Now && self.attempts == 0;
@@ -64,7 +70,7 @@ impl Trouble {
     /// An attempt was not answered in time; the error, if going on is pointless.
     pub(super) fn unanswered(&mut self, now: Instant) -> Result<(), Error> {
         self.unknown = true;
-        self.at_once = true;
+        self.at_once = true; // it took its time already
         self.goes_on(now)
     }
 
@@ -75,7 +81,7 @@ impl Trouble {
             return Ok(());
         }
         let message = format!(
-            "the store has not answered for {} ({} attempts): see that it runs and can be reached",
+            "the store has failed for {} ({} attempts): see that it runs and can be reached",
             about(now.since(since)),
             self.attempts
         );
@@ -97,7 +103,7 @@ impl Trouble {
     pub(super) fn timeout(&mut self) -> Error {
         let phase = Phase::Request;
         let message = format!(
-            "the time was up while the store did not answer ({} attempts): see that it runs and can be reached; \
+            "the time was up and the store had not answered ({} attempts): see that it runs and can be reached; \
              what it may still have taken is being given back",
             self.attempts
         );
@@ -113,7 +119,7 @@ impl Trouble {
                 Effect::None
             });
         match self.last.take() {
-            Some(last) => error.with_source(last),
+            Some(last) => error.after(last),
             None => error,
         }
     }

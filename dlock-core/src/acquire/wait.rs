@@ -6,7 +6,7 @@
 
 use super::{
     closing, gone,
-    pending::{Outcome, Pending},
+    pending::{Answer, Pending},
     trouble::Trouble,
 };
 use crate::{
@@ -14,15 +14,15 @@ use crate::{
     client::Inner,
     clock::Instant,
     driver::{Held, Wake},
-    error::{Error, ErrorKind, Phase, about},
+    error::{Error, ErrorKind, Phase, Retry, about},
     flaw::Flaw,
     guard::Guard,
+    hold::Hold,
     identity::Ticket,
-    janitor::Job,
     lease::Lease,
     name::LockName,
 };
-use std::{panic::Location, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 /// The longest time between two looks, also where the store pushes: what a lost wake-up costs at most.
 const LOOK_AT_MOST: Duration = Duration::from_secs(2);
@@ -42,9 +42,10 @@ pub(super) struct Wait {
     trouble: Trouble,
     /// When an owner that was given, and may be inside through another client, asks again past the queue.
     ask_at: Instant,
-    /// The holder in this very client, found once.
-    own: Option<(&'static Location<'static>, Instant)>,
-    last: Held,
+    /// It was said once that the holder is this very client.
+    told: bool,
+    /// What the store said last, if it said anything.
+    last: Option<Held>,
 }
 
 enum Step {
@@ -69,8 +70,8 @@ impl Wait {
             interval: (length / 3).min(LOOK_AT_MOST),
             trouble: Trouble::new(length.clamp(PATIENCE.0, PATIENCE.1)),
             ask_at: Instant::ORIGIN,
-            own: None,
-            last: Held::default(),
+            told: false,
+            last: None,
         }
     }
 
@@ -89,19 +90,24 @@ impl Wait {
                 return Err(closing());
             }
             if now >= self.end {
-                return Err(self.timeout(inner));
+                return Err(self.timeout(inner, name));
             }
             match self.step(inner, now) {
                 Step::Sleep(until) => {
                     tokio::select! {
                         biased;
                         () = self.waiter.wake.notified() => {}
+                        () = inner.revoked() => {}
                         () = inner.clock.sleep_until(until.min(self.end)) => {}
                     }
                 }
                 Step::Attempt { line, next, look } => {
-                    let outcome = self.pending.attempt(line, next, look, self.end).await;
-                    if let Some(guard) = self.judge(inner, name, outcome, line, next)? {
+                    let answer = tokio::select! {
+                        biased;
+                        answer = self.pending.attempt(line, next, look, self.end) => answer,
+                        () = inner.revoked() => return Err(closing()),
+                    };
+                    if let Some(guard) = self.judge(inner, name, answer, line, next)? {
                         return Ok(guard);
                     }
                 }
@@ -118,8 +124,7 @@ impl Wait {
             queue.enter(&self.waiter);
         }
         if queue.len() == 1 {
-            queue.look_at = Instant::ORIGIN;
-            queue.looks = 0;
+            queue.begin();
         }
         self.queued = Some((Arc::clone(inner), name.clone()));
     }
@@ -148,8 +153,14 @@ impl Wait {
                 false => Step::Sleep(Instant::FAR),
             };
         }
-        if !queue.poked && now < queue.look_at {
-            return Step::Sleep(queue.look_at);
+        let at = if queue.poked {
+            Instant::ORIGIN
+        } else {
+            queue.look_at
+        };
+        let at = at.max(queue.not_before);
+        if now < at {
+            return Step::Sleep(at);
         }
         queue.poked = false;
         let others = queue.len() > 1;
@@ -164,36 +175,41 @@ impl Wait {
         &mut self,
         inner: &Arc<Inner>,
         name: &LockName,
-        outcome: Outcome,
+        answer: Answer,
         line: Option<Ticket>,
         next: Option<Ticket>,
     ) -> Result<Option<Guard>, Error> {
         let now = inner.clock.now();
-        match outcome {
-            Outcome::Granted(grant, sent) => {
-                self.trouble.over();
+        match answer {
+            Answer::Granted(grant, sent) => {
+                let open = self.pending.is_open();
                 if let Some(guard) = self.pending.succeed(grant, sent) {
-                    self.arrive(inner, name, line.is_some(), next);
+                    self.arrive(inner, name, line.is_some(), next.is_some(), open);
                     return Ok(Some(guard));
                 }
-                self.trouble.too_late();
                 if let (Some(line), Some(page)) = (line, inner.book().find(name)) {
                     // The ticket was used up by a grant that is worth nothing.
-                    if page.queue.ticket == Some(line) {
-                        page.queue.ticket = next.and_then(|_| page.queue.next.take());
+                    let queue = &mut page.queue;
+                    if queue.ticket == Some(line) {
+                        queue.ticket = queue.next.take().filter(|_| next.is_some());
                     }
                 }
+                self.trouble.too_late(now)?;
+                self.again_after_trouble(inner, name, line.is_some(), now);
             }
-            Outcome::Held(held) => {
+            Answer::Held(held) => {
                 self.trouble.over();
                 self.refused(inner, name, held, line.is_some(), now);
             }
-            Outcome::Gone => return Err(gone()),
-            Outcome::Failed(error) => {
+            Answer::Gone if self.pending.unjoin() => {}
+            Answer::Gone => return Err(gone()),
+            Answer::Failed(error) => {
+                self.share_trouble(inner, name, now);
                 self.trouble.failed(error, now)?;
                 self.again_after_trouble(inner, name, line.is_some(), now);
             }
-            Outcome::Unanswered => {
+            Answer::Unanswered => {
+                self.share_trouble(inner, name, now);
                 self.trouble.unanswered(now)?;
                 self.again_after_trouble(inner, name, line.is_some(), now);
             }
@@ -202,31 +218,44 @@ impl Wait {
     }
 
     /// Out of the queue with the lock: the next one in it becomes the head.
-    fn arrive(&mut self, inner: &Arc<Inner>, name: &LockName, as_head: bool, next: Option<Ticket>) {
+    fn arrive(
+        &mut self,
+        inner: &Arc<Inner>,
+        name: &LockName,
+        as_head: bool,
+        next: bool,
+        open: bool,
+    ) {
         if self.queued.take().is_none() {
             return;
         }
         let mut book = inner.book();
         let queue = &mut book.page(name).queue;
-        let was_head = queue.remove(&self.waiter);
-        if !was_head {
+        if !queue.remove(&self.waiter) {
             return; // past the queue, which waits on
         }
         let now = inner.clock.now();
-        let alone = queue.len() == 0;
+        let mut unwanted = Vec::new();
         if as_head {
-            queue.ticket = queue.next.take().filter(|_| next.is_some());
+            // What an attempt that was not answered brought along may stand in line, though this one did not.
+            let brought = queue.next.take();
+            queue.ticket = brought.filter(|_| next);
+            unwanted.extend(brought.filter(|_| !next && open));
             // Who has no ticket in line yet gets one at once; a store that only answers is told nothing by asking it now.
             let stands = queue.ticket.is_some() || inner.caps.wake == Wake::Poll;
             queue.look_at = if stands { now + self.interval } else { now };
         }
         queue.looks = 0;
-        queue.poked = false;
-        let unwanted = if alone { queue.ticket.take() } else { None };
+        queue.failing = None;
+        queue.not_before = Instant::ORIGIN;
+        queue.poked = std::mem::take(&mut queue.poked_next) && next;
+        if queue.len() == 0 {
+            unwanted.extend(queue.ticket.take());
+        }
         queue.wake_head();
         drop(book);
-        if let Some(ticket) = unwanted {
-            inner.leave(name, ticket);
+        for ticket in unwanted {
+            inner.leave_line(name, ticket);
         }
     }
 
@@ -242,11 +271,7 @@ impl Wait {
         let own = {
             let mut book = inner.book();
             let page = book.page(name);
-            let own = page
-                .holds
-                .iter()
-                .find(|hold| hold.is_live(&inner.clock))
-                .map(Arc::clone);
+            let own = page.live(&inner.clock);
             if as_head && page.queue.is_head(&self.waiter) {
                 let pause = match inner.caps.wake {
                     // A lock of this client is not waited for at the store: its release pokes the queue.
@@ -256,24 +281,36 @@ impl Wait {
                         .look_in
                         .map_or(self.interval, |rest| rest.min(self.interval)),
                 };
+                page.queue.failing = None;
                 page.queue.looks = page.queue.looks.saturating_add(1);
                 page.queue.look_at = now + pause.max(SHORTEST);
             }
             own
         };
-        self.last = held;
+        self.last = Some(held);
         self.ask_at = now + self.interval;
-        if let (Some(own), None) = (own, self.own) {
-            self.own = Some((own.at, own.since));
+        if let Some(own) = own
+            && !self.told
+        {
+            self.told = true;
             tracing::info!(
                 target: "dlock::acquire", lock = %name, backend = inner.caps.backend,
-                "waiting for a lock that this client acquired itself at {} {} ago: if that is the same task, it \
-                 waits for itself (guard.scope, or a pass, re-enters)",
-                own.at, about(now.since(own.since))
+                "waiting for a lock that {}", itself(&own, now)
             );
         }
         if self.queued.is_none() {
             self.enter(inner, name);
+        }
+    }
+
+    /// The store fails whoever is the head: the patience of the queue is one, not one for each in it.
+    fn share_trouble(&mut self, inner: &Arc<Inner>, name: &LockName, now: Instant) {
+        if let Some(page) = inner
+            .book()
+            .find(name)
+            .filter(|page| page.queue.is_head(&self.waiter))
+        {
+            self.trouble.inherit(*page.queue.failing.get_or_insert(now));
         }
     }
 
@@ -288,30 +325,36 @@ impl Wait {
         self.ask_at = again;
         if as_head && let Some(page) = inner.book().find(name) {
             page.queue.look_at = again;
+            page.queue.not_before = again;
         }
     }
 
-    fn timeout(&mut self, inner: &Arc<Inner>) -> Error {
-        if self.trouble.is_on() {
+    fn timeout(&mut self, inner: &Arc<Inner>, name: &LockName) -> Error {
+        let now = inner.clock.now();
+        let (own, failing) = {
+            let mut book = inner.book();
+            let page = book.find(name);
+            page.map_or((None, false), |page| {
+                (page.live(&inner.clock), page.queue.failing.is_some())
+            })
+        };
+        // One look that only the end of the wait cut short says nothing about the store.
+        let cut = self.last.is_some() && self.trouble.attempts() <= 1;
+        if (self.trouble.attempts() > 0 || failing) && !cut {
             return self.trouble.timeout();
         }
-        let now = inner.clock.now();
         let mut message = format!("not acquired within {}", about(now.since(self.began)));
-        if let Some(by) = &self.last.by {
+        if let Some(by) = self.last.as_ref().and_then(|held| held.by.as_ref()) {
             message.push_str(&format!("; held by owner #{}", by.owner));
             if !by.note.host.is_empty() {
                 message.push_str(&format!(" (process {} on {})", by.note.pid, by.note.host));
             }
         }
-        if let Some((at, since)) = self.own {
-            message.push_str(&format!(
-                "; this client itself acquired it at {at}, {} ago: if that is the same task, it waits for itself \
-                 (guard.scope, or a pass, re-enters)",
-                about(now.since(since))
-            ));
+        if let Some(own) = own {
+            message.push_str(&format!("; {}", itself(&own, now)));
         }
         let phase = Phase::Wait;
-        Error::new(ErrorKind::Timeout { phase }, message).with_retry(crate::error::Retry::Later)
+        Error::new(ErrorKind::Timeout { phase }, message).with_retry(Retry::Later)
     }
 
     /// Out of the queue without the lock: what this waiter stood in line with goes to the next one, or is given up.
@@ -335,16 +378,26 @@ impl Wait {
             }
             if queue.len() == 0 {
                 unwanted.extend(queue.ticket.take());
-                queue.next = None;
+                unwanted.extend(queue.next.take().filter(|_| open));
             }
             queue.wake_head();
         }
         book.tidy(&name);
-        if inner.flawed(Flaw::NeverLeaves) {
+        if inner.flawed(Flaw::NeverLeaves) || inner.caps.wake == Wake::Poll {
             unwanted.clear();
         }
         unwanted
     }
+}
+
+/// The usual self-deadlock explains itself.
+fn itself(own: &Hold, now: Instant) -> String {
+    format!(
+        "this client itself acquired at {}, {} ago: if that is the same task, it waits for itself (guard.scope, or a pass, \
+         re-enters)",
+        own.at,
+        about(now.since(own.since))
+    )
 }
 
 impl Drop for Wait {
@@ -364,17 +417,6 @@ impl Inner {
             .saturating_mul(1 << looks.min(20))
             .min(self.look_cap);
         let jittered = step.mul_f64(0.5 + self.jitter() / 2.0);
-        rest.map_or(jittered, |rest| jittered.min(rest + SHORTEST))
-    }
-
-    fn leave(self: &Arc<Self>, name: &LockName, ticket: Ticket) {
-        if !self.flawed(Flaw::NeverLeaves) {
-            self.settle(Job::leave(name.clone(), ticket));
-        }
-    }
-
-    /// A turn that nobody wants: whoever stands behind it should not wait for its accept lease.
-    pub(crate) fn decline(self: &Arc<Self>, name: &LockName, ticket: Ticket) {
-        self.leave(name, ticket);
+        rest.map_or(jittered, |rest| jittered.min(rest.saturating_add(SHORTEST)))
     }
 }

@@ -110,6 +110,9 @@ struct Entry<T> {
     over: bool,
 }
 
+/// What goes in one batch: one lane, and leases of like length, because a batch is given up with the shortest of them.
+type Group = (Lane, u32);
+
 #[derive(Debug)]
 struct Flight {
     keys: Vec<Key>,
@@ -161,7 +164,9 @@ impl<T: Clone> Machine<T> {
     /// A session ended: its holds are asked for at once.
     pub(crate) fn over(&mut self, lane: Lane, now: Instant) {
         for (key, entry) in &mut self.entries {
-            if entry.watched.lane == lane && entry.watched.renewal.is_some() {
+            // Told twice, it still is asked for once.
+            let asked = entry.over && entry.under_way.is_some();
+            if entry.watched.lane == lane && entry.watched.renewal.is_some() && !asked {
                 self.timers.remove(&(entry.timer, *key));
                 entry.over = true;
                 entry.under_way = None;
@@ -307,14 +312,18 @@ impl<T: Clone> Machine<T> {
     }
 
     fn send(&mut self, due: Vec<Key>, now: Instant, actions: &mut Vec<Action<T>>) {
-        let mut open: Vec<(Lane, HashSet<LockName>, Vec<Key>)> = Vec::new();
+        let mut open: Vec<(Group, HashSet<LockName>, Vec<Key>)> = Vec::new();
         let mut full = Vec::new();
         for key in due {
             let watched = &self.entries[&key].watched;
+            let group = (
+                watched.lane,
+                entry_length(&self.entries[&key]).as_millis().max(1).ilog2(),
+            );
             let limit = self.limit;
             // A name stands once in a batch: two holds of one lock go in two.
-            let place = open.iter().position(|(lane, names, keys)| {
-                *lane == watched.lane && keys.len() < limit && !names.contains(&watched.name)
+            let place = open.iter().position(|(other, names, keys)| {
+                *other == group && keys.len() < limit && !names.contains(&watched.name)
             });
             match place {
                 Some(place) => {
@@ -324,15 +333,11 @@ impl<T: Clone> Machine<T> {
                         full.push(open.remove(place));
                     }
                 }
-                None => open.push((
-                    watched.lane,
-                    HashSet::from([watched.name.clone()]),
-                    vec![key],
-                )),
+                None => open.push((group, HashSet::from([watched.name.clone()]), vec![key])),
             }
         }
-        for (lane, _, keys) in full.into_iter().chain(open) {
-            self.send_batch(lane, keys, now, actions);
+        for (group, _, keys) in full.into_iter().chain(open) {
+            self.send_batch(group.0, keys, now, actions);
         }
     }
 

@@ -19,10 +19,7 @@ use crate::{
     hold::Hold,
 };
 use machine::{Action, Answer, Batch, Machine};
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    time::Duration,
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::Notify;
 
 #[derive(Debug)]
@@ -183,18 +180,16 @@ impl Inner {
         Renewing {
             id,
             count: asked.len(),
-            call: Call::new(&self.adrift, give_up + LATE_ANSWERS, async move {
+            call: Call::new(&self.adrift, give_up, async move {
                 driver.renew(lane, &asked, give_up).await
             }),
         }
     }
 }
 
-/// How long after its give-up the answer of a renewal still counts: it can only help, and it proves a loss early.
-const LATE_ANSWERS: Duration = Duration::from_secs(30);
-
+/// Waits also for an answer that comes after its give-up: it can only help, or prove a loss early.
 async fn renew(client: Weak<Inner>, mut renewing: Renewing) {
-    let answer = renewing.call.answer().await;
+    let answer = renewing.call.late_answer().await;
     let Some(inner) = client.upgrade() else {
         return;
     };

@@ -19,7 +19,10 @@ use crate::{
     hold::Hold,
 };
 use machine::{Action, Answer, Batch, Machine};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
 use tokio::sync::Notify;
 
 #[derive(Debug)]
@@ -34,6 +37,8 @@ struct Watch {
     machine: Machine<Arc<Hold>>,
     /// Until when the task sleeps. A hold that comes and goes in the meantime does not wake it.
     armed: Instant,
+    /// Something was watched since the task last looked.
+    used: bool,
     /// Nothing is renewed any more.
     stopped: bool,
 }
@@ -57,6 +62,7 @@ impl Watchdog {
             state: Mutex::new(Watch {
                 machine: Machine::new(batch),
                 armed: Instant::FAR,
+                used: false,
                 stopped: false,
             }),
             earlier: Notify::new(),
@@ -66,6 +72,7 @@ impl Watchdog {
     pub(crate) fn watch(&self, watched: Watched<Arc<Hold>>) -> Key {
         let mut state = self.state();
         let key = state.machine.watch(watched);
+        state.used = true;
         if state.stopped {
             state.machine.forget(key);
         } else if state.rearm() {
@@ -107,10 +114,10 @@ pub(crate) async fn run(client: Weak<Inner>) {
         };
         let (actions, next) = {
             let mut state = inner.watchdog.state();
-            let actions = state
-                .machine
-                .tick(inner.clock.now(), &mut || inner.jitter());
-            state.armed = state.machine.next().unwrap_or(Instant::FAR);
+            let now = inner.clock.now();
+            let actions = state.machine.tick(now, &mut || inner.jitter());
+            let used = std::mem::take(&mut state.used);
+            state.armed = rests_until(state.machine.next(), used, now);
             (actions, state.armed)
         };
         perform(&inner, actions);
@@ -124,6 +131,18 @@ pub(crate) async fn run(client: Weak<Inner>) {
         }
     }
 }
+
+/// Until when the task sleeps when it has done what was due.
+///
+/// A hold that was already given back when its wake-up arrived leaves nothing to watch. Were the task then to sleep for ever, the next
+/// hold would wake it again: in a loop of short holds each would cost a thread's wake-up, a third of a cycle over Redis.
+fn rests_until(next: Option<Instant>, used: bool, now: Instant) -> Instant {
+    let idle = if used { now + LINGER } else { Instant::FAR };
+    next.unwrap_or(idle)
+}
+
+/// Shorter than the renewal interval of all but the shortest leases, so that their holds need not wake the task meanwhile.
+const LINGER: Duration = Duration::from_secs(1);
 
 fn perform(inner: &Arc<Inner>, actions: Vec<Action<Arc<Hold>>>) {
     for action in actions {

@@ -2,8 +2,13 @@
 
 use super::{Bench, DEADLINE, Did, LAST, LEASE, at, fixed, kept, lost, ms, proven, until};
 use crate::{
+    clock::Instant,
     error::LossReason,
-    watchdog::machine::{Answer, Watched},
+    lease::{DEFAULT_LEASE, Lease},
+    watchdog::{
+        machine::{Answer, Watched},
+        rests_until,
+    },
 };
 
 #[test]
@@ -184,4 +189,14 @@ fn a_hold_is_not_kept_beyond_its_longest_time_nor_asked_for_much_beyond() {
     let expected = [Did::Renewed(1, at(450))];
     assert_eq!(bench.answer(batch.id, &[until(253)], 200), expected);
     assert_eq!(bench.tick(449), lost(1, LossReason::Deadline));
+}
+
+#[test]
+fn a_hold_that_came_and_went_leaves_the_task_awake_enough_for_the_next_one() {
+    let (now, due) = (at(5), at(105));
+    assert_eq!(rests_until(Some(due), true, now), due);
+    let lingers = rests_until(None, true, now);
+    assert!(lingers > now, "but not for ever: {lingers:?}");
+    assert!(lingers < now + Lease::renew_every(DEFAULT_LEASE));
+    assert_eq!(rests_until(None, false, now), Instant::FAR, "idle");
 }

@@ -2,14 +2,14 @@
 
 use crate::{
     book::Book,
-    call::{ATTEMPT, Adrift, Call},
+    call::Adrift,
     clock::{Clock, Instant},
-    driver::{Broken, Capabilities, Cursor, DistributedLock, Hint, Note, Page, Snapshot},
-    error::{DriverError, Effect, Error, ErrorKind, LossReason, Phase, Retry},
+    driver::{Capabilities, DistributedLock, Hint, Note},
+    error::{Error, ErrorKind, LossReason},
     flaw::Flaw,
     guard::Guard,
     hold::{Hold, Start},
-    identity::{FencingToken, HoldId, Owner, Ticket},
+    identity::{HoldId, Owner, Ticket},
     janitor::{Janitor, Job},
     lease::Lease,
     lock::Lock,
@@ -139,65 +139,6 @@ impl Client {
     #[must_use]
     pub fn owner(&self) -> Owner {
         self.inner.fresh_owner()
-    }
-
-    /// Shows who holds a name, without changing anything.
-    ///
-    /// # Errors
-    /// When the name is not one, or the store did not answer.
-    ///
-    /// # Cancel safety
-    /// Nothing is lost when it is dropped.
-    pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Snapshot, Error> {
-        let name = LockName::new(name)?;
-        let (driver, asked) = (Arc::clone(&self.inner.driver), name.clone());
-        let answer = self
-            .inner
-            .ask(Effect::None, async move { driver.inspect(&asked).await });
-        answer
-            .await
-            .map_err(|error| error.at(self.inner.caps.backend, &name))
-    }
-
-    /// One step of a walk over the held and shut names that begin with `prefix`: up to about `limit` of them, perhaps none, and where
-    /// to go on. `next: None` is the only end.
-    ///
-    /// # Errors
-    /// When the store did not answer, or `from` came from another backend.
-    ///
-    /// # Cancel safety
-    /// Nothing is lost when it is dropped.
-    pub async fn list(
-        &self,
-        prefix: &str,
-        from: Option<&Cursor>,
-        limit: usize,
-    ) -> Result<Page, Error> {
-        let driver = Arc::clone(&self.inner.driver);
-        let (prefix, from) = (prefix.to_owned(), from.cloned());
-        let listed = async move { driver.list(&prefix, from.as_ref(), limit).await };
-        let answer = self.inner.ask(Effect::None, listed).await;
-        answer.map_err(|error| error.of(self.inner.caps.backend))
-    }
-
-    /// Frees a name whoever holds it: with `only`, just if that is its token. Its holders learn it at their next renewal, and
-    /// until then they run beside the next one: break only what is known to be dead.
-    ///
-    /// # Errors
-    /// When the name is not one, or the store did not answer; the effect is then unknown.
-    ///
-    /// # Cancel safety
-    /// Dropped under way, it may or may not have happened.
-    pub async fn break_lock(
-        &self,
-        name: impl AsRef<str>,
-        only: Option<FencingToken>,
-    ) -> Result<Broken, Error> {
-        let name = LockName::new(name)?;
-        let (driver, asked) = (Arc::clone(&self.inner.driver), name.clone());
-        let broken = async move { driver.break_lock(&asked, only).await };
-        let answer = self.inner.ask(Effect::Unknown, broken).await;
-        answer.map_err(|error| error.at(self.inner.caps.backend, &name))
     }
 
     /// Shuts down: refuses new acquires, cancels waiters, resolves [`Guard::revoked`](crate::Guard::revoked), and keeps renewing for
@@ -456,17 +397,6 @@ impl Inner {
         }
     }
 
-    /// One request that nobody repeats, bounded.
-    async fn ask<T: Send + 'static>(
-        &self,
-        effect: Effect,
-        request: impl Future<Output = Result<T, DriverError>> + Send + 'static,
-    ) -> Result<T, Error> {
-        let give_up = self.clock.now() + ATTEMPT;
-        let answer = Call::new(&self.adrift, give_up, request).answer().await;
-        answer.map_or_else(|| Err(unanswered(effect)), |answer| Ok(answer?))
-    }
-
     /// Something is under way that a shutdown waits for, until the value is dropped.
     pub(crate) fn active(self: &Arc<Self>) -> Active {
         self.active.fetch_add(1, SeqCst);
@@ -565,15 +495,6 @@ impl Drop for Active {
         self.0.active.fetch_sub(1, SeqCst);
         self.0.is_quieter();
     }
-}
-
-fn unanswered(effect: Effect) -> Error {
-    let phase = Phase::Request;
-    let message =
-        format!("the store did not answer within {ATTEMPT:?}: see that it runs and can be reached");
-    Error::new(ErrorKind::Timeout { phase }, message)
-        .with_retry(Retry::Later)
-        .with_effect(effect)
 }
 
 impl Drop for Inner {

@@ -52,6 +52,17 @@ pub enum Outcome {
     },
 }
 
+impl Outcome {
+    /// What a release did that found what it was to release.
+    pub(crate) fn of(released: &Released) -> Self {
+        match released {
+            Released::StillHeld { holds } => Self::StillHeld { holds: holds.get() },
+            Released::Kept { rest } => Self::Kept { rest: *rest },
+            Released::Freed | Released::NotHeld { .. } => Self::Released,
+        }
+    }
+}
+
 impl Guard {
     pub(crate) fn new(inner: Arc<Inner>, hold: Arc<Hold>) -> Self {
         Self {
@@ -267,12 +278,7 @@ impl Releasing {
             let sent = inner.clock.now();
             let mut request = Release::new(self.hold.name.clone(), self.hold.owner, self.hold.id);
             request.keep = inner.rest(self.hold.keep());
-            let answer = tokio::select! {
-                biased;
-                answer = inner.release_once(request) => answer,
-                () = inner.clock.sleep_until(end) => None,
-            };
-            match answer {
+            match inner.release_once(request, end).await {
                 Some(Ok(released)) => return self.finish(released, unanswered, sent),
                 Some(Err(error)) => {
                     unanswered |= error.effect() == Effect::Unknown;
@@ -283,8 +289,7 @@ impl Releasing {
                         return Err(self.unknown().after(error));
                     }
                 }
-                None if inner.clock.now() >= end => return Err(self.unknown()),
-                None => unanswered = true,
+                None => return Err(self.unknown()),
             }
             inner.clock.sleep_until(inner.clock.now() + pause).await;
             pause *= 2;
@@ -315,9 +320,7 @@ impl Releasing {
                 );
                 return Err(Error::lost(LossReason::NotHeld).at(caps.backend, &self.hold.name));
             }
-            Released::StillHeld { holds } => Outcome::StillHeld { holds: holds.get() },
-            Released::Kept { rest } => Outcome::Kept { rest },
-            Released::Freed => Outcome::Released,
+            released => Outcome::of(&released),
         };
         tracing::debug!(
             target: "dlock::release", lock = %self.hold.name, backend = caps.backend,

@@ -6,6 +6,7 @@
 //! A driver answers; the core decides when to ask, how often, and what silence means.
 
 mod acquire;
+mod admin;
 mod book;
 mod call;
 mod client;

@@ -1,0 +1,172 @@
+//! Locks without guards, for operators and the command line: see them, break them, keep or end a hold that was written down.
+
+use crate::{
+    call::{ATTEMPT, Call},
+    client::{Client, Inner},
+    driver::{Broken, Cursor, Holds, Page, Release, Released, Renew, Renewed, Snapshot},
+    error::{DriverError, Effect, Error, ErrorKind, Phase, Retry},
+    guard::Outcome,
+    identity::{FencingToken, HoldId, Owner},
+    lease::Lease,
+    name::LockName,
+};
+use std::{sync::Arc, time::Duration};
+
+impl Client {
+    /// Shows who holds a name, without changing anything.
+    ///
+    /// # Errors
+    /// When the name is not one, or the store did not answer.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when it is dropped.
+    pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Snapshot, Error> {
+        let name = LockName::new(name)?;
+        let (driver, asked) = (Arc::clone(&self.inner.driver), name.clone());
+        let answer = self
+            .inner
+            .ask(Effect::None, async move { driver.inspect(&asked).await });
+        answer
+            .await
+            .map_err(|error| error.at(self.inner.caps.backend, &name))
+    }
+
+    /// One step of a walk over the held and shut names that begin with `prefix`: up to about `limit` of them, perhaps none, and where
+    /// to go on. `next: None` is the only end.
+    ///
+    /// # Errors
+    /// When the store did not answer, or `from` came from another backend.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when it is dropped.
+    pub async fn list(
+        &self,
+        prefix: &str,
+        from: Option<&Cursor>,
+        limit: usize,
+    ) -> Result<Page, Error> {
+        let driver = Arc::clone(&self.inner.driver);
+        let (prefix, from) = (prefix.to_owned(), from.cloned());
+        let listed = async move { driver.list(&prefix, from.as_ref(), limit).await };
+        let answer = self.inner.ask(Effect::None, listed).await;
+        answer.map_err(|error| error.of(self.inner.caps.backend))
+    }
+
+    /// Frees a name whoever holds it: with `only`, just if that is its token. Its holders learn it at their next renewal, and
+    /// until then they run beside the next one: break only what is known to be dead.
+    ///
+    /// # Errors
+    /// When the name is not one, or the store did not answer; the effect is then unknown.
+    ///
+    /// # Cancel safety
+    /// Dropped under way, it may or may not have happened.
+    pub async fn break_lock(
+        &self,
+        name: impl AsRef<str>,
+        only: Option<FencingToken>,
+    ) -> Result<Broken, Error> {
+        let name = LockName::new(name)?;
+        let (driver, asked) = (Arc::clone(&self.inner.driver), name.clone());
+        let broken = async move { driver.break_lock(&asked, only).await };
+        let answer = self.inner.ask(Effect::Unknown, broken).await;
+        answer.map_err(|error| error.at(self.inner.caps.backend, &name))
+    }
+
+    /// Prolongs a hold that no guard stands for, once: it lasts `length` from now, and never less than before. Gives back how long it is
+    /// certain to last.
+    ///
+    /// # Errors
+    /// `NotHeld` when it is not there any more; `Misuse` for a name or length that is none; otherwise as [`inspect`](Self::inspect).
+    ///
+    /// # Cancel safety
+    /// Dropped under way, it may or may not have happened.
+    pub async fn renew(
+        &self,
+        name: impl AsRef<str>,
+        owner: &Owner,
+        hold: HoldId,
+        length: Duration,
+    ) -> Result<Duration, Error> {
+        let name = LockName::new(name)?;
+        let inner = &self.inner;
+        let lease = Lease::kept(length)?.on(&inner.caps)?.length();
+        let (driver, lane) = (Arc::clone(&inner.driver), inner.driver.lane(&name));
+        let entry = Renew::new(name.clone(), *owner, hold, Some(lease));
+        let sent = inner.clock.now();
+        let give_up = sent + ATTEMPT;
+        let asked = async move { driver.renew(lane, &[entry], give_up).await };
+        let renewed = async {
+            let answers = inner.ask(Effect::Unknown, asked).await?;
+            let answer = answers.into_iter().next();
+            match answer.ok_or_else(|| unanswered(Effect::Unknown))?? {
+                Renewed::Until { valid_for } => {
+                    let end = sent + valid_for.min(lease) - Lease::margin(lease);
+                    Ok(end.since(inner.clock.now()))
+                }
+                Renewed::NotHeld => Err(not_held()),
+            }
+        };
+        renewed
+            .await
+            .map_err(|error: Error| error.at(inner.caps.backend, &name))
+    }
+
+    /// Gives back holds that no guard stands for: one, or all of an owner, whose guards elsewhere learn it at their next renewal.
+    ///
+    /// # Errors
+    /// `NotHeld` when there is none; `Misuse` for a name that is none; otherwise as [`inspect`](Self::inspect), with unknown effect.
+    ///
+    /// # Cancel safety
+    /// Dropped under way, it may or may not have happened.
+    pub async fn release(
+        &self,
+        name: impl AsRef<str>,
+        owner: &Owner,
+        holds: Holds,
+    ) -> Result<Outcome, Error> {
+        let name = LockName::new(name)?;
+        let inner = &self.inner;
+        let mut request = Release::new(name.clone(), *owner, HoldId::from_bits(0));
+        request.holds = holds;
+        let driver = Arc::clone(&inner.driver);
+        let released = inner.ask(
+            Effect::Unknown,
+            async move { driver.release(&request).await },
+        );
+        let outcome = match released.await {
+            Ok(Released::NotHeld { .. }) => Err(not_held()),
+            Ok(released) => Ok(Outcome::of(&released)),
+            Err(error) => Err(error),
+        };
+        outcome.map_err(|error| error.at(inner.caps.backend, &name))
+    }
+}
+
+impl Inner {
+    /// One request that nobody repeats, bounded.
+    async fn ask<T: Send + 'static>(
+        &self,
+        effect: Effect,
+        request: impl Future<Output = Result<T, DriverError>> + Send + 'static,
+    ) -> Result<T, Error> {
+        let give_up = self.clock.now() + ATTEMPT;
+        let answer = Call::new(&self.adrift, give_up, request).answer().await;
+        answer.map_or_else(|| Err(unanswered(effect)), |answer| Ok(answer?))
+    }
+}
+
+fn unanswered(effect: Effect) -> Error {
+    let phase = Phase::Request;
+    let message =
+        format!("the store did not answer within {ATTEMPT:?}: see that it runs and can be reached");
+    Error::new(ErrorKind::Timeout { phase }, message)
+        .with_retry(Retry::Later)
+        .with_effect(effect)
+}
+
+fn not_held() -> Error {
+    Error::new(
+        ErrorKind::NotHeld,
+        "that hold is not there: it was released before, ran out, was broken or taken over, or never was",
+    )
+}

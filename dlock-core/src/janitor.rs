@@ -228,7 +228,8 @@ impl Inner {
         while self.goes_on(job, over) {
             let mut request = Release::new(job.name.clone(), owner, hold);
             request.keep = self.rest(job.keep);
-            match self.release_once(request).await {
+            let give_up = self.clock.now() + ATTEMPT;
+            match self.release_once(request, give_up).await {
                 Some(Ok(_)) => {
                     if let Some(held) = &job.held {
                         held.released();
@@ -281,13 +282,13 @@ impl Inner {
             .filter(|rest| !rest.is_zero())
     }
 
-    /// One release, bounded; `None`: not answered in time.
+    /// One release, bounded; `None`: not answered by then.
     pub(crate) async fn release_once(
         self: &Arc<Self>,
         request: Release,
+        give_up: Instant,
     ) -> Option<Result<Released, DriverError>> {
         let driver = Arc::clone(&self.driver);
-        let give_up = self.clock.now() + ATTEMPT;
         Call::new(&self.adrift, give_up, async move {
             driver.release(&request).await
         })

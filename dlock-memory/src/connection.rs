@@ -147,22 +147,27 @@ struct Remembered {
 }
 
 impl Places {
-    /// Where the ticket is to stand; `None`: at the end.
+    /// Where the ticket is to stand in the next request; `None`: at the end. It is remembered from now on.
     pub(crate) fn of(&self, ticket: Ticket) -> Option<Place> {
-        let places = self.lock();
-        let remembered = places.get(&ticket)?;
+        let mut places = self.lock();
+        let remembered = places.entry(ticket).or_default();
         if remembered.turned && remembered.lapsed {
             return None;
         }
         remembered.place
     }
 
-    /// It stands there now.
-    pub(crate) fn stands(&self, ticket: Ticket, place: Place) {
-        let mut places = self.lock();
-        let remembered = places.entry(ticket).or_default();
-        remembered.place = Some(place);
-        remembered.lapsed |= std::mem::take(&mut remembered.turned);
+    /// It was refused, and stands there. Not for one that has left meanwhile.
+    pub(crate) fn refused(&self, ticket: Ticket, place: Place) {
+        if let Some(remembered) = self.lock().get_mut(&ticket) {
+            remembered.place = Some(place);
+            remembered.lapsed |= std::mem::take(&mut remembered.turned);
+        }
+    }
+
+    /// It stands there for the first time.
+    pub(crate) fn queued(&self, ticket: Ticket, place: Place) {
+        self.lock().entry(ticket).or_default().place = Some(place);
     }
 
     /// A turn came for it.
@@ -179,5 +184,41 @@ impl Places {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Ticket, Remembered>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{MemoryConfig, MemoryDriver, MemoryStore};
+    use dlock_core::{Acquire, Clock, DistributedLock, HoldId, Instant, Lease, Owner, Ticket};
+    use std::num::NonZeroU64;
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_remembered_of_a_ticket_that_is_over() {
+        let store = MemoryStore::new(Clock::simulated());
+        let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+        let (one, two) = (Ticket(NonZeroU64::MIN), Ticket(NonZeroU64::MAX));
+        let ask = |owner: &str, line, next| {
+            let owner = Owner::from_seed(owner);
+            let name = "n".parse().unwrap();
+            let mut req = Acquire::new(
+                name,
+                owner,
+                HoldId::from_bits(1),
+                Lease::default(),
+                Instant::FAR,
+            );
+            (req.line, req.next) = (line, next);
+            req
+        };
+        let known = || driver.places().lock().len();
+        driver
+            .acquire(&ask("a", Some(one), Some(two)))
+            .await
+            .unwrap();
+        assert_eq!(known(), 1, "the next one stands in line");
+        driver.acquire(&ask("b", Some(two), None)).await.unwrap();
+        driver.leave(&ask("b", None, None).name, two).await.unwrap();
+        assert_eq!(known(), 0);
     }
 }

@@ -67,13 +67,18 @@ impl MemoryDriver {
         if let Some(ticket) = req.line {
             match (&asked.acquired, asked.place) {
                 (Acquired::Granted(_), _) => places.forget(ticket),
-                (_, Some(place)) => places.stands(ticket, place),
+                (_, Some(place)) => places.refused(ticket, place),
                 (_, None) => {}
             }
         }
         if let (Some(ticket), Some(place)) = (req.next, asked.next) {
-            places.stands(ticket, place);
+            places.queued(ticket, place);
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn places(&self) -> &crate::connection::Places {
+        &self.connection.places
     }
 }
 
@@ -128,14 +133,19 @@ impl DistributedLock for MemoryDriver {
             return Err(MemoryError::MixedLanes.into());
         }
         let not_after = self.store().time_at(give_up);
+        let stuck = self.connection.faults.stuck();
         let batch = batch.to_vec();
         let work = move |state: &mut _, now| {
             commands::in_time(now, not_after)?;
-            let renewed = batch.iter().map(|entry| commands::renew(state, now, entry));
-            Ok(renewed.collect::<Vec<_>>())
+            let one = |entry: &Renew| {
+                if stuck.contains(&entry.name) {
+                    return Err(MemoryError::Stuck.into());
+                }
+                Ok(commands::renew(state, now, entry))
+            };
+            Ok(batch.iter().map(one).collect())
         };
-        let renewed = self.connection.call(Call::Renew, Some(lane), work).await?;
-        Ok(renewed.into_iter().map(Ok).collect())
+        Ok(self.connection.call(Call::Renew, Some(lane), work).await?)
     }
 
     async fn release(&self, req: &Release) -> Result<Released> {

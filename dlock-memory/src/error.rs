@@ -31,6 +31,9 @@ pub(crate) enum MemoryError {
         /// What the request carried.
         not_after: Duration,
     },
+    /// [`Faults::stick`](crate::Faults::stick).
+    #[error("the fault script keeps this name from being renewed")]
+    Stuck,
     /// One more would exceed the bound.
     #[error("the name has {MAX_HOLDS} holds, the most there can be")]
     TooManyHolds,
@@ -52,7 +55,7 @@ impl MemoryError {
         use ErrorKind::{Misuse, Overloaded, Unavailable};
         use Retry::{Later, Never, Now};
         match self {
-            Self::Down | Self::NotSent => (Unavailable, Later, None),
+            Self::Down | Self::NotSent | Self::Stuck => (Unavailable, Later, None),
             Self::Closed => (Unavailable, Never, None),
             Self::AnswerLost | Self::ServerLost => (Unavailable, Later, Unknown),
             Self::Late { .. } => (Unavailable, Now, None),
@@ -93,6 +96,7 @@ mod tests {
         for (error, kind, retry, effect) in [
             (MemoryError::Down, away, Retry::Later, Effect::None),
             (MemoryError::NotSent, away, Retry::Later, Effect::None),
+            (MemoryError::Stuck, away, Retry::Later, Effect::None),
             (MemoryError::Closed, away, Retry::Never, Effect::None),
             (MemoryError::AnswerLost, away, Retry::Later, Effect::Unknown),
             (MemoryError::ServerLost, away, Retry::Later, Effect::Unknown),

@@ -1,10 +1,10 @@
 //! The fault script: what goes wrong between a driver and its server.
 
 use crate::hints::Inbox;
-use dlock_core::Hint;
+use dlock_core::{Hint, LockName};
 use fastrand::Rng;
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -111,6 +111,7 @@ struct Script {
     once: [VecDeque<Fault>; Call::ALL.len()],
     always: [Fault; Call::ALL.len()],
     plan: Option<FaultPlan>,
+    stuck: BTreeSet<LockName>,
 }
 
 impl Faults {
@@ -143,6 +144,12 @@ impl Faults {
     pub fn plan(&self, plan: FaultPlan) {
         self.inbox.plan(Some(plan.clone()));
         self.script().plan = Some(plan);
+        self.shared.armed.store(true, Ordering::Release);
+    }
+
+    /// In every batch of renewals from now on, the entry of this name alone fails (effect none): a row that is locked.
+    pub fn stick(&self, name: LockName) {
+        self.script().stuck.insert(name);
         self.shared.armed.store(true, Ordering::Release);
     }
 
@@ -185,6 +192,15 @@ impl Faults {
         match (script.always[call.index()], &mut script.plan) {
             (Fault::Ok, Some(plan)) => plan.draw(call),
             (standing, _) => standing,
+        }
+    }
+
+    /// The names that cannot be renewed.
+    pub(crate) fn stuck(&self) -> BTreeSet<LockName> {
+        if self.shared.armed.load(Ordering::Acquire) {
+            self.script().stuck.clone()
+        } else {
+            BTreeSet::new()
         }
     }
 

@@ -576,6 +576,35 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn the_one_behind_is_told_past_the_dead() {
+        let (_clock, store, [mut a, mut b, c, mut d]) = line();
+        drop(c);
+        a.releases(None);
+        assert_eq!(b.heard(), [b.turn()]);
+        assert_eq!(d.heard(), [d.first(ACCEPT)]);
+        assert_eq!(store.tickets(&name()), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_at_a_free_name_goes_by_its_old_place() {
+        let (clock, _store, [mut a, b, c]) = line();
+        a.releases(None);
+        clock.jump(ACCEPT);
+        assert!(b.looks().is_none(), "it looked before c did");
+        assert_eq!(c.ahead(), Some(0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_leaves_a_free_name_serves_the_next() {
+        let (clock, _store, [a, mut b, mut c]) = line();
+        clock.jump(a.lease.length() - Duration::from_secs(1));
+        assert!(b.looks().is_some() && c.looks().is_some());
+        clock.jump(Duration::from_secs(1));
+        b.leaves();
+        assert_eq!(c.heard(), [c.turn()]);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_ticket_keeps_its_place_over_one_lapsed_turn_and_not_over_two() {
         let (clock, _store, [mut a, mut b, mut c, mut d]) = line();
         a.releases(None);
@@ -637,10 +666,19 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn reentry_goes_past_the_line() {
-        let (_clock, _store, [mut a, b]) = line();
+        let (_clock, store, [mut a, b]) = line();
         a.next += 1;
         assert!(a.looks().is_none());
         assert_eq!(b.ahead(), Some(0));
+        // Its own ticket may stand there too, and is used up then.
+        let mut strange = a.ask();
+        strange.owner = Owner::from_seed("another of the same client");
+        strange.line = Some(ticket(7));
+        assert!(matches!(a.acquire(&strange), Acquired::Held(_)));
+        assert_eq!(store.tickets(&name()), 2);
+        a.next = 7;
+        assert!(a.looks().is_none());
+        assert_eq!(store.tickets(&name()), 1);
     }
 
     #[tokio::test(start_paused = true)]
@@ -654,6 +692,13 @@ mod tests {
         assert!(b.looks().is_some());
         clock.jump(Duration::from_nanos(1));
         assert!(b.looks().is_none());
+        assert!(a.looks().is_some());
+        b.releases(Some(10 * INTERVAL));
+        assert_eq!(
+            a.heard(),
+            [a.first(INTERVAL)],
+            "its entry must not run out meanwhile"
+        );
     }
 
     #[tokio::test(start_paused = true)]

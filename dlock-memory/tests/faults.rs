@@ -407,6 +407,26 @@ async fn a_stalled_lane_delays_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_name_that_is_stuck_fails_alone() {
+    let bench = Bench::new();
+    assert!(bench.acquire("a").await.unwrap());
+    let stuck: LockName = "stuck".parse().unwrap();
+    let entry = |name| {
+        let (owner, hold) = (Owner::from_seed("a"), HoldId::from_bits(1));
+        Renew::new(name, owner, hold, Some(SECOND))
+    };
+    let batch = [entry(stuck.clone()), entry(name())];
+    let give_up = bench.clock.now();
+    bench.driver.faults().stick(stuck);
+    let renewed = bench.driver.renew(Lane(0), &batch, give_up).await.unwrap();
+    assert!(is_none(renewed[0].as_ref().unwrap_err()));
+    assert!(matches!(renewed[1], Ok(Renewed::Until { .. })));
+    bench.driver.faults().clear();
+    let renewed = bench.driver.renew(Lane(0), &batch, give_up).await.unwrap();
+    assert!(matches!(renewed[0], Ok(Renewed::NotHeld)));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_batch_of_two_lanes_is_a_bug_of_the_core() {
     let bench = Bench::new();
     let batch = [Renew::new(

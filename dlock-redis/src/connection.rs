@@ -19,7 +19,7 @@ use std::{
     },
     time::Duration,
 };
-use tokio::sync::watch;
+use tokio::{runtime::Handle, sync::watch};
 
 /// Opens connections, always in the same way.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Dialer {
             .server
             .clone()
             .set_redis_settings(resp3)
-            .set_tcp_settings(tcp());
+            .set_tcp_settings(tcp(config.server.tcp_settings().nodelay()));
         Ok(Self {
             client: Client::open(server)?,
             within: config.connect_within,
@@ -69,12 +69,17 @@ impl Dialer {
     }
 }
 
-fn tcp() -> TcpSettings {
+/// Nagle's algorithm stays on unless the application's client has it off: it does the coalescing that the native client
+/// does not. Off, 128 tasks got 0.77 to 0.84 of the cycles, and one task alone the same latency. Its price is a wait of at
+/// most a round trip for a request that follows another one before that is acknowledged.
+fn tcp(nodelay: bool) -> TcpSettings {
     let probes = TcpKeepalive::new()
         .with_time(DEAF / 2)
         .with_interval(DEAF / 4)
         .with_retries(2);
-    let settings = TcpSettings::default().set_keepalive(probes);
+    let settings = TcpSettings::default()
+        .set_nodelay(nodelay)
+        .set_keepalive(probes);
     #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
     let settings = settings.set_user_timeout(DEAF);
     settings
@@ -117,6 +122,8 @@ pub(crate) struct Connection(Arc<Shared>);
 struct Shared {
     dialer: Arc<Dialer>,
     clock: Clock,
+    /// Links are replaced from wherever a request is dropped, which may be outside of any runtime.
+    runtime: Handle,
     state: watch::Sender<State>,
     opened: AtomicU64,
 }
@@ -126,6 +133,7 @@ impl Connection {
         let shared = Arc::new(Shared {
             dialer,
             clock: Clock::boot(),
+            runtime: Handle::current(),
             state: watch::Sender::new(State::Down(None)),
             opened: AtomicU64::new(0),
         });
@@ -167,9 +175,9 @@ impl Connection {
 
     /// Says once what of the server's settings voids a lock, where the user may read them.
     pub(crate) async fn warn_of_settings(&self) {
-        let Ok(info) = self.command(&redis::cmd("INFO")).await else {
-            return;
-        };
+        let info = redis::cmd("INFO");
+        let info = tokio::time::timeout(self.0.dialer.within, self.command(&info)).await;
+        let Ok(Ok(info)) = info else { return };
         for warning in commands::doubts(&info) {
             tracing::warn!("redis: {warning}");
         }
@@ -327,7 +335,7 @@ impl Shared {
             } else {
                 longer(link.pause)
             };
-            tokio::spawn(reconnect(Arc::downgrade(self), pause));
+            self.runtime.spawn(reconnect(Arc::downgrade(self), pause));
         }
     }
 
@@ -337,7 +345,7 @@ impl Shared {
             return;
         }
         let (shared, link) = (self.clone(), link.clone());
-        tokio::spawn(async move {
+        self.runtime.spawn(async move {
             if let Ok((fresh, gone)) = shared.dial(Duration::ZERO).await {
                 shared.publish(
                     fresh,

@@ -192,3 +192,122 @@ fn by_text(text: &str) -> Option<&'static Class> {
             .flatten()
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{TABLE, classify, failed_entry};
+    use dlock_core::{Effect, ErrorKind, Retry};
+    use redis::{ErrorKind as Native, RedisError, Value};
+    use std::{collections::HashSet, io};
+
+    /// An error as it comes from the wire.
+    fn said(line: &str) -> RedisError {
+        let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes());
+        value.and_then(Value::extract_error).unwrap_err()
+    }
+
+    #[test]
+    fn native_errors_have_the_row_that_was_meant() {
+        let io = |kind| RedisError::from(io::Error::from(kind));
+        let table = [
+            (
+                "READONLY",
+                said("READONLY You can't write against a read only replica."),
+            ),
+            (
+                "READONLY",
+                said(
+                    "ERR Error running script (call to f_1): @user_script:1: -READONLY You can't write against a read only replica.",
+                ),
+            ),
+            (
+                "READONLY",
+                said(
+                    "READONLY You can't write against a read only replica. script: 1, on @user_script:1.",
+                ),
+            ),
+            (
+                "OOM",
+                said("OOM command not allowed when used memory > 'maxmemory'."),
+            ),
+            (
+                "OOM",
+                said(
+                    "ERR Error running script (call to f_1): @user_script:1: -OOM command not allowed",
+                ),
+            ),
+            (
+                "MISCONF",
+                said("MISCONF Redis is configured to save RDB snapshots"),
+            ),
+            (
+                "LOADING",
+                said("LOADING Redis is loading the dataset in memory"),
+            ),
+            ("MASTERDOWN", said("MASTERDOWN Link with MASTER is down")),
+            (
+                "NOSCRIPT",
+                said("NOSCRIPT No matching script. Please use EVAL."),
+            ),
+            (
+                "NOPERM",
+                said("NOPERM this user has no permissions to run the 'evalsha' command"),
+            ),
+            ("NOAUTH", said("NOAUTH Authentication required.")),
+            (
+                "WRONGPASS",
+                said("WRONGPASS invalid username-password pair or user is disabled."),
+            ),
+            (
+                "WRONGTYPE",
+                said("WRONGTYPE Operation against a key holding the wrong kind of value"),
+            ),
+            (
+                "CROSSSLOT",
+                said("CROSSSLOT Keys in request don't hash to the same slot"),
+            ),
+            ("MOVED", said("MOVED 3999 127.0.0.1:6381")),
+            ("BUSY", said("BUSY Redis is busy running a script.")),
+            (
+                "NOREPLICAS",
+                said("NOREPLICAS Not enough good replicas to write."),
+            ),
+            (
+                "unknown command",
+                said("ERR unknown command 'EVALSHA', with args beginning with:"),
+            ),
+            ("", said("ERR something that nobody has seen yet")),
+            ("io", io(io::ErrorKind::BrokenPipe)),
+            ("io", io(io::ErrorKind::TimedOut)),
+            ("config", (Native::InvalidClientConfig, "x").into()),
+            ("resp3", (Native::RESP3NotSupported, "x").into()),
+            ("WRONGPASS", (Native::AuthenticationFailed, "x").into()),
+        ];
+        for (code, error) in table {
+            assert_eq!(classify(&error).code, code, "{error}");
+        }
+    }
+
+    #[test]
+    fn only_silence_and_surprise_leave_the_effect_open() {
+        let open: Vec<_> = TABLE
+            .iter()
+            .filter(|class| class.effect == Effect::Unknown)
+            .map(|class| class.code)
+            .collect();
+        assert_eq!(open, ["io"]);
+        assert_eq!(failed_entry("ERR surprise").effect(), Effect::Unknown);
+        let wrong =
+            failed_entry("WRONGTYPE Operation against a key holding the wrong kind of value");
+        assert_eq!(
+            (wrong.kind(), wrong.retry(), wrong.effect()),
+            (ErrorKind::Misuse, Retry::Never, Effect::None)
+        );
+    }
+
+    #[test]
+    fn each_code_has_one_row() {
+        let codes: HashSet<_> = TABLE.iter().map(|class| class.code).collect();
+        assert_eq!(codes.len(), TABLE.len());
+    }
+}

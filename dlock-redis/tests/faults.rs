@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+use dlock_conformance::testbed::{RedisServer, ServerProcess, redis::RedisOptions};
 use dlock_core::{
     Acquire, Acquired, Broken, Clock, DistributedLock, DriverError, Effect, ErrorKind,
     FencingToken, Fingerprint, Grant, Held, Hint, HoldId, Holds, Lane, Lease, LockName, Note,
@@ -13,7 +14,6 @@ use redis::{AsyncCommands, aio::MultiplexedConnection};
 use std::{
     net::TcpListener,
     num::NonZeroU64,
-    process::{Child, Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -528,8 +528,8 @@ async fn a_killed_connection_is_replaced_before_the_next_request() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_waits_for_a_restarted_server_until_its_give_up() {
-    let mut t = Testbed::start().await;
-    t.server.stop();
+    let t = Testbed::start().await;
+    t.process().kill().unwrap();
     let mut hasty = t.acquire("a", SECOND);
     t.ends(&mut hasty, 200);
     // The first may still find the old connection; the second finds none.
@@ -549,7 +549,7 @@ async fn a_request_waits_for_a_restarted_server_until_its_give_up() {
             tokio::spawn(async move { driver.acquire(&req).await })
         })
         .collect();
-    t.server.run();
+    t.process().restart().unwrap();
     for waiting in waiting {
         assert!(matches!(
             waiting.await.unwrap().unwrap(),
@@ -577,7 +577,7 @@ async fn what_lay_in_a_stopped_server_is_refused_when_it_goes_on() {
     let mut req = t.acquire("a", SECOND * 30);
     let held = t.acquire("b", SECOND * 2);
     t.granted(&held).await;
-    t.server.signal("STOP");
+    t.process().stop().unwrap();
     t.ends(&mut req, 100);
     let entry = [Renew::new(
         held.name.clone(),
@@ -593,7 +593,7 @@ async fn what_lay_in_a_stopped_server_is_refused_when_it_goes_on() {
     let (acquired, renewed) = tokio::join!(acquired, renewed);
     assert!(acquired.is_err() && renewed.is_err());
     t.sleep(200).await;
-    t.server.signal("CONT");
+    t.process().cont().unwrap();
     // Answers come in the order of requests, so both are over when this one is.
     t.inspect("a").await;
     assert!(!t.exists("dlock:{a}").await && !t.exists("dlock:{a}:token").await);
@@ -604,13 +604,13 @@ async fn what_lay_in_a_stopped_server_is_refused_when_it_goes_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deaf_connection_is_left_and_a_stopped_server_goes_on() {
     let t = Testbed::start().await;
-    t.server.signal("STOP");
+    t.process().stop().unwrap();
     let mut req = t.acquire("a", SECOND * 30);
     t.ends(&mut req, 1_200);
     tokio::time::timeout(Duration::from_millis(1_200), t.driver.acquire(&req))
         .await
         .unwrap_err();
-    t.server.signal("CONT");
+    t.process().cont().unwrap();
     t.granted(&t.acquire("b", SECOND)).await;
     t.granted(&t.acquire("c", SECOND)).await;
 }
@@ -724,7 +724,7 @@ async fn who_cannot_log_in_learns_why_and_no_secret_is_shown() {
         .query_async(&mut t.raw().await)
         .await
         .unwrap();
-    let at = &t.server.port;
+    let at = t.server.addr().port();
     let closed = TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -767,22 +767,74 @@ async fn an_applications_own_client_is_enough() {
     t.granted(&t.acquire("a", SECOND)).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rights_in_the_readme_are_enough_for_everything() {
+    let mut t = Testbed::start().await;
+    let readme = include_str!("../README.md");
+    let line = readme
+        .split("```text\n")
+        .nth(1)
+        .unwrap()
+        .split("```")
+        .next()
+        .unwrap();
+    let words: Vec<_> = line
+        .split_whitespace()
+        .filter(|word| *word != "\\")
+        .collect();
+    t.server.command(&words).unwrap();
+    let url = t.server.url().replace("redis://", "redis://locker:secret@");
+    t.driver = Arc::new(RedisDriver::connect(&url).await.unwrap());
+    let mut hints = t.driver.hints();
+    let first = t.acquire("a", SECOND * 30);
+    t.granted(&first).await;
+    let second = t.again(&first, SECOND * 60);
+    t.granted(&second).await;
+    let mut waiter = t.acquire("a", SECOND * 30);
+    waiter.line = Some(ticket(1));
+    t.held(&waiter).await;
+    assert_eq!(hints.next().await, Some(Hint::Free(t.name("a"))));
+    assert!(matches!(
+        t.renew(&[&first]).await[..],
+        [Some(Renewed::Until { .. })]
+    ));
+    t.release(&second).await;
+    assert_eq!(t.list("", 100).await, ["a"]);
+    let mut keeping = t.release_of(&first);
+    keeping.keep = Some(SECOND);
+    assert!(matches!(
+        t.driver.release(&keeping).await.unwrap(),
+        Released::Kept { .. }
+    ));
+    assert!(matches!(
+        t.driver.break_lock(&first.name, None).await.unwrap(),
+        Broken::Freed { .. }
+    ));
+    assert_eq!(hints.next().await, Some(Hint::Free(t.name("a"))));
+    t.driver.leave(&waiter.name, ticket(1)).await.unwrap();
+    t.until(async || t.listeners("a").await == 0).await;
+}
+
 /// A server and a driver of its own.
 struct Testbed {
     driver: Arc<RedisDriver>,
-    server: Server,
+    server: RedisServer,
     drawn: AtomicU64,
 }
 
 impl Testbed {
     async fn start() -> Self {
-        let server = Server::start();
+        let server = RedisServer::start(RedisOptions::default()).unwrap();
         let driver = Arc::new(RedisDriver::connect(&server.url()).await.unwrap());
         Self {
             driver,
             server,
             drawn: AtomicU64::new(1),
         }
+    }
+
+    fn process(&self) -> &ServerProcess {
+        self.server.process().unwrap()
     }
 
     fn name(&self, name: &str) -> LockName {
@@ -947,76 +999,4 @@ impl Testbed {
 
 fn ticket(number: u64) -> Ticket {
     Ticket(NonZeroU64::new(number).unwrap())
-}
-
-struct Server {
-    child: Option<Child>,
-    port: u16,
-    dir: tempfile::TempDir,
-}
-
-impl Server {
-    fn start() -> Self {
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
-        let mut server = Self {
-            child: None,
-            port,
-            dir: tempfile::tempdir().unwrap(),
-        };
-        server.run();
-        server
-    }
-
-    fn run(&mut self) {
-        let child = Command::new("redis-server")
-            .args([
-                "--bind",
-                "127.0.0.1",
-                "--save",
-                "",
-                "--port",
-                &self.port.to_string(),
-                "--dir",
-            ])
-            .arg(self.dir.path())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("redis-server must be installed");
-        self.child = Some(child);
-        while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err() {
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-
-    fn stop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
-    }
-
-    fn signal(&self, signal: &str) {
-        let id = self.child.as_ref().unwrap().id().to_string();
-        assert!(
-            Command::new("kill")
-                .args(["-s", signal, &id])
-                .status()
-                .unwrap()
-                .success()
-        );
-    }
-
-    fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}/", self.port)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.stop();
-    }
 }

@@ -2,11 +2,12 @@
 
 use crate::{
     call::{ATTEMPT, Call},
-    client::{Client, Inner},
+    client::Client,
     driver::{Broken, Cursor, Holds, Page, Release, Released, Renew, Renewed, Snapshot},
     error::{DriverError, Effect, Error, ErrorKind, Phase, Retry},
     guard::Outcome,
     identity::{FencingToken, HoldId, Owner},
+    inner::Inner,
     lease::Lease,
     name::LockName,
 };

@@ -2,13 +2,14 @@
 
 use crate::{
     call::{ATTEMPT, Call},
-    client::{Client, Inner},
+    client::Client,
     clock::Instant,
     driver::{Renew, Renewed},
     error::{Error, ErrorKind},
     guard::Guard,
     hold::{First, Hold, Start},
     identity::HoldId,
+    inner::Inner,
     lease::Lease,
     pass::Pass,
     terms::Terms,

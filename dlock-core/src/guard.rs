@@ -2,7 +2,6 @@
 
 use crate::{
     call::ATTEMPT,
-    client::{Active, Inner},
     clock::Instant,
     detach::{Detached, NotDetached},
     driver::{Release, Released},
@@ -10,6 +9,7 @@ use crate::{
     flaw::Flaw,
     hold::{Hold, State},
     identity::FencingToken,
+    inner::{Active, Inner},
     janitor::{Job, PROMPT},
     name::LockName,
     pass::Pass,

@@ -7,13 +7,13 @@
 
 use crate::{
     call::{ATTEMPT, Call},
-    client::Inner,
     clock::Instant,
     driver::{Acquired, Release, Released, Wake},
     error::{DriverError, Effect},
     flaw::Flaw,
     hold::Hold,
     identity::{HoldId, Owner, Ticket},
+    inner::Inner,
     name::LockName,
 };
 use std::{

@@ -19,6 +19,7 @@ mod guard;
 mod hold;
 mod hold_set;
 mod identity;
+mod inner;
 mod janitor;
 mod lease;
 mod lock;

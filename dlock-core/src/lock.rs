@@ -2,10 +2,10 @@
 
 use crate::{
     acquire::{Patience, Wish, acquire},
-    client::Inner,
     error::{Error, ErrorKind},
     guard::Guard,
     identity::Owner,
+    inner::Inner,
     lease::Lease,
     name::LockName,
     pass::Pass,

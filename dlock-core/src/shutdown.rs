@@ -1,10 +1,10 @@
 //! Shutting down without two holders.
 
 use crate::{
-    client::Inner,
     error::{Error, ErrorKind, LossReason},
     flaw::Flaw,
     hold::{Hold, State},
+    inner::Inner,
     janitor::Job,
     lease::Lease,
     name::LockName,

@@ -7,13 +7,13 @@ mod trouble;
 mod wait;
 
 use crate::{
-    client::Inner,
     clock::Instant,
     driver::Wake,
     error::{Error, ErrorKind, LossReason, Phase, Retry},
     flaw::Flaw,
     guard::Guard,
     identity::{FencingToken, Owner},
+    inner::Inner,
     name::LockName,
     scope,
     terms::Terms,

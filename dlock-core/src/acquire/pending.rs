@@ -3,7 +3,6 @@
 use super::Identity;
 use crate::{
     call::{ATTEMPT, Call},
-    client::Inner,
     clock::Instant,
     driver::{Acquire, Acquired, Grant, Held},
     error::{DriverError, Effect},
@@ -11,6 +10,7 @@ use crate::{
     guard::Guard,
     hold::Start,
     identity::{FencingToken, HoldId, Owner, Ticket},
+    inner::Inner,
     janitor::{Asked, Job},
     name::LockName,
     terms::Terms,

@@ -11,7 +11,6 @@ use super::{
 };
 use crate::{
     book::Waiter,
-    client::Inner,
     clock::Instant,
     driver::{Held, Wake},
     error::{Error, ErrorKind, Phase, Retry, about},
@@ -19,6 +18,7 @@ use crate::{
     guard::Guard,
     hold::Hold,
     identity::Ticket,
+    inner::Inner,
     lease::Lease,
     name::LockName,
 };

@@ -305,9 +305,10 @@ impl<T: Clone> Machine<T> {
         }
         self.entries.get(&key).is_some_and(|entry| {
             let idle = entry.under_way.is_none() && entry.failures == 0;
-            idle && entry.watched.renewal.is_some_and(|renewal| {
-                entry.timer.since(now) <= Lease::renew_every(renewal.length) / 8
-            })
+            idle && entry.wants_renewal()
+                && entry.watched.renewal.is_some_and(|renewal| {
+                    entry.timer.since(now) <= Lease::renew_every(renewal.length) / 8
+                })
         })
     }
 

@@ -11,12 +11,12 @@ pub(crate) use machine::{Key, Renewal, Watched};
 
 use crate::{
     call::Call,
-    client::Inner,
     clock::Instant,
     driver::{Lane, Renew, Renewed},
     error::{DriverError, LossReason},
     flaw::Flaw,
     hold::Hold,
+    inner::Inner,
 };
 use machine::{Action, Answer, Batch, Machine};
 use std::{

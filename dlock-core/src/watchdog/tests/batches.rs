@@ -96,6 +96,19 @@ fn what_is_nearly_due_fills_one_batch_and_no_second() {
 }
 
 #[test]
+fn what_needs_no_renewal_does_not_go_along() {
+    let mut bench = Bench::new();
+    bench.watch(kept(1, 0));
+    // It lasts to its end already, and that is near when the other one is due.
+    let end = at(105);
+    let mut complete = kept(2, 0);
+    (complete.deadline, complete.end) = (end, Some(end));
+    bench.watch(complete);
+    assert_eq!(batches(bench.tick(100)), [(Lane(0), vec![1])]);
+    assert_eq!(bench.next(), Some(104));
+}
+
+#[test]
 fn what_failed_waits_for_its_own_pause() {
     let mut bench = Bench::new();
     bench.watch(kept(1, 0));

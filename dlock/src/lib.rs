@@ -72,9 +72,9 @@ pub use connect::{builder, connect};
 pub use dlock_core::{
     Broken, Capabilities, Client, ClientBuilder, Clock, Cursor, DEFAULT_LEASE, DEFAULT_LOOK_CAP,
     Detached, DistributedLock, DriverError, Effect, Error, ErrorKind, Fate, FencingToken,
-    Fingerprint, Guard, HoldId, Holder, Instant, Lease, LeaseError, Lock, LockName, LossReason,
-    MAX_LEASE, MAX_NAME_BYTES, MIN_LEASE, NameError, NotDetached, Note, Outcome, Owner, Page, Pass,
-    PassError, Phase, Report, Retry, Shutdown, Snapshot, State, Wake,
+    Fingerprint, Guard, HoldId, Holder, Holds, Instant, Lease, LeaseError, Lock, LockName,
+    LossReason, MAX_LEASE, MAX_NAME_BYTES, MIN_LEASE, NameError, NotAttached, NotDetached, Note,
+    Outcome, Owner, Page, Pass, PassError, Phase, Report, Retry, Shutdown, Snapshot, State, Wake,
 };
 #[cfg(feature = "memory")]
 pub use dlock_memory as memory;

@@ -204,7 +204,11 @@ impl MemoryStore {
     /// How many tickets stand in line for that name or wait for its hints, dead ones not yet taken out included.
     #[must_use]
     pub fn tickets(&self, name: &LockName) -> usize {
-        self.lock().state.names.get(name).map_or(0, Entry::tickets)
+        self.lock()
+            .state
+            .names
+            .get(name)
+            .map_or(0, |entry| entry.line.tickets())
     }
 
     /// How many names it keeps anything of, free ones with a token counter included.

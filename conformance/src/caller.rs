@@ -1,16 +1,15 @@
-//! A client process as cases see it: a driver, and words for what it is expected to answer.
+//! A client process as cases see it: a driver, whose calls are bounded.
 
 use crate::{
     ask::{Ask, Hold},
     ctx::Ctx,
-    failure::{Failure, ensure, same},
+    failure::{Failure, same},
 };
 use dlock_core::{
-    Acquire, Acquired, Broken, Cursor, DistributedLock, DriverError, FencingToken, Held, Hint,
-    Holds, Lease, LockName, Release, Released, Renew, Renewed, Snapshot, Ticket,
+    Acquire, Acquired, Broken, Cursor, DistributedLock, DriverError, FencingToken, Hint, Holds,
+    Lease, LockName, Release, Released, Renew, Renewed, Snapshot, Ticket,
 };
 use futures_core::stream::BoxStream;
-use futures_util::StreamExt;
 use std::{
     fmt,
     num::NonZeroU64,
@@ -25,8 +24,8 @@ use tokio::sync::Mutex;
 /// One client process.
 pub struct Caller {
     driver: Arc<dyn DistributedLock>,
-    ctx: Ctx,
-    hints: Mutex<BoxStream<'static, Hint>>,
+    pub(crate) ctx: Ctx,
+    pub(crate) hints: Mutex<BoxStream<'static, Hint>>,
     tickets: AtomicU64,
 }
 
@@ -93,70 +92,6 @@ impl Caller {
         }
     }
 
-    /// Asks once and must get it.
-    ///
-    /// # Errors
-    /// When it does not.
-    pub async fn take(&self, ask: &Ask) -> Result<Hold, Failure> {
-        let hold = self.try_take(ask).await?;
-        hold.ok_or_else(|| Failure::new(format_args!("refused: {:?}", ask.name)))
-    }
-
-    /// Asks again and again and must get it within the bound.
-    ///
-    /// # Errors
-    /// When it does not.
-    pub async fn take_within(&self, ask: &Ask, bound: Duration) -> Result<Hold, Failure> {
-        let taken = Mutex::new(None);
-        let what = format!("{:?} is granted", ask.name);
-        self.ctx
-            .eventually(&what, bound, || async {
-                let hold = self.try_take(ask).await?;
-                let done = hold.is_some();
-                *taken.lock().await = hold;
-                Ok(done)
-            })
-            .await?;
-        taken
-            .into_inner()
-            .ok_or_else(|| Failure::new("BUG: granted without a hold"))
-    }
-
-    /// Takes what must be free by now, where that is not the point: a try or two are granted.
-    ///
-    /// # Errors
-    /// When it does not get it.
-    pub async fn take_soon(&self, ask: &Ask) -> Result<Hold, Failure> {
-        self.take_within(ask, Duration::ZERO).await
-    }
-
-    /// Asks once and must be refused.
-    ///
-    /// # Errors
-    /// When it is granted, or gone.
-    pub async fn refused(&self, ask: &Ask) -> Result<Held, Failure> {
-        let answer = self.answered("acquire", self.acquire(ask)).await??;
-        match answer {
-            Acquired::Held(held) => Ok(held),
-            other => Err(Failure::new(format_args!(
-                "{:?} should be refused, got {other:?}",
-                ask.name
-            ))),
-        }
-    }
-
-    /// Asks once and must hear that the incarnation is over.
-    ///
-    /// # Errors
-    /// When it hears anything else.
-    pub async fn gone(&self, ask: &Ask) -> Result<(), Failure> {
-        let answer = self.answered("acquire", self.acquire(ask)).await??;
-        ensure(
-            matches!(answer, Acquired::Gone),
-            format_args!("{:?} should be gone, got {answer:?}", ask.name),
-        )
-    }
-
     /// Gives that request up, unbounded, with whatever comes back.
     ///
     /// # Errors
@@ -188,46 +123,6 @@ impl Caller {
         Ok(answer?)
     }
 
-    /// Gives a hold back, the last one.
-    ///
-    /// # Errors
-    /// When it was not the last one.
-    pub async fn frees(&self, hold: &Hold) -> Result<(), Failure> {
-        let answer = self.release(hold, None).await?;
-        ensure(
-            matches!(answer, Released::Freed),
-            format_args!("the last hold was released, should be Freed, got {answer:?}"),
-        )
-    }
-
-    /// Gives a hold back and leaves that many.
-    ///
-    /// # Errors
-    /// When it leaves another number.
-    pub async fn leaves(&self, hold: &Hold, holds: u32) -> Result<(), Failure> {
-        let answer = self.release(hold, None).await?;
-        match answer {
-            Released::StillHeld { holds: left } => {
-                same("the number of holds left", left.get(), holds)
-            }
-            other => Err(Failure::new(format_args!(
-                "{holds} holds should be left, got {other:?}"
-            ))),
-        }
-    }
-
-    /// Gives a hold back that is not there.
-    ///
-    /// # Errors
-    /// When it was there.
-    pub async fn cannot_release(&self, hold: &Hold) -> Result<(), Failure> {
-        let answer = self.release(hold, None).await?;
-        ensure(
-            matches!(answer, Released::NotHeld { .. }),
-            format_args!("that hold is not there, release should say NotHeld, got {answer:?}"),
-        )
-    }
-
     /// Renews holds, in one batch of one lane.
     ///
     /// # Errors
@@ -245,32 +140,6 @@ impl Caller {
         let answers = self.answered("renew", call).await??;
         same("the number of answers", answers.len(), batch.len())?;
         Ok(answers)
-    }
-
-    /// Renews one hold and must find it there; how long it lasts.
-    ///
-    /// # Errors
-    /// When it is not.
-    pub async fn renews(&self, hold: &Hold, lease: Duration) -> Result<Duration, Failure> {
-        match self.renew_one(hold, Some(lease)).await? {
-            Renewed::Until { valid_for } => Ok(valid_for),
-            other => Err(Failure::new(format_args!(
-                "the hold is there, renew should prolong it, got {other:?}"
-            ))),
-        }
-    }
-
-    /// Renews one hold and must not find it.
-    ///
-    /// # Errors
-    /// When it does.
-    pub async fn cannot_renew(&self, hold: &Hold) -> Result<(), Failure> {
-        let lease = hold.ask.lease;
-        same(
-            "renew",
-            self.renew_one(hold, Some(lease)).await?,
-            Renewed::NotHeld,
-        )
     }
 
     /// Renews one hold.
@@ -308,16 +177,6 @@ impl Caller {
             .await??;
         same("the name that inspect shows", &seen.name, name)?;
         Ok(seen)
-    }
-
-    /// Looks at a name and must find it free.
-    ///
-    /// # Errors
-    /// When it is held or shut.
-    pub async fn sees_free(&self, name: &LockName) -> Result<(), Failure> {
-        let seen = self.inspect(name).await?;
-        let free = seen.holders.is_empty() && seen.holds == 0 && seen.shut.is_none();
-        ensure(free, format_args!("{name:?} should be free, is {seen:?}"))
     }
 
     /// One step of a walk.
@@ -367,60 +226,8 @@ impl Caller {
             .await??)
     }
 
-    /// Waits for a hint that is wanted; others may come before it.
-    ///
-    /// # Errors
-    /// When none comes within the bound, or the stream ends.
-    pub async fn hears(
-        &self,
-        what: &str,
-        bound: Duration,
-        mut wanted: impl FnMut(&Hint) -> bool + Send,
-    ) -> Result<Hint, Failure> {
-        let mut hints = self.hints.lock().await;
-        let heard = async {
-            while let Some(hint) = hints.next().await {
-                if wanted(&hint) {
-                    return Ok(hint);
-                }
-            }
-            Err(Failure::new(format_args!("the hints ended before: {what}")))
-        };
-        self.ctx.within(what, bound, heard).await?
-    }
-
-    /// Waits for the turn of a ticket.
-    ///
-    /// # Errors
-    /// When it does not come within the bound.
-    pub async fn hears_turn(
-        &self,
-        name: &LockName,
-        ticket: Ticket,
-        bound: Duration,
-    ) -> Result<(), Failure> {
-        let turn = Hint::Turn {
-            name: name.clone(),
-            ticket,
-        };
-        self.hears("the ticket's turn is told", bound, |hint| *hint == turn)
-            .await
-            .map(drop)
-    }
-
-    /// Waits for the end of the hints.
-    ///
-    /// # Errors
-    /// When one comes instead, or the end does not within the bound.
-    pub async fn no_hint_left(&self, bound: Duration) -> Result<(), Failure> {
-        let mut hints = self.hints.lock().await;
-        let what = "the hints come to their end";
-        let hint = self.ctx.within(what, bound, hints.next()).await?;
-        ensure(hint.is_none(), format_args!("a hint came: {hint:?}"))
-    }
-
     /// What a call answers, within the time that one call may take.
-    async fn answered<T>(
+    pub(crate) async fn answered<T>(
         &self,
         call: &str,
         answer: impl Future<Output = T> + Send,

@@ -3,6 +3,7 @@
 use crate::{
     ask::{Ask, Hold},
     caller::Caller,
+    expect::seen_from_here,
     failure::{Failure, ensure},
     fixture::{Faults, Fixture, MakeFixture, Records, Server, StoreTime},
     mutants::Twist,
@@ -226,69 +227,50 @@ impl Ctx {
     ///
     /// # Errors
     /// When it does not hold in time, in these words; or what the condition fails with.
-    pub async fn eventually<C, F>(
+    #[track_caller]
+    pub fn eventually<C, F>(
         &self,
         what: &str,
         bound: Duration,
         mut condition: C,
-    ) -> Result<(), Failure>
+    ) -> impl Future<Output = Result<(), Failure>> + Send
     where
         C: FnMut() -> F + Send,
         F: Future<Output = Result<bool, Failure>> + Send,
     {
-        let end = self.now() + bound + self.slack();
-        loop {
-            // Judged by when the look began: one that was answered late was not false until then.
-            let began = self.now();
-            if condition().await? {
-                return Ok(());
+        seen_from_here(async move {
+            let end = self.now() + bound + self.slack();
+            loop {
+                // Judged by when the look began: one that was answered late was not false until then.
+                let began = self.now();
+                if condition().await? {
+                    return Ok(());
+                }
+                ensure(began < end, format_args!("not within {bound:?}: {what}"))?;
+                self.sleep(self.0.pace.step).await;
             }
-            ensure(began < end, format_args!("not within {bound:?}: {what}"))?;
-            self.sleep(self.0.pace.step).await;
-        }
-    }
-
-    /// Watches that the condition holds at every look until `end`.
-    ///
-    /// # Errors
-    /// When it does not, in these words; or what the condition fails with.
-    pub async fn always_until<C, F>(
-        &self,
-        what: &str,
-        end: Instant,
-        mut condition: C,
-    ) -> Result<(), Failure>
-    where
-        C: FnMut() -> F + Send,
-        F: Future<Output = Result<bool, Failure>> + Send,
-    {
-        loop {
-            let fine = condition().await?;
-            // An answer that came after the end says nothing about the time before.
-            if self.now() >= end {
-                return Ok(());
-            }
-            ensure(fine, format_args!("no longer: {what}"))?;
-            self.sleep(self.0.pace.step).await;
-        }
+        })
     }
 
     /// What the future gives, within the bound and the slack.
     ///
     /// # Errors
     /// When it is not done in time, in these words.
-    pub async fn within<F>(
+    #[track_caller]
+    pub fn within<F>(
         &self,
         what: &str,
         bound: Duration,
         future: F,
-    ) -> Result<F::Output, Failure>
+    ) -> impl Future<Output = Result<F::Output, Failure>> + Send
     where
         F: Future + Send,
     {
-        tokio::time::timeout(bound + self.slack(), future)
-            .await
-            .map_err(|_| Failure::new(format_args!("not within {bound:?}: {what}")))
+        seen_from_here(async move {
+            tokio::time::timeout(bound + self.slack(), future)
+                .await
+                .map_err(|_| Failure::new(format_args!("not within {bound:?}: {what}")))
+        })
     }
 
     /// Names of one lane, which one batch of renewals may mix.

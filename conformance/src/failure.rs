@@ -9,15 +9,26 @@ use std::{
 /// Words that say what was expected, what came, and where in the suite.
 ///
 /// Every error converts into it, so cases and fixtures use `?`; it is none itself.
-pub struct Failure(String);
+pub struct Failure {
+    words: String,
+    at: &'static Location<'static>,
+}
 
 impl Failure {
     /// A failure with these words, and the place that called.
     #[must_use]
     #[track_caller]
     pub fn new(words: impl Display) -> Self {
-        let at = Location::caller();
-        Self(format!("{words} [{}:{}]", at.file(), at.line()))
+        Self {
+            words: words.to_string(),
+            at: Location::caller(),
+        }
+    }
+
+    /// The same, found by whoever stands there.
+    pub(crate) fn seen_from(mut self, at: &'static Location<'static>) -> Self {
+        self.at = at;
+        self
     }
 }
 
@@ -36,13 +47,14 @@ impl<E: Error> From<E> for Failure {
 
 impl Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        let Self { words, at } = self;
+        write!(f, "{words} [{}:{}]", at.file(), at.line())
     }
 }
 
 impl Debug for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        Display::fmt(self, f)
     }
 }
 

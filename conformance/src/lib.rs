@@ -12,6 +12,7 @@ mod case;
 mod cases;
 mod clause;
 mod ctx;
+mod expect;
 mod failure;
 mod fixture;
 mod mutants;

@@ -12,7 +12,11 @@ fn every_clause_has_a_case() {
 
 #[test]
 fn every_clause_that_binds_drivers_is_broken_by_a_mutant() {
-    let broken: BTreeSet<_> = mutants().iter().flat_map(|mutant| mutant.breaks).copied().collect();
+    let broken: BTreeSet<_> = mutants()
+        .iter()
+        .flat_map(|mutant| mutant.breaks)
+        .copied()
+        .collect();
     for clause in Clause::ALL {
         assert!(
             clause.binds() == Binds::Core || broken.contains(&clause),
@@ -36,14 +40,40 @@ fn every_mutant_breaks_something_and_names_it_once() {
     for mutant in mutants() {
         let clauses: BTreeSet<_> = mutant.breaks.iter().collect();
         assert!(!clauses.is_empty(), "{} breaks nothing", mutant.name);
-        assert_eq!(clauses.len(), mutant.breaks.len(), "{} names a clause twice", mutant.name);
+        assert_eq!(
+            clauses.len(),
+            mutant.breaks.len(),
+            "{} names a clause twice",
+            mutant.name
+        );
     }
 }
 
 #[test]
+fn the_readme_counts_the_cases_of_each_clause() {
+    for clause in Clause::ALL {
+        let count = cases().iter().filter(|case| case.clause == clause).count();
+        let row = format!("| `{clause}` | {count} |");
+        assert!(
+            README.contains(&row),
+            "README.md should have a row that begins {row:?}"
+        );
+    }
+}
+
+const README: &str = include_str!("../README.md");
+
+#[test]
 fn names_are_sentences_in_words() {
-    let words = |name: &str| name.split('_').all(|word| !word.is_empty() && word.chars().all(|c| c.is_ascii_lowercase()));
-    for name in cases().iter().map(|case| case.name).chain(mutants().iter().map(|mutant| mutant.name)) {
+    let words = |name: &str| {
+        name.split('_')
+            .all(|word| !word.is_empty() && word.chars().all(|c| c.is_ascii_lowercase()))
+    };
+    for name in cases()
+        .iter()
+        .map(|case| case.name)
+        .chain(mutants().iter().map(|mutant| mutant.name))
+    {
         assert!(words(name), "{name:?} is no sentence with underscores");
         // Fresh names are made of it, and names are at most 512 bytes long with what cases add to them.
         assert!(name.len() <= 80, "{name:?} is too long");

@@ -10,35 +10,34 @@ use crate::{
 use dlock_core::{Broken, FencingToken, LockName, Note};
 
 pub(super) const CASES: &[Case] = &[
-    case!(Clause::Admin, a_name_never_heard_of_is_free).bullet(INSPECT),
-    case!(Clause::Admin, inspect_changes_nothing).bullet(INSPECT),
+    case!(Clause::Admin, a_name_never_heard_of_is_free)
+        .bullet("changes nothing. A name never heard of is a free name"),
+    case!(Clause::Admin, inspect_changes_nothing)
+        .bullet("changes nothing. A name never heard of is a free name"),
     case!(Clause::Admin, inspect_shows_who_is_inside).bullet("no answer carries an owner"),
     case!(Clause::Admin, list_shows_every_name_held_shut_or_reserved),
-    case!(Clause::Admin, a_walk_finds_every_name_held_throughout).bullet(LIST),
-    case!(Clause::Admin, list_changes_nothing).bullet(LIST),
+    case!(Clause::Admin, a_walk_finds_every_name_held_throughout)
+        .bullet("`next: None` is the only end"),
+    case!(Clause::Admin, list_changes_nothing).bullet("`next: None` is the only end"),
     case!(Clause::Admin, list_takes_its_prefix_literally),
     case!(Clause::Admin, breaking_with_its_token_frees_the_incarnation).needs(&[Need::Fencing]),
     case!(Clause::Admin, breaking_with_another_token_changes_nothing)
         .needs(&[Need::Fencing])
         .bullet("another token: `Changed`"),
     case!(Clause::Admin, breaking_a_free_name_says_so).bullet("a free name: `WasFree`"),
-    case!(Clause::Admin, breaking_ends_every_hold).bullet(LEARN),
-    case!(Clause::Admin, a_broken_holder_learns_it_at_its_next_renewal).bullet(LEARN),
+    case!(Clause::Admin, breaking_ends_every_hold).bullet("holders learn it at their next `renew`"),
+    case!(Clause::Admin, a_broken_holder_learns_it_at_its_next_renewal)
+        .bullet("holders learn it at their next `renew`"),
     case!(
         Clause::Admin,
         breaking_opens_a_name_reserved_and_the_line_goes_on
     )
     .needs(&[Need::Line])
-    .bullet(OPENS),
+    .bullet("opens what was kept shut or reserved"),
     case!(Clause::Admin, breaking_serves_the_line)
         .needs(&[Need::Line])
-        .bullet(OPENS),
+        .bullet("opens what was kept shut or reserved"),
 ];
-
-const INSPECT: &str = "changes nothing. A name never heard of is a free name";
-const LIST: &str = "`next: None` is the only end";
-const LEARN: &str = "holders learn it at their next `renew`";
-const OPENS: &str = "opens what was kept shut or reserved";
 
 async fn a_name_never_heard_of_is_free(ctx: Ctx) -> Result<(), Failure> {
     let caller = ctx.caller().await?;

@@ -15,25 +15,26 @@ pub(super) const CASES: &[Case] = &[
     case!(Clause::Cancel, refused_without_a_ticket_leaves_no_trace).bullet("refused without"),
     case!(Clause::Cancel, a_ticket_that_left_is_not_served)
         .needs(&[Need::Line])
-        .bullet(LEFT),
+        .bullet("afterwards the ticket is not served, and delays nobody"),
     case!(Clause::Cancel, a_turn_that_is_left_is_handed_on)
         .needs(&[Need::Line])
-        .bullet(LEFT),
+        .bullet("afterwards the ticket is not served, and delays nobody"),
     case!(
         Clause::Cancel,
         a_turn_that_nobody_else_waits_for_is_left_free
     )
     .needs(&[Need::Line])
-    .bullet(LEFT),
+    .bullet("afterwards the ticket is not served, and delays nobody"),
     case!(Clause::Cancel, tickets_of_two_clients_are_two)
         .needs(&[Need::Line])
-        .bullet(LEFT),
+        .bullet("afterwards the ticket is not served, and delays nobody"),
     case!(
         Clause::Cancel,
         leaving_with_an_unknown_ticket_changes_nothing
     )
-    .bullet(UNKNOWN),
-    case!(Clause::Cancel, leaving_with_a_ticket_used_up_ends_no_hold).bullet(UNKNOWN),
+    .bullet("an unknown ticket, or one used up"),
+    case!(Clause::Cancel, leaving_with_a_ticket_used_up_ends_no_hold)
+        .bullet("an unknown ticket, or one used up"),
     case!(
         Clause::Cancel,
         an_acquire_dropped_anywhere_is_settled_by_a_release
@@ -45,9 +46,6 @@ pub(super) const CASES: &[Case] = &[
     .needs(&[Need::Line]),
     case!(Clause::Cancel, a_driver_works_on_after_any_call_was_dropped),
 ];
-
-const LEFT: &str = "afterwards the ticket is not served, and delays nobody";
-const UNKNOWN: &str = "an unknown ticket, or one used up";
 
 async fn refused_without_a_ticket_leaves_no_trace(ctx: Ctx) -> Result<(), Failure> {
     let [holder, refused, other] = ctx.callers().await?;

@@ -14,22 +14,21 @@ pub(super) const CASES: &[Case] = &[
         Clause::Expiry,
         a_holder_that_stops_renewing_loses_the_lock_within_its_lease
     )
-    .bullet(GONE),
-    case!(Clause::Expiry, a_lapsed_hold_counts_nowhere).bullet(GONE),
-    case!(Clause::Expiry, lapsed_holds_make_room_for_as_many).bullet(GONE),
+    .bullet("a hold past its end is gone"),
+    case!(Clause::Expiry, a_lapsed_hold_counts_nowhere).bullet("a hold past its end is gone"),
+    case!(Clause::Expiry, lapsed_holds_make_room_for_as_many).bullet("a hold past its end is gone"),
     case!(Clause::Expiry, the_former_owner_starts_a_new_incarnation)
         .needs(&[Need::Fencing])
-        .bullet(GONE),
-    case!(Clause::Expiry, nothing_of_a_lapsed_holder_is_shown).bullet(GONE),
+        .bullet("a hold past its end is gone"),
+    case!(Clause::Expiry, nothing_of_a_lapsed_holder_is_shown)
+        .bullet("a hold past its end is gone"),
     case!(
         Clause::Expiry,
         the_first_hold_may_lapse_and_the_incarnation_goes_on
     )
     .needs(&[Need::Fencing])
-    .bullet(GONE),
+    .bullet("a hold past its end is gone"),
 ];
-
-const GONE: &str = "a hold past its end is gone";
 
 async fn a_holder_that_stops_renewing_loses_the_lock_within_its_lease(
     ctx: Ctx,

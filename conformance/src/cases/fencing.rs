@@ -17,49 +17,47 @@ use tokio::sync::Mutex;
 pub(super) const CASES: &[Case] = &[
     case!(Clause::Fencing, the_token_grows_with_every_release)
         .needs(&[Need::Fencing])
-        .bullet(GREATER),
+        .bullet("a grant that is no re-entry has a token greater"),
     case!(
         Clause::Fencing,
         the_token_grows_in_the_order_of_those_who_take_turns
     )
     .needs(&[Need::Fencing])
-    .bullet(GREATER),
+    .bullet("a grant that is no re-entry has a token greater"),
     case!(Clause::Fencing, the_token_grows_over_expiry)
         .needs(&[Need::Fencing])
-        .bullet(GREATER),
+        .bullet("a grant that is no re-entry has a token greater"),
     case!(Clause::Fencing, the_token_grows_over_a_break)
         .needs(&[Need::Fencing])
         .bullet("opens what was kept shut or reserved. The token counter stays"),
     case!(Clause::Fencing, the_token_grows_over_a_name_kept_shut)
         .needs(&[Need::Fencing])
-        .bullet(GREATER),
+        .bullet("a grant that is no re-entry has a token greater"),
     case!(Clause::Fencing, the_token_grows_over_a_turn)
         .needs(&[Need::Fencing, Need::Line])
-        .bullet(GREATER),
+        .bullet("a grant that is no re-entry has a token greater"),
     case!(Clause::Fencing, the_token_grows_over_a_lost_record)
         .needs(&[Need::Fencing, Need::Records])
-        .bullet(GREATER),
+        .bullet("a grant that is no re-entry has a token greater"),
     case!(Clause::Fencing, the_token_grows_over_a_restart)
         .needs(&[Need::Fencing, Need::Server])
-        .bullet(GREATER),
+        .bullet("a grant that is no re-entry has a token greater"),
     case!(
         Clause::Fencing,
         the_token_grows_over_a_flush_while_the_clock_goes_on
     )
     .needs(&[Need::Fencing, Need::Flush])
-    .bullet(GREATER),
+    .bullet("a grant that is no re-entry has a token greater"),
     case!(
         Clause::Fencing,
         the_token_grows_though_the_clock_is_set_back
     )
     .needs(&[Need::Fencing, Need::StoreTime])
-    .bullet(GREATER),
+    .bullet("a grant that is no re-entry has a token greater"),
     case!(Clause::Fencing, the_token_grows_over_days_of_disuse)
         .needs(&[Need::Fencing, Need::StoreTime])
-        .bullet(GREATER),
+        .bullet("a grant that is no re-entry has a token greater"),
 ];
-
-const GREATER: &str = "a grant that is no re-entry has a token greater";
 
 async fn the_token_grows_with_every_release(ctx: Ctx) -> Result<(), Failure> {
     let callers = ctx.callers::<2>().await?;
@@ -103,7 +101,9 @@ async fn the_token_grows_over_expiry(ctx: Ctx) -> Result<(), Failure> {
     let name = ctx.name()?;
     let mut last = FencingToken(0);
     for caller in [&caller, &other] {
-        let hold = caller.take_soon(&ctx.ask(&name).lasting(ctx.short())).await?;
+        let hold = caller
+            .take_soon(&ctx.ask(&name).lasting(ctx.short()))
+            .await?;
         last = greater(last, &hold)?;
         ctx.sleep_past(&hold).await;
     }

@@ -10,23 +10,23 @@ use crate::{
 use dlock_core::{Acquired, Release};
 
 pub(super) const CASES: &[Case] = &[
-    case!(Clause::Indeterminate, a_repeat_counts_once).bullet(INSIDE),
+    case!(Clause::Indeterminate, a_repeat_counts_once).bullet("`req.hold` is inside already"),
     case!(Clause::Indeterminate, a_repeat_has_the_same_token)
         .needs(&[Need::Fencing])
-        .bullet(INSIDE),
+        .bullet("`req.hold` is inside already"),
     case!(
         Clause::Indeterminate,
         a_repeat_prolongs_nothing_and_promises_what_is_left
     )
-    .bullet(INSIDE),
+    .bullet("`req.hold` is inside already"),
     case!(
         Clause::Indeterminate,
         a_repeat_in_a_full_house_is_no_hold_more
     )
-    .bullet(INSIDE),
+    .bullet("`req.hold` is inside already"),
     case!(Clause::Indeterminate, a_repeat_puts_nobody_in_line)
         .needs(&[Need::Line])
-        .bullet(INSIDE),
+        .bullet("`req.hold` is inside already"),
     case!(
         Clause::Indeterminate,
         a_copy_after_its_release_is_ended_by_one_release_more
@@ -52,8 +52,6 @@ pub(super) const CASES: &[Case] = &[
     )
     .needs(&[Need::Network]),
 ];
-
-const INSIDE: &str = "`req.hold` is inside already";
 
 async fn a_repeat_counts_once(ctx: Ctx) -> Result<(), Failure> {
     let [caller, other] = ctx.callers().await?;

@@ -17,21 +17,23 @@ pub(super) const CASES: &[Case] = &[
         Clause::Keep,
         a_name_stays_shut_for_everybody_as_long_as_was_asked
     )
-    .bullet(STAYS),
-    case!(Clause::Keep, its_last_owner_is_refused_too).bullet(SHUT),
-    case!(Clause::Keep, the_longest_counts_when_it_goes_first).bullet(STAYS),
-    case!(Clause::Keep, the_longest_counts_when_it_goes_last).bullet(STAYS),
-    case!(Clause::Keep, a_name_is_not_shut_while_a_hold_is_left).bullet(STAYS),
-    case!(Clause::Keep, inspect_and_list_say_shut).bullet(SHUT),
+    .bullet("with `req.keep` and no hold left the name stays shut that long"),
+    case!(Clause::Keep, its_last_owner_is_refused_too)
+        .bullet("kept shut: `Held`, for its last owner too"),
+    case!(Clause::Keep, the_longest_counts_when_it_goes_first)
+        .bullet("with `req.keep` and no hold left the name stays shut that long"),
+    case!(Clause::Keep, the_longest_counts_when_it_goes_last)
+        .bullet("with `req.keep` and no hold left the name stays shut that long"),
+    case!(Clause::Keep, a_name_is_not_shut_while_a_hold_is_left)
+        .bullet("with `req.keep` and no hold left the name stays shut that long"),
+    case!(Clause::Keep, inspect_and_list_say_shut)
+        .bullet("kept shut: `Held`, for its last owner too"),
     case!(Clause::Keep, breaking_opens_it).bullet("opens what was kept shut"),
     case!(Clause::Keep, it_outlives_the_client).needs(&[Need::Detached]),
     case!(Clause::Keep, after_a_lapse_the_lease_alone_decides),
     case!(Clause::Keep, a_new_incarnation_knows_nothing_of_it),
     case!(Clause::Keep, a_repeat_of_the_release_leaves_it_shut),
 ];
-
-const SHUT: &str = "kept shut: `Held`, for its last owner too";
-const STAYS: &str = "with `req.keep` and no hold left the name stays shut that long";
 
 async fn a_name_stays_shut_for_everybody_as_long_as_was_asked(ctx: Ctx) -> Result<(), Failure> {
     let [caller, other] = ctx.callers().await?;

@@ -12,38 +12,38 @@ use dlock_core::{Acquired, Instant, Release, Renewed};
 use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
-    case!(Clause::Late, an_acquire_past_its_end_takes_nothing).bullet(TAKEN),
-    case!(Clause::Late, a_reentry_past_its_end_takes_nothing).bullet(TAKEN),
+    case!(Clause::Late, an_acquire_past_its_end_takes_nothing)
+        .bullet("`late`: executed after `give_up + late`: nothing is taken and nobody queued"),
+    case!(Clause::Late, a_reentry_past_its_end_takes_nothing)
+        .bullet("`late`: executed after `give_up + late`: nothing is taken and nobody queued"),
     case!(Clause::Late, an_acquire_past_its_end_stands_in_no_line)
         .needs(&[Need::Line])
-        .bullet(TAKEN),
+        .bullet("`late`: executed after `give_up + late`: nothing is taken and nobody queued"),
     case!(
         Clause::Late,
         an_acquire_held_back_past_its_end_takes_nothing
     )
     .needs(&[Need::Network])
-    .bullet(TAKEN),
+    .bullet("`late`: executed after `give_up + late`: nothing is taken and nobody queued"),
     case!(
         Clause::Late,
         an_acquire_that_lay_in_a_stopped_server_takes_nothing
     )
     .needs(&[Need::Server])
-    .bullet(TAKEN),
+    .bullet("`late`: executed after `give_up + late`: nothing is taken and nobody queued"),
     case!(Clause::Late, an_acquire_held_back_for_less_is_granted).needs(&[Need::Network]),
-    case!(Clause::Late, a_renewal_past_its_end_prolongs_nothing).bullet(PROLONGED),
+    case!(Clause::Late, a_renewal_past_its_end_prolongs_nothing)
+        .bullet("`late`: executed after `give_up + late`: nothing is prolonged"),
     case!(
         Clause::Late,
         a_renewal_held_back_past_its_end_prolongs_nothing
     )
     .needs(&[Need::Network])
-    .bullet(PROLONGED),
+    .bullet("`late`: executed after `give_up + late`: nothing is prolonged"),
     case!(Clause::Late, a_release_is_never_late)
         .needs(&[Need::Network])
         .bullet("never refused for being late"),
 ];
-
-const TAKEN: &str = "executed after `give_up + late`: nothing is taken and nobody queued";
-const PROLONGED: &str = "executed after `give_up + late`: nothing is prolonged";
 
 async fn an_acquire_past_its_end_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
     let [caller, other] = ctx.callers().await?;

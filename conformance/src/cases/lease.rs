@@ -10,19 +10,19 @@ use crate::{
 };
 
 pub(super) const CASES: &[Case] = &[
-    case!(Clause::Lease, reentry_with_a_shorter_lease_never_shortens).bullet(LATEST),
-    case!(Clause::Lease, reentry_with_a_longer_lease_prolongs).bullet(LATEST),
+    case!(Clause::Lease, reentry_with_a_shorter_lease_never_shortens)
+        .bullet("the record then lasts until the latest end of its living holds"),
+    case!(Clause::Lease, reentry_with_a_longer_lease_prolongs)
+        .bullet("the record then lasts until the latest end of its living holds"),
     case!(
         Clause::Lease,
         releasing_the_longest_hold_leaves_what_the_others_asked_for
     )
-    .bullet(OTHERS),
-    case!(Clause::Lease, releasing_a_shorter_hold_leaves_the_longest).bullet(OTHERS),
+    .bullet("other holds stay, and the record lasts until the latest end among them"),
+    case!(Clause::Lease, releasing_a_shorter_hold_leaves_the_longest)
+        .bullet("other holds stay, and the record lasts until the latest end among them"),
     case!(Clause::Lease, no_grant_promises_more_than_its_lease),
 ];
-
-const LATEST: &str = "the record then lasts until the latest end of its living holds";
-const OTHERS: &str = "other holds stay, and the record lasts until the latest end among them";
 
 async fn reentry_with_a_shorter_lease_never_shortens(ctx: Ctx) -> Result<(), Failure> {
     let [caller, other] = ctx.callers().await?;

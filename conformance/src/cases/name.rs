@@ -11,17 +11,17 @@ use crate::{
 use dlock_core::{LockName, MAX_NAME_BYTES};
 
 pub(super) const CASES: &[Case] = &[
-    case!(Clause::Name, names_that_differ_in_a_byte_are_two_locks).bullet(TWO),
-    case!(Clause::Name, the_longest_names_count_to_their_last_byte).bullet(TWO),
+    case!(Clause::Name, names_that_differ_in_a_byte_are_two_locks)
+        .bullet("two names that differ in a byte are two locks"),
+    case!(Clause::Name, the_longest_names_count_to_their_last_byte)
+        .bullet("two names that differ in a byte are two locks"),
     case!(
         Clause::Name,
         names_like_the_keys_beside_a_lock_are_locks_of_their_own
     )
-    .bullet(TWO),
+    .bullet("two names that differ in a byte are two locks"),
     case!(Clause::Name, names_come_back_byte_for_byte),
 ];
-
-const TWO: &str = "two names that differ in a byte are two locks";
 
 /// What folding, trimming, escaping, patterns and collations confuse.
 const TAILS: &[&str] = &[

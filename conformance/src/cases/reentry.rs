@@ -12,12 +12,15 @@ use crate::{
 use dlock_core::FencingToken;
 
 pub(super) const CASES: &[Case] = &[
-    case!(Clause::Reentry, the_owner_enters_again_with_one_hold_more).bullet(LIVES),
+    case!(Clause::Reentry, the_owner_enters_again_with_one_hold_more)
+        .bullet("a hold of `req.owner` lives"),
     case!(Clause::Reentry, the_token_is_that_of_the_incarnation)
         .needs(&[Need::Fencing])
-        .bullet(LIVES),
-    case!(Clause::Reentry, the_owner_enters_from_another_client).bullet(LIVES),
-    case!(Clause::Reentry, the_owner_enters_past_everybody_who_waits).bullet(LIVES),
+        .bullet("a hold of `req.owner` lives"),
+    case!(Clause::Reentry, the_owner_enters_from_another_client)
+        .bullet("a hold of `req.owner` lives"),
+    case!(Clause::Reentry, the_owner_enters_past_everybody_who_waits)
+        .bullet("a hold of `req.owner` lives"),
     case!(
         Clause::Reentry,
         free_when_the_last_hold_is_gone_in_whatever_order
@@ -29,26 +32,23 @@ pub(super) const CASES: &[Case] = &[
     case!(Clause::Reentry, a_join_enters_the_incarnation_that_it_names).needs(&[Need::Fencing]),
     case!(Clause::Reentry, a_join_of_a_released_incarnation_is_gone)
         .needs(&[Need::Fencing])
-        .bullet(JOIN),
+        .bullet("`req.join` is given and that incarnation is over"),
     case!(Clause::Reentry, a_join_of_a_lapsed_incarnation_is_gone)
         .needs(&[Need::Fencing])
-        .bullet(JOIN),
+        .bullet("`req.join` is given and that incarnation is over"),
     case!(Clause::Reentry, a_join_is_gone_though_its_owner_is_back)
         .needs(&[Need::Fencing])
-        .bullet(JOIN),
+        .bullet("`req.join` is given and that incarnation is over"),
     case!(Clause::Reentry, a_join_of_anothers_incarnation_is_gone)
         .needs(&[Need::Fencing])
-        .bullet(JOIN),
+        .bullet("`req.join` is given and that incarnation is over"),
     case!(Clause::Reentry, a_join_of_an_incarnation_kept_shut_is_gone)
         .needs(&[Need::Fencing])
-        .bullet(JOIN),
+        .bullet("`req.join` is given and that incarnation is over"),
     case!(Clause::Reentry, a_join_that_is_gone_stands_in_no_line)
         .needs(&[Need::Fencing, Need::Line])
-        .bullet(JOIN),
+        .bullet("`req.join` is given and that incarnation is over"),
 ];
-
-const LIVES: &str = "a hold of `req.owner` lives";
-const JOIN: &str = "`req.join` is given and that incarnation is over";
 
 async fn the_owner_enters_again_with_one_hold_more(ctx: Ctx) -> Result<(), Failure> {
     let [caller, other] = ctx.callers().await?;

@@ -15,16 +15,16 @@ use futures_util::StreamExt;
 pub(super) const CASES: &[Case] = &[
     case!(Clause::Wait, a_release_wakes_whoever_stands_in_line)
         .needs(&[Need::Push])
-        .bullet(STANDS),
+        .bullet("refused with `req.line`"),
     case!(Clause::Wait, turns_come_in_the_order_of_standing)
         .needs(&[Need::Line])
-        .bullet(STANDS),
+        .bullet("refused with `req.line`"),
     case!(Clause::Wait, looking_again_keeps_the_place)
         .needs(&[Need::Line])
-        .bullet(STANDS),
+        .bullet("refused with `req.line`"),
     case!(Clause::Wait, the_number_ahead_is_right_where_it_is_told)
         .needs(&[Need::Line])
-        .bullet(STANDS),
+        .bullet("refused with `req.line`"),
     case!(Clause::Wait, a_turn_is_refused_to_everybody_else)
         .needs(&[Need::Line])
         .bullet("reserved for another ticket"),
@@ -34,13 +34,13 @@ pub(super) const CASES: &[Case] = &[
         .bullet("free while others stand in line"),
     case!(Clause::Wait, a_granted_ticket_is_used_up)
         .needs(&[Need::Line])
-        .bullet(GRANTED),
+        .bullet("granted: `req.line` is used up"),
     case!(Clause::Wait, the_next_ticket_stands_at_the_end)
         .needs(&[Need::Line])
-        .bullet(GRANTED),
+        .bullet("granted: `req.line` is used up"),
     case!(Clause::Wait, the_next_ticket_stands_though_nobody_else_does)
         .needs(&[Need::Line])
-        .bullet(GRANTED),
+        .bullet("granted: `req.line` is used up"),
     case!(Clause::Wait, whoever_is_next_is_told_when_to_look).needs(&[Need::Line]),
     case!(
         Clause::Wait,
@@ -56,9 +56,6 @@ pub(super) const CASES: &[Case] = &[
     case!(Clause::Wait, hints_are_taken_once),
     case!(Clause::Wait, a_waiter_that_looks_needs_no_hint),
 ];
-
-const STANDS: &str = "refused with `req.line`: that ticket stands";
-const GRANTED: &str = "granted: `req.line` is used up";
 
 async fn a_release_wakes_whoever_stands_in_line(ctx: Ctx) -> Result<(), Failure> {
     let [holder, waiter] = ctx.callers().await?;

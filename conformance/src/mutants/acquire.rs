@@ -4,13 +4,13 @@ use super::{
     FAR, Mutant, Twist,
     memory::{PerName, Who, who},
 };
-use crate::{clause::Clause, fixture::Need};
+use crate::clause::Clause;
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, Broken, DistributedLock, ErrorKind, FencingToken, Held, HoldId, Holds,
-    Instant, Lane, LockName, Owner, Release, Released, Renew, Renewed, Result, Snapshot, Ticket,
+    Acquire, Acquired, DistributedLock, ErrorKind, Held, HoldId, Holds, Instant, Lane, Owner,
+    Release, Released, Renew, Renewed, Result,
 };
-use std::{num::NonZeroU64, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -31,45 +31,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
         twist: || Arc::new(Sweeper::default()),
     },
     Mutant {
-        name: "a_token_repeats_after_expiry",
-        breaks: &[Clause::Expiry, Clause::Fencing],
-        needs: &[Need::Fencing],
-        twist: || Arc::new(TokenAgain::default()),
-    },
-    Mutant {
-        name: "a_token_is_a_time_without_a_counter",
-        breaks: &[
-            Clause::Reentry,
-            Clause::Expiry,
-            Clause::Fencing,
-            Clause::Admin,
-        ],
-        needs: &[Need::Fencing],
-        twist: || Arc::new(TokenOfTheHour),
-    },
-    Mutant {
-        name: "a_reentry_has_a_token_of_its_own",
-        breaks: &[Clause::Reentry],
-        needs: &[Need::Fencing],
-        twist: || Arc::new(TokenPerHold::default()),
-    },
-    Mutant {
         name: "a_reentry_sets_the_end_of_all",
         breaks: &[Clause::Lease],
         needs: &[],
         twist: || Arc::new(LastLease::default()),
-    },
-    Mutant {
-        name: "a_reentry_from_another_client_waits",
-        breaks: &[Clause::Reentry],
-        needs: &[],
-        twist: || Arc::new(PerClient::default()),
-    },
-    Mutant {
-        name: "a_join_is_an_acquire",
-        breaks: &[Clause::Reentry],
-        needs: &[Need::Fencing],
-        twist: || Arc::new(JoinIgnored),
     },
     Mutant {
         name: "a_repeat_is_one_hold_more",
@@ -100,36 +65,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         breaks: &[Clause::Error],
         needs: &[],
         twist: || Arc::new(FullIsHeld),
-    },
-    Mutant {
-        name: "a_turn_is_open_to_whoever_asks",
-        breaks: &[Clause::Wait],
-        needs: &[Need::Line],
-        twist: || Arc::new(Barging),
-    },
-    Mutant {
-        name: "the_next_ticket_is_forgotten",
-        breaks: &[Clause::Wait],
-        needs: &[Need::Line],
-        twist: || Arc::new(NextForgotten),
-    },
-    Mutant {
-        name: "a_granted_ticket_stays_in_line",
-        breaks: &[Clause::Indeterminate, Clause::Wait],
-        needs: &[Need::Line],
-        twist: || Arc::new(TicketStays),
-    },
-    Mutant {
-        name: "refused_without_a_ticket_stands_all_the_same",
-        breaks: &[
-            Clause::Mutex,
-            Clause::Indeterminate,
-            Clause::Cancel,
-            Clause::Wait,
-            Clause::Late,
-        ],
-        needs: &[Need::Line],
-        twist: || Arc::new(EverybodyStands),
     },
 ];
 
@@ -179,138 +114,6 @@ impl Twist for Sweeper {
     }
 }
 
-/// Forgets to count where nobody released: the counter moves with the release.
-#[derive(Debug, Default)]
-struct TokenAgain {
-    last: PerName<FencingToken>,
-}
-
-#[async_trait]
-impl Twist for TokenAgain {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        let mut answer = inner.acquire(req).await?;
-        if let Acquired::Granted(grant) = &mut answer
-            && let Some(token) = grant.token
-        {
-            match self.last.get(&req.name) {
-                Some(last) if grant.holds.get() == 1 && req.join.is_none() => {
-                    grant.token = Some(last);
-                }
-                _ => drop(self.last.put(&req.name, token)),
-            }
-        }
-        Ok(answer)
-    }
-
-    async fn release(&self, inner: &dyn DistributedLock, req: &Release) -> Result<Released> {
-        let answer = inner.release(req).await;
-        self.last.take(&req.name);
-        answer
-    }
-
-    async fn break_lock(
-        &self,
-        inner: &dyn DistributedLock,
-        name: &LockName,
-        only: Option<FencingToken>,
-    ) -> Result<Broken> {
-        self.last.take(name);
-        inner.break_lock(name, only).await
-    }
-}
-
-/// A clock that ticks every ten seconds. Everything else of it is right: it knows its tokens again.
-#[derive(Debug)]
-struct TokenOfTheHour;
-
-impl TokenOfTheHour {
-    fn rounded(FencingToken(token): FencingToken) -> FencingToken {
-        FencingToken(token - token % 10_000_000)
-    }
-
-    /// The real token behind a rounded one, if it is the present one.
-    async fn known(
-        inner: &dyn DistributedLock,
-        name: &LockName,
-        wanted: FencingToken,
-    ) -> Result<FencingToken> {
-        let seen = inner.inspect(name).await?;
-        let real = seen.holders.iter().find_map(|holder| holder.token);
-        Ok(real
-            .filter(|real| Self::rounded(*real) == wanted)
-            .unwrap_or(wanted))
-    }
-}
-
-#[async_trait]
-impl Twist for TokenOfTheHour {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        let mut req = req.clone();
-        if let Some(token) = req.join {
-            req.join = Some(Self::known(inner, &req.name, token).await?);
-        }
-        let mut answer = inner.acquire(&req).await?;
-        match &mut answer {
-            Acquired::Granted(grant) => grant.token = grant.token.map(Self::rounded),
-            Acquired::Held(Held { by: Some(by), .. }) => by.token = by.token.map(Self::rounded),
-            _ => {}
-        }
-        Ok(answer)
-    }
-
-    async fn inspect(&self, inner: &dyn DistributedLock, name: &LockName) -> Result<Snapshot> {
-        let mut seen = inner.inspect(name).await?;
-        for holder in &mut seen.holders {
-            holder.token = holder.token.map(Self::rounded);
-        }
-        Ok(seen)
-    }
-
-    async fn break_lock(
-        &self,
-        inner: &dyn DistributedLock,
-        name: &LockName,
-        only: Option<FencingToken>,
-    ) -> Result<Broken> {
-        let only = match only {
-            Some(token) => Some(Self::known(inner, name, token).await?),
-            None => None,
-        };
-        Ok(match inner.break_lock(name, only).await? {
-            Broken::Freed { token } => Broken::Freed {
-                token: token.map(Self::rounded),
-            },
-            Broken::Changed { token } => Broken::Changed {
-                token: token.map(Self::rounded),
-            },
-            other => other,
-        })
-    }
-}
-
-/// Counts every acquisition, also those that enter an incarnation.
-#[derive(Debug, Default)]
-struct TokenPerHold {
-    inside: PerName<Vec<Who>>,
-}
-
-#[async_trait]
-impl Twist for TokenPerHold {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        let mut answer = inner.acquire(req).await?;
-        if let Acquired::Granted(grant) = &mut answer {
-            let repeat = self.inside.add(&req.name, who(req));
-            let others = u64::from(grant.holds.get() - 1);
-            if !repeat {
-                grant.token = grant
-                    .token
-                    .map(|FencingToken(token)| FencingToken(token + others));
-            }
-        }
-        Ok(answer)
-    }
-}
-
 /// One end for the whole record: the one that was asked for last.
 #[derive(Debug, Default)]
 struct LastLease {
@@ -355,48 +158,6 @@ impl Twist for LastLease {
     async fn release(&self, inner: &dyn DistributedLock, req: &Release) -> Result<Released> {
         self.ends.take(&req.name);
         inner.release(req).await
-    }
-}
-
-/// Knows its own holds only: those of the same owner in other processes are strangers.
-#[derive(Debug, Default)]
-struct PerClient {
-    at: PerName<usize>,
-    inside: PerName<Vec<Who>>,
-}
-
-#[async_trait]
-impl Twist for PerClient {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        let me = std::ptr::from_ref(inner).cast::<()>().addr();
-        let seen = inner.inspect(&req.name).await?;
-        let mut owners = seen.holders.iter().map(|holder| holder.owner);
-        let mine = owners.any(|owner| owner == req.owner.fingerprint());
-        let repeat = self.inside.has(&req.name, &who(req));
-        if mine && !repeat && self.at.get(&req.name).is_some_and(|at| at != me) {
-            return Ok(Acquired::Held(Held::default()));
-        }
-        let answer = inner.acquire(req).await?;
-        if let Acquired::Granted(grant) = &answer {
-            if grant.holds.get() == 1 && !repeat {
-                self.at.put(&req.name, me);
-            }
-            self.inside.add(&req.name, who(req));
-        }
-        Ok(answer)
-    }
-}
-
-/// Does not read `join`.
-#[derive(Debug)]
-struct JoinIgnored;
-
-#[async_trait]
-impl Twist for JoinIgnored {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        let mut plain = req.clone();
-        plain.join = None;
-        inner.acquire(&plain).await
     }
 }
 
@@ -509,66 +270,5 @@ impl Twist for FullIsHeld {
             }
             answer => answer,
         }
-    }
-}
-
-/// Takes what is reserved for somebody else.
-#[derive(Debug)]
-struct Barging;
-
-#[async_trait]
-impl Twist for Barging {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        let answer = inner.acquire(req).await?;
-        if matches!(answer, Acquired::Held(_)) && req.line.is_none() {
-            let seen = inner.inspect(&req.name).await?;
-            if seen.holders.is_empty() && seen.shut.is_some() && seen.waiters != Some(0) {
-                inner.break_lock(&req.name, None).await?;
-                return inner.acquire(req).await;
-            }
-        }
-        Ok(answer)
-    }
-}
-
-/// Does not read `next`.
-#[derive(Debug)]
-struct NextForgotten;
-
-#[async_trait]
-impl Twist for NextForgotten {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        let mut alone = req.clone();
-        alone.next = None;
-        inner.acquire(&alone).await
-    }
-}
-
-/// Puts the ticket that was used up at the end of the line again.
-#[derive(Debug)]
-struct TicketStays;
-
-#[async_trait]
-impl Twist for TicketStays {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        let mut stays = req.clone();
-        stays.next = req.next.or(req.line);
-        inner.acquire(&stays).await
-    }
-}
-
-/// Gives whoever has no ticket one of its own.
-#[derive(Debug)]
-struct EverybodyStands;
-
-#[async_trait]
-impl Twist for EverybodyStands {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        let mut stands = req.clone();
-        if req.line.is_none() {
-            let number = NonZeroU64::new(req.hold.to_bits());
-            stands.line = number.map(Ticket);
-        }
-        inner.acquire(&stands).await
     }
 }

@@ -4,11 +4,9 @@ use super::{FAR, Mutant, Twist, memory::PerName};
 use crate::{clause::Clause, fixture::Need};
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, Broken, Cursor, DistributedLock, DriverError, Effect, FencingToken, Hint,
+    Acquire, Acquired, Broken, Cursor, DistributedLock, DriverError, Effect, FencingToken,
     LockName, Page, Release, Released, Renew, Result, Snapshot,
 };
-use futures_core::stream::BoxStream;
-use futures_util::{StreamExt, future::ready};
 use std::sync::Arc;
 
 pub(super) const MUTANTS: &[Mutant] = &[
@@ -41,18 +39,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         breaks: &[Clause::Admin],
         needs: &[],
         twist: || Arc::new(Like),
-    },
-    Mutant {
-        name: "hints_are_never_told",
-        breaks: &[Clause::Wait],
-        needs: &[Need::Push],
-        twist: || Arc::new(Silent),
-    },
-    Mutant {
-        name: "a_gap_is_never_told",
-        breaks: &[Clause::Wait],
-        needs: &[Need::Push, Need::Network],
-        twist: || Arc::new(NoGaps),
     },
     Mutant {
         name: "what_was_executed_is_said_to_have_had_no_effect",
@@ -180,31 +166,6 @@ impl Twist for Like {
                 .all(|wanted| name.next().is_some_and(|c| wanted == '_' || wanted == c))
         });
         Ok(page)
-    }
-}
-
-/// Its connection for hints never said a word.
-#[derive(Debug)]
-struct Silent;
-
-#[async_trait]
-impl Twist for Silent {
-    fn hints(&self, inner: &dyn DistributedLock) -> BoxStream<'static, Hint> {
-        inner.hints().filter(|_| ready(false)).boxed()
-    }
-}
-
-/// Connects again and says nothing of it.
-#[derive(Debug)]
-struct NoGaps;
-
-#[async_trait]
-impl Twist for NoGaps {
-    fn hints(&self, inner: &dyn DistributedLock) -> BoxStream<'static, Hint> {
-        inner
-            .hints()
-            .filter(|hint| ready(*hint != Hint::LookAgain))
-            .boxed()
     }
 }
 

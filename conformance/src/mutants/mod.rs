@@ -2,6 +2,8 @@
 
 mod acquire;
 mod admin;
+mod enter;
+mod line;
 mod memory;
 mod release;
 mod renew;
@@ -45,6 +47,8 @@ pub enum Mutants {
 pub fn mutants() -> Vec<Mutant> {
     [
         acquire::MUTANTS,
+        enter::MUTANTS,
+        line::MUTANTS,
         release::MUTANTS,
         renew::MUTANTS,
         admin::MUTANTS,

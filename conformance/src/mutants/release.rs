@@ -7,8 +7,7 @@ use super::{
 use crate::{clause::Clause, fixture::Need};
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, DistributedLock, Holds, Instant, LockName, Owner, Release, Released, Renew,
-    Result, Ticket,
+    Acquire, Acquired, DistributedLock, Holds, Instant, Owner, Release, Released, Renew, Result,
 };
 use std::{sync::Arc, time::Duration};
 
@@ -48,18 +47,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         breaks: &[Clause::Keep],
         needs: &[],
         twist: || Arc::new(KeepForOthers::default()),
-    },
-    Mutant {
-        name: "leave_does_nothing",
-        breaks: &[Clause::Cancel],
-        needs: &[Need::Line],
-        twist: || Arc::new(LeaveSwallowed),
-    },
-    Mutant {
-        name: "a_turn_that_is_left_is_handed_to_nobody",
-        breaks: &[Clause::Cancel],
-        needs: &[Need::Line],
-        twist: || Arc::new(TurnLost),
     },
     Mutant {
         name: "close_gives_back_what_it_held",
@@ -209,37 +196,6 @@ impl Twist for KeepForOthers {
             self.last.put(&req.name, req.owner);
         }
         Ok(answer)
-    }
-}
-
-/// Leaves it to the server to find out.
-#[derive(Debug)]
-struct LeaveSwallowed;
-
-#[async_trait]
-impl Twist for LeaveSwallowed {
-    async fn leave(&self, _: &dyn DistributedLock, _: &LockName, _: Ticket) -> Result<()> {
-        Ok(())
-    }
-}
-
-/// Takes tickets out of the line, but a ticket that is served stands in no line any more.
-#[derive(Debug)]
-struct TurnLost;
-
-#[async_trait]
-impl Twist for TurnLost {
-    async fn leave(
-        &self,
-        inner: &dyn DistributedLock,
-        name: &LockName,
-        ticket: Ticket,
-    ) -> Result<()> {
-        let seen = inner.inspect(name).await?;
-        if seen.shut.is_some() {
-            return Ok(());
-        }
-        inner.leave(name, ticket).await
     }
 }
 

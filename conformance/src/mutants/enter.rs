@@ -1,0 +1,225 @@
+//! Drivers that number incarnations wrongly, or enter the wrong one.
+
+use super::{
+    Mutant, Twist,
+    memory::{PerName, Who, who},
+};
+use crate::{clause::Clause, fixture::Need};
+use async_trait::async_trait;
+use dlock_core::{
+    Acquire, Acquired, Broken, DistributedLock, FencingToken, Held, LockName, Release, Released,
+    Result, Snapshot,
+};
+use std::sync::Arc;
+
+pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "a_token_repeats_after_expiry",
+        breaks: &[Clause::Expiry, Clause::Fencing],
+        needs: &[Need::Fencing],
+        twist: || Arc::new(TokenAgain::default()),
+    },
+    Mutant {
+        name: "a_token_is_a_time_without_a_counter",
+        breaks: &[
+            Clause::Reentry,
+            Clause::Expiry,
+            Clause::Fencing,
+            Clause::Admin,
+        ],
+        needs: &[Need::Fencing],
+        twist: || Arc::new(TokenOfTheHour),
+    },
+    Mutant {
+        name: "a_reentry_has_a_token_of_its_own",
+        breaks: &[Clause::Reentry],
+        needs: &[Need::Fencing],
+        twist: || Arc::new(TokenPerHold::default()),
+    },
+    Mutant {
+        name: "a_reentry_from_another_client_waits",
+        breaks: &[Clause::Reentry],
+        needs: &[],
+        twist: || Arc::new(PerClient::default()),
+    },
+    Mutant {
+        name: "a_join_is_an_acquire",
+        breaks: &[Clause::Reentry],
+        needs: &[Need::Fencing],
+        twist: || Arc::new(JoinIgnored),
+    },
+];
+
+/// Forgets to count where nobody released: the counter moves with the release.
+#[derive(Debug, Default)]
+struct TokenAgain {
+    last: PerName<FencingToken>,
+}
+
+#[async_trait]
+impl Twist for TokenAgain {
+    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
+        let mut answer = inner.acquire(req).await?;
+        if let Acquired::Granted(grant) = &mut answer
+            && let Some(token) = grant.token
+        {
+            match self.last.get(&req.name) {
+                Some(last) if grant.holds.get() == 1 && req.join.is_none() => {
+                    grant.token = Some(last);
+                }
+                _ => drop(self.last.put(&req.name, token)),
+            }
+        }
+        Ok(answer)
+    }
+
+    async fn release(&self, inner: &dyn DistributedLock, req: &Release) -> Result<Released> {
+        let answer = inner.release(req).await;
+        self.last.take(&req.name);
+        answer
+    }
+
+    async fn break_lock(
+        &self,
+        inner: &dyn DistributedLock,
+        name: &LockName,
+        only: Option<FencingToken>,
+    ) -> Result<Broken> {
+        self.last.take(name);
+        inner.break_lock(name, only).await
+    }
+}
+
+/// A clock that ticks every ten seconds. Everything else of it is right: it knows its tokens again.
+#[derive(Debug)]
+struct TokenOfTheHour;
+
+impl TokenOfTheHour {
+    fn rounded(FencingToken(token): FencingToken) -> FencingToken {
+        FencingToken(token - token % 10_000_000)
+    }
+
+    /// The real token behind a rounded one, if it is the present one.
+    async fn known(
+        inner: &dyn DistributedLock,
+        name: &LockName,
+        wanted: FencingToken,
+    ) -> Result<FencingToken> {
+        let seen = inner.inspect(name).await?;
+        let real = seen.holders.iter().find_map(|holder| holder.token);
+        Ok(real
+            .filter(|real| Self::rounded(*real) == wanted)
+            .unwrap_or(wanted))
+    }
+}
+
+#[async_trait]
+impl Twist for TokenOfTheHour {
+    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
+        let mut req = req.clone();
+        if let Some(token) = req.join {
+            req.join = Some(Self::known(inner, &req.name, token).await?);
+        }
+        let mut answer = inner.acquire(&req).await?;
+        match &mut answer {
+            Acquired::Granted(grant) => grant.token = grant.token.map(Self::rounded),
+            Acquired::Held(Held { by: Some(by), .. }) => by.token = by.token.map(Self::rounded),
+            _ => {}
+        }
+        Ok(answer)
+    }
+
+    async fn inspect(&self, inner: &dyn DistributedLock, name: &LockName) -> Result<Snapshot> {
+        let mut seen = inner.inspect(name).await?;
+        for holder in &mut seen.holders {
+            holder.token = holder.token.map(Self::rounded);
+        }
+        Ok(seen)
+    }
+
+    async fn break_lock(
+        &self,
+        inner: &dyn DistributedLock,
+        name: &LockName,
+        only: Option<FencingToken>,
+    ) -> Result<Broken> {
+        let only = match only {
+            Some(token) => Some(Self::known(inner, name, token).await?),
+            None => None,
+        };
+        Ok(match inner.break_lock(name, only).await? {
+            Broken::Freed { token } => Broken::Freed {
+                token: token.map(Self::rounded),
+            },
+            Broken::Changed { token } => Broken::Changed {
+                token: token.map(Self::rounded),
+            },
+            other => other,
+        })
+    }
+}
+
+/// Counts every acquisition, also those that enter an incarnation.
+#[derive(Debug, Default)]
+struct TokenPerHold {
+    inside: PerName<Vec<Who>>,
+}
+
+#[async_trait]
+impl Twist for TokenPerHold {
+    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
+        let mut answer = inner.acquire(req).await?;
+        if let Acquired::Granted(grant) = &mut answer {
+            let repeat = self.inside.add(&req.name, who(req));
+            let others = u64::from(grant.holds.get() - 1);
+            if !repeat {
+                grant.token = grant
+                    .token
+                    .map(|FencingToken(token)| FencingToken(token + others));
+            }
+        }
+        Ok(answer)
+    }
+}
+
+/// Knows its own holds only: those of the same owner in other processes are strangers.
+#[derive(Debug, Default)]
+struct PerClient {
+    at: PerName<usize>,
+    inside: PerName<Vec<Who>>,
+}
+
+#[async_trait]
+impl Twist for PerClient {
+    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
+        let me = std::ptr::from_ref(inner).cast::<()>().addr();
+        let seen = inner.inspect(&req.name).await?;
+        let mut owners = seen.holders.iter().map(|holder| holder.owner);
+        let mine = owners.any(|owner| owner == req.owner.fingerprint());
+        let repeat = self.inside.has(&req.name, &who(req));
+        if mine && !repeat && self.at.get(&req.name).is_some_and(|at| at != me) {
+            return Ok(Acquired::Held(Held::default()));
+        }
+        let answer = inner.acquire(req).await?;
+        if let Acquired::Granted(grant) = &answer {
+            if grant.holds.get() == 1 && !repeat {
+                self.at.put(&req.name, me);
+            }
+            self.inside.add(&req.name, who(req));
+        }
+        Ok(answer)
+    }
+}
+
+/// Does not read `join`.
+#[derive(Debug)]
+struct JoinIgnored;
+
+#[async_trait]
+impl Twist for JoinIgnored {
+    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
+        let mut plain = req.clone();
+        plain.join = None;
+        inner.acquire(&plain).await
+    }
+}

@@ -15,10 +15,7 @@
 //! Numbers: milliseconds are exact in Lua, and `..` shows 14 digits of them, enough until the year 5138. Tokens have 16:
 //! they are pasted from the text that `TIME` answers, formatted by `%.0f` where they are computed, and answered as text.
 
-use dlock_core::{
-    Acquire, FencingToken, Fingerprint, HoldId, Holder, Holds, LockName, Note, Owner, Release,
-    Renew, Snapshot,
-};
+use dlock_core::{Acquire, FencingToken, HoldId, Holds, Owner, Release, Renew};
 use redis::{Cmd, Value};
 use std::{sync::LazyLock, time::Duration};
 
@@ -305,36 +302,12 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// What `INFO` says that voids a lock, in words.
-pub(crate) fn doubts(info: &Value) -> Vec<String> {
-    let text = match info {
-        Value::VerbatimString { text, .. } => text.as_str(),
-        other => bytes(other)
-            .and_then(|text| std::str::from_utf8(text).ok())
-            .unwrap_or_default(),
-    };
-    let mut doubts = Vec::new();
-    for line in text.lines() {
-        match line.split_once(':') {
-            Some(("maxmemory_policy", policy)) if policy != "noeviction" => {
-                doubts.push(format!(
-                    "maxmemory-policy is {policy}: a full server may evict a lock; set noeviction"
-                ));
-            }
-            Some(("role", role)) if role != "master" => {
-                doubts.push(format!(
-                    "this server is a {role}, which refuses every lock; connect to the master"
-                ));
-            }
-            Some(("aof_enabled", "0")) => {
-                doubts.push(
-                    "append-only persistence is off: a restart forgets who holds what".to_owned(),
-                );
-            }
-            _ => {}
-        }
+/// The text that `INFO` answers.
+pub(crate) fn read_info(answer: &Value) -> Option<&str> {
+    match answer {
+        Value::VerbatimString { text, .. } => Some(text),
+        other => std::str::from_utf8(bytes(other)?).ok(),
     }
-    doubts
 }
 
 /// What [`ACQUIRE`] answered.
@@ -456,95 +429,25 @@ pub(crate) fn read_scan(answer: Value) -> Option<(u64, Vec<String>)> {
     Some((cursor, keys.collect()))
 }
 
-/// A record as it stood at one moment.
-#[derive(Debug, Default)]
+/// A name's record as it stood at one moment: what `HGETALL` says, with the times it is judged by.
+#[derive(Debug)]
 pub(crate) struct Record {
-    now: Duration,
-    rest: Option<Duration>,
-    owners: Vec<(Fingerprint, u32)>,
-    token: Option<FencingToken>,
-    began: Option<Duration>,
-    /// What the first living hold said of itself.
-    note: Note,
-    living: u32,
+    /// The server's time.
+    pub(crate) now: Duration,
+    /// Until the record ends; `None`: there is none, or it never ends.
+    pub(crate) rest: Option<Duration>,
+    pub(crate) fields: Vec<(Vec<u8>, String)>,
 }
 
 impl Record {
     fn read(now: Duration, rest: Value, fields: Value) -> Option<Self> {
         let rest = u64::try_from(int(rest)?).ok().map(Duration::from_millis);
-        let mut record = Self {
-            now,
-            rest,
-            ..Self::default()
-        };
-        let mut fields = items(fields)?;
-        while let (Some(field), Some(value)) = (fields.next(), fields.next()) {
-            let value = String::from_utf8_lossy(bytes(&value)?).into_owned();
-            match bytes(&field)? {
-                b"~t" => record.token = value.parse().ok().map(FencingToken),
-                b"~s" => record.began = value.parse().ok().map(Duration::from_micros),
-                [b'~', b'h', b':', ..] => record.add(&value),
-                [b'~', ..] => {}
-                // An owner of ours is hashed as the core hashes it; whatever else stands there is hashed whole.
-                owner => record.owners.push((
-                    Fingerprint::of(owner.strip_suffix(b":0").unwrap_or(owner)),
-                    value.parse().unwrap_or(1),
-                )),
-            }
+        let mut texts = items(fields)?.map(|text| Some(bytes(&text)?.to_vec()));
+        let mut fields = Vec::new();
+        while let (Some(field), Some(value)) = (texts.next(), texts.next()) {
+            fields.push((field?, String::from_utf8_lossy(&value?).into_owned()));
         }
-        Some(record)
-    }
-
-    fn add(&mut self, hold: &str) {
-        let (end, note) = hold.split_once(' ').unwrap_or((hold, ""));
-        if end == "="
-            || end
-                .parse()
-                .is_ok_and(|end| Duration::from_millis(end) > self.now)
-        {
-            if self.living == 0 {
-                self.note = Note::parse(note);
-            }
-            self.living += 1;
-        }
-    }
-
-    /// How long until it may be free.
-    pub(crate) fn rest(&self) -> Option<Duration> {
-        self.rest
-    }
-
-    /// Whoever is inside.
-    pub(crate) fn holder(&self) -> Option<Holder> {
-        self.holders().next()
-    }
-
-    fn holders(&self) -> impl Iterator<Item = Holder> {
-        self.owners.iter().map(|(owner, _)| {
-            let mut holder = Holder::new(*owner);
-            holder.token = self.token;
-            holder.rest = self.rest;
-            holder.note = self.note.clone();
-            holder
-        })
-    }
-
-    pub(crate) fn snapshot(&self, name: LockName) -> Snapshot {
-        let mut shown = Snapshot::free(name);
-        shown.holders = self.holders().collect();
-        if shown.holders.is_empty() {
-            shown.shut = self.rest;
-            return shown;
-        }
-        shown.holds = match self.token {
-            Some(_) => self.living,
-            None => self.owners.iter().map(|(_, holds)| holds).sum(),
-        };
-        let began = self
-            .began
-            .or(self.token.map(|token| Duration::from_micros(token.0)));
-        shown.age = began.map(|began| self.now.saturating_sub(began));
-        shown
+        Some(Self { now, rest, fields })
     }
 }
 

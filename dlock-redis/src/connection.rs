@@ -178,7 +178,7 @@ impl Connection {
         let info = redis::cmd("INFO");
         let info = tokio::time::timeout(self.0.dialer.within, self.command(&info)).await;
         let Ok(Ok(info)) = info else { return };
-        for warning in commands::doubts(&info) {
+        for warning in doubts(commands::read_info(&info).unwrap_or_default()) {
             tracing::warn!("redis: {warning}");
         }
     }
@@ -404,6 +404,32 @@ async fn greet(native: &mut MultiplexedConnection) -> Result<Duration> {
     let time = answers.map_err(error::unreached)?.into_iter().next();
     time.and_then(commands::read_time)
         .ok_or_else(error::garbled)
+}
+
+/// What `INFO` says that voids a lock, in words.
+fn doubts(info: &str) -> Vec<String> {
+    let mut doubts = Vec::new();
+    for line in info.lines() {
+        match line.split_once(':') {
+            Some(("maxmemory_policy", policy)) if policy != "noeviction" => {
+                doubts.push(format!(
+                    "maxmemory-policy is {policy}: a full server may evict a lock; set noeviction"
+                ));
+            }
+            Some(("role", role)) if role != "master" => {
+                doubts.push(format!(
+                    "this server is a {role}, which refuses every lock; connect to the master"
+                ));
+            }
+            Some(("aof_enabled", "0")) => {
+                doubts.push(
+                    "append-only persistence is off: a restart forgets who holds what".to_owned(),
+                );
+            }
+            _ => {}
+        }
+    }
+    doubts
 }
 
 fn said(error: &DriverError) -> String {

@@ -9,9 +9,9 @@ use crate::{
 };
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, FencingToken, Grant, Held,
-    Hint, Instant, Lane, LockName, Page, Release, Released, Renew, Renewed, Result, Snapshot,
-    Ticket, Wake,
+    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, FencingToken, Fingerprint,
+    Grant, Held, Hint, Holder, Instant, Lane, LockName, Note, Page, Release, Released, Renew,
+    Renewed, Result, Snapshot, Ticket, Wake,
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -210,7 +210,7 @@ impl DistributedLock for RedisDriver {
                 },
                 Releasing::Kept(rest) => Released::Kept { rest },
                 Releasing::NotHeld(record) => Released::NotHeld {
-                    by: record.holder(),
+                    by: Incarnation::of(&record).holder(),
                 },
             },
         )
@@ -221,10 +221,8 @@ impl DistributedLock for RedisDriver {
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
-        Ok(self
-            .look(self.keys(name).record())
-            .await?
-            .snapshot(name.clone()))
+        let record = self.look(self.keys(name).record()).await?;
+        Ok(snapshot(name.clone(), &record))
     }
 
     async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
@@ -242,7 +240,7 @@ impl DistributedLock for RedisDriver {
             .iter()
             .filter_map(|key| Some((self.config.prefix().name(key)?, key)));
         let looks: Vec<_> = looks
-            .map(|(name, key)| async { Ok(self.look(key).await?.snapshot(name)) })
+            .map(|(name, key)| async { Ok(snapshot(name, &self.look(key).await?)) })
             .collect();
         let shown: Vec<Snapshot> = stream::iter(looks).buffered(A_SCRIPT).try_collect().await?;
         let shown = shown
@@ -293,11 +291,90 @@ impl RedisDriver {
 
 fn held(record: &Record) -> Held {
     let mut held = Held::default();
-    held.by = record.holder();
+    held.by = Incarnation::of(record).holder();
     // The end is a whole millisecond that has to be over.
-    let rest = record.rest().map(|rest| rest + Duration::from_millis(1));
+    let rest = record.rest.map(|rest| rest + Duration::from_millis(1));
     held.look_in = Some(rest.map_or(LOOK, |rest| rest.min(LOOK)));
     held
+}
+
+fn snapshot(name: LockName, record: &Record) -> Snapshot {
+    let inside = Incarnation::of(record);
+    let mut shown = Snapshot::free(name);
+    match inside.holder() {
+        Some(holder) => {
+            shown.holders.push(holder);
+            shown.holds = inside.holds;
+            shown.age = inside.began.map(|began| record.now.saturating_sub(began));
+        }
+        None => shown.shut = record.rest,
+    }
+    shown
+}
+
+/// Who a record says is inside.
+#[derive(Default)]
+struct Incarnation {
+    owner: Option<Fingerprint>,
+    holds: u32,
+    token: Option<FencingToken>,
+    began: Option<Duration>,
+    /// Of the first living hold.
+    note: Note,
+    rest: Option<Duration>,
+}
+
+impl Incarnation {
+    fn of(record: &Record) -> Self {
+        let mut inside = Self {
+            rest: record.rest,
+            ..Self::default()
+        };
+        let (mut living, mut foreign) = (0, 0_u32);
+        for (field, value) in &record.fields {
+            match &field[..] {
+                b"~t" => inside.token = value.parse().ok().map(FencingToken),
+                b"~s" => inside.began = value.parse().ok().map(Duration::from_micros),
+                [b'~', b'h', b':', ..] => {
+                    let (end, note) = value.split_once(' ').unwrap_or((value, ""));
+                    if end == "="
+                        || end
+                            .parse()
+                            .is_ok_and(|end| Duration::from_millis(end) > record.now)
+                    {
+                        living += 1;
+                        if living == 1 {
+                            inside.note = Note::parse(note);
+                        }
+                    }
+                }
+                [b'~', ..] => {}
+                // An owner of ours is hashed as the core hashes it; whatever else stands there is hashed whole.
+                owner => {
+                    inside.owner =
+                        Some(Fingerprint::of(owner.strip_suffix(b":0").unwrap_or(owner)));
+                    foreign = foreign.saturating_add(value.parse().unwrap_or(1));
+                }
+            }
+        }
+        inside.holds = if inside.token.is_some() {
+            living
+        } else {
+            foreign
+        };
+        inside.began = inside
+            .began
+            .or(inside.token.map(|token| Duration::from_micros(token.0)));
+        inside
+    }
+
+    fn holder(&self) -> Option<Holder> {
+        let mut holder = Holder::new(self.owner?);
+        holder.token = self.token;
+        holder.rest = self.rest;
+        holder.note = self.note.clone();
+        Some(holder)
+    }
 }
 
 fn counted(holds: u32) -> Result<NonZeroU32> {

@@ -1,10 +1,4 @@
-//! The suite that proves a dlock driver keeps the contract.
-//!
-//! A driver's author writes a [`Fixture`] and calls [`main()`] from a test target with `harness = false`; every case is then
-//! one named trial, `redis::mutex::one_of_many_contenders_wins`. What a store cannot offer is shown as *ignored* with the
-//! reason its fixture gives; a server that cannot be had is a failure. Deliberately wrong drivers ([`Mutant`]) prove the suite.
-//!
-//! Not covered by semver: a new case may fail a driver that passed yesterday.
+#![doc = include_str!("../README.md")]
 
 mod ask;
 mod caller;

@@ -22,6 +22,8 @@ use std::{
 };
 
 const SECOND: Duration = Duration::from_secs(1);
+/// A sole hold's end is rounded up when it is written down for a second one.
+const TICK: Duration = Duration::from_millis(1);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_free_lock_is_granted_and_a_held_one_refused_with_its_holder() {
@@ -69,7 +71,7 @@ async fn an_owner_re_enters_and_the_record_lasts_until_its_latest_living_hold() 
     assert!(t.rest("a").await > SECOND * 59, "re-entry prolongs");
     assert!(matches!(t.release(&longer).await, Released::StillHeld { holds } if holds.get() == 2));
     assert!(
-        t.rest("a").await <= SECOND * 30,
+        t.rest("a").await <= SECOND * 30 + TICK,
         "back to what the others asked for"
     );
     assert!(matches!(t.release(&long).await, Released::StillHeld { holds } if holds.get() == 1));

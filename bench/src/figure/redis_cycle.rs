@@ -131,6 +131,8 @@ pub(super) fn table(
                 .map_or(Cell::None, |count| Cell::Number(*count)),
         ]);
     }
+    let core = runs.ratio(DLOCK, number, |of| number(&of(DRIVER)));
+    table.note(format!("dlock ÷ its driver alone: {}", Cell::from(core)));
     for (what, cpu) in [("client", client as fn(&Sample) -> f64), ("server", server)] {
         let ratio = runs.ratio(DLOCK, cpu, |of| cpu(&of(best)));
         table.note(format!(
@@ -157,5 +159,6 @@ fn server(sample: &Sample) -> f64 {
 const SETTINGS: [(Setting, &str); 2] =
     [(Setting::Default, "default"), (Setting::NoDelay, "nodelay")];
 const NAME: &str = "orders:42";
-/// Its place in the list of contestants.
+/// Places in the list of contestants.
+const DRIVER: usize = 2;
 pub(super) const DLOCK: usize = 3;

@@ -83,7 +83,7 @@ pub enum LossReason {
 impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Deadline => "its lease could not be proven to last any longer",
+            Self::Deadline => "its lease is over, or could not be proven to last any longer",
             Self::NotHeld => {
                 "the store no longer has it: broken, expired there, or its record was lost"
             }

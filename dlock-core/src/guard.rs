@@ -112,6 +112,12 @@ impl Guard {
         }
     }
 
+    /// How long the name would stay shut if the lock were released now: what is left of [`Lock::at_least_for`](crate::Lock::at_least_for).
+    #[must_use]
+    pub fn shut_after(&self) -> Duration {
+        self.inner.rest(self.hold.keep()).unwrap_or_default()
+    }
+
     /// Resolves when the lock can no longer be trusted: at or before its deadline, also while a renewal hangs.
     ///
     /// # Cancel safety
@@ -217,6 +223,8 @@ impl Guard {
         self.forget();
         self.inner.detached().insert(self.hold.id);
         self.inner.leave_book(&self.hold);
+        // Nobody tells the waiters of this client when it is given back.
+        self.inner.poke(&self.hold.name);
         Ok(Detached::of(&self.hold, self.pass()))
     }
 

@@ -25,6 +25,13 @@ pub struct RedisConfig {
 }
 
 impl RedisConfig {
+    /// The rights a user of the server needs, as the `ACL SETUSER` line for the default prefix. There are no tables to make.
+    pub const RIGHTS: &'static str = "\
+ACL SETUSER locker on >secret resetchannels ~dlock:* &redisson_lock__channel:dlock:* \\
+  +@connection +evalsha +script|load +time +pttl +hgetall +hmget +hget +hset +hdel +del +exists +set +pexpire +pexpireat \\
+  +publish +subscribe +unsubscribe +scan +info
+";
+
     /// What every key begins with, before `:{name}`. Default `dlock`. URL: `dlock.prefix`.
     #[must_use]
     pub fn prefix(&self) -> &Prefix {

@@ -99,7 +99,7 @@ const SCHEMES: [(&str, &str); 4] = [
     ("redis+unix", "redis"),
 ];
 
-fn no_driver(scheme: &str) -> Error {
+pub(crate) fn no_driver(scheme: &str) -> Error {
     match SCHEMES.iter().find(|(known, _)| *known == scheme) {
         Some((_, feature)) => dlock_core::DriverError::new(
             ErrorKind::Unsupported,
@@ -116,7 +116,7 @@ fn no_driver(scheme: &str) -> Error {
 }
 
 /// The scheme in lower case. A text that has none is not shown: it may be a password in the wrong place.
-fn scheme(url: &str) -> Result<String, Error> {
+pub(crate) fn scheme(url: &str) -> Result<String, Error> {
     let legal = |scheme: &str| {
         scheme.starts_with(|c: char| c.is_ascii_alphabetic())
             && scheme

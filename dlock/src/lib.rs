@@ -67,6 +67,7 @@
 mod connect;
 #[cfg(all(doctest, feature = "memory"))]
 mod readme;
+mod schema;
 
 pub use connect::{builder, connect};
 pub use dlock_core::{
@@ -80,3 +81,4 @@ pub use dlock_core::{
 pub use dlock_memory as memory;
 #[cfg(feature = "redis")]
 pub use dlock_redis as redis;
+pub use schema::schema;

@@ -1,0 +1,94 @@
+//! The stage between us and the command: ourselves again, executed in the child, where what must happen between fork and exec
+//! can be done without unsafe code. It asks the kernel to kill it when we die, takes the terminal if it is to have it, and becomes the
+//! command; the process is the same all along, and so is its group.
+
+use crate::exit::Exit;
+use nix::{
+    sys::signal::{SigSet, Signal},
+    unistd::{Pid, getpgrp, getppid, tcsetpgrp},
+};
+use std::{
+    env,
+    ffi::OsString,
+    io::{self, ErrorKind},
+    os::unix::process::CommandExt,
+    process::Command,
+};
+
+/// What only we call ourselves with.
+const MARK: &str = "__dlock-stage";
+
+pub(crate) struct Stage {
+    parent: i32,
+    terminal: bool,
+    command: Vec<OsString>,
+}
+
+impl Stage {
+    /// The command line that starts it.
+    pub(super) fn of(command: &[OsString], terminal: bool) -> Command {
+        let mut stage = Command::new("/proc/self/exe");
+        let mode = if terminal { "terminal" } else { "background" };
+        stage
+            .arg(MARK)
+            .arg(std::process::id().to_string())
+            .arg(mode)
+            .args(command);
+        stage
+    }
+
+    /// Whether this process is to be one.
+    pub(crate) fn asked_for() -> Option<Self> {
+        let mut args = env::args_os().skip(1);
+        if args.next()? != MARK {
+            return None;
+        }
+        let parent = args.next()?.to_str()?.parse().ok()?;
+        let terminal = args.next()? == "terminal";
+        let command = args.collect();
+        Some(Self {
+            parent,
+            terminal,
+            command,
+        })
+    }
+
+    /// Becomes the command; returns only when that was not possible.
+    pub(crate) fn run(self) -> Exit {
+        if let Err(error) = self.prepare() {
+            eprintln!("dlock: the command could not be prepared: {error}");
+            return Exit::NOT_EXECUTABLE;
+        }
+        let Some((program, args)) = self.command.split_first() else {
+            return Exit::USAGE;
+        };
+        let error = Command::new(program).args(args).exec();
+        eprintln!("dlock: {}: {error}", program.display());
+        match error.kind() {
+            ErrorKind::NotFound => Exit::NOT_FOUND,
+            _ => Exit::NOT_EXECUTABLE,
+        }
+    }
+
+    fn prepare(&self) -> io::Result<()> {
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+        // It may have died before that was asked for.
+        if getppid() != Pid::from_raw(self.parent) {
+            return Err(io::Error::other("dlock is gone"));
+        }
+        if self.terminal {
+            // Before the command reads from it, and with SIGTTOU still blocked, as we were started.
+            tcsetpgrp(io::stdin(), getpgrp())?;
+        }
+        Ok(SigSet::empty().thread_set_mask().map(drop)?).and_then(|()| unblocked(Signal::SIGTTOU))
+    }
+}
+
+/// Whether the command starts with nothing blocked.
+fn unblocked(signal: Signal) -> io::Result<()> {
+    let mask = SigSet::thread_get_mask()?;
+    if mask.contains(signal) {
+        return Err(io::Error::other("a signal stayed blocked"));
+    }
+    Ok(())
+}

@@ -1,0 +1,68 @@
+//! Exit codes.
+
+use dlock::{Effect, Error, ErrorKind, Phase};
+use std::process::ExitCode;
+
+/// What `dlock` ends with, where it is not the child's own code.
+///
+/// | code | meaning |
+/// |---|---|
+/// | 0 | done |
+/// | 1, or `-E` | held by another: `-n`, or the time of `-w` was up |
+/// | 64 | wrong use, or what this backend cannot do |
+/// | 69 | the store could not be reached, or refused |
+/// | 70 | a bug of ours |
+/// | 73 | the outcome is unknown: the store did not confirm |
+/// | 74 | the result could not be written; an acquired lock was given back |
+/// | 75 | the lock was lost while the child ran, or the incarnation to be entered again is over |
+/// | 77 | the lock is not the one named: released before, expired, broken or taken over |
+/// | 126, 127 | the command could not be executed, was not found |
+/// | 128 + N | signal N ended the child, or `dlock` while it waited |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Exit(pub(crate) u8);
+
+impl Exit {
+    pub(crate) const DONE: Self = Self(0);
+    pub(crate) const HELD: Self = Self(1);
+    pub(crate) const USAGE: Self = Self(64);
+    pub(crate) const UNREACHABLE: Self = Self(69);
+    pub(crate) const BUG: Self = Self(70);
+    pub(crate) const UNKNOWN: Self = Self(73);
+    pub(crate) const OUTPUT: Self = Self(74);
+    pub(crate) const LOST: Self = Self(75);
+    pub(crate) const NOT_YOURS: Self = Self(77);
+    pub(crate) const NOT_EXECUTABLE: Self = Self(126);
+    pub(crate) const NOT_FOUND: Self = Self(127);
+
+    /// Of a signal that ended the child, or us.
+    pub(crate) fn signal(number: i32) -> Self {
+        Self(128_u8.saturating_add(u8::try_from(number).unwrap_or(127)))
+    }
+
+    /// Of an error, for those who acquire: whatever was left is being undone.
+    pub(crate) fn of(error: &Error, held: Self) -> Self {
+        match error.kind() {
+            ErrorKind::Timeout { phase: Phase::Wait } => held,
+            ErrorKind::Misuse | ErrorKind::Unsupported => Self::USAGE,
+            ErrorKind::Lost | ErrorKind::Gone => Self::LOST,
+            ErrorKind::NotHeld => Self::NOT_YOURS,
+            ErrorKind::Indeterminate => Self::UNKNOWN,
+            _ => Self::UNREACHABLE,
+        }
+    }
+
+    /// Of an error, for those who change what they do not undo.
+    pub(crate) fn of_change(error: &Error) -> Self {
+        match Self::of(error, Self::HELD) {
+            Self::UNREACHABLE if error.effect() == Effect::Unknown => Self::UNKNOWN,
+            Self::LOST => Self::NOT_YOURS,
+            exit => exit,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit.0)
+    }
+}

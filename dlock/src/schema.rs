@@ -1,0 +1,26 @@
+//! What a store must have before it can keep locks.
+
+use crate::connect::{no_driver, scheme};
+use dlock_core::Error;
+
+/// What the administrator of a URL's store has to prepare, as text for its own tools: tables, rights. It is not connected to.
+///
+/// # Errors
+/// `Misuse` for an unknown scheme, `Unsupported` when its feature is off.
+///
+/// # Examples
+/// ```
+/// # #[cfg(feature = "memory")]
+/// assert!(dlock::schema("memory:orders")?.contains("nothing"));
+/// # Ok::<(), dlock::Error>(())
+/// ```
+pub fn schema(url: &str) -> Result<&'static str, Error> {
+    let scheme = scheme(url)?;
+    match scheme.as_str() {
+        #[cfg(feature = "memory")]
+        "memory" => Ok("-- nothing to prepare: the locks live inside the process\n"),
+        #[cfg(feature = "redis")]
+        "redis" | "redis+unix" | "rediss" => Ok(dlock_redis::RedisConfig::RIGHTS),
+        _ => Err(no_driver(&scheme)),
+    }
+}

@@ -135,7 +135,7 @@ pub(crate) async fn run(client: Weak<Inner>) {
 /// Until when the task sleeps when it has done what was due.
 ///
 /// A hold that was already given back when its wake-up arrived leaves nothing to watch. Were the task then to sleep for ever, the next
-/// hold would wake it again: in a loop of short holds each would cost a thread's wake-up, a third of a cycle over Redis.
+/// hold would wake it again: in a loop of short holds each would cost a thread's wake-up, a tenth of a cycle over Redis or more.
 fn rests_until(next: Option<Instant>, used: bool, now: Instant) -> Instant {
     let idle = if used { now + LINGER } else { Instant::FAR };
     next.unwrap_or(idle)

@@ -311,14 +311,17 @@ impl Releasing {
         sent: Instant,
     ) -> Result<Outcome, Error> {
         self.open = false;
-        self.hold.released();
+        let found = unanswered || !matches!(released, Released::NotHeld { .. });
+        if found {
+            self.hold.released();
+        } else {
+            self.hold.not_found();
+        }
         self.inner.poke(&self.hold.name);
         self.settle_late_copies(sent);
         let Inner { caps, .. } = &*self.inner;
         let outcome = match released {
-            Released::NotHeld { .. }
-                if unanswered || self.inner.flawed(Flaw::NotHeldIsReleased) =>
-            {
+            Released::NotHeld { .. } if found || self.inner.flawed(Flaw::NotHeldIsReleased) => {
                 Outcome::Released
             }
             Released::NotHeld { .. } => {

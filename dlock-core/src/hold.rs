@@ -83,6 +83,7 @@ const RELEASING: u8 = 2;
 const DETACHED: u8 = 3;
 const LOST: u8 = 4; // and up: LOST + the reason's place in REASONS
 
+const NOT_HELD: u8 = LOST + 1;
 const SHUT_DOWN: u8 = LOST + 3;
 
 const REASONS: [LossReason; 4] = [
@@ -210,6 +211,13 @@ impl Hold {
     /// The store confirmed that it is gone.
     pub(crate) fn released(&self) {
         self.confirmed.store(true, SeqCst);
+    }
+
+    /// The store had nothing to release: it was lost before, and nobody knew.
+    pub(crate) fn not_found(&self) {
+        let _ = self
+            .phase
+            .compare_exchange(RELEASING, NOT_HELD, SeqCst, SeqCst);
     }
 
     /// Whether it was given back, by its user or a forced shutdown, and the store confirmed it.

@@ -131,12 +131,12 @@ async fn once(
             Answer::Failed(error) => trouble.failed(error, inner.clock.now())?,
             Answer::Unanswered => trouble.unanswered(inner.clock.now())?,
         }
-        let now = inner.clock.now();
-        if now >= end {
+        let again = inner.clock.now() + trouble.pause(inner.jitter());
+        if again >= end {
+            // An attempt begun at its own give-up has no answer, only an effect that nobody knows.
             return Err(trouble.timeout());
         }
-        let again = now + trouble.pause(inner.jitter());
-        inner.clock.sleep_until(again.min(end)).await;
+        inner.clock.sleep_until(again).await;
     }
 }
 

@@ -17,8 +17,19 @@ pub struct Case {
     pub bullet: &'static str,
     /// What it cannot run without.
     pub needs: &'static [Need],
+    /// What it is tried on.
+    pub level: Level,
     /// What it does.
     pub run: Run,
+}
+
+/// What a case, or a mutant, is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// A driver, called as the core calls it.
+    Driver,
+    /// The core, over that driver.
+    Client,
 }
 
 impl Case {
@@ -29,8 +40,15 @@ impl Case {
             name,
             bullet: "",
             needs: &[],
+            level: Level::Driver,
             run,
         }
+    }
+
+    /// About the core.
+    pub(crate) const fn of_the_core(mut self) -> Self {
+        self.level = Level::Client;
+        self
     }
 
     /// The bullet it tries.

@@ -9,7 +9,7 @@ use crate::{
     mutants::Twist,
     pace::Pace,
 };
-use dlock_core::{Clock, DistributedLock, DriverError, Instant, LockName};
+use dlock_core::{Clock, DistributedLock, DriverError, Flaw, Instant, LockName};
 use futures_util::future::join_all;
 use std::{
     fmt,
@@ -91,14 +91,38 @@ impl Ctx {
     }
 
     fn caller_with(&self, driver: Arc<dyn DistributedLock>) -> Caller {
+        Caller::new(self.opened(driver), self.clone())
+    }
+
+    fn opened(&self, driver: Arc<dyn DistributedLock>) -> Arc<dyn DistributedLock> {
         let mut opened = self.0.opened.lock().unwrap_or_else(PoisonError::into_inner);
         opened.push(Arc::clone(&driver));
         drop(opened);
-        let driver = match &self.0.twist {
+        match &self.0.twist {
             Some(twist) => crate::mutants::twisted(driver, Arc::clone(twist)),
             None => driver,
-        };
-        Caller::new(driver, self.clone())
+        }
+    }
+
+    /// A driver for a client of the core.
+    pub(crate) async fn driver(&self) -> Result<Arc<dyn DistributedLock>, Failure> {
+        Ok(self.opened(self.0.fixture.driver().await?))
+    }
+
+    /// What the core is to do wrong.
+    pub(crate) fn flaw(&self) -> Option<Flaw> {
+        self.0.twist.as_ref().and_then(|twist| twist.flaw())
+    }
+
+    /// A seed that no other client of this case has, where time is repeatable, too.
+    pub(crate) fn seed(&self) -> Option<u64> {
+        self.is_simulated()
+            .then(|| self.0.count.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Whether waiting takes no real time, so that a case can afford a lot of it.
+    pub(crate) fn is_simulated(&self) -> bool {
+        self.0.clock.is_simulated()
     }
 
     /// The server, for cases that need [`Need::Server`](crate::Need::Server).

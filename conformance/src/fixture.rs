@@ -201,6 +201,8 @@ pub enum Need {
     StoreTime,
     /// [`Fixture::url`].
     Processes,
+    /// A simulated clock: time that can be passed without anything running.
+    Jump,
 }
 
 impl Need {
@@ -233,6 +235,10 @@ impl Need {
             Self::Flush => fixture.server().and(fixture.records()).map(drop),
             Self::StoreTime => fixture.store_time().map(drop),
             Self::Processes => fixture.url().map(drop),
+            Self::Jump => unless(
+                fixture.clock().is_simulated(),
+                "time passes as it does, and cannot be told to",
+            ),
         }
     }
 }

@@ -5,6 +5,7 @@ mod caller;
 mod case;
 mod cases;
 mod clause;
+mod client_cases;
 mod ctx;
 mod expect;
 mod failure;
@@ -16,7 +17,7 @@ pub mod testbed;
 
 pub use ask::{Ask, Hold};
 pub use caller::Caller;
-pub use case::{Case, Run};
+pub use case::{Case, Level, Run};
 pub use cases::cases;
 pub use clause::{Binds, Clause};
 pub use ctx::Ctx;

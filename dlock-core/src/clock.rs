@@ -110,6 +110,12 @@ impl Clock {
         }
     }
 
+    /// Whether it follows tokio's time.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        matches!(self.0, Source::Simulated(_))
+    }
+
     /// The time now.
     #[must_use]
     pub fn now(&self) -> Instant {

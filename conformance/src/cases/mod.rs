@@ -19,7 +19,7 @@ mod renew;
 mod shutdown;
 mod wait;
 
-use crate::case::Case;
+use crate::{case::Case, client_cases};
 
 /// All of them, in the order of the contract.
 #[must_use]
@@ -43,6 +43,7 @@ pub fn cases() -> Vec<Case> {
         error::CASES,
         name::CASES,
         shutdown::CASES,
+        &client_cases::cases(),
     ]
     .concat()
 }

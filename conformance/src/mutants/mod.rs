@@ -13,12 +13,12 @@ mod twist;
 pub use twist::Twist;
 pub(crate) use {run::trial, twist::twisted};
 
-use crate::{clause::Clause, fixture::Need};
+use crate::{case::Level, clause::Clause, fixture::Need};
 use std::{sync::Arc, time::Duration};
 
-/// A wrong driver: a decorator round any right one.
+/// A wrong driver, a decorator round any right one; or a wrong core over a right one, switched on by `dlock-core`'s feature `mutants`.
 ///
-/// Wrong cores (client level) will stand beside it as `CoreMutant`, switched on by `dlock-core`'s feature `mutants`.
+/// Each is tried by the cases of its own level: what a core makes of a wrong driver is nobody's promise.
 #[derive(Clone, Copy, Debug)]
 pub struct Mutant {
     /// What it does wrong.
@@ -29,6 +29,18 @@ pub struct Mutant {
     pub needs: &'static [Need],
     /// A fresh one, which all drivers of one case share.
     pub twist: fn() -> Arc<dyn Twist>,
+}
+
+impl Mutant {
+    /// Which cases it has to fail.
+    #[must_use]
+    pub fn level(&self) -> Level {
+        if (self.twist)().flaw().is_some() {
+            Level::Client
+        } else {
+            Level::Driver
+        }
+    }
 }
 
 /// How much of the suite runs over each mutant.

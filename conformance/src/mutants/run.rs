@@ -34,7 +34,10 @@ pub(crate) fn trial(stage: &Arc<Stage>, mutant: Mutant, how: Mutants) -> Trial {
 /// Every case, one after the other: simulated time makes each a matter of milliseconds.
 fn whole(stage: &Stage, mutant: Mutant) -> Verdict {
     let mut verdict = Verdict::default();
-    for case in cases() {
+    for case in cases()
+        .into_iter()
+        .filter(|case| case.level == mutant.level())
+    {
         verdict.note(case, stage.run(case, Some((mutant.twist)())));
     }
     verdict
@@ -42,7 +45,10 @@ fn whole(stage: &Stage, mutant: Mutant) -> Verdict {
 
 /// The cases of its clauses, side by side on the server that all share.
 fn listed(stage: &Stage, mutant: Mutant) -> Result<Verdict, Failed> {
-    let wanted = |case: &Case| mutant.breaks.contains(&case.clause) && !case.is_exclusive();
+    let wanted = |case: &Case| {
+        let listed = mutant.breaks.contains(&case.clause) && case.level == mutant.level();
+        listed && !case.is_exclusive()
+    };
     let outcomes = stream::iter(cases().into_iter().filter(wanted))
         .map(|case| async move { (case, stage.play(case, Some((mutant.twist)())).await) })
         .buffer_unordered(AT_ONCE)

@@ -2,8 +2,8 @@
 
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, FencingToken, Hint, Instant,
-    Lane, LockName, Page, Release, Released, Renew, Renewed, Result, Snapshot, Ticket,
+    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, FencingToken, Flaw, Hint,
+    Instant, Lane, LockName, Page, Release, Released, Renew, Renewed, Result, Snapshot, Ticket,
 };
 use futures_core::stream::BoxStream;
 use std::{fmt::Debug, sync::Arc};
@@ -11,6 +11,11 @@ use std::{fmt::Debug, sync::Arc};
 /// One mistake: it overrides the call that it gets wrong, and the others pass through.
 #[async_trait]
 pub trait Twist: Debug + Send + Sync + 'static {
+    /// What the core over this driver does wrong; the driver itself is then right.
+    fn flaw(&self) -> Option<Flaw> {
+        None
+    }
+
     /// See [`DistributedLock::acquire`].
     async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
         inner.acquire(req).await

@@ -1,0 +1,106 @@
+//! `admin` and `fencing` as a client shows them.
+
+use super::peer::{Peer, frees};
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+    fixture::Need,
+};
+use dlock_core::{Broken, FencingToken, LockName, State};
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        Clause::Fencing,
+        guards_one_after_the_other_have_growing_tokens
+    )
+    .needs(&[Need::Fencing]),
+    case!(
+        Clause::Admin,
+        a_client_shows_who_holds_a_lock_and_changes_nothing
+    ),
+    case!(
+        Clause::Admin,
+        a_client_breaks_the_incarnation_that_was_named
+    ),
+];
+
+async fn guards_one_after_the_other_have_growing_tokens(ctx: Ctx) -> Result<(), Failure> {
+    let peers = Peer::several::<2>(&ctx).await?;
+    let name = ctx.name()?;
+    let mut last = FencingToken(0);
+    for peer in peers.iter().cycle().take(8) {
+        let guard = peer.take(&peer.lock(&name)?).await?;
+        ensure(
+            guard.token() > last,
+            format_args!("token {} came after {last}", guard.token()),
+        )?;
+        last = guard.token();
+        let joined = peer.lock(&name)?.join(&guard.pass()).await?;
+        same("the token of who joined", joined.token(), last)?;
+        guard.release().await?;
+        frees(&ctx, joined).await?;
+    }
+    Ok(())
+}
+
+async fn a_client_shows_who_holds_a_lock_and_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.lock(&name)?).await?;
+    for _ in 0..2 {
+        let seen = other.client.inspect(name.as_str()).await?;
+        let owners: Vec<_> = seen.holders.iter().map(|holder| holder.owner).collect();
+        same(
+            "who is inside",
+            owners,
+            vec![guard.pass().owner().fingerprint()],
+        )?;
+        same("the number of holds", seen.holds, 1)?;
+        same(
+            "what the walk finds",
+            listed(&other, &name).await?,
+            vec![name.clone()],
+        )?;
+    }
+    same("its state", guard.state(), State::Held)?;
+    frees(&ctx, guard).await
+}
+
+async fn a_client_breaks_the_incarnation_that_was_named(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.lock(&name)?).await?;
+    let token = guard.token();
+    let wrong = Some(FencingToken(token.0.wrapping_add(1)));
+    let broken = other.client.break_lock(name.as_str(), wrong).await?;
+    same(
+        "break with another token",
+        broken,
+        Broken::Changed { token: Some(token) },
+    )?;
+    guard.check()?;
+    let broken = other.client.break_lock(name.as_str(), Some(token)).await?;
+    same("break", broken, Broken::Freed { token: Some(token) })?;
+    let next = other.take(&other.lock(&name)?).await?;
+    ensure(next.token() > token, "the token counter survives")?;
+    frees(&ctx, next).await?;
+    drop(guard);
+    let broken = other.client.break_lock(name.as_str(), None).await?;
+    same("break of a free lock", broken, Broken::WasFree)
+}
+
+/// The names that a whole walk finds under that prefix.
+async fn listed(peer: &Peer, prefix: &LockName) -> Result<Vec<LockName>, Failure> {
+    let (mut found, mut from) = (Vec::new(), None);
+    loop {
+        let page = peer.client.list(prefix.as_str(), from.as_ref(), 100);
+        let page = page.await?;
+        found.extend(page.found.into_iter().map(|found| found.name));
+        from = page.next;
+        if from.is_none() {
+            return Ok(found);
+        }
+    }
+}

@@ -1,0 +1,413 @@
+//! `cancel`: a future dropped at any of its awaits leaves no hold and no waiter.
+//!
+//! Each case is a product: a future, what happens to its calls, which of them, and after how many polls it is dropped.
+
+use super::{
+    gate::{Fate, Step},
+    peer::{Peer, frees, left_untouched},
+    task::{Task, polled},
+};
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, same},
+};
+use dlock_core::{Guard, LockName, Pass, State};
+use futures_util::{
+    StreamExt, TryStreamExt,
+    future::{BoxFuture, ready},
+    stream,
+};
+use std::{future::IntoFuture, time::Duration};
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Cancel, try_acquire_dropped_anywhere_leaves_nothing),
+    case!(
+        Clause::Cancel,
+        acquire_of_a_free_lock_dropped_anywhere_leaves_nothing
+    ),
+    case!(
+        Clause::Cancel,
+        acquire_of_a_held_lock_dropped_anywhere_leaves_nothing
+    ),
+    case!(
+        Clause::Cancel,
+        acquire_within_dropped_anywhere_leaves_nothing
+    ),
+    case!(
+        Clause::Cancel,
+        acquire_by_an_owner_dropped_anywhere_leaves_nothing
+    ),
+    case!(
+        Clause::Cancel,
+        join_dropped_anywhere_leaves_the_others_alone
+    ),
+    case!(
+        Clause::Cancel,
+        release_dropped_anywhere_goes_on_in_the_background
+    ),
+    case!(
+        Clause::Cancel,
+        a_guard_dropped_is_released_in_the_background
+    ),
+    case!(Clause::Cancel, run_and_lost_dropped_anywhere_change_nothing),
+    case!(
+        Clause::Cancel,
+        shutdown_dropped_anywhere_leaves_nothing_held_for_good
+    ),
+    case!(Clause::Cancel, a_waiter_cancelled_at_the_head_delays_nobody),
+    case!(
+        Clause::Cancel,
+        a_client_dropped_with_everything_under_way_leaves_nothing
+    ),
+];
+
+async fn try_acquire_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
+    every(&ctx, &[Step::Acquire, Step::Release], |peer, name| {
+        let lock = peer.short(name)?;
+        Ok(Box::pin(async move {
+            lock.try_acquire().await.is_ok_and(|guard| guard.is_some())
+        }))
+    })
+    .await
+}
+
+async fn acquire_of_a_free_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
+    every(
+        &ctx,
+        &[Step::Acquire, Step::Release, Step::Leave],
+        |peer, name| {
+            let lock = peer.short(name)?;
+            Ok(Box::pin(async move { lock.acquire().await.is_ok() }))
+        },
+    )
+    .await
+}
+
+async fn acquire_within_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let limit = ctx.short() / 2;
+    every(
+        &ctx,
+        &[Step::Acquire, Step::Release, Step::Leave],
+        |peer, name| {
+            let lock = peer.short(name)?;
+            Ok(Box::pin(
+                async move { lock.acquire_within(limit).await.is_ok() },
+            ))
+        },
+    )
+    .await
+}
+
+async fn acquire_by_an_owner_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
+    every(&ctx, &[Step::Acquire, Step::Release], |peer, name| {
+        let lock = peer.short(name)?.owned_by(&peer.client.owner());
+        Ok(Box::pin(async move { lock.acquire().await.is_ok() }))
+    })
+    .await
+}
+
+async fn acquire_of_a_held_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
+    product(&ctx, &[Step::Acquire, Step::Leave], |case| {
+        let ctx = ctx.clone();
+        Box::pin(async move {
+            let [peer, other] = Peer::several(&ctx).await?;
+            let name = ctx.name()?;
+            let guard = other.take(&other.lock(&name)?).await?;
+            peer.gate.always(case.step, case.fate);
+            let waited = polled(peer.short(&name)?.acquire(), case.polls).await;
+            let finished = waited.is_some();
+            drop(waited);
+            peer.gate.clear();
+            peer.settles(settled_within(&ctx, case.free_within(&ctx)))
+                .await?;
+            frees(&ctx, guard).await?;
+            nothing_is_left(&ctx, &peer, &name, Duration::ZERO).await?;
+            Ok(finished)
+        })
+    })
+    .await
+}
+
+async fn join_dropped_anywhere_leaves_the_others_alone(ctx: Ctx) -> Result<(), Failure> {
+    product(&ctx, &[Step::Acquire, Step::Release], |case| {
+        let ctx = ctx.clone();
+        Box::pin(async move {
+            let [peer, other] = Peer::several(&ctx).await?;
+            let name = ctx.name()?;
+            let guard = other.take(&other.lock(&name)?).await?;
+            let pass: Pass = guard.pass();
+            peer.gate.always(case.step, case.fate);
+            let joined = polled(peer.short(&name)?.join(&pass), case.polls).await;
+            let finished = joined.is_some();
+            drop(joined);
+            peer.gate.clear();
+            peer.settles(settled_within(&ctx, case.free_within(&ctx)))
+                .await?;
+            same("the state of who was inside", guard.state(), State::Held)?;
+            let observer = ctx.caller().await?;
+            same(
+                "the number of holds",
+                observer.inspect(&name).await?.holds,
+                1,
+            )?;
+            frees(&ctx, guard).await?;
+            Ok(finished)
+        })
+    })
+    .await
+}
+
+async fn release_dropped_anywhere_goes_on_in_the_background(ctx: Ctx) -> Result<(), Failure> {
+    product(&ctx, &[Step::Release], |case| {
+        let ctx = ctx.clone();
+        Box::pin(async move {
+            let (peer, name, guard) = held(&ctx).await?;
+            peer.gate.always(case.step, case.fate);
+            let finished = polled(guard.release(), case.polls).await.is_some();
+            peer.gate.clear();
+            nothing_is_left(&ctx, &peer, &name, case.free_within(&ctx)).await?;
+            Ok(finished)
+        })
+    })
+    .await
+}
+
+async fn a_guard_dropped_is_released_in_the_background(ctx: Ctx) -> Result<(), Failure> {
+    for fate in fates(&ctx) {
+        let (peer, name, guard) = held(&ctx).await?;
+        peer.gate.once(Step::Release, fate);
+        drop(guard);
+        let case = Drop {
+            step: Step::Release,
+            fate,
+            polls: 0,
+        };
+        nothing_is_left(&ctx, &peer, &name, case.free_within(&ctx)).await?;
+    }
+    Ok(())
+}
+
+async fn run_and_lost_dropped_anywhere_change_nothing(ctx: Ctx) -> Result<(), Failure> {
+    product(&ctx, &[Step::Renew], |case| {
+        let ctx = ctx.clone();
+        Box::pin(async move {
+            let (peer, name, guard) = held(&ctx).await?;
+            peer.gate.once(case.step, case.fate);
+            let work = async { ctx.sleep(ctx.short() / 2).await };
+            let ran = polled(guard.run(work), case.polls).await.is_some();
+            let lost = polled(guard.lost(), case.polls.min(2)).await.is_some();
+            same("it was lost", lost, false)?;
+            guard.check()?;
+            frees(&ctx, guard).await?;
+            nothing_is_left(&ctx, &peer, &name, Duration::ZERO).await?;
+            Ok(ran)
+        })
+    })
+    .await
+}
+
+async fn shutdown_dropped_anywhere_leaves_nothing_held_for_good(ctx: Ctx) -> Result<(), Failure> {
+    product(&ctx, &[Step::Release], |case| {
+        let ctx = ctx.clone();
+        Box::pin(async move {
+            let (peer, name, guard) = held(&ctx).await?;
+            peer.gate.once(case.step, case.fate);
+            let shutdown = peer.client.shutdown(ctx.short() / 4).force().into_future();
+            let finished = polled(shutdown, case.polls).await.is_some();
+            drop(guard);
+            let observer = ctx.caller().await?;
+            // What a finished shutdown could not release in time is left to its lease.
+            let bound = case.free_within(&ctx).max(ctx.short());
+            left_untouched(&ctx, &observer, &name, bound).await?;
+            Ok(finished)
+        })
+    })
+    .await
+}
+
+async fn a_waiter_cancelled_at_the_head_delays_nobody(ctx: Ctx) -> Result<(), Failure> {
+    product(&ctx, &[Step::Acquire, Step::Leave], |case| {
+        let ctx = ctx.clone();
+        Box::pin(async move {
+            let [peer, other] = Peer::several(&ctx).await?;
+            let name = ctx.name()?;
+            let guard = other.take(&other.lock(&name)?).await?;
+            let (head, second) = (peer.short(&name)?, peer.short(&name)?);
+            peer.gate.always(case.step, case.fate);
+            let mut head = Box::pin(head.acquire());
+            // The first poll lets it into the queue, before the second.
+            let mut finished = polled(&mut head, case.polls.min(1)).await.is_some();
+            let second = Task::spawn(second.acquire());
+            if !finished && case.polls > 1 {
+                finished = polled(&mut head, case.polls - 1).await.is_some();
+            }
+            drop(head);
+            peer.gate.clear();
+            frees(&ctx, guard).await?;
+            // One look more than the call that hangs.
+            let bound = case.free_within(&ctx) + ctx.short() / 3;
+            let taken = second
+                .done(&ctx, "the second waiter gets it", bound)
+                .await??;
+            frees(&ctx, taken).await?;
+            peer.settles(settled_within(&ctx, case.free_within(&ctx)))
+                .await?;
+            nothing_is_left(&ctx, &peer, &name, Duration::ZERO).await?;
+            Ok(finished)
+        })
+    })
+    .await
+}
+
+async fn a_client_dropped_with_everything_under_way_leaves_nothing(
+    ctx: Ctx,
+) -> Result<(), Failure> {
+    for fate in fates(&ctx) {
+        let observer = ctx.caller().await?;
+        let peer = Peer::new(&ctx).await?;
+        let (name, waited) = (ctx.name()?, ctx.name()?);
+        let other = Peer::new(&ctx).await?;
+        let held = other.take(&other.lock(&waited)?).await?;
+        peer.gate.always(Step::Acquire, fate);
+        drop(polled(peer.short(&name)?.acquire(), 2).await);
+        drop(polled(peer.short(&waited)?.acquire(), 2).await);
+        peer.gate.clear();
+        drop(peer);
+        let case = Drop {
+            step: Step::Acquire,
+            fate,
+            polls: 0,
+        };
+        left_untouched(&ctx, &observer, &name, case.free_within(&ctx)).await?;
+        frees(&ctx, held).await?;
+        left_untouched(&ctx, &observer, &waited, case.free_within(&ctx)).await?;
+    }
+    Ok(())
+}
+
+/// One member of the product.
+#[derive(Clone, Copy, Debug)]
+struct Drop {
+    step: Step,
+    fate: Fate,
+    polls: usize,
+}
+
+impl Drop {
+    /// When the store answers again, one compensating round trip later nothing is left: a call that hangs is given up first.
+    fn free_within(&self, ctx: &Ctx) -> Duration {
+        match (self.fate, self.step) {
+            (Fate::Never | Fate::Unsent, Step::Acquire) => ctx.short() / 3,
+            (Fate::Never | Fate::Unsent, _) => Duration::from_secs(5),
+            (Fate::Slow(span), _) => span,
+            _ => Duration::from_millis(50),
+        }
+    }
+}
+
+fn fates(ctx: &Ctx) -> Vec<Fate> {
+    let slow = Fate::Slow(ctx.short() / 20);
+    vec![
+        Fate::Ok,
+        Fate::ErrorBefore,
+        Fate::ErrorAfter,
+        slow,
+        Fate::Never,
+        Fate::Unsent,
+    ]
+}
+
+/// The most awaits that are tried one by one; a future that has more repeats itself.
+const MOST_POLLS: usize = 12;
+
+/// Runs the case for each fate of each step, dropping at 0, 1, 2, … polls until the future comes to its end before that.
+async fn product<'a, F>(ctx: &Ctx, steps: &[Step], case: F) -> Result<(), Failure>
+where
+    F: Fn(Drop) -> BoxFuture<'a, Result<bool, Failure>>,
+{
+    let mut side_by_side = Vec::new();
+    for &step in steps {
+        for fate in fates(ctx) {
+            let hangs = matches!(fate, Fate::Never | Fate::Unsent) && step != Step::Acquire;
+            if hangs && !ctx.is_simulated() {
+                continue; // each costs the full time of a request
+            }
+            for polls in 0..if ctx.is_simulated() {
+                MOST_POLLS
+            } else {
+                MOST_POLLS / 3
+            } {
+                let member = Drop { step, fate, polls };
+                let done = told(member, case(member));
+                if !ctx.is_simulated() {
+                    side_by_side.push(done);
+                } else if done.await? {
+                    break;
+                }
+            }
+        }
+    }
+    let done = stream::iter(side_by_side).buffer_unordered(AT_ONCE);
+    done.try_for_each(|_| ready(Ok(()))).await
+}
+
+async fn told(member: Drop, done: BoxFuture<'_, Result<bool, Failure>>) -> Result<bool, Failure> {
+    done.await
+        .map_err(|failure| Failure::new(format_args!("{member:?}: {failure}")))
+}
+
+/// Members of a product that run at once on a real store: each has connections of its own.
+const AT_ONCE: usize = 12;
+
+/// The product over a future that acquires a free lock and says whether it did.
+async fn every(
+    ctx: &Ctx,
+    steps: &[Step],
+    acquire: impl Fn(&Peer, &LockName) -> Result<BoxFuture<'static, bool>, Failure> + Send + Sync,
+) -> Result<(), Failure> {
+    let acquire = &acquire;
+    product(ctx, steps, |case| {
+        let ctx = ctx.clone();
+        Box::pin(async move {
+            let peer = Peer::new(&ctx).await?;
+            let name = ctx.name()?;
+            peer.gate.always(case.step, case.fate);
+            let finished = polled(acquire(&peer, &name)?, case.polls).await.is_some();
+            peer.gate.clear();
+            nothing_is_left(&ctx, &peer, &name, case.free_within(&ctx)).await?;
+            Ok(finished)
+        })
+    })
+    .await
+}
+
+/// A lock, held, with a short lease.
+async fn held(ctx: &Ctx) -> Result<(Peer, LockName, Guard), Failure> {
+    let peer = Peer::new(ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.short(&name)?).await?;
+    Ok((peer, name, guard))
+}
+
+/// A copy that nobody knows the end of is settled when it can no longer come: at its give-up.
+fn settled_within(ctx: &Ctx, bound: Duration) -> Duration {
+    bound.max(ctx.short() / 3)
+}
+
+/// Within the bound nobody holds it and nobody stands in line, and the next acquire is granted.
+async fn nothing_is_left(
+    ctx: &Ctx,
+    peer: &Peer,
+    name: &LockName,
+    bound: Duration,
+) -> Result<(), Failure> {
+    let observer = ctx.caller().await?;
+    left_untouched(ctx, &observer, name, bound).await?;
+    // It may find the calls of the dropped one on their way, and stands behind them for one round trip.
+    let next = peer.lock(name)?.acquire_within(bound + ctx.slack());
+    frees(ctx, next.await?).await?;
+    peer.settles(settled_within(ctx, bound)).await?;
+    left_untouched(ctx, &observer, name, Duration::ZERO).await
+}

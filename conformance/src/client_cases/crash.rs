@@ -1,0 +1,148 @@
+//! `crash`: a dead client costs its lease, or its turn, and no more.
+
+use super::{
+    gate::Step,
+    peer::{Peer, frees, left_untouched},
+    task::Task,
+};
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure},
+};
+use std::time::Duration;
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        Clause::Crash,
+        the_lock_of_a_dead_client_is_free_within_its_lease
+    ),
+    case!(Clause::Crash, dead_waiters_delay_nobody),
+    case!(
+        Clause::Crash,
+        stopped_waiters_delay_others_by_one_entry_deadline_together
+    ),
+    case!(
+        Clause::Crash,
+        a_client_that_dies_while_it_is_served_costs_its_turn
+    ),
+];
+
+async fn the_lock_of_a_dead_client_is_free_within_its_lease(ctx: Ctx) -> Result<(), Failure> {
+    for connected in [false, true] {
+        let [dead, peer] = Peer::several(&ctx).await?;
+        let name = ctx.name()?;
+        let guard = dead.take(&dead.short(&name)?).await?;
+        ctx.sleep(ctx.short() / 2).await;
+        if connected {
+            dead.gate.freeze();
+        } else {
+            dead.gate.kill().await;
+        }
+        let died = ctx.now();
+        // Nothing is run down on its way out.
+        std::mem::forget(guard);
+        let next = peer.lock(&name)?.acquire();
+        // It waits for a lease of its own, so its looks are two seconds apart unless it was told the end.
+        let next = ctx
+            .within("the next one gets it", ctx.short() + LOOK, next)
+            .await??;
+        let after = ctx.now().since(died);
+        ensure(
+            after <= ctx.short() + LOOK + ctx.slack(),
+            format_args!("after {after:?}"),
+        )?;
+        frees(&ctx, next).await?;
+    }
+    Ok(())
+}
+
+async fn dead_waiters_delay_nobody(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, peer] = Peer::several(&ctx).await?;
+    let observer = ctx.caller().await?;
+    let name = ctx.name()?;
+    let guard = holder.take(&holder.lock(&name)?).await?;
+    let mut dead = Vec::new();
+    for waiter in Peer::several::<3>(&ctx).await? {
+        let waiting = waits(&ctx, &waiter, waiter.lock(&name)?.acquire()).await?;
+        dead.push((waiter, waiting));
+    }
+    let waiting = waits(&ctx, &peer, peer.lock(&name)?.acquire()).await?;
+    for (waiter, _) in &dead {
+        waiter.gate.kill().await;
+    }
+    frees(&ctx, guard).await?;
+    // A store that can push pushes to the living; the others look, and nobody stands before them.
+    let bound = Duration::from_millis(250);
+    let taken = waiting
+        .done(&ctx, "the living one gets it", bound)
+        .await??;
+    frees(&ctx, taken).await?;
+    left_untouched(&ctx, &observer, &name, ENTRY).await
+}
+
+async fn stopped_waiters_delay_others_by_one_entry_deadline_together(
+    ctx: Ctx,
+) -> Result<(), Failure> {
+    let [holder, peer] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = holder.take(&holder.lock(&name)?).await?;
+    let mut stopped = Vec::new();
+    for waiter in Peer::several::<3>(&ctx).await? {
+        let waiting = waits(&ctx, &waiter, waiter.short(&name)?.acquire()).await?;
+        stopped.push((waiter, waiting));
+    }
+    let waiting = waits(&ctx, &peer, peer.short(&name)?.acquire()).await?;
+    for (waiter, _) in &stopped {
+        waiter.gate.freeze();
+    }
+    frees(&ctx, guard).await?;
+    // Three looks of a third of the short lease each are its entry deadline; and one look to notice.
+    let bound = ctx.short() + ctx.short() / 3;
+    let taken = waiting
+        .done(&ctx, "the living one gets it", bound)
+        .await??;
+    frees(&ctx, taken).await?;
+    for (waiter, _) in &stopped {
+        waiter.gate.kill().await;
+    }
+    Ok(())
+}
+
+async fn a_client_that_dies_while_it_is_served_costs_its_turn(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, dead, peer] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = holder.take(&holder.lock(&name)?).await?;
+    let served = waits(&ctx, &dead, dead.short(&name)?.acquire()).await?;
+    let waiting = waits(&ctx, &peer, peer.short(&name)?.acquire()).await?;
+    // It stops between the turn it is told of and its acquire.
+    dead.gate.freeze();
+    frees(&ctx, guard).await?;
+    dead.gate.kill().await;
+    // Its accept lease is a third of its lease at most; then the one behind it looks.
+    let bound = ctx.short() * 2 / 3;
+    let taken = waiting.done(&ctx, "the next one gets it", bound).await??;
+    drop(served);
+    frees(&ctx, taken).await
+}
+
+/// A waiter that has been refused once.
+async fn waits<T: Send + 'static>(
+    ctx: &Ctx,
+    peer: &Peer,
+    acquiring: impl Future<Output = T> + Send + 'static,
+) -> Result<Task<T>, Failure> {
+    let waiting = Task::spawn(acquiring);
+    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 0) };
+    ctx.eventually("it asks the store", ctx.answer(), asked)
+        .await?;
+    ctx.sleep(Duration::from_millis(10)).await;
+    Ok(waiting)
+}
+
+/// The longest time between two looks.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// The longest entry deadline.
+const ENTRY: Duration = Duration::from_secs(6);

@@ -1,0 +1,213 @@
+//! `error`: contention is a value, an error says what it may have done, and nothing shows a secret.
+
+use super::{
+    gate::{Fate, Step},
+    peer::{Peer, fails, frees},
+    task::polled,
+};
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+    fixture::Need,
+};
+use dlock_core::{Effect, Error, ErrorKind, MAX_HOLDS, MAX_LEASE, MIN_LEASE, Owner, Retry};
+use std::time::Duration;
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Error, contention_is_a_value),
+    case!(
+        Clause::Error,
+        a_store_that_is_away_is_an_error_with_its_class_and_its_place
+    ),
+    case!(
+        Clause::Error,
+        a_wait_outlasts_a_store_that_is_away_for_a_while
+    ),
+    case!(Clause::Error, what_can_never_work_is_misuse_and_asks_nobody),
+    case!(Clause::Error, too_many_holds_of_a_name_are_refused),
+    case!(Clause::Error, nothing_shows_an_owner),
+    case!(
+        Clause::Error,
+        too_much_unsettled_refuses_new_acquires_until_it_is_settled
+    )
+    .needs(&[Need::Jump]),
+];
+
+async fn contention_is_a_value(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.lock(&name)?).await?;
+    for contender in [&peer, &other] {
+        contender.refused(&contender.lock(&name)?).await?;
+    }
+    frees(&ctx, guard).await
+}
+
+async fn a_store_that_is_away_is_an_error_with_its_class_and_its_place(
+    ctx: Ctx,
+) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    let before = peer.take(&peer.lock(&name)?).await?;
+    frees(&ctx, before).await?;
+    peer.gate.all(Fate::ErrorBefore);
+    let tried = peer.short(&name)?.try_acquire().await;
+    let Err(error) = tried else {
+        return Err(Failure::new("acquired from a store that is away"));
+    };
+    same("the retry class", error.retry(), Retry::Later)?;
+    same("the effect", error.effect(), Effect::None)?;
+    same("the name", error.name(), Some(&name))?;
+    same(
+        "the backend",
+        error.backend(),
+        peer.client.capabilities().backend,
+    )?;
+    let told = std::error::Error::source(&error).is_some();
+    ensure(told, format_args!("the source is missing in {error:?}"))
+}
+
+async fn a_wait_outlasts_a_store_that_is_away_for_a_while(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    peer.gate.all(Fate::ErrorBefore);
+    let waiting = super::task::Task::spawn(peer.lock(&name)?.acquire());
+    let span = Duration::from_secs(2);
+    ctx.sleep(span).await;
+    same("the wait is over", waiting.is_done(), false)?;
+    let asked = peer.gate.calls(Step::Acquire);
+    ensure(asked <= 20, format_args!("{asked} attempts in {span:?}"))?;
+    peer.gate.clear();
+    // The longest pause between two attempts.
+    let bound = Duration::from_secs(1);
+    let guard = waiting.done(&ctx, "it is acquired", bound).await??;
+    frees(&ctx, guard).await
+}
+
+async fn what_can_never_work_is_misuse_and_asks_nobody(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    for wrong in ["", "a\0b", &"x".repeat(513)] {
+        fails(
+            "lock() of no name",
+            peer.client.lock(wrong),
+            ErrorKind::Misuse,
+        )?;
+    }
+    let lock = peer.lock(&ctx.name()?)?;
+    for length in [
+        Duration::ZERO,
+        MIN_LEASE / 2,
+        MAX_LEASE + Duration::from_secs(1),
+    ] {
+        fails(
+            "a lease out of bounds",
+            lock.clone().lease(length),
+            ErrorKind::Misuse,
+        )?;
+        fails(
+            "a kept one",
+            lock.clone().kept_lease(length),
+            ErrorKind::Misuse,
+        )?;
+    }
+    same("the number of calls made", peer.gate.all_calls(), 0)
+}
+
+async fn too_many_holds_of_a_name_are_refused(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    let lock = peer.lock(&name)?;
+    let first = peer.take(&lock).await?;
+    let pass = first.pass();
+    let mut guards = vec![first];
+    for _ in 1..MAX_HOLDS {
+        guards.push(lock.join(&pass).await?);
+    }
+    fails(
+        "one hold too many",
+        lock.join(&pass).await,
+        ErrorKind::Overloaded,
+    )?;
+    guards
+        .pop()
+        .ok_or_else(|| Failure::new("BUG: no guard"))?
+        .release()
+        .await?;
+    guards.push(lock.join(&pass).await?);
+    Ok(())
+}
+
+async fn nothing_shows_an_owner(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let owner = Owner::from_seed(&ctx.text());
+    let lock = peer.lock(&name)?.owned_by(&owner);
+    let guard = peer.take(&lock).await?;
+    let pass = guard.pass();
+    let stranger = other.client.owner();
+    let others = other.lock(&name)?.owned_by(&stranger);
+    let timed_out = refused(others.acquire_within(Duration::from_millis(1)).await)?;
+    other.gate.always(Step::Acquire, Fate::ErrorAfter);
+    let unanswered = refused(other.short(&name)?.owned_by(&stranger).try_acquire().await)?;
+    other.gate.clear();
+    let misused = refused(peer.lock(&ctx.name()?)?.join(&pass).await)?;
+    let mut shown = vec![
+        format!(
+            "{:?} {:?} {lock:?} {guard:?} {pass:?}",
+            peer.client,
+            peer.client.lock("x")?
+        ),
+        format!("{:?} {others:?}", other.client),
+        format!("{:?}", peer.client.inspect(name.as_str()).await?),
+    ];
+    other.client.break_lock(name.as_str(), None).await?;
+    let gone = refused(peer.lock(&name)?.join(&pass).await)?;
+    let lost = refused(guard.release().await)?;
+    for error in [timed_out, unanswered, misused, gone, lost] {
+        shown.push(format!("{error} {error:?}"));
+    }
+    for owner in [owner, stranger] {
+        let uuid = owner.expose();
+        for secret in [uuid.hyphenated().to_string(), uuid.simple().to_string()] {
+            let telling = shown.iter().find(|shown| shown.contains(&secret[..12]));
+            ensure(
+                telling.is_none(),
+                format_args!("an owner is in {telling:?}"),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn refused<T>(answer: Result<T, Error>) -> Result<Error, Failure> {
+    answer
+        .err()
+        .ok_or_else(|| Failure::new("this should have been refused"))
+}
+
+async fn too_much_unsettled_refuses_new_acquires_until_it_is_settled(
+    ctx: Ctx,
+) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    peer.gate.all(Fate::Unsent);
+    let lock = peer.lock(&name)?;
+    let held = ctx.name()?;
+    for _ in 0..CAPACITY {
+        drop(polled(lock.try_acquire(), 2).await);
+    }
+    let error = fails("one more", lock.try_acquire().await, ErrorKind::Overloaded)?;
+    same("the retry class", error.retry(), Retry::Later)?;
+    fails("a wait", lock.acquire().await, ErrorKind::Overloaded)?;
+    peer.gate.clear();
+    peer.settles(Duration::from_secs(30)).await?;
+    let guard = peer.take(&peer.lock(&held)?).await?;
+    frees(&ctx, guard).await?;
+    let guard = peer.take(&lock).await?;
+    frees(&ctx, guard).await
+}
+
+/// How many acquisitions may be unsettled.
+const CAPACITY: usize = 10_000;

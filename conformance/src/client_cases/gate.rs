@@ -1,0 +1,417 @@
+//! A driver between a client and its store: it counts what is asked, and does to each call what a case tells it to.
+
+use async_trait::async_trait;
+use dlock_core::{
+    Acquire, Acquired, Broken, Capabilities, Clock, Cursor, DistributedLock, DriverError,
+    FencingToken, Hint, HoldId, Instant, Lane, LockName, Page, Release, Released, Renew, Renewed,
+    Result, Snapshot, Ticket,
+};
+use futures_core::stream::BoxStream;
+use futures_util::{
+    StreamExt,
+    future::{pending, ready},
+    stream,
+};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt, io,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+use tokio::{
+    sync::{mpsc, watch},
+    task::yield_now,
+};
+
+/// One client's way to its store. Each call is an await point before it is executed and one before it is answered, so that
+/// a future can be dropped at either.
+pub(crate) struct Gate {
+    inner: Arc<dyn DistributedLock>,
+    capabilities: Capabilities,
+    clock: Clock,
+    script: Mutex<Script>,
+    deaf: Arc<AtomicBool>,
+    worthless: AtomicBool,
+    injected: Mutex<Injected>,
+    open: watch::Sender<bool>,
+}
+
+/// The kinds of call that a fate can be given to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Acquire,
+    Leave,
+    Renew,
+    Release,
+}
+
+/// What happens to one call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// Executed and answered.
+    #[default]
+    Ok,
+    /// Not executed, and says so.
+    ErrorBefore,
+    /// Executed, its answer lost with an error.
+    ErrorAfter,
+    /// Executed, and answered that much later.
+    Slow(Duration),
+    /// Executed, never answered.
+    Never,
+    /// Neither executed nor answered.
+    Unsent,
+    /// Fails at once with an unknown effect, and is executed that much later, whoever is still there.
+    Late(Duration),
+    /// Never answered, and executed that much later, whoever is still there.
+    Mute(Duration),
+    /// Waits until [`Gate::open`], then it is executed and answered: a server that stands still.
+    Barred,
+}
+
+/// One request, or one entry of a batch of renewals.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) step: Step,
+    pub(crate) name: LockName,
+    pub(crate) hold: Option<HoldId>,
+    pub(crate) line: Option<Ticket>,
+    pub(crate) lane: Lane,
+}
+
+/// Where a case's own hints go.
+struct Injected {
+    sender: Option<mpsc::UnboundedSender<Hint>>,
+    receiver: Option<mpsc::UnboundedReceiver<Hint>>,
+}
+
+impl Injected {
+    fn new() -> Self {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        Self {
+            sender: Some(sender),
+            receiver: Some(receiver),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Script {
+    once: [VecDeque<Fate>; 4],
+    standing: [Fate; 4],
+    lanes: BTreeMap<LockName, Lane>,
+    stalled: Option<Lane>,
+    dead: bool,
+    calls: [usize; 4],
+    seen: Vec<Seen>,
+}
+
+impl Gate {
+    pub(crate) fn new(inner: Arc<dyn DistributedLock>, clock: Clock, late: Duration) -> Self {
+        let mut capabilities = inner.capabilities().clone();
+        capabilities.late += late;
+        Self {
+            inner,
+            capabilities,
+            clock,
+            script: Mutex::default(),
+            deaf: Arc::default(),
+            worthless: AtomicBool::new(false),
+            injected: Mutex::new(Injected::new()),
+            open: watch::Sender::new(true),
+        }
+    }
+
+    /// The next call of that kind that has no fate yet meets this one.
+    pub(crate) fn once(&self, step: Step, fate: Fate) {
+        self.script().once[step as usize].push_back(fate);
+    }
+
+    /// Every call of that kind meets this one from now on.
+    pub(crate) fn always(&self, step: Step, fate: Fate) {
+        self.script().standing[step as usize] = fate;
+    }
+
+    /// Every call meets this one from now on.
+    pub(crate) fn all(&self, fate: Fate) {
+        self.script().standing = [fate; 4];
+    }
+
+    /// Nothing fails from now on.
+    pub(crate) fn clear(&self) {
+        let mut script = self.script();
+        script.once = Default::default();
+        script.standing = Default::default();
+        script.stalled = None;
+        drop(script);
+        self.open();
+    }
+
+    /// Every call is [`Fate::Barred`] from now on.
+    pub(crate) fn bar(&self) {
+        self.open.send_replace(false);
+        self.all(Fate::Barred);
+    }
+
+    /// What was barred goes on.
+    pub(crate) fn open(&self) {
+        self.open.send_replace(true);
+    }
+
+    /// The lanes that the client is told.
+    pub(crate) fn set_lane(&self, name: &LockName, lane: Lane) {
+        self.script().lanes.insert(name.clone(), lane);
+    }
+
+    /// Renewals of that lane are not answered from now on.
+    pub(crate) fn stall(&self, lane: Lane) {
+        self.script().stalled = Some(lane);
+    }
+
+    /// Grants say that nothing is left of their lease.
+    pub(crate) fn set_worthless(&self, worthless: bool) {
+        self.worthless.store(worthless, SeqCst);
+    }
+
+    /// No hint arrives from now on, and the store does not know; or they do again.
+    pub(crate) fn set_deaf(&self, deaf: bool) {
+        self.deaf.store(deaf, SeqCst);
+    }
+
+    /// A hint that the store never sent.
+    pub(crate) fn inject(&self, hint: Hint) {
+        if let Some(injected) = &self.injected().sender {
+            // A client that is gone hears nothing.
+            drop(injected.send(hint));
+        }
+    }
+
+    /// As SIGSTOP does: nothing is sent, nothing arrives, connections stay.
+    pub(crate) fn freeze(&self) {
+        self.script().dead = true;
+        self.set_deaf(true);
+    }
+
+    /// As SIGCONT does; what was asked meanwhile is never answered.
+    pub(crate) fn thaw(&self) {
+        self.script().dead = false;
+        self.set_deaf(false);
+    }
+
+    /// As SIGKILL does: nothing is sent any more, and the connections are gone.
+    pub(crate) async fn kill(&self) {
+        self.freeze();
+        self.inner.close().await;
+    }
+
+    /// How many calls of that kind there were; a batch of renewals is one.
+    pub(crate) fn calls(&self, step: Step) -> usize {
+        self.script().calls[step as usize]
+    }
+
+    /// How many calls of all kinds there were.
+    pub(crate) fn all_calls(&self) -> usize {
+        self.script().calls.iter().sum()
+    }
+
+    /// What was asked, in order.
+    pub(crate) fn seen(&self, step: Step, name: &LockName) -> Vec<Seen> {
+        let script = self.script();
+        let of_it = |seen: &&Seen| seen.step == step && seen.name == *name;
+        script.seen.iter().filter(of_it).cloned().collect()
+    }
+
+    fn note(&self, seen: Seen) {
+        self.script().seen.push(seen);
+    }
+
+    fn asked(&self, step: Step, name: &LockName, hold: Option<HoldId>, line: Option<Ticket>) {
+        self.note(Seen {
+            step,
+            name: name.clone(),
+            hold,
+            line,
+            lane: self.lane(name),
+        });
+    }
+
+    fn fate(&self, step: Step, lane: Option<Lane>) -> Fate {
+        let mut script = self.script();
+        script.calls[step as usize] += 1;
+        if script.dead || (lane.is_some() && script.stalled == lane) {
+            return Fate::Unsent;
+        }
+        let next = script.once[step as usize].pop_front();
+        next.unwrap_or(script.standing[step as usize])
+    }
+
+    async fn meet<T: Send + 'static>(
+        &self,
+        fate: Fate,
+        call: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        yield_now().await;
+        let answer = match fate {
+            Fate::Ok => call.await,
+            Fate::ErrorBefore => {
+                let cause = io::Error::from(io::ErrorKind::ConnectionRefused);
+                return Err(DriverError::unavailable("the gate is shut").with_source(cause));
+            }
+            Fate::ErrorAfter => {
+                drop(call.await);
+                Err(unanswered())
+            }
+            Fate::Slow(span) => {
+                let answer = call.await;
+                self.clock.sleep_until(self.clock.now() + span).await;
+                answer
+            }
+            Fate::Never => {
+                drop(call.await);
+                pending().await
+            }
+            Fate::Unsent => pending().await,
+            Fate::Late(span) => {
+                self.later(span, call);
+                Err(unanswered())
+            }
+            Fate::Mute(span) => {
+                self.later(span, call);
+                pending().await
+            }
+            Fate::Barred => {
+                // The sender lives as long as this gate.
+                drop(self.open.subscribe().wait_for(|open| *open).await);
+                call.await
+            }
+        };
+        yield_now().await;
+        answer
+    }
+
+    fn later<T: Send + 'static>(
+        &self,
+        span: Duration,
+        call: impl Future<Output = T> + Send + 'static,
+    ) {
+        let clock = self.clock.clone();
+        let at = clock.now() + span;
+        tokio::spawn(async move {
+            clock.sleep_until(at).await;
+            call.await
+        });
+    }
+
+    fn script(&self) -> MutexGuard<'_, Script> {
+        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn injected(&self) -> MutexGuard<'_, Injected> {
+        self.injected.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn unanswered() -> DriverError {
+    DriverError::unanswered("the gate lost the answer")
+}
+
+#[async_trait]
+impl DistributedLock for Gate {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn lane(&self, name: &LockName) -> Lane {
+        let own = self.script().lanes.get(name).copied();
+        own.unwrap_or_else(|| self.inner.lane(name))
+    }
+
+    async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
+        self.asked(Step::Acquire, &req.name, Some(req.hold), req.line);
+        let (inner, mut req) = (Arc::clone(&self.inner), req.clone());
+        // A store that is later than the one behind it takes that much longer to refuse.
+        req.give_up = req.give_up + (self.capabilities.late - inner.capabilities().late);
+        let fate = self.fate(Step::Acquire, None);
+        let mut answer = self
+            .meet(fate, async move { inner.acquire(&req).await })
+            .await;
+        if let (true, Ok(Acquired::Granted(grant))) = (self.worthless.load(SeqCst), &mut answer) {
+            grant.valid_for = Duration::ZERO;
+        }
+        answer
+    }
+
+    async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
+        self.asked(Step::Leave, name, None, Some(ticket));
+        let (inner, name) = (Arc::clone(&self.inner), name.clone());
+        let fate = self.fate(Step::Leave, None);
+        self.meet(fate, async move { inner.leave(&name, ticket).await })
+            .await
+    }
+
+    async fn renew(
+        &self,
+        lane: Lane,
+        batch: &[Renew],
+        give_up: Instant,
+    ) -> Result<Vec<Result<Renewed>>> {
+        for entry in batch {
+            self.asked(Step::Renew, &entry.name, Some(entry.hold), None);
+        }
+        let (inner, batch) = (Arc::clone(&self.inner), batch.to_vec());
+        let fate = self.fate(Step::Renew, Some(lane));
+        let lane = batch.first().map_or(lane, |entry| inner.lane(&entry.name));
+        self.meet(
+            fate,
+            async move { inner.renew(lane, &batch, give_up).await },
+        )
+        .await
+    }
+
+    async fn release(&self, req: &Release) -> Result<Released> {
+        self.asked(Step::Release, &req.name, None, None);
+        let (inner, req) = (Arc::clone(&self.inner), req.clone());
+        let fate = self.fate(Step::Release, None);
+        self.meet(fate, async move { inner.release(&req).await })
+            .await
+    }
+
+    fn hints(&self) -> BoxStream<'static, Hint> {
+        let Some(mut injected) = self.injected().receiver.take() else {
+            return stream::empty().boxed();
+        };
+        let deaf = Arc::clone(&self.deaf);
+        let heard = self
+            .inner
+            .hints()
+            .filter(move |_| ready(!deaf.load(SeqCst)));
+        let injected = stream::poll_fn(move |cx| injected.poll_recv(cx));
+        stream::select(heard, injected).boxed()
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
+        self.inner.inspect(name).await
+    }
+
+    async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
+        self.inner.list(prefix, from, limit).await
+    }
+
+    async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
+        self.inner.break_lock(name, only).await
+    }
+
+    async fn close(&self) {
+        self.injected().sender = None;
+        self.inner.close().await;
+    }
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Gate").field(&self.inner).finish()
+    }
+}

@@ -1,0 +1,334 @@
+//! `indeterminate`: what was not answered is repeated with the same hold or settled, never leaked and never counted twice.
+
+use super::{
+    gate::{Fate, Step},
+    peer::{Peer, fails, frees, left_untouched},
+    task::Task,
+};
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+};
+use dlock_core::{Effect, ErrorKind, Outcome, Phase, Retry, State};
+use std::{collections::BTreeSet, time::Duration};
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        Clause::Indeterminate,
+        an_acquire_whose_answer_was_lost_is_one_hold
+    ),
+    case!(
+        Clause::Indeterminate,
+        a_wait_whose_answers_are_lost_is_one_hold
+    ),
+    case!(
+        Clause::Indeterminate,
+        a_join_whose_answer_was_lost_is_one_hold
+    ),
+    case!(
+        Clause::Indeterminate,
+        a_renewal_whose_answer_was_lost_is_a_renewal
+    ),
+    case!(
+        Clause::Indeterminate,
+        a_release_whose_answer_was_lost_is_a_release
+    ),
+    case!(
+        Clause::Indeterminate,
+        a_release_that_is_never_answered_says_so_and_goes_on
+    ),
+    case!(
+        Clause::Indeterminate,
+        an_acquire_that_is_never_answered_leaves_nothing
+    ),
+    case!(
+        Clause::Indeterminate,
+        a_wait_that_was_never_answered_leaves_nothing
+    ),
+    case!(
+        Clause::Indeterminate,
+        a_grant_that_is_worth_nothing_is_given_back
+    ),
+    case!(
+        Clause::Indeterminate,
+        the_ticket_of_a_lost_grant_stays_nowhere
+    ),
+];
+
+async fn an_acquire_whose_answer_was_lost_is_one_hold(ctx: Ctx) -> Result<(), Failure> {
+    let observer = ctx.caller().await?;
+    for fate in [Fate::ErrorAfter, Fate::Never] {
+        for tries in [true, false] {
+            if tries && fate == Fate::Never {
+                continue; // nothing is left of its time then
+            }
+            let peer = Peer::new(&ctx).await?;
+            let name = ctx.name()?;
+            peer.gate.once(Step::Acquire, fate);
+            let lock = peer.kept(&name)?;
+            let guard = if tries {
+                peer.take(&lock).await?
+            } else {
+                let acquiring = ctx.within("it is acquired", ctx.kept(), lock.acquire());
+                acquiring.await??
+            };
+            same(
+                "the number of holds",
+                observer.inspect(&name).await?.holds,
+                1,
+            )?;
+            let asked = peer.gate.seen(Step::Acquire, &name);
+            let holds: BTreeSet<_> = asked.iter().map(|seen| seen.hold).collect();
+            same("the number of hold ids", holds.len(), 1)?;
+            ensure(asked.len() > 1, "it was repeated")?;
+            same("its state", guard.state(), State::Held)?;
+            frees(&ctx, guard).await?;
+            observer.sees_free(&name).await?;
+            peer.settles(ctx.kept()).await?;
+            observer.sees_free(&name).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn a_wait_whose_answers_are_lost_is_one_hold(ctx: Ctx) -> Result<(), Failure> {
+    let observer = ctx.caller().await?;
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let first = other.take(&other.lock(&name)?).await?;
+    peer.gate.always(Step::Acquire, Fate::ErrorAfter);
+    let waiting = Task::spawn(peer.kept(&name)?.acquire());
+    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 2) };
+    ctx.eventually("it asks again", ctx.answer(), asked).await?;
+    frees(&ctx, first).await?;
+    let taken = || async { Ok(observer.inspect(&name).await?.holds > 0) };
+    ctx.eventually("the store has it", ctx.answer(), taken)
+        .await?;
+    peer.gate.clear();
+    let guard = waiting.done(&ctx, "it is acquired", ctx.answer()).await??;
+    same(
+        "the number of holds",
+        observer.inspect(&name).await?.holds,
+        1,
+    )?;
+    frees(&ctx, guard).await?;
+    peer.settles(ctx.answer()).await?;
+    left_untouched(&ctx, &observer, &name, ctx.answer()).await
+}
+
+async fn a_join_whose_answer_was_lost_is_one_hold(ctx: Ctx) -> Result<(), Failure> {
+    let observer = ctx.caller().await?;
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.lock(&name)?).await?;
+    other.gate.once(Step::Acquire, Fate::ErrorAfter);
+    other.gate.once(Step::Acquire, Fate::Never);
+    let lock = other.kept(&name)?;
+    let joining = ctx.within("it joins", ctx.kept(), lock.join(&guard.pass()));
+    let joined = joining.await??;
+    same(
+        "the number of holds",
+        observer.inspect(&name).await?.holds,
+        2,
+    )?;
+    let outcome = guard.release().await?;
+    same(
+        "the first release",
+        outcome,
+        Outcome::StillHeld { holds: 1 },
+    )?;
+    frees(&ctx, joined).await?;
+    other.settles(ctx.kept()).await?;
+    observer.sees_free(&name).await
+}
+
+async fn a_renewal_whose_answer_was_lost_is_a_renewal(ctx: Ctx) -> Result<(), Failure> {
+    let observer = ctx.caller().await?;
+    for fate in [Fate::ErrorAfter, Fate::Never] {
+        let peer = Peer::new(&ctx).await?;
+        let name = ctx.name()?;
+        let guard = peer.take(&peer.kept(&name)?).await?;
+        peer.gate.once(Step::Renew, fate);
+        peer.gate.once(Step::Renew, fate);
+        ctx.sleep(ctx.kept() * 2).await;
+        same("its state", guard.state(), State::Held)?;
+        same(
+            "the number of holds",
+            observer.inspect(&name).await?.holds,
+            1,
+        )?;
+        frees(&ctx, guard).await?;
+        observer.sees_free(&name).await?;
+    }
+    Ok(())
+}
+
+async fn a_release_whose_answer_was_lost_is_a_release(ctx: Ctx) -> Result<(), Failure> {
+    let observer = ctx.caller().await?;
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.lock(&name)?).await?;
+    peer.gate.once(Step::Release, Fate::ErrorAfter);
+    peer.gate.once(Step::Release, Fate::ErrorAfter);
+    frees(&ctx, guard).await?;
+    observer.sees_free(&name).await?;
+    peer.settles(ctx.answer()).await?;
+    // Two holds: the one that went first is not counted twice.
+    let guard = peer.take(&peer.lock(&name)?).await?;
+    let joined = other.lock(&name)?.join(&guard.pass()).await?;
+    peer.gate.once(Step::Release, Fate::ErrorAfter);
+    guard.release().await?;
+    same(
+        "the number of holds",
+        observer.inspect(&name).await?.holds,
+        1,
+    )?;
+    same("the other's state", joined.state(), State::Held)?;
+    frees(&ctx, joined).await
+}
+
+async fn a_release_that_is_never_answered_says_so_and_goes_on(ctx: Ctx) -> Result<(), Failure> {
+    let observer = ctx.caller().await?;
+    for fate in [Fate::Never, Fate::Unsent] {
+        let peer = Peer::new(&ctx).await?;
+        let name = ctx.name()?;
+        let guard = peer.take(&peer.short(&name)?).await?;
+        peer.gate.always(Step::Release, fate);
+        let bound = ctx.short() + Duration::from_secs(1);
+        let releasing = ctx.within("release comes to an end", bound, guard.release());
+        let error = fails("release", releasing.await?, ErrorKind::Indeterminate)?;
+        same("the effect", error.effect(), Effect::Unknown)?;
+        ensure(peer.client.unsettled() > 0, "it goes on being released")?;
+        peer.gate.clear();
+        // One that hangs is repeated within the time that one request may take.
+        peer.settles(Duration::from_secs(6)).await?;
+        observer.sees_free(&name).await?;
+    }
+    Ok(())
+}
+
+async fn an_acquire_that_is_never_answered_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let observer = ctx.caller().await?;
+    for fate in [
+        Fate::Never,
+        Fate::Unsent,
+        Fate::ErrorAfter,
+        Fate::ErrorBefore,
+    ] {
+        let peer = Peer::new(&ctx).await?;
+        let name = ctx.name()?;
+        peer.gate.always(Step::Acquire, fate);
+        let lock = peer.short(&name)?;
+        let trying = ctx.within("it comes to an end", ctx.short() / 2, lock.try_acquire());
+        let phase = Phase::Request;
+        let error = match trying.await? {
+            Err(error) if error.kind() == ErrorKind::Unavailable => error,
+            other => fails("try_acquire", other, ErrorKind::Timeout { phase })?,
+        };
+        same("the retry class", error.retry(), Retry::Later)?;
+        let wanted = if fate == Fate::ErrorBefore {
+            Effect::None
+        } else {
+            Effect::Unknown
+        };
+        same(
+            format_args!("the effect after {fate:?}"),
+            error.effect(),
+            wanted,
+        )?;
+        peer.gate.clear();
+        peer.settles(ctx.short()).await?;
+        observer.sees_free(&name).await?;
+        let next = peer.take(&peer.lock(&name)?).await?;
+        frees(&ctx, next).await?;
+    }
+    Ok(())
+}
+
+async fn a_wait_that_was_never_answered_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let observer = ctx.caller().await?;
+    for fate in [
+        Fate::Never,
+        Fate::Unsent,
+        Fate::ErrorAfter,
+        Fate::ErrorBefore,
+    ] {
+        let peer = Peer::new(&ctx).await?;
+        let name = ctx.name()?;
+        peer.gate.always(Step::Acquire, fate);
+        let waiting = peer.short(&name)?.acquire_within(ctx.short());
+        let phase = Phase::Request;
+        fails("the wait", waiting.await, ErrorKind::Timeout { phase })?;
+        peer.gate.clear();
+        peer.settles(ctx.short()).await?;
+        left_untouched(&ctx, &observer, &name, ctx.answer()).await?;
+    }
+    Ok(())
+}
+
+/// Each grant comes when its lease is all but over.
+async fn a_grant_that_is_worth_nothing_is_given_back(ctx: Ctx) -> Result<(), Failure> {
+    let observer = ctx.caller().await?;
+    let peer = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    peer.gate.set_worthless(true);
+    let lock = peer.short(&name)?;
+    let before = peer.gate.calls(Step::Acquire);
+    let waiting = lock.acquire_within(ctx.short());
+    fails(
+        "the wait",
+        waiting.await,
+        ErrorKind::Timeout {
+            phase: Phase::Request,
+        },
+    )?;
+    let trying = lock.try_acquire();
+    fails(
+        "try_acquire",
+        trying.await,
+        ErrorKind::Timeout {
+            phase: Phase::Request,
+        },
+    )?;
+    let calls = peer.gate.calls(Step::Acquire) - before;
+    let most = usize::try_from(ctx.short().as_millis() / 10)?;
+    ensure(
+        calls <= most,
+        format_args!("{calls} attempts in {:?}", ctx.short() * 4 / 3),
+    )?;
+    peer.gate.set_worthless(false);
+    peer.settles(ctx.short()).await?;
+    left_untouched(&ctx, &observer, &name, ctx.answer()).await?;
+    let guard = peer.take(&lock).await?;
+    frees(&ctx, guard).await
+}
+
+/// The store put the next waiter's ticket in line when it granted the first; then nobody waited for it any more.
+async fn the_ticket_of_a_lost_grant_stays_nowhere(ctx: Ctx) -> Result<(), Failure> {
+    let observer = ctx.caller().await?;
+    let peer = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    let held = peer.take(&peer.lock(&name)?).await?;
+    let first = Task::spawn(peer.lock(&name)?.acquire());
+    let second = Task::spawn(peer.lock(&name)?.acquire());
+    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 1) };
+    ctx.eventually("the first asks the store", ctx.answer(), asked)
+        .await?;
+    peer.gate.always(Step::Acquire, Fate::ErrorAfter);
+    frees(&ctx, held).await?;
+    let taken = || async { Ok(observer.inspect(&name).await?.holds > 0) };
+    ctx.eventually("the store has it", ctx.answer(), taken)
+        .await?;
+    drop(second);
+    ctx.sleep(Duration::from_millis(1)).await;
+    peer.gate.clear();
+    let guard = first
+        .done(&ctx, "the first gets it", ctx.answer())
+        .await??;
+    peer.settles(ctx.answer()).await?;
+    let waiting = observer.inspect(&name).await?.waiters;
+    same("how many stand in line", waiting.unwrap_or(0), 0)?;
+    frees(&ctx, guard).await
+}

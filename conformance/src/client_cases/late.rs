@@ -1,0 +1,194 @@
+//! `late`: what the store executes when its sender has long given up takes nothing that lasts.
+
+use super::{
+    gate::{Fate, Step},
+    peer::{Peer, frees, left_untouched},
+    task::polled,
+};
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+};
+use dlock_core::{Instant, LockName, State};
+use std::time::Duration;
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Late, a_copy_that_revives_a_released_hold_is_settled),
+    case!(Clause::Late, a_cancelled_acquire_executed_later_is_settled),
+    case!(
+        Clause::Late,
+        an_acquire_executed_after_its_give_up_takes_nothing_that_lasts
+    ),
+    case!(
+        Clause::Late,
+        a_settling_release_that_was_slow_is_followed_by_another
+    ),
+    case!(Clause::Late, a_late_acquire_leaves_no_waiter),
+    case!(Clause::Late, a_late_renewal_changes_nothing),
+];
+
+async fn a_copy_that_revives_a_released_hold_is_settled(ctx: Ctx) -> Result<(), Failure> {
+    for drops in [false, true] {
+        let peer = Peer::new(&ctx).await?;
+        let name = ctx.name()?;
+        // Well before its give-up, a third of the lease after it was sent.
+        let late = ctx.short() / 5;
+        peer.gate.once(Step::Acquire, Fate::Late(late));
+        let begun = ctx.now();
+        let guard = peer.take(&peer.short(&name)?).await?;
+        if drops {
+            drop(guard);
+        } else {
+            frees(&ctx, guard).await?;
+        }
+        lasts_no_longer(&ctx, &peer, &name, begun + late, begun + ctx.short() / 3).await?;
+    }
+    Ok(())
+}
+
+async fn a_cancelled_acquire_executed_later_is_settled(ctx: Ctx) -> Result<(), Failure> {
+    for (fate, waits) in [(true, true), (true, false), (false, true), (false, false)] {
+        let peer = Peer::new(&ctx).await?;
+        let name = ctx.name()?;
+        let late = ctx.short() / 5;
+        let fate = if fate {
+            Fate::Late(late)
+        } else {
+            Fate::Mute(late)
+        };
+        peer.gate.once(Step::Acquire, fate);
+        peer.gate.always(Step::Acquire, Fate::ErrorBefore);
+        let begun = ctx.now();
+        let lock = peer.short(&name)?;
+        let finished = if waits {
+            polled(lock.acquire(), 2).await.is_some()
+        } else {
+            polled(lock.try_acquire(), 2).await.is_some()
+        };
+        same("it is at its end", finished, false)?;
+        peer.gate.clear();
+        lasts_no_longer(&ctx, &peer, &name, begun + late, begun + ctx.short() / 3).await?;
+    }
+    Ok(())
+}
+
+async fn an_acquire_executed_after_its_give_up_takes_nothing_that_lasts(
+    ctx: Ctx,
+) -> Result<(), Failure> {
+    let late = ctx.short() / 3;
+    let give_up = ctx.short() / 3;
+    for after in [late / 2, late * 2] {
+        // One that may come late, and one that comes later than the store is allowed to execute it.
+        let peer = Peer::later_than_the_store(&ctx, late).await?;
+        let name = ctx.name()?;
+        peer.gate.always(Step::Acquire, Fate::Mute(give_up + after));
+        let begun = ctx.now();
+        let lock = peer.short(&name)?;
+        same(
+            "try_acquire is granted",
+            lock.try_acquire().await.is_ok(),
+            false,
+        )?;
+        peer.gate.clear();
+        let last = begun + give_up + late;
+        lasts_no_longer(&ctx, &peer, &name, begun + give_up + after, last).await?;
+    }
+    Ok(())
+}
+
+async fn a_settling_release_that_was_slow_is_followed_by_another(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    peer.gate.once(Step::Acquire, Fate::Late(ctx.short() / 5));
+    let begun = ctx.now();
+    let guard = peer.take(&peer.short(&name)?).await?;
+    frees(&ctx, guard).await?;
+    // Each may have been executed before the copy that it was to settle.
+    let slow = Duration::from_millis(1_100);
+    peer.gate.always(Step::Release, Fate::Slow(slow));
+    ctx.sleep_until(begun + ctx.short() / 3 + slow * 3).await;
+    same("how much is settled", peer.client.unsettled(), 1)?;
+    let releases = peer.gate.calls(Step::Release);
+    peer.gate.clear();
+    peer.settles(slow * 2).await?;
+    ensure(
+        peer.gate.calls(Step::Release) > releases,
+        "it was settled by a release that was slow",
+    )?;
+    let observer = ctx.caller().await?;
+    observer.sees_free(&name).await
+}
+
+async fn a_late_acquire_leaves_no_waiter(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let observer = ctx.caller().await?;
+    let name = ctx.name()?;
+    let guard = other.take(&other.lock(&name)?).await?;
+    let late = ctx.short() / 5;
+    peer.gate.always(Step::Acquire, Fate::Mute(late));
+    let begun = ctx.now();
+    let waited = polled(peer.short(&name)?.acquire(), 2).await;
+    same("it is at its end", waited.is_some(), false)?;
+    ctx.sleep_until(begun + ctx.short() / 3).await;
+    peer.settles(ctx.short()).await?;
+    let waiters = observer.inspect(&name).await?.waiters;
+    same("how many stand in line", waiters.unwrap_or(0), 0)?;
+    frees(&ctx, guard).await?;
+    left_untouched(&ctx, &observer, &name, ctx.answer()).await
+}
+
+async fn a_late_renewal_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let observer = ctx.caller().await?;
+    for taken in [false, true] {
+        let name = ctx.name()?;
+        let guard = peer.take(&peer.short(&name)?).await?;
+        peer.gate.always(Step::Renew, Fate::Mute(ctx.short() / 10));
+        let sent = || async { Ok(!peer.gate.seen(Step::Renew, &name).is_empty()) };
+        ctx.eventually("it is renewed", ctx.short(), sent).await?;
+        frees(&ctx, guard).await?;
+        let next = if taken {
+            Some(other.take(&other.fixed(&name)?).await?)
+        } else {
+            None
+        };
+        ctx.sleep(ctx.short() / 3).await;
+        match next {
+            Some(next) => {
+                let left = next.remaining();
+                let seen = observer.inspect(&name).await?;
+                let rest = seen.holders.first().and_then(|holder| holder.rest);
+                same("the next one's state", next.state(), State::Held)?;
+                let bound = left + ctx.short() / 50 + ctx.slack();
+                ensure(
+                    rest.unwrap_or_default() <= bound,
+                    "another's lease was prolonged",
+                )?;
+                frees(&ctx, next).await?;
+            }
+            None => observer.sees_free(&name).await?,
+        }
+        peer.gate.clear();
+    }
+    Ok(())
+}
+
+/// When the last copy may have been executed, and was, nothing is left within a round trip.
+async fn lasts_no_longer(
+    ctx: &Ctx,
+    peer: &Peer,
+    name: &LockName,
+    executed: Instant,
+    last: Instant,
+) -> Result<(), Failure> {
+    let observer = ctx.caller().await?;
+    ctx.sleep_until(executed.max(last) + Duration::from_millis(5))
+        .await;
+    peer.settles(ctx.short()).await?;
+    observer.sees_free(name).await?;
+    let next = peer.take(&peer.lock(name)?).await?;
+    frees(ctx, next).await?;
+    left_untouched(ctx, &observer, name, Duration::ZERO).await
+}

@@ -1,0 +1,399 @@
+//! `loss`: a holder learns in time that it is none.
+
+use super::{
+    gate::{Fate, Step},
+    peer::{Peer, fails, frees},
+    task::{Task, polled},
+};
+use crate::{
+    caller::Caller,
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+    fixture::Need,
+};
+use dlock_core::{ErrorKind, Guard, LossReason, State};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        Clause::Loss,
+        lost_resolves_before_another_gets_in_while_the_store_is_away
+    ),
+    case!(Clause::Loss, the_deadline_counts_from_before_the_request),
+    case!(Clause::Loss, what_remains_is_never_more_than_the_store_has),
+    case!(Clause::Loss, after_a_pause_the_first_look_says_lost).needs(&[Need::Jump]),
+    case!(Clause::Loss, an_answer_after_the_deadline_revives_nothing).needs(&[Need::Jump]),
+    case!(Clause::Loss, work_is_dropped_the_moment_the_lock_is_lost),
+    case!(Clause::Loss, work_that_is_done_in_time_gives_its_result),
+    case!(Clause::Loss, doubt_comes_and_goes_and_loss_stays),
+    case!(Clause::Loss, a_broken_lock_is_lost_with_that_reason),
+    case!(
+        Clause::Loss,
+        a_dead_guard_does_not_share_in_its_owners_next_lock
+    ),
+    case!(
+        Clause::Loss,
+        a_living_guard_hears_that_its_owner_has_the_lock_anew
+    ),
+    case!(Clause::Loss, a_release_that_finds_nothing_says_lost),
+    case!(
+        Clause::Loss,
+        a_lost_guard_takes_nothing_from_the_next_holder
+    ),
+];
+
+async fn lost_resolves_before_another_gets_in_while_the_store_is_away(
+    ctx: Ctx,
+) -> Result<(), Failure> {
+    for fate in [Fate::ErrorBefore, Fate::Unsent, Fate::Barred] {
+        let [peer, other] = Peer::several(&ctx).await?;
+        let name = ctx.name()?;
+        let before = ctx.now();
+        let guard = Arc::new(peer.take(&peer.short(&name)?).await?);
+        let after = ctx.now();
+        if fate == Fate::Barred {
+            peer.gate.bar();
+        } else {
+            peer.gate.all(fate);
+        }
+        let clock = ctx.clock().clone();
+        let watched = Arc::clone(&guard);
+        let watch = Task::spawn(async move { (watched.lost().await, clock.now()) });
+        let next = other
+            .lock(&name)?
+            .acquire_within(ctx.short() * 2 + ctx.slack());
+        let next = next.await?;
+        let won = ctx.now();
+        let state = State::Lost(LossReason::Deadline);
+        same(
+            "the first one's state when the second is inside",
+            guard.state(),
+            state,
+        )?;
+        let (reason, heard) = watch.done(&ctx, "lost() resolves", ctx.answer()).await?;
+        same("the reason", reason, LossReason::Deadline)?;
+        ensure(heard <= won, "lost() resolved after the second got in")?;
+        // What a busy machine delays, it delays for the waiter, too.
+        let late = heard.since(after + ctx.short());
+        ensure(
+            late.is_zero() || !ctx.is_simulated(),
+            format_args!("lost() resolved {late:?} after the deadline"),
+        )?;
+        ensure(
+            heard.since(before) > ctx.short() / 2,
+            "lost() resolved long before",
+        )?;
+        frees(&ctx, next).await?;
+    }
+    Ok(())
+}
+
+async fn the_deadline_counts_from_before_the_request(ctx: Ctx) -> Result<(), Failure> {
+    let observer = ctx.caller().await?;
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let slow = ctx.short() / 4;
+    peer.gate.all(Fate::Slow(slow));
+    let before = ctx.now();
+    let guard = peer.take(&peer.fixed(&name)?).await?;
+    ensure(
+        ctx.now() + guard.remaining() <= before + ctx.short(),
+        format_args!(
+            "{:?} remain after {:?}",
+            guard.remaining(),
+            ctx.now().since(before)
+        ),
+    )?;
+    let next = other.lock(&name)?.acquire_within(ctx.short() * 2).await?;
+    let error = fails("the first one's check", guard.check(), ErrorKind::Lost)?;
+    same("the reason", error.loss(), Some(LossReason::Deadline))?;
+    frees(&ctx, next).await?;
+    // A renewal is counted like an acquire.
+    let name = ctx.name()?;
+    peer.gate.clear();
+    let guard = peer.take(&peer.kept(&name)?).await?;
+    peer.gate.always(Step::Renew, Fate::Slow(ctx.kept() / 8));
+    ctx.sleep(ctx.kept() * 2).await;
+    within_the_stores_end(&ctx, &observer, &guard).await
+}
+
+async fn what_remains_is_never_more_than_the_store_has(ctx: Ctx) -> Result<(), Failure> {
+    let observer = ctx.caller().await?;
+    let peer = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.kept(&name)?).await?;
+    let end = ctx.now() + ctx.kept() * 3;
+    while ctx.now() < end {
+        within_the_stores_end(&ctx, &observer, &guard).await?;
+        ctx.sleep(ctx.kept() / 20).await;
+    }
+    frees(&ctx, guard).await
+}
+
+/// The store, asked later, has at least what was left less what has passed.
+async fn within_the_stores_end(ctx: &Ctx, observer: &Caller, guard: &Guard) -> Result<(), Failure> {
+    let (remaining, before) = (guard.remaining(), ctx.now());
+    let seen = observer.inspect(guard.name()).await?;
+    let passed = ctx.now().since(before);
+    let rest = seen.holders.first().and_then(|holder| holder.rest);
+    match rest {
+        Some(rest) => ensure(
+            rest + passed + ctx.rounding() >= remaining,
+            format_args!("{remaining:?} remain, the store has {rest:?}, {passed:?} later"),
+        ),
+        None => ensure(!seen.holders.is_empty(), "the store has nothing of it"),
+    }
+}
+
+async fn after_a_pause_the_first_look_says_lost(ctx: Ctx) -> Result<(), Failure> {
+    let lost = State::Lost(LossReason::Deadline);
+    for look in 0..6 {
+        let peer = Peer::new(&ctx).await?;
+        let name = ctx.name()?;
+        let guard = peer.take(&peer.short(&name)?).await?;
+        let calls = peer.gate.all_calls();
+        // Nothing has run since: no task, no timer.
+        ctx.clock().jump(ctx.short());
+        match look {
+            0 => same("state", guard.state(), lost)?,
+            1 => drop(fails("check", guard.check(), ErrorKind::Lost)?),
+            2 => same("what remains", guard.remaining(), Duration::ZERO)?,
+            3 => same(
+                "lost",
+                polled(guard.lost(), 1).await,
+                Some(LossReason::Deadline),
+            )?,
+            4 => {
+                let started = AtomicBool::new(false);
+                let work = async { started.store(true, SeqCst) };
+                let ran = polled(guard.run(work), 1).await;
+                let ran = ran.ok_or_else(|| Failure::new("run() waits"))?;
+                fails("run", ran, ErrorKind::Lost)?;
+                same("the work has started", started.load(SeqCst), false)?;
+            }
+            _ => {
+                let work = async {
+                    ctx.clock().jump(ctx.short());
+                    "done"
+                };
+                let peer = Peer::new(&ctx).await?;
+                let guard = peer.take(&peer.short(&ctx.name()?)?).await?;
+                fails("run over a pause", guard.run(work).await, ErrorKind::Lost)?;
+            }
+        }
+        same("the number of calls made", peer.gate.all_calls(), calls)?;
+        same("its state afterwards", guard.state(), lost)?;
+    }
+    Ok(())
+}
+
+async fn an_answer_after_the_deadline_revives_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.short(&name)?).await?;
+    // The renewal is on its way when the pause begins, and the store has prolonged the lease.
+    peer.gate.always(Step::Renew, Fate::Slow(ctx.short() / 8));
+    let asked = || async { Ok(peer.gate.calls(Step::Renew) > 0) };
+    ctx.eventually("it is renewed", ctx.short(), asked).await?;
+    ctx.clock().jump(ctx.short() * 7 / 10);
+    let lost = State::Lost(LossReason::Deadline);
+    same("its state after the pause", guard.state(), lost)?;
+    peer.gate.clear();
+    ctx.sleep(ctx.short() / 4).await;
+    same("its state when the answer has come", guard.state(), lost)?;
+    let polled = polled(guard.lost(), 1).await;
+    same("lost", polled, Some(LossReason::Deadline))
+}
+
+async fn work_is_dropped_the_moment_the_lock_is_lost(ctx: Ctx) -> Result<(), Failure> {
+    struct Dropped(Arc<AtomicBool>);
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.0.store(true, SeqCst);
+        }
+    }
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.short(&name)?).await?;
+    peer.gate.all(Fate::Unsent);
+    let dropped = Arc::new(AtomicBool::new(false));
+    let inside = Dropped(Arc::clone(&dropped));
+    let running = Task::spawn(async move {
+        let ran = guard.run(async move {
+            let _inside = inside;
+            std::future::pending::<()>().await;
+        });
+        let ran = ran.await;
+        (ran, guard)
+    });
+    let next = other
+        .lock(&name)?
+        .acquire_within(ctx.short() * 2 + ctx.slack());
+    let next = next.await?;
+    same(
+        "the work is dropped when the next one is inside",
+        dropped.load(SeqCst),
+        true,
+    )?;
+    let (ran, guard) = running.done(&ctx, "run() ends", ctx.answer()).await?;
+    fails("run", ran, ErrorKind::Lost)?;
+    drop(guard);
+    frees(&ctx, next).await
+}
+
+async fn work_that_is_done_in_time_gives_its_result(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let guard = peer.take(&peer.kept(&ctx.name()?)?).await?;
+    let work = async {
+        ctx.sleep(ctx.kept() * 2).await;
+        7
+    };
+    same("what the work gives", guard.run(work).await?, 7)?;
+    frees(&ctx, guard).await
+}
+
+async fn doubt_comes_and_goes_and_loss_stays(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let guard = peer.take(&peer.kept(&ctx.name()?)?).await?;
+    same("its state at first", guard.state(), State::Held)?;
+    peer.gate.always(Step::Renew, Fate::ErrorBefore);
+    let bound = ctx.kept() / 2;
+    let is = |state| move || async move { Ok(state) };
+    let doubted = || is(guard.state() == State::Uncertain)();
+    ctx.eventually("a failed renewal is a doubt", bound, doubted)
+        .await?;
+    guard.check()?;
+    peer.gate.clear();
+    let held = || is(guard.state() == State::Held)();
+    ctx.eventually("a renewal ends the doubt", bound, held)
+        .await?;
+    // One that is not answered in time is a doubt, too.
+    peer.gate.always(Step::Renew, Fate::Unsent);
+    let overdue = || is(guard.state() == State::Uncertain)();
+    ctx.eventually("an overdue renewal is a doubt", ctx.kept() * 2 / 3, overdue)
+        .await?;
+    let lost = ctx.within("the doubt ends with the lease", ctx.kept(), guard.lost());
+    same("the reason", lost.await?, LossReason::Deadline)?;
+    peer.gate.clear();
+    ctx.sleep(ctx.kept()).await;
+    same(
+        "its state",
+        guard.state(),
+        State::Lost(LossReason::Deadline),
+    )
+}
+
+async fn a_broken_lock_is_lost_with_that_reason(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.short(&name)?).await?;
+    other
+        .client
+        .break_lock(name.as_str(), Some(guard.token()))
+        .await?;
+    let next = other.take(&other.lock(&name)?).await?;
+    let lost = ctx.within(
+        "it is lost at its next renewal",
+        ctx.short() / 2,
+        guard.lost(),
+    );
+    same("the reason", lost.await?, LossReason::NotHeld)?;
+    let error = fails("release", guard.release().await, ErrorKind::Lost)?;
+    same(
+        "the reason of the error",
+        error.loss(),
+        Some(LossReason::NotHeld),
+    )?;
+    same("the next one's state", next.state(), State::Held)?;
+    frees(&ctx, next).await
+}
+
+async fn a_dead_guard_does_not_share_in_its_owners_next_lock(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let owner = peer.client.owner();
+    let dead = peer.take(&peer.short(&name)?.owned_by(&owner)).await?;
+    peer.gate.freeze();
+    let again = other.kept(&name)?.owned_by(&owner);
+    let lost = ctx.within("it is lost", ctx.short(), dead.lost());
+    same("the reason", lost.await?, LossReason::Deadline)?;
+    ctx.sleep(ctx.slack()).await;
+    let living = other.take(&again).await?;
+    ensure(
+        living.token() > dead.token(),
+        "a new incarnation has a greater token",
+    )?;
+    peer.gate.thaw();
+    ctx.sleep(ctx.short()).await;
+    same(
+        "the dead one's state",
+        dead.state(),
+        State::Lost(LossReason::Deadline),
+    )?;
+    fails(
+        "the dead one's release",
+        dead.release().await,
+        ErrorKind::Lost,
+    )?;
+    peer.settles(ctx.answer()).await?;
+    same("the living one's state", living.state(), State::Held)?;
+    frees(&ctx, living).await
+}
+
+async fn a_living_guard_hears_that_its_owner_has_the_lock_anew(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let owner = peer.client.owner();
+    let old = peer.take(&peer.short(&name)?.owned_by(&owner)).await?;
+    other.client.break_lock(name.as_str(), None).await?;
+    let new = other.take(&other.kept(&name)?.owned_by(&owner)).await?;
+    let lost = ctx.within(
+        "the old one is lost at its next renewal",
+        ctx.short() / 2,
+        old.lost(),
+    );
+    same("the reason", lost.await?, LossReason::NotHeld)?;
+    drop(old);
+    ctx.sleep(ctx.short()).await;
+    same("the new one's state", new.state(), State::Held)?;
+    frees(&ctx, new).await
+}
+
+async fn a_release_that_finds_nothing_says_lost(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.lock(&name)?).await?;
+    other.client.break_lock(name.as_str(), None).await?;
+    let error = fails("release", guard.release().await, ErrorKind::Lost)?;
+    same("the reason", error.loss(), Some(LossReason::NotHeld))
+}
+
+async fn a_lost_guard_takes_nothing_from_the_next_holder(ctx: Ctx) -> Result<(), Failure> {
+    for releases in [true, false] {
+        let [peer, other] = Peer::several(&ctx).await?;
+        let name = ctx.name()?;
+        let guard = peer.take(&peer.fixed(&name)?).await?;
+        let next = other
+            .short(&name)?
+            .acquire_within(ctx.short() * 2 + ctx.slack());
+        let next = next.await?;
+        if releases {
+            fails("release", guard.release().await, ErrorKind::Lost)?;
+        } else {
+            drop(guard);
+        }
+        peer.settles(ctx.answer()).await?;
+        ctx.sleep(ctx.short() / 2).await;
+        same("the next one's state", next.state(), State::Held)?;
+        frees(&ctx, next).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,38 @@
+//! The cases of the core: clients over the store's own driver, one file per clause.
+
+mod admin;
+mod cancel;
+mod crash;
+mod error;
+mod gate;
+mod indeterminate;
+mod late;
+mod loss;
+mod mutex;
+mod peer;
+mod reentry;
+mod renew;
+mod shutdown;
+mod task;
+mod wait;
+
+use crate::case::Case;
+
+/// All of them, in the order of the contract.
+pub(crate) fn cases() -> Vec<Case> {
+    let all = [
+        mutex::CASES,
+        reentry::CASES,
+        renew::CASES,
+        loss::CASES,
+        indeterminate::CASES,
+        cancel::CASES,
+        wait::CASES,
+        late::CASES,
+        crash::CASES,
+        admin::CASES,
+        error::CASES,
+        shutdown::CASES,
+    ];
+    all.concat().into_iter().map(Case::of_the_core).collect()
+}

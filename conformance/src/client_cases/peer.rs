@@ -1,0 +1,204 @@
+//! A client process as client-level cases see it.
+
+use super::gate::Gate;
+use crate::{
+    caller::Caller,
+    ctx::Ctx,
+    expect::seen_from_here,
+    failure::{Failure, ensure, same},
+};
+use dlock_core::{
+    Client, DistributedLock, ErrorKind, Guard, Lease, Lock, LockName, Outcome, Snapshot,
+};
+use std::{fmt, sync::Arc, time::Duration};
+
+/// A client whose way to the store is a [`Gate`]. Each has owners and tickets of its own.
+pub(crate) struct Peer {
+    pub(crate) client: Client,
+    pub(crate) gate: Arc<Gate>,
+    ctx: Ctx,
+}
+
+impl Peer {
+    pub(crate) async fn new(ctx: &Ctx) -> Result<Self, Failure> {
+        Self::later_than_the_store(ctx, Duration::ZERO).await
+    }
+
+    /// Over a store that may execute an acquire that much later.
+    pub(crate) async fn later_than_the_store(ctx: &Ctx, late: Duration) -> Result<Self, Failure> {
+        let gate = Arc::new(Gate::new(ctx.driver().await?, ctx.clock().clone(), late));
+        let mut builder = Client::builder(Arc::<Gate>::clone(&gate))
+            .clock(ctx.clock().clone())
+            .lease(Lease::kept(ctx.long())?);
+        if let Some(seed) = ctx.seed() {
+            builder = builder.seed(seed);
+        }
+        if let Some(flaw) = ctx.flaw() {
+            builder = builder.flaw(flaw);
+        }
+        Ok(Self {
+            client: builder.build()?,
+            gate,
+            ctx: ctx.clone(),
+        })
+    }
+
+    pub(crate) async fn several<const N: usize>(ctx: &Ctx) -> Result<[Self; N], Failure> {
+        let mut peers = Vec::with_capacity(N);
+        for _ in 0..N {
+            peers.push(Self::new(ctx).await?);
+        }
+        peers
+            .try_into()
+            .map_err(|_| Failure::new("BUG: as many peers as asked for were made"))
+    }
+
+    /// A lock whose lease, kept, no case sees the end of.
+    pub(crate) fn lock(&self, name: &LockName) -> Result<Lock, Failure> {
+        Ok(self.client.lock(name.as_str())?)
+    }
+
+    /// A lock whose lease is short and kept.
+    pub(crate) fn short(&self, name: &LockName) -> Result<Lock, Failure> {
+        Ok(self.lock(name)?.kept_lease(self.ctx.short())?)
+    }
+
+    /// A lock whose lease is kept for certain: see [`Ctx::kept`].
+    pub(crate) fn kept(&self, name: &LockName) -> Result<Lock, Failure> {
+        Ok(self.lock(name)?.kept_lease(self.ctx.kept())?)
+    }
+
+    /// A lock whose lease is short and ends by itself.
+    pub(crate) fn fixed(&self, name: &LockName) -> Result<Lock, Failure> {
+        Ok(self.lock(name)?.lease(self.ctx.short())?)
+    }
+
+    /// Takes a free lock within the time of one answer.
+    #[track_caller]
+    pub(crate) fn take(&self, lock: &Lock) -> impl Future<Output = Result<Guard, Failure>> + Send {
+        seen_from_here(async move {
+            let what = "a free lock is acquired";
+            let taken = self.ctx.within(what, self.ctx.answer(), lock.try_acquire());
+            let taken = taken.await??;
+            taken.ok_or_else(|| Failure::new(format_args!("{:?} should be free", lock.name())))
+        })
+    }
+
+    /// Finds a lock held.
+    #[track_caller]
+    pub(crate) fn refused(&self, lock: &Lock) -> impl Future<Output = Result<(), Failure>> + Send {
+        seen_from_here(async move {
+            let what = "a held lock is refused";
+            let taken = self.ctx.within(what, self.ctx.answer(), lock.try_acquire());
+            let granted = taken.await??.is_some();
+            same("a lock that another holds is granted", granted, false)
+        })
+    }
+
+    /// Waits until the janitor has nothing to do.
+    #[track_caller]
+    pub(crate) fn settles(
+        &self,
+        bound: Duration,
+    ) -> impl Future<Output = Result<(), Failure>> + Send {
+        seen_from_here(async move {
+            let idle = || async { Ok(self.client.unsettled() == 0) };
+            self.ctx
+                .eventually("nothing is unsettled any more", bound, idle)
+                .await
+        })
+    }
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Peer")
+            .field("client", &self.client)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Gives a lock back that nobody else is inside of.
+#[track_caller]
+pub(crate) fn frees(
+    ctx: &Ctx,
+    guard: Guard,
+) -> impl Future<Output = Result<(), Failure>> + Send + use<'_> {
+    seen_from_here(async move {
+        let outcome = ctx.within("release is answered", ctx.answer(), guard.release());
+        same("release", outcome.await??, Outcome::Released)
+    })
+}
+
+/// Nobody is inside, and nobody stands in line where the store can tell.
+pub(crate) fn is_untouched(seen: &Snapshot) -> bool {
+    let free = seen.holders.is_empty() && seen.holds == 0 && seen.shut.is_none();
+    free && seen.waiters.unwrap_or(0) == 0
+}
+
+/// Waits until nothing of that name is left in the store.
+#[track_caller]
+pub(crate) fn left_untouched(
+    ctx: &Ctx,
+    observer: &Caller,
+    name: &LockName,
+    bound: Duration,
+) -> impl Future<Output = Result<(), Failure>> + Send {
+    seen_from_here(async move {
+        let what = format!("nobody holds {name:?} or waits for it");
+        let untouched = || async { Ok(is_untouched(&observer.inspect(name).await?)) };
+        ctx.eventually(&what, bound, untouched).await
+    })
+}
+
+/// It failed in that way.
+#[track_caller]
+pub(crate) fn fails<T>(
+    what: &str,
+    answer: Result<T, dlock_core::Error>,
+    kind: ErrorKind,
+) -> Result<dlock_core::Error, Failure> {
+    match answer {
+        Ok(_) => Err(Failure::new(format_args!(
+            "{what} should fail with {kind:?}"
+        ))),
+        Err(error) => {
+            ensure(
+                error.kind() == kind,
+                format_args!("{what} should fail with {kind:?}, failed with {error:?}"),
+            )?;
+            Ok(error)
+        }
+    }
+}
+
+impl Ctx {
+    /// A lease that is renewed in time also where other tests have the machine for half a second, and whose end a case can still wait for.
+    pub(crate) fn kept(&self) -> Duration {
+        if self.is_simulated() {
+            self.short()
+        } else {
+            self.short() * 4
+        }
+    }
+
+    /// Names that one batch of renewals may mix.
+    pub(crate) fn names_of_one_lane_for(
+        &self,
+        gate: &Gate,
+        count: usize,
+    ) -> Result<Vec<LockName>, Failure> {
+        let mut names = vec![self.name()?];
+        let lane = gate.lane(&names[0]);
+        for _ in 0..count * 1_000 {
+            if names.len() >= count {
+                return Ok(names);
+            }
+            let name = self.name()?;
+            if gate.lane(&name) == lane {
+                names.push(name);
+            }
+        }
+        Err(Failure::new(format_args!("no {count} names have one lane")))
+    }
+}

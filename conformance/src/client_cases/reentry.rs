@@ -1,0 +1,364 @@
+//! `reentry`: ownership is a value, and whoever has it enters past every queue.
+
+use super::{
+    gate::Step,
+    peer::{Peer, fails, frees, left_untouched},
+    task::{Task, permutations},
+};
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+};
+use dlock_core::{ErrorKind, FencingToken, Guard, LockName, LossReason, Outcome, Pass, State};
+use std::time::Duration;
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        Clause::Reentry,
+        a_pass_enters_from_this_client_and_another_past_those_who_wait
+    ),
+    case!(
+        Clause::Reentry,
+        an_owner_enters_from_this_client_and_another_past_those_who_wait
+    ),
+    case!(
+        Clause::Reentry,
+        a_scope_enters_its_own_incarnation_and_nothing_else
+    ),
+    case!(Clause::Reentry, a_task_spawned_in_a_scope_is_outside),
+    case!(
+        Clause::Reentry,
+        joined_holds_go_in_every_order_while_others_wait
+    ),
+    case!(
+        Clause::Reentry,
+        a_pass_of_what_is_over_is_gone_and_takes_nothing
+    ),
+    case!(
+        Clause::Reentry,
+        a_pass_of_an_earlier_incarnation_harms_no_later_one
+    ),
+    case!(Clause::Reentry, a_pass_of_another_name_or_store_is_misuse),
+    case!(Clause::Reentry, a_dead_co_owner_leaves_no_ghost),
+    case!(
+        Clause::Reentry,
+        an_owner_whose_lock_is_gone_is_told_when_it_enters_again
+    ),
+    case!(
+        Clause::Reentry,
+        an_owner_that_waits_enters_when_its_own_hold_appears
+    ),
+];
+
+async fn a_pass_enters_from_this_client_and_another_past_those_who_wait(
+    ctx: Ctx,
+) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.lock(&name)?).await?;
+    let waiting = [
+        wait(&ctx, &peer, &name).await?,
+        wait(&ctx, &other, &name).await?,
+    ];
+    let pass = guard.pass();
+    let mut inside = vec![guard];
+    for entrant in [&peer, &other, &peer] {
+        let lock = entrant.lock(&name)?;
+        let joining = ctx.within("a pass enters", ctx.answer(), lock.join(&pass));
+        let joined = joining.await??;
+        same("the token of who joined", joined.token(), pass.token())?;
+        inside.push(joined);
+    }
+    end_one_after_the_other(&ctx, inside, waiting).await
+}
+
+async fn an_owner_enters_from_this_client_and_another_past_those_who_wait(
+    ctx: Ctx,
+) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let owner = peer.client.owner();
+    let guard = peer.take(&peer.lock(&name)?.owned_by(&owner)).await?;
+    let waiting = [
+        wait(&ctx, &peer, &name).await?,
+        wait(&ctx, &other, &name).await?,
+    ];
+    let mut inside = vec![guard];
+    for entrant in [&peer, &other] {
+        let lock = entrant.lock(&name)?.owned_by(&owner);
+        let entering = ctx.within("the owner enters", ctx.answer(), lock.acquire());
+        let entered = entering.await??;
+        same(
+            "the token of who entered",
+            entered.token(),
+            inside[0].token(),
+        )?;
+        let tried = ctx.within("the owner tries", ctx.answer(), lock.try_acquire());
+        inside.push(entered);
+        inside.extend(tried.await??);
+    }
+    same("how many are inside", inside.len(), 5)?;
+    end_one_after_the_other(&ctx, inside, waiting).await
+}
+
+async fn a_scope_enters_its_own_incarnation_and_nothing_else(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let (name, second) = (ctx.name()?, ctx.name()?);
+    let guard = peer.take(&peer.lock(&name)?).await?;
+    let elsewhere = peer.take(&peer.lock(&second)?).await?;
+    let inside = guard.scope(async {
+        for entrant in [&peer, &other] {
+            let again = entrant.take(&entrant.lock(&name)?).await?;
+            same("the token inside", again.token(), guard.token())?;
+            let nested = again.scope(async { entrant.take(&entrant.lock(&name)?).await });
+            same(
+                "the token inside twice",
+                nested.await?.token(),
+                guard.token(),
+            )?;
+            // Not the scope's name: a fresh owner, which is not the one inside.
+            entrant.refused(&entrant.lock(&second)?).await?;
+            let third = ctx.name()?;
+            let fresh = entrant.take(&entrant.lock(&third)?).await?;
+            let is_scopes = fresh.pass().owner() == guard.pass().owner();
+            same("another name has the scope's owner", is_scopes, false)?;
+        }
+        Ok::<_, Failure>(())
+    });
+    inside.await?;
+    peer.refused(&peer.lock(&name)?).await?;
+    drop(elsewhere);
+    peer.settles(ctx.answer()).await?;
+    other.settles(ctx.answer()).await?;
+    frees(&ctx, guard).await
+}
+
+async fn a_task_spawned_in_a_scope_is_outside(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.lock(&name)?).await?;
+    let lock = peer.lock(&name)?;
+    let spawned = guard.scope(async { Task::spawn(async move { lock.try_acquire().await }) });
+    let entered = spawned.await.done(&ctx, "it is answered", ctx.answer());
+    let entered = entered.await??;
+    same("a spawned task is inside", entered.is_some(), false)
+}
+
+async fn joined_holds_go_in_every_order_while_others_wait(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    for order in permutations(3) {
+        let name = ctx.name()?;
+        let first = peer.take(&peer.lock(&name)?).await?;
+        let pass = first.pass();
+        let second = peer.lock(&name)?.join(&pass).await?;
+        let third = other.lock(&name)?.join(&pass).await?;
+        let waiting = [
+            wait(&ctx, &peer, &name).await?,
+            wait(&ctx, &other, &name).await?,
+        ];
+        let mut inside = [Some(first), Some(second), Some(third)];
+        let guards = order
+            .into_iter()
+            .filter_map(|at| inside[at].take())
+            .collect();
+        end_one_after_the_other(&ctx, guards, waiting).await?;
+    }
+    Ok(())
+}
+
+async fn a_pass_of_what_is_over_is_gone_and_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let observer = ctx.caller().await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.lock(&name)?).await?;
+    let pass = guard.pass();
+    frees(&ctx, guard).await?;
+    for late in [&peer, &other] {
+        let joining = ctx.within(
+            "join is answered",
+            ctx.answer(),
+            late.lock(&name)?.join(&pass),
+        );
+        fails("a pass of a free lock", joining.await?, ErrorKind::Gone)?;
+        observer.sees_free(&name).await?;
+    }
+    let next = other.take(&other.lock(&name)?).await?;
+    for late in [&peer, &other] {
+        let joining = ctx.within(
+            "join is answered",
+            ctx.answer(),
+            late.lock(&name)?.join(&pass),
+        );
+        fails("a pass of another's lock", joining.await?, ErrorKind::Gone)?;
+    }
+    same("the next one's state", next.state(), State::Held)?;
+    frees(&ctx, next).await
+}
+
+async fn a_pass_of_an_earlier_incarnation_harms_no_later_one(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    let owner = peer.client.owner();
+    let lock = peer.lock(&name)?.owned_by(&owner);
+    let first = peer.take(&lock).await?;
+    let pass = first.pass();
+    frees(&ctx, first).await?;
+    let second = peer.take(&lock).await?;
+    let joining = peer.lock(&name)?.join(&pass).await;
+    fails(
+        "a pass of the same owner's earlier lock",
+        joining,
+        ErrorKind::Gone,
+    )?;
+    same("the state of its present lock", second.state(), State::Held)?;
+    frees(&ctx, second).await
+}
+
+async fn a_pass_of_another_name_or_store_is_misuse(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let (name, other) = (ctx.name()?, ctx.name()?);
+    let guard = peer.take(&peer.lock(&name)?).await?;
+    let pass = guard.pass();
+    let foreign = Pass::new("elsewhere", name.clone(), *pass.owner(), pass.token());
+    let calls = peer.gate.all_calls();
+    let joining = peer.lock(&other)?.join(&pass).await;
+    fails("a pass for another name", joining, ErrorKind::Misuse)?;
+    let joining = peer.lock(&name)?.join(&foreign).await;
+    fails("a pass for another store", joining, ErrorKind::Misuse)?;
+    same("the number of calls made", peer.gate.all_calls(), calls)?;
+    frees(&ctx, guard).await
+}
+
+async fn a_dead_co_owner_leaves_no_ghost(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, dead] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.lock(&name)?).await?;
+    let before = ctx.now();
+    let ghost = dead.short(&name)?.join(&guard.pass()).await?;
+    dead.gate.kill().await;
+    let over = ghost.lost().await;
+    same("what the dead one would say", over, LossReason::Deadline)?;
+    ctx.sleep_until(before + ctx.short() + ctx.slack()).await;
+    // Its hold is past its end: the other's release is the last.
+    frees(&ctx, guard).await?;
+    let [peer, dead] = Peer::several(&ctx).await?;
+    let guard = peer.take(&peer.lock(&name)?).await?;
+    let ghost = dead.short(&name)?.join(&guard.pass()).await?;
+    dead.gate.kill().await;
+    let outcome = guard.release().await?;
+    same(
+        "a release beside a living hold",
+        outcome,
+        Outcome::StillHeld { holds: 1 },
+    )?;
+    let next = peer
+        .lock(&name)?
+        .acquire_within(ctx.short() * 2 + ctx.slack());
+    let next = next.await?;
+    drop(ghost);
+    frees(&ctx, next).await
+}
+
+async fn an_owner_whose_lock_is_gone_is_told_when_it_enters_again(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let owner = peer.client.owner();
+    let lock = peer.lock(&name)?.owned_by(&owner);
+    let first = peer.take(&lock).await?;
+    other
+        .client
+        .break_lock(name.as_str(), Some(first.token()))
+        .await?;
+    // It believes to be inside; the store says that this is over, and lets it in anew.
+    let again = ctx.within("acquire is answered", ctx.answer(), lock.acquire());
+    let second = again.await??;
+    ensure(
+        second.token() > first.token(),
+        "a new incarnation has a greater token",
+    )?;
+    same("its state", first.state(), State::Lost(LossReason::NotHeld))?;
+    drop(first);
+    peer.settles(ctx.answer()).await?;
+    same("the state of the second", second.state(), State::Held)?;
+    frees(&ctx, second).await
+}
+
+async fn an_owner_that_waits_enters_when_its_own_hold_appears(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let owner = peer.client.owner();
+    let foreign = peer.take(&peer.lock(&name)?).await?;
+    let owned = other.lock(&name)?.owned_by(&owner);
+    let mut tasks = Vec::new();
+    // Both wait in one queue; the one that is served second is the owner of the first.
+    for _ in 0..2 {
+        tasks.push(Task::spawn(owned.acquire()));
+        ctx.sleep(ctx.rounding()).await;
+    }
+    frees(&ctx, foreign).await?;
+    let [first, second] = [tasks.remove(0), tasks.remove(0)];
+    let first = first.done(&ctx, "the first enters", ctx.answer()).await??;
+    let second = second
+        .done(&ctx, "the second enters", ctx.answer())
+        .await??;
+    same("the token of the second", second.token(), first.token())?;
+    let outcome = first.release().await?;
+    same(
+        "the first release",
+        outcome,
+        Outcome::StillHeld { holds: 1 },
+    )?;
+    frees(&ctx, second).await
+}
+
+type Waiting = Task<Result<FencingToken, dlock_core::Error>>;
+
+/// A stranger who waits for a turn, and has been refused once for certain.
+async fn wait(ctx: &Ctx, peer: &Peer, name: &LockName) -> Result<Waiting, Failure> {
+    let asked = peer.gate.calls(Step::Acquire);
+    let lock = peer.lock(name)?;
+    let waiting = Task::spawn(async move {
+        let guard = lock.acquire().await?;
+        let token = guard.token();
+        guard.release().await.map(|_| token)
+    });
+    let refused = || async { Ok(peer.gate.calls(Step::Acquire) > asked) };
+    ctx.eventually("the waiter asks the store", ctx.answer(), refused)
+        .await?;
+    Ok(waiting)
+}
+
+/// They go one after the other; who waits gets in after the last and not before.
+async fn end_one_after_the_other<const N: usize>(
+    ctx: &Ctx,
+    inside: Vec<Guard>,
+    waiting: [Waiting; N],
+) -> Result<(), Failure> {
+    let (name, token) = match inside.first() {
+        Some(guard) => (guard.name().clone(), guard.token()),
+        None => return Err(Failure::new("BUG: nobody is inside")),
+    };
+    let mut left = inside.len();
+    for guard in inside {
+        ctx.sleep(Duration::from_millis(5)).await;
+        let in_early = waiting.iter().any(Task::is_done);
+        same("a waiter was inside beside the owner", in_early, false)?;
+        left -= 1;
+        let outcome = ctx.within("release is answered", ctx.answer(), guard.release());
+        let wanted = match u32::try_from(left)? {
+            0 => Outcome::Released,
+            holds => Outcome::StillHeld { holds },
+        };
+        same("release", outcome.await??, wanted)?;
+    }
+    for waiter in waiting {
+        let turn = waiter
+            .done(ctx, "a waiter has its turn", ctx.answer())
+            .await;
+        ensure(turn?? > token, "the next incarnation has a greater token")?;
+    }
+    let observer = ctx.caller().await?;
+    left_untouched(ctx, &observer, &name, ctx.answer()).await
+}

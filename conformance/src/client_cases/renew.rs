@@ -1,0 +1,263 @@
+//! `renew`: the watchdog keeps what is held, and nothing else.
+
+use super::{
+    gate::{Fate, Step},
+    peer::{Peer, frees, left_untouched},
+};
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+};
+use dlock_core::{Guard, Lane, LossReason, Release, State};
+use tokio::sync::Mutex;
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Renew, a_kept_lock_is_kept_past_many_leases),
+    case!(Clause::Renew, a_fixed_lease_is_never_renewed),
+    case!(Clause::Renew, one_failed_renewal_is_not_the_end),
+    case!(
+        Clause::Renew,
+        a_store_away_for_most_of_a_lease_costs_nothing
+    ),
+    case!(
+        Clause::Renew,
+        a_lock_that_was_hard_to_get_is_renewed_before_its_deadline
+    ),
+    case!(Clause::Renew, nothing_renews_after_a_release),
+    case!(Clause::Renew, nothing_renews_after_a_loss),
+    case!(Clause::Renew, a_stalled_lane_delays_no_other),
+    case!(Clause::Renew, each_lock_of_a_batch_is_judged_alone),
+    case!(Clause::Renew, many_locks_are_renewed_by_few_calls),
+];
+
+async fn a_kept_lock_is_kept_past_many_leases(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.kept(&name)?).await?;
+    let leases = if ctx.is_simulated() { 20 } else { 3 };
+    let end = ctx.now() + ctx.kept() * leases;
+    while ctx.now() < end {
+        ctx.sleep(ctx.kept() / 5).await;
+        same("its state", guard.state(), State::Held)?;
+        other.refused(&other.lock(&name)?).await?;
+    }
+    frees(&ctx, guard).await
+}
+
+async fn a_fixed_lease_is_never_renewed(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let observer = ctx.caller().await?;
+    let name = ctx.name()?;
+    let before = ctx.now();
+    let guard = peer.take(&peer.fixed(&name)?).await?;
+    let ended = ctx.within("a fixed lease ends", ctx.short(), guard.lost());
+    same("the reason", ended.await?, LossReason::Deadline)?;
+    ensure(ctx.now() > before + ctx.short() * 9 / 10, "it ended early")?;
+    same("the number of renewals", peer.gate.calls(Step::Renew), 0)?;
+    left_untouched(&ctx, &observer, &name, ctx.short() / 10).await
+}
+
+async fn one_failed_renewal_is_not_the_end(ctx: Ctx) -> Result<(), Failure> {
+    for fate in [
+        Fate::ErrorBefore,
+        Fate::ErrorAfter,
+        Fate::Never,
+        Fate::Unsent,
+    ] {
+        let peer = Peer::new(&ctx).await?;
+        let name = ctx.name()?;
+        let guard = peer.take(&peer.kept(&name)?).await?;
+        peer.gate.once(Step::Renew, fate);
+        ctx.sleep(ctx.kept() * 2).await;
+        let state = guard.state();
+        same(format_args!("the state after {fate:?}"), state, State::Held)?;
+        frees(&ctx, guard).await?;
+    }
+    Ok(())
+}
+
+async fn a_store_away_for_most_of_a_lease_costs_nothing(ctx: Ctx) -> Result<(), Failure> {
+    // A machine shared with other tests may sleep through a tenth of a short lease.
+    let lease = ctx.kept();
+    let away = if ctx.is_simulated() {
+        lease * 9 / 10
+    } else {
+        lease * 3 / 4
+    };
+    for barred in [false, true] {
+        let peer = Peer::new(&ctx).await?;
+        let name = ctx.name()?;
+        let guard = peer.take(&peer.lock(&name)?.kept_lease(lease)?).await?;
+        renewed_once(&ctx, &guard).await?;
+        if barred {
+            peer.gate.bar();
+        } else {
+            peer.gate.all(Fate::ErrorBefore);
+        }
+        ctx.sleep(away).await;
+        same(
+            "its state while it cannot be renewed",
+            guard.state(),
+            State::Uncertain,
+        )?;
+        peer.gate.clear();
+        ctx.sleep(lease).await;
+        same("its state afterwards", guard.state(), State::Held)?;
+        frees(&ctx, guard).await?;
+    }
+    Ok(())
+}
+
+/// Two attempts of a third of the lease each went unanswered, and what the third one finds has a third left.
+async fn a_lock_that_was_hard_to_get_is_renewed_before_its_deadline(
+    ctx: Ctx,
+) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    peer.gate.once(Step::Acquire, Fate::Never);
+    peer.gate.once(Step::Acquire, Fate::Never);
+    let lock = peer.kept(&name)?;
+    let acquiring = ctx.within("the third attempt is answered", ctx.kept(), lock.acquire());
+    let guard = acquiring.await??;
+    ensure(
+        guard.remaining() < ctx.kept() / 2,
+        format_args!("{:?} are left of it", guard.remaining()),
+    )?;
+    ctx.sleep(ctx.kept()).await;
+    same("its state a lease later", guard.state(), State::Held)?;
+    frees(&ctx, guard).await
+}
+
+async fn nothing_renews_after_a_release(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let observer = ctx.caller().await?;
+    for (drops, late) in [(false, false), (true, false), (false, true)] {
+        let name = ctx.name()?;
+        let guard = peer.take(&peer.kept(&name)?).await?;
+        renewed_once(&ctx, &guard).await?;
+        if late {
+            // This one reaches the store when the lock is long free.
+            let renewals = peer.gate.seen(Step::Renew, &name).len();
+            peer.gate.once(Step::Renew, Fate::Mute(ctx.kept() / 6));
+            let sent = || async { Ok(peer.gate.seen(Step::Renew, &name).len() > renewals) };
+            ctx.eventually("it is renewed again", ctx.kept(), sent)
+                .await?;
+        }
+        if drops {
+            drop(guard);
+        } else {
+            frees(&ctx, guard).await?;
+        }
+        let renewals = peer.gate.seen(Step::Renew, &name).len();
+        left_untouched(&ctx, &observer, &name, ctx.answer()).await?;
+        ctx.sleep(ctx.kept()).await;
+        let after = peer.gate.seen(Step::Renew, &name).len();
+        same("the number of renewals a lease later", after, renewals)?;
+        observer.sees_free(&name).await?;
+    }
+    Ok(())
+}
+
+async fn nothing_renews_after_a_loss(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let observer = ctx.caller().await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.short(&name)?).await?;
+    other.client.break_lock(name.as_str(), None).await?;
+    let lost = ctx.within("it is lost at its next renewal", ctx.short(), guard.lost());
+    same("the reason", lost.await?, LossReason::NotHeld)?;
+    let renewals = peer.gate.calls(Step::Renew);
+    ctx.sleep(ctx.short()).await;
+    same(
+        "the number of renewals",
+        peer.gate.calls(Step::Renew),
+        renewals,
+    )?;
+    observer.sees_free(&name).await
+}
+
+async fn a_stalled_lane_delays_no_other(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let (stalled, lively) = (ctx.name()?, ctx.name()?);
+    peer.gate.set_lane(&stalled, Lane(1_000_001));
+    peer.gate.set_lane(&lively, Lane(1_000_002));
+    let in_vain = peer.take(&peer.kept(&stalled)?).await?;
+    let kept = peer.take(&peer.kept(&lively)?).await?;
+    peer.gate.stall(Lane(1_000_001));
+    let end = ctx.now() + ctx.kept() * 2;
+    while ctx.now() < end {
+        same("the state of the other lane's", kept.state(), State::Held)?;
+        ctx.sleep(ctx.kept() / 50).await;
+    }
+    let lost = State::Lost(LossReason::Deadline);
+    same("the state of the stalled one", in_vain.state(), lost)?;
+    for seen in peer.gate.seen(Step::Renew, &lively) {
+        same("the lane it is renewed in", seen.lane, Lane(1_000_002))?;
+    }
+    frees(&ctx, kept).await
+}
+
+async fn each_lock_of_a_batch_is_judged_alone(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let observer = ctx.caller().await?;
+    let names = ctx.names_of_one_lane_for(&peer.gate, 3)?;
+    let mut guards = Vec::new();
+    for name in &names {
+        guards.push(peer.take(&peer.kept(name)?).await?);
+    }
+    observer.breaks(&names[0], None).await?;
+    // Released behind its guard's back: what the store has of it is gone as if it had lapsed.
+    let pass = guards[1].pass();
+    let hold = peer.gate.seen(Step::Acquire, &names[1]);
+    let hold = hold.first().and_then(|seen| seen.hold);
+    let hold = hold.ok_or_else(|| Failure::new("BUG: it was acquired"))?;
+    let behind = Release::new(names[1].clone(), *pass.owner(), hold);
+    observer.release_as(&behind).await?;
+    for gone in &guards[..2] {
+        let lost = ctx.within("it is lost at its next renewal", ctx.kept(), gone.lost());
+        same("the reason", lost.await?, LossReason::NotHeld)?;
+    }
+    ctx.sleep(ctx.kept() * 2).await;
+    same("the state of the third", guards[2].state(), State::Held)?;
+    for name in &names[..2] {
+        observer.sees_free(name).await?;
+    }
+    Ok(())
+}
+
+async fn many_locks_are_renewed_by_few_calls(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let names = ctx.names_of_one_lane_for(&peer.gate, 40)?;
+    let mut guards = Vec::new();
+    for name in &names {
+        guards.push(peer.take(&peer.kept(name)?).await?);
+    }
+    let before = peer.gate.calls(Step::Renew);
+    ctx.sleep(ctx.kept()).await;
+    let calls = peer.gate.calls(Step::Renew) - before;
+    // Three rounds of one batch each; a busy machine may part a round in several.
+    let most = if ctx.is_simulated() { 6 } else { 24 };
+    ensure(
+        (2..=most).contains(&calls),
+        format_args!(
+            "{} locks were renewed by {calls} calls in a lease",
+            names.len()
+        ),
+    )?;
+    let held = guards.iter().all(|guard| guard.check().is_ok());
+    ensure(held, "all are held")
+}
+
+/// Waits for a renewal that goes well: only that makes more of what is left.
+async fn renewed_once(ctx: &Ctx, guard: &Guard) -> Result<(), Failure> {
+    let last = Mutex::new(guard.remaining());
+    let renewed = || async {
+        let mut last = last.lock().await;
+        let before = std::mem::replace(&mut *last, guard.remaining());
+        Ok(*last > before)
+    };
+    ctx.eventually("it is renewed", ctx.kept() * 2, renewed)
+        .await
+}

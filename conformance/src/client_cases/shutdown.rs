@@ -1,0 +1,383 @@
+//! `shutdown`: nothing is released under code that still runs, and nothing goes on afterwards.
+
+use super::{
+    gate::{Fate, Step},
+    peer::{Peer, fails, frees, left_untouched},
+    task::{Task, polled},
+};
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+};
+use dlock_core::{Client, ErrorKind, Fate as Part, LossReason, Report, State};
+use std::{future::IntoFuture, sync::Arc, time::Duration};
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        Clause::Shutdown,
+        new_acquires_are_refused_and_waiters_cancelled
+    ),
+    case!(
+        Clause::Shutdown,
+        a_waiter_whose_request_hangs_is_cancelled_at_once
+    ),
+    case!(
+        Clause::Shutdown,
+        holders_are_told_and_keep_their_locks_for_the_grace
+    ),
+    case!(
+        Clause::Shutdown,
+        what_is_given_back_in_time_is_reported_released
+    ),
+    case!(Clause::Shutdown, what_was_lost_before_is_reported_lost),
+    case!(
+        Clause::Shutdown,
+        a_holder_that_ignores_it_is_left_to_its_lease
+    ),
+    case!(
+        Clause::Shutdown,
+        what_is_left_is_not_released_by_its_guard_either
+    ),
+    case!(Clause::Shutdown, nothing_renews_afterwards),
+    case!(Clause::Shutdown, forced_it_releases_what_is_held),
+    case!(Clause::Shutdown, an_acquire_under_way_ends_without_a_lock),
+    case!(
+        Clause::Shutdown,
+        a_store_that_does_not_answer_delays_it_no_longer_than_the_grace
+    ),
+    case!(
+        Clause::Shutdown,
+        without_locks_it_is_done_at_once_and_only_once
+    ),
+    case!(Clause::Shutdown, dropped_once_it_has_begun_it_goes_on),
+];
+
+async fn new_acquires_are_refused_and_waiters_cancelled(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let observer = ctx.caller().await?;
+    let name = ctx.name()?;
+    let guard = other.take(&other.lock(&name)?).await?;
+    let own = peer.take(&peer.lock(&ctx.name()?)?).await?;
+    let pass = own.pass();
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        waiting.push(Task::spawn(peer.lock(&name)?.acquire()));
+    }
+    waiting.push(Task::spawn(peer.lock(&name)?.acquire_within(ctx.long())));
+    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 1) };
+    ctx.eventually("a waiter asks the store", ctx.answer(), asked)
+        .await?;
+    let closing = shut_down(&peer.client, ctx.short());
+    for waiter in waiting {
+        let waited = waiter.done(&ctx, "a waiter is cancelled", ctx.short() / 5);
+        fails("a wait", waited.await?, ErrorKind::ShuttingDown)?;
+    }
+    let lock = peer.lock(&name)?;
+    let refused = ErrorKind::ShuttingDown;
+    fails("acquire", lock.acquire().await, refused)?;
+    fails(
+        "acquire_within",
+        lock.acquire_within(ctx.long()).await,
+        refused,
+    )?;
+    fails("try_acquire", lock.try_acquire().await, refused)?;
+    let joining = peer.lock(own.name())?.join(&pass).await;
+    fails("join", joining, refused)?;
+    frees(&ctx, own).await?;
+    let report = closed(&ctx, closing, ctx.short()).await?;
+    same("what is unknown", report.unknown, Vec::new())?;
+    frees(&ctx, guard).await?;
+    left_untouched(&ctx, &observer, &name, ctx.answer()).await
+}
+
+async fn a_waiter_whose_request_hangs_is_cancelled_at_once(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    peer.gate.always(Step::Acquire, Fate::Never);
+    let waiting = Task::spawn(peer.lock(&name)?.acquire());
+    let trying = Task::spawn(peer.lock(&ctx.name()?)?.try_acquire());
+    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 1) };
+    ctx.eventually("both ask the store", ctx.answer(), asked)
+        .await?;
+    let _closing = shut_down(&peer.client, ctx.short());
+    // Far less than the request itself may take.
+    let bound = Duration::from_millis(100);
+    let waited = waiting.done(&ctx, "the waiter is cancelled", bound).await?;
+    fails("acquire", waited, ErrorKind::ShuttingDown)?;
+    let tried = trying
+        .done(&ctx, "the one who tries is cancelled", bound)
+        .await?;
+    fails("try_acquire", tried, ErrorKind::ShuttingDown).map(drop)
+}
+
+async fn holders_are_told_and_keep_their_locks_for_the_grace(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = Arc::new(peer.take(&peer.kept(&name)?).await?);
+    let told = Arc::clone(&guard);
+    let told = Task::spawn(async move { told.revoked().await });
+    ctx.sleep(ctx.short() / 10).await;
+    same("revoked() has resolved before", told.is_done(), false)?;
+    let grace = ctx.kept() * 2;
+    let begun = ctx.now();
+    let closing = shut_down(&peer.client, grace);
+    told.done(&ctx, "revoked() resolves", ctx.short() / 10)
+        .await?;
+    while ctx.now().since(begun) < grace * 9 / 10 {
+        same("its state during the grace", guard.state(), State::Held)?;
+        other.refused(&other.lock(&name)?).await?;
+        ctx.sleep(ctx.kept() / 10).await;
+    }
+    let again = ctx.within("revoked() resolves again", Duration::ZERO, guard.revoked());
+    again.await?;
+    let guard = Arc::into_inner(guard).ok_or_else(|| Failure::new("BUG: it is shared"))?;
+    frees(&ctx, guard).await?;
+    let report = closed(&ctx, closing, grace).await?;
+    same("the report", report.locks, vec![(name, Part::Released)])
+}
+
+async fn what_is_given_back_in_time_is_reported_released(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let observer = ctx.caller().await?;
+    let (by_hand, by_drop) = (ctx.name()?, ctx.name()?);
+    let released = peer.take(&peer.lock(&by_hand)?).await?;
+    let dropped = peer.take(&peer.lock(&by_drop)?).await?;
+    let begun = ctx.now();
+    let closing = shut_down(&peer.client, ctx.long());
+    ctx.within("revoked() resolves", ctx.short() / 10, dropped.revoked())
+        .await?;
+    drop(dropped);
+    frees(&ctx, released).await?;
+    let report = closed(&ctx, closing, ctx.short()).await?;
+    ensure(ctx.now().since(begun) < ctx.long(), "it waited for nothing")?;
+    let mut wanted = vec![(by_hand, Part::Released), (by_drop, Part::Released)];
+    wanted.sort_by(|a, b| a.0.cmp(&b.0));
+    same("the report", &report.locks, &wanted)?;
+    same("what is unknown", report.unknown, Vec::new())?;
+    for (name, _) in &report.locks {
+        observer.sees_free(name).await?;
+    }
+    Ok(())
+}
+
+async fn what_was_lost_before_is_reported_lost(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let (seen, unseen) = (ctx.name()?, ctx.name()?);
+    let first = peer.take(&peer.lock(&seen)?).await?;
+    let second = peer.take(&peer.lock(&unseen)?).await?;
+    for name in [&seen, &unseen] {
+        other.client.break_lock(name.as_str(), None).await?;
+    }
+    let closing = shut_down(&peer.client, ctx.short());
+    ctx.within("revoked() resolves", ctx.short() / 10, first.revoked())
+        .await?;
+    fails(
+        "the release of a broken lock",
+        first.release().await,
+        ErrorKind::Lost,
+    )?;
+    fails(
+        "the release of another",
+        second.release().await,
+        ErrorKind::Lost,
+    )?;
+    let report = closed(&ctx, closing, ctx.short()).await?;
+    let lost = Part::Lost(LossReason::NotHeld);
+    let mut wanted = vec![(seen, lost), (unseen, lost)];
+    wanted.sort_by(|a, b| a.0.cmp(&b.0));
+    same("the report", report.locks, wanted)
+}
+
+async fn a_holder_that_ignores_it_is_left_to_its_lease(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.short(&name)?).await?;
+    let report = peer.client.shutdown(ctx.short() / 4).await?;
+    let parted = ctx.now();
+    same(
+        "its state",
+        guard.state(),
+        State::Lost(LossReason::Shutdown),
+    )?;
+    let reason = polled(guard.lost(), 1).await;
+    same("lost()", reason, Some(LossReason::Shutdown))?;
+    let rest = match report.locks.as_slice() {
+        [(left, Part::Left { rest })] if *left == name => *rest,
+        other => {
+            return Err(Failure::new(format_args!(
+                "it should be left, is {other:?}"
+            )));
+        }
+    };
+    ensure(
+        rest > ctx.short() / 2 && rest <= ctx.short(),
+        format_args!("{rest:?} are left of {:?}", ctx.short()),
+    )?;
+    // The store still has it as long as it was granted, and nobody gets in before.
+    other.refused(&other.lock(&name)?).await?;
+    let next = other.lock(&name)?.acquire_within(ctx.short() * 2).await?;
+    let after = ctx.now().since(parted);
+    ensure(
+        after + ctx.short() / 50 + Duration::from_millis(20) >= rest,
+        format_args!("another got in after {after:?}, {rest:?} were left"),
+    )?;
+    drop(guard);
+    frees(&ctx, next).await
+}
+
+async fn what_is_left_is_not_released_by_its_guard_either(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let (name, second) = (ctx.name()?, ctx.name()?);
+    let dropped = peer.take(&peer.lock(&name)?).await?;
+    let released = peer.take(&peer.lock(&second)?).await?;
+    peer.client.shutdown(Duration::ZERO).await?;
+    let releases = peer.gate.calls(Step::Release);
+    drop(dropped);
+    let error = fails("its release", released.release().await, ErrorKind::Lost)?;
+    same("the reason", error.loss(), Some(LossReason::Shutdown))?;
+    ctx.sleep(ctx.short() / 5).await;
+    same(
+        "the number of releases",
+        peer.gate.calls(Step::Release),
+        releases,
+    )?;
+    for name in [&name, &second] {
+        other.refused(&other.lock(name)?).await?;
+    }
+    Ok(())
+}
+
+async fn nothing_renews_afterwards(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let guard = peer.take(&peer.short(&ctx.name()?)?).await?;
+    peer.client.shutdown(ctx.short() / 2).await?;
+    let calls = peer.gate.all_calls();
+    ctx.sleep(ctx.short() * 2).await;
+    same("the number of calls", peer.gate.all_calls(), calls)?;
+    same(
+        "its state",
+        guard.state(),
+        State::Lost(LossReason::Shutdown),
+    )
+}
+
+async fn forced_it_releases_what_is_held(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.lock(&name)?).await?;
+    let forced = peer.client.shutdown(ctx.short() / 5).force();
+    let report = ctx
+        .within("it ends", ctx.short(), forced.into_future())
+        .await??;
+    same(
+        "the report",
+        report.locks,
+        vec![(name.clone(), Part::Released)],
+    )?;
+    same(
+        "its state",
+        guard.state(),
+        State::Lost(LossReason::Shutdown),
+    )?;
+    let next = other.take(&other.lock(&name)?).await?;
+    drop(guard);
+    frees(&ctx, next).await
+}
+
+async fn an_acquire_under_way_ends_without_a_lock(ctx: Ctx) -> Result<(), Failure> {
+    let observer = ctx.caller().await?;
+    for tries in [true, false] {
+        let peer = Peer::new(&ctx).await?;
+        let name = ctx.name()?;
+        peer.gate.always(Step::Acquire, Fate::Slow(ctx.short() / 5));
+        let lock = peer.short(&name)?;
+        let acquiring = Task::spawn(async move {
+            if tries {
+                lock.try_acquire().await
+            } else {
+                lock.acquire().await.map(Some)
+            }
+        });
+        let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 0) };
+        ctx.eventually("it asks the store", ctx.answer(), asked)
+            .await?;
+        let report = closed(&ctx, shut_down(&peer.client, ctx.short()), ctx.short());
+        same("the report", report.await?.locks, Vec::new())?;
+        let acquired = acquiring.done(&ctx, "it is answered", ctx.short()).await?;
+        fails("an acquire under way", acquired, ErrorKind::ShuttingDown)?;
+        left_untouched(&ctx, &observer, &name, ctx.short()).await?;
+    }
+    Ok(())
+}
+
+async fn a_store_that_does_not_answer_delays_it_no_longer_than_the_grace(
+    ctx: Ctx,
+) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let (name, dropped) = (ctx.name()?, ctx.name()?);
+    let guard = peer.take(&peer.lock(&name)?).await?;
+    let other = peer.take(&peer.lock(&dropped)?).await?;
+    peer.gate.all(Fate::Unsent);
+    drop(other);
+    let closing = shut_down(&peer.client, ctx.short());
+    // Closing the connections has a bound of its own.
+    let report = closed(&ctx, closing, ctx.short() + Duration::from_secs(2)).await?;
+    let left = report
+        .locks
+        .iter()
+        .any(|(of, part)| *of == name && matches!(part, Part::Left { .. }));
+    ensure(
+        left,
+        format_args!("{name:?} should be left, the report is {report:?}"),
+    )?;
+    same("what is unknown", report.unknown, vec![dropped])?;
+    same(
+        "its state",
+        guard.state(),
+        State::Lost(LossReason::Shutdown),
+    )
+}
+
+async fn without_locks_it_is_done_at_once_and_only_once(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let guard = peer.take(&peer.lock(&ctx.name()?)?).await?;
+    frees(&ctx, guard).await?;
+    let report = closed(&ctx, shut_down(&peer.client, ctx.long()), ctx.short()).await?;
+    same("the report", report.locks, Vec::new())?;
+    let again = peer.client.shutdown(ctx.long()).await;
+    fails("a second one", again, ErrorKind::ShuttingDown).map(drop)
+}
+
+async fn dropped_once_it_has_begun_it_goes_on(ctx: Ctx) -> Result<(), Failure> {
+    for polls in 0..4 {
+        let peer = Peer::new(&ctx).await?;
+        let name = ctx.name()?;
+        let guard = peer.take(&peer.short(&name)?).await?;
+        let grace = ctx.short() / 5;
+        drop(polled(peer.client.shutdown(grace).into_future(), polls).await);
+        let tried = peer.lock(&ctx.name()?)?.try_acquire().await;
+        if polls == 0 {
+            drop(tried?);
+            same("its state", guard.state(), State::Held)?;
+            continue;
+        }
+        fails("try_acquire", tried, ErrorKind::ShuttingDown)?;
+        let lost = ctx.within("the grace ends", grace, guard.lost());
+        same("the reason", lost.await?, LossReason::Shutdown)?;
+    }
+    Ok(())
+}
+
+type Closing = Task<Result<Report, dlock_core::Error>>;
+
+/// Begins a shutdown.
+fn shut_down(client: &Client, grace: Duration) -> Closing {
+    Task::spawn(client.shutdown(grace).into_future())
+}
+
+/// Its report.
+async fn closed(ctx: &Ctx, closing: Closing, bound: Duration) -> Result<Report, Failure> {
+    Ok(closing.done(ctx, "the shutdown ends", bound).await??)
+}

@@ -1,0 +1,446 @@
+//! `wait`: one queue per client, one waiter per client in the store, and a wake-up is only ever a reason to look.
+
+use super::{
+    gate::Step,
+    peer::{Peer, fails, frees, left_untouched},
+    task::Task,
+};
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+    fixture::Need,
+};
+use dlock_core::{ErrorKind, Hint, Lane, Lock, Phase, Ticket, Wake};
+use std::{
+    collections::BTreeSet,
+    num::NonZeroU64,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Wait, tasks_of_one_client_are_served_in_order),
+    case!(
+        Clause::Wait,
+        clients_are_served_in_order_where_the_store_keeps_one
+    )
+    .needs(&[Need::Line]),
+    case!(Clause::Wait, the_store_sees_one_waiter_of_a_client),
+    case!(Clause::Wait, a_long_wait_asks_the_store_seldom),
+    case!(Clause::Wait, a_release_is_pushed_to_the_next).needs(&[Need::Push]),
+    case!(Clause::Wait, a_lost_wake_up_costs_a_look_interval),
+    case!(
+        Clause::Wait,
+        a_local_release_wakes_the_next_without_the_store
+    ),
+    case!(Clause::Wait, wrong_wake_ups_fail_nothing),
+    case!(Clause::Wait, a_turn_that_nobody_wants_is_handed_on).needs(&[Need::Push]),
+    case!(
+        Clause::Wait,
+        a_wait_that_is_too_long_says_so_and_who_holds_it
+    ),
+    case!(
+        Clause::Wait,
+        a_wait_for_oneself_says_where_the_lock_was_acquired
+    ),
+    case!(Clause::Wait, a_waiter_out_of_time_passes_its_place_on),
+    case!(Clause::Wait, a_wait_ends_when_the_lease_of_the_holder_does),
+];
+
+async fn tasks_of_one_client_are_served_in_order(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    for local in [true, false] {
+        let other = Peer::new(&ctx).await?;
+        let name = ctx.name()?;
+        let holder = if local { &peer } else { &other };
+        let guard = holder.take(&holder.lock(&name)?).await?;
+        let order = Order::default();
+        let mut waiting = Vec::new();
+        for number in 0..6 {
+            waiting.push(order.wait(&ctx, peer.lock(&name)?, number).await);
+        }
+        frees(&ctx, guard).await?;
+        for waiter in waiting {
+            waiter
+                .done(&ctx, "everybody is served", ctx.answer())
+                .await??;
+        }
+        same("the order", order.seen(), (0..6).collect())?;
+    }
+    Ok(())
+}
+
+async fn clients_are_served_in_order_where_the_store_keeps_one(ctx: Ctx) -> Result<(), Failure> {
+    let peers = Peer::several::<4>(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peers[0].take(&peers[0].lock(&name)?).await?;
+    let order = Order::default();
+    let mut waiting = Vec::new();
+    for (number, peer) in peers.iter().enumerate() {
+        let asked = peer.gate.calls(Step::Acquire);
+        waiting.push(order.wait(&ctx, peer.lock(&name)?, number).await);
+        let stands = || async { Ok(peer.gate.calls(Step::Acquire) > asked) };
+        ctx.eventually("it stands in line", ctx.answer(), stands)
+            .await?;
+        ctx.sleep(Duration::from_millis(5)).await;
+    }
+    frees(&ctx, guard).await?;
+    for waiter in waiting {
+        waiter
+            .done(&ctx, "everybody is served", ctx.answer())
+            .await??;
+    }
+    same("the order", order.seen(), (0..4).collect())
+}
+
+async fn the_store_sees_one_waiter_of_a_client(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let observer = ctx.caller().await?;
+    let name = ctx.name()?;
+    let guard = other.take(&other.lock(&name)?).await?;
+    let order = Order::default();
+    let mut waiting = Vec::new();
+    for number in 0..10 {
+        waiting.push(order.wait(&ctx, peer.lock(&name)?, number).await);
+    }
+    ctx.sleep(ctx.short() / 2).await;
+    let tickets: BTreeSet<_> = peer
+        .gate
+        .seen(Step::Acquire, &name)
+        .iter()
+        .map(|seen| seen.line)
+        .collect();
+    same("the number of tickets in use", tickets.len(), 1)?;
+    let waiters = observer.inspect(&name).await?.waiters;
+    same(
+        "the number of waiters in the store",
+        waiters.unwrap_or(1),
+        1,
+    )?;
+    frees(&ctx, guard).await?;
+    for waiter in waiting {
+        waiter
+            .done(&ctx, "everybody is served", ctx.answer())
+            .await??;
+    }
+    left_untouched(&ctx, &observer, &name, ctx.answer()).await
+}
+
+async fn a_long_wait_asks_the_store_seldom(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let (local, foreign) = (ctx.name()?, ctx.name()?);
+    let own = peer.take(&peer.lock(&local)?).await?;
+    let others = other.take(&other.lock(&foreign)?).await?;
+    let mut waiting = Vec::new();
+    for name in [&local, &foreign] {
+        for _ in 0..3 {
+            waiting.push(Task::spawn(peer.lock(name)?.acquire()));
+        }
+    }
+    let span = if ctx.is_simulated() {
+        ctx.long() * 2
+    } else {
+        Duration::from_secs(4)
+    };
+    ctx.sleep(span).await;
+    let looks = span.as_secs() / LOOK.as_secs();
+    for name in [&local, &foreign] {
+        let asked = peer.gate.seen(Step::Acquire, name).len();
+        // A store that only answers is asked after 1, 2, 4 … 100 ms, jittered down to a half, unless the lock is this client's.
+        let polls = peer.client.capabilities().wake == Wake::Poll && *name == foreign;
+        let most = if polls {
+            span.as_millis() / 50 + 8
+        } else {
+            u128::from(looks) + 3
+        };
+        ensure(
+            asked as u128 <= most,
+            format_args!("a wait of {span:?} asked {asked} times, {most} are enough"),
+        )?;
+        let least = usize::try_from(looks)? - 1;
+        ensure(
+            asked >= least,
+            format_args!("a wait of {span:?} asked {asked} times"),
+        )?;
+    }
+    drop(waiting);
+    frees(&ctx, own).await?;
+    frees(&ctx, others).await
+}
+
+async fn a_release_is_pushed_to_the_next(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    for _ in 0..3 {
+        let name = ctx.name()?;
+        let guard = other.take(&other.lock(&name)?).await?;
+        let waiting = Task::spawn(peer.lock(&name)?.acquire());
+        let asked = || async { Ok(!peer.gate.seen(Step::Acquire, &name).is_empty()) };
+        ctx.eventually("it asks the store", ctx.answer(), asked)
+            .await?;
+        ctx.sleep(Duration::from_millis(20)).await;
+        frees(&ctx, guard).await?;
+        // Far less than a look interval, which is two seconds for this lease.
+        let bound = Duration::from_millis(100);
+        let taken = waiting.done(&ctx, "the next one is woken", bound).await??;
+        frees(&ctx, taken).await?;
+    }
+    Ok(())
+}
+
+async fn a_lost_wake_up_costs_a_look_interval(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let observer = ctx.caller().await?;
+    let name = ctx.name()?;
+    let guard = other.take(&other.lock(&name)?).await?;
+    let interval = ctx.short() / 3;
+    let waiting = Task::spawn(peer.short(&name)?.acquire());
+    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 0) };
+    ctx.eventually("it asks the store", ctx.answer(), asked)
+        .await?;
+    peer.gate.set_deaf(true);
+    frees(&ctx, guard).await?;
+    let taken = waiting.done(&ctx, "it looks by itself", interval).await??;
+    frees(&ctx, taken).await?;
+    // Who stands behind a deaf one waits for its accept lease at most, or its look.
+    peer.gate.set_deaf(false);
+    let third = Peer::new(&ctx).await?;
+    let guard = other.take(&other.lock(&name)?).await?;
+    let deaf = Task::spawn(peer.short(&name)?.acquire());
+    ctx.sleep(ctx.short() / 20).await;
+    let behind = Task::spawn(third.short(&name)?.acquire());
+    ctx.sleep(ctx.short() / 20).await;
+    peer.gate.freeze();
+    frees(&ctx, guard).await?;
+    let taken = behind
+        .done(&ctx, "the one behind it gets in", interval * 2)
+        .await??;
+    drop(deaf);
+    frees(&ctx, taken).await?;
+    peer.gate.kill().await;
+    left_untouched(&ctx, &observer, &name, ctx.short() + Duration::from_secs(6)).await
+}
+
+async fn a_local_release_wakes_the_next_without_the_store(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    for drops in [false, true] {
+        let name = ctx.name()?;
+        let guard = peer.take(&peer.lock(&name)?).await?;
+        let waiting = Task::spawn(peer.lock(&name)?.acquire());
+        ctx.sleep(ctx.short() / 5).await;
+        if drops {
+            drop(guard);
+        } else {
+            frees(&ctx, guard).await?;
+        }
+        let bound = Duration::from_millis(100);
+        let taken = waiting.done(&ctx, "the next one is woken", bound).await??;
+        frees(&ctx, taken).await?;
+    }
+    Ok(())
+}
+
+async fn wrong_wake_ups_fail_nothing(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let (name, stranger) = (ctx.name()?, ctx.name()?);
+    let guard = other.take(&other.lock(&name)?).await?;
+    let waiting = Task::spawn(peer.lock(&name)?.acquire());
+    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 0) };
+    ctx.eventually("it asks the store", ctx.answer(), asked)
+        .await?;
+    let own = peer
+        .gate
+        .seen(Step::Acquire, &name)
+        .first()
+        .and_then(|seen| seen.line);
+    let own = own.ok_or_else(|| Failure::new("the head of the queue has no ticket"))?;
+    for _ in 0..20 {
+        for (name, ticket) in [(&name, own), (&name, ticket(77)), (&stranger, ticket(1))] {
+            let name = name.clone();
+            peer.gate.inject(Hint::Turn {
+                name: name.clone(),
+                ticket,
+            });
+            let look_in = Duration::ZERO;
+            peer.gate.inject(Hint::First {
+                name: name.clone(),
+                ticket,
+                look_in,
+            });
+            peer.gate.inject(Hint::Free(name));
+        }
+        peer.gate.inject(Hint::LookAgain);
+        peer.gate.inject(Hint::Over(Lane(77)));
+        ctx.sleep(Duration::from_millis(5)).await;
+        same("the wait is over", waiting.is_done(), false)?;
+    }
+    frees(&ctx, guard).await?;
+    let taken = waiting
+        .done(&ctx, "it gets in at last", ctx.answer())
+        .await??;
+    frees(&ctx, taken).await
+}
+
+async fn a_turn_that_nobody_wants_is_handed_on(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    peer.gate.inject(Hint::Turn {
+        name: name.clone(),
+        ticket: ticket(77),
+    });
+    let left = || async {
+        let left = peer.gate.seen(Step::Leave, &name);
+        Ok(left.iter().any(|seen| seen.line == Some(ticket(77))))
+    };
+    ctx.eventually("the ticket is given up", Duration::from_millis(100), left)
+        .await?;
+    peer.settles(ctx.answer()).await
+}
+
+async fn a_wait_that_is_too_long_says_so_and_who_holds_it(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let observer = ctx.caller().await?;
+    let name = ctx.name()?;
+    let guard = other.take(&other.lock(&name)?).await?;
+    for limit in [Duration::ZERO, Duration::from_millis(1), ctx.short() / 2] {
+        let begun = ctx.now();
+        let waiting = peer.lock(&name)?.acquire_within(limit);
+        let waited = ctx.within("the wait ends", limit, waiting).await?;
+        ensure(ctx.now().since(begun) >= limit, "it ended early")?;
+        if limit < Duration::from_millis(100) {
+            // Perhaps the store's only answer came too late: what the time was spent on depends.
+            ensure(waited.is_err(), "a held lock was granted")?;
+            continue;
+        }
+        let phase = Phase::Wait;
+        let error = fails("the wait", waited, ErrorKind::Timeout { phase })?;
+        let words = error.to_string();
+        let holder = guard.pass().owner().fingerprint().to_string();
+        ensure(
+            words.contains(&holder),
+            format_args!("who holds it is not in {words:?}"),
+        )?;
+        ensure(!words.contains("waits for itself"), words)?;
+    }
+    peer.settles(ctx.answer()).await?;
+    let waiting = observer.inspect(&name).await?.waiters;
+    same("how many stand in line", waiting.unwrap_or(0), 0)?;
+    frees(&ctx, guard).await
+}
+
+async fn a_wait_for_oneself_says_where_the_lock_was_acquired(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    let lock = peer.lock(&name)?;
+    let (line, guard) = (line!(), lock.acquire().await?);
+    let waiting = lock.acquire_within(ctx.short() / 2).await;
+    let error = fails(
+        "the wait",
+        waiting,
+        ErrorKind::Timeout { phase: Phase::Wait },
+    )?;
+    let (words, place) = (error.to_string(), format!("{}:{line}:", file!()));
+    ensure(
+        words.contains(&place),
+        format_args!("{place} is not in {words:?}"),
+    )?;
+    ensure(words.contains("waits for itself"), words)?;
+    frees(&ctx, guard).await
+}
+
+async fn a_waiter_out_of_time_passes_its_place_on(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other, third] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = other.take(&other.lock(&name)?).await?;
+    let (limit, order) = (ctx.short() / 2, Order::default());
+    let impatient = Task::spawn(peer.lock(&name)?.acquire_within(limit));
+    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 0) };
+    ctx.eventually("it asks the store", ctx.answer(), asked)
+        .await?;
+    let mut waiting = vec![order.wait(&ctx, peer.lock(&name)?, 1).await];
+    ctx.sleep(limit / 10).await;
+    let in_line = peer.client.capabilities().wake == Wake::Line;
+    if in_line {
+        // Behind the first client's place, whoever has it.
+        waiting.push(order.wait(&ctx, third.lock(&name)?, 2).await);
+    }
+    let waited = impatient.done(&ctx, "its time is up", limit).await?;
+    fails(
+        "the wait",
+        waited,
+        ErrorKind::Timeout { phase: Phase::Wait },
+    )?;
+    ctx.sleep(limit / 10).await;
+    frees(&ctx, guard).await?;
+    for waiter in waiting {
+        waiter
+            .done(&ctx, "everybody is served", ctx.answer())
+            .await??;
+    }
+    let wanted = if in_line { vec![1, 2] } else { vec![1] };
+    same("the order", order.seen(), wanted)
+}
+
+async fn a_wait_ends_when_the_lease_of_the_holder_does(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    for local in [true, false] {
+        let name = ctx.name()?;
+        let holder = if local { &peer } else { &other };
+        let begun = ctx.now();
+        let guard = holder.take(&holder.fixed(&name)?).await?;
+        let waiting = Task::spawn(peer.lock(&name)?.acquire());
+        // The end of the lease is known where it can be told; else the next look finds it.
+        let bound = ctx.short() + LOOK;
+        let taken = waiting.done(&ctx, "it gets in", bound).await??;
+        ensure(
+            ctx.now().since(begun) >= ctx.short(),
+            "it got in before the lease was over",
+        )?;
+        fails("the holder's check", guard.check(), ErrorKind::Lost)?;
+        drop(guard);
+        frees(&ctx, taken).await?;
+    }
+    Ok(())
+}
+
+/// Who came in, one after the other.
+#[derive(Clone, Default)]
+struct Order(Arc<Mutex<Vec<usize>>>);
+
+impl Order {
+    /// Waits for a turn in a task, and has entered the queue when this returns.
+    async fn wait(
+        &self,
+        ctx: &Ctx,
+        lock: Lock,
+        number: usize,
+    ) -> Task<Result<(), dlock_core::Error>> {
+        let order = self.clone();
+        let waiting = Task::spawn(async move {
+            let guard = lock.acquire().await?;
+            order
+                .0
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(number);
+            guard.release().await.map(drop)
+        });
+        ctx.sleep(Duration::from_millis(5)).await;
+        waiting
+    }
+
+    fn seen(&self) -> Vec<usize> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+fn ticket(number: u64) -> Ticket {
+    Ticket(NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN))
+}
+
+/// The longest time between two looks.
+const LOOK: Duration = Duration::from_secs(2);

@@ -292,9 +292,8 @@ impl RedisDriver {
 fn held(record: &Record) -> Held {
     let mut held = Held::default();
     held.by = Incarnation::of(record).holder();
-    // The end is a whole millisecond that has to be over.
-    let rest = record.rest.map(|rest| rest + Duration::from_millis(1));
-    held.look_in = Some(rest.map_or(LOOK, |rest| rest.min(LOOK)));
+    // The end is a whole millisecond that has to be over, and the timer that waits for it is late by that much anyway.
+    held.look_in = Some(record.rest.map_or(LOOK, |rest| rest.min(LOOK)));
     held
 }
 

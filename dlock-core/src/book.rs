@@ -164,6 +164,8 @@ impl Queue {
         self.looks = 0;
         self.poked = false;
         self.poked_next = false;
+        self.not_before = Instant::ORIGIN;
+        self.failing = None;
     }
 
     pub(crate) fn enter(&mut self, waiter: &Arc<Waiter>) {

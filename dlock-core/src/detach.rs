@@ -165,6 +165,7 @@ async fn attach(
         first: detached.first,
         at,
         unsettled: detached.unsettled,
+        ticket: None,
     });
     inner.detached().remove(&detached.hold);
     match guard {

@@ -3,7 +3,7 @@
 use crate::{
     clock::{Clock, Instant},
     error::LossReason,
-    identity::{FencingToken, HoldId, Owner},
+    identity::{FencingToken, HoldId, Owner, Ticket},
     lease::Lease,
     name::LockName,
     terms::Terms,
@@ -47,6 +47,8 @@ pub(crate) struct Hold {
     pub(crate) at: &'static Location<'static>,
     /// Until when an unanswered copy of its acquire may still take hold: a release before then does not settle it.
     pub(crate) unsettled: Option<Instant>,
+    /// What that copy would put in line again.
+    pub(crate) ticket: Option<Ticket>,
     key: OnceLock<Key>,
     phase: AtomicU8,
     confirmed: AtomicBool,
@@ -75,6 +77,8 @@ pub(crate) struct Start {
     pub(crate) first: Option<First>,
     pub(crate) at: &'static Location<'static>,
     pub(crate) unsettled: Option<Instant>,
+    /// The ticket that was used up by the grant.
+    pub(crate) ticket: Option<Ticket>,
 }
 
 const HELD: u8 = 0;
@@ -113,6 +117,7 @@ impl Hold {
             sent,
             at: start.at,
             unsettled: start.unsettled,
+            ticket: start.ticket.filter(|_| start.unsettled.is_some()),
             key: OnceLock::new(),
             phase: AtomicU8::new(HELD),
             confirmed: AtomicBool::new(false),

@@ -86,6 +86,7 @@ impl Job {
             hold: Some((hold.owner, hold.id, hold.lease().length())),
             held: Some(Arc::clone(hold)),
             unsettled: hold.unsettled,
+            tickets: hold.ticket.into_iter().collect(),
             keep: hold.keep(),
             ..Self::new(hold.name.clone())
         }

@@ -117,8 +117,11 @@ async fn once(
             answer = pending.attempt(None, None, false, end) => answer,
             () = inner.revoked() => return Err(closing()),
         };
+        if matches!(answer, Answer::Granted(..) | Answer::Held(_)) {
+            inner.store_answers(pending.name());
+        }
         match answer {
-            Answer::Granted(grant, sent) => match pending.succeed(grant, sent) {
+            Answer::Granted(grant, sent) => match pending.succeed(grant, sent, None) {
                 Some(guard) => return Ok(Some(guard)),
                 None => trouble.too_late(inner.clock.now())?,
             },

@@ -132,7 +132,12 @@ impl Pending {
 
     /// Makes a guard of a grant; `None`: it came too late to be worth anything, or when the client was already shutting down, and the
     /// janitor gives it back.
-    pub(super) fn succeed(&mut self, grant: Grant, sent: Instant) -> Option<Guard> {
+    pub(super) fn succeed(
+        &mut self,
+        grant: Grant,
+        sent: Instant,
+        ticket: Option<Ticket>,
+    ) -> Option<Guard> {
         let guard = self.inner.begin(Start {
             name: self.name.clone(),
             owner: self.owner,
@@ -144,6 +149,7 @@ impl Pending {
             first: None,
             at: self.at,
             unsettled: self.unsettled,
+            ticket,
         });
         if guard.is_some() {
             self.unsettled = None;

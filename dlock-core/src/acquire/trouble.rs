@@ -40,9 +40,9 @@ impl Trouble {
         self.at_once = false;
     }
 
-    /// Since when the store has failed others, who asked before.
+    /// Since when the store has failed everybody who waits: an answer to one of them ended what this one saw before.
     pub(super) fn inherit(&mut self, since: Instant) {
-        self.since = Some(self.since.map_or(since, |own| own.min(since)));
+        self.since = Some(since);
     }
 
     /// How many attempts failed on end.

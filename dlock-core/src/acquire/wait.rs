@@ -182,8 +182,9 @@ impl Wait {
         let now = inner.clock.now();
         match answer {
             Answer::Granted(grant, sent) => {
+                inner.store_answers(name);
                 let open = self.pending.is_open();
-                if let Some(guard) = self.pending.succeed(grant, sent) {
+                if let Some(guard) = self.pending.succeed(grant, sent, line) {
                     self.arrive(inner, name, line.is_some(), next.is_some(), open);
                     return Ok(Some(guard));
                 }
@@ -198,6 +199,7 @@ impl Wait {
                 self.again_after_trouble(inner, name, line.is_some(), now);
             }
             Answer::Held(held) => {
+                inner.store_answers(name);
                 self.trouble.over();
                 self.refused(inner, name, held, line.is_some(), now);
             }
@@ -246,7 +248,6 @@ impl Wait {
             queue.look_at = if stands { now + self.interval } else { now };
         }
         queue.looks = 0;
-        queue.failing = None;
         queue.not_before = Instant::ORIGIN;
         queue.poked = std::mem::take(&mut queue.poked_next) && next;
         if queue.len() == 0 {
@@ -281,7 +282,6 @@ impl Wait {
                         .look_in
                         .map_or(self.interval, |rest| rest.min(self.interval)),
                 };
-                page.queue.failing = None;
                 page.queue.looks = page.queue.looks.saturating_add(1);
                 page.queue.look_at = now + pause.max(SHORTEST);
             }
@@ -411,6 +411,13 @@ impl Drop for Wait {
 const SHORTEST: Duration = Duration::from_millis(1);
 
 impl Inner {
+    /// Whoever asked: the trouble of those who wait for that name is over.
+    pub(super) fn store_answers(&self, name: &LockName) {
+        if let Some(page) = self.book().find(name) {
+            page.queue.failing = None;
+        }
+    }
+
     /// A store that only answers is asked after 1 ms, 2 ms, 4 ms … up to the cap, jittered 50–100 %, or when the lease it told of must be over.
     fn poll_pause(&self, looks: u32, rest: Option<Duration>) -> Duration {
         let step = SHORTEST

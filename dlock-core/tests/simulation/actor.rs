@@ -1,0 +1,351 @@
+//! One task of a user: acquires in every way there is, and gives up at random.
+
+use crate::{judge::Grant, rig::Rig, stay::Stay, world::World};
+use dlock_core::{Error, ErrorKind, Guard, Instant, Lock, Phase};
+use fastrand::Rng;
+use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
+use tokio::time;
+
+pub(crate) struct Actor {
+    pub(crate) world: Arc<World>,
+    number: usize,
+    pub(crate) rng: Rng,
+}
+
+/// How an acquire is asked for.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Try,
+    Within(Duration),
+    Forever,
+}
+
+/// When its future is dropped unfinished.
+#[derive(Clone, Copy, Debug)]
+enum Cancel {
+    Never,
+    After(Duration),
+    Polls(u32),
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) lease: Duration,
+    pub(crate) is_kept: bool,
+    pub(crate) at_least: Option<Duration>,
+    pub(crate) at_most: Option<Duration>,
+}
+
+impl Actor {
+    pub(crate) fn new(world: &Arc<World>, number: usize, rng: Rng) -> Self {
+        Self {
+            world: Arc::clone(world),
+            number,
+            rng,
+        }
+    }
+
+    pub(crate) async fn run(mut self) {
+        for _ in 0..self.world.plan.steps {
+            let pause = self.pause();
+            time::sleep(pause).await;
+            self.step().await;
+        }
+    }
+
+    fn pause(&mut self) -> Duration {
+        match self.rng.u8(..4) {
+            0 => Duration::ZERO,
+            1 => self.ms(1, 500),
+            _ => self.ms(1, 40),
+        }
+    }
+
+    async fn step(&mut self) {
+        let rig = self.world.rig(&mut self.rng);
+        let names = &self.world.plan.names;
+        let name = names[self.rng.usize(..names.len())].clone();
+        match self.rng.u8(..24) {
+            0 => self.inspect(&rig, name.as_str()).await,
+            1 => self.list(&rig).await,
+            2 if self.world.plan.dangers.breaks => self.break_lock(&rig, name.as_str()).await,
+            _ => {
+                let terms = self.terms();
+                let lock = terms.of(rig.client.lock(name.as_str()).unwrap());
+                let is_shared = self.rng.u8(..6) == 0;
+                let lock = match is_shared {
+                    true => lock.owned_by(&self.world.owners[self.rng.usize(..2)]),
+                    false => lock,
+                };
+                if let Some((guard, grant)) = self.acquire(&rig, &lock, terms, is_shared).await {
+                    Stay::begin(self, &rig, guard, grant, terms).run().await;
+                }
+            }
+        }
+    }
+
+    /// Asks for the lock in some way; a guard, if it came to that.
+    async fn acquire(
+        &mut self,
+        rig: &Rig,
+        lock: &Lock,
+        terms: Terms,
+        is_shared: bool,
+    ) -> Option<(Guard, Grant)> {
+        let (way, cancel) = (self.way(), self.cancel());
+        let judge = Arc::clone(&self.world.judge);
+        let since = judge.now();
+        let began = rig.clock.now();
+        judge.note(format_args!(
+            "task {} client {} acquires {:?} {way:?}, cancel {cancel:?}{}",
+            self.number,
+            rig.id,
+            lock.name(),
+            if is_shared { ", shared" } else { "" }
+        ));
+        let asked = async {
+            let queued = match way {
+                Way::Try => None,
+                _ if is_shared => None,
+                _ => Some(judge.queues(rig.id, lock.name())),
+            };
+            let place = Place {
+                judge: &judge,
+                rig,
+                lock,
+                queued,
+            };
+            let acquired = match way {
+                Way::Try => lock.try_acquire().await,
+                Way::Within(limit) => lock.acquire_within(limit).await.map(Some),
+                Way::Forever => lock.acquire().await.map(Some),
+            };
+            (acquired, place)
+        };
+        let outcome = cancellable(asked, cancel).await;
+        let took = judge.now() - since;
+        let Some((acquired, place)) = outcome else {
+            judge.note(format_args!("task {} gave up after {took:?}", self.number));
+            return None;
+        };
+        self.judge_wait(rig, lock, way, (took, began), &acquired);
+        let queued = place.queued;
+        let is_keeping = terms.at_least.is_some();
+        let grant = Grant {
+            since,
+            is_shared,
+            is_keeping,
+            queued,
+        };
+        acquired.ok().flatten().map(|guard| (guard, grant))
+    }
+
+    fn judge_wait(
+        &self,
+        rig: &Rig,
+        lock: &Lock,
+        way: Way,
+        (took, began): (Duration, Instant),
+        acquired: &Result<Option<Guard>, Error>,
+    ) {
+        let judge = &self.world.judge;
+        let limit = match way {
+            Way::Try => Some(Duration::from_secs(5)),
+            Way::Within(limit) => Some(limit),
+            Way::Forever => None,
+        };
+        // Timers are a millisecond coarse.
+        let late = limit.is_some_and(|limit| took > limit + Duration::from_millis(3));
+        if late && !self.world.dazed(rig) {
+            judge.breach(format_args!("{way:?} of {:?} took {took:?}", lock.name()));
+        }
+        match acquired {
+            Ok(Some(_)) => {}
+            Ok(None) => judge.note(format_args!("task {}: held by another", self.number)),
+            Err(error) => {
+                judge.note(format_args!("task {}: {:?}", self.number, error.kind()));
+                self.judge_error(rig, lock, way, (took, began), error);
+            }
+        }
+    }
+
+    fn judge_error(
+        &self,
+        rig: &Rig,
+        lock: &Lock,
+        way: Way,
+        (took, began): (Duration, Instant),
+        error: &Error,
+    ) {
+        let judge = &self.world.judge;
+        let text = format!("{error} {error:?}");
+        for owner in &self.world.owners {
+            if text.contains(&owner.expose().to_string()) {
+                judge.breach(format_args!("an owner is shown: {text}"));
+            }
+        }
+        let waits = Phase::Wait;
+        let fits = match (error.kind(), way) {
+            (ErrorKind::Timeout { phase }, Way::Within(_)) if phase == waits => true,
+            (ErrorKind::ShuttingDown, _) => rig.is_closing(),
+            (ErrorKind::Timeout { phase }, Way::Within(_) | Way::Try) => {
+                phase != waits && !judge.is_calm()
+            }
+            (ErrorKind::Unavailable, Way::Try) => !judge.is_calm(),
+            (ErrorKind::Unavailable, Way::Forever | Way::Within(_)) => {
+                // Patience is a lease, and 5 s at least, for all that wait in one queue together.
+                let last = judge.last_answer(rig.id, lock.name());
+                let silence = rig.clock.now().since(last.min(began));
+                !judge.is_calm() && silence >= Duration::from_secs(5)
+            }
+            (ErrorKind::Gone, _) => !judge.is_calm(),
+            _ => false,
+        };
+        if !fits && !rig.is_closing() {
+            judge.breach(format_args!(
+                "{way:?} of {:?} after {took:?}: {error}",
+                lock.name()
+            ));
+        }
+    }
+
+    fn way(&mut self) -> Way {
+        match self.rng.u8(..10) {
+            0..3 => Way::Try,
+            3..6 => Way::Within(self.ms(1, 1_500)),
+            _ => Way::Forever,
+        }
+    }
+
+    fn cancel(&mut self) -> Cancel {
+        match self.rng.u8(..10) {
+            0 | 1 => Cancel::After(self.ms(0, 800)),
+            2 => Cancel::Polls(self.rng.u32(1..5)),
+            _ => Cancel::Never,
+        }
+    }
+
+    fn terms(&mut self) -> Terms {
+        let most = millis(self.world.plan.longest);
+        let lease = match self.rng.bool() {
+            true => self.ms(100, 400),
+            false => self.ms(100, most),
+        };
+        let is_kept = self.rng.u8(..4) > 0;
+        let at_most = (self.rng.u8(..10) == 0).then(|| self.ms(100, 2_000));
+        let bound = at_most.into_iter().chain((!is_kept).then_some(lease)).min();
+        let at_least = (self.rng.u8(..10) == 0).then(|| self.ms(1, 300));
+        Terms {
+            lease,
+            is_kept,
+            at_least: at_least.map(|least| bound.map_or(least, |bound| least.min(bound))),
+            at_most,
+        }
+    }
+
+    async fn inspect(&self, rig: &Rig, name: &str) {
+        let shown = time::timeout(ASKED, rig.client.inspect(name)).await;
+        self.asked(rig, "inspect", shown.map(|shown| shown.map(drop)));
+    }
+
+    async fn list(&self, rig: &Rig) {
+        let shown = time::timeout(ASKED, rig.client.list("", None, 10)).await;
+        self.asked(rig, "list", shown.map(|shown| shown.map(drop)));
+    }
+
+    async fn break_lock(&self, rig: &Rig, name: &str) {
+        let broken = time::timeout(ASKED, rig.client.break_lock(name, None)).await;
+        self.asked(rig, "break", broken.map(|broken| broken.map(drop)));
+    }
+
+    fn asked(
+        &self,
+        rig: &Rig,
+        what: &str,
+        answer: Result<Result<(), Error>, time::error::Elapsed>,
+    ) {
+        let judge = &self.world.judge;
+        match answer {
+            Ok(Ok(())) => judge.note(format_args!("task {}: {what}", self.number)),
+            Ok(Err(error)) if judge.is_calm() => judge.breach(format_args!("{what}: {error}")),
+            Ok(Err(error)) => judge.note(format_args!(
+                "task {}: {what}: {:?}",
+                self.number,
+                error.kind()
+            )),
+            Err(_) if self.world.dazed(rig) => {}
+            Err(_) => judge.breach(format_args!("{what} is not bounded")),
+        }
+    }
+
+    pub(crate) fn ms(&mut self, least: u64, most: u64) -> Duration {
+        Duration::from_millis(self.rng.u64(least..=most.max(least)))
+    }
+}
+
+/// The longest that a question may go unanswered.
+const ASKED: Duration = Duration::from_millis(5_100);
+
+pub(crate) fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap()
+}
+
+impl Terms {
+    fn of(&self, lock: Lock) -> Lock {
+        let mut lock = match self.is_kept {
+            true => lock.kept_lease(self.lease).unwrap(),
+            false => lock.lease(self.lease).unwrap(),
+        };
+        if let Some(most) = self.at_most {
+            lock = lock.max_hold(most).unwrap();
+        }
+        if let Some(least) = self.at_least {
+            lock = lock.at_least_for(least).unwrap();
+        }
+        lock
+    }
+
+    /// Whether nothing but its user ends it.
+    pub(crate) fn lasts(&self) -> bool {
+        self.is_kept && self.at_most.is_none()
+    }
+}
+
+/// A place in a client's queue, left when the wait is over, whatever ends it.
+struct Place<'a> {
+    judge: &'a crate::judge::Judge,
+    rig: &'a Rig,
+    lock: &'a Lock,
+    queued: Option<u64>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if let Some(place) = self.queued {
+            self.judge.leaves(self.rig.id, self.lock.name(), place);
+        }
+    }
+}
+
+async fn cancellable<F: Future>(work: F, cancel: Cancel) -> Option<F::Output> {
+    match cancel {
+        Cancel::Never => Some(work.await),
+        Cancel::After(span) => time::timeout(span, work).await.ok(),
+        Cancel::Polls(mut left) => {
+            let mut work = pin!(work);
+            poll_fn(|cx| match work.as_mut().poll(cx) {
+                Poll::Ready(output) => Poll::Ready(Some(output)),
+                Poll::Pending => {
+                    left -= 1;
+                    if left == 0 {
+                        Poll::Ready(None)
+                    } else {
+                        Poll::Pending
+                    }
+                }
+            })
+            .await
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What comes of a hold: how it is lost, what its release says, and what may be left behind.
+
+use super::{Entry, Judge};
+use crate::rig::Rig;
+use dlock_core::{Error, ErrorKind, Fingerprint, LockName, LossReason, Outcome};
+use std::time::Duration;
+
+/// A release as its user saw it.
+pub(crate) struct Given {
+    pub(crate) entry: Entry,
+    pub(crate) began: Duration,
+    /// What the guard said it had left before.
+    pub(crate) rest: Duration,
+    /// Other holds of its owner may be inside.
+    pub(crate) is_shared: bool,
+    /// Its client began to shut down before the release was over.
+    pub(crate) is_closing: bool,
+}
+
+impl Judge {
+    /// `lost()` has resolved, or `check` failed.
+    pub(crate) fn lost(&self, rig: &Rig, id: u64, reason: LossReason, is_kept: bool) {
+        let Some(entry) = self.outside(id) else {
+            return;
+        };
+        self.note(format_args!("#{id} lost: {reason:?}"));
+        let is_early = !entry.kept_its_promise();
+        match reason {
+            LossReason::Deadline if is_early => {
+                self.breach(format_args!(
+                    "#{id} lost at its deadline before its deadline"
+                ));
+            }
+            // A session's end may have been made up; that its hold is gone may not.
+            LossReason::NotHeld | LossReason::Session if is_early && !entry.void => {
+                self.breach(format_args!(
+                    "#{id}: the store has lost it, and nobody told it to"
+                ));
+            }
+            LossReason::Shutdown if !rig.is_closing() => {
+                self.breach(format_args!("#{id}: nobody shut down"));
+            }
+            _ => {}
+        }
+        if is_kept {
+            self.unless_calm(format_args!("#{id} a kept lease was lost"));
+        }
+    }
+
+    pub(crate) fn given_back(&self, id: u64, given: &Given, result: &Result<Outcome, Error>) {
+        self.note(format_args!("#{id} release: {}", shown(result)));
+        let took = self.now() - given.began;
+        let is_void = given.entry.void || self.facts().voided.is_some_and(|at| at >= given.began);
+        if matches!(result, Ok(Outcome::Released)) {
+            self.free(&given.entry);
+        }
+        match result {
+            Ok(Outcome::StillHeld { .. }) if !given.is_shared && !is_void => {
+                self.breach(format_args!(
+                    "#{id}: another hold of an owner of its own is left"
+                ));
+            }
+            Ok(Outcome::Kept { rest }) => {
+                let until = given.began + *rest;
+                if !is_void {
+                    let mut facts = self.facts();
+                    let record = facts.record(&given.entry.name);
+                    record.shut = record.shut.max(until);
+                }
+            }
+            Err(error)
+                if error.loss() == Some(LossReason::NotHeld) && took < given.rest && !is_void =>
+            {
+                self.breach(format_args!(
+                    "#{id} was held, and its release did not find it"
+                ));
+            }
+            // A client that was shut down meanwhile has no connection any more.
+            Err(error) if error.kind() == ErrorKind::Unavailable && given.is_closing => {}
+            Err(error) if !matches!(error.kind(), ErrorKind::Lost | ErrorKind::Indeterminate) => {
+                self.breach(format_args!("#{id} release: {error}"));
+            }
+            _ => {}
+        }
+        if took > Duration::from_millis(6_100) {
+            self.breach(format_args!("#{id}: its release took {took:?}"));
+        }
+        if result.is_err() && given.rest > Duration::ZERO {
+            self.unless_calm(format_args!("#{id}: its release failed"));
+        }
+    }
+}
+
+fn shown(result: &Result<Outcome, Error>) -> String {
+    match result {
+        Ok(outcome) => format!("{outcome:?}"),
+        Err(error) => format!("{:?} {:?}", error.kind(), error.loss()),
+    }
+}
+
+impl Judge {
+    /// After a shutdown every guard of that client says lost; what its users had is left to its lease, unless forced.
+    pub(crate) fn after_shutdown(&self, client: usize, force: bool) {
+        let mut facts = self.facts();
+        let mut wrong = Vec::new();
+        for entry in facts.entries.iter().filter(|entry| entry.client == client) {
+            if let Some(guard) = entry.says_held() {
+                wrong.push(format!("{guard:?} is held after shutdown"));
+            } else if !force && entry.is_cut_short() && entry.is_missing(self) {
+                wrong.push(format!(
+                    "{:?} was released under its user by shutdown",
+                    entry.name
+                ));
+            }
+        }
+        for wrong in wrong {
+            facts.breach(format_args!("{wrong}"));
+        }
+    }
+
+    /// Nobody is inside any name and nobody waits for it, but for what a client that was shut down left to its lease, and detached holds.
+    pub(crate) fn expect_nothing_left(&self, names: &[LockName], when: &str, waiters: bool) {
+        for name in names {
+            let Some(shown) = self.show(name) else {
+                self.breach(format_args!("{name:?} cannot be looked at {when}"));
+                continue;
+            };
+            if self.is_left(name) {
+                continue;
+            }
+            if !shown.holders.is_empty() {
+                self.breach(format_args!("{name:?} is held {when}: {shown:?}"));
+            }
+            if waiters && shown.waiters.is_some_and(|waiters| waiters > 0) {
+                self.breach(format_args!("{name:?} is waited for {when}: {shown:?}"));
+            }
+        }
+    }
+
+    /// Whether somebody is inside, or it is shut, on purpose.
+    pub(crate) fn is_left(&self, name: &LockName) -> bool {
+        let Some(shown) = self.show(name) else {
+            return false;
+        };
+        let facts = self.facts();
+        let is_shut = facts
+            .names
+            .get(name)
+            .is_some_and(|record| record.shut > facts.log.now());
+        let is_left = |owner: &Fingerprint| {
+            let is_detached = facts
+                .entries
+                .iter()
+                .any(|entry| entry.is_detached && entry.owner == *owner);
+            is_detached || facts.is_gone(owner)
+        };
+        is_shut || shown.holders.iter().any(|holder| is_left(&holder.owner))
+    }
+}

@@ -1,0 +1,110 @@
+//! What the clients ask of the store: how much, and what they must never ask.
+
+use super::{Facts, Judge};
+use dlock_core::{Fingerprint, HoldId, Instant, LockName, Renew};
+use std::{collections::HashSet, time::Duration};
+
+/// More calls than this of all clients within one second: somebody spins.
+const MOST_IN_A_SECOND: u64 = 3_000;
+
+/// More calls than this without any time going by: somebody spins.
+const MOST_AT_ONCE: u64 = 1_000;
+
+#[derive(Default)]
+pub(super) struct Traffic {
+    pub(super) calls: u64,
+    pub(super) busiest: u64,
+    prompt: u64,
+    second: (u64, u64),
+    instant: (Duration, u64),
+}
+
+impl Traffic {
+    /// Failed, late, or never answered.
+    pub(super) fn faults(&self) -> u64 {
+        self.calls - self.prompt
+    }
+
+    fn count(&mut self, now: Duration) -> u64 {
+        self.calls += 1;
+        let second = now.as_secs();
+        self.second = match self.second {
+            (same, count) if same == second => (same, count + 1),
+            _ => (second, 1),
+        };
+        self.instant = match self.instant {
+            (same, count) if same == now => (same, count + 1),
+            _ => (now, 1),
+        };
+        self.busiest = self.busiest.max(self.second.1);
+        self.instant.1
+    }
+}
+
+impl Judge {
+    /// A call is made; says whether it may be.
+    pub(crate) fn called(&self) -> bool {
+        let mut facts = self.facts();
+        let now = facts.log.now();
+        let at_once = facts.traffic.count(now);
+        if at_once == MOST_AT_ONCE {
+            facts.breach(format_args!("{at_once} calls at one instant"));
+        }
+        if facts.traffic.second.1 == MOST_IN_A_SECOND {
+            facts.breach(format_args!("{MOST_IN_A_SECOND} calls in one second"));
+        }
+        at_once < MOST_AT_ONCE
+    }
+
+    pub(crate) fn answered_at_once(&self) {
+        self.facts().traffic.prompt += 1;
+    }
+
+    pub(crate) fn asks(&self, client: usize, owner: Fingerprint) {
+        self.facts().owners.entry(owner).or_default().insert(client);
+    }
+
+    /// An acquire was answered, while its client still waited for that.
+    pub(crate) fn answers(&self, client: usize, name: &LockName, now: Instant) {
+        self.facts().answers.insert((client, name.clone()), now);
+    }
+
+    /// When that was so last.
+    pub(crate) fn last_answer(&self, client: usize, name: &LockName) -> Instant {
+        let facts = self.facts();
+        let last = facts.answers.get(&(client, name.clone()));
+        last.copied().unwrap_or_default()
+    }
+
+    pub(crate) fn releases(&self, client: usize, hold: HoldId) {
+        let mut facts = self.facts();
+        let now = facts.log.now();
+        facts.releases.entry((client, hold)).or_insert(now);
+    }
+
+    pub(crate) fn renews(&self, client: usize, batch: &[Renew], limit: usize) {
+        let mut facts = self.facts();
+        let mut names = HashSet::new();
+        for entry in batch {
+            if !names.insert(&entry.name) {
+                facts.breach(format_args!("{:?} stands twice in a batch", entry.name));
+            }
+            // One that was about to go out in the very moment may overtake the release.
+            let released = facts.releases.get(&(client, entry.hold));
+            if released.is_some_and(|released| *released < facts.log.now()) {
+                facts.breach(format_args!("{:?} renewed after its release", entry.name));
+            }
+        }
+        if batch.len() > limit {
+            facts.breach(format_args!("a batch of {}", batch.len()));
+        }
+    }
+}
+
+impl Facts {
+    /// Whether a client that asked as this owner was shut down.
+    pub(super) fn is_gone(&self, owner: &Fingerprint) -> bool {
+        let clients = self.owners.get(owner);
+        clients.is_some_and(|clients| clients.iter().any(|client| self.gone.contains(client)))
+    }
+}

@@ -1,0 +1,264 @@
+//! What a task does with a lock that it has: stays, enters again, hands on, gives back, or finds it lost.
+
+use crate::{
+    actor::{Actor, Terms, millis},
+    judge::{Given, Grant},
+    plan::LONGEST_DELAY,
+    rig::Rig,
+    world::World,
+};
+use dlock_core::{Guard, LossReason};
+use std::{sync::Arc, time::Duration};
+use tokio::time;
+
+pub(crate) struct Stay<'a> {
+    actor: &'a mut Actor,
+    world: Arc<World>,
+    rig: Arc<Rig>,
+    guard: Arc<Guard>,
+    id: u64,
+    is_shared: bool,
+    /// When its incarnation was asked for.
+    since: Duration,
+    terms: Terms,
+}
+
+impl<'a> Stay<'a> {
+    pub(crate) fn begin(
+        actor: &'a mut Actor,
+        rig: &Arc<Rig>,
+        guard: Guard,
+        grant: Grant,
+        terms: Terms,
+    ) -> Self {
+        let (world, guard) = (Arc::clone(&actor.world), Arc::new(guard));
+        let id = world.judge.granted(rig, &guard, grant);
+        Self {
+            actor,
+            world,
+            rig: Arc::clone(rig),
+            guard,
+            id,
+            is_shared: grant.is_shared,
+            since: grant.since,
+            terms,
+        }
+    }
+
+    pub(crate) async fn run(mut self) {
+        match self.actor.rng.u8(..16) {
+            0 | 1 => self.enter_again().await,
+            2 => return self.hand_on().await,
+            _ => {}
+        }
+        let span = self.span();
+        match self.stay(&self.rig, &self.guard, span).await {
+            None => self.give_back().await,
+            Some(reason) => self.was_lost(reason).await,
+        }
+    }
+
+    fn span(&mut self) -> Duration {
+        let lease = millis(self.terms.lease);
+        match self.actor.rng.u8(..8) {
+            0 | 1 => Duration::ZERO,
+            2..5 => self.actor.ms(0, 20),
+            5 | 6 => self.actor.ms(0, lease),
+            _ => self.actor.ms(lease, (lease * 3).min(3_000)),
+        }
+    }
+
+    /// Holds it that long, or until it is lost: `lost` has to say so by the deadline.
+    async fn stay(&self, rig: &Rig, guard: &Guard, span: Duration) -> Option<LossReason> {
+        let end = time::Instant::now() + span;
+        loop {
+            let rest = guard.remaining();
+            tokio::select! {
+                biased;
+                reason = guard.lost() => {
+                    if guard.check().is_ok() {
+                        self.world.judge.breach(format_args!("#{}: lost, and its check says it is held", self.id));
+                    }
+                    return Some(reason);
+                }
+                () = time::sleep_until(end) => return None,
+                () = time::sleep(rest), if !rest.is_zero() => {
+                    if guard.remaining().is_zero() && !self.world.dazed(rig) {
+                        self.world.judge.breach(format_args!("#{}: lost() did not resolve by the deadline", self.id));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Another hold of the same incarnation, by scope or by pass, through this client or another one.
+    async fn enter_again(&mut self) {
+        let rig = match self.actor.rng.bool() {
+            true => Arc::clone(&self.rig),
+            false => self.world.rig(&mut self.actor.rng),
+        };
+        let lock = rig.client.lock(self.guard.name().as_str()).unwrap();
+        let lock = lock.kept_lease(self.terms.lease).unwrap();
+        let by_scope = self.actor.rng.bool();
+        let judge = Arc::clone(&self.world.judge);
+        let since = judge.now();
+        judge.note(format_args!(
+            "#{} enters again through client {}",
+            self.id, rig.id
+        ));
+        let entered = if by_scope {
+            self.guard.scope(lock.acquire()).await
+        } else {
+            lock.join(&self.guard.pass()).await
+        };
+        self.is_shared = true;
+        match entered {
+            Ok(inner) => {
+                if inner.token() != self.guard.token() {
+                    judge.breach(format_args!("#{} entered again as {inner:?}", self.id));
+                }
+                let grant = Grant::shared(since);
+                let inner = Arc::new(inner);
+                let id = judge.granted(&rig, &inner, grant);
+                let span = self.actor.ms(0, 50);
+                self.end_inner(&rig, inner, id, span).await;
+            }
+            Err(error) => {
+                judge.note(format_args!(
+                    "#{} does not enter again: {:?}",
+                    self.id,
+                    error.kind()
+                ));
+                if judge.is_calm() && self.guard.check().is_ok() {
+                    judge.breach(format_args!("#{} cannot enter again: {error}", self.id));
+                }
+            }
+        }
+    }
+
+    async fn end_inner(&self, rig: &Rig, inner: Arc<Guard>, id: u64, span: Duration) {
+        let lost = self.stay(rig, &inner, span).await;
+        let judge = &self.world.judge;
+        if let Some(reason) = lost {
+            judge.lost(rig, id, reason, self.terms.lasts());
+        }
+        let rest = inner.remaining();
+        let Some(entry) = judge.outside(id) else {
+            return;
+        };
+        let began = judge.now();
+        let inner = Arc::into_inner(inner).expect("nobody else has it");
+        let released = inner.release().await;
+        let given = Given {
+            entry,
+            began,
+            rest,
+            is_shared: true,
+            is_closing: rig.is_closing(),
+        };
+        judge.given_back(id, &given, &released);
+    }
+
+    /// Goes on as a plain value, and is taken up again, or not.
+    async fn hand_on(mut self) {
+        let judge = Arc::clone(&self.world.judge);
+        let Ok(guard) = Arc::try_unwrap(self.guard) else {
+            unreachable!("nobody else has it")
+        };
+        let detached = match guard.detach() {
+            Ok(detached) => detached,
+            Err(refused) => {
+                judge.note(format_args!(
+                    "#{} is not detached: {}",
+                    self.id, refused.error
+                ));
+                drop(judge.outside(self.id));
+                return;
+            }
+        };
+        judge.note(format_args!("#{} is detached", self.id));
+        judge.detached(self.id);
+        let pause = self.actor.ms(0, millis(self.terms.lease));
+        time::sleep(pause).await;
+        // Instants travel with the value: clocks that jumped apart are clocks of two machines.
+        let rig = match self.world.plan.dangers.jumps {
+            true => Arc::clone(&self.rig),
+            false => self.world.rig(&mut self.actor.rng),
+        };
+        match rig.client.attach(detached).await {
+            Ok(guard) => {
+                drop(judge.outside(self.id));
+                let grant = Grant::shared(self.since);
+                (self.rig, self.guard) = (rig, Arc::new(guard));
+                self.id = judge.granted(&self.rig, &self.guard, grant);
+                self.give_back().await;
+            }
+            Err(refused) => judge.note(format_args!(
+                "#{} is not attached: {:?}",
+                self.id,
+                refused.error.kind()
+            )),
+        }
+    }
+
+    async fn give_back(self) {
+        let judge = &self.world.judge;
+        let (rest, began) = (self.guard.remaining(), judge.now());
+        let Some(entry) = judge.outside(self.id) else {
+            return;
+        };
+        let guard = Arc::into_inner(self.guard).expect("nobody else has it");
+        let is_dropped = self.actor.rng.u8(..5) < 2;
+        if is_dropped {
+            judge.note(format_args!("#{} dropped", self.id));
+            drop(guard);
+            return judge.free(&entry);
+        }
+        judge.note(format_args!("#{} released", self.id));
+        if self.actor.rng.u8(..8) == 0 {
+            let span = self.actor.ms(0, 100);
+            let cut = time::timeout(span, guard.release()).await.is_err();
+            return judge.note(format_args!("#{} release cut short: {cut}", self.id));
+        }
+        let released = guard.release().await;
+        let is_shared = self.is_shared;
+        let given = Given {
+            entry,
+            began,
+            rest,
+            is_shared,
+            is_closing: self.rig.is_closing(),
+        };
+        judge.given_back(self.id, &given, &released);
+    }
+
+    /// Stays lost, whatever is still under way; and its user, who keeps the guard, keeps nobody out.
+    async fn was_lost(self, reason: LossReason) {
+        let judge = Arc::clone(&self.world.judge);
+        judge.lost(&self.rig, self.id, reason, self.terms.lasts());
+        let lingers = self.actor.rng.u8(..4) == 0;
+        let span = match lingers {
+            true => LONGEST_DELAY + self.terms.lease * 2,
+            false => self.actor.ms(0, 200),
+        };
+        time::sleep(span).await;
+        if self.guard.check().is_ok() {
+            judge.breach(format_args!("#{} was lost and is held again", self.id));
+        }
+        if lingers && !self.is_shared && judge.has(&self.guard) {
+            judge.breach(format_args!(
+                "#{} was lost long ago, and is kept in the store",
+                self.id
+            ));
+        }
+        if self.actor.rng.bool() {
+            let guard = Arc::into_inner(self.guard).expect("nobody else has it");
+            if let Ok(outcome) = guard.release().await {
+                judge.breach(format_args!(
+                    "#{} was lost, and its release says {outcome:?}",
+                    self.id
+                ));
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! What lies between one client and the store: it translates times, counts, and hears every request before the store does.
+//!
+//! The model store reads a `give_up` on its own clock. A client whose clock has jumped has another one, and a real driver would
+//! translate, as [`ServerClock`](dlock_core::ServerClock) does; so does this. What a jump does to requests that were under way is covered
+//! by `late`: a client may believe that more time has passed for the store than has.
+
+use crate::judge::Judge;
+use async_trait::async_trait;
+use dlock_core::{
+    Acquire, Acquired, Broken, Capabilities, Clock, Cursor, DistributedLock, FencingToken, Hint,
+    Holds, Instant, Lane, LockName, Page, Release, Released, Renew, Renewed, Result, Snapshot,
+    Ticket,
+};
+use dlock_memory::MemoryDriver;
+use futures_core::stream::BoxStream;
+use std::{
+    fmt::Debug,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+#[derive(Debug)]
+pub(crate) struct Wire {
+    driver: MemoryDriver,
+    caps: Capabilities,
+    clock: Clock,
+    client: usize,
+    judge: Arc<Judge>,
+    closed: AtomicBool,
+}
+
+impl Wire {
+    pub(crate) fn new(
+        driver: MemoryDriver,
+        late: Duration,
+        clock: Clock,
+        client: usize,
+        judge: Arc<Judge>,
+    ) -> Self {
+        let mut caps = driver.capabilities().clone();
+        caps.late = late;
+        caps.renew_batch = 2;
+        Self {
+            driver,
+            caps,
+            clock,
+            client,
+            judge,
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// The same instant on the store's clock.
+    fn there(&self, at: Instant) -> Instant {
+        self.driver.store().clock().now() + at.since(self.clock.now())
+    }
+
+    async fn counted<T: Debug>(
+        &self,
+        what: impl Debug,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        if !self.judge.called() {
+            return std::future::pending().await; // it would never end
+        }
+        let before = self.judge.now();
+        let client = self.client;
+        self.judge
+            .detail(format_args!("client {client} asks {what:?}"));
+        let answer = call.await;
+        self.judge.detail(format_args!(
+            "client {client} hears {answer:?} from {before:?}"
+        ));
+        if answer.is_ok() && self.judge.now() == before {
+            self.judge.answered_at_once();
+        }
+        answer
+    }
+}
+
+#[async_trait]
+impl DistributedLock for Wire {
+    fn capabilities(&self) -> &Capabilities {
+        &self.caps
+    }
+
+    fn lane(&self, name: &LockName) -> Lane {
+        self.driver.lane(name)
+    }
+
+    async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
+        self.judge.asks(self.client, req.owner.fingerprint());
+        let give_up = req.give_up;
+        let mut req = req.clone();
+        req.give_up = self.there(req.give_up);
+        let answer = self.counted(&req, self.driver.acquire(&req)).await;
+        let now = self.clock.now();
+        if answer.is_ok() && now < give_up {
+            self.judge.answers(self.client, &req.name, now);
+        }
+        answer
+    }
+
+    async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
+        self.counted(("leave", name, ticket), self.driver.leave(name, ticket))
+            .await
+    }
+
+    async fn renew(
+        &self,
+        lane: Lane,
+        batch: &[Renew],
+        give_up: Instant,
+    ) -> Result<Vec<Result<Renewed>>> {
+        if self.closed.load(SeqCst) {
+            self.judge.breach(format_args!("renewed after shutdown"));
+        }
+        self.judge.renews(self.client, batch, self.caps.renew_batch);
+        let give_up = self.there(give_up);
+        self.counted(("renew", batch), self.driver.renew(lane, batch, give_up))
+            .await
+    }
+
+    async fn release(&self, req: &Release) -> Result<Released> {
+        if let Holds::One(hold) = req.holds {
+            self.judge.releases(self.client, hold);
+        }
+        self.counted(req, self.driver.release(req)).await
+    }
+
+    fn hints(&self) -> BoxStream<'static, Hint> {
+        self.driver.hints()
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
+        self.counted(("inspect", name), self.driver.inspect(name))
+            .await
+    }
+
+    async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
+        self.counted("list", self.driver.list(prefix, from, limit))
+            .await
+    }
+
+    async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
+        self.counted(("break", name), self.driver.break_lock(name, only))
+            .await
+    }
+
+    async fn close(&self) {
+        self.closed.store(true, SeqCst);
+        self.driver.close().await;
+    }
+}

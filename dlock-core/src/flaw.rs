@@ -39,4 +39,10 @@ pub enum Flaw {
     OwnerShown,
     /// The watchdog renews nothing.
     NeverRenews,
+    /// `at_least_for` is not told to the store.
+    KeepForgotten,
+    /// `max_hold` ends nothing.
+    MaxHoldIgnored,
+    /// A detached hold stays with the watchdog.
+    DetachedIsRenewed,
 }

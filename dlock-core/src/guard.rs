@@ -220,7 +220,9 @@ impl Guard {
             return Err(NotDetached { guard: self, error });
         }
         self.done = true;
-        self.forget();
+        if !self.inner.flawed(Flaw::DetachedIsRenewed) {
+            self.forget();
+        }
         self.inner.detached().insert(self.hold.id);
         self.inner.leave_book(&self.hold);
         // Nobody tells the waiters of this client when it is given back.

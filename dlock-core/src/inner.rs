@@ -97,7 +97,11 @@ impl Inner {
             sent
         };
         let first = start.first.map_or(sent, |first| first.sent);
-        let end = start.terms.end().map(|end| first + end);
+        let ends = start
+            .terms
+            .end()
+            .filter(|_| !self.flawed(Flaw::MaxHoldIgnored));
+        let end = ends.map(|end| first + end);
         let deadline = (counted + start.valid_for.min(length) - Lease::margin(length))
             .min(end.unwrap_or(Instant::FAR));
         if deadline <= now {

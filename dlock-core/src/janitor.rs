@@ -279,6 +279,9 @@ impl Inner {
 
     /// What is left of the time that a name is to stay shut.
     pub(crate) fn rest(&self, keep: Option<Instant>) -> Option<Duration> {
+        if self.flawed(Flaw::KeepForgotten) {
+            return None;
+        }
         keep.map(|until| until.since(self.clock.now()))
             .filter(|rest| !rest.is_zero())
     }

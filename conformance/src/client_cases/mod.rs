@@ -6,6 +6,7 @@ mod crash;
 mod error;
 mod gate;
 mod indeterminate;
+mod keep;
 mod late;
 mod loss;
 mod mutex;
@@ -14,6 +15,7 @@ mod reentry;
 mod renew;
 mod shutdown;
 mod task;
+mod terms;
 mod wait;
 
 use crate::case::Case;
@@ -30,6 +32,8 @@ pub(crate) fn cases() -> Vec<Case> {
         wait::CASES,
         late::CASES,
         crash::CASES,
+        keep::CASES,
+        terms::CASES,
         admin::CASES,
         error::CASES,
         shutdown::CASES,

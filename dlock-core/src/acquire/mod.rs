@@ -117,7 +117,7 @@ async fn once(
             answer = pending.attempt(None, None, false, end) => answer,
             () = inner.revoked() => return Err(closing()),
         };
-        if matches!(answer, Answer::Granted(..) | Answer::Held(_)) {
+        if answer.is_one() {
             inner.store_answers(pending.name());
         }
         match answer {

@@ -41,6 +41,13 @@ pub(super) enum Answer {
     Unanswered,
 }
 
+impl Answer {
+    /// Whether the store gave it.
+    pub(super) fn is_one(&self) -> bool {
+        matches!(self, Self::Granted(..) | Self::Held(_) | Self::Gone)
+    }
+}
+
 impl Pending {
     pub(super) fn new(
         inner: &Arc<Inner>,

@@ -180,9 +180,11 @@ impl Wait {
         next: Option<Ticket>,
     ) -> Result<Option<Guard>, Error> {
         let now = inner.clock.now();
+        if answer.is_one() {
+            inner.store_answers(name);
+        }
         match answer {
             Answer::Granted(grant, sent) => {
-                inner.store_answers(name);
                 let open = self.pending.is_open();
                 if let Some(guard) = self.pending.succeed(grant, sent, line) {
                     self.arrive(inner, name, line.is_some(), next.is_some(), open);
@@ -199,7 +201,6 @@ impl Wait {
                 self.again_after_trouble(inner, name, line.is_some(), now);
             }
             Answer::Held(held) => {
-                inner.store_answers(name);
                 self.trouble.over();
                 self.refused(inner, name, held, line.is_some(), now);
             }

@@ -1,0 +1,109 @@
+//! `keep`: whoever asked for a least time has it, however quick he is and whatever becomes of his guard.
+
+use super::peer::{Peer, frees, left_untouched};
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure},
+};
+use dlock_core::{ErrorKind, Guard, LockName, Outcome};
+use std::time::Duration;
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Keep, a_quick_holder_leaves_the_name_shut),
+    case!(Clause::Keep, its_own_owner_is_shut_out_as_well),
+    case!(Clause::Keep, a_dropped_guard_leaves_the_name_shut),
+    case!(Clause::Keep, whoever_took_his_time_leaves_it_free),
+    case!(Clause::Keep, the_least_time_must_fit_the_most),
+];
+
+/// Takes a name for at least that long.
+async fn takes(peer: &Peer, name: &LockName, least: Duration) -> Result<Guard, Failure> {
+    peer.take(&peer.lock(name)?.at_least_for(least)?).await
+}
+
+async fn a_quick_holder_leaves_the_name_shut(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let began = ctx.now();
+    let guard = takes(&peer, &name, ctx.short()).await?;
+    let outcome = ctx.within("release is answered", ctx.answer(), guard.release());
+    let outcome = outcome.await??;
+    let Outcome::Kept { rest } = outcome else {
+        return Err(Failure::new(format_args!(
+            "the name is not kept: {outcome:?}"
+        )));
+    };
+    ensure(
+        rest <= ctx.short() + ctx.rounding(),
+        "it is shut for longer than was asked for",
+    )?;
+    other.refused(&other.lock(&name)?).await?;
+    let next = other.lock(&name)?.acquire_within(ctx.long());
+    let next = ctx.within("it opens", ctx.short() + ctx.slack() + ctx.answer(), next);
+    let next = next.await??;
+    ensure(
+        ctx.now() + ctx.rounding() >= began + ctx.short(),
+        "somebody got in before the least time was over",
+    )?;
+    frees(&ctx, next).await
+}
+
+async fn its_own_owner_is_shut_out_as_well(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    let owner = peer.client.owner();
+    let lock = peer
+        .lock(&name)?
+        .owned_by(&owner)
+        .at_least_for(ctx.short())?;
+    let guard = peer.take(&lock).await?;
+    ctx.within("release is answered", ctx.answer(), guard.release())
+        .await??;
+    peer.refused(&lock).await
+}
+
+async fn a_dropped_guard_leaves_the_name_shut(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let observer = ctx.caller().await?;
+    let name = ctx.name()?;
+    drop(takes(&peer, &name, ctx.short()).await?);
+    let shut = || async {
+        let seen = observer.inspect(&name).await?;
+        Ok(seen.holders.is_empty() && seen.shut.is_some())
+    };
+    ctx.eventually("the name is shut with nobody inside", ctx.answer(), shut)
+        .await?;
+    other.refused(&other.lock(&name)?).await?;
+    let bound = ctx.short() + ctx.slack() + ctx.answer();
+    left_untouched(&ctx, &observer, &name, bound).await
+}
+
+async fn whoever_took_his_time_leaves_it_free(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let least = ctx.short() / 2;
+    let guard = takes(&peer, &name, least).await?;
+    ctx.sleep(least + ctx.rounding()).await;
+    ensure(
+        guard.shut_after().is_zero(),
+        "the least time should be over",
+    )?;
+    frees(&ctx, guard).await?;
+    let next = other.take(&other.lock(&name)?).await?;
+    frees(&ctx, next).await
+}
+
+async fn the_least_time_must_fit_the_most(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let lock = peer.lock(&ctx.name()?)?.at_least_for(ctx.short() * 2)?;
+    for refused in [lock.clone().max_hold(ctx.short()), lock.lease(ctx.short())] {
+        let kind = refused.err().map(|error| error.kind());
+        ensure(
+            kind == Some(ErrorKind::Misuse),
+            format_args!("a least time beyond the most should be misuse, is {kind:?}"),
+        )?;
+    }
+    Ok(())
+}

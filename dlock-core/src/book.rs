@@ -130,7 +130,10 @@ impl Book {
                 true
             }
             Hint::LookAgain => {
-                for page in self.0.values_mut() {
+                // In the order of names: what happens does not depend on hashing.
+                let mut waited: Vec<_> = self.0.iter_mut().collect();
+                waited.sort_unstable_by_key(|(name, _)| *name);
+                for (_, page) in waited {
                     page.queue.poke();
                 }
                 true

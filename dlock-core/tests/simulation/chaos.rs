@@ -158,6 +158,7 @@ async fn shutting_down(world: &World, rig: &Rig, grace: Duration, force: bool) {
         if force { ", by force" } else { "" }
     ));
     rig.is_closing.store(true, SeqCst);
+    rig.is_forced.store(force, SeqCst);
     judge.gone(rig.id);
     let shutdown = rig.client.shutdown(grace);
     let shutdown = if force { shutdown.force() } else { shutdown };
@@ -166,7 +167,7 @@ async fn shutting_down(world: &World, rig: &Rig, grace: Duration, force: bool) {
         "client {} is shut down: {:?}",
         rig.id, report.locks
     ));
-    judge.after_shutdown(rig.id, force);
+    judge.after_shutdown(rig.id);
     let took = judge.now();
     judge.note(format_args!("took until {took:?}"));
 }

@@ -61,7 +61,7 @@ impl Plan {
                 .map(|name| LockName::new(format!("n{name}")).unwrap())
                 .collect(),
             actors: rng.usize(2..=6),
-            steps: rng.u32(4..=9),
+            steps: rng.u32(5..=15),
             longest: Duration::from_millis(if rng.u8(..5) == 0 { 9_000 } else { 1_500 }),
             rates: if calm {
                 Rates::default()

@@ -18,6 +18,8 @@ pub(crate) struct Rig {
     pub(crate) clock: Clock,
     pub(crate) faults: Faults,
     pub(crate) is_closing: AtomicBool,
+    /// It is shut down by force.
+    pub(crate) is_forced: AtomicBool,
     /// How far its clock may yet jump, and when it last did, in true time.
     jumps: Mutex<(Duration, Option<Duration>)>,
 }
@@ -51,6 +53,7 @@ impl Rig {
             clock,
             faults,
             is_closing: AtomicBool::new(false),
+            is_forced: AtomicBool::new(false),
             jumps: Mutex::new((budget, None)),
         }
     }
@@ -68,6 +71,10 @@ impl Rig {
     pub(crate) fn is_dazed(&self, now: Duration) -> bool {
         let last = self.jumps.lock().unwrap().1;
         last.is_some_and(|last| now - last <= Duration::from_millis(1_010))
+    }
+
+    pub(crate) fn is_forced(&self) -> bool {
+        self.is_forced.load(SeqCst)
     }
 
     pub(crate) fn is_closing(&self) -> bool {

@@ -140,7 +140,7 @@ impl<'a> Stay<'a> {
         let lost = self.stay(rig, &inner, span).await;
         let judge = &self.world.judge;
         if let Some(reason) = lost {
-            judge.lost(rig, id, reason, self.terms.lasts());
+            drop(judge.lost(rig, id, reason, self.terms.lasts()));
         }
         let rest = inner.remaining();
         let Some(entry) = judge.outside(id) else {
@@ -235,7 +235,11 @@ impl<'a> Stay<'a> {
     /// Stays lost, whatever is still under way; and its user, who keeps the guard, keeps nobody out.
     async fn was_lost(self, reason: LossReason) {
         let judge = Arc::clone(&self.world.judge);
-        judge.lost(&self.rig, self.id, reason, self.terms.lasts());
+        let entry = judge.lost(&self.rig, self.id, reason, self.terms.lasts());
+        if reason == LossReason::Shutdown && !self.rig.is_forced() {
+            time::sleep(Duration::from_millis(5)).await;
+            entry.inspect(|entry| judge.left_to_its_lease(entry));
+        }
         let lingers = self.actor.rng.u8(..4) == 0;
         let span = match lingers {
             true => LONGEST_DELAY + self.terms.lease * 2,

@@ -12,7 +12,9 @@ use std::{
 
 /// A guard as its user knows it.
 pub(crate) struct Entry {
-    id: u64,
+    pub(super) id: u64,
+    /// When it was asked for.
+    pub(super) since: Duration,
     pub(super) client: usize,
     clock: Clock,
     pub(super) name: LockName,
@@ -82,6 +84,7 @@ impl Judge {
         let id = facts.entered;
         let entry = Entry {
             id,
+            since: grant.since,
             client: rig.id,
             clock: rig.clock.clone(),
             name,
@@ -227,12 +230,6 @@ impl Entry {
     pub(crate) fn kept_its_promise(&self) -> bool {
         // A timer's tick early is how the core comes to be in time.
         self.clock.now() + Duration::from_millis(2) >= self.promised
-    }
-
-    /// Its user has it still, its lease runs, and yet it is lost.
-    pub(super) fn is_cut_short(&self) -> bool {
-        let rest = self.promised.since(self.clock.now());
-        !self.void && self.guard.strong_count() > 0 && rest > Duration::from_millis(2)
     }
 
     /// Whether the store does not have it, if it can be asked.

@@ -4,10 +4,8 @@ mod inside;
 mod outcomes;
 mod traffic;
 
-pub(crate) use inside::Grant;
+pub(crate) use inside::{Entry, Grant};
 pub(crate) use outcomes::Given;
-
-use inside::Entry;
 
 use crate::{log::Log, plan::Plan};
 use dlock_core::{Fingerprint, HoldId, Instant, LockName, Wake};

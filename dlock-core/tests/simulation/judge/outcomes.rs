@@ -19,10 +19,14 @@ pub(crate) struct Given {
 
 impl Judge {
     /// `lost()` has resolved, or `check` failed.
-    pub(crate) fn lost(&self, rig: &Rig, id: u64, reason: LossReason, is_kept: bool) {
-        let Some(entry) = self.outside(id) else {
-            return;
-        };
+    pub(crate) fn lost(
+        &self,
+        rig: &Rig,
+        id: u64,
+        reason: LossReason,
+        is_kept: bool,
+    ) -> Option<Entry> {
+        let entry = self.outside(id)?;
         self.note(format_args!("#{id} lost: {reason:?}"));
         let is_early = !entry.kept_its_promise();
         match reason {
@@ -45,6 +49,7 @@ impl Judge {
         if is_kept {
             self.unless_calm(format_args!("#{id} a kept lease was lost"));
         }
+        Some(entry)
     }
 
     pub(crate) fn given_back(&self, id: u64, given: &Given, result: &Result<Outcome, Error>) {
@@ -99,22 +104,24 @@ fn shown(result: &Result<Outcome, Error>) -> String {
 }
 
 impl Judge {
-    /// After a shutdown every guard of that client says lost; what its users had is left to its lease, unless forced.
-    pub(crate) fn after_shutdown(&self, client: usize, force: bool) {
+    /// After a shutdown every guard of that client says lost.
+    pub(crate) fn after_shutdown(&self, client: usize) {
         let mut facts = self.facts();
-        let mut wrong = Vec::new();
-        for entry in facts.entries.iter().filter(|entry| entry.client == client) {
-            if let Some(guard) = entry.says_held() {
-                wrong.push(format!("{guard:?} is held after shutdown"));
-            } else if !force && entry.is_cut_short() && entry.is_missing(self) {
-                wrong.push(format!(
-                    "{:?} was released under its user by shutdown",
-                    entry.name
-                ));
-            }
+        let mut entries = facts.entries.iter();
+        let held = entries.find(|entry| entry.client == client && entry.says_held().is_some());
+        if let Some(id) = held.map(|entry| entry.id) {
+            facts.breach(format_args!("#{id} is held after shutdown"));
         }
-        for wrong in wrong {
-            facts.breach(format_args!("{wrong}"));
+    }
+
+    /// What a shutdown took from its user is left to its lease: whatever that user still does, nobody else is inside.
+    pub(crate) fn left_to_its_lease(&self, entry: &Entry) {
+        let is_void = self.facts().voided.is_some_and(|at| at >= entry.since);
+        if !is_void && !entry.kept_its_promise() && entry.is_missing(self) {
+            let id = entry.id;
+            self.breach(format_args!(
+                "#{id} was released under its user by shutdown"
+            ));
         }
     }
 

@@ -1,0 +1,218 @@
+//! Settings.
+
+use dlock_core::{DriverError, ErrorKind, Result};
+use percent_encoding::percent_decode_str;
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+use url::form_urlencoded;
+
+/// Which file the locks are in and how dlock uses it.
+///
+/// Read from a URL as the native client's: `sqlite:PATH` or `sqlite://PATH`, percent-encoded where needed.
+///
+/// ```
+/// use dlock_sqlite::SqliteConfig;
+/// let config: SqliteConfig = "sqlite:/run/billing/locks.db".parse()?;
+/// assert_eq!(config.path(), "/run/billing/locks.db");
+/// # Ok::<(), dlock_core::DriverError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct SqliteConfig {
+    pub(crate) path: PathBuf,
+    pub(crate) create: bool,
+    pub(crate) wake: WakeBy,
+}
+
+impl SqliteConfig {
+    /// A file, made with mode 0600 when it is not there, in a directory that is made with mode 0700 when it is not there.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            create: true,
+            wake: WakeBy::Hints,
+        }
+    }
+
+    /// Where the file is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the file is made when it is not there. Default `true`. URL: `mode=rwc`, or `mode=rw` for `false`.
+    #[must_use]
+    pub fn creates(&self) -> bool {
+        self.create
+    }
+
+    /// Changes [`creates`](Self::creates).
+    #[must_use]
+    pub fn with_create(mut self, create: bool) -> Self {
+        self.create = create;
+        self
+    }
+
+    /// How waiters are woken. Default [`WakeBy::Hints`]. URL: `dlock.wake=hints` or `dlock.wake=poll`.
+    #[must_use]
+    pub fn wake(&self) -> WakeBy {
+        self.wake
+    }
+
+    /// Changes [`wake`](Self::wake).
+    #[must_use]
+    pub fn with_wake(mut self, wake: WakeBy) -> Self {
+        self.wake = wake;
+        self
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<()> {
+        match (key, value) {
+            ("dlock.wake", _) => self.wake = value.parse()?,
+            ("mode", "rwc") => self.create = true,
+            ("mode", "rw") => self.create = false,
+            ("mode" | "cache" | "immutable" | "vfs", _) => {
+                return Err(misuse(format!(
+                    "{key}={value} in the SQLite URL: locks need a file that every process reads and writes as it is; \
+                     only mode=rwc and mode=rw can be said"
+                )));
+            }
+            _ => {
+                let known = KNOWN.join(", ");
+                return Err(misuse(format!(
+                    "the SQLite URL has an unknown setting {key:?}; known: {known}"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Settings that a URL may carry.
+const KNOWN: [&str; 2] = ["dlock.wake", "mode"];
+
+impl FromStr for SqliteConfig {
+    type Err = DriverError;
+
+    fn from_str(url: &str) -> Result<Self> {
+        let rest = url.strip_prefix("sqlite:").ok_or_else(|| {
+            misuse("a SQLite URL is sqlite:PATH, such as sqlite:/run/billing/locks.db".to_owned())
+        })?;
+        let rest = rest.strip_prefix("//").unwrap_or(rest);
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let path = percent_decode_str(path).decode_utf8().map_err(|cause| {
+            misuse("the path in the SQLite URL is no UTF-8".to_owned()).with_source(cause)
+        })?;
+        if path.is_empty() || path == ":memory:" {
+            return Err(misuse(format!(
+                "sqlite:{path} names no file; for locks inside one process there is memory:NAME"
+            )));
+        }
+        if path.contains('\0') {
+            return Err(misuse("the path in the SQLite URL has a NUL".to_owned()));
+        }
+        let mut config = Self::new(path.as_ref());
+        for (key, value) in form_urlencoded::parse(query.as_bytes()) {
+            config.set(&key, &value)?;
+        }
+        Ok(config)
+    }
+}
+
+/// How a waiter learns that a name may be free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WakeBy {
+    /// A release touches a file beside the database that waiters watch (`inotify`).
+    Hints,
+    /// Waiters only look: for machines where inotify instances are scarce.
+    Poll,
+}
+
+impl FromStr for WakeBy {
+    type Err = DriverError;
+
+    fn from_str(wake: &str) -> Result<Self> {
+        match wake {
+            "hints" => Ok(Self::Hints),
+            "poll" => Ok(Self::Poll),
+            _ => Err(misuse(format!(
+                "dlock.wake must be hints or poll, not {wake:?}"
+            ))),
+        }
+    }
+}
+
+impl fmt::Display for WakeBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Hints => "hints",
+            Self::Poll => "poll",
+        })
+    }
+}
+
+fn misuse(message: String) -> DriverError {
+    DriverError::new(ErrorKind::Misuse, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SqliteConfig, WakeBy};
+    use dlock_core::ErrorKind;
+
+    fn path(url: &str) -> String {
+        let config: SqliteConfig = url.parse().unwrap();
+        config.path().to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn paths_are_read_as_the_native_client_reads_them() {
+        for (url, wanted) in [
+            ("sqlite:locks.db", "locks.db"),
+            ("sqlite://locks.db", "locks.db"),
+            ("sqlite:/run/locks.db", "/run/locks.db"),
+            ("sqlite:///run/locks.db", "/run/locks.db"),
+            ("sqlite:/a%20b%3Fc.db?mode=rw", "/a b?c.db"),
+        ] {
+            assert_eq!(path(url), wanted);
+            let native: sqlx::sqlite::SqliteConnectOptions = url.parse().unwrap();
+            assert_eq!(native.get_filename().to_str(), Some(wanted));
+        }
+    }
+
+    #[test]
+    fn settings_have_their_defaults_and_their_names() {
+        let config: SqliteConfig = "sqlite:a".parse().unwrap();
+        assert!(config.creates());
+        assert_eq!(config.wake(), WakeBy::Hints);
+        let config: SqliteConfig = "sqlite:a?mode=rw&dlock.wake=poll".parse().unwrap();
+        assert!(!config.creates());
+        assert_eq!(config.wake(), WakeBy::Poll);
+        assert_eq!(
+            config.wake().to_string().parse::<WakeBy>().unwrap(),
+            WakeBy::Poll
+        );
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_with_what_can() {
+        for (url, hint) in [
+            ("sqlite:a?dlock.wak=poll", "known: dlock.wake, mode"),
+            ("sqlite:a?dlock.wake=push", "hints or poll"),
+            ("sqlite:a?mode=memory", "mode=rwc and mode=rw"),
+            ("sqlite:a?immutable=true", "mode=rwc and mode=rw"),
+            ("sqlite::memory:", "memory:NAME"),
+            ("sqlite:", "memory:NAME"),
+            ("sqlite:a%00", "NUL"),
+            ("sqlite:%ff", "UTF-8"),
+            ("sqlit:a", "sqlite:PATH"),
+        ] {
+            let error = url.parse::<SqliteConfig>().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Misuse, "{url}");
+            assert!(error.to_string().contains(hint), "{url}: {error}");
+        }
+    }
+}

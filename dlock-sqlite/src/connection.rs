@@ -1,0 +1,298 @@
+//! The file and the one connection to it: how they come about, and what happens when they fail.
+//!
+//! SQLite runs on a thread of its own, one statement at a time, so one connection is all that a client can use: a pool would only let
+//! its own connections wait for each other's write lock. Whoever has the [`Turn`] asks; others stand in line for it.
+
+use crate::{
+    commands::{self, APPLICATION_ID, SCHEMA_VERSION},
+    config::SqliteConfig,
+    error,
+    machine::shared_file_system,
+};
+use dlock_core::{DriverError, ErrorKind, Result};
+use rustix::fs::{Access, CWD, FileType, Mode, access, mknodat, stat, statfs};
+use sqlx::{
+    ConnectOptions, Connection as _, SqliteConnection,
+    sqlite::{SqliteConnectOptions, SqliteSynchronous},
+};
+use std::{
+    fs::DirBuilder,
+    io,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+use tokio::{
+    sync::{Mutex, MutexGuard},
+    time::Instant,
+};
+
+/// A file, wherever its names lead from.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// Without symlinks.
+    pub(crate) path: PathBuf,
+    /// Device and inode.
+    id: (u64, u64),
+}
+
+impl Place {
+    /// Finds or makes the file. Blocks.
+    pub(crate) fn prepare(config: &SqliteConfig) -> Result<Self> {
+        let path = std::path::absolute(&config.path)
+            .map_err(|cause| error::no_file("no such path:", &config.path, cause))?;
+        suits_locks(&path)?;
+        let found = match path.canonicalize() {
+            Ok(found) => found,
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound && config.create => make(&path)?,
+            Err(cause) => return Err(error::no_file("cannot find the lock file", &path, cause)),
+        };
+        // The name may have led to another file system.
+        suits_locks(&found)?;
+        let status = stat(&found).map_err(|cause| unreadable(&found, cause.into()))?;
+        if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
+            return Err(error::unfit(&found, "it is no regular file"));
+        }
+        if status.st_nlink > 1 {
+            let why = "it has hard links, and each of its names would have a write-ahead log of its own: remove all but one";
+            return Err(error::unfit(&found, why));
+        }
+        let folder = found.parent().unwrap_or(Path::new("/"));
+        for path in [&found, folder] {
+            access(path, Access::READ_OK | Access::WRITE_OK)
+                .map_err(|cause| unreadable(path, cause.into()))?;
+        }
+        Ok(Self {
+            id: (status.st_dev, status.st_ino),
+            path: found,
+        })
+    }
+
+    /// The same for every name of the file: passes are matched by it.
+    pub(crate) fn store(&self) -> String {
+        let (device, inode) = self.id;
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        format!("sqlite:{major}:{minor}/{inode}")
+    }
+
+    /// Refuses when another file, or none, has the name by now: whoever comes new would not see what is written to this one.
+    pub(crate) fn still_there(&self) -> Result<()> {
+        match stat(&self.path) {
+            Ok(status) if (status.st_dev, status.st_ino) == self.id => Ok(()),
+            _ => Err(error::replaced(&self.path)),
+        }
+    }
+
+    async fn open(&self) -> Result<SqliteConnection> {
+        self.still_there()?;
+        let options = SqliteConnectOptions::new()
+            .filename(&self.path)
+            .busy_timeout(BUSY)
+            .synchronous(SqliteSynchronous::Normal)
+            .thread_name(|_| "dlock-sqlite".to_owned())
+            .disable_statement_logging();
+        let mut native = options.connect().await.map_err(error::unopened)?;
+        let found = commands::identify(&mut native).await;
+        let found = found.map_err(error::unopened)?;
+        match (found.application, found.schema, found.tables) {
+            (0, 0, 0) => {}
+            (APPLICATION_ID, SCHEMA_VERSION, _) => {}
+            (APPLICATION_ID, schema, _) => {
+                let why = format!(
+                    "it has schema {schema}, and this dlock knows {SCHEMA_VERSION}: update dlock, or name another file"
+                );
+                return Err(error::unsupported(&self.path, &why));
+            }
+            _ => {
+                let why =
+                    "it is a database of somebody else's, and was left as it is: name another file";
+                return Err(error::unfit(&self.path, why));
+            }
+        }
+        let mode = commands::journal(&mut native).await;
+        let mode = mode.map_err(error::unopened)?;
+        if mode != "wal" {
+            let why = format!(
+                "its journal mode stays {mode:?}, as its file system lacks what a write-ahead log needs"
+            );
+            return Err(error::unsupported(&self.path, &why));
+        }
+        if found.schema != SCHEMA_VERSION {
+            commands::create(&mut native)
+                .await
+                .map_err(error::unopened)?;
+        }
+        self.still_there()?;
+        Ok(native)
+    }
+}
+
+/// Makes the file, and its folder when that is not there, for this user alone. Somebody else may be making it too.
+///
+/// It is made without being opened: to close a file ends every lock that this process has on it, also those of another client.
+fn make(path: &Path) -> Result<PathBuf> {
+    let failed = |cause: io::Error| error::no_file("cannot make the lock file", path, cause);
+    if let Some(folder) = path.parent() {
+        let mut builder = DirBuilder::new();
+        builder
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .map_err(failed)?;
+    }
+    match mknodat(
+        CWD,
+        path,
+        FileType::RegularFile,
+        Mode::from_raw_mode(0o600),
+        0,
+    ) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => path.canonicalize().map_err(failed),
+        Err(cause) => Err(failed(cause.into())),
+    }
+}
+
+/// Refuses file systems that other kernels see too, by the nearest folder that is there.
+fn suits_locks(path: &Path) -> Result<()> {
+    let Some(kind) = path.ancestors().find_map(|path| statfs(path).ok()) else {
+        return Ok(());
+    };
+    #[allow(
+        clippy::useless_conversion,
+        reason = "it has another width on other processors"
+    )]
+    let kind: i64 = kind.f_type.into();
+    match shared_file_system(kind) {
+        Some(name) => {
+            let why = format!(
+                "it is on {name}, which other machines can write too, and a file's locks hold within one: use a disk of this machine, or a server"
+            );
+            Err(error::unsupported(path, &why))
+        }
+        None => Ok(()),
+    }
+}
+
+fn unreadable(path: &Path, cause: io::Error) -> DriverError {
+    error::no_file("cannot read and write", path, cause)
+}
+
+/// The one connection.
+pub(crate) struct Connection {
+    place: Place,
+    state: Mutex<State>,
+    closed: AtomicBool,
+}
+
+struct State {
+    native: Option<SqliteConnection>,
+    /// Somebody stopped listening to a statement, which may still run.
+    unheard: bool,
+}
+
+impl Connection {
+    pub(crate) async fn open(place: Place) -> Result<Self> {
+        let native = opened(&place).await?;
+        Ok(Self {
+            place,
+            state: Mutex::new(State {
+                native: Some(native),
+                unheard: false,
+            }),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Waits for this request's turn, and opens the file again where that is needed.
+    pub(crate) async fn turn(&self) -> Result<Turn<'_>> {
+        let mut state = self.state.lock().await;
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(error::closed());
+        }
+        if state.unheard {
+            // Time is read when a turn begins and may pass only while the file is busy: so the statement before must be over.
+            if let Some(native) = &mut state.native
+                && native.ping().await.is_err()
+            {
+                state.native = None;
+            }
+            state.unheard = false;
+        }
+        if state.native.is_none() {
+            state.native = Some(opened(&self.place).await?);
+        }
+        Ok(Turn { state })
+    }
+
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    pub(crate) async fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        let native = self.state.lock().await.native.take();
+        if let Some(native) = native
+            && let Err(error) = native.close().await
+        {
+            tracing::debug!(%error, "sqlite: closing");
+        }
+    }
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Connection({})", self.place.path.display())
+    }
+}
+
+/// The right to ask, until it is dropped.
+pub(crate) struct Turn<'a> {
+    state: MutexGuard<'a, State>,
+}
+
+impl Turn<'_> {
+    /// For one statement, whose answer goes to [`heard`](Self::heard).
+    pub(crate) fn native(&mut self) -> &mut SqliteConnection {
+        self.state.unheard = true;
+        let native = self.state.native.as_mut();
+        native.expect("a turn begins with a connection, and ends with the error that takes it away")
+    }
+
+    /// What the statement answered.
+    pub(crate) fn heard<T>(&mut self, answer: sqlx::Result<T>) -> Result<T> {
+        self.state.unheard = false;
+        answer.map_err(|cause| {
+            let failure = error::failed(cause);
+            if failure.reopen {
+                self.state.native = None;
+            }
+            failure.error
+        })
+    }
+}
+
+/// Opens the file, also while others make it: to change the journal needs the file alone, for which SQLite does not wait.
+async fn opened(place: &Place) -> Result<SqliteConnection> {
+    let until = Instant::now() + OPEN_WITHIN;
+    loop {
+        match place.open().await {
+            Err(error) if is_busy(&error) && Instant::now() < until => {
+                tokio::time::sleep(Duration::from_micros(fastrand::u64(1_000..20_000))).await;
+            }
+            opened => return opened,
+        }
+    }
+}
+
+fn is_busy(error: &DriverError) -> bool {
+    error.kind() == ErrorKind::Unavailable
+        && std::error::Error::source(error)
+            .and_then(|source| source.downcast_ref())
+            .is_some_and(error::is_busy)
+}
+
+/// How long a statement waits for another process's write: what makes an acquire late. The rest of the second is for the write itself.
+const BUSY: Duration = Duration::from_millis(900);
+/// How long a file may be busy with others who open it.
+const OPEN_WITHIN: Duration = Duration::from_secs(5);

@@ -1,0 +1,265 @@
+//! What a native error means: one table.
+
+use dlock_core::{DriverError, Effect, ErrorKind, MAX_HOLDS, Retry};
+use std::{io, path::Path};
+
+/// An error of the driver, and whether the connection that gave it is of no more use.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) error: DriverError,
+    pub(crate) reopen: bool,
+}
+
+/// One row: what a code means for the program, the loop and the human.
+#[derive(Debug, PartialEq, Eq)]
+struct Class {
+    code: i32,
+    kind: ErrorKind,
+    retry: Retry,
+    effect: Effect,
+    reopen: bool,
+    advice: &'static str,
+}
+
+const fn row(
+    code: i32,
+    kind: ErrorKind,
+    retry: Retry,
+    effect: Effect,
+    reopen: bool,
+    advice: &'static str,
+) -> Class {
+    Class {
+        code,
+        kind,
+        retry,
+        effect,
+        reopen,
+        advice,
+    }
+}
+
+/// A statement is a transaction: refused before its commit, it did nothing. Where the file itself failed, nobody can tell.
+/// An extended code that has no row of its own has that of its last eight bits.
+#[rustfmt::skip]
+const TABLE: [Class; 19] = {
+    use Effect::{None, Unknown};
+    use ErrorKind::{Misuse, Unavailable, Unsupported};
+    use Retry::{Later, Never, Now};
+    [
+        row(1, Unavailable, Never, Unknown, true, "SQLite refused a statement: was the schema of the lock file changed by hand?"),
+        row(3, Unavailable, Never, None, true, "the lock file may not be opened: see its mode and its directory's"),
+        row(5, Unavailable, Later, None, false, "the lock file was busy for a second: somebody holds a write transaction open in it, or its disk is slow"),
+        row(6, Unavailable, Later, None, false, "the lock table is in use"),
+        row(7, Unavailable, Later, Unknown, true, "out of memory"),
+        row(8, Unavailable, Never, None, true, "the lock file cannot be written: it, its directory or its file system is read-only for this user"),
+        row(10, Unavailable, Later, Unknown, true, "the disk or the file system failed under the lock file: see the kernel's log"),
+        row(11, Unavailable, Never, Unknown, true, "the lock file is damaged: stop everybody who uses it, delete it and its -wal and -shm, and start again"),
+        row(13, Unavailable, Later, None, false, "the disk of the lock file is full: make room; what is held stays held until its lease is over"),
+        row(14, Unavailable, Later, None, true, "the lock file or its -wal or -shm cannot be opened: is the directory still there, writable, and is a descriptor left?"),
+        row(15, Unavailable, Later, None, true, "the processes that use the lock file get in each other's way"),
+        row(17, Unavailable, Now, None, true, "the schema of the lock file has just changed"),
+        row(19, Unavailable, Never, None, false, "BUG: a row breaks the schema of the lock file; please report it"),
+        row(20, Unavailable, Never, None, false, "BUG: a value does not fit the schema of the lock file; please report it"),
+        row(22, Unsupported, Never, None, true, "this system has no large files"),
+        row(23, Unavailable, Never, None, true, "SQLite may not do this here"),
+        row(26, Misuse, Never, None, true, "the file is no SQLite database: name another one, it was left as it is"),
+        // Extended: the file that is open has no longer the name it was opened by.
+        row(8 | 4 << 8, Unavailable, Never, None, true, "the lock file was moved or deleted while it was in use: connect again"),
+        // Extended: no room for the index of the -wal.
+        row(10 | 19 << 8, Unavailable, Later, None, true, "the disk of the lock file is full: make room; what is held stays held until its lease is over"),
+    ]
+};
+
+/// SQLite said something that nobody expected, or its thread ended.
+const OTHER: Class = row(
+    0,
+    ErrorKind::Unavailable,
+    Retry::Later,
+    Effect::Unknown,
+    true,
+    "the lock file could not be used",
+);
+
+/// A column has what the driver did not write.
+const GARBLED: Class = row(
+    0,
+    ErrorKind::Unavailable,
+    Retry::Never,
+    Effect::None,
+    false,
+    "a record in the lock file has something in it that dlock did not write: break that lock, or delete the file",
+);
+
+/// A failed statement.
+pub(crate) fn failed(cause: sqlx::Error) -> Failure {
+    let class = classify(&cause);
+    let error = DriverError::new(class.kind, class.advice)
+        .with_retry(class.retry)
+        .with_effect(class.effect)
+        .with_source(cause);
+    Failure {
+        error,
+        reopen: class.reopen,
+    }
+}
+
+/// A file that could not be opened or prepared: nothing was asked of it yet.
+pub(crate) fn unopened(cause: sqlx::Error) -> DriverError {
+    failed(cause).error.with_effect(Effect::None)
+}
+
+/// Whether that will pass in a moment.
+pub(crate) fn is_busy(cause: &sqlx::Error) -> bool {
+    matches!(code(cause).map(|code| code & 0xff), Some(5 | 6 | 15))
+}
+
+/// What the operating system says to a path.
+pub(crate) fn no_file(what: &str, path: &Path, cause: io::Error) -> DriverError {
+    let message = format!("{what} {}: {cause}", path.display());
+    DriverError::new(ErrorKind::Unavailable, message).with_source(cause)
+}
+
+pub(crate) fn unfit(path: &Path, why: &str) -> DriverError {
+    let message = format!("{} cannot be the lock file: {why}", path.display());
+    DriverError::new(ErrorKind::Misuse, message)
+}
+
+pub(crate) fn unsupported(path: &Path, why: &str) -> DriverError {
+    let message = format!("{} cannot be the lock file: {why}", path.display());
+    DriverError::new(ErrorKind::Unsupported, message)
+}
+
+/// Another file is where the one was that is open.
+pub(crate) fn replaced(path: &Path) -> DriverError {
+    let message = format!(
+        "the lock file {} was moved, deleted or replaced while it was in use: connect again, and keep cleaners of old files away from it",
+        path.display()
+    );
+    DriverError::new(ErrorKind::Unavailable, message)
+}
+
+/// A record that was written after this machine booted, by a machine that booted at another time.
+pub(crate) fn other_kernel(path: &Path, theirs: &str, ours: &str) -> DriverError {
+    let message = format!(
+        "another kernel (boot {theirs}) writes the lock file {}, this one is boot {ours}: a file's locks hold within one machine, \
+         so nothing was changed. If no other machine, virtual machine or time namespace uses it, the clock was set back since: \
+         stop everybody who uses the file and delete it",
+        path.display()
+    );
+    DriverError::new(ErrorKind::Misuse, message)
+}
+
+/// Its turn came after its give-up: nothing was done.
+pub(crate) fn late() -> DriverError {
+    DriverError::unavailable("the request came to the lock file after its time and was dropped")
+        .with_retry(Retry::Now)
+}
+
+/// Others changed the record each time between reading and writing it.
+pub(crate) fn contended() -> DriverError {
+    DriverError::unavailable("too many others change this lock at the same time")
+}
+
+pub(crate) fn full() -> DriverError {
+    let message =
+        format!("the lock has {MAX_HOLDS} holds already, the most that one name can have");
+    DriverError::new(ErrorKind::Overloaded, message).with_retry(Retry::Later)
+}
+
+pub(crate) fn garbled() -> DriverError {
+    DriverError::new(GARBLED.kind, GARBLED.advice)
+}
+
+pub(crate) fn closed() -> DriverError {
+    DriverError::new(ErrorKind::ShuttingDown, "the driver was closed")
+}
+
+pub(crate) fn bad_cursor() -> DriverError {
+    DriverError::new(ErrorKind::Misuse, "the cursor is none of this driver's")
+}
+
+fn classify(cause: &sqlx::Error) -> &'static Class {
+    match cause {
+        sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. } => &GARBLED,
+        _ => code(cause).map_or(&OTHER, by_code),
+    }
+}
+
+fn by_code(code: i32) -> &'static Class {
+    let row = |code| TABLE.iter().find(|class| class.code == code);
+    row(code).or_else(|| row(code & 0xff)).unwrap_or(&OTHER)
+}
+
+/// SQLite's extended result code.
+fn code(cause: &sqlx::Error) -> Option<i32> {
+    cause.as_database_error()?.code()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{GARBLED, OTHER, TABLE, by_code, classify};
+    use dlock_core::{Effect, ErrorKind, Retry};
+    use sqlx::{ConnectOptions, Connection, sqlite::SqliteConnectOptions};
+    use std::collections::HashSet;
+
+    #[test]
+    fn codes_have_the_row_that_was_meant() {
+        for (code, row) in [
+            (5, 5),       // BUSY
+            (261, 5),     // BUSY_RECOVERY
+            (517, 5),     // BUSY_SNAPSHOT
+            (8, 8),       // READONLY
+            (1032, 1032), // READONLY_DBMOVED
+            (1544, 8),    // READONLY_DIRECTORY
+            (778, 10),    // IOERR_WRITE
+            (4874, 4874), // IOERR_SHMSIZE
+            (11, 11),     // CORRUPT
+            (267, 11),    // CORRUPT_VTAB
+            (13, 13),     // FULL
+            (14, 14),     // CANTOPEN
+            (270, 14),    // CANTOPEN_NOTEMPDIR
+            (26, 26),     // NOTADB
+            (3091, 19),   // CONSTRAINT_DATATYPE
+            (99, 0),      // nobody knows
+        ] {
+            assert_eq!(by_code(code).code, row, "{code}");
+        }
+        assert_eq!(classify(&sqlx::Error::WorkerCrashed), &OTHER);
+        assert_eq!(classify(&sqlx::Error::Decode("x".into())), &GARBLED);
+    }
+
+    #[test]
+    fn only_a_failing_file_leaves_the_effect_open() {
+        let open: Vec<_> = TABLE
+            .iter()
+            .filter(|class| class.effect == Effect::Unknown)
+            .map(|class| class.code)
+            .collect();
+        assert_eq!(open, [1, 7, 10, 11]);
+        assert_eq!(OTHER.effect, Effect::Unknown);
+        let busy = by_code(5);
+        assert_eq!(
+            (busy.kind, busy.retry, busy.reopen),
+            (ErrorKind::Unavailable, Retry::Later, false)
+        );
+    }
+
+    #[test]
+    fn each_code_has_one_row() {
+        let codes: HashSet<_> = TABLE.iter().map(|class| class.code).collect();
+        assert_eq!(codes.len(), TABLE.len());
+    }
+
+    #[tokio::test]
+    async fn the_native_client_tells_the_code() {
+        let options = SqliteConnectOptions::new().in_memory(true);
+        let mut native = options.connect().await.unwrap();
+        let error = sqlx::query("SELECT * FROM nothing")
+            .fetch_all(&mut native)
+            .await
+            .unwrap_err();
+        assert_eq!(classify(&error).code, 1);
+        native.close().await.unwrap();
+    }
+}

@@ -1,0 +1,321 @@
+//! The suite over real files, woken and polling.
+
+use async_trait::async_trait;
+use dlock_conformance::{
+    Call, Failure, Faults, Fixture, Gap, MakeFixture, Mutants, Network, Records, Server, StoreTime,
+    Time, main as suite,
+};
+use dlock_core::{
+    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, DriverError, FencingToken,
+    Hint, Instant, Lane, LockName, Page, Release, Released, Renew, Renewed, Result, Snapshot,
+    Ticket,
+};
+use dlock_sqlite::{SqliteDriver, WakeBy};
+use futures_core::stream::BoxStream;
+use sqlx::{ConnectOptions, Connection, SqliteConnection, sqlite::SqliteConnectOptions};
+use std::{
+    path::PathBuf,
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use tempfile::TempDir;
+
+fn main() -> ExitCode {
+    let sqlite = |name, wake| Box::new(Sqlite { name, wake }) as Box<dyn MakeFixture>;
+    suite(
+        vec![
+            sqlite("sqlite", WakeBy::Hints),
+            sqlite("sqlite-poll", WakeBy::Poll),
+        ],
+        Mutants::Listed,
+    )
+}
+
+/// One way of waking.
+#[derive(Clone, Copy)]
+struct Sqlite {
+    name: &'static str,
+    wake: WakeBy,
+}
+
+#[async_trait]
+impl MakeFixture for Sqlite {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn time(&self) -> Time {
+        Time::Real
+    }
+
+    async fn make(&self) -> Result<Arc<dyn Fixture>, Failure> {
+        let folder = tempfile::tempdir()?;
+        Ok(Arc::new(Place { folder, of: *self }))
+    }
+
+    async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
+        Ok(Arc::new(SqliteDriver::connect(url).await?))
+    }
+}
+
+/// One file, of which every driver has its own connection.
+struct Place {
+    folder: TempDir,
+    of: Sqlite,
+}
+
+impl Place {
+    fn address(&self) -> String {
+        let (folder, wake) = (self.folder.path().display(), self.of.wake);
+        format!("sqlite:{folder}/locks.db?dlock.wake={wake}")
+    }
+
+    async fn native(&self) -> Result<SqliteConnection, Failure> {
+        let file = self.folder.path().join("locks.db");
+        let native = SqliteConnectOptions::new().filename(file).connect().await;
+        native.map_err(Failure::new)
+    }
+}
+
+#[async_trait]
+impl Fixture for Place {
+    async fn driver(&self) -> Result<Arc<dyn DistributedLock>, Failure> {
+        self.of.connect(&self.address()).await
+    }
+
+    fn url(&self) -> Result<String, Gap> {
+        Ok(self.address())
+    }
+
+    fn network(&self) -> Result<&dyn Network, Gap> {
+        Ok(self)
+    }
+
+    fn server(&self) -> Result<&dyn Server, Gap> {
+        Err(Gap(
+            "a file has no server: to stop one process stops nobody else",
+        ))
+    }
+
+    fn records(&self) -> Result<&dyn Records, Gap> {
+        Ok(self)
+    }
+
+    fn store_time(&self) -> Result<&dyn StoreTime, Gap> {
+        Err(Gap("the boot clock cannot be set"))
+    }
+}
+
+#[async_trait]
+impl Records for Place {
+    async fn delete(&self, name: &LockName) -> Result<(), Failure> {
+        let mut native = self.native().await?;
+        let gone = "UPDATE locks SET owner = NULL, holds = '', until = 0, version = version + 1 WHERE name = ?";
+        let gone = sqlx::query(gone).bind(name.as_str().as_bytes());
+        gone.execute(&mut native).await.map_err(Failure::new)?;
+        native.close().await.map_err(Failure::new)
+    }
+
+    async fn flush(&self) -> Result<(), Failure> {
+        let mut native = self.native().await?;
+        let gone = sqlx::query("DELETE FROM locks").execute(&mut native).await;
+        gone.map_err(Failure::new)?;
+        native.close().await.map_err(Failure::new)
+    }
+}
+
+/// Between a program and its file there is no wire, but a queue, a thread and a disk: they are as slow, and as silent.
+#[async_trait]
+impl Network for Place {
+    async fn faulty_driver(&self) -> Result<(Arc<dyn DistributedLock>, Box<dyn Faults>), Failure> {
+        let script = Arc::new(Mutex::new(Script::default()));
+        let driver = Slow {
+            inner: self.driver().await?,
+            script: Arc::clone(&script),
+        };
+        let wake = self.folder.path().join("locks.db.wake");
+        Ok((Arc::new(driver), Box::new(Told { script, wake })))
+    }
+}
+
+#[derive(Debug, Default)]
+struct Script {
+    lost: Option<Call>,
+    held_back: Option<(Call, Duration)>,
+    down: bool,
+    delay: Duration,
+}
+
+struct Told {
+    script: Arc<Mutex<Script>>,
+    wake: PathBuf,
+}
+
+impl Told {
+    fn write(&self, how: impl FnOnce(&mut Script)) -> Result<(), Failure> {
+        how(&mut self.script.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Faults for Told {
+    async fn lose_reply(&self, of: Call) -> Result<(), Failure> {
+        self.write(|script| script.lost = Some(of))
+    }
+
+    async fn hold_back(&self, of: Call, by: Duration) -> Result<(), Failure> {
+        self.write(|script| script.held_back = Some((of, by)))
+    }
+
+    /// What waiters listen to is taken away, as by a cleaner of old files; other cases may make it again meanwhile.
+    async fn cut(&self) -> Result<(), Failure> {
+        let files = std::fs::read_dir(&self.wake).into_iter().flatten();
+        for file in files.flatten() {
+            drop(std::fs::remove_file(file.path()));
+        }
+        Ok(())
+    }
+
+    async fn down(&self) -> Result<(), Failure> {
+        self.write(|script| script.down = true)
+    }
+
+    async fn up(&self) -> Result<(), Failure> {
+        self.write(|script| script.down = false)
+    }
+
+    async fn delay(&self, by: Duration) -> Result<(), Failure> {
+        self.write(|script| script.delay = by)
+    }
+}
+
+/// A driver whose requests lie in a queue, whose answers are lost, whose disk is away.
+#[derive(Debug)]
+struct Slow {
+    inner: Arc<dyn DistributedLock>,
+    script: Arc<Mutex<Script>>,
+}
+
+impl Slow {
+    /// Runs a request as the script says, to its end whoever listens.
+    async fn run<T: Send + 'static>(
+        &self,
+        call: Option<Call>,
+        request: impl AsyncRequest<T>,
+    ) -> Result<T> {
+        let (down, wait, lost) = {
+            let mut script = self.script.lock().unwrap_or_else(PoisonError::into_inner);
+            let held_back = script.held_back.take_if(|(of, _)| Some(*of) == call);
+            let lost = script.lost.take_if(|of| Some(*of) == call).is_some();
+            let wait = held_back.map_or(script.delay, |(_, by)| by);
+            (script.down, wait, lost)
+        };
+        if down {
+            return Err(DriverError::unavailable("the disk is away"));
+        }
+        let inner = Arc::clone(&self.inner);
+        let answer = tokio::spawn(async move {
+            tokio::time::sleep(wait).await;
+            request.send(inner).await
+        });
+        let answer = answer.await.expect("drivers do not panic");
+        if lost {
+            return Err(DriverError::unanswered("the answer was lost"));
+        }
+        answer
+    }
+}
+
+/// What a request does with a driver.
+trait AsyncRequest<T>: Send + 'static {
+    fn send(self, driver: Arc<dyn DistributedLock>) -> impl Future<Output = Result<T>> + Send;
+}
+
+impl<T, F, A> AsyncRequest<T> for F
+where
+    F: FnOnce(Arc<dyn DistributedLock>) -> A + Send + 'static,
+    A: Future<Output = Result<T>> + Send,
+{
+    fn send(self, driver: Arc<dyn DistributedLock>) -> impl Future<Output = Result<T>> + Send {
+        self(driver)
+    }
+}
+
+#[async_trait]
+impl DistributedLock for Slow {
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn lane(&self, name: &LockName) -> Lane {
+        self.inner.lane(name)
+    }
+
+    async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
+        let req = req.clone();
+        self.run(
+            Some(Call::Acquire),
+            |inner: Arc<dyn DistributedLock>| async move { inner.acquire(&req).await },
+        )
+        .await
+    }
+
+    async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
+        self.inner.leave(name, ticket).await
+    }
+
+    async fn renew(
+        &self,
+        lane: Lane,
+        batch: &[Renew],
+        give_up: Instant,
+    ) -> Result<Vec<Result<Renewed>>> {
+        let batch = batch.to_vec();
+        self.run(
+            Some(Call::Renew),
+            move |inner: Arc<dyn DistributedLock>| async move {
+                inner.renew(lane, &batch, give_up).await
+            },
+        )
+        .await
+    }
+
+    async fn release(&self, req: &Release) -> Result<Released> {
+        let req = req.clone();
+        self.run(
+            Some(Call::Release),
+            |inner: Arc<dyn DistributedLock>| async move { inner.release(&req).await },
+        )
+        .await
+    }
+
+    fn hints(&self) -> BoxStream<'static, Hint> {
+        self.inner.hints()
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
+        let name = name.clone();
+        self.run(None, |inner: Arc<dyn DistributedLock>| async move {
+            inner.inspect(&name).await
+        })
+        .await
+    }
+
+    async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
+        self.inner.list(prefix, from, limit).await
+    }
+
+    async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
+        let name = name.clone();
+        self.run(None, move |inner: Arc<dyn DistributedLock>| async move {
+            inner.break_lock(&name, only).await
+        })
+        .await
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}

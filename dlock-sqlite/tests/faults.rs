@@ -1,0 +1,3 @@
+//! What only a file can suffer.
+
+fn main() {}

@@ -86,6 +86,12 @@ impl Lock {
         Ok(self)
     }
 
+    /// The lease it would be acquired on, as the store and [`max_hold`](Self::max_hold) allow it.
+    #[must_use]
+    pub fn current_lease(&self) -> Lease {
+        self.terms.lease()
+    }
+
     fn possible(&self, lease: Lease) -> Result<Lease, Error> {
         let caps = &self.inner.caps;
         lease

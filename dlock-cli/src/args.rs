@@ -159,7 +159,12 @@ pub(crate) struct Release {
 #[derive(Debug, Args)]
 pub(crate) struct Break {
     /// Only if this is still its token, as `inspect` showed it.
-    #[arg(long, value_name = "N", required_unless_present = "force", conflicts_with = "force")]
+    #[arg(
+        long,
+        value_name = "N",
+        required_unless_present = "force",
+        conflicts_with = "force"
+    )]
     pub(crate) token: Option<u64>,
     /// Whatever its token.
     #[arg(long)]

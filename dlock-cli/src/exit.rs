@@ -42,6 +42,7 @@ impl Exit {
     /// Of an error, for those who acquire: whatever was left is being undone.
     pub(crate) fn of(error: &Error, held: Self) -> Self {
         match error.kind() {
+            _ if error.to_string().contains("BUG:") => Self::BUG,
             ErrorKind::Timeout { phase: Phase::Wait } => held,
             ErrorKind::Misuse | ErrorKind::Unsupported => Self::USAGE,
             ErrorKind::Lost | ErrorKind::Gone => Self::LOST,

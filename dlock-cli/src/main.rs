@@ -4,6 +4,8 @@ mod args;
 mod exec;
 mod exit;
 mod output;
+mod settle;
+mod signals;
 mod simple;
 mod store;
 
@@ -11,48 +13,73 @@ use args::{Cli, Command};
 use clap::{Parser, error::ErrorKind};
 use exit::Exit;
 use output::Output;
-use std::process::ExitCode;
+use signals::{Blocked, Ended, Signals};
+use std::{env, io, panic, process::ExitCode};
 
 fn main() -> ExitCode {
     // Not through clap: nobody but us calls it.
     if let Some(stage) = exec::Stage::asked_for() {
         return stage.run().into();
     }
+    // A panic has printed itself.
+    panic::catch_unwind(parse_and_run)
+        .unwrap_or(Exit::BUG)
+        .into()
+}
+
+fn parse_and_run() -> Exit {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            let help = matches!(
-                error.kind(),
-                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
-            );
-            let shown = error.print();
-            let exit = if help && shown.is_ok() {
-                Exit::DONE
-            } else {
-                Exit::USAGE
-            };
-            return exit.into();
-        }
+        Err(error) => return unread(&error),
     };
     let output = Output::new(&cli);
     output.log();
-    // A process may have one provider only, so the library leaves it to us.
-    drop(rustls::crypto::ring::default_provider().install_default()); // fails only if there is one
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    // One thread: the child's death signal is bound to the thread that started it.
-    match runtime {
-        Ok(runtime) => runtime.block_on(run(cli, &output)).into(),
-        Err(error) => {
-            output.say(&format!("no runtime: {error}"));
-            Exit::BUG.into()
-        }
-    }
+    start(cli, &output).unwrap_or_else(|error| {
+        output.say(&format!("BUG: no runtime: {error}"));
+        Exit::BUG
+    })
 }
 
-async fn run(cli: Cli, output: &Output) -> Exit {
-    let url = match store::url(cli.url.as_deref(), output) {
+/// Help, or what is wrong with the command line.
+fn unread(error: &clap::Error) -> Exit {
+    let help = matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+    );
+    let json = env::args_os()
+        .take_while(|arg| arg != "--")
+        .any(|arg| arg == "--json");
+    if help {
+        return error.print().map_or(Exit::OUTPUT, |()| Exit::DONE);
+    }
+    if json {
+        let text = error.to_string();
+        Output::unread(json).misuse(text.trim_start_matches("error: ").trim_end());
+    } else {
+        drop(error.print()); // nobody is left to tell
+    }
+    Exit::USAGE
+}
+
+fn start(cli: Cli, output: &Output) -> io::Result<Exit> {
+    // The others change nothing that a signal could leave half done.
+    let held = matches!(cli.command, Command::Exec(_) | Command::Acquire(_));
+    let blocked = held.then(Blocked::new).transpose()?;
+    // One thread: the child's death signal is bound to the thread that started it.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let signals = match &blocked {
+            Some(blocked) => Some(Signals::listen(blocked)?),
+            None => None,
+        };
+        Ok(run(cli, signals, output).await)
+    })
+}
+
+async fn run(cli: Cli, signals: Option<Signals>, output: &Output) -> Exit {
+    let url = match store::url(&cli, output) {
         Ok(url) => url,
         Err(message) => {
             output.misuse(&message);
@@ -62,18 +89,28 @@ async fn run(cli: Cli, output: &Output) -> Exit {
     if matches!(cli.command, Command::Schema) {
         return simple::schema(&url, output);
     }
-    let client = match dlock::connect(&url).await {
-        Ok(client) => client,
-        Err(error) => return output.fail(&error, Exit::of(&error, Exit::HELD)),
+    store::provide_tls(&url);
+    let mut signals = signals;
+    let connected = match &mut signals {
+        Some(signals) => signals.unless(dlock::connect(&url)).await,
+        None => Ok(dlock::connect(&url).await),
     };
-    match cli.command {
-        Command::Exec(args) => exec::run(&client, args, output).await,
-        Command::Acquire(args) => simple::acquire(&client, args, output).await,
-        Command::Renew(args) => simple::renew(&client, args, output).await,
-        Command::Release(args) => simple::release(&client, args, output).await,
-        Command::Inspect { name } => simple::inspect(&client, &name, output).await,
-        Command::List { prefix } => simple::list(&client, &prefix, output).await,
-        Command::Break(args) => simple::break_lock(&client, args, output).await,
-        Command::Schema => Exit::DONE, // above, without a connection
+    let client = match connected {
+        Ok(Ok(client)) => client,
+        Ok(Err(error)) => return output.fail(&error, Exit::of(&error, Exit::HELD)),
+        Err(Ended(number)) => return Exit::signal(number),
+    };
+    match (cli.command, &mut signals) {
+        (Command::Exec(args), Some(signals)) => exec::run(&client, args, signals, output).await,
+        (Command::Acquire(args), Some(signals)) => {
+            simple::acquire(&client, args, signals, output).await
+        }
+        (Command::Renew(args), _) => simple::renew(&client, args, output).await,
+        (Command::Release(args), _) => simple::release(&client, args, output).await,
+        (Command::Inspect { name }, _) => simple::inspect(&client, &name, output).await,
+        (Command::List { prefix }, _) => simple::list(&client, &prefix, output).await,
+        (Command::Break(args), _) => simple::break_lock(&client, args, output).await,
+        // Answered above, or with signals.
+        (Command::Schema | Command::Exec(_) | Command::Acquire(_), _) => Exit::BUG,
     }
 }

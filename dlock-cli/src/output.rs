@@ -5,10 +5,13 @@ use crate::{
     exit::Exit,
 };
 use dlock::{Error, Snapshot};
+use rustix::fs::{FileType, OFlags};
 use serde_json::{Value, json};
 use std::{
     error::Error as _,
+    fs,
     io::{self, IsTerminal, Write},
+    os::unix::fs::MetadataExt,
     time::Duration,
 };
 use tracing_subscriber::filter::LevelFilter;
@@ -32,7 +35,17 @@ impl Output {
         }
     }
 
-    /// Lets the library speak, on standard error.
+    /// For what is wrong with the command line itself, before it is read.
+    pub(crate) fn unread(json: bool) -> Self {
+        Self {
+            json,
+            quiet: false,
+            verbose: 0,
+            child: true,
+        }
+    }
+
+    /// Lets the library speak, on standard error. What it warns of we say ourselves, in words for people.
     pub(crate) fn log(&self) {
         let level = match (self.quiet, self.verbose) {
             (true, _) => LevelFilter::OFF,
@@ -40,11 +53,15 @@ impl Output {
             (_, 1) => LevelFilter::INFO,
             _ => LevelFilter::DEBUG,
         };
-        tracing_subscriber::fmt()
+        let lines = tracing_subscriber::fmt()
             .with_max_level(level)
             .with_writer(io::stderr)
-            .with_ansi(io::stderr().is_terminal())
-            .init();
+            .with_ansi(io::stderr().is_terminal());
+        if self.verbose < 2 {
+            lines.without_time().with_target(false).init();
+        } else {
+            lines.init();
+        }
     }
 
     /// Words for people.
@@ -57,6 +74,26 @@ impl Output {
         if !self.quiet {
             self.say(message);
         }
+    }
+
+    /// What happens, for those who asked with -v.
+    pub(crate) fn note(&self, message: &str) {
+        if self.verbose > 0 {
+            self.say(message);
+        }
+    }
+
+    /// Whether there is somewhere to print to. A descriptor that was closed has become `/dev/null`, open in both directions.
+    pub(crate) fn can_print(&self) -> bool {
+        let out = io::stdout();
+        let null = fs::metadata("/dev/null").map(|null| null.rdev());
+        let is_null = rustix::fs::fstat(&out).is_ok_and(|stat| {
+            FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+                && null.is_ok_and(|null| null == stat.st_rdev)
+        });
+        let both = rustix::fs::fcntl_getfl(&out)
+            .is_ok_and(|flags| flags & OFlags::ACCMODE == OFlags::RDWR);
+        !(is_null && both)
     }
 
     /// A result: for programs, or for people.
@@ -91,19 +128,30 @@ impl Output {
             source = cause.source();
         }
         let name = error.name().map(ToString::to_string);
-        self.error(&kind(error), &message, error.backend(), name.as_deref());
+        self.problem(&kind(error), &message, error.backend(), name.as_deref());
         exit
     }
 
     /// Prints what was wrong with the call.
     pub(crate) fn misuse(&self, message: &str) {
-        self.error("Misuse", message, "", None);
+        self.problem("Misuse", message, "", None);
     }
 
-    fn error(&self, kind: &str, message: &str, backend: &str, name: Option<&str>) {
+    /// Prints that somebody else has it: no error, so -q leaves it out where only people would read it.
+    pub(crate) fn busy(&self, message: &str, backend: &str, name: &str) {
+        if self.json {
+            self.problem("Timeout", message, backend, Some(name));
+        } else {
+            self.warn(message);
+        }
+    }
+
+    /// Prints what went wrong.
+    pub(crate) fn problem(&self, kind: &str, message: &str, backend: &str, name: Option<&str>) {
         if !self.json {
             return self.say(message);
         }
+        let backend = Some(backend).filter(|backend| !backend.is_empty());
         let object = json!({"error": {
             "kind": kind, "message": message, "backend": backend, "name": name,
         }});
@@ -122,27 +170,37 @@ fn kind(error: &Error) -> String {
     kind.split([' ', '{']).next().unwrap_or_default().to_owned()
 }
 
+/// A result for programs. Its fields are always all there; `null` is what a command does not know.
+pub(crate) fn result(name: &str, backend: &str, known: Value) -> Value {
+    let mut object = json!({
+        "name": name, "held": Value::Null, "owner": Value::Null, "hold": Value::Null, "token": Value::Null,
+        "holds": Value::Null, "lease_ms": Value::Null, "remaining_ms": Value::Null, "shut_ms": Value::Null,
+        "age_ms": Value::Null, "waiters": Value::Null, "metadata": Value::Null, "backend": backend,
+    });
+    if let (Value::Object(object), Value::Object(known)) = (&mut object, known) {
+        object.extend(known);
+    }
+    object
+}
+
 /// A name at one moment, for programs.
 pub(crate) fn object(snapshot: &Snapshot, backend: &str) -> Value {
     let holder = snapshot.holders.first();
     let note = holder
         .map(|holder| &holder.note)
         .filter(|note| !note.host.is_empty());
-    json!({
-        "name": snapshot.name.as_str(),
+    let known = json!({
         "held": !snapshot.holders.is_empty(),
         "owner": holder.map(|holder| holder.owner.to_string()),
-        "hold": Value::Null,
         "token": holder.and_then(|holder| holder.token).map(|token| token.to_string()),
         "holds": snapshot.holds,
-        "lease_ms": Value::Null,
         "remaining_ms": holder.and_then(|holder| holder.rest).map(millis),
         "shut_ms": snapshot.shut.map(millis),
         "age_ms": snapshot.age.map(millis),
         "waiters": snapshot.waiters,
         "metadata": note.map(|note| json!({"host": note.host, "pid": note.pid})),
-        "backend": backend,
-    })
+    });
+    result(snapshot.name.as_str(), backend, known)
 }
 
 /// The same for people, on one line.

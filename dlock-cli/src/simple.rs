@@ -3,26 +3,67 @@
 use crate::{
     args::{Acquire, Break, Release, Renew},
     exit::Exit,
-    output::{Output, millis, object, span, words},
+    output::{Output, millis, object, result, span, words},
+    settle::{until, withdraw},
+    signals::{Ended as Signalled, Signals},
 };
 use dlock::{
-    Broken, Client, DEFAULT_LEASE, Error, FencingToken, Guard, HoldId, Holds, Lock, Outcome, Owner,
+    Broken, Client, DEFAULT_LEASE, Error, FencingToken, Fingerprint, Guard, HoldId, Holds, Lock,
+    Outcome, Owner,
 };
 use serde_json::json;
 use std::time::Duration;
 use uuid::Uuid;
 
-pub(crate) async fn acquire(client: &Client, args: Acquire, output: &Output) -> Exit {
+pub(crate) async fn acquire(
+    client: &Client,
+    args: Acquire,
+    signals: &mut Signals,
+    output: &Output,
+) -> Exit {
     let lease = args.lease.unwrap_or(DEFAULT_LEASE);
     let lock = match client.lock(&args.name).and_then(|lock| lock.lease(lease)) {
         Ok(lock) => lock,
         Err(error) => return output.fail(&error, Exit::of(&error, Exit::HELD)),
     };
-    match within(&lock, args.patience.limit()).await {
-        Ok(Some(guard)) => print(client, guard, lease, output).await,
-        Ok(None) => held(&args.name, output, Exit::HELD),
-        Err(error) => output.fail(&error, Exit::of(&error, Exit::HELD)),
+    if let Some(exit) = refused(client, output) {
+        return exit;
     }
+    let exit = match signals.unless(within(&lock, args.patience.limit())).await {
+        Ok(Ok(Some(guard))) => match signals.ended() {
+            // Whoever pressed Ctrl-C does not want to have it.
+            Some(Signalled(number)) => {
+                drop(guard);
+                Exit::signal(number)
+            }
+            None => print(client, guard, lease, output).await,
+        },
+        Ok(Ok(None)) => held(client, &args.name, None, output, Exit::HELD),
+        Ok(Err(error)) => match Exit::of(&error, Exit::HELD) {
+            Exit::HELD => held(client, &args.name, Some(&error), output, Exit::HELD),
+            exit => output.fail(&error, exit),
+        },
+        Err(Signalled(number)) => Exit::signal(number),
+    };
+    withdraw(client, &lock, output).await;
+    exit
+}
+
+/// What is known before anything is acquired: the hold could not outlive us, or nobody would learn its name.
+fn refused(client: &Client, output: &Output) -> Option<Exit> {
+    let backend = client.capabilities().backend;
+    if client.capabilities().session_bound {
+        let message = "a lock of this store ends with its client's session, so acquire could leave none behind: use dlock exec";
+        output.problem("Unsupported", message, backend, None);
+        return Some(Exit::USAGE);
+    }
+    if !output.can_print() {
+        output.say(
+            "standard output is closed, and what is printed there is what gives the lock back: nothing was acquired",
+        );
+        return Some(Exit::OUTPUT);
+    }
+    None
 }
 
 /// Waits as long as was said; `None`: held by another.
@@ -34,8 +75,23 @@ pub(crate) async fn within(lock: &Lock, limit: Option<Duration>) -> Result<Optio
     }
 }
 
-pub(crate) fn held(name: &str, output: &Output, exit: Exit) -> Exit {
-    output.warn(&format!("{name:?} is held by another"));
+/// Says that it is held by another, and what is known of him.
+pub(crate) fn held(
+    client: &Client,
+    name: &str,
+    error: Option<&Error>,
+    output: &Output,
+    exit: Exit,
+) -> Exit {
+    let backend = client.capabilities().backend;
+    let message = match error {
+        Some(error) => error.to_string(),
+        None => format!(
+            "{name:?} is held by another; who: dlock inspect {}",
+            quoted(name)
+        ),
+    };
+    output.busy(&message, backend, name);
     exit
 }
 
@@ -51,16 +107,11 @@ async fn print(client: &Client, guard: Guard, lease: Duration, output: &Output) 
     };
     let pass = detached.pass();
     let (owner, hold) = (*pass.owner(), detached.hold());
-    let object = json!({
-        "name": pass.name().as_str(),
-        "held": true,
-        "owner": owner.expose().to_string(),
-        "hold": hold.to_string(),
-        "token": token.to_string(),
-        "lease_ms": millis(lease),
-        "remaining_ms": millis(remaining),
-        "backend": client.capabilities().backend,
+    let known = json!({
+        "held": true, "owner": owner.expose().to_string(), "hold": hold.to_string(), "token": token.to_string(),
+        "lease_ms": millis(lease), "remaining_ms": millis(remaining),
     });
+    let object = result(pass.name().as_str(), client.capabilities().backend, known);
     let words = format!("{}/{hold} {token}", owner.expose());
     if let Err(error) = output.result(&object, &words) {
         output.say(&format!(
@@ -68,7 +119,13 @@ async fn print(client: &Client, guard: Guard, lease: Duration, output: &Output) 
         ));
         let name = pass.name().as_str();
         let released = client.release(name, &owner, Holds::One(hold)).await;
-        return released.map_or_else(|error| output.fail(&error, Exit::UNKNOWN), |_| Exit::OUTPUT);
+        return match released {
+            Ok(_) => Exit::OUTPUT,
+            Err(error) => {
+                output.say(&format!("it ends by itself at {}", until(remaining)));
+                output.fail(&error, Exit::UNKNOWN)
+            }
+        };
     }
     Exit::DONE
 }
@@ -85,11 +142,12 @@ pub(crate) async fn renew(client: &Client, args: Renew, output: &Output) -> Exit
     };
     match client.renew(&args.name, &owner, hold, lease).await {
         Ok(remaining) => {
-            let object = json!({
-                "name": args.name, "held": true, "owner": owner.fingerprint().to_string(),
+            let known = json!({
+                "held": true, "owner": owner.fingerprint().to_string(),
+                "hold": Fingerprint::of(hold.to_string().as_bytes()).to_string(),
                 "lease_ms": millis(lease), "remaining_ms": millis(remaining),
-                "backend": client.capabilities().backend,
             });
+            let object = result(&args.name, client.capabilities().backend, known);
             output.print(
                 &object,
                 &format!("renewed for {}", span(remaining)),
@@ -105,16 +163,22 @@ pub(crate) async fn release(client: &Client, args: Release, output: &Output) -> 
         Ok((owner, hold)) => (owner, hold.map_or(Holds::All, Holds::One)),
         Err(wrong) => return wrong.refuse(client, &args.name, output).await,
     };
-    let (left, words) = match client.release(&args.name, &owner, holds).await {
-        Ok(Outcome::StillHeld { holds }) => (holds, format!("{holds} other holds are left")),
-        Ok(Outcome::Kept { rest }) => (0, format!("released; shut for {}", span(rest))),
-        Ok(_) => (0, "released".to_owned()),
+    let (left, shut, words) = match client.release(&args.name, &owner, holds).await {
+        Ok(Outcome::StillHeld { holds }) => {
+            (holds, None, format!("released; other holds left: {holds}"))
+        }
+        Ok(Outcome::Kept { rest }) => (
+            0,
+            Some(millis(rest)),
+            format!("released; shut until {}", until(rest)),
+        ),
+        Ok(_) => (0, None, "released".to_owned()),
         Err(error) => return output.fail(&error, Exit::of_change(&error)),
     };
-    let object = json!({
-        "name": args.name, "held": left > 0, "holds": left,
-        "owner": owner.fingerprint().to_string(), "backend": client.capabilities().backend,
+    let known = json!({
+        "held": left > 0, "holds": left, "shut_ms": shut, "owner": owner.fingerprint().to_string(),
     });
+    let object = result(&args.name, client.capabilities().backend, known);
     output.print(&object, &words, Exit::DONE)
 }
 
@@ -153,26 +217,36 @@ const PAGE: usize = 100;
 
 pub(crate) async fn break_lock(client: &Client, args: Break, output: &Output) -> Exit {
     let only = args.token.map(FencingToken);
-    let (exit, words) = match client.break_lock(&args.name, only).await {
-        Ok(Broken::Freed { token: Some(token) }) => {
+    let broken = match client.break_lock(&args.name, only).await {
+        Ok(broken) => broken,
+        Err(error) => return output.fail(&error, Exit::of_change(&error)),
+    };
+    let (exit, words) = match &broken {
+        Broken::Freed { token: Some(token) } => {
             (Exit::DONE, format!("freed; its token was {token}"))
         }
-        Ok(Broken::Freed { token: None }) => (Exit::DONE, "opened".to_owned()),
-        Ok(Broken::Changed { token }) => {
-            let now = token.map_or_else(|| "none".to_owned(), |token| token.to_string());
-            let words =
-                format!("not freed: another incarnation has it by now, with the token {now}");
+        Broken::Freed { token: None } => (Exit::DONE, "opened".to_owned()),
+        Broken::Changed { token } => {
+            let now = token.map_or_else(|| "without one".to_owned(), |token| token.to_string());
+            let words = format!(
+                "not freed: another incarnation has it by now, with the token {now}; see dlock inspect {}",
+                quoted(&args.name)
+            );
             (Exit::NOT_YOURS, words)
         }
         // Asked for one incarnation, it is over, though not by us.
-        Ok(_) if only.is_some() => (Exit::NOT_YOURS, "nobody held it any more".to_owned()),
-        Ok(_) => (Exit::DONE, "nobody held it".to_owned()),
-        Err(error) => return output.fail(&error, Exit::of_change(&error)),
+        _ if only.is_some() => (Exit::NOT_YOURS, "nobody held it any more".to_owned()),
+        _ => (Exit::DONE, "nobody held it".to_owned()),
     };
-    let object = json!({
-        "name": args.name, "held": exit == Exit::NOT_YOURS && words.starts_with("not"),
-        "backend": client.capabilities().backend,
+    let token = match broken {
+        Broken::Freed { token } | Broken::Changed { token } => token,
+        _ => None,
+    };
+    let known = json!({
+        "held": matches!(broken, Broken::Changed { .. }),
+        "token": token.map(|token| token.to_string()),
     });
+    let object = result(&args.name, client.capabilities().backend, known);
     output.print(&object, &words, exit)
 }
 
@@ -224,8 +298,8 @@ impl Wrong {
                     .and_then(|snapshot| snapshot.holders.first()?.token);
                 let token = token.map_or_else(|| "N".to_owned(), |token| token.to_string());
                 format!(
-                    "that is a fingerprint, which anybody may see and which opens nothing; to free the lock of a dead holder: \
-                     dlock break {} --token {token}",
+                    "that is a fingerprint, which anybody may see and which opens nothing; to free the lock of a holder that is \
+                     known to be dead: dlock break {} --token {token}",
                     quoted(name)
                 )
             }

@@ -1,21 +1,49 @@
 //! Which store.
 
-use crate::output::Output;
-use std::{env, ffi::OsString, path::PathBuf};
+use crate::{
+    args::{Cli, Command},
+    output::Output,
+};
+use std::{env, ffi::OsString, path::PathBuf, time::Duration};
 
 /// The URL: the option, else the environment, else a file in the user's state directory.
-pub(crate) fn url(option: Option<&str>, output: &Output) -> Result<String, String> {
-    if let Some(url) = option {
-        if has_password(url) {
-            output.warn("the password in --url is visible to every user of this machine (ps): put the URL into $DLOCK_URL");
+pub(crate) fn url(cli: &Cli, output: &Output) -> Result<String, String> {
+    let url = match (&cli.url, env::var_os("DLOCK_URL")) {
+        (Some(url), _) => {
+            if has_password(url) {
+                output.warn(
+                    "the password in --url is visible to every user of this machine (ps): put the URL into $DLOCK_URL",
+                );
+            }
+            url.clone()
         }
-        return Ok(url.to_owned());
-    }
-    match env::var_os("DLOCK_URL").filter(|url| !url.is_empty()) {
-        Some(url) => url
+        (None, Some(url)) if !url.is_empty() => url
             .into_string()
-            .map_err(|_| "$DLOCK_URL is not UTF-8".to_owned()),
-        None => default(|variable| env::var_os(variable)),
+            .map_err(|_| "$DLOCK_URL is not UTF-8".to_owned())?,
+        _ => default(|variable| env::var_os(variable))?,
+    };
+    Ok(match &cli.command {
+        Command::Exec(exec) => with_session(url, exec.lease),
+        _ => url,
+    })
+}
+
+/// Where a lease is a session, a lease that was asked for asks for that session.
+fn with_session(url: String, lease: Option<Duration>) -> String {
+    match lease {
+        Some(lease) if url.starts_with("zk:") && !url.contains("dlock.session=") => {
+            let mark = if url.contains('?') { '&' } else { '?' };
+            format!("{url}{mark}dlock.session={}ms", lease.as_millis())
+        }
+        _ => url,
+    }
+}
+
+/// A process may have one TLS provider only, so the library leaves it to us; only URLs that may need one pay for it.
+pub(crate) fn provide_tls(url: &str) {
+    let scheme = url.split(':').next().unwrap_or_default();
+    if !matches!(scheme, "memory" | "sqlite" | "redis" | "redis+unix") {
+        drop(rustls::crypto::ring::default_provider().install_default()); // fails only if there is one
     }
 }
 
@@ -52,22 +80,28 @@ fn escaped(path: &str) -> String {
         .replace('#', "%23")
 }
 
-/// Whether a URL has `user:password@`.
+/// Whether a URL has `user:password@`, or a password in its query, as that of a Unix socket.
 fn has_password(url: &str) -> bool {
     let Some((_, rest)) = url.split_once("://") else {
         return false;
     };
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-    authority
-        .rsplit_once('@')
-        .and_then(|(user, _)| user.split_once(':'))
-        .is_some_and(|(_, password)| !password.is_empty())
+    let query = rest.split_once('?').map_or("", |(_, query)| query);
+    let secret = |pair: &str| {
+        pair.split_once('=')
+            .is_some_and(|(key, value)| key.starts_with("pass") && !value.is_empty())
+    };
+    query.split('&').any(secret)
+        || authority
+            .rsplit_once('@')
+            .and_then(|(user, _)| user.split_once(':'))
+            .is_some_and(|(_, password)| !password.is_empty())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{default, has_password};
-    use std::ffi::OsString;
+    use super::{default, has_password, with_session};
+    use std::{ffi::OsString, time::Duration};
 
     fn with<'a>(set: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<OsString> + 'a {
         move |name| {
@@ -92,6 +126,7 @@ mod tests {
     fn passwords_are_noticed() {
         assert!(has_password("redis://:secret@host/"));
         assert!(has_password("mysql://u:p%40@h:1/d"));
+        assert!(has_password("redis+unix:///s.sock?db=1&pass=secret"));
         for plain in [
             "redis://host:6379/",
             "redis://user@host",
@@ -100,5 +135,15 @@ mod tests {
         ] {
             assert!(!has_password(plain), "{plain}");
         }
+    }
+
+    #[test]
+    fn a_lease_asks_for_a_session_where_leases_are_sessions() {
+        let lease = Some(Duration::from_secs(9));
+        let url = |url: &str| with_session(url.to_owned(), lease);
+        assert_eq!(url("zk://h:1/r"), "zk://h:1/r?dlock.session=9000ms");
+        assert_eq!(url("zk://h?dlock.session=4s"), "zk://h?dlock.session=4s");
+        assert_eq!(url("redis://h/"), "redis://h/");
+        assert_eq!(with_session("zk://h".to_owned(), None), "zk://h");
     }
 }

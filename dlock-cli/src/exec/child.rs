@@ -5,7 +5,7 @@ use nix::{
     errno::Errno,
     sys::{
         signal::{Signal, kill, killpg},
-        wait::{WaitPidFlag, WaitStatus, waitpid},
+        wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid},
     },
     unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp},
 };
@@ -19,15 +19,13 @@ pub(super) struct Child {
     pid: Pid,
     /// It shares our group.
     foreground: bool,
-    /// Its group has the terminal while it runs.
-    terminal: bool,
 }
 
 /// What became of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     Ended(Exit),
-    Stopped,
+    Stopped(Signal),
     Nothing,
 }
 
@@ -39,8 +37,7 @@ impl Child {
         variables: Vec<(&'static str, Option<String>)>,
         foreground: bool,
     ) -> io::Result<Self> {
-        let terminal = !foreground && in_front();
-        let mut stage = Stage::of(command, terminal);
+        let mut stage = Stage::of(command, !foreground && in_front(getpgrp()));
         for (key, value) in variables {
             match value {
                 Some(value) => stage.env(key, value),
@@ -55,8 +52,12 @@ impl Child {
         Ok(Self {
             pid: Pid::from_raw(pid),
             foreground,
-            terminal,
         })
+    }
+
+    /// Whether it shares our process group, and with it the signals of the terminal.
+    pub(super) fn is_in_our_group(&self) -> bool {
+        self.foreground
     }
 
     /// Sends a signal to its group; to it alone where that is ours too.
@@ -75,38 +76,39 @@ impl Child {
         self.signal(Signal::SIGCONT); // one that is stopped would hear nothing
     }
 
-    /// What changed since it was asked last.
-    pub(super) fn change(&self) -> Change {
+    /// What changed since it was asked last. When it has ended and the lock is lost, what it left in its group ends too: while its own
+    /// process is not reaped the group's number is nobody else's.
+    pub(super) fn change(&self, lost: impl Fn() -> bool) -> Change {
+        let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+        if let Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) =
+            waitid(Id::Pid(self.pid), flags)
+            && !self.foreground
+            && lost()
+        {
+            self.signal(Signal::SIGKILL);
+        }
         let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
         match waitpid(self.pid, Some(flags)) {
             Ok(WaitStatus::Exited(_, code)) => {
                 Change::Ended(Exit(u8::try_from(code & 0xff).unwrap_or(u8::MAX)))
             }
             Ok(WaitStatus::Signaled(_, signal, _)) => Change::Ended(Exit::signal(signal as i32)),
-            Ok(WaitStatus::Stopped(..)) => Change::Stopped,
+            Ok(WaitStatus::Stopped(_, signal)) => Change::Stopped(signal),
             Err(Errno::ECHILD) => Change::Ended(Exit::BUG), // nobody else reaps it
             _ => Change::Nothing,
         }
     }
 
-    /// Takes the terminal back, when the command had it.
+    /// Gives it the terminal, if we have it; says whether it did.
+    pub(super) fn give_terminal(&self) -> bool {
+        !self.foreground && in_front(getpgrp()) && tcsetpgrp(io::stdin(), self.pid).is_ok()
+    }
+
+    /// Takes the terminal back, if it has it. The shell may have given it to somebody else.
     pub(super) fn take_terminal(&self) {
-        if self.terminal {
+        if !self.foreground && in_front(self.pid) {
             let _ = tcsetpgrp(io::stdin(), getpgrp()); // it may be gone
         }
-    }
-
-    /// Goes on after a stop: with the terminal again if we were brought to the foreground.
-    pub(super) fn resume(&self) {
-        if self.terminal && in_front() {
-            let _ = tcsetpgrp(io::stdin(), self.pid);
-        }
-        self.signal(Signal::SIGCONT);
-    }
-
-    /// Whether stopping it stops the job, as the shell sees it.
-    pub(super) fn is_job(&self) -> bool {
-        !self.foreground
     }
 }
 
@@ -116,8 +118,8 @@ impl Drop for Child {
     }
 }
 
-/// Whether standard input is a terminal whose foreground is ours.
-fn in_front() -> bool {
+/// Whether standard input is a terminal whose foreground is this group.
+fn in_front(group: Pid) -> bool {
     let stdin = io::stdin();
-    stdin.is_terminal() && tcgetpgrp(&stdin).is_ok_and(|front| front == getpgrp())
+    stdin.is_terminal() && tcgetpgrp(&stdin).is_ok_and(|front| front == group)
 }

@@ -6,7 +6,6 @@
 
 mod child;
 mod passes;
-mod signals;
 mod stage;
 mod watch;
 
@@ -16,45 +15,187 @@ use crate::{
     args::{Exec, OnLost},
     exit::Exit,
     output::{Output, span},
+    settle::{until, withdraw},
+    signals::{Ended as Signalled, Signals},
     simple::{held, within},
 };
 use child::Child;
-use dlock::{Client, Error, ErrorKind, Guard, Lock, Outcome};
+use dlock::{Client, DriverError, Error, ErrorKind, Guard, Lock, Outcome, Phase};
 use passes::Passes;
-use signals::{Heard, Signals};
 use std::{ffi::OsString, time::Duration};
+use tokio::time::{Instant, timeout};
 use watch::{Ended, Watch};
 
-pub(crate) async fn run(client: &Client, args: Exec, output: &Output) -> Exit {
+pub(crate) async fn run(
+    client: &Client,
+    args: Exec,
+    signals: &mut Signals,
+    output: &Output,
+) -> Exit {
     let busy = Exit(args.conflict_exit_code);
-    let lock = match terms(client, &args) {
-        Ok(lock) => lock,
+    let job = match Job::new(client, args, output) {
+        Ok(job) => job,
         Err(error) => return output.fail(&error, Exit::of(&error, busy)),
     };
-    let mut signals = match Signals::listen() {
-        Ok(signals) => signals,
-        Err(error) => {
-            output.say(&format!("signals cannot be listened to: {error}"));
-            return Exit::BUG;
+    let began = Instant::now();
+    let exit = match signals.unless(job.enter()).await {
+        Ok(Ok(Some(guard))) => {
+            output.note(&format!(
+                "acquired {:?} after {}, token {}",
+                job.args.name,
+                span(began.elapsed()),
+                guard.token()
+            ));
+            job.hold(guard, signals).await
         }
+        Ok(Ok(None)) => held(client, &job.args.name, None, output, busy),
+        Ok(Err(error)) if is_busy(&error) => {
+            held(client, &job.args.name, Some(&error), output, busy)
+        }
+        Ok(Err(error)) => output.fail(&error, Exit::of(&error, busy)),
+        Err(Signalled(number)) => Exit::signal(number),
     };
-    let passes = Passes::inherited();
-    let guard = match enter(client, &lock, &passes, &args, &mut signals).await {
-        Entered::Held(guard) => guard,
-        Entered::Busy => return held(&args.name, output, busy),
-        Entered::Failed(error) => {
-            let exit = output.fail(&error, Exit::of(&error, busy));
-            withdraw(client, output).await;
-            return exit;
-        }
-        Entered::Signalled(number) => {
-            withdraw(client, output).await;
-            return Exit::signal(number);
-        }
-    };
-    let exit = hold(client, guard, &passes, &args, &mut signals, output).await;
-    withdraw(client, output).await;
+    withdraw(client, &job.lock, output).await;
     exit
+}
+
+fn is_busy(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Timeout { phase: Phase::Wait })
+}
+
+struct Job<'a> {
+    client: &'a Client,
+    lock: Lock,
+    passes: Passes,
+    grace: Duration,
+    args: Exec,
+    output: &'a Output,
+}
+
+impl<'a> Job<'a> {
+    fn new(client: &'a Client, args: Exec, output: &'a Output) -> Result<Self, Error> {
+        let lock = terms(client, &args)?;
+        let grace = grace(&lock, args.kill_grace)?;
+        Ok(Self {
+            client,
+            lock,
+            passes: Passes::inherited(),
+            grace,
+            args,
+            output,
+        })
+    }
+
+    /// Acquires, or enters the incarnation that an outer `dlock exec` of the same name holds.
+    async fn enter(&self) -> Result<Option<Guard>, Error> {
+        let store = &self.client.capabilities().store;
+        let limit = self.args.patience.limit();
+        // One that is over never becomes an acquire of its own: whoever holds the outer one has lost it.
+        let Some(pass) = self.passes.of(store, self.lock.name()) else {
+            return within(&self.lock, limit).await;
+        };
+        let joining = self.lock.join(pass);
+        let joined = match limit {
+            None => joining.await,
+            Some(limit) => {
+                let limit = if limit.is_zero() { ANSWER } else { limit };
+                match timeout(limit, joining).await {
+                    Ok(joined) => joined,
+                    Err(_) => return Err(unanswered(limit)),
+                }
+            }
+        };
+        joined.map(Some)
+    }
+
+    /// Runs the command while the lock is held.
+    async fn hold(&self, guard: Guard, signals: &mut Signals) -> Exit {
+        let most = self.args.max_hold;
+        let most = most.map(|most| (most, Instant::now() + most));
+        let child = Child::start(
+            &command(&self.args),
+            self.variables(&guard),
+            self.args.foreground,
+        );
+        let child = match child {
+            Ok(child) => child,
+            Err(error) => {
+                let message = format!("the command could not be started: {error}");
+                self.output.problem("Exec", &message, "", None);
+                self.give_back(guard, signals).await;
+                return Exit::NOT_EXECUTABLE;
+            }
+        };
+        let watch = Watch {
+            guard: &guard,
+            backend: self.client.capabilities().backend,
+            kill: self.args.on_lost == OnLost::Kill,
+            grace: self.grace,
+            most,
+            output: self.output,
+        };
+        let Ended { exit, lost } = watch.until_ended(child, signals).await;
+        if lost {
+            drop(guard); // released by `withdraw`, if it is not over
+            return Exit::LOST;
+        }
+        if self.give_back(guard, signals).await {
+            exit
+        } else {
+            Exit::LOST
+        }
+    }
+
+    /// Releases; says whether the lock was held to the end. A signal meanwhile leaves it to `withdraw`.
+    async fn give_back(&self, guard: Guard, signals: &mut Signals) -> bool {
+        let rest = guard.shut_after();
+        let bound = self.client.capabilities().session_bound;
+        let released = signals.unless(guard.release()).await;
+        match released {
+            Ok(Ok(Outcome::Kept { rest })) => {
+                let name = &self.args.name;
+                self.output
+                    .note(&format!("released {name:?}; shut until {}", until(rest)));
+                true
+            }
+            Ok(Ok(_)) => {
+                self.output.note(&format!("released {:?}", self.args.name));
+                if bound {
+                    // There it is our session that keeps the name shut.
+                    let _ = signals.unless(tokio::time::sleep(rest)).await;
+                }
+                true
+            }
+            Ok(Err(error)) if matches!(error.kind(), ErrorKind::Lost | ErrorKind::NotHeld) => {
+                self.output.fail(&error, Exit::LOST);
+                false
+            }
+            // What the store did not confirm `withdraw` tells of.
+            Ok(Err(error)) if error.kind() == ErrorKind::Indeterminate => true,
+            Ok(Err(error)) => {
+                self.output.fail(&error, Exit::UNKNOWN);
+                true
+            }
+            Err(Signalled(_)) => true,
+        }
+    }
+
+    fn variables(&self, guard: &Guard) -> Vec<(&'static str, Option<String>)> {
+        let caps = self.client.capabilities();
+        let pass = guard.pass();
+        let passes = if self.args.no_pass || !caps.fencing {
+            self.passes.without(&pass)
+        } else {
+            Some(self.passes.with(&pass))
+        };
+        vec![
+            ("DLOCK_HELD", Some("1".to_owned())),
+            ("DLOCK_NAME", Some(guard.name().to_string())),
+            ("DLOCK_TOKEN", Some(guard.token().to_string())),
+            ("DLOCK_BACKEND", Some(caps.backend.to_owned())),
+            (passes::VARIABLE, passes),
+        ]
+    }
 }
 
 /// The lock as the options want it.
@@ -72,121 +213,18 @@ fn terms(client: &Client, args: &Exec) -> Result<Lock, Error> {
     Ok(lock)
 }
 
-enum Entered {
-    Held(Guard),
-    Busy,
-    Failed(Error),
-    Signalled(i32),
-}
-
-/// Acquires, or enters the incarnation that an outer `dlock exec` of the same name holds. A signal meanwhile withdraws.
-async fn enter(
-    client: &Client,
-    lock: &Lock,
-    passes: &Passes,
-    args: &Exec,
-    signals: &mut Signals,
-) -> Entered {
-    let store = &client.capabilities().store;
-    let acquiring = async {
-        match passes.of(store, lock.name()) {
-            // One that is over never becomes an acquire of its own: whoever holds the outer one has lost it.
-            Some(pass) => lock.join(pass).await.map(Some),
-            None => within(lock, args.patience.limit()).await,
-        }
-    };
-    let mut acquiring = std::pin::pin!(acquiring);
-    loop {
-        tokio::select! {
-            biased;
-            acquired = &mut acquiring => return match acquired {
-                Ok(Some(guard)) => Entered::Held(guard),
-                Ok(None) => Entered::Busy,
-                Err(error) if matches!(error.kind(), ErrorKind::Timeout { phase: dlock::Phase::Wait }) => Entered::Busy,
-                Err(error) => Entered::Failed(error),
-            },
-            heard = signals.next() => match heard {
-                Heard::End(number) => return Entered::Signalled(number),
-                Heard::Stop => signals::stop_ourselves(),
-                Heard::Child | Heard::Forward(_) | Heard::Continue => {}
-            },
-        }
-    }
-}
-
-/// Runs the command while the lock is held.
-async fn hold(
-    client: &Client,
-    guard: Guard,
-    passes: &Passes,
-    args: &Exec,
-    signals: &mut Signals,
-    output: &Output,
-) -> Exit {
-    let pass = (!args.no_pass && client.capabilities().fencing).then(|| guard.pass());
-    let variables = variables(client, &guard, passes.with(pass.as_ref()));
-    let child = match Child::start(&command(args), variables, args.foreground) {
-        Ok(child) => child,
-        Err(error) => {
-            output.say(&format!("the command could not be started: {error}"));
-            give_back(client, guard, output).await;
-            return Exit::NOT_EXECUTABLE;
-        }
-    };
-    let watch = Watch {
-        guard: &guard,
-        kill: args.on_lost == OnLost::Kill,
-        grace: args
-            .kill_grace
-            .unwrap_or_else(|| default_grace(client, args)),
-        output,
-    };
-    let Ended { exit, lost } = watch.until_ended(child, signals).await;
-    if lost {
-        drop(guard);
-        return Exit::LOST;
-    }
-    if give_back(client, guard, output).await {
-        exit
-    } else {
-        Exit::LOST
-    }
-}
-
-/// 2 s, at most a fifth of the lease.
-fn default_grace(client: &Client, args: &Exec) -> Duration {
-    let caps = client.capabilities();
-    let mut lease = args.lease.unwrap_or(dlock::DEFAULT_LEASE);
-    if caps.session_bound {
-        lease = *caps.leases.end();
-    }
-    let lease = args.max_hold.map_or(lease, |most| lease.min(most));
-    (lease / 5).min(Duration::from_secs(2))
-}
-
-/// Releases; says whether the lock was held to the end.
-async fn give_back(client: &Client, guard: Guard, output: &Output) -> bool {
-    let rest = guard.shut_after();
-    let bound = client.capabilities().session_bound;
-    match guard.release().await {
-        Ok(Outcome::Kept { rest }) => {
-            tracing::info!("released; shut for {}", span(rest));
-            true
-        }
-        Ok(_) => {
-            if bound {
-                tokio::time::sleep(rest).await; // there it is our session that keeps the name shut
-            }
-            true
-        }
-        Err(error) if matches!(error.kind(), ErrorKind::Lost | ErrorKind::NotHeld) => {
-            output.fail(&error, Exit::LOST);
-            false
-        }
-        Err(error) => {
-            output.fail(&error, Exit::UNKNOWN);
-            true
-        }
+/// How long before the end the command gets TERM: as asked for, else 2 s or a fifth of the lease.
+fn grace(lock: &Lock, asked: Option<Duration>) -> Result<Duration, Error> {
+    let lease = lock.current_lease().length();
+    match asked {
+        // A renewal is due after a third and has failed after a half: more would end commands whose lock is well.
+        Some(grace) if grace > lease / 2 => Err(Error::misuse(format!(
+            "--kill-grace ({}) must be at most half of the lease ({})",
+            span(grace),
+            span(lease)
+        ))),
+        Some(grace) => Ok(grace),
+        None => Ok((lease / 5).min(Duration::from_secs(2))),
     }
 }
 
@@ -197,35 +235,11 @@ fn command(args: &Exec) -> Vec<OsString> {
     }
 }
 
-fn variables(
-    client: &Client,
-    guard: &Guard,
-    passes: Option<String>,
-) -> Vec<(&'static str, Option<String>)> {
-    vec![
-        ("DLOCK_HELD", Some("1".to_owned())),
-        ("DLOCK_NAME", Some(guard.name().to_string())),
-        ("DLOCK_TOKEN", Some(guard.token().to_string())),
-        (
-            "DLOCK_BACKEND",
-            Some(client.capabilities().backend.to_owned()),
-        ),
-        (passes::VARIABLE, passes),
-    ]
+fn unanswered(limit: Duration) -> Error {
+    let phase = Phase::Request;
+    let message = format!("the store did not answer within {}", span(limit));
+    DriverError::new(ErrorKind::Timeout { phase }, message).into()
 }
 
-/// Sees to it that nothing is left behind, as far as the store answers within two seconds.
-async fn withdraw(client: &Client, output: &Output) {
-    let report = match client.shutdown(Duration::ZERO).await {
-        Ok(report) => report,
-        Err(error) => {
-            output.fail(&error, Exit::UNKNOWN);
-            return;
-        }
-    };
-    for name in report.unknown {
-        output.warn(&format!(
-            "the store did not confirm that {name:?} is free: what it may have of us ends with its lease"
-        ));
-    }
-}
+/// How long -n waits for the store to say whether a pass is good, as it would for an acquire.
+const ANSWER: Duration = Duration::from_secs(5);

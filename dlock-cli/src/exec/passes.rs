@@ -11,10 +11,12 @@ pub(super) const VARIABLE: &str = "DLOCK_PASS";
 /// The most entries: an environment is bounded, and so should nesting be.
 const MOST: usize = 16;
 
-pub(super) struct Passes {
-    /// As they came: entries of other versions are handed on unread.
-    texts: Vec<String>,
-    read: Vec<Pass>,
+pub(super) struct Passes(Vec<Entry>);
+
+/// As it came, and what it says; entries of other versions are handed on unread.
+struct Entry {
+    text: String,
+    pass: Option<Pass>,
 }
 
 impl Passes {
@@ -23,28 +25,42 @@ impl Passes {
     }
 
     fn parse(list: &str) -> Self {
-        let texts: Vec<String> = list
-            .split(',')
-            .filter(|text| !text.is_empty())
-            .map(str::to_owned)
-            .collect();
-        let read = texts.iter().filter_map(|text| text.parse().ok()).collect();
-        Self { texts, read }
+        let texts = list.split(',').filter(|text| !text.is_empty());
+        let entries = texts.map(|text| Entry {
+            text: text.to_owned(),
+            pass: text.parse().ok(),
+        });
+        Self(entries.collect())
     }
 
     /// The pass for a lock: the innermost one counts. Those of another store or name are none of its business.
     pub(super) fn of(&self, store: &str, name: &LockName) -> Option<&Pass> {
-        let mut passes = self.read.iter().rev();
+        let mut passes = self.0.iter().rev().filter_map(|entry| entry.pass.as_ref());
         passes.find(|pass| pass.store() == store && pass.name() == name)
     }
 
-    /// The list for the command; the outermost entries go when there are too many.
-    pub(super) fn with(&self, pass: Option<&Pass>) -> Option<String> {
-        let mut texts = self.texts.clone();
-        texts.extend(pass.map(ToString::to_string));
+    /// The list for the command: what was inherited, this one last. What is over or repeats it goes, then the outermost.
+    pub(super) fn with(&self, pass: &Pass) -> String {
+        let mut texts = self.others(pass);
+        texts.push(pass.to_string());
         let surplus = texts.len().saturating_sub(MOST);
-        let texts = texts.split_off(surplus);
+        texts.split_off(surplus).join(",")
+    }
+
+    /// The list for a command that is not to enter this lock.
+    pub(super) fn without(&self, pass: &Pass) -> Option<String> {
+        let texts = self.others(pass);
         (!texts.is_empty()).then(|| texts.join(","))
+    }
+
+    /// Those of other locks.
+    fn others(&self, own: &Pass) -> Vec<String> {
+        let of_it = |pass: &Pass| pass.store() == own.store() && pass.name() == own.name();
+        let others = self
+            .0
+            .iter()
+            .filter(|entry| !entry.pass.as_ref().is_some_and(of_it));
+        others.map(|entry| entry.text.clone()).collect()
     }
 }
 
@@ -75,20 +91,33 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_handed_on() {
+        let own = pass("s", "a", 1);
         let passes = Passes::parse("9:new:format,,");
-        assert_eq!(passes.with(None).as_deref(), Some("9:new:format"));
+        assert_eq!(passes.with(&own), format!("9:new:format,{own}"));
+        assert_eq!(passes.without(&own).as_deref(), Some("9:new:format"));
+        assert_eq!(Passes::parse("").without(&own), None);
     }
 
     #[test]
-    fn the_list_is_bounded() {
+    fn a_lock_has_one_entry_however_often_it_is_entered() {
+        let (old, new) = (pass("s", "a", 1), pass("s", "a", 2));
+        let other = pass("t", "a", 1);
+        let passes = Passes::parse(&format!("{old},{other}"));
+        assert_eq!(passes.with(&new), format!("{other},{new}"));
+        assert_eq!(passes.without(&new), Some(other.to_string()));
+    }
+
+    #[test]
+    fn the_list_is_bounded_and_loses_the_outermost() {
         let mut list = String::new();
-        for token in 0..40 {
-            list = Passes::parse(&list)
-                .with(Some(&pass("s", "a", token)))
-                .unwrap();
+        for name in 0..40 {
+            list = Passes::parse(&list).with(&pass("s", &name.to_string(), 1));
         }
-        let last = pass("s", "a", 39).to_string();
+        let (first, last) = (
+            pass("s", "24", 1).to_string(),
+            pass("s", "39", 1).to_string(),
+        );
         assert_eq!(list.split(',').count(), MOST);
-        assert!(list.ends_with(&last));
+        assert!(list.starts_with(&first) && list.ends_with(&last));
     }
 }

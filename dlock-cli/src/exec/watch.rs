@@ -1,22 +1,23 @@
 //! Between the start of the command and its end.
 
 use crate::{
-    exec::{
-        child::{Change, Child},
-        signals::{Heard, Signals, stop_ourselves},
-    },
+    exec::child::{Change, Child},
     exit::Exit,
-    output::Output,
+    output::{Output, span},
+    signals::{Heard, Signals},
 };
-use dlock::{Guard, State};
+use dlock::{Guard, LossReason, State};
 use nix::sys::signal::Signal;
 use std::time::Duration;
 use tokio::time::Instant;
 
 pub(super) struct Watch<'a> {
     pub(super) guard: &'a Guard,
+    pub(super) backend: &'static str,
     pub(super) kill: bool,
     pub(super) grace: Duration,
+    /// When `--max-hold` ends it.
+    pub(super) most: Option<(Duration, Instant)>,
     pub(super) output: &'a Output,
 }
 
@@ -39,26 +40,26 @@ enum Course {
 impl Watch<'_> {
     pub(super) async fn until_ended(&self, child: Child, signals: &mut Signals) -> Ended {
         let mut course = Course::Safe;
-        let mut lost = false;
+        let lost = |course: &Course| !matches!(course, Course::Safe) || self.guard.check().is_err();
         loop {
             // Asked each time round, so that a change is never missed between two signals.
-            match child.change() {
+            match child.change(|| self.kill && lost(&course)) {
                 Change::Ended(exit) => {
-                    return Ended {
-                        exit,
-                        lost: lost || self.guard.check().is_err(),
-                    };
+                    let lost = lost(&course);
+                    return Ended { exit, lost };
                 }
-                Change::Stopped if child.is_job() => self.stopped(&child),
-                Change::Stopped | Change::Nothing => {}
+                Change::Stopped(by) => self.stopped(&child, by, signals, &mut course),
+                Change::Nothing => {}
             }
             tokio::select! {
                 biased;
-                heard = signals.next() => forward(&child, heard),
-                () = self.danger(), if matches!(course, Course::Safe) => {
-                    lost = true;
-                    course = self.in_danger(&child);
-                }
+                heard = signals.next() => match heard {
+                    Ok(Heard::Signal(number, all)) => self.heard(&child, number, all, signals, &mut course),
+                    Ok(Heard::Child) => {}
+                    // Without signals there is no telling when it ends but to ask.
+                    Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+                },
+                () = self.danger(), if matches!(course, Course::Safe) => course = self.in_danger(&child),
                 () = until(&course) => {
                     child.signal(Signal::SIGKILL);
                     course = Course::Done;
@@ -89,21 +90,11 @@ impl Watch<'_> {
     }
 
     fn in_danger(&self, child: &Child) -> Course {
-        let name = self.guard.name();
-        let why = match self.guard.state() {
-            State::Lost(reason) => format!("the lock {name:?} is lost: {reason}"),
-            _ => format!(
-                "the lock {name:?} ends in {:?} and could not be kept",
-                self.guard.remaining()
-            ),
-        };
         if !self.kill {
-            self.output.say(&format!(
-                "{why}; the command runs on beside the next holder"
-            ));
+            self.lost("the command runs on beside the next holder");
             return Course::Done;
         }
-        self.output.say(&format!("{why}; the command is ended"));
+        self.lost("the command is ended");
         child.terminate();
         // What is left until another may have it, less a little for the kernel; all of the grace, if it is too late for that anyway.
         let rest = self.guard.remaining();
@@ -115,36 +106,92 @@ impl Watch<'_> {
         Course::Ending(Instant::now() + wait)
     }
 
+    fn lost(&self, so: &str) {
+        let name = self.guard.name();
+        let remaining = self.guard.remaining();
+        // Its end is a little early, as every lease's is.
+        let planned = self
+            .most
+            .filter(|(most, end)| *end <= Instant::now() + remaining + *most / 50 + SLACK);
+        let why = match (self.guard.state(), planned) {
+            (
+                State::Held | State::Uncertain | State::Lost(LossReason::Deadline),
+                Some((most, _)),
+            ) => {
+                format!(
+                    "the lock {name:?} has come to its --max-hold of {}",
+                    span(most)
+                )
+            }
+            (State::Lost(reason), _) => format!("the lock {name:?} is lost: {reason}"),
+            _ => format!(
+                "the lock {name:?} ends in {} and could not be kept: the store does not answer",
+                span(remaining)
+            ),
+        };
+        let message = format!("{why}; {so}");
+        self.output
+            .problem("Lost", &message, self.backend, Some(name.as_str()));
+    }
+
     /// The command was stopped: so is the job, until the shell continues it. The lock is not kept alive meanwhile.
-    fn stopped(&self, child: &Child) {
+    fn stopped(&self, child: &Child, by: Signal, signals: &mut Signals, course: &mut Course) {
+        if child.is_in_our_group() {
+            return; // the shell sees what the group got
+        }
+        // It wanted the terminal, and meanwhile we were brought to the foreground.
+        if matches!(by, Signal::SIGTTIN | Signal::SIGTTOU) && child.give_terminal() {
+            child.signal(Signal::SIGCONT);
+            return;
+        }
         child.take_terminal();
         self.output.warn(&format!(
-            "stopped: the lock {:?} is not kept alive, and the command will be ended if it comes back after {:?}",
+            "stopped: the lock {:?} is not kept alive, and the command is killed if it is continued after {}",
             self.guard.name(),
-            self.guard.remaining()
+            span(self.guard.remaining())
         ));
-        stop_ourselves();
-        // First the clock, then the command: after its lease it must not run another step.
-        if self.guard.check().is_ok() || !self.kill {
-            child.resume();
-        } else {
-            child.signal(Signal::SIGKILL);
+        if !signals.stop(true) {
+            return; // no shell looks after this job: the command stays stopped, and the lock is kept alive
         }
+        self.continued(child, course);
     }
-}
 
-fn forward(child: &Child, heard: Heard) {
-    match heard {
-        Heard::End(number) => {
-            if let Ok(signal) = Signal::try_from(number) {
-                child.signal(signal);
-            }
+    /// First the clock, then the command: after its lease it must not run another step.
+    fn continued(&self, child: &Child, course: &mut Course) {
+        if self.kill && self.guard.check().is_err() {
+            self.lost("the command is killed");
+            child.signal(Signal::SIGKILL);
+            *course = Course::Done;
+            return;
         }
-        Heard::Forward(signal) => child.signal(signal),
-        // What stops the command stops the job; see `stopped`.
-        Heard::Stop => child.signal(Signal::SIGTSTP),
-        Heard::Continue => child.signal(Signal::SIGCONT),
-        Heard::Child => {}
+        child.give_terminal();
+        child.signal(Signal::SIGCONT);
+    }
+
+    fn heard(
+        &self,
+        child: &Child,
+        number: Signal,
+        all: bool,
+        signals: &mut Signals,
+        course: &mut Course,
+    ) {
+        let has_it = all && child.is_in_our_group();
+        match number {
+            // Continued, perhaps after a stop that nobody told us of: its clock comes first.
+            Signal::SIGCONT => self.continued(child, course),
+            Signal::SIGTSTP if child.is_in_our_group() => {
+                if !has_it {
+                    child.signal(Signal::SIGTSTP);
+                }
+                if signals.stop(false) {
+                    self.continued(child, course);
+                }
+            }
+            // What stops the command stops the job; see `stopped`.
+            number if !has_it => child.signal(number),
+            _ => {}
+        }
     }
 }
 
@@ -154,3 +201,6 @@ async fn until(course: &Course) {
         Course::Safe | Course::Done => std::future::pending().await,
     }
 }
+
+/// Of a clock that is read after the deed.
+const SLACK: Duration = Duration::from_millis(50);

@@ -1,0 +1,217 @@
+//! Signals: those that end us, those that the command gets, those of job control.
+//!
+//! They are blocked and read from a descriptor instead of being handled. So none is missed between two steps, each says whether it came
+//! from the terminal (then the whole group has it already), the ones that we were started to ignore (`nohup`, `&`) stay ignored, and a
+//! stop has its default action when we want it.
+
+use nix::{
+    errno::Errno,
+    sys::{
+        signal::{SigSet, Signal as Number, killpg, raise},
+        signalfd::{SfdFlags, SignalFd},
+    },
+    unistd::getpgrp,
+};
+use std::{collections::VecDeque, fs, io};
+use tokio::{
+    io::unix::AsyncFd,
+    signal::unix::{Signal, SignalKind, signal},
+};
+
+/// The signals that are read from now on and not acted on. To be blocked before there is a second thread.
+pub(crate) struct Blocked(SigSet);
+
+impl Blocked {
+    pub(crate) fn new() -> io::Result<Self> {
+        let ignored = ignored();
+        let mut heard = SigSet::empty();
+        for number in HEARD {
+            if ignored & (1 << (number as u32 - 1)) == 0 {
+                heard.add(number);
+            }
+        }
+        let mut blocked = heard;
+        blocked.add(Number::SIGTTOU); // taking the terminal back from the background would stop us
+        blocked.thread_block()?;
+        Ok(Self(heard))
+    }
+}
+
+/// What came.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Heard {
+    /// A signal, and whether our whole process group got it: from the terminal, not from somebody who meant us.
+    Signal(Number, bool),
+    /// The state of a child changed.
+    Child,
+}
+
+/// A signal that ends us came first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended(pub(crate) i32);
+
+pub(crate) struct Signals {
+    fd: AsyncFd<SignalFd>,
+    early: VecDeque<(Number, bool)>,
+    // With a handler: one that was started with SIGCHLD ignored would have no exit codes.
+    child: Signal,
+}
+
+impl Signals {
+    #[expect(
+        deprecated,
+        reason = "its replacement is unsafe; a `SignalFd` owns its descriptor and keeps it, which is what that asks for"
+    )]
+    pub(crate) fn listen(blocked: &Blocked) -> io::Result<Self> {
+        let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+        Ok(Self {
+            fd: AsyncFd::new(SignalFd::with_flags(&blocked.0, flags)?)?,
+            early: VecDeque::new(),
+            child: signal(SignalKind::child())?,
+        })
+    }
+
+    /// # Cancel safety
+    /// No signal is lost when it is dropped.
+    pub(crate) async fn next(&mut self) -> io::Result<Heard> {
+        if let Some((number, all)) = self.early.pop_front() {
+            return Ok(Heard::Signal(number, all));
+        }
+        tokio::select! {
+            biased;
+            _ = self.child.recv() => Ok(Heard::Child),
+            read = read(&self.fd) => read.map(|(number, all)| Heard::Signal(number, all)),
+        }
+    }
+
+    /// Does the work unless a signal ends us first: then the work is dropped. Stops with the job meanwhile.
+    pub(crate) async fn unless<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Ended> {
+        let mut work = std::pin::pin!(work);
+        loop {
+            let heard = tokio::select! {
+                biased;
+                done = &mut work => return Ok(done),
+                heard = self.next() => heard,
+            };
+            match heard {
+                Ok(Heard::Signal(number, _)) if ENDS.contains(&number) => {
+                    return Err(Ended(number as i32));
+                }
+                Ok(Heard::Signal(Number::SIGTSTP, _)) => {
+                    self.stop(false);
+                }
+                Ok(_) => {} // nothing that changes a wait
+                Err(_) => return Ok(work.await),
+            }
+        }
+    }
+
+    /// Whether a signal that ends us has come already.
+    pub(crate) fn ended(&mut self) -> Option<Ended> {
+        self.collect();
+        let end = self.early.iter().find(|(number, _)| ENDS.contains(number));
+        end.map(|(number, _)| Ended(*number as i32))
+    }
+
+    /// Stops this process, or its whole group, as the shell that started it expects of a job; says whether it was stopped, and
+    /// continued. The kernel does not stop a job that no shell looks after. Nothing renews a lock meanwhile.
+    pub(crate) fn stop(&mut self, group: bool) -> bool {
+        // Each fails only where there is no such process, and we are one.
+        let _ = if group {
+            killpg(getpgrp(), Number::SIGTSTP)
+        } else {
+            raise(Number::SIGTSTP)
+        };
+        let mut stop = SigSet::empty();
+        stop.add(Number::SIGTSTP);
+        let _ = stop.thread_unblock(); // here it happens
+        let _ = stop.thread_block();
+        self.collect();
+        let stopped = self
+            .early
+            .iter()
+            .any(|(number, _)| *number == Number::SIGCONT);
+        self.early
+            .retain(|(number, _)| !matches!(number, Number::SIGCONT | Number::SIGTSTP));
+        stopped
+    }
+
+    fn collect(&mut self) {
+        while let Ok(Some(signal)) = take(self.fd.get_ref()) {
+            self.early.push_back(signal);
+        }
+    }
+}
+
+async fn read(fd: &AsyncFd<SignalFd>) -> io::Result<(Number, bool)> {
+    loop {
+        let mut ready = fd.readable().await?;
+        match take(fd.get_ref()) {
+            Ok(Some(signal)) => return Ok(signal),
+            Ok(None) => ready.clear_ready(),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn take(fd: &SignalFd) -> Result<Option<(Number, bool)>, Errno> {
+    let Some(info) = fd.read_signal()? else {
+        return Ok(None);
+    };
+    let number = i32::try_from(info.ssi_signo).map_err(|_| Errno::EINVAL)?;
+    Ok(Some((
+        Number::try_from(number)?,
+        info.ssi_code == BY_KERNEL,
+    )))
+}
+
+/// The signals that were ignored when we were started, one bit each.
+fn ignored() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    ignored_in(&status)
+}
+
+fn ignored_in(status: &str) -> u64 {
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.unwrap_or_default()
+}
+
+/// `si_code` of what the kernel sends, such as Ctrl-C of a terminal.
+const BY_KERNEL: i32 = 0x80;
+
+/// What ends a wait.
+const ENDS: [Number; 4] = [
+    Number::SIGINT,
+    Number::SIGTERM,
+    Number::SIGHUP,
+    Number::SIGQUIT,
+];
+
+const HEARD: [Number; 9] = [
+    Number::SIGINT,
+    Number::SIGTERM,
+    Number::SIGHUP,
+    Number::SIGQUIT,
+    Number::SIGUSR1,
+    Number::SIGUSR2,
+    Number::SIGWINCH,
+    Number::SIGTSTP,
+    Number::SIGCONT,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::ignored_in;
+
+    #[test]
+    fn ignored_signals_are_read_from_the_kernel_s_table() {
+        assert_eq!(
+            ignored_in("Name:\tx\nSigIgn:\t0000000000001003\nSigCgt:\t1\n"),
+            0x1003
+        );
+        assert_eq!(ignored_in(""), 0);
+    }
+}

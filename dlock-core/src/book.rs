@@ -16,7 +16,11 @@ use std::{
 use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
-pub(crate) struct Book(HashMap<LockName, Page>);
+pub(crate) struct Book {
+    pages: HashMap<LockName, Page>,
+    /// The last page that was torn out, for its buffers: a lock that comes and goes allocates none.
+    spare: Page,
+}
 
 /// One name.
 #[derive(Debug, Default)]
@@ -56,25 +60,26 @@ pub(crate) struct Waiter {
 impl Book {
     pub(crate) fn page(&mut self, name: &LockName) -> &mut Page {
         // Two look-ups instead of a clone of the name for `entry` when it is there.
-        if !self.0.contains_key(name) {
-            self.0.insert(name.clone(), Page::default());
+        if !self.pages.contains_key(name) {
+            let page = std::mem::take(&mut self.spare);
+            self.pages.insert(name.clone(), page);
         }
-        self.0.get_mut(name).expect("BUG: inserted above")
+        self.pages.get_mut(name).expect("BUG: inserted above")
     }
 
     pub(crate) fn find(&mut self, name: &LockName) -> Option<&mut Page> {
-        self.0.get_mut(name)
+        self.pages.get_mut(name)
     }
 
     /// Forgets a name that nobody holds or waits for.
     pub(crate) fn tidy(&mut self, name: &LockName) {
-        if self.0.get(name).is_some_and(Page::is_empty) {
-            self.0.remove(name);
+        if self.pages.get(name).is_some_and(Page::is_empty) {
+            self.spare = self.pages.remove(name).map(Page::blank).unwrap_or_default();
         }
     }
 
     pub(crate) fn strike(&mut self, hold: &Arc<Hold>) {
-        if let Some(page) = self.0.get_mut(&hold.name) {
+        if let Some(page) = self.pages.get_mut(&hold.name) {
             page.holds.retain(|other| !Arc::ptr_eq(other, hold));
             self.tidy(&hold.name);
         }
@@ -83,7 +88,7 @@ impl Book {
     /// Every live hold, in an order that does not depend on hashing.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
         let mut holds: Vec<_> = self
-            .0
+            .pages
             .values()
             .flat_map(|page| page.holds.clone())
             .collect();
@@ -92,14 +97,14 @@ impl Book {
     }
 
     pub(crate) fn is_unheld(&self) -> bool {
-        self.0.values().all(|page| page.holds.is_empty())
+        self.pages.values().all(|page| page.holds.is_empty())
     }
 
     /// Whether the hint found somebody who wants it.
     pub(crate) fn hint(&mut self, hint: &Hint, now: Instant) -> bool {
         match hint {
             Hint::Turn { name, ticket } => {
-                let Some(page) = self.0.get_mut(name) else {
+                let Some(page) = self.pages.get_mut(name) else {
                     return false;
                 };
                 let queue = &mut page.queue;
@@ -116,7 +121,7 @@ impl Book {
                 ticket,
                 look_in,
             } => {
-                if let Some(page) = self.0.get_mut(name)
+                if let Some(page) = self.pages.get_mut(name)
                     && page.queue.ticket == Some(*ticket)
                 {
                     page.queue.look_by(now + *look_in);
@@ -124,14 +129,14 @@ impl Book {
                 true
             }
             Hint::Free(name) => {
-                if let Some(page) = self.0.get_mut(name) {
+                if let Some(page) = self.pages.get_mut(name) {
                     page.queue.poke();
                 }
                 true
             }
             Hint::LookAgain => {
                 // In the order of names: what happens does not depend on hashing.
-                let mut waited: Vec<_> = self.0.iter_mut().collect();
+                let mut waited: Vec<_> = self.pages.iter_mut().collect();
                 waited.sort_unstable_by_key(|(name, _)| *name);
                 for (_, page) in waited {
                     page.queue.poke();
@@ -143,7 +148,27 @@ impl Book {
     }
 }
 
+/// The room that a spare page keeps: one name that was crowded once should not cost memory for ever.
+const SPARE: usize = 16;
+
 impl Page {
+    /// The same buffers with nothing in them.
+    fn blank(self) -> Self {
+        let Self {
+            mut holds,
+            queue: Queue { mut waiters, .. },
+        } = self;
+        holds.clear();
+        holds.shrink_to(SPARE);
+        waiters.clear();
+        waiters.shrink_to(SPARE);
+        let queue = Queue {
+            waiters,
+            ..Queue::default()
+        };
+        Self { holds, queue }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.holds.is_empty() && self.queue.waiters.is_empty()
     }

@@ -6,7 +6,11 @@ use crate::{
     lease::Lease,
     name::LockName,
 };
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 /// Names that share a fate: a session, a shard, a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,6 +46,8 @@ impl Acquire {
     /// A first attempt that leaves no trace when it is refused.
     #[must_use]
     pub fn new(name: LockName, owner: Owner, hold: HoldId, lease: Lease, give_up: Instant) -> Self {
+        // Shared, because the core sets its own at once.
+        static NOTHING: LazyLock<Arc<Note>> = LazyLock::new(Arc::default);
         Self {
             name,
             owner,
@@ -52,7 +58,7 @@ impl Acquire {
             join: None,
             look: false,
             give_up,
-            note: Arc::default(),
+            note: Arc::clone(&NOTHING),
         }
     }
 }

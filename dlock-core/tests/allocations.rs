@@ -1,0 +1,79 @@
+//! What a lock costs the allocator, counted on the thread that runs it.
+//!
+//! The numbers are measured, not hoped for: who adds an allocation sees it here, and who takes one away lowers the number.
+//!
+//! | | |
+//! |---|---|
+//! | acquire | the waiter, which `try_acquire` has not; the call and, inside it, the driver's boxed future; the hold |
+//! | release | the call and the driver's boxed future |
+//! | drop | the same, and the task they run in |
+//! | in the model store | the incarnation's list of holds |
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use dlock_core::{Client, Clock, Lock};
+use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
+use tokio::runtime::{Builder, Runtime};
+
+/// Cycles that are counted together: what is allocated once in a while (a table that grows, a timer wheel) shows as a fraction.
+const CYCLES: u32 = 1_000;
+
+/// A lock on the boot clock, after enough cycles that everything has its size.
+fn warm(runtime: &Runtime) -> Lock {
+    runtime.block_on(async {
+        let store = MemoryStore::new(Clock::boot());
+        let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+        let lock = Client::new(driver).unwrap().lock("orders:42").unwrap();
+        for _ in 0..CYCLES {
+            released(&lock).await;
+            dropped(&lock).await;
+        }
+        lock
+    })
+}
+
+async fn released(lock: &Lock) {
+    lock.acquire().await.unwrap().release().await.unwrap();
+}
+
+async fn tried(lock: &Lock) {
+    let guard = lock.try_acquire().await.unwrap();
+    guard.unwrap().release().await.unwrap();
+}
+
+async fn dropped(lock: &Lock) {
+    drop(lock.acquire().await.unwrap());
+    // The release runs in a task of its own.
+    tokio::task::yield_now().await;
+}
+
+/// Allocations of one cycle: whole ones, however much a thousand of them had in common.
+fn each(cycle: impl AsyncFn(&Lock)) -> u64 {
+    let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+    let lock = warm(&runtime);
+    let counted = allocation_counter::measure(|| {
+        runtime.block_on(async {
+            for _ in 0..CYCLES {
+                cycle(&lock).await;
+            }
+        });
+    });
+    assert_eq!(counted.count_current, 0, "something is kept of each cycle");
+    counted.count_total / u64::from(CYCLES)
+}
+
+#[test]
+fn acquire_and_release_allocate_seven_times() {
+    assert_eq!(each(released), 7);
+}
+
+#[test]
+fn try_acquire_and_release_allocate_six_times() {
+    // Nobody waits.
+    assert_eq!(each(tried), 6);
+}
+
+#[test]
+fn acquire_and_drop_allocate_eight_times() {
+    assert_eq!(each(dropped), 8);
+}

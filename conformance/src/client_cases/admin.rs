@@ -37,7 +37,7 @@ async fn guards_one_after_the_other_have_growing_tokens(ctx: Ctx) -> Result<(), 
             format_args!("token {} came after {last}", guard.token()),
         )?;
         last = guard.token();
-        let joined = peer.lock(&name)?.join(&guard.pass()).await?;
+        let joined = peer.join(peer.lock(&name)?, &guard.pass()).await?;
         same("the token of who joined", joined.token(), last)?;
         guard.release().await?;
         frees(&ctx, joined).await?;

@@ -11,7 +11,7 @@ use crate::{
     case::{Case, case},
     clause::Clause,
     ctx::Ctx,
-    failure::{Failure, same},
+    failure::{Failure, ensure, same},
 };
 use dlock_core::{Guard, LockName, Pass, State};
 use futures_util::{
@@ -65,7 +65,7 @@ pub(super) const CASES: &[Case] = &[
 
 async fn try_acquire_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
     every(&ctx, &[Step::Acquire, Step::Release], |peer, name| {
-        let lock = peer.short(name)?;
+        let lock = peer.kept(name)?;
         Ok(Box::pin(async move {
             lock.try_acquire().await.is_ok_and(|guard| guard.is_some())
         }))
@@ -78,7 +78,7 @@ async fn acquire_of_a_free_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Res
         &ctx,
         &[Step::Acquire, Step::Release, Step::Leave],
         |peer, name| {
-            let lock = peer.short(name)?;
+            let lock = peer.kept(name)?;
             Ok(Box::pin(async move { lock.acquire().await.is_ok() }))
         },
     )
@@ -86,12 +86,12 @@ async fn acquire_of_a_free_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Res
 }
 
 async fn acquire_within_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
-    let limit = ctx.short() / 2;
+    let limit = ctx.kept() / 2;
     every(
         &ctx,
         &[Step::Acquire, Step::Release, Step::Leave],
         |peer, name| {
-            let lock = peer.short(name)?;
+            let lock = peer.kept(name)?;
             Ok(Box::pin(
                 async move { lock.acquire_within(limit).await.is_ok() },
             ))
@@ -102,7 +102,7 @@ async fn acquire_within_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), 
 
 async fn acquire_by_an_owner_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
     every(&ctx, &[Step::Acquire, Step::Release], |peer, name| {
-        let lock = peer.short(name)?.owned_by(&peer.client.owner());
+        let lock = peer.kept(name)?.owned_by(&peer.client.owner());
         Ok(Box::pin(async move { lock.acquire().await.is_ok() }))
     })
     .await
@@ -116,7 +116,7 @@ async fn acquire_of_a_held_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Res
             let name = ctx.name()?;
             let guard = other.take(&other.lock(&name)?).await?;
             peer.gate.always(case.step, case.fate);
-            let waited = polled(peer.short(&name)?.acquire(), case.polls).await;
+            let waited = polled(peer.kept(&name)?.acquire(), case.polls).await;
             let finished = waited.is_some();
             drop(waited);
             peer.gate.clear();
@@ -139,7 +139,7 @@ async fn join_dropped_anywhere_leaves_the_others_alone(ctx: Ctx) -> Result<(), F
             let guard = other.take(&other.lock(&name)?).await?;
             let pass: Pass = guard.pass();
             peer.gate.always(case.step, case.fate);
-            let joined = polled(peer.short(&name)?.join(&pass), case.polls).await;
+            let joined = polled(peer.kept(&name)?.join(&pass), case.polls).await;
             let finished = joined.is_some();
             drop(joined);
             peer.gate.clear();
@@ -195,7 +195,7 @@ async fn run_and_lost_dropped_anywhere_change_nothing(ctx: Ctx) -> Result<(), Fa
         Box::pin(async move {
             let (peer, name, guard) = held(&ctx).await?;
             peer.gate.once(case.step, case.fate);
-            let work = async { ctx.sleep(ctx.short() / 2).await };
+            let work = async { ctx.sleep(ctx.kept() / 2).await };
             let ran = polled(guard.run(work), case.polls).await.is_some();
             let lost = polled(guard.lost(), case.polls.min(2)).await.is_some();
             same("it was lost", lost, false)?;
@@ -212,14 +212,16 @@ async fn shutdown_dropped_anywhere_leaves_nothing_held_for_good(ctx: Ctx) -> Res
     product(&ctx, &[Step::Release], |case| {
         let ctx = ctx.clone();
         Box::pin(async move {
+            if matches!(case.fate, Fate::Never | Fate::Unsent) {
+                return Ok(true); // left to its lease: `shutdown` tries that
+            }
             let (peer, name, guard) = held(&ctx).await?;
             peer.gate.once(case.step, case.fate);
-            let shutdown = peer.client.shutdown(ctx.short() / 4).force().into_future();
+            let shutdown = peer.client.shutdown(ctx.kept() / 4).force().into_future();
             let finished = polled(shutdown, case.polls).await.is_some();
             drop(guard);
             let observer = ctx.caller().await?;
-            // What a finished shutdown could not release in time is left to its lease.
-            let bound = case.free_within(&ctx).max(ctx.short());
+            let bound = ctx.kept() / 4 + case.free_within(&ctx);
             left_untouched(&ctx, &observer, &name, bound).await?;
             Ok(finished)
         })
@@ -234,7 +236,7 @@ async fn a_waiter_cancelled_at_the_head_delays_nobody(ctx: Ctx) -> Result<(), Fa
             let [peer, other] = Peer::several(&ctx).await?;
             let name = ctx.name()?;
             let guard = other.take(&other.lock(&name)?).await?;
-            let (head, second) = (peer.short(&name)?, peer.short(&name)?);
+            let (head, second) = (peer.kept(&name)?, peer.kept(&name)?);
             peer.gate.always(case.step, case.fate);
             let mut head = Box::pin(head.acquire());
             // The first poll lets it into the queue, before the second.
@@ -246,8 +248,8 @@ async fn a_waiter_cancelled_at_the_head_delays_nobody(ctx: Ctx) -> Result<(), Fa
             drop(head);
             peer.gate.clear();
             frees(&ctx, guard).await?;
-            // One look more than the call that hangs.
-            let bound = case.free_within(&ctx) + ctx.short() / 3;
+            // One accept lease and one look more than the call that hangs.
+            let bound = case.free_within(&ctx) + ctx.kept() * 2 / 3;
             let taken = second
                 .done(&ctx, "the second waiter gets it", bound)
                 .await??;
@@ -271,8 +273,8 @@ async fn a_client_dropped_with_everything_under_way_leaves_nothing(
         let other = Peer::new(&ctx).await?;
         let held = other.take(&other.lock(&waited)?).await?;
         peer.gate.always(Step::Acquire, fate);
-        drop(polled(peer.short(&name)?.acquire(), 2).await);
-        drop(polled(peer.short(&waited)?.acquire(), 2).await);
+        drop(polled(peer.kept(&name)?.acquire(), 2).await);
+        drop(polled(peer.kept(&waited)?.acquire(), 2).await);
         peer.gate.clear();
         drop(peer);
         let case = Drop {
@@ -299,7 +301,7 @@ impl Drop {
     /// When the store answers again, one compensating round trip later nothing is left: a call that hangs is given up first.
     fn free_within(&self, ctx: &Ctx) -> Duration {
         match (self.fate, self.step) {
-            (Fate::Never | Fate::Unsent, Step::Acquire) => ctx.short() / 3,
+            (Fate::Never | Fate::Unsent, Step::Acquire) => ctx.kept() / 3,
             (Fate::Never | Fate::Unsent, _) => Duration::from_secs(5),
             (Fate::Slow(span), _) => span,
             _ => Duration::from_millis(50),
@@ -308,7 +310,7 @@ impl Drop {
 }
 
 fn fates(ctx: &Ctx) -> Vec<Fate> {
-    let slow = Fate::Slow(ctx.short() / 20);
+    let slow = Fate::Slow(ctx.kept() / 20);
     vec![
         Fate::Ok,
         Fate::ErrorBefore,
@@ -337,7 +339,7 @@ where
             for polls in 0..if ctx.is_simulated() {
                 MOST_POLLS
             } else {
-                MOST_POLLS / 3
+                MOST_POLLS / 2
             } {
                 let member = Drop { step, fate, polls };
                 let done = told(member, case(member));
@@ -383,17 +385,17 @@ async fn every(
     .await
 }
 
-/// A lock, held, with a short lease.
+/// A lock, held.
 async fn held(ctx: &Ctx) -> Result<(Peer, LockName, Guard), Failure> {
     let peer = Peer::new(ctx).await?;
     let name = ctx.name()?;
-    let guard = peer.take(&peer.short(&name)?).await?;
+    let guard = peer.take(&peer.kept(&name)?).await?;
     Ok((peer, name, guard))
 }
 
 /// A copy that nobody knows the end of is settled when it can no longer come: at its give-up.
 fn settled_within(ctx: &Ctx, bound: Duration) -> Duration {
-    bound.max(ctx.short() / 3)
+    bound.max(ctx.kept() / 3)
 }
 
 /// Within the bound nobody holds it and nobody stands in line, and the next acquire is granted.
@@ -405,9 +407,16 @@ async fn nothing_is_left(
 ) -> Result<(), Failure> {
     let observer = ctx.caller().await?;
     left_untouched(ctx, &observer, name, bound).await?;
-    // It may find the calls of the dropped one on their way, and stands behind them for one round trip.
-    let next = peer.lock(name)?.acquire_within(bound + ctx.slack());
-    frees(ctx, next.await?).await?;
+    // It may find the calls of the dropped one on their way, and comes after them.
+    let (lock, end) = (peer.lock(name)?, ctx.now() + bound + ctx.slack());
+    let next = loop {
+        if let Ok(Some(next)) = lock.try_acquire().await {
+            break next;
+        }
+        ensure(ctx.now() < end, "the next acquire is refused")?;
+        ctx.sleep(Duration::from_millis(2)).await;
+    };
+    frees(ctx, next).await?;
     peer.settles(settled_within(ctx, bound)).await?;
     left_untouched(ctx, &observer, name, Duration::ZERO).await
 }

@@ -106,6 +106,7 @@ struct Script {
     stalled: Option<Lane>,
     dead: bool,
     calls: [usize; 4],
+    answered: [usize; 4],
     seen: Vec<Seen>,
 }
 
@@ -212,6 +213,11 @@ impl Gate {
         self.script().calls[step as usize]
     }
 
+    /// How many calls of that kind were answered, or failed.
+    pub(crate) fn answered(&self, step: Step) -> usize {
+        self.script().answered[step as usize]
+    }
+
     /// How many calls of all kinds there were.
     pub(crate) fn all_calls(&self) -> usize {
         self.script().calls.iter().sum()
@@ -238,17 +244,27 @@ impl Gate {
         });
     }
 
-    fn fate(&self, step: Step, lane: Option<Lane>) -> Fate {
+    fn fate(&self, step: Step, lane: Option<Lane>) -> (Step, Fate) {
         let mut script = self.script();
         script.calls[step as usize] += 1;
         if script.dead || (lane.is_some() && script.stalled == lane) {
-            return Fate::Unsent;
+            return (step, Fate::Unsent);
         }
         let next = script.once[step as usize].pop_front();
-        next.unwrap_or(script.standing[step as usize])
+        (step, next.unwrap_or(script.standing[step as usize]))
     }
 
     async fn meet<T: Send + 'static>(
+        &self,
+        (step, fate): (Step, Fate),
+        call: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let answer = self.done(fate, call).await;
+        self.script().answered[step as usize] += 1;
+        answer
+    }
+
+    async fn done<T: Send + 'static>(
         &self,
         fate: Fate,
         call: impl Future<Output = Result<T>> + Send + 'static,

@@ -3,15 +3,16 @@
 use super::{
     gate::{Fate, Step},
     peer::{Peer, fails, frees, left_untouched},
-    task::Task,
+    task::{Task, polled},
 };
 use crate::{
     case::{Case, case},
     clause::Clause,
     ctx::Ctx,
     failure::{Failure, ensure, same},
+    fixture::Need,
 };
-use dlock_core::{Effect, ErrorKind, Outcome, Phase, Retry, State};
+use dlock_core::{Effect, ErrorKind, Flaw, Outcome, Phase, Retry, State};
 use std::{collections::BTreeSet, time::Duration};
 
 pub(super) const CASES: &[Case] = &[
@@ -55,6 +56,11 @@ pub(super) const CASES: &[Case] = &[
         Clause::Indeterminate,
         the_ticket_of_a_lost_grant_stays_nowhere
     ),
+    case!(
+        Clause::Indeterminate,
+        too_much_unsettled_refuses_new_acquires_until_it_is_settled
+    )
+    .needs(&[Need::Jump]),
 ];
 
 async fn an_acquire_whose_answer_was_lost_is_one_hold(ctx: Ctx) -> Result<(), Failure> {
@@ -177,7 +183,7 @@ async fn a_release_whose_answer_was_lost_is_a_release(ctx: Ctx) -> Result<(), Fa
     peer.settles(ctx.answer()).await?;
     // Two holds: the one that went first is not counted twice.
     let guard = peer.take(&peer.lock(&name)?).await?;
-    let joined = other.lock(&name)?.join(&guard.pass()).await?;
+    let joined = other.join(other.lock(&name)?, &guard.pass()).await?;
     peer.gate.once(Step::Release, Fate::ErrorAfter);
     guard.release().await?;
     same(
@@ -332,3 +338,32 @@ async fn the_ticket_of_a_lost_grant_stays_nowhere(ctx: Ctx) -> Result<(), Failur
     same("how many stand in line", waiting.unwrap_or(0), 0)?;
     frees(&ctx, guard).await
 }
+
+async fn too_much_unsettled_refuses_new_acquires_until_it_is_settled(
+    ctx: Ctx,
+) -> Result<(), Failure> {
+    // Ten thousand of anything take their time, and of all wrong cores one alone could show here.
+    if ctx.flaw().is_some_and(|flaw| flaw != Flaw::NothingSettled) {
+        return Ok(());
+    }
+    let peer = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    peer.gate.all(Fate::Unsent);
+    let lock = peer.lock(&name)?;
+    let held = ctx.name()?;
+    for _ in 0..CAPACITY {
+        drop(polled(lock.try_acquire(), 2).await);
+    }
+    let error = fails("one more", lock.try_acquire().await, ErrorKind::Overloaded)?;
+    same("the retry class", error.retry(), Retry::Later)?;
+    fails("a wait", lock.acquire().await, ErrorKind::Overloaded)?;
+    peer.gate.clear();
+    peer.settles(Duration::from_secs(30)).await?;
+    let guard = peer.take(&peer.lock(&held)?).await?;
+    frees(&ctx, guard).await?;
+    let guard = peer.take(&lock).await?;
+    frees(&ctx, guard).await
+}
+
+/// How many acquisitions may be unsettled.
+const CAPACITY: usize = 10_000;

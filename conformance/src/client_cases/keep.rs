@@ -5,7 +5,8 @@ use crate::{
     case::{Case, case},
     clause::Clause,
     ctx::Ctx,
-    failure::{Failure, ensure},
+    failure::{Failure, ensure, same},
+    fixture::Need,
 };
 use dlock_core::{ErrorKind, Guard, LockName, Outcome};
 use std::time::Duration;
@@ -15,6 +16,8 @@ pub(super) const CASES: &[Case] = &[
     case!(Clause::Keep, its_own_owner_is_shut_out_as_well),
     case!(Clause::Keep, a_dropped_guard_leaves_the_name_shut),
     case!(Clause::Keep, whoever_took_his_time_leaves_it_free),
+    case!(Clause::Keep, the_longest_of_those_inside_counts),
+    case!(Clause::Keep, what_is_shut_outlives_its_client).needs(&[Need::Detached]),
     case!(Clause::Keep, the_least_time_must_fit_the_most),
 ];
 
@@ -92,6 +95,50 @@ async fn whoever_took_his_time_leaves_it_free(ctx: Ctx) -> Result<(), Failure> {
     )?;
     frees(&ctx, guard).await?;
     let next = other.take(&other.lock(&name)?).await?;
+    frees(&ctx, next).await
+}
+
+async fn the_longest_of_those_inside_counts(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    for longest_goes_last in [false, true] {
+        let name = ctx.name()?;
+        let kept = takes(&peer, &name, ctx.short()).await?;
+        let joined = other.join(other.lock(&name)?, &kept.pass()).await?;
+        let (first, last) = if longest_goes_last {
+            (joined, kept)
+        } else {
+            (kept, joined)
+        };
+        let outcome = first.release().await?;
+        same(
+            "the first release",
+            outcome,
+            Outcome::StillHeld { holds: 1 },
+        )?;
+        let outcome = last.release().await?;
+        ensure(
+            matches!(outcome, Outcome::Kept { .. }),
+            format_args!("the last release should leave it shut, did {outcome:?}"),
+        )?;
+        other.refused(&other.lock(&name)?).await?;
+    }
+    Ok(())
+}
+
+async fn what_is_shut_outlives_its_client(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let began = ctx.now();
+    takes(&peer, &name, ctx.short()).await?.release().await?;
+    peer.gate.kill().await;
+    drop(peer);
+    other.refused(&other.lock(&name)?).await?;
+    let next = other.short(&name)?.acquire_within(ctx.short() * 2);
+    let next = next.await?;
+    ensure(
+        ctx.now() + ctx.rounding() >= began + ctx.short(),
+        "somebody got in before the least time was over",
+    )?;
     frees(&ctx, next).await
 }
 

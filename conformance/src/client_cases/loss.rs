@@ -102,8 +102,9 @@ async fn the_deadline_counts_from_before_the_request(ctx: Ctx) -> Result<(), Fai
     let name = ctx.name()?;
     let slow = ctx.short() / 4;
     peer.gate.all(Fate::Slow(slow));
+    peer.gate.always(Step::Renew, Fate::Unsent);
     let before = ctx.now();
-    let guard = peer.take(&peer.fixed(&name)?).await?;
+    let guard = peer.take(&peer.short(&name)?).await?;
     ensure(
         ctx.now() + guard.remaining() <= before + ctx.short(),
         format_args!(

@@ -11,9 +11,11 @@ mod late;
 mod loss;
 mod mutex;
 mod peer;
+pub(crate) mod processes;
 mod reentry;
 mod renew;
 mod shutdown;
+mod storm;
 mod task;
 mod terms;
 mod wait;
@@ -37,6 +39,8 @@ pub(crate) fn cases() -> Vec<Case> {
         admin::CASES,
         error::CASES,
         shutdown::CASES,
+        processes::CASES,
+        storm::CASES,
     ];
     all.concat().into_iter().map(Case::of_the_core).collect()
 }

@@ -8,7 +8,8 @@ use crate::{
     failure::{Failure, ensure, same},
 };
 use dlock_core::{
-    Client, DistributedLock, ErrorKind, Guard, Lease, Lock, LockName, Outcome, Snapshot,
+    Client, DistributedLock, Error, ErrorKind, Guard, Lease, Lock, LockName, Outcome, Pass,
+    Snapshot,
 };
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -84,13 +85,43 @@ impl Peer {
         })
     }
 
-    /// Finds a lock held.
+    /// Enters with a pass, within the time of one answer.
+    #[track_caller]
+    pub(crate) fn join(
+        &self,
+        lock: Lock,
+        pass: &Pass,
+    ) -> impl Future<Output = Result<Guard, Failure>> + Send {
+        let joining = lock.join(pass);
+        seen_from_here(async move {
+            let what = "a pass enters";
+            Ok(self.ctx.within(what, self.ctx.answer(), joining).await??)
+        })
+    }
+
+    /// Cannot enter with a pass.
+    #[track_caller]
+    pub(crate) fn cannot_join(
+        &self,
+        lock: Lock,
+        pass: &Pass,
+        kind: ErrorKind,
+    ) -> impl Future<Output = Result<Error, Failure>> + Send {
+        let joining = lock.join(pass);
+        seen_from_here(async move {
+            let what = "join is answered";
+            let joined = self.ctx.within(what, self.ctx.answer(), joining).await?;
+            fails("join", joined, kind)
+        })
+    }
+
+    /// Does not get a lock; whether it is told so with a value is the business of `error`.
     #[track_caller]
     pub(crate) fn refused(&self, lock: &Lock) -> impl Future<Output = Result<(), Failure>> + Send {
         seen_from_here(async move {
             let what = "a held lock is refused";
             let taken = self.ctx.within(what, self.ctx.answer(), lock.try_acquire());
-            let granted = taken.await??.is_some();
+            let granted = matches!(taken.await?, Ok(Some(_)));
             same("a lock that another holds is granted", granted, false)
         })
     }
@@ -155,9 +186,9 @@ pub(crate) fn left_untouched(
 #[track_caller]
 pub(crate) fn fails<T>(
     what: &str,
-    answer: Result<T, dlock_core::Error>,
+    answer: Result<T, Error>,
     kind: ErrorKind,
-) -> Result<dlock_core::Error, Failure> {
+) -> Result<Error, Failure> {
     match answer {
         Ok(_) => Err(Failure::new(format_args!(
             "{what} should fail with {kind:?}"

@@ -2,7 +2,7 @@
 
 use super::{
     gate::Step,
-    peer::{Peer, fails, frees, left_untouched},
+    peer::{Peer, frees, left_untouched},
     task::{Task, permutations},
 };
 use crate::{
@@ -65,9 +65,7 @@ async fn a_pass_enters_from_this_client_and_another_past_those_who_wait(
     let pass = guard.pass();
     let mut inside = vec![guard];
     for entrant in [&peer, &other, &peer] {
-        let lock = entrant.lock(&name)?;
-        let joining = ctx.within("a pass enters", ctx.answer(), lock.join(&pass));
-        let joined = joining.await??;
+        let joined = entrant.join(entrant.lock(&name)?, &pass).await?;
         same("the token of who joined", joined.token(), pass.token())?;
         inside.push(joined);
     }
@@ -142,8 +140,8 @@ async fn a_task_spawned_in_a_scope_is_outside(ctx: Ctx) -> Result<(), Failure> {
     let lock = peer.lock(&name)?;
     let spawned = guard.scope(async { Task::spawn(async move { lock.try_acquire().await }) });
     let entered = spawned.await.done(&ctx, "it is answered", ctx.answer());
-    let entered = entered.await??;
-    same("a spawned task is inside", entered.is_some(), false)
+    let inside = matches!(entered.await?, Ok(Some(_)));
+    same("a spawned task is inside", inside, false)
 }
 
 async fn joined_holds_go_in_every_order_while_others_wait(ctx: Ctx) -> Result<(), Failure> {
@@ -152,8 +150,8 @@ async fn joined_holds_go_in_every_order_while_others_wait(ctx: Ctx) -> Result<()
         let name = ctx.name()?;
         let first = peer.take(&peer.lock(&name)?).await?;
         let pass = first.pass();
-        let second = peer.lock(&name)?.join(&pass).await?;
-        let third = other.lock(&name)?.join(&pass).await?;
+        let second = peer.join(peer.lock(&name)?, &pass).await?;
+        let third = other.join(other.lock(&name)?, &pass).await?;
         let waiting = [
             wait(&ctx, &peer, &name).await?,
             wait(&ctx, &other, &name).await?,
@@ -176,22 +174,14 @@ async fn a_pass_of_what_is_over_is_gone_and_takes_nothing(ctx: Ctx) -> Result<()
     let pass = guard.pass();
     frees(&ctx, guard).await?;
     for late in [&peer, &other] {
-        let joining = ctx.within(
-            "join is answered",
-            ctx.answer(),
-            late.lock(&name)?.join(&pass),
-        );
-        fails("a pass of a free lock", joining.await?, ErrorKind::Gone)?;
+        let lock = late.lock(&name)?;
+        late.cannot_join(lock, &pass, ErrorKind::Gone).await?;
         observer.sees_free(&name).await?;
     }
     let next = other.take(&other.lock(&name)?).await?;
     for late in [&peer, &other] {
-        let joining = ctx.within(
-            "join is answered",
-            ctx.answer(),
-            late.lock(&name)?.join(&pass),
-        );
-        fails("a pass of another's lock", joining.await?, ErrorKind::Gone)?;
+        let lock = late.lock(&name)?;
+        late.cannot_join(lock, &pass, ErrorKind::Gone).await?;
     }
     same("the next one's state", next.state(), State::Held)?;
     frees(&ctx, next).await
@@ -206,12 +196,8 @@ async fn a_pass_of_an_earlier_incarnation_harms_no_later_one(ctx: Ctx) -> Result
     let pass = first.pass();
     frees(&ctx, first).await?;
     let second = peer.take(&lock).await?;
-    let joining = peer.lock(&name)?.join(&pass).await;
-    fails(
-        "a pass of the same owner's earlier lock",
-        joining,
-        ErrorKind::Gone,
-    )?;
+    let again = peer.lock(&name)?;
+    peer.cannot_join(again, &pass, ErrorKind::Gone).await?;
     same("the state of its present lock", second.state(), State::Held)?;
     frees(&ctx, second).await
 }
@@ -223,10 +209,10 @@ async fn a_pass_of_another_name_or_store_is_misuse(ctx: Ctx) -> Result<(), Failu
     let pass = guard.pass();
     let foreign = Pass::new("elsewhere", name.clone(), *pass.owner(), pass.token());
     let calls = peer.gate.all_calls();
-    let joining = peer.lock(&other)?.join(&pass).await;
-    fails("a pass for another name", joining, ErrorKind::Misuse)?;
-    let joining = peer.lock(&name)?.join(&foreign).await;
-    fails("a pass for another store", joining, ErrorKind::Misuse)?;
+    for (name, pass) in [(&other, &pass), (&name, &foreign)] {
+        let lock = peer.lock(name)?;
+        peer.cannot_join(lock, pass, ErrorKind::Misuse).await?;
+    }
     same("the number of calls made", peer.gate.all_calls(), calls)?;
     frees(&ctx, guard).await
 }
@@ -236,7 +222,7 @@ async fn a_dead_co_owner_leaves_no_ghost(ctx: Ctx) -> Result<(), Failure> {
     let name = ctx.name()?;
     let guard = peer.take(&peer.lock(&name)?).await?;
     let before = ctx.now();
-    let ghost = dead.short(&name)?.join(&guard.pass()).await?;
+    let ghost = dead.join(dead.short(&name)?, &guard.pass()).await?;
     dead.gate.kill().await;
     let over = ghost.lost().await;
     same("what the dead one would say", over, LossReason::Deadline)?;
@@ -245,7 +231,7 @@ async fn a_dead_co_owner_leaves_no_ghost(ctx: Ctx) -> Result<(), Failure> {
     frees(&ctx, guard).await?;
     let [peer, dead] = Peer::several(&ctx).await?;
     let guard = peer.take(&peer.lock(&name)?).await?;
-    let ghost = dead.short(&name)?.join(&guard.pass()).await?;
+    let ghost = dead.join(dead.short(&name)?, &guard.pass()).await?;
     dead.gate.kill().await;
     let outcome = guard.release().await?;
     same(

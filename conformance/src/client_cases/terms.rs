@@ -9,17 +9,18 @@ use crate::{
     clause::Clause,
     ctx::Ctx,
     failure::{Failure, ensure, same},
+    fixture::Need,
 };
 use dlock_core::{Detached, ErrorKind, Guard, LossReason};
 use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
     case!(Clause::Loss, a_longest_hold_ends_though_it_is_renewed),
-    case!(Clause::Renew, nothing_renews_what_is_detached),
-    case!(Clause::Renew, what_is_attached_again_is_kept),
-    case!(Clause::Owner, what_is_over_cannot_be_attached),
-    case!(Clause::Owner, what_has_a_guard_is_not_attached_twice),
-    case!(Clause::Shutdown, what_is_detached_is_not_touched),
+    case!(Clause::Renew, nothing_renews_what_is_detached).needs(&[Need::Detached]),
+    case!(Clause::Renew, what_is_attached_again_is_kept).needs(&[Need::Detached]),
+    case!(Clause::Owner, what_is_over_cannot_be_attached).needs(&[Need::Detached]),
+    case!(Clause::Owner, what_has_a_guard_is_not_attached_twice).needs(&[Need::Detached]),
+    case!(Clause::Shutdown, what_is_detached_is_not_touched).needs(&[Need::Detached]),
 ];
 
 async fn a_longest_hold_ends_though_it_is_renewed(ctx: Ctx) -> Result<(), Failure> {

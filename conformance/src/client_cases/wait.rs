@@ -140,7 +140,7 @@ async fn a_long_wait_asks_the_store_seldom(ctx: Ctx) -> Result<(), Failure> {
         }
     }
     let span = if ctx.is_simulated() {
-        ctx.long() * 2
+        ctx.long() / 2
     } else {
         Duration::from_secs(4)
     };

@@ -8,6 +8,7 @@ use crate::{
     case::Case,
     cases::cases,
     cases::crash,
+    client_cases::processes,
     fixture::{MakeFixture, Time},
     mutants::{self, Mutants},
     testbed::worker,
@@ -23,7 +24,7 @@ use std::{process::ExitCode, sync::Arc};
 pub fn main(fixtures: Vec<Box<dyn MakeFixture>>, mutants: Mutants) -> ExitCode {
     let fixtures: Vec<Arc<dyn MakeFixture>> = fixtures.into_iter().map(Arc::from).collect();
     if let Some(job) = worker::entry() {
-        return crash::work(&job, &fixtures);
+        return processes::work(&job, &fixtures).unwrap_or_else(|| crash::work(&job, &fixtures));
     }
     let mut arguments = Arguments::from_args();
     if fixtures.iter().any(|fixture| fixture.time() == Time::Real) {

@@ -1,0 +1,291 @@
+//! Clients in processes of their own, to be stopped and killed, or only to be elsewhere.
+
+use super::{
+    gate::{Gate, Step},
+    peer::{Peer, frees},
+    task::{Task, polled},
+};
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+    fixture::{MakeFixture, Need},
+    testbed::worker::{self, Job, Worker},
+};
+use dlock_core::{Client, Clock, Lock, LockName, LossReason, State};
+use std::{fs, io::Write, process::ExitCode, sync::Arc, time::Duration};
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Mutex, processes_never_lose_a_count).needs(&[Need::Processes]),
+    case!(Clause::Reentry, a_pass_enters_from_another_process).needs(&[Need::Processes]),
+    case!(
+        Clause::Loss,
+        a_stopped_process_says_lost_before_its_next_write
+    )
+    .needs(&[Need::Processes]),
+    case!(
+        Clause::Crash,
+        a_killed_process_frees_what_it_kept_within_a_lease
+    )
+    .needs(&[Need::Processes]),
+    case!(Clause::Crash, killed_processes_that_waited_delay_nobody).needs(&[Need::Processes]),
+];
+
+async fn processes_never_lose_a_count(ctx: Ctx) -> Result<(), Failure> {
+    let folder = tempfile::tempdir()?;
+    let counter = folder.path().join("counter");
+    fs::write(&counter, "0")?;
+    let name = ctx.name()?;
+    let path = counter.to_string_lossy();
+    let mut workers = Vec::new();
+    for _ in 0..4 {
+        workers.push(spawn(
+            &ctx,
+            "client_count",
+            &name,
+            &[("path", &path), ("turns", "8")],
+        )?);
+    }
+    for worker in &mut workers {
+        worker.expect("done", ctx.answer() * 3).await?;
+    }
+    let count: u32 = fs::read_to_string(&counter)?.parse()?;
+    same("the counter", count, 32)
+}
+
+async fn a_pass_enters_from_another_process(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.lock(&name)?).await?;
+    let waiting = Task::spawn(peer.lock(&name)?.acquire());
+    let pass = guard.pass().to_string();
+    let mut worker = spawn(&ctx, "client_join", &name, &[("pass", &pass)])?;
+    let token = worker.expect("joined ", ctx.answer()).await?;
+    same("the token there", token, guard.token().to_string())?;
+    let outcome = guard.release().await?;
+    same(
+        "a release beside the other",
+        outcome,
+        dlock_core::Outcome::StillHeld { holds: 1 },
+    )?;
+    ctx.sleep(ctx.slack() / 10).await;
+    same(
+        "a waiter is inside beside the other",
+        waiting.is_done(),
+        false,
+    )?;
+    worker.send("release").await?;
+    worker.expect("Released", ctx.answer()).await?;
+    let taken = waiting
+        .done(&ctx, "the waiter gets it", ctx.answer())
+        .await??;
+    frees(&ctx, taken).await?;
+    // The pass is good for that incarnation and no other.
+    let mut worker = spawn(&ctx, "client_join", &name, &[("pass", &pass)])?;
+    worker.expect("failed Gone", ctx.answer()).await.map(drop)?;
+    Ok(())
+}
+
+async fn a_stopped_process_says_lost_before_its_next_write(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("resource");
+    let name = ctx.name()?;
+    let path = file.to_string_lossy();
+    let mut worker = spawn(&ctx, "client_write", &name, &[("path", &path)])?;
+    worker.send("write").await?;
+    worker.expect("wrote", ctx.answer()).await?;
+    worker.stop()?;
+    let next = peer.kept(&name)?.acquire_within(ctx.kept() * 2).await?;
+    fs::OpenOptions::new()
+        .append(true)
+        .open(&file)?
+        .write_all(b"next\n")?;
+    worker.send("write").await?;
+    worker.cont()?;
+    let words = worker.expect("lost ", ctx.answer()).await?;
+    same(
+        "what the stopped one says",
+        words,
+        format!("{:?}", LossReason::Deadline),
+    )?;
+    worker.send("release").await?;
+    worker.expect("failed Lost", ctx.answer()).await?;
+    // Neither its late renewals nor its late release change anything for the next.
+    ctx.sleep(ctx.kept()).await;
+    same("the next one's state", next.state(), State::Held)?;
+    same(
+        "what was written",
+        fs::read_to_string(&file)?,
+        "first\nnext\n".to_owned(),
+    )?;
+    frees(&ctx, next).await
+}
+
+async fn a_killed_process_frees_what_it_kept_within_a_lease(ctx: Ctx) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("resource");
+    let path = path.to_string_lossy();
+    let name = ctx.name()?;
+    let mut worker = spawn(&ctx, "client_write", &name, &[("path", &path)])?;
+    worker.send("write").await?;
+    worker.expect("wrote", ctx.answer()).await?;
+    ctx.sleep(ctx.kept()).await; // it is renewed
+    peer.refused(&peer.short(&name)?).await?;
+    worker.kill_9().await?;
+    let killed = ctx.now();
+    let next = peer.short(&name)?.acquire_within(ctx.kept() * 2).await?;
+    let after = ctx.now().since(killed);
+    let bound = ctx.kept() + ctx.short() / 3 + ctx.slack();
+    ensure(
+        after <= bound,
+        format_args!("it was free {after:?} after the kill"),
+    )?;
+    frees(&ctx, next).await
+}
+
+async fn killed_processes_that_waited_delay_nobody(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, peer] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = holder.take(&holder.lock(&name)?).await?;
+    let mut waiters = Vec::new();
+    for _ in 0..3 {
+        let mut waiter = spawn(&ctx, "client_wait", &name, &[])?;
+        waiter.expect("waiting", ctx.answer()).await?;
+        waiters.push(waiter);
+    }
+    let waiting = Task::spawn(peer.lock(&name)?.acquire());
+    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 0) };
+    ctx.eventually("it asks the store", ctx.answer(), asked)
+        .await?;
+    for waiter in &mut waiters {
+        waiter.kill_9().await?;
+    }
+    frees(&ctx, guard).await?;
+    // Far less than a look interval of so long a lease.
+    let bound = ctx.slack();
+    let taken = waiting
+        .done(&ctx, "the living one gets it", bound)
+        .await??;
+    frees(&ctx, taken).await
+}
+
+fn spawn(ctx: &Ctx, job: &str, name: &LockName, more: &[(&str, &str)]) -> Result<Worker, Failure> {
+    let (url, lease) = (ctx.url()?, ctx.kept().as_millis().to_string());
+    let mut args = vec![
+        ("fixture", ctx.fixture()),
+        ("url", &url),
+        ("name", name.as_str()),
+        ("lease", &lease),
+    ];
+    args.extend(more);
+    Ok(Worker::spawn(job, &args)?)
+}
+
+/// What such a process does; `None`: the job is none of these.
+pub(crate) fn work(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Option<ExitCode> {
+    if !job.name.starts_with("client_") {
+        return None;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let done = runtime
+        .map_err(Failure::from)
+        .and_then(|runtime| runtime.block_on(play(job, fixtures)));
+    if let Err(failure) = &done {
+        eprintln!("worker {}: {failure}", job.name);
+    }
+    Some(if done.is_ok() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result<(), Failure> {
+    let wanted = job.arg("fixture")?;
+    let maker = fixtures.iter().find(|fixture| fixture.name() == wanted);
+    let maker = maker.ok_or_else(|| Failure::new(format_args!("no fixture is called {wanted}")))?;
+    let driver = maker.connect(job.arg("url")?).await?;
+    let gate = Arc::new(Gate::new(driver, Clock::boot(), Duration::ZERO));
+    let client = Client::builder(Arc::<Gate>::clone(&gate)).build()?;
+    let lease = Duration::from_millis(job.arg("lease")?.parse()?);
+    let lock = client.lock(job.arg("name")?)?.kept_lease(lease)?;
+    match job.name.as_str() {
+        "client_count" => count(job, &lock).await,
+        "client_join" => join(job, &lock).await,
+        "client_write" => write(job, &lock).await,
+        "client_wait" => wait(&gate, &lock).await,
+        other => Err(Failure::new(format_args!("no job {other}"))),
+    }
+}
+
+/// Adds to a number in a file that nothing but the lock protects.
+async fn count(job: &Job, lock: &Lock) -> Result<(), Failure> {
+    let path = job.arg("path")?;
+    for _ in 0..job.arg("turns")?.parse()? {
+        let guard = lock.acquire().await?;
+        let before: u32 = fs::read_to_string(path)?.parse()?;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        fs::write(path, (before + 1).to_string())?;
+        guard.release().await?;
+    }
+    Ok(worker::say("done")?)
+}
+
+/// Says so when it has been refused once.
+async fn wait(gate: &Gate, lock: &Lock) -> Result<(), Failure> {
+    let mut waiting = Box::pin(lock.acquire());
+    while gate.answered(Step::Acquire) == 0 {
+        let granted = polled(&mut waiting, 1).await;
+        same("it is granted", granted.is_some(), false)?;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    worker::say("waiting")?;
+    waiting.await.map(drop)?;
+    Ok(())
+}
+
+async fn join(job: &Job, lock: &Lock) -> Result<(), Failure> {
+    let pass = job.arg("pass")?.parse()?;
+    let guard = match lock.join(&pass).await {
+        Ok(guard) => guard,
+        Err(error) => return Ok(worker::say(&format!("failed {:?}", error.kind()))?),
+    };
+    worker::say(&format!("joined {}", guard.token()))?;
+    worker::commands().recv().await;
+    Ok(worker::say(&format!("{:?}", guard.release().await?))?)
+}
+
+/// Writes to a file when it is told to, and only while it holds the lock.
+async fn write(job: &Job, lock: &Lock) -> Result<(), Failure> {
+    let guard = lock.acquire().await?;
+    let mut file = fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(job.arg("path")?)?;
+    let mut commands = worker::commands();
+    while let Some(command) = commands.recv().await {
+        if command == "release" {
+            let released = guard.release().await;
+            let words = released.map_err(|error| format!("failed {:?}", error.kind()));
+            worker::say(&words.map_or_else(|failed| failed, |outcome| format!("{outcome:?}")))?;
+            break;
+        }
+        match guard.check() {
+            Ok(()) => {
+                file.write_all(b"first\n")?;
+                worker::say("wrote")?;
+            }
+            Err(error) => worker::say(&format!(
+                "lost {:?}",
+                error.loss().ok_or_else(|| Failure::new("no reason"))?
+            ))?,
+        }
+    }
+    while commands.recv().await.is_some() {}
+    Ok(())
+}

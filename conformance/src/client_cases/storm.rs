@@ -1,0 +1,147 @@
+//! Everything at once: clients that acquire, wait, give up, die under way and fail to hear, and a counter that must come out right.
+
+use super::{
+    gate::{Fate, Step},
+    peer::{Peer, left_untouched},
+    task::Task,
+};
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+};
+use dlock_core::{Guard, Lock};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Mutex, a_storm_lets_nobody_in_beside_another),
+    case!(Clause::Wait, a_storm_of_cancelled_waiters_forgets_nobody),
+];
+
+async fn a_storm_lets_nobody_in_beside_another(ctx: Ctx) -> Result<(), Failure> {
+    let name = ctx.name()?;
+    let inside = Arc::new(AtomicU32::new(0));
+    let (mut peers, mut tasks) = (Vec::new(), Vec::new());
+    for number in 0..3 {
+        let peer = Peer::new(&ctx).await?;
+        // One client's calls are slow, another's answers are lost now and then.
+        match number {
+            0 => peer
+                .gate
+                .always(Step::Acquire, Fate::Slow(ctx.short() / 100)),
+            1 => {
+                for step in [Step::Acquire, Step::Release, Step::Renew] {
+                    for fate in [
+                        Fate::Ok,
+                        Fate::ErrorAfter,
+                        Fate::ErrorBefore,
+                        Fate::Late(ctx.short() / 50),
+                    ] {
+                        peer.gate.once(step, fate);
+                    }
+                }
+            }
+            _ => peer.gate.set_deaf(true),
+        }
+        for _ in 0..4 {
+            let lock = peer.short(&name)?;
+            let turns = turns(ctx.clone(), lock, Arc::clone(&inside));
+            tasks.push(Task::spawn(turns));
+        }
+        peers.push(peer);
+    }
+    for task in tasks {
+        let bound = ctx.answer() * 3;
+        task.done(&ctx, "everybody has had their turns", bound)
+            .await??;
+    }
+    for peer in &peers {
+        peer.settles(ctx.short()).await?;
+    }
+    let observer = ctx.caller().await?;
+    left_untouched(&ctx, &observer, &name, ctx.answer()).await
+}
+
+/// A few turns, and wishes given up in between.
+async fn turns(ctx: Ctx, lock: Lock, inside: Arc<AtomicU32>) -> Result<(), Failure> {
+    let step = ctx.short() / 100;
+    for turn in 0..4 {
+        let waiting = lock.acquire_within(step * (turn + 1));
+        if let Ok(guard) = waiting.await {
+            alone(&ctx, &inside, guard, step).await?;
+        }
+        if let Ok(Some(guard)) = lock.try_acquire().await {
+            alone(&ctx, &inside, guard, step).await?;
+        }
+        let guard = lock.acquire().await?;
+        alone(&ctx, &inside, guard, step).await?;
+    }
+    Ok(())
+}
+
+async fn alone(ctx: &Ctx, inside: &AtomicU32, guard: Guard, span: Duration) -> Result<(), Failure> {
+    same("how many others are inside", inside.fetch_add(1, SeqCst), 0)?;
+    ctx.sleep(span).await;
+    let held = guard.check().is_ok();
+    inside.fetch_sub(1, SeqCst);
+    // A store that is slow or away may cost the lock, and then the guard says so.
+    ensure(held || !ctx.is_simulated(), "it was lost")?;
+    // Unconfirmed, it goes on in the background.
+    drop(guard.release().await);
+    Ok(())
+}
+
+async fn a_storm_of_cancelled_waiters_forgets_nobody(ctx: Ctx) -> Result<(), Failure> {
+    let peers = Peer::several::<2>(&ctx).await?;
+    let observer = ctx.caller().await?;
+    let name = ctx.name()?;
+    let rounds = if ctx.is_simulated() { 40 } else { 4 };
+    for round in 0..rounds {
+        let holder = &peers[round % 2];
+        let guard = holder.take(&holder.lock(&name)?).await?;
+        let mut waiting = Vec::new();
+        for number in 0..8 {
+            let lock = peers[number % 2].lock(&name)?;
+            waiting.push(Task::spawn(async move {
+                let guard = lock.acquire().await?;
+                guard.release().await.map(drop)
+            }));
+        }
+        ctx.sleep(ctx.rounding()).await;
+        // Which of them go, and when, is another choice each round: before the release, or in the middle of the hand-off.
+        let (before, survivors): (Vec<_>, Vec<_>) = waiting
+            .into_iter()
+            .enumerate()
+            .partition(|(number, _)| (round * 7 + number * 5) % 3 == 0);
+        let mut after = Vec::new();
+        for (number, waiter) in before {
+            if number % 2 == 0 {
+                drop(waiter);
+            } else {
+                after.push(waiter);
+            }
+        }
+        drop(guard);
+        for _ in 0..round % 5 {
+            tokio::task::yield_now().await;
+        }
+        drop(after);
+        for (_, waiter) in survivors {
+            let what = "a waiter that stayed has its turn";
+            // Who was cancelled with a turn in hand may cost its accept lease, and a look.
+            waiter.done(&ctx, what, Duration::from_secs(4)).await??;
+        }
+        for peer in &peers {
+            peer.settles(ctx.answer()).await?;
+        }
+        left_untouched(&ctx, &observer, &name, ctx.answer()).await?;
+    }
+    Ok(())
+}

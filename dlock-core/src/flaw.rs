@@ -45,4 +45,10 @@ pub enum Flaw {
     MaxHoldIgnored,
     /// A detached hold stays with the watchdog.
     DetachedIsRenewed,
+    /// All acquisitions that name no owner have one and the same, as if it were the process that owns.
+    OneOwner,
+    /// The store is asked for ten times the lease.
+    LeaseTooLong,
+    /// Whoever is refused looks again at once.
+    EagerLooks,
 }

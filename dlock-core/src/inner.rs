@@ -267,6 +267,9 @@ impl Inner {
     }
 
     pub(crate) fn fresh_owner(&self) -> Owner {
+        if self.flawed(Flaw::OneOwner) {
+            return Owner::from_seed("one");
+        }
         Owner::random(&mut *self.rng())
     }
 

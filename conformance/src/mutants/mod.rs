@@ -2,6 +2,7 @@
 
 mod acquire;
 mod admin;
+mod core;
 mod enter;
 mod line;
 mod memory;
@@ -64,6 +65,7 @@ pub fn mutants() -> Vec<Mutant> {
         release::MUTANTS,
         renew::MUTANTS,
         admin::MUTANTS,
+        core::MUTANTS,
     ]
     .concat()
 }

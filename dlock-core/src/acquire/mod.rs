@@ -238,7 +238,9 @@ impl Inner {
     /// Completes an error with what only the client knows.
     fn explain(&self, error: Error, name: &LockName, owner: &Owner) -> Error {
         if self.flawed(Flaw::OwnerShown) {
-            return Error::new(error.kind(), format!("{error} {}", owner.expose()));
+            return Error::new(error.kind(), format!("{error} {}", owner.expose()))
+                .with_retry(error.retry())
+                .with_effect(error.effect());
         }
         error.at(self.caps.backend, name)
     }

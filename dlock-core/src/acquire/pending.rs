@@ -12,6 +12,7 @@ use crate::{
     identity::{FencingToken, HoldId, Owner, Ticket},
     inner::Inner,
     janitor::{Asked, Job},
+    lease::Lease,
     name::LockName,
     terms::Terms,
 };
@@ -74,6 +75,14 @@ impl Pending {
         &self.name
     }
 
+    fn lease(&self) -> Lease {
+        let lease = self.terms.lease();
+        if self.inner.flawed(Flaw::LeaseTooLong) {
+            return Lease::kept(lease.length() * 10).unwrap_or(lease);
+        }
+        lease
+    }
+
     /// The most one attempt may take.
     pub(super) fn attempt_within(&self) -> Duration {
         (self.terms.lease().length() / 3).min(ATTEMPT)
@@ -96,7 +105,7 @@ impl Pending {
             self.name.clone(),
             self.owner,
             self.hold,
-            self.terms.lease(),
+            self.lease(),
             give_up,
         );
         request.line = line;

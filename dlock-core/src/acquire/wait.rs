@@ -276,6 +276,7 @@ impl Wait {
             let own = page.live(&inner.clock);
             if as_head && page.queue.is_head(&self.waiter) {
                 let pause = match inner.caps.wake {
+                    _ if inner.flawed(Flaw::EagerLooks) => SHORTEST,
                     // A lock of this client is not waited for at the store: its release pokes the queue.
                     Wake::Poll if own.is_some() => self.interval,
                     Wake::Poll => inner.poll_pause(page.queue.looks, held.look_in),

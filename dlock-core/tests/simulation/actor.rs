@@ -136,6 +136,7 @@ impl Actor {
             since,
             is_shared,
             is_keeping,
+            most: terms.at_most,
             queued,
         };
         acquired.ok().flatten().map(|guard| (guard, grant))

@@ -7,7 +7,7 @@ use dlock_core::Flaw;
 const WITHIN: u64 = 600;
 
 /// What each breaks in the worlds, as part of what the judge says of it.
-const FOUND: [(Flaw, &str); 14] = [
+const FOUND: [(Flaw, &str); 17] = [
     (Flaw::DeadlineFromReply, "says it is held, the store has"),
     (Flaw::FailedRenewalIsLoss, "before its deadline"),
     (Flaw::ClockIgnored, "says it is held, the store has"),
@@ -25,6 +25,9 @@ const FOUND: [(Flaw, &str); 14] = [
     (Flaw::ShutdownReleases, "was released under its user"),
     (Flaw::ContentionIsError, "Try of"),
     (Flaw::NeverRenews, "a kept lease was lost"),
+    (Flaw::KeepForgotten, "is not kept shut"),
+    (Flaw::MaxHoldIgnored, "held longer than it may be"),
+    (Flaw::DetachedIsRenewed, "renewed though detached"),
 ];
 
 #[test]

@@ -20,6 +20,8 @@ pub(crate) struct Stay<'a> {
     is_shared: bool,
     /// When its incarnation was asked for.
     since: Duration,
+    /// When it was had; not known of a hold that was attached.
+    granted: Option<Duration>,
     terms: Terms,
 }
 
@@ -32,6 +34,7 @@ impl<'a> Stay<'a> {
         terms: Terms,
     ) -> Self {
         let (world, guard) = (Arc::clone(&actor.world), Arc::new(guard));
+        let granted = world.judge.now();
         let id = world.judge.granted(rig, &guard, grant);
         Self {
             actor,
@@ -41,6 +44,7 @@ impl<'a> Stay<'a> {
             id,
             is_shared: grant.is_shared,
             since: grant.since,
+            granted: Some(granted),
             terms,
         }
     }
@@ -154,6 +158,7 @@ impl<'a> Stay<'a> {
             began,
             rest,
             is_shared: true,
+            is_keeping: false,
             is_closing: rig.is_closing(),
         };
         judge.given_back(id, &given, &released);
@@ -177,7 +182,7 @@ impl<'a> Stay<'a> {
             }
         };
         judge.note(format_args!("#{} is detached", self.id));
-        judge.detached(self.id);
+        judge.detached(self.id, detached.hold());
         let pause = self.actor.ms(0, millis(self.terms.lease));
         time::sleep(pause).await;
         // Instants travel with the value: clocks that jumped apart are clocks of two machines.
@@ -185,12 +190,14 @@ impl<'a> Stay<'a> {
             true => Arc::clone(&self.rig),
             false => self.world.rig(&mut self.actor.rng),
         };
+        judge.attaches(detached.hold());
         match rig.client.attach(detached).await {
             Ok(guard) => {
                 drop(judge.outside(self.id));
                 let grant = Grant::shared(self.since);
                 (self.rig, self.guard) = (rig, Arc::new(guard));
                 self.id = judge.granted(&self.rig, &self.guard, grant);
+                self.granted = None;
                 self.give_back().await;
             }
             Err(refused) => judge.note(format_args!(
@@ -204,6 +211,8 @@ impl<'a> Stay<'a> {
     async fn give_back(self) {
         let judge = &self.world.judge;
         let (rest, began) = (self.guard.remaining(), judge.now());
+        let shut = self.granted.zip(self.terms.at_least);
+        let is_keeping = shut.is_some_and(|(granted, least)| granted + least > began);
         let Some(entry) = judge.outside(self.id) else {
             return;
         };
@@ -221,12 +230,14 @@ impl<'a> Stay<'a> {
             return judge.note(format_args!("#{} release cut short: {cut}", self.id));
         }
         let released = guard.release().await;
-        let is_shared = self.is_shared;
+        // A grant that came too late is given back in the background while its owner asks again.
+        let is_shared = self.is_shared || self.world.dazed(&self.rig);
         let given = Given {
             entry,
             began,
             rest,
             is_shared,
+            is_keeping,
             is_closing: self.rig.is_closing(),
         };
         judge.given_back(self.id, &given, &released);

@@ -15,10 +15,7 @@ use dlock_memory::MemoryDriver;
 use futures_core::stream::BoxStream;
 use std::{
     fmt::Debug,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -29,7 +26,8 @@ pub(crate) struct Wire {
     clock: Clock,
     client: usize,
     judge: Arc<Judge>,
-    closed: AtomicBool,
+    /// When, in true time.
+    closed: OnceLock<Duration>,
 }
 
 impl Wire {
@@ -49,7 +47,7 @@ impl Wire {
             clock,
             client,
             judge,
-            closed: AtomicBool::new(false),
+            closed: OnceLock::new(),
         }
     }
 
@@ -115,7 +113,9 @@ impl DistributedLock for Wire {
         batch: &[Renew],
         give_up: Instant,
     ) -> Result<Vec<Result<Renewed>>> {
-        if self.closed.load(SeqCst) {
+        // A batch that was about to go out in the very moment meets a driver that is closed.
+        let now = self.judge.now();
+        if self.closed.get().is_some_and(|closed| *closed < now) {
             self.judge.breach(format_args!("renewed after shutdown"));
         }
         self.judge.renews(self.client, batch, self.caps.renew_batch);
@@ -151,7 +151,7 @@ impl DistributedLock for Wire {
     }
 
     async fn close(&self) {
-        self.closed.store(true, SeqCst);
+        let _ = self.closed.set(self.judge.now()); // the first time counts
         self.driver.close().await;
     }
 }

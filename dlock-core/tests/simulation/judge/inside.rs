@@ -2,7 +2,9 @@
 
 use super::{Facts, Judge, Record};
 use crate::rig::Rig;
-use dlock_core::{Clock, DistributedLock, Fingerprint, Guard, Instant, LockName, Snapshot, Wake};
+use dlock_core::{
+    Clock, DistributedLock, Fingerprint, Guard, HoldId, Instant, LockName, Snapshot, Wake,
+};
 use futures_util::FutureExt;
 use std::{
     collections::BTreeMap,
@@ -25,6 +27,8 @@ pub(crate) struct Entry {
     pub(super) is_detached: bool,
     /// Something happened that ends holds, or lets another in, by declaration.
     pub(super) void: bool,
+    /// When it must be lost, in true time.
+    ends: Option<Duration>,
     /// It said once that it would last until then, on its client's clock.
     pub(super) promised: Instant,
 }
@@ -38,6 +42,8 @@ pub(crate) struct Grant {
     pub(crate) is_shared: bool,
     /// Released early, the name is kept shut.
     pub(crate) is_keeping: bool,
+    /// It is to be lost after that time at the latest.
+    pub(crate) most: Option<Duration>,
     /// It stood in its client's queue under that number.
     pub(crate) queued: Option<u64>,
 }
@@ -49,6 +55,7 @@ impl Grant {
             since,
             is_shared: true,
             is_keeping: false,
+            most: None,
             queued: None,
         }
     }
@@ -92,6 +99,7 @@ impl Judge {
             owner,
             guard: Arc::downgrade(guard),
             is_detached: false,
+            ends: grant.most.map(|most| facts.log.now() + most),
             void: facts.voided.is_some_and(|voided| voided >= grant.since),
             promised: rig.clock.now() + guard.remaining(),
         };
@@ -128,10 +136,14 @@ impl Judge {
         }
         let mut seen: BTreeMap<LockName, Option<Snapshot>> = BTreeMap::new();
         let mut wrong = Vec::new();
+        let now = facts.log.now();
         for entry in &mut facts.entries {
             let Some(guard) = entry.says_held() else {
                 continue;
             };
+            if entry.ends.is_some_and(|end| now > end) {
+                wrong.push(format!("#{} is held longer than it may be", entry.id));
+            }
             entry.promised = entry.promised.max(entry.clock.now() + guard.remaining());
             let shown = seen
                 .entry(entry.name.clone())
@@ -212,11 +224,20 @@ impl Judge {
     }
 
     /// It goes on without a guard.
-    pub(crate) fn detached(&self, id: u64) {
+    pub(crate) fn detached(&self, id: u64, hold: HoldId) {
         let mut facts = self.facts();
+        let now = facts.log.now();
+        facts.detached.insert(hold, now);
         if let Some(entry) = facts.entries.iter_mut().find(|entry| entry.id == id) {
             entry.is_detached = true;
         }
+    }
+}
+
+impl Judge {
+    /// It is asked for again, to become a guard.
+    pub(crate) fn attaches(&self, hold: HoldId) {
+        self.facts().detached.remove(&hold);
     }
 }
 

@@ -49,6 +49,8 @@ struct Facts {
     owners: HashMap<Fingerprint, BTreeSet<usize>>,
     /// When the release of a hold was first asked for.
     releases: HashMap<(usize, HoldId), Duration>,
+    /// When a hold was detached.
+    detached: HashMap<HoldId, Duration>,
     /// When an acquire of a client was last answered, on its clock.
     answers: HashMap<(usize, LockName), Instant>,
     /// Clients that were shut down.
@@ -103,6 +105,7 @@ impl Judge {
                 breaks: 0,
                 owners: HashMap::new(),
                 releases: HashMap::new(),
+                detached: HashMap::new(),
                 answers: HashMap::new(),
                 gone: BTreeSet::new(),
                 grants: 0,

@@ -13,6 +13,8 @@ pub(crate) struct Given {
     pub(crate) rest: Duration,
     /// Other holds of its owner may be inside.
     pub(crate) is_shared: bool,
+    /// Released now, the name is to stay shut.
+    pub(crate) is_keeping: bool,
     /// Its client began to shut down before the release was over.
     pub(crate) is_closing: bool,
 }
@@ -64,6 +66,10 @@ impl Judge {
                 self.breach(format_args!(
                     "#{id}: another hold of an owner of its own is left"
                 ));
+            }
+            // A repeat may find that an unanswered one has kept it shut.
+            Ok(Outcome::Released) if given.is_keeping => {
+                self.unless_calm(format_args!("#{id} is not kept shut"));
             }
             Ok(Outcome::Kept { rest }) => {
                 let until = given.began + *rest;

@@ -95,6 +95,12 @@ impl Judge {
                 facts.breach(format_args!("{:?} renewed after its release", entry.name));
             }
         }
+        for entry in batch {
+            let detached = facts.detached.get(&entry.hold);
+            if detached.is_some_and(|detached| *detached < facts.log.now()) {
+                facts.breach(format_args!("{:?} renewed though detached", entry.name));
+            }
+        }
         if batch.len() > limit {
             facts.breach(format_args!("a batch of {}", batch.len()));
         }

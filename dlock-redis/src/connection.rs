@@ -4,7 +4,7 @@
 //! neither a slow reader of pushes nor the server's output limit for subscribers can end the one that renews leases.
 //! It speaks RESP3, for which the native client reports the end of a connection when it happens, not at the next request.
 
-use crate::{commands, commands::Lua, config::RedisConfig, error, error::Failure};
+use crate::{commands, commands::Lua, config::RedisConfig, error, error::Failure, gather::Gather};
 use dlock_core::{Clock, DriverError, Instant, Result, ServerClock};
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ProtocolVersion, PushInfo, PushKind, RedisError,
@@ -88,7 +88,7 @@ fn tcp(nodelay: bool) -> TcpSettings {
 /// One open connection and what is known through it.
 pub(crate) struct Link {
     id: u64,
-    native: MultiplexedConnection,
+    native: Gather,
     /// Forgotten with the connection: it is another server's perhaps.
     pub(crate) server: ServerClock,
     opened: Instant,
@@ -97,16 +97,6 @@ pub(crate) struct Link {
     /// When the last answer came.
     heard: AtomicU64,
     replacing: AtomicBool,
-}
-
-impl Link {
-    async fn ask(&self, cmd: &Cmd) -> RedisResult<Value> {
-        self.native
-            .clone()
-            .send_packed_command(cmd)
-            .await?
-            .extract_error()
-    }
 }
 
 #[derive(Clone)]
@@ -150,15 +140,14 @@ impl Connection {
         build: impl Fn(&Link) -> Cmd + Send,
     ) -> Result<(Value, Arc<Link>)> {
         let link = self.link(give_up).await?;
-        let cmd = build(&link);
-        let mut answer = self.ask(&link, &cmd).await;
+        let mut answer = self.ask(&link, build(&link)).await;
         if answer
             .as_ref()
             .is_err_and(|error| error.code() == Some("NOSCRIPT"))
         {
             // Flushed, or another server behind the same address: load it and go on as if nothing had been.
-            answer = match self.ask(&link, &load(lua)).await {
-                Ok(_) => self.ask(&link, &cmd).await,
+            answer = match self.ask(&link, load(lua)).await {
+                Ok(_) => self.ask(&link, build(&link)).await,
                 Err(error) => Err(error),
             };
         }
@@ -166,7 +155,7 @@ impl Connection {
     }
 
     /// Runs a plain command.
-    pub(crate) async fn command(&self, cmd: &Cmd) -> Result<Value> {
+    pub(crate) async fn command(&self, cmd: Cmd) -> Result<Value> {
         let link = self.link(self.patience()).await?;
         self.ask(&link, cmd)
             .await
@@ -176,7 +165,7 @@ impl Connection {
     /// Says once what of the server's settings voids a lock, where the user may read them.
     pub(crate) async fn warn_of_settings(&self) {
         let info = redis::cmd("INFO");
-        let info = tokio::time::timeout(self.0.dialer.within, self.command(&info)).await;
+        let info = tokio::time::timeout(self.0.dialer.within, self.command(info)).await;
         let Ok(Ok(info)) = info else { return };
         for warning in doubts(commands::read_info(&info).unwrap_or_default()) {
             tracing::warn!("redis: {warning}");
@@ -196,14 +185,14 @@ impl Connection {
         self.0.state.send_replace(State::Closed);
     }
 
-    async fn ask(&self, link: &Arc<Link>, cmd: &Cmd) -> RedisResult<Value> {
+    async fn ask(&self, link: &Arc<Link>, cmd: Cmd) -> RedisResult<Value> {
         let mut question = Question {
             shared: &self.0,
             link,
             sent: self.now(),
             answered: false,
         };
-        let answer = link.ask(cmd).await;
+        let answer = link.native.ask(cmd).await;
         question.answered = true;
         answer
     }
@@ -290,7 +279,7 @@ impl Shared {
         let heard = AtomicU64::new(opened.as_nanos());
         let link = Link {
             id,
-            native,
+            native: Gather::new(native, self.runtime.clone()),
             server,
             opened,
             pause,

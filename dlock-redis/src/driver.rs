@@ -234,8 +234,8 @@ impl DistributedLock for RedisDriver {
             &self.config.prefix().pattern(prefix),
             limit.clamp(1, MOST_SCANNED),
         );
-        let (next, found) = commands::read_scan(self.connection.command(&scan).await?)
-            .ok_or_else(error::garbled)?;
+        let (next, found) =
+            commands::read_scan(self.connection.command(scan).await?).ok_or_else(error::garbled)?;
         let looks = found
             .iter()
             .filter_map(|key| Some((self.config.prefix().name(key)?, key)));

@@ -5,6 +5,7 @@ mod config;
 mod connection;
 mod driver;
 mod error;
+mod gather;
 mod hints;
 
 pub use config::{Prefix, RedisConfig};

@@ -60,7 +60,9 @@ pub(crate) static INSPECT: LazyLock<Lua> = LazyLock::new(|| Lua::new(INSPECT_TEX
 const ACQUIRE_TEXT: &str = r"
 local call, key, owner, hold, lease = redis.call, KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local time = call('TIME')
-local micros = time[1] .. string.sub('00000' .. time[2], -6)
+local micros = time[2]
+if #micros < 6 then micros = string.sub('00000' .. micros, -6) end
+micros = time[1] .. micros
 if micros - ARGV[4] > 0 then return {-2, micros} end
 local rest = call('PTTL', key)
 if rest ~= -2 then

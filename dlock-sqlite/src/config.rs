@@ -98,9 +98,13 @@ impl FromStr for SqliteConfig {
     type Err = DriverError;
 
     fn from_str(url: &str) -> Result<Self> {
-        let rest = url.strip_prefix("sqlite:").ok_or_else(|| {
-            misuse("a SQLite URL is sqlite:PATH, such as sqlite:/run/billing/locks.db".to_owned())
-        })?;
+        let rest = match url.split_once(':') {
+            Some((scheme, rest)) if scheme.eq_ignore_ascii_case("sqlite") => rest,
+            _ => {
+                let message = "a SQLite URL is sqlite:PATH, such as sqlite:/run/billing/locks.db";
+                return Err(misuse(message.to_owned()));
+            }
+        };
         let rest = rest.strip_prefix("//").unwrap_or(rest);
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
         let path = percent_decode_str(path).decode_utf8().map_err(|cause| {
@@ -181,6 +185,11 @@ mod tests {
             let native: sqlx::sqlite::SqliteConnectOptions = url.parse().unwrap();
             assert_eq!(native.get_filename().to_str(), Some(wanted));
         }
+    }
+
+    #[test]
+    fn a_scheme_is_known_in_any_case() {
+        assert_eq!(path("SQLite:/run/locks.db"), "/run/locks.db");
     }
 
     #[test]

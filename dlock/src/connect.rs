@@ -10,6 +10,7 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 /// | `memory:NAME` | `memory` (default) | inside this process, shared by everybody who names it |
 /// | `redis://…`, `redis+unix://…` | `redis` | one Redis server |
 /// | `rediss://…` | `redis-tls` | the same over TLS |
+/// | `sqlite:PATH` | `sqlite` | a file, shared by the processes of one machine |
 ///
 /// The rest of the URL is the native client's, unchanged. Query parameters that begin with `dlock.` are ours:
 ///
@@ -18,7 +19,8 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 /// | `dlock.lease` | `100ms` to `365days` | `30s` | the lease of locks that name none, kept alive by the watchdog |
 /// | `dlock.look` | `1ms` to `1m` | `100ms` | how often a store that only answers is asked at most while somebody waits |
 ///
-/// and those of the backend, listed with its config: `dlock::memory::MemoryConfig`, `dlock::redis::RedisConfig`.
+/// and those of the backend, listed with its config: `dlock::memory::MemoryConfig`, `dlock::redis::RedisConfig`,
+/// `dlock::sqlite::SqliteConfig`.
 ///
 /// # Errors
 /// `Misuse` when the URL has an unknown scheme or parameter, or a value that makes no sense: the message lists what there is.
@@ -72,11 +74,14 @@ pub async fn builder(url: &str) -> Result<ClientBuilder, Error> {
 }
 
 #[cfg_attr(
-    not(feature = "redis"),
-    allow(clippy::unused_async, reason = "only a backend over a network awaits")
+    not(any(feature = "redis", feature = "sqlite")),
+    allow(
+        clippy::unused_async,
+        reason = "a backend in this process does not await"
+    )
 )]
 #[cfg_attr(
-    not(any(feature = "memory", feature = "redis")),
+    not(any(feature = "memory", feature = "redis", feature = "sqlite")),
     allow(unused_variables, reason = "without a backend nobody reads the URL")
 )]
 async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn DistributedLock>, Error> {
@@ -87,16 +92,19 @@ async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn DistributedLock>, Err
         "redis" | "redis+unix" => Ok(Arc::new(dlock_redis::RedisDriver::connect(url).await?)),
         #[cfg(feature = "redis-tls")]
         "rediss" => Ok(Arc::new(dlock_redis::RedisDriver::connect(url).await?)),
+        #[cfg(feature = "sqlite")]
+        "sqlite" => Ok(Arc::new(dlock_sqlite::SqliteDriver::connect(url).await?)),
         _ => Err(no_driver(scheme)),
     }
 }
 
 /// Every scheme, and the feature that builds its driver in.
-const SCHEMES: [(&str, &str); 4] = [
+const SCHEMES: [(&str, &str); 5] = [
     ("memory", "memory"),
     ("redis", "redis"),
     ("rediss", "redis-tls"),
     ("redis+unix", "redis"),
+    ("sqlite", "sqlite"),
 ];
 
 pub(crate) fn no_driver(scheme: &str) -> Error {

@@ -55,7 +55,7 @@
 //! # Backends
 //!
 //! The scheme of the URL chooses one, a feature builds it in: see [`connect`] for schemes, features and parameters. Each backend's own types are
-//! under `dlock::memory` and `dlock::redis`; one that was made from them becomes a client by [`Client::builder`].
+//! under `dlock::memory`, `dlock::redis` and `dlock::sqlite`; one that was made from them becomes a client by [`Client::builder`].
 //!
 //! # Telemetry
 //!
@@ -81,4 +81,6 @@ pub use dlock_core::{
 pub use dlock_memory as memory;
 #[cfg(feature = "redis")]
 pub use dlock_redis as redis;
+#[cfg(feature = "sqlite")]
+pub use dlock_sqlite as sqlite;
 pub use schema::schema;

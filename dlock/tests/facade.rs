@@ -2,7 +2,7 @@
 
 use dlock::{Error, ErrorKind};
 
-const SCHEMES: &str = "there is memory:, redis:, rediss:, redis+unix:";
+const SCHEMES: &str = "there is memory:, redis:, rediss:, redis+unix:, sqlite:";
 
 async fn refused(url: &str) -> Error {
     match dlock::connect(url).await {
@@ -54,6 +54,7 @@ async fn a_scheme_whose_feature_is_off_names_the_feature() {
         ("redis", "redis", cfg!(feature = "redis")),
         ("redis+unix", "redis", cfg!(feature = "redis")),
         ("rediss", "redis-tls", cfg!(feature = "redis-tls")),
+        ("sqlite", "sqlite", cfg!(feature = "sqlite")),
     ];
     for (scheme, feature, _) in schemes.iter().filter(|(.., on)| !on) {
         for scheme in [scheme.to_string(), scheme.to_uppercase()] {
@@ -297,6 +298,42 @@ mod redis {
             let error = refused(url).await;
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{url}: {error:?}");
             assert_eq!(error.retry(), Retry::Later, "{url}");
+        }
+    }
+}
+
+#[cfg(feature = "sqlite")]
+mod sqlite {
+    use super::refused;
+    use dlock::ErrorKind;
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn a_file_is_shared_by_all_who_name_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("new/locks.db");
+        let url = format!("sqlite:{}?dlock.lease=10s", file.display());
+        let client = dlock::connect(&url).await.unwrap();
+        let held = client.lock("a").unwrap().acquire().await.unwrap();
+        assert!(held.remaining() <= Duration::from_secs(10));
+        let url = format!(
+            "sqlite://{}/new/./locks.db?mode=rw",
+            folder.path().display()
+        );
+        let client = dlock::connect(&url).await.unwrap();
+        let lock = client.lock("a").unwrap();
+        assert!(lock.try_acquire().await.unwrap().is_none());
+        held.release().await.unwrap();
+        assert!(lock.try_acquire().await.unwrap().is_some());
+    }
+
+    #[tokio::test]
+    async fn an_unknown_parameter_is_refused_with_all_known_ones() {
+        let error = refused("sqlite:/nowhere?dlock.leese=10s").await;
+        assert_eq!(error.kind(), ErrorKind::Misuse);
+        let message = error.to_string();
+        for word in ["dlock.leese", "dlock.wake", "dlock.lease", "dlock.look"] {
+            assert!(message.contains(word), "{word}: {message}");
         }
     }
 }

@@ -8,6 +8,7 @@ fn every_public_async_method_says_what_errors_and_dropping_mean() {
         "dlock-core/src/",
         "dlock-memory/src/",
         "dlock-redis/src/",
+        "dlock-sqlite/src/",
         "dlock/src/",
     ];
     let complaints = folders

@@ -490,6 +490,39 @@ async fn something_else_under_the_key_is_a_clear_error() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn one_failing_command_among_many_fails_alone() {
+    let t = Testbed::start().await;
+    let keys = ["dlock:{wrong-0}", "dlock:{wrong-7}"];
+    for key in keys {
+        let _: () = t.raw().await.set(key, "text").await.unwrap();
+    }
+    // Many at once share a pipeline; the scripts are gone, so that each has to load them again.
+    let _: () = redis::cmd("SCRIPT")
+        .arg("FLUSH")
+        .query_async(&mut t.raw().await)
+        .await
+        .unwrap();
+    let names = (0..64).map(|n| {
+        if n % 7 == 0 {
+            format!("wrong-{n}")
+        } else {
+            format!("right-{n}")
+        }
+    });
+    let asked: Vec<_> = names.map(|name| t.acquire(&name, SECOND * 30)).collect();
+    let answers =
+        futures_util::future::join_all(asked.iter().map(|ask| t.driver.acquire(ask))).await;
+    for (ask, answer) in asked.iter().zip(answers) {
+        let wrong = ["wrong-0", "wrong-7"].contains(&ask.name.as_str());
+        match answer {
+            Err(error) if wrong => assert_eq!(error.effect(), Effect::None, "{error}"),
+            Ok(Acquired::Granted(_)) if !wrong => {}
+            other => panic!("{}: {other:?}", ask.name),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn scripts_that_were_flushed_are_loaded_again_unseen() {
     let t = Testbed::start().await;
     for _ in 0..3 {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::{
     error::Error as _,
     fs,
-    io::{self, IsTerminal, Write},
+    io::{self, Write},
     os::unix::fs::MetadataExt,
     time::Duration,
 };
@@ -56,7 +56,7 @@ impl Output {
         let lines = tracing_subscriber::fmt()
             .with_max_level(level)
             .with_writer(io::stderr)
-            .with_ansi(io::stderr().is_terminal());
+            .with_ansi(false);
         if self.verbose < 2 {
             lines.without_time().with_target(false).init();
         } else {

@@ -8,7 +8,10 @@ use crate::{
 };
 use dlock::{Guard, LossReason, State};
 use nix::sys::signal::Signal;
-use std::time::Duration;
+use std::{
+    io::{self, IsTerminal},
+    time::Duration,
+};
 use tokio::time::Instant;
 
 pub(super) struct Watch<'a> {
@@ -136,8 +139,8 @@ impl Watch<'_> {
 
     /// The command was stopped: so is the job, until the shell continues it. The lock is not kept alive meanwhile.
     fn stopped(&self, child: &Child, by: Signal, signals: &mut Signals, course: &mut Course) {
-        if child.is_in_our_group() {
-            return; // the shell sees what the group got
+        if child.is_in_our_group() || !io::stdin().is_terminal() {
+            return; // the shell sees what the group got; or no shell looks: it stays stopped, and the lock is kept alive
         }
         // It wanted the terminal, and meanwhile we were brought to the foreground.
         if matches!(by, Signal::SIGTTIN | Signal::SIGTTOU) && child.give_terminal() {
@@ -151,7 +154,7 @@ impl Watch<'_> {
             span(self.guard.remaining())
         ));
         if !signals.stop(true) {
-            return; // no shell looks after this job: the command stays stopped, and the lock is kept alive
+            return; // no shell after all
         }
         self.continued(child, course);
     }

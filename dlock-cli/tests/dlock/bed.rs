@@ -1,0 +1,282 @@
+//! What the tests stand on: one server, commands that end with the test, waiting for conditions.
+
+use dlock_conformance::testbed::{
+    Proxy, RedisServer,
+    proxy::{Fault, Reach, Strike, Trigger},
+    redis::RedisOptions,
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use std::{
+    env, fs,
+    os::unix::process::ExitStatusExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+
+/// The binary under test.
+pub(crate) const DLOCK: &str = env!("CARGO_BIN_EXE_dlock");
+
+/// Longer than anything here takes, also on a machine that does other things.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// The server that all tests share; each has names of its own.
+pub(crate) fn server() -> &'static RedisServer {
+    static SERVER: OnceLock<RedisServer> = OnceLock::new();
+    SERVER.get_or_init(|| RedisServer::start(RedisOptions::default()).unwrap())
+}
+
+/// A name that no other test has.
+pub(crate) fn name(test: &str) -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    format!("{test}-{}-{count}", std::process::id())
+}
+
+/// `dlock` over the shared server, with these arguments and nothing of dlock in its environment.
+pub(crate) fn dlock(args: &[&str]) -> Command {
+    at(&server().url(), args)
+}
+
+/// The same over another store.
+pub(crate) fn at(url: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(DLOCK);
+    for (key, _) in env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("DLOCK_")) {
+        command.env_remove(key);
+    }
+    command
+        .args(args)
+        .env("DLOCK_URL", url)
+        .stdin(Stdio::null());
+    command
+}
+
+/// What a command left when it had ended.
+#[derive(Debug)]
+pub(crate) struct Out {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Out {
+    /// The exit code, as a shell has it.
+    pub(crate) fn code(&self) -> i32 {
+        let signal = || 128 + self.status.signal().unwrap_or(0);
+        self.status.code().unwrap_or_else(signal)
+    }
+
+    /// Fails unless the code is this one, and shows everything.
+    #[track_caller]
+    pub(crate) fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code(), code, "{self:?}");
+        self
+    }
+
+    /// The one JSON object it printed.
+    #[track_caller]
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+}
+
+/// A command that runs; killed with the test.
+pub(crate) struct Running {
+    child: Child,
+    files: TempDir,
+}
+
+/// Starts a command. Its output goes to files, so that it never waits for a reader and can be read while it runs.
+pub(crate) fn start(mut command: Command) -> Running {
+    let files = tempfile::tempdir().unwrap();
+    let file = |name: &str| fs::File::create(files.path().join(name)).unwrap();
+    command.stdout(file("stdout")).stderr(file("stderr"));
+    let child = command.spawn().unwrap();
+    Running { child, files }
+}
+
+/// Runs a command to its end.
+pub(crate) fn run(command: Command) -> Out {
+    start(command).wait()
+}
+
+/// Runs `dlock` with these arguments to its end.
+pub(crate) fn ran(args: &[&str]) -> Out {
+    run(dlock(args))
+}
+
+impl Running {
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.child.id()).unwrap())
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).unwrap();
+    }
+
+    pub(crate) fn stdout(&self) -> String {
+        fs::read_to_string(self.files.path().join("stdout")).unwrap()
+    }
+
+    pub(crate) fn stderr(&self) -> String {
+        fs::read_to_string(self.files.path().join("stderr")).unwrap()
+    }
+
+    /// Waits until it has printed this.
+    #[track_caller]
+    pub(crate) fn says(&self, text: &str) {
+        until(&format!("{text:?} in the output"), || {
+            self.stdout().contains(text)
+        });
+    }
+
+    /// Waits for its end, however long it takes: for soaks and crowds.
+    pub(crate) fn patiently(mut self) -> Out {
+        let status = self.child.wait().unwrap();
+        self.out(status)
+    }
+
+    /// Waits for its end.
+    #[track_caller]
+    pub(crate) fn wait(mut self) -> Out {
+        let mut status = None;
+        until("the command to end", || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        self.out(status.unwrap())
+    }
+
+    fn out(&self, status: ExitStatus) -> Out {
+        Out {
+            status,
+            stdout: self.stdout(),
+            stderr: self.stderr(),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.child.kill()); // it may have ended
+        drop(self.child.wait());
+    }
+}
+
+/// Waits for a condition, asked often; fails with what was waited for.
+#[track_caller]
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !condition() {
+        assert!(Instant::now() < end, "waited in vain for {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether the store says that a name is held.
+pub(crate) fn is_held(name: &str) -> bool {
+    ran(&["--json", "inspect", name]).expect(0).json()["held"] == true
+}
+
+/// Waits until somebody holds it.
+#[track_caller]
+pub(crate) fn until_held(name: &str) {
+    until("the lock to be held", || is_held(name));
+}
+
+/// Fails unless it can be had at once.
+#[track_caller]
+pub(crate) fn is_free(name: &str) {
+    ran(&["exec", "-n", name, "--", "true"]).expect(0);
+}
+
+/// Whether a process runs: neither gone nor a zombie.
+pub(crate) fn is_alive(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat
+        .rsplit(") ")
+        .next()
+        .and_then(|rest| rest.chars().next());
+    state.is_some_and(|state| state != 'Z' && state != 'X')
+}
+
+/// The state letter of a process.
+pub(crate) fn state(pid: Pid) -> char {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit(") ").next().unwrap().chars().next().unwrap()
+}
+
+/// A network between a command and the server.
+pub(crate) struct Net {
+    proxy: Proxy,
+    _runtime: tokio::runtime::Runtime,
+}
+
+impl Net {
+    pub(crate) fn new() -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let proxy = runtime.block_on(Proxy::start(server().addr())).unwrap();
+        Self {
+            proxy,
+            _runtime: runtime,
+        }
+    }
+
+    /// The shared server through it.
+    pub(crate) fn url(&self) -> String {
+        server().url_at(self.proxy.addr())
+    }
+
+    /// From now on nothing passes.
+    pub(crate) fn break_off(&self) {
+        self.proxy.blackhole(Reach::All, true);
+    }
+
+    /// The next request about this name is executed, and its answer lost.
+    pub(crate) fn lose_reply_to(&self, name: &str) -> Strike {
+        self.proxy.on_next(Trigger::on(name), Fault::LoseReply)
+    }
+}
+
+/// A folder for what commands of one test write.
+pub(crate) struct Desk(TempDir);
+
+impl Desk {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn path(&self, file: &str) -> PathBuf {
+        self.0.path().join(file)
+    }
+
+    /// The path for a shell.
+    pub(crate) fn text(&self, file: &str) -> String {
+        self.path(file).to_str().unwrap().to_owned()
+    }
+
+    /// What a line of a file says, once it is there.
+    #[track_caller]
+    pub(crate) fn line(&self, file: &str) -> String {
+        let path = self.path(file);
+        until(&format!("{file} to be written"), || complete(&path));
+        fs::read_to_string(path).unwrap().trim().to_owned()
+    }
+}
+
+fn complete(path: &Path) -> bool {
+    fs::read_to_string(path).is_ok_and(|text| text.ends_with('\n'))
+}

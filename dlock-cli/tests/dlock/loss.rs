@@ -1,0 +1,209 @@
+//! What happens when the lock is lost while the command runs: it has ended before another can have it.
+
+use crate::bed::{Desk, Net, Running, at, dlock, is_alive, is_free, name, ran, run, start, until};
+use std::time::{Duration, Instant};
+
+/// A command that writes its process id and then runs on whatever it is told.
+fn stubborn(desk: &Desk) -> String {
+    format!(
+        "trap '' TERM; echo $$ >'{}'; while :; do sleep 0.02; done",
+        desk.text("pid")
+    )
+}
+
+/// The next holder, whose command looks whether the one before still runs.
+fn next(lock: &str, pid: &str) -> Running {
+    let text = format!("if kill -0 {pid} 2>/dev/null; then echo overlap; else echo alone; fi");
+    start(dlock(&["exec", lock, "-c", &text]))
+}
+
+#[test]
+fn a_broken_lock_ends_the_command_with_term() {
+    let (lock, desk) = (name("broken"), Desk::new());
+    let text = format!(
+        "trap 'echo told; exit 3' TERM; echo $$ >'{}'; while :; do sleep 0.02; done",
+        desk.text("pid")
+    );
+    let running = start(dlock(&["exec", "--lease", "600ms", &lock, "-c", &text]));
+    desk.line("pid");
+    ran(&["break", "--force", &lock]).expect(0);
+    let out = running.wait().expect(75);
+    assert_eq!(out.stdout, "told\n");
+    assert!(out.stderr.contains("is lost"), "{out:?}");
+    is_free(&lock);
+}
+
+#[test]
+fn one_that_ignores_term_is_killed() {
+    let (lock, desk) = (name("stubborn"), Desk::new());
+    let running = start(dlock(&[
+        "exec",
+        "--lease",
+        "600ms",
+        &lock,
+        "-c",
+        &stubborn(&desk),
+    ]));
+    let pid = desk.line("pid");
+    ran(&["break", "--force", &lock]).expect(0);
+    running.wait().expect(75);
+    assert!(!is_alive(&pid));
+}
+
+#[test]
+fn what_the_command_left_in_its_group_is_killed_with_it() {
+    let (lock, desk) = (name("tree"), Desk::new());
+    let text = format!(
+        "(trap '' TERM; while :; do sleep 0.02; done) & echo $! >'{0}'; \
+         trap 'exit 0' TERM; echo $$ >'{1}'; while :; do sleep 0.02; done",
+        desk.text("grandchild"),
+        desk.text("pid")
+    );
+    let running = start(dlock(&["exec", "--lease", "600ms", &lock, "-c", &text]));
+    let (grandchild, _) = (desk.line("grandchild"), desk.line("pid"));
+    ran(&["break", "--force", &lock]).expect(0);
+    running.wait().expect(75);
+    until("the grandchild to die", || !is_alive(&grandchild));
+}
+
+#[test]
+fn a_stopped_command_is_ended_too() {
+    let (lock, desk) = (name("asleep"), Desk::new());
+    let text = format!("echo $$ >'{}'; kill -STOP $$; echo on", desk.text("pid"));
+    let mut command = std::process::Command::new("setsid");
+    let inner = dlock(&["exec", "--lease", "600ms", &lock, "-c", &text]);
+    command
+        .args(["--wait", crate::bed::DLOCK])
+        .args(inner.get_args());
+    command.env("DLOCK_URL", crate::bed::server().url());
+    let running = start(command);
+    let pid = desk.line("pid");
+    until("the command to stop", || {
+        crate::bed::state(nix::unistd::Pid::from_raw(pid.parse().unwrap())) == 'T'
+    });
+    ran(&["break", "--force", &lock]).expect(0);
+    running.wait().expect(75);
+    assert!(!is_alive(&pid));
+}
+
+#[test]
+fn when_the_store_is_cut_off_the_command_is_dead_before_the_next_holder_begins() {
+    let (lock, desk, net) = (name("cut"), Desk::new(), Net::new());
+    let mut command = at(
+        &net.url(),
+        &["exec", "--lease", "1500ms", &lock, "-c", &stubborn(&desk)],
+    );
+    command.env("LC_ALL", "C");
+    let running = start(command);
+    let pid = desk.line("pid");
+    let next = next(&lock, &pid);
+    net.break_off();
+    let out = running.wait().expect(75);
+    assert!(out.stderr.contains("could not be kept"), "{out:?}");
+    assert_eq!(next.wait().expect(0).stdout, "alone\n");
+}
+
+#[test]
+fn max_hold_ends_the_command_before_the_next_holder_begins_and_says_so() {
+    let (lock, desk) = (name("max"), Desk::new());
+    let running = start(dlock(&[
+        "exec",
+        "--max-hold",
+        "900ms",
+        &lock,
+        "-c",
+        &stubborn(&desk),
+    ]));
+    let began = Instant::now();
+    let next = next(&lock, &desk.line("pid"));
+    let out = running.wait().expect(75);
+    assert!(began.elapsed() < Duration::from_secs(10));
+    assert!(
+        out.stderr.contains("--max-hold of 900ms") && !out.stderr.contains("could not be kept"),
+        "{out:?}"
+    );
+    assert_eq!(next.wait().expect(0).stdout, "alone\n");
+}
+
+#[test]
+fn term_comes_the_kill_grace_before_the_end() {
+    let (lock, desk) = (name("grace"), Desk::new());
+    let text = format!(
+        "trap 'date +%s%N >\"$0\"; exit 0' TERM; date +%s%N >'{}'; while :; do sleep 0.01; done",
+        desk.text("began")
+    );
+    let args = [
+        "exec",
+        "--max-hold",
+        "1200ms",
+        "--kill-grace",
+        "600ms",
+        &lock,
+        "--",
+        "sh",
+        "-c",
+        &text,
+    ];
+    let ended = desk.text("ended");
+    let args: Vec<&str> = args.into_iter().chain([ended.as_str()]).collect();
+    run(dlock(&args)).expect(75);
+    let at = |file: &str| desk.line(file).parse::<u64>().unwrap() / 1_000_000;
+    let ran_for = at("ended") - at("began");
+    assert!((300..=1150).contains(&ran_for), "{ran_for} ms");
+}
+
+#[test]
+fn on_lost_warn_lets_it_run_and_still_says_75() {
+    let (lock, desk) = (name("warn"), Desk::new());
+    let text = format!(
+        "echo $$ >'{0}'; while [ ! -e '{1}' ]; do sleep 0.01; done; echo done",
+        desk.text("pid"),
+        desk.text("go")
+    );
+    let running = start(dlock(&[
+        "exec",
+        "--lease",
+        "600ms",
+        "--on-lost",
+        "warn",
+        &lock,
+        "-c",
+        &text,
+    ]));
+    desk.line("pid");
+    ran(&["break", "--force", &lock]).expect(0);
+    until("the warning", || running.stderr().contains("runs on"));
+    std::fs::write(desk.path("go"), "").unwrap();
+    assert_eq!(running.wait().expect(75).stdout, "done\n");
+}
+
+#[test]
+fn the_lock_is_kept_over_many_leases() {
+    let (lock, desk) = (name("kept"), Desk::new());
+    let text = format!(
+        "echo $$ >'{0}'; while [ ! -e '{1}' ]; do sleep 0.01; done",
+        desk.text("pid"),
+        desk.text("go")
+    );
+    let running = start(dlock(&["exec", "--lease", "300ms", &lock, "-c", &text]));
+    desk.line("pid");
+    ran(&["exec", "-w", "1.5", &lock, "--", "true"]).expect(1);
+    std::fs::write(desk.path("go"), "").unwrap();
+    running.wait().expect(0);
+}
+
+#[test]
+fn a_short_lease_of_the_url_does_not_end_a_command_that_is_well() {
+    let (lock, desk) = (name("url-lease"), Desk::new());
+    let url = format!("{}?dlock.lease=1s", crate::bed::server().url());
+    let text = format!(
+        "echo $$ >'{0}'; while [ ! -e '{1}' ]; do sleep 0.01; done",
+        desk.text("pid"),
+        desk.text("go")
+    );
+    let running = start(at(&url, &["exec", &lock, "-c", &text]));
+    desk.line("pid");
+    ran(&["exec", "-w", "2", &lock, "--", "true"]).expect(1);
+    std::fs::write(desk.path("go"), "").unwrap();
+    running.wait().expect(0);
+}

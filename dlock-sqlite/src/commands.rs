@@ -20,11 +20,11 @@
 //! for every process; each is a transaction of its own, committed when its last row was read, so all are read to their end.
 //! With `synchronous = NORMAL` a commit survives the end of a process, not a loss of power, which frees every lock anyway.
 
-use crate::machine::Moment;
-use dlock_core::{
-    Acquire, FencingToken, Fingerprint, HoldId, HoldSet, Holder, LockName, Note, Owner, Renew,
-    Snapshot,
+use crate::{
+    machine::Moment,
+    record::{Record, unsigned, written},
 };
+use dlock_core::{Acquire, HoldId, HoldSet, LockName, Owner, Renew};
 use futures_util::TryStreamExt;
 use sqlx::{Row, SqliteConnection, sqlite::SqliteRow};
 use std::{collections::HashMap, fmt::Write as _, sync::LazyLock, time::Duration};
@@ -148,70 +148,10 @@ static RENEWALS: LazyLock<[(usize, String); 3]> =
 
 /// Entries of one renewal: some 0.5 ms, for which every other writer of the file waits.
 pub(crate) const RENEW_BATCH: usize = 64;
+/// How long a record says that somebody waits: several looks, and a release that touches a file for nobody costs a microsecond.
+pub(crate) const WAITERS: Duration = Duration::from_secs(10);
 /// Names that one [`PURGE`] looks at: some 0.2 ms.
 const PAGE: i64 = 256;
-
-/// One row, or what stands for one that is absent.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Record {
-    pub(crate) owner: Option<String>,
-    pub(crate) token: i64,
-    pub(crate) holds: HoldSet,
-    pub(crate) until: i64,
-    pub(crate) keep: i64,
-    pub(crate) boot: String,
-    pub(crate) written: i64,
-    pub(crate) since: i64,
-    pub(crate) note: String,
-    pub(crate) waiters: i64,
-    pub(crate) version: i64,
-}
-
-impl Record {
-    /// Whoever is inside.
-    pub(crate) fn holder(&self, at: &Moment) -> Option<Holder> {
-        let mut holder = Holder::new(Fingerprint::of(self.owner.as_ref()?.as_bytes()));
-        holder.token = Some(self.token());
-        holder.rest = Some(at.until(self.until));
-        holder.note = Note::parse(&self.note);
-        Some(holder)
-    }
-
-    pub(crate) fn token(&self) -> FencingToken {
-        FencingToken(self.token.unsigned_abs())
-    }
-
-    pub(crate) fn snapshot(&self, name: LockName, at: &Moment) -> Snapshot {
-        let mut shown = Snapshot::free(name);
-        shown.holders = self.holder(at).into_iter().collect();
-        if shown.holders.is_empty() {
-            shown.shut = Some(at.until(self.until));
-        } else {
-            shown.holds = self.holds.clone().living(unsigned(at.now)).len();
-            shown.age = Some(Duration::from_micros(unsigned(at.now - self.since)));
-        }
-        shown
-    }
-
-    fn read(row: &SqliteRow) -> sqlx::Result<Self> {
-        let holds: &str = row.try_get("holds")?;
-        Ok(Self {
-            owner: row.try_get("owner")?,
-            token: row.try_get("token")?,
-            holds: holds
-                .parse()
-                .map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
-            until: row.try_get("until")?,
-            keep: row.try_get("keep")?,
-            boot: row.try_get("boot")?,
-            written: row.try_get("written")?,
-            since: row.try_get("since")?,
-            note: row.try_get("note")?,
-            waiters: row.try_get("waiters")?,
-            version: row.try_get("version")?,
-        })
-    }
-}
 
 /// What a file says it is.
 pub(crate) struct Identity {
@@ -245,16 +185,17 @@ pub(crate) async fn create(native: &mut SqliteConnection) -> sqlx::Result<()> {
 pub(crate) async fn take(
     native: &mut SqliteConnection,
     req: &Acquire,
-    (boot, at, waiters): (&str, &Moment, i64),
+    at: &Moment<'_>,
 ) -> sqlx::Result<bool> {
     let end = at.after(req.lease.length());
+    let waiters = req.next.map_or(0, |_| at.after(WAITERS));
     let done = sqlx::query(TAKE)
         .bind(req.name.as_str().as_bytes())
-        .bind(owner(&req.owner))
+        .bind(written(&req.owner))
         .bind(at.wall)
         .bind(HoldSet::one(req.hold, unsigned(end)).to_string())
         .bind(end)
-        .bind(boot)
+        .bind(at.boot)
         .bind(at.now)
         .bind(req.note.to_string())
         .bind(waiters)
@@ -268,15 +209,15 @@ pub(crate) async fn take(
 pub(crate) async fn free(
     native: &mut SqliteConnection,
     (name, whose, hold): (&LockName, &Owner, HoldId),
-    (boot, at): (&str, &Moment),
+    at: &Moment<'_>,
 ) -> sqlx::Result<bool> {
     let done = sqlx::query(FREE)
         .bind(name.as_str().as_bytes())
-        .bind(owner(whose))
+        .bind(written(whose))
         .bind(hold.to_string())
         .bind(at.now)
         .bind(at.wall)
-        .bind(boot)
+        .bind(at.boot)
         .execute(native)
         .await?;
     Ok(done.rows_affected() == 1)
@@ -290,7 +231,7 @@ pub(crate) async fn look(
         .bind(name.as_str().as_bytes())
         .fetch_optional(native)
         .await?;
-    row.as_ref().map(Record::read).transpose()
+    row.as_ref().map(read).transpose()
 }
 
 /// Whether the row was still the one that was read.
@@ -322,7 +263,7 @@ pub(crate) async fn await_release(
     native: &mut SqliteConnection,
     name: &LockName,
     (version, until): (i64, i64),
-    at: &Moment,
+    at: &Moment<'_>,
 ) -> sqlx::Result<bool> {
     let done = sqlx::query(AWAIT)
         .bind(name.as_str().as_bytes())
@@ -339,13 +280,13 @@ pub(crate) async fn break_lock(
     native: &mut SqliteConnection,
     name: &LockName,
     token: i64,
-    (boot, at): (&str, &Moment),
+    at: &Moment<'_>,
 ) -> sqlx::Result<bool> {
     let done = sqlx::query(BREAK)
         .bind(name.as_str().as_bytes())
         .bind(token)
         .bind(at.now)
-        .bind(boot)
+        .bind(at.boot)
         .bind(at.wall)
         .execute(native)
         .await?;
@@ -356,21 +297,21 @@ pub(crate) async fn break_lock(
 pub(crate) async fn renew(
     native: &mut SqliteConnection,
     batch: &[(&Renew, Duration)],
-    (boot, at): (&str, &Moment),
+    at: &Moment<'_>,
 ) -> sqlx::Result<HashMap<Vec<u8>, i64>> {
     let (size, sql) = RENEWALS
         .iter()
         .find(|(size, _)| batch.len() <= *size)
         .unwrap_or(&RENEWALS[2]);
     let mut query = sqlx::query(sql.as_str())
-        .bind(boot)
+        .bind(at.boot)
         .bind(at.now)
         .bind(at.wall);
     for (entry, lease) in batch {
         let end = at.after(*lease);
         query = query
             .bind(entry.name.as_str().as_bytes())
-            .bind(owner(&entry.owner))
+            .bind(written(&entry.owner))
             .bind(entry.hold.to_string())
             .bind(HoldSet::one(entry.hold, unsigned(end)).to_string())
             .bind(end);
@@ -392,19 +333,19 @@ pub(crate) async fn renew(
 /// Rows in the order of their names.
 pub(crate) async fn list(
     native: &mut SqliteConnection,
-    (prefix, after): (&str, &[u8]),
-    limit: i64,
+    (prefix, after): (&str, Vec<u8>),
+    limit: usize,
 ) -> sqlx::Result<Vec<(Vec<u8>, Record)>> {
     let rows: Vec<SqliteRow> = sqlx::query(LIST)
         .bind(prefix.as_bytes())
         .bind(after)
         .bind(past(prefix.as_bytes()))
-        .bind(limit)
+        .bind(i64::try_from(limit).unwrap_or(i64::MAX))
         .fetch(native)
         .try_collect()
         .await?;
     rows.iter()
-        .map(|row| Ok((row.try_get("name")?, Record::read(row)?)))
+        .map(|row| Ok((row.try_get("name")?, read(row)?)))
         .collect()
 }
 
@@ -412,7 +353,7 @@ pub(crate) async fn list(
 pub(crate) async fn purge(
     native: &mut SqliteConnection,
     after: &[u8],
-    (boot, at): (&str, &Moment),
+    at: &Moment<'_>,
 ) -> sqlx::Result<u64> {
     let end = sqlx::query(PAGE_END).bind(after).bind(PAGE - 1);
     let end = end.fetch_optional(&mut *native).await?;
@@ -421,7 +362,7 @@ pub(crate) async fn purge(
         .bind(after)
         .bind(end)
         .bind(at.wall)
-        .bind(boot)
+        .bind(at.boot)
         .bind(at.now)
         .bind(at.booted())
         .execute(native)
@@ -437,12 +378,21 @@ fn past(prefix: &[u8]) -> Option<Vec<u8>> {
     Some(past)
 }
 
-/// An owner as it stands in the store.
-pub(crate) fn owner(owner: &Owner) -> String {
-    owner.expose().hyphenated().to_string()
-}
-
-/// A time of ours is never negative.
-pub(crate) fn unsigned(time: i64) -> u64 {
-    u64::try_from(time).unwrap_or(0)
+fn read(row: &SqliteRow) -> sqlx::Result<Record> {
+    let holds: &str = row.try_get("holds")?;
+    Ok(Record {
+        owner: row.try_get("owner")?,
+        token: row.try_get("token")?,
+        holds: holds
+            .parse()
+            .map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
+        until: row.try_get("until")?,
+        keep: row.try_get("keep")?,
+        boot: row.try_get("boot")?,
+        written: row.try_get("written")?,
+        since: row.try_get("since")?,
+        note: row.try_get("note")?,
+        waiters: row.try_get("waiters")?,
+        version: row.try_get("version")?,
+    })
 }

@@ -1,18 +1,19 @@
 //! The driver: what is decided in one statement, what is read first, and what the answers mean.
 
 use crate::{
-    commands::{self, RENEW_BATCH, Record, unsigned},
+    commands::{self, RENEW_BATCH, WAITERS},
     config::{SqliteConfig, WakeBy},
     connection::{Connection, Place, Turn},
     error,
     hints::Hints,
     machine::{Machine, Moment},
+    record::{Record, Standing, Step, unsigned},
 };
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, FencingToken, Grant, Held,
-    Hint, HoldSet, Holds, Instant, Lane, LockName, Page, Release, Released, Renew, Renewed, Result,
-    Snapshot, Ticket, Wake,
+    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, DriverError, FencingToken,
+    Grant, Held, Hint, Holds, Instant, Lane, LockName, Page, Release, Released, Renew, Renewed,
+    Result, Snapshot, Ticket, Wake,
 };
 use futures_core::stream::BoxStream;
 use std::{num::NonZeroU32, time::Duration};
@@ -24,18 +25,6 @@ pub struct SqliteDriver {
     connection: Connection,
     hints: Hints,
     machine: Machine,
-}
-
-/// What an acquire does about a record that stands in its way.
-enum Step {
-    /// Nothing does.
-    Take,
-    /// It has been answered already, or cannot be.
-    Answer(Acquired),
-    /// Written if nobody was faster.
-    Swap(Record, Grant),
-    /// Somebody is inside, or it is shut.
-    Wait(Record),
 }
 
 impl SqliteDriver {
@@ -82,34 +71,64 @@ impl SqliteDriver {
     }
 
     /// The time for one statement; a request that is past its give-up does nothing.
-    fn in_time(&self, give_up: Instant) -> Result<Moment> {
+    fn in_time(&self, give_up: Instant) -> Result<Moment<'_>> {
         self.machine.moment_before(give_up).ok_or_else(error::late)
     }
 
-    /// A row as this boot sees it: nothing where the name is free.
-    fn closed(&self, record: Option<Record>, at: &Moment) -> Result<Option<Record>> {
-        let Some(record) = record else {
-            return Ok(None);
-        };
-        if record.boot == self.machine.boot() {
-            Ok((record.until > at.now).then_some(record))
-        } else if record.written < at.booted() {
-            Ok(None) // its holders ended with their boot
-        } else {
-            let path = &self.connection.place().path;
-            Err(error::other_kernel(path, &record.boot, self.machine.boot()))
+    async fn standing(
+        &self,
+        turn: &mut Turn<'_>,
+        name: &LockName,
+        at: &Moment<'_>,
+    ) -> Result<Standing> {
+        let found = commands::look(turn.native(), name).await;
+        match Standing::of(turn.heard(found)?, at) {
+            Standing::Foreign(record) => Err(self.foreign(&record, at)),
+            standing => Ok(standing),
         }
     }
 
-    async fn look(&self, turn: &mut Turn<'_>, name: &LockName) -> Result<Option<Record>> {
-        let found = commands::look(turn.native(), name).await;
-        turn.heard(found)
+    /// Whoever is inside, or what keeps it shut.
+    async fn closed(
+        &self,
+        turn: &mut Turn<'_>,
+        name: &LockName,
+        at: &Moment<'_>,
+    ) -> Result<Option<Record>> {
+        Ok(match self.standing(turn, name, at).await? {
+            Standing::Closed(record) => Some(record),
+            _ => None,
+        })
     }
 
-    async fn take(&self, turn: &mut Turn<'_>, req: &Acquire, at: &Moment) -> Result<bool> {
-        let waiters = req.next.map_or(0, |_| at.after(WAITERS));
-        let taken = commands::take(turn.native(), req, (self.machine.boot(), at, waiters)).await;
-        turn.heard(taken)
+    fn foreign(&self, record: &Record, at: &Moment<'_>) -> DriverError {
+        error::other_kernel(&self.connection.place().path, &record.boot, at.boot)
+    }
+
+    /// Takes a name that is free, in one statement.
+    async fn take(
+        &self,
+        turn: &mut Turn<'_>,
+        req: &Acquire,
+        at: &Moment<'_>,
+    ) -> Result<Option<Grant>> {
+        let taken = commands::take(turn.native(), req, at).await;
+        if !turn.heard(taken)? {
+            return Ok(None);
+        }
+        self.sweep(turn, &req.name, at).await;
+        let token = Some(FencingToken(unsigned(at.wall)));
+        Ok(Some(Grant::new(token, NonZeroU32::MIN, req.lease.length())))
+    }
+
+    /// What to do about a name that could not be taken, or was to be looked at first.
+    async fn consider(&self, turn: &mut Turn<'_>, req: &Acquire, at: &Moment<'_>) -> Result<Step> {
+        match self.standing(turn, &req.name, at).await? {
+            Standing::Closed(record) => record.refuse_or_enter(req, at),
+            _ if req.join.is_some() => Ok(Step::Answer(Acquired::Gone)),
+            Standing::Free(record) if record.token >= at.wall => Ok(record.begin_again(req, at)),
+            _ => Ok(Step::Take),
+        }
     }
 
     async fn swap(&self, turn: &mut Turn<'_>, name: &LockName, record: Record) -> Result<bool> {
@@ -117,73 +136,12 @@ impl SqliteDriver {
         turn.heard(swapped)
     }
 
-    /// What to do about the row that refused.
-    fn consider(&self, req: &Acquire, found: Option<Record>, at: &Moment) -> Result<Step> {
-        let last = found
-            .as_ref()
-            .map(|row| (row.token, row.version, row.waiters));
-        let Some(mut record) = self.closed(found, at)? else {
-            return Ok(match last {
-                _ if req.join.is_some() => Step::Answer(Acquired::Gone),
-                Some((token, version, waiters)) if token >= at.wall => {
-                    self.behind(req, at, (token, version, waiters))
-                }
-                _ => Step::Take,
-            });
-        };
-        let ours = record.owner.as_deref() == Some(&*commands::owner(&req.owner));
-        if !ours || req.join.is_some_and(|token| token != record.token()) {
-            return Ok(match req.join {
-                Some(_) => Step::Answer(Acquired::Gone),
-                None => Step::Wait(record),
-            });
-        }
-        record.holds = record.holds.living(unsigned(at.now));
-        let token = Some(record.token());
-        if let Some(end) = record.holds.end_of(req.hold) {
-            let rest = Duration::from_micros(end - unsigned(at.now));
-            let grant = Grant::new(token, counted(&record.holds)?, rest);
-            return Ok(Step::Answer(Acquired::Granted(grant)));
-        }
-        let end = at.after(req.lease.length());
-        if !record.holds.insert(req.hold, unsigned(end)) {
-            return Err(error::full());
-        }
-        record.until = record.until.max(end);
-        record.written = at.wall;
-        if req.next.is_some() {
-            record.waiters = record.waiters.max(at.after(WAITERS));
-        }
-        let grant = Grant::new(token, counted(&record.holds)?, req.lease.length());
-        Ok(Step::Swap(record, grant))
-    }
-
-    /// A free name whose last token is not behind the wall clock, which was set back: the next token goes on from the last.
-    fn behind(&self, req: &Acquire, at: &Moment, last: (i64, i64, i64)) -> Step {
-        let end = at.after(req.lease.length());
-        let record = Record {
-            owner: Some(commands::owner(&req.owner)),
-            token: last.0.saturating_add(1),
-            holds: HoldSet::one(req.hold, unsigned(end)),
-            until: end,
-            keep: 0,
-            boot: self.machine.boot().to_owned(),
-            written: at.wall,
-            since: at.now,
-            note: req.note.to_string(),
-            waiters: last.2.min(at.after(WAITERS)),
-            version: last.1,
-        };
-        let grant = Grant::new(Some(record.token()), NonZeroU32::MIN, req.lease.length());
-        Step::Swap(record, grant)
-    }
-
     /// Lets the record say that somebody waits, unless it does or nobody could be woken; whether it is still the one that refused.
     async fn stand(
         &self,
         turn: &mut Turn<'_>,
         req: &Acquire,
-        (record, at): (&Record, &Moment),
+        (record, at): (&Record, &Moment<'_>),
     ) -> Result<Option<Held>> {
         let woken = req
             .line
@@ -218,46 +176,29 @@ impl SqliteDriver {
         }
     }
 
-    fn granted(&self, req: &Acquire, grant: Grant) -> Acquired {
-        self.waits_no_more(req);
-        Acquired::Granted(grant)
-    }
-
     /// Forgets names that have long been free, now and then, behind the name that was taken or from the beginning.
-    async fn sweep(&self, turn: &mut Turn<'_>, name: &LockName, at: &Moment) {
+    async fn sweep(&self, turn: &mut Turn<'_>, name: &LockName, at: &Moment<'_>) {
         if fastrand::u32(..SWEEP_EVERY) == 0 {
             let after = if fastrand::bool() { name.as_str() } else { "" };
-            let purged =
-                commands::purge(turn.native(), after.as_bytes(), (self.machine.boot(), at)).await;
+            let purged = commands::purge(turn.native(), after.as_bytes(), at).await;
             if let Err(error) = turn.heard(purged) {
                 tracing::debug!(%error, "sqlite: sweeping");
             }
         }
     }
 
-    /// One row, for steps that read first.
+    /// A hold that is one of several, or only to be proven.
     async fn renew_one(&self, entry: &Renew, give_up: Instant) -> Result<Renewed> {
         for attempt in 0..ATTEMPTS {
             pause(attempt).await;
             let mut turn = self.connection.turn().await?;
             let at = self.in_time(give_up)?;
-            let found = self.look(&mut turn, &entry.name).await?;
-            let Some(mut record) = self.closed(found, &at)? else {
+            let Some(mut record) = self.closed(&mut turn, &entry.name, &at).await? else {
                 return Ok(Renewed::NotHeld);
             };
-            record.holds = record.holds.living(unsigned(at.now));
-            let end = unsigned(at.after(entry.lease.unwrap_or_default()));
-            let ours = record.owner.as_deref() == Some(&*commands::owner(&entry.owner));
-            if !ours || !record.holds.prolong(entry.hold, end) {
-                return Ok(Renewed::NotHeld);
-            }
-            let ends = record.holds.end_of(entry.hold).unwrap_or(end);
-            let renewed = Renewed::Until {
-                valid_for: Duration::from_micros(ends - unsigned(at.now)),
-            };
-            record.until = latest(&record.holds);
-            record.written = at.wall;
-            if entry.lease.is_none() || self.swap(&mut turn, &entry.name, record).await? {
+            let renewed = record.prolong(entry, &at);
+            let done = renewed == Renewed::NotHeld || entry.lease.is_none();
+            if done || self.swap(&mut turn, &entry.name, record).await? {
                 return Ok(renewed);
             }
         }
@@ -277,34 +218,37 @@ impl DistributedLock for SqliteDriver {
     }
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
-        let mut reads_first = req.look || req.join.is_some();
+        let mut looks_first = req.look || req.join.is_some();
         for attempt in 0..ATTEMPTS {
             pause(attempt).await;
             let mut turn = self.connection.turn().await?;
             self.connection.place().still_there()?;
-            let at = self.in_time(req.give_up)?;
-            if !reads_first && self.take(&mut turn, req, &at).await? {
-                self.sweep(&mut turn, &req.name, &at).await;
-                let token = Some(FencingToken(unsigned(at.wall)));
-                let grant = Grant::new(token, NonZeroU32::MIN, req.lease.length());
-                return Ok(self.granted(req, grant));
+            if !looks_first {
+                let at = self.in_time(req.give_up)?;
+                if let Some(grant) = self.take(&mut turn, req, &at).await? {
+                    self.waits_no_more(req);
+                    return Ok(Acquired::Granted(grant));
+                }
             }
+            looks_first = false;
             let at = self.in_time(req.give_up)?;
-            let found = self.look(&mut turn, &req.name).await?;
-            match self.consider(req, found, &at)? {
-                Step::Take => reads_first = false,
-                Step::Answer(Acquired::Granted(grant)) => return Ok(self.granted(req, grant)),
-                Step::Answer(answer) => return Ok(answer),
+            let answer = match self.consider(&mut turn, req, &at).await? {
+                Step::Take => None,
+                Step::Answer(answer) => Some(answer),
                 Step::Swap(record, grant) => {
-                    if self.swap(&mut turn, &req.name, record).await? {
-                        return Ok(self.granted(req, grant));
-                    }
+                    let swapped = self.swap(&mut turn, &req.name, record).await?;
+                    swapped.then_some(Acquired::Granted(grant))
                 }
                 Step::Wait(record) => {
-                    if let Some(held) = self.stand(&mut turn, req, (&record, &at)).await? {
-                        return Ok(Acquired::Held(held));
-                    }
+                    let held = self.stand(&mut turn, req, (&record, &at)).await?;
+                    held.map(Acquired::Held)
                 }
+            };
+            if let Some(answer) = answer {
+                if matches!(answer, Acquired::Granted(_)) {
+                    self.waits_no_more(req);
+                }
+                return Ok(answer);
             }
         }
         Err(error::contended())
@@ -331,7 +275,7 @@ impl DistributedLock for SqliteDriver {
                 .collect();
             let mut turn = self.connection.turn().await?;
             let at = self.in_time(give_up)?;
-            let ends = commands::renew(turn.native(), &prolonged, (self.machine.boot(), &at)).await;
+            let ends = commands::renew(turn.native(), &prolonged, &at).await;
             let ends = turn.heard(ends)?;
             drop(turn);
             for entry in some {
@@ -339,7 +283,6 @@ impl DistributedLock for SqliteDriver {
                     Some(end) => Ok(Renewed::Until {
                         valid_for: at.until(*end),
                     }),
-                    // Not there, or one of several, or only to be proven.
                     None => self.renew_one(entry, give_up).await,
                 });
             }
@@ -353,19 +296,18 @@ impl DistributedLock for SqliteDriver {
             let mut turn = self.connection.turn().await?;
             let at = self.machine.moment();
             if let (Holds::One(hold), None, 0) = (req.holds, req.keep, attempt) {
-                let which = (&req.name, &req.owner, hold);
-                let freed = commands::free(turn.native(), which, (self.machine.boot(), &at)).await;
+                let freed = (&req.name, &req.owner, hold);
+                let freed = commands::free(turn.native(), freed, &at).await;
                 if turn.heard(freed)? {
                     return Ok(Released::Freed);
                 }
             }
-            let found = self.look(&mut turn, &req.name).await?;
-            let Some(mut record) = self.closed(found, &at)? else {
+            let Some(mut record) = self.closed(&mut turn, &req.name, &at).await? else {
                 return Ok(Released::NotHeld { by: None });
             };
-            let (waiters, before) = (record.waiters, record.holder(&at));
-            let Some(released) = give_back(&mut record, req, &at) else {
-                return Ok(Released::NotHeld { by: before });
+            let (by, waiters) = (record.holder(&at), record.waiters);
+            let Some(released) = record.give_back(req, &at) else {
+                return Ok(Released::NotHeld { by });
             };
             if self.swap(&mut turn, &req.name, record).await? {
                 drop(turn);
@@ -385,8 +327,7 @@ impl DistributedLock for SqliteDriver {
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
         let mut turn = self.connection.turn().await?;
         let at = self.machine.moment();
-        let found = self.look(&mut turn, name).await?;
-        Ok(match self.closed(found, &at)? {
+        Ok(match self.closed(&mut turn, name, &at).await? {
             Some(record) => record.snapshot(name.clone(), &at),
             None => Snapshot::free(name.clone()),
         })
@@ -397,18 +338,20 @@ impl DistributedLock for SqliteDriver {
         let limit = limit.clamp(1, LONGEST_PAGE);
         let mut turn = self.connection.turn().await?;
         let at = self.machine.moment();
-        let rows = i64::try_from(limit).unwrap_or(i64::MAX);
-        let rows = commands::list(turn.native(), (prefix, &after), rows).await;
+        let rows = commands::list(turn.native(), (prefix, after), limit).await;
         let rows = turn.heard(rows)?;
         drop(turn);
-        let full = rows.len() == limit;
-        let next = rows.last().filter(|_| full);
+        let next = rows.last().filter(|_| rows.len() == limit);
         let next = next.map(|(name, _)| Cursor(name.clone()));
         let mut found = Vec::new();
         for (name, record) in rows {
-            if let Some(record) = self.closed(Some(record), &at)? {
-                let name = read_name(name).ok_or_else(error::garbled)?;
-                found.push(record.snapshot(name, &at));
+            match Standing::of(Some(record), &at) {
+                Standing::Closed(record) => {
+                    let name = read_name(name).ok_or_else(error::garbled)?;
+                    found.push(record.snapshot(name, &at));
+                }
+                Standing::Foreign(record) => return Err(self.foreign(&record, &at)),
+                Standing::Free(_) | Standing::Unknown => {}
             }
         }
         Ok(Page::new(found, next))
@@ -419,16 +362,14 @@ impl DistributedLock for SqliteDriver {
             pause(attempt).await;
             let mut turn = self.connection.turn().await?;
             let at = self.machine.moment();
-            let found = self.look(&mut turn, name).await?;
-            let Some(record) = self.closed(found, &at)? else {
+            let Some(record) = self.closed(&mut turn, name, &at).await? else {
                 return Ok(Broken::WasFree);
             };
             let token = record.owner.as_ref().map(|_| record.token());
             if only.is_some() && only != token {
                 return Ok(Broken::Changed { token });
             }
-            let which = (self.machine.boot(), &at);
-            let broken = commands::break_lock(turn.native(), name, record.token, which).await;
+            let broken = commands::break_lock(turn.native(), name, record.token, &at).await;
             if turn.heard(broken)? {
                 self.hints.wake(name);
                 return Ok(Broken::Freed { token });
@@ -444,50 +385,12 @@ impl DistributedLock for SqliteDriver {
     }
 }
 
-/// The record without what is released, and what that makes of it; `None`: that is not there.
-fn give_back(record: &mut Record, req: &Release, at: &Moment) -> Option<Released> {
-    if record.owner.as_deref() != Some(&*commands::owner(&req.owner)) {
-        return None;
-    }
-    record.holds = std::mem::take(&mut record.holds).living(unsigned(at.now));
-    match req.holds {
-        Holds::One(hold) if !record.holds.remove(hold) => return None,
-        Holds::One(_) => {}
-        Holds::All => record.holds = HoldSet::default(),
-    }
-    record.written = at.wall;
-    if let Some(keep) = req.keep {
-        record.keep = record.keep.max(at.after(keep));
-    }
-    if let Some(holds) = NonZeroU32::new(record.holds.len()) {
-        record.until = latest(&record.holds);
-        return Some(Released::StillHeld { holds });
-    }
-    record.owner = None;
-    record.note = String::new();
-    if record.keep > at.now {
-        record.until = record.keep;
-        let rest = at.until(record.keep);
-        return Some(Released::Kept { rest });
-    }
-    record.until = 0;
-    Some(Released::Freed)
-}
-
 /// Before a step is repeated that others were faster at: from half a millisecond doubling, so that one of them gets through.
 async fn pause(attempt: u32) {
     if attempt > 1 {
         let most = SHORTEST_PAUSE * (1 << attempt);
         tokio::time::sleep(most.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
     }
-}
-
-fn latest(holds: &HoldSet) -> i64 {
-    i64::try_from(holds.latest().unwrap_or(0)).unwrap_or(i64::MAX)
-}
-
-fn counted(holds: &HoldSet) -> Result<NonZeroU32> {
-    NonZeroU32::new(holds.len()).ok_or_else(error::garbled)
 }
 
 fn read_name(name: Vec<u8>) -> Option<LockName> {
@@ -497,7 +400,7 @@ fn read_name(name: Vec<u8>) -> Option<LockName> {
 /// A cursor is the last name that was seen.
 fn read_cursor(cursor: &Cursor) -> Result<Vec<u8>> {
     match read_name(cursor.0.clone()) {
-        Some(_) => Ok(cursor.0.clone()),
+        Some(name) => Ok(name.as_str().into()),
         None => Err(error::bad_cursor()),
     }
 }
@@ -508,8 +411,6 @@ const LATE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_secs(2);
 /// Looking without being woken: what the core does on stores that only answer.
 const SOON: Duration = Duration::from_millis(100);
-/// How long a record says that somebody waits: several looks, and a release that touches a file for nobody costs a microsecond.
-const WAITERS: Duration = Duration::from_secs(10);
 /// How often a step is tried that reads before it writes.
 const ATTEMPTS: u32 = 8;
 const SHORTEST_PAUSE: Duration = Duration::from_micros(250);
@@ -523,8 +424,8 @@ mod tests {
     use super::SqliteDriver;
     use crate::{config::SqliteConfig, machine::Machine};
     use dlock_core::{
-        Acquire, Acquired, Clock, DistributedLock, ErrorKind, HoldId, Lease, LockName, Owner,
-        Release, Released,
+        Acquire, Acquired, Clock, DistributedLock, HoldId, Lease, LockName, Owner, Release,
+        Released,
     };
     use std::{path::Path, time::Duration};
 
@@ -572,35 +473,6 @@ mod tests {
         let hold = Release::new(req.name.clone(), req.owner, req.hold);
         let released = after.release(&hold).await.unwrap();
         assert!(matches!(released, Released::NotHeld { by: Some(_) }));
-    }
-
-    #[tokio::test]
-    async fn a_younger_record_of_another_boot_is_left_as_it_is() {
-        let folder = tempfile::tempdir().unwrap();
-        let theirs = on(Machine::another("theirs"), folder.path()).await;
-        let req = acquire("a", SECOND);
-        let _ = token(&theirs, &req).await;
-        let ours = on(Machine::another("ours"), folder.path()).await;
-        tokio::time::sleep(SECOND + SECOND / 10).await; // past its end by any clock
-        let mut looking = acquire("a", SECOND);
-        for look in [false, true] {
-            looking.look = look;
-            let error = ours.acquire(&looking).await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Misuse);
-            let words = error.to_string();
-            assert!(
-                words.contains("theirs") && words.contains("ours"),
-                "{words}"
-            );
-        }
-        let release = Release::new(req.name.clone(), looking.owner, looking.hold);
-        ours.release(&release).await.unwrap_err();
-        ours.break_lock(&req.name, None).await.unwrap_err();
-        ours.inspect(&req.name).await.unwrap_err();
-        ours.list("", None, 10).await.unwrap_err();
-        // The other kernel sees its own record, now over.
-        let theirs = theirs.inspect(&req.name).await.unwrap();
-        assert!(theirs.holders.is_empty());
     }
 
     #[tokio::test]

@@ -7,6 +7,7 @@ mod driver;
 mod error;
 mod hints;
 mod machine;
+mod record;
 
 pub use config::{SqliteConfig, WakeBy};
 pub use driver::SqliteDriver;

@@ -39,27 +39,23 @@ impl Machine {
         })
     }
 
-    /// Which boot, and whose boot clock: what a time in a record means something together with.
-    pub(crate) fn boot(&self) -> &str {
-        &self.boot
-    }
-
     /// The time, read once for all that one statement is judged by; refused when that is after `give_up`.
-    pub(crate) fn moment_before(&self, give_up: Instant) -> Option<Moment> {
+    pub(crate) fn moment_before(&self, give_up: Instant) -> Option<Moment<'_>> {
         let now = self.clock.now();
         (now <= give_up).then(|| self.at(now))
     }
 
     /// The time, read once for all that one statement is judged by.
-    pub(crate) fn moment(&self) -> Moment {
+    pub(crate) fn moment(&self) -> Moment<'_> {
         self.at(self.clock.now())
     }
 
-    fn at(&self, now: Instant) -> Moment {
+    fn at(&self, now: Instant) -> Moment<'_> {
         let wall = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
         Moment {
+            boot: &self.boot,
             now: micros(Duration::from_nanos(now.as_nanos()) + self.ahead.0),
             wall: micros(wall + self.ahead.1),
         }
@@ -91,14 +87,16 @@ impl Machine {
 
 /// One reading of both clocks, in microseconds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
+pub(crate) struct Moment<'a> {
+    /// Which boot, and whose boot clock: `now` means nothing without it.
+    pub(crate) boot: &'a str,
     /// Since this machine booted: what leases are counted by. No step of the wall clock touches it.
     pub(crate) now: i64,
     /// Since the Unix epoch: what tokens are made from, and what tells a record of an earlier boot from one of another machine.
     pub(crate) wall: i64,
 }
 
-impl Moment {
+impl Moment<'_> {
     /// That long from now.
     pub(crate) fn after(&self, span: Duration) -> i64 {
         self.now.saturating_add(micros(span))
@@ -165,7 +163,7 @@ mod tests {
     #[test]
     fn this_machine_has_a_boot_and_a_clock() {
         let here = Machine::here().unwrap();
-        assert_eq!(here.boot().split(' ').next().map(str::len), Some(36));
+        assert_eq!(here.boot.split(' ').next().map(str::len), Some(36));
         let first = here.moment();
         let later = here.moment_before(Instant::FAR).unwrap();
         assert!(later.now >= first.now && first.booted() > 0);
@@ -175,7 +173,11 @@ mod tests {
 
     #[test]
     fn spans_are_counted_from_the_boot_clock() {
-        let at = Moment { now: 50, wall: 70 };
+        let at = Moment {
+            boot: "",
+            now: 50,
+            wall: 70,
+        };
         assert_eq!(at.after(Duration::from_nanos(1_001)), 52);
         assert_eq!(at.until(40), Duration::ZERO);
         assert_eq!(at.until(60), Duration::from_micros(10));

@@ -21,6 +21,8 @@ pub fn schema(url: &str) -> Result<&'static str, Error> {
         "memory" => Ok("-- nothing to prepare: the locks live inside the process\n"),
         #[cfg(feature = "redis")]
         "redis" | "redis+unix" | "rediss" => Ok(dlock_redis::RedisConfig::RIGHTS),
+        #[cfg(feature = "sqlite")]
+        "sqlite" => Ok("-- nothing to prepare: the file and its table are made by whoever comes first\n"),
         _ => Err(no_driver(&scheme)),
     }
 }

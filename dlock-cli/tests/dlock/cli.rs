@@ -287,7 +287,7 @@ fn every_result_has_the_same_fields_and_only_acquire_shows_an_owner_whole() {
     for result in &results[1..] {
         assert!(!result.to_string().contains(&owner), "{result}");
     }
-    assert_eq!(results[1]["metadata"]["pid"].as_u64().is_some(), true);
+    assert!(results[1]["metadata"]["pid"].is_u64());
 }
 
 const FIELDS: [&str; 13] = [

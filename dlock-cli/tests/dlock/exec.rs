@@ -266,7 +266,9 @@ fn a_release_that_is_not_confirmed_says_until_when_and_keeps_the_code() {
 fn job_control_signals_from_outside_stop_and_continue_both() {
     let lock = name("tstp");
     let desk = Desk::new();
-    let running = waiting(&lock, &[], &format!("echo $$ >'{}';", desk.text("pid")));
+    // No loop round `sleep`: a shell that is stopped while it forks may not stop.
+    let text = format!("echo $$ >'{}'; exec sleep 600", desk.text("pid"));
+    let running = start(dlock(&["exec", &lock, "-c", &text]));
     let pid = nix::unistd::Pid::from_raw(desk.line("pid").parse().unwrap());
     running.signal(Signal::SIGTSTP);
     until("the command to stop", || state(pid) == 'T');

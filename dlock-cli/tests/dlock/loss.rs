@@ -13,7 +13,10 @@ fn stubborn(desk: &Desk) -> String {
 
 /// The next holder, whose command looks whether the one before still runs.
 fn next(lock: &str, pid: &str) -> Running {
-    let text = format!("if kill -0 {pid} 2>/dev/null; then echo overlap; else echo alone; fi");
+    // A zombie runs no more.
+    let text = format!(
+        "case \"$(cut -d' ' -f3 /proc/{pid}/stat 2>/dev/null)\" in ''|Z) echo alone;; *) echo overlap;; esac"
+    );
     start(dlock(&["exec", lock, "-c", &text]))
 }
 
@@ -91,7 +94,7 @@ fn when_the_store_is_cut_off_the_command_is_dead_before_the_next_holder_begins()
     let (lock, desk, net) = (name("cut"), Desk::new(), Net::new());
     let mut command = at(
         &net.url(),
-        &["exec", "--lease", "1500ms", &lock, "-c", &stubborn(&desk)],
+        &["exec", "--lease", "2s", &lock, "-c", &stubborn(&desk)],
     );
     command.env("LC_ALL", "C");
     let running = start(command);
@@ -109,7 +112,7 @@ fn max_hold_ends_the_command_before_the_next_holder_begins_and_says_so() {
     let running = start(dlock(&[
         "exec",
         "--max-hold",
-        "900ms",
+        "2s",
         &lock,
         "-c",
         &stubborn(&desk),
@@ -119,7 +122,7 @@ fn max_hold_ends_the_command_before_the_next_holder_begins_and_says_so() {
     let out = running.wait().expect(75);
     assert!(began.elapsed() < Duration::from_secs(10));
     assert!(
-        out.stderr.contains("--max-hold of 900ms") && !out.stderr.contains("could not be kept"),
+        out.stderr.contains("--max-hold of 2s") && !out.stderr.contains("could not be kept"),
         "{out:?}"
     );
     assert_eq!(next.wait().expect(0).stdout, "alone\n");

@@ -1,9 +1,15 @@
 //! The command line over a real store, as a shell sees it: exit codes, output, signals, terminals.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test ends at the first surprise, also in what it stands on"
+)]
+
 mod bed;
 mod cli;
 mod counter;
 mod exec;
+mod home;
 mod loss;
 mod pty;
 mod table;

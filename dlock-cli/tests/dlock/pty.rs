@@ -57,6 +57,14 @@ impl Terminal {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
+    /// Presses Ctrl and a letter. What is typed before its echo may go with what the terminal throws away.
+    #[track_caller]
+    fn ctrl(&mut self, letter: char) {
+        let code = char::from(letter as u8 & 0x1f);
+        self.press(&code.to_string());
+        self.shows(&format!("^{letter}"));
+    }
+
     /// Waits until this is shown, after what was waited for before. What is typed is shown too: write it otherwise there.
     #[track_caller]
     fn shows(&mut self, text: &str) {
@@ -126,7 +134,7 @@ fn ctrl_c_ends_the_command_and_releases() {
         let (mut terminal, lock) = (Terminal::open(), name("ctrl-c"));
         terminal.line(&reader(options, &lock));
         terminal.shows("inside");
-        terminal.press("\x03");
+        terminal.ctrl('C');
         terminal.code(130);
         is_free(&lock);
     }
@@ -141,7 +149,7 @@ fn ctrl_c_arrives_once_also_in_the_foreground() {
             "'{DLOCK}' exec {options} '{lock}' -- sh -c '{text}'"
         ));
         terminal.shows("inside");
-        terminal.press("\x03");
+        terminal.ctrl('C');
         terminal.shows("n=1.");
         terminal.code(0);
     }
@@ -153,7 +161,7 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
         let (mut terminal, lock) = (Terminal::open(), name("ctrl-z"));
         terminal.line(&reader(options, &lock));
         terminal.shows("inside");
-        terminal.press("\x1a");
+        terminal.ctrl('Z');
         terminal.shows("Stopped");
         terminal.line("echo sh''ell");
         terminal.shows("shell");
@@ -171,10 +179,10 @@ fn a_stop_longer_than_the_lease_kills_the_command_when_it_is_continued() {
         let (mut terminal, lock, desk) = (Terminal::open(), name("overslept"), Desk::new());
         let pid = desk.text("pid");
         terminal.line(&format!(
-            "'{DLOCK}' exec {options} '{lock}' -- sh -c 'echo $$ >{pid}; echo in''side; while :; do sleep 0.05; done'"
+            "'{DLOCK}' exec {options} '{lock}' -- sh -c 'echo $$ >{pid}; echo in''side; exec sleep 600'"
         ));
         terminal.shows("inside");
-        terminal.press("\x1a");
+        terminal.ctrl('Z');
         terminal.shows("Stopped");
         until("the lease to end", || !is_held(&lock));
         // Somebody else has it now.
@@ -203,16 +211,19 @@ fn a_job_in_the_background_that_reads_stops_until_it_is_brought_forward() {
 #[test]
 fn a_job_that_ends_in_the_background_leaves_the_terminal_to_the_shell() {
     let (mut terminal, lock, desk) = (Terminal::open(), name("bg"), Desk::new());
+    // No loop round `sleep`: a shell that is stopped while it forks may not stop.
     let go = desk.text("go");
+    let made = Command::new("mkfifo").arg(&go).status().unwrap();
+    assert!(made.success());
     terminal.line(&format!(
-        "'{DLOCK}' exec '{lock}' -- sh -c 'echo in''side; while [ ! -e {go} ]; do sleep 0.05; done'"
+        "'{DLOCK}' exec '{lock}' -- sh -c 'echo in''side; read x <{go}'"
     ));
     terminal.shows("inside");
-    terminal.press("\x1a");
+    terminal.ctrl('Z');
     terminal.shows("Stopped");
     terminal.line("bg; echo b''ack");
     terminal.shows("back");
-    std::fs::write(desk.path("go"), "").unwrap();
+    std::fs::write(desk.path("go"), "go\n").unwrap();
     until("the job to end", || !is_held(&lock));
     terminal.line("wait; echo st''ill");
     terminal.shows("still");
@@ -240,7 +251,7 @@ fn ctrl_c_and_ctrl_z_work_while_waiting() {
     let hold = ran(&["acquire", &lock]).expect(0).stdout;
     terminal.line(&format!("echo ag''ain; {}", reader("", &lock)));
     terminal.shows("again");
-    terminal.press("\x03");
+    terminal.ctrl('C');
     terminal.code(130);
     ran(&["release", &lock, hold.split(' ').next().unwrap()]).expect(0);
     is_free(&lock);
@@ -253,7 +264,7 @@ fn a_whole_script_stops_with_its_command() {
     std::fs::write(&script, format!("{}\necho en''d\n", reader("", &lock))).unwrap();
     terminal.line(&format!("sh '{}'", script.display()));
     terminal.shows("inside");
-    terminal.press("\x1a");
+    terminal.ctrl('Z');
     terminal.shows("Stopped");
     terminal.line("fg");
     terminal.line("on");

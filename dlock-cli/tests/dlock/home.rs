@@ -1,0 +1,87 @@
+//! Without a URL: a file in the user's state directory.
+
+use crate::bed::{DLOCK, Desk, Out, Running, run, start, until};
+use std::{env, fs, os::unix::fs::PermissionsExt, process::Command};
+
+/// `dlock` with this state directory and nothing else to go by.
+fn home(desk: &Desk, args: &[&str]) -> Command {
+    let mut command = Command::new(DLOCK);
+    for (key, _) in env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("DLOCK_")) {
+        command.env_remove(key);
+    }
+    command.args(args).env("XDG_STATE_HOME", desk.path("state"));
+    command
+}
+
+fn ran(desk: &Desk, args: &[&str]) -> Out {
+    run(home(desk, args))
+}
+
+#[test]
+fn the_default_store_is_a_file_that_only_its_user_can_read() {
+    let desk = Desk::new();
+    let out = ran(
+        &desk,
+        &["exec", "nightly", "-c", "echo $DLOCK_BACKEND $DLOCK_TOKEN"],
+    )
+    .expect(0);
+    assert!(
+        out.stdout.starts_with("sqlite ") && out.stderr.is_empty(),
+        "{out:?}"
+    );
+    let mode = |path: &str| fs::metadata(desk.path(path)).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode("state/dlock"), 0o700);
+    assert_eq!(mode("state/dlock/locks.db"), 0o600);
+}
+
+#[test]
+fn without_xdg_state_home_it_is_below_the_home_directory() {
+    let desk = Desk::new();
+    let mut command = home(&desk, &["acquire", "x"]);
+    command
+        .env_remove("XDG_STATE_HOME")
+        .env("HOME", desk.path("me"));
+    run(command).expect(0);
+    assert!(desk.path("me/.local/state/dlock/locks.db").exists());
+}
+
+#[test]
+fn schema_makes_no_file() {
+    let desk = Desk::new();
+    ran(&desk, &["schema"]).expect(0);
+    assert!(!desk.path("state").exists());
+}
+
+#[test]
+fn processes_of_this_machine_exclude_each_other_and_hand_over() {
+    let desk = Desk::new();
+    let text = format!(
+        "echo in >'{}'; while [ ! -e '{}' ]; do sleep 0.01; done",
+        desk.text("in"),
+        desk.text("go")
+    );
+    let holder: Running = start(home(&desk, &["exec", "x", "-c", &text]));
+    desk.line("in");
+    ran(&desk, &["exec", "-n", "x", "--", "true"]).expect(1);
+    let waiter = start(home(&desk, &["exec", "x", "--", "echo", "mine"]));
+    let nested = format!("'{DLOCK}' exec -n y -- echo inside");
+    assert_eq!(
+        ran(&desk, &["exec", "y", "-c", &nested]).expect(0).stdout,
+        "inside\n"
+    );
+    fs::write(desk.path("go"), "").unwrap();
+    holder.wait().expect(0);
+    assert_eq!(waiter.wait().expect(0).stdout, "mine\n");
+}
+
+#[test]
+fn a_killed_holder_frees_the_name_within_its_lease() {
+    let desk = Desk::new();
+    let text = format!("echo $$ >'{}'; exec sleep 600", desk.text("pid"));
+    let holder = start(home(&desk, &["exec", "--lease", "500ms", "x", "-c", &text]));
+    let pid = desk.line("pid");
+    holder.signal(nix::sys::signal::Signal::SIGKILL);
+    holder.wait().expect(137);
+    until("the command to die", || !crate::bed::is_alive(&pid));
+    ran(&desk, &["exec", "-w", "5", "x", "--", "true"]).expect(0);
+}

@@ -22,7 +22,9 @@ pub fn schema(url: &str) -> Result<&'static str, Error> {
         #[cfg(feature = "redis")]
         "redis" | "redis+unix" | "rediss" => Ok(dlock_redis::RedisConfig::RIGHTS),
         #[cfg(feature = "sqlite")]
-        "sqlite" => Ok("-- nothing to prepare: the file and its table are made by whoever comes first\n"),
+        "sqlite" => {
+            Ok("-- nothing to prepare: the file and its table are made by whoever comes first\n")
+        }
         _ => Err(no_driver(&scheme)),
     }
 }

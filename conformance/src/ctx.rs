@@ -90,6 +90,15 @@ impl Ctx {
         Ok((self.caller_with(driver), faults))
     }
 
+    /// The same for a client of the core.
+    pub(crate) async fn faulty_driver(
+        &self,
+    ) -> Result<(Arc<dyn DistributedLock>, Box<dyn Faults>), Failure> {
+        let network = self.0.fixture.network().map_err(Failure::new)?;
+        let (driver, faults) = network.faulty_driver().await?;
+        Ok((self.opened(driver), faults))
+    }
+
     fn caller_with(&self, driver: Arc<dyn DistributedLock>) -> Caller {
         Caller::new(self.opened(driver), self.clone())
     }

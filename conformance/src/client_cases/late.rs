@@ -34,16 +34,16 @@ async fn a_copy_that_revives_a_released_hold_is_settled(ctx: Ctx) -> Result<(), 
         let peer = Peer::new(&ctx).await?;
         let name = ctx.name()?;
         // Well before its give-up, a third of the lease after it was sent.
-        let late = ctx.short() / 5;
+        let late = ctx.kept() / 5;
         peer.gate.once(Step::Acquire, Fate::Late(late));
         let begun = ctx.now();
-        let guard = peer.take(&peer.short(&name)?).await?;
+        let guard = peer.take(&peer.kept(&name)?).await?;
         if drops {
             drop(guard);
         } else {
             frees(&ctx, guard).await?;
         }
-        lasts_no_longer(&ctx, &peer, &name, begun + late, begun + ctx.short() / 3).await?;
+        lasts_no_longer(&ctx, &peer, &name, begun + late, begun + ctx.kept() / 3).await?;
     }
     Ok(())
 }
@@ -52,7 +52,7 @@ async fn a_cancelled_acquire_executed_later_is_settled(ctx: Ctx) -> Result<(), F
     for (fate, waits) in [(true, true), (true, false), (false, true), (false, false)] {
         let peer = Peer::new(&ctx).await?;
         let name = ctx.name()?;
-        let late = ctx.short() / 5;
+        let late = ctx.kept() / 5;
         let fate = if fate {
             Fate::Late(late)
         } else {
@@ -61,7 +61,7 @@ async fn a_cancelled_acquire_executed_later_is_settled(ctx: Ctx) -> Result<(), F
         peer.gate.once(Step::Acquire, fate);
         peer.gate.always(Step::Acquire, Fate::ErrorBefore);
         let begun = ctx.now();
-        let lock = peer.short(&name)?;
+        let lock = peer.kept(&name)?;
         let finished = if waits {
             polled(lock.acquire(), 2).await.is_some()
         } else {
@@ -69,7 +69,7 @@ async fn a_cancelled_acquire_executed_later_is_settled(ctx: Ctx) -> Result<(), F
         };
         same("it is at its end", finished, false)?;
         peer.gate.clear();
-        lasts_no_longer(&ctx, &peer, &name, begun + late, begun + ctx.short() / 3).await?;
+        lasts_no_longer(&ctx, &peer, &name, begun + late, begun + ctx.kept() / 3).await?;
     }
     Ok(())
 }

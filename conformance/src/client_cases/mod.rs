@@ -10,6 +10,7 @@ mod keep;
 mod late;
 mod loss;
 mod mutex;
+mod network;
 mod peer;
 pub(crate) mod processes;
 mod reentry;
@@ -40,6 +41,7 @@ pub(crate) fn cases() -> Vec<Case> {
         error::CASES,
         shutdown::CASES,
         processes::CASES,
+        network::CASES,
         storm::CASES,
     ];
     all.concat().into_iter().map(Case::of_the_core).collect()

@@ -6,6 +6,7 @@ use crate::{
     ctx::Ctx,
     expect::seen_from_here,
     failure::{Failure, ensure, same},
+    fixture::Faults,
 };
 use dlock_core::{
     Client, DistributedLock, Error, ErrorKind, Guard, Lease, Lock, LockName, Outcome, Pass,
@@ -27,7 +28,17 @@ impl Peer {
 
     /// Over a store that may execute an acquire that much later.
     pub(crate) async fn later_than_the_store(ctx: &Ctx, late: Duration) -> Result<Self, Failure> {
-        let gate = Arc::new(Gate::new(ctx.driver().await?, ctx.clock().clone(), late));
+        Self::over(ctx, ctx.driver().await?, late)
+    }
+
+    /// Behind a network that fails when told to.
+    pub(crate) async fn behind_a_network(ctx: &Ctx) -> Result<(Self, Box<dyn Faults>), Failure> {
+        let (driver, faults) = ctx.faulty_driver().await?;
+        Ok((Self::over(ctx, driver, Duration::ZERO)?, faults))
+    }
+
+    fn over(ctx: &Ctx, driver: Arc<dyn DistributedLock>, late: Duration) -> Result<Self, Failure> {
+        let gate = Arc::new(Gate::new(driver, ctx.clock().clone(), late));
         let mut builder = Client::builder(Arc::<Gate>::clone(&gate))
             .clock(ctx.clock().clone())
             .lease(Lease::kept(ctx.long())?);
@@ -126,13 +137,14 @@ impl Peer {
         })
     }
 
-    /// Waits until the janitor has nothing to do.
+    /// Waits until the janitor has nothing to do: a store that may execute an acquire late is given that time on top.
     #[track_caller]
     pub(crate) fn settles(
         &self,
         bound: Duration,
     ) -> impl Future<Output = Result<(), Failure>> + Send {
         seen_from_here(async move {
+            let bound = bound + self.client.capabilities().late;
             let idle = || async { Ok(self.client.unsettled() == 0) };
             self.ctx
                 .eventually("nothing is unsettled any more", bound, idle)

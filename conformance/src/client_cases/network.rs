@@ -1,0 +1,150 @@
+//! Clients behind a network that breaks: what the gate only plays, on the wire.
+
+use super::{
+    gate::Step,
+    peer::{Peer, frees, left_untouched},
+    task::Task,
+};
+use crate::{
+    case::{Case, case},
+    clause::Clause,
+    ctx::Ctx,
+    failure::{Failure, ensure, same},
+    fixture::{Call, Need},
+};
+use dlock_core::{LossReason, Outcome, State};
+
+pub(super) const CASES: &[Case] = &[
+    case!(Clause::Renew, a_broken_connection_costs_no_lock).needs(&[Need::Network]),
+    case!(
+        Clause::Loss,
+        a_network_that_is_down_for_a_lease_is_a_loss_in_time
+    )
+    .needs(&[Need::Network]),
+    case!(
+        Clause::Indeterminate,
+        replies_lost_on_the_wire_count_nothing_twice
+    )
+    .needs(&[Need::Network]),
+    case!(
+        Clause::Wait,
+        a_broken_connection_costs_a_waiter_a_look_at_most
+    )
+    .needs(&[Need::Network]),
+    case!(
+        Clause::Late,
+        a_request_held_back_on_the_wire_takes_nothing_that_lasts
+    )
+    .needs(&[Need::Network]),
+    case!(
+        Clause::Renew,
+        a_server_that_stands_still_for_half_a_lease_costs_no_lock
+    )
+    .needs(&[Need::Server]),
+];
+
+async fn a_broken_connection_costs_no_lock(ctx: Ctx) -> Result<(), Failure> {
+    let (peer, network) = Peer::behind_a_network(&ctx).await?;
+    let other = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.kept(&name)?).await?;
+    for _ in 0..4 {
+        network.cut().await?;
+        ctx.sleep(ctx.kept() / 2).await;
+        guard.check()?;
+        other.refused(&other.lock(&name)?).await?;
+    }
+    frees(&ctx, guard).await
+}
+
+async fn a_network_that_is_down_for_a_lease_is_a_loss_in_time(ctx: Ctx) -> Result<(), Failure> {
+    let (peer, network) = Peer::behind_a_network(&ctx).await?;
+    let other = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.short(&name)?).await?;
+    network.down().await?;
+    let limit = ctx.short() * 2 + ctx.slack();
+    let next = other.short(&name)?.acquire_within(limit).await?;
+    let lost = State::Lost(LossReason::Deadline);
+    same(
+        "the first one's state when the second is inside",
+        guard.state(),
+        lost,
+    )?;
+    network.up().await?;
+    drop(guard);
+    frees(&ctx, next).await?;
+    // It finds its way back by itself.
+    let again = peer.lock(&name)?.acquire_within(ctx.answer()).await?;
+    frees(&ctx, again).await?;
+    peer.settles(ctx.answer()).await
+}
+
+async fn replies_lost_on_the_wire_count_nothing_twice(ctx: Ctx) -> Result<(), Failure> {
+    let (peer, network) = Peer::behind_a_network(&ctx).await?;
+    let observer = ctx.caller().await?;
+    let name = ctx.name()?;
+    network.lose_reply(Call::Acquire).await?;
+    let limit = ctx.answer();
+    let guard = peer.lock(&name)?.acquire_within(limit).await?;
+    same(
+        "the number of holds",
+        observer.inspect(&name).await?.holds,
+        1,
+    )?;
+    network.lose_reply(Call::Release).await?;
+    let released = ctx.within("release is answered", limit, guard.release());
+    same("release", released.await??, Outcome::Released)?;
+    peer.settles(ctx.answer()).await?;
+    left_untouched(&ctx, &observer, &name, ctx.answer()).await
+}
+
+async fn a_broken_connection_costs_a_waiter_a_look_at_most(ctx: Ctx) -> Result<(), Failure> {
+    let (peer, network) = Peer::behind_a_network(&ctx).await?;
+    let other = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = other.take(&other.lock(&name)?).await?;
+    let waiting = Task::spawn(peer.kept(&name)?.acquire());
+    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 0) };
+    ctx.eventually("it asks the store", ctx.answer(), asked)
+        .await?;
+    network.cut().await?;
+    frees(&ctx, guard).await?;
+    let taken = waiting.done(&ctx, "it looks by itself", ctx.kept() / 3 + ctx.slack());
+    frees(&ctx, taken.await??).await
+}
+
+async fn a_request_held_back_on_the_wire_takes_nothing_that_lasts(ctx: Ctx) -> Result<(), Failure> {
+    let (peer, network) = Peer::behind_a_network(&ctx).await?;
+    let observer = ctx.caller().await?;
+    let name = ctx.name()?;
+    // It reaches the store long after the lease's third that an attempt may take.
+    let late = ctx.short() * 2 / 3;
+    network.hold_back(Call::Acquire, late).await?;
+    let begun = ctx.now();
+    let tried = peer.short(&name)?.try_acquire().await;
+    if let Ok(Some(guard)) = tried {
+        // A repeat on another connection got it: then the late copy must not revive it.
+        frees(&ctx, guard).await?;
+    }
+    ctx.sleep_until(begun + late + ctx.short() / 3).await;
+    peer.settles(ctx.short()).await?;
+    left_untouched(&ctx, &observer, &name, ctx.answer()).await
+}
+
+async fn a_server_that_stands_still_for_half_a_lease_costs_no_lock(
+    ctx: Ctx,
+) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.kept(&name)?).await?;
+    for _ in 0..2 {
+        ctx.server()?.stop().await?;
+        ctx.sleep(ctx.kept() / 2).await;
+        ctx.server()?.cont().await?;
+        ctx.sleep(ctx.kept() / 2).await;
+        guard.check()?;
+    }
+    ensure(peer.gate.calls(Step::Renew) > 0, "it was renewed")?;
+    frees(&ctx, guard).await
+}

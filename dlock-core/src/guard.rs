@@ -42,7 +42,7 @@ pub enum Outcome {
     Released,
     /// Other holds of the same incarnation are left.
     StillHeld {
-        /// How many.
+        /// How many; 1 also where a lost answer leaves only the fact.
         holds: u32,
     },
     /// Nobody is inside, and the name stays shut.
@@ -223,7 +223,8 @@ impl Guard {
         if !self.inner.flawed(Flaw::DetachedIsRenewed) {
             self.forget();
         }
-        self.inner.detached().insert(self.hold.id);
+        let deadline = self.hold.deadline();
+        self.inner.detached().insert(self.hold.id, deadline);
         self.inner.leave_book(&self.hold);
         // Nobody tells the waiters of this client when it is given back.
         self.inner.poke(&self.hold.name);
@@ -323,6 +324,15 @@ impl Releasing {
         self.settle_late_copies(sent);
         let Inner { caps, .. } = &*self.inner;
         let outcome = match released {
+            // An earlier copy did it, and its answer was lost: what is left is known from elsewhere.
+            Released::NotHeld { by: Some(by) }
+                if found && by.token.is_some() && by.token == self.hold.token =>
+            {
+                Outcome::StillHeld { holds: 1 }
+            }
+            Released::NotHeld { .. } if found && self.kept().is_some() => Outcome::Kept {
+                rest: self.kept().unwrap_or_default(),
+            },
             Released::NotHeld { .. } if found || self.inner.flawed(Flaw::NotHeldIsReleased) => {
                 Outcome::Released
             }
@@ -352,6 +362,10 @@ impl Releasing {
             job.unsettled = Some(until.max(now));
             self.inner.settle(job);
         }
+    }
+
+    fn kept(&self) -> Option<Duration> {
+        self.inner.rest(self.hold.keep())
     }
 
     fn unknown(&self) -> Error {

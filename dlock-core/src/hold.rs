@@ -244,6 +244,11 @@ impl Hold {
         }
     }
 
+    /// Whether it is no guard's any more, and held all the same.
+    pub(crate) fn is_detached(&self) -> bool {
+        self.phase.load(SeqCst) == DETACHED
+    }
+
     /// Whether its release was begun and not confirmed.
     pub(crate) fn is_given_up(&self) -> bool {
         self.phase.load(SeqCst) == RELEASING

@@ -18,7 +18,7 @@ use crate::{
 use futures_util::StreamExt;
 use rand::{RngExt, rngs::StdRng};
 use std::{
-    collections::HashSet,
+    collections::HashMap,
     fmt,
     num::NonZeroU64,
     sync::{
@@ -41,7 +41,7 @@ pub(crate) struct Inner {
     pub(crate) look_cap: Duration,
     pub(crate) closing: AtomicBool,
     /// Holds that were detached here and not attached again.
-    pub(crate) detached: Mutex<HashSet<HoldId>>,
+    pub(crate) detached: Mutex<HashMap<HoldId, Instant>>,
     /// Notified when the client begins to shut down.
     pub(crate) revoked: Notify,
     /// The driver is closed: nothing can be undone any more.
@@ -248,8 +248,25 @@ impl Inner {
         self.closing.load(SeqCst)
     }
 
-    pub(crate) fn detached(&self) -> MutexGuard<'_, HashSet<HoldId>> {
-        self.detached.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The holds that were detached here, with their deadlines, as far as these are not over.
+    pub(crate) fn detached(&self) -> MutexGuard<'_, HashMap<HoldId, Instant>> {
+        let now = self.clock.now();
+        let mut detached = self.detached.lock().unwrap_or_else(PoisonError::into_inner);
+        if detached.len() >= detached.capacity() {
+            // Whoever hands holds on to other processes never takes them back: forget what is over before there is room for more.
+            detached.retain(|_, deadline| *deadline > now);
+        }
+        detached
+    }
+
+    /// How many of them are not over.
+    pub(crate) fn detached_living(&self) -> usize {
+        let now = self.clock.now();
+        let detached = self.detached();
+        detached
+            .values()
+            .filter(|deadline| **deadline > now)
+            .count()
     }
 
     pub(crate) fn has_hold(&self, name: &LockName, id: HoldId) -> bool {

@@ -154,7 +154,8 @@ impl Inner {
         if self.flawed(Flaw::NothingSettled) {
             return;
         }
-        let unknown = under_way.is_some() || job.unsettled.is_some();
+        // What a guard gives back is bounded by the guards; whatever else has no end yet is counted.
+        let unknown = under_way.is_some() || job.unsettled.is_some() || !job.tickets.is_empty();
         let slot = Slot::new(self, &job.name, unknown);
         self.adrift.handle.spawn(async move {
             slot.inner.run_job(job, under_way).await;

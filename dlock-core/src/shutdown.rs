@@ -100,12 +100,14 @@ impl Shutdown {
         inner.quiet_by(grace).await;
         let mut locks: Vec<_> = held
             .iter()
+            .filter(|hold| !hold.is_detached())
             .map(|hold| (hold.name.clone(), inner.take_away(hold, force)))
             .collect();
         inner.watchdog.stop();
         // Whoever was cancelled may have something under way; a store that does not answer is not waited for long.
         inner.quiet_by(TAIL).await;
-        for ((_, fate), hold) in locks.iter_mut().zip(&held) {
+        let reported = held.iter().filter(|hold| !hold.is_detached());
+        for ((_, fate), hold) in locks.iter_mut().zip(reported) {
             if *fate == Fate::Unknown && hold.is_released() {
                 *fate = Fate::Released;
             }
@@ -120,7 +122,7 @@ impl Shutdown {
         Report {
             locks,
             unknown,
-            detached: inner.detached().len(),
+            detached: inner.detached_living(),
         }
     }
 }

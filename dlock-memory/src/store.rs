@@ -151,7 +151,7 @@ impl MemoryStore {
         drop(lost);
     }
 
-    /// Takes connections again, with everything it had. Clients have missed hints: [`Hint::LookAgain`].
+    /// Takes connections again, with everything it had. Clients have missed hints: [`Hint::LookAgain`](dlock_core::Hint::LookAgain).
     pub fn up(&self) {
         let mut server = self.lock();
         if server.condition == Condition::Down {
@@ -162,7 +162,7 @@ impl MemoryStore {
     }
 
     /// Is killed and started again, running. `keep`: with everything that was executed, else with nothing, not even
-    /// token counters. What waited unexecuted is lost (effect unknown). Clients have missed hints: [`Hint::LookAgain`].
+    /// token counters. What waited unexecuted is lost (effect unknown). Clients have missed hints: [`Hint::LookAgain`](dlock_core::Hint::LookAgain).
     pub fn restart(&self, keep: bool) {
         self.down();
         if !keep {

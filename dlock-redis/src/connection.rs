@@ -13,6 +13,7 @@ use redis::{
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 use std::{
+    pin::pin,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -140,14 +141,14 @@ impl Connection {
         build: impl Fn(&Link) -> Cmd + Send,
     ) -> Result<(Value, Arc<Link>)> {
         let link = self.link(give_up).await?;
-        let mut answer = self.ask(&link, build(&link)).await;
+        let mut answer = self.ask(&link, build(&link), give_up).await;
         if answer
             .as_ref()
             .is_err_and(|error| error.code() == Some("NOSCRIPT"))
         {
             // Flushed, or another server behind the same address: load it and go on as if nothing had been.
-            answer = match self.ask(&link, load(lua)).await {
-                Ok(_) => self.ask(&link, build(&link)).await,
+            answer = match self.ask(&link, load(lua), give_up).await {
+                Ok(_) => self.ask(&link, build(&link), give_up).await,
                 Err(error) => Err(error),
             };
         }
@@ -156,8 +157,9 @@ impl Connection {
 
     /// Runs a plain command.
     pub(crate) async fn command(&self, cmd: Cmd) -> Result<Value> {
-        let link = self.link(self.patience()).await?;
-        self.ask(&link, cmd)
+        let patience = self.patience();
+        let link = self.link(patience).await?;
+        self.ask(&link, cmd, patience)
             .await
             .map_err(|cause| self.failed(&link, cause))
     }
@@ -185,15 +187,25 @@ impl Connection {
         self.0.state.send_replace(State::Closed);
     }
 
-    async fn ask(&self, link: &Arc<Link>, cmd: Cmd) -> RedisResult<Value> {
-        let mut question = Question {
-            shared: &self.0,
-            link,
-            sent: self.now(),
-            answered: false,
+    /// One command over one link. While it waits, and nothing else is heard over that link either, another link is opened: whoever
+    /// repeats the request then has a way that works.
+    async fn ask(&self, link: &Arc<Link>, cmd: Cmd, give_up: Instant) -> RedisResult<Value> {
+        let sent = self.now();
+        // What is given up sooner has to be repeated over a link that works by then.
+        let deaf_at = sent + give_up.since(sent).clamp(HASTE, SILENCE);
+        let mut asked = pin!(link.native.ask(cmd));
+        let answer = tokio::select! {
+            biased;
+            answer = &mut asked => answer,
+            () = self.0.clock.sleep_until(deaf_at) => {
+                if link.heard.load(Ordering::Relaxed) < sent.as_nanos() {
+                    self.0.replace(link);
+                }
+                asked.await
+            }
         };
-        let answer = link.native.ask(cmd).await;
-        question.answered = true;
+        let now = self.now().as_nanos();
+        link.heard.fetch_max(now, Ordering::Relaxed);
         answer
     }
 
@@ -231,27 +243,6 @@ impl std::fmt::Debug for Connection {
             State::Down(_) => "Connection(down)",
             State::Closed => "Connection(closed)",
         })
-    }
-}
-
-/// A request on its way. Dropped unanswered over a link that has been deaf since, it asks for another link.
-struct Question<'a> {
-    shared: &'a Arc<Shared>,
-    link: &'a Arc<Link>,
-    sent: Instant,
-    answered: bool,
-}
-
-impl Drop for Question<'_> {
-    fn drop(&mut self) {
-        let now = self.shared.clock.now();
-        if self.answered {
-            self.link.heard.fetch_max(now.as_nanos(), Ordering::Relaxed);
-        } else if self.link.heard.load(Ordering::Relaxed) < self.sent.as_nanos()
-            && now.since(self.sent) >= SILENCE
-        {
-            self.shared.replace(self.link);
-        }
     }
 }
 
@@ -450,5 +441,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Unanswered that long with nothing else heard: the path may be dead. A server's longest pauses (fork, AOF) are shorter.
 const SILENCE: Duration = Duration::from_secs(1);
+/// The least silence that counts, however soon a request is given up: a busy server is no dead path.
+const HASTE: Duration = Duration::from_millis(20);
 /// When the kernel gives up a peer that acknowledges nothing: a third of the default lease leaves time to renew elsewhere.
 const DEAF: Duration = Duration::from_secs(10);

@@ -186,11 +186,22 @@ impl DistributedLock for RedisDriver {
             .chunks(A_SCRIPT)
             .map(|some| self.renew_some(some, give_up))
             .collect();
-        let answers: Vec<_> = stream::iter(scripts)
-            .buffered(IN_FLIGHT)
-            .try_collect()
-            .await?;
-        Ok(answers.into_iter().flatten().collect())
+        let outcomes: Vec<_> = stream::iter(scripts).buffered(IN_FLIGHT).collect().await;
+        if outcomes.iter().all(Result::is_err) {
+            return outcomes
+                .into_iter()
+                .next()
+                .unwrap_or_else(|| Ok(Vec::new()));
+        }
+        // A script that failed takes its own entries along, and none that another has renewed.
+        let mut answers = Vec::with_capacity(batch.len());
+        for (some, outcome) in batch.chunks(A_SCRIPT).zip(outcomes) {
+            match outcome {
+                Ok(renewed) => answers.extend(renewed),
+                Err(error) => answers.extend(some.iter().map(|_| Err(error::again(&error)))),
+            }
+        }
+        Ok(answers)
     }
 
     async fn release(&self, req: &Release) -> Result<Released> {

@@ -131,6 +131,13 @@ pub(crate) fn garbled() -> DriverError {
     DriverError::unanswered(GARBLED.advice)
 }
 
+/// The same for another request that shared its fate.
+pub(crate) fn again(error: &DriverError) -> DriverError {
+    DriverError::new(error.kind(), error.to_string())
+        .with_retry(error.retry())
+        .with_effect(error.effect())
+}
+
 /// Executed after its not-after: nothing was done, and the server's time is known again.
 pub(crate) fn late() -> DriverError {
     DriverError::unavailable("the request reached the server too late and was refused")

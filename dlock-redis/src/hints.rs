@@ -23,6 +23,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
+    runtime::Handle,
     sync::{Notify, mpsc},
     time::Instant,
 };
@@ -35,6 +36,8 @@ pub(crate) struct Hints {
 
 struct Shared {
     dialer: Arc<Dialer>,
+    /// The client's: whoever waits may do so in another one, which may end before the client does.
+    runtime: Handle,
     prefix: Prefix,
     waiting: Mutex<Waiting>,
     /// Something is to be done: a wish changed, the connection ended, or all did.
@@ -64,6 +67,7 @@ impl Hints {
         };
         let shared = Shared {
             dialer,
+            runtime: Handle::current(),
             prefix,
             waiting: Mutex::new(waiting),
             changed: Arc::default(),
@@ -92,10 +96,8 @@ impl Hints {
             .insert(channel.clone(), (name.clone(), HashSet::from([ticket])));
         waiting.touched.insert(channel);
         if !std::mem::replace(&mut waiting.listening, true) {
-            tokio::spawn(listen(
-                Arc::downgrade(&self.shared),
-                self.shared.changed.clone(),
-            ));
+            let listening = listen(Arc::downgrade(&self.shared), self.shared.changed.clone());
+            self.shared.runtime.spawn(listening);
         }
         self.shared.changed.notify_one();
     }

@@ -21,6 +21,7 @@ pub(super) const CASES: &[Case] = &[
     .bullet("other holds stay, and the record lasts until the latest end among them"),
     case!(Clause::Lease, releasing_a_shorter_hold_leaves_the_longest)
         .bullet("other holds stay, and the record lasts until the latest end among them"),
+    case!(Clause::Lease, renewing_a_shorter_hold_leaves_the_longest),
     case!(Clause::Lease, no_grant_promises_more_than_its_lease),
 ];
 
@@ -72,6 +73,15 @@ async fn releasing_a_shorter_hold_leaves_the_longest(ctx: Ctx) -> Result<(), Fai
     let longest = caller.take(&ask.clone().lasting(ctx.short() * 2)).await?;
     let shorter = caller.take(&ask.again().lasting(ctx.short())).await?;
     caller.leaves(&shorter, 1).await?;
+    lasts_as_long_as(&ctx, &other, &longest).await
+}
+
+async fn renewing_a_shorter_hold_leaves_the_longest(ctx: Ctx) -> Result<(), Failure> {
+    let [caller, other] = ctx.callers().await?;
+    let ask = ctx.ask(&ctx.name()?);
+    let longest = caller.take(&ask.clone().lasting(ctx.short() * 2)).await?;
+    let shorter = caller.take(&ask.again().lasting(ctx.short())).await?;
+    caller.renew_one(&shorter, Some(ctx.short() / 2)).await?;
     lasts_as_long_as(&ctx, &other, &longest).await
 }
 

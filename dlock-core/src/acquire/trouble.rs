@@ -81,7 +81,7 @@ impl Trouble {
             return Ok(());
         }
         let message = format!(
-            "the store has failed for {} ({} attempts): see that it runs and can be reached",
+            "the store has failed for {} ({} attempts): see that it runs, can be reached, and answers within a third of the lease",
             about(now.since(since)),
             self.attempts
         );

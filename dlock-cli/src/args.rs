@@ -5,21 +5,21 @@ use std::{ffi::OsString, time::Duration};
 
 /// Distributed locks for scripts.
 ///
-/// The store is chosen by --url, else by $DLOCK_URL, else it is a file in your state directory: locks between the processes of this machine.
+/// The store is chosen by --url, else by $DLOCK_URL, else it is a file in your state directory: locks between your processes on this machine.
 #[derive(Debug, Parser)]
-#[command(name = "dlock", version, max_term_width = 100)]
+#[command(name = "dlock", version, max_term_width = 100, after_help = CODES)]
 pub(crate) struct Cli {
-    /// The store: memory:NAME, sqlite:PATH, redis://…, rediss://…. One with a password belongs in $DLOCK_URL, where ps does not show it.
-    #[arg(long, global = true, value_name = "URL")]
+    /// The store: sqlite:PATH, redis://HOST:PORT/, rediss://…. One with a password belongs in $DLOCK_URL, where ps does not show it.
+    #[arg(long, global = true, value_name = "URL", help_heading = EVERYWHERE)]
     pub(crate) url: Option<String>,
     /// Results, and errors, as one JSON object a line.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
     pub(crate) json: bool,
-    /// No warnings.
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    /// No warnings, and no word about a lock that is held by another.
+    #[arg(short, long, global = true, conflicts_with = "verbose", help_heading = EVERYWHERE)]
     pub(crate) quiet: bool,
-    /// Say what happens; twice, in detail.
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    /// Say what happens, and what in the store's settings may void a lock; twice, in detail.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = EVERYWHERE)]
     pub(crate) verbose: u8,
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -28,6 +28,10 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run a command while holding a lock.
+    #[command(
+        override_usage = "dlock exec [OPTIONS] NAME -- COMMAND [ARG]...\n       dlock exec [OPTIONS] NAME -c 'SHELL TEXT'",
+        after_help = EXEC
+    )]
     Exec(Exec),
     /// Take a lock without keeping it alive, and print OWNER/HOLD and the fencing token.
     Acquire(Acquire),
@@ -46,11 +50,24 @@ pub(crate) enum Command {
         #[arg(default_value = "")]
         prefix: String,
     },
-    /// Free a lock whoever holds it. Its holder runs on until its next renewal: break only what is known to be dead.
+    /// Free a lock whoever holds it.
+    ///
+    /// Its holder learns it at its next renewal, and until then runs beside the next one: break only what is known to be dead.
     Break(Break),
     /// Print what the store needs: tables, rights.
     Schema,
 }
+
+const EVERYWHERE: &str = "Store and output";
+
+const CODES: &str = "\
+Exit codes: the command's own (128+N if signal N ended it); 1 or -E held by another; 64 usage, or not possible on this store; \
+69 store out of reach; 70 a bug of dlock; 73 outcome unknown; 74 result not written; 75 lock lost while the command ran; \
+77 the lock is not the one named; 126 not executable; 127 not found.";
+
+const EXEC: &str = "\
+The command gets DLOCK_HELD=1, DLOCK_NAME, DLOCK_TOKEN, DLOCK_BACKEND, and DLOCK_PASS, by which a dlock exec of the same name \
+inside it enters this lock instead of waiting for it.";
 
 /// How long to wait for a lock, as flock(1) has it.
 #[derive(Debug, Args)]
@@ -81,22 +98,22 @@ pub(crate) struct Exec {
     /// The exit code when it is held by another and the time is up.
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
     pub(crate) conflict_exit_code: u8,
-    /// How soon the lock is free after this machine dies. It is kept alive as long as the command runs.
+    /// How soon the lock is free after this machine dies: it is kept alive as long as the command runs. Default: 30s, or dlock.lease of the URL.
     #[arg(long, value_name = "DUR", value_parser = humantime::parse_duration)]
     pub(crate) lease: Option<Duration>,
-    /// End the command when it has run that long.
+    /// End the command when the lock has been held that long.
     #[arg(long, value_name = "DUR", value_parser = humantime::parse_duration)]
     pub(crate) max_hold: Option<Duration>,
     /// Keep the name shut for at least that long, though the command be quicker: for one job on hosts whose clocks differ.
     #[arg(long, value_name = "DUR", value_parser = humantime::parse_duration)]
     pub(crate) min_hold: Option<Duration>,
-    /// How long before the lock is lost the command gets TERM, so that it has ended when KILL follows. Default: 2 s, at most a fifth of the lease.
+    /// How long before the lock is lost the command gets TERM; KILL follows after three quarters of that. At most half of the lease. Default: 2s or a fifth of the lease, the smaller.
     #[arg(long, value_name = "DUR", value_parser = humantime::parse_duration)]
     pub(crate) kill_grace: Option<Duration>,
     /// What becomes of the command when the lock is lost.
     #[arg(long, value_enum, default_value_t = OnLost::Kill)]
     pub(crate) on_lost: OnLost,
-    /// Leave the command in our process group, for those who signal the group themselves.
+    /// Leave the command in our process group: for pipelines in a terminal, and for those who signal the group themselves.
     #[arg(long)]
     pub(crate) foreground: bool,
     /// Do not let the command, and what it starts, enter this lock again.
@@ -128,7 +145,7 @@ pub(crate) enum OnLost {
 pub(crate) struct Acquire {
     #[command(flatten)]
     pub(crate) patience: Patience,
-    /// How long it lasts: nobody keeps it alive. Default: 30s.
+    /// How long it lasts: nobody keeps it alive. Default: 30s, or dlock.lease of the URL.
     #[arg(long, value_name = "DUR", value_parser = humantime::parse_duration)]
     pub(crate) lease: Option<Duration>,
     /// The lock.
@@ -137,7 +154,7 @@ pub(crate) struct Acquire {
 
 #[derive(Debug, Args)]
 pub(crate) struct Renew {
-    /// How long it is to last from now. Default: 30s.
+    /// How long it is to last from now. Default: 30s, or dlock.lease of the URL.
     #[arg(long, value_name = "DUR", value_parser = humantime::parse_duration)]
     pub(crate) lease: Option<Duration>,
     /// The lock.

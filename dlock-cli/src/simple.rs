@@ -21,7 +21,7 @@ pub(crate) async fn acquire(
     signals: &mut Signals,
     output: &Output,
 ) -> Exit {
-    let lease = args.lease.unwrap_or(DEFAULT_LEASE);
+    let lease = args.lease.unwrap_or_else(|| usual(client, &args.name));
     let lock = match client.lock(&args.name).and_then(|lock| lock.lease(lease)) {
         Ok(lock) => lock,
         Err(error) => return output.fail(&error, Exit::of(&error, Exit::HELD)),
@@ -47,6 +47,12 @@ pub(crate) async fn acquire(
     };
     withdraw(client, &lock, output).await;
     exit
+}
+
+/// The lease of whoever names none: the URL may say.
+fn usual(client: &Client, name: &str) -> Duration {
+    let lock = client.lock(name);
+    lock.map_or(DEFAULT_LEASE, |lock| lock.current_lease().length())
 }
 
 /// What is known before anything is acquired: the hold could not outlive us, or nobody would learn its name.
@@ -131,7 +137,7 @@ async fn print(client: &Client, guard: Guard, lease: Duration, output: &Output) 
 }
 
 pub(crate) async fn renew(client: &Client, args: Renew, output: &Output) -> Exit {
-    let lease = args.lease.unwrap_or(DEFAULT_LEASE);
+    let lease = args.lease.unwrap_or_else(|| usual(client, &args.name));
     let (owner, hold) = match written(&args.hold) {
         Ok((owner, Some(hold))) => (owner, hold),
         Ok((_, None)) => {

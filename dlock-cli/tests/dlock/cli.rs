@@ -202,6 +202,15 @@ fn what_acquire_printed_renews_and_releases() {
 }
 
 #[test]
+fn the_lease_of_the_url_is_that_of_every_command_that_names_none() {
+    let (lock, url) = (name("usual"), format!("{}?dlock.lease=7s", server().url()));
+    let taken = run(at(&url, &["--json", "acquire", &lock]))
+        .expect(0)
+        .json();
+    assert_eq!(taken["lease_ms"], 7000);
+}
+
+#[test]
 fn an_owner_alone_releases_all_its_holds() {
     let lock = name("owner");
     let out = ran(&["acquire", &lock]).expect(0);

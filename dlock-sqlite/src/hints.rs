@@ -237,7 +237,7 @@ impl Shared {
     }
 
     fn path(&self, file: usize) -> PathBuf {
-        self.folder.join(format!("{file:02}"))
+        self.folder.join(format!("{file:03x}"))
     }
 
     /// Watches a file, made where it is not there; the first one makes the watcher.
@@ -357,11 +357,12 @@ fn file_of(name: &LockName) -> usize {
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3_u64)
         });
-    usize::from((hash ^ hash >> 32).to_le_bytes()[0]) % FILES
+    let [low, high, ..] = (hash ^ hash >> 32).to_le_bytes();
+    usize::from(u16::from_le_bytes([low, high])) % FILES
 }
 
-/// So few that they are all made in a second, so many that names seldom share one.
-const FILES: usize = 64;
+/// Of which only those are made that somebody waited at. With 64, names that were waited for at the same time woke each other in tests.
+const FILES: usize = 1_024;
 /// Touched, taken away, or moved; never through a symlink, which somebody else may have put there.
 const WATCHED: WatchFlags = WatchFlags::ATTRIB
     .union(WatchFlags::MODIFY)
@@ -390,11 +391,12 @@ mod tests {
 
     #[test]
     fn the_file_of_a_name_is_pinned() {
-        for (text, file) in [("a", 0), ("orders:42", 38), ("žluť", 56)] {
+        for (text, file) in [("a", 192), ("orders:42", 166), ("žluť", 312)] {
             assert_eq!(file_of(&name(text)), file, "{text}");
         }
-        let used: std::collections::HashSet<_> =
-            (0..1_000).map(|i| file_of(&name(&i.to_string()))).collect();
+        let used: std::collections::HashSet<_> = (0..20_000)
+            .map(|i| file_of(&name(&i.to_string())))
+            .collect();
         assert_eq!(used.len(), FILES);
     }
 

@@ -1,4 +1,4 @@
-//! The suite over real files, woken and polling.
+//! The suite over a real file.
 
 use async_trait::async_trait;
 use dlock_conformance::{
@@ -10,10 +10,11 @@ use dlock_core::{
     Hint, Instant, Lane, LockName, Page, Release, Released, Renew, Renewed, Result, Snapshot,
     Ticket,
 };
-use dlock_sqlite::{SqliteDriver, WakeBy};
+use dlock_sqlite::SqliteDriver;
 use futures_core::stream::BoxStream;
 use sqlx::{ConnectOptions, Connection, SqliteConnection, sqlite::SqliteConnectOptions};
 use std::{
+    collections::HashSet,
     path::PathBuf,
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
@@ -22,27 +23,15 @@ use std::{
 use tempfile::TempDir;
 
 fn main() -> ExitCode {
-    let sqlite = |name, wake| Box::new(Sqlite { name, wake }) as Box<dyn MakeFixture>;
-    suite(
-        vec![
-            sqlite("sqlite", WakeBy::Hints),
-            sqlite("sqlite-poll", WakeBy::Poll),
-        ],
-        Mutants::Listed,
-    )
+    suite(vec![Box::new(Sqlite)], Mutants::Listed)
 }
 
-/// One way of waking.
-#[derive(Clone, Copy)]
-struct Sqlite {
-    name: &'static str,
-    wake: WakeBy,
-}
+struct Sqlite;
 
 #[async_trait]
 impl MakeFixture for Sqlite {
     fn name(&self) -> &str {
-        self.name
+        "sqlite"
     }
 
     fn time(&self) -> Time {
@@ -51,7 +40,7 @@ impl MakeFixture for Sqlite {
 
     async fn make(&self) -> Result<Arc<dyn Fixture>, Failure> {
         let folder = tempfile::tempdir()?;
-        Ok(Arc::new(Place { folder, of: *self }))
+        Ok(Arc::new(Place { folder }))
     }
 
     async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
@@ -62,13 +51,11 @@ impl MakeFixture for Sqlite {
 /// One file, of which every driver has its own connection.
 struct Place {
     folder: TempDir,
-    of: Sqlite,
 }
 
 impl Place {
     fn address(&self) -> String {
-        let (folder, wake) = (self.folder.path().display(), self.of.wake);
-        format!("sqlite:{folder}/locks.db?dlock.wake={wake}")
+        format!("sqlite:{}/locks.db", self.folder.path().display())
     }
 
     async fn native(&self) -> Result<SqliteConnection, Failure> {
@@ -81,7 +68,7 @@ impl Place {
 #[async_trait]
 impl Fixture for Place {
     async fn driver(&self) -> Result<Arc<dyn DistributedLock>, Failure> {
-        self.of.connect(&self.address()).await
+        Sqlite.connect(&self.address()).await
     }
 
     fn url(&self) -> Result<String, Gap> {
@@ -145,6 +132,8 @@ struct Script {
     held_back: Option<(Call, Duration)>,
     down: bool,
     delay: Duration,
+    /// The names that were waited for.
+    waits: HashSet<LockName>,
 }
 
 struct Told {
@@ -169,13 +158,13 @@ impl Faults for Told {
         self.write(|script| script.held_back = Some((of, by)))
     }
 
-    /// What waiters listen to is taken away, as by a cleaner of old files; other cases may make it again meanwhile.
+    /// What this driver's waiters listen to is taken away, as by a cleaner of old files.
     async fn cut(&self) -> Result<(), Failure> {
-        let files = std::fs::read_dir(&self.wake).into_iter().flatten();
-        for file in files.flatten() {
-            drop(std::fs::remove_file(file.path()));
-        }
-        Ok(())
+        self.write(|script| {
+            for name in script.waits.drain() {
+                drop(std::fs::remove_file(self.wake.join(file_of(&name))));
+            }
+        })
     }
 
     async fn down(&self) -> Result<(), Failure> {
@@ -189,6 +178,17 @@ impl Faults for Told {
     async fn delay(&self, by: Duration) -> Result<(), Failure> {
         self.write(|script| script.delay = by)
     }
+}
+
+/// The file that a release of that name touches: fixed for good, so written down here once more.
+fn file_of(name: &LockName) -> String {
+    let hash = name
+        .as_str()
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3_u64)
+        });
+    format!("{:03x}", (hash ^ hash >> 32) % 1_024)
 }
 
 /// A driver whose requests lie in a queue, whose answers are lost, whose disk is away.
@@ -255,6 +255,10 @@ impl DistributedLock for Slow {
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
         let req = req.clone();
+        if req.line.is_some() {
+            let mut script = self.script.lock().unwrap_or_else(PoisonError::into_inner);
+            script.waits.insert(req.name.clone());
+        }
         self.run(
             Some(Call::Acquire),
             |inner: Arc<dyn DistributedLock>| async move { inner.acquire(&req).await },

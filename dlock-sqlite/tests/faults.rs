@@ -8,7 +8,7 @@ use dlock_conformance::testbed::worker::{self, Job, Worker};
 use dlock_core::{
     Acquire, Acquired, Broken, Client, Clock, Cursor, DistributedLock, DriverError, Effect,
     ErrorKind, Grant, Held, Hint, HoldId, Holds, Lane, Lease, LockName, Owner, Release, Released,
-    Renew, Renewed, Retry, Ticket,
+    Renew, Renewed, Retry, Ticket, Wake,
 };
 use dlock_sqlite::{SqliteConfig, SqliteDriver};
 use futures_util::{FutureExt, StreamExt, future::join_all};
@@ -63,6 +63,7 @@ fn main() -> ExitCode {
         a_writer_that_stands_still_makes_writes_fail_and_looks_succeed,
         a_release_touches_a_file_only_where_somebody_waits,
         a_waiter_in_another_process_is_woken,
+        without_wake_ups_waiters_look_and_leave_no_files,
         many_holds_that_come_and_go_at_once_are_counted,
         a_batch_of_renewals_of_any_size_is_answered_in_order,
         a_dropped_call_is_over_before_the_next_one_begins,
@@ -689,6 +690,27 @@ async fn a_waiter_in_another_process_is_woken() {
     }
     // Looking alone would take two seconds.
     assert!(quickest < SECOND / 4, "{quickest:?}");
+}
+
+async fn without_wake_ups_waiters_look_and_leave_no_files() {
+    let bed = Bed::new();
+    let url = format!("sqlite:{}?dlock.wake=poll", bed.file.display());
+    let polling = SqliteDriver::connect(&url).await.unwrap();
+    assert_eq!(polling.capabilities().wake, Wake::Poll);
+    assert_eq!(polling.hints().next().await, None);
+    let first = acquire("a", SECOND * 30);
+    granted(&polling, &first).await;
+    let mut waiting = acquire("a", SECOND);
+    waiting.line = Some(ticket());
+    let rest = held(&polling, &waiting).await.look_in.unwrap();
+    assert!(rest > SECOND * 29, "{rest:?}");
+    let client = Client::builder(Arc::new(polling)).build().unwrap();
+    let waiter = tokio::spawn(async move { client.lock("a").unwrap().acquire().await });
+    tokio::time::sleep(SECOND / 4).await;
+    frees(&bed.driver().await, &first).await;
+    let soon = tokio::time::timeout(SECOND, waiter).await;
+    drop(soon.unwrap().unwrap().unwrap());
+    assert!(!bed.at("locks.db.wake").exists());
 }
 
 async fn many_holds_that_come_and_go_at_once_are_counted() {

@@ -1,12 +1,13 @@
 //! `dlock`: distributed locks for scripts. See the README for every command, its exit codes and its output.
 
+mod admin;
 mod args;
+mod by_hand;
 mod exec;
 mod exit;
 mod output;
 mod settle;
 mod signals;
-mod simple;
 mod store;
 
 use args::{Cli, Command};
@@ -14,7 +15,7 @@ use clap::{Parser, error::ErrorKind};
 use exit::Exit;
 use output::Output;
 use signals::{Blocked, Ended, Signals};
-use std::{env, io, panic, process::ExitCode};
+use std::{env, io, mem::ManuallyDrop, panic, process::ExitCode};
 
 fn main() -> ExitCode {
     // Not through clap: nobody but us calls it.
@@ -87,7 +88,7 @@ async fn run(cli: Cli, signals: Option<Signals>, output: &Output) -> Exit {
         }
     };
     if matches!(cli.command, Command::Schema) {
-        return simple::schema(&url, output);
+        return admin::schema(&url, output);
     }
     store::provide_tls(&url);
     let mut signals = signals;
@@ -96,20 +97,21 @@ async fn run(cli: Cli, signals: Option<Signals>, output: &Output) -> Exit {
         None => Ok(dlock::connect(&url).await),
     };
     let client = match connected {
-        Ok(Ok(client)) => client,
+        // The kernel closes it. Closed by us, a SQLite file would be tidied, and synced four times, by each of many short runs.
+        Ok(Ok(client)) => ManuallyDrop::new(client),
         Ok(Err(error)) => return output.fail(&error, Exit::of(&error, Exit::HELD)),
         Err(Ended(number)) => return Exit::signal(number),
     };
     match (cli.command, &mut signals) {
         (Command::Exec(args), Some(signals)) => exec::run(&client, args, signals, output).await,
         (Command::Acquire(args), Some(signals)) => {
-            simple::acquire(&client, args, signals, output).await
+            by_hand::acquire(&client, args, signals, output).await
         }
-        (Command::Renew(args), _) => simple::renew(&client, args, output).await,
-        (Command::Release(args), _) => simple::release(&client, args, output).await,
-        (Command::Inspect { name }, _) => simple::inspect(&client, &name, output).await,
-        (Command::List { prefix }, _) => simple::list(&client, &prefix, output).await,
-        (Command::Break(args), _) => simple::break_lock(&client, args, output).await,
+        (Command::Renew(args), _) => by_hand::renew(&client, args, output).await,
+        (Command::Release(args), _) => by_hand::release(&client, args, output).await,
+        (Command::Inspect { name }, _) => admin::inspect(&client, &name, output).await,
+        (Command::List { prefix }, _) => admin::list(&client, &prefix, output).await,
+        (Command::Break(args), _) => admin::break_lock(&client, args, output).await,
         // Answered above, or with signals.
         (Command::Schema | Command::Exec(_) | Command::Acquire(_), _) => Exit::BUG,
     }

@@ -7,6 +7,9 @@ use tokio::time::timeout;
 
 /// Gives back whatever is held or under way, as far as the store answers within two seconds; of the rest it says until when it may last.
 pub(crate) async fn withdraw(client: &Client, lock: &Lock, output: &Output) {
+    if client.unsettled() == 0 && !client.capabilities().session_bound {
+        return;
+    }
     // Cut short, it is the same as what it reports as unknown.
     drop(timeout(SETTLE, client.shutdown(Duration::ZERO)).await);
     if client.unsettled() > 0 {

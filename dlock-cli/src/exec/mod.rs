@@ -13,11 +13,11 @@ pub(crate) use stage::Stage;
 
 use crate::{
     args::{Exec, OnLost},
+    by_hand::{held, within},
     exit::Exit,
     output::{Output, span},
     settle::{until, withdraw},
     signals::{Ended as Signalled, Signals},
-    simple::{held, within},
 };
 use child::Child;
 use dlock::{Client, DriverError, Error, ErrorKind, Guard, Lock, Outcome, Phase};

@@ -1,15 +1,15 @@
-//! The commands that do one thing and end.
+//! Holds without a process that keeps them: acquire, renew, release.
 
 use crate::{
-    args::{Acquire, Break, Release, Renew},
+    admin::quoted,
+    args::{Acquire, Release, Renew},
     exit::Exit,
-    output::{Output, millis, object, result, span, words},
+    output::{Output, millis, result, span},
     settle::{until, withdraw},
     signals::{Ended as Signalled, Signals},
 };
 use dlock::{
-    Broken, Client, DEFAULT_LEASE, Error, FencingToken, Fingerprint, Guard, HoldId, Holds, Lock,
-    Outcome, Owner,
+    Client, DEFAULT_LEASE, Error, Fingerprint, Guard, HoldId, Holds, Lock, Outcome, Owner,
 };
 use serde_json::json;
 use std::time::Duration;
@@ -188,81 +188,6 @@ pub(crate) async fn release(client: &Client, args: Release, output: &Output) -> 
     output.print(&object, &words, Exit::DONE)
 }
 
-pub(crate) async fn inspect(client: &Client, name: &str, output: &Output) -> Exit {
-    match client.inspect(name).await {
-        Ok(snapshot) => {
-            let object = object(&snapshot, client.capabilities().backend);
-            output.print(&object, &words(&snapshot), Exit::DONE)
-        }
-        Err(error) => output.fail(&error, Exit::of(&error, Exit::HELD)),
-    }
-}
-
-pub(crate) async fn list(client: &Client, prefix: &str, output: &Output) -> Exit {
-    let mut from = None;
-    loop {
-        let page = match client.list(prefix, from.as_ref(), PAGE).await {
-            Ok(page) => page,
-            Err(error) => return output.fail(&error, Exit::of(&error, Exit::HELD)),
-        };
-        for snapshot in &page.found {
-            let object = object(snapshot, client.capabilities().backend);
-            if output.result(&object, &words(snapshot)).is_err() {
-                return Exit::OUTPUT;
-            }
-        }
-        from = page.next;
-        if from.is_none() {
-            return Exit::DONE;
-        }
-    }
-}
-
-/// How many names one step of a walk asks for.
-const PAGE: usize = 100;
-
-pub(crate) async fn break_lock(client: &Client, args: Break, output: &Output) -> Exit {
-    let only = args.token.map(FencingToken);
-    let broken = match client.break_lock(&args.name, only).await {
-        Ok(broken) => broken,
-        Err(error) => return output.fail(&error, Exit::of_change(&error)),
-    };
-    let (exit, words) = match &broken {
-        Broken::Freed { token: Some(token) } => {
-            (Exit::DONE, format!("freed; its token was {token}"))
-        }
-        Broken::Freed { token: None } => (Exit::DONE, "opened".to_owned()),
-        Broken::Changed { token } => {
-            let now = token.map_or_else(|| "without one".to_owned(), |token| token.to_string());
-            let words = format!(
-                "not freed: another incarnation has it by now, with the token {now}; see dlock inspect {}",
-                quoted(&args.name)
-            );
-            (Exit::NOT_YOURS, words)
-        }
-        // Asked for one incarnation, it is over, though not by us.
-        _ if only.is_some() => (Exit::NOT_YOURS, "nobody held it any more".to_owned()),
-        _ => (Exit::DONE, "nobody held it".to_owned()),
-    };
-    let token = match broken {
-        Broken::Freed { token } | Broken::Changed { token } => token,
-        _ => None,
-    };
-    let known = json!({
-        "held": matches!(broken, Broken::Changed { .. }),
-        "token": token.map(|token| token.to_string()),
-    });
-    let object = result(&args.name, client.capabilities().backend, known);
-    output.print(&object, &words, exit)
-}
-
-pub(crate) fn schema(url: &str, output: &Output) -> Exit {
-    match dlock::schema(url) {
-        Ok(schema) => output.print(&json!({"schema": schema}), schema.trim_end(), Exit::DONE),
-        Err(error) => output.fail(&error, Exit::of(&error, Exit::HELD)),
-    }
-}
-
 /// What stands where OWNER[/HOLD] should.
 enum Wrong {
     Fingerprint,
@@ -315,19 +240,9 @@ impl Wrong {
     }
 }
 
-/// A name as a shell takes it.
-fn quoted(name: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+,=".contains(c);
-    if name.chars().all(plain) && !name.starts_with('-') {
-        name.to_owned()
-    } else {
-        format!("'{}'", name.replace('\'', r"'\''"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Wrong, quoted, written};
+    use super::{Wrong, written};
 
     #[test]
     fn what_acquire_printed_is_read_back() {
@@ -341,12 +256,5 @@ mod tests {
         assert!(matches!(written("#1a2b3c4d"), Err(Wrong::Fingerprint)));
         assert!(matches!(written("me"), Err(Wrong::Owner)));
         assert!(matches!(written(&format!("{uuid}/1")), Err(Wrong::Hold)));
-    }
-
-    #[test]
-    fn names_are_quoted_for_the_shell() {
-        assert_eq!(quoted("orders:42"), "orders:42");
-        assert_eq!(quoted("it's"), r"'it'\''s'");
-        assert_eq!(quoted("--force"), "'--force'");
     }
 }

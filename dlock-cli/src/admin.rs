@@ -1,0 +1,106 @@
+//! For whoever looks after the locks of others: inspect, list, break, schema.
+
+use crate::{
+    args::Break,
+    exit::Exit,
+    output::{Output, object, result, words},
+};
+use dlock::{Broken, Client, FencingToken};
+use serde_json::json;
+
+pub(crate) async fn inspect(client: &Client, name: &str, output: &Output) -> Exit {
+    match client.inspect(name).await {
+        Ok(snapshot) => {
+            let object = object(&snapshot, client.capabilities().backend);
+            output.print(&object, &words(&snapshot), Exit::DONE)
+        }
+        Err(error) => output.fail(&error, Exit::of(&error, Exit::HELD)),
+    }
+}
+
+pub(crate) async fn list(client: &Client, prefix: &str, output: &Output) -> Exit {
+    let mut from = None;
+    loop {
+        let page = match client.list(prefix, from.as_ref(), PAGE).await {
+            Ok(page) => page,
+            Err(error) => return output.fail(&error, Exit::of(&error, Exit::HELD)),
+        };
+        for snapshot in &page.found {
+            let object = object(snapshot, client.capabilities().backend);
+            if output.result(&object, &words(snapshot)).is_err() {
+                return Exit::OUTPUT;
+            }
+        }
+        from = page.next;
+        if from.is_none() {
+            return Exit::DONE;
+        }
+    }
+}
+
+pub(crate) async fn break_lock(client: &Client, args: Break, output: &Output) -> Exit {
+    let only = args.token.map(FencingToken);
+    let broken = match client.break_lock(&args.name, only).await {
+        Ok(broken) => broken,
+        Err(error) => return output.fail(&error, Exit::of_change(&error)),
+    };
+    let (exit, words) = match &broken {
+        Broken::Freed { token: Some(token) } => {
+            (Exit::DONE, format!("freed; its token was {token}"))
+        }
+        Broken::Freed { token: None } => (Exit::DONE, "opened".to_owned()),
+        Broken::Changed { token } => {
+            let now = token.map_or_else(|| "without one".to_owned(), |token| token.to_string());
+            let words = format!(
+                "not freed: another incarnation has it by now, with the token {now}; see dlock inspect {}",
+                quoted(&args.name)
+            );
+            (Exit::NOT_YOURS, words)
+        }
+        // Asked for one incarnation, it is over, though not by us.
+        _ if only.is_some() => (Exit::NOT_YOURS, "nobody held it any more".to_owned()),
+        _ => (Exit::DONE, "nobody held it".to_owned()),
+    };
+    let token = match broken {
+        Broken::Freed { token } | Broken::Changed { token } => token,
+        _ => None,
+    };
+    let known = json!({
+        "held": matches!(broken, Broken::Changed { .. }),
+        "token": token.map(|token| token.to_string()),
+    });
+    let object = result(&args.name, client.capabilities().backend, known);
+    output.print(&object, &words, exit)
+}
+
+pub(crate) fn schema(url: &str, output: &Output) -> Exit {
+    match dlock::schema(url) {
+        Ok(schema) => output.print(&json!({"schema": schema}), schema.trim_end(), Exit::DONE),
+        Err(error) => output.fail(&error, Exit::of(&error, Exit::HELD)),
+    }
+}
+
+/// A name as a shell takes it.
+pub(crate) fn quoted(name: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+,=".contains(c);
+    if name.chars().all(plain) && !name.starts_with('-') {
+        name.to_owned()
+    } else {
+        format!("'{}'", name.replace('\'', r"'\''"))
+    }
+}
+
+/// How many names one step of a walk asks for.
+const PAGE: usize = 100;
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn names_are_quoted_for_the_shell() {
+        assert_eq!(quoted("orders:42"), "orders:42");
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+        assert_eq!(quoted("--force"), "'--force'");
+    }
+}

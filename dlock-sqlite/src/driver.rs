@@ -454,8 +454,7 @@ mod tests {
     async fn names(driver: &SqliteDriver) -> i64 {
         let mut turn = driver.connection.turn().await.unwrap();
         let names = sqlx::query_scalar("SELECT count(*) FROM locks");
-        let names = names.fetch_one(turn.native()).await;
-        turn.heard(names).unwrap()
+        names.fetch_one(turn.native()).await.unwrap()
     }
 
     #[tokio::test]

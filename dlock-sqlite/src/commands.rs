@@ -73,13 +73,13 @@ ON CONFLICT (name) DO UPDATE SET
 WHERE token < excluded.token
   AND iif(boot = excluded.boot, until <= excluded.since, written < ?10)";
 
-/// Gives back the only hold of a name that nobody waits for and nothing keeps shut; changes nothing in any other case.
+/// Gives back the only hold of a name that nothing keeps shut, and that nobody waits for beyond `?7`; changes nothing in any other case.
 ///
 /// Run twice, the second finds no hold.
 const FREE: &str = "
 UPDATE locks SET owner = NULL, holds = '', until = 0, note = '', written = ?5, version = version + 1
 WHERE name = ?1 AND owner = ?2 AND length(holds) = 32 AND substr(holds, 1, 16) = ?3 AND boot = ?6
-  AND until > ?4 AND keep <= ?4 AND waiters <= ?4";
+  AND until > ?4 AND keep <= ?4 AND waiters <= ?7";
 
 /// Shows one name at one moment; writes nothing.
 const LOOK: &str = "SELECT * FROM locks WHERE name = ?1";
@@ -90,9 +90,9 @@ UPDATE locks SET owner = ?3, token = ?4, holds = ?5, until = ?6, keep = ?7, boot
   waiters = ?12, version = version + 1
 WHERE name = ?1 AND version = ?2";
 
-/// Says that somebody waits, if the row is still the one that refused. Run twice, the second finds another version.
+/// Says that somebody waits, if there is still something to wait for; many may say so at once. Run twice it says the same.
 const AWAIT: &str = "
-UPDATE locks SET waiters = max(waiters, ?3), written = ?4, version = version + 1 WHERE name = ?1 AND version = ?2";
+UPDATE locks SET waiters = max(waiters, ?3), written = ?4, version = version + 1 WHERE name = ?1 AND boot = ?2 AND until > ?5";
 
 /// Ends the incarnation with that token, or what it keeps shut. Run twice, the second finds it free.
 const BREAK: &str = "
@@ -205,10 +205,11 @@ pub(crate) async fn take(
     Ok(done.rows_affected() == 1)
 }
 
-/// Whether it was given back, and nothing else is to be done.
+/// Whether it was given back; with `waiters` whoever may wait has yet to be woken.
 pub(crate) async fn free(
     native: &mut SqliteConnection,
     (name, whose, hold): (&LockName, &Owner, HoldId),
+    waiters: bool,
     at: &Moment<'_>,
 ) -> sqlx::Result<bool> {
     let done = sqlx::query(FREE)
@@ -218,6 +219,7 @@ pub(crate) async fn free(
         .bind(at.now)
         .bind(at.wall)
         .bind(at.boot)
+        .bind(if waiters { i64::MAX } else { at.now })
         .execute(native)
         .await?;
     Ok(done.rows_affected() == 1)
@@ -258,18 +260,18 @@ pub(crate) async fn swap(
     Ok(done.rows_affected() == 1)
 }
 
-/// Whether the row was still the one that was read.
+/// Whether there is still something to wait for.
 pub(crate) async fn await_release(
     native: &mut SqliteConnection,
     name: &LockName,
-    (version, until): (i64, i64),
     at: &Moment<'_>,
 ) -> sqlx::Result<bool> {
     let done = sqlx::query(AWAIT)
         .bind(name.as_str().as_bytes())
-        .bind(version)
-        .bind(until)
+        .bind(at.boot)
+        .bind(at.after(WAITERS))
         .bind(at.wall)
+        .bind(at.now)
         .execute(native)
         .await?;
     Ok(done.rows_affected() == 1)

@@ -5,7 +5,7 @@ use crate::{
     config::{SqliteConfig, WakeBy},
     connection::{Connection, Place, Turn},
     error,
-    hints::Hints,
+    hints::{Ear, Hints},
     machine::{Machine, Moment},
     record::{Record, Standing, Step, unsigned},
 };
@@ -136,21 +136,21 @@ impl SqliteDriver {
         turn.heard(swapped)
     }
 
-    /// Lets the record say that somebody waits, unless it does or nobody could be woken; whether it is still the one that refused.
+    /// Lets the record say that somebody waits, where that is news; nothing when the name is free by then.
     async fn stand(
         &self,
         turn: &mut Turn<'_>,
         req: &Acquire,
         (record, at): (&Record, &Moment<'_>),
     ) -> Result<Option<Held>> {
-        let woken = req
-            .line
-            .is_some_and(|ticket| self.hints.listen(&req.name, ticket));
-        if woken && record.waiters < at.after(WAITERS / 2) {
-            let until = at.after(WAITERS);
-            let stands =
-                commands::await_release(turn.native(), &req.name, (record.version, until), at)
-                    .await;
+        let ear = req.line.map(|ticket| self.hints.listen(&req.name, ticket));
+        let news = match ear {
+            Some(Ear::New) => true,
+            Some(Ear::Open) => record.waiters < at.after(WAITERS / 2),
+            Some(Ear::Deaf) | None => false,
+        };
+        if news {
+            let stands = commands::await_release(turn.native(), &req.name, at).await;
             if !turn.heard(stands)? {
                 return Ok(None);
             }
@@ -160,7 +160,7 @@ impl SqliteDriver {
         held.by = record.holder(at);
         held.look_in = Some(match self.capabilities.wake {
             Wake::Poll => rest,
-            _ if req.line.is_some() && !woken => rest.min(SOON),
+            _ if ear == Some(Ear::Deaf) => rest.min(SOON),
             _ => rest.min(LOOK),
         });
         Ok(Some(held))
@@ -295,10 +295,14 @@ impl DistributedLock for SqliteDriver {
             pause(attempt).await;
             let mut turn = self.connection.turn().await?;
             let at = self.machine.moment();
-            if let (Holds::One(hold), None, 0) = (req.holds, req.keep, attempt) {
-                let freed = (&req.name, &req.owner, hold);
-                let freed = commands::free(turn.native(), freed, &at).await;
+            if let (Holds::One(hold), None) = (req.holds, req.keep) {
+                let which = (&req.name, &req.owner, hold);
+                let waiters = attempt > 0;
+                let freed = commands::free(turn.native(), which, waiters, &at).await;
                 if turn.heard(freed)? {
+                    if waiters {
+                        self.hints.wake(&req.name);
+                    }
                     return Ok(Released::Freed);
                 }
             }
@@ -455,23 +459,6 @@ mod tests {
         let mut turn = driver.connection.turn().await.unwrap();
         let names = sqlx::query_scalar("SELECT count(*) FROM locks");
         names.fetch_one(turn.native()).await.unwrap()
-    }
-
-    #[tokio::test]
-    async fn a_record_of_an_earlier_boot_is_free_and_its_token_goes_on() {
-        let folder = tempfile::tempdir().unwrap();
-        let before = on(Machine::another("before"), folder.path()).await;
-        let req = acquire("a", SECOND * 60);
-        let first = token(&before, &req).await;
-        // Another boot, which began when that was long written: its wall clock has gone on, its boot clock has not.
-        let after = Machine::another("after").booted_in(DAY);
-        let after = on(after, folder.path()).await;
-        assert!(after.inspect(&req.name).await.unwrap().holders.is_empty());
-        let again = acquire("a", SECOND);
-        assert!(token(&after, &again).await > first);
-        let hold = Release::new(req.name.clone(), req.owner, req.hold);
-        let released = after.release(&hold).await.unwrap();
-        assert!(matches!(released, Released::NotHeld { by: Some(_) }));
     }
 
     #[tokio::test]

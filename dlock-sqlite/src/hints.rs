@@ -1,7 +1,7 @@
 //! Wake-ups between processes: files beside the database that a release touches and waiters watch.
 //!
 //! A name has one of [`FILES`] files, by a hash that every process computes alike. A waiter watches the file first and lets the record say
-//! that somebody waits second, in a statement that fails when the record has changed: so no release falls between the two. A release
+//! that somebody waits second, in a statement that fails when the name is free by then: so no release falls between the two. A release
 //! touches the file only where the record says so. Who waits for another name of the same file looks once in vain.
 //!
 //! The inotify instance begins with the first who waits: a user has only some hundred, and most clients never wait.
@@ -39,6 +39,17 @@ use tokio::{
 pub(crate) struct Hints {
     shared: Arc<Shared>,
     stream: Mutex<Option<mpsc::Receiver<Hint>>>,
+}
+
+/// Whether a name is listened to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ear {
+    /// It is not, and nobody will be woken.
+    Deaf,
+    /// From now on: a release just before was not heard.
+    New,
+    /// It was before already.
+    Open,
 }
 
 struct Shared {
@@ -104,22 +115,22 @@ impl Hints {
         }
     }
 
-    /// A ticket waits on a name from now on; whether it will be woken. Inside a runtime.
-    pub(crate) fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
+    /// A ticket waits on a name from now on. Inside a runtime.
+    pub(crate) fn listen(&self, name: &LockName, ticket: Ticket) -> Ear {
         let file = file_of(name);
         let waiting = &mut *self.shared.waiting();
         if waiting.hints.is_none() {
-            return false;
+            return Ear::Deaf;
         }
         if let Some(watched) = waiting.files.get_mut(&file) {
             let known = watched.names.contains_key(name);
             if !known && waiting.names >= MOST {
-                return false;
+                return Ear::Deaf;
             }
             waiting.names += usize::from(!known);
             let tickets = watched.names.entry(name.clone()).or_default();
             tickets.insert(ticket);
-            return true;
+            return if known { Ear::Open } else { Ear::New };
         }
         let watch = match self.shared.watch(waiting, file) {
             Ok(watch) => watch,
@@ -127,13 +138,13 @@ impl Hints {
                 if !std::mem::replace(&mut waiting.told, true) {
                     tracing::warn!(%error, "sqlite: no wake-ups from other processes, so waiters look every 100 ms; see fs.inotify in sysctl");
                 }
-                return false;
+                return Ear::Deaf;
             }
         };
         let names = HashMap::from([(name.clone(), HashSet::from([ticket]))]);
         waiting.files.insert(file, Watched { watch, names });
         waiting.names += 1;
-        true
+        Ear::New
     }
 
     /// A ticket is used up or left: with the last one of a file its watch ends.
@@ -376,7 +387,7 @@ const MOST: usize = 10_000;
 
 #[cfg(test)]
 mod tests {
-    use super::{FILES, Hints, file_of};
+    use super::{Ear, FILES, Hints, file_of};
     use dlock_core::{Hint, LockName, Ticket};
     use futures_util::StreamExt;
     use std::{fs, num::NonZeroU64};
@@ -409,7 +420,8 @@ mod tests {
         let mut hints = waiter.stream();
         let orders = name("orders");
         releaser.wake(&orders); // nobody listens
-        assert!(waiter.listen(&orders, ticket(1)));
+        assert_eq!(waiter.listen(&orders, ticket(1)), Ear::New);
+        assert_eq!(waiter.listen(&orders, ticket(2)), Ear::Open);
         let free = Some(Hint::Free(orders.clone()));
         releaser.wake(&orders);
         assert_eq!(hints.next().await, free);
@@ -420,6 +432,9 @@ mod tests {
         assert_eq!(hints.next().await, free);
         waiter.forget(&orders, ticket(1));
         releaser.wake(&orders);
+        assert_eq!(hints.next().await, free);
+        waiter.forget(&orders, ticket(2));
+        releaser.wake(&orders);
         waiter.close();
         assert_eq!(hints.next().await, None);
     }
@@ -428,7 +443,7 @@ mod tests {
     async fn nobody_is_woken_where_it_was_not_wanted() {
         let folder = tempfile::tempdir().unwrap();
         let off = Hints::new(&folder.path().join("locks.db"), false);
-        assert!(!off.listen(&name("a"), ticket(1)));
+        assert_eq!(off.listen(&name("a"), ticket(1)), Ear::Deaf);
         assert_eq!(off.stream().next().await, None);
     }
 }

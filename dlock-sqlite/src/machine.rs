@@ -11,8 +11,8 @@ use std::{
 pub(crate) struct Machine {
     boot: String,
     clock: Clock,
-    /// How far the boot clock and the wall clock are ahead: tests can neither boot nor wait a day.
-    ahead: (Duration, Duration),
+    /// How far both clocks are ahead: tests cannot wait a day.
+    ahead: Duration,
 }
 
 impl Machine {
@@ -35,7 +35,7 @@ impl Machine {
         Ok(Self {
             boot,
             clock: Clock::boot(),
-            ahead: Default::default(),
+            ahead: Duration::ZERO,
         })
     }
 
@@ -56,31 +56,15 @@ impl Machine {
             .unwrap_or_default();
         Moment {
             boot: &self.boot,
-            now: micros(Duration::from_nanos(now.as_nanos()) + self.ahead.0),
-            wall: micros(wall + self.ahead.1),
-        }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn another(boot: &str) -> Self {
-        Self {
-            boot: boot.to_owned(),
-            clock: Clock::boot(),
-            ahead: Default::default(),
+            now: micros(Duration::from_nanos(now.as_nanos()) + self.ahead),
+            wall: micros(wall + self.ahead),
         }
     }
 
     /// The same machine that much later.
     #[cfg(test)]
     pub(crate) fn later(mut self, by: Duration) -> Self {
-        self.ahead = (by, by);
-        self
-    }
-
-    /// One that boots that much later than this one did.
-    #[cfg(test)]
-    pub(crate) fn booted_in(mut self, by: Duration) -> Self {
-        self.ahead.1 = by;
+        self.ahead = by;
         self
     }
 }
@@ -149,6 +133,11 @@ const SHARED: [(i64, &str); 19] = [
 fn micros(span: Duration) -> i64 {
     i64::try_from(span.as_nanos().div_ceil(1_000)).unwrap_or(i64::MAX)
 }
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+compile_error!(
+    "the SQLite driver counts leases by Linux's boot clock and boot id, and watches files by inotify"
+);
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// The kernel's fixed number of the time namespace that everything starts in.

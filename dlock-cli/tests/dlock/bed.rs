@@ -139,6 +139,14 @@ impl Running {
         });
     }
 
+    /// Waits until it reads its signals.
+    #[track_caller]
+    pub(crate) fn listens(&self) {
+        until("dlock to read its signals", || {
+            listens(&self.pid().to_string())
+        });
+    }
+
     /// Waits for its end, however long it takes: for soaks and crowds.
     pub(crate) fn patiently(mut self) -> Out {
         let status = self.child.wait().unwrap();
@@ -201,18 +209,52 @@ pub(crate) fn is_free(name: &str) {
 
 /// Whether a process runs: neither gone nor a zombie.
 pub(crate) fn is_alive(pid: &str) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat
-        .rsplit(") ")
-        .next()
-        .and_then(|rest| rest.chars().next());
-    state.is_some_and(|state| state != 'Z' && state != 'X')
+    letter(pid).is_some_and(|state| state != 'Z' && state != 'X')
+}
+
+/// Whether a process is dlock and reads its signals: from then on each has its meaning.
+fn listens(pid: &str) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigBlk:\t"));
+    status.starts_with("Name:\tdlock\n") && mask.is_some_and(|mask| mask != "0000000000000000")
+}
+
+/// Waits until a dlock whose command line has this name reads its signals.
+#[track_caller]
+pub(crate) fn until_listening(name: &str) {
+    until("dlock to read its signals", || {
+        running(name).iter().any(|pid| listens(pid))
+    });
+}
+
+/// Waits until all whose command line has this name stand still.
+#[track_caller]
+pub(crate) fn until_stopped(name: &str) {
+    until("all of the job to stop", || {
+        running(name).iter().all(|pid| letter(pid) == Some('T'))
+    });
+}
+
+/// The processes whose command line has this name.
+fn running(name: &str) -> Vec<String> {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let has_it = |pid: &String| {
+        fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains(name))
+    };
+    pids.filter(has_it).collect()
+}
+
+fn letter(pid: &str) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(") ").next()?.chars().next()
 }
 
 /// The state letter of a process.
 pub(crate) fn state(pid: Pid) -> char {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    stat.rsplit(") ").next().unwrap().chars().next().unwrap()
+    letter(&pid.to_string()).unwrap()
 }
 
 /// A network between a command and the server.

@@ -135,12 +135,7 @@ fn what_dlock_was_started_to_ignore_stays_ignored() {
     ]);
     shell.env("DLOCK_URL", server().url());
     let running = start(shell);
-    until("it to wait", || {
-        let status = fs::read_to_string(format!("/proc/{}/status", running.pid()));
-        status.is_ok_and(|text| {
-            text.contains("Name:\tdlock") && !text.contains("SigBlk:\t0000000000000000")
-        })
-    });
+    running.listens();
     running.signal(Signal::SIGHUP);
     ran(&["break", "--force", &lock]).expect(0);
     let out = running.wait().expect(0);
@@ -192,12 +187,7 @@ fn ctrl_c_while_waiting_leaves_nothing_behind() {
         })
         .collect();
     for waiter in waiters {
-        until("it to listen", || {
-            let status = fs::read_to_string(format!("/proc/{}/status", waiter.pid()));
-            status.is_ok_and(|text| {
-                text.contains("Name:\tdlock") && !text.contains("SigBlk:\t0000000000000000")
-            })
-        });
+        waiter.listens();
         waiter.signal(Signal::SIGINT);
         waiter.wait().expect(130);
     }

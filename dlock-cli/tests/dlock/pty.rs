@@ -1,6 +1,9 @@
 //! Job control in a real terminal, under an interactive shell.
 
-use crate::bed::{DLOCK, Desk, is_alive, is_free, is_held, name, ran, server, until};
+use crate::bed::{
+    DLOCK, Desk, is_alive, is_free, is_held, name, ran, server, until, until_listening,
+    until_stopped,
+};
 use nix::pty::openpty;
 use std::{
     fs::File,
@@ -114,7 +117,9 @@ fn read_into(mut from: File, screen: Arc<Mutex<String>>) {
 
 /// `dlock exec` of a command that says that it is inside, reads a line and says what it read.
 fn reader(options: &str, lock: &str) -> String {
-    format!("'{DLOCK}' exec {options} '{lock}' -- sh -c 'echo in''side; read x; echo go''t:$x'")
+    format!(
+        "'{DLOCK}' exec {options} '{lock}' -- sh -c 'echo in''side; read x; echo go''t:$x' '{lock}'"
+    )
 }
 
 #[test]
@@ -135,6 +140,8 @@ fn ctrl_c_ends_the_command_and_releases() {
         terminal.line(&reader(options, &lock));
         terminal.shows("inside");
         terminal.ctrl('C');
+        // Until then what is typed is the command's.
+        until("the command to end", || !is_held(&lock));
         terminal.code(130);
         is_free(&lock);
     }
@@ -163,6 +170,8 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
         terminal.shows("inside");
         terminal.ctrl('Z');
         terminal.shows("Stopped");
+        // Who does not stand still yet may read what is typed.
+        until_stopped(&lock);
         terminal.line("echo sh''ell");
         terminal.shows("shell");
         terminal.line("fg");
@@ -236,12 +245,9 @@ fn ctrl_c_and_ctrl_z_work_while_waiting() {
     let hold = ran(&["acquire", &lock]).expect(0).stdout;
     terminal.line(&format!("echo wai''ting; {}", reader("", &lock)));
     terminal.shows("waiting");
-    // The first one may come while the shell still starts it.
-    until("the wait to stop", || {
-        terminal.press("\x1a");
-        thread::sleep(std::time::Duration::from_millis(50));
-        terminal.screen.lock().unwrap().contains("Stopped")
-    });
+    // Not while the shell still starts it.
+    until_listening(&lock);
+    terminal.ctrl('Z');
     terminal.shows("Stopped");
     terminal.line("fg");
     ran(&["release", &lock, hold.split(' ').next().unwrap()]).expect(0);
@@ -251,6 +257,7 @@ fn ctrl_c_and_ctrl_z_work_while_waiting() {
     let hold = ran(&["acquire", &lock]).expect(0).stdout;
     terminal.line(&format!("echo ag''ain; {}", reader("", &lock)));
     terminal.shows("again");
+    until_listening(&lock);
     terminal.ctrl('C');
     terminal.code(130);
     ran(&["release", &lock, hold.split(' ').next().unwrap()]).expect(0);

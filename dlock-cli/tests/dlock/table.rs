@@ -1,6 +1,6 @@
 //! Every row of the table of exit codes.
 
-use crate::bed::{Desk, Net, Running, at, dlock, name, ran, run, start, until, until_held};
+use crate::bed::{Desk, Net, at, dlock, name, ran, run, start, until_held};
 use nix::sys::signal::Signal;
 use std::{fs, net::TcpListener, os::unix::fs::PermissionsExt};
 
@@ -135,20 +135,10 @@ fn a_signal_while_waiting_gives_128_and_its_number() {
         (&["acquire", "-w", "60", &lock], Signal::SIGQUIT),
     ] {
         let waiting = start(dlock(command));
-        blocks(&waiting);
+        waiting.listens();
         waiting.signal(signal);
         waiting.wait().expect(128 + signal as i32);
     }
-}
-
-/// Waits until it listens to signals: until it blocks them.
-fn blocks(running: &Running) {
-    let status = format!("/proc/{}/status", running.pid());
-    until("signals to be blocked", || {
-        let text = fs::read_to_string(&status).unwrap_or_default();
-        let mask = text.lines().find_map(|line| line.strip_prefix("SigBlk:"));
-        mask.is_some_and(|mask| mask.trim() != "0000000000000000")
-    });
 }
 
 #[test]

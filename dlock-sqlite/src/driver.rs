@@ -429,7 +429,6 @@ mod tests {
     use crate::{config::SqliteConfig, machine::Machine};
     use dlock_core::{
         Acquire, Acquired, Clock, DistributedLock, HoldId, Lease, LockName, Owner, Release,
-        Released,
     };
     use std::{path::Path, time::Duration};
 

@@ -90,13 +90,13 @@ impl Twist for TokenAgain {
     }
 }
 
-/// A clock that ticks every ten seconds. Everything else of it is right: it knows its tokens again.
+/// A clock that ticks every eleven days, so that no case meets a tick. Everything else of it is right: it knows its tokens again.
 #[derive(Debug)]
 struct TokenOfTheHour;
 
 impl TokenOfTheHour {
     fn rounded(FencingToken(token): FencingToken) -> FencingToken {
-        FencingToken(token - token % 10_000_000)
+        FencingToken(token - token % 1_000_000_000_000)
     }
 
     /// The real token behind a rounded one, if it is the present one.

@@ -1,0 +1,1 @@
+//! Dlock's MySQL and MariaDB driver: one row per name, one statement per step.

@@ -1,0 +1,1 @@
+//! Dlock's ZooKeeper driver: ephemeral sequential nodes, each watching the one ahead.

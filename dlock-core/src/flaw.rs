@@ -51,4 +51,18 @@ pub enum Flaw {
     LeaseTooLong,
     /// Whoever is refused looks again at once.
     EagerLooks,
+    /// A renewal that is answered after its give-up proves nothing.
+    LateAnswersDropped,
+    /// A hold whose owner has the lock under another token is believed until its next renewal.
+    StaleHoldsBelieved,
+    /// A lost hold is not given back, though a copy of its acquire may yet revive it.
+    RevivableForgotten,
+    /// Who waits in this client is not told that its hold was lost.
+    LossWakesNobody,
+    /// An owner that waits asks past the queue only once.
+    OwnerAsksOnce,
+    /// The next waiter of this client stands in line only when it has become the first.
+    NextStandsLate,
+    /// Each waiter has a patience of its own with a store that fails.
+    PatienceNotShared,
 }

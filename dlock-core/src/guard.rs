@@ -267,11 +267,13 @@ struct Releasing {
 }
 
 impl Releasing {
-    /// What another already has, or the session took along, needs no release, unless a late copy of its acquire may yet revive it. What
-    /// shutdown left to its lease is left.
+    /// What another already has, or the session took along, needs no release, unless a late copy of its acquire may yet revive it, or
+    /// has while its user looked away. What shutdown left to its lease is left.
     fn unless(mut self, before: State) -> Self {
-        let now = self.inner.clock.now();
-        let revivable = self.hold.unsettled.is_some_and(|until| until > now);
+        let (now, lease) = (self.inner.clock.now(), self.hold.lease().length());
+        let copy = self.hold.unsettled;
+        let revivable = copy.is_some_and(|until| until + lease > now)
+            && !self.inner.flawed(Flaw::RevivableForgotten);
         self.open = match before {
             State::Held | State::Uncertain | State::Lost(LossReason::Deadline) => true,
             State::Lost(LossReason::NotHeld | LossReason::Session) => revivable,

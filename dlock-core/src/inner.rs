@@ -155,7 +155,13 @@ impl Inner {
             }
             let page = book.page(&hold.name);
             for other in page.holds.iter().filter(|other| other.owner == hold.owner) {
-                if other.id == hold.id || other.token > hold.token {
+                if other.id == hold.id {
+                    return false;
+                }
+                if self.flawed(Flaw::StaleHoldsBelieved) {
+                    continue;
+                }
+                if other.token > hold.token {
                     return false;
                 }
                 if other.token < hold.token {
@@ -196,7 +202,9 @@ impl Inner {
             job.after = hold.sent + end + Lease::margin(hold.lease().length());
             self.settle(job);
         }
-        self.poke(&hold.name);
+        if !self.flawed(Flaw::LossWakesNobody) {
+            self.poke(&hold.name);
+        }
     }
 
     /// Perhaps free: whoever waits here looks. A store that keeps a line tells its head itself.

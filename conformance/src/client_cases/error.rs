@@ -3,12 +3,14 @@
 use super::{
     gate::{Fate, Step},
     peer::{Peer, fails, frees},
+    task::Task,
 };
 use crate::{
     case::{Case, case},
     clause::Clause,
     ctx::Ctx,
     failure::{Failure, ensure, same},
+    fixture::Need,
 };
 use dlock_core::{Effect, Error, ErrorKind, MAX_HOLDS, MAX_LEASE, MIN_LEASE, Owner, Retry};
 use std::time::Duration;
@@ -23,6 +25,11 @@ pub(super) const CASES: &[Case] = &[
         Clause::Error,
         a_wait_outlasts_a_store_that_is_away_for_a_while
     ),
+    case!(
+        Clause::Error,
+        a_store_that_stays_away_is_told_to_all_who_wait_at_once
+    )
+    .needs(&[Need::Jump]),
     case!(Clause::Error, what_can_never_work_is_misuse_and_asks_nobody),
     case!(Clause::Error, too_many_holds_of_a_name_are_refused),
     case!(Clause::Error, nothing_shows_an_owner),
@@ -67,7 +74,7 @@ async fn a_wait_outlasts_a_store_that_is_away_for_a_while(ctx: Ctx) -> Result<()
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     peer.gate.all(Fate::ErrorBefore);
-    let waiting = super::task::Task::spawn(peer.lock(&name)?.acquire());
+    let waiting = Task::spawn(peer.lock(&name)?.acquire());
     let span = Duration::from_secs(2);
     ctx.sleep(span).await;
     same("the wait is over", waiting.is_done(), false)?;
@@ -78,6 +85,32 @@ async fn a_wait_outlasts_a_store_that_is_away_for_a_while(ctx: Ctx) -> Result<()
     let bound = Duration::from_secs(1);
     let guard = waiting.done(&ctx, "it is acquired", bound).await??;
     frees(&ctx, guard).await
+}
+
+async fn a_store_that_stays_away_is_told_to_all_who_wait_at_once(ctx: Ctx) -> Result<(), Failure> {
+    // A wait without a limit goes on for a lease, at least five seconds.
+    let patience = Duration::from_secs(5);
+    for fate in [Fate::ErrorBefore, Fate::Unsent] {
+        let peer = Peer::new(&ctx).await?;
+        let name = ctx.name()?;
+        peer.gate.all(fate);
+        let lock = peer.short(&name)?;
+        let begun = ctx.now();
+        let waiting = [(); 4].map(|()| Task::spawn(lock.acquire()));
+        // The first one's last pause or attempt, then an attempt of each behind it.
+        let bound = match fate {
+            Fate::Unsent => patience + ctx.short() * 5 / 3,
+            _ => patience + Duration::from_secs(1),
+        };
+        for waiter in waiting {
+            let rest = (begun + bound).since(ctx.now());
+            let waited = waiter.done(&ctx, "the wait ends", rest).await?;
+            let error = fails("the wait", waited, ErrorKind::Unavailable)?;
+            same("the retry class", error.retry(), Retry::Later)?;
+            ensure(ctx.now().since(begun) >= patience, "it ended early")?;
+        }
+    }
+    Ok(())
 }
 
 async fn what_can_never_work_is_misuse_and_asks_nobody(ctx: Ctx) -> Result<(), Failure> {

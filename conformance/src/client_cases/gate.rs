@@ -218,6 +218,11 @@ impl Gate {
         self.script().answered[step as usize]
     }
 
+    /// Whether none of that kind is under way.
+    pub(crate) fn is_idle(&self, step: Step) -> bool {
+        self.answered(step) == self.calls(step)
+    }
+
     /// How many calls of all kinds there were.
     pub(crate) fn all_calls(&self) -> usize {
         self.script().calls.iter().sum()

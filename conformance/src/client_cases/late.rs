@@ -16,6 +16,7 @@ use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
     case!(Clause::Late, a_copy_that_revives_a_released_hold_is_settled),
+    case!(Clause::Late, a_copy_that_revives_a_lost_hold_is_settled),
     case!(Clause::Late, a_cancelled_acquire_executed_later_is_settled),
     case!(
         Clause::Late,
@@ -44,6 +45,27 @@ async fn a_copy_that_revives_a_released_hold_is_settled(ctx: Ctx) -> Result<(), 
             frees(&ctx, guard).await?;
         }
         lasts_no_longer(&ctx, &peer, &name, begun + late, begun + ctx.kept() / 3).await?;
+    }
+    Ok(())
+}
+
+async fn a_copy_that_revives_a_lost_hold_is_settled(ctx: Ctx) -> Result<(), Failure> {
+    let late = ctx.short();
+    let last = late + ctx.short() / 3;
+    // Given up by its user before the copy comes, and when it has come.
+    for kept_for in [Duration::ZERO, last + ctx.rounding()] {
+        let peer = Peer::later_than_the_store(&ctx, late).await?;
+        let other = Peer::new(&ctx).await?;
+        let name = ctx.name()?;
+        peer.gate.once(Step::Acquire, Fate::Late(late));
+        let begun = ctx.now();
+        let guard = peer.take(&peer.short(&name)?).await?;
+        other.client.break_lock(name.as_str(), None).await?;
+        ctx.within("it is lost", ctx.short() / 2, guard.lost())
+            .await?;
+        ctx.sleep_until(begun + kept_for).await;
+        drop(guard);
+        lasts_no_longer(&ctx, &peer, &name, begun + late, begun + last).await?;
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use crate::{
     failure::{Failure, ensure, same},
     fixture::Need,
 };
-use dlock_core::{ErrorKind, Guard, LossReason, State};
+use dlock_core::{ErrorKind, Guard, LossReason, Outcome, State};
 use std::{
     sync::{
         Arc,
@@ -43,6 +43,11 @@ pub(super) const CASES: &[Case] = &[
         Clause::Loss,
         a_living_guard_hears_that_its_owner_has_the_lock_anew
     ),
+    case!(
+        Clause::Loss,
+        a_guard_is_lost_the_moment_its_owner_has_another_token
+    )
+    .needs(&[Need::Fencing]),
     case!(Clause::Loss, a_release_that_finds_nothing_says_lost),
     case!(
         Clause::Loss,
@@ -140,7 +145,11 @@ async fn what_remains_is_never_more_than_the_store_has(ctx: Ctx) -> Result<(), F
 }
 
 /// The store, asked later, has at least what was left less what has passed.
-async fn within_the_stores_end(ctx: &Ctx, observer: &Caller, guard: &Guard) -> Result<(), Failure> {
+pub(super) async fn within_the_stores_end(
+    ctx: &Ctx,
+    observer: &Caller,
+    guard: &Guard,
+) -> Result<(), Failure> {
     let (remaining, before) = (guard.remaining(), ctx.now());
     let seen = observer.inspect(guard.name()).await?;
     let passed = ctx.now().since(before);
@@ -365,6 +374,49 @@ async fn a_living_guard_hears_that_its_owner_has_the_lock_anew(ctx: Ctx) -> Resu
     drop(old);
     ctx.sleep(ctx.short()).await;
     same("the new one's state", new.state(), State::Held)?;
+    frees(&ctx, new).await
+}
+
+/// Two acquisitions of one owner whose answers come from two incarnations; neither knew of the other when it asked.
+async fn a_guard_is_lost_the_moment_its_owner_has_another_token(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let lock = peer.lock(&name)?.owned_by(&peer.client.owner());
+    peer.gate.bar();
+    let barred = Task::spawn(lock.acquire());
+    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 0) };
+    ctx.eventually("it asks", ctx.answer(), asked).await?;
+    peer.gate.all(Fate::Ok);
+    let old = peer.take(&lock).await?;
+    other.client.break_lock(name.as_str(), None).await?;
+    peer.gate.open();
+    let new = barred
+        .done(&ctx, "the barred one is answered", ctx.answer())
+        .await??;
+    ensure(new.token() > old.token(), "a greater token")?;
+    let lost = State::Lost(LossReason::NotHeld);
+    same("the old one's state at once", old.state(), lost)?;
+    drop(old);
+    peer.settles(ctx.answer()).await?;
+    same("the new one's state", new.state(), State::Held)?;
+    frees(&ctx, new).await?;
+    // The other way round: the answer of the older incarnation comes last, and makes no guard.
+    let observer = ctx.caller().await?;
+    let slow = Fate::Slow(Duration::from_secs(1));
+    peer.gate.once(Step::Acquire, slow);
+    let slow = Task::spawn(lock.acquire());
+    let taken = || async { Ok(observer.inspect(&name).await?.holds > 0) };
+    ctx.eventually("the store has it", ctx.answer(), taken)
+        .await?;
+    other.client.break_lock(name.as_str(), None).await?;
+    let new = peer.take(&lock).await?;
+    let again = slow
+        .done(&ctx, "the slow one gets in", ctx.answer())
+        .await??;
+    same("the token of who asked first", again.token(), new.token())?;
+    same("the new one's state", new.state(), State::Held)?;
+    let outcome = again.release().await?;
+    same("its release", outcome, Outcome::StillHeld { holds: 1 })?;
     frees(&ctx, new).await
 }
 

@@ -5,6 +5,7 @@ mod cancel;
 mod crash;
 mod error;
 mod gate;
+mod handover;
 mod indeterminate;
 mod keep;
 mod late;
@@ -33,6 +34,7 @@ pub(crate) fn cases() -> Vec<Case> {
         indeterminate::CASES,
         cancel::CASES,
         wait::CASES,
+        handover::CASES,
         late::CASES,
         crash::CASES,
         keep::CASES,

@@ -50,6 +50,10 @@ pub(super) const CASES: &[Case] = &[
         Clause::Reentry,
         an_owner_that_waits_enters_when_its_own_hold_appears
     ),
+    case!(
+        Clause::Reentry,
+        an_owner_that_waits_enters_when_it_is_inside_elsewhere
+    ),
 ];
 
 async fn a_pass_enters_from_this_client_and_another_past_those_who_wait(
@@ -297,6 +301,40 @@ async fn an_owner_that_waits_enters_when_its_own_hold_appears(ctx: Ctx) -> Resul
         Outcome::StillHeld { holds: 1 },
     )?;
     frees(&ctx, second).await
+}
+
+/// It waits behind a stranger of its own client, who is not let in.
+async fn an_owner_that_waits_enters_when_it_is_inside_elsewhere(ctx: Ctx) -> Result<(), Failure> {
+    let [holder, peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let held = holder.take(&holder.lock(&name)?).await?;
+    let owner = other.client.owner();
+    let elsewhere = Task::spawn(other.lock(&name)?.owned_by(&owner).acquire());
+    let stands = || async {
+        let asked = other.gate.seen(Step::Acquire, &name);
+        Ok(asked.iter().any(|seen| seen.line.is_some()) && other.gate.is_idle(Step::Acquire))
+    };
+    ctx.eventually("it waits elsewhere", ctx.answer(), stands)
+        .await?;
+    let stranger = wait(&ctx, &peer, &name).await?;
+    let asked = peer.gate.calls(Step::Acquire);
+    let here = Task::spawn(peer.kept(&name)?.owned_by(&owner).acquire());
+    let refused =
+        || async { Ok(peer.gate.calls(Step::Acquire) > asked && peer.gate.is_idle(Step::Acquire)) };
+    ctx.eventually("it asks past the queue in vain", ctx.answer(), refused)
+        .await?;
+    // The stranger asks for nothing while the lock changes hands.
+    peer.gate.bar();
+    frees(&ctx, held).await?;
+    let inside = elsewhere
+        .done(&ctx, "it gets in elsewhere", ctx.answer())
+        .await??;
+    peer.gate.clear();
+    let again = here
+        .done(&ctx, "it enters here, too", ctx.kept() / 3)
+        .await??;
+    same("the token", again.token(), inside.token())?;
+    end_one_after_the_other(&ctx, vec![inside, again], [stranger]).await
 }
 
 type Waiting = Task<Result<FencingToken, dlock_core::Error>>;

@@ -2,6 +2,7 @@
 
 use super::{
     gate::{Fate, Step},
+    loss::within_the_stores_end,
     peer::{Peer, frees, left_untouched},
 };
 use crate::{
@@ -24,6 +25,10 @@ pub(super) const CASES: &[Case] = &[
     case!(
         Clause::Renew,
         a_lock_that_was_hard_to_get_is_renewed_before_its_deadline
+    ),
+    case!(
+        Clause::Renew,
+        a_renewal_answered_after_its_give_up_counts_from_its_send
     ),
     case!(Clause::Renew, nothing_renews_after_a_release),
     case!(Clause::Renew, nothing_renews_after_a_loss),
@@ -127,6 +132,25 @@ async fn a_lock_that_was_hard_to_get_is_renewed_before_its_deadline(
     )?;
     ctx.sleep(ctx.kept()).await;
     same("its state a lease later", guard.state(), State::Held)?;
+    frees(&ctx, guard).await
+}
+
+/// Each is given up after a sixth of the lease, and its answer comes well before the deadline.
+async fn a_renewal_answered_after_its_give_up_counts_from_its_send(
+    ctx: Ctx,
+) -> Result<(), Failure> {
+    let peer = Peer::new(&ctx).await?;
+    let observer = ctx.caller().await?;
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.kept(&name)?).await?;
+    peer.gate.always(Step::Renew, Fate::Slow(ctx.kept() / 4));
+    let end = ctx.now() + ctx.kept() * 3;
+    while ctx.now() < end {
+        guard.check()?;
+        within_the_stores_end(&ctx, &observer, &guard).await?;
+        ctx.sleep(ctx.kept() / 20).await;
+    }
+    peer.gate.clear();
     frees(&ctx, guard).await
 }
 

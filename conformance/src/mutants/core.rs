@@ -100,6 +100,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         breaks: &[
             Clause::Reentry,
             Clause::Fencing,
+            Clause::Loss,
             Clause::Indeterminate,
             Clause::Keep,
             Clause::Error,
@@ -197,6 +198,48 @@ pub(super) const MUTANTS: &[Mutant] = &[
         breaks: &[Clause::Renew],
         needs: &[Need::Detached],
         twist: || Arc::new(Wrong(Flaw::DetachedIsRenewed)),
+    },
+    Mutant {
+        name: "a_watchdog_deaf_to_late_answers",
+        breaks: &[Clause::Renew],
+        needs: &[],
+        twist: || Arc::new(Wrong(Flaw::LateAnswersDropped)),
+    },
+    Mutant {
+        name: "a_guard_beside_its_owners_next_one",
+        breaks: &[Clause::Loss],
+        needs: &[Need::Fencing],
+        twist: || Arc::new(Wrong(Flaw::StaleHoldsBelieved)),
+    },
+    Mutant {
+        name: "a_lost_hold_that_a_copy_revives",
+        breaks: &[Clause::Late],
+        needs: &[],
+        twist: || Arc::new(Wrong(Flaw::RevivableForgotten)),
+    },
+    Mutant {
+        name: "a_loss_that_wakes_nobody",
+        breaks: &[Clause::Wait],
+        needs: &[Need::Poll],
+        twist: || Arc::new(Wrong(Flaw::LossWakesNobody)),
+    },
+    Mutant {
+        name: "an_owner_that_asks_past_the_queue_once",
+        breaks: &[Clause::Reentry],
+        needs: &[],
+        twist: || Arc::new(Wrong(Flaw::OwnerAsksOnce)),
+    },
+    Mutant {
+        name: "a_second_waiter_that_stands_in_line_late",
+        breaks: &[Clause::Wait],
+        needs: &[Need::Line],
+        twist: || Arc::new(Wrong(Flaw::NextStandsLate)),
+    },
+    Mutant {
+        name: "a_patience_for_each_who_waits",
+        breaks: &[Clause::Error],
+        needs: &[Need::Jump],
+        twist: || Arc::new(Wrong(Flaw::PatienceNotShared)),
     },
 ];
 

@@ -148,6 +148,7 @@ impl Wait {
         let queue = &mut book.page(name).queue;
         if !queue.is_head(&self.waiter) {
             return match self.given {
+                true if inner.flawed(Flaw::OwnerAsksOnce) => Step::Sleep(Instant::FAR),
                 true if now >= self.ask_at => past,
                 true => Step::Sleep(self.ask_at),
                 false => Step::Sleep(Instant::FAR),
@@ -163,7 +164,7 @@ impl Wait {
             return Step::Sleep(at);
         }
         queue.poked = false;
-        let others = queue.len() > 1;
+        let others = queue.len() > 1 && !inner.flawed(Flaw::NextStandsLate);
         Step::Attempt {
             line: Some(*queue.ticket.get_or_insert_with(|| inner.ticket())),
             next: others.then(|| *queue.next.get_or_insert_with(|| inner.ticket())),
@@ -307,6 +308,9 @@ impl Wait {
 
     /// The store fails whoever is the head: the patience of the queue is one, not one for each in it.
     fn share_trouble(&mut self, inner: &Arc<Inner>, name: &LockName, now: Instant) {
+        if inner.flawed(Flaw::PatienceNotShared) {
+            return;
+        }
         if let Some(page) = inner
             .book()
             .find(name)

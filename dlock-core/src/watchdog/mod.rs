@@ -212,6 +212,8 @@ async fn renew(client: Weak<Inner>, mut renewing: Renewing) {
     let Some(inner) = client.upgrade() else {
         return;
     };
+    let too_late = inner.clock.now() > renewing.call.give_up();
+    let answer = answer.filter(|_| !(too_late && inner.flawed(Flaw::LateAnswersDropped)));
     let answers: Vec<_> = match answer {
         None => {
             inner.watchdog.state().machine.abandon(renewing.id);

@@ -1,6 +1,6 @@
 //! What the author of a driver implements.
 
-use crate::failure::Failure;
+use crate::{failure::Failure, testbed::Home};
 use async_trait::async_trait;
 use dlock_core::{Capabilities, Clock, DistributedLock, LockName, Wake};
 use std::{fmt, sync::Arc, time::Duration};
@@ -13,6 +13,12 @@ pub trait MakeFixture: Send + Sync + 'static {
 
     /// Whose time the store runs in.
     fn time(&self) -> Time;
+
+    /// What its servers run in. In containers only `mutex`, `owner`, `loss` and `crash` are tried, and no mutant, unless
+    /// `DLOCK_TEST_CONTAINER=all` asks for every clause: the same server has passed them all as a process.
+    fn home(&self) -> Home {
+        Home::Process
+    }
 
     /// A fresh store. With [`Time::Simulated`] every case has its own, made inside its paused runtime; with [`Time::Real`]
     /// one serves all cases but those that stop, kill, flush or set the clock of theirs.

@@ -1,5 +1,6 @@
 //! The suite as a test target: one named trial per fixture and case.
 
+mod scope;
 mod stage;
 
 pub(crate) use stage::{Outcome, Stage};
@@ -11,9 +12,10 @@ use crate::{
     client_cases::processes,
     fixture::{MakeFixture, Time},
     mutants::{self, Mutants},
-    testbed::worker,
+    testbed::{Home, worker},
 };
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use scope::Scope;
 use std::{process::ExitCode, sync::Arc};
 
 /// The `main` of a test target with `harness = false`: runs the suite over every fixture, and over every mutant of it.
@@ -26,6 +28,13 @@ pub fn main(fixtures: Vec<Box<dyn MakeFixture>>, mutants: Mutants) -> ExitCode {
     if let Some(job) = worker::entry() {
         return processes::work(&job, &fixtures).unwrap_or_else(|| crash::work(&job, &fixtures));
     }
+    let scope = match Scope::from_env() {
+        Ok(scope) => scope,
+        Err(words) => {
+            eprintln!("{words}");
+            return ExitCode::FAILURE;
+        }
+    };
     let mut arguments = Arguments::from_args();
     if fixtures.iter().any(|fixture| fixture.time() == Time::Real) {
         // Cases on a real server mostly wait for leases to end.
@@ -34,9 +43,11 @@ pub fn main(fixtures: Vec<Box<dyn MakeFixture>>, mutants: Mutants) -> ExitCode {
     let mut trials = Vec::new();
     let mut stages = Vec::new();
     for fixture in fixtures {
+        let home = fixture.home();
         let stage = Arc::new(Stage::new(fixture));
-        trials.extend(cases().into_iter().map(|case| trial(&stage, case)));
-        if mutants != Mutants::Off {
+        let wanted = cases().into_iter().filter(|case| scope.has(home, case));
+        trials.extend(wanted.map(|case| trial(&stage, case)));
+        if mutants != Mutants::Off && home == Home::Process {
             let wrong = mutants::mutants();
             trials.extend(
                 wrong

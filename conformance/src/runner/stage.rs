@@ -7,6 +7,7 @@ use crate::{
     fixture::{Fixture, Gap, MakeFixture, Need, Time},
     mutants::Twist,
     pace::Pace,
+    testbed::is_unprivileged,
 };
 use dlock_core::Capabilities;
 use futures_util::FutureExt;
@@ -95,6 +96,10 @@ impl Stage {
     }
 
     async fn attempt(&self, case: Case, twist: Option<Arc<dyn Twist>>) -> Result<Outcome, Failure> {
+        match self.maker.home().check() {
+            Err(_) if is_unprivileged() => return Ok(Outcome::Ignored(UNPRIVILEGED_GAP)),
+            home => home?,
+        }
         let fixture = self.fixture(case.is_exclusive()).await?;
         let store = capabilities(&*fixture).await?;
         if let Some(gap) = gap(case.needs, &*fixture, &store) {
@@ -162,6 +167,9 @@ fn paused() -> Result<Runtime, Failure> {
         .start_paused(true)
         .build()?)
 }
+
+/// The reason in full is the failure of whoever did not ask for this.
+const UNPRIVILEGED_GAP: Gap = Gap("no container engine answers, and DLOCK_TEST_UNPRIVILEGED is 1");
 
 fn words_of(panic: &(dyn Any + Send)) -> String {
     let words = panic.downcast_ref::<String>().map(String::as_str);

@@ -10,8 +10,11 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+#[cfg(feature = "containers")]
+use super::container::{self, Container};
 use super::process::on_path;
 use super::server::{ServerError, ServerProcess, Service, Site};
+use super::station::Station;
 use wire::Target;
 
 pub use wire::Reply;
@@ -37,13 +40,38 @@ pub struct RedisOptions {
     pub extra_args: Vec<String>,
 }
 
+impl RedisOptions {
+    /// As arguments, but for the extra ones.
+    pub(super) fn arguments(&self) -> Vec<String> {
+        let aof: &[&str] = match self.aof {
+            Aof::Off => &["--appendonly", "no"],
+            Aof::EverySec => &["--appendonly", "yes", "--appendfsync", "everysec"],
+            Aof::Always => &["--appendonly", "yes", "--appendfsync", "always"],
+        };
+        let always = ["--save", "", "--repl-diskless-sync-delay", "0"];
+        always
+            .iter()
+            .chain(aof)
+            .map(|&word| word.to_owned())
+            .collect()
+    }
+}
+
 /// A Redis server: one of ours, or the one that [`DLOCK_TEST_REDIS_URL`](VARIABLE) names.
 ///
 /// Its methods block; see [`ServerProcess`].
 #[derive(Debug)]
 pub struct RedisServer {
     target: Target,
-    process: Option<ServerProcess>,
+    runs: Runs,
+}
+
+#[derive(Debug)]
+enum Runs {
+    Process(ServerProcess),
+    #[cfg(feature = "containers")]
+    Container(Container),
+    Elsewhere,
 }
 
 /// Names a server to use instead of one of ours, as `redis://[user:password@]host[:port][/db]`. Tests destroy its data.
@@ -63,10 +91,23 @@ impl RedisServer {
             debug_command,
             options,
         })?;
-        let target = Target::local(process.addr());
         Ok(Self {
-            target,
-            process: Some(process),
+            target: Target::local(process.addr()),
+            runs: Runs::Process(process),
+        })
+    }
+
+    /// Starts `redis:7` in a container.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::NoEngine`] when there is no engine, else what went wrong.
+    #[cfg(feature = "containers")]
+    pub fn in_container(options: RedisOptions) -> Result<Self, ServerError> {
+        let container = Container::start(container::Redis(options))?;
+        Ok(Self {
+            target: Target::local(container.addr()),
+            runs: Runs::Container(container),
         })
     }
 
@@ -93,7 +134,7 @@ impl RedisServer {
             .map_err(|error| unusable(format!("{} does not answer: {error}", target.addr())))?;
         Ok(Self {
             target,
-            process: None,
+            runs: Runs::Elsewhere,
         })
     }
 
@@ -115,10 +156,24 @@ impl RedisServer {
         self.target.addr()
     }
 
-    /// The process, for stopping, killing and restarting; `None` when the server is not ours.
+    /// The process, for stopping, killing and restarting; `None` when the server is no process of ours.
     #[must_use]
     pub const fn process(&self) -> Option<&ServerProcess> {
-        self.process.as_ref()
+        match &self.runs {
+            Runs::Process(process) => Some(process),
+            _ => None,
+        }
+    }
+
+    /// The same for a process and for a container; `None` when the server is not ours.
+    #[must_use]
+    pub fn station(&self) -> Option<&dyn Station> {
+        match &self.runs {
+            Runs::Process(process) => Some(process),
+            #[cfg(feature = "containers")]
+            Runs::Container(container) => Some(container),
+            Runs::Elsewhere => None,
+        }
     }
 
     /// Runs one command on a connection of its own.
@@ -155,21 +210,9 @@ impl Service for Redis {
                 "--protected-mode",
                 "no",
             ])
-            .args([
-                "--save",
-                "",
-                "--daemonize",
-                "no",
-                "--repl-diskless-sync-delay",
-                "0",
-            ])
-            .arg("--dir")
-            .arg(&site.dir);
-        match self.options.aof {
-            Aof::Off => command.args(["--appendonly", "no"]),
-            Aof::EverySec => command.args(["--appendonly", "yes", "--appendfsync", "everysec"]),
-            Aof::Always => command.args(["--appendonly", "yes", "--appendfsync", "always"]),
-        };
+            .args(["--daemonize", "no", "--dir"])
+            .arg(&site.dir)
+            .args(self.options.arguments());
         if self.debug_command {
             command.args(["--enable-debug-command", "local"]);
         }
@@ -178,12 +221,17 @@ impl Service for Redis {
     }
 
     fn ready(&self, site: &Site, pid: u32) -> bool {
-        // While it loads its append-only file, INFO is answered and little else is.
-        let info = Target::local(site.addr()).command(&["INFO"], READY_LIMIT);
-        let text = info.ok().and_then(|reply| reply.text()).unwrap_or_default();
-        let has = |line: &str| text.lines().any(|found| found == line);
-        has(&format!("process_id:{pid}")) && has("loading:0")
+        let line = format!("process_id:{pid}");
+        answers(site.addr(), |info| info.lines().any(|found| found == line))
     }
+}
+
+/// Whether a Redis answers there that has its data, and says of itself what is asked for.
+pub(super) fn answers(addr: SocketAddr, asked: impl FnOnce(&str) -> bool) -> bool {
+    // While it loads its append-only file, INFO is answered and little else is.
+    let info = Target::local(addr).command(&["INFO"], READY_LIMIT);
+    let text = info.ok().and_then(|reply| reply.text()).unwrap_or_default();
+    text.lines().any(|line| line == "loading:0") && asked(&text)
 }
 
 /// `DEBUG` must be allowed by name from Redis 7 on; older ones know neither the option nor the need.

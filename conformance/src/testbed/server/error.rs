@@ -16,6 +16,15 @@ pub enum ServerError {
         /// What to do about it.
         remedy: &'static str,
     },
+    /// No container engine answers.
+    #[error(
+        "no container engine: {reason}; start Docker, or a private one with conformance/images/engine.sh up, and make the \
+         images with conformance/images/build.sh; or set DLOCK_TEST_UNPRIVILEGED=1 to leave such tests out"
+    )]
+    NoEngine {
+        /// What happened when it was asked.
+        reason: String,
+    },
     /// A server was named by an environment variable that cannot be used.
     #[error("{variable}: {reason}")]
     Variable {

@@ -1,0 +1,62 @@
+//! How much of the suite runs in which home.
+
+use crate::{case::Case, clause::Clause, testbed::Home};
+use std::{env, ffi::OsStr};
+
+/// What is tried over servers in containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// What shows that the driver and that server understand each other: a start costs more than most cases.
+    Short,
+    /// Every clause.
+    Whole,
+}
+
+impl Scope {
+    /// What the environment asks for.
+    pub(crate) fn from_env() -> Result<Self, String> {
+        env::var_os(VARIABLE).map_or(Ok(Self::Short), |value| Self::of(&value))
+    }
+
+    fn of(value: &OsStr) -> Result<Self, String> {
+        match value.to_str() {
+            Some("") => Ok(Self::Short),
+            Some("all") => Ok(Self::Whole),
+            _ => Err(format!("{VARIABLE}: {value:?} is neither `all` nor empty")),
+        }
+    }
+
+    /// Whether a case belongs to it.
+    pub(crate) fn has(self, home: Home, case: &Case) -> bool {
+        home == Home::Process || self == Self::Whole || SHORT.contains(&case.clause)
+    }
+}
+
+const VARIABLE: &str = "DLOCK_TEST_CONTAINER";
+const SHORT: [Clause; 4] = [Clause::Mutex, Clause::Owner, Clause::Loss, Clause::Crash];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cases::cases;
+
+    #[test]
+    fn containers_try_four_clauses_unless_all_are_asked_for() {
+        let tried = |scope: Scope, home| {
+            let all = cases();
+            let wanted = all.iter().filter(|case| scope.has(home, case)).count();
+            (wanted, all.len())
+        };
+        let (wanted, all) = tried(Scope::Short, Home::Container);
+        assert!(0 < wanted && wanted < all, "{wanted} of {all}");
+        assert_eq!(tried(Scope::Short, Home::Process), (all, all));
+        assert_eq!(tried(Scope::Whole, Home::Container), (all, all));
+    }
+
+    #[test]
+    fn a_value_that_means_nothing_is_refused() {
+        assert_eq!(Scope::of("all".as_ref()), Ok(Scope::Whole));
+        assert_eq!(Scope::of("".as_ref()), Ok(Scope::Short));
+        assert!(Scope::of("some".as_ref()).is_err());
+    }
+}

@@ -1,0 +1,287 @@
+//! A real server of any kind, in a container of an engine on this machine.
+
+mod engine;
+mod mariadb;
+mod mongo;
+mod redis;
+mod zookeeper;
+
+use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use testcontainers::core::IntoContainerPort;
+use testcontainers::runners::AsyncRunner;
+use testcontainers::{ContainerAsync, GenericImage, ImageExt};
+
+use super::server::{ServerError, free_port};
+use super::station::Station;
+
+pub(super) use engine::check as check_engine;
+pub use mariadb::MariaDb;
+pub use mongo::Mongo;
+pub use redis::Redis;
+pub use zookeeper::ZooKeeper;
+
+/// What a kind of server must say about itself to be run by [`Container`].
+pub trait Image: fmt::Debug + Send + Sync + 'static {
+    /// The image without its tag, for messages too.
+    fn name(&self) -> &'static str;
+
+    /// Its tag.
+    fn tag(&self) -> &'static str;
+
+    /// Where it listens in the container, of which clients see `outside`.
+    ///
+    /// The same number for a server that tells its clients its address.
+    fn port(&self, outside: u16) -> u16;
+
+    /// What it is started with.
+    fn command(&self, outside: u16) -> Vec<String>;
+
+    /// Its environment.
+    fn environment(&self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+
+    /// Whether it answers there; asked every few milliseconds, so it must not wait long.
+    ///
+    /// The engine accepts connections before the server does: only an answer of the server's own counts.
+    fn ready(&self, addr: SocketAddr) -> bool;
+
+    /// How long a start may take.
+    fn start_limit(&self) -> Duration {
+        Duration::from_secs(30)
+    }
+}
+
+/// A running container. Dropping it removes it with its data; those of a test that was killed are removed by the next that
+/// starts one.
+///
+/// It listens on the loopback address of this machine, on a port that stays the same when it is restarted: the engine must
+/// be on this machine, and no neighbour can reach a server without passwords. All methods block, also in async code.
+#[derive(Debug)]
+pub struct Container {
+    image: Arc<dyn Image>,
+    addr: SocketAddr,
+    /// `None` only while it is dropped.
+    running: Option<Arc<ContainerAsync<GenericImage>>>,
+}
+
+impl Container {
+    /// Starts a container and waits until its server is ready. A port that somebody else took in the meantime is tried anew
+    /// elsewhere. An image that the engine does not have is pulled.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError`]: [`NoEngine`](ServerError::NoEngine) when none answers, else what went wrong, with the server's log
+    /// where there is one.
+    pub fn start(image: impl Image) -> Result<Self, ServerError> {
+        check_engine()?;
+        let image: Arc<dyn Image> = Arc::new(image);
+        let mut attempt = 1;
+        let container = loop {
+            match Self::launch(&image) {
+                Err(Launch::PortTaken) if attempt < START_ATTEMPTS => attempt += 1,
+                Err(Launch::PortTaken) => {
+                    return Err(image.failed("find a port for", "all that were tried are taken"));
+                }
+                Err(Launch::Failed(error)) => return Err(error),
+                Ok(container) => break container,
+            }
+        };
+        container.wait_until_ready()?;
+        Ok(container)
+    }
+
+    fn launch(image: &Arc<dyn Image>) -> Result<Self, Launch> {
+        let failed = |words: String| Launch::Failed(image.failed("start", words));
+        let port = free_port().map_err(|error| failed(error.to_string()))?;
+        let inside = image.port(port).tcp();
+        let name = engine::fresh_name(image.name());
+        let mut request = GenericImage::new(image.name(), image.tag())
+            .with_cmd(image.command(port))
+            .with_container_name(&name)
+            .with_label(engine::LABEL, engine::owner())
+            .with_mapped_port(port, inside)
+            .with_host_config_modifier(|host| {
+                for binding in host.port_bindings.iter_mut().flatten() {
+                    for place in binding.1.iter_mut().flatten() {
+                        place.host_ip = Some(Ipv4Addr::LOCALHOST.to_string());
+                    }
+                }
+            });
+        for (key, value) in image.environment() {
+            request = request.with_env_var(key, value);
+        }
+        match engine::run(request.start()) {
+            Ok(container) => Ok(Self {
+                image: Arc::clone(image),
+                addr: (Ipv4Addr::LOCALHOST, port).into(),
+                running: Some(Arc::new(container)),
+            }),
+            Err(error) => {
+                engine::remove(name); // created, and not started
+                let words = engine::words(&error);
+                if PORT_TAKEN.iter().any(|taken| words.contains(taken)) {
+                    return Err(Launch::PortTaken);
+                }
+                Err(failed(words))
+            }
+        }
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub const fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The engine's id of it.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        self.running().id()
+    }
+
+    fn wait_until_ready(&self) -> Result<(), ServerError> {
+        let (server, limit) = (self.image.name(), self.image.start_limit());
+        let began = Instant::now();
+        let mut looked = began;
+        loop {
+            if self.image.ready(self.addr) {
+                return Ok(());
+            }
+            if looked.elapsed() > LOOK_INTERVAL {
+                looked = Instant::now();
+                if let Some(code) = self.exit_code()? {
+                    return Err(ServerError::Ended {
+                        server,
+                        status: ExitStatus::from_raw(code << 8),
+                        log: self.log(),
+                    });
+                }
+            }
+            if began.elapsed() > limit {
+                let log = self.log();
+                return Err(ServerError::NotReady { server, limit, log });
+            }
+            thread::sleep(READY_INTERVAL);
+        }
+    }
+
+    fn exit_code(&self) -> Result<Option<i32>, ServerError> {
+        let code = self.engine("look at", |container| async move {
+            Ok::<_, testcontainers::TestcontainersError>(match container.is_running().await? {
+                true => None,
+                false => container.exit_code().await?,
+            })
+        })?;
+        Ok(code.map(|code| i32::try_from(code).unwrap_or(i32::MAX >> 8)))
+    }
+
+    fn running(&self) -> &Arc<ContainerAsync<GenericImage>> {
+        let running = self.running.as_ref();
+        running.expect("BUG: a container is there until it is dropped")
+    }
+
+    /// Has the engine do something with it.
+    fn engine<T, E, F>(
+        &self,
+        step: &'static str,
+        job: impl FnOnce(Arc<ContainerAsync<GenericImage>>) -> F,
+    ) -> Result<T, ServerError>
+    where
+        T: Send + 'static,
+        E: std::error::Error + Send + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        let done = engine::run(job(Arc::clone(self.running())));
+        done.map_err(|error| self.image.failed(step, engine::words(&error)))
+    }
+}
+
+impl Station for Container {
+    fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    fn stop(&self) -> io::Result<()> {
+        let paused = self.engine("pause", |container| async move { container.pause().await });
+        paused.map_err(io::Error::other)
+    }
+
+    fn cont(&self) -> io::Result<()> {
+        let goes_on = self.engine(
+            "continue",
+            |container| async move { container.unpause().await },
+        );
+        goes_on.map_err(io::Error::other)
+    }
+
+    fn restart(&self) -> Result<(), ServerError> {
+        self.engine("kill", |container| async move {
+            engine::kill(container.id()).await
+        })?;
+        self.engine("start", |container| async move { container.start().await })?;
+        self.wait_until_ready()
+    }
+
+    fn log(&self) -> String {
+        let printed = self.engine("read the log of", |container| async move {
+            let mut printed = container.stdout_to_vec().await?;
+            printed.extend(container.stderr_to_vec().await?);
+            Ok::<_, testcontainers::TestcontainersError>(printed)
+        });
+        let printed = printed.unwrap_or_else(|error| error.to_string().into_bytes());
+        let tail = &printed[printed.len().saturating_sub(LOG_TAIL)..];
+        String::from_utf8_lossy(tail).into_owned()
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        let Some(container) = self.running.take().and_then(Arc::into_inner) else {
+            return;
+        };
+        // An engine that is gone has taken its containers with it.
+        drop(engine::run(container.rm()));
+    }
+}
+
+/// Why there is no container.
+enum Launch {
+    PortTaken,
+    Failed(ServerError),
+}
+
+impl dyn Image {
+    fn failed(&self, step: &'static str, words: impl Into<String>) -> ServerError {
+        ServerError::System {
+            server: self.name(),
+            step,
+            source: io::Error::other(words.into()),
+        }
+    }
+}
+
+/// For a question to a server that may not be there yet.
+fn connect(addr: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&addr, QUESTION_LIMIT)?;
+    stream.set_read_timeout(Some(QUESTION_LIMIT))?;
+    stream.set_write_timeout(Some(QUESTION_LIMIT))?;
+    Ok(stream)
+}
+
+/// How engines say that a port is not free.
+const PORT_TAKEN: [&str; 2] = ["port is already allocated", "address already in use"];
+const START_ATTEMPTS: u32 = 4;
+const READY_INTERVAL: Duration = Duration::from_millis(10);
+/// A container that ends at once should not take the whole limit; a look costs the engine more than a question to the server.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+const QUESTION_LIMIT: Duration = Duration::from_millis(500);
+const LOG_TAIL: usize = 16 * 1024;

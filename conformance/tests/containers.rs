@@ -1,0 +1,233 @@
+//! Servers in containers keep the promises of a station. An engine is needed, so this target brings a main that can say so.
+
+use std::error::Error;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::{Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dlock_conformance::testbed::container::{self, Container, Image};
+use dlock_conformance::testbed::redis::{Aof, RedisOptions};
+use dlock_conformance::testbed::server::ServerError;
+use dlock_conformance::testbed::{Home, RedisServer, Station, Worker, is_unprivileged, worker};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use tokio::runtime::Builder;
+
+type Outcome = Result<(), Box<dyn Error>>;
+
+fn main() -> ExitCode {
+    if worker::entry().is_some() {
+        return work().map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    }
+    let trials = vec![
+        trial("redis_runs_stops_goes_on_and_restarts", redis_runs),
+        trial(
+            "redis_executes_nothing_between_a_stop_and_a_restart",
+            redis_stays_stopped,
+        ),
+        trial("mariadb_stands_as_a_station", || {
+            stands(container::MariaDb::default())
+        }),
+        trial("mongo_stands_as_a_station", || {
+            stands(container::Mongo::default())
+        }),
+        trial("zookeeper_stands_as_a_station", || {
+            stands(container::ZooKeeper::default())
+        }),
+        trial("a_server_that_ends_at_once_is_an_error_with_its_log", ends),
+        trial("a_server_that_is_never_ready_is_removed", never_ready),
+        trial("an_image_that_nobody_has_is_an_error", no_image),
+        trial("what_a_killed_test_left_is_removed_by_the_next", sweeps),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+fn trial(name: &str, test: impl FnOnce() -> Outcome + Send + 'static) -> Trial {
+    Trial::ignorable_test(name, move || {
+        match Home::Container.check() {
+            Err(error) if is_unprivileged() => return Ok(Completion::ignored_with(error)),
+            home => home?,
+        }
+        test().map_err(|error| Failed::from(error.to_string()))?;
+        Ok(Completion::Completed)
+    })
+}
+
+fn redis(aof: Aof) -> Result<RedisServer, ServerError> {
+    RedisServer::in_container(RedisOptions {
+        aof,
+        ..RedisOptions::default()
+    })
+}
+
+fn redis_runs() -> Outcome {
+    let redis = redis(Aof::Always)?;
+    let station = redis.station().ok_or("it is ours")?;
+    assert!(redis.process().is_none() && station.addr().ip().is_loopback());
+    redis.command(&["SET", "k", "v"])?;
+    station.stop()?;
+    thread::scope(|scope| {
+        let answer = scope.spawn(|| redis.command(&["GET", "k"]));
+        thread::sleep(Duration::from_millis(200));
+        assert!(!answer.is_finished(), "a paused server answers");
+        station.cont()?;
+        let answer = answer.join().map_err(|_| "it panicked")??;
+        assert_eq!(answer.text().as_deref(), Some("v"));
+        Ok::<_, Box<dyn Error>>(())
+    })?;
+    station.restart()?;
+    let kept = redis.command(&["GET", "k"])?;
+    assert_eq!(kept.text().as_deref(), Some("v"));
+    assert!(station.log().contains("Ready to accept connections"));
+    Ok(())
+}
+
+fn redis_stays_stopped() -> Outcome {
+    let redis = redis(Aof::Always)?;
+    let station = redis.station().ok_or("it is ours")?;
+    station.stop()?;
+    let mut late = TcpStream::connect(redis.addr())?;
+    late.write_all(b"SET late 1\r\n")?;
+    station.restart()?;
+    let found = redis.command(&["EXISTS", "late"])?;
+    assert_eq!(found.text().as_deref(), Some("0"));
+    // What was running when it was restarted is killed as well, and its connections with it.
+    late = TcpStream::connect(redis.addr())?;
+    station.restart()?;
+    late.set_read_timeout(Some(LIMIT))?;
+    assert!(!matches!(late.read(&mut [0]), Ok(1)));
+    Ok(())
+}
+
+/// What every kind promises: ready is ready, and after a stop and a restart once more, in the same place.
+fn stands(image: impl Image + Copying) -> Outcome {
+    let container = Container::start(image.again())?;
+    let addr = container.addr();
+    assert!(addr.ip().is_loopback() && image.ready(addr));
+    container.stop()?;
+    assert!(!image.ready(addr), "a paused server answers");
+    container.cont()?;
+    assert!(soon(|| image.ready(addr)), "it does not go on");
+    container.stop()?;
+    container.restart()?;
+    assert!(image.ready(addr) && container.addr() == addr);
+    assert!(!container.log().is_empty());
+    let id = container.id().to_owned();
+    drop(container);
+    assert!(!exists(&id)? && !image.ready(addr));
+    Ok(())
+}
+
+/// One to start, and one to ask with.
+trait Copying {
+    fn again(&self) -> Self;
+}
+
+impl<T: Clone> Copying for T {
+    fn again(&self) -> Self {
+        self.clone()
+    }
+}
+
+fn ends() -> Outcome {
+    let error = RedisServer::in_container(RedisOptions {
+        extra_args: ["--no-such-option", "1"].map(str::to_owned).into(),
+        ..RedisOptions::default()
+    });
+    let error = error.expect_err("there is no such option");
+    assert!(matches!(error, ServerError::Ended { .. }), "{error}");
+    assert!(error.to_string().contains("no-such-option"), "{error}");
+    Ok(())
+}
+
+/// A Redis of whom too much is asked, or whose image has another name.
+#[derive(Debug)]
+struct Odd {
+    tag: &'static str,
+}
+
+impl Image for Odd {
+    fn name(&self) -> &'static str {
+        "redis"
+    }
+
+    fn tag(&self) -> &'static str {
+        self.tag
+    }
+
+    fn port(&self, _: u16) -> u16 {
+        6379
+    }
+
+    fn command(&self, _: u16) -> Vec<String> {
+        vec!["redis-server".to_owned()]
+    }
+
+    fn ready(&self, _: std::net::SocketAddr) -> bool {
+        false
+    }
+
+    fn start_limit(&self) -> Duration {
+        Duration::from_millis(500)
+    }
+}
+
+fn never_ready() -> Outcome {
+    let error = Container::start(Odd { tag: "7" }).expect_err("it never is");
+    let ServerError::NotReady { log, .. } = error else {
+        return Err(error.into());
+    };
+    assert!(log.contains("Ready to accept connections"), "{log}");
+    Ok(())
+}
+
+fn no_image() -> Outcome {
+    let error = Container::start(Odd { tag: "no-such-tag" }).expect_err("there is none");
+    assert!(error.to_string().contains("redis:no-such-tag"), "{error}");
+    Ok(())
+}
+
+fn sweeps() -> Outcome {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut killed = Worker::spawn("start", &[])?;
+        let left = killed.expect("started ", LIMIT).await?;
+        killed.kill_9().await?;
+        assert!(exists(&left)?);
+        let mut next = Worker::spawn("start", &[])?;
+        let ours = next.expect("started ", LIMIT).await?;
+        assert!(!exists(&left)? && exists(&ours)?);
+        next.close();
+        assert!(next.wait().await?.success());
+        assert!(!exists(&ours)?);
+        Ok(())
+    })
+}
+
+/// What a worker does: starts a container, says so, and ends when it is told to.
+fn work() -> Outcome {
+    let container = Container::start(container::Redis::default())?;
+    worker::say(&format!("started {}", container.id()))?;
+    while worker::commands().blocking_recv().is_some() {}
+    Ok(())
+}
+
+fn exists(id: &str) -> Result<bool, Box<dyn Error>> {
+    let inspected = Command::new("docker").args(["inspect", id]).output()?;
+    Ok(inspected.status.success())
+}
+
+fn soon(holds: impl Fn() -> bool) -> bool {
+    let began = Instant::now();
+    while began.elapsed() < LIMIT {
+        if holds() {
+            return true;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    false
+}
+
+/// Far longer than anything here takes on a busy machine: only a test that hangs meets it.
+const LIMIT: Duration = Duration::from_secs(30);

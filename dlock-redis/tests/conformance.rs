@@ -5,7 +5,7 @@ use dlock_conformance::{
     Call, Failure, Faults, Fixture, Gap, Keeps, MakeFixture, Mutants, Network, Records, Server,
     StoreTime, Time, main as suite,
     testbed::{
-        Proxy, RedisServer,
+        Home, Proxy, RedisServer, Station,
         proxy::{Direction, Fault, Reach, Trigger},
         redis::{Aof, RedisOptions},
     },
@@ -15,15 +15,28 @@ use dlock_redis::RedisDriver;
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
 fn main() -> ExitCode {
-    suite(vec![Box::new(Redis)], Mutants::Listed)
+    suite(
+        vec![
+            Box::new(Redis(Home::Process)),
+            Box::new(Redis(Home::Container)),
+        ],
+        Mutants::Listed,
+    )
 }
 
-struct Redis;
+struct Redis(Home);
 
 #[async_trait]
 impl MakeFixture for Redis {
     fn name(&self) -> &str {
-        "redis"
+        match self.0 {
+            Home::Process => "redis",
+            Home::Container => "redis-container",
+        }
+    }
+
+    fn home(&self) -> Home {
+        self.0
     }
 
     fn time(&self) -> Time {
@@ -31,20 +44,27 @@ impl MakeFixture for Redis {
     }
 
     async fn make(&self) -> Result<Arc<dyn Fixture>, Failure> {
-        let server = match std::env::var_os(dlock_conformance::testbed::redis::VARIABLE) {
-            Some(_) => RedisServer::from_env_or_start()?,
-            // The file is written before each answer, so that what was answered outlives a kill of the process.
-            None => RedisServer::start(RedisOptions {
-                aof: Aof::EverySec,
-                ..RedisOptions::default()
-            })?,
+        // The file is written before each answer, so that what was answered outlives a kill of the process.
+        let options = RedisOptions {
+            aof: Aof::EverySec,
+            ..RedisOptions::default()
+        };
+        let named = std::env::var_os(dlock_conformance::testbed::redis::VARIABLE);
+        let server = match self.0 {
+            Home::Container => RedisServer::in_container(options)?,
+            Home::Process if named.is_some() => RedisServer::from_env_or_start()?,
+            Home::Process => RedisServer::start(options)?,
         };
         Ok(Arc::new(Place { server }))
     }
 
     async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
-        Ok(Arc::new(RedisDriver::connect(url).await?))
+        connect(url).await
     }
+}
+
+async fn connect(url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
+    Ok(Arc::new(RedisDriver::connect(url).await?))
 }
 
 /// One server. Its methods block, which costs nobody anything: cases have threads of their own.
@@ -55,7 +75,7 @@ struct Place {
 #[async_trait]
 impl Fixture for Place {
     async fn driver(&self) -> Result<Arc<dyn DistributedLock>, Failure> {
-        Redis.connect(&self.server.url()).await
+        connect(&self.server.url()).await
     }
 
     fn url(&self) -> Result<String, Gap> {
@@ -67,7 +87,7 @@ impl Fixture for Place {
     }
 
     fn server(&self) -> Result<&dyn Server, Gap> {
-        match self.server.process() {
+        match self.server.station() {
             Some(_) => Ok(self),
             None => Err(Gap("the server is not ours to stop, kill or flush")),
         }
@@ -86,7 +106,7 @@ impl Fixture for Place {
 impl Network for Place {
     async fn faulty_driver(&self) -> Result<(Arc<dyn DistributedLock>, Box<dyn Faults>), Failure> {
         let proxy = Proxy::start(self.server.addr()).await?;
-        let driver = Redis.connect(&self.server.url_at(proxy.addr())).await?;
+        let driver = connect(&self.server.url_at(proxy.addr())).await?;
         Ok((driver, Box::new(Wire(proxy))))
     }
 }
@@ -137,15 +157,15 @@ impl Faults for Wire {
 #[async_trait]
 impl Server for Place {
     async fn stop(&self) -> Result<(), Failure> {
-        Ok(self.process()?.stop()?)
+        Ok(self.station()?.stop()?)
     }
 
     async fn cont(&self) -> Result<(), Failure> {
-        Ok(self.process()?.cont()?)
+        Ok(self.station()?.cont()?)
     }
 
     async fn restart(&self) -> Result<(), Failure> {
-        Ok(self.process()?.restart()?)
+        Ok(self.station()?.restart()?)
     }
 
     fn keeps(&self) -> Keeps {
@@ -154,9 +174,9 @@ impl Server for Place {
 }
 
 impl Place {
-    fn process(&self) -> Result<&dlock_conformance::testbed::ServerProcess, Failure> {
-        let process = self.server.process();
-        process.ok_or_else(|| Failure::new("the server is not ours"))
+    fn station(&self) -> Result<&dyn Station, Failure> {
+        let station = self.server.station();
+        station.ok_or_else(|| Failure::new("the server is not ours"))
     }
 }
 

@@ -62,11 +62,7 @@ async fn tasks_of_one_client_are_served_in_order(ctx: Ctx) -> Result<(), Failure
             waiting.push(order.wait(&ctx, peer.lock(&name)?, number).await);
         }
         frees(&ctx, guard).await?;
-        for waiter in waiting {
-            waiter
-                .done(&ctx, "everybody is served", ctx.answer())
-                .await??;
-        }
+        all_served(&ctx, waiting).await?;
         same("the order", order.seen(), (0..6).collect())?;
     }
     Ok(())
@@ -87,11 +83,7 @@ async fn clients_are_served_in_order_where_the_store_keeps_one(ctx: Ctx) -> Resu
         ctx.sleep(Duration::from_millis(5)).await;
     }
     frees(&ctx, guard).await?;
-    for waiter in waiting {
-        waiter
-            .done(&ctx, "everybody is served", ctx.answer())
-            .await??;
-    }
+    all_served(&ctx, waiting).await?;
     same("the order", order.seen(), (0..4).collect())
 }
 
@@ -120,11 +112,7 @@ async fn the_store_sees_one_waiter_of_a_client(ctx: Ctx) -> Result<(), Failure> 
         1,
     )?;
     frees(&ctx, guard).await?;
-    for waiter in waiting {
-        waiter
-            .done(&ctx, "everybody is served", ctx.answer())
-            .await??;
-    }
+    all_served(&ctx, waiting).await?;
     left_untouched(&ctx, &observer, &name, ctx.answer()).await
 }
 
@@ -373,11 +361,7 @@ async fn a_waiter_out_of_time_passes_its_place_on(ctx: Ctx) -> Result<(), Failur
     )?;
     ctx.sleep(limit / 10).await;
     frees(&ctx, guard).await?;
-    for waiter in waiting {
-        waiter
-            .done(&ctx, "everybody is served", ctx.answer())
-            .await??;
-    }
+    all_served(&ctx, waiting).await?;
     let wanted = if in_line { vec![1, 2] } else { vec![1] };
     same("the order", order.seen(), wanted)
 }
@@ -400,6 +384,19 @@ async fn a_wait_ends_when_the_lease_of_the_holder_does(ctx: Ctx) -> Result<(), F
         fails("the holder's check", guard.check(), ErrorKind::Lost)?;
         drop(guard);
         frees(&ctx, taken).await?;
+    }
+    Ok(())
+}
+
+/// All of them together: a store that wakes nobody serves each in a look's time, and should not be let off for that.
+async fn all_served(
+    ctx: &Ctx,
+    waiting: Vec<Task<Result<(), dlock_core::Error>>>,
+) -> Result<(), Failure> {
+    let end = ctx.now() + ctx.answer();
+    for waiter in waiting {
+        let rest = end.since(ctx.now());
+        waiter.done(ctx, "everybody is served", rest).await??;
     }
     Ok(())
 }

@@ -1,234 +1,65 @@
-//! All wire text: the scripts, how they are called and what they answer.
-//!
-//! Every script is atomic: the server runs nothing else meanwhile. Its clock is the only one that counts. All keys are
-//! declared and share one hash tag, so a script runs on whichever cluster node has the name's slot.
-//!
-//! | key | what |
-//! |---|---|
-//! | `dlock:{E}` | the record, a hash: `<owner uuid>:0` → how many holds, `~h:<hold>` → `END NOTE`, `~t` token, `~s` the µs it began where the token does not tell, `~k` the ms until which it is kept shut |
-//! | `dlock:{E}:token` | the token given last |
-//!
-//! The record lives until the latest end of its living holds, or until `~k` when no owner is left. END is a hold's end in
-//! ms, or `=`: with the record, as long as it is the only hold. A hash without `~t` and with a field that does not begin
-//! with `~` is a foreign (Redisson) holder.
-//!
-//! Numbers: milliseconds are exact in Lua, and `..` shows 14 digits of them, enough until the year 5138. Tokens have 16:
-//! they are pasted from the text that `TIME` answers, formatted by `%.0f` where they are computed, and answered as text.
+//! All requests on the wire and what the answers mean. What the scripts do is in `scripts`.
 
-use dlock_core::{Acquire, FencingToken, HoldId, Holds, Owner, Release, Renew};
+use dlock_core::{Acquire, Broken, FencingToken, HoldId, Holds, Owner, Release, Renew, Ticket};
 use redis::{Cmd, Value};
-use std::{sync::LazyLock, time::Duration};
+use std::{fmt::Write as _, time::Duration};
 
-use crate::config::Keys;
+use crate::{
+    config::Keys,
+    scripts::{ACQUIRE, BREAK, INSPECT, LEAVE, RELEASE, RENEW},
+};
 
-/// A script and the name under which the server keeps it.
-pub(crate) struct Lua {
-    pub(crate) text: &'static str,
-    hash: String,
-}
+/// Where a ticket first stood in line: the server's time, in µs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place(u64);
 
-impl Lua {
-    fn new(text: &'static str) -> Self {
-        let hash = redis::Script::new(text).get_hash().to_owned();
-        Self { text, hash }
-    }
-
-    fn call(&self, keys: usize, arguments: usize) -> Cmd {
-        let mut cmd = Cmd::with_capacity(3 + keys + arguments, 128 + 64 * (keys + arguments));
-        cmd.arg("EVALSHA").arg(self.hash.as_str()).arg(keys);
-        cmd
-    }
-}
-
-/// Every script: what a fresh connection loads.
-pub(crate) fn scripts() -> [&'static Lua; 5] {
-    [&ACQUIRE, &RELEASE, &RENEW, &BREAK, &INSPECT]
-}
-
-pub(crate) static ACQUIRE: LazyLock<Lua> = LazyLock::new(|| Lua::new(ACQUIRE_TEXT));
-pub(crate) static RELEASE: LazyLock<Lua> = LazyLock::new(|| Lua::new(RELEASE_TEXT));
-pub(crate) static RENEW: LazyLock<Lua> = LazyLock::new(|| Lua::new(RENEW_TEXT));
-pub(crate) static BREAK: LazyLock<Lua> = LazyLock::new(|| Lua::new(BREAK_TEXT));
-pub(crate) static INSPECT: LazyLock<Lua> = LazyLock::new(|| Lua::new(INSPECT_TEXT));
-
-/// Takes the lock. Run twice it finds its own hold and answers the same again; run late it takes nothing.
-///
-/// `KEYS` record, token; `ARGV` owner field, hold field, lease in ms, not-after in µs, `= note`, the token to join if any.
-/// Answers the token alone for the common case, a lock that was free: it is the server's time in µs, the count is 1 and
-/// the rest is the lease. Otherwise `{code, now, …}`, see [`Acquisition`]. The common case is five commands and no number
-/// turned into text, which is what costs: the hold ends with the record, so neither its end nor the record's is computed.
-const ACQUIRE_TEXT: &str = r"
-local call, key, owner, hold, lease = redis.call, KEYS[1], ARGV[1], ARGV[2], ARGV[3]
-local time = call('TIME')
-local micros = time[2]
-if #micros < 6 then micros = string.sub('00000' .. micros, -6) end
-micros = time[1] .. micros
-if micros - ARGV[4] > 0 then return {-2, micros} end
-local rest = call('PTTL', key)
-if rest ~= -2 then
-  local now, all = math.floor(micros / 1000), call('HGETALL', key)
-  local mine, token, ends, living, dead, lone = false, false, 0, 0, {}, false
-  for i = 1, #all, 2 do
-    local field, value = all[i], all[i + 1]
-    if field == owner then mine = true
-    elseif field == '~t' then token = value
-    elseif string.sub(field, 1, 3) == '~h:' then
-      local till = tonumber(string.match(value, '^%d+'))
-      if not till then
-        till = now + rest + 1
-        lone = {field, till .. string.sub(value, 2)}
-      end
-      if till <= now then dead[#dead + 1] = field
-      else
-        living = living + 1
-        if field == hold then ends = till end
-      end
-    end
-  end
-  if mine and token and living > 0 then
-    if ARGV[6] and ARGV[6] ~= token then return {-1, micros} end
-    if ends > 0 then return {1, micros, token, living, math.min(ends - now, rest)} end
-    if living >= 64 then return {-3, micros} end
-    if #dead > 0 then call('HDEL', key, unpack(dead)) end
-    call('HSET', key, owner, living + 1, hold, (now + lease) .. string.sub(ARGV[5], 2))
-    if lone then call('HSET', key, lone[1], lone[2]) end
-    if tonumber(lease) > rest then call('PEXPIRE', key, lease) end
-    return {1, micros, token, living + 1, tonumber(lease)}
-  end
-  if ARGV[6] then return {-1, micros} end
-  if not (mine and token) then return {0, micros, rest, all} end
-  call('DEL', key)
-end
-if ARGV[6] then return {-1, micros} end
-local before = call('SET', KEYS[2], micros, 'PX', '86400000', 'GET')
-if before and (tonumber(before) or 0) >= tonumber(micros) then
-  local token = string.format('%.0f', before + 1)
-  call('SET', KEYS[2], token, 'PX', '86400000')
-  call('HSET', key, owner, '1', hold, ARGV[5], '~t', token, '~s', micros)
-  call('PEXPIRE', key, lease)
-  return {1, micros, token, 1, tonumber(lease)}
-end
-call('HSET', key, owner, '1', hold, ARGV[5], '~t', micros)
-call('PEXPIRE', key, lease)
-return micros
-";
-
-/// Removes one hold (`ARGV[2]`) or all (`*`). Run twice the second finds nothing, says so and changes nothing.
-///
-/// `KEYS` record; `ARGV` owner field, hold field, how many ms to keep it shut if at all.
-/// With one hold counted the record's end is that hold's, so the common case needs no clock: the key is there, so the
-/// hold lives. Publishes Redisson's `0` whenever the name becomes free: its waiters look at nothing else.
-const RELEASE_TEXT: &str = r"
-local call, key, owner, hold = redis.call, KEYS[1], ARGV[1], ARGV[2]
-local got = call('HMGET', key, owner, hold, '~k')
-if got[1] == '1' and got[2] and not got[3] and not ARGV[3] then
-  call('DEL', key)
-  call('PUBLISH', 'redisson_lock__channel:' .. key, '0')
-  return 0
-end
-local time = call('TIME')
-local micros = time[1] .. string.sub('00000' .. time[2], -6)
-local now, rest, all = math.floor(micros / 1000), call('PTTL', key), call('HGETALL', key)
-local found, left, latest, gone = hold == '*', 0, 0, {hold}
-for i = 1, #all, 2 do
-  if string.sub(all[i], 1, 3) == '~h:' then
-    local till = tonumber(string.match(all[i + 1], '^%d+')) or now + rest + 1
-    if till <= now then gone[#gone + 1] = all[i]
-    elseif all[i] == hold then found = true
-    elseif hold ~= '*' then
-      left = left + 1
-      if till > latest then latest = till end
-    end
-  end
-end
-if not (got[1] and found) then return {-1, micros, rest, all} end
-local shut = tonumber(got[3] or 0)
-if ARGV[3] and now + ARGV[3] > shut then shut = now + ARGV[3] end
-if left > 0 then
-  call('HDEL', key, unpack(gone))
-  call('HSET', key, owner, left)
-  if shut > 0 then call('HSET', key, '~k', shut) end
-  call('PEXPIREAT', key, latest)
-  return {1, left}
-end
-call('DEL', key)
-if shut > now then
-  call('HSET', key, '~k', shut)
-  call('PEXPIREAT', key, shut)
-  return {2, shut - now}
-end
-call('PUBLISH', 'redisson_lock__channel:' .. key, '0')
-return 0
-";
-
-/// Prolongs holds, each judged alone. Run twice it prolongs twice, never past lease after the second run; run late not at all.
-///
-/// `KEYS` records; `ARGV` not-after in µs, then owner field, hold field, lease in ms (0: only look) for each.
-/// Answers now, then for each the rest in ms, -1 for not held, or the text of that record's own error.
-const RENEW_TEXT: &str = r"
-local call = redis.call
-local time = call('TIME')
-local micros = time[1] .. string.sub('00000' .. time[2], -6)
-if micros - ARGV[1] > 0 then return {-2, micros} end
-local now, out = math.floor(micros / 1000), {0, micros}
-for i, key in ipairs(KEYS) do
-  local hold, lease = ARGV[3 * i], tonumber(ARGV[3 * i + 1])
-  local got = redis.pcall('HMGET', key, ARGV[3 * i - 1], hold)
-  local answer = -1
-  if got.err then answer = got.err
-  elseif got[1] and got[2] then
-    local ends, note = string.match(got[2], '^(%d+)(.*)')
-    local rest = call('PTTL', key)
-    local left = ends and ends - now or rest
-    if left > 0 or not ends then
-      answer = left
-      if lease > left then
-        if ends then call('HSET', key, hold, (now + lease) .. note) end
-        if lease > rest then call('PEXPIRE', key, lease) end
-        answer = lease
-      end
-    end
-  end
-  out[i + 2] = answer
-end
-return out
-";
-
-/// Frees a name whoever holds it. Run twice the second finds it free, or another token.
-///
-/// `KEYS` record; `ARGV` the token it must have, if it must. The token key stays: what was broken is never repeated.
-const BREAK_TEXT: &str = r"
-local token = redis.call('HGET', KEYS[1], '~t')
-if redis.call('EXISTS', KEYS[1]) == 0 then return {0} end
-if ARGV[1] and ARGV[1] ~= token then return {-1, token} end
-redis.call('DEL', KEYS[1])
-redis.call('PUBLISH', 'redisson_lock__channel:' .. KEYS[1], '0')
-return {1, token}
-";
-
-/// Shows one name at one moment; writes nothing.
-const INSPECT_TEXT: &str = r"
-local time = redis.call('TIME')
-return {time[1] .. string.sub('00000' .. time[2], -6), redis.call('PTTL', KEYS[1]), redis.call('HGETALL', KEYS[1])}
-";
-
-pub(crate) fn acquire(keys: &Keys, req: &Acquire, not_after: Duration) -> Cmd {
-    let mut cmd = ACQUIRE.call(2, 6);
+/// Asks for the lock; `channel` is where this client listens, `place` where `req.line` stood before.
+pub(crate) fn acquire(
+    keys: &Keys,
+    req: &Acquire,
+    (channel, place): (&str, Option<Place>),
+    not_after: Duration,
+) -> Cmd {
+    let mut cmd = ACQUIRE.call(4, 8);
     cmd.arg(keys.record()).arg(keys.token());
+    cmd.arg(keys.line()).arg(keys.ends());
     cmd.arg(&owner_field(&req.owner)[..])
         .arg(&hold_field(req.hold)[..]);
     cmd.arg(millis(req.lease.length()))
         .arg(micros(not_after))
         .arg(format!("= {}", req.note));
+    // What is not there is left out: arguments are what a request costs most.
+    if req.line.is_some() || req.next.is_some() || req.join.is_some() {
+        let mut stands = req.line.map(|it| ticket(channel, it)).unwrap_or_default();
+        if let (Some(_), Some(Place(place))) = (req.line, place) {
+            // Writing to a string cannot fail.
+            let _ = write!(stands, " {place}");
+        }
+        cmd.arg(stands);
+    }
+    if req.next.is_some() || req.join.is_some() {
+        cmd.arg(req.next.map(|it| ticket(channel, it)).unwrap_or_default());
+    }
     if let Some(token) = req.join {
         cmd.arg(token.0);
     }
     cmd
 }
 
+/// Ends the turn or the wait of a ticket; with none it only helps: a free name goes to whoever is next in line.
+pub(crate) fn leave(keys: &Keys, left: Option<(&str, Ticket)>) -> Cmd {
+    let mut cmd = LEAVE.call(3, 1);
+    cmd.arg(keys.record()).arg(keys.line()).arg(keys.ends());
+    if let Some((channel, it)) = left {
+        cmd.arg(ticket(channel, it));
+    }
+    cmd
+}
+
 pub(crate) fn release(keys: &Keys, req: &Release) -> Cmd {
-    let mut cmd = RELEASE.call(1, 3);
-    cmd.arg(keys.record()).arg(&owner_field(&req.owner)[..]);
+    let mut cmd = RELEASE.call(3, 3);
+    cmd.arg(keys.record()).arg(keys.line()).arg(keys.ends());
+    cmd.arg(&owner_field(&req.owner)[..]);
     match req.holds {
         Holds::One(hold) => cmd.arg(&hold_field(hold)[..]),
         Holds::All => cmd.arg("*"),
@@ -254,17 +85,17 @@ pub(crate) fn renew(batch: &[(Keys, &Renew)], not_after: Duration) -> Cmd {
 }
 
 pub(crate) fn break_lock(keys: &Keys, only: Option<FencingToken>) -> Cmd {
-    let mut cmd = BREAK.call(1, 1);
-    cmd.arg(keys.record());
+    let mut cmd = BREAK.call(3, 1);
+    cmd.arg(keys.record()).arg(keys.line()).arg(keys.ends());
     if let Some(token) = only {
         cmd.arg(token.0);
     }
     cmd
 }
 
-pub(crate) fn inspect(record: &str) -> Cmd {
-    let mut cmd = INSPECT.call(1, 0);
-    cmd.arg(record);
+pub(crate) fn inspect(keys: &Keys) -> Cmd {
+    let mut cmd = INSPECT.call(2, 0);
+    cmd.arg(keys.record()).arg(keys.line());
     cmd
 }
 
@@ -278,6 +109,11 @@ pub(crate) fn scan(cursor: u64, pattern: &str, count: usize) -> Cmd {
         .arg("TYPE")
         .arg("hash");
     cmd
+}
+
+/// Whoever has it knows where its client listens.
+fn ticket(channel: &str, ticket: Ticket) -> String {
+    format!("{channel}:{ticket}")
 }
 
 fn owner_field(owner: &Owner) -> [u8; 38] {
@@ -318,16 +154,29 @@ pub(crate) enum Acquisition {
         token: FencingToken,
         holds: u32,
         rest: Duration,
+        /// Of the next ticket, if there is one.
+        behind: Option<Place>,
     },
-    Held(Record),
+    Held(Refusal),
     Gone,
     Late,
     Full,
 }
 
+/// Who is inside, and where the ticket stands now.
+pub(crate) struct Refusal {
+    pub(crate) record: Record,
+    pub(crate) ahead: Option<u32>,
+    pub(crate) place: Option<Place>,
+    /// Nobody is inside: there were more dead in line than one script takes out.
+    pub(crate) unserved: bool,
+}
+
 /// What [`RELEASE`] answered.
 pub(crate) enum Releasing {
     Freed,
+    /// Freed, and there were more dead in line than one script takes out.
+    Unserved,
     Left(u32),
     Kept(Duration),
     NotHeld(Record),
@@ -341,6 +190,7 @@ pub(crate) fn read_acquire(answer: Value, lease: Duration) -> Option<(Acquisitio
             token: FencingToken(micros),
             holds: 1,
             rest: lease,
+            behind: None,
         };
         return Some((granted, Duration::from_micros(micros)));
     }
@@ -351,8 +201,14 @@ pub(crate) fn read_acquire(answer: Value, lease: Duration) -> Option<(Acquisitio
             token: token(&fields.next()?)?,
             holds: u32::try_from(int(fields.next()?)?).ok()?,
             rest: span(fields.next()?)?,
+            behind: place(fields.next().as_ref()),
         },
-        0 => Acquisition::Held(Record::read(now, fields.next()?, fields.next()?)?),
+        0 => Acquisition::Held(Refusal {
+            record: Record::read(now, fields.next()?, fields.next()?)?,
+            ahead: u32::try_from(int(fields.next()?)?).ok(),
+            place: place(fields.next().as_ref()),
+            unserved: int(fields.next()?)? != 0,
+        }),
         -1 => Acquisition::Gone,
         -2 => Acquisition::Late,
         -3 => Acquisition::Full,
@@ -369,6 +225,7 @@ pub(crate) fn read_release(answer: Value) -> Option<Releasing> {
     Some(match int(fields.next()?)? {
         1 => Releasing::Left(u32::try_from(int(fields.next()?)?).ok()?),
         2 => Releasing::Kept(span(fields.next()?)?),
+        3 => Releasing::Unserved,
         -1 => {
             let now = time(&fields.next()?)?;
             Releasing::NotHeld(Record::read(now, fields.next()?, fields.next()?)?)
@@ -391,25 +248,68 @@ pub(crate) fn read_renew(
     Some((code == 0, now, rests.collect::<Option<_>>()?))
 }
 
-/// `Ok`: it was freed and had that token; `Err`: it has that one; nothing: it was free.
-pub(crate) type Breaking = Option<Result<Option<FencingToken>, Option<FencingToken>>>;
+/// Whether a leave came to the end of the dead.
+pub(crate) fn read_leave(answer: Value) -> Option<bool> {
+    int(answer).map(|unserved| unserved == 0)
+}
 
-pub(crate) fn read_break(answer: Value) -> Option<Breaking> {
+/// What was broken, and whether dead ones are left in line.
+pub(crate) fn read_break(answer: Value) -> Option<(Broken, bool)> {
     let mut fields = items(answer)?;
     let code = int(fields.next()?)?;
     let token = fields.next().as_ref().and_then(token);
-    match code {
-        0 => Some(None),
-        1 => Some(Some(Ok(token))),
-        -1 => Some(Some(Err(token))),
-        _ => None,
-    }
+    let unserved = matches!(fields.next(), Some(Value::Int(1)));
+    let broken = match code {
+        0 => Broken::WasFree,
+        1 => Broken::Freed { token },
+        -1 => Broken::Changed { token },
+        _ => return None,
+    };
+    Some((broken, unserved))
 }
 
-pub(crate) fn read_inspect(answer: Value) -> Option<Record> {
+/// The record, and how many stand in line.
+pub(crate) fn read_inspect(answer: Value) -> Option<(Record, u32)> {
     let mut fields = items(answer)?;
     let now = time(&fields.next()?)?;
-    Record::read(now, fields.next()?, fields.next()?)
+    let record = Record::read(now, fields.next()?, fields.next()?)?;
+    Some((record, u32::try_from(int(fields.next()?)?).ok()?))
+}
+
+/// A push to this client's channel.
+pub(crate) enum Push<'a> {
+    Turn {
+        ticket: Ticket,
+        record: &'a str,
+    },
+    First {
+        ticket: Ticket,
+        rest: Duration,
+        record: &'a str,
+    },
+}
+
+/// Reads `T<ticket> <record>` or `F<ticket> <ms> <record>`; whatever else is said there means nothing.
+pub(crate) fn read_push(message: &str) -> Option<Push<'_>> {
+    let (kind, message) = message.split_at_checked(1)?;
+    let (number, rest) = message.split_once(' ')?;
+    let ticket = Ticket(number.parse().ok()?);
+    match kind {
+        "T" => Some(Push::Turn {
+            ticket,
+            record: rest,
+        }),
+        "F" => {
+            let (millis, record) = rest.split_once(' ')?;
+            let rest = Duration::from_millis(millis.parse().ok()?);
+            Some(Push::First {
+                ticket,
+                rest,
+                record,
+            })
+        }
+        _ => None,
+    }
 }
 
 pub(crate) fn read_time(answer: Value) -> Option<Duration> {
@@ -484,6 +384,11 @@ fn bytes(value: &Value) -> Option<&[u8]> {
         Value::SimpleString(text) => Some(text.as_bytes()),
         _ => None,
     }
+}
+
+fn place(value: Option<&Value>) -> Option<Place> {
+    let text = std::str::from_utf8(bytes(value?)?).ok()?;
+    text.parse().ok().map(Place)
 }
 
 fn token(value: &Value) -> Option<FencingToken> {

@@ -27,9 +27,9 @@ pub struct RedisConfig {
 impl RedisConfig {
     /// The rights a user of the server needs, as the `ACL SETUSER` line for the default prefix. There are no tables to make.
     pub const RIGHTS: &'static str = "\
-ACL SETUSER locker on >secret resetchannels ~dlock:* &redisson_lock__channel:dlock:* \\
+ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__channel:dlock:* \\
   +@connection +evalsha +script|load +time +pttl +hgetall +hmget +hget +hset +hdel +del +exists +set +pexpire +pexpireat \\
-  +publish +subscribe +unsubscribe +scan +info
+  +zadd +zcard +zpopmin +zrange +zrank +zrem +zscore +publish +subscribe +scan +info
 ";
 
     /// What every key begins with, before `:{name}`. Default `dlock`. URL: `dlock.prefix`.
@@ -173,14 +173,16 @@ impl Prefix {
     }
 
     pub(crate) fn keys(&self, name: &LockName) -> Keys {
-        let bytes = CHANNEL.len() + self.0.len() + name.as_str().len();
-        let mut text = String::with_capacity(bytes + 16);
-        text.extend([CHANNEL, &self.0, ":{"]);
-        encode(name.as_str(), &mut text);
-        text.push('}');
-        let record = text.len();
-        text.push_str(":token");
-        Keys { text, record }
+        let mut key = String::with_capacity(self.0.len() + name.as_str().len() + 8);
+        key.extend([&self.0, ":{"]);
+        encode(name.as_str(), &mut key);
+        key.push('}');
+        Keys(key)
+    }
+
+    /// Where a client listens that is called that.
+    pub(crate) fn channel(&self, client: u64) -> String {
+        format!("{}:c:{client:016x}", self.0)
     }
 
     /// Which name a record's key belongs to; `None`: no key that [`keys`](Self::keys) gives.
@@ -236,24 +238,24 @@ impl FromStr for Prefix {
     }
 }
 
-/// The keys of one name, cut from one text: `redisson_lock__channel:dlock:{E}:token`.
-pub(crate) struct Keys {
-    text: String,
-    record: usize,
-}
+/// The keys of one name: the record's, and those that begin with it.
+pub(crate) struct Keys(String);
 
 impl Keys {
     pub(crate) fn record(&self) -> &str {
-        &self.text[CHANNEL.len()..self.record]
+        &self.0
     }
 
-    pub(crate) fn token(&self) -> &str {
-        &self.text[CHANNEL.len()..]
+    pub(crate) fn token(&self) -> String {
+        [&self.0, ":token"].concat()
     }
 
-    /// Where Redisson's waiters listen, and ours: it uses the key as it is when that has a brace.
-    pub(crate) fn channel(&self) -> &str {
-        &self.text[..self.record]
+    pub(crate) fn line(&self) -> String {
+        [&self.0, ":line"].concat()
+    }
+
+    pub(crate) fn ends(&self) -> String {
+        [&self.0, ":ends"].concat()
     }
 }
 
@@ -270,8 +272,6 @@ fn encode(name: &str, into: &mut String) {
         }
     }
 }
-
-const CHANNEL: &str = "redisson_lock__channel:";
 
 #[cfg(test)]
 mod tests {
@@ -294,7 +294,8 @@ mod tests {
             let keys = prefix().keys(&LockName::new(name).unwrap());
             assert_eq!(keys.record(), key);
             assert_eq!(keys.token(), format!("{key}:token"));
-            assert_eq!(keys.channel(), format!("redisson_lock__channel:{key}"));
+            assert_eq!(keys.line(), format!("{key}:line"));
+            assert_eq!(keys.ends(), format!("{key}:ends"));
             assert_eq!(prefix().name(key).unwrap().as_str(), name);
         }
     }
@@ -303,6 +304,7 @@ mod tests {
     fn a_key_that_we_do_not_write_names_no_lock() {
         for key in [
             "dlock:{a}:token",
+            "dlock:{a}:ends",
             "dlock:{%61}",
             "dlock:{a%7b}",
             "dlock:{%F}",

@@ -4,7 +4,14 @@
 //! neither a slow reader of pushes nor the server's output limit for subscribers can end the one that renews leases.
 //! It speaks RESP3, for which the native client reports the end of a connection when it happens, not at the next request.
 
-use crate::{commands, commands::Lua, config::RedisConfig, error, error::Failure, gather::Gather};
+use crate::{
+    commands,
+    config::RedisConfig,
+    error,
+    error::Failure,
+    gather::Gather,
+    scripts::{self, Lua},
+};
 use dlock_core::{Clock, DriverError, Instant, Result, ServerClock};
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ProtocolVersion, PushInfo, PushKind, RedisError,
@@ -310,7 +317,7 @@ impl Shared {
         });
         if let Some(link) = last {
             let lived = self.clock.now().since(link.opened);
-            let pause = if lived > LONGEST_PAUSE {
+            let pause = if lived > STEADY {
                 Duration::ZERO
             } else {
                 longer(link.pause)
@@ -369,7 +376,7 @@ async fn reconnect(shared: Weak<Shared>, mut pause: Duration) {
 async fn greet(native: &mut MultiplexedConnection) -> Result<Duration> {
     let mut greeting = redis::pipe();
     greeting.cmd("TIME");
-    for lua in commands::scripts() {
+    for lua in scripts::all() {
         greeting.add_command(load(lua));
     }
     let answers = native
@@ -421,7 +428,7 @@ fn said(error: &DriverError) -> String {
 
 fn load(lua: &Lua) -> Cmd {
     let mut cmd = redis::cmd("SCRIPT");
-    cmd.arg("LOAD").arg(lua.text);
+    cmd.arg("LOAD").arg(&lua.text);
     cmd
 }
 
@@ -437,6 +444,8 @@ pub(crate) fn jitter(pause: Duration) -> Duration {
 
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Having lived that long a connection is replaced at once: one that is cut again and again must not be without one for long.
+pub(crate) const STEADY: Duration = Duration::from_millis(100);
 /// How long a request without a give-up waits for a connection: as long as an attempt to acquire may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Unanswered that long with nothing else heard: the path may be dead. A server's longest pauses (fork, AOF) are shorter.

@@ -1,11 +1,12 @@
 //! The driver: each step is one script, and the answer says everything.
 
 use crate::{
-    commands::{self, Acquisition, Record, Releasing},
+    commands::{self, Acquisition, Record, Refusal, Releasing},
     config::{Keys, RedisConfig},
     connection::{Connection, Dialer, Link},
     error,
-    hints::Hints,
+    hints::{Hints, LOOK, look_at_end},
+    scripts,
 };
 use async_trait::async_trait;
 use dlock_core::{
@@ -22,7 +23,7 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 pub struct RedisDriver {
     config: RedisConfig,
     capabilities: Capabilities,
-    connection: Connection,
+    connection: Arc<Connection>,
     hints: Hints,
 }
 
@@ -49,17 +50,18 @@ impl RedisDriver {
     pub async fn open(config: RedisConfig) -> Result<Self> {
         let dialer = Dialer::new(&config).map_err(|cause| error::failed(cause).error)?;
         let dialer = Arc::new(dialer);
-        let connection = Connection::open(dialer.clone()).await?;
+        let hints = Hints::new(dialer.clone(), config.prefix().clone());
+        let connection = Connection::open(dialer).await?;
         connection.warn_of_settings().await;
+        hints.ready().await;
         let mut capabilities = Capabilities::new("redis", config.store());
-        capabilities.wake = Wake::Hints;
+        capabilities.wake = Wake::Line;
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
-        let hints = Hints::new(dialer, config.prefix().clone());
         Ok(Self {
             config,
             capabilities,
-            connection,
+            connection: Arc::new(connection),
             hints,
         })
     }
@@ -98,7 +100,7 @@ impl RedisDriver {
             .collect();
         let (answer, link) = self
             .connection
-            .eval(&commands::RENEW, give_up, |link| {
+            .eval(&scripts::RENEW, give_up, |link| {
                 commands::renew(&entries, Self::not_after(link, give_up))
             })
             .await?;
@@ -117,13 +119,66 @@ impl RedisDriver {
             .collect())
     }
 
-    async fn look(&self, record: &str) -> Result<Record> {
-        let patience = self.connection.patience();
+    async fn look(&self, name: LockName) -> Result<Snapshot> {
+        let (keys, patience) = (self.keys(&name), self.connection.patience());
         let (answer, _) = self
             .connection
-            .eval(&commands::INSPECT, patience, |_| commands::inspect(record))
+            .eval(&scripts::INSPECT, patience, |_| commands::inspect(&keys))
             .await?;
-        commands::read_inspect(answer).ok_or_else(error::garbled)
+        let (record, waiters) = commands::read_inspect(answer).ok_or_else(error::garbled)?;
+        let mut shown = snapshot(name, &record);
+        shown.waiters = Some(waiters);
+        Ok(shown)
+    }
+
+    /// One answer to an acquire; its ticket stands where it stood.
+    async fn ask(&self, keys: &Keys, req: &Acquire) -> Result<Acquisition> {
+        let place = req.line.and_then(|ticket| self.hints.place(ticket));
+        let (answer, link) = self
+            .connection
+            .eval(&scripts::ACQUIRE, req.give_up, |link| {
+                let not_after = Self::not_after(link, req.give_up);
+                commands::acquire(keys, req, (self.hints.channel(), place), not_after)
+            })
+            .await?;
+        let (acquisition, now) =
+            commands::read_acquire(answer, req.lease.length()).ok_or_else(error::garbled)?;
+        link.server.observe(now, self.connection.now());
+        match &acquisition {
+            Acquisition::Granted { behind, .. } => {
+                if let Some(ticket) = req.line {
+                    self.hints.forget(ticket);
+                }
+                if let (Some(next), Some(place)) = (req.next, *behind) {
+                    self.hints.stands(next, place);
+                }
+            }
+            Acquisition::Held(refusal) => {
+                if let Some(ticket) = req.line {
+                    self.hints.refused(ticket, refusal.place);
+                }
+            }
+            _ => {}
+        }
+        Ok(acquisition)
+    }
+
+    /// A script came to the end of its budget among the dead, with a name that is free: goes on until somebody has it. In the
+    /// background, because whoever released it is done; what stops it is made good by the next look.
+    fn go_on(&self, keys: Keys) {
+        let connection = Arc::clone(&self.connection);
+        tokio::spawn(async move {
+            for _ in 0..MOST_ROUNDS {
+                let patience = connection.patience();
+                let leave = connection.eval(&scripts::LEAVE, patience, |_| {
+                    commands::leave(&keys, None)
+                });
+                match leave.await.map(|(answer, _)| commands::read_leave(answer)) {
+                    Ok(Some(false)) => {}
+                    _ => return,
+                }
+            }
+        });
     }
 }
 
@@ -140,39 +195,43 @@ impl DistributedLock for RedisDriver {
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
         let keys = self.keys(&req.name);
-        let (answer, link) = self
-            .connection
-            .eval(&commands::ACQUIRE, req.give_up, |link| {
-                commands::acquire(&keys, req, Self::not_after(link, req.give_up))
-            })
-            .await?;
-        let (acquisition, now) =
-            commands::read_acquire(answer, req.lease.length()).ok_or_else(error::garbled)?;
-        link.server.observe(now, self.connection.now());
-        match acquisition {
-            Acquisition::Granted { token, holds, rest } => {
-                self.waits_no_more(req);
-                Ok(Acquired::Granted(Grant::new(
-                    Some(token),
-                    counted(holds)?,
-                    rest,
-                )))
-            }
-            Acquisition::Held(record) => {
-                if let Some(ticket) = req.line {
-                    self.hints.listen(&req.name, ticket);
+        let mut answer = self.ask(&keys, req).await?;
+        for _ in 0..MOST_ROUNDS {
+            match &answer {
+                // Nobody is inside: it took nothing, and there is no reason to wait.
+                Acquisition::Held(refusal) if refusal.unserved => {
+                    answer = self.ask(&keys, req).await?;
                 }
-                Ok(Acquired::Held(held(&record)))
+                _ => break,
             }
+        }
+        match answer {
+            Acquisition::Granted {
+                token, holds, rest, ..
+            } => Ok(Acquired::Granted(Grant::new(
+                Some(token),
+                counted(holds)?,
+                rest,
+            ))),
+            Acquisition::Held(refusal) => Ok(Acquired::Held(held(&refusal, req))),
             Acquisition::Gone => Ok(Acquired::Gone),
             Acquisition::Late => Err(error::late()),
             Acquisition::Full => Err(error::full()),
         }
     }
 
-    /// There is no line yet: a ticket is only a subscription of ours.
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
-        self.hints.forget(name, ticket);
+        self.hints.forget(ticket);
+        let (keys, patience) = (self.keys(name), self.connection.patience());
+        let (answer, _) = self
+            .connection
+            .eval(&scripts::LEAVE, patience, |_| {
+                commands::leave(&keys, Some((self.hints.channel(), ticket)))
+            })
+            .await?;
+        if !commands::read_leave(answer).ok_or_else(error::garbled)? {
+            self.go_on(keys);
+        }
         Ok(())
     }
 
@@ -209,13 +268,17 @@ impl DistributedLock for RedisDriver {
         let patience = self.connection.patience();
         let (answer, _) = self
             .connection
-            .eval(&commands::RELEASE, patience, |_| {
+            .eval(&scripts::RELEASE, patience, |_| {
                 commands::release(&keys, req)
             })
             .await?;
         Ok(
             match commands::read_release(answer).ok_or_else(error::garbled)? {
                 Releasing::Freed => Released::Freed,
+                Releasing::Unserved => {
+                    self.go_on(keys);
+                    Released::Freed
+                }
                 Releasing::Left(holds) => Released::StillHeld {
                     holds: counted(holds)?,
                 },
@@ -232,8 +295,7 @@ impl DistributedLock for RedisDriver {
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
-        let record = self.look(self.keys(name).record()).await?;
-        Ok(snapshot(name.clone(), &record))
+        self.look(name.clone()).await
     }
 
     async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
@@ -247,12 +309,10 @@ impl DistributedLock for RedisDriver {
         );
         let (next, found) =
             commands::read_scan(self.connection.command(scan).await?).ok_or_else(error::garbled)?;
-        let looks = found
+        let names = found
             .iter()
-            .filter_map(|key| Some((self.config.prefix().name(key)?, key)));
-        let looks: Vec<_> = looks
-            .map(|(name, key)| async { Ok(snapshot(name, &self.look(key).await?)) })
-            .collect();
+            .filter_map(|key| self.config.prefix().name(key));
+        let looks: Vec<_> = names.map(|name| self.look(name)).collect();
         let shown: Vec<Snapshot> = stream::iter(looks).buffered(A_SCRIPT).try_collect().await?;
         let shown = shown
             .into_iter()
@@ -268,17 +328,15 @@ impl DistributedLock for RedisDriver {
         let patience = self.connection.patience();
         let (answer, _) = self
             .connection
-            .eval(&commands::BREAK, patience, |_| {
+            .eval(&scripts::BREAK, patience, |_| {
                 commands::break_lock(&keys, only)
             })
             .await?;
-        Ok(
-            match commands::read_break(answer).ok_or_else(error::garbled)? {
-                Some(Ok(token)) => Broken::Freed { token },
-                Some(Err(token)) => Broken::Changed { token },
-                None => Broken::WasFree,
-            },
-        )
+        let (broken, unserved) = commands::read_break(answer).ok_or_else(error::garbled)?;
+        if unserved {
+            self.go_on(keys);
+        }
+        Ok(broken)
     }
 
     /// Requests in flight keep their connection until they are answered; no new ones are taken.
@@ -288,23 +346,18 @@ impl DistributedLock for RedisDriver {
     }
 }
 
-impl RedisDriver {
-    /// Its ticket is used up. The next one first, so that a name that is still waited on keeps its subscription.
-    fn waits_no_more(&self, req: &Acquire) {
-        if let Some(next) = req.next {
-            self.hints.listen(&req.name, next);
-        }
-        if let Some(ticket) = req.line {
-            self.hints.forget(&req.name, ticket);
-        }
-    }
-}
-
-fn held(record: &Record) -> Held {
+fn held(refusal: &Refusal, req: &Acquire) -> Held {
+    let interval = (req.lease.length() / 3).min(LOOK);
+    let rest = refusal.record.rest.map_or(LOOK, look_at_end);
     let mut held = Held::default();
-    held.by = Incarnation::of(record).holder();
-    // The end is a whole millisecond that has to be over, and the timer that waits for it is late by that much anyway.
-    held.look_in = Some(record.rest.map_or(LOOK, |rest| rest.min(LOOK)));
+    held.by = Incarnation::of(&refusal.record).holder();
+    held.ahead = refusal.ahead;
+    held.look_in = Some(match (req.line, refusal.ahead) {
+        // Whoever stands behind others has nothing to see at the end of a lease: the first sees it, and all are told.
+        (Some(_), Some(1..)) => interval,
+        (Some(_), _) => rest.min(interval),
+        (None, _) => rest,
+    });
     held
 }
 
@@ -397,8 +450,8 @@ fn read_cursor(cursor: &Cursor) -> Option<u64> {
 
 /// The script reads the time and decides in one step, also for a request that lay in a stopped server: this is for rounding.
 const LATE: Duration = Duration::from_millis(100);
-/// A lost message costs at most this long.
-const LOOK: Duration = Duration::from_secs(2);
+/// Scripts in a row over a line of dead entries, each of which takes 32 out.
+const MOST_ROUNDS: usize = 1_000;
 /// Entries of one script: it blocks the server for some 0.2 ms, and longer ones gain nothing.
 const A_SCRIPT: usize = 100;
 /// Scripts of one batch on their way at a time: enough to hide the way, few enough that an acquire gets in between.

@@ -1,18 +1,19 @@
-//! Wake-ups: a connection of its own, subscribed to the channel of each name that a ticket waits on.
+//! Wake-ups: a connection of its own, subscribed to the one channel of this client; and what the client keeps of its tickets.
 //!
-//! A release publishes on Redisson's channel of the name. Whoever waits subscribes first and looks once more when that is
-//! confirmed, so that no release falls between the refusal and the subscription.
+//! The channel is subscribed before the first ticket is sent, because a ticket of whom nobody hears is taken out of the line.
+//! It ends with the driver, and with the stream: whoever listened without waiting would be given turns that nobody takes.
 
 use crate::{
+    commands::{self, Place, Push},
     config::Prefix,
-    connection::{Dialer, jitter, longer},
+    connection::{Dialer, STEADY, jitter, longer},
 };
-use dlock_core::{Hint, LockName, Ticket};
+use dlock_core::{Hint, Ticket};
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
 use redis::{PushInfo, PushKind, RedisError, RedisResult, Value};
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     fmt,
     future::Future,
     io,
@@ -23,12 +24,11 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    runtime::Handle,
-    sync::{Notify, mpsc},
+    sync::{Notify, mpsc, watch},
     time::Instant,
 };
 
-/// Who waits, and the task that listens for them. The task begins with the first who waits.
+/// What is pushed to this client, and the task that listens for it.
 pub(crate) struct Hints {
     shared: Arc<Shared>,
     stream: Mutex<Option<mpsc::Receiver<Hint>>>,
@@ -36,87 +36,99 @@ pub(crate) struct Hints {
 
 struct Shared {
     dialer: Arc<Dialer>,
-    /// The client's: whoever waits may do so in another one, which may end before the client does.
-    runtime: Handle,
     prefix: Prefix,
+    channel: String,
     waiting: Mutex<Waiting>,
-    /// Something is to be done: a wish changed, the connection ended, or all did.
+    /// The first attempt to subscribe is over, whatever came of it.
+    tried: watch::Sender<bool>,
+    /// The connection ended, or all did.
     changed: Arc<Notify>,
     /// A hint found the stream full.
     missed: AtomicBool,
 }
 
 struct Waiting {
-    /// By channel.
-    names: HashMap<Arc<str>, (LockName, HashSet<Ticket>)>,
-    /// Channels to be subscribed or unsubscribed, as `names` has them or not.
-    touched: HashSet<Arc<str>>,
+    tickets: HashMap<Ticket, Standing>,
     /// Gone when closed, or when the server lets us not listen.
     hints: Option<mpsc::Sender<Hint>>,
-    listening: bool,
+}
+
+/// What the server need not remember of a ticket.
+#[derive(Default)]
+struct Standing {
+    place: Option<Place>,
+    /// A turn came, and no answer since.
+    turned: bool,
+    /// A turn ended in a refusal before.
+    lapsed: bool,
 }
 
 impl Hints {
+    /// Begins to listen. Needs a runtime.
     pub(crate) fn new(dialer: Arc<Dialer>, prefix: Prefix) -> Self {
         let (hints, stream) = mpsc::channel(UNREAD);
         let waiting = Waiting {
-            names: HashMap::new(),
-            touched: HashSet::new(),
+            tickets: HashMap::new(),
             hints: Some(hints),
-            listening: false,
         };
-        let shared = Shared {
+        let shared = Arc::new(Shared {
             dialer,
-            runtime: Handle::current(),
+            channel: prefix.channel(fastrand::u64(..)),
             prefix,
             waiting: Mutex::new(waiting),
+            tried: watch::Sender::new(false),
             changed: Arc::default(),
             missed: AtomicBool::new(false),
-        };
+        });
+        let listening = listen(Arc::downgrade(&shared), shared.changed.clone());
+        tokio::spawn(listening);
         Self {
-            shared: Arc::new(shared),
+            shared,
             stream: Mutex::new(Some(stream)),
         }
     }
 
-    /// A ticket waits on a name from now on.
-    pub(crate) fn listen(&self, name: &LockName, ticket: Ticket) {
-        let keys = self.shared.prefix.keys(name);
-        let mut waiting = self.shared.waiting();
-        if let Some((_, tickets)) = waiting.names.get_mut(keys.channel()) {
-            tickets.insert(ticket);
-            return;
-        }
-        if waiting.hints.is_none() || waiting.names.len().max(waiting.touched.len()) >= MOST {
-            return;
-        }
-        let channel: Arc<str> = keys.channel().into();
-        waiting
-            .names
-            .insert(channel.clone(), (name.clone(), HashSet::from([ticket])));
-        waiting.touched.insert(channel);
-        if !std::mem::replace(&mut waiting.listening, true) {
-            let listening = listen(Arc::downgrade(&self.shared), self.shared.changed.clone());
-            self.shared.runtime.spawn(listening);
-        }
-        self.shared.changed.notify_one();
+    /// Resolves when the channel is subscribed, or could not be: then whoever waits only looks.
+    pub(crate) async fn ready(&self) {
+        let mut tried = self.shared.tried.subscribe();
+        let tried = tried.wait_for(|tried| *tried);
+        // Elapsed, a path that says nothing holds nobody up.
+        let _elapsed = tokio::time::timeout(self.shared.dialer.within(), tried).await;
     }
 
-    /// A ticket is used up or left: with the last one of a name its subscription ends.
-    pub(crate) fn forget(&self, name: &LockName, ticket: Ticket) {
-        let keys = self.shared.prefix.keys(name);
+    /// Where this client listens: what its tickets begin with.
+    pub(crate) fn channel(&self) -> &str {
+        &self.shared.channel
+    }
+
+    /// Where a ticket is to stand in the next request; `None`: at the end. It is remembered from now on. The first
+    /// turn that lapses costs nothing, each further one the place.
+    pub(crate) fn place(&self, ticket: Ticket) -> Option<Place> {
         let mut waiting = self.shared.waiting();
-        let Some((_, tickets)) = waiting.names.get_mut(keys.channel()) else {
-            return;
-        };
-        if tickets.remove(&ticket) && tickets.is_empty() {
-            waiting.names.remove(keys.channel());
-            // Left out, a subscription lasts until the next connection: messages without a name are dropped.
-            if waiting.touched.len() < MOST {
-                waiting.touched.insert(keys.channel().into());
-            }
-            self.shared.changed.notify_one();
+        let standing = waiting.tickets.entry(ticket).or_default();
+        if standing.turned && standing.lapsed {
+            return None;
         }
+        standing.place
+    }
+
+    /// It was refused, and stands there. Not one that has left meanwhile.
+    pub(crate) fn refused(&self, ticket: Ticket, place: Option<Place>) {
+        if let Some(standing) = self.shared.waiting().tickets.get_mut(&ticket) {
+            standing.place = place;
+            standing.lapsed |= std::mem::take(&mut standing.turned);
+        }
+    }
+
+    /// It stands there for the first time.
+    pub(crate) fn stands(&self, ticket: Ticket, place: Place) {
+        let mut waiting = self.shared.waiting();
+        waiting.tickets.entry(ticket).or_default().place = Some(place);
+    }
+
+    /// It is used up, or has left.
+    pub(crate) fn forget(&self, ticket: Ticket) {
+        self.shared.waiting().tickets.remove(&ticket);
     }
 
     pub(crate) fn stream(&self) -> BoxStream<'static, Hint> {
@@ -144,7 +156,7 @@ impl Hints {
         .boxed()
     }
 
-    /// Ends the stream, the subscriptions and their connection.
+    /// Ends the stream, the subscription and its connection.
     pub(crate) fn close(&self) {
         self.shared.mute();
     }
@@ -158,7 +170,7 @@ impl Drop for Hints {
 
 impl fmt::Debug for Hints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Hints({} names)", self.shared.waiting().names.len())
+        write!(f, "Hints({} tickets)", self.shared.waiting().tickets.len())
     }
 }
 
@@ -168,10 +180,7 @@ impl Shared {
     }
 
     fn mute(&self) {
-        let mut waiting = self.waiting();
-        waiting.hints = None;
-        waiting.names.clear();
-        waiting.touched.clear();
+        self.waiting().hints = None;
         self.changed.notify_one();
     }
 
@@ -185,74 +194,85 @@ impl Shared {
 
     /// Runs inside the connection's task.
     fn pushed(&self, push: &PushInfo) {
-        if push.kind == PushKind::Message
-            && let Some(Value::BulkString(channel)) = push.data.first()
-            && let Ok(channel) = std::str::from_utf8(channel)
-        {
-            let waiting = self.waiting();
-            if let Some((name, _)) = waiting.names.get(channel) {
-                self.emit(&waiting, Hint::Free(name.clone()));
+        if push.kind != PushKind::Message {
+            return;
+        }
+        let Some(Value::BulkString(message)) = push.data.get(1) else {
+            return;
+        };
+        let said = std::str::from_utf8(message).ok();
+        match said.and_then(commands::read_push) {
+            Some(Push::Turn { ticket, record }) => {
+                let Some(name) = self.prefix.name(record) else {
+                    return;
+                };
+                let mut waiting = self.waiting();
+                if let Some(standing) = waiting.tickets.get_mut(&ticket) {
+                    standing.turned = true;
+                }
+                // One of a ticket that nobody waits with is told too: the core hands it on.
+                self.emit(&waiting, Hint::Turn { name, ticket });
             }
+            Some(Push::First {
+                ticket,
+                rest,
+                record,
+            }) => {
+                let Some(name) = self.prefix.name(record) else {
+                    return;
+                };
+                let look_in = look_at_end(rest);
+                let hint = Hint::First {
+                    name,
+                    ticket,
+                    look_in,
+                };
+                self.emit(&self.waiting(), hint);
+            }
+            None => tracing::debug!("redis: something else was said on a client's channel"),
         }
     }
 
-    /// What is to be unsubscribed and subscribed; a fresh connection begins with every name.
-    fn wishes(&self, fresh: bool) -> (Vec<Arc<str>>, Vec<Arc<str>>) {
-        let mut waiting = self.waiting();
-        let touched = std::mem::take(&mut waiting.touched);
-        if fresh {
-            return (Vec::new(), waiting.names.keys().cloned().collect());
-        }
-        touched
-            .into_iter()
-            .partition(|channel| !waiting.names.contains_key(channel))
-    }
-
-    /// These names are listened to from now on: look once more for what came before.
-    fn confirmed(&self, channels: &[Arc<str>]) {
+    /// Listens from now on. Whatever was pushed before is lost.
+    fn begin(&self, gap: bool) {
         let waiting = self.waiting();
-        for (name, _) in channels
-            .iter()
-            .filter_map(|channel| waiting.names.get(channel))
-        {
-            self.emit(&waiting, Hint::Free(name.clone()));
+        if gap || !waiting.tickets.is_empty() {
+            self.emit(&waiting, Hint::LookAgain);
         }
+        self.tried.send_replace(true);
+    }
+
+    /// For the end of the stream; nothing when it has been closed.
+    fn sender(&self) -> Option<mpsc::Sender<Hint>> {
+        self.waiting().hints.clone()
     }
 }
 
-/// Keeps a connection while somebody waits; ends with the driver.
+/// A rest is what is left of whole milliseconds, and the last one has to be over too.
+pub(crate) fn look_at_end(rest: Duration) -> Duration {
+    (rest + Duration::from_millis(1)).min(LOOK)
+}
+
+/// Keeps a connection until the driver or the stream ends.
 async fn listen(shared: Weak<Shared>, changed: Arc<Notify>) {
-    let (mut pause, mut again) = (Duration::ZERO, false);
+    let (mut pause, mut gap) = (Duration::ZERO, false);
     loop {
+        let began = Instant::now();
+        let Err(error) = follow(&shared, &changed, gap).await else {
+            return;
+        };
         let Some(strong) = shared.upgrade() else {
             return;
         };
-        let (over, idle) = {
-            let waiting = strong.waiting();
-            (waiting.hints.is_none(), waiting.names.is_empty())
-        };
-        drop(strong);
-        if over {
-            return;
-        }
-        if idle {
-            changed.notified().await;
-            continue;
-        }
-        let began = Instant::now();
-        let Err(error) = follow(&shared, &changed, again).await else {
-            return;
-        };
+        strong.tried.send_replace(true);
         if error.code() == Some("NOPERM") {
             tracing::warn!(%error, "redis: may not subscribe, so waiters only look; see the ACL lines in the README of dlock-redis");
-            return shared
-                .upgrade()
-                .map(|shared| shared.mute())
-                .unwrap_or_default();
+            return;
         }
+        drop(strong);
         tracing::debug!(%error, "redis: the connection for wake-ups ended");
-        again = true;
-        pause = if began.elapsed() > Duration::from_secs(1) {
+        gap = true;
+        pause = if began.elapsed() > STEADY {
             Duration::ZERO
         } else {
             longer(pause)
@@ -261,12 +281,12 @@ async fn listen(shared: Weak<Shared>, changed: Arc<Notify>) {
     }
 }
 
-/// One connection's life. `Ok`: the driver is over.
-async fn follow(shared: &Weak<Shared>, changed: &Notify, again: bool) -> RedisResult<()> {
+/// One connection's life. `Ok`: the driver or its stream is over.
+async fn follow(shared: &Weak<Shared>, changed: &Notify, gap: bool) -> RedisResult<()> {
     let Some(strong) = shared.upgrade() else {
         return Ok(());
     };
-    let dialer = strong.dialer.clone();
+    let (dialer, channel) = (strong.dialer.clone(), strong.channel.clone());
     drop(strong);
     let gone = Arc::new(AtomicBool::new(false));
     let (listener, flag) = (shared.clone(), gone.clone());
@@ -282,36 +302,22 @@ async fn follow(shared: &Weak<Shared>, changed: &Notify, again: bool) -> RedisRe
             shared.pushed(&push);
         })
         .await?;
-    let mut fresh = true;
+    within(&dialer, native.subscribe(channel)).await?;
+    if let Some(strong) = shared.upgrade() {
+        strong.begin(gap);
+    }
     loop {
-        let Some(strong) = shared.upgrade() else {
+        let Some(hints) = shared.upgrade().and_then(|shared| shared.sender()) else {
             return Ok(());
         };
-        if strong.waiting().hints.is_none() {
-            return Ok(());
-        }
-        let (ended, begun) = strong.wishes(fresh);
-        for channels in ended.chunks(AT_ONCE) {
-            within(&dialer, native.unsubscribe(names(channels))).await?;
-        }
-        for channels in begun.chunks(AT_ONCE) {
-            within(&dialer, native.subscribe(names(channels))).await?;
-            strong.confirmed(channels);
-        }
-        if fresh && again {
-            strong.emit(&strong.waiting(), Hint::LookAgain);
-        }
-        fresh = false;
-        drop(strong);
         if gone.load(Ordering::SeqCst) {
             return Err(io::Error::from(io::ErrorKind::ConnectionAborted).into());
         }
-        changed.notified().await;
+        tokio::select! {
+            () = changed.notified() => {}
+            () = hints.closed() => return Ok(()),
+        }
     }
-}
-
-fn names(channels: &[Arc<str>]) -> Vec<&str> {
-    channels.iter().map(|channel| &**channel).collect()
 }
 
 async fn within(dialer: &Dialer, step: impl Future<Output = RedisResult<()>>) -> RedisResult<()> {
@@ -319,9 +325,7 @@ async fn within(dialer: &Dialer, step: impl Future<Output = RedisResult<()>>) ->
     answer.unwrap_or_else(|_| Err(RedisError::from(io::Error::from(io::ErrorKind::TimedOut))))
 }
 
+/// The longest time between two looks: what a lost message costs at most.
+pub(crate) const LOOK: Duration = Duration::from_secs(2);
 /// Hints that the core has not read yet. More are one [`Hint::LookAgain`].
 const UNREAD: usize = 1_024;
-/// Names listened to. Waiters of more only look: a client that waits on that many at once is not bound by wake-ups.
-const MOST: usize = 10_000;
-/// Channels in one command: some 10 µs of the server's time.
-const AT_ONCE: usize = 100;

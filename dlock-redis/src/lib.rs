@@ -7,6 +7,7 @@ mod driver;
 mod error;
 mod gather;
 mod hints;
+mod scripts;
 
 pub use config::{Prefix, RedisConfig};
 pub use driver::RedisDriver;

@@ -1,0 +1,375 @@
+//! The scripts: what the server does in one step.
+//!
+//! Every script is atomic: the server runs nothing else meanwhile. Its clock is the only one that counts. All keys are
+//! declared and share one hash tag, so a script runs on whichever cluster node has the name's slot.
+//!
+//! | key | what |
+//! |---|---|
+//! | `dlock:{E}` | the record, a hash: `<owner uuid>:0` → how many holds, `~h:<hold>` → `END NOTE`, `~t` token, `~s` the µs it began where the token does not tell, `~k` the ms until which it is kept shut; or only `~r` → the ticket it is reserved for |
+//! | `dlock:{E}:token` | the token given last |
+//! | `dlock:{E}:line` | the line, a sorted set: ticket → its place, the µs at which it first stood there |
+//! | `dlock:{E}:ends` | a hash: ticket → `DEADLINE ACCEPT`, the ms after which its entry counts as dead and the ms that its turn lasts; `~f` is left free for a turn of Redisson's waiters |
+//!
+//! The record lives until the latest end of its living holds, until `~k` when no owner is left, or for the accept lease of
+//! `~r`. END is a hold's end in ms, or `=`: with the record, as long as it is the only hold. A hash without `~t` and with a
+//! field that does not begin with `~` is a foreign (Redisson) holder.
+//!
+//! A ticket is `<channel of its client>:<number>`, so whoever has the ticket knows where its client listens. The server
+//! remembers nothing of one that is served, dead or past its deadline: its client keeps the place and its next look puts it back.
+//!
+//! Numbers: milliseconds are exact in Lua, and `..` shows 14 digits of them, enough until the year 5138. Tokens and places
+//! have 16: they are pasted from the text that `TIME` answers, formatted by `%.0f` where they are computed, and answered as text.
+
+use redis::Cmd;
+use std::sync::LazyLock;
+
+/// A script and the name under which the server keeps it.
+pub(crate) struct Lua {
+    pub(crate) text: String,
+    hash: String,
+}
+
+impl Lua {
+    /// Lines `--STAND`, `--TELL` and `--SERVE` stand for the text of that name.
+    fn new(text: &str) -> Self {
+        let text = text.replace("--STAND\n", STAND);
+        let text = text.replace("--TELL\n", TELL).replace("--SERVE\n", SERVE);
+        let hash = redis::Script::new(&text).get_hash().to_owned();
+        Self { text, hash }
+    }
+
+    pub(crate) fn call(&self, keys: usize, arguments: usize) -> Cmd {
+        let mut cmd = Cmd::with_capacity(3 + keys + arguments, 128 + 64 * (keys + arguments));
+        cmd.arg("EVALSHA").arg(self.hash.as_str()).arg(keys);
+        cmd
+    }
+}
+
+/// Every script: what a fresh connection loads.
+pub(crate) fn all() -> [&'static Lua; 6] {
+    [&ACQUIRE, &RELEASE, &LEAVE, &RENEW, &BREAK, &INSPECT]
+}
+
+pub(crate) static ACQUIRE: LazyLock<Lua> = LazyLock::new(|| Lua::new(ACQUIRE_TEXT));
+pub(crate) static RELEASE: LazyLock<Lua> = LazyLock::new(|| Lua::new(RELEASE_TEXT));
+pub(crate) static LEAVE: LazyLock<Lua> = LazyLock::new(|| Lua::new(LEAVE_TEXT));
+pub(crate) static RENEW: LazyLock<Lua> = LazyLock::new(|| Lua::new(RENEW_TEXT));
+pub(crate) static BREAK: LazyLock<Lua> = LazyLock::new(|| Lua::new(BREAK_TEXT));
+pub(crate) static INSPECT: LazyLock<Lua> = LazyLock::new(|| Lua::new(INSPECT_TEXT));
+
+/// `stand(ticket, place)`: it stands in line, where it stood before or at the end, and its deadline is three looks away.
+///
+/// Needs `call`, `line`, `ends`, `micros`, `lease`. One that stands already stays where it is. The end is behind everybody, also
+/// when the clock was set back. Both keys have a TTL longer than any deadline: computed from one entry it would end the others'.
+const STAND: &str = r"
+local function stand(ticket, place)
+  if place == '' then
+    local last = call('ZRANGE', line, -1, -1, 'WITHSCORES')[2]
+    place = last and last - micros >= 0 and string.format('%.0f', last + 1) or micros
+  end
+  if call('ZADD', line, 'NX', place, ticket) == 0 then
+    place = string.format('%.0f', call('ZSCORE', line, ticket))
+  end
+  local look = math.max(1, math.min(math.floor(lease / 3), 2000))
+  local deadline = math.floor(micros / 1000) + 3 * look
+  call('HSET', ends, ticket, deadline .. ' ' .. math.min(look, 1000))
+  call('PEXPIRE', line, '10000')
+  call('PEXPIRE', ends, '10000')
+  return place
+end
+";
+
+/// `tell(rest)`: whoever is first in line is told so, and when to look. Those of whom nobody hears are taken out on the way.
+///
+/// Needs `call`, `key`, `line`, `ends`. A script touches 32 entries, skipped and told together, whatever stands there.
+const TELL: &str = r"
+local budget = 32
+local function push(kind, ticket, more)
+  local channel, number = string.match(ticket, '^(.*):(%d+)$')
+  return channel and call('PUBLISH', channel, kind .. number .. more .. key) or 0
+end
+local function tell(rest)
+  while budget > 0 do
+    local head = call('ZRANGE', line, 0, 0)[1]
+    if not head or push('F', head, ' ' .. rest .. ' ') > 0 then return end
+    call('ZREM', line, head)
+    call('HDEL', ends, head)
+    budget = budget - 1
+  end
+end
+";
+
+/// Hands a name that has no record to the first in line who is there. Then `won`: that is `me`; or `served` is who has it
+/// reserved, for `accept` ms; or `unserved`: the budget ran out before somebody was found; or nobody stands any more.
+///
+/// Needs `now`, `me` and [`TELL`]. An entry past its deadline, or of a client without receivers, is taken out. Whoever becomes first
+/// is told before the turn is pushed: if the grantee is dead after all, it costs its accept lease and no more. The push comes
+/// before the reservation, because the number of its receivers decides.
+const SERVE: &str = r"
+local won, served, accept = false, false, 0
+while budget > 0 do
+  local head = call('ZPOPMIN', line)[1]
+  if not head then break end
+  budget = budget - 1
+  local entry = call('HGET', ends, head)
+  call('HDEL', ends, head)
+  if head == me then won = true break end
+  local deadline, turn = string.match(entry or '', '^(%d+) (%d+)$')
+  if deadline and deadline - now > 0 then
+    tell(turn)
+    if push('T', head, ' ') > 0 then
+      call('HSET', key, '~r', head)
+      call('PEXPIRE', key, turn)
+      served, accept = head, tonumber(turn)
+      break
+    end
+  end
+end
+local unserved = not (won or served) and budget == 0 and call('EXISTS', line) == 1
+";
+
+/// Takes the lock, or stands in line for it. Run twice it finds its own hold, or its ticket, and answers the same again; run
+/// late it takes nothing and nobody stands.
+///
+/// `KEYS` record, token, line, ends; `ARGV` owner field, hold field, lease in ms, not-after in µs, `= note`, then as far as there
+/// are any: `ticket` or `ticket place`, the next ticket, the token to join.
+/// Answers the token alone for the common case, a lock that was free: it is the server's time in µs, the count is 1 and
+/// the rest is the lease. Otherwise `{code, now, …}`, see [`Acquisition`](crate::commands::Acquisition).
+///
+/// The common case is five commands and no number turned into text, which is what costs: one `EXISTS` finds neither holder nor
+/// line, and the hold ends with the record, so neither's end is computed. A turn of this ticket is taken without looking
+/// further. A reservation that lasts longer than any is one that a clock set back left behind. Where the name is free and
+/// somebody stands, whoever asks stands first, so that its old place counts, and then serves the line: nobody passes it.
+const ACQUIRE_TEXT: &str = r"
+local call, key, owner, hold, lease = redis.call, KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+local time = call('TIME')
+local micros = time[2]
+if #micros < 6 then micros = string.sub('00000' .. micros, -6) end
+micros = time[1] .. micros
+if micros - ARGV[4] > 0 then return {-2, micros} end
+local follows, join = ARGV[7], ARGV[8]
+if follows == '' then follows = nil end
+if call('EXISTS', key, KEYS[3], KEYS[4]) > 0 then
+  local line, ends, now, rest, all = KEYS[3], KEYS[4], math.floor(micros / 1000), -2, {}
+  local me, place = string.match(ARGV[6] or '', '^(%S*) ?(%d*)$')
+  local turn = me ~= '' and not join and call('HGET', key, '~r') == me
+  if turn then call('DEL', key) else rest = call('PTTL', key) end
+  if rest ~= -2 then
+    all = call('HGETALL', key)
+    local mine, token, till, living, dead, lone, reserved = false, false, 0, 0, {}, false, false
+    for i = 1, #all, 2 do
+      local field, value = all[i], all[i + 1]
+      if field == owner then mine = true
+      elseif field == '~t' then token = value
+      elseif field == '~r' then reserved = true
+      elseif string.sub(field, 1, 3) == '~h:' then
+        local its = tonumber(string.match(value, '^%d+'))
+        if not its then
+          its = now + rest + 1
+          lone = {field, its .. string.sub(value, 2)}
+        end
+        if its <= now then dead[#dead + 1] = field
+        else
+          living = living + 1
+          if field == hold then till = its end
+        end
+      end
+    end
+    if mine and token and living > 0 then
+      if join and join ~= token then return {-1, micros} end
+      if till == 0 and living >= 64 then return {-3, micros} end
+      if me ~= '' then
+        call('ZREM', line, me)
+        call('HDEL', ends, me)
+      end
+--STAND
+      local behind = follows and stand(follows, '')
+      if till > 0 then return {1, micros, token, living, math.min(till - now, rest), behind} end
+      if #dead > 0 then call('HDEL', key, unpack(dead)) end
+      call('HSET', key, owner, living + 1, hold, (now + lease) .. string.sub(ARGV[5], 2))
+      if lone then call('HSET', key, lone[1], lone[2]) end
+      if tonumber(lease) > rest then call('PEXPIRE', key, lease) end
+      return {1, micros, token, living + 1, tonumber(lease), behind}
+    end
+    if join then return {-1, micros} end
+    if mine and token or reserved and rest > 1000 then
+      call('DEL', key)
+      rest = -2
+    end
+  end
+  if not turn and not join then
+--STAND
+    local refused, left = rest ~= -2, false
+    place = me ~= '' and stand(me, place)
+    if not refused then
+--TELL
+--SERVE
+      if served then rest, all = accept, {'~r', served} end
+      refused, left = served or unserved, unserved
+    end
+    if refused then
+      return {0, micros, rest, all, place and call('ZRANK', line, me) or -1, place, left and 1 or 0}
+    end
+  end
+end
+if join then return {-1, micros} end
+local token = micros
+local before = call('SET', KEYS[2], micros, 'PX', '86400000', 'GET')
+if before and (tonumber(before) or 0) >= tonumber(micros) then
+  token = string.format('%.0f', before + 1)
+  call('SET', KEYS[2], token, 'PX', '86400000')
+  call('HSET', key, owner, '1', hold, ARGV[5], '~t', token, '~s', micros)
+else
+  call('HSET', key, owner, '1', hold, ARGV[5], '~t', micros)
+end
+call('PEXPIRE', key, lease)
+if follows then
+  local line, ends = KEYS[3], KEYS[4]
+--STAND
+  return {1, micros, token, 1, tonumber(lease), stand(follows, '')}
+end
+if token == micros then return micros end
+return {1, micros, token, 1, tonumber(lease), false}
+";
+
+/// Removes one hold (`ARGV[2]`) or all (`*`), and serves the line. Run twice the second finds nothing, says so and changes nothing.
+///
+/// `KEYS` record, line, ends; `ARGV` owner field, hold field, how many ms to keep it shut if at all.
+/// With one hold counted the record's end is that hold's, so the common case needs no clock: the key is there, so the
+/// hold lives. Publishes Redisson's `0` whenever the name becomes free: its waiters look at nothing else.
+const RELEASE_TEXT: &str = r"
+local call, key, owner, hold = redis.call, KEYS[1], ARGV[1], ARGV[2]
+local line, ends, time, now, shut = KEYS[2], KEYS[3], false, 0, 0
+local got = call('HMGET', key, owner, hold, '~k')
+if got[1] == '1' and got[2] and not got[3] and not ARGV[3] then
+  call('DEL', key)
+else
+  time = call('TIME')
+  local micros = time[1] .. string.sub('00000' .. time[2], -6)
+  local rest, all = call('PTTL', key), call('HGETALL', key)
+  now = math.floor(micros / 1000)
+  local found, left, latest, gone = hold == '*', 0, 0, {hold}
+  for i = 1, #all, 2 do
+    if string.sub(all[i], 1, 3) == '~h:' then
+      local till = tonumber(string.match(all[i + 1], '^%d+')) or now + rest + 1
+      if till <= now then gone[#gone + 1] = all[i]
+      elseif all[i] == hold then found = true
+      elseif hold ~= '*' then
+        left = left + 1
+        if till > latest then latest = till end
+      end
+    end
+  end
+  if not (got[1] and found) then return {-1, micros, rest, all} end
+  shut = tonumber(got[3] or 0)
+  if ARGV[3] and now + ARGV[3] > shut then shut = now + ARGV[3] end
+  if left > 0 then
+    call('HDEL', key, unpack(gone))
+    call('HSET', key, owner, left)
+    if shut > 0 then call('HSET', key, '~k', shut) end
+    call('PEXPIREAT', key, latest)
+    return {1, left}
+  end
+  call('DEL', key)
+  if shut > now then
+    call('HSET', key, '~k', shut)
+    call('PEXPIREAT', key, shut)
+--TELL
+    tell(shut - now)
+    return {2, shut - now}
+  end
+end
+if call('EXISTS', line) == 1 then
+  time = time or call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+  local me = false
+--TELL
+--SERVE
+  if served then return 0 end
+  if unserved then return {3} end
+end
+call('PUBLISH', 'redisson_lock__channel:' .. key, '0')
+return 0
+";
+
+/// Takes a ticket out of the line, or ends its turn, and helps: a free name goes to whoever is next. Run twice the second finds
+/// no ticket.
+///
+/// `KEYS` record, line, ends; `ARGV` the ticket, or nothing to help only. Answers 0, or 1 when there were more dead than one
+/// script takes out.
+const LEAVE_TEXT: &str = r"
+local call, key, line, ends, ticket = redis.call, KEYS[1], KEYS[2], KEYS[3], ARGV[1]
+local turn = ticket and call('HGET', key, '~r') == ticket
+if ticket then
+  call('ZREM', line, ticket)
+  call('HDEL', ends, ticket)
+end
+if turn then call('DEL', key)
+elseif call('EXISTS', key) == 1 or call('EXISTS', line) == 0 then return 0 end
+local time, me = call('TIME'), false
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+--TELL
+--SERVE
+if unserved then return 1 end
+if not served then call('PUBLISH', 'redisson_lock__channel:' .. key, '0') end
+return 0
+";
+
+/// Prolongs holds, each judged alone. Run twice it prolongs twice, never past lease after the second run; run late not at all.
+///
+/// `KEYS` records; `ARGV` not-after in µs, then owner field, hold field, lease in ms (0: only look) for each.
+/// Answers now, then for each the rest in ms, -1 for not held, or the text of that record's own error.
+const RENEW_TEXT: &str = r"
+local call = redis.call
+local time = call('TIME')
+local micros = time[1] .. string.sub('00000' .. time[2], -6)
+if micros - ARGV[1] > 0 then return {-2, micros} end
+local now, out = math.floor(micros / 1000), {0, micros}
+for i, key in ipairs(KEYS) do
+  local hold, lease = ARGV[3 * i], tonumber(ARGV[3 * i + 1])
+  local got = redis.pcall('HMGET', key, ARGV[3 * i - 1], hold)
+  local answer = -1
+  if got.err then answer = got.err
+  elseif got[1] and got[2] then
+    local ends, note = string.match(got[2], '^(%d+)(.*)')
+    local rest = call('PTTL', key)
+    local left = ends and ends - now or rest
+    if left > 0 or not ends then
+      answer = left
+      if lease > left then
+        if ends then call('HSET', key, hold, (now + lease) .. note) end
+        if lease > rest then call('PEXPIRE', key, lease) end
+        answer = lease
+      end
+    end
+  end
+  out[i + 2] = answer
+end
+return out
+";
+
+/// Frees a name whoever holds it or has it reserved, and serves the line. Run twice the second finds it free, or another token.
+///
+/// `KEYS` record, line, ends; `ARGV` the token it must have, if it must. The token key stays: what was broken is never repeated.
+/// Answers what it did, the token, and 1 when there were more dead in line than one script takes out.
+const BREAK_TEXT: &str = r"
+local call, key, line, ends, me = redis.call, KEYS[1], KEYS[2], KEYS[3], false
+local token = call('HGET', key, '~t')
+if call('EXISTS', key) == 0 then return {0} end
+if ARGV[1] and ARGV[1] ~= token then return {-1, token} end
+call('DEL', key)
+local time = call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+--TELL
+--SERVE
+if not (served or unserved) then call('PUBLISH', 'redisson_lock__channel:' .. key, '0') end
+return {1, token, unserved and 1 or 0}
+";
+
+/// Shows one name at one moment; writes nothing.
+///
+/// `KEYS` record, line.
+const INSPECT_TEXT: &str = r"
+local time = redis.call('TIME')
+return {time[1] .. string.sub('00000' .. time[2], -6), redis.call('PTTL', KEYS[1]), redis.call('HGETALL', KEYS[1]), redis.call('ZCARD', KEYS[2])}
+";

@@ -169,3 +169,36 @@ fn a_client_is_made_inside_a_runtime_or_not_at_all() {
     let error = Client::new(driver).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Misuse);
 }
+
+/// The time is a paused runtime's own, in which nothing but the one who waits runs: what it sees is exact.
+#[test]
+fn lost_is_timed_by_whoever_waits_and_resolves_not_after_the_deadline() {
+    let paused = || {
+        let mut builder = Builder::new_current_thread();
+        builder.enable_time().start_paused(true).build().unwrap()
+    };
+    for lease in [LEASE, LEASE * 10, LEASE * 100] {
+        let runtime = paused();
+        let (guard, clock) = runtime.block_on(async {
+            let clock = Clock::simulated();
+            let driver =
+                MemoryDriver::connect(&MemoryStore::new(clock.clone()), MemoryConfig::default());
+            let client = Client::builder(Arc::new(driver)).clock(clock.clone());
+            let lock = client.build().unwrap().lock("held").unwrap();
+            let guard = lock.kept_lease(lease).unwrap().acquire().await.unwrap();
+            (guard, clock)
+        });
+        paused().block_on(async {
+            let left = guard.remaining();
+            assert!(left > lease * 9 / 10, "{left:?}");
+            let deadline = clock.now() + left;
+            let lost = tokio::time::timeout(lease * 2, guard.lost()).await;
+            assert_eq!(lost.expect("a timer of its own"), LossReason::Deadline);
+            let now = clock.now();
+            assert!(now <= deadline, "{:?} late", now.since(deadline));
+            let early = deadline.since(now);
+            assert!(early <= Duration::from_millis(2), "{early:?} early");
+        });
+        drop(runtime);
+    }
+}

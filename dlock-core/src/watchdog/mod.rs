@@ -15,7 +15,7 @@ use crate::{
     driver::{Lane, Renew, Renewed},
     error::{DriverError, LossReason},
     flaw::Flaw,
-    hold::Hold,
+    hold::{Hold, State},
     inner::Inner,
 };
 use machine::{Action, Answer, Batch, Machine};
@@ -158,13 +158,17 @@ fn perform(inner: &Arc<Inner>, actions: Vec<Action<Arc<Hold>>>) {
                     let rest = hold.deadline().since(inner.clock.now());
                     tracing::warn!(
                         target: "dlock::renew", lock = %hold.name, backend = inner.caps.backend,
-                        owner = %hold.owner, ?rest, "a renewal failed or is overdue; held until the deadline"
+                        owner = %hold.owner, ?rest, "a renewal failed, or was not answered within a sixth of the lease; held until the deadline"
                     );
                 }
             }
             Action::Renewed(key, hold, deadline) => {
                 if !hold.renewed(deadline) {
                     inner.watchdog.forget(key);
+                    // Its user's timer was first by less than a tick: no deadline comes any more that would end it here.
+                    if hold.state(&inner.clock) == State::Lost(LossReason::Deadline) {
+                        inner.lose(&hold, LossReason::Deadline);
+                    }
                     continue;
                 }
                 tracing::trace!(

@@ -1,0 +1,220 @@
+//! A store whose holds live and die with a session, as the core sees it: the model store behind a driver that says so.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use async_trait::async_trait;
+use dlock_core::{
+    Acquire, Acquired, Broken, Capabilities, Client, Clock, Cursor, DistributedLock, ErrorKind,
+    FencingToken, Hint, Instant, Lane, Lease, LockName, LossReason, Page, Release, Released, Renew,
+    Renewed, Result, Snapshot, State, Ticket,
+};
+use dlock_memory::{Call, Fault, Faults, MemoryConfig, MemoryDriver, MemoryStore};
+use futures_core::stream::BoxStream;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+use tokio::time;
+
+const SESSION: Duration = Duration::from_secs(3);
+
+/// Holds last as long as the session, which no case here sees the end of; what is proven of it is good for [`SESSION`].
+#[derive(Debug)]
+struct Session {
+    driver: MemoryDriver,
+    caps: Capabilities,
+    renewals: Arc<AtomicUsize>,
+}
+
+#[async_trait]
+impl DistributedLock for Session {
+    fn capabilities(&self) -> &Capabilities {
+        &self.caps
+    }
+
+    fn lane(&self, name: &LockName) -> Lane {
+        self.driver.lane(name)
+    }
+
+    async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
+        let mut req = req.clone();
+        req.lease = Lease::fixed(SESSION * 1_000).unwrap();
+        let mut answer = self.driver.acquire(&req).await;
+        if let Ok(Acquired::Granted(grant)) = &mut answer {
+            grant.valid_for = SESSION;
+        }
+        answer
+    }
+
+    async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
+        self.driver.leave(name, ticket).await
+    }
+
+    async fn renew(
+        &self,
+        lane: Lane,
+        batch: &[Renew],
+        give_up: Instant,
+    ) -> Result<Vec<Result<Renewed>>> {
+        self.renewals.fetch_add(1, SeqCst);
+        let mut answers = self.driver.renew(lane, batch, give_up).await?;
+        for answer in &mut answers {
+            if let Ok(Renewed::Until { valid_for }) = answer {
+                *valid_for = SESSION;
+            }
+        }
+        Ok(answers)
+    }
+
+    async fn release(&self, req: &Release) -> Result<Released> {
+        self.driver.release(req).await
+    }
+
+    fn hints(&self) -> BoxStream<'static, Hint> {
+        self.driver.hints()
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
+        self.driver.inspect(name).await
+    }
+
+    async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
+        self.driver.list(prefix, from, limit).await
+    }
+
+    async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
+        self.driver.break_lock(name, only).await
+    }
+
+    async fn close(&self) {
+        self.driver.close().await;
+    }
+}
+
+/// A client of such a store, and what tests do to it.
+struct Bench {
+    client: Client,
+    clock: Clock,
+    faults: Faults,
+    /// How many renewals were asked for.
+    renewals: Arc<AtomicUsize>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let clock = Clock::simulated();
+        let store = MemoryStore::new(clock.clone());
+        let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+        let faults = driver.faults().clone();
+        let mut caps = driver.capabilities().clone();
+        caps.session_bound = true;
+        caps.leases = *caps.leases.start()..=SESSION;
+        let renewals = Arc::<AtomicUsize>::default();
+        let session = Session {
+            driver,
+            caps,
+            renewals: Arc::clone(&renewals),
+        };
+        let builder = Client::builder(Arc::new(session)).clock(clock.clone());
+        Self {
+            client: builder.build().unwrap(),
+            clock,
+            faults,
+            renewals,
+        }
+    }
+
+    fn renewals(&self) -> usize {
+        self.renewals.load(SeqCst)
+    }
+
+    async fn holds(&self, name: &str) -> u32 {
+        self.client.inspect(name).await.unwrap().holds
+    }
+
+    /// The client knows of nothing any more.
+    async fn ends(self) {
+        assert_eq!(self.client.unsettled(), 0);
+        let report = self.client.shutdown(Duration::ZERO).await.unwrap();
+        assert!(report.locks.is_empty(), "{report:?}");
+    }
+}
+
+const LOST: State = State::Lost(LossReason::Deadline);
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_kept_by_proving_the_session() {
+    let bench = Bench::new();
+    let lock = bench.client.lock("x").unwrap();
+    assert_eq!(lock.current_lease().length(), SESSION);
+    let guard = lock.acquire().await.unwrap();
+    time::sleep(SESSION * 20 + Duration::from_millis(10)).await;
+    assert_eq!(guard.state(), State::Held);
+    assert_eq!(bench.renewals(), 60, "every third of it");
+    let refused = guard.detach().unwrap_err();
+    assert_eq!(refused.error.kind(), ErrorKind::Unsupported);
+    refused.guard.release().await.unwrap();
+    assert_eq!(bench.holds("x").await, 0);
+    bench.ends().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_lost_at_its_deadline_is_left_alone_while_its_guard_lives() {
+    let bench = Bench::new();
+    let guard = bench.client.lock("x").unwrap().acquire().await.unwrap();
+    bench.faults.always(Call::Renew, Fault::ErrorBefore);
+    assert_eq!(guard.lost().await, LossReason::Deadline);
+    bench.faults.clear();
+    let asked = bench.renewals();
+    time::sleep(SESSION * 5).await;
+    assert_eq!(guard.state(), LOST);
+    assert_eq!(bench.renewals(), asked, "nothing asks for it any more");
+    // Code may still run under it: only its user gives it back.
+    assert_eq!(bench.holds("x").await, 1);
+    drop(guard);
+    time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(bench.holds("x").await, 0);
+    bench.ends().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_is_ended_by_a_release_at_its_full_end() {
+    let bench = Bench::new();
+    let length = SESSION * 5 / 2;
+    let lock = bench.client.lock("x").unwrap().lease(length).unwrap();
+    let guard = lock.acquire().await.unwrap();
+    let granted = time::Instant::now();
+    assert_eq!(guard.lost().await, LossReason::Deadline);
+    let lost = granted.elapsed();
+    assert!(lost <= length && lost > length * 9 / 10, "{lost:?}");
+    let asked = bench.renewals();
+    assert!(asked >= 2, "its session was proven {asked} times");
+    // The session would keep it for ever, and its guard is still there.
+    time::sleep_until(granted + length - Duration::from_millis(2)).await;
+    assert_eq!(bench.holds("x").await, 1);
+    time::sleep_until(granted + length + Duration::from_millis(2)).await;
+    assert_eq!(bench.holds("x").await, 0);
+    time::sleep(SESSION * 5).await;
+    assert_eq!(bench.renewals(), asked, "nothing asks for it any more");
+    assert_eq!(guard.state(), LOST);
+    bench.ends().await;
+}
+
+/// The clock passed the deadline while nothing ran: the guard says so first, and the watchdog later.
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_that_its_guard_found_lost_is_ended_all_the_same() {
+    let bench = Bench::new();
+    let lock = bench.client.lock("x").unwrap().lease(SESSION / 2).unwrap();
+    let guard = lock.acquire().await.unwrap();
+    bench.clock.jump(SESSION / 2);
+    assert_eq!(guard.state(), LOST);
+    // A timer that was set before the jump is a second late at most.
+    time::sleep(Duration::from_millis(1_010)).await;
+    assert_eq!(bench.holds("x").await, 0);
+    drop(guard);
+    time::sleep(Duration::from_millis(1)).await;
+    bench.ends().await;
+}

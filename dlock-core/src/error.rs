@@ -1,7 +1,7 @@
 //! Errors: a kind for the program, a retry class and an effect for the loop, words and a source for the human.
 
 use crate::{
-    lease::LeaseError,
+    lease::{Lease, LeaseError},
     name::{LockName, NameError},
 };
 use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
@@ -221,9 +221,23 @@ impl Error {
     }
 
     pub(crate) fn lost(reason: LossReason) -> Self {
+        Self::lost_because(reason, "")
+    }
+
+    /// A kept lease came to its end that may have been too short to be kept.
+    pub(crate) fn lost_in_a_hurry(lease: Duration) -> Self {
+        let each = about(Lease::renew_within(lease));
+        let why = format!(
+            " (a renewal of this {} lease had {each} to be answered: a store that takes longer needs a longer lease)",
+            about(lease)
+        );
+        Self::lost_because(LossReason::Deadline, &why)
+    }
+
+    fn lost_because(reason: LossReason, why: &str) -> Self {
         let mut error = Self::new(
             ErrorKind::Lost,
-            format!("the lock is lost: {reason}; stop the work it protects and acquire again"),
+            format!("the lock is lost: {reason}{why}; stop the work it protects and acquire again"),
         );
         error.0.loss = Some(reason);
         error

@@ -254,9 +254,19 @@ impl Guard {
     }
 
     fn lost_error(&self, reason: LossReason) -> Error {
-        Error::lost(reason).at(self.inner.caps.backend, &self.hold.name)
+        let lease = self.hold.lease();
+        let hurried =
+            lease.is_kept() && lease.length() < HURRIED && self.hold.terms.end().is_none();
+        let error = match reason {
+            LossReason::Deadline if hurried => Error::lost_in_a_hurry(lease.length()),
+            _ => Error::lost(reason),
+        };
+        error.at(self.inner.caps.backend, &self.hold.name)
     }
 }
+
+/// Leases whose renewals have less than a second each: a store that is slow, or far away, may be the reason why one is over.
+const HURRIED: Duration = Duration::from_secs(6);
 
 /// A release under way; dropped, it goes on in the background.
 struct Releasing {

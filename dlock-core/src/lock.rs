@@ -128,7 +128,8 @@ impl Lock {
         async move { sure(acquired.await) }
     }
 
-    /// Acquires the lock, waiting at most `limit`.
+    /// Acquires the lock, waiting at most `limit`. Without any time ([`Duration::ZERO`]) it asks once, as
+    /// [`try_acquire`](Self::try_acquire) does, and says in its error who holds the lock.
     ///
     /// # Errors
     /// `Timeout` when the time is up, with the phase it was spent in; otherwise as [`acquire`](Self::acquire).

@@ -12,11 +12,15 @@ use crate::{
     failure::{Failure, ensure, same},
     fixture::Need,
 };
-use dlock_core::{Effect, Error, ErrorKind, MAX_HOLDS, MAX_LEASE, MIN_LEASE, Owner, Retry};
+use dlock_core::{Effect, Error, ErrorKind, MAX_HOLDS, MAX_LEASE, MIN_LEASE, Owner, Phase, Retry};
 use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
     case!(Clause::Error, contention_is_a_value),
+    case!(
+        Clause::Error,
+        whoever_has_no_time_to_wait_is_told_who_holds_the_lock
+    ),
     case!(
         Clause::Error,
         a_store_that_is_away_is_an_error_with_its_class_and_its_place
@@ -44,6 +48,28 @@ async fn contention_is_a_value(ctx: Ctx) -> Result<(), Failure> {
         same("a held lock is granted", tried.is_some(), false)?;
     }
     frees(&ctx, guard).await
+}
+
+async fn whoever_has_no_time_to_wait_is_told_who_holds_the_lock(ctx: Ctx) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(&ctx).await?;
+    let name = ctx.name()?;
+    let guard = other.take(&other.lock(&name)?).await?;
+    let lock = peer.lock(&name)?;
+    let at_once = || {
+        let trying = lock.acquire_within(Duration::ZERO);
+        ctx.within("it is asked once", ctx.answer(), trying)
+    };
+    let phase = Phase::Wait;
+    let error = fails("the wait", at_once().await?, ErrorKind::Timeout { phase })?;
+    same("the number of calls made", peer.gate.all_calls(), 1)?;
+    let (words, holder) = (error.to_string(), guard.pass().owner().fingerprint());
+    ensure(
+        words.contains(&holder.to_string()),
+        format_args!("who holds it is not in {words:?}"),
+    )?;
+    frees(&ctx, guard).await?;
+    let taken = at_once().await?;
+    frees(&ctx, taken?).await
 }
 
 async fn a_store_that_is_away_is_an_error_with_its_class_and_its_place(

@@ -8,8 +8,8 @@ mod wait;
 
 use crate::{
     clock::Instant,
-    driver::Wake,
-    error::{Error, ErrorKind, LossReason, Phase, Retry},
+    driver::{Held, Wake},
+    error::{Error, ErrorKind, LossReason, Phase, Retry, about},
     flaw::Flaw,
     guard::Guard,
     identity::{FencingToken, Owner},
@@ -64,11 +64,16 @@ pub(crate) async fn acquire(
     let (name, at) = (wish.name.clone(), wish.at);
     let pending = Pending::new(&inner, name, &identity, wish.terms, at);
     let acquired = match patience {
-        Patience::Try => once(&inner, pending, identity.given, began).await,
+        Patience::Try => once(&inner, pending, identity.given, began)
+            .await
+            .map(Result::ok),
         // Whoever has no time at all still asks.
         Patience::Within(Duration::ZERO) => {
             let tried = once(&inner, pending, identity.given, began).await;
-            tried.and_then(|guard| guard.map_or_else(|| Err(refused()), |guard| Ok(Some(guard))))
+            tried.and_then(|guard| match guard {
+                Ok(guard) => Ok(Some(guard)),
+                Err(by) => Err(inner.not_acquired(&wish.name, Duration::ZERO, by.as_ref())),
+            })
         }
         Patience::Within(limit) => {
             let wait = Wait::new(pending, identity.given, wish.terms.lease(), began + limit);
@@ -95,18 +100,19 @@ pub(crate) async fn acquire(
     acquired.map_err(|error| inner.explain(error, &wish.name, &identity.owner))
 }
 
-/// One answer of the store, whatever it is; asked again only while there is none.
+/// One answer of the store, whatever it is; asked again only while there is none. Held by another, it says what the store said of it.
 async fn once(
     inner: &Arc<Inner>,
     mut pending: Pending,
     given: bool,
     began: Instant,
-) -> Result<Option<Guard>, Error> {
+) -> Result<Result<Guard, Option<Held>>, Error> {
     let end = began + pending.attempt_within();
-    let mut trouble = Trouble::new(pending.attempt_within());
+    let within = pending.attempt_within();
+    let mut trouble = Trouble::new(within, within);
     // Where the store keeps no line, whoever waits here would be passed by.
     if !given && inner.caps.wake != Wake::Line && inner.has_waiters(pending.name()) {
-        return Ok(None);
+        return Ok(Err(None));
     }
     loop {
         if inner.is_closing() {
@@ -122,13 +128,13 @@ async fn once(
         }
         match answer {
             Answer::Granted(grant, sent) => match pending.succeed(grant, sent, None) {
-                Some(guard) => return Ok(Some(guard)),
+                Some(guard) => return Ok(Ok(guard)),
                 None => trouble.too_late(inner.clock.now())?,
             },
             Answer::Held(_) if inner.flawed(Flaw::ContentionIsError) => {
                 return Err(Error::new(ErrorKind::Unavailable, "held"));
             }
-            Answer::Held(_) => return Ok(None),
+            Answer::Held(held) => return Ok(Err(Some(held))),
             Answer::Gone if pending.unjoin() => continue,
             Answer::Gone => return Err(gone()),
             Answer::Failed(error) => trouble.failed(error, inner.clock.now())?,
@@ -137,19 +143,10 @@ async fn once(
         let again = inner.clock.now() + trouble.pause(inner.jitter());
         if again >= end {
             // An attempt begun at its own give-up has no answer, only an effect that nobody knows.
-            return Err(trouble.timeout());
+            return Err(trouble.timeout(end.since(began)));
         }
         inner.clock.sleep_until(again).await;
     }
-}
-
-fn refused() -> Error {
-    let phase = Phase::Wait;
-    Error::new(
-        ErrorKind::Timeout { phase },
-        "held by another, and no time to wait for it",
-    )
-    .with_retry(Retry::Later)
 }
 
 fn gone() -> Error {
@@ -233,6 +230,33 @@ impl Inner {
         for hold in stale {
             self.lose(&hold, LossReason::NotHeld);
         }
+    }
+
+    /// The time to wait is over, with what is known of whoever has the lock.
+    fn not_acquired(&self, name: &LockName, waited: Duration, held: Option<&Held>) -> Error {
+        let mut message = match waited {
+            Duration::ZERO => "not acquired at once".to_owned(),
+            _ => format!("not acquired within {}", about(waited)),
+        };
+        let own = (self.book().find(name)).and_then(|page| page.live(&self.clock));
+        match held.map(|held| held.by.as_ref()) {
+            Some(Some(by)) => {
+                message.push_str(&format!("; held by owner #{}", by.owner));
+                if !by.note.host.is_empty() {
+                    message.push_str(&format!(" (process {} on {})", by.note.pid, by.note.host));
+                }
+            }
+            Some(None) => message.push_str(
+                "; the store names no holder: it may be another's turn, or the name kept shut",
+            ),
+            None if own.is_none() => message.push_str("; others of this client wait for it"),
+            None => {}
+        }
+        if let Some(own) = own {
+            message.push_str(&format!("; {}", wait::itself(&own, self.clock.now())));
+        }
+        let phase = Phase::Wait;
+        Error::new(ErrorKind::Timeout { phase }, message).with_retry(Retry::Later)
     }
 
     /// Completes an error with what only the client knows.

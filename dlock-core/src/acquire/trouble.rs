@@ -1,6 +1,7 @@
 //! A store that fails or does not answer: how long to go on, and what to say in the end.
 
 use crate::{
+    call::ATTEMPT,
     clock::Instant,
     error::{DriverError, Effect, Error, ErrorKind, Phase, Retry, about},
 };
@@ -13,6 +14,8 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_s
 pub(super) struct Trouble {
     /// How long the store may fail before that is the answer.
     patience: Duration,
+    /// The most that one attempt may take.
+    within: Duration,
     since: Option<Instant>,
     last: Option<DriverError>,
     attempts: u32,
@@ -21,9 +24,10 @@ pub(super) struct Trouble {
 }
 
 impl Trouble {
-    pub(super) fn new(patience: Duration) -> Self {
+    pub(super) fn new(patience: Duration, within: Duration) -> Self {
         Self {
             patience,
+            within,
             since: None,
             last: None,
             attempts: 0,
@@ -81,9 +85,10 @@ impl Trouble {
             return Ok(());
         }
         let message = format!(
-            "the store has failed for {} ({} attempts): see that it runs, can be reached, and answers within a third of the lease",
+            "the store has failed for {} ({} attempts): see that it runs, can be reached, and answers within {}",
             about(now.since(since)),
-            self.attempts
+            self.attempts,
+            self.in_time(self.within)
         );
         Err(self.named(ErrorKind::Unavailable, message))
     }
@@ -100,14 +105,28 @@ impl Trouble {
     }
 
     /// The caller's time is up, and the store was the reason.
-    pub(super) fn timeout(&mut self) -> Error {
+    pub(super) fn timeout(&mut self, waited: Duration) -> Error {
         let phase = Phase::Request;
         let message = format!(
-            "the time was up and the store had not answered ({} attempts): see that it runs and can be reached; \
-             what it may still have taken is being given back",
-            self.attempts
+            "not acquired within {}, and the store had not answered ({} attempts): see that it runs, can be reached, and answers \
+             within {}; what it may still have taken is being given back",
+            about(waited),
+            self.attempts,
+            self.in_time(waited)
         );
         self.named(ErrorKind::Timeout { phase }, message)
+    }
+
+    /// What an attempt has, and how to give it more.
+    fn in_time(&self, waited: Duration) -> String {
+        match self.within {
+            within if waited < within => about(waited),
+            within if within < ATTEMPT => {
+                let within = about(within);
+                format!("{within} (a third of the lease: a longer one leaves it more)")
+            }
+            within => about(within),
+        }
     }
 
     fn named(&mut self, kind: ErrorKind, message: String) -> Error {

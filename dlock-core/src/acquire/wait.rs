@@ -13,7 +13,7 @@ use crate::{
     book::Waiter,
     clock::Instant,
     driver::{Held, Wake},
-    error::{Error, ErrorKind, Phase, Retry, about},
+    error::{Error, about},
     flaw::Flaw,
     guard::Guard,
     hold::Hold,
@@ -60,6 +60,7 @@ enum Step {
 impl Wait {
     pub(super) fn new(pending: Pending, given: bool, lease: Lease, end: Instant) -> Self {
         let length = lease.length();
+        let within = pending.attempt_within();
         Self {
             pending,
             waiter: Arc::default(),
@@ -68,7 +69,7 @@ impl Wait {
             end,
             began: Instant::ORIGIN,
             interval: (length / 3).min(LOOK_AT_MOST),
-            trouble: Trouble::new(length.clamp(PATIENCE.0, PATIENCE.1)),
+            trouble: Trouble::new(length.clamp(PATIENCE.0, PATIENCE.1), within),
             ask_at: Instant::ORIGIN,
             told: false,
             last: None,
@@ -337,30 +338,13 @@ impl Wait {
 
     fn timeout(&mut self, inner: &Arc<Inner>, name: &LockName) -> Error {
         let now = inner.clock.now();
-        let (own, failing) = {
-            let mut book = inner.book();
-            let page = book.find(name);
-            page.map_or((None, false), |page| {
-                (page.live(&inner.clock), page.queue.failing.is_some())
-            })
-        };
+        let failing = (inner.book().find(name)).is_some_and(|page| page.queue.failing.is_some());
         // One look that only the end of the wait cut short says nothing about the store.
         let cut = self.last.is_some() && self.trouble.attempts() <= 1;
         if (self.trouble.attempts() > 0 || failing) && !cut {
-            return self.trouble.timeout();
+            return self.trouble.timeout(now.since(self.began));
         }
-        let mut message = format!("not acquired within {}", about(now.since(self.began)));
-        if let Some(by) = self.last.as_ref().and_then(|held| held.by.as_ref()) {
-            message.push_str(&format!("; held by owner #{}", by.owner));
-            if !by.note.host.is_empty() {
-                message.push_str(&format!(" (process {} on {})", by.note.pid, by.note.host));
-            }
-        }
-        if let Some(own) = own {
-            message.push_str(&format!("; {}", itself(&own, now)));
-        }
-        let phase = Phase::Wait;
-        Error::new(ErrorKind::Timeout { phase }, message).with_retry(Retry::Later)
+        inner.not_acquired(name, now.since(self.began), self.last.as_ref())
     }
 
     /// Out of the queue without the lock: what this waiter stood in line with goes to the next one, or is given up.
@@ -397,7 +381,7 @@ impl Wait {
 }
 
 /// The usual self-deadlock explains itself.
-fn itself(own: &Hold, now: Instant) -> String {
+pub(super) fn itself(own: &Hold, now: Instant) -> String {
     format!(
         "this client itself acquired at {}, {} ago: if that is the same task, it waits for itself (guard.scope, or a pass, \
          re-enters)",

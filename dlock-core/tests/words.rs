@@ -1,0 +1,110 @@
+//! What errors tell people who have to do something about them.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use dlock_core::{Client, Clock, Error, ErrorKind, MIN_LEASE, Phase};
+use dlock_memory::{Call, Fault, Faults, MemoryConfig, MemoryDriver, MemoryStore};
+use std::{sync::Arc, time::Duration};
+
+/// Two clients of one store, and the faults of the first.
+fn clients() -> (Client, Faults, Client) {
+    let clock = Clock::simulated();
+    let store = MemoryStore::new(clock.clone());
+    let connect = || MemoryDriver::connect(&store, MemoryConfig::default());
+    let client = |driver| {
+        let builder = Client::builder(Arc::new(driver));
+        builder.clock(clock.clone()).build().unwrap()
+    };
+    let driver = connect();
+    let faults = driver.faults().clone();
+    (client(driver), faults, client(connect()))
+}
+
+#[track_caller]
+fn says(error: &Error, kind: ErrorKind, parts: &[&str]) {
+    assert_eq!(error.kind(), kind, "{error}");
+    let words = error.to_string();
+    for part in parts {
+        assert!(words.contains(part), "{part:?} is not in {words:?}");
+    }
+}
+
+const REQUEST: ErrorKind = ErrorKind::Timeout {
+    phase: Phase::Request,
+};
+
+const WAIT: ErrorKind = ErrorKind::Timeout { phase: Phase::Wait };
+
+/// A round trip of 20 ms, and the shortest lease: a renewal has a sixth of it, and the store refuses what comes later.
+#[tokio::test(start_paused = true)]
+async fn a_lease_too_short_for_its_store_is_lost_and_says_why() {
+    let (client, faults, _) = clients();
+    let lock = client.lock("x").unwrap().kept_lease(MIN_LEASE).unwrap();
+    faults.always_all(Fault::Delayed(Duration::from_millis(20)));
+    let guard = lock.acquire().await.unwrap();
+    guard.lost().await;
+    let parts = [
+        "this 100 ms lease had 16 ms to be answered",
+        "needs a longer lease",
+        "stop the work",
+    ];
+    says(&guard.check().unwrap_err(), ErrorKind::Lost, &parts);
+    says(&guard.release().await.unwrap_err(), ErrorKind::Lost, &parts);
+    // What is long enough for its store is over for other reasons.
+    let guard = client.lock("y").unwrap().acquire().await.unwrap();
+    faults.always(Call::Renew, Fault::Never);
+    guard.lost().await;
+    let words = guard.check().unwrap_err().to_string();
+    assert!(!words.contains("longer lease"), "{words}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_slower_than_a_third_of_the_lease_is_told_with_that_time() {
+    let (client, faults, _) = clients();
+    faults.always_all(Fault::Never);
+    let short = client.lock("x").unwrap().kept_lease(MIN_LEASE).unwrap();
+    let third = "within 33 ms (a third of the lease: a longer one leaves it more)";
+    let tried = short.try_acquire().await.unwrap_err();
+    says(&tried, REQUEST, &["not acquired within 33 ms", third]);
+    let waited = short.acquire_within(Duration::from_millis(500)).await;
+    let parts = ["not acquired within 500 ms", third];
+    says(&waited.unwrap_err(), REQUEST, &parts);
+    says(
+        &short.acquire().await.unwrap_err(),
+        ErrorKind::Unavailable,
+        &[third],
+    );
+    // Here it was not the lease that was short.
+    let long = client.lock("x").unwrap();
+    let waited = long.acquire_within(Duration::from_millis(1)).await;
+    let parts = [
+        "not acquired within 1 ms",
+        "answers within 1 ms;",
+        "being given back",
+    ];
+    says(&waited.unwrap_err(), REQUEST, &parts);
+    let tried = long.try_acquire().await.unwrap_err();
+    says(&tried, REQUEST, &["answers within 5.0 s;"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_has_no_time_to_wait_is_told_who_holds_the_lock() {
+    let (client, _, other) = clients();
+    let guard = other.lock("x").unwrap().acquire().await.unwrap();
+    let lock = client.lock("x").unwrap();
+    let holder = format!("held by owner #{}", guard.pass().owner().fingerprint());
+    let tried = lock.acquire_within(Duration::ZERO).await.unwrap_err();
+    says(&tried, WAIT, &["not acquired at once", &holder]);
+    let waited = lock.acquire_within(Duration::from_secs(1)).await;
+    let parts = ["not acquired within 1.0 s", &holder];
+    says(&waited.unwrap_err(), WAIT, &parts);
+    guard.release().await.unwrap();
+    // Whoever gave up has left the line.
+    while client.unsettled() > 0 {
+        tokio::task::yield_now().await;
+    }
+    let own = lock.acquire_within(Duration::ZERO).await.unwrap();
+    let tried = lock.acquire_within(Duration::ZERO).await.unwrap_err();
+    says(&tried, WAIT, &["not acquired at once", "waits for itself"]);
+    drop(own);
+}

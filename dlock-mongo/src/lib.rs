@@ -1,1 +1,15 @@
-//! Dlock's MongoDB driver: findAndModify on the server's clock, majority writes, woken by a change stream.
+//! dlock's MongoDB driver: one document per name, every step one command decided by the server's clock, writes confirmed by a majority,
+//! waiters woken by a change stream.
+//!
+//! See the README of this crate for what is stored, what is guaranteed and what rights it needs.
+
+mod commands;
+mod config;
+mod connection;
+mod driver;
+mod error;
+mod hints;
+mod record;
+
+pub use config::MongoConfig;
+pub use driver::MongoDriver;

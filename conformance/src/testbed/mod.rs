@@ -10,17 +10,23 @@
 
 #[cfg(feature = "containers")]
 pub mod container;
+pub mod mariadb;
+pub mod mongo;
 mod process;
 pub mod proxy;
 pub mod redis;
 pub mod server;
 mod station;
 pub mod worker;
+pub mod zookeeper;
 
 #[cfg(feature = "containers")]
 pub use container::Container;
+pub use mariadb::MariadbServer;
+pub use mongo::{MongoServer, MongoSet};
 pub use proxy::Proxy;
 pub use redis::RedisServer;
 pub use server::ServerProcess;
 pub use station::{Home, Station, UNPRIVILEGED, is_unprivileged};
 pub use worker::Worker;
+pub use zookeeper::{ZooKeeperEnsemble, ZooKeeperServer};

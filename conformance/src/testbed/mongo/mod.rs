@@ -1,0 +1,467 @@
+//! MongoDB: a server or a replica set to test against, and just enough of its protocol to provoke it.
+
+mod wire;
+
+use std::env;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::process::on_path;
+use super::server::{ServerError, ServerProcess, Service, Site};
+
+pub use wire::{Fields, Value, document, field};
+
+/// What kind of server is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deployment {
+    /// A replica set of one: change streams, and a majority of one.
+    ReplicaSet,
+    /// No replica set.
+    Standalone,
+}
+
+/// One MongoDB server: one of ours, or the one that [`DLOCK_TEST_MONGO_URL`](VARIABLE) names.
+///
+/// Its methods block; see [`ServerProcess`].
+#[derive(Debug)]
+pub struct MongoServer {
+    addr: SocketAddr,
+    deployment: Deployment,
+    process: Option<ServerProcess>,
+}
+
+/// Names a server to use instead of one of ours, as `mongodb://host:port/`: a primary without log-in. Tests destroy its data.
+pub const VARIABLE: &str = "DLOCK_TEST_MONGO_URL";
+/// The program, where it is not on `PATH`.
+pub const PROGRAM_VARIABLE: &str = "MONGOD";
+
+impl MongoServer {
+    /// Starts a server, and makes it the primary of a set of one if that is wanted.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::Missing`] when there is no `mongod`, else what went wrong.
+    pub fn start(deployment: Deployment) -> Result<Self, ServerError> {
+        Self::start_with(deployment, &[])
+    }
+
+    /// The same with more arguments on the command line.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn start_with(deployment: Deployment, extra_args: &[&str]) -> Result<Self, ServerError> {
+        let process = ServerProcess::start(Mongod::new(deployment, extra_args)?)?;
+        let server = Self {
+            addr: process.addr(),
+            deployment,
+            process: Some(process),
+        };
+        if deployment == Deployment::ReplicaSet {
+            initiate(&[server.addr], server.addr).map_err(|source| failed("initiate", source))?;
+        }
+        Ok(server)
+    }
+
+    /// The server of the environment if it names one, else one of ours.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::Missing`] when neither can be had; it says what to install or to set.
+    pub fn from_env_or_start(deployment: Deployment) -> Result<Self, ServerError> {
+        let Some(url) = env::var_os(VARIABLE) else {
+            return Self::start(deployment);
+        };
+        let unusable = |reason: String| ServerError::Variable {
+            variable: VARIABLE,
+            reason,
+        };
+        let url = url
+            .into_string()
+            .map_err(|_| unusable("not UTF-8".to_owned()))?;
+        let addr = url
+            .strip_prefix("mongodb://")
+            .map(|rest| rest.split(['/', '?']).next().unwrap_or(rest))
+            .and_then(|host| host.parse().ok())
+            .ok_or_else(|| unusable("mongodb://IP:PORT/ is wanted here".to_owned()))?;
+        let hello = wire::command(
+            addr,
+            "admin",
+            document([("hello", 1.into())]),
+            COMMAND_LIMIT,
+        );
+        hello.map_err(|error| unusable(format!("{addr} does not answer: {error}")))?;
+        Ok(Self {
+            addr,
+            deployment,
+            process: None,
+        })
+    }
+
+    /// Where clients connect: to this member and no other, by whatever name the set knows it.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.url_at(self.addr)
+    }
+
+    /// The same through another address, such as that of a [`Proxy`](super::Proxy).
+    #[must_use]
+    pub fn url_at(&self, addr: SocketAddr) -> String {
+        format!("mongodb://{addr}/?directConnection=true")
+    }
+
+    /// Where the server listens: a proxy's upstream.
+    #[must_use]
+    pub const fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The process, for stopping and killing; `None` when the server is not ours.
+    #[must_use]
+    pub const fn process(&self) -> Option<&ServerProcess> {
+        self.process.as_ref()
+    }
+
+    /// Kills it and starts it again, and waits until it takes writes.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError`]; the server is then not running.
+    pub fn restart(&self) -> Result<(), ServerError> {
+        let process = self.process.as_ref();
+        process.map_or(Ok(()), ServerProcess::restart)?;
+        if self.deployment == Deployment::ReplicaSet {
+            primary_of(&[self.addr], ELECTION_LIMIT).map_err(|source| failed("restart", source))?;
+        }
+        Ok(())
+    }
+
+    /// Runs one command on a connection of its own.
+    ///
+    /// # Errors
+    ///
+    /// When the server cannot be reached, does not answer within 30 s, or answers with an error (its text).
+    pub fn command(&self, database: &str, command: Fields) -> io::Result<Fields> {
+        wire::command(self.addr, database, command, COMMAND_LIMIT)
+    }
+
+    /// Removes one document.
+    ///
+    /// # Errors
+    ///
+    /// As [`command`](Self::command).
+    pub fn delete(&self, database: &str, collection: &str, id: &str) -> io::Result<()> {
+        let one = document([
+            ("q", document([("_id", id.into())]).into()),
+            ("limit", 1.into()),
+        ]);
+        let delete = document([
+            ("delete", collection.into()),
+            ("deletes", Value::Array(vec![one.into()])),
+        ]);
+        self.command(database, delete).map(drop)
+    }
+
+    /// Removes a collection's documents.
+    ///
+    /// # Errors
+    ///
+    /// As [`command`](Self::command).
+    pub fn drop_collection(&self, database: &str, collection: &str) -> io::Result<()> {
+        let all = document([("q", document([]).into()), ("limit", 0.into())]);
+        let delete = document([
+            ("delete", collection.into()),
+            ("deletes", Value::Array(vec![all.into()])),
+        ]);
+        self.command(database, delete).map(drop)
+    }
+}
+
+/// A replica set of several members, which elects within two seconds.
+#[derive(Debug)]
+pub struct MongoSet {
+    members: Vec<ServerProcess>,
+    names: Vec<SocketAddr>,
+}
+
+impl MongoSet {
+    /// Starts so many members.
+    ///
+    /// # Errors
+    ///
+    /// As [`MongoServer::start`].
+    pub fn start(members: usize) -> Result<Self, ServerError> {
+        Self::start_known_as(members, |own| Ok(own.to_owned()))
+    }
+
+    /// The same with members that know each other by other addresses, such as those of proxies before them.
+    ///
+    /// # Errors
+    ///
+    /// As [`MongoServer::start`], and what `known_as` fails with.
+    pub fn start_known_as(
+        members: usize,
+        known_as: impl FnOnce(&[SocketAddr]) -> io::Result<Vec<SocketAddr>>,
+    ) -> Result<Self, ServerError> {
+        let members = (0..members)
+            .map(|_| ServerProcess::start(Mongod::new(Deployment::ReplicaSet, &[])?))
+            .collect::<Result<Vec<_>, _>>()?;
+        let own: Vec<_> = members.iter().map(ServerProcess::addr).collect();
+        let begun = known_as(&own).and_then(|names| {
+            initiate(&names, own[0])?;
+            Ok(names)
+        });
+        let names = begun.map_err(|source| failed("initiate", source))?;
+        let set = Self { members, names };
+        set.primary().map_err(|source| failed("initiate", source))?;
+        set.settled().map_err(|source| failed("initiate", source))?;
+        Ok(set)
+    }
+
+    /// Where clients connect: to the set.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let hosts: Vec<_> = self.names.iter().map(ToString::to_string).collect();
+        format!("mongodb://{}/?replicaSet={SET}", hosts.join(","))
+    }
+
+    /// Its members.
+    #[must_use]
+    pub fn members(&self) -> &[ServerProcess] {
+        &self.members
+    }
+
+    /// Which one is the primary, as soon as there is one: of two that say so the one with the newer term.
+    ///
+    /// # Errors
+    ///
+    /// When none is elected within 30 s.
+    pub fn primary(&self) -> io::Result<usize> {
+        let own: Vec<_> = self.members.iter().map(ServerProcess::addr).collect();
+        primary_of(&own, ELECTION_LIMIT)
+    }
+
+    /// Waits until every member is a primary or a secondary: before that it neither votes nor can be elected.
+    ///
+    /// # Errors
+    ///
+    /// When that is not so within 30 s.
+    pub fn settled(&self) -> io::Result<()> {
+        let began = Instant::now();
+        let is_settled = |member: &ServerProcess| {
+            let asked = document([("hello", 1.into())]);
+            let hello =
+                wire::command(member.addr(), "admin", asked, HELLO_LIMIT).unwrap_or_default();
+            ["isWritablePrimary", "secondary"]
+                .iter()
+                .any(|role| field(&hello, role) == Some(&Value::Bool(true)))
+        };
+        while began.elapsed() < ELECTION_LIMIT {
+            if self.members.iter().all(is_settled) {
+                return Ok(());
+            }
+            sleep(Duration::from_millis(10));
+        }
+        Err(io::Error::other(format!(
+            "not every member took part within {ELECTION_LIMIT:?}"
+        )))
+    }
+
+    /// Runs one command on that member.
+    ///
+    /// # Errors
+    ///
+    /// As [`MongoServer::command`].
+    pub fn command(&self, member: usize, database: &str, command: Fields) -> io::Result<Fields> {
+        wire::command(
+            self.members[member].addr(),
+            database,
+            command,
+            COMMAND_LIMIT,
+        )
+    }
+}
+
+/// The child process.
+#[derive(Debug)]
+struct Mongod {
+    program: PathBuf,
+    deployment: Deployment,
+    extra_args: Vec<String>,
+}
+
+impl Mongod {
+    fn new(deployment: Deployment, extra_args: &[&str]) -> Result<Self, ServerError> {
+        let named = env::var_os(PROGRAM_VARIABLE).map(PathBuf::from);
+        let fetched = || Some(fetched()).filter(|file| file.is_file());
+        let program = named.or_else(|| on_path(PROGRAM)).or_else(fetched);
+        Ok(Self {
+            program: program.ok_or(MISSING)?,
+            deployment,
+            extra_args: extra_args.iter().map(|&arg| arg.to_owned()).collect(),
+        })
+    }
+}
+
+impl Service for Mongod {
+    fn name(&self) -> &'static str {
+        PROGRAM
+    }
+
+    fn prepare(&self, site: &Site) -> io::Result<()> {
+        std::fs::create_dir(site.dir.join("db"))
+    }
+
+    fn command(&self, site: &Site) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .args([
+                "--port",
+                &site.port.to_string(),
+                "--bind_ip",
+                "127.0.0.1",
+                "--nounixsocket",
+            ])
+            .args([
+                "--wiredTigerCacheSizeGB",
+                "0.25",
+                "--setParameter",
+                "diagnosticDataCollectionEnabled=false",
+            ])
+            .args(["--setParameter", "enableTestCommands=1"])
+            .arg("--dbpath")
+            .arg(site.dir.join("db"))
+            .args(&self.extra_args);
+        if self.deployment == Deployment::ReplicaSet {
+            command.args(["--replSet", SET, "--oplogSize", "64"]);
+        }
+        command
+    }
+
+    /// Asked without a log-in, a server that wants one answers `hello` alone; its log says whose port it is.
+    fn ready(&self, site: &Site, pid: u32) -> bool {
+        let log = std::fs::read_to_string(site.dir.join("server.log")).unwrap_or_default();
+        let ours = log.rfind(&format!("\"pid\":{pid},"));
+        ours.is_some_and(|at| log[at..].contains("Waiting for connections"))
+    }
+}
+
+fn initiate(names: &[SocketAddr], first: SocketAddr) -> io::Result<()> {
+    let members: Vec<Value> = (0..)
+        .zip(names)
+        .map(|(id, name)| {
+            document([("_id", Value::Int(id)), ("host", name.to_string().into())]).into()
+        })
+        .collect();
+    let alone = members.len() == 1;
+    let settings = document([
+        ("electionTimeoutMillis", 1000.into()),
+        ("heartbeatIntervalMillis", 200.into()),
+    ]);
+    let config = document([
+        ("_id", SET.into()),
+        ("members", Value::Array(members)),
+        ("settings", settings.into()),
+    ]);
+    let begin = document([("replSetInitiate", config.into())]);
+    wire::command(first, "admin", begin, COMMAND_LIMIT)?;
+    if alone {
+        primary_of(&[first], ELECTION_LIMIT)?;
+    }
+    Ok(())
+}
+
+fn primary_of(members: &[SocketAddr], limit: Duration) -> io::Result<usize> {
+    let began = Instant::now();
+    while began.elapsed() < limit {
+        let terms = members.iter().enumerate().filter_map(|(member, addr)| {
+            let hello =
+                wire::command(*addr, "admin", document([("hello", 1.into())]), HELLO_LIMIT).ok()?;
+            (field(&hello, "isWritablePrimary") == Some(&Value::Bool(true))).then_some(())?;
+            let asked = document([("replSetGetStatus", 1.into())]);
+            let status = wire::command(*addr, "admin", asked, HELLO_LIMIT).ok()?;
+            Some((field(&status, "term").and_then(Value::number)?, member))
+        });
+        if let Some((_, member)) = terms.max() {
+            return Ok(member);
+        }
+        sleep(Duration::from_millis(10));
+    }
+    Err(io::Error::other(format!("no primary within {limit:?}")))
+}
+
+/// Where `./test` puts it: beside the build, so that a clean build fetches it anew and nothing else does.
+fn fetched() -> PathBuf {
+    let target = env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    let target =
+        target.unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target")));
+    target.join("mongod/mongod")
+}
+
+fn failed(step: &'static str, source: io::Error) -> ServerError {
+    ServerError::System {
+        server: PROGRAM,
+        step,
+        source,
+    }
+}
+
+const PROGRAM: &str = "mongod";
+const SET: &str = "rs0";
+const MISSING: ServerError = ServerError::Missing {
+    server: PROGRAM,
+    remedy: "run ./test, which fetches it, install MongoDB 5.0 or newer, or set MONGOD to the program or DLOCK_TEST_MONGO_URL to a server",
+};
+/// Beyond any pause a test asks for.
+const COMMAND_LIMIT: Duration = Duration::from_secs(30);
+/// A member that is stopped must not hold up the others' answers.
+const HELLO_LIMIT: Duration = Duration::from_millis(300);
+const ELECTION_LIMIT: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_server_says_what_to_do() {
+        let text = MISSING.to_string();
+        assert!(
+            text.contains("no mongod")
+                && text.contains(VARIABLE)
+                && text.contains(PROGRAM_VARIABLE),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_set_of_one_takes_writes_and_keeps_them_over_a_kill() {
+        let server = MongoServer::start(Deployment::ReplicaSet).unwrap();
+        let kept = document([("_id", "a".into())]);
+        let insert = document([
+            ("insert", "locks".into()),
+            ("documents", Value::Array(vec![kept.into()])),
+        ]);
+        server.command("dlock", insert).unwrap();
+        server.restart().unwrap();
+        let count = document([("count", "locks".into())]);
+        let counted = |server: &MongoServer| {
+            let reply = server.command("dlock", count.clone()).unwrap();
+            field(&reply, "n").and_then(Value::number)
+        };
+        assert_eq!(counted(&server), Some(1));
+        server.delete("dlock", "locks", "a").unwrap();
+        assert_eq!(counted(&server), Some(0));
+    }
+
+    #[test]
+    fn a_set_of_three_elects_another_primary() {
+        let set = MongoSet::start(3).unwrap();
+        let first = set.primary().unwrap();
+        set.members()[first].kill().unwrap();
+        assert_ne!(set.primary().unwrap(), first);
+    }
+}

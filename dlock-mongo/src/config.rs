@@ -1,0 +1,373 @@
+//! Settings, and what of a URL would weaken a lock.
+
+use crate::error;
+use dlock_core::{DriverError, Result};
+use mongodb::options::{
+    Acknowledgment, ConnectionString, HostInfo, ReadConcernLevel, ReadPreference, WriteConcern,
+};
+use std::{fmt, str::FromStr, time::Duration};
+use url::form_urlencoded;
+
+/// Where the servers are and how dlock uses them.
+///
+/// Read from a URL: the native client's (`mongodb://`, and `mongodb+srv://` with the feature `srv`), with dlock's own settings as query
+/// parameters. `Debug` shows no password.
+///
+/// ```
+/// use dlock_mongo::MongoConfig;
+/// let url = "mongodb://user:secret@a.internal,b.internal/app?replicaSet=rs0&dlock.collection=billing_locks";
+/// let config: MongoConfig = url.parse()?;
+/// assert_eq!((config.database(), config.collection()), ("app", "billing_locks"));
+/// # Ok::<(), dlock_core::DriverError>(())
+/// ```
+#[derive(Clone)]
+pub struct MongoConfig {
+    pub(crate) server: ConnectionString,
+    database: String,
+    collection: String,
+    pub(crate) connect_within: Duration,
+}
+
+impl MongoConfig {
+    /// The rights a user needs, as the commands for `mongosh`, for the default database and collection.
+    pub const RIGHTS: &'static str = r#"use admin
+db.createRole({
+  role: "dlock",
+  privileges: [{
+    resource: { db: "dlock", collection: "locks" },
+    actions: ["find", "insert", "update", "remove", "changeStream", "listIndexes"]
+  }, {
+    resource: { db: "dlock", collection: "" },
+    actions: ["listCollections"]
+  }],
+  roles: []
+})
+db.createUser({ user: "locker", pwd: passwordPrompt(), roles: ["dlock"] })
+"#;
+
+    /// The database. Default: the one in the URL's path, else `dlock`. URL: `dlock.database`.
+    #[must_use]
+    pub fn database(&self) -> &str {
+        &self.database
+    }
+
+    /// Changes the [`database`](Self::database).
+    ///
+    /// # Errors
+    /// `Misuse` for a name that MongoDB does not take, and for `admin`, `config` and `local`.
+    pub fn with_database(mut self, name: impl Into<String>) -> Result<Self> {
+        let name = name.into();
+        if ["admin", "config", "local"].contains(&&*name) {
+            return Err(error::misuse(format!(
+                "the database {name:?} is the server's own: name another in dlock.database"
+            )));
+        }
+        let legal = |c: char| !c.is_control() && !"/\\. \"$*<>:|?".contains(c);
+        if !(1..=63).contains(&name.len()) || !name.chars().all(legal) {
+            return Err(error::misuse(format!(
+                "a database name has 1 to 63 bytes without blanks or any of /\\.\"$*<>:|?, not {name:?}"
+            )));
+        }
+        self.database = name;
+        Ok(self)
+    }
+
+    /// The collection, which must be dlock's own. Default `locks`. URL: `dlock.collection`.
+    #[must_use]
+    pub fn collection(&self) -> &str {
+        &self.collection
+    }
+
+    /// Changes the [`collection`](Self::collection). Clients with different collections do not see each other's locks.
+    ///
+    /// # Errors
+    /// `Misuse` for a name that MongoDB does not take.
+    pub fn with_collection(mut self, name: impl Into<String>) -> Result<Self> {
+        let name = name.into();
+        let legal = |c: char| !c.is_control() && c != '$';
+        let dots = name.starts_with(['.', ' ']) || name.ends_with('.') || name.contains("..");
+        if !(1..=120).contains(&name.len())
+            || !name.chars().all(legal)
+            || dots
+            || name.starts_with("system.")
+        {
+            return Err(error::misuse(format!(
+                "a collection name has 1 to 120 bytes without $ and control characters and does not begin with \"system.\", not {name:?}"
+            )));
+        }
+        self.collection = name;
+        Ok(self)
+    }
+
+    /// How long finding a primary, and how long one attempt to connect, may take. Default 5 s, shorter where the URL says so
+    /// (`serverSelectionTimeoutMS`, `connectTimeoutMS`).
+    #[must_use]
+    pub fn connect_within(&self) -> Duration {
+        self.connect_within
+    }
+
+    /// Changes [`connect_within`](Self::connect_within).
+    #[must_use]
+    pub fn with_connect_within(mut self, span: Duration) -> Self {
+        self.connect_within = span;
+        self
+    }
+
+    /// The store, without secrets: passes are matched by it. Hosts of one set are sorted, so that their order in a URL does not matter.
+    pub(crate) fn store(&self) -> String {
+        let hosts = match &self.server.host_info {
+            HostInfo::HostIdentifiers(hosts) => {
+                let mut hosts: Vec<_> = hosts.iter().map(ToString::to_string).collect();
+                hosts.sort();
+                format!("mongodb://{}", hosts.join(","))
+            }
+            HostInfo::DnsRecord(host) => format!("mongodb+srv://{host}"),
+            _ => "mongodb://?".to_owned(),
+        };
+        format!("{hosts}/{} {}", self.database, self.collection)
+    }
+
+    fn of(mut server: ConnectionString) -> Result<Self> {
+        refuse_weaker(&server)?;
+        let database = server
+            .default_database
+            .clone()
+            .unwrap_or_else(|| "dlock".into());
+        // All of it comes with each command, whatever the native client would add.
+        server.write_concern = None;
+        server.read_concern = None;
+        let config = Self {
+            server,
+            database: String::new(),
+            collection: "locks".into(),
+            connect_within: Duration::from_secs(5),
+        };
+        config.with_database(database)
+    }
+
+    fn set(self, key: &str, value: &str) -> Result<Self> {
+        match key {
+            "dlock.database" => self.with_database(value),
+            "dlock.collection" => self.with_collection(value),
+            _ => Err(error::misuse(format!(
+                "the MongoDB URL has an unknown setting {key:?}; known: {}",
+                KNOWN.join(", ")
+            ))),
+        }
+    }
+}
+
+/// Settings that a URL may carry.
+const KNOWN: [&str; 2] = ["dlock.collection", "dlock.database"];
+
+/// Who writes a weaker concern into a URL believes that it counts; so it is refused rather than overruled in silence.
+fn refuse_weaker(server: &ConnectionString) -> Result<()> {
+    let weaker = |what: &str| {
+        Err(error::misuse(format!(
+            "the MongoDB URL asks for {what}, which could give a lock twice after a failover; dlock writes with w=majority and journal and reads from the primary: leave it out"
+        )))
+    };
+    if let Some(WriteConcern { w, journal, .. }) = &server.write_concern {
+        match w {
+            None | Some(Acknowledgment::Majority) => {}
+            Some(Acknowledgment::Nodes(nodes)) => return weaker(&format!("w={nodes}")),
+            Some(_) => return weaker("a write concern by tags"),
+        }
+        if *journal == Some(false) {
+            return weaker("journal=false");
+        }
+    }
+    if !matches!(
+        &server.read_preference,
+        None | Some(ReadPreference::Primary)
+    ) {
+        return weaker("a readPreference other than primary");
+    }
+    let level = server.read_concern.as_ref().map(|concern| &concern.level);
+    if matches!(
+        level,
+        Some(ReadConcernLevel::Local | ReadConcernLevel::Available)
+    ) {
+        return weaker("readConcernLevel=local or available");
+    }
+    Ok(())
+}
+
+/// The server at 127.0.0.1:27017, without TLS or log-in.
+impl Default for MongoConfig {
+    fn default() -> Self {
+        "mongodb://127.0.0.1:27017/"
+            .parse()
+            .expect("BUG: the default URL is one")
+    }
+}
+
+impl FromStr for MongoConfig {
+    type Err = DriverError;
+
+    fn from_str(url: &str) -> Result<Self> {
+        let (url, ours) = split(url);
+        let server = ConnectionString::parse(&url).map_err(|cause| unread(&url, &cause))?;
+        let mut config = Self::of(server)?;
+        for (key, value) in form_urlencoded::parse(ours.as_bytes()) {
+            config = config.set(&key, &value)?;
+        }
+        Ok(config)
+    }
+}
+
+/// The native client quotes what it could not read, which may be the password.
+fn unread(url: &str, cause: &mongodb::error::Error) -> DriverError {
+    let said = cause.to_string();
+    let reason = [
+        "srv",
+        "scheme",
+        "port",
+        "host",
+        "percent",
+        "option",
+        "authMechanism",
+        "socketTimeoutMS",
+    ]
+    .into_iter()
+    .find(|word| said.contains(word));
+    let hint = match (
+        url.starts_with("mongodb+srv:") && !cfg!(feature = "srv"),
+        reason,
+    ) {
+        (true, _) => "mongodb+srv:// needs the feature \"srv\" of dlock-mongo".to_owned(),
+        (false, Some("percent")) => "user and password must be percent-encoded".to_owned(),
+        (false, Some(word)) => format!("look at its {word}"),
+        (false, None) => "see the native client's documentation of connection strings".to_owned(),
+    };
+    error::misuse(format!("the MongoDB URL cannot be read: {hint}"))
+}
+
+/// Takes our settings out of a URL's query and leaves the rest as it was, byte for byte.
+fn split(url: &str) -> (String, String) {
+    let Some((base, query)) = url.split_once('?') else {
+        return (url.to_owned(), String::new());
+    };
+    let (ours, theirs): (Vec<_>, Vec<_>) = query
+        .split('&')
+        .partition(|pair| pair.starts_with("dlock."));
+    let mark = if theirs.is_empty() { "" } else { "?" };
+    (format!("{base}{mark}{}", theirs.join("&")), ours.join("&"))
+}
+
+impl fmt::Debug for MongoConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let credential = self.server.credential.as_ref();
+        f.debug_struct("MongoConfig")
+            .field("store", &self.store())
+            .field(
+                "username",
+                &credential.and_then(|who| who.username.as_ref()),
+            )
+            .field(
+                "password",
+                &credential
+                    .and_then(|who| who.password.as_ref())
+                    .map(|_| "***"),
+            )
+            .field("connect_within", &self.connect_within)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::MongoConfig;
+    use dlock_core::ErrorKind;
+
+    fn parsed(url: &str) -> MongoConfig {
+        url.parse().unwrap()
+    }
+
+    fn refused(url: &str) -> String {
+        let error = url.parse::<MongoConfig>().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Misuse, "{error}");
+        error.to_string()
+    }
+
+    #[test]
+    fn our_settings_are_taken_out_and_the_rest_is_the_native_clients() {
+        let config = parsed("mongodb://b:2,a:1/?dlock.collection=l&maxPoolSize=3&dlock.database=d");
+        assert_eq!(config.store(), "mongodb://a:1,b:2/d l");
+        assert_eq!(config.server.max_pool_size, Some(3));
+        assert_eq!(
+            parsed("mongodb://h/app").store(),
+            "mongodb://h:27017/app locks"
+        );
+        assert_eq!(
+            MongoConfig::default().store(),
+            "mongodb://127.0.0.1:27017/dlock locks"
+        );
+    }
+
+    #[test]
+    fn unknown_settings_are_refused_with_the_known_ones() {
+        let error = refused("mongodb://h/?dlock.colection=a");
+        assert!(
+            error.contains("dlock.colection") && error.contains("dlock.collection"),
+            "{error}"
+        );
+        for url in [
+            "dlock.database=local",
+            "dlock.database=a.b",
+            "dlock.collection=system.x",
+            "dlock.collection=a%24b",
+            "dlock.collection=",
+        ] {
+            refused(&format!("mongodb://h/?{url}"));
+        }
+    }
+
+    #[test]
+    fn what_would_weaken_a_lock_is_refused_with_the_reason() {
+        for weaker in [
+            "w=1",
+            "w=0",
+            "w=2",
+            "w=tag",
+            "journal=false",
+            "readPreference=secondary",
+            "readPreference=primaryPreferred",
+            "readConcernLevel=local",
+        ] {
+            let error = refused(&format!("mongodb://h/?{weaker}"));
+            assert!(error.contains("twice"), "{error}");
+        }
+        for fine in [
+            "w=majority",
+            "journal=true",
+            "readPreference=primary",
+            "readConcernLevel=majority",
+            "retryWrites=false",
+        ] {
+            parsed(&format!("mongodb://h/?{fine}"));
+        }
+    }
+
+    #[test]
+    fn no_password_is_shown() {
+        let config = parsed("mongodb://user:canary@h/");
+        assert!(!format!("{config:?} {config:#?} {}", config.store()).contains("canary"));
+        for url in [
+            "mongodb://u:canary@",
+            "http://u:canary@h/",
+            "mongodb://u:canary@h:x/",
+            "mongodb://u:can/ary@h/",
+            "mongodb://u:canary%@h/",
+            "mongodb://h/?authMechanism=canary",
+            "canary",
+        ] {
+            let error = url.parse::<MongoConfig>().unwrap_err();
+            let shown = format!("{error:?} {error}");
+            assert!(
+                !shown.contains("canary") && !shown.contains("ary@"),
+                "{shown}"
+            );
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! The driver: each step is one command, and the answer says everything.
+
+use crate::{
+    commands,
+    config::MongoConfig,
+    connection::{Connection, Kind, batch},
+    error,
+    hints::{Ear, Hints},
+    record::Record,
+};
+use async_trait::async_trait;
+use dlock_core::{
+    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, FencingToken, Grant, Held,
+    Hint, Holds, Instant, Lane, LockName, Page, Release, Released, Renew, Renewed, Result,
+    Snapshot, Ticket, Wake,
+};
+use futures_core::stream::BoxStream;
+use futures_util::{StreamExt, stream};
+use mongodb::bson::{Bson, Document};
+use std::{collections::HashMap, num::NonZeroU32, time::Duration};
+
+/// Locks in a MongoDB collection.
+#[derive(Debug)]
+pub struct MongoDriver {
+    capabilities: Capabilities,
+    connection: Connection,
+    hints: Hints,
+    kind: Kind,
+}
+
+impl MongoDriver {
+    /// Connects to the servers of a URL: see [`MongoConfig`].
+    ///
+    /// # Errors
+    /// `Misuse` when the URL or one of its settings cannot be read or would weaken a lock, and when the collection would; `Unavailable`
+    /// when no primary can be reached or it refuses the log-in; `Unsupported` when it is too old. It is tried once.
+    ///
+    /// # Cancel safety
+    /// Dropped, it leaves nothing behind.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::open(url.parse()?).await
+    }
+
+    /// Connects with settings made in code.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    ///
+    /// # Cancel safety
+    /// As [`connect`](Self::connect).
+    pub async fn open(config: MongoConfig) -> Result<Self> {
+        let connection = Connection::open(&config).await?;
+        let greeted = Self::greeted(connection.clone(), &config).await;
+        if greeted.is_err() {
+            connection.close();
+        }
+        greeted
+    }
+
+    /// Uses the application's own client: its servers, log-in, pool and time-outs. Its concerns do not count, `config`'s server neither.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    ///
+    /// # Cancel safety
+    /// As [`connect`](Self::connect).
+    pub async fn from_client(client: mongodb::Client, config: MongoConfig) -> Result<Self> {
+        Self::greeted(Connection::of(client, &config), &config).await
+    }
+
+    async fn greeted(connection: Connection, config: &MongoConfig) -> Result<Self> {
+        let kind = connection.greet().await?;
+        let streams = match kind {
+            Kind::Standalone => {
+                tracing::warn!(
+                    "mongodb: a standalone server keeps locks no longer than its disk does, and waiters have to look; use a replica set"
+                );
+                false
+            }
+            Kind::Replicated => Hints::can_be_had(&connection).await?,
+        };
+        let mut capabilities = Capabilities::new("mongodb", config.store());
+        capabilities.wake = if streams { Wake::Hints } else { Wake::Poll };
+        capabilities.late = LATE;
+        capabilities.renew_batch = RENEW_BATCH;
+        Ok(Self {
+            hints: Hints::new(connection.clone(), streams),
+            capabilities,
+            connection,
+            kind,
+        })
+    }
+
+    /// What a read asks for: see [`commands`]. A standalone server has nobody to ask.
+    fn level(&self) -> &'static str {
+        match self.kind {
+            Kind::Standalone => "local",
+            Kind::Replicated => "linearizable",
+        }
+    }
+
+    /// The record of a `findAndModify`'s answer; `None`: there is no document.
+    fn answered(&self, reply: &Document) -> Result<Option<Record>> {
+        match reply.get("value") {
+            Some(Bson::Document(shown)) => self.seen(shown).map(Some),
+            Some(Bson::Null) => Ok(None),
+            _ => Err(error::garbled()),
+        }
+    }
+
+    fn seen(&self, shown: &Document) -> Result<Record> {
+        let record = Record::read(shown)?;
+        self.connection.observe(record.now);
+        Ok(record)
+    }
+
+    async fn renew_some(
+        &self,
+        entries: &[Renew],
+        give_up: Instant,
+    ) -> Result<Vec<Result<Renewed>>> {
+        let last = self.connection.not_after(give_up).await?;
+        let collection = self.connection.collection();
+        if let [entry] = entries {
+            let reply = self
+                .connection
+                .run(commands::renew_one(collection, entry, last))
+                .await?;
+            let answer = match self.answered(&reply) {
+                Ok(Some(record)) if record.now > last.timestamp_millis() => {
+                    return Err(error::late());
+                }
+                Ok(record) => Ok(renewed(record.as_ref(), entry)),
+                Err(foreign) => Err(foreign),
+            };
+            return Ok(vec![answer]);
+        }
+        let reply = self
+            .connection
+            .run(commands::renew(collection, entries, last))
+            .await?;
+        let matched = reply.get_i32("n").map_err(|_| error::garbled())?;
+        if usize::try_from(matched) == Ok(entries.len())
+            && entries.iter().all(|entry| entry.lease.is_some())
+        {
+            let lasts = |entry: &Renew| Renewed::Until {
+                valid_for: entry.lease.unwrap_or_default(),
+            };
+            return Ok(entries.iter().map(|entry| Ok(lasts(entry))).collect());
+        }
+        let found = self
+            .connection
+            .run(commands::find(
+                collection,
+                commands::names(entries),
+                self.level(),
+            ))
+            .await?;
+        let mut records: HashMap<String, Result<Record>> = HashMap::new();
+        for shown in batch(&found) {
+            let name = shown.get_str("_id").unwrap_or_default().to_owned();
+            records.insert(name, self.seen(&shown));
+        }
+        let over = |record: &Result<Record>| {
+            record
+                .as_ref()
+                .is_ok_and(|record| record.now > last.timestamp_millis())
+        };
+        if matched == 0 && records.values().any(over) {
+            return Err(error::late());
+        }
+        Ok(entries
+            .iter()
+            .map(|entry| match records.remove(entry.name.as_str()) {
+                Some(Err(foreign)) => Err(foreign),
+                Some(Ok(record)) => Ok(renewed(Some(&record), entry)),
+                None => Ok(Renewed::NotHeld),
+            })
+            .collect())
+    }
+
+    fn refused(&self, req: &Acquire, record: &Record) -> Held {
+        let mut held = Held::default();
+        held.by = record.holder();
+        // Its end is a whole millisecond that has to be over.
+        let rest = record.rest().unwrap_or_default() + TICK;
+        let ear = req
+            .line
+            .map_or(Ear::Open, |ticket| self.hints.listen(&req.name, ticket));
+        let look = match (self.capabilities.wake, ear) {
+            (Wake::Hints, Ear::Open) => LOOK,
+            (Wake::Hints, Ear::Deaf) => LOOK_DEAF,
+            _ => Duration::MAX,
+        };
+        held.look_in = Some(rest.min(look));
+        held
+    }
+}
+
+#[async_trait]
+impl DistributedLock for MongoDriver {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// One primary: all names share its fate. Behind routers a batch may touch several shards, and fails with the slowest.
+    fn lane(&self, _: &LockName) -> Lane {
+        Lane::default()
+    }
+
+    async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
+        let last = self.connection.not_after(req.give_up).await?;
+        let command = commands::acquire(self.connection.collection(), req, last);
+        let reply = self.connection.upsert(&command).await?;
+        // Only a join makes no document.
+        let Some(record) = self.answered(&reply)? else {
+            return Ok(Acquired::Gone);
+        };
+        if let Some(rest) = record.rest_of(&req.owner, req.hold) {
+            self.waits_no_more(req);
+            self.connection.purge_a_little();
+            let holds = counted(record.holds())?;
+            let token = Some(FencingToken(record.token));
+            return Ok(Acquired::Granted(Grant::new(
+                token,
+                holds,
+                rest.min(req.lease.length()),
+            )));
+        }
+        let mine = record.is_of(&req.owner);
+        if record.now > last.timestamp_millis() {
+            return Err(error::late());
+        }
+        match req.join {
+            Some(token) if !mine || token.0 != record.token => Ok(Acquired::Gone),
+            _ if mine => Err(error::full()),
+            _ => Ok(Acquired::Held(self.refused(req, &record))),
+        }
+    }
+
+    /// There is no line: a ticket is only an entry in the change stream's filter.
+    async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
+        self.hints.forget(name, ticket);
+        Ok(())
+    }
+
+    async fn renew(
+        &self,
+        _: Lane,
+        entries: &[Renew],
+        give_up: Instant,
+    ) -> Result<Vec<Result<Renewed>>> {
+        let commands: Vec<_> = entries
+            .chunks(A_COMMAND)
+            .map(|some| self.renew_some(some, give_up))
+            .collect();
+        let outcomes: Vec<_> = stream::iter(commands).buffered(IN_FLIGHT).collect().await;
+        if outcomes.iter().all(Result::is_err) {
+            return outcomes
+                .into_iter()
+                .next()
+                .unwrap_or_else(|| Ok(Vec::new()));
+        }
+        // A command that failed takes its own entries along, and none that another has renewed.
+        let mut answers = Vec::with_capacity(entries.len());
+        for (some, outcome) in entries.chunks(A_COMMAND).zip(outcomes) {
+            match outcome {
+                Ok(renewed) => answers.extend(renewed),
+                Err(error) => answers.extend(some.iter().map(|_| Err(error::again(&error)))),
+            }
+        }
+        Ok(answers)
+    }
+
+    async fn release(&self, req: &Release) -> Result<Released> {
+        let command = commands::release(self.connection.collection(), req);
+        let reply = self.connection.run(command).await?;
+        let Some(before) = self.answered(&reply)? else {
+            return Ok(Released::NotHeld { by: None });
+        };
+        let found = match req.holds {
+            Holds::One(hold) => before.rest_of(&req.owner, hold).is_some(),
+            Holds::All => before.is_of(&req.owner),
+        };
+        if !found {
+            return Ok(Released::NotHeld {
+                by: before.holder(),
+            });
+        }
+        let left = match req.holds {
+            Holds::One(_) => before.holds() - 1,
+            Holds::All => 0,
+        };
+        if let Some(holds) = NonZeroU32::new(left) {
+            return Ok(Released::StillHeld { holds });
+        }
+        Ok(match before.kept(req.keep) {
+            Some(rest) => Released::Kept { rest },
+            None => Released::Freed,
+        })
+    }
+
+    fn hints(&self) -> BoxStream<'static, Hint> {
+        self.hints.stream()
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
+        let wanted = vec![name.as_str().into()];
+        let find = commands::find(self.connection.collection(), wanted, self.level());
+        match batch(&self.connection.run(find).await?).first() {
+            Some(shown) => Ok(self.seen(shown)?.snapshot(name.clone())),
+            None => Ok(Snapshot::free(name.clone())),
+        }
+    }
+
+    async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
+        let after = from
+            .map(|from| read_cursor(from).ok_or_else(error::bad_cursor))
+            .transpose()?;
+        let behind = after.filter(|after| *after >= prefix);
+        let most = limit.clamp(1, LONGEST_PAGE);
+        let collection = self.connection.collection();
+        let page = commands::page(
+            collection,
+            behind.unwrap_or(prefix),
+            behind.is_none(),
+            i64::try_from(most).unwrap_or(1),
+            self.level(),
+        );
+        let looked_at = batch(&self.connection.run(page).await?);
+        let mut found = Vec::new();
+        for shown in &looked_at {
+            let name = shown.get_str("_id").unwrap_or_default();
+            if !name.starts_with(prefix) {
+                return Ok(Page::new(found, None));
+            }
+            // What is not ours, or no name, is nobody's lock.
+            if let (Ok(name), Ok(record)) = (name.parse(), self.seen(shown)) {
+                let snapshot = record.snapshot(name);
+                found.extend(
+                    Some(snapshot).filter(|one| !one.holders.is_empty() || one.shut.is_some()),
+                );
+            }
+        }
+        let last = looked_at.last().filter(|_| looked_at.len() == most);
+        let next = last.and_then(|shown| shown.get_str("_id").ok());
+        Ok(Page::new(
+            found,
+            next.map(|name| Cursor([CURSOR, name.as_bytes()].concat())),
+        ))
+    }
+
+    async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
+        let command = commands::break_lock(self.connection.collection(), name, only);
+        let reply = self.connection.run(command).await?;
+        let Some(before) = self.answered(&reply)? else {
+            return Ok(Broken::WasFree);
+        };
+        let token = (before.holds() > 0).then_some(FencingToken(before.token));
+        if token.is_none() && before.shut().is_none() {
+            return Ok(Broken::WasFree);
+        }
+        if only.is_some() && only != token {
+            return Ok(Broken::Changed { token });
+        }
+        Ok(Broken::Freed { token })
+    }
+
+    /// Requests on their way are carried to their end; no new ones are taken.
+    async fn close(&self) {
+        self.hints.close();
+        self.connection.close();
+    }
+}
+
+impl MongoDriver {
+    /// Its ticket is used up. The next one first, so that a name that is still waited on stays in the filter.
+    fn waits_no_more(&self, req: &Acquire) {
+        if let Some(next) = req.next {
+            self.hints.listen(&req.name, next);
+        }
+        if let Some(ticket) = req.line {
+            self.hints.forget(&req.name, ticket);
+        }
+    }
+}
+
+fn renewed(record: Option<&Record>, entry: &Renew) -> Renewed {
+    let rest = record.and_then(|record| record.rest_of(&entry.owner, entry.hold));
+    rest.map_or(Renewed::NotHeld, |valid_for| Renewed::Until { valid_for })
+}
+
+fn counted(holds: u32) -> Result<NonZeroU32> {
+    NonZeroU32::new(holds).ok_or_else(error::garbled)
+}
+
+fn read_cursor(cursor: &Cursor) -> Option<&str> {
+    std::str::from_utf8(cursor.0.strip_prefix(CURSOR)?).ok()
+}
+
+/// `maxTimeMS` of every command.
+const LATE: Duration = Duration::from_secs(1);
+/// A lost event costs at most this long.
+const LOOK: Duration = Duration::from_secs(2);
+/// The same while nothing is heard at all.
+const LOOK_DEAF: Duration = Duration::from_millis(100);
+const TICK: Duration = Duration::from_millis(1);
+/// Entries of one command: some 10 ms of the server's time, in which it lets others in between.
+const A_COMMAND: usize = 500;
+/// Commands of one batch on their way at a time.
+const IN_FLIGHT: usize = 2;
+const RENEW_BATCH: usize = 2 * A_COMMAND;
+/// The most documents one step of a walk looks at.
+const LONGEST_PAGE: usize = 1_000;
+/// What the bytes of a cursor begin with; the name it stands behind follows.
+const CURSOR: &[u8] = b"name:";

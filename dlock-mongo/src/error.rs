@@ -1,0 +1,339 @@
+//! What a native error means: one table.
+
+use dlock_core::{DriverError, Effect, ErrorKind, Fingerprint, Retry};
+use mongodb::{
+    bson::Document,
+    error::{Error as NativeError, ErrorKind as Native, WriteFailure},
+};
+use std::{error::Error as StdError, fmt};
+
+/// What the server or the native client said, without what must not be shown: the native error carries the whole reply, and a reply may
+/// carry a record, owner included.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Said {
+    /// The server's, or 0.
+    code: i32,
+    text: String,
+}
+
+impl Said {
+    fn new(code: i32, text: &str) -> Self {
+        Self {
+            code,
+            text: without_owners(text),
+        }
+    }
+}
+
+impl fmt::Display for Said {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.code {
+            0 => f.write_str(&self.text),
+            code => write!(f, "code {code}: {}", self.text),
+        }
+    }
+}
+
+impl StdError for Said {}
+
+/// One row: what a code means for the program, the loop and the human.
+#[derive(Debug, PartialEq, Eq)]
+struct Class {
+    code: i32,
+    kind: ErrorKind,
+    retry: Retry,
+    effect: Effect,
+    advice: &'static str,
+}
+
+const fn row(
+    code: i32,
+    kind: ErrorKind,
+    retry: Retry,
+    effect: Effect,
+    advice: &'static str,
+) -> Class {
+    Class {
+        code,
+        kind,
+        retry,
+        effect,
+        advice,
+    }
+}
+
+/// The effect is that of a whole command that failed (`ok: 0`). The same code as a write concern's error came after the write: see [`doubted`].
+/// What can end a command in its middle leaves it open.
+#[rustfmt::skip]
+const TABLE: [Class; 40] = {
+    use Effect::{None, Unknown};
+    use ErrorKind::{Misuse, ShuttingDown, Unavailable, Unsupported};
+    use Retry::{Later, Never, Now};
+    [
+        row(6, Unavailable, Later, Unknown, "a router could not reach its shard"),
+        row(7, Unavailable, Later, Unknown, "a router could not resolve its shard's name"),
+        row(11, Unavailable, Never, None, "the server does not know the user: see authSource"),
+        row(13, Unavailable, Never, None, "the user lacks a right: see the role in the README of dlock-mongo"),
+        row(18, Unavailable, Never, None, "the server refused user or password: see also authSource"),
+        row(26, Unavailable, Later, None, "the collection is not there: it is being dropped or restored"),
+        row(43, Unavailable, Now, None, "the server forgot a cursor"),
+        row(50, Unavailable, Now, Unknown, "the server did not finish in time: it is overloaded, or cannot reach a majority of its set"),
+        row(59, Unsupported, Never, None, "the server lacks a command: dlock needs MongoDB 5.0 or newer"),
+        row(61, Misuse, Never, None, "the collection is sharded by something else than _id, which cannot keep a name unique: shard it by _id or not at all"),
+        row(64, Unavailable, Now, Unknown, "no majority of the set confirmed in time: the write may stay or be undone"),
+        row(79, Misuse, Never, Unknown, "the set does not know the write concern"),
+        row(89, Unavailable, Later, Unknown, "the server lost its own connection to another"),
+        row(91, Unavailable, Later, Unknown, "the server is shutting down"),
+        row(112, Unavailable, Now, None, "two writes met, and this one was the one to be repeated"),
+        row(121, Misuse, Never, None, "a validator of the collection refuses the record: dlock needs a collection of its own"),
+        row(123, Unsupported, Never, None, "the server is no member of a replica set any more: connect again"),
+        row(134, Unavailable, Later, None, "the server cannot tell yet what a majority has"),
+        row(166, Misuse, Never, None, "the collection is a view: name a collection of dlock's own in dlock.collection"),
+        row(189, Unavailable, Later, Unknown, "the primary stepped down: an election is under way"),
+        row(262, Unavailable, Later, Unknown, "the server's own time limit was reached"),
+        row(280, Unavailable, Now, None, "the change stream cannot be resumed"),
+        row(286, Unavailable, Now, None, "the change stream's history is gone: the oplog is too small for the gap"),
+        row(391, Unavailable, Now, None, "the log-in has to be renewed"),
+        row(9001, Unavailable, Later, Unknown, "the server lost its own connection to another"),
+        row(10058, Unavailable, Later, None, "this member is no primary: an election is under way, or the URL names the wrong one"),
+        row(10107, Unavailable, Later, None, "this member is no primary: an election is under way, or the URL names the wrong one"),
+        row(11000, Unavailable, Now, None, "the record was made by somebody else in the same instant"),
+        row(11600, Unavailable, Later, Unknown, "the server is shutting down"),
+        row(11602, Unavailable, Later, Unknown, "the member changed its role while the request ran: an election is under way"),
+        row(13388, Unavailable, Now, None, "a router's map of the shards was old"),
+        row(13435, Unavailable, Later, None, "this member is no primary: an election is under way, or the URL names the wrong one"),
+        row(13436, Unavailable, Later, None, "this member is starting or recovering"),
+        row(14031, Unavailable, Later, None, "the server's disk is full"),
+        // Not codes of the server: names for what the native client itself reports.
+        row(NETWORK, Unavailable, Later, Unknown, "the connection failed before the answer came"),
+        row(UNREACHED, Unavailable, Later, None, "the server could not be reached"),
+        row(NO_PRIMARY, Unavailable, Later, None, "no primary could be found: is the set electing one, and are all its members' names reachable from here?"),
+        row(CLEARED, Unavailable, Now, Unknown, "the connections were given up because the server no longer answered"),
+        row(SETTINGS, Misuse, Never, None, "the MongoDB settings cannot work"),
+        row(CLOSED, ShuttingDown, Never, None, "the MongoDB client was shut down"),
+    ]
+};
+
+const NETWORK: i32 = -1;
+const UNREACHED: i32 = -2;
+const NO_PRIMARY: i32 = -3;
+const CLEARED: i32 = -4;
+const SETTINGS: i32 = -5;
+const CLOSED: i32 = -6;
+
+/// The server said something that nobody expected.
+const OTHER: Class = row(
+    0,
+    ErrorKind::Unavailable,
+    Retry::Later,
+    Effect::Unknown,
+    "the server answered with an error",
+);
+
+/// A failed command.
+pub(crate) fn failed(cause: &NativeError) -> DriverError {
+    let (class, said) = classify(cause);
+    let effect = if cause.contains_label(NO_WRITES) {
+        Effect::None
+    } else {
+        class.effect
+    };
+    // A label is the server's own word that the same may work soon, also of a code that is not in the table.
+    let again = cause.contains_label(RETRYABLE_WRITE) || cause.contains_label(TRANSIENT);
+    let retry = if again && class.retry == Retry::Never {
+        Retry::Later
+    } else {
+        class.retry
+    };
+    raise(class, said).with_retry(retry).with_effect(effect)
+}
+
+/// What a command was answered with, though it was executed: nothing, or a write's or a write concern's error inside the reply.
+///
+/// A write concern's error comes after the write, which is not undone: whatever its code, nobody knows what a majority will have.
+pub(crate) fn doubted(reply: &Document) -> Result<(), DriverError> {
+    if let Ok(errors) = reply.get_array("writeErrors")
+        && let Some(error) = errors.first().and_then(|error| error.as_document())
+    {
+        let (class, said) = of_reply(error);
+        return Err(raise(class, said));
+    }
+    let Ok(error) = reply.get_document("writeConcernError") else {
+        return Ok(());
+    };
+    let (class, said) = of_reply(error);
+    let retry = if class.retry == Retry::Never {
+        Retry::Never
+    } else {
+        Retry::Now
+    };
+    let kind = if class.kind == ErrorKind::Misuse {
+        ErrorKind::Misuse
+    } else {
+        ErrorKind::Unavailable
+    };
+    let message = format!(
+        "the write was not confirmed by a majority: {}",
+        class.advice
+    );
+    Err(DriverError::new(kind, message)
+        .with_retry(retry)
+        .with_effect(Effect::Unknown)
+        .with_source(said))
+}
+
+/// Whether a concurrent upsert of the same name was faster: nothing was written, and the next try finds the record.
+pub(crate) fn is_duplicate(cause: &NativeError) -> bool {
+    code(cause) == Some(11000)
+}
+
+/// Whether a change stream cannot be had here at all: a right is missing, or the server has none.
+pub(crate) fn no_stream(cause: &NativeError) -> bool {
+    matches!(code(cause), Some(13 | 18 | 59 | 115 | 123 | 40324 | 40573))
+        || matches!(
+            &*cause.kind,
+            Native::Authentication { .. } | Native::IncompatibleServer { .. }
+        )
+}
+
+/// What a task that carried a command to its end answers when it has no end itself.
+pub(crate) fn abandoned() -> DriverError {
+    DriverError::unanswered("the runtime of the client ended before the answer came")
+}
+
+/// An answer of a shape that no command of ours gets.
+pub(crate) fn garbled() -> DriverError {
+    DriverError::unanswered("the answer could not be read")
+}
+
+/// Executed after its not-after: nothing was done, and the server's time is known again.
+pub(crate) fn late() -> DriverError {
+    DriverError::unavailable("the request reached the server too late and was refused")
+        .with_retry(Retry::Now)
+}
+
+pub(crate) fn full() -> DriverError {
+    let message = format!(
+        "the lock has {} holds already, the most that one name can have",
+        dlock_core::MAX_HOLDS
+    );
+    DriverError::new(ErrorKind::Overloaded, message).with_retry(Retry::Later)
+}
+
+pub(crate) fn crowded(most: usize) -> DriverError {
+    let message = format!("{most} requests of this client are unanswered already");
+    DriverError::new(ErrorKind::Overloaded, message).with_retry(Retry::Later)
+}
+
+pub(crate) fn foreign(difference: &str) -> DriverError {
+    let message = format!(
+        "the document of that name is not one of dlock's, and was left as it is: {difference}; remove it, or name another collection in dlock.collection"
+    );
+    DriverError::new(ErrorKind::Misuse, message)
+}
+
+pub(crate) fn misuse(why: impl Into<String>) -> DriverError {
+    DriverError::new(ErrorKind::Misuse, why.into())
+}
+
+pub(crate) fn unsupported(why: impl Into<String>) -> DriverError {
+    DriverError::new(ErrorKind::Unsupported, why.into())
+}
+
+/// The same for another request that shared its fate.
+pub(crate) fn again(error: &DriverError) -> DriverError {
+    DriverError::new(error.kind(), error.to_string())
+        .with_retry(error.retry())
+        .with_effect(error.effect())
+}
+
+pub(crate) fn closed() -> DriverError {
+    DriverError::new(ErrorKind::ShuttingDown, "the driver was closed")
+}
+
+pub(crate) fn bad_cursor() -> DriverError {
+    DriverError::new(ErrorKind::Misuse, "the cursor is none of this driver's")
+}
+
+fn raise(class: &Class, said: Said) -> DriverError {
+    DriverError::new(class.kind, class.advice)
+        .with_retry(class.retry)
+        .with_effect(class.effect)
+        .with_source(said)
+}
+
+fn by_code(code: i32) -> Option<&'static Class> {
+    TABLE.iter().find(|class| class.code == code)
+}
+
+fn of_reply(error: &Document) -> (&'static Class, Said) {
+    let code = error.get_i32("code").unwrap_or_default();
+    let text = error.get_str("errmsg").unwrap_or_default();
+    (by_code(code).unwrap_or(&OTHER), Said::new(code, text))
+}
+
+fn code(cause: &NativeError) -> Option<i32> {
+    match &*cause.kind {
+        Native::Command(error) => Some(error.code),
+        Native::Write(WriteFailure::WriteError(error)) => Some(error.code),
+        Native::Write(WriteFailure::WriteConcernError(error)) => Some(error.code),
+        _ => None,
+    }
+}
+
+fn classify(cause: &NativeError) -> (&'static Class, Said) {
+    let (code, text) = match &*cause.kind {
+        Native::Command(error) => (error.code, error.message.clone()),
+        Native::Write(WriteFailure::WriteError(error)) => (error.code, error.message.clone()),
+        Native::Write(WriteFailure::WriteConcernError(error)) => {
+            (error.code, error.message.clone())
+        }
+        // While it connects, the native client labels what goes wrong so; once a request is on its way it does not.
+        Native::Io(_) if cause.contains_label(OVERLOADED) => (UNREACHED, cause.kind.to_string()),
+        Native::DnsResolve { .. } => (UNREACHED, cause.kind.to_string()),
+        Native::Io(_) => (NETWORK, cause.kind.to_string()),
+        Native::ServerSelection { .. } => (NO_PRIMARY, cause.kind.to_string()),
+        Native::ConnectionPoolCleared { .. } => (CLEARED, cause.kind.to_string()),
+        Native::Authentication { .. } => (18, cause.kind.to_string()),
+        Native::InvalidArgument { .. } | Native::InvalidTlsConfig { .. } => {
+            (SETTINGS, cause.kind.to_string())
+        }
+        Native::IncompatibleServer { .. } | Native::SessionsNotSupported => {
+            (59, cause.kind.to_string())
+        }
+        Native::Shutdown => (CLOSED, cause.kind.to_string()),
+        _ => (0, "the native client failed".to_owned()),
+    };
+    let said = Said::new(code.max(0), &text);
+    (by_code(code).unwrap_or(&OTHER), said)
+}
+
+/// Owners are UUIDs, and a server's message may quote what it was given.
+fn without_owners(text: &str) -> String {
+    let (mut shown, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some(at) = (0..rest.len()).find(|at| rest.get(*at..*at + UUID).is_some_and(is_uuid)) {
+        shown.push_str(&rest[..at]);
+        shown.push_str(&format!(
+            "#{}",
+            Fingerprint::of(&rest.as_bytes()[at..at + UUID])
+        ));
+        rest = &rest[at + UUID..];
+    }
+    shown.push_str(rest);
+    shown
+}
+
+fn is_uuid(text: &str) -> bool {
+    text.bytes().enumerate().all(|(at, byte)| match at {
+        8 | 13 | 18 | 23 => byte == b'-',
+        _ => byte.is_ascii_hexdigit(),
+    })
+}
+
+/// Characters of a hyphenated UUID.
+const UUID: usize = 36;
+
+const NO_WRITES: &str = "NoWritesPerformed";
+const RETRYABLE_WRITE: &str = "RetryableWriteError";
+const TRANSIENT: &str = "TransientTransactionError";
+const OVERLOADED: &str = "SystemOverloadedError";

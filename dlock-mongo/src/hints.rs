@@ -1,0 +1,399 @@
+//! Wake-ups: one change stream per client, filtered to the names that somebody waits for.
+//!
+//! It begins with the first who waits and ends when nobody has for a while. Whoever comes to wait for a name that the filter lacks looks once
+//! more when the stream with that name is open, so that no release falls between the refusal and the stream. A filter cannot be changed, so a
+//! new name means a new stream; where that would happen every second, the stream takes all names, and what nobody waits for is dropped here.
+//!
+//! The native client resumes a stream whose connection or primary went. Where it cannot, a new one begins, and everybody looks.
+
+use crate::{commands, connection::Connection, error};
+use dlock_core::{Hint, LockName, Result, Ticket};
+use futures_core::stream::BoxStream;
+use futures_util::{StreamExt, stream};
+use mongodb::{
+    bson::Document,
+    change_stream::ChangeStream,
+    error::Error as NativeError,
+    options::{ReadConcern, ReadPreference, SelectionCriteria},
+};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+use tokio::{
+    sync::{Notify, mpsc},
+    time::Instant,
+};
+
+/// Who waits, and the tasks that listen for them.
+pub(crate) struct Hints {
+    shared: Arc<Shared>,
+    stream: Mutex<Option<mpsc::Receiver<Hint>>>,
+}
+
+/// Whether a name is listened to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ear {
+    /// It is not, and nobody will be woken.
+    Deaf,
+    /// It is, or will be in a moment.
+    Open,
+}
+
+struct Shared {
+    connection: Connection,
+    waiting: Mutex<Waiting>,
+    /// A name was added that the filter lacks, or all is over.
+    changed: Arc<Notify>,
+    /// A hint found the stream full.
+    missed: AtomicBool,
+}
+
+struct Waiting {
+    names: HashMap<LockName, HashSet<Ticket>>,
+    /// What the newest stream hears of.
+    filter: Filter,
+    /// Counts the streams; an older one ends at its next look.
+    generation: u64,
+    keeper: bool,
+    /// The last attempt to open one failed.
+    deaf: bool,
+    /// It was said once.
+    told: bool,
+    /// Gone when closed, or when nobody is to be woken.
+    hints: Option<mpsc::Sender<Hint>>,
+}
+
+#[derive(Debug)]
+enum Filter {
+    Names(HashSet<LockName>),
+    All,
+}
+
+impl Filter {
+    fn has(&self, name: &LockName) -> bool {
+        match self {
+            Self::Names(names) => names.contains(name),
+            Self::All => true,
+        }
+    }
+}
+
+type Changes = ChangeStream<Document>;
+
+impl Hints {
+    /// With `on` false nobody is ever woken.
+    pub(crate) fn new(connection: Connection, on: bool) -> Self {
+        let (hints, stream) = mpsc::channel(UNREAD);
+        let waiting = Waiting {
+            names: HashMap::new(),
+            filter: Filter::Names(HashSet::new()),
+            generation: 0,
+            keeper: false,
+            deaf: false,
+            told: false,
+            hints: on.then_some(hints),
+        };
+        let shared = Shared {
+            connection,
+            waiting: Mutex::new(waiting),
+            changed: Arc::default(),
+            missed: AtomicBool::new(false),
+        };
+        Self {
+            shared: Arc::new(shared),
+            stream: Mutex::new(Some(stream)),
+        }
+    }
+
+    /// Whether this user may have a change stream on this server. Said once where not.
+    pub(crate) async fn can_be_had(connection: &Connection) -> Result<bool> {
+        match open(connection, Some(Vec::new())).await {
+            Ok(_) => Ok(true),
+            Err(cause) if error::no_stream(&cause) => {
+                tracing::warn!(reason = %error::failed(&cause), "mongodb: no change streams, so waiters have to look");
+                Ok(false)
+            }
+            Err(cause) => Err(error::failed(&cause)),
+        }
+    }
+
+    /// A ticket waits on a name from now on.
+    pub(crate) fn listen(&self, name: &LockName, ticket: Ticket) -> Ear {
+        let mut waiting = self.shared.waiting();
+        if waiting.hints.is_none() {
+            return Ear::Deaf;
+        }
+        if !waiting.names.contains_key(name) && waiting.names.len() >= MOST {
+            return Ear::Deaf;
+        }
+        let tickets = waiting.names.entry(name.clone()).or_default();
+        tickets.insert(ticket);
+        if !waiting.filter.has(name) {
+            self.shared.changed.notify_one();
+        }
+        if !std::mem::replace(&mut waiting.keeper, true) {
+            let kept = keep(
+                Arc::downgrade(&self.shared),
+                Arc::clone(&self.shared.changed),
+            );
+            self.shared.connection.runtime().spawn(kept);
+        }
+        if waiting.deaf { Ear::Deaf } else { Ear::Open }
+    }
+
+    /// A ticket is used up or left. The filter keeps the name until it is made anew: who waits again soon is heard at once.
+    pub(crate) fn forget(&self, name: &LockName, ticket: Ticket) {
+        let mut waiting = self.shared.waiting();
+        if let Some(tickets) = waiting.names.get_mut(name) {
+            tickets.remove(&ticket);
+            if tickets.is_empty() {
+                waiting.names.remove(name);
+            }
+        }
+    }
+
+    pub(crate) fn stream(&self) -> BoxStream<'static, Hint> {
+        let taken = self
+            .stream
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let Some(hints) = taken else {
+            return stream::empty().boxed();
+        };
+        let shared = Arc::downgrade(&self.shared);
+        let next = |(mut hints, shared): (mpsc::Receiver<Hint>, Weak<Shared>)| async move {
+            // What did not fit was dropped while the stream was full, so this is read before it runs dry.
+            let missed = shared
+                .upgrade()
+                .is_some_and(|shared| shared.missed.swap(false, Ordering::Relaxed));
+            let hint = if missed {
+                Hint::LookAgain
+            } else {
+                hints.recv().await?
+            };
+            Some((hint, (hints, shared)))
+        };
+        stream::unfold((hints, shared), next).boxed()
+    }
+
+    /// Ends the hints and the change stream.
+    pub(crate) fn close(&self) {
+        let mut waiting = self.shared.waiting();
+        waiting.hints = None;
+        waiting.names.clear();
+        waiting.generation += 1;
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Drop for Hints {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl fmt::Debug for Hints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Hints({} names)", self.shared.waiting().names.len())
+    }
+}
+
+impl Shared {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn emit(&self, waiting: &Waiting, hint: Hint) {
+        if let Some(hints) = &waiting.hints
+            && hints.try_send(hint).is_err()
+        {
+            self.missed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// A change of that document.
+    fn changed(&self, event: &Document) {
+        let key = event.get_document("documentKey");
+        let name = key
+            .and_then(|key| key.get_str("_id"))
+            .map(str::parse::<LockName>);
+        if let Ok(Ok(name)) = name {
+            let waiting = self.waiting();
+            if waiting.names.contains_key(&name) {
+                self.emit(&waiting, Hint::Free(name));
+            }
+        }
+    }
+
+    fn is_current(&self, generation: u64) -> bool {
+        let waiting = self.waiting();
+        waiting.generation == generation && waiting.hints.is_some()
+    }
+}
+
+/// Sees to it that there is a stream that hears of every name that is waited for, until nobody waits or the driver is gone.
+async fn keep(shared: Weak<Shared>, changed: Arc<Notify>) {
+    let mut opened: Option<Instant> = None;
+    let mut pause = SHORTEST;
+    let ended = Arc::new(AtomicBool::new(false));
+    loop {
+        let Some(here) = shared.upgrade() else { return };
+        let lost = ended.swap(false, Ordering::Relaxed);
+        let wanted = {
+            let mut waiting = here.waiting();
+            if waiting.hints.is_none() {
+                waiting.keeper = false;
+                return;
+            }
+            let lacking = waiting.names.keys().any(|name| !waiting.filter.has(name));
+            if lost {
+                waiting.filter = Filter::Names(HashSet::new());
+            }
+            if waiting.names.is_empty() && opened.is_none_or(|opened| opened.elapsed() > IDLE) {
+                waiting.keeper = false;
+                waiting.filter = Filter::Names(HashSet::new());
+                waiting.generation += 1;
+                return;
+            }
+            let busy = !lost && opened.is_some_and(|opened| opened.elapsed() < OFTEN);
+            (lost || lacking).then(|| match busy || waiting.names.len() > LISTED {
+                true => Filter::All,
+                false => Filter::Names(waiting.names.keys().cloned().collect()),
+            })
+        };
+        if let Some(filter) = wanted {
+            let names = match &filter {
+                Filter::Names(names) => {
+                    Some(names.iter().map(|name| name.as_str().into()).collect())
+                }
+                Filter::All => None,
+            };
+            // Not in a select: a future of the native client is driven to its end.
+            match open(&here.connection, names).await {
+                Ok(stream) => {
+                    opened = Some(Instant::now());
+                    pause = SHORTEST;
+                    let generation = here.opened(filter, lost);
+                    let listening = listen(
+                        Arc::downgrade(&here),
+                        generation,
+                        stream,
+                        Arc::clone(&ended),
+                    );
+                    here.connection.runtime().spawn(listening);
+                }
+                Err(cause) => {
+                    here.failed(&cause);
+                    ended.store(lost, Ordering::Relaxed);
+                    drop(here);
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST);
+                    changed.notify_one();
+                }
+            }
+            continue;
+        }
+        drop(here);
+        drop(tokio::time::timeout(IDLE, changed.notified()).await);
+    }
+}
+
+impl Shared {
+    /// A new stream is open: the one before ends, and who was not heard of until now looks. Says which one it is.
+    fn opened(&self, filter: Filter, lost: bool) -> u64 {
+        let mut waiting = self.waiting();
+        let before = std::mem::replace(&mut waiting.filter, filter);
+        waiting.generation += 1;
+        let was_deaf = std::mem::take(&mut waiting.deaf);
+        if lost || was_deaf {
+            self.emit(&waiting, Hint::LookAgain);
+        } else {
+            let new = waiting
+                .names
+                .keys()
+                .filter(|name| !before.has(name) && waiting.filter.has(name));
+            new.for_each(|name| self.emit(&waiting, Hint::Free(name.clone())));
+        }
+        waiting.generation
+    }
+
+    fn failed(&self, cause: &NativeError) {
+        let mut waiting = self.waiting();
+        waiting.deaf = true;
+        if !std::mem::replace(&mut waiting.told, true) {
+            tracing::warn!(reason = %error::failed(cause), "mongodb: no change stream for now, so waiters look every 100 ms");
+        }
+    }
+}
+
+/// Opens a stream of what wakes, from now on. Of names when they are given.
+async fn open(
+    connection: &Connection,
+    names: Option<Vec<mongodb::bson::Bson>>,
+) -> Result<Changes, NativeError> {
+    let collection = connection.stream_of();
+    let opening = connection.runtime().spawn(async move {
+        let watch = collection
+            .watch()
+            .pipeline(commands::freed(names))
+            .max_await_time(AWAIT)
+            .read_concern(ReadConcern::majority())
+            .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary));
+        Ok(watch.await?.with_type::<Document>())
+    });
+    opening
+        .await
+        .unwrap_or_else(|gone| Err(NativeError::custom(gone.to_string())))
+}
+
+/// Passes on what a stream says, until it ends, a newer one has taken over, or the driver is gone.
+async fn listen(
+    shared: Weak<Shared>,
+    generation: u64,
+    mut stream: Changes,
+    ended: Arc<AtomicBool>,
+) {
+    loop {
+        let event = stream.next_if_any().await;
+        let Some(here) = shared.upgrade() else { return };
+        match event {
+            Ok(Some(event)) => here.changed(&event),
+            Ok(None) if stream.is_alive() => {}
+            Ok(None) | Err(_) => {
+                // History lost, the collection dropped, a right taken away: the next one begins where it can.
+                if here.is_current(generation) {
+                    ended.store(true, Ordering::Relaxed);
+                    here.changed.notify_one();
+                }
+                return;
+            }
+        }
+        // What it still had to say was said: an event that the newer one has as well is a hint more.
+        if !here.is_current(generation) {
+            return;
+        }
+    }
+}
+
+/// How long a request for changes waits in the server: an old stream lives that long beside a new one.
+const AWAIT: Duration = Duration::from_millis(500);
+/// Streams opened more often than this take all names.
+const OFTEN: Duration = Duration::from_secs(1);
+/// More names than this are not listed: the server compares each change with each.
+const LISTED: usize = 1_000;
+/// A stream that nobody needs is closed after this long.
+const IDLE: Duration = Duration::from_secs(10);
+/// Pauses between attempts to open a stream.
+const SHORTEST: Duration = Duration::from_millis(100);
+const LONGEST: Duration = Duration::from_secs(5);
+/// Hints that lie unread; more of them become one `LookAgain`.
+const UNREAD: usize = 1_024;
+/// Names that one client waits for; whoever waits for more looks.
+const MOST: usize = 10_000;

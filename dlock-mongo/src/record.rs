@@ -1,0 +1,173 @@
+//! What came back: one document at one moment, read and judged as the pipelines judge it.
+
+use crate::error;
+use dlock_core::{
+    DriverError, FencingToken, Fingerprint, HoldId, Holder, LockName, Note, Owner, Snapshot,
+};
+use mongodb::bson::{Bson, Document};
+use std::time::Duration;
+
+/// A document of ours and the server's time when it was looked at, both in ms since 1970.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Record {
+    pub(crate) now: i64,
+    /// Lower-case hyphenated UUID; a secret.
+    owner: Option<String>,
+    pub(crate) token: u64,
+    holds: Vec<Hold>,
+    /// When it became what it is: held, or free.
+    since: i64,
+    /// Kept shut until then, as soon as nobody is inside.
+    keep: Option<i64>,
+}
+
+#[derive(Clone, Debug)]
+struct Hold {
+    id: String,
+    end: i64,
+    note: String,
+}
+
+impl Record {
+    /// Reads one document as [`commands::SHOWN`](crate::commands) projects it.
+    pub(crate) fn read(shown: &Document) -> Result<Self, DriverError> {
+        let now = millis(shown.get("now")).ok_or_else(error::garbled)?;
+        if let Some(shape) = shown.get("shape").and_then(Bson::as_array) {
+            let fields: Vec<_> = shape.iter().filter_map(Bson::as_str).collect();
+            return Err(error::foreign(&format!(
+                "it has {} and not dlock: int",
+                fields.join(", ")
+            )));
+        }
+        let lock = shown
+            .get("lock")
+            .and_then(Bson::as_document)
+            .ok_or_else(error::garbled)?;
+        Self::of(lock, now)
+    }
+
+    fn of(lock: &Document, now: i64) -> Result<Self, DriverError> {
+        let wrong = |field: &str| {
+            let kind = lock.get(field).map_or("missing".to_owned(), |value| {
+                format!("{:?}", value.element_type())
+            });
+            error::foreign(&format!("its field {field} is {kind}"))
+        };
+        let holds = lock.get("holds").and_then(Bson::as_array);
+        let holds = holds.ok_or_else(|| wrong("holds"))?;
+        Ok(Self {
+            now,
+            owner: lock.get("owner").and_then(Bson::as_str).map(str::to_owned),
+            token: number(lock.get("token")).ok_or_else(|| wrong("token"))?,
+            holds: holds
+                .iter()
+                .map(Hold::read)
+                .collect::<Option<_>>()
+                .ok_or_else(|| wrong("holds"))?,
+            since: millis(lock.get("since")).ok_or_else(|| wrong("since"))?,
+            keep: millis(lock.get("keep")),
+        })
+    }
+
+    /// Holds whose end is still to come, in the order they came.
+    fn living(&self) -> impl Iterator<Item = &Hold> {
+        self.holds.iter().filter(|hold| hold.end > self.now)
+    }
+
+    /// How many holds live.
+    pub(crate) fn holds(&self) -> u32 {
+        u32::try_from(self.living().count()).unwrap_or(u32::MAX)
+    }
+
+    /// Whether a living incarnation is that owner's.
+    pub(crate) fn is_of(&self, owner: &Owner) -> bool {
+        self.holds() > 0 && self.owner.as_deref() == Some(&*owner_text(owner))
+    }
+
+    /// What is left of that hold of that owner.
+    pub(crate) fn rest_of(&self, owner: &Owner, hold: HoldId) -> Option<Duration> {
+        let id = hold.to_string();
+        let hold = self.living().find(|one| one.id == id)?;
+        self.is_of(owner).then(|| span(hold.end - self.now))
+    }
+
+    /// What is left of an `at_least_for` that nobody is inside of.
+    pub(crate) fn shut(&self) -> Option<Duration> {
+        let until = self.keep.filter(|_| self.owner.is_none())?;
+        (until > self.now).then(|| span(until - self.now))
+    }
+
+    /// How long the name stays shut when the incarnation inside ends now and asks for that much.
+    pub(crate) fn kept(&self, keep: Option<Duration>) -> Option<Duration> {
+        let asked = keep.map(|keep| self.now.saturating_add(length(keep)));
+        let until = asked.max(self.keep)?;
+        (until > self.now).then(|| span(until - self.now))
+    }
+
+    /// Until when nobody else can have it, at the latest.
+    pub(crate) fn rest(&self) -> Option<Duration> {
+        let end = self.living().map(|hold| hold.end).max();
+        end.map(|end| span(end - self.now)).or(self.shut())
+    }
+
+    pub(crate) fn holder(&self) -> Option<Holder> {
+        let first = self.living().next()?;
+        let mut holder = Holder::new(Fingerprint::of(self.owner.as_deref()?.as_bytes()));
+        holder.token = Some(FencingToken(self.token));
+        holder.rest = self.rest();
+        holder.note = Note::parse(&first.note);
+        Some(holder)
+    }
+
+    pub(crate) fn snapshot(&self, name: LockName) -> Snapshot {
+        let mut shown = Snapshot::free(name);
+        match self.holder() {
+            Some(holder) => {
+                shown.holders.push(holder);
+                shown.holds = self.holds();
+                shown.age = Some(span(self.now - self.since));
+            }
+            None => shown.shut = self.shut(),
+        }
+        shown
+    }
+}
+
+impl Hold {
+    fn read(entry: &Bson) -> Option<Self> {
+        let entry = entry.as_document()?;
+        Some(Self {
+            id: entry.get("id")?.as_str()?.to_owned(),
+            end: millis(entry.get("end"))?,
+            note: entry.get("note").and_then(Bson::as_str)?.to_owned(),
+        })
+    }
+}
+
+/// An owner as the documents have it.
+pub(crate) fn owner_text(owner: &Owner) -> String {
+    owner.expose().hyphenated().to_string()
+}
+
+fn millis(value: Option<&Bson>) -> Option<i64> {
+    value
+        .and_then(Bson::as_datetime)
+        .map(|time| time.timestamp_millis())
+}
+
+fn number(value: Option<&Bson>) -> Option<u64> {
+    match value? {
+        Bson::Int64(number) => u64::try_from(*number).ok(),
+        Bson::Int32(number) => u64::try_from(*number).ok(),
+        _ => None,
+    }
+}
+
+/// Whole milliseconds, rounded up: a lease is never short.
+pub(crate) fn length(span: Duration) -> i64 {
+    i64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX)
+}
+
+fn span(millis: i64) -> Duration {
+    Duration::from_millis(u64::try_from(millis).unwrap_or(0))
+}

@@ -1,0 +1,1 @@
+//! What only a MongoDB server can suffer.

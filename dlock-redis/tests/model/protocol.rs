@@ -1,0 +1,302 @@
+//! The server's side: what each script does to the record and the line, in one step.
+
+use crate::world::{Client, Push, Request, World};
+
+/// Something wrong on purpose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) enum Mutant {
+    #[default]
+    None,
+    /// A holder counts its lease from the answer, not from before the request.
+    DeadlineFromReply,
+    /// An entry counts for ever, however long ago its client looked.
+    NoEntryDeadline,
+    /// Whoever finds the lock free takes it, whoever stands in line.
+    Barging,
+    /// Only releases and leaves serve the line.
+    NoHelping,
+    /// A turn lasts until it is taken.
+    ReservationWithoutEnd,
+    /// A request is executed however late it comes.
+    NoNotAfter,
+    /// A release whose budget ran out does not say so.
+    FinishedAnyway,
+    /// Whoever becomes first is not told.
+    NobodyTold,
+    /// What was given up is settled by a release that a late copy of its acquire outlives.
+    SettledTooEarly,
+    /// A turn that nobody waits for is not answered.
+    StrayTurnKept,
+}
+
+/// The hash: with a hold in it, or reserved. `rest` is its TTL in ticks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Record {
+    Absent,
+    Held { whose: Ticket, rest: u8 },
+    Reserved { whose: Ticket, place: u8, rest: u8 },
+}
+
+/// One wait of one client; its hold has the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Ticket {
+    pub(crate) client: u8,
+    pub(crate) round: u8,
+}
+
+/// One ticket in line. The client's next look moves the deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Entry {
+    pub(crate) place: u8,
+    pub(crate) whose: Ticket,
+    pub(crate) deadline: u8,
+}
+
+/// What an acquire is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Answer {
+    Granted {
+        valid_for: u8,
+        /// A flush came since: no lease that was given before it counts any more.
+        void: bool,
+    },
+    Refused {
+        place: u8,
+        first: bool,
+        rest: u8,
+    },
+    Late,
+}
+
+/// What must never have happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Wrong {
+    /// Granted past an earlier ticket that never lost its turn.
+    Overtaken,
+    /// Taken for a wait that had been left and settled.
+    ServedAfterLeave,
+}
+
+/// Ticks, and how many entries one script touches.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) lease: u8,
+    /// The not-after of a request, which is also how long its sender waits for the answer.
+    pub(crate) attempt: u8,
+    pub(crate) accept: u8,
+    pub(crate) look: u8,
+    /// An entry's deadline, from its client's last look on.
+    pub(crate) entry: u8,
+    pub(crate) budget: u8,
+    pub(crate) mutant: Mutant,
+}
+
+/// No end at all.
+pub(crate) const FOREVER: u8 = u8::MAX;
+
+enum Served {
+    Me,
+    Other,
+    /// The line ran empty.
+    Nobody,
+    /// The budget ran out.
+    Unfinished,
+}
+
+impl World {
+    /// `acquire`. Twice: the second finds its own hold, or its own place.
+    pub(crate) fn acquire(&mut self, terms: &Terms, ask: &Request) -> Answer {
+        let me = ask.whose;
+        if ask.not_after == 0 && terms.mutant != Mutant::NoNotAfter {
+            return Answer::Late;
+        }
+        match self.record {
+            Record::Held { whose, rest } if whose == me => Answer::Granted {
+                valid_for: rest,
+                void: false,
+            },
+            Record::Held { rest, .. } => self.refuse(terms, ask, rest),
+            Record::Reserved { whose, place, .. } if whose == me => self.take(terms, me, place),
+            Record::Reserved { rest, .. } => self.refuse(terms, ask, rest),
+            Record::Absent if self.line.is_empty() => self.take(terms, me, ask.place),
+            Record::Absent if terms.mutant == Mutant::Barging => self.take(terms, me, ask.place),
+            Record::Absent if terms.mutant == Mutant::NoHelping => self.refuse(terms, ask, 0),
+            Record::Absent => {
+                let place = self.enqueue(terms, ask);
+                match self.serve(terms, Some(me)) {
+                    Served::Me | Served::Nobody => self.take(terms, me, place),
+                    Served::Other | Served::Unfinished => {
+                        let rest = match self.record {
+                            Record::Reserved { rest, .. } => rest,
+                            _ => 0,
+                        };
+                        self.refuse(terms, ask, rest)
+                    }
+                }
+            }
+        }
+    }
+
+    /// `release`. Says whether it is finished. Twice: the second finds nothing.
+    pub(crate) fn release(&mut self, terms: &Terms, whose: Ticket) -> bool {
+        if !matches!(self.record, Record::Held { whose: owner, .. } if owner == whose) {
+            return true;
+        }
+        self.record = Record::Absent;
+        self.hand_on(terms)
+    }
+
+    /// `leave`. Says whether it is finished. Twice: the second finds nothing.
+    pub(crate) fn leave(&mut self, terms: &Terms, whose: Ticket) -> bool {
+        self.line.retain(|entry| entry.whose != whose);
+        if matches!(self.record, Record::Reserved { whose: reserved, .. } if reserved == whose) {
+            self.record = Record::Absent;
+        }
+        self.record != Record::Absent || self.hand_on(terms)
+    }
+
+    fn hand_on(&mut self, terms: &Terms) -> bool {
+        if self.line.is_empty() {
+            return true;
+        }
+        let unfinished = matches!(self.serve(terms, None), Served::Unfinished);
+        self.freed = unfinished;
+        !unfinished || terms.mutant == Mutant::FinishedAnyway
+    }
+
+    fn refuse(&mut self, terms: &Terms, ask: &Request, rest: u8) -> Answer {
+        let place = self.enqueue(terms, ask);
+        let first = self.line.first().is_some_and(|one| one.whose == ask.whose);
+        Answer::Refused { place, first, rest }
+    }
+
+    /// The ticket stands where it stood; the keys of the line live longer than any entry.
+    fn enqueue(&mut self, terms: &Terms, ask: &Request) -> u8 {
+        self.line_rest = terms.entry + 1;
+        let stands = self.line.iter_mut().find(|one| one.whose == ask.whose);
+        if let Some(entry) = stands {
+            entry.deadline = terms.entry;
+            return entry.place;
+        }
+        let place = match ask.place {
+            NO_PLACE => self.next_place(),
+            known => known,
+        };
+        self.line.push(Entry {
+            place,
+            whose: ask.whose,
+            deadline: terms.entry,
+        });
+        self.line.sort_unstable();
+        place
+    }
+
+    fn take(&mut self, terms: &Terms, me: Ticket, place: u8) -> Answer {
+        self.line.retain(|entry| entry.whose != me);
+        if self
+            .line
+            .iter()
+            .any(|one| one.place < place && self.stood_all_along(one))
+        {
+            self.wrong = Some(Wrong::Overtaken);
+        }
+        if self.client(me).settled & (1 << me.round) != 0 {
+            self.wrong = Some(Wrong::ServedAfterLeave);
+        }
+        let rest = terms.lease;
+        self.record = Record::Held { whose: me, rest };
+        (self.freed, self.idle) = (false, 0);
+        Answer::Granted {
+            valid_for: rest,
+            void: false,
+        }
+    }
+
+    /// Takes entries out from the head until one of them can be told that it is its turn.
+    fn serve(&mut self, terms: &Terms, me: Option<Ticket>) -> Served {
+        let mut budget = terms.budget;
+        loop {
+            if self.line.is_empty() {
+                return Served::Nobody;
+            }
+            if budget == 0 {
+                return Served::Unfinished;
+            }
+            budget -= 1;
+            let first = self.take_out_first();
+            if Some(first.whose) == me {
+                return Served::Me;
+            }
+            let over = first.deadline == 0 && terms.mutant != Mutant::NoEntryDeadline;
+            if over || !self.client(first.whose).subscribed {
+                continue;
+            }
+            if terms.mutant != Mutant::NobodyTold {
+                self.tell_first(terms, budget);
+            }
+            self.push(Push::Turn(first.whose));
+            self.record = Record::Reserved {
+                whose: first.whose,
+                place: first.place,
+                rest: match terms.mutant {
+                    Mutant::ReservationWithoutEnd => FOREVER,
+                    _ => terms.accept,
+                },
+            };
+            return Served::Other;
+        }
+    }
+
+    /// The one behind a grantee looks when the grantee's time is over. Heads without receivers are taken out on the way.
+    fn tell_first(&mut self, terms: &Terms, budget: u8) {
+        for _ in 0..budget {
+            let Some(first) = self.line.first().copied() else {
+                return;
+            };
+            if self.client(first.whose).subscribed {
+                return self.push(Push::First(first.whose, terms.accept));
+            }
+            self.take_out_first();
+        }
+    }
+
+    /// A ticket that is taken out and not granted has lost its turn, and may be overtaken from then on.
+    fn take_out_first(&mut self) -> Entry {
+        let first = self.line.remove(0);
+        self.lapse(first.whose);
+        first
+    }
+
+    pub(crate) fn lapse(&mut self, whose: Ticket) {
+        let client = self.client_mut(whose);
+        client.lapsed |= client.round == whose.round;
+    }
+
+    fn stood_all_along(&self, entry: &Entry) -> bool {
+        let client = self.client(entry.whose);
+        client.waits_with(entry.whose.round) && !client.lapsed
+    }
+
+    /// Later than every place that anything knows of.
+    fn next_place(&self) -> u8 {
+        self.places().max().map_or(1, |last| last + 1)
+    }
+
+    fn push(&mut self, push: Push) {
+        if !self.pushes.contains(&push) {
+            self.pushes.push(push);
+            self.pushes.sort_unstable();
+        }
+    }
+
+    pub(crate) fn client(&self, whose: Ticket) -> &Client {
+        &self.clients[usize::from(whose.client)]
+    }
+
+    pub(crate) fn client_mut(&mut self, whose: Ticket) -> &mut Client {
+        &mut self.clients[usize::from(whose.client)]
+    }
+}
+
+/// At the end of the line.
+pub(crate) const NO_PLACE: u8 = 0;

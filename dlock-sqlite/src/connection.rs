@@ -86,15 +86,16 @@ impl Place {
 
     async fn open(&self) -> Result<SqliteConnection> {
         self.still_there()?;
+        let unopened = |cause| error::unopened(&self.path, cause);
         let options = SqliteConnectOptions::new()
             .filename(&self.path)
             .busy_timeout(BUSY)
             .synchronous(SqliteSynchronous::Normal)
             .thread_name(|_| "dlock-sqlite".to_owned())
             .disable_statement_logging();
-        let mut native = options.connect().await.map_err(error::unopened)?;
+        let mut native = options.connect().await.map_err(unopened)?;
         let found = commands::identify(&mut native).await;
-        let found = found.map_err(error::unopened)?;
+        let found = found.map_err(unopened)?;
         match (found.application, found.schema, found.tables) {
             (0, 0, 0) => {}
             (APPLICATION_ID, SCHEMA_VERSION, _) => {}
@@ -111,7 +112,7 @@ impl Place {
             }
         }
         let mode = commands::journal(&mut native).await;
-        let mode = mode.map_err(error::unopened)?;
+        let mode = mode.map_err(unopened)?;
         if mode != "wal" {
             let why = format!(
                 "its journal mode stays {mode:?}, as its file system lacks what a write-ahead log needs"
@@ -119,9 +120,7 @@ impl Place {
             return Err(error::unsupported(&self.path, &why));
         }
         if found.schema != SCHEMA_VERSION {
-            commands::create(&mut native)
-                .await
-                .map_err(error::unopened)?;
+            commands::create(&mut native).await.map_err(unopened)?;
         }
         self.still_there()?;
         Ok(native)

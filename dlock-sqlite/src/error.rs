@@ -105,8 +105,12 @@ pub(crate) fn failed(cause: sqlx::Error) -> Failure {
 }
 
 /// A file that could not be opened or prepared: nothing was asked of it yet.
-pub(crate) fn unopened(cause: sqlx::Error) -> DriverError {
-    failed(cause).error.with_effect(Effect::None)
+pub(crate) fn unopened(path: &Path, cause: sqlx::Error) -> DriverError {
+    let class = classify(&cause);
+    let message = format!("lock file {}: {}", path.display(), class.advice);
+    DriverError::new(class.kind, message)
+        .with_retry(class.retry)
+        .with_source(cause)
 }
 
 /// Whether that will pass in a moment.

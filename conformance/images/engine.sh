@@ -24,7 +24,7 @@ up() {
   : >"$log"
   "${root[@]}" mkdir -p "$run"
   # Of a session of its own: neither the end of this shell nor a Ctrl-C in it ends the engine, which `down` does in order.
-  "${root[@]}" setsid dockerd --data-root "$data/data" --exec-root "$run/exec" --pidfile "$run/pid" --group "$(id -gn)" \
+  "${root[@]}" setsid dockerd --log-level warn --data-root "$data/data" --exec-root "$run/exec" --pidfile "$run/pid" --group "$(id -gn)" \
     >"$log" 2>&1 </dev/null &
   local began=$SECONDS
   until answers; do

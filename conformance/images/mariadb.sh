@@ -2,7 +2,7 @@
 # mariadb:10.11 from the installed mariadbd, with its system tables made here and not at each start.
 . "$(dirname "$0")/lib.sh"
 base
-need "apt-get install mariadb-server-core" /usr/sbin/mariadbd /usr/bin/mariadb-install-db
+need "apt-get install mariadb-server-core mariadb-client-core" /usr/sbin/mariadbd /usr/bin/{mariadb-install-db,my_print_defaults}
 put /usr/sbin/mariadbd
 mkdir -p "$rootfs"/{run/mysqld,etc/mysql,usr/share/mysql,usr/lib/mysql/plugin}
 cp -r /usr/share/mysql/{charsets,english} "$rootfs/usr/share/mysql/"
@@ -20,8 +20,11 @@ innodb-log-file-size = 10M
 innodb-buffer-pool-size = 64M
 END
 # In the image and not in a volume, which would be copied at each start.
-mariadb-install-db --no-defaults --user="$(id -un)" --auth-root-authentication-method=normal --skip-test-db \
-  --skip-name-resolve --innodb-log-file-size=10M --datadir="$rootfs/var/lib/mysql" >/dev/null
+said=$(mariadb-install-db --no-defaults --user="$(id -un)" --auth-root-authentication-method=normal --skip-test-db \
+  --skip-name-resolve --innodb-log-file-size=10M --datadir="$rootfs/var/lib/mysql" 2>&1) || {
+  echo "$said" >&2
+  exit 1
+}
 entrypoint <<'END'
 #!/bin/sh
 # MARIADB_ROOT_PASSWORD, _DATABASE, _USER and _PASSWORD as in the official image. At each start, since it may have been killed

@@ -7,7 +7,7 @@ main() {
   base
   need "apt-get install libzookeeper-java libslf4j-java" /usr/share/java/{zookeeper,slf4j-simple}.jar
   need "apt-get install unzip" "$(command -v unzip || true)"
-  java_home=$(find_java)
+  java_home=$("$(dirname "$0")/java.sh")
   # A Java with jlink gives 57 MB, a copy of one without 184.
   small_jre "$jre" || { rm -rf "$jre" && copied_jre "$jre"; }
   for file in "$jre/bin/java" $(find "$jre" -name '*.so'); do
@@ -24,22 +24,6 @@ main() {
   entrypoint <"$(dirname "$0")/zookeeper-entrypoint.sh"
   import zookeeper:3.8 'ENV PATH=/opt/jre/bin:/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin' 'ENV JAVA_HOME=/opt/jre' \
     'EXPOSE 2181 2888 3888 8080' 'VOLUME /data /datalog /logs' 'CMD ["start-foreground"]'
-}
-
-# The first Java that ZooKeeper 3.8 runs on: from 11, and before 24 took away what its authentication is built on.
-find_java() {
-  local home version
-  for home in "${JAVA_HOME:-}" /usr/lib/jvm/*17* /usr/lib/jvm/*21* /usr/lib/jvm/*11* \
-    "$(readlink -f "$(command -v java || true)" | sed 's|/bin/java$||')"; do
-    [ -x "$home/bin/java" ] || continue
-    version=$(sed -n 's/^JAVA_VERSION="\([0-9]*\).*/\1/p' "$home/release" 2>/dev/null || true)
-    if [ "${version:-0}" -ge 11 ] && [ "$version" -lt 24 ]; then
-      readlink -f "$home"
-      return
-    fi
-  done
-  echo "zookeeper.sh: no Java 11 to 23: apt-get install openjdk-17-jre-headless, or set JAVA_HOME" >&2
-  return 1
 }
 
 small_jre() {

@@ -1,0 +1,217 @@
+//! Three servers that agree.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::super::server::{ServerError, ServerProcess, Service, Site, free_port};
+use super::{CONFIG, Java, SERVER, ZooKeeperOptions, ask, write_config};
+
+/// An ensemble of three servers on loopback. Dropping it ends them.
+#[derive(Debug)]
+pub struct ZooKeeperEnsemble {
+    servers: Vec<ServerProcess>,
+    links: Vec<(u16, u16)>,
+}
+
+impl ZooKeeperEnsemble {
+    /// Starts three servers and waits until all of them serve.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError`]: without Java or the jars, when one ends, or when they do not agree in time.
+    pub fn start(options: &ZooKeeperOptions) -> Result<Self, ServerError> {
+        let failed = |source| ServerError::System {
+            server: SERVER,
+            step: "find ports for",
+            source,
+        };
+        let java = Java::find()?;
+        let mut links = Vec::new();
+        for _ in 0..SIZE {
+            links.push((free_port().map_err(failed)?, free_port().map_err(failed)?));
+        }
+        // Side by side: none of them serves before two are there.
+        let starts: Vec<_> = (0..SIZE)
+            .map(|id| {
+                let member = Member {
+                    java: java.clone(),
+                    options: options.clone(),
+                    id,
+                    links: links.clone(),
+                };
+                thread::spawn(move || ServerProcess::start(member))
+            })
+            .collect();
+        let mut servers = Vec::new();
+        for start in starts {
+            let started = start
+                .join()
+                .map_err(|_| failed(io::Error::other("a start panicked")))?;
+            servers.push(started?);
+        }
+        let ensemble = Self { servers, links };
+        ensemble.until(AGREE_LIMIT, "all three serve", |roles| {
+            roles.iter().all(|role| *role != Role::None)
+        })?;
+        Ok(ensemble)
+    }
+
+    /// Where clients connect, all three.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let hosts: Vec<_> = self
+            .servers
+            .iter()
+            .map(|server| server.addr().to_string())
+            .collect();
+        format!("zk://{}", hosts.join(","))
+    }
+
+    /// One server's process.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such server; there are 0, 1 and 2.
+    #[must_use]
+    pub fn server(&self, at: usize) -> &ServerProcess {
+        &self.servers[at]
+    }
+
+    /// Where one server listens for clients.
+    #[must_use]
+    pub fn addr(&self, at: usize) -> SocketAddr {
+        self.servers[at].addr()
+    }
+
+    /// Where the servers listen for each other: data and election.
+    #[must_use]
+    pub fn links(&self) -> &[(u16, u16)] {
+        &self.links
+    }
+
+    /// Which one leads now, if any.
+    #[must_use]
+    pub fn leader(&self) -> Option<usize> {
+        (0..SIZE).find(|at| self.role(*at) == Role::Leader)
+    }
+
+    /// One that follows.
+    #[must_use]
+    pub fn follower(&self) -> Option<usize> {
+        (0..SIZE).find(|at| self.role(*at) == Role::Follower)
+    }
+
+    /// Waits until one leads and at least one follows.
+    ///
+    /// # Errors
+    ///
+    /// When that takes longer than ten seconds.
+    pub fn until_it_serves(&self) -> Result<(), ServerError> {
+        self.until(AGREE_LIMIT, "a quorum serves", |roles| {
+            roles.contains(&Role::Leader) && roles.contains(&Role::Follower)
+        })
+    }
+
+    fn until(
+        &self,
+        limit: Duration,
+        what: &str,
+        done: impl Fn(&[Role]) -> bool,
+    ) -> Result<(), ServerError> {
+        let began = Instant::now();
+        loop {
+            let roles: Vec<_> = (0..SIZE).map(|at| self.role(at)).collect();
+            if done(&roles) {
+                return Ok(());
+            }
+            if began.elapsed() > limit {
+                let log = self
+                    .servers
+                    .iter()
+                    .map(ServerProcess::log)
+                    .collect::<String>();
+                return Err(ServerError::NotReady {
+                    server: SERVER,
+                    limit,
+                    log: format!("waited until {what}, found {roles:?}\n{log}"),
+                });
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn role(&self, at: usize) -> Role {
+        let text = ask(self.addr(at), "srvr").unwrap_or_default();
+        if text.contains("Mode: leader") {
+            Role::Leader
+        } else if text.contains("Mode: follower") {
+            Role::Follower
+        } else {
+            Role::None
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Leader,
+    Follower,
+    None,
+}
+
+/// One of the three child processes.
+#[derive(Debug)]
+struct Member {
+    java: Java,
+    options: ZooKeeperOptions,
+    id: usize,
+    links: Vec<(u16, u16)>,
+}
+
+impl Service for Member {
+    fn name(&self) -> &'static str {
+        SERVER
+    }
+
+    fn prepare(&self, site: &Site) -> io::Result<()> {
+        let mut more = String::new();
+        for (id, (data, election)) in self.links.iter().enumerate() {
+            let _ = writeln!(more, "server.{}=127.0.0.1:{data}:{election}", id + 1);
+        }
+        write_config(site, &self.options, &more)?;
+        fs::write(site.dir.join("data/myid"), (self.id + 1).to_string())
+    }
+
+    fn command(&self, site: &Site) -> Command {
+        self.java.command(&self.options, &site.dir.join(CONFIG))
+    }
+
+    fn ready(&self, site: &Site, _: u32) -> bool {
+        // It answers before there is a quorum; whether it serves is the ensemble's question.
+        ask(site.addr(), "ruok").is_ok_and(|text| text == "imok")
+    }
+}
+
+const SIZE: usize = 3;
+/// Elections take some hundred milliseconds on a machine that does nothing else.
+const AGREE_LIMIT: Duration = Duration::from_secs(20);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_one_leads_when_the_leader_was_killed() {
+        let ensemble = ZooKeeperEnsemble::start(&ZooKeeperOptions::default()).unwrap();
+        let leader = ensemble.leader().expect("one leads");
+        ensemble.server(leader).kill().unwrap();
+        ensemble.until_it_serves().unwrap();
+        assert_ne!(ensemble.leader(), Some(leader));
+        ensemble.server(leader).restart().unwrap();
+    }
+}

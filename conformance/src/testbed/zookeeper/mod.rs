@@ -1,0 +1,287 @@
+//! ZooKeeper: one server, or an ensemble of three, and its four-letter words.
+
+mod ensemble;
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use super::process::on_path;
+use super::server::{ServerError, ServerProcess, Service, Site};
+
+pub use ensemble::ZooKeeperEnsemble;
+
+/// How a server of ours is started.
+#[derive(Clone, Debug, Default)]
+pub struct ZooKeeperOptions {
+    /// Whether each change is written to the disk before it is answered. Off: a kill of the process is survived, loss of the machine is not.
+    pub force_sync: bool,
+    /// Appended to its configuration, such as `["maxSessionTimeout=4000"]`. The later of two lines for one setting counts.
+    pub extra_lines: Vec<String>,
+    /// Options of the Java machine, such as `["-Dznode.container.checkIntervalMs=500"]`.
+    pub java_args: Vec<String>,
+}
+
+/// A ZooKeeper server: one of ours, or the one that [`DLOCK_TEST_ZK_URL`](VARIABLE) names.
+///
+/// Its methods block; see [`ServerProcess`].
+#[derive(Debug)]
+pub struct ZooKeeperServer {
+    hosts: String,
+    addr: SocketAddr,
+    process: Option<ServerProcess>,
+}
+
+/// Names a server to use instead of one of ours, as `zk://host:port`. Tests destroy what is below `/dlock` there.
+pub const VARIABLE: &str = "DLOCK_TEST_ZK_URL";
+
+/// The tick of our servers. Sessions last from two to three hundred of them.
+pub const TICK: Duration = Duration::from_millis(200);
+
+impl ZooKeeperServer {
+    /// Starts one server from the installed jars.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::Missing`] without Java or the jars, else what went wrong.
+    pub fn start(options: ZooKeeperOptions) -> Result<Self, ServerError> {
+        let java = Java::find()?;
+        let process = ServerProcess::start(Standalone { java, options })?;
+        Ok(Self {
+            hosts: process.addr().to_string(),
+            addr: process.addr(),
+            process: Some(process),
+        })
+    }
+
+    /// The server of the environment if it names one, else one of ours with default options.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::Missing`] when neither can be had; it says what to install or to set.
+    pub fn from_env_or_start() -> Result<Self, ServerError> {
+        env::var_os(VARIABLE)
+            .map_or_else(|| Self::start(ZooKeeperOptions::default()), Self::foreign)
+    }
+
+    fn foreign(url: OsString) -> Result<Self, ServerError> {
+        let unusable = |reason: &str| ServerError::Variable {
+            variable: VARIABLE,
+            reason: reason.to_owned(),
+        };
+        let url = url.into_string().map_err(|_| unusable("not UTF-8"))?;
+        let hosts = url
+            .strip_prefix("zk://")
+            .ok_or_else(|| unusable("not zk://host:port"))?;
+        let first = hosts.split(['/', ',']).next().unwrap_or_default();
+        let addr = first
+            .to_socket_addrs()
+            .ok()
+            .and_then(|mut found| found.next())
+            .ok_or_else(|| unusable("no such host and port"))?;
+        TcpStream::connect_timeout(&addr, READY_LIMIT)
+            .map_err(|_| unusable("it does not answer"))?;
+        Ok(Self {
+            hosts: first.to_owned(),
+            addr,
+            process: None,
+        })
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("zk://{}", self.hosts)
+    }
+
+    /// The same through another address, such as that of a [`Proxy`](super::Proxy).
+    #[must_use]
+    pub fn url_at(&self, addr: SocketAddr) -> String {
+        format!("zk://{addr}")
+    }
+
+    /// Where the server listens: a proxy's upstream.
+    #[must_use]
+    pub const fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The process, for stopping, killing and restarting; `None` when the server is not ours.
+    #[must_use]
+    pub const fn process(&self) -> Option<&ServerProcess> {
+        self.process.as_ref()
+    }
+
+    /// What it says to a four-letter word.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be reached.
+    pub fn word(&self, word: &str) -> io::Result<String> {
+        ask(self.addr, word)
+    }
+
+    /// One figure of `mntr`, such as `zk_watch_count`.
+    ///
+    /// # Errors
+    ///
+    /// When the server cannot be reached, or has no such figure.
+    pub fn figure(&self, name: &str) -> io::Result<u64> {
+        let text = self.word("mntr")?;
+        let found = text.lines().find_map(|line| {
+            let (key, value) = line.split_once('\t')?;
+            (key == name).then(|| value.trim().parse::<f64>().ok())?
+        });
+        let found = found.ok_or_else(|| io::Error::other(format!("no figure {name}:\n{text}")))?;
+        format!("{found:.0}").parse().map_err(io::Error::other)
+    }
+}
+
+/// Sends a four-letter word and reads until the server closes.
+pub(super) fn ask(addr: SocketAddr, word: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&addr, READY_LIMIT)?;
+    stream.set_read_timeout(Some(READY_LIMIT))?;
+    stream.write_all(word.as_bytes())?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// The Java machine and the jars.
+#[derive(Clone, Debug)]
+struct Java {
+    program: PathBuf,
+    classpath: String,
+}
+
+impl Java {
+    fn find() -> Result<Self, ServerError> {
+        let program = on_path("java").ok_or(MISSING)?;
+        let classpath = match env::var("DLOCK_TEST_ZK_CLASSPATH") {
+            Ok(classpath) => classpath,
+            // The jar's manifest names the others.
+            Err(_) if JARS.iter().all(|jar| Path::new(jar).exists()) => JARS.join(":"),
+            Err(_) => return Err(MISSING),
+        };
+        Ok(Self { program, classpath })
+    }
+
+    fn command(&self, options: &ZooKeeperOptions, config: &Path) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .args([
+                "-XX:+UseSerialGC",
+                "-XX:TieredStopAtLevel=1",
+                "-Xshare:auto",
+            ])
+            .args(["-Xmx96m", "-Xss512k", "-XX:-UsePerfData"])
+            .arg(if options.force_sync {
+                "-Dzookeeper.forceSync=yes"
+            } else {
+                "-Dzookeeper.forceSync=no"
+            })
+            .args(&options.java_args)
+            .args(["-cp", &self.classpath])
+            .arg("org.apache.zookeeper.server.quorum.QuorumPeerMain")
+            .arg(config);
+        command
+    }
+}
+
+/// What both kinds of servers are configured with.
+fn write_config(site: &Site, options: &ZooKeeperOptions, more: &str) -> io::Result<()> {
+    let mut text = format!(
+        "tickTime={}\ninitLimit=25\nsyncLimit=10\nminSessionTimeout=400\nmaxSessionTimeout=60000\nmaxClientCnxns=0\n\
+         admin.enableServer=false\n4lw.commands.whitelist=*\nclientPortAddress=127.0.0.1\nclientPort={}\ndataDir={}\n{more}",
+        TICK.as_millis(),
+        site.port,
+        site.dir.join("data").display(),
+    );
+    for line in &options.extra_lines {
+        text.push_str(line);
+        text.push('\n');
+    }
+    fs::create_dir_all(site.dir.join("data"))?;
+    fs::write(site.dir.join(CONFIG), text)
+}
+
+/// The child process of a server that stands alone.
+#[derive(Debug)]
+struct Standalone {
+    java: Java,
+    options: ZooKeeperOptions,
+}
+
+impl Service for Standalone {
+    fn name(&self) -> &'static str {
+        SERVER
+    }
+
+    fn prepare(&self, site: &Site) -> io::Result<()> {
+        write_config(site, &self.options, "")
+    }
+
+    fn command(&self, site: &Site) -> Command {
+        self.java.command(&self.options, &site.dir.join(CONFIG))
+    }
+
+    fn ready(&self, site: &Site, _: u32) -> bool {
+        // Its folder is nobody else's.
+        ask(site.addr(), "conf").is_ok_and(|text| text.contains(&*site.dir.to_string_lossy()))
+    }
+}
+
+const SERVER: &str = "zookeeper";
+const CONFIG: &str = "zoo.cfg";
+const JARS: [&str; 2] = [
+    "/usr/share/java/zookeeper.jar",
+    "/usr/share/java/slf4j-simple.jar",
+];
+const MISSING: ServerError = ServerError::Missing {
+    server: SERVER,
+    remedy: "install java and the jars (apt-get install libzookeeper-java libslf4j-java default-jre-headless), or set DLOCK_TEST_ZK_CLASSPATH or DLOCK_TEST_ZK_URL",
+};
+/// A server that starts answers in less; one that hangs must not eat the time to start.
+const READY_LIMIT: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_server_says_what_to_do() {
+        let text = MISSING.to_string();
+        assert!(
+            text.starts_with("no zookeeper: install java") && text.contains(VARIABLE),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_server_answers_words_and_comes_back_at_the_same_place() {
+        let server = ZooKeeperServer::start(ZooKeeperOptions::default()).unwrap();
+        assert!(server.word("srvr").unwrap().contains("Mode: standalone"));
+        assert_eq!(server.figure("zk_watch_count").unwrap(), 0);
+        let before = server.addr();
+        server.process().unwrap().restart().unwrap();
+        assert_eq!(server.addr(), before);
+        assert_eq!(server.word("ruok").unwrap(), "imok");
+        let named = ZooKeeperServer::foreign(server.url().into()).unwrap();
+        assert!(named.process().is_none() && named.url() == server.url());
+    }
+
+    #[test]
+    fn a_named_server_that_cannot_be_used_is_an_error() {
+        for url in ["zk://127.0.0.1:1", "redis://127.0.0.1:1", "zk://"] {
+            let error = ZooKeeperServer::foreign(url.into())
+                .unwrap_err()
+                .to_string();
+            assert!(error.starts_with("DLOCK_TEST_ZK_URL: "), "{error}");
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! MariaDB: a server to test against.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Read};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use url::Url;
+
+use super::process::on_path;
+use super::server::{ServerError, ServerProcess, Service, Site};
+
+/// How a server of ours is started.
+#[derive(Clone, Debug, Default)]
+pub struct MariadbOptions {
+    /// Appended to the command line, such as `["--max-connections=3"]`.
+    pub extra_args: Vec<String>,
+}
+
+/// A MariaDB or MySQL server: one of ours, or the one that [`DLOCK_TEST_MYSQL_URL`](VARIABLE) names.
+///
+/// Ours has the empty database `dlock` and the user `root` without a password, who comes from anywhere. It writes its log at each
+/// commit, so that what it answered outlives `kill -9`. Methods block; see [`ServerProcess`].
+#[derive(Debug)]
+pub struct MariadbServer {
+    url: Url,
+    addr: SocketAddr,
+    process: Option<ServerProcess>,
+}
+
+/// Names a server to use instead of one of ours, as `mysql://[user:password@]host[:port]/database`. Tests destroy dlock's table there.
+pub const VARIABLE: &str = "DLOCK_TEST_MYSQL_URL";
+
+impl MariadbServer {
+    /// Starts the `mariadbd` on `PATH`, or in `/usr/sbin`.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::Missing`] when there is none, else what went wrong.
+    pub fn start(options: MariadbOptions) -> Result<Self, ServerError> {
+        let program = installed(PROGRAM).ok_or(MISSING)?;
+        let process = ServerProcess::start(Mariadb { program, options })?;
+        let addr = process.addr();
+        let url = format!("mysql://root@{addr}/{DATABASE}");
+        let url = Url::parse(&url).map_err(|_| MISSING)?; // an address always makes a URL
+        Ok(Self {
+            url,
+            addr,
+            process: Some(process),
+        })
+    }
+
+    /// The server of the environment if it names one, else one of ours with default options.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::Missing`] when neither can be had; it says what to install or to set.
+    pub fn from_env_or_start() -> Result<Self, ServerError> {
+        env::var_os(VARIABLE).map_or_else(|| Self::start(MariadbOptions::default()), Self::foreign)
+    }
+
+    fn foreign(url: OsString) -> Result<Self, ServerError> {
+        let unusable = |reason: String| ServerError::Variable {
+            variable: VARIABLE,
+            reason,
+        };
+        let form =
+            || unusable("it must be mysql://[user:password@]host[:port]/database".to_owned());
+        let url = url.into_string().map_err(|_| form())?;
+        let url = Url::parse(&url).map_err(|_| form())?;
+        let (Some(host), true) = (url.host_str(), url.path().len() > 1) else {
+            return Err(form());
+        };
+        let found = (host, url.port().unwrap_or(3306)).to_socket_addrs();
+        let addr = found.ok().and_then(|mut found| found.next());
+        let addr = addr.ok_or_else(|| unusable("its host has no address".to_owned()))?;
+        if !greets(addr) {
+            return Err(unusable(format!("{addr} does not greet as a MySQL server")));
+        }
+        Ok(Self {
+            url,
+            addr,
+            process: None,
+        })
+    }
+
+    /// Where clients connect, with the password if there is one.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.url.to_string()
+    }
+
+    /// The same through another address, such as that of a [`Proxy`](super::Proxy).
+    #[must_use]
+    pub fn url_at(&self, addr: SocketAddr) -> String {
+        let mut url = self.url.clone();
+        // Neither fails for a URL with a host and an address that is no name.
+        let _ = url.set_ip_host(addr.ip());
+        let _ = url.set_port(Some(addr.port()));
+        url.to_string()
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub const fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Its process, if it is one of ours.
+    #[must_use]
+    pub const fn process(&self) -> Option<&ServerProcess> {
+        self.process.as_ref()
+    }
+
+    /// The unix socket of a server of ours.
+    #[must_use]
+    pub fn socket(&self) -> Option<PathBuf> {
+        let process = self.process.as_ref()?;
+        Some(process.site().dir.join(SOCKET))
+    }
+}
+
+#[derive(Debug)]
+struct Mariadb {
+    program: PathBuf,
+    options: MariadbOptions,
+}
+
+impl Service for Mariadb {
+    fn name(&self) -> &'static str {
+        PROGRAM
+    }
+
+    fn prepare(&self, site: &Site) -> io::Result<()> {
+        copy(&template(&self.program)?, &site.dir.join("data"))
+    }
+
+    fn command(&self, site: &Site) -> Command {
+        let path = |name: &str| site.dir.join(name).display().to_string();
+        let mut command = Command::new(&self.program);
+        command
+            .arg("--no-defaults")
+            .arg(format!("--datadir={}", path("data")))
+            .arg(format!("--socket={}", path(SOCKET)))
+            .arg(format!("--pid-file={}", path(PID)))
+            .arg(format!("--port={}", site.port))
+            .args([
+                "--bind-address=127.0.0.1",
+                "--skip-name-resolve",
+                "--skip-log-bin",
+            ])
+            .args(user())
+            .args(SMALL)
+            .args(&self.options.extra_args);
+        command
+    }
+
+    fn ready(&self, site: &Site, pid: u32) -> bool {
+        let ours = fs::read_to_string(site.dir.join(PID));
+        ours.is_ok_and(|text| text.trim() == pid.to_string()) && greets(site.addr())
+    }
+}
+
+/// Whether somebody there says hello in version 10 of the protocol: the fifth byte of the first packet.
+fn greets(addr: SocketAddr) -> bool {
+    let hello = || -> io::Result<bool> {
+        let mut stream = TcpStream::connect_timeout(&addr, HELLO_LIMIT)?;
+        stream.set_read_timeout(Some(HELLO_LIMIT))?;
+        let mut start = [0; 5];
+        stream.read_exact(&mut start)?;
+        Ok(start[4] == 10)
+    };
+    hello().unwrap_or(false)
+}
+
+/// A data directory as `mariadb-install-db` makes it, kept between runs: to copy it takes a tenth of the time.
+fn template(server: &Path) -> io::Result<PathBuf> {
+    let version = Command::new(server)
+        .args(["--no-defaults", "--version"])
+        .output()?;
+    let version: String = String::from_utf8_lossy(&version.stdout)
+        .chars()
+        .filter(char::is_ascii_alphanumeric)
+        .skip("mariadbdVer".len())
+        .take(24)
+        .collect();
+    let uid = rustix::process::getuid().as_raw();
+    let made = env::temp_dir().join(format!("dlock-mariadb-{version}-{uid}"));
+    if !made.join(DONE).exists() {
+        let new = tempfile::Builder::new()
+            .prefix("dlock-mariadb-")
+            .tempdir()?;
+        let data = new.path().join("data");
+        install(&data)?;
+        fs::create_dir(data.join(DATABASE))?; // a database is a directory
+        fs::write(data.join(DONE), "")?;
+        // Somebody else may have been faster; theirs is as good.
+        drop(fs::rename(&data, &made));
+    }
+    // Its name can be guessed, in a directory that everybody may write to.
+    if fs::symlink_metadata(&made)?.uid() != uid {
+        let message = format!("{} is somebody else's: remove it", made.display());
+        return Err(io::Error::other(message));
+    }
+    Ok(made)
+}
+
+fn install(data: &Path) -> io::Result<()> {
+    let program = installed(INSTALLER).ok_or_else(|| io::Error::other(MISSING.to_string()))?;
+    let mut command = Command::new(program);
+    command
+        .arg("--no-defaults")
+        .args([
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            "--skip-name-resolve",
+        ])
+        .arg("--innodb-log-file-size=4M")
+        .args(user())
+        .arg(format!("--datadir={}", data.display()));
+    let output = command.output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    Err(io::Error::other(format!(
+        "{INSTALLER}: {}: {said}",
+        output.status
+    )))
+}
+
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}
+
+/// Root has to say that it means it.
+fn user() -> Option<&'static str> {
+    rustix::process::getuid().is_root().then_some("--user=root")
+}
+
+fn installed(program: &str) -> Option<PathBuf> {
+    on_path(program).or_else(|| {
+        let elsewhere = Path::new("/usr/sbin").join(program);
+        elsewhere.is_file().then_some(elsewhere)
+    })
+}
+
+/// Small and quick to start. The log is written and flushed at each commit, which costs nothing in memory.
+const SMALL: [&str; 11] = [
+    "--innodb-log-file-size=4M",
+    "--innodb-buffer-pool-size=16M",
+    "--innodb-use-native-aio=0",
+    "--innodb-flush-log-at-trx-commit=1",
+    "--innodb-doublewrite=0",
+    "--innodb-temp-data-file-path=ibtmp1:1M:autoextend",
+    "--innodb-buffer-pool-load-at-startup=0",
+    "--innodb-buffer-pool-dump-at-shutdown=0",
+    "--key-buffer-size=1M",
+    "--aria-pagecache-buffer-size=1M",
+    "--performance-schema=OFF",
+];
+const PROGRAM: &str = "mariadbd";
+const INSTALLER: &str = "mariadb-install-db";
+const DATABASE: &str = "dlock";
+const SOCKET: &str = "s";
+const PID: &str = "pid";
+/// Written last, so that a template that was left half made is not used.
+const DONE: &str = "dlock-template";
+const HELLO_LIMIT: Duration = Duration::from_secs(1);
+const MISSING: ServerError = ServerError::Missing {
+    server: PROGRAM,
+    remedy: "install MariaDB (Debian: apt-get install mariadb-server), or name a server with DLOCK_TEST_MYSQL_URL",
+};
+
+#[cfg(test)]
+mod tests {
+    use super::{MariadbOptions, MariadbServer, greets};
+    use std::time::Instant;
+
+    #[test]
+    fn a_server_starts_again_with_what_it_knew_and_ends() {
+        let server = MariadbServer::start(MariadbOptions::default()).unwrap();
+        assert!(greets(server.addr()) && server.socket().unwrap().exists());
+        let process = server.process().unwrap();
+        let first = process.pid();
+        process.kill().unwrap();
+        assert!(!greets(server.addr()));
+        process.restart().unwrap();
+        assert!(greets(server.addr()) && process.pid() != first);
+        let addr = server.addr();
+        drop(server);
+        assert!(!greets(addr));
+    }
+
+    #[test]
+    fn a_wrong_option_is_an_error_with_the_log() {
+        let began = Instant::now();
+        let extra_args = vec!["--no-such-option=1".to_owned()];
+        let error = MariadbServer::start(MariadbOptions { extra_args }).unwrap_err();
+        assert!(error.to_string().contains("no-such-option"), "{error}");
+        assert!(began.elapsed().as_secs() < 20);
+    }
+
+    #[test]
+    fn a_server_that_is_named_is_used_as_its_url_says() {
+        let ours = MariadbServer::start(MariadbOptions::default()).unwrap();
+        let url = format!("mysql://who:canary@{}/locks", ours.addr());
+        let named = MariadbServer::foreign(url.clone().into()).unwrap();
+        assert!(named.process().is_none() && named.url() == url && named.addr() == ours.addr());
+        let elsewhere = named.url_at("127.0.0.1:7".parse().unwrap());
+        assert_eq!(elsewhere, "mysql://who:canary@127.0.0.1:7/locks");
+    }
+
+    #[test]
+    fn a_named_server_that_cannot_be_used_is_an_error_without_its_password() {
+        for url in [
+            "mysql://u:canary@127.0.0.1:1/locks",
+            "mysql://u:canary@127.0.0.1",
+            "canary",
+        ] {
+            let error = MariadbServer::foreign(url.into()).unwrap_err();
+            let text = format!("{error} {error:?}");
+            assert!(
+                text.starts_with("DLOCK_TEST_MYSQL_URL: ") && !text.contains("canary"),
+                "{text}"
+            );
+        }
+    }
+}

@@ -1,0 +1,494 @@
+//! All wire text: the table, the statements, what they are given and what they answer.
+//!
+//! | column | what |
+//! |---|---|
+//! | `name` | the lock's name, byte for byte |
+//! | `owner` | who is inside; `NULL`: nobody |
+//! | `token` | the fencing token given last |
+//! | `holds` | the [`HoldSet`]; empty: nobody is inside |
+//! | `expires` | when the last hold ends; with nobody inside, until when it stays shut; 0: free |
+//! | `keep_until` | until when the longest `at_least_for` of this incarnation wants it shut |
+//! | `began` | when the incarnation began |
+//! | `changed` | when the row was last written |
+//! | `note` | what its first holder said of itself |
+//! | `version` | one more with every change of the row |
+//!
+//! The clock is the server's, in microseconds UTC whatever the session's zone: `UTC_TIMESTAMP(6)` is fixed when a statement begins, so what
+//! waits for a row's lock writes an end that is too early, never too late. Each statement is a transaction of its own and finds its rows by the
+//! primary key, the only index there is, so it locks nothing but them. All text is `VARBINARY`: no collation ever compares.
+//!
+//! The native client sets `CLIENT_FOUND_ROWS`: a count is of rows matched. Every write adds 1 to `version`, so matched and changed are the same
+//! here, and who won is told by 0 or 1 of an `UPDATE` whose `WHERE` is the question. Where a statement has another number to tell it comes
+//! through `LAST_INSERT_ID(expr)`, in the same reply.
+
+use crate::{
+    config::Table,
+    record::{Record, micros, written},
+};
+use dlock_core::{Acquire, FencingToken, HoldId, LockName, Owner, Renew};
+use futures_util::TryStreamExt;
+use sqlx::{AssertSqlSafe, MySqlConnection, Row, SqlSafeStr, SqlStr, mysql::MySqlRow};
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+/// Makes the table where it is not there; several may try at once. A table of that name that looks otherwise is left alone and refused by a
+/// look at its columns.
+const CREATE: &str = "CREATE TABLE IF NOT EXISTS {table} (
+  name       VARBINARY(512)  NOT NULL PRIMARY KEY,
+  owner      VARBINARY(36),
+  token      BIGINT          NOT NULL,
+  holds      VARBINARY(2048) NOT NULL,
+  expires    BIGINT          NOT NULL,
+  keep_until BIGINT          NOT NULL,
+  began      BIGINT          NOT NULL,
+  changed    BIGINT          NOT NULL,
+  note       VARBINARY(128)  NOT NULL,
+  version    BIGINT          NOT NULL
+) ENGINE=InnoDB";
+
+/// The same as the server tells it: name, type, bytes of text, whether it may be `NULL`, whether it is the key.
+pub(crate) const COLUMNS: [(&str, &str, Option<u64>, bool, bool); 10] = [
+    ("name", "varbinary", Some(512), false, true),
+    ("owner", "varbinary", Some(36), true, false),
+    ("token", "bigint", None, false, false),
+    ("holds", "varbinary", Some(2048), false, false),
+    ("expires", "bigint", None, false, false),
+    ("keep_until", "bigint", None, false, false),
+    ("began", "bigint", None, false, false),
+    ("changed", "bigint", None, false, false),
+    ("note", "varbinary", Some(128), false, false),
+    ("version", "bigint", None, false, false),
+];
+
+/// Takes a name whose row is there and free or past its end, as a new incarnation; changes nothing else, nor anything after its not-after.
+///
+/// The token is the server's µs, or one more than the last where the clock is behind that. Run twice, the second finds a living hold.
+const TAKE: &str = "UPDATE {table} SET token = LAST_INSERT_ID(GREATEST(token + 1, {now})), owner = ?, \
+    holds = CONCAT(?, LPAD(LOWER(HEX({now} + ?)), 16, '0')), expires = {now} + ?, keep_until = 0, began = {now}, changed = {now}, \
+    note = ?, version = version + 1 \
+    WHERE name = ? AND expires <= {now} AND {now} <= ?";
+
+/// Takes a name that has no row, unless it is past its not-after: no row then. Of several at once one wins, the others get error 1062.
+const INSERT: &str = "INSERT INTO {table} (name, owner, token, holds, expires, keep_until, began, changed, note, version) \
+    SELECT ?, ?, LAST_INSERT_ID({now}), CONCAT(?, LPAD(LOWER(HEX({now} + ?)), 16, '0')), {now} + ?, 0, {now}, {now}, ?, 1 \
+    FROM DUAL WHERE {now} <= ?";
+
+/// Gives back the only hold of a name that nothing keeps shut; changes nothing in any other case. Run twice, the second finds no hold.
+const FREE: &str = "UPDATE {table} SET owner = NULL, holds = '', expires = 0, note = '', changed = LAST_INSERT_ID({now}), version = version + 1 \
+    WHERE owner = ? AND LENGTH(holds) = 32 AND LEFT(holds, 16) = ? AND name = ? AND expires > {now} AND keep_until <= {now}";
+
+/// Writes a row that was read before, if it is still the same and still closed. Run twice, the second finds another version.
+const SWAP: &str = "UPDATE {table} SET owner = ?, holds = ?, expires = ?, keep_until = ?, note = ?, changed = LAST_INSERT_ID({now}), \
+    version = version + 1 \
+    WHERE name = ? AND version = ? AND expires > {now} AND {now} <= ?";
+
+/// Ends whatever incarnation there is, or the one with that token, and answers its token, 0 where it was only shut. Run twice, the second
+/// finds it free. The token is read before the owner goes: a server assigns from left to right.
+const BREAK: &str = "UPDATE {table} SET token = token + 0 * LAST_INSERT_ID(IF(owner IS NULL, 0, token)), owner = NULL, holds = '', expires = 0, \
+    keep_until = 0, note = '', changed = {now}, version = version + 1 \
+    WHERE name = ? AND expires > {now} AND (? OR (token = ? AND owner IS NOT NULL))";
+
+/// Prolongs sole holds, each judged alone; one that is not there, or not alone, is left as it is and not counted.
+///
+/// One transaction for all, which locks the rows in the order of their names, as every other batch does. Run twice it prolongs twice, never past
+/// lease after the second run. The second list ends in fixed widths, so no two entries read the same; both are filled up by repeating one.
+/// Holds begin with the same id, so the greater text is the later end.
+const RENEW: &str = "UPDATE {table} FORCE INDEX (PRIMARY) SET \
+    holds = GREATEST(holds, CONCAT(LEFT(holds, 16), LPAD(LOWER(HEX({now} + ?)), 16, '0'))), expires = GREATEST(expires, {now} + ?), \
+    changed = LAST_INSERT_ID({now}), version = version + 1 \
+    WHERE name IN ({list}) AND CONCAT(name, owner, LEFT(holds, 16)) IN ({list}) \
+    AND LENGTH(holds) = 32 AND expires > {now} AND {now} <= ?";
+
+/// Shows rows; locks and waits for nothing.
+const FIND: &str = "SELECT name, owner, token, holds, expires, keep_until, began, note, version, {now} FROM {table} FORCE INDEX (PRIMARY) \
+    WHERE name IN ({list})";
+
+/// Which of these rows nobody has locked at this moment; waits for none. The locks are its own until it is answered.
+const UNLOCKED: &str =
+    "SELECT name FROM {table} FORCE INDEX (PRIMARY) WHERE name IN ({list}) FOR UPDATE SKIP LOCKED";
+
+/// One step over the names in their order, free ones too: as many rows as the page may have, whatever they are. Locks nothing.
+const LIST: &str = "SELECT name, owner, token, holds, expires, keep_until, began, note, version, {now} FROM {table} \
+    WHERE name >= ? AND name > ? AND name < ? ORDER BY name LIMIT ?";
+
+/// Names after one, and since when nobody has wanted them: what a sweep looks at. Locks nothing.
+const STALE: &str = "SELECT name, GREATEST(changed, expires), {now} FROM {table} WHERE name > ? ORDER BY name LIMIT ?";
+
+/// Forgets one name that has been free for a day. The next token of a forgotten name is the server's time: greater, unless that was set back
+/// by more than a day.
+const FORGET: &str = "DELETE FROM {table} WHERE name = ? AND changed <= {now} - 86400000000 AND expires <= {now} - 86400000000";
+
+/// The server's time.
+const TIME: &str = "SELECT {now}";
+
+/// Microseconds since 1970; the difference of two `DATETIME`s knows no zone.
+const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+
+/// Lengths of lists: few texts, so that each stays prepared.
+const SIZES: [usize; 4] = [1, 8, 64, RENEW_BATCH];
+/// Entries of one statement: longer ones gain nothing.
+pub(crate) const RENEW_BATCH: usize = 512;
+/// The least text that no name begins with.
+const PAST: &[u8] = &[0xff];
+
+/// The statements for one table.
+#[derive(Debug)]
+pub(crate) struct Statements {
+    pub(crate) create: SqlStr,
+    take: SqlStr,
+    insert: SqlStr,
+    free: SqlStr,
+    swap: SqlStr,
+    break_lock: SqlStr,
+    renew: [SqlStr; 4],
+    find: [SqlStr; 4],
+    unlocked: [SqlStr; 4],
+    list: SqlStr,
+    stale: SqlStr,
+    forget: SqlStr,
+}
+
+impl Statements {
+    /// The table's name is checked and quoted; nothing else is ever put into a text.
+    pub(crate) fn new(table: &Table) -> Self {
+        let table = table.quoted();
+        let text = |sql: &str| ready(sql.replace("{table}", &table));
+        let sized = |sql: &str| {
+            SIZES.map(|size| text(&sql.replace("{list}", &["?"].repeat(size).join(", "))))
+        };
+        Self {
+            create: text(CREATE),
+            take: text(TAKE),
+            insert: text(INSERT),
+            free: text(FREE),
+            swap: text(SWAP),
+            break_lock: text(BREAK),
+            renew: sized(RENEW),
+            find: sized(FIND),
+            unlocked: sized(UNLOCKED),
+            list: text(LIST),
+            stale: text(STALE),
+            forget: text(FORGET),
+        }
+    }
+}
+
+/// What `dlock schema` prints.
+pub(crate) fn ddl(table: &Table) -> String {
+    CREATE.replace("{table}", &table.quoted())
+}
+
+/// With the server's time put in. Kept where it can be handed out without being copied.
+fn ready(sql: String) -> SqlStr {
+    AssertSqlSafe(Arc::<str>::from(sql.replace("{now}", NOW))).into_sql_str()
+}
+
+/// The text for so many entries, and how many it has room for. Batches are cut to fit.
+fn fitting(sized: &[SqlStr; 4], entries: usize) -> (SqlStr, usize) {
+    let at = SIZES
+        .iter()
+        .position(|size| entries <= *size)
+        .unwrap_or(SIZES.len() - 1);
+    (sized[at].clone(), SIZES[at])
+}
+
+/// Fills a list up by repeating its last entry.
+fn filled<T: Clone>(list: impl Iterator<Item = T> + Clone, size: usize) -> impl Iterator<Item = T> {
+    let last = list.clone().last();
+    list.chain(last.into_iter().cycle()).take(size)
+}
+
+pub(crate) async fn time(native: &mut MySqlConnection) -> sqlx::Result<Duration> {
+    let row = sqlx::raw_sql(ready(TIME.to_owned()))
+        .fetch_one(native)
+        .await?;
+    let now: i64 = row.try_get(0)?;
+    Ok(Duration::from_micros(now.unsigned_abs()))
+}
+
+/// The token it was taken with; `None`: it was not.
+pub(crate) async fn take(
+    native: &mut MySqlConnection,
+    sql: &Statements,
+    req: &Acquire,
+    not_after: i64,
+) -> sqlx::Result<Option<FencingToken>> {
+    let lease = micros(req.lease.length());
+    let done = sqlx::query(sql.take.clone())
+        .bind(written(&req.owner).into_bytes())
+        .bind(req.hold.to_string().into_bytes())
+        .bind(lease)
+        .bind(lease)
+        .bind(req.note.to_string().into_bytes())
+        .bind(req.name.as_str().as_bytes())
+        .bind(not_after)
+        .execute(native)
+        .await?;
+    Ok((done.rows_affected() == 1).then(|| FencingToken(done.last_insert_id())))
+}
+
+/// The same for a name without a row; `None`: it is past its not-after.
+pub(crate) async fn insert(
+    native: &mut MySqlConnection,
+    sql: &Statements,
+    req: &Acquire,
+    not_after: i64,
+) -> sqlx::Result<Option<FencingToken>> {
+    let lease = micros(req.lease.length());
+    let done = sqlx::query(sql.insert.clone())
+        .bind(req.name.as_str().as_bytes())
+        .bind(written(&req.owner).into_bytes())
+        .bind(req.hold.to_string().into_bytes())
+        .bind(lease)
+        .bind(lease)
+        .bind(req.note.to_string().into_bytes())
+        .bind(not_after)
+        .execute(native)
+        .await?;
+    Ok((done.rows_affected() == 1).then(|| FencingToken(done.last_insert_id())))
+}
+
+/// The server's time, if it was given back.
+pub(crate) async fn free(
+    native: &mut MySqlConnection,
+    sql: &Statements,
+    (name, whose, hold): (&LockName, &Owner, HoldId),
+) -> sqlx::Result<Option<Duration>> {
+    let done = sqlx::query(sql.free.clone())
+        .bind(written(whose).into_bytes())
+        .bind(hold.to_string().into_bytes())
+        .bind(name.as_str().as_bytes())
+        .execute(native)
+        .await?;
+    Ok((done.rows_affected() == 1).then(|| Duration::from_micros(done.last_insert_id())))
+}
+
+/// Whether the row was still the one that was read.
+pub(crate) async fn swap(
+    native: &mut MySqlConnection,
+    sql: &Statements,
+    (name, record): (&LockName, Record),
+    not_after: i64,
+) -> sqlx::Result<bool> {
+    let done = sqlx::query(sql.swap.clone())
+        .bind(record.owner.map(String::into_bytes))
+        .bind(record.holds.to_string().into_bytes())
+        .bind(record.expires)
+        .bind(record.keep_until)
+        .bind(record.note.into_bytes())
+        .bind(name.as_str().as_bytes())
+        .bind(record.version)
+        .bind(not_after)
+        .execute(native)
+        .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// The token that it had, if it was ended; `Some(None)`: it was shut.
+pub(crate) async fn break_lock(
+    native: &mut MySqlConnection,
+    sql: &Statements,
+    name: &LockName,
+    only: Option<i64>,
+) -> sqlx::Result<Option<Option<FencingToken>>> {
+    let done = sqlx::query(sql.break_lock.clone())
+        .bind(name.as_str().as_bytes())
+        .bind(i64::from(only.is_none()))
+        .bind(only.unwrap_or(0))
+        .execute(native)
+        .await?;
+    let had = done.last_insert_id();
+    Ok((done.rows_affected() == 1).then(|| (had > 0).then_some(FencingToken(had))))
+}
+
+/// How many of at most [`RENEW_BATCH`] sole holds were prolonged, and the server's time if any was.
+pub(crate) async fn renew(
+    native: &mut MySqlConnection,
+    sql: &Statements,
+    batch: &[&Renew],
+    (lease, not_after): (Duration, i64),
+) -> sqlx::Result<(usize, Duration)> {
+    let (text, size) = fitting(&sql.renew, batch.len());
+    let lease = micros(lease);
+    let mut query = sqlx::query(text).bind(lease).bind(lease);
+    for entry in filled(batch.iter(), size) {
+        query = query.bind(entry.name.as_str().as_bytes());
+    }
+    for entry in filled(batch.iter(), size) {
+        let key = format!("{}{}{}", entry.name, written(&entry.owner), entry.hold);
+        query = query.bind(key.into_bytes());
+    }
+    let done = query.bind(not_after).execute(native).await?;
+    let matched = usize::try_from(done.rows_affected()).unwrap_or(usize::MAX);
+    Ok((matched, Duration::from_micros(done.last_insert_id())))
+}
+
+/// The rows of at most [`RENEW_BATCH`] names, by name; one that is missing has none.
+pub(crate) async fn find(
+    native: &mut MySqlConnection,
+    sql: &Statements,
+    names: &[&LockName],
+) -> sqlx::Result<HashMap<Vec<u8>, Record>> {
+    let (text, size) = fitting(&sql.find, names.len());
+    let mut query = sqlx::query(text);
+    for name in filled(names.iter(), size) {
+        query = query.bind(name.as_str().as_bytes());
+    }
+    let rows: Vec<MySqlRow> = query.fetch(native).try_collect().await?;
+    rows.iter().map(read).collect()
+}
+
+/// Which of at most [`RENEW_BATCH`] names have a row that nobody has locked.
+pub(crate) async fn unlocked(
+    native: &mut MySqlConnection,
+    sql: &Statements,
+    names: &[&LockName],
+) -> sqlx::Result<Vec<Vec<u8>>> {
+    let (text, size) = fitting(&sql.unlocked, names.len());
+    let mut query = sqlx::query(text);
+    for name in filled(names.iter(), size) {
+        query = query.bind(name.as_str().as_bytes());
+    }
+    let rows: Vec<MySqlRow> = query.fetch(native).try_collect().await?;
+    rows.iter().map(|row| row.try_get(0)).collect()
+}
+
+/// Rows in the order of their names.
+pub(crate) async fn list(
+    native: &mut MySqlConnection,
+    sql: &Statements,
+    (prefix, after): (&str, Vec<u8>),
+    limit: usize,
+) -> sqlx::Result<Vec<(Vec<u8>, Record)>> {
+    // No name has a byte above 0xf4, so all that begin with the prefix are below this.
+    let end = [prefix.as_bytes(), PAST].concat();
+    let rows: Vec<MySqlRow> = sqlx::query(sql.list.clone())
+        .bind(prefix.as_bytes())
+        .bind(after)
+        .bind(end)
+        .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+        .fetch(native)
+        .try_collect()
+        .await?;
+    rows.iter().map(read).collect()
+}
+
+/// The next names after one, and for how long nobody has wanted each.
+pub(crate) async fn stale(
+    native: &mut MySqlConnection,
+    sql: &Statements,
+    after: &[u8],
+    limit: i64,
+) -> sqlx::Result<Vec<(Vec<u8>, Duration)>> {
+    let rows: Vec<MySqlRow> = sqlx::query(sql.stale.clone())
+        .bind(after)
+        .bind(limit)
+        .fetch(native)
+        .try_collect()
+        .await?;
+    let idle = |row: &MySqlRow| -> sqlx::Result<_> {
+        let (last, now): (i64, i64) = (row.try_get(1)?, row.try_get(2)?);
+        let span = u64::try_from(now.saturating_sub(last)).unwrap_or(0);
+        Ok((row.try_get(0)?, Duration::from_micros(span)))
+    };
+    rows.iter().map(idle).collect()
+}
+
+/// Whether it was there and long free.
+pub(crate) async fn forget(
+    native: &mut MySqlConnection,
+    sql: &Statements,
+    name: &[u8],
+) -> sqlx::Result<bool> {
+    let done = sqlx::query(sql.forget.clone())
+        .bind(name)
+        .execute(native)
+        .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Ends whatever that connection runs; only a number is put into the text.
+pub(crate) async fn kill(native: &mut MySqlConnection, id: u64) -> sqlx::Result<()> {
+    let sql = AssertSqlSafe(format!("KILL QUERY {id}"));
+    sqlx::raw_sql(sql).execute(native).await.map(drop)
+}
+
+/// A token of ours, as it is bound; one that no row can have: `None`.
+pub(crate) fn bound(token: FencingToken) -> Option<i64> {
+    i64::try_from(token.0).ok()
+}
+
+fn read(row: &MySqlRow) -> sqlx::Result<(Vec<u8>, Record)> {
+    let text = |bytes: Vec<u8>| {
+        String::from_utf8(bytes).map_err(|cause| sqlx::Error::Decode(Box::new(cause)))
+    };
+    let holds = text(row.try_get(3)?)?;
+    let owner: Option<Vec<u8>> = row.try_get(1)?;
+    let record = Record {
+        owner: owner.map(text).transpose()?,
+        token: row.try_get(2)?,
+        holds: holds
+            .parse()
+            .map_err(|cause| sqlx::Error::Decode(Box::new(cause)))?,
+        expires: row.try_get(4)?,
+        keep_until: row.try_get(5)?,
+        began: row.try_get(6)?,
+        note: text(row.try_get(7)?)?,
+        version: row.try_get(8)?,
+        now: row.try_get(9)?,
+    };
+    Ok((row.try_get(0)?, record))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SIZES, Statements, bound, ddl, filled, fitting};
+    use dlock_core::{FencingToken, MAX_HOLDS};
+
+    #[test]
+    fn nothing_is_left_open_in_a_text() {
+        let sql = Statements::new(&"a.b".parse().unwrap());
+        let all = format!("{sql:?}");
+        assert!(
+            !all.contains('{')
+                || !all.contains("{now}") && !all.contains("{table}") && !all.contains("{list}")
+        );
+        assert!(sql.take.as_str().starts_with("UPDATE `a`.`b` SET"), "{all}");
+        assert_eq!(sql.take.as_str().matches('?').count(), 7);
+    }
+
+    #[test]
+    fn the_columns_are_those_of_the_table() {
+        let made = ddl(&"t".parse().unwrap()).to_lowercase();
+        for (name, kind, bytes, ..) in super::COLUMNS {
+            let line = made
+                .lines()
+                .find(|line| line.trim_start().starts_with(&format!("{name} ")))
+                .unwrap();
+            let kind = bytes.map_or(kind.to_owned(), |bytes| format!("{kind}({bytes})"));
+            assert!(line.contains(&kind), "{line}");
+        }
+        assert_eq!(made.matches(" not null").count(), super::COLUMNS.len() - 1);
+        assert!(made.contains(&format!("holds      varbinary({})", MAX_HOLDS * 32)));
+    }
+
+    #[test]
+    fn a_list_is_filled_up_by_its_last_entry() {
+        let list = [1, 2];
+        assert_eq!(filled(list.iter(), 4).collect::<Vec<_>>(), [&1, &2, &2, &2]);
+        let sql = Statements::new(&"t".parse().unwrap());
+        for (entries, room) in [(1, 1), (2, 8), (8, 8), (9, 64), (65, 512), (512, 512)] {
+            let (text, size) = fitting(&sql.renew, entries);
+            assert_eq!(
+                (size, text.as_str().matches('?').count()),
+                (room, 2 * room + 3)
+            );
+        }
+        assert_eq!(SIZES.len(), sql.find.len());
+    }
+
+    #[test]
+    fn a_token_that_no_row_has_is_not_bound() {
+        assert_eq!(bound(FencingToken(7)), Some(7));
+        assert_eq!(bound(FencingToken(u64::MAX)), None);
+    }
+}

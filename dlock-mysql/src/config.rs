@@ -1,0 +1,435 @@
+//! Settings.
+
+use crate::{commands, error};
+use dlock_core::{DriverError, Result};
+use sqlx::{
+    ConnectOptions,
+    mysql::{MySqlConnectOptions, MySqlSslMode},
+};
+use std::{fmt, net::IpAddr, ops::RangeInclusive, str::FromStr, time::Duration};
+use url::Url;
+
+/// Where the server is and how dlock uses it.
+///
+/// Read from a URL: the native client's (`mysql://user:password@host:port/database`, or `mariadb://`), with dlock's own settings as query
+/// parameters. `Debug` shows no password.
+///
+/// ```
+/// use dlock_mysql::MysqlConfig;
+/// let config: MysqlConfig = "mysql://locker:secret@db.internal/orders?dlock.table=locks".parse()?;
+/// assert_eq!(config.table().to_string(), "locks");
+/// # Ok::<(), dlock_core::DriverError>(())
+/// ```
+#[derive(Clone)]
+pub struct MysqlConfig {
+    server: MySqlConnectOptions,
+    table: Table,
+    create: bool,
+    connections: u32,
+    connect_within: Duration,
+}
+
+impl MysqlConfig {
+    /// The default table and the rights of a user who only keeps locks, for an administrator to run.
+    #[must_use]
+    pub fn schema() -> String {
+        Self::schema_of(&Table::default())
+    }
+
+    /// The same for another table.
+    #[must_use]
+    pub fn schema_of(table: &Table) -> String {
+        let rights = "-- With these the table must be there. To let dlock make it, grant CREATE on it too.\n\
+             -- CREATE USER locker@'%' IDENTIFIED BY 'secret';\n";
+        format!(
+            "{};\n{rights}-- GRANT SELECT, INSERT, UPDATE, DELETE ON {} TO locker@'%';\n",
+            commands::ddl(table),
+            table.granted(),
+        )
+    }
+
+    /// The table. Default `dlock_locks`, in the database of the URL. URL: `dlock.table`, as `table` or `database.table`.
+    #[must_use]
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// Changes the [`table`](Self::table). Clients with different tables do not see each other's locks.
+    #[must_use]
+    pub fn with_table(mut self, table: Table) -> Self {
+        self.table = table;
+        self
+    }
+
+    /// Whether the table is made when it is not there. Default `true`. URL: `dlock.create`.
+    #[must_use]
+    pub fn creates(&self) -> bool {
+        self.create
+    }
+
+    /// Changes [`creates`](Self::creates).
+    #[must_use]
+    pub fn with_create(mut self, create: bool) -> Self {
+        self.create = create;
+        self
+    }
+
+    /// How many connections requests may use at the same time, 1 to 64; they are opened when they are needed. Renewals have up to 4 of
+    /// their own beside them. Default 16. URL: `dlock.connections`.
+    #[must_use]
+    pub fn connections(&self) -> u32 {
+        self.connections
+    }
+
+    /// Changes [`connections`](Self::connections); brought into its range.
+    #[must_use]
+    pub fn with_connections(mut self, most: u32) -> Self {
+        self.connections = most.clamp(*MOST.start(), *MOST.end());
+        self
+    }
+
+    /// How long one attempt to connect may take, name resolution, TLS and log-in included. Default 5 s.
+    #[must_use]
+    pub fn connect_within(&self) -> Duration {
+        self.connect_within
+    }
+
+    /// Changes [`connect_within`](Self::connect_within).
+    #[must_use]
+    pub fn with_connect_within(mut self, span: Duration) -> Self {
+        self.connect_within = span;
+        self
+    }
+
+    /// The options every connection is opened with. What the statements rely on is set again in the session.
+    pub(crate) fn options(&self) -> MySqlConnectOptions {
+        self.server
+            .clone()
+            .pipes_as_concat(false)
+            .no_engine_substitution(false)
+            .timezone(None)
+            .statement_cache_capacity(STATEMENTS)
+            .disable_statement_logging()
+    }
+
+    /// The table's database and name, for a look at its columns.
+    pub(crate) fn place(&self) -> Result<(&str, &str)> {
+        let database = self.table.database.as_deref();
+        match database.or(self.server.get_database()) {
+            Some(database) => Ok((database, &self.table.name)),
+            None => Err(error::misuse(
+                "the MySQL URL names no database: write mysql://user@host/database, or dlock.table=database.table".to_owned(),
+            )),
+        }
+    }
+
+    /// The store, without secrets: passes are matched by it.
+    pub(crate) fn store(&self) -> Result<String> {
+        let (database, table) = self.place()?;
+        Ok(match self.server.get_socket() {
+            Some(socket) => format!("mysql:{} {database}.{table}", socket.display()),
+            None => format!(
+                "mysql://{}:{} {database}.{table}",
+                self.server.get_host(),
+                self.server.get_port()
+            ),
+        })
+    }
+
+    /// `explicit`: the URL says which TLS it wants.
+    fn of(server: MySqlConnectOptions, explicit: bool) -> Self {
+        let default = matches!(server.get_ssl_mode(), MySqlSslMode::Preferred) && !explicit;
+        let server = if cfg!(feature = "tls") && default && !is_local(&server) {
+            server.ssl_mode(MySqlSslMode::VerifyIdentity)
+        } else {
+            server
+        };
+        Self {
+            server,
+            table: Table::default(),
+            create: true,
+            connections: 16,
+            connect_within: Duration::from_secs(5),
+        }
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<()> {
+        let wrong = |wanted: &str| error::misuse(format!("{key} must be {wanted}, not {value:?}"));
+        match key {
+            "dlock.table" => self.table = value.parse()?,
+            "dlock.create" => self.create = value.parse().map_err(|_| wrong("true or false"))?,
+            "dlock.connections" => match value.parse() {
+                Ok(most) if MOST.contains(&most) => self.connections = most,
+                _ => return Err(wrong("1 to 64")),
+            },
+            _ => {
+                let known = KNOWN.join(", ");
+                return Err(error::misuse(format!(
+                    "the MySQL URL has an unknown setting {key:?}; known: {known}"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Settings that a URL may carry.
+const KNOWN: [&str; 3] = ["dlock.table", "dlock.create", "dlock.connections"];
+const MOST: RangeInclusive<u32> = 1..=64;
+/// More than there are statements: one that is thrown out and prepared again costs two round trips, the second of 40 ms.
+const STATEMENTS: usize = 100;
+
+/// Connects as the application's own pool does: to its server, with its log-in and its TLS settings.
+///
+/// To a host that is not this one, options that leave TLS at `Preferred` get `VerifyIdentity` where the feature `tls` is on.
+impl From<MySqlConnectOptions> for MysqlConfig {
+    fn from(server: MySqlConnectOptions) -> Self {
+        Self::of(server, false)
+    }
+}
+
+impl FromStr for MysqlConfig {
+    type Err = DriverError;
+
+    fn from_str(url: &str) -> Result<Self> {
+        // No part of the text is shown: it may be a password in the wrong place.
+        let form =
+            || error::misuse("a MySQL URL is mysql://user:password@host:port/database".to_owned());
+        let mut url = Url::parse(url).map_err(|cause| form().with_source(cause))?;
+        if !matches!(url.scheme(), "mysql" | "mariadb") || url.cannot_be_a_base() {
+            return Err(form());
+        }
+        let pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();
+        let (ours, theirs): (Vec<_>, Vec<_>) = pairs
+            .into_iter()
+            .partition(|(key, _)| key.starts_with("dlock."));
+        url.query_pairs_mut().clear().extend_pairs(&theirs);
+        let explicit = theirs
+            .iter()
+            .any(|(key, _)| matches!(&**key, "ssl-mode" | "sslmode"));
+        let server = MySqlConnectOptions::from_url(&url).map_err(error::unreached)?;
+        let mut config = Self::of(server, explicit);
+        for (key, value) in &ours {
+            config.set(key, value)?;
+        }
+        config.place()?;
+        Ok(config)
+    }
+}
+
+impl fmt::Debug for MysqlConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MysqlConfig")
+            .field("host", &self.server.get_host())
+            .field("port", &self.server.get_port())
+            .field("socket", &self.server.get_socket())
+            .field("username", &self.server.get_username())
+            .field("password", &"***")
+            .field("database", &self.server.get_database())
+            .field("ssl_mode", &self.server.get_ssl_mode())
+            .field("table", &self.table)
+            .field("create", &self.create)
+            .field("connections", &self.connections)
+            .field("connect_within", &self.connect_within)
+            .finish()
+    }
+}
+
+/// Nobody stands between the two.
+fn is_local(server: &MySqlConnectOptions) -> bool {
+    let host = server.get_host().trim_matches(['[', ']']);
+    server.get_socket().is_some()
+        || host.eq_ignore_ascii_case("localhost")
+        || host.parse::<IpAddr>().is_ok_and(|addr| addr.is_loopback())
+}
+
+/// A table's name, perhaps with its database's: letters, digits, `_` and `$`, at most 64 of them each.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Table {
+    database: Option<String>,
+    name: String,
+}
+
+impl Table {
+    /// As it stands in a statement.
+    pub(crate) fn quoted(&self) -> String {
+        match &self.database {
+            Some(database) => format!("`{database}`.`{}`", self.name),
+            None => format!("`{}`", self.name),
+        }
+    }
+
+    /// As it stands in a grant, which needs a database.
+    fn granted(&self) -> String {
+        match self.database {
+            Some(_) => self.quoted(),
+            None => format!("`<database>`.{}", self.quoted()),
+        }
+    }
+}
+
+/// `dlock_locks`, in the database of the connection.
+impl Default for Table {
+    fn default() -> Self {
+        Self {
+            database: None,
+            name: "dlock_locks".to_owned(),
+        }
+    }
+}
+
+impl FromStr for Table {
+    type Err = DriverError;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (database, name) = match text.split_once('.') {
+            Some((database, name)) => (Some(database), name),
+            None => (None, text),
+        };
+        let legal = |part: &str| {
+            let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '$');
+            (1..=64).contains(&part.len()) && part.chars().all(fits)
+        };
+        if legal(name) && database.is_none_or(legal) {
+            Ok(Self {
+                database: database.map(str::to_owned),
+                name: name.to_owned(),
+            })
+        } else {
+            Err(error::misuse(format!(
+                "the table {text:?} must be `table` or `database.table`, each of 1 to 64 letters, digits, _ or $"
+            )))
+        }
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(database) = &self.database {
+            write!(f, "{database}.")?;
+        }
+        f.write_str(&self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MysqlConfig, Table};
+    use dlock_core::ErrorKind;
+    use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
+
+    fn config(url: &str) -> MysqlConfig {
+        url.parse().unwrap()
+    }
+
+    #[test]
+    fn our_settings_are_taken_out_and_the_rest_is_the_native_clients() {
+        let url = "mysql://u:p%40w@h:33/d?socket=%2Frun%2Fm.sock&dlock.table=x.y&dlock.create=false&dlock.connections=3";
+        let read = config(url);
+        assert_eq!(read.table().to_string(), "x.y");
+        assert_eq!((read.creates(), read.connections()), (false, 3));
+        let options = read.options();
+        assert_eq!(
+            (options.get_port(), options.get_database()),
+            (33, Some("d"))
+        );
+        assert_eq!(options.get_socket().unwrap().to_str(), Some("/run/m.sock"));
+        let plain = config("mariadb://u@h/d");
+        assert_eq!(plain.table(), &Table::default());
+        assert_eq!(plain.store().unwrap(), "mysql://h:3306 d.dlock_locks");
+        assert_eq!((plain.creates(), plain.connections()), (true, 16));
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_with_what_can() {
+        for (url, hint) in [
+            (
+                "mysql://h/d?dlock.tabel=x",
+                "known: dlock.table, dlock.create, dlock.connections",
+            ),
+            ("mysql://h/d?dlock.create=yes", "true or false"),
+            ("mysql://h/d?dlock.connections=0", "1 to 64"),
+            ("mysql://h/d?dlock.table=a`b", "letters, digits"),
+            ("mysql://h/d?dlock.table=a.b.c", "letters, digits"),
+            ("mysql://h/d?ssl-mode=maybe", "settings cannot work"),
+            ("mysql://h", "names no database"),
+            ("mysql:h", "mysql://user:password@host"),
+            ("postgres://h/d", "mysql://user:password@host"),
+            ("canary", "mysql://user:password@host"),
+        ] {
+            let error = url.parse::<MysqlConfig>().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Misuse, "{url}");
+            assert!(error.to_string().contains(hint), "{url}: {error}");
+        }
+        config("mysql://h?dlock.table=d.t");
+    }
+
+    #[test]
+    fn a_table_is_quoted_and_its_rights_are_named() {
+        let table: Table = "ops.my_locks".parse().unwrap();
+        assert_eq!(table.quoted(), "`ops`.`my_locks`");
+        let schema = MysqlConfig::schema_of(&table);
+        assert!(schema.starts_with("CREATE TABLE IF NOT EXISTS `ops`.`my_locks` ("));
+        assert!(schema.contains("GRANT SELECT, INSERT, UPDATE, DELETE ON `ops`.`my_locks` TO"));
+        assert!(MysqlConfig::schema().contains("ON `<database>`.`dlock_locks` TO"));
+        let long = "x".repeat(65);
+        for text in ["", ".", "a.", ".a", "a b", "a;b", "ä", &long] {
+            text.parse::<Table>().unwrap_err();
+        }
+    }
+
+    #[test]
+    fn identity_is_verified_where_somebody_could_stand_between() {
+        let mode = |url: &str| format!("{:?}", config(url).options().get_ssl_mode());
+        let wanted = if cfg!(feature = "tls") {
+            "VerifyIdentity"
+        } else {
+            "Preferred"
+        };
+        assert_eq!(mode("mysql://db.internal/d"), wanted);
+        for url in [
+            "mysql://127.0.0.1/d",
+            "mysql://localhost/d",
+            "mysql://db/d?socket=%2Fs",
+            "mysql://db/d?ssl-mode=preferred",
+        ] {
+            assert_eq!(mode(url), "Preferred", "{url}");
+        }
+        assert_eq!(mode("mysql://db.internal/d?ssl-mode=required"), "Required");
+        let given = MySqlConnectOptions::new().host("db.internal").database("d");
+        assert_eq!(
+            format!(
+                "{:?}",
+                MysqlConfig::from(given.clone()).options().get_ssl_mode()
+            ),
+            wanted
+        );
+        let told = given.ssl_mode(MySqlSslMode::Disabled);
+        assert_eq!(
+            format!("{:?}", MysqlConfig::from(told).options().get_ssl_mode()),
+            "Disabled"
+        );
+    }
+
+    #[test]
+    fn no_password_is_shown() {
+        let read = config("mysql://user:canary@h/d");
+        assert!(
+            format!("{:?}", read.options()).contains("canary"),
+            "else this proves nothing"
+        );
+        let text = format!("{read:?} {read:#?} {}", read.store().unwrap());
+        assert!(!text.contains("canary"), "{text}");
+        for url in [
+            "mysql://u:canary@h",
+            "mysql://u:canary@",
+            "x://u:canary@h/d",
+            "mysql://u:canary@h:port/d",
+            "mysql://u:canary@h/d?ssl-mode=x",
+        ] {
+            let error = url.parse::<MysqlConfig>().unwrap_err();
+            let text = format!("{error:?} {error}");
+            assert!(!text.contains("canary"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,455 @@
+//! Connections of our own: how they come about, who may use one, and when one is thrown away.
+//!
+//! The native client's pool pings at each checkout and at each return, which costs two thirds of its throughput, and hands out a connection
+//! whose last answer was never read. Here whoever has the [`Turn`] has the connection, asks in place, and a statement that was not heard to its
+//! end takes its connection along: it is closed hard, as nobody knows what is still to come over it. The last one returned is the next one
+//! used, so a quiet client keeps one connection warm and the others end. Renewals have seats of their own and wait for no waiter.
+
+use crate::{
+    commands::{self, Statements},
+    config::MysqlConfig,
+    error::{self, Fate},
+    session::{self, Flavour},
+};
+use dlock_core::{Clock, DriverError, Instant, Result, Retry, ServerClock};
+use sqlx::{ConnectOptions, Connection as _, MySqlConnection, mysql::MySqlConnectOptions};
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+
+/// What a connection is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Everything but renewals.
+    Work,
+    /// What must not wait for anything else.
+    Renewal,
+}
+
+/// Opens connections, always in the same way.
+struct Dialer {
+    options: MySqlConnectOptions,
+    within: Duration,
+    clock: Clock,
+    trouble: Mutex<Trouble>,
+}
+
+/// Attempts to connect that failed on end, whoever made them.
+#[derive(Default)]
+struct Trouble {
+    pause: Duration,
+    until: Instant,
+    why: Option<Arc<str>>,
+}
+
+/// One open connection and what is known through it.
+struct Link {
+    native: MySqlConnection,
+    /// Its number on the server.
+    id: u64,
+    flavour: Flavour,
+    server: ServerClock,
+    /// When the server's time was read last.
+    timed: Instant,
+    used: Instant,
+}
+
+impl Dialer {
+    async fn dial(&self) -> Result<Link> {
+        Ok(self.greeted().await?.0)
+    }
+
+    async fn greeted(&self) -> Result<(Link, session::Greeting)> {
+        let dialling = async {
+            let mut native = self.options.connect().await.map_err(error::unreached)?;
+            let greeting = session::greet(&mut native).await?;
+            let now = self.clock.now();
+            let server = ServerClock::new();
+            server.observe(greeting.now, now);
+            let link = Link {
+                native,
+                id: greeting.id,
+                flavour: greeting.flavour,
+                server,
+                timed: now,
+                used: now,
+            };
+            Ok((link, greeting))
+        };
+        match tokio::time::timeout(self.within, dialling).await {
+            Ok(dialled) => dialled,
+            Err(_) => Err(error::unreachable(Some("no answer while connecting"))),
+        }
+    }
+
+    /// Ends a statement that ran for too long, from a connection of its own. The one it ran on is not used again, so nobody else's is hit.
+    async fn kill(self: Arc<Self>, id: u64) {
+        let killing = async {
+            let mut native = self.options.connect().await?;
+            commands::kill(&mut native, id).await?;
+            native.close().await
+        };
+        if let Ok(Err(error)) = tokio::time::timeout(self.within, killing).await {
+            tracing::debug!(%error, "mysql: ending a statement that runs for too long");
+        }
+    }
+
+    fn trouble(&self) -> MutexGuard<'_, Trouble> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When the next attempt may be made; each that fails doubles the pause, from 10 ms to a second.
+    fn failed(&self, error: &DriverError) {
+        let now = self.clock.now();
+        let mut trouble = self.trouble();
+        if now >= trouble.until {
+            trouble.pause = (trouble.pause * 2).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+            trouble.until = now + trouble.pause.mul_f64(0.5 + fastrand::f64() / 2.0);
+        }
+        trouble.why = Some(said(error).into());
+    }
+}
+
+/// The connections of one purpose.
+struct Set {
+    seats: Semaphore,
+    idle: Mutex<Vec<Link>>,
+    /// One was returned.
+    back: Notify,
+}
+
+impl Set {
+    fn new(most: u32) -> Self {
+        Self {
+            seats: Semaphore::new(most as usize),
+            idle: Mutex::default(),
+            back: Notify::new(),
+        }
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Link>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The one used last; those that were idle for too long end, as the server is about to end them.
+    fn pop(&self, now: Instant) -> Option<Link> {
+        let mut idle = self.idle();
+        let old = idle.partition_point(|link| now.since(link.used) > IDLE);
+        drop(idle.drain(..old));
+        idle.pop()
+    }
+
+    fn push(&self, link: Link) {
+        self.idle().push(link);
+        self.back.notify_one();
+    }
+}
+
+/// All connections of a driver.
+pub(crate) struct Connections {
+    dialer: Arc<Dialer>,
+    clock: Clock,
+    work: Set,
+    renewals: Set,
+    closed: AtomicBool,
+}
+
+impl Connections {
+    /// Opens the first one, warns of settings, and looks at the table.
+    pub(crate) async fn open(config: &MysqlConfig, sql: &Statements) -> Result<Self> {
+        let clock = Clock::boot();
+        let dialer = Arc::new(Dialer {
+            options: config.options(),
+            within: config.connect_within(),
+            clock: clock.clone(),
+            trouble: Mutex::default(),
+        });
+        let (mut link, greeting) = dialer.greeted().await?;
+        for doubt in greeting.doubts() {
+            tracing::warn!("mysql: {doubt}");
+        }
+        let checking = async {
+            if session::follows(&mut link.native).await {
+                tracing::warn!(
+                    "mysql: this server follows another one: locks taken here are not seen there; connect to the primary"
+                );
+            }
+            session::check_table(&mut link.native, config, sql).await
+        };
+        match tokio::time::timeout(dialer.within, checking).await {
+            Ok(checked) => checked?,
+            Err(_) => return Err(error::unreachable(Some("no answer about the table"))),
+        }
+        let connections = Self {
+            dialer,
+            clock,
+            work: Set::new(config.connections()),
+            renewals: Set::new(RENEWALS),
+            closed: AtomicBool::new(false),
+        };
+        connections.work.push(link);
+        Ok(connections)
+    }
+
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Waits for a seat and a connection, not beyond `give_up`. What fails here was never sent.
+    pub(crate) async fn turn(&self, purpose: Purpose, give_up: Instant) -> Result<Turn<'_>> {
+        let set = match purpose {
+            Purpose::Work => &self.work,
+            Purpose::Renewal => &self.renewals,
+        };
+        let seat = match set.seats.try_acquire() {
+            Ok(seat) => seat,
+            Err(_) => tokio::select! {
+                seat = set.seats.acquire() => seat.map_err(|_| error::closed())?,
+                () = self.clock.sleep_until(give_up) => return Err(error::no_turn()),
+            },
+        };
+        let link = self.link(set, give_up).await?;
+        let mut turn = Turn {
+            all: self,
+            set,
+            link: Some(link),
+            unheard: false,
+            killed: Arc::default(),
+            _seat: seat,
+        };
+        turn.know_the_time().await?;
+        Ok(turn)
+    }
+
+    async fn link(&self, set: &Set, give_up: Instant) -> Result<Link> {
+        loop {
+            if self.closed.load(Ordering::Relaxed) {
+                return Err(error::closed());
+            }
+            let now = self.clock.now();
+            if let Some(link) = set.pop(now) {
+                return Ok(link);
+            }
+            let (until, why) = {
+                let trouble = self.dialer.trouble();
+                (trouble.until, trouble.why.clone())
+            };
+            if now >= give_up {
+                return Err(error::unreachable(why.as_deref()));
+            }
+            if until > now {
+                tokio::select! {
+                    () = set.back.notified() => {}
+                    () = self.clock.sleep_until(until.min(give_up)) => {}
+                }
+                continue;
+            }
+            let dialled = tokio::select! {
+                dialled = self.dialer.dial() => dialled,
+                () = self.clock.sleep_until(give_up) => return Err(error::unreachable(why.as_deref())),
+            };
+            match dialled {
+                Ok(link) => {
+                    *self.dialer.trouble() = Trouble::default();
+                    return Ok(link);
+                }
+                Err(error) if error.retry() == Retry::Never => return Err(error),
+                Err(error) => self.dialer.failed(&error),
+            }
+        }
+    }
+
+    /// None is handed out any more; those in use end when they are returned.
+    pub(crate) async fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        for set in [&self.work, &self.renewals] {
+            set.seats.close();
+            set.back.notify_waiters();
+            let idle = std::mem::take(&mut *set.idle());
+            for link in idle {
+                if let Err(error) = link.native.close().await {
+                    tracing::debug!(%error, "mysql: closing");
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Connections {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let idle = (self.work.idle().len(), self.renewals.idle().len());
+        f.debug_struct("Connections")
+            .field("idle", &idle.0)
+            .field("idle_for_renewals", &idle.1)
+            .field("closed", &self.closed)
+            .finish()
+    }
+}
+
+/// The right to ask over one connection, until it is dropped.
+pub(crate) struct Turn<'a> {
+    all: &'a Connections,
+    set: &'a Set,
+    /// `None`: it is of no more use.
+    link: Option<Link>,
+    /// A statement was sent and its answer not heard.
+    unheard: bool,
+    killed: Arc<AtomicBool>,
+    _seat: SemaphorePermit<'a>,
+}
+
+impl Turn<'_> {
+    /// For one statement, which runs under [`limit`](Self::limit) and whose answer goes to [`heard`](Self::heard).
+    pub(crate) fn native(&mut self) -> &mut MySqlConnection {
+        self.unheard = true;
+        &mut self.open().native
+    }
+
+    /// Bounds a statement from outside.
+    pub(crate) fn limit(&self) -> Limit {
+        let link = self.link.as_ref();
+        let kill = link.filter(|link| link.flavour == Flavour::Mysql);
+        Limit {
+            kill: kill.map(|link| {
+                (
+                    Arc::clone(&self.all.dialer),
+                    link.id,
+                    Arc::clone(&self.killed),
+                )
+            }),
+        }
+    }
+
+    /// What the statement answered.
+    pub(crate) fn heard<T>(&mut self, answer: sqlx::Result<T>) -> Result<T> {
+        let cause = match answer {
+            Ok(answer) => {
+                self.unheard = false;
+                return Ok(answer);
+            }
+            Err(cause) => cause,
+        };
+        let failure = error::failed(cause);
+        match failure.link {
+            Fate::Kept => self.unheard = false,
+            Fate::Closed => self.link = None,
+            Fate::AllClosed => {
+                self.link = None;
+                for set in [&self.all.work, &self.all.renewals] {
+                    set.idle().clear();
+                }
+            }
+        }
+        Err(failure.error)
+    }
+
+    /// A reply told the server's time.
+    pub(crate) fn told(&mut self, server: Duration) {
+        let now = self.all.clock.now();
+        if let Some(link) = &mut self.link {
+            link.server.observe(server, now);
+            link.timed = now;
+        }
+    }
+
+    /// A statement was refused as late: the clock has been set, or what is known of it is too old.
+    pub(crate) fn forget_the_time(&mut self) {
+        if let Some(link) = &mut self.link {
+            link.timed = Instant::ORIGIN;
+        }
+    }
+
+    /// The server's time at `give_up`, which a request carries so that it takes nothing when it runs later.
+    pub(crate) fn not_after(&self, give_up: Instant) -> i64 {
+        let known = self.link.as_ref().and_then(|link| link.server.at(give_up));
+        let micros = known.unwrap_or_default().as_micros();
+        i64::try_from(micros).unwrap_or(i64::MAX)
+    }
+
+    /// Two clocks drift apart, so what is known of the server's is read anew when no reply has told it for a while.
+    async fn know_the_time(&mut self) -> Result<()> {
+        let timed = self.link.as_ref().map_or(Instant::FAR, |link| link.timed);
+        if self.all.clock.now().since(timed) > TIMED {
+            let limit = self.limit();
+            let time = limit.of(commands::time(self.native())).await;
+            let time = self.heard(time)?;
+            self.told(time);
+        }
+        Ok(())
+    }
+
+    fn open(&mut self) -> &mut Link {
+        self.link
+            .as_mut()
+            .expect("a turn begins with a connection, and ends with the error that takes it away")
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let usable = !self.unheard
+            && !self.killed.load(Ordering::Relaxed)
+            && !self.all.closed.load(Ordering::Relaxed);
+        if let Some(mut link) = self.link.take()
+            && usable
+        {
+            link.used = self.all.clock.now();
+            self.set.push(link);
+        }
+    }
+}
+
+/// How long one statement may go unanswered.
+pub(crate) struct Limit {
+    kill: Option<(Arc<Dialer>, u64, Arc<AtomicBool>)>,
+}
+
+impl Limit {
+    /// The answer, or silence after [`SILENCE`]. A server without a limit of its own is told to end it after [`RUNS`].
+    pub(crate) async fn of<T>(
+        self,
+        answer: impl Future<Output = sqlx::Result<T>> + Send,
+    ) -> sqlx::Result<T> {
+        let bounded = async {
+            let mut answer = std::pin::pin!(answer);
+            if let Some((dialer, id, killed)) = self.kill {
+                if let Ok(answer) = tokio::time::timeout(RUNS, &mut answer).await {
+                    return answer;
+                }
+                killed.store(true, Ordering::Relaxed);
+                tokio::spawn(dialer.kill(id));
+            }
+            answer.await
+        };
+        match tokio::time::timeout(SILENCE, bounded).await {
+            Ok(answer) => answer,
+            Err(_) => Err(error::silent()),
+        }
+    }
+}
+
+fn said(error: &DriverError) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+/// Renewals are batched, so one connection is enough while its statement is answered; the others are for when it is not.
+const RENEWALS: u32 = 4;
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// A server's own limits on one statement add up to 3 s; what is silent for longer is a dead path, or a server that stands still.
+const SILENCE: Duration = Duration::from_secs(4);
+/// As long as MariaDB lets a statement run (`max_statement_time`).
+const RUNS: Duration = Duration::from_secs(1);
+/// Half of the session's `wait_timeout`.
+const IDLE: Duration = Duration::from_secs(60);
+/// Clocks that differ by 100 ppm drift apart by 3 ms in that time.
+const TIMED: Duration = Duration::from_secs(30);

@@ -1,0 +1,344 @@
+//! What a native error means: one table.
+
+use dlock_core::{DriverError, Effect, ErrorKind, MAX_HOLDS, Retry};
+use sqlx::mysql::MySqlDatabaseError;
+
+/// An error of the driver, and what it says about connections.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) error: DriverError,
+    pub(crate) link: Fate,
+}
+
+/// What becomes of the connection that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It answered, and goes on.
+    Kept,
+    /// It is closed.
+    Closed,
+    /// It is closed, and those opened before it are no better.
+    AllClosed,
+}
+
+/// One row: what a number means for the program, the loop and the human.
+#[derive(Debug, PartialEq, Eq)]
+struct Class {
+    number: u16,
+    kind: ErrorKind,
+    retry: Retry,
+    effect: Effect,
+    link: Fate,
+    advice: &'static str,
+}
+
+const fn row(
+    number: u16,
+    kind: ErrorKind,
+    retry: Retry,
+    effect: Effect,
+    link: Fate,
+    advice: &'static str,
+) -> Class {
+    Class {
+        number,
+        kind,
+        retry,
+        effect,
+        link,
+        advice,
+    }
+}
+
+/// Each statement is a transaction: the server that refuses or interrupts it has undone it. Where the answer is lost, or the server was
+/// going down, nobody can tell.
+#[rustfmt::skip]
+const TABLE: [Class; 37] = {
+    use Effect::{None, Unknown};
+    use ErrorKind::{Misuse, Unavailable, Unsupported};
+    use Fate::{AllClosed, Closed, Kept};
+    use Retry::{Later, Never, Now};
+    [
+        row(1040, Unavailable, Later, None, Closed, "the server has no connection left: raise max_connections, or lower dlock.connections"),
+        row(1042, Unavailable, Later, None, Closed, "the server cannot resolve this host's name: set skip_name_resolve there"),
+        row(1044, Unavailable, Never, None, Closed, "the user may not use this database: see the GRANT lines of `dlock schema`"),
+        row(1045, Unavailable, Never, None, Closed, "the server refused user or password"),
+        row(1049, Misuse, Never, None, Closed, "there is no such database: make it, or name another one in the URL"),
+        row(1053, Unavailable, Later, Unknown, AllClosed, "the server is shutting down"),
+        row(1062, Unavailable, Now, None, Kept, "another client made the row at the same time"),
+        row(1064, Unsupported, Never, None, Kept, "BUG: the server does not understand a statement; please report it with the server's version"),
+        row(1129, Unavailable, Later, None, Closed, "the server blocks this host after too many failed connections: FLUSH HOSTS there"),
+        row(1142, Unavailable, Never, None, Kept, "the user lacks a right on dlock's table: see the GRANT lines of `dlock schema`"),
+        row(1143, Unavailable, Never, None, Kept, "the user lacks a right on a column of dlock's table: see the GRANT lines of `dlock schema`"),
+        row(1146, Unavailable, Never, None, Kept, "dlock's table is not there: make it with what `dlock schema` prints"),
+        row(1158, Unavailable, Later, Unknown, AllClosed, "the server could not read from the network"),
+        row(1159, Unavailable, Later, Unknown, AllClosed, "the server waited too long for the network"),
+        row(1160, Unavailable, Later, Unknown, AllClosed, "the server could not write to the network"),
+        row(1161, Unavailable, Later, Unknown, AllClosed, "the server waited too long to write to the network"),
+        row(1184, Unavailable, Later, None, Closed, "the server gave the connection up while it was being made"),
+        row(1205, Unavailable, Later, None, Kept, "the row or the table was locked for a second: somebody holds a transaction, a backup or LOCK TABLES open on dlock's table"),
+        row(1213, Unavailable, Now, None, Kept, "the server chose this statement to end a deadlock"),
+        row(1226, Unavailable, Later, None, Closed, "the user is over one of its limits on the server (max_user_connections, max_updates_per_hour, …)"),
+        row(1290, Unavailable, Later, None, AllClosed, "the server is read-only: a failover is under way, or the URL names a replica"),
+        row(1317, Unavailable, Now, None, Closed, "the statement was killed on the server"),
+        row(1461, Unavailable, Later, None, Closed, "the server has no prepared statement left: raise max_prepared_stmt_count"),
+        row(1792, Unavailable, Later, None, AllClosed, "the session is read-only: a failover is under way, or the URL names a replica"),
+        row(1836, Unavailable, Later, None, AllClosed, "the server is in read-only mode"),
+        row(1927, Unavailable, Now, Unknown, Closed, "the connection was killed on the server"),
+        row(1969, Unavailable, Later, None, Kept, "the statement ran for a second and was ended by the server (max_statement_time): it is overloaded, or dlock's table is locked"),
+        row(2006, Unavailable, Later, Unknown, AllClosed, "the server has gone away"),
+        row(2013, Unavailable, Later, Unknown, AllClosed, "the connection was lost during a statement"),
+        row(3024, Unavailable, Later, None, Kept, "the statement ran for too long and was ended by the server (max_execution_time)"),
+        row(3058, Unavailable, Later, None, Kept, "the server found a deadlock of user-level locks, which dlock does not use: is somebody else on this connection?"),
+        row(3101, Unavailable, Later, None, Kept, "the group of servers undid the statement: another primary wrote the row at the same time; write to one primary only"),
+        row(4031, Unavailable, Now, None, Closed, "the server closed the connection, which was idle for too long"),
+        // Not numbers of a server: names for what the client itself reports.
+        row(DIAL, Unavailable, Later, None, Closed, "the server could not be reached"),
+        row(IO, Unavailable, Later, Unknown, AllClosed, "the connection failed before the answer came"),
+        row(TLS, Unavailable, Never, None, Closed, "TLS could not be set up: see ssl-mode and ssl-ca in the URL; without the feature `tls` there is none, and ssl-mode=disabled does without"),
+        row(CONFIG, Misuse, Never, None, Closed, "the MySQL settings cannot work"),
+    ]
+};
+
+const DIAL: u16 = 1;
+const IO: u16 = 2;
+const TLS: u16 = 3;
+const CONFIG: u16 = 4;
+/// A table that is not there.
+const NO_TABLE: u16 = 1146;
+
+/// The server said something that nobody expected.
+const OTHER: Class = row(
+    0,
+    ErrorKind::Unavailable,
+    Retry::Later,
+    Effect::Unknown,
+    Fate::Closed,
+    "the server answered with an error",
+);
+
+/// A column has what the driver did not write.
+const GARBLED: Class = row(
+    0,
+    ErrorKind::Unavailable,
+    Retry::Never,
+    Effect::None,
+    Fate::Closed,
+    "a row of dlock's table has something in it that dlock did not write: break that lock, or delete the row while nobody uses it",
+);
+
+/// A failed statement.
+pub(crate) fn failed(cause: sqlx::Error) -> Failure {
+    let class = classify(&cause);
+    Failure {
+        error: told(class, cause),
+        link: class.link,
+    }
+}
+
+/// A connection that did not come about: whatever was the reason, nothing was asked yet.
+pub(crate) fn unreached(cause: sqlx::Error) -> DriverError {
+    let class = match classify(&cause) {
+        class if class.number == IO => by_number(DIAL),
+        class => class,
+    };
+    told(class, cause).with_effect(Effect::None)
+}
+
+fn told(class: &Class, cause: sqlx::Error) -> DriverError {
+    DriverError::new(class.kind, class.advice)
+        .with_retry(class.retry)
+        .with_effect(class.effect)
+        .with_source(cause)
+}
+
+/// Others were in the way for a moment: a statement that failed so did nothing and may be sent again.
+pub(crate) fn is_contention(error: &DriverError) -> bool {
+    matches!(number_in(error), Some(1062 | 1205 | 1213 | 1969))
+}
+
+/// A table that was there is there no more.
+pub(crate) fn is_missing_table(error: &DriverError) -> bool {
+    number_in(error) == Some(NO_TABLE)
+}
+
+/// The row stood in another's way, rather than the other way round: to try again at once is worth it.
+pub(crate) fn is_deadlock(error: &DriverError) -> bool {
+    number_in(error) == Some(1213)
+}
+
+fn number_in(error: &DriverError) -> Option<u16> {
+    let source = std::error::Error::source(error)?;
+    number(source.downcast_ref()?)
+}
+
+/// The same for another request that shared its fate.
+pub(crate) fn again(error: &DriverError) -> DriverError {
+    let why =
+        std::error::Error::source(error).map_or_else(String::new, |source| format!(": {source}"));
+    DriverError::new(error.kind(), format!("{error}{why}"))
+        .with_retry(error.retry())
+        .with_effect(error.effect())
+}
+
+/// Executed after its not-after: nothing was done, and the server's time is known again.
+pub(crate) fn late() -> DriverError {
+    DriverError::unavailable("the request reached the server too late and was refused")
+        .with_retry(Retry::Now)
+}
+
+/// Others were faster, each time.
+pub(crate) fn contended() -> DriverError {
+    DriverError::unavailable("too many others change this lock at the same time")
+}
+
+/// Its row is locked by somebody else's transaction, and the rest of the batch does not wait for it.
+pub(crate) fn locked() -> DriverError {
+    DriverError::unavailable(
+        "the row is locked: somebody holds a transaction open on dlock's table",
+    )
+}
+
+/// All connections were busy until the request was given up.
+pub(crate) fn no_turn() -> DriverError {
+    DriverError::unavailable(
+        "all connections were busy: raise dlock.connections, or see why the server answers slowly",
+    )
+}
+
+/// No answer within the time in which the server itself would have ended the statement: the path, or the server, stands still.
+pub(crate) fn silent() -> sqlx::Error {
+    let message = "the server did not answer within 4 s";
+    sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, message))
+}
+
+pub(crate) fn unreachable(why: Option<&str>) -> DriverError {
+    DriverError::unavailable(match why {
+        Some(why) => format!("the server could not be reached: {why}"),
+        None => "the server could not be reached".to_owned(),
+    })
+}
+
+pub(crate) fn full() -> DriverError {
+    let message =
+        format!("the lock has {MAX_HOLDS} holds already, the most that one name can have");
+    DriverError::new(ErrorKind::Overloaded, message).with_retry(Retry::Later)
+}
+
+pub(crate) fn garbled() -> DriverError {
+    DriverError::new(GARBLED.kind, GARBLED.advice)
+}
+
+pub(crate) fn closed() -> DriverError {
+    DriverError::new(ErrorKind::ShuttingDown, "the driver was closed")
+}
+
+pub(crate) fn bad_cursor() -> DriverError {
+    DriverError::new(ErrorKind::Misuse, "the cursor is none of this driver's")
+}
+
+pub(crate) fn unsupported(message: String) -> DriverError {
+    DriverError::new(ErrorKind::Unsupported, message)
+}
+
+pub(crate) fn misuse(message: String) -> DriverError {
+    DriverError::new(ErrorKind::Misuse, message)
+}
+
+fn classify(cause: &sqlx::Error) -> &'static Class {
+    match cause {
+        sqlx::Error::Database(_) => number(cause).map_or(&OTHER, by_number),
+        sqlx::Error::Io(_) | sqlx::Error::Protocol(_) => by_number(IO),
+        sqlx::Error::Tls(_) => by_number(TLS),
+        sqlx::Error::Configuration(_) | sqlx::Error::InvalidArgument(_) => by_number(CONFIG),
+        sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. } => &GARBLED,
+        _ => &OTHER,
+    }
+}
+
+fn by_number(number: u16) -> &'static Class {
+    TABLE
+        .iter()
+        .find(|class| class.number == number)
+        .unwrap_or(&OTHER)
+}
+
+/// The server's own number.
+fn number(cause: &sqlx::Error) -> Option<u16> {
+    let native = cause.as_database_error()?;
+    Some(native.try_downcast_ref::<MySqlDatabaseError>()?.number())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CONFIG, Fate, GARBLED, IO, OTHER, TABLE, TLS, by_number, classify, unreached};
+    use dlock_core::{Effect, ErrorKind, Retry};
+    use std::{collections::HashSet, io};
+
+    /// What the issue and the field know; the numbers of servers of today.
+    const KNOWN: [u16; 33] = [
+        1040, 1042, 1044, 1045, 1049, 1053, 1062, 1064, 1129, 1142, 1143, 1146, 1158, 1159, 1160,
+        1161, 1184, 1205, 1213, 1226, 1290, 1317, 1461, 1792, 1836, 1927, 1969, 2006, 2013, 3024,
+        3058, 3101, 4031,
+    ];
+
+    #[test]
+    fn each_number_has_one_row() {
+        let numbers: HashSet<_> = TABLE.iter().map(|class| class.number).collect();
+        assert_eq!(numbers.len(), TABLE.len());
+        for number in KNOWN {
+            assert_eq!(by_number(number).number, number);
+        }
+        assert_eq!(by_number(9_999), &OTHER);
+    }
+
+    #[test]
+    fn only_lost_answers_and_a_server_going_down_leave_the_effect_open() {
+        let open: Vec<_> = TABLE
+            .iter()
+            .filter(|class| class.effect == Effect::Unknown)
+            .map(|class| class.number)
+            .collect();
+        assert_eq!(open, [1053, 1158, 1159, 1160, 1161, 1927, 2006, 2013, IO]);
+        assert_eq!(OTHER.effect, Effect::Unknown);
+    }
+
+    #[test]
+    fn what_cannot_get_better_is_not_repeated_and_a_read_only_server_is_left() {
+        let never: Vec<_> = TABLE
+            .iter()
+            .filter(|class| class.retry == Retry::Never)
+            .map(|class| class.number)
+            .collect();
+        assert_eq!(
+            never,
+            [1044, 1045, 1049, 1064, 1142, 1143, 1146, TLS, CONFIG]
+        );
+        for number in [1290, 1792, 1836] {
+            assert_eq!(by_number(number).link, Fate::AllClosed);
+        }
+        for number in [1062, 1205, 1213] {
+            assert_eq!(by_number(number).link, Fate::Kept);
+        }
+    }
+
+    #[test]
+    fn what_the_client_reports_has_a_row_too() {
+        let broken = || sqlx::Error::Io(io::Error::from(io::ErrorKind::BrokenPipe));
+        for (cause, number) in [
+            (broken(), IO),
+            (sqlx::Error::Protocol("x".into()), IO),
+            (sqlx::Error::Tls("x".into()), TLS),
+            (sqlx::Error::Configuration("x".into()), CONFIG),
+        ] {
+            assert_eq!(classify(&cause).number, number, "{cause}");
+        }
+        assert_eq!(classify(&sqlx::Error::Decode("x".into())), &GARBLED);
+        let error = unreached(broken());
+        assert_eq!(
+            (error.kind(), error.retry(), error.effect()),
+            (ErrorKind::Unavailable, Retry::Later, Effect::None)
+        );
+        assert_eq!(error.to_string(), "the server could not be reached");
+    }
+}

@@ -1,0 +1,174 @@
+//! Renewals: many holds a statement, and what is left over one by one.
+
+use crate::{
+    commands,
+    connection::Purpose,
+    error,
+    store::{ATTEMPTS, Store, pause, since_1970},
+};
+use dlock_core::{Instant, LockName, Renew, Renewed, Result};
+use std::{collections::HashSet, sync::atomic::Ordering};
+
+impl Store {
+    /// Renews some of a batch that ask for the same lease. A row that is locked by somebody costs itself alone: the others are told apart from
+    /// it without waiting, and sent again in two halves.
+    pub(crate) async fn renew_some(
+        &self,
+        all: &[Renew],
+        which: Vec<usize>,
+        give_up: Instant,
+        answers: &mut [Option<Result<Renewed>>],
+    ) {
+        let mut parts = vec![which];
+        while let Some(mut part) = parts.pop() {
+            let tried = self.renew_part(all, &part, give_up).await;
+            let error = match tried {
+                Ok(renewed) => {
+                    for (at, renewed) in part.into_iter().zip(renewed) {
+                        answers[at] = Some(renewed);
+                    }
+                    continue;
+                }
+                Err(error) => error,
+            };
+            let in_time = self.now() < give_up;
+            if in_time
+                && error::is_contention(&error)
+                && (part.len() > 1 || error::is_deadlock(&error))
+            {
+                self.repeats.fetch_add(1, Ordering::Relaxed);
+                if let Ok(free) = self.unlocked(all, &part, give_up).await {
+                    let stuck =
+                        part.extract_if(.., |at| !free.contains(all[*at].name.as_str().as_bytes()));
+                    stuck.for_each(|at| answers[at] = Some(Err(error::locked())));
+                    let half = part.split_off(part.len().div_ceil(2));
+                    parts.extend([half, part].into_iter().filter(|part| !part.is_empty()));
+                    continue;
+                }
+            } else if in_time
+                && error::is_missing_table(&error)
+                && self.config.creates()
+                && self.make_table_again(give_up).await.is_ok()
+            {
+                parts.push(part);
+                continue;
+            }
+            for at in part {
+                answers[at] = Some(Err(error::again(&error)));
+            }
+        }
+    }
+
+    async fn renew_part(
+        &self,
+        all: &[Renew],
+        part: &[usize],
+        give_up: Instant,
+    ) -> Result<Vec<Result<Renewed>>> {
+        let began = self.now();
+        let entries: Vec<&Renew> = part.iter().map(|at| &all[*at]).collect();
+        let mut turn = self.connections.turn(Purpose::Renewal, give_up).await?;
+        let not_after = turn.not_after(give_up);
+        let lease = entries.first().and_then(|entry| entry.lease);
+        if let Some(lease) = lease {
+            let limit = turn.limit();
+            let renewed = limit
+                .of(commands::renew(
+                    turn.native(),
+                    &self.sql,
+                    &entries,
+                    (lease, not_after),
+                ))
+                .await;
+            let (matched, now) = turn.heard(renewed)?;
+            if matched > 0 {
+                turn.told(now);
+            }
+            if matched == entries.len() {
+                let valid_for = lease;
+                return Ok(entries
+                    .iter()
+                    .map(|_| Ok(Renewed::Until { valid_for }))
+                    .collect());
+            }
+        }
+        // Some are not there, one of several, only to be proven, or all came too late: their rows tell.
+        let names: Vec<&LockName> = entries.iter().map(|entry| &entry.name).collect();
+        let limit = turn.limit();
+        let rows = limit
+            .of(commands::find(turn.native(), &self.sql, &names))
+            .await;
+        let mut rows = turn.heard(rows)?;
+        if let Some(record) = rows.values().next() {
+            turn.told(since_1970(record.now));
+        }
+        drop(turn);
+        let mut answers = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let record = rows.remove(entry.name.as_str().as_bytes());
+            let seen = self.now().since(began);
+            answers.push(
+                match record.and_then(|record| record.prolonged(&proof(entry))) {
+                    None => Ok(Renewed::NotHeld),
+                    // Its end is what the statement wrote, or somebody asked for more before.
+                    Some((_, Renewed::Until { valid_for }))
+                        if entry.lease.is_none_or(|lease| valid_for + seen >= lease) =>
+                    {
+                        Ok(Renewed::Until { valid_for })
+                    }
+                    Some(_) => self.renew_one(entry, give_up).await,
+                },
+            );
+        }
+        Ok(answers)
+    }
+
+    /// A hold that is one of several.
+    async fn renew_one(&self, entry: &Renew, give_up: Instant) -> Result<Renewed> {
+        for attempt in 0..ATTEMPTS {
+            pause(attempt).await;
+            let tried = self.try_renew(entry, give_up).await;
+            if let Some(renewed) = self.settled(tried, give_up).await? {
+                return Ok(renewed);
+            }
+        }
+        Err(error::contended())
+    }
+
+    async fn try_renew(&self, entry: &Renew, give_up: Instant) -> Result<Option<Renewed>> {
+        let mut turn = self.connections.turn(Purpose::Renewal, give_up).await?;
+        let not_after = turn.not_after(give_up);
+        let record = self.look(&mut turn, &entry.name).await?;
+        if self.now() > give_up {
+            return Err(error::late());
+        }
+        let Some((next, renewed)) = record.and_then(|record| record.prolonged(entry)) else {
+            return Ok(Some(Renewed::NotHeld));
+        };
+        let swapped = self.swap(&mut turn, (&entry.name, next), not_after).await?;
+        Ok(swapped.then_some(renewed))
+    }
+
+    /// Which rows nobody has locked, asked without waiting for those that somebody has.
+    async fn unlocked(
+        &self,
+        all: &[Renew],
+        part: &[usize],
+        give_up: Instant,
+    ) -> Result<HashSet<Vec<u8>>> {
+        let names: Vec<&LockName> = part.iter().map(|at| &all[*at].name).collect();
+        let mut turn = self.connections.turn(Purpose::Renewal, give_up).await?;
+        let limit = turn.limit();
+        let free = limit
+            .of(commands::unlocked(turn.native(), &self.sql, &names))
+            .await;
+        Ok(turn.heard(free)?.into_iter().collect())
+    }
+}
+
+/// The same entry, which only asks whether its hold is there.
+fn proof(entry: &Renew) -> Renew {
+    let mut proof = entry.clone();
+    proof.lease = None;
+    proof
+}

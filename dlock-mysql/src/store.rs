@@ -1,0 +1,391 @@
+//! One step of each request: a statement, or a read and the write that depends on it. The driver repeats what others were in the way of.
+
+use crate::{
+    commands::{self, Statements},
+    config::MysqlConfig,
+    connection::{Connections, Purpose, Turn},
+    error, hints,
+    record::{Record, Step},
+    session,
+};
+use dlock_core::{
+    Acquire, Acquired, Broken, Cursor, FencingToken, Grant, Holds, Instant, LockName, Page,
+    Release, Released, Result, Snapshot,
+};
+use std::{
+    num::NonZeroU32,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+/// The table, reached over our connections.
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub(crate) config: MysqlConfig,
+    pub(crate) sql: Statements,
+    pub(crate) connections: Connections,
+    /// How often a statement was sent again because others were in the way.
+    pub(crate) repeats: AtomicU64,
+    /// When the next sweep is due.
+    sweep_at: AtomicU64,
+}
+
+impl Store {
+    /// Connects, and makes or checks the table.
+    pub(crate) async fn open(config: MysqlConfig) -> Result<Self> {
+        let sql = Statements::new(config.table());
+        let connections = Connections::open(&config, &sql).await?;
+        let first = connections.clock().now() + SWEEP_EVERY.mul_f64(fastrand::f64());
+        Ok(Self {
+            config,
+            sql,
+            connections,
+            repeats: AtomicU64::new(0),
+            sweep_at: AtomicU64::new(first.as_nanos()),
+        })
+    }
+
+    pub(crate) fn repeats(&self) -> u64 {
+        self.repeats.load(Ordering::Relaxed)
+    }
+
+    pub(crate) async fn close(&self) {
+        self.connections.close().await;
+    }
+
+    pub(crate) async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
+        let mut turn = self.work(self.patience()).await?;
+        Ok(match self.closed(&mut turn, name).await? {
+            Some(record) => record.snapshot(name.clone()),
+            None => Snapshot::free(name.clone()),
+        })
+    }
+
+    /// Sweeps in the background, now and then.
+    pub(crate) fn sweep_when_due(this: &Arc<Self>) {
+        if this.takes_broom() {
+            let store = Arc::clone(this);
+            tokio::spawn(async move {
+                match store.sweep().await {
+                    Ok(names) => tracing::debug!(names, "mysql: swept"),
+                    Err(error) => tracing::debug!(%error, "mysql: sweeping"),
+                }
+            });
+        }
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.connections.clock().now()
+    }
+
+    /// For requests without a give-up of their own.
+    pub(crate) fn patience(&self) -> Instant {
+        self.now() + PATIENCE
+    }
+
+    async fn work(&self, give_up: Instant) -> Result<Turn<'_>> {
+        self.connections.turn(Purpose::Work, give_up).await
+    }
+
+    /// What a step came to: an answer, an error for the caller, or `None`: others were in the way, and there is time for another try.
+    pub(crate) async fn settled<T>(
+        &self,
+        tried: Result<Option<T>>,
+        give_up: Instant,
+    ) -> Result<Option<T>> {
+        let error = match tried {
+            Ok(Some(answer)) => return Ok(Some(answer)),
+            Ok(None) => None,
+            Err(error) if error::is_contention(&error) => Some(error),
+            Err(error) if error::is_missing_table(&error) && self.config.creates() => {
+                self.make_table_again(give_up).await?;
+                Some(error)
+            }
+            Err(error) => return Err(error),
+        };
+        self.repeats.fetch_add(1, Ordering::Relaxed);
+        if self.now() < give_up {
+            return Ok(None);
+        }
+        Err(error.unwrap_or_else(error::contended))
+    }
+
+    /// It was there when the driver connected, and has been dropped with everything in it.
+    pub(crate) async fn make_table_again(&self, give_up: Instant) -> Result<()> {
+        tracing::warn!(
+            "mysql: the table {} was dropped, with every lock in it; it is made again",
+            self.config.table()
+        );
+        let mut turn = self.work(give_up).await?;
+        let made = turn
+            .limit()
+            .of(async { Ok(session::check_table(turn.native(), &self.config, &self.sql).await) })
+            .await;
+        turn.heard(made)?
+    }
+
+    /// One try to take a lock; `None`: others were faster.
+    pub(crate) async fn try_acquire(
+        &self,
+        req: &Acquire,
+        looks_first: bool,
+    ) -> Result<Option<Acquired>> {
+        let mut turn = self.work(req.give_up).await?;
+        if looks_first {
+            match self.look(&mut turn, &req.name).await? {
+                Some(record) if !record.is_closed() && req.join.is_none() => {}
+                found => return self.decide(&mut turn, req, found).await,
+            }
+        }
+        let not_after = turn.not_after(req.give_up);
+        let limit = turn.limit();
+        let taken = limit
+            .of(commands::take(turn.native(), &self.sql, req, not_after))
+            .await;
+        if let Some(token) = turn.heard(taken)? {
+            return Ok(Some(granted(token, req)));
+        }
+        let found = self.look(&mut turn, &req.name).await?;
+        self.decide(&mut turn, req, found).await
+    }
+
+    /// What becomes of an acquire that could not simply take, by the row that was found.
+    async fn decide(
+        &self,
+        turn: &mut Turn<'_>,
+        req: &Acquire,
+        found: Option<Record>,
+    ) -> Result<Option<Acquired>> {
+        let not_after = turn.not_after(req.give_up);
+        if self.now() > req.give_up {
+            return Err(error::late());
+        }
+        let record = match found {
+            Some(record) if record.is_closed() => record,
+            _ if req.join.is_some() => return Ok(Some(Acquired::Gone)),
+            Some(_) => return Ok(None),
+            None => return self.make_row(turn, req, not_after).await.map(Some),
+        };
+        match record.enter(req)? {
+            Step::Answer(answer) => Ok(Some(answer)),
+            Step::Wait(record) => Ok(Some(Acquired::Held(hints::held(&record)))),
+            Step::Swap(record, grant) => {
+                let swapped = self.swap(turn, (&req.name, record), not_after).await?;
+                Ok(swapped.then_some(Acquired::Granted(grant)))
+            }
+        }
+    }
+
+    async fn make_row(
+        &self,
+        turn: &mut Turn<'_>,
+        req: &Acquire,
+        not_after: i64,
+    ) -> Result<Acquired> {
+        let limit = turn.limit();
+        let taken = limit
+            .of(commands::insert(turn.native(), &self.sql, req, not_after))
+            .await;
+        match turn.heard(taken)? {
+            Some(token) => Ok(granted(token, req)),
+            None => {
+                turn.forget_the_time();
+                Err(error::late())
+            }
+        }
+    }
+
+    /// One try to give a lock back; `None`: others were faster.
+    pub(crate) async fn try_release(
+        &self,
+        req: &Release,
+        give_up: Instant,
+    ) -> Result<Option<Released>> {
+        let mut turn = self.work(give_up).await?;
+        if let (Holds::One(hold), None) = (req.holds, req.keep) {
+            let which = (&req.name, &req.owner, hold);
+            let limit = turn.limit();
+            let freed = limit
+                .of(commands::free(turn.native(), &self.sql, which))
+                .await;
+            if let Some(now) = turn.heard(freed)? {
+                turn.told(now);
+                return Ok(Some(Released::Freed));
+            }
+        }
+        let Some(record) = self.closed(&mut turn, &req.name).await? else {
+            return Ok(Some(Released::NotHeld { by: None }));
+        };
+        let by = record.holder();
+        let Some((next, released)) = record.without(req) else {
+            return Ok(Some(Released::NotHeld { by }));
+        };
+        let swapped = self.swap(&mut turn, (&req.name, next), i64::MAX).await?;
+        Ok(swapped.then_some(released))
+    }
+
+    /// One try to break a lock; `None`: others were faster.
+    pub(crate) async fn try_break(
+        &self,
+        name: &LockName,
+        only: Option<FencingToken>,
+        give_up: Instant,
+    ) -> Result<Option<Broken>> {
+        let mut turn = self.work(give_up).await?;
+        // A token that no row can have frees nothing.
+        let bound = only.map(commands::bound);
+        if bound != Some(None) {
+            let limit = turn.limit();
+            let broken = limit
+                .of(commands::break_lock(
+                    turn.native(),
+                    &self.sql,
+                    name,
+                    bound.flatten(),
+                ))
+                .await;
+            if let Some(token) = turn.heard(broken)? {
+                return Ok(Some(Broken::Freed { token }));
+            }
+        }
+        Ok(match self.closed(&mut turn, name).await? {
+            None => Some(Broken::WasFree),
+            Some(record) if only.is_some() && only != record.token() => Some(Broken::Changed {
+                token: record.token(),
+            }),
+            Some(_) => None,
+        })
+    }
+
+    pub(crate) async fn list(&self, which: (&str, Vec<u8>), limit: usize) -> Result<Page> {
+        let mut turn = self.work(self.patience()).await?;
+        let bound = turn.limit();
+        let rows = bound
+            .of(commands::list(turn.native(), &self.sql, which, limit))
+            .await;
+        let rows = turn.heard(rows)?;
+        drop(turn);
+        let next = rows.last().filter(|_| rows.len() == limit);
+        let next = next.map(|(name, _)| Cursor(name.clone()));
+        let mut found = Vec::new();
+        for (name, record) in rows {
+            if record.is_closed() {
+                let name = read_name(name).ok_or_else(error::garbled)?;
+                found.push(record.snapshot(name));
+            }
+        }
+        Ok(Page::new(found, next))
+    }
+
+    /// The row as it is; locks nothing.
+    pub(crate) async fn look(
+        &self,
+        turn: &mut Turn<'_>,
+        name: &LockName,
+    ) -> Result<Option<Record>> {
+        let limit = turn.limit();
+        let found = limit
+            .of(commands::find(turn.native(), &self.sql, &[name]))
+            .await;
+        let record = turn.heard(found)?.into_values().next();
+        if let Some(record) = &record {
+            turn.told(since_1970(record.now));
+        }
+        Ok(record)
+    }
+
+    /// Whoever is inside, or what keeps it shut.
+    async fn closed(&self, turn: &mut Turn<'_>, name: &LockName) -> Result<Option<Record>> {
+        Ok(self.look(turn, name).await?.filter(Record::is_closed))
+    }
+
+    pub(crate) async fn swap(
+        &self,
+        turn: &mut Turn<'_>,
+        next: (&LockName, Record),
+        not_after: i64,
+    ) -> Result<bool> {
+        let limit = turn.limit();
+        let swapped = limit
+            .of(commands::swap(turn.native(), &self.sql, next, not_after))
+            .await;
+        turn.heard(swapped)
+    }
+
+    /// Whether a sweep is due; whoever is told so makes it.
+    fn takes_broom(&self) -> bool {
+        let (now, due) = (self.now(), self.sweep_at.load(Ordering::Relaxed));
+        let next = now + SWEEP_EVERY.mul_f64(0.5 + fastrand::f64() / 2.0);
+        now.as_nanos() >= due
+            && self
+                .sweep_at
+                .compare_exchange(due, next.as_nanos(), Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    }
+
+    /// Forgets names that nobody has wanted for a day: some pages from a random name or the beginning on, one row a statement, so that it never
+    /// locks what is held.
+    async fn sweep(&self) -> Result<u64> {
+        let mut after = if fastrand::bool() {
+            Vec::new()
+        } else {
+            vec![fastrand::u8(b' '..=b'z')]
+        };
+        let mut forgotten = 0;
+        for _ in 0..SWEPT_PAGES {
+            let mut turn = self.work(self.patience()).await?;
+            let limit = turn.limit();
+            let page = limit
+                .of(commands::stale(turn.native(), &self.sql, &after, SWEPT))
+                .await;
+            let page = turn.heard(page)?;
+            for (name, _) in page.iter().filter(|(_, idle)| *idle >= DAY) {
+                let limit = turn.limit();
+                let gone = limit
+                    .of(commands::forget(turn.native(), &self.sql, name))
+                    .await;
+                forgotten += u64::from(turn.heard(gone)?);
+            }
+            match page.last() {
+                Some((last, _)) => after.clone_from(last),
+                None => break,
+            }
+        }
+        Ok(forgotten)
+    }
+}
+
+fn granted(token: FencingToken, req: &Acquire) -> Acquired {
+    Acquired::Granted(Grant::new(Some(token), NonZeroU32::MIN, req.lease.length()))
+}
+
+/// Before a step is repeated that others were in the way of: from half a millisecond doubling, so that one of them gets through.
+pub(crate) async fn pause(attempt: u32) {
+    if attempt > 0 {
+        let most = SHORTEST_PAUSE * (1 << attempt);
+        tokio::time::sleep(most.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+    }
+}
+
+pub(crate) fn since_1970(micros: i64) -> Duration {
+    Duration::from_micros(micros.unsigned_abs())
+}
+
+pub(crate) fn read_name(name: Vec<u8>) -> Option<LockName> {
+    LockName::new(String::from_utf8(name).ok()?).ok()
+}
+
+/// For requests without a give-up: as long as an attempt to acquire may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often a step is tried that others were in the way of.
+pub(crate) const ATTEMPTS: u32 = 8;
+const SHORTEST_PAUSE: Duration = Duration::from_micros(250);
+/// The least time between two sweeps of a client that takes locks is half of it.
+const SWEEP_EVERY: Duration = Duration::from_secs(120);
+/// Rows of one page of a sweep, and pages of one sweep.
+const SWEPT: i64 = 256;
+const SWEPT_PAGES: u32 = 16;
+const DAY: Duration = Duration::from_secs(86_400);

@@ -57,6 +57,9 @@ impl Lock {
     /// A lease of another length that the watchdog keeps alive: the time after which the lock is free when this process dies. Where holds
     /// are bound to a session, no longer than that.
     ///
+    /// An acquire has a third of it to be answered and a renewal a sixth: one shorter than about six round trips to the store is granted
+    /// and then lost.
+    ///
     /// # Errors
     /// `Misuse` when the length is out of bounds; `Unsupported` when this store cannot give it.
     pub fn kept_lease(mut self, length: Duration) -> Result<Self, Error> {

@@ -184,7 +184,8 @@ fn never_ready() -> Outcome {
 
 fn no_image() -> Outcome {
     let error = Container::start(Odd { tag: "no-such-tag" }).expect_err("there is none");
-    assert!(error.to_string().contains("redis:no-such-tag"), "{error}");
+    let words = error.to_string();
+    assert!(words.contains("redis:no-such-tag") && words.contains("build.sh"), "{words}");
     Ok(())
 }
 

@@ -131,6 +131,9 @@ impl Container {
                 if PORT_TAKEN.iter().any(|taken| words.contains(taken)) {
                     return Err(Launch::PortTaken);
                 }
+                if words.contains(NOT_PULLED) {
+                    return Err(failed(format!("{words}; {MAKE_IT}")));
+                }
                 Err(failed(words))
             }
         }
@@ -279,6 +282,9 @@ fn connect(addr: SocketAddr) -> io::Result<TcpStream> {
 
 /// How engines say that a port is not free.
 const PORT_TAKEN: [&str; 2] = ["port is already allocated", "address already in use"];
+/// How the engine's client says that there is no such image, here or in the registry.
+const NOT_PULLED: &str = "failed to pull the image";
+const MAKE_IT: &str = "conformance/images/build.sh makes it without a registry";
 const START_ATTEMPTS: u32 = 4;
 const READY_INTERVAL: Duration = Duration::from_millis(10);
 /// A container that ends at once should not take the whole limit; a look costs the engine more than a question to the server.

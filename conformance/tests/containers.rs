@@ -185,7 +185,10 @@ fn never_ready() -> Outcome {
 fn no_image() -> Outcome {
     let error = Container::start(Odd { tag: "no-such-tag" }).expect_err("there is none");
     let words = error.to_string();
-    assert!(words.contains("redis:no-such-tag") && words.contains("build.sh"), "{words}");
+    assert!(
+        words.contains("redis:no-such-tag") && words.contains("build.sh"),
+        "{words}"
+    );
     Ok(())
 }
 

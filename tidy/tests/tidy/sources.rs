@@ -27,7 +27,7 @@ const MACHINE_PATHS: [&str; 3] = [
 ];
 const REGISTRY_HOSTS: [&str; 6] = [
     concat!("crates", ".io"),
-    concat!("docker", ".io"),
+    concat!("docker", ".io/"), // without a path it is Debian's package of the engine
     concat!("ghcr", ".io"),
     concat!("quay", ".io"),
     concat!("npmjs", "."),

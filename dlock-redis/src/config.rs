@@ -29,7 +29,7 @@ impl RedisConfig {
     pub const RIGHTS: &'static str = "\
 ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__channel:dlock:* \\
   +@connection +evalsha +script|load +time +pttl +hgetall +hmget +hget +hset +hdel +del +exists +set +pexpire +pexpireat \\
-  +zadd +zcard +zpopmin +zrange +zrank +zrem +zscore +publish +subscribe +scan +info
+  +zadd +zcard +zpopmin +zrange +zrank +zrem +zscore +publish +subscribe +unsubscribe +scan +info
 ";
 
     /// What every key begins with, before `:{name}`. Default `dlock`. URL: `dlock.prefix`.

@@ -170,9 +170,8 @@ impl RedisDriver {
         tokio::spawn(async move {
             for _ in 0..MOST_ROUNDS {
                 let patience = connection.patience();
-                let leave = connection.eval(&scripts::LEAVE, patience, |_| {
-                    commands::leave(&keys, None)
-                });
+                let leave =
+                    connection.eval(&scripts::LEAVE, patience, |_| commands::leave(&keys, None));
                 match leave.await.map(|(answer, _)| commands::read_leave(answer)) {
                     Ok(Some(false)) => {}
                     _ => return,
@@ -341,8 +340,8 @@ impl DistributedLock for RedisDriver {
 
     /// Requests in flight keep their connection until they are answered; no new ones are taken.
     async fn close(&self) {
-        self.hints.close();
         self.connection.close();
+        self.hints.close().await;
     }
 }
 

@@ -39,12 +39,19 @@ struct Shared {
     prefix: Prefix,
     channel: String,
     waiting: Mutex<Waiting>,
-    /// The first attempt to subscribe is over, whatever came of it.
-    tried: watch::Sender<bool>,
+    /// Whether the first attempt to subscribe is over, whatever came of it, and whether all is.
+    stage: watch::Sender<Stage>,
     /// The connection ended, or all did.
     changed: Arc<Notify>,
     /// A hint found the stream full.
     missed: AtomicBool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    New,
+    Tried,
+    Over,
 }
 
 struct Waiting {
@@ -76,12 +83,19 @@ impl Hints {
             channel: prefix.channel(fastrand::u64(..)),
             prefix,
             waiting: Mutex::new(waiting),
-            tried: watch::Sender::new(false),
+            stage: watch::Sender::new(Stage::New),
             changed: Arc::default(),
             missed: AtomicBool::new(false),
         });
-        let listening = listen(Arc::downgrade(&shared), shared.changed.clone());
-        tokio::spawn(listening);
+        let (weak, changed, stage) = (
+            Arc::downgrade(&shared),
+            shared.changed.clone(),
+            shared.stage.clone(),
+        );
+        tokio::spawn(async move {
+            listen(weak, changed).await;
+            stage.send_replace(Stage::Over);
+        });
         Self {
             shared,
             stream: Mutex::new(Some(stream)),
@@ -90,10 +104,15 @@ impl Hints {
 
     /// Resolves when the channel is subscribed, or could not be: then whoever waits only looks.
     pub(crate) async fn ready(&self) {
-        let mut tried = self.shared.tried.subscribe();
-        let tried = tried.wait_for(|tried| *tried);
-        // Elapsed, a path that says nothing holds nobody up.
-        let _elapsed = tokio::time::timeout(self.shared.dialer.within(), tried).await;
+        self.reaches(Stage::Tried, self.shared.dialer.within())
+            .await;
+    }
+
+    /// Waits no longer than that: a path that says nothing holds nobody up.
+    async fn reaches(&self, wanted: Stage, bound: Duration) {
+        let mut stage = self.shared.stage.subscribe();
+        let reached = stage.wait_for(|stage| *stage >= wanted);
+        drop(tokio::time::timeout(bound, reached).await);
     }
 
     /// Where this client listens: what its tickets begin with.
@@ -156,15 +175,16 @@ impl Hints {
         .boxed()
     }
 
-    /// Ends the stream, the subscription and its connection.
-    pub(crate) fn close(&self) {
+    /// Ends the stream, the subscription and its connection. Then nobody waits for a turn that this client would be given.
+    pub(crate) async fn close(&self) {
         self.shared.mute();
+        self.reaches(Stage::Over, FAREWELL).await;
     }
 }
 
 impl Drop for Hints {
     fn drop(&mut self) {
-        self.close();
+        self.shared.mute();
     }
 }
 
@@ -239,7 +259,12 @@ impl Shared {
         if gap || !waiting.tickets.is_empty() {
             self.emit(&waiting, Hint::LookAgain);
         }
-        self.tried.send_replace(true);
+        self.tried();
+    }
+
+    fn tried(&self) {
+        let moved = |stage: &mut Stage| std::mem::replace(stage, Stage::Tried) != Stage::Tried;
+        self.stage.send_if_modified(moved);
     }
 
     /// For the end of the stream; nothing when it has been closed.
@@ -264,7 +289,7 @@ async fn listen(shared: Weak<Shared>, changed: Arc<Notify>) {
         let Some(strong) = shared.upgrade() else {
             return;
         };
-        strong.tried.send_replace(true);
+        strong.tried();
         if error.code() == Some("NOPERM") {
             tracing::warn!(%error, "redis: may not subscribe, so waiters only look; see the ACL lines in the README of dlock-redis");
             return;
@@ -302,22 +327,22 @@ async fn follow(shared: &Weak<Shared>, changed: &Notify, gap: bool) -> RedisResu
             shared.pushed(&push);
         })
         .await?;
-    within(&dialer, native.subscribe(channel)).await?;
+    within(&dialer, native.subscribe(&channel)).await?;
     if let Some(strong) = shared.upgrade() {
         strong.begin(gap);
     }
-    loop {
-        let Some(hints) = shared.upgrade().and_then(|shared| shared.sender()) else {
-            return Ok(());
-        };
+    while let Some(hints) = shared.upgrade().and_then(|shared| shared.sender()) {
         if gone.load(Ordering::SeqCst) {
             return Err(io::Error::from(io::ErrorKind::ConnectionAborted).into());
         }
         tokio::select! {
             () = changed.notified() => {}
-            () = hints.closed() => return Ok(()),
+            () = hints.closed() => break,
         }
     }
+    // Said and not only done, so that whoever waits for it knows that the server has no receiver any more.
+    drop(tokio::time::timeout(FAREWELL, native.unsubscribe(channel)).await);
+    Ok(())
 }
 
 async fn within(dialer: &Dialer, step: impl Future<Output = RedisResult<()>>) -> RedisResult<()> {
@@ -327,5 +352,7 @@ async fn within(dialer: &Dialer, step: impl Future<Output = RedisResult<()>>) ->
 
 /// The longest time between two looks: what a lost message costs at most.
 pub(crate) const LOOK: Duration = Duration::from_secs(2);
+/// How long the end of a subscription is waited for.
+const FAREWELL: Duration = Duration::from_millis(500);
 /// Hints that the core has not read yet. More are one [`Hint::LookAgain`].
 const UNREAD: usize = 1_024;

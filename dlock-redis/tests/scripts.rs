@@ -16,6 +16,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
+use tokio::sync::Mutex;
 
 const SECOND: Duration = Duration::from_secs(1);
 const KEY: &str = "dlock:{a}";
@@ -24,7 +25,7 @@ const ENDS: &str = "dlock:{a}:ends";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_uncontended_cycle_pays_one_exists_for_the_line_on_either_side() {
-    let t = Testbed::start().await;
+    let t = Testbed::start();
     let client = t.client().await;
     let mut req = client.waits(&t, 1);
     for next in [None, None] {
@@ -43,7 +44,7 @@ async fn an_uncontended_cycle_pays_one_exists_for_the_line_on_either_side() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hand_off_is_two_scripts() {
-    let t = Testbed::start().await;
+    let t = Testbed::start();
     let [mut one, mut two] = [t.client().await, t.client().await];
     let mut inside = t.acquire(SECOND * 30);
     one.granted(&inside).await;
@@ -65,7 +66,7 @@ async fn a_hand_off_is_two_scripts() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_record_counts_living_holds_and_keeps_no_dead_ones() {
-    let t = Testbed::start().await;
+    let t = Testbed::start();
     let client = t.client().await;
     let first = t.acquire(SECOND * 30);
     client.granted(&first).await;
@@ -111,7 +112,7 @@ async fn the_record_counts_living_holds_and_keeps_no_dead_ones() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_ticket_stands_with_place_deadline_and_ttl_and_a_look_moves_the_deadline_alone() {
-    let t = Testbed::start().await;
+    let t = Testbed::start();
     let [holder, waiter] = [t.client().await, t.client().await];
     holder.granted(&t.acquire(SECOND * 30)).await;
     let mut req = waiter.waits(&t, 7);
@@ -153,8 +154,8 @@ async fn a_refused_ticket_stands_with_place_deadline_and_ttl_and_a_look_moves_th
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_is_a_record_with_nothing_but_the_ticket_and_an_end() {
-    let t = Testbed::start().await;
-    let [holder, mut waiter] = [t.client().await, t.client().await];
+    let t = Testbed::start();
+    let [holder, waiter] = [t.client().await, t.client().await];
     let inside = t.acquire(SECOND * 30);
     holder.granted(&inside).await;
     let mut req = waiter.waits(&t, 1);
@@ -178,7 +179,7 @@ async fn a_turn_is_a_record_with_nothing_but_the_ticket_and_an_end() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_second_in_line_hears_before_the_first_and_redissons_waiters_only_of_a_free_name() {
-    let t = Testbed::start().await;
+    let t = Testbed::start();
     let holder = t.client().await;
     let inside = t.acquire(SECOND * 30);
     let mut channels = t
@@ -223,8 +224,8 @@ async fn the_second_in_line_hears_before_the_first_and_redissons_waiters_only_of
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_that_lapsed_keeps_its_place_once_and_then_costs_it() {
-    let t = Testbed::start().await;
-    let [holder, mut sleeper, mut other] = [t.client().await, t.client().await, t.client().await];
+    let t = Testbed::start();
+    let [holder, sleeper, other] = [t.client().await, t.client().await, t.client().await];
     let mut inside = t.acquire(SECOND * 30);
     holder.granted(&inside).await;
     let short = |mut req: Acquire| {
@@ -269,8 +270,8 @@ async fn a_turn_that_lapsed_keeps_its_place_once_and_then_costs_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_orphan_ticket_costs_one_hop() {
-    let t = Testbed::start().await;
-    let [holder, mut left, mut other] = [t.client().await, t.client().await, t.client().await];
+    let t = Testbed::start();
+    let [holder, left, other] = [t.client().await, t.client().await, t.client().await];
     let inside = t.acquire(SECOND * 30);
     holder.granted(&inside).await;
     let gone = left.waits(&t, 1);
@@ -292,7 +293,7 @@ async fn an_orphan_ticket_costs_one_hop() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_line_of_dead_entries_only_is_no_line() {
-    let t = Testbed::start().await;
+    let t = Testbed::start();
     let client = t.client().await;
     for dead in [1, 40, 100] {
         // Half of them are past their deadline, half have no receiver.
@@ -316,8 +317,8 @@ async fn a_line_of_dead_entries_only_is_no_line() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_over_a_hundred_dead_goes_on_until_somebody_has_it() {
-    let t = Testbed::start().await;
-    let [holder, mut waiter] = [t.client().await, t.client().await];
+    let t = Testbed::start();
+    let [holder, waiter] = [t.client().await, t.client().await];
     for how in ["release", "break", "leave"] {
         let inside = t.acquire(SECOND * 30);
         holder.granted(&inside).await;
@@ -348,7 +349,7 @@ async fn a_release_over_a_hundred_dead_goes_on_until_somebody_has_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_set_back_shuts_nothing_and_passes_nobody() {
-    let t = Testbed::start().await;
+    let t = Testbed::start();
     let [holder, waiter] = [t.client().await, t.client().await];
     // What the server wrote when its clock was an hour ahead.
     let ahead = 9_000_000_000_000_000.0;
@@ -378,7 +379,7 @@ async fn a_clock_set_back_shuts_nothing_and_passes_nobody() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_queued_by_what_is_refused_for_another_reason() {
-    let t = Testbed::start().await;
+    let t = Testbed::start();
     let client = t.client().await;
     let inside = t.acquire(SECOND * 30);
     let token = client.granted(&inside).await.token;
@@ -406,7 +407,7 @@ async fn nothing_is_queued_by_what_is_refused_for_another_reason() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repeat_finds_its_hold_and_puts_its_next_ticket_in_line_once() {
-    let t = Testbed::start().await;
+    let t = Testbed::start();
     let [client, other] = [t.client().await, t.client().await];
     let mut req = client.waits(&t, 1);
     req.next = Some(ticket(2));
@@ -429,7 +430,7 @@ async fn a_repeat_finds_its_hold_and_puts_its_next_ticket_in_line_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_key_but_none_of_its_own_has_an_end() {
-    let t = Testbed::start().await;
+    let t = Testbed::start();
     let [holder, waiter] = [t.client().await, t.client().await];
     let inside = t.acquire(SECOND * 30);
     holder.granted(&inside).await;
@@ -454,7 +455,8 @@ struct Testbed {
 /// A driver, and what it hears.
 struct Client {
     driver: RedisDriver,
-    hints: BoxStream<'static, Hint>,
+    /// A stream is not `Sync`, and only one task reads it.
+    hints: Mutex<BoxStream<'static, Hint>>,
 }
 
 /// A connection that listens.
@@ -496,9 +498,10 @@ impl Client {
     }
 
     /// The number of the next ticket whose turn it is.
-    async fn turn(&mut self) -> u64 {
+    async fn turn(&self) -> u64 {
+        let mut hints = self.hints.lock().await;
         loop {
-            let hint = tokio::time::timeout(SECOND * 5, self.hints.next()).await;
+            let hint = tokio::time::timeout(SECOND * 5, hints.next()).await;
             if let Hint::Turn { ticket, .. } = hint.expect("a turn").expect("a stream") {
                 return ticket.0.get();
             }
@@ -514,7 +517,7 @@ impl Listener {
 }
 
 impl Testbed {
-    async fn start() -> Self {
+    fn start() -> Self {
         Self {
             server: RedisServer::start(RedisOptions::default()).unwrap(),
             drawn: AtomicU64::new(1),
@@ -524,7 +527,10 @@ impl Testbed {
     async fn client(&self) -> Client {
         let driver = RedisDriver::connect(&self.server.url()).await.unwrap();
         let hints = driver.hints();
-        Client { driver, hints }
+        Client {
+            driver,
+            hints: Mutex::new(hints),
+        }
     }
 
     async fn listener(&self, channels: &[&str]) -> Listener {

@@ -291,13 +291,15 @@ impl DistributedLock for SqliteDriver {
     }
 
     async fn release(&self, req: &Release) -> Result<Released> {
+        // Where we wait ourselves the row says so, and asking for a row that does not would be in vain.
+        let waited_for = self.hints.hears(&req.name);
         for attempt in 0..ATTEMPTS {
             pause(attempt).await;
             let mut turn = self.connection.turn().await?;
             let at = self.machine.moment();
             if let (Holds::One(hold), None) = (req.holds, req.keep) {
                 let which = (&req.name, &req.owner, hold);
-                let waiters = attempt > 0;
+                let waiters = waited_for || attempt > 0;
                 let freed = commands::free(turn.native(), which, waiters, &at).await;
                 if turn.heard(freed)? {
                     if waiters {

@@ -147,6 +147,13 @@ impl Hints {
         Ear::New
     }
 
+    /// Whether a ticket of ours waits on a name.
+    pub(crate) fn hears(&self, name: &LockName) -> bool {
+        let waiting = self.shared.waiting();
+        let watched = waiting.files.get(&file_of(name));
+        watched.is_some_and(|watched| watched.names.contains_key(name))
+    }
+
     /// A ticket is used up or left: with the last one of a file its watch ends.
     pub(crate) fn forget(&self, name: &LockName, ticket: Ticket) {
         let file = file_of(name);

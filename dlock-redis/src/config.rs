@@ -74,6 +74,25 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__
         Self { server, ..self }
     }
 
+    /// Whether TLS, where it is asked for, can be had.
+    #[cfg_attr(
+        not(feature = "tls"),
+        expect(
+            clippy::unused_self,
+            clippy::unnecessary_wraps,
+            reason = "no address asks for TLS then"
+        )
+    )]
+    pub(crate) fn check_tls(&self) -> Result<()> {
+        #[cfg(feature = "tls")]
+        if matches!(self.server.addr(), ConnectionAddr::TcpTls { .. })
+            && rustls::crypto::CryptoProvider::get_default().is_none()
+        {
+            return Err(error::no_tls_provider());
+        }
+        Ok(())
+    }
+
     fn of(server: ConnectionInfo) -> Self {
         Self {
             server,

@@ -396,6 +396,8 @@ async fn greet(native: &mut MultiplexedConnection) -> Result<Duration> {
 /// What `INFO` says that voids a lock, in words.
 fn doubts(info: &str) -> Vec<String> {
     let mut doubts = Vec::new();
+    // Shown only where a number of replicas is asked for.
+    let guarded = info.contains("\nmin_slaves_good_slaves:");
     for line in info.lines() {
         match line.split_once(':') {
             Some(("maxmemory_policy", policy)) if policy != "noeviction" => {
@@ -406,6 +408,11 @@ fn doubts(info: &str) -> Vec<String> {
             Some(("role", role)) if role != "master" => {
                 doubts.push(format!(
                     "this server is a {role}, which refuses every lock; connect to the master"
+                ));
+            }
+            Some(("connected_slaves", replicas)) if replicas != "0" && !guarded => {
+                doubts.push(format!(
+                    "{replicas} replicas, and min-replicas-to-write is 0: a failover may give a lock twice; set it to 1 or more, and use the fencing token"
                 ));
             }
             Some(("aof_enabled", "0")) => {
@@ -454,3 +461,29 @@ const SILENCE: Duration = Duration::from_secs(1);
 const HASTE: Duration = Duration::from_millis(20);
 /// When the kernel gives up a peer that acknowledges nothing: a third of the default lease leaves time to renew elsewhere.
 const DEAF: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::doubts;
+
+    #[test]
+    fn each_setting_that_voids_a_lock_is_doubted_once() {
+        let good = "# Memory\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\nrole:master\r\nconnected_slaves:0\r\n";
+        assert!(doubts(good).is_empty());
+        for (right, wrong, word) in [
+            ("noeviction", "allkeys-lru", "allkeys-lru"),
+            ("aof_enabled:1", "aof_enabled:0", "append-only"),
+            ("role:master", "role:slave", "slave"),
+            ("connected_slaves:0", "connected_slaves:2", "2 replicas"),
+        ] {
+            let doubted = doubts(&good.replace(right, wrong));
+            assert!(
+                doubted.len() == 1 && doubted[0].contains(word),
+                "{doubted:?}"
+            );
+        }
+        let guarded = good.replace("slaves:0", "slaves:2\r\nmin_slaves_good_slaves:2");
+        assert!(doubts(&guarded).is_empty());
+        assert!(doubts("").is_empty(), "the user may not read it");
+    }
+}

@@ -31,7 +31,7 @@ impl RedisDriver {
     /// Connects to the server of a URL: see [`RedisConfig`].
     ///
     /// # Errors
-    /// `Misuse` when the URL or one of its settings cannot be read, `Unavailable` when the server cannot be reached or
+    /// `Misuse` when the URL or one of its settings cannot be read, or TLS is asked for and has no crypto provider, `Unavailable` when the server cannot be reached or
     /// refuses the log-in, `Unsupported` when it is too old. It is tried once: whoever connects at start wants to know.
     ///
     /// # Cancel safety
@@ -48,6 +48,7 @@ impl RedisDriver {
     /// # Cancel safety
     /// As [`connect`](Self::connect).
     pub async fn open(config: RedisConfig) -> Result<Self> {
+        config.check_tls()?;
         let dialer = Dialer::new(&config).map_err(|cause| error::failed(cause).error)?;
         let dialer = Arc::new(dialer);
         let hints = Hints::new(dialer.clone(), config.prefix().clone());

@@ -159,6 +159,14 @@ pub(crate) fn unreachable(why: Option<&str>) -> DriverError {
     })
 }
 
+/// Without one rustls panics at the first connection.
+#[cfg(feature = "tls")]
+pub(crate) fn no_tls_provider() -> DriverError {
+    let message = "rediss:// needs a rustls crypto provider, which the application chooses: install one before connecting, \
+                   as rustls::crypto::ring::default_provider().install_default() does";
+    DriverError::new(ErrorKind::Misuse, message)
+}
+
 pub(crate) fn closed() -> DriverError {
     DriverError::new(ErrorKind::ShuttingDown, "the driver was closed")
 }

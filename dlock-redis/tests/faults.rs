@@ -823,6 +823,30 @@ async fn who_cannot_log_in_learns_why_and_no_secret_is_shown() {
     assert!(!format!("{driver:?}").contains("right"));
 }
 
+/// A library that installed one would choose for everybody in the process, and rustls panics without one.
+#[cfg(feature = "tls")]
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_without_a_provider_is_an_error_that_says_what_to_install() {
+    let error = RedisDriver::connect("rediss://127.0.0.1:1/")
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (error.kind(), error.retry()),
+        (ErrorKind::Misuse, Retry::Never),
+        "{error:?}"
+    );
+    assert!(error.to_string().contains("install_default"), "{error}");
+}
+
+#[cfg(not(feature = "tls"))]
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_without_the_feature_is_an_error() {
+    let error = RedisDriver::connect("rediss://127.0.0.1:1/")
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Misuse, "{error:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_applications_own_client_is_enough() {
     let t = Testbed::start().await;

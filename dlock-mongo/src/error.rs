@@ -337,3 +337,88 @@ const NO_WRITES: &str = "NoWritesPerformed";
 const RETRYABLE_WRITE: &str = "RetryableWriteError";
 const TRANSIENT: &str = "TransientTransactionError";
 const OVERLOADED: &str = "SystemOverloadedError";
+
+#[cfg(test)]
+mod tests {
+    use super::{NativeError, TABLE, classify, doubted, failed, without_owners};
+    use dlock_core::{Effect, ErrorKind, Retry};
+    use mongodb::{
+        bson::{self, doc},
+        error::ErrorKind as Native,
+    };
+    use std::{collections::HashSet, io, sync::Arc};
+
+    /// An error as a server says it.
+    fn said(code: i32) -> NativeError {
+        let error = doc! { "code": code, "codeName": "X", "errmsg": "because" };
+        Native::Command(bson::from_document(error).unwrap()).into()
+    }
+
+    #[test]
+    fn codes_and_native_errors_have_the_row_that_was_meant() {
+        for code in [
+            6, 7, 11, 13, 18, 26, 43, 50, 64, 79, 89, 91, 112, 189, 262, 280, 286, 10107, 11000,
+            11600, 11602, 13388, 13435, 13436,
+        ] {
+            assert_eq!(classify(&said(code)).0.code, code);
+        }
+        assert_eq!(classify(&said(4711)).0.code, 0);
+        let broken = Native::Io(Arc::new(io::ErrorKind::BrokenPipe.into()));
+        assert_eq!(classify(&broken.into()).0.code, super::NETWORK);
+        assert_eq!(classify(&Native::Shutdown.into()).0.code, super::CLOSED);
+    }
+
+    #[test]
+    fn each_code_has_one_row_and_only_what_cannot_have_run_had_no_effect() {
+        let codes: HashSet<_> = TABLE.iter().map(|class| class.code).collect();
+        assert_eq!(codes.len(), TABLE.len());
+        for open in [
+            6,
+            7,
+            50,
+            64,
+            79,
+            89,
+            91,
+            189,
+            262,
+            11600,
+            11602,
+            super::NETWORK,
+            super::CLEARED,
+        ] {
+            let class = TABLE.iter().find(|class| class.code == open).unwrap();
+            assert_eq!(class.effect, Effect::Unknown, "{open}");
+        }
+        assert_eq!(failed(&said(4711)).effect(), Effect::Unknown);
+    }
+
+    #[test]
+    fn a_write_concerns_error_is_unknown_whatever_its_code() {
+        for class in &TABLE {
+            let reply =
+                doc! { "ok": 1, "writeConcernError": { "code": class.code, "errmsg": "x" } };
+            let error = doubted(&reply).unwrap_err();
+            assert_eq!(error.effect(), Effect::Unknown, "{}", class.code);
+        }
+        let refused = doc! { "ok": 1, "writeErrors": [{ "index": 0, "code": 112, "errmsg": "x" }] };
+        let error = doubted(&refused).unwrap_err();
+        let class = (error.kind(), error.retry(), error.effect());
+        assert_eq!(class, (ErrorKind::Unavailable, Retry::Now, Effect::None));
+        doubted(&doc! { "ok": 1, "n": 1 }).unwrap();
+    }
+
+    #[test]
+    fn owners_in_a_message_are_shown_by_their_fingerprint() {
+        let owner = "6b1fa1c5-2f0e-4c0f-9d43-646c6f636b00";
+        let shown = without_owners(&format!("é {owner}, {owner}x -"));
+        assert!(
+            !shown.contains("2f0e") && shown.starts_with("é #") && shown.ends_with("x -"),
+            "{shown}"
+        );
+        assert_eq!(
+            without_owners("nothing of the kind é"),
+            "nothing of the kind é"
+        );
+    }
+}

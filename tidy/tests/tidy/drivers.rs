@@ -49,6 +49,11 @@ const EXTRA: &[(&str, &str, &str)] = &[
         "a pipeline answers the document, not a verdict: what it decided is read here",
     ),
     (
+        "mongo",
+        "tests/failover.rs",
+        "elections, kills and cut-off primaries of a set of three, and their soak",
+    ),
+    (
         "sqlite",
         "src/machine.rs",
         "the kernel is its server: whose boot, whose clock",

@@ -1,6 +1,5 @@
 //! Just enough of the protocol: one command, one reply, on a connection of its own, without log-in.
 
-use std::fmt::Write as _;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -182,13 +181,8 @@ fn write_element(key: &str, value: &Value, to: &mut Vec<u8>) -> io::Result<()> {
         }
         Value::Document(fields) => write_document(fields, to)?,
         Value::Array(values) => {
-            let mut key = String::new();
-            let fields = values.iter().enumerate().map(|(at, value)| {
-                key.clear();
-                // Writing to a string does not fail.
-                drop(write!(key, "{at}"));
-                (key.clone(), value.clone())
-            });
+            let fields = values.iter().enumerate();
+            let fields = fields.map(|(at, value)| (at.to_string(), value.clone()));
             write_document(&fields.collect(), to)?;
         }
         Value::Bool(it) => to.push(u8::from(*it)),

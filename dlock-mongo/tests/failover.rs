@@ -1,0 +1,380 @@
+//! A replica set of three that loses its primary: by an election, a kill, a stop, a cut network.
+//!
+//! `cargo test -p dlock-mongo --test failover -- --ignored soak` runs fifty of them under load.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use dlock_conformance::testbed::{
+    MongoSet, Proxy,
+    mongo::{Value, document},
+};
+use dlock_core::{Client, ErrorKind, Guard, LossReason};
+use dlock_mongo::MongoDriver;
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_holder_at_a_primary_stopped_past_an_election_does_not_believe() {
+    let set = MongoSet::start(3).unwrap();
+    let old = set.primary().unwrap();
+    // It talks to that member alone, so that nothing tells it of the election.
+    let stuck = client(&format!(
+        "mongodb://{}/?directConnection=true",
+        set.members()[old].addr()
+    ))
+    .await;
+    let others = client(&set.url()).await;
+    let guard = stuck
+        .lock("a")
+        .unwrap()
+        .kept_lease(SECOND * 3)
+        .unwrap()
+        .acquire()
+        .await
+        .unwrap();
+    set.members()[old].stop().unwrap();
+    let next = take(&others, "a", SECOND * 60).await;
+    let error = guard.check().unwrap_err();
+    assert_eq!(
+        (error.kind(), error.loss()),
+        (ErrorKind::Lost, Some(LossReason::Deadline))
+    );
+    assert!(next.token() > guard.token());
+    set.members()[old].cont().unwrap();
+    tokio::time::sleep(SECOND).await;
+    next.check().unwrap();
+    guard.check().unwrap_err();
+    next.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_outlives_the_primary_that_took_its_lock() {
+    let set = MongoSet::start(3).unwrap();
+    let (holder, other) = (client(&set.url()).await, client(&set.url()).await);
+    let guard = holder
+        .lock("a")
+        .unwrap()
+        .kept_lease(SECOND * 12)
+        .unwrap()
+        .acquire()
+        .await
+        .unwrap();
+    let old = set.primary().unwrap();
+    set.members()[old].kill().unwrap();
+    assert!(
+        other
+            .lock("a")
+            .unwrap()
+            .acquire_within(SECOND * 15)
+            .await
+            .is_err()
+    );
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+    let next = take(&other, "a", SECOND * 10).await;
+    next.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_majority_nothing_is_granted_and_the_outcome_is_unknown() {
+    let set = MongoSet::start(3).unwrap();
+    let primary = set.primary().unwrap();
+    let alone = client(&format!(
+        "mongodb://{}/?directConnection=true",
+        set.members()[primary].addr()
+    ))
+    .await;
+    let first = alone.lock("b").unwrap().acquire().await.unwrap();
+    first.release().await.unwrap();
+    let others = (0..3).filter(|member| *member != primary);
+    others
+        .clone()
+        .for_each(|member| set.members()[member].stop().unwrap());
+    let error = alone
+        .lock("a")
+        .unwrap()
+        .acquire_within(SECOND * 2)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(
+            error.kind(),
+            ErrorKind::Indeterminate | ErrorKind::Unavailable | ErrorKind::Timeout { .. }
+        ),
+        "{error:?}"
+    );
+    others.for_each(|member| set.members()[member].cont().unwrap());
+    // What the cut-off primary wrote, if it stayed one, was undone by the clean-up.
+    let any = client(&set.url()).await;
+    take(&any, "a", SECOND * 20).await.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_cut_off_from_the_majority_grants_nothing_that_lasts() {
+    let proxies = Arc::new(Mutex::new(Vec::new()));
+    let (made, runtime) = (Arc::clone(&proxies), tokio::runtime::Handle::current());
+    let set = tokio::task::spawn_blocking(move || {
+        MongoSet::start_known_as(3, |own| {
+            let all: Vec<Proxy> = own
+                .iter()
+                .map(|addr| runtime.block_on(Proxy::start(*addr)))
+                .collect::<Result<_, _>>()?;
+            let names = all.iter().map(Proxy::addr).collect();
+            *made.lock().unwrap() = all;
+            Ok(names)
+        })
+    })
+    .await
+    .unwrap()
+    .unwrap();
+    let old = set.primary().unwrap();
+    let direct = |member: usize| {
+        format!(
+            "mongodb://{}/?directConnection=true",
+            set.members()[member].addr()
+        )
+    };
+    let stale = client(&direct(old)).await;
+    let guard = stale
+        .lock("a")
+        .unwrap()
+        .kept_lease(SECOND * 3)
+        .unwrap()
+        .acquire()
+        .await
+        .unwrap();
+    // Nobody reaches it through its name in the set, so nobody copies its writes; and what it hears of a newer term it does not act on.
+    let deaf = [
+        ("configureFailPoint", "blockHeartbeatStepdown".into()),
+        ("mode", "alwaysOn".into()),
+    ];
+    set.command(old, "admin", document(deaf)).unwrap();
+    let cut_off = |on: bool| {
+        let proxies = proxies.lock().unwrap();
+        proxies[old].refuse(on);
+        if on {
+            proxies[old].cut();
+        }
+    };
+    cut_off(true);
+    let began = Instant::now();
+    let new = loop {
+        let others = (0..3).filter(|member| *member != old);
+        let found = others.into_iter().find(|member| {
+            let hello = set
+                .command(*member, "admin", document([("hello", Value::Int(1))]))
+                .unwrap();
+            dlock_conformance::testbed::mongo::field(&hello, "isWritablePrimary")
+                == Some(&Value::Bool(true))
+        });
+        match found {
+            Some(new) => break new,
+            None if began.elapsed() < SECOND * 20 => tokio::time::sleep(SECOND / 20).await,
+            None => panic!("no election within 20 s"),
+        }
+    };
+    let fresh = client(&direct(new)).await;
+    let next = take(&fresh, "a", SECOND * 20).await;
+    assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+    assert!(next.token() > guard.token());
+    // The old one still takes what is sent to it, and a majority never hears of it.
+    for name in ["a", "fresh"] {
+        let error = stale.lock(name).unwrap().acquire_within(SECOND * 2).await;
+        assert!(error.is_err(), "{name}: {error:?}");
+        let shown = stale.inspect(name).await;
+        assert!(
+            shown.is_err(),
+            "a read is refused that a majority does not confirm: {shown:?}"
+        );
+    }
+    next.check().unwrap();
+    let off = [
+        ("configureFailPoint", "blockHeartbeatStepdown".into()),
+        ("mode", "off".into()),
+    ];
+    set.command(old, "admin", document(off)).unwrap();
+    cut_off(false);
+    next.check().unwrap();
+    next.release().await.unwrap();
+    take(&fresh, "fresh", SECOND * 10)
+        .await
+        .release()
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn four_lost_primaries_under_load_lose_nothing() {
+    lose_primaries(4).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "soak: some five minutes"]
+async fn soak_fifty_lost_primaries_under_load_lose_nothing() {
+    lose_primaries(50).await;
+}
+
+/// Step-downs and kills in turn, while six clients take four locks in turn. What must never happen: two inside, a token that does not grow,
+/// a lock that stays held by nobody, a hold that the store lost and its guard did not notice.
+async fn lose_primaries(rounds: u32) {
+    let set = Arc::new(MongoSet::start(3).unwrap());
+    let (over, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(Seen::default()));
+    let mut workers = Vec::new();
+    for worker in 0..6 {
+        let (client, over, seen) = (
+            client(&set.url()).await,
+            Arc::clone(&over),
+            Arc::clone(&seen),
+        );
+        workers.push(tokio::spawn(async move {
+            for turn in 0_u32.. {
+                if over.load(Ordering::Relaxed) {
+                    break;
+                }
+                let name = NAMES[usize::try_from(turn + worker).unwrap() % NAMES.len()];
+                let lock = client.lock(name).unwrap().kept_lease(SECOND * 6).unwrap();
+                match lock.acquire_within(SECOND * 10).await {
+                    Ok(guard) => seen.inside(guard, turn % 8 == 0).await,
+                    Err(_) => {
+                        seen.failed.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            }
+            client
+        }));
+    }
+    let began = Instant::now();
+    for round in 0..rounds {
+        tokio::time::sleep(SECOND * 2).await;
+        let lost = Arc::clone(&set);
+        tokio::task::spawn_blocking(move || {
+            let primary = lost.primary().unwrap();
+            if round % 2 == 0 {
+                let down = document([
+                    ("replSetStepDown", Value::Int(10)),
+                    ("secondaryCatchUpPeriodSecs", Value::Int(1)),
+                    ("force", true.into()),
+                ]);
+                // The answer may get lost with the connections that a step-down closes.
+                drop(lost.command(primary, "admin", down));
+            } else {
+                lost.members()[primary].kill().unwrap();
+                lost.primary().unwrap();
+                lost.members()[primary].restart().unwrap();
+            }
+            lost.settled().unwrap();
+        })
+        .await
+        .unwrap();
+    }
+    let took = began.elapsed();
+    over.store(true, Ordering::Relaxed);
+    let mut clients = Vec::new();
+    for worker in workers {
+        clients.push(worker.await.unwrap());
+    }
+    let fresh = client(&set.url()).await;
+    for name in NAMES {
+        let guard = take(&fresh, name, SECOND * 20).await;
+        seen.grows(name, guard.token().0);
+        guard.release().await.unwrap();
+    }
+    let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
+    println!(
+        "{rounds} lost primaries in {took:.0?}: {} turns, {} waits that failed, {} losses that were told, longest wait for a turn {:.1?}",
+        count(&seen.turns),
+        count(&seen.failed),
+        count(&seen.lost),
+        *seen.longest.lock().unwrap(),
+    );
+    assert_eq!(count(&seen.together), 0, "two inside");
+    assert!(count(&seen.turns) > u64::from(rounds) * 4, "there was load");
+    drop(clients);
+}
+
+const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+
+#[derive(Default)]
+struct Seen {
+    /// Who believes to be inside, and the last token, by name.
+    names: Mutex<HashMap<&'static str, (Option<u64>, u64)>>,
+    turns: AtomicU64,
+    failed: AtomicU64,
+    lost: AtomicU64,
+    together: AtomicU64,
+    longest: Mutex<Duration>,
+    last: Mutex<Option<Instant>>,
+}
+
+impl Seen {
+    async fn inside(&self, guard: Guard, long: bool) {
+        let name = NAMES
+            .into_iter()
+            .find(|name| *name == guard.name().as_str())
+            .unwrap();
+        let token = guard.token().0;
+        if guard.check().is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let last = self.last.lock().unwrap().replace(Instant::now());
+        let waited = last.map_or(Duration::ZERO, |last| last.elapsed());
+        {
+            let mut longest = self.longest.lock().unwrap();
+            *longest = waited.max(*longest);
+        }
+        self.grows(name, token);
+        self.names.lock().unwrap().entry(name).or_default().0 = Some(token);
+        let work = if long { SECOND * 3 } else { SECOND / 50 };
+        let until = Instant::now() + work;
+        while Instant::now() < until && guard.check().is_ok() {
+            tokio::time::sleep(SECOND / 100).await;
+            let now_inside = self.names.lock().unwrap()[name].0;
+            // Somebody else came in while this one was told that it holds.
+            if guard.check().is_ok() && now_inside.is_some_and(|inside| inside != token) {
+                self.together.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        {
+            let mut names = self.names.lock().unwrap();
+            let inside = &mut names.get_mut(name).unwrap().0;
+            *inside = inside.filter(|inside| *inside != token);
+        }
+        self.turns.fetch_add(1, Ordering::Relaxed);
+        if guard.check().is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn grows(&self, name: &'static str, token: u64) {
+        let mut names = self.names.lock().unwrap();
+        let last = &mut names.entry(name).or_default().1;
+        assert!(token > *last, "{name}: {token} after {last}");
+        *last = token;
+    }
+}
+
+async fn client(url: &str) -> Client {
+    let driver = MongoDriver::connect(url).await.unwrap();
+    Client::builder(Arc::new(driver)).build().unwrap()
+}
+
+/// As soon as it can be had: a wait that met an election is begun again.
+async fn take(client: &Client, name: &str, within: Duration) -> Guard {
+    let began = Instant::now();
+    loop {
+        let lock = client.lock(name).unwrap().kept_lease(SECOND * 6).unwrap();
+        match lock.acquire_within(SECOND * 5).await {
+            Ok(guard) => return guard,
+            Err(error) => assert!(began.elapsed() < within, "{error:?}"),
+        }
+    }
+}

@@ -1,1 +1,14 @@
-//! Dlock's ZooKeeper driver: ephemeral sequential nodes, each watching the one ahead.
+#![doc = include_str!("../README.md")]
+
+mod acquire;
+mod commands;
+mod config;
+mod connection;
+mod driver;
+mod error;
+mod hints;
+mod seats;
+
+pub use config::{AclRule, ZkConfig};
+pub use driver::ZkDriver;
+pub use zookeeper_client;

@@ -1,0 +1,758 @@
+//! How a seat is taken, waited for and shared. Whoever is called here has the gate of the name.
+
+use crate::{
+    commands::{self, Barred, Line, Taken, Use, beside, look, look_now, read, stem},
+    connection::Session,
+    error::{contended, failed, is_open, over},
+    hints::Of,
+    seats::{Mine, Node, Phase},
+};
+use dlock_core::{
+    Acquire, Acquired, DriverError, ErrorKind, FencingToken, Grant, Held, HoldId, Instant,
+    LockName, MAX_HOLDS, Owner, Result, Ticket,
+};
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
+use tokio::sync::OwnedMutexGuard;
+use zookeeper_client::Error as Native;
+
+/// What an attempt came to.
+enum Step {
+    Done(Acquired),
+    /// Look again: something changed in between.
+    Again,
+    /// The seat is gone: begin anew.
+    Anew,
+}
+
+impl Session {
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        req: &Acquire,
+        entered: Instant,
+    ) -> Result<Acquired> {
+        let gate = self.gate(&req.name).await;
+        let mut fresh = false;
+        for _ in 0..ATTEMPTS {
+            if self.is_over() {
+                return Err(over());
+            }
+            let step = match self.standing(req) {
+                Some(mine) => self.go_on(req, &mine, entered).await?,
+                None if req.join.is_some() && !fresh => self.enter(req, req.join, entered).await?,
+                None => match self.inside_already(req).filter(|_| !fresh) {
+                    Some(token) => match self.enter(req, Some(token), entered).await? {
+                        // The incarnation ended, and nobody asked for that one alone.
+                        Step::Done(Acquired::Gone) => {
+                            fresh = true;
+                            Step::Anew
+                        }
+                        step => step,
+                    },
+                    None => self.stand(req, entered).await?,
+                },
+            };
+            let Step::Done(answer) = step else {
+                continue;
+            };
+            if let Acquired::Granted(_) = answer {
+                self.used_up(req);
+                if let Some(next) = req.next {
+                    self.stand_next(req, next, gate);
+                }
+            }
+            return Ok(answer);
+        }
+        Err(contended())
+    }
+
+    /// The seat that this request has already, if it has one: of its hold, or of its ticket.
+    fn standing(&self, req: &Acquire) -> Option<Mine> {
+        let doomed = |mine: &Mine| matches!(mine.phase, Phase::Doomed(_) | Phase::Kept(_));
+        // To enter an incarnation is not to wait for another one.
+        let enters = req.join.is_some() || self.inside_already(req).is_some();
+        let fits = |mine: &Mine| !enters || mine.held_until().is_some() || !mine.is_sequential();
+        let of_hold = |mine: &Mine| {
+            mine.hold == req.hold && mine.owner == req.owner && !doomed(mine) && fits(mine)
+        };
+        self.seats.find(&req.name, of_hold).or_else(|| {
+            let ticket = req.line.filter(|_| !enters)?;
+            let waits = |mine: &Mine| {
+                mine.ticket == Some(ticket) && mine.held_until().is_none() && !doomed(mine)
+            };
+            self.seats.find(&req.name, waits)
+        })
+    }
+
+    /// The incarnation in which this client holds for that owner already.
+    fn inside_already(&self, req: &Acquire) -> Option<FencingToken> {
+        let now = self.clock.now();
+        let inside =
+            |mine: &Mine| mine.owner == req.owner && mine.held_until().is_some_and(|end| end > now);
+        self.seats.find(&req.name, inside)?.token
+    }
+
+    async fn go_on(self: &Arc<Self>, req: &Acquire, mine: &Mine, entered: Instant) -> Result<Step> {
+        if let Some(end) = mine.held_until() {
+            return self.repeat(mine, end, entered).await;
+        }
+        if mine.node.is_none() {
+            self.seats
+                .change(mine.id, |mine| mine.phase = Phase::Asked(req.give_up));
+            let Some(node) = self.found(mine).await.map_err(unanswered)? else {
+                self.seats.remove(mine.id);
+                return Ok(Step::Anew);
+            };
+            if !mine.is_sequential() {
+                let end = entered + req.lease.length();
+                self.seats
+                    .change(mine.id, |mine| mine.phase = Phase::Held(end));
+                return self
+                    .repeat(
+                        &Mine {
+                            node: Some(node),
+                            ..mine.clone()
+                        },
+                        end,
+                        entered,
+                    )
+                    .await;
+            }
+            return Ok(Step::Again);
+        }
+        self.look(req, mine, entered).await
+    }
+
+    /// It is inside already: the same again.
+    async fn repeat(&self, mine: &Mine, end: Instant, entered: Instant) -> Result<Step> {
+        let folder = self.root.folder(&mine.name);
+        let Some(node) = &mine.node else {
+            return Ok(Step::Anew);
+        };
+        let line = look(&self.client, &folder).await.map_err(unanswered)?;
+        if end <= self.clock.now() || line.find(&node.file).is_none() {
+            self.seats
+                .change(mine.id, |mine| mine.phase = Phase::Doomed(entered));
+            return Ok(Step::Anew);
+        }
+        let holds = self.count(&mine.name, &line, node.number).await?;
+        Ok(Step::Done(self.granted(mine.token, holds, end, entered)))
+    }
+
+    /// How many holds of that number live.
+    async fn count(&self, name: &LockName, line: &Line, number: i64) -> Result<u32> {
+        let seats = line.of(number);
+        if seats.len() <= 1 {
+            return Ok(1);
+        }
+        let taken = read(&self.client, &self.root.folder(name), seats)
+            .await
+            .map_err(unanswered)?;
+        let living = taken.iter().filter(|taken| self.lives(name, taken)).count();
+        Ok(u32::try_from(living).unwrap_or(u32::MAX).max(1))
+    }
+
+    fn granted(
+        &self,
+        token: Option<FencingToken>,
+        holds: u32,
+        end: Instant,
+        entered: Instant,
+    ) -> Acquired {
+        let holds = NonZeroU32::new(holds).unwrap_or(NonZeroU32::MIN);
+        let valid_for = end.since(entered).min(self.rest(entered));
+        Acquired::Granted(Grant::new(token, holds, valid_for))
+    }
+
+    /// Takes a seat: granted at once if nobody has a smaller number.
+    async fn stand(self: &Arc<Self>, req: &Acquire, entered: Instant) -> Result<Step> {
+        let mine = Mine::asked(req, stem(req.hold.to_bits()), req.line);
+        let data = mine.record(Use::Held).encode();
+        let (folder, first) = (self.root.folder(&req.name), mine.stem.clone());
+        // Known before it is sent: whatever becomes of this future, the seat is found again, or removed.
+        let id = self.seats.insert(mine);
+        for _ in 0..ATTEMPTS {
+            let (made, line) =
+                commands::stand(&self.client, &folder, &first, &data, self.acls()).await;
+            match made {
+                Ok((stat, number)) => {
+                    let file = format!("{first}{}", printed(number));
+                    let token = self.token(&stat);
+                    self.seats.change(id, |mine| {
+                        mine.node = Some(Node {
+                            file,
+                            number,
+                            version: Some(0),
+                        });
+                        mine.token = token;
+                    });
+                    let line = line.map_err(unanswered)?;
+                    return self.judge(req, id, &line, entered).await;
+                }
+                Err(Native::NoNode) => self.make_folder(&folder).await.map_err(|error| {
+                    self.seats.remove(id);
+                    failed(error)
+                })?,
+                Err(error) => {
+                    if !is_open(&error) {
+                        self.seats.remove(id);
+                    }
+                    return Err(failed(error));
+                }
+            }
+        }
+        self.seats.remove(id);
+        Err(contended())
+    }
+
+    /// Looks from a seat that it has: in the same flight the node is told whose it is now, if it was another's.
+    async fn look(self: &Arc<Self>, req: &Acquire, mine: &Mine, entered: Instant) -> Result<Step> {
+        let (folder, Some(node)) = (self.root.folder(&req.name), &mine.node) else {
+            return Ok(Step::Anew);
+        };
+        if mine.hold == req.hold && mine.owner == req.owner {
+            let line = look(&self.client, &folder).await.map_err(unanswered)?;
+            return self.judge(req, mine.id, &line, entered).await;
+        }
+        let told = Mine {
+            owner: req.owner,
+            hold: req.hold,
+            note: Arc::clone(&req.note),
+            ..mine.clone()
+        };
+        let path = format!("{folder}/{}", node.file);
+        let written = self
+            .client
+            .set_data(&path, &told.record(Use::Waits).encode(), node.version);
+        let (written, line) = futures_util::join!(written, look(&self.client, &folder));
+        match written {
+            Ok(stat) => {
+                self.seats.change(mine.id, |mine| {
+                    (mine.owner, mine.hold, mine.note) =
+                        (req.owner, req.hold, Arc::clone(&req.note));
+                    mine.waits = true;
+                    if let Some(node) = &mut mine.node {
+                        node.version = Some(stat.version);
+                    }
+                });
+            }
+            Err(Native::NoNode | Native::BadVersion) => {
+                self.doom(mine.id);
+                return Ok(Step::Anew);
+            }
+            Err(error) => {
+                if is_open(&error) {
+                    self.version_unknown(mine.id);
+                }
+                return Err(failed(error));
+            }
+        }
+        self.judge(req, mine.id, &line.map_err(unanswered)?, entered)
+            .await
+    }
+
+    /// Inside, or behind whom.
+    async fn judge(
+        self: &Arc<Self>,
+        req: &Acquire,
+        id: u64,
+        line: &Line,
+        entered: Instant,
+    ) -> Result<Step> {
+        let Some((mine, node)) = self
+            .seats
+            .get(id)
+            .and_then(|mine| Some((mine.clone(), mine.node?)))
+        else {
+            return Ok(Step::Anew);
+        };
+        if line.find(&node.file).is_none() {
+            self.seats.remove(id);
+            return Ok(Step::Anew);
+        }
+        match line.ahead_of(node.number) {
+            None => {
+                if mine.waits && mine.version().is_none() {
+                    // Whether it says so is not known: read first, then it can be written.
+                    return self.read_version(&mine, &node).await;
+                }
+                let end = entered + req.lease.length();
+                self.seats.change(id, |mine| {
+                    mine.phase = Phase::Held(end);
+                    mine.ticket = None;
+                    for watch in [mine.own.take(), mine.ahead.take()].into_iter().flatten() {
+                        watch.handle.abort();
+                    }
+                });
+                if mine.waits {
+                    self.say_held(&mine, &node);
+                }
+                Ok(Step::Done(self.granted(mine.token, 1, end, entered)))
+            }
+            Some(_) => self.behind(req, &mine, &node, line, entered).await,
+        }
+    }
+
+    async fn read_version(&self, mine: &Mine, node: &Node) -> Result<Step> {
+        let path = format!("{}/{}", self.root.folder(&mine.name), node.file);
+        let stat = self.client.check_stat(&path).await.map_err(unanswered)?;
+        self.seats.change(mine.id, |mine| {
+            if let (Some(node), Some(stat)) = (&mut mine.node, stat) {
+                node.version = Some(stat.version);
+            }
+        });
+        Ok(Step::Again)
+    }
+
+    fn version_unknown(&self, id: u64) {
+        self.seats.change(id, |mine| {
+            mine.alone = false;
+            if let Some(node) = &mut mine.node {
+                node.version = None;
+            }
+        });
+    }
+
+    /// The grant stands without it; it is for those who look, and sent before whatever the holder does next.
+    fn say_held(self: &Arc<Self>, mine: &Mine, node: &Node) {
+        let (path, data) = (
+            format!("{}/{}", self.root.folder(&mine.name), node.file),
+            mine.record(Use::Held).encode(),
+        );
+        let (session, id, before) = (Arc::clone(self), mine.id, node.version);
+        self.seats.change(id, |mine| {
+            mine.waits = false;
+            if let Some(node) = &mut mine.node {
+                node.version = node.version.map(|version| version + 1);
+            }
+        });
+        let client = self.client.clone();
+        // Called here, not in the task: the request is on its way when this returns.
+        let written = client.set_data(&path, &data, before);
+        let written: std::pin::Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(written);
+        tokio::spawn(async move {
+            match written.await {
+                Ok(_) | Err(Native::NoNode) => {}
+                Err(_) => session.version_unknown(id),
+            }
+        });
+    }
+
+    /// Somebody is before it: who, and whether that is itself.
+    async fn behind(
+        self: &Arc<Self>,
+        req: &Acquire,
+        mine: &Mine,
+        node: &Node,
+        line: &Line,
+        entered: Instant,
+    ) -> Result<Step> {
+        let folder = self.root.folder(&req.name);
+        let first_look = mine.ahead.is_none();
+        let inside = line.inside();
+        let taken = read(&self.client, &folder, inside);
+        let Some(ticket) = req.line.or(mine.ticket) else {
+            let taken = taken.await.map_err(unanswered)?;
+            return self.leave_no_trace(req, mine, &taken, line, entered).await;
+        };
+        let Some(ahead) = line.ahead_of(node.number) else {
+            return Ok(Step::Again);
+        };
+        self.seats.change(mine.id, |mine| {
+            mine.phase = Phase::Waits(None);
+            mine.ticket = Some(ticket);
+            mine.accept = accept_lease(req.lease.length());
+        });
+        let watched = |watch: &Option<crate::seats::Watch>, file: &str| {
+            watch.as_ref().is_some_and(|watch| watch.file == file)
+        };
+        let path = format!("{folder}/{}", ahead.file);
+        let own = format!("{folder}/{}", node.file);
+        // One flight: who is inside, the watch on the one ahead, the watch on the seat itself, and what it is for from now on.
+        let at_ahead =
+            (!watched(&mine.ahead, &ahead.file)).then(|| self.client.check_and_watch_stat(&path));
+        let at_own = mine
+            .own
+            .is_none()
+            .then(|| self.client.check_and_watch_stat(&own));
+        let data = mine.record(Use::Waits).encode();
+        let written = (!mine.waits).then(|| self.client.set_data(&own, &data, node.version));
+        let (taken, at_ahead, at_own, written) =
+            futures_util::join!(taken, maybe(at_ahead), maybe(at_own), maybe(written));
+        if let Some(Ok(stat)) = &written {
+            self.observe(stat);
+            self.seats.change(mine.id, |mine| {
+                mine.waits = true;
+                if let Some(node) = &mut mine.node {
+                    node.version = Some(stat.version);
+                }
+            });
+        }
+        let mut gone = false;
+        for (of, file, watch) in [
+            (Of::Own, &node.file, at_own),
+            (Of::Ahead, &ahead.file, at_ahead),
+        ] {
+            match watch {
+                None => {}
+                Some(Ok((Some(_), watcher))) => self.watch(mine.id, of, file, watcher),
+                // The watch on what is not there waits for what never comes again: dropped, it is taken back.
+                Some(Ok((None, _))) => gone = true,
+                Some(Err(error)) => return Err(failed(error)),
+            }
+        }
+        match written {
+            Some(Err(Native::NoNode)) => gone = true,
+            Some(Err(error)) => {
+                self.version_unknown(mine.id);
+                self.seats.change(mine.id, |mine| mine.waits = true);
+                return Err(failed(error));
+            }
+            _ => {}
+        }
+        if gone {
+            return Ok(Step::Again);
+        }
+        let taken = taken.map_err(unanswered)?;
+        if first_look && let Some(step) = self.itself(req, mine, &taken, line, entered).await? {
+            return Ok(step);
+        }
+        Ok(Step::Done(Acquired::Held(self.held(
+            &req.name,
+            &taken,
+            line,
+            node.number,
+        ))))
+    }
+
+    /// Refused without a ticket: the seat is given up before the answer.
+    async fn leave_no_trace(
+        self: &Arc<Self>,
+        req: &Acquire,
+        mine: &Mine,
+        taken: &[Taken],
+        line: &Line,
+        entered: Instant,
+    ) -> Result<Step> {
+        if let Some(step) = self.itself(req, mine, taken, line, entered).await? {
+            return Ok(step);
+        }
+        let number = mine.node.as_ref().map_or(0, |node| node.number);
+        let mut held = self.held(&req.name, taken, line, number);
+        held.ahead = None;
+        self.remove(mine).await.map_err(failed)?;
+        Ok(Step::Done(Acquired::Held(held)))
+    }
+
+    /// Whether whoever is inside is the one who asks: by the same hold, or by another one of its owner. The seat is then not needed.
+    async fn itself(
+        self: &Arc<Self>,
+        req: &Acquire,
+        mine: &Mine,
+        taken: &[Taken],
+        line: &Line,
+        entered: Instant,
+    ) -> Result<Option<Step>> {
+        let own = |taken: &&Taken| {
+            taken
+                .record
+                .as_ref()
+                .is_some_and(|record| record.owner == req.owner)
+        };
+        let Some(inside) = taken
+            .iter()
+            .filter(own)
+            .find(|taken| self.lives(&req.name, taken))
+        else {
+            return Ok(None);
+        };
+        let token = inside.token();
+        let by_hold = |taken: &&Taken| {
+            taken
+                .record
+                .as_ref()
+                .is_some_and(|record| record.hold == req.hold)
+        };
+        if let Some(copy) = taken.iter().filter(own).find(by_hold) {
+            // Granted to the same hold through another session, of whose life this one can prove nothing.
+            let holds = self.count(&req.name, line, copy.seat.number).await?;
+            self.remove(mine).await.map_err(failed)?;
+            return Ok(Some(Step::Done(
+                self.granted(token, holds, entered, entered),
+            )));
+        }
+        // Out of the way first: the hold has one seat.
+        self.remove(mine).await.map_err(failed)?;
+        match self.enter(req, token, entered).await? {
+            Step::Done(Acquired::Gone) => Ok(Some(Step::Anew)),
+            step => Ok(Some(step)),
+        }
+    }
+
+    /// One hold more of an incarnation, past everybody who waits.
+    async fn enter(
+        self: &Arc<Self>,
+        req: &Acquire,
+        join: Option<FencingToken>,
+        entered: Instant,
+    ) -> Result<Step> {
+        let folder = self.root.folder(&req.name);
+        let line = look_now(&self.client, &folder).await.map_err(unanswered)?;
+        let taken = read(&self.client, &folder, line.inside())
+            .await
+            .map_err(unanswered)?;
+        let token = taken.iter().find_map(Taken::token);
+        let own = |taken: &&Taken| {
+            taken
+                .record
+                .as_ref()
+                .is_some_and(|record| record.owner == req.owner)
+        };
+        let living: Vec<_> = taken
+            .iter()
+            .filter(own)
+            .filter(|taken| self.lives(&req.name, taken) || is_turn(taken, join))
+            .collect();
+        let Some(through) = living.first().filter(|_| join.is_none() || token == join) else {
+            return Ok(Step::Done(Acquired::Gone));
+        };
+        let holds = u32::try_from(living.len()).unwrap_or(u32::MAX);
+        if living.iter().any(|taken| {
+            taken
+                .record
+                .as_ref()
+                .is_some_and(|record| record.hold == req.hold)
+        }) {
+            // Its first copy came through, in this session or another one.
+            let end = self
+                .seats
+                .find(&req.name, |mine| mine.hold == req.hold)
+                .and_then(|mine| mine.held_until());
+            return Ok(Step::Done(self.granted(
+                token,
+                holds,
+                end.unwrap_or(entered),
+                entered,
+            )));
+        }
+        if holds >= MAX_HOLDS {
+            let message =
+                format!("the owner has {MAX_HOLDS} holds of this name, which is the most");
+            return Err(DriverError::new(ErrorKind::Overloaded, message));
+        }
+        let file = beside(through.seat.head(), req.hold);
+        let number = through.seat.number;
+        let mine = Mine {
+            token,
+            ..Mine::asked(req, file.clone(), None)
+        };
+        let data = mine.record(Use::Held).encode();
+        let id = self.seats.insert(mine);
+        match commands::enter(&self.client, &folder, through, &file, &data, self.acls()).await {
+            Ok(()) => {
+                let end = entered + req.lease.length();
+                self.seats.change(id, |mine| {
+                    mine.node = Some(Node {
+                        file,
+                        number,
+                        version: Some(0),
+                    });
+                    mine.phase = Phase::Held(end);
+                });
+                let door = |mine: &Mine| {
+                    mine.node
+                        .as_ref()
+                        .is_some_and(|node| node.file == through.seat.file)
+                };
+                if let Some(door) = self.seats.find(&req.name, door) {
+                    self.version_unknown(door.id);
+                }
+                Ok(Step::Done(self.granted(token, holds + 1, end, entered)))
+            }
+            Err(Barred::Changed) => {
+                self.seats.remove(id);
+                Ok(Step::Again)
+            }
+            Err(Barred::There) => {
+                self.seats.remove(id);
+                let message = "the hold was released just now, and keeps the name shut";
+                Err(DriverError::unavailable(message))
+            }
+            Err(Barred::Failed(error)) => {
+                if !is_open(&error) {
+                    self.seats.remove(id);
+                }
+                Err(failed(error))
+            }
+        }
+    }
+
+    /// Whether somebody is inside by it: not by a hold of ours that is over and not yet removed.
+    pub(crate) fn lives(&self, name: &LockName, taken: &Taken) -> bool {
+        let now = self.clock.now();
+        let is_over = |mine: &Mine| {
+            mine.node
+                .as_ref()
+                .is_some_and(|node| node.file == taken.seat.file)
+                && match mine.phase {
+                    Phase::Held(end) => end <= now,
+                    Phase::Doomed(_) | Phase::Kept(_) => true,
+                    _ => false,
+                }
+        };
+        taken.is_held() && self.seats.find(name, is_over).is_none()
+    }
+
+    fn held(&self, name: &LockName, taken: &[Taken], line: &Line, number: i64) -> Held {
+        let mut held = Held::default();
+        held.by = taken
+            .iter()
+            .find(|taken| self.lives(name, taken))
+            .map(Taken::holder);
+        let before = line
+            .count_before(number)
+            .saturating_sub(usize::from(held.by.is_some()));
+        held.ahead = u32::try_from(before).ok();
+        held
+    }
+
+    /// Granted past the line: the ticket it came with stands no longer.
+    fn used_up(&self, req: &Acquire) {
+        let Some(ticket) = req.line else {
+            return;
+        };
+        if let Some(mine) = self.seats.find(&req.name, |mine| {
+            mine.ticket == Some(ticket) && mine.held_until().is_none()
+        }) {
+            self.doom(mine.id);
+        }
+    }
+
+    /// The client's next waiter stands behind: sent before the grant is known to its user, who therefore cannot release before it. Nobody waits for it.
+    fn stand_next(self: &Arc<Self>, req: &Acquire, ticket: Ticket, gate: OwnedMutexGuard<()>) {
+        let stands =
+            |mine: &Mine| mine.ticket == Some(ticket) && !matches!(mine.phase, Phase::Doomed(_));
+        if self.seats.find(&req.name, stands).is_some() {
+            return;
+        }
+        let mut next = req.clone();
+        (next.line, next.next, next.join) = (Some(ticket), None, None);
+        // Nobody's yet: it is told whose it is by the look that takes it.
+        next.owner = Owner::from_seed(&format!("{} {ticket}", req.hold));
+        next.hold = HoldId::from_bits(next.hold.to_bits().rotate_left(1) ^ ticket.0.get());
+        let session = Arc::clone(self);
+        let mut standing = Box::pin(async move {
+            let _gate = gate;
+            let entered = session.clock.now();
+            let stood = session.stand_behind(&next, entered).await;
+            if !matches!(stood, Ok(Step::Done(Acquired::Held(_)))) {
+                // Its turn, or none of it: the core asks itself.
+                let name = next.name.clone();
+                session.hints.say(dlock_core::Hint::Turn { name, ticket });
+            }
+        });
+        // Its first poll sends the request.
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        if standing.as_mut().poll(&mut context).is_pending() {
+            tokio::spawn(standing);
+        }
+    }
+
+    /// As [`stand`](Self::stand), for somebody who is not there yet: it waits, also when nobody is before it.
+    async fn stand_behind(self: &Arc<Self>, req: &Acquire, entered: Instant) -> Result<Step> {
+        let mut mine = Mine::asked(req, stem(req.hold.to_bits()), req.line);
+        mine.waits = true;
+        let data = mine.record(Use::Waits).encode();
+        let (folder, first) = (self.root.folder(&req.name), mine.stem.clone());
+        let id = self.seats.insert(mine);
+        let (made, line) = commands::stand(&self.client, &folder, &first, &data, self.acls()).await;
+        let (stat, number) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                if !is_open(&error) {
+                    self.seats.remove(id);
+                }
+                return Err(failed(error));
+            }
+        };
+        let file = format!("{first}{}", printed(number));
+        let (token, until) = (
+            self.token(&stat),
+            entered + accept_lease(req.lease.length()),
+        );
+        self.seats.change(id, |mine| {
+            mine.node = Some(Node {
+                file,
+                number,
+                version: Some(0),
+            });
+            mine.token = token;
+            mine.phase = Phase::Waits(Some(until));
+            mine.accept = accept_lease(req.lease.length());
+        });
+        let line = line.map_err(unanswered)?;
+        if line.ahead_of(number).is_none() {
+            return Ok(Step::Again);
+        }
+        self.judge(req, id, &line, entered).await
+    }
+}
+
+impl Mine {
+    /// Before the request is sent.
+    fn asked(req: &Acquire, stem: String, ticket: Option<Ticket>) -> Self {
+        Self {
+            id: 0,
+            name: req.name.clone(),
+            owner: req.owner,
+            hold: req.hold,
+            note: Arc::clone(&req.note),
+            stem,
+            node: None,
+            phase: Phase::Asked(req.give_up),
+            ticket,
+            token: None,
+            accept: accept_lease(req.lease.length()),
+            alone: true,
+            waits: false,
+            own: None,
+            ahead: None,
+            swept: false,
+        }
+    }
+}
+
+/// A token that was granted and is not yet written as such: its pass was faster.
+fn is_turn(taken: &Taken, join: Option<FencingToken>) -> bool {
+    join.is_some()
+        && taken.token() == join
+        && taken
+            .record
+            .as_ref()
+            .is_some_and(|record| record.used == Use::Waits)
+}
+
+/// What the crate read as a number, as the server printed it.
+fn printed(number: i64) -> String {
+    format!("{number:010}")
+}
+
+/// A look that failed after a write that did not: what was written stands.
+fn unanswered(error: Native) -> DriverError {
+    failed(error).with_effect(dlock_core::Effect::Unknown)
+}
+
+/// How long a turn waits for whoever has it.
+fn accept_lease(lease: Duration) -> Duration {
+    (lease / 3).min(LONGEST_TURN)
+}
+
+async fn maybe<F: Future>(future: Option<F>) -> Option<F::Output> {
+    match future {
+        Some(future) => Some(future.await),
+        None => None,
+    }
+}
+
+/// How often one request looks again because something changed in between: each time somebody else got on.
+const ATTEMPTS: usize = 16;
+const LONGEST_TURN: Duration = Duration::from_secs(1);

@@ -1,0 +1,430 @@
+//! Settings, and the paths that follow from them.
+
+use dlock_core::{DriverError, ErrorKind, LockName, MIN_LEASE, Result};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
+use url::form_urlencoded;
+
+/// Which servers keep the locks, below which node, and how dlock uses them.
+///
+/// Read from a URL: `zk://[user:password@]host:port,host:port/root`, over TLS `zk+tls://`. A user logs in by the scheme
+/// `digest`. `Debug` shows no password.
+///
+/// ```
+/// use dlock_zk::ZkConfig;
+/// let config: ZkConfig = "zk://billing:secret@a.internal:2181,b.internal:2181/billing/locks".parse()?;
+/// assert_eq!(config.root(), "/billing/locks");
+/// assert!(!format!("{config:?}").contains("secret"));
+/// # Ok::<(), dlock_core::DriverError>(())
+/// ```
+#[derive(Clone)]
+pub struct ZkConfig {
+    pub(crate) hosts: String,
+    pub(crate) tls: bool,
+    pub(crate) login: Option<Login>,
+    pub(crate) root: Root,
+    pub(crate) session: Duration,
+    pub(crate) sessions: u32,
+    pub(crate) acl: AclRule,
+    pub(crate) ca: Option<PathBuf>,
+}
+
+/// Who the driver is to the servers.
+#[derive(Clone)]
+pub(crate) struct Login {
+    pub(crate) user: String,
+    pub(crate) password: String,
+}
+
+/// Who may do what with the nodes that the driver makes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum AclRule {
+    /// Everybody everything (`world:anyone`): whoever reaches the servers can take, read and remove locks.
+    #[default]
+    Open,
+    /// Whoever logged in as the creator did everything, nobody else anything. Needs a user in the URL.
+    Creator,
+}
+
+impl ZkConfig {
+    /// What a user of a shared ensemble needs, as commands of `zkCli.sh`. There are no tables to make: nodes are made when needed.
+    pub const RIGHTS: &'static str = "\
+addauth digest locker:secret
+create /dlock
+setAcl /dlock auth:locker:cdrwa
+# and the URL: zk://locker:secret@host:2181/dlock?dlock.acl=creator
+";
+
+    /// Servers as the native client wants them, `host:port,host:port`, and everything else by default.
+    #[must_use]
+    pub fn new(hosts: impl Into<String>) -> Self {
+        Self {
+            hosts: hosts.into(),
+            tls: false,
+            login: None,
+            root: Root("/dlock".into()),
+            session: dlock_core::DEFAULT_LEASE,
+            sessions: 2,
+            acl: AclRule::Open,
+            ca: None,
+        }
+    }
+
+    /// The node that all locks are below. Default `/dlock`. URL: its path.
+    #[must_use]
+    pub fn root(&self) -> &str {
+        &self.root.0
+    }
+
+    /// How long the servers keep a session of which they hear nothing: what a kept lease is, and what a crash costs. Default 30 s; the servers
+    /// grant from 2 to 20 of their ticks unless configured otherwise. URL: `dlock.session`.
+    #[must_use]
+    pub fn session(&self) -> Duration {
+        self.session
+    }
+
+    /// Changes [`session`](Self::session).
+    ///
+    /// # Errors
+    /// `Misuse` below the shortest lease or beyond an hour.
+    pub fn with_session(mut self, session: Duration) -> Result<Self> {
+        if !(MIN_LEASE..=LONGEST_SESSION).contains(&session) {
+            return Err(misuse(format!(
+                "dlock.session ({session:?}) must be between {MIN_LEASE:?} and {LONGEST_SESSION:?}"
+            )));
+        }
+        self.session = session;
+        Ok(self)
+    }
+
+    /// The most sessions of one client, 1 to 4; names are spread over them. Default 2: a session is a queue in the server. URL: `dlock.sessions`.
+    #[must_use]
+    pub fn sessions(&self) -> u32 {
+        self.sessions
+    }
+
+    /// Changes [`sessions`](Self::sessions).
+    ///
+    /// # Errors
+    /// `Misuse` unless it is 1 to 4.
+    pub fn with_sessions(mut self, sessions: u32) -> Result<Self> {
+        if !(1..=MOST_SESSIONS).contains(&sessions) {
+            return Err(misuse(format!(
+                "dlock.sessions ({sessions}) must be between 1 and {MOST_SESSIONS}"
+            )));
+        }
+        self.sessions = sessions;
+        Ok(self)
+    }
+
+    /// Who may do what with the nodes. Default [`AclRule::Open`]. URL: `dlock.acl=open` or `dlock.acl=creator`.
+    #[must_use]
+    pub fn acl(&self) -> AclRule {
+        self.acl
+    }
+
+    /// The certificate authority of the servers, a PEM file, for `zk+tls://`. Default: none, so no server is trusted. URL: `dlock.ca`.
+    #[must_use]
+    pub fn ca(&self) -> Option<&PathBuf> {
+        self.ca.as_ref()
+    }
+
+    /// The store, without secrets: passes are matched by it. The order of the hosts says nothing.
+    pub(crate) fn store(&self) -> String {
+        let mut hosts: Vec<_> = self.hosts.split(',').collect();
+        hosts.sort_unstable();
+        format!("zk://{}{}", hosts.join(","), self.root.0)
+    }
+
+    fn set(self, key: &str, value: &str) -> Result<Self> {
+        let span = |value: &str| {
+            parse_span(value)
+                .ok_or_else(|| misuse(format!("{key} is no time such as 500ms or 30s: {value:?}")))
+        };
+        match key {
+            "dlock.session" => self.with_session(span(value)?),
+            "dlock.sessions" => {
+                let count = value
+                    .parse()
+                    .map_err(|_| misuse(format!("{key} is no number: {value:?}")))?;
+                self.with_sessions(count)
+            }
+            "dlock.acl" => {
+                let acl = match value {
+                    "open" => AclRule::Open,
+                    "creator" => AclRule::Creator,
+                    _ => {
+                        return Err(misuse(format!(
+                            "dlock.acl must be open or creator, not {value:?}"
+                        )));
+                    }
+                };
+                Ok(Self { acl, ..self })
+            }
+            "dlock.ca" => Ok(Self {
+                ca: Some(value.into()),
+                ..self
+            }),
+            _ => Err(misuse(format!(
+                "the ZooKeeper URL has an unknown setting {key:?}; known: {}",
+                KNOWN.join(", ")
+            ))),
+        }
+    }
+
+    fn checked(self) -> Result<Self> {
+        if self.acl == AclRule::Creator && self.login.is_none() {
+            return Err(misuse(
+                "dlock.acl=creator needs a user in the URL: zk://user:password@host:port/root",
+            ));
+        }
+        Ok(self)
+    }
+}
+
+impl FromStr for ZkConfig {
+    type Err = DriverError;
+
+    fn from_str(url: &str) -> Result<Self> {
+        let (tls, rest) = match url.strip_prefix("zk://") {
+            Some(rest) => (false, rest),
+            None => match url.strip_prefix("zk+tls://") {
+                Some(rest) => (true, rest),
+                None => return Err(misuse("a ZooKeeper URL is zk://host:port,host:port/root")),
+            },
+        };
+        if tls && !cfg!(feature = "tls") {
+            let message = "zk+tls:// needs the feature `tls` of dlock-zk";
+            return Err(DriverError::new(ErrorKind::Unsupported, message));
+        }
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let (login, hosts) = match authority.rsplit_once('@') {
+            Some((login, hosts)) => (Some(login.parse()?), hosts),
+            None => (None, authority),
+        };
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:[]".contains(c);
+        if hosts.is_empty()
+            || hosts
+                .split(',')
+                .any(|host| host.is_empty() || !host.chars().all(plain))
+        {
+            return Err(misuse(
+                "the hosts of a ZooKeeper URL are host:port, separated by commas",
+            ));
+        }
+        let mut config = Self {
+            tls,
+            login,
+            ..Self::new(hosts)
+        };
+        if !path.trim_end_matches('/').is_empty() {
+            config.root = path.trim_end_matches('/').parse()?;
+        }
+        for (key, value) in form_urlencoded::parse(query.as_bytes()) {
+            config = config.set(&key, &value)?;
+        }
+        config.checked()
+    }
+}
+
+impl FromStr for Login {
+    type Err = DriverError;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let plain = |text: &str| percent_decode_str(text).decode_utf8().map(String::from);
+        match text
+            .split_once(':')
+            .map(|(user, password)| (plain(user), plain(password)))
+        {
+            Some((Ok(user), Ok(password))) if !user.is_empty() => Ok(Self { user, password }),
+            _ => Err(misuse(
+                "a log-in in a ZooKeeper URL is user:password, percent-encoded where needed",
+            )),
+        }
+    }
+}
+
+impl fmt::Debug for ZkConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZkConfig")
+            .field("hosts", &self.hosts)
+            .field("tls", &self.tls)
+            .field("user", &self.login.as_ref().map(|login| &login.user))
+            .field("password", &self.login.as_ref().map(|_| "***"))
+            .field("root", &self.root.0)
+            .field("session", &self.session)
+            .field("sessions", &self.sessions)
+            .field("acl", &self.acl)
+            .field("ca", &self.ca)
+            .finish()
+    }
+}
+
+/// The node that all locks are below: an absolute path without empty, `.` or `..` segments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Root(String);
+
+impl Root {
+    pub(crate) fn path(&self) -> &str {
+        &self.0
+    }
+
+    /// The node of a name.
+    pub(crate) fn folder(&self, name: &LockName) -> String {
+        format!("{}/{}", self.0, encode(name))
+    }
+
+    /// A node of ours beside the names: no encoded name begins with `~`.
+    pub(crate) fn beside(&self, what: &str) -> String {
+        format!("{}/~{what}", self.0)
+    }
+
+    /// The root and whatever is above it, from the top.
+    pub(crate) fn ancestors(&self) -> impl Iterator<Item = &str> {
+        let ends = self.0.match_indices('/').map(|(at, _)| at).skip(1);
+        ends.chain([self.0.len()]).map(|end| &self.0[..end])
+    }
+}
+
+impl FromStr for Root {
+    type Err = DriverError;
+
+    fn from_str(path: &str) -> Result<Self> {
+        let plain = |c: char| c.is_ascii_graphic() && !"%?#".contains(c);
+        let sound =
+            |segment: &str| !matches!(segment, "" | "." | "..") && segment.chars().all(plain);
+        let rest = path.strip_prefix('/').unwrap_or_default();
+        if !rest.split('/').all(sound) || rest.split('/').next() == Some("zookeeper") {
+            return Err(misuse(format!(
+                "{path:?} cannot be the root of locks: segments of printable ASCII, not `.`, `..` or /zookeeper"
+            )));
+        }
+        Ok(Self(path.to_owned()))
+    }
+}
+
+/// A name as one path segment, version 1 of the encoding: all bytes but letters, digits and `- _ . : @ = + ,` as `%XX`, and a `.` at the
+/// beginning, too, because `.` and `..` are no segments. Injective: percent-decoding gives the name back.
+pub(crate) fn encode(name: &LockName) -> String {
+    let text = utf8_percent_encode(name.as_str(), ENCODED).to_string();
+    match text.strip_prefix('.') {
+        Some(rest) => format!("%2E{rest}"),
+        None => text,
+    }
+}
+
+/// Which name a node stands for; `None`: no node that [`encode`] gives.
+pub(crate) fn decode(segment: &str) -> Option<LockName> {
+    let text = percent_decode_str(segment).decode_utf8().ok()?;
+    let name = LockName::new(text).ok()?;
+    (encode(&name) == segment).then_some(name)
+}
+
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b':')
+    .remove(b'@')
+    .remove(b'=')
+    .remove(b'+')
+    .remove(b',');
+
+/// `500ms`, `10s`, `2m`.
+fn parse_span(text: &str) -> Option<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit())?;
+    let count: u64 = text[..digits].parse().ok()?;
+    match &text[digits..] {
+        "ms" => Some(Duration::from_millis(count)),
+        "s" => Some(Duration::from_secs(count)),
+        "m" => count.checked_mul(60).map(Duration::from_secs),
+        _ => None,
+    }
+}
+
+fn misuse(message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
+    DriverError::new(ErrorKind::Misuse, message)
+}
+
+/// Settings that a URL may carry.
+const KNOWN: [&str; 4] = ["dlock.session", "dlock.sessions", "dlock.acl", "dlock.ca"];
+const MOST_SESSIONS: u32 = 4;
+const LONGEST_SESSION: Duration = Duration::from_secs(3600);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_says_everything() {
+        let config: ZkConfig =
+            "zk://me:s%40crt@b:2,a:1/x/y/?dlock.session=10s&dlock.sessions=4&dlock.acl=creator"
+                .parse()
+                .unwrap();
+        assert_eq!((config.hosts.as_str(), config.root()), ("b:2,a:1", "/x/y"));
+        assert_eq!(
+            (config.session(), config.sessions()),
+            (Duration::from_secs(10), 4)
+        );
+        assert_eq!(config.acl(), AclRule::Creator);
+        assert_eq!(config.store(), "zk://a:1,b:2/x/y");
+        assert_eq!(
+            config.login.as_ref().map(|login| login.password.as_str()),
+            Some("s@crt")
+        );
+        assert_eq!(config.root.ancestors().collect::<Vec<_>>(), ["/x", "/x/y"]);
+        assert!(!format!("{config:?}").contains("crt"));
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_with_words() {
+        for (url, words) in [
+            ("zk://", "hosts"),
+            ("redis://a", "zk://host:port"),
+            ("zk://a:1/zookeeper/x", "cannot be the root"),
+            ("zk://a:1/x//y", "cannot be the root"),
+            ("zk://a:1/./y", "cannot be the root"),
+            ("zk://a:1?dlock.sessions=5", "between 1 and 4"),
+            ("zk://a:1?dlock.session=1", "no time"),
+            ("zk://a:1?dlock.session=1ms", "must be between"),
+            ("zk://a:1?dlock.acl=creator", "needs a user"),
+            ("zk://canary@a:1", "user:password"),
+            (
+                "zk://a:1?dlock.prefix=x",
+                "known: dlock.session, dlock.sessions, dlock.acl, dlock.ca",
+            ),
+        ] {
+            let error = url.parse::<ZkConfig>().unwrap_err();
+            assert_eq!(error.kind() == ErrorKind::Misuse, true, "{url}");
+            assert!(
+                error.to_string().contains(words) && !error.to_string().contains("canary"),
+                "{url}: {error}"
+            );
+        }
+    }
+
+    /// Changing any of these moves locks: two versions of dlock would not see each other's.
+    #[test]
+    fn the_encoding_is_pinned() {
+        for (name, segment) in [
+            ("orders:42", "orders:42"),
+            (".", "%2E"),
+            ("..", "%2E."),
+            ("a/b", "a%2Fb"),
+            ("a%2Fb", "a%252Fb"),
+            ("~x", "%7Ex"),
+            ("A b ", "A%20b%20"),
+            ("\u{1}é", "%01%C3%A9"),
+            ("{}*?", "%7B%7D%2A%3F"),
+            ("zookeeper", "zookeeper"),
+        ] {
+            let name = LockName::new(name).unwrap();
+            assert_eq!(encode(&name), segment);
+            assert_eq!(decode(segment), Some(name));
+        }
+        for foreign in ["~0x1", "a b", "%2f", "%zz", ".x", "%FF", "%61"] {
+            assert_eq!(decode(foreign), None, "{foreign}");
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! Sessions: one a lane, opened when first needed, proven by writes, never closed under a hold.
+//!
+//! A server answers reads, and pings, without knowing whether the quorum still has the session. So nothing but a write that the quorum
+//! took counts, and not even the last one: the server of the session tells the leader who was heard of with its next ping, which is on
+//! the wire before the next write. A session is therefore proven from the sending of the last write but one.
+
+use crate::{
+    commands::{make_folders, token},
+    config::{AclRule, Root, ZkConfig},
+    error::{failed, over, unreached},
+    hints::{Hints, Watching, attend},
+    seats::Seats,
+};
+use dlock_core::{
+    Clock, DriverError, ErrorKind, FencingToken, Instant, Lane, LockName, Result, Retry,
+    ServerClock,
+};
+use std::{
+    collections::HashMap,
+    fmt,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+use tokio::sync::{Mutex as Gate, OwnedMutexGuard, mpsc};
+use zookeeper_client::{Acls, Client, CreateMode, Error as Native, Stat};
+
+/// The sessions of one client.
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    config: ZkConfig,
+    slots: Vec<Slot>,
+    /// The application's own connection, which is all there is then.
+    given: Option<Client>,
+    pub(crate) hints: Hints,
+    pub(crate) clock: Clock,
+    closed: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    session: Mutex<Option<Arc<Session>>>,
+    opening: Gate<()>,
+}
+
+impl Lanes {
+    pub(crate) fn new(config: ZkConfig, given: Option<Client>) -> Self {
+        let count = if given.is_some() { 1 } else { config.sessions };
+        Self {
+            config,
+            slots: (0..count).map(|_| Slot::default()).collect(),
+            given,
+            hints: Hints::new(),
+            clock: Clock::boot(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Names are spread evenly and for as long as the process lives.
+    pub(crate) fn lane(&self, name: &LockName) -> Lane {
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        let count = u64::try_from(self.slots.len()).unwrap_or(1).max(1);
+        Lane(u32::try_from(hasher.finish() % count).unwrap_or(0))
+    }
+
+    /// The session of a lane, if it has one that is not over.
+    pub(crate) fn current(&self, lane: Lane) -> Option<Arc<Session>> {
+        let slot = self.slots.get(usize::try_from(lane.0).ok()?)?;
+        slot.current().clone().filter(|session| !session.is_over())
+    }
+
+    /// The session of a lane, opened if there is none.
+    pub(crate) async fn session(&self, lane: Lane) -> Result<Arc<Session>> {
+        if let Some(session) = self.current(lane) {
+            return Ok(session);
+        }
+        let place = usize::try_from(lane.0).unwrap_or(usize::MAX);
+        let slot = self
+            .slots
+            .get(place)
+            .ok_or_else(|| DriverError::new(ErrorKind::Misuse, "the driver has no such lane"))?;
+        let _opening = slot.opening.lock().await;
+        if let Some(session) = self.current(lane) {
+            return Ok(session);
+        }
+        if self.closed.load(SeqCst) {
+            return Err(DriverError::new(
+                ErrorKind::ShuttingDown,
+                "the driver was closed before",
+            ));
+        }
+        let began = self.clock.now();
+        let client = match &self.given {
+            Some(client) if client.state().is_terminated() => return Err(over()),
+            Some(client) => client.clone(),
+            None => self.connect_soon().await?,
+        };
+        let session = Session::start(lane, client, self, began);
+        *slot.current() = Some(Arc::clone(&session));
+        Ok(session)
+    }
+
+    /// Servers that are electing, or busy, are given a while.
+    async fn connect_soon(&self) -> Result<Client> {
+        let end = self.clock.now() + CONNECT;
+        loop {
+            match self.connect().await {
+                Err(error) if error.retry() == Retry::Later && self.clock.now() < end => {
+                    self.clock.sleep_until(self.clock.now() + PAUSE).await;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Each server is tried once.
+    ///
+    /// Detached: a session that is dropped is not closed, which would end what it holds under running code.
+    async fn connect(&self) -> Result<Client> {
+        let config = &self.config;
+        let mut connector = Client::connector()
+            .with_session_timeout(config.session)
+            .with_detached()
+            .with_fail_eagerly();
+        if let Some(login) = &config.login {
+            let auth = format!("{}:{}", login.user, login.password);
+            connector = connector.with_auth("digest", auth.as_bytes());
+        }
+        #[cfg(feature = "tls")]
+        if config.tls {
+            let mut options = zookeeper_client::TlsOptions::new();
+            if let Some(path) = &config.ca {
+                let pem = tokio::fs::read_to_string(path).await.map_err(|cause| {
+                    let message = format!("dlock.ca ({}) cannot be read", path.display());
+                    DriverError::new(ErrorKind::Misuse, message).with_source(cause)
+                })?;
+                options = options.with_pem_ca(&pem).map_err(unreached)?;
+            }
+            return connector
+                .with_tls(options)
+                .secure_connect(&config.hosts)
+                .await
+                .map_err(unreached);
+        }
+        connector.connect(&config.hosts).await.map_err(unreached)
+    }
+
+    /// All sessions that there are.
+    pub(crate) fn open_ones(&self) -> Vec<Arc<Session>> {
+        self.slots
+            .iter()
+            .filter_map(|slot| slot.current().clone())
+            .collect()
+    }
+
+    /// Opens none from here on.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, SeqCst);
+        self.hints.close();
+        for slot in &self.slots {
+            if let Some(session) = &*slot.current() {
+                session.close();
+            }
+        }
+    }
+}
+
+impl Slot {
+    fn current(&self) -> MutexGuard<'_, Option<Arc<Session>>> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One session and what it carries.
+pub(crate) struct Session {
+    pub(crate) lane: Lane,
+    pub(crate) client: Client,
+    /// As granted.
+    pub(crate) timeout: Duration,
+    pub(crate) root: Root,
+    acl: AclRule,
+    pub(crate) seats: Seats,
+    pub(crate) hints: Hints,
+    pub(crate) clock: Clock,
+    /// The server's clock, as its writes show it: for ages, never for a decision.
+    server: ServerClock,
+    pub(crate) watches: mpsc::UnboundedSender<Watching>,
+    gates: Mutex<HashMap<LockName, Arc<Gate<()>>>>,
+    proof: Mutex<Proof>,
+    over: AtomicBool,
+    closing: AtomicBool,
+    /// It is the application's, who may need it longer.
+    given: bool,
+}
+
+/// When the writes were sent that prove it.
+#[derive(Clone, Copy, Debug)]
+struct Proof {
+    last_but_one: Instant,
+    last: Instant,
+}
+
+impl Session {
+    fn start(lane: Lane, client: Client, lanes: &Lanes, began: Instant) -> Arc<Self> {
+        // As many as there are seats, each of which has two at most.
+        let (watches, watching) = mpsc::unbounded_channel();
+        // Making a session is a transaction of the leader itself. One that was given may be older than its last write.
+        let began = if lanes.given.is_some() {
+            Instant::ORIGIN
+        } else {
+            began
+        };
+        let session = Arc::new(Self {
+            lane,
+            timeout: client.session_timeout(),
+            client,
+            root: lanes.config.root.clone(),
+            acl: lanes.config.acl,
+            seats: Seats::default(),
+            hints: lanes.hints.clone(),
+            clock: lanes.clock.clone(),
+            server: ServerClock::new(),
+            watches,
+            gates: Mutex::default(),
+            proof: Mutex::new(Proof {
+                last_but_one: began,
+                last: began,
+            }),
+            over: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            given: lanes.given.is_some(),
+        });
+        tokio::spawn(keep(Arc::clone(&session)));
+        tokio::spawn(attend(Arc::clone(&session), watching));
+        session
+    }
+
+    /// Whether it is known to have ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(SeqCst) || self.client.state().is_terminated()
+    }
+
+    /// It ended; says whether that is news.
+    pub(crate) fn end(&self) -> bool {
+        let news = !self.over.swap(true, SeqCst);
+        self.seats.clear();
+        self.seats.earlier.notify_one();
+        news
+    }
+
+    /// Its tasks end as soon as it carries nothing.
+    fn close(&self) {
+        self.closing.store(true, SeqCst);
+        self.seats.earlier.notify_one();
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.is_over() || self.closing.load(SeqCst) && self.seats.is_empty()
+    }
+
+    /// What it is proven to last, counted from `at`.
+    pub(crate) fn rest(&self, at: Instant) -> Duration {
+        let margin = (self.timeout / 100).max(Duration::from_millis(2));
+        let proven = self.proof().last_but_one + self.timeout.saturating_sub(margin);
+        proven.since(at)
+    }
+
+    /// Serialises what one client does with one name: two attempts of one hold would be two seats.
+    pub(crate) async fn gate(&self, name: &LockName) -> OwnedMutexGuard<()> {
+        let gate = {
+            let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
+            if gates.len() >= GATES {
+                gates.retain(|_, gate| Arc::strong_count(gate) > 1);
+            }
+            Arc::clone(gates.entry(name.clone()).or_default())
+        };
+        gate.lock_owned().await
+    }
+
+    pub(crate) fn acls(&self) -> Acls<'static> {
+        match self.acl {
+            AclRule::Open => Acls::anyone_all(),
+            AclRule::Creator => Acls::creator_all(),
+        }
+    }
+
+    /// A node that was sequential, of ours or others': its token.
+    pub(crate) fn token(&self, stat: &Stat) -> Option<FencingToken> {
+        self.observe(stat);
+        token(stat)
+    }
+
+    /// Makes the folder of a name, and the root.
+    pub(crate) async fn make_folder(&self, folder: &str) -> Result<(), Native> {
+        let paths = self.root.ancestors().chain([folder]);
+        make_folders(&self.client, paths, self.acls()).await
+    }
+
+    /// How long ago a time of the server was, as far as known.
+    pub(crate) fn since(&self, server_ms: i64) -> Option<Duration> {
+        let then = Duration::from_millis(u64::try_from(server_ms).ok()?);
+        Some(self.server.at(self.clock.now())?.saturating_sub(then))
+    }
+
+    /// A node that was written just now shows the server's time.
+    pub(crate) fn observe(&self, stat: &Stat) {
+        if let Ok(ms) = u64::try_from(stat.mtime) {
+            self.server
+                .observe(Duration::from_millis(ms), self.clock.now());
+        }
+    }
+
+    /// One quorum write: to a node of the session itself, made when it is not there. Run twice it writes twice.
+    async fn prove(&self) -> Result<(), Native> {
+        let path = self.node();
+        match self.client.set_data(&path, b"", None).await {
+            Ok(stat) => self.observe(&stat),
+            Err(Native::NoNode) => {
+                make_folders(&self.client, self.root.ancestors(), self.acls()).await?;
+                let options = CreateMode::Ephemeral.with_acls(self.acls());
+                match self.client.create(&path, b"", &options).await {
+                    Ok((stat, _)) => self.observe(&stat),
+                    Err(Native::NodeExists) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn node(&self) -> String {
+        self.root
+            .beside(&format!("{:x}", self.client.session_id().0))
+    }
+
+    fn proven(&self, sent: Instant) {
+        let mut proof = self.proof();
+        // Nearer ones may share a ping of the server.
+        if sent.since(proof.last) >= self.timeout / 4 {
+            proof.last_but_one = proof.last;
+            proof.last = sent;
+        }
+    }
+
+    fn proof(&self) -> MutexGuard<'_, Proof> {
+        self.proof.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Proves at once, for a session whose age nobody knows.
+    pub(crate) async fn prove_twice(&self) -> Result<()> {
+        for _ in 0..2 {
+            let sent = self.clock.now();
+            self.prove().await.map_err(failed)?;
+            self.proven(sent);
+            self.clock.sleep_until(sent + self.timeout / 4).await;
+        }
+        Ok(())
+    }
+}
+
+/// One write per third of the time-out, for all that the session carries; after one that failed the next one soon.
+async fn keep(session: Arc<Session>) {
+    let mut next = session.clock.now() + session.timeout / 3;
+    loop {
+        tokio::select! {
+            () = session.clock.sleep_until(next) => {}
+            () = session.client_over() => return,
+        }
+        if session.is_done() {
+            break;
+        }
+        let sent = session.clock.now();
+        next = match session.prove().await {
+            Ok(()) => {
+                session.proven(sent);
+                sent + session.timeout / 3
+            }
+            Err(error) => {
+                tracing::debug!(target: "dlock::zk", lane = session.lane.0, %error, "a session was not proven");
+                session.clock.now() + session.timeout / 20
+            }
+        };
+    }
+    if !session.is_over() && !session.given {
+        // Nothing is left on it: it runs out by itself, and its node need not stay until then.
+        drop(session.client.delete(&session.node(), None).await);
+    }
+}
+
+impl Session {
+    async fn client_over(&self) {
+        loop {
+            if self.is_done() {
+                return;
+            }
+            tokio::time::sleep(self.timeout / 4).await;
+        }
+    }
+}
+
+/// Prints nothing of the connection, whose type prints itself without secrets but at length.
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("lane", &self.lane)
+            .field("timeout", &self.timeout)
+            .field("over", &self.is_over())
+            .finish_non_exhaustive()
+    }
+}
+
+/// How long servers that do not serve are asked again before that is the answer.
+const CONNECT: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_millis(100);
+/// Names that may have a gate before those that nobody uses are forgotten.
+const GATES: usize = 1024;

@@ -1,0 +1,1 @@
+//! What breaks between a client and its servers.

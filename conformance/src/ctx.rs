@@ -250,10 +250,39 @@ impl Ctx {
         hold.over_by().since(self.now()) + self.rounding()
     }
 
-    /// What a store that counts in milliseconds may round an end by.
+    /// What a store may round an end by: one that counts in milliseconds, or one whose client ends a hold by a request.
     #[must_use]
     pub fn rounding(&self) -> Duration {
-        Duration::from_millis(2)
+        self.0.pace.rounding
+    }
+
+    /// A lease that is renewed in time also where other tests have the machine for half a second, and whose end a case can still wait for.
+    #[must_use]
+    pub fn kept(&self) -> Duration {
+        self.0.pace.kept
+    }
+
+    /// What somebody who died costs at most, where that would be `bound`: where holds and places in line end with a session, that session
+    /// and two ticks, if that is more.
+    #[must_use]
+    pub fn dead_for(&self, bound: Duration) -> Duration {
+        let session = self.0.pace.session.unwrap_or_default();
+        bound.max(session + session / 4)
+    }
+
+    /// What a grant of that lease must promise at least: half of it, and where a session has to be proven a quarter of that.
+    #[must_use]
+    pub fn promised(&self, lease: Duration) -> Duration {
+        self.0
+            .pace
+            .session
+            .map_or(lease / 2, |session| session.min(lease) / 4)
+    }
+
+    /// Whether holds end with their client's session, and are renewed by no other client.
+    #[must_use]
+    pub fn is_session_bound(&self) -> bool {
+        self.0.pace.session.is_some()
     }
 
     /// Waits until the condition holds, at most `bound` and the slack.

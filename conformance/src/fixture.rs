@@ -191,6 +191,8 @@ pub enum Need {
     Hints,
     /// A store that only answers ([`Wake::Poll`]).
     Poll,
+    /// A store that tells the second in line when to look.
+    Told,
     /// Fencing tokens.
     Fencing,
     /// Holds that outlive their client.
@@ -229,6 +231,10 @@ impl Need {
                 "the store is not one that notifies without an order",
             ),
             Self::Poll => unless(store.wake == Wake::Poll, "the store pushes"),
+            Self::Told => unless(
+                !store.session_bound,
+                "each waiter watches the one ahead itself: nobody has to be told when to look",
+            ),
             Self::Fencing => unless(store.fencing, "the store numbers no grants"),
             Self::Detached => unless(
                 !store.session_bound,

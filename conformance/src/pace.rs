@@ -1,6 +1,7 @@
 //! How fast a suite goes.
 
 use crate::fixture::Time;
+use dlock_core::Capabilities;
 use std::time::Duration;
 
 /// The time spans that cases derive their bounds from.
@@ -8,10 +9,16 @@ use std::time::Duration;
 pub(crate) struct Pace {
     /// A lease that a case waits to see the end of.
     pub(crate) short: Duration,
+    /// A lease that is renewed in time also where other tests have the machine for half a second, and whose end a case can wait for.
+    pub(crate) kept: Duration,
     /// A lease that no case sees the end of.
     pub(crate) long: Duration,
     /// What a busy machine may add to an upper bound. Lower bounds have none: they are proven from instants around calls.
     pub(crate) slack: Duration,
+    /// What a store may round an end by.
+    pub(crate) rounding: Duration,
+    /// What a holder's session lasts, where holds end with one: a crash costs that much, however short the lease.
+    pub(crate) session: Option<Duration>,
     /// Between two looks at a condition.
     pub(crate) step: Duration,
     /// The most that one call may take in a case that breaks nothing.
@@ -21,11 +28,32 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// The pace of a suite; `shortest` is the shortest lease that the store gives.
-    pub(crate) fn of(time: Time, shortest: Duration) -> Self {
+    /// The pace of a suite over that store.
+    pub(crate) fn of(time: Time, store: &Capabilities) -> Self {
+        let pace = Self::by(time, *store.leases.start());
+        if !store.session_bound {
+            return pace;
+        }
+        // A kept lease is the session, neither more nor less, so that is the shortest whose end means anything.
+        let session = *store.leases.end();
+        Self {
+            short: pace.short.max(session),
+            kept: pace.short.max(session),
+            // Its client ends a hold, by a request.
+            rounding: pace.slack / 4,
+            session: Some(session),
+            limit: pace.limit * 3,
+            ..pace
+        }
+    }
+
+    fn by(time: Time, shortest: Duration) -> Self {
         match time {
             Time::Simulated => Self {
                 short: Duration::from_secs(3).max(shortest),
+                kept: Duration::from_secs(3).max(shortest),
+                rounding: Duration::from_millis(2),
+                session: None,
                 long: Duration::from_secs(60),
                 slack: Duration::from_millis(50),
                 step: Duration::from_millis(10),
@@ -34,6 +62,9 @@ impl Pace {
             },
             Time::Real => Self {
                 short: Duration::from_millis(500).max(shortest),
+                kept: Duration::from_millis(500).max(shortest) * 4,
+                rounding: Duration::from_millis(2),
+                session: None,
                 long: Duration::from_secs(30),
                 slack: Duration::from_millis(500),
                 step: Duration::from_millis(10),

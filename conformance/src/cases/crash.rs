@@ -44,7 +44,7 @@ async fn a_killed_holder_is_gone_with_its_lease(ctx: Ctx) -> Result<(), Failure>
     holder.kill_9().await?;
     // One clock for all processes of a machine.
     let before = Instant::from_nanos(sent.parse()?);
-    let latest = ctx.now() + lease;
+    let latest = ctx.now() + ctx.dead_for(lease);
     let next = other
         .take_within(&ctx.ask(&name), latest.since(ctx.now()))
         .await?;
@@ -70,7 +70,7 @@ async fn killed_waiters_delay_nobody_for_long(ctx: Ctx) -> Result<(), Failure> {
     }
     holder.frees(&hold).await?;
     other
-        .take_within(&ctx.ask(&name), entry_deadline(ctx.short()))
+        .take_within(&ctx.ask(&name), ctx.dead_for(entry_deadline(ctx.short())))
         .await
         .map(drop)
 }

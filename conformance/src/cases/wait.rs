@@ -41,7 +41,7 @@ pub(super) const CASES: &[Case] = &[
     case!(Clause::Wait, the_next_ticket_stands_though_nobody_else_does)
         .needs(&[Need::Line])
         .bullet("granted: `req.line` is used up"),
-    case!(Clause::Wait, whoever_is_next_is_told_when_to_look).needs(&[Need::Line]),
+    case!(Clause::Wait, whoever_is_next_is_told_when_to_look).needs(&[Need::Line, Need::Told]),
     case!(
         Clause::Wait,
         a_name_that_opens_again_goes_to_the_first_in_line
@@ -177,7 +177,7 @@ async fn a_turn_is_taken_without_having_heard_of_it(ctx: Ctx) -> Result<(), Fail
     same("the number of holds", turn.holds, 1)?;
     // The reservation is over, the lease asked for counts.
     ensure(
-        turn.valid_for > ctx.long() / 2,
+        turn.valid_for > ctx.promised(ctx.long()),
         format_args!(
             "{:?} are promised of a lease of {:?}",
             turn.valid_for,

@@ -216,15 +216,6 @@ pub(crate) fn fails<T>(
 }
 
 impl Ctx {
-    /// A lease that is renewed in time also where other tests have the machine for half a second, and whose end a case can still wait for.
-    pub(crate) fn kept(&self) -> Duration {
-        if self.is_simulated() {
-            self.short()
-        } else {
-            self.short() * 4
-        }
-    }
-
     /// Names that one batch of renewals may mix.
     pub(crate) fn names_of_one_lane_for(
         &self,

@@ -105,7 +105,7 @@ impl Stage {
         if let Some(gap) = gap(case.needs, &*fixture, &store) {
             return Ok(Outcome::Ignored(gap));
         }
-        let pace = Pace::of(self.time(), *store.leases.start());
+        let pace = Pace::of(self.time(), &store);
         let ctx = Ctx::new(case.name, Arc::clone(&self.maker), fixture, twist, pace);
         let run = AssertUnwindSafe((case.run)(ctx.clone())).catch_unwind();
         let outcome = match tokio::time::timeout(pace.limit, run).await {

@@ -453,3 +453,43 @@ const RUNS: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_secs(60);
 /// Clocks that differ by 100 ppm drift apart by 3 ms in that time.
 const TIMED: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use super::{Connections, Flavour, Purpose};
+    use crate::commands::Statements;
+    use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
+    use std::time::{Duration, Instant};
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_server_without_a_limit_is_told_to_end_a_statement_and_its_connection_is_left() {
+        let server = MariadbServer::start(MariadbOptions::default()).unwrap();
+        let config = server.url().parse().unwrap();
+        let all = Connections::open(&config, &Statements::new(config.table()))
+            .await
+            .unwrap();
+        let far = all.clock().now() + Duration::from_secs(20);
+        let mut turn = all.turn(Purpose::Work, far).await.unwrap();
+        // This server becomes like the other family's.
+        let free = sqlx::raw_sql("SET SESSION max_statement_time = 0")
+            .execute(turn.native())
+            .await;
+        turn.heard(free).unwrap();
+        turn.open().flavour = Flavour::Mysql;
+        let (began, id) = (Instant::now(), turn.open().id);
+        let limit = turn.limit();
+        let slept =
+            sqlx::raw_sql("SELECT COUNT(*) FROM information_schema.COLUMNS WHERE SLEEP(0.1) = 0");
+        let slept = limit.of(slept.execute(turn.native())).await;
+        let error = turn.heard(slept).unwrap_err();
+        assert!(error.to_string().contains("was killed"), "{error:?}");
+        assert!(
+            (0.9..3.5).contains(&began.elapsed().as_secs_f64()),
+            "{:?}",
+            began.elapsed()
+        );
+        drop(turn);
+        let mut turn = all.turn(Purpose::Work, far).await.unwrap();
+        assert_ne!(turn.open().id, id);
+    }
+}

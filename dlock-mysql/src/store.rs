@@ -389,3 +389,41 @@ const SWEEP_EVERY: Duration = Duration::from_secs(120);
 const SWEPT: i64 = 256;
 const SWEPT_PAGES: u32 = 16;
 const DAY: Duration = Duration::from_secs(86_400);
+
+#[cfg(test)]
+mod tests {
+    use super::Store;
+    use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
+    use sqlx::{Connection, MySqlConnection};
+
+    #[tokio::test]
+    async fn names_long_free_are_forgotten_and_no_others() {
+        let server = MariadbServer::start(MariadbOptions::default()).unwrap();
+        let store = Store::open(server.url().parse().unwrap()).await.unwrap();
+        let mut native = MySqlConnection::connect(&server.url()).await.unwrap();
+        // Hours since each was changed, and until it ends.
+        for (name, changed, ends) in [
+            ("free for long", 25, -25),
+            ("free lately", 2, -2),
+            ("lapsed lately", 30, -3),
+            ("held for long", 30, 5),
+        ] {
+            let row = "INSERT INTO dlock_locks SELECT ?, NULL, 1, '', now + ? * 3600000000, 0, 0, now - ? * 3600000000, '', 1 \
+                FROM (SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) AS now) AS t";
+            let row = sqlx::query(row).bind(name).bind(ends).bind(changed);
+            row.execute(&mut native).await.unwrap();
+        }
+        // It begins anywhere, so not every sweep sees every name.
+        let mut forgotten = 0;
+        for _ in 0..100 {
+            forgotten += store.sweep().await.unwrap();
+        }
+        assert_eq!(forgotten, 1);
+        let left = "SELECT CAST(name AS CHAR) FROM dlock_locks ORDER BY name";
+        let left: Vec<String> = sqlx::query_scalar(left)
+            .fetch_all(&mut native)
+            .await
+            .unwrap();
+        assert_eq!(left, ["free lately", "held for long", "lapsed lately"]);
+    }
+}

@@ -137,6 +137,7 @@ impl Service for Mariadb {
     }
 
     fn prepare(&self, site: &Site) -> io::Result<()> {
+        fs::create_dir(site.dir.join(TEMPORARY))?;
         copy(&template(&self.program)?, &site.dir.join("data"))
     }
 
@@ -148,6 +149,7 @@ impl Service for Mariadb {
             .arg(format!("--datadir={}", path("data")))
             .arg(format!("--socket={}", path(SOCKET)))
             .arg(format!("--pid-file={}", path(PID)))
+            .arg(format!("--tmpdir={}", path(TEMPORARY)))
             .arg(format!("--port={}", site.port))
             .args([
                 "--bind-address=127.0.0.1",
@@ -279,6 +281,8 @@ const INSTALLER: &str = "mariadb-install-db";
 const DATABASE: &str = "dlock";
 const SOCKET: &str = "s";
 const PID: &str = "pid";
+/// Of its own: a server that starts removes what it takes for its own last remains, and so another's temporary tables.
+const TEMPORARY: &str = "tmp";
 /// Written last, so that a template that was left half made is not used.
 const DONE: &str = "dlock-template";
 const HELLO_LIMIT: Duration = Duration::from_secs(1);

@@ -11,6 +11,8 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 /// | `redis://…`, `redis+unix://…` | `redis` | one Redis server |
 /// | `rediss://…` | `redis-tls` | the same over TLS |
 /// | `sqlite:PATH` | `sqlite` | a file, shared by the processes of one machine |
+/// | `mongodb://…` | `mongo` | a MongoDB replica set, sharded cluster or server |
+/// | `mongodb+srv://…` | `mongo-srv` | the same, found by DNS records |
 ///
 /// The rest of the URL is the native client's, unchanged. Query parameters that begin with `dlock.` are ours:
 ///
@@ -20,7 +22,7 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 /// | `dlock.look` | `1ms` to `1m` | `100ms` | how often a store that only answers is asked at most while somebody waits |
 ///
 /// and those of the backend, listed with its config: `dlock::memory::MemoryConfig`, `dlock::redis::RedisConfig`,
-/// `dlock::sqlite::SqliteConfig`.
+/// `dlock::sqlite::SqliteConfig`, `dlock::mongo::MongoConfig`.
 ///
 /// # Errors
 /// `Misuse` when the URL has an unknown scheme or parameter, or a value that makes no sense: the message lists what there is.
@@ -74,14 +76,19 @@ pub async fn builder(url: &str) -> Result<ClientBuilder, Error> {
 }
 
 #[cfg_attr(
-    not(any(feature = "redis", feature = "sqlite")),
+    not(any(feature = "mongo", feature = "redis", feature = "sqlite")),
     allow(
         clippy::unused_async,
         reason = "a backend in this process does not await"
     )
 )]
 #[cfg_attr(
-    not(any(feature = "memory", feature = "redis", feature = "sqlite")),
+    not(any(
+        feature = "memory",
+        feature = "mongo",
+        feature = "redis",
+        feature = "sqlite"
+    )),
     allow(unused_variables, reason = "without a backend nobody reads the URL")
 )]
 async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn DistributedLock>, Error> {
@@ -94,17 +101,23 @@ async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn DistributedLock>, Err
         "rediss" => Ok(Arc::new(dlock_redis::RedisDriver::connect(url).await?)),
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(Arc::new(dlock_sqlite::SqliteDriver::connect(url).await?)),
+        #[cfg(feature = "mongo")]
+        "mongodb" => Ok(Arc::new(dlock_mongo::MongoDriver::connect(url).await?)),
+        #[cfg(feature = "mongo-srv")]
+        "mongodb+srv" => Ok(Arc::new(dlock_mongo::MongoDriver::connect(url).await?)),
         _ => Err(no_driver(scheme)),
     }
 }
 
 /// Every scheme, and the feature that builds its driver in.
-const SCHEMES: [(&str, &str); 5] = [
+const SCHEMES: [(&str, &str); 7] = [
     ("memory", "memory"),
     ("redis", "redis"),
     ("rediss", "redis-tls"),
     ("redis+unix", "redis"),
     ("sqlite", "sqlite"),
+    ("mongodb", "mongo"),
+    ("mongodb+srv", "mongo-srv"),
 ];
 
 pub(crate) fn no_driver(scheme: &str) -> Error {

@@ -25,6 +25,8 @@ pub fn schema(url: &str) -> Result<&'static str, Error> {
         "sqlite" => {
             Ok("-- nothing to prepare: the file and its table are made by whoever comes first\n")
         }
+        #[cfg(feature = "mongo")]
+        "mongodb" | "mongodb+srv" => Ok(dlock_mongo::MongoConfig::RIGHTS),
         _ => Err(no_driver(&scheme)),
     }
 }

@@ -22,6 +22,7 @@ fn every_test_that_the_guarantees_name_exists() {
         "dlock-core",
         "dlock-memory",
         "dlock-redis",
+        "dlock-mongo",
         "dlock/tests",
     ] {
         read(&root.join(folder), &mut code);

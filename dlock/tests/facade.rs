@@ -2,7 +2,8 @@
 
 use dlock::{Error, ErrorKind};
 
-const SCHEMES: &str = "there is memory:, redis:, rediss:, redis+unix:, sqlite:";
+const SCHEMES: &str =
+    "there is memory:, redis:, rediss:, redis+unix:, sqlite:, mongodb:, mongodb+srv:";
 
 async fn refused(url: &str) -> Error {
     match dlock::connect(url).await {
@@ -55,6 +56,8 @@ async fn a_scheme_whose_feature_is_off_names_the_feature() {
         ("redis+unix", "redis", cfg!(feature = "redis")),
         ("rediss", "redis-tls", cfg!(feature = "redis-tls")),
         ("sqlite", "sqlite", cfg!(feature = "sqlite")),
+        ("mongodb", "mongo", cfg!(feature = "mongo")),
+        ("mongodb+srv", "mongo-srv", cfg!(feature = "mongo-srv")),
     ];
     for (scheme, feature, _) in schemes.iter().filter(|(.., on)| !on) {
         for scheme in [scheme.to_string(), scheme.to_uppercase()] {
@@ -134,6 +137,9 @@ async fn no_error_shows_a_password() {
         "redis://user:canary@127.0.0.1:99999/",
         "redis+unix://user:canary@/nowhere?pass=canary",
         "redis://:canary@127.0.0.1:1",
+        "mongodb://user:canary@",
+        "mongodb://user:canary@h/?dlock.leese=1s",
+        "mongodb://user:canary@h/?w=1",
         "mysql://user:canary@host/",
         "user:canary@host",
         "canary",
@@ -299,6 +305,36 @@ mod redis {
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{url}: {error:?}");
             assert_eq!(error.retry(), Retry::Later, "{url}");
         }
+    }
+}
+
+#[cfg(feature = "mongo")]
+mod mongo {
+    use super::refused;
+    use dlock::{ErrorKind, Retry};
+
+    #[tokio::test]
+    async fn an_unknown_parameter_is_refused_with_all_known_ones() {
+        let error = refused("mongodb://127.0.0.1:1/?dlock.leese=10s").await;
+        assert_eq!(error.kind(), ErrorKind::Misuse);
+        let message = error.to_string();
+        for word in [
+            "dlock.leese",
+            "dlock.collection",
+            "dlock.database",
+            "dlock.lease",
+            "dlock.look",
+        ] {
+            assert!(message.contains(word), "{word}: {message}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_that_is_not_there_is_unavailable_and_worth_another_try() {
+        let url = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=200&dlock.lease=10s";
+        let error = refused(url).await;
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        assert_eq!(error.retry(), Retry::Later);
     }
 }
 

@@ -338,6 +338,8 @@ fn errors_are_objects_too_and_those_of_exec_stay_off_its_output() {
 fn schema_needs_no_store() {
     let out = run(at("redis://127.0.0.1:1/", &["schema"])).expect(0);
     assert!(out.stdout.contains("~dlock:*"), "{out:?}");
+    let out = run(at("mongodb://127.0.0.1:1/", &["schema"])).expect(0);
+    assert!(out.stdout.contains("db.createRole"), "{out:?}");
 }
 
 #[test]

@@ -363,6 +363,8 @@ fn initiate(names: &[SocketAddr], first: SocketAddr) -> io::Result<()> {
     let settings = document([
         ("electionTimeoutMillis", 1000.into()),
         ("heartbeatIntervalMillis", 200.into()),
+        ("heartbeatTimeoutSecs", 1.into()),
+        ("catchUpTimeoutMillis", 1000.into()),
     ]);
     let config = document([
         ("_id", SET.into()),
@@ -400,12 +402,13 @@ fn primary_of(members: &[SocketAddr], limit: Duration) -> io::Result<usize> {
     Err(io::Error::other(format!("no primary within {limit:?}")))
 }
 
-/// Where `./test` puts it: beside the build, so that a clean build fetches it anew and nothing else does.
+/// Where `./test` puts it.
 fn fetched() -> PathBuf {
-    let target = env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    let target =
-        target.unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target")));
-    target.join("mongod/mongod")
+    let home = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    let cache = env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(home);
+    cache.unwrap_or_default().join("dlock/mongod-6.0.5")
 }
 
 fn failed(step: &'static str, source: io::Error) -> ServerError {

@@ -190,6 +190,11 @@ impl Connection {
         self.0.clock.now()
     }
 
+    /// In the client's runtime: that of whoever asks may end at once.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.0.runtime.spawn(work);
+    }
+
     pub(crate) fn close(&self) {
         self.0.state.send_replace(State::Closed);
     }

@@ -168,7 +168,7 @@ impl RedisDriver {
     /// background, because whoever released it is done; what stops it is made good by the next look.
     fn go_on(&self, keys: Keys) {
         let connection = Arc::clone(&self.connection);
-        tokio::spawn(async move {
+        self.connection.spawn(async move {
             for _ in 0..MOST_ROUNDS {
                 let patience = connection.patience();
                 let leave =

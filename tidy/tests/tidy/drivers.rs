@@ -44,6 +44,11 @@ const EXTRA: &[(&str, &str, &str)] = &[
         "the only line that is kept in scripts of ours: every order of events is tried",
     ),
     (
+        "redis",
+        "tests/line/",
+        "the line under attack, by processes that are killed and stopped",
+    ),
+    (
         "mongo",
         "src/record.rs",
         "a pipeline answers the document, not a verdict: what it decided is read here",

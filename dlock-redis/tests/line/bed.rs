@@ -1,0 +1,315 @@
+//! A server, clients over it, and a referee who looks at who was inside when.
+
+use dlock_conformance::testbed::{
+    RedisServer, ServerProcess,
+    redis::{Aof, RedisOptions, Reply},
+    worker::{self, Job, Worker},
+};
+use dlock_core::{Client, DistributedLock, Guard, Lease, Lock};
+use dlock_redis::RedisDriver;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use std::{
+    error::Error,
+    fmt::Write,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+use tokio::task::JoinHandle;
+
+pub(crate) type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
+
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const MILLI: Duration = Duration::from_millis(1);
+pub(crate) const NAME: &str = "a";
+/// How long a turn is kept for a client that does not take it, with leases of three seconds and more.
+pub(crate) const ACCEPT: Duration = SECOND;
+/// What a machine that is busy with other things adds.
+pub(crate) const MARGIN: Duration = Duration::from_millis(600);
+/// Only a test that hangs meets it.
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+
+/// Fails with words that are made only then.
+macro_rules! ensure {
+    ($holds:expr, $($said:tt)*) => {
+        if !$holds {
+            return Err(format!($($said)*).into());
+        }
+    };
+}
+pub(crate) use ensure;
+
+pub(crate) struct Bed {
+    pub(crate) server: RedisServer,
+}
+
+impl Bed {
+    pub(crate) fn start() -> Outcome<Self> {
+        Self::keeping(Aof::Off)
+    }
+
+    pub(crate) fn keeping(aof: Aof) -> Outcome<Self> {
+        let options = RedisOptions {
+            aof,
+            ..RedisOptions::default()
+        };
+        Ok(Self {
+            server: RedisServer::start(options)?,
+        })
+    }
+
+    pub(crate) fn process(&self) -> &ServerProcess {
+        self.server.process().unwrap()
+    }
+
+    pub(crate) async fn client(&self, lease: Duration) -> Outcome<Client> {
+        connect(&self.server.url(), lease).await
+    }
+
+    pub(crate) async fn clients(&self, count: usize, lease: Duration) -> Outcome<Vec<Client>> {
+        connect_all(&self.server.url(), count, lease).await
+    }
+
+    pub(crate) fn say(&self, words: &[&str]) -> Outcome<i64> {
+        match self.server.command(words)? {
+            Reply::Int(number) => Ok(number),
+            other => Err(format!("{words:?}: {other:?}").into()),
+        }
+    }
+
+    pub(crate) fn standing(&self) -> Outcome<i64> {
+        self.say(&["ZCARD", "dlock:{a}:line"])
+    }
+
+    /// Waits until so many tickets stand in line.
+    pub(crate) async fn until_standing(&self, count: i64) -> Outcome {
+        let began = Instant::now();
+        loop {
+            let standing = self.standing()?;
+            if standing == count {
+                return Ok(());
+            }
+            ensure!(
+                began.elapsed() < LIMIT,
+                "{standing} stand in line, not {count}"
+            );
+            tokio::time::sleep(MILLI).await;
+        }
+    }
+
+    /// A process with so many clients, each of which waits in line.
+    pub(crate) async fn waiters(&self, count: i64, lease: Duration) -> Outcome<Worker> {
+        let before = self.standing()?;
+        let (url, count_said) = (self.server.url(), count.to_string());
+        let lease = lease.as_millis().to_string();
+        let args = [("url", &*url), ("count", &*count_said), ("lease", &*lease)];
+        let mut worker = Worker::spawn("wait", &args)?;
+        worker.expect("asked", LIMIT).await?;
+        self.until_standing(before + count).await?;
+        Ok(worker)
+    }
+
+    /// Somebody who waits behind all who stand, and when he got it.
+    pub(crate) async fn stand(
+        &self,
+        client: &Client,
+    ) -> Outcome<JoinHandle<Outcome<(Guard, Instant)>>> {
+        let before = self.standing()?;
+        let lock = client.lock(NAME)?;
+        let waiting = tokio::spawn(async move {
+            let guard = lock.acquire_within(LIMIT).await?;
+            Ok((guard, Instant::now()))
+        });
+        self.until_standing(before + 1).await?;
+        Ok(waiting)
+    }
+
+    pub(crate) fn flush(&self) -> Outcome {
+        self.server.command(&["FLUSHALL"])?;
+        Ok(())
+    }
+}
+
+pub(crate) async fn connect(url: &str, lease: Duration) -> Outcome<Client> {
+    over(Arc::new(RedisDriver::connect(url).await?), lease)
+}
+
+pub(crate) fn over(driver: Arc<dyn DistributedLock>, lease: Duration) -> Outcome<Client> {
+    Ok(Client::builder(driver).lease(Lease::kept(lease)?).build()?)
+}
+
+async fn connect_all(url: &str, count: usize, lease: Duration) -> Outcome<Vec<Client>> {
+    stream::iter(0..count)
+        .map(|_| connect(url, lease))
+        .buffered(16)
+        .try_collect()
+        .await
+}
+
+/// What a worker process does.
+pub(crate) async fn work(job: &Job) -> Outcome {
+    let lease = Duration::from_millis(job.arg("lease")?.parse()?);
+    let count = job.arg("count")?.parse()?;
+    let clients = connect_all(job.arg("url")?, count, lease).await?;
+    for client in &clients {
+        let lock = client.lock(NAME)?;
+        drop(tokio::spawn(async move {
+            while let Ok(guard) = lock.acquire().await {
+                let inside = worker::say("inside");
+                let released = guard.release().await;
+                let outside = worker::say("outside");
+                if inside.is_err() || outside.is_err() || released.is_err() {
+                    return;
+                }
+            }
+        }));
+    }
+    worker::say("asked")?;
+    let mut commands = worker::commands();
+    while commands.recv().await.is_some() {}
+    Ok(())
+}
+
+/// One time that somebody was inside.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    client: usize,
+    from: Instant,
+    to: Instant,
+    token: u64,
+    /// The lease had not been lost by its end.
+    held: bool,
+}
+
+/// Clients that hold for some milliseconds and queue again at once.
+pub(crate) struct Storm {
+    turns: Arc<Mutex<Vec<Turn>>>,
+    errors: Arc<Mutex<Vec<String>>>,
+    running: Vec<JoinHandle<()>>,
+    clients: usize,
+    began: Instant,
+    until: Instant,
+}
+
+/// What the referee saw.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) grants: usize,
+    /// The longest time that nobody was inside.
+    pub(crate) free: Duration,
+    /// The fewest turns of one client.
+    pub(crate) fewest: usize,
+    pub(crate) errors: Vec<String>,
+}
+
+impl Storm {
+    pub(crate) fn begin(clients: &[Client], lasts: Duration) -> Outcome<Self> {
+        let began = Instant::now();
+        let mut storm = Self {
+            turns: Arc::default(),
+            errors: Arc::default(),
+            running: Vec::new(),
+            clients: clients.len(),
+            began,
+            until: began + lasts,
+        };
+        for (number, client) in clients.iter().enumerate() {
+            let (turns, errors) = (storm.turns.clone(), storm.errors.clone());
+            let (lock, until) = (client.lock(NAME)?, storm.until);
+            storm.running.push(tokio::spawn(async move {
+                while Instant::now() < until {
+                    if let Err(error) = turn(&lock, number, &turns).await {
+                        errors.lock().unwrap().push(error.to_string());
+                        tokio::time::sleep(MILLI * 10).await;
+                    }
+                }
+            }));
+        }
+        Ok(storm)
+    }
+
+    /// Runs an attack again and again, with a pause after each, until shortly before the end. Says how many there were.
+    pub(crate) async fn attack(
+        &self,
+        pause: Duration,
+        mut attack: impl AsyncFnMut() -> Outcome,
+    ) -> Outcome<usize> {
+        let mut attacks = 0;
+        while Instant::now() + pause < self.until {
+            tokio::time::sleep(pause).await;
+            attack().await?;
+            attacks += 1;
+        }
+        Ok(attacks)
+    }
+
+    /// Waits for everybody and judges. What was held, or granted and not yet heard of, when the server lost its keys is no
+    /// lease: `voids`, from before to after.
+    pub(crate) async fn end(self, voids: &[(Instant, Instant)]) -> Outcome<Report> {
+        for running in self.running {
+            tokio::time::timeout(LIMIT, running).await??;
+        }
+        let mut turns = self.turns.lock().unwrap().clone();
+        turns.sort_by_key(|turn| turn.from);
+        let counted = |turn: &&Turn| {
+            let lost = |(before, after): &(Instant, Instant)| {
+                turn.from <= *after + MILLI * 100 && *before <= turn.to
+            };
+            turn.held && !voids.iter().any(lost)
+        };
+        let judged: Vec<_> = turns.iter().filter(counted).collect();
+        for pair in judged.windows(2) {
+            let [one, other] = pair else { continue };
+            ensure!(
+                one.to <= other.from && one.token < other.token,
+                "two inside: {one:?} and {other:?}"
+            );
+        }
+        let mut free = Duration::ZERO;
+        let mut last = self.began;
+        for turn in &turns {
+            free = free.max(turn.from.saturating_duration_since(last));
+            last = last.max(turn.to);
+        }
+        let of = |client| turns.iter().filter(|turn| turn.client == client).count();
+        Ok(Report {
+            grants: turns.len(),
+            free,
+            fewest: (0..self.clients).map(of).min().unwrap_or_default(),
+            errors: std::mem::take(&mut *self.errors.lock().unwrap()),
+        })
+    }
+}
+
+async fn turn(lock: &Lock, client: usize, turns: &Mutex<Vec<Turn>>) -> Outcome {
+    let guard = lock.acquire_within(LIMIT).await?;
+    let from = Instant::now();
+    tokio::time::sleep(MILLI * fastrand::u32(3..=8)).await;
+    let held = guard.check().is_ok();
+    let turn = Turn {
+        client,
+        from,
+        to: Instant::now(),
+        token: guard.token().0,
+        held,
+    };
+    turns.lock().unwrap().push(turn);
+    guard.release().await?;
+    Ok(())
+}
+
+impl Report {
+    /// Prints itself and demands the bounds.
+    pub(crate) fn within(&self, attack: &str, attacks: usize, free: Duration) -> Outcome {
+        let mut said = format!(
+            "{attack}: {attacks} attacks, {} grants, fewest {}, longest free {:?}",
+            self.grants, self.fewest, self.free
+        );
+        if let Some(error) = self.errors.first() {
+            write!(said, ", {} errors such as {error}", self.errors.len())?;
+        }
+        println!("{said}");
+        ensure!(self.free <= free, "free for longer than {free:?}: {said}");
+        ensure!(self.fewest > 0, "somebody never had a turn: {said}");
+        Ok(())
+    }
+}

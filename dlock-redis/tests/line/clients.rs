@@ -1,0 +1,290 @@
+//! Waiters that are many, die, stop, or give up.
+
+use crate::{
+    bed::{ACCEPT, Bed, LIMIT, MARGIN, MILLI, NAME, Outcome, SECOND, Storm, ensure},
+    soak, trial,
+};
+use dlock_core::Lock;
+use libtest_mimic::Trial;
+use std::{
+    future::poll_fn,
+    pin::pin,
+    sync::{Arc, Mutex},
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+pub(crate) fn trials() -> Vec<Trial> {
+    vec![
+        trial("two_hundred_clients_are_served_in_order", || in_order(200)),
+        trial("eight_clients_in_a_loop_lose_no_time", calm),
+        trial("twenty_killed_at_the_head_cost_nothing", || killed(20)),
+        trial("a_hundred_killed_at_the_head_cost_nothing", || killed(100)),
+        trial("a_grantee_that_is_killed_costs_its_accept_lease", || {
+            grantee(true)
+        }),
+        trial(
+            "a_grantee_that_is_stopped_costs_its_accept_lease_and_keeps_its_place",
+            || grantee(false),
+        ),
+        trial(
+            "twenty_stopped_at_the_head_cost_one_entry_deadline_together",
+            || stopped(20),
+        ),
+        trial("a_wait_dropped_at_any_await_leaves_nothing", dropped),
+        trial(
+            "waiters_that_give_up_at_any_time_are_in_nobodys_way",
+            || gives_up(24, SECOND * 3),
+        ),
+        trial("a_token_is_remembered_for_a_day", token),
+        soak("soak_a_thousand_clients_are_served_in_order", || {
+            in_order(1_000)
+        }),
+        soak("soak_a_thousand_killed_at_the_head_cost_nothing", || {
+            killed(1_000)
+        }),
+        soak("soak_waiters_that_give_up", || gives_up(100, SECOND * 600)),
+    ]
+}
+
+async fn in_order(count: usize) -> Outcome {
+    let bed = Bed::start()?;
+    let holder = bed.client(SECOND * 30).await?;
+    let guard = holder.lock(NAME)?.acquire().await?;
+    let clients = bed.clients(count, SECOND * 30).await?;
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let mut waiting = Vec::new();
+    for (number, client) in clients.iter().enumerate() {
+        let (lock, served) = (client.lock(NAME)?, served.clone());
+        waiting.push(tokio::spawn(async move {
+            let guard = lock.acquire_within(LIMIT * 2).await?;
+            served.lock().unwrap().push((number, guard.token().0));
+            guard.release().await
+        }));
+        bed.until_standing(i64::try_from(number)? + 1).await?;
+    }
+    let began = Instant::now();
+    guard.release().await?;
+    for waiting in waiting {
+        waiting.await??;
+    }
+    let served = served.lock().unwrap().clone();
+    println!("{count} hand-offs in {:?}", began.elapsed());
+    let numbers: Vec<_> = served.iter().map(|(number, _)| *number).collect();
+    ensure!(
+        numbers.is_sorted() && numbers.len() == count,
+        "served: {numbers:?}"
+    );
+    ensure!(
+        served.is_sorted_by_key(|(_, token)| *token),
+        "tokens: {served:?}"
+    );
+    // Nobody had to wait for a look.
+    let bound = MILLI * 50 * u32::try_from(count)?;
+    ensure!(began.elapsed() < bound, "took {:?}", began.elapsed());
+    bed.until_standing(0).await
+}
+
+async fn calm() -> Outcome {
+    let bed = Bed::start()?;
+    let clients = bed.clients(8, SECOND * 3).await?;
+    let storm = Storm::begin(&clients, SECOND * 2)?;
+    let report = storm.end(&[]).await?;
+    report.within("none", 0, MARGIN)?;
+    ensure!(report.errors.is_empty(), "{report:?}");
+    // One ticket goes round: nobody has twice what another has.
+    ensure!(report.grants < report.fewest * 8 * 2, "{report:?}");
+    bed.until_standing(0).await
+}
+
+/// The budget of a script is 32: more dead than that take several.
+async fn killed(count: i64) -> Outcome {
+    let bed = Bed::start()?;
+    let [one, two] = [
+        bed.client(SECOND * 30).await?,
+        bed.client(SECOND * 30).await?,
+    ];
+    let guard = one.lock(NAME)?.acquire().await?;
+    let mut dead = bed.waiters(count, SECOND * 30).await?;
+    let waiting = bed.stand(&two).await?;
+    dead.kill_9().await?;
+    let began = Instant::now();
+    guard.release().await?;
+    let (guard, at) = waiting.await??;
+    let free = at - began;
+    println!("{count} killed: free for {free:?}");
+    ensure!(free < ACCEPT / 2, "free for {free:?}");
+    guard.release().await?;
+    bed.until_standing(0).await
+}
+
+/// Stopped, so that nothing of it is executed between the grant and its end.
+async fn grantee(killed: bool) -> Outcome {
+    let bed = Bed::start()?;
+    let [one, two] = [bed.client(SECOND * 3).await?, bed.client(SECOND * 3).await?];
+    let guard = one.lock(NAME)?.acquire().await?;
+    let mut head = bed.waiters(1, SECOND * 3).await?;
+    let waiting = bed.stand(&two).await?;
+    head.stop()?;
+    let began = Instant::now();
+    guard.release().await?;
+    let reserved = bed.say(&["HEXISTS", "dlock:{a}", "~r"])?;
+    ensure!(
+        reserved == 1,
+        "it is not the turn of the one who was stopped"
+    );
+    if killed {
+        head.kill_9().await?;
+    }
+    let (guard, at) = waiting.await??;
+    let free = at - began;
+    println!("grantee gone: free for {free:?}");
+    // A lower bound as well: sooner, it was no turn that was waited for.
+    let bounds = ACCEPT - MILLI * 20..ACCEPT + MARGIN;
+    ensure!(bounds.contains(&free), "free for {free:?}");
+    if killed {
+        guard.release().await?;
+        return bed.until_standing(0).await;
+    }
+    head.cont()?;
+    bed.until_standing(1).await?;
+    // Whoever came later stands behind it: it kept its place.
+    let third = bed.client(SECOND * 3).await?;
+    let behind = bed.stand(&third).await?;
+    guard.release().await?;
+    head.expect("inside", SECOND * 2).await?;
+    behind.await??.0.release().await?;
+    Ok(())
+}
+
+async fn stopped(count: i64) -> Outcome {
+    let bed = Bed::start()?;
+    let lease = SECOND * 3;
+    let [one, two] = [bed.client(lease).await?, bed.client(lease).await?];
+    let guard = one.lock(NAME)?.acquire().await?;
+    let head = bed.waiters(count, lease).await?;
+    let waiting = bed.stand(&two).await?;
+    head.stop()?;
+    let began = Instant::now();
+    guard.release().await?;
+    let (guard, at) = waiting.await??;
+    let free = at - began;
+    println!("{count} stopped: free for {free:?}");
+    // Three looks of a second, and the turn of whoever was served just before.
+    ensure!(free < SECOND * 3 + ACCEPT + MARGIN, "free for {free:?}");
+    guard.check()?;
+    head.cont()?;
+    guard.release().await?;
+    Ok(())
+}
+
+/// A poll is an await that was reached: the wait is given up after one, after two, and so on until it ends before that.
+async fn dropped() -> Outcome {
+    let bed = Bed::start()?;
+    let [one, two] = [
+        bed.client(SECOND * 30).await?,
+        bed.client(SECOND * 30).await?,
+    ];
+    let (held, waits) = (one.lock(NAME)?, two.lock(NAME)?);
+    let mut got = false;
+    let mut polls = 0;
+    while !got {
+        polls += 1;
+        ensure!(polls < 200, "never got it");
+        let guard = held.acquire_within(SECOND).await?;
+        let waiting = waits.clone();
+        let waiting = tokio::spawn(async move { after_polls(&waiting, polls).await });
+        // Refused, it stands; then it is its turn, unless it is gone.
+        for _ in 0..40 {
+            if waiting.is_finished() || bed.standing()? == 1 {
+                break;
+            }
+            tokio::time::sleep(MILLI).await;
+        }
+        guard.release().await?;
+        // Left alone it would sleep for ever: nobody polls it after the last hint.
+        got = tokio::time::timeout(SECOND * 3, waiting)
+            .await
+            .is_ok_and(|ended| ended.is_ok_and(|got| got));
+        let began = Instant::now();
+        held.acquire_within(SECOND).await?.release().await?;
+        let took = began.elapsed();
+        ensure!(
+            took < ACCEPT / 2,
+            "after {polls} polls the next acquire took {took:?}"
+        );
+        bed.until_standing(0).await?;
+        while two.unsettled() > 0 {
+            tokio::time::sleep(MILLI).await;
+        }
+        let keys = bed.say(&["EXISTS", "dlock:{a}", "dlock:{a}:ends"])?;
+        ensure!(keys == 0, "after {polls} polls something is left");
+    }
+    println!("dropped at each of {} awaits", polls - 1);
+    ensure!(polls > 3, "it was not dropped while it waited");
+    Ok(())
+}
+
+/// Whether it was acquired before so many polls were over.
+async fn after_polls(lock: &Lock, polls: usize) -> bool {
+    let mut waiting = pin!(lock.acquire());
+    let mut left = polls;
+    poll_fn(|context| {
+        if left == 0 {
+            return Poll::Ready(false);
+        }
+        left -= 1;
+        match waiting.as_mut().poll(context) {
+            Poll::Ready(guard) => Poll::Ready(guard.is_ok()),
+            // The next poll finds none left.
+            Poll::Pending if left == 0 => Poll::Ready(false),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+async fn gives_up(count: usize, lasts: Duration) -> Outcome {
+    let bed = Bed::start()?;
+    let clients = bed.clients(8, SECOND * 3).await?;
+    let fickle = bed.clients(count - 8, SECOND * 3).await?;
+    let storm = Storm::begin(&clients, lasts)?;
+    let until = Instant::now() + lasts;
+    let mut cancelling = Vec::new();
+    for client in &fickle {
+        let lock = client.lock(NAME)?;
+        cancelling.push(tokio::spawn(async move {
+            let mut given_up = 0;
+            while Instant::now() < until {
+                let patience = MILLI * fastrand::u32(0..30);
+                match tokio::time::timeout(patience, lock.acquire()).await {
+                    Ok(Ok(guard)) => drop(guard.release().await),
+                    Ok(Err(_)) => {}
+                    Err(_) => given_up += 1,
+                }
+            }
+            given_up
+        }));
+    }
+    let mut given_up = 0;
+    for cancelling in cancelling {
+        given_up += cancelling.await?;
+    }
+    let report = storm.end(&[]).await?;
+    // A turn under way when its wait is given up is one hop; a busy machine adds the rest.
+    report.within("given up", given_up, MARGIN)?;
+    ensure!(given_up > 100, "only {given_up} were given up");
+    bed.until_standing(0).await
+}
+
+async fn token() -> Outcome {
+    let bed = Bed::start()?;
+    let client = bed.client(SECOND * 3).await?;
+    let day = 24 * 60 * 60 * 1_000;
+    for _ in 0..2 {
+        client.lock(NAME)?.acquire().await?.release().await?;
+        let rest = bed.say(&["PTTL", "dlock:{a}:token"])?;
+        ensure!((day - 5_000..=day).contains(&rest), "kept for {rest} ms");
+    }
+    Ok(())
+}

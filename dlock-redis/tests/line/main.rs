@@ -1,0 +1,52 @@
+//! The line under attack: real servers, real clients, and processes that are killed and stopped while they wait.
+//!
+//! Two leases overlap in none of these tests; how long a free lock may stay free while somebody waits is said in each. The
+//! bounds leave room for a machine that does other things at the same time.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+mod bed;
+mod clients;
+mod network;
+mod server;
+
+use bed::Outcome;
+use dlock_conformance::testbed::worker;
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    if let Some(job) = worker::entry() {
+        return match runtime().block_on(bed::work(&job)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("worker {}: {error}", job.name);
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let trials = [clients::trials(), network::trials(), server::trials()];
+    let arguments = Arguments::from_args();
+    libtest_mimic::run(&arguments, trials.into_iter().flatten().collect()).exit_code()
+}
+
+fn trial<F: Future<Output = Outcome>>(name: &str, test: impl Fn() -> F + Send + 'static) -> Trial {
+    Trial::test(name, move || {
+        runtime()
+            .block_on(test())
+            .map_err(|error| Failed::from(error.to_string()))
+    })
+}
+
+/// The same for hours: many times the size.
+fn soak<F: Future<Output = Outcome>>(name: &str, test: impl Fn() -> F + Send + 'static) -> Trial {
+    trial(name, test).with_ignored_flag(true).with_kind("soak")
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+}

@@ -1,0 +1,409 @@
+//! Connections that are cut, deaf or slow, turns that are lost, and where the tasks behind a driver live.
+
+use crate::{
+    bed::{ACCEPT, Bed, LIMIT, MARGIN, MILLI, NAME, Outcome, SECOND, Storm, connect, ensure, over},
+    runtime, soak, trial,
+};
+use async_trait::async_trait;
+use dlock_conformance::testbed::{
+    Proxy,
+    proxy::{Direction, Flow, Reach},
+    redis::Reply,
+};
+use dlock_core::{
+    Acquire, Acquired, Broken, Capabilities, Clock, Cursor, DistributedLock, DriverError,
+    FencingToken, Hint, HoldId, Lane, Lease, LockName, Owner, Page, Release, Released, Renew,
+    Renewed, Snapshot, Ticket,
+};
+use dlock_redis::RedisDriver;
+use futures_core::stream::BoxStream;
+use futures_util::{StreamExt, TryStreamExt, future, stream};
+use libtest_mimic::Trial;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let usual = SECOND * 3;
+    vec![
+        trial(
+            "subscriptions_cut_again_and_again_cost_a_turn_at_most",
+            move || cut(&["TYPE", "pubsub"], MILLI * 200, usual),
+        ),
+        trial(
+            "command_connections_cut_again_and_again_cost_a_turn_at_most",
+            move || cut(&["TYPE", "normal", "SKIPME", "yes"], MILLI * 150, usual),
+        ),
+        trial(
+            "any_connection_killed_at_any_time_costs_a_turn_at_most",
+            move || one_by_one(usual),
+        ),
+        trial(
+            "one_turn_in_twenty_lost_costs_its_accept_lease",
+            move || lost_turns(usual),
+        ),
+        trial("a_slow_client_gets_its_turn_once", slow),
+        trial(
+            "a_deaf_connection_is_replaced_while_a_short_request_waits",
+            || deaf(MILLI * 150, MILLI * 300),
+        ),
+        trial(
+            "a_deaf_connection_is_replaced_while_a_long_request_waits",
+            || deaf(SECOND * 20, MILLI * 1_400),
+        ),
+        trial(
+            "wake_ups_outlive_the_runtime_that_waited_first",
+            other_runtime,
+        ),
+        trial(
+            "a_release_over_the_dead_outlives_the_runtime_that_released",
+            short_runtime,
+        ),
+        trial(
+            "ten_thousand_holds_are_renewed_several_scripts_at_once",
+            || renewals(10_000),
+        ),
+        soak("soak_subscriptions_cut", || {
+            cut(&["TYPE", "pubsub"], MILLI * 200, SECOND * 600)
+        }),
+        soak("soak_command_connections_cut", || {
+            cut(
+                &["TYPE", "normal", "SKIPME", "yes"],
+                MILLI * 150,
+                SECOND * 600,
+            )
+        }),
+        soak("soak_any_connection_killed", || one_by_one(SECOND * 600)),
+        soak("soak_lost_turns", || lost_turns(SECOND * 600)),
+    ]
+}
+
+async fn cut(whose: &[&str], pause: Duration, lasts: Duration) -> Outcome {
+    let bed = Bed::start()?;
+    let clients = bed.clients(8, SECOND * 3).await?;
+    let storm = Storm::begin(&clients, lasts)?;
+    let words = [&["CLIENT", "KILL"], whose].concat();
+    let mut killed = 0;
+    let times = storm
+        .attack(pause, async || {
+            killed += bed.say(&words)?;
+            Ok(())
+        })
+        .await?;
+    ensure!(killed > i64::try_from(times)? * 4, "only {killed} were cut");
+    storm
+        .end(&[])
+        .await?
+        .within(&words.join(" "), times, ACCEPT * 2 + MARGIN)
+}
+
+async fn one_by_one(lasts: Duration) -> Outcome {
+    let bed = Bed::start()?;
+    let clients = bed.clients(8, SECOND * 3).await?;
+    let storm = Storm::begin(&clients, lasts)?;
+    let times = storm
+        .attack(MILLI * 20, async || {
+            let list = bed
+                .server
+                .command(&["CLIENT", "LIST"])?
+                .text()
+                .unwrap_or_default();
+            let ids: Vec<_> = list
+                .lines()
+                .filter(|line| !line.contains("cmd=client"))
+                .filter_map(|line| line.strip_prefix("id=")?.split(' ').next())
+                .collect();
+            if let Some(id) = fastrand::choice(&ids) {
+                // It may have ended by itself meanwhile.
+                drop(bed.server.command(&["CLIENT", "KILL", "ID", id]));
+            }
+            Ok(())
+        })
+        .await?;
+    storm
+        .end(&[])
+        .await?
+        .within("CLIENT KILL ID", times, ACCEPT * 2 + MARGIN)
+}
+
+async fn lost_turns(lasts: Duration) -> Outcome {
+    let bed = Bed::start()?;
+    let lost = Arc::new(AtomicUsize::new(0));
+    let mut clients = Vec::new();
+    for _ in 0..8 {
+        let inner = RedisDriver::connect(&bed.server.url()).await?;
+        let lost = lost.clone();
+        clients.push(over(Arc::new(Forgetful { inner, lost }), SECOND * 3)?);
+    }
+    let storm = Storm::begin(&clients, lasts)?;
+    let report = storm.end(&[]).await?;
+    let lost = lost.load(Ordering::Relaxed);
+    ensure!(lost > 0, "no turn was lost: {report:?}");
+    // Two of them in a row are one in four hundred.
+    report.within("lost turns", lost, ACCEPT * 2 + MARGIN)
+}
+
+/// Loses one turn in twenty after it has arrived, so that the server has counted a receiver.
+#[derive(Debug)]
+struct Forgetful {
+    inner: RedisDriver,
+    lost: Arc<AtomicUsize>,
+}
+
+type Answer<T> = Result<T, DriverError>;
+
+#[async_trait]
+impl DistributedLock for Forgetful {
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn lane(&self, name: &LockName) -> Lane {
+        self.inner.lane(name)
+    }
+
+    async fn acquire(&self, req: &Acquire) -> Answer<Acquired> {
+        self.inner.acquire(req).await
+    }
+
+    async fn leave(&self, name: &LockName, ticket: Ticket) -> Answer<()> {
+        self.inner.leave(name, ticket).await
+    }
+
+    async fn renew(
+        &self,
+        lane: Lane,
+        batch: &[Renew],
+        give_up: dlock_core::Instant,
+    ) -> Answer<Vec<Answer<Renewed>>> {
+        self.inner.renew(lane, batch, give_up).await
+    }
+
+    async fn release(&self, req: &Release) -> Answer<Released> {
+        self.inner.release(req).await
+    }
+
+    fn hints(&self) -> BoxStream<'static, Hint> {
+        let lost = self.lost.clone();
+        let arrives = move |hint: &Hint| {
+            let loses = matches!(hint, Hint::Turn { .. }) && fastrand::u8(0..20) == 0;
+            lost.fetch_add(usize::from(loses), Ordering::Relaxed);
+            future::ready(!loses)
+        };
+        self.inner.hints().filter(arrives).boxed()
+    }
+
+    async fn inspect(&self, name: &LockName) -> Answer<Snapshot> {
+        self.inner.inspect(name).await
+    }
+
+    async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Answer<Page> {
+        self.inner.list(prefix, from, limit).await
+    }
+
+    async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Answer<Broken> {
+        self.inner.break_lock(name, only).await
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}
+
+/// Its turn reaches it a second after it lapsed. The one behind it goes first then, and it is next.
+async fn slow() -> Outcome {
+    let bed = Bed::start()?;
+    let proxy = Proxy::start(bed.server.addr()).await?;
+    let lease = SECOND * 30;
+    let [one, two] = [bed.client(lease).await?, bed.client(lease).await?];
+    let slow = connect(&bed.server.url_at(proxy.addr()), lease).await?;
+    let guard = one.lock(NAME)?.acquire().await?;
+    proxy.set_delay(Reach::All, Direction::ServerToClient, SECOND * 2);
+    let turn = bed.stand(&slow).await?;
+    let behind = bed.stand(&two).await?;
+    tokio::time::sleep(SECOND * 2).await;
+    let began = Instant::now();
+    guard.release().await?;
+    let (guard, at) = behind.await??;
+    let free = at - began;
+    ensure!(free < ACCEPT + MARGIN, "the one behind it waited {free:?}");
+    // Held until the slow one has asked and been refused.
+    bed.until_standing(1).await?;
+    guard.release().await?;
+    let began = Instant::now();
+    let (guard, at) = turn.await??;
+    println!("the slow one had it after {:?}", at - began);
+    guard.check()?;
+    ensure!(
+        guard.remaining() > lease - SECOND * 8,
+        "{:?}",
+        guard.remaining()
+    );
+    ensure!(
+        bed.say(&["HEXISTS", "dlock:{a}", "~t"])? == 1,
+        "it does not hold"
+    );
+    let released = tokio::time::timeout(LIMIT, guard.release()).await??;
+    ensure!(released == dlock_core::Outcome::Released, "{released:?}");
+    // Once: nothing of it comes back.
+    tokio::time::sleep(SECOND * 3).await;
+    ensure!(
+        bed.say(&["EXISTS", "dlock:{a}", "dlock:{a}:line"])? == 0,
+        "it left something"
+    );
+    Ok(())
+}
+
+/// The path dies without a word: what was asked over it stays unanswered, what is asked after `then` has another.
+async fn deaf(patience: Duration, then: Duration) -> Outcome {
+    let bed = Bed::start()?;
+    let proxy = Proxy::start(bed.server.addr()).await?;
+    let driver = RedisDriver::connect(&bed.server.url_at(proxy.addr())).await?;
+    let driver = Arc::new(driver);
+    granted(&driver, "before", SECOND).await?;
+    proxy.set_flow(Reach::Existing, Direction::ClientToServer, Flow::Stall);
+    let first = {
+        let driver = driver.clone();
+        tokio::spawn(async move { granted(&driver, "unheard", patience).await })
+    };
+    tokio::time::sleep(then).await;
+    let began = Instant::now();
+    granted(&driver, "after", SECOND).await?;
+    ensure!(began.elapsed() < MARGIN, "took {:?}", began.elapsed());
+    ensure!(!first.is_finished(), "the deaf connection answered");
+    first.abort();
+    Ok(())
+}
+
+async fn granted(driver: &RedisDriver, name: &str, patience: Duration) -> Outcome {
+    let req = Acquire::new(
+        name.parse()?,
+        Owner::from_seed(name),
+        HoldId::from_bits(1),
+        Lease::fixed(SECOND * 60)?,
+        Clock::boot().now() + patience,
+    );
+    let acquired = tokio::time::timeout(LIMIT, driver.acquire(&req)).await??;
+    ensure!(matches!(acquired, Acquired::Granted(_)), "{acquired:?}");
+    Ok(())
+}
+
+/// The first wait, and the first request, are made in a runtime that ends; what listens and what reconnects is the client's own.
+async fn other_runtime() -> Outcome {
+    let bed = Bed::start()?;
+    let [one, two] = [
+        bed.client(SECOND * 30).await?,
+        bed.client(SECOND * 30).await?,
+    ];
+    let (held, waits) = (one.lock(NAME)?, two.lock(NAME)?);
+    let guard = held.acquire().await?;
+    elsewhere({
+        let waits = waits.clone();
+        async move { drop(waits.acquire_within(MILLI * 100).await) }
+    })?;
+    bed.server
+        .command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"])?;
+    let waiting = bed.stand(&two).await?;
+    let began = Instant::now();
+    guard.release().await?;
+    let (guard, at) = waiting.await??;
+    let free = at - began;
+    // A look is two seconds away.
+    ensure!(free < ACCEPT, "free for {free:?}");
+    guard.release().await?;
+    Ok(())
+}
+
+/// More dead stand there than one script takes out, and whoever released it has gone.
+async fn short_runtime() -> Outcome {
+    let bed = Bed::start()?;
+    let [one, two] = [
+        bed.client(SECOND * 30).await?,
+        bed.client(SECOND * 30).await?,
+    ];
+    let guard = one.lock(NAME)?.acquire().await?;
+    let mut dead = bed.waiters(100, SECOND * 30).await?;
+    let waiting = bed.stand(&two).await?;
+    dead.kill_9().await?;
+    let began = Instant::now();
+    elsewhere(async move { drop(guard.release().await) })?;
+    let (guard, at) = waiting.await??;
+    let free = at - began;
+    ensure!(free < ACCEPT, "free for {free:?}");
+    guard.release().await?;
+    Ok(())
+}
+
+/// Runs it in a runtime that ends with it.
+fn elsewhere(work: impl Future<Output = ()> + Send + 'static) -> Outcome {
+    let ended = std::thread::spawn(move || runtime().block_on(work)).join();
+    ensure!(ended.is_ok(), "it panicked");
+    Ok(())
+}
+
+async fn renewals(count: u64) -> Outcome {
+    let bed = Bed::start()?;
+    let driver = RedisDriver::connect(&bed.server.url()).await?;
+    let soon = || Clock::boot().now() + SECOND * 5;
+    let lease = SECOND * 60;
+    let held: Vec<Acquire> = (0..count)
+        .map(|number| {
+            let name = format!("n{number}").parse()?;
+            let owner = Owner::from_seed(&number.to_string());
+            let hold = HoldId::from_bits(number + 1);
+            Ok(Acquire::new(
+                name,
+                owner,
+                hold,
+                Lease::fixed(lease)?,
+                soon() + LIMIT,
+            ))
+        })
+        .collect::<Outcome<_>>()?;
+    stream::iter(&held)
+        .map(|req| driver.acquire(req))
+        .buffered(128)
+        .try_for_each(|_| future::ready(Ok(())))
+        .await?;
+    let entries: Vec<_> = held
+        .iter()
+        .map(|req| Renew::new(req.name.clone(), req.owner, req.hold, Some(lease * 2)))
+        .collect();
+    let most = driver.capabilities().renew_batch;
+    bed.server.command(&["CONFIG", "RESETSTAT"])?;
+    let began = Instant::now();
+    let mut renewed = 0;
+    for batch in entries.chunks(most) {
+        for answer in driver.renew(Lane::default(), batch, soon()).await? {
+            let Renewed::Until { valid_for } = answer? else {
+                return Err("a hold that is there was not renewed".into());
+            };
+            ensure!(valid_for == lease * 2, "renewed for {valid_for:?}");
+            renewed += 1;
+        }
+    }
+    let took = began.elapsed();
+    println!("{renewed} renewals in {took:?}");
+    ensure!(
+        renewed == count && took < SECOND * 5,
+        "{renewed} in {took:?}"
+    );
+    let scripts = bed.server.command(&["INFO", "commandstats"])?;
+    let calls = calls_of(&scripts, "evalsha").unwrap_or_default();
+    ensure!(calls == count / 100, "{calls} scripts for {count} renewals");
+    Ok(())
+}
+
+fn calls_of(stats: &Reply, command: &str) -> Option<u64> {
+    let text = stats.text()?;
+    let line = text.lines().find_map(|line| {
+        line.strip_prefix("cmdstat_")?
+            .strip_prefix(command)?
+            .strip_prefix(":calls=")
+    })?;
+    line.split(',').next()?.parse().ok()
+}

@@ -1,22 +1,21 @@
 //! How a seat is taken, waited for and shared. Whoever is called here has the gate of the name.
 
 use crate::{
-    commands::{self, Barred, Line, Taken, Use, beside, look, look_now, read, stem},
+    commands::{self, Taken, Use, look, read},
     connection::Session,
     error::{contended, failed, is_open, over},
     hints::Of,
+    line::{Line, stem},
     seats::{Mine, Node, Phase},
 };
 use dlock_core::{
-    Acquire, Acquired, DriverError, ErrorKind, FencingToken, Grant, Held, HoldId, Instant,
-    LockName, MAX_HOLDS, Owner, Result, Ticket,
+    Acquire, Acquired, DriverError, FencingToken, Held, Instant, LockName, Result, Ticket,
 };
-use std::{num::NonZeroU32, sync::Arc, time::Duration};
-use tokio::sync::OwnedMutexGuard;
+use std::{sync::Arc, time::Duration};
 use zookeeper_client::Error as Native;
 
 /// What an attempt came to.
-enum Step {
+pub(crate) enum Step {
     Done(Acquired),
     /// Look again: something changed in between.
     Again,
@@ -122,47 +121,6 @@ impl Session {
         self.look(req, mine, entered).await
     }
 
-    /// It is inside already: the same again.
-    async fn repeat(&self, mine: &Mine, end: Instant, entered: Instant) -> Result<Step> {
-        let folder = self.root.folder(&mine.name);
-        let Some(node) = &mine.node else {
-            return Ok(Step::Anew);
-        };
-        let line = look(&self.client, &folder).await.map_err(unanswered)?;
-        if end <= self.clock.now() || line.find(&node.file).is_none() {
-            self.seats
-                .change(mine.id, |mine| mine.phase = Phase::Doomed(entered));
-            return Ok(Step::Anew);
-        }
-        let holds = self.count(&mine.name, &line, node.number).await?;
-        Ok(Step::Done(self.granted(mine.token, holds, end, entered)))
-    }
-
-    /// How many holds of that number live.
-    async fn count(&self, name: &LockName, line: &Line, number: i64) -> Result<u32> {
-        let seats = line.of(number);
-        if seats.len() <= 1 {
-            return Ok(1);
-        }
-        let taken = read(&self.client, &self.root.folder(name), seats)
-            .await
-            .map_err(unanswered)?;
-        let living = taken.iter().filter(|taken| self.lives(name, taken)).count();
-        Ok(u32::try_from(living).unwrap_or(u32::MAX).max(1))
-    }
-
-    fn granted(
-        &self,
-        token: Option<FencingToken>,
-        holds: u32,
-        end: Instant,
-        entered: Instant,
-    ) -> Acquired {
-        let holds = NonZeroU32::new(holds).unwrap_or(NonZeroU32::MIN);
-        let valid_for = end.since(entered).min(self.rest(entered));
-        Acquired::Granted(Grant::new(token, holds, valid_for))
-    }
-
     /// Takes a seat: granted at once if nobody has a smaller number.
     async fn stand(self: &Arc<Self>, req: &Acquire, entered: Instant) -> Result<Step> {
         let mine = Mine::asked(req, stem(req.hold.to_bits()), req.line);
@@ -251,7 +209,7 @@ impl Session {
     }
 
     /// Inside, or behind whom.
-    async fn judge(
+    pub(crate) async fn judge(
         self: &Arc<Self>,
         req: &Acquire,
         id: u64,
@@ -303,7 +261,7 @@ impl Session {
         Ok(Step::Again)
     }
 
-    fn version_unknown(&self, id: u64) {
+    pub(crate) fn version_unknown(&self, id: u64) {
         self.seats.change(id, |mine| {
             mine.alone = false;
             if let Some(node) = &mut mine.node {
@@ -443,165 +401,6 @@ impl Session {
         Ok(Step::Done(Acquired::Held(held)))
     }
 
-    /// Whether whoever is inside is the one who asks: by the same hold, or by another one of its owner. The seat is then not needed.
-    async fn itself(
-        self: &Arc<Self>,
-        req: &Acquire,
-        mine: &Mine,
-        taken: &[Taken],
-        line: &Line,
-        entered: Instant,
-    ) -> Result<Option<Step>> {
-        let own = |taken: &&Taken| {
-            taken
-                .record
-                .as_ref()
-                .is_some_and(|record| record.owner == req.owner)
-        };
-        let Some(inside) = taken
-            .iter()
-            .filter(own)
-            .find(|taken| self.lives(&req.name, taken))
-        else {
-            return Ok(None);
-        };
-        let token = inside.token();
-        let by_hold = |taken: &&Taken| {
-            taken
-                .record
-                .as_ref()
-                .is_some_and(|record| record.hold == req.hold)
-        };
-        if let Some(copy) = taken.iter().filter(own).find(by_hold) {
-            // Granted to the same hold through another session, of whose life this one can prove nothing.
-            let holds = self.count(&req.name, line, copy.seat.number).await?;
-            self.remove(mine).await.map_err(failed)?;
-            return Ok(Some(Step::Done(
-                self.granted(token, holds, entered, entered),
-            )));
-        }
-        // Out of the way first: the hold has one seat.
-        self.remove(mine).await.map_err(failed)?;
-        match self.enter(req, token, entered).await? {
-            Step::Done(Acquired::Gone) => Ok(Some(Step::Anew)),
-            step => Ok(Some(step)),
-        }
-    }
-
-    /// One hold more of an incarnation, past everybody who waits.
-    async fn enter(
-        self: &Arc<Self>,
-        req: &Acquire,
-        join: Option<FencingToken>,
-        entered: Instant,
-    ) -> Result<Step> {
-        let folder = self.root.folder(&req.name);
-        let line = look_now(&self.client, &folder).await.map_err(unanswered)?;
-        let taken = read(&self.client, &folder, line.inside())
-            .await
-            .map_err(unanswered)?;
-        let token = taken.iter().find_map(Taken::token);
-        let own = |taken: &&Taken| {
-            taken
-                .record
-                .as_ref()
-                .is_some_and(|record| record.owner == req.owner)
-        };
-        let living: Vec<_> = taken
-            .iter()
-            .filter(own)
-            .filter(|taken| self.lives(&req.name, taken) || is_turn(taken, join))
-            .collect();
-        let Some(through) = living.first().filter(|_| join.is_none() || token == join) else {
-            return Ok(Step::Done(Acquired::Gone));
-        };
-        let holds = u32::try_from(living.len()).unwrap_or(u32::MAX);
-        if living.iter().any(|taken| {
-            taken
-                .record
-                .as_ref()
-                .is_some_and(|record| record.hold == req.hold)
-        }) {
-            // Its first copy came through, in this session or another one.
-            let end = self
-                .seats
-                .find(&req.name, |mine| mine.hold == req.hold)
-                .and_then(|mine| mine.held_until());
-            return Ok(Step::Done(self.granted(
-                token,
-                holds,
-                end.unwrap_or(entered),
-                entered,
-            )));
-        }
-        if holds >= MAX_HOLDS {
-            let message =
-                format!("the owner has {MAX_HOLDS} holds of this name, which is the most");
-            return Err(DriverError::new(ErrorKind::Overloaded, message));
-        }
-        let file = beside(through.seat.head(), req.hold);
-        let number = through.seat.number;
-        let mine = Mine {
-            token,
-            ..Mine::asked(req, file.clone(), None)
-        };
-        let data = mine.record(Use::Held).encode();
-        let id = self.seats.insert(mine);
-        match commands::enter(&self.client, &folder, through, &file, &data, self.acls()).await {
-            Ok(()) => {
-                let end = entered + req.lease.length();
-                self.seats.change(id, |mine| {
-                    mine.node = Some(Node {
-                        file,
-                        number,
-                        version: Some(0),
-                    });
-                    mine.phase = Phase::Held(end);
-                });
-                let door = |mine: &Mine| {
-                    mine.node
-                        .as_ref()
-                        .is_some_and(|node| node.file == through.seat.file)
-                };
-                if let Some(door) = self.seats.find(&req.name, door) {
-                    self.version_unknown(door.id);
-                }
-                Ok(Step::Done(self.granted(token, holds + 1, end, entered)))
-            }
-            Err(Barred::Changed) => {
-                self.seats.remove(id);
-                Ok(Step::Again)
-            }
-            Err(Barred::There) => {
-                self.seats.remove(id);
-                let message = "the hold was released just now, and keeps the name shut";
-                Err(DriverError::unavailable(message))
-            }
-            Err(Barred::Failed(error)) => {
-                if !is_open(&error) {
-                    self.seats.remove(id);
-                }
-                Err(failed(error))
-            }
-        }
-    }
-
-    /// Whether somebody is inside by it: not by a hold of ours that is over and not yet removed.
-    pub(crate) fn lives(&self, name: &LockName, taken: &Taken) -> bool {
-        let now = self.clock.now();
-        let is_over = |mine: &Mine| {
-            mine.node
-                .as_ref()
-                .is_some_and(|node| node.file == taken.seat.file)
-                && match mine.phase {
-                    Phase::Held(end) => end <= now,
-                    Phase::Doomed(_) | Phase::Kept(_) => true,
-                    _ => false,
-                }
-        };
-        taken.is_held() && self.seats.find(name, is_over).is_none()
-    }
-
     fn held(&self, name: &LockName, taken: &[Taken], line: &Line, number: i64) -> Held {
         let mut held = Held::default();
         held.by = taken
@@ -614,92 +413,11 @@ impl Session {
         held.ahead = u32::try_from(before).ok();
         held
     }
-
-    /// Granted past the line: the ticket it came with stands no longer.
-    fn used_up(&self, req: &Acquire) {
-        let Some(ticket) = req.line else {
-            return;
-        };
-        if let Some(mine) = self.seats.find(&req.name, |mine| {
-            mine.ticket == Some(ticket) && mine.held_until().is_none()
-        }) {
-            self.doom(mine.id);
-        }
-    }
-
-    /// The client's next waiter stands behind: sent before the grant is known to its user, who therefore cannot release before it. Nobody waits for it.
-    fn stand_next(self: &Arc<Self>, req: &Acquire, ticket: Ticket, gate: OwnedMutexGuard<()>) {
-        let stands =
-            |mine: &Mine| mine.ticket == Some(ticket) && !matches!(mine.phase, Phase::Doomed(_));
-        if self.seats.find(&req.name, stands).is_some() {
-            return;
-        }
-        let mut next = req.clone();
-        (next.line, next.next, next.join) = (Some(ticket), None, None);
-        // Nobody's yet: it is told whose it is by the look that takes it.
-        next.owner = Owner::from_seed(&format!("{} {ticket}", req.hold));
-        next.hold = HoldId::from_bits(next.hold.to_bits().rotate_left(1) ^ ticket.0.get());
-        let session = Arc::clone(self);
-        let mut standing = Box::pin(async move {
-            let _gate = gate;
-            let entered = session.clock.now();
-            let stood = session.stand_behind(&next, entered).await;
-            if !matches!(stood, Ok(Step::Done(Acquired::Held(_)))) {
-                // Its turn, or none of it: the core asks itself.
-                let name = next.name.clone();
-                session.hints.say(dlock_core::Hint::Turn { name, ticket });
-            }
-        });
-        // Its first poll sends the request.
-        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-        if standing.as_mut().poll(&mut context).is_pending() {
-            tokio::spawn(standing);
-        }
-    }
-
-    /// As [`stand`](Self::stand), for somebody who is not there yet: it waits, also when nobody is before it.
-    async fn stand_behind(self: &Arc<Self>, req: &Acquire, entered: Instant) -> Result<Step> {
-        let mut mine = Mine::asked(req, stem(req.hold.to_bits()), req.line);
-        mine.waits = true;
-        let data = mine.record(Use::Waits).encode();
-        let (folder, first) = (self.root.folder(&req.name), mine.stem.clone());
-        let id = self.seats.insert(mine);
-        let (made, line) = commands::stand(&self.client, &folder, &first, &data, self.acls()).await;
-        let (stat, number) = match made {
-            Ok(made) => made,
-            Err(error) => {
-                if !is_open(&error) {
-                    self.seats.remove(id);
-                }
-                return Err(failed(error));
-            }
-        };
-        let file = format!("{first}{}", printed(number));
-        let (token, until) = (
-            self.token(&stat),
-            entered + accept_lease(req.lease.length()),
-        );
-        self.seats.change(id, |mine| {
-            mine.node = Some(Node {
-                file,
-                number,
-                version: Some(0),
-            });
-            mine.token = token;
-            mine.phase = Phase::Waits(Some(until));
-            mine.accept = accept_lease(req.lease.length());
-        });
-        let line = line.map_err(unanswered)?;
-        if line.ahead_of(number).is_none() {
-            return Ok(Step::Again);
-        }
-        self.judge(req, id, &line, entered).await
-    }
 }
 
 impl Mine {
     /// Before the request is sent.
-    fn asked(req: &Acquire, stem: String, ticket: Option<Ticket>) -> Self {
+    pub(crate) fn asked(req: &Acquire, stem: String, ticket: Option<Ticket>) -> Self {
         Self {
             id: 0,
             name: req.name.clone(),
@@ -721,28 +439,18 @@ impl Mine {
     }
 }
 
-/// A token that was granted and is not yet written as such: its pass was faster.
-fn is_turn(taken: &Taken, join: Option<FencingToken>) -> bool {
-    join.is_some()
-        && taken.token() == join
-        && taken
-            .record
-            .as_ref()
-            .is_some_and(|record| record.used == Use::Waits)
-}
-
 /// What the crate read as a number, as the server printed it.
-fn printed(number: i64) -> String {
+pub(crate) fn printed(number: i64) -> String {
     format!("{number:010}")
 }
 
 /// A look that failed after a write that did not: what was written stands.
-fn unanswered(error: Native) -> DriverError {
+pub(crate) fn unanswered(error: Native) -> DriverError {
     failed(error).with_effect(dlock_core::Effect::Unknown)
 }
 
 /// How long a turn waits for whoever has it.
-fn accept_lease(lease: Duration) -> Duration {
+pub(crate) fn accept_lease(lease: Duration) -> Duration {
     (lease / 3).min(LONGEST_TURN)
 }
 

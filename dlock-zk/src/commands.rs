@@ -8,135 +8,14 @@
 //! The crate sends a request when its method is called, not when the future is polled, and the server serves one session in that order:
 //! what is called one after the other without waiting travels in one flight.
 
-use crate::error::failed;
+use crate::{
+    error::failed,
+    line::{Line, Seat},
+};
 use dlock_core::{FencingToken, Fingerprint, HoldId, Holder, Note, Owner, Result};
 use futures_util::future::join_all;
-use std::{cmp::Ordering, time::Duration};
+use std::time::Duration;
 use zookeeper_client::{Acls, Client, CreateMode, Error as Native, MultiWriteError, Stat};
-
-/// A child of a name's folder: one seat.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Seat {
-    pub(crate) file: String,
-    pub(crate) number: i64,
-}
-
-impl Seat {
-    /// Reads a child's name; `None`: a stranger's node, which is none of ours or Curator's and stands in nobody's way.
-    pub(crate) fn parse(file: &str) -> Option<Self> {
-        let at = file.rfind(MARK)? + MARK.len();
-        let number = file[at..].split('.').next()?;
-        let number = number.parse().ok().filter(|_| number.len() >= 10)?;
-        Some(Self {
-            file: file.to_owned(),
-            number,
-        })
-    }
-
-    /// The sequential node's name, whichever seat of its number this is.
-    pub(crate) fn head(&self) -> &str {
-        let at = self.file.rfind(MARK).map_or(0, |at| at + MARK.len());
-        let end = self.file[at..]
-            .find('.')
-            .map_or(self.file.len(), |dot| at + dot);
-        &self.file[..end]
-    }
-
-    /// Whether it is the sequential one.
-    pub(crate) fn is_first(&self) -> bool {
-        self.head().len() == self.file.len()
-    }
-}
-
-/// Numbers are 32 bits and go on at the negative end: of two, the one that is less than half the circle behind came first. Servers that
-/// count in 64 bits never get there.
-pub(crate) fn order(one: i64, other: i64) -> Ordering {
-    match (i32::try_from(one), i32::try_from(other)) {
-        (Ok(one), Ok(other)) => one.wrapping_sub(other).cmp(&0),
-        _ => one.cmp(&other),
-    }
-}
-
-/// The seats of a name, in their order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Line(Vec<Seat>);
-
-impl Line {
-    pub(crate) fn new(children: &[String]) -> Self {
-        let mut seats: Vec<_> = children
-            .iter()
-            .filter_map(|file| Seat::parse(file))
-            .collect();
-        // Across the wrap the order of all seats is only one when seen from one of them; they span far less than half the circle.
-        if let Some(origin) = seats.first().map(|seat| seat.number) {
-            let place = |seat: &Seat| match (i32::try_from(seat.number), i32::try_from(origin)) {
-                (Ok(number), Ok(origin)) => i64::from(number.wrapping_sub(origin)),
-                _ => seat.number.wrapping_sub(origin),
-            };
-            seats.sort_by(|a, b| place(a).cmp(&place(b)).then_with(|| a.file.cmp(&b.file)));
-        }
-        Self(seats)
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub(crate) fn find(&self, file: &str) -> Option<&Seat> {
-        self.0.iter().find(|seat| seat.file == file)
-    }
-
-    /// The seats that were made with this stem: of a sequential one without those beside it.
-    pub(crate) fn begin_with(&self, stem: &str) -> impl Iterator<Item = &Seat> {
-        let is_of =
-            move |seat: &&Seat| seat.file == stem || seat.is_first() && seat.file.starts_with(stem);
-        self.0.iter().filter(is_of)
-    }
-
-    /// Those who are inside, or whose turn it is.
-    pub(crate) fn inside(&self) -> &[Seat] {
-        self.0.first().map_or(&[], |first| self.of(first.number))
-    }
-
-    /// The seats of one number.
-    pub(crate) fn of(&self, number: i64) -> &[Seat] {
-        let from = self
-            .0
-            .iter()
-            .position(|seat| seat.number == number)
-            .unwrap_or(self.0.len());
-        let count = self.0[from..]
-            .iter()
-            .take_while(|seat| seat.number == number)
-            .count();
-        &self.0[from..from + count]
-    }
-
-    /// The seat right before that number: the one to watch. `None`: nobody is before it.
-    pub(crate) fn ahead_of(&self, number: i64) -> Option<&Seat> {
-        self.0
-            .iter()
-            .rev()
-            .find(|seat| order(seat.number, number) == Ordering::Less)
-    }
-
-    /// How many numbers there are before that one.
-    pub(crate) fn count_before(&self, number: i64) -> usize {
-        let mut before: Vec<_> = self.0.iter().map(|seat| seat.number).collect();
-        before.dedup();
-        before
-            .iter()
-            .filter(|other| order(**other, number) == Ordering::Less)
-            .count()
-    }
-
-    /// How many numbers there are.
-    pub(crate) fn len(&self) -> usize {
-        let mut numbers: Vec<_> = self.0.iter().map(|seat| seat.number).collect();
-        numbers.dedup();
-        numbers.len()
-    }
-}
 
 /// What a seat is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -409,98 +288,12 @@ pub(crate) async fn make_folders<'a>(
     Ok(())
 }
 
-/// The stem of a sequential node.
-pub(crate) fn stem(id: u64) -> String {
-    format!("_c_{id:016x}-{MARK}")
-}
-
-/// The name of one seat more beside a sequential one.
-pub(crate) fn beside(head: &str, hold: HoldId) -> String {
-    format!("{head}.{hold}")
-}
-
-/// What stands before the number; the text after the last one is compared.
-const MARK: &str = "lock-";
 /// Of the data.
 const VERSION: &str = "dlock 1";
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn line(files: &[&str]) -> Line {
-        Line::new(
-            &files
-                .iter()
-                .map(|file| (*file).to_owned())
-                .collect::<Vec<_>>(),
-        )
-    }
-
-    #[test]
-    fn seats_are_read_from_names_of_ours_and_of_curator() {
-        let seat = Seat::parse("_c_00000000000000ff-lock-0000000007.0123456789abcdef").unwrap();
-        assert_eq!((seat.number, seat.is_first()), (7, false));
-        assert_eq!(seat.head(), "_c_00000000000000ff-lock-0000000007");
-        let curator =
-            Seat::parse("_c_3f2b1c9e-0d5a-4e53-9a52-0c1b2a3d4e5f-lock-0000000012").unwrap();
-        assert_eq!((curator.number, curator.is_first()), (12, true));
-        assert_eq!(
-            Seat::parse("x-lock--2147483648").unwrap().number,
-            -2_147_483_648
-        );
-        for stranger in [
-            "meta",
-            "lock-",
-            "lock-12",
-            "lock-00000000x1",
-            "_c_x-__WRIT__0000000001",
-        ] {
-            assert_eq!(Seat::parse(stranger), None, "{stranger}");
-        }
-    }
-
-    #[test]
-    fn the_line_goes_on_across_the_wrap_of_numbers() {
-        let seats = line(&[
-            "b-lock--2147483648",
-            "c-lock--2147483647",
-            "a-lock-2147483647",
-            "a-lock-2147483647.ff",
-            "z-lock-2147483646",
-        ]);
-        assert_eq!(seats.inside(), [Seat::parse("z-lock-2147483646").unwrap()]);
-        assert_eq!(
-            seats
-                .ahead_of(-2_147_483_648)
-                .map(|seat| seat.file.as_str()),
-            Some("a-lock-2147483647.ff")
-        );
-        assert_eq!(seats.ahead_of(2_147_483_646), None);
-        assert_eq!((seats.count_before(-2_147_483_647), seats.len()), (3, 4));
-        assert_eq!(
-            order(i64::from(i32::MAX), i64::from(i32::MIN)),
-            Ordering::Less
-        );
-        assert_eq!(order(1 << 40, 1 << 41), Ordering::Less);
-    }
-
-    #[test]
-    fn whoever_shares_a_number_is_inside_together() {
-        let seats = line(&[
-            "b-lock-0000000009",
-            "a-lock-0000000008.02",
-            "a-lock-0000000008.01",
-            "noise",
-        ]);
-        assert_eq!(seats.inside().len(), 2);
-        assert_eq!(seats.inside()[0].head(), "a-lock-0000000008");
-        assert_eq!(
-            seats.ahead_of(9).map(|seat| seat.file.as_str()),
-            Some("a-lock-0000000008.02")
-        );
-        assert!(line(&["noise"]).is_empty());
-    }
 
     #[test]
     fn a_record_is_read_as_it_was_written_and_strangers_are_strangers() {

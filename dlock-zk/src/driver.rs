@@ -1,23 +1,24 @@
 //! The driver: every call is bounded from outside, and answers what the servers said.
 
 use crate::{
-    commands::{Line, Taken, look, look_now, read, remove_all},
-    config::{ZkConfig, decode},
+    admin::CURSOR,
+    commands::{Taken, look_now, read, remove_all},
+    config::ZkConfig,
     connection::{Lanes, Session},
-    error::{contended, failed, is_open, late},
+    error::{contended, failed, late},
     hints::Of,
     seats::{Mine, Phase},
 };
 use async_trait::async_trait;
 use dlock_core::{
     Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, DriverError, ErrorKind,
-    FencingToken, Hint, HoldId, Holds, Instant, Lane, LockName, MIN_LEASE, Owner, Page, Release,
-    Released, Renew, Renewed, Result, Snapshot, Ticket, Wake,
+    FencingToken, Hint, Holds, Instant, Lane, LockName, MIN_LEASE, Page, Release, Released, Renew,
+    Renewed, Result, Snapshot, Ticket, Wake,
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, future::join_all, stream};
-use std::{num::NonZeroU32, sync::Arc, time::Duration};
-use zookeeper_client::{Client, Error as Native};
+use std::{sync::Arc, time::Duration};
+use zookeeper_client::Client;
 
 /// Locks in ZooKeeper: a seat each, and a watch on the one ahead.
 ///
@@ -320,295 +321,6 @@ impl Session {
         })
     }
 
-    /// Gives back a seat of ours.
-    async fn release(&self, mine: &Mine, keep: Option<Duration>) -> Result<Released> {
-        let Some(end) = mine.held_until() else {
-            let _gate = self.gate(&mine.name).await;
-            return match self.seats.get(mine.id).map(|mine| mine.phase) {
-                // Its turn to be settled: a request whose answer was lost, or a removal.
-                Some(Phase::Asked(_) | Phase::Doomed(_)) => {
-                    self.remove(mine).await.map_err(failed)?;
-                    Ok(Released::NotHeld { by: None })
-                }
-                // Granted while this waited for the gate.
-                Some(Phase::Held(_)) => Err(contended()),
-                _ => Ok(Released::NotHeld { by: None }),
-            };
-        };
-        let now = self.clock.now();
-        if end <= now {
-            return Ok(Released::NotHeld { by: None });
-        }
-        // Given up unanswered it is removed all the same, as a request on its way would.
-        let mut undo = Undo::new(self, mine.id, keep.is_none());
-        let answer = self.release_held(mine, keep, now).await;
-        undo.armed = false;
-        answer
-    }
-
-    async fn release_held(
-        &self,
-        mine: &Mine,
-        keep: Option<Duration>,
-        now: Instant,
-    ) -> Result<Released> {
-        let Some(node) = &mine.node else {
-            return Err(DriverError::new(
-                ErrorKind::Unavailable,
-                "BUG: a hold has a node; please report it",
-            ));
-        };
-        if keep.is_none()
-            && mine.alone
-            && mine.is_sequential()
-            && let Some(version) = node.version
-        {
-            // Nobody came in through it, or the version is another one.
-            let path = format!("{}/{}", self.root.folder(&mine.name), node.file);
-            match self.client.delete(&path, Some(version)).await {
-                Ok(()) => {
-                    self.seats.remove(mine.id);
-                    return Ok(Released::Freed);
-                }
-                Err(Native::NoNode) => {
-                    self.seats.remove(mine.id);
-                    return Ok(Released::NotHeld { by: None });
-                }
-                Err(Native::BadVersion) => {}
-                Err(error) => {
-                    if is_open(&error) {
-                        self.doom(mine.id);
-                    }
-                    return Err(failed(error));
-                }
-            }
-        }
-        self.release_beside_others(mine, keep, now).await
-    }
-
-    /// The same where others may be inside beside it, or the name is to stay shut.
-    async fn release_beside_others(
-        &self,
-        mine: &Mine,
-        keep: Option<Duration>,
-        now: Instant,
-    ) -> Result<Released> {
-        let (folder, Some(node)) = (self.root.folder(&mine.name), &mine.node) else {
-            return Ok(Released::NotHeld { by: None });
-        };
-        for _ in 0..ATTEMPTS {
-            let line = look(&self.client, &folder).await.map_err(failed)?;
-            let taken = read(&self.client, &folder, line.of(node.number))
-                .await
-                .map_err(failed)?;
-            let Some(own) = taken.iter().find(|taken| taken.seat.file == node.file) else {
-                self.seats.remove(mine.id);
-                return Ok(Released::NotHeld { by: None });
-            };
-            let others = || taken.iter().filter(|taken| taken.seat.file != node.file);
-            let living = others()
-                .filter(|taken| self.lives(&mine.name, taken))
-                .count();
-            let path = format!("{folder}/{}", node.file);
-            let version = Some(own.stat.version);
-            let done = match keep {
-                Some(keep) => {
-                    let data = mine.record(crate::commands::Use::Kept(keep)).encode();
-                    self.client.set_data(&path, &data, version).await.map(drop)
-                }
-                None => self.client.delete(&path, version).await,
-            };
-            match (done, keep) {
-                (Ok(()), None) => drop(self.seats.remove(mine.id)),
-                (Ok(()), Some(keep)) => {
-                    self.seats
-                        .change(mine.id, |mine| mine.phase = Phase::Kept(now + keep));
-                }
-                (Err(Native::BadVersion), _) => continue,
-                (Err(Native::NoNode), _) => {
-                    self.seats.remove(mine.id);
-                    return Ok(Released::NotHeld { by: None });
-                }
-                (Err(error), keep) => {
-                    if is_open(&error) && keep.is_none() {
-                        self.doom(mine.id);
-                    }
-                    return Err(failed(error));
-                }
-            }
-            if let Some(holds) = NonZeroU32::new(u32::try_from(living).unwrap_or(u32::MAX)) {
-                return Ok(Released::StillHeld { holds });
-            }
-            let shut = others()
-                .filter_map(|taken| self.shut(&mine.name, taken))
-                .chain(keep)
-                .max();
-            return Ok(shut.map_or(Released::Freed, |rest| Released::Kept { rest }));
-        }
-        Err(contended())
-    }
-
-    /// What a seat that keeps a name shut has left.
-    fn shut(&self, name: &LockName, taken: &Taken) -> Option<Duration> {
-        let span = taken.kept()?;
-        let of_ours = |mine: &Mine| {
-            mine.node
-                .as_ref()
-                .is_some_and(|node| node.file == taken.seat.file)
-        };
-        let rest = match self.seats.find(name, of_ours).map(|mine| mine.phase) {
-            Some(Phase::Kept(end)) => end.since(self.clock.now()),
-            // Another client's: by the servers' clock, for people to read.
-            _ => span.saturating_sub(self.since(taken.stat.mtime).unwrap_or_default()),
-        };
-        Some(rest.clamp(Duration::from_millis(1), span))
-    }
-
-    /// Gives back what another session of that owner holds: for the command line, and for a copy that another client was granted.
-    async fn release_elsewhere(
-        &self,
-        name: &LockName,
-        owner: Owner,
-        hold: Option<HoldId>,
-    ) -> Result<Released> {
-        let folder = self.root.folder(name);
-        for _ in 0..ATTEMPTS {
-            let line = look_now(&self.client, &folder).await.map_err(failed)?;
-            let taken = read(&self.client, &folder, line.inside())
-                .await
-                .map_err(failed)?;
-            let (theirs, others): (Vec<_>, Vec<_>) = taken
-                .into_iter()
-                .filter(|taken| self.lives(name, taken) || taken.kept().is_some())
-                .partition(|taken| {
-                    let named = |record: &crate::commands::Record| {
-                        record.owner == owner && hold.is_none_or(|hold| record.hold == hold)
-                    };
-                    taken.kept().is_none() && taken.record.as_ref().is_some_and(named)
-                });
-            let living: Vec<_> = others
-                .iter()
-                .filter(|taken| taken.kept().is_none())
-                .collect();
-            if theirs.is_empty() {
-                let by = living.first().map(|taken| taken.holder());
-                return Ok(Released::NotHeld { by });
-            }
-            if !remove_all(&self.client, &folder, &theirs).await? {
-                continue;
-            }
-            let gone = |mine: &Mine| {
-                mine.node
-                    .as_ref()
-                    .is_some_and(|node| theirs.iter().any(|taken| taken.seat.file == node.file))
-            };
-            for mine in self.seats.of(name).into_iter().filter(gone) {
-                self.seats.remove(mine.id);
-            }
-            if let Some(holds) = NonZeroU32::new(u32::try_from(living.len()).unwrap_or(u32::MAX)) {
-                return Ok(Released::StillHeld { holds });
-            }
-            let shut = others
-                .iter()
-                .filter_map(|taken| self.shut(name, taken))
-                .max();
-            return Ok(shut.map_or(Released::Freed, |rest| Released::Kept { rest }));
-        }
-        Err(contended())
-    }
-
-    async fn snapshot(&self, name: &LockName, line: &Line) -> Result<Snapshot> {
-        let mut seen = Snapshot::free(name.clone());
-        if line.is_empty() {
-            return Ok(seen);
-        }
-        let folder = self.root.folder(name);
-        let taken = read(&self.client, &folder, line.inside())
-            .await
-            .map_err(failed)?;
-        let living: Vec<_> = taken
-            .iter()
-            .filter(|taken| self.lives(name, taken))
-            .collect();
-        seen.holds = u32::try_from(living.len()).unwrap_or(u32::MAX);
-        let mut waiting = line.len() - 1;
-        if let Some(first) = living.first() {
-            let mut holder = first.holder();
-            holder.token = taken.iter().find_map(Taken::token);
-            holder.rest = living
-                .iter()
-                .filter_map(|taken| self.rest_of(name, taken))
-                .max();
-            seen.holders.push(holder);
-            let began = taken.iter().map(|taken| taken.stat.ctime).min();
-            seen.age = began.and_then(|began| self.since(began));
-        } else {
-            seen.shut = taken
-                .iter()
-                .filter_map(|taken| self.shut(name, taken))
-                .max();
-            if seen.shut.is_none() && taken.iter().any(|taken| !taken.is_held()) {
-                // Reserved for the first in line, who is told.
-                waiting += 1;
-                seen.shut = Some(LONGEST_TURN);
-            }
-        }
-        seen.waiters = u32::try_from(waiting).ok();
-        Ok(seen)
-    }
-
-    /// What is left of a hold: of ours what was asked for, of another session's nobody knows.
-    fn rest_of(&self, name: &LockName, taken: &Taken) -> Option<Duration> {
-        let of_ours = |mine: &Mine| {
-            mine.node
-                .as_ref()
-                .is_some_and(|node| node.file == taken.seat.file)
-        };
-        Some(
-            self.seats
-                .find(name, of_ours)?
-                .held_until()?
-                .since(self.clock.now()),
-        )
-    }
-
-    /// Names in the order of their text; folders without seats are free names that the servers will clean up.
-    async fn page(&self, prefix: &str, after: &str, limit: usize) -> Result<Page> {
-        let synced = self.client.sync(self.root.path());
-        let children = self.client.list_children(self.root.path());
-        let (synced, children) = futures_util::join!(synced, children);
-        let children = match synced.and(children) {
-            Ok(children) => children,
-            Err(Native::NoNode) => Vec::new(),
-            Err(error) => return Err(failed(error)),
-        };
-        let mut names: Vec<_> = children.iter().filter_map(|child| decode(child)).collect();
-        names.retain(|name| name.as_str().starts_with(prefix) && name.as_str() > after);
-        names.sort_unstable();
-        let more = names.len() > limit;
-        names.truncate(limit);
-        let next = names
-            .last()
-            .filter(|_| more)
-            .map(|name| Cursor(format!("{CURSOR}{name}").into_bytes()));
-        let mut looking = stream::iter(names)
-            .map(|name| async move {
-                let line = look(&self.client, &self.root.folder(&name))
-                    .await
-                    .map_err(failed)?;
-                self.snapshot(&name, &line).await
-            })
-            .buffered(AT_ONCE);
-        let mut found = Vec::new();
-        while let Some(seen) = looking.next().await {
-            let seen = seen?;
-            if seen.holds > 0 || seen.shut.is_some() {
-                found.push(seen);
-            }
-        }
-        Ok(Page::new(found, next))
-    }
-
     /// Nobody waits any more.
     async fn leave_all(&self) {
         let waits = |mine: &Mine| matches!(mine.phase, Phase::Waits(_) | Phase::Asked(_));
@@ -623,38 +335,9 @@ impl Session {
     }
 }
 
-/// Removes a seat when the release of it is dropped before it is answered.
-struct Undo<'a> {
-    session: &'a Session,
-    seat: u64,
-    armed: bool,
-}
-
-impl<'a> Undo<'a> {
-    fn new(session: &'a Session, seat: u64, armed: bool) -> Self {
-        Self {
-            session,
-            seat,
-            armed,
-        }
-    }
-}
-
-impl Drop for Undo<'_> {
-    fn drop(&mut self) {
-        if self.armed {
-            self.session.doom(self.seat);
-        }
-    }
-}
-
-/// What a cursor of this driver begins with, before the last name of the page.
-const CURSOR: &str = "zk1:";
 /// How often one call reads again because something changed in between.
 const ATTEMPTS: usize = 8;
 /// Requests of one call that are under way at a time.
 const AT_ONCE: usize = 64;
 /// How long closing waits for the servers to take waiters out; what is not out by then goes when they answer, or with the session.
 const LEAVING: Duration = Duration::from_secs(1);
-/// See [`Held`](dlock_core::Held): what a turn is kept at most.
-const LONGEST_TURN: Duration = Duration::from_secs(1);

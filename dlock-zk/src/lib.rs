@@ -1,12 +1,17 @@
 #![doc = include_str!("../README.md")]
 
 mod acquire;
+mod admin;
 mod commands;
 mod config;
 mod connection;
 mod driver;
 mod error;
 mod hints;
+mod line;
+mod next;
+mod reentry;
+mod release;
 mod seats;
 
 pub use config::{AclRule, ZkConfig};

@@ -93,6 +93,27 @@ const EXTRA: &[(&str, &str, &str)] = &[
         "src/acquire.rs",
         "no single step of its server takes a lock: a seat is made, looked from, watched from, and shared",
     ),
+    ("zk", "src/admin.rs", "what people see is read from several nodes"),
+    (
+        "zk",
+        "src/line.rs",
+        "the order of a line is in its nodes' names: decided here, without a server",
+    ),
+    (
+        "zk",
+        "src/next.rs",
+        "whoever waits behind a grant in the same client has a node of its own",
+    ),
+    (
+        "zk",
+        "src/reentry.rs",
+        "one hold more is a node of its own, made only while the incarnation lives",
+    ),
+    (
+        "zk",
+        "src/release.rs",
+        "what a release leaves behind depends on who else is inside",
+    ),
     (
         "zk",
         "src/seats.rs",

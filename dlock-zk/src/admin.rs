@@ -1,0 +1,132 @@
+//! What people see.
+
+use crate::{
+    commands::{Taken, look, read},
+    config::decode,
+    connection::Session,
+    error::failed,
+    line::Line,
+    seats::{Mine, Phase},
+};
+use dlock_core::{Cursor, LockName, Page, Result, Snapshot};
+use futures_util::{StreamExt, stream};
+use std::time::Duration;
+use zookeeper_client::Error as Native;
+
+/// What a cursor of this driver begins with, before the last name of the page.
+pub(crate) const CURSOR: &str = "zk1:";
+
+impl Session {
+    pub(crate) async fn snapshot(&self, name: &LockName, line: &Line) -> Result<Snapshot> {
+        let mut seen = Snapshot::free(name.clone());
+        if line.is_empty() {
+            return Ok(seen);
+        }
+        let folder = self.root.folder(name);
+        let taken = read(&self.client, &folder, line.inside())
+            .await
+            .map_err(failed)?;
+        let living: Vec<_> = taken
+            .iter()
+            .filter(|taken| self.lives(name, taken))
+            .collect();
+        seen.holds = u32::try_from(living.len()).unwrap_or(u32::MAX);
+        let mut waiting = line.len() - 1;
+        if let Some(first) = living.first() {
+            let mut holder = first.holder();
+            holder.token = taken.iter().find_map(Taken::token);
+            holder.rest = living
+                .iter()
+                .filter_map(|taken| self.rest_of(name, taken))
+                .max();
+            seen.holders.push(holder);
+            let began = taken.iter().map(|taken| taken.stat.ctime).min();
+            seen.age = began.and_then(|began| self.since(began));
+        } else {
+            seen.shut = taken
+                .iter()
+                .filter_map(|taken| self.shut(name, taken))
+                .max();
+            if seen.shut.is_none() && taken.iter().any(|taken| !taken.is_held()) {
+                // Reserved for the first in line, who is told.
+                waiting += 1;
+                seen.shut = Some(LONGEST_TURN);
+            }
+        }
+        seen.waiters = u32::try_from(waiting).ok();
+        Ok(seen)
+    }
+
+    /// What is left of a hold: of ours what was asked for, of another session's nobody knows.
+    fn rest_of(&self, name: &LockName, taken: &Taken) -> Option<Duration> {
+        let of_ours = |mine: &Mine| {
+            mine.node
+                .as_ref()
+                .is_some_and(|node| node.file == taken.seat.file)
+        };
+        Some(
+            self.seats
+                .find(name, of_ours)?
+                .held_until()?
+                .since(self.clock.now()),
+        )
+    }
+
+    /// Names in the order of their text; folders without seats are free names that the servers will clean up.
+    pub(crate) async fn page(&self, prefix: &str, after: &str, limit: usize) -> Result<Page> {
+        let synced = self.client.sync(self.root.path());
+        let children = self.client.list_children(self.root.path());
+        let (synced, children) = futures_util::join!(synced, children);
+        let children = match synced.and(children) {
+            Ok(children) => children,
+            Err(Native::NoNode) => Vec::new(),
+            Err(error) => return Err(failed(error)),
+        };
+        let mut names: Vec<_> = children.iter().filter_map(|child| decode(child)).collect();
+        names.retain(|name| name.as_str().starts_with(prefix) && name.as_str() > after);
+        names.sort_unstable();
+        let more = names.len() > limit;
+        names.truncate(limit);
+        let next = names
+            .last()
+            .filter(|_| more)
+            .map(|name| Cursor(format!("{CURSOR}{name}").into_bytes()));
+        let mut looking = stream::iter(names)
+            .map(|name| async move {
+                let line = look(&self.client, &self.root.folder(&name))
+                    .await
+                    .map_err(failed)?;
+                self.snapshot(&name, &line).await
+            })
+            .buffered(AT_ONCE);
+        let mut found = Vec::new();
+        while let Some(seen) = looking.next().await {
+            let seen = seen?;
+            if seen.holds > 0 || seen.shut.is_some() {
+                found.push(seen);
+            }
+        }
+        Ok(Page::new(found, next))
+    }
+
+    /// What a seat that keeps a name shut has left.
+    pub(crate) fn shut(&self, name: &LockName, taken: &Taken) -> Option<Duration> {
+        let span = taken.kept()?;
+        let of_ours = |mine: &Mine| {
+            mine.node
+                .as_ref()
+                .is_some_and(|node| node.file == taken.seat.file)
+        };
+        let rest = match self.seats.find(name, of_ours).map(|mine| mine.phase) {
+            Some(Phase::Kept(end)) => end.since(self.clock.now()),
+            // Another client's: by the servers' clock, for people to read.
+            _ => span.saturating_sub(self.since(taken.stat.mtime).unwrap_or_default()),
+        };
+        Some(rest.clamp(Duration::from_millis(1), span))
+    }
+}
+
+/// Names of one page that are looked at at a time.
+const AT_ONCE: usize = 64;
+/// What a turn is kept at most.
+const LONGEST_TURN: Duration = Duration::from_secs(1);

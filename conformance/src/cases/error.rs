@@ -210,6 +210,11 @@ async fn a_store_that_is_away_is_unavailable_and_comes_back(ctx: Ctx) -> Result<
         Ok(matches!(again, Ok(Ok(_))))
     })
     .await?;
+    if ctx.is_session_bound() {
+        // It was away for longer than a session lasts.
+        caller.cannot_renew(&hold).await?;
+        return caller.take_soon(&ctx.ask(&name)).await.map(drop);
+    }
     caller.renews(&hold, ctx.long()).await?;
     caller.frees(&hold).await
 }

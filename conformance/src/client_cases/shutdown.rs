@@ -321,9 +321,15 @@ async fn a_store_that_does_not_answer_delays_it_no_longer_than_the_grace(
     let other = peer.take(&peer.lock(&dropped)?).await?;
     peer.gate.all(Fate::Unsent);
     drop(other);
-    let closing = shut_down(&peer.client, ctx.short());
+    // Within what the held one is proven for.
+    let grace = if ctx.is_session_bound() {
+        ctx.promised(ctx.short()) / 2
+    } else {
+        ctx.short()
+    };
+    let closing = shut_down(&peer.client, grace);
     // Closing the connections has a bound of its own.
-    let report = closed(&ctx, closing, ctx.short() + Duration::from_secs(2)).await?;
+    let report = closed(&ctx, closing, grace + Duration::from_secs(2)).await?;
     let left = report
         .locks
         .iter()

@@ -182,10 +182,25 @@ impl Connection {
         ))
     }
 
-    /// A reply carried the server's time.
+    /// A reply carried the server's time, of when its command began: it may have waited for a majority since. Of two such views of one clock the
+    /// later one is nearer, so one that only says that time passed meanwhile is left out.
     pub(crate) fn observe(&self, millis: i64) {
         let server = Duration::from_millis(u64::try_from(millis).unwrap_or(0));
         let now = self.now();
+        let seen = *self
+            .shared
+            .seen
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let is_fresh = seen.is_some_and(|seen| now.since(seen) < CLOCK_GOOD);
+        let ahead = self
+            .shared
+            .server
+            .at(now)
+            .and_then(|known| known.checked_sub(server));
+        if is_fresh && ahead.is_some_and(|ahead| ahead <= LONGEST_COMMAND) {
+            return;
+        }
         self.shared.server.observe(server, now);
         *self
             .shared
@@ -452,6 +467,8 @@ const POOL: u32 = 64;
 const UNANSWERED: usize = 20_000;
 /// Of upserts of one name: each time somebody's document is there afterwards, so a second meeting needs a purge in between.
 const MEETINGS: u32 = 4;
+/// `maxTimeMS` of every command, and the way.
+const LONGEST_COMMAND: Duration = Duration::from_millis(1_500);
 /// How long a server's clock may go unread: drift in that time is nothing, a step or a new primary is seen.
 const CLOCK_GOOD: Duration = Duration::from_secs(10);
 /// A step looks at 500 documents: a client walks over a hundred thousand names in half an hour.

@@ -57,7 +57,9 @@ impl MongoDriver {
         greeted
     }
 
-    /// Uses the application's own client: its servers, log-in, pool and time-outs. Its concerns do not count, `config`'s server neither.
+    /// Uses the application's own client: its servers, log-in, pool and time-outs. Its concerns do not count.
+    ///
+    /// `config`'s servers are only the store's name, which a `Pass` is matched by: make it from the URL that the client was made from.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).

@@ -951,6 +951,7 @@ impl Testbed {
         answers.into_iter().map(Result::ok).collect()
     }
 
+    #[expect(clippy::future_not_send, reason = "awaited where it is made")]
     async fn until(&self, condition: impl AsyncFn() -> bool) {
         let waited = async {
             while !condition().await {

@@ -121,9 +121,11 @@ async fn killed(count: i64) -> Outcome {
 /// Stopped, so that nothing of it is executed between the grant and its end.
 async fn grantee(killed: bool) -> Outcome {
     let bed = Bed::start()?;
-    let [one, two] = [bed.client(SECOND * 3).await?, bed.client(SECOND * 3).await?];
+    // A look is two seconds away, a second more than the turn.
+    let lease = SECOND * 30;
+    let [one, two] = [bed.client(lease).await?, bed.client(lease).await?];
     let guard = one.lock(NAME)?.acquire().await?;
-    let mut head = bed.waiters(1, SECOND * 3).await?;
+    let mut head = bed.waiters(1, lease).await?;
     let waiting = bed.stand(&two).await?;
     head.stop()?;
     let began = Instant::now();
@@ -149,7 +151,7 @@ async fn grantee(killed: bool) -> Outcome {
     head.cont()?;
     bed.until_standing(1).await?;
     // Whoever came later stands behind it: it kept its place.
-    let third = bed.client(SECOND * 3).await?;
+    let third = bed.client(lease).await?;
     let behind = bed.stand(&third).await?;
     guard.release().await?;
     head.expect("inside", SECOND * 2).await?;

@@ -82,11 +82,13 @@ end
 /// `tell(rest)`: whoever is first in line is told so, and when to look. Those of whom nobody hears are taken out on the way.
 ///
 /// Needs `call`, `key`, `line`, `ends`. A script touches 32 entries, skipped and told together, whatever stands there.
+/// A push that the server refuses (no right to that channel) has no receivers: the hold is gone by then, which must not be an error.
 const TELL: &str = r"
 local budget = 32
 local function push(kind, ticket, more)
   local channel, number = string.match(ticket, '^(.*):(%d+)$')
-  return channel and call('PUBLISH', channel, kind .. number .. more .. key) or 0
+  local heard = channel and redis.pcall('PUBLISH', channel, kind .. number .. more .. key)
+  return type(heard) == 'number' and heard or 0
 end
 local function tell(rest)
   while budget > 0 do

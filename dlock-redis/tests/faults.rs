@@ -862,21 +862,26 @@ async fn an_applications_own_client_is_enough() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn without_the_right_to_the_channels_waiters_only_look() {
+    let mut t = Testbed::start().await;
+    let mut rights = rights();
+    rights.retain(|word| *word != "&dlock:c:*");
+    t.server.command(&rights).unwrap();
+    let url = t.server.url().replace("redis://", "redis://locker:secret@");
+    t.driver = Arc::new(RedisDriver::connect(&url).await.unwrap());
+    let holder = t.acquire("a", SECOND * 30);
+    t.granted(&holder).await;
+    let waiter = t.in_line("a", SECOND * 30, 1);
+    assert_eq!(t.held(&waiter).await.ahead, Some(0));
+    assert!(matches!(t.release(&holder).await, Released::Freed));
+    assert_eq!(t.inspect("a").await.shut, None, "reserved for nobody");
+    t.granted(&waiter).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_rights_in_the_readme_are_enough_for_everything() {
     let mut t = Testbed::start().await;
-    let readme = include_str!("../README.md");
-    let line = readme
-        .split("```text\n")
-        .nth(1)
-        .unwrap()
-        .split("```")
-        .next()
-        .unwrap();
-    let words: Vec<_> = line
-        .split_whitespace()
-        .filter(|word| *word != "\\")
-        .collect();
-    t.server.command(&words).unwrap();
+    t.server.command(&rights()).unwrap();
     let url = t.server.url().replace("redis://", "redis://locker:secret@");
     t.driver = Arc::new(RedisDriver::connect(&url).await.unwrap());
     let mut hints = t.driver.hints();
@@ -912,6 +917,15 @@ async fn the_rights_in_the_readme_are_enough_for_everything() {
     t.granted(&waiter).await;
     t.driver.leave(&waiter.name, ticket(2)).await.unwrap();
     assert_eq!(t.inspect("a").await.waiters, Some(0));
+}
+
+/// The line of the README, in words.
+fn rights() -> Vec<&'static str> {
+    let readme = include_str!("../README.md");
+    let line = readme.split("```text\n").nth(1).unwrap();
+    let line = line.split("```").next().unwrap();
+    let words = line.split_whitespace();
+    words.filter(|word| *word != "\\").collect()
 }
 
 /// A server and a driver of its own.

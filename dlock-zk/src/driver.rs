@@ -170,7 +170,11 @@ impl DistributedLock for ZkDriver {
         let session = self.session(&req.name).await?;
         if let Holds::One(hold) = req.holds {
             let is = |mine: &Mine| mine.hold == hold && mine.owner == req.owner;
-            if let Some(mine) = session.seats.find(&req.name, is) {
+            // One that is being removed may have the same name as one that took its place.
+            let held = |mine: &Mine| is(mine) && mine.held_until().is_some();
+            let seats = &session.seats;
+            let found = seats.find(&req.name, held);
+            if let Some(mine) = found.or_else(|| seats.find(&req.name, is)) {
                 return session.release(&mine, req.keep).await;
             }
         }

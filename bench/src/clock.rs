@@ -1,6 +1,6 @@
 //! What a stretch of time cost, and what else the machine did meanwhile.
 
-use rustix::time::{ClockId, clock_gettime};
+use nix::{time::ClockId, unistd::Pid};
 use std::{
     fs,
     time::{Duration, Instant},
@@ -9,7 +9,7 @@ use std::{
 /// Started before the work, stopped after it.
 #[derive(Debug)]
 pub(crate) struct Meter {
-    server: Option<u32>,
+    servers: Vec<u32>,
     began: Instant,
     client_cpu: Duration,
     server_cpu: Duration,
@@ -22,7 +22,7 @@ pub(crate) struct Seen {
     pub(crate) took: Duration,
     /// Of this process, all threads.
     pub(crate) client_cpu: Duration,
-    /// Of the server process; zero without one.
+    /// Of the server, or of all processes that together are it; zero without any.
     pub(crate) server_cpu: Duration,
     /// The share of the machine's time that its host gave to others.
     pub(crate) steal: f64,
@@ -39,11 +39,11 @@ struct Machine {
 }
 
 impl Meter {
-    pub(crate) fn start(server: Option<u32>) -> Self {
+    pub(crate) fn start(servers: &[u32]) -> Self {
         Self {
-            server,
+            servers: servers.to_vec(),
             machine: Machine::now(),
-            server_cpu: server.map(process_cpu).unwrap_or_default(),
+            server_cpu: cpu_of(servers),
             client_cpu: own_cpu(),
             began: Instant::now(),
         }
@@ -52,8 +52,7 @@ impl Meter {
     pub(crate) fn stop(&self) -> Seen {
         let took = self.began.elapsed();
         let client_cpu = own_cpu().saturating_sub(self.client_cpu);
-        let server_cpu = self.server.map(process_cpu).unwrap_or_default();
-        let server_cpu = server_cpu.saturating_sub(self.server_cpu);
+        let server_cpu = cpu_of(&self.servers).saturating_sub(self.server_cpu);
         let machine = Machine::now();
         let all = machine.all.saturating_sub(self.machine.all).max(1);
         let share = |ticks: u64| ticks as f64 / all as f64;
@@ -97,42 +96,30 @@ impl Machine {
 }
 
 fn own_cpu() -> Duration {
-    let now = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::from_secs(now.tv_sec.unsigned_abs())
-        + Duration::from_nanos(now.tv_nsec.unsigned_abs())
+    process_cpu(std::process::id())
 }
 
-/// The CPU time of all threads of a process, in nanoseconds where the kernel tells, else in its ticks.
+pub(crate) fn cpu_of(processes: &[u32]) -> Duration {
+    processes.iter().copied().map(process_cpu).sum()
+}
+
+/// The CPU time of all threads of a process that ever were, to the nanosecond: what `/proc/PID/stat` counts in ticks of 10 ms. Zero when
+/// there is no such process.
 fn process_cpu(pid: u32) -> Duration {
-    scheduled(pid).unwrap_or_else(|| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        ticked(&stat)
-    })
+    i32::try_from(pid)
+        .ok()
+        .and_then(|pid| {
+            ClockId::pid_cpu_clock_id(Pid::from_raw(pid))
+                .ok()?
+                .now()
+                .ok()
+        })
+        .map_or(Duration::ZERO, Duration::from)
 }
-
-fn scheduled(pid: u32) -> Option<Duration> {
-    let mut all = Duration::ZERO;
-    for thread in fs::read_dir(format!("/proc/{pid}/task")).ok()? {
-        let stat = fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
-        all += Duration::from_nanos(stat.split_ascii_whitespace().next()?.parse().ok()?);
-    }
-    Some(all)
-}
-
-/// Fields 14 and 15, counted behind the name, which may have blanks.
-fn ticked(stat: &str) -> Duration {
-    let behind = stat.rsplit_once(") ").map_or("", |(_, behind)| behind);
-    let ticks = behind.split_ascii_whitespace().skip(11).take(2);
-    let ticks: u64 = ticks.filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
-    Duration::from_millis(ticks * TICK_MILLIS)
-}
-
-/// `USER_HZ` is 100 on every Linux that matters.
-const TICK_MILLIS: u64 = 10;
 
 #[cfg(test)]
 mod tests {
-    use super::{Machine, Meter, process_cpu, ticked};
+    use super::{Machine, Meter, process_cpu};
     use std::time::{Duration, Instant};
 
     #[test]
@@ -148,14 +135,8 @@ mod tests {
     }
 
     #[test]
-    fn ticks_are_read_behind_a_name_with_blanks() {
-        let stat = "7 (a b) c) S 1 7 7 0 -1 4194560 100 0 0 0 12 30 0 0 20 0 1";
-        assert_eq!(ticked(stat), Duration::from_millis(420));
-    }
-
-    #[test]
     fn a_meter_sees_the_time_that_this_process_burns() {
-        let meter = Meter::start(Some(std::process::id()));
+        let meter = Meter::start(&[std::process::id()]);
         let began = Instant::now();
         while began.elapsed() < Duration::from_millis(30) {
             std::hint::spin_loop();

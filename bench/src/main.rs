@@ -1,14 +1,27 @@
 //! Floors, drivers and peers on the same work, as ratios of one run. See `README.md`.
 
+// What only other stores need is of no use to a lean build; the whole one has to use everything.
+#![cfg_attr(
+    not(all(
+        feature = "redis",
+        feature = "sqlite",
+        feature = "mysql",
+        feature = "mongo",
+        feature = "zk"
+    )),
+    allow(dead_code, reason = "a part of the stores alone")
+)]
+
 mod clock;
+mod counted;
 mod figure;
 mod floor;
 mod measure;
 mod report;
 mod work;
 
-use clap::{Parser, ValueEnum};
-use dlock_conformance::testbed::worker;
+use clap::{Parser, builder::PossibleValuesParser};
+use dlock_conformance::testbed::{server, worker};
 use figure::Figure;
 use measure::Plan;
 use report::Report;
@@ -22,9 +35,9 @@ type Result<T = (), E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E
 #[command(name = "dlock-bench")]
 struct Arguments {
     /// What to measure.
-    #[arg(value_enum)]
-    what: What,
-    /// How long each figure may measure; without it every figure has its own default, `all` takes under 4 minutes.
+    #[arg(value_parser = PossibleValuesParser::new(figure::names()))]
+    what: String,
+    /// How long each figure may measure; without it every figure has its own default.
     #[arg(long, value_name = "SECONDS")]
     seconds: Option<f64>,
     /// Repetitions of each figure: all contestants once, in another order each time.
@@ -36,20 +49,15 @@ struct Arguments {
     /// How many locks `renewals` holds.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     locks: u32,
+    /// How many processes `sqlite-handoff` lets wait.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(2..))]
+    processes: u16,
+    /// The command that `cli-exec` runs; without it the `dlock` beside this program.
+    #[arg(long, value_name = "PATH")]
+    dlock: Option<PathBuf>,
     /// Also writes all of it as JSON to this file; `-`: to standard output instead of the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum What {
-    All,
-    MemoryCycle,
-    RedisCycle,
-    RedisThroughput,
-    RedisRecovery,
-    Handoff,
-    Renewals,
 }
 
 /// Tokio's workers, here and in every worker process: as many as the numbers were first taken with.
@@ -57,7 +65,7 @@ const WORKERS: usize = 2;
 
 fn main() -> ExitCode {
     let done = match worker::entry() {
-        Some(job) => runtime().and_then(|runtime| runtime.block_on(figure::recovery::job(&job))),
+        Some(job) => runtime().and_then(|runtime| runtime.block_on(figure::job(&job))),
         None => run(&Arguments::parse()),
     };
     match done {
@@ -73,6 +81,7 @@ fn run(arguments: &Arguments) -> Result {
     if cfg!(debug_assertions) {
         eprintln!("dlock-bench: not a release build, the numbers mean nothing");
     }
+    server::on_disk(); // durable stores are measured with what durability costs
     let runtime = runtime()?;
     let to_stdout = arguments
         .json
@@ -100,11 +109,7 @@ fn run(arguments: &Arguments) -> Result {
 
 impl Arguments {
     fn wants(&self, figure: &Figure) -> bool {
-        self.what == What::All
-            || self
-                .what
-                .to_possible_value()
-                .is_some_and(|value| value.get_name() == figure.name)
+        self.what == figure::ALL || self.what == figure.name
     }
 
     fn plan(&self, figure: &Figure) -> Plan {
@@ -116,6 +121,8 @@ impl Arguments {
             repetitions: usize::from(self.repetitions),
             kills: usize::from(self.kills),
             locks: self.locks,
+            processes: usize::from(self.processes),
+            dlock: self.dlock.clone(),
         }
     }
 }

@@ -5,15 +5,18 @@ use crate::{
     clock::{Meter, Seen},
     work::Work,
 };
-use std::{future::Future, pin::Pin, time::Duration};
+use std::{future::Future, path::PathBuf, pin::Pin, time::Duration};
 
 /// How much a figure may measure.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) seconds: Duration,
     pub(crate) repetitions: usize,
     pub(crate) kills: usize,
     pub(crate) locks: u32,
+    pub(crate) processes: usize,
+    /// The command `dlock`, where it is not beside us.
+    pub(crate) dlock: Option<PathBuf>,
 }
 
 /// One way of doing the work.
@@ -51,6 +54,9 @@ pub(crate) struct Sample {
     pub(crate) server: f64,
     pub(crate) operations: u64,
     pub(crate) violations: u64,
+    /// Commands, statements or packets that the server was sent, and how many calls of a driver only looked, for each operation.
+    pub(crate) asked: f64,
+    pub(crate) looks: f64,
     steal: f64,
     foreign: f64,
 }
@@ -70,6 +76,8 @@ impl Sample {
             server: seen.server_cpu.as_secs_f64() * 1e6 / operations,
             operations: work.operations,
             violations: work.violations,
+            asked: work.asked as f64 / operations,
+            looks: work.looks as f64 / operations,
             steal: seen.steal,
             foreign: seen.foreign,
         }
@@ -107,7 +115,7 @@ pub(crate) struct Spread {
 /// Lets every contestant work once a repetition; each gets the same share of the plan's time.
 pub(crate) async fn interleave(
     plan: &Plan,
-    server: Option<u32>,
+    servers: &[u32],
     contestants: &[Contestant],
 ) -> Result<Runs> {
     let shares = plan.repetitions * contestants.len() + contestants.len().div_ceil(WARM_UP);
@@ -118,7 +126,7 @@ pub(crate) async fn interleave(
     let mut samples = vec![Vec::new(); contestants.len()];
     for repetition in 0..plan.repetitions {
         for at in order(repetition, contestants.len()) {
-            let meter = Meter::start(server);
+            let meter = Meter::start(servers);
             let work = tokio::spawn((contestants[at].run)(span)).await??;
             samples[at].push(Sample::of(work, meter.stop()));
         }
@@ -167,10 +175,13 @@ impl Runs {
         number: fn(&Sample) -> f64,
         floor: impl Fn(&dyn Fn(usize) -> Sample) -> f64,
     ) -> Spread {
-        Spread::of(self.quiet.used.iter().map(|at| {
-            let floor = floor(&|other| self.samples[other][*at]);
-            number(&self.samples[contestant][*at]) / floor
-        }))
+        self.each(|of| number(&of(contestant)) / floor(of))
+    }
+
+    /// What `number` makes of the samples of one repetition.
+    pub(crate) fn each(&self, number: impl Fn(&dyn Fn(usize) -> Sample) -> f64) -> Spread {
+        let used = self.quiet.used.iter();
+        Spread::of(used.map(|at| number(&|other| self.samples[other][*at])))
     }
 
     /// Over all repetitions, counted or not.

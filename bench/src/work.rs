@@ -1,11 +1,15 @@
 //! The work that all contestants do alike: cycles, alone and in a crowd, and hand-offs.
 
-use crate::{Result, clock::Seen};
+use crate::{
+    Result,
+    clock::{Meter, Seen},
+};
 use dlock_core::{
     Acquire, Acquired, Clock, DistributedLock, Guard, HoldId, Lease, Lock, LockName, Owner, Release,
 };
 use std::{
     future::Future,
+    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
@@ -24,6 +28,9 @@ pub(crate) struct Work {
     pub(crate) took: Option<Duration>,
     /// How often two were inside at once, or somebody who held a lock did not.
     pub(crate) violations: u64,
+    /// What the server was asked meanwhile, and how many calls of a driver were looks, where that is counted.
+    pub(crate) asked: u64,
+    pub(crate) looks: u64,
     /// What it cost, where the work has parts that do not count.
     pub(crate) seen: Option<Seen>,
 }
@@ -150,34 +157,88 @@ pub(crate) async fn again<C: Contender>(contender: Arc<C>, span: Duration) -> Re
     Ok(work)
 }
 
+/// What is to be counted while the work goes on, without its lead-in and its end.
+#[derive(Clone, Default)]
+pub(crate) struct Probe {
+    /// The processes whose CPU is the server's.
+    pub(crate) servers: Vec<u32>,
+    /// How often the server was asked so far.
+    pub(crate) asked: Option<Counter>,
+    /// How many calls of a driver were looks so far.
+    pub(crate) looks: Option<Arc<AtomicU64>>,
+}
+
+pub(crate) type Counter = Arc<dyn Fn() -> Counting + Send + Sync>;
+type Counting = Pin<Box<dyn Future<Output = Result<u64>> + Send>>;
+
+/// A [`Probe`] that counts.
+pub(crate) struct Probing {
+    meter: Meter,
+    asked: u64,
+    looks: u64,
+}
+
+impl Probe {
+    pub(crate) async fn begin(&self) -> Result<Probing> {
+        Ok(Probing {
+            asked: self.asked().await?,
+            looks: self.looks(),
+            meter: Meter::start(&self.servers),
+        })
+    }
+
+    /// Writes down what it cost since then.
+    pub(crate) async fn end(&self, since: &Probing, work: &mut Work) -> Result {
+        let seen = since.meter.stop();
+        work.took = Some(seen.took);
+        work.seen = Some(seen);
+        work.looks = self.looks() - since.looks;
+        work.asked = self.asked().await? - since.asked;
+        Ok(())
+    }
+
+    async fn asked(&self) -> Result<u64> {
+        match &self.asked {
+            Some(asked) => asked().await,
+            None => Ok(0),
+        }
+    }
+
+    fn looks(&self) -> u64 {
+        self.looks.as_ref().map_or(0, |looks| looks.load(SeqCst))
+    }
+}
+
 /// All contend for one name: each holds it for 3 to 8 ms, gives it back, and asks again when another one has it.
 ///
-/// A hand-off lasts from before the release to the moment the next one has the lock.
+/// A hand-off lasts from before the release to the moment the next one has the lock. Only those count for which everybody else waits.
 pub(crate) async fn hand_off<C: Contender>(
     contenders: Vec<Arc<C>>,
+    probe: Probe,
     span: Duration,
 ) -> Result<Work> {
     let arena = Arc::new(Arena::default());
     let mut tasks = JoinSet::new();
-    let began = Instant::now();
     for contender in contenders {
         tasks.spawn(contend(contender, Arc::clone(&arena)));
     }
-    tokio::time::sleep(span).await;
+    tokio::time::sleep(span.mul_f64(LEAD_IN)).await;
+    arena.latencies().clear();
+    let since = probe.begin().await?;
+    tokio::time::sleep(span.mul_f64(1.0 - LEAD_IN)).await;
+    let mut work = Work {
+        latencies: std::mem::take(&mut *arena.latencies()),
+        ..Work::default()
+    };
+    work.operations = u64::try_from(work.latencies.len())?;
+    probe.end(&since, &mut work).await?;
     arena.over.store(true, SeqCst);
     arena.turn.send_modify(|_| {});
-    let took = began.elapsed();
-    let latencies = std::mem::take(&mut *arena.latencies());
     while let Some(done) = tasks.join_next().await {
         done??;
     }
-    Ok(Work {
-        operations: u64::try_from(latencies.len())?,
-        latencies,
-        took: Some(took),
-        violations: arena.violations.load(SeqCst),
-        seen: None,
-    })
+    work.violations = arena.violations.load(SeqCst);
+    Ok(work)
 }
 
 async fn contend<C: Contender>(contender: Arc<C>, arena: Arc<Arena>) -> Result {
@@ -292,6 +353,8 @@ pub(crate) fn hold_time() -> Duration {
     Duration::from_micros(fastrand::u64(3_000..8_000))
 }
 
+/// The part of the time of hand-offs in which everybody gets in line.
+const LEAD_IN: f64 = 0.2;
 /// Cycles between two yields.
 const BREATH: u64 = 32;
 /// Cycles whose allocations are counted.
@@ -299,7 +362,7 @@ const COUNTED: u32 = 500;
 
 #[cfg(test)]
 mod tests {
-    use super::{Contender, Result, alone, hand_off};
+    use super::{Contender, Probe, Result, alone, hand_off};
     use std::{sync::Arc, time::Duration};
 
     /// A lock that is none.
@@ -322,6 +385,7 @@ mod tests {
     async fn two_inside_at_once_are_violations() {
         let work = hand_off(
             vec![Arc::new(Open), Arc::new(Open)],
+            Probe::default(),
             Duration::from_millis(50),
         );
         assert!(work.await.unwrap().violations > 0);

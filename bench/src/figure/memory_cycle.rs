@@ -26,7 +26,7 @@ pub(crate) async fn run(plan: Plan) -> Result<Table> {
             alone(Arc::clone(&whole), span)
         }),
     ];
-    let runs = interleave(&plan, None, &contestants).await?;
+    let runs = interleave(&plan, &[], &contestants).await?;
     let counted = [
         tokio::task::spawn_blocking(|| allocations(async || Ok(Arc::new(Mutex::new(())))))
             .await??,

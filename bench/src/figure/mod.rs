@@ -1,19 +1,46 @@
 //! The figures, in the order they are printed.
 
-mod handoff;
+mod cycle;
+#[cfg(feature = "sqlite")]
+mod exec;
 mod memory_cycle;
+mod memory_handoff;
+#[cfg(feature = "mongo")]
+mod mongo;
+#[cfg(feature = "mysql")]
+mod mysql;
 #[cfg(feature = "peers")]
 mod peer;
-pub(crate) mod recovery;
+#[cfg(feature = "sqlite")]
+mod processes;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(feature = "redis")]
 mod redis_cycle;
+#[cfg(feature = "redis")]
+mod redis_handoff;
+#[cfg(feature = "redis")]
+mod redis_recovery;
+#[cfg(feature = "redis")]
+mod redis_renewals;
+#[cfg(feature = "redis")]
 mod redis_throughput;
+#[cfg(feature = "redis")]
+mod redis_waiters;
 mod renewals;
+mod ring;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+#[cfg(feature = "sqlite")]
+mod sqlite_cycle;
+#[cfg(feature = "sqlite")]
+mod sqlite_handoff;
+#[cfg(feature = "zk")]
+mod zk;
 
 use crate::{Result, measure::Plan, report::Table};
-use dlock_conformance::testbed::redis::{RedisOptions, RedisServer};
-use dlock_core::Client;
-use dlock_redis::RedisDriver;
-use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+use dlock_conformance::testbed::worker::Job;
+use std::{future::Future, pin::Pin, time::Duration};
 
 /// Something to find out.
 pub(crate) struct Figure {
@@ -26,17 +53,92 @@ pub(crate) struct Figure {
 
 pub(crate) type Running = Pin<Box<dyn Future<Output = Result<Table>> + Send>>;
 
-pub(crate) fn all() -> [Figure; 6] {
-    [
+pub(crate) fn all() -> Vec<Figure> {
+    vec![
         figure("memory-cycle", 8, |plan| Box::pin(memory_cycle::run(plan))),
+        figure("memory-handoff", 15, |plan| {
+            Box::pin(memory_handoff::run(plan))
+        }),
+        #[cfg(feature = "sqlite")]
+        figure("sqlite-cycle", 20, |plan| Box::pin(sqlite_cycle::run(plan))),
+        #[cfg(feature = "sqlite")]
+        figure("sqlite-handoff", 60, |plan| {
+            Box::pin(sqlite_handoff::run(plan))
+        }),
+        #[cfg(feature = "sqlite")]
+        figure("cli-exec", 15, |plan| Box::pin(exec::run(plan))),
+        #[cfg(feature = "redis")]
         figure("redis-cycle", 30, |plan| Box::pin(redis_cycle::run(plan))),
+        #[cfg(feature = "redis")]
         figure("redis-throughput", 30, |plan| {
             Box::pin(redis_throughput::run(plan))
         }),
-        figure("redis-recovery", 30, |plan| Box::pin(recovery::run(plan))),
-        figure("handoff", 60, |plan| Box::pin(handoff::run(plan))),
-        figure("renewals", 20, |plan| Box::pin(renewals::run(plan))),
+        #[cfg(feature = "redis")]
+        figure("redis-recovery", 30, |plan| {
+            Box::pin(redis_recovery::run(plan))
+        }),
+        #[cfg(feature = "redis")]
+        figure("redis-handoff", 60, |plan| {
+            Box::pin(redis_handoff::run(plan))
+        }),
+        #[cfg(feature = "redis")]
+        figure("redis-renewals", 20, |plan| {
+            Box::pin(redis_renewals::run(plan))
+        }),
+        #[cfg(feature = "redis")]
+        figure("redis-waiters", 10, |plan| {
+            Box::pin(redis_waiters::run(plan))
+        }),
+        #[cfg(feature = "mysql")]
+        figure("mysql-cycle", 20, |plan| Box::pin(mysql::cycle(plan))),
+        #[cfg(feature = "mysql")]
+        figure("mysql-throughput-16", 20, |plan| {
+            Box::pin(mysql::throughput(plan, 16))
+        }),
+        #[cfg(feature = "mysql")]
+        figure("mysql-throughput", 20, |plan| {
+            Box::pin(mysql::throughput(plan, 128))
+        }),
+        #[cfg(feature = "mysql")]
+        figure("mysql-handoff", 90, |plan| Box::pin(mysql::handoff(plan))),
+        #[cfg(feature = "mysql")]
+        figure("mysql-renewals", 20, |plan| Box::pin(mysql::renewals(plan))),
+        #[cfg(feature = "mongo")]
+        figure("mongo-cycle", 30, |plan| Box::pin(mongo::cycle(plan))),
+        #[cfg(feature = "mongo")]
+        figure("mongo-throughput", 30, |plan| {
+            Box::pin(mongo::throughput(plan))
+        }),
+        #[cfg(feature = "mongo")]
+        figure("mongo-handoff", 90, |plan| Box::pin(mongo::handoff(plan))),
+        #[cfg(feature = "mongo")]
+        figure("mongo-renewals", 30, |plan| Box::pin(mongo::renewals(plan))),
+        #[cfg(feature = "zk")]
+        figure("zk-cycle", 20, |plan| Box::pin(zk::cycle(plan))),
+        #[cfg(feature = "zk")]
+        figure("zk-throughput", 30, |plan| Box::pin(zk::throughput(plan))),
+        #[cfg(feature = "zk")]
+        figure("zk-handoff", 60, |plan| Box::pin(zk::handoff(plan))),
     ]
+}
+
+/// What can be asked for: one figure, or all of them.
+pub(crate) fn names() -> Vec<&'static str> {
+    let figures = all().into_iter().map(|figure| figure.name);
+    std::iter::once(ALL).chain(figures).collect()
+}
+
+/// What a process does that was started for a part of a figure.
+pub(crate) async fn job(job: &Job) -> Result {
+    match job.name.as_str() {
+        #[cfg(feature = "sqlite")]
+        processes::JOB => processes::job(job).await,
+        #[cfg(feature = "redis")]
+        redis_recovery::HOLD | redis_recovery::WAIT => redis_recovery::job(job).await,
+        other => Err(
+            format!("a process was started for {other:?}, which is no job of this build").into(),
+        ),
+    }
 }
 
 fn figure(name: &'static str, seconds: u64, run: fn(Plan) -> Running) -> Figure {
@@ -44,18 +146,4 @@ fn figure(name: &'static str, seconds: u64, run: fn(Plan) -> Running) -> Figure 
     Figure { name, seconds, run }
 }
 
-/// A Redis server of our own, without persistence, and its process id.
-async fn redis_server() -> Result<(Arc<RedisServer>, u32)> {
-    let start = || RedisServer::start(RedisOptions::default());
-    let server = tokio::task::spawn_blocking(start).await??;
-    let pid = server
-        .process()
-        .ok_or("a server of ours without a process")?
-        .pid();
-    Ok((Arc::new(server), pid))
-}
-
-/// A client of ours with connections of its own.
-async fn redis_client(url: &str) -> Result<Client> {
-    Ok(Client::new(RedisDriver::connect(url).await?)?)
-}
+pub(crate) const ALL: &str = "all";

@@ -1,4 +1,13 @@
 //! What nothing can be faster than: the least a lock has to do, written down once for each store.
 
 pub(crate) mod memory;
+#[cfg(feature = "mongo")]
+pub(crate) mod mongo;
+#[cfg(feature = "mysql")]
+pub(crate) mod mysql;
+#[cfg(feature = "redis")]
 pub(crate) mod redis;
+#[cfg(feature = "sqlite")]
+pub(crate) mod sqlite;
+#[cfg(feature = "zk")]
+pub(crate) mod zk;

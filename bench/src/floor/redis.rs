@@ -256,6 +256,18 @@ pub(crate) async fn calls_of(connection: &mut MultiplexedConnection, command: &s
     Ok(calls.unwrap_or_default())
 }
 
+/// Bytes that the server uses.
+pub(crate) async fn memory_of(connection: &mut MultiplexedConnection) -> Result<u64> {
+    let info: String = redis::cmd("INFO")
+        .arg("memory")
+        .query_async(connection)
+        .await?;
+    let used = info
+        .lines()
+        .find_map(|line| line.strip_prefix("used_memory:"));
+    Ok(used.ok_or("INFO tells no memory")?.trim().parse()?)
+}
+
 const LEASE: Duration = Duration::from_secs(30);
 const CHANNEL: &str = "floor:hop";
 /// As long as an owner of ours.

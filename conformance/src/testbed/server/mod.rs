@@ -9,6 +9,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -57,7 +58,7 @@ pub trait Service: fmt::Debug + Send + Sync + 'static {
 pub struct Site {
     /// On 127.0.0.1.
     pub port: u16,
-    /// Removed with the server. In memory where the machine has `/dev/shm`: survives `kill -9`, not the machine.
+    /// Removed with the server. In memory where the machine has `/dev/shm`, unless [`on_disk`] was called: survives `kill -9`, not the machine.
     pub dir: PathBuf,
 }
 
@@ -206,11 +207,22 @@ fn new_site(service: &dyn Service) -> Result<(Site, TempDir), ServerError> {
     Ok((site, dir))
 }
 
+/// From now on the servers of this process keep their folders where other temporary files are, on a disk and not in memory: where a flush
+/// takes as long as it takes. For measurements.
+pub fn on_disk() {
+    ON_DISK.store(true, Ordering::Relaxed);
+}
+
+static ON_DISK: AtomicBool = AtomicBool::new(false);
+
 /// In memory if possible: fsync is what makes most servers slow to start.
 fn new_dir(name: &str) -> io::Result<TempDir> {
     let prefix = format!("dlock-{name}-");
     let mut builder = tempfile::Builder::new();
     builder.prefix(&prefix);
+    if ON_DISK.load(Ordering::Relaxed) {
+        return builder.tempdir();
+    }
     builder
         .tempdir_in(Path::new("/dev/shm"))
         .or_else(|_| builder.tempdir())

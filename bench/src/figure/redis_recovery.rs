@@ -3,7 +3,7 @@
 //! The holder is a process that is killed with -9 at any moment of its renewals; who waits is another process. Both report the wall
 //! clock of this machine, which is the server's. The floor knows the end and sleeps until then.
 
-use super::{redis_client, redis_server};
+use super::redis::{client, server};
 use crate::{
     Result,
     clock::Meter,
@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime};
 use tokio::task::JoinSet;
 
 pub(crate) async fn run(plan: Plan) -> Result<Table> {
-    let (server, _) = redis_server().await?;
+    let (server, _) = server().await?;
     Textbook::load(&mut connect(&server.url(), Setting::Default).await?).await?;
     let mut lanes = JoinSet::new();
     let kills = plan.kills.div_ceil(LANES);
@@ -126,7 +126,7 @@ async fn kill_again_and_again(url: String, name: String, kills: usize) -> Result
         waiter.send("go").await?;
         // At any moment between two renewals, and with the waiter in line.
         tokio::time::sleep(LEASE / 3 + LEASE.mul_f64(fastrand::f64() / 3.0)).await;
-        let (killed, meter) = (wall(), Meter::start(None));
+        let (killed, meter) = (wall(), Meter::start(&[]));
         holder.kill_9().await?;
         let end = settled_end(&mut connection, &format!("dlock:{{{name}}}")).await?;
         holder = Worker::spawn(HOLD, &arguments)?; // the next one starts while everybody waits
@@ -176,9 +176,9 @@ fn wall() -> Duration {
 }
 
 /// What a worker process does.
-pub(crate) async fn job(job: &Job) -> Result {
-    let client = redis_client(job.arg("url")?).await?;
-    let lock = client.lock(job.arg("name")?)?.kept_lease(LEASE)?;
+pub(super) async fn job(job: &Job) -> Result {
+    let dlock = client(job.arg("url")?).await?;
+    let lock = dlock.lock(job.arg("name")?)?.kept_lease(LEASE)?;
     let mut commands = worker::commands();
     worker::say(READY)?;
     while commands.recv().await.is_some() {
@@ -204,8 +204,8 @@ const MOST_STEAL: f64 = 0.15;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The jobs, and what they say.
-const HOLD: &str = "hold";
-const WAIT: &str = "wait";
+pub(super) const HOLD: &str = "hold";
+pub(super) const WAIT: &str = "wait";
 const READY: &str = "ready";
 const HELD: &str = "held";
 const GOT: &str = "got ";

@@ -1,0 +1,120 @@
+//! A driver that counts what it is asked, for what no server tells.
+
+use async_trait::async_trait;
+use dlock_core::{
+    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, DriverError, FencingToken,
+    Hint, Instant, Lane, LockName, Page, Release, Released, Renew, Renewed, Snapshot, Ticket, Wake,
+};
+use futures_util::{StreamExt, stream::BoxStream};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+/// What was asked so far, of all drivers that share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Asked {
+    /// Waiters who asked again, and again in vain.
+    pub(crate) looks: Arc<AtomicU64>,
+    /// Holds that were renewed.
+    pub(crate) renewed: Arc<AtomicU64>,
+}
+
+/// The driver inside, and who counts.
+#[derive(Debug)]
+pub(crate) struct Counted<D> {
+    driver: D,
+    asked: Asked,
+    capabilities: Capabilities,
+}
+
+impl<D: DistributedLock> Counted<D> {
+    pub(crate) fn new(driver: D, asked: &Asked) -> Self {
+        Self {
+            capabilities: driver.capabilities().clone(),
+            asked: asked.clone(),
+            driver,
+        }
+    }
+
+    /// Wakes nobody: what its waiters would be without hints.
+    pub(crate) fn deaf(mut self) -> Self {
+        self.capabilities.wake = Wake::Poll;
+        self
+    }
+}
+
+#[async_trait]
+impl<D: DistributedLock> DistributedLock for Counted<D> {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn lane(&self, name: &LockName) -> Lane {
+        self.driver.lane(name)
+    }
+
+    async fn acquire(&self, req: &Acquire) -> Result<Acquired, DriverError> {
+        let answer = self.driver.acquire(req).await;
+        if req.look && matches!(answer, Ok(Acquired::Held(_))) {
+            self.asked.looks.fetch_add(1, Relaxed);
+        }
+        answer
+    }
+
+    async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<(), DriverError> {
+        self.driver.leave(name, ticket).await
+    }
+
+    async fn renew(
+        &self,
+        lane: Lane,
+        batch: &[Renew],
+        give_up: Instant,
+    ) -> Result<Vec<Result<Renewed, DriverError>>, DriverError> {
+        let answers = self.driver.renew(lane, batch, give_up).await?;
+        let renewed = answers
+            .iter()
+            .filter(|answer| matches!(answer, Ok(Renewed::Until { .. })))
+            .count();
+        let renewed = u64::try_from(renewed).unwrap_or_default();
+        self.asked.renewed.fetch_add(renewed, Relaxed);
+        Ok(answers)
+    }
+
+    async fn release(&self, req: &Release) -> Result<Released, DriverError> {
+        self.driver.release(req).await
+    }
+
+    fn hints(&self) -> BoxStream<'static, Hint> {
+        match self.capabilities.wake {
+            Wake::Poll => futures_util::stream::empty().boxed(),
+            _ => self.driver.hints(),
+        }
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Snapshot, DriverError> {
+        self.driver.inspect(name).await
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        from: Option<&Cursor>,
+        limit: usize,
+    ) -> Result<Page, DriverError> {
+        self.driver.list(prefix, from, limit).await
+    }
+
+    async fn break_lock(
+        &self,
+        name: &LockName,
+        only: Option<FencingToken>,
+    ) -> Result<Broken, DriverError> {
+        self.driver.break_lock(name, only).await
+    }
+
+    async fn close(&self) {
+        self.driver.close().await;
+    }
+}

@@ -1,0 +1,201 @@
+//! The figures over MariaDB: durable, one row per name, no push.
+
+use super::{
+    cycle::{Cycles, Of, Role, names},
+    renewals::Renewals,
+    ring::{Ring, among, by_oneself},
+};
+use crate::{
+    Result,
+    counted::{Asked, Counted},
+    floor::mysql::{Leases, Over, TwoStatements, connect, prepare, questions},
+    measure::Plan,
+    report::{Limit, Table},
+    work::{Contender, Probe},
+};
+use dlock_conformance::testbed::mariadb::{MariadbOptions, MariadbServer};
+use dlock_core::Client;
+use dlock_mysql::MysqlDriver;
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+use tokio::{sync::Mutex, task::JoinSet};
+
+/// Two statements and nothing else, on one connection.
+pub(super) async fn cycle(plan: Plan) -> Result<Table> {
+    let (server, pid) = server().await?;
+    let url = server.url();
+    let names = names(1);
+    prepare(&url, &names).await?;
+    let mut cycles = Cycles::default();
+    let over = Over::one(&url).await?;
+    let floor = names.iter().map(|name| Ok(TwoStatements::new(&over, name)));
+    cycles.enter(Role::Floor, "two bare statements, one connection", floor)?;
+    cycles.ours("mysql", driver(&url).await?, driver(&url).await?, &names)?;
+    let title = "acquire + release over MariaDB, one spawned task, log flushed at each commit";
+    let named = ("mysql-cycle", title);
+    let mut done = cycles.run(&plan, &[pid], named, Of::Latency, &[]).await?;
+    let ratio = done.ratio(Role::Dlock);
+    done.table
+        .goal("p50 ÷ two bare statements", ratio, Limit::AtMost(1.05));
+    let each = statements_of_a_cycle(&url).await?;
+    for (limit, sign) in [(Limit::AtMost(2.0), "most"), (Limit::AtLeast(2.0), "least")] {
+        let what = format!("statements per cycle, at {sign}");
+        done.table.goal(what, each, limit);
+    }
+    Ok(done.table)
+}
+
+/// As the server counts them.
+async fn statements_of_a_cycle(url: &str) -> Result<f64> {
+    let lock = Client::new(driver(url).await?)?.lock("counted")?;
+    let cycles = async |count: u32| -> Result {
+        for _ in 0..count {
+            let held = Contender::acquire(&lock).await?;
+            Contender::release(&lock, held).await?;
+        }
+        Ok(())
+    };
+    cycles(20).await?; // the table, the row and the connections are made
+    let counter = Mutex::new(connect(url).await?);
+    let before = questions(&counter).await?;
+    cycles(COUNTED).await?;
+    let asked = questions(&counter).await? - before - 1;
+    Ok(asked as f64 / f64::from(COUNTED))
+}
+
+/// Many tasks, each with its own lock.
+pub(super) async fn throughput(plan: Plan, tasks: usize) -> Result<Table> {
+    let (server, pid) = server().await?;
+    let url = server.url();
+    let names = names(tasks);
+    prepare(&url, &names).await?;
+    let mut cycles = Cycles::default();
+    let over = Over::pool(&url, 16).await?;
+    let floor = names.iter().map(|name| Ok(TwoStatements::new(&over, name)));
+    cycles.enter(Role::Floor, "the same two, sqlx::Pool of 16", floor)?;
+    cycles.ours("mysql", driver(&url).await?, driver(&url).await?, &names)?;
+    let title = format!("acquire + release over MariaDB, {tasks} tasks with names of their own");
+    let name = match tasks {
+        16 => "mysql-throughput-16",
+        _ => "mysql-throughput",
+    };
+    let mut done = cycles
+        .run(&plan, &[pid], (name, &title), Of::Throughput, &[])
+        .await?;
+    let ratio = done.ratio(Role::Dlock);
+    done.table
+        .goal("cycles/s ÷ pool", ratio, Limit::AtLeast(1.4));
+    Ok(done.table)
+}
+
+/// By looking between clients, by hand inside one.
+pub(super) async fn handoff(plan: Plan) -> Result<Table> {
+    let (server, pid) = server().await?;
+    let url = server.url();
+    let asked = Asked::default();
+    let counter = Arc::new(Mutex::new(connect(&url).await?));
+    let probe = Probe {
+        servers: vec![pid],
+        asked: Some(Arc::new(move || {
+            let counter = Arc::clone(&counter);
+            Box::pin(async move { questions(&counter).await })
+        })),
+        looks: Some(Arc::clone(&asked.looks)),
+    };
+    let mut ring = Ring::default();
+    let client = Client::new(driver(&url).await?)?;
+    let alone = ring.enter(
+        "release + acquire by oneself",
+        by_oneself(client.lock("alone")?),
+    );
+    for waiters in [2, 16] {
+        let name = format!("one client, {waiters} waiting tasks");
+        let locks = vec![client.lock(&name)?; waiters + 1];
+        let at = ring.enter(name, among(&locks, &probe));
+        ring.within(at, &[alone], 1.1);
+    }
+    for waiters in [2, 64] {
+        let name = format!("{waiters} waiting clients, looking");
+        let mut locks = Vec::new();
+        for _ in 0..=waiters {
+            let driver = Counted::new(driver(&url).await?, &asked);
+            locks.push(Client::new(driver)?.lock(&name)?);
+        }
+        let at = ring.enter(name, among(&locks, &probe));
+        ring.over(at, &[alone]);
+        ring.within_millis(at, LOOK_CAP.as_secs_f64() * 1e3 * 0.6);
+    }
+    let title = "hold 3–8 ms; asked: statements; look cap 100 ms";
+    let (mut table, _) = ring.run(&plan, &[pid], ("mysql-handoff", title)).await?;
+    let looks = looks_per_second(&url, plan.seconds / 20).await?;
+    table.goal(
+        "looks a second of one client with 16 waiting tasks",
+        looks,
+        Limit::AtMost(2.0 / LOOK_CAP.as_secs_f64()),
+    );
+    Ok(table)
+}
+
+/// However many tasks of a client wait for one name, one of them looks: on average after three quarters of the cap, at the soonest after half.
+async fn looks_per_second(url: &str, span: Duration) -> Result<f64> {
+    let asked = Asked::default();
+    let client = Client::new(Counted::new(driver(url).await?, &asked))?;
+    let held = Client::new(driver(url).await?)?.lock("looked at")?;
+    let held = held.acquire().await?;
+    let mut waiting = JoinSet::new();
+    for _ in 0..16 {
+        waiting.spawn(client.lock("looked at")?.acquire());
+    }
+    tokio::time::sleep(LOOK_CAP * 5).await; // past the first quick looks
+    let (before, began) = (asked.looks.load(Relaxed), Instant::now());
+    tokio::time::sleep(span.max(LOOK_CAP * 4)).await;
+    let looks = (asked.looks.load(Relaxed) - before) as f64 / began.elapsed().as_secs_f64();
+    waiting.shutdown().await;
+    held.release().await?;
+    Ok(looks)
+}
+
+pub(super) async fn renewals(plan: Plan) -> Result<Table> {
+    let (server, pid) = server().await?;
+    let url = server.url();
+    let leases = Arc::new(Leases::take(&url, plan.locks, A_STATEMENT, CONNECTIONS).await?);
+    let asked = Asked::default();
+    let ours = Renewals {
+        driver: driver(&url).await?,
+        client: Client::new(Counted::new(driver(&url).await?, &asked))?,
+        asked,
+        servers: vec![pid],
+        most: 2.0,
+    };
+    let named = (
+        "mysql-renewals",
+        "bare statement, 512 leases each, 4 connections",
+    );
+    ours.run(&plan, named, move || {
+        let leases = Arc::clone(&leases);
+        async move { leases.renew().await }
+    })
+    .await
+}
+
+/// A server of our own on a disk, and its process id.
+async fn server() -> Result<(Arc<MariadbServer>, u32)> {
+    let start = || MariadbServer::start(MariadbOptions::default());
+    let server = tokio::task::spawn_blocking(start).await??;
+    let process = server.process().ok_or("a server without a process")?;
+    let pid = process.pid();
+    Ok((Arc::new(server), pid))
+}
+
+async fn driver(url: &str) -> Result<MysqlDriver> {
+    Ok(MysqlDriver::connect(url).await?)
+}
+
+const COUNTED: u32 = 200;
+/// What `dlock.look` is by default.
+const LOOK_CAP: Duration = Duration::from_millis(100);
+/// What the driver sends in one statement, and over how many connections at most: the floor does the same.
+const A_STATEMENT: usize = 512;
+const CONNECTIONS: usize = 4;

@@ -1,0 +1,234 @@
+//! The floor over MongoDB: one `findAndModify` and one `update` by `_id`, on the client crate that the driver uses.
+//!
+//! The clock is the server's, writes are confirmed by a majority with the journal, and the document stays; no holds, no not-after.
+
+use crate::{
+    Result,
+    work::{Contender, Work, hold_time, nanos},
+};
+use futures_util::StreamExt;
+use mongodb::{
+    Client, Database,
+    bson::{Document, doc},
+    change_stream::{ChangeStream, event::ChangeStreamEvent},
+    options::ClientOptions,
+};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{sync::Mutex, task::JoinSet};
+
+/// One name.
+#[derive(Clone)]
+pub(crate) struct TwoCommands {
+    database: Database,
+    name: String,
+}
+
+/// Connections of its own, as the crate sets them up, or with a pool of that size.
+pub(crate) async fn connect(url: &str, pool: Option<u32>) -> Result<Database> {
+    let mut options = ClientOptions::parse(url).await?;
+    options.max_pool_size = pool.or(options.max_pool_size);
+    Ok(Client::with_options(options)?.database("floor"))
+}
+
+impl TwoCommands {
+    pub(crate) fn new(database: &Database, name: &str) -> Self {
+        Self {
+            database: database.clone(),
+            name: name.to_owned(),
+        }
+    }
+}
+
+impl Contender for TwoCommands {
+    type Held = String;
+
+    async fn acquire(&self) -> Result<String> {
+        let owner = format!("{:036x}", fastrand::u128(..));
+        let free = doc! { "$lte": [{ "$ifNull": ["$expires", 0] }, "$$NOW"] };
+        let end = doc! { "$add": ["$$NOW", LEASE] };
+        let one =
+            |new: mongodb::bson::Bson, field: &str| doc! { "$cond": [free.clone(), new, field] };
+        let command = doc! {
+            "findAndModify": LOCKS,
+            "query": { "_id": &self.name },
+            "update": [{ "$set": {
+                "owner": one(owner.as_str().into(), "$owner"),
+                "expires": one(end.into(), "$expires"),
+            } }],
+            "upsert": true,
+            "new": true,
+            "writeConcern": majority(),
+        };
+        let answer = self.database.run_command(command).await?;
+        let found = answer.get_document("value")?.get_str("owner")?;
+        if found == owner {
+            Ok(owner)
+        } else {
+            Err("a lock that nobody else wants was refused".into())
+        }
+    }
+
+    async fn release(&self, owner: String) -> Result {
+        let answer = self.database.run_command(freed(&self.name, &owner)).await?;
+        match answer.get_i32("n")? {
+            1 => Ok(()),
+            _ => Err("a lock that was held was not there".into()),
+        }
+    }
+}
+
+/// The release of one name.
+fn freed(name: &str, owner: &str) -> Document {
+    doc! {
+        "update": LOCKS,
+        "updates": [{
+            "q": { "_id": name, "owner": owner },
+            "u": [{ "$set": { "owner": null, "expires": 0, "changed": "$$NOW" } }],
+        }],
+        "writeConcern": majority(),
+    }
+}
+
+fn majority() -> Document {
+    doc! { "w": "majority", "j": true }
+}
+
+/// One majority write by somebody who has done nothing for a few ms.
+pub(crate) async fn idle_writes(database: Database, span: Duration) -> Result<Work> {
+    let mut work = Work::default();
+    let (began, name) = (Instant::now(), TwoCommands::new(&database, "idle"));
+    while work.operations == 0 || began.elapsed() < span {
+        tokio::time::sleep(hold_time()).await;
+        let start = Instant::now();
+        let held = name.acquire().await?;
+        work.latencies.push(nanos(start.elapsed()));
+        work.operations += 1;
+        name.release(held).await?;
+    }
+    Ok(work)
+}
+
+/// From before a majority write of one client to the event in another one's change stream.
+pub(crate) struct Hop {
+    from: Database,
+    stream: Mutex<ChangeStream<ChangeStreamEvent<Document>>>,
+}
+
+impl Hop {
+    pub(crate) async fn open(url: &str) -> Result<Self> {
+        let from = connect(url, None).await?;
+        let to = connect(url, None).await?;
+        // Watched as a waiter would: one name, and nothing of the event but what it needs.
+        let only = [
+            doc! { "$match": { "documentKey._id": HOPS } },
+            doc! { "$project": { "documentKey": 1, "operationType": 1, "ns": 1 } },
+        ];
+        let stream = to
+            .collection::<Document>(LOCKS)
+            .watch()
+            .pipeline(only)
+            .await?;
+        Ok(Self {
+            from,
+            stream: Mutex::new(stream),
+        })
+    }
+
+    pub(crate) async fn idle(&self, span: Duration) -> Result<Work> {
+        let mut stream = self.stream.lock().await;
+        let mut work = Work::default();
+        let name = TwoCommands::new(&self.from, HOPS);
+        let began = Instant::now();
+        while work.operations == 0 || began.elapsed() < span {
+            let held = name.acquire().await?;
+            stream.next().await.ok_or("the stream ended")??;
+            tokio::time::sleep(hold_time()).await;
+            let releaser = name.clone();
+            let start = Instant::now();
+            let releasing = tokio::spawn(async move { releaser.release(held).await });
+            stream.next().await.ok_or("the stream ended")??;
+            work.latencies.push(nanos(start.elapsed()));
+            work.operations += 1;
+            releasing.await??;
+        }
+        Ok(work)
+    }
+}
+
+/// Many leases of one holder, renewed by one `update` for `size` of them.
+pub(crate) struct Leases {
+    database: Database,
+    names: Vec<String>,
+    size: usize,
+}
+
+impl Leases {
+    pub(crate) async fn take(database: Database, count: u32, size: usize) -> Result<Self> {
+        let names: Vec<String> = (0..count).map(|at| format!("lease:{at:06}")).collect();
+        let locks = database.collection::<Document>(LOCKS);
+        for some in names.chunks(1_000) {
+            let rows = some
+                .iter()
+                .map(|name| doc! { "_id": name, "owner": HOLDER, "expires": 0 });
+            locks.insert_many(rows).await?;
+        }
+        Ok(Self {
+            database,
+            names,
+            size,
+        })
+    }
+
+    /// Renews each once, all on their way at once.
+    pub(crate) async fn renew(self: Arc<Self>) -> Result {
+        let mut batches: JoinSet<Result> = JoinSet::new();
+        for (at, some) in self.names.chunks(self.size).enumerate() {
+            let (leases, wanted) = (Arc::clone(&self), some.len());
+            batches.spawn(async move {
+                let from = at * leases.size;
+                let names = leases.names[from..from + wanted].to_vec();
+                let command = doc! {
+                    "update": LOCKS,
+                    "updates": [{
+                        "q": { "_id": { "$in": names }, "owner": HOLDER },
+                        "u": [{ "$set": { "expires": { "$add": ["$$NOW", LEASE] } } }],
+                        "multi": true,
+                    }],
+                    "writeConcern": majority(),
+                };
+                let answer = leases.database.run_command(command).await?;
+                if usize::try_from(answer.get_i32("n")?)? != wanted {
+                    return Err("a lease of the floor was not there".into());
+                }
+                Ok(())
+            });
+        }
+        while let Some(batch) = batches.join_next().await {
+            batch??;
+        }
+        Ok(())
+    }
+}
+
+/// Commands that the server was sent so far, of the three that locks are made of.
+pub(crate) async fn commands(database: &Database) -> Result<u64> {
+    let answer = database.run_command(doc! { "serverStatus": 1 }).await?;
+    let all = answer.get_document("metrics")?.get_document("commands")?;
+    let total = |name: &str| -> Result<u64> {
+        let Ok(one) = all.get_document(name) else {
+            return Ok(0);
+        };
+        Ok(u64::try_from(one.get_i64("total")?)?)
+    };
+    Ok(total("findAndModify")? + total("update")? + total("find")?)
+}
+
+const LOCKS: &str = "locks";
+const HOPS: &str = "hops";
+/// In milliseconds.
+const LEASE: i64 = 30_000;
+/// As long as an owner of ours.
+const HOLDER: &str = "0123456789abcdef0123456789abcdef0123";

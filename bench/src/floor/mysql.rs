@@ -1,0 +1,202 @@
+//! The floor over MySQL and MariaDB: two statements by primary key, on the client crate that the driver uses, as it comes.
+//!
+//! The clock is the server's and the row stays, as with every lock that has a lease; no holds, no versions, no not-after.
+
+use crate::{Result, work::Contender};
+use sqlx::{
+    AssertSqlSafe, ConnectOptions, Connection, MySqlConnection, MySqlPool,
+    mysql::{MySqlConnectOptions, MySqlPoolOptions},
+};
+use std::sync::Arc;
+use tokio::{sync::Mutex, task::JoinSet};
+
+/// One name, over whatever gives a connection.
+#[derive(Clone)]
+pub(crate) struct TwoStatements {
+    over: Over,
+    name: String,
+}
+
+/// Where the connection comes from.
+#[derive(Clone)]
+pub(crate) enum Over {
+    One(Arc<Mutex<MySqlConnection>>),
+    /// The crate's own pool, which asks a connection whether it lives before it gives it away.
+    Pool(MySqlPool),
+}
+
+impl Over {
+    pub(crate) async fn one(url: &str) -> Result<Self> {
+        Ok(Self::One(Arc::new(Mutex::new(connect(url).await?))))
+    }
+
+    pub(crate) async fn pool(url: &str, connections: u32) -> Result<Self> {
+        let options: MySqlConnectOptions = url.parse()?;
+        let pool = MySqlPoolOptions::new()
+            .max_connections(connections)
+            .connect_with(options.disable_statement_logging())
+            .await?;
+        Ok(Self::Pool(pool))
+    }
+}
+
+pub(crate) async fn connect(url: &str) -> Result<MySqlConnection> {
+    let options: MySqlConnectOptions = url.parse()?;
+    Ok(options.disable_statement_logging().connect().await?)
+}
+
+/// Makes the table, with a free row for each name.
+pub(crate) async fn prepare(url: &str, names: &[String]) -> Result {
+    let mut connection = connect(url).await?;
+    sqlx::raw_sql(TABLE).execute(&mut connection).await?;
+    for some in names.chunks(500) {
+        let rows = vec!["(?, NULL, 0, 0)"; some.len()].join(", ");
+        let sql = format!("INSERT IGNORE INTO floor_locks VALUES {rows}");
+        let mut query = sqlx::query(AssertSqlSafe(sql));
+        for name in some {
+            query = query.bind(name.as_bytes().to_vec());
+        }
+        query.execute(&mut connection).await?;
+    }
+    connection.close().await?;
+    Ok(())
+}
+
+impl TwoStatements {
+    pub(crate) fn new(over: &Over, name: &str) -> Self {
+        Self {
+            over: over.clone(),
+            name: name.to_owned(),
+        }
+    }
+
+    async fn changes_one(
+        &self,
+        query: sqlx::query::Query<'_, sqlx::MySql, sqlx::mysql::MySqlArguments>,
+    ) -> Result {
+        let done = match &self.over {
+            Over::One(connection) => query.execute(&mut *connection.lock().await).await?,
+            Over::Pool(pool) => query.execute(pool).await?,
+        };
+        match done.rows_affected() {
+            1 => Ok(()),
+            _ => Err("a statement of the floor changed nothing".into()),
+        }
+    }
+}
+
+impl Contender for TwoStatements {
+    type Held = String;
+
+    async fn acquire(&self) -> Result<String> {
+        let owner = format!("{:036x}", fastrand::u128(..));
+        let taking = sqlx::query(TAKE)
+            .bind(owner.as_bytes())
+            .bind(LEASE)
+            .bind(self.name.as_bytes());
+        self.changes_one(taking).await?;
+        Ok(owner)
+    }
+
+    async fn release(&self, owner: String) -> Result {
+        let freeing = sqlx::query(FREE)
+            .bind(self.name.as_bytes())
+            .bind(owner.as_bytes());
+        self.changes_one(freeing).await
+    }
+}
+
+/// Many leases of one holder, renewed by one statement for `size` of them, over a few connections.
+pub(crate) struct Leases {
+    connections: Vec<Arc<Mutex<MySqlConnection>>>,
+    names: Arc<Vec<String>>,
+    size: usize,
+}
+
+impl Leases {
+    pub(crate) async fn take(
+        url: &str,
+        count: u32,
+        size: usize,
+        connections: usize,
+    ) -> Result<Self> {
+        let names: Vec<String> = (0..count)
+            .map(|at| format!("floor:lease:{at:06}"))
+            .collect();
+        prepare(url, &names).await?;
+        let mut all = Vec::new();
+        for _ in 0..connections {
+            all.push(Arc::new(Mutex::new(connect(url).await?)));
+        }
+        let mut first = all[0].lock().await;
+        let taken = sqlx::query("UPDATE floor_locks SET owner = ? WHERE name LIKE 'floor:lease:%'")
+            .bind(HOLDER)
+            .execute(&mut *first)
+            .await?;
+        drop(first);
+        if taken.rows_affected() != u64::from(count) {
+            return Err("the floor's leases were not all taken".into());
+        }
+        Ok(Self {
+            connections: all,
+            names: Arc::new(names),
+            size,
+        })
+    }
+
+    /// Renews each once.
+    pub(crate) async fn renew(&self) -> Result {
+        let mut lanes: JoinSet<Result> = JoinSet::new();
+        for (at, connection) in self.connections.iter().enumerate() {
+            let (names, connection) = (Arc::clone(&self.names), Arc::clone(connection));
+            let (size, lanes_of_all) = (self.size, self.connections.len());
+            lanes.spawn(async move {
+                let mut connection = connection.lock().await;
+                for some in names.chunks(size).skip(at).step_by(lanes_of_all) {
+                    let list = vec!["?"; some.len()].join(", ");
+                    let sql = format!(
+                        "UPDATE floor_locks SET expires = {NOW} + ?, token = token + 1 WHERE name IN ({list}) AND owner = ?"
+                    );
+                    let mut query = sqlx::query(AssertSqlSafe(sql)).bind(LEASE);
+                    for name in some {
+                        query = query.bind(name.as_bytes());
+                    }
+                    let done = query.bind(HOLDER).execute(&mut *connection).await?;
+                    if done.rows_affected() != u64::try_from(some.len())? {
+                        return Err("a lease of the floor was not there".into());
+                    }
+                }
+                Ok(())
+            });
+        }
+        while let Some(lane) = lanes.join_next().await {
+            lane??;
+        }
+        Ok(())
+    }
+}
+
+/// Statements that the server was sent so far; asking is one of them.
+pub(crate) async fn questions(connection: &Mutex<MySqlConnection>) -> Result<u64> {
+    let mut connection = connection.lock().await;
+    let shown: (String, String) = sqlx::query_as("SHOW GLOBAL STATUS LIKE 'Questions'")
+        .fetch_one(&mut *connection)
+        .await?;
+    Ok(shown.1.parse()?)
+}
+
+const TABLE: &str = "CREATE TABLE IF NOT EXISTS floor_locks (
+  name    VARBINARY(512) NOT NULL PRIMARY KEY,
+  owner   VARBINARY(36),
+  token   BIGINT NOT NULL,
+  expires BIGINT NOT NULL
+) ENGINE=InnoDB";
+const TAKE: &str = "UPDATE floor_locks SET owner = ?, token = LAST_INSERT_ID(token + 1), \
+    expires = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + ? \
+    WHERE name = ? AND expires <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+const FREE: &str = "UPDATE floor_locks SET owner = NULL, expires = 0 WHERE name = ? AND owner = ?";
+const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+/// In microseconds.
+const LEASE: i64 = 30_000_000;
+/// As long as an owner of ours.
+const HOLDER: &[u8] = b"0123456789abcdef0123456789abcdef0123";

@@ -42,7 +42,18 @@ fn with_session(url: String, lease: Option<Duration>) -> String {
 /// A process may have one TLS provider only, so the library leaves it to us; only URLs that may need one pay for it.
 pub(crate) fn provide_tls(url: &str) {
     let scheme = url.split(':').next().unwrap_or_default();
-    if !matches!(scheme, "memory" | "sqlite" | "redis" | "redis+unix" | "mongodb" | "mongodb+srv") {
+    if !matches!(
+        scheme,
+        "memory"
+            | "sqlite"
+            | "redis"
+            | "redis+unix"
+            | "mongodb"
+            | "mongodb+srv"
+            | "mysql"
+            | "mariadb"
+            | "zk"
+    ) {
         drop(rustls::crypto::ring::default_provider().install_default()); // fails only if there is one
     }
 }

@@ -338,15 +338,20 @@ impl Turn<'_> {
         let failure = error::failed(cause);
         match failure.link {
             Fate::Kept => self.unheard = false,
-            Fate::Closed => self.link = None,
+            Fate::Closed => self.leave(),
             Fate::AllClosed => {
-                self.link = None;
+                self.leave();
                 for set in [&self.all.work, &self.all.renewals] {
                     set.idle().clear();
                 }
             }
         }
         Err(failure.error)
+    }
+
+    /// Its connection is not used again.
+    pub(crate) fn leave(&mut self) {
+        self.link = None;
     }
 
     /// A reply told the server's time.

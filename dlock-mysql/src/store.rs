@@ -120,11 +120,14 @@ impl Store {
             self.config.table()
         );
         let mut turn = self.work(give_up).await?;
-        let made = turn
-            .limit()
-            .of(async { Ok(session::check_table(turn.native(), &self.config, &self.sql).await) })
-            .await;
-        turn.heard(made)?
+        let limit = turn.limit();
+        let checked = session::check_table(turn.native(), &self.config, &self.sql);
+        let checked = limit.of(async { Ok(checked.await) }).await;
+        let checked = turn.heard(checked)?;
+        if checked.is_err() {
+            turn.leave(); // who knows after which of its statements
+        }
+        checked
     }
 
     /// One try to take a lock; `None`: others were faster.

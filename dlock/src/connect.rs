@@ -11,8 +11,11 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 /// | `redis://…`, `redis+unix://…` | `redis` | one Redis server |
 /// | `rediss://…` | `redis-tls` | the same over TLS |
 /// | `sqlite:PATH` | `sqlite` | a file, shared by the processes of one machine |
+/// | `mysql://…`, `mariadb://…` | `mysql`, with TLS `mysql-tls` | a table of one MySQL or MariaDB server |
 /// | `mongodb://…` | `mongo` | a MongoDB replica set, sharded cluster or server |
 /// | `mongodb+srv://…` | `mongo-srv` | the same, found by DNS records |
+/// | `zk://…` | `zk` | a ZooKeeper server or ensemble |
+/// | `zk+tls://…` | `zk-tls` | the same over TLS |
 ///
 /// The rest of the URL is the native client's, unchanged. Query parameters that begin with `dlock.` are ours:
 ///
@@ -21,8 +24,8 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 /// | `dlock.lease` | `100ms` to `365days` | `30s` | the lease of locks that name none, kept alive by the watchdog |
 /// | `dlock.look` | `1ms` to `1m` | `100ms` | how often a store that only answers is asked at most while somebody waits |
 ///
-/// and those of the backend, listed with its config: `dlock::memory::MemoryConfig`, `dlock::redis::RedisConfig`,
-/// `dlock::sqlite::SqliteConfig`, `dlock::mongo::MongoConfig`.
+/// and those of the backend, listed with its config: `dlock::mysql::MysqlConfig`, `dlock::memory::MemoryConfig`, `dlock::redis::RedisConfig`,
+/// `dlock::sqlite::SqliteConfig`, `dlock::mongo::MongoConfig`, `dlock::zk::ZkConfig`.
 ///
 /// # Errors
 /// `Misuse` when the URL has an unknown scheme or parameter, or a value that makes no sense: the message lists what there is.
@@ -76,7 +79,13 @@ pub async fn builder(url: &str) -> Result<ClientBuilder, Error> {
 }
 
 #[cfg_attr(
-    not(any(feature = "mongo", feature = "redis", feature = "sqlite")),
+    not(any(
+        feature = "mongo",
+        feature = "mysql",
+        feature = "redis",
+        feature = "sqlite",
+        feature = "zk"
+    )),
     allow(
         clippy::unused_async,
         reason = "a backend in this process does not await"
@@ -86,8 +95,10 @@ pub async fn builder(url: &str) -> Result<ClientBuilder, Error> {
     not(any(
         feature = "memory",
         feature = "mongo",
+        feature = "mysql",
         feature = "redis",
-        feature = "sqlite"
+        feature = "sqlite",
+        feature = "zk"
     )),
     allow(unused_variables, reason = "without a backend nobody reads the URL")
 )]
@@ -105,12 +116,18 @@ async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn DistributedLock>, Err
         "mongodb" => Ok(Arc::new(dlock_mongo::MongoDriver::connect(url).await?)),
         #[cfg(feature = "mongo-srv")]
         "mongodb+srv" => Ok(Arc::new(dlock_mongo::MongoDriver::connect(url).await?)),
+        #[cfg(feature = "mysql")]
+        "mysql" | "mariadb" => Ok(Arc::new(dlock_mysql::MysqlDriver::connect(url).await?)),
+        #[cfg(feature = "zk")]
+        "zk" => Ok(Arc::new(dlock_zk::ZkDriver::connect(url).await?)),
+        #[cfg(feature = "zk-tls")]
+        "zk+tls" => Ok(Arc::new(dlock_zk::ZkDriver::connect(url).await?)),
         _ => Err(no_driver(scheme)),
     }
 }
 
 /// Every scheme, and the feature that builds its driver in.
-const SCHEMES: [(&str, &str); 7] = [
+const SCHEMES: [(&str, &str); 11] = [
     ("memory", "memory"),
     ("redis", "redis"),
     ("rediss", "redis-tls"),
@@ -118,6 +135,10 @@ const SCHEMES: [(&str, &str); 7] = [
     ("sqlite", "sqlite"),
     ("mongodb", "mongo"),
     ("mongodb+srv", "mongo-srv"),
+    ("mysql", "mysql"),
+    ("mariadb", "mysql"),
+    ("zk", "zk"),
+    ("zk+tls", "zk-tls"),
 ];
 
 pub(crate) fn no_driver(scheme: &str) -> Error {
@@ -134,6 +155,12 @@ pub(crate) fn no_driver(scheme: &str) -> Error {
             known_schemes()
         )),
     }
+}
+
+/// A URL as its driver reads it.
+#[cfg(feature = "mysql")]
+pub(crate) fn without_settings(url: &str) -> Result<String, Error> {
+    Settings::split(url).map(|(url, _)| url)
 }
 
 /// The scheme in lower case. A text that has none is not shown: it may be a password in the wrong place.

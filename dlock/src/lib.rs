@@ -55,7 +55,7 @@
 //! # Backends
 //!
 //! The scheme of the URL chooses one, a feature builds it in: see [`connect`] for schemes, features and parameters. Each backend's own types are
-//! under `dlock::memory`, `dlock::mongo`, `dlock::redis` and `dlock::sqlite`; one that was made from them becomes a client by [`Client::builder`].
+//! under `dlock::memory`, `dlock::mongo`, `dlock::redis`, `dlock::sqlite` and `dlock::zk`; one that was made from them becomes a client by [`Client::builder`].
 //!
 //! # Telemetry
 //!
@@ -81,8 +81,12 @@ pub use dlock_core::{
 pub use dlock_memory as memory;
 #[cfg(feature = "mongo")]
 pub use dlock_mongo as mongo;
+#[cfg(feature = "mysql")]
+pub use dlock_mysql as mysql;
 #[cfg(feature = "redis")]
 pub use dlock_redis as redis;
 #[cfg(feature = "sqlite")]
 pub use dlock_sqlite as sqlite;
+#[cfg(feature = "zk")]
+pub use dlock_zk as zk;
 pub use schema::schema;

@@ -22,6 +22,8 @@ fn every_test_that_the_guarantees_name_exists() {
         "dlock-core",
         "dlock-memory",
         "dlock-redis",
+        "dlock-mysql",
+        "dlock-zk",
         "dlock-mongo",
         "dlock/tests",
     ] {

@@ -2,8 +2,7 @@
 
 use dlock::{Error, ErrorKind};
 
-const SCHEMES: &str =
-    "there is memory:, redis:, rediss:, redis+unix:, sqlite:, mongodb:, mongodb+srv:";
+const SCHEMES: &str = "there is memory:, redis:, rediss:, redis+unix:, sqlite:, mongodb:, mongodb+srv:, mysql:, mariadb:, zk:, zk+tls:";
 
 async fn refused(url: &str) -> Error {
     match dlock::connect(url).await {
@@ -55,6 +54,10 @@ async fn a_scheme_whose_feature_is_off_names_the_feature() {
         ("redis", "redis", cfg!(feature = "redis")),
         ("redis+unix", "redis", cfg!(feature = "redis")),
         ("rediss", "redis-tls", cfg!(feature = "redis-tls")),
+        ("mysql", "mysql", cfg!(feature = "mysql")),
+        ("mariadb", "mysql", cfg!(feature = "mysql")),
+        ("zk", "zk", cfg!(feature = "zk")),
+        ("zk+tls", "zk-tls", cfg!(feature = "zk-tls")),
         ("sqlite", "sqlite", cfg!(feature = "sqlite")),
         ("mongodb", "mongo", cfg!(feature = "mongo")),
         ("mongodb+srv", "mongo-srv", cfg!(feature = "mongo-srv")),
@@ -141,6 +144,8 @@ async fn no_error_shows_a_password() {
         "mongodb://user:canary@h/?dlock.leese=1s",
         "mongodb://user:canary@h/?w=1",
         "mysql://user:canary@host/",
+        "zk://user:canary@127.0.0.1:1/x//y",
+        "zk://user:canary@127.0.0.1:1?dlock.leese=1s",
         "user:canary@host",
         "canary",
         "canary@host:6379",
@@ -370,6 +375,42 @@ mod sqlite {
         let message = error.to_string();
         for word in ["dlock.leese", "dlock.wake", "dlock.lease", "dlock.look"] {
             assert!(message.contains(word), "{word}: {message}");
+        }
+    }
+}
+
+#[cfg(feature = "mysql")]
+mod mysql {
+    use super::refused;
+    use dlock::{ErrorKind, Retry};
+
+    #[tokio::test]
+    async fn a_server_that_is_not_there_is_unavailable_and_worth_another_try() {
+        let error = refused("mysql://root@127.0.0.1:1/db?dlock.lease=10s").await;
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        assert_eq!(error.retry(), Retry::Later);
+    }
+
+    #[tokio::test]
+    async fn an_unknown_parameter_is_refused_with_all_known_ones() {
+        let error = refused("mariadb://u:canary@127.0.0.1:1/db?dlock.leese=10s").await;
+        assert_eq!(error.kind(), ErrorKind::Misuse);
+        let message = error.to_string();
+        for word in ["dlock.leese", "dlock.table", "dlock.lease", "dlock.look"] {
+            assert!(message.contains(word), "{word}: {message}");
+        }
+        assert!(!format!("{error:?}").contains("canary"));
+    }
+
+    #[test]
+    fn the_schema_is_that_of_the_table_that_the_url_names() {
+        let url = "mysql://h/db?dlock.lease=10s&dlock.table=ops.locks";
+        let schema = dlock::schema(url).unwrap();
+        for word in [
+            "CREATE TABLE IF NOT EXISTS `ops`.`locks`",
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON `ops`.`locks`",
+        ] {
+            assert!(schema.contains(word), "{schema}");
         }
     }
 }

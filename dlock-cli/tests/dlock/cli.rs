@@ -338,6 +338,10 @@ fn errors_are_objects_too_and_those_of_exec_stay_off_its_output() {
 fn schema_needs_no_store() {
     let out = run(at("redis://127.0.0.1:1/", &["schema"])).expect(0);
     assert!(out.stdout.contains("~dlock:*"), "{out:?}");
+    let out = run(at("mysql://127.0.0.1:1/db?dlock.table=ops", &["schema"])).expect(0);
+    assert!(out.stdout.starts_with("CREATE TABLE IF NOT EXISTS `ops`"));
+    let out = run(at("zk://127.0.0.1:1/dlock", &["schema"])).expect(0);
+    assert!(out.stdout.contains("setAcl /dlock"), "{out:?}");
     let out = run(at("mongodb://127.0.0.1:1/", &["schema"])).expect(0);
     assert!(out.stdout.contains("db.createRole"), "{out:?}");
 }

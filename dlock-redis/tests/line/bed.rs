@@ -80,6 +80,17 @@ impl Bed {
         self.say(&["ZCARD", "dlock:{a}:line"])
     }
 
+    /// The ticket at the head.
+    pub(crate) fn first(&self) -> Outcome<Option<String>> {
+        match self
+            .server
+            .command(&["ZRANGE", "dlock:{a}:line", "0", "0"])?
+        {
+            Reply::Array(tickets) => Ok(tickets.first().and_then(Reply::text)),
+            other => Err(format!("{other:?}").into()),
+        }
+    }
+
     /// Waits until so many tickets stand in line.
     pub(crate) async fn until_standing(&self, count: i64) -> Outcome {
         let began = Instant::now();

@@ -46,6 +46,10 @@ pub(crate) fn trials() -> Vec<Trial> {
             "one_turn_in_twenty_lost_costs_its_accept_lease",
             move || lost_turns(usual),
         ),
+        trial(
+            "a_turn_lost_with_its_connection_is_taken_at_the_reconnect",
+            lost_with_its_connection,
+        ),
         trial("a_slow_client_gets_its_turn_once", slow),
         trial(
             "a_deaf_connection_is_replaced_while_a_short_request_waits",
@@ -212,6 +216,30 @@ impl DistributedLock for Forgetful {
     async fn close(&self) {
         self.inner.close().await;
     }
+}
+
+/// The server counted a receiver, and the push was on its way when the connection ended.
+async fn lost_with_its_connection() -> Outcome {
+    let bed = Bed::start()?;
+    let proxy = Proxy::start(bed.server.addr()).await?;
+    let lease = SECOND * 30;
+    let one = bed.client(lease).await?;
+    let two = connect(&bed.server.url_at(proxy.addr()), lease).await?;
+    let guard = one.lock(NAME)?.acquire().await?;
+    let waiting = bed.stand(&two).await?;
+    proxy.set_flow(Reach::Existing, Direction::ServerToClient, Flow::Stall);
+    guard.release().await?;
+    let reserved = bed.say(&["HEXISTS", "dlock:{a}", "~r"])?;
+    ensure!(reserved == 1, "it is not its turn");
+    let began = Instant::now();
+    proxy.cut();
+    let (guard, at) = waiting.await??;
+    let free = at - began;
+    println!("turn lost with its connection: free for {free:?}");
+    // A look is two seconds away, the end of its turn one.
+    ensure!(free < MARGIN, "free for {free:?}");
+    guard.release().await?;
+    Ok(())
 }
 
 /// Its turn reaches it a second after it lapsed. The one behind it goes first then, and it is next.

@@ -22,6 +22,15 @@ pub(crate) fn trial(stage: &Arc<Stage>, mutant: Mutant, how: Mutants) -> Trial {
         if let Some(gap) = stage.lacks(mutant.needs).map_err(Failed::from)? {
             return Ok(Completion::ignored_with(gap));
         }
+        let mut mutant = mutant;
+        if let Some((clauses, why)) = hidden(mutant.name)
+            && stage.is_session_bound().map_err(Failed::from)?
+        {
+            mutant.breaks = clauses;
+            if clauses.is_empty() {
+                return Ok(Completion::ignored_with(why));
+            }
+        }
         let verdict = match how {
             Mutants::Whole => whole(&stage, mutant),
             Mutants::Listed | Mutants::Off => listed(&stage, mutant)?,
@@ -29,6 +38,31 @@ pub(crate) fn trial(stage: &Arc<Stage>, mutant: Mutant, how: Mutants) -> Trial {
         verdict.judge(mutant, how)?;
         Ok(Completion::Completed)
     })
+}
+
+/// What can be seen of some mistakes where holds end with their client's session, and why not of the others.
+fn hidden(mutant: &str) -> Option<(&'static [Clause], &'static str)> {
+    use Clause::{Cancel, Crash, Indeterminate, Loss, Mutex, Reentry, Shutdown, Wait};
+    match mutant {
+        "a_lease_nearly_over_counts_as_over" => Some((
+            &[],
+            "what another session's hold has left is told to nobody",
+        )),
+        "inspect_prolongs" => Some((&[], "nobody prolongs what another session holds")),
+        "a_watchdog_deaf_to_late_answers" => Some((
+            &[],
+            "a session is proven for so much less than a lease that a late answer may be too late",
+        )),
+        "refused_without_a_ticket_stands_all_the_same" => Some((
+            &[Mutex, Indeterminate, Cancel, Wait],
+            "a turn lapses before a session would",
+        )),
+        "a_lease_longer_than_asked_for" => Some((
+            &[Reentry, Loss, Crash, Shutdown],
+            "the session ends what would last too long",
+        )),
+        _ => None,
+    }
 }
 
 /// Every case, one after the other: simulated time makes each a matter of milliseconds.

@@ -82,6 +82,18 @@ impl Stage {
         }
     }
 
+    /// Whether holds of its store end with their client's session.
+    pub(crate) fn is_session_bound(&self) -> Result<bool, Failure> {
+        let probe = async {
+            let fixture = self.fixture(false).await?;
+            Ok(capabilities(&*fixture).await?.session_bound)
+        };
+        match self.time() {
+            Time::Simulated => paused()?.block_on(probe),
+            Time::Real => self.runtime()?.block_on(probe),
+        }
+    }
+
     /// Runs a future in the runtime of real time.
     pub(crate) fn block_on<F: Future>(&self, future: F) -> Result<F::Output, Failure> {
         Ok(self.runtime()?.block_on(future))

@@ -396,7 +396,7 @@ mod tests {
             ),
         ] {
             let error = url.parse::<ZkConfig>().unwrap_err();
-            assert_eq!(error.kind() == ErrorKind::Misuse, true, "{url}");
+            assert!(error.kind() == ErrorKind::Misuse, "{url}");
             assert!(
                 error.to_string().contains(words) && !error.to_string().contains("canary"),
                 "{url}: {error}"

@@ -325,7 +325,7 @@ async fn two_hundred_waiters_are_served_in_order_with_one_watch_fired_each() {
     );
     let fired = fired() - before;
     assert!(
-        fired <= releases,
+        (releases / 2..=releases).contains(&fired),
         "{fired} watches fired at {releases} releases"
     );
 }
@@ -339,7 +339,7 @@ struct Load {
 
 async fn load(client: Client, name: &'static str, shared: Arc<Load>, until: Instant) {
     while Instant::now() < until {
-        let lock = client.lock(name).unwrap();
+        let lock = client.lock(name).expect("it works");
         let Ok(guard) = lock.acquire_within(Duration::from_secs(5)).await else {
             continue;
         };
@@ -379,13 +379,13 @@ async fn leaders_die(kills: u32) {
         sleep(Duration::from_secs(1)).await;
         let (counted, servers) = (shared.count.load(SeqCst), Arc::clone(&ensemble));
         let killed = tokio::task::spawn_blocking(move || {
-            servers.until_it_serves().unwrap();
+            servers.until_it_serves().expect("it works");
             let leader = servers.leader().expect("one leads");
-            servers.server(leader).kill().unwrap();
-            servers.until_it_serves().unwrap();
+            servers.server(leader).kill().expect("it works");
+            servers.until_it_serves().expect("it works");
             leader
         });
-        let leader = killed.await.unwrap();
+        let leader = killed.await.expect("it works");
         until(
             "it goes on under another leader",
             Duration::from_secs(15),
@@ -393,12 +393,12 @@ async fn leaders_die(kills: u32) {
         )
         .await;
         let servers = Arc::clone(&ensemble);
-        tokio::task::spawn_blocking(move || servers.server(leader).restart().unwrap())
+        tokio::task::spawn_blocking(move || servers.server(leader).restart().expect("it works"))
             .await
-            .unwrap();
+            .expect("it works");
     }
     for task in tasks {
-        task.await.unwrap();
+        task.await.expect("it works");
     }
     assert!(shared.count.load(SeqCst) > 0);
     let hosts = ensemble.url()["zk://".len()..].to_owned();
@@ -421,7 +421,7 @@ async fn soak_twenty_killed_leaders_under_load_lose_nothing() {
 
 async fn replies_are_lost(faults: u32) {
     let server = server(ZooKeeperOptions::default()).await;
-    let proxy = Proxy::start(server.addr()).await.unwrap();
+    let proxy = Proxy::start(server.addr()).await.expect("it works");
     let shared = shared();
     let end = Instant::now() + Duration::from_secs(u64::from(faults) / 2 + 4);
     let mut tasks = Vec::new();
@@ -452,7 +452,7 @@ async fn replies_are_lost(faults: u32) {
     }
     proxy.set_delay(Reach::All, Direction::ServerToClient, Duration::ZERO);
     for task in tasks {
-        task.await.unwrap();
+        task.await.expect("it works");
     }
     assert!(shared.count.load(SeqCst) > u64::from(faults));
     let hosts = server.addr().to_string();

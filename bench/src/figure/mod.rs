@@ -129,16 +129,21 @@ pub(crate) fn names() -> Vec<&'static str> {
 }
 
 /// What a process does that was started for a part of a figure.
+#[cfg_attr(
+    not(any(feature = "sqlite", feature = "redis")),
+    allow(clippy::unused_async, reason = "no other store has jobs")
+)]
 pub(crate) async fn job(job: &Job) -> Result {
-    match job.name.as_str() {
-        #[cfg(feature = "sqlite")]
-        processes::JOB => processes::job(job).await,
-        #[cfg(feature = "redis")]
-        redis_recovery::HOLD | redis_recovery::WAIT => redis_recovery::job(job).await,
-        other => Err(
-            format!("a process was started for {other:?}, which is no job of this build").into(),
-        ),
+    #[cfg(feature = "sqlite")]
+    if job.name == processes::JOB {
+        return processes::job(job).await;
     }
+    #[cfg(feature = "redis")]
+    if [redis_recovery::HOLD, redis_recovery::WAIT].contains(&job.name.as_str()) {
+        return redis_recovery::job(job).await;
+    }
+    let name = &job.name;
+    Err(format!("a process was started for {name:?}, which is no job of this build").into())
 }
 
 fn figure(name: &'static str, seconds: u64, run: fn(Plan) -> Running) -> Figure {

@@ -125,11 +125,19 @@ async fn held<D: DistributedLock>(driver: &Arc<D>, locks: u32) -> Result<Vec<Ren
             HoldId::random(&mut rand::rng()),
         );
         acquiring.spawn(async move {
-            let give_up = Clock::boot().now() + Duration::from_secs(10);
-            let request = Acquire::new(name.clone(), owner, hold, lease, give_up);
-            match driver.acquire(&request).await? {
-                Acquired::Granted(_) => Ok(Renew::new(name, owner, hold, Some(LONG))),
-                _ => Result::<Renew>::Err("a lock that nobody else wants was refused".into()),
+            // As the core asks: without an answer again, for the same hold.
+            let mut attempts = 1;
+            loop {
+                let give_up = Clock::boot().now() + Duration::from_secs(10);
+                let request = Acquire::new(name.clone(), owner, hold, lease, give_up);
+                match driver.acquire(&request).await {
+                    Ok(Acquired::Granted(_)) => {
+                        return Ok(Renew::new(name, owner, hold, Some(LONG)));
+                    }
+                    Ok(_) => return Err("a lock that nobody else wants was refused".into()),
+                    Err(_) if attempts < ATTEMPTS => attempts += 1,
+                    Err(error) => return Result::<Renew>::Err(error.into()),
+                }
             }
         });
         if acquiring.len() >= AT_ONCE {
@@ -232,6 +240,8 @@ const COLUMNS: [&str; 7] = [
 ];
 /// Acquisitions on their way at a time.
 const AT_ONCE: usize = 128;
+/// How often a driver is asked for a hold on a machine that has other things to do.
+const ATTEMPTS: u32 = 10;
 /// Longer than the whole figure.
 const LONG: Duration = Duration::from_secs(3_000);
 /// Bounds of the interval of the watchdog's renewals.

@@ -341,10 +341,16 @@ impl Session {
     fn proven(&self, sent: Instant) {
         let mut proof = self.proof();
         // Nearer ones may share a ping of the server.
-        if sent.since(proof.last) >= self.timeout / 4 {
+        if sent.since(proof.last) >= self.pace() {
             proof.last_but_one = proof.last;
             proof.last = sent;
         }
+    }
+
+    /// Between two writes that prove it. A third of the time-out would leave a third of it proven at worst, which one renewal that is not answered
+    /// uses up. More often proves nothing: a session lasts two ticks of the servers at least, who ping each other every half tick.
+    fn pace(&self) -> Duration {
+        self.timeout / 4
     }
 
     fn proof(&self) -> MutexGuard<'_, Proof> {
@@ -357,15 +363,15 @@ impl Session {
             let sent = self.clock.now();
             self.prove().await.map_err(failed)?;
             self.proven(sent);
-            self.clock.sleep_until(sent + self.timeout / 4).await;
+            self.clock.sleep_until(sent + self.pace()).await;
         }
         Ok(())
     }
 }
 
-/// One write per third of the time-out, for all that the session carries; after one that failed the next one soon.
+/// One write at a time, for all that the session carries; after one that failed the next one soon.
 async fn keep(session: Arc<Session>) {
-    let mut next = session.clock.now() + session.timeout / 3;
+    let mut next = session.clock.now() + session.pace();
     loop {
         tokio::select! {
             () = session.clock.sleep_until(next) => {}
@@ -378,7 +384,7 @@ async fn keep(session: Arc<Session>) {
         next = match session.prove().await {
             Ok(()) => {
                 session.proven(sent);
-                sent + session.timeout / 3
+                sent + session.pace()
             }
             Err(error) => {
                 tracing::debug!(target: "dlock::zk", lane = session.lane.0, %error, "a session was not proven");

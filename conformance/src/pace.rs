@@ -30,8 +30,10 @@ pub(crate) struct Pace {
 impl Pace {
     /// The pace of a suite over that store.
     pub(crate) fn of(time: Time, store: &Capabilities) -> Self {
-        let pace = Self::by(time, *store.leases.start());
+        let mut pace = Self::by(time, *store.leases.start());
         if !store.session_bound {
+            // A case that drops at each step waits for what was dropped to be settled, each time.
+            pace.limit += store.late * 20;
             return pace;
         }
         // A kept lease is the session, neither more nor less, so that is the shortest whose end means anything.

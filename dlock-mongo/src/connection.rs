@@ -9,7 +9,7 @@
 use crate::{commands, config::MongoConfig, error};
 use dlock_core::{Clock, Instant, Result, ServerClock};
 use mongodb::{
-    Client, Collection, Database,
+    Client, Collection, Database, ServerType,
     bson::{Bson, DateTime, Document},
     error::Error as NativeError,
     event::{EventHandler, sdam::SdamEvent},
@@ -48,6 +48,8 @@ struct Shared {
     /// When the last step of purging began, and behind which name the next one goes on.
     purged: Mutex<(Option<Instant>, String)>,
     unanswered: AtomicUsize,
+    /// How often a member was lost.
+    breaks: AtomicUsize,
     closed: AtomicBool,
 }
 
@@ -87,7 +89,10 @@ impl Connection {
                 (watcher.upgrade(), event)
             {
                 let server = &change.new_description;
-                let primary = server.server_type() == mongodb::ServerType::RsPrimary;
+                if server.server_type() == ServerType::Unknown {
+                    shared.breaks.fetch_add(1, Ordering::Relaxed);
+                }
+                let primary = server.server_type() == ServerType::RsPrimary;
                 shared.described(server.address(), primary);
             }
         }));
@@ -214,6 +219,11 @@ impl Connection {
         let time = hello.get("localTime").and_then(Bson::as_datetime);
         self.observe(time.ok_or_else(error::garbled)?.timestamp_millis());
         Ok(hello)
+    }
+
+    /// How often a member was lost so far, as the native client's monitors saw it; of the application's own client it is not known.
+    pub(crate) fn breaks(&self) -> usize {
+        self.shared.breaks.load(Ordering::Relaxed)
     }
 
     /// The clock that give-ups are measured by.
@@ -414,6 +424,7 @@ impl Shared {
             primary: Mutex::new(None),
             purged: Mutex::default(),
             unanswered: AtomicUsize::new(0),
+            breaks: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         }
     }

@@ -407,8 +407,8 @@ const LOOK: Duration = Duration::from_secs(2);
 /// The same while nothing is heard at all.
 const LOOK_DEAF: Duration = Duration::from_millis(100);
 const TICK: Duration = Duration::from_millis(1);
-/// Entries of one command: some 10 ms of the server's time, in which it lets others in between.
-const A_COMMAND: usize = 500;
+/// Entries of one command: some 5 ms of the server's time, in which it lets others in between.
+const A_COMMAND: usize = 250;
 /// Commands of one batch on their way at a time.
 const IN_FLIGHT: usize = 2;
 const RENEW_BATCH: usize = 2 * A_COMMAND;

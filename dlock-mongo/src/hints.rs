@@ -4,7 +4,8 @@
 //! more when the stream with that name is open, so that no release falls between the refusal and the stream. A filter cannot be changed, so a
 //! new name means a new stream; where that would happen every second, the stream takes all names, and what nobody waits for is dropped here.
 //!
-//! The native client resumes a stream whose connection or primary went. Where it cannot, a new one begins, and everybody looks.
+//! The native client resumes a stream whose connection or primary went, without a word and without a loss; everybody looks all the same when a
+//! member was lost. Where it cannot, a new one begins, and everybody looks.
 
 use crate::{commands, connection::Connection, error};
 use dlock_core::{Hint, LockName, Result, Ticket};
@@ -360,9 +361,17 @@ async fn listen(
     mut stream: Changes,
     ended: Arc<AtomicBool>,
 ) {
+    let mut breaks = None;
     loop {
         let event = stream.next_if_any().await;
         let Some(here) = shared.upgrade() else { return };
+        let broken = here.connection.breaks();
+        if breaks
+            .replace(broken)
+            .is_some_and(|before| before != broken)
+        {
+            here.emit(&here.waiting(), Hint::LookAgain);
+        }
         match event {
             Ok(Some(event)) => here.changed(&event),
             Ok(None) if stream.is_alive() => {}

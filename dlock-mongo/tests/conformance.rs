@@ -5,7 +5,7 @@ use dlock_conformance::{
     Call, Failure, Faults, Fixture, Gap, Keeps, MakeFixture, Mutants, Network, Records, Server,
     StoreTime, Time, main as suite,
     testbed::{
-        MongoServer, Proxy,
+        Home, MongoServer, Proxy, Station,
         mongo::Deployment,
         proxy::{Direction, Fault, Reach, Trigger},
     },
@@ -15,15 +15,24 @@ use dlock_mongo::MongoDriver;
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
 fn main() -> ExitCode {
-    suite(vec![Box::new(Mongo)], Mutants::Listed)
+    let homes = [Home::Process, Home::Container];
+    let suites = homes.map(|home| Box::new(Mongo(home)) as Box<dyn MakeFixture>);
+    suite(suites.into(), Mutants::Listed)
 }
 
-struct Mongo;
+struct Mongo(Home);
 
 #[async_trait]
 impl MakeFixture for Mongo {
     fn name(&self) -> &str {
-        "mongo"
+        match self.0 {
+            Home::Process => "mongo",
+            Home::Container => "mongo-container",
+        }
+    }
+
+    fn home(&self) -> Home {
+        self.0
     }
 
     fn time(&self) -> Time {
@@ -31,13 +40,20 @@ impl MakeFixture for Mongo {
     }
 
     async fn make(&self) -> Result<Arc<dyn Fixture>, Failure> {
-        let server = MongoServer::from_env_or_start(Deployment::ReplicaSet)?;
+        let server = match self.0 {
+            Home::Container => MongoServer::in_container()?,
+            Home::Process => MongoServer::from_env_or_start(Deployment::ReplicaSet)?,
+        };
         Ok(Arc::new(Place { server }))
     }
 
     async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
-        Ok(Arc::new(MongoDriver::connect(url).await?))
+        connect(url).await
     }
+}
+
+async fn connect(url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
+    Ok(Arc::new(MongoDriver::connect(url).await?))
 }
 
 /// One server. Its methods block, which costs nobody anything: cases have threads of their own.
@@ -48,7 +64,7 @@ struct Place {
 #[async_trait]
 impl Fixture for Place {
     async fn driver(&self) -> Result<Arc<dyn DistributedLock>, Failure> {
-        Mongo.connect(&self.server.url()).await
+        connect(&self.server.url()).await
     }
 
     fn url(&self) -> Result<String, Gap> {
@@ -60,7 +76,7 @@ impl Fixture for Place {
     }
 
     fn server(&self) -> Result<&dyn Server, Gap> {
-        match self.server.process() {
+        match self.server.station() {
             Some(_) => Ok(self),
             None => Err(Gap("the server is not ours to stop, kill or flush")),
         }
@@ -79,7 +95,7 @@ impl Fixture for Place {
 impl Network for Place {
     async fn faulty_driver(&self) -> Result<(Arc<dyn DistributedLock>, Box<dyn Faults>), Failure> {
         let proxy = Proxy::start(self.server.addr()).await?;
-        let driver = Mongo.connect(&self.server.url_at(proxy.addr())).await?;
+        let driver = connect(&self.server.url_at(proxy.addr())).await?;
         Ok((driver, Box::new(Wire(proxy))))
     }
 }
@@ -139,11 +155,11 @@ impl Faults for Wire {
 #[async_trait]
 impl Server for Place {
     async fn stop(&self) -> Result<(), Failure> {
-        Ok(self.process()?.stop()?)
+        Ok(self.station()?.stop()?)
     }
 
     async fn cont(&self) -> Result<(), Failure> {
-        Ok(self.process()?.cont()?)
+        Ok(self.station()?.cont()?)
     }
 
     async fn restart(&self) -> Result<(), Failure> {
@@ -156,9 +172,9 @@ impl Server for Place {
 }
 
 impl Place {
-    fn process(&self) -> Result<&dlock_conformance::testbed::ServerProcess, Failure> {
-        let process = self.server.process();
-        process.ok_or_else(|| Failure::new("the server is not ours"))
+    fn station(&self) -> Result<&dyn Station, Failure> {
+        let station = self.server.station();
+        station.ok_or_else(|| Failure::new("the server is not ours"))
     }
 }
 

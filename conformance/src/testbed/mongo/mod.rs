@@ -10,8 +10,11 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "containers")]
+use super::container::{self, Container};
 use super::process::on_path;
 use super::server::{ServerError, ServerProcess, Service, Site};
+use super::station::Station;
 
 pub use wire::{Fields, Value, document, field};
 
@@ -31,7 +34,15 @@ pub enum Deployment {
 pub struct MongoServer {
     addr: SocketAddr,
     deployment: Deployment,
-    process: Option<ServerProcess>,
+    runs: Runs,
+}
+
+#[derive(Debug)]
+enum Runs {
+    Process(ServerProcess),
+    #[cfg(feature = "containers")]
+    Container(Container),
+    Elsewhere,
 }
 
 /// Names a server to use instead of one of ours, as `mongodb://host:port/`: a primary without log-in. Tests destroy its data.
@@ -59,12 +70,27 @@ impl MongoServer {
         let server = Self {
             addr: process.addr(),
             deployment,
-            process: Some(process),
+            runs: Runs::Process(process),
         };
         if deployment == Deployment::ReplicaSet {
             initiate(&[server.addr], server.addr).map_err(|source| failed("initiate", source))?;
         }
         Ok(server)
+    }
+
+    /// Starts `mongo:6` in a container, a replica set of one.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::NoEngine`] when there is no engine, else what went wrong.
+    #[cfg(feature = "containers")]
+    pub fn in_container() -> Result<Self, ServerError> {
+        let container = Container::start(container::Mongo::default())?;
+        Ok(Self {
+            addr: container.addr(),
+            deployment: Deployment::ReplicaSet,
+            runs: Runs::Container(container),
+        })
     }
 
     /// The server of the environment if it names one, else one of ours.
@@ -98,7 +124,7 @@ impl MongoServer {
         Ok(Self {
             addr,
             deployment,
-            process: None,
+            runs: Runs::Elsewhere,
         })
     }
 
@@ -120,10 +146,15 @@ impl MongoServer {
         self.addr
     }
 
-    /// The process, for stopping and killing; `None` when the server is not ours.
+    /// For stopping and continuing it; `None` when the server is not ours.
     #[must_use]
-    pub const fn process(&self) -> Option<&ServerProcess> {
-        self.process.as_ref()
+    pub fn station(&self) -> Option<&dyn Station> {
+        match &self.runs {
+            Runs::Process(process) => Some(process),
+            #[cfg(feature = "containers")]
+            Runs::Container(container) => Some(container),
+            Runs::Elsewhere => None,
+        }
     }
 
     /// Kills it and starts it again, and waits until it takes writes.
@@ -132,8 +163,7 @@ impl MongoServer {
     ///
     /// [`ServerError`]; the server is then not running.
     pub fn restart(&self) -> Result<(), ServerError> {
-        let process = self.process.as_ref();
-        process.map_or(Ok(()), ServerProcess::restart)?;
+        self.station().map_or(Ok(()), Station::restart)?;
         if self.deployment == Deployment::ReplicaSet {
             primary_of(&[self.addr], ELECTION_LIMIT).map_err(|source| failed("restart", source))?;
         }

@@ -305,7 +305,7 @@ impl DistributedLock for RedisDriver {
         let scan = commands::scan(
             from,
             &self.config.prefix().pattern(prefix),
-            limit.clamp(1, MOST_SCANNED),
+            limit.saturating_mul(KEYS_OF_A_NAME).clamp(1, MOST_SCANNED),
         );
         let (next, found) =
             commands::read_scan(self.connection.command(scan).await?).ok_or_else(error::garbled)?;
@@ -457,5 +457,7 @@ const A_SCRIPT: usize = 100;
 /// Scripts of one batch on their way at a time: enough to hide the way, few enough that an acquire gets in between.
 const IN_FLIGHT: usize = 4;
 const RENEW_BATCH: usize = 10 * A_SCRIPT;
+/// A name has that many keys while it is held and waited for, and its counter for a day after: few keys are what is looked for.
+const KEYS_OF_A_NAME: usize = 4;
 /// Buckets of one `SCAN`: about 0.3 ms of the server's time.
 const MOST_SCANNED: usize = 1_000;

@@ -2,6 +2,7 @@
 
 use dlock_core::{DriverError, Effect, ErrorKind, MAX_HOLDS, Retry};
 use sqlx::mysql::MySqlDatabaseError;
+use std::io;
 
 /// An error of the driver, and what it says about connections.
 #[derive(Debug)]
@@ -138,9 +139,11 @@ pub(crate) fn failed(cause: sqlx::Error) -> Failure {
 
 /// A connection that did not come about: whatever was the reason, nothing was asked yet.
 pub(crate) fn unreached(cause: sqlx::Error) -> DriverError {
-    let class = match classify(&cause) {
-        class if class.number == IO => by_number(DIAL),
-        class => class,
+    let class = match &cause {
+        // The native client tells a certificate that was refused as a stream that makes no sense.
+        sqlx::Error::Io(io) if io.kind() == io::ErrorKind::InvalidData => by_number(TLS),
+        sqlx::Error::Io(_) | sqlx::Error::Protocol(_) => by_number(DIAL),
+        _ => classify(&cause),
     };
     told(class, cause).with_effect(Effect::None)
 }
@@ -209,7 +212,7 @@ pub(crate) fn no_turn() -> DriverError {
 /// No answer within the time in which the server itself would have ended the statement: the path, or the server, stands still.
 pub(crate) fn silent() -> sqlx::Error {
     let message = "the server did not answer within 4 s";
-    sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, message))
+    sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, message))
 }
 
 pub(crate) fn unreachable(why: Option<&str>) -> DriverError {

@@ -13,6 +13,7 @@ use dlock_core::{
     Release, Released, Result, Snapshot,
 };
 use std::{
+    fmt,
     num::NonZeroU32,
     sync::{
         Arc,
@@ -22,7 +23,6 @@ use std::{
 };
 
 /// The table, reached over our connections.
-#[derive(Debug)]
 pub(crate) struct Store {
     pub(crate) config: MysqlConfig,
     pub(crate) sql: Statements,
@@ -31,6 +31,16 @@ pub(crate) struct Store {
     pub(crate) repeats: AtomicU64,
     /// When the next sweep is due.
     sweep_at: AtomicU64,
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store")
+            .field("config", &self.config)
+            .field("connections", &self.connections)
+            .field("repeats", &self.repeats)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Store {

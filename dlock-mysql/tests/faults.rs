@@ -575,6 +575,77 @@ async fn a_socket_and_the_applications_own_options_lead_to_the_same_locks() {
     }
 }
 
+#[cfg(feature = "tls")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_servers_identity_is_verified_as_the_url_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    // A certificate that vouches for itself and for one name.
+    let wanted = "[req]\ndistinguished_name = dn\nx509_extensions = v3\nprompt = no\n[dn]\nCN = localhost\n\
+        [v3]\nbasicConstraints = critical, CA:FALSE\nsubjectAltName = DNS:localhost\n";
+    std::fs::write(path("wanted"), wanted).unwrap();
+    let made = std::process::Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+        ])
+        .args([
+            "-config",
+            &path("wanted"),
+            "-keyout",
+            &path("key.pem"),
+            "-out",
+            &path("cert.pem"),
+        ])
+        .output()
+        .expect("openssl makes a certificate: apt-get install openssl");
+    assert!(made.status.success(), "{made:?}");
+    let t = Testbed::start(&[
+        &format!("--ssl-cert={}", path("cert.pem")),
+        &format!("--ssl-key={}", path("key.pem")),
+    ])
+    .await;
+    let by = |host: &str, more: &str| {
+        format!(
+            "mysql://root@{host}:{}/dlock?{more}",
+            t.server.addr().port()
+        )
+    };
+    let trusted = format!("ssl-ca={}", path("cert.pem").replace('/', "%2F"));
+    let verified = by("localhost", &format!("ssl-mode=verify_identity&{trusted}"));
+    let driver = MysqlDriver::connect(&verified).await.unwrap();
+    assert!(matches!(
+        driver.acquire(&t.ask("a", SECOND)).await.unwrap(),
+        Acquired::Granted(_)
+    ));
+    for refused in [
+        // Nobody whom the system trusts vouches for it; it is not the one that was asked for.
+        by("localhost", "ssl-mode=verify_identity"),
+        by("127.0.0.1", &format!("ssl-mode=verify_identity&{trusted}")),
+    ] {
+        let error = MysqlDriver::connect(&refused).await.unwrap_err();
+        assert_eq!(
+            (error.kind(), error.effect()),
+            (ErrorKind::Unavailable, Effect::None),
+            "{error:?}"
+        );
+        assert!(
+            format!("{error:?}").to_lowercase().contains("certificate"),
+            "{error:?}"
+        );
+    }
+    // Told otherwise, it is not asked who it is.
+    let unasked = by("127.0.0.1", "ssl-mode=required");
+    MysqlDriver::connect(&unasked).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn no_password_and_no_owner_is_ever_written_down() {
     let log = Log::default();

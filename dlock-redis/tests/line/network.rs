@@ -108,6 +108,7 @@ async fn cut(whose: &[&str], pause: Duration, lasts: Duration) -> Outcome {
 async fn one_by_one(lasts: Duration) -> Outcome {
     let bed = Bed::start()?;
     let clients = bed.clients(8, SECOND * 3).await?;
+    let clients = [clients.clone(), clients].concat();
     let storm = Storm::begin(&clients, lasts)?;
     let times = storm
         .attack(MILLI * 20, async || {

@@ -325,13 +325,14 @@ impl Session {
         };
         let path = format!("{folder}/{}", ahead.file);
         let own = format!("{folder}/{}", node.file);
+        // A watch on the children of what can have none tells of its end alone, not of what is written to it.
         // One flight: who is inside, the watch on the one ahead, the watch on the seat itself, and what it is for from now on.
         let at_ahead =
-            (!watched(&mine.ahead, &ahead.file)).then(|| self.client.check_and_watch_stat(&path));
+            (!watched(&mine.ahead, &ahead.file)).then(|| self.client.get_and_watch_children(&path));
         let at_own = mine
             .own
             .is_none()
-            .then(|| self.client.check_and_watch_stat(&own));
+            .then(|| self.client.get_and_watch_children(&own));
         let data = mine.record(Use::Waits).encode();
         let written = (!mine.waits).then(|| self.client.set_data(&own, &data, node.version));
         let (taken, at_ahead, at_own, written) =
@@ -352,9 +353,8 @@ impl Session {
         ] {
             match watch {
                 None => {}
-                Some(Ok((Some(_), watcher))) => self.watch(mine.id, of, file, watcher),
-                // The watch on what is not there waits for what never comes again: dropped, it is taken back.
-                Some(Ok((None, _))) => gone = true,
+                Some(Ok((.., watcher))) => self.watch(mine.id, of, file, watcher),
+                Some(Err(Native::NoNode)) => gone = true,
                 Some(Err(error)) => return Err(failed(error)),
             }
         }

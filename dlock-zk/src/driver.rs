@@ -18,7 +18,7 @@ use dlock_core::{
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, future::join_all, stream};
 use std::{sync::Arc, time::Duration};
-use zookeeper_client::Client;
+use zookeeper_client::{Client, Error as Native};
 
 /// Locks in ZooKeeper: a seat each, and a watch on the one ahead.
 ///
@@ -276,16 +276,16 @@ impl Session {
         let mut asking = stream::iter(asked)
             .map(|(id, node, folder)| async move {
                 let path = format!("{folder}/{}", node.file);
-                let found = self.client.check_and_watch_stat(&path).await;
+                let found = self.client.get_and_watch_children(&path).await;
                 (id, node, found)
             })
             .buffered(AT_ONCE);
         while let Some((id, node, found)) = asking.next().await {
             match found {
-                Ok((Some(stat), watcher)) if stat.ephemeral_owner == self.client.session_id().0 => {
+                Ok((_, stat, watcher)) if stat.ephemeral_owner == self.client.session_id().0 => {
                     self.watch(id, Of::Own, &node.file, watcher);
                 }
-                Ok(_) => {
+                Ok(_) | Err(Native::NoNode) => {
                     self.seats.remove(id);
                 }
                 Err(error) => return Err(failed(error)),

@@ -140,7 +140,7 @@ impl Session {
                 self.seats.remove(seat);
                 self.turn(&mine);
             }
-            // Somebody came in through it: it is watched anew with the next renewal.
+            // Not its end: it is watched anew with the next renewal.
             (Of::Own, _) => {
                 self.seats.change(seat, |mine| mine.own = None);
             }

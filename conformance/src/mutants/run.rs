@@ -42,7 +42,7 @@ pub(crate) fn trial(stage: &Arc<Stage>, mutant: Mutant, how: Mutants) -> Trial {
 
 /// What can be seen of some mistakes where holds end with their client's session, and why not of the others.
 fn hidden(mutant: &str) -> Option<(&'static [Clause], &'static str)> {
-    use Clause::{Cancel, Crash, Indeterminate, Loss, Mutex, Reentry, Shutdown, Wait};
+    use Clause::{Cancel, Crash, Indeterminate, Loss, Mutex, Reentry, Renew, Shutdown, Wait};
     match mutant {
         "a_lease_nearly_over_counts_as_over" => Some((
             &[],
@@ -56,6 +56,14 @@ fn hidden(mutant: &str) -> Option<(&'static [Clause], &'static str)> {
         "refused_without_a_ticket_stands_all_the_same" => Some((
             &[Mutex, Indeterminate, Cancel, Wait],
             "a turn lapses before a session would",
+        )),
+        "a_client_that_hears_no_hints" => Some((
+            &[Wait],
+            "a session lasts longer than what is lost by looking",
+        )),
+        "a_repeat_with_another_hold" => Some((
+            &[Renew, Indeterminate, Cancel],
+            "what was given up unanswered its client's driver removes by itself",
         )),
         "a_lease_longer_than_asked_for" => Some((
             &[Reentry, Loss, Crash, Shutdown],

@@ -287,6 +287,8 @@ async fn two_hundred_waiters_are_served_in_order_with_one_watch_fired_each() {
                 let guard = client.lock("long").unwrap().acquire().await.unwrap();
                 let place = served.fetch_add(1, SeqCst);
                 let token = guard.token();
+                // As somebody who does something: its watch on its own seat is taken back by then.
+                sleep(Duration::from_millis(10)).await;
                 guard.release().await.unwrap();
                 (place, token, at)
             }));

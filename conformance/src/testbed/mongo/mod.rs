@@ -54,7 +54,6 @@ impl MongoServer {
     /// Starts a server, and makes it the primary of a set of one if that is wanted.
     ///
     /// # Errors
-    ///
     /// [`ServerError::Missing`] when there is no `mongod`, else what went wrong.
     pub fn start(deployment: Deployment) -> Result<Self, ServerError> {
         Self::start_with(deployment, &[])
@@ -63,7 +62,6 @@ impl MongoServer {
     /// The same with more arguments on the command line.
     ///
     /// # Errors
-    ///
     /// As [`start`](Self::start).
     pub fn start_with(deployment: Deployment, extra_args: &[&str]) -> Result<Self, ServerError> {
         let process = ServerProcess::start(Mongod::new(deployment, extra_args)?)?;
@@ -81,7 +79,6 @@ impl MongoServer {
     /// Starts `mongo:6` in a container, a replica set of one.
     ///
     /// # Errors
-    ///
     /// [`ServerError::NoEngine`] when there is no engine, else what went wrong.
     #[cfg(feature = "containers")]
     pub fn in_container() -> Result<Self, ServerError> {
@@ -96,7 +93,6 @@ impl MongoServer {
     /// The server of the environment if it names one, else one of ours.
     ///
     /// # Errors
-    ///
     /// [`ServerError::Missing`] when neither can be had; it says what to install or to set.
     pub fn from_env_or_start(deployment: Deployment) -> Result<Self, ServerError> {
         let Some(url) = env::var_os(VARIABLE) else {
@@ -160,7 +156,6 @@ impl MongoServer {
     /// Kills it and starts it again, and waits until it takes writes.
     ///
     /// # Errors
-    ///
     /// [`ServerError`]; the server is then not running.
     pub fn restart(&self) -> Result<(), ServerError> {
         self.station().map_or(Ok(()), Station::restart)?;
@@ -173,7 +168,6 @@ impl MongoServer {
     /// Runs one command on a connection of its own.
     ///
     /// # Errors
-    ///
     /// When the server cannot be reached, does not answer within 30 s, or answers with an error (its text).
     pub fn command(&self, database: &str, command: Fields) -> io::Result<Fields> {
         wire::command(self.addr, database, command, COMMAND_LIMIT)
@@ -182,7 +176,6 @@ impl MongoServer {
     /// Removes one document.
     ///
     /// # Errors
-    ///
     /// As [`command`](Self::command).
     pub fn delete(&self, database: &str, collection: &str, id: &str) -> io::Result<()> {
         let one = document([
@@ -199,7 +192,6 @@ impl MongoServer {
     /// Removes a collection's documents.
     ///
     /// # Errors
-    ///
     /// As [`command`](Self::command).
     pub fn drop_collection(&self, database: &str, collection: &str) -> io::Result<()> {
         let all = document([("q", document([]).into()), ("limit", 0.into())]);
@@ -222,7 +214,6 @@ impl MongoSet {
     /// Starts so many members.
     ///
     /// # Errors
-    ///
     /// As [`MongoServer::start`].
     pub fn start(members: usize) -> Result<Self, ServerError> {
         Self::start_known_as(members, |own| Ok(own.to_owned()))
@@ -231,7 +222,6 @@ impl MongoSet {
     /// The same with members that know each other by other addresses, such as those of proxies before them.
     ///
     /// # Errors
-    ///
     /// As [`MongoServer::start`], and what `known_as` fails with.
     pub fn start_known_as(
         members: usize,
@@ -268,7 +258,6 @@ impl MongoSet {
     /// Which one is the primary, as soon as there is one: of two that say so the one with the newer term.
     ///
     /// # Errors
-    ///
     /// When none is elected within 30 s.
     pub fn primary(&self) -> io::Result<usize> {
         let own: Vec<_> = self.members.iter().map(ServerProcess::addr).collect();
@@ -278,7 +267,6 @@ impl MongoSet {
     /// Waits until every member is a primary or a secondary: before that it neither votes nor can be elected.
     ///
     /// # Errors
-    ///
     /// When that is not so within 30 s.
     pub fn settled(&self) -> io::Result<()> {
         let began = Instant::now();
@@ -304,7 +292,6 @@ impl MongoSet {
     /// Runs one command on that member.
     ///
     /// # Errors
-    ///
     /// As [`MongoServer::command`].
     pub fn command(&self, member: usize, database: &str, command: Fields) -> io::Result<Fields> {
         wire::command(

@@ -224,7 +224,8 @@ impl Connection {
     fn failed(&self, link: &Link, cause: RedisError) -> DriverError {
         let Failure { error, reconnect } = error::failed(cause);
         if reconnect {
-            self.0.lost(link.id);
+            // Whoever finds no link meanwhile is told what was wrong with the last one.
+            self.0.lost(link.id, Some(said(&error).into()));
         }
         error
     }
@@ -268,15 +269,20 @@ impl Shared {
             if push.kind == PushKind::Disconnection {
                 flag.store(true, Ordering::SeqCst);
                 if let Some(shared) = Weak::upgrade(&shared) {
-                    shared.lost(id);
+                    shared.lost(id, None);
                 }
             }
         });
-        let mut native = native.await.map_err(error::unreached)?;
+        let at = self.dialer.client.get_connection_info().addr();
+        let mut native = native.await.map_err(|cause| error::unreached(at, cause))?;
         let server = ServerClock::new();
         let time = tokio::time::timeout(self.dialer.within, greet(&mut native)).await;
-        let time =
-            time.unwrap_or_else(|_| Err(error::unreachable(Some("no answer to the greeting"))))?;
+        let time = match time {
+            Ok(Ok(answers)) => answers.into_iter().next().and_then(commands::read_time),
+            Ok(Err(cause)) => return Err(error::unreached(at, cause)),
+            Err(_) => None,
+        };
+        let time = time.ok_or_else(|| error::no_greeting(at))?;
         let opened = self.clock.now();
         server.observe(time, opened);
         let heard = AtomicU64::new(opened.as_nanos());
@@ -305,17 +311,17 @@ impl Shared {
         });
         // It may have ended before it was in use, when nobody could note that.
         if gone.load(Ordering::SeqCst) {
-            self.lost(id);
+            self.lost(id, None);
         }
     }
 
     /// A link is of no more use: whoever says so first starts the one task that opens the next.
-    fn lost(self: &Arc<Self>, id: u64) {
+    fn lost(self: &Arc<Self>, id: u64, why: Option<Arc<str>>) {
         let mut last = None;
         self.state.send_if_modified(|state| match state {
             State::Up(link) if link.id == id => {
                 last = Some(link.clone());
-                *state = State::Down(None);
+                *state = State::Down(why.clone());
                 true
             }
             _ => false,
@@ -378,7 +384,7 @@ async fn reconnect(shared: Weak<Shared>, mut pause: Duration) {
 }
 
 /// The server's time and the scripts, in one round trip.
-async fn greet(native: &mut MultiplexedConnection) -> Result<Duration> {
+async fn greet(native: &mut MultiplexedConnection) -> RedisResult<Vec<Value>> {
     let mut greeting = redis::pipe();
     greeting.cmd("TIME");
     for lua in scripts::all() {
@@ -386,16 +392,8 @@ async fn greet(native: &mut MultiplexedConnection) -> Result<Duration> {
     }
     let answers = native
         .send_packed_commands(&greeting, 0, greeting.len())
-        .await;
-    let answers = answers.and_then(|answers| {
-        answers
-            .into_iter()
-            .map(Value::extract_error)
-            .collect::<RedisResult<Vec<_>>>()
-    });
-    let time = answers.map_err(error::unreached)?.into_iter().next();
-    time.and_then(commands::read_time)
-        .ok_or_else(error::garbled)
+        .await?;
+    answers.into_iter().map(Value::extract_error).collect()
 }
 
 /// What `INFO` says that voids a lock, in words.

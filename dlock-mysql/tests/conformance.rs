@@ -5,7 +5,7 @@ use dlock_conformance::{
     Call, Failure, Faults, Fixture, Gap, Keeps, MakeFixture, Mutants, Network, Records, Server,
     StoreTime, Time, main as suite,
     testbed::{
-        MariadbServer, Proxy, ServerProcess,
+        Home, MariadbServer, Proxy, Station,
         mariadb::{MariadbOptions, VARIABLE},
         proxy::{Direction, Fault, Reach, Trigger},
     },
@@ -18,15 +18,24 @@ use dlock_mysql::{
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
 fn main() -> ExitCode {
-    suite(vec![Box::new(Mysql)], Mutants::Listed)
+    let homes = [Home::Process, Home::Container];
+    let suites = homes.map(|home| Box::new(Mysql(home)) as Box<dyn MakeFixture>);
+    suite(suites.into(), Mutants::Listed)
 }
 
-struct Mysql;
+struct Mysql(Home);
 
 #[async_trait]
 impl MakeFixture for Mysql {
     fn name(&self) -> &str {
-        "mysql"
+        match self.0 {
+            Home::Process => "mysql",
+            Home::Container => "mysql-container",
+        }
+    }
+
+    fn home(&self) -> Home {
+        self.0
     }
 
     fn time(&self) -> Time {
@@ -34,18 +43,26 @@ impl MakeFixture for Mysql {
     }
 
     async fn make(&self) -> Result<Arc<dyn Fixture>, Failure> {
-        let server = match std::env::var_os(VARIABLE) {
-            Some(_) => MariadbServer::from_env_or_start()?,
-            None => MariadbServer::start(MariadbOptions {
-                extra_args: vec!["--max-connections=2000".to_owned()],
-            })?,
+        let options = MariadbOptions {
+            extra_args: vec!["--max-connections=2000".to_owned()],
+        };
+        let server = match self.0 {
+            Home::Container => MariadbServer::in_container(options)?,
+            Home::Process if std::env::var_os(VARIABLE).is_some() => {
+                MariadbServer::from_env_or_start()?
+            }
+            Home::Process => MariadbServer::start(options)?,
         };
         Ok(Arc::new(Place { server }))
     }
 
     async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
-        Ok(Arc::new(MysqlDriver::connect(url).await?))
+        connect(url).await
     }
+}
+
+async fn connect(url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
+    Ok(Arc::new(MysqlDriver::connect(url).await?))
 }
 
 /// One server. Its methods block, which costs nobody anything: cases have threads of their own.
@@ -56,7 +73,7 @@ struct Place {
 #[async_trait]
 impl Fixture for Place {
     async fn driver(&self) -> Result<Arc<dyn DistributedLock>, Failure> {
-        Mysql.connect(&self.server.url()).await
+        connect(&self.server.url()).await
     }
 
     fn url(&self) -> Result<String, Gap> {
@@ -68,7 +85,7 @@ impl Fixture for Place {
     }
 
     fn server(&self) -> Result<&dyn Server, Gap> {
-        match self.server.process() {
+        match self.server.station() {
             Some(_) => Ok(self),
             None => Err(Gap("the server is not ours to stop or kill")),
         }
@@ -87,7 +104,7 @@ impl Fixture for Place {
 impl Network for Place {
     async fn faulty_driver(&self) -> Result<(Arc<dyn DistributedLock>, Box<dyn Faults>), Failure> {
         let proxy = Proxy::start(self.server.addr()).await?;
-        let driver = Mysql.connect(&self.server.url_at(proxy.addr())).await?;
+        let driver = connect(&self.server.url_at(proxy.addr())).await?;
         Ok((driver, Box::new(Wire(proxy))))
     }
 }
@@ -162,15 +179,15 @@ impl Faults for Wire {
 #[async_trait]
 impl Server for Place {
     async fn stop(&self) -> Result<(), Failure> {
-        Ok(self.process()?.stop()?)
+        Ok(self.station()?.stop()?)
     }
 
     async fn cont(&self) -> Result<(), Failure> {
-        Ok(self.process()?.cont()?)
+        Ok(self.station()?.cont()?)
     }
 
     async fn restart(&self) -> Result<(), Failure> {
-        Ok(self.process()?.restart()?)
+        Ok(self.station()?.restart()?)
     }
 
     fn keeps(&self) -> Keeps {
@@ -179,9 +196,9 @@ impl Server for Place {
 }
 
 impl Place {
-    fn process(&self) -> Result<&ServerProcess, Failure> {
-        let process = self.server.process();
-        process.ok_or_else(|| Failure::new("the server is not ours"))
+    fn station(&self) -> Result<&dyn Station, Failure> {
+        let station = self.server.station();
+        station.ok_or_else(|| Failure::new("the server is not ours"))
     }
 
     async fn native(&self) -> Result<MySqlConnection, Failure> {

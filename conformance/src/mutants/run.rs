@@ -23,9 +23,13 @@ pub(crate) fn trial(stage: &Arc<Stage>, mutant: Mutant, how: Mutants) -> Trial {
             return Ok(Completion::ignored_with(gap));
         }
         let mut mutant = mutant;
-        if let Some((clauses, why)) = hidden(mutant.name)
-            && stage.is_session_bound().map_err(Failed::from)?
-        {
+        let (session, slow) = stage.hides().map_err(Failed::from)?;
+        let hidden = match mutant.name {
+            name if session => hidden(name),
+            name if slow => settled_too_late(name),
+            _ => None,
+        };
+        if let Some((clauses, why)) = hidden {
             mutant.breaks = clauses;
             if clauses.is_empty() {
                 return Ok(Completion::ignored_with(why));
@@ -71,6 +75,15 @@ fn hidden(mutant: &str) -> Option<(&'static [Clause], &'static str)> {
         )),
         _ => None,
     }
+}
+
+/// What can be seen where an attempt may take hold longer than the leases of cases last.
+fn settled_too_late(mutant: &str) -> Option<(&'static [Clause], &'static str)> {
+    use Clause::{Cancel, Indeterminate, Renew};
+    (mutant == "a_repeat_with_another_hold").then_some((
+        &[Renew, Indeterminate, Cancel],
+        "a hold that nobody settles has run out when its attempt counts as over",
+    ))
 }
 
 /// Every case, one after the other: simulated time makes each a matter of milliseconds.

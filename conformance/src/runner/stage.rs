@@ -82,11 +82,14 @@ impl Stage {
         }
     }
 
-    /// Whether holds of its store end with their client's session.
-    pub(crate) fn is_session_bound(&self) -> Result<bool, Failure> {
+    /// What its store hides of some mistakes: whether holds end with their client's session, and whether what is late may take hold
+    /// longer than a kept lease of the cases lasts.
+    pub(crate) fn hides(&self) -> Result<(bool, bool), Failure> {
         let probe = async {
             let fixture = self.fixture(false).await?;
-            Ok(capabilities(&*fixture).await?.session_bound)
+            let store = capabilities(&*fixture).await?;
+            let slow = store.late >= Pace::of(self.time(), &store).kept;
+            Ok((store.session_bound, slow))
         };
         match self.time() {
             Time::Simulated => paused()?.block_on(probe),

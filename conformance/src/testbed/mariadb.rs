@@ -12,8 +12,11 @@ use std::time::Duration;
 
 use url::Url;
 
+#[cfg(feature = "containers")]
+use super::container::{self, Container};
 use super::process::on_path;
 use super::server::{ServerError, ServerProcess, Service, Site};
+use super::station::Station;
 
 /// How a server of ours is started.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +33,16 @@ pub struct MariadbOptions {
 pub struct MariadbServer {
     url: Url,
     addr: SocketAddr,
-    process: Option<ServerProcess>,
+    runs: Runs,
+}
+
+/// What it runs as.
+#[derive(Debug)]
+enum Runs {
+    Process(ServerProcess),
+    #[cfg(feature = "containers")]
+    Container(Container),
+    Elsewhere,
 }
 
 /// Names a server to use instead of one of ours, as `mysql://[user:password@]host[:port]/database`. Tests destroy dlock's table there.
@@ -51,7 +63,29 @@ impl MariadbServer {
         Ok(Self {
             url,
             addr,
-            process: Some(process),
+            runs: Runs::Process(process),
+        })
+    }
+
+    /// Starts `mariadb:10.11` in a container, with the empty database `dlock` too.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::NoEngine`] when there is no engine, else what went wrong.
+    #[cfg(feature = "containers")]
+    pub fn in_container(options: MariadbOptions) -> Result<Self, ServerError> {
+        let MariadbOptions { extra_args } = options;
+        let container = Container::start(container::MariaDb { extra_args })?;
+        let (addr, password) = (container.addr(), container::MariaDb::PASSWORD);
+        let url = format!(
+            "mysql://root:{password}@{addr}/{}",
+            container::MariaDb::DATABASE
+        );
+        let url = Url::parse(&url).map_err(|_| MISSING)?; // an address always makes a URL
+        Ok(Self {
+            url,
+            addr,
+            runs: Runs::Container(container),
         })
     }
 
@@ -85,7 +119,7 @@ impl MariadbServer {
         Ok(Self {
             url,
             addr,
-            process: None,
+            runs: Runs::Elsewhere,
         })
     }
 
@@ -114,13 +148,27 @@ impl MariadbServer {
     /// Its process, if it is one of ours.
     #[must_use]
     pub const fn process(&self) -> Option<&ServerProcess> {
-        self.process.as_ref()
+        match &self.runs {
+            Runs::Process(process) => Some(process),
+            _ => None,
+        }
+    }
+
+    /// For stopping, continuing and restarting it; `None` when the server is not ours.
+    #[must_use]
+    pub fn station(&self) -> Option<&dyn Station> {
+        match &self.runs {
+            Runs::Process(process) => Some(process),
+            #[cfg(feature = "containers")]
+            Runs::Container(container) => Some(container),
+            Runs::Elsewhere => None,
+        }
     }
 
     /// The unix socket of a server of ours.
     #[must_use]
     pub fn socket(&self) -> Option<PathBuf> {
-        let process = self.process.as_ref()?;
+        let process = self.process()?;
         Some(process.site().dir.join(SOCKET))
     }
 }

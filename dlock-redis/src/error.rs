@@ -1,7 +1,7 @@
 //! What a native error means: one table.
 
 use dlock_core::{DriverError, Effect, ErrorKind, Retry};
-use redis::{ErrorKind as Native, RedisError};
+use redis::{ConnectionAddr, ErrorKind as Native, RedisError};
 
 /// An error of the driver, and whether the connection that gave it is of no more use.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ const fn row(
 /// Refusals have no effect: each script's first write is the one that would be refused, and it comes before any other.
 /// A code that is not here may come from the middle of a script, so its effect is unknown.
 #[rustfmt::skip]
-const TABLE: [Class; 23] = {
+const TABLE: [Class; 24] = {
     use Effect::{None, Unknown};
     use ErrorKind::{Misuse, Unavailable, Unsupported};
     use Retry::{Later, Never, Now};
@@ -66,8 +66,10 @@ const TABLE: [Class; 23] = {
         row("WRONGPASS", Unavailable, Never, None, false, "the server refused user or password"),
         row("WRONGTYPE", Misuse, Never, None, false, "something else than a lock of dlock or Redisson lives under this key (a SET NX lock?): remove it, or change dlock.prefix"),
         row("unknown command", Unsupported, Never, None, false, "the server lacks a command: dlock needs Redis 6.2 or newer with EVALSHA allowed"),
+        // From the middle of a script, after whatever the user may do: the only refusal whose effect is open.
+        row("user executing the script", Unavailable, Never, Unknown, false, "the user lacks a right: see the ACL lines in the README of dlock-redis"),
         // Not codes of the server: names for what the client itself reports.
-        row("dial", Unavailable, Later, None, true, "the server could not be reached"),
+        row("dial", Unavailable, Later, None, true, "the server could not be reached: see that it runs there, that the URL has its address, and that nothing in between refuses the way"),
         row("io", Unavailable, Later, Unknown, true, "the connection failed before the answer came"),
         row("config", Misuse, Never, None, false, "the Redis settings cannot work"),
         row("resp3", Unsupported, Never, None, false, "the server does not speak RESP3: dlock needs Redis 6.2 or newer"),
@@ -106,16 +108,22 @@ pub(crate) fn failed(cause: RedisError) -> Failure {
     }
 }
 
-/// A connection that did not come about: whatever was the reason, nothing was asked yet.
-pub(crate) fn unreached(cause: RedisError) -> DriverError {
-    if cause.is_io_error()
-        && let Some(class) = by_code("dial")
-    {
-        return DriverError::new(class.kind, class.advice)
-            .with_retry(class.retry)
-            .with_source(cause);
-    }
-    failed(cause).error.with_effect(Effect::None)
+/// A connection to that address that did not come about: whatever was the reason, nothing was asked yet.
+pub(crate) fn unreached(at: &ConnectionAddr, cause: RedisError) -> DriverError {
+    let class = match by_code("dial") {
+        Some(class) if cause.is_io_error() => class,
+        _ => classify(&cause),
+    };
+    DriverError::new(class.kind, format!("{at}: {}", class.advice))
+        .with_retry(class.retry)
+        .with_source(cause)
+}
+
+/// One that answered nothing, or nothing that such a server says.
+pub(crate) fn no_greeting(at: &ConnectionAddr) -> DriverError {
+    DriverError::unavailable(format!(
+        "{at}: no answer to the greeting: see that a Redis server listens there, and that it is not stopped or busy"
+    ))
 }
 
 /// A failed entry of a batch, as the script's own error text.
@@ -154,7 +162,7 @@ pub(crate) fn full() -> DriverError {
 
 pub(crate) fn unreachable(why: Option<&str>) -> DriverError {
     DriverError::unavailable(match why {
-        Some(why) => format!("the server could not be reached: {why}"),
+        Some(why) => format!("no connection: {why}"),
         None => "the connection was lost and is being made again".to_owned(),
     })
 }
@@ -195,16 +203,18 @@ fn by_code(code: &str) -> Option<&'static Class> {
     TABLE.iter().find(|class| class.code == code)
 }
 
+/// What is said without a code.
+const PHRASES: [&str; 2] = ["unknown command", "user executing the script"];
+
 /// Servers before 7 wrap the error of a script's command: `ERR Error running script …: -READONLY You can't …`.
 fn by_text(text: &str) -> Option<&'static Class> {
     let mut words = text
         .split_ascii_whitespace()
         .map(|word| word.trim_start_matches('-'));
     words.find_map(by_code).or_else(|| {
-        text.to_ascii_lowercase()
-            .contains("unknown command")
-            .then(|| by_code("unknown command"))
-            .flatten()
+        let text = text.to_ascii_lowercase();
+        let mut said = PHRASES.iter().filter(|said| text.contains(**said));
+        said.next().and_then(|said| by_code(said))
     })
 }
 
@@ -291,6 +301,18 @@ mod tests {
                 "unknown command",
                 said("ERR unknown command 'EVALSHA', with args beginning with:"),
             ),
+            (
+                "user executing the script",
+                said(
+                    "ERR The user executing the script can't run this command or subcommand script: 65807aad, on @user_script:101.",
+                ),
+            ),
+            (
+                "user executing the script",
+                said(
+                    "ERR Error running script (call to f_1): @user_script:1: The user executing the script can't access at least one of the keys mentioned in the command arguments",
+                ),
+            ),
             ("", said("ERR something that nobody has seen yet")),
             ("io", io(io::ErrorKind::BrokenPipe)),
             ("io", io(io::ErrorKind::TimedOut)),
@@ -304,13 +326,13 @@ mod tests {
     }
 
     #[test]
-    fn only_silence_and_surprise_leave_the_effect_open() {
+    fn only_silence_surprise_and_a_right_that_a_script_lacks_leave_the_effect_open() {
         let open: Vec<_> = TABLE
             .iter()
             .filter(|class| class.effect == Effect::Unknown)
             .map(|class| class.code)
             .collect();
-        assert_eq!(open, ["io"]);
+        assert_eq!(open, ["user executing the script", "io"]);
         assert_eq!(failed_entry("ERR surprise").effect(), Effect::Unknown);
         let wrong =
             failed_entry("WRONGTYPE Operation against a key holding the wrong kind of value");

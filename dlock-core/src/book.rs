@@ -112,8 +112,9 @@ impl Book {
                     queue.poke();
                     true
                 } else {
-                    queue.poked_next |= queue.next == Some(*ticket) && queue.waiters.len() > 1;
-                    queue.poked_next
+                    let early = queue.next == Some(*ticket) && queue.waiters.len() > 1;
+                    queue.poked_next |= early;
+                    early
                 }
             }
             Hint::First {
@@ -242,5 +243,36 @@ impl Queue {
         if let Some(head) = self.waiters.front() {
             head.wake.notify_one();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Book, Waiter};
+    use crate::{clock::Instant, driver::Hint, identity::Ticket};
+    use std::{num::NonZeroU64, sync::Arc};
+
+    fn ticket(number: u64) -> Ticket {
+        Ticket(NonZeroU64::new(number).unwrap())
+    }
+
+    #[test]
+    fn a_turn_that_nobody_wants_is_said_to_be_so_also_after_one_that_came_early() {
+        let name = "a".parse().unwrap();
+        let mut book = Book::default();
+        let queue = &mut book.page(&name).queue;
+        for _ in 0..2 {
+            queue.enter(&Arc::new(Waiter::default()));
+        }
+        (queue.ticket, queue.next) = (Some(ticket(7)), Some(ticket(8)));
+        let mut wanted = |number| {
+            let name = name.clone();
+            let ticket = ticket(number);
+            book.hint(&Hint::Turn { name, ticket }, Instant::ORIGIN)
+        };
+        assert!(!wanted(3));
+        assert!(wanted(8), "of the next one");
+        assert!(!wanted(3), "no more than before");
+        assert!(wanted(7));
     }
 }

@@ -314,8 +314,9 @@ pub(crate) fn read_push(message: &str) -> Option<Push<'_>> {
 
 pub(crate) fn read_time(answer: Value) -> Option<Duration> {
     let mut parts =
-        items(answer)?.map(|part| std::str::from_utf8(bytes(&part)?).ok()?.parse().ok());
-    Some(Duration::from_secs(parts.next()??) + Duration::from_micros(parts.next()??))
+        items(answer)?.map(|part| std::str::from_utf8(bytes(&part)?).ok()?.parse::<u64>().ok());
+    let seconds = parts.next()??.checked_mul(1_000_000)?;
+    Some(Duration::from_micros(seconds.checked_add(parts.next()??)?))
 }
 
 /// Where the walk goes on and the keys it met.
@@ -397,4 +398,31 @@ fn token(value: &Value) -> Option<FencingToken> {
         .parse()
         .ok()
         .map(FencingToken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::read_time;
+    use redis::Value;
+    use std::time::Duration;
+
+    #[test]
+    fn a_time_that_cannot_be_is_no_time() {
+        let time = |seconds: &str, micros: &str| {
+            let texts = [seconds, micros];
+            read_time(Value::Array(
+                texts.map(|text| Value::BulkString(text.into())).into(),
+            ))
+        };
+        assert_eq!(time("3", "000007"), Some(Duration::from_micros(3_000_007)));
+        for (seconds, micros) in [
+            ("18446744073709551615", "1000000"),
+            ("18446744073709", "18446744073709551615"),
+            ("-1", "0"),
+            ("", "0"),
+        ] {
+            assert_eq!(time(seconds, micros), None, "{seconds} {micros}");
+        }
+        assert_eq!(read_time(Value::Array(Vec::new())), None);
+    }
 }

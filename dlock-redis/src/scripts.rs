@@ -60,7 +60,8 @@ pub(crate) static INSPECT: LazyLock<Lua> = LazyLock::new(|| Lua::new(INSPECT_TEX
 /// `stand(ticket, place)`: it stands in line, where it stood before or at the end, and its deadline is three looks away.
 ///
 /// Needs `call`, `line`, `ends`, `micros`, `lease`. One that stands already stays where it is. The end is behind everybody, also
-/// when the clock was set back. Both keys have a TTL longer than any deadline: computed from one entry it would end the others'.
+/// when the clock was set back. Both keys have a TTL longer than any deadline: computed from one entry it would end the others'. Each gets its own
+/// before the other is touched, which may be no key of ours and end the script.
 const STAND: &str = r"
 local function stand(ticket, place)
   if place == '' then
@@ -72,8 +73,8 @@ local function stand(ticket, place)
   end
   local look = math.max(1, math.min(math.floor(lease / 3), 2000))
   local deadline = math.floor(micros / 1000) + 3 * look
-  call('HSET', ends, ticket, deadline .. ' ' .. math.min(look, 1000))
   call('PEXPIRE', line, '10000')
+  call('HSET', ends, ticket, deadline .. ' ' .. math.min(look, 1000))
   call('PEXPIRE', ends, '10000')
   return place
 end
@@ -142,6 +143,7 @@ local unserved = not (won or served) and budget == 0 and call('EXISTS', line) ==
 /// line, and the hold ends with the record, so neither's end is computed. A turn of this ticket is taken without looking
 /// further. A reservation that lasts longer than any is one that a clock set back left behind. Where the name is free and
 /// somebody stands, whoever asks stands first, so that its old place counts, and then serves the line: nobody passes it.
+/// The hold is written last: what fails on a key that is none of ours fails before, and nobody holds then.
 const ACQUIRE_TEXT: &str = r"
 local call, key, owner, hold, lease = redis.call, KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local time = call('TIME')
@@ -215,6 +217,12 @@ if call('EXISTS', key, KEYS[3], KEYS[4]) > 0 then
   end
 end
 if join then return {-1, micros} end
+local behind = false
+if follows then
+  local line, ends = KEYS[3], KEYS[4]
+--STAND
+  behind = stand(follows, '')
+end
 local token = micros
 local before = call('SET', KEYS[2], micros, 'PX', '86400000', 'GET')
 if before and (tonumber(before) or 0) >= tonumber(micros) then
@@ -225,13 +233,8 @@ else
   call('HSET', key, owner, '1', hold, ARGV[5], '~t', micros)
 end
 call('PEXPIRE', key, lease)
-if follows then
-  local line, ends = KEYS[3], KEYS[4]
---STAND
-  return {1, micros, token, 1, tonumber(lease), stand(follows, '')}
-end
-if token == micros then return micros end
-return {1, micros, token, 1, tonumber(lease), false}
+if token == micros and not behind then return micros end
+return {1, micros, token, 1, tonumber(lease), behind}
 ";
 
 /// Removes one hold (`ARGV[2]`) or all (`*`), and serves the line. Run twice the second finds nothing, says so and changes nothing.
@@ -239,6 +242,7 @@ return {1, micros, token, 1, tonumber(lease), false}
 /// `KEYS` record, line, ends; `ARGV` owner field, hold field, how many ms to keep it shut if at all.
 /// With one hold counted the record's end is that hold's, so the common case needs no clock: the key is there, so the
 /// hold lives. Publishes Redisson's `0` whenever the name becomes free: its waiters look at nothing else.
+/// A user without the right to that channel wakes none of them, and the release is done all the same.
 const RELEASE_TEXT: &str = r"
 local call, key, owner, hold = redis.call, KEYS[1], ARGV[1], ARGV[2]
 local line, ends, time, now, shut = KEYS[2], KEYS[3], false, 0, 0
@@ -290,7 +294,7 @@ if call('EXISTS', line) == 1 then
   if served then return 0 end
   if unserved then return {3} end
 end
-call('PUBLISH', 'redisson_lock__channel:' .. key, '0')
+redis.pcall('PUBLISH', 'redisson_lock__channel:' .. key, '0')
 return 0
 ";
 
@@ -313,7 +317,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 --TELL
 --SERVE
 if unserved then return 1 end
-if not served then call('PUBLISH', 'redisson_lock__channel:' .. key, '0') end
+if not served then redis.pcall('PUBLISH', 'redisson_lock__channel:' .. key, '0') end
 return 0
 ";
 
@@ -364,7 +368,7 @@ local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 --TELL
 --SERVE
-if not (served or unserved) then call('PUBLISH', 'redisson_lock__channel:' .. key, '0') end
+if not (served or unserved) then redis.pcall('PUBLISH', 'redisson_lock__channel:' .. key, '0') end
 return {1, token, unserved and 1 or 0}
 ";
 

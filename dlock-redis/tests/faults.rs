@@ -812,6 +812,9 @@ async fn who_cannot_log_in_learns_why_and_no_secret_is_shown() {
             "{error:?}"
         );
         assert!(error.to_string().contains(word), "{error}");
+        let port = if word == "reached" { closed } else { at };
+        let address = format!("127.0.0.1:{port}: ");
+        assert!(error.to_string().starts_with(&address), "{error}");
         assert!(
             !format!("{error:?} {error}").contains("canary"),
             "{error:?}"
@@ -876,6 +879,54 @@ async fn without_the_right_to_the_channels_waiters_only_look() {
     assert!(matches!(t.release(&holder).await, Released::Freed));
     assert_eq!(t.inspect("a").await.shut, None, "reserved for nobody");
     t.granted(&waiter).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_right_to_redissons_channels_what_is_done_is_done() {
+    let mut t = Testbed::start().await;
+    let mut rights = rights();
+    rights.retain(|word| !word.starts_with("&redisson"));
+    t.server.command(&rights).unwrap();
+    let url = t.server.url().replace("redis://", "redis://locker:secret@");
+    t.driver = Arc::new(RedisDriver::connect(&url).await.unwrap());
+    let holder = t.acquire("a", SECOND * 30);
+    t.granted(&holder).await;
+    assert!(matches!(t.release(&holder).await, Released::Freed));
+    let holder = t.acquire("a", SECOND * 30);
+    t.granted(&holder).await;
+    assert!(matches!(
+        t.driver.break_lock(&holder.name, None).await.unwrap(),
+        Broken::Freed { .. }
+    ));
+    // A leave that finds the name free and only the dead in line.
+    let _: u64 = t
+        .raw()
+        .await
+        .zadd("dlock:{a}:line", "gone:1", 1)
+        .await
+        .unwrap();
+    t.driver.leave(&holder.name, ticket(1)).await.unwrap();
+    assert_eq!(t.inspect("a").await.waiters, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_right_that_a_script_lacks_is_named_and_what_it_had_done_can_be_given_back() {
+    let mut t = Testbed::start().await;
+    let mut rights = rights();
+    rights.retain(|word| *word != "+pexpire");
+    t.server.command(&rights).unwrap();
+    let url = t.server.url().replace("redis://", "redis://locker:secret@");
+    t.driver = Arc::new(RedisDriver::connect(&url).await.unwrap());
+    let req = t.acquire("a", SECOND * 30);
+    let error = t.driver.acquire(&req).await.unwrap_err();
+    assert!(error.to_string().contains("ACL"), "{error}");
+    assert_eq!(
+        (error.retry(), error.effect()),
+        (Retry::Never, Effect::Unknown)
+    );
+    // The record was written, and the refused command was to give it an end.
+    assert!(matches!(t.release(&req).await, Released::Freed));
+    assert!(!t.exists("dlock:{a}").await);
 }
 
 #[tokio::test(flavor = "multi_thread")]

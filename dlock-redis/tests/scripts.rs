@@ -4,7 +4,7 @@
 
 use dlock_conformance::testbed::{RedisServer, redis::RedisOptions};
 use dlock_core::{
-    Acquire, Acquired, Clock, DistributedLock, ErrorKind, Grant, Held, Hint, HoldId, Lease,
+    Acquire, Acquired, Clock, DistributedLock, Effect, ErrorKind, Grant, Held, Hint, HoldId, Lease,
     LockName, Owner, Release, Released, Ticket,
 };
 use dlock_redis::RedisDriver;
@@ -403,6 +403,41 @@ async fn nothing_is_queued_by_what_is_refused_for_another_reason() {
     let error = client.driver.leave(&name(), ticket(3)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Misuse);
     assert!(t.line().await.is_empty() && t.ends().await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_fails_on_a_key_of_somebody_elses_takes_nothing_and_leaves_no_key_without_an_end() {
+    let t = Testbed::start();
+    let [holder, waiter] = [t.client().await, t.client().await];
+    for foreign in [LINE, ENDS] {
+        let inside = t.acquire(SECOND * 30);
+        holder.granted(&inside).await;
+        let mut taking = waiter.waits(&t, t.draw());
+        waiter.held(&taking).await;
+        holder.release(&inside).await;
+        waiter.turn().await;
+        let _: () = t
+            .raw()
+            .await
+            .set_ex(foreign, "somebody's", 60)
+            .await
+            .unwrap();
+        // Its turn is used by somebody behind whom the next one of the client stands.
+        taking.next = Some(ticket(t.draw()));
+        let error = waiter.driver.acquire(&taking).await.unwrap_err();
+        assert_eq!(
+            (error.kind(), error.effect()),
+            (ErrorKind::Misuse, Effect::None)
+        );
+        assert!(
+            !t.record().await.contains_key("~t"),
+            "{foreign}: somebody holds it"
+        );
+        for key in t.keys().await {
+            assert!(t.rest(&key).await > Duration::ZERO, "{key} has no end");
+        }
+        let _: u64 = t.raw().await.del((KEY, LINE, ENDS)).await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -257,14 +257,18 @@ async fn slow() -> Outcome {
     tokio::time::sleep(SECOND * 2).await;
     let began = Instant::now();
     guard.release().await?;
-    let (guard, at) = behind.await??;
+    let (guard, at) = behind
+        .await?
+        .map_err(|error| format!("behind the slow one: {error}"))?;
     let free = at - began;
     ensure!(free < ACCEPT + MARGIN, "the one behind it waited {free:?}");
     // Held until the slow one has asked and been refused.
     bed.until_standing(1).await?;
     guard.release().await?;
     let began = Instant::now();
-    let (guard, at) = turn.await??;
+    let (guard, at) = turn
+        .await?
+        .map_err(|error| format!("the slow one: {error}"))?;
     println!("the slow one had it after {:?}", at - began);
     guard.check()?;
     ensure!(

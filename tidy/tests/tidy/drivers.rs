@@ -93,7 +93,11 @@ const EXTRA: &[(&str, &str, &str)] = &[
         "src/acquire.rs",
         "no single step of its server takes a lock: a seat is made, looked from, watched from, and shared",
     ),
-    ("zk", "src/admin.rs", "what people see is read from several nodes"),
+    (
+        "zk",
+        "src/admin.rs",
+        "what people see is read from several nodes",
+    ),
     (
         "zk",
         "src/line.rs",

@@ -5,7 +5,7 @@ use dlock_conformance::{
     Call, Failure, Faults, Fixture, Gap, Keeps, MakeFixture, Mutants, Network, Records, Server,
     StoreTime, Time, main as suite,
     testbed::{
-        Proxy, ServerProcess, ZooKeeperServer,
+        Home, Proxy, Station, ZooKeeperServer,
         proxy::{Direction, Fault, Reach, Trigger},
     },
 };
@@ -17,10 +17,12 @@ use dlock_zk::{
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
 fn main() -> ExitCode {
-    suite(vec![Box::new(ZooKeeper)], Mutants::Listed)
+    let homes = [Home::Process, Home::Container];
+    let suites = homes.map(|home| Box::new(ZooKeeper(home)) as Box<dyn MakeFixture>);
+    suite(suites.into(), Mutants::Listed)
 }
 
-struct ZooKeeper;
+struct ZooKeeper(Home);
 
 /// Long enough for a busy machine, short enough to see the end of.
 const SESSION: &str = "dlock.session=2s";
@@ -28,7 +30,14 @@ const SESSION: &str = "dlock.session=2s";
 #[async_trait]
 impl MakeFixture for ZooKeeper {
     fn name(&self) -> &str {
-        "zookeeper"
+        match self.0 {
+            Home::Process => "zookeeper",
+            Home::Container => "zookeeper-container",
+        }
+    }
+
+    fn home(&self) -> Home {
+        self.0
     }
 
     fn time(&self) -> Time {
@@ -36,13 +45,21 @@ impl MakeFixture for ZooKeeper {
     }
 
     async fn make(&self) -> Result<Arc<dyn Fixture>, Failure> {
-        let server = tokio::task::spawn_blocking(ZooKeeperServer::from_env_or_start).await??;
+        let start = match self.0 {
+            Home::Container => ZooKeeperServer::in_container,
+            Home::Process => ZooKeeperServer::from_env_or_start,
+        };
+        let server = tokio::task::spawn_blocking(start).await??;
         Ok(Arc::new(Place { server }))
     }
 
     async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
-        Ok(Arc::new(ZkDriver::connect(url).await?))
+        connect(url).await
     }
+}
+
+async fn connect(url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
+    Ok(Arc::new(ZkDriver::connect(url).await?))
 }
 
 /// One server.
@@ -53,7 +70,7 @@ struct Place {
 #[async_trait]
 impl Fixture for Place {
     async fn driver(&self) -> Result<Arc<dyn DistributedLock>, Failure> {
-        ZooKeeper.connect(&self.url().map_err(Failure::new)?).await
+        connect(&self.url().map_err(Failure::new)?).await
     }
 
     fn url(&self) -> Result<String, Gap> {
@@ -65,7 +82,7 @@ impl Fixture for Place {
     }
 
     fn server(&self) -> Result<&dyn Server, Gap> {
-        match self.server.process() {
+        match self.server.station() {
             Some(_) => Ok(self),
             None => Err(Gap("the server is not ours to stop, kill or flush")),
         }
@@ -85,7 +102,7 @@ impl Network for Place {
     async fn faulty_driver(&self) -> Result<(Arc<dyn DistributedLock>, Box<dyn Faults>), Failure> {
         let proxy = Proxy::start(self.server.addr()).await?;
         let url = format!("{}/dlock?{SESSION}", self.server.url_at(proxy.addr()));
-        let driver = ZooKeeper.connect(&url).await?;
+        let driver = connect(&url).await?;
         Ok((driver, Box::new(Wire(proxy))))
     }
 }
@@ -146,15 +163,15 @@ impl Faults for Wire {
 #[async_trait]
 impl Server for Place {
     async fn stop(&self) -> Result<(), Failure> {
-        Ok(self.process()?.stop()?)
+        Ok(self.station()?.stop()?)
     }
 
     async fn cont(&self) -> Result<(), Failure> {
-        Ok(self.process()?.cont()?)
+        Ok(self.station()?.cont()?)
     }
 
     async fn restart(&self) -> Result<(), Failure> {
-        Ok(self.process()?.restart()?)
+        Ok(self.station()?.restart()?)
     }
 
     fn keeps(&self) -> Keeps {
@@ -163,9 +180,9 @@ impl Server for Place {
 }
 
 impl Place {
-    fn process(&self) -> Result<&ServerProcess, Failure> {
-        let process = self.server.process();
-        process.ok_or_else(|| Failure::new("the server is not ours"))
+    fn station(&self) -> Result<&dyn Station, Failure> {
+        let station = self.server.station();
+        station.ok_or_else(|| Failure::new("the server is not ours"))
     }
 
     /// Removes a node and all that is below it; others may add to it meanwhile.

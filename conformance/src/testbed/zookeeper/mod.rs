@@ -11,8 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+#[cfg(feature = "containers")]
+use super::container::{self, Container};
 use super::process::on_path;
 use super::server::{ServerError, ServerProcess, Service, Site};
+use super::station::Station;
 
 pub use ensemble::ZooKeeperEnsemble;
 
@@ -34,7 +37,15 @@ pub struct ZooKeeperOptions {
 pub struct ZooKeeperServer {
     hosts: String,
     addr: SocketAddr,
-    process: Option<ServerProcess>,
+    runs: Runs,
+}
+
+#[derive(Debug)]
+enum Runs {
+    Process(ServerProcess),
+    #[cfg(feature = "containers")]
+    Container(Container),
+    Elsewhere,
 }
 
 /// Names a server to use instead of one of ours, as `zk://host:port`. Tests destroy what is below `/dlock` there.
@@ -55,7 +66,22 @@ impl ZooKeeperServer {
         Ok(Self {
             hosts: process.addr().to_string(),
             addr: process.addr(),
-            process: Some(process),
+            runs: Runs::Process(process),
+        })
+    }
+
+    /// Starts `zookeeper:3.8` in a container.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::NoEngine`] when there is no engine, else what went wrong.
+    #[cfg(feature = "containers")]
+    pub fn in_container() -> Result<Self, ServerError> {
+        let container = Container::start(container::ZooKeeper::default())?;
+        Ok(Self {
+            hosts: container.addr().to_string(),
+            addr: container.addr(),
+            runs: Runs::Container(container),
         })
     }
 
@@ -89,7 +115,7 @@ impl ZooKeeperServer {
         Ok(Self {
             hosts: first.to_owned(),
             addr,
-            process: None,
+            runs: Runs::Elsewhere,
         })
     }
 
@@ -111,10 +137,24 @@ impl ZooKeeperServer {
         self.addr
     }
 
-    /// The process, for stopping, killing and restarting; `None` when the server is not ours.
+    /// The process; `None` when the server is in a container, or not ours.
     #[must_use]
     pub const fn process(&self) -> Option<&ServerProcess> {
-        self.process.as_ref()
+        match &self.runs {
+            Runs::Process(process) => Some(process),
+            _ => None,
+        }
+    }
+
+    /// For stopping, killing and restarting it; `None` when the server is not ours.
+    #[must_use]
+    pub fn station(&self) -> Option<&dyn Station> {
+        match &self.runs {
+            Runs::Process(process) => Some(process),
+            #[cfg(feature = "containers")]
+            Runs::Container(container) => Some(container),
+            Runs::Elsewhere => None,
+        }
     }
 
     /// What it says to a four-letter word.

@@ -16,6 +16,7 @@ use std::{
     collections::HashMap,
     fmt,
     future::Future,
+    hash::{BuildHasher, RandomState},
     io,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -80,7 +81,7 @@ impl Hints {
         };
         let shared = Arc::new(Shared {
             dialer,
-            channel: prefix.channel(fastrand::u64(..)),
+            channel: prefix.channel(number()),
             prefix,
             waiting: Mutex::new(waiting),
             stage: watch::Sender::new(Stage::New),
@@ -348,6 +349,12 @@ async fn follow(shared: &Weak<Shared>, changed: &Notify, gap: bool) -> RedisResu
 async fn within(dialer: &Dialer, step: impl Future<Output = RedisResult<()>>) -> RedisResult<()> {
     let answer = tokio::time::timeout(dialer.within(), step).await;
     answer.unwrap_or_else(|_| Err(RedisError::from(io::Error::from(io::ErrorKind::TimedOut))))
+}
+
+/// What no other client has. From the system's randomness: what `fastrand` begins with are a clock and a thread's number, which two
+/// machines started alike may share, and tickets of two clients with one channel would be the same.
+fn number() -> u64 {
+    RandomState::new().hash_one(())
 }
 
 /// The longest time between two looks: what a lost message costs at most.

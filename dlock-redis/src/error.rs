@@ -39,8 +39,9 @@ const fn row(
     }
 }
 
-/// Refusals have no effect: each script's first write is the one that would be refused, and it comes before any other.
-/// A code that is not here may come from the middle of a script, so its effect is unknown.
+/// Refusals have no effect: each script's first write is the one that would be refused, and it comes before any other. A key that
+/// is none of ours is met before a hold is written. (A release that meets one in the place of the line has ended its hold by then.)
+/// What is not here may come from the middle of a script, so its effect is unknown.
 #[rustfmt::skip]
 const TABLE: [Class; 24] = {
     use Effect::{None, Unknown};

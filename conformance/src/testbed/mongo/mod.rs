@@ -110,12 +110,8 @@ impl MongoServer {
             .map(|rest| rest.split(['/', '?']).next().unwrap_or(rest))
             .and_then(|host| host.parse().ok())
             .ok_or_else(|| unusable("mongodb://IP:PORT/ is wanted here".to_owned()))?;
-        let hello = wire::command(
-            addr,
-            "admin",
-            document([("hello", 1.into())]),
-            COMMAND_LIMIT,
-        );
+        let hello = document([("hello", 1.into())]);
+        let hello = wire::command(addr, "admin", hello, COMMAND_LIMIT);
         hello.map_err(|error| unusable(format!("{addr} does not answer: {error}")))?;
         Ok(Self {
             addr,
@@ -140,6 +136,15 @@ impl MongoServer {
     #[must_use]
     pub const fn addr(&self) -> SocketAddr {
         self.addr
+    }
+
+    /// Its process, if it is one of ours.
+    #[must_use]
+    pub const fn process(&self) -> Option<&ServerProcess> {
+        match &self.runs {
+            Runs::Process(process) => Some(process),
+            _ => None,
+        }
     }
 
     /// For stopping and continuing it; `None` when the server is not ours.

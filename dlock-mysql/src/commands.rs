@@ -76,10 +76,11 @@ const INSERT: &str = "INSERT INTO {table} (name, owner, token, holds, expires, k
 const FREE: &str = "UPDATE {table} SET owner = NULL, holds = '', expires = 0, note = '', changed = LAST_INSERT_ID({now}), version = version + 1 \
     WHERE owner = ? AND LENGTH(holds) = 32 AND LEFT(holds, 16) = ? AND name = ? AND expires > {now} AND keep_until <= {now}";
 
-/// Writes a row that was read before, if it is still the same and still closed. Run twice, the second finds another version.
+/// Writes a row that was read before, if it is still the same and still closed. Run twice, the second finds another version. A row that somebody
+/// deleted and the next holder made again has a version that may have been there before, but never such a token.
 const SWAP: &str = "UPDATE {table} SET owner = ?, holds = ?, expires = ?, keep_until = ?, note = ?, changed = LAST_INSERT_ID({now}), \
     version = version + 1 \
-    WHERE name = ? AND version = ? AND expires > {now} AND {now} <= ?";
+    WHERE name = ? AND version = ? AND token = ? AND expires > {now} AND {now} <= ?";
 
 /// Ends whatever incarnation there is, or the one with that token, and answers its token, 0 where it was only shut. Run twice, the second
 /// finds it free. The token is read before the owner goes: a server assigns from left to right.
@@ -277,6 +278,7 @@ pub(crate) async fn swap(
         .bind(record.note.into_bytes())
         .bind(name.as_str().as_bytes())
         .bind(record.version)
+        .bind(record.token)
         .bind(not_after)
         .execute(native)
         .await?;

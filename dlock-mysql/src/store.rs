@@ -407,7 +407,36 @@ const DAY: Duration = Duration::from_secs(86_400);
 mod tests {
     use super::Store;
     use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
+    use dlock_core::{Acquire, Acquired, HoldId, Lease, LockName, Owner};
     use sqlx::{Connection, MySqlConnection};
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn a_row_made_anew_is_not_written_by_who_read_the_one_before() {
+        let server = MariadbServer::start(MariadbOptions::default()).unwrap();
+        let store = Store::open(server.url().parse().unwrap()).await.unwrap();
+        let mut native = MySqlConnection::connect(&server.url()).await.unwrap();
+        let name = LockName::new("a").unwrap();
+        let ask = |owner, hold| {
+            let lease = Lease::fixed(Duration::from_secs(30)).unwrap();
+            let (owner, hold) = (Owner::from_seed(owner), HoldId::from_bits(hold));
+            Acquire::new(name.clone(), owner, hold, lease, store.patience())
+        };
+        let taken = store.try_acquire(&ask("first", 1), false).await.unwrap();
+        assert!(matches!(taken, Some(Acquired::Granted(_))), "{taken:?}");
+        let mut turn = store.work(store.patience()).await.unwrap();
+        let read = store.look(&mut turn, &name).await.unwrap().unwrap();
+        let gone = sqlx::query("DELETE FROM dlock_locks");
+        gone.execute(&mut native).await.unwrap();
+        let taken = store.try_acquire(&ask("second", 2), false).await.unwrap();
+        assert!(matches!(taken, Some(Acquired::Granted(_))), "{taken:?}");
+        let seen = store.look(&mut turn, &name).await.unwrap().unwrap();
+        assert_eq!(read.version, seen.version, "else this proves nothing");
+        let swapped = store.swap(&mut turn, (&name, read), i64::MAX).await;
+        assert!(!swapped.unwrap());
+        let same = store.look(&mut turn, &name).await.unwrap().unwrap();
+        assert_eq!((same.owner, same.token), (seen.owner, seen.token));
+    }
 
     #[tokio::test]
     async fn names_long_free_are_forgotten_and_no_others() {

@@ -1,22 +1,88 @@
 //! What breaks between a client and its servers: on one real server, and on an ensemble of three.
+//!
+//! This binary starts itself again as another process, so it has a `main` of its own.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use dlock_conformance::testbed::{
     Proxy, ZooKeeperEnsemble, ZooKeeperServer,
     proxy::{Direction, Fault, Reach, Trigger},
+    worker::{self, Job, Worker},
     zookeeper::ZooKeeperOptions,
 };
-use dlock_core::{Client, ErrorKind, Guard, LossReason, Outcome, State};
-use dlock_zk::{ZkDriver, zookeeper_client as native};
+use dlock_core::{Client, DistributedLock, ErrorKind, Guard, LossReason, Outcome, Retry, State};
+use dlock_zk::{ZkConfig, ZkDriver, zookeeper_client as native};
+use libtest_mimic::{Arguments, Failed, Trial};
 use std::{
+    process::ExitCode,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU32, AtomicU64, Ordering::SeqCst},
     },
     time::{Duration, Instant},
 };
-use tokio::time::{sleep, timeout};
+use tokio::{
+    runtime::{Handle, Runtime},
+    time::{sleep, timeout},
+};
 
 const SESSION: Duration = Duration::from_secs(3);
+/// Only a test that hangs meets it.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// A row of a table of tests: the function's name is the test's.
+macro_rules! tests {
+    ($($name:ident),* $(,)?) => { [$(trial(stringify!($name), || $name())),*] };
+}
+
+fn main() -> ExitCode {
+    if let Some(job) = worker::entry() {
+        runtime().block_on(hold(&job));
+        return ExitCode::SUCCESS;
+    }
+    let mut trials = Vec::from(tests! {
+        leases_are_sessions_and_say_so,
+        holds_of_one_incarnation_go_in_any_order_while_three_wait,
+        a_server_that_stands_still_past_the_session_costs_the_lock_in_time,
+        a_client_cut_off_past_its_session_is_lost_before_another_holds,
+        a_folder_that_the_cleaner_removed_is_made_again_and_tokens_grow,
+        a_seat_that_somebody_removed_is_taken_anew_by_its_waiter,
+        another_user_is_refused_by_the_nodes_acl,
+        two_hundred_waiters_are_served_in_order_with_one_watch_fired_each,
+        two_killed_leaders_under_load_lose_nothing,
+        twenty_lost_replies_under_load_lose_nothing,
+        without_a_quorum_a_holder_is_lost_in_time_and_nobody_gets_in,
+        a_holder_on_a_follower_that_stands_still_is_lost_before_another_holds,
+        a_second_process_keeps_the_name_when_the_first_is_killed,
+        a_holder_whose_follower_was_cut_off_is_lost_before_another_holds,
+        the_applications_own_session_carries_locks_as_long_as_it_lasts,
+        a_client_that_was_given_a_chroot_meets_the_others_there,
+    });
+    // Two minutes each.
+    let soaks = tests! {
+        soak_twenty_killed_leaders_under_load_lose_nothing,
+        soak_two_hundred_lost_replies_under_load_lose_nothing,
+    };
+    trials.extend(soaks.map(|soak| soak.with_ignored_flag(true)));
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+fn trial<F: Future<Output = ()> + Send>(
+    name: &str,
+    body: impl FnOnce() -> F + Send + 'static,
+) -> Trial {
+    Trial::test(name, move || {
+        runtime().block_on(async {
+            let done = timeout(LIMIT, body());
+            done.await.map_err(|_| Failed::from("it hangs"))
+        })
+    })
+}
+
+fn runtime() -> Runtime {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().unwrap()
+}
 
 async fn client(url: &str) -> Client {
     let url = format!("{url}/dlock?dlock.session=3s");
@@ -62,7 +128,6 @@ async fn until<F: Future<Output = bool>>(
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn leases_are_sessions_and_say_so() {
     let server = server(ZooKeeperOptions::default()).await;
     let (client, other) = (client(&server.url()).await, client(&server.url()).await);
@@ -96,7 +161,6 @@ async fn leases_are_sessions_and_say_so() {
     assert_eq!(detached.guard.release().await.unwrap(), Outcome::Released);
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn holds_of_one_incarnation_go_in_any_order_while_three_wait() {
     let server = server(ZooKeeperOptions::default()).await;
     let (one, two) = (client(&server.url()).await, client(&server.url()).await);
@@ -140,7 +204,6 @@ async fn holds_of_one_incarnation_go_in_any_order_while_three_wait() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_stands_still_past_the_session_costs_the_lock_in_time() {
     let server = server(ZooKeeperOptions::default()).await;
     let client = client(&server.url()).await;
@@ -163,7 +226,6 @@ async fn a_server_that_stands_still_past_the_session_costs_the_lock_in_time() {
     again.release().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_client_cut_off_past_its_session_is_lost_before_another_holds() {
     let server = server(ZooKeeperOptions::default()).await;
     let proxy = Proxy::start(server.addr()).await.unwrap();
@@ -188,7 +250,6 @@ async fn a_client_cut_off_past_its_session_is_lost_before_another_holds() {
     again.release().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_folder_that_the_cleaner_removed_is_made_again_and_tokens_grow() {
     let server = server(ZooKeeperOptions {
         java_args: vec!["-Dznode.container.checkIntervalMs=100".into()],
@@ -213,7 +274,6 @@ async fn a_folder_that_the_cleaner_removed_is_made_again_and_tokens_grow() {
     guard.release().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_seat_that_somebody_removed_is_taken_anew_by_its_waiter() {
     let server = server(ZooKeeperOptions::default()).await;
     let (holder, waiter) = (client(&server.url()).await, client(&server.url()).await);
@@ -243,7 +303,6 @@ async fn a_seat_that_somebody_removed_is_taken_anew_by_its_waiter() {
     guard.release().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn another_user_is_refused_by_the_nodes_acl() {
     let server = server(ZooKeeperOptions::default()).await;
     let owner = format!("zk://me:secret@{}/own?dlock.acl=creator", server.addr());
@@ -266,11 +325,29 @@ async fn another_user_is_refused_by_the_nodes_acl() {
         error.to_string().contains("right") || format!("{error:?}").contains("right"),
         "{error:?}"
     );
+    // Nor may it remove what it did not make, by whichever way.
+    let other = format!("zk://you:other@{}/own", server.addr());
+    let other = ZkDriver::connect(&other).await.unwrap();
+    let name = guard.name();
+    let error = other.break_lock(name, None).await.unwrap_err();
+    assert_eq!(error.retry(), Retry::Never);
+    let hosts = server.addr().to_string();
+    let user = async |login: &str| {
+        let user = native::Client::connector().with_auth("digest", login.as_bytes());
+        user.connect(&hosts).await.unwrap()
+    };
+    let (me, you) = (user("me:secret").await, user("you:other").await);
+    let line = me.list_children("/own/mine").await.unwrap();
+    let seat = format!("/own/mine/{}", line[0]);
+    assert_eq!(you.delete(&seat, None).await, Err(native::Error::NoAuth));
+    assert_eq!(
+        you.get_data(&seat).await.map(drop),
+        Err(native::Error::NoAuth)
+    );
     guard.check().unwrap();
     guard.release().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn two_hundred_waiters_are_served_in_order_with_one_watch_fired_each() {
     let server = server(ZooKeeperOptions::default()).await;
     let mut clients = Vec::new();
@@ -410,13 +487,10 @@ async fn leaders_die(kills: u32) {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn two_killed_leaders_under_load_lose_nothing() {
     leaders_die(2).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "soak: two minutes"]
 async fn soak_twenty_killed_leaders_under_load_lose_nothing() {
     leaders_die(20).await;
 }
@@ -464,18 +538,14 @@ async fn replies_are_lost(faults: u32) {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn twenty_lost_replies_under_load_lose_nothing() {
     replies_are_lost(20).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "soak: two minutes"]
 async fn soak_two_hundred_lost_replies_under_load_lose_nothing() {
     replies_are_lost(200).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn without_a_quorum_a_holder_is_lost_in_time_and_nobody_gets_in() {
     let ensemble = ensemble().await;
     let (client, other) = (client(&ensemble.url()).await, client(&ensemble.url()).await);
@@ -509,7 +579,6 @@ async fn without_a_quorum_a_holder_is_lost_in_time_and_nobody_gets_in() {
     next.release().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread")]
 async fn a_holder_on_a_follower_that_stands_still_is_lost_before_another_holds() {
     let ensemble = ensemble().await;
     let follower = ensemble.follower().expect("one follows");
@@ -532,4 +601,170 @@ async fn a_holder_on_a_follower_that_stands_still_is_lost_before_another_holds()
     assert!(lost < taken, "another was inside before the first one knew");
     ensemble.server(follower).cont().unwrap();
     next.release().await.unwrap();
+}
+
+/// Takes it, hands the pass to whoever started it, and stays.
+async fn hold(job: &Job) {
+    let client = client(job.arg("url").unwrap()).await;
+    let guard = take(&client, job.arg("name").unwrap()).await;
+    worker::say(&format!("holds {}", guard.pass())).unwrap();
+    worker::commands().recv().await;
+}
+
+async fn a_second_process_keeps_the_name_when_the_first_is_killed() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let (second, third) = (client(&server.url()).await, client(&server.url()).await);
+    let (hosts, name) = (server.addr().to_string(), "killed");
+    let arguments = [("url", &*server.url()), ("name", name)];
+    let mut first = Worker::spawn("hold", &arguments).unwrap();
+    let pass = first.expect("holds ", SESSION * 3).await.unwrap();
+    let pass = pass.parse().unwrap();
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        let waiter = client(&server.url()).await;
+        waiting.push(tokio::spawn(async move {
+            let guard = take(&waiter, name).await;
+            guard.release().await.unwrap();
+        }));
+    }
+    let inner = second.lock(name).unwrap().join(&pass).await.unwrap();
+    until("all stand in line", SESSION * 3, || async {
+        seats(&hosts, name).await.len() == 5
+    })
+    .await;
+    first.kill_9().await.unwrap();
+    // Its seat ends with its session: what is left is the one beside it, and the three.
+    until("the first one's seat is gone", SESSION * 3, || async {
+        seats(&hosts, name).await.len() == 4
+    })
+    .await;
+    sleep(SESSION / 3).await;
+    let nobody = |waiting: &[tokio::task::JoinHandle<()>]| waiting.iter().all(|w| !w.is_finished());
+    assert!(nobody(&waiting), "somebody got in beside a hold");
+    inner.check().unwrap();
+    // The door is open as long as one of them is inside, whichever.
+    let last = third.lock(name).unwrap().join(&pass).await.unwrap();
+    assert_eq!(last.token(), inner.token());
+    assert_eq!(
+        inner.release().await.unwrap(),
+        Outcome::StillHeld { holds: 1 }
+    );
+    sleep(SESSION / 6).await;
+    assert!(nobody(&waiting), "somebody got in beside a hold");
+    assert_eq!(last.release().await.unwrap(), Outcome::Released);
+    for waiter in waiting {
+        waiter.await.unwrap();
+    }
+    let late = second.lock(name).unwrap().join(&pass).await.unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::Gone);
+}
+
+async fn a_holder_whose_follower_was_cut_off_is_lost_before_another_holds() {
+    let links: Arc<Mutex<Vec<(usize, usize, Proxy)>>> = Arc::default();
+    let (made, runtime) = (Arc::clone(&links), Handle::current());
+    // Servers that hear nothing of each other for 8 s find nothing in it: the session ends long before.
+    let options = ZooKeeperOptions {
+        extra_lines: vec!["syncLimit=40".into()],
+        ..ZooKeeperOptions::default()
+    };
+    let ensemble = tokio::task::spawn_blocking(move || {
+        ZooKeeperEnsemble::start_seen_as(&options, |who, whom, port| {
+            let proxy = runtime.block_on(Proxy::start(([127, 0, 0, 1], port).into()))?;
+            let seen = proxy.addr().port();
+            made.lock().unwrap().push((who, whom, proxy));
+            Ok(seen)
+        })
+    });
+    let ensemble = ensemble.await.unwrap().expect("an ensemble");
+    let follower = ensemble.follower().expect("one follows");
+    let near = format!("zk://{}", ensemble.addr(follower));
+    let rest: Vec<_> = (0..3)
+        .filter(|at| *at != follower)
+        .map(|at| ensemble.addr(at).to_string())
+        .collect();
+    let (holder, other) = (
+        client(&near).await,
+        client(&format!("zk://{}", rest.join(","))).await,
+    );
+    let hosts = ensemble.addr(follower).to_string();
+    let reader = native::Client::connect(&hosts).await.unwrap();
+    let guard = take(&holder, "follower").await;
+    let waiting = tokio::spawn(async move { (take(&other, "follower").await, Instant::now()) });
+    sleep(SESSION / 3).await;
+    guard.check().unwrap();
+    let cut_off = |on: bool| {
+        for (who, whom, link) in &*links.lock().unwrap() {
+            if [*who, *whom].contains(&follower) {
+                link.blackhole(Reach::All, on);
+            }
+        }
+    };
+    cut_off(true);
+    let reason = timeout(SESSION, guard.lost()).await.expect("lost in time");
+    let lost = Instant::now();
+    assert_eq!(reason, LossReason::Deadline);
+    let (next, taken) = timeout(SESSION * 3, waiting)
+        .await
+        .expect("the session ends")
+        .unwrap();
+    assert!(lost < taken, "another was inside before the first one knew");
+    // All the while its server answers as if it were still inside.
+    let seen = timeout(SESSION / 3, reader.list_children("/dlock/follower"));
+    let seen = seen.await.expect("it answers reads").unwrap();
+    assert_eq!(seen.len(), 2, "{seen:?}");
+    cut_off(false);
+    next.release().await.unwrap();
+    drop(guard);
+    take(&holder, "follower").await.release().await.unwrap();
+}
+
+async fn the_applications_own_session_carries_locks_as_long_as_it_lasts() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let (hosts, other) = (server.addr().to_string(), client(&server.url()).await);
+    let own = native::Client::connector().with_session_timeout(SESSION);
+    let own = own.connect(&hosts).await.unwrap();
+    let driver = ZkDriver::from_client(own.clone(), ZkConfig::new(&*hosts)).await;
+    let given = Client::builder(Arc::new(driver.unwrap())).build().unwrap();
+    let guard = take(&given, "given").await;
+    let seat = format!("/dlock/given/{}", seats(&hosts, "given").await[0]);
+    let stat = own.check_stat(&seat).await.unwrap().expect("it is there");
+    assert_eq!(stat.ephemeral_owner, own.session_id().0);
+    let refused = other.lock("given").unwrap().try_acquire().await.unwrap();
+    assert!(refused.is_none(), "held twice");
+    sleep(SESSION * 4 / 3).await;
+    guard.check().unwrap();
+    assert_eq!(guard.release().await.unwrap(), Outcome::Released);
+    // Who has it can end it, and nothing that it carried is held.
+    let guard = take(&given, "given").await;
+    let same = native::Client::connector().with_session(own.session().clone());
+    drop(same.connect(&hosts).await.unwrap());
+    let reason = timeout(SESSION, guard.lost()).await.expect("it is told");
+    assert_eq!(reason, LossReason::Session);
+    take(&other, "given").await.release().await.unwrap();
+    let lock = given.lock("given").unwrap();
+    let refused = lock.acquire_within(Duration::from_secs(1)).await;
+    assert!(refused.is_err(), "granted on a session that is over");
+}
+
+async fn a_client_that_was_given_a_chroot_meets_the_others_there() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let hosts = server.addr().to_string();
+    let open = async |root: &str| {
+        let driver = ZkDriver::connect(&format!("zk://{hosts}{root}?dlock.session=3s")).await;
+        Client::builder(Arc::new(driver.unwrap())).build().unwrap()
+    };
+    let (billing, shop) = (open("/apps/billing").await, open("/apps/shop").await);
+    // Roots are places of their own.
+    let (one, two) = (take(&billing, "n").await, take(&shop, "n").await);
+    two.release().await.unwrap();
+    let own = native::Client::connect(&hosts).await.unwrap();
+    assert_eq!(own.list_children("/apps/billing/n").await.unwrap().len(), 1);
+    let own = own.chroot("/apps").expect("a path");
+    let config: ZkConfig = format!("zk://{hosts}/billing").parse().unwrap();
+    let driver = ZkDriver::from_client(own, config).await.unwrap();
+    let inside = Client::builder(Arc::new(driver)).build().unwrap();
+    let lock = inside.lock("n").unwrap();
+    assert!(lock.try_acquire().await.unwrap().is_none(), "held twice");
+    one.release().await.unwrap();
+    take(&inside, "n").await.release().await.unwrap();
 }

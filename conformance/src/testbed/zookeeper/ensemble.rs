@@ -25,6 +25,19 @@ impl ZooKeeperEnsemble {
     ///
     /// [`ServerError`]: without Java or the jars, when one ends, or when they do not agree in time.
     pub fn start(options: &ZooKeeperOptions) -> Result<Self, ServerError> {
+        Self::start_seen_as(options, |_, _, own| Ok(own))
+    }
+
+    /// The same with servers that reach each other's data ports elsewhere, such as at proxies: `seen_as` gets who looks, at whom,
+    /// and the port that one listens on. Elections go past it.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start), and what `seen_as` fails with.
+    pub fn start_seen_as(
+        options: &ZooKeeperOptions,
+        mut seen_as: impl FnMut(usize, usize, u16) -> io::Result<u16>,
+    ) -> Result<Self, ServerError> {
         let failed = |source| ServerError::System {
             server: SERVER,
             step: "find ports for",
@@ -35,17 +48,23 @@ impl ZooKeeperEnsemble {
         for _ in 0..SIZE {
             links.push((free_port().map_err(failed)?, free_port().map_err(failed)?));
         }
+        let mut members = Vec::new();
+        for id in 0..SIZE {
+            let mut seen = links.clone();
+            for (other, (data, _)) in seen.iter_mut().enumerate().filter(|(at, _)| *at != id) {
+                *data = seen_as(id, other, *data).map_err(failed)?;
+            }
+            members.push(Member {
+                java: java.clone(),
+                options: options.clone(),
+                id,
+                links: seen,
+            });
+        }
         // Side by side: none of them serves before two are there.
-        let starts: Vec<_> = (0..SIZE)
-            .map(|id| {
-                let member = Member {
-                    java: java.clone(),
-                    options: options.clone(),
-                    id,
-                    links: links.clone(),
-                };
-                thread::spawn(move || ServerProcess::start(member))
-            })
+        let starts: Vec<_> = members
+            .into_iter()
+            .map(|member| thread::spawn(move || ServerProcess::start(member)))
             .collect();
         let mut servers = Vec::new();
         for start in starts {

@@ -26,6 +26,9 @@ use std::{
 };
 use tracing_subscriber::fmt::MakeWriter;
 
+#[path = "faults/wire.rs"]
+mod wire;
+
 const SECOND: Duration = Duration::from_secs(1);
 /// As the driver says.
 const LATE: Duration = Duration::from_secs(3);

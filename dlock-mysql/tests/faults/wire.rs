@@ -1,0 +1,214 @@
+//! Requests and replies that are lost, late or silent on their way.
+
+use super::{LATE, SECOND, Testbed};
+use dlock_conformance::testbed::{
+    Proxy,
+    proxy::{Direction, Fault, Flow, Reach, Strike, Trigger},
+};
+use dlock_core::{
+    Acquire, Acquired, Client, DistributedLock, DriverError, Effect, ErrorKind, Lane, LossReason,
+    Release, Released, Renewed,
+};
+use dlock_mysql::MysqlDriver;
+use std::{sync::Arc, time::Instant};
+
+/// Statements are executed by number; the types of their parameters tell them apart (`fc 00` text, `08 00` a number).
+const TAKE: &[u8] = &[1, 0xfc, 0, 0xfc, 0, 8, 0];
+const INSERT: &[u8] = &[1, 0xfc, 0, 0xfc, 0, 0xfc, 0, 8, 0];
+const RENEW: &[u8] = &[1, 8, 0, 8, 0, 0xfc, 0];
+/// And the length of an owner.
+const FREE: &[u8] = &[1, 0xfc, 0, 0xfc, 0, 0xfc, 0, 36];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_take_whose_reply_is_lost_is_one_hold() {
+    let t = Wire::start().await;
+    for (needle, name) in [(INSERT, "new"), (TAKE, "row"), (TAKE, "silent")] {
+        if needle == TAKE {
+            t.bed.release(&t.bed.taken(name).await).await;
+        }
+        let ask = t.bed.ask(name, SECOND * 30);
+        let silent = name == "silent";
+        let lost = if silent {
+            Fault::LoseReply
+        } else {
+            Fault::CutAfterRequest
+        };
+        let (strike, began) = (t.strike(needle, lost), Instant::now());
+        unknown(t.driver.acquire(&ask).await);
+        assert!(strike.has_struck(), "{name}");
+        assert!(began.elapsed() < SECOND * 5, "{name}: a silent server");
+        let token = t.bed.inspect(name).await.holders[0].token;
+        let Acquired::Granted(again) = t.driver.acquire(&ask).await.unwrap() else {
+            panic!("{name}: it is inside");
+        };
+        assert_eq!((again.holds.get(), again.token), (1, token), "{name}");
+        assert!(again.valid_for < SECOND * 30, "{name}: what is left of it");
+        assert!(matches!(t.bed.release(&ask).await, Released::Freed));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_whose_reply_is_lost_has_released() {
+    let t = Wire::start().await;
+    let ask = t.bed.taken("a").await;
+    let strike = t.strike(FREE, Fault::CutAfterRequest);
+    let release = Release::new(ask.name.clone(), ask.owner, ask.hold);
+    unknown(t.driver.release(&release).await);
+    assert!(strike.has_struck());
+    let next = t.bed.taken("a").await;
+    // Its repeat finds the next holder and leaves it alone.
+    let by = match t.driver.release(&release).await.unwrap() {
+        Released::NotHeld { by } => by.unwrap().owner,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(by, next.owner.fingerprint());
+    assert_eq!(t.bed.inspect("a").await.holds, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewal_whose_reply_is_lost_has_renewed() {
+    let t = Wire::start().await;
+    let ask = t.bed.taken("a").await;
+    let strike = t.strike(RENEW, Fault::CutAfterRequest);
+    let renewed = t.renews(&ask).await;
+    unknown(renewed.and_then(|one| one));
+    assert!(strike.has_struck());
+    assert!(t.bed.rest("a").await > SECOND * 55);
+    assert!(t.bed.lasts(&t.renews(&ask).await.unwrap(), SECOND * 60));
+    assert_eq!(t.bed.inspect("a").await.holds, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewal_held_back_prolongs_just_before_the_end_and_revives_nothing_after() {
+    let t = Wire::start().await;
+    for (name, held_back, lives) in [
+        ("before", SECOND * 3 / 2, true),
+        ("after", SECOND * 5 / 2, false),
+    ] {
+        let ask = t.bed.ask(name, SECOND * 2);
+        t.bed.granted(&ask).await;
+        let strike = t.strike(RENEW, Fault::HoldRequest);
+        let later = async {
+            tokio::time::sleep(held_back).await;
+            strike.release();
+        };
+        let (renewed, ()) = tokio::join!(t.renews(&ask), later);
+        let renewed = renewed.unwrap().unwrap();
+        if lives {
+            assert!(t.bed.lasts(&Ok(renewed), SECOND * 60), "{renewed:?}");
+            tokio::time::sleep(SECOND).await;
+            assert!(t.bed.rest(name).await > SECOND * 50);
+        } else {
+            assert_eq!(renewed, Renewed::NotHeld);
+            assert!(t.bed.inspect(name).await.holders.is_empty());
+            t.bed.taken(name).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_take_held_back_past_its_time_takes_nothing() {
+    let t = Wire::start().await;
+    t.bed.release(&t.bed.taken("row").await).await;
+    for needle in [TAKE, INSERT] {
+        let name = if needle == TAKE { "row" } else { "new" };
+        let mut ask = t.bed.ask(name, SECOND * 60);
+        ask.give_up = t.bed.clock.now() + SECOND;
+        let strike = t.strike(needle, Fault::HoldRequest);
+        let later = async {
+            tokio::time::sleep(SECOND * 3 / 2).await;
+            strike.release();
+        };
+        let (acquired, ()) = tokio::join!(t.driver.acquire(&ask), later);
+        assert!(acquired.is_err(), "{name}: {acquired:?}");
+        assert!(strike.has_struck(), "{name}");
+        tokio::time::sleep(LATE - SECOND).await;
+        assert!(t.bed.inspect(name).await.holders.is_empty(), "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_whose_way_stalls_believes_to_the_end_of_its_lease_and_no_longer() {
+    let t = Wire::start().await;
+    let client = Client::builder(Arc::clone(&t.driver) as Arc<dyn DistributedLock>)
+        .build()
+        .unwrap();
+    let lock = client.lock("a").unwrap().kept_lease(SECOND * 3).unwrap();
+    let guard = lock.acquire().await.unwrap();
+    // Just short of the lease.
+    t.stall(true);
+    tokio::time::sleep(SECOND).await;
+    t.stall(false);
+    tokio::time::sleep(SECOND * 3).await;
+    guard.check().unwrap();
+    // And past it.
+    t.stall(true);
+    let next = t.bed.ask("a", SECOND * 30);
+    t.bed
+        .until("it lapses", async |bed: &Testbed| {
+            let free = matches!(
+                bed.driver.acquire(&next).await.unwrap(),
+                Acquired::Granted(_)
+            );
+            assert!(!free || guard.check().is_err(), "two believe");
+            free
+        })
+        .await;
+    let error = guard.check().unwrap_err();
+    assert_eq!(
+        (error.kind(), error.loss()),
+        (ErrorKind::Lost, Some(LossReason::Deadline))
+    );
+    t.stall(false);
+    tokio::time::sleep(SECOND).await;
+    guard.check().unwrap_err();
+    drop(guard);
+    tokio::time::sleep(SECOND).await;
+    let shown = t.bed.inspect("a").await;
+    assert_eq!(shown.holders[0].owner, next.owner.fingerprint());
+}
+
+/// A driver whose way to the server can be disturbed; that of the testbed is not.
+struct Wire {
+    bed: Testbed,
+    proxy: Proxy,
+    driver: Arc<MysqlDriver>,
+}
+
+impl Wire {
+    async fn start() -> Self {
+        let bed = Testbed::start(&[]).await;
+        let proxy = Proxy::start(bed.server.addr()).await.unwrap();
+        let url = bed.server.url_at(proxy.addr());
+        let driver = Arc::new(MysqlDriver::connect(&url).await.unwrap());
+        Self { bed, proxy, driver }
+    }
+
+    fn strike(&self, needle: &[u8], fault: Fault) -> Strike {
+        self.proxy.on_next(Trigger::on(needle), fault)
+    }
+
+    fn stall(&self, on: bool) {
+        let flow = if on { Flow::Stall } else { Flow::Pass };
+        for direction in [Direction::ClientToServer, Direction::ServerToClient] {
+            self.proxy.set_flow(Reach::All, direction, flow);
+        }
+    }
+
+    async fn renews(&self, ask: &Acquire) -> Result<Result<Renewed, DriverError>, DriverError> {
+        let batch = [self.bed.entry(ask, SECOND * 60)];
+        let give_up = self.bed.give_up();
+        let mut answers = self.driver.renew(Lane::default(), &batch, give_up).await?;
+        Ok(answers.remove(0))
+    }
+}
+
+#[track_caller]
+fn unknown<T: std::fmt::Debug>(answer: Result<T, DriverError>) {
+    let error = answer.expect_err("its reply was lost");
+    assert_eq!(
+        (error.kind(), error.effect()),
+        (ErrorKind::Unavailable, Effect::Unknown),
+        "{error}"
+    );
+}

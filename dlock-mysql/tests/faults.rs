@@ -26,7 +26,6 @@ use std::{
 };
 use tracing_subscriber::fmt::MakeWriter;
 
-#[path = "faults/wire.rs"]
 mod wire;
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -90,7 +90,7 @@ const EXTRA: &[(&str, &str, &str)] = &[
     ),
     (
         "mysql",
-        "tests/faults/",
+        "tests/wire/",
         "a part of its faults: what a protocol of numbered statements loses on the way",
     ),
     (

@@ -18,6 +18,7 @@ use std::{
     future::Future,
     hash::{BuildHasher, RandomState},
     io,
+    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
@@ -281,7 +282,7 @@ pub(crate) fn look_at_end(rest: Duration) -> Duration {
 
 /// Keeps a connection until the driver or the stream ends.
 async fn listen(shared: Weak<Shared>, changed: Arc<Notify>) {
-    let (mut pause, mut gap) = (Duration::ZERO, false);
+    let (mut pause, mut gap, mut told) = (Duration::ZERO, false, false);
     loop {
         let began = Instant::now();
         let Err(error) = follow(&shared, &changed, gap).await else {
@@ -291,19 +292,30 @@ async fn listen(shared: Weak<Shared>, changed: Arc<Notify>) {
             return;
         };
         strong.tried();
-        if error.code() == Some("NOPERM") {
-            tracing::warn!(%error, "redis: may not subscribe, so waiters only look; see the ACL lines in the README of dlock-redis");
-            return;
-        }
         drop(strong);
-        tracing::debug!(%error, "redis: the connection for wake-ups ended");
         gap = true;
-        pause = if began.elapsed() > STEADY {
-            Duration::ZERO
-        } else {
-            longer(pause)
+        let refused = error.code() == Some("NOPERM");
+        if refused && !std::mem::replace(&mut told, true) {
+            tracing::warn!(%error, "redis: may not subscribe, so waiters only look; see the ACL lines in the README of dlock-redis");
+        }
+        tracing::debug!(%error, "redis: the connection for wake-ups ended");
+        pause = match () {
+            () if refused => REFUSED,
+            () if began.elapsed() > STEADY => Duration::ZERO,
+            () => longer(pause),
         };
-        tokio::time::sleep(jitter(pause)).await;
+        let again = tokio::time::sleep(jitter(pause));
+        let mut again = pin!(again);
+        loop {
+            // Closed meanwhile.
+            if shared.upgrade().is_none_or(|it| it.sender().is_none()) {
+                return;
+            }
+            tokio::select! {
+                () = &mut again => break,
+                () = changed.notified() => {}
+            }
+        }
     }
 }
 
@@ -357,6 +369,8 @@ fn number() -> u64 {
     RandomState::new().hash_one(())
 }
 
+/// Rights are given while a service runs, too.
+const REFUSED: Duration = Duration::from_secs(30);
 /// The longest time between two looks: what a lost message costs at most.
 pub(crate) const LOOK: Duration = Duration::from_secs(2);
 /// How long the end of a subscription is waited for.

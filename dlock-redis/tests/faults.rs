@@ -930,6 +930,39 @@ async fn a_right_that_a_script_lacks_is_named_and_what_it_had_done_can_be_given_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn without_the_right_to_subscribe_waiters_look_and_a_close_waits_for_nothing() {
+    let mut t = Testbed::start().await;
+    let mut rights = rights();
+    rights.retain(|word| *word != "+subscribe");
+    t.server.command(&rights).unwrap();
+    let url = t.server.url().replace("redis://", "redis://locker:secret@");
+    t.driver = Arc::new(RedisDriver::connect(&url).await.unwrap());
+    let holder = t.acquire("a", SECOND * 30);
+    t.granted(&holder).await;
+    let waiter = t.in_line("a", SECOND * 30, 1);
+    t.held(&waiter).await;
+    // Nobody hears a turn, so it is given to nobody, and asking is enough.
+    t.release(&holder).await;
+    t.granted(&waiter).await;
+    // The pause before the next try to subscribe is no reason to wait, nor is what is tried meanwhile a storm.
+    let tried = t.server.command(&["INFO", "stats"]).unwrap().text();
+    let of = |text: &Option<String>| {
+        let text = text.clone().unwrap_or_default();
+        let line = text.lines().find_map(|line| {
+            line.strip_prefix("total_connections_received:")
+                .map(str::to_owned)
+        });
+        line.unwrap().parse::<u64>().unwrap()
+    };
+    tokio::time::sleep(SECOND / 2).await;
+    let later = t.server.command(&["INFO", "stats"]).unwrap().text();
+    assert!(of(&later) - of(&tried) <= 2, "{tried:?} {later:?}");
+    let began = std::time::Instant::now();
+    t.driver.close().await;
+    assert!(began.elapsed() < SECOND / 4, "{:?}", began.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_rights_in_the_readme_are_enough_for_everything() {
     let mut t = Testbed::start().await;
     t.server.command(&rights()).unwrap();

@@ -3,7 +3,7 @@
 use crate::{
     commands::{self, Taken, Use, look, read},
     connection::Session,
-    error::{contended, failed, is_open, over},
+    error::{closed, contended, failed, is_open, over},
     hints::Of,
     line::{Line, stem},
     seats::{Mine, Node, Phase},
@@ -34,6 +34,9 @@ impl Session {
         for _ in 0..ATTEMPTS {
             if self.is_over() {
                 return Err(over());
+            }
+            if self.is_closing() {
+                return Err(closed());
             }
             let step = match self.standing(req) {
                 Some(mine) => self.go_on(req, &mine, entered).await?,
@@ -316,7 +319,7 @@ impl Session {
             return Ok(Step::Again);
         };
         self.seats.change(mine.id, |mine| {
-            mine.phase = Phase::Waits(None);
+            mine.phase = self.waits();
             mine.ticket = Some(ticket);
             mine.accept = accept_lease(req.lease.length());
         });

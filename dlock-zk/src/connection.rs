@@ -7,9 +7,9 @@
 use crate::{
     commands::{make_folders, token},
     config::{AclRule, Root, ZkConfig},
-    error::{failed, over, unreached},
+    error::{closed, failed, over, unreached},
     hints::{Hints, Watching, attend},
-    seats::Seats,
+    seats::{Mine, Phase, Seats},
 };
 use dlock_core::{
     Clock, DriverError, ErrorKind, FencingToken, Instant, Lane, LockName, Result, Retry,
@@ -88,10 +88,7 @@ impl Lanes {
             return Ok(session);
         }
         if self.closed.load(SeqCst) {
-            return Err(DriverError::new(
-                ErrorKind::ShuttingDown,
-                "the driver was closed before",
-            ));
+            return Err(closed());
         }
         let began = self.clock.now();
         let client = match &self.given {
@@ -255,7 +252,31 @@ impl Session {
     /// Its tasks end as soon as it carries nothing.
     fn close(&self) {
         self.closing.store(true, SeqCst);
+        // Nobody hears of a turn or an answer any more: a seat that is no hold goes now, also one that was not left in time.
+        let idle = |mine: &Mine| matches!(mine.phase, Phase::Waits(_) | Phase::Asked(_));
+        let now = self.clock.now();
+        for mine in self.seats.all(idle) {
+            // Unless it has become one meanwhile.
+            self.seats.change(mine.id, |mine| {
+                if idle(mine) {
+                    mine.phase = Phase::Doomed(now);
+                }
+            });
+        }
         self.seats.earlier.notify_one();
+    }
+
+    /// What a seat is from now on that stands behind somebody. Asked under the lock of the seats: closing finds it there, or it finds this closed.
+    pub(crate) fn waits(&self) -> Phase {
+        if self.closing.load(SeqCst) {
+            Phase::Doomed(self.clock.now())
+        } else {
+            Phase::Waits(None)
+        }
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(SeqCst)
     }
 
     pub(crate) fn is_done(&self) -> bool {

@@ -170,6 +170,11 @@ pub(crate) fn is_open(cause: &Native) -> bool {
     classify(cause).effect == Effect::Unknown
 }
 
+/// Whoever closed it asks no more.
+pub(crate) fn closed() -> DriverError {
+    DriverError::new(ErrorKind::ShuttingDown, "the driver was closed before")
+}
+
 /// The session ended: what it held is gone.
 pub(crate) fn over() -> DriverError {
     DriverError::unavailable("the session is over, and what it held with it").with_retry(Retry::Now)

@@ -225,8 +225,7 @@ impl Session {
                     return self.remove(&mine).await;
                 }
                 // Only somebody ahead left: the next look watches the one before.
-                self.seats
-                    .change(seat, |mine| mine.phase = Phase::Waits(None));
+                self.seats.change(seat, |mine| mine.phase = self.waits());
                 self.turn(&mine);
                 Ok(())
             }

@@ -21,13 +21,31 @@
 
 use crate::record::{length, owner_text};
 use dlock_core::{Acquire, FencingToken, Holds, LockName, Release, Renew};
-use mongodb::bson::{Bson, DateTime, Document, doc};
+use mongodb::bson::{Bson, DateTime, Document, RawBson, RawDocumentBuf, doc, rawdoc};
 use std::sync::LazyLock;
+
+/// A command, as bytes where it is sent often.
+pub(crate) enum Command {
+    Written(RawDocumentBuf),
+    Document(Document),
+}
+
+impl From<RawDocumentBuf> for Command {
+    fn from(command: RawDocumentBuf) -> Self {
+        Self::Written(command)
+    }
+}
+
+impl From<Document> for Command {
+    fn from(command: Document) -> Self {
+        Self::Document(command)
+    }
+}
 
 /// Takes the lock or re-enters it. Run twice it finds its own hold and changes nothing; run after `$$last` likewise.
 ///
 /// A document that was made by this upsert has no field but `_id`; refused, it stays as a free one.
-static ACQUIRE: LazyLock<Bson> = LazyLock::new(|| {
+static ACQUIRE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     let hold = doc! { "id": "$$hold", "end": { "$add": ["$$NOW", "$$lease"] }, "note": "$$note" };
     let taken = doc! {
         "_id": "$_id", "dlock": VERSION, "owner": "$$owner", "token": next_token(), "holds": [hold.clone()],
@@ -56,14 +74,13 @@ static ACQUIRE: LazyLock<Bson> = LazyLock::new(|| {
         ],
         "default": "$$before",
     } };
-    pipeline(with(
-        doc! { "living": living(), "made": made_now },
-        with(doc! { "before": as_it_was }, decided),
-    ))
+    let decided = with(doc! { "before": as_it_was }, decided);
+    let root = with(doc! { "living": living(), "made": made_now }, decided);
+    constant(doc! { "$replaceWith": root }, true, "dlock acquire")
 });
 
 /// Removes one hold (`$$hold`) or all of them (null). Run twice the second finds nothing and changes nothing. Never late.
-static RELEASE: LazyLock<Bson> = LazyLock::new(|| {
+static RELEASE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     let left = doc! { "$cond": [
         { "$eq": ["$$hold", null] }, [],
         { "$filter": { "input": "$$living", "as": "one", "cond": { "$ne": ["$$one.id", "$$hold"] } } },
@@ -81,11 +98,12 @@ static RELEASE: LazyLock<Bson> = LazyLock::new(|| {
         with(doc! { "left": left, "until": keep }, gone),
         "$$ROOT",
     ] };
-    pipeline(with(doc! { "living": living() }, decided))
+    let root = with(doc! { "living": living() }, decided);
+    constant(doc! { "$replaceWith": root }, false, "dlock release")
 });
 
 /// Frees a name whoever holds it, if its token is `$$only` or that is null. Run twice the second finds it free, or another token.
-static BREAK: LazyLock<Bson> = LazyLock::new(|| {
+static BREAK: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     let inside = doc! { "$gt": [{ "$size": "$$living" }, 0] };
     let shut = doc! { "$and": [{ "$eq": ["$owner", null] }, { "$gt": ["$keep", "$$NOW"] }] };
     let meant = doc! { "$or": [
@@ -95,7 +113,8 @@ static BREAK: LazyLock<Bson> = LazyLock::new(|| {
     let decided = doc! { "$cond": [
         { "$and": [{ "$eq": ["$dlock", VERSION] }, meant] }, free("$token"), "$$ROOT",
     ] };
-    pipeline(with(doc! { "living": living() }, decided))
+    let root = with(doc! { "living": living() }, decided);
+    constant(doc! { "$replaceWith": root }, false, "dlock break")
 });
 
 /// Whether the document has the living hold that the batch names for it. A lapsed one is no match, so it is neither prolonged nor counted.
@@ -122,6 +141,14 @@ static PROLONG: LazyLock<Bson> = LazyLock::new(|| {
     )])
 });
 
+/// The same for the only document there is, which a filter has not judged.
+static PROLONG_ONE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
+    let held =
+        doc! { "$and": [{ "$eq": ["$dlock", VERSION] }, { "$isArray": "$holds" }, NAMED.clone()] };
+    let holds = doc! { "$cond": [held, prolonged(), "$holds"] };
+    constant(doc! { "$set": { "holds": holds } }, true, "dlock renew")
+});
+
 /// What every command shows of a document: the server's time, and the record, or of one that is not ours its fields and their types.
 pub(crate) static SHOWN: LazyLock<Bson> = LazyLock::new(|| {
     let field = doc! { "$concat": ["$$one.k", ": ", { "$type": "$$one.v" }] };
@@ -137,34 +164,32 @@ pub(crate) static SHOWN: LazyLock<Bson> = LazyLock::new(|| {
 });
 
 /// Answers the document as it is afterwards: whose hold is inside has won.
-pub(crate) fn acquire(collection: &str, req: &Acquire, last: DateTime) -> Document {
-    let join = req.join.map_or(Bson::Null, token);
-    let variables = doc! {
+pub(crate) fn acquire(collection: &str, req: &Acquire, last: DateTime) -> RawDocumentBuf {
+    let variables = rawdoc! {
         "owner": literal(owner_text(&req.owner)),
         "hold": literal(req.hold.to_string()),
         "note": literal(req.note.to_string()),
         "lease": length(req.lease.length()),
         "last": last,
-        "join": literal(join),
+        "join": literal(req.join.map_or(RawBson::Null, token)),
     };
-    let mut command = one(collection, &req.name, &ACQUIRE, variables, "dlock acquire");
-    command.insert("upsert", req.join.is_none());
-    command.insert("new", true);
+    let mut command = one(collection, &req.name, &ACQUIRE, variables);
+    command.append("upsert", req.join.is_none());
     command
 }
 
 /// Answers the document as it was before.
-pub(crate) fn release(collection: &str, req: &Release) -> Document {
+pub(crate) fn release(collection: &str, req: &Release) -> RawDocumentBuf {
     let hold = match req.holds {
-        Holds::One(hold) => Bson::String(hold.to_string()),
-        Holds::All => Bson::Null,
+        Holds::One(hold) => RawBson::String(hold.to_string()),
+        Holds::All => RawBson::Null,
     };
-    let variables = doc! {
+    let variables = rawdoc! {
         "owner": literal(owner_text(&req.owner)),
         "hold": literal(hold),
-        "keep": literal(req.keep.map_or(Bson::Null, |keep| Bson::Int64(length(keep)))),
+        "keep": literal(req.keep.map_or(RawBson::Null, |keep| RawBson::Int64(length(keep)))),
     };
-    one(collection, &req.name, &RELEASE, variables, "dlock release")
+    one(collection, &req.name, &RELEASE, variables)
 }
 
 /// Answers the document as it was before.
@@ -172,9 +197,9 @@ pub(crate) fn break_lock(
     collection: &str,
     name: &LockName,
     only: Option<FencingToken>,
-) -> Document {
-    let variables = doc! { "only": literal(only.map_or(Bson::Null, token)) };
-    one(collection, name, &BREAK, variables, "dlock break")
+) -> RawDocumentBuf {
+    let variables = rawdoc! { "only": literal(only.map_or(RawBson::Null, token)) };
+    one(collection, name, &BREAK, variables)
 }
 
 /// Answers how many documents matched: as many as the batch has entries when all of them are held.
@@ -205,26 +230,15 @@ pub(crate) fn renew(collection: &str, batch: &[Renew], last: DateTime) -> Docume
 }
 
 /// The same for one entry: answers the document as it is afterwards, so that no second command is needed to see what came of it.
-pub(crate) fn renew_one(collection: &str, entry: &Renew, last: DateTime) -> Document {
-    let variables = doc! {
+pub(crate) fn renew_one(collection: &str, entry: &Renew, last: DateTime) -> RawDocumentBuf {
+    let variables = rawdoc! {
         "names": { "$literal": [entry.name.as_str()] },
         "owners": { "$literal": [owner_text(&entry.owner)] },
         "holds": { "$literal": [entry.hold.to_string()] },
         "leases": { "$literal": [length(entry.lease.unwrap_or_default())] },
         "last": last,
     };
-    let held =
-        doc! { "$and": [{ "$eq": ["$dlock", VERSION] }, { "$isArray": "$holds" }, NAMED.clone()] };
-    let stage = doc! { "$set": { "holds": { "$cond": [held, prolonged(), "$holds"] } } };
-    let mut command = one(
-        collection,
-        &entry.name,
-        &Bson::Array(vec![stage.into()]),
-        variables,
-        "dlock renew",
-    );
-    command.insert("new", true);
-    command
+    one(collection, &entry.name, &PROLONG_ONE, variables)
 }
 
 /// Looks at documents by their names. See [`reading`].
@@ -332,24 +346,33 @@ pub(crate) fn names(batch: &[Renew]) -> Vec<Bson> {
         .collect()
 }
 
+/// One `findAndModify`. What is the same each time was written once, and is copied as bytes.
 fn one(
     collection: &str,
     name: &LockName,
-    update: &Bson,
-    variables: Document,
-    comment: &str,
-) -> Document {
-    doc! {
-        "findAndModify": collection,
-        "query": { "_id": name.as_str() },
-        "update": update.clone(),
+    constant: &RawDocumentBuf,
+    variables: RawDocumentBuf,
+) -> RawDocumentBuf {
+    let query = rawdoc! { "_id": name.as_str() };
+    let mut command = rawdoc! { "findAndModify": collection, "query": query, "let": variables };
+    for (key, value) in constant.iter().flatten() {
+        command.append_ref(key, value);
+    }
+    command
+}
+
+/// All of a `findAndModify` but its name and its variables. `new`: it answers the document as it is afterwards.
+fn constant(stage: Document, new: bool, comment: &str) -> RawDocumentBuf {
+    let command = doc! {
+        "update": [stage],
         "fields": SHOWN.clone(),
-        "let": variables,
+        "new": new,
         "collation": simple(),
         "comment": comment,
         "writeConcern": concern(),
         "maxTimeMS": AT_MOST,
-    }
+    };
+    RawDocumentBuf::from_document(&command).expect("its keys are those above")
 }
 
 /// A read. `linearizable` where there is a set: the primary proves afterwards, by a write that a majority confirms, that it still was one, so
@@ -377,10 +400,6 @@ fn concern() -> Document {
 /// Names differ in every byte, whatever the collection's own collation.
 fn simple() -> Document {
     doc! { "locale": "simple" }
-}
-
-fn pipeline(new_root: Document) -> Bson {
-    Bson::Array(vec![Bson::Document(doc! { "$replaceWith": new_root })])
 }
 
 fn with(variables: Document, expression: Document) -> Document {
@@ -445,12 +464,12 @@ fn unused() -> Document {
     ] }
 }
 
-fn literal(value: impl Into<Bson>) -> Document {
-    doc! { "$literal": value.into() }
+fn literal(value: impl Into<RawBson>) -> RawDocumentBuf {
+    rawdoc! { "$literal": value.into() }
 }
 
-fn token(token: FencingToken) -> Bson {
-    Bson::Int64(i64::try_from(token.0).unwrap_or(i64::MAX))
+fn token(token: FencingToken) -> RawBson {
+    RawBson::Int64(i64::try_from(token.0).unwrap_or(i64::MAX))
 }
 
 /// Of the document's shape.

@@ -6,11 +6,15 @@
 //! Commands are sent as they stand here, and once: what may have taken effect is repeated by the core alone, which knows whether the hold
 //! is still wanted.
 
-use crate::{commands, config::MongoConfig, error};
+use crate::{
+    commands::{self, Command},
+    config::MongoConfig,
+    error,
+};
 use dlock_core::{Clock, Instant, Result, ServerClock};
 use mongodb::{
     Client, Collection, Database, ServerType,
-    bson::{Bson, DateTime, Document},
+    bson::{Bson, DateTime, Document, RawDocumentBuf},
     error::Error as NativeError,
     event::{EventHandler, sdam::SdamEvent},
     options::{ClientOptions, ServerAddress},
@@ -129,31 +133,34 @@ impl Connection {
     }
 
     /// Runs a command to its end, also when the caller is gone by then.
-    pub(crate) async fn run(&self, command: Document) -> Result<Document> {
-        self.ask(command)
+    pub(crate) async fn run(&self, command: impl Into<Command>) -> Result<Document> {
+        self.ask(command.into())
             .await?
             .map_err(|cause| error::failed(&cause))
     }
 
     /// The same for an upsert: two of the same name that meet make one document, and the loser, which wrote nothing, tries again.
-    pub(crate) async fn upsert(&self, command: &Document) -> Result<Document> {
+    pub(crate) async fn upsert(&self, command: &RawDocumentBuf) -> Result<Document> {
         let mut met = 0;
         loop {
-            match self.ask(command.clone()).await? {
+            match self.ask(command.clone().into()).await? {
                 Err(cause) if error::is_duplicate(&cause) && met < MEETINGS => met += 1,
                 answer => return answer.map_err(|cause| error::failed(&cause)),
             }
         }
     }
 
-    async fn ask(&self, command: Document) -> Result<Result<Document, NativeError>> {
+    async fn ask(&self, command: Command) -> Result<Result<Document, NativeError>> {
         if self.shared.closed.load(Ordering::Relaxed) {
             return Err(error::closed());
         }
         let counted = Counted::one_more(&self.shared)?;
         let database = self.database.clone();
         let carried = self.runtime.spawn(async move {
-            let answer = database.run_command(command).await;
+            let answer = match command {
+                Command::Written(command) => database.run_raw_command(command).await,
+                Command::Document(command) => database.run_command(command).await,
+            };
             drop(counted);
             answer
         });
@@ -324,7 +331,7 @@ impl Connection {
 
     /// The documents of a cursor's only batch; none where the right to ask is missing.
     async fn all(&self, command: Document) -> Result<Vec<Document>> {
-        match self.ask(command).await? {
+        match self.ask(command.into()).await? {
             Ok(reply) => Ok(batch(&reply)),
             Err(cause) if error::no_stream(&cause) => {
                 tracing::debug!(%cause, "mongodb: the collection's settings cannot be read");

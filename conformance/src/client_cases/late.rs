@@ -50,8 +50,9 @@ async fn a_copy_that_revives_a_released_hold_is_settled(ctx: Ctx) -> Result<(), 
 }
 
 async fn a_copy_that_revives_a_lost_hold_is_settled(ctx: Ctx) -> Result<(), Failure> {
-    let late = ctx.short();
-    let last = late + ctx.short() / 3;
+    // After the first renewal, which finds it lost.
+    let late = ctx.kept() / 2;
+    let last = late + ctx.kept() / 3;
     // Given up by its user before the copy comes, and when it has come.
     for kept_for in [Duration::ZERO, last + ctx.rounding()] {
         let peer = Peer::later_than_the_store(&ctx, late).await?;
@@ -59,9 +60,10 @@ async fn a_copy_that_revives_a_lost_hold_is_settled(ctx: Ctx) -> Result<(), Fail
         let name = ctx.name()?;
         peer.gate.once(Step::Acquire, Fate::Late(late));
         let begun = ctx.now();
-        let guard = peer.take(&peer.short(&name)?).await?;
+        // Revived for long enough to be seen.
+        let guard = peer.take(&peer.kept(&name)?).await?;
         other.client.break_lock(name.as_str(), None).await?;
-        ctx.within("it is lost", ctx.short() / 2, guard.lost())
+        ctx.within("it is lost", ctx.kept() / 2, guard.lost())
             .await?;
         ctx.sleep_until(begun + kept_for).await;
         drop(guard);

@@ -88,7 +88,7 @@ impl Stage {
         let probe = async {
             let fixture = self.fixture(false).await?;
             let store = capabilities(&*fixture).await?;
-            let slow = store.late >= Pace::of(self.time(), &store).kept;
+            let slow = store.late >= Pace::of(self.maker.home(), self.time(), &store).kept;
             Ok((store.session_bound, slow))
         };
         match self.time() {
@@ -120,7 +120,7 @@ impl Stage {
         if let Some(gap) = gap(case.needs, &*fixture, &store) {
             return Ok(Outcome::Ignored(gap));
         }
-        let pace = Pace::of(self.time(), &store);
+        let pace = Pace::of(self.maker.home(), self.time(), &store);
         let ctx = Ctx::new(case.name, Arc::clone(&self.maker), fixture, twist, pace);
         let run = AssertUnwindSafe((case.run)(ctx.clone())).catch_unwind();
         let outcome = match tokio::time::timeout(pace.limit, run).await {

@@ -33,7 +33,10 @@ impl Image for MariaDb {
     }
 
     fn command(&self, _: u16) -> Vec<String> {
-        let mut command = vec!["mariadbd".to_owned()];
+        // Its disk is shared with every other test; what was written outlives the process all the same.
+        let mut command = ["mariadbd", "--innodb-flush-log-at-trx-commit=2"]
+            .map(str::to_owned)
+            .to_vec();
         command.extend(self.extra_args.iter().cloned());
         command
     }

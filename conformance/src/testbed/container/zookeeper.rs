@@ -40,6 +40,8 @@ impl Image for ZooKeeper {
             ("ZOO_MAX_CLIENT_CNXNS", "0"),
             ("ZOO_ADMINSERVER_ENABLED", "false"),
             ("ZOO_4LW_COMMANDS_WHITELIST", "*"),
+            // Its disk is shared with every other test; what was written outlives the process all the same.
+            ("JVMFLAGS", "-Dzookeeper.forceSync=no"),
             ("ZOO_CFG_EXTRA", &extra.join(" ")),
         ]
         .map(|(key, value)| (key, value.to_owned()))

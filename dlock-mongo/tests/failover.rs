@@ -217,7 +217,7 @@ async fn four_lost_primaries_under_load_lose_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "soak: some five minutes"]
+#[ignore = "a soak of five minutes: a few rounds run always; `cargo test -p dlock-mongo --test failover -- --ignored`"]
 async fn soak_fifty_lost_primaries_under_load_lose_nothing() {
     lose_primaries(50).await;
 }

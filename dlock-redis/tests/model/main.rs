@@ -225,7 +225,7 @@ fn a_turn_that_nobody_answers_costs_an_accept_lease() {
 }
 
 #[test]
-#[ignore = "soak: some minutes"]
+#[ignore = "a soak of some minutes: smaller worlds run always; `cargo test -p dlock-redis --test model -- --ignored`"]
 fn soak_larger_worlds() {
     holds(Line {
         clients: 3,

@@ -4,7 +4,7 @@ use crate::{
     ask::{Ask, Hold},
     caller::Caller,
     expect::seen_from_here,
-    failure::{Failure, ensure},
+    failure::{Failure, in_time},
     fixture::{Faults, Fixture, MakeFixture, Records, Server, StoreTime},
     mutants::Twist,
     pace::Pace,
@@ -308,7 +308,7 @@ impl Ctx {
                 if condition().await? {
                     return Ok(());
                 }
-                ensure(began < end, format_args!("not within {bound:?}: {what}"))?;
+                in_time(began < end, format_args!("not within {bound:?}: {what}"))?;
                 self.sleep(self.0.pace.step).await;
             }
         })
@@ -331,7 +331,7 @@ impl Ctx {
         seen_from_here(async move {
             tokio::time::timeout(bound + self.slack(), future)
                 .await
-                .map_err(|_| Failure::new(format_args!("not within {bound:?}: {what}")))
+                .map_err(|_| Failure::late(format_args!("not within {bound:?}: {what}")))
         })
     }
 

@@ -1,6 +1,8 @@
 //! Why a case failed.
 
+use dlock_core::ErrorKind;
 use std::{
+    any::Any,
     error::Error,
     fmt::{self, Debug, Display},
     panic::Location,
@@ -12,6 +14,7 @@ use std::{
 pub struct Failure {
     words: String,
     at: &'static Location<'static>,
+    late: bool,
 }
 
 impl Failure {
@@ -22,7 +25,22 @@ impl Failure {
         Self {
             words: words.to_string(),
             at: Location::caller(),
+            late: false,
         }
+    }
+
+    /// The same, where only an upper bound was missed: that says something of the code only when nobody else had the machine.
+    #[must_use]
+    #[track_caller]
+    pub fn late(words: impl Display) -> Self {
+        Self {
+            late: true,
+            ..Self::new(words)
+        }
+    }
+
+    pub(crate) fn is_late(&self) -> bool {
+        self.late
     }
 
     /// The same, found by whoever stands there.
@@ -32,22 +50,27 @@ impl Failure {
     }
 }
 
-impl<E: Error> From<E> for Failure {
+impl<E: Error + 'static> From<E> for Failure {
     #[track_caller]
     fn from(error: E) -> Self {
+        let client = (&error as &dyn Any).downcast_ref::<dlock_core::Error>();
+        let late = client.is_some_and(|error| matches!(error.kind(), ErrorKind::Timeout { .. }));
         let mut words = error.to_string();
         let mut source = error.source();
         while let Some(cause) = source {
             words = format!("{words}: {cause}");
             source = cause.source();
         }
-        Self::new(words)
+        Self {
+            late,
+            ..Self::new(words)
+        }
     }
 }
 
 impl Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { words, at } = self;
+        let Self { words, at, late: _ } = self;
         write!(f, "{words} [{}:{}]", at.file(), at.line())
     }
 }
@@ -68,6 +91,19 @@ pub fn ensure(holds: bool, words: impl Display) -> Result<(), Failure> {
         Ok(())
     } else {
         Err(Failure::new(words))
+    }
+}
+
+/// Fails with `words`, as late, unless `holds`: for an upper bound.
+///
+/// # Errors
+/// The words.
+#[track_caller]
+pub fn in_time(holds: bool, words: impl Display) -> Result<(), Failure> {
+    if holds {
+        Ok(())
+    } else {
+        Err(Failure::late(words))
     }
 }
 

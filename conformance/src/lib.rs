@@ -21,7 +21,7 @@ pub use case::{Case, Level, Run};
 pub use cases::cases;
 pub use clause::{Binds, Clause};
 pub use ctx::Ctx;
-pub use failure::{Failure, ensure, same};
+pub use failure::{Failure, ensure, in_time, same};
 pub use fixture::{
     Call, Faults, Fixture, Gap, Keeps, MakeFixture, Need, Network, Records, Server, StoreTime, Time,
 };

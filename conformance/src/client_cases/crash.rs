@@ -9,7 +9,7 @@ use crate::{
     case::{Case, case},
     clause::Clause,
     ctx::Ctx,
-    failure::{Failure, ensure},
+    failure::{Failure, in_time},
 };
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ async fn the_lock_of_a_dead_client_is_free_within_its_lease(ctx: Ctx) -> Result<
             .within("the next one gets it", ctx.short() + LOOK, next)
             .await??;
         let after = ctx.now().since(died);
-        ensure(
+        in_time(
             after <= ctx.short() + LOOK + ctx.slack(),
             format_args!("after {after:?}"),
         )?;
@@ -134,8 +134,9 @@ async fn waits<T: Send + 'static>(
     acquiring: impl Future<Output = T> + Send + 'static,
 ) -> Result<Task<T>, Failure> {
     let waiting = Task::spawn(acquiring);
-    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 0) };
-    ctx.eventually("it asks the store", ctx.answer(), asked)
+    // Not before: an acquire that is still under way may be granted, and who dies then dies as a holder.
+    let refused = || async { Ok(peer.gate.answered(Step::Acquire) > 0) };
+    ctx.eventually("it is refused", ctx.answer(), refused)
         .await?;
     ctx.sleep(Duration::from_millis(10)).await;
     Ok(waiting)

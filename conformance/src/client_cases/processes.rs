@@ -9,7 +9,7 @@ use crate::{
     case::{Case, case},
     clause::Clause,
     ctx::Ctx,
-    failure::{Failure, ensure, same},
+    failure::{Failure, in_time, same},
     fixture::{MakeFixture, Need},
     testbed::worker::{self, Job, Worker},
 };
@@ -139,7 +139,7 @@ async fn a_killed_process_frees_what_it_kept_within_a_lease(ctx: Ctx) -> Result<
     let next = peer.short(&name)?.acquire_within(ctx.kept() * 2).await?;
     let after = ctx.now().since(killed);
     let bound = ctx.kept() + ctx.short() / 3 + ctx.slack();
-    ensure(
+    in_time(
         after <= bound,
         format_args!("it was free {after:?} after the kill"),
     )?;

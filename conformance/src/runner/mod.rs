@@ -71,7 +71,7 @@ fn trial(stage: &Arc<Stage>, case: Case) -> Trial {
     Trial::ignorable_test(name, move || match stage.run(case, None) {
         Outcome::Passed => Ok(Completion::Completed),
         Outcome::Ignored(gap) => Ok(Completion::ignored_with(gap)),
-        Outcome::Failed(words) => Err(Failed::from(words)),
+        Outcome::Failed(words) | Outcome::Late(words) => Err(Failed::from(words)),
         Outcome::Hung => Err(Failed::from("the case did not come to its end in time")),
     })
 }

@@ -18,7 +18,7 @@ use std::{
 };
 use tokio::{
     runtime::{self, Runtime},
-    sync::Mutex,
+    sync::{Mutex, RwLock, RwLockWriteGuard},
 };
 
 /// One fixture's place: with real time, the server and the runtime that its cases share.
@@ -37,6 +37,8 @@ pub(crate) enum Outcome {
     Ignored(Gap),
     /// With these words.
     Failed(String),
+    /// Its answers were right, but one came after its time.
+    Late(String),
     /// Not at all, within the limit.
     Hung,
 }
@@ -66,7 +68,7 @@ impl Stage {
                 .runtime()
                 .map(|runtime| runtime.block_on(self.play(case, twist))),
         };
-        done.unwrap_or_else(|failure| Outcome::Failed(failure.to_string()))
+        done.unwrap_or_else(failed)
     }
 
     /// What the store cannot offer of this, if anything.
@@ -102,15 +104,49 @@ impl Stage {
         Ok(self.runtime()?.block_on(future))
     }
 
-    /// The same as [`run`](Self::run), inside a runtime.
+    /// The same as [`run`](Self::run), inside a runtime, beside whatever else is played.
+    ///
+    /// In real time, what was late beside others is measured again with nobody beside it, once. Nothing but an upper bound is forgiven
+    /// that way: two holders, a wrong answer or a hang count at the first sight.
     pub(crate) async fn play(&self, case: Case, twist: Option<Arc<dyn Twist>>) -> Outcome {
-        match self.attempt(case, twist).await {
-            Ok(outcome) => outcome,
-            Err(failure) => Outcome::Failed(failure.to_string()),
+        let first = {
+            let _beside_others = HOUSE.read().await;
+            self.attempt(case, twist.clone()).await
+        };
+        match first {
+            Outcome::Late(words) if self.time() == Time::Real && twist.is_none() => {
+                let house = Self::alone().await;
+                eprintln!(
+                    "{}::{} is measured again, alone: {words}",
+                    self.name(),
+                    case.name
+                );
+                self.play_in(&house, case, None).await
+            }
+            first => first,
         }
     }
 
-    async fn attempt(&self, case: Case, twist: Option<Arc<dyn Twist>>) -> Result<Outcome, Failure> {
+    /// Waits until nothing is played, and keeps it so.
+    pub(crate) async fn alone() -> Alone {
+        Alone(HOUSE.write().await)
+    }
+
+    /// The same as [`play`](Self::play), with nobody beside it but what else was let in by the same hand.
+    pub(crate) async fn play_in(
+        &self,
+        _: &Alone,
+        case: Case,
+        twist: Option<Arc<dyn Twist>>,
+    ) -> Outcome {
+        self.attempt(case, twist).await
+    }
+
+    async fn attempt(&self, case: Case, twist: Option<Arc<dyn Twist>>) -> Outcome {
+        self.staged(case, twist).await.unwrap_or_else(failed)
+    }
+
+    async fn staged(&self, case: Case, twist: Option<Arc<dyn Twist>>) -> Result<Outcome, Failure> {
         match self.maker.home().check() {
             Err(_) if is_unprivileged() => return Ok(Outcome::Ignored(UNPRIVILEGED_GAP)),
             home => home?,
@@ -125,7 +161,7 @@ impl Stage {
         let run = AssertUnwindSafe((case.run)(ctx.clone())).catch_unwind();
         let outcome = match tokio::time::timeout(pace.limit, run).await {
             Ok(Ok(Ok(()))) => Outcome::Passed,
-            Ok(Ok(Err(failure))) => Outcome::Failed(failure.to_string()),
+            Ok(Ok(Err(failure))) => failed(failure),
             Ok(Err(panic)) => Outcome::Failed(words_of(&*panic)),
             Err(_) => Outcome::Hung,
         };
@@ -165,6 +201,23 @@ impl Stage {
     }
 }
 
+/// Nobody else plays while this lives.
+pub(crate) struct Alone(
+    #[expect(dead_code, reason = "held, not read")] RwLockWriteGuard<'static, ()>,
+);
+
+/// Read by whoever plays beside others, written by whoever needs the machine for itself.
+static HOUSE: RwLock<()> = RwLock::const_new(());
+
+fn failed(failure: Failure) -> Outcome {
+    let words = failure.to_string();
+    if failure.is_late() {
+        Outcome::Late(words)
+    } else {
+        Outcome::Failed(words)
+    }
+}
+
 async fn capabilities(fixture: &dyn Fixture) -> Result<Capabilities, Failure> {
     let driver = fixture.driver().await?;
     let store = driver.capabilities().clone();
@@ -190,4 +243,118 @@ fn words_of(panic: &(dyn Any + Send)) -> String {
     let words = panic.downcast_ref::<String>().map(String::as_str);
     let words = words.or_else(|| panic.downcast_ref::<&str>().copied());
     format!("panicked: {}", words.unwrap_or("without words"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Outcome, Stage};
+    use crate::{
+        case::{Case, Run},
+        clause::Clause,
+        failure::{Failure, ensure, in_time},
+        fixture::{Fixture, Gap, MakeFixture, Network, Records, Server, StoreTime, Time},
+    };
+    use async_trait::async_trait;
+    use dlock_core::{Clock, DistributedLock, Wake};
+    use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    const NONE: Gap = Gap("not needed here");
+
+    /// A store that says it has that time.
+    struct Store(Time, MemoryStore);
+
+    #[async_trait]
+    impl MakeFixture for Store {
+        fn name(&self) -> &str {
+            "store"
+        }
+
+        fn time(&self) -> Time {
+            self.0
+        }
+
+        async fn make(&self) -> Result<Arc<dyn Fixture>, Failure> {
+            Ok(Arc::new(Self(self.0, self.1.clone())))
+        }
+    }
+
+    #[async_trait]
+    impl Fixture for Store {
+        async fn driver(&self) -> Result<Arc<dyn DistributedLock>, Failure> {
+            let config = MemoryConfig::new(Wake::Poll);
+            Ok(Arc::new(MemoryDriver::connect(&self.1, config)))
+        }
+
+        fn url(&self) -> Result<String, Gap> {
+            Err(NONE)
+        }
+
+        fn network(&self) -> Result<&dyn Network, Gap> {
+            Err(NONE)
+        }
+
+        fn server(&self) -> Result<&dyn Server, Gap> {
+            Err(NONE)
+        }
+
+        fn records(&self) -> Result<&dyn Records, Gap> {
+            Err(NONE)
+        }
+
+        fn store_time(&self) -> Result<&dyn StoreTime, Gap> {
+            Err(NONE)
+        }
+    }
+
+    fn played(time: Time, case: Run) -> Outcome {
+        let store = Store(time, MemoryStore::new(Clock::boot()));
+        let stage = Stage::new(Arc::new(store));
+        stage.run(Case::new(Clause::Mutex, "one", case), None)
+    }
+
+    #[test]
+    fn what_was_late_once_is_measured_again() {
+        static RUNS: AtomicUsize = AtomicUsize::new(0);
+        let outcome = played(Time::Real, |_| {
+            Box::pin(async { in_time(RUNS.fetch_add(1, Ordering::Relaxed) > 0, "late") })
+        });
+        assert_eq!(outcome, Outcome::Passed);
+        assert_eq!(RUNS.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn what_is_late_again_has_failed() {
+        static RUNS: AtomicUsize = AtomicUsize::new(0);
+        let outcome = played(Time::Real, |_| {
+            RUNS.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async { Err(Failure::late("late")) })
+        });
+        assert!(matches!(outcome, Outcome::Late(_)), "{outcome:?}");
+        assert_eq!(RUNS.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn what_is_wrong_is_wrong_at_once() {
+        static RUNS: AtomicUsize = AtomicUsize::new(0);
+        let outcome = played(Time::Real, |_| {
+            Box::pin(async { ensure(RUNS.fetch_add(1, Ordering::Relaxed) > 0, "two holders") })
+        });
+        assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
+        assert_eq!(RUNS.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn nobody_is_late_in_simulated_time_for_want_of_a_machine() {
+        static RUNS: AtomicUsize = AtomicUsize::new(0);
+        let outcome = played(Time::Simulated, |_| {
+            RUNS.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async { Err(Failure::late("late")) })
+        });
+        assert!(matches!(outcome, Outcome::Late(_)), "{outcome:?}");
+        assert_eq!(RUNS.load(Ordering::Relaxed), 1);
+    }
 }

@@ -10,7 +10,10 @@ use crate::{
     machine::shared_file_system,
 };
 use dlock_core::{DriverError, ErrorKind, Result};
-use rustix::fs::{Access, CWD, FileType, Mode, access, mknodat, stat, statfs};
+use rustix::fs::{
+    Access, AtFlags, CWD, FileType, Mode, StatxAttributes, StatxFlags, access, mknodat, stat, statfs,
+    statx,
+};
 use sqlx::{
     ConnectOptions, Connection as _, SqliteConnection,
     sqlite::{SqliteConnectOptions, SqliteSynchronous},
@@ -58,6 +61,10 @@ impl Place {
             let why = "it has hard links, and each of its names would have a write-ahead log of its own: remove all but one";
             return Err(error::unfit(&found, why));
         }
+        if is_mounted(&found) {
+            let why = "it is mounted as a single file, so its write-ahead log would stand in this folder and not beside the file: mount its folder instead";
+            return Err(error::unfit(&found, why));
+        }
         let folder = found.parent().unwrap_or(Path::new("/"));
         for path in [&found, folder] {
             access(path, Access::READ_OK | Access::WRITE_OK)
@@ -84,8 +91,23 @@ impl Place {
         }
     }
 
+    /// Refuses a file without content beside a log that has some: it was deleted or emptied, and who had it open may hold locks in it yet.
+    fn has_its_log(&self) -> Result<()> {
+        let mut log = self.path.as_os_str().to_owned();
+        log.push("-wal");
+        // In this order: whoever makes the file writes it before its log.
+        let logged = stat(&log).is_ok_and(|log| log.st_size > 0);
+        if logged && stat(&self.path).is_ok_and(|file| file.st_size == 0) {
+            let why = "it is empty and its -wal is not, so it was deleted or emptied while somebody used it, who may hold locks still: \
+                       stop everybody who uses it, delete its -wal and -shm, and start again";
+            return Err(error::unfit(&self.path, why));
+        }
+        Ok(())
+    }
+
     async fn open(&self) -> Result<SqliteConnection> {
         self.still_there()?;
+        self.has_its_log()?;
         let unopened = |cause| error::unopened(&self.path, cause);
         let options = SqliteConnectOptions::new()
             .filename(&self.path)
@@ -150,6 +172,14 @@ fn make(path: &Path) -> Result<PathBuf> {
         Ok(()) | Err(rustix::io::Errno::EXIST) => path.canonicalize().map_err(failed),
         Err(cause) => Err(failed(cause.into())),
     }
+}
+
+/// Whether that name is a mount of the file alone. A kernel before 5.8 does not tell.
+fn is_mounted(path: &Path) -> bool {
+    let status = statx(CWD, path, AtFlags::empty(), StatxFlags::TYPE);
+    status.is_ok_and(|status| {
+        (status.stx_attributes & status.stx_attributes_mask).contains(StatxAttributes::MOUNT_ROOT)
+    })
 }
 
 /// Refuses file systems that other kernels see too, by the nearest folder that is there.

@@ -53,7 +53,7 @@ const TABLE: [Class; 19] = {
         row(6, Unavailable, Later, None, false, "the lock table is in use"),
         row(7, Unavailable, Later, Unknown, true, "out of memory"),
         row(8, Unavailable, Never, None, true, "the lock file cannot be written: it, its directory or its file system is read-only for this user"),
-        row(10, Unavailable, Later, Unknown, true, "the disk or the file system failed under the lock file: see the kernel's log"),
+        row(10, Unavailable, Later, Unknown, true, "the disk or the file system failed under the lock file: see the kernel's log, and the limit of file sizes (ulimit -f)"),
         row(11, Unavailable, Never, Unknown, true, "the lock file is damaged: stop everybody who uses it, delete it and its -wal and -shm, and start again"),
         row(13, Unavailable, Later, None, false, "the disk of the lock file is full: make room; what is held stays held until its lease is over"),
         row(14, Unavailable, Later, None, true, "the lock file or its -wal or -shm cannot be opened: is the directory still there, writable, and is a descriptor left?"),

@@ -52,6 +52,7 @@ fn main() -> ExitCode {
         a_newer_schema_is_refused_and_left_as_it_is,
         a_damaged_file_is_an_error_that_says_so,
         a_file_that_was_replaced_gives_no_locks_any_more,
+        a_file_without_its_content_gives_no_locks_while_its_log_is_there,
         a_record_of_an_earlier_boot_is_free,
         a_younger_record_of_another_boot_is_another_kernel,
         a_wall_clock_that_was_set_back_gives_greater_tokens_still,
@@ -76,6 +77,7 @@ fn main() -> ExitCode {
         a_read_only_file_system_is_refused,
         without_inotify_waiters_look,
         a_time_namespace_is_another_clock,
+        a_file_that_is_mounted_alone_is_refused_and_its_folder_is_not,
     });
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
@@ -132,6 +134,7 @@ fn work(job: &Job) -> ExitCode {
             "readonly" => readonly(&path).await,
             "deaf" => deaf(&path).await,
             "elsewhen" => elsewhen(&path).await,
+            "mounted" => mounted(&path).await,
             other => panic!("no job {other}"),
         }
     });
@@ -414,6 +417,29 @@ async fn a_file_that_was_replaced_gives_no_locks_any_more() {
         }
     }
     held(&bed.driver().await, &acquire("b", SECOND)).await;
+}
+
+async fn a_file_without_its_content_gives_no_locks_while_its_log_is_there() {
+    let bed = Bed::new();
+    let driver = bed.driver().await;
+    granted(&driver, &acquire("a", SECOND * 30)).await;
+    for emptied in [true, false] {
+        if emptied {
+            fs::write(&bed.file, "").unwrap();
+        } else {
+            fs::remove_file(&bed.file).unwrap();
+        }
+        let error = refused(&bed.file).await;
+        assert_eq!(error.kind(), ErrorKind::Misuse);
+        assert!(
+            error.to_string().contains("delete its -wal and -shm"),
+            "{error}"
+        );
+    }
+    for log in ["locks.db-wal", "locks.db-shm"] {
+        fs::remove_file(bed.at(log)).unwrap();
+    }
+    granted(&bed.driver().await, &acquire("a", SECOND)).await;
 }
 
 async fn a_record_of_an_earlier_boot_is_free() {
@@ -989,4 +1015,23 @@ fn a_time_namespace_is_another_clock() -> Outcome {
         "elsewhen",
         &bed.file,
     )
+}
+
+/// `alone/locks.db` is a mount of the file, `folder` one of its folder.
+async fn mounted(file: &Path) {
+    let error = refused(&file.with_file_name("alone/locks.db")).await;
+    assert_eq!(error.kind(), ErrorKind::Misuse);
+    assert!(error.to_string().contains("mount its folder"), "{error}");
+    let driver = open(&file.with_file_name("folder/locks.db")).await;
+    held(&driver, &acquire("a", SECOND)).await;
+}
+
+fn a_file_that_is_mounted_alone_is_refused_and_its_folder_is_not() -> Outcome {
+    let bed = Bed::new();
+    runtime().block_on(async {
+        granted(&bed.driver().await, &acquire("a", SECOND * 30)).await;
+    });
+    let script = "cd \"$FOLDER\"; mkdir alone folder; : > alone/locks.db
+        mount --bind locks.db alone/locks.db; mount --bind . folder";
+    alone(&["--mount"], script, "mounted", &bed.file)
 }

@@ -1,0 +1,70 @@
+//! What is told to whom, once.
+
+use super::{CAPACITY, INTERVAL, Waiter, name};
+use dlock_core::{Clock, DistributedLock, Hint, Wake};
+use dlock_memory::MemoryStore;
+use futures_util::{FutureExt, StreamExt};
+
+#[tokio::test(start_paused = true)]
+async fn free_is_said_once_to_each_client_that_waits() {
+    let store = MemoryStore::new(Clock::simulated());
+    let mut holder = Waiter::new(&store, 0, Wake::Hints);
+    let mut waiters: Vec<_> = (1..4)
+        .map(|at| Waiter::new(&store, at, Wake::Hints))
+        .collect();
+    assert!(holder.looks().is_none());
+    for waiter in &mut waiters {
+        assert_eq!(waiter.looks().unwrap().look_in, Some(INTERVAL));
+        waiter.next += 1;
+        waiter.looks();
+    }
+    waiters[1].leaves();
+    waiters[1].next -= 2;
+    waiters[1].leaves();
+    holder.releases(None);
+    assert_eq!(waiters[0].heard(), [Hint::Free(name())]);
+    assert_eq!(waiters[1].heard(), []);
+    assert_eq!(waiters[2].heard(), [Hint::Free(name())]);
+    assert_eq!(holder.heard(), []);
+    assert!(waiters[2].looks().is_none(), "no line: whoever is first");
+}
+
+#[tokio::test(start_paused = true)]
+async fn polling_drivers_hear_nothing_and_learn_the_rest() {
+    let store = MemoryStore::new(Clock::simulated());
+    let mut holder = Waiter::new(&store, 0, Wake::Poll);
+    let mut waiter = Waiter::new(&store, 1, Wake::Poll);
+    assert!(holder.looks().is_none());
+    let held = waiter.looks().unwrap();
+    assert_eq!(
+        (held.look_in, held.ahead),
+        (Some(waiter.lease.length()), None)
+    );
+    holder.releases(None);
+    assert_eq!(waiter.hints.next().await, None);
+    assert!(waiter.looks().is_none());
+    assert_eq!(waiter.heard(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn hints_are_taken_once_and_end_with_close() {
+    let store = MemoryStore::new(Clock::simulated());
+    let mut waiter = Waiter::new(&store, 0, Wake::Line);
+    assert_eq!(waiter.driver.hints().next().await, None);
+    assert_eq!(waiter.hints.next().now_or_never(), None);
+    waiter.driver.close().await;
+    assert_eq!(waiter.hints.next().await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn hints_that_do_not_fit_become_one_look_again() {
+    let store = MemoryStore::new(Clock::simulated());
+    let mut waiter = Waiter::new(&store, 0, Wake::Line);
+    for _ in 0..CAPACITY + 5 {
+        waiter.driver.faults().inject(Hint::Free(name()));
+    }
+    let heard = waiter.heard();
+    assert_eq!(heard.len(), CAPACITY + 1);
+    assert_eq!(heard.last(), Some(&Hint::LookAgain));
+    assert_eq!(waiter.heard(), []);
+}

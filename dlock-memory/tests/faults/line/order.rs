@@ -1,0 +1,107 @@
+//! Whatever happens, in whatever order.
+
+use super::{INTERVAL, Waiter, name};
+use dlock_core::{Clock, Instant, Released, Wake};
+use dlock_memory::MemoryStore;
+use std::{collections::VecDeque, time::Duration};
+
+/// Whatever is released, left, killed or tried in between: those who are still there go in the order they came.
+#[tokio::test(start_paused = true)]
+async fn the_line_is_first_come_first_served() {
+    for seed in 0..60 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let store = MemoryStore::new(Clock::simulated());
+        let mut holder = Waiter::new(&store, 0, Wake::Line);
+        assert!(holder.takes());
+        let mut waiting = VecDeque::new();
+        for number in 1..300 {
+            match rng.u8(0..10) {
+                0..4 => {
+                    let waiter = Waiter::new(&store, number, Wake::Line);
+                    assert_eq!(waiter.ahead().unwrap() as usize, store.tickets(&name()) - 1);
+                    waiting.push_back(waiter);
+                }
+                4 if !waiting.is_empty() => {
+                    let mut waiter: Waiter = waiting.remove(rng.usize(..waiting.len())).unwrap();
+                    if rng.bool() {
+                        waiter.leaves();
+                    }
+                }
+                5 if !waiting.is_empty() => {
+                    assert!(waiting[rng.usize(..waiting.len())].looks().is_some());
+                }
+                6 => assert!(!Waiter::new(&store, number, Wake::Line).takes()),
+                _ => {
+                    let Some(mut next) = waiting.pop_front() else {
+                        continue;
+                    };
+                    holder.releases(None);
+                    assert_eq!(next.heard().last(), Some(&next.turn()), "seed {seed}");
+                    assert!(waiting.iter().all(|other| other.looks().is_some()));
+                    assert!(next.looks().is_none(), "seed {seed}");
+                    holder = next;
+                }
+            }
+        }
+    }
+}
+
+/// Whatever lapses, is lost or is stopped for a while: whoever goes on looking gets it, and one at a time.
+#[tokio::test(start_paused = true)]
+async fn whoever_goes_on_looking_gets_it() {
+    for seed in 0..60 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let clock = Clock::simulated();
+        let store = MemoryStore::new(clock.clone());
+        let mut waiters: Vec<_> = (0..8)
+            .map(|at| Waiter::new(&store, at, Wake::Line))
+            .collect();
+        let mut inside: Option<(usize, Instant)> = None;
+        for _ in 0..400 {
+            clock.jump(Duration::from_millis(rng.u64(..900)));
+            let at = rng.usize(..waiters.len());
+            inside = inside.filter(|(_, end)| *end > clock.now());
+            let is_inside = inside.is_some_and(|(holder, _)| holder == at);
+            match rng.u8(..10) {
+                0 if !is_inside => waiters[at].leaves(),
+                1 if rng.u8(..8) == 0 => {
+                    store.flush();
+                    inside = None;
+                }
+                2 => drop(waiters[at].heard()),
+                3..6 => {
+                    let Some((holder, _)) = inside.take() else {
+                        continue;
+                    };
+                    assert!(matches!(waiters[holder].releases(None), Released::Freed));
+                }
+                _ if is_inside => {}
+                _ => {
+                    if waiters[at].looks().is_none() {
+                        assert!(inside.is_none(), "seed {seed}");
+                        inside = Some((at, clock.now() + waiters[at].lease.length()));
+                    }
+                }
+            }
+        }
+        if let Some((holder, _)) = inside {
+            waiters[holder].releases(None);
+        }
+        let mut left = waiters;
+        for round in 0.. {
+            assert!(round < 40, "seed {seed}: {} still wait", left.len());
+            clock.jump(INTERVAL);
+            left.retain_mut(|waiter| {
+                waiter.heard();
+                let granted = waiter.looks().is_none();
+                if granted {
+                    waiter.releases(None);
+                }
+                !granted
+            });
+            if left.is_empty() {
+                break;
+            }
+        }
+    }
+}

@@ -84,10 +84,13 @@ impl Patience {
     /// The limit; `None`: as long as it takes.
     pub(crate) fn limit(&self) -> Option<Duration> {
         if self.nonblock {
-            Some(Duration::ZERO)
-        } else {
-            self.wait
+            return Some(Duration::ZERO);
         }
+        // Less time than it takes to ask is no time to wait, but the lock may be free.
+        let wait = self.wait?;
+        Some(wait)
+            .filter(|wait| *wait >= SHORTEST)
+            .or(Some(Duration::ZERO))
     }
 }
 
@@ -190,6 +193,9 @@ pub(crate) struct Break {
     pub(crate) name: String,
 }
 
+/// The shortest wait that is one.
+const SHORTEST: Duration = Duration::from_millis(1);
+
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text
         .parse()
@@ -200,13 +206,25 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cli, seconds};
+    use super::{Cli, Patience, seconds};
     use clap::CommandFactory;
     use std::time::Duration;
 
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_wait_that_is_none_still_asks() {
+        let limit = |wait: Option<f64>| {
+            let wait = wait.map(Duration::from_secs_f64);
+            let nonblock = false;
+            Patience { nonblock, wait }.limit()
+        };
+        assert_eq!(limit(None), None);
+        assert_eq!(limit(Some(0.000_000_1)), Some(Duration::ZERO));
+        assert_eq!(limit(Some(0.5)), Some(Duration::from_millis(500)));
     }
 
     #[test]

@@ -93,7 +93,7 @@ pub(crate) fn held(
     let message = match error {
         Some(error) => error.to_string(),
         None => format!(
-            "{name:?} is held by another; who: dlock inspect {}",
+            "{name:?} is held by another, or kept shut; see dlock inspect {}",
             quoted(name)
         ),
     };

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 /// | 0 | done |
 /// | 1, or `-E` | held by another: `-n`, or the time of `-w` was up |
 /// | 64 | wrong use, or what this backend cannot do |
-/// | 69 | the store could not be reached, or refused |
+/// | 69 | the store could not be reached, or refused; or this machine gave no descriptor or thread to do it with |
 /// | 70 | a bug of ours |
 /// | 73 | the outcome is unknown: the store did not confirm |
 /// | 74 | the result could not be written; an acquired lock was given back |
@@ -42,7 +42,7 @@ impl Exit {
     /// Of an error, for those who acquire: whatever was left is being undone.
     pub(crate) fn of(error: &Error, held: Self) -> Self {
         match error.kind() {
-            _ if error.to_string().contains("BUG:") => Self::BUG,
+            _ if is_bug(error) => Self::BUG,
             ErrorKind::Timeout { phase: Phase::Wait } => held,
             ErrorKind::Misuse | ErrorKind::Unsupported => Self::USAGE,
             ErrorKind::Lost | ErrorKind::Gone => Self::LOST,
@@ -62,8 +62,36 @@ impl Exit {
     }
 }
 
+/// Whether an error says so of itself; a lock may have any name.
+fn is_bug(error: &Error) -> bool {
+    let text = error.to_string();
+    let said = error.name().and_then(|name| {
+        let prefix = format!("lock {name:?} ({}): ", error.backend());
+        text.strip_prefix(&prefix)
+    });
+    let said = said.unwrap_or(&text);
+    said.starts_with("BUG: ") || said.contains(": BUG: ")
+}
+
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         Self::from(exit.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Exit;
+    use dlock::{DriverError, Error, ErrorKind};
+
+    #[test]
+    fn a_bug_is_what_says_so_of_itself() {
+        let code = |message: &'static str| {
+            let error = Error::from(DriverError::new(ErrorKind::Unavailable, message));
+            Exit::of(&error, Exit::HELD)
+        };
+        assert_eq!(code("BUG: no row"), Exit::BUG);
+        assert_eq!(code("lock file /x: BUG: no row"), Exit::BUG);
+        assert_eq!(code("no file /BUG:/x"), Exit::UNREACHABLE);
     }
 }

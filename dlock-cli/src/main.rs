@@ -36,8 +36,11 @@ fn parse_and_run() -> Exit {
     let output = Output::new(&cli);
     output.log();
     start(cli, &output).unwrap_or_else(|error| {
-        output.say(&format!("BUG: no runtime: {error}"));
-        Exit::BUG
+        let message = format!(
+            "dlock cannot start: {error}: has it reached a limit of open files (ulimit -n) or of threads (ulimit -u)?"
+        );
+        output.problem("Unavailable", &message, "", None);
+        Exit::UNREACHABLE
     })
 }
 
@@ -65,6 +68,7 @@ fn unread(error: &clap::Error) -> Exit {
 fn start(cli: Cli, output: &Output) -> io::Result<Exit> {
     // The others change nothing that a signal could leave half done.
     let held = matches!(cli.command, Command::Exec(_) | Command::Acquire(_));
+    signals::survive_limits()?;
     let blocked = held.then(Blocked::new).transpose()?;
     // One thread: the child's death signal is bound to the thread that started it.
     let runtime = tokio::runtime::Builder::new_current_thread()

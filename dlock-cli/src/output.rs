@@ -35,6 +35,10 @@ impl Output {
         }
     }
 
+    pub(crate) fn is_json(&self) -> bool {
+        self.json
+    }
+
     /// For what is wrong with the command line itself, before it is read.
     pub(crate) fn unread(json: bool) -> Self {
         Self {

@@ -37,6 +37,13 @@ impl Blocked {
     }
 }
 
+/// A write beyond the limit of file sizes is an error from now on, as that of a full disk is, and not our end. The command has its own.
+pub(crate) fn survive_limits() -> io::Result<()> {
+    let mut blocked = SigSet::empty();
+    blocked.add(Number::SIGXFSZ);
+    Ok(blocked.thread_block()?)
+}
+
 /// What came.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Heard {

@@ -65,12 +65,14 @@ fn default(variable: impl Fn(&str) -> Option<OsString>) -> Result<String, String
             .filter(|value| !value.is_empty())
             .map(PathBuf::from)
     };
-    // The XDG base directory specification has relative paths ignored.
-    let state = set("XDG_STATE_HOME").filter(|path| path.is_absolute());
-    let state = state.or_else(|| set("HOME").map(|home| home.join(".local/state")));
+    // Relative ones would be other locks in each directory; the XDG base directory specification has them ignored.
+    let absolute = |name| set(name).filter(|path: &PathBuf| path.is_absolute());
+    let state = absolute("XDG_STATE_HOME");
+    let state = state.or_else(|| absolute("HOME").map(|home| home.join(".local/state")));
     let Some(state) = state else {
         return Err(
-            "neither --url, $DLOCK_URL, $XDG_STATE_HOME nor $HOME says where the locks are"
+            "neither --url, $DLOCK_URL, nor an absolute $XDG_STATE_HOME or $HOME says where the locks are: set $DLOCK_URL, such as \
+             sqlite:/var/lib/jobs/locks.db"
                 .to_owned(),
         );
     };
@@ -131,6 +133,7 @@ mod tests {
             "sqlite:/h%3F/.local/state/dlock/locks.db"
         );
         default(with(&[("HOME", "")])).unwrap_err();
+        default(with(&[("HOME", "h"), ("XDG_STATE_HOME", ".")])).unwrap_err();
     }
 
     #[test]

@@ -11,8 +11,8 @@ use crate::{
 };
 use dlock_core::{DriverError, ErrorKind, Result};
 use rustix::fs::{
-    Access, AtFlags, CWD, FileType, Mode, StatxAttributes, StatxFlags, access, mknodat, stat, statfs,
-    statx,
+    Access, AtFlags, CWD, FileType, Mode, StatxAttributes, StatxFlags, access, mknodat, stat,
+    statfs, statx,
 };
 use sqlx::{
     ConnectOptions, Connection as _, SqliteConnection,

@@ -35,9 +35,9 @@ impl Child {
     pub(super) fn start(
         command: &[OsString],
         variables: Vec<(&'static str, Option<String>)>,
-        foreground: bool,
+        (foreground, json): (bool, bool),
     ) -> io::Result<Self> {
-        let mut stage = Stage::of(command, !foreground && in_front(getpgrp()));
+        let mut stage = Stage::of(command, !foreground && in_front(getpgrp()), json);
         for (key, value) in variables {
             match value {
                 Some(value) => stage.env(key, value),

@@ -115,13 +115,17 @@ impl<'a> Job<'a> {
         let child = Child::start(
             &command(&self.args),
             self.variables(&guard),
-            self.args.foreground,
+            (self.args.foreground, self.output.is_json()),
         );
         let child = match child {
             Ok(child) => child,
             Err(error) => {
-                let message = format!("the command could not be started: {error}");
-                self.output.problem("Exec", &message, "", None);
+                let message = format!(
+                    "the command could not be started: {error}: is /proc mounted, and a process or descriptor left (ulimit -u, -n)?"
+                );
+                let backend = self.client.capabilities().backend;
+                self.output
+                    .problem("Exec", &message, backend, Some(&self.args.name));
                 self.give_back(guard, signals).await;
                 return Exit::NOT_EXECUTABLE;
             }

@@ -2,7 +2,7 @@
 //! can be done without unsafe code. It asks the kernel to kill it when we die, takes the terminal if it is to have it, and becomes the
 //! command; the process is the same all along, and so is its group.
 
-use crate::exit::Exit;
+use crate::{exit::Exit, output::Output};
 use nix::{
     sys::signal::SigSet,
     unistd::{Pid, getpgrp, getppid, tcsetpgrp},
@@ -21,18 +21,20 @@ const MARK: &str = "__dlock-stage";
 pub(crate) struct Stage {
     parent: i32,
     terminal: bool,
+    output: Output,
     command: Vec<OsString>,
 }
 
 impl Stage {
     /// The command line that starts it.
-    pub(super) fn of(command: &[OsString], terminal: bool) -> Command {
+    pub(super) fn of(command: &[OsString], terminal: bool, json: bool) -> Command {
         let mut stage = Command::new("/proc/self/exe");
         let mode = if terminal { "terminal" } else { "background" };
         stage
             .arg(MARK)
             .arg(std::process::id().to_string())
             .arg(mode)
+            .arg(if json { "json" } else { "words" })
             .args(command);
         stage
     }
@@ -45,10 +47,12 @@ impl Stage {
         }
         let parent = args.next()?.to_str()?.parse().ok()?;
         let terminal = args.next()? == "terminal";
+        let output = Output::unread(args.next()? == "json");
         let command = args.collect();
         Some(Self {
             parent,
             terminal,
+            output,
             command,
         })
     }
@@ -56,30 +60,38 @@ impl Stage {
     /// Becomes the command; returns only when that was not possible.
     pub(crate) fn run(self) -> Exit {
         if let Err(error) = self.prepare() {
-            eprintln!("dlock: the command could not be prepared: {error}");
-            return Exit::NOT_EXECUTABLE;
+            return self.failed(
+                &format!("the command could not be prepared: {error}"),
+                Exit::NOT_EXECUTABLE,
+            );
         }
         let Some((program, args)) = self.command.split_first() else {
             return Exit::USAGE;
         };
         let error = Command::new(program).args(args).exec();
         let program = program.display();
-        match error.kind() {
-            ErrorKind::NotFound => {
-                eprintln!(
-                    "dlock: {program}: not found (is it on PATH? does its interpreter exist?)"
-                );
-                Exit::NOT_FOUND
-            }
-            ErrorKind::PermissionDenied => {
-                eprintln!("dlock: {program}: not executable by this user (chmod +x?)");
-                Exit::NOT_EXECUTABLE
-            }
-            _ => {
-                eprintln!("dlock: {program}: {error}");
-                Exit::NOT_EXECUTABLE
-            }
-        }
+        let (why, exit) = match error.kind() {
+            ErrorKind::NotFound => (
+                "not found (is it on PATH? does its interpreter exist?)".to_owned(),
+                Exit::NOT_FOUND,
+            ),
+            ErrorKind::PermissionDenied => (
+                "not executable by this user (chmod +x?)".to_owned(),
+                Exit::NOT_EXECUTABLE,
+            ),
+            _ => (error.to_string(), Exit::NOT_EXECUTABLE),
+        };
+        self.failed(&format!("{program}: {why}"), exit)
+    }
+
+    /// Says so as dlock would: its name and store are in the environment by now.
+    fn failed(&self, message: &str, exit: Exit) -> Exit {
+        let set = |variable| env::var(variable).ok();
+        let (backend, name) = (set("DLOCK_BACKEND"), set("DLOCK_NAME"));
+        let backend = backend.unwrap_or_default();
+        self.output
+            .problem("Exec", message, &backend, name.as_deref());
+        exit
     }
 
     fn prepare(&self) -> io::Result<()> {

@@ -158,6 +158,7 @@ fn a_busy_lock_says_who_has_it_and_q_says_nothing() {
         out.stderr.contains(&format!("dlock inspect {lock}")),
         "{out:?}"
     );
+    assert!(out.stderr.contains("or kept shut"), "{out:?}");
     let out = ran(&["exec", "-w", "0.1", &lock, "--", "true"]).expect(1);
     assert!(out.stderr.contains("held by owner #"), "{out:?}");
     assert_eq!(
@@ -325,6 +326,13 @@ fn errors_are_objects_too_and_those_of_exec_stay_off_its_output() {
     assert_eq!(out.stdout, "");
     let error: serde_json::Value = serde_json::from_str(&out.stderr).unwrap();
     assert_eq!(error["error"]["kind"], "Timeout");
+    let free = name("errors");
+    let out = ran(&["--json", "exec", &free, "--", "no-such-command"]).expect(127);
+    let error: serde_json::Value = serde_json::from_str(&out.stderr).unwrap();
+    assert_eq!(
+        (&error["error"]["kind"], &error["error"]["name"]),
+        (&"Exec".into(), &free.into())
+    );
     let out = ran(&["--json", "exec"]).expect(64);
     let error: serde_json::Value = serde_json::from_str(&out.stderr).unwrap();
     assert_eq!(error["error"]["kind"], "Misuse");

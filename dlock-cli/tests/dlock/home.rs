@@ -46,6 +46,15 @@ fn without_xdg_state_home_it_is_below_the_home_directory() {
 }
 
 #[test]
+fn a_home_that_is_another_in_each_directory_is_refused() {
+    let desk = Desk::new();
+    let mut command = home(&desk, &["acquire", "x"]);
+    command.env("XDG_STATE_HOME", "state").env("HOME", ".");
+    let out = run(command).expect(64);
+    assert!(out.stderr.contains("set $DLOCK_URL"), "{out:?}");
+}
+
+#[test]
 fn schema_makes_no_file() {
     let desk = Desk::new();
     ran(&desk, &["schema"]).expect(0);

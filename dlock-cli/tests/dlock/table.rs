@@ -2,7 +2,12 @@
 
 use crate::bed::{Desk, Net, at, dlock, name, ran, run, start, until_held};
 use nix::sys::signal::Signal;
-use std::{fs, net::TcpListener, os::unix::fs::PermissionsExt};
+use std::{
+    fs,
+    net::TcpListener,
+    os::unix::fs::PermissionsExt,
+    process::{Command, Stdio},
+};
 
 #[test]
 fn the_code_of_the_command_is_passed_through() {
@@ -81,6 +86,34 @@ fn a_store_out_of_reach_gives_69() {
     ] {
         run(at(&url, args)).expect(69);
     }
+}
+
+#[test]
+fn a_limit_of_the_machine_gives_69_and_says_which() {
+    let lock = name("limit");
+    for (limit, words) in [("-n 5", "ulimit -n"), ("-f 0", "ulimit -f")] {
+        let desk = Desk::new();
+        let text = format!(
+            "ulimit {limit}; exec '{}' -q exec -n '{lock}' -- true",
+            crate::bed::DLOCK
+        );
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &text]);
+        shell.env("DLOCK_URL", format!("sqlite:{}", desk.text("locks.db")));
+        // Not through files, which have the same limit.
+        let out = shell.stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(69), "{limit}: {said}");
+        assert!(said.contains(words), "{limit}: {said}");
+    }
+}
+
+#[test]
+fn a_name_that_speaks_of_bugs_is_a_name() {
+    let lock = format!("BUG: {}", name("fix"));
+    ran(&["acquire", &lock]).expect(0);
+    ran(&["acquire", "-w", "0.05", &lock]).expect(1);
+    ran(&["release", &lock, "7d444840-9dc0-11d1-b245-5ffdce74fad2"]).expect(77);
 }
 
 #[test]

@@ -118,8 +118,8 @@ const STALE: &str = "SELECT name, GREATEST(changed, expires), {now} FROM {table}
 /// by more than a day.
 const FORGET: &str = "DELETE FROM {table} WHERE name = ? AND changed <= {now} - 86400000000 AND expires <= {now} - 86400000000";
 
-/// The server's time.
-const TIME: &str = "SELECT {now}";
+/// The server's time, and whether the session has another: `UTC_TIMESTAMP` obeys `SET timestamp`, `SYSDATE` does not (the session's zone is UTC).
+const TIME: &str = "SELECT {now}, ABS(TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(6), SYSDATE(6))) > 5";
 
 /// Microseconds since 1970; the difference of two `DATETIME`s knows no zone.
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
@@ -198,12 +198,13 @@ fn filled<T: Clone>(list: impl Iterator<Item = T> + Clone, size: usize) -> impl 
     list.chain(last.into_iter().cycle()).take(size)
 }
 
-pub(crate) async fn time(native: &mut MySqlConnection) -> sqlx::Result<Duration> {
+/// The server's time, and whether the session was given one of its own.
+pub(crate) async fn clock(native: &mut MySqlConnection) -> sqlx::Result<(Duration, bool)> {
     let row = sqlx::raw_sql(ready(TIME.to_owned()))
         .fetch_one(native)
         .await?;
-    let now: i64 = row.try_get(0)?;
-    Ok(Duration::from_micros(now.unsigned_abs()))
+    let (now, is_set): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
+    Ok((Duration::from_micros(now.unsigned_abs()), is_set != 0))
 }
 
 /// The token it was taken with; `None`: it was not.

@@ -2,7 +2,7 @@
 
 use dlock_core::{DriverError, Effect, ErrorKind, MAX_HOLDS, Retry};
 use sqlx::mysql::MySqlDatabaseError;
-use std::io;
+use std::{fmt, io};
 
 /// An error of the driver, and what it says about connections.
 #[derive(Debug)]
@@ -54,21 +54,26 @@ const fn row(
 /// Each statement is a transaction: the server that refuses or interrupts it has undone it. Where the answer is lost, or the server was
 /// going down, nobody can tell.
 #[rustfmt::skip]
-const TABLE: [Class; 37] = {
+const TABLE: [Class; 50] = {
     use Effect::{None, Unknown};
     use ErrorKind::{Misuse, Unavailable, Unsupported};
     use Fate::{AllClosed, Closed, Kept};
     use Retry::{Later, Never, Now};
     [
+        row(1020, Unavailable, Now, None, Kept, "another client changed the row at the same time"),
+        row(1021, Unavailable, Later, Unknown, Closed, "the server's disk is full"),
         row(1040, Unavailable, Later, None, Closed, "the server has no connection left: raise max_connections, or lower dlock.connections"),
         row(1042, Unavailable, Later, None, Closed, "the server cannot resolve this host's name: set skip_name_resolve there"),
         row(1044, Unavailable, Never, None, Closed, "the user may not use this database: see the GRANT lines of `dlock schema`"),
         row(1045, Unavailable, Never, None, Closed, "the server refused user or password"),
+        row(1047, Unavailable, Later, None, AllClosed, "the server takes no statements at the moment: a node of a cluster that is not synchronised, or cut off"),
         row(1049, Misuse, Never, None, Closed, "there is no such database: make it, or name another one in the URL"),
         row(1053, Unavailable, Later, Unknown, AllClosed, "the server is shutting down"),
         row(1062, Unavailable, Now, None, Kept, "another client made the row at the same time"),
         row(1064, Unsupported, Never, None, Kept, "BUG: the server does not understand a statement; please report it with the server's version"),
+        row(1114, Unavailable, Later, None, Kept, "the server has no room for the row: its disk or tablespace is full"),
         row(1129, Unavailable, Later, None, Closed, "the server blocks this host after too many failed connections: FLUSH HOSTS there"),
+        row(1130, Unavailable, Never, None, Closed, "the server lets nobody in from this host: see the host of the user there"),
         row(1142, Unavailable, Never, None, Kept, "the user lacks a right on dlock's table: see the GRANT lines of `dlock schema`"),
         row(1143, Unavailable, Never, None, Kept, "the user lacks a right on a column of dlock's table: see the GRANT lines of `dlock schema`"),
         row(1146, Unavailable, Never, None, Kept, "dlock's table is not there: make it with what `dlock schema` prints"),
@@ -77,12 +82,16 @@ const TABLE: [Class; 37] = {
         row(1160, Unavailable, Later, Unknown, AllClosed, "the server could not write to the network"),
         row(1161, Unavailable, Later, Unknown, AllClosed, "the server waited too long to write to the network"),
         row(1184, Unavailable, Later, None, Closed, "the server gave the connection up while it was being made"),
+        row(1203, Unavailable, Later, None, Closed, "the user has no connection left on the server: raise its max_user_connections, or lower dlock.connections"),
         row(1205, Unavailable, Later, None, Kept, "the row or the table was locked for a second: somebody holds a transaction, a backup or LOCK TABLES open on dlock's table"),
         row(1213, Unavailable, Now, None, Kept, "the server chose this statement to end a deadlock"),
         row(1226, Unavailable, Later, None, Closed, "the user is over one of its limits on the server (max_user_connections, max_updates_per_hour, …)"),
+        row(1243, Unavailable, Now, None, Closed, "the server does not know the statement that it prepared: a proxy in between changes servers, which dlock's sessions do not survive"),
         row(1290, Unavailable, Later, None, AllClosed, "the server is read-only: a failover is under way, or the URL names a replica"),
         row(1317, Unavailable, Now, None, Closed, "the statement was killed on the server"),
+        row(1412, Unavailable, Now, None, Kept, "dlock's table was altered at the same time"),
         row(1461, Unavailable, Later, None, Closed, "the server has no prepared statement left: raise max_prepared_stmt_count"),
+        row(1615, Unavailable, Now, None, Closed, "the server wants the statement prepared again: raise table_definition_cache"),
         row(1792, Unavailable, Later, None, AllClosed, "the session is read-only: a failover is under way, or the URL names a replica"),
         row(1836, Unavailable, Later, None, AllClosed, "the server is in read-only mode"),
         row(1927, Unavailable, Now, Unknown, Closed, "the connection was killed on the server"),
@@ -90,14 +99,18 @@ const TABLE: [Class; 37] = {
         row(2006, Unavailable, Later, Unknown, AllClosed, "the server has gone away"),
         row(2013, Unavailable, Later, Unknown, AllClosed, "the connection was lost during a statement"),
         row(3024, Unavailable, Later, None, Kept, "the statement ran for too long and was ended by the server (max_execution_time)"),
+        row(3032, Unavailable, Later, None, AllClosed, "the server is in offline mode"),
         row(3058, Unavailable, Later, None, Kept, "the server found a deadlock of user-level locks, which dlock does not use: is somebody else on this connection?"),
         row(3101, Unavailable, Later, None, Kept, "the group of servers undid the statement: another primary wrote the row at the same time; write to one primary only"),
+        row(3118, Unavailable, Never, None, Closed, "the user's account is locked on the server"),
+        row(3159, Unavailable, Never, None, Closed, "the server takes only connections with TLS: turn on the feature `tls`, and see ssl-mode in the URL"),
         row(4031, Unavailable, Now, None, Closed, "the server closed the connection, which was idle for too long"),
         // Not numbers of a server: names for what the client itself reports.
         row(DIAL, Unavailable, Later, None, Closed, "the server could not be reached"),
         row(IO, Unavailable, Later, Unknown, AllClosed, "the connection failed before the answer came"),
         row(TLS, Unavailable, Never, None, Closed, "TLS could not be set up: see ssl-mode and ssl-ca in the URL; without the feature `tls` there is none, and ssl-mode=disabled does without"),
         row(CONFIG, Misuse, Never, None, Closed, "the MySQL settings cannot work"),
+        row(ENDED, Unavailable, Later, None, Closed, "the statement ran for two seconds and was ended: the server is overloaded, or dlock's table is locked"),
     ]
 };
 
@@ -105,6 +118,9 @@ const DIAL: u16 = 1;
 const IO: u16 = 2;
 const TLS: u16 = 3;
 const CONFIG: u16 = 4;
+const ENDED: u16 = 5;
+/// What somebody ended, be it we.
+const KILLED: u16 = 1317;
 /// A table that is not there.
 const NO_TABLE: u16 = 1146;
 
@@ -128,14 +144,33 @@ const GARBLED: Class = row(
     "a row of dlock's table has something in it that dlock did not write: break that lock, or delete the row while nobody uses it",
 );
 
-/// A failed statement.
-pub(crate) fn failed(cause: sqlx::Error) -> Failure {
+/// A failed statement; `by_us`: it ran for too long, and the server was told to end it.
+pub(crate) fn failed(cause: sqlx::Error, by_us: bool) -> Failure {
+    if by_us && number(&cause) == Some(KILLED) {
+        let class = by_number(ENDED);
+        return Failure {
+            error: told(class, Ended(cause)),
+            link: class.link,
+        };
+    }
     let class = classify(&cause);
     Failure {
         error: told(class, cause),
         link: class.link,
     }
 }
+
+/// What the server says of a statement that we ended.
+#[derive(Debug)]
+struct Ended(sqlx::Error);
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Ended {}
 
 /// A connection that did not come about: whatever was the reason, nothing was asked yet.
 pub(crate) fn unreached(cause: sqlx::Error) -> DriverError {
@@ -148,7 +183,7 @@ pub(crate) fn unreached(cause: sqlx::Error) -> DriverError {
     told(class, cause).with_effect(Effect::None)
 }
 
-fn told(class: &Class, cause: sqlx::Error) -> DriverError {
+fn told(class: &Class, cause: impl std::error::Error + Send + Sync + 'static) -> DriverError {
     DriverError::new(class.kind, class.advice)
         .with_retry(class.retry)
         .with_effect(class.effect)
@@ -157,7 +192,10 @@ fn told(class: &Class, cause: sqlx::Error) -> DriverError {
 
 /// Others were in the way for a moment: a statement that failed so did nothing and may be sent again.
 pub(crate) fn is_contention(error: &DriverError) -> bool {
-    matches!(number_in(error), Some(1062 | 1205 | 1213 | 1969))
+    matches!(
+        number_in(error),
+        Some(1020 | 1062 | 1205 | 1213 | 1412 | 1969 | 3024 | ENDED)
+    )
 }
 
 /// A table that was there is there no more.
@@ -172,6 +210,9 @@ pub(crate) fn is_deadlock(error: &DriverError) -> bool {
 
 fn number_in(error: &DriverError) -> Option<u16> {
     let source = std::error::Error::source(error)?;
+    if source.is::<Ended>() {
+        return Some(ENDED);
+    }
     number(source.downcast_ref()?)
 }
 
@@ -279,10 +320,10 @@ mod tests {
     use std::{collections::HashSet, io};
 
     /// What the issue and the field know; the numbers of servers of today.
-    const KNOWN: [u16; 33] = [
-        1040, 1042, 1044, 1045, 1049, 1053, 1062, 1064, 1129, 1142, 1143, 1146, 1158, 1159, 1160,
-        1161, 1184, 1205, 1213, 1226, 1290, 1317, 1461, 1792, 1836, 1927, 1969, 2006, 2013, 3024,
-        3058, 3101, 4031,
+    const KNOWN: [u16; 45] = [
+        1020, 1021, 1040, 1042, 1044, 1045, 1047, 1049, 1053, 1062, 1064, 1114, 1129, 1130, 1142,
+        1143, 1146, 1158, 1159, 1160, 1161, 1184, 1203, 1205, 1213, 1226, 1243, 1290, 1317, 1412,
+        1461, 1615, 1792, 1836, 1927, 1969, 2006, 2013, 3024, 3032, 3058, 3101, 3118, 3159, 4031,
     ];
 
     #[test]
@@ -302,7 +343,10 @@ mod tests {
             .filter(|class| class.effect == Effect::Unknown)
             .map(|class| class.number)
             .collect();
-        assert_eq!(open, [1053, 1158, 1159, 1160, 1161, 1927, 2006, 2013, IO]);
+        assert_eq!(
+            open,
+            [1021, 1053, 1158, 1159, 1160, 1161, 1927, 2006, 2013, IO]
+        );
         assert_eq!(OTHER.effect, Effect::Unknown);
     }
 
@@ -315,12 +359,14 @@ mod tests {
             .collect();
         assert_eq!(
             never,
-            [1044, 1045, 1049, 1064, 1142, 1143, 1146, TLS, CONFIG]
+            [
+                1044, 1045, 1049, 1064, 1130, 1142, 1143, 1146, 3118, 3159, TLS, CONFIG
+            ]
         );
-        for number in [1290, 1792, 1836] {
+        for number in [1047, 1290, 1792, 1836, 3032] {
             assert_eq!(by_number(number).link, Fate::AllClosed);
         }
-        for number in [1062, 1205, 1213] {
+        for number in [1020, 1062, 1205, 1213, 1412] {
             assert_eq!(by_number(number).link, Fate::Kept);
         }
     }

@@ -54,7 +54,11 @@ pub(crate) async fn greet(native: &mut MySqlConnection) -> Result<Greeting> {
             "the server is read-only ({setting}): it is a replica, or a failover is under way; connect to the primary"
         )));
     }
-    let now = commands::time(native).await.map_err(error::unreached)?;
+    let (now, is_set) = commands::clock(native).await.map_err(error::unreached)?;
+    if is_set {
+        let message = "the session has a time of its own, not the server's: see whether init_connect or a proxy sets `timestamp`";
+        return Err(DriverError::unavailable(message));
+    }
     Ok(Greeting {
         flavour,
         id,
@@ -94,8 +98,13 @@ impl Greeting {
 
 /// Whether the server follows another one, where the user may know.
 pub(crate) async fn follows(native: &mut MySqlConnection) -> bool {
-    let shown = sqlx::raw_sql("SHOW REPLICA STATUS").fetch_all(native).await;
-    shown.is_ok_and(|rows| !rows.is_empty())
+    // The first is not known to MySQL before 8.0.22, the second no more since 8.4; both end where the user may not know.
+    for asked in ["SHOW REPLICA STATUS", "SHOW SLAVE STATUS"] {
+        if let Ok(rows) = sqlx::raw_sql(asked).fetch_all(&mut *native).await {
+            return !rows.is_empty();
+        }
+    }
+    false
 }
 
 /// Looks at the table's columns, and makes it when it is not there and may be made.
@@ -268,13 +277,13 @@ const VARIABLES: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_onl
 
 /// A wait for a row's lock ends after 1 s, one for the table's or a global lock after 1 s, and the statement as a whole after 1 s: together they
 /// are what makes an acquire late. A mode of SQL of our own, as others change what `''`, `||` or an assignment mean. An idle session ends after
-/// two minutes; the client leaves it after one.
+/// two minutes; the client leaves it after one. Rows left out of an answer (`sql_select_limit`) would read as locks that are not there.
 const MARIADB: &str = "SET SESSION sql_mode = 'STRICT_TRANS_TABLES', time_zone = '+00:00', autocommit = 1, innodb_lock_wait_timeout = 1, \
-    lock_wait_timeout = 1, wait_timeout = 120, tx_isolation = 'REPEATABLE-READ', max_statement_time = 1";
+    lock_wait_timeout = 1, wait_timeout = 120, sql_select_limit = 18446744073709551615, sql_safe_updates = 0, tx_isolation = 'REPEATABLE-READ', max_statement_time = 1";
 
 /// The same; `max_execution_time` ends only reading statements, so a write that runs on is ended by `KILL QUERY` from another connection.
 const MYSQL: &str = "SET SESSION sql_mode = 'STRICT_TRANS_TABLES', time_zone = '+00:00', autocommit = 1, innodb_lock_wait_timeout = 1, \
-    lock_wait_timeout = 1, wait_timeout = 120, transaction_isolation = 'REPEATABLE-READ', max_execution_time = 1000";
+    lock_wait_timeout = 1, wait_timeout = 120, sql_select_limit = 18446744073709551615, sql_safe_updates = 0, transaction_isolation = 'REPEATABLE-READ', max_execution_time = 1000";
 
 const REMEDY: &str = "run what `dlock schema` prints, or grant CREATE on it";
 

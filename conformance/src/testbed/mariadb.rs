@@ -1,4 +1,4 @@
-//! MariaDB: a server to test against.
+//! MariaDB, or MySQL: a server to test against.
 
 use std::env;
 use std::ffi::OsString;
@@ -47,15 +47,20 @@ enum Runs {
 
 /// Names a server to use instead of one of ours, as `mysql://[user:password@]host[:port]/database`. Tests destroy dlock's table there.
 pub const VARIABLE: &str = "DLOCK_TEST_MYSQL_URL";
+/// Names the program that is started instead of the `mariadbd` on `PATH`: another `mariadbd`, or a `mysqld` of MySQL.
+pub const PROGRAM_VARIABLE: &str = "DLOCK_TEST_MYSQLD";
 
 impl MariadbServer {
-    /// Starts the `mariadbd` on `PATH`, or in `/usr/sbin`.
+    /// Starts the program that [`DLOCK_TEST_MYSQLD`](PROGRAM_VARIABLE) names, else the `mariadbd` on `PATH`, or in `/usr/sbin`.
     ///
     /// # Errors
     ///
     /// [`ServerError::Missing`] when there is none, else what went wrong.
     pub fn start(options: MariadbOptions) -> Result<Self, ServerError> {
-        let program = installed(PROGRAM).ok_or(MISSING)?;
+        let program = match env::var_os(PROGRAM_VARIABLE) {
+            Some(named) => PathBuf::from(named),
+            None => installed(PROGRAM).ok_or(MISSING)?,
+        };
         let process = ServerProcess::start(Mariadb { program, options })?;
         let addr = process.addr();
         let url = format!("mysql://root@{addr}/{DATABASE}");
@@ -179,6 +184,39 @@ struct Mariadb {
     options: MariadbOptions,
 }
 
+/// They have parted: other ways to begin, other options.
+#[derive(Clone, Copy)]
+enum Family {
+    Mariadb,
+    Mysql,
+}
+
+impl Family {
+    fn of(version: &str) -> Self {
+        if version.contains("MariaDB") {
+            Self::Mariadb
+        } else {
+            Self::Mysql
+        }
+    }
+
+    /// A MySQL of before 8.0.16 has a TLS that only programs as old can speak, and a log-in that needs one: it does without both.
+    const fn options(self) -> &'static [&'static str] {
+        match self {
+            Self::Mariadb => &[
+                "--innodb-temp-data-file-path=ibtmp1:1M:autoextend",
+                "--aria-pagecache-buffer-size=1M",
+            ],
+            Self::Mysql => &[
+                "--innodb-temp-data-file-path=ibtmp1:12M:autoextend",
+                "--mysqlx=OFF",
+                "--loose-skip-ssl",
+                "--loose-default-authentication-plugin=mysql_native_password",
+            ],
+        }
+    }
+}
+
 impl Service for Mariadb {
     fn name(&self) -> &'static str {
         PROGRAM
@@ -206,6 +244,7 @@ impl Service for Mariadb {
             ])
             .args(user())
             .args(SMALL)
+            .args(Family::of(&version(&self.program).unwrap_or_default()).options())
             .args(&self.options.extra_args);
         command
     }
@@ -228,15 +267,26 @@ fn greets(addr: SocketAddr) -> bool {
     hello().unwrap_or(false)
 }
 
+/// What it says of itself: its path and its version.
+fn version(server: &Path) -> io::Result<String> {
+    let said = Command::new(server)
+        .args(["--no-defaults", "--version"])
+        .output()
+        .map_err(|cause| io::Error::other(format!("{}: {cause}", server.display())))?;
+    Ok(String::from_utf8_lossy(&said.stdout).into_owned())
+}
+
 /// A data directory as `mariadb-install-db` makes it, kept between runs: to copy it takes a tenth of the time.
 fn template(server: &Path) -> io::Result<PathBuf> {
-    let version = Command::new(server)
-        .args(["--no-defaults", "--version"])
-        .output()?;
-    let version: String = String::from_utf8_lossy(&version.stdout)
+    let version = version(server)?;
+    let family = Family::of(&version);
+    // Behind the program's path.
+    let version = version
+        .split_once("Ver")
+        .map_or(&*version, |(_, rest)| rest);
+    let version: String = version
         .chars()
         .filter(char::is_ascii_alphanumeric)
-        .skip("mariadbdVer".len())
         .take(24)
         .collect();
     let uid = rustix::process::getuid().as_raw();
@@ -246,8 +296,13 @@ fn template(server: &Path) -> io::Result<PathBuf> {
             .prefix("dlock-mariadb-")
             .tempdir()?;
         let data = new.path().join("data");
-        install(&data)?;
-        fs::create_dir(data.join(DATABASE))?; // a database is a directory
+        match family {
+            Family::Mysql => initialize(server, new.path(), &data)?,
+            Family::Mariadb => {
+                install(&data)?;
+                fs::create_dir(data.join(DATABASE))?; // a database is a directory
+            }
+        }
         fs::write(data.join(DONE), "")?;
         // Somebody else may have been faster; theirs is as good.
         drop(fs::rename(&data, &made));
@@ -273,13 +328,37 @@ fn install(data: &Path) -> io::Result<()> {
         .arg("--innodb-log-file-size=4M")
         .args(user())
         .arg(format!("--datadir={}", data.display()));
+    succeeds(INSTALLER, command)
+}
+
+/// MySQL's way: the server does it, and root comes from `localhost` alone, which without names to resolve is no address.
+fn initialize(server: &Path, folder: &Path, data: &Path) -> io::Result<()> {
+    let script = folder.join("init.sql");
+    let lines = [
+        "CREATE USER root@'%' IDENTIFIED BY ''",
+        "GRANT ALL ON *.* TO root@'%' WITH GRANT OPTION",
+        &format!("CREATE DATABASE {DATABASE}"),
+    ];
+    fs::write(&script, lines.map(|line| format!("{line};\n")).concat())?;
+    let mut command = Command::new(server);
+    command
+        .args(["--no-defaults", "--initialize-insecure"])
+        .args(SMALL)
+        .args(Family::Mysql.options())
+        .args(user())
+        .arg(format!("--init-file={}", script.display()))
+        .arg(format!("--datadir={}", data.display()));
+    succeeds(&server.display().to_string(), command)
+}
+
+fn succeeds(name: &str, mut command: Command) -> io::Result<()> {
     let output = command.output()?;
     if output.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     Err(io::Error::other(format!(
-        "{INSTALLER}: {}: {said}",
+        "{name}: {}: {said}",
         output.status
     )))
 }
@@ -311,17 +390,15 @@ fn installed(program: &str) -> Option<PathBuf> {
 }
 
 /// Small and quick to start. The log is written and flushed at each commit, which costs nothing in memory.
-const SMALL: [&str; 11] = [
+const SMALL: [&str; 9] = [
     "--innodb-log-file-size=4M",
     "--innodb-buffer-pool-size=16M",
     "--innodb-use-native-aio=0",
     "--innodb-flush-log-at-trx-commit=1",
     "--innodb-doublewrite=0",
-    "--innodb-temp-data-file-path=ibtmp1:1M:autoextend",
     "--innodb-buffer-pool-load-at-startup=0",
     "--innodb-buffer-pool-dump-at-shutdown=0",
     "--key-buffer-size=1M",
-    "--aria-pagecache-buffer-size=1M",
     "--performance-schema=OFF",
 ];
 const PROGRAM: &str = "mariadbd";
@@ -336,7 +413,7 @@ const DONE: &str = "dlock-template";
 const HELLO_LIMIT: Duration = Duration::from_secs(1);
 const MISSING: ServerError = ServerError::Missing {
     server: PROGRAM,
-    remedy: "install MariaDB (Debian: apt-get install mariadb-server), or name a server with DLOCK_TEST_MYSQL_URL",
+    remedy: "install MariaDB (Debian: apt-get install mariadb-server), or name a program with DLOCK_TEST_MYSQLD or a server with DLOCK_TEST_MYSQL_URL",
 };
 
 #[cfg(test)]

@@ -1,0 +1,163 @@
+//! Rows, tables and whole servers that somebody else has locked.
+
+use super::{
+    LATE, SECOND,
+    bed::{Testbed, run},
+};
+use dlock_core::{Acquired, DistributedLock, Effect, ErrorKind, Lane, Retry};
+use std::sync::Arc;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_row_costs_only_its_own_renewal() {
+    let t = Testbed::start(&[]).await;
+    let mut asks = Vec::new();
+    for at in 0..40 {
+        let ask = t.ask(&format!("n{at}"), SECOND * 20);
+        t.granted(&ask).await;
+        asks.push(ask);
+    }
+    let mut blocker = t.native().await;
+    run(&mut blocker, "BEGIN").await;
+    run(
+        &mut blocker,
+        "SELECT * FROM dlock_locks WHERE name = 'n17' FOR UPDATE",
+    )
+    .await;
+    let began = std::time::Instant::now();
+    let renewed = t.renew(&asks, SECOND * 60).await;
+    let took = began.elapsed();
+    for (at, renewed) in renewed.iter().enumerate() {
+        match renewed {
+            Err(error) if at == 17 => {
+                assert_eq!(
+                    (error.kind(), error.effect()),
+                    (ErrorKind::Unavailable, Effect::None),
+                    "{error}"
+                );
+            }
+            renewed => assert!(t.lasts(renewed, SECOND * 60), "{at}: {renewed:?}"),
+        }
+    }
+    assert!(
+        took < SECOND * 4,
+        "{took:?}: one wait of a second, not one for each half"
+    );
+    run(&mut blocker, "ROLLBACK").await;
+    assert!(t.lasts(&t.renew(&asks[17..18], SECOND * 60).await[0], SECOND * 60));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn renewals_do_not_queue_behind_those_who_wait_for_a_row() {
+    let t = Testbed::start(&[]).await;
+    let held = t.ask("held", SECOND * 30);
+    t.granted(&held).await;
+    t.release(&t.taken("stuck").await).await;
+    let mut blocker = t.native().await;
+    run(&mut blocker, "BEGIN").await;
+    run(
+        &mut blocker,
+        "SELECT * FROM dlock_locks WHERE name = 'stuck' FOR UPDATE",
+    )
+    .await;
+    let waiting: Vec<_> = (0..40)
+        .map(|_| {
+            let (driver, ask) = (Arc::clone(&t.driver), t.ask("stuck", SECOND * 30));
+            tokio::spawn(async move { driver.acquire(&ask).await })
+        })
+        .collect();
+    t.until("statements wait for the row", async |t: &Testbed| {
+        t.waiting().await >= 16
+    })
+    .await;
+    let began = std::time::Instant::now();
+    let renewed = t.renew(std::slice::from_ref(&held), SECOND * 60).await;
+    assert!(
+        t.lasts(&renewed[0], SECOND * 60) && began.elapsed() < SECOND,
+        "{renewed:?}"
+    );
+    run(&mut blocker, "ROLLBACK").await;
+    let mut granted = 0;
+    for waiting in waiting {
+        granted += u32::from(matches!(waiting.await.unwrap(), Ok(Acquired::Granted(_))));
+    }
+    assert_eq!(granted, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waits_for_a_row_is_repeated_while_there_is_time_and_then_refused() {
+    let t = Testbed::start(&[]).await;
+    t.release(&t.taken("a").await).await;
+    let mut blocker = t.native().await;
+    run(&mut blocker, "BEGIN").await;
+    run(
+        &mut blocker,
+        "SELECT * FROM dlock_locks WHERE name = 'a' FOR UPDATE",
+    )
+    .await;
+    let mut ask = t.ask("a", SECOND * 30);
+    ask.give_up = t.clock.now() + SECOND * 2;
+    let error = t.driver.acquire(&ask).await.unwrap_err();
+    assert_eq!(
+        (error.kind(), error.retry(), error.effect()),
+        (ErrorKind::Unavailable, Retry::Later, Effect::None),
+        "{error}"
+    );
+    assert!(t.driver.repeats() > 0);
+    let patient = t.ask("a", SECOND * 30);
+    let granted = tokio::spawn({
+        let (driver, ask) = (Arc::clone(&t.driver), patient.clone());
+        async move { driver.acquire(&ask).await }
+    });
+    tokio::time::sleep(SECOND * 3 / 2).await;
+    run(&mut blocker, "ROLLBACK").await;
+    assert!(matches!(
+        granted.await.unwrap().unwrap(),
+        Acquired::Granted(_)
+    ));
+    assert_eq!(t.inspect("a").await.holds, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_that_lasts_is_taken_behind_a_global_lock() {
+    behind("FLUSH TABLES WITH READ LOCK").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_that_lasts_is_taken_behind_a_locked_table() {
+    behind("LOCK TABLES dlock_locks WRITE").await;
+}
+
+/// Somebody locks everything for five seconds; whoever gave up before has nothing afterwards, and what was held is lost by time, not by force.
+async fn behind(lock: &'static str) {
+    let t = Testbed::start(&[]).await;
+    t.release(&t.taken("row").await).await;
+    let held = t.taken("held").await;
+    let mut blocker = t.native().await;
+    run(&mut blocker, lock).await;
+    let locked = std::time::Instant::now();
+    let mut asked = Vec::new();
+    for name in ["row", "new"] {
+        let mut ask = t.ask(name, SECOND * 60);
+        ask.give_up = t.clock.now() + SECOND / 2;
+        let driver = Arc::clone(&t.driver);
+        asked.push(tokio::spawn(async move { driver.acquire(&ask).await }));
+    }
+    for asked in asked {
+        let error = asked.await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+    let give_up = t.clock.now() + SECOND;
+    let renewed = t
+        .driver
+        .renew(Lane::default(), &[t.entry(&held, SECOND * 90)], give_up)
+        .await;
+    assert!(renewed.is_err(), "{renewed:?}");
+    tokio::time::sleep((SECOND * 5).saturating_sub(locked.elapsed())).await;
+    run(&mut blocker, "UNLOCK TABLES").await;
+    tokio::time::sleep(LATE).await;
+    for name in ["row", "new"] {
+        assert!(t.inspect(name).await.holders.is_empty(), "{name}");
+    }
+    assert!(t.rest("held").await < SECOND * 30);
+    t.taken("new").await;
+}

@@ -1,0 +1,17 @@
+//! What only a server with sessions, locks and an administrator can suffer.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use std::time::Duration;
+
+mod bed;
+mod locked;
+mod sessions;
+mod settings;
+mod statements;
+mod table;
+mod wire;
+
+const SECOND: Duration = Duration::from_secs(1);
+/// As the driver says.
+const LATE: Duration = Duration::from_secs(3);

@@ -159,13 +159,12 @@ async fn a_killed_server_finds_what_it_keeps(ctx: Ctx) -> Result<(), Failure> {
     .await?;
     let other = ctx.caller().await?;
     match ctx.server()?.keeps() {
-        // A machine so busy that a start takes longer than half a session: whether it lives on is then nobody's promise.
+        // A machine so busy that a start takes longer than half a session: whether it lives on is then nobody's promise. If it does, its
+        // holder can give it back.
         Keeps::Everything if ctx.is_session_bound() && away > ctx.short() / 2 => {
+            drop(caller.release(&hold, None).await);
             let bound = ctx.dead_for(Duration::ZERO);
-            other
-                .take_within(&ctx.ask(&name), bound.max(ctx.long()))
-                .await
-                .map(drop)
+            other.take_within(&ctx.ask(&name), bound).await.map(drop)
         }
         Keeps::Everything => {
             other.refused(&ctx.ask(&name)).await?;

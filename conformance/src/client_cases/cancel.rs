@@ -11,7 +11,7 @@ use crate::{
     case::{Case, case},
     clause::Clause,
     ctx::Ctx,
-    failure::{Failure, ensure, same},
+    failure::{Failure, same},
 };
 use dlock_core::{Guard, LockName, Pass, State};
 use futures_util::{
@@ -20,6 +20,7 @@ use futures_util::{
     stream,
 };
 use std::{future::IntoFuture, time::Duration};
+use tokio::sync::Mutex;
 
 pub(super) const CASES: &[Case] = &[
     case!(Clause::Cancel, try_acquire_dropped_anywhere_leaves_nothing),
@@ -408,15 +409,17 @@ async fn nothing_is_left(
     let observer = ctx.caller().await?;
     left_untouched(ctx, &observer, name, bound).await?;
     // It may find the calls of the dropped one on their way, and comes after them.
-    let (lock, end) = (peer.lock(name)?, ctx.now() + bound + ctx.slack());
-    let next = loop {
-        if let Ok(Some(next)) = lock.try_acquire().await {
-            break next;
-        }
-        ensure(ctx.now() < end, "the next acquire is refused")?;
-        ctx.sleep(Duration::from_millis(2)).await;
+    let (lock, next) = (peer.lock(name)?, Mutex::new(None));
+    let granted = || async {
+        let mut next = next.lock().await;
+        *next = lock.try_acquire().await.ok().flatten();
+        Ok(next.is_some())
     };
-    frees(ctx, next).await?;
+    ctx.eventually("the next acquire is granted", bound, granted)
+        .await?;
+    if let Some(next) = next.into_inner() {
+        frees(ctx, next).await?;
+    }
     peer.settles(settled_within(ctx, bound)).await?;
     left_untouched(ctx, &observer, name, Duration::ZERO).await
 }

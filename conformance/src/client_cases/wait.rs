@@ -3,7 +3,7 @@
 use super::{
     gate::Step,
     peer::{Peer, fails, frees, left_untouched},
-    task::Task,
+    task::{Task, polled},
 };
 use crate::{
     case::{Case, case},
@@ -75,11 +75,10 @@ async fn clients_are_served_in_order_where_the_store_keeps_one(ctx: Ctx) -> Resu
     let order = Order::default();
     let mut waiting = Vec::new();
     for (number, peer) in peers.iter().enumerate() {
-        let asked = peer.gate.calls(Step::Acquire);
+        let asked = peer.gate.answered(Step::Acquire);
         waiting.push(order.wait(&ctx, peer.lock(&name)?, number).await);
-        let stands = || async { Ok(peer.gate.calls(Step::Acquire) > asked) };
-        ctx.eventually("it stands in line", ctx.answer(), stands)
-            .await?;
+        stands(&ctx, peer, asked).await?;
+        // Places that are times differ.
         ctx.sleep(Duration::from_millis(5)).await;
     }
     frees(&ctx, guard).await?;
@@ -200,9 +199,12 @@ async fn a_lost_wake_up_costs_a_look_interval(ctx: Ctx) -> Result<(), Failure> {
     peer.gate.set_deaf(false);
     let third = Peer::new(&ctx).await?;
     let guard = other.take(&other.lock(&name)?).await?;
+    let asked = peer.gate.answered(Step::Acquire);
     let deaf = Task::spawn(peer.short(&name)?.acquire());
+    stands(&ctx, &peer, asked).await?;
     ctx.sleep(ctx.short() / 20).await;
     let behind = Task::spawn(third.short(&name)?.acquire());
+    stands(&ctx, &third, 0).await?;
     ctx.sleep(ctx.short() / 20).await;
     peer.gate.freeze();
     frees(&ctx, guard).await?;
@@ -348,9 +350,7 @@ async fn a_waiter_out_of_time_passes_its_place_on(ctx: Ctx) -> Result<(), Failur
     let guard = other.take(&other.lock(&name)?).await?;
     let (limit, order) = (ctx.short() / 2, Order::default());
     let impatient = Task::spawn(peer.lock(&name)?.acquire_within(limit));
-    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 0) };
-    ctx.eventually("it asks the store", ctx.answer(), asked)
-        .await?;
+    stands(&ctx, &peer, 0).await?;
     let mut waiting = vec![order.wait(&ctx, peer.lock(&name)?, 1).await];
     ctx.sleep(limit / 10).await;
     let in_line = peer.client.capabilities().wake == Wake::Line;
@@ -406,6 +406,13 @@ async fn all_served(
     Ok(())
 }
 
+/// Waits for one answer more than so many: until then somebody else may come first.
+async fn stands(ctx: &Ctx, peer: &Peer, answered: usize) -> Result<(), Failure> {
+    let answered = || async { Ok(peer.gate.answered(Step::Acquire) > answered) };
+    ctx.eventually("it stands in line", ctx.answer(), answered)
+        .await
+}
+
 /// Who came in, one after the other.
 #[derive(Clone, Default)]
 struct Order(Arc<Mutex<Vec<usize>>>);
@@ -419,8 +426,14 @@ impl Order {
         number: usize,
     ) -> Task<Result<(), dlock_core::Error>> {
         let order = self.clone();
+        let mut acquiring = Box::pin(lock.acquire());
+        // The first poll lets it into the queue, and is made here: nobody says in which order tasks begin.
+        let at_once = polled(&mut acquiring, 1).await;
         let waiting = Task::spawn(async move {
-            let guard = lock.acquire().await?;
+            let guard = match at_once {
+                Some(acquired) => acquired?,
+                None => acquiring.await?,
+            };
             order
                 .0
                 .lock()

@@ -1,5 +1,6 @@
 //! Settings, and the paths that follow from them.
 
+use crate::line::{MARK, Seat};
 use dlock_core::{DriverError, ErrorKind, LockName, MIN_LEASE, Result};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
@@ -123,7 +124,7 @@ setAcl /dlock auth:locker:cdrwa
         self.acl
     }
 
-    /// The certificate authority of the servers, a PEM file, for `zk+tls://`. Default: none, so no server is trusted. URL: `dlock.ca`.
+    /// The certificate authority of the servers, a PEM file, for `zk+tls://`. Default: none, and then `zk+tls://` is refused. URL: `dlock.ca`.
     #[must_use]
     pub fn ca(&self) -> Option<&PathBuf> {
         self.ca.as_ref()
@@ -173,6 +174,12 @@ setAcl /dlock auth:locker:cdrwa
     }
 
     fn checked(self) -> Result<Self> {
+        #[cfg(feature = "tls")]
+        if self.tls && !self.hosts.split(',').all(may_have_certificate) {
+            return Err(misuse(
+                "a host of a zk+tls:// URL is neither an address nor a name that a certificate could be for",
+            ));
+        }
         if self.acl == AclRule::Creator && self.login.is_none() {
             return Err(misuse(
                 "dlock.acl=creator needs a user in the URL: zk://user:password@host:port/root",
@@ -261,6 +268,16 @@ impl fmt::Debug for ZkConfig {
     }
 }
 
+/// The native client panics at its first connection where this does not hold.
+#[cfg(feature = "tls")]
+fn may_have_certificate(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    };
+    rustls::pki_types::ServerName::try_from(name).is_ok()
+}
+
 /// The node that all locks are below: an absolute path without empty, `.` or `..` segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Root(String);
@@ -292,12 +309,16 @@ impl FromStr for Root {
 
     fn from_str(path: &str) -> Result<Self> {
         let plain = |c: char| c.is_ascii_graphic() && !"%?#".contains(c);
-        let sound =
-            |segment: &str| !matches!(segment, "" | "." | "..") && segment.chars().all(plain);
+        // As a seat it would stand in the line of whatever name the node above it is for another root.
+        let sound = |segment: &str| {
+            !matches!(segment, "" | "." | "..")
+                && segment.chars().all(plain)
+                && Seat::parse(segment).is_none()
+        };
         let rest = path.strip_prefix('/').unwrap_or_default();
         if !rest.split('/').all(sound) || rest.split('/').next() == Some("zookeeper") {
             return Err(misuse(format!(
-                "{path:?} cannot be the root of locks: segments of printable ASCII, not `.`, `..` or /zookeeper"
+                "{path:?} cannot be the root of locks: segments of printable ASCII, not `.`, `..`, /zookeeper or a seat's name"
             )));
         }
         Ok(Self(path.to_owned()))
@@ -306,8 +327,14 @@ impl FromStr for Root {
 
 /// A name as one path segment, version 1 of the encoding: all bytes but letters, digits and `- _ . : @ = + ,` as `%XX`, and a `.` at the
 /// beginning, too, because `.` and `..` are no segments. Injective: percent-decoding gives the name back.
+///
+/// No segment reads as a seat: roots may be nested, `/a/b` is then also the folder of the name `b` below `/a`, and what is locked below the one
+/// must not stand in the line of the other.
 pub(crate) fn encode(name: &LockName) -> String {
-    let text = utf8_percent_encode(name.as_str(), ENCODED).to_string();
+    let mut text = utf8_percent_encode(name.as_str(), ENCODED).to_string();
+    if Seat::parse(&text).is_some() {
+        text = text.replace(MARK, &MARK.replace('-', "%2D"));
+    }
     match text.strip_prefix('.') {
         Some(rest) => format!("%2E{rest}"),
         None => text,
@@ -385,6 +412,7 @@ mod tests {
             ("zk://a:1/zookeeper/x", "cannot be the root"),
             ("zk://a:1/x//y", "cannot be the root"),
             ("zk://a:1/./y", "cannot be the root"),
+            ("zk://a:1/x/y-lock-0000000001", "cannot be the root"),
             ("zk://a:1?dlock.sessions=5", "between 1 and 4"),
             ("zk://a:1?dlock.session=1", "no time"),
             ("zk://a:1?dlock.session=1ms", "must be between"),
@@ -418,13 +446,44 @@ mod tests {
             ("\u{1}é", "%01%C3%A9"),
             ("{}*?", "%7B%7D%2A%3F"),
             ("zookeeper", "zookeeper"),
+            ("block-12", "block-12"),
+            ("x-lock-0000000007", "x-lock%2D0000000007"),
+            ("lock--2147483648.ff", "lock%2D-2147483648.ff"),
+            (
+                "lock-0000000001.lock-0000000002",
+                "lock%2D0000000001.lock%2D0000000002",
+            ),
         ] {
             let name = LockName::new(name).unwrap();
             assert_eq!(encode(&name), segment);
             assert_eq!(decode(segment), Some(name));
         }
-        for foreign in ["~0x1", "a b", "%2f", "%zz", ".x", "%FF", "%61"] {
+        for foreign in [
+            "~0x1",
+            "a b",
+            "%2f",
+            "%zz",
+            ".x",
+            "%FF",
+            "%61",
+            "x-lock-0000000007",
+        ] {
             assert_eq!(decode(foreign), None, "{foreign}");
+        }
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn hosts_without_a_possible_certificate_are_refused() {
+        for hosts in ["a.internal:2281,b_c", "10.0.0.1:1", "[::1]:1", "localhost"] {
+            assert!(format!("zk+tls://{hosts}/x").parse::<ZkConfig>().is_ok());
+        }
+        for hosts in ["a..b:1", "ok:1,.:1", "-:1"] {
+            let error = format!("zk+tls://{hosts}").parse::<ZkConfig>().unwrap_err();
+            assert!(
+                error.to_string().contains("certificate"),
+                "{hosts}: {error}"
+            );
         }
     }
 }

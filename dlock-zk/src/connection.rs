@@ -4,6 +4,8 @@
 //! took counts, and not even the last one: the server of the session tells the leader who was heard of with its next ping, which is on
 //! the wire before the next write. A session is therefore proven from the sending of the last write but one.
 
+#[cfg(feature = "tls")]
+use crate::error::{ca_unusable, no_tls_provider, unreached_safely};
 use crate::{
     commands::{make_folders, token},
     config::{AclRule, Root, ZkConfig},
@@ -129,19 +131,33 @@ impl Lanes {
         }
         #[cfg(feature = "tls")]
         if config.tls {
-            let mut options = zookeeper_client::TlsOptions::new();
-            if let Some(path) = &config.ca {
-                let pem = tokio::fs::read_to_string(path).await.map_err(|cause| {
-                    let message = format!("dlock.ca ({}) cannot be read", path.display());
-                    DriverError::new(ErrorKind::Misuse, message).with_source(cause)
-                })?;
-                options = options.with_pem_ca(&pem).map_err(unreached)?;
+            if rustls::crypto::CryptoProvider::get_default().is_none() {
+                return Err(no_tls_provider());
             }
+            let Some(path) = &config.ca else {
+                return Err(ca_unusable(
+                    "zk+tls:// needs the servers' authority: set dlock.ca to a PEM file",
+                ));
+            };
+            let pem = tokio::fs::read(path).await.map_err(|cause| {
+                let message = format!("dlock.ca ({}) cannot be read", path.display());
+                ca_unusable(message).with_source(cause)
+            })?;
+            let pem = String::from_utf8_lossy(&pem);
+            let options = zookeeper_client::TlsOptions::new()
+                .with_pem_ca(&pem)
+                .map_err(|cause| {
+                    let message = format!(
+                        "dlock.ca ({}) has no certificate in PEM that can be trusted",
+                        path.display()
+                    );
+                    ca_unusable(message).with_source(cause)
+                })?;
             return connector
                 .with_tls(options)
                 .secure_connect(&config.hosts)
                 .await
-                .map_err(unreached);
+                .map_err(unreached_safely);
         }
         connector.connect(&config.hosts).await.map_err(unreached)
     }

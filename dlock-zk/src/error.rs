@@ -122,6 +122,25 @@ fn classify(native: &Native) -> Class {
             Unknown,
             "the connection failed before the answer came",
         ),
+        // Codes that the crate has no names for.
+        Native::UnexpectedErrorCode(EPHEMERAL_ON_LOCAL_SESSION) => row(
+            Unsupported,
+            Never,
+            None,
+            "the servers keep sessions to themselves: set localSessionsUpgradingEnabled=true, or localSessionsEnabled=false",
+        ),
+        Native::UnexpectedErrorCode(UNKNOWN_SESSION) => row(
+            Unavailable,
+            Now,
+            None,
+            "the session is over, and what it held with it",
+        ),
+        Native::UnexpectedErrorCode(OPERATION_TIMEOUT | REQUEST_TIMEOUT) => row(
+            Unavailable,
+            Later,
+            Unknown,
+            "the servers did not agree on the request in time",
+        ),
         Native::UnexpectedErrorCode(_) => row(
             Unavailable,
             Later,
@@ -170,6 +189,33 @@ pub(crate) fn is_open(cause: &Native) -> bool {
     classify(cause).effect == Effect::Unknown
 }
 
+/// The same over TLS. The crate keeps to itself why a handshake failed.
+#[cfg(feature = "tls")]
+pub(crate) fn unreached_safely(cause: Native) -> DriverError {
+    match unreached(cause) {
+        error if error.kind() == ErrorKind::Unavailable => DriverError::unavailable(
+            "none of the servers could be reached over TLS, or they have no quorum, or their certificates are not for \
+             these host names, or not from the authority in dlock.ca",
+        )
+        .with_source(error),
+        error => error,
+    }
+}
+
+/// Without one nothing can be encrypted.
+#[cfg(feature = "tls")]
+pub(crate) fn no_tls_provider() -> DriverError {
+    let message = "zk+tls:// needs a rustls crypto provider, which the application chooses: install one before connecting, \
+                   as rustls::crypto::ring::default_provider().install_default() does";
+    DriverError::new(ErrorKind::Misuse, message)
+}
+
+/// Nobody would be trusted.
+#[cfg(feature = "tls")]
+pub(crate) fn ca_unusable(message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
+    DriverError::new(ErrorKind::Misuse, message)
+}
+
 /// Whoever closed it asks no more.
 pub(crate) fn closed() -> DriverError {
     DriverError::new(ErrorKind::ShuttingDown, "the driver was closed before")
@@ -191,63 +237,87 @@ pub(crate) fn contended() -> DriverError {
         .with_retry(Retry::Now)
 }
 
+/// The servers' numbers of codes that the crate has no names for.
+const OPERATION_TIMEOUT: i32 = -7;
+const UNKNOWN_SESSION: i32 = -12;
+const EPHEMERAL_ON_LOCAL_SESSION: i32 = -120;
+const REQUEST_TIMEOUT: i32 = -122;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use Effect::{None as Nothing, Unknown};
+    use ErrorKind::{Misuse, Unavailable, Unsupported};
+    use Retry::{Later, Never, Now};
 
-    #[test]
-    fn only_a_lost_answer_leaves_something_open() {
-        let refused = [
-            Native::NoNode,
-            Native::NodeExists,
-            Native::BadVersion,
-            Native::NotEmpty,
-            Native::NoAuth,
-            Native::AuthFailed,
-            Native::InvalidAcl,
-            Native::NoChildrenForEphemerals,
-            Native::QuotaExceeded,
-            Native::Throttled,
-            Native::NotReadOnly,
-            Native::ReconfigDisabled,
-            Native::Unimplemented,
-            Native::MarshallingError,
-            Native::BadArguments(&"x"),
-            Native::NoWatcher,
-            Native::RuntimeInconsistent,
-            Native::SessionExpired,
-            Native::SessionMoved,
-            Native::NoHosts,
-        ];
-        for native in refused {
-            assert!(!is_open(&native), "{native:?}");
-        }
-        let open = [
-            Native::ConnectionLoss,
-            Native::Timeout,
-            Native::ClientClosed,
-            Native::UnexpectedErrorCode(-999),
-            Native::UnexpectedError("x".into()),
-            Native::UnmarshalError {
-                entity: "x",
-                reason: &"y",
-            },
-        ];
-        for native in open {
-            assert!(is_open(&native), "{native:?}");
-            assert_eq!(failed(native).retry(), Retry::Later);
+    /// Every code of `KeeperException.Code`, as the crate gives it, and what the crate adds.
+    fn table() -> Vec<(Native, ErrorKind, Retry, Effect)> {
+        let number = Native::UnexpectedErrorCode;
+        vec![
+            (number(-1), Unavailable, Later, Unknown), // SYSTEMERROR
+            (number(-2), Unavailable, Later, Unknown), // RUNTIMEINCONSISTENCY
+            (number(-3), Unavailable, Later, Unknown), // DATAINCONSISTENCY
+            (Native::ConnectionLoss, Unavailable, Later, Unknown),
+            (Native::MarshallingError, Misuse, Never, Nothing),
+            (Native::Unimplemented, Unsupported, Never, Nothing),
+            (number(-7), Unavailable, Later, Unknown), // OPERATIONTIMEOUT
+            (Native::BadArguments(&"x"), Misuse, Never, Nothing),
+            (number(-12), Unavailable, Now, Nothing), // UNKNOWNSESSION
+            (number(-13), Unavailable, Later, Unknown), // NEWCONFIGNOQUORUM
+            (number(-14), Unavailable, Later, Unknown), // RECONFIGINPROGRESS
+            (number(-100), Unavailable, Later, Unknown), // APIERROR
+            (Native::NoNode, Unavailable, Now, Nothing),
+            (Native::NoAuth, Unavailable, Never, Nothing),
+            (Native::BadVersion, Unavailable, Now, Nothing),
+            (Native::NoChildrenForEphemerals, Misuse, Never, Nothing),
+            (Native::NodeExists, Unavailable, Now, Nothing),
+            (Native::NotEmpty, Unavailable, Now, Nothing),
+            (Native::SessionExpired, Unavailable, Now, Nothing),
+            (number(-113), Unavailable, Later, Unknown), // INVALIDCALLBACK
+            (Native::InvalidAcl, Misuse, Never, Nothing),
+            // SESSIONCLOSEDREQUIRESASLAUTH, too.
+            (Native::AuthFailed, Unavailable, Never, Nothing),
+            (Native::SessionMoved, Unavailable, Now, Nothing),
+            (Native::NotReadOnly, Unavailable, Later, Nothing),
+            (number(-120), Unsupported, Never, Nothing), // EPHEMERALONLOCALSESSION
+            (Native::NoWatcher, Unavailable, Now, Nothing),
+            (number(-122), Unavailable, Later, Unknown), // REQUESTTIMEOUT
+            (Native::ReconfigDisabled, Unsupported, Never, Nothing),
+            (Native::QuotaExceeded, Unavailable, Later, Nothing),
+            (Native::Throttled, Unavailable, Later, Nothing),
+            (number(-999), Unavailable, Later, Unknown),
+            (Native::Timeout, Unavailable, Later, Unknown),
+            (Native::NoHosts, Unavailable, Later, Nothing),
+            (Native::ClientClosed, Unavailable, Later, Unknown),
+            (Native::RuntimeInconsistent, Unavailable, Now, Nothing),
+            (
+                Native::UnexpectedError("x".into()),
+                Unavailable,
+                Later,
+                Unknown,
+            ),
+            (unreadable(), Unavailable, Later, Unknown),
+        ]
+    }
+
+    fn unreadable() -> Native {
+        Native::UnmarshalError {
+            entity: "x",
+            reason: &"y",
         }
     }
 
     #[test]
-    fn what_a_user_must_change_is_not_repeated() {
-        for native in [
-            Native::NoAuth,
-            Native::AuthFailed,
-            Native::InvalidAcl,
-            Native::Unimplemented,
-        ] {
-            assert_eq!(failed(native).retry(), Retry::Never);
+    fn each_code_has_one_meaning_and_advice() {
+        let mut seen = std::collections::HashSet::new();
+        for (native, kind, retry, effect) in table() {
+            let words = format!("{native:?}");
+            assert!(seen.insert(words.clone()), "{words} stands there twice");
+            assert_eq!(is_open(&native), effect == Unknown, "{words}");
+            let error = failed(native);
+            let meaning = (error.kind(), error.retry(), error.effect());
+            assert_eq!(meaning, (kind, retry, effect), "{words}");
+            assert!(error.to_string().len() > 10, "{words}: {error}");
         }
     }
 
@@ -255,10 +325,8 @@ mod tests {
     fn servers_that_cannot_be_reached_were_asked_nothing() {
         for native in [Native::Timeout, Native::NoHosts, Native::ConnectionLoss] {
             let error = unreached(native);
-            assert_eq!(
-                (error.kind(), error.effect()),
-                (ErrorKind::Unavailable, Effect::None)
-            );
+            let meaning = (error.kind(), error.effect());
+            assert_eq!(meaning, (Unavailable, Nothing));
         }
     }
 }

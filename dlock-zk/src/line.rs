@@ -138,7 +138,7 @@ pub(crate) fn beside(head: &str, hold: HoldId) -> String {
 }
 
 /// What stands before the number; the text after the last one is compared.
-const MARK: &str = "lock-";
+pub(crate) const MARK: &str = "lock-";
 
 #[cfg(test)]
 mod tests {

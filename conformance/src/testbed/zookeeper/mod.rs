@@ -205,7 +205,9 @@ impl Java {
         let classpath = match env::var("DLOCK_TEST_ZK_CLASSPATH") {
             Ok(classpath) => classpath,
             // The jar's manifest names the others.
-            Err(_) if JARS.iter().all(|jar| Path::new(jar).exists()) => JARS.join(":"),
+            Err(_) if JARS.iter().all(|jar| Path::new(jar).exists()) => {
+                format!("{}:{TLS_JAR}", JARS.join(":"))
+            }
             Err(_) => return Err(MISSING),
         };
         Ok(Self { program, classpath })
@@ -282,6 +284,8 @@ const JARS: [&str; 2] = [
     "/usr/share/java/zookeeper.jar",
     "/usr/share/java/slf4j-simple.jar",
 ];
+/// Comes with ZooKeeper's jar, whose manifest forgets it: for TLS alone.
+const TLS_JAR: &str = "/usr/share/java/netty-codec.jar";
 const MISSING: ServerError = ServerError::Missing {
     server: SERVER,
     remedy: "install java and the jars (apt-get install libzookeeper-java libslf4j-java default-jre-headless), or set DLOCK_TEST_ZK_CLASSPATH or DLOCK_TEST_ZK_URL",

@@ -1,0 +1,52 @@
+//! Who may do what.
+
+use crate::bed::{server, take};
+use dlock_conformance::testbed::zookeeper::ZooKeeperOptions;
+use dlock_core::{Client, DistributedLock, ErrorKind, Retry};
+use dlock_zk::{ZkDriver, zookeeper_client as native};
+use std::sync::Arc;
+
+pub(crate) async fn another_user_is_refused_by_the_nodes_acl() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let owner = format!("zk://me:secret@{}/own?dlock.acl=creator", server.addr());
+    let owner = Client::builder(Arc::new(ZkDriver::connect(&owner).await.unwrap()))
+        .build()
+        .unwrap();
+    let guard = take(&owner, "mine").await;
+    let stranger = format!("zk://{}/own", server.addr());
+    let stranger = Client::builder(Arc::new(ZkDriver::connect(&stranger).await.unwrap()))
+        .build()
+        .unwrap();
+    let error = stranger
+        .lock("mine")
+        .unwrap()
+        .try_acquire()
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(
+        error.to_string().contains("right") || format!("{error:?}").contains("right"),
+        "{error:?}"
+    );
+    // Nor may it remove what it did not make, by whichever way.
+    let other = format!("zk://you:other@{}/own", server.addr());
+    let other = ZkDriver::connect(&other).await.unwrap();
+    let name = guard.name();
+    let error = other.break_lock(name, None).await.unwrap_err();
+    assert_eq!(error.retry(), Retry::Never);
+    let hosts = server.addr().to_string();
+    let user = async |login: &str| {
+        let user = native::Client::connector().with_auth("digest", login.as_bytes());
+        user.connect(&hosts).await.unwrap()
+    };
+    let (me, you) = (user("me:secret").await, user("you:other").await);
+    let line = me.list_children("/own/mine").await.unwrap();
+    let seat = format!("/own/mine/{}", line[0]);
+    assert_eq!(you.delete(&seat, None).await, Err(native::Error::NoAuth));
+    assert_eq!(
+        you.get_data(&seat).await.map(drop),
+        Err(native::Error::NoAuth)
+    );
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+}

@@ -1,0 +1,266 @@
+//! One server, and what can happen to it, to the way there, and to what it keeps.
+
+use crate::bed::{SESSION, client, seats, server, take, until};
+use dlock_conformance::testbed::{Proxy, proxy::Reach, zookeeper::ZooKeeperOptions};
+use dlock_core::{Client, ErrorKind, LossReason, Outcome, State};
+use dlock_zk::{ZkConfig, ZkDriver, zookeeper_client as native};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::time::{sleep, timeout};
+
+pub(crate) async fn leases_are_sessions_and_say_so() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let (client, other) = (client(&server.url()).await, client(&server.url()).await);
+    let short = client
+        .lock("short")
+        .unwrap()
+        .kept_lease(Duration::from_secs(1));
+    let error = match short {
+        Ok(lock) => lock.try_acquire().await.unwrap_err(),
+        Err(error) => error,
+    };
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let text = error.to_string();
+    assert!(text.contains("(1s)") && text.contains("(3s)"), "{text}");
+    // A shorter fixed one ends by itself, while the guard is still there.
+    let fixed = client
+        .lock("fixed")
+        .unwrap()
+        .lease(Duration::from_millis(400))
+        .unwrap();
+    let guard = fixed.try_acquire().await.unwrap().expect("free");
+    let next = timeout(
+        Duration::from_secs(2),
+        other.lock("fixed").unwrap().acquire(),
+    );
+    let next = next.await.expect("it ended").unwrap();
+    assert_eq!(guard.state(), State::Lost(LossReason::Deadline));
+    next.release().await.unwrap();
+    let detached = take(&client, "bound").await.detach().unwrap_err();
+    assert_eq!(detached.error.kind(), ErrorKind::Unsupported);
+    assert_eq!(detached.guard.release().await.unwrap(), Outcome::Released);
+}
+
+pub(crate) async fn holds_of_one_incarnation_go_in_any_order_while_three_wait() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let (one, two) = (client(&server.url()).await, client(&server.url()).await);
+    for outer_first in [true, false] {
+        let outer = take(&one, "shared").await;
+        let mut waiting = Vec::new();
+        for _ in 0..3 {
+            let waiter = client(&server.url()).await;
+            waiting.push(tokio::spawn(async move {
+                let guard = take(&waiter, "shared").await;
+                guard.release().await.unwrap();
+            }));
+        }
+        let hosts = server.addr().to_string();
+        until("three stand in line", Duration::from_secs(10), || async {
+            seats(&hosts, "shared").await.len() == 4
+        })
+        .await;
+        let pass = outer.pass();
+        let inner = two.lock("shared").unwrap().join(&pass).await.unwrap();
+        assert_eq!(inner.token(), outer.token());
+        let (first, last) = if outer_first {
+            (outer, inner)
+        } else {
+            (inner, outer)
+        };
+        assert_eq!(
+            first.release().await.unwrap(),
+            Outcome::StillHeld { holds: 1 }
+        );
+        sleep(Duration::from_millis(300)).await;
+        assert!(
+            waiting.iter().all(|waiter| !waiter.is_finished()),
+            "somebody got in beside a hold"
+        );
+        last.check().unwrap();
+        assert_eq!(last.release().await.unwrap(), Outcome::Released);
+        for waiter in waiting {
+            waiter.await.unwrap();
+        }
+    }
+}
+
+pub(crate) async fn a_server_that_stands_still_past_the_session_costs_the_lock_in_time() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let client = client(&server.url()).await;
+    let guard = take(&client, "still").await;
+    let process = server.process().expect("ours");
+    process.stop().unwrap();
+    sleep(SESSION / 6).await;
+    process.cont().unwrap();
+    guard.check().unwrap();
+    sleep(SESSION / 2).await;
+    guard.check().unwrap();
+    process.stop().unwrap();
+    let stopped = Instant::now();
+    let reason = timeout(SESSION, guard.lost()).await.expect("lost in time");
+    assert_eq!(reason, LossReason::Deadline);
+    assert!(stopped.elapsed() < SESSION);
+    process.cont().unwrap();
+    drop(guard);
+    let again = take(&client, "still").await;
+    again.release().await.unwrap();
+}
+
+pub(crate) async fn a_client_cut_off_past_its_session_is_lost_before_another_holds() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let proxy = Proxy::start(server.addr()).await.unwrap();
+    let (cut_off, other) = (
+        client(&server.url_at(proxy.addr())).await,
+        client(&server.url()).await,
+    );
+    let guard = take(&cut_off, "cut").await;
+    let waiting = tokio::spawn(async move { (take(&other, "cut").await, Instant::now()) });
+    sleep(SESSION / 3).await;
+    proxy.blackhole(Reach::All, true);
+    guard.lost().await;
+    let lost = Instant::now();
+    let (next, taken) = timeout(SESSION * 3, waiting)
+        .await
+        .expect("the session ends")
+        .unwrap();
+    assert!(lost < taken, "another was inside before the first one knew");
+    proxy.heal();
+    next.release().await.unwrap();
+    let again = take(&cut_off, "cut").await;
+    again.release().await.unwrap();
+}
+
+pub(crate) async fn a_folder_that_the_cleaner_removed_is_made_again_and_tokens_grow() {
+    let server = server(ZooKeeperOptions {
+        java_args: vec!["-Dznode.container.checkIntervalMs=100".into()],
+        ..ZooKeeperOptions::default()
+    })
+    .await;
+    let client = client(&server.url()).await;
+    let guard = take(&client, "cleaned").await;
+    let token = guard.token();
+    guard.release().await.unwrap();
+    let raw = native::Client::connect(&server.addr().to_string())
+        .await
+        .unwrap();
+    until(
+        "the cleaner has been here",
+        Duration::from_secs(10),
+        || async { raw.check_stat("/dlock/cleaned").await.unwrap().is_none() },
+    )
+    .await;
+    let guard = take(&client, "cleaned").await;
+    assert!(guard.token() > token);
+    guard.release().await.unwrap();
+}
+
+pub(crate) async fn a_seat_that_somebody_removed_is_taken_anew_by_its_waiter() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let (holder, waiter) = (client(&server.url()).await, client(&server.url()).await);
+    let hosts = server.addr().to_string();
+    let guard = take(&holder, "removed").await;
+    let waiting = tokio::spawn(async move { take(&waiter, "removed").await });
+    until("it waits", Duration::from_secs(5), || async {
+        seats(&hosts, "removed").await.len() == 2
+    })
+    .await;
+    let raw = native::Client::connect(&hosts).await.unwrap();
+    let mut line = seats(&hosts, "removed").await;
+    line.sort_by_key(|file| file.split("lock-").last().map(str::to_owned));
+    raw.delete(&format!("/dlock/removed/{}", line[1]), None)
+        .await
+        .unwrap();
+    // Told by the watch on the seat itself: nobody ahead of it has moved.
+    until("it stands in line anew", Duration::from_secs(1), || async {
+        seats(&hosts, "removed").await.len() == 2
+    })
+    .await;
+    guard.release().await.unwrap();
+    let guard = timeout(Duration::from_secs(5), waiting)
+        .await
+        .expect("it is served")
+        .unwrap();
+    guard.release().await.unwrap();
+}
+
+pub(crate) async fn the_applications_own_session_carries_locks_as_long_as_it_lasts() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let (hosts, other) = (server.addr().to_string(), client(&server.url()).await);
+    let own = native::Client::connector().with_session_timeout(SESSION);
+    let own = own.connect(&hosts).await.unwrap();
+    let driver = ZkDriver::from_client(own.clone(), ZkConfig::new(&*hosts)).await;
+    let given = Client::builder(Arc::new(driver.unwrap())).build().unwrap();
+    let guard = take(&given, "given").await;
+    let seat = format!("/dlock/given/{}", seats(&hosts, "given").await[0]);
+    let stat = own.check_stat(&seat).await.unwrap().expect("it is there");
+    assert_eq!(stat.ephemeral_owner, own.session_id().0);
+    let refused = other.lock("given").unwrap().try_acquire().await.unwrap();
+    assert!(refused.is_none(), "held twice");
+    sleep(SESSION * 4 / 3).await;
+    guard.check().unwrap();
+    assert_eq!(guard.release().await.unwrap(), Outcome::Released);
+    // Who has it can end it, and nothing that it carried is held.
+    let guard = take(&given, "given").await;
+    let same = native::Client::connector().with_session(own.session().clone());
+    drop(same.connect(&hosts).await.unwrap());
+    let reason = timeout(SESSION, guard.lost()).await.expect("it is told");
+    assert_eq!(reason, LossReason::Session);
+    take(&other, "given").await.release().await.unwrap();
+    let lock = given.lock("given").unwrap();
+    let refused = lock.acquire_within(Duration::from_secs(1)).await;
+    assert!(refused.is_err(), "granted on a session that is over");
+}
+
+pub(crate) async fn a_client_that_was_given_a_chroot_meets_the_others_there() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let hosts = server.addr().to_string();
+    let open = async |root: &str| {
+        let driver = ZkDriver::connect(&format!("zk://{hosts}{root}?dlock.session=3s")).await;
+        Client::builder(Arc::new(driver.unwrap())).build().unwrap()
+    };
+    let (billing, shop) = (open("/apps/billing").await, open("/apps/shop").await);
+    // Roots are places of their own.
+    let (one, two) = (take(&billing, "n").await, take(&shop, "n").await);
+    two.release().await.unwrap();
+    let own = native::Client::connect(&hosts).await.unwrap();
+    assert_eq!(own.list_children("/apps/billing/n").await.unwrap().len(), 1);
+    let own = own.chroot("/apps").expect("a path");
+    let config: ZkConfig = format!("zk://{hosts}/billing").parse().unwrap();
+    let driver = ZkDriver::from_client(own, config).await.unwrap();
+    let inside = Client::builder(Arc::new(driver)).build().unwrap();
+    let lock = inside.lock("n").unwrap();
+    assert!(lock.try_acquire().await.unwrap().is_none(), "held twice");
+    one.release().await.unwrap();
+    take(&inside, "n").await.release().await.unwrap();
+}
+
+pub(crate) async fn roots_below_one_another_share_folders_and_no_locks() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let open = async |root: &str| {
+        let url = format!("{}{root}?dlock.session=3s", server.url());
+        let driver = ZkDriver::connect(&url).await.unwrap();
+        Client::builder(Arc::new(driver)).build().unwrap()
+    };
+    // The node of the one is the folder of the name `b` of the other.
+    let (outer, inner) = (open("/a").await, open("/a/b").await);
+    let seat = "x-lock-0000000000";
+    let below = take(&inner, seat).await;
+    // Neither stands in the line of the other.
+    let lock = outer.lock("b").unwrap();
+    let beside = lock.try_acquire().await.unwrap().expect("free");
+    let shown = async |client: &Client| {
+        let page = client.list("", None, 100).await.unwrap();
+        let names = page.found.iter().map(|seen| seen.name.to_string());
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(shown(&outer).await, ["b"]);
+    assert_eq!(shown(&inner).await, [seat]);
+    assert!(lock.try_acquire().await.unwrap().is_none(), "held twice");
+    beside.release().await.unwrap();
+    below.check().unwrap();
+    let again = inner.lock(seat).unwrap();
+    assert!(again.try_acquire().await.unwrap().is_none(), "held twice");
+    below.release().await.unwrap();
+}

@@ -1,0 +1,99 @@
+//! What breaks between a client and its servers: on one real server, and on an ensemble of three.
+//!
+//! This binary starts itself again as another process, so it has a `main` of its own.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+mod access;
+mod bed;
+mod closing;
+mod line;
+mod load;
+mod lone;
+mod quorum;
+#[cfg(feature = "tls")]
+mod tls;
+
+use bed::runtime;
+use dlock_conformance::testbed::worker;
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::{process::ExitCode, time::Duration};
+use tokio::time::timeout;
+
+/// Only a test that hangs meets it.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Tests of a module: the function's name is the test's.
+macro_rules! tests {
+    ($module:ident: $($name:ident),* $(,)?) => { [$(trial(stringify!($name), || $module::$name())),*] };
+}
+
+fn main() -> ExitCode {
+    if let Some(job) = worker::entry() {
+        runtime().block_on(line::hold(&job));
+        return ExitCode::SUCCESS;
+    }
+    let mut trials = Vec::new();
+    trials.extend(tests!(
+        lone:
+        leases_are_sessions_and_say_so,
+        holds_of_one_incarnation_go_in_any_order_while_three_wait,
+        a_server_that_stands_still_past_the_session_costs_the_lock_in_time,
+        a_client_cut_off_past_its_session_is_lost_before_another_holds,
+        a_folder_that_the_cleaner_removed_is_made_again_and_tokens_grow,
+        a_seat_that_somebody_removed_is_taken_anew_by_its_waiter,
+        the_applications_own_session_carries_locks_as_long_as_it_lasts,
+        a_client_that_was_given_a_chroot_meets_the_others_there,
+        roots_below_one_another_share_folders_and_no_locks,
+    ));
+    trials.extend(tests!(
+        access:
+        another_user_is_refused_by_the_nodes_acl,
+    ));
+    trials.extend(tests!(
+        closing:
+        a_client_that_closes_leaves_no_seat_whatever_was_under_way,
+        a_holder_that_ignores_the_shutdown_keeps_its_session,
+    ));
+    trials.extend(tests!(
+        line:
+        two_hundred_waiters_are_served_in_order_with_one_watch_fired_each,
+        a_second_process_keeps_the_name_when_the_first_is_killed,
+    ));
+    trials.extend(tests!(
+        load:
+        two_killed_leaders_under_load_lose_nothing,
+        twenty_lost_replies_under_load_lose_nothing,
+    ));
+    trials.extend(tests!(
+        quorum:
+        without_a_quorum_a_holder_is_lost_in_time_and_nobody_gets_in,
+        a_holder_on_a_follower_that_stands_still_is_lost_before_another_holds,
+        a_holder_whose_follower_was_cut_off_is_lost_before_another_holds,
+    ));
+    #[cfg(feature = "tls")]
+    trials.extend(tests!(
+        tls:
+        tls_reaches_servers_whose_certificate_is_trusted_for_their_host_and_no_others,
+    ));
+    // Two minutes each.
+    let soaks = tests!(
+        load:
+        soak_twenty_killed_leaders_under_load_lose_nothing,
+        soak_two_hundred_lost_replies_under_load_lose_nothing,
+    );
+    trials.extend(soaks.map(|soak| soak.with_ignored_flag(true)));
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+fn trial<F: Future<Output = ()> + Send>(
+    name: &str,
+    body: impl FnOnce() -> F + Send + 'static,
+) -> Trial {
+    Trial::test(name, move || {
+        runtime().block_on(async {
+            let done = timeout(LIMIT, body());
+            done.await.map_err(|_| Failed::from("it hangs"))
+        })
+    })
+}

@@ -29,6 +29,10 @@ impl Session {
         req: &Acquire,
         entered: Instant,
     ) -> Result<Acquired> {
+        // Also without waiting for what is under way and may not be answered.
+        if self.is_closing() {
+            return Err(closed());
+        }
         let gate = self.gate(&req.name).await;
         let mut fresh = false;
         for _ in 0..ATTEMPTS {

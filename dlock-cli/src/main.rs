@@ -37,7 +37,7 @@ fn parse_and_run() -> Exit {
     output.log();
     start(cli, &output).unwrap_or_else(|error| {
         let message = format!(
-            "dlock cannot start: {error}: has it reached a limit of open files (ulimit -n) or of threads (ulimit -u)?"
+            "cannot start: {error}: has it reached a limit of open files (ulimit -n) or of threads (ulimit -u)?"
         );
         output.problem("Unavailable", &message, "", None);
         Exit::UNREACHABLE

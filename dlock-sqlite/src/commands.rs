@@ -26,7 +26,11 @@ use crate::{
 };
 use dlock_core::{Acquire, HoldId, HoldSet, LockName, Owner, Renew};
 use futures_util::TryStreamExt;
-use sqlx::{Row, SqliteConnection, sqlite::SqliteRow};
+use sqlx::{
+    Row, SqliteConnection,
+    query::Query,
+    sqlite::{Sqlite, SqliteArguments, SqliteRow},
+};
 use std::{collections::HashMap, fmt::Write as _, sync::LazyLock, time::Duration};
 
 /// `dlck`: tells a file of ours from everybody else's.
@@ -181,6 +185,14 @@ pub(crate) async fn create(native: &mut SqliteConnection) -> sqlx::Result<()> {
     sqlx::raw_sql(CREATE).execute(native).await.map(drop)
 }
 
+/// Whether a statement about one row found it as it is to be.
+async fn changes(
+    native: &mut SqliteConnection,
+    query: Query<'_, Sqlite, SqliteArguments>,
+) -> sqlx::Result<bool> {
+    Ok(query.execute(native).await?.rows_affected() == 1)
+}
+
 /// Whether it was taken; then its token is the wall clock's of that moment.
 pub(crate) async fn take(
     native: &mut SqliteConnection,
@@ -189,7 +201,7 @@ pub(crate) async fn take(
 ) -> sqlx::Result<bool> {
     let end = at.after(req.lease.length());
     let waiters = req.next.map_or(0, |_| at.after(WAITERS));
-    let done = sqlx::query(TAKE)
+    let query = sqlx::query(TAKE)
         .bind(req.name.as_str().as_bytes())
         .bind(written(&req.owner))
         .bind(at.wall)
@@ -199,10 +211,8 @@ pub(crate) async fn take(
         .bind(at.now)
         .bind(req.note.to_string())
         .bind(waiters)
-        .bind(at.booted())
-        .execute(native)
-        .await?;
-    Ok(done.rows_affected() == 1)
+        .bind(at.booted());
+    changes(native, query).await
 }
 
 /// Whether it was given back; with `waiters` whoever may wait has yet to be woken.
@@ -212,17 +222,15 @@ pub(crate) async fn free(
     waiters: bool,
     at: &Moment<'_>,
 ) -> sqlx::Result<bool> {
-    let done = sqlx::query(FREE)
+    let query = sqlx::query(FREE)
         .bind(name.as_str().as_bytes())
         .bind(written(whose))
         .bind(hold.to_string())
         .bind(at.now)
         .bind(at.wall)
         .bind(at.boot)
-        .bind(if waiters { i64::MAX } else { at.now })
-        .execute(native)
-        .await?;
-    Ok(done.rows_affected() == 1)
+        .bind(if waiters { i64::MAX } else { at.now });
+    changes(native, query).await
 }
 
 pub(crate) async fn look(
@@ -242,7 +250,7 @@ pub(crate) async fn swap(
     name: &LockName,
     record: Record,
 ) -> sqlx::Result<bool> {
-    let done = sqlx::query(SWAP)
+    let query = sqlx::query(SWAP)
         .bind(name.as_str().as_bytes())
         .bind(record.version)
         .bind(record.owner)
@@ -254,10 +262,8 @@ pub(crate) async fn swap(
         .bind(record.written)
         .bind(record.since)
         .bind(record.note)
-        .bind(record.waiters)
-        .execute(native)
-        .await?;
-    Ok(done.rows_affected() == 1)
+        .bind(record.waiters);
+    changes(native, query).await
 }
 
 /// Whether there is still something to wait for.
@@ -266,15 +272,13 @@ pub(crate) async fn await_release(
     name: &LockName,
     at: &Moment<'_>,
 ) -> sqlx::Result<bool> {
-    let done = sqlx::query(AWAIT)
+    let query = sqlx::query(AWAIT)
         .bind(name.as_str().as_bytes())
         .bind(at.boot)
         .bind(at.after(WAITERS))
         .bind(at.wall)
-        .bind(at.now)
-        .execute(native)
-        .await?;
-    Ok(done.rows_affected() == 1)
+        .bind(at.now);
+    changes(native, query).await
 }
 
 /// Whether that incarnation, or what it kept shut, was there.
@@ -284,15 +288,13 @@ pub(crate) async fn break_lock(
     token: i64,
     at: &Moment<'_>,
 ) -> sqlx::Result<bool> {
-    let done = sqlx::query(BREAK)
+    let query = sqlx::query(BREAK)
         .bind(name.as_str().as_bytes())
         .bind(token)
         .bind(at.now)
         .bind(at.boot)
-        .bind(at.wall)
-        .execute(native)
-        .await?;
-    Ok(done.rows_affected() == 1)
+        .bind(at.wall);
+    changes(native, query).await
 }
 
 /// The ends of the sole holds among at most [`RENEW_BATCH`] that are there.

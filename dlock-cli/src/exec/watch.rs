@@ -7,7 +7,10 @@ use crate::{
     signals::{Heard, Signals},
 };
 use dlock::{Guard, LossReason, State};
-use nix::sys::signal::Signal;
+use nix::{
+    sys::signal::Signal,
+    unistd::{getpid, getsid},
+};
 use std::{
     io::{self, IsTerminal},
     time::Duration,
@@ -180,7 +183,7 @@ impl Watch<'_> {
         signals: &mut Signals,
         course: &mut Course,
     ) {
-        let has_it = all && child.is_in_our_group();
+        let has_it = all && child.is_in_our_group() && !meant_for_leaders(number);
         match number {
             // Continued, perhaps after a stop that nobody told us of: its clock comes first.
             Signal::SIGCONT => self.continued(child, course),
@@ -197,6 +200,11 @@ impl Watch<'_> {
             _ => {}
         }
     }
+}
+
+/// A terminal that goes away tells the leader of its session alone; whoever else got a HUP of the kernel got it with the whole group.
+fn meant_for_leaders(number: Signal) -> bool {
+    number == Signal::SIGHUP && getsid(None).is_ok_and(|leader| leader == getpid())
 }
 
 async fn until(course: &Course) {

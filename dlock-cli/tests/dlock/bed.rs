@@ -60,6 +60,27 @@ pub(crate) fn at(url: &str, args: &[&str]) -> Command {
     command
 }
 
+/// Another program in the environment of a command of ours.
+pub(crate) fn beside(command: &Command, program: &str) -> Command {
+    let mut other = Command::new(program);
+    for (key, value) in command.get_envs() {
+        match value {
+            Some(value) => other.env(key, value),
+            None => other.env_remove(key),
+        };
+    }
+    other.stdin(Stdio::null());
+    other
+}
+
+/// `dlock` as the leader of a session of its own, where no shell could continue what is stopped.
+pub(crate) fn leader(options: &[&str], args: &[&str]) -> Command {
+    let command = dlock(args);
+    let mut leader = beside(&command, "setsid");
+    leader.args(options).args(["--wait", DLOCK]).args(args);
+    leader
+}
+
 /// What a command left when it had ended.
 #[derive(Debug)]
 pub(crate) struct Out {

@@ -1,7 +1,7 @@
 //! Mutual exclusion where it counts: a file that nothing but the lock protects.
 
-use crate::bed::{DLOCK, Desk, Running, dlock, name, start};
-use std::{fs, process::Command};
+use crate::bed::{DLOCK, Desk, Running, beside, dlock, name, start};
+use std::fs;
 
 #[test]
 fn sixteen_processes_increment_a_file_and_lose_nothing() {
@@ -26,14 +26,8 @@ fn count(processes: usize, each: usize) {
     let environment = dlock(&[]);
     let running: Vec<Running> = (0..processes)
         .map(|_| {
-            let mut command = Command::new("sh");
+            let mut command = beside(&environment, "sh");
             command.args(["-c", &script]);
-            for (key, value) in environment.get_envs() {
-                match value {
-                    Some(value) => command.env(key, value),
-                    None => command.env_remove(key),
-                };
-            }
             start(command)
         })
         .collect();

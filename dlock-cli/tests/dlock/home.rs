@@ -92,5 +92,5 @@ fn a_killed_holder_frees_the_name_within_its_lease() {
     holder.signal(nix::sys::signal::Signal::SIGKILL);
     holder.wait().expect(137);
     until("the command to die", || !crate::bed::is_alive(&pid));
-    ran(&desk, &["exec", "-w", "5", "x", "--", "true"]).expect(0);
+    ran(&desk, &["exec", "-w", "20", "x", "--", "true"]).expect(0);
 }

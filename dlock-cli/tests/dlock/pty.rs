@@ -1,13 +1,17 @@
 //! Job control in a real terminal, under an interactive shell.
 
 use crate::bed::{
-    DLOCK, Desk, is_alive, is_free, is_held, name, ran, server, until, until_listening,
-    until_stopped,
+    DLOCK, Desk, is_alive, is_free, is_held, leader, name, ran, server, start, until,
+    until_listening, until_stopped,
 };
-use nix::pty::openpty;
+use nix::{
+    fcntl::OFlag,
+    pty::{PtyMaster, grantpt, openpty, posix_openpt, ptsname_r, unlockpt},
+};
 use std::{
     fs::File,
     io::{Read, Write},
+    os::unix::fs::OpenOptionsExt,
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
     thread,
@@ -103,6 +107,19 @@ impl Drop for Terminal {
     }
 }
 
+/// A terminal whose keys nobody else inherits, so that it goes away with them.
+fn unshared() -> (PtyMaster, File) {
+    let keys = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC).unwrap();
+    grantpt(&keys).unwrap();
+    unlockpt(&keys).unwrap();
+    let slave = File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(OFlag::O_NOCTTY.bits())
+        .open(ptsname_r(&keys).unwrap());
+    (keys, slave.unwrap())
+}
+
 fn read_into(mut from: File, screen: Arc<Mutex<String>>) {
     thread::spawn(move || {
         let mut piece = [0; 4096];
@@ -184,7 +201,7 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
 
 #[test]
 fn a_stop_longer_than_the_lease_kills_the_command_when_it_is_continued() {
-    for options in ["--lease 500ms", "--lease 500ms --foreground"] {
+    for options in ["--lease 2s", "--lease 2s --foreground"] {
         let (mut terminal, lock, desk) = (Terminal::open(), name("overslept"), Desk::new());
         let pid = desk.text("pid");
         terminal.line(&format!(
@@ -262,6 +279,25 @@ fn ctrl_c_and_ctrl_z_work_while_waiting() {
     terminal.code(130);
     ran(&["release", &lock, hold.split(' ').next().unwrap()]).expect(0);
     is_free(&lock);
+}
+
+#[test]
+fn a_terminal_that_goes_away_ends_the_command_also_of_the_leader_of_its_session() {
+    for options in [&[][..], &["--foreground"]] {
+        let (lock, desk) = (name("hangup"), Desk::new());
+        let (keys, slave) = unshared();
+        let text = format!("echo $$ >'{}'; exec sleep 600", desk.text("pid"));
+        let args: Vec<&str> = [&["exec"], options, &[&lock, "-c", &text]].concat();
+        // As a remote shell starts it.
+        let mut command = leader(&["--ctty"], &args);
+        command.stdin(slave);
+        let running = start(command);
+        let pid = desk.line("pid");
+        drop(keys);
+        running.wait();
+        until("the command to end", || !is_alive(&pid));
+        is_free(&lock);
+    }
 }
 
 #[test]

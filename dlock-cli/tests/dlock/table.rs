@@ -178,7 +178,7 @@ fn a_signal_while_waiting_gives_128_and_its_number() {
 fn a_lost_lock_gives_75() {
     let lock = name("lost");
     let running = start(dlock(&[
-        "exec", "--lease", "600ms", &lock, "--", "sleep", "60",
+        "exec", "--lease", "3s", &lock, "--", "sleep", "60",
     ]));
     until_held(&lock);
     ran(&["break", "--force", &lock]).expect(0);

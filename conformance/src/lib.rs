@@ -23,7 +23,8 @@ pub use clause::{Binds, Clause};
 pub use ctx::Ctx;
 pub use failure::{Failure, ensure, in_time, same};
 pub use fixture::{
-    Call, Faults, Fixture, Gap, Keeps, MakeFixture, Need, Network, Records, Server, StoreTime, Time,
+    Backend, Call, Faults, Fixture, Gap, Keeps, MakeFixture, Need, Network, Records, Remote,
+    Server, StoreTime, Time,
 };
 pub use mutants::{Mutant, Mutants, Twist, mutants};
 pub use runner::main;

@@ -1,7 +1,6 @@
 //! MariaDB, or MySQL: a server to test against.
 
 use std::env;
-use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -15,8 +14,8 @@ use url::Url;
 #[cfg(feature = "containers")]
 use super::container::{self, Container};
 use super::process::on_path;
+use super::running::{Kind, Running};
 use super::server::{ServerError, ServerProcess, Service, Site};
-use super::station::Station;
 
 /// How a server of ours is started.
 #[derive(Clone, Debug, Default)]
@@ -28,22 +27,12 @@ pub struct MariadbOptions {
 /// A MariaDB or MySQL server: one of ours, or the one that [`DLOCK_TEST_MYSQL_URL`](VARIABLE) names.
 ///
 /// Ours has the empty database `dlock` and the user `root` without a password, who comes from anywhere. It writes its log at each
-/// commit, so that what it answered outlives `kill -9`. Methods block; see [`ServerProcess`].
-#[derive(Debug)]
-pub struct MariadbServer {
-    url: Url,
-    addr: SocketAddr,
-    runs: Runs,
-}
+/// commit, so that what it answered outlives `kill -9`.
+pub type MariadbServer = Running<Mariadb>;
 
-/// What it runs as.
-#[derive(Debug)]
-enum Runs {
-    Process(ServerProcess),
-    #[cfg(feature = "containers")]
-    Container(Container),
-    Elsewhere,
-}
+/// What only a MariaDB has: nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Mariadb;
 
 /// Names a server to use instead of one of ours, as `mysql://[user:password@]host[:port]/database`. Tests destroy dlock's table there.
 pub const VARIABLE: &str = "DLOCK_TEST_MYSQL_URL";
@@ -61,15 +50,10 @@ impl MariadbServer {
             Some(named) => PathBuf::from(named),
             None => installed(PROGRAM).ok_or(MISSING)?,
         };
-        let process = ServerProcess::start(Mariadb { program, options })?;
-        let addr = process.addr();
-        let url = format!("mysql://root@{addr}/{DATABASE}");
-        let url = Url::parse(&url).map_err(|_| MISSING)?; // an address always makes a URL
-        Ok(Self {
-            url,
-            addr,
-            runs: Runs::Process(process),
-        })
+        let process = ServerProcess::start(Program { program, options })?;
+        Ok(Self::ours(Mariadb, process, |addr| {
+            format!("mysql://root@{addr}/{DATABASE}")
+        }))
     }
 
     /// Starts `mariadb:10.11` in a container, with the empty database `dlock` too.
@@ -81,93 +65,10 @@ impl MariadbServer {
     pub fn in_container(options: MariadbOptions) -> Result<Self, ServerError> {
         let MariadbOptions { extra_args } = options;
         let container = Container::start(container::MariaDb { extra_args })?;
-        let (addr, password) = (container.addr(), container::MariaDb::PASSWORD);
-        let url = format!(
-            "mysql://root:{password}@{addr}/{}",
-            container::MariaDb::DATABASE
-        );
-        let url = Url::parse(&url).map_err(|_| MISSING)?; // an address always makes a URL
-        Ok(Self {
-            url,
-            addr,
-            runs: Runs::Container(container),
-        })
-    }
-
-    /// The server of the environment if it names one, else one of ours with default options.
-    ///
-    /// # Errors
-    ///
-    /// [`ServerError::Missing`] when neither can be had; it says what to install or to set.
-    pub fn from_env_or_start() -> Result<Self, ServerError> {
-        env::var_os(VARIABLE).map_or_else(|| Self::start(MariadbOptions::default()), Self::foreign)
-    }
-
-    fn foreign(url: OsString) -> Result<Self, ServerError> {
-        let unusable = |reason: String| ServerError::Variable {
-            variable: VARIABLE,
-            reason,
-        };
-        let form =
-            || unusable("it must be mysql://[user:password@]host[:port]/database".to_owned());
-        let url = url.into_string().map_err(|_| form())?;
-        let url = Url::parse(&url).map_err(|_| form())?;
-        let (Some(host), true) = (url.host_str(), url.path().len() > 1) else {
-            return Err(form());
-        };
-        let found = (host, url.port().unwrap_or(3306)).to_socket_addrs();
-        let addr = found.ok().and_then(|mut found| found.next());
-        let addr = addr.ok_or_else(|| unusable("its host has no address".to_owned()))?;
-        if !greets(addr) {
-            return Err(unusable(format!("{addr} does not greet as a MySQL server")));
-        }
-        Ok(Self {
-            url,
-            addr,
-            runs: Runs::Elsewhere,
-        })
-    }
-
-    /// Where clients connect, with the password if there is one.
-    #[must_use]
-    pub fn url(&self) -> String {
-        self.url.to_string()
-    }
-
-    /// The same through another address, such as that of a [`Proxy`](super::Proxy).
-    #[must_use]
-    pub fn url_at(&self, addr: SocketAddr) -> String {
-        let mut url = self.url.clone();
-        // Neither fails for a URL with a host and an address that is no name.
-        let _ = url.set_ip_host(addr.ip());
-        let _ = url.set_port(Some(addr.port()));
-        url.to_string()
-    }
-
-    /// Where it listens.
-    #[must_use]
-    pub const fn addr(&self) -> SocketAddr {
-        self.addr
-    }
-
-    /// Its process, if it is one of ours.
-    #[must_use]
-    pub const fn process(&self) -> Option<&ServerProcess> {
-        match &self.runs {
-            Runs::Process(process) => Some(process),
-            _ => None,
-        }
-    }
-
-    /// For stopping, continuing and restarting it; `None` when the server is not ours.
-    #[must_use]
-    pub fn station(&self) -> Option<&dyn Station> {
-        match &self.runs {
-            Runs::Process(process) => Some(process),
-            #[cfg(feature = "containers")]
-            Runs::Container(container) => Some(container),
-            Runs::Elsewhere => None,
-        }
+        let (password, database) = (container::MariaDb::PASSWORD, container::MariaDb::DATABASE);
+        Ok(Self::ours(Mariadb, container, |addr| {
+            format!("mysql://root:{password}@{addr}/{database}")
+        }))
     }
 
     /// The unix socket of a server of ours.
@@ -178,8 +79,28 @@ impl MariadbServer {
     }
 }
 
+impl Kind for Mariadb {
+    const VARIABLE: &'static str = VARIABLE;
+
+    fn named(value: &str) -> Result<(Self, Url, SocketAddr), String> {
+        let form = || "it must be mysql://[user:password@]host[:port]/database".to_owned();
+        let url = Url::parse(value).map_err(|_| form())?;
+        let (Some(host), true) = (url.host_str(), url.path().len() > 1) else {
+            return Err(form());
+        };
+        let found = (host, url.port().unwrap_or(3306)).to_socket_addrs();
+        let addr = found.ok().and_then(|mut found| found.next());
+        let addr = addr.ok_or("its host has no address")?;
+        if !greets(addr) {
+            return Err(format!("{addr} does not greet as a MySQL server"));
+        }
+        Ok((Self, url, addr))
+    }
+}
+
+/// The child process.
 #[derive(Debug)]
-struct Mariadb {
+struct Program {
     program: PathBuf,
     options: MariadbOptions,
 }
@@ -217,7 +138,7 @@ impl Family {
     }
 }
 
-impl Service for Mariadb {
+impl Service for Program {
     fn name(&self) -> &'static str {
         PROGRAM
     }

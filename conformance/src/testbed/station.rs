@@ -37,6 +37,11 @@ pub trait Station: fmt::Debug + Send + Sync + 'static {
 
     /// The last of what it printed.
     fn log(&self) -> String;
+
+    /// The process that it is, if it is one.
+    fn process(&self) -> Option<&ServerProcess> {
+        None
+    }
 }
 
 impl Station for ServerProcess {
@@ -58,6 +63,10 @@ impl Station for ServerProcess {
 
     fn log(&self) -> String {
         self.log()
+    }
+
+    fn process(&self) -> Option<&ServerProcess> {
+        Some(self)
     }
 }
 

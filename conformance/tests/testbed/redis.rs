@@ -114,7 +114,7 @@ fn extra_arguments_reach_the_server_and_wrong_ones_show_in_the_error() -> Outcom
 
 #[test]
 fn the_environment_or_the_path_gives_a_server() -> Outcome {
-    let redis = RedisServer::from_env_or_start()?;
+    let redis = RedisServer::from_env_or(|| RedisServer::start(RedisOptions::default()))?;
     assert_eq!(redis.command(&["PING"])?, Reply::Simple("PONG".to_owned()));
     Ok(())
 }

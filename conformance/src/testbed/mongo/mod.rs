@@ -10,9 +10,12 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use url::Url;
+
 #[cfg(feature = "containers")]
 use super::container::{self, Container};
 use super::process::on_path;
+use super::running::{Kind, Running};
 use super::server::{ServerError, ServerProcess, Service, Site};
 use super::station::Station;
 
@@ -27,22 +30,14 @@ pub enum Deployment {
     Standalone,
 }
 
-/// One MongoDB server: one of ours, or the one that [`DLOCK_TEST_MONGO_URL`](VARIABLE) names.
-///
-/// Its methods block; see [`ServerProcess`].
-#[derive(Debug)]
-pub struct MongoServer {
-    addr: SocketAddr,
-    deployment: Deployment,
-    runs: Runs,
-}
+/// One MongoDB server: one of ours, or the one that [`DLOCK_TEST_MONGO_URL`](VARIABLE) names. Clients connect to this member and no
+/// other, by whatever name the set knows it.
+pub type MongoServer = Running<Mongo>;
 
-#[derive(Debug)]
-enum Runs {
-    Process(ServerProcess),
-    #[cfg(feature = "containers")]
-    Container(Container),
-    Elsewhere,
+/// What only a MongoDB has.
+#[derive(Clone, Copy, Debug)]
+pub struct Mongo {
+    deployment: Deployment,
 }
 
 /// Names a server to use instead of one of ours, as `mongodb://host:port/`: a primary without log-in. Tests destroy its data.
@@ -65,13 +60,10 @@ impl MongoServer {
     /// As [`start`](Self::start).
     pub fn start_with(deployment: Deployment, extra_args: &[&str]) -> Result<Self, ServerError> {
         let process = ServerProcess::start(Mongod::new(deployment, extra_args)?)?;
-        let server = Self {
-            addr: process.addr(),
-            deployment,
-            runs: Runs::Process(process),
-        };
+        let server = Self::ours(Mongo { deployment }, process, url_at);
         if deployment == Deployment::ReplicaSet {
-            initiate(&[server.addr], server.addr).map_err(|source| failed("initiate", source))?;
+            let addr = server.addr();
+            initiate(&[addr], addr).map_err(|source| failed("initiate", source))?;
         }
         Ok(server)
     }
@@ -83,79 +75,8 @@ impl MongoServer {
     #[cfg(feature = "containers")]
     pub fn in_container() -> Result<Self, ServerError> {
         let container = Container::start(container::Mongo::default())?;
-        Ok(Self {
-            addr: container.addr(),
-            deployment: Deployment::ReplicaSet,
-            runs: Runs::Container(container),
-        })
-    }
-
-    /// The server of the environment if it names one, else one of ours.
-    ///
-    /// # Errors
-    /// [`ServerError::Missing`] when neither can be had; it says what to install or to set.
-    pub fn from_env_or_start(deployment: Deployment) -> Result<Self, ServerError> {
-        let Some(url) = env::var_os(VARIABLE) else {
-            return Self::start(deployment);
-        };
-        let unusable = |reason: String| ServerError::Variable {
-            variable: VARIABLE,
-            reason,
-        };
-        let url = url
-            .into_string()
-            .map_err(|_| unusable("not UTF-8".to_owned()))?;
-        let addr = url
-            .strip_prefix("mongodb://")
-            .map(|rest| rest.split(['/', '?']).next().unwrap_or(rest))
-            .and_then(|host| host.parse().ok())
-            .ok_or_else(|| unusable("mongodb://IP:PORT/ is wanted here".to_owned()))?;
-        let hello = document([("hello", 1.into())]);
-        let hello = wire::command(addr, "admin", hello, COMMAND_LIMIT);
-        hello.map_err(|error| unusable(format!("{addr} does not answer: {error}")))?;
-        Ok(Self {
-            addr,
-            deployment,
-            runs: Runs::Elsewhere,
-        })
-    }
-
-    /// Where clients connect: to this member and no other, by whatever name the set knows it.
-    #[must_use]
-    pub fn url(&self) -> String {
-        self.url_at(self.addr)
-    }
-
-    /// The same through another address, such as that of a [`Proxy`](super::Proxy).
-    #[must_use]
-    pub fn url_at(&self, addr: SocketAddr) -> String {
-        format!("mongodb://{addr}/?directConnection=true")
-    }
-
-    /// Where the server listens: a proxy's upstream.
-    #[must_use]
-    pub const fn addr(&self) -> SocketAddr {
-        self.addr
-    }
-
-    /// Its process, if it is one of ours.
-    #[must_use]
-    pub const fn process(&self) -> Option<&ServerProcess> {
-        match &self.runs {
-            Runs::Process(process) => Some(process),
-            _ => None,
-        }
-    }
-
-    /// For stopping and continuing it; `None` when the server is not ours.
-    #[must_use]
-    pub fn station(&self) -> Option<&dyn Station> {
-        match &self.runs {
-            Runs::Process(process) => Some(process),
-            #[cfg(feature = "containers")]
-            Runs::Container(container) => Some(container),
-            Runs::Elsewhere => None,
-        }
+        let deployment = Deployment::ReplicaSet;
+        Ok(Self::ours(Mongo { deployment }, container, url_at))
     }
 
     /// Kills it and starts it again, and waits until it takes writes.
@@ -164,8 +85,9 @@ impl MongoServer {
     /// [`ServerError`]; the server is then not running.
     pub fn restart(&self) -> Result<(), ServerError> {
         self.station().map_or(Ok(()), Station::restart)?;
-        if self.deployment == Deployment::ReplicaSet {
-            primary_of(&[self.addr], ELECTION_LIMIT).map_err(|source| failed("restart", source))?;
+        if self.kind.deployment == Deployment::ReplicaSet {
+            primary_of(&[self.addr()], ELECTION_LIMIT)
+                .map_err(|source| failed("restart", source))?;
         }
         Ok(())
     }
@@ -175,7 +97,7 @@ impl MongoServer {
     /// # Errors
     /// When the server cannot be reached, does not answer within 30 s, or answers with an error (its text).
     pub fn command(&self, database: &str, command: Fields) -> io::Result<Fields> {
-        wire::command(self.addr, database, command, COMMAND_LIMIT)
+        wire::command(self.addr(), database, command, COMMAND_LIMIT)
     }
 
     /// Removes one document.
@@ -205,6 +127,27 @@ impl MongoServer {
             ("deletes", Value::Array(vec![all.into()])),
         ]);
         self.command(database, delete).map(drop)
+    }
+}
+
+impl Kind for Mongo {
+    const VARIABLE: &'static str = VARIABLE;
+
+    fn named(value: &str) -> Result<(Self, Url, SocketAddr), String> {
+        let addr = value
+            .strip_prefix("mongodb://")
+            .map(|rest| rest.split(['/', '?']).next().unwrap_or(rest))
+            .and_then(|host| host.parse().ok())
+            .ok_or("mongodb://IP:PORT/ is wanted here")?;
+        let hello = document([("hello", 1.into())]);
+        let hello = wire::command(addr, "admin", hello, COMMAND_LIMIT);
+        let hello = hello.map_err(|error| format!("{addr} does not answer: {error}"))?;
+        let deployment = match field(&hello, "setName") {
+            Some(_) => Deployment::ReplicaSet,
+            None => Deployment::Standalone,
+        };
+        let url = Url::parse(&url_at(addr)).map_err(|error| error.to_string())?;
+        Ok((Self { deployment }, url, addr))
     }
 }
 
@@ -372,6 +315,10 @@ impl Service for Mongod {
         let ours = log.rfind(&format!("\"pid\":{pid},"));
         ours.is_some_and(|at| log[at..].contains("Waiting for connections"))
     }
+}
+
+fn url_at(addr: SocketAddr) -> String {
+    format!("mongodb://{addr}/?directConnection=true")
 }
 
 fn initiate(names: &[SocketAddr], first: SocketAddr) -> io::Result<()> {

@@ -2,17 +2,18 @@
 
 mod wire;
 
-use std::env;
-use std::ffi::OsString;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use url::Url;
+
 #[cfg(feature = "containers")]
 use super::container::{self, Container};
 use super::process::on_path;
+use super::running::{Kind, Running};
 use super::server::{ServerError, ServerProcess, Service, Site};
 use super::station::Station;
 use wire::Target;
@@ -58,20 +59,12 @@ impl RedisOptions {
 }
 
 /// A Redis server: one of ours, or the one that [`DLOCK_TEST_REDIS_URL`](VARIABLE) names.
-///
-/// Its methods block; see [`ServerProcess`].
-#[derive(Debug)]
-pub struct RedisServer {
-    target: Target,
-    runs: Runs,
-}
+pub type RedisServer = Running<Redis>;
 
+/// What only a Redis has.
 #[derive(Debug)]
-enum Runs {
-    Process(ServerProcess),
-    #[cfg(feature = "containers")]
-    Container(Container),
-    Elsewhere,
+pub struct Redis {
+    target: Target,
 }
 
 /// Names a server to use instead of one of ours, as `redis://[user:password@]host[:port][/db]`. Tests destroy its data.
@@ -86,15 +79,12 @@ impl RedisServer {
     pub fn start(options: RedisOptions) -> Result<Self, ServerError> {
         let program = on_path(PROGRAM).ok_or(MISSING)?;
         let debug_command = knows_debug_option(&program);
-        let process = ServerProcess::start(Redis {
+        let process = ServerProcess::start(Program {
             program,
             debug_command,
             options,
         })?;
-        Ok(Self {
-            target: Target::local(process.addr()),
-            runs: Runs::Process(process),
-        })
+        Ok(Self::local(process))
     }
 
     /// Starts `redis:7` in a container.
@@ -104,76 +94,12 @@ impl RedisServer {
     /// [`ServerError::NoEngine`] when there is no engine, else what went wrong.
     #[cfg(feature = "containers")]
     pub fn in_container(options: RedisOptions) -> Result<Self, ServerError> {
-        let container = Container::start(container::Redis(options))?;
-        Ok(Self {
-            target: Target::local(container.addr()),
-            runs: Runs::Container(container),
-        })
+        Ok(Self::local(Container::start(container::Redis(options))?))
     }
 
-    /// The server of the environment if it names one, else one of ours with default options.
-    ///
-    /// # Errors
-    ///
-    /// [`ServerError::Missing`] when neither can be had; it says what to install or to set.
-    pub fn from_env_or_start() -> Result<Self, ServerError> {
-        env::var_os(VARIABLE).map_or_else(|| Self::start(RedisOptions::default()), Self::foreign)
-    }
-
-    fn foreign(url: OsString) -> Result<Self, ServerError> {
-        let unusable = |reason| ServerError::Variable {
-            variable: VARIABLE,
-            reason,
-        };
-        let url = url
-            .into_string()
-            .map_err(|_| unusable("not UTF-8".to_owned()))?;
-        let target = Target::parse(&url).map_err(unusable)?;
-        target
-            .command(&["PING"], COMMAND_LIMIT)
-            .map_err(|error| unusable(format!("{} does not answer: {error}", target.addr())))?;
-        Ok(Self {
-            target,
-            runs: Runs::Elsewhere,
-        })
-    }
-
-    /// Where clients connect, with the password if there is one.
-    #[must_use]
-    pub fn url(&self) -> String {
-        self.target.url()
-    }
-
-    /// The same through another address, such as that of a [`Proxy`](super::Proxy).
-    #[must_use]
-    pub fn url_at(&self, addr: SocketAddr) -> String {
-        self.target.url_at(addr)
-    }
-
-    /// Where the server listens: a proxy's upstream.
-    #[must_use]
-    pub const fn addr(&self) -> SocketAddr {
-        self.target.addr()
-    }
-
-    /// The process, for stopping, killing and restarting; `None` when the server is no process of ours.
-    #[must_use]
-    pub const fn process(&self) -> Option<&ServerProcess> {
-        match &self.runs {
-            Runs::Process(process) => Some(process),
-            _ => None,
-        }
-    }
-
-    /// The same for a process and for a container; `None` when the server is not ours.
-    #[must_use]
-    pub fn station(&self) -> Option<&dyn Station> {
-        match &self.runs {
-            Runs::Process(process) => Some(process),
-            #[cfg(feature = "containers")]
-            Runs::Container(container) => Some(container),
-            Runs::Elsewhere => None,
-        }
+    fn local(station: impl Station) -> Self {
+        let target = Target::local(station.addr());
+        Self::ours(Redis { target }, station, |addr| format!("redis://{addr}/"))
     }
 
     /// Runs one command on a connection of its own.
@@ -182,19 +108,31 @@ impl RedisServer {
     ///
     /// When the server cannot be reached, does not answer within 30 s, or answers with an error (its text).
     pub fn command(&self, words: &[&str]) -> io::Result<Reply> {
-        self.target.command(words, COMMAND_LIMIT)
+        self.kind.target.command(words, COMMAND_LIMIT)
+    }
+}
+
+impl Kind for Redis {
+    const VARIABLE: &'static str = VARIABLE;
+
+    fn named(value: &str) -> Result<(Self, Url, SocketAddr), String> {
+        let (url, target) = Target::parse(value)?;
+        let addr = target.addr();
+        let answer = target.command(&["PING"], COMMAND_LIMIT);
+        answer.map_err(|error| format!("{addr} does not answer: {error}"))?;
+        Ok((Self { target }, url, addr))
     }
 }
 
 /// The child process.
 #[derive(Debug)]
-struct Redis {
+struct Program {
     program: PathBuf,
     debug_command: bool,
     options: RedisOptions,
 }
 
-impl Service for Redis {
+impl Service for Program {
     fn name(&self) -> &'static str {
         PROGRAM
     }

@@ -90,7 +90,6 @@ fn garbled(what: &str) -> io::Error {
 
 /// Whom to talk to, and as whom.
 pub(super) struct Target {
-    url: Url,
     addr: SocketAddr,
     /// Sent before each command: who we are, which database.
     greeting: Vec<Vec<String>>,
@@ -105,18 +104,14 @@ impl fmt::Debug for Target {
 }
 
 impl Target {
-    pub(super) fn local(addr: SocketAddr) -> Self {
-        let url = format!("redis://{addr}/")
-            .parse()
-            .expect("BUG: an address makes a URL");
+    pub(super) const fn local(addr: SocketAddr) -> Self {
         Self {
-            url,
             addr,
             greeting: Vec::new(),
         }
     }
 
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    pub(super) fn parse(text: &str) -> Result<(Url, Self), String> {
         let url: Url = text
             .parse()
             .map_err(|error| format!("not a URL: {error}"))?;
@@ -133,24 +128,7 @@ impl Target {
             .next()
             .ok_or_else(|| format!("{host} has no address"))?;
         let greeting = greeting(&url);
-        Ok(Self {
-            url,
-            addr,
-            greeting,
-        })
-    }
-
-    pub(super) fn url(&self) -> String {
-        self.url.to_string()
-    }
-
-    pub(super) fn url_at(&self, addr: SocketAddr) -> String {
-        let mut url = self.url.clone();
-        // Neither can fail: the URL has a host, and an address is one.
-        let _: Result<(), ()> = url
-            .set_ip_host(addr.ip())
-            .and_then(|()| url.set_port(Some(addr.port())));
-        url.to_string()
+        Ok((url, Self { addr, greeting }))
     }
 
     pub(super) const fn addr(&self) -> SocketAddr {
@@ -249,14 +227,14 @@ mod tests {
 
     #[test]
     fn a_url_gives_address_user_and_database() {
-        let target = Target::parse("redis://us%65r:p%40ss@127.0.0.1:7/3").unwrap();
+        let (_, target) = Target::parse("redis://us%65r:p%40ss@127.0.0.1:7/3").unwrap();
         assert_eq!(target.addr, "127.0.0.1:7".parse().unwrap());
         assert_eq!(
             target.greeting,
             vec![vec!["AUTH", "user", "p@ss"], vec!["SELECT", "3"]]
         );
         assert_eq!(
-            Target::parse("redis://[::1]").unwrap().addr,
+            Target::parse("redis://[::1]").unwrap().1.addr,
             "[::1]:6379".parse().unwrap()
         );
         assert!(Target::parse("rediss://127.0.0.1").is_err());
@@ -264,9 +242,7 @@ mod tests {
 
     #[test]
     fn debug_output_has_no_password() {
-        let target = Target::parse("redis://:canary@127.0.0.1").unwrap();
+        let (_, target) = Target::parse("redis://:canary@127.0.0.1").unwrap();
         assert!(!format!("{target:?}").contains("canary"));
-        let through = target.url_at("127.0.0.1:8".parse().unwrap());
-        assert_eq!(through, "redis://:canary@127.0.0.1:8");
     }
 }

@@ -3,7 +3,6 @@
 mod ensemble;
 
 use std::env;
-use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -11,11 +10,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use url::Url;
+
 #[cfg(feature = "containers")]
 use super::container::{self, Container};
 use super::process::on_path;
+use super::running::{Kind, Running};
 use super::server::{ServerError, ServerProcess, Service, Site};
-use super::station::Station;
 
 pub use ensemble::ZooKeeperEnsemble;
 
@@ -31,22 +32,11 @@ pub struct ZooKeeperOptions {
 }
 
 /// A ZooKeeper server: one of ours, or the one that [`DLOCK_TEST_ZK_URL`](VARIABLE) names.
-///
-/// Its methods block; see [`ServerProcess`].
-#[derive(Debug)]
-pub struct ZooKeeperServer {
-    hosts: String,
-    addr: SocketAddr,
-    runs: Runs,
-}
+pub type ZooKeeperServer = Running<ZooKeeper>;
 
-#[derive(Debug)]
-enum Runs {
-    Process(ServerProcess),
-    #[cfg(feature = "containers")]
-    Container(Container),
-    Elsewhere,
-}
+/// What only a ZooKeeper has: nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct ZooKeeper;
 
 /// Names a server to use instead of one of ours, as `zk://host:port`. Tests destroy what is below `/dlock` there.
 pub const VARIABLE: &str = "DLOCK_TEST_ZK_URL";
@@ -63,11 +53,7 @@ impl ZooKeeperServer {
     pub fn start(options: ZooKeeperOptions) -> Result<Self, ServerError> {
         let java = Java::find()?;
         let process = ServerProcess::start(Standalone { java, options })?;
-        Ok(Self {
-            hosts: process.addr().to_string(),
-            addr: process.addr(),
-            runs: Runs::Process(process),
-        })
+        Ok(Self::ours(ZooKeeper, process, url_at))
     }
 
     /// Starts `zookeeper:3.8` in a container.
@@ -78,83 +64,7 @@ impl ZooKeeperServer {
     #[cfg(feature = "containers")]
     pub fn in_container() -> Result<Self, ServerError> {
         let container = Container::start(container::ZooKeeper::default())?;
-        Ok(Self {
-            hosts: container.addr().to_string(),
-            addr: container.addr(),
-            runs: Runs::Container(container),
-        })
-    }
-
-    /// The server of the environment if it names one, else one of ours with default options.
-    ///
-    /// # Errors
-    ///
-    /// [`ServerError::Missing`] when neither can be had; it says what to install or to set.
-    pub fn from_env_or_start() -> Result<Self, ServerError> {
-        env::var_os(VARIABLE)
-            .map_or_else(|| Self::start(ZooKeeperOptions::default()), Self::foreign)
-    }
-
-    fn foreign(url: OsString) -> Result<Self, ServerError> {
-        let unusable = |reason: &str| ServerError::Variable {
-            variable: VARIABLE,
-            reason: reason.to_owned(),
-        };
-        let url = url.into_string().map_err(|_| unusable("not UTF-8"))?;
-        let hosts = url
-            .strip_prefix("zk://")
-            .ok_or_else(|| unusable("not zk://host:port"))?;
-        let first = hosts.split(['/', ',']).next().unwrap_or_default();
-        let addr = first
-            .to_socket_addrs()
-            .ok()
-            .and_then(|mut found| found.next())
-            .ok_or_else(|| unusable("no such host and port"))?;
-        TcpStream::connect_timeout(&addr, READY_LIMIT)
-            .map_err(|_| unusable("it does not answer"))?;
-        Ok(Self {
-            hosts: first.to_owned(),
-            addr,
-            runs: Runs::Elsewhere,
-        })
-    }
-
-    /// Where clients connect.
-    #[must_use]
-    pub fn url(&self) -> String {
-        format!("zk://{}", self.hosts)
-    }
-
-    /// The same through another address, such as that of a [`Proxy`](super::Proxy).
-    #[must_use]
-    pub fn url_at(&self, addr: SocketAddr) -> String {
-        format!("zk://{addr}")
-    }
-
-    /// Where the server listens: a proxy's upstream.
-    #[must_use]
-    pub const fn addr(&self) -> SocketAddr {
-        self.addr
-    }
-
-    /// The process; `None` when the server is in a container, or not ours.
-    #[must_use]
-    pub const fn process(&self) -> Option<&ServerProcess> {
-        match &self.runs {
-            Runs::Process(process) => Some(process),
-            _ => None,
-        }
-    }
-
-    /// For stopping, killing and restarting it; `None` when the server is not ours.
-    #[must_use]
-    pub fn station(&self) -> Option<&dyn Station> {
-        match &self.runs {
-            Runs::Process(process) => Some(process),
-            #[cfg(feature = "containers")]
-            Runs::Container(container) => Some(container),
-            Runs::Elsewhere => None,
-        }
+        Ok(Self::ours(ZooKeeper, container, url_at))
     }
 
     /// What it says to a four-letter word.
@@ -163,7 +73,7 @@ impl ZooKeeperServer {
     ///
     /// When it cannot be reached.
     pub fn word(&self, word: &str) -> io::Result<String> {
-        ask(self.addr, word)
+        ask(self.addr(), word)
     }
 
     /// One figure of `mntr`, such as `zk_watch_count`.
@@ -180,6 +90,25 @@ impl ZooKeeperServer {
         let found = found.ok_or_else(|| io::Error::other(format!("no figure {name}:\n{text}")))?;
         format!("{found:.0}").parse().map_err(io::Error::other)
     }
+}
+
+impl Kind for ZooKeeper {
+    const VARIABLE: &'static str = VARIABLE;
+
+    fn named(value: &str) -> Result<(Self, Url, SocketAddr), String> {
+        let hosts = value.strip_prefix("zk://").ok_or("not zk://host:port")?;
+        let first = hosts.split(['/', ',']).next().unwrap_or_default();
+        let found = first.to_socket_addrs().ok();
+        let addr = found.and_then(|mut found| found.next());
+        let addr = addr.ok_or("no such host and port")?;
+        TcpStream::connect_timeout(&addr, READY_LIMIT).map_err(|_| "it does not answer")?;
+        let url = Url::parse(&format!("zk://{first}")).map_err(|error| error.to_string())?;
+        Ok((Self, url, addr))
+    }
+}
+
+fn url_at(addr: SocketAddr) -> String {
+    format!("zk://{addr}")
 }
 
 /// Sends a four-letter word and reads until the server closes.

@@ -1,0 +1,179 @@
+//! A running server of whatever kind, and where clients reach it.
+
+use std::env;
+use std::ffi::OsString;
+use std::fmt;
+use std::net::SocketAddr;
+
+use url::Url;
+
+use super::server::{ServerError, ServerProcess};
+use super::station::Station;
+
+/// What one kind of server has and no other.
+pub trait Kind: fmt::Debug + Send + Sync + Sized + 'static {
+    /// The environment variable that names a server to use instead of one of ours.
+    const VARIABLE: &'static str;
+
+    /// The server that the variable names, which answers: what it is, where clients connect, where it listens.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it; never the value, which may hold a password.
+    fn named(value: &str) -> Result<(Self, Url, SocketAddr), String>;
+}
+
+/// A server: one of ours, or one that the environment names.
+///
+/// Methods block; see [`ServerProcess`].
+pub struct Running<K> {
+    pub(super) kind: K,
+    url: Url,
+    addr: SocketAddr,
+    /// `None`: it is not ours.
+    station: Option<Box<dyn Station>>,
+}
+
+impl<K: Kind> Running<K> {
+    /// One of ours, which clients find at that URL.
+    ///
+    /// # Panics
+    ///
+    /// When that is none: an address always makes one.
+    pub(super) fn ours(
+        kind: K,
+        station: impl Station,
+        url: impl FnOnce(SocketAddr) -> String,
+    ) -> Self {
+        let addr = station.addr();
+        let url = Url::parse(&url(addr)).expect("BUG: an address makes a URL");
+        Self {
+            kind,
+            url,
+            addr,
+            station: Some(Box::new(station)),
+        }
+    }
+
+    /// The server of the environment if it names one, else the one that `start` starts.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::Variable`] when the one that is named cannot be used; else what `start` fails with.
+    pub fn from_env_or(
+        start: impl FnOnce() -> Result<Self, ServerError>,
+    ) -> Result<Self, ServerError> {
+        env::var_os(K::VARIABLE).map_or_else(start, Self::foreign)
+    }
+
+    pub(super) fn foreign(value: OsString) -> Result<Self, ServerError> {
+        let value = value.into_string().map_err(|_| "not UTF-8".to_owned());
+        let named = value.and_then(|value| K::named(&value));
+        let (kind, url, addr) = named.map_err(|reason| ServerError::Variable {
+            variable: K::VARIABLE,
+            reason,
+        })?;
+        Ok(Self {
+            kind,
+            url,
+            addr,
+            station: None,
+        })
+    }
+
+    /// Where clients connect, with the password if there is one.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.url.to_string()
+    }
+
+    /// The same through another address, such as that of a [`Proxy`](super::Proxy).
+    #[must_use]
+    pub fn url_at(&self, addr: SocketAddr) -> String {
+        let mut url = self.url.clone();
+        // Neither can fail: the URL has a host, and an address is one.
+        let _: Result<(), ()> = url
+            .set_ip_host(addr.ip())
+            .and_then(|()| url.set_port(Some(addr.port())));
+        url.to_string()
+    }
+
+    /// Where it listens: a proxy's upstream.
+    #[must_use]
+    pub const fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Its process; `None` when it is in a container, or not ours.
+    #[must_use]
+    pub fn process(&self) -> Option<&ServerProcess> {
+        self.station()?.process()
+    }
+
+    /// For stopping, continuing and restarting it; `None` when it is not ours.
+    #[must_use]
+    pub fn station(&self) -> Option<&dyn Station> {
+        self.station.as_deref()
+    }
+}
+
+/// Without the URL, which may have a password.
+impl<K: fmt::Debug> fmt::Debug for Running<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running")
+            .field("kind", &self.kind)
+            .field("addr", &self.addr)
+            .field("station", &self.station)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Any;
+
+    impl Kind for Any {
+        const VARIABLE: &'static str = "DLOCK_TEST_ANY_URL";
+
+        fn named(value: &str) -> Result<(Self, Url, SocketAddr), String> {
+            let url = Url::parse(value).map_err(|error| error.to_string())?;
+            Ok((Self, url, ([127, 0, 0, 1], 7).into()))
+        }
+    }
+
+    fn running(url: &str) -> Running<Any> {
+        Running::foreign(url.into()).unwrap()
+    }
+
+    #[test]
+    fn another_address_changes_the_address_and_nothing_else() {
+        let through = "127.0.0.1:8".parse().unwrap();
+        for (url, expected) in [
+            ("redis://:pw@host:7/3", "redis://:pw@127.0.0.1:8/3"),
+            ("redis://:pw@127.0.0.1", "redis://:pw@127.0.0.1:8"),
+            ("mysql://u:pw@host/locks", "mysql://u:pw@127.0.0.1:8/locks"),
+            ("zk://127.0.0.1:7", "zk://127.0.0.1:8"),
+            ("mongodb://[::1]:7/?a=b", "mongodb://127.0.0.1:8/?a=b"),
+        ] {
+            assert_eq!(running(url).url(), url);
+            assert_eq!(running(url).url_at(through), expected);
+        }
+    }
+
+    #[test]
+    fn debug_output_has_no_password() {
+        let text = format!("{:?}", running("redis://:canary@127.0.0.1"));
+        assert!(text.contains("Any") && !text.contains("canary"), "{text}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_value_that_is_no_text_is_an_error() {
+        use std::os::unix::ffi::OsStringExt;
+        let error = Running::<Any>::foreign(OsString::from_vec(vec![0xff])).unwrap_err();
+        assert_eq!(error.to_string(), "DLOCK_TEST_ANY_URL: not UTF-8");
+    }
+}

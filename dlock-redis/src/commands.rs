@@ -21,8 +21,8 @@ pub(crate) fn acquire(
     not_after: Duration,
 ) -> Cmd {
     let mut cmd = ACQUIRE.call(4, 8);
-    cmd.arg(keys.record()).arg(keys.token());
-    cmd.arg(keys.line()).arg(keys.ends());
+    cmd.arg(keys.record()).arg(keys.line());
+    cmd.arg(keys.ends()).arg(keys.token());
     cmd.arg(&owner_field(&req.owner)[..])
         .arg(&hold_field(req.hold)[..]);
     cmd.arg(millis(req.lease.length()))
@@ -58,7 +58,7 @@ pub(crate) fn leave(keys: &Keys, left: Option<(&str, Ticket)>) -> Cmd {
 
 pub(crate) fn release(keys: &Keys, req: &Release) -> Cmd {
     let mut cmd = RELEASE.call(3, 3);
-    cmd.arg(keys.record()).arg(keys.line()).arg(keys.ends());
+    cmd.arg(keys.line()).arg(keys.record()).arg(keys.ends());
     cmd.arg(&owner_field(&req.owner)[..]);
     match req.holds {
         Holds::One(hold) => cmd.arg(&hold_field(hold)[..]),

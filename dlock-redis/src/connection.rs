@@ -154,7 +154,7 @@ impl Connection {
             .is_err_and(|error| error.code() == Some("NOSCRIPT"))
         {
             // Flushed, or another server behind the same address: load it and go on as if nothing had been.
-            answer = match self.ask(&link, load(lua), give_up).await {
+            answer = match self.ask(&link, lua.load(), give_up).await {
                 Ok(_) => self.ask(&link, build(&link), give_up).await,
                 Err(error) => Err(error),
             };
@@ -388,7 +388,7 @@ async fn greet(native: &mut MultiplexedConnection) -> RedisResult<Vec<Value>> {
     let mut greeting = redis::pipe();
     greeting.cmd("TIME");
     for lua in scripts::all() {
-        greeting.add_command(load(lua));
+        greeting.add_command(lua.load());
     }
     let answers = native
         .send_packed_commands(&greeting, 0, greeting.len())
@@ -434,12 +434,6 @@ fn said(error: &DriverError) -> String {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),
     }
-}
-
-fn load(lua: &Lua) -> Cmd {
-    let mut cmd = redis::cmd("SCRIPT");
-    cmd.arg("LOAD").arg(&lua.text);
-    cmd
 }
 
 /// The next pause of a row: from 10 ms doubling to a second.

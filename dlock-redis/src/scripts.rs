@@ -25,14 +25,16 @@ use std::sync::LazyLock;
 
 /// A script and the name under which the server keeps it.
 pub(crate) struct Lua {
-    pub(crate) text: String,
-    hash: String,
+    text: String,
+    pub(crate) hash: String,
 }
 
 impl Lua {
-    /// Lines `--STAND`, `--TELL` and `--SERVE` stand for the text of that name.
+    /// Lines `--ACQUIRE`, `--RELEASE`, `--TIME`, `--STAND`, `--TELL` and `--SERVE` stand for the text of that name.
     fn new(text: &str) -> Self {
-        let text = text.replace("--STAND\n", STAND);
+        let text = text.replace("--ACQUIRE\n", ACQUIRE_STEP);
+        let text = text.replace("--RELEASE\n", RELEASE_STEP);
+        let text = text.replace("--TIME\n", TIME).replace("--STAND\n", STAND);
         let text = text.replace("--TELL\n", TELL).replace("--SERVE\n", SERVE);
         let hash = redis::Script::new(&text).get_hash().to_owned();
         Self { text, hash }
@@ -43,15 +45,25 @@ impl Lua {
         cmd.arg("EVALSHA").arg(self.hash.as_str()).arg(keys);
         cmd
     }
+
+    pub(crate) fn load(&self) -> Cmd {
+        let mut cmd = redis::cmd("SCRIPT");
+        cmd.arg("LOAD").arg(&self.text);
+        cmd
+    }
 }
 
 /// Every script: what a fresh connection loads.
-pub(crate) fn all() -> [&'static Lua; 6] {
-    [&ACQUIRE, &RELEASE, &LEAVE, &RENEW, &BREAK, &INSPECT]
+pub(crate) fn all() -> [&'static Lua; 8] {
+    [
+        &ACQUIRE, &ACQUIRES, &RELEASE, &RELEASES, &LEAVE, &RENEW, &BREAK, &INSPECT,
+    ]
 }
 
 pub(crate) static ACQUIRE: LazyLock<Lua> = LazyLock::new(|| Lua::new(ACQUIRE_TEXT));
+pub(crate) static ACQUIRES: LazyLock<Lua> = LazyLock::new(|| Lua::new(ACQUIRES_TEXT));
 pub(crate) static RELEASE: LazyLock<Lua> = LazyLock::new(|| Lua::new(RELEASE_TEXT));
+pub(crate) static RELEASES: LazyLock<Lua> = LazyLock::new(|| Lua::new(RELEASES_TEXT));
 pub(crate) static LEAVE: LazyLock<Lua> = LazyLock::new(|| Lua::new(LEAVE_TEXT));
 pub(crate) static RENEW: LazyLock<Lua> = LazyLock::new(|| Lua::new(RENEW_TEXT));
 pub(crate) static BREAK: LazyLock<Lua> = LazyLock::new(|| Lua::new(BREAK_TEXT));
@@ -105,14 +117,15 @@ end
 /// Hands a name that has no record to the first in line who is there. Then `won`: that is `me`; or `served` is who has it
 /// reserved, for `accept` ms; or `unserved`: the budget ran out before somebody was found; or nobody stands any more.
 ///
-/// Needs `now`, `me` and [`TELL`]. An entry past its deadline, or of a client without receivers, is taken out. Whoever becomes first
+/// Needs `now`, `me`, `first` (whoever was taken out already) and [`TELL`]. An entry past its deadline, or of a client without receivers, is taken out. Whoever becomes first
 /// is told before the turn is pushed: if the grantee is dead after all, it costs its accept lease and no more. The push comes
 /// before the reservation, because the number of its receivers decides.
 const SERVE: &str = r"
 local won, served, accept = false, false, 0
 while budget > 0 do
-  local head = call('ZPOPMIN', line)[1]
+  local head = first or call('ZPOPMIN', line)[1]
   if not head then break end
+  first = false
   budget = budget - 1
   local entry = call('HGET', ends, head)
   call('HDEL', ends, head)
@@ -134,7 +147,7 @@ local unserved = not (won or served) and budget == 0 and call('EXISTS', line) ==
 /// Takes the lock, or stands in line for it. Run twice it finds its own hold, or its ticket, and answers the same again; run
 /// late it takes nothing and nobody stands.
 ///
-/// `KEYS` record, token, line, ends; `ARGV` owner field, hold field, lease in ms, not-after in µs, `= note`, then as far as there
+/// `KEYS` record, line, ends, token; `ARGV` owner field, hold field, lease in ms, not-after in µs, `= note`, then as far as there
 /// are any: `ticket` or `ticket place`, the next ticket, the token to join.
 /// Answers the token alone for the common case, a lock that was free: it is the server's time in µs, the count is 1 and
 /// the rest is the lease. Otherwise `{code, now, …}`, see [`Acquisition`](crate::commands::Acquisition).
@@ -145,17 +158,29 @@ local unserved = not (won or served) and budget == 0 and call('EXISTS', line) ==
 /// somebody stands, whoever asks stands first, so that its old place counts, and then serves the line: nobody passes it.
 /// The hold is written last: what fails on a key that is none of ours fails before, and nobody holds then.
 const ACQUIRE_TEXT: &str = r"
-local call, key, owner, hold, lease = redis.call, KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+local call, free = redis.call, false
+local key, line, ends, counter = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local owner, hold, lease, latest, note = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local stands, follows, join = ARGV[6], ARGV[7], ARGV[8]
+--TIME
+--ACQUIRE
+";
+
+/// The server's time in µs, with all its digits.
+const TIME: &str = r"
 local time = call('TIME')
 local micros = time[2]
 if #micros < 6 then micros = string.sub('00000' .. micros, -6) end
 micros = time[1] .. micros
-if micros - ARGV[4] > 0 then return {-2, micros} end
-local follows, join = ARGV[7], ARGV[8]
+";
+
+/// Needs `free`, true where no key of the name is there, and the time and arguments of [`ACQUIRE_TEXT`] by name.
+const ACQUIRE_STEP: &str = r"
+if micros - latest > 0 then return {-2, micros} end
 if follows == '' then follows = nil end
-if call('EXISTS', key, KEYS[3], KEYS[4]) > 0 then
-  local line, ends, now, rest, all = KEYS[3], KEYS[4], math.floor(micros / 1000), -2, {}
-  local me, place = string.match(ARGV[6] or '', '^(%S*) ?(%d*)$')
+if not free and call('EXISTS', key, line, ends) > 0 then
+  local now, rest, all = math.floor(micros / 1000), -2, {}
+  local me, place = string.match(stands or '', '^(%S*) ?(%d*)$')
   local turn = me ~= '' and not join and call('HGET', key, '~r') == me
   if turn then call('DEL', key) else rest = call('PTTL', key) end
   if rest ~= -2 then
@@ -190,7 +215,7 @@ if call('EXISTS', key, KEYS[3], KEYS[4]) > 0 then
       local behind = follows and stand(follows, '')
       if till > 0 then return {1, micros, token, living, math.min(till - now, rest), behind} end
       if #dead > 0 then call('HDEL', key, unpack(dead)) end
-      call('HSET', key, owner, living + 1, hold, (now + lease) .. string.sub(ARGV[5], 2))
+      call('HSET', key, owner, living + 1, hold, (now + lease) .. string.sub(note, 2))
       if lone then call('HSET', key, lone[1], lone[2]) end
       if tonumber(lease) > rest then call('PEXPIRE', key, lease) end
       return {1, micros, token, living + 1, tonumber(lease), behind}
@@ -206,6 +231,7 @@ if call('EXISTS', key, KEYS[3], KEYS[4]) > 0 then
     local refused, left = rest ~= -2, false
     place = me ~= '' and stand(me, place)
     if not refused then
+      local first = false
 --TELL
 --SERVE
       if served then rest, all = accept, {'~r', served} end
@@ -219,35 +245,64 @@ end
 if join then return {-1, micros} end
 local behind = false
 if follows then
-  local line, ends = KEYS[3], KEYS[4]
 --STAND
   behind = stand(follows, '')
 end
 local token = micros
-local before = call('SET', KEYS[2], micros, 'PX', '86400000', 'GET')
+local before = call('SET', counter, micros, 'PX', '86400000', 'GET')
 if before and (tonumber(before) or 0) >= tonumber(micros) then
   token = string.format('%.0f', before + 1)
-  call('SET', KEYS[2], token, 'PX', '86400000')
-  call('HSET', key, owner, '1', hold, ARGV[5], '~t', token, '~s', micros)
+  call('SET', counter, token, 'PX', '86400000')
+  call('HSET', key, owner, '1', hold, note, '~t', token, '~s', micros)
 else
-  call('HSET', key, owner, '1', hold, ARGV[5], '~t', micros)
+  call('HSET', key, owner, '1', hold, note, '~t', micros)
 end
 call('PEXPIRE', key, lease)
 if token == micros and not behind then return micros end
 return {1, micros, token, 1, tonumber(lease), behind}
 ";
 
+/// Several acquires, each as [`ACQUIRE_TEXT`] judges it, one after the other: what one meets is not the others'.
+///
+/// `KEYS` the record of each, then the line of each, and so on; `ARGV` the same way, up to the ticket, which may be empty.
+/// Answers what each would have been answered. One `EXISTS` finds that all names are free and unwaited for, which is the
+/// common case; if that cannot be said each looks for itself, as does a name that stands twice.
+const ACQUIRES_TEXT: &str = r"
+local call, n = redis.call, #KEYS / 4
+--TIME
+local function one(key, line, ends, counter, owner, hold, lease, latest, note, stands, free)
+  local follows, join
+--ACQUIRE
+end
+local free, seen, out = redis.pcall('EXISTS', unpack(KEYS, 1, 3 * n)) == 0, {}, {}
+for i = 1, n do
+  local key = KEYS[i]
+  local done, answer = pcall(one, key, KEYS[n + i], KEYS[2 * n + i], KEYS[3 * n + i],
+    ARGV[i], ARGV[n + i], ARGV[2 * n + i], ARGV[3 * n + i], ARGV[4 * n + i], ARGV[5 * n + i],
+    free and not seen[key])
+  if not done and type(answer) ~= 'table' then answer = redis.error_reply(tostring(answer)) end
+  out[i], seen[key] = answer, true
+end
+return out
+";
+
 /// Removes one hold (`ARGV[2]`) or all (`*`), and serves the line. Run twice the second finds nothing, says so and changes nothing.
 ///
-/// `KEYS` record, line, ends; `ARGV` owner field, hold field, how many ms to keep it shut if at all.
+/// `KEYS` line, record, ends; `ARGV` owner field, hold field, how many ms to keep it shut if at all.
 /// With one hold counted the record's end is that hold's, so the common case needs no clock: the key is there, so the
-/// hold lives. Publishes Redisson's `0` whenever the name becomes free: its waiters look at nothing else.
+/// hold lives. Whether somebody waits is found by taking the first one out, which a hand-off has to do anyway. Publishes Redisson's `0` whenever the name becomes free: its waiters look at nothing else.
 /// A user without the right to that channel wakes none of them, and the release is done all the same.
 const RELEASE_TEXT: &str = r"
-local call, key, owner, hold = redis.call, KEYS[1], ARGV[1], ARGV[2]
-local line, ends, time, now, shut = KEYS[2], KEYS[3], false, 0, 0
+local call, line, key, ends, unwaited = redis.call, KEYS[1], KEYS[2], KEYS[3], false
+local owner, hold, keep = ARGV[1], ARGV[2], ARGV[3]
+--RELEASE
+";
+
+/// Needs `unwaited`, true where there is no line, and the arguments of [`RELEASE_TEXT`] by name.
+const RELEASE_STEP: &str = r"
+local time, now, shut = false, 0, 0
 local got = call('HMGET', key, owner, hold, '~k')
-if got[1] == '1' and got[2] and not got[3] and not ARGV[3] then
+if got[1] == '1' and got[2] and not got[3] and not keep then
   call('DEL', key)
 else
   time = call('TIME')
@@ -268,7 +323,7 @@ else
   end
   if not (got[1] and found) then return {-1, micros, rest, all} end
   shut = tonumber(got[3] or 0)
-  if ARGV[3] and now + ARGV[3] > shut then shut = now + ARGV[3] end
+  if keep and now + keep > shut then shut = now + keep end
   if left > 0 then
     call('HDEL', key, unpack(gone))
     call('HSET', key, owner, left)
@@ -285,7 +340,8 @@ else
     return {2, shut - now}
   end
 end
-if call('EXISTS', line) == 1 then
+local first = not unwaited and call('ZPOPMIN', line)[1]
+if first then
   time = time or call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
   local me = false
@@ -296,6 +352,25 @@ if call('EXISTS', line) == 1 then
 end
 redis.pcall('PUBLISH', 'redisson_lock__channel:' .. key, '0')
 return 0
+";
+
+/// Several releases, each as [`RELEASE_TEXT`] judges it, one after the other: what one meets is not the others'.
+///
+/// `KEYS` the line of each, then the record of each, then the ends of each; `ARGV` the same way. Answers what each would
+/// have been answered. One `EXISTS` finds that nobody waits for any of them; a release adds nobody to a line.
+const RELEASES_TEXT: &str = r"
+local call, n = redis.call, #KEYS / 3
+local function one(line, key, ends, owner, hold, unwaited)
+  local keep
+--RELEASE
+end
+local unwaited, out = redis.pcall('EXISTS', unpack(KEYS, 1, n)) == 0, {}
+for i = 1, n do
+  local done, answer = pcall(one, KEYS[i], KEYS[n + i], KEYS[2 * n + i], ARGV[i], ARGV[n + i], unwaited)
+  if not done and type(answer) ~= 'table' then answer = redis.error_reply(tostring(answer)) end
+  out[i] = answer
+end
+return out
 ";
 
 /// Takes a ticket out of the line, or ends its turn, and helps: a free name goes to whoever is next. Run twice the second finds
@@ -312,7 +387,7 @@ if ticket then
 end
 if turn then call('DEL', key)
 elseif call('EXISTS', key) == 1 or call('EXISTS', line) == 0 then return 0 end
-local time, me = call('TIME'), false
+local time, me, first = call('TIME'), false, false
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 --TELL
 --SERVE
@@ -359,7 +434,7 @@ return out
 /// `KEYS` record, line, ends; `ARGV` the token it must have, if it must. The token key stays: what was broken is never repeated.
 /// Answers what it did, the token, and 1 when there were more dead in line than one script takes out.
 const BREAK_TEXT: &str = r"
-local call, key, line, ends, me = redis.call, KEYS[1], KEYS[2], KEYS[3], false
+local call, key, line, ends, me, first = redis.call, KEYS[1], KEYS[2], KEYS[3], false, false
 local token = call('HGET', key, '~t')
 if call('EXISTS', key) == 0 then return {0} end
 if ARGV[1] and ARGV[1] ~= token then return {-1, token} end

@@ -35,7 +35,7 @@ const EXTRA: &[(&str, &str, &str)] = &[
     ),
     (
         "redis",
-        "tests/scripts.rs",
+        "tests/scripts/",
         "and tried by hand: keys and channels after each step",
     ),
     (

@@ -1,0 +1,222 @@
+//! A server, clients without the core, and what the server keeps of them.
+
+use dlock_conformance::testbed::{RedisServer, redis::RedisOptions};
+use dlock_core::{
+    Acquire, Acquired, Clock, DistributedLock, Grant, Held, Hint, HoldId, Lease, LockName, Owner,
+    Release, Released, Ticket,
+};
+use dlock_redis::RedisDriver;
+use futures_util::{StreamExt, stream::BoxStream};
+use redis::{AsyncCommands, aio::MultiplexedConnection, aio::PubSub};
+use std::{
+    collections::{BTreeMap, HashMap},
+    num::NonZeroU64,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+use tokio::sync::Mutex;
+
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const KEY: &str = "dlock:{a}";
+pub(crate) const LINE: &str = "dlock:{a}:line";
+pub(crate) const ENDS: &str = "dlock:{a}:ends";
+
+/// A server.
+pub(crate) struct Testbed {
+    pub(crate) server: RedisServer,
+    drawn: AtomicU64,
+}
+
+/// A driver, and what it hears.
+pub(crate) struct Client {
+    pub(crate) driver: RedisDriver,
+    /// A stream is not `Sync`, and only one task reads it.
+    hints: Mutex<BoxStream<'static, Hint>>,
+}
+
+/// A connection that listens.
+pub(crate) struct Listener(PubSub);
+
+pub(crate) fn name() -> LockName {
+    "a".parse().unwrap()
+}
+
+pub(crate) fn ticket(number: u64) -> Ticket {
+    Ticket(NonZeroU64::new(number).unwrap())
+}
+
+impl Client {
+    /// One that waits with that ticket.
+    pub(crate) fn waits(&self, t: &Testbed, number: u64) -> Acquire {
+        let mut req = t.acquire(SECOND * 30);
+        req.line = Some(ticket(number));
+        req
+    }
+
+    pub(crate) async fn granted(&self, req: &Acquire) -> Grant {
+        match self.driver.acquire(req).await.unwrap() {
+            Acquired::Granted(grant) => grant,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) async fn held(&self, req: &Acquire) -> Held {
+        match self.driver.acquire(req).await.unwrap() {
+            Acquired::Held(held) => held,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) async fn release(&self, req: &Acquire) -> Released {
+        let release = Release::new(req.name.clone(), req.owner, req.hold);
+        self.driver.release(&release).await.unwrap()
+    }
+
+    /// The number of the next ticket whose turn it is.
+    pub(crate) async fn turn(&self) -> u64 {
+        let mut hints = self.hints.lock().await;
+        loop {
+            let hint = tokio::time::timeout(SECOND * 5, hints.next()).await;
+            if let Hint::Turn { ticket, .. } = hint.expect("a turn").expect("a stream") {
+                return ticket.0.get();
+            }
+        }
+    }
+}
+
+impl Listener {
+    pub(crate) async fn hears(&mut self) -> String {
+        let said = tokio::time::timeout(SECOND * 5, self.0.on_message().next()).await;
+        said.expect("a message").unwrap().get_payload().unwrap()
+    }
+}
+
+impl Testbed {
+    pub(crate) fn start() -> Self {
+        Self {
+            server: RedisServer::start(RedisOptions::default()).unwrap(),
+            drawn: AtomicU64::new(1),
+        }
+    }
+
+    pub(crate) async fn client(&self) -> Client {
+        let driver = RedisDriver::connect(&self.server.url()).await.unwrap();
+        let hints = driver.hints();
+        Client {
+            driver,
+            hints: Mutex::new(hints),
+        }
+    }
+
+    pub(crate) async fn listener(&self, channels: &[&str]) -> Listener {
+        let client = redis::Client::open(self.server.url()).unwrap();
+        let mut listener = client.get_async_pubsub().await.unwrap();
+        for channel in channels {
+            listener.subscribe(channel).await.unwrap();
+        }
+        Listener(listener)
+    }
+
+    pub(crate) fn draw(&self) -> u64 {
+        self.drawn.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn acquire(&self, lease: Duration) -> Acquire {
+        let owner = Owner::from_seed(&self.draw().to_string());
+        let hold = HoldId::from_bits(self.draw());
+        let give_up = Clock::boot().now() + SECOND * 5;
+        Acquire::new(name(), owner, hold, Lease::fixed(lease).unwrap(), give_up)
+    }
+
+    /// The same owner's next hold.
+    pub(crate) fn again(&self, of: &Acquire, lease: Duration) -> Acquire {
+        let mut again = self.acquire(lease);
+        again.owner = of.owner;
+        again
+    }
+
+    /// Puts somebody in line behind everybody's back.
+    pub(crate) async fn put(&self, ticket: &str, place: u64, rest: Duration, accept: u64) {
+        let mut raw = self.raw().await;
+        let (seconds, micros): (u128, u128) =
+            redis::cmd("TIME").query_async(&mut raw).await.unwrap();
+        let deadline = seconds * 1_000 + micros / 1_000 + rest.as_millis();
+        let _: () = raw.zadd(LINE, ticket, place).await.unwrap();
+        let _: () = raw
+            .hset(ENDS, ticket, format!("{deadline} {accept}"))
+            .await
+            .unwrap();
+    }
+
+    pub(crate) async fn raw(&self) -> MultiplexedConnection {
+        let client = redis::Client::open(self.server.url()).unwrap();
+        client.get_multiplexed_async_connection().await.unwrap()
+    }
+
+    pub(crate) async fn raw_command(&self, words: &[&str]) {
+        let mut cmd = redis::cmd(words[0]);
+        cmd.arg(&words[1..]);
+        let () = cmd.query_async(&mut self.raw().await).await.unwrap();
+    }
+
+    pub(crate) async fn record(&self) -> HashMap<String, String> {
+        self.raw().await.hgetall(KEY).await.unwrap()
+    }
+
+    pub(crate) async fn line(&self) -> Vec<(String, f64)> {
+        self.raw()
+            .await
+            .zrange_withscores(LINE, 0, -1)
+            .await
+            .unwrap()
+    }
+
+    pub(crate) async fn ends(&self) -> HashMap<String, String> {
+        self.raw().await.hgetall(ENDS).await.unwrap()
+    }
+
+    pub(crate) async fn keys(&self) -> Vec<String> {
+        let mut keys: Vec<String> = self.raw().await.keys("*").await.unwrap();
+        keys.sort();
+        keys
+    }
+
+    pub(crate) async fn rest(&self, key: &str) -> Duration {
+        let rest: i64 = self.raw().await.pttl(key).await.unwrap();
+        Duration::from_millis(u64::try_from(rest).expect("it is there and has an end"))
+    }
+
+    /// How often scripts ran each command since the last reset.
+    pub(crate) async fn commands(&self) -> BTreeMap<String, u64> {
+        let mut raw = self.raw().await;
+        let info: String = redis::cmd("INFO")
+            .arg("commandstats")
+            .query_async(&mut raw)
+            .await
+            .unwrap();
+        let counted = info.lines().filter_map(|line| {
+            let (name, counts) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+            Some((name.to_owned(), counts.split(',').next()?.parse().ok()?))
+        });
+        let ours = |name: &str| {
+            !["config", "client", "hello", "evalsha", "info"]
+                .iter()
+                .any(|other| name.starts_with(other))
+        };
+        counted.filter(|(name, _)| ours(name)).collect()
+    }
+
+    pub(crate) async fn calls(&self, command: &str) -> u64 {
+        let mut raw = self.raw().await;
+        let info: String = redis::cmd("INFO")
+            .arg("commandstats")
+            .query_async(&mut raw)
+            .await
+            .unwrap();
+        let line = info
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+        line.and_then(|counts| counts.split(',').next()?.parse().ok())
+            .unwrap_or(0)
+    }
+}

@@ -1,0 +1,197 @@
+//! What stands under the keys of a name, and how many commands that takes.
+
+use crate::bed::{ENDS, KEY, LINE, SECOND, Testbed, name, ticket};
+use dlock_core::{Acquired, Clock, DistributedLock, Effect, ErrorKind, Lease, Released};
+use redis::AsyncCommands;
+use std::{collections::BTreeMap, time::Duration};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_uncontended_cycle_pays_one_command_for_the_line_on_either_side() {
+    let t = Testbed::start();
+    let client = t.client().await;
+    let mut req = client.waits(&t, 1);
+    for next in [None, None] {
+        req.next = next;
+        t.raw_command(&["CONFIG", "RESETSTAT"]).await;
+        client.granted(&req).await;
+        let taken = ["time", "exists", "set", "hset", "pexpire"].map(|name| (name.to_owned(), 1));
+        assert_eq!(t.commands().await, BTreeMap::from(taken));
+        t.raw_command(&["CONFIG", "RESETSTAT"]).await;
+        assert!(matches!(client.release(&req).await, Released::Freed));
+        let freed = ["hmget", "del", "zpopmin", "publish"].map(|name| (name.to_owned(), 1));
+        assert_eq!(t.commands().await, BTreeMap::from(freed));
+    }
+    assert_eq!(t.keys().await, ["dlock:{a}:token"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hand_off_is_two_scripts() {
+    let t = Testbed::start();
+    let [mut one, mut two] = [t.client().await, t.client().await];
+    let mut inside = t.acquire(SECOND * 30);
+    one.granted(&inside).await;
+    two.held(&two.waits(&t, 1)).await;
+    t.raw_command(&["CONFIG", "RESETSTAT"]).await;
+    for number in 2..12 {
+        one.release(&inside).await;
+        two.turn().await;
+        let mut taking = two.waits(&t, number - 1);
+        taking.line = Some(ticket(if number == 2 { 1 } else { number - 1 }));
+        two.granted(&taking).await;
+        one.held(&one.waits(&t, number)).await;
+        inside = taking;
+        std::mem::swap(&mut one, &mut two);
+    }
+    // A release, the acquire of the turn, and the first look of whoever stands next.
+    assert_eq!(t.calls("evalsha").await, 3 * 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_record_counts_living_holds_and_keeps_no_dead_ones() {
+    let t = Testbed::start();
+    let client = t.client().await;
+    let first = t.acquire(SECOND * 30);
+    client.granted(&first).await;
+    let field = format!("{}:0", first.owner.expose());
+    let mut holds = vec![first.clone()];
+    for length in [100, 20_000, 10_000] {
+        let next = t.again(&first, Duration::from_millis(length));
+        client.granted(&next).await;
+        holds.push(next);
+    }
+    assert_eq!(t.record().await[&field], "4");
+    tokio::time::sleep(Duration::from_millis(120)).await;
+    // The release of another prunes the one that ran out, and writes how many are left.
+    assert!(matches!(
+        client.release(&holds[3]).await,
+        Released::StillHeld { holds } if holds.get() == 2
+    ));
+    let record = t.record().await;
+    assert_eq!(record[&field], "2");
+    let left: Vec<_> = record.keys().filter(|it| it.starts_with("~h:")).collect();
+    assert_eq!(left.len(), 2, "{record:?}");
+    for hold in [&holds[0], &holds[2]] {
+        assert!(
+            record.contains_key(&format!("~h:{}", hold.hold)),
+            "{record:?}"
+        );
+    }
+    client.release(&holds[0]).await;
+    assert_eq!(t.record().await[&field], "1");
+    assert!(t.rest(KEY).await <= SECOND * 20, "the end of what is left");
+    // Entered again, it is pruned and counted as well.
+    let short = t.again(&first, Duration::from_millis(100));
+    client.granted(&short).await;
+    tokio::time::sleep(Duration::from_millis(120)).await;
+    client.granted(&t.again(&first, SECOND)).await;
+    let record = t.record().await;
+    assert_eq!(record[&field], "2");
+    assert!(
+        !record.contains_key(&format!("~h:{}", short.hold)),
+        "{record:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_queued_by_what_is_refused_for_another_reason() {
+    let t = Testbed::start();
+    let client = t.client().await;
+    let inside = t.acquire(SECOND * 30);
+    let token = client.granted(&inside).await.token;
+    let mut gone = client.waits(&t, 1);
+    gone.join = token;
+    assert!(matches!(
+        client.driver.acquire(&gone).await.unwrap(),
+        Acquired::Gone
+    ));
+    let mut late = client.waits(&t, 2);
+    late.give_up = Clock::boot().now() - Duration::from_millis(200);
+    client.driver.acquire(&late).await.unwrap_err();
+    client.release(&inside).await;
+    let _: () = t.raw().await.set(KEY, "somebody's").await.unwrap();
+    let error = client
+        .driver
+        .acquire(&client.waits(&t, 3))
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Misuse);
+    let error = client.driver.leave(&name(), ticket(3)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Misuse);
+    assert!(t.line().await.is_empty() && t.ends().await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_fails_on_a_key_of_somebody_elses_takes_nothing_and_leaves_no_key_without_an_end() {
+    let t = Testbed::start();
+    let [holder, waiter] = [t.client().await, t.client().await];
+    for foreign in [LINE, ENDS] {
+        let inside = t.acquire(SECOND * 30);
+        holder.granted(&inside).await;
+        let mut taking = waiter.waits(&t, t.draw());
+        waiter.held(&taking).await;
+        holder.release(&inside).await;
+        waiter.turn().await;
+        let _: () = t
+            .raw()
+            .await
+            .set_ex(foreign, "somebody's", 60)
+            .await
+            .unwrap();
+        // Its turn is used by somebody behind whom the next one of the client stands.
+        taking.next = Some(ticket(t.draw()));
+        let error = waiter.driver.acquire(&taking).await.unwrap_err();
+        assert_eq!(
+            (error.kind(), error.effect()),
+            (ErrorKind::Misuse, Effect::None)
+        );
+        assert!(
+            !t.record().await.contains_key("~t"),
+            "{foreign}: somebody holds it"
+        );
+        for key in t.keys().await {
+            assert!(t.rest(&key).await > Duration::ZERO, "{key} has no end");
+        }
+        let _: u64 = t.raw().await.del((KEY, LINE, ENDS)).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeat_finds_its_hold_and_puts_its_next_ticket_in_line_once() {
+    let t = Testbed::start();
+    let [client, other] = [t.client().await, t.client().await];
+    let mut req = client.waits(&t, 1);
+    req.next = Some(ticket(2));
+    let grant = client.granted(&req).await;
+    let stands = t.line().await;
+    assert_eq!(stands.len(), 1);
+    assert!(stands[0].0.ends_with(":2"));
+    other.held(&other.waits(&t, 1)).await;
+    let again = client.granted(&req).await;
+    assert_eq!((again.token, again.holds), (grant.token, grant.holds));
+    assert_eq!(t.line().await[0], stands[0], "first as before");
+    assert_eq!(t.line().await.len(), 2);
+    // The client knows the place: forgotten by the server, its look goes back to it.
+    let _: () = t.raw().await.zrem(LINE, &stands[0].0).await.unwrap();
+    let mut look = client.waits(&t, 2);
+    look.lease = Lease::fixed(SECOND).unwrap();
+    client.held(&look).await;
+    assert_eq!(t.line().await[0], stands[0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_key_but_none_of_its_own_has_an_end() {
+    let t = Testbed::start();
+    let [holder, waiter] = [t.client().await, t.client().await];
+    let inside = t.acquire(SECOND * 30);
+    holder.granted(&inside).await;
+    waiter.held(&waiter.waits(&t, 1)).await;
+    waiter.held(&waiter.waits(&t, 2)).await;
+    for _ in 0..2 {
+        let keys = t.keys().await;
+        assert_eq!(keys.len(), 4, "{keys:?}");
+        for key in keys {
+            assert!(t.rest(&key).await > Duration::ZERO, "{key} has no end");
+        }
+        holder.release(&inside).await;
+    }
+}

@@ -1,0 +1,254 @@
+//! Several requests in one script: each is answered as if it had been asked alone.
+//!
+//! One thread: whoever asks together has asked before anything is sent, so what goes in one script is known.
+
+use crate::bed::{SECOND, Testbed, ticket};
+use dlock_core::{
+    Acquire, Acquired, Clock, DistributedLock, Effect, ErrorKind, Release, Released, Result,
+};
+use dlock_redis::RedisDriver;
+use futures_util::future::join_all;
+use redis::AsyncCommands;
+use std::{collections::HashSet, time::Duration};
+
+/// The first four go at once, each alone; sixteen others fit into one script.
+const MANY: usize = 4 + 3 * 16;
+
+#[tokio::test]
+async fn requests_that_are_alike_go_in_one_script_and_leave_what_each_alone_would() {
+    let t = Testbed::start();
+    let driver = t.client().await.driver;
+    let mut wanted = t.of_many_names(MANY);
+    // Who would wait says so with a ticket, and some would.
+    for (req, number) in wanted.iter_mut().step_by(3).zip(1..) {
+        req.line = Some(ticket(number));
+    }
+    for _ in 0..2 {
+        t.raw_command(&["CONFIG", "RESETSTAT"]).await;
+        let tokens = join_all(wanted.iter().map(|req| driver.acquire(req))).await;
+        assert_eq!(t.calls("evalsha").await, 4 + 3);
+        let tokens: Vec<_> = tokens.into_iter().map(granted).collect();
+        assert_eq!(tokens.len(), MANY);
+        for (req, token) in wanted.iter().zip(tokens) {
+            let key = format!("dlock:{{{}}}", req.name);
+            assert_eq!(
+                t.raw().await.hget::<_, _, u64>(&key, "~t").await.unwrap(),
+                token
+            );
+            let fields: usize = t.raw().await.hlen(&key).await.unwrap();
+            assert_eq!(fields, 3, "owner, hold and token");
+            assert!(t.rest(&key).await > SECOND * 20);
+            let counter: u64 = t.raw().await.get(format!("{key}:token")).await.unwrap();
+            assert_eq!(counter, token);
+        }
+        t.raw_command(&["CONFIG", "RESETSTAT"]).await;
+        let released = join_all(wanted.iter().map(|req| release(&driver, req))).await;
+        assert!(released.iter().all(|it| matches!(it, Ok(Released::Freed))));
+        assert_eq!(t.calls("evalsha").await, 4 + 3);
+        assert_eq!(
+            t.calls("publish").await,
+            MANY as u64,
+            "for Redisson's waiters"
+        );
+        assert!(t.keys().await.iter().all(|key| key.ends_with(":token")));
+    }
+}
+
+#[tokio::test]
+async fn of_all_that_want_one_name_in_one_script_one_gets_it() {
+    let t = Testbed::start();
+    let driver = t.client().await.driver;
+    let mut wanted = t.of_many_names(10);
+    for _ in 0..3 {
+        let others = t.of_many_names(10);
+        wanted.extend(others);
+    }
+    let answers = join_all(wanted.iter().map(|req| driver.acquire(req))).await;
+    let mut inside = HashSet::new();
+    let (mut winners, mut refused) = (Vec::new(), Vec::new());
+    for (req, answer) in wanted.iter().zip(answers) {
+        match answer.unwrap() {
+            Acquired::Granted(_) => {
+                assert!(inside.insert(req.name.clone()), "two hold {}", req.name);
+                winners.push(req);
+            }
+            Acquired::Held(held) => refused.push((req, held)),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((winners.len(), refused.len()), (10, 30));
+    for (req, held) in refused {
+        let winner = winners.iter().find(|it| it.name == req.name).unwrap();
+        assert_eq!(held.by.unwrap().owner, winner.owner.fingerprint());
+    }
+    // Who has it gives it back, and nobody else does, also in one script.
+    let released = join_all(wanted.iter().map(|req| release(&driver, req))).await;
+    let freed = |answer: &&Result<Released>| matches!(answer, Ok(Released::Freed));
+    assert_eq!(released.iter().filter(freed).count(), 10);
+    assert!(
+        released
+            .iter()
+            .all(|it| matches!(it, Ok(Released::Freed | Released::NotHeld { .. })))
+    );
+}
+
+#[tokio::test]
+async fn what_one_meets_in_a_script_of_several_is_its_own() {
+    let t = Testbed::start();
+    let [client, other] = [t.client().await, t.client().await];
+    let mut wanted = t.of_many_names(MANY);
+    let (foreign, held, late, waited) = (5, 7, 9, 11);
+    let key = |at: usize| format!("dlock:{{{}}}", wanted[at].name);
+    let _: () = t.raw().await.set(key(foreign), "somebody's").await.unwrap();
+    let _: () = t
+        .raw()
+        .await
+        .zadd(key(waited) + ":line", "dlock:c:nobody:1", 1)
+        .await
+        .unwrap();
+    let mut inside = t.of_many_names(held + 1).remove(held);
+    inside.name = wanted[held].name.clone();
+    other.granted(&inside).await;
+    for (at, number) in [(held, 1), (late, 2), (waited, 3)] {
+        wanted[at].line = Some(ticket(number));
+    }
+    wanted[late].give_up = Clock::boot().now() - SECOND;
+    let answers = join_all(wanted.iter().map(|req| client.driver.acquire(req))).await;
+    for (at, answer) in answers.into_iter().enumerate() {
+        match answer {
+            Ok(Acquired::Granted(_)) => {
+                assert!(![foreign, held, late].contains(&at), "{at}");
+            }
+            Ok(Acquired::Held(by)) => {
+                assert_eq!((at, by.ahead), (held, Some(0)));
+                assert_eq!(by.by.unwrap().owner, inside.owner.fingerprint());
+            }
+            Err(error) if at == foreign => {
+                assert_eq!(
+                    (error.kind(), error.effect()),
+                    (ErrorKind::Misuse, Effect::None)
+                );
+            }
+            Err(error) => {
+                assert_eq!(at, late);
+                assert_eq!(error.effect(), Effect::None, "{error}");
+            }
+            other => panic!("{at}: {other:?}"),
+        }
+    }
+    // One has a waiter, whose turn it is; the others are free.
+    let mut waiting = other.waits(&t, 1);
+    waiting.name = wanted[waited].name.clone();
+    other.held(&waiting).await;
+    let released = join_all(wanted.iter().map(|req| release(&client.driver, req))).await;
+    for (at, answer) in released.into_iter().enumerate() {
+        match answer {
+            Ok(Released::Freed) => assert!(![foreign, held, late].contains(&at), "{at}"),
+            Ok(Released::NotHeld { by }) => {
+                assert!([held, late].contains(&at), "{at}");
+                assert_eq!(by.is_some(), at == held);
+            }
+            Err(error) => assert_eq!((at, error.kind()), (foreign, ErrorKind::Misuse)),
+            other => panic!("{at}: {other:?}"),
+        }
+    }
+    assert_eq!(other.turn().await, 1);
+    other.granted(&waiting).await;
+    // Who was refused stands in line.
+    other.release(&inside).await;
+    assert_eq!(client.turn().await, 1);
+    client.granted(&wanted[held]).await;
+}
+
+#[tokio::test]
+async fn a_name_that_is_not_this_users_costs_the_others_nothing() {
+    let t = Testbed::start();
+    let wanted = t.of_many_names(MANY);
+    t.raw_command(&[
+        "ACL",
+        "SETUSER",
+        "some",
+        "on",
+        ">secret",
+        "~dlock:{1*",
+        "&*",
+        "+@all",
+    ])
+    .await;
+    let url = t.server.url().replace("redis://", "redis://some:secret@");
+    let driver = RedisDriver::connect(&url).await.unwrap();
+    let answers = join_all(wanted.iter().map(|req| driver.acquire(req))).await;
+    for (req, answer) in wanted.iter().zip(answers) {
+        if req.name.as_str().starts_with('1') {
+            granted(answer);
+        } else {
+            let error = answer.unwrap_err();
+            assert!(error.to_string().contains("lacks a right"), "{error}");
+            assert_eq!(error.effect(), Effect::None);
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_a_server_has_forgotten_is_told_to_it_again_also_for_several() {
+    let t = Testbed::start();
+    let driver = t.client().await.driver;
+    let wanted = t.of_many_names(MANY);
+    for forgets in [true, false] {
+        if forgets {
+            t.raw_command(&["SCRIPT", "FLUSH"]).await;
+        }
+        t.raw_command(&["CONFIG", "RESETSTAT"]).await;
+        for answer in join_all(wanted.iter().map(|req| driver.acquire(req))).await {
+            granted(answer);
+        }
+        for answer in join_all(wanted.iter().map(|req| release(&driver, req))).await {
+            assert!(matches!(answer, Ok(Released::Freed)));
+        }
+        if !forgets {
+            assert_eq!(t.calls("evalsha").await, 2 * (4 + 3), "as before");
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_stops_waiting_takes_nobody_along() {
+    let t = Testbed::start();
+    let driver = t.client().await.driver;
+    let wanted = t.of_many_names(MANY);
+    t.raw_command(&["CLIENT", "PAUSE", "200", "ALL"]).await;
+    let asked = wanted.iter().enumerate().map(async |(at, req)| {
+        let within = if at % 2 == 0 { 20 } else { 10_000 };
+        tokio::time::timeout(Duration::from_millis(within), driver.acquire(req)).await
+    });
+    for (at, answer) in join_all(asked).await.into_iter().enumerate() {
+        match answer {
+            Ok(answer) => drop(granted(answer)),
+            Err(_) => assert_eq!(at % 2, 0, "{at}"),
+        }
+    }
+}
+
+fn granted(answer: Result<Acquired>) -> u64 {
+    match answer.unwrap() {
+        Acquired::Granted(grant) => grant.token.unwrap().0,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn release(driver: &RedisDriver, req: &Acquire) -> Result<Released> {
+    driver
+        .release(&Release::new(req.name.clone(), req.owner, req.hold))
+        .await
+}
+
+impl Testbed {
+    fn of_many_names(&self, count: usize) -> Vec<Acquire> {
+        let wanted = (0..count).map(|at| {
+            let mut req = self.acquire(SECOND * 30);
+            req.name = at.to_string().parse().unwrap();
+            req
+        });
+        wanted.collect()
+    }
+}

@@ -35,9 +35,9 @@ pub(crate) async fn a_client_that_closes_leaves_no_seat_whatever_was_under_way()
         let name = LockName::new(format!("closing-{asked_before}")).unwrap();
         let guard = take(&holder, name.as_str()).await;
         let proxy = Proxy::start(server.addr()).await.unwrap();
-        // One session, so that it is open already.
+        // One session, so that it is open already; a long one, so that closing gives up before the connection does.
         let url = format!(
-            "{}/dlock?dlock.session=3s&dlock.sessions=1",
+            "{}/dlock?dlock.session=12s&dlock.sessions=1",
             server.url_at(proxy.addr())
         );
         let driver = Arc::new(ZkDriver::connect(&url).await.unwrap());
@@ -61,6 +61,10 @@ pub(crate) async fn a_client_that_closes_leaves_no_seat_whatever_was_under_way()
             .expect("closing waits for no server for long");
         let late = driver.acquire(&waiting(&name, 3)).await.unwrap_err();
         assert_eq!(late.kind(), ErrorKind::ShuttingDown);
+        if asked_before {
+            // What closing asked for is lost: it is up to the session.
+            proxy.cut();
+        }
         proxy.heal();
         if let Some(under_way) = under_way {
             let answer = timeout(SESSION * 10, under_way).await.expect("an answer");

@@ -1,8 +1,14 @@
 //! A server that forgets, stops, restarts or refuses, and ways to it that die.
 
 use crate::bed::{SECOND, Testbed};
+use dlock_conformance::testbed::{RedisServer, redis::RedisOptions};
 use dlock_core::{Acquired, DistributedLock, Effect, ErrorKind, Lane, Released, Renew, Retry};
-use std::time::Duration;
+use dlock_redis::RedisDriver;
+use std::{
+    fmt::{Debug, Write},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn scripts_that_were_flushed_are_loaded_again_unseen() {
@@ -172,4 +178,113 @@ async fn a_full_server_refuses_without_effect() {
         "{error:?}"
     );
     assert!(error.to_string().contains("maxmemory"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_requests_without_a_server_are_each_told_so_and_none_is_kept() {
+    let t = Testbed::start().await;
+    t.process().kill().unwrap();
+    t.until(async || format!("{:?}", t.driver).contains("Connection(down)"))
+        .await;
+    let asked: Vec<_> = (0..10_000)
+        .map(|number| {
+            let mut req = t.acquire(&format!("n{number}"), SECOND);
+            t.ends(&mut req, 500);
+            let driver = t.driver.clone();
+            tokio::spawn(async move { driver.acquire(&req).await.unwrap_err() })
+        })
+        .collect();
+    for asked in asked {
+        let error = asked.await.unwrap();
+        assert_eq!(
+            (error.kind(), error.retry(), error.effect()),
+            (ErrorKind::Unavailable, Retry::Later, Effect::None),
+            "{error:?}"
+        );
+        assert!(error.to_string().contains("connection"), "{error}");
+    }
+    t.process().restart().unwrap();
+    t.granted(&t.acquire("a", SECOND)).await;
+    // What was waited for in vain is not sent when there is a server again: it sees the one script, and the name it is for.
+    let stats = t.server.command(&["INFO", "commandstats"]).unwrap();
+    let stats = stats.text().unwrap();
+    assert!(stats.contains("cmdstat_evalsha:calls=1,"), "{stats}");
+    assert_eq!(t.list("", 100).await, ["a"]);
+}
+
+#[tokio::test]
+async fn what_voids_a_lock_is_warned_about_once_in_the_life_of_a_client() {
+    // One thread, so that whatever the client does is heard here.
+    let heard = Arc::<Mutex<Vec<String>>>::default();
+    let _hears = tracing::subscriber::set_default(Hears(heard.clone()));
+    let [master, replica] = [(); 2].map(|()| RedisServer::start(RedisOptions::default()).unwrap());
+    let port = master.addr().port().to_string();
+    let words = ["REPLICAOF", "127.0.0.1", &port];
+    replica.command(&words).unwrap();
+    let words = ["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"];
+    master.command(&words).unwrap();
+    let says = |server: &RedisServer, what: &str| {
+        let info = server.command(&["INFO"]).unwrap();
+        info.text().unwrap().contains(what)
+    };
+    // A replica is counted when it has its copy.
+    while !says(&master, "connected_slaves:1") || !says(&replica, "master_link_status:up") {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    for (server, words) in [
+        (&master, &["allkeys-lru", "1 replicas", "append-only"][..]),
+        (&replica, &["slave", "append-only"]),
+    ] {
+        heard.lock().unwrap().clear();
+        let driver = RedisDriver::connect(&server.url()).await.unwrap();
+        // Connected again, it says nothing more.
+        for kind in ["normal", "pubsub"] {
+            let words = ["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"];
+            server.command(&words).unwrap();
+        }
+        let name = "a".parse().unwrap();
+        while driver.inspect(&name).await.is_err() {}
+        let heard = heard.lock().unwrap().clone();
+        for word in words {
+            let said = heard.iter().filter(|said| said.contains(word));
+            assert_eq!(said.count(), 1, "{word}: {heard:?}");
+        }
+        assert_eq!(heard.len(), words.len(), "{heard:?}");
+    }
+}
+
+/// Warnings, as text.
+struct Hears(Arc<Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Hears {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut words = Words(String::new());
+        event.record(&mut words);
+        self.0.lock().unwrap().push(words.0);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+struct Words(String);
+
+impl tracing::field::Visit for Words {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn Debug) {
+        // Writing to a string cannot fail.
+        let _ = write!(self.0, "{field}={value:?} ");
+    }
 }

@@ -71,6 +71,10 @@ pub(crate) fn trials() -> Vec<Trial> {
             "ten_thousand_holds_are_renewed_several_scripts_at_once",
             || renewals(10_000),
         ),
+        trial(
+            "a_script_of_renewals_goes_out_before_the_one_before_it_is_answered",
+            renewed_unanswered,
+        ),
         soak("soak_subscriptions_cut", || {
             cut(&["TYPE", "pubsub"], MILLI * 200, SECOND * 600)
         }),
@@ -142,7 +146,14 @@ async fn lost_turns(lasts: Duration) -> Outcome {
     for _ in 0..8 {
         let inner = RedisDriver::connect(&bed.server.url()).await?;
         let lost = lost.clone();
-        clients.push(over(Arc::new(Forgetful { inner, lost }), SECOND * 3)?);
+        clients.push(over(
+            Arc::new(Forgetful {
+                inner,
+                lost,
+                wholly: false,
+            }),
+            SECOND * 3,
+        )?);
     }
     let storm = Storm::begin(&clients, lasts)?;
     let report = storm.end(&[]).await?;
@@ -152,11 +163,22 @@ async fn lost_turns(lasts: Duration) -> Outcome {
     report.within("lost turns", lost, ACCEPT * 2 + MARGIN)
 }
 
-/// Loses one turn in twenty after it has arrived, so that the server has counted a receiver.
+/// Loses one turn in twenty after it has arrived, so that the server has counted a receiver; or whatever arrives.
 #[derive(Debug)]
-struct Forgetful {
+pub(crate) struct Forgetful {
     inner: RedisDriver,
     lost: Arc<AtomicUsize>,
+    wholly: bool,
+}
+
+impl Forgetful {
+    pub(crate) fn wholly(inner: RedisDriver) -> Self {
+        Self {
+            inner,
+            lost: Arc::default(),
+            wholly: true,
+        }
+    }
 }
 
 type Answer<T> = Result<T, DriverError>;
@@ -193,9 +215,9 @@ impl DistributedLock for Forgetful {
     }
 
     fn hints(&self) -> BoxStream<'static, Hint> {
-        let lost = self.lost.clone();
+        let (lost, wholly) = (self.lost.clone(), self.wholly);
         let arrives = move |hint: &Hint| {
-            let loses = matches!(hint, Hint::Turn { .. }) && fastrand::u8(0..20) == 0;
+            let loses = wholly || matches!(hint, Hint::Turn { .. }) && fastrand::u8(0..20) == 0;
             lost.fetch_add(usize::from(loses), Ordering::Relaxed);
             future::ready(!loses)
         };
@@ -379,53 +401,80 @@ fn elsewhere(work: impl Future<Output = ()> + Send + 'static) -> Outcome {
     Ok(())
 }
 
-async fn renewals(count: u64) -> Outcome {
-    let bed = Bed::start()?;
-    let driver = RedisDriver::connect(&bed.server.url()).await?;
-    let soon = || Clock::boot().now() + SECOND * 5;
-    let lease = SECOND * 60;
-    let held: Vec<Acquire> = (0..count)
+/// Names that are held, as entries of a renewal that doubles what they have.
+async fn held(driver: &RedisDriver, count: u64) -> Outcome<Vec<Renew>> {
+    let mut entries = Vec::new();
+    let asked: Vec<Acquire> = (0..count)
         .map(|number| {
-            let name = format!("n{number}").parse()?;
+            let name: LockName = format!("n{number}").parse()?;
             let owner = Owner::from_seed(&number.to_string());
             let hold = HoldId::from_bits(number + 1);
-            Ok(Acquire::new(
-                name,
-                owner,
-                hold,
-                Lease::fixed(lease)?,
-                soon() + LIMIT,
-            ))
+            entries.push(Renew::new(name.clone(), owner, hold, Some(LEASE * 2)));
+            let lease = Lease::fixed(LEASE)?;
+            Ok(Acquire::new(name, owner, hold, lease, soon() + LIMIT))
         })
         .collect::<Outcome<_>>()?;
-    stream::iter(&held)
+    stream::iter(&asked)
         .map(|req| driver.acquire(req))
         .buffered(128)
         .try_for_each(|_| future::ready(Ok(())))
         .await?;
-    let entries: Vec<_> = held
-        .iter()
-        .map(|req| Renew::new(req.name.clone(), req.owner, req.hold, Some(lease * 2)))
-        .collect();
+    Ok(entries)
+}
+
+const LEASE: Duration = SECOND.saturating_mul(60);
+
+fn soon() -> dlock_core::Instant {
+    Clock::boot().now() + SECOND * 5
+}
+
+fn renewed(answers: Vec<Answer<Renewed>>) -> Outcome<u64> {
+    let mut renewed = 0;
+    for answer in answers {
+        let Renewed::Until { valid_for } = answer? else {
+            return Err("a hold that is there was not renewed".into());
+        };
+        ensure!(valid_for == LEASE * 2, "renewed for {valid_for:?}");
+        renewed += 1;
+    }
+    Ok(renewed)
+}
+
+/// Four of ten are on their way while not a byte comes back.
+async fn renewed_unanswered() -> Outcome {
+    let bed = Bed::start()?;
+    let proxy = Proxy::start(bed.server.addr()).await?;
+    let driver = RedisDriver::connect(&bed.server.url_at(proxy.addr())).await?;
+    let entries = held(&driver, 1_000).await?;
+    let scripts = proxy.watch(Direction::ClientToServer, "EVALSHA");
+    proxy.set_flow(Reach::Existing, Direction::ServerToClient, Flow::Stall);
+    let renewing = driver.renew(Lane::default(), &entries, soon() + LIMIT);
+    let released = async {
+        let four = tokio::time::timeout(LIMIT, scripts.reaches(4)).await;
+        proxy.set_flow(Reach::Existing, Direction::ServerToClient, Flow::Pass);
+        four
+    };
+    let (answers, four) = tokio::join!(renewing, released);
+    ensure!(four.is_ok(), "{} without an answer", scripts.seen());
+    ensure!(renewed(answers?)? == 1_000, "not all of them");
+    ensure!(scripts.seen() == 10, "{} scripts", scripts.seen());
+    Ok(())
+}
+
+async fn renewals(count: u64) -> Outcome {
+    let bed = Bed::start()?;
+    let driver = RedisDriver::connect(&bed.server.url()).await?;
+    let entries = held(&driver, count).await?;
     let most = driver.capabilities().renew_batch;
     bed.server.command(&["CONFIG", "RESETSTAT"])?;
     let began = Instant::now();
-    let mut renewed = 0;
+    let mut done = 0;
     for batch in entries.chunks(most) {
-        for answer in driver.renew(Lane::default(), batch, soon()).await? {
-            let Renewed::Until { valid_for } = answer? else {
-                return Err("a hold that is there was not renewed".into());
-            };
-            ensure!(valid_for == lease * 2, "renewed for {valid_for:?}");
-            renewed += 1;
-        }
+        done += renewed(driver.renew(Lane::default(), batch, soon()).await?)?;
     }
     let took = began.elapsed();
-    println!("{renewed} renewals in {took:?}");
-    ensure!(
-        renewed == count && took < SECOND * 5,
-        "{renewed} in {took:?}"
-    );
+    println!("{done} renewals in {took:?}");
+    ensure!(done == count && took < SECOND * 5, "{done} in {took:?}");
     let scripts = bed.server.command(&["INFO", "commandstats"])?;
     let calls = calls_of(&scripts, "evalsha").unwrap_or_default();
     ensure!(calls == count / 100, "{calls} scripts for {count} renewals");

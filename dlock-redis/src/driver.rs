@@ -6,7 +6,7 @@ use crate::{
     connection::{Connection, Dialer, Link},
     error,
     hints::{Hints, LOOK, look_at_end},
-    scripts,
+    scripts::{self, Lua},
 };
 use async_trait::async_trait;
 use dlock_core::{
@@ -16,6 +16,7 @@ use dlock_core::{
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, TryStreamExt, stream};
+use redis::{Cmd, Value};
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 /// Locks in a Redis server.
@@ -121,11 +122,9 @@ impl RedisDriver {
     }
 
     async fn look(&self, name: LockName) -> Result<Snapshot> {
-        let (keys, patience) = (self.keys(&name), self.connection.patience());
-        let (answer, _) = self
-            .connection
-            .eval(&scripts::INSPECT, patience, |_| commands::inspect(&keys))
-            .await?;
+        let keys = self.keys(&name);
+        let inspect = |_: &Link| commands::inspect(&keys);
+        let answer = self.run(&scripts::INSPECT, inspect).await?;
         let (record, waiters) = commands::read_inspect(answer).ok_or_else(error::garbled)?;
         let mut shown = snapshot(name, &record);
         shown.waiters = Some(waiters);
@@ -134,7 +133,9 @@ impl RedisDriver {
 
     /// One answer to an acquire; its ticket stands where it stood.
     async fn ask(&self, keys: &Keys, req: &Acquire) -> Result<Acquisition> {
-        let place = req.line.and_then(|ticket| self.hints.place(ticket));
+        let place = req
+            .line
+            .and_then(|ticket| self.hints.tickets().place(ticket));
         let (answer, link) = self
             .connection
             .eval(&scripts::ACQUIRE, req.give_up, |link| {
@@ -145,23 +146,43 @@ impl RedisDriver {
         let (acquisition, now) =
             commands::read_acquire(answer, req.lease.length()).ok_or_else(error::garbled)?;
         link.server.observe(now, self.connection.now());
-        match &acquisition {
-            Acquisition::Granted { behind, .. } => {
-                if let Some(ticket) = req.line {
-                    self.hints.forget(ticket);
-                }
+        let unheard = match (&acquisition, req.line) {
+            (Acquisition::Granted { behind, .. }, line) => {
                 if let (Some(next), Some(place)) = (req.next, *behind) {
-                    self.hints.stands(next, place);
+                    self.hints.tickets().stands(next, place);
                 }
+                line.is_some_and(|ticket| self.hints.tickets().taken(ticket))
             }
-            Acquisition::Held(refusal) => {
-                if let Some(ticket) = req.line {
-                    self.hints.refused(ticket, refusal.place);
-                }
+            (Acquisition::Held(refusal), Some(ticket)) => {
+                let token = Incarnation::of(&refusal.record).token;
+                let stands = (refusal.place, refusal.ahead);
+                self.hints.tickets().refused(ticket, stands, token, &link)
             }
-            _ => {}
+            _ => false,
+        };
+        if unheard {
+            self.hints.doubt(&self.connection);
         }
         Ok(acquisition)
+    }
+
+    async fn end(&self, keys: &Keys, req: &Release) -> Result<Releasing> {
+        let release = |_: &Link| commands::release(keys, req);
+        let answer = self.run(&scripts::RELEASE, release).await?;
+        commands::read_release(answer).ok_or_else(error::garbled)
+    }
+
+    async fn open_up(&self, keys: &Keys, only: Option<FencingToken>) -> Result<(Broken, bool)> {
+        let free = |_: &Link| commands::break_lock(keys, only);
+        let answer = self.run(&scripts::BREAK, free).await?;
+        commands::read_break(answer).ok_or_else(error::garbled)
+    }
+
+    /// A script without a give-up of its own.
+    async fn run(&self, lua: &Lua, build: impl Fn(&Link) -> Cmd + Send) -> Result<Value> {
+        let patience = self.connection.patience();
+        let (answer, _) = self.connection.eval(lua, patience, build).await?;
+        Ok(answer)
     }
 
     /// A script came to the end of its budget among the dead, with a name that is free: goes on until somebody has it. In the
@@ -195,6 +216,13 @@ impl DistributedLock for RedisDriver {
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
         let keys = self.keys(&req.name);
+        if let Some(ticket) = req.line {
+            if self.hints.serve_two() {
+                return Err(error::two_clients());
+            }
+            self.hints.tickets().enters(ticket);
+        }
+        let _next = req.next.map(|ticket| self.hints.tickets().awaits(ticket));
         let mut answer = self.ask(&keys, req).await?;
         for _ in 0..MOST_ROUNDS {
             match &answer {
@@ -221,14 +249,11 @@ impl DistributedLock for RedisDriver {
     }
 
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
-        self.hints.forget(ticket);
-        let (keys, patience) = (self.keys(name), self.connection.patience());
-        let (answer, _) = self
-            .connection
-            .eval(&scripts::LEAVE, patience, |_| {
-                commands::leave(&keys, Some((self.hints.channel(), ticket)))
-            })
-            .await?;
+        self.hints.tickets().forget(ticket);
+        let keys = self.keys(name);
+        let left = Some((self.hints.channel(), ticket));
+        let leave = |_: &Link| commands::leave(&keys, left);
+        let answer = self.run(&scripts::LEAVE, leave).await?;
         if !commands::read_leave(answer).ok_or_else(error::garbled)? {
             self.go_on(keys);
         }
@@ -265,29 +290,25 @@ impl DistributedLock for RedisDriver {
 
     async fn release(&self, req: &Release) -> Result<Released> {
         let keys = self.keys(&req.name);
-        let patience = self.connection.patience();
-        let (answer, _) = self
-            .connection
-            .eval(&scripts::RELEASE, patience, |_| {
-                commands::release(&keys, req)
-            })
-            .await?;
-        Ok(
-            match commands::read_release(answer).ok_or_else(error::garbled)? {
-                Releasing::Freed => Released::Freed,
-                Releasing::Unserved => {
-                    self.go_on(keys);
-                    Released::Freed
-                }
-                Releasing::Left(holds) => Released::StillHeld {
-                    holds: counted(holds)?,
-                },
-                Releasing::Kept(rest) => Released::Kept { rest },
-                Releasing::NotHeld(record) => Released::NotHeld {
-                    by: Incarnation::of(&record).holder(),
-                },
+        let mut releasing = self.end(&keys, req).await;
+        if releasing.as_ref().is_err_and(error::is_foreign) {
+            // Somebody else's key in the place of the line is met when the hold has ended, in the place of the record before and again.
+            releasing = self.end(&keys, req).await.map(ended_before);
+        }
+        Ok(match releasing? {
+            Releasing::Freed => Released::Freed,
+            Releasing::Unserved => {
+                self.go_on(keys);
+                Released::Freed
+            }
+            Releasing::Left(holds) => Released::StillHeld {
+                holds: counted(holds)?,
             },
-        )
+            Releasing::Kept(rest) => Released::Kept { rest },
+            Releasing::NotHeld(record) => Released::NotHeld {
+                by: Incarnation::of(&record).holder(),
+            },
+        })
     }
 
     fn hints(&self) -> BoxStream<'static, Hint> {
@@ -325,14 +346,15 @@ impl DistributedLock for RedisDriver {
 
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
         let keys = self.keys(name);
-        let patience = self.connection.patience();
-        let (answer, _) = self
-            .connection
-            .eval(&scripts::BREAK, patience, |_| {
-                commands::break_lock(&keys, only)
-            })
-            .await?;
-        let (broken, unserved) = commands::read_break(answer).ok_or_else(error::garbled)?;
+        let mut broken = self.open_up(&keys, only).await;
+        if broken.as_ref().is_err_and(error::is_foreign) {
+            // As with a release.
+            broken = self.open_up(&keys, only).await.map(|again| match again {
+                (Broken::WasFree, unserved) => (Broken::Freed { token: only }, unserved),
+                other => other,
+            });
+        }
+        let (broken, unserved) = broken?;
         if unserved {
             self.go_on(keys);
         }
@@ -343,6 +365,20 @@ impl DistributedLock for RedisDriver {
     async fn close(&self) {
         self.connection.close();
         self.hints.close().await;
+    }
+}
+
+/// What a release did that failed after its hold had ended, by the answer to its repeat.
+fn ended_before(repeat: Releasing) -> Releasing {
+    match repeat {
+        Releasing::NotHeld(record) => {
+            let shut = record.fields.iter().any(|(field, _)| field == b"~k");
+            record
+                .rest
+                .filter(|_| shut)
+                .map_or(Releasing::Freed, Releasing::Kept)
+        }
+        other => other,
     }
 }
 

@@ -40,7 +40,7 @@ const fn row(
 }
 
 /// Refusals have no effect: each script's first write is the one that would be refused, and it comes before any other. A key that
-/// is none of ours is met before a hold is written. (A release that meets one in the place of the line has ended its hold by then.)
+/// is none of ours is met before a hold is written. (A release or break that meets one in the place of the line has done its work by then: the driver asks once more.)
 /// What is not here may come from the middle of a script, so its effect is unknown.
 #[rustfmt::skip]
 const TABLE: [Class; 24] = {
@@ -153,6 +153,11 @@ pub(crate) fn late() -> DriverError {
         .with_retry(Retry::Now)
 }
 
+/// Whether a key of somebody else's was met.
+pub(crate) fn is_foreign(error: &DriverError) -> bool {
+    error.kind() == ErrorKind::Misuse
+}
+
 pub(crate) fn full() -> DriverError {
     let message = format!(
         "the lock has {} holds already, the most that one name can have",
@@ -173,6 +178,12 @@ pub(crate) fn unreachable(why: Option<&str>) -> DriverError {
 pub(crate) fn no_tls_provider() -> DriverError {
     let message = "rediss:// needs a rustls crypto provider, which the application chooses: install one before connecting, \
                    as rustls::crypto::ring::default_provider().install_default() does";
+    DriverError::new(ErrorKind::Misuse, message)
+}
+
+/// Whoever waits by looks alone is passed by everybody, and that should not be found out in the long run.
+pub(crate) fn two_clients() -> DriverError {
+    let message = "a driver serves one client, and a second one was built over this: connect a driver for each";
     DriverError::new(ErrorKind::Misuse, message)
 }
 

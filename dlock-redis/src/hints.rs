@@ -1,19 +1,23 @@
-//! Wake-ups: a connection of its own, subscribed to the one channel of this client; and what the client keeps of its tickets.
+//! Wake-ups: a connection of its own, subscribed to the one channel of this client.
 //!
 //! The channel is subscribed before the first ticket is sent, because a ticket of whom nobody hears is taken out of the line.
 //! It ends with the driver, and with the stream: whoever listened without waiting would be given turns that nobody takes.
+//!
+//! A connection may look alive and carry nothing any more: something on the way forgot it, or the server behind it is not the one
+//! that is asked. Nothing is sent to find that out while nothing is amiss. But an answer to a waiter shows when something must have
+//! been said that was not heard, and then the client says something to itself and opens another connection if that stays unheard.
 
 use crate::{
-    commands::{self, Place, Push},
+    commands::{self, Push},
     config::Prefix,
-    connection::{Dialer, STEADY, jitter, longer},
+    connection::{Connection, Dialer, STEADY, jitter, longer},
+    tickets::Tickets,
 };
-use dlock_core::{Hint, Ticket};
+use dlock_core::Hint;
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
 use redis::{PushInfo, PushKind, RedisError, RedisResult, Value};
 use std::{
-    collections::HashMap,
     fmt,
     future::Future,
     hash::{BuildHasher, RandomState},
@@ -41,12 +45,17 @@ struct Shared {
     prefix: Prefix,
     channel: String,
     waiting: Mutex<Waiting>,
+    tickets: Tickets,
     /// Whether the first attempt to subscribe is over, whatever came of it, and whether all is.
     stage: watch::Sender<Stage>,
     /// The connection ended, or all did.
     changed: Arc<Notify>,
     /// A hint found the stream full.
     missed: AtomicBool,
+    /// The last that this client said to itself and heard.
+    echo: watch::Sender<u64>,
+    /// The stream was asked for twice.
+    two: AtomicBool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,19 +66,19 @@ enum Stage {
 }
 
 struct Waiting {
-    tickets: HashMap<Ticket, Standing>,
     /// Gone when closed, or when the server lets us not listen.
     hints: Option<mpsc::Sender<Hint>>,
+    /// Set, it ends the connection that is listened on.
+    gone: Option<Arc<AtomicBool>>,
+    doubt: Doubt,
 }
 
-/// What the server need not remember of a ticket.
-#[derive(Default)]
-struct Standing {
-    place: Option<Place>,
-    /// A turn came, and no answer since.
-    turned: bool,
-    /// A turn ended in a refusal before.
-    lapsed: bool,
+/// Whether it is being found out that pushes come, and once more after that.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Doubt {
+    No,
+    Asked,
+    Again,
 }
 
 impl Hints {
@@ -77,17 +86,21 @@ impl Hints {
     pub(crate) fn new(dialer: Arc<Dialer>, prefix: Prefix) -> Self {
         let (hints, stream) = mpsc::channel(UNREAD);
         let waiting = Waiting {
-            tickets: HashMap::new(),
             hints: Some(hints),
+            gone: None,
+            doubt: Doubt::No,
         };
         let shared = Arc::new(Shared {
             dialer,
             channel: prefix.channel(number()),
             prefix,
             waiting: Mutex::new(waiting),
+            tickets: Tickets::default(),
             stage: watch::Sender::new(Stage::New),
             changed: Arc::default(),
             missed: AtomicBool::new(false),
+            echo: watch::Sender::new(0),
+            two: AtomicBool::new(false),
         });
         let (weak, changed, stage) = (
             Arc::downgrade(&shared),
@@ -122,34 +135,30 @@ impl Hints {
         &self.shared.channel
     }
 
-    /// Where a ticket is to stand in the next request; `None`: at the end. It is remembered from now on. The first
-    /// turn that lapses costs nothing, each further one the place.
-    pub(crate) fn place(&self, ticket: Ticket) -> Option<Place> {
+    /// What is kept of this client's tickets.
+    pub(crate) fn tickets(&self) -> &Tickets {
+        &self.shared.tickets
+    }
+
+    /// Finds out whether what is said on this client's channel is heard here, and listens anew if it is not. Once in a look.
+    pub(crate) fn doubt(&self, connection: &Arc<Connection>) {
         let mut waiting = self.shared.waiting();
-        let standing = waiting.tickets.entry(ticket).or_default();
-        if standing.turned && standing.lapsed {
-            return None;
-        }
-        standing.place
-    }
-
-    /// It was refused, and stands there. Not one that has left meanwhile.
-    pub(crate) fn refused(&self, ticket: Ticket, place: Option<Place>) {
-        if let Some(standing) = self.shared.waiting().tickets.get_mut(&ticket) {
-            standing.place = place;
-            standing.lapsed |= std::mem::take(&mut standing.turned);
+        let before = waiting.doubt;
+        waiting.doubt = match before {
+            Doubt::No => Doubt::Asked,
+            Doubt::Asked | Doubt::Again => Doubt::Again,
+        };
+        drop(waiting);
+        if before == Doubt::No {
+            let asked = Arc::downgrade(connection);
+            connection.spawn(find_out(Arc::downgrade(&self.shared), asked));
         }
     }
 
-    /// It stands there for the first time.
-    pub(crate) fn stands(&self, ticket: Ticket, place: Place) {
-        let mut waiting = self.shared.waiting();
-        waiting.tickets.entry(ticket).or_default().place = Some(place);
-    }
-
-    /// It is used up, or has left.
-    pub(crate) fn forget(&self, ticket: Ticket) {
-        self.shared.waiting().tickets.remove(&ticket);
+    /// Whether somebody asked for the stream who could not have it: turns of a second client would be heard by the first,
+    /// which hands on what it does not want.
+    pub(crate) fn serve_two(&self) -> bool {
+        self.shared.two.load(Ordering::Relaxed)
     }
 
     pub(crate) fn stream(&self) -> BoxStream<'static, Hint> {
@@ -159,6 +168,7 @@ impl Hints {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         let Some(hints) = taken else {
+            self.shared.two.store(true, Ordering::Relaxed);
             return stream::empty().boxed();
         };
         let shared = Arc::downgrade(&self.shared);
@@ -192,7 +202,7 @@ impl Drop for Hints {
 
 impl fmt::Debug for Hints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Hints({} tickets)", self.shared.waiting().tickets.len())
+        write!(f, "Hints({} tickets)", self.tickets().len())
     }
 }
 
@@ -214,6 +224,24 @@ impl Shared {
         }
     }
 
+    /// Says something to this client over the connection for commands, and waits until it comes over the one for pushes. Where
+    /// it cannot be said, nothing is known. Run twice it is heard twice, which means nothing.
+    async fn hears_itself(&self, connection: &Connection) -> bool {
+        let mut echo = self.echo.subscribe();
+        let number = *echo.borrow() + 1;
+        let mut said = redis::cmd("PUBLISH");
+        said.arg(&self.channel).arg(format!("{ECHO}{number}"));
+        match connection.command(said).await {
+            // The server has no subscription of ours, or not this server.
+            Ok(Value::Int(0)) => false,
+            Ok(_) => {
+                let heard = echo.wait_for(|heard| *heard >= number);
+                tokio::time::timeout(ECHOES_WITHIN, heard).await.is_ok()
+            }
+            Err(_) => true,
+        }
+    }
+
     /// Runs inside the connection's task.
     fn pushed(&self, push: &PushInfo) {
         if push.kind != PushKind::Message {
@@ -228,12 +256,9 @@ impl Shared {
                 let Some(name) = self.prefix.name(record) else {
                     return;
                 };
-                let mut waiting = self.waiting();
-                if let Some(standing) = waiting.tickets.get_mut(&ticket) {
-                    standing.turned = true;
-                }
+                self.tickets.turned(ticket);
                 // One of a ticket that nobody waits with is told too: the core hands it on.
-                self.emit(&waiting, Hint::Turn { name, ticket });
+                self.emit(&self.waiting(), Hint::Turn { name, ticket });
             }
             Some(Push::First {
                 ticket,
@@ -249,16 +274,21 @@ impl Shared {
                     ticket,
                     look_in,
                 };
+                self.tickets.told(ticket);
                 self.emit(&self.waiting(), hint);
             }
-            None => tracing::debug!("redis: something else was said on a client's channel"),
+            None => match said.and_then(|said| said.strip_prefix(ECHO)?.parse().ok()) {
+                Some(number) => drop(self.echo.send_replace(number)),
+                None => tracing::debug!("redis: something else was said on a client's channel"),
+            },
         }
     }
 
     /// Listens from now on. Whatever was pushed before is lost.
-    fn begin(&self, gap: bool) {
-        let waiting = self.waiting();
-        if gap || !waiting.tickets.is_empty() {
+    fn begin(&self, gap: bool, gone: Arc<AtomicBool>) {
+        let mut waiting = self.waiting();
+        waiting.gone = Some(gone);
+        if gap || self.tickets.len() > 0 {
             self.emit(&waiting, Hint::LookAgain);
         }
         self.tried();
@@ -280,6 +310,33 @@ pub(crate) fn look_at_end(rest: Duration) -> Duration {
     (rest + Duration::from_millis(1)).min(LOOK)
 }
 
+/// Ends the connection that is listened on if nothing comes over it, and rests for a look before it is doubted again.
+async fn find_out(shared: Weak<Shared>, connection: Weak<Connection>) {
+    loop {
+        if let (Some(shared), Some(connection)) = (shared.upgrade(), connection.upgrade()) {
+            // While another connection is opened there is nothing to doubt.
+            let gone = shared.waiting().gone.clone();
+            if let Some(gone) = gone
+                && !shared.hears_itself(&connection).await
+            {
+                tracing::debug!("redis: nothing comes over the connection for wake-ups");
+                gone.store(true, Ordering::SeqCst);
+                shared.changed.notify_one();
+            }
+        }
+        tokio::time::sleep(LOOK).await;
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        let mut waiting = shared.waiting();
+        if waiting.doubt != Doubt::Again {
+            waiting.doubt = Doubt::No;
+            return;
+        }
+        waiting.doubt = Doubt::Asked;
+    }
+}
+
 /// Keeps a connection until the driver or the stream ends.
 async fn listen(shared: Weak<Shared>, changed: Arc<Notify>) {
     let (mut pause, mut gap, mut told) = (Duration::ZERO, false, false);
@@ -291,6 +348,7 @@ async fn listen(shared: Weak<Shared>, changed: Arc<Notify>) {
         let Some(strong) = shared.upgrade() else {
             return;
         };
+        strong.waiting().gone = None;
         strong.tried();
         drop(strong);
         gap = true;
@@ -342,7 +400,7 @@ async fn follow(shared: &Weak<Shared>, changed: &Notify, gap: bool) -> RedisResu
         .await?;
     within(&dialer, native.subscribe(&channel)).await?;
     if let Some(strong) = shared.upgrade() {
-        strong.begin(gap);
+        strong.begin(gap, gone.clone());
     }
     while let Some(hints) = shared.upgrade().and_then(|shared| shared.sender()) {
         if gone.load(Ordering::SeqCst) {
@@ -373,6 +431,10 @@ fn number() -> u64 {
 const REFUSED: Duration = Duration::from_secs(30);
 /// The longest time between two looks: what a lost message costs at most.
 pub(crate) const LOOK: Duration = Duration::from_secs(2);
+/// What a client says to itself begins with this, and a number follows.
+const ECHO: char = 'E';
+/// Said and answered, it comes at once, however slow the way is: both connections have the same one.
+const ECHOES_WITHIN: Duration = Duration::from_millis(500);
 /// How long the end of a subscription is waited for.
 const FAREWELL: Duration = Duration::from_millis(500);
 /// Hints that the core has not read yet. More are one [`Hint::LookAgain`].

@@ -8,6 +8,7 @@ mod error;
 mod gather;
 mod hints;
 mod scripts;
+mod tickets;
 
 pub use config::{Prefix, RedisConfig};
 pub use driver::RedisDriver;

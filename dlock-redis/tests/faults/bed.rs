@@ -191,6 +191,14 @@ impl Testbed {
         self.channels().await.len()
     }
 
+    /// The connections that are listened on, as the server numbers them.
+    pub(crate) fn listening(&self) -> Vec<String> {
+        let list = ["CLIENT", "LIST", "TYPE", "pubsub"];
+        let text = self.server.command(&list).unwrap().text().unwrap();
+        let number = |line: &str| line.split(' ').next().map(str::to_owned);
+        text.lines().filter_map(number).collect()
+    }
+
     pub(crate) async fn kill(&self, kind: &str) {
         let killed: u64 = redis::cmd("CLIENT")
             .arg("KILL")

@@ -116,3 +116,39 @@ async fn one_failing_command_among_many_fails_alone() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_or_break_beside_somebody_elses_key_says_what_it_did() {
+    let t = Testbed::start().await;
+    for (name, foreign) in [("a", "dlock:{a}:line"), ("b", "dlock:{b}:ends")] {
+        let held = |stands: u64| {
+            let (t, req) = (&t, t.acquire(name, SECOND * 30));
+            async move {
+                let _: u64 = t.raw().await.del(foreign).await.unwrap();
+                t.granted(&req).await;
+                // Somebody stands there, or the deadlines of the line are never read.
+                t.held(&t.in_line(name, SECOND * 30, stands)).await;
+                let _: () = t.raw().await.set_ex(foreign, "x", 60).await.unwrap();
+                req
+            }
+        };
+        let key = format!("dlock:{{{name}}}");
+        let req = held(t.draw()).await;
+        assert!(matches!(t.release(&req).await, Released::Freed), "{name}");
+        assert!(!t.exists(&key).await);
+        assert!(matches!(
+            t.release(&req).await,
+            Released::NotHeld { by: None }
+        ));
+        let req = held(t.draw()).await;
+        let mut keeping = t.release_of(&req);
+        keeping.keep = Some(SECOND * 30);
+        let released = t.driver.release(&keeping).await.unwrap();
+        assert!(matches!(released, Released::Kept { .. }), "{released:?}");
+        let _: u64 = t.raw().await.del(&key).await.unwrap();
+        let req = held(t.draw()).await;
+        let broken = t.driver.break_lock(&req.name, None).await.unwrap();
+        assert_eq!(broken, Broken::Freed { token: None });
+        assert!(!t.exists(&key).await);
+    }
+}

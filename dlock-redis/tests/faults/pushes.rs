@@ -1,16 +1,20 @@
 //! The connection for pushes, and what is said over it.
 
 use crate::bed::{SECOND, Testbed, ticket};
-use dlock_core::{DistributedLock, Effect, ErrorKind, Hint};
+use dlock_conformance::testbed::{
+    Proxy,
+    proxy::{Fault, Trigger},
+};
+use dlock_core::{Acquired, DistributedLock, Effect, ErrorKind, Hint, Retry};
+use dlock_redis::RedisDriver;
 use futures_util::StreamExt;
 use redis::AsyncCommands;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_has_one_channel_whatever_it_waits_for() {
     let t = Testbed::start().await;
     let mut hints = t.driver.hints();
-    assert!(t.driver.hints().next().await.is_none(), "taken once");
     assert_eq!(t.listeners().await, 1, "before any ticket");
     for (at, name) in ["a", "b"].into_iter().enumerate() {
         let holder = t.acquire(name, SECOND * 30);
@@ -96,4 +100,82 @@ async fn hints_that_nobody_reads_are_bounded_and_end_in_one_look() {
     }
     assert!(read <= 1_100, "{read}");
     assert_eq!(t.listeners().await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_clients_over_one_driver_are_told_so() {
+    let t = Testbed::start().await;
+    let hints = t.driver.hints();
+    t.granted(&t.in_line("a", SECOND * 30, 1)).await;
+    // Both draw tickets from 1 on, and the first would hear the turns of the second.
+    assert!(t.driver.hints().next().await.is_none(), "taken once");
+    let waiter = t.in_line("a", SECOND * 30, 1);
+    let error = t.driver.acquire(&waiter).await.unwrap_err();
+    assert_eq!(
+        (error.kind(), error.retry(), error.effect()),
+        (ErrorKind::Misuse, Retry::Never, Effect::None)
+    );
+    assert!(error.to_string().contains("one client"), "{error}");
+    assert_eq!(t.inspect("a").await.waiters, Some(0));
+    drop(hints);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ticket_that_has_left_is_not_remembered_again() {
+    let mut t = Testbed::start().await;
+    let proxy = Proxy::start(t.server.addr()).await.unwrap();
+    let url = t.server.url_at(proxy.addr());
+    t.driver = Arc::new(RedisDriver::connect(&url).await.unwrap());
+    let kept = || format!("{:?}", t.driver);
+    // Granted, and answered when the one behind it has been given up.
+    let mut req = t.in_line("a", SECOND * 30, 1);
+    req.next = Some(ticket(2));
+    let strike = proxy.on_next(Trigger::on("EVALSHA"), Fault::HoldRequest);
+    let (driver, asked) = (t.driver.clone(), req.clone());
+    let asking = tokio::spawn(async move { driver.acquire(&asked).await });
+    strike.struck().await;
+    assert!(kept().contains("Hints(2 tickets)"), "{}", kept());
+    let (driver, name) = (t.driver.clone(), req.name.clone());
+    let leaving = tokio::spawn(async move { driver.leave(&name, ticket(2)).await });
+    t.until(async || kept().contains("Hints(1 tickets)")).await;
+    strike.release();
+    assert!(matches!(
+        asking.await.unwrap().unwrap(),
+        Acquired::Granted(_)
+    ));
+    leaving.await.unwrap().unwrap();
+    assert!(kept().contains("Hints(0 tickets)"), "{}", kept());
+    // Refused, the one behind it stands nowhere.
+    let mut refused = t.in_line("a", SECOND * 30, 3);
+    refused.next = Some(ticket(4));
+    t.held(&refused).await;
+    assert!(kept().contains("Hints(1 tickets)"), "{}", kept());
+    t.driver.leave(&refused.name, ticket(3)).await.unwrap();
+    assert!(kept().contains("Hints(0 tickets)"), "{}", kept());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_was_doubted_for_nothing_is_kept() {
+    let t = Testbed::start().await;
+    let holder = t.acquire("a", SECOND * 30);
+    t.granted(&holder).await;
+    let waiter = t.in_line("a", SECOND * 30, 1);
+    assert_eq!(t.held(&waiter).await.ahead, Some(0));
+    let listens = t.listening();
+    // Another gets in before the first, who was not told: what a lost turn looks like, and a flush.
+    for key in ["dlock:{a}", "dlock:{a}:line", "dlock:{a}:ends"] {
+        t.server.command(&["DEL", key]).unwrap();
+    }
+    t.granted(&t.acquire("a", SECOND * 30)).await;
+    t.server.command(&["CONFIG", "RESETSTAT"]).unwrap();
+    let said = || {
+        let stats = t.server.command(&["INFO", "commandstats"]).unwrap();
+        stats.text().unwrap().contains("cmdstat_publish:calls=1,")
+    };
+    assert_eq!(t.held(&waiter).await.ahead, Some(0));
+    t.until(async || said()).await;
+    // For the time in which what was said is waited for.
+    t.sleep(700).await;
+    assert_eq!(t.listening(), listens);
+    assert!(said(), "once");
 }

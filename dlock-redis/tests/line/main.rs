@@ -9,6 +9,7 @@ mod bed;
 mod clients;
 mod network;
 mod server;
+mod unheard;
 
 use bed::Outcome;
 use dlock_conformance::testbed::worker;
@@ -25,7 +26,12 @@ fn main() -> ExitCode {
             }
         };
     }
-    let trials = [clients::trials(), network::trials(), server::trials()];
+    let trials = [
+        clients::trials(),
+        network::trials(),
+        server::trials(),
+        unheard::trials(),
+    ];
     let arguments = Arguments::from_args();
     libtest_mimic::run(&arguments, trials.into_iter().flatten().collect()).exit_code()
 }

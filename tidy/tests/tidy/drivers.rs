@@ -35,6 +35,11 @@ const EXTRA: &[(&str, &str, &str)] = &[
     ),
     (
         "redis",
+        "src/tickets.rs",
+        "its server forgets a ticket once it is served: where it stood, and what it should have heard",
+    ),
+    (
+        "redis",
         "tests/scripts/",
         "and tried by hand: keys and channels after each step",
     ),

@@ -19,10 +19,15 @@
 //!
 //! Writes are confirmed by a majority, also those that found nothing to write: the server then waits for what it has read.
 
-use crate::record::{length, owner_text};
-use dlock_core::{Acquire, FencingToken, Holds, LockName, Release, Renew};
+use crate::{
+    pipelines::{
+        ACQUIRE, AT_MOST, BREAK, GIVE, NAMED, PROLONG, PROLONG_ONE, RELEASE, SHOWN, TAKE, VERSION,
+        concern, simple, unused,
+    },
+    record::{length, owner_text},
+};
+use dlock_core::{Acquire, FencingToken, HoldId, Holds, LockName, Owner, Release, Renew};
 use mongodb::bson::{Bson, DateTime, Document, RawBson, RawDocumentBuf, doc, rawdoc};
-use std::sync::LazyLock;
 
 /// A command, as bytes where it is sent often.
 pub(crate) enum Command {
@@ -42,126 +47,39 @@ impl From<Document> for Command {
     }
 }
 
-/// Takes the lock or re-enters it. Run twice it finds its own hold and changes nothing; run after `$$last` likewise.
-///
-/// A document that was made by this upsert has no field but `_id`; refused, it stays as a free one.
-static ACQUIRE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
-    let hold = doc! { "id": "$$hold", "end": { "$add": ["$$NOW", "$$lease"] }, "note": "$$note" };
-    let taken = doc! {
-        "_id": "$_id", "dlock": VERSION, "owner": "$$owner", "token": next_token(), "holds": [hold.clone()],
-        "since": "$$NOW", "keep": null,
+/// The short way in, of a name that was free when last heard of: takes it if it is so still, and nothing else keeps it shut. It decides what
+/// [`acquire`] decides in that one case, and answers no document in every other. Run twice the second finds somebody inside; run after `last`
+/// it finds nothing.
+pub(crate) fn take(collection: &str, req: &Acquire, last: DateTime) -> RawDocumentBuf {
+    let free = rawdoc! {
+        "_id": req.name.as_str(), "dlock": VERSION, "owner": RawBson::Null, "keep": RawBson::Null,
+        "$expr": { "$lte": ["$$NOW", "$$last"] },
     };
-    let entered = doc! { "$mergeObjects": ["$$ROOT", { "holds": { "$concatArrays": ["$$living", [hold]] } }] };
-    let may_enter = doc! { "$and": [
-        { "$not": [{ "$in": ["$$hold", "$$living.id"] }] },
-        { "$lt": [{ "$size": "$$living" }, dlock_core::MAX_HOLDS] },
-        { "$or": [{ "$eq": ["$$join", null] }, { "$eq": ["$$join", "$token"] }] },
-    ] };
-    let made_now = doc! { "$eq": ["$$ROOT", { "_id": "$_id" }] };
-    let ours = doc! { "$or": ["$$made", { "$eq": ["$dlock", VERSION] }] };
-    let may_take = doc! { "$and": [
-        { "$eq": [{ "$size": "$$living" }, 0] },
-        { "$eq": ["$$join", null] },
-        { "$not": [{ "$and": [{ "$eq": ["$owner", null] }, { "$gt": ["$keep", "$$NOW"] }] }] },
-    ] };
-    let as_it_was = doc! { "$cond": ["$$made", free(doc! { "$literal": 0_i64 }), "$$ROOT"] };
-    let decided = doc! { "$switch": {
-        "branches": [
-            { "case": { "$not": [ours] }, "then": "$$ROOT" },
-            { "case": { "$gt": ["$$NOW", "$$last"] }, "then": "$$before" },
-            { "case": { "$and": [is_inside(), may_enter] }, "then": entered },
-            { "case": may_take, "then": taken },
-        ],
-        "default": "$$before",
-    } };
-    let decided = with(doc! { "before": as_it_was }, decided);
-    let root = with(doc! { "living": living(), "made": made_now }, decided);
-    constant(doc! { "$replaceWith": root }, true, "dlock acquire")
-});
+    let variables = rawdoc! {
+        "owner": literal(owner_text(&req.owner)),
+        "hold": literal(req.hold.to_string()),
+        "note": literal(req.note.to_string()),
+        "lease": length(req.lease.length()),
+        "last": last,
+    };
+    one(collection, free, Some(variables), &TAKE)
+}
 
-/// Removes one hold (`$$hold`) or all of them (null). Run twice the second finds nothing and changes nothing. Never late.
-static RELEASE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
-    let left = doc! { "$cond": [
-        { "$eq": ["$$hold", null] }, [],
-        { "$filter": { "input": "$$living", "as": "one", "cond": { "$ne": ["$$one.id", "$$hold"] } } },
-    ] };
-    let keep = doc! { "$max": ["$keep", { "$cond": [
-        { "$eq": ["$$keep", null] }, null, { "$add": ["$$NOW", "$$keep"] },
-    ] }] };
-    let named = doc! { "$or": [{ "$eq": ["$$hold", null] }, { "$in": ["$$hold", "$$living.id"] }] };
-    let kept = doc! { "$cond": [{ "$gt": ["$$until", "$$NOW"] }, "$$until", null] };
-    let freed = doc! { "$mergeObjects": [free("$token"), { "keep": kept }] };
-    let others = doc! { "$mergeObjects": ["$$ROOT", { "holds": "$$left", "keep": "$$until" }] };
-    let gone = doc! { "$cond": [{ "$eq": ["$$left", []] }, freed, others] };
-    let decided = doc! { "$cond": [
-        { "$and": [{ "$eq": ["$dlock", VERSION] }, is_inside(), named] },
-        with(doc! { "left": left, "until": keep }, gone),
-        "$$ROOT",
-    ] };
-    let root = with(doc! { "living": living() }, decided);
-    constant(doc! { "$replaceWith": root }, false, "dlock release")
-});
-
-/// Frees a name whoever holds it, if its token is `$$only` or that is null. Run twice the second finds it free, or another token.
-static BREAK: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
-    let inside = doc! { "$gt": [{ "$size": "$$living" }, 0] };
-    let shut = doc! { "$and": [{ "$eq": ["$owner", null] }, { "$gt": ["$keep", "$$NOW"] }] };
-    let meant = doc! { "$or": [
-        { "$and": [inside.clone(), { "$eq": ["$$only", "$token"] }] },
-        { "$and": [{ "$eq": ["$$only", null] }, { "$or": [inside, shut] }] },
-    ] };
-    let decided = doc! { "$cond": [
-        { "$and": [{ "$eq": ["$dlock", VERSION] }, meant] }, free("$token"), "$$ROOT",
-    ] };
-    let root = with(doc! { "living": living() }, decided);
-    constant(doc! { "$replaceWith": root }, false, "dlock break")
-});
-
-/// Whether the document has the living hold that the batch names for it. A lapsed one is no match, so it is neither prolonged nor counted.
-static NAMED: LazyLock<Bson> = LazyLock::new(|| {
-    let same = doc! { "$eq": ["$$one.id", at("$$holds")] };
-    let lives = doc! { "$gt": ["$$one.end", "$$NOW"] };
-    let found = doc! { "$anyElementTrue": [{ "$map": {
-        "input": "$holds", "as": "one", "in": { "$and": [same, lives] },
-    } }] };
-    let owned = doc! { "$eq": ["$owner", at("$$owners")] };
-    let decided = with(entry(), doc! { "$and": [owned, found] });
-    Bson::Document(doc! { "$and": [{ "$lte": ["$$NOW", "$$last"] }, decided] })
-});
-
-/// Moves the end of the hold that the batch names for the document, never back. Run twice it lasts from the second on.
-static PROLONG: LazyLock<Bson> = LazyLock::new(|| {
-    let end = doc! { "$max": ["$$one.end", { "$add": ["$$NOW", at("$$leases")] }] };
-    let moved = doc! { "$cond": [
-        { "$eq": ["$$one.id", at("$$holds")] }, { "$mergeObjects": ["$$one", { "end": end }] }, "$$one",
-    ] };
-    let holds = doc! { "$map": { "input": "$holds", "as": "one", "in": moved } };
-    Bson::Array(vec![Bson::Document(
-        doc! { "$set": { "holds": with(entry(), holds) } },
-    )])
-});
-
-/// The same for the only document there is, which a filter has not judged.
-static PROLONG_ONE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
-    let held =
-        doc! { "$and": [{ "$eq": ["$dlock", VERSION] }, { "$isArray": "$holds" }, NAMED.clone()] };
-    let holds = doc! { "$cond": [held, prolonged(), "$holds"] };
-    constant(doc! { "$set": { "holds": holds } }, true, "dlock renew")
-});
-
-/// What every command shows of a document: the server's time, and the record, or of one that is not ours its fields and their types.
-pub(crate) static SHOWN: LazyLock<Bson> = LazyLock::new(|| {
-    let field = doc! { "$concat": ["$$one.k", ": ", { "$type": "$$one.v" }] };
-    let fields = doc! { "$map": {
-        "input": { "$slice": [{ "$objectToArray": "$$ROOT" }, MOST_SHOWN] }, "as": "one", "in": field,
-    } };
-    Bson::Document(doc! {
-        "_id": 1,
-        "now": "$$NOW",
-        "lock": { "$cond": [{ "$eq": ["$dlock", VERSION] }, "$$ROOT", null] },
-        "shape": { "$cond": [{ "$eq": ["$dlock", VERSION] }, null, fields] },
-    })
-});
+/// The short way out, of an incarnation with one hold that asks for nothing to be kept: frees the name if that is the living hold in it. It
+/// decides what [`release`] decides in that one case, and answers no document in every other. Run twice the second finds nothing. Never late.
+pub(crate) fn give(
+    collection: &str,
+    name: &LockName,
+    owner: &Owner,
+    hold: HoldId,
+) -> RawDocumentBuf {
+    let inside = rawdoc! {
+        "_id": name.as_str(), "dlock": VERSION, "owner": owner_text(owner), "keep": RawBson::Null,
+        "holds": { "$size": 1 }, "holds.0.id": hold.to_string(),
+        "$expr": { "$gt": [{ "$arrayElemAt": ["$holds.end", 0] }, "$$NOW"] },
+    };
+    one(collection, inside, None, &GIVE)
+}
 
 /// Answers the document as it is afterwards: whose hold is inside has won.
 pub(crate) fn acquire(collection: &str, req: &Acquire, last: DateTime) -> RawDocumentBuf {
@@ -173,7 +91,7 @@ pub(crate) fn acquire(collection: &str, req: &Acquire, last: DateTime) -> RawDoc
         "last": last,
         "join": literal(req.join.map_or(RawBson::Null, token)),
     };
-    let mut command = one(collection, &req.name, &ACQUIRE, variables);
+    let mut command = one(collection, named(&req.name), Some(variables), &ACQUIRE);
     command.append("upsert", req.join.is_none());
     command
 }
@@ -189,7 +107,7 @@ pub(crate) fn release(collection: &str, req: &Release) -> RawDocumentBuf {
         "hold": literal(hold),
         "keep": literal(req.keep.map_or(RawBson::Null, |keep| RawBson::Int64(length(keep)))),
     };
-    one(collection, &req.name, &RELEASE, variables)
+    one(collection, named(&req.name), Some(variables), &RELEASE)
 }
 
 /// Answers the document as it was before.
@@ -199,7 +117,7 @@ pub(crate) fn break_lock(
     only: Option<FencingToken>,
 ) -> RawDocumentBuf {
     let variables = rawdoc! { "only": literal(only.map_or(RawBson::Null, token)) };
-    one(collection, name, &BREAK, variables)
+    one(collection, named(name), Some(variables), &BREAK)
 }
 
 /// Answers how many documents matched: as many as the batch has entries when all of them are held.
@@ -238,7 +156,12 @@ pub(crate) fn renew_one(collection: &str, entry: &Renew, last: DateTime) -> RawD
         "leases": { "$literal": [length(entry.lease.unwrap_or_default())] },
         "last": last,
     };
-    one(collection, &entry.name, &PROLONG_ONE, variables)
+    one(
+        collection,
+        named(&entry.name),
+        Some(variables),
+        &PROLONG_ONE,
+    )
 }
 
 /// Looks at documents by their names. See [`reading`].
@@ -349,30 +272,26 @@ pub(crate) fn names(batch: &[Renew]) -> Vec<Bson> {
 /// One `findAndModify`. What is the same each time was written once, and is copied as bytes.
 fn one(
     collection: &str,
-    name: &LockName,
+    query: RawDocumentBuf,
+    variables: Option<RawDocumentBuf>,
     constant: &RawDocumentBuf,
-    variables: RawDocumentBuf,
 ) -> RawDocumentBuf {
-    let query = rawdoc! { "_id": name.as_str() };
-    let mut command = rawdoc! { "findAndModify": collection, "query": query, "let": variables };
-    for (key, value) in constant.iter().flatten() {
-        command.append_ref(key, value);
+    let mut command = rawdoc! { "findAndModify": collection, "query": query };
+    if let Some(variables) = variables {
+        command.append("let", variables);
     }
-    command
+    // A document is its length, its elements and a zero.
+    let (own, more) = (command.as_bytes(), constant.as_bytes());
+    let length = own.len() - ZERO + more.len() - LENGTH;
+    let mut bytes = Vec::with_capacity(length + MORE);
+    bytes.extend_from_slice(&u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes());
+    bytes.extend_from_slice(&own[LENGTH..own.len() - ZERO]);
+    bytes.extend_from_slice(&more[LENGTH..]);
+    RawDocumentBuf::from_bytes(bytes).expect("BUG: two documents make one")
 }
 
-/// All of a `findAndModify` but its name and its variables. `new`: it answers the document as it is afterwards.
-fn constant(stage: Document, new: bool, comment: &str) -> RawDocumentBuf {
-    let command = doc! {
-        "update": [stage],
-        "fields": SHOWN.clone(),
-        "new": new,
-        "collation": simple(),
-        "comment": comment,
-        "writeConcern": concern(),
-        "maxTimeMS": AT_MOST,
-    };
-    RawDocumentBuf::from_document(&command).expect("its keys are those above")
+fn named(name: &LockName) -> RawDocumentBuf {
+    rawdoc! { "_id": name.as_str() }
 }
 
 /// A read. `linearizable` where there is a set: the primary proves afterwards, by a write that a majority confirms, that it still was one, so
@@ -392,78 +311,6 @@ fn reading(collection: &str, filter: Document, most: i64, level: &str, comment: 
     }
 }
 
-/// Whatever the URL or the application's client says.
-fn concern() -> Document {
-    doc! { "w": "majority", "j": true, "wtimeout": AT_MOST }
-}
-
-/// Names differ in every byte, whatever the collection's own collation.
-fn simple() -> Document {
-    doc! { "locale": "simple" }
-}
-
-fn with(variables: Document, expression: Document) -> Document {
-    doc! { "$let": { "vars": variables, "in": expression } }
-}
-
-/// A free document; its name is that of the one it replaces.
-fn free(token: impl Into<Bson>) -> Document {
-    doc! {
-        "_id": "$_id", "dlock": VERSION, "owner": null, "token": token.into(), "holds": [],
-        "since": "$$NOW", "keep": null,
-    }
-}
-
-fn living() -> Document {
-    doc! { "$filter": {
-        "input": { "$cond": [{ "$isArray": "$holds" }, "$holds", []] },
-        "as": "one",
-        "cond": { "$gt": ["$$one.end", "$$NOW"] },
-    } }
-}
-
-fn is_inside() -> Document {
-    doc! { "$and": [{ "$gt": [{ "$size": "$$living" }, 0] }, { "$eq": ["$owner", "$$owner"] }] }
-}
-
-/// The last one + 1, or the server's time in µs where that is more. `$$NOW` counts in ms.
-fn next_token() -> Document {
-    let micros = doc! { "$multiply": [{ "$toLong": "$$NOW" }, 1000_i64] };
-    doc! { "$max": [{ "$add": ["$token", 1_i64] }, micros] }
-}
-
-/// Where in the batch this document stands.
-fn entry() -> Document {
-    doc! { "at": { "$indexOfArray": ["$$names", "$_id"] } }
-}
-
-/// What the batch has there.
-fn at(list: &str) -> Document {
-    doc! { "$arrayElemAt": [list, "$$at"] }
-}
-
-fn prolonged() -> Bson {
-    let stage = PROLONG
-        .as_array()
-        .and_then(|stages| stages.first()?.as_document());
-    let set = stage.and_then(|stage| stage.get_document("$set").ok());
-    set.and_then(|set| set.get("holds"))
-        .cloned()
-        .unwrap_or(Bson::Null)
-}
-
-/// Nobody inside for a day, nothing keeps it shut, and its counter is a day old: whoever takes the name then gets a greater one from the clock.
-fn unused() -> Document {
-    let day = doc! { "$subtract": ["$$NOW", UNUSED] };
-    let micros = doc! { "$multiply": [{ "$toLong": day.clone() }, 1000_i64] };
-    doc! { "$and": [
-        { "$lt": ["$since", day.clone()] },
-        { "$lt": ["$keep", day.clone()] },
-        { "$lt": ["$token", micros] },
-        { "$not": [{ "$anyElementTrue": [{ "$map": { "input": "$holds", "as": "one", "in": { "$gte": ["$$one.end", day] } } }] }] },
-    ] }
-}
-
 fn literal(value: impl Into<RawBson>) -> RawDocumentBuf {
     rawdoc! { "$literal": value.into() }
 }
@@ -472,13 +319,10 @@ fn token(token: FencingToken) -> RawBson {
     RawBson::Int64(i64::try_from(token.0).unwrap_or(i64::MAX))
 }
 
-/// Of the document's shape.
-const VERSION: i32 = 1;
-/// No command runs longer on the server, so none takes effect later than this after its `$$NOW`; and none waits longer for a majority.
-const AT_MOST: i64 = 1_000;
-/// A foreign document may have any number of fields.
-const MOST_SHOWN: i32 = 20;
 /// Documents looked at in one step of purging.
 pub(crate) const PURGED: i64 = 500;
-/// How long a free name's document, and the counter in it, is kept at least.
-const UNUSED: i64 = 24 * 60 * 60 * 1_000;
+/// Bytes of a document before and behind its elements.
+const LENGTH: usize = 4;
+const ZERO: usize = 1;
+/// Room for what the native client adds.
+const MORE: usize = 128;

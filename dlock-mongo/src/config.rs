@@ -129,6 +129,11 @@ db.createUser({ user: "locker", pwd: passwordPrompt(), roles: ["dlock"] })
 
     fn of(mut server: ConnectionString) -> Result<Self> {
         refuse_weaker(&server)?;
+        if let Some(few @ ..FEWEST) = server.max_pool_size {
+            return Err(error::misuse(format!(
+                "the MongoDB URL says maxPoolSize={few}, and dlock needs {FEWEST}: a change stream holds one or two, and renewals must not wait for acquires"
+            )));
+        }
         let database = server
             .default_database
             .clone()
@@ -156,6 +161,9 @@ db.createUser({ user: "locker", pwd: passwordPrompt(), roles: ["dlock"] })
         }
     }
 }
+
+/// Connections of a pool.
+const FEWEST: u32 = 4;
 
 /// Settings that a URL may carry.
 const KNOWN: [&str; 2] = ["dlock.collection", "dlock.database"];
@@ -292,9 +300,9 @@ mod tests {
 
     #[test]
     fn our_settings_are_taken_out_and_the_rest_is_the_native_clients() {
-        let config = parsed("mongodb://b:2,a:1/?dlock.collection=l&maxPoolSize=3&dlock.database=d");
+        let config = parsed("mongodb://b:2,a:1/?dlock.collection=l&maxPoolSize=4&dlock.database=d");
         assert_eq!(config.store(), "mongodb://a:1,b:2/d l");
-        assert_eq!(config.server.max_pool_size, Some(3));
+        assert_eq!(config.server.max_pool_size, Some(4));
         assert_eq!(
             parsed("mongodb://h/app").store(),
             "mongodb://h:27017/app locks"
@@ -318,6 +326,7 @@ mod tests {
             "dlock.collection=system.x",
             "dlock.collection=a%24b",
             "dlock.collection=",
+            "maxPoolSize=3",
         ] {
             refused(&format!("mongodb://h/?{url}"));
         }

@@ -1,7 +1,7 @@
 //! The native client: how it is set up, how commands are carried to their end, and what is known of the server's clock.
 //!
-//! A future of the native client that is dropped may leave a connection in an undefined state, says its documentation. So each command
-//! runs in a task of its own, which nobody drops: whoever waits for it may go, and the rest happens without them.
+//! A future of the native client that is dropped may leave a connection in an undefined state, says its documentation. So nobody drops one:
+//! whoever waits for it may go, and the rest happens without them.
 //!
 //! Commands are sent as they stand here, and once: what may have taken effect is repeated by the core alone, which knows whether the hold
 //! is still wanted.
@@ -10,6 +10,8 @@ use crate::{
     commands::{self, Command},
     config::MongoConfig,
     error,
+    record::batch,
+    sending::{Aim, Carried, Place, Places},
 };
 use dlock_core::{Clock, Instant, Result, ServerClock};
 use mongodb::{
@@ -51,7 +53,7 @@ struct Shared {
     primary: Mutex<Option<ServerAddress>>,
     /// When the last step of purging began, and behind which name the next one goes on.
     purged: Mutex<(Option<Instant>, String)>,
-    unanswered: AtomicUsize,
+    places: Arc<Places>,
     /// How often a member was lost.
     breaks: AtomicUsize,
     closed: AtomicBool,
@@ -69,7 +71,8 @@ pub(crate) enum Kind {
 impl Connection {
     /// A client of dlock's own.
     pub(crate) async fn open(config: &MongoConfig) -> Result<Self> {
-        let shared = Arc::new(Shared::new());
+        let pool = config.server.max_pool_size.unwrap_or(POOL);
+        let shared = Arc::new(Shared::new(pool));
         let mut options = ClientOptions::parse(config.server.clone())
             .await
             .map_err(|cause| error::failed(&cause))?;
@@ -83,7 +86,7 @@ impl Connection {
                 .heartbeat_freq
                 .map_or(HEARTBEAT, |given| given.min(HEARTBEAT)),
         );
-        options.max_pool_size = options.max_pool_size.or(Some(POOL));
+        options.max_pool_size = Some(pool);
         options.app_name = options.app_name.or_else(|| Some("dlock".to_owned()));
         options.retry_writes = Some(false);
         options.retry_reads = Some(false);
@@ -106,7 +109,8 @@ impl Connection {
 
     /// The application's client, with its settings.
     pub(crate) fn of(client: Client, config: &MongoConfig) -> Self {
-        Self::over(client, config, Arc::new(Shared::new()), false)
+        let pool = config.server.max_pool_size.unwrap_or(NATIVE_POOL);
+        Self::over(client, config, Arc::new(Shared::new(pool)), false)
     }
 
     fn over(client: Client, config: &MongoConfig, shared: Arc<Shared>, own: bool) -> Self {
@@ -133,42 +137,71 @@ impl Connection {
     }
 
     /// Runs a command to its end, also when the caller is gone by then.
-    pub(crate) async fn run(&self, command: impl Into<Command>) -> Result<Document> {
-        self.ask(command.into())
-            .await?
-            .map_err(|cause| error::failed(&cause))
+    pub(crate) async fn run(&self, aim: Aim, command: impl Into<Command>) -> Result<Document> {
+        let place = self.place(aim).await?;
+        self.send(&place, command).await
+    }
+
+    /// A place among the connections. Whoever goes while waiting for one has sent nothing.
+    pub(crate) async fn place(&self, aim: Aim) -> Result<Arc<Place>> {
+        if self.is_closed() {
+            return Err(error::closed());
+        }
+        Ok(Arc::new(self.shared.places.one(aim).await?))
+    }
+
+    /// Runs a command in that place, as [`run`](Self::run).
+    pub(crate) async fn send(
+        &self,
+        place: &Arc<Place>,
+        command: impl Into<Command>,
+    ) -> Result<Document> {
+        let answer = self.ask(place, command.into()).await?;
+        answer.map_err(|cause| error::failed(&cause))
     }
 
     /// The same for an upsert: two of the same name that meet make one document, and the loser, which wrote nothing, tries again.
-    pub(crate) async fn upsert(&self, command: &RawDocumentBuf) -> Result<Document> {
+    pub(crate) async fn upsert(
+        &self,
+        place: &Arc<Place>,
+        command: &RawDocumentBuf,
+    ) -> Result<Document> {
         let mut met = 0;
         loop {
-            match self.ask(command.clone().into()).await? {
+            match self.ask(place, command.clone().into()).await? {
                 Err(cause) if error::is_duplicate(&cause) && met < MEETINGS => met += 1,
                 answer => return answer.map_err(|cause| error::failed(&cause)),
             }
         }
     }
 
-    async fn ask(&self, command: Command) -> Result<Result<Document, NativeError>> {
-        if self.shared.closed.load(Ordering::Relaxed) {
+    async fn ask(
+        &self,
+        place: &Arc<Place>,
+        command: Command,
+    ) -> Result<Result<Document, NativeError>> {
+        if self.is_closed() {
             return Err(error::closed());
         }
-        let counted = Counted::one_more(&self.shared)?;
-        let database = self.database.clone();
-        let carried = self.runtime.spawn(async move {
+        let (place, database) = (Arc::clone(place), self.database.clone());
+        let asked = async move {
             let answer = match command {
                 Command::Written(command) => database.run_raw_command(command).await,
                 Command::Document(command) => database.run_command(command).await,
             };
-            drop(counted);
+            drop(place);
             answer
-        });
-        let answer = carried.await.map_err(|_| error::abandoned())?;
+        };
+        let answer = Carried::new(&self.runtime, asked).await;
+        let answer = answer.ok_or_else(error::abandoned)?;
         if let Ok(reply) = &answer {
             error::doubted(reply)?;
         }
         Ok(answer)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.shared.closed.load(Ordering::Relaxed)
     }
 
     /// The server's time at `give_up`, which a request carries so that it takes nothing when it runs later.
@@ -222,7 +255,7 @@ impl Connection {
     }
 
     async fn hello(&self) -> Result<Document> {
-        let hello = self.run(commands::hello()).await?;
+        let hello = self.run(Aim::Renew, commands::hello()).await?;
         let time = hello.get("localTime").and_then(Bson::as_datetime);
         self.observe(time.ok_or_else(error::garbled)?.timestamp_millis());
         Ok(hello)
@@ -271,10 +304,8 @@ impl Connection {
                 self.collection
             )))
         };
-        if let Some(made) = self
-            .first(commands::collection_of(&self.collection))
-            .await?
-        {
+        let found = self.all(commands::collection_of(&self.collection)).await?;
+        if let Some(made) = found.first() {
             if made.get_str("type").is_ok_and(|kind| kind != "collection") {
                 return unfit("is a view or a time series, which holds no documents of its own");
             }
@@ -325,13 +356,10 @@ impl Connection {
         }
     }
 
-    async fn first(&self, command: Document) -> Result<Option<Document>> {
-        Ok(self.all(command).await?.into_iter().next())
-    }
-
     /// The documents of a cursor's only batch; none where the right to ask is missing.
     async fn all(&self, command: Document) -> Result<Vec<Document>> {
-        match self.ask(command.into()).await? {
+        let place = self.place(Aim::Other).await?;
+        match self.ask(&place, command.into()).await? {
             Ok(reply) => Ok(batch(&reply)),
             Err(cause) if error::no_stream(&cause) => {
                 tracing::debug!(%cause, "mongodb: the collection's settings cannot be read");
@@ -378,14 +406,17 @@ impl Connection {
 
     /// Purges the names behind that one; says behind which to go on.
     pub(crate) async fn purge(&self, after: &str) -> Result<Option<String>> {
-        let looked_at = batch(&self.run(commands::old(&self.collection, after)).await?);
+        let place = self.place(Aim::Other).await?;
+        let old = commands::old(&self.collection, after);
+        let looked_at = batch(&self.send(&place, old).await?);
         let name = |one: &Document| one.get("_id").cloned();
         let old = looked_at
             .iter()
             .filter(|one| one.get_bool("old").unwrap_or_default());
         let old: Vec<_> = old.filter_map(name).collect();
         if !old.is_empty() {
-            self.run(commands::purge(&self.collection, old)).await?;
+            let purge = commands::purge(&self.collection, old);
+            self.send(&place, purge).await?;
         }
         let whole = i64::try_from(looked_at.len()) == Ok(commands::PURGED);
         let last = looked_at.last().filter(|_| whole).and_then(name);
@@ -399,7 +430,7 @@ impl Connection {
             self.runtime.spawn(async move {
                 // A server that stands still keeps what was sent to it; its connections go with the last handle of the client then.
                 for _ in 0..CLOSE_LOOKS {
-                    if shared.unanswered.load(Ordering::Relaxed) == 0 {
+                    if shared.places.unanswered() == 0 {
                         client.shutdown().immediate(true).await;
                         return;
                     }
@@ -412,7 +443,7 @@ impl Connection {
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let unanswered = self.shared.unanswered.load(Ordering::Relaxed);
+        let unanswered = self.shared.places.unanswered();
         write!(
             f,
             "Connection({}.{}, {unanswered} unanswered)",
@@ -423,14 +454,14 @@ impl fmt::Debug for Connection {
 }
 
 impl Shared {
-    fn new() -> Self {
+    fn new(pool: u32) -> Self {
         Self {
             server: ServerClock::new(),
             clock: Clock::boot(),
             seen: Mutex::new(None),
             primary: Mutex::new(None),
             purged: Mutex::default(),
-            unanswered: AtomicUsize::new(0),
+            places: Places::new(pool),
             breaks: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         }
@@ -448,41 +479,14 @@ impl Shared {
     }
 }
 
-/// A request on its way.
-struct Counted(Arc<Shared>);
-
-impl Counted {
-    fn one_more(shared: &Arc<Shared>) -> Result<Self> {
-        if shared.unanswered.fetch_add(1, Ordering::Relaxed) >= UNANSWERED {
-            shared.unanswered.fetch_sub(1, Ordering::Relaxed);
-            return Err(error::crowded(UNANSWERED));
-        }
-        Ok(Self(Arc::clone(shared)))
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.unanswered.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// The documents of a cursor's only batch.
-pub(crate) fn batch(reply: &Document) -> Vec<Document> {
-    let cursor = reply.get_document("cursor").ok();
-    let found = cursor.and_then(|cursor| cursor.get_array("firstBatch").ok());
-    let found = found.into_iter().flatten();
-    found.filter_map(|one| one.as_document().cloned()).collect()
-}
-
 /// `$$NOW` in projections and `let` in updates: MongoDB 5.0.
 const OLDEST: i32 = 13;
 /// How often the monitors ask each member while nothing changes; a member that does not answer is given up after that and the time to connect.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 /// The native client's own default of 10 is too few for a service with a hundred busy locks; each costs the server a thread.
 const POOL: u32 = 64;
-/// Requests that hang somewhere hold a connection or wait for one: more of them help nobody.
-const UNANSWERED: usize = 20_000;
+/// What the application's client has where its URL does not say.
+const NATIVE_POOL: u32 = 10;
 /// Of upserts of one name: each time somebody's document is there afterwards, so a second meeting needs a purge in between.
 const MEETINGS: u32 = 4;
 /// `maxTimeMS` of every command, and the way.

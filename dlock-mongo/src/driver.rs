@@ -1,12 +1,14 @@
-//! The driver: each step is one command, and the answer says everything.
+//! The driver: each step is one command, and the answer says everything. The usual case of taking and of giving back has a shorter one, which
+//! is asked first where it will do.
 
 use crate::{
     commands,
     config::MongoConfig,
-    connection::{Connection, Kind, batch},
+    connection::{Connection, Kind},
     error,
     hints::{Ear, Hints},
-    record::Record,
+    record::{Record, batch},
+    sending::{Aim, Place},
 };
 use async_trait::async_trait;
 use dlock_core::{
@@ -17,7 +19,7 @@ use dlock_core::{
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
 use mongodb::bson::{Bson, Document};
-use std::{collections::HashMap, num::NonZeroU32, time::Duration};
+use std::{collections::HashMap, num::NonZeroU32, sync::Arc, time::Duration};
 
 /// Locks in a MongoDB collection.
 #[derive(Debug)]
@@ -124,10 +126,8 @@ impl MongoDriver {
         let last = self.connection.not_after(give_up).await?;
         let collection = self.connection.collection();
         if let [entry] = entries {
-            let reply = self
-                .connection
-                .run(commands::renew_one(collection, entry, last))
-                .await?;
+            let renew = commands::renew_one(collection, entry, last);
+            let reply = self.connection.run(Aim::Renew, renew).await?;
             let answer = match self.answered(&reply) {
                 Ok(Some(record)) if record.now > last.timestamp_millis() => {
                     return Err(error::late());
@@ -137,10 +137,8 @@ impl MongoDriver {
             };
             return Ok(vec![answer]);
         }
-        let reply = self
-            .connection
-            .run(commands::renew(collection, entries, last))
-            .await?;
+        let renew = commands::renew(collection, entries, last);
+        let reply = self.connection.run(Aim::Renew, renew).await?;
         let matched = reply.get_i32("n").map_err(|_| error::garbled())?;
         if usize::try_from(matched) == Ok(entries.len())
             && entries.iter().all(|entry| entry.lease.is_some())
@@ -150,14 +148,8 @@ impl MongoDriver {
             };
             return Ok(entries.iter().map(|entry| Ok(lasts(entry))).collect());
         }
-        let found = self
-            .connection
-            .run(commands::find(
-                collection,
-                commands::names(entries),
-                self.level(),
-            ))
-            .await?;
+        let find = commands::find(collection, commands::names(entries), self.level());
+        let found = self.connection.run(Aim::Renew, find).await?;
         let mut records: HashMap<String, Result<Record>> = HashMap::new();
         for shown in batch(&found) {
             let name = shown.get_str("_id").unwrap_or_default().to_owned();
@@ -179,6 +171,25 @@ impl MongoDriver {
                 None => Ok(Renewed::NotHeld),
             })
             .collect())
+    }
+
+    /// Whether somebody else is inside, or was when the primary was asked: whoever reads takes nothing. A request that lies with the server when its
+    /// client is killed is executed all the same; this one then is in nobody's way.
+    async fn seen_held(&self, req: &Acquire, place: &Arc<Place>) -> Result<Option<Record>> {
+        let wanted = vec![req.name.as_str().into()];
+        let find = commands::find(self.connection.collection(), wanted, "local");
+        let found = batch(&self.connection.send(place, find).await?);
+        let record = found.first().map(|shown| self.seen(shown)).transpose()?;
+        Ok(record.filter(|record| record.rest().is_some() && !record.is_of(&req.owner)))
+    }
+
+    fn granted(&self, req: &Acquire, record: &Record, rest: Duration) -> Result<Acquired> {
+        self.waits_no_more(req);
+        self.connection.purge_a_little();
+        let holds = NonZeroU32::new(record.holds()).ok_or_else(error::garbled)?;
+        let token = Some(FencingToken(record.token));
+        let valid_for = rest.min(req.lease.length());
+        Ok(Acquired::Granted(Grant::new(token, holds, valid_for)))
     }
 
     fn refused(&self, req: &Acquire, record: &Record) -> Held {
@@ -211,23 +222,40 @@ impl DistributedLock for MongoDriver {
     }
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
+        let place = self.connection.place(Aim::Acquire).await?;
+        if place.waited && self.connection.now() > req.give_up {
+            return Err(error::unsent());
+        }
         let last = self.connection.not_after(req.give_up).await?;
-        let command = commands::acquire(self.connection.collection(), req, last);
-        let reply = self.connection.upsert(&command).await?;
+        let collection = self.connection.collection();
+        let joins = req.join.is_some();
+        // Heard to be free, and not heard to be taken since: most likely it is.
+        let free = self.hints.is_free(&req.name) && !joins;
+        if free {
+            let take = commands::take(collection, req, last);
+            let reply = self.connection.send(&place, take).await?;
+            if let Some(record) = self.answered(&reply)? {
+                let rest = record.rest_of(&req.owner, req.hold);
+                return self.granted(req, &record, rest.ok_or_else(error::garbled)?);
+            }
+        }
+        if (free || req.look)
+            && !joins
+            && let Some(record) = self.seen_held(req, &place).await?
+        {
+            if free && req.look {
+                self.hints.lost(&req.name);
+            }
+            return Ok(Acquired::Held(self.refused(req, &record)));
+        }
+        let command = commands::acquire(collection, req, last);
+        let reply = self.connection.upsert(&place, &command).await?;
         // Only a join makes no document.
         let Some(record) = self.answered(&reply)? else {
             return Ok(Acquired::Gone);
         };
         if let Some(rest) = record.rest_of(&req.owner, req.hold) {
-            self.waits_no_more(req);
-            self.connection.purge_a_little();
-            let holds = counted(record.holds())?;
-            let token = Some(FencingToken(record.token));
-            return Ok(Acquired::Granted(Grant::new(
-                token,
-                holds,
-                rest.min(req.lease.length()),
-            )));
+            return self.granted(req, &record, rest);
         }
         let mine = record.is_of(&req.owner);
         if record.now > last.timestamp_millis() {
@@ -275,8 +303,18 @@ impl DistributedLock for MongoDriver {
     }
 
     async fn release(&self, req: &Release) -> Result<Released> {
-        let command = commands::release(self.connection.collection(), req);
-        let reply = self.connection.run(command).await?;
+        let place = self.connection.place(Aim::Other).await?;
+        let collection = self.connection.collection();
+        if let (Holds::One(hold), None) = (req.holds, req.keep) {
+            let give = commands::give(collection, &req.name, &req.owner, hold);
+            let reply = self.connection.send(&place, give).await?;
+            if matches!(reply.get("value"), Some(Bson::Document(_))) {
+                self.hints.freed(&req.name);
+                return Ok(Released::Freed);
+            }
+        }
+        let command = commands::release(collection, req);
+        let reply = self.connection.send(&place, command).await?;
         let Some(before) = self.answered(&reply)? else {
             return Ok(Released::NotHeld { by: None });
         };
@@ -309,7 +347,7 @@ impl DistributedLock for MongoDriver {
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
         let wanted = vec![name.as_str().into()];
         let find = commands::find(self.connection.collection(), wanted, self.level());
-        match batch(&self.connection.run(find).await?).first() {
+        match batch(&self.connection.run(Aim::Other, find).await?).first() {
             Some(shown) => Ok(self.seen(shown)?.snapshot(name.clone())),
             None => Ok(Snapshot::free(name.clone())),
         }
@@ -329,7 +367,7 @@ impl DistributedLock for MongoDriver {
             i64::try_from(most).unwrap_or(1),
             self.level(),
         );
-        let looked_at = batch(&self.connection.run(page).await?);
+        let looked_at = batch(&self.connection.run(Aim::Other, page).await?);
         let mut found = Vec::new();
         for shown in &looked_at {
             let name = shown.get_str("_id").unwrap_or_default();
@@ -354,7 +392,7 @@ impl DistributedLock for MongoDriver {
 
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
         let command = commands::break_lock(self.connection.collection(), name, only);
-        let reply = self.connection.run(command).await?;
+        let reply = self.connection.run(Aim::Other, command).await?;
         let Some(before) = self.answered(&reply)? else {
             return Ok(Broken::WasFree);
         };
@@ -382,6 +420,7 @@ impl MongoDriver {
             self.hints.listen(&req.name, next);
         }
         if let Some(ticket) = req.line {
+            self.hints.won(&req.name);
             self.hints.forget(&req.name, ticket);
         }
     }
@@ -390,10 +429,6 @@ impl MongoDriver {
 fn renewed(record: Option<&Record>, entry: &Renew) -> Renewed {
     let rest = record.and_then(|record| record.rest_of(&entry.owner, entry.hold));
     rest.map_or(Renewed::NotHeld, |valid_for| Renewed::Until { valid_for })
-}
-
-fn counted(holds: u32) -> Result<NonZeroU32> {
-    NonZeroU32::new(holds).ok_or_else(error::garbled)
 }
 
 fn read_cursor(cursor: &Cursor) -> Option<&str> {

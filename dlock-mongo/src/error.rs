@@ -212,6 +212,14 @@ pub(crate) fn late() -> DriverError {
         .with_retry(Retry::Now)
 }
 
+/// It waited for a place among the connections until nobody waited for it.
+pub(crate) fn unsent() -> DriverError {
+    DriverError::unavailable(
+        "the request was not sent in time: as many of this client are under way as its connections have room for (maxPoolSize)",
+    )
+    .with_retry(Retry::Now)
+}
+
 pub(crate) fn full() -> DriverError {
     let message = format!(
         "the lock has {} holds already, the most that one name can have",

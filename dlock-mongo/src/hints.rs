@@ -1,13 +1,23 @@
 //! Wake-ups: one change stream per client, filtered to the names that somebody waits for.
 //!
-//! It begins with the first who waits and ends when nobody has for a while. Whoever comes to wait for a name that the filter lacks looks once
-//! more when the stream with that name is open, so that no release falls between the refusal and the stream. A filter cannot be changed, so a
-//! new name means a new stream; where that would happen every second, the stream takes all names, and what nobody waits for is dropped here.
+//! It begins with the first who waits and ends when nobody has for a while. A name that the filter lacked is read once the stream with that name
+//! is open, so that no release falls between the refusal and the stream. It is read and not acquired: an acquire that lies with the server when
+//! its client is killed takes the lock for a lease. A filter cannot be changed, so a new name means a new stream; where that would happen every
+//! second, the stream takes all names, and what nobody waits for is dropped here.
+//!
+//! Everybody who waits hears of a release, and one of them gets the lock: see [`Heard`] for who runs at once.
 //!
 //! The native client resumes a stream whose connection or primary went, without a word and without a loss; everybody looks all the same when a
 //! member was lost. Where it cannot, a new one begins, and everybody looks.
 
-use crate::{commands, connection::Connection, error};
+use crate::{
+    commands,
+    connection::Connection,
+    error,
+    heard::Heard,
+    record::{Record, batch},
+    sending::Aim,
+};
 use dlock_core::{Hint, LockName, Result, Ticket};
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
@@ -57,6 +67,7 @@ struct Shared {
 
 struct Waiting {
     names: HashMap<LockName, HashSet<Ticket>>,
+    heard: Heard,
     /// What the newest stream hears of.
     filter: Filter,
     /// Counts the streams; an older one ends at its next look.
@@ -93,6 +104,7 @@ impl Hints {
         let (hints, stream) = mpsc::channel(UNREAD);
         let waiting = Waiting {
             names: HashMap::new(),
+            heard: Heard::default(),
             filter: Filter::Names(HashSet::new()),
             generation: 0,
             keeper: false,
@@ -159,6 +171,23 @@ impl Hints {
         }
     }
 
+    /// See [`Heard`].
+    pub(crate) fn freed(&self, name: &LockName) {
+        self.shared.waiting().heard.freed(name);
+    }
+
+    pub(crate) fn is_free(&self, name: &LockName) -> bool {
+        self.shared.waiting().heard.is_free(name)
+    }
+
+    pub(crate) fn lost(&self, name: &LockName) {
+        self.shared.waiting().heard.lost(name);
+    }
+
+    pub(crate) fn won(&self, name: &LockName) {
+        self.shared.waiting().heard.won(name);
+    }
+
     pub(crate) fn stream(&self) -> BoxStream<'static, Hint> {
         let taken = self
             .stream
@@ -220,22 +249,61 @@ impl Shared {
     }
 
     /// A change of that document.
-    fn changed(&self, event: &Document) {
+    fn changed(self: &Arc<Self>, event: &Document) {
         let key = event.get_document("documentKey");
         let name = key
             .and_then(|key| key.get_str("_id"))
             .map(str::parse::<LockName>);
-        if let Ok(Ok(name)) = name {
-            let waiting = self.waiting();
-            if waiting.names.contains_key(&name) {
-                self.emit(&waiting, Hint::Free(name));
+        let Ok(Ok(name)) = name else { return };
+        let mut waiting = self.waiting();
+        if !waiting.names.contains_key(&name) {
+            return;
+        }
+        let (release, later) = waiting.heard.release(&name);
+        let Some(later) = later else {
+            self.emit(&waiting, Hint::Free(name));
+            return;
+        };
+        let shared = Arc::downgrade(self);
+        self.connection.runtime().spawn(async move {
+            tokio::time::sleep(later).await;
+            if let Some(here) = shared.upgrade() {
+                here.later(&name, release);
             }
+        });
+    }
+
+    /// Not at once; unless another release was heard of meanwhile.
+    fn later(&self, name: &LockName, release: u64) {
+        let waiting = self.waiting();
+        if waiting.names.contains_key(name) && waiting.heard.is_newest(name, release) {
+            self.emit(&waiting, Hint::Free(name.clone()));
         }
     }
 
     fn is_current(&self, generation: u64) -> bool {
         let waiting = self.waiting();
         waiting.generation == generation && waiting.hints.is_some()
+    }
+}
+
+/// Reads names that were not heard of until now: a release may have come before the stream.
+async fn look(shared: Weak<Shared>, connection: Connection, names: Vec<LockName>) {
+    for some in names.chunks(LISTED) {
+        let wanted = some.iter().map(|name| name.as_str().into()).collect();
+        let find = commands::find(connection.collection(), wanted, "local");
+        // What cannot be read may be free.
+        let found = connection.run(Aim::Other, find).await;
+        let found = found.map_or_else(|_| Vec::new(), |reply| batch(&reply));
+        let held =
+            |shown: &&Document| Record::read(shown).is_ok_and(|record| record.rest().is_some());
+        let held = found.iter().filter(held);
+        let held: HashSet<_> = held.filter_map(|shown| shown.get_str("_id").ok()).collect();
+        let Some(here) = shared.upgrade() else { return };
+        let waiting = here.waiting();
+        let free = some.iter().filter(|name| !held.contains(name.as_str()));
+        free.filter(|name| waiting.names.contains_key(*name))
+            .for_each(|name| here.emit(&waiting, Hint::Free(name.clone())));
     }
 }
 
@@ -281,14 +349,16 @@ async fn keep(shared: Weak<Shared>, changed: Arc<Notify>) {
                 Ok(stream) => {
                     opened = Some(Instant::now());
                     pause = SHORTEST;
-                    let generation = here.opened(filter, lost);
+                    let (generation, new) = here.opened(filter, lost);
+                    let (runtime, connection) = (here.connection.runtime(), &here.connection);
+                    runtime.spawn(look(Arc::downgrade(&here), connection.clone(), new));
                     let listening = listen(
                         Arc::downgrade(&here),
                         generation,
                         stream,
                         Arc::clone(&ended),
                     );
-                    here.connection.runtime().spawn(listening);
+                    runtime.spawn(listening);
                 }
                 Err(cause) => {
                     here.failed(&cause);
@@ -307,22 +377,19 @@ async fn keep(shared: Weak<Shared>, changed: Arc<Notify>) {
 }
 
 impl Shared {
-    /// A new stream is open: the one before ends, and who was not heard of until now looks. Says which one it is.
-    fn opened(&self, filter: Filter, lost: bool) -> u64 {
+    /// A new stream is open, and the one before ends. Says which one it is, and who was not heard of until now.
+    fn opened(&self, filter: Filter, lost: bool) -> (u64, Vec<LockName>) {
         let mut waiting = self.waiting();
         let before = std::mem::replace(&mut waiting.filter, filter);
         waiting.generation += 1;
         let was_deaf = std::mem::take(&mut waiting.deaf);
         if lost || was_deaf {
             self.emit(&waiting, Hint::LookAgain);
-        } else {
-            let new = waiting
-                .names
-                .keys()
-                .filter(|name| !before.has(name) && waiting.filter.has(name));
-            new.for_each(|name| self.emit(&waiting, Hint::Free(name.clone())));
+            return (waiting.generation, Vec::new());
         }
-        waiting.generation
+        let heard = |name: &&LockName| !before.has(name) && waiting.filter.has(name);
+        let new = waiting.names.keys().filter(heard).cloned().collect();
+        (waiting.generation, new)
     }
 
     fn failed(&self, cause: &NativeError) {

@@ -8,8 +8,11 @@ mod config;
 mod connection;
 mod driver;
 mod error;
+mod heard;
 mod hints;
+mod pipelines;
 mod record;
+mod sending;
 
 pub use config::MongoConfig;
 pub use driver::MongoDriver;

@@ -144,6 +144,14 @@ impl Hold {
     }
 }
 
+/// The documents of a cursor's only batch.
+pub(crate) fn batch(reply: &Document) -> Vec<Document> {
+    let cursor = reply.get_document("cursor").ok();
+    let found = cursor.and_then(|cursor| cursor.get_array("firstBatch").ok());
+    let found = found.into_iter().flatten();
+    found.filter_map(|one| one.as_document().cloned()).collect()
+}
+
 /// An owner as the documents have it.
 pub(crate) fn owner_text(owner: &Owner) -> String {
     owner.expose().hyphenated().to_string()

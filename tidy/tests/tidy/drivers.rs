@@ -60,6 +60,21 @@ const EXTRA: &[(&str, &str, &str)] = &[
     ),
     (
         "mongo",
+        "src/pipelines.rs",
+        "what the server does is a program of its own, of expressions",
+    ),
+    (
+        "mongo",
+        "src/sending.rs",
+        "its native client's futures must not be dropped, and its pool serves whoever asks first",
+    ),
+    (
+        "mongo",
+        "src/heard.rs",
+        "everybody hears of a release: who runs at once, and which names are worth the short way",
+    ),
+    (
+        "mongo",
         "tests/failover.rs",
         "elections, kills and cut-off primaries of a set of three, and their soak",
     ),

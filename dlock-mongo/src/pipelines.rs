@@ -1,0 +1,249 @@
+//! What the server evaluates: the pipelines of the commands, each written once.
+//!
+//! What a user chose is a variable here (`$$owner`, `$$hold`, `$$join`, …), which each command brings along.
+
+use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
+use std::sync::LazyLock;
+
+/// Takes the lock or re-enters it. Run twice it finds its own hold and changes nothing; run after `$$last` likewise.
+///
+/// A document that was made by this upsert has no field but `_id`; refused, it stays as a free one.
+pub(crate) static ACQUIRE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
+    let taken = doc! {
+        "_id": "$_id", "dlock": VERSION, "owner": "$$owner", "token": next_token(), "holds": [hold()],
+        "since": "$$NOW", "keep": null,
+    };
+    let entered = doc! { "$mergeObjects": ["$$ROOT", { "holds": { "$concatArrays": ["$$living", [hold()]] } }] };
+    let may_enter = doc! { "$and": [
+        { "$not": [{ "$in": ["$$hold", "$$living.id"] }] },
+        { "$lt": [{ "$size": "$$living" }, dlock_core::MAX_HOLDS] },
+        { "$or": [{ "$eq": ["$$join", null] }, { "$eq": ["$$join", "$token"] }] },
+    ] };
+    let made_now = doc! { "$eq": ["$$ROOT", { "_id": "$_id" }] };
+    let ours = doc! { "$or": ["$$made", { "$eq": ["$dlock", VERSION] }] };
+    let may_take = doc! { "$and": [
+        { "$eq": [{ "$size": "$$living" }, 0] },
+        { "$eq": ["$$join", null] },
+        { "$not": [{ "$and": [{ "$eq": ["$owner", null] }, { "$gt": ["$keep", "$$NOW"] }] }] },
+    ] };
+    let as_it_was = doc! { "$cond": ["$$made", free(doc! { "$literal": 0_i64 }), "$$ROOT"] };
+    let decided = doc! { "$switch": {
+        "branches": [
+            { "case": { "$not": [ours] }, "then": "$$ROOT" },
+            { "case": { "$gt": ["$$NOW", "$$last"] }, "then": "$$before" },
+            { "case": { "$and": [is_inside(), may_enter] }, "then": entered },
+            { "case": may_take, "then": taken },
+        ],
+        "default": "$$before",
+    } };
+    let decided = with(doc! { "before": as_it_was }, decided);
+    let root = with(doc! { "living": living(), "made": made_now }, decided);
+    constant(doc! { "$replaceWith": root }, true, "dlock acquire")
+});
+
+/// What [`ACQUIRE`] makes of a free document: the filter has judged that it is one. A third of that one's work for the server.
+pub(crate) static TAKE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
+    let stage = doc! { "$set": {
+        "owner": "$$owner", "token": next_token(), "holds": [hold()], "since": "$$NOW",
+    } };
+    let shown = doc! { "_id": 1, "now": "$$NOW", "lock": "$$ROOT" };
+    command(vec![stage].into(), shown, true, "dlock acquire")
+});
+
+/// What [`RELEASE`] makes of a document with one hold: the filter has judged that it is the one.
+pub(crate) static GIVE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
+    let freed = doc! {
+        "$set": { "owner": null, "holds": [] },
+        "$currentDate": { "since": true },
+    };
+    command(freed.into(), doc! { "_id": 1 }, false, "dlock release")
+});
+
+/// Removes one hold (`$$hold`) or all of them (null). Run twice the second finds nothing and changes nothing. Never late.
+pub(crate) static RELEASE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
+    let left = doc! { "$cond": [
+        { "$eq": ["$$hold", null] }, [],
+        { "$filter": { "input": "$$living", "as": "one", "cond": { "$ne": ["$$one.id", "$$hold"] } } },
+    ] };
+    let keep = doc! { "$max": ["$keep", { "$cond": [
+        { "$eq": ["$$keep", null] }, null, { "$add": ["$$NOW", "$$keep"] },
+    ] }] };
+    let named = doc! { "$or": [{ "$eq": ["$$hold", null] }, { "$in": ["$$hold", "$$living.id"] }] };
+    let kept = doc! { "$cond": [{ "$gt": ["$$until", "$$NOW"] }, "$$until", null] };
+    let freed = doc! { "$mergeObjects": [free("$token"), { "keep": kept }] };
+    let others = doc! { "$mergeObjects": ["$$ROOT", { "holds": "$$left", "keep": "$$until" }] };
+    let gone = doc! { "$cond": [{ "$eq": ["$$left", []] }, freed, others] };
+    let decided = doc! { "$cond": [
+        { "$and": [{ "$eq": ["$dlock", VERSION] }, is_inside(), named] },
+        with(doc! { "left": left, "until": keep }, gone),
+        "$$ROOT",
+    ] };
+    let root = with(doc! { "living": living() }, decided);
+    constant(doc! { "$replaceWith": root }, false, "dlock release")
+});
+
+/// Frees a name whoever holds it, if its token is `$$only` or that is null. Run twice the second finds it free, or another token.
+pub(crate) static BREAK: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
+    let inside = doc! { "$gt": [{ "$size": "$$living" }, 0] };
+    let shut = doc! { "$and": [{ "$eq": ["$owner", null] }, { "$gt": ["$keep", "$$NOW"] }] };
+    let meant = doc! { "$or": [
+        { "$and": [inside.clone(), { "$eq": ["$$only", "$token"] }] },
+        { "$and": [{ "$eq": ["$$only", null] }, { "$or": [inside, shut] }] },
+    ] };
+    let decided = doc! { "$cond": [
+        { "$and": [{ "$eq": ["$dlock", VERSION] }, meant] }, free("$token"), "$$ROOT",
+    ] };
+    let root = with(doc! { "living": living() }, decided);
+    constant(doc! { "$replaceWith": root }, false, "dlock break")
+});
+
+/// Whether the document has the living hold that the batch names for it. A lapsed one is no match, so it is neither prolonged nor counted.
+pub(crate) static NAMED: LazyLock<Bson> = LazyLock::new(|| {
+    let same = doc! { "$eq": ["$$one.id", at("$$holds")] };
+    let lives = doc! { "$gt": ["$$one.end", "$$NOW"] };
+    let found = doc! { "$anyElementTrue": [{ "$map": {
+        "input": "$holds", "as": "one", "in": { "$and": [same, lives] },
+    } }] };
+    let owned = doc! { "$eq": ["$owner", at("$$owners")] };
+    let decided = with(entry(), doc! { "$and": [owned, found] });
+    Bson::Document(doc! { "$and": [{ "$lte": ["$$NOW", "$$last"] }, decided] })
+});
+
+/// Moves the end of the hold that the batch names for the document, never back. Run twice it lasts from the second on.
+pub(crate) static PROLONG: LazyLock<Bson> = LazyLock::new(|| {
+    let end = doc! { "$max": ["$$one.end", { "$add": ["$$NOW", at("$$leases")] }] };
+    let moved = doc! { "$cond": [
+        { "$eq": ["$$one.id", at("$$holds")] }, { "$mergeObjects": ["$$one", { "end": end }] }, "$$one",
+    ] };
+    let holds = doc! { "$map": { "input": "$holds", "as": "one", "in": moved } };
+    Bson::Array(vec![Bson::Document(
+        doc! { "$set": { "holds": with(entry(), holds) } },
+    )])
+});
+
+/// The same for the only document there is, which a filter has not judged.
+pub(crate) static PROLONG_ONE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
+    let held =
+        doc! { "$and": [{ "$eq": ["$dlock", VERSION] }, { "$isArray": "$holds" }, NAMED.clone()] };
+    let holds = doc! { "$cond": [held, prolonged(), "$holds"] };
+    constant(doc! { "$set": { "holds": holds } }, true, "dlock renew")
+});
+
+/// What every command shows of a document: the server's time, and the record, or of one that is not ours its fields and their types.
+pub(crate) static SHOWN: LazyLock<Bson> = LazyLock::new(|| {
+    let field = doc! { "$concat": ["$$one.k", ": ", { "$type": "$$one.v" }] };
+    let fields = doc! { "$map": {
+        "input": { "$slice": [{ "$objectToArray": "$$ROOT" }, MOST_SHOWN] }, "as": "one", "in": field,
+    } };
+    Bson::Document(doc! {
+        "_id": 1,
+        "now": "$$NOW",
+        "lock": { "$cond": [{ "$eq": ["$dlock", VERSION] }, "$$ROOT", null] },
+        "shape": { "$cond": [{ "$eq": ["$dlock", VERSION] }, null, fields] },
+    })
+});
+
+/// All of a `findAndModify` but its name, its filter and its variables. `new`: it answers the document as it is afterwards.
+fn constant(stage: Document, new: bool, comment: &str) -> RawDocumentBuf {
+    let shown = SHOWN.as_document().cloned().unwrap_or_default();
+    command(vec![stage].into(), shown, new, comment)
+}
+
+fn command(update: Bson, shown: Document, new: bool, comment: &str) -> RawDocumentBuf {
+    let command = doc! {
+        "update": update,
+        "fields": shown,
+        "new": new,
+        "collation": simple(),
+        "comment": comment,
+        "writeConcern": concern(),
+        "maxTimeMS": AT_MOST,
+    };
+    RawDocumentBuf::from_document(&command).expect("its keys are those above")
+}
+
+/// Whatever the URL or the application's client says.
+pub(crate) fn concern() -> Document {
+    doc! { "w": "majority", "j": true, "wtimeout": AT_MOST }
+}
+
+/// Names differ in every byte, whatever the collection's own collation.
+pub(crate) fn simple() -> Document {
+    doc! { "locale": "simple" }
+}
+
+fn with(variables: Document, expression: Document) -> Document {
+    doc! { "$let": { "vars": variables, "in": expression } }
+}
+
+/// A free document; its name is that of the one it replaces.
+fn free(token: impl Into<Bson>) -> Document {
+    doc! {
+        "_id": "$_id", "dlock": VERSION, "owner": null, "token": token.into(), "holds": [],
+        "since": "$$NOW", "keep": null,
+    }
+}
+
+/// The hold that is asked for.
+fn hold() -> Document {
+    doc! { "id": "$$hold", "end": { "$add": ["$$NOW", "$$lease"] }, "note": "$$note" }
+}
+
+fn living() -> Document {
+    doc! { "$filter": {
+        "input": { "$cond": [{ "$isArray": "$holds" }, "$holds", []] },
+        "as": "one",
+        "cond": { "$gt": ["$$one.end", "$$NOW"] },
+    } }
+}
+
+fn is_inside() -> Document {
+    doc! { "$and": [{ "$gt": [{ "$size": "$$living" }, 0] }, { "$eq": ["$owner", "$$owner"] }] }
+}
+
+/// The last one + 1, or the server's time in µs where that is more. `$$NOW` counts in ms.
+fn next_token() -> Document {
+    let micros = doc! { "$multiply": [{ "$toLong": "$$NOW" }, 1000_i64] };
+    doc! { "$max": [{ "$add": ["$token", 1_i64] }, micros] }
+}
+
+/// Where in the batch this document stands.
+fn entry() -> Document {
+    doc! { "at": { "$indexOfArray": ["$$names", "$_id"] } }
+}
+
+/// What the batch has there.
+fn at(list: &str) -> Document {
+    doc! { "$arrayElemAt": [list, "$$at"] }
+}
+
+fn prolonged() -> Bson {
+    let stage = PROLONG
+        .as_array()
+        .and_then(|stages| stages.first()?.as_document());
+    let set = stage.and_then(|stage| stage.get_document("$set").ok());
+    set.and_then(|set| set.get("holds"))
+        .cloned()
+        .unwrap_or(Bson::Null)
+}
+
+/// Nobody inside for a day, nothing keeps it shut, and its counter is a day old: whoever takes the name then gets a greater one from the clock.
+pub(crate) fn unused() -> Document {
+    let day = doc! { "$subtract": ["$$NOW", UNUSED] };
+    let micros = doc! { "$multiply": [{ "$toLong": day.clone() }, 1000_i64] };
+    doc! { "$and": [
+        { "$lt": ["$since", day.clone()] },
+        { "$lt": ["$keep", day.clone()] },
+        { "$lt": ["$token", micros] },
+        { "$not": [{ "$anyElementTrue": [{ "$map": { "input": "$holds", "as": "one", "in": { "$gte": ["$$one.end", day] } } }] }] },
+    ] }
+}
+
+/// Of the document's shape.
+pub(crate) const VERSION: i32 = 1;
+/// No command runs longer on the server, so none takes effect later than this after its `$$NOW`; and none waits longer for a majority.
+pub(crate) const AT_MOST: i64 = 1_000;
+/// A foreign document may have any number of fields.
+const MOST_SHOWN: i32 = 20;
+/// How long a free name's document, and the counter in it, is kept at least.
+const UNUSED: i64 = 24 * 60 * 60 * 1_000;

@@ -1,0 +1,215 @@
+//! What one request does, late or twice or beside others or with nobody waiting for it.
+
+use crate::testbed::{SECOND, Testbed};
+use dlock_core::{
+    Acquired, Clock, DistributedLock, Effect, ErrorKind, Lane, Renew, Renewed, Retry,
+};
+use dlock_mongo::MongoDriver;
+use mongodb::bson::doc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lapsed_hold_never_counts_as_matched() {
+    let t = Testbed::start().await;
+    let (short, long, gone) = (
+        t.acquire("a", SECOND / 5),
+        t.acquire("b", SECOND * 30),
+        t.acquire("c", SECOND),
+    );
+    t.granted(&short).await;
+    t.granted(&long).await;
+    t.sleep(230).await;
+    let before = t.document("a").await;
+    let answers = t.renew(&[&short, &long, &gone]).await;
+    assert_eq!(answers[0], Some(Renewed::NotHeld));
+    assert!(matches!(answers[1], Some(Renewed::Until { valid_for }) if valid_for > SECOND * 29));
+    assert_eq!(answers[2], Some(Renewed::NotHeld));
+    assert_eq!(t.document("a").await, before);
+    assert!(
+        t.locks()
+            .find_one(doc! { "_id": "c" })
+            .await
+            .unwrap()
+            .is_none(),
+        "renewing creates nothing"
+    );
+    // A hold of the batch that stands under another of its names is not that name's.
+    let crossed = [
+        Renew::new(long.name.clone(), short.owner, short.hold, Some(SECOND)),
+        Renew::new(short.name.clone(), long.owner, long.hold, Some(SECOND)),
+    ];
+    let answers = t.driver.renew(Lane(0), &crossed, t.soon()).await.unwrap();
+    assert!(
+        answers
+            .iter()
+            .all(|answer| matches!(answer, Ok(Renewed::NotHeld)))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_renewals_answer_in_order() {
+    let t = Testbed::start().await;
+    let held: Vec<_> = (0..1_000)
+        .map(|at| t.acquire(&format!("n{at}"), SECOND * 20))
+        .collect();
+    let taken: Vec<_> = held
+        .iter()
+        .step_by(2)
+        .map(|req| t.driver.acquire(req))
+        .collect();
+    for taken in futures_util::future::join_all(taken).await {
+        assert!(matches!(taken.unwrap(), Acquired::Granted(_)));
+    }
+    let answers = t.renew(&held.iter().collect::<Vec<_>>()).await;
+    assert_eq!(answers.len(), 1_000);
+    for (at, answer) in answers.into_iter().enumerate() {
+        assert_eq!(
+            matches!(answer, Some(Renewed::Until { .. })),
+            at % 2 == 0,
+            "{at}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_after_its_time_takes_nothing() {
+    let t = Testbed::start().await;
+    let late = Clock::boot().now() - SECOND / 5;
+    let held = [t.acquire("a", SECOND * 2), t.acquire("b", SECOND * 2)];
+    for req in &held {
+        t.granted(req).await;
+    }
+    let mut req = t.acquire("c", SECOND);
+    req.give_up = late;
+    let batch: Vec<_> = held
+        .iter()
+        .map(|req| Renew::new(req.name.clone(), req.owner, req.hold, Some(SECOND * 30)))
+        .collect();
+    let errors = [
+        t.driver.acquire(&req).await.map(drop).unwrap_err(),
+        t.driver
+            .renew(Lane(0), &batch[..1], late)
+            .await
+            .map(drop)
+            .unwrap_err(),
+        t.driver
+            .renew(Lane(0), &batch, late)
+            .await
+            .map(drop)
+            .unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(
+            (error.kind(), error.retry(), error.effect()),
+            (ErrorKind::Unavailable, Retry::Now, Effect::None),
+            "{error:?}"
+        );
+    }
+    assert!(
+        t.driver
+            .inspect(&req.name)
+            .await
+            .unwrap()
+            .holders
+            .is_empty()
+    );
+    for req in &held {
+        let rest = t.driver.inspect(&req.name).await.unwrap().holders[0]
+            .rest
+            .unwrap();
+        assert!(rest <= SECOND * 2, "{rest:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn concurrent_first_acquires_of_a_name_have_one_winner_and_no_error() {
+    let t = Testbed::start().await;
+    for round in 0..50 {
+        let name = format!("fresh-{round}");
+        let all: Vec<_> = (0..8).map(|_| t.acquire(&name, SECOND * 30)).collect();
+        let answers =
+            futures_util::future::join_all(all.iter().map(|req| t.driver.acquire(req))).await;
+        let won = answers
+            .into_iter()
+            .filter(|answer| matches!(answer.as_ref().unwrap(), Acquired::Granted(_)));
+        assert_eq!(won.count(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_that_goes_leaves_the_client_whole() {
+    let t = Testbed::start().await;
+    t.fail_times(
+        "findAndModify",
+        200,
+        doc! { "blockConnection": true, "blockTimeMS": 30 },
+    )
+    .await;
+    for at in 0..200 {
+        let req = t.acquire(&format!("n{at}"), SECOND * 30);
+        let driver = Arc::clone(&t.driver);
+        let call = tokio::spawn(async move { driver.acquire(&req).await.map(drop) });
+        t.sleep(at % 3).await;
+        call.abort();
+    }
+    t.heal().await;
+    let all: Vec<_> = (0..200)
+        .map(|at| t.acquire(&format!("m{at}"), SECOND * 30))
+        .collect();
+    for answer in futures_util::future::join_all(all.iter().map(|req| t.driver.acquire(req))).await
+    {
+        assert!(matches!(answer.unwrap(), Acquired::Granted(_)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_looks_at_a_slow_server_do_not_hold_up_a_renewal() {
+    let mut t = Testbed::start().await;
+    let url = format!("{}&maxPoolSize=8", t.server.url());
+    t.driver = Arc::new(MongoDriver::connect(&url).await.unwrap());
+    let held = [t.acquire("a", SECOND * 30), t.acquire("b", SECOND * 30)];
+    for req in &held {
+        t.granted(req).await;
+    }
+    let slow = doc! { "blockConnection": true, "blockTimeMS": 50 };
+    t.fail_times("findAndModify", 1_000_000, slow).await;
+    let answered = Arc::new(AtomicUsize::new(0));
+    let looks: Vec<_> = (0..1_000)
+        .map(|at| {
+            let mut req = t.asks("a", at + 1);
+            req.give_up = t.soon() + SECOND * 60;
+            let (driver, answered) = (Arc::clone(&t.driver), Arc::clone(&answered));
+            tokio::spawn(async move {
+                let answer = driver.acquire(&req).await;
+                answered.fetch_add(1, Ordering::Relaxed);
+                answer
+            })
+        })
+        .collect();
+    let looked = || answered.load(Ordering::Relaxed);
+    t.until(async || looked() > 0).await;
+    for round in 1..=3 {
+        let before = looked();
+        let answers = t.renew(&[&held[0], &held[1]]).await;
+        let is_kept = |answer: &_| matches!(answer, Some(Renewed::Until { .. }));
+        assert!(answers.iter().all(is_kept), "{answers:?}");
+        let beside = looked() - before;
+        assert!(beside < 500, "{beside} looks came before renewal {round}");
+    }
+    // Whoever was not sent in time is not sent any more.
+    let mut late = t.asks("a", 2_000);
+    late.give_up = Clock::boot().now();
+    let (late, ()) = tokio::join!(t.driver.acquire(&late), t.heal());
+    let error = late.map(drop).unwrap_err();
+    assert_eq!(
+        (error.kind(), error.effect()),
+        (ErrorKind::Unavailable, Effect::None),
+        "{error:?}"
+    );
+    for look in looks {
+        assert!(matches!(look.await.unwrap().unwrap(), Acquired::Held(_)));
+    }
+}

@@ -1,0 +1,102 @@
+//! The change stream, and what is left without one.
+
+use crate::testbed::{SECOND, Testbed};
+use dlock_core::{DistributedLock, Effect, ErrorKind, Hint};
+use futures_util::StreamExt;
+use mongodb::bson::doc;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_is_woken_by_a_release_and_by_a_break_and_not_by_a_renewal() {
+    let t = Testbed::start().await;
+    let mut hints = t.driver.hints();
+    assert!(t.driver.hints().next().await.is_none(), "taken once");
+    let holder = t.acquire("a", SECOND * 30);
+    t.granted(&holder).await;
+    let waiter = t.waits("a", 1).await;
+    let free = Hint::Free("a".parse().unwrap());
+    t.renew(&[&holder]).await;
+    t.granted(&t.acquire("elsewhere", SECOND)).await;
+    let quiet = tokio::time::timeout(SECOND / 3, hints.next()).await;
+    assert!(
+        quiet.is_err(),
+        "nor because a stream was opened while it is held: {quiet:?}"
+    );
+    t.release(&holder).await;
+    assert_eq!(hints.next().await, Some(free.clone()));
+    t.granted(&waiter).await;
+    t.waits("a", 2).await;
+    t.driver.break_lock(&waiter.name, None).await.unwrap();
+    assert_eq!(
+        hints.next().await,
+        Some(free),
+        "the name was heard of still"
+    );
+    t.driver.close().await;
+    assert_eq!(hints.next().await, None);
+    let error = t.driver.acquire(&waiter).await.map(drop).unwrap_err();
+    assert_eq!(
+        (error.kind(), error.effect()),
+        (ErrorKind::ShuttingDown, Effect::None)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_look_again_when_the_change_stream_was_lost() {
+    let t = Testbed::start().await;
+    let mut hints = t.driver.hints();
+    let holder = t.acquire("a", SECOND * 30);
+    t.granted(&holder).await;
+    t.waits("a", 1).await;
+    for lost in [286, 280] {
+        t.fail("getMore", doc! { "errorCode": lost }).await;
+        assert_eq!(hints.next().await, Some(Hint::LookAgain), "{lost}");
+    }
+    t.release(&holder).await;
+    assert_eq!(hints.next().await, Some(Hint::Free("a".parse().unwrap())));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_no_stream_can_be_opened_waiters_look_often() {
+    let t = Testbed::start().await;
+    let mut hints = t.driver.hints();
+    t.granted(&t.acquire("a", SECOND * 30)).await;
+    t.fail_times("aggregate", 1_000, doc! { "errorCode": 13 })
+        .await;
+    t.waits("a", 1).await;
+    let looks = async || t.held(&t.asks("a", 1)).await.look_in.unwrap();
+    t.until(async || looks().await <= SECOND / 10).await;
+    t.heal().await;
+    assert_eq!(hints.next().await, Some(Hint::LookAgain));
+    assert_eq!(looks().await, SECOND * 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_between_the_refusal_and_the_stream_is_heard() {
+    let t = Testbed::start().await;
+    let mut hints = t.driver.hints();
+    let holder = t.acquire("a", SECOND * 30);
+    t.granted(&holder).await;
+    let blocked = doc! { "blockConnection": true, "blockTimeMS": 1_000 };
+    t.fail("aggregate", blocked).await;
+    t.waits("a", 1).await;
+    t.release(&holder).await;
+    // The look interval would be two seconds, and this is no look.
+    assert_eq!(hints.next().await, Some(Hint::Free("a".parse().unwrap())));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_look_that_no_release_woke_takes_nothing() {
+    let t = Testbed::start().await;
+    let holder = t.acquire("a", SECOND * 30);
+    t.granted(&holder).await;
+    let mut looks = t.waits("a", 1).await;
+    looks.look = true;
+    // Whatever could take the lock fails, so what is answered was read.
+    t.fail_times("findAndModify", 1_000, doc! { "errorCode": 11600 })
+        .await;
+    let held = t.held(&looks).await;
+    assert_eq!(held.by.unwrap().owner, holder.owner.fingerprint());
+    t.heal().await;
+    t.release(&holder).await;
+    t.granted(&looks).await;
+}

@@ -192,10 +192,10 @@ const TABLE: &str = "CREATE TABLE IF NOT EXISTS floor_locks (
   expires BIGINT NOT NULL
 ) ENGINE=InnoDB";
 const TAKE: &str = "UPDATE floor_locks SET owner = ?, token = LAST_INSERT_ID(token + 1), \
-    expires = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + ? \
-    WHERE name = ? AND expires <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+    expires = TIMESTAMPDIFF(MICROSECOND, DATE'1970-01-01', UTC_TIMESTAMP(6)) + ? \
+    WHERE name = ? AND expires <= TIMESTAMPDIFF(MICROSECOND, DATE'1970-01-01', UTC_TIMESTAMP(6))";
 const FREE: &str = "UPDATE floor_locks SET owner = NULL, expires = 0 WHERE name = ? AND owner = ?";
-const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, DATE'1970-01-01', UTC_TIMESTAMP(6))";
 /// In microseconds.
 const LEASE: i64 = 30_000_000;
 /// As long as an owner of ours.

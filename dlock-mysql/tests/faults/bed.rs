@@ -102,11 +102,18 @@ impl Testbed {
         asks: &[Acquire],
         lease: Duration,
     ) -> Vec<Result<Renewed, DriverError>> {
+        self.renew_once(asks, lease).await.unwrap()
+    }
+
+    pub(super) async fn renew_once(
+        &self,
+        asks: &[Acquire],
+        lease: Duration,
+    ) -> Result<Vec<Result<Renewed, DriverError>>, DriverError> {
         let batch: Vec<_> = asks.iter().map(|ask| self.entry(ask, lease)).collect();
         self.driver
             .renew(Lane::default(), &batch, self.give_up())
             .await
-            .unwrap()
     }
 
     pub(super) fn lasts(&self, renewed: &Result<Renewed, DriverError>, lease: Duration) -> bool {

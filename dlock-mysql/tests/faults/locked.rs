@@ -118,6 +118,52 @@ async fn what_waits_for_a_row_is_repeated_while_there_is_time_and_then_refused()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_deadlock_with_somebodys_transaction_is_told_as_a_locked_row_and_soon_over() {
+    let t = Testbed::start(&[]).await;
+    let held = [t.taken("a").await, t.taken("b").await];
+    let mut blocker = t.native().await;
+    run(&mut blocker, "CREATE TABLE weight (id INT PRIMARY KEY)").await;
+    run(&mut blocker, "BEGIN").await;
+    // The server ends whoever has changed least, so it is not this one.
+    run(
+        &mut blocker,
+        "INSERT INTO weight VALUES (1), (2), (3), (4), (5), (6), (7), (8), (9)",
+    )
+    .await;
+    run(
+        &mut blocker,
+        "UPDATE dlock_locks SET note = 'x' WHERE name = 'b'",
+    )
+    .await;
+    let renewing = t.renew_once(&held, SECOND * 60);
+    let closing = async {
+        t.until(
+            "the renewal waits for the second row",
+            async |t: &Testbed| t.waiting().await == 1,
+        )
+        .await;
+        run(
+            &mut blocker,
+            "UPDATE dlock_locks SET note = 'x' WHERE name = 'a'",
+        )
+        .await;
+    };
+    let (renewed, ()) = tokio::join!(renewing, closing);
+    let error = renewed.unwrap_err();
+    assert_eq!(
+        (error.kind(), error.effect()),
+        (ErrorKind::Unavailable, Effect::None),
+        "{error}"
+    );
+    assert!(error.to_string().contains("locked"), "{error}");
+    assert!(t.driver.repeats() > 0);
+    run(&mut blocker, "ROLLBACK").await;
+    for renewed in t.renew(&held, SECOND * 60).await {
+        assert!(t.lasts(&renewed, SECOND * 60), "{renewed:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn nothing_that_lasts_is_taken_behind_a_global_lock() {
     behind("FLUSH TABLES WITH READ LOCK").await;
 }

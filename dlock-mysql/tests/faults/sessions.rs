@@ -139,6 +139,65 @@ async fn a_server_that_becomes_read_only_refuses_and_serves_again_later() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_server_says_of_a_user_it_limits_is_understood() {
+    let t = Testbed::start(&[]).await;
+    t.locker().await;
+    for (limit, lift, retry, word) in [
+        (
+            "ALTER USER locker@'%' WITH MAX_QUERIES_PER_HOUR 2",
+            "ALTER USER locker@'%' WITH MAX_QUERIES_PER_HOUR 0",
+            Retry::Later,
+            "over one of its limits",
+        ),
+        (
+            "SET GLOBAL max_prepared_stmt_count = 0",
+            "SET GLOBAL max_prepared_stmt_count = 16382",
+            Retry::Later,
+            "no prepared statement left",
+        ),
+        (
+            "SET GLOBAL TRANSACTION READ ONLY",
+            "SET GLOBAL TRANSACTION READ WRITE",
+            Retry::Later,
+            "read-only",
+        ),
+        (
+            "SET GLOBAL init_connect = 'SET nonsense = 1'",
+            "SET GLOBAL init_connect = ''",
+            Retry::Later,
+            "while it was being made",
+        ),
+        (
+            "REVOKE ALL ON dlock.dlock_locks FROM locker@'%'",
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON dlock.dlock_locks TO locker@'%'",
+            Retry::Never,
+            "dlock schema",
+        ),
+    ] {
+        t.admin(limit).await;
+        let tried = async {
+            let driver = MysqlDriver::connect(&t.locker_url()).await?;
+            let first = t.ask("a", SECOND * 30);
+            driver.acquire(&first).await.map(drop)
+        };
+        let error = tried.await.expect_err(limit);
+        assert!(error.to_string().contains(word), "{limit}: {error:?}");
+        assert_eq!(
+            (error.retry(), error.effect()),
+            (retry, Effect::None),
+            "{limit}"
+        );
+        t.admin(lift).await;
+        let driver = MysqlDriver::connect(&t.locker_url()).await.unwrap();
+        let ask = t.ask(limit, SECOND * 30);
+        assert!(matches!(
+            driver.acquire(&ask).await.unwrap(),
+            Acquired::Granted(_)
+        ));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn where_no_connection_is_left_requests_share_what_there_is() {
     let t = Testbed::start(&["--max-connections=10"]).await;
     t.locker().await;

@@ -90,6 +90,31 @@ async fn names_times_and_texts_do_not_depend_on_the_servers_settings() {
     assert_eq!(found, wanted);
 }
 
+#[tokio::test]
+async fn settings_that_forget_are_warned_about_and_a_follower_too() {
+    let t = Testbed::start(&[
+        "--innodb-flush-log-at-trx-commit=2",
+        "--server-id=7",
+        "--skip-slave-start",
+    ])
+    .await;
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).finish();
+    let _here = tracing::subscriber::set_default(subscriber);
+    MysqlDriver::connect(&t.server.url()).await.unwrap();
+    let text = log.text();
+    assert!(
+        text.contains("innodb_flush_log_at_trx_commit is 2"),
+        "{text}"
+    );
+    assert!(!text.contains("follows another one"), "{text}");
+    t.admin("CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_USER = 'nobody'")
+        .await;
+    MysqlDriver::connect(&t.server.url()).await.unwrap();
+    let text = log.text();
+    assert!(text.contains("follows another one"), "{text}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_with_a_time_of_its_own_is_refused() {
     let t = Testbed::start(&["--init-connect=SET timestamp = 1000000000"]).await;

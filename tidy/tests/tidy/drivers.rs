@@ -109,11 +109,6 @@ const EXTRA: &[(&str, &str, &str)] = &[
         "a step may be a read and a write, and the driver repeats it as a whole",
     ),
     (
-        "mysql",
-        "tests/wire/",
-        "a part of its faults: what a protocol of numbered statements loses on the way",
-    ),
-    (
         "zk",
         "src/acquire.rs",
         "no single step of its server takes a lock: a seat is made, looked from, watched from, and shared",

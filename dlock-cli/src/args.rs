@@ -9,7 +9,7 @@ use std::{ffi::OsString, time::Duration};
 #[derive(Debug, Parser)]
 #[command(name = "dlock", version, max_term_width = 100, after_help = CODES)]
 pub(crate) struct Cli {
-    /// The store: sqlite:PATH, redis://HOST:PORT/, rediss://…, mongodb://…. One with a password belongs in $DLOCK_URL, where ps does not show it.
+    /// The store: sqlite:PATH, redis://HOST:PORT/, mysql://…, mongodb://…, zk://…. One with a password belongs in $DLOCK_URL, where ps does not show it.
     #[arg(long, global = true, value_name = "URL", help_heading = EVERYWHERE)]
     pub(crate) url: Option<String>,
     /// Results, and errors, as one JSON object a line.

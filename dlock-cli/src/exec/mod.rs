@@ -152,22 +152,18 @@ impl<'a> Job<'a> {
 
     /// Releases; says whether the lock was held to the end. A signal meanwhile leaves it to `withdraw`.
     async fn give_back(&self, guard: Guard, signals: &mut Signals) -> bool {
-        let rest = guard.shut_after();
-        let bound = self.client.capabilities().session_bound;
+        let (name, least) = (&self.args.name, guard.shut_after());
         let released = signals.unless(guard.release()).await;
         match released {
-            Ok(Ok(Outcome::Kept { rest })) => {
-                let name = &self.args.name;
-                self.output
-                    .note(&format!("released {name:?}; shut until {}", until(rest)));
-                true
-            }
-            Ok(Ok(_)) => {
-                self.output.note(&format!("released {:?}", self.args.name));
-                if bound {
-                    // There it is our session that keeps the name shut.
-                    let _ = signals.unless(tokio::time::sleep(rest)).await;
-                }
+            Ok(Ok(outcome)) => {
+                let shut = match outcome {
+                    Outcome::Kept { rest } => Some(rest),
+                    _ => None,
+                };
+                let until_then = shut.map(|rest| format!("; shut until {}", until(rest)));
+                let until_then = until_then.unwrap_or_default();
+                self.output.note(&format!("released {name:?}{until_then}"));
+                self.keep_shut(shut.unwrap_or(least), signals).await;
                 true
             }
             Ok(Err(error)) if matches!(error.kind(), ErrorKind::Lost | ErrorKind::NotHeld) => {
@@ -181,6 +177,33 @@ impl<'a> Job<'a> {
                 true
             }
             Err(Signalled(_)) => true,
+        }
+    }
+
+    /// Where it is our session that keeps the name shut, we stay until then: without us it would be shut until the session is over.
+    async fn keep_shut(&self, rest: Duration, signals: &mut Signals) {
+        if !self.client.capabilities().session_bound || rest.is_zero() {
+            return;
+        }
+        let opened = async {
+            tokio::time::sleep(rest).await;
+            // The driver opens it, now. While somebody else is inside there is nothing to be seen of that.
+            for _ in 0..OPENING.as_millis() / LOOK.as_millis() {
+                tokio::time::sleep(LOOK).await;
+                let seen = self.client.inspect(self.lock.name().as_str()).await;
+                if seen.is_ok_and(|seen| seen.shut.is_none()) {
+                    return true;
+                }
+            }
+            false
+        };
+        if !matches!(signals.unless(opened).await, Ok(true)) {
+            let session = self.lock.current_lease().length();
+            self.output.warn(&format!(
+                "{:?} stays shut until our session is over, at {} at the latest",
+                self.args.name,
+                until(session)
+            ));
         }
     }
 
@@ -244,6 +267,10 @@ fn unanswered(limit: Duration) -> Error {
     let message = format!("the store did not answer within {}", span(limit));
     DriverError::new(ErrorKind::Timeout { phase }, message).into()
 }
+
+/// How long the driver may take to open a name that it kept shut, and how often that is looked at.
+const OPENING: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(50);
 
 /// How long -n waits for the store to say whether a pass is good, as it would for an acquire.
 const ANSWER: Duration = Duration::from_secs(5);

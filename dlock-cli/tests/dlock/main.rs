@@ -12,4 +12,5 @@ mod exec;
 mod home;
 mod loss;
 mod pty;
+mod session;
 mod table;

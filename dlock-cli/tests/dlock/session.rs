@@ -1,0 +1,68 @@
+//! A store whose locks end with the session of their client: ZooKeeper.
+
+use crate::bed::{DLOCK, Desk, at, run, start, until};
+use dlock_conformance::testbed::{ZooKeeperServer, zookeeper::ZooKeeperOptions};
+use nix::sys::signal::Signal;
+use std::{
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
+
+fn url() -> String {
+    static SERVER: OnceLock<ZooKeeperServer> = OnceLock::new();
+    let server =
+        SERVER.get_or_init(|| ZooKeeperServer::start(ZooKeeperOptions::default()).unwrap());
+    server.url()
+}
+
+#[test]
+fn min_hold_keeps_dlock_there_and_the_name_is_open_when_it_ends() {
+    let began = Instant::now();
+    let held = ["-v", "exec", "--min-hold", "2s", "min-hold", "--", "true"];
+    let out = run(at(&url(), &held)).expect(0);
+    assert!(began.elapsed() >= Duration::from_secs(2), "{out:?}");
+    assert!(out.stderr.contains("shut until"), "{out:?}");
+    // The session would have lasted 30 s.
+    run(at(&url(), &["exec", "-w", "10", "min-hold", "--", "true"])).expect(0);
+}
+
+#[test]
+fn a_signal_while_the_name_is_kept_shut_ends_dlock_which_says_until_when() {
+    let desk = Desk::new();
+    let text = format!("echo in >'{}'", desk.text("in"));
+    let held = ["-v", "exec", "--min-hold", "60s", "signalled", "-c", &text];
+    let running = start(at(&url(), &held));
+    desk.line("in");
+    until("the name to be shut", || {
+        running.stderr().contains("shut until")
+    });
+    running.signal(Signal::SIGTERM);
+    let out = running.wait().expect(0);
+    assert!(out.stderr.contains("until our session is over"), "{out:?}");
+}
+
+#[test]
+fn the_lease_is_that_of_the_session() {
+    let desk = Desk::new();
+    let text = format!("echo in >'{}'; exec sleep 600", desk.text("in"));
+    let held = ["exec", "--lease", "2s", "lease", "-c", &text];
+    let holder = start(at(&url(), &held));
+    desk.line("in");
+    holder.signal(Signal::SIGKILL);
+    holder.wait().expect(137);
+    run(at(&url(), &["exec", "-w", "20", "lease", "--", "true"])).expect(0);
+}
+
+#[test]
+fn a_hold_that_would_not_outlive_us_is_refused() {
+    let out = run(at(&url(), &["acquire", "refused"])).expect(64);
+    assert!(out.stderr.contains("use dlock exec"), "{out:?}");
+}
+
+#[test]
+fn the_same_name_inside_enters_again_by_a_session_of_its_own() {
+    let inner = format!("'{DLOCK}' exec -n nested -- echo inside");
+    let out = run(at(&url(), &["exec", "nested", "-c", &inner])).expect(0);
+    assert_eq!(out.stdout, "inside\n");
+    run(at(&url(), &["exec", "-w", "10", "nested", "--", "true"])).expect(0);
+}

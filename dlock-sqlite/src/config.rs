@@ -115,6 +115,10 @@ impl FromStr for SqliteConfig {
                 "sqlite:{path} names no file; for locks inside one process there is memory:NAME"
             )));
         }
+        if path == "~" || path.starts_with("~/") {
+            let message = "sqlite:~ would be a folder of that name, in whatever directory one stands: write the path in full, or ./~ if it is meant";
+            return Err(misuse(message.to_owned()));
+        }
         if path.contains('\0') {
             return Err(misuse("the path in the SQLite URL has a NUL".to_owned()));
         }
@@ -215,6 +219,7 @@ mod tests {
             ("sqlite:a?immutable=true", "mode=rwc and mode=rw"),
             ("sqlite::memory:", "memory:NAME"),
             ("sqlite:", "memory:NAME"),
+            ("sqlite:~/locks.db", "in full"),
             ("sqlite:a%00", "NUL"),
             ("sqlite:%ff", "UTF-8"),
             ("sqlit:a", "sqlite:PATH"),

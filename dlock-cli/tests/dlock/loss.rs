@@ -1,7 +1,7 @@
 //! What happens when the lock is lost while the command runs: it has ended before another can have it.
 
 use crate::bed::{
-    Desk, Net, Running, at, dlock, is_alive, is_free, leader, name, ran, run, start, until,
+    Desk, Net, Out, Running, at, dlock, is_alive, is_free, leader, name, ran, run, start, until,
 };
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,32 @@ fn stubborn(desk: &Desk) -> String {
         desk.text("pid")
     )
 }
+
+/// A command that writes its process id, and ends when it is told to.
+fn obedient(desk: &Desk) -> String {
+    format!(
+        "echo $$ >'{}'; while [ ! -e '{}' ]; do sleep 0.01; done; echo done",
+        desk.text("pid"),
+        desk.text("go")
+    )
+}
+
+/// `dlock exec` with these options, of a command that writes its process id: when it has.
+fn holding(desk: &Desk, lock: &str, options: &[&str], text: &str) -> (Running, String) {
+    let args = [&["exec"], options, &[lock, "-c", text]].concat();
+    let running = start(dlock(&args));
+    (running, desk.line("pid"))
+}
+
+/// Breaks the lock, and waits until its holder has ended for that.
+#[track_caller]
+fn broken(lock: &str, running: Running) -> Out {
+    ran(&["break", "--force", lock]).expect(0);
+    running.wait().expect(75)
+}
+
+/// A lease that a loaded machine can keep, and whose loss is seen in a second.
+const LEASE: [&str; 2] = ["--lease", "3s"];
 
 /// The next holder, whose command looks whether the one before still runs.
 fn next(lock: &str, pid: &str) -> Running {
@@ -29,10 +55,8 @@ fn a_broken_lock_ends_the_command_with_term() {
         "trap 'echo told; exit 3' TERM; echo $$ >'{}'; while :; do sleep 0.02; done",
         desk.text("pid")
     );
-    let running = start(dlock(&["exec", "--lease", "3s", &lock, "-c", &text]));
-    desk.line("pid");
-    ran(&["break", "--force", &lock]).expect(0);
-    let out = running.wait().expect(75);
+    let (running, _) = holding(&desk, &lock, &LEASE, &text);
+    let out = broken(&lock, running);
     assert_eq!(out.stdout, "told\n");
     assert!(out.stderr.contains("is lost"), "{out:?}");
     is_free(&lock);
@@ -41,17 +65,8 @@ fn a_broken_lock_ends_the_command_with_term() {
 #[test]
 fn one_that_ignores_term_is_killed() {
     let (lock, desk) = (name("stubborn"), Desk::new());
-    let running = start(dlock(&[
-        "exec",
-        "--lease",
-        "3s",
-        &lock,
-        "-c",
-        &stubborn(&desk),
-    ]));
-    let pid = desk.line("pid");
-    ran(&["break", "--force", &lock]).expect(0);
-    running.wait().expect(75);
+    let (running, pid) = holding(&desk, &lock, &LEASE, &stubborn(&desk));
+    broken(&lock, running);
     assert!(!is_alive(&pid));
 }
 
@@ -64,10 +79,9 @@ fn what_the_command_left_in_its_group_is_killed_with_it() {
         desk.text("grandchild"),
         desk.text("pid")
     );
-    let running = start(dlock(&["exec", "--lease", "3s", &lock, "-c", &text]));
-    let (grandchild, _) = (desk.line("grandchild"), desk.line("pid"));
-    ran(&["break", "--force", &lock]).expect(0);
-    running.wait().expect(75);
+    let (running, _) = holding(&desk, &lock, &LEASE, &text);
+    let grandchild = desk.line("grandchild");
+    broken(&lock, running);
     until("the grandchild to die", || !is_alive(&grandchild));
 }
 
@@ -81,8 +95,7 @@ fn a_stopped_command_is_ended_too() {
     until("the command to stop", || {
         crate::bed::state(nix::unistd::Pid::from_raw(pid.parse().unwrap())) == 'T'
     });
-    ran(&["break", "--force", &lock]).expect(0);
-    running.wait().expect(75);
+    broken(&lock, running);
     assert!(!is_alive(&pid));
 }
 
@@ -106,16 +119,9 @@ fn when_the_store_is_cut_off_the_command_is_dead_before_the_next_holder_begins()
 #[test]
 fn max_hold_ends_the_command_before_the_next_holder_begins_and_says_so() {
     let (lock, desk) = (name("max"), Desk::new());
-    let running = start(dlock(&[
-        "exec",
-        "--max-hold",
-        "2s",
-        &lock,
-        "-c",
-        &stubborn(&desk),
-    ]));
+    let (running, pid) = holding(&desk, &lock, &["--max-hold", "2s"], &stubborn(&desk));
     let began = Instant::now();
-    let next = next(&lock, &desk.line("pid"));
+    let next = next(&lock, &pid);
     let out = running.wait().expect(75);
     assert!(began.elapsed() < Duration::from_secs(20));
     assert!(
@@ -155,22 +161,8 @@ fn term_comes_the_kill_grace_before_the_end() {
 #[test]
 fn on_lost_warn_lets_it_run_and_still_says_75() {
     let (lock, desk) = (name("warn"), Desk::new());
-    let text = format!(
-        "echo $$ >'{0}'; while [ ! -e '{1}' ]; do sleep 0.01; done; echo done",
-        desk.text("pid"),
-        desk.text("go")
-    );
-    let running = start(dlock(&[
-        "exec",
-        "--lease",
-        "3s",
-        "--on-lost",
-        "warn",
-        &lock,
-        "-c",
-        &text,
-    ]));
-    desk.line("pid");
+    let options = [&LEASE[..], &["--on-lost", "warn"]].concat();
+    let (running, _) = holding(&desk, &lock, &options, &obedient(&desk));
     ran(&["break", "--force", &lock]).expect(0);
     until("the warning", || running.stderr().contains("runs on"));
     std::fs::write(desk.path("go"), "").unwrap();
@@ -180,13 +172,7 @@ fn on_lost_warn_lets_it_run_and_still_says_75() {
 #[test]
 fn the_lock_is_kept_over_many_leases() {
     let (lock, desk) = (name("kept"), Desk::new());
-    let text = format!(
-        "echo $$ >'{0}'; while [ ! -e '{1}' ]; do sleep 0.01; done",
-        desk.text("pid"),
-        desk.text("go")
-    );
-    let running = start(dlock(&["exec", "--lease", "3s", &lock, "-c", &text]));
-    desk.line("pid");
+    let (running, _) = holding(&desk, &lock, &LEASE, &obedient(&desk));
     ran(&["exec", "-w", "10", &lock, "--", "true"]).expect(1);
     std::fs::write(desk.path("go"), "").unwrap();
     running.wait().expect(0);
@@ -196,12 +182,7 @@ fn the_lock_is_kept_over_many_leases() {
 fn a_short_lease_of_the_url_does_not_end_a_command_that_is_well() {
     let (lock, desk) = (name("url-lease"), Desk::new());
     let url = format!("{}?dlock.lease=2s", crate::bed::server().url());
-    let text = format!(
-        "echo $$ >'{0}'; while [ ! -e '{1}' ]; do sleep 0.01; done",
-        desk.text("pid"),
-        desk.text("go")
-    );
-    let running = start(at(&url, &["exec", &lock, "-c", &text]));
+    let running = start(at(&url, &["exec", &lock, "-c", &obedient(&desk)]));
     desk.line("pid");
     ran(&["exec", "-w", "5", &lock, "--", "true"]).expect(1);
     std::fs::write(desk.path("go"), "").unwrap();

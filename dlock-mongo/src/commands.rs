@@ -326,3 +326,23 @@ const LENGTH: usize = 4;
 const ZERO: usize = 1;
 /// Room for what the native client adds.
 const MORE: usize = 128;
+
+#[cfg(test)]
+mod tests {
+    use super::{concern, purge, renew};
+    use dlock_core::{HoldId, Owner, Renew};
+    use mongodb::bson::{DateTime, doc};
+
+    #[test]
+    fn batches_have_a_time_limit_and_a_majority() {
+        let name = "a".parse().unwrap();
+        let entry = Renew::new(name, Owner::from_seed("o"), HoldId::from_bits(1), None);
+        let renew = renew("locks", &[entry.clone(), entry], DateTime::now());
+        for command in [renew, purge("locks", vec!["a".into()])] {
+            assert_eq!(command.get_i64("maxTimeMS"), Ok(1_000));
+            let majority = doc! { "w": "majority", "j": true, "wtimeout": 1_000_i64 };
+            assert_eq!(command.get_document("writeConcern"), Ok(&majority));
+            assert_eq!(concern(), majority);
+        }
+    }
+}

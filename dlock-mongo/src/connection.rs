@@ -10,7 +10,7 @@ use crate::{
     commands::{self, Command},
     config::MongoConfig,
     error,
-    record::batch,
+    record::{Kind, batch},
     sending::{Aim, Carried, Place, Places},
 };
 use dlock_core::{Clock, Instant, Result, ServerClock};
@@ -57,15 +57,6 @@ struct Shared {
     /// How often a member was lost.
     breaks: AtomicUsize,
     closed: AtomicBool,
-}
-
-/// What kind of deployment answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// One server without an oplog: no change streams, and a majority of one.
-    Standalone,
-    /// A replica set, or routers before several.
-    Replicated,
 }
 
 impl Connection {
@@ -273,27 +264,12 @@ impl Connection {
 
     /// Asks what answers, and refuses what could not keep locks.
     pub(crate) async fn greet(&self) -> Result<Kind> {
-        let hello = self.hello().await?;
-        let wire = hello.get_i32("maxWireVersion").unwrap_or_default();
-        if wire < OLDEST {
-            return Err(error::unsupported(format!(
-                "the server is too old (wire version {wire}): dlock needs MongoDB 5.0 or newer"
-            )));
-        }
-        if !hello.get_bool("isWritablePrimary").unwrap_or_default() {
-            return Err(dlock_core::DriverError::unavailable(
-                "this member is no primary: leave out directConnection, or wait for the election to end",
-            ));
-        }
-        let routed = hello.get_str("msg").is_ok_and(|what| what == "isdbgrid");
+        let kind = Kind::of(&self.hello().await?)?;
         self.refuse_unfit().await?;
-        if routed {
+        if kind == Kind::Routed {
             self.refuse_sharded_elsewhere().await?;
         }
-        Ok(match routed || hello.contains_key("setName") {
-            true => Kind::Replicated,
-            false => Kind::Standalone,
-        })
+        Ok(kind)
     }
 
     /// A collection whose settings would void a lock, or lose its counter. What the user may not see is not judged.
@@ -479,12 +455,11 @@ impl Shared {
     }
 }
 
-/// `$$NOW` in projections and `let` in updates: MongoDB 5.0.
-const OLDEST: i32 = 13;
 /// How often the monitors ask each member while nothing changes; a member that does not answer is given up after that and the time to connect.
 const HEARTBEAT: Duration = Duration::from_secs(2);
-/// The native client's own default of 10 is too few for a service with a hundred busy locks; each costs the server a thread.
-const POOL: u32 = 64;
+/// The native client's own default of 10 is too few for a service with a hundred busy locks, of which each waits for a flush of the journal at a
+/// time. They are made as they are needed; each costs the server a thread.
+const POOL: u32 = 128;
 /// What the application's client has where its URL does not say.
 const NATIVE_POOL: u32 = 10;
 /// Of upserts of one name: each time somebody's document is there afterwards, so a second meeting needs a purge in between.

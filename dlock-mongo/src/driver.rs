@@ -4,10 +4,10 @@
 use crate::{
     commands,
     config::MongoConfig,
-    connection::{Connection, Kind},
+    connection::Connection,
     error,
     hints::{Ear, Hints},
-    record::{Record, batch},
+    record::{Kind, Record, batch},
     sending::{Aim, Place},
 };
 use async_trait::async_trait;
@@ -81,7 +81,7 @@ impl MongoDriver {
                 );
                 false
             }
-            Kind::Replicated => Hints::can_be_had(&connection).await?,
+            Kind::Replicated | Kind::Routed => Hints::can_be_had(&connection).await?,
         };
         let mut capabilities = Capabilities::new("mongodb", config.store());
         capabilities.wake = if streams { Wake::Hints } else { Wake::Poll };
@@ -99,7 +99,7 @@ impl MongoDriver {
     fn level(&self) -> &'static str {
         match self.kind {
             Kind::Standalone => "local",
-            Kind::Replicated => "linearizable",
+            Kind::Replicated | Kind::Routed => "linearizable",
         }
     }
 

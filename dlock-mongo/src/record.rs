@@ -1,4 +1,4 @@
-//! What came back: one document at one moment, read and judged as the pipelines judge it.
+//! What came back: one document at one moment, read and judged as the pipelines judge it; and what a server says of itself.
 
 use crate::error;
 use dlock_core::{
@@ -152,6 +152,40 @@ pub(crate) fn batch(reply: &Document) -> Vec<Document> {
     found.filter_map(|one| one.as_document().cloned()).collect()
 }
 
+/// What kind of deployment answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// One server without an oplog: no change streams, and a majority of one.
+    Standalone,
+    /// A replica set.
+    Replicated,
+    /// Routers before several.
+    Routed,
+}
+
+impl Kind {
+    /// Reads the answer to a greeting, and refuses what is too old or no primary.
+    pub(crate) fn of(hello: &Document) -> Result<Self, DriverError> {
+        let wire = hello.get_i32("maxWireVersion").unwrap_or_default();
+        if wire < OLDEST {
+            return Err(error::unsupported(format!(
+                "the server is too old (wire version {wire}): dlock needs MongoDB 5.0 or newer"
+            )));
+        }
+        if !hello.get_bool("isWritablePrimary").unwrap_or_default() {
+            return Err(DriverError::unavailable(
+                "this member is no primary: leave out directConnection, or wait for the election to end",
+            ));
+        }
+        let is_router = hello.get_str("msg").is_ok_and(|what| what == "isdbgrid");
+        Ok(match (is_router, hello.contains_key("setName")) {
+            (true, _) => Self::Routed,
+            (false, true) => Self::Replicated,
+            (false, false) => Self::Standalone,
+        })
+    }
+}
+
 /// An owner as the documents have it.
 pub(crate) fn owner_text(owner: &Owner) -> String {
     owner.expose().hyphenated().to_string()
@@ -178,4 +212,30 @@ pub(crate) fn length(span: Duration) -> i64 {
 
 fn span(millis: i64) -> Duration {
     Duration::from_millis(u64::try_from(millis).unwrap_or(0))
+}
+
+/// `$$NOW` in projections and `let` in updates: MongoDB 5.0.
+const OLDEST: i32 = 13;
+
+#[cfg(test)]
+mod tests {
+    use super::Kind;
+    use dlock_core::ErrorKind;
+    use mongodb::bson::doc;
+
+    #[test]
+    fn a_server_that_is_too_old_or_no_primary_is_refused_and_a_router_is_known() {
+        let kind = |hello| Kind::of(&hello).map_err(|error| error.kind());
+        let old = doc! { "isWritablePrimary": true, "maxWireVersion": 9, "setName": "rs0" };
+        assert_eq!(kind(old), Err(ErrorKind::Unsupported));
+        assert_eq!(kind(doc! {}), Err(ErrorKind::Unsupported));
+        let second = doc! { "isWritablePrimary": false, "maxWireVersion": 17, "setName": "rs0" };
+        assert_eq!(kind(second), Err(ErrorKind::Unavailable));
+        let set = doc! { "isWritablePrimary": true, "maxWireVersion": 13, "setName": "rs0" };
+        assert_eq!(kind(set), Ok(Kind::Replicated));
+        let alone = doc! { "isWritablePrimary": true, "maxWireVersion": 17 };
+        assert_eq!(kind(alone), Ok(Kind::Standalone));
+        let router = doc! { "isWritablePrimary": true, "maxWireVersion": 17, "msg": "isdbgrid" };
+        assert_eq!(kind(router), Ok(Kind::Routed));
+    }
 }

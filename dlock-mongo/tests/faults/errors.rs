@@ -121,6 +121,15 @@ async fn an_error_of_the_server_has_the_class_that_was_meant_and_did_nothing() {
         .map(drop)
         .unwrap_err();
     assert_eq!((error.retry(), error.effect()), (Later, None), "{error:?}");
+    // A label says that it may work soon, whatever the code.
+    t.fail(
+        "findAndModify",
+        doc! { "errorCode": 13, "errorLabels": ["TransientTransactionError"] },
+    )
+    .await;
+    let req = t.acquire("a", SECOND);
+    let error = t.driver.acquire(&req).await.map(drop).unwrap_err();
+    assert_eq!((error.retry(), error.effect()), (Later, None), "{error:?}");
     assert!(t.locks().find_one(doc! {}).await.unwrap().is_none());
     // A meeting of two upserts is not shown to anybody.
     let met = doc! { "keyPattern": { "_id": 1 }, "keyValue": { "_id": "a" } };

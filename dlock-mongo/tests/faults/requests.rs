@@ -5,7 +5,12 @@ use dlock_core::{
     Acquired, Clock, DistributedLock, Effect, ErrorKind, Lane, Renew, Renewed, Retry,
 };
 use dlock_mongo::MongoDriver;
-use mongodb::bson::doc;
+use futures_util::StreamExt;
+use mongodb::{
+    Collection,
+    bson::{Document, doc},
+};
+use std::collections::HashSet;
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
@@ -211,5 +216,65 @@ async fn a_thousand_looks_at_a_slow_server_do_not_hold_up_a_renewal() {
     );
     for look in looks {
         assert!(matches!(look.await.unwrap().unwrap(), Acquired::Held(_)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_command_has_a_time_limit_and_every_write_a_majority() {
+    let t = Testbed::start().await;
+    let off = doc! { "profile": -1 };
+    t.raw.database("admin").run_command(off).await.unwrap();
+    t.database()
+        .run_command(doc! { "profile": 2 })
+        .await
+        .unwrap();
+    let held = [t.acquire("a", SECOND * 30), t.acquire("b", SECOND * 30)];
+    for _ in 0..2 {
+        for req in &held {
+            t.granted(req).await; // the long way, then the short one
+        }
+        let mut looks = t.waits("a", 1).await;
+        looks.look = true;
+        t.held(&looks).await;
+        t.renew(&[&held[0]]).await;
+        t.renew(&[&held[0], &held[1]]).await;
+        t.renew(&[&held[0], &held[1], &t.acquire("c", SECOND)])
+            .await;
+        t.driver.inspect(&held[0].name).await.unwrap();
+        t.driver.list("", None, 10).await.unwrap();
+        t.release(&held[0]).await;
+        t.release(&held[0]).await;
+        t.driver.break_lock(&held[1].name, None).await.unwrap();
+    }
+    let profile: Collection<Document> = t.database().collection("system.profile");
+    let ours = doc! { "command.comment": { "$regex": "^dlock " } };
+    let mut seen = HashSet::new();
+    let mut profiled = profile.find(ours).await.unwrap();
+    while let Some(one) = profiled.next().await {
+        let one = one.unwrap();
+        // Of a batch each statement is profiled alone, without what the command said.
+        if one.get_str("op").is_ok_and(|op| op == "update") {
+            continue;
+        }
+        let command = one.get_document("command").unwrap();
+        let limit = command.get_i64("maxTimeMS").unwrap();
+        assert_eq!(limit, 1_000, "{command}");
+        let what = command.get_str("comment").unwrap().to_owned();
+        match command.get_document("writeConcern") {
+            Ok(concern) => assert_eq!(
+                concern,
+                &doc! { "w": "majority", "j": true, "wtimeout": 1_000_i64 },
+                "{command}"
+            ),
+            Err(_) => assert!(
+                ["dlock look", "dlock list"].contains(&&*what),
+                "{what} writes"
+            ),
+        }
+        seen.insert(what);
+    }
+    let sent = ["acquire", "look", "renew", "list", "release", "break"];
+    for what in sent.map(|what| format!("dlock {what}")) {
+        assert!(seen.contains(&what), "{what}: {seen:?}");
     }
 }

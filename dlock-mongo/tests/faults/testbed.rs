@@ -24,7 +24,7 @@ pub(crate) const SECOND: Duration = Duration::from_secs(1);
 /// A server and a driver of its own.
 pub(crate) struct Testbed {
     pub(crate) driver: Arc<MongoDriver>,
-    raw: Client,
+    pub(crate) raw: Client,
     pub(crate) server: MongoServer,
     drawn: AtomicU64,
 }

@@ -100,3 +100,31 @@ async fn a_look_that_no_release_woke_takes_nothing() {
     t.release(&holder).await;
     t.granted(&looks).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_names_have_one_stream() {
+    let t = Testbed::start().await;
+    let mut hints = t.driver.hints();
+    let names: Vec<_> = (1..=40).map(|at| (format!("n{at}"), at)).collect();
+    let mut held = Vec::new();
+    for (name, ticket) in &names {
+        held.push(t.acquire(name, SECOND * 30));
+        t.granted(&held[held.len() - 1]).await;
+        t.waits(name, *ticket).await;
+    }
+    let admin = t.raw.database("admin");
+    let open = async || {
+        let status = admin.run_command(doc! { "serverStatus": 1 }).await.unwrap();
+        let metrics = status.get_document("metrics").unwrap();
+        let cursors = metrics.get_document("cursor").unwrap();
+        let open = cursors.get_document("open").unwrap();
+        open.get_i64("total").unwrap()
+    };
+    // Those that it replaced end at their next look.
+    t.until(async || open().await == 1).await;
+    for req in held.iter().rev() {
+        t.release(req).await;
+        assert_eq!(hints.next().await, Some(Hint::Free(req.name.clone())));
+    }
+    assert_eq!(open().await, 1);
+}

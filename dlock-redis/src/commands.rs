@@ -1,8 +1,8 @@
 //! All requests on the wire and what the answers mean. What the scripts do is in `scripts`.
 
 use dlock_core::{Acquire, Broken, FencingToken, HoldId, Holds, Owner, Release, Renew, Ticket};
-use redis::{Cmd, Value};
-use std::{fmt::Write as _, time::Duration};
+use redis::{Cmd, RedisWrite, Value};
+use std::time::Duration;
 
 use crate::{
     config::Keys,
@@ -25,20 +25,23 @@ pub(crate) fn acquire(
     cmd.arg(keys.ends()).arg(keys.token());
     cmd.arg(&owner_field(&req.owner)[..])
         .arg(&hold_field(req.hold)[..]);
-    cmd.arg(millis(req.lease.length()))
-        .arg(micros(not_after))
-        .arg(format!("= {}", req.note));
+    cmd.arg(millis(req.lease.length())).arg(micros(not_after));
+    cmd.write_arg_fmt(format_args!("= {}", req.note));
     // What is not there is left out: arguments are what a request costs most.
     if req.line.is_some() || req.next.is_some() || req.join.is_some() {
-        let mut stands = req.line.map(|it| ticket(channel, it)).unwrap_or_default();
-        if let (Some(_), Some(Place(place))) = (req.line, place) {
-            // Writing to a string cannot fail.
-            let _ = write!(stands, " {place}");
+        match (req.line, place) {
+            (Some(it), Some(Place(place))) => {
+                cmd.write_arg_fmt(format_args!("{channel}:{it} {place}"));
+            }
+            (Some(it), None) => write_ticket(&mut cmd, channel, it),
+            (None, _) => drop(cmd.arg("")),
         }
-        cmd.arg(stands);
     }
     if req.next.is_some() || req.join.is_some() {
-        cmd.arg(req.next.map(|it| ticket(channel, it)).unwrap_or_default());
+        match req.next {
+            Some(it) => write_ticket(&mut cmd, channel, it),
+            None => drop(cmd.arg("")),
+        }
     }
     if let Some(token) = req.join {
         cmd.arg(token.0);
@@ -51,7 +54,7 @@ pub(crate) fn leave(keys: &Keys, left: Option<(&str, Ticket)>) -> Cmd {
     let mut cmd = LEAVE.call(3, 1);
     cmd.arg(keys.record()).arg(keys.line()).arg(keys.ends());
     if let Some((channel, it)) = left {
-        cmd.arg(ticket(channel, it));
+        write_ticket(&mut cmd, channel, it);
     }
     cmd
 }
@@ -112,8 +115,8 @@ pub(crate) fn scan(cursor: u64, pattern: &str, count: usize) -> Cmd {
 }
 
 /// Whoever has it knows where its client listens.
-fn ticket(channel: &str, ticket: Ticket) -> String {
-    format!("{channel}:{ticket}")
+fn write_ticket(cmd: &mut Cmd, channel: &str, ticket: Ticket) {
+    cmd.write_arg_fmt(format_args!("{channel}:{ticket}"));
 }
 
 fn owner_field(owner: &Owner) -> [u8; 38] {

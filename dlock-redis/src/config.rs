@@ -2,7 +2,7 @@
 
 use crate::error;
 use dlock_core::{DriverError, ErrorKind, LockName, Result};
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisWrite, ToRedisArgs};
 use std::{fmt, fmt::Write as _, str::FromStr, time::Duration};
 use url::form_urlencoded;
 
@@ -265,16 +265,32 @@ impl Keys {
         &self.0
     }
 
-    pub(crate) fn token(&self) -> String {
-        [&self.0, ":token"].concat()
+    pub(crate) fn token(&self) -> Beside<'_> {
+        Beside(&self.0, ":token")
     }
 
-    pub(crate) fn line(&self) -> String {
-        [&self.0, ":line"].concat()
+    pub(crate) fn line(&self) -> Beside<'_> {
+        Beside(&self.0, ":line")
     }
 
-    pub(crate) fn ends(&self) -> String {
-        [&self.0, ":ends"].concat()
+    pub(crate) fn ends(&self) -> Beside<'_> {
+        Beside(&self.0, ":ends")
+    }
+}
+
+/// A key that stands beside the record: written into a request without a string of its own.
+pub(crate) struct Beside<'a>(&'a str, &'static str);
+
+impl fmt::Display for Beside<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)?;
+        f.write_str(self.1)
+    }
+}
+
+impl ToRedisArgs for Beside<'_> {
+    fn write_redis_args<W: RedisWrite + ?Sized>(&self, out: &mut W) {
+        out.write_arg_fmt(self);
     }
 }
 
@@ -312,9 +328,9 @@ mod tests {
         for (name, key) in table {
             let keys = prefix().keys(&LockName::new(name).unwrap());
             assert_eq!(keys.record(), key);
-            assert_eq!(keys.token(), format!("{key}:token"));
-            assert_eq!(keys.line(), format!("{key}:line"));
-            assert_eq!(keys.ends(), format!("{key}:ends"));
+            assert_eq!(keys.token().to_string(), format!("{key}:token"));
+            assert_eq!(keys.line().to_string(), format!("{key}:line"));
+            assert_eq!(keys.ends().to_string(), format!("{key}:ends"));
             assert_eq!(prefix().name(key).unwrap().as_str(), name);
         }
     }

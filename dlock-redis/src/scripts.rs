@@ -41,7 +41,7 @@ impl Lua {
     }
 
     pub(crate) fn call(&self, keys: usize, arguments: usize) -> Cmd {
-        let mut cmd = Cmd::with_capacity(3 + keys + arguments, 128 + 64 * (keys + arguments));
+        let mut cmd = Cmd::with_capacity(3 + keys + arguments, 64 + 32 * (keys + arguments));
         cmd.arg("EVALSHA").arg(self.hash.as_str()).arg(keys);
         cmd
     }

@@ -38,6 +38,24 @@ async fn a_client_has_one_channel_whatever_it_waits_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_client_has_one_connection_for_commands_and_one_for_pushes() {
+    let t = Testbed::start().await;
+    for number in 1..=20 {
+        let name = format!("n{number}");
+        t.granted(&t.acquire(&name, SECOND * 30)).await;
+        t.held(&t.in_line(&name, SECOND * 30, number)).await;
+    }
+    t.until(async || {
+        let listed = t.server.command(&["CLIENT", "LIST"]).unwrap();
+        let text = listed.text().unwrap();
+        // Besides the one that asks.
+        let of = |what| text.lines().filter(|line| line.contains(what)).count();
+        (text.lines().count(), of(" sub=1 "), of(" sub=0 ")) == (3, 1, 2)
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_stopped_reading_hints_is_given_no_turns() {
     let t = Testbed::start().await;
     let hints = t.driver.hints();

@@ -110,12 +110,34 @@ impl Bed {
     /// A process with so many clients, each of which waits in line.
     pub(crate) async fn waiters(&self, count: i64, lease: Duration) -> Outcome<Worker> {
         let before = self.standing()?;
-        let (url, count_said) = (self.server.url(), count.to_string());
-        let lease = lease.as_millis().to_string();
-        let args = [("url", &*url), ("count", &*count_said), ("lease", &*lease)];
+        let worker = self.worker(count, lease, Duration::ZERO).await?;
+        self.until_standing(before + count).await?;
+        Ok(worker)
+    }
+
+    /// A process with a client that has it and keeps it.
+    pub(crate) async fn holder(&self, lease: Duration) -> Outcome<Worker> {
+        let worker = self.worker(1, lease, LIMIT * 100).await?;
+        // It may have said that it is inside before it said that it asked.
+        let began = Instant::now();
+        while self.say(&["EXISTS", "dlock:{a}"])? == 0 {
+            ensure!(began.elapsed() < LIMIT, "it does not get in");
+            tokio::time::sleep(MILLI).await;
+        }
+        Ok(worker)
+    }
+
+    async fn worker(&self, count: i64, lease: Duration, stay: Duration) -> Outcome<Worker> {
+        let [lease, stay] = [lease, stay].map(|span| span.as_millis().to_string());
+        let (url, count) = (self.server.url(), count.to_string());
+        let args = [
+            ("url", &*url),
+            ("count", &*count),
+            ("lease", &*lease),
+            ("stay", &*stay),
+        ];
         let mut worker = Worker::spawn("wait", &args)?;
         worker.expect("asked", LIMIT).await?;
-        self.until_standing(before + count).await?;
         Ok(worker)
     }
 
@@ -159,6 +181,7 @@ async fn connect_all(url: &str, count: usize, lease: Duration) -> Outcome<Vec<Cl
 /// What a worker process does.
 pub(crate) async fn work(job: &Job) -> Outcome {
     let lease = Duration::from_millis(job.arg("lease")?.parse()?);
+    let stay = Duration::from_millis(job.arg("stay")?.parse()?);
     let count = job.arg("count")?.parse()?;
     let clients = connect_all(job.arg("url")?, count, lease).await?;
     for client in &clients {
@@ -166,6 +189,7 @@ pub(crate) async fn work(job: &Job) -> Outcome {
         drop(tokio::spawn(async move {
             while let Ok(guard) = lock.acquire().await {
                 let inside = worker::say("inside");
+                tokio::time::sleep(stay).await;
                 let released = guard.release().await;
                 let outside = worker::say("outside");
                 if inside.is_err() || outside.is_err() || released.is_err() {

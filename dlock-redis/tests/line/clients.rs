@@ -4,7 +4,6 @@ use crate::{
     bed::{ACCEPT, Bed, LIMIT, MARGIN, MILLI, NAME, Outcome, SECOND, Storm, ensure},
     soak, trial,
 };
-use dlock_core::Lock;
 use libtest_mimic::Trial;
 use std::{
     future::poll_fn,
@@ -35,7 +34,12 @@ pub(crate) fn trials() -> Vec<Trial> {
             "twenty_stopped_at_the_head_cost_one_entry_deadline_together",
             || stopped(20),
         ),
+        trial("a_holder_that_is_killed_costs_its_lease", holder),
         trial("a_wait_dropped_at_any_await_leaves_nothing", dropped),
+        trial(
+            "a_release_dropped_at_any_await_is_done_all_the_same",
+            released,
+        ),
         trial(
             "waiters_that_give_up_at_any_time_are_in_nobodys_way",
             || gives_up(8, SECOND * 3),
@@ -206,7 +210,10 @@ async fn dropped() -> Outcome {
         ensure!(polls < 200, "never got it");
         let guard = held.acquire_within(SECOND).await?;
         let waiting = waits.clone();
-        let waiting = tokio::spawn(async move { after_polls(&waiting, polls).await });
+        let waiting = tokio::spawn(async move {
+            let got = after_polls(waiting.acquire(), polls).await;
+            got.is_some_and(|got| got.is_ok())
+        });
         // Refused, it stands; then it is its turn, unless it is gone.
         for _ in 0..40 {
             if waiting.is_finished() || bed.standing()? == 1 {
@@ -238,23 +245,71 @@ async fn dropped() -> Outcome {
     Ok(())
 }
 
-/// Whether it was acquired before so many polls were over.
-async fn after_polls(lock: &Lock, polls: usize) -> bool {
-    let mut waiting = pin!(lock.acquire());
+/// What came of it, if it was over before so many polls were.
+async fn after_polls<T>(work: impl Future<Output = T>, polls: usize) -> Option<T> {
+    let mut work = pin!(work);
     let mut left = polls;
     poll_fn(|context| {
-        if left == 0 {
-            return Poll::Ready(false);
-        }
         left -= 1;
-        match waiting.as_mut().poll(context) {
-            Poll::Ready(guard) => Poll::Ready(guard.is_ok()),
-            // The next poll finds none left.
-            Poll::Pending if left == 0 => Poll::Ready(false),
+        match work.as_mut().poll(context) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending if left == 0 => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         }
     })
     .await
+}
+
+/// The lease is half a minute: whoever comes next does not wait for it.
+async fn released() -> Outcome {
+    let bed = Bed::start()?;
+    let clients = bed.clients(2, SECOND * 30).await?;
+    let (held, next) = (clients[0].lock(NAME)?, clients[1].lock(NAME)?);
+    let (mut polls, mut done) = (0, false);
+    while !done {
+        polls += 1;
+        ensure!(polls < 200, "never released");
+        let guard = held.acquire_within(LIMIT).await?;
+        done = after_polls(guard.release(), polls).await.is_some();
+        let began = Instant::now();
+        next.acquire_within(LIMIT).await?.release().await?;
+        let took = began.elapsed();
+        ensure!(
+            took < SECOND * 5,
+            "after {polls} polls the next acquire took {took:?}"
+        );
+        while clients.iter().any(|client| client.unsettled() > 0) {
+            tokio::time::sleep(MILLI).await;
+        }
+        let keys = bed.say(&["EXISTS", "dlock:{a}", "dlock:{a}:line", "dlock:{a}:ends"])?;
+        ensure!(keys == 0, "after {polls} polls something is left");
+    }
+    println!("a release was dropped at each of {} awaits", polls - 1);
+    ensure!(polls > 1, "it was not dropped while it was under way");
+    Ok(())
+}
+
+/// Its lease was renewed until then; what is left of it is what its death costs.
+async fn holder() -> Outcome {
+    let bed = Bed::start()?;
+    let next = bed.client(SECOND * 30).await?;
+    let mut inside = bed.holder(MILLI * 1_500).await?;
+    let waiting = bed.stand(&next).await?;
+    inside.kill_9().await?;
+    let began = Instant::now();
+    let left = u64::try_from(bed.say(&["PTTL", "dlock:{a}"])?.max(0))?;
+    let left = Duration::from_millis(left);
+    let (guard, at) = waiting.await??;
+    let free = (at - began).checked_sub(left);
+    println!("holder killed with {left:?} left: free for {free:?}");
+    // A rest is told in whole milliseconds. The first in line knows when the lease ends, though a look is two seconds away.
+    ensure!(at - began + MILLI >= left, "two inside");
+    ensure!(
+        free.unwrap_or_default() < MARGIN * 2,
+        "free for {free:?} after {left:?}"
+    );
+    guard.release().await?;
+    Ok(())
 }
 
 /// So few hold that a turn comes about when its waiter gives up.

@@ -221,13 +221,13 @@ impl Testbed {
     }
 
     pub(super) async fn until(&self, what: &str, holds: impl AsyncFn(&Self) -> bool) {
-        for _ in 0..1_000 {
+        for _ in 0..6_000 {
             if holds(self).await {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        panic!("not within some seconds: {what}");
+        panic!("not within half a minute: {what}");
     }
 }
 

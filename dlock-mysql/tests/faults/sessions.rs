@@ -4,12 +4,17 @@ use super::{
     SECOND,
     bed::{Testbed, run},
 };
-use dlock_core::{Acquired, Broken, DistributedLock, DriverError, Effect, ErrorKind, Lane, Retry};
+use dlock_core::{
+    Acquired, Broken, Client, DistributedLock, DriverError, Effect, ErrorKind, Lane, Retry,
+};
 use dlock_mysql::{
     MysqlDriver,
     sqlx::{Connection, MySqlConnection},
 };
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_connection_is_replaced_whatever_it_was_for() {
@@ -70,6 +75,57 @@ async fn a_killed_connection_is_replaced_whatever_it_was_for() {
             assert!(tries < 3, "{step}: one failed attempt closes what is dead");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_killed_again_and_again_let_nobody_in_beside_another() {
+    let t = Testbed::start(&[]).await;
+    let (inside, over) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let (last, cycles) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let mut workers = Vec::new();
+    for _ in 0..6 {
+        let driver = MysqlDriver::connect(&t.server.url()).await.unwrap();
+        let client = Client::builder(Arc::new(driver) as Arc<dyn DistributedLock>);
+        let lock = client.build().unwrap().lock("one").unwrap();
+        let lock = lock.kept_lease(SECOND * 30).unwrap();
+        let (inside, over) = (Arc::clone(&inside), Arc::clone(&over));
+        let (last, cycles) = (Arc::clone(&last), Arc::clone(&cycles));
+        workers.push(tokio::spawn(async move {
+            while !over.load(Ordering::Relaxed) {
+                // What was not answered is settled behind the back of whoever asked.
+                let Ok(guard) = lock.acquire().await else {
+                    continue;
+                };
+                assert!(!inside.swap(true, Ordering::SeqCst), "two were inside");
+                let token = guard.token().0;
+                assert!(last.swap(token, Ordering::SeqCst) < token, "tokens grow");
+                tokio::task::yield_now().await;
+                inside.store(false, Ordering::SeqCst);
+                cycles.fetch_add(1, Ordering::Relaxed);
+                drop(guard.release().await);
+            }
+        }));
+    }
+    for round in 1..=20 {
+        t.until("somebody was inside again", async |_: &Testbed| {
+            cycles.load(Ordering::Relaxed) >= round * 5
+        })
+        .await;
+        t.kill_all().await;
+    }
+    over.store(true, Ordering::Relaxed);
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    t.until("nobody is left inside", async |t: &Testbed| {
+        // The first may meet its killed session.
+        let shown = t.driver.inspect(&t.name("one")).await;
+        shown.is_ok_and(|shown| shown.holders.is_empty())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -21,22 +21,9 @@ struct Class {
     advice: &'static str,
 }
 
-const fn row(
-    code: i32,
-    kind: ErrorKind,
-    retry: Retry,
-    effect: Effect,
-    reopen: bool,
-    advice: &'static str,
-) -> Class {
-    Class {
-        code,
-        kind,
-        retry,
-        effect,
-        reopen,
-        advice,
-    }
+#[rustfmt::skip]
+const fn row(code: i32, kind: ErrorKind, retry: Retry, effect: Effect, reopen: bool, advice: &'static str) -> Class {
+    Class { code, kind, retry, effect, reopen, advice }
 }
 
 /// A statement is a transaction: refused before its commit, it did nothing. Where the file itself failed, nobody can tell.
@@ -56,7 +43,7 @@ const TABLE: [Class; 19] = {
         row(10, Unavailable, Later, Unknown, true, "the disk or the file system failed under the lock file: see the kernel's log, and the limit of file sizes (ulimit -f)"),
         row(11, Unavailable, Never, Unknown, true, "the lock file is damaged: stop everybody who uses it, delete it and its -wal and -shm, and start again"),
         row(13, Unavailable, Later, None, false, "the disk of the lock file is full: make room; what is held stays held until its lease is over"),
-        row(14, Unavailable, Later, None, true, "the lock file or its -wal or -shm cannot be opened: is the directory still there, writable, and is a descriptor left?"),
+        row(14, Unavailable, Later, None, true, "the lock file or its -wal or -shm cannot be opened: is the directory still there, may this user write it and all three, and is a descriptor left?"),
         row(15, Unavailable, Later, None, true, "the processes that use the lock file get in each other's way"),
         row(17, Unavailable, Now, None, true, "the schema of the lock file has just changed"),
         row(19, Unavailable, Never, None, false, "BUG: a row breaks the schema of the lock file; please report it"),

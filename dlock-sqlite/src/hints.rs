@@ -290,7 +290,12 @@ impl Shared {
         let mode = self.mode | (self.mode & 0o444) >> 2;
         let folder = fs::DirBuilder::new().mode(mode).create(&self.folder);
         match folder {
-            Ok(()) => fs::set_permissions(&self.folder, fs::Permissions::from_mode(mode))?,
+            Ok(()) => {
+                // Where the database's folder gives its group to what is made in it, this one does too.
+                let passed_on = fs::metadata(&self.folder)?.permissions().mode() & 0o2000;
+                let mode = fs::Permissions::from_mode(mode | passed_on);
+                fs::set_permissions(&self.folder, mode)?;
+            }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
@@ -397,7 +402,7 @@ mod tests {
     use super::{Ear, FILES, Hints, file_of};
     use dlock_core::{Hint, LockName, Ticket};
     use futures_util::StreamExt;
-    use std::{fs, num::NonZeroU64};
+    use std::{fs, num::NonZeroU64, os::unix::fs::PermissionsExt, path::Path};
 
     fn name(text: &str) -> LockName {
         LockName::new(text).unwrap()
@@ -416,6 +421,21 @@ mod tests {
             .map(|i| file_of(&name(&i.to_string())))
             .collect();
         assert_eq!(used.len(), FILES);
+    }
+
+    #[tokio::test]
+    async fn the_group_of_the_folder_is_that_of_the_wake_files_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o2770)).unwrap();
+        let database = folder.path().join("locks.db");
+        fs::write(&database, "").unwrap();
+        fs::set_permissions(&database, fs::Permissions::from_mode(0o660)).unwrap();
+        let hints = Hints::new(&database, true);
+        assert_eq!(hints.listen(&name("a"), ticket(1)), Ear::New);
+        assert_eq!(mode(&folder.path().join("locks.db.wake")), 0o2770);
+        let file = hints.shared.path(file_of(&name("a")));
+        assert_eq!(mode(&file), 0o660);
     }
 
     #[tokio::test]

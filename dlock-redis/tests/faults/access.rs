@@ -91,12 +91,7 @@ async fn an_applications_own_client_is_enough() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_right_to_the_channels_waiters_only_look() {
-    let mut t = Testbed::start().await;
-    let mut rights = rights();
-    rights.retain(|word| *word != "&dlock:c:*");
-    t.server.command(&rights).unwrap();
-    let url = t.server.url().replace("redis://", "redis://locker:secret@");
-    t.driver = Arc::new(RedisDriver::connect(&url).await.unwrap());
+    let t = without("&dlock:c:*").await;
     let holder = t.acquire("a", SECOND * 30);
     t.granted(&holder).await;
     let waiter = t.in_line("a", SECOND * 30, 1);
@@ -108,12 +103,7 @@ async fn without_the_right_to_the_channels_waiters_only_look() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_right_to_redissons_channels_what_is_done_is_done() {
-    let mut t = Testbed::start().await;
-    let mut rights = rights();
-    rights.retain(|word| !word.starts_with("&redisson"));
-    t.server.command(&rights).unwrap();
-    let url = t.server.url().replace("redis://", "redis://locker:secret@");
-    t.driver = Arc::new(RedisDriver::connect(&url).await.unwrap());
+    let t = without("&redisson_lock__channel:dlock:*").await;
     let holder = t.acquire("a", SECOND * 30);
     t.granted(&holder).await;
     assert!(matches!(t.release(&holder).await, Released::Freed));
@@ -136,12 +126,7 @@ async fn without_the_right_to_redissons_channels_what_is_done_is_done() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_right_that_a_script_lacks_is_named_and_what_it_had_done_can_be_given_back() {
-    let mut t = Testbed::start().await;
-    let mut rights = rights();
-    rights.retain(|word| *word != "+pexpire");
-    t.server.command(&rights).unwrap();
-    let url = t.server.url().replace("redis://", "redis://locker:secret@");
-    t.driver = Arc::new(RedisDriver::connect(&url).await.unwrap());
+    let t = without("+pexpire").await;
     let req = t.acquire("a", SECOND * 30);
     let error = t.driver.acquire(&req).await.unwrap_err();
     assert!(error.to_string().contains("ACL"), "{error}");
@@ -156,12 +141,7 @@ async fn a_right_that_a_script_lacks_is_named_and_what_it_had_done_can_be_given_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_right_to_subscribe_waiters_look_and_a_close_waits_for_nothing() {
-    let mut t = Testbed::start().await;
-    let mut rights = rights();
-    rights.retain(|word| *word != "+subscribe");
-    t.server.command(&rights).unwrap();
-    let url = t.server.url().replace("redis://", "redis://locker:secret@");
-    t.driver = Arc::new(RedisDriver::connect(&url).await.unwrap());
+    let t = without("+subscribe").await;
     let holder = t.acquire("a", SECOND * 30);
     t.granted(&holder).await;
     let waiter = t.in_line("a", SECOND * 30, 1);
@@ -189,10 +169,7 @@ async fn without_the_right_to_subscribe_waiters_look_and_a_close_waits_for_nothi
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_rights_in_the_readme_are_enough_for_everything() {
-    let mut t = Testbed::start().await;
-    t.server.command(&rights()).unwrap();
-    let url = t.server.url().replace("redis://", "redis://locker:secret@");
-    t.driver = Arc::new(RedisDriver::connect(&url).await.unwrap());
+    let t = without("").await;
     let mut hints = t.driver.hints();
     let first = t.acquire("a", SECOND * 30);
     t.granted(&first).await;
@@ -226,6 +203,17 @@ async fn the_rights_in_the_readme_are_enough_for_everything() {
     t.granted(&waiter).await;
     t.driver.leave(&waiter.name, ticket(2)).await.unwrap();
     assert_eq!(t.inspect("a").await.waiters, Some(0));
+}
+
+/// A driver of a user who has the rights in the README but that one.
+async fn without(right: &str) -> Testbed {
+    let mut t = Testbed::start().await;
+    let mut rights = rights();
+    rights.retain(|word| *word != right);
+    t.server.command(&rights).unwrap();
+    let url = t.server.url().replace("redis://", "redis://locker:secret@");
+    t.driver = Arc::new(RedisDriver::connect(&url).await.unwrap());
+    t
 }
 
 /// The line of the README, in words.

@@ -88,7 +88,7 @@ async fn a_hold_past_its_end_is_gone_for_everybody() {
         2,
         "the ghost is not counted"
     );
-    t.driver.break_lock(&t.name("a"), None).await.unwrap();
+    t.breaks("a", None).await;
     let lapsing = t.acquire("a", Duration::from_millis(100));
     let lapsed = t.granted(&lapsing).await;
     assert!(lapsed.token > first.token);
@@ -313,14 +313,11 @@ async fn a_kept_name_is_shut_for_all_until_the_longest_keep_of_its_incarnation()
     let shown = t.inspect("a").await;
     assert!(shown.holders.is_empty() && shown.shut.unwrap() > SECOND * 19);
     assert!(matches!(
-        t.driver
-            .break_lock(&t.name("a"), Some(FencingToken(1)))
-            .await
-            .unwrap(),
+        t.breaks("a", Some(1)).await,
         Broken::Changed { token: None }
     ));
     assert!(matches!(
-        t.driver.break_lock(&t.name("a"), None).await.unwrap(),
+        t.breaks("a", None).await,
         Broken::Freed { token: None }
     ));
     let crashed = t.acquire("a", Duration::from_millis(150));
@@ -337,10 +334,7 @@ async fn a_kept_name_is_shut_for_all_until_the_longest_keep_of_its_incarnation()
 #[tokio::test(flavor = "multi_thread")]
 async fn break_frees_the_incarnation_named_or_nothing() {
     let t = Testbed::start().await;
-    assert!(matches!(
-        t.driver.break_lock(&t.name("a"), None).await.unwrap(),
-        Broken::WasFree
-    ));
+    assert!(matches!(t.breaks("a", None).await, Broken::WasFree));
     let req = t.acquire("a", SECOND * 30);
     let token = t.granted(&req).await.token;
     let other = token.map(|token| FencingToken(token.0 + 1));

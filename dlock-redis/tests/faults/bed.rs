@@ -2,8 +2,8 @@
 
 use dlock_conformance::testbed::{RedisServer, ServerProcess, redis::RedisOptions};
 use dlock_core::{
-    Acquire, Acquired, Clock, DistributedLock, DriverError, Grant, Held, HoldId, Lane, Lease,
-    LockName, Owner, Release, Released, Renew, Renewed, Snapshot, Ticket,
+    Acquire, Acquired, Broken, Clock, DistributedLock, DriverError, FencingToken, Grant, Held,
+    HoldId, Lane, Lease, LockName, Owner, Release, Released, Renew, Renewed, Snapshot, Ticket,
 };
 use dlock_redis::RedisDriver;
 use redis::{AsyncCommands, aio::MultiplexedConnection};
@@ -119,6 +119,12 @@ impl Testbed {
             .await
             .unwrap();
         answers.into_iter().map(Result::ok).collect()
+    }
+
+    pub(crate) async fn breaks(&self, name: &str, only: Option<u64>) -> Broken {
+        let only = only.map(FencingToken);
+        let broken = self.driver.break_lock(&self.name(name), only).await;
+        broken.unwrap()
     }
 
     pub(crate) async fn inspect(&self, name: &str) -> Snapshot {

@@ -2,8 +2,7 @@
 
 use crate::bed::{SECOND, Testbed};
 use dlock_core::{
-    Acquired, Broken, DistributedLock, Effect, ErrorKind, FencingToken, Fingerprint, Released,
-    Retry,
+    Acquired, Broken, DistributedLock, Effect, ErrorKind, Fingerprint, Released, Retry,
 };
 use redis::AsyncCommands;
 
@@ -20,10 +19,7 @@ async fn a_redisson_holder_excludes_and_is_excluded() {
     let shown = t.inspect("a").await;
     assert_eq!((shown.holders.len(), shown.holds, shown.age), (1, 2, None));
     assert!(matches!(
-        t.driver
-            .break_lock(&t.name("a"), Some(FencingToken(1)))
-            .await
-            .unwrap(),
+        t.breaks("a", Some(1)).await,
         Broken::Changed { token: None }
     ));
     assert!(matches!(
@@ -37,7 +33,7 @@ async fn a_redisson_holder_excludes_and_is_excluded() {
         "without an end"
     );
     assert!(matches!(
-        t.driver.break_lock(&t.name("a"), None).await.unwrap(),
+        t.breaks("a", None).await,
         Broken::Freed { token: None }
     ));
     // What Redisson looks at: the key exists and has no field of its own; its end is the key's.

@@ -169,13 +169,24 @@ impl Session {
         Err(contended())
     }
 
+    /// Who sits there: what the look says that was sent when the one ahead left, if that was just now, or another one.
+    async fn line(&self, mine: &Mine, folder: &str) -> Result<Line, Native> {
+        let early = mine.early.as_ref();
+        if let Some(early) = early.and_then(|early| early.take(self.clock.now()))
+            && let Ok(line) = early.await
+        {
+            return Ok(line);
+        }
+        look(&self.client, folder).await
+    }
+
     /// Looks from a seat that it has: in the same flight the node is told whose it is now, if it was another's.
     async fn look(self: &Arc<Self>, req: &Acquire, mine: &Mine, entered: Instant) -> Result<Step> {
         let (folder, Some(node)) = (self.root.folder(&req.name), &mine.node) else {
             return Ok(Step::Anew);
         };
         if mine.hold == req.hold && mine.owner == req.owner {
-            let line = look(&self.client, &folder).await.map_err(unanswered)?;
+            let line = self.line(mine, &folder).await.map_err(unanswered)?;
             return self.judge(req, mine.id, &line, entered).await;
         }
         let told = Mine {
@@ -188,7 +199,7 @@ impl Session {
         let written = self
             .client
             .set_data(&path, &told.record(Use::Waits).encode(), node.version);
-        let (written, line) = futures_util::join!(written, look(&self.client, &folder));
+        let (written, line) = futures_util::join!(written, self.line(mine, &folder));
         match written {
             Ok(stat) => {
                 self.seats.change(mine.id, |mine| {
@@ -441,6 +452,7 @@ impl Mine {
             waits: false,
             own: None,
             ahead: None,
+            early: None,
             swept: false,
         }
     }

@@ -7,7 +7,7 @@ use crate::{
     commands::{look_now, token},
     connection::Session,
     error::is_open,
-    seats::{Mine, Node, Phase, Watch},
+    seats::{Early, Mine, Node, Phase, Watch},
 };
 use dlock_core::Hint;
 use futures_core::stream::BoxStream;
@@ -145,11 +145,21 @@ impl Session {
                 self.seats.change(seat, |mine| mine.own = None);
             }
             (Of::Ahead, _) => {
-                self.seats.change(seat, |mine| mine.ahead = None);
-                if matches!(mine.phase, Phase::Waits(_)) {
-                    let until = self.clock.now() + mine.accept;
-                    self.seats
-                        .change(seat, |mine| mine.phase = Phase::Waits(Some(until)));
+                let now = self.clock.now();
+                let waits = matches!(mine.phase, Phase::Waits(_));
+                let early =
+                    waits.then(|| Early::send(now, &self.client, self.root.folder(&mine.name)));
+                let told = self.seats.change(seat, |seat| {
+                    seat.ahead = None;
+                    // Unless a look came at the same time and found it inside: a hold never becomes a turn again.
+                    let waits = matches!(seat.phase, Phase::Waits(_));
+                    if waits {
+                        seat.phase = Phase::Waits(Some(now + seat.accept));
+                        seat.early = early;
+                    }
+                    waits
+                });
+                if told == Some(true) {
                     self.turn(&mine);
                 }
             }

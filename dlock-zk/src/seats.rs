@@ -1,14 +1,23 @@
 //! What a session knows of its own seats: the servers keep nodes, and neither ends of holds nor tickets.
 
-use crate::commands::{Record, Use};
+use crate::{
+    commands::{Record, Use, look},
+    line::Line,
+};
 use dlock_core::{FencingToken, HoldId, Instant, LockName, Note, Owner, Ticket};
-use futures_util::future::AbortHandle;
+use futures_util::{
+    FutureExt,
+    future::{AbortHandle, BoxFuture},
+};
 use std::{
     collections::HashMap,
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Waker},
     time::Duration,
 };
 use tokio::sync::Notify;
+use zookeeper_client::{Client, Error as Native};
 
 /// One seat of ours, from before its request is sent until it is known to be gone.
 #[derive(Clone, Debug)]
@@ -34,6 +43,8 @@ pub(crate) struct Mine {
     /// The watch on it, and the one on the seat ahead.
     pub(crate) own: Option<Watch>,
     pub(crate) ahead: Option<Watch>,
+    /// Sent when the one ahead left.
+    pub(crate) early: Option<Arc<Early>>,
     /// Somebody is tidying it up.
     pub(crate) swept: bool,
 }
@@ -52,6 +63,42 @@ pub(crate) struct Node {
 pub(crate) struct Watch {
     pub(crate) file: String,
     pub(crate) handle: AbortHandle,
+}
+
+/// A look that was sent before anybody asked for it: its answer travels while the wake-up does.
+pub(crate) struct Early {
+    sent: Instant,
+    line: Mutex<Option<BoxFuture<'static, Result<Line, Native>>>>,
+}
+
+impl Early {
+    /// Sends it now.
+    pub(crate) fn send(now: Instant, client: &Client, folder: String) -> Arc<Self> {
+        let client = client.clone();
+        let mut looking = async move { look(&client, &folder).await }.boxed();
+        // Its first poll sends the request.
+        let mut context = Context::from_waker(Waker::noop());
+        let line = looking.as_mut().poll(&mut context).is_pending();
+        Arc::new(Self {
+            sent: now,
+            line: Mutex::new(line.then_some(looking)),
+        })
+    }
+
+    /// The answer, once, and only soon: what it shows is past. Nobody comes in before a seat later, so that it is the first stays true for as
+    /// long as the seat is there, which its session and the watch on it say.
+    pub(crate) fn take(&self, now: Instant) -> Option<BoxFuture<'static, Result<Line, Native>>> {
+        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        line.take().filter(|_| now.since(self.sent) <= SOON)
+    }
+}
+
+impl fmt::Debug for Early {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Early")
+            .field("sent", &self.sent)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What a seat of ours is for, and until when.
@@ -265,3 +312,6 @@ impl Seats {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// How old a look may be that was sent when the one ahead left: a wake-up takes far less, and a turn that is taken later looks anew.
+const SOON: Duration = Duration::from_millis(100);

@@ -1,7 +1,11 @@
 //! One server, and what can happen to it, to the way there, and to what it keeps.
 
 use crate::bed::{SESSION, client, seats, server, take, until};
-use dlock_conformance::testbed::{Proxy, proxy::Reach, zookeeper::ZooKeeperOptions};
+use dlock_conformance::testbed::{
+    Proxy,
+    proxy::{Fault, Reach, Trigger},
+    zookeeper::ZooKeeperOptions,
+};
 use dlock_core::{Client, ErrorKind, LossReason, Outcome, State};
 use dlock_zk::{ZkConfig, ZkDriver, zookeeper_client as native};
 use std::{
@@ -83,6 +87,43 @@ pub(crate) async fn holds_of_one_incarnation_go_in_any_order_while_three_wait() 
         for waiter in waiting {
             waiter.await.unwrap();
         }
+    }
+}
+
+pub(crate) async fn a_hold_whose_making_was_not_answered_is_found_again() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let proxy = Proxy::start(server.addr()).await.unwrap();
+    // A long session: whoever joins once has a third of it, for the way back to the server, too.
+    let url = format!("{}/dlock?dlock.session=15s", server.url_at(proxy.addr()));
+    let open = async || {
+        let driver = ZkDriver::connect(&url).await.unwrap();
+        Client::builder(Arc::new(driver)).build().unwrap()
+    };
+    let (one, two) = (open().await, open().await);
+    let hosts = server.addr().to_string();
+    for round in 0..6 {
+        let outer = take(&one, "found").await;
+        // The transaction that enters: its number, and that of the write which it begins with.
+        let multi = Trigger::on([0, 0, 0, 14, 0, 0, 0, 5]);
+        let fault = [Fault::CutAfterRequest, Fault::CutBeforeRequest][round % 2];
+        let strike = proxy.on_next(multi, fault);
+        let pass = outer.pass();
+        let inner = timeout(SESSION * 10, two.lock("found").unwrap().join(&pass)).await;
+        let inner = inner.expect("an answer").unwrap();
+        assert!(strike.has_struck(), "it was another request");
+        assert_eq!(inner.token(), outer.token());
+        let seen = one.inspect("found").await.unwrap();
+        assert_eq!((seen.holds, seats(&hosts, "found").await.len()), (2, 2));
+        let left = Outcome::StillHeld { holds: 1 };
+        assert_eq!(outer.release().await.unwrap(), left);
+        inner.check().unwrap();
+        assert_eq!(inner.release().await.unwrap(), Outcome::Released);
+        // What was open is settled, and settled is gone.
+        until("nothing is left", SESSION * 10, || async {
+            seats(&hosts, "found").await.is_empty()
+        })
+        .await;
+        proxy.heal();
     }
 }
 

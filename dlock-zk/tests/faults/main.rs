@@ -11,6 +11,7 @@ mod line;
 mod load;
 mod lone;
 mod quorum;
+mod sessions;
 #[cfg(feature = "tls")]
 mod tls;
 
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         lone:
         leases_are_sessions_and_say_so,
         holds_of_one_incarnation_go_in_any_order_while_three_wait,
+        a_hold_whose_making_was_not_answered_is_found_again,
         a_server_that_stands_still_past_the_session_costs_the_lock_in_time,
         a_client_cut_off_past_its_session_is_lost_before_another_holds,
         a_folder_that_the_cleaner_removed_is_made_again_and_tokens_grow,
@@ -70,6 +72,12 @@ fn main() -> ExitCode {
         without_a_quorum_a_holder_is_lost_in_time_and_nobody_gets_in,
         a_holder_on_a_follower_that_stands_still_is_lost_before_another_holds,
         a_holder_whose_follower_was_cut_off_is_lost_before_another_holds,
+    ));
+    trials.extend(tests!(
+        sessions:
+        sessions_are_opened_when_needed_and_last_as_long_as_granted,
+        one_write_proves_a_session_for_all_that_it_carries,
+        a_cycle_asks_three_times,
     ));
     #[cfg(feature = "tls")]
     trials.extend(tests!(

@@ -1,0 +1,125 @@
+//! What sessions cost the servers: how many there are, and how much they ask.
+
+use crate::bed::{SESSION, client, server, take, until};
+use dlock_conformance::testbed::{ZooKeeperServer, zookeeper::ZooKeeperOptions};
+use dlock_core::{Client, DistributedLock, Lane, LockName};
+use dlock_zk::{ZkDriver, zookeeper_client as native};
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::time::sleep;
+
+fn figure(server: &ZooKeeperServer, name: &str) -> u64 {
+    server.figure(name).unwrap()
+}
+
+pub(crate) async fn sessions_are_opened_when_needed_and_last_as_long_as_granted() {
+    let server = server(ZooKeeperOptions {
+        extra_lines: vec!["maxSessionTimeout=8000".into()],
+        ..ZooKeeperOptions::default()
+    })
+    .await;
+    let connections = || figure(&server, "zk_num_alive_connections");
+    // One that was made again may be counted twice for a while.
+    let settle = async |count: u64| {
+        let what = format!("{count} connections");
+        until(&what, SESSION * 10, || async { connections() == count }).await;
+    };
+    let before = connections();
+    let url = format!("{}/dlock?dlock.session=30s&dlock.sessions=4", server.url());
+    let driver = Arc::new(ZkDriver::connect(&url).await.unwrap());
+    let granted = Duration::from_secs(8);
+    assert_eq!(*driver.capabilities().leases.end(), granted);
+    settle(before + 1).await;
+    let name = |at: u32| LockName::new(format!("spread-{at}")).unwrap();
+    let first = driver.lane(&name(0));
+    let same: Vec<_> = (0..64)
+        .filter(|at| driver.lane(&name(*at)) == first)
+        .collect();
+    let lanes: BTreeSet<_> = (0..64).map(|at| driver.lane(&name(at))).collect();
+    assert_eq!(lanes.len(), 4, "64 names are spread over all of them");
+    let client = Client::builder(driver).build().unwrap();
+    let mut guards = Vec::new();
+    for at in same {
+        guards.push(take(&client, name(at).as_str()).await);
+    }
+    // Names of one lane have one session, beside the first.
+    let open = u64::from(first != Lane(0)) + 1;
+    settle(before + open).await;
+    for at in 0..64 {
+        if !guards.iter().any(|guard| *guard.name() == name(at)) {
+            guards.push(take(&client, name(at).as_str()).await);
+        }
+    }
+    settle(before + 4).await;
+    for guard in guards {
+        guard.check().unwrap();
+        guard.release().await.unwrap();
+    }
+}
+
+pub(crate) async fn one_write_proves_a_session_for_all_that_it_carries() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let url = format!("{}/dlock?dlock.session=12s&dlock.sessions=1", server.url());
+    let driver = ZkDriver::connect(&url).await.unwrap();
+    let client = Client::builder(Arc::new(driver)).build().unwrap();
+    let mut guards = Vec::new();
+    for at in 0..50 {
+        guards.push(take(&client, &format!("carried-{at}")).await);
+    }
+    let raw = native::Client::connect(&server.addr().to_string())
+        .await
+        .unwrap();
+    let versions = async || {
+        let nodes = raw.list_children("/dlock").await.unwrap();
+        let proof = nodes.iter().find(|node| node.starts_with('~'));
+        let proof = match proof {
+            Some(node) => raw.check_stat(&format!("/dlock/{node}")).await.unwrap(),
+            None => None,
+        };
+        let seat = raw
+            .list_children("/dlock/carried-0")
+            .await
+            .unwrap()
+            .remove(0);
+        let seat = raw
+            .check_stat(&format!("/dlock/carried-0/{seat}"))
+            .await
+            .unwrap();
+        (
+            proof.map_or(0, |stat| stat.version + 1),
+            seat.unwrap().version,
+        )
+    };
+    let (before, _) = versions().await;
+    // Time itself must pass: the rate is what is looked at.
+    sleep(SESSION * 2).await;
+    let (after, of_seat) = versions().await;
+    // Two quarters of the session; each lock by itself would be a hundred.
+    let writes = after - before;
+    assert!((1..=20).contains(&writes), "{writes} writes");
+    assert_eq!(of_seat, 0, "a held node is not written to");
+    for guard in guards {
+        guard.check().unwrap();
+        guard.release().await.unwrap();
+    }
+}
+
+pub(crate) async fn a_cycle_asks_three_times() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let client = client(&server.url()).await;
+    // The folder is made, the session is open.
+    take(&client, "cycle").await.release().await.unwrap();
+    let packets = || figure(&server, "zk_packets_received");
+    let (before, began) = (packets(), Instant::now());
+    for _ in 0..200 {
+        take(&client, "cycle").await.release().await.unwrap();
+    }
+    let asked = packets() - before;
+    // Two sessions at most, each with its proofs and its pings; and the question itself. A fourth request a cycle would be two hundred.
+    let beside = 100 + began.elapsed().as_millis() / (SESSION / 4).as_millis() * 8;
+    let most = 600 + u64::try_from(beside).unwrap();
+    assert!((600..=most).contains(&asked), "{asked}, {most} at most");
+}

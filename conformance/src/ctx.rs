@@ -229,8 +229,13 @@ impl Ctx {
         self.0.clock.now()
     }
 
-    /// Waits that long. Only for time that must pass; what must happen is awaited.
-    pub async fn sleep(&self, length: Duration) {
+    /// Waits while leases run, renewals come due and places grow old: nothing but time does that. What must happen is awaited.
+    pub async fn time_passes(&self, length: Duration) {
+        tokio::time::sleep(length).await;
+    }
+
+    /// Waits for as long as a mistake may take to show, where nothing is what must happen.
+    pub async fn would_show_within(&self, length: Duration) {
         tokio::time::sleep(length).await;
     }
 
@@ -309,7 +314,7 @@ impl Ctx {
                     return Ok(());
                 }
                 in_time(began < end, format_args!("not within {bound:?}: {what}"))?;
-                self.sleep(self.0.pace.step).await;
+                tokio::time::sleep(self.0.pace.step).await;
             }
         })
     }

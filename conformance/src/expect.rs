@@ -194,6 +194,22 @@ impl Caller {
         })
     }
 
+    /// Looks at a name and must find so many holds.
+    ///
+    /// # Errors
+    /// When there are more or fewer.
+    #[track_caller]
+    pub fn sees_holds(
+        &self,
+        name: &LockName,
+        holds: u32,
+    ) -> impl Future<Output = Result<(), Failure>> + Send {
+        seen_from_here(async move {
+            let seen = self.inspect(name).await?;
+            same("the number of holds that inspect shows", seen.holds, holds)
+        })
+    }
+
     /// Waits for a hint that is wanted; others may come before it.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ mod ctx;
 mod expect;
 mod failure;
 mod fixture;
+mod job;
 mod mutants;
 mod pace;
 mod runner;

@@ -1,12 +1,7 @@
 //! `admin`: looking changes nothing and shows everything, breaking frees what was named.
 
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-    fixture::Need,
-};
+use super::held;
+use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
 use dlock_core::{Broken, FencingToken, LockName, Note};
 
 pub(super) const CASES: &[Case] = &[
@@ -212,9 +207,7 @@ async fn list_takes_its_prefix_literally(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn breaking_with_its_token_frees_the_incarnation(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([_caller, other], name, hold) = held(&ctx).await?;
     let token = Some(hold.token()?);
     same(
         "break",
@@ -226,9 +219,7 @@ async fn breaking_with_its_token_frees_the_incarnation(ctx: Ctx) -> Result<(), F
 }
 
 async fn breaking_with_another_token_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let past = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, past) = held(&ctx).await?;
     caller.frees(&past).await?;
     let hold = caller.take(&ctx.ask(&name)).await?;
     let FencingToken(token) = hold.token()?;
@@ -261,9 +252,7 @@ async fn breaking_a_free_name_says_so(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn breaking_ends_every_hold(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, first) = held(&ctx).await?;
     let mut holds = vec![first.clone()];
     for _ in 0..2 {
         holds.push(caller.take(&first.ask.again()).await?);
@@ -278,9 +267,7 @@ async fn breaking_ends_every_hold(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn a_broken_holder_learns_it_at_its_next_renewal(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, hold) = held(&ctx).await?;
     other.breaks(&name, None).await?;
     caller.cannot_renew(&hold).await?;
     let next = other.take(&ctx.ask(&name)).await?;
@@ -289,9 +276,7 @@ async fn a_broken_holder_learns_it_at_its_next_renewal(ctx: Ctx) -> Result<(), F
 }
 
 async fn breaking_opens_a_name_reserved_and_the_line_goes_on(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, first, second] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, first, second], name, hold) = held(&ctx).await?;
     first
         .refused(&ctx.ask(&name).in_line(first.ticket()))
         .await?;

@@ -1,15 +1,11 @@
 //! `cancel`: what was cancelled leaves no hold and no waiter.
 
+use super::held;
 use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-    fixture::Need,
+    Case, Clause, Ctx, Failure, Need, case::case, client_cases::task::polled, ensure, same,
 };
 use dlock_core::{Acquire, Lease, Release};
-use futures_util::future::{join_all, poll_fn};
-use std::{pin::pin, task::Poll};
+use futures_util::future::join_all;
 
 pub(super) const CASES: &[Case] = &[
     case!(Clause::Cancel, refused_without_a_ticket_leaves_no_trace).bullet("refused without"),
@@ -48,9 +44,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 async fn refused_without_a_ticket_leaves_no_trace(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, refused, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, refused, other], name, hold) = held(&ctx).await?;
     for _ in 0..3 {
         refused.refused(&ctx.ask(&name)).await?;
     }
@@ -65,9 +59,7 @@ async fn refused_without_a_ticket_leaves_no_trace(ctx: Ctx) -> Result<(), Failur
 }
 
 async fn a_ticket_that_left_is_not_served(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, first, second] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, first, second], name, hold) = held(&ctx).await?;
     let leaving = ctx.ask(&name).in_line(first.ticket());
     let waiting = ctx.ask(&name).in_line(second.ticket());
     first.refused(&leaving).await?;
@@ -80,9 +72,7 @@ async fn a_ticket_that_left_is_not_served(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn a_turn_that_is_left_is_handed_on(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, first, second] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, first, second], name, hold) = held(&ctx).await?;
     let leaving = first.ticket();
     first.refused(&ctx.ask(&name).in_line(leaving)).await?;
     let waiting = ctx.ask(&name).in_line(second.ticket());
@@ -94,9 +84,7 @@ async fn a_turn_that_is_left_is_handed_on(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn a_turn_that_nobody_else_waits_for_is_left_free(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, waiter, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, waiter, other], name, hold) = held(&ctx).await?;
     let ticket = waiter.ticket();
     waiter.refused(&ctx.ask(&name).in_line(ticket)).await?;
     holder.frees(&hold).await?;
@@ -107,9 +95,7 @@ async fn a_turn_that_nobody_else_waits_for_is_left_free(ctx: Ctx) -> Result<(), 
 }
 
 async fn tickets_of_two_clients_are_two(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, first, second] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, first, second], name, hold) = held(&ctx).await?;
     let (leaving, ticket) = (first.ticket(), second.ticket());
     same("the first tickets of two clients", leaving, ticket)?;
     let waiting = ctx.ask(&name).in_line(ticket);
@@ -137,9 +123,7 @@ async fn leaving_with_an_unknown_ticket_changes_nothing(ctx: Ctx) -> Result<(), 
 }
 
 async fn leaving_with_a_ticket_used_up_ends_no_hold(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, waiter, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, waiter, other], name, hold) = held(&ctx).await?;
     let ticket = waiter.ticket();
     let waiting = ctx.ask(&name).in_line(ticket);
     waiter.refused(&waiting).await?;
@@ -162,7 +146,7 @@ async fn an_acquire_dropped_anywhere_is_settled_by_a_release(ctx: Ctx) -> Result
             let name = ctx.name()?;
             let give_up = ctx.now() + ctx.short();
             let ask = ctx.ask(&name).until(give_up);
-            polled(polls, caller.acquire(&ask)).await;
+            polled(caller.acquire(&ask), polls).await;
             ctx.sleep_until(give_up + late).await;
             let settling = Release::new(name.clone(), ask.owner, ask.hold);
             ctx.within(
@@ -189,7 +173,7 @@ async fn a_wait_dropped_anywhere_is_settled_by_leaving(ctx: Ctx) -> Result<(), F
             let ticket = caller.ticket();
             let give_up = ctx.now() + ctx.short();
             let ask = ctx.ask(&name).in_line(ticket).until(give_up);
-            polled(polls, caller.acquire(&ask)).await;
+            polled(caller.acquire(&ask), polls).await;
             ctx.sleep_until(give_up + late).await;
             caller.leave(&name, ticket).await?;
             holder.frees(&hold).await?;
@@ -209,41 +193,22 @@ async fn a_driver_works_on_after_any_call_was_dropped(ctx: Ctx) -> Result<(), Fa
         let ask = ctx.ask(&name);
         let request = Acquire::new(name.clone(), ask.owner, ask.hold, Lease::default(), give_up);
         let release = Release::new(name.clone(), ask.owner, ask.hold);
-        polled(polls, driver.acquire(&request)).await;
+        polled(driver.acquire(&request), polls).await;
         polled(
-            polls,
             driver.renew(driver.lane(&beside.ask.name), &entry, give_up),
+            polls,
         )
         .await;
-        polled(polls, driver.release(&release)).await;
-        polled(polls, driver.inspect(&name)).await;
-        polled(polls, driver.list(name.as_str(), None, 10)).await;
-        polled(polls, driver.leave(&name, caller.ticket())).await;
-        polled(polls, driver.break_lock(&name, None)).await;
+        polled(driver.release(&release), polls).await;
+        polled(driver.inspect(&name), polls).await;
+        polled(driver.list(name.as_str(), None, 10), polls).await;
+        polled(driver.leave(&name, caller.ticket()), polls).await;
+        polled(driver.break_lock(&name, None), polls).await;
     }
     let fresh = caller.take(&ctx.ask(&ctx.name()?)).await?;
     caller.renews(&beside, ctx.long()).await?;
     caller.frees(&fresh).await?;
     caller.frees(&beside).await
-}
-
-/// Polls a future that often, as it asks for, and drops it.
-async fn polled<F: Future + Send>(polls: usize, future: F) {
-    let mut future = pin!(future);
-    let mut left = polls;
-    poll_fn(|cx| {
-        if left == 0 {
-            return Poll::Ready(());
-        }
-        left -= 1;
-        match future.as_mut().poll(cx) {
-            Poll::Ready(_) => Poll::Ready(()),
-            // What it waits for wakes this, and the next poll counts.
-            Poll::Pending if left > 0 => Poll::Pending,
-            Poll::Pending => Poll::Ready(()),
-        }
-    })
-    .await;
 }
 
 /// More than the await points of a call that waits for one answer.

@@ -1,12 +1,10 @@
 //! `crash`: a dead process costs its lease and no more.
 
+use super::held;
 use crate::{
-    ask::Ask,
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-    fixture::{Keeps, MakeFixture, Need},
+    Ask, Case, Clause, Ctx, Failure, Keeps, MakeFixture, Need,
+    case::case,
+    ensure, job, same,
     testbed::worker::{self, Job, Worker},
 };
 use dlock_core::{Acquire, Acquired, Clock, HoldId, Instant, Lease, LockName, Owner, Ticket};
@@ -60,9 +58,7 @@ async fn a_killed_holder_is_gone_with_its_lease(ctx: Ctx) -> Result<(), Failure>
 }
 
 async fn killed_waiters_delay_nobody_for_long(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, other], name, hold) = held(&ctx).await?;
     let mut waiters = Vec::new();
     for _ in 0..3 {
         waiters.push(spawn(&ctx, WAIT, &name, ctx.short())?);
@@ -93,9 +89,7 @@ async fn what_a_closed_client_held_outlives_it_by_its_lease(ctx: Ctx) -> Result<
 }
 
 async fn waiters_of_a_closed_client_delay_nobody_for_long(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, closed, living] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, closed, living], name, hold) = held(&ctx).await?;
     closed
         .refused(&waiting(&ctx, &name).in_line(closed.ticket()))
         .await?;
@@ -110,9 +104,7 @@ async fn waiters_of_a_closed_client_delay_nobody_for_long(ctx: Ctx) -> Result<()
 }
 
 async fn any_number_of_dead_waiters_costs_one_entry_deadline(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, other], name, hold) = held(&ctx).await?;
     for _ in 0..40 {
         let dead = ctx.caller().await?;
         dead.refused(&waiting(&ctx, &name).in_line(dead.ticket()))
@@ -127,9 +119,7 @@ async fn any_number_of_dead_waiters_costs_one_entry_deadline(ctx: Ctx) -> Result
 }
 
 async fn a_turn_not_taken_passes_on(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, stopped, living] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, stopped, living], name, hold) = held(&ctx).await?;
     stopped
         .refused(&waiting(&ctx, &name).in_line(stopped.ticket()))
         .await?;
@@ -145,9 +135,7 @@ async fn a_turn_not_taken_passes_on(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn a_killed_server_finds_what_it_keeps(ctx: Ctx) -> Result<(), Failure> {
-    let caller = ctx.caller().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller], name, hold) = held(&ctx).await?;
     let stopped = ctx.now();
     ctx.server()?.restart().await?;
     let away = ctx.now().since(stopped);
@@ -206,27 +194,12 @@ fn spawn(ctx: &Ctx, job: &str, name: &LockName, lease: Duration) -> Result<Worke
 
 /// The job of a process that a case started in order to kill it.
 pub(crate) fn work(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> ExitCode {
-    let done = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    let done = done
-        .map_err(Failure::from)
-        .and_then(|runtime| runtime.block_on(play(job, fixtures)));
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("worker {}: {failure}", job.name);
-            ExitCode::FAILURE
-        }
-    }
+    job::done(job, play(job, fixtures))
 }
 
 /// Takes the lock or stands in line for it, and then does nothing until it is killed.
 async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result<(), Failure> {
-    let wanted = job.arg("fixture")?;
-    let maker = fixtures.iter().find(|fixture| fixture.name() == wanted);
-    let maker = maker.ok_or_else(|| Failure::new(format_args!("no fixture is called {wanted}")))?;
-    let driver = maker.connect(job.arg("url")?).await?;
+    let driver = job::driver(job, fixtures).await?;
     let lease = Lease::kept(Duration::from_millis(job.arg("lease")?.parse()?))?;
     let owner = Owner::from_seed(&format!("worker {}", std::process::id()));
     let hold = HoldId::from_bits(fastrand::u64(..));

@@ -1,13 +1,7 @@
 //! `error`: contention is a value; an error has a kind, a retry class, and an effect that is the truth.
 
-use crate::{
-    caller::entry,
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-    fixture::{Call, Need},
-};
+use super::held;
+use crate::{Call, Case, Clause, Ctx, Failure, Need, caller::entry, case::case, ensure, same};
 use dlock_core::{Cursor, Effect, ErrorKind, MAX_HOLDS, Release, Retry};
 
 pub(super) const CASES: &[Case] = &[
@@ -36,9 +30,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 async fn one_hold_too_many_is_overloaded_and_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, first) = held(&ctx).await?;
     let mut last = first.clone();
     for count in 2..=MAX_HOLDS {
         last = caller.take(&first.ask.again()).await?;
@@ -56,11 +48,7 @@ async fn one_hold_too_many_is_overloaded_and_changes_nothing(ctx: Ctx) -> Result
             )));
         }
     }
-    same(
-        "the number of holds",
-        other.inspect(&name).await?.holds,
-        MAX_HOLDS,
-    )?;
+    other.sees_holds(&name, MAX_HOLDS).await?;
     caller.leaves(&last, MAX_HOLDS - 1).await?;
     same(
         "the number of holds",
@@ -70,9 +58,7 @@ async fn one_hold_too_many_is_overloaded_and_changes_nothing(ctx: Ctx) -> Result
 }
 
 async fn a_refusal_tells_the_truth_about_the_holder(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, hold) = held(&ctx).await?;
     let held = other.refused(&ctx.ask(&name)).await?;
     if let Some(by) = held.by {
         same("who holds it", by.owner, hold.ask.owner.fingerprint())?;
@@ -128,9 +114,7 @@ async fn a_cursor_of_nobody_is_misuse(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn no_answer_and_no_debug_shows_an_owner(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, hold) = held(&ctx).await?;
     let shown = [
         format!("{:?}", other.refused(&ctx.ask(&name)).await?),
         format!("{:?}", other.inspect(&name).await?),

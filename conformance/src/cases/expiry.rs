@@ -1,12 +1,7 @@
 //! `expiry`: a holder that stops renewing loses the lock within its lease, and nothing but the token counter is used again.
 
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-    fixture::Need,
-};
+use super::held;
+use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
 use dlock_core::MAX_HOLDS;
 
 pub(super) const CASES: &[Case] = &[
@@ -48,11 +43,7 @@ async fn a_lapsed_hold_counts_nowhere(ctx: Ctx) -> Result<(), Failure> {
     let lapses = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
     let lives = caller.take(&lapses.ask.again().lasting(ctx.long())).await?;
     ctx.sleep_past(&lapses).await;
-    same(
-        "the number of holds seen",
-        other.inspect(&name).await?.holds,
-        1,
-    )?;
+    other.sees_holds(&name, 1).await?;
     let more = caller.take(&lives.ask.again()).await?;
     same("the number of holds", more.holds, 2)?;
     caller.leaves(&lives, 1).await?;
@@ -61,9 +52,7 @@ async fn a_lapsed_hold_counts_nowhere(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn lapsed_holds_make_room_for_as_many(ctx: Ctx) -> Result<(), Failure> {
-    let caller = ctx.caller().await?;
-    let name = ctx.name()?;
-    let lives = caller.take(&ctx.ask(&name)).await?;
+    let ([caller], _, lives) = held(&ctx).await?;
     let mut last = lives.clone();
     for _ in 1..MAX_HOLDS {
         last = caller.take(&lives.ask.again().lasting(ctx.short())).await?;

@@ -1,14 +1,7 @@
 //! `fencing`: each new incarnation of a name has a token greater than every earlier one, whatever ended that.
 
-use crate::{
-    ask::Hold,
-    caller::Caller,
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure},
-    fixture::Need,
-};
+use super::held;
+use crate::{Caller, Case, Clause, Ctx, Failure, Hold, Need, case::case, ensure};
 use dlock_core::{FencingToken, LockName};
 use futures_util::future::join_all;
 use std::time::Duration;
@@ -123,18 +116,14 @@ async fn the_token_grows_over_a_break(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn the_token_grows_over_a_name_kept_shut(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, hold) = held(&ctx).await?;
     caller.release(&hold, Some(ctx.short())).await?;
     let next = other.take_within(&ctx.ask(&name), ctx.short()).await?;
     greater(hold.token()?, &next).map(drop)
 }
 
 async fn the_token_grows_over_a_turn(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, first) = held(&ctx).await?;
     let waiting = ctx.ask(&name).in_line(other.ticket());
     other.refused(&waiting).await?;
     caller.frees(&first).await?;
@@ -143,9 +132,7 @@ async fn the_token_grows_over_a_turn(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn the_token_grows_over_a_lost_record(ctx: Ctx) -> Result<(), Failure> {
-    let caller = ctx.caller().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller], name, hold) = held(&ctx).await?;
     ctx.records()?.delete(&name).await?;
     takes_greater(&ctx, &caller, hold.token()?, &name).await
 }
@@ -157,7 +144,7 @@ async fn the_token_grows_over_a_restart(ctx: Ctx) -> Result<(), Failure> {
     caller.frees(&first).await?;
     let second = caller.take(&ctx.ask(&held).lasting(ctx.short())).await?;
     // Not even a server of no memory restarts within the microsecond that the last token was made of.
-    ctx.sleep(ctx.rounding()).await;
+    ctx.time_passes(ctx.rounding()).await;
     ctx.server()?.restart().await?;
     let caller = ctx.caller().await?;
     takes_greater(&ctx, &caller, first.token()?, &released).await?;
@@ -169,27 +156,21 @@ async fn the_token_grows_over_a_restart(ctx: Ctx) -> Result<(), Failure> {
 
 /// The limit that every backend declares: a counter that is lost while the clock is behind the last token as well.
 async fn the_token_grows_over_a_flush_while_the_clock_goes_on(ctx: Ctx) -> Result<(), Failure> {
-    let caller = ctx.caller().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
-    ctx.sleep(ctx.rounding()).await;
+    let ([caller], name, hold) = held(&ctx).await?;
+    ctx.time_passes(ctx.rounding()).await;
     ctx.records()?.flush().await?;
     takes_greater(&ctx, &caller, hold.token()?, &name).await
 }
 
 async fn the_token_grows_though_the_clock_is_set_back(ctx: Ctx) -> Result<(), Failure> {
-    let caller = ctx.caller().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller], name, hold) = held(&ctx).await?;
     caller.frees(&hold).await?;
     ctx.store_time()?.back(HOUR).await?;
     takes_greater(&ctx, &ctx.caller().await?, hold.token()?, &name).await
 }
 
 async fn the_token_grows_over_days_of_disuse(ctx: Ctx) -> Result<(), Failure> {
-    let caller = ctx.caller().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller], name, hold) = held(&ctx).await?;
     caller.frees(&hold).await?;
     ctx.store_time()?.forward(HOUR * 24 * 3).await?;
     takes_greater(&ctx, &ctx.caller().await?, hold.token()?, &name).await

@@ -1,12 +1,7 @@
 //! `indeterminate`: an unanswered request is repeated with the same hold id or settled; never leaked, never counted twice.
 
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-    fixture::{Call, Need},
-};
+use super::held;
+use crate::{Call, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
 use dlock_core::{Acquired, Release};
 
 pub(super) const CASES: &[Case] = &[
@@ -54,9 +49,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 async fn a_repeat_counts_once(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, first) = held(&ctx).await?;
     for caller in [&caller, &other] {
         let repeat = caller.take(&first.ask).await?;
         same("the number of holds", repeat.holds, 1)?;
@@ -65,11 +58,7 @@ async fn a_repeat_counts_once(ctx: Ctx) -> Result<(), Failure> {
     for ask in [&first.ask, &second.ask] {
         same("the number of holds", other.take(ask).await?.holds, 2)?;
     }
-    same(
-        "the number of holds seen",
-        other.inspect(&name).await?.holds,
-        2,
-    )?;
+    other.sees_holds(&name, 2).await?;
     caller.leaves(&second, 1).await?;
     caller.frees(&first).await?;
     other.take(&ctx.ask(&name)).await.map(drop)
@@ -89,7 +78,7 @@ async fn a_repeat_prolongs_nothing_and_promises_what_is_left(ctx: Ctx) -> Result
     let [caller, other] = ctx.callers().await?;
     let name = ctx.name()?;
     let first = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
-    ctx.sleep(ctx.short() / 2).await;
+    ctx.time_passes(ctx.short() / 2).await;
     let repeat = caller.take(&first.ask).await?;
     ensure(
         repeat.before + repeat.valid_for <= first.over_by() + ctx.rounding(),
@@ -122,9 +111,7 @@ async fn a_repeat_in_a_full_house_is_no_hold_more(ctx: Ctx) -> Result<(), Failur
 }
 
 async fn a_repeat_puts_nobody_in_line(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, waiter, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, waiter, other], name, hold) = held(&ctx).await?;
     let (ticket, next) = (waiter.ticket(), waiter.ticket());
     let waiting = ctx.ask(&name).in_line(ticket);
     waiter.refused(&waiting).await?;
@@ -140,9 +127,7 @@ async fn a_repeat_puts_nobody_in_line(ctx: Ctx) -> Result<(), Failure> {
 
 /// Why a hold with an unanswered attempt is settled only by a release sent after `give_up + late`.
 async fn a_copy_after_its_release_is_ended_by_one_release_more(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, hold) = held(&ctx).await?;
     caller.frees(&hold).await?;
     let copy = caller.take(&hold.ask).await?;
     same("the number of holds", copy.holds, 1)?;
@@ -225,11 +210,7 @@ async fn a_lost_answer_of_renew_is_repeated(ctx: Ctx) -> Result<(), Failure> {
         &other
     };
     by.renews(&hold, ctx.long()).await?;
-    same(
-        "the number of holds",
-        other.inspect(&hold.ask.name).await?.holds,
-        1,
-    )
+    other.sees_holds(&hold.ask.name, 1).await
 }
 
 async fn a_lost_answer_of_release_hurts_nobody_when_repeated(ctx: Ctx) -> Result<(), Failure> {

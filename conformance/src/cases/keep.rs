@@ -1,14 +1,7 @@
 //! `keep`: released early, a name stays shut as long as was asked, for everybody.
 
-use crate::{
-    ask::{Ask, Hold},
-    caller::Caller,
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-    fixture::Need,
-};
+use super::held;
+use crate::{Ask, Caller, Case, Clause, Ctx, Failure, Hold, Need, case::case, ensure, same};
 use dlock_core::{Broken, Instant, Released};
 use std::time::Duration;
 
@@ -36,17 +29,13 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 async fn a_name_stays_shut_for_everybody_as_long_as_was_asked(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, hold) = held(&ctx).await?;
     let shut = shuts(&ctx, &caller, &hold, ctx.short()).await?;
     opens_then(&ctx, &other, &ctx.ask(&name), &shut).await
 }
 
 async fn its_last_owner_is_refused_too(ctx: Ctx) -> Result<(), Failure> {
-    let caller = ctx.caller().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller], _, hold) = held(&ctx).await?;
     let shut = shuts(&ctx, &caller, &hold, ctx.short()).await?;
     opens_then(&ctx, &caller, &hold.ask.again(), &shut).await
 }
@@ -78,9 +67,7 @@ async fn the_longest_counts_when_it_goes_first(ctx: Ctx) -> Result<(), Failure> 
 }
 
 async fn the_longest_counts_when_it_goes_last(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, first) = held(&ctx).await?;
     let second = caller.take(&first.ask.again()).await?;
     let answer = caller.release(&second, Some(ctx.short() / 10)).await?;
     ensure(
@@ -92,9 +79,7 @@ async fn the_longest_counts_when_it_goes_last(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn a_name_is_not_shut_while_a_hold_is_left(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, first) = held(&ctx).await?;
     let second = caller.take(&first.ask.again()).await?;
     let answer = caller.release(&second, Some(ctx.short())).await?;
     ensure(
@@ -106,16 +91,14 @@ async fn a_name_is_not_shut_while_a_hold_is_left(ctx: Ctx) -> Result<(), Failure
     other.refused(&ctx.ask(&name)).await?;
     caller.renews(&first, ctx.long()).await?;
     // It counts from the release that brought it, not from the last one.
-    ctx.sleep(ctx.short() + ctx.rounding()).await;
+    ctx.time_passes(ctx.short() + ctx.rounding()).await;
     other.refused(&ctx.ask(&name)).await?;
     caller.leaves(&first, 1).await?;
     caller.frees(&third).await
 }
 
 async fn inspect_and_list_say_shut(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, hold) = held(&ctx).await?;
     shuts(&ctx, &caller, &hold, ctx.long()).await?;
     let listed = other.list(name.as_str(), 10).await?;
     let listed = listed.into_iter().find(|seen| seen.name == name);
@@ -135,9 +118,7 @@ async fn inspect_and_list_say_shut(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn breaking_opens_it(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, hold) = held(&ctx).await?;
     shuts(&ctx, &caller, &hold, ctx.long()).await?;
     same(
         "break",
@@ -149,9 +130,7 @@ async fn breaking_opens_it(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn it_outlives_the_client(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, hold) = held(&ctx).await?;
     let shut = shuts(&ctx, &caller, &hold, ctx.short()).await?;
     caller.driver().close().await;
     opens_then(&ctx, &other, &ctx.ask(&name), &shut).await
@@ -191,9 +170,7 @@ async fn a_new_incarnation_knows_nothing_of_it(ctx: Ctx) -> Result<(), Failure> 
 }
 
 async fn a_repeat_of_the_release_leaves_it_shut(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, hold) = held(&ctx).await?;
     let shut = shuts(&ctx, &caller, &hold, ctx.short()).await?;
     // Shorter, longer, and none at all: nobody is inside who could ask for it.
     for keep in [None, Some(ctx.short() / 10), Some(ctx.long())] {

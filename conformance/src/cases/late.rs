@@ -1,13 +1,7 @@
 //! `late`: what the server executes long after its sender gave up takes nothing that lasts.
 
-use crate::{
-    caller::entry,
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-    fixture::{Call, Need},
-};
+use super::held;
+use crate::{Call, Case, Clause, Ctx, Failure, Need, caller::entry, case::case, ensure, same};
 use dlock_core::{Acquired, Instant, Release, Renewed};
 use std::time::Duration;
 
@@ -57,9 +51,7 @@ async fn an_acquire_past_its_end_takes_nothing(ctx: Ctx) -> Result<(), Failure> 
 }
 
 async fn a_reentry_past_its_end_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
-    let caller = ctx.caller().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller], name, hold) = held(&ctx).await?;
     let ask = hold
         .ask
         .again()
@@ -70,9 +62,7 @@ async fn a_reentry_past_its_end_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn an_acquire_past_its_end_stands_in_no_line(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, caller, other], name, hold) = held(&ctx).await?;
     let ask = ctx.ask(&name).in_line(caller.ticket());
     let ask = ask.until(past(&ctx, caller.driver().capabilities().late));
     granted_nothing(caller.acquire(&ask).await.ok())?;

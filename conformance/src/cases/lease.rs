@@ -1,13 +1,6 @@
 //! `lease`: each hold has its own end; nothing shortens what remains, and releasing one leaves what the others asked for.
 
-use crate::{
-    ask::Hold,
-    caller::Caller,
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure},
-};
+use crate::{Caller, Case, Clause, Ctx, Failure, Hold, case::case, ensure};
 
 pub(super) const CASES: &[Case] = &[
     case!(Clause::Lease, reentry_with_a_shorter_lease_never_shortens)

@@ -1,12 +1,7 @@
 //! `loss`: a holder learns in time that it is none. What a driver owes to it: the truth at the next renewal.
 
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::Failure,
-    fixture::Need,
-};
+use super::held;
+use crate::{Case, Clause, Ctx, Failure, Need, case::case};
 
 pub(super) const CASES: &[Case] = &[
     case!(Clause::Loss, a_hold_whose_record_was_lost_is_not_held).needs(&[Need::Records]),
@@ -29,9 +24,7 @@ async fn a_hold_whose_record_was_lost_is_not_held(ctx: Ctx) -> Result<(), Failur
 }
 
 async fn a_flushed_store_holds_nothing(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let lost = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, lost) = held(&ctx).await?;
     ctx.records()?.flush().await?;
     caller.cannot_renew(&lost).await?;
     other.sees_free(&name).await?;
@@ -40,9 +33,7 @@ async fn a_flushed_store_holds_nothing(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn a_hold_that_was_broken_and_taken_is_not_held(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let lost = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, lost) = held(&ctx).await?;
     other.breaks(&name, None).await?;
     let next = other.take(&ctx.ask(&name)).await?;
     caller.cannot_renew(&lost).await?;

@@ -19,7 +19,8 @@ mod renew;
 mod shutdown;
 mod wait;
 
-use crate::{case::Case, client_cases};
+use crate::{Caller, Case, Ctx, Failure, Hold, client_cases, expect::seen_from_here};
+use dlock_core::LockName;
 
 /// All of them, in the order of the contract.
 #[must_use]
@@ -46,4 +47,17 @@ pub fn cases() -> Vec<Case> {
         &client_cases::cases(),
     ]
     .concat()
+}
+
+/// Several client processes, a name that nobody used before, and the hold that the first of them has of it.
+#[track_caller]
+fn held<const N: usize>(
+    ctx: &Ctx,
+) -> impl Future<Output = Result<([Caller; N], LockName, Hold), Failure>> + Send {
+    seen_from_here(async {
+        let callers = ctx.callers().await?;
+        let name = ctx.name()?;
+        let hold = callers[0].take(&ctx.ask(&name)).await?;
+        Ok((callers, name, hold))
+    })
 }

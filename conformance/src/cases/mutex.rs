@@ -1,11 +1,7 @@
 //! `mutex`: at any instant at most one owner holds a name, its lease unexpired by the server's clock.
 
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-};
+use super::held;
+use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
 use futures_util::future::{join_all, try_join_all};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -23,9 +19,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 async fn a_free_name_is_granted_at_once(ctx: Ctx) -> Result<(), Failure> {
-    let caller = ctx.caller().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller], name, hold) = held(&ctx).await?;
     same("the number of holds", hold.holds, 1)?;
     let promised = hold.valid_for;
     ensure(
@@ -37,9 +31,7 @@ async fn a_free_name_is_granted_at_once(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn held_by_another_owner_is_refused_and_nothing_changes(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, other], name, hold) = held(&ctx).await?;
     for contender in [&holder, &other] {
         contender.refused(&ctx.ask(&name)).await?;
         let seen = other.inspect(&name).await?;

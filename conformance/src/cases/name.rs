@@ -1,13 +1,6 @@
 //! `name`: any UTF-8 of 1 to 512 bytes without NUL is a name, and names that differ in a byte are two locks.
 
-use crate::{
-    ask::Hold,
-    caller::Caller,
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-};
+use crate::{Caller, Case, Clause, Ctx, Failure, Hold, case::case, ensure, same};
 use dlock_core::{LockName, MAX_NAME_BYTES};
 
 pub(super) const CASES: &[Case] = &[

@@ -1,13 +1,7 @@
 //! `owner`: only a hold renews or releases itself; anything else gets `NotHeld` and changes nothing.
 
-use crate::{
-    ask::Hold,
-    caller::entry,
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-};
+use super::held;
+use crate::{Case, Clause, Ctx, Failure, Hold, caller::entry, case::case, ensure, same};
 use dlock_core::{Released, Renewed};
 
 pub(super) const CASES: &[Case] = &[
@@ -29,20 +23,14 @@ pub(super) const CASES: &[Case] = &[
 const NOT_THERE: &str = "a hold that is not there, is another owner's or is past its end";
 
 async fn another_owner_neither_renews_nor_releases(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, stranger] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, stranger], name, hold) = held(&ctx).await?;
     let mut stolen = hold.clone();
     stolen.ask.owner = ctx.ask(&name).owner;
     for caller in [&stranger, &holder] {
         caller.cannot_renew(&stolen).await?;
         caller.cannot_release(&stolen).await?;
     }
-    same(
-        "the number of holds",
-        stranger.inspect(&name).await?.holds,
-        1,
-    )?;
+    stranger.sees_holds(&name, 1).await?;
     holder.frees(&hold).await?;
     // Nor does it prolong anything.
     let hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
@@ -55,9 +43,7 @@ async fn another_owner_neither_renews_nor_releases(ctx: Ctx) -> Result<(), Failu
 }
 
 async fn another_hold_of_the_owner_neither_renews_nor_releases(ctx: Ctx) -> Result<(), Failure> {
-    let caller = ctx.caller().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller], _, hold) = held(&ctx).await?;
     let mut unknown = hold.clone();
     unknown.ask = hold.ask.again();
     caller.cannot_renew(&unknown).await?;
@@ -67,9 +53,7 @@ async fn another_hold_of_the_owner_neither_renews_nor_releases(ctx: Ctx) -> Resu
 }
 
 async fn a_second_release_hurts_nobody(ctx: Ctx) -> Result<(), Failure> {
-    let [first, second] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let before = first.take(&ctx.ask(&name)).await?;
+    let ([first, second], name, before) = held(&ctx).await?;
     first.frees(&before).await?;
     first.cannot_release(&before).await?;
     let after = second.take(&ctx.ask(&name)).await?;
@@ -80,9 +64,7 @@ async fn a_second_release_hurts_nobody(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn an_owner_that_came_back_has_lost_its_old_hold(ctx: Ctx) -> Result<(), Failure> {
-    let [first, second] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let old = first.take(&ctx.ask(&name)).await?;
+    let ([first, second], _, old) = held(&ctx).await?;
     first.frees(&old).await?;
     let new = second.take(&old.ask.again()).await?;
     first.cannot_renew(&old).await?;
@@ -212,9 +194,7 @@ async fn the_largest_batch_is_served_whole(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn releasing_all_takes_the_holds_of_that_owner_only(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, hold) = held(&ctx).await?;
     for _ in 0..2 {
         caller.take(&hold.ask.again()).await?;
     }

@@ -1,14 +1,7 @@
 //! `reentry`: the same owner acquires again at once while one of its holds lives, past every queue, from wherever it is.
 
-use crate::{
-    ask::Hold,
-    caller::Caller,
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, same},
-    fixture::Need,
-};
+use super::held;
+use crate::{Caller, Case, Clause, Ctx, Failure, Hold, Need, case::case, same};
 use dlock_core::FencingToken;
 
 pub(super) const CASES: &[Case] = &[
@@ -51,20 +44,14 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 async fn the_owner_enters_again_with_one_hold_more(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, first) = held(&ctx).await?;
     let mut holds = vec![first.clone()];
     for count in 2..=4 {
         let hold = caller.take(&first.ask.again()).await?;
         same("the number of holds", hold.holds, count)?;
         holds.push(hold);
     }
-    same(
-        "the number of holds seen",
-        other.inspect(&name).await?.holds,
-        4,
-    )?;
+    other.sees_holds(&name, 4).await?;
     for left in (1..=3).rev() {
         caller.leaves(&holds.swap_remove(0), left).await?;
         other.refused(&ctx.ask(&name)).await?;
@@ -73,9 +60,7 @@ async fn the_owner_enters_again_with_one_hold_more(ctx: Ctx) -> Result<(), Failu
 }
 
 async fn the_token_is_that_of_the_incarnation(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], _, first) = held(&ctx).await?;
     let second = caller.take(&first.ask.again()).await?;
     let third = other.take(&first.ask.again()).await?;
     same("the token of a re-entry", second.token()?, first.token()?)?;
@@ -87,9 +72,7 @@ async fn the_token_is_that_of_the_incarnation(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn the_owner_enters_from_another_client(ctx: Ctx) -> Result<(), Failure> {
-    let [here, there] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = here.take(&ctx.ask(&name)).await?;
+    let ([here, there], name, first) = held(&ctx).await?;
     let second = there.take(&first.ask.again()).await?;
     same("the number of holds", second.holds, 2)?;
     here.leaves(&first, 1).await?;
@@ -99,9 +82,7 @@ async fn the_owner_enters_from_another_client(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn the_owner_enters_past_everybody_who_waits(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, waiter, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, waiter, other], name, first) = held(&ctx).await?;
     let waiting = ctx.ask(&name).in_line(waiter.ticket());
     waiter.refused(&waiting).await?;
     other
@@ -148,18 +129,14 @@ async fn free_when_the_last_hold_is_gone_in_whatever_order(ctx: Ctx) -> Result<(
 }
 
 async fn another_client_may_release(ctx: Ctx) -> Result<(), Failure> {
-    let [here, there] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = here.take(&ctx.ask(&name)).await?;
+    let ([here, there], name, hold) = held(&ctx).await?;
     there.renews(&hold, ctx.long()).await?;
     there.frees(&hold).await?;
     here.take(&ctx.ask(&name)).await.map(drop)
 }
 
 async fn a_join_enters_the_incarnation_that_it_names(ctx: Ctx) -> Result<(), Failure> {
-    let [here, there, waiter] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = here.take(&ctx.ask(&name)).await?;
+    let ([here, there, waiter], name, first) = held(&ctx).await?;
     waiter
         .refused(&ctx.ask(&name).in_line(waiter.ticket()))
         .await?;
@@ -177,9 +154,7 @@ async fn a_join_enters_the_incarnation_that_it_names(ctx: Ctx) -> Result<(), Fai
 }
 
 async fn a_join_of_a_released_incarnation_is_gone(ctx: Ctx) -> Result<(), Failure> {
-    let caller = ctx.caller().await?;
-    let name = ctx.name()?;
-    let past = caller.take(&ctx.ask(&name)).await?;
+    let ([caller], name, past) = held(&ctx).await?;
     caller.frees(&past).await?;
     cannot_join(&caller, &past).await?;
     caller.sees_free(&name).await?;
@@ -199,9 +174,7 @@ async fn a_join_of_a_lapsed_incarnation_is_gone(ctx: Ctx) -> Result<(), Failure>
 }
 
 async fn a_join_is_gone_though_its_owner_is_back(ctx: Ctx) -> Result<(), Failure> {
-    let caller = ctx.caller().await?;
-    let name = ctx.name()?;
-    let past = caller.take(&ctx.ask(&name)).await?;
+    let ([caller], name, past) = held(&ctx).await?;
     caller.frees(&past).await?;
     let back = caller.take(&past.ask.again()).await?;
     cannot_join(&caller, &past).await?;
@@ -210,9 +183,7 @@ async fn a_join_is_gone_though_its_owner_is_back(ctx: Ctx) -> Result<(), Failure
 }
 
 async fn a_join_of_anothers_incarnation_is_gone(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, hold) = held(&ctx).await?;
     other.gone(&ctx.ask(&name).joining(hold.token()?)).await?;
     let FencingToken(token) = hold.token()?;
     other
@@ -223,18 +194,14 @@ async fn a_join_of_anothers_incarnation_is_gone(ctx: Ctx) -> Result<(), Failure>
 }
 
 async fn a_join_of_an_incarnation_kept_shut_is_gone(ctx: Ctx) -> Result<(), Failure> {
-    let caller = ctx.caller().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller], name, hold) = held(&ctx).await?;
     caller.release(&hold, Some(ctx.long())).await?;
     cannot_join(&caller, &hold).await?;
     same("the number of holds", caller.inspect(&name).await?.holds, 0)
 }
 
 async fn a_join_that_is_gone_stands_in_no_line(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let past = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, past) = held(&ctx).await?;
     caller.frees(&past).await?;
     let hold = caller.take(&ctx.ask(&name)).await?;
     let late = past

@@ -1,13 +1,7 @@
 //! `renew`: renewal prolongs what is there, and creates nothing.
 
-use crate::{
-    ask::Hold,
-    caller::Caller,
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-};
+use super::held;
+use crate::{Caller, Case, Clause, Ctx, Failure, Hold, case::case, ensure, same};
 use dlock_core::{Released, Renewed};
 
 pub(super) const CASES: &[Case] = &[
@@ -36,7 +30,7 @@ async fn a_hold_lasts_the_lease_asked_for_from_its_renewal_on(ctx: Ctx) -> Resul
     let [holder, other] = ctx.callers().await?;
     let name = ctx.name()?;
     let hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
-    ctx.sleep(ctx.short() / 2).await;
+    ctx.time_passes(ctx.short() / 2).await;
     let renewed = renew(&ctx, &holder, &hold).await?;
     let next = other
         .take_within(&ctx.ask(&name), ctx.until_over(&renewed))
@@ -78,7 +72,7 @@ async fn a_hold_outlives_many_leases(ctx: Ctx) -> Result<(), Failure> {
     let name = ctx.name()?;
     let mut hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
     for _ in 0..6 {
-        ctx.sleep(ctx.short() / 3).await;
+        ctx.time_passes(ctx.short() / 3).await;
         other.refused(&ctx.ask(&name)).await?;
         hold = renew(&ctx, &holder, &hold).await?;
     }
@@ -90,7 +84,7 @@ async fn a_proof_without_a_lease_prolongs_nothing(ctx: Ctx) -> Result<(), Failur
     let [holder, other] = ctx.callers().await?;
     let name = ctx.name()?;
     let hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
-    ctx.sleep(ctx.short() / 2).await;
+    ctx.time_passes(ctx.short() / 2).await;
     let before = ctx.now();
     let Renewed::Until { valid_for } = holder.renew_one(&hold, None).await? else {
         return Err(Failure::new("a hold that is there was not found"));
@@ -137,9 +131,7 @@ async fn a_name_without_a_record_gets_none(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn a_released_hold_does_not_come_back(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, first) = held(&ctx).await?;
     let second = caller.take(&first.ask.again()).await?;
     caller.leaves(&second, 1).await?;
     caller.cannot_renew(&second).await?;
@@ -161,9 +153,7 @@ async fn a_lapsed_hold_does_not_come_back(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn a_name_kept_shut_is_not_entered(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], name, hold) = held(&ctx).await?;
     let answer = caller.release(&hold, Some(ctx.short())).await?;
     let kept = ctx.now();
     ensure(

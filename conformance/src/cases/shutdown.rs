@@ -1,12 +1,7 @@
 //! `shutdown`: closing gives connections back and ends no hold.
 
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::Failure,
-    fixture::Need,
-};
+use super::held;
+use crate::{Case, Clause, Ctx, Failure, Need, case::case};
 
 pub(super) const CASES: &[Case] = &[
     case!(Clause::Shutdown, closing_ends_no_hold).bullet("ends no hold"),
@@ -31,14 +26,12 @@ async fn closing_ends_no_hold(ctx: Ctx) -> Result<(), Failure> {
     )
     .await?;
     drop(caller);
-    ctx.sleep(ctx.short() / 10).await;
+    ctx.would_show_within(ctx.short() / 10).await;
     other.refused(&ctx.ask(&name)).await.map(drop)
 }
 
 async fn a_hold_of_a_closed_client_lives_on_elsewhere(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = caller.take(&ctx.ask(&name)).await?;
+    let ([caller, other], _, first) = held(&ctx).await?;
     let second = caller.take(&first.ask.again()).await?;
     caller.driver().close().await;
     other.renews(&first, ctx.long()).await?;

@@ -1,14 +1,7 @@
 //! `wait`: the order and the waking of those who wait. The core's queues are its own; this is what a store owes to them.
 
-use crate::{
-    ask::{Ask, Hold},
-    caller::Caller,
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-    fixture::Need,
-};
+use super::held;
+use crate::{Ask, Caller, Case, Clause, Ctx, Failure, Hold, Need, case::case, ensure, same};
 use dlock_core::{Hint, LockName};
 use futures_util::StreamExt;
 
@@ -58,9 +51,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 async fn a_release_wakes_whoever_stands_in_line(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, waiter] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, waiter], name, hold) = held(&ctx).await?;
     let waiting = queue(&ctx, &waiter, &name).await?;
     holder.frees(&hold).await?;
     waiter
@@ -103,9 +94,7 @@ async fn turns_come_in_the_order_of_standing(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn looking_again_keeps_the_place(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, first, second] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, first, second], name, hold) = held(&ctx).await?;
     let early = queue(&ctx, &first, &name).await?;
     let late = queue(&ctx, &second, &name).await?;
     for _ in 0..3 {
@@ -120,9 +109,7 @@ async fn looking_again_keeps_the_place(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn the_number_ahead_is_right_where_it_is_told(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, waiter, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, waiter, other], name, hold) = held(&ctx).await?;
     for (ahead, caller) in [&waiter, &other].into_iter().enumerate() {
         let ask = ctx.ask(&name).in_line(caller.ticket());
         for _ in 0..2 {
@@ -140,9 +127,7 @@ async fn the_number_ahead_is_right_where_it_is_told(ctx: Ctx) -> Result<(), Fail
 }
 
 async fn a_turn_is_refused_to_everybody_else(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, first, second] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, first, second], name, hold) = held(&ctx).await?;
     let early = queue(&ctx, &first, &name).await?;
     let late = queue(&ctx, &second, &name).await?;
     holder.frees(&hold).await?;
@@ -168,9 +153,7 @@ async fn a_turn_is_refused_to_everybody_else(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn a_turn_is_taken_without_having_heard_of_it(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, waiter] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, waiter], name, hold) = held(&ctx).await?;
     let waiting = queue(&ctx, &waiter, &name).await?;
     holder.frees(&hold).await?;
     let turn = waiter.take(&waiting).await?;
@@ -223,9 +206,7 @@ async fn a_granted_ticket_is_used_up(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn the_next_ticket_stands_at_the_end(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, first, second] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, first, second], name, hold) = held(&ctx).await?;
     let early = queue(&ctx, &first, &name).await?;
     let late = queue(&ctx, &second, &name).await?;
     holder.frees(&hold).await?;
@@ -254,9 +235,7 @@ async fn the_next_ticket_stands_though_nobody_else_does(ctx: Ctx) -> Result<(), 
 }
 
 async fn whoever_is_next_is_told_when_to_look(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, first, second] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, first, second], name, hold) = held(&ctx).await?;
     queue(&ctx, &first, &name).await?;
     let waiting = queue(&ctx, &second, &name).await?;
     holder.frees(&hold).await?;
@@ -278,14 +257,12 @@ async fn whoever_is_next_is_told_when_to_look(ctx: Ctx) -> Result<(), Failure> {
         look_in <= ctx.long() / 3,
         format_args!("it is to look in {look_in:?}"),
     )?;
-    ctx.sleep(look_in + ctx.rounding()).await;
+    ctx.time_passes(look_in + ctx.rounding()).await;
     second.take(&waiting).await.map(drop)
 }
 
 async fn a_name_that_opens_again_goes_to_the_first_in_line(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, waiter, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, waiter, other], name, hold) = held(&ctx).await?;
     let waiting = queue(&ctx, &waiter, &name).await?;
     holder.release(&hold, Some(ctx.short())).await?;
     let opens = Hold {
@@ -327,9 +304,7 @@ async fn after_a_gap_look_again_is_said(ctx: Ctx) -> Result<(), Failure> {
 }
 
 async fn a_store_that_only_answers_has_no_hints(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, waiter] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name)).await?;
+    let ([holder, waiter], name, hold) = held(&ctx).await?;
     let waiting = queue(&ctx, &waiter, &name).await?;
     holder.frees(&hold).await?;
     waiter.no_hint_left(ctx.short()).await?;

@@ -1,13 +1,7 @@
 //! `admin` and `fencing` as a client shows them.
 
 use super::peer::{Peer, frees};
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-    fixture::Need,
-};
+use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
 use dlock_core::{Broken, FencingToken, LockName, State};
 
 pub(super) const CASES: &[Case] = &[

@@ -7,12 +7,7 @@ use super::{
     peer::{Peer, frees, left_untouched},
     task::{Task, polled},
 };
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, same},
-};
+use crate::{Case, Clause, Ctx, Failure, case::case, same};
 use dlock_core::{Guard, LockName, Pass, State};
 use futures_util::{
     StreamExt, TryStreamExt,
@@ -110,67 +105,56 @@ async fn acquire_by_an_owner_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result
 }
 
 async fn acquire_of_a_held_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
-    product(&ctx, &[Step::Acquire, Step::Leave], |case| {
-        let ctx = ctx.clone();
-        Box::pin(async move {
-            let [peer, other] = Peer::several(&ctx).await?;
-            let name = ctx.name()?;
-            let guard = other.take(&other.lock(&name)?).await?;
+    product(
+        &ctx,
+        &[Step::Acquire, Step::Leave],
+        |ctx, case| async move {
+            let (peer, name, _other, guard) = held_by_another(&ctx).await?;
             peer.gate.always(case.step, case.fate);
             let waited = polled(peer.kept(&name)?.acquire(), case.polls).await;
             let finished = waited.is_some();
             drop(waited);
             peer.gate.clear();
-            peer.settles(settled_within(&ctx, case.free_within(&ctx)))
-                .await?;
+            case.settles(&ctx, &peer).await?;
             frees(&ctx, guard).await?;
             nothing_is_left(&ctx, &peer, &name, Duration::ZERO).await?;
             Ok(finished)
-        })
-    })
+        },
+    )
     .await
 }
 
 async fn join_dropped_anywhere_leaves_the_others_alone(ctx: Ctx) -> Result<(), Failure> {
-    product(&ctx, &[Step::Acquire, Step::Release], |case| {
-        let ctx = ctx.clone();
-        Box::pin(async move {
-            let [peer, other] = Peer::several(&ctx).await?;
-            let name = ctx.name()?;
-            let guard = other.take(&other.lock(&name)?).await?;
+    product(
+        &ctx,
+        &[Step::Acquire, Step::Release],
+        |ctx, case| async move {
+            let (peer, name, _other, guard) = held_by_another(&ctx).await?;
             let pass: Pass = guard.pass();
             peer.gate.always(case.step, case.fate);
             let joined = polled(peer.kept(&name)?.join(&pass), case.polls).await;
             let finished = joined.is_some();
             drop(joined);
             peer.gate.clear();
-            peer.settles(settled_within(&ctx, case.free_within(&ctx)))
-                .await?;
+            case.settles(&ctx, &peer).await?;
             same("the state of who was inside", guard.state(), State::Held)?;
             let observer = ctx.caller().await?;
-            same(
-                "the number of holds",
-                observer.inspect(&name).await?.holds,
-                1,
-            )?;
+            observer.sees_holds(&name, 1).await?;
             frees(&ctx, guard).await?;
             Ok(finished)
-        })
-    })
+        },
+    )
     .await
 }
 
 async fn release_dropped_anywhere_goes_on_in_the_background(ctx: Ctx) -> Result<(), Failure> {
-    product(&ctx, &[Step::Release], |case| {
-        let ctx = ctx.clone();
-        Box::pin(async move {
-            let (peer, name, guard) = held(&ctx).await?;
-            peer.gate.always(case.step, case.fate);
-            let finished = polled(guard.release(), case.polls).await.is_some();
-            peer.gate.clear();
-            nothing_is_left(&ctx, &peer, &name, case.free_within(&ctx)).await?;
-            Ok(finished)
-        })
+    product(&ctx, &[Step::Release], |ctx, case| async move {
+        let (peer, name, guard) = held(&ctx).await?;
+        peer.gate.always(case.step, case.fate);
+        let finished = polled(guard.release(), case.polls).await.is_some();
+        peer.gate.clear();
+        nothing_is_left(&ctx, &peer, &name, case.free_within(&ctx)).await?;
+        Ok(finished)
     })
     .await
 }
@@ -180,63 +164,52 @@ async fn a_guard_dropped_is_released_in_the_background(ctx: Ctx) -> Result<(), F
         let (peer, name, guard) = held(&ctx).await?;
         peer.gate.once(Step::Release, fate);
         drop(guard);
-        let case = Drop {
-            step: Step::Release,
-            fate,
-            polls: 0,
-        };
+        let case = Drop::at_once(Step::Release, fate);
         nothing_is_left(&ctx, &peer, &name, case.free_within(&ctx)).await?;
     }
     Ok(())
 }
 
 async fn run_and_lost_dropped_anywhere_change_nothing(ctx: Ctx) -> Result<(), Failure> {
-    product(&ctx, &[Step::Renew], |case| {
-        let ctx = ctx.clone();
-        Box::pin(async move {
-            let (peer, name, guard) = held(&ctx).await?;
-            peer.gate.once(case.step, case.fate);
-            let work = async { ctx.sleep(ctx.kept() / 2).await };
-            let ran = polled(guard.run(work), case.polls).await.is_some();
-            let lost = polled(guard.lost(), case.polls.min(2)).await.is_some();
-            same("it was lost", lost, false)?;
-            guard.check()?;
-            frees(&ctx, guard).await?;
-            nothing_is_left(&ctx, &peer, &name, Duration::ZERO).await?;
-            Ok(ran)
-        })
+    product(&ctx, &[Step::Renew], |ctx, case| async move {
+        let (peer, name, guard) = held(&ctx).await?;
+        peer.gate.once(case.step, case.fate);
+        let work = async { ctx.time_passes(ctx.kept() / 2).await };
+        let ran = polled(guard.run(work), case.polls).await.is_some();
+        let lost = polled(guard.lost(), case.polls.min(2)).await.is_some();
+        same("it was lost", lost, false)?;
+        guard.check()?;
+        frees(&ctx, guard).await?;
+        nothing_is_left(&ctx, &peer, &name, Duration::ZERO).await?;
+        Ok(ran)
     })
     .await
 }
 
 async fn shutdown_dropped_anywhere_leaves_nothing_held_for_good(ctx: Ctx) -> Result<(), Failure> {
-    product(&ctx, &[Step::Release], |case| {
-        let ctx = ctx.clone();
-        Box::pin(async move {
-            if matches!(case.fate, Fate::Never | Fate::Unsent) {
-                return Ok(true); // left to its lease: `shutdown` tries that
-            }
-            let (peer, name, guard) = held(&ctx).await?;
-            peer.gate.once(case.step, case.fate);
-            let shutdown = peer.client.shutdown(ctx.kept() / 4).force().into_future();
-            let finished = polled(shutdown, case.polls).await.is_some();
-            drop(guard);
-            let observer = ctx.caller().await?;
-            let bound = ctx.kept() / 4 + case.free_within(&ctx);
-            left_untouched(&ctx, &observer, &name, bound).await?;
-            Ok(finished)
-        })
+    product(&ctx, &[Step::Release], |ctx, case| async move {
+        if matches!(case.fate, Fate::Never | Fate::Unsent) {
+            return Ok(true); // left to its lease: `shutdown` tries that
+        }
+        let (peer, name, guard) = held(&ctx).await?;
+        peer.gate.once(case.step, case.fate);
+        let shutdown = peer.client.shutdown(ctx.kept() / 4).force().into_future();
+        let finished = polled(shutdown, case.polls).await.is_some();
+        drop(guard);
+        let observer = ctx.caller().await?;
+        let bound = ctx.kept() / 4 + case.free_within(&ctx);
+        left_untouched(&ctx, &observer, &name, bound).await?;
+        Ok(finished)
     })
     .await
 }
 
 async fn a_waiter_cancelled_at_the_head_delays_nobody(ctx: Ctx) -> Result<(), Failure> {
-    product(&ctx, &[Step::Acquire, Step::Leave], |case| {
-        let ctx = ctx.clone();
-        Box::pin(async move {
-            let [peer, other] = Peer::several(&ctx).await?;
-            let name = ctx.name()?;
-            let guard = other.take(&other.lock(&name)?).await?;
+    product(
+        &ctx,
+        &[Step::Acquire, Step::Leave],
+        |ctx, case| async move {
+            let (peer, name, _other, guard) = held_by_another(&ctx).await?;
             let (head, second) = (peer.kept(&name)?, peer.kept(&name)?);
             peer.gate.always(case.step, case.fate);
             let mut head = Box::pin(head.acquire());
@@ -255,12 +228,11 @@ async fn a_waiter_cancelled_at_the_head_delays_nobody(ctx: Ctx) -> Result<(), Fa
                 .done(&ctx, "the second waiter gets it", bound)
                 .await??;
             frees(&ctx, taken).await?;
-            peer.settles(settled_within(&ctx, case.free_within(&ctx)))
-                .await?;
+            case.settles(&ctx, &peer).await?;
             nothing_is_left(&ctx, &peer, &name, Duration::ZERO).await?;
             Ok(finished)
-        })
-    })
+        },
+    )
     .await
 }
 
@@ -278,11 +250,7 @@ async fn a_client_dropped_with_everything_under_way_leaves_nothing(
         drop(polled(peer.kept(&waited)?.acquire(), 2).await);
         peer.gate.clear();
         drop(peer);
-        let case = Drop {
-            step: Step::Acquire,
-            fate,
-            polls: 0,
-        };
+        let case = Drop::at_once(Step::Acquire, fate);
         left_untouched(&ctx, &observer, &name, case.free_within(&ctx)).await?;
         frees(&ctx, held).await?;
         left_untouched(&ctx, &observer, &waited, case.free_within(&ctx)).await?;
@@ -299,6 +267,11 @@ struct Drop {
 }
 
 impl Drop {
+    const fn at_once(step: Step, fate: Fate) -> Self {
+        let polls = 0;
+        Self { step, fate, polls }
+    }
+
     /// When the store answers again, one compensating round trip later nothing is left: a call that hangs is given up first.
     fn free_within(&self, ctx: &Ctx) -> Duration {
         match (self.fate, self.step) {
@@ -307,6 +280,12 @@ impl Drop {
             (Fate::Slow(span), _) => span,
             _ => Duration::from_millis(50),
         }
+    }
+
+    /// Whatever the dropped future left is settled.
+    async fn settles(&self, ctx: &Ctx, peer: &Peer) -> Result<(), Failure> {
+        let bound = settled_within(ctx, self.free_within(ctx));
+        peer.settles(bound).await
     }
 }
 
@@ -326,9 +305,10 @@ fn fates(ctx: &Ctx) -> Vec<Fate> {
 const MOST_POLLS: usize = 12;
 
 /// Runs the case for each fate of each step, dropping at 0, 1, 2, … polls until the future comes to its end before that.
-async fn product<'a, F>(ctx: &Ctx, steps: &[Step], case: F) -> Result<(), Failure>
+async fn product<F, C>(ctx: &Ctx, steps: &[Step], case: F) -> Result<(), Failure>
 where
-    F: Fn(Drop) -> BoxFuture<'a, Result<bool, Failure>>,
+    F: Fn(Ctx, Drop) -> C,
+    C: Future<Output = Result<bool, Failure>> + Send,
 {
     let mut side_by_side = Vec::new();
     for &step in steps {
@@ -343,7 +323,7 @@ where
                 MOST_POLLS / 2
             } {
                 let member = Drop { step, fate, polls };
-                let done = told(member, case(member));
+                let done = told(member, case(ctx.clone(), member));
                 if !ctx.is_simulated() {
                     side_by_side.push(done);
                 } else if done.await? {
@@ -356,7 +336,10 @@ where
     done.try_for_each(|_| ready(Ok(()))).await
 }
 
-async fn told(member: Drop, done: BoxFuture<'_, Result<bool, Failure>>) -> Result<bool, Failure> {
+async fn told(
+    member: Drop,
+    done: impl Future<Output = Result<bool, Failure>> + Send,
+) -> Result<bool, Failure> {
     done.await
         .map_err(|failure| Failure::new(format_args!("{member:?}: {failure}")))
 }
@@ -371,17 +354,14 @@ async fn every(
     acquire: impl Fn(&Peer, &LockName) -> Result<BoxFuture<'static, bool>, Failure> + Send + Sync,
 ) -> Result<(), Failure> {
     let acquire = &acquire;
-    product(ctx, steps, |case| {
-        let ctx = ctx.clone();
-        Box::pin(async move {
-            let peer = Peer::new(&ctx).await?;
-            let name = ctx.name()?;
-            peer.gate.always(case.step, case.fate);
-            let finished = polled(acquire(&peer, &name)?, case.polls).await.is_some();
-            peer.gate.clear();
-            nothing_is_left(&ctx, &peer, &name, case.free_within(&ctx)).await?;
-            Ok(finished)
-        })
+    product(ctx, steps, move |ctx, case| async move {
+        let peer = Peer::new(&ctx).await?;
+        let name = ctx.name()?;
+        peer.gate.always(case.step, case.fate);
+        let finished = polled(acquire(&peer, &name)?, case.polls).await.is_some();
+        peer.gate.clear();
+        nothing_is_left(&ctx, &peer, &name, case.free_within(&ctx)).await?;
+        Ok(finished)
     })
     .await
 }
@@ -392,6 +372,14 @@ async fn held(ctx: &Ctx) -> Result<(Peer, LockName, Guard), Failure> {
     let name = ctx.name()?;
     let guard = peer.take(&peer.kept(&name)?).await?;
     Ok((peer, name, guard))
+}
+
+/// A lock that another client holds; both clients go on.
+async fn held_by_another(ctx: &Ctx) -> Result<(Peer, LockName, Peer, Guard), Failure> {
+    let [peer, other] = Peer::several(ctx).await?;
+    let name = ctx.name()?;
+    let guard = other.take(&other.lock(&name)?).await?;
+    Ok((peer, name, other, guard))
 }
 
 /// A copy that nobody knows the end of is settled when it can no longer come: at its give-up.

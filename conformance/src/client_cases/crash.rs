@@ -1,16 +1,10 @@
 //! `crash`: a dead client costs its lease, or its turn, and no more.
 
 use super::{
-    gate::Step,
     peer::{Peer, frees, left_untouched},
     task::Task,
 };
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, in_time},
-};
+use crate::{Case, Clause, Ctx, Failure, case::case, in_time};
 use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
@@ -34,7 +28,7 @@ async fn the_lock_of_a_dead_client_is_free_within_its_lease(ctx: Ctx) -> Result<
         let [dead, peer] = Peer::several(&ctx).await?;
         let name = ctx.name()?;
         let guard = dead.take(&dead.short(&name)?).await?;
-        ctx.sleep(ctx.short() / 2).await;
+        ctx.time_passes(ctx.short() / 2).await;
         if connected {
             dead.gate.freeze();
         } else {
@@ -135,10 +129,9 @@ async fn waits<T: Send + 'static>(
 ) -> Result<Task<T>, Failure> {
     let waiting = Task::spawn(acquiring);
     // Not before: an acquire that is still under way may be granted, and who dies then dies as a holder.
-    let refused = || async { Ok(peer.gate.answered(Step::Acquire) > 0) };
-    ctx.eventually("it is refused", ctx.answer(), refused)
-        .await?;
-    ctx.sleep(Duration::from_millis(10)).await;
+    peer.stands(0).await?;
+    // By then it has read the answer and sleeps.
+    ctx.time_passes(Duration::from_millis(10)).await;
     Ok(waiting)
 }
 

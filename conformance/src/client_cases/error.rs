@@ -5,13 +5,7 @@ use super::{
     peer::{Peer, fails, frees},
     task::Task,
 };
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-    fixture::Need,
-};
+use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
 use dlock_core::{Effect, Error, ErrorKind, MAX_HOLDS, MAX_LEASE, MIN_LEASE, Owner, Phase, Retry};
 use std::time::Duration;
 
@@ -102,7 +96,7 @@ async fn a_wait_outlasts_a_store_that_is_away_for_a_while(ctx: Ctx) -> Result<()
     peer.gate.all(Fate::ErrorBefore);
     let waiting = Task::spawn(peer.lock(&name)?.acquire());
     let span = Duration::from_secs(2);
-    ctx.sleep(span).await;
+    ctx.time_passes(span).await;
     same("the wait is over", waiting.is_done(), false)?;
     let asked = peer.gate.calls(Step::Acquire);
     ensure(asked <= 20, format_args!("{asked} attempts in {span:?}"))?;

@@ -5,13 +5,7 @@ use super::{
     peer::{Peer, frees},
     task::Task,
 };
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, same},
-    fixture::Need,
-};
+use crate::{Case, Clause, Ctx, Failure, Need, case::case, same};
 use std::{collections::BTreeSet, time::Duration};
 
 pub(super) const CASES: &[Case] = &[
@@ -28,9 +22,7 @@ async fn a_loss_wakes_who_waits_in_the_same_client(ctx: Ctx) -> Result<(), Failu
     let name = ctx.name()?;
     let guard = peer.take(&peer.fixed(&name)?).await?;
     let waiting = Task::spawn(peer.lock(&name)?.acquire());
-    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 1) };
-    ctx.eventually("it asks the store", ctx.answer(), asked)
-        .await?;
+    peer.asks(1).await?;
     // Its looks are two seconds apart, whenever the lease ends.
     let bound = guard.remaining() + ctx.short() / 50;
     let taken = waiting.done(&ctx, "the next one is woken", bound).await??;
@@ -46,16 +38,13 @@ async fn the_second_waiter_stands_in_line_when_the_first_is_granted(
     let name = ctx.name()?;
     let held = other.take(&other.lock(&name)?).await?;
     let first = Task::spawn(peer.lock(&name)?.acquire());
-    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 0) };
-    ctx.eventually("it asks the store", ctx.answer(), asked)
-        .await?;
-    let second = Task::spawn(peer.lock(&name)?.acquire());
-    ctx.sleep(Duration::from_millis(5)).await;
+    peer.stands(0).await?;
+    let second = Task::begun(peer.lock(&name)?.acquire()).await;
     frees(&ctx, held).await?;
     let guard = first
         .done(&ctx, "the first gets it", ctx.answer())
         .await??;
-    ctx.sleep(Duration::from_millis(20)).await;
+    ctx.would_show_within(Duration::from_millis(20)).await;
     let waiters = observer.inspect(&name).await?.waiters;
     same("how many stand in line", waiters.unwrap_or(1), 1)?;
     let asked = peer.gate.seen(Step::Acquire, &name);
@@ -64,9 +53,7 @@ async fn the_second_waiter_stands_in_line_when_the_first_is_granted(
     // Whoever comes now comes after it.
     let third = Task::spawn(other.lock(&name)?.acquire());
     let before = other.gate.calls(Step::Acquire);
-    let stands = || async { Ok(other.gate.calls(Step::Acquire) > before) };
-    ctx.eventually("the third asks the store", ctx.answer(), stands)
-        .await?;
+    other.asks(before).await?;
     frees(&ctx, guard).await?;
     let guard = second
         .done(&ctx, "the second has its turn", ctx.answer())

@@ -5,14 +5,8 @@ use super::{
     peer::{Peer, fails, frees, left_untouched},
     task::{Task, polled},
 };
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-    fixture::Need,
-};
-use dlock_core::{Effect, ErrorKind, Flaw, Outcome, Phase, Retry, State};
+use crate::{Caller, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
+use dlock_core::{Effect, ErrorKind, Flaw, LockName, Outcome, Phase, Retry, State};
 use std::{collections::BTreeSet, time::Duration};
 
 pub(super) const CASES: &[Case] = &[
@@ -80,11 +74,7 @@ async fn an_acquire_whose_answer_was_lost_is_one_hold(ctx: Ctx) -> Result<(), Fa
                 let acquiring = ctx.within("it is acquired", ctx.kept(), lock.acquire());
                 acquiring.await??
             };
-            same(
-                "the number of holds",
-                observer.inspect(&name).await?.holds,
-                1,
-            )?;
+            observer.sees_holds(&name, 1).await?;
             let asked = peer.gate.seen(Step::Acquire, &name);
             let holds: BTreeSet<_> = asked.iter().map(|seen| seen.hold).collect();
             same("the number of hold ids", holds.len(), 1)?;
@@ -109,16 +99,10 @@ async fn a_wait_whose_answers_are_lost_is_one_hold(ctx: Ctx) -> Result<(), Failu
     let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 2) };
     ctx.eventually("it asks again", ctx.answer(), asked).await?;
     frees(&ctx, first).await?;
-    let taken = || async { Ok(observer.inspect(&name).await?.holds > 0) };
-    ctx.eventually("the store has it", ctx.answer(), taken)
-        .await?;
+    granted(&ctx, &observer, &name).await?;
     peer.gate.clear();
     let guard = waiting.done(&ctx, "it is acquired", ctx.answer()).await??;
-    same(
-        "the number of holds",
-        observer.inspect(&name).await?.holds,
-        1,
-    )?;
+    observer.sees_holds(&name, 1).await?;
     frees(&ctx, guard).await?;
     peer.settles(ctx.answer()).await?;
     left_untouched(&ctx, &observer, &name, ctx.answer()).await
@@ -134,11 +118,7 @@ async fn a_join_whose_answer_was_lost_is_one_hold(ctx: Ctx) -> Result<(), Failur
     let lock = other.kept(&name)?;
     let joining = ctx.within("it joins", ctx.kept(), lock.join(&guard.pass()));
     let joined = joining.await??;
-    same(
-        "the number of holds",
-        observer.inspect(&name).await?.holds,
-        2,
-    )?;
+    observer.sees_holds(&name, 2).await?;
     let outcome = guard.release().await?;
     same(
         "the first release",
@@ -158,13 +138,9 @@ async fn a_renewal_whose_answer_was_lost_is_a_renewal(ctx: Ctx) -> Result<(), Fa
         let guard = peer.take(&peer.kept(&name)?).await?;
         peer.gate.once(Step::Renew, fate);
         peer.gate.once(Step::Renew, fate);
-        ctx.sleep(ctx.kept() * 2).await;
+        ctx.time_passes(ctx.kept() * 2).await;
         same("its state", guard.state(), State::Held)?;
-        same(
-            "the number of holds",
-            observer.inspect(&name).await?.holds,
-            1,
-        )?;
+        observer.sees_holds(&name, 1).await?;
         frees(&ctx, guard).await?;
         observer.sees_free(&name).await?;
     }
@@ -186,11 +162,7 @@ async fn a_release_whose_answer_was_lost_is_a_release(ctx: Ctx) -> Result<(), Fa
     let joined = other.join(other.lock(&name)?, &guard.pass()).await?;
     peer.gate.once(Step::Release, Fate::ErrorAfter);
     guard.release().await?;
-    same(
-        "the number of holds",
-        observer.inspect(&name).await?.holds,
-        1,
-    )?;
+    observer.sees_holds(&name, 1).await?;
     same("the other's state", joined.state(), State::Held)?;
     frees(&ctx, joined).await
 }
@@ -217,21 +189,13 @@ async fn a_release_that_is_never_answered_says_so_and_goes_on(ctx: Ctx) -> Resul
 
 async fn an_acquire_that_is_never_answered_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
     let observer = ctx.caller().await?;
-    for fate in [
-        Fate::Never,
-        Fate::Unsent,
-        Fate::ErrorAfter,
-        Fate::ErrorBefore,
-    ] {
-        let peer = Peer::new(&ctx).await?;
-        let name = ctx.name()?;
-        peer.gate.always(Step::Acquire, fate);
+    for fate in NO_ANSWER {
+        let (peer, name) = unanswered(&ctx, fate).await?;
         let lock = peer.short(&name)?;
         let trying = ctx.within("it comes to an end", ctx.short() / 2, lock.try_acquire());
-        let phase = Phase::Request;
         let error = match trying.await? {
             Err(error) if error.kind() == ErrorKind::Unavailable => error,
-            other => fails("try_acquire", other, ErrorKind::Timeout { phase })?,
+            other => fails("try_acquire", other, TIMEOUT)?,
         };
         same("the retry class", error.retry(), Retry::Later)?;
         let wanted = if fate == Fate::ErrorBefore {
@@ -255,18 +219,10 @@ async fn an_acquire_that_is_never_answered_leaves_nothing(ctx: Ctx) -> Result<()
 
 async fn a_wait_that_was_never_answered_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
     let observer = ctx.caller().await?;
-    for fate in [
-        Fate::Never,
-        Fate::Unsent,
-        Fate::ErrorAfter,
-        Fate::ErrorBefore,
-    ] {
-        let peer = Peer::new(&ctx).await?;
-        let name = ctx.name()?;
-        peer.gate.always(Step::Acquire, fate);
+    for fate in NO_ANSWER {
+        let (peer, name) = unanswered(&ctx, fate).await?;
         let waiting = peer.short(&name)?.acquire_within(ctx.short());
-        let phase = Phase::Request;
-        fails("the wait", waiting.await, ErrorKind::Timeout { phase })?;
+        fails("the wait", waiting.await, TIMEOUT)?;
         peer.gate.clear();
         peer.settles(ctx.short()).await?;
         left_untouched(&ctx, &observer, &name, ctx.answer()).await?;
@@ -283,21 +239,8 @@ async fn a_grant_that_is_worth_nothing_is_given_back(ctx: Ctx) -> Result<(), Fai
     let lock = peer.short(&name)?;
     let before = peer.gate.calls(Step::Acquire);
     let waiting = lock.acquire_within(ctx.short());
-    fails(
-        "the wait",
-        waiting.await,
-        ErrorKind::Timeout {
-            phase: Phase::Request,
-        },
-    )?;
-    let trying = lock.try_acquire();
-    fails(
-        "try_acquire",
-        trying.await,
-        ErrorKind::Timeout {
-            phase: Phase::Request,
-        },
-    )?;
+    fails("the wait", waiting.await, TIMEOUT)?;
+    fails("try_acquire", lock.try_acquire().await, TIMEOUT)?;
     let calls = peer.gate.calls(Step::Acquire) - before;
     let most = usize::try_from(ctx.short().as_millis() / 10)?;
     ensure(
@@ -319,19 +262,15 @@ async fn the_ticket_of_a_lost_grant_stays_nowhere(ctx: Ctx) -> Result<(), Failur
     let held = peer.take(&peer.lock(&name)?).await?;
     let first = Task::spawn(peer.lock(&name)?.acquire());
     // Answered, not only asked: a first that asks while the lock is freed gets it without a next one.
-    let refused = || async { Ok(peer.gate.answered(Step::Acquire) > 1) };
-    ctx.eventually("the first is refused", ctx.answer(), refused)
-        .await?;
-    let second = Task::spawn(peer.lock(&name)?.acquire());
+    peer.stands(1).await?;
     // It stands behind the first and asks the store nothing.
-    ctx.sleep(Duration::from_millis(10)).await;
+    let second = Task::begun(peer.lock(&name)?.acquire()).await;
     peer.gate.always(Step::Acquire, Fate::ErrorAfter);
     frees(&ctx, held).await?;
-    let taken = || async { Ok(observer.inspect(&name).await?.holds > 0) };
-    ctx.eventually("the store has it", ctx.answer(), taken)
-        .await?;
+    granted(&ctx, &observer, &name).await?;
     drop(second);
-    ctx.sleep(Duration::from_millis(1)).await;
+    // What its end asks for meets the same fate.
+    ctx.time_passes(Duration::from_millis(1)).await;
     peer.gate.clear();
     let guard = first
         .done(&ctx, "the first gets it", ctx.answer())
@@ -368,5 +307,28 @@ async fn too_much_unsettled_refuses_new_acquires_until_it_is_settled(
     frees(&ctx, guard).await
 }
 
+/// A client whose acquires meet that fate, and a name.
+async fn unanswered(ctx: &Ctx, fate: Fate) -> Result<(Peer, LockName), Failure> {
+    let peer = Peer::new(ctx).await?;
+    peer.gate.always(Step::Acquire, fate);
+    Ok((peer, ctx.name()?))
+}
+
+/// Waits until the store shows a hold.
+async fn granted(ctx: &Ctx, observer: &Caller, name: &LockName) -> Result<(), Failure> {
+    let taken = || async { Ok(observer.inspect(name).await?.holds > 0) };
+    ctx.eventually("the store has it", ctx.answer(), taken)
+        .await
+}
+
+const NO_ANSWER: [Fate; 4] = [
+    Fate::Never,
+    Fate::Unsent,
+    Fate::ErrorAfter,
+    Fate::ErrorBefore,
+];
+const TIMEOUT: ErrorKind = ErrorKind::Timeout {
+    phase: Phase::Request,
+};
 /// How many acquisitions may be unsettled.
 const CAPACITY: usize = 10_000;

@@ -1,13 +1,7 @@
 //! `keep`: whoever asked for a least time has it, however quick he is and whatever becomes of his guard.
 
 use super::peer::{Peer, frees, left_untouched};
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-    fixture::Need,
-};
+use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
 use dlock_core::{ErrorKind, Guard, LockName, Outcome};
 use std::time::Duration;
 
@@ -88,7 +82,7 @@ async fn whoever_took_his_time_leaves_it_free(ctx: Ctx) -> Result<(), Failure> {
     let name = ctx.name()?;
     let least = ctx.short() / 2;
     let guard = takes(&peer, &name, least).await?;
-    ctx.sleep(least + ctx.rounding()).await;
+    ctx.time_passes(least + ctx.rounding()).await;
     ensure(
         guard.shut_after().is_zero(),
         "the least time should be over",

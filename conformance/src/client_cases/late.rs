@@ -5,12 +5,7 @@ use super::{
     peer::{Peer, frees, left_untouched},
     task::polled,
 };
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-};
+use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
 use dlock_core::{Instant, LockName, State};
 use std::time::Duration;
 
@@ -178,7 +173,7 @@ async fn a_late_renewal_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
         } else {
             None
         };
-        ctx.sleep(ctx.short() / 3).await;
+        ctx.time_passes(ctx.short() / 3).await;
         match next {
             Some(next) => {
                 let left = next.remaining();

@@ -5,14 +5,7 @@ use super::{
     peer::{Peer, fails, frees},
     task::{Task, polled},
 };
-use crate::{
-    caller::Caller,
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-    fixture::Need,
-};
+use crate::{Caller, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
 use dlock_core::{ErrorKind, Guard, LossReason, Outcome, State};
 use std::{
     sync::{
@@ -127,7 +120,7 @@ async fn the_deadline_counts_from_before_the_request(ctx: Ctx) -> Result<(), Fai
     peer.gate.clear();
     let guard = peer.take(&peer.kept(&name)?).await?;
     peer.gate.always(Step::Renew, Fate::Slow(ctx.kept() / 8));
-    ctx.sleep(ctx.kept() * 2).await;
+    ctx.time_passes(ctx.kept() * 2).await;
     within_the_stores_end(&ctx, &observer, &guard).await
 }
 
@@ -139,7 +132,7 @@ async fn what_remains_is_never_more_than_the_store_has(ctx: Ctx) -> Result<(), F
     let end = ctx.now() + ctx.kept() * 3;
     while ctx.now() < end {
         within_the_stores_end(&ctx, &observer, &guard).await?;
-        ctx.sleep(ctx.kept() / 20).await;
+        ctx.time_passes(ctx.kept() / 20).await;
     }
     frees(&ctx, guard).await
 }
@@ -217,7 +210,7 @@ async fn an_answer_after_the_deadline_revives_nothing(ctx: Ctx) -> Result<(), Fa
     let lost = State::Lost(LossReason::Deadline);
     same("its state after the pause", guard.state(), lost)?;
     peer.gate.clear();
-    ctx.sleep(ctx.short() / 4).await;
+    ctx.would_show_within(ctx.short() / 4).await;
     same("its state when the answer has come", guard.state(), lost)?;
     let polled = polled(guard.lost(), 1).await;
     same("lost", polled, Some(LossReason::Deadline))
@@ -263,7 +256,7 @@ async fn work_that_is_done_in_time_gives_its_result(ctx: Ctx) -> Result<(), Fail
     let peer = Peer::new(&ctx).await?;
     let guard = peer.take(&peer.kept(&ctx.name()?)?).await?;
     let work = async {
-        ctx.sleep(ctx.kept() * 2).await;
+        ctx.time_passes(ctx.kept() * 2).await;
         7
     };
     same("what the work gives", guard.run(work).await?, 7)?;
@@ -293,7 +286,7 @@ async fn doubt_comes_and_goes_and_loss_stays(ctx: Ctx) -> Result<(), Failure> {
     let lost = ctx.within("the doubt ends with the lease", ctx.kept(), guard.lost());
     same("the reason", lost.await?, LossReason::Deadline)?;
     peer.gate.clear();
-    ctx.sleep(ctx.kept()).await;
+    ctx.would_show_within(ctx.kept()).await;
     same(
         "its state",
         guard.state(),
@@ -335,14 +328,14 @@ async fn a_dead_guard_does_not_share_in_its_owners_next_lock(ctx: Ctx) -> Result
     let again = other.kept(&name)?.owned_by(&owner);
     let lost = ctx.within("it is lost", ctx.short(), dead.lost());
     same("the reason", lost.await?, LossReason::Deadline)?;
-    ctx.sleep(ctx.slack()).await;
+    ctx.time_passes(ctx.slack()).await;
     let living = other.take(&again).await?;
     ensure(
         living.token() > dead.token(),
         "a new incarnation has a greater token",
     )?;
     peer.gate.thaw();
-    ctx.sleep(ctx.short()).await;
+    ctx.would_show_within(ctx.short()).await;
     same(
         "the dead one's state",
         dead.state(),
@@ -372,7 +365,7 @@ async fn a_living_guard_hears_that_its_owner_has_the_lock_anew(ctx: Ctx) -> Resu
     );
     same("the reason", lost.await?, LossReason::NotHeld)?;
     drop(old);
-    ctx.sleep(ctx.short()).await;
+    ctx.would_show_within(ctx.short()).await;
     same("the new one's state", new.state(), State::Held)?;
     frees(&ctx, new).await
 }
@@ -444,7 +437,7 @@ async fn a_lost_guard_takes_nothing_from_the_next_holder(ctx: Ctx) -> Result<(),
             drop(guard);
         }
         peer.settles(ctx.answer()).await?;
-        ctx.sleep(ctx.short() / 2).await;
+        ctx.would_show_within(ctx.short() / 2).await;
         same("the next one's state", next.state(), State::Held)?;
         frees(&ctx, next).await?;
     }

@@ -18,7 +18,7 @@ mod reentry;
 mod renew;
 mod shutdown;
 mod storm;
-mod task;
+pub(crate) mod task;
 mod terms;
 mod wait;
 

@@ -1,12 +1,7 @@
 //! `mutex`: who goes through a client is alone inside.
 
 use super::peer::Peer;
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, same},
-};
+use crate::{Case, Clause, Ctx, Failure, case::case, same};
 use dlock_core::{Lock, LockName};
 use futures_util::future::{join_all, try_join_all};
 use std::sync::{

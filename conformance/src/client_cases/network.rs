@@ -5,13 +5,7 @@ use super::{
     peer::{Peer, frees, left_untouched},
     task::Task,
 };
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-    fixture::{Call, Need},
-};
+use crate::{Call, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
 use dlock_core::{LossReason, Outcome, State};
 
 pub(super) const CASES: &[Case] = &[
@@ -50,7 +44,7 @@ async fn a_broken_connection_costs_no_lock(ctx: Ctx) -> Result<(), Failure> {
     let guard = peer.take(&peer.kept(&name)?).await?;
     for _ in 0..4 {
         network.cut().await?;
-        ctx.sleep(ctx.kept() / 2).await;
+        ctx.time_passes(ctx.kept() / 2).await;
         guard.check()?;
         other.refused(&other.lock(&name)?).await?;
     }
@@ -87,11 +81,7 @@ async fn replies_lost_on_the_wire_count_nothing_twice(ctx: Ctx) -> Result<(), Fa
     network.lose_reply(Call::Acquire).await?;
     let limit = ctx.answer();
     let guard = peer.lock(&name)?.acquire_within(limit).await?;
-    same(
-        "the number of holds",
-        observer.inspect(&name).await?.holds,
-        1,
-    )?;
+    observer.sees_holds(&name, 1).await?;
     network.lose_reply(Call::Release).await?;
     let released = ctx.within("release is answered", limit, guard.release());
     same("release", released.await??, Outcome::Released)?;
@@ -105,9 +95,7 @@ async fn a_broken_connection_costs_a_waiter_a_look_at_most(ctx: Ctx) -> Result<(
     let name = ctx.name()?;
     let guard = other.take(&other.lock(&name)?).await?;
     let waiting = Task::spawn(peer.kept(&name)?.acquire());
-    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 0) };
-    ctx.eventually("it asks the store", ctx.answer(), asked)
-        .await?;
+    peer.asks(0).await?;
     network.cut().await?;
     frees(&ctx, guard).await?;
     let taken = waiting.done(&ctx, "it looks by itself", ctx.kept() / 3 + ctx.slack());
@@ -146,9 +134,9 @@ async fn a_server_that_stands_still_for_half_a_lease_costs_no_lock(
     };
     for _ in 0..2 {
         ctx.server()?.stop().await?;
-        ctx.sleep(still).await;
+        ctx.time_passes(still).await;
         ctx.server()?.cont().await?;
-        ctx.sleep(ctx.kept() / 2).await;
+        ctx.time_passes(ctx.kept() / 2).await;
         guard.check()?;
     }
     ensure(peer.gate.calls(Step::Renew) > 0, "it was renewed")?;

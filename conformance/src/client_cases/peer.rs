@@ -1,13 +1,7 @@
 //! A client process as client-level cases see it.
 
-use super::gate::Gate;
-use crate::{
-    caller::Caller,
-    ctx::Ctx,
-    expect::seen_from_here,
-    failure::{Failure, ensure, same},
-    fixture::Faults,
-};
+use super::gate::{Gate, Step};
+use crate::{Caller, Ctx, Failure, Faults, ensure, expect::seen_from_here, same};
 use dlock_core::{
     Client, DistributedLock, Error, ErrorKind, Guard, Lease, Lock, LockName, Outcome, Pass,
     Snapshot,
@@ -135,6 +129,29 @@ impl Peer {
             let granted = matches!(taken.await?, Ok(Some(_)));
             same("a lock that another holds is granted", granted, false)
         })
+    }
+
+    /// Waits until it has asked the store for a lock more than so many times.
+    #[track_caller]
+    pub(crate) fn asks(&self, before: usize) -> impl Future<Output = Result<(), Failure>> + Send {
+        self.counts("it asks the store", before, Gate::calls)
+    }
+
+    /// Waits until more than so many were answered: before that somebody else may come first.
+    #[track_caller]
+    pub(crate) fn stands(&self, before: usize) -> impl Future<Output = Result<(), Failure>> + Send {
+        self.counts("it stands in line", before, Gate::answered)
+    }
+
+    #[track_caller]
+    fn counts(
+        &self,
+        what: &'static str,
+        before: usize,
+        count: fn(&Gate, Step) -> usize,
+    ) -> impl Future<Output = Result<(), Failure>> + Send {
+        let more = move || async move { Ok(count(&self.gate, Step::Acquire) > before) };
+        self.ctx.eventually(what, self.ctx.answer(), more)
     }
 
     /// Waits until the janitor has nothing to do: a store that may execute an acquire late is given that time on top.

@@ -6,11 +6,9 @@ use super::{
     task::{Task, polled},
 };
 use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, in_time, same},
-    fixture::{MakeFixture, Need},
+    Case, Clause, Ctx, Failure, MakeFixture, Need,
+    case::case,
+    in_time, job, same,
     testbed::worker::{self, Job, Worker},
 };
 use dlock_core::{Client, Clock, Lock, LockName, LossReason, State};
@@ -69,7 +67,7 @@ async fn a_pass_enters_from_another_process(ctx: Ctx) -> Result<(), Failure> {
         outcome,
         dlock_core::Outcome::StillHeld { holds: 1 },
     )?;
-    ctx.sleep(ctx.slack() / 10).await;
+    ctx.would_show_within(ctx.slack() / 10).await;
     same(
         "a waiter is inside beside the other",
         waiting.is_done(),
@@ -113,7 +111,7 @@ async fn a_stopped_process_says_lost_before_its_next_write(ctx: Ctx) -> Result<(
     worker.send("release").await?;
     worker.expect("failed Lost", ctx.answer()).await?;
     // Neither its late renewals nor its late release change anything for the next.
-    ctx.sleep(ctx.kept()).await;
+    ctx.would_show_within(ctx.kept()).await;
     same("the next one's state", next.state(), State::Held)?;
     same(
         "what was written",
@@ -132,7 +130,7 @@ async fn a_killed_process_frees_what_it_kept_within_a_lease(ctx: Ctx) -> Result<
     let mut worker = spawn(&ctx, "client_write", &name, &[("path", &path)])?;
     worker.send("write").await?;
     worker.expect("wrote", ctx.answer()).await?;
-    ctx.sleep(ctx.kept()).await; // it is renewed
+    ctx.time_passes(ctx.kept()).await; // it is renewed
     peer.refused(&peer.short(&name)?).await?;
     worker.kill_9().await?;
     let killed = ctx.now();
@@ -157,9 +155,7 @@ async fn killed_processes_that_waited_delay_nobody(ctx: Ctx) -> Result<(), Failu
         waiters.push(waiter);
     }
     let waiting = Task::spawn(peer.lock(&name)?.acquire());
-    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 0) };
-    ctx.eventually("it asks the store", ctx.answer(), asked)
-        .await?;
+    peer.asks(0).await?;
     for waiter in &mut waiters {
         waiter.kill_9().await?;
     }
@@ -193,27 +189,11 @@ pub(crate) fn work(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Option<ExitC
     if !job.name.starts_with("client_") {
         return None;
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    let done = runtime
-        .map_err(Failure::from)
-        .and_then(|runtime| runtime.block_on(play(job, fixtures)));
-    if let Err(failure) = &done {
-        eprintln!("worker {}: {failure}", job.name);
-    }
-    Some(if done.is_ok() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Some(job::done(job, play(job, fixtures)))
 }
 
 async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result<(), Failure> {
-    let wanted = job.arg("fixture")?;
-    let maker = fixtures.iter().find(|fixture| fixture.name() == wanted);
-    let maker = maker.ok_or_else(|| Failure::new(format_args!("no fixture is called {wanted}")))?;
-    let driver = maker.connect(job.arg("url")?).await?;
+    let driver = job::driver(job, fixtures).await?;
     let gate = Arc::new(Gate::new(driver, Clock::boot(), Duration::ZERO));
     let client = Client::builder(Arc::<Gate>::clone(&gate)).build()?;
     let lease = Duration::from_millis(job.arg("lease")?.parse()?);

@@ -5,12 +5,7 @@ use super::{
     peer::{Peer, frees, left_untouched},
     task::{Task, permutations},
 };
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-};
+use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
 use dlock_core::{ErrorKind, FencingToken, Guard, LockName, LossReason, Outcome, Pass, State};
 use std::time::Duration;
 
@@ -284,9 +279,9 @@ async fn an_owner_that_waits_enters_when_its_own_hold_appears(ctx: Ctx) -> Resul
     let mut tasks = Vec::new();
     // Both wait in one queue; the one that is served second is the owner of the first.
     for _ in 0..2 {
-        tasks.push(Task::spawn(owned.acquire()));
-        ctx.sleep(ctx.rounding()).await;
+        tasks.push(Task::begun(owned.acquire()).await);
     }
+    other.stands(0).await?;
     frees(&ctx, foreign).await?;
     let [first, second] = [tasks.remove(0), tasks.remove(0)];
     let first = first.done(&ctx, "the first enters", ctx.answer()).await??;
@@ -366,7 +361,7 @@ async fn end_one_after_the_other<const N: usize>(
     };
     let mut left = inside.len();
     for guard in inside {
-        ctx.sleep(Duration::from_millis(5)).await;
+        ctx.would_show_within(Duration::from_millis(5)).await;
         let in_early = waiting.iter().any(Task::is_done);
         same("a waiter was inside beside the owner", in_early, false)?;
         left -= 1;

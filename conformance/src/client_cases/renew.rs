@@ -5,12 +5,7 @@ use super::{
     loss::within_the_stores_end,
     peer::{Peer, frees, left_untouched},
 };
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-};
+use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
 use dlock_core::{Guard, Lane, LossReason, Release, State};
 use tokio::sync::Mutex;
 
@@ -44,7 +39,7 @@ async fn a_kept_lock_is_kept_past_many_leases(ctx: Ctx) -> Result<(), Failure> {
     let leases = if ctx.is_simulated() { 20 } else { 3 };
     let end = ctx.now() + ctx.kept() * leases;
     while ctx.now() < end {
-        ctx.sleep(ctx.kept() / 5).await;
+        ctx.time_passes(ctx.kept() / 5).await;
         same("its state", guard.state(), State::Held)?;
         other.refused(&other.lock(&name)?).await?;
     }
@@ -78,7 +73,7 @@ async fn one_failed_renewal_is_not_the_end(ctx: Ctx) -> Result<(), Failure> {
         let name = ctx.name()?;
         let guard = peer.take(&peer.kept(&name)?).await?;
         peer.gate.once(Step::Renew, fate);
-        ctx.sleep(ctx.kept() * 2).await;
+        ctx.time_passes(ctx.kept() * 2).await;
         let state = guard.state();
         same(format_args!("the state after {fate:?}"), state, State::Held)?;
         frees(&ctx, guard).await?;
@@ -109,7 +104,7 @@ async fn a_store_away_for_most_of_a_lease_costs_nothing(ctx: Ctx) -> Result<(), 
             let uncertain = || async { Ok(guard.state() == State::Uncertain) };
             ctx.eventually("it is in doubt", away, uncertain).await?;
         } else {
-            ctx.sleep(away).await;
+            ctx.time_passes(away).await;
         }
         same(
             "its state while it cannot be renewed",
@@ -117,7 +112,7 @@ async fn a_store_away_for_most_of_a_lease_costs_nothing(ctx: Ctx) -> Result<(), 
             State::Uncertain,
         )?;
         peer.gate.clear();
-        ctx.sleep(lease).await;
+        ctx.time_passes(lease).await;
         same("its state afterwards", guard.state(), State::Held)?;
         frees(&ctx, guard).await?;
     }
@@ -139,7 +134,7 @@ async fn a_lock_that_was_hard_to_get_is_renewed_before_its_deadline(
         guard.remaining() < ctx.kept() / 2,
         format_args!("{:?} are left of it", guard.remaining()),
     )?;
-    ctx.sleep(ctx.kept()).await;
+    ctx.time_passes(ctx.kept()).await;
     same("its state a lease later", guard.state(), State::Held)?;
     frees(&ctx, guard).await
 }
@@ -158,7 +153,7 @@ async fn a_renewal_answered_after_its_give_up_counts_from_its_send(
     while ctx.now() < end {
         guard.check()?;
         within_the_stores_end(&ctx, &observer, &guard).await?;
-        ctx.sleep(ctx.kept() / 20).await;
+        ctx.time_passes(ctx.kept() / 20).await;
     }
     peer.gate.clear();
     frees(&ctx, guard).await
@@ -186,7 +181,7 @@ async fn nothing_renews_after_a_release(ctx: Ctx) -> Result<(), Failure> {
         }
         let renewals = peer.gate.seen(Step::Renew, &name).len();
         left_untouched(&ctx, &observer, &name, ctx.answer()).await?;
-        ctx.sleep(ctx.kept()).await;
+        ctx.would_show_within(ctx.kept()).await;
         let after = peer.gate.seen(Step::Renew, &name).len();
         same("the number of renewals a lease later", after, renewals)?;
         observer.sees_free(&name).await?;
@@ -203,7 +198,7 @@ async fn nothing_renews_after_a_loss(ctx: Ctx) -> Result<(), Failure> {
     let lost = ctx.within("it is lost at its next renewal", ctx.short(), guard.lost());
     same("the reason", lost.await?, LossReason::NotHeld)?;
     let renewals = peer.gate.calls(Step::Renew);
-    ctx.sleep(ctx.short()).await;
+    ctx.would_show_within(ctx.short()).await;
     same(
         "the number of renewals",
         peer.gate.calls(Step::Renew),
@@ -223,7 +218,7 @@ async fn a_stalled_lane_delays_no_other(ctx: Ctx) -> Result<(), Failure> {
     let end = ctx.now() + ctx.kept() * 2;
     while ctx.now() < end {
         same("the state of the other lane's", kept.state(), State::Held)?;
-        ctx.sleep(ctx.kept() / 50).await;
+        ctx.time_passes(ctx.kept() / 50).await;
     }
     let lost = State::Lost(LossReason::Deadline);
     same("the state of the stalled one", in_vain.state(), lost)?;
@@ -253,7 +248,7 @@ async fn each_lock_of_a_batch_is_judged_alone(ctx: Ctx) -> Result<(), Failure> {
         let lost = ctx.within("it is lost at its next renewal", ctx.kept(), gone.lost());
         same("the reason", lost.await?, LossReason::NotHeld)?;
     }
-    ctx.sleep(ctx.kept() * 2).await;
+    ctx.time_passes(ctx.kept() * 2).await;
     same("the state of the third", guards[2].state(), State::Held)?;
     for name in &names[..2] {
         observer.sees_free(name).await?;
@@ -269,7 +264,7 @@ async fn many_locks_are_renewed_by_few_calls(ctx: Ctx) -> Result<(), Failure> {
         guards.push(peer.take(&peer.kept(name)?).await?);
     }
     let before = peer.gate.calls(Step::Renew);
-    ctx.sleep(ctx.kept()).await;
+    ctx.time_passes(ctx.kept()).await;
     let calls = peer.gate.calls(Step::Renew) - before;
     // Three rounds of one batch each; a busy machine may part a round in several.
     let most = if ctx.is_simulated() { 6 } else { 24 };

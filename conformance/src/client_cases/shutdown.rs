@@ -5,12 +5,7 @@ use super::{
     peer::{Peer, fails, frees, left_untouched},
     task::{Task, polled},
 };
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-};
+use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
 use dlock_core::{Client, ErrorKind, Fate as Part, LossReason, Report, State};
 use std::{future::IntoFuture, sync::Arc, time::Duration};
 
@@ -118,7 +113,7 @@ async fn holders_are_told_and_keep_their_locks_for_the_grace(ctx: Ctx) -> Result
     let guard = Arc::new(peer.take(&peer.kept(&name)?).await?);
     let told = Arc::clone(&guard);
     let told = Task::spawn(async move { told.revoked().await });
-    ctx.sleep(ctx.short() / 10).await;
+    ctx.would_show_within(ctx.short() / 10).await;
     same("revoked() has resolved before", told.is_done(), false)?;
     let grace = ctx.kept() * 2;
     let begun = ctx.now();
@@ -128,7 +123,7 @@ async fn holders_are_told_and_keep_their_locks_for_the_grace(ctx: Ctx) -> Result
     while ctx.now().since(begun) < grace * 9 / 10 {
         same("its state during the grace", guard.state(), State::Held)?;
         other.refused(&other.lock(&name)?).await?;
-        ctx.sleep(ctx.kept() / 10).await;
+        ctx.time_passes(ctx.kept() / 10).await;
     }
     let again = ctx.within("revoked() resolves again", Duration::ZERO, guard.revoked());
     again.await?;
@@ -237,7 +232,7 @@ async fn what_is_left_is_not_released_by_its_guard_either(ctx: Ctx) -> Result<()
     drop(dropped);
     let error = fails("its release", released.release().await, ErrorKind::Lost)?;
     same("the reason", error.loss(), Some(LossReason::Shutdown))?;
-    ctx.sleep(ctx.short() / 5).await;
+    ctx.would_show_within(ctx.short() / 5).await;
     same(
         "the number of releases",
         peer.gate.calls(Step::Release),
@@ -254,7 +249,7 @@ async fn nothing_renews_afterwards(ctx: Ctx) -> Result<(), Failure> {
     let guard = peer.take(&peer.short(&ctx.name()?)?).await?;
     peer.client.shutdown(ctx.short() / 2).await?;
     let calls = peer.gate.all_calls();
-    ctx.sleep(ctx.short() * 2).await;
+    ctx.would_show_within(ctx.short() * 2).await;
     same("the number of calls", peer.gate.all_calls(), calls)?;
     same(
         "its state",
@@ -300,9 +295,7 @@ async fn an_acquire_under_way_ends_without_a_lock(ctx: Ctx) -> Result<(), Failur
                 lock.acquire().await.map(Some)
             }
         });
-        let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 0) };
-        ctx.eventually("it asks the store", ctx.answer(), asked)
-            .await?;
+        peer.asks(0).await?;
         let report = closed(&ctx, shut_down(&peer.client, ctx.short()), ctx.short());
         same("the report", report.await?.locks, Vec::new())?;
         let acquired = acquiring.done(&ctx, "it is answered", ctx.short()).await?;

@@ -5,12 +5,7 @@ use super::{
     peer::{Peer, left_untouched},
     task::Task,
 };
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-};
+use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
 use dlock_core::{Guard, Lock};
 use std::{
     sync::{
@@ -88,7 +83,7 @@ async fn turns(ctx: Ctx, lock: Lock, inside: Arc<AtomicU32>) -> Result<(), Failu
 
 async fn alone(ctx: &Ctx, inside: &AtomicU32, guard: Guard, span: Duration) -> Result<(), Failure> {
     same("how many others are inside", inside.fetch_add(1, SeqCst), 0)?;
-    ctx.sleep(span).await;
+    ctx.time_passes(span).await;
     let held = guard.check().is_ok();
     inside.fetch_sub(1, SeqCst);
     // A store that is slow or away may cost the lock, and then the guard says so.
@@ -114,7 +109,7 @@ async fn a_storm_of_cancelled_waiters_forgets_nobody(ctx: Ctx) -> Result<(), Fai
                 guard.release().await.map(drop)
             }));
         }
-        ctx.sleep(ctx.rounding()).await;
+        ctx.time_passes(ctx.rounding()).await;
         // Which of them go, and when, is another choice each round: before the release, or in the middle of the hand-off.
         let (before, survivors): (Vec<_>, Vec<_>) = waiting
             .into_iter()

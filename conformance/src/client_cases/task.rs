@@ -13,6 +13,18 @@ impl<T: Send + 'static> Task<T> {
         Self(tokio::spawn(future))
     }
 
+    /// The same, polled once before this returns: nobody says in which order tasks begin, and a waiter enters its queue at its first poll.
+    pub(crate) async fn begun(future: impl Future<Output = T> + Send + 'static) -> Self {
+        let mut future = Box::pin(future);
+        let at_once = polled(&mut future, 1).await;
+        Self::spawn(async move {
+            match at_once {
+                Some(output) => output,
+                None => future.await,
+            }
+        })
+    }
+
     pub(crate) fn is_done(&self) -> bool {
         self.0.is_finished()
     }

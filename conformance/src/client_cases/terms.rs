@@ -4,13 +4,7 @@ use super::{
     gate::Step,
     peer::{Peer, fails, frees, left_untouched},
 };
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-    fixture::Need,
-};
+use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
 use dlock_core::{Detached, ErrorKind, Guard, LossReason};
 use std::time::Duration;
 
@@ -29,7 +23,7 @@ async fn a_longest_hold_ends_though_it_is_renewed(ctx: Ctx) -> Result<(), Failur
     let most = ctx.kept() * 2;
     let began = ctx.now();
     let guard = peer.take(&peer.kept(&name)?.max_hold(most)?).await?;
-    ctx.sleep(ctx.kept() * 3 / 2).await;
+    ctx.time_passes(ctx.kept() * 3 / 2).await;
     guard.check()?; // past its lease, so it was renewed
     let lost = ctx.within("it ends", most, guard.lost()).await?;
     same("the reason", lost, LossReason::Deadline)?;
@@ -72,7 +66,7 @@ async fn what_is_attached_again_is_kept(ctx: Ctx) -> Result<(), Failure> {
     let attached = ctx.within("it is attached", ctx.answer(), attached).await?;
     let attached = attached.map_err(|not| Failure::new(not.error))?;
     same("the token", attached.token(), token)?;
-    ctx.sleep(ctx.kept() * 2).await;
+    ctx.time_passes(ctx.kept() * 2).await;
     attached.check()?;
     peer.refused(&peer.lock(&name)?).await?;
     frees(&ctx, attached).await

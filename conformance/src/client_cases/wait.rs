@@ -3,15 +3,9 @@
 use super::{
     gate::Step,
     peer::{Peer, fails, frees, left_untouched},
-    task::{Task, polled},
+    task::Task,
 };
-use crate::{
-    case::{Case, case},
-    clause::Clause,
-    ctx::Ctx,
-    failure::{Failure, ensure, same},
-    fixture::Need,
-};
+use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
 use dlock_core::{ErrorKind, Hint, Lane, Lock, Phase, Ticket, Wake};
 use std::{
     collections::BTreeSet,
@@ -77,9 +71,9 @@ async fn clients_are_served_in_order_where_the_store_keeps_one(ctx: Ctx) -> Resu
     for (number, peer) in peers.iter().enumerate() {
         let asked = peer.gate.answered(Step::Acquire);
         waiting.push(order.wait(&ctx, peer.lock(&name)?, number).await);
-        stands(&ctx, peer, asked).await?;
+        peer.stands(asked).await?;
         // Places that are times differ.
-        ctx.sleep(Duration::from_millis(5)).await;
+        ctx.time_passes(Duration::from_millis(5)).await;
     }
     frees(&ctx, guard).await?;
     all_served(&ctx, waiting).await?;
@@ -96,7 +90,7 @@ async fn the_store_sees_one_waiter_of_a_client(ctx: Ctx) -> Result<(), Failure> 
     for number in 0..10 {
         waiting.push(order.wait(&ctx, peer.lock(&name)?, number).await);
     }
-    ctx.sleep(ctx.short() / 2).await;
+    ctx.would_show_within(ctx.short() / 2).await;
     let tickets: BTreeSet<_> = peer
         .gate
         .seen(Step::Acquire, &name)
@@ -131,7 +125,7 @@ async fn a_long_wait_asks_the_store_seldom(ctx: Ctx) -> Result<(), Failure> {
     } else {
         Duration::from_secs(4)
     };
-    ctx.sleep(span).await;
+    ctx.time_passes(span).await;
     let interval = if ctx.is_session_bound() {
         (ctx.kept() / 3).min(LOOK)
     } else {
@@ -167,11 +161,11 @@ async fn a_release_is_pushed_to_the_next(ctx: Ctx) -> Result<(), Failure> {
     for _ in 0..3 {
         let name = ctx.name()?;
         let guard = other.take(&other.lock(&name)?).await?;
+        let answered = peer.gate.answered(Step::Acquire);
         let waiting = Task::spawn(peer.lock(&name)?.acquire());
-        let asked = || async { Ok(!peer.gate.seen(Step::Acquire, &name).is_empty()) };
-        ctx.eventually("it asks the store", ctx.answer(), asked)
-            .await?;
-        ctx.sleep(Duration::from_millis(20)).await;
+        peer.stands(answered).await?;
+        // What pushes may begin a moment after it has answered.
+        ctx.time_passes(Duration::from_millis(20)).await;
         frees(&ctx, guard).await?;
         // Far less than a look interval, which is two seconds for this lease.
         let bound = Duration::from_millis(100);
@@ -188,9 +182,7 @@ async fn a_lost_wake_up_costs_a_look_interval(ctx: Ctx) -> Result<(), Failure> {
     let guard = other.take(&other.lock(&name)?).await?;
     let interval = ctx.short() / 3;
     let waiting = Task::spawn(peer.short(&name)?.acquire());
-    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 0) };
-    ctx.eventually("it asks the store", ctx.answer(), asked)
-        .await?;
+    peer.asks(0).await?;
     peer.gate.set_deaf(true);
     frees(&ctx, guard).await?;
     let taken = waiting.done(&ctx, "it looks by itself", interval).await??;
@@ -201,11 +193,11 @@ async fn a_lost_wake_up_costs_a_look_interval(ctx: Ctx) -> Result<(), Failure> {
     let guard = other.take(&other.lock(&name)?).await?;
     let asked = peer.gate.answered(Step::Acquire);
     let deaf = Task::spawn(peer.short(&name)?.acquire());
-    stands(&ctx, &peer, asked).await?;
-    ctx.sleep(ctx.short() / 20).await;
+    peer.stands(asked).await?;
+    ctx.time_passes(ctx.short() / 20).await;
     let behind = Task::spawn(third.short(&name)?.acquire());
-    stands(&ctx, &third, 0).await?;
-    ctx.sleep(ctx.short() / 20).await;
+    third.stands(0).await?;
+    ctx.time_passes(ctx.short() / 20).await;
     peer.gate.freeze();
     frees(&ctx, guard).await?;
     let taken = behind
@@ -222,8 +214,9 @@ async fn a_local_release_wakes_the_next_without_the_store(ctx: Ctx) -> Result<()
     for drops in [false, true] {
         let name = ctx.name()?;
         let guard = peer.take(&peer.lock(&name)?).await?;
-        let waiting = Task::spawn(peer.lock(&name)?.acquire());
-        ctx.sleep(ctx.short() / 5).await;
+        let waiting = Task::begun(peer.lock(&name)?.acquire()).await;
+        // Long enough to be asleep.
+        ctx.time_passes(ctx.short() / 5).await;
         if drops {
             drop(guard);
         } else {
@@ -241,9 +234,7 @@ async fn wrong_wake_ups_fail_nothing(ctx: Ctx) -> Result<(), Failure> {
     let (name, stranger) = (ctx.name()?, ctx.name()?);
     let guard = other.take(&other.lock(&name)?).await?;
     let waiting = Task::spawn(peer.lock(&name)?.acquire());
-    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 0) };
-    ctx.eventually("it asks the store", ctx.answer(), asked)
-        .await?;
+    peer.asks(0).await?;
     let own = peer
         .gate
         .seen(Step::Acquire, &name)
@@ -267,7 +258,7 @@ async fn wrong_wake_ups_fail_nothing(ctx: Ctx) -> Result<(), Failure> {
         }
         peer.gate.inject(Hint::LookAgain);
         peer.gate.inject(Hint::Over(Lane(77)));
-        ctx.sleep(Duration::from_millis(5)).await;
+        ctx.would_show_within(Duration::from_millis(5)).await;
         same("the wait is over", waiting.is_done(), false)?;
     }
     frees(&ctx, guard).await?;
@@ -350,9 +341,9 @@ async fn a_waiter_out_of_time_passes_its_place_on(ctx: Ctx) -> Result<(), Failur
     let guard = other.take(&other.lock(&name)?).await?;
     let (limit, order) = (ctx.short() / 2, Order::default());
     let impatient = Task::spawn(peer.lock(&name)?.acquire_within(limit));
-    stands(&ctx, &peer, 0).await?;
+    peer.stands(0).await?;
     let mut waiting = vec![order.wait(&ctx, peer.lock(&name)?, 1).await];
-    ctx.sleep(limit / 10).await;
+    ctx.time_passes(limit / 10).await;
     let in_line = peer.client.capabilities().wake == Wake::Line;
     if in_line {
         // Behind the first client's place, whoever has it.
@@ -364,7 +355,7 @@ async fn a_waiter_out_of_time_passes_its_place_on(ctx: Ctx) -> Result<(), Failur
         waited,
         ErrorKind::Timeout { phase: Phase::Wait },
     )?;
-    ctx.sleep(limit / 10).await;
+    ctx.time_passes(limit / 10).await;
     frees(&ctx, guard).await?;
     all_served(&ctx, waiting).await?;
     let wanted = if in_line { vec![1, 2] } else { vec![1] };
@@ -406,13 +397,6 @@ async fn all_served(
     Ok(())
 }
 
-/// Waits for one answer more than so many: until then somebody else may come first.
-async fn stands(ctx: &Ctx, peer: &Peer, answered: usize) -> Result<(), Failure> {
-    let answered = || async { Ok(peer.gate.answered(Step::Acquire) > answered) };
-    ctx.eventually("it stands in line", ctx.answer(), answered)
-        .await
-}
-
 /// Who came in, one after the other.
 #[derive(Clone, Default)]
 struct Order(Arc<Mutex<Vec<usize>>>);
@@ -426,22 +410,18 @@ impl Order {
         number: usize,
     ) -> Task<Result<(), dlock_core::Error>> {
         let order = self.clone();
-        let mut acquiring = Box::pin(lock.acquire());
-        // The first poll lets it into the queue, and is made here: nobody says in which order tasks begin.
-        let at_once = polled(&mut acquiring, 1).await;
-        let waiting = Task::spawn(async move {
-            let guard = match at_once {
-                Some(acquired) => acquired?,
-                None => acquiring.await?,
-            };
+        let waiting = Task::begun(async move {
+            let guard = lock.acquire().await?;
             order
                 .0
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .push(number);
             guard.release().await.map(drop)
-        });
-        ctx.sleep(Duration::from_millis(5)).await;
+        })
+        .await;
+        // What its first poll asked for is on its way.
+        ctx.time_passes(Duration::from_millis(5)).await;
         waiting
     }
 

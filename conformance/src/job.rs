@@ -1,0 +1,33 @@
+//! What a process does that a case started.
+
+use crate::{Failure, MakeFixture, testbed::worker::Job};
+use dlock_core::DistributedLock;
+use std::{process::ExitCode, sync::Arc};
+
+/// Does it to its end, and tells who started it how that was.
+pub(crate) fn done(job: &Job, work: impl Future<Output = Result<(), Failure>>) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let done = runtime
+        .map_err(Failure::from)
+        .and_then(|runtime| runtime.block_on(work));
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("worker {}: {failure}", job.name);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A driver of the store that the case runs on.
+pub(crate) async fn driver(
+    job: &Job,
+    fixtures: &[Arc<dyn MakeFixture>],
+) -> Result<Arc<dyn DistributedLock>, Failure> {
+    let wanted = job.arg("fixture")?;
+    let maker = fixtures.iter().find(|fixture| fixture.name() == wanted);
+    let maker = maker.ok_or_else(|| Failure::new(format_args!("no fixture is called {wanted}")))?;
+    maker.connect(job.arg("url")?).await
+}

@@ -109,6 +109,7 @@ async fn a_dropped_call_is_over_before_the_next_one_begins() {
         }
         drop(call);
         let left = driver.inspect(&req.name).await.unwrap().holds;
+        // What came after the answer would come by then: nothing else shows that nothing does.
         tokio::time::sleep(SECOND / 50).await;
         let later = driver.inspect(&req.name).await.unwrap().holds;
         assert_eq!(left, later, "nothing comes after the next answer");

@@ -88,6 +88,7 @@ pub(super) async fn deaf(file: &Path) {
     assert_eq!(refusal.look_in, Some(SECOND / 10));
     let other = Client::builder(Arc::new(open(file).await)).build().unwrap();
     let waiter = tokio::spawn(async move { other.lock("a").unwrap().acquire().await });
+    // It looks a few times in vain: a waiter that only looks leaves no trace of that.
     tokio::time::sleep(SECOND / 4).await;
     frees(&driver, &first).await;
     let soon = tokio::time::timeout(SECOND, waiter).await;

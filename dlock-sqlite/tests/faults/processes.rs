@@ -81,6 +81,7 @@ async fn a_killed_holder_is_gone_with_its_lease() {
     holder.expect("held", LIMIT).await.unwrap();
     holder.kill_9().await.unwrap();
     let refusal = held(&driver, &acquire("a", SECOND)).await;
+    // The dead one's lease runs out, and that is when it was told to look.
     tokio::time::sleep(refusal.look_in.unwrap()).await;
     granted(&driver, &acquire("a", SECOND)).await;
 }
@@ -202,6 +203,7 @@ async fn a_waiter_in_another_process_is_woken() {
         while touched(&bed).is_empty() {
             tokio::time::sleep(SECOND / 100).await;
         }
+        // The file is there a moment before somebody watches it, which shows nowhere.
         tokio::time::sleep(SECOND / 20).await;
         let freed = Clock::boot().now();
         frees(&driver, &first).await;
@@ -227,6 +229,7 @@ async fn without_wake_ups_waiters_look_and_leave_no_files() {
     assert!(rest > SECOND * 29, "{rest:?}");
     let client = Client::builder(Arc::new(polling)).build().unwrap();
     let waiter = tokio::spawn(async move { client.lock("a").unwrap().acquire().await });
+    // It looks a few times in vain: a waiter that only looks leaves no trace of that.
     tokio::time::sleep(SECOND / 4).await;
     frees(&bed.driver().await, &first).await;
     let soon = tokio::time::timeout(SECOND, waiter).await;

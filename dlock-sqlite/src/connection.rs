@@ -14,6 +14,7 @@ use rustix::fs::{
     Access, AtFlags, CWD, FileType, Mode, StatxAttributes, StatxFlags, access, mknodat, stat,
     statfs, statx,
 };
+use rustix::io::Errno;
 use sqlx::{
     ConnectOptions, Connection as _, SqliteConnection,
     sqlite::{SqliteConnectOptions, SqliteSynchronous},
@@ -88,6 +89,14 @@ impl Place {
         match stat(&self.path) {
             Ok(status) if (status.st_dev, status.st_ino) == self.id => Ok(()),
             _ => Err(error::replaced(&self.path)),
+        }
+    }
+
+    /// Whether another file, or none, has the name by now. A folder that cannot be read says nothing of that.
+    pub(crate) fn is_replaced(&self) -> bool {
+        match stat(&self.path) {
+            Ok(status) => (status.st_dev, status.st_ino) != self.id,
+            Err(error) => matches!(error, Errno::NOENT | Errno::NOTDIR),
         }
     }
 
@@ -169,7 +178,7 @@ fn make(path: &Path) -> Result<PathBuf> {
         Mode::from_raw_mode(0o600),
         0,
     ) {
-        Ok(()) | Err(rustix::io::Errno::EXIST) => path.canonicalize().map_err(failed),
+        Ok(()) | Err(Errno::EXIST) => path.canonicalize().map_err(failed),
         Err(cause) => Err(failed(cause.into())),
     }
 }

@@ -266,7 +266,11 @@ impl DistributedLock for SqliteDriver {
         batch: &[Renew],
         give_up: Instant,
     ) -> Result<Vec<Result<Renewed>>> {
-        self.connection.place().still_there()?;
+        if self.connection.place().is_replaced() {
+            // Whoever comes next opens what has the name now, and finds nobody inside.
+            tracing::warn!(place = ?self.connection, "sqlite: the lock file was moved, deleted or replaced: the locks held in it are over");
+            return Ok(batch.iter().map(|_| Ok(Renewed::NotHeld)).collect());
+        }
         let mut answers = Vec::with_capacity(batch.len());
         for some in batch.chunks(RENEW_BATCH) {
             let prolonged: Vec<_> = some

@@ -45,7 +45,7 @@ fn a_signal_while_the_name_is_kept_shut_ends_dlock_which_says_until_when() {
 fn the_lease_is_that_of_the_session() {
     let desk = Desk::new();
     let text = format!("echo in >'{}'; exec sleep 600", desk.text("in"));
-    let held = ["exec", "--lease", "2s", "lease", "-c", &text];
+    let held = ["exec", "--lease", "5s", "lease", "-c", &text];
     let holder = start(at(&url(), &held));
     desk.line("in");
     holder.signal(Signal::SIGKILL);

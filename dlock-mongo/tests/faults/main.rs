@@ -8,3 +8,4 @@ mod requests;
 mod settings;
 mod testbed;
 mod waking;
+mod warnings;

@@ -78,6 +78,17 @@ impl Testbed {
         self.raw.database("admin").run_command(point).await.unwrap();
     }
 
+    /// How often a command has failed since it was said that they should.
+    pub(crate) async fn failed(&self) -> i64 {
+        let asked = doc! { "getParameter": 1, "failpoint.failCommand": 1 };
+        let admin = self.raw.database("admin");
+        let answer = admin.run_command(asked).await.unwrap();
+        let point = answer.get_document("failpoint.failCommand").unwrap();
+        let entered = point.get("timesEntered").unwrap();
+        let entered = entered.as_i64().or(entered.as_i32().map(i64::from));
+        entered.unwrap()
+    }
+
     pub(crate) async fn heal(&self) {
         let point = doc! { "configureFailPoint": "failCommand", "mode": "off" };
         self.raw.database("admin").run_command(point).await.unwrap();

@@ -1,0 +1,65 @@
+//! What was warned about in this process.
+
+use std::{
+    fmt,
+    sync::{Mutex, OnceLock, PoisonError},
+};
+use tracing::{
+    Event, Level, Metadata, Subscriber,
+    field::{Field, Visit},
+    span,
+};
+
+static HEARD: OnceLock<Mutex<Vec<String>>> = OnceLock::new();
+
+struct Listener;
+
+/// From now on; once is enough.
+pub(crate) fn listen() {
+    HEARD.get_or_init(|| {
+        tracing::subscriber::set_global_default(Listener).unwrap();
+        Mutex::default()
+    });
+}
+
+/// How many of them contain that text.
+pub(crate) fn count(text: &str) -> usize {
+    let heard = HEARD.get().map(Mutex::lock).unwrap();
+    let heard = heard.unwrap_or_else(PoisonError::into_inner);
+    heard.iter().filter(|words| words.contains(text)).count()
+}
+
+impl Subscriber for Listener {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN && metadata.target().starts_with("dlock_mongo")
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut words = Words(String::new());
+        event.record(&mut words);
+        if let Some(heard) = HEARD.get() {
+            let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
+            heard.push(words.0);
+        }
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+struct Words(String);
+
+impl Visit for Words {
+    fn record_debug(&mut self, _: &Field, value: &dyn fmt::Debug) {
+        self.0.push_str(&format!("{value:?} "));
+    }
+}

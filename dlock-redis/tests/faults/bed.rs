@@ -13,10 +13,12 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
+/// Only a test that would hang meets it.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A server and a driver of its own.
 pub(crate) struct Testbed {
@@ -217,7 +219,9 @@ impl Testbed {
     }
 
     pub(crate) async fn until(&self, condition: impl AsyncFn() -> bool) {
+        let began = Instant::now();
         while !condition().await {
+            assert!(began.elapsed() < LIMIT, "it never comes about");
             self.sleep(1).await;
         }
     }

@@ -7,7 +7,7 @@ use dlock_redis::RedisDriver;
 use std::{
     fmt::{Debug, Write},
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -228,7 +228,9 @@ async fn what_voids_a_lock_is_warned_about_once_in_the_life_of_a_client() {
         info.text().unwrap().contains(what)
     };
     // A replica is counted when it has its copy.
+    let began = Instant::now();
     while !says(&master, "connected_slaves:1") || !says(&replica, "master_link_status:up") {
+        assert!(began.elapsed() < SECOND * 60, "no replica");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     for (server, words) in [
@@ -243,7 +245,8 @@ async fn what_voids_a_lock_is_warned_about_once_in_the_life_of_a_client() {
             server.command(&words).unwrap();
         }
         let name = "a".parse().unwrap();
-        while driver.inspect(&name).await.is_err() {}
+        let again = async { while driver.inspect(&name).await.is_err() {} };
+        tokio::time::timeout(SECOND * 60, again).await.unwrap();
         let heard = heard.lock().unwrap().clone();
         for word in words {
             let said = heard.iter().filter(|said| said.contains(word));

@@ -94,10 +94,10 @@ end
 
 /// `tell(rest)`: whoever is first in line is told so, and when to look. Those of whom nobody hears are taken out on the way.
 ///
-/// Needs `call`, `key`, `line`, `ends`. A script touches 32 entries, skipped and told together, whatever stands there.
+/// Needs `call`, `key`, `line`, `ends`, `budget`. A script touches 32 entries, skipped and told together, whatever stands there
+/// and however many names it is about.
 /// A push that the server refuses (no right to that channel) has no receivers: the hold is gone by then, which must not be an error.
 const TELL: &str = r"
-local budget = 32
 local function push(kind, ticket, more)
   local channel, number = string.match(ticket, '^(.*):(%d+)$')
   local heard = channel and redis.pcall('PUBLISH', channel, kind .. number .. more .. key)
@@ -158,7 +158,7 @@ local unserved = not (won or served) and budget == 0 and call('EXISTS', line) ==
 /// somebody stands, whoever asks stands first, so that its old place counts, and then serves the line: nobody passes it.
 /// The hold is written last: what fails on a key that is none of ours fails before, and nobody holds then.
 const ACQUIRE_TEXT: &str = r"
-local call, free = redis.call, false
+local call, free, budget = redis.call, false, 32
 local key, line, ends, counter = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, hold, lease, latest, note = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local stands, follows, join = ARGV[6], ARGV[7], ARGV[8]
@@ -268,7 +268,7 @@ return {1, micros, token, 1, tonumber(lease), behind}
 /// Answers what each would have been answered. One `EXISTS` finds that all names are free and unwaited for, which is the
 /// common case; if that cannot be said each looks for itself, as does a name that stands twice.
 const ACQUIRES_TEXT: &str = r"
-local call, n = redis.call, #KEYS / 4
+local call, n, budget = redis.call, #KEYS / 4, 32
 --TIME
 local function one(key, line, ends, counter, owner, hold, lease, latest, note, stands, free)
   local follows, join
@@ -293,7 +293,7 @@ return out
 /// hold lives. Whether somebody waits is found by taking the first one out, which a hand-off has to do anyway. Publishes Redisson's `0` whenever the name becomes free: its waiters look at nothing else.
 /// A user without the right to that channel wakes none of them, and the release is done all the same.
 const RELEASE_TEXT: &str = r"
-local call, line, key, ends, unwaited = redis.call, KEYS[1], KEYS[2], KEYS[3], false
+local call, line, key, ends, unwaited, budget = redis.call, KEYS[1], KEYS[2], KEYS[3], false, 32
 local owner, hold, keep = ARGV[1], ARGV[2], ARGV[3]
 --RELEASE
 ";
@@ -340,6 +340,7 @@ else
     return {2, shut - now}
   end
 end
+if budget == 0 and call('EXISTS', line) == 1 then return {3} end
 local first = not unwaited and call('ZPOPMIN', line)[1]
 if first then
   time = time or call('TIME')
@@ -359,7 +360,7 @@ return 0
 /// `KEYS` the line of each, then the record of each, then the ends of each; `ARGV` the same way. Answers what each would
 /// have been answered. One `EXISTS` finds that nobody waits for any of them; a release adds nobody to a line.
 const RELEASES_TEXT: &str = r"
-local call, n = redis.call, #KEYS / 3
+local call, n, budget = redis.call, #KEYS / 3, 32
 local function one(line, key, ends, owner, hold, unwaited)
   local keep
 --RELEASE
@@ -387,7 +388,7 @@ if ticket then
 end
 if turn then call('DEL', key)
 elseif call('EXISTS', key) == 1 or call('EXISTS', line) == 0 then return 0 end
-local time, me, first = call('TIME'), false, false
+local time, me, first, budget = call('TIME'), false, false, 32
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 --TELL
 --SERVE
@@ -434,7 +435,8 @@ return out
 /// `KEYS` record, line, ends; `ARGV` the token it must have, if it must. The token key stays: what was broken is never repeated.
 /// Answers what it did, the token, and 1 when there were more dead in line than one script takes out.
 const BREAK_TEXT: &str = r"
-local call, key, line, ends, me, first = redis.call, KEYS[1], KEYS[2], KEYS[3], false, false
+local call, key, line, ends = redis.call, KEYS[1], KEYS[2], KEYS[3]
+local me, first, budget = false, false, 32
 local token = call('HGET', key, '~t')
 if call('EXISTS', key) == 0 then return {0} end
 if ARGV[1] and ARGV[1] ~= token then return {-1, token} end

@@ -161,6 +161,46 @@ async fn what_one_meets_in_a_script_of_several_is_its_own() {
 }
 
 #[tokio::test]
+async fn the_dead_of_all_names_in_a_script_have_one_budget_and_nobody_is_left_unserved() {
+    let t = Testbed::start();
+    let [client, other] = [t.client().await, t.client().await];
+    let wanted = t.of_many_names(MANY);
+    for answer in join_all(wanted.iter().map(|req| client.driver.acquire(req))).await {
+        granted(answer);
+    }
+    let waited = 5..8;
+    for at in waited.clone() {
+        let line = format!("dlock:{{{}}}:line", wanted[at].name);
+        let dead = (1..=20).map(|place| (place, format!("dlock:c:gone:{place}")));
+        let dead: Vec<(u64, String)> = dead.collect();
+        let _: () = t.raw().await.zadd_multiple(&line, &dead).await.unwrap();
+        let mut waiting = other.waits(&t, at as u64);
+        waiting.name = wanted[at].name.clone();
+        other.held(&waiting).await;
+    }
+    t.raw_command(&["CONFIG", "RESETSTAT"]).await;
+    for answer in join_all(wanted.iter().map(|req| release(&client.driver, req))).await {
+        assert!(matches!(answer, Ok(Released::Freed)));
+    }
+    let mut turns = [other.turn().await, other.turn().await, other.turn().await];
+    turns.sort_unstable();
+    assert!(waited.eq(turns.map(|turn| usize::try_from(turn).unwrap())));
+    // 21 of the first name and 11 of the second; whoever stands there then is served by a leave each.
+    assert_eq!(t.calls("evalsha").await, 4 + 3 + 2);
+    // An acquire that finds so many is refused though nobody is inside, and asks again until it has it.
+    let wanted = &wanted[20..];
+    for req in wanted {
+        let line = format!("dlock:{{{}}}:line", req.name);
+        let dead = (1..=10).map(|place| (place, format!("dlock:c:gone:{place}")));
+        let dead: Vec<(u64, String)> = dead.collect();
+        let _: () = t.raw().await.zadd_multiple(&line, &dead).await.unwrap();
+    }
+    for answer in join_all(wanted.iter().map(|req| client.driver.acquire(req))).await {
+        granted(answer);
+    }
+}
+
+#[tokio::test]
 async fn a_name_that_is_not_this_users_costs_the_others_nothing() {
     let t = Testbed::start();
     let wanted = t.of_many_names(MANY);

@@ -43,6 +43,14 @@ impl Failure {
         self.late
     }
 
+    /// The same, with what it happened to said first.
+    pub(crate) fn of(self, what: impl Display) -> Self {
+        Self {
+            words: format!("{what}: {}", self.words),
+            ..self
+        }
+    }
+
     /// The same, found by whoever stands there.
     pub(crate) fn seen_from(mut self, at: &'static Location<'static>) -> Self {
         self.at = at;

@@ -161,11 +161,12 @@ async fn a_new_incarnation_knows_nothing_of_it(ctx: Ctx) -> Result<(), Failure> 
     // After a lapse, and after a break; by a stranger, and by the same owner.
     let next = other.take_soon(&ctx.ask(&name)).await?;
     other.frees(&next).await?;
-    caller.take(&first.ask.again().lasting(ctx.long())).await?;
-    let beside = caller.take(&first.ask.again()).await?;
+    let again = || first.ask.again().lasting(ctx.long());
+    caller.take(&again()).await?;
+    let beside = caller.take(&again()).await?;
     caller.release(&beside, Some(ctx.long())).await?;
     other.breaks(&name, None).await?;
-    let last = caller.take(&first.ask.again()).await?;
+    let last = caller.take(&again()).await?;
     caller.frees(&last).await
 }
 

@@ -341,7 +341,7 @@ async fn told(
     done: impl Future<Output = Result<bool, Failure>> + Send,
 ) -> Result<bool, Failure> {
     done.await
-        .map_err(|failure| Failure::new(format_args!("{member:?}: {failure}")))
+        .map_err(|failure| failure.of(format_args!("{member:?}")))
 }
 
 /// Members of a product that run at once on a real store: each has connections of its own.

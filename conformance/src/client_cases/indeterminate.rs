@@ -240,6 +240,8 @@ async fn a_grant_that_is_worth_nothing_is_given_back(ctx: Ctx) -> Result<(), Fai
     let before = peer.gate.calls(Step::Acquire);
     let waiting = lock.acquire_within(ctx.short());
     fails("the wait", waiting.await, TIMEOUT)?;
+    // Until its last grant is given back, a try is refused.
+    peer.settles(ctx.short()).await?;
     fails("try_acquire", lock.try_acquire().await, TIMEOUT)?;
     let calls = peer.gate.calls(Step::Acquire) - before;
     let most = usize::try_from(ctx.short().as_millis() / 10)?;

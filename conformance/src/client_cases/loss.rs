@@ -428,7 +428,7 @@ async fn a_lost_guard_takes_nothing_from_the_next_holder(ctx: Ctx) -> Result<(),
         let name = ctx.name()?;
         let guard = peer.take(&peer.fixed(&name)?).await?;
         let next = other
-            .short(&name)?
+            .kept(&name)?
             .acquire_within(ctx.short() * 2 + ctx.slack());
         let next = next.await?;
         if releases {
@@ -437,7 +437,8 @@ async fn a_lost_guard_takes_nothing_from_the_next_holder(ctx: Ctx) -> Result<(),
             drop(guard);
         }
         peer.settles(ctx.answer()).await?;
-        ctx.would_show_within(ctx.short() / 2).await;
+        // At its next renewal.
+        ctx.would_show_within(ctx.kept() / 2).await;
         same("the next one's state", next.state(), State::Held)?;
         frees(&ctx, next).await?;
     }

@@ -56,7 +56,7 @@ pub trait Image: fmt::Debug + Send + Sync + 'static {
 
     /// How long a start may take.
     fn start_limit(&self) -> Duration {
-        Duration::from_secs(30)
+        Duration::from_secs(60)
     }
 }
 

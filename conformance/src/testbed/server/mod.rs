@@ -46,9 +46,9 @@ pub trait Service: fmt::Debug + Send + Sync + 'static {
     /// Another server may have taken the port in the same instant: compare `pid`, or whatever else tells them apart.
     fn ready(&self, site: &Site, pid: u32) -> bool;
 
-    /// How long a start may take.
+    /// How long a start may take; on a machine that does too much at once that is far more than it should.
     fn start_limit(&self) -> Duration {
-        Duration::from_secs(20)
+        Duration::from_secs(60)
     }
 }
 

@@ -219,9 +219,7 @@ impl MongoSet {
     pub fn settled(&self) -> io::Result<()> {
         let began = Instant::now();
         let is_settled = |member: &ServerProcess| {
-            let asked = document([("hello", 1.into())]);
-            let hello =
-                wire::command(member.addr(), "admin", asked, HELLO_LIMIT).unwrap_or_default();
+            let hello = hello(member.addr()).unwrap_or_default();
             ["isWritablePrimary", "secondary"]
                 .iter()
                 .any(|role| field(&hello, role) == Some(&Value::Bool(true)))
@@ -322,13 +320,21 @@ fn url_at(addr: SocketAddr) -> String {
 }
 
 fn initiate(names: &[SocketAddr], first: SocketAddr) -> io::Result<()> {
+    begin(names, first)?;
+    if names.len() == 1 {
+        primary_of(&[first], ELECTION_LIMIT)?;
+    }
+    Ok(())
+}
+
+/// Asks for a set of these members. Asked once more, the server says that there is one and does nothing.
+pub(super) fn begin(names: &[SocketAddr], first: SocketAddr) -> io::Result<()> {
     let members: Vec<Value> = (0..)
         .zip(names)
         .map(|(id, name)| {
             document([("_id", Value::Int(id)), ("host", name.to_string().into())]).into()
         })
         .collect();
-    let alone = members.len() == 1;
     let settings = document([
         ("electionTimeoutMillis", 1000.into()),
         ("heartbeatIntervalMillis", 200.into()),
@@ -341,20 +347,25 @@ fn initiate(names: &[SocketAddr], first: SocketAddr) -> io::Result<()> {
         ("settings", settings.into()),
     ]);
     let begin = document([("replSetInitiate", config.into())]);
-    wire::command(first, "admin", begin, COMMAND_LIMIT)?;
-    if alone {
-        primary_of(&[first], ELECTION_LIMIT)?;
-    }
-    Ok(())
+    wire::command(first, "admin", begin, COMMAND_LIMIT).map(drop)
+}
+
+/// What a server says of itself to everybody.
+pub(super) fn hello(addr: SocketAddr) -> io::Result<Fields> {
+    let asked = document([("hello", 1.into())]);
+    wire::command(addr, "admin", asked, HELLO_LIMIT)
+}
+
+/// Whether it says that it takes writes.
+pub(super) fn is_primary(hello: &Fields) -> bool {
+    field(hello, "isWritablePrimary") == Some(&Value::Bool(true))
 }
 
 fn primary_of(members: &[SocketAddr], limit: Duration) -> io::Result<usize> {
     let began = Instant::now();
     while began.elapsed() < limit {
         let terms = members.iter().enumerate().filter_map(|(member, addr)| {
-            let hello =
-                wire::command(*addr, "admin", document([("hello", 1.into())]), HELLO_LIMIT).ok()?;
-            (field(&hello, "isWritablePrimary") == Some(&Value::Bool(true))).then_some(())?;
+            is_primary(&hello(*addr).ok()?).then_some(())?;
             let asked = document([("replSetGetStatus", 1.into())]);
             // With users, a set of one may be asked for no more than a greeting.
             let status = wire::command(*addr, "admin", asked, HELLO_LIMIT).unwrap_or_default();
@@ -389,7 +400,7 @@ fn failed(step: &'static str, source: io::Error) -> ServerError {
 }
 
 const PROGRAM: &str = "mongod";
-const SET: &str = "rs0";
+pub(super) const SET: &str = "rs0";
 const MISSING: ServerError = ServerError::Missing {
     server: PROGRAM,
     remedy: "run ./test, which fetches it, install MongoDB 5.0 or newer, or set MONGOD to the program or DLOCK_TEST_MONGO_URL to a server",

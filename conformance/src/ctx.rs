@@ -275,6 +275,12 @@ impl Ctx {
         bound.max(session + session / 4)
     }
 
+    /// How long a server may take a killed process for a living one that does not come.
+    #[must_use]
+    pub(crate) fn unheard(&self) -> Duration {
+        self.0.pace.unheard
+    }
+
     /// What a grant of that lease must promise at least: half of it, and where a session has to be proven a quarter of that.
     #[must_use]
     pub fn promised(&self, lease: Duration) -> Duration {

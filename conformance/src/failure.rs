@@ -1,6 +1,6 @@
 //! Why a case failed.
 
-use dlock_core::ErrorKind;
+use dlock_core::{DriverError, ErrorKind};
 use std::{
     any::Any,
     error::Error,
@@ -61,8 +61,12 @@ impl Failure {
 impl<E: Error + 'static> From<E> for Failure {
     #[track_caller]
     fn from(error: E) -> Self {
-        let client = (&error as &dyn Any).downcast_ref::<dlock_core::Error>();
-        let late = client.is_some_and(|error| matches!(error.kind(), ErrorKind::Timeout { .. }));
+        let any: &dyn Any = &error;
+        let kind = any
+            .downcast_ref::<dlock_core::Error>()
+            .map(dlock_core::Error::kind);
+        let kind = kind.or_else(|| any.downcast_ref::<DriverError>().map(DriverError::kind));
+        let late = kind.is_some_and(is_late);
         let mut words = error.to_string();
         let mut source = error.source();
         while let Some(cause) = source {
@@ -74,6 +78,12 @@ impl<E: Error + 'static> From<E> for Failure {
             ..Self::new(words)
         }
     }
+}
+
+/// Whether a store that answers too late for a short lease may be all that is behind such an error.
+pub(crate) fn is_late(kind: ErrorKind) -> bool {
+    use ErrorKind::{Indeterminate, Timeout, Unavailable};
+    matches!(kind, Timeout { .. } | Unavailable | Indeterminate)
 }
 
 impl Display for Failure {

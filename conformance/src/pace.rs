@@ -19,6 +19,8 @@ pub(crate) struct Pace {
     pub(crate) rounding: Duration,
     /// What a holder's session lasts, where holds end with one: a crash costs that much, however short the lease.
     pub(crate) session: Option<Duration>,
+    /// How long a server may take a killed process for a living one: a turn that is not taken, and the look of who is behind it.
+    pub(crate) unheard: Duration,
     /// Between two looks at a condition.
     pub(crate) step: Duration,
     /// The most that one call may take in a case that breaks nothing.
@@ -39,6 +41,10 @@ impl Pace {
                 Home::Container => shortest.max(Duration::from_secs(1)),
             },
         );
+        if home == Home::Container {
+            // The engine forwards its port, and closes the way to the server some time after the process is gone.
+            pace.unheard = pace.kept / 3 + Duration::from_secs(2);
+        }
         if !store.session_bound {
             // A case that drops at each step waits for what was dropped to be settled, each time.
             pace.limit += store.late * 20;
@@ -64,6 +70,7 @@ impl Pace {
                 kept: Duration::from_secs(3).max(shortest),
                 rounding: Duration::from_millis(2),
                 session: None,
+                unheard: Duration::ZERO,
                 long: Duration::from_secs(60),
                 slack: Duration::from_millis(50),
                 step: Duration::from_millis(10),
@@ -75,6 +82,7 @@ impl Pace {
                 kept: Duration::from_millis(500).max(shortest) * 4,
                 rounding: Duration::from_millis(2),
                 session: None,
+                unheard: Duration::ZERO,
                 long: Duration::from_secs(30),
                 slack: Duration::from_millis(500),
                 step: Duration::from_millis(10),

@@ -1,7 +1,7 @@
 //! A client process as client-level cases see it.
 
 use super::gate::{Gate, Step};
-use crate::{Caller, Ctx, Failure, Faults, ensure, expect::seen_from_here, same};
+use crate::{Caller, Ctx, Failure, Faults, expect::seen_from_here, failure::is_late, same};
 use dlock_core::{
     Client, DistributedLock, Error, ErrorKind, Guard, Lease, Lock, LockName, Outcome, Pass,
     Snapshot,
@@ -222,12 +222,14 @@ pub(crate) fn fails<T>(
         Ok(_) => Err(Failure::new(format_args!(
             "{what} should fail with {kind:?}"
         ))),
+        Err(error) if error.kind() == kind => Ok(error),
         Err(error) => {
-            ensure(
-                error.kind() == kind,
-                format_args!("{what} should fail with {kind:?}, failed with {error:?}"),
-            )?;
-            Ok(error)
+            let words = format!("{what} should fail with {kind:?}, failed with {error:?}");
+            Err(if is_late(error.kind()) {
+                Failure::late(words)
+            } else {
+                Failure::new(words)
+            })
         }
     }
 }

@@ -160,12 +160,8 @@ async fn killed_processes_that_waited_delay_nobody(ctx: Ctx) -> Result<(), Failu
         waiter.kill_9().await?;
     }
     frees(&ctx, guard).await?;
-    // Far less than a look interval of so long a lease, unless their places end with their sessions.
-    let bound = if ctx.is_session_bound() {
-        ctx.dead_for(Duration::ZERO) + ctx.slack()
-    } else {
-        ctx.slack()
-    };
+    // Far less than a look interval of so long a lease, unless their places end with their sessions, or their ends are told late.
+    let bound = ctx.dead_for(ctx.unheard()) + ctx.slack();
     let taken = waiting
         .done(&ctx, "the living one gets it", bound)
         .await??;

@@ -203,9 +203,9 @@ pub(crate) fn is_missing_table(error: &DriverError) -> bool {
     number_in(error) == Some(NO_TABLE)
 }
 
-/// The row stood in another's way, rather than the other way round: to try again at once is worth it.
-pub(crate) fn is_deadlock(error: &DriverError) -> bool {
-    number_in(error) == Some(1213)
+/// It did not wait for what was in the way, which may be gone: to try again at once is worth it.
+pub(crate) fn is_brief(error: &DriverError) -> bool {
+    matches!(number_in(error), Some(1020 | 1213 | 1412))
 }
 
 fn number_in(error: &DriverError) -> Option<u16> {

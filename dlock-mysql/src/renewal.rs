@@ -37,7 +37,7 @@ impl Store {
             let in_time = self.now() < give_up;
             if in_time
                 && error::is_contention(&error)
-                && (part.len() > 1 || error::is_deadlock(&error))
+                && (part.len() > 1 || error::is_brief(&error))
             {
                 self.repeats.fetch_add(1, Ordering::Relaxed);
                 if let Ok(free) = self.unlocked(all, &part, give_up).await {

@@ -116,10 +116,11 @@ impl Watch<'_> {
     fn lost(&self, so: &str) {
         let name = self.guard.name();
         let remaining = self.guard.remaining();
-        // Its end is a little early, as every lease's is.
+        // Whose renewals are well has come to no other end. Its end is a little early, as every lease's is.
+        let well = matches!(self.guard.state(), State::Held);
         let planned = self
             .most
-            .filter(|(most, end)| *end <= Instant::now() + remaining + *most / 50 + SLACK);
+            .filter(|(most, end)| well || *end <= Instant::now() + remaining + *most / 50 + SLACK);
         let why = match (self.guard.state(), planned) {
             (
                 State::Held | State::Uncertain | State::Lost(LossReason::Deadline),

@@ -27,7 +27,7 @@ use tempfile::TempDir;
 pub(crate) const DLOCK: &str = env!("CARGO_BIN_EXE_dlock");
 
 /// Longer than anything here takes, also on a machine that does other things.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// The server that all tests share; each has names of its own.
 pub(crate) fn server() -> &'static RedisServer {

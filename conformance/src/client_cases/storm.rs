@@ -53,7 +53,8 @@ async fn a_storm_lets_nobody_in_beside_another(ctx: Ctx) -> Result<(), Failure> 
         peers.push(peer);
     }
     for task in tasks {
-        let bound = ctx.answer() * 3;
+        // The turns of whoever hears nothing cost others an accept lease or a look each: together more than ten seconds where leases are sessions.
+        let bound = ctx.answer() * 6;
         task.done(&ctx, "everybody has had their turns", bound)
             .await??;
     }

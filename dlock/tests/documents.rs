@@ -35,7 +35,10 @@ fn every_test_that_the_guarantees_name_exists() {
         name.matches('_').count() > 1 && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
     });
     let missing: Vec<_> = tests
-        .filter(|name| !code.contains(&format!("fn {name}(")))
+        // A function, or the name of a trial where a target has a main of its own.
+        .filter(|name| {
+            !code.contains(&format!("fn {name}(")) && !code.contains(&format!("\"{name}\","))
+        })
         .collect();
     assert!(
         missing.is_empty(),

@@ -119,7 +119,7 @@ fn the_command_starts_with_default_signals_and_none_blocked() {
 
 /// What these tests were started to ignore, and so is whatever they start; but for SIGPIPE, which Rust ignores here and not there.
 fn inherited() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let status = fs::read_to_string("/proc/self/status").unwrap();
     let ignored = masks(&status).into_iter().find(|(key, _)| *key == "SigIgn");
     ignored.unwrap().1 & !(1 << 12)
 }

@@ -159,6 +159,7 @@ async fn without_the_right_to_subscribe_waiters_look_and_a_close_waits_for_nothi
         });
         line.unwrap().parse::<u64>().unwrap()
     };
+    // Time for a storm: the pause is half a minute.
     tokio::time::sleep(SECOND / 2).await;
     let later = t.server.command(&["INFO", "stats"]).unwrap().text();
     assert!(of(&later) - of(&tried) <= 2, "{tried:?} {later:?}");

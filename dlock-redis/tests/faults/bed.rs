@@ -222,11 +222,11 @@ impl Testbed {
         let began = Instant::now();
         while !condition().await {
             assert!(began.elapsed() < LIMIT, "it never comes about");
-            self.sleep(1).await;
+            tokio::time::sleep(Duration::from_millis(1)).await; // between two looks
         }
     }
 
-    /// For leases to run out on the server, whose clock nobody can pause.
+    /// For leases and not-afters to run out on the server, whose clock nobody can pause.
     pub(crate) async fn sleep(&self, millis: u64) {
         tokio::time::sleep(Duration::from_millis(millis)).await;
     }

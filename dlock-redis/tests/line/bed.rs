@@ -103,7 +103,7 @@ impl Bed {
                 began.elapsed() < LIMIT,
                 "{standing} stand in line, not {count}"
             );
-            tokio::time::sleep(MILLI).await;
+            tokio::time::sleep(MILLI).await; // between two looks
         }
     }
 
@@ -122,7 +122,7 @@ impl Bed {
         let began = Instant::now();
         while self.say(&["EXISTS", "dlock:{a}"])? == 0 {
             ensure!(began.elapsed() < LIMIT, "it does not get in");
-            tokio::time::sleep(MILLI).await;
+            tokio::time::sleep(MILLI).await; // between two looks
         }
         Ok(worker)
     }
@@ -189,7 +189,7 @@ pub(crate) async fn work(job: &Job) -> Outcome {
         drop(tokio::spawn(async move {
             while let Ok(guard) = lock.acquire().await {
                 let inside = worker::say("inside");
-                tokio::time::sleep(stay).await;
+                tokio::time::sleep(stay).await; // its work
                 let released = guard.release().await;
                 let outside = worker::say("outside");
                 if inside.is_err() || outside.is_err() || released.is_err() {
@@ -254,6 +254,7 @@ impl Storm {
                 while Instant::now() < until {
                     if let Err(error) = turn(&lock, number, &turns).await {
                         errors.lock().unwrap().push(error.to_string());
+                        // A server that is gone fails at once, again and again.
                         tokio::time::sleep(MILLI * 10).await;
                     }
                 }
@@ -270,7 +271,7 @@ impl Storm {
     ) -> Outcome<usize> {
         let mut attacks = 0;
         while Instant::now() + pause < self.until {
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(pause).await; // the pace of the attack
             attack().await?;
             attacks += 1;
         }
@@ -318,7 +319,7 @@ impl Storm {
 async fn turn(lock: &Lock, client: usize, turns: &Mutex<Vec<Turn>>) -> Outcome {
     let guard = lock.acquire_within(LIMIT).await?;
     let from = Instant::now();
-    tokio::time::sleep(MILLI * fastrand::u32(3..=8)).await;
+    tokio::time::sleep(MILLI * fastrand::u32(3..=8)).await; // its work
     let held = guard.check().is_ok();
     let turn = Turn {
         client,

@@ -214,7 +214,7 @@ async fn dropped() -> Outcome {
             let got = after_polls(waiting.acquire(), polls).await;
             got.is_some_and(|got| got.is_ok())
         });
-        // Refused, it stands; then it is its turn, unless it is gone.
+        // Refused, it stands; then it is its turn, unless it is gone. Dropped in between, it comes to neither: no condition ends that.
         for _ in 0..40 {
             if waiting.is_finished() || bed.standing()? == 1 {
                 break;
@@ -235,7 +235,7 @@ async fn dropped() -> Outcome {
         );
         bed.until_standing(0).await?;
         while two.unsettled() > 0 {
-            tokio::time::sleep(MILLI).await;
+            tokio::time::sleep(MILLI).await; // between two looks
         }
         let keys = bed.say(&["EXISTS", "dlock:{a}", "dlock:{a}:ends"])?;
         ensure!(keys == 0, "after {polls} polls something is left");
@@ -279,7 +279,7 @@ async fn released() -> Outcome {
             "after {polls} polls the next acquire took {took:?}"
         );
         while clients.iter().any(|client| client.unsettled() > 0) {
-            tokio::time::sleep(MILLI).await;
+            tokio::time::sleep(MILLI).await; // between two looks
         }
         let keys = bed.say(&["EXISTS", "dlock:{a}", "dlock:{a}:line", "dlock:{a}:ends"])?;
         ensure!(keys == 0, "after {polls} polls something is left");

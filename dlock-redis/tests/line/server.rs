@@ -116,7 +116,7 @@ async fn stopped(lasts: Duration) -> Outcome {
     let times = storm
         .attack(MILLI * 500, async || {
             bed.process().stop()?;
-            tokio::time::sleep(stop).await;
+            tokio::time::sleep(stop).await; // it stands still for that long
             Ok(bed.process().cont()?)
         })
         .await?;
@@ -136,6 +136,7 @@ async fn replica() -> Outcome {
         error.to_string().contains("this is a replica now"),
         "{error}"
     );
+    // For long enough that renewals are refused: the lease goes on meanwhile.
     tokio::time::sleep(SECOND).await;
     bed.server.command(&["REPLICAOF", "NO", "ONE"])?;
     guard.check()?;

@@ -90,7 +90,7 @@ async fn until_heard(bed: &Bed) -> Outcome {
             return Ok(());
         }
         ensure!(began.elapsed() < LIMIT, "subscribed: {text}");
-        tokio::time::sleep(MILLI).await;
+        tokio::time::sleep(MILLI).await; // between two looks
     }
 }
 

@@ -60,6 +60,7 @@ async fn the_record_counts_living_holds_and_keeps_no_dead_ones() {
         holds.push(next);
     }
     assert_eq!(t.record().await[&field], "4");
+    // The shortest runs out on the server, whose clock nobody can pause.
     tokio::time::sleep(Duration::from_millis(120)).await;
     // The release of another prunes the one that ran out, and writes how many are left.
     assert!(matches!(
@@ -82,6 +83,7 @@ async fn the_record_counts_living_holds_and_keeps_no_dead_ones() {
     // Entered again, it is pruned and counted as well.
     let short = t.again(&first, Duration::from_millis(100));
     client.granted(&short).await;
+    // As above.
     tokio::time::sleep(Duration::from_millis(120)).await;
     client.granted(&t.again(&first, SECOND)).await;
     let record = t.record().await;

@@ -29,6 +29,7 @@ async fn a_refused_ticket_stands_with_place_deadline_and_ttl_and_a_look_moves_th
         let rest = t.rest(key).await;
         assert!(rest > SECOND * 9 && rest <= SECOND * 10, "{key} {rest:?}");
     }
+    // So that a later deadline is one: the server's clock goes on.
     tokio::time::sleep(Duration::from_millis(20)).await;
     waiter.held(&req).await;
     assert_eq!(t.line().await, stands, "the place stays");
@@ -138,6 +139,7 @@ async fn a_turn_that_lapsed_keeps_its_place_once_and_then_costs_it() {
     // It lets its turn lapse; whoever stands behind looks, and gets it.
     holder.release(&inside).await;
     assert_eq!(sleeper.turn().await, 1);
+    // The turn lasts a third of a lease, on the server.
     tokio::time::sleep(Duration::from_millis(110)).await;
     other.granted(&good).await;
     // One look or several: what counts is the turns.
@@ -147,6 +149,7 @@ async fn a_turn_that_lapsed_keeps_its_place_once_and_then_costs_it() {
     }
     other.release(&good).await;
     assert_eq!(sleeper.turn().await, 1);
+    // As above.
     tokio::time::sleep(Duration::from_millis(110)).await;
     inside = t.acquire(SECOND * 30);
     holder.granted(&inside).await;

@@ -1,7 +1,7 @@
 //! A server, an ensemble, and clients of them.
 
 use dlock_conformance::testbed::{ZooKeeperEnsemble, ZooKeeperServer, zookeeper::ZooKeeperOptions};
-use dlock_core::{Client, Guard};
+use dlock_core::{Client, Guard, LossReason};
 use dlock_zk::{ZkDriver, zookeeper_client as native};
 use std::{
     sync::Arc,
@@ -9,6 +9,7 @@ use std::{
 };
 use tokio::{
     runtime::Runtime,
+    task::JoinHandle,
     time::{sleep, timeout},
 };
 
@@ -20,7 +21,12 @@ pub(crate) fn runtime() -> Runtime {
 }
 
 pub(crate) async fn client(url: &str) -> Client {
-    let url = format!("{url}/dlock?dlock.session=3s");
+    client_for(url, SESSION).await
+}
+
+/// Whose sessions last that long.
+pub(crate) async fn client_for(url: &str, session: Duration) -> Client {
+    let url = format!("{url}/dlock?dlock.session={}s", session.as_secs());
     let driver = ZkDriver::connect(&url).await.expect("it connects");
     Client::builder(Arc::new(driver)).build().expect("a client")
 }
@@ -48,6 +54,33 @@ pub(crate) async fn seats(hosts: &str, name: &str) -> Vec<String> {
         .list_children(&format!("/dlock/{name}"))
         .await
         .unwrap_or_default()
+}
+
+/// So many seats are there, the holder's among them.
+pub(crate) async fn until_in_line(hosts: &str, name: &str, count: usize) {
+    let what = format!("{count} seats of {name}");
+    until(&what, SESSION * 10, || async {
+        seats(hosts, name).await.len() == count
+    })
+    .await;
+}
+
+/// Somebody who waits for it, and when it got in.
+pub(crate) fn waiting(client: Client, name: &'static str) -> JoinHandle<(Guard, Instant)> {
+    tokio::spawn(async move { (take(&client, name).await, Instant::now()) })
+}
+
+/// A guard is lost, and whoever waits gets in only then.
+pub(crate) async fn lost_before_another_holds(
+    guard: &Guard,
+    waiting: JoinHandle<(Guard, Instant)>,
+) -> (LossReason, Guard) {
+    let reason = timeout(SESSION * 2, guard.lost()).await;
+    let (reason, lost) = (reason.expect("lost in time"), Instant::now());
+    let next = timeout(SESSION * 5, waiting).await;
+    let (next, taken) = next.expect("the session ends").expect("a guard");
+    assert!(lost < taken, "another was inside before the first one knew");
+    (reason, next)
 }
 
 /// Within the bound the condition holds.

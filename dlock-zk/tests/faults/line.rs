@@ -1,11 +1,14 @@
 //! Those who wait, and a process that dies before them.
 
-use crate::bed::{SESSION, client, seats, server, take, until};
+use crate::bed::{SESSION, client, client_for, seats, server, take, until, until_in_line, waiting};
 use dlock_conformance::testbed::{
+    Proxy,
+    proxy::{Direction, Reach},
     worker::{self, Job, Worker},
     zookeeper::ZooKeeperOptions,
 };
 use dlock_core::{ErrorKind, Outcome};
+use dlock_zk::zookeeper_client as native;
 use std::{
     sync::{
         Arc,
@@ -37,12 +40,8 @@ pub(crate) async fn two_hundred_waiters_are_served_in_order_with_one_watch_fired
                 (place, token, at)
             }));
         }
-        until(
-            "its first one stands in line",
-            Duration::from_secs(10),
-            || async { seats(&hosts, "long").await.len() == at + 2 },
-        )
-        .await;
+        // Its first one stands there.
+        until_in_line(&hosts, "long", at + 2).await;
     }
     let fired = || server.figure("zk_sum_node_deleted_watch_count").unwrap();
     let before = fired();
@@ -76,6 +75,50 @@ pub(crate) async fn two_hundred_waiters_are_served_in_order_with_one_watch_fired
     );
 }
 
+/// The one who is next knows of everybody ahead without asking: also of whoever comes in while it hears nothing.
+pub(crate) async fn whoever_is_next_waits_for_those_who_came_in_beside_the_holder() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let (one, two) = (client(&server.url()).await, client(&server.url()).await);
+    let (hosts, name) = (server.addr().to_string(), "beside");
+    let raw = native::Client::connect(&hosts).await.unwrap();
+    for cut_off in [false, true] {
+        let outer = take(&one, name).await;
+        let proxy = Proxy::start(server.addr()).await.unwrap();
+        let next = client_for(&server.url_at(proxy.addr()), SESSION * 5).await;
+        let mut next = waiting(next, name);
+        // Said behind everything that it asks before it waits.
+        until("one says that it waits", SESSION * 3, || async {
+            let mut said = false;
+            for seat in seats(&hosts, name).await {
+                let data = raw.get_data(&format!("/dlock/{name}/{seat}")).await;
+                said |= data.is_ok_and(|(data, _)| data.starts_with(b"dlock 1\nwaits\n"));
+            }
+            said
+        })
+        .await;
+        // What it is told from here on gets lost with the connection.
+        proxy.blackhole(Reach::All, cut_off);
+        let inner = two.lock(name).unwrap().join(&outer.pass()).await.unwrap();
+        let beside = seats(&hosts, name).await;
+        let beside = beside.iter().find(|seat| seat.contains('.')).unwrap();
+        let watched = proxy.watch(Direction::ClientToServer, beside.as_bytes());
+        let left = Outcome::StillHeld { holds: 1 };
+        assert_eq!(outer.release().await.unwrap(), left);
+        if cut_off {
+            proxy.cut();
+            proxy.heal();
+        }
+        tokio::select! {
+            _ = &mut next => panic!("somebody got in beside a hold"),
+            watched = timeout(SESSION * 5, watched.reaches(1)) => watched.expect("it looks"),
+        }
+        inner.check().unwrap();
+        assert_eq!(inner.release().await.unwrap(), Outcome::Released);
+        let next = timeout(SESSION * 5, next).await.expect("it is served");
+        next.unwrap().0.release().await.unwrap();
+    }
+}
+
 /// Takes it, hands the pass to whoever started it, and stays.
 pub(crate) async fn hold(job: &Job) {
     let client = client(job.arg("url").unwrap()).await;
@@ -101,16 +144,11 @@ pub(crate) async fn a_second_process_keeps_the_name_when_the_first_is_killed() {
         }));
     }
     let inner = second.lock(name).unwrap().join(&pass).await.unwrap();
-    until("all stand in line", SESSION * 3, || async {
-        seats(&hosts, name).await.len() == 5
-    })
-    .await;
+    until_in_line(&hosts, name, 5).await;
     first.kill_9().await.unwrap();
     // Its seat ends with its session: what is left is the one beside it, and the three.
-    until("the first one's seat is gone", SESSION * 3, || async {
-        seats(&hosts, name).await.len() == 4
-    })
-    .await;
+    until_in_line(&hosts, name, 4).await;
+    // Time itself must pass, here and below: what is looked at is that nothing happens.
     sleep(SESSION / 3).await;
     let nobody = |waiting: &[tokio::task::JoinHandle<()>]| waiting.iter().all(|w| !w.is_finished());
     assert!(nobody(&waiting), "somebody got in beside a hold");

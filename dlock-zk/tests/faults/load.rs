@@ -1,36 +1,60 @@
 //! Faults under load: killed leaders, lost replies. The few of each test are many in its soak.
 
-use crate::bed::{SESSION, client, ensemble, seats, server, until};
+use crate::bed::{client, ensemble, server, until, until_in_line};
 use dlock_conformance::testbed::{
     Proxy,
-    proxy::{Direction, Fault, Reach, Trigger},
+    proxy::{Fault, Trigger},
     zookeeper::ZooKeeperOptions,
 };
 use dlock_core::Client;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
-use tokio::time::sleep;
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 
 /// Counts under the lock with what a double hold would break.
+#[derive(Default)]
 struct Load {
     inside: AtomicU32,
     count: AtomicU64,
     last: AtomicU64,
+    over: AtomicBool,
 }
 
-async fn load(client: Client, name: &'static str, shared: Arc<Load>, until: Instant) {
-    while Instant::now() < until {
+impl Load {
+    /// So many more got in.
+    async fn goes_on(&self, by: u64) {
+        let counted = self.count.load(SeqCst);
+        until("it goes on", Duration::from_secs(60), || async {
+            self.count.load(SeqCst) >= counted + by
+        })
+        .await;
+    }
+
+    /// Everybody goes home, and leaves nothing behind.
+    async fn ends(&self, tasks: JoinSet<()>, hosts: &str, name: &str) {
+        self.over.store(true, SeqCst);
+        tasks.join_all().await;
+        until_in_line(hosts, name, 0).await;
+    }
+}
+
+async fn load(client: Client, name: &'static str, shared: Arc<Load>) {
+    while !shared.over.load(SeqCst) {
         let lock = client.lock(name).expect("it works");
         let Ok(guard) = lock.acquire_within(Duration::from_secs(5)).await else {
             continue;
         };
         if guard.check().is_ok() {
             assert_eq!(shared.inside.fetch_add(1, SeqCst), 0, "two inside");
+            // As somebody who does something: a second one would be seen.
             sleep(Duration::from_millis(2)).await;
             let held = guard.check().is_ok();
             shared.inside.fetch_sub(1, SeqCst);
@@ -44,26 +68,16 @@ async fn load(client: Client, name: &'static str, shared: Arc<Load>, until: Inst
     }
 }
 
-fn shared() -> Arc<Load> {
-    Arc::new(Load {
-        inside: AtomicU32::new(0),
-        count: AtomicU64::new(0),
-        last: AtomicU64::new(0),
-    })
-}
-
 async fn leaders_die(kills: u32) {
     let ensemble = ensemble().await;
-    let end = Instant::now() + Duration::from_secs(u64::from(kills) * 6 + 3);
-    let shared = shared();
-    let mut tasks = Vec::new();
+    let (shared, mut tasks) = (Arc::new(Load::default()), JoinSet::new());
     for _ in 0..4 {
         let client = client(&ensemble.url()).await;
-        tasks.push(tokio::spawn(load(client, "led", Arc::clone(&shared), end)));
+        tasks.spawn(load(client, "led", Arc::clone(&shared)));
     }
     for _ in 0..kills {
-        sleep(Duration::from_secs(1)).await;
-        let (counted, servers) = (shared.count.load(SeqCst), Arc::clone(&ensemble));
+        shared.goes_on(50).await;
+        let servers = Arc::clone(&ensemble);
         let killed = tokio::task::spawn_blocking(move || {
             servers.until_it_serves().expect("it works");
             let leader = servers.leader().expect("one leads");
@@ -72,26 +86,18 @@ async fn leaders_die(kills: u32) {
             leader
         });
         let leader = killed.await.expect("it works");
-        until(
-            "it goes on under another leader",
-            Duration::from_secs(15),
-            || async { shared.count.load(SeqCst) > counted + 3 },
-        )
-        .await;
+        shared.goes_on(4).await;
         let servers = Arc::clone(&ensemble);
         tokio::task::spawn_blocking(move || servers.server(leader).restart().expect("it works"))
             .await
             .expect("it works");
     }
-    for task in tasks {
-        task.await.expect("it works");
-    }
-    assert!(shared.count.load(SeqCst) > 0);
+    println!(
+        "{} holds, {kills} leaders killed",
+        shared.count.load(SeqCst)
+    );
     let hosts = ensemble.url()["zk://".len()..].to_owned();
-    until("no orphan is left", SESSION * 3, || async {
-        seats(&hosts, "led").await.is_empty()
-    })
-    .await;
+    shared.ends(tasks, &hosts, "led").await;
 }
 
 pub(crate) async fn two_killed_leaders_under_load_lose_nothing() {
@@ -105,9 +111,7 @@ pub(crate) async fn soak_twenty_killed_leaders_under_load_lose_nothing() {
 async fn replies_are_lost(faults: u32) {
     let server = server(ZooKeeperOptions::default()).await;
     let proxy = Proxy::start(server.addr()).await.expect("it works");
-    let shared = shared();
-    let end = Instant::now() + Duration::from_secs(u64::from(faults) / 2 + 4);
-    let mut tasks = Vec::new();
+    let (shared, mut tasks) = (Arc::new(Load::default()), JoinSet::new());
     for at in 0..4 {
         let url = if at < 2 {
             server.url_at(proxy.addr())
@@ -115,12 +119,7 @@ async fn replies_are_lost(faults: u32) {
             server.url()
         };
         let client = client(&url).await;
-        tasks.push(tokio::spawn(load(
-            client,
-            "lossy",
-            Arc::clone(&shared),
-            end,
-        )));
+        tasks.spawn(load(client, "lossy", Arc::clone(&shared)));
     }
     for at in 0..faults {
         // Of a create, of a delete, of whatever is next.
@@ -130,19 +129,13 @@ async fn replies_are_lost(faults: u32) {
             _ => b"/dlock/lossy",
         };
         let strike = proxy.on_next(Trigger::on(needle), Fault::CutAfterRequest);
-        sleep(Duration::from_millis(400)).await;
-        strike.disarm();
+        let struck = timeout(Duration::from_secs(60), strike.struck()).await;
+        struck.expect("a reply to lose");
+        shared.goes_on(10).await;
     }
-    proxy.set_delay(Reach::All, Direction::ServerToClient, Duration::ZERO);
-    for task in tasks {
-        task.await.expect("it works");
-    }
-    assert!(shared.count.load(SeqCst) > u64::from(faults));
+    println!("{} holds, {faults} replies lost", shared.count.load(SeqCst));
     let hosts = server.addr().to_string();
-    until("no orphan is left", SESSION * 3, || async {
-        seats(&hosts, "lossy").await.is_empty()
-    })
-    .await;
+    shared.ends(tasks, &hosts, "lossy").await;
 }
 
 pub(crate) async fn twenty_lost_replies_under_load_lose_nothing() {

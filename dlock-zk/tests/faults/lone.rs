@@ -1,6 +1,9 @@
 //! One server, and what can happen to it, to the way there, and to what it keeps.
 
-use crate::bed::{SESSION, client, seats, server, take, until};
+use crate::bed::{
+    SESSION, client, client_for, lost_before_another_holds, seats, server, take, until,
+    until_in_line, waiting,
+};
 use dlock_conformance::testbed::{
     Proxy,
     proxy::{Fault, Reach, Trigger},
@@ -60,11 +63,7 @@ pub(crate) async fn holds_of_one_incarnation_go_in_any_order_while_three_wait() 
                 guard.release().await.unwrap();
             }));
         }
-        let hosts = server.addr().to_string();
-        until("three stand in line", Duration::from_secs(10), || async {
-            seats(&hosts, "shared").await.len() == 4
-        })
-        .await;
+        until_in_line(&server.addr().to_string(), "shared", 4).await;
         let pass = outer.pass();
         let inner = two.lock("shared").unwrap().join(&pass).await.unwrap();
         assert_eq!(inner.token(), outer.token());
@@ -77,7 +76,8 @@ pub(crate) async fn holds_of_one_incarnation_go_in_any_order_while_three_wait() 
             first.release().await.unwrap(),
             Outcome::StillHeld { holds: 1 }
         );
-        sleep(Duration::from_millis(300)).await;
+        // Time itself must pass: what is looked at is that nothing happens.
+        sleep(SESSION / 10).await;
         assert!(
             waiting.iter().all(|waiter| !waiter.is_finished()),
             "somebody got in beside a hold"
@@ -94,12 +94,11 @@ pub(crate) async fn a_hold_whose_making_was_not_answered_is_found_again() {
     let server = server(ZooKeeperOptions::default()).await;
     let proxy = Proxy::start(server.addr()).await.unwrap();
     // A long session: whoever joins once has a third of it, for the way back to the server, too.
-    let url = format!("{}/dlock?dlock.session=15s", server.url_at(proxy.addr()));
-    let open = async || {
-        let driver = ZkDriver::connect(&url).await.unwrap();
-        Client::builder(Arc::new(driver)).build().unwrap()
-    };
-    let (one, two) = (open().await, open().await);
+    let url = server.url_at(proxy.addr());
+    let (one, two) = (
+        client_for(&url, SESSION * 5).await,
+        client_for(&url, SESSION * 5).await,
+    );
     let hosts = server.addr().to_string();
     for round in 0..6 {
         let outer = take(&one, "found").await;
@@ -119,10 +118,7 @@ pub(crate) async fn a_hold_whose_making_was_not_answered_is_found_again() {
         inner.check().unwrap();
         assert_eq!(inner.release().await.unwrap(), Outcome::Released);
         // What was open is settled, and settled is gone.
-        until("nothing is left", SESSION * 10, || async {
-            seats(&hosts, "found").await.is_empty()
-        })
-        .await;
+        until_in_line(&hosts, "found", 0).await;
         proxy.heal();
     }
 }
@@ -132,6 +128,7 @@ pub(crate) async fn a_server_that_stands_still_past_the_session_costs_the_lock_i
     let client = client(&server.url()).await;
     let guard = take(&client, "still").await;
     let process = server.process().expect("ours");
+    // Time itself must pass: so short a stop costs nothing, neither at once nor when it would show.
     process.stop().unwrap();
     sleep(SESSION / 6).await;
     process.cont().unwrap();
@@ -157,16 +154,10 @@ pub(crate) async fn a_client_cut_off_past_its_session_is_lost_before_another_hol
         client(&server.url()).await,
     );
     let guard = take(&cut_off, "cut").await;
-    let waiting = tokio::spawn(async move { (take(&other, "cut").await, Instant::now()) });
-    sleep(SESSION / 3).await;
+    let other = waiting(other, "cut");
+    until_in_line(&server.addr().to_string(), "cut", 2).await;
     proxy.blackhole(Reach::All, true);
-    guard.lost().await;
-    let lost = Instant::now();
-    let (next, taken) = timeout(SESSION * 3, waiting)
-        .await
-        .expect("the session ends")
-        .unwrap();
-    assert!(lost < taken, "another was inside before the first one knew");
+    let (_, next) = lost_before_another_holds(&guard, other).await;
     proxy.heal();
     next.release().await.unwrap();
     let again = take(&cut_off, "cut").await;
@@ -203,10 +194,7 @@ pub(crate) async fn a_seat_that_somebody_removed_is_taken_anew_by_its_waiter() {
     let hosts = server.addr().to_string();
     let guard = take(&holder, "removed").await;
     let waiting = tokio::spawn(async move { take(&waiter, "removed").await });
-    until("it waits", Duration::from_secs(5), || async {
-        seats(&hosts, "removed").await.len() == 2
-    })
-    .await;
+    until_in_line(&hosts, "removed", 2).await;
     let raw = native::Client::connect(&hosts).await.unwrap();
     let mut line = seats(&hosts, "removed").await;
     line.sort_by_key(|file| file.split("lock-").last().map(str::to_owned));
@@ -239,6 +227,7 @@ pub(crate) async fn the_applications_own_session_carries_locks_as_long_as_it_las
     assert_eq!(stat.ephemeral_owner, own.session_id().0);
     let refused = other.lock("given").unwrap().try_acquire().await.unwrap();
     assert!(refused.is_none(), "held twice");
+    // Time itself must pass: the session is its own, twice as long, and proven all the while.
     sleep(SESSION * 8 / 3).await;
     guard.check().unwrap();
     assert_eq!(guard.release().await.unwrap(), Outcome::Released);

@@ -1,6 +1,8 @@
 //! An ensemble of three that is not whole.
 
-use crate::bed::{SESSION, client, ensemble, take};
+use crate::bed::{
+    SESSION, client, ensemble, lost_before_another_holds, take, until_in_line, waiting,
+};
 use dlock_conformance::testbed::{
     Proxy, ZooKeeperEnsemble, proxy::Reach, zookeeper::ZooKeeperOptions,
 };
@@ -8,12 +10,9 @@ use dlock_core::LossReason;
 use dlock_zk::zookeeper_client as native;
 use std::{
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Duration,
 };
-use tokio::{
-    runtime::Handle,
-    time::{sleep, timeout},
-};
+use tokio::{runtime::Handle, time::timeout};
 
 pub(crate) async fn without_a_quorum_a_holder_is_lost_in_time_and_nobody_gets_in() {
     let ensemble = ensemble().await;
@@ -58,16 +57,10 @@ pub(crate) async fn a_holder_on_a_follower_that_stands_still_is_lost_before_anot
         .collect();
     let other = client(&format!("zk://{}", rest.join(","))).await;
     let guard = take(&holder, "follower").await;
-    let waiting = tokio::spawn(async move { (take(&other, "follower").await, Instant::now()) });
-    sleep(SESSION / 3).await;
+    let other = waiting(other, "follower");
+    until_in_line(&rest[0], "follower", 2).await;
     ensemble.server(follower).stop().unwrap();
-    guard.lost().await;
-    let lost = Instant::now();
-    let (next, taken) = timeout(SESSION * 3, waiting)
-        .await
-        .expect("the session ends")
-        .unwrap();
-    assert!(lost < taken, "another was inside before the first one knew");
+    let (_, next) = lost_before_another_holds(&guard, other).await;
     ensemble.server(follower).cont().unwrap();
     next.release().await.unwrap();
 }
@@ -102,8 +95,8 @@ pub(crate) async fn a_holder_whose_follower_was_cut_off_is_lost_before_another_h
     let hosts = ensemble.addr(follower).to_string();
     let reader = native::Client::connect(&hosts).await.unwrap();
     let guard = take(&holder, "follower").await;
-    let waiting = tokio::spawn(async move { (take(&other, "follower").await, Instant::now()) });
-    sleep(SESSION / 3).await;
+    let other = waiting(other, "follower");
+    until_in_line(&hosts, "follower", 2).await;
     guard.check().unwrap();
     let cut_off = |on: bool| {
         for (who, whom, link) in &*links.lock().unwrap() {
@@ -113,14 +106,8 @@ pub(crate) async fn a_holder_whose_follower_was_cut_off_is_lost_before_another_h
         }
     };
     cut_off(true);
-    let reason = timeout(SESSION, guard.lost()).await.expect("lost in time");
-    let lost = Instant::now();
+    let (reason, next) = lost_before_another_holds(&guard, other).await;
     assert_eq!(reason, LossReason::Deadline);
-    let (next, taken) = timeout(SESSION * 3, waiting)
-        .await
-        .expect("the session ends")
-        .unwrap();
-    assert!(lost < taken, "another was inside before the first one knew");
     // All the while its server answers as if it were still inside.
     let seen = timeout(SESSION / 3, reader.list_children("/dlock/follower"));
     let seen = seen.await.expect("it answers reads").unwrap();

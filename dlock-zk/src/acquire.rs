@@ -11,7 +11,10 @@ use crate::{
 use dlock_core::{
     Acquire, Acquired, DriverError, FencingToken, Held, Instant, LockName, Result, Ticket,
 };
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering::SeqCst},
+    time::Duration,
+};
 use zookeeper_client::Error as Native;
 
 /// What an attempt came to.
@@ -186,6 +189,9 @@ impl Session {
             return Ok(Step::Anew);
         };
         if mine.hold == req.hold && mine.owner == req.owner {
+            if mine.is_first(self.clock.now()) {
+                return self.inside(req, mine, node, entered).await;
+            }
             let line = self.line(mine, &folder).await.map_err(unanswered)?;
             return self.judge(req, mine.id, &line, entered).await;
         }
@@ -246,71 +252,9 @@ impl Session {
             return Ok(Step::Anew);
         }
         match line.ahead_of(node.number) {
-            None => {
-                if mine.waits && mine.version().is_none() {
-                    // Whether it says so is not known: read first, then it can be written.
-                    return self.read_version(&mine, &node).await;
-                }
-                let end = entered + req.lease.length();
-                self.seats.change(id, |mine| {
-                    mine.phase = Phase::Held(end);
-                    mine.ticket = None;
-                    for watch in [mine.own.take(), mine.ahead.take()].into_iter().flatten() {
-                        watch.handle.abort();
-                    }
-                });
-                if mine.waits {
-                    self.say_held(&mine, &node);
-                }
-                Ok(Step::Done(self.granted(mine.token, 1, end, entered)))
-            }
+            None => self.inside(req, &mine, &node, entered).await,
             Some(_) => self.behind(req, &mine, &node, line, entered).await,
         }
-    }
-
-    async fn read_version(&self, mine: &Mine, node: &Node) -> Result<Step> {
-        let path = format!("{}/{}", self.root.folder(&mine.name), node.file);
-        let stat = self.client.check_stat(&path).await.map_err(unanswered)?;
-        self.seats.change(mine.id, |mine| {
-            if let (Some(node), Some(stat)) = (&mut mine.node, stat) {
-                node.version = Some(stat.version);
-            }
-        });
-        Ok(Step::Again)
-    }
-
-    pub(crate) fn version_unknown(&self, id: u64) {
-        self.seats.change(id, |mine| {
-            mine.alone = false;
-            if let Some(node) = &mut mine.node {
-                node.version = None;
-            }
-        });
-    }
-
-    /// The grant stands without it; it is for those who look, and sent before whatever the holder does next.
-    fn say_held(self: &Arc<Self>, mine: &Mine, node: &Node) {
-        let (path, data) = (
-            format!("{}/{}", self.root.folder(&mine.name), node.file),
-            mine.record(Use::Held).encode(),
-        );
-        let (session, id, before) = (Arc::clone(self), mine.id, node.version);
-        self.seats.change(id, |mine| {
-            mine.waits = false;
-            if let Some(node) = &mut mine.node {
-                node.version = node.version.map(|version| version + 1);
-            }
-        });
-        let client = self.client.clone();
-        // Called here, not in the task: the request is on its way when this returns.
-        let written = client.set_data(&path, &data, before);
-        let written: std::pin::Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(written);
-        tokio::spawn(async move {
-            match written.await {
-                Ok(_) | Err(Native::NoNode) => {}
-                Err(_) => session.version_unknown(id),
-            }
-        });
     }
 
     /// Somebody is before it: who, and whether that is itself.
@@ -343,18 +287,28 @@ impl Session {
         };
         let path = format!("{folder}/{}", ahead.file);
         let own = format!("{folder}/{}", node.file);
-        // A watch on the children of what can have none tells of its end alone, not of what is written to it.
-        // One flight: who is inside, the watch on the one ahead, the watch on the seat itself, and what it is for from now on.
+        let breaks = self.breaks.load(SeqCst);
+        // One flight: who is inside, the watch on the one ahead, the watch on the seat itself, what it is for from now on, and, if that one may
+        // be the only one ahead, whether it is now that its watch stands.
         let at_ahead =
-            (!watched(&mine.ahead, &ahead.file)).then(|| self.client.get_and_watch_children(&path));
+            (!watched(&mine.ahead, &ahead.file)).then(|| self.client.get_and_watch_data(&path));
+        // A watch on the children of what can have none tells of its end alone, not of what is written to it.
         let at_own = mine
             .own
             .is_none()
             .then(|| self.client.get_and_watch_children(&own));
         let data = mine.record(Use::Waits).encode();
         let written = (!mine.waits).then(|| self.client.set_data(&own, &data, node.version));
-        let (taken, at_ahead, at_own, written) =
-            futures_util::join!(taken, maybe(at_ahead), maybe(at_own), maybe(written));
+        let is_last = at_ahead.is_some() && mine.is_behind(&ahead.file, line);
+        let alone = is_last.then(|| look(&self.client, &folder));
+        let (taken, at_ahead, at_own, written, alone) = futures_util::join!(
+            taken,
+            maybe(at_ahead),
+            maybe(at_own),
+            maybe(written),
+            maybe(alone)
+        );
+        let is_last = matches!(&alone, Some(Ok(line)) if mine.is_behind(&ahead.file, line));
         if let Some(Ok(stat)) = &written {
             self.observe(stat);
             self.seats.change(mine.id, |mine| {
@@ -365,13 +319,15 @@ impl Session {
             });
         }
         let mut gone = false;
-        for (of, file, watch) in [
-            (Of::Own, &node.file, at_own),
-            (Of::Ahead, &ahead.file, at_ahead),
+        let at_own = at_own.map(|watch| watch.map(|(.., watcher)| watcher));
+        let at_ahead = at_ahead.map(|watch| watch.map(|(.., watcher)| watcher));
+        for (of, file, watch, last) in [
+            (Of::Own, &node.file, at_own, None),
+            (Of::Ahead, &ahead.file, at_ahead, is_last.then_some(breaks)),
         ] {
             match watch {
                 None => {}
-                Some(Ok((.., watcher))) => self.watch(mine.id, of, file, watcher),
+                Some(Ok(watcher)) => self.watch(mine.id, of, file, watcher, last),
                 Some(Err(Native::NoNode)) => gone = true,
                 Some(Err(error)) => return Err(failed(error)),
             }
@@ -453,6 +409,7 @@ impl Mine {
             own: None,
             ahead: None,
             early: None,
+            first: None,
             swept: false,
         }
     }

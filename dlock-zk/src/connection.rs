@@ -23,7 +23,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -206,6 +206,8 @@ pub(crate) struct Session {
     proof: Mutex<Proof>,
     over: AtomicBool,
     closing: AtomicBool,
+    /// How often its connection broke off, or came back.
+    pub(crate) breaks: AtomicU64,
     /// It is the application's, who may need it longer.
     given: bool,
 }
@@ -245,6 +247,7 @@ impl Session {
             }),
             over: AtomicBool::new(false),
             closing: AtomicBool::new(false),
+            breaks: AtomicU64::new(0),
             given: lanes.given.is_some(),
         });
         tokio::spawn(keep(Arc::clone(&session)));

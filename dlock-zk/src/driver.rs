@@ -283,7 +283,7 @@ impl Session {
         while let Some((id, node, found)) = asking.next().await {
             match found {
                 Ok((_, stat, watcher)) if stat.ephemeral_owner == self.client.session_id().0 => {
-                    self.watch(id, Of::Own, &node.file, watcher);
+                    self.watch(id, Of::Own, &node.file, watcher, None);
                 }
                 Ok(_) | Err(Native::NoNode) => {
                     self.seats.remove(id);

@@ -4,7 +4,7 @@
 //! lost and that nobody asks for again, removals that were not confirmed.
 
 use crate::{
-    commands::{look_now, token},
+    commands::{look, look_now, token},
     connection::Session,
     error::is_open,
     seats::{Early, Mine, Node, Phase, Watch},
@@ -12,7 +12,7 @@ use crate::{
 use dlock_core::Hint;
 use futures_core::stream::BoxStream;
 use futures_util::{
-    StreamExt,
+    FutureExt, StreamExt,
     future::{AbortRegistration, Abortable},
     stream::{self, FuturesUnordered},
 };
@@ -85,9 +85,14 @@ impl Hints {
 pub(crate) struct Watching {
     seat: u64,
     of: Of,
+    last: Last,
     watcher: OneshotWatcher,
     until: AbortRegistration,
 }
+
+/// Whether nobody is ahead when the one ahead is gone: it was the only one when its watch stood already. Whoever comes in through it writes to it,
+/// which the watch tells, unless the connection broke off since that count of breaks: what the servers tell anew then is not all that happened.
+pub(crate) type Last = Option<u64>;
 
 /// What is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +105,7 @@ pub(crate) enum Of {
 
 impl Session {
     /// A watch stands on the server from now on, for as long as the seat is there.
-    pub(crate) fn watch(&self, seat: u64, of: Of, file: &str, watcher: OneshotWatcher) {
+    pub(crate) fn watch(&self, seat: u64, of: Of, file: &str, watcher: OneshotWatcher, last: Last) {
         let (handle, until) = futures_util::future::AbortHandle::new_pair();
         let watch = Watch {
             file: file.to_owned(),
@@ -117,6 +122,7 @@ impl Session {
         drop(self.watches.send(Watching {
             seat,
             of,
+            last,
             watcher,
             until,
         }));
@@ -129,7 +135,7 @@ impl Session {
             .change(seat, |mine| mine.phase = Phase::Doomed(now));
     }
 
-    fn heard(&self, seat: u64, of: Of, event: &WatchedEvent) {
+    fn heard(self: &Arc<Self>, seat: u64, of: Of, last: Last, event: &WatchedEvent) {
         let Some(mine) = self.seats.get(seat) else {
             return;
         };
@@ -144,25 +150,59 @@ impl Session {
             (Of::Own, _) => {
                 self.seats.change(seat, |mine| mine.own = None);
             }
-            (Of::Ahead, _) => {
-                let now = self.clock.now();
-                let waits = matches!(mine.phase, Phase::Waits(_));
-                let early =
-                    waits.then(|| Early::send(now, &self.client, self.root.folder(&mine.name)));
-                let told = self.seats.change(seat, |seat| {
-                    seat.ahead = None;
-                    // Unless a look came at the same time and found it inside: a hold never becomes a turn again.
-                    let waits = matches!(seat.phase, Phase::Waits(_));
-                    if waits {
-                        seat.phase = Phase::Waits(Some(now + seat.accept));
-                        seat.early = early;
-                    }
-                    waits
-                });
-                if told == Some(true) {
-                    self.turn(&mine);
+            (Of::Ahead, EventType::NodeDataChanged) => {
+                let ahead = self.seats.change(seat, |seat| seat.ahead.take());
+                if let Some(ahead) = ahead.flatten() {
+                    tokio::spawn(Arc::clone(self).follow(mine, ahead.file));
                 }
             }
+            (Of::Ahead, EventType::NodeDeleted) if last == Some(self.breaks.load(SeqCst)) => {
+                self.ahead_left(&mine, None, true);
+            }
+            (Of::Ahead, _) => {
+                let waits = matches!(mine.phase, Phase::Waits(_));
+                let folder = self.root.folder(&mine.name);
+                let early = waits.then(|| Early::send(self.clock.now(), &self.client, folder));
+                self.ahead_left(&mine, early, false);
+            }
+        }
+    }
+
+    /// Perhaps its turn; whether it is was asked already, or is known.
+    fn ahead_left(&self, mine: &Mine, early: Option<Arc<Early>>, first: bool) {
+        let now = self.clock.now();
+        let told = self.seats.change(mine.id, |seat| {
+            seat.ahead = None;
+            // Unless a look came at the same time and found it inside: a hold never becomes a turn again.
+            let waits = matches!(seat.phase, Phase::Waits(_));
+            if waits {
+                seat.phase = Phase::Waits(Some(now + seat.accept));
+                (seat.early, seat.first) = (early, first.then_some(now));
+            }
+            waits
+        });
+        if told == Some(true) {
+            self.turn(mine);
+        }
+    }
+
+    /// The one ahead was written to: it is inside now, or somebody came in through it. Watched again, and seen who else is ahead, in one flight.
+    async fn follow(self: Arc<Self>, mine: Mine, ahead: String) {
+        let (folder, breaks) = (self.root.folder(&mine.name), self.breaks.load(SeqCst));
+        let path = format!("{folder}/{ahead}");
+        let watched = self.client.get_and_watch_data(&path);
+        let line = look(&self.client, &folder);
+        let (watched, line) = futures_util::join!(watched, line);
+        let (Ok((.., watcher)), Ok(line)) = (watched, &line) else {
+            // It left meanwhile; or nobody answered, and the next look asks.
+            let early = line.ok().map(|line| Early::known(self.clock.now(), line));
+            return self.ahead_left(&mine, early, false);
+        };
+        // A look may have watched one already, or found it inside.
+        let bare = |seat: &mut Mine| seat.ahead.is_none() && matches!(seat.phase, Phase::Waits(_));
+        if self.seats.change(mine.id, bare) == Some(true) {
+            let last = mine.is_behind(&ahead, line).then_some(breaks);
+            self.watch(mine.id, Of::Ahead, &ahead, watcher, last);
         }
     }
 
@@ -301,6 +341,21 @@ impl Session {
     }
 }
 
+impl Session {
+    /// The connection broke off, or came back, once or more often; says whether the session is over.
+    fn changed(&self, state: SessionState) -> bool {
+        self.breaks.fetch_add(1, SeqCst);
+        match state {
+            SessionState::Disconnected => {
+                tracing::debug!(target: "dlock::zk", lane = self.lane.0, "disconnected");
+            }
+            state if state.is_terminated() => return true,
+            _ => self.hints.say(Hint::LookAgain),
+        }
+        false
+    }
+}
+
 /// The task of a session: ends with it, or when it is closed and carries nothing.
 pub(crate) async fn attend(session: Arc<Session>, mut watching: mpsc::UnboundedReceiver<Watching>) {
     let mut heard = FuturesUnordered::new();
@@ -308,19 +363,22 @@ pub(crate) async fn attend(session: Arc<Session>, mut watching: mpsc::UnboundedR
     while !session.is_done() {
         let due = session.seats.next_due();
         tokio::select! {
-            Some(Watching { seat, of, watcher, until }) = watching.recv() => {
+            Some(Watching { seat, of, last, watcher, until }) = watching.recv() => {
                 let event = Abortable::new(watcher.changed(), until);
-                heard.push(async move { (seat, of, event.await) });
+                heard.push(async move { (seat, of, last, event.await) });
             }
-            Some((seat, of, event)) = heard.next(), if !heard.is_empty() => {
+            Some((seat, of, last, event)) = heard.next(), if !heard.is_empty() => {
+                // A break is said before whatever is told after it: it has to be known before that is judged.
+                let state = states.changed().now_or_never();
+                if state.is_some_and(|state| session.changed(state)) {
+                    break;
+                }
                 if let Ok(event) = event {
-                    session.heard(seat, of, &event);
+                    session.heard(seat, of, last, &event);
                 }
             }
-            state = states.changed() => match state {
-                SessionState::Disconnected => tracing::debug!(target: "dlock::zk", lane = session.lane.0, "disconnected"),
-                state if state.is_terminated() => break,
-                _ => session.hints.say(Hint::LookAgain),
+            state = states.changed() => if session.changed(state) {
+                break;
             },
             () = session.seats.earlier.notified() => {}
             () = session.clock.sleep_until(due) => {

@@ -8,6 +8,7 @@ mod connection;
 mod driver;
 mod error;
 mod hints;
+mod inside;
 mod line;
 mod next;
 mod reentry;

@@ -109,6 +109,14 @@ impl Line {
             .find(|seat| order(seat.number, number) == Ordering::Less)
     }
 
+    /// The seat before that one's number, where there is no other, and that one is there.
+    pub(crate) fn only_ahead_of(&self, file: &str) -> Option<&Seat> {
+        let number = self.find(file)?.number;
+        let is_before = |seat: &&Seat| order(seat.number, number) == Ordering::Less;
+        let mut before = self.0.iter().filter(is_before);
+        before.next().filter(|_| before.next().is_none())
+    }
+
     /// How many numbers there are before that one.
     pub(crate) fn count_before(&self, number: i64) -> usize {
         let mut before: Vec<_> = self.0.iter().map(|seat| seat.number).collect();
@@ -216,5 +224,11 @@ mod tests {
             Some("a-lock-0000000008.02")
         );
         assert!(line(&["noise"]).is_empty());
+        assert_eq!(seats.only_ahead_of("b-lock-0000000009"), None);
+        let alone = line(&["b-lock-0000000009", "a-lock-0000000008.01", "noise"]);
+        let ahead = alone.only_ahead_of("b-lock-0000000009");
+        assert_eq!(ahead.map(Seat::head), Some("a-lock-0000000008"));
+        assert_eq!(alone.only_ahead_of("a-lock-0000000008.01"), None);
+        assert_eq!(alone.only_ahead_of("c-lock-0000000010"), None);
     }
 }

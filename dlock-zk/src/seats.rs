@@ -45,6 +45,8 @@ pub(crate) struct Mine {
     pub(crate) ahead: Option<Watch>,
     /// Sent when the one ahead left.
     pub(crate) early: Option<Arc<Early>>,
+    /// When it was told that nobody is ahead any more.
+    pub(crate) first: Option<Instant>,
     /// Somebody is tidying it up.
     pub(crate) swept: bool,
 }
@@ -90,6 +92,14 @@ impl Early {
     pub(crate) fn take(&self, now: Instant) -> Option<BoxFuture<'static, Result<Line, Native>>> {
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         line.take().filter(|_| now.since(self.sent) <= SOON)
+    }
+
+    /// One that is answered already.
+    pub(crate) fn known(now: Instant, line: Line) -> Arc<Self> {
+        Arc::new(Self {
+            sent: now,
+            line: Mutex::new(Some(std::future::ready(Ok(line)).boxed())),
+        })
     }
 }
 
@@ -155,6 +165,18 @@ impl Mine {
 
     pub(crate) fn version(&self) -> Option<i32> {
         self.node.as_ref().and_then(|node| node.version)
+    }
+
+    /// Whether there is nobody but that seat ahead of it.
+    pub(crate) fn is_behind(&self, ahead: &str, line: &Line) -> bool {
+        let node = self.node.as_ref();
+        let only = node.and_then(|node| line.only_ahead_of(&node.file));
+        only.is_some_and(|seat| seat.file == ahead)
+    }
+
+    /// Whether it was told just now that nobody is ahead; as with [`Early`], that stays true for as long as the seat is there.
+    pub(crate) fn is_first(&self, now: Instant) -> bool {
+        self.own.is_some() && self.first.is_some_and(|told| now.since(told) <= SOON)
     }
 }
 

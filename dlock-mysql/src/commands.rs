@@ -23,12 +23,13 @@
 
 use crate::{
     config::Table,
+    lists::Lists,
     record::{Record, micros, written},
 };
-use dlock_core::{Acquire, FencingToken, HoldId, LockName, Owner, Renew};
+use dlock_core::{Acquire, FencingToken, HoldId, LockName, Owner};
 use futures_util::TryStreamExt;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row, SqlSafeStr, SqlStr, mysql::MySqlRow};
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 /// Makes the table where it is not there; several may try at once. A table of that name that looks otherwise is left alone and refused by a
 /// look at its columns.
@@ -61,10 +62,11 @@ pub(crate) const COLUMNS: [(&str, &str, Option<u64>, bool, bool); 10] = [
 
 /// Takes a name whose row is there and free or past its end, as a new incarnation; changes nothing else, nor anything after its not-after.
 ///
-/// The token is the server's µs, or one more than the last where the clock is behind that. Run twice, the second finds a living hold.
+/// The token is the server's µs, or one more than the last where the clock is behind that. Run twice, the second finds a living hold. It begins
+/// no earlier than the row was changed, though it may have begun to wait for the row before: a release of many tells by that who was inside when.
 const TAKE: &str = "UPDATE {table} SET token = LAST_INSERT_ID(GREATEST(token + 1, {now})), owner = ?, \
-    holds = CONCAT(?, LPAD(LOWER(HEX({now} + ?)), 16, '0')), expires = {now} + ?, keep_until = 0, began = {now}, changed = {now}, \
-    note = ?, version = version + 1 \
+    holds = CONCAT(?, LPAD(LOWER(HEX({now} + ?)), 16, '0')), expires = {now} + ?, keep_until = 0, \
+    began = GREATEST({now}, changed), changed = began, note = ?, version = version + 1 \
     WHERE name = ? AND expires <= {now} AND {now} <= ?";
 
 /// Takes a name that has no row, unless it is past its not-after: no row then. Of several at once one wins, the others get error 1062.
@@ -83,32 +85,13 @@ const SWAP: &str = "UPDATE {table} SET owner = ?, holds = ?, expires = ?, keep_u
     WHERE name = ? AND version = ? AND token = ? AND expires > {now} AND {now} <= ?";
 
 /// Ends whatever incarnation there is, or the one with that token, and answers its token, 0 where it was only shut. Run twice, the second
-/// finds it free. The token is read before the owner goes: a server assigns from left to right.
+/// finds it free. The token is read before the owner goes: a server assigns from left to right. Nothing is changed before the last change.
 const BREAK: &str = "UPDATE {table} SET token = token + 0 * LAST_INSERT_ID(IF(owner IS NULL, 0, token)), owner = NULL, holds = '', expires = 0, \
-    keep_until = 0, note = '', changed = {now}, version = version + 1 \
+    keep_until = 0, note = '', changed = GREATEST({now}, changed), version = version + 1 \
     WHERE name = ? AND expires > {now} AND (? OR (token = ? AND owner IS NOT NULL))";
 
-/// Prolongs sole holds, each judged alone; one that is not there, or not alone, is left as it is and not counted.
-///
-/// One transaction for all, which locks the rows in the order of their names, as every other batch does. Run twice it prolongs twice, never past
-/// lease after the second run. The second list ends in fixed widths, so no two entries read the same; both are filled up by repeating one.
-/// Holds begin with the same id, so the greater text is the later end.
-const RENEW: &str = "UPDATE {table} FORCE INDEX (PRIMARY) SET \
-    holds = GREATEST(holds, CONCAT(LEFT(holds, 16), LPAD(LOWER(HEX({now} + ?)), 16, '0'))), expires = GREATEST(expires, {now} + ?), \
-    changed = LAST_INSERT_ID({now}), version = version + 1 \
-    WHERE name IN ({list}) AND CONCAT(name, owner, LEFT(holds, 16)) IN ({list}) \
-    AND LENGTH(holds) = 32 AND expires > {now} AND {now} <= ?";
-
-/// Shows rows; locks and waits for nothing.
-const FIND: &str = "SELECT name, owner, token, holds, expires, keep_until, began, note, version, {now} FROM {table} FORCE INDEX (PRIMARY) \
-    WHERE name IN ({list})";
-
-/// Which of these rows nobody has locked at this moment; waits for none. The locks are its own until it is answered.
-const UNLOCKED: &str =
-    "SELECT name FROM {table} FORCE INDEX (PRIMARY) WHERE name IN ({list}) FOR UPDATE SKIP LOCKED";
-
 /// One step over the names in their order, free ones too: as many rows as the page may have, whatever they are. Locks nothing.
-const LIST: &str = "SELECT name, owner, token, holds, expires, keep_until, began, note, version, {now} FROM {table} \
+const LIST: &str = "SELECT name, owner, token, holds, expires, keep_until, began, note, version, {now}, changed FROM {table} \
     WHERE name >= ? AND name > ? AND name < ? ORDER BY name LIMIT ?";
 
 /// Names after one, and since when nobody has wanted them: what a sweep looks at. Locks nothing.
@@ -125,10 +108,6 @@ const TIME: &str = "SELECT {now}, ABS(TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(6), SY
 /// each time it stands in a statement: a fifth of what a renewed row costs it.
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, DATE'1970-01-01', UTC_TIMESTAMP(6))";
 
-/// Lengths of lists: few texts, so that each stays prepared.
-const SIZES: [usize; 4] = [1, 8, 64, RENEW_BATCH];
-/// Entries of one statement: longer ones gain nothing.
-pub(crate) const RENEW_BATCH: usize = 512;
 /// The least text that no name begins with.
 const PAST: &[u8] = &[0xff];
 
@@ -141,12 +120,10 @@ pub(crate) struct Statements {
     free: SqlStr,
     swap: SqlStr,
     break_lock: SqlStr,
-    renew: [SqlStr; 4],
-    find: [SqlStr; 4],
-    unlocked: [SqlStr; 4],
     list: SqlStr,
     stale: SqlStr,
     forget: SqlStr,
+    pub(crate) lists: Lists,
 }
 
 impl Statements {
@@ -154,9 +131,6 @@ impl Statements {
     pub(crate) fn new(table: &Table) -> Self {
         let table = table.quoted();
         let text = |sql: &str| ready(sql.replace("{table}", &table));
-        let sized = |sql: &str| {
-            SIZES.map(|size| text(&sql.replace("{list}", &["?"].repeat(size).join(", "))))
-        };
         Self {
             create: text(CREATE),
             take: text(TAKE),
@@ -164,12 +138,10 @@ impl Statements {
             free: text(FREE),
             swap: text(SWAP),
             break_lock: text(BREAK),
-            renew: sized(RENEW),
-            find: sized(FIND),
-            unlocked: sized(UNLOCKED),
             list: text(LIST),
             stale: text(STALE),
             forget: text(FORGET),
+            lists: Lists::new(&table),
         }
     }
 }
@@ -180,23 +152,8 @@ pub(crate) fn ddl(table: &Table) -> String {
 }
 
 /// With the server's time put in. Kept where it can be handed out without being copied.
-fn ready(sql: String) -> SqlStr {
+pub(crate) fn ready(sql: String) -> SqlStr {
     AssertSqlSafe(Arc::<str>::from(sql.replace("{now}", NOW))).into_sql_str()
-}
-
-/// The text for so many entries, and how many it has room for. Batches are cut to fit.
-fn fitting(sized: &[SqlStr; 4], entries: usize) -> (SqlStr, usize) {
-    let at = SIZES
-        .iter()
-        .position(|size| entries <= *size)
-        .unwrap_or(SIZES.len() - 1);
-    (sized[at].clone(), SIZES[at])
-}
-
-/// Fills a list up by repeating its last entry.
-fn filled<T: Clone>(list: impl Iterator<Item = T> + Clone, size: usize) -> impl Iterator<Item = T> {
-    let last = list.clone().last();
-    list.chain(last.into_iter().cycle()).take(size)
 }
 
 /// The server's time, and whether the session was given one of its own.
@@ -304,58 +261,6 @@ pub(crate) async fn break_lock(
     Ok((done.rows_affected() == 1).then(|| (had > 0).then_some(FencingToken(had))))
 }
 
-/// How many of at most [`RENEW_BATCH`] sole holds were prolonged, and the server's time if any was.
-pub(crate) async fn renew(
-    native: &mut MySqlConnection,
-    sql: &Statements,
-    batch: &[&Renew],
-    (lease, not_after): (Duration, i64),
-) -> sqlx::Result<(usize, Duration)> {
-    let (text, size) = fitting(&sql.renew, batch.len());
-    let lease = micros(lease);
-    let mut query = sqlx::query(text).bind(lease).bind(lease);
-    for entry in filled(batch.iter(), size) {
-        query = query.bind(entry.name.as_str().as_bytes());
-    }
-    for entry in filled(batch.iter(), size) {
-        let key = format!("{}{}{}", entry.name, written(&entry.owner), entry.hold);
-        query = query.bind(key.into_bytes());
-    }
-    let done = query.bind(not_after).execute(native).await?;
-    let matched = usize::try_from(done.rows_affected()).unwrap_or(usize::MAX);
-    Ok((matched, Duration::from_micros(done.last_insert_id())))
-}
-
-/// The rows of at most [`RENEW_BATCH`] names, by name; one that is missing has none.
-pub(crate) async fn find(
-    native: &mut MySqlConnection,
-    sql: &Statements,
-    names: &[&LockName],
-) -> sqlx::Result<HashMap<Vec<u8>, Record>> {
-    let (text, size) = fitting(&sql.find, names.len());
-    let mut query = sqlx::query(text);
-    for name in filled(names.iter(), size) {
-        query = query.bind(name.as_str().as_bytes());
-    }
-    let rows: Vec<MySqlRow> = query.fetch(native).try_collect().await?;
-    rows.iter().map(read).collect()
-}
-
-/// Which of at most [`RENEW_BATCH`] names have a row that nobody has locked.
-pub(crate) async fn unlocked(
-    native: &mut MySqlConnection,
-    sql: &Statements,
-    names: &[&LockName],
-) -> sqlx::Result<Vec<Vec<u8>>> {
-    let (text, size) = fitting(&sql.unlocked, names.len());
-    let mut query = sqlx::query(text);
-    for name in filled(names.iter(), size) {
-        query = query.bind(name.as_str().as_bytes());
-    }
-    let rows: Vec<MySqlRow> = query.fetch(native).try_collect().await?;
-    rows.iter().map(|row| row.try_get(0)).collect()
-}
-
 /// Rows in the order of their names.
 pub(crate) async fn list(
     native: &mut MySqlConnection,
@@ -421,7 +326,8 @@ pub(crate) fn bound(token: FencingToken) -> Option<i64> {
     i64::try_from(token.0).ok()
 }
 
-fn read(row: &MySqlRow) -> sqlx::Result<(Vec<u8>, Record)> {
+/// A row as statements show it.
+pub(crate) fn read(row: &MySqlRow) -> sqlx::Result<(Vec<u8>, Record)> {
     let text = |bytes: Vec<u8>| {
         String::from_utf8(bytes).map_err(|cause| sqlx::Error::Decode(Box::new(cause)))
     };
@@ -439,13 +345,14 @@ fn read(row: &MySqlRow) -> sqlx::Result<(Vec<u8>, Record)> {
         note: text(row.try_get(7)?)?,
         version: row.try_get(8)?,
         now: row.try_get(9)?,
+        changed: row.try_get(10)?,
     };
     Ok((row.try_get(0)?, record))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{SIZES, Statements, bound, ddl, filled, fitting};
+    use super::{Statements, bound, ddl};
     use dlock_core::{FencingToken, MAX_HOLDS};
 
     #[test]
@@ -473,21 +380,6 @@ mod tests {
         }
         assert_eq!(made.matches(" not null").count(), super::COLUMNS.len() - 1);
         assert!(made.contains(&format!("holds      varbinary({})", MAX_HOLDS * 32)));
-    }
-
-    #[test]
-    fn a_list_is_filled_up_by_its_last_entry() {
-        let list = [1, 2];
-        assert_eq!(filled(list.iter(), 4).collect::<Vec<_>>(), [&1, &2, &2, &2]);
-        let sql = Statements::new(&"t".parse().unwrap());
-        for (entries, room) in [(1, 1), (2, 8), (8, 8), (9, 64), (65, 512), (512, 512)] {
-            let (text, size) = fitting(&sql.renew, entries);
-            assert_eq!(
-                (size, text.as_str().matches('?').count()),
-                (room, 2 * room + 3)
-            );
-        }
-        assert_eq!(SIZES.len(), sql.find.len());
     }
 
     #[test]

@@ -1,16 +1,18 @@
 //! The driver: what is decided in one statement, what is read first, and what the answers mean.
 
 use crate::{
-    commands::RENEW_BATCH,
     config::MysqlConfig,
-    error, hints,
+    error,
+    gather::ask,
+    hints,
+    lists::RENEW_BATCH,
     store::{ATTEMPTS, Store, pause, read_name},
 };
 use async_trait::async_trait;
 use dlock_core::{
     Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, DriverError, FencingToken,
-    Hint, Instant, Lane, LockName, Page, Release, Released, Renew, Renewed, Result, Snapshot,
-    Ticket, Wake,
+    Hint, Holds, Instant, Lane, LockName, Page, Release, Released, Renew, Renewed, Result,
+    Snapshot, Ticket, Wake,
 };
 use futures_core::stream::BoxStream;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -76,7 +78,12 @@ impl DistributedLock for MysqlDriver {
         for attempt in 0..ATTEMPTS {
             pause(attempt).await;
             let looks_first = attempt == 0 && (req.look || req.join.is_some());
-            let tried = self.store.try_acquire(req, looks_first).await;
+            let alone = self.store.try_acquire(req, looks_first);
+            let tried = if attempt == 0 && !looks_first {
+                ask(&self.store, req, alone).await
+            } else {
+                alone.await
+            };
             if let Some(acquired) = self.store.settled(tried, req.give_up).await? {
                 if matches!(acquired, Acquired::Granted(_)) {
                     Store::sweep_when_due(&self.store);
@@ -129,7 +136,12 @@ impl DistributedLock for MysqlDriver {
         let give_up = self.store.patience();
         for attempt in 0..ATTEMPTS {
             pause(attempt).await;
-            let tried = self.store.try_release(req, give_up).await;
+            let alone = self.store.try_release(req, give_up);
+            let tried = if attempt == 0 && req.keep.is_none() && req.holds != Holds::All {
+                ask(&self.store, req, alone).await
+            } else {
+                alone.await
+            };
             if let Some(released) = self.store.settled(tried, give_up).await? {
                 return Ok(released);
             }

@@ -231,6 +231,16 @@ pub(crate) fn late() -> DriverError {
         .with_retry(Retry::Now)
 }
 
+/// It went together with others, and whoever sent them is gone.
+pub(crate) fn untold() -> DriverError {
+    DriverError::unanswered("the task that sent the request ended before the answer came")
+}
+
+/// It was sent, and what is found of it now may have come after it or before.
+pub(crate) fn overtaken() -> DriverError {
+    DriverError::unanswered("others have used the lock since").with_retry(Retry::Now)
+}
+
 /// Others were faster, each time.
 pub(crate) fn contended() -> DriverError {
     DriverError::unavailable("too many others change this lock at the same time")

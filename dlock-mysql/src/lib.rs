@@ -1,11 +1,14 @@
 #![doc = include_str!("../README.md")]
 
+mod batch;
 mod commands;
 mod config;
 mod connection;
 mod driver;
 mod error;
+mod gather;
 mod hints;
+mod lists;
 mod record;
 mod renewal;
 mod session;

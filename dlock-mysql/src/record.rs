@@ -16,6 +16,7 @@ pub(crate) struct Record {
     pub(crate) expires: i64,
     pub(crate) keep_until: i64,
     pub(crate) began: i64,
+    pub(crate) changed: i64,
     pub(crate) note: String,
     pub(crate) version: i64,
     pub(crate) now: i64,

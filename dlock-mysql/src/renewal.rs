@@ -1,9 +1,8 @@
 //! Renewals: many holds a statement, and what is left over one by one.
 
 use crate::{
-    commands,
     connection::Purpose,
-    error,
+    error, lists,
     store::{ATTEMPTS, Store, pause, since_1970},
 };
 use dlock_core::{Instant, LockName, Renew, Renewed, Result};
@@ -79,7 +78,7 @@ impl Store {
             if let Some(lease) = lease {
                 let limit = turn.limit();
                 let renewed = limit
-                    .of(commands::renew(
+                    .of(lists::renew(
                         turn.native(),
                         &self.sql,
                         &entries,
@@ -101,7 +100,7 @@ impl Store {
             // Some are not there, one of several, only to be proven, or all came too late: their rows tell.
             let limit = turn.limit();
             let found = limit
-                .of(commands::find(turn.native(), &self.sql, &names))
+                .of(lists::find(turn.native(), &self.sql, &names))
                 .await;
             rows = turn.heard(found)?;
             let now = rows.values().next().map(|record| record.now);
@@ -172,7 +171,7 @@ impl Store {
         let mut turn = self.connections.turn(Purpose::Renewal, give_up).await?;
         let limit = turn.limit();
         let free = limit
-            .of(commands::unlocked(turn.native(), &self.sql, &names))
+            .of(lists::unlocked(turn.native(), &self.sql, &names))
             .await;
         Ok(turn.heard(free)?.into_iter().collect())
     }

@@ -4,7 +4,9 @@ use crate::{
     commands::{self, Statements},
     config::MysqlConfig,
     connection::{Connections, Purpose, Turn},
-    error, hints,
+    error,
+    gather::Gather,
+    hints, lists,
     record::{Record, Step},
     session,
 };
@@ -31,6 +33,8 @@ pub(crate) struct Store {
     pub(crate) repeats: AtomicU64,
     /// When the next sweep is due.
     sweep_at: AtomicU64,
+    pub(crate) acquires: Gather<Acquire>,
+    pub(crate) releases: Gather<Release>,
 }
 
 impl fmt::Debug for Store {
@@ -55,6 +59,8 @@ impl Store {
             connections,
             repeats: AtomicU64::new(0),
             sweep_at: AtomicU64::new(first.as_nanos()),
+            acquires: Gather::default(),
+            releases: Gather::default(),
         })
     }
 
@@ -96,7 +102,7 @@ impl Store {
         self.now() + PATIENCE
     }
 
-    async fn work(&self, give_up: Instant) -> Result<Turn<'_>> {
+    pub(crate) async fn work(&self, give_up: Instant) -> Result<Turn<'_>> {
         self.connections.turn(Purpose::Work, give_up).await
     }
 
@@ -301,7 +307,7 @@ impl Store {
     ) -> Result<Option<Record>> {
         let limit = turn.limit();
         let found = limit
-            .of(commands::find(turn.native(), &self.sql, &[name]))
+            .of(lists::find(turn.native(), &self.sql, &[name]))
             .await;
         let record = turn.heard(found)?.into_values().next();
         if let Some(record) = &record {
@@ -371,7 +377,7 @@ impl Store {
     }
 }
 
-fn granted(token: FencingToken, req: &Acquire) -> Acquired {
+pub(crate) fn granted(token: FencingToken, req: &Acquire) -> Acquired {
     Acquired::Granted(Grant::new(Some(token), NonZeroU32::MIN, req.lease.length()))
 }
 

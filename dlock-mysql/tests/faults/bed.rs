@@ -3,8 +3,8 @@
 use super::SECOND;
 use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
 use dlock_core::{
-    Acquire, Acquired, Clock, DistributedLock, DriverError, Grant, HoldId, Instant, Lane, Lease,
-    LockName, Owner, Release, Released, Renew, Renewed, Snapshot,
+    Acquire, Acquired, Clock, DistributedLock, DriverError, Grant, Guard, HoldId, Instant, Lane,
+    Lease, LockName, Owner, Release, Released, Renew, Renewed, Snapshot,
 };
 use dlock_mysql::{
     MysqlDriver,
@@ -18,7 +18,7 @@ use std::{
     num::NonZeroU64,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -134,6 +134,18 @@ impl Testbed {
         options.disable_statement_logging().connect().await.unwrap()
     }
 
+    /// A session that has the row of a name locked until it is rolled back.
+    pub(super) async fn blocker(&self, name: &str) -> MySqlConnection {
+        let mut native = self.native().await;
+        run(&mut native, "BEGIN").await;
+        sqlx::query("SELECT * FROM dlock_locks WHERE name = ? FOR UPDATE")
+            .bind(name.as_bytes())
+            .fetch_one(&mut native)
+            .await
+            .unwrap();
+        native
+    }
+
     pub(super) async fn admin(&self, sql: &'static str) {
         let mut native = self.native().await;
         run(&mut native, sql).await;
@@ -228,6 +240,33 @@ impl Testbed {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         panic!("not within half a minute: {what}");
+    }
+}
+
+/// What one name guards: never two inside, and tokens that grow.
+#[derive(Default)]
+pub(super) struct Room {
+    inside: AtomicBool,
+    last: AtomicU64,
+    cycles: AtomicU64,
+}
+
+impl Room {
+    /// Goes in and out.
+    pub(super) async fn visit(&self, guard: &Guard) {
+        assert!(!self.inside.swap(true, Ordering::SeqCst), "two were inside");
+        let token = guard.token().0;
+        assert!(
+            self.last.swap(token, Ordering::SeqCst) < token,
+            "tokens grow"
+        );
+        tokio::task::yield_now().await;
+        self.inside.store(false, Ordering::SeqCst);
+        self.cycles.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn cycles(&self) -> u64 {
+        self.cycles.load(Ordering::Relaxed)
     }
 }
 

@@ -16,13 +16,7 @@ async fn a_locked_row_costs_only_its_own_renewal() {
         t.granted(&ask).await;
         asks.push(ask);
     }
-    let mut blocker = t.native().await;
-    run(&mut blocker, "BEGIN").await;
-    run(
-        &mut blocker,
-        "SELECT * FROM dlock_locks WHERE name = 'n17' FOR UPDATE",
-    )
-    .await;
+    let mut blocker = t.blocker("n17").await;
     let began = std::time::Instant::now();
     let renewed = t.renew(&asks, SECOND * 60).await;
     let took = began.elapsed();
@@ -52,13 +46,7 @@ async fn renewals_do_not_queue_behind_those_who_wait_for_a_row() {
     let held = t.ask("held", SECOND * 30);
     t.granted(&held).await;
     t.release(&t.taken("stuck").await).await;
-    let mut blocker = t.native().await;
-    run(&mut blocker, "BEGIN").await;
-    run(
-        &mut blocker,
-        "SELECT * FROM dlock_locks WHERE name = 'stuck' FOR UPDATE",
-    )
-    .await;
+    let mut blocker = t.blocker("stuck").await;
     let waiting: Vec<_> = (0..40)
         .map(|_| {
             let (driver, ask) = (Arc::clone(&t.driver), t.ask("stuck", SECOND * 30));
@@ -90,13 +78,7 @@ async fn renewals_do_not_queue_behind_those_who_wait_for_a_row() {
 async fn what_waits_for_a_row_is_repeated_while_there_is_time_and_then_refused() {
     let t = Testbed::start(&[]).await;
     t.release(&t.taken("a").await).await;
-    let mut blocker = t.native().await;
-    run(&mut blocker, "BEGIN").await;
-    run(
-        &mut blocker,
-        "SELECT * FROM dlock_locks WHERE name = 'a' FOR UPDATE",
-    )
-    .await;
+    let mut blocker = t.blocker("a").await;
     let mut ask = t.ask("a", SECOND * 30);
     ask.give_up = t.clock.now() + SECOND * 2;
     let error = t.driver.acquire(&ask).await.unwrap_err();
@@ -106,12 +88,15 @@ async fn what_waits_for_a_row_is_repeated_while_there_is_time_and_then_refused()
         "{error}"
     );
     assert!(t.driver.repeats() > 0);
-    let patient = t.ask("a", SECOND * 30);
+    let (patient, before) = (t.ask("a", SECOND * 30), t.driver.repeats());
     let granted = tokio::spawn({
         let (driver, ask) = (Arc::clone(&t.driver), patient.clone());
         async move { driver.acquire(&ask).await }
     });
-    tokio::time::sleep(SECOND * 3 / 2).await;
+    t.until("it was refused and is sent again", async |t: &Testbed| {
+        t.driver.repeats() > before
+    })
+    .await;
     run(&mut blocker, "ROLLBACK").await;
     assert!(matches!(
         granted.await.unwrap().unwrap(),
@@ -206,6 +191,7 @@ async fn behind(lock: &'static str, unlock: &'static str) {
         .renew(Lane::default(), &[t.entry(&held, SECOND * 90)], give_up)
         .await;
     assert!(renewed.is_err(), "{renewed:?}");
+    // The lock itself lasts that long, and what the server still had of those who gave up would do it until then.
     tokio::time::sleep((SECOND * 5).saturating_sub(locked.elapsed())).await;
     run(&mut blocker, unlock).await;
     tokio::time::sleep(LATE).await;

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 mod bed;
+mod crowd;
 mod locked;
 mod sessions;
 mod settings;

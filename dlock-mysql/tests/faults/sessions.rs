@@ -2,7 +2,7 @@
 
 use super::{
     SECOND,
-    bed::{Testbed, run},
+    bed::{Room, Testbed, run},
 };
 use dlock_core::{
     Acquired, Broken, Client, DistributedLock, DriverError, Effect, ErrorKind, Lane, Retry,
@@ -13,7 +13,7 @@ use dlock_mysql::{
 };
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicBool, Ordering},
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -80,38 +80,27 @@ async fn a_killed_connection_is_replaced_whatever_it_was_for() {
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_killed_again_and_again_let_nobody_in_beside_another() {
     let t = Testbed::start(&[]).await;
-    let (inside, over) = (
-        Arc::new(AtomicBool::new(false)),
-        Arc::new(AtomicBool::new(false)),
-    );
-    let (last, cycles) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (room, over) = (Arc::new(Room::default()), Arc::new(AtomicBool::new(false)));
     let mut workers = Vec::new();
     for _ in 0..6 {
         let driver = MysqlDriver::connect(&t.server.url()).await.unwrap();
-        let client = Client::builder(Arc::new(driver) as Arc<dyn DistributedLock>);
-        let lock = client.build().unwrap().lock("one").unwrap();
+        let lock = Client::new(driver).unwrap().lock("one").unwrap();
         let lock = lock.kept_lease(SECOND * 30).unwrap();
-        let (inside, over) = (Arc::clone(&inside), Arc::clone(&over));
-        let (last, cycles) = (Arc::clone(&last), Arc::clone(&cycles));
+        let (room, over) = (Arc::clone(&room), Arc::clone(&over));
         workers.push(tokio::spawn(async move {
             while !over.load(Ordering::Relaxed) {
                 // What was not answered is settled behind the back of whoever asked.
                 let Ok(guard) = lock.acquire().await else {
                     continue;
                 };
-                assert!(!inside.swap(true, Ordering::SeqCst), "two were inside");
-                let token = guard.token().0;
-                assert!(last.swap(token, Ordering::SeqCst) < token, "tokens grow");
-                tokio::task::yield_now().await;
-                inside.store(false, Ordering::SeqCst);
-                cycles.fetch_add(1, Ordering::Relaxed);
+                room.visit(&guard).await;
                 drop(guard.release().await);
             }
         }));
     }
     for round in 1..=20 {
         t.until("somebody was inside again", async |_: &Testbed| {
-            cycles.load(Ordering::Relaxed) >= round * 5
+            room.cycles() >= round * 5
         })
         .await;
         t.kill_all().await;
@@ -133,13 +122,7 @@ async fn a_statement_killed_while_it_waits_has_done_nothing() {
     let t = Testbed::start(&[]).await;
     t.release(&t.taken("a").await).await;
     for how in ["KILL QUERY", "KILL"] {
-        let mut blocker = t.native().await;
-        run(&mut blocker, "BEGIN").await;
-        run(
-            &mut blocker,
-            "SELECT * FROM dlock_locks WHERE name = 'a' FOR UPDATE",
-        )
-        .await;
+        let mut blocker = t.blocker("a").await;
         let ask = t.ask("a", SECOND * 30);
         let asked = tokio::spawn({
             let (driver, ask) = (Arc::clone(&t.driver), ask.clone());

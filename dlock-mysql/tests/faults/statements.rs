@@ -1,12 +1,15 @@
 //! How many statements there are, and what happens where they meet.
 
-use super::{SECOND, bed::Testbed};
+use super::{
+    SECOND,
+    bed::{Room, Testbed},
+};
 use dlock_core::{Client, DistributedLock, Owner, Released, Renewed};
 use dlock_mysql::MysqlDriver;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
@@ -76,45 +79,29 @@ async fn no_deadlock_reaches_one_of_twelve_clients_at_one_name_for_long() {
 
 async fn twelve(span: Duration) {
     let t = Testbed::start(&[]).await;
-    let (inside, over) = (
-        Arc::new(AtomicBool::new(false)),
-        Arc::new(AtomicBool::new(false)),
-    );
-    let last = Arc::new(AtomicU64::new(0));
+    let (room, over) = (Arc::new(Room::default()), Arc::new(AtomicBool::new(false)));
     let mut workers = Vec::new();
     for _ in 0..12 {
         let driver = Arc::new(MysqlDriver::connect(&t.server.url()).await.unwrap());
-        let client = Client::builder(Arc::clone(&driver) as Arc<dyn DistributedLock>)
-            .build()
-            .unwrap();
-        let (inside, over, last) = (Arc::clone(&inside), Arc::clone(&over), Arc::clone(&last));
+        let client = Client::builder(Arc::clone(&driver) as Arc<dyn DistributedLock>);
+        let lock = client.build().unwrap().lock("one").unwrap();
+        let (room, over) = (Arc::clone(&room), Arc::clone(&over));
         workers.push(tokio::spawn(async move {
-            let mut cycles = 0_u32;
             while !over.load(Ordering::Relaxed) {
-                let guard = client
-                    .lock("one")
-                    .unwrap()
-                    .acquire()
-                    .await
-                    .expect("no deadlock reaches a caller");
-                assert!(!inside.swap(true, Ordering::SeqCst), "two were inside");
-                let token = guard.token().0;
-                assert!(last.swap(token, Ordering::SeqCst) < token, "tokens grow");
-                inside.store(false, Ordering::SeqCst);
+                let guard = lock.acquire().await.expect("no deadlock reaches a caller");
+                room.visit(&guard).await;
                 guard.release().await.expect("no deadlock reaches a caller");
-                cycles += 1;
             }
-            (cycles, driver.repeats())
+            driver.repeats()
         }));
     }
-    tokio::time::sleep(span).await;
+    tokio::time::sleep(span).await; // that long they contend
     over.store(true, Ordering::Relaxed);
-    let (mut cycles, mut repeats) = (0, 0);
+    let mut repeats = 0;
     for worker in workers {
-        let (own, again) = worker.await.unwrap();
-        cycles += own;
-        repeats += again;
+        repeats += worker.await.unwrap();
     }
+    let cycles = room.cycles();
     println!("{cycles} cycles of 12 clients in {span:?}, {repeats} statements sent again");
     assert!(cycles > 50);
 }

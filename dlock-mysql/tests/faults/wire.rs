@@ -120,13 +120,13 @@ async fn a_take_held_back_past_its_time_takes_nothing() {
         ask.give_up = t.bed.clock.now() + SECOND;
         let strike = t.strike(needle, Fault::HoldRequest);
         let later = async {
-            tokio::time::sleep(SECOND * 3 / 2).await;
+            tokio::time::sleep(SECOND * 3 / 2).await; // past its give-up
             strike.release();
         };
         let (acquired, ()) = tokio::join!(t.driver.acquire(&ask), later);
         assert!(acquired.is_err(), "{name}: {acquired:?}");
         assert!(strike.has_struck(), "{name}");
-        tokio::time::sleep(LATE - SECOND).await;
+        tokio::time::sleep(LATE - SECOND).await; // as late as it may come
         assert!(t.bed.inspect(name).await.holders.is_empty(), "{name}");
     }
 }
@@ -164,6 +164,7 @@ async fn a_holder_whose_way_stalls_believes_to_the_end_of_its_lease_and_no_longe
         (ErrorKind::Lost, Some(LossReason::Deadline))
     );
     t.stall(false);
+    // Time for whatever the stall held back, and then for what a dropped guard sends: neither changes anything.
     tokio::time::sleep(SECOND).await;
     guard.check().unwrap_err();
     drop(guard);

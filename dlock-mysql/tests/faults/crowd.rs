@@ -1,0 +1,140 @@
+//! Many tasks of a few clients at once: what they ask goes together.
+
+use super::{
+    SECOND,
+    bed::{Room, Testbed, run},
+};
+use dlock_core::{Acquired, Client, DistributedLock, Release, Released};
+use dlock_mysql::MysqlDriver;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn those_who_ask_at_the_same_time_share_statements() {
+    let t = Testbed::start(&[]).await;
+    for at in 0..128 {
+        t.release(&t.taken(&format!("n{at}")).await).await;
+    }
+    let before = t.counters().await;
+    let cycles: Vec<_> = (0..128)
+        .map(|at| {
+            let driver = Arc::clone(&t.driver);
+            let asks: Vec<_> = (0..20)
+                .map(|_| t.ask(&format!("n{at}"), SECOND * 30))
+                .collect();
+            tokio::spawn(async move {
+                for ask in asks {
+                    let acquired = driver.acquire(&ask).await.unwrap();
+                    assert!(matches!(acquired, Acquired::Granted(_)), "{acquired:?}");
+                    let released = driver
+                        .release(&Release::new(ask.name.clone(), ask.owner, ask.hold))
+                        .await
+                        .unwrap();
+                    assert!(matches!(released, Released::Freed), "{released:?}");
+                }
+            })
+        })
+        .collect();
+    for cycle in cycles {
+        cycle.await.unwrap();
+    }
+    let after = t.counters().await;
+    let updates = after[0] - before[0];
+    assert!(updates < 2 * 128 * 20, "{updates} updates");
+    println!("{updates} updates for {} cycles", 128 * 20);
+    for at in 0..128 {
+        assert!(t.inspect(&format!("n{at}")).await.holders.is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_row_delays_those_who_ask_for_others_by_a_second_or_so() {
+    let t = Testbed::start(&[]).await;
+    for at in 0..40 {
+        t.release(&t.taken(&format!("n{at}")).await).await;
+    }
+    let mut blocker = t.blocker("n7").await;
+    let began = Instant::now();
+    let asked: Vec<_> = (0..40)
+        .map(|at| {
+            let (driver, ask) = (Arc::clone(&t.driver), t.ask(&format!("n{at}"), SECOND * 30));
+            tokio::spawn(async move { driver.acquire(&ask).await })
+        })
+        .collect();
+    for (at, asked) in asked.into_iter().enumerate() {
+        if at == 7 {
+            continue;
+        }
+        let acquired = asked.await.unwrap().unwrap();
+        assert!(
+            matches!(acquired, Acquired::Granted(_)),
+            "{at}: {acquired:?}"
+        );
+    }
+    // One wait of a batch for the row, not one for each who shared a batch with it.
+    assert!(began.elapsed() < SECOND * 8, "{:?}", began.elapsed());
+    run(&mut blocker, "ROLLBACK").await;
+    t.until("its own acquire gets through", async |t: &Testbed| {
+        !t.inspect("n7").await.holders.is_empty()
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crowd_at_shared_names_is_never_two_inside_though_server_and_sessions_are_killed() {
+    const NAMES: usize = 40;
+    let t = Testbed::start(&[]).await;
+    let rooms: Vec<_> = (0..NAMES).map(|_| Arc::new(Room::default())).collect();
+    let over = Arc::new(AtomicBool::new(false));
+    let mut workers = Vec::new();
+    for _ in 0..3 {
+        let client = MysqlDriver::connect(&t.server.url()).await.unwrap();
+        let client = Client::new(client).unwrap();
+        for task in 0..70 {
+            let at = task % NAMES;
+            let lock = client.lock(format!("n{at}")).unwrap();
+            let lock = lock.kept_lease(SECOND * 60).unwrap();
+            let (room, over) = (Arc::clone(&rooms[at]), Arc::clone(&over));
+            workers.push(tokio::spawn(async move {
+                while !over.load(Ordering::Relaxed) {
+                    // What was not answered is settled behind the back of whoever asked.
+                    let Ok(guard) = lock.acquire().await else {
+                        continue;
+                    };
+                    room.visit(&guard).await;
+                    drop(guard.release().await);
+                }
+            }));
+        }
+    }
+    let cycles = || rooms.iter().map(|room| room.cycles()).sum::<u64>();
+    for round in 1..=6 {
+        let enough = cycles() + 400;
+        t.until("they went in and out again", async |_: &Testbed| {
+            cycles() >= enough
+        })
+        .await;
+        if round == 3 {
+            tokio::task::block_in_place(|| t.server.station().unwrap().restart()).unwrap();
+        } else {
+            t.kill_all().await;
+        }
+    }
+    over.store(true, Ordering::Relaxed);
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    for at in 0..NAMES {
+        t.until("nobody is left inside", async |t: &Testbed| {
+            // The first may meet its killed session.
+            let shown = t.driver.inspect(&t.name(&format!("n{at}"))).await;
+            shown.is_ok_and(|shown| shown.holders.is_empty())
+        })
+        .await;
+    }
+}

@@ -13,14 +13,14 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place(u64);
 
-/// Asks for the lock; `channel` is where this client listens, `place` where `req.line` stood before.
+/// Asks for the lock; `channel` is where this client listens, `place` where `req.line` stood before, `turned` whether its turn came.
 pub(crate) fn acquire(
     keys: &Keys,
     req: &Acquire,
-    (channel, place): (&str, Option<Place>),
+    (channel, place, turned): (&str, Option<Place>, bool),
     not_after: Duration,
 ) -> Cmd {
-    let mut cmd = ACQUIRE.call(4, 8);
+    let mut cmd = ACQUIRE.call(4, 9);
     cmd.arg(keys.record()).arg(keys.line());
     cmd.arg(keys.ends()).arg(keys.token());
     cmd.arg(&owner_field(&req.owner)[..])
@@ -37,14 +37,19 @@ pub(crate) fn acquire(
             (None, _) => drop(cmd.arg("")),
         }
     }
-    if req.next.is_some() || req.join.is_some() {
+    if req.next.is_some() || req.join.is_some() || turned {
         match req.next {
             Some(it) => write_ticket(&mut cmd, channel, it),
             None => drop(cmd.arg("")),
         }
     }
-    if let Some(token) = req.join {
-        cmd.arg(token.0);
+    match req.join {
+        Some(token) => drop(cmd.arg(token.0)),
+        None if turned => drop(cmd.arg("")),
+        None => {}
+    }
+    if turned {
+        cmd.arg("1");
     }
     cmd
 }

@@ -133,14 +133,14 @@ impl RedisDriver {
 
     /// One answer to an acquire; its ticket stands where it stood.
     async fn ask(&self, keys: &Keys, req: &Acquire) -> Result<Acquisition> {
-        let place = req
+        let (place, turned) = req
             .line
-            .and_then(|ticket| self.hints.tickets().place(ticket));
+            .map_or((None, false), |ticket| self.hints.tickets().place(ticket));
         let (answer, link) = self
             .connection
             .eval(&scripts::ACQUIRE, req.give_up, |link| {
                 let not_after = Self::not_after(link, req.give_up);
-                commands::acquire(keys, req, (self.hints.channel(), place), not_after)
+                commands::acquire(keys, req, (self.hints.channel(), place, turned), not_after)
             })
             .await?;
         let (acquisition, now) =

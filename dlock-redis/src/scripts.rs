@@ -5,8 +5,8 @@
 //!
 //! | key | what |
 //! |---|---|
-//! | `dlock:{E}` | the record, a hash: `<owner uuid>:0` → how many holds, `~h:<hold>` → `END NOTE`, `~t` token, `~s` the µs it began where the token does not tell, `~k` the ms until which it is kept shut; or only `~r` → the ticket it is reserved for |
-//! | `dlock:{E}:token` | the token given last |
+//! | `dlock:{E}` | the record, a hash: `<owner uuid>:0` → how many holds, `~h:<hold>` → `END NOTE`, `~t` token, `~s` the µs it began where the token does not tell, `~k` the ms until which it is kept shut; or only `~r` → the ticket it is reserved for, which is empty once that ticket has it |
+//! | `dlock:{E}:token` | the token given last, for one to two days |
 //! | `dlock:{E}:line` | the line, a sorted set: ticket → its place, the µs at which it first stood there |
 //! | `dlock:{E}:ends` | a hash: ticket → `DEADLINE ACCEPT`, the ms after which its entry counts as dead and the ms that its turn lasts; `~f` is left free for a turn of Redisson's waiters |
 //!
@@ -148,20 +148,22 @@ local unserved = not (won or served) and budget == 0 and call('EXISTS', line) ==
 /// late it takes nothing and nobody stands.
 ///
 /// `KEYS` record, line, ends, token; `ARGV` owner field, hold field, lease in ms, not-after in µs, `= note`, then as far as there
-/// are any: `ticket` or `ticket place`, the next ticket, the token to join.
+/// are any: `ticket` or `ticket place`, the next ticket, the token to join, 1 when the ticket's turn came.
 /// Answers the token alone for the common case, a lock that was free: it is the server's time in µs, the count is 1 and
 /// the rest is the lease. Otherwise `{code, now, …}`, see [`Acquisition`](crate::commands::Acquisition).
 ///
 /// The common case is five commands and no number turned into text, which is what costs: one `EXISTS` finds neither holder nor
 /// line, and the hold ends with the record, so neither's end is computed. A turn of this ticket is taken without looking
-/// further. A reservation that lasts longer than any is one that a clock set back left behind. Where the name is free and
+/// further, and without a look at what else is there if a push told of it: it stays in the record and is made empty. The counter
+/// keeps its end but on the first grant of a day, when it gets two days: it outlives each token by one. A reservation that lasts
+/// longer than any is one that a clock set back left behind. Where the name is free and
 /// somebody stands, whoever asks stands first, so that its old place counts, and then serves the line: nobody passes it.
 /// The hold is written last: what fails on a key that is none of ours fails before, and nobody holds then.
 const ACQUIRE_TEXT: &str = r"
 local call, free, budget = redis.call, false, 32
 local key, line, ends, counter = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, hold, lease, latest, note = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local stands, follows, join = ARGV[6], ARGV[7], ARGV[8]
+local stands, follows, join, turned = ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 --TIME
 --ACQUIRE
 ";
@@ -172,17 +174,20 @@ local time = call('TIME')
 local micros = time[2]
 if #micros < 6 then micros = string.sub('00000' .. micros, -6) end
 micros = time[1] .. micros
+local at = micros + 0
 ";
 
 /// Needs `free`, true where no key of the name is there, and the time and arguments of [`ACQUIRE_TEXT`] by name.
 const ACQUIRE_STEP: &str = r"
-if micros - latest > 0 then return {-2, micros} end
+if at - latest > 0 then return {-2, micros} end
 if follows == '' then follows = nil end
-if not free and call('EXISTS', key, line, ends) > 0 then
-  local now, rest, all = math.floor(micros / 1000), -2, {}
+if join == '' then join = nil end
+local turn = false
+if turned or not free and call('EXISTS', key, line, ends) > 0 then
+  local now, rest, all = math.floor(at / 1000), -2, {}
   local me, place = string.match(stands or '', '^(%S*) ?(%d*)$')
-  local turn = me ~= '' and not join and call('HGET', key, '~r') == me
-  if turn then call('DEL', key) else rest = call('PTTL', key) end
+  turn = me ~= '' and not join and call('HGET', key, '~r') == me
+  if not turn then rest = call('PTTL', key) end
   if rest ~= -2 then
     all = call('HGETALL', key)
     local mine, token, till, living, dead, lone, reserved = false, false, 0, 0, {}, false, false
@@ -190,7 +195,7 @@ if not free and call('EXISTS', key, line, ends) > 0 then
       local field, value = all[i], all[i + 1]
       if field == owner then mine = true
       elseif field == '~t' then token = value
-      elseif field == '~r' then reserved = true
+      elseif field == '~r' then reserved = value ~= ''
       elseif string.sub(field, 1, 3) == '~h:' then
         local its = tonumber(string.match(value, '^%d+'))
         if not its then
@@ -248,15 +253,15 @@ if follows then
 --STAND
   behind = stand(follows, '')
 end
-local token = micros
-local before = call('SET', counter, micros, 'PX', '86400000', 'GET')
-if before and (tonumber(before) or 0) >= tonumber(micros) then
-  token = string.format('%.0f', before + 1)
-  call('SET', counter, token, 'PX', '86400000')
-  call('HSET', key, owner, '1', hold, note, '~t', token, '~s', micros)
-else
-  call('HSET', key, owner, '1', hold, note, '~t', micros)
+local token, before = micros, call('SET', counter, micros, 'KEEPTTL', 'GET')
+before = before and tonumber(before) or 0
+if before >= at then token = string.format('%.0f', before + 1) end
+if before >= at or math.floor(before / 864e8) < math.floor(at / 864e8) then
+  call('SET', counter, token, 'PX', '172800000')
 end
+if turn then call('HSET', key, owner, '1', hold, note, '~t', token, '~r', '')
+else call('HSET', key, owner, '1', hold, note, '~t', token) end
+if token ~= micros then call('HSET', key, '~s', micros) end
 call('PEXPIRE', key, lease)
 if token == micros and not behind then return micros end
 return {1, micros, token, 1, tonumber(lease), behind}
@@ -271,7 +276,7 @@ const ACQUIRES_TEXT: &str = r"
 local call, n, budget = redis.call, #KEYS / 4, 32
 --TIME
 local function one(key, line, ends, counter, owner, hold, lease, latest, note, stands, free)
-  local follows, join
+  local follows, join, turned
 --ACQUIRE
 end
 local free, seen, out = redis.pcall('EXISTS', unpack(KEYS, 1, 3 * n)) == 0, {}, {}

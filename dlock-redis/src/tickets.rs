@@ -64,15 +64,15 @@ impl Tickets {
         Awaited(self, ticket)
     }
 
-    /// Where a ticket is to stand in the next request; `None`: at the end. The first turn that lapses costs nothing, each
-    /// further one the place.
-    pub(crate) fn place(&self, ticket: Ticket) -> Option<Place> {
+    /// Where a ticket is to stand in the next request, and whether its turn came; `None`: at the end. The first turn that lapses
+    /// costs nothing, each further one the place.
+    pub(crate) fn place(&self, ticket: Ticket) -> (Option<Place>, bool) {
         let kept = self.kept();
-        let standing = kept.standing.get(&ticket)?;
-        if standing.turned && standing.lapsed {
-            return None;
-        }
-        standing.place
+        let Some(standing) = kept.standing.get(&ticket) else {
+            return (None, false);
+        };
+        let lost = standing.turned && standing.lapsed;
+        (standing.place.filter(|_| !lost), standing.turned)
     }
 
     /// It was refused over that link, behind that incarnation. Says whether something was not heard.

@@ -11,6 +11,7 @@
 //! | `holds` | `{id, end, note}` each: 16 hex digits, the server's time, `PID HOST` |
 //! | `since` | when it was taken, or became free |
 //! | `keep` | kept shut until then, or null; while somebody is inside, what an earlier release asked for |
+//! | `mark` | only where a release of several freed the name: a random number that they share, by which they are found again |
 //!
 //! Every command touches each document in one atomic step. The only clock is the server's: `$$NOW` has one value for a whole command and is
 //! fixed when that begins, so it is never later than the moment at which the step takes effect. What a user chose reaches a pipeline as a
@@ -21,13 +22,13 @@
 
 use crate::{
     pipelines::{
-        ACQUIRE, AT_MOST, BREAK, GIVE, NAMED, PROLONG, PROLONG_ONE, RELEASE, SHOWN, TAKE, VERSION,
-        concern, simple, unused,
+        ACQUIRE, AT_MOST, BREAK, GIVE, IN_TIME, INSIDE, NAMED, PROLONG, PROLONG_ONE, RELEASE,
+        SHOWN, TAKE, TAKE_ALL, VERSION, concern, simple, unused,
     },
     record::{length, owner_text},
 };
 use dlock_core::{Acquire, FencingToken, HoldId, Holds, LockName, Owner, Release, Renew};
-use mongodb::bson::{Bson, DateTime, Document, RawBson, RawDocumentBuf, doc, rawdoc};
+use mongodb::bson::{Bson, DateTime, Document, RawArrayBuf, RawBson, RawDocumentBuf, doc, rawdoc};
 
 /// A command, as bytes where it is sent often.
 pub(crate) enum Command {
@@ -67,18 +68,88 @@ pub(crate) fn take(collection: &str, req: &Acquire, last: DateTime) -> RawDocume
 
 /// The short way out, of an incarnation with one hold that asks for nothing to be kept: frees the name if that is the living hold in it. It
 /// decides what [`release`] decides in that one case, and answers no document in every other. Run twice the second finds nothing. Never late.
-pub(crate) fn give(
-    collection: &str,
-    name: &LockName,
-    owner: &Owner,
-    hold: HoldId,
-) -> RawDocumentBuf {
+pub(crate) fn give(collection: &str, given: &Given) -> RawDocumentBuf {
     let inside = rawdoc! {
-        "_id": name.as_str(), "dlock": VERSION, "owner": owner_text(owner), "keep": RawBson::Null,
-        "holds": { "$size": 1 }, "holds.0.id": hold.to_string(),
+        "_id": given.name.as_str(), "dlock": VERSION, "owner": owner_text(&given.owner), "keep": RawBson::Null,
+        "holds": { "$size": 1 }, "holds.0.id": given.hold.to_string(),
         "$expr": { "$gt": [{ "$arrayElemAt": ["$holds.end", 0] }, "$$NOW"] },
     };
     one(collection, inside, None, &GIVE)
+}
+
+/// Several [`take`]s in one command, each judged as alone, by its own not-after; [`find`] says which it took. Of these the server makes one plan and
+/// one flush of its journal.
+pub(crate) fn take_all(collection: &str, batch: &[&Taken]) -> RawDocumentBuf {
+    let names: RawArrayBuf = batch.iter().map(|(req, _)| req.name.as_str()).collect();
+    let asked = batch.iter().map(|(req, last)| {
+        rawdoc! {
+            "owner": owner_text(&req.owner),
+            "hold": req.hold.to_string(),
+            "note": req.note.to_string(),
+            "lease": length(req.lease.length()),
+            "last": *last,
+        }
+    });
+    let free = rawdoc! {
+        "_id": { "$in": names.clone() }, "dlock": VERSION, "owner": RawBson::Null, "keep": RawBson::Null,
+        "$expr": IN_TIME.clone(),
+    };
+    let taken = rawdoc! { "q": free, "u": [TAKE_ALL.clone()], "multi": true };
+    several(collection, taken, names, asked.collect(), "dlock acquire")
+}
+
+/// Makes free documents for names that have none: whoever takes them gives them a token by the clock. Where one is there already it stays as it is,
+/// which is an error that means nothing. Confirmed by nobody: what takes them is.
+pub(crate) fn make<'a>(
+    collection: &str,
+    names: impl Iterator<Item = &'a LockName>,
+) -> RawDocumentBuf {
+    let never = DateTime::from_millis(0);
+    let free: RawArrayBuf = names
+        .map(|name| {
+            rawdoc! {
+                "_id": name.as_str(), "dlock": VERSION, "owner": RawBson::Null, "token": 0_i64, "holds": [],
+                "since": never, "keep": RawBson::Null,
+            }
+        })
+        .collect();
+    rawdoc! {
+        "insert": collection,
+        "documents": free,
+        "ordered": false,
+        "comment": "dlock make",
+        "writeConcern": { "w": 1 },
+        "maxTimeMS": AT_MOST,
+    }
+}
+
+/// Several [`give`]s in one command, each judged as alone. Answers how many names it freed; these bear its mark.
+pub(crate) fn give_all(collection: &str, batch: &[Given], mark: i64) -> RawDocumentBuf {
+    let names: RawArrayBuf = batch.iter().map(|one| one.name.as_str()).collect();
+    let asked = batch.iter().map(|one| {
+        rawdoc! { "owner": owner_text(&one.owner), "hold": one.hold.to_string() }
+    });
+    let inside = rawdoc! {
+        "_id": { "$in": names.clone() }, "dlock": VERSION, "keep": RawBson::Null, "holds": { "$size": 1 },
+        "$expr": INSIDE.clone(),
+    };
+    let freed = rawdoc! {
+        "$set": { "owner": RawBson::Null, "holds": [], "mark": mark },
+        "$currentDate": { "since": true },
+    };
+    let freed = rawdoc! { "q": inside, "u": freed, "multi": true };
+    several(collection, freed, names, asked.collect(), "dlock release")
+}
+
+/// A name that is wanted, and the server's time at its not-after.
+pub(crate) type Taken = (Acquire, DateTime);
+
+/// A hold that is given back, of an incarnation that is expected to have no other.
+#[derive(Clone, Debug)]
+pub(crate) struct Given {
+    pub(crate) name: LockName,
+    pub(crate) owner: Owner,
+    pub(crate) hold: HoldId,
 }
 
 /// Answers the document as it is afterwards: whose hold is inside has won.
@@ -290,6 +361,25 @@ fn one(
     RawDocumentBuf::from_bytes(bytes).expect("BUG: two documents make one")
 }
 
+/// One `update` of several documents, which are told apart by their place in `names`.
+fn several(
+    collection: &str,
+    mut statement: RawDocumentBuf,
+    names: RawArrayBuf,
+    asked: RawArrayBuf,
+    comment: &str,
+) -> RawDocumentBuf {
+    statement.append("collation", rawdoc! { "locale": "simple" });
+    rawdoc! {
+        "update": collection,
+        "updates": [statement],
+        "let": { "names": { "$literal": names }, "asked": { "$literal": asked } },
+        "comment": comment,
+        "writeConcern": { "w": "majority", "j": true, "wtimeout": AT_MOST },
+        "maxTimeMS": AT_MOST,
+    }
+}
+
 fn named(name: &LockName) -> RawDocumentBuf {
     rawdoc! { "_id": name.as_str() }
 }
@@ -329,16 +419,28 @@ const MORE: usize = 128;
 
 #[cfg(test)]
 mod tests {
-    use super::{concern, purge, renew};
-    use dlock_core::{HoldId, Owner, Renew};
+    use super::{Given, concern, give_all, purge, renew, take_all};
+    use dlock_core::{Acquire, Clock, HoldId, Lease, LockName, Owner, Renew};
     use mongodb::bson::{DateTime, doc};
 
     #[test]
     fn batches_have_a_time_limit_and_a_majority() {
-        let name = "a".parse().unwrap();
-        let entry = Renew::new(name, Owner::from_seed("o"), HoldId::from_bits(1), None);
-        let renew = renew("locks", &[entry.clone(), entry], DateTime::now());
-        for command in [renew, purge("locks", vec!["a".into()])] {
+        let name: LockName = "a".parse().unwrap();
+        let (owner, hold) = (Owner::from_seed("o"), HoldId::from_bits(1));
+        let entry = Renew::new(name.clone(), owner, hold, None);
+        let now = Clock::boot().now();
+        let acquire = Acquire::new(name.clone(), owner, hold, Lease::default(), now);
+        let commands = [
+            renew("locks", &[entry.clone(), entry], DateTime::now()),
+            purge("locks", vec!["a".into()]),
+            take_all("locks", &[&(acquire, DateTime::now())])
+                .to_document()
+                .unwrap(),
+            give_all("locks", &[Given { name, owner, hold }], 7)
+                .to_document()
+                .unwrap(),
+        ];
+        for command in commands {
             assert_eq!(command.get_i64("maxTimeMS"), Ok(1_000));
             let majority = doc! { "w": "majority", "j": true, "wtimeout": 1_000_i64 };
             assert_eq!(command.get_document("writeConcern"), Ok(&majority));

@@ -10,7 +10,7 @@ use crate::{
     commands::{self, Command},
     config::MongoConfig,
     error,
-    record::{Kind, batch},
+    record::{Kind, Record, batch},
     sending::{Aim, Carried, Place, Places},
 };
 use dlock_core::{Clock, Instant, Result, ServerClock};
@@ -148,7 +148,7 @@ impl Connection {
         command: impl Into<Command>,
     ) -> Result<Document> {
         let answer = self.ask(place, command.into()).await?;
-        answer.map_err(|cause| error::failed(&cause))
+        confirmed(answer)
     }
 
     /// The same for an upsert: two of the same name that meet make one document, and the loser, which wrote nothing, tries again.
@@ -161,12 +161,13 @@ impl Connection {
         loop {
             match self.ask(place, command.clone().into()).await? {
                 Err(cause) if error::is_duplicate(&cause) && met < MEETINGS => met += 1,
-                answer => return answer.map_err(|cause| error::failed(&cause)),
+                answer => return confirmed(answer),
             }
         }
     }
 
-    async fn ask(
+    /// What the server says, errors inside its answer too.
+    pub(crate) async fn ask(
         &self,
         place: &Arc<Place>,
         command: Command,
@@ -184,11 +185,7 @@ impl Connection {
             answer
         };
         let answer = Carried::new(&self.runtime, asked).await;
-        let answer = answer.ok_or_else(error::abandoned)?;
-        if let Ok(reply) = &answer {
-            error::doubted(reply)?;
-        }
-        Ok(answer)
+        answer.ok_or_else(error::abandoned)
     }
 
     fn is_closed(&self) -> bool {
@@ -243,6 +240,13 @@ impl Connection {
             .seen
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = Some(now);
+    }
+
+    /// One document as every command shows it, and the server's time in it.
+    pub(crate) fn seen(&self, shown: &Document) -> Result<Record> {
+        let record = Record::read(shown)?;
+        self.observe(record.now);
+        Ok(record)
     }
 
     async fn hello(&self) -> Result<Document> {
@@ -453,6 +457,13 @@ impl Shared {
             self.server.forget();
         }
     }
+}
+
+/// The answer, if nothing went wrong before it or inside.
+fn confirmed(answer: Result<Document, NativeError>) -> Result<Document> {
+    let reply = answer.map_err(|cause| error::failed(&cause))?;
+    error::doubted(&reply)?;
+    Ok(reply)
 }
 
 /// How often the monitors ask each member while nothing changes; a member that does not answer is given up after that and the time to connect.

@@ -1,14 +1,16 @@
 //! The driver: each step is one command, and the answer says everything. The usual case of taking and of giving back has a shorter one, which
-//! is asked first where it will do.
+//! is asked first where it will do, and together with others where many are wanted.
 
 use crate::{
-    commands,
+    commands::{self, Given},
     config::MongoConfig,
     connection::Connection,
     error,
+    gather::{Gather, Turn},
     hints::{Ear, Hints},
     record::{Kind, Record, batch},
     sending::{Aim, Place},
+    several::{Gives, Takes},
 };
 use async_trait::async_trait;
 use dlock_core::{
@@ -18,7 +20,7 @@ use dlock_core::{
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
-use mongodb::bson::{Bson, Document};
+use mongodb::bson::{Bson, DateTime, Document};
 use std::{collections::HashMap, num::NonZeroU32, sync::Arc, time::Duration};
 
 /// Locks in a MongoDB collection.
@@ -28,6 +30,8 @@ pub struct MongoDriver {
     connection: Connection,
     hints: Hints,
     kind: Kind,
+    takes: Gather<Takes>,
+    gives: Gather<Gives>,
 }
 
 impl MongoDriver {
@@ -87,8 +91,14 @@ impl MongoDriver {
         capabilities.wake = if streams { Wake::Hints } else { Wake::Poll };
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
+        let takes = Takes {
+            connection: connection.clone(),
+            kind,
+        };
         Ok(Self {
             hints: Hints::new(connection.clone(), streams),
+            takes: Gather::new(takes, connection.runtime()),
+            gives: Gather::new(Gives(connection.clone()), connection.runtime()),
             capabilities,
             connection,
             kind,
@@ -106,16 +116,10 @@ impl MongoDriver {
     /// The record of a `findAndModify`'s answer; `None`: there is no document.
     fn answered(&self, reply: &Document) -> Result<Option<Record>> {
         match reply.get("value") {
-            Some(Bson::Document(shown)) => self.seen(shown).map(Some),
+            Some(Bson::Document(shown)) => self.connection.seen(shown).map(Some),
             Some(Bson::Null) => Ok(None),
             _ => Err(error::garbled()),
         }
-    }
-
-    fn seen(&self, shown: &Document) -> Result<Record> {
-        let record = Record::read(shown)?;
-        self.connection.observe(record.now);
-        Ok(record)
     }
 
     async fn renew_some(
@@ -153,7 +157,7 @@ impl MongoDriver {
         let mut records: HashMap<String, Result<Record>> = HashMap::new();
         for shown in batch(&found) {
             let name = shown.get_str("_id").unwrap_or_default().to_owned();
-            records.insert(name, self.seen(&shown));
+            records.insert(name, self.connection.seen(&shown));
         }
         let over = |record: &Result<Record>| {
             record
@@ -179,8 +183,49 @@ impl MongoDriver {
         let wanted = vec![req.name.as_str().into()];
         let find = commands::find(self.connection.collection(), wanted, "local");
         let found = batch(&self.connection.send(place, find).await?);
-        let record = found.first().map(|shown| self.seen(shown)).transpose()?;
-        Ok(record.filter(|record| record.rest().is_some() && !record.is_of(&req.owner)))
+        let record = found
+            .first()
+            .map(|shown| self.connection.seen(shown))
+            .transpose()?;
+        Ok(record.filter(|record| record.is_shut_to(&req.owner)))
+    }
+
+    /// The short way in beside others. `None`: it has to be asked for alone.
+    async fn take_beside(&self, req: &Acquire) -> Result<Option<Acquired>> {
+        let last = self.connection.not_after(req.give_up).await?;
+        let Some(record) = self.takes.ask((req.clone(), last)).await? else {
+            return Ok(None);
+        };
+        if let Some(rest) = record.rest_of(&req.owner, req.hold) {
+            return self.granted(req, &record, rest).map(Some);
+        }
+        let is_shut = record.is_shut_to(&req.owner);
+        Ok(is_shut.then(|| self.lost(req, &record)))
+    }
+
+    /// The short way in.
+    async fn take(
+        &self,
+        req: &Acquire,
+        last: DateTime,
+        place: &Arc<Place>,
+    ) -> Result<Option<Acquired>> {
+        let take = commands::take(self.connection.collection(), req, last);
+        let reply = self.connection.send(place, take).await?;
+        let Some(record) = self.answered(&reply)? else {
+            return Ok(None);
+        };
+        let rest = record.rest_of(&req.owner, req.hold);
+        let granted = self.granted(req, &record, rest.ok_or_else(error::garbled)?);
+        granted.map(Some)
+    }
+
+    /// Heard to be free, and somebody else was faster.
+    fn lost(&self, req: &Acquire, record: &Record) -> Acquired {
+        if req.look {
+            self.hints.lost(&req.name);
+        }
+        Acquired::Held(self.refused(req, record))
     }
 
     fn granted(&self, req: &Acquire, record: &Record, rest: Duration) -> Result<Acquired> {
@@ -222,31 +267,36 @@ impl DistributedLock for MongoDriver {
     }
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
+        // Heard to be free, and not heard to be taken since: most likely it is.
+        let free = req.join.is_none() && self.hints.is_free(&req.name);
+        let plain = req.join.is_none() && (free || !req.look);
+        let turn = plain.then(|| self.takes.turn(&req.name));
+        let beside = turn.as_ref().is_some_and(Turn::is_beside);
+        if beside && let Some(answer) = self.take_beside(req).await? {
+            return Ok(answer);
+        }
         let place = self.connection.place(Aim::Acquire).await?;
-        if place.waited && self.connection.now() > req.give_up {
+        if (place.waited || beside) && self.connection.now() > req.give_up {
             return Err(error::unsent());
         }
         let last = self.connection.not_after(req.give_up).await?;
         let collection = self.connection.collection();
-        let joins = req.join.is_some();
-        // Heard to be free, and not heard to be taken since: most likely it is.
-        let free = self.hints.is_free(&req.name) && !joins;
-        if free {
-            let take = commands::take(collection, req, last);
-            let reply = self.connection.send(&place, take).await?;
-            if let Some(record) = self.answered(&reply)? {
-                let rest = record.rest_of(&req.owner, req.hold);
-                return self.granted(req, &record, rest.ok_or_else(error::garbled)?);
-            }
+        if free
+            && !beside
+            && let Some(answer) = self.take(req, last, &place).await?
+        {
+            return Ok(answer);
         }
+        drop(turn);
         if (free || req.look)
-            && !joins
+            && !beside
+            && req.join.is_none()
             && let Some(record) = self.seen_held(req, &place).await?
         {
-            if free && req.look {
-                self.hints.lost(&req.name);
-            }
-            return Ok(Acquired::Held(self.refused(req, &record)));
+            return Ok(match free {
+                true => self.lost(req, &record),
+                false => Acquired::Held(self.refused(req, &record)),
+            });
         }
         let command = commands::acquire(collection, req, last);
         let reply = self.connection.upsert(&place, &command).await?;
@@ -303,18 +353,15 @@ impl DistributedLock for MongoDriver {
     }
 
     async fn release(&self, req: &Release) -> Result<Released> {
-        let place = self.connection.place(Aim::Other).await?;
-        let collection = self.connection.collection();
         if let (Holds::One(hold), None) = (req.holds, req.keep) {
-            let give = commands::give(collection, &req.name, &req.owner, hold);
-            let reply = self.connection.send(&place, give).await?;
-            if matches!(reply.get("value"), Some(Bson::Document(_))) {
+            let (name, owner) = (req.name.clone(), req.owner);
+            if self.gives.give(Given { name, owner, hold }).await? {
                 self.hints.freed(&req.name);
                 return Ok(Released::Freed);
             }
         }
-        let command = commands::release(collection, req);
-        let reply = self.connection.send(&place, command).await?;
+        let command = commands::release(self.connection.collection(), req);
+        let reply = self.connection.run(Aim::Other, command).await?;
         let Some(before) = self.answered(&reply)? else {
             return Ok(Released::NotHeld { by: None });
         };
@@ -348,7 +395,7 @@ impl DistributedLock for MongoDriver {
         let wanted = vec![name.as_str().into()];
         let find = commands::find(self.connection.collection(), wanted, self.level());
         match batch(&self.connection.run(Aim::Other, find).await?).first() {
-            Some(shown) => Ok(self.seen(shown)?.snapshot(name.clone())),
+            Some(shown) => Ok(self.connection.seen(shown)?.snapshot(name.clone())),
             None => Ok(Snapshot::free(name.clone())),
         }
     }
@@ -375,7 +422,7 @@ impl DistributedLock for MongoDriver {
                 return Ok(Page::new(found, None));
             }
             // What is not ours, or no name, is nobody's lock.
-            if let (Ok(name), Ok(record)) = (name.parse(), self.seen(shown)) {
+            if let (Ok(name), Ok(record)) = (name.parse(), self.connection.seen(shown)) {
                 let snapshot = record.snapshot(name);
                 found.extend(
                     Some(snapshot).filter(|one| !one.holders.is_empty() || one.shut.is_some()),

@@ -148,6 +148,29 @@ pub(crate) fn failed(cause: &NativeError) -> DriverError {
     raise(class, said).with_retry(retry).with_effect(effect)
 }
 
+/// A failed command of several documents, which may have ended in its middle.
+pub(crate) fn half_done(cause: &NativeError) -> DriverError {
+    let error = failed(cause);
+    let answered = matches!(&*cause.kind, Native::Command(_) | Native::Write(_));
+    if answered && !cause.contains_label(NO_WRITES) {
+        return open(error);
+    }
+    error
+}
+
+/// The same where something was done before.
+pub(crate) fn open(error: DriverError) -> DriverError {
+    error.with_effect(Effect::Unknown)
+}
+
+/// A release went with others, and the name was given away since: it cannot be told whether that was before it or after.
+pub(crate) fn untold() -> DriverError {
+    DriverError::unanswered(
+        "whether the release freed the name or came too late cannot be told any more",
+    )
+    .with_retry(Retry::Now)
+}
+
 /// What a command was answered with, though it was executed: nothing, or a write's or a write concern's error inside the reply.
 ///
 /// A write concern's error comes after the write, which is not undone: whatever its code, nobody knows what a majority will have.

@@ -8,11 +8,13 @@ mod config;
 mod connection;
 mod driver;
 mod error;
+mod gather;
 mod heard;
 mod hints;
 mod pipelines;
 mod record;
 mod sending;
+mod several;
 
 pub use config::MongoConfig;
 pub use driver::MongoDriver;

@@ -50,6 +50,30 @@ pub(crate) static TAKE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     command(vec![stage].into(), shown, true, "dlock acquire")
 });
 
+/// What [`TAKE`] is in a command of several.
+pub(crate) static TAKE_ALL: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
+    let hold = doc! { "id": "$$one.hold", "end": { "$add": ["$$NOW", "$$one.lease"] }, "note": "$$one.note" };
+    let taken = doc! {
+        "owner": "$$one.owner", "token": next_token(), "holds": [hold], "since": "$$NOW",
+    };
+    let taken = of_several(doc! { "$mergeObjects": ["$$ROOT", taken] });
+    raw(&doc! { "$replaceWith": taken })
+});
+
+/// Whether it is not too late for what is asked of the document.
+pub(crate) static IN_TIME: LazyLock<RawDocumentBuf> =
+    LazyLock::new(|| raw(&of_several(doc! { "$lte": ["$$NOW", "$$one.last"] })));
+
+/// Whether the first hold of the document is the one that is given back, and lives.
+pub(crate) static INSIDE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
+    let first = |field: &str| doc! { "$arrayElemAt": [format!("$holds.{field}"), 0] };
+    raw(&of_several(doc! { "$and": [
+        { "$eq": ["$owner", "$$one.owner"] },
+        { "$eq": [first("id"), "$$one.hold"] },
+        { "$gt": [first("end"), "$$NOW"] },
+    ] }))
+});
+
 /// What [`RELEASE`] makes of a document with one hold: the filter has judged that it is the one.
 pub(crate) static GIVE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     let freed = doc! {
@@ -159,7 +183,11 @@ fn command(update: Bson, shown: Document, new: bool, comment: &str) -> RawDocume
         "writeConcern": concern(),
         "maxTimeMS": AT_MOST,
     };
-    RawDocumentBuf::from_document(&command).expect("its keys are those above")
+    raw(&command)
+}
+
+fn raw(constant: &Document) -> RawDocumentBuf {
+    RawDocumentBuf::from_document(constant).expect("its keys are those above")
 }
 
 /// Whatever the URL or the application's client says.
@@ -205,6 +233,15 @@ fn is_inside() -> Document {
 fn next_token() -> Document {
     let micros = doc! { "$multiply": [{ "$toLong": "$$NOW" }, 1000_i64] };
     doc! { "$max": [{ "$add": ["$token", 1_i64] }, micros] }
+}
+
+/// With what a command of several asks of this document as `$$one`.
+fn of_several(expression: Document) -> Document {
+    let place = doc! { "$indexOfArray": ["$$names", "$_id"] };
+    with(
+        doc! { "one": { "$arrayElemAt": ["$$asked", place] } },
+        expression,
+    )
 }
 
 /// Where in the batch this document stands.

@@ -19,6 +19,8 @@ pub(crate) struct Record {
     since: i64,
     /// Kept shut until then, as soon as nobody is inside.
     keep: Option<i64>,
+    /// Of the release of several that freed it last, if one did.
+    mark: Option<i64>,
 }
 
 #[derive(Clone, Debug)]
@@ -66,6 +68,7 @@ impl Record {
                 .ok_or_else(|| wrong("holds"))?,
             since: millis(lock.get("since")).ok_or_else(|| wrong("since"))?,
             keep: millis(lock.get("keep")),
+            mark: lock.get("mark").and_then(Bson::as_i64),
         })
     }
 
@@ -89,6 +92,22 @@ impl Record {
         let id = hold.to_string();
         let hold = self.living().find(|one| one.id == id)?;
         self.is_of(owner).then(|| span(hold.end - self.now))
+    }
+
+    /// Whether that hold stands in it, alive or over.
+    pub(crate) fn has(&self, hold: HoldId) -> bool {
+        let id = hold.to_string();
+        self.holds.iter().any(|one| one.id == id)
+    }
+
+    /// Whether the release of several with that mark has freed it, the last of such releases.
+    pub(crate) fn bears(&self, mark: i64) -> bool {
+        self.mark == Some(mark)
+    }
+
+    /// Whether somebody else is inside, or it is kept shut.
+    pub(crate) fn is_shut_to(&self, owner: &Owner) -> bool {
+        self.rest().is_some() && !self.is_of(owner)
     }
 
     /// What is left of an `at_least_for` that nobody is inside of.

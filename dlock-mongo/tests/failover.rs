@@ -6,7 +6,7 @@
 
 use dlock_conformance::testbed::{
     MongoSet, Proxy,
-    mongo::{Value, document},
+    mongo::{Value, document, field},
 };
 use dlock_core::{Client, ErrorKind, Guard, LossReason};
 use dlock_mongo::MongoDriver;
@@ -42,7 +42,11 @@ async fn the_holder_at_a_primary_stopped_past_an_election_does_not_believe() {
     );
     assert!(next.token() > guard.token());
     set.members()[old].cont().unwrap();
-    tokio::time::sleep(SECOND).await;
+    let began = Instant::now();
+    while says_primary(&set, old) {
+        assert!(began.elapsed() < SECOND * 30, "it hears of no newer term");
+        tokio::time::sleep(SECOND / 20).await;
+    }
     next.check().unwrap();
     guard.check().unwrap_err();
     next.release().await.unwrap();
@@ -151,13 +155,9 @@ async fn a_primary_cut_off_from_the_majority_grants_nothing_that_lasts() {
     let began = Instant::now();
     let new = loop {
         let others = (0..3).filter(|member| *member != old);
-        let found = others.into_iter().find(|member| {
-            let hello = set
-                .command(*member, "admin", document([("hello", Value::Int(1))]))
-                .unwrap();
-            dlock_conformance::testbed::mongo::field(&hello, "isWritablePrimary")
-                == Some(&Value::Bool(true))
-        });
+        let found = others
+            .into_iter()
+            .find(|member| says_primary(&set, *member));
         match found {
             Some(new) => break new,
             None if began.elapsed() < SECOND * 20 => tokio::time::sleep(SECOND / 20).await,
@@ -196,47 +196,89 @@ async fn a_primary_cut_off_from_the_majority_grants_nothing_that_lasts() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn four_lost_primaries_under_load_lose_nothing() {
-    lose_primaries(4).await;
+    lose_primaries(4, FEW).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_lost_primaries_under_crowds_lose_nothing() {
+    lose_primaries(3, MANY).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a soak of five minutes: a few rounds run always; `cargo test -p dlock-mongo --test failover -- --ignored`"]
 async fn soak_fifty_lost_primaries_under_load_lose_nothing() {
-    lose_primaries(50).await;
+    lose_primaries(48, FEW).await;
+    lose_primaries(2, MANY).await;
 }
 
-/// Step-downs and kills in turn, while six clients take four locks in turn. What must never happen: two inside, a token that does not grow,
+/// How many take how many locks.
+#[derive(Clone, Copy)]
+struct Load {
+    clients: usize,
+    /// Of each client.
+    tasks: usize,
+    names: usize,
+    /// Turns with the same name.
+    stays: usize,
+    /// Every how many turns one lasts long.
+    long: usize,
+}
+
+const FEW: Load = Load {
+    clients: 6,
+    tasks: 1,
+    names: 4,
+    stays: 1,
+    long: 8,
+};
+
+/// What a client takes and gives back at the same time goes together.
+const MANY: Load = Load {
+    clients: 2,
+    tasks: 24,
+    names: 48,
+    stays: 20,
+    long: 50,
+};
+
+impl Load {
+    fn name(&self, worker: usize, turn: usize) -> String {
+        format!("n{}", (worker + turn / self.stays) % self.names)
+    }
+}
+
+/// Step-downs and kills in turn, while clients take locks in turn. What must never happen: two inside, a token that does not grow,
 /// a lock that stays held by nobody, a hold that the store lost and its guard did not notice.
-async fn lose_primaries(rounds: u32) {
+async fn lose_primaries(rounds: u32, load: Load) {
     let set = Arc::new(MongoSet::start(3).unwrap());
     let (over, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(Seen::default()));
     let mut workers = Vec::new();
-    for worker in 0..6 {
-        let (client, over, seen) = (
-            client(&set.url()).await,
-            Arc::clone(&over),
-            Arc::clone(&seen),
-        );
-        workers.push(tokio::spawn(async move {
-            for turn in 0_u32.. {
-                if over.load(Ordering::Relaxed) {
-                    break;
-                }
-                let name = NAMES[usize::try_from(turn + worker).unwrap() % NAMES.len()];
-                let lock = client.lock(name).unwrap().kept_lease(SECOND * 6).unwrap();
-                match lock.acquire_within(SECOND * 10).await {
-                    Ok(guard) => seen.inside(guard, turn % 8 == 0).await,
-                    Err(_) => {
-                        seen.failed.fetch_add(1, Ordering::Relaxed);
+    for at in 0..load.clients {
+        let client = client(&set.url()).await;
+        for task in 0..load.tasks {
+            let (client, over, seen) = (client.clone(), Arc::clone(&over), Arc::clone(&seen));
+            let worker = at * load.tasks + task;
+            workers.push(tokio::spawn(async move {
+                for turn in 0.. {
+                    if over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let lock = client.lock(load.name(worker, turn)).unwrap();
+                    let lock = lock.kept_lease(SECOND * 6).unwrap();
+                    match lock.acquire_within(SECOND * 10).await {
+                        Ok(guard) => seen.inside(guard, turn % load.long == 0).await,
+                        Err(_) => {
+                            seen.failed.fetch_add(1, Ordering::Relaxed);
+                        }
                     }
                 }
-            }
-            client
-        }));
+                client
+            }));
+        }
     }
     let began = Instant::now();
     for round in 0..rounds {
-        tokio::time::sleep(SECOND * 2).await;
+        tokio::time::sleep(SECOND * 2).await; // some load between two losses
         let lost = Arc::clone(&set);
         tokio::task::spawn_blocking(move || {
             let primary = lost.primary().unwrap();
@@ -265,9 +307,10 @@ async fn lose_primaries(rounds: u32) {
         clients.push(worker.await.unwrap());
     }
     let fresh = client(&set.url()).await;
-    for name in NAMES {
-        let guard = take(&fresh, name, SECOND * 20).await;
-        seen.grows(name, guard.token().0);
+    for at in 0..load.names {
+        let name = format!("n{at}");
+        let guard = take(&fresh, &name, SECOND * 20).await;
+        seen.grows(&name, guard.token().0);
         guard.release().await.unwrap();
     }
     let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
@@ -283,12 +326,10 @@ async fn lose_primaries(rounds: u32) {
     drop(clients);
 }
 
-const NAMES: [&str; 4] = ["a", "b", "c", "d"];
-
 #[derive(Default)]
 struct Seen {
     /// Who believes to be inside, and the last token, by name.
-    names: Mutex<HashMap<&'static str, (Option<u64>, u64)>>,
+    names: Mutex<HashMap<String, (Option<u64>, u64)>>,
     turns: AtomicU64,
     failed: AtomicU64,
     lost: AtomicU64,
@@ -299,10 +340,7 @@ struct Seen {
 
 impl Seen {
     async fn inside(&self, guard: Guard, long: bool) {
-        let name = NAMES
-            .into_iter()
-            .find(|name| *name == guard.name().as_str())
-            .unwrap();
+        let name = guard.name().as_str().to_owned();
         let token = guard.token().0;
         if guard.check().is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
@@ -314,13 +352,13 @@ impl Seen {
             let mut longest = self.longest.lock().unwrap();
             *longest = waited.max(*longest);
         }
-        self.grows(name, token);
-        self.names.lock().unwrap().entry(name).or_default().0 = Some(token);
+        self.grows(&name, token);
+        self.names.lock().unwrap().get_mut(&name).unwrap().0 = Some(token);
         let work = if long { SECOND * 3 } else { SECOND / 50 };
         let until = Instant::now() + work;
         while Instant::now() < until && guard.check().is_ok() {
-            tokio::time::sleep(SECOND / 100).await;
-            let now_inside = self.names.lock().unwrap()[name].0;
+            tokio::time::sleep(SECOND / 100).await; // it is inside for a while
+            let now_inside = self.names.lock().unwrap()[&name].0;
             // Somebody else came in while this one was told that it holds.
             if guard.check().is_ok() && now_inside.is_some_and(|inside| inside != token) {
                 self.together.fetch_add(1, Ordering::Relaxed);
@@ -328,7 +366,7 @@ impl Seen {
         }
         {
             let mut names = self.names.lock().unwrap();
-            let inside = &mut names.get_mut(name).unwrap().0;
+            let inside = &mut names.get_mut(&name).unwrap().0;
             *inside = inside.filter(|inside| *inside != token);
         }
         self.turns.fetch_add(1, Ordering::Relaxed);
@@ -337,12 +375,18 @@ impl Seen {
         }
     }
 
-    fn grows(&self, name: &'static str, token: u64) {
+    fn grows(&self, name: &str, token: u64) {
         let mut names = self.names.lock().unwrap();
-        let last = &mut names.entry(name).or_default().1;
+        let last = &mut names.entry(name.to_owned()).or_default().1;
         assert!(token > *last, "{name}: {token} after {last}");
         *last = token;
     }
+}
+
+fn says_primary(set: &MongoSet, member: usize) -> bool {
+    let hello = document([("hello", Value::Int(1))]);
+    let hello = set.command(member, "admin", hello).unwrap();
+    field(&hello, "isWritablePrimary") == Some(&Value::Bool(true))
 }
 
 async fn client(url: &str) -> Client {

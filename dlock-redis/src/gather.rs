@@ -100,7 +100,7 @@ struct Load {
 
 enum Askers {
     One(Answer),
-    /// The answer has a part for each.
+    /// The answer has a part for each, or is the same for all.
     Several(&'static Several, Vec<(Cmd, Answer)>),
     Nobody,
 }
@@ -117,15 +117,23 @@ impl Load {
     /// looking at keys, which it then does once for all of them.
     fn folded(load: Vec<(Cmd, Answer)>) -> Self {
         let mut folded = Self::default();
-        let mut groups = SEVERAL.each_ref().map(|several| (several, Vec::new()));
+        let mut groups: Vec<(&'static Several, Vec<(Cmd, Answer)>)> = Vec::new();
         for (cmd, answer) in still_asked(load) {
-            match groups.iter_mut().find(|(several, _)| several.takes(&cmd)) {
-                Some((several, group)) => {
-                    group.push((cmd, answer));
-                    if group.len() == MOST_FOLDED {
-                        folded.add_several(several, std::mem::take(group));
+            let Some(several) = SEVERAL.iter().find(|several| several.takes(&cmd)) else {
+                folded.add(cmd, Askers::One(answer));
+                continue;
+            };
+            let alike = groups
+                .iter()
+                .position(|(of, group)| std::ptr::eq(*of, several) && of.alike(&group[0].0, &cmd));
+            match alike {
+                Some(at) => {
+                    groups[at].1.push((cmd, answer));
+                    if groups[at].1.len() == MOST_FOLDED {
+                        folded.add_several(several, groups.swap_remove(at).1);
                     }
                 }
+                None if groups.len() < MOST_GROUPS => groups.push((several, vec![(cmd, answer)])),
                 None => folded.add(cmd, Askers::One(answer)),
             }
         }
@@ -209,6 +217,12 @@ impl Askers {
                     drop(answer.send(Ok(value)));
                 }
             }
+            // The same for all.
+            (Self::Several(_, group), value @ (Value::BulkString(_) | Value::Int(_))) => {
+                for (_, answer) in group {
+                    drop(answer.send(Ok(value.clone())));
+                }
+            }
             (Self::Several(_, group), value) => {
                 let error = value.extract_error().err().unwrap_or_else(|| {
                     RedisError::from((ErrorKind::UnexpectedReturnType, "not an answer for each"))
@@ -239,6 +253,10 @@ struct Several {
     arguments: usize,
     /// How many of the arguments may be missing at the end, which is the same as empty.
     missing: usize,
+    /// Which arguments are the same for all and said once.
+    common: &'static [usize],
+    /// Which is a number of which the least is said, for all.
+    least: Option<usize>,
 }
 
 impl Several {
@@ -250,22 +268,47 @@ impl Several {
             && matches!(words.next(), Some(Arg::Simple(hash)) if hash == self.one.hash.as_bytes())
     }
 
+    /// Whether both say the same where all have to.
+    fn alike(&self, one: &Cmd, other: &Cmd) -> bool {
+        let word = |cmd, at| words(cmd).nth(self.keys + at);
+        self.common
+            .iter()
+            .all(|at| word(one, *at) == word(other, *at))
+    }
+
     /// Asks for all of them: the first key of each, then the second of each, and so on to the last argument.
     fn call(&self, group: &[(Cmd, Answer)]) -> Cmd {
         let count = group.len();
         let mut call = (self.all).call(count * self.keys, count * self.arguments);
-        let words = group.iter().map(|(cmd, _)| cmd.args_iter().skip(3));
-        let mut words: Vec<_> = words.collect();
-        for _ in 0..self.keys + self.arguments {
-            for word in words.iter_mut().map(Iterator::next) {
-                match word {
-                    Some(Arg::Simple(word)) => call.arg(word),
-                    _ => call.arg(""),
-                };
+        let mut each: Vec<_> = group.iter().map(|(cmd, _)| words(cmd)).collect();
+        for place in 0..self.keys + self.arguments {
+            let mut column = each
+                .iter_mut()
+                .map(|words| words.next().unwrap_or_default());
+            let argument = place.checked_sub(self.keys);
+            if argument.is_some_and(|at| self.common.contains(&at)) {
+                column.next().map(|word| call.arg(word));
+                column.for_each(drop); // the same
+            } else if argument.is_some() && argument == self.least {
+                column
+                    .min_by_key(|word| (word.len(), *word))
+                    .map(|word| call.arg(word));
+            } else {
+                for word in column {
+                    call.arg(word);
+                }
             }
         }
         call
     }
+}
+
+/// The keys and arguments of a script's call.
+fn words(cmd: &Cmd) -> impl Iterator<Item = &[u8]> {
+    cmd.args_iter().skip(3).map(|word| match word {
+        Arg::Simple(word) => word,
+        _ => b"",
+    })
 }
 
 /// Acquires without a next ticket or a join, and releases that keep nothing shut.
@@ -276,6 +319,8 @@ static SEVERAL: [Several; 2] = [
         keys: 4,
         arguments: 6,
         missing: 1,
+        common: &[2, 4], // lease and note
+        least: Some(3),  // not-after
     },
     Several {
         one: &scripts::RELEASE,
@@ -283,6 +328,8 @@ static SEVERAL: [Several; 2] = [
         keys: 3,
         arguments: 2,
         missing: 0,
+        common: &[],
+        least: None,
     },
 ];
 
@@ -325,9 +372,11 @@ const FEW: usize = 4;
 const CARRIERS: usize = 2;
 /// Names of one script: the server does nothing else for some 0.1 ms, and more of them gain nothing.
 const MOST_FOLDED: usize = 16;
+/// Kinds of requests in one load that do not go together: a client has few leases.
+const MOST_GROUPS: usize = 8;
 /// What the server says before it runs anything of a script: it does not know it, or one of its keys is not this user's or
-/// not this node's, which is not the others' fault. Each is asked again alone, as if nothing had been.
-const NOT_RUN: [&str; 3] = [NOT_KNOWN, "NOPERM", "CROSSSLOT"];
+/// not this node's, or one of them is late, which is not the others' fault. Each is asked again alone, as if nothing had been.
+const NOT_RUN: [&str; 4] = [NOT_KNOWN, "NOPERM", "CROSSSLOT", "LATE"];
 const NOT_KNOWN: &str = "NOSCRIPT";
 /// The most that wait: some 300 bytes each. Who comes then waits where the native client keeps its own.
 const MOST: usize = 1_024;

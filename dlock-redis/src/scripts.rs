@@ -269,26 +269,29 @@ return {1, micros, token, 1, tonumber(lease), behind}
 
 /// Several acquires, each as [`ACQUIRE_TEXT`] judges it, one after the other: what one meets is not the others'.
 ///
-/// `KEYS` the record of each, then the line of each, and so on; `ARGV` the same way, up to the ticket, which may be empty.
-/// Answers what each would have been answered. One `EXISTS` finds that all names are free and unwaited for, which is the
+/// `KEYS` the record of each, then the line of each, and so on; `ARGV` the owner field of each, the hold field of each, then once for
+/// all: lease in ms, the earliest not-after in µs, `= note`; then the ticket of each, which may be empty. Answers what each
+/// would have been answered, once for all if that is the same. Nothing is done where one may be late: who is late is found
+/// by asking each alone. One `EXISTS` finds that all names are free and unwaited for, which is the
 /// common case; if that cannot be said each looks for itself, as does a name that stands twice.
 const ACQUIRES_TEXT: &str = r"
 local call, n, budget = redis.call, #KEYS / 4, 32
+local lease, latest, note = ARGV[2 * n + 1], ARGV[2 * n + 2], ARGV[2 * n + 3]
 --TIME
-local function one(key, line, ends, counter, owner, hold, lease, latest, note, stands, free)
+if at - latest > 0 then return redis.error_reply('LATE each for itself') end
+local function one(key, line, ends, counter, owner, hold, stands, free)
   local follows, join, turned
 --ACQUIRE
 end
-local free, seen, out = redis.pcall('EXISTS', unpack(KEYS, 1, 3 * n)) == 0, {}, {}
+local free, seen, out, alike = redis.pcall('EXISTS', unpack(KEYS, 1, 3 * n)) == 0, {}, {}, true
 for i = 1, n do
   local key = KEYS[i]
   local done, answer = pcall(one, key, KEYS[n + i], KEYS[2 * n + i], KEYS[3 * n + i],
-    ARGV[i], ARGV[n + i], ARGV[2 * n + i], ARGV[3 * n + i], ARGV[4 * n + i], ARGV[5 * n + i],
-    free and not seen[key])
+    ARGV[i], ARGV[n + i], ARGV[2 * n + 3 + i], free and not seen[key])
   if not done and type(answer) ~= 'table' then answer = redis.error_reply(tostring(answer)) end
-  out[i], seen[key] = answer, true
+  out[i], seen[key], alike = answer, true, alike and answer == micros
 end
-return out
+return alike and micros or out
 ";
 
 /// Removes one hold (`ARGV[2]`) or all (`*`), and serves the line. Run twice the second finds nothing, says so and changes nothing.
@@ -363,20 +366,36 @@ return 0
 /// Several releases, each as [`RELEASE_TEXT`] judges it, one after the other: what one meets is not the others'.
 ///
 /// `KEYS` the line of each, then the record of each, then the ends of each; `ARGV` the same way. Answers what each would
-/// have been answered. One `EXISTS` finds that nobody waits for any of them; a release adds nobody to a line.
+/// have been answered, once for all if that is the same. One `EXISTS` finds that nobody waits for any of them; a release adds nobody to a line. Then one `DEL` ends
+/// all that have a sole hold; a name that stands twice is judged after that, as is whatever else is to be said of one.
 const RELEASES_TEXT: &str = r"
 local call, n, budget = redis.call, #KEYS / 3, 32
 local function one(line, key, ends, owner, hold, unwaited)
   local keep
 --RELEASE
 end
-local unwaited, out = redis.pcall('EXISTS', unpack(KEYS, 1, n)) == 0, {}
-for i = 1, n do
-  local done, answer = pcall(one, KEYS[i], KEYS[n + i], KEYS[2 * n + i], ARGV[i], ARGV[n + i], unwaited)
-  if not done and type(answer) ~= 'table' then answer = redis.error_reply(tostring(answer)) end
-  out[i] = answer
+local unwaited, out, seen, sole, alike = redis.pcall('EXISTS', unpack(KEYS, 1, n)) == 0, {}, {}, {}, true
+if unwaited then
+  for i = 1, n do
+    local key = KEYS[n + i]
+    local got = not seen[key] and redis.pcall('HMGET', key, ARGV[i], ARGV[n + i], '~k')
+    seen[key] = true
+    if got and got[1] == '1' and got[2] and not got[3] then
+      sole[#sole + 1] = key
+      out[i] = 0
+    end
+  end
+  if sole[1] and type(redis.pcall('DEL', unpack(sole))) == 'table' then sole, out = {}, {} end
+  for _, key in ipairs(sole) do redis.pcall('PUBLISH', 'redisson_lock__channel:' .. key, '0') end
 end
-return out
+for i = 1, n do
+  if not out[i] then
+    local done, answer = pcall(one, KEYS[i], KEYS[n + i], KEYS[2 * n + i], ARGV[i], ARGV[n + i], unwaited)
+    if not done and type(answer) ~= 'table' then answer = redis.error_reply(tostring(answer)) end
+    out[i], alike = answer, alike and answer == 0
+  end
+end
+return alike and 0 or out
 ";
 
 /// Takes a ticket out of the line, or ends its turn, and helps: a free name goes to whoever is next. Run twice the second finds

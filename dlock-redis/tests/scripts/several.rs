@@ -4,7 +4,7 @@
 
 use crate::bed::{SECOND, Testbed, ticket};
 use dlock_core::{
-    Acquire, Acquired, Clock, DistributedLock, Effect, ErrorKind, Release, Released, Result,
+    Acquire, Acquired, Clock, DistributedLock, Effect, ErrorKind, Lease, Release, Released, Result,
 };
 use dlock_redis::RedisDriver;
 use futures_util::future::join_all;
@@ -90,6 +90,62 @@ async fn of_all_that_want_one_name_in_one_script_one_gets_it() {
             .iter()
             .all(|it| matches!(it, Ok(Released::Freed | Released::NotHeld { .. })))
     );
+}
+
+#[tokio::test]
+async fn leases_that_differ_do_not_go_in_one_script() {
+    let t = Testbed::start();
+    let driver = t.client().await.driver;
+    let mut wanted = t.of_many_names(4 + 2 * 16);
+    for (at, req) in wanted.iter_mut().enumerate().skip(4) {
+        req.lease = Lease::fixed(SECOND * [30, 60][at % 2]).unwrap();
+    }
+    t.raw_command(&["CONFIG", "RESETSTAT"]).await;
+    for (req, answer) in wanted
+        .iter()
+        .zip(join_all(wanted.iter().map(|req| driver.acquire(req))).await)
+    {
+        granted(answer);
+        let rest = t.rest(&format!("dlock:{{{}}}", req.name)).await;
+        assert!(rest > req.lease.length() - SECOND * 5 && rest <= req.lease.length());
+    }
+    assert_eq!(t.calls("evalsha").await, 4 + 2);
+}
+
+#[tokio::test]
+async fn what_is_released_twice_in_one_script_is_released_once() {
+    let t = Testbed::start();
+    let driver = t.client().await.driver;
+    let wanted = t.of_many_names(4 + 8);
+    for req in &wanted {
+        granted(driver.acquire(req).await);
+    }
+    let twice = wanted.iter().chain(&wanted[4..]);
+    let released = join_all(twice.map(|req| release(&driver, req))).await;
+    for (at, answer) in released.into_iter().enumerate() {
+        match answer.unwrap() {
+            Released::Freed => assert!(at < wanted.len(), "{at}"),
+            Released::NotHeld { by } => assert!(at >= wanted.len() && by.is_none(), "{at}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    // Two holds of one owner: the second is the last of them, also in one script.
+    let (first, others) = (&wanted[4], &wanted[5..]);
+    let mut second = t.again(first, SECOND * 30);
+    second.name = first.name.clone();
+    for req in wanted[..4].iter().chain([first, &second]).chain(others) {
+        granted(driver.acquire(req).await);
+    }
+    let all = wanted[..4].iter().chain([first, &second]).chain(others);
+    let released = join_all(all.map(|req| release(&driver, req))).await;
+    for (at, answer) in released.into_iter().enumerate() {
+        match answer.unwrap() {
+            Released::StillHeld { holds } => assert_eq!((at, holds.get()), (4, 1)),
+            Released::Freed => assert_ne!(at, 4),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(t.keys().await.iter().all(|key| key.ends_with(":token")));
 }
 
 #[tokio::test]

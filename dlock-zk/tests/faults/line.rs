@@ -1,6 +1,6 @@
 //! Those who wait, and a process that dies before them.
 
-use crate::bed::{SESSION, client, client_for, seats, server, take, until, until_in_line, waiting};
+use crate::bed::{SESSION, client, client_for, seats, server, take, until_in_line, waiting};
 use dlock_conformance::testbed::{
     Proxy,
     proxy::{Direction, Reach},
@@ -8,7 +8,6 @@ use dlock_conformance::testbed::{
     zookeeper::ZooKeeperOptions,
 };
 use dlock_core::{ErrorKind, Outcome};
-use dlock_zk::zookeeper_client as native;
 use std::{
     sync::{
         Arc,
@@ -80,22 +79,17 @@ pub(crate) async fn whoever_is_next_waits_for_those_who_came_in_beside_the_holde
     let server = server(ZooKeeperOptions::default()).await;
     let (one, two) = (client(&server.url()).await, client(&server.url()).await);
     let (hosts, name) = (server.addr().to_string(), "beside");
-    let raw = native::Client::connect(&hosts).await.unwrap();
-    for cut_off in [false, true] {
+    // More often than once: whether it looks again or is told first is chance.
+    for cut_off in [false, true, true, true] {
         let outer = take(&one, name).await;
         let proxy = Proxy::start(server.addr()).await.unwrap();
+        let ahead = seats(&hosts, name).await.remove(0);
+        let listed = proxy.watch(Direction::ServerToClient, ahead);
         let next = client_for(&server.url_at(proxy.addr()), SESSION * 5).await;
         let mut next = waiting(next, name);
-        // Said behind everything that it asks before it waits.
-        until("one says that it waits", SESSION * 3, || async {
-            let mut said = false;
-            for seat in seats(&hosts, name).await {
-                let data = raw.get_data(&format!("/dlock/{name}/{seat}")).await;
-                said |= data.is_ok_and(|(data, _)| data.starts_with(b"dlock 1\nwaits\n"));
-            }
-            said
-        })
-        .await;
+        // Once when it stands there, and once when it is told from then on.
+        let told = timeout(SESSION * 5, listed.reaches(2)).await;
+        told.expect("it stands and waits");
         // What it is told from here on gets lost with the connection.
         proxy.blackhole(Reach::All, cut_off);
         let inner = two.lock(name).unwrap().join(&outer.pass()).await.unwrap();
@@ -112,6 +106,9 @@ pub(crate) async fn whoever_is_next_waits_for_those_who_came_in_beside_the_holde
             _ = &mut next => panic!("somebody got in beside a hold"),
             watched = timeout(SESSION * 5, watched.reaches(1)) => watched.expect("it looks"),
         }
+        // Time itself must pass: what is looked at is that nothing happens, also when it has acted on all that it was told.
+        sleep(SESSION / 10).await;
+        assert!(!next.is_finished(), "somebody got in beside a hold");
         inner.check().unwrap();
         assert_eq!(inner.release().await.unwrap(), Outcome::Released);
         let next = timeout(SESSION * 5, next).await.expect("it is served");

@@ -1,16 +1,16 @@
 //! The figures over MariaDB: durable, one row per name, no push.
 
 use super::{
-    cycle::{Cycles, Of, Role, names},
+    cycle::{Cycled, Cycles, Of, Role, names},
     renewals::Renewals,
     ring::{Ring, among, by_oneself},
 };
 use crate::{
     Result,
     counted::{Asked, Counted},
-    floor::mysql::{Leases, Over, TwoStatements, connect, prepare, questions},
-    measure::Plan,
-    report::{Limit, Table},
+    floor::mysql::{Leases, Over, Statements, TwoStatements, connect, prepare, questions},
+    measure::{Plan, Sample},
+    report::{Cell, Limit, Table},
     work::{Contender, Probe},
 };
 use dlock_conformance::testbed::mariadb::{MariadbOptions, MariadbServer};
@@ -22,23 +22,21 @@ use std::{
 };
 use tokio::{sync::Mutex, task::JoinSet};
 
-/// Two statements and nothing else, on one connection.
+/// The driver's two statements and nothing else, on one connection.
 pub(super) async fn cycle(plan: Plan) -> Result<Table> {
     let (server, pid) = server().await?;
     let url = server.url();
     let names = names(1);
     prepare(&url, &names).await?;
-    let mut cycles = Cycles::default();
-    let over = Over::one(&url).await?;
-    let floor = names.iter().map(|name| Ok(TwoStatements::new(&over, name)));
-    cycles.enter(Role::Floor, "two bare statements, one connection", floor)?;
-    cycles.ours("mysql", driver(&url).await?, driver(&url).await?, &names)?;
+    let connections = [Over::one(&url).await?, Over::one(&url).await?];
+    let cycles = cycles(&url, &names, "one connection", connections).await?;
     let title = "acquire + release over MariaDB, one spawned task, log flushed at each commit";
     let named = ("mysql-cycle", title);
     let mut done = cycles.run(&plan, &[pid], named, Of::Latency, &[]).await?;
     let ratio = done.ratio(Role::Dlock);
     done.table
-        .goal("p50 ÷ two bare statements", ratio, Limit::AtMost(1.05));
+        .goal("p50 ÷ the two statements", ratio, Limit::AtMost(1.05));
+    note_thin(&mut done, |one| one.p50);
     let each = statements_of_a_cycle(&url).await?;
     for (limit, sign) in [(Limit::AtMost(2.0), "most"), (Limit::AtLeast(2.0), "least")] {
         let what = format!("statements per cycle, at {sign}");
@@ -71,11 +69,8 @@ pub(super) async fn throughput(plan: Plan, tasks: usize) -> Result<Table> {
     let url = server.url();
     let names = names(tasks);
     prepare(&url, &names).await?;
-    let mut cycles = Cycles::default();
-    let over = Over::pool(&url, 16).await?;
-    let floor = names.iter().map(|name| Ok(TwoStatements::new(&over, name)));
-    cycles.enter(Role::Floor, "the same two, sqlx::Pool of 16", floor)?;
-    cycles.ours("mysql", driver(&url).await?, driver(&url).await?, &names)?;
+    let pools = [Over::pool(&url, 16).await?, Over::pool(&url, 16).await?];
+    let cycles = cycles(&url, &names, "sqlx::Pool of 16", pools).await?;
     let title = format!("acquire + release over MariaDB, {tasks} tasks with names of their own");
     let name = match tasks {
         16 => "mysql-throughput-16",
@@ -87,7 +82,34 @@ pub(super) async fn throughput(plan: Plan, tasks: usize) -> Result<Table> {
     let ratio = done.ratio(Role::Dlock);
     done.table
         .goal("cycles/s ÷ pool", ratio, Limit::AtLeast(1.4));
+    note_thin(&mut done, |one| one.per_second);
     Ok(done.table)
+}
+
+/// The two statements, the thin ones, the driver alone, the whole of it: a task for each name.
+async fn cycles(url: &str, names: &[String], over: &str, ways: [Over; 2]) -> Result<Cycles> {
+    let mut cycles = Cycles::default();
+    let kinds = [
+        (Role::Floor, "the two statements alone", Statements::Same),
+        (Role::Beside, "thin ones", Statements::Thin),
+    ];
+    for ((role, which, statements), way) in kinds.into_iter().zip(ways) {
+        let each = names
+            .iter()
+            .map(|name| Ok(TwoStatements::new(&way, name, statements)));
+        cycles.enter(role, format!("{which}, {over}"), each)?;
+    }
+    cycles.ours("mysql", driver(url).await?, driver(url).await?, names)?;
+    Ok(cycles)
+}
+
+/// What dlock costs more than the least that such a lock could be: it is the last contestant, and the thin one the second.
+fn note_thin(done: &mut Cycled, number: fn(&Sample) -> f64) {
+    let ratio = done.runs.ratio(DLOCK, number, |of| number(&of(THIN)));
+    done.table.note(format!(
+        "dlock ÷ the thin statements: {}",
+        Cell::from(ratio)
+    ));
 }
 
 /// By looking between clients, by hand inside one.
@@ -194,6 +216,9 @@ async fn driver(url: &str) -> Result<MysqlDriver> {
 }
 
 const COUNTED: u32 = 200;
+/// Places among the contestants of a cycle.
+const THIN: usize = 1;
+const DLOCK: usize = 3;
 /// What `dlock.look` is by default.
 const LOOK_CAP: Duration = Duration::from_millis(100);
 /// What the driver sends in one statement, and over how many connections at most: the floor does the same.

@@ -1,20 +1,33 @@
-//! The floor over MySQL and MariaDB: two statements by primary key, on the client crate that the driver uses, as it comes.
+//! The floor over MySQL and MariaDB: the two statements of a cycle, alone, on the client crate that the driver uses, as it comes.
 //!
-//! The clock is the server's and the row stays, as with every lock that has a lease; no holds, no versions, no not-after.
+//! The statements are the driver's own, on its table, so that what is left of the difference is what the driver does around them: turns,
+//! clocks, limits, texts. The least is beside it: the clock is the server's and the row stays there too, but there are no holds, no versions,
+//! no not-after.
 
 use crate::{Result, work::Contender};
+use dlock_mysql::MysqlConfig;
 use sqlx::{
-    AssertSqlSafe, ConnectOptions, Connection, MySqlConnection, MySqlPool,
+    AssertSqlSafe, ConnectOptions, Connection, MySqlConnection, MySqlPool, SqlSafeStr, SqlStr,
     mysql::{MySqlConnectOptions, MySqlPoolOptions},
 };
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use tokio::{sync::Mutex, task::JoinSet};
+
+/// Which statements.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Statements {
+    /// What the driver sends.
+    Same,
+    /// A name, a holder, an end, a token.
+    Thin,
+}
 
 /// One name, over whatever gives a connection.
 #[derive(Clone)]
 pub(crate) struct TwoStatements {
     over: Over,
     name: String,
+    statements: Statements,
 }
 
 /// Where the connection comes from.
@@ -45,28 +58,37 @@ pub(crate) async fn connect(url: &str) -> Result<MySqlConnection> {
     Ok(options.disable_statement_logging().connect().await?)
 }
 
-/// Makes the table, with a free row for each name.
+/// Makes both tables, with a free row for each name.
 pub(crate) async fn prepare(url: &str, names: &[String]) -> Result {
     let mut connection = connect(url).await?;
-    sqlx::raw_sql(TABLE).execute(&mut connection).await?;
-    for some in names.chunks(500) {
-        let rows = vec!["(?, NULL, 0, 0)"; some.len()].join(", ");
-        let sql = format!("INSERT IGNORE INTO floor_locks VALUES {rows}");
-        let mut query = sqlx::query(AssertSqlSafe(sql));
-        for name in some {
-            query = query.bind(name.as_bytes().to_vec());
+    let ours = MysqlConfig::schema_of(&"floor_same".parse()?);
+    let ours = ours.split(';').next().unwrap_or_default();
+    for (made, table, row) in [
+        (THIN_TABLE, "floor_locks", "(?, NULL, 0, 0)"),
+        (ours, "floor_same", "(?, NULL, 0, '', 0, 0, 0, 0, '', 0)"),
+    ] {
+        let made = AssertSqlSafe(made.to_owned());
+        sqlx::raw_sql(made).execute(&mut connection).await?;
+        for some in names.chunks(500) {
+            let rows = vec![row; some.len()].join(", ");
+            let sql = format!("INSERT IGNORE INTO {table} VALUES {rows}");
+            let mut query = sqlx::query(AssertSqlSafe(sql));
+            for name in some {
+                query = query.bind(name.as_bytes().to_vec());
+            }
+            query.execute(&mut connection).await?;
         }
-        query.execute(&mut connection).await?;
     }
     connection.close().await?;
     Ok(())
 }
 
 impl TwoStatements {
-    pub(crate) fn new(over: &Over, name: &str) -> Self {
+    pub(crate) fn new(over: &Over, name: &str, statements: Statements) -> Self {
         Self {
             over: over.clone(),
             name: name.to_owned(),
+            statements,
         }
     }
 
@@ -90,18 +112,34 @@ impl Contender for TwoStatements {
 
     async fn acquire(&self) -> Result<String> {
         let owner = format!("{:036x}", fastrand::u128(..));
-        let taking = sqlx::query(TAKE)
-            .bind(owner.as_bytes())
-            .bind(LEASE)
-            .bind(self.name.as_bytes());
+        let name = self.name.as_bytes();
+        let taking = match self.statements {
+            Statements::Same => sqlx::query(TAKE.clone())
+                .bind(owner.as_bytes())
+                .bind(HOLD)
+                .bind(LEASE)
+                .bind(LEASE)
+                .bind(NOTE)
+                .bind(name)
+                .bind(i64::MAX),
+            Statements::Thin => sqlx::query(THIN_TAKE)
+                .bind(owner.as_bytes())
+                .bind(LEASE)
+                .bind(name),
+        };
         self.changes_one(taking).await?;
         Ok(owner)
     }
 
     async fn release(&self, owner: String) -> Result {
-        let freeing = sqlx::query(FREE)
-            .bind(self.name.as_bytes())
-            .bind(owner.as_bytes());
+        let name = self.name.as_bytes();
+        let freeing = match self.statements {
+            Statements::Same => sqlx::query(FREE.clone())
+                .bind(owner.as_bytes())
+                .bind(HOLD)
+                .bind(name),
+            Statements::Thin => sqlx::query(THIN_FREE).bind(name).bind(owner.as_bytes()),
+        };
         self.changes_one(freeing).await
     }
 }
@@ -176,6 +214,11 @@ impl Leases {
     }
 }
 
+/// With the server's time put in.
+fn ready(sql: &str) -> SqlStr {
+    AssertSqlSafe(Arc::<str>::from(sql.replace("{now}", NOW))).into_sql_str()
+}
+
 /// Statements that the server was sent so far; asking is one of them.
 pub(crate) async fn questions(connection: &Mutex<MySqlConnection>) -> Result<u64> {
     let mut connection = connection.lock().await;
@@ -185,18 +228,38 @@ pub(crate) async fn questions(connection: &Mutex<MySqlConnection>) -> Result<u64
     Ok(shown.1.parse()?)
 }
 
-const TABLE: &str = "CREATE TABLE IF NOT EXISTS floor_locks (
+static TAKE: LazyLock<SqlStr> = LazyLock::new(|| {
+    ready(
+        "UPDATE floor_same SET token = LAST_INSERT_ID(GREATEST(token + 1, {now})), owner = ?, \
+        holds = CONCAT(?, LPAD(LOWER(HEX({now} + ?)), 16, '0')), expires = {now} + ?, keep_until = 0, \
+        began = GREATEST({now}, changed), changed = began, note = ?, version = version + 1 \
+        WHERE name = ? AND expires <= {now} AND {now} <= ?",
+    )
+});
+static FREE: LazyLock<SqlStr> = LazyLock::new(|| {
+    ready(
+        "UPDATE floor_same SET owner = NULL, holds = '', expires = 0, note = '', changed = LAST_INSERT_ID({now}), \
+        version = version + 1 \
+        WHERE owner = ? AND LENGTH(holds) = 32 AND LEFT(holds, 16) = ? AND name = ? AND expires > {now} AND keep_until <= {now}",
+    )
+});
+
+const THIN_TABLE: &str = "CREATE TABLE IF NOT EXISTS floor_locks (
   name    VARBINARY(512) NOT NULL PRIMARY KEY,
   owner   VARBINARY(36),
   token   BIGINT NOT NULL,
   expires BIGINT NOT NULL
 ) ENGINE=InnoDB";
-const TAKE: &str = "UPDATE floor_locks SET owner = ?, token = LAST_INSERT_ID(token + 1), \
+const THIN_TAKE: &str = "UPDATE floor_locks SET owner = ?, token = LAST_INSERT_ID(token + 1), \
     expires = TIMESTAMPDIFF(MICROSECOND, DATE'1970-01-01', UTC_TIMESTAMP(6)) + ? \
     WHERE name = ? AND expires <= TIMESTAMPDIFF(MICROSECOND, DATE'1970-01-01', UTC_TIMESTAMP(6))";
-const FREE: &str = "UPDATE floor_locks SET owner = NULL, expires = 0 WHERE name = ? AND owner = ?";
+const THIN_FREE: &str =
+    "UPDATE floor_locks SET owner = NULL, expires = 0 WHERE name = ? AND owner = ?";
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, DATE'1970-01-01', UTC_TIMESTAMP(6))";
 /// In microseconds.
 const LEASE: i64 = 30_000_000;
 /// As long as an owner of ours.
 const HOLDER: &[u8] = b"0123456789abcdef0123456789abcdef0123";
+/// As long as ours.
+const HOLD: &[u8] = b"0123456789abcdef";
+const NOTE: &[u8] = b"123456 localhost";

@@ -4,7 +4,7 @@ use super::SECOND;
 use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
 use dlock_core::{
     Acquire, Acquired, Clock, DistributedLock, DriverError, Grant, Guard, HoldId, Instant, Lane,
-    Lease, LockName, Owner, Release, Released, Renew, Renewed, Snapshot,
+    Lease, Lock, LockName, Owner, Release, Released, Renew, Renewed, Snapshot,
 };
 use dlock_mysql::{
     MysqlDriver,
@@ -263,6 +263,17 @@ impl Room {
         tokio::task::yield_now().await;
         self.inside.store(false, Ordering::SeqCst);
         self.cycles.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Goes in and out for as long as it is open, whatever happens to the server: what was not answered is settled behind the back of whoever asked.
+    pub(super) async fn besiege(self: Arc<Self>, lock: Lock, over: Arc<AtomicBool>) {
+        while !over.load(Ordering::Relaxed) {
+            let Ok(guard) = lock.acquire().await else {
+                continue;
+            };
+            self.visit(&guard).await;
+            drop(guard.release().await);
+        }
     }
 
     pub(super) fn cycles(&self) -> u64 {

@@ -99,17 +99,9 @@ async fn a_crowd_at_shared_names_is_never_two_inside_though_server_and_sessions_
             let at = task % NAMES;
             let lock = client.lock(format!("n{at}")).unwrap();
             let lock = lock.kept_lease(SECOND * 60).unwrap();
-            let (room, over) = (Arc::clone(&rooms[at]), Arc::clone(&over));
-            workers.push(tokio::spawn(async move {
-                while !over.load(Ordering::Relaxed) {
-                    // What was not answered is settled behind the back of whoever asked.
-                    let Ok(guard) = lock.acquire().await else {
-                        continue;
-                    };
-                    room.visit(&guard).await;
-                    drop(guard.release().await);
-                }
-            }));
+            workers.push(tokio::spawn(
+                Arc::clone(&rooms[at]).besiege(lock, Arc::clone(&over)),
+            ));
         }
     }
     let cycles = || rooms.iter().map(|room| room.cycles()).sum::<u64>();

@@ -86,17 +86,9 @@ async fn sessions_killed_again_and_again_let_nobody_in_beside_another() {
         let driver = MysqlDriver::connect(&t.server.url()).await.unwrap();
         let lock = Client::new(driver).unwrap().lock("one").unwrap();
         let lock = lock.kept_lease(SECOND * 30).unwrap();
-        let (room, over) = (Arc::clone(&room), Arc::clone(&over));
-        workers.push(tokio::spawn(async move {
-            while !over.load(Ordering::Relaxed) {
-                // What was not answered is settled behind the back of whoever asked.
-                let Ok(guard) = lock.acquire().await else {
-                    continue;
-                };
-                room.visit(&guard).await;
-                drop(guard.release().await);
-            }
-        }));
+        workers.push(tokio::spawn(
+            Arc::clone(&room).besiege(lock, Arc::clone(&over)),
+        ));
     }
     for round in 1..=20 {
         t.until("somebody was inside again", async |_: &Testbed| {

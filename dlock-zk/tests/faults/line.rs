@@ -7,7 +7,7 @@ use dlock_conformance::testbed::{
     worker::{self, Job, Worker},
     zookeeper::ZooKeeperOptions,
 };
-use dlock_core::{ErrorKind, Outcome};
+use dlock_core::{Broken, ErrorKind, Outcome};
 use std::{
     sync::{
         Arc,
@@ -115,6 +115,39 @@ pub(crate) async fn whoever_is_next_waits_for_those_who_came_in_beside_the_holde
         next.unwrap().0.release().await.unwrap();
     }
 }
+
+/// The incarnation that is broken is being released, and the next one begins.
+pub(crate) async fn a_break_ends_the_incarnation_it_names_and_no_other() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let (one, two) = (client(&server.url()).await, client(&server.url()).await);
+    let (breaker, hosts) = (client(&server.url()).await, server.addr().to_string());
+    let mut broken = 0;
+    for round in 0..ROUNDS {
+        let guard = take(&one, "broken").await;
+        let token = guard.token();
+        let next = waiting(two.clone(), "broken");
+        until_in_line(&hosts, "broken", 2).await;
+        let releasing = async {
+            // Now before the break, now behind it, and now in its midst.
+            sleep(Duration::from_millis(u64::from(round % 6))).await;
+            guard.release().await
+        };
+        let breaking = breaker.break_lock("broken", Some(token));
+        let (released, answer) = tokio::join!(releasing, breaking);
+        let answer = answer.unwrap();
+        let freed = answer == Broken::Freed { token: Some(token) };
+        broken += u32::from(freed);
+        let released = matches!(released, Ok(Outcome::Released));
+        assert_ne!(freed, released, "one of them ended it: {answer:?}");
+        let (next, _) = next.await.unwrap();
+        assert!(next.token() > token);
+        assert_eq!(next.release().await.unwrap(), Outcome::Released);
+    }
+    println!("{broken} of {ROUNDS} were broken, the others released");
+}
+
+/// Of a race.
+const ROUNDS: u32 = 100;
 
 /// Takes it, hands the pass to whoever started it, and stays.
 pub(crate) async fn hold(job: &Job) {

@@ -61,6 +61,7 @@ fn main() -> ExitCode {
         line:
         two_hundred_waiters_are_served_in_order_with_one_watch_fired_each,
         whoever_is_next_waits_for_those_who_came_in_beside_the_holder,
+        a_break_ends_the_incarnation_it_names_and_no_other,
         a_second_process_keeps_the_name_when_the_first_is_killed,
     ));
     trials.extend(tests!(

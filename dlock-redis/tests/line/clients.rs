@@ -203,11 +203,10 @@ async fn dropped() -> Outcome {
         bed.client(SECOND * 30).await?,
     ];
     let (held, waits) = (one.lock(NAME)?, two.lock(NAME)?);
-    let mut got = false;
-    let mut polls = 0;
+    let (mut polls, mut got, mut tries) = (0, false, 0);
     while !got {
-        polls += 1;
-        ensure!(polls < 200, "never got it");
+        (polls, tries) = (polls + 1, tries + 1);
+        ensure!(tries < 200, "never got it while it waited");
         let guard = held.acquire_within(SECOND).await?;
         let waiting = waits.clone();
         let waiting = tokio::spawn(async move {
@@ -239,9 +238,12 @@ async fn dropped() -> Outcome {
         }
         let keys = bed.say(&["EXISTS", "dlock:{a}", "dlock:{a}:ends"])?;
         ensure!(keys == 0, "after {polls} polls something is left");
+        // On a busy machine answers are there before they are waited for: it was not dropped at each await then.
+        if got && polls <= 3 {
+            (polls, got) = (0, false);
+        }
     }
     println!("dropped at each of {} awaits", polls - 1);
-    ensure!(polls > 3, "it was not dropped while it waited");
     Ok(())
 }
 
@@ -265,10 +267,10 @@ async fn released() -> Outcome {
     let bed = Bed::start()?;
     let clients = bed.clients(2, SECOND * 30).await?;
     let (held, next) = (clients[0].lock(NAME)?, clients[1].lock(NAME)?);
-    let (mut polls, mut done) = (0, false);
+    let (mut polls, mut done, mut tries) = (0, false, 0);
     while !done {
-        polls += 1;
-        ensure!(polls < 200, "never released");
+        (polls, tries) = (polls + 1, tries + 1);
+        ensure!(tries < 200, "never released while it was under way");
         let guard = held.acquire_within(LIMIT).await?;
         done = after_polls(guard.release(), polls).await.is_some();
         let began = Instant::now();
@@ -283,9 +285,12 @@ async fn released() -> Outcome {
         }
         let keys = bed.say(&["EXISTS", "dlock:{a}", "dlock:{a}:line", "dlock:{a}:ends"])?;
         ensure!(keys == 0, "after {polls} polls something is left");
+        // As above: answered before it was waited for.
+        if done && polls == 1 {
+            (polls, done) = (0, false);
+        }
     }
     println!("a release was dropped at each of {} awaits", polls - 1);
-    ensure!(polls > 1, "it was not dropped while it was under way");
     Ok(())
 }
 

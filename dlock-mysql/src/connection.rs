@@ -9,6 +9,7 @@ use crate::{
     commands::{self, Statements},
     config::MysqlConfig,
     error::{self, Fate},
+    limit::{Alarm, Limit},
     session::{self, Flavour},
 };
 use dlock_core::{Clock, DriverError, Instant, Result, Retry, ServerClock};
@@ -33,7 +34,7 @@ pub(crate) enum Purpose {
 }
 
 /// Opens connections, always in the same way.
-struct Dialer {
+pub(crate) struct Dialer {
     options: MySqlConnectOptions,
     within: Duration,
     clock: Clock,
@@ -58,6 +59,7 @@ struct Link {
     /// When the server's time was read last.
     timed: Instant,
     used: Instant,
+    alarm: Arc<Alarm>,
 }
 
 impl Dialer {
@@ -79,6 +81,7 @@ impl Dialer {
                 server,
                 timed: now,
                 used: now,
+                alarm: Arc::default(),
             };
             Ok((link, greeting))
         };
@@ -89,7 +92,7 @@ impl Dialer {
     }
 
     /// Ends a statement that ran for too long, from a connection of its own. The one it ran on is not used again, so nobody else's is hit.
-    async fn kill(self: Arc<Self>, id: u64) {
+    pub(crate) async fn kill(self: Arc<Self>, id: u64) {
         let killing = async {
             let mut native = self.options.connect().await?;
             commands::kill(&mut native, id).await?;
@@ -313,17 +316,14 @@ impl Turn<'_> {
 
     /// Bounds a statement from outside.
     pub(crate) fn limit(&self) -> Limit {
-        let link = self.link.as_ref();
-        let kill = link.filter(|link| link.flavour == Flavour::Mysql);
-        Limit {
-            kill: kill.map(|link| {
-                (
-                    Arc::clone(&self.all.dialer),
-                    link.id,
-                    Arc::clone(&self.killed),
-                )
-            }),
-        }
+        let Some(link) = &self.link else {
+            return Limit::default();
+        };
+        let kill = (link.flavour == Flavour::Mysql).then(|| {
+            let (dialer, killed) = (Arc::clone(&self.all.dialer), Arc::clone(&self.killed));
+            (dialer, link.id, killed)
+        });
+        Limit::new(Arc::clone(&link.alarm), kill)
     }
 
     /// What the statement answered.
@@ -410,35 +410,6 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// How long one statement may go unanswered.
-pub(crate) struct Limit {
-    kill: Option<(Arc<Dialer>, u64, Arc<AtomicBool>)>,
-}
-
-impl Limit {
-    /// The answer, or silence after [`SILENCE`]. A server without a limit of its own is told to end it after [`RUNS`].
-    pub(crate) async fn of<T>(
-        self,
-        answer: impl Future<Output = sqlx::Result<T>> + Send,
-    ) -> sqlx::Result<T> {
-        let bounded = async {
-            let mut answer = std::pin::pin!(answer);
-            if let Some((dialer, id, killed)) = self.kill {
-                if let Ok(answer) = tokio::time::timeout(RUNS, &mut answer).await {
-                    return answer;
-                }
-                killed.store(true, Ordering::Relaxed);
-                tokio::spawn(dialer.kill(id));
-            }
-            answer.await
-        };
-        match tokio::time::timeout(SILENCE, bounded).await {
-            Ok(answer) => answer,
-            Err(_) => Err(error::silent()),
-        }
-    }
-}
-
 fn said(error: &DriverError) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),
@@ -450,10 +421,6 @@ fn said(error: &DriverError) -> String {
 const RENEWALS: u32 = 4;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// A server's own limits on one statement add up to 3 s; what is silent for longer is a dead path, or a server that stands still.
-const SILENCE: Duration = Duration::from_secs(4);
-/// A server that waits for a row for a second notices within two, and says better what was in the way.
-const RUNS: Duration = Duration::from_secs(2);
 /// Half of the session's `wait_timeout`.
 const IDLE: Duration = Duration::from_secs(60);
 /// Clocks that differ by 100 ppm drift apart by 3 ms in that time.
@@ -461,8 +428,8 @@ const TIMED: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {
-    use super::{Connections, Flavour, Purpose, RUNS};
-    use crate::{commands::Statements, error};
+    use super::{Connections, Flavour, Purpose};
+    use crate::{commands::Statements, error, limit::RUNS};
     use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
     use dlock_core::Effect;
     use std::time::{Duration, Instant};

@@ -8,6 +8,7 @@ mod driver;
 mod error;
 mod gather;
 mod hints;
+mod limit;
 mod lists;
 mod record;
 mod renewal;

@@ -4,7 +4,7 @@ use super::SECOND;
 use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
 use dlock_core::{
     Acquire, Acquired, Clock, DistributedLock, DriverError, Grant, Guard, HoldId, Instant, Lane,
-    Lease, Lock, LockName, Owner, Release, Released, Renew, Renewed, Snapshot,
+    Lease, Lock, LockName, Owner, Release, Released, Renew, Renewed, Retry, Snapshot,
 };
 use dlock_mysql::{
     MysqlDriver,
@@ -36,7 +36,7 @@ impl Testbed {
     pub(super) async fn start(extra: &[&str]) -> Self {
         let extra_args = extra.iter().map(|arg| (*arg).to_owned()).collect();
         let server = MariadbServer::start(MariadbOptions { extra_args }).unwrap();
-        let driver = Arc::new(MysqlDriver::connect(&server.url()).await.unwrap());
+        let driver = Arc::new(connected(&server.url()).await);
         Self {
             server,
             driver,
@@ -278,6 +278,17 @@ impl Room {
 
     pub(super) fn cycles(&self) -> u64 {
         self.cycles.load(Ordering::Relaxed)
+    }
+}
+
+/// A driver, also where a machine that has other things to do makes the table for longer than a statement may run.
+pub(super) async fn connected(url: &str) -> MysqlDriver {
+    let mut tries = 0;
+    loop {
+        match MysqlDriver::connect(url).await {
+            Err(error) if error.retry() == Retry::Later && tries < 10 => tries += 1,
+            connected => return connected.unwrap(),
+        }
     }
 }
 

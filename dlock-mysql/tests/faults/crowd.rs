@@ -2,10 +2,9 @@
 
 use super::{
     SECOND,
-    bed::{Room, Testbed, run},
+    bed::{Room, Testbed, connected, run},
 };
 use dlock_core::{Acquired, Client, DistributedLock, Release, Released};
-use dlock_mysql::MysqlDriver;
 use std::{
     sync::{
         Arc,
@@ -93,7 +92,7 @@ async fn a_crowd_at_shared_names_is_never_two_inside_though_server_and_sessions_
     let over = Arc::new(AtomicBool::new(false));
     let mut workers = Vec::new();
     for _ in 0..3 {
-        let client = MysqlDriver::connect(&t.server.url()).await.unwrap();
+        let client = connected(&t.server.url()).await;
         let client = Client::new(client).unwrap();
         for task in 0..70 {
             let at = task % NAMES;

@@ -2,7 +2,7 @@
 
 use super::{
     SECOND,
-    bed::{Room, Testbed, run},
+    bed::{Room, Testbed, connected, run},
 };
 use dlock_core::{
     Acquired, Broken, Client, DistributedLock, DriverError, Effect, ErrorKind, Lane, Retry,
@@ -83,7 +83,7 @@ async fn sessions_killed_again_and_again_let_nobody_in_beside_another() {
     let (room, over) = (Arc::new(Room::default()), Arc::new(AtomicBool::new(false)));
     let mut workers = Vec::new();
     for _ in 0..6 {
-        let driver = MysqlDriver::connect(&t.server.url()).await.unwrap();
+        let driver = connected(&t.server.url()).await;
         let lock = Client::new(driver).unwrap().lock("one").unwrap();
         let lock = lock.kept_lease(SECOND * 30).unwrap();
         workers.push(tokio::spawn(
@@ -138,7 +138,7 @@ async fn a_statement_killed_while_it_waits_has_done_nothing() {
 async fn a_server_that_becomes_read_only_refuses_and_serves_again_later() {
     let t = Testbed::start(&[]).await;
     t.locker().await;
-    let driver = MysqlDriver::connect(&t.locker_url()).await.unwrap();
+    let driver = connected(&t.locker_url()).await;
     let ask = t.ask("a", SECOND * 30);
     driver.acquire(&ask).await.unwrap();
     t.admin("SET GLOBAL read_only = 1").await;
@@ -219,7 +219,7 @@ async fn what_a_server_says_of_a_user_it_limits_is_understood() {
             "{limit}"
         );
         t.admin(lift).await;
-        let driver = MysqlDriver::connect(&t.locker_url()).await.unwrap();
+        let driver = connected(&t.locker_url()).await;
         let ask = t.ask(limit, SECOND * 30);
         assert!(matches!(
             driver.acquire(&ask).await.unwrap(),
@@ -232,7 +232,7 @@ async fn what_a_server_says_of_a_user_it_limits_is_understood() {
 async fn where_no_connection_is_left_requests_share_what_there_is() {
     let t = Testbed::start(&["--max-connections=10"]).await;
     t.locker().await;
-    let driver = Arc::new(MysqlDriver::connect(&t.locker_url()).await.unwrap());
+    let driver = Arc::new(connected(&t.locker_url()).await);
     let mut others = Vec::new();
     while let Ok(native) = MySqlConnection::connect(&t.locker_url()).await {
         others.push(native);

@@ -2,10 +2,9 @@
 
 use super::{
     SECOND,
-    bed::{Room, Testbed},
+    bed::{Room, Testbed, connected},
 };
 use dlock_core::{Client, DistributedLock, Owner, Released, Renewed};
-use dlock_mysql::MysqlDriver;
 use std::{
     sync::{
         Arc,
@@ -82,7 +81,7 @@ async fn twelve(span: Duration) {
     let (room, over) = (Arc::new(Room::default()), Arc::new(AtomicBool::new(false)));
     let mut workers = Vec::new();
     for _ in 0..12 {
-        let driver = Arc::new(MysqlDriver::connect(&t.server.url()).await.unwrap());
+        let driver = Arc::new(connected(&t.server.url()).await);
         let client = Client::builder(Arc::clone(&driver) as Arc<dyn DistributedLock>);
         let lock = client.build().unwrap().lock("one").unwrap();
         let (room, over) = (Arc::clone(&room), Arc::clone(&over));

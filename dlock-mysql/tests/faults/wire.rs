@@ -1,6 +1,9 @@
 //! Requests and replies that are lost, late or silent on their way.
 
-use super::{LATE, SECOND, bed::Testbed};
+use super::{
+    LATE, SECOND,
+    bed::{Testbed, connected},
+};
 use dlock_conformance::testbed::{
     Proxy,
     proxy::{Direction, Fault, Flow, Reach, Strike, Trigger},
@@ -185,7 +188,7 @@ impl Wire {
         let bed = Testbed::start(&[]).await;
         let proxy = Proxy::start(bed.server.addr()).await.unwrap();
         let url = bed.server.url_at(proxy.addr());
-        let driver = Arc::new(MysqlDriver::connect(&url).await.unwrap());
+        let driver = Arc::new(connected(&url).await);
         Self { bed, proxy, driver }
     }
 

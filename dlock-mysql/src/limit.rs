@@ -1,0 +1,142 @@
+//! How long one statement may go unanswered.
+//!
+//! A timer that is set for each statement and taken back when it is answered wakes the thread that waits for the network, twice a cycle, while the
+//! server wants the processor. So a connection keeps one, which is moved only when it rings.
+
+use crate::{connection::Dialer, error};
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Poll,
+    time::Duration,
+};
+use tokio::{
+    runtime,
+    time::{Instant, Sleep, sleep_until},
+};
+
+/// The bound of one statement.
+#[derive(Default)]
+pub(crate) struct Limit {
+    alarm: Arc<Alarm>,
+    kill: Option<(Arc<Dialer>, u64, Arc<AtomicBool>)>,
+}
+
+impl Limit {
+    /// `kill`: what to end after [`RUNS`], and whom to tell, where the server has no limit of its own.
+    pub(crate) fn new(
+        alarm: Arc<Alarm>,
+        kill: Option<(Arc<Dialer>, u64, Arc<AtomicBool>)>,
+    ) -> Self {
+        Self { alarm, kill }
+    }
+
+    /// The answer, or silence after [`SILENCE`].
+    pub(crate) async fn of<T>(
+        self,
+        answer: impl Future<Output = sqlx::Result<T>> + Send,
+    ) -> sqlx::Result<T> {
+        let began = Instant::now();
+        let mut answer = pin!(answer);
+        if let Some((dialer, id, killed)) = self.kill {
+            if let Some(answer) = self.alarm.before(began + RUNS, answer.as_mut()).await {
+                return answer;
+            }
+            killed.store(true, Ordering::Relaxed);
+            tokio::spawn(dialer.kill(id));
+        }
+        let answer = self.alarm.before(began + SILENCE, answer).await;
+        answer.unwrap_or_else(|| Err(error::silent()))
+    }
+}
+
+/// A timer for one statement after the other, and the runtime that it runs in.
+#[derive(Default)]
+pub(crate) struct Alarm(Mutex<Option<(runtime::Id, Pin<Box<Sleep>>)>>);
+
+impl Alarm {
+    /// What comes before that time. Until then it may ring too early, as it was left by another statement.
+    async fn before<F: Future>(&self, end: Instant, mut future: Pin<&mut F>) -> Option<F::Output> {
+        let here = runtime::Handle::current().id();
+        let kept = self.kept().take().filter(|(home, _)| *home == here);
+        let mut sleep = kept.map_or_else(|| Box::pin(sleep_until(end)), |(_, sleep)| sleep);
+        let come = poll_fn(|cx| {
+            if let Poll::Ready(come) = future.as_mut().poll(cx) {
+                return Poll::Ready(Some(come));
+            }
+            if sleep.deadline() > end {
+                sleep.as_mut().reset(end);
+            }
+            while sleep.as_mut().poll(cx).is_ready() {
+                if Instant::now() >= end {
+                    return Poll::Ready(None);
+                }
+                sleep.as_mut().reset(end);
+            }
+            Poll::Pending
+        })
+        .await;
+        *self.kept() = Some((here, sleep));
+        come
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, Option<(runtime::Id, Pin<Box<Sleep>>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A server's own limits on one statement add up to 3 s; what is silent for longer is a dead path, or a server that stands still.
+const SILENCE: Duration = Duration::from_secs(4);
+/// A server that waits for a row for a second notices within two, and says better what was in the way.
+pub(crate) const RUNS: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::{Alarm, Instant};
+    use std::{
+        future::{pending, ready},
+        pin::pin,
+        time::Duration,
+    };
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn it_rings_at_the_end_of_each_whatever_was_before() {
+        let alarm = Alarm::default();
+        let began = Instant::now();
+        let answered = alarm.before(began + SECOND * 4, pin!(ready(7))).await;
+        assert_eq!(answered, Some(7));
+        // It was left for later, and then for earlier, and then it has rung.
+        for (after, lasts) in [(1, 2), (1, 4), (1, 4), (9, 4)] {
+            tokio::time::sleep(SECOND * after).await;
+            let began = Instant::now();
+            let end = began + SECOND * lasts;
+            let slow = tokio::time::sleep(SECOND * (lasts - 1));
+            assert_eq!(alarm.before(end, pin!(slow)).await, Some(()));
+            let end = Instant::now() + SECOND * lasts;
+            let silent = alarm.before(end, pin!(pending::<()>())).await;
+            assert_eq!(silent, None);
+            let late = Instant::now() - end;
+            assert!(late < Duration::from_millis(10), "{late:?}");
+        }
+    }
+
+    #[test]
+    fn a_runtime_that_has_ended_takes_its_timer_along() {
+        let alarm = Alarm::default();
+        for _ in 0..2 {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_time().start_paused(true).build().unwrap();
+            runtime.block_on(async {
+                let end = Instant::now() + SECOND;
+                let slow = tokio::time::sleep(SECOND * 9);
+                assert_eq!(alarm.before(end, pin!(slow)).await, None);
+            });
+        }
+    }
+}

@@ -1,6 +1,7 @@
-//! The floor over MongoDB: one `findAndModify` and one `update` by `_id`, on the client crate that the driver uses.
+//! The floors over MongoDB, on the client crate that the driver uses: the driver's own two commands with nothing round them; and the least that a lock
+//! could be, one `findAndModify` and one `update` by `_id`.
 //!
-//! The clock is the server's, writes are confirmed by a majority with the journal, and the document stays; no holds, no not-after.
+//! The clock is the server's, writes are confirmed by a majority with the journal, and the document stays. The least has no holds and no not-after.
 
 use crate::{
     Result,
@@ -9,19 +10,26 @@ use crate::{
 use futures_util::StreamExt;
 use mongodb::{
     Client, Database,
-    bson::{Document, doc},
+    bson::{Bson, DateTime, Document, RawDocumentBuf, doc, rawdoc},
     change_stream::{ChangeStream, event::ChangeStreamEvent},
     options::ClientOptions,
 };
 use std::{
-    sync::Arc,
-    time::{Duration, Instant},
+    sync::{Arc, LazyLock},
+    time::{Duration, Instant, SystemTime},
 };
 use tokio::{sync::Mutex, task::JoinSet};
 
-/// One name.
+/// One name of the least lock.
 #[derive(Clone)]
 pub(crate) struct TwoCommands {
+    database: Database,
+    name: String,
+}
+
+/// One name, taken and given back by the commands that the driver sends for a name that it heard is free.
+#[derive(Clone)]
+pub(crate) struct SameCommands {
     database: Database,
     name: String,
 }
@@ -49,8 +57,7 @@ impl Contender for TwoCommands {
         let owner = format!("{:036x}", fastrand::u128(..));
         let free = doc! { "$lte": [{ "$ifNull": ["$expires", 0] }, "$$NOW"] };
         let end = doc! { "$add": ["$$NOW", LEASE] };
-        let one =
-            |new: mongodb::bson::Bson, field: &str| doc! { "$cond": [free.clone(), new, field] };
+        let one = |new: Bson, field: &str| doc! { "$cond": [free.clone(), new, field] };
         let command = doc! {
             "findAndModify": LOCKS,
             "query": { "_id": &self.name },
@@ -90,6 +97,107 @@ fn freed(name: &str, owner: &str) -> Document {
         }],
         "writeConcern": majority(),
     }
+}
+
+impl SameCommands {
+    /// Its document is made here: the driver, too, takes a name the short way from the second time on.
+    pub(crate) async fn new(database: &Database, name: &str) -> Result<Self> {
+        let locks = database.collection::<Document>(SAME);
+        let free = doc! {
+            "dlock": 1, "owner": Bson::Null, "token": 0_i64, "holds": [], "since": DateTime::now(), "keep": Bson::Null,
+        };
+        let of = doc! { "_id": name };
+        locks.replace_one(of, free).upsert(true).await?;
+        Ok(Self {
+            database: database.clone(),
+            name: name.to_owned(),
+        })
+    }
+
+    /// What is the same each time is copied as bytes, as in the driver.
+    async fn run(&self, own: RawDocumentBuf, constant: &RawDocumentBuf) -> Result<Document> {
+        let mut command = own;
+        for element in constant.iter() {
+            let (key, value) = element?;
+            command.append(key, value.to_raw_bson());
+        }
+        Ok(self.database.run_raw_command(command).await?)
+    }
+}
+
+impl Contender for SameCommands {
+    type Held = (String, String);
+
+    async fn acquire(&self) -> Result<Self::Held> {
+        let (owner, hold) = (
+            format!("{:036x}", fastrand::u128(..)),
+            format!("{:016x}", fastrand::u64(..)),
+        );
+        let last = SystemTime::now() + Duration::from_secs(5);
+        let command = rawdoc! {
+            "findAndModify": SAME,
+            "query": {
+                "_id": &*self.name, "dlock": 1, "owner": null, "keep": null,
+                "$expr": { "$lte": ["$$NOW", "$$last"] },
+            },
+            "let": {
+                "owner": { "$literal": &*owner },
+                "hold": { "$literal": &*hold },
+                "note": { "$literal": "4711 localhost" },
+                "lease": LEASE,
+                "last": DateTime::from_system_time(last),
+            },
+        };
+        let answer = self.run(command, &TAKE).await?;
+        let taken = answer.get_document("value")?.get_document("lock")?;
+        if taken.get_str("owner")? == owner {
+            Ok((owner, hold))
+        } else {
+            Err("a lock that nobody else wants was refused".into())
+        }
+    }
+
+    async fn release(&self, (owner, hold): Self::Held) -> Result {
+        let command = rawdoc! {
+            "findAndModify": SAME,
+            "query": {
+                "_id": &*self.name, "dlock": 1, "owner": owner, "keep": null,
+                "holds": { "$size": 1 }, "holds.0.id": hold,
+                "$expr": { "$gt": [{ "$arrayElemAt": ["$holds.end", 0] }, "$$NOW"] },
+            },
+        };
+        let answer = self.run(command, &GIVE).await?;
+        answer.get_document("value")?;
+        Ok(())
+    }
+}
+
+static TAKE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
+    let micros = doc! { "$multiply": [{ "$toLong": "$$NOW" }, 1000_i64] };
+    let end = doc! { "$add": ["$$NOW", "$$lease"] };
+    let update = doc! { "$set": {
+        "owner": "$$owner",
+        "token": { "$max": [{ "$add": ["$token", 1_i64] }, micros] },
+        "holds": [{ "id": "$$hold", "end": end, "note": "$$note" }],
+        "since": "$$NOW",
+    } };
+    let shown = doc! { "_id": 1, "now": "$$NOW", "lock": "$$ROOT" };
+    constant(vec![update].into(), shown, true)
+});
+
+static GIVE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
+    let update = doc! { "$set": { "owner": null, "holds": [] }, "$currentDate": { "since": true } };
+    constant(update.into(), doc! { "_id": 1 }, false)
+});
+
+fn constant(update: Bson, shown: Document, new: bool) -> RawDocumentBuf {
+    let mut concern = majority();
+    concern.insert("wtimeout", AT_MOST);
+    let command = doc! {
+        "update": update, "fields": shown, "new": new, "collation": { "locale": "simple" }, "comment": "floor",
+        "writeConcern": concern, "maxTimeMS": AT_MOST,
+    };
+    RawDocumentBuf::from_document(&command).expect("its keys are those above")
 }
 
 fn majority() -> Document {
@@ -227,8 +335,11 @@ pub(crate) async fn commands(database: &Database) -> Result<u64> {
 }
 
 const LOCKS: &str = "locks";
+/// The documents of [`SameCommands`].
+const SAME: &str = "same";
 const HOPS: &str = "hops";
 /// In milliseconds.
 const LEASE: i64 = 30_000;
+const AT_MOST: i64 = 1_000;
 /// As long as an owner of ours.
 const HOLDER: &str = "0123456789abcdef0123456789abcdef0123";

@@ -70,6 +70,16 @@ const EXTRA: &[(&str, &str, &str)] = &[
     ),
     (
         "mongo",
+        "src/gather.rs",
+        "a command costs its server a plan and a flush, and hardly more for one name more",
+    ),
+    (
+        "mongo",
+        "src/several.rs",
+        "what a command for many names says of each",
+    ),
+    (
+        "mongo",
         "src/heard.rs",
         "everybody hears of a release: who runs at once, and which names are worth the short way",
     ),
@@ -137,6 +147,11 @@ const EXTRA: &[(&str, &str, &str)] = &[
         "zk",
         "src/admin.rs",
         "what people see is read from several nodes",
+    ),
+    (
+        "zk",
+        "src/inside.rs",
+        "who is told that nobody is ahead of its seat is inside without another look",
     ),
     (
         "zk",

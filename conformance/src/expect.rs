@@ -158,9 +158,15 @@ impl Caller {
         seen_from_here(async move {
             match self.renew_one(hold, Some(lease)).await? {
                 Renewed::Until { valid_for } => Ok(valid_for),
-                other => Err(Failure::new(format_args!(
-                    "the hold is there, renew should prolong it, got {other:?}"
-                ))),
+                other => {
+                    let words =
+                        format!("the hold is there, renew should prolong it, got {other:?}");
+                    // Asked so late that it may have been over, it says nothing.
+                    Err(match self.ctx.now() < hold.over_from() {
+                        true => Failure::new(words),
+                        false => Failure::late(words),
+                    })
+                }
             }
         })
     }

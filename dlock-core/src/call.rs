@@ -3,7 +3,10 @@
 //! It is polled in place, by whoever waits for it. Dropped unfinished, by a caller that was cancelled or ran out of time, what is
 //! left of it moves into a task: some clients (MongoDB, sqlx) break when a future of theirs is never polled again.
 
-use crate::clock::{Clock, Instant};
+use crate::{
+    alarm::Alarms,
+    clock::{Clock, Instant},
+};
 use std::{
     fmt,
     future::poll_fn,
@@ -23,20 +26,22 @@ const ABANDON_AFTER: Duration = Duration::from_secs(30);
 /// The most one request may take before it is repeated or given up, however long the lease: nobody should hang on one lost packet.
 pub(crate) const ATTEMPT: Duration = Duration::from_secs(5);
 
-/// Where calls run that nobody waits for any more.
-#[derive(Clone, Debug)]
+/// Where calls run that nobody waits for any more, and what times the others.
+#[derive(Debug)]
 pub(crate) struct Adrift {
     pub(crate) handle: Handle,
     pub(crate) clock: Clock,
-    abandoned: Arc<AtomicU64>,
+    pub(crate) alarms: Arc<Alarms>,
+    abandoned: AtomicU64,
 }
 
 impl Adrift {
-    pub(crate) fn new(handle: Handle, clock: Clock) -> Self {
+    pub(crate) fn new(handle: Handle, clock: Clock, alarms: Arc<Alarms>) -> Self {
         Self {
             handle,
             clock,
-            abandoned: Arc::default(),
+            alarms,
+            abandoned: AtomicU64::new(0),
         }
     }
 
@@ -50,12 +55,12 @@ pub(crate) struct Call<T: Send + 'static> {
     rest: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
     begun: bool,
     give_up: Instant,
-    adrift: Adrift,
+    adrift: Arc<Adrift>,
 }
 
 impl<T: Send + 'static> Call<T> {
     pub(crate) fn new(
-        adrift: &Adrift,
+        adrift: &Arc<Adrift>,
         give_up: Instant,
         call: impl Future<Output = T> + Send + 'static,
     ) -> Self {
@@ -63,7 +68,7 @@ impl<T: Send + 'static> Call<T> {
             rest: Some(Box::pin(call)),
             begun: false,
             give_up,
-            adrift: adrift.clone(),
+            adrift: Arc::clone(adrift),
         }
     }
 
@@ -81,11 +86,11 @@ impl<T: Send + 'static> Call<T> {
     }
 
     async fn answer_by(&mut self, end: Instant) -> Option<T> {
-        let clock = self.adrift.clock.clone();
+        let adrift = Arc::clone(&self.adrift);
         tokio::select! {
             biased;
             answer = poll_fn(|cx| self.poll(cx)) => Some(answer),
-            () = clock.sleep_until(end) => None,
+            () = adrift.alarms.at(end) => None,
         }
     }
 
@@ -110,18 +115,14 @@ impl<T: Send + 'static> Drop for Call<T> {
         let Some(rest) = self.rest.take().filter(|_| self.begun) else {
             return;
         };
-        let Adrift {
-            handle,
-            clock,
-            abandoned,
-        } = self.adrift.clone();
+        let adrift = Arc::clone(&self.adrift);
         let end = self.give_up + ABANDON_AFTER;
-        handle.spawn(async move {
+        self.adrift.handle.spawn(async move {
             tokio::select! {
                 biased;
                 _ = rest => {}
-                () = clock.sleep_until(end) => {
-                    abandoned.fetch_add(1, Relaxed);
+                () = adrift.clock.sleep_until(end) => {
+                    adrift.abandoned.fetch_add(1, Relaxed);
                     tracing::debug!("a call was not answered {ABANDON_AFTER:?} after its give-up and is abandoned");
                 }
             }

@@ -1,6 +1,7 @@
 //! The client: one driver, and everything that its locks share.
 
 use crate::{
+    alarm::Alarms,
     call::Adrift,
     clock::Clock,
     driver::{Capabilities, DistributedLock, Note},
@@ -168,7 +169,7 @@ impl ClientBuilder {
         self
     }
 
-    /// Makes the client and starts its two tasks.
+    /// Makes the client and starts its three tasks.
     ///
     /// # Errors
     /// `Misuse` outside a tokio runtime; `Unsupported` when the store cannot give the default lease.
@@ -184,10 +185,11 @@ impl ClientBuilder {
                 .no_longer_than(*caps.leases.end())
                 .at_least(&caps),
         };
+        let (alarms, ringing) = Alarms::start(&self.clock, &handle);
         let inner = Arc::new(Inner {
             watchdog: Arc::new(Watchdog::new(caps.renew_batch)),
             store: caps.store.as_str().into(),
-            adrift: Adrift::new(handle.clone(), self.clock.clone()),
+            adrift: Arc::new(Adrift::new(handle.clone(), self.clock.clone(), alarms)),
             note: Arc::new(Note::here()),
             janitor: Janitor::default(),
             look_cap: self.look_cap,
@@ -212,7 +214,7 @@ impl ClientBuilder {
         });
         let renewing = handle.spawn(watchdog::run(Arc::downgrade(&inner)));
         let listening = handle.spawn(listen(Arc::downgrade(&inner)));
-        inner.tasks().extend([renewing, listening]);
+        inner.tasks().extend([ringing, renewing, listening]);
         Ok(Client { inner })
     }
 }

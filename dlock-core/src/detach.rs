@@ -154,7 +154,7 @@ async fn attach(
         Renewed::Until { valid_for } => valid_for,
         Renewed::NotHeld => return Err(gone()),
     };
-    let guard = inner.begin(Start {
+    let start = Start {
         name: pass.name().clone(),
         owner: *pass.owner(),
         id: detached.hold,
@@ -166,7 +166,8 @@ async fn attach(
         at,
         unsettled: detached.unsettled,
         ticket: None,
-    });
+    };
+    let guard = inner.begin(start, inner.clock.now());
     inner.detached().remove(&detached.hold);
     match guard {
         Some(guard) => Ok(guard),

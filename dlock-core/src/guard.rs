@@ -237,9 +237,10 @@ impl Guard {
             _active: self.inner.active(),
             inner: Arc::clone(&self.inner),
             hold: Arc::clone(&self.hold),
+            began: self.inner.clock.now(),
             open: true,
         };
-        let before = self.hold.releasing(&self.inner.clock);
+        let before = self.hold.releasing(releasing.began);
         if !self.inner.flawed(Flaw::RenewsAfterRelease) {
             self.forget();
         }
@@ -273,6 +274,7 @@ struct Releasing {
     _active: Active,
     inner: Arc<Inner>,
     hold: Arc<Hold>,
+    began: Instant,
     open: bool,
 }
 
@@ -280,9 +282,9 @@ impl Releasing {
     /// What another already has, or the session took along, needs no release, unless a late copy of its acquire may yet revive it, or
     /// has while its user looked away. What shutdown left to its lease is left.
     fn unless(mut self, before: State) -> Self {
-        let (now, lease) = (self.inner.clock.now(), self.hold.lease().length());
+        let lease = self.hold.lease().length();
         let copy = self.hold.unsettled;
-        let revivable = copy.is_some_and(|until| until + lease > now)
+        let revivable = copy.is_some_and(|until| until + lease > self.began)
             && !self.inner.flawed(Flaw::RevivableForgotten);
         self.open = match before {
             State::Held | State::Uncertain | State::Lost(LossReason::Deadline) => true,
@@ -294,11 +296,11 @@ impl Releasing {
 
     async fn answered(&mut self) -> Result<Outcome, Error> {
         let inner = Arc::clone(&self.inner);
-        let end = (inner.clock.now() + ATTEMPT).min(self.hold.deadline() + ATTEMPT / 5);
+        let mut sent = self.began;
+        let end = (sent + ATTEMPT).min(self.hold.deadline() + ATTEMPT / 5);
         let mut unanswered = false;
         let mut pause = Duration::from_millis(5);
         loop {
-            let sent = inner.clock.now();
             let mut request = Release::new(self.hold.name.clone(), self.hold.owner, self.hold.id);
             request.keep = inner.rest(self.hold.keep());
             match inner.release_once(request, end).await {
@@ -316,6 +318,7 @@ impl Releasing {
             }
             inner.clock.sleep_until(inner.clock.now() + pause).await;
             pause *= 2;
+            sent = inner.clock.now();
         }
     }
 
@@ -367,9 +370,11 @@ impl Releasing {
     /// An unanswered copy of the acquire may still come and revive the hold: unless this release was sent when it no longer could,
     /// and answered so fast that it ran then, a second one follows.
     fn settle_late_copies(&self, sent: Instant) {
+        let Some(until) = self.hold.unsettled else {
+            return;
+        };
         let now = self.inner.clock.now();
-        let slow = now.since(sent) > PROMPT;
-        if let Some(until) = self.hold.unsettled.filter(|until| *until > sent || slow) {
+        if until > sent || now.since(sent) > PROMPT {
             let mut job = Job::of(&self.hold);
             job.unsettled = Some(until.max(now));
             self.inner.settle(job);

@@ -167,11 +167,15 @@ impl Hold {
 
     /// The state as the clock has it: a deadline that passed while nothing ran counts, whether or not the watchdog has noticed.
     pub(crate) fn state(&self, clock: &Clock) -> State {
+        self.state_at(clock.now())
+    }
+
+    fn state_at(&self, now: Instant) -> State {
         match self.phase.load(SeqCst) {
             phase @ (HELD | UNCERTAIN) => {
-                if clock.now() >= self.deadline() {
+                if now >= self.deadline() {
                     self.lose(LossReason::Deadline);
-                    self.state(clock)
+                    self.state_at(now)
                 } else if phase == HELD {
                     State::Held
                 } else {
@@ -205,8 +209,8 @@ impl Hold {
     }
 
     /// The guard gives it back. From here on it is nobody's to lose; says what it was before.
-    pub(crate) fn releasing(&self, clock: &Clock) -> State {
-        let before = self.state(clock);
+    pub(crate) fn releasing(&self, now: Instant) -> State {
+        let before = self.state_at(now);
         let _ = self.phase.fetch_update(SeqCst, SeqCst, |phase| {
             matches!(phase, HELD | UNCERTAIN).then_some(RELEASING)
         });

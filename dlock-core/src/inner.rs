@@ -20,11 +20,13 @@ use rand::{RngExt, rngs::StdRng};
 use std::{
     collections::HashMap,
     fmt,
+    future::poll_fn,
     num::NonZeroU64,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
     },
+    task::Poll,
     time::Duration,
 };
 use tokio::{sync::Notify, task::JoinHandle};
@@ -34,7 +36,7 @@ pub(crate) struct Inner {
     pub(crate) caps: Capabilities,
     pub(crate) store: Arc<str>,
     pub(crate) clock: Clock,
-    pub(crate) adrift: Adrift,
+    pub(crate) adrift: Arc<Adrift>,
     pub(crate) note: Arc<Note>,
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) janitor: Janitor,
@@ -88,8 +90,7 @@ impl Inner {
     }
 
     /// Makes a guard of what the store granted; `None`: it is worth nothing, because it is over already or the client is shutting down.
-    pub(crate) fn begin(self: &Arc<Self>, start: Start) -> Option<Guard> {
-        let now = self.clock.now();
+    pub(crate) fn begin(self: &Arc<Self>, start: Start, now: Instant) -> Option<Guard> {
         let (sent, length) = (start.sent, start.terms.lease().length());
         let counted = if self.flawed(Flaw::DeadlineFromReply) {
             now
@@ -245,6 +246,15 @@ impl Inner {
             }
             revoked.await;
         }
+    }
+
+    /// The same for whoever waits for an answer: he is polled when it begins, so this stands in no list of its own.
+    pub(crate) async fn revoked_meanwhile(&self) {
+        poll_fn(|_| match self.is_closing() {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        })
+        .await;
     }
 
     /// Whether the driver was closed: what is not undone by now is left to its lease.

@@ -7,6 +7,7 @@
 
 mod acquire;
 mod admin;
+mod alarm;
 mod book;
 mod call;
 mod client;

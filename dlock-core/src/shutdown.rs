@@ -87,6 +87,7 @@ impl Shutdown {
             book.holds()
         };
         self.inner.revoked.notify_waiters();
+        self.inner.adrift.alarms.shake();
         Ok(held)
     }
 

@@ -114,22 +114,24 @@ async fn once(
     if !given && inner.caps.wake != Wake::Line && inner.has_waiters(pending.name()) {
         return Ok(Err(None));
     }
+    let mut now = began;
     loop {
         if inner.is_closing() {
             return Err(closing());
         }
         let answer = tokio::select! {
             biased;
-            answer = pending.attempt(None, None, false, end) => answer,
-            () = inner.revoked() => return Err(closing()),
+            answer = pending.attempt((None, None), false, now, end) => answer,
+            () = inner.revoked_meanwhile() => return Err(closing()),
         };
         if answer.is_one() {
             inner.store_answers(pending.name());
         }
+        now = inner.clock.now();
         match answer {
-            Answer::Granted(grant, sent) => match pending.succeed(grant, sent, None) {
+            Answer::Granted(grant, sent) => match pending.succeed(grant, (sent, now), None) {
                 Some(guard) => return Ok(Ok(guard)),
-                None => trouble.too_late(inner.clock.now())?,
+                None => trouble.too_late(now)?,
             },
             Answer::Held(_) if inner.flawed(Flaw::ContentionIsError) => {
                 return Err(Error::new(ErrorKind::Unavailable, "held"));
@@ -137,15 +139,16 @@ async fn once(
             Answer::Held(held) => return Ok(Err(Some(held))),
             Answer::Gone if pending.unjoin() => continue,
             Answer::Gone => return Err(gone()),
-            Answer::Failed(error) => trouble.failed(error, inner.clock.now())?,
-            Answer::Unanswered => trouble.unanswered(inner.clock.now())?,
+            Answer::Failed(error) => trouble.failed(error, now)?,
+            Answer::Unanswered => trouble.unanswered(now)?,
         }
-        let again = inner.clock.now() + trouble.pause(inner.jitter());
+        let again = now + trouble.pause(inner.jitter());
         if again >= end {
             // An attempt begun at its own give-up has no answer, only an effect that nobody knows.
             return Err(trouble.timeout(end.since(began)));
         }
         inner.clock.sleep_until(again).await;
+        now = inner.clock.now();
     }
 }
 

@@ -88,18 +88,18 @@ impl Pending {
         (self.terms.lease().length() / 3).min(ATTEMPT)
     }
 
-    /// Asks the store once, with the same hold each time: a repeat finds what an unanswered attempt did.
+    /// Asks the store once, with the same hold each time: a repeat finds what an unanswered attempt did. The time that it was sent at is at
+    /// most that of a moment ago.
     pub(super) async fn attempt(
         &mut self,
-        line: Option<Ticket>,
-        next: Option<Ticket>,
+        (line, next): (Option<Ticket>, Option<Ticket>),
         look: bool,
+        sent: Instant,
         end: Instant,
     ) -> Answer {
         if self.unsettled.is_some() && self.inner.flawed(Flaw::FreshHoldOnRepeat) {
             self.hold = self.inner.hold_id();
         }
-        let sent = self.inner.clock.now();
         let give_up = (sent + self.attempt_within()).min(end);
         let mut request = Acquire::new(
             self.name.clone(),
@@ -151,10 +151,10 @@ impl Pending {
     pub(super) fn succeed(
         &mut self,
         grant: Grant,
-        sent: Instant,
+        (sent, now): (Instant, Instant),
         ticket: Option<Ticket>,
     ) -> Option<Guard> {
-        let guard = self.inner.begin(Start {
+        let start = Start {
             name: self.name.clone(),
             owner: self.owner,
             id: self.hold,
@@ -166,7 +166,8 @@ impl Pending {
             at: self.at,
             unsettled: self.unsettled,
             ticket,
-        });
+        };
+        let guard = self.inner.begin(start, now);
         if guard.is_some() {
             self.unsettled = None;
         } else {

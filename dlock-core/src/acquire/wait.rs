@@ -105,8 +105,8 @@ impl Wait {
                 Step::Attempt { line, next, look } => {
                     let answer = tokio::select! {
                         biased;
-                        answer = self.pending.attempt(line, next, look, self.end) => answer,
-                        () = inner.revoked() => return Err(closing()),
+                        answer = self.pending.attempt((line, next), look, now, self.end) => answer,
+                        () = inner.revoked_meanwhile() => return Err(closing()),
                     };
                     if let Some(guard) = self.judge(inner, name, answer, line, next)? {
                         return Ok(guard);
@@ -188,8 +188,8 @@ impl Wait {
         match answer {
             Answer::Granted(grant, sent) => {
                 let open = self.pending.is_open();
-                if let Some(guard) = self.pending.succeed(grant, sent, line) {
-                    self.arrive(inner, name, line.is_some(), next.is_some(), open);
+                if let Some(guard) = self.pending.succeed(grant, (sent, now), line) {
+                    self.arrive(inner, name, (line.is_some(), next.is_some()), open, now);
                     return Ok(Some(guard));
                 }
                 if let (Some(line), Some(page)) = (line, inner.book().find(name)) {
@@ -227,9 +227,9 @@ impl Wait {
         &mut self,
         inner: &Arc<Inner>,
         name: &LockName,
-        as_head: bool,
-        next: bool,
+        (as_head, next): (bool, bool),
         open: bool,
+        now: Instant,
     ) {
         if self.queued.take().is_none() {
             return;
@@ -239,7 +239,6 @@ impl Wait {
         if !queue.remove(&self.waiter) {
             return; // past the queue, which waits on
         }
-        let now = inner.clock.now();
         let mut unwanted = Vec::new();
         if as_head {
             // What an attempt that was not answered brought along may stand in line, though this one did not.

@@ -1,0 +1,389 @@
+//! One timer for all that a client waits for.
+//!
+//! A request that is answered in 20 µs should not pay a microsecond for the timer that would have given it up after 5 s, nor another one for
+//! standing in the list of those whom a shutdown calls off. Here both are one place in one list, taken when a request has to wait and left
+//! when it is answered. A task of the client sleeps until the earliest end that it knows of and looks again then; mostly whoever had that
+//! end is long gone, so the list costs one look in seconds, however many requests come and go.
+//!
+//! The task runs on the client's runtime. Whoever waits on another one, or finds the task gone, has a timer of his own beside: that runtime may
+//! stand still.
+
+use crate::clock::{Clock, Instant};
+use std::{
+    fmt,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+use tokio::{
+    runtime::{Handle, Id},
+    sync::Notify,
+};
+
+/// Everybody of one client who waits until some time.
+pub(crate) struct Alarms {
+    clock: Clock,
+    home: Id,
+    list: Mutex<List>,
+    /// Something ends earlier than the task sleeps.
+    earlier: Notify,
+}
+
+struct List {
+    places: Vec<Place>,
+    free: Vec<usize>,
+    /// Until when the task sleeps.
+    armed: Instant,
+    /// A place was taken since the task last looked.
+    used: bool,
+    /// The task is gone.
+    stopped: bool,
+}
+
+enum Place {
+    Free,
+    Set(Instant, Waker),
+    /// Its time has come, and its waiter was woken.
+    Rung,
+}
+
+/// How long the task goes on looking when nobody waits: whoever waits next need not wake it.
+const LINGER: Duration = Duration::from_secs(1);
+
+impl Alarms {
+    /// Starts the task that rings them, and says how to end it.
+    pub(crate) fn start(
+        clock: &Clock,
+        handle: &Handle,
+    ) -> (Arc<Self>, tokio::task::JoinHandle<()>) {
+        let alarms = Arc::new(Self {
+            clock: clock.clone(),
+            home: handle.id(),
+            list: Mutex::new(List {
+                places: Vec::new(),
+                free: Vec::new(),
+                armed: Instant::FAR,
+                used: false,
+                stopped: false,
+            }),
+            earlier: Notify::new(),
+        });
+        let ringer = Ringer(Arc::clone(&alarms));
+        let task = handle.spawn(async move { ringer.ring().await });
+        (alarms, task)
+    }
+
+    /// Resolves at `at` and not before; the first poll never does.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when it is dropped.
+    pub(crate) fn at(&self, at: Instant) -> Alarm<'_> {
+        Alarm {
+            alarms: self,
+            at,
+            place: None,
+            own: None,
+        }
+    }
+
+    /// Polls everybody who waits: something changed that they look at themselves.
+    pub(crate) fn shake(&self) {
+        let list = self.list();
+        let waiting = list.places.iter().filter_map(|place| match place {
+            Place::Set(_, waker) => Some(waker.clone()),
+            Place::Free | Place::Rung => None,
+        });
+        let woken: Vec<_> = waiting.collect();
+        drop(list); // who is woken may run at once
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    fn list(&self) -> MutexGuard<'_, List> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The task, and what its end does.
+struct Ringer(Arc<Alarms>);
+
+impl Ringer {
+    async fn ring(self) {
+        let alarms = &*self.0;
+        loop {
+            let (rung, next) = alarms.list().due(alarms.clock.now());
+            rung.into_iter().for_each(Waker::wake);
+            tokio::select! {
+                biased;
+                () = alarms.earlier.notified() => {}
+                () = alarms.clock.sleep_until(next) => {}
+            }
+        }
+    }
+}
+
+impl Drop for Ringer {
+    fn drop(&mut self) {
+        self.0.list().stopped = true;
+        self.0.shake();
+    }
+}
+
+impl List {
+    /// Takes a place; says whether the task has to be woken for it, or is gone.
+    fn take(&mut self, at: Instant, waker: Waker) -> (usize, bool) {
+        let set = Place::Set(at, waker);
+        let place = match self.free.pop() {
+            Some(place) => {
+                self.places[place] = set;
+                place
+            }
+            None => {
+                self.places.push(set);
+                self.places.len() - 1
+            }
+        };
+        self.used = true;
+        let earlier = at < self.armed;
+        if earlier {
+            self.armed = at;
+        }
+        (place, earlier)
+    }
+
+    fn leave(&mut self, place: usize) {
+        self.places[place] = Place::Free;
+        self.free.push(place);
+        if self.free.len() == self.places.len() && self.places.len() > MANY {
+            // One crowd should not cost memory and time for ever.
+            (self.places, self.free) = (Vec::new(), Vec::new());
+        }
+    }
+
+    /// Whose time has come, and until when the task may sleep.
+    fn due(&mut self, now: Instant) -> (Vec<Waker>, Instant) {
+        let mut rung = Vec::new();
+        let mut next = None;
+        for place in &mut self.places {
+            match place {
+                Place::Set(at, _) if *at <= now => {
+                    if let Place::Set(_, waker) = std::mem::replace(place, Place::Rung) {
+                        rung.push(waker);
+                    }
+                }
+                Place::Set(at, _) => next = Some(next.map_or(*at, |next: Instant| next.min(*at))),
+                Place::Free | Place::Rung => {}
+            }
+        }
+        let idle = match std::mem::take(&mut self.used) {
+            true => now + LINGER,
+            false => Instant::FAR,
+        };
+        self.armed = next.unwrap_or(idle);
+        (rung, self.armed)
+    }
+}
+
+/// Places that an empty list keeps.
+const MANY: usize = 1024;
+
+/// A wait for some time: see [`Alarms::at`].
+pub(crate) struct Alarm<'a> {
+    alarms: &'a Alarms,
+    at: Instant,
+    place: Option<usize>,
+    /// A timer of the runtime that it is polled on.
+    own: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+impl Future for Alarm<'_> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        let alarms = this.alarms;
+        let stopped = match this.place {
+            None => {
+                let mut list = alarms.list();
+                let (place, earlier) = list.take(this.at, cx.waker().clone());
+                let stopped = list.stopped;
+                drop(list);
+                this.place = Some(place);
+                if earlier {
+                    alarms.earlier.notify_one();
+                }
+                let elsewhere = |here: Handle| here.id() != alarms.home;
+                stopped || Handle::try_current().is_ok_and(elsewhere)
+            }
+            Some(place) => {
+                if alarms.clock.now() >= this.at {
+                    return Poll::Ready(());
+                }
+                let mut list = alarms.list();
+                if let Place::Set(_, waker) = &mut list.places[place] {
+                    waker.clone_from(cx.waker());
+                }
+                list.stopped
+            }
+        };
+        if stopped && this.own.is_none() {
+            let (clock, at) = (alarms.clock.clone(), this.at);
+            this.own = Some(Box::pin(async move { clock.sleep_until(at).await }));
+        }
+        match &mut this.own {
+            Some(own) => own.as_mut().poll(cx),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            self.alarms.list().leave(place);
+        }
+    }
+}
+
+// A list of wakers says nothing.
+impl fmt::Debug for Alarms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Alarms").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Alarms, LINGER, MANY};
+    use crate::clock::Clock;
+    use std::{
+        future::{Future, poll_fn},
+        pin::pin,
+        sync::Arc,
+        task::{Context, Poll, Waker},
+        time::Duration,
+    };
+    use tokio::runtime::{Builder, Handle};
+
+    fn started(clock: &Clock) -> Arc<Alarms> {
+        Alarms::start(clock, &Handle::current()).0
+    }
+
+    fn taken(alarms: &Alarms) -> usize {
+        let list = alarms.list();
+        list.places.len() - list.free.len()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_rings_at_its_time_and_not_before() {
+        let clock = Clock::simulated();
+        let alarms = started(&clock);
+        let began = clock.now();
+        let after = |millis| began + Duration::from_millis(millis);
+        // The second is set while the task sleeps until the first, and is earlier.
+        let (mut late, mut early) = (pin!(alarms.at(after(5_000))), pin!(alarms.at(after(70))));
+        assert!(poll_fn(|cx| Poll::Ready(late.as_mut().poll(cx).is_pending())).await);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        early.as_mut().await;
+        assert!(clock.now() >= after(70) && clock.now() < after(75));
+        late.as_mut().await;
+        assert!(clock.now() >= after(5_000) && clock.now() < after(5_005));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_whose_time_is_past_rings_at_once() {
+        let clock = Clock::simulated();
+        let alarms = started(&clock);
+        let began = clock.now();
+        alarms.at(began).await;
+        assert!(clock.now() < began + Duration::from_millis(5));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_place_is_left_and_a_crowd_forgotten() {
+        let clock = Clock::simulated();
+        let alarms = started(&clock);
+        let end = clock.now() + Duration::from_secs(5);
+        let mut crowd: Vec<_> = (0..=MANY).map(|_| Box::pin(alarms.at(end))).collect();
+        let mut cx = Context::from_waker(Waker::noop());
+        for alarm in &mut crowd {
+            assert!(alarm.as_mut().poll(&mut cx).is_pending());
+        }
+        assert_eq!(taken(&alarms), MANY + 1);
+        drop(crowd);
+        assert_eq!((taken(&alarms), alarms.list().places.len()), (0, 0));
+        let mut alone = pin!(alarms.at(end));
+        assert!(alone.as_mut().poll(&mut cx).is_pending());
+        assert_eq!(taken(&alarms), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_task_is_not_woken_by_what_comes_and_goes() {
+        let clock = Clock::simulated();
+        let alarms = started(&clock);
+        tokio::task::yield_now().await;
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut wakes = 0;
+        for _ in 0..10_000 {
+            let mut alarm = pin!(alarms.at(clock.now() + Duration::from_secs(5)));
+            let before = alarms.list().armed;
+            assert!(alarm.as_mut().poll(&mut cx).is_pending());
+            wakes += u32::from(alarms.list().armed < before);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(wakes, 1, "the first one");
+        // Nobody waits: it goes to sleep for good.
+        tokio::time::sleep(Duration::from_secs(5) + LINGER * 2).await;
+        assert_eq!(alarms.list().armed, crate::clock::Instant::FAR);
+    }
+
+    #[tokio::test]
+    async fn who_waits_is_polled_when_shaken() {
+        let alarms = started(&Clock::boot());
+        let mut alarm = Box::pin(alarms.at(Clock::boot().now() + Duration::from_secs(3600)));
+        let mut polls = 0;
+        poll_fn(|cx| {
+            polls += 1;
+            assert!(alarm.as_mut().poll(cx).is_pending());
+            if polls == 1 {
+                alarms.shake();
+                return Poll::Pending;
+            }
+            Poll::Ready(())
+        })
+        .await;
+        assert_eq!(polls, 2);
+    }
+
+    /// On a runtime that is gone, and on one that nobody drives.
+    #[test]
+    fn who_waits_elsewhere_needs_no_task() {
+        let runtime = || Builder::new_current_thread().enable_time().build().unwrap();
+        let elsewhere = runtime();
+        let clock = Clock::boot();
+        for gone in [true, false] {
+            let home = runtime();
+            let alarms = home.block_on(async { started(&clock) });
+            let home = (!gone).then_some(home);
+            let end = clock.now() + Duration::from_millis(20);
+            elsewhere.block_on(alarms.at(end));
+            assert!(clock.now() >= end);
+            drop(home);
+        }
+    }
+
+    #[test]
+    fn who_waits_when_the_task_ends_goes_on_by_himself() {
+        let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+        let clock = Clock::boot();
+        runtime.block_on(async {
+            let (alarms, task) = Alarms::start(&clock, &Handle::current());
+            let end = clock.now() + Duration::from_millis(20);
+            let mut alarm = pin!(alarms.at(end));
+            assert!(poll_fn(|cx| Poll::Ready(alarm.as_mut().poll(cx).is_pending())).await);
+            task.abort();
+            alarm.await;
+            assert!(clock.now() >= end);
+        });
+    }
+}

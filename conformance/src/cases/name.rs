@@ -2,6 +2,7 @@
 
 use crate::{Caller, Case, Clause, Ctx, Failure, Hold, case::case, ensure, same};
 use dlock_core::{LockName, MAX_NAME_BYTES};
+use futures_util::future::try_join_all;
 
 pub(super) const CASES: &[Case] = &[
     case!(Clause::Name, names_that_differ_in_a_byte_are_two_locks)
@@ -222,19 +223,22 @@ async fn all_at_once(
         )?;
         holds.push(hold);
     }
-    for hold in &holds {
-        let name = &hold.ask.name;
-        let seen = other.inspect(name).await?;
-        let owners: Vec<_> = seen.holders.iter().map(|holder| holder.owner).collect();
-        same(
-            format_args!("who holds {name:?}"),
-            owners,
-            vec![hold.ask.owner.fingerprint()],
-        )?;
-    }
+    // At once: where nobody writes, a store may take its time to be sure of what it says.
+    try_join_all(holds.iter().map(|hold| is_held(other, hold))).await?;
     for hold in &holds {
         caller.frees(hold).await?;
-        other.sees_free(&hold.ask.name).await?;
     }
+    try_join_all(holds.iter().map(|hold| other.sees_free(&hold.ask.name))).await?;
     Ok(())
+}
+
+async fn is_held(other: &Caller, hold: &Hold) -> Result<(), Failure> {
+    let name = &hold.ask.name;
+    let seen = other.inspect(name).await?;
+    let owners: Vec<_> = seen.holders.iter().map(|holder| holder.owner).collect();
+    same(
+        format_args!("who holds {name:?}"),
+        owners,
+        vec![hold.ask.owner.fingerprint()],
+    )
 }

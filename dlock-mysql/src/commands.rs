@@ -75,12 +75,13 @@ const INSERT: &str = "INSERT INTO {table} (name, owner, token, holds, expires, k
     FROM DUAL WHERE {now} <= ?";
 
 /// Gives back the only hold of a name that nothing keeps shut; changes nothing in any other case. Run twice, the second finds no hold.
-const FREE: &str = "UPDATE {table} SET owner = NULL, holds = '', expires = 0, note = '', changed = LAST_INSERT_ID({now}), version = version + 1 \
-    WHERE owner = ? AND LENGTH(holds) = 32 AND LEFT(holds, 16) = ? AND name = ? AND expires > {now} AND keep_until <= {now}";
+const FREE: &str = "UPDATE {table} SET owner = NULL, holds = '', expires = 0, note = '', changed = GREATEST(LAST_INSERT_ID({now}), changed), \
+    version = version + 1 WHERE owner = ? AND LENGTH(holds) = 32 AND LEFT(holds, 16) = ? AND name = ? AND expires > {now} AND keep_until <= {now}";
 
 /// Writes a row that was read before, if it is still the same and still closed. Run twice, the second finds another version. A row that somebody
 /// deleted and the next holder made again has a version that may have been there before, but never such a token.
-const SWAP: &str = "UPDATE {table} SET owner = ?, holds = ?, expires = ?, keep_until = ?, note = ?, changed = LAST_INSERT_ID({now}), \
+const SWAP: &str = "UPDATE {table} SET owner = ?, holds = ?, expires = ?, keep_until = ?, note = ?, \
+    changed = GREATEST(LAST_INSERT_ID({now}), changed), \
     version = version + 1 \
     WHERE name = ? AND version = ? AND token = ? AND expires > {now} AND {now} <= ?";
 
@@ -97,9 +98,10 @@ const LIST: &str = "SELECT name, owner, token, holds, expires, keep_until, began
 /// Names after one, and since when nobody has wanted them: what a sweep looks at. Locks nothing.
 const STALE: &str = "SELECT name, GREATEST(changed, expires), {now} FROM {table} WHERE name > ? ORDER BY name LIMIT ?";
 
-/// Forgets one name that has been free for a day. The next token of a forgotten name is the server's time: greater, unless that was set back
-/// by more than a day.
-const FORGET: &str = "DELETE FROM {table} WHERE name = ? AND changed <= {now} - 86400000000 AND expires <= {now} - 86400000000";
+/// Forgets one name that has been free for a day, and whose last token is as old. The next token of a forgotten name is the server's time:
+/// greater, unless that is set back by more than a day.
+const FORGET: &str = "DELETE FROM {table} \
+    WHERE name = ? AND GREATEST(changed, expires, token) <= {now} - 86400000000";
 
 /// The server's time, and whether the session has another: `UTC_TIMESTAMP` obeys `SET timestamp`, `SYSDATE` does not (the session's zone is UTC).
 const TIME: &str = "SELECT {now}, ABS(TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(6), SYSDATE(6))) > 5";

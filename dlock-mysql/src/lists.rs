@@ -27,7 +27,7 @@ const TAKE_ALL: &str = "UPDATE {table} FORCE INDEX (PRIMARY) SET expires = {now}
 ///
 /// The second list ends in fixed widths, so no two entries read the same. Run twice, the second finds no hold.
 const FREE_ALL: &str = "UPDATE {table} FORCE INDEX (PRIMARY) SET owner = NULL, holds = '', expires = 0, note = '', \
-    changed = LAST_INSERT_ID({now}), version = version + 1 \
+    changed = GREATEST(LAST_INSERT_ID({now}), changed), version = version + 1 \
     WHERE name IN ({list}) AND CONCAT(name, owner, LEFT(holds, 16)) IN ({list}) \
     AND LENGTH(holds) = 32 AND expires > {now} AND keep_until <= {now}";
 

@@ -449,16 +449,21 @@ mod tests {
         let server = MariadbServer::start(MariadbOptions::default()).unwrap();
         let store = Store::open(server.url().parse().unwrap()).await.unwrap();
         let mut native = MySqlConnection::connect(&server.url()).await.unwrap();
-        // Hours since each was changed, and until it ends.
-        for (name, changed, ends) in [
-            ("free for long", 25, -25),
-            ("free lately", 2, -2),
-            ("lapsed lately", 30, -3),
-            ("held for long", 30, 5),
+        // Hours since each was changed, until it ends, and until the time is that of its token.
+        for (name, changed, ends, token) in [
+            ("free for long", 25, -25, -25),
+            ("free lately", 2, -2, -3),
+            ("lapsed lately", 30, -3, -30),
+            ("held for long", 30, 5, -30),
+            ("taken when the clock was ahead", 25, -25, 9_000),
         ] {
-            let row = "INSERT INTO dlock_locks SELECT ?, NULL, 1, '', now + ? * 3600000000, 0, 0, now - ? * 3600000000, '', 1 \
+            let row = "INSERT INTO dlock_locks SELECT ?, NULL, now + ? * 3600000000, '', now + ? * 3600000000, 0, 0, now - ? * 3600000000, '', 1 \
                 FROM (SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) AS now) AS t";
-            let row = sqlx::query(row).bind(name).bind(ends).bind(changed);
+            let row = sqlx::query(row)
+                .bind(name)
+                .bind(token)
+                .bind(ends)
+                .bind(changed);
             row.execute(&mut native).await.unwrap();
         }
         // It begins anywhere, so not every sweep sees every name.
@@ -472,6 +477,14 @@ mod tests {
             .fetch_all(&mut native)
             .await
             .unwrap();
-        assert_eq!(left, ["free lately", "held for long", "lapsed lately"]);
+        assert_eq!(
+            left,
+            [
+                "free lately",
+                "held for long",
+                "lapsed lately",
+                "taken when the clock was ahead"
+            ]
+        );
     }
 }

@@ -238,7 +238,7 @@ static TAKE: LazyLock<SqlStr> = LazyLock::new(|| {
 });
 static FREE: LazyLock<SqlStr> = LazyLock::new(|| {
     ready(
-        "UPDATE floor_same SET owner = NULL, holds = '', expires = 0, note = '', changed = LAST_INSERT_ID({now}), \
+        "UPDATE floor_same SET owner = NULL, holds = '', expires = 0, note = '', changed = GREATEST(LAST_INSERT_ID({now}), changed), \
         version = version + 1 \
         WHERE owner = ? AND LENGTH(holds) = 32 AND LEFT(holds, 16) = ? AND name = ? AND expires > {now} AND keep_until <= {now}",
     )

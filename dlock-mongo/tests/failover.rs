@@ -42,11 +42,10 @@ async fn the_holder_at_a_primary_stopped_past_an_election_does_not_believe() {
     );
     assert!(next.token() > guard.token());
     set.members()[old].cont().unwrap();
-    let began = Instant::now();
-    while says_primary(&set, old) {
-        assert!(began.elapsed() < SECOND * 30, "it hears of no newer term");
-        tokio::time::sleep(SECOND / 20).await;
-    }
+    until("it hears of a newer term", || {
+        (!says_primary(&set, old)).then_some(())
+    })
+    .await;
     next.check().unwrap();
     guard.check().unwrap_err();
     next.release().await.unwrap();
@@ -152,18 +151,11 @@ async fn a_primary_cut_off_from_the_majority_grants_nothing_that_lasts() {
         }
     };
     cut_off(true);
-    let began = Instant::now();
-    let new = loop {
-        let others = (0..3).filter(|member| *member != old);
-        let found = others
-            .into_iter()
-            .find(|member| says_primary(&set, *member));
-        match found {
-            Some(new) => break new,
-            None if began.elapsed() < SECOND * 20 => tokio::time::sleep(SECOND / 20).await,
-            None => panic!("no election within 20 s"),
-        }
-    };
+    let new = until("an election", || {
+        let mut others = (0..3).filter(|member| *member != old);
+        others.find(|member| says_primary(&set, *member))
+    })
+    .await;
     let fresh = client(&direct(new)).await;
     let next = take(&fresh, "a", SECOND * 20).await;
     assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
@@ -224,6 +216,18 @@ struct Load {
     long: usize,
 }
 
+/// What comes about, looked for until it does.
+async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(began.elapsed() < SECOND * 60, "{what}: not within 60 s");
+        tokio::time::sleep(SECOND / 50).await; // between two looks
+    }
+}
+
 const FEW: Load = Load {
     clients: 6,
     tasks: 1,
@@ -242,6 +246,11 @@ const MANY: Load = Load {
 };
 
 impl Load {
+    /// Enough for everybody to have had several.
+    fn turns_between(&self) -> u64 {
+        8 * u64::try_from(self.clients * self.tasks).unwrap()
+    }
+
     fn name(&self, worker: usize, turn: usize) -> String {
         format!("n{}", (worker + turn / self.stays) % self.names)
     }
@@ -278,7 +287,12 @@ async fn lose_primaries(rounds: u32, load: Load) {
     }
     let began = Instant::now();
     for round in 0..rounds {
-        tokio::time::sleep(SECOND * 2).await; // some load between two losses
+        let before = seen.turns.load(Ordering::Relaxed);
+        until("some load between two losses", || {
+            let turns = seen.turns.load(Ordering::Relaxed) - before;
+            (turns >= load.turns_between()).then_some(())
+        })
+        .await;
         let lost = Arc::clone(&set);
         tokio::task::spawn_blocking(move || {
             let primary = lost.primary().unwrap();

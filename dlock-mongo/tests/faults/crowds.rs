@@ -82,7 +82,11 @@ async fn each_of_many_is_judged_as_if_it_came_alone() {
         .replace_one(doc! { "_id": "n14" }, &foreign)
         .await
         .unwrap();
-    t.sleep(230).await; // the lease of n11 has to be over
+    t.until(async || {
+        let seen = t.driver.inspect(&"n11".parse().unwrap()).await;
+        seen.unwrap().holders.is_empty()
+    })
+    .await;
     // The same request twice, and an owner that looks like an expression is one all the same.
     crowd.push(crowd[20].clone());
     crowd[21].note = Arc::new(dlock_core::Note::new("$$ROOT", 7));

@@ -424,3 +424,33 @@ async fn where_the_look_after_a_batch_is_lost_nobody_is_told_that_nothing_happen
     assert_eq!(t.holder("n0").await, None);
     assert_eq!(t.holder("n2").await, Some(other.owner.fingerprint()));
 }
+
+/// A statement that began before another one, and came to the row after it, has an earlier time.
+#[tokio::test]
+async fn the_time_of_a_change_never_goes_back() {
+    let mut t = Bed::start().await;
+    let names = ["n0", "n1", "n2", "n3", "alone"];
+    t.rows(&names).await;
+    let asks = names.map(|name| t.ask(name, "us", 2));
+    for ask in &asks {
+        t.taken(ask).await;
+    }
+    t.run("UPDATE dlock_locks SET changed = changed + 60000000")
+        .await;
+    let earliest = "SELECT MIN(changed) FROM dlock_locks";
+    let before: i64 = sqlx::query_scalar(earliest)
+        .fetch_one(&mut t.native)
+        .await
+        .unwrap();
+    let (together, alone) = asks.split_at(4);
+    let told = t.store.carry(&releases(together)).await;
+    assert!(told.iter().all(is_freed), "{told:?}");
+    let last = release(&alone[0]);
+    let freed = t.store.try_release(&last, alone[0].give_up).await;
+    assert!(matches!(freed.unwrap(), Some(Released::Freed)));
+    let after: i64 = sqlx::query_scalar(earliest)
+        .fetch_one(&mut t.native)
+        .await
+        .unwrap();
+    assert_eq!(after, before);
+}

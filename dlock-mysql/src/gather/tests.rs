@@ -93,6 +93,12 @@ async fn answered(asked: JoinHandle<Result<Option<usize>>>) -> usize {
     asked.await.unwrap().unwrap().unwrap()
 }
 
+async fn all_answered(asked: impl IntoIterator<Item = JoinHandle<Result<Option<usize>>>>) {
+    for asked in asked {
+        answered(asked).await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn one_after_the_other_each_goes_alone() {
     let desk = Desk::new();
@@ -142,17 +148,13 @@ async fn where_several_went_the_next_wait_for_company_until_there_is_none() {
     let asked = ["a", "b", "c"].map(|name| desk.asks(name, 0));
     settle().await;
     desk.permits.add_permits(2);
-    for asked in asked {
-        answered(asked).await;
-    }
+    all_answered(asked).await;
     assert_eq!(desk.sent(), ["-a", "b c"]);
     for wanted in ["a b", "a", "-a"] {
         desk.permits.add_permits(1);
         let names = wanted.trim_start_matches('-').split(' ');
         let asked: Vec<_> = names.map(|name| desk.asks(name, 0)).collect();
-        for asked in asked {
-            answered(asked).await;
-        }
+        all_answered(asked).await;
         assert_eq!(desk.sent(), [wanted]);
     }
 }
@@ -217,9 +219,7 @@ async fn a_batch_that_is_stuck_sends_the_others_alone() {
     assert_eq!(desk.sent(), ["-c"]);
     desk.permits.add_permits(2);
     assert_eq!(answered(waits).await, 0);
-    for asked in asked {
-        answered(asked).await;
-    }
+    all_answered(asked).await;
 }
 
 #[tokio::test(start_paused = true)]

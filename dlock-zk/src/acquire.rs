@@ -172,11 +172,13 @@ impl Session {
         Err(contended())
     }
 
-    /// Who sits there: what the look says that was sent when the one ahead left, if that was just now, or another one.
+    /// Who sits there: what the look says that was sent when the one ahead left, if that was just now and says that nobody is left. Who was ahead
+    /// then may have left before this was asked.
     async fn line(&self, mine: &Mine, folder: &str) -> Result<Line, Native> {
         let early = mine.early.as_ref();
         if let Some(early) = early.and_then(|early| early.take(self.clock.now()))
             && let Ok(line) = early.await
+            && mine.node.as_ref().is_some_and(|node| line.is_first(node))
         {
             return Ok(line);
         }
@@ -290,13 +292,14 @@ impl Session {
         let breaks = self.breaks.load(SeqCst);
         // One flight: who is inside, the watch on the one ahead, the watch on the seat itself, what it is for from now on, and, if that one may
         // be the only one ahead, whether it is now that its watch stands.
-        let at_ahead =
-            (!watched(&mine.ahead, &ahead.file)).then(|| self.client.get_and_watch_data(&path));
+        let unwatched = !watched(&mine.ahead, &ahead.file);
+        let for_ahead = unwatched.then(|| self.room.for_waiter(&path)).flatten();
+        let without = unwatched && for_ahead.is_none();
+        let at_ahead = (for_ahead.as_ref()).map(|_| self.client.get_and_watch_data(&path));
         // A watch on the children of what can have none tells of its end alone, not of what is written to it.
-        let at_own = mine
-            .own
-            .is_none()
-            .then(|| self.client.get_and_watch_children(&own));
+        let for_own = (mine.own.is_none() && !without).then(|| self.room.for_waiter(&own));
+        let for_own = for_own.flatten();
+        let at_own = (for_own.as_ref()).map(|_| self.client.get_and_watch_children(&own));
         let data = mine.record(Use::Waits).encode();
         let written = (!mine.waits).then(|| self.client.set_data(&own, &data, node.version));
         let is_last = at_ahead.is_some() && mine.is_behind(&ahead.file, line);
@@ -321,15 +324,16 @@ impl Session {
         let mut gone = false;
         let at_own = at_own.map(|watch| watch.map(|(.., watcher)| watcher));
         let at_ahead = at_ahead.map(|watch| watch.map(|(.., watcher)| watcher));
-        for (of, file, watch, last) in [
-            (Of::Own, &node.file, at_own, None),
-            (Of::Ahead, &ahead.file, at_ahead, is_last.then_some(breaks)),
+        let last = is_last.then_some(breaks);
+        for (of, watch, last) in [
+            ((Of::Own, &*node.file), at_own.zip(for_own), None),
+            ((Of::Ahead, &*ahead.file), at_ahead.zip(for_ahead), last),
         ] {
             match watch {
                 None => {}
-                Some(Ok(watcher)) => self.watch(mine.id, of, file, watcher, last),
-                Some(Err(Native::NoNode)) => gone = true,
-                Some(Err(error)) => return Err(failed(error)),
+                Some((Ok(watcher), place)) => self.watch(mine.id, of, (watcher, place), last),
+                Some((Err(Native::NoNode), _)) => gone = true,
+                Some((Err(error), _)) => return Err(failed(error)),
             }
         }
         match written {
@@ -348,12 +352,9 @@ impl Session {
         if first_look && let Some(step) = self.itself(req, mine, &taken, line, entered).await? {
             return Ok(step);
         }
-        Ok(Step::Done(Acquired::Held(self.held(
-            &req.name,
-            &taken,
-            line,
-            node.number,
-        ))))
+        let mut held = self.held(&req.name, &taken, line, node.number);
+        held.look_in = without.then_some(UNWATCHED);
+        Ok(Step::Done(Acquired::Held(held)))
     }
 
     /// Refused without a ticket: the seat is given up before the answer.
@@ -437,6 +438,8 @@ async fn maybe<F: Future>(future: Option<F>) -> Option<F::Output> {
     }
 }
 
+/// When those look again for whom there is no room for watches.
+const UNWATCHED: Duration = Duration::from_secs(1);
 /// How often one request looks again because something changed in between: each time somebody else got on.
 const ATTEMPTS: usize = 16;
 const LONGEST_TURN: Duration = Duration::from_secs(1);

@@ -11,6 +11,7 @@ use crate::{
     config::{AclRule, Root, ZkConfig},
     error::{closed, failed, over, unreached},
     hints::{Hints, Watching, attend},
+    room::Room,
     seats::{Mine, Phase, Seats},
 };
 use dlock_core::{
@@ -202,6 +203,7 @@ pub(crate) struct Session {
     /// The server's clock, as its writes show it: for ages, never for a decision.
     server: ServerClock,
     pub(crate) watches: mpsc::UnboundedSender<Watching>,
+    pub(crate) room: Room,
     gates: Mutex<HashMap<LockName, Arc<Gate<()>>>>,
     proof: Mutex<Proof>,
     over: AtomicBool,
@@ -232,6 +234,7 @@ impl Session {
         let session = Arc::new(Self {
             lane,
             timeout: client.session_timeout(),
+            room: Room::new(client.path()),
             client,
             root: lanes.config.root.clone(),
             acl: lanes.config.acl,

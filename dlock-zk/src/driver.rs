@@ -7,6 +7,7 @@ use crate::{
     connection::{Lanes, Session},
     error::{contended, failed, late},
     hints::Of,
+    room::Place,
     seats::{Mine, Phase},
 };
 use async_trait::async_trait;
@@ -18,7 +19,7 @@ use dlock_core::{
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, future::join_all, stream};
 use std::{sync::Arc, time::Duration};
-use zookeeper_client::{Client, Error as Native};
+use zookeeper_client::{Client, Error as Native, OneshotWatcher, Stat};
 
 /// Locks in ZooKeeper: a seat each, and a watch on the one ahead.
 ///
@@ -268,24 +269,26 @@ impl Session {
                 .find(&entry.name, is)
                 .and_then(|mine| Some((mine.id, mine.node?)))
             {
-                asked.push((mine, node, self.root.folder(&entry.name)));
+                let path = format!("{}/{}", self.root.folder(&entry.name), node.file);
+                asked.push((mine, node, self.room.for_hold(&path), path));
             }
         }
         // No such node is ever made: what counts is that it is answered, and after what.
         let barrier = self.client.check_stat(&self.root.beside("renew"));
         let mut asking = stream::iter(asked)
-            .map(|(id, node, folder)| async move {
-                let path = format!("{folder}/{}", node.file);
-                let found = self.client.get_and_watch_children(&path).await;
+            .map(|(id, node, place, path)| async move {
+                let found = self.check(&path, place).await;
                 (id, node, found)
             })
             .buffered(AT_ONCE);
         while let Some((id, node, found)) = asking.next().await {
             match found {
-                Ok((_, stat, watcher)) if stat.ephemeral_owner == self.client.session_id().0 => {
-                    self.watch(id, Of::Own, &node.file, watcher, None);
+                Ok(Some((stat, watch))) if stat.ephemeral_owner == self.client.session_id().0 => {
+                    if let Some(watch) = watch {
+                        self.watch(id, (Of::Own, &node.file), watch, None);
+                    }
                 }
-                Ok(_) | Err(Native::NoNode) => {
+                Ok(_) => {
                     self.seats.remove(id);
                 }
                 Err(error) => return Err(failed(error)),
@@ -295,6 +298,19 @@ impl Session {
         // What the server told of before is heard before this goes on.
         tokio::task::yield_now().await;
         Ok(())
+    }
+
+    /// Whether a node is there, and from now on if there is room for a watch.
+    async fn check(&self, path: &str, place: Option<Place>) -> Result<Option<Found>, Native> {
+        let Some(place) = place else {
+            let stat = self.client.check_stat(path).await?;
+            return Ok(stat.map(|stat| (stat, None)));
+        };
+        match self.client.get_and_watch_children(path).await {
+            Ok((_, stat, watcher)) => Ok(Some((stat, Some((watcher, place))))),
+            Err(Native::NoNode) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     fn renew(&self, entry: &Renew, entered: Instant) -> Result<Renewed> {
@@ -338,6 +354,9 @@ impl Session {
         }
     }
 }
+
+/// A node as it was found, and its watch.
+type Found = (Stat, Option<(OneshotWatcher, Place)>);
 
 /// How often one call reads again because something changed in between.
 const ATTEMPTS: usize = 8;

@@ -7,6 +7,7 @@ use crate::{
     commands::{look, look_now, token},
     connection::Session,
     error::is_open,
+    room::Place,
     seats::{Early, Mine, Node, Phase, Watch},
 };
 use dlock_core::Hint;
@@ -86,6 +87,7 @@ pub(crate) struct Watching {
     seat: u64,
     of: Of,
     last: Last,
+    place: Place,
     watcher: OneshotWatcher,
     until: AbortRegistration,
 }
@@ -105,7 +107,13 @@ pub(crate) enum Of {
 
 impl Session {
     /// A watch stands on the server from now on, for as long as the seat is there.
-    pub(crate) fn watch(&self, seat: u64, of: Of, file: &str, watcher: OneshotWatcher, last: Last) {
+    pub(crate) fn watch(
+        &self,
+        seat: u64,
+        (of, file): (Of, &str),
+        (watcher, place): (OneshotWatcher, Place),
+        last: Last,
+    ) {
         let (handle, until) = futures_util::future::AbortHandle::new_pair();
         let watch = Watch {
             file: file.to_owned(),
@@ -123,6 +131,7 @@ impl Session {
             seat,
             of,
             last,
+            place,
             watcher,
             until,
         }));
@@ -190,19 +199,28 @@ impl Session {
     async fn follow(self: Arc<Self>, mine: Mine, ahead: String) {
         let (folder, breaks) = (self.root.folder(&mine.name), self.breaks.load(SeqCst));
         let path = format!("{folder}/{ahead}");
+        let Some(place) = self.room.for_waiter(&path) else {
+            return self.turn(&mine);
+        };
         let watched = self.client.get_and_watch_data(&path);
         let line = look(&self.client, &folder);
         let (watched, line) = futures_util::join!(watched, line);
-        let (Ok((.., watcher)), Ok(line)) = (watched, &line) else {
-            // It left meanwhile; or nobody answered, and the next look asks.
-            let early = line.ok().map(|line| Early::known(self.clock.now(), line));
-            return self.ahead_left(&mine, early, false);
+        let watcher = match watched {
+            Ok((.., watcher)) => watcher,
+            // It left meanwhile.
+            Err(Native::NoNode) => {
+                let early = line.ok().map(|line| Early::known(self.clock.now(), line));
+                return self.ahead_left(&mine, early, false);
+            }
+            // Nobody answered: the next look watches it.
+            Err(_) => return self.turn(&mine),
         };
         // A look may have watched one already, or found it inside.
         let bare = |seat: &mut Mine| seat.ahead.is_none() && matches!(seat.phase, Phase::Waits(_));
         if self.seats.change(mine.id, bare) == Some(true) {
-            let last = mine.is_behind(&ahead, line).then_some(breaks);
-            self.watch(mine.id, Of::Ahead, &ahead, watcher, last);
+            let is_last = line.is_ok_and(|line| mine.is_behind(&ahead, &line));
+            let last = is_last.then_some(breaks);
+            self.watch(mine.id, (Of::Ahead, &ahead), (watcher, place), last);
         }
     }
 
@@ -363,9 +381,13 @@ pub(crate) async fn attend(session: Arc<Session>, mut watching: mpsc::UnboundedR
     while !session.is_done() {
         let due = session.seats.next_due();
         tokio::select! {
-            Some(Watching { seat, of, last, watcher, until }) = watching.recv() => {
+            Some(Watching { seat, of, last, place, watcher, until }) = watching.recv() => {
                 let event = Abortable::new(watcher.changed(), until);
-                heard.push(async move { (seat, of, last, event.await) });
+                heard.push(async move {
+                    let event = event.await;
+                    drop(place);
+                    (seat, of, last, event)
+                });
             }
             Some((seat, of, last, event)) = heard.next(), if !heard.is_empty() => {
                 // A break is said before whatever is told after it: it has to be known before that is judged.

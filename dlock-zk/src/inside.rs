@@ -42,9 +42,12 @@ impl Session {
 
     async fn read_version(&self, mine: &Mine, node: &Node) -> Result<Step> {
         let path = format!("{}/{}", self.root.folder(&mine.name), node.file);
-        let stat = self.client.check_stat(&path).await.map_err(unanswered)?;
+        let Some(stat) = self.client.check_stat(&path).await.map_err(unanswered)? else {
+            self.seats.remove(mine.id);
+            return Ok(Step::Anew);
+        };
         self.seats.change(mine.id, |mine| {
-            if let (Some(node), Some(stat)) = (&mut mine.node, stat) {
+            if let Some(node) = &mut mine.node {
                 node.version = Some(stat.version);
             }
         });
@@ -79,7 +82,9 @@ impl Session {
         let written: std::pin::Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(written);
         tokio::spawn(async move {
             match written.await {
-                Ok(_) | Err(Native::NoNode) => {}
+                Ok(_) => {}
+                // Broken just before: the next renewal and the release find it lost.
+                Err(Native::NoNode) => drop(session.seats.remove(id)),
                 Err(_) => session.version_unknown(id),
             }
         });

@@ -13,6 +13,7 @@ mod line;
 mod next;
 mod reentry;
 mod release;
+mod room;
 mod seats;
 
 pub use config::{AclRule, ZkConfig};

@@ -1,5 +1,6 @@
 //! Seats by their names, and the order in which they were taken.
 
+use crate::seats::Node;
 use dlock_core::HoldId;
 use std::cmp::Ordering;
 
@@ -73,6 +74,11 @@ impl Line {
 
     pub(crate) fn find(&self, file: &str) -> Option<&Seat> {
         self.0.iter().find(|seat| seat.file == file)
+    }
+
+    /// Whether that seat is there, and nobody before it.
+    pub(crate) fn is_first(&self, node: &Node) -> bool {
+        self.find(&node.file).is_some() && self.ahead_of(node.number).is_none()
     }
 
     /// The seats that were made with this stem: of a sequential one without those beside it.

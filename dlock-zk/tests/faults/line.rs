@@ -7,8 +7,13 @@ use dlock_conformance::testbed::{
     worker::{self, Job, Worker},
     zookeeper::ZooKeeperOptions,
 };
-use dlock_core::{Broken, ErrorKind, Outcome};
+use dlock_core::{
+    Acquire, Acquired, Broken, DistributedLock, ErrorKind, HoldId, Instant, Lease, LockName,
+    Outcome, Owner, Release, Ticket,
+};
+use dlock_zk::ZkDriver;
 use std::{
+    num::NonZeroU64,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering::SeqCst},
@@ -113,6 +118,45 @@ pub(crate) async fn whoever_is_next_waits_for_those_who_came_in_beside_the_holde
         assert_eq!(inner.release().await.unwrap(), Outcome::Released);
         let next = timeout(SESSION * 5, next).await.expect("it is served");
         next.unwrap().0.release().await.unwrap();
+    }
+}
+
+/// What it was told of the line when one left is past when the next one leaves.
+pub(crate) async fn who_asks_after_the_release_is_not_told_of_before() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let proxy = Proxy::start(server.addr()).await.unwrap();
+    let connect = async |url: String| {
+        let url = format!("{url}/dlock?dlock.session=12s&dlock.sessions=1");
+        ZkDriver::connect(&url).await.unwrap()
+    };
+    let holder = connect(server.url()).await;
+    let waiter = connect(server.url_at(proxy.addr())).await;
+    for at in 0..10 {
+        let name = LockName::new(format!("past-{at}")).unwrap();
+        let ask = |owner: &str, hold| {
+            let (owner, hold) = (Owner::from_seed(owner), HoldId::from_bits(hold));
+            Acquire::new(name.clone(), owner, hold, Lease::default(), Instant::FAR)
+        };
+        let release = |of: &Acquire| Release::new(name.clone(), of.owner, of.hold);
+        let (first, second) = (ask("holder", 1), ask("holder", 2));
+        for hold in [&first, &second] {
+            let taken = holder.acquire(hold).await.unwrap();
+            assert!(matches!(taken, Acquired::Granted(_)), "{taken:?}");
+        }
+        let mut wish = ask("waiter", 3);
+        wish.line = Some(Ticket(NonZeroU64::MIN));
+        let held = waiter.acquire(&wish).await.unwrap();
+        assert!(matches!(held, Acquired::Held(_)), "{held:?}");
+        // What the waiter's server says comes late, and so do the answers that it waits for.
+        let late = Duration::from_millis(10);
+        proxy.set_delay(Reach::All, Direction::ServerToClient, late);
+        holder.release(&release(&second)).await.unwrap();
+        let held = waiter.acquire(&wish).await.unwrap();
+        assert!(matches!(held, Acquired::Held(_)), "{held:?}");
+        holder.release(&release(&first)).await.unwrap();
+        let taken = waiter.acquire(&wish).await.unwrap();
+        assert!(matches!(taken, Acquired::Granted(_)), "{taken:?}");
+        proxy.heal();
     }
 }
 

@@ -61,6 +61,7 @@ fn main() -> ExitCode {
         line:
         two_hundred_waiters_are_served_in_order_with_one_watch_fired_each,
         whoever_is_next_waits_for_those_who_came_in_beside_the_holder,
+        who_asks_after_the_release_is_not_told_of_before,
         a_break_ends_the_incarnation_it_names_and_no_other,
         a_second_process_keeps_the_name_when_the_first_is_killed,
     ));
@@ -80,6 +81,7 @@ fn main() -> ExitCode {
         sessions_are_opened_when_needed_and_last_as_long_as_granted,
         one_write_proves_a_session_for_all_that_it_carries,
         a_cycle_asks_three_times,
+        sessions_with_thousands_of_locks_outlive_their_connections,
     ));
     #[cfg(feature = "tls")]
     trials.extend(tests!(

@@ -1,15 +1,16 @@
 //! What sessions cost the servers: how many there are, and how much they ask.
 
 use crate::bed::{SESSION, client, server, take, until};
-use dlock_conformance::testbed::{ZooKeeperServer, zookeeper::ZooKeeperOptions};
+use dlock_conformance::testbed::{Proxy, ZooKeeperServer, zookeeper::ZooKeeperOptions};
 use dlock_core::{Client, DistributedLock, Lane, LockName};
 use dlock_zk::{ZkDriver, zookeeper_client as native};
+use futures_util::{StreamExt, stream};
 use std::{
     collections::BTreeSet,
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 fn figure(server: &ZooKeeperServer, name: &str) -> u64 {
     server.figure(name).unwrap()
@@ -123,3 +124,51 @@ pub(crate) async fn a_cycle_asks_three_times() {
     let most = 600 + u64::try_from(beside).unwrap();
     assert!((600..=most).contains(&asked), "{asked}, {most} at most");
 }
+
+pub(crate) async fn sessions_with_thousands_of_locks_outlive_their_connections() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let proxy = Proxy::start(server.addr()).await.unwrap();
+    let url = server.url_at(proxy.addr());
+    let url = format!("{url}/dlock?dlock.session=12s&dlock.sessions=1");
+    let connect = async || {
+        let driver = ZkDriver::connect(&url).await.unwrap();
+        Client::builder(Arc::new(driver)).build().unwrap()
+    };
+    // Paths of some 100 bytes: twice what one request of the native client says after a break.
+    let name = |at| format!("one-of-thousands-{at:040}");
+    let holder = connect().await;
+    let holder = &holder;
+    let taken = (0..THOUSANDS).map(|at| async move { take(holder, &name(at)).await });
+    let guards: Vec<_> = stream::iter(taken).buffered(64).collect().await;
+    let other = connect().await;
+    let waiting: Vec<_> = (0..THOUSAND)
+        .map(|at| other.lock(name(at)).unwrap())
+        .map(|lock| tokio::spawn(async move { lock.acquire().await }))
+        .collect();
+    // Renewals set the watches of holds, looks those of waiters.
+    let watched = || async { server.figure("zk_watch_count").unwrap() >= SOME };
+    until("as many are watched as may be", SESSION * 10, watched).await;
+    for _ in 0..3 {
+        let before = proxy.counters().accepted;
+        assert!(proxy.cut() >= 2, "connections were cut");
+        let are_back = proxy.until(|counters| counters.accepted >= before + 2);
+        timeout(SESSION * 4, are_back)
+            .await
+            .expect("they come back");
+        until("they are watched again", SESSION * 10, watched).await;
+    }
+    for guard in guards {
+        guard.check().unwrap();
+        guard.release().await.unwrap();
+    }
+    // With a watch or without.
+    for waiting in waiting {
+        let guard = timeout(SESSION * 20, waiting).await.unwrap().unwrap();
+        guard.unwrap().release().await.unwrap();
+    }
+}
+
+const THOUSANDS: u64 = 2_500;
+const THOUSAND: u64 = 1_000;
+/// Of both together: some 640 holds and 1,000 of waiters have room.
+const SOME: u64 = 1_200;

@@ -13,6 +13,7 @@ use dlock_core::{
 };
 use dlock_zk::ZkDriver;
 use std::{
+    iter,
     num::NonZeroU64,
     sync::{
         Arc,
@@ -85,7 +86,7 @@ pub(crate) async fn whoever_is_next_waits_for_those_who_came_in_beside_the_holde
     let (one, two) = (client(&server.url()).await, client(&server.url()).await);
     let (hosts, name) = (server.addr().to_string(), "beside");
     // More often than once: whether it looks again or is told first is chance.
-    for cut_off in [false, true, true, true] {
+    for cut_off in iter::once(false).chain([true; 8]) {
         let outer = take(&one, name).await;
         let proxy = Proxy::start(server.addr()).await.unwrap();
         let ahead = seats(&hosts, name).await.remove(0);

@@ -1,4 +1,4 @@
-//! One timer for all that a client waits for.
+//! One timer for all that a client waits for, or a driver.
 //!
 //! A request that is answered in 20 µs should not pay a microsecond for the timer that would have given it up after 5 s, nor another one for
 //! standing in the list of those whom a shutdown calls off. Here both are one place in one list, taken when a request has to wait and left
@@ -21,8 +21,9 @@ use tokio::{
     sync::Notify,
 };
 
-/// Everybody of one client who waits until some time.
-pub(crate) struct Alarms {
+/// Everybody of one client, or one connection of a driver, who waits until some time. Setting one and leaving it again costs a place in
+/// a list, where a timer of the runtime costs the wake-up of a thread when it is the next to ring.
+pub struct Alarms {
     clock: Clock,
     home: Id,
     list: Mutex<List>,
@@ -52,11 +53,9 @@ enum Place {
 const LINGER: Duration = Duration::from_secs(1);
 
 impl Alarms {
-    /// Starts the task that rings them, and says how to end it.
-    pub(crate) fn start(
-        clock: &Clock,
-        handle: &Handle,
-    ) -> (Arc<Self>, tokio::task::JoinHandle<()>) {
+    /// Starts the task that rings them, and says how to end it: it does not end by itself.
+    #[must_use]
+    pub fn start(clock: &Clock, handle: &Handle) -> (Arc<Self>, tokio::task::JoinHandle<()>) {
         let alarms = Arc::new(Self {
             clock: clock.clone(),
             home: handle.id(),
@@ -78,7 +77,7 @@ impl Alarms {
     ///
     /// # Cancel safety
     /// Nothing is lost when it is dropped.
-    pub(crate) fn at(&self, at: Instant) -> Alarm<'_> {
+    pub fn at(&self, at: Instant) -> Alarm<'_> {
         Alarm {
             alarms: self,
             at,
@@ -188,7 +187,8 @@ impl List {
 const MANY: usize = 1024;
 
 /// A wait for some time: see [`Alarms::at`].
-pub(crate) struct Alarm<'a> {
+#[must_use = "it waits when it is polled"]
+pub struct Alarm<'a> {
     alarms: &'a Alarms,
     at: Instant,
     place: Option<usize>,
@@ -249,6 +249,14 @@ impl Drop for Alarm<'_> {
 impl fmt::Debug for Alarms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Alarms").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Alarm<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Alarm")
+            .field("at", &self.at)
+            .finish_non_exhaustive()
     }
 }
 

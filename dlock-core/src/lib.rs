@@ -32,6 +32,7 @@ mod shutdown;
 mod terms;
 mod watchdog;
 
+pub use alarm::{Alarm, Alarms};
 pub use client::{Client, ClientBuilder, DEFAULT_LOOK_CAP};
 pub use clock::{Clock, Instant};
 pub use detach::{Detached, NotAttached, NotDetached};

@@ -12,7 +12,7 @@ use crate::{
     gather::Gather,
     scripts::{self, Lua},
 };
-use dlock_core::{Clock, DriverError, Instant, Result, ServerClock};
+use dlock_core::{Alarms, Clock, DriverError, Instant, Result, ServerClock};
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ProtocolVersion, PushInfo, PushKind, RedisError,
     RedisResult, Value,
@@ -20,14 +20,13 @@ use redis::{
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 use std::{
-    pin::pin,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
-use tokio::{runtime::Handle, sync::watch};
+use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 
 /// Opens connections, always in the same way.
 #[derive(Debug)]
@@ -124,16 +123,23 @@ struct Shared {
     runtime: Handle,
     state: watch::Sender<State>,
     opened: AtomicU64,
+    /// Ring when a link has been silent for too long.
+    alarms: Arc<Alarms>,
+    ringing: JoinHandle<()>,
 }
 
 impl Connection {
     pub(crate) async fn open(dialer: Arc<Dialer>) -> Result<Self> {
+        let (clock, runtime) = (Clock::boot(), Handle::current());
+        let (alarms, ringing) = Alarms::start(&clock, &runtime);
         let shared = Arc::new(Shared {
             dialer,
-            clock: Clock::boot(),
-            runtime: Handle::current(),
+            clock,
+            runtime,
             state: watch::Sender::new(State::Down(None)),
             opened: AtomicU64::new(0),
+            alarms,
+            ringing,
         });
         let (link, gone) = shared.dial(Duration::ZERO).await?;
         shared.publish(link, &gone, |_| true);
@@ -205,11 +211,11 @@ impl Connection {
         let sent = self.now();
         // What is given up sooner has to be repeated over a link that works by then.
         let deaf_at = sent + give_up.since(sent).clamp(HASTE, SILENCE);
-        let mut asked = pin!(link.native.ask(cmd));
+        let mut asked = link.native.ask(cmd);
         let answer = tokio::select! {
             biased;
             answer = &mut asked => answer,
-            () = self.0.clock.sleep_until(deaf_at) => {
+            () = self.0.alarms.at(deaf_at) => {
                 if link.heard.load(Ordering::Relaxed) < sent.as_nanos() {
                     self.0.replace(link);
                 }
@@ -225,16 +231,25 @@ impl Connection {
         let Failure { error, reconnect } = error::failed(cause);
         if reconnect {
             // Whoever finds no link meanwhile is told what was wrong with the last one.
-            self.0.lost(link.id, Some(said(&error).into()));
+            self.0.lost(link.id, Some(error::said(&error).into()));
         }
         error
     }
 
     /// The link that is up; waits for one until `give_up`. What fails here was never sent.
     async fn link(&self, give_up: Instant) -> Result<Arc<Link>> {
-        if let State::Up(link) = &*self.0.state.borrow() {
-            return Ok(link.clone());
+        let up = match &*self.0.state.borrow() {
+            State::Up(link) => Some(link.clone()),
+            _ => None,
+        };
+        match up {
+            Some(link) => Ok(link),
+            // Rare, and no request needs to have room for it.
+            None => Box::pin(self.next_link(give_up)).await,
         }
+    }
+
+    async fn next_link(&self, give_up: Instant) -> Result<Arc<Link>> {
         let mut state = self.0.state.subscribe();
         tokio::select! {
             found = state.wait_for(|state| !matches!(state, State::Down(_))) => match found.as_deref() {
@@ -256,6 +271,12 @@ impl std::fmt::Debug for Connection {
             State::Down(_) => "Connection(down)",
             State::Closed => "Connection(closed)",
         })
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.ringing.abort();
     }
 }
 
@@ -368,7 +389,7 @@ async fn reconnect(shared: Weak<Shared>, mut pause: Duration) {
         match shared.dial(pause).await {
             Ok((link, gone)) => return shared.publish(link, &gone, |_| true),
             Err(error) => {
-                let why = said(&error);
+                let why = error::said(&error);
                 tracing::debug!(%why, "redis: reconnecting");
                 shared.state.send_if_modified(|state| match state {
                     State::Down(last) => {
@@ -427,13 +448,6 @@ fn doubts(info: &str) -> Vec<String> {
         }
     }
     doubts
-}
-
-fn said(error: &DriverError) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
-    }
 }
 
 /// The next pause of a row: from 10 ms doubling to a second.

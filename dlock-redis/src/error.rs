@@ -230,6 +230,14 @@ fn by_text(text: &str) -> Option<&'static Class> {
     })
 }
 
+/// All that is known of it, in one line.
+pub(crate) fn said(error: &DriverError) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::{TABLE, classify, failed_entry};

@@ -10,10 +10,12 @@ use redis::{
 };
 use std::{
     io,
+    pin::Pin,
     sync::{
         Arc, LazyLock, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
+    task::{Context, Poll, ready},
 };
 use tokio::{runtime::Handle, sync::oneshot};
 
@@ -45,15 +47,20 @@ impl Gather {
     }
 
     /// Asks the server; an error that it answers is an error.
-    pub(crate) async fn ask(&self, cmd: Cmd) -> RedisResult<Value> {
+    pub(crate) fn ask(&self, cmd: Cmd) -> Asked<'_> {
         let others = self.under_way.fetch_add(1, Ordering::Relaxed);
-        let _turn = Turn(&self.under_way);
-        let answer = if (FEW..MOST).contains(&others) {
-            self.enter(cmd).await.unwrap_or_else(|_| Err(cut()))
+        let way = if (FEW..MOST).contains(&others) {
+            Way::Together(self.enter(cmd))
         } else {
-            self.native.clone().send_packed_command(&cmd).await
+            let mut native = self.native.clone();
+            Way::Alone(Box::pin(
+                async move { native.send_packed_command(&cmd).await },
+            ))
         };
-        answer?.extract_error()
+        Asked {
+            way,
+            _turn: Turn(&self.under_way),
+        }
     }
 
     fn enter(&self, cmd: Cmd) -> oneshot::Receiver<RedisResult<Value>> {
@@ -67,6 +74,32 @@ impl Gather {
             self.runtime.spawn(carry);
         }
         receiver
+    }
+}
+
+/// A request under way: the answer.
+pub(crate) struct Asked<'a> {
+    way: Way,
+    _turn: Turn<'a>,
+}
+
+enum Way {
+    /// The native client's future is a kilobyte, which those who go together need not carry about.
+    Alone(Pin<Box<dyn Future<Output = RedisResult<Value>> + Send>>),
+    Together(oneshot::Receiver<RedisResult<Value>>),
+}
+
+impl Future for Asked<'_> {
+    type Output = RedisResult<Value>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let answer = match &mut self.way {
+            Way::Alone(alone) => ready!(alone.as_mut().poll(cx)),
+            Way::Together(receiver) => {
+                ready!(Pin::new(receiver).poll(cx)).unwrap_or_else(|_| Err(cut()))
+            }
+        };
+        Poll::Ready(answer.and_then(Value::extract_error))
     }
 }
 

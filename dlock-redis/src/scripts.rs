@@ -19,6 +19,10 @@
 //!
 //! Numbers: milliseconds are exact in Lua, and `..` shows 14 digits of them, enough until the year 5138. Tokens and places
 //! have 16: they are pasted from the text that `TIME` answers, formatted by `%.0f` where they are computed, and answered as text.
+//!
+//! What a server has not done for milliseconds costs it many times as much, and a hand-off comes after milliseconds of rest. Making
+//! text of a number is the dearest of that: it costs as much as two commands. So commands on its way are given text
+//! and asked for none of the line's places, which is why the head is not taken out by `ZPOPMIN`.
 
 use redis::Cmd;
 use std::sync::LazyLock;
@@ -92,7 +96,8 @@ local function stand(ticket, place)
 end
 ";
 
-/// `tell(rest)`: whoever is first in line is told so, and when to look. Those of whom nobody hears are taken out on the way.
+/// `tell(rest, head)`: whoever is first in line is told so, and when to look. Those of whom nobody hears are taken out on the way.
+/// `head` is who that is, where it is known.
 ///
 /// Needs `call`, `key`, `line`, `ends`, `budget`. A script touches 32 entries, skipped and told together, whatever stands there
 /// and however many names it is about.
@@ -103,13 +108,13 @@ local function push(kind, ticket, more)
   local heard = channel and redis.pcall('PUBLISH', channel, kind .. number .. more .. key)
   return type(heard) == 'number' and heard or 0
 end
-local function tell(rest)
+local function tell(rest, head)
   while budget > 0 do
-    local head = call('ZRANGE', line, 0, 0)[1]
+    head = head or call('ZRANGE', line, '0', '0')[1]
     if not head or push('F', head, ' ' .. rest .. ' ') > 0 then return end
     call('ZREM', line, head)
     call('HDEL', ends, head)
-    budget = budget - 1
+    head, budget = nil, budget - 1
   end
 end
 ";
@@ -117,22 +122,24 @@ end
 /// Hands a name that has no record to the first in line who is there. Then `won`: that is `me`; or `served` is who has it
 /// reserved, for `accept` ms; or `unserved`: the budget ran out before somebody was found; or nobody stands any more.
 ///
-/// Needs `now`, `me`, `first` (whoever was taken out already) and [`TELL`]. An entry past its deadline, or of a client without receivers, is taken out. Whoever becomes first
+/// Needs `now`, `me`, `first` (the first two in line, where they are known) and [`TELL`]. An entry past its deadline, or of a client without receivers, is taken out. Whoever becomes first
 /// is told before the turn is pushed: if the grantee is dead after all, it costs its accept lease and no more. The push comes
 /// before the reservation, because the number of its receivers decides.
 const SERVE: &str = r"
 local won, served, accept = false, false, 0
 while budget > 0 do
-  local head = first or call('ZPOPMIN', line)[1]
+  local heads = first or call('ZRANGE', line, '0', '1')
+  local head = heads[1]
   if not head then break end
   first = false
   budget = budget - 1
+  call('ZREM', line, head)
   local entry = call('HGET', ends, head)
   call('HDEL', ends, head)
   if head == me then won = true break end
   local deadline, turn = string.match(entry or '', '^(%d+) (%d+)$')
   if deadline and deadline - now > 0 then
-    tell(turn)
+    tell(turn, heads[2])
     if push('T', head, ' ') > 0 then
       call('HSET', key, '~r', head)
       call('PEXPIRE', key, turn)
@@ -298,7 +305,7 @@ return alike and micros or out
 ///
 /// `KEYS` line, record, ends; `ARGV` owner field, hold field, how many ms to keep it shut if at all.
 /// With one hold counted the record's end is that hold's, so the common case needs no clock: the key is there, so the
-/// hold lives. Whether somebody waits is found by taking the first one out, which a hand-off has to do anyway. Publishes Redisson's `0` whenever the name becomes free: its waiters look at nothing else.
+/// hold lives. Whether somebody waits is found by asking for the first two, whom a hand-off needs anyway. Publishes Redisson's `0` whenever the name becomes free: its waiters look at nothing else.
 /// A user without the right to that channel wakes none of them, and the release is done all the same.
 const RELEASE_TEXT: &str = r"
 local call, line, key, ends, unwaited, budget = redis.call, KEYS[1], KEYS[2], KEYS[3], false, 32
@@ -349,8 +356,8 @@ else
   end
 end
 if budget == 0 and call('EXISTS', line) == 1 then return {3} end
-local first = not unwaited and call('ZPOPMIN', line)[1]
-if first then
+local first = not unwaited and call('ZRANGE', line, '0', '1')
+if first and first[1] then
   time = time or call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
   local me = false

@@ -10,7 +10,7 @@ use crate::{
     name::LockName,
 };
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, VecDeque, hash_map::Entry},
     sync::Arc,
 };
 use tokio::sync::Notify;
@@ -59,12 +59,9 @@ pub(crate) struct Waiter {
 
 impl Book {
     pub(crate) fn page(&mut self, name: &LockName) -> &mut Page {
-        // Two look-ups instead of a clone of the name for `entry` when it is there.
-        if !self.pages.contains_key(name) {
-            let page = std::mem::take(&mut self.spare);
-            self.pages.insert(name.clone(), page);
-        }
-        self.pages.get_mut(name).expect("BUG: inserted above")
+        // A clone of the name costs less than to look it up again.
+        let page = self.pages.entry(name.clone());
+        page.or_insert_with(|| std::mem::take(&mut self.spare))
     }
 
     pub(crate) fn find(&mut self, name: &LockName) -> Option<&mut Page> {
@@ -73,15 +70,22 @@ impl Book {
 
     /// Forgets a name that nobody holds or waits for.
     pub(crate) fn tidy(&mut self, name: &LockName) {
-        if self.pages.get(name).is_some_and(Page::is_empty) {
-            self.spare = self.pages.remove(name).map(Page::blank).unwrap_or_default();
-        }
+        self.change(name, |_| {});
     }
 
     pub(crate) fn strike(&mut self, hold: &Arc<Hold>) {
-        if let Some(page) = self.pages.get_mut(&hold.name) {
+        self.change(&hold.name, |page| {
             page.holds.retain(|other| !Arc::ptr_eq(other, hold));
-            self.tidy(&hold.name);
+        });
+    }
+
+    /// Changes a page that is there, and tears it out if nothing is on it then.
+    fn change(&mut self, name: &LockName, change: impl FnOnce(&mut Page)) {
+        if let Entry::Occupied(mut found) = self.pages.entry(name.clone()) {
+            change(found.get_mut());
+            if found.get().is_empty() {
+                self.spare = found.remove().blank();
+            }
         }
     }
 

@@ -62,25 +62,29 @@ pub(crate) async fn acquire(
     inner.admit()?;
     let identity = inner.identify(&wish);
     let (name, at) = (wish.name.clone(), wish.at);
-    let pending = Pending::new(&inner, name, &identity, wish.terms, at);
+    // Made in the arms: what an arm does not use takes no room in the others, and this future is moved about before it begins.
+    let pending = || Pending::new(&inner, name, &identity, wish.terms, at);
     let acquired = match patience {
-        Patience::Try => once(&inner, pending, identity.given, began)
-            .await
-            .map(Result::ok),
+        Patience::Try => {
+            let mut pending = pending();
+            let tried = once(&inner, &mut pending, identity.given, began).await;
+            tried.map(Result::ok)
+        }
         // Whoever has no time at all still asks.
         Patience::Within(Duration::ZERO) => {
-            let tried = once(&inner, pending, identity.given, began).await;
+            let mut pending = pending();
+            let tried = once(&inner, &mut pending, identity.given, began).await;
             tried.and_then(|guard| match guard {
                 Ok(guard) => Ok(Some(guard)),
                 Err(by) => Err(inner.not_acquired(&wish.name, Duration::ZERO, by.as_ref())),
             })
         }
-        Patience::Within(limit) => {
-            let wait = Wait::new(pending, identity.given, wish.terms.lease(), began + limit);
-            wait.granted(&inner, &wish.name).await.map(Some)
-        }
-        Patience::Forever => {
-            let wait = Wait::new(pending, identity.given, wish.terms.lease(), Instant::FAR);
+        patience => {
+            let end = match patience {
+                Patience::Within(limit) => began + limit,
+                _ => Instant::FAR,
+            };
+            let mut wait = Wait::new(pending(), identity.given, wish.terms.lease(), end);
             wait.granted(&inner, &wish.name).await.map(Some)
         }
     };
@@ -103,7 +107,7 @@ pub(crate) async fn acquire(
 /// One answer of the store, whatever it is; asked again only while there is none. Held by another, it says what the store said of it.
 async fn once(
     inner: &Arc<Inner>,
-    mut pending: Pending,
+    pending: &mut Pending,
     given: bool,
     began: Instant,
 ) -> Result<Result<Guard, Option<Held>>, Error> {

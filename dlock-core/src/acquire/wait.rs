@@ -77,7 +77,7 @@ impl Wait {
     }
 
     pub(super) async fn granted(
-        mut self,
+        &mut self,
         inner: &Arc<Inner>,
         name: &LockName,
     ) -> Result<Guard, Error> {

@@ -14,7 +14,7 @@ use tokio::runtime::{Builder, Runtime};
 const LEASE: Duration = Duration::from_millis(300);
 
 /// What a busy machine may add to an upper bound. Lower bounds have none.
-const SLACK: Duration = Duration::from_millis(700);
+const SLACK: Duration = Duration::from_secs(10);
 
 fn store() -> MemoryStore {
     MemoryStore::new(Clock::boot())

@@ -8,8 +8,8 @@ use super::{
 use crate::{
     Result,
     counted::{Asked, Counted},
-    floor::mongo::{Hop, Leases, SameCommands, TwoCommands, commands, connect, idle_writes},
-    measure::Plan,
+    floor::mongo::{Leases, SameCommands, TwoCommands, commands, connect, idle_hops, idle_writes},
+    measure::{Plan, Sample},
     report::{Cell, Limit, Table},
     work::Probe,
 };
@@ -110,34 +110,56 @@ pub(super) async fn handoff(plan: Plan) -> Result<Table> {
     let name = "one client, 2 waiting tasks";
     let at = ring.enter(name, among(&vec![client.lock(name)?; 3], &probe));
     ring.over(at, &[alone]);
-    let writer = connect(&url, None).await?;
-    let write = ring.enter("idle majority write", move |span| {
-        idle_writes(writer.clone(), span)
-    });
-    let hop = Arc::new(Hop::open(&url).await?);
-    let hop = ring.enter("idle change-stream hop", move |span| {
-        let hop = Arc::clone(&hop);
-        async move { hop.idle(span).await }
-    });
-    for (waiters, deaf) in [(2, false), (64, false), (2, true), (64, true)] {
-        let how = if deaf { ", looking" } else { "" };
-        let name = format!("{waiters} waiting clients{how}");
-        let mut locks = Vec::new();
-        for _ in 0..=waiters {
-            let driver = Counted::new(driver(&url).await?, &asked);
-            let driver = if deaf { driver.deaf() } else { driver };
-            locks.push(Client::new(driver)?.lock(&name)?);
-        }
-        let at = ring.enter(name, among(&locks, &probe));
-        if deaf {
-            ring.over(at, &[hop, write]);
-        } else {
-            ring.within(at, &[hop, write], 1.1);
+    let alone = floor(&mut ring, &url, 0);
+    let mut against_alone = Vec::new();
+    for waiters in [2, 64] {
+        let among_as_many = floor(&mut ring, &url, waiters);
+        for deaf in [false, true] {
+            let how = if deaf { ", looking" } else { "" };
+            let name = format!("{waiters} waiting clients{how}");
+            let mut locks = Vec::new();
+            for _ in 0..=waiters {
+                let driver = Counted::new(driver(&url).await?, &asked);
+                let driver = if deaf { driver.deaf() } else { driver };
+                locks.push(Client::new(driver)?.lock(&name)?);
+            }
+            let at = ring.enter(&name, among(&locks, &probe));
+            if deaf {
+                ring.over(at, &among_as_many);
+            } else {
+                ring.within(at, &among_as_many, 1.1);
+                against_alone.push((at, name));
+            }
         }
     }
-    let title = "hold 3–8 ms; asked: findAndModify, update and find; floor: idle change-stream hop + idle majority write";
-    let (table, _) = ring.run(&plan, &[pid], ("mongo-handoff", title)).await?;
+    let title = "hold 3–8 ms; asked: findAndModify, update and find; floor: idle change-stream hop + idle majority write, beside as many streams";
+    let (mut table, runs) = ring.run(&plan, &[pid], ("mongo-handoff", title)).await?;
+    for (at, name) in against_alone {
+        let sum = |of: &dyn Fn(usize) -> Sample| alone.iter().map(|floor| of(*floor).p50).sum();
+        let ratio = runs.ratio(at, |one| one.p50, sum);
+        table.note(format!(
+            "{name} ÷ the same on a server with no other stream: {}",
+            Cell::from(ratio)
+        ));
+    }
     Ok(table)
+}
+
+/// The hop and the write beside that many streams of others: with none there is the hop's alone, or none at all.
+fn floor(ring: &mut Ring, url: &str, beside: usize) -> [usize; 2] {
+    let among = match beside {
+        0 => String::new(),
+        _ => format!(", {beside} streams beside"),
+    };
+    let of_hops = url.to_owned();
+    let hop = ring.enter(format!("idle change-stream hop{among}"), move |span| {
+        idle_hops(of_hops.clone(), beside, span)
+    });
+    let of_writes = url.to_owned();
+    let write = ring.enter(format!("idle majority write{among}"), move |span| {
+        idle_writes(of_writes.clone(), beside, span)
+    });
+    [hop, write]
 }
 
 pub(super) async fn renewals(plan: Plan) -> Result<Table> {

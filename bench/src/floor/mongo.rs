@@ -11,14 +11,14 @@ use futures_util::StreamExt;
 use mongodb::{
     Client, Database,
     bson::{Bson, DateTime, Document, RawDocumentBuf, doc, rawdoc},
-    change_stream::{ChangeStream, event::ChangeStreamEvent},
-    options::ClientOptions,
+    change_stream::ChangeStream,
+    options::{ClientOptions, ReadConcern},
 };
 use std::{
     sync::{Arc, LazyLock},
     time::{Duration, Instant, SystemTime},
 };
-use tokio::{sync::Mutex, task::JoinSet};
+use tokio::task::JoinSet;
 
 /// One name of the least lock.
 #[derive(Clone)]
@@ -204,10 +204,12 @@ fn majority() -> Document {
     doc! { "w": "majority", "j": true }
 }
 
-/// One majority write by somebody who has done nothing for a few ms.
-pub(crate) async fn idle_writes(database: Database, span: Duration) -> Result<Work> {
+/// One majority write by somebody who has done nothing for a few ms, beside that many streams.
+pub(crate) async fn idle_writes(url: String, beside: usize, span: Duration) -> Result<Work> {
+    let _beside = listeners(&url, beside).await?;
     let mut work = Work::default();
-    let (began, name) = (Instant::now(), TwoCommands::new(&database, "idle"));
+    let name = SameCommands::new(&connect(&url, None).await?, "idle").await?;
+    let began = Instant::now();
     while work.operations == 0 || began.elapsed() < span {
         tokio::time::sleep(hold_time()).await;
         let start = Instant::now();
@@ -219,51 +221,56 @@ pub(crate) async fn idle_writes(database: Database, span: Duration) -> Result<Wo
     Ok(work)
 }
 
-/// From before a majority write of one client to the event in another one's change stream.
-pub(crate) struct Hop {
-    from: Database,
-    stream: Mutex<ChangeStream<ChangeStreamEvent<Document>>>,
+/// From before the release of one client to the event in another one's change stream, beside that many streams that hear nothing of it.
+pub(crate) async fn idle_hops(url: String, beside: usize, span: Duration) -> Result<Work> {
+    let _beside = listeners(&url, beside).await?;
+    let name = SameCommands::new(&connect(&url, None).await?, HOPS).await?;
+    let mut stream = listen(&url, HOPS).await?;
+    let mut work = Work::default();
+    let began = Instant::now();
+    while work.operations == 0 || began.elapsed() < span {
+        let held = name.acquire().await?;
+        tokio::time::sleep(hold_time()).await;
+        let releaser = name.clone();
+        let start = Instant::now();
+        let releasing = tokio::spawn(async move { releaser.release(held).await });
+        stream.next().await.ok_or("the stream ended")??;
+        work.latencies.push(nanos(start.elapsed()));
+        work.operations += 1;
+        releasing.await??;
+    }
+    Ok(work)
 }
 
-impl Hop {
-    pub(crate) async fn open(url: &str) -> Result<Self> {
-        let from = connect(url, None).await?;
-        let to = connect(url, None).await?;
-        // Watched as a waiter would: one name, and nothing of the event but what it needs.
-        let only = [
-            doc! { "$match": { "documentKey._id": HOPS } },
-            doc! { "$project": { "documentKey": 1, "operationType": 1, "ns": 1 } },
-        ];
-        let stream = to
-            .collection::<Document>(LOCKS)
-            .watch()
-            .pipeline(only)
-            .await?;
-        Ok(Self {
-            from,
-            stream: Mutex::new(stream),
-        })
+/// Clients that each listen to a name that nobody takes, until they are dropped.
+async fn listeners(url: &str, count: usize) -> Result<JoinSet<()>> {
+    let mut listeners = JoinSet::new();
+    for at in 0..count {
+        let mut stream = listen(url, &format!("quiet:{at}")).await?;
+        listeners.spawn(async move { while stream.next().await.is_some() {} });
     }
+    Ok(listeners)
+}
 
-    pub(crate) async fn idle(&self, span: Duration) -> Result<Work> {
-        let mut stream = self.stream.lock().await;
-        let mut work = Work::default();
-        let name = TwoCommands::new(&self.from, HOPS);
-        let began = Instant::now();
-        while work.operations == 0 || began.elapsed() < span {
-            let held = name.acquire().await?;
-            stream.next().await.ok_or("the stream ended")??;
-            tokio::time::sleep(hold_time()).await;
-            let releaser = name.clone();
-            let start = Instant::now();
-            let releasing = tokio::spawn(async move { releaser.release(held).await });
-            stream.next().await.ok_or("the stream ended")??;
-            work.latencies.push(nanos(start.elapsed()));
-            work.operations += 1;
-            releasing.await??;
-        }
-        Ok(work)
-    }
+/// Somebody's change stream of one name, as the driver's waiters listen: to releases, of which it is told nothing but the name.
+async fn listen(url: &str, name: &str) -> Result<ChangeStream<Document>> {
+    let freed = doc! { "$or": [
+        { "updateDescription.updatedFields.owner": { "$type": "null" } },
+        { "operationType": { "$in": ["delete", "replace"] } },
+    ] };
+    let only = [
+        doc! { "$match": { "$and": [freed], "documentKey._id": { "$in": [name] } } },
+        doc! { "$project": { "_id": 1, "operationType": 1, "ns": 1, "documentKey": 1 } },
+    ];
+    let stream = connect(url, None)
+        .await?
+        .collection::<Document>(SAME)
+        .watch()
+        .pipeline(only)
+        .max_await_time(AWAIT)
+        .read_concern(ReadConcern::majority())
+        .await?;
+    Ok(stream.with_type())
 }
 
 /// Many leases of one holder, renewed by one `update` for `size` of them.
@@ -338,6 +345,8 @@ const LOCKS: &str = "locks";
 /// The documents of [`SameCommands`].
 const SAME: &str = "same";
 const HOPS: &str = "hops";
+/// How long the driver lets a request for changes wait in the server.
+const AWAIT: Duration = Duration::from_millis(500);
 /// In milliseconds.
 const LEASE: i64 = 30_000;
 const AT_MOST: i64 = 1_000;

@@ -1,11 +1,13 @@
 //! All requests on the wire and what the answers mean. What the scripts do is in `scripts`.
 
-use dlock_core::{Acquire, Broken, FencingToken, HoldId, Holds, Owner, Release, Renew, Ticket};
+use dlock_core::{
+    Acquire, Broken, FencingToken, HoldId, Holds, Note, Owner, Release, Renew, Ticket,
+};
 use redis::{Cmd, RedisWrite, Value};
 use std::time::Duration;
 
 use crate::{
-    config::Keys,
+    config::{Keys, write_parts},
     scripts::{ACQUIRE, BREAK, INSPECT, LEAVE, RELEASE, RENEW},
 };
 
@@ -26,7 +28,7 @@ pub(crate) fn acquire(
     cmd.arg(&owner_field(&req.owner)[..])
         .arg(&hold_field(req.hold)[..]);
     cmd.arg(millis(req.lease.length())).arg(micros(not_after));
-    cmd.write_arg_fmt(format_args!("= {}", req.note));
+    write_note(&mut cmd, &req.note);
     // What is not there is left out: arguments are what a request costs most.
     if req.line.is_some() || req.next.is_some() || req.join.is_some() {
         match (req.line, place) {
@@ -121,7 +123,27 @@ pub(crate) fn scan(cursor: u64, pattern: &str, count: usize) -> Cmd {
 
 /// Whoever has it knows where its client listens.
 fn write_ticket(cmd: &mut Cmd, channel: &str, ticket: Ticket) {
-    cmd.write_arg_fmt(format_args!("{channel}:{ticket}"));
+    let mut room = [0; 20];
+    write_parts(cmd, &[channel, ":", digits(ticket.0.get(), &mut room)]);
+}
+
+/// As [`Note`] says it, behind the mark of a hold that lasts as long as the record.
+fn write_note(cmd: &mut Cmd, note: &Note) {
+    let mut room = [0; 20];
+    let pid = digits(note.pid.into(), &mut room);
+    write_parts(cmd, &["= ", pid, " ", &note.host]);
+}
+
+fn digits(mut number: u64, room: &mut [u8; 20]) -> &str {
+    let mut from = room.len();
+    loop {
+        from -= 1;
+        room[from] = b"0123456789"[(number % 10) as usize];
+        number /= 10;
+        if number == 0 {
+            return std::str::from_utf8(&room[from..]).unwrap_or_default();
+        }
+    }
 }
 
 fn owner_field(owner: &Owner) -> [u8; 38] {
@@ -410,9 +432,24 @@ fn token(value: &Value) -> Option<FencingToken> {
 
 #[cfg(test)]
 mod tests {
-    use super::read_time;
-    use redis::Value;
-    use std::time::Duration;
+    use super::{read_time, write_note, write_ticket};
+    use dlock_core::{Note, Ticket};
+    use redis::{Arg, Cmd, Value};
+    use std::{num::NonZeroU64, time::Duration};
+
+    #[test]
+    fn notes_and_tickets_are_written_as_they_say_themselves() {
+        for number in [1, 10, 4_294_967_295, u64::MAX] {
+            let note = Note::new("host", u32::try_from(number).unwrap_or(0));
+            let ticket = Ticket(NonZeroU64::new(number).unwrap());
+            let mut cmd = Cmd::new();
+            write_note(&mut cmd, &note);
+            write_ticket(&mut cmd, "c", ticket);
+            let said = [format!("= {note}"), format!("c:{ticket}")];
+            let words = said.iter().map(|word| Arg::Simple(word.as_bytes()));
+            assert!(cmd.args_iter().eq(words), "{said:?}");
+        }
+    }
 
     #[test]
     fn a_time_that_cannot_be_is_no_time() {

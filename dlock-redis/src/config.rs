@@ -292,7 +292,7 @@ pub(crate) fn write_parts<W: RedisWrite + ?Sized>(out: &mut W, parts: &[&str]) {
     let mut arg = out.writer_for_next_arg();
     for part in parts {
         // Writing to memory cannot fail.
-        let _ = io::Write::write_all(&mut arg, part.as_bytes());
+        drop(io::Write::write_all(&mut arg, part.as_bytes()));
     }
 }
 

@@ -316,7 +316,7 @@ pub(crate) fn indexes_of(name: &str) -> Document {
 }
 
 /// Which changes wake a waiter: a name that became free or shut, or whose document was replaced or removed by somebody. A renewal,
-/// a hold more, a hold less do not. Of the event only the name is sent.
+/// a hold more, a hold less do not. Of the event only the name is sent, and the time.
 pub(crate) fn freed(names: Option<Vec<Bson>>) -> Vec<Document> {
     let freed = doc! { "$or": [
         { "updateDescription.updatedFields.owner": { "$type": "null" } },
@@ -328,7 +328,9 @@ pub(crate) fn freed(names: Option<Vec<Bson>>) -> Vec<Document> {
     }
     vec![
         doc! { "$match": wanted },
-        doc! { "$project": { "_id": 1, "operationType": 1, "ns": 1, "documentKey": 1 } },
+        doc! { "$project": {
+            "_id": 1, "operationType": 1, "ns": 1, "documentKey": 1, "updateDescription.updatedFields.since": 1,
+        } },
     ]
 }
 

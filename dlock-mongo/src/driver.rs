@@ -222,10 +222,11 @@ impl MongoDriver {
 
     /// Heard to be free, and somebody else was faster.
     fn lost(&self, req: &Acquire, record: &Record) -> Acquired {
+        let held = self.refused(req, record);
         if req.look {
-            self.hints.lost(&req.name);
+            self.hints.lost(&req.name, record);
         }
-        Acquired::Held(self.refused(req, record))
+        Acquired::Held(held)
     }
 
     fn granted(&self, req: &Acquire, record: &Record, rest: Duration) -> Result<Acquired> {
@@ -233,8 +234,8 @@ impl MongoDriver {
         self.connection.purge_a_little();
         let holds = NonZeroU32::new(record.holds()).ok_or_else(error::garbled)?;
         let token = Some(FencingToken(record.token));
-        let valid_for = rest.min(req.lease.length());
-        Ok(Acquired::Granted(Grant::new(token, holds, valid_for)))
+        let grant = Grant::new(token, holds, rest.min(req.lease.length()));
+        Ok(Acquired::Granted(grant))
     }
 
     fn refused(&self, req: &Acquire, record: &Record) -> Held {
@@ -242,9 +243,8 @@ impl MongoDriver {
         held.by = record.holder();
         // Its end is a whole millisecond that has to be over.
         let rest = record.rest().unwrap_or_default() + TICK;
-        let ear = req
-            .line
-            .map_or(Ear::Open, |ticket| self.hints.listen(&req.name, ticket));
+        let waits = |ticket| self.hints.refused(&req.name, ticket, record);
+        let ear = req.line.map_or(Ear::Open, waits);
         let look = match (self.capabilities.wake, ear) {
             (Wake::Hints, Ear::Open) => LOOK,
             (Wake::Hints, Ear::Deaf) => LOOK_DEAF,

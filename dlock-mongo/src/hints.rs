@@ -5,7 +5,8 @@
 //! its client is killed takes the lock for a lease. A filter cannot be changed, so a new name means a new stream; where that would happen every
 //! second, the stream takes all names, and what nobody waits for is dropped here.
 //!
-//! Everybody who waits hears of a release, and one of them gets the lock: see [`Heard`] for who runs at once.
+//! Everybody who listens hears of a release, and one of them gets the lock: see [`Heard`] for who runs at once, and who rests. While nobody here
+//! is to hear of anything the stream is not read; the server keeps what happens meanwhile.
 //!
 //! The native client resumes a stream whose connection or primary went, without a word and without a loss; everybody looks all the same when a
 //! member was lost. Where it cannot, a new one begins, and everybody looks.
@@ -14,19 +15,15 @@ use crate::{
     commands,
     connection::Connection,
     error,
-    heard::Heard,
+    heard::{Heard, Later, Wake},
     record::{Record, batch},
     sending::Aim,
+    stream::{listen, open},
 };
 use dlock_core::{Hint, LockName, Result, Ticket};
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
-use mongodb::{
-    bson::Document,
-    change_stream::ChangeStream,
-    error::Error as NativeError,
-    options::{ReadConcern, ReadPreference, SelectionCriteria},
-};
+use mongodb::{bson::Document, error::Error as NativeError};
 use std::{
     collections::{HashMap, HashSet},
     fmt,
@@ -56,11 +53,13 @@ pub(crate) enum Ear {
     Open,
 }
 
-struct Shared {
-    connection: Connection,
+pub(crate) struct Shared {
+    pub(crate) connection: Connection,
     waiting: Mutex<Waiting>,
     /// A name was added that the filter lacks, or all is over.
-    changed: Arc<Notify>,
+    pub(crate) changed: Arc<Notify>,
+    /// Who rests, or who waits, is another.
+    pub(crate) stirred: Notify,
     /// A hint found the stream full.
     missed: AtomicBool,
 }
@@ -96,8 +95,6 @@ impl Filter {
     }
 }
 
-type Changes = ChangeStream<Document>;
-
 impl Hints {
     /// With `on` false nobody is ever woken.
     pub(crate) fn new(connection: Connection, on: bool) -> Self {
@@ -116,6 +113,7 @@ impl Hints {
             connection,
             waiting: Mutex::new(waiting),
             changed: Arc::default(),
+            stirred: Notify::new(),
             missed: AtomicBool::new(false),
         };
         Self {
@@ -150,6 +148,7 @@ impl Hints {
         if !waiting.filter.has(name) {
             self.shared.changed.notify_one();
         }
+        self.shared.stirred.notify_waiters();
         if !std::mem::replace(&mut waiting.keeper, true) {
             let kept = keep(
                 Arc::downgrade(&self.shared),
@@ -180,8 +179,20 @@ impl Hints {
         self.shared.waiting().heard.is_free(name)
     }
 
-    pub(crate) fn lost(&self, name: &LockName) {
-        self.shared.waiting().heard.lost(name);
+    /// Somebody is inside, by what the server showed, and a ticket waits from now on.
+    pub(crate) fn refused(&self, name: &LockName, ticket: Ticket, record: &Record) -> Ear {
+        let mut waiting = self.shared.waiting();
+        waiting.heard.refused(name, record.token, record.now);
+        drop(waiting);
+        self.listen(name, ticket)
+    }
+
+    /// And was faster.
+    pub(crate) fn lost(&self, name: &LockName, record: &Record) {
+        let later = self.shared.waiting().heard.lost(name, record.token);
+        if let Some(later) = later {
+            self.shared.later(name.clone(), later);
+        }
     }
 
     pub(crate) fn won(&self, name: &LockName) {
@@ -220,6 +231,7 @@ impl Hints {
         waiting.names.clear();
         waiting.generation += 1;
         self.shared.changed.notify_one();
+        self.shared.stirred.notify_waiters();
     }
 }
 
@@ -248,8 +260,12 @@ impl Shared {
         }
     }
 
+    pub(crate) fn look_again(&self) {
+        self.emit(&self.waiting(), Hint::LookAgain);
+    }
+
     /// A change of that document.
-    fn changed(self: &Arc<Self>, event: &Document) {
+    pub(crate) fn changed(self: &Arc<Self>, event: &Document) {
         let key = event.get_document("documentKey");
         let name = key
             .and_then(|key| key.get_str("_id"))
@@ -259,29 +275,46 @@ impl Shared {
         if !waiting.names.contains_key(&name) {
             return;
         }
-        let (release, later) = waiting.heard.release(&name);
-        let Some(later) = later else {
-            self.emit(&waiting, Hint::Free(name));
-            return;
-        };
+        let since = event
+            .get_document("updateDescription")
+            .and_then(|changed| changed.get_document("updatedFields"))
+            .and_then(|fields| fields.get_datetime("since"));
+        let at = since.ok().map(|since| since.timestamp_millis());
+        match waiting.heard.release(&name, at) {
+            Wake::Now => self.emit(&waiting, Hint::Free(name)),
+            Wake::Later(later) => self.later(name, later),
+            Wake::Nobody => {}
+        }
+    }
+
+    fn later(self: &Arc<Self>, name: LockName, later: Later) {
         let shared = Arc::downgrade(self);
         self.connection.runtime().spawn(async move {
-            tokio::time::sleep(later).await;
-            if let Some(here) = shared.upgrade() {
-                here.later(&name, release);
+            tokio::time::sleep(later.pause).await;
+            let Some(here) = shared.upgrade() else { return };
+            let mut waiting = here.waiting();
+            if waiting.names.contains_key(&name) && waiting.heard.is_due(&name, later) {
+                here.emit(&waiting, Hint::Free(name));
             }
         });
     }
 
-    /// Not at once; unless another release was heard of meanwhile.
-    fn later(&self, name: &LockName, release: u64) {
+    /// How long the newest stream need not be read: what happens meanwhile lies there afterwards.
+    pub(crate) fn pause(&self, generation: u64) -> Option<Duration> {
         let waiting = self.waiting();
-        if waiting.names.contains_key(name) && waiting.heard.is_newest(name, release) {
-            self.emit(&waiting, Hint::Free(name.clone()));
+        if waiting.generation != generation || waiting.hints.is_none() {
+            return None;
         }
+        if waiting.names.len() > RESTING {
+            return None;
+        }
+        let now = std::time::Instant::now();
+        let pause = |name| waiting.heard.pause(name, now);
+        let mut names = waiting.names.keys();
+        names.try_fold(IDLE, |least, name| Some(least.min(pause(name)?)))
     }
 
-    fn is_current(&self, generation: u64) -> bool {
+    pub(crate) fn is_current(&self, generation: u64) -> bool {
         let waiting = self.waiting();
         waiting.generation == generation && waiting.hints.is_some()
     }
@@ -329,6 +362,7 @@ async fn keep(shared: Weak<Shared>, changed: Arc<Notify>) {
                 waiting.keeper = false;
                 waiting.filter = Filter::Names(HashSet::new());
                 waiting.generation += 1;
+                here.stirred.notify_waiters();
                 return;
             }
             let busy = !lost && opened.is_some_and(|opened| opened.elapsed() < OFTEN);
@@ -382,6 +416,7 @@ impl Shared {
         let mut waiting = self.waiting();
         let before = std::mem::replace(&mut waiting.filter, filter);
         waiting.generation += 1;
+        self.stirred.notify_waiters();
         let was_deaf = std::mem::take(&mut waiting.deaf);
         if lost || was_deaf {
             self.emit(&waiting, Hint::LookAgain);
@@ -401,65 +436,6 @@ impl Shared {
     }
 }
 
-/// Opens a stream of what wakes, from now on. Of names when they are given.
-async fn open(
-    connection: &Connection,
-    names: Option<Vec<mongodb::bson::Bson>>,
-) -> Result<Changes, NativeError> {
-    let collection = connection.stream_of();
-    let opening = connection.runtime().spawn(async move {
-        let watch = collection
-            .watch()
-            .pipeline(commands::freed(names))
-            .max_await_time(AWAIT)
-            .read_concern(ReadConcern::majority())
-            .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary));
-        Ok(watch.await?.with_type::<Document>())
-    });
-    opening
-        .await
-        .unwrap_or_else(|gone| Err(NativeError::custom(gone.to_string())))
-}
-
-/// Passes on what a stream says, until it ends, a newer one has taken over, or the driver is gone.
-async fn listen(
-    shared: Weak<Shared>,
-    generation: u64,
-    mut stream: Changes,
-    ended: Arc<AtomicBool>,
-) {
-    let mut breaks = None;
-    loop {
-        let event = stream.next_if_any().await;
-        let Some(here) = shared.upgrade() else { return };
-        let broken = here.connection.breaks();
-        if breaks
-            .replace(broken)
-            .is_some_and(|before| before != broken)
-        {
-            here.emit(&here.waiting(), Hint::LookAgain);
-        }
-        match event {
-            Ok(Some(event)) => here.changed(&event),
-            Ok(None) if stream.is_alive() => {}
-            Ok(None) | Err(_) => {
-                // History lost, the collection dropped, a right taken away: the next one begins where it can.
-                if here.is_current(generation) {
-                    ended.store(true, Ordering::Relaxed);
-                    here.changed.notify_one();
-                }
-                return;
-            }
-        }
-        // What it still had to say was said: an event that the newer one has as well is a hint more.
-        if !here.is_current(generation) {
-            return;
-        }
-    }
-}
-
-/// How long a request for changes waits in the server: an old stream lives that long beside a new one.
-const AWAIT: Duration = Duration::from_millis(500);
 /// Streams opened more often than this take all names.
 const OFTEN: Duration = Duration::from_secs(1);
 /// More names than this are not listed: the server compares each change with each.
@@ -469,6 +445,8 @@ const IDLE: Duration = Duration::from_secs(10);
 /// Pauses between attempts to open a stream.
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(5);
+/// Who waits for more names than this always listens.
+const RESTING: usize = 16;
 /// Hints that lie unread; more of them become one `LookAgain`.
 const UNREAD: usize = 1_024;
 /// Names that one client waits for; whoever waits for more looks.

@@ -15,6 +15,7 @@ mod pipelines;
 mod record;
 mod sending;
 mod several;
+mod stream;
 
 pub use config::MongoConfig;
 pub use driver::MongoDriver;

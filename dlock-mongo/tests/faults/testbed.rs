@@ -94,6 +94,18 @@ impl Testbed {
         self.raw.database("admin").run_command(point).await.unwrap();
     }
 
+    /// One of the numbers that the server counts.
+    pub(crate) async fn counted(&self, path: &[&str]) -> i64 {
+        let admin = self.raw.database("admin");
+        let status = admin.run_command(doc! { "serverStatus": 1 }).await.unwrap();
+        let (last, folders) = path.split_last().unwrap();
+        let mut at = status.get_document("metrics").unwrap();
+        for folder in folders {
+            at = at.get_document(folder).unwrap();
+        }
+        at.get_i64(last).unwrap()
+    }
+
     pub(crate) fn soon(&self) -> dlock_core::Instant {
         Clock::boot().now() + SECOND * 5
     }

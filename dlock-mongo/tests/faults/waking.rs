@@ -4,7 +4,8 @@ use crate::{
     testbed::{SECOND, Testbed},
     warnings,
 };
-use dlock_core::{DistributedLock, Effect, ErrorKind, Hint};
+use dlock_core::{Acquire, Acquired, DistributedLock, Effect, ErrorKind, Hint, Release, Released};
+use dlock_mongo::MongoDriver;
 use futures_util::StreamExt;
 use mongodb::bson::doc;
 
@@ -111,6 +112,73 @@ async fn a_look_that_no_release_woke_takes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn while_nobody_waits_the_stream_is_open_and_not_read() {
+    let t = Testbed::start().await;
+    let mut hints = t.driver.hints();
+    let holder = t.acquire("a", SECOND * 30);
+    t.granted(&holder).await;
+    let waiter = t.waits("a", 1).await;
+    t.until(async || open(&t).await == 1).await;
+    t.driver
+        .leave(&waiter.name, waiter.line.unwrap())
+        .await
+        .unwrap();
+    let asked = async || t.counted(&["commands", "getMore", "total"]).await;
+    let quiet = async || {
+        let before = asked().await;
+        // A stream that is read is asked for changes twice in that time.
+        t.sleep(1_100).await;
+        open(&t).await == 1 && asked().await == before
+    };
+    t.until(quiet).await;
+    t.waits("a", 2).await;
+    t.release(&holder).await;
+    // A monitor that a busy machine holds up makes everybody look.
+    while hints.next().await.unwrap() != Hint::Free("a".parse().unwrap()) {}
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_lost_many_races_hears_of_a_release_that_nobody_else_wants() {
+    let t = Testbed::start().await;
+    let rival = MongoDriver::connect(&t.server.url()).await.unwrap();
+    let takes = async || {
+        let req = t.acquire("a", SECOND * 30);
+        let answer = rival.acquire(&req).await.unwrap();
+        assert!(matches!(answer, Acquired::Granted(_)), "{answer:?}");
+        req
+    };
+    let gives = async |req: Acquire| {
+        let release = Release::new(req.name, req.owner, req.hold);
+        let answer = rival.release(&release).await.unwrap();
+        assert!(matches!(answer, Released::Freed), "{answer:?}");
+    };
+    let mut hints = t.driver.hints();
+    for round in 1..=3 {
+        let mut inside = takes().await;
+        let mut waiter = t.waits("a", round).await;
+        waiter.look = true;
+        for _ in 0..10 {
+            gives(inside).await;
+            inside = takes().await;
+            // Before there is a stream nobody hears of this; then it is looked, as the core would.
+            drop(tokio::time::timeout(SECOND * 2, hints.next()).await);
+            t.held(&waiter).await;
+        }
+        // It may rest just now, and the rival comes no more.
+        gives(inside).await;
+        let hint = tokio::time::timeout(SECOND * 20, hints.next()).await;
+        hint.expect("a rest is over within a second").unwrap();
+        t.granted(&waiter).await;
+        t.release(&waiter).await;
+    }
+}
+
+/// Cursors on the server.
+async fn open(t: &Testbed) -> i64 {
+    t.counted(&["cursor", "open", "total"]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn many_names_have_one_stream() {
     let t = Testbed::start().await;
     let mut hints = t.driver.hints();
@@ -121,20 +189,12 @@ async fn many_names_have_one_stream() {
         t.granted(&held[held.len() - 1]).await;
         t.waits(name, *ticket).await;
     }
-    let admin = t.raw.database("admin");
-    let open = async || {
-        let status = admin.run_command(doc! { "serverStatus": 1 }).await.unwrap();
-        let metrics = status.get_document("metrics").unwrap();
-        let cursors = metrics.get_document("cursor").unwrap();
-        let open = cursors.get_document("open").unwrap();
-        open.get_i64("total").unwrap()
-    };
     // Those that it replaced end at their next look.
-    t.until(async || open().await == 1).await;
+    t.until(async || open(&t).await == 1).await;
     for req in held.iter().rev() {
         t.release(req).await;
         // A monitor that a busy machine holds up makes everybody look.
         while hints.next().await.unwrap() != Hint::Free(req.name.clone()) {}
     }
-    assert_eq!(open().await, 1);
+    assert_eq!(open(&t).await, 1);
 }

@@ -9,7 +9,7 @@ use crate::{
     config::RedisConfig,
     error,
     error::Failure,
-    gather::Gather,
+    gather::{Gather, Request},
     scripts::{self, Lua},
 };
 use dlock_core::{Alarms, Clock, DriverError, Instant, Result, ServerClock};
@@ -151,7 +151,7 @@ impl Connection {
         &self,
         lua: &Lua,
         give_up: Instant,
-        build: impl Fn(&Link) -> Cmd + Send,
+        build: impl Fn(&Link) -> Request + Send,
     ) -> Result<(Value, Arc<Link>)> {
         let link = self.link(give_up).await?;
         let mut answer = self.ask(&link, build(&link), give_up).await;
@@ -160,7 +160,7 @@ impl Connection {
             .is_err_and(|error| error.code() == Some("NOSCRIPT"))
         {
             // Flushed, or another server behind the same address: load it and go on as if nothing had been.
-            answer = match self.ask(&link, lua.load(), give_up).await {
+            answer = match self.ask(&link, lua.load().into(), give_up).await {
                 Ok(_) => self.ask(&link, build(&link), give_up).await,
                 Err(error) => Err(error),
             };
@@ -172,7 +172,7 @@ impl Connection {
     pub(crate) async fn command(&self, cmd: Cmd) -> Result<Value> {
         let patience = self.patience();
         let link = self.link(patience).await?;
-        self.ask(&link, cmd, patience)
+        self.ask(&link, cmd.into(), patience)
             .await
             .map_err(|cause| self.failed(&link, cause))
     }
@@ -207,11 +207,11 @@ impl Connection {
 
     /// One command over one link. While it waits, and nothing else is heard over that link either, another link is opened: whoever
     /// repeats the request then has a way that works.
-    async fn ask(&self, link: &Arc<Link>, cmd: Cmd, give_up: Instant) -> RedisResult<Value> {
+    async fn ask(&self, link: &Arc<Link>, req: Request, give_up: Instant) -> RedisResult<Value> {
         let sent = self.now();
         // What is given up sooner has to be repeated over a link that works by then.
         let deaf_at = sent + give_up.since(sent).clamp(HASTE, SILENCE);
-        let mut asked = link.native.ask(cmd);
+        let mut asked = link.native.ask(req);
         let answer = tokio::select! {
             biased;
             answer = &mut asked => answer,

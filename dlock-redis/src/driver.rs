@@ -5,6 +5,7 @@ use crate::{
     config::{Keys, RedisConfig},
     connection::{Connection, Dialer, Link},
     error,
+    gather::Request,
     hints::{Hints, LOOK, look_at_end},
     scripts::{self, Lua},
 };
@@ -16,7 +17,7 @@ use dlock_core::{
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, TryStreamExt, stream};
-use redis::{Cmd, Value};
+use redis::Value;
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 /// Locks in a Redis server.
@@ -103,7 +104,7 @@ impl RedisDriver {
         let (answer, link) = self
             .connection
             .eval(&scripts::RENEW, give_up, |link| {
-                commands::renew(&entries, Self::not_after(link, give_up))
+                commands::renew(&entries, Self::not_after(link, give_up)).into()
             })
             .await?;
         let (in_time, now, rests) = commands::read_renew(answer).ok_or_else(error::garbled)?;
@@ -123,7 +124,7 @@ impl RedisDriver {
 
     async fn look(&self, name: LockName) -> Result<Snapshot> {
         let keys = self.keys(&name);
-        let inspect = |_: &Link| commands::inspect(&keys);
+        let inspect = |_: &Link| commands::inspect(&keys).into();
         let answer = self.run(&scripts::INSPECT, inspect).await?;
         let (record, waiters) = commands::read_inspect(answer).ok_or_else(error::garbled)?;
         let mut shown = snapshot(name, &record);
@@ -133,14 +134,13 @@ impl RedisDriver {
 
     /// One answer to an acquire; its ticket stands where it stood.
     async fn ask(&self, keys: &Keys, req: &Acquire) -> Result<Acquisition> {
-        let (place, turned) = req
-            .line
-            .map_or((None, false), |ticket| self.hints.tickets().place(ticket));
+        let (place, turned) = self.hints.tickets().place(req.line);
         let (answer, link) = self
             .connection
             .eval(&scripts::ACQUIRE, req.give_up, |link| {
                 let not_after = Self::not_after(link, req.give_up);
-                commands::acquire(keys, req, (self.hints.channel(), place, turned), not_after)
+                let line = (self.hints.channel(), place, turned);
+                commands::acquire(keys, req, line, not_after).into()
             })
             .await?;
         let (acquisition, now) =
@@ -151,7 +151,7 @@ impl RedisDriver {
                 if let (Some(next), Some(place)) = (req.next, *behind) {
                     self.hints.tickets().stands(next, place);
                 }
-                line.is_some_and(|ticket| self.hints.tickets().taken(ticket))
+                line.is_some_and(|ticket| self.hints.tickets().taken(ticket, req.hold))
             }
             (Acquisition::Held(refusal), Some(ticket)) => {
                 let token = Incarnation::of(&refusal.record).token;
@@ -167,22 +167,22 @@ impl RedisDriver {
     }
 
     async fn end(&self, keys: &Keys, req: &Release) -> Result<Releasing> {
-        let release = |_: &Link| commands::release(keys, req);
+        let turns = self.hints.tickets().brought(req.holds);
+        let release = |_: &Link| Request::new(commands::release(keys, req), turns);
         let answer = self.run(&scripts::RELEASE, release).await?;
         commands::read_release(answer).ok_or_else(error::garbled)
     }
 
     async fn open_up(&self, keys: &Keys, only: Option<FencingToken>) -> Result<(Broken, bool)> {
-        let free = |_: &Link| commands::break_lock(keys, only);
+        let free = |_: &Link| commands::break_lock(keys, only).into();
         let answer = self.run(&scripts::BREAK, free).await?;
         commands::read_break(answer).ok_or_else(error::garbled)
     }
 
     /// A script without a give-up of its own.
-    async fn run(&self, lua: &Lua, build: impl Fn(&Link) -> Cmd + Send) -> Result<Value> {
+    async fn run(&self, lua: &Lua, build: impl Fn(&Link) -> Request + Send) -> Result<Value> {
         let patience = self.connection.patience();
-        let (answer, _) = self.connection.eval(lua, patience, build).await?;
-        Ok(answer)
+        Ok(self.connection.eval(lua, patience, build).await?.0)
     }
 
     /// A script came to the end of its budget among the dead, with a name that is free: goes on until somebody has it. In the
@@ -192,8 +192,8 @@ impl RedisDriver {
         self.connection.spawn(async move {
             for _ in 0..MOST_ROUNDS {
                 let patience = connection.patience();
-                let leave =
-                    connection.eval(&scripts::LEAVE, patience, |_| commands::leave(&keys, None));
+                let leave = |_: &Link| commands::leave(&keys, None).into();
+                let leave = connection.eval(&scripts::LEAVE, patience, leave);
                 match leave.await.map(|(answer, _)| commands::read_leave(answer)) {
                     Ok(Some(false)) => {}
                     _ => return,
@@ -252,7 +252,7 @@ impl DistributedLock for RedisDriver {
         self.hints.tickets().forget(ticket);
         let keys = self.keys(name);
         let left = Some((self.hints.channel(), ticket));
-        let leave = |_: &Link| commands::leave(&keys, left);
+        let leave = |_: &Link| commands::leave(&keys, left).into();
         let answer = self.run(&scripts::LEAVE, leave).await?;
         if !commands::read_leave(answer).ok_or_else(error::garbled)? {
             self.go_on(keys);

@@ -47,12 +47,14 @@ impl Gather {
     }
 
     /// Asks the server; an error that it answers is an error.
-    pub(crate) fn ask(&self, cmd: Cmd) -> Asked<'_> {
+    pub(crate) fn ask(&self, Request { cmd, last }: Request) -> Asked<'_> {
         let others = self.under_way.fetch_add(1, Ordering::Relaxed);
+        let mut native = self.native.clone();
         let way = if (FEW..MOST).contains(&others) {
             Way::Together(self.enter(cmd))
+        } else if last {
+            Way::Alone(Box::pin(answered_last(native, cmd)))
         } else {
-            let mut native = self.native.clone();
             Way::Alone(Box::pin(
                 async move { native.send_packed_command(&cmd).await },
             ))
@@ -75,6 +77,35 @@ impl Gather {
         }
         receiver
     }
+}
+
+/// What the server is asked.
+pub(crate) struct Request {
+    cmd: Cmd,
+    /// What its script pushes to others should leave the server before its answer.
+    last: bool,
+}
+
+impl Request {
+    pub(crate) fn new(cmd: Cmd, last: bool) -> Self {
+        Self { cmd, last }
+    }
+}
+
+impl From<Cmd> for Request {
+    fn from(cmd: Cmd) -> Self {
+        Self::new(cmd, false)
+    }
+}
+
+/// The server writes first to whom it had something to say last, which is whoever asked, unless it had something to say to him
+/// before: so `TIME` goes ahead, in the same write. An answer is a write that costs more than a command, and wakes up a client
+/// that has nothing to do beside one that has.
+async fn answered_last(mut native: MultiplexedConnection, cmd: Cmd) -> RedisResult<Value> {
+    let mut both = Pipeline::with_capacity(2);
+    both.cmd("TIME").add_command(cmd);
+    let answers = native.send_packed_commands(&both, 1, 1).await?;
+    answers.into_iter().next().ok_or_else(cut)
 }
 
 /// A request under way: the answer.

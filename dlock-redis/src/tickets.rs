@@ -1,7 +1,7 @@
 //! What a client keeps of its tickets, so that the server need not: where they stood, and what they were told.
 
 use crate::{commands::Place, connection::Link};
-use dlock_core::{FencingToken, Ticket};
+use dlock_core::{FencingToken, HoldId, Holds, Ticket};
 use std::{
     collections::{HashMap, hash_map::Entry},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -16,6 +16,8 @@ struct Kept {
     standing: HashMap<Ticket, Standing>,
     /// Over which the last refusal came.
     link: Option<Weak<Link>>,
+    /// The last holds that came with a turn, each in one place.
+    brought: [Option<HoldId>; BROUGHT],
 }
 
 /// What the server need not remember of a ticket.
@@ -66,9 +68,9 @@ impl Tickets {
 
     /// Where a ticket is to stand in the next request, and whether its turn came; `None`: at the end. The first turn that lapses
     /// costs nothing, each further one the place.
-    pub(crate) fn place(&self, ticket: Ticket) -> (Option<Place>, bool) {
+    pub(crate) fn place(&self, ticket: Option<Ticket>) -> (Option<Place>, bool) {
         let kept = self.kept();
-        let Some(standing) = kept.standing.get(&ticket) else {
+        let Some(standing) = ticket.and_then(|ticket| kept.standing.get(&ticket)) else {
             return (None, false);
         };
         let lost = standing.turned && standing.lapsed;
@@ -109,10 +111,21 @@ impl Tickets {
         }
     }
 
-    /// It is used up. Says whether something was not heard: one that had been refused is granted because of what it is told.
-    pub(crate) fn taken(&self, ticket: Ticket) -> bool {
-        let taken = self.kept().standing.remove(&ticket);
-        taken.is_some_and(|standing| standing.stands != Stands::Nowhere && !standing.told)
+    /// It is used up for that hold. Says whether something was not heard: one that had been refused is granted because of what it is told.
+    pub(crate) fn taken(&self, ticket: Ticket, hold: HoldId) -> bool {
+        let mut kept = self.kept();
+        let Some(standing) = kept.standing.remove(&ticket) else {
+            return false;
+        };
+        if standing.turned {
+            kept.brought[place_of(hold)] = Some(hold);
+        }
+        standing.stands != Stands::Nowhere && !standing.told
+    }
+
+    /// Whether a turn brought that hold: then others waited, and its release is likely to hand on. Of many at a time, some are forgotten.
+    pub(crate) fn brought(&self, holds: Holds) -> bool {
+        matches!(holds, Holds::One(hold) if self.kept().brought[place_of(hold)] == Some(hold))
     }
 
     /// It has left.
@@ -156,6 +169,14 @@ impl Drop for Awaited<'_> {
         }
     }
 }
+
+fn place_of(hold: HoldId) -> usize {
+    let [low, ..] = hold.to_bits().to_le_bytes();
+    usize::from(low) % BROUGHT
+}
+
+/// How many holds are remembered: for each it is one cheap command, or a turn that leaves a little later.
+const BROUGHT: usize = 32;
 
 #[cfg(test)]
 mod tests {

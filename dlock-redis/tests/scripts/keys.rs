@@ -1,7 +1,7 @@
 //! What stands under the keys of a name, and how many commands that takes.
 
-use crate::bed::{ENDS, KEY, LINE, SECOND, Testbed, name, ticket};
-use dlock_core::{Acquired, Clock, DistributedLock, Effect, ErrorKind, Lease, Released};
+use crate::bed::{Client, ENDS, KEY, LINE, SECOND, Testbed, name, ticket};
+use dlock_core::{Acquire, Acquired, Clock, DistributedLock, Effect, ErrorKind, Lease, Released};
 use redis::AsyncCommands;
 use std::{collections::BTreeMap, time::Duration};
 
@@ -47,6 +47,32 @@ async fn a_hand_off_is_two_scripts() {
     }
     // A release, the acquire of the turn, and the first look of whoever stands next.
     assert_eq!(t.calls("evalsha").await, 3 * 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_had_a_turn_is_answered_after_the_next_turn_is_pushed() {
+    let t = Testbed::start();
+    let [first, second] = [t.client().await, t.client().await];
+    let inside = t.acquire(SECOND * 30);
+    first.granted(&inside).await;
+    let taking = second.waits(&t, 1);
+    second.held(&taking).await;
+    let commands = async |client: &Client, req: &Acquire| {
+        t.raw_command(&["CONFIG", "RESETSTAT"]).await;
+        assert!(matches!(client.release(req).await, Released::Freed));
+        t.commands().await
+    };
+    // One command before the release makes it the answer that the server writes last.
+    let handed = commands(&first, &inside).await;
+    assert_eq!((handed["time"], handed["publish"]), (1, 1));
+    assert_eq!(second.turn().await, 1);
+    second.granted(&taking).await;
+    let freed = commands(&second, &taking).await;
+    let wanted = ["time", "hmget", "del", "zrange", "publish"];
+    assert_eq!(freed, wanted.map(|name| (name.to_owned(), 1)).into());
+    // A lock that nobody waited for costs nothing more.
+    second.granted(&inside).await;
+    assert!(!commands(&second, &inside).await.contains_key("time"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

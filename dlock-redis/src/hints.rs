@@ -202,7 +202,9 @@ impl Drop for Hints {
 
 impl fmt::Debug for Hints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Hints({} tickets)", self.tickets().len())
+        let missed = self.shared.missed.load(Ordering::Relaxed);
+        let missed = if missed { ", some missed" } else { "" };
+        write!(f, "Hints({} tickets{missed})", self.tickets().len())
     }
 }
 

@@ -110,7 +110,8 @@ async fn hints_that_nobody_reads_are_bounded_and_end_in_one_look() {
         let heard: u64 = raw.publish(&channel, said).await.unwrap();
         assert_eq!(heard, 1);
     }
-    t.sleep(200).await;
+    t.until(async || format!("{:?}", t.driver).contains("some missed"))
+        .await;
     assert_eq!(hints.next().await, Some(Hint::LookAgain));
     let mut read = 0;
     while let Ok(Some(_)) = tokio::time::timeout(Duration::from_millis(100), hints.next()).await {

@@ -16,6 +16,7 @@ mod clock;
 mod counted;
 mod figure;
 mod floor;
+mod home;
 mod measure;
 mod report;
 mod work;

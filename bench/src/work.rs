@@ -16,7 +16,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::{sync::watch, task::JoinSet};
+use tokio::{runtime::Handle, sync::watch, task::JoinSet};
 
 /// What was done.
 #[derive(Debug, Default)]
@@ -217,10 +217,21 @@ pub(crate) async fn hand_off<C: Contender>(
     probe: Probe,
     span: Duration,
 ) -> Result<Work> {
+    let here = Handle::current();
+    let contenders = contenders.into_iter().map(|one| (one, here.clone()));
+    hand_off_at_home(contenders.collect(), probe, span).await
+}
+
+/// The same, each where it lives.
+pub(crate) async fn hand_off_at_home<C: Contender>(
+    contenders: Vec<(Arc<C>, Handle)>,
+    probe: Probe,
+    span: Duration,
+) -> Result<Work> {
     let arena = Arc::new(Arena::default());
     let mut tasks = JoinSet::new();
-    for contender in contenders {
-        tasks.spawn(contend(contender, Arc::clone(&arena)));
+    for (contender, home) in contenders {
+        tasks.spawn_on(contend(contender, Arc::clone(&arena)), &home);
     }
     tokio::time::sleep(span.mul_f64(LEAD_IN)).await;
     arena.latencies().clear();

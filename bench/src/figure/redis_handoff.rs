@@ -2,12 +2,13 @@
 
 use super::{
     redis::{client, server},
-    ring::{Ring, among, by_oneself},
+    ring::{Ring, among, among_homes, by_oneself},
 };
 use crate::{
     Result,
     counted::{Asked, Counted},
-    floor::redis::{Hop, Setting, calls_of, connect, idle_round_trips},
+    floor::redis::{Hop, Setting, calls_of, connect},
+    home::Home,
     measure::Plan,
     report::Table,
     work::Probe,
@@ -46,37 +47,44 @@ pub(crate) async fn run(plan: Plan) -> Result<Table> {
         ring.over(at, &[alone]);
     }
 
-    let ping = ring.enter("idle round trip", move |span| {
-        idle_round_trips(connection.clone(), span)
+    let floor = Arc::new(Hop::open(&url).await?);
+    let ping = ring.enter("idle round trip", {
+        let floor = Arc::clone(&floor);
+        move |span| Arc::clone(&floor).idle_round_trips(span)
     });
-    let hop = Arc::new(Hop::open(&url).await?);
     let hop = ring.enter("idle hop, publish to push", move |span| {
-        let hop = Arc::clone(&hop);
-        async move { hop.idle(span).await }
+        Arc::clone(&floor).idle_hops(span)
     });
     let mut between = Vec::new();
     for waiters in CLIENTS {
         let name = format!("{waiters} waiting clients");
-        let mut locks: Vec<Lock> = Vec::new();
+        let mut locks: Vec<(Home, Lock)> = Vec::new();
         for _ in 0..=waiters {
-            let driver = Counted::new(RedisDriver::connect(&url).await?, &asked);
-            locks.push(Client::new(driver)?.lock(&name)?);
+            let home = Home::new()?;
+            let (url, asked) = (url.clone(), asked.clone());
+            let client = home.run(async move {
+                let driver = RedisDriver::connect(&url).await?;
+                Ok(Client::new(Counted::new(driver, &asked))?)
+            });
+            let lock = client.await?.lock(&name)?;
+            locks.push((home, lock));
         }
-        let at = ring.enter(name, among(&locks, &probe));
+        let at = ring.enter(name, among_homes(locks, &probe));
         ring.within(at, &[hop, ping], 1.20);
         between.push(at);
     }
     #[cfg(feature = "peers")]
     for (waiters, ours) in CLIENTS.into_iter().zip(&between) {
         let name = format!("hand-off:{waiters}");
-        let waiting = (0..=waiters).map(|_| super::peer::rslock_of(&url, &name).map(Arc::new));
+        let waiting =
+            (0..=waiters).map(|_| Ok((Home::new()?, super::peer::rslock_of(&url, &name)?)));
         let waiting: Vec<_> = waiting.collect::<Result<_>>()?;
         let probe = Probe {
             servers: vec![pid],
             ..Probe::default()
         };
-        let handing = move |span| crate::work::hand_off(waiting.clone(), probe.clone(), span);
-        let at = ring.enter(format!("rslock 0.10, {waiters} waiting clients"), handing);
+        let name = format!("rslock 0.10, {waiters} waiting clients");
+        let at = ring.enter(name, among_homes(waiting, &probe));
         ring.over(at, &[hop, ping]);
         ring.slower(at, *ours, 20.0);
     }

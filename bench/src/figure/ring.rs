@@ -2,9 +2,10 @@
 
 use crate::{
     Result,
+    home::Home,
     measure::{Contestant, Plan, Running, Runs, Sample, Spread, interleave},
     report::{Cell, Limit, Table},
-    work::{Contender, Probe, Work, again, hand_off},
+    work::{Contender, Probe, Work, again, hand_off, hand_off_at_home},
 };
 use std::{sync::Arc, time::Duration};
 
@@ -133,6 +134,22 @@ pub(super) fn among<C: Contender + Clone>(
     let each: Vec<Arc<C>> = contenders.iter().cloned().map(Arc::new).collect();
     let probe = probe.clone();
     move |span| Box::pin(hand_off(each.clone(), probe.clone(), span))
+}
+
+/// Hand-offs among those who each live alone.
+pub(super) fn among_homes<C: Contender>(
+    contenders: Vec<(Home, C)>,
+    probe: &Probe,
+) -> impl Fn(Duration) -> Running + Send + Sync + use<C> {
+    let each = contenders.into_iter();
+    let each: Vec<_> = each.map(|(home, one)| (home, Arc::new(one))).collect();
+    let probe = probe.clone();
+    move |span| {
+        let each = each
+            .iter()
+            .map(|(home, one)| (Arc::clone(one), home.runtime().clone()));
+        Box::pin(hand_off_at_home(each.collect(), probe.clone(), span))
+    }
 }
 
 pub(super) fn by_oneself<C: Contender>(

@@ -4,6 +4,7 @@
 
 use crate::{
     Result,
+    home::Home,
     work::{Contender, Work, hold_time, nanos},
 };
 use redis::{
@@ -11,7 +12,7 @@ use redis::{
     aio::MultiplexedConnection, io::tcp::TcpSettings,
 };
 use std::{
-    sync::LazyLock,
+    sync::{Arc, LazyLock},
     time::{Duration, Instant},
 };
 use tokio::sync::{Mutex, mpsc};
@@ -121,76 +122,97 @@ pub(crate) async fn end_of(connection: &mut MultiplexedConnection, key: &str) ->
     Ok(Duration::from_millis(end))
 }
 
-/// `PING` by somebody who has done nothing for a few ms, as often as the time allows.
-pub(crate) async fn idle_round_trips(
-    mut connection: MultiplexedConnection,
-    span: Duration,
-) -> Result<Work> {
-    let mut work = Work::default();
-    let began = Instant::now();
-    while began.elapsed() < span {
-        tokio::time::sleep(hold_time()).await;
-        let start = Instant::now();
-        redis::cmd("PING").exec_async(&mut connection).await?;
-        work.latencies.push(nanos(start.elapsed()));
-        work.operations += 1;
-    }
-    Ok(work)
-}
-
-/// A message's way from one client to another: `PUBLISH` to push.
+/// Two clients, each at home: one asks and says, the other one listens.
 pub(crate) struct Hop {
-    from: MultiplexedConnection,
-    pushed: Mutex<mpsc::UnboundedReceiver<()>>,
-    _to: MultiplexedConnection,
+    here: (Home, MultiplexedConnection),
+    _there: (Home, MultiplexedConnection),
+    /// When each message was there.
+    arrived: Mutex<mpsc::UnboundedReceiver<Instant>>,
 }
 
 impl Hop {
     pub(crate) async fn open(url: &str) -> Result<Self> {
-        let (sender, pushed) = mpsc::unbounded_channel();
-        let heard = move |push: PushInfo| -> Result<(), redis::aio::SendError> {
-            if push.kind == PushKind::Message {
-                sender.send(()).map_err(|_| redis::aio::SendError)?;
-            }
-            Ok(())
-        };
-        let info = url.into_connection_info()?;
-        let resp3 = info
-            .redis_settings()
-            .clone()
-            .set_protocol(redis::ProtocolVersion::RESP3);
-        let config = AsyncConnectionConfig::new().set_push_sender(heard);
-        let client = Client::open(info.set_redis_settings(resp3))?;
-        let mut to = client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await?;
-        to.subscribe(CHANNEL).await?;
+        let (here, there) = (Home::new()?, Home::new()?);
+        let (sender, mut pushed) = mpsc::unbounded_channel();
+        let to = there.run(subscribe(url.to_owned(), sender)).await?;
+        let (note, arrived) = mpsc::unbounded_channel();
+        there.runtime().spawn(async move {
+            while pushed.recv().await.is_some() && note.send(Instant::now()).is_ok() {}
+        });
+        let url = url.to_owned();
+        let from = async move { connect(&url, Setting::Default).await };
+        let from = here.run(from).await?;
         Ok(Self {
-            from: connect(url, Setting::Default).await?,
-            pushed: Mutex::new(pushed),
-            _to: to,
+            here: (here, from),
+            _there: (there, to),
+            arrived: Mutex::new(arrived),
         })
     }
 
-    /// Hops after a few ms of idleness, as often as the time allows.
-    pub(crate) async fn idle(&self, span: Duration) -> Result<Work> {
-        let mut pushed = self.pushed.lock().await;
-        let mut work = Work::default();
-        let began = Instant::now();
-        while began.elapsed() < span {
-            tokio::time::sleep(hold_time()).await;
-            let mut publish = redis::cmd("PUBLISH");
-            publish.arg(CHANNEL).arg("0");
-            let mut from = self.from.clone();
-            let start = Instant::now();
-            let publishing = tokio::spawn(async move { publish.exec_async(&mut from).await });
-            pushed.recv().await.ok_or("the subscription ended")?;
-            work.latencies.push(nanos(start.elapsed()));
-            work.operations += 1;
-            publishing.await??;
-        }
-        Ok(work)
+    /// `PING` by somebody who has done nothing for a few ms, as often as the time allows.
+    pub(crate) async fn idle_round_trips(self: Arc<Self>, span: Duration) -> Result<Work> {
+        let mut connection = self.here.1.clone();
+        let asking = async move {
+            let mut work = Work::default();
+            let began = Instant::now();
+            while began.elapsed() < span {
+                tokio::time::sleep(hold_time()).await;
+                let start = Instant::now();
+                redis::cmd("PING").exec_async(&mut connection).await?;
+                work.latencies.push(nanos(start.elapsed()));
+                work.operations += 1;
+            }
+            Ok(work)
+        };
+        self.here.0.run(asking).await
     }
+
+    /// From `PUBLISH` to push, after a few ms of idleness, as often as the time allows.
+    pub(crate) async fn idle_hops(self: Arc<Self>, span: Duration) -> Result<Work> {
+        let floor = Arc::clone(&self);
+        let saying = async move {
+            let (mut from, mut arrived) = (floor.here.1.clone(), floor.arrived.lock().await);
+            let mut work = Work::default();
+            let began = Instant::now();
+            while began.elapsed() < span {
+                tokio::time::sleep(hold_time()).await;
+                let mut publish = redis::cmd("PUBLISH");
+                publish.arg(CHANNEL).arg("0");
+                let start = Instant::now();
+                publish.exec_async(&mut from).await?;
+                let arrived = arrived.recv().await.ok_or("the subscription ended")?;
+                work.latencies.push(nanos(arrived - start));
+                work.operations += 1;
+            }
+            Ok(work)
+        };
+        self.here.0.run(saying).await
+    }
+}
+
+/// Says each message that comes to a task, as a client would.
+async fn subscribe(
+    url: String,
+    sender: mpsc::UnboundedSender<()>,
+) -> Result<MultiplexedConnection> {
+    let heard = move |push: PushInfo| -> Result<(), redis::aio::SendError> {
+        if push.kind == PushKind::Message {
+            sender.send(()).map_err(|_| redis::aio::SendError)?;
+        }
+        Ok(())
+    };
+    let info = url.into_connection_info()?;
+    let resp3 = info
+        .redis_settings()
+        .clone()
+        .set_protocol(redis::ProtocolVersion::RESP3);
+    let config = AsyncConnectionConfig::new().set_push_sender(heard);
+    let client = Client::open(info.set_redis_settings(resp3))?;
+    let mut to = client
+        .get_multiplexed_async_connection_with_config(&config)
+        .await?;
+    to.subscribe(CHANNEL).await?;
+    Ok(to)
 }
 
 /// Many leases of one holder, renewed by the least script that checks who holds them.

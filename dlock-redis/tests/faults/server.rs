@@ -79,12 +79,18 @@ async fn a_request_waits_for_a_restarted_server_until_its_give_up() {
             Acquired::Granted(_)
         ));
     }
-    let clients: String = redis::cmd("CLIENT")
-        .arg("LIST")
-        .query_async(&mut t.raw().await)
-        .await
-        .unwrap();
-    // Beside the one for pushes, which comes back in its own time.
+    let raw = t.raw().await;
+    let ask = async |what: [&str; 2]| -> redis::Value {
+        let mut cmd = redis::cmd(what[0]);
+        cmd.arg(what[1])
+            .query_async(&mut raw.clone())
+            .await
+            .unwrap()
+    };
+    // The connection for pushes comes back in its own time, and looks like one for commands until it is listened on.
+    t.until(async || ask(["PUBSUB", "CHANNELS"]).await != redis::Value::Array(Vec::new()))
+        .await;
+    let clients: String = redis::from_redis_value(ask(["CLIENT", "LIST"]).await).unwrap();
     let commands = clients.lines().filter(|line| line.contains(" sub=0 "));
     assert_eq!(commands.count(), 2, "one reconnect for all:\n{clients}");
 }

@@ -1,8 +1,8 @@
 //! `admin` and `fencing` as a client shows them.
 
-use super::peer::{Peer, frees};
+use super::peer::{Peer, frees, stays_held};
 use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
-use dlock_core::{Broken, FencingToken, LockName, State};
+use dlock_core::{Broken, FencingToken, LockName};
 
 pub(super) const CASES: &[Case] = &[
     case!(
@@ -58,7 +58,7 @@ async fn a_client_shows_who_holds_a_lock_and_changes_nothing(ctx: Ctx) -> Result
             vec![name.clone()],
         )?;
     }
-    same("its state", guard.state(), State::Held)?;
+    stays_held(&ctx, "its state", &guard).await?;
     frees(&ctx, guard).await
 }
 

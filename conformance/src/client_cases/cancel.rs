@@ -4,11 +4,11 @@
 
 use super::{
     gate::{Fate, Step},
-    peer::{Peer, frees, left_untouched},
+    peer::{Peer, frees, left_untouched, stays_held},
     task::{Task, polled},
 };
 use crate::{Case, Clause, Ctx, Failure, case::case, same};
-use dlock_core::{Guard, LockName, Pass, State};
+use dlock_core::{Guard, LockName, Pass};
 use futures_util::{
     StreamExt, TryStreamExt,
     future::{BoxFuture, ready},
@@ -137,7 +137,7 @@ async fn join_dropped_anywhere_leaves_the_others_alone(ctx: Ctx) -> Result<(), F
             drop(joined);
             peer.gate.clear();
             case.settles(&ctx, &peer).await?;
-            same("the state of who was inside", guard.state(), State::Held)?;
+            stays_held(&ctx, "the state of who was inside", &guard).await?;
             let observer = ctx.caller().await?;
             observer.sees_holds(&name, 1).await?;
             frees(&ctx, guard).await?;

@@ -2,11 +2,11 @@
 
 use super::{
     gate::{Fate, Step},
-    peer::{Peer, fails, frees, left_untouched},
+    peer::{Peer, fails, frees, left_untouched, stays_held},
     task::{Task, polled},
 };
 use crate::{Caller, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
-use dlock_core::{Effect, ErrorKind, Flaw, LockName, Outcome, Phase, Retry, State};
+use dlock_core::{Effect, ErrorKind, Flaw, LockName, Outcome, Phase, Retry};
 use std::{collections::BTreeSet, time::Duration};
 
 pub(super) const CASES: &[Case] = &[
@@ -79,7 +79,7 @@ async fn an_acquire_whose_answer_was_lost_is_one_hold(ctx: Ctx) -> Result<(), Fa
             let holds: BTreeSet<_> = asked.iter().map(|seen| seen.hold).collect();
             same("the number of hold ids", holds.len(), 1)?;
             ensure(asked.len() > 1, "it was repeated")?;
-            same("its state", guard.state(), State::Held)?;
+            stays_held(&ctx, "its state", &guard).await?;
             frees(&ctx, guard).await?;
             observer.sees_free(&name).await?;
             peer.settles(ctx.kept()).await?;
@@ -139,7 +139,7 @@ async fn a_renewal_whose_answer_was_lost_is_a_renewal(ctx: Ctx) -> Result<(), Fa
         peer.gate.once(Step::Renew, fate);
         peer.gate.once(Step::Renew, fate);
         ctx.time_passes(ctx.kept() * 2).await;
-        same("its state", guard.state(), State::Held)?;
+        stays_held(&ctx, "its state", &guard).await?;
         observer.sees_holds(&name, 1).await?;
         frees(&ctx, guard).await?;
         observer.sees_free(&name).await?;
@@ -163,7 +163,7 @@ async fn a_release_whose_answer_was_lost_is_a_release(ctx: Ctx) -> Result<(), Fa
     peer.gate.once(Step::Release, Fate::ErrorAfter);
     guard.release().await?;
     observer.sees_holds(&name, 1).await?;
-    same("the other's state", joined.state(), State::Held)?;
+    stays_held(&ctx, "the other's state", &joined).await?;
     frees(&ctx, joined).await
 }
 

@@ -2,11 +2,11 @@
 
 use super::{
     gate::{Fate, Step},
-    peer::{Peer, frees, left_untouched},
+    peer::{Peer, frees, left_untouched, stays_held},
     task::polled,
 };
 use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
-use dlock_core::{Instant, LockName, State};
+use dlock_core::{Instant, LockName};
 use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
@@ -179,7 +179,7 @@ async fn a_late_renewal_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
                 let left = next.remaining();
                 let seen = observer.inspect(&name).await?;
                 let rest = seen.holders.first().and_then(|holder| holder.rest);
-                same("the next one's state", next.state(), State::Held)?;
+                stays_held(&ctx, "the next one's state", &next).await?;
                 let bound = left + ctx.short() / 50 + ctx.slack();
                 ensure(
                     rest.unwrap_or_default() <= bound,

@@ -2,7 +2,7 @@
 
 use super::{
     gate::{Fate, Step},
-    peer::{Peer, fails, frees},
+    peer::{Peer, fails, frees, stays_held},
     task::{Task, polled},
 };
 use crate::{Caller, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
@@ -266,7 +266,7 @@ async fn work_that_is_done_in_time_gives_its_result(ctx: Ctx) -> Result<(), Fail
 async fn doubt_comes_and_goes_and_loss_stays(ctx: Ctx) -> Result<(), Failure> {
     let peer = Peer::new(&ctx).await?;
     let guard = peer.take(&peer.kept(&ctx.name()?)?).await?;
-    same("its state at first", guard.state(), State::Held)?;
+    stays_held(&ctx, "its state at first", &guard).await?;
     peer.gate.always(Step::Renew, Fate::ErrorBefore);
     let bound = ctx.kept() / 2;
     let is = |state| move || async move { Ok(state) };
@@ -315,7 +315,7 @@ async fn a_broken_lock_is_lost_with_that_reason(ctx: Ctx) -> Result<(), Failure>
         error.loss(),
         Some(LossReason::NotHeld),
     )?;
-    same("the next one's state", next.state(), State::Held)?;
+    stays_held(&ctx, "the next one's state", &next).await?;
     frees(&ctx, next).await
 }
 
@@ -347,7 +347,7 @@ async fn a_dead_guard_does_not_share_in_its_owners_next_lock(ctx: Ctx) -> Result
         ErrorKind::Lost,
     )?;
     peer.settles(ctx.answer()).await?;
-    same("the living one's state", living.state(), State::Held)?;
+    stays_held(&ctx, "the living one's state", &living).await?;
     frees(&ctx, living).await
 }
 
@@ -366,7 +366,7 @@ async fn a_living_guard_hears_that_its_owner_has_the_lock_anew(ctx: Ctx) -> Resu
     same("the reason", lost.await?, LossReason::NotHeld)?;
     drop(old);
     ctx.would_show_within(ctx.short()).await;
-    same("the new one's state", new.state(), State::Held)?;
+    stays_held(&ctx, "the new one's state", &new).await?;
     frees(&ctx, new).await
 }
 
@@ -391,7 +391,7 @@ async fn a_guard_is_lost_the_moment_its_owner_has_another_token(ctx: Ctx) -> Res
     same("the old one's state at once", old.state(), lost)?;
     drop(old);
     peer.settles(ctx.answer()).await?;
-    same("the new one's state", new.state(), State::Held)?;
+    stays_held(&ctx, "the new one's state", &new).await?;
     frees(&ctx, new).await?;
     // The other way round: the answer of the older incarnation comes last, and makes no guard.
     let observer = ctx.caller().await?;
@@ -407,7 +407,7 @@ async fn a_guard_is_lost_the_moment_its_owner_has_another_token(ctx: Ctx) -> Res
         .done(&ctx, "the slow one gets in", ctx.answer())
         .await??;
     same("the token of who asked first", again.token(), new.token())?;
-    same("the new one's state", new.state(), State::Held)?;
+    stays_held(&ctx, "the new one's state", &new).await?;
     let outcome = again.release().await?;
     same("its release", outcome, Outcome::StillHeld { holds: 1 })?;
     frees(&ctx, new).await
@@ -439,7 +439,7 @@ async fn a_lost_guard_takes_nothing_from_the_next_holder(ctx: Ctx) -> Result<(),
         peer.settles(ctx.answer()).await?;
         // At its next renewal.
         ctx.would_show_within(ctx.kept() / 2).await;
-        same("the next one's state", next.state(), State::Held)?;
+        stays_held(&ctx, "the next one's state", &next).await?;
         frees(&ctx, next).await?;
     }
     Ok(())

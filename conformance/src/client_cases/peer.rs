@@ -4,7 +4,7 @@ use super::gate::{Gate, Step};
 use crate::{Caller, Ctx, Failure, Faults, expect::seen_from_here, failure::is_late, same};
 use dlock_core::{
     Client, DistributedLock, Error, ErrorKind, Guard, Lease, Lock, LockName, Outcome, Pass,
-    Snapshot,
+    Snapshot, State,
 };
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -187,6 +187,24 @@ pub(crate) fn frees(
     seen_from_here(async move {
         let outcome = ctx.within("release is answered", ctx.answer(), guard.release());
         same("release", outcome.await??, Outcome::Released)
+    })
+}
+
+/// It is held, or in doubt until its next renewal: on a busy machine one may be late.
+#[track_caller]
+pub(crate) fn stays_held(
+    ctx: &Ctx,
+    what: &str,
+    guard: &Guard,
+) -> impl Future<Output = Result<(), Failure>> + Send {
+    seen_from_here(async move {
+        let held = || async {
+            match guard.state() {
+                State::Lost(reason) => Err(Failure::new(format_args!("{what}: lost, {reason}"))),
+                state => Ok(state == State::Held),
+            }
+        };
+        ctx.eventually(what, ctx.kept(), held).await
     })
 }
 

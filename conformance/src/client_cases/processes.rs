@@ -2,7 +2,7 @@
 
 use super::{
     gate::{Gate, Step},
-    peer::{Peer, frees},
+    peer::{Peer, frees, stays_held},
     task::{Task, polled},
 };
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     in_time, job, same,
     testbed::worker::{self, Job, Worker},
 };
-use dlock_core::{Client, Clock, Lock, LockName, LossReason, State};
+use dlock_core::{Client, Clock, Lock, LockName, LossReason};
 use std::{fs, io::Write, process::ExitCode, sync::Arc, time::Duration};
 
 pub(super) const CASES: &[Case] = &[
@@ -112,7 +112,7 @@ async fn a_stopped_process_says_lost_before_its_next_write(ctx: Ctx) -> Result<(
     worker.expect("failed Lost", ctx.answer()).await?;
     // Neither its late renewals nor its late release change anything for the next.
     ctx.would_show_within(ctx.kept()).await;
-    same("the next one's state", next.state(), State::Held)?;
+    stays_held(&ctx, "the next one's state", &next).await?;
     same(
         "what was written",
         fs::read_to_string(&file)?,

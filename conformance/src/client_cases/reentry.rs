@@ -2,7 +2,7 @@
 
 use super::{
     gate::Step,
-    peer::{Peer, frees, left_untouched},
+    peer::{Peer, frees, left_untouched, stays_held},
     task::{Task, permutations},
 };
 use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
@@ -182,7 +182,7 @@ async fn a_pass_of_what_is_over_is_gone_and_takes_nothing(ctx: Ctx) -> Result<()
         let lock = late.lock(&name)?;
         late.cannot_join(lock, &pass, ErrorKind::Gone).await?;
     }
-    same("the next one's state", next.state(), State::Held)?;
+    stays_held(&ctx, "the next one's state", &next).await?;
     frees(&ctx, next).await
 }
 
@@ -197,7 +197,7 @@ async fn a_pass_of_an_earlier_incarnation_harms_no_later_one(ctx: Ctx) -> Result
     let second = peer.take(&lock).await?;
     let again = peer.lock(&name)?;
     peer.cannot_join(again, &pass, ErrorKind::Gone).await?;
-    same("the state of its present lock", second.state(), State::Held)?;
+    stays_held(&ctx, "the state of its present lock", &second).await?;
     frees(&ctx, second).await
 }
 
@@ -266,7 +266,7 @@ async fn an_owner_whose_lock_is_gone_is_told_when_it_enters_again(ctx: Ctx) -> R
     same("its state", first.state(), State::Lost(LossReason::NotHeld))?;
     drop(first);
     peer.settles(ctx.answer()).await?;
-    same("the state of the second", second.state(), State::Held)?;
+    stays_held(&ctx, "the state of the second", &second).await?;
     frees(&ctx, second).await
 }
 

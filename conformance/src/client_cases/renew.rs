@@ -3,7 +3,7 @@
 use super::{
     gate::{Fate, Step},
     loss::within_the_stores_end,
-    peer::{Peer, frees, left_untouched},
+    peer::{Peer, frees, left_untouched, stays_held},
 };
 use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
 use dlock_core::{Guard, Lane, LossReason, Release, State};
@@ -40,7 +40,7 @@ async fn a_kept_lock_is_kept_past_many_leases(ctx: Ctx) -> Result<(), Failure> {
     let end = ctx.now() + ctx.kept() * leases;
     while ctx.now() < end {
         ctx.time_passes(ctx.kept() / 5).await;
-        same("its state", guard.state(), State::Held)?;
+        stays_held(&ctx, "its state", &guard).await?;
         other.refused(&other.lock(&name)?).await?;
     }
     frees(&ctx, guard).await
@@ -74,8 +74,7 @@ async fn one_failed_renewal_is_not_the_end(ctx: Ctx) -> Result<(), Failure> {
         let guard = peer.take(&peer.kept(&name)?).await?;
         peer.gate.once(Step::Renew, fate);
         ctx.time_passes(ctx.kept() * 2).await;
-        let state = guard.state();
-        same(format_args!("the state after {fate:?}"), state, State::Held)?;
+        stays_held(&ctx, &format!("after {fate:?}"), &guard).await?;
         frees(&ctx, guard).await?;
     }
     Ok(())
@@ -113,7 +112,7 @@ async fn a_store_away_for_most_of_a_lease_costs_nothing(ctx: Ctx) -> Result<(), 
         )?;
         peer.gate.clear();
         ctx.time_passes(lease).await;
-        same("its state afterwards", guard.state(), State::Held)?;
+        stays_held(&ctx, "its state afterwards", &guard).await?;
         frees(&ctx, guard).await?;
     }
     Ok(())
@@ -135,7 +134,7 @@ async fn a_lock_that_was_hard_to_get_is_renewed_before_its_deadline(
         format_args!("{:?} are left of it", guard.remaining()),
     )?;
     ctx.time_passes(ctx.kept()).await;
-    same("its state a lease later", guard.state(), State::Held)?;
+    stays_held(&ctx, "its state a lease later", &guard).await?;
     frees(&ctx, guard).await
 }
 
@@ -217,7 +216,7 @@ async fn a_stalled_lane_delays_no_other(ctx: Ctx) -> Result<(), Failure> {
     peer.gate.stall(Lane(1_000_001));
     let end = ctx.now() + ctx.kept() * 2;
     while ctx.now() < end {
-        same("the state of the other lane's", kept.state(), State::Held)?;
+        stays_held(&ctx, "the state of the other lane's", &kept).await?;
         ctx.time_passes(ctx.kept() / 50).await;
     }
     let lost = State::Lost(LossReason::Deadline);
@@ -249,7 +248,7 @@ async fn each_lock_of_a_batch_is_judged_alone(ctx: Ctx) -> Result<(), Failure> {
         same("the reason", lost.await?, LossReason::NotHeld)?;
     }
     ctx.time_passes(ctx.kept() * 2).await;
-    same("the state of the third", guards[2].state(), State::Held)?;
+    stays_held(&ctx, "the state of the third", &guards[2]).await?;
     for name in &names[..2] {
         observer.sees_free(name).await?;
     }

@@ -2,7 +2,7 @@
 
 use super::{
     gate::{Fate, Step},
-    peer::{Peer, fails, frees, left_untouched},
+    peer::{Peer, fails, frees, left_untouched, stays_held},
     task::{Task, polled},
 };
 use crate::{Case, Clause, Ctx, Failure, case::case, ensure, in_time, same};
@@ -121,7 +121,7 @@ async fn holders_are_told_and_keep_their_locks_for_the_grace(ctx: Ctx) -> Result
     told.done(&ctx, "revoked() resolves", ctx.short() / 10)
         .await?;
     while ctx.now().since(begun) < grace * 9 / 10 {
-        same("its state during the grace", guard.state(), State::Held)?;
+        stays_held(&ctx, "its state during the grace", &guard).await?;
         other.refused(&other.lock(&name)?).await?;
         ctx.time_passes(ctx.kept() / 10).await;
     }
@@ -360,7 +360,7 @@ async fn dropped_once_it_has_begun_it_goes_on(ctx: Ctx) -> Result<(), Failure> {
         let tried = peer.lock(&ctx.name()?)?.try_acquire().await;
         if polls == 0 {
             drop(tried?);
-            same("its state", guard.state(), State::Held)?;
+            stays_held(&ctx, "its state", &guard).await?;
             continue;
         }
         fails("try_acquire", tried, ErrorKind::ShuttingDown)?;

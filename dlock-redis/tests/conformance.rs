@@ -45,6 +45,10 @@ impl Backend for Redis {
         Ok(Arc::new(RedisDriver::connect(url).await?))
     }
 
+    fn is_proxied(&self) -> bool {
+        true
+    }
+
     /// Every call is one script, and cases aim at the next call that they make.
     fn request(&self, _: Call, _: Fault) -> Trigger {
         Trigger::on("EVALSHA")

@@ -85,6 +85,11 @@ const EXTRA: &[(&str, &str, &str)] = &[
     ),
     (
         "mongo",
+        "src/stream.rs",
+        "each reader of a change stream costs its server something at every write: it rests at times",
+    ),
+    (
+        "mongo",
         "tests/failover.rs",
         "elections, kills and cut-off primaries of a set of three, and their soak",
     ),

@@ -186,14 +186,16 @@ impl List {
 /// Places that an empty list keeps.
 const MANY: usize = 1024;
 
+/// One of the runtime that it is polled on.
+type Timer = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// A wait for some time: see [`Alarms::at`].
 #[must_use = "it waits when it is polled"]
 pub struct Alarm<'a> {
     alarms: &'a Alarms,
     at: Instant,
     place: Option<usize>,
-    /// A timer of the runtime that it is polled on.
-    own: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    own: Option<(Option<Id>, Timer)>,
 }
 
 impl Future for Alarm<'_> {
@@ -212,26 +214,33 @@ impl Future for Alarm<'_> {
                 if earlier {
                     alarms.earlier.notify_one();
                 }
-                let elsewhere = |here: Handle| here.id() != alarms.home;
-                stopped || Handle::try_current().is_ok_and(elsewhere)
+                stopped
             }
             Some(place) => {
                 if alarms.clock.now() >= this.at {
                     return Poll::Ready(());
                 }
                 let mut list = alarms.list();
-                if let Place::Set(_, waker) = &mut list.places[place] {
-                    waker.clone_from(cx.waker());
+                match &mut list.places[place] {
+                    Place::Set(_, waker) => waker.clone_from(cx.waker()),
+                    // It rang just now, for whoever waited before.
+                    Place::Rung => return Poll::Ready(()),
+                    Place::Free => {}
                 }
                 list.stopped
             }
         };
-        if stopped && this.own.is_none() {
+        let here = Handle::try_current().ok().map(|here| here.id());
+        // It may be moved from one runtime to another, and the first one end: its timers must not be polled then.
+        this.own.take_if(|(made, _)| *made != here);
+        let elsewhere = here.is_some_and(|here| here != alarms.home);
+        if this.own.is_none() && (stopped || elsewhere) {
             let (clock, at) = (alarms.clock.clone(), this.at);
-            this.own = Some(Box::pin(async move { clock.sleep_until(at).await }));
+            let own = Box::pin(async move { clock.sleep_until(at).await });
+            this.own = Some((here, own));
         }
         match &mut this.own {
-            Some(own) => own.as_mut().poll(cx),
+            Some((_, own)) => own.as_mut().poll(cx),
             None => Poll::Pending,
         }
     }
@@ -378,6 +387,41 @@ mod tests {
             assert!(clock.now() >= end);
             drop(home);
         }
+    }
+
+    /// A request that is given up moves to its client's runtime; that of who asked may end, or the client's.
+    #[test]
+    fn who_waits_may_move_from_one_runtime_to_another() {
+        let runtime = || Builder::new_current_thread().enable_time().build().unwrap();
+        let clock = Clock::boot();
+        for first_at_home in [true, false] {
+            let (home, other) = (runtime(), runtime());
+            let alarms = home.block_on(async { started(&clock) });
+            let (first, then) = if first_at_home {
+                (home, other)
+            } else {
+                (other, home)
+            };
+            let end = clock.now() + Duration::from_millis(20);
+            let mut alarm = Box::pin(alarms.at(end));
+            let polled = poll_fn(|cx| Poll::Ready(alarm.as_mut().poll(cx).is_pending()));
+            assert!(first.block_on(polled));
+            drop(first);
+            then.block_on(alarm);
+            assert!(clock.now() >= end);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_rang_for_somebody_else_has_rung() {
+        let clock = Clock::simulated();
+        let alarms = started(&clock);
+        let mut alarm = pin!(alarms.at(clock.now() + LINGER));
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(alarm.as_mut().poll(&mut cx).is_pending());
+        // As if the task had read a later time than whoever polls next.
+        drop(alarms.list().due(clock.now() + LINGER));
+        assert!(alarm.as_mut().poll(&mut cx).is_ready());
     }
 
     #[test]

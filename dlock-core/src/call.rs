@@ -7,9 +7,11 @@ use crate::{
     alarm::Alarms,
     clock::{Clock, Instant},
 };
+use futures_util::FutureExt;
 use std::{
     fmt,
     future::poll_fn,
+    panic::AssertUnwindSafe,
     pin::Pin,
     sync::{
         Arc,
@@ -78,6 +80,17 @@ impl<T: Send + 'static> Call<T> {
     /// Dropping the future leaves the call where it is; dropping the call moves it into a task.
     pub(crate) async fn answer(&mut self) -> Option<T> {
         self.answer_by(self.give_up).await
+    }
+
+    /// As [`answer`](Self::answer), of a call that began on another runtime: what the driver had there may be gone with it, which is no reason to
+    /// forget what was asked. Nobody knows then what became of it.
+    pub(crate) async fn answer_elsewhere(&mut self) -> Option<T> {
+        let answer = AssertUnwindSafe(self.answer()).catch_unwind().await;
+        answer.unwrap_or_else(|_| {
+            self.rest = None;
+            tracing::error!("a call panicked that was waited for in the place of who made it; it is settled as one without an answer");
+            None
+        })
     }
 
     /// Waits for an answer that is still worth something when nobody counts on it any more.

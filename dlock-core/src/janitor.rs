@@ -176,7 +176,7 @@ impl Inner {
         self.clock.sleep_until(job.after).await;
         if let Some(mut call) = under_way {
             let late = call.give_up() + self.caps.late;
-            match call.answer().await {
+            match call.answer_elsewhere().await {
                 Some(Ok(Acquired::Granted(_))) => {}
                 Some(Ok(_)) => there = job.unsettled.is_some(),
                 Some(Err(error)) if error.effect() == Effect::None => {

@@ -256,7 +256,7 @@ impl Connection {
                 Ok(State::Up(link)) => Ok(link.clone()),
                 _ => Err(error::closed()),
             },
-            () = self.0.clock.sleep_until(give_up) => Err(match &*self.0.state.borrow() {
+            () = self.0.alarms.at(give_up) => Err(match &*self.0.state.borrow() {
                 State::Down(why) => error::unreachable(why.as_deref()),
                 _ => error::unreachable(None),
             }),

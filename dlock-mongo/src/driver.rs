@@ -223,7 +223,8 @@ impl MongoDriver {
     /// Heard to be free, and somebody else was faster.
     fn lost(&self, req: &Acquire, record: &Record) -> Acquired {
         let held = self.refused(req, record);
-        if req.look {
+        // A name that is kept shut was nobody's race.
+        if req.look && record.holds() > 0 {
             self.hints.lost(&req.name, record);
         }
         Acquired::Held(held)
@@ -461,13 +462,15 @@ impl DistributedLock for MongoDriver {
 }
 
 impl MongoDriver {
-    /// Its ticket is used up. The next one first, so that a name that is still waited on stays in the filter.
+    /// Its ticket is used up. The next one is there before it goes, so that a name that is still waited on stays in the filter.
     fn waits_no_more(&self, req: &Acquire) {
+        if req.line.is_some() {
+            self.hints.won(&req.name);
+        }
         if let Some(next) = req.next {
             self.hints.listen(&req.name, next);
         }
         if let Some(ticket) = req.line {
-            self.hints.won(&req.name);
             self.hints.forget(&req.name, ticket);
         }
     }

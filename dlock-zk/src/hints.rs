@@ -123,7 +123,10 @@ impl Session {
             Of::Own => mine.own.replace(watch),
             Of::Ahead => mine.ahead.replace(watch),
         });
-        if let Some(before) = before.flatten() {
+        let Some(before) = before else {
+            return; // the seat is gone, and nobody would take the watch back
+        };
+        if let Some(before) = before {
             before.handle.abort();
         }
         // The task is gone only when the session is.

@@ -220,10 +220,9 @@ impl MongoDriver {
         granted.map(Some)
     }
 
-    /// Heard to be free, and somebody else was faster.
+    /// Heard to be free, and somebody else was faster, or keeps it shut, which is no race.
     fn lost(&self, req: &Acquire, record: &Record) -> Acquired {
         let held = self.refused(req, record);
-        // A name that is kept shut was nobody's race.
         if req.look && record.holds() > 0 {
             self.hints.lost(&req.name, record);
         }
@@ -464,13 +463,11 @@ impl DistributedLock for MongoDriver {
 impl MongoDriver {
     /// Its ticket is used up. The next one is there before it goes, so that a name that is still waited on stays in the filter.
     fn waits_no_more(&self, req: &Acquire) {
-        if req.line.is_some() {
-            self.hints.won(&req.name);
-        }
+        let used = req.line.inspect(|_| self.hints.won(&req.name));
         if let Some(next) = req.next {
             self.hints.listen(&req.name, next);
         }
-        if let Some(ticket) = req.line {
+        if let Some(ticket) = used {
             self.hints.forget(&req.name, ticket);
         }
     }

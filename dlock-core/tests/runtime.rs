@@ -2,14 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
-use async_trait::async_trait;
-use dlock_core::{
-    Acquire, Acquired, Broken, Capabilities, Client, Clock, Cursor, DistributedLock, DriverError,
-    ErrorKind, FencingToken, Guard, Hint, Instant as StoreInstant, Lane, LockName, LossReason,
-    Outcome, Page, Release, Released, Renew, Renewed, Snapshot, State, Ticket,
-};
-use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
-use futures_core::stream::BoxStream;
+use dlock_core::{Client, Clock, ErrorKind, Guard, LossReason, Outcome, State};
+use dlock_memory::{Call, Fault, MemoryConfig, MemoryDriver, MemoryStore};
 use std::{
     sync::{Arc, mpsc},
     thread,
@@ -147,80 +141,15 @@ fn a_lock_is_released_through_a_client_whose_runtime_is_gone() {
     });
 }
 
-/// Its acquire waits after the store has granted, by a timer of whichever runtime asks, as native clients do.
-#[derive(Debug)]
-struct Timed(MemoryDriver);
-
-#[async_trait]
-impl DistributedLock for Timed {
-    fn capabilities(&self) -> &Capabilities {
-        self.0.capabilities()
-    }
-
-    fn lane(&self, name: &LockName) -> Lane {
-        self.0.lane(name)
-    }
-
-    async fn acquire(&self, req: &Acquire) -> Result<Acquired, DriverError> {
-        let answer = self.0.acquire(req).await;
-        tokio::time::sleep(SLACK).await;
-        answer
-    }
-
-    async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<(), DriverError> {
-        self.0.leave(name, ticket).await
-    }
-
-    async fn renew(
-        &self,
-        lane: Lane,
-        batch: &[Renew],
-        give_up: StoreInstant,
-    ) -> Result<Vec<Result<Renewed, DriverError>>, DriverError> {
-        self.0.renew(lane, batch, give_up).await
-    }
-
-    async fn release(&self, req: &Release) -> Result<Released, DriverError> {
-        self.0.release(req).await
-    }
-
-    fn hints(&self) -> BoxStream<'static, Hint> {
-        self.0.hints()
-    }
-
-    async fn inspect(&self, name: &LockName) -> Result<Snapshot, DriverError> {
-        self.0.inspect(name).await
-    }
-
-    async fn list(
-        &self,
-        prefix: &str,
-        from: Option<&Cursor>,
-        limit: usize,
-    ) -> Result<Page, DriverError> {
-        self.0.list(prefix, from, limit).await
-    }
-
-    async fn break_lock(
-        &self,
-        name: &LockName,
-        only: Option<FencingToken>,
-    ) -> Result<Broken, DriverError> {
-        self.0.break_lock(name, only).await
-    }
-
-    async fn close(&self) {
-        self.0.close().await;
-    }
-}
-
 /// What the driver waited for is gone with the runtime of whoever asked; what the store granted is given back all the same.
 #[test]
 fn an_acquire_whose_runtime_ended_is_settled() {
     let (store, home, other) = (store(), workers(1), current_thread());
     let asking = home.block_on(async {
         let driver = MemoryDriver::connect(&store, MemoryConfig::default());
-        Client::new(Timed(driver)).unwrap()
+        // Granted at once; the answer is waited for by a timer of whichever runtime asks, as native clients do.
+        driver.faults().once(Call::Acquire, Fault::Slow(SLACK));
+        Client::new(driver).unwrap()
     });
     let lock = asking.lock("granted").unwrap();
     let lock = lock.kept_lease(SLACK * 100).unwrap();

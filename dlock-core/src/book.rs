@@ -8,18 +8,19 @@ use crate::{
     hold::Hold,
     identity::{Owner, Ticket},
     name::LockName,
+    spread::SpreadMap,
 };
 use std::{
-    collections::{HashMap, VecDeque, hash_map::Entry},
+    collections::{VecDeque, hash_map::Entry},
     sync::Arc,
 };
 use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
 pub(crate) struct Book {
-    pages: HashMap<LockName, Page>,
-    /// The last page that was torn out, for its buffers: a lock that comes and goes allocates none.
-    spare: Page,
+    pages: SpreadMap<LockName, Page>,
+    /// Pages that were torn out, for their buffers: locks that come and go allocate none.
+    spare: Vec<Page>,
 }
 
 /// One name.
@@ -59,9 +60,8 @@ pub(crate) struct Waiter {
 
 impl Book {
     pub(crate) fn page(&mut self, name: &LockName) -> &mut Page {
-        // A clone of the name costs less than to look it up again.
         let page = self.pages.entry(name.clone());
-        page.or_insert_with(|| std::mem::take(&mut self.spare))
+        page.or_insert_with(|| self.spare.pop().unwrap_or_default())
     }
 
     pub(crate) fn find(&mut self, name: &LockName) -> Option<&mut Page> {
@@ -84,7 +84,10 @@ impl Book {
         if let Entry::Occupied(mut found) = self.pages.entry(name.clone()) {
             change(found.get_mut());
             if found.get().is_empty() {
-                self.spare = found.remove().blank();
+                let page = found.remove();
+                if self.spare.len() < SPARE_PAGES {
+                    self.spare.push(page.blank());
+                }
             }
         }
     }
@@ -152,6 +155,9 @@ impl Book {
         }
     }
 }
+
+/// The pages that are kept, some hundred bytes each: as many as there are tasks that busy a client.
+const SPARE_PAGES: usize = 128;
 
 /// The room that a spare page keeps: one name that was crowded once should not cost memory for ever.
 const SPARE: usize = 16;

@@ -29,6 +29,7 @@ mod pass;
 mod scope;
 mod server_clock;
 mod shutdown;
+mod spread;
 mod terms;
 mod watchdog;
 

@@ -1,6 +1,11 @@
 //! Lock names.
 
-use std::{borrow::Borrow, fmt, str::FromStr, sync::Arc};
+use std::{
+    fmt,
+    hash::{BuildHasher, Hash, Hasher, RandomState},
+    str::FromStr,
+    sync::{Arc, LazyLock},
+};
 
 /// The longest legal name, in bytes of UTF-8: what the narrowest store (MySQL's primary key beside its other columns) holds unhashed.
 pub const MAX_NAME_BYTES: usize = 512;
@@ -17,8 +22,14 @@ pub const MAX_NAME_BYTES: usize = 512;
 /// assert!("".parse::<LockName>().is_err());
 /// # Ok::<(), dlock_core::NameError>(())
 /// ```
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LockName(Arc<str>);
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LockName {
+    text: Arc<str>,
+    /// Of the text, made once: a cycle looks a name up half a dozen times. Keyed at random, as names may come from anybody.
+    hash: u64,
+}
+
+static HASHED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 impl LockName {
     /// Checks and takes over a name.
@@ -32,7 +43,10 @@ impl LockName {
             bytes if bytes > MAX_NAME_BYTES => Err(NameError::TooLong { bytes }),
             _ => match name.find('\0') {
                 Some(at) => Err(NameError::Nul { at }),
-                None => Ok(Self(name.into())),
+                None => Ok(Self {
+                    text: name.into(),
+                    hash: HASHED.hash_one(name),
+                }),
             },
         }
     }
@@ -40,7 +54,13 @@ impl LockName {
     /// The name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.text
+    }
+}
+
+impl Hash for LockName {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
     }
 }
 
@@ -52,21 +72,15 @@ impl FromStr for LockName {
     }
 }
 
-impl Borrow<str> for LockName {
-    fn borrow(&self) -> &str {
-        &self.0
-    }
-}
-
 impl fmt::Display for LockName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
 impl fmt::Debug for LockName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&*self.0, f)
+        fmt::Debug::fmt(&*self.text, f)
     }
 }
 

@@ -10,7 +10,8 @@ use crate::{
 };
 use dlock_core::{
     Acquire, Acquired, Broken, Cursor, FencingToken, Grant, Held, HoldId, Holder, Holds, LockName,
-    MAX_HOLDS, Note, Owner, Page, Release, Released, Renew, Renewed, Snapshot, Ticket, Wake,
+    MAX_HOLDS, NameError, Note, Owner, Page, Release, Released, Renew, Renewed, Snapshot, Ticket,
+    Wake,
 };
 use std::{num::NonZeroU32, ops::Bound, sync::Arc, time::Duration};
 
@@ -217,13 +218,16 @@ pub(crate) fn list(
     wake: Wake,
     (prefix, from, limit): (&str, Option<&Cursor>, usize),
 ) -> Result<Page, MemoryError> {
-    let from = match from.map(name_of).transpose()? {
-        Some(name) if name >= prefix => Bound::Excluded(name),
-        _ => Bound::Included(prefix),
+    let from = match (from.map(name_of).transpose()?, LockName::new(prefix)) {
+        (Some(name), _) if name.as_str() >= prefix => Bound::Excluded(name),
+        (_, Ok(first)) => Bound::Included(first),
+        (_, Err(NameError::Empty)) => Bound::Unbounded,
+        // No name begins with what could not stand in one.
+        (_, Err(_)) => return Ok(Page::new(Vec::new(), None)),
     };
     let mut found = Vec::new();
     let mut next = None;
-    let names = state.names.range::<str, _>((from, Bound::Unbounded));
+    let names = state.names.range((from, Bound::Unbounded));
     let under = names.take_while(|(name, _)| name.as_str().starts_with(prefix));
     for (seen, (name, entry)) in under.enumerate() {
         if seen == limit.clamp(1, LONGEST_PAGE) {
@@ -485,9 +489,10 @@ fn cursor_at(name: &LockName) -> Cursor {
     Cursor([CURSOR, name.as_str().as_bytes()].concat())
 }
 
-fn name_of(cursor: &Cursor) -> Result<&str, MemoryError> {
+fn name_of(cursor: &Cursor) -> Result<LockName, MemoryError> {
     let name = cursor.0.strip_prefix(CURSOR).ok_or(MemoryError::Cursor)?;
-    std::str::from_utf8(name).map_err(|_| MemoryError::Cursor)
+    let name = std::str::from_utf8(name).map_err(|_| MemoryError::Cursor)?;
+    name.parse().map_err(|_| MemoryError::Cursor)
 }
 
 /// How long a token counter outlives its name, at least: what a server's clock may be set back.

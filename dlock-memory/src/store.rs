@@ -361,10 +361,10 @@ impl State {
     pub(crate) fn sweep(&mut self, now: Duration) {
         for _ in 0..2 {
             let from = match &self.swept {
-                Some(name) => Bound::Excluded(name.as_str()),
+                Some(name) => Bound::Excluded(name),
                 None => Bound::Unbounded,
             };
-            let next = self.names.range::<str, _>((from, Bound::Unbounded)).next();
+            let next = self.names.range((from, Bound::Unbounded)).next();
             let Some((name, forget)) =
                 next.map(|(name, entry)| (name.clone(), entry.is_forgettable(now)))
             else {

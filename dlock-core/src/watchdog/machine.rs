@@ -11,9 +11,10 @@ use crate::{
     hold::TICK,
     lease::Lease,
     name::LockName,
+    spread::SpreadMap,
 };
 use std::{
-    collections::{BTreeSet, HashMap, HashSet, hash_map::Entry as Slot},
+    collections::{BTreeSet, HashSet, hash_map::Entry as Slot},
     time::Duration,
 };
 
@@ -94,9 +95,9 @@ pub(crate) enum Answer {
 
 #[derive(Debug)]
 pub(crate) struct Machine<T> {
-    entries: HashMap<Key, Entry<T>>,
+    entries: SpreadMap<Key, Entry<T>>,
     timers: BTreeSet<(Instant, Key)>,
-    batches: HashMap<BatchId, Flight>,
+    batches: SpreadMap<BatchId, Flight>,
     limit: usize,
     count: u64,
 }
@@ -123,9 +124,9 @@ impl<T: Clone> Machine<T> {
     /// A machine whose batches have at most `limit` entries.
     pub(crate) fn new(limit: usize) -> Self {
         Self {
-            entries: HashMap::new(),
+            entries: SpreadMap::default(),
             timers: BTreeSet::new(),
-            batches: HashMap::new(),
+            batches: SpreadMap::default(),
             limit: limit.max(1),
             count: 0,
         }
@@ -394,9 +395,9 @@ impl<T: Clone> Machine<T> {
 #[cfg(test)]
 impl<T> Machine<T> {
     /// Every entry with its timer, of which it must have exactly one.
-    pub(super) fn timers(&self) -> HashMap<Key, Instant> {
+    pub(super) fn timers(&self) -> SpreadMap<Key, Instant> {
         assert_eq!(self.timers.len(), self.entries.len(), "one timer each");
-        let timers: HashMap<_, _> = self.timers.iter().map(|(at, key)| (*key, *at)).collect();
+        let timers: SpreadMap<_, _> = self.timers.iter().map(|(at, key)| (*key, *at)).collect();
         for (key, entry) in &self.entries {
             assert_eq!(timers[key], entry.timer);
         }

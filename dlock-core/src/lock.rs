@@ -11,6 +11,7 @@ use crate::{
     pass::Pass,
     terms::Terms,
 };
+use futures_util::FutureExt;
 use std::{fmt, panic::Location, sync::Arc, time::Duration};
 use tracing::Instrument;
 
@@ -127,8 +128,7 @@ impl Lock {
     /// ```
     #[track_caller]
     pub fn acquire(&self) -> impl Future<Output = Result<Guard, Error>> + Send + use<> {
-        let acquired = self.wish(Patience::Forever, Location::caller());
-        async move { sure(acquired.await) }
+        self.wish(Patience::Forever, Location::caller()).map(sure)
     }
 
     /// Acquires the lock, waiting at most `limit`. Without any time ([`Duration::ZERO`]) it asks once, as
@@ -144,8 +144,8 @@ impl Lock {
         &self,
         limit: Duration,
     ) -> impl Future<Output = Result<Guard, Error>> + Send + use<> {
-        let acquired = self.wish(Patience::Within(limit), Location::caller());
-        async move { sure(acquired.await) }
+        self.wish(Patience::Within(limit), Location::caller())
+            .map(sure)
     }
 
     /// Acquires the lock if it is free; `None` when somebody else holds it or it is another's turn. Waits for the store's answer only,

@@ -52,56 +52,60 @@ struct Identity {
 }
 
 /// Acquires as wished; `None` only from [`Patience::Try`], when somebody else holds it.
-pub(crate) async fn acquire(
+// A block, for an async function keeps what it was called with twice.
+#[expect(clippy::manual_async_fn)]
+pub(crate) fn acquire(
     inner: Arc<Inner>,
     wish: Wish,
     patience: Patience,
-) -> Result<Option<Guard>, Error> {
-    let began = inner.clock.now();
-    let _active = inner.active();
-    inner.admit()?;
-    let identity = inner.identify(&wish);
-    let (name, at) = (wish.name.clone(), wish.at);
-    // Made in the arms: what an arm does not use takes no room in the others, and this future is moved about before it begins.
-    let pending = || Pending::new(&inner, name, &identity, wish.terms, at);
-    let acquired = match patience {
-        Patience::Try => {
-            let mut pending = pending();
-            let tried = once(&inner, &mut pending, identity.given, began).await;
-            tried.map(Result::ok)
+) -> impl Future<Output = Result<Option<Guard>, Error>> + Send {
+    async move {
+        let began = inner.clock.now();
+        let _active = inner.active();
+        inner.admit()?;
+        let identity = inner.identify(&wish);
+        let (name, at) = (wish.name.clone(), wish.at);
+        // Made in the arms: what an arm does not use takes no room in the others, and this future is moved about before it begins.
+        let pending = || Pending::new(&inner, name, &identity, wish.terms, at);
+        let acquired = match patience {
+            Patience::Try => {
+                let mut pending = pending();
+                let tried = once(&inner, &mut pending, identity.given, began).await;
+                tried.map(Result::ok)
+            }
+            // Whoever has no time at all still asks.
+            Patience::Within(Duration::ZERO) => {
+                let mut pending = pending();
+                let tried = once(&inner, &mut pending, identity.given, began).await;
+                tried.and_then(|guard| match guard {
+                    Ok(guard) => Ok(Some(guard)),
+                    Err(by) => Err(inner.not_acquired(&wish.name, Duration::ZERO, by.as_ref())),
+                })
+            }
+            patience => {
+                let end = match patience {
+                    Patience::Within(limit) => began + limit,
+                    _ => Instant::FAR,
+                };
+                let mut wait = Wait::new(pending(), identity.given, wish.terms.lease(), end);
+                wait.granted(&inner, &wish.name).await.map(Some)
+            }
+        };
+        match &acquired {
+            Ok(Some(guard)) => tracing::debug!(
+                target: "dlock::acquire", lock = %wish.name, backend = inner.caps.backend,
+                owner = %identity.owner, token = %guard.token(), took = ?inner.clock.now().since(began),
+                "acquired"
+            ),
+            Ok(None) => tracing::debug!(
+                target: "dlock::acquire", lock = %wish.name, backend = inner.caps.backend, "held by another"
+            ),
+            Err(error) => tracing::debug!(
+                target: "dlock::acquire", lock = %wish.name, backend = inner.caps.backend, %error, "not acquired"
+            ),
         }
-        // Whoever has no time at all still asks.
-        Patience::Within(Duration::ZERO) => {
-            let mut pending = pending();
-            let tried = once(&inner, &mut pending, identity.given, began).await;
-            tried.and_then(|guard| match guard {
-                Ok(guard) => Ok(Some(guard)),
-                Err(by) => Err(inner.not_acquired(&wish.name, Duration::ZERO, by.as_ref())),
-            })
-        }
-        patience => {
-            let end = match patience {
-                Patience::Within(limit) => began + limit,
-                _ => Instant::FAR,
-            };
-            let mut wait = Wait::new(pending(), identity.given, wish.terms.lease(), end);
-            wait.granted(&inner, &wish.name).await.map(Some)
-        }
-    };
-    match &acquired {
-        Ok(Some(guard)) => tracing::debug!(
-            target: "dlock::acquire", lock = %wish.name, backend = inner.caps.backend,
-            owner = %identity.owner, token = %guard.token(), took = ?inner.clock.now().since(began),
-            "acquired"
-        ),
-        Ok(None) => tracing::debug!(
-            target: "dlock::acquire", lock = %wish.name, backend = inner.caps.backend, "held by another"
-        ),
-        Err(error) => tracing::debug!(
-            target: "dlock::acquire", lock = %wish.name, backend = inner.caps.backend, %error, "not acquired"
-        ),
+        acquired.map_err(|error| inner.explain(error, &wish.name, &identity.owner))
     }
-    acquired.map_err(|error| inner.explain(error, &wish.name, &identity.owner))
 }
 
 /// One answer of the store, whatever it is; asked again only while there is none. Held by another, it says what the store said of it.

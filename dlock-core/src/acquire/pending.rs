@@ -101,18 +101,18 @@ impl Pending {
             self.hold = self.inner.hold_id();
         }
         let give_up = (sent + self.attempt_within()).min(end);
-        let mut request = Acquire::new(
-            self.name.clone(),
-            self.owner,
-            self.hold,
-            self.lease(),
+        let request = Acquire {
+            name: self.name.clone(),
+            owner: self.owner,
+            hold: self.hold,
+            lease: self.lease(),
+            line,
+            next,
+            join: self.join,
+            look,
             give_up,
-        );
-        request.line = line;
-        request.next = next;
-        request.join = self.join;
-        request.look = look;
-        request.note = Arc::clone(&self.inner.note);
+            note: Arc::clone(&self.inner.note),
+        };
         let driver = Arc::clone(&self.inner.driver);
         let call = Call::new(&self.inner.adrift, give_up, async move {
             driver.acquire(&request).await

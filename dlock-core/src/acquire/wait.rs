@@ -182,9 +182,6 @@ impl Wait {
         next: Option<Ticket>,
     ) -> Result<Option<Guard>, Error> {
         let now = inner.clock.now();
-        if answer.is_one() {
-            inner.store_answers(name);
-        }
         match answer {
             Answer::Granted(grant, sent) => {
                 let open = self.pending.is_open();
@@ -192,6 +189,7 @@ impl Wait {
                     self.arrive(inner, name, (line.is_some(), next.is_some()), open, now);
                     return Ok(Some(guard));
                 }
+                inner.store_answers(name);
                 if let (Some(line), Some(page)) = (line, inner.book().find(name)) {
                     // The ticket was used up by a grant that is worth nothing.
                     let queue = &mut page.queue;
@@ -203,11 +201,16 @@ impl Wait {
                 self.again_after_trouble(inner, name, line.is_some(), now);
             }
             Answer::Held(held) => {
+                inner.store_answers(name);
                 self.trouble.over();
                 self.refused(inner, name, held, line.is_some(), now);
             }
-            Answer::Gone if self.pending.unjoin() => {}
-            Answer::Gone => return Err(gone()),
+            Answer::Gone => {
+                inner.store_answers(name);
+                if !self.pending.unjoin() {
+                    return Err(gone());
+                }
+            }
             Answer::Failed(error) => {
                 self.share_trouble(inner, name, now);
                 self.trouble.failed(error, now)?;
@@ -232,10 +235,11 @@ impl Wait {
         now: Instant,
     ) {
         if self.queued.take().is_none() {
-            return;
+            return inner.store_answers(name);
         }
         let mut book = inner.book();
         let queue = &mut book.page(name).queue;
+        queue.failing = None;
         if !queue.remove(&self.waiter) {
             return; // past the queue, which waits on
         }

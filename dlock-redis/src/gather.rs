@@ -6,10 +6,11 @@
 
 use crate::scripts::{self, Lua};
 use redis::{
-    Arg, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, Value, aio::MultiplexedConnection,
+    Arg, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, RedisWrite, Value,
+    aio::MultiplexedConnection,
 };
 use std::{
-    io,
+    io::{self, Write},
     pin::Pin,
     sync::{
         Arc, LazyLock, Mutex, MutexGuard, PoisonError,
@@ -314,56 +315,84 @@ struct Several {
     all: &'static LazyLock<Lua>,
     /// A request that has so many, and no more, can be one of several.
     keys: usize,
-    arguments: usize,
+    /// How each of the arguments is said for all.
+    arguments: &'static [Said],
     /// How many of the arguments may be missing at the end, which is the same as empty.
     missing: usize,
-    /// Which arguments are the same for all and said once.
-    common: &'static [usize],
-    /// Which is a number of which the least is said, for all.
-    least: Option<usize>,
+}
+
+/// How an argument is said for all: in one word, since words are what a request costs most.
+#[derive(Clone, Copy)]
+enum Said {
+    /// All say the same.
+    Once,
+    /// A number, of which the least counts.
+    Least,
+    /// One after the other, all of one length.
+    Joined,
+    /// A line each.
+    Lines,
 }
 
 impl Several {
     fn takes(&self, cmd: &Cmd) -> bool {
         let mut words = cmd.args_iter();
-        let most = 3 + self.keys + self.arguments;
+        let most = 3 + self.keys + self.arguments.len();
         (most - self.missing..=most).contains(&words.len())
             && matches!(words.next(), Some(Arg::Simple(b"EVALSHA")))
             && matches!(words.next(), Some(Arg::Simple(hash)) if hash == self.one.hash.as_bytes())
     }
 
-    /// Whether both say the same where all have to.
+    /// Whether what both say can be said in one.
     fn alike(&self, one: &Cmd, other: &Cmd) -> bool {
-        let word = |cmd, at| words(cmd).nth(self.keys + at);
-        self.common
-            .iter()
-            .all(|at| word(one, *at) == word(other, *at))
+        let both = words(one).zip(words(other)).skip(self.keys);
+        both.zip(self.arguments)
+            .all(|((one, other), said)| match said {
+                Said::Once => one == other,
+                Said::Joined => one.len() == other.len(),
+                Said::Least | Said::Lines => true,
+            })
     }
 
-    /// Asks for all of them: the first key of each, then the second of each, and so on to the last argument.
+    /// Asks for all of them: the first key of each, then the second of each, and so on, then each argument for all.
     fn call(&self, group: &[(Cmd, Answer)]) -> Cmd {
         let count = group.len();
-        let mut call = (self.all).call(count * self.keys, count * self.arguments);
+        let mut call = (self.all).call(count * self.keys, count * self.arguments.len());
         let mut each: Vec<_> = group.iter().map(|(cmd, _)| words(cmd)).collect();
-        for place in 0..self.keys + self.arguments {
+        for _ in 0..self.keys {
+            for words in &mut each {
+                call.arg(words.next().unwrap_or_default());
+            }
+        }
+        for said in self.arguments {
             let mut column = each
                 .iter_mut()
                 .map(|words| words.next().unwrap_or_default());
-            let argument = place.checked_sub(self.keys);
-            if argument.is_some_and(|at| self.common.contains(&at)) {
-                column.next().map(|word| call.arg(word));
-                column.for_each(drop); // the same
-            } else if argument.is_some() && argument == self.least {
-                column
-                    .min_by_key(|word| (word.len(), *word))
-                    .map(|word| call.arg(word));
-            } else {
-                for word in column {
-                    call.arg(word);
+            match said {
+                Said::Once => {
+                    call.arg(column.next().unwrap_or_default());
+                    column.for_each(drop); // the same
                 }
+                Said::Least => {
+                    let least = column.min_by_key(|word| (word.len(), *word));
+                    call.arg(least.unwrap_or_default());
+                }
+                Said::Joined => write_joined(&mut call, column, b""),
+                Said::Lines => write_joined(&mut call, column, b"\n"),
             }
         }
         call
+    }
+}
+
+fn write_joined<'a>(call: &mut Cmd, column: impl Iterator<Item = &'a [u8]>, between: &[u8]) {
+    let mut arg = call.writer_for_next_arg();
+    for (at, word) in column.enumerate() {
+        // Writing to memory cannot fail.
+        if at > 0 {
+            drop(arg.write_all(between));
+        }
+        drop(arg.write_all(word));
     }
 }
 
@@ -381,19 +410,24 @@ static SEVERAL: [Several; 2] = [
         one: &scripts::ACQUIRE,
         all: &scripts::ACQUIRES,
         keys: 4,
-        arguments: 6,
+        // Owner, hold, lease, not-after, note, ticket.
+        arguments: &[
+            Said::Joined,
+            Said::Joined,
+            Said::Once,
+            Said::Least,
+            Said::Once,
+            Said::Lines,
+        ],
         missing: 1,
-        common: &[2, 4], // lease and note
-        least: Some(3),  // not-after
     },
     Several {
         one: &scripts::RELEASE,
         all: &scripts::RELEASES,
         keys: 3,
-        arguments: 2,
+        // Owner and hold.
+        arguments: &[Said::Joined, Said::Joined],
         missing: 0,
-        common: &[],
-        least: None,
     },
 ];
 

@@ -86,8 +86,15 @@ impl Client {
 
 impl Listener {
     pub(crate) async fn hears(&mut self) -> String {
+        self.hears_from().await.1
+    }
+
+    /// A message and its channel.
+    pub(crate) async fn hears_from(&mut self) -> (String, String) {
         let said = tokio::time::timeout(SECOND * 5, self.0.on_message().next()).await;
-        said.expect("a message").unwrap().get_payload().unwrap()
+        let said = said.expect("a message").unwrap();
+        let channel = said.get_channel_name().to_owned();
+        (channel, said.get_payload().unwrap())
     }
 }
 
@@ -115,6 +122,12 @@ impl Testbed {
             listener.subscribe(channel).await.unwrap();
         }
         Listener(listener)
+    }
+
+    pub(crate) async fn listener_to_all(&self, pattern: &str) -> Listener {
+        let mut listener = self.listener(&[]).await;
+        listener.0.psubscribe(pattern).await.unwrap();
+        listener
     }
 
     pub(crate) fn draw(&self) -> u64 {

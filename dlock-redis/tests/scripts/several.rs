@@ -149,6 +149,132 @@ async fn what_is_released_twice_in_one_script_is_released_once() {
 }
 
 #[tokio::test]
+async fn a_hold_in_a_script_of_several_ends_with_its_lease_and_no_sooner() {
+    let t = Testbed::start();
+    let driver = t.client().await.driver;
+    let wanted = t.of_many_names(MANY);
+    for (req, answer) in wanted
+        .iter()
+        .zip(join_all(wanted.iter().map(|req| driver.acquire(req))).await)
+    {
+        let began = granted(answer) / 1_000;
+        let text = "local time, rest = redis.call('TIME'), redis.call('PTTL', KEYS[1]) \
+                    return time[1] * 1000 + math.floor(time[2] / 1000) + rest";
+        let end = redis::Script::new(text)
+            .key(format!("dlock:{{{}}}", req.name))
+            .invoke_async::<u64>(&mut t.raw().await)
+            .await
+            .unwrap();
+        let lease = began + 30_000..began + 35_000;
+        // A millisecond may end between the two commands.
+        assert!(lease.contains(&end) || lease.contains(&(end + 1)), "{end}");
+    }
+}
+
+#[tokio::test]
+async fn tokens_grow_in_a_script_of_several_whatever_their_counters_say() {
+    let t = Testbed::start();
+    let driver = t.client().await.driver;
+    let ahead = 8_000_000_000_000_000_u64;
+    let wanted = t.of_many_names(4 + 16);
+    let counter = |at: usize| format!("dlock:{{{}}}:token", wanted[at].name);
+    // Two before the clock was set back, one of a day ago, one that is no number and one that is no text.
+    let (set_back, old, blank, foreign) = ([5, 6], 7, 8, 9);
+    let mut raw = t.raw().await;
+    for at in set_back {
+        let _: () = raw.set_ex(counter(at), ahead, 1_000).await.unwrap();
+    }
+    let _: () = raw.set_ex(counter(old), 1_000_000, 1_000).await.unwrap();
+    let _: () = raw.set_ex(counter(blank), "blank", 1_000).await.unwrap();
+    let _: () = raw.hset(counter(foreign), "some", "body's").await.unwrap();
+    // One of them is asked for twice.
+    let mut twice = t.of_many_names(1).remove(0);
+    twice.name = wanted[set_back[0]].name.clone();
+    let all = wanted.iter().chain([&twice]);
+    let answers = join_all(all.map(|req| driver.acquire(req))).await;
+    for (at, answer) in answers.into_iter().enumerate() {
+        if at == wanted.len() {
+            assert!(matches!(answer, Ok(Acquired::Held(_))));
+            continue;
+        }
+        if at == foreign {
+            assert_eq!(answer.unwrap_err().kind(), ErrorKind::Misuse);
+            let theirs: String = raw.hget(counter(at), "some").await.unwrap();
+            assert_eq!(theirs, "body's");
+            continue;
+        }
+        let token = granted(answer);
+        assert_eq!(token == ahead + 1, set_back.contains(&at), "{at}: {token}");
+        assert_eq!(raw.get::<_, u64>(counter(at)).await.unwrap(), token);
+        let days = t.rest(&counter(at)).await > SECOND * 86_400;
+        assert!(days, "{at}: it outlives the token by a day");
+    }
+}
+
+#[tokio::test]
+async fn who_listens_for_redissons_releases_hears_one_for_each_in_a_script() {
+    let t = Testbed::start();
+    let driver = t.client().await.driver;
+    let wanted = t.of_many_names(MANY);
+    let channels: Vec<_> = wanted
+        .iter()
+        .map(|req| format!("redisson_lock__channel:dlock:{{{}}}", req.name))
+        .collect();
+    let words: Vec<_> = channels.iter().map(String::as_str).collect();
+    let mut one = t.listener(&words).await;
+    let mut all = t.listener_to_all("redisson_lock__channel:*").await;
+    for answer in join_all(wanted.iter().map(|req| driver.acquire(req))).await {
+        granted(answer);
+    }
+    // A release that comes twice frees nothing the second time.
+    let twice = wanted.iter().chain(&wanted[4..20]);
+    let released = join_all(twice.map(|req| release(&driver, req))).await;
+    let freed = |answer: &&Result<Released>| matches!(answer, Ok(Released::Freed));
+    assert_eq!(released.iter().filter(freed).count(), MANY);
+    t.raw_command(&["PUBLISH", "redisson_lock__channel:end", "1"])
+        .await;
+    for listener in [&mut one, &mut all] {
+        let mut heard = Vec::new();
+        for _ in 0..MANY {
+            let (channel, said) = listener.hears_from().await;
+            assert_eq!(said, "0");
+            heard.push(channel);
+        }
+        heard.sort();
+        let mut wanted = channels.clone();
+        wanted.sort();
+        assert_eq!(heard, wanted);
+    }
+    assert_eq!(all.hears().await, "1", "and nothing more");
+}
+
+#[tokio::test]
+async fn a_release_in_a_script_of_several_leaves_what_is_kept_shut() {
+    let t = Testbed::start();
+    let driver = t.client().await.driver;
+    let wanted = t.of_many_names(4 + 16);
+    let kept = 7;
+    for req in &wanted {
+        granted(driver.acquire(req).await);
+    }
+    let mut second = t.again(&wanted[kept], SECOND * 30);
+    second.name = wanted[kept].name.clone();
+    granted(driver.acquire(&second).await);
+    let mut keeping = Release::new(second.name.clone(), second.owner, second.hold);
+    keeping.keep = Some(SECOND * 20);
+    let left = driver.release(&keeping).await.unwrap();
+    assert!(matches!(left, Released::StillHeld { .. }));
+    let released = join_all(wanted.iter().map(|req| release(&driver, req))).await;
+    for (at, answer) in released.into_iter().enumerate() {
+        match answer.unwrap() {
+            Released::Freed => assert_ne!(at, kept),
+            Released::Kept { .. } => assert_eq!(at, kept),
+            other => panic!("{at}: {other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
 async fn what_one_meets_in_a_script_of_several_is_its_own() {
     let t = Testbed::start();
     let [client, other] = [t.client().await, t.client().await];

@@ -30,7 +30,7 @@ const EXTRA: &[(&str, &str, &str)] = &[
     ),
     (
         "redis",
-        "src/scripts.rs",
+        "src/scripts/",
         "what the server does is a program of its own, in another language",
     ),
     (

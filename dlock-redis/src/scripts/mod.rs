@@ -24,7 +24,10 @@
 //! text of a number is the dearest of that: it costs as much as two commands. So commands on its way are given text
 //! and asked for none of the line's places, which is why the head is not taken out by `ZPOPMIN`.
 
+mod several;
+
 use redis::Cmd;
+use several::{ACQUIRES_TEXT, RELEASES_TEXT};
 use std::sync::LazyLock;
 
 /// A script and the name under which the server keeps it.
@@ -167,7 +170,7 @@ local unserved = not (won or served) and budget == 0 and call('EXISTS', line) ==
 /// somebody stands, whoever asks stands first, so that its old place counts, and then serves the line: nobody passes it.
 /// The hold is written last: what fails on a key that is none of ours fails before, and nobody holds then.
 const ACQUIRE_TEXT: &str = r"
-local call, free, budget = redis.call, false, 32
+local call, budget = redis.call, 32
 local key, line, ends, counter = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, hold, lease, latest, note = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local stands, follows, join, turned = ARGV[6], ARGV[7], ARGV[8], ARGV[9]
@@ -184,13 +187,13 @@ micros = time[1] .. micros
 local at = micros + 0
 ";
 
-/// Needs `free`, true where no key of the name is there, and the time and arguments of [`ACQUIRE_TEXT`] by name.
+/// Needs the time and arguments of [`ACQUIRE_TEXT`] by name.
 const ACQUIRE_STEP: &str = r"
 if at - latest > 0 then return {-2, micros} end
 if follows == '' then follows = nil end
 if join == '' then join = nil end
 local turn = false
-if turned or not free and call('EXISTS', key, line, ends) > 0 then
+if turned or call('EXISTS', key, line) > 0 then
   local now, rest, all = math.floor(at / 1000), -2, {}
   local me, place = string.match(stands or '', '^(%S*) ?(%d*)$')
   turn = me ~= '' and not join and call('HGET', key, '~r') == me
@@ -263,7 +266,7 @@ end
 local token, before = micros, call('SET', counter, micros, 'KEEPTTL', 'GET')
 before = before and tonumber(before) or 0
 if before >= at then token = string.format('%.0f', before + 1) end
-if before >= at or math.floor(before / 864e8) < math.floor(at / 864e8) then
+if before >= at or before < at - at % 864e8 then
   call('SET', counter, token, 'PX', '172800000')
 end
 if turn then call('HSET', key, owner, '1', hold, note, '~t', token, '~r', '')
@@ -274,38 +277,11 @@ if token == micros and not behind then return micros end
 return {1, micros, token, 1, tonumber(lease), behind}
 ";
 
-/// Several acquires, each as [`ACQUIRE_TEXT`] judges it, one after the other: what one meets is not the others'.
-///
-/// `KEYS` the record of each, then the line of each, and so on; `ARGV` the owner field of each, the hold field of each, then once for
-/// all: lease in ms, the earliest not-after in µs, `= note`; then the ticket of each, which may be empty. Answers what each
-/// would have been answered, once for all if that is the same. Nothing is done where one may be late: who is late is found
-/// by asking each alone. One `EXISTS` finds that all names are free and unwaited for, which is the
-/// common case; if that cannot be said each looks for itself, as does a name that stands twice.
-const ACQUIRES_TEXT: &str = r"
-local call, n, budget = redis.call, #KEYS / 4, 32
-local lease, latest, note = ARGV[2 * n + 1], ARGV[2 * n + 2], ARGV[2 * n + 3]
---TIME
-if at - latest > 0 then return redis.error_reply('LATE each for itself') end
-local function one(key, line, ends, counter, owner, hold, stands, free)
-  local follows, join, turned
---ACQUIRE
-end
-local free, seen, out, alike = redis.pcall('EXISTS', unpack(KEYS, 1, 3 * n)) == 0, {}, {}, true
-for i = 1, n do
-  local key = KEYS[i]
-  local done, answer = pcall(one, key, KEYS[n + i], KEYS[2 * n + i], KEYS[3 * n + i],
-    ARGV[i], ARGV[n + i], ARGV[2 * n + 3 + i], free and not seen[key])
-  if not done and type(answer) ~= 'table' then answer = redis.error_reply(tostring(answer)) end
-  out[i], seen[key], alike = answer, true, alike and answer == micros
-end
-return alike and micros or out
-";
-
 /// Removes one hold (`ARGV[2]`) or all (`*`), and serves the line. Run twice the second finds nothing, says so and changes nothing.
 ///
 /// `KEYS` line, record, ends; `ARGV` owner field, hold field, how many ms to keep it shut if at all.
-/// With one hold counted the record's end is that hold's, so the common case needs no clock: the key is there, so the
-/// hold lives. Whether somebody waits is found by asking for the first two, whom a hand-off needs anyway. Publishes Redisson's `0` whenever the name becomes free: its waiters look at nothing else.
+/// A hold whose END is `=` is the only one since it came, and its name is not kept shut; its end is the record's, so the common case
+/// needs no clock: the key is there, so the hold lives. Whether somebody waits is found by asking for the first two, whom a hand-off needs anyway. Publishes Redisson's `0` whenever the name becomes free: its waiters look at nothing else.
 /// A user without the right to that channel wakes none of them, and the release is done all the same.
 const RELEASE_TEXT: &str = r"
 local call, line, key, ends, unwaited, budget = redis.call, KEYS[1], KEYS[2], KEYS[3], false, 32
@@ -316,8 +292,8 @@ local owner, hold, keep = ARGV[1], ARGV[2], ARGV[3]
 /// Needs `unwaited`, true where there is no line, and the arguments of [`RELEASE_TEXT`] by name.
 const RELEASE_STEP: &str = r"
 local time, now, shut = false, 0, 0
-local got = call('HMGET', key, owner, hold, '~k')
-if got[1] == '1' and got[2] and not got[3] and not keep then
+local got = call('HMGET', key, owner, hold)
+if got[1] == '1' and got[2] and string.byte(got[2]) == 61 and not keep then
   call('DEL', key)
 else
   time = call('TIME')
@@ -334,10 +310,10 @@ else
         left = left + 1
         if till > latest then latest = till end
       end
+    elseif all[i] == '~k' then shut = tonumber(all[i + 1])
     end
   end
   if not (got[1] and found) then return {-1, micros, rest, all} end
-  shut = tonumber(got[3] or 0)
   if keep and now + keep > shut then shut = now + keep end
   if left > 0 then
     call('HDEL', key, unpack(gone))
@@ -368,41 +344,6 @@ if first and first[1] then
 end
 redis.pcall('PUBLISH', 'redisson_lock__channel:' .. key, '0')
 return 0
-";
-
-/// Several releases, each as [`RELEASE_TEXT`] judges it, one after the other: what one meets is not the others'.
-///
-/// `KEYS` the line of each, then the record of each, then the ends of each; `ARGV` the same way. Answers what each would
-/// have been answered, once for all if that is the same. One `EXISTS` finds that nobody waits for any of them; a release adds nobody to a line. Then one `DEL` ends
-/// all that have a sole hold; a name that stands twice is judged after that, as is whatever else is to be said of one.
-const RELEASES_TEXT: &str = r"
-local call, n, budget = redis.call, #KEYS / 3, 32
-local function one(line, key, ends, owner, hold, unwaited)
-  local keep
---RELEASE
-end
-local unwaited, out, seen, sole, alike = redis.pcall('EXISTS', unpack(KEYS, 1, n)) == 0, {}, {}, {}, true
-if unwaited then
-  for i = 1, n do
-    local key = KEYS[n + i]
-    local got = not seen[key] and redis.pcall('HMGET', key, ARGV[i], ARGV[n + i], '~k')
-    seen[key] = true
-    if got and got[1] == '1' and got[2] and not got[3] then
-      sole[#sole + 1] = key
-      out[i] = 0
-    end
-  end
-  if sole[1] and type(redis.pcall('DEL', unpack(sole))) == 'table' then sole, out = {}, {} end
-  for _, key in ipairs(sole) do redis.pcall('PUBLISH', 'redisson_lock__channel:' .. key, '0') end
-end
-for i = 1, n do
-  if not out[i] then
-    local done, answer = pcall(one, KEYS[i], KEYS[n + i], KEYS[2 * n + i], ARGV[i], ARGV[n + i], unwaited)
-    if not done and type(answer) ~= 'table' then answer = redis.error_reply(tostring(answer)) end
-    out[i], alike = answer, alike and answer == 0
-  end
-end
-return alike and 0 or out
 ";
 
 /// Takes a ticket out of the line, or ends its turn, and helps: a free name goes to whoever is next. Run twice the second finds

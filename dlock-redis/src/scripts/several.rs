@@ -1,0 +1,117 @@
+//! Several requests in one script: each is judged as if it had been asked alone, one after the other.
+//!
+//! The server's time goes into words and commands: each word of a request costs it as much as a third of a command. So what all
+//! say alike is said once, and owners, holds and tickets are one word each, cut up where they are wanted; keys are declared one by one.
+//! What is common is done by a few commands for all. The rest is left to the step that one request alone takes.
+
+/// Several acquires, each as [`ACQUIRE_TEXT`](super::ACQUIRE_TEXT) judges it: what one meets is not the others'.
+///
+/// `KEYS` the record of each, then the line of each, and so on; `ARGV` the owner fields, all of one length, the hold fields, which are too,
+/// then once for all: lease in ms, the earliest not-after in µs, `= note`; then the tickets, a line each, which may be empty. Answers what each
+/// would have been answered, once for all if that is the same. Nothing is done where one may be late: who is late is found
+/// by asking each alone.
+///
+/// One `EXISTS` finds that all names are free and unwaited for, which is the common case. Then each is taken as the step takes it that finds no
+/// key, and in that order. A name that stands twice is found by its counter, which has this script's time already: where the counter is not
+/// behind that, it is put back and the step judges. The end is told in full because one text does for all; a lease alone makes the server write as much for each.
+pub(super) const ACQUIRES_TEXT: &str = r"
+local call, ask, n, sub = redis.call, redis.pcall, #KEYS / 4, string.sub
+local owners, holds, lease, latest, note = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+--TIME
+if at - latest > 0 then return redis.error_reply('LATE each for itself') end
+local wide, long, out, alike = #owners / n, #holds / n, {}, false
+if ask('EXISTS', unpack(KEYS, 1, 2 * n)) == 0 then
+  local today, till = at - at % 864e8, string.format('%.0f', math.floor(at / 1000) + lease)
+  alike = true
+  for i = 1, n do
+    local key, counter = KEYS[i], KEYS[3 * n + i]
+    local before = ask('SET', counter, micros, 'KEEPTTL', 'GET')
+    local last, said = tonumber(before or 0), 1
+    if not last or last >= at then
+      if type(before) ~= 'table' then before = ask('SET', counter, before, 'KEEPTTL') end
+      said = before.err and before
+    elseif last < today then
+      said = ask('SET', counter, micros, 'PX', '172800000')
+      said = said.err and said or 1
+    end
+    if said == 1 then
+      said = ask('HSET', key, sub(owners, wide * i - wide + 1, wide * i), '1',
+        sub(holds, long * i - long + 1, long * i), note, '~t', micros)
+      if said == 3 then said = ask('PEXPIREAT', key, till) end
+    end
+    if said == 1 then out[i] = micros else out[i], alike = said, false end
+  end
+end
+if alike then return micros end
+local budget, tickets = 32, {}
+for it in string.gmatch(ARGV[6] .. '\n', '([^\n]*)\n') do tickets[#tickets + 1] = it end
+local function judge(i)
+  local key, line, ends, counter = KEYS[i], KEYS[n + i], KEYS[2 * n + i], KEYS[3 * n + i]
+  local owner, hold = sub(owners, wide * i - wide + 1, wide * i), sub(holds, long * i - long + 1, long * i)
+  local stands, follows, join, turned = tickets[i]
+--ACQUIRE
+end
+alike = true
+for i = 1, n do
+  if not out[i] then
+    local done, answer = pcall(judge, i)
+    if not done and type(answer) ~= 'table' then answer = redis.error_reply(tostring(answer)) end
+    out[i] = answer
+  end
+  alike = alike and out[i] == micros
+end
+return alike and micros or out
+";
+
+/// Several releases, each as [`RELEASE_TEXT`](super::RELEASE_TEXT) judges it.
+///
+/// `KEYS` the line of each, then the record of each, then the ends of each; `ARGV` the owner fields, all of one length, and the hold
+/// fields, which are too. Answers what each would have been answered, once for all if that is the same.
+///
+/// One `EXISTS` finds that nobody waits for any of them; a release adds nobody to a line. Then one `DEL` ends all that have a
+/// sole hold. Where it finds fewer, some stand twice: whoever comes later is judged after that, as is whoever else has more to be said of.
+pub(super) const RELEASES_TEXT: &str = r"
+local call, ask, n, sub, byte = redis.call, redis.pcall, #KEYS / 3, string.sub, string.byte
+local owners, holds = ARGV[1], ARGV[2]
+local wide, long, out, sole, count = #owners / n, #holds / n, {}, {}, 0
+local unwaited = ask('EXISTS', unpack(KEYS, 1, n)) == 0
+if unwaited then
+  for i = 1, n do
+    local key = KEYS[n + i]
+    local got = ask('HMGET', key, sub(owners, wide * i - wide + 1, wide * i), sub(holds, long * i - long + 1, long * i))
+    if got[1] == '1' and got[2] and byte(got[2]) == 61 then
+      count = count + 1
+      sole[count], out[i] = key, 0
+    end
+  end
+  local gone = count > 0 and ask('DEL', unpack(sole))
+  if gone and gone ~= count then
+    local seen = {}
+    for i = 1, n do
+      local key = KEYS[n + i]
+      if type(gone) == 'table' or seen[key] then out[i], count = nil, 0 end
+      seen[key] = seen[key] or out[i]
+    end
+  end
+  for i = 1, n do
+    if out[i] then ask('PUBLISH', 'redisson_lock__channel:' .. KEYS[n + i], '0') end
+  end
+end
+if count == n then return 0 end
+local budget, alike = 32, true
+local function judge(i)
+  local line, key, ends = KEYS[i], KEYS[n + i], KEYS[2 * n + i]
+  local owner, hold = sub(owners, wide * i - wide + 1, wide * i), sub(holds, long * i - long + 1, long * i)
+  local keep
+--RELEASE
+end
+for i = 1, n do
+  if not out[i] then
+    local done, answer = pcall(judge, i)
+    if not done and type(answer) ~= 'table' then answer = redis.error_reply(tostring(answer)) end
+    out[i] = answer
+  end
+  alike = alike and out[i] == 0
+end
+return alike and 0 or out
+";

@@ -24,11 +24,15 @@
 use crate::{
     config::Table,
     lists::Lists,
-    record::{Record, micros, written},
+    record::{Record, inside, micros, written},
 };
 use dlock_core::{Acquire, FencingToken, HoldId, LockName, Owner};
 use futures_util::TryStreamExt;
-use sqlx::{AssertSqlSafe, MySqlConnection, Row, SqlSafeStr, SqlStr, mysql::MySqlRow};
+use sqlx::{
+    Arguments as _, AssertSqlSafe, Executor as _, MySqlConnection, Row, SqlSafeStr, SqlStr,
+    error::BoxDynError,
+    mysql::{MySqlArguments, MySqlQueryResult, MySqlRow},
+};
 use std::{sync::Arc, time::Duration};
 
 /// Makes the table where it is not there; several may try at once. A table of that name that looks otherwise is left alone and refused by a
@@ -175,16 +179,17 @@ pub(crate) async fn take(
     not_after: i64,
 ) -> sqlx::Result<Option<FencingToken>> {
     let lease = micros(req.lease.length());
-    let done = sqlx::query(sql.take.clone())
-        .bind(written(&req.owner).into_bytes())
-        .bind(req.hold.to_string().into_bytes())
-        .bind(lease)
-        .bind(lease)
-        .bind(req.note.to_string().into_bytes())
-        .bind(req.name.as_str().as_bytes())
-        .bind(not_after)
-        .execute(native)
-        .await?;
+    let (whose, hold) = inside(&req.owner, req.hold);
+    let values = values(7, |all| {
+        all.add(&whose[..])?;
+        all.add(&hold[..])?;
+        all.add(lease)?;
+        all.add(lease)?;
+        all.add(req.note.to_string().into_bytes())?;
+        all.add(req.name.as_str().as_bytes())?;
+        all.add(not_after)
+    })?;
+    let done = changes(native, &sql.take, values).await?;
     Ok((done.rows_affected() == 1).then(|| FencingToken(done.last_insert_id())))
 }
 
@@ -215,12 +220,13 @@ pub(crate) async fn free(
     sql: &Statements,
     (name, whose, hold): (&LockName, &Owner, HoldId),
 ) -> sqlx::Result<Option<Duration>> {
-    let done = sqlx::query(sql.free.clone())
-        .bind(written(whose).into_bytes())
-        .bind(hold.to_string().into_bytes())
-        .bind(name.as_str().as_bytes())
-        .execute(native)
-        .await?;
+    let (whose, hold) = inside(whose, hold);
+    let values = values(3, |all| {
+        all.add(&whose[..])?;
+        all.add(&hold[..])?;
+        all.add(name.as_str().as_bytes())
+    })?;
+    let done = changes(native, &sql.free, values).await?;
     Ok((done.rows_affected() == 1).then(|| Duration::from_micros(done.last_insert_id())))
 }
 
@@ -316,6 +322,34 @@ pub(crate) async fn forget(
         .await?;
     Ok(done.rows_affected() == 1)
 }
+
+/// So many values of a statement, in the order of its marks: room is made for them once.
+fn values(
+    count: usize,
+    add: impl FnOnce(&mut MySqlArguments) -> Result<(), BoxDynError>,
+) -> sqlx::Result<MySqlArguments> {
+    let mut values = MySqlArguments::default();
+    values.reserve(count, ROOM);
+    add(&mut values).map_err(sqlx::Error::Encode)?;
+    Ok(values)
+}
+
+/// What a statement did that shows no rows. The client's own `execute` does the same in two more boxes and a stream on top of this one.
+async fn changes(
+    native: &mut MySqlConnection,
+    sql: &SqlStr,
+    values: MySqlArguments,
+) -> sqlx::Result<MySqlQueryResult> {
+    let mut answer = native.fetch_many(sqlx::query_with(sql.clone(), values));
+    let mut done = MySqlQueryResult::default();
+    while let Some(part) = answer.try_next().await? {
+        done.extend(part.left());
+    }
+    Ok(done)
+}
+
+/// Bytes of the values of one lock, but for a long name.
+const ROOM: usize = 256;
 
 /// Ends whatever that connection runs; only a number is put into the text.
 pub(crate) async fn kill(native: &mut MySqlConnection, id: u64) -> sqlx::Result<()> {

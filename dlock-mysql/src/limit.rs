@@ -11,7 +11,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    task::Poll,
+    task::{Context, Poll},
     time::Duration,
 };
 use tokio::{
@@ -35,21 +35,22 @@ impl Limit {
         Self { alarm, kill }
     }
 
-    /// The answer, or silence after [`SILENCE`].
+    /// The answer, or silence after [`SILENCE`]. It counts from when the statement first has to wait, which is when it has been sent.
     pub(crate) async fn of<T>(
         self,
         answer: impl Future<Output = sqlx::Result<T>> + Send,
     ) -> sqlx::Result<T> {
-        let began = Instant::now();
+        let mut began = None;
         let mut answer = pin!(answer);
         if let Some((dialer, id, killed)) = self.kill {
-            if let Some(answer) = self.alarm.before(began + RUNS, answer.as_mut()).await {
+            let answered = self.alarm.before(RUNS, &mut began, answer.as_mut());
+            if let Some(answer) = answered.await {
                 return answer;
             }
             killed.store(true, Ordering::Relaxed);
             tokio::spawn(dialer.kill(id));
         }
-        let answer = self.alarm.before(began + SILENCE, answer).await;
+        let answer = self.alarm.before(SILENCE, &mut began, answer).await;
         answer.unwrap_or_else(|| Err(error::silent()))
     }
 }
@@ -59,33 +60,42 @@ impl Limit {
 pub(crate) struct Alarm(Mutex<Option<(runtime::Id, Pin<Box<Sleep>>)>>);
 
 impl Alarm {
-    /// What comes before that time. Until then it may ring too early, as it was left by another statement.
-    async fn before<F: Future>(&self, end: Instant, mut future: Pin<&mut F>) -> Option<F::Output> {
-        let here = runtime::Handle::current().id();
-        let kept = self.kept().take().filter(|(home, _)| *home == here);
-        let mut sleep = kept.map_or_else(|| Box::pin(sleep_until(end)), |(_, sleep)| sleep);
-        let come = poll_fn(|cx| {
+    /// What comes within that time of when it first had to be waited for. All that the timer costs is spent then, while the server works.
+    async fn before<F: Future>(
+        &self,
+        within: Duration,
+        began: &mut Option<Instant>,
+        mut future: Pin<&mut F>,
+    ) -> Option<F::Output> {
+        poll_fn(|cx| {
             if let Poll::Ready(come) = future.as_mut().poll(cx) {
                 return Poll::Ready(Some(come));
             }
-            if sleep.deadline() > end {
-                sleep.as_mut().reset(end);
-            }
-            while sleep.as_mut().poll(cx).is_ready() {
-                if Instant::now() >= end {
-                    return Poll::Ready(None);
-                }
-                sleep.as_mut().reset(end);
-            }
-            Poll::Pending
+            let end = *began.get_or_insert_with(Instant::now) + within;
+            self.rings(end, cx).map(|()| None)
         })
-        .await;
-        *self.kept() = Some((here, sleep));
-        come
+        .await
     }
 
-    fn kept(&self) -> std::sync::MutexGuard<'_, Option<(runtime::Id, Pin<Box<Sleep>>)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether it is that time; else it wakes whoever asks then. It may wake too early, as it was left by another statement.
+    fn rings(&self, end: Instant, cx: &mut Context<'_>) -> Poll<()> {
+        let here = runtime::Handle::current().id();
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_at_home = kept.as_ref().is_some_and(|(home, _)| *home == here);
+        if !is_at_home {
+            *kept = None;
+        }
+        let (_, sleep) = kept.get_or_insert_with(|| (here, Box::pin(sleep_until(end))));
+        if sleep.deadline() > end {
+            sleep.as_mut().reset(end);
+        }
+        while sleep.as_mut().poll(cx).is_ready() {
+            if Instant::now() >= end {
+                return Poll::Ready(());
+            }
+            sleep.as_mut().reset(end);
+        }
+        Poll::Pending
     }
 }
 
@@ -108,21 +118,24 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn it_rings_at_the_end_of_each_whatever_was_before() {
         let alarm = Alarm::default();
-        let began = Instant::now();
-        let answered = alarm.before(began + SECOND * 4, pin!(ready(7))).await;
-        assert_eq!(answered, Some(7));
+        let mut began = None;
+        let answered = alarm.before(SECOND * 4, &mut began, pin!(ready(7))).await;
+        assert_eq!((answered, began), (Some(7), None));
         // It was left for later, and then for earlier, and then it has rung.
         for (after, lasts) in [(1, 2), (1, 4), (1, 4), (9, 4)] {
             tokio::time::sleep(SECOND * after).await;
-            let began = Instant::now();
-            let end = began + SECOND * lasts;
-            let slow = tokio::time::sleep(SECOND * (lasts - 1));
-            assert_eq!(alarm.before(end, pin!(slow)).await, Some(()));
-            let end = Instant::now() + SECOND * lasts;
-            let silent = alarm.before(end, pin!(pending::<()>())).await;
-            assert_eq!(silent, None);
-            let late = Instant::now() - end;
-            assert!(late < Duration::from_millis(10), "{late:?}");
+            let slow = pin!(tokio::time::sleep(SECOND * (lasts - 1)));
+            let answered = alarm.before(SECOND * lasts, &mut None, slow).await;
+            assert_eq!(answered, Some(()));
+            let (end, mut began) = (Instant::now() + SECOND * lasts, None);
+            // The second time it is what the same statement has left.
+            for _ in 0..2 {
+                let silent = pin!(pending::<()>());
+                let silent = alarm.before(SECOND * lasts, &mut began, silent).await;
+                assert_eq!(silent, None);
+                let late = Instant::now() - end;
+                assert!(late < Duration::from_millis(10), "{late:?}");
+            }
         }
     }
 
@@ -133,9 +146,8 @@ mod tests {
             let mut runtime = tokio::runtime::Builder::new_current_thread();
             let runtime = runtime.enable_time().start_paused(true).build().unwrap();
             runtime.block_on(async {
-                let end = Instant::now() + SECOND;
-                let slow = tokio::time::sleep(SECOND * 9);
-                assert_eq!(alarm.before(end, pin!(slow)).await, None);
+                let slow = pin!(tokio::time::sleep(SECOND * 9));
+                assert_eq!(alarm.before(SECOND, &mut None, slow).await, None);
             });
         }
     }

@@ -143,7 +143,8 @@ impl Set {
     /// The one used last; those that were idle for too long end, as the server is about to end them.
     fn pop(&self, now: Instant) -> Option<Link> {
         let mut idle = self.idle();
-        let old = idle.partition_point(|link| now.since(link.used) > IDLE);
+        let is_old = |link: &&Link| now.since(link.used) > IDLE;
+        let old = idle.iter().take_while(is_old).count();
         drop(idle.drain(..old));
         idle.pop()
     }
@@ -210,33 +211,50 @@ impl Connections {
             Purpose::Work => &self.work,
             Purpose::Renewal => &self.renewals,
         };
+        // What a request seldom waits for is boxed: it is not part of the future that each one carries.
         let seat = match set.seats.try_acquire() {
             Ok(seat) => seat,
-            Err(_) => tokio::select! {
-                seat = set.seats.acquire() => seat.map_err(|_| error::closed())?,
-                () = self.clock.sleep_until(give_up) => return Err(error::no_turn()),
-            },
+            Err(_) => Box::pin(self.seat(set, give_up)).await?,
         };
-        let link = self.link(set, give_up).await?;
+        let now = self.clock.now();
+        let link = match self.idle(set, now)? {
+            Some(link) => link,
+            None => Box::pin(self.link(set, give_up)).await?,
+        };
+        let is_known = now.since(link.timed) <= TIMED;
         let mut turn = Turn {
             all: self,
             set,
             link: Some(link),
+            began: now,
             unheard: false,
-            killed: Arc::default(),
+            killed: None,
             _seat: seat,
         };
-        turn.know_the_time().await?;
+        if !is_known {
+            Box::pin(turn.know_the_time()).await?;
+        }
         Ok(turn)
+    }
+
+    async fn seat<'a>(&self, set: &'a Set, give_up: Instant) -> Result<SemaphorePermit<'a>> {
+        tokio::select! {
+            seat = set.seats.acquire() => seat.map_err(|_| error::closed()),
+            () = self.clock.sleep_until(give_up) => Err(error::no_turn()),
+        }
+    }
+
+    fn idle(&self, set: &Set, now: Instant) -> Result<Option<Link>> {
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(error::closed());
+        }
+        Ok(set.pop(now))
     }
 
     async fn link(&self, set: &Set, give_up: Instant) -> Result<Link> {
         loop {
-            if self.closed.load(Ordering::Relaxed) {
-                return Err(error::closed());
-            }
             let now = self.clock.now();
-            if let Some(link) = set.pop(now) {
+            if let Some(link) = self.idle(set, now)? {
                 return Ok(link);
             }
             let (until, why) = {
@@ -301,9 +319,12 @@ pub(crate) struct Turn<'a> {
     set: &'a Set,
     /// `None`: it is of no more use.
     link: Option<Link>,
+    /// When the connection was found.
+    began: Instant,
     /// A statement was sent and its answer not heard.
     unheard: bool,
-    killed: Arc<AtomicBool>,
+    /// Whether a statement was told to end, where the server has no limit of its own.
+    killed: Option<Arc<AtomicBool>>,
     _seat: SemaphorePermit<'a>,
 }
 
@@ -315,13 +336,13 @@ impl Turn<'_> {
     }
 
     /// Bounds a statement from outside.
-    pub(crate) fn limit(&self) -> Limit {
+    pub(crate) fn limit(&mut self) -> Limit {
         let Some(link) = &self.link else {
             return Limit::default();
         };
         let kill = (link.flavour == Flavour::Mysql).then(|| {
-            let (dialer, killed) = (Arc::clone(&self.all.dialer), Arc::clone(&self.killed));
-            (dialer, link.id, killed)
+            let killed = Arc::clone(self.killed.get_or_insert_default());
+            (Arc::clone(&self.all.dialer), link.id, killed)
         });
         Limit::new(Arc::clone(&link.alarm), kill)
     }
@@ -335,7 +356,7 @@ impl Turn<'_> {
             }
             Err(cause) => cause,
         };
-        let failure = error::failed(cause, self.killed.load(Ordering::Relaxed));
+        let failure = error::failed(cause, self.was_killed());
         match failure.link {
             Fate::Kept => self.unheard = false,
             Fate::Closed => self.leave(),
@@ -347,6 +368,11 @@ impl Turn<'_> {
             }
         }
         Err(failure.error)
+    }
+
+    fn was_killed(&self) -> bool {
+        let killed = self.killed.as_ref();
+        killed.is_some_and(|killed| killed.load(Ordering::Relaxed))
     }
 
     /// Its connection is not used again.
@@ -379,13 +405,10 @@ impl Turn<'_> {
 
     /// Two clocks drift apart, so what is known of the server's is read anew when no reply has told it for a while.
     async fn know_the_time(&mut self) -> Result<()> {
-        let timed = self.link.as_ref().map_or(Instant::FAR, |link| link.timed);
-        if self.all.clock.now().since(timed) > TIMED {
-            let limit = self.limit();
-            let told = limit.of(commands::clock(self.native())).await;
-            let (now, _) = self.heard(told)?;
-            self.told(now);
-        }
+        let limit = self.limit();
+        let told = limit.of(commands::clock(self.native())).await;
+        let (now, _) = self.heard(told)?;
+        self.told(now);
         Ok(())
     }
 
@@ -398,13 +421,13 @@ impl Turn<'_> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let usable = !self.unheard
-            && !self.killed.load(Ordering::Relaxed)
-            && !self.all.closed.load(Ordering::Relaxed);
+        let usable =
+            !self.unheard && !self.was_killed() && !self.all.closed.load(Ordering::Relaxed);
         if let Some(mut link) = self.link.take()
             && usable
         {
-            link.used = self.all.clock.now();
+            // Rather too early than to ask the time again.
+            link.used = self.began;
             self.set.push(link);
         }
     }

@@ -14,6 +14,7 @@ mod record;
 mod renewal;
 mod session;
 mod store;
+mod sweep;
 
 pub use config::{MysqlConfig, Table};
 pub use driver::MysqlDriver;

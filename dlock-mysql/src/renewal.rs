@@ -3,7 +3,7 @@
 use crate::{
     connection::Purpose,
     error, lists,
-    store::{ATTEMPTS, Store, pause, since_1970},
+    store::{Store, since_1970},
 };
 use dlock_core::{Instant, LockName, Renew, Renewed, Result};
 use std::{
@@ -136,14 +136,8 @@ impl Store {
 
     /// A hold that is one of several.
     async fn renew_one(&self, entry: &Renew, give_up: Instant) -> Result<Renewed> {
-        for attempt in 0..ATTEMPTS {
-            pause(attempt).await;
-            let tried = self.try_renew(entry, give_up).await;
-            if let Some(renewed) = self.settled(tried, give_up).await? {
-                return Ok(renewed);
-            }
-        }
-        Err(error::contended())
+        let again = || self.try_renew(entry, give_up);
+        self.settled(again().await, give_up, again).await
     }
 
     async fn try_renew(&self, entry: &Renew, give_up: Instant) -> Result<Option<Renewed>> {

@@ -8,7 +8,7 @@ use crate::{
     gather::Gather,
     hints, lists,
     record::{Record, Step},
-    session,
+    session, sweep,
 };
 use dlock_core::{
     Acquire, Acquired, Broken, Cursor, FencingToken, Grant, Holds, Instant, LockName, Page,
@@ -17,10 +17,8 @@ use dlock_core::{
 use std::{
     fmt,
     num::NonZeroU32,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    pin::pin,
+    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -32,7 +30,7 @@ pub(crate) struct Store {
     /// How often a statement was sent again because others were in the way.
     pub(crate) repeats: AtomicU64,
     /// When the next sweep is due.
-    sweep_at: AtomicU64,
+    pub(crate) sweep_at: AtomicU64,
     pub(crate) acquires: Gather<Acquire>,
     pub(crate) releases: Gather<Release>,
 }
@@ -52,13 +50,13 @@ impl Store {
     pub(crate) async fn open(config: MysqlConfig) -> Result<Self> {
         let sql = Statements::new(config.table());
         let connections = Connections::open(&config, &sql).await?;
-        let first = connections.clock().now() + SWEEP_EVERY.mul_f64(fastrand::f64());
+        let sweep_at = sweep::first(connections.clock().now());
         Ok(Self {
             config,
             sql,
             connections,
             repeats: AtomicU64::new(0),
-            sweep_at: AtomicU64::new(first.as_nanos()),
+            sweep_at: AtomicU64::new(sweep_at.as_nanos()),
             acquires: Gather::default(),
             releases: Gather::default(),
         })
@@ -80,19 +78,6 @@ impl Store {
         })
     }
 
-    /// Sweeps in the background, now and then.
-    pub(crate) fn sweep_when_due(this: &Arc<Self>) {
-        if this.takes_broom() {
-            let store = Arc::clone(this);
-            tokio::spawn(async move {
-                match store.sweep().await {
-                    Ok(names) => tracing::debug!(names, "mysql: swept"),
-                    Err(error) => tracing::debug!(%error, "mysql: sweeping"),
-                }
-            });
-        }
-    }
-
     pub(crate) fn now(&self) -> Instant {
         self.connections.clock().now()
     }
@@ -106,12 +91,29 @@ impl Store {
         self.connections.turn(Purpose::Work, give_up).await
     }
 
-    /// What a step came to: an answer, an error for the caller, or `None`: others were in the way, and there is time for another try.
-    pub(crate) async fn settled<T>(
+    /// What a step comes to, which is tried again while others are in the way and there is time.
+    pub(crate) async fn settled<T, F>(
         &self,
-        tried: Result<Option<T>>,
+        mut tried: Result<Option<T>>,
         give_up: Instant,
-    ) -> Result<Option<T>> {
+        again: impl Fn() -> F,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<Option<T>>>,
+    {
+        for attempt in 1..ATTEMPTS {
+            if let Some(answer) = self.answer(tried, give_up).await? {
+                return Ok(answer);
+            }
+            pause(attempt).await;
+            tried = again().await;
+        }
+        let answer = self.answer(tried, give_up).await?;
+        answer.ok_or_else(error::contended)
+    }
+
+    /// An answer, an error for the caller, or `None`: others were in the way, and there is time for another try.
+    async fn answer<T>(&self, tried: Result<Option<T>>, give_up: Instant) -> Result<Option<T>> {
         let error = match tried {
             Ok(Some(answer)) => return Ok(Some(answer)),
             Ok(None) => None,
@@ -153,22 +155,45 @@ impl Store {
         looks_first: bool,
     ) -> Result<Option<Acquired>> {
         let mut turn = self.work(req.give_up).await?;
-        if looks_first {
-            match self.look(&mut turn, &req.name).await? {
-                Some(record) if !record.is_closed() && req.join.is_none() => {}
-                found => return self.decide(&mut turn, req, found).await,
-            }
+        if !looks_first && let Some(taken) = self.take(&mut turn, req).await? {
+            return Ok(Some(taken));
         }
+        // What a request seldom does is boxed: it is not part of the future that each one carries.
+        Box::pin(self.look_and_take(&mut turn, req, looks_first)).await
+    }
+
+    /// Takes it where that is one statement.
+    async fn take(&self, turn: &mut Turn<'_>, req: &Acquire) -> Result<Option<Acquired>> {
         let not_after = turn.not_after(req.give_up);
         let limit = turn.limit();
         let taken = limit
-            .of(commands::take(turn.native(), &self.sql, req, not_after))
+            .of(pin!(commands::take(
+                turn.native(),
+                &self.sql,
+                req,
+                not_after
+            )))
             .await;
-        if let Some(token) = turn.heard(taken)? {
-            return Ok(Some(granted(token, req)));
+        Ok(turn.heard(taken)?.map(|token| granted(token, req)))
+    }
+
+    async fn look_and_take(
+        &self,
+        turn: &mut Turn<'_>,
+        req: &Acquire,
+        looks_first: bool,
+    ) -> Result<Option<Acquired>> {
+        if looks_first {
+            match self.look(turn, &req.name).await? {
+                Some(record) if !record.is_closed() && req.join.is_none() => {}
+                found => return self.decide(turn, req, found).await,
+            }
+            if let Some(taken) = self.take(turn, req).await? {
+                return Ok(Some(taken));
+            }
         }
-        let found = self.look(&mut turn, &req.name).await?;
-        self.decide(&mut turn, req, found).await
+        let found = self.look(turn, &req.name).await?;
+        self.decide(turn, req, found).await
     }
 
     /// What becomes of an acquire that could not simply take, by the row that was found.
@@ -228,21 +253,29 @@ impl Store {
             let which = (&req.name, &req.owner, hold);
             let limit = turn.limit();
             let freed = limit
-                .of(commands::free(turn.native(), &self.sql, which))
+                .of(pin!(commands::free(turn.native(), &self.sql, which)))
                 .await;
             if let Some(now) = turn.heard(freed)? {
                 turn.told(now);
                 return Ok(Some(Released::Freed));
             }
         }
-        let Some(record) = self.closed(&mut turn, &req.name).await? else {
+        Box::pin(self.look_and_release(&mut turn, req)).await
+    }
+
+    async fn look_and_release(
+        &self,
+        turn: &mut Turn<'_>,
+        req: &Release,
+    ) -> Result<Option<Released>> {
+        let Some(record) = self.closed(turn, &req.name).await? else {
             return Ok(Some(Released::NotHeld { by: None }));
         };
         let by = record.holder();
         let Some((next, released)) = record.without(req) else {
             return Ok(Some(Released::NotHeld { by }));
         };
-        let swapped = self.swap(&mut turn, (&req.name, next), i64::MAX).await?;
+        let swapped = self.swap(turn, (&req.name, next), i64::MAX).await?;
         Ok(swapped.then_some(released))
     }
 
@@ -333,48 +366,6 @@ impl Store {
             .await;
         turn.heard(swapped)
     }
-
-    /// Whether a sweep is due; whoever is told so makes it.
-    fn takes_broom(&self) -> bool {
-        let (now, due) = (self.now(), self.sweep_at.load(Ordering::Relaxed));
-        let next = now + SWEEP_EVERY.mul_f64(0.5 + fastrand::f64() / 2.0);
-        now.as_nanos() >= due
-            && self
-                .sweep_at
-                .compare_exchange(due, next.as_nanos(), Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok()
-    }
-
-    /// Forgets names that nobody has wanted for a day: some pages from a random name or the beginning on, one row a statement, so that it never
-    /// locks what is held.
-    async fn sweep(&self) -> Result<u64> {
-        let mut after = if fastrand::bool() {
-            Vec::new()
-        } else {
-            vec![fastrand::u8(b' '..=b'z')]
-        };
-        let mut forgotten = 0;
-        for _ in 0..SWEPT_PAGES {
-            let mut turn = self.work(self.patience()).await?;
-            let limit = turn.limit();
-            let page = limit
-                .of(commands::stale(turn.native(), &self.sql, &after, SWEPT))
-                .await;
-            let page = turn.heard(page)?;
-            for (name, _) in page.iter().filter(|(_, idle)| *idle >= DAY) {
-                let limit = turn.limit();
-                let gone = limit
-                    .of(commands::forget(turn.native(), &self.sql, name))
-                    .await;
-                forgotten += u64::from(turn.heard(gone)?);
-            }
-            match page.last() {
-                Some((last, _)) => after.clone_from(last),
-                None => break,
-            }
-        }
-        Ok(forgotten)
-    }
 }
 
 pub(crate) fn granted(token: FencingToken, req: &Acquire) -> Acquired {
@@ -382,11 +373,9 @@ pub(crate) fn granted(token: FencingToken, req: &Acquire) -> Acquired {
 }
 
 /// Before a step is repeated that others were in the way of: from half a millisecond doubling, so that one of them gets through.
-pub(crate) async fn pause(attempt: u32) {
-    if attempt > 0 {
-        let most = SHORTEST_PAUSE * (1 << attempt);
-        tokio::time::sleep(most.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
-    }
+async fn pause(attempt: u32) {
+    let most = SHORTEST_PAUSE * (1 << attempt);
+    tokio::time::sleep(most.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
 }
 
 pub(crate) fn since_1970(micros: i64) -> Duration {
@@ -400,14 +389,8 @@ pub(crate) fn read_name(name: Vec<u8>) -> Option<LockName> {
 /// For requests without a give-up: as long as an attempt to acquire may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How often a step is tried that others were in the way of.
-pub(crate) const ATTEMPTS: u32 = 8;
+const ATTEMPTS: u32 = 8;
 const SHORTEST_PAUSE: Duration = Duration::from_micros(250);
-/// The least time between two sweeps of a client that takes locks is half of it.
-const SWEEP_EVERY: Duration = Duration::from_secs(120);
-/// Rows of one page of a sweep, and pages of one sweep.
-const SWEPT: i64 = 256;
-const SWEPT_PAGES: u32 = 16;
-const DAY: Duration = Duration::from_secs(86_400);
 
 #[cfg(test)]
 mod tests {
@@ -442,49 +425,5 @@ mod tests {
         assert!(!swapped.unwrap());
         let same = store.look(&mut turn, &name).await.unwrap().unwrap();
         assert_eq!((same.owner, same.token), (seen.owner, seen.token));
-    }
-
-    #[tokio::test]
-    async fn names_long_free_are_forgotten_and_no_others() {
-        let server = MariadbServer::start(MariadbOptions::default()).unwrap();
-        let store = Store::open(server.url().parse().unwrap()).await.unwrap();
-        let mut native = MySqlConnection::connect(&server.url()).await.unwrap();
-        // Hours since each was changed, until it ends, and until the time is that of its token.
-        for (name, changed, ends, token) in [
-            ("free for long", 25, -25, -25),
-            ("free lately", 2, -2, -3),
-            ("lapsed lately", 30, -3, -30),
-            ("held for long", 30, 5, -30),
-            ("taken when the clock was ahead", 25, -25, 9_000),
-        ] {
-            let row = "INSERT INTO dlock_locks SELECT ?, NULL, now + ? * 3600000000, '', now + ? * 3600000000, 0, 0, now - ? * 3600000000, '', 1 \
-                FROM (SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) AS now) AS t";
-            let row = sqlx::query(row)
-                .bind(name)
-                .bind(token)
-                .bind(ends)
-                .bind(changed);
-            row.execute(&mut native).await.unwrap();
-        }
-        // It begins anywhere, so not every sweep sees every name.
-        let mut forgotten = 0;
-        for _ in 0..100 {
-            forgotten += store.sweep().await.unwrap();
-        }
-        assert_eq!(forgotten, 1);
-        let left = "SELECT CAST(name AS CHAR) FROM dlock_locks ORDER BY name";
-        let left: Vec<String> = sqlx::query_scalar(left)
-            .fetch_all(&mut native)
-            .await
-            .unwrap();
-        assert_eq!(
-            left,
-            [
-                "free lately",
-                "held for long",
-                "lapsed lately",
-                "taken when the clock was ahead"
-            ]
-        );
     }
 }

@@ -79,7 +79,7 @@ pub(crate) async fn ask<R: Shared, C: Carrier<R>>(
 ) -> Result<Option<R::Answer>> {
     let slot = match enter(carrier, request) {
         Place::Alone(slot) => slot,
-        Place::Waits(id, answer) => match told(carrier.gather(), id, answer).await {
+        Place::Waits(id, answer) => match Box::pin(told(carrier.gather(), id, answer)).await {
             Some(answer) => return answer.map(Some),
             None => None,
         },

@@ -170,7 +170,7 @@ local unserved = not (won or served) and budget == 0 and call('EXISTS', line) ==
 /// somebody stands, whoever asks stands first, so that its old place counts, and then serves the line: nobody passes it.
 /// The hold is written last: what fails on a key that is none of ours fails before, and nobody holds then.
 const ACQUIRE_TEXT: &str = r"
-local call, budget = redis.call, 32
+local call, KEYS, ARGV, budget = redis.call, KEYS, ARGV, 32
 local key, line, ends, counter = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, hold, lease, latest, note = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local stands, follows, join, turned = ARGV[6], ARGV[7], ARGV[8], ARGV[9]
@@ -284,7 +284,8 @@ return {1, micros, token, 1, tonumber(lease), behind}
 /// needs no clock: the key is there, so the hold lives. Whether somebody waits is found by asking for the first two, whom a hand-off needs anyway. Publishes Redisson's `0` whenever the name becomes free: its waiters look at nothing else.
 /// A user without the right to that channel wakes none of them, and the release is done all the same.
 const RELEASE_TEXT: &str = r"
-local call, line, key, ends, unwaited, budget = redis.call, KEYS[1], KEYS[2], KEYS[3], false, 32
+local call, KEYS, ARGV, unwaited, budget = redis.call, KEYS, ARGV, false, 32
+local line, key, ends = KEYS[1], KEYS[2], KEYS[3]
 local owner, hold, keep = ARGV[1], ARGV[2], ARGV[3]
 --RELEASE
 ";

@@ -15,7 +15,7 @@
 /// key, and in that order. A name that stands twice is found by its counter, which has this script's time already: where the counter is not
 /// behind that, it is put back and the step judges. The end is told in full because one text does for all; a lease alone makes the server write as much for each.
 pub(super) const ACQUIRES_TEXT: &str = r"
-local call, ask, n, sub = redis.call, redis.pcall, #KEYS / 4, string.sub
+local call, ask, KEYS, n, sub = redis.call, redis.pcall, KEYS, #KEYS / 4, string.sub
 local owners, holds, lease, latest, note = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 --TIME
 if at - latest > 0 then return redis.error_reply('LATE each for itself') end
@@ -71,7 +71,7 @@ return alike and micros or out
 /// One `EXISTS` finds that nobody waits for any of them; a release adds nobody to a line. Then one `DEL` ends all that have a
 /// sole hold. Where it finds fewer, some stand twice: whoever comes later is judged after that, as is whoever else has more to be said of.
 pub(super) const RELEASES_TEXT: &str = r"
-local call, ask, n, sub, byte = redis.call, redis.pcall, #KEYS / 3, string.sub, string.byte
+local call, ask, KEYS, n, sub, byte = redis.call, redis.pcall, KEYS, #KEYS / 3, string.sub, string.byte
 local owners, holds = ARGV[1], ARGV[2]
 local wide, long, out, sole, count = #owners / n, #holds / n, {}, {}, 0
 local unwaited = ask('EXISTS', unpack(KEYS, 1, n)) == 0

@@ -96,7 +96,7 @@ impl MongoDriver {
             kind,
         };
         Ok(Self {
-            hints: Hints::new(connection.clone(), streams),
+            hints: Hints::new(connection.clone(), streams, kind),
             takes: Gather::new(takes, connection.runtime()),
             gives: Gather::new(Gives(connection.clone()), connection.runtime()),
             capabilities,
@@ -222,11 +222,10 @@ impl MongoDriver {
 
     /// Heard to be free, and somebody else was faster, or keeps it shut, which is no race.
     fn lost(&self, req: &Acquire, record: &Record) -> Acquired {
-        let held = self.refused(req, record);
         if req.look && record.holds() > 0 {
             self.hints.lost(&req.name, record);
         }
-        Acquired::Held(held)
+        Acquired::Held(self.refused(req, record))
     }
 
     fn granted(&self, req: &Acquire, record: &Record, rest: Duration) -> Result<Acquired> {

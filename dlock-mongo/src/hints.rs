@@ -16,7 +16,7 @@ use crate::{
     connection::Connection,
     error,
     heard::{Heard, Later, Wake},
-    record::{Record, batch},
+    record::{Kind, Record, batch},
     sending::Aim,
     stream::{listen, open},
 };
@@ -55,6 +55,7 @@ pub(crate) enum Ear {
 
 pub(crate) struct Shared {
     pub(crate) connection: Connection,
+    kind: Kind,
     waiting: Mutex<Waiting>,
     /// A name was added that the filter lacks, or all is over.
     pub(crate) changed: Arc<Notify>,
@@ -97,7 +98,7 @@ impl Filter {
 
 impl Hints {
     /// With `on` false nobody is ever woken.
-    pub(crate) fn new(connection: Connection, on: bool) -> Self {
+    pub(crate) fn new(connection: Connection, on: bool, kind: Kind) -> Self {
         let (hints, stream) = mpsc::channel(UNREAD);
         let waiting = Waiting {
             names: HashMap::new(),
@@ -111,6 +112,7 @@ impl Hints {
         };
         let shared = Shared {
             connection,
+            kind,
             waiting: Mutex::new(waiting),
             changed: Arc::default(),
             stirred: Notify::new(),
@@ -179,15 +181,15 @@ impl Hints {
         self.shared.waiting().heard.is_free(name)
     }
 
-    /// Somebody is inside, by what the server showed, and a ticket waits from now on.
+    /// Somebody is inside, by what the server showed, and a ticket waits from now on. Said last of an answer: who listens may be asked next.
     pub(crate) fn refused(&self, name: &LockName, ticket: Ticket, record: &Record) -> Ear {
         let mut waiting = self.shared.waiting();
-        waiting.heard.refused(name, record.token, record.now);
+        waiting.heard.refused(name, record.token, record.came());
         drop(waiting);
         self.listen(name, ticket)
     }
 
-    /// And was faster.
+    /// Somebody was faster.
     pub(crate) fn lost(&self, name: &LockName, record: &Record) {
         let later = self.shared.waiting().heard.lost(name, record.token);
         if let Some(later) = later {
@@ -275,12 +277,7 @@ impl Shared {
         if !waiting.names.contains_key(&name) {
             return;
         }
-        let since = event
-            .get_document("updateDescription")
-            .and_then(|changed| changed.get_document("updatedFields"))
-            .and_then(|fields| fields.get_datetime("since"));
-        let at = since.ok().map(|since| since.timestamp_millis());
-        match waiting.heard.release(&name, at) {
+        match waiting.heard.release(&name, time_of(event, self.kind)) {
             Wake::Now => self.emit(&waiting, Hint::Free(name)),
             Wake::Later(later) => self.later(name, later),
             Wake::Nobody => {}
@@ -318,6 +315,16 @@ impl Shared {
         let waiting = self.waiting();
         waiting.generation == generation && waiting.hints.is_some()
     }
+}
+
+/// When a name became free, by the clock that says since when somebody is inside: not where routers and shards each have their own.
+fn time_of(event: &Document, kind: Kind) -> Option<i64> {
+    if kind == Kind::Routed {
+        return None;
+    }
+    let changed = event.get_document("updateDescription").ok()?;
+    let fields = changed.get_document("updatedFields").ok()?;
+    Some(fields.get_datetime("since").ok()?.timestamp_millis())
 }
 
 /// Reads names that were not heard of until now: a release may have come before the stream.
@@ -451,3 +458,20 @@ const RESTING: usize = 16;
 const UNREAD: usize = 1_024;
 /// Names that one client waits for; whoever waits for more looks.
 const MOST: usize = 10_000;
+
+#[cfg(test)]
+mod tests {
+    use super::time_of;
+    use crate::record::Kind;
+    use mongodb::bson::{DateTime, doc};
+
+    #[test]
+    fn a_change_has_a_time_where_one_clock_tells_all_times() {
+        let since = doc! { "since": DateTime::from_millis(7) };
+        let event = doc! { "updateDescription": { "updatedFields": since } };
+        assert_eq!(time_of(&event, Kind::Replicated), Some(7));
+        assert_eq!(time_of(&event, Kind::Routed), None);
+        let gone = doc! { "operationType": "delete" };
+        assert_eq!(time_of(&gone, Kind::Replicated), None);
+    }
+}

@@ -105,6 +105,11 @@ impl Record {
         self.mark == Some(mark)
     }
 
+    /// Since when it is what it is. A primary whose clock is behind its predecessor's may be asked before that.
+    pub(crate) fn came(&self) -> i64 {
+        self.since.min(self.now)
+    }
+
     /// Whether somebody else is inside, or it is kept shut.
     pub(crate) fn is_shut_to(&self, owner: &Owner) -> bool {
         self.rest().is_some() && !self.is_of(owner)

@@ -311,6 +311,15 @@ impl Shared {
         names.try_fold(IDLE, |least, name| Some(least.min(pause(name)?)))
     }
 
+    /// The newest stream was not read for so long that what lies there is not worth reading: another one begins.
+    pub(crate) fn outdated(&self, generation: u64) {
+        let mut waiting = self.waiting();
+        if waiting.generation == generation {
+            waiting.filter = Filter::Names(HashSet::new());
+            self.changed.notify_one();
+        }
+    }
+
     pub(crate) fn is_current(&self, generation: u64) -> bool {
         let waiting = self.waiting();
         waiting.generation == generation && waiting.hints.is_some()

@@ -49,7 +49,14 @@ pub(crate) async fn listen(
     let mut breaks = None;
     let mut outdated = None;
     loop {
+        let before = Instant::now();
         rest(&shared, generation).await;
+        if before.elapsed() > OUTDATED {
+            if let Some(here) = shared.upgrade() {
+                here.outdated(generation);
+            }
+            return;
+        }
         let event = stream.next_if_any().await;
         let Some(here) = shared.upgrade() else { return };
         let broken = here.connection.breaks();
@@ -95,3 +102,5 @@ async fn rest(shared: &Weak<Shared>, generation: u64) {
 
 /// How long a request for changes waits in the server: an old stream lives that long beside a new one.
 const AWAIT: Duration = Duration::from_millis(500);
+/// What lies there for longer is not read any more; nobody rests for that long who waits.
+const OUTDATED: Duration = Duration::from_secs(2);

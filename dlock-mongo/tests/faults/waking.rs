@@ -115,26 +115,27 @@ async fn a_look_that_no_release_woke_takes_nothing() {
 async fn while_nobody_waits_the_stream_is_open_and_not_read() {
     let t = Testbed::start().await;
     let mut hints = t.driver.hints();
-    let holder = t.acquire("a", SECOND * 30);
-    t.granted(&holder).await;
-    let waiter = t.waits("a", 1).await;
-    t.until(async || open(&t).await == 1).await;
-    t.driver
-        .leave(&waiter.name, waiter.line.unwrap())
-        .await
-        .unwrap();
-    let asked = async || t.counted(&["commands", "getMore", "total"]).await;
-    let quiet = async || {
-        let before = asked().await;
-        // A stream that is read is asked for changes twice in that time.
-        t.sleep(1_100).await;
-        open(&t).await == 1 && asked().await == before
-    };
-    t.until(quiet).await;
+    let holder = held_and_waited_for_no_more(&t).await;
     t.waits("a", 2).await;
     t.release(&holder).await;
     // A monitor that a busy machine holds up makes everybody look.
     while hints.next().await.unwrap() != Hint::Free("a".parse().unwrap()) {}
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_lay_unread_for_long_is_replaced_and_no_release_is_missed() {
+    let t = Testbed::start().await;
+    let mut hints = t.driver.hints();
+    let holder = held_and_waited_for_no_more(&t).await;
+    // Nothing but time makes it outdated: two seconds.
+    t.sleep(2_100).await;
+    let opened = async || t.counted(&["commands", "aggregate", "total"]).await;
+    let before = opened().await;
+    t.waits("a", 2).await;
+    t.release(&holder).await;
+    // A monitor that a busy machine holds up makes everybody look.
+    while hints.next().await.unwrap() != Hint::Free("a".parse().unwrap()) {}
+    t.until(async || opened().await > before).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -171,6 +172,26 @@ async fn who_lost_many_races_hears_of_a_release_that_nobody_else_wants() {
         t.granted(&waiter).await;
         t.release(&waiter).await;
     }
+}
+
+/// Who has `a`, for which somebody waited who has gone.
+async fn held_and_waited_for_no_more(t: &Testbed) -> Acquire {
+    let holder = t.acquire("a", SECOND * 30);
+    t.granted(&holder).await;
+    let waiter = t.waits("a", 1).await;
+    t.until(async || open(t).await == 1).await;
+    let left = t.driver.leave(&waiter.name, waiter.line.unwrap());
+    left.await.unwrap();
+    t.until(async || is_unread(t).await).await;
+    holder
+}
+
+/// Whether the only stream is not read, in a time in which it would be asked for changes twice.
+async fn is_unread(t: &Testbed) -> bool {
+    let asked = async || t.counted(&["commands", "getMore", "total"]).await;
+    let before = asked().await;
+    t.sleep(1_100).await;
+    open(t).await == 1 && asked().await == before
 }
 
 /// Cursors on the server.

@@ -144,6 +144,11 @@ const EXTRA: &[(&str, &str, &str)] = &[
         "a step may be a read and a write, and the driver repeats it as a whole",
     ),
     (
+        "mysql",
+        "src/sweep.rs",
+        "its rows stay when they are free: no server of its kind ends them by itself",
+    ),
+    (
         "zk",
         "src/acquire.rs",
         "no single step of its server takes a lock: a seat is made, looked from, watched from, and shared",

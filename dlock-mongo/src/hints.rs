@@ -311,13 +311,16 @@ impl Shared {
         names.try_fold(IDLE, |least, name| Some(least.min(pause(name)?)))
     }
 
-    /// The newest stream was not read for so long that what lies there is not worth reading: another one begins.
-    pub(crate) fn outdated(&self, generation: u64) {
+    /// The newest stream was not read for so long that what lies there is not worth reading: another one begins. What an older one still has to
+    /// say nobody else says.
+    pub(crate) fn outdated(&self, generation: u64) -> bool {
         let mut waiting = self.waiting();
-        if waiting.generation == generation {
+        let is_newest = waiting.generation == generation;
+        if is_newest {
             waiting.filter = Filter::Names(HashSet::new());
             self.changed.notify_one();
         }
+        is_newest
     }
 
     pub(crate) fn is_current(&self, generation: u64) -> bool {

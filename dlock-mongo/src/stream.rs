@@ -51,10 +51,11 @@ pub(crate) async fn listen(
     loop {
         let before = Instant::now();
         rest(&shared, generation).await;
-        if before.elapsed() > OUTDATED {
-            if let Some(here) = shared.upgrade() {
-                here.outdated(generation);
-            }
+        if before.elapsed() > OUTDATED
+            && shared
+                .upgrade()
+                .is_none_or(|here| here.outdated(generation))
+        {
             return;
         }
         let event = stream.next_if_any().await;

@@ -27,7 +27,7 @@ async fn a_refused_ticket_stands_with_place_deadline_and_ttl_and_a_look_moves_th
     assert!((deadline * 1_000.0 - stands[0].1 - 3_000_000.0).abs() < 2_000.0);
     for key in [LINE, ENDS] {
         let rest = t.rest(key).await;
-        assert!(rest > SECOND * 9 && rest <= SECOND * 10, "{key} {rest:?}");
+        assert!(rest > SECOND * 5 && rest <= SECOND * 10, "{key} {rest:?}");
     }
     // So that a later deadline is one: the server's clock goes on.
     tokio::time::sleep(Duration::from_millis(20)).await;
@@ -57,22 +57,23 @@ async fn a_turn_is_a_record_with_nothing_but_the_ticket_and_an_end() {
     let [holder, waiter] = [t.client().await, t.client().await];
     let inside = t.acquire(SECOND * 30);
     holder.granted(&inside).await;
-    let mut req = waiter.waits(&t, 1);
-    req.lease = Lease::fixed(SECOND).unwrap();
+    let req = waiter.waits(&t, 1);
     waiter.held(&req).await;
     let stands = t.line().await[0].0.clone();
     holder.release(&inside).await;
+    assert!(t.rest(KEY).await <= SECOND);
+    // A slow machine may take its time with the rest.
+    t.raw_command(&["PEXPIRE", KEY, "60000"]).await;
     assert_eq!(waiter.turn().await, 1);
     assert_eq!(t.record().await, HashMap::from([("~r".to_owned(), stands)]));
-    assert!(t.rest(KEY).await <= Duration::from_millis(333));
     assert!(!t.keys().await.iter().any(|key| key == LINE || key == ENDS));
     let shown = holder.driver.inspect(&name()).await.unwrap();
     assert!(shown.holders.is_empty() && shown.shut.is_some());
     assert_eq!(shown.waiters, Some(0));
     // Taken: the turn's end is gone with it.
     let grant = waiter.granted(&req).await;
-    assert_eq!((grant.holds.get(), grant.valid_for), (1, SECOND));
-    assert!(t.rest(KEY).await > Duration::from_millis(900));
+    assert_eq!((grant.holds.get(), grant.valid_for), (1, SECOND * 30));
+    assert!(t.rest(KEY).await > SECOND * 20);
     assert_eq!(t.record().await["~r"], "", "reserved for nobody");
 }
 
@@ -85,11 +86,11 @@ async fn the_second_in_line_hears_before_the_first_and_redissons_waiters_only_of
         .listener(&["dlock:c:x", "redisson_lock__channel:dlock:{a}"])
         .await;
     holder.granted(&inside).await;
-    t.put("dlock:c:x:1", 1, SECOND * 60, 700).await;
+    t.put("dlock:c:x:1", 1, SECOND * 60, 30_000).await;
     t.put("dlock:c:gone:1", 2, SECOND * 60, 1_000).await;
     t.put("dlock:c:x:2", 3, SECOND * 60, 1_000).await;
     holder.release(&inside).await;
-    assert_eq!(channels.hears().await, "F2 700 dlock:{a}");
+    assert_eq!(channels.hears().await, "F2 30000 dlock:{a}");
     assert_eq!(channels.hears().await, "T1 dlock:{a}");
     let standing: Vec<_> = t.line().await.into_iter().map(|(it, _)| it).collect();
     assert_eq!(
@@ -97,7 +98,7 @@ async fn the_second_in_line_hears_before_the_first_and_redissons_waiters_only_of
         ["dlock:c:x:2"],
         "who is gone was taken out on the way"
     );
-    assert!(t.rest(KEY).await <= Duration::from_millis(700));
+    assert!(t.rest(KEY).await <= SECOND * 30);
     assert_eq!(t.ends().await.len(), 1);
     // Kept shut, the first is told when it opens.
     holder.driver.break_lock(&name(), None).await.unwrap();
@@ -128,7 +129,7 @@ async fn a_turn_that_lapsed_keeps_its_place_once_and_then_costs_it() {
     let mut inside = t.acquire(SECOND * 30);
     holder.granted(&inside).await;
     let short = |mut req: Acquire| {
-        req.lease = Lease::fixed(Duration::from_millis(300)).unwrap();
+        req.lease = Lease::fixed(SECOND * 3).unwrap();
         req
     };
     let late = short(sleeper.waits(&t, 1));
@@ -140,7 +141,7 @@ async fn a_turn_that_lapsed_keeps_its_place_once_and_then_costs_it() {
     holder.release(&inside).await;
     assert_eq!(sleeper.turn().await, 1);
     // The turn lasts a third of a lease, on the server.
-    tokio::time::sleep(Duration::from_millis(110)).await;
+    tokio::time::sleep(Duration::from_millis(1_010)).await;
     other.granted(&good).await;
     // One look or several: what counts is the turns.
     for _ in 0..2 {
@@ -150,7 +151,7 @@ async fn a_turn_that_lapsed_keeps_its_place_once_and_then_costs_it() {
     other.release(&good).await;
     assert_eq!(sleeper.turn().await, 1);
     // As above.
-    tokio::time::sleep(Duration::from_millis(110)).await;
+    tokio::time::sleep(Duration::from_millis(1_010)).await;
     inside = t.acquire(SECOND * 30);
     holder.granted(&inside).await;
     let good = short(other.waits(&t, 2));

@@ -6,7 +6,7 @@ use dlock_core::{
     HoldId, Lane, Lease, LockName, Owner, Release, Released, Renew, Renewed, Snapshot, Ticket,
 };
 use dlock_redis::RedisDriver;
-use redis::{AsyncCommands, aio::MultiplexedConnection};
+use redis::{AsyncCommands, AsyncConnectionConfig, aio::MultiplexedConnection};
 use std::{
     num::NonZeroU64,
     sync::{
@@ -153,7 +153,12 @@ impl Testbed {
 
     pub(crate) async fn raw(&self) -> MultiplexedConnection {
         let client = redis::Client::open(self.server.url()).unwrap();
-        client.get_multiplexed_async_connection().await.unwrap()
+        // Half a second by default, which a busy machine may take.
+        let patient = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(SECOND * 20))
+            .set_response_timeout(Some(SECOND * 20));
+        let raw = client.get_multiplexed_async_connection_with_config(&patient);
+        raw.await.unwrap()
     }
 
     pub(crate) async fn exists(&self, key: &str) -> bool {

@@ -7,7 +7,7 @@ use dlock_core::{
 };
 use dlock_redis::RedisDriver;
 use futures_util::{StreamExt, stream::BoxStream};
-use redis::{AsyncCommands, aio::MultiplexedConnection, aio::PubSub};
+use redis::{AsyncCommands, AsyncConnectionConfig, aio::MultiplexedConnection, aio::PubSub};
 use std::{
     collections::{BTreeMap, HashMap},
     num::NonZeroU64,
@@ -163,7 +163,12 @@ impl Testbed {
 
     pub(crate) async fn raw(&self) -> MultiplexedConnection {
         let client = redis::Client::open(self.server.url()).unwrap();
-        client.get_multiplexed_async_connection().await.unwrap()
+        // Half a second by default, which a busy machine may take.
+        let patient = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(SECOND * 20))
+            .set_response_timeout(Some(SECOND * 20));
+        let raw = client.get_multiplexed_async_connection_with_config(&patient);
+        raw.await.unwrap()
     }
 
     pub(crate) async fn raw_command(&self, words: &[&str]) {

@@ -12,7 +12,7 @@ use crate::{
     limit::{Alarm, Limit},
     session::{self, Flavour},
 };
-use dlock_core::{Clock, DriverError, Instant, Result, Retry, ServerClock};
+use dlock_core::{Clock, DriverError, Effect, Instant, Result, Retry, ServerClock};
 use sqlx::{ConnectOptions, Connection as _, MySqlConnection, mysql::MySqlConnectOptions};
 use std::{
     fmt,
@@ -407,7 +407,8 @@ impl Turn<'_> {
     async fn know_the_time(&mut self) -> Result<()> {
         let limit = self.limit();
         let told = limit.of(commands::clock(self.native())).await;
-        let (now, _) = self.heard(told)?;
+        let told = self.heard(told);
+        let (now, _) = told.map_err(|error| error.with_effect(Effect::None))?;
         self.told(now);
         Ok(())
     }
@@ -451,10 +452,9 @@ const TIMED: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {
-    use super::{Connections, Flavour, Purpose};
+    use super::{Connections, Effect, Flavour, Purpose};
     use crate::{commands::Statements, error, limit::RUNS};
     use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
-    use dlock_core::Effect;
     use std::time::{Duration, Instant};
 
     #[tokio::test(flavor = "multi_thread")]

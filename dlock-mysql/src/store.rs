@@ -396,9 +396,36 @@ const SHORTEST_PAUSE: Duration = Duration::from_micros(250);
 mod tests {
     use super::Store;
     use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
-    use dlock_core::{Acquire, Acquired, HoldId, Lease, LockName, Owner};
-    use sqlx::{Connection, MySqlConnection};
+    use dlock_core::{Acquire, Acquired, Effect, HoldId, Lease, LockName, Owner};
+    use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
     use std::time::Duration;
+
+    #[tokio::test]
+    async fn what_fails_before_anything_was_asked_had_no_effect() {
+        const OTHERS: &str = "SELECT id FROM information_schema.PROCESSLIST \
+            WHERE id <> CONNECTION_ID() AND db = DATABASE()";
+        let server = MariadbServer::start(MariadbOptions::default()).unwrap();
+        let store = Store::open(server.url().parse().unwrap()).await.unwrap();
+        let mut native = MySqlConnection::connect(&server.url()).await.unwrap();
+        // It is asked for the time first, and is not there any more.
+        let mut turn = store.work(store.patience()).await.unwrap();
+        turn.forget_the_time();
+        drop(turn);
+        loop {
+            let others = sqlx::query_scalar::<_, i64>(OTHERS);
+            let others = others.fetch_all(&mut native).await.unwrap();
+            for id in &others {
+                let kill = sqlx::raw_sql(AssertSqlSafe(format!("KILL {id}")));
+                drop(kill.execute(&mut native).await); // it may be gone meanwhile
+            }
+            if others.is_empty() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let failed = store.work(store.patience()).await.err().unwrap();
+        assert_eq!(failed.effect(), Effect::None, "{failed:?}");
+    }
 
     #[tokio::test]
     async fn a_row_made_anew_is_not_written_by_who_read_the_one_before() {

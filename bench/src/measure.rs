@@ -196,7 +196,7 @@ impl Quiet {
         let all = steal.len();
         let is_quiet = |at: &usize| steal[*at] <= MOST_STEAL && foreign[*at] <= MOST_FOREIGN;
         let mut used: Vec<usize> = (0..all).filter(is_quiet).collect();
-        let noisy = used.len() < FEWEST.min(all);
+        let noisy = used.len() < FEWEST.min(all).max(all / 4);
         if noisy {
             used = (0..all).collect();
         }
@@ -237,7 +237,7 @@ const WARM_UP: usize = 4;
 const MOST_STEAL: f64 = 0.15;
 /// In cores: beside others' builds nobody gets his share.
 const MOST_FOREIGN: f64 = 0.35;
-/// With fewer quiet repetitions there is no median to speak of.
+/// With fewer quiet repetitions, or less than a quarter of many, there is no median to speak of.
 const FEWEST: usize = 3;
 
 #[cfg(test)]
@@ -283,6 +283,11 @@ mod tests {
         let quiet = Quiet::of(&none, &[0.0, 0.9, 0.9, 0.9, 0.0]);
         assert_eq!((quiet.used.len(), quiet.noisy), (5, true));
         assert!(!Quiet::of(&[0.0], &[0.0]).noisy);
+        let mut many = [0.2; 40];
+        for (left, noisy) in [(9, true), (10, false)] {
+            many[..left].fill(0.0);
+            assert_eq!(Quiet::of(&many, &[0.0; 40]).noisy, noisy);
+        }
     }
 
     #[test]

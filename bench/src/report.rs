@@ -189,7 +189,7 @@ impl fmt::Display for Quiet {
             self.foreign
         )?;
         if self.noisy {
-            f.write_str("; **noisy**: fewer than 3 were quiet, so all count")?;
+            f.write_str("; **noisy**: too few were quiet, so all count")?;
         }
         Ok(())
     }

@@ -27,7 +27,7 @@
 mod several;
 
 use redis::Cmd;
-use several::{ACQUIRES_TEXT, RELEASES_TEXT};
+use several::{ACQUIRES_TEXT, EACH, RELEASES_TEXT};
 use std::sync::LazyLock;
 
 /// A script and the name under which the server keeps it.
@@ -37,9 +37,11 @@ pub(crate) struct Lua {
 }
 
 impl Lua {
-    /// Lines `--ACQUIRE`, `--RELEASE`, `--TIME`, `--STAND`, `--TELL` and `--SERVE` stand for the text of that name.
+    /// Lines `--ACQUIRE`, `--RELEASE`, `--EACH`, `--TIME`, `--STAND`, `--TELL` and `--SERVE` stand for the text of that name.
     fn new(text: &str) -> Self {
-        let text = text.replace("--ACQUIRE\n", ACQUIRE_STEP);
+        let text = text
+            .replace("--ACQUIRE\n", ACQUIRE_STEP)
+            .replace("--EACH\n", EACH);
         let text = text.replace("--RELEASE\n", RELEASE_STEP);
         let text = text.replace("--TIME\n", TIME).replace("--STAND\n", STAND);
         let text = text.replace("--TELL\n", TELL).replace("--SERVE\n", SERVE);

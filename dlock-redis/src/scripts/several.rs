@@ -51,16 +51,8 @@ local function judge(i)
   local stands, follows, join, turned = tickets[i]
 --ACQUIRE
 end
-alike = true
-for i = 1, n do
-  if not out[i] then
-    local done, answer = pcall(judge, i)
-    if not done and type(answer) ~= 'table' then answer = redis.error_reply(tostring(answer)) end
-    out[i] = answer
-  end
-  alike = alike and out[i] == micros
-end
-return alike and micros or out
+local common = micros
+--EACH
 ";
 
 /// Several releases, each as [`RELEASE_TEXT`](super::RELEASE_TEXT) judges it.
@@ -98,20 +90,27 @@ if unwaited then
   end
 end
 if count == n then return 0 end
-local budget, alike = 32, true
+local budget = 32
 local function judge(i)
   local line, key, ends = KEYS[i], KEYS[n + i], KEYS[2 * n + i]
   local owner, hold = sub(owners, wide * i - wide + 1, wide * i), sub(holds, long * i - long + 1, long * i)
   local keep
 --RELEASE
 end
+local common = 0
+--EACH
+";
+
+/// Lets `judge(i)` judge who has no answer yet. Needs `out`, the answers; `common` is what is said once if all are answered so.
+pub(super) const EACH: &str = r"
+local alike = true
 for i = 1, n do
   if not out[i] then
     local done, answer = pcall(judge, i)
     if not done and type(answer) ~= 'table' then answer = redis.error_reply(tostring(answer)) end
     out[i] = answer
   end
-  alike = alike and out[i] == 0
+  alike = alike and out[i] == common
 end
-return alike and 0 or out
+return alike and common or out
 ";

@@ -10,8 +10,7 @@ use crate::{
 };
 use dlock_core::{
     Acquire, Acquired, Broken, Cursor, FencingToken, Grant, Held, HoldId, Holder, Holds, LockName,
-    MAX_HOLDS, NameError, Note, Owner, Page, Release, Released, Renew, Renewed, Snapshot, Ticket,
-    Wake,
+    MAX_HOLDS, Note, Owner, Page, Release, Released, Renew, Renewed, Snapshot, Ticket, Wake,
 };
 use std::{num::NonZeroU32, ops::Bound, sync::Arc, time::Duration};
 
@@ -218,15 +217,13 @@ pub(crate) fn list(
     wake: Wake,
     (prefix, from, limit): (&str, Option<&Cursor>, usize),
 ) -> Result<Page, MemoryError> {
-    let from = match (from.map(name_of).transpose()?, LockName::new(prefix)) {
-        (Some(name), _) if name.as_str() >= prefix => Bound::Excluded(name),
-        (_, Ok(first)) => Bound::Included(first),
-        (_, Err(NameError::Empty)) => Bound::Unbounded,
-        // No name begins with what could not stand in one.
-        (_, Err(_)) => return Ok(Page::new(Vec::new(), None)),
+    // Every name begins with what cannot stand in one, or none does.
+    let first = LockName::new(prefix).map_or(Bound::Unbounded, Bound::Included);
+    let from = match from.map(name_of).transpose()? {
+        Some(name) if name.as_str() >= prefix => Bound::Excluded(name),
+        _ => first,
     };
-    let mut found = Vec::new();
-    let mut next = None;
+    let (mut found, mut next) = (Vec::new(), None);
     let names = state.names.range((from, Bound::Unbounded));
     let under = names.take_while(|(name, _)| name.as_str().starts_with(prefix));
     for (seen, (name, entry)) in under.enumerate() {
@@ -237,7 +234,7 @@ pub(crate) fn list(
         if !shown.holders.is_empty() || shown.shut.is_some() {
             found.push(shown);
         }
-        next = Some(cursor_at(name));
+        next = Some(Cursor([CURSOR, name.as_str().as_bytes()].concat()));
     }
     Ok(Page::new(found, None))
 }
@@ -485,14 +482,10 @@ fn count(holds: &[Hold]) -> Option<NonZeroU32> {
     NonZeroU32::new(u32::try_from(holds.len()).ok()?)
 }
 
-fn cursor_at(name: &LockName) -> Cursor {
-    Cursor([CURSOR, name.as_str().as_bytes()].concat())
-}
-
 fn name_of(cursor: &Cursor) -> Result<LockName, MemoryError> {
-    let name = cursor.0.strip_prefix(CURSOR).ok_or(MemoryError::Cursor)?;
-    let name = std::str::from_utf8(name).map_err(|_| MemoryError::Cursor)?;
-    name.parse().map_err(|_| MemoryError::Cursor)
+    let name = cursor.0.strip_prefix(CURSOR).map(std::str::from_utf8);
+    let name = name.and_then(|name| name.ok()?.parse().ok());
+    name.ok_or(MemoryError::Cursor)
 }
 
 /// How long a token counter outlives its name, at least: what a server's clock may be set back.

@@ -402,7 +402,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_fails_before_anything_was_asked_had_no_effect() {
-        const OTHERS: &str = "SELECT id FROM information_schema.PROCESSLIST \
+        const OTHERS: &str = "SELECT CAST(id AS SIGNED) FROM information_schema.PROCESSLIST \
             WHERE id <> CONNECTION_ID() AND db = DATABASE()";
         let server = MariadbServer::start(MariadbOptions::default()).unwrap();
         let store = Store::open(server.url().parse().unwrap()).await.unwrap();

@@ -85,7 +85,8 @@ impl DistributedLock for MysqlDriver {
         let acquired = match tried {
             Ok(Some(acquired)) => acquired,
             tried => {
-                let again = || self.store.try_acquire(req, false);
+                // What was to be joined may be over by now: whoever joins always looks.
+                let again = || self.store.try_acquire(req, req.join.is_some());
                 Box::pin(self.store.settled(tried, req.give_up, again)).await?
             }
         };

@@ -230,7 +230,8 @@ impl DistributedLock for SqliteDriver {
                     return Ok(Acquired::Granted(grant));
                 }
             }
-            looks_first = false;
+            // What was to be joined may be over by the next try.
+            looks_first = req.join.is_some();
             let at = self.in_time(req.give_up)?;
             let answer = match self.consider(&mut turn, req, &at).await? {
                 Step::Take => None,

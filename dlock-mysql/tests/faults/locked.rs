@@ -106,6 +106,33 @@ async fn what_waits_for_a_row_is_repeated_while_there_is_time_and_then_refused()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_joins_what_is_over_by_the_second_try_is_told_that_it_is_gone() {
+    let t = Testbed::start(&[]).await;
+    let held = t.ask("a", SECOND * 30);
+    let token = t.granted(&held).await.token;
+    let mut blocker = t.blocker("a").await;
+    let mut joining = t.again(&held, SECOND * 30);
+    joining.join = token;
+    let joined = tokio::spawn({
+        let driver = Arc::clone(&t.driver);
+        async move { driver.acquire(&joining).await }
+    });
+    t.until("it has found the row held", async |t: &Testbed| {
+        t.waiting().await == 1
+    })
+    .await;
+    // As a release does.
+    run(
+        &mut blocker,
+        "UPDATE dlock_locks SET expires = 0, version = version + 1 WHERE name = 'a'",
+    )
+    .await;
+    run(&mut blocker, "COMMIT").await;
+    let joined = joined.await.unwrap().unwrap();
+    assert!(matches!(joined, Acquired::Gone), "{joined:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_deadlock_with_somebodys_transaction_is_told_as_a_locked_row_and_soon_over() {
     let t = Testbed::start(&[]).await;
     let held = [t.taken("a").await, t.taken("b").await];

@@ -1,10 +1,10 @@
 //! What is asked of one driver: at once, in batches, and dropped.
 
-use super::bed::{Bed, acquire, again, frees, granted, held, release, renew};
+use super::bed::{Bed, acquire, again, frees, granted, held, native, release, renew};
 use super::{LIMIT, SECOND, trial};
 use dlock_core::{
-    Clock, Cursor, DistributedLock, ErrorKind, HoldId, Holds, Lane, Release, Released, Renew,
-    Renewed,
+    Acquired, Clock, Cursor, DistributedLock, ErrorKind, HoldId, Holds, Lane, Release, Released,
+    Renew, Renewed,
 };
 use futures_util::{FutureExt, future::join_all};
 use libtest_mimic::Trial;
@@ -13,6 +13,7 @@ use std::collections::HashSet;
 pub(super) fn trials() -> Vec<Trial> {
     Vec::from(tests! { trial:
         many_holds_that_come_and_go_at_once_are_counted,
+        who_joins_what_is_over_by_the_second_try_is_told_that_it_is_gone,
         a_batch_of_renewals_of_any_size_is_answered_in_order,
         a_dropped_call_is_over_before_the_next_one_begins,
         a_walk_over_more_names_than_a_page_meets_each_once,
@@ -59,6 +60,26 @@ async fn many_holds_that_come_and_go_at_once_are_counted() {
         });
     join_all(releases).await;
     frees(&drivers[3], &first).await;
+}
+
+async fn who_joins_what_is_over_by_the_second_try_is_told_that_it_is_gone() {
+    let bed = Bed::new();
+    let driver = bed.driver().await;
+    let first = acquire("a", SECOND * 30);
+    let mut joining = again(&first);
+    joining.join = granted(&driver, &first).await.token;
+    let mut other = native(&bed.file).await;
+    // As another process that is about to release it.
+    let freed = "BEGIN IMMEDIATE; UPDATE locks SET owner = NULL, holds = '', until = 0, version = version + 1";
+    sqlx::raw_sql(freed).execute(&mut other).await.unwrap();
+    let committed = async {
+        // Nothing shows that the record has been read; sooner or later, it is gone.
+        tokio::time::sleep(SECOND / 5).await;
+        sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
+    };
+    let (joined, ()) = tokio::join!(driver.acquire(&joining), committed);
+    let joined = joined.unwrap();
+    assert!(matches!(joined, Acquired::Gone), "{joined:?}");
 }
 
 async fn a_batch_of_renewals_of_any_size_is_answered_in_order() {

@@ -32,6 +32,8 @@ struct Name {
     /// Whom the last refusal has seen inside, by the token, and since when by the server's time.
     inside: Option<u64>,
     since: i64,
+    /// When the name was last heard to be free, by the server's time.
+    released: Option<i64>,
     /// Others wait as well: one of them was faster, or ran where this one held back.
     company: bool,
     /// A release was left to others since the last win.
@@ -102,7 +104,8 @@ impl Heard {
         let known = self.of(name);
         known.since = since;
         known.inside = Some(token);
-        known.news += 1;
+        // One that is no younger than the release was asked for before it, and makes no look needless.
+        known.news += u64::from(known.released.is_some_and(|at| since > at));
         known.held_back = false;
         known.lost_to = known.lost_to.filter(|lost_to| *lost_to == token);
         if let State::Trying(_) = known.state {
@@ -145,6 +148,7 @@ impl Heard {
             return Wake::Nobody;
         }
         known.news += 1;
+        known.released = at;
         let random = random();
         if known.company && !std::mem::replace(&mut known.passed, true) {
             return Wake::Later(Later {
@@ -373,6 +377,24 @@ mod tests {
             assert!(heard.is_free(&name(0)), "so it runs");
             assert!(!heard.is_due(&name(0), later), "that is over");
             heard.won(&name(0));
+        }
+    }
+
+    #[test]
+    fn a_refusal_from_before_the_release_makes_no_look_needless() {
+        for (since, at, is_due) in [
+            (100, Some(200), true),
+            (200, Some(200), true),
+            (201, Some(200), false),
+            (201, None, true),
+        ] {
+            let (mut heard, _) = loser(1);
+            heard.won(&name(0));
+            let Wake::Later(later) = heard.release(&name(0), at) else {
+                panic!("{heard:?}")
+            };
+            heard.refused(&name(0), 7, since);
+            assert_eq!(heard.is_due(&name(0), later), is_due, "{since} {at:?}");
         }
     }
 

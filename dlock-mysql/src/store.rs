@@ -393,20 +393,26 @@ const ATTEMPTS: u32 = 8;
 const SHORTEST_PAUSE: Duration = Duration::from_micros(250);
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::Store;
     use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
     use dlock_core::{Acquire, Acquired, Effect, HoldId, Lease, LockName, Owner};
     use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
     use std::time::Duration;
 
+    /// A server of its own, a store in it, and a session beside that.
+    pub(crate) async fn opened() -> (MariadbServer, Store, MySqlConnection) {
+        let server = MariadbServer::start(MariadbOptions::default()).unwrap();
+        let store = Store::open(server.url().parse().unwrap()).await.unwrap();
+        let native = MySqlConnection::connect(&server.url()).await.unwrap();
+        (server, store, native)
+    }
+
     #[tokio::test]
     async fn what_fails_before_anything_was_asked_had_no_effect() {
         const OTHERS: &str = "SELECT CAST(id AS SIGNED) FROM information_schema.PROCESSLIST \
             WHERE id <> CONNECTION_ID() AND db = DATABASE()";
-        let server = MariadbServer::start(MariadbOptions::default()).unwrap();
-        let store = Store::open(server.url().parse().unwrap()).await.unwrap();
-        let mut native = MySqlConnection::connect(&server.url()).await.unwrap();
+        let (_server, store, mut native) = opened().await;
         // It is asked for the time first, and is not there any more.
         let mut turn = store.work(store.patience()).await.unwrap();
         turn.forget_the_time();
@@ -429,9 +435,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_row_made_anew_is_not_written_by_who_read_the_one_before() {
-        let server = MariadbServer::start(MariadbOptions::default()).unwrap();
-        let store = Store::open(server.url().parse().unwrap()).await.unwrap();
-        let mut native = MySqlConnection::connect(&server.url()).await.unwrap();
+        let (_server, store, mut native) = opened().await;
         let name = LockName::new("a").unwrap();
         let ask = |owner, hold| {
             let lease = Lease::fixed(Duration::from_secs(30)).unwrap();

@@ -79,15 +79,11 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 #[cfg(test)]
 mod tests {
-    use super::Store;
-    use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
-    use sqlx::{Connection, MySqlConnection};
+    use crate::store::tests::opened;
 
     #[tokio::test]
     async fn names_long_free_are_forgotten_and_no_others() {
-        let server = MariadbServer::start(MariadbOptions::default()).unwrap();
-        let store = Store::open(server.url().parse().unwrap()).await.unwrap();
-        let mut native = MySqlConnection::connect(&server.url()).await.unwrap();
+        let (_server, store, mut native) = opened().await;
         // Hours since each was changed, until it ends, and until the time is that of its token.
         for (name, changed, ends, token) in [
             ("free for long", 25, -25, -25),

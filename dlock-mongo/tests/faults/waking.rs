@@ -128,7 +128,9 @@ async fn a_stream_that_lay_unread_for_long_is_replaced_and_no_release_is_missed(
     let mut hints = t.driver.hints();
     let holder = held_and_waited_for_no_more(&t).await;
     // Nothing but time makes it outdated: two seconds.
-    t.sleep(2_100).await;
+    for _ in 0..2 {
+        t.until(async || is_unread(&t).await).await;
+    }
     let opened = async || t.counted(&["commands", "aggregate", "total"]).await;
     let before = opened().await;
     t.waits("a", 2).await;

@@ -1,6 +1,6 @@
 //! What is asked of one driver: at once, in batches, and dropped.
 
-use super::bed::{Bed, acquire, again, frees, granted, held, native, release, renew};
+use super::bed::{Bed, acquire, again, frees, granted, held, release, renew};
 use super::{LIMIT, SECOND, trial};
 use dlock_core::{
     Acquired, Clock, Cursor, DistributedLock, ErrorKind, HoldId, Holds, Lane, Release, Released,
@@ -68,17 +68,13 @@ async fn who_joins_what_is_over_by_the_second_try_is_told_that_it_is_gone() {
     let first = acquire("a", SECOND * 30);
     let mut joining = again(&first);
     joining.join = granted(&driver, &first).await.token;
-    let mut other = native(&bed.file).await;
-    // As another process that is about to release it.
-    let freed = "BEGIN IMMEDIATE; UPDATE locks SET owner = NULL, holds = '', until = 0, version = version + 1";
-    sqlx::raw_sql(freed).execute(&mut other).await.unwrap();
-    let committed = async {
-        // Nothing shows that the record has been read; sooner or later, it is gone.
-        tokio::time::sleep(SECOND / 5).await;
-        sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
-    };
-    let (joined, ()) = tokio::join!(driver.acquire(&joining), committed);
-    let joined = joined.unwrap();
+    // A release that comes between the reading of the record and the writing of the second hold.
+    bed.sql(
+        "CREATE TRIGGER meanwhile BEFORE UPDATE ON locks WHEN old.holds <> '' AND length(new.holds) > length(old.holds) BEGIN \
+         UPDATE locks SET owner = NULL, holds = '', until = 0, version = version + 1; SELECT RAISE(IGNORE); END",
+    )
+    .await;
+    let joined = driver.acquire(&joining).await.unwrap();
     assert!(matches!(joined, Acquired::Gone), "{joined:?}");
 }
 

@@ -217,8 +217,9 @@ pub(crate) async fn a_seat_that_somebody_removed_is_taken_anew_by_its_waiter() {
 pub(crate) async fn the_applications_own_session_carries_locks_as_long_as_it_lasts() {
     let server = server(ZooKeeperOptions::default()).await;
     let (hosts, other) = (server.addr().to_string(), client(&server.url()).await);
+    let proxy = Proxy::start(server.addr()).await.unwrap();
     let own = native::Client::connector().with_session_timeout(SESSION * 2);
-    let own = own.connect(&hosts).await.unwrap();
+    let own = own.connect(&proxy.addr().to_string()).await.unwrap();
     let driver = ZkDriver::from_client(own.clone(), ZkConfig::new(&*hosts)).await;
     let given = Client::builder(Arc::new(driver.unwrap())).build().unwrap();
     let guard = take(&given, "given").await;
@@ -231,23 +232,18 @@ pub(crate) async fn the_applications_own_session_carries_locks_as_long_as_it_las
     sleep(SESSION * 8 / 3).await;
     guard.check().unwrap();
     assert_eq!(guard.release().await.unwrap(), Outcome::Released);
-    // Who has it can end it, and nothing that it carried is held.
+    // Who has it can end it, and nothing that it carried is held. The two connections would take the session from each other.
     let guard = take(&given, "given").await;
-    let ending = async {
-        // The two connections take the session from each other, and one may be unlucky for as long as it tries.
-        loop {
-            let same = native::Client::connector().with_session(own.session().clone());
-            drop(same.connect(&hosts).await);
-            sleep(SESSION / 10).await;
-        }
-    };
-    let reason = async {
-        tokio::select! {
-            reason = guard.lost() => reason,
-            () = ending => unreachable!("it goes on"),
-        }
-    };
-    let reason = timeout(SESSION * 10, reason).await.expect("it is told");
+    proxy.refuse(true);
+    proxy.cut();
+    let same = native::Client::connector().with_session(own.session().clone());
+    drop(same.connect(&hosts).await.expect("the session goes on"));
+    until("its seat is gone", SESSION, || async {
+        seats(&hosts, "given").await.is_empty()
+    })
+    .await;
+    proxy.heal();
+    let reason = timeout(SESSION, guard.lost()).await.expect("it is told");
     assert_eq!(reason, LossReason::Session);
     take(&other, "given").await.release().await.unwrap();
     let lock = given.lock("given").unwrap();

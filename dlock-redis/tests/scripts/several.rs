@@ -11,8 +11,9 @@ use futures_util::future::join_all;
 use redis::AsyncCommands;
 use std::{collections::HashSet, time::Duration};
 
-/// The first four go at once, each alone; sixteen others fit into one script.
-const MANY: usize = 4 + 3 * 16;
+/// The first four go at once, each alone; so many others fit into one script.
+const A_SCRIPT: usize = 32;
+const MANY: usize = 4 + 3 * A_SCRIPT;
 
 #[tokio::test]
 async fn requests_that_are_alike_go_in_one_script_and_leave_what_each_alone_would() {
@@ -31,10 +32,8 @@ async fn requests_that_are_alike_go_in_one_script_and_leave_what_each_alone_woul
         assert_eq!(tokens.len(), MANY);
         for (req, token) in wanted.iter().zip(tokens) {
             let key = format!("dlock:{{{}}}", req.name);
-            assert_eq!(
-                t.raw().await.hget::<_, _, u64>(&key, "~t").await.unwrap(),
-                token
-            );
+            let shown: u64 = t.raw().await.hget(&key, "~t").await.unwrap();
+            assert_eq!(shown, token);
             let fields: usize = t.raw().await.hlen(&key).await.unwrap();
             assert_eq!(fields, 3, "owner, hold and token");
             assert!(t.rest(&key).await > SECOND * 20);
@@ -96,7 +95,7 @@ async fn of_all_that_want_one_name_in_one_script_one_gets_it() {
 async fn leases_that_differ_do_not_go_in_one_script() {
     let t = Testbed::start();
     let driver = t.client().await.driver;
-    let mut wanted = t.of_many_names(4 + 2 * 16);
+    let mut wanted = t.of_many_names(4 + 2 * A_SCRIPT);
     for (at, req) in wanted.iter_mut().enumerate().skip(4) {
         req.lease = Lease::fixed(SECOND * [30, 60][at % 2]).unwrap();
     }
@@ -181,7 +180,7 @@ async fn tokens_grow_in_a_script_of_several_whatever_their_counters_say() {
     let t = Testbed::start();
     let driver = t.client().await.driver;
     let ahead = 8_000_000_000_000_000_u64;
-    let wanted = t.of_many_names(4 + 16);
+    let wanted = t.of_many_names(4 + A_SCRIPT);
     let counter = |at: usize| format!("dlock:{{{}}}:token", wanted[at].name);
     // Two before the clock was set back, one of a day ago, one that is no number and one that is no text.
     let (set_back, old, blank, foreign) = ([5, 6], 7, 8, 9);
@@ -233,7 +232,7 @@ async fn who_listens_for_redissons_releases_hears_one_for_each_in_a_script() {
         granted(answer);
     }
     // A release that comes twice frees nothing the second time.
-    let twice = wanted.iter().chain(&wanted[4..20]);
+    let twice = wanted.iter().chain(&wanted[4..4 + A_SCRIPT]);
     join_all(twice.map(|req| release(&driver, req))).await;
     t.raw_command(&["PUBLISH", "redisson_lock__channel:end", "1"])
         .await;
@@ -254,7 +253,7 @@ async fn who_listens_for_redissons_releases_hears_one_for_each_in_a_script() {
 async fn nobody_passes_a_line_in_a_script_of_several() {
     let t = Testbed::start();
     let [client, other] = [t.client().await, t.client().await];
-    let wanted = t.of_many_names(4 + 16);
+    let wanted = t.of_many_names(4 + A_SCRIPT);
     let waited = 7;
     client.granted(&wanted[waited]).await;
     let mut waiting = other.waits(&t, 1);
@@ -276,7 +275,7 @@ async fn nobody_passes_a_line_in_a_script_of_several() {
 async fn a_release_in_a_script_of_several_leaves_what_is_kept_shut() {
     let t = Testbed::start();
     let driver = t.client().await.driver;
-    let wanted = t.of_many_names(4 + 16);
+    let wanted = t.of_many_names(4 + A_SCRIPT);
     let kept = 7;
     for req in &wanted {
         granted(driver.acquire(req).await);

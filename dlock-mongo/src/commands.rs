@@ -22,7 +22,7 @@
 
 use crate::{
     pipelines::{
-        ACQUIRE, AT_MOST, BREAK, GIVE, IN_TIME, INSIDE, NAMED, PROLONG, PROLONG_ONE, RELEASE,
+        ACQUIRE, AT_MOST, BREAK, GIVE, IN_TIME, INSIDE, LIVES, PROLONG, PROLONG_ONE, RELEASE,
         SHOWN, TAKE, TAKE_ALL, VERSION, concern, simple, unused,
     },
     record::{length, owner_text},
@@ -191,7 +191,7 @@ pub(crate) fn break_lock(
     one(collection, named(name), Some(variables), &BREAK)
 }
 
-/// Answers how many documents matched: as many as the batch has entries when all of them are held.
+/// Answers how many documents it changed: as many as the batch has entries when each has a hold that was prolonged.
 pub(crate) fn renew(collection: &str, batch: &[Renew], last: DateTime) -> Document {
     let listed =
         |of: fn(&Renew) -> Bson| doc! { "$literal": batch.iter().map(of).collect::<Vec<_>>() };
@@ -202,8 +202,12 @@ pub(crate) fn renew(collection: &str, batch: &[Renew], last: DateTime) -> Docume
         "leases": listed(|entry| length(entry.lease.unwrap_or_default()).into()),
         "last": last,
     };
+    let holds = batch.iter().map(|entry| Bson::from(entry.hold.to_string()));
     let update = doc! {
-        "q": { "_id": { "$in": names(batch) }, "dlock": VERSION, "$expr": NAMED.clone() },
+        "q": {
+            "_id": { "$in": names(batch) }, "dlock": VERSION, "holds.id": { "$in": holds.collect::<Vec<_>>() },
+            "$expr": LIVES.clone(),
+        },
         "u": PROLONG.clone(),
         "multi": true,
         "collation": simple(),

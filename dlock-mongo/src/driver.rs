@@ -143,8 +143,10 @@ impl MongoDriver {
         }
         let renew = commands::renew(collection, entries, last);
         let reply = self.connection.run(Aim::Renew, renew).await?;
-        let matched = reply.get_i32("n").map_err(|_| error::garbled())?;
-        if usize::try_from(matched) == Ok(entries.len())
+        let count = |of: &str| reply.get_i32(of).map_err(|_| error::garbled());
+        let (matched, changed) = (count("n")?, count("nModified")?);
+        // A document that matched, but whose hold was not prolonged, is not changed.
+        if usize::try_from(changed) == Ok(entries.len())
             && entries.iter().all(|entry| entry.lease.is_some())
         {
             let lasts = |entry: &Renew| Renewed::Until {
@@ -335,10 +337,8 @@ impl DistributedLock for MongoDriver {
             .collect();
         let outcomes: Vec<_> = stream::iter(commands).buffered(IN_FLIGHT).collect().await;
         if outcomes.iter().all(Result::is_err) {
-            return outcomes
-                .into_iter()
-                .next()
-                .unwrap_or_else(|| Ok(Vec::new()));
+            let first = outcomes.into_iter().next();
+            return first.unwrap_or_else(|| Ok(Vec::new()));
         }
         // A command that failed takes its own entries along, and none that another has renewed.
         let mut answers = Vec::with_capacity(entries.len());

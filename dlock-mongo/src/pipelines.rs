@@ -121,34 +121,25 @@ pub(crate) static BREAK: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     constant(doc! { "$replaceWith": root }, false, "dlock break")
 });
 
-/// Whether the document has the living hold that the batch names for it. A lapsed one is no match, so it is neither prolonged nor counted.
-pub(crate) static NAMED: LazyLock<Bson> = LazyLock::new(|| {
-    let same = doc! { "$eq": ["$$one.id", at("$$holds")] };
-    let lives = doc! { "$gt": ["$$one.end", "$$NOW"] };
-    let found = doc! { "$anyElementTrue": [{ "$map": {
-        "input": "$holds", "as": "one", "in": { "$and": [same, lives] },
-    } }] };
-    let owned = doc! { "$eq": ["$owner", at("$$owners")] };
-    let decided = with(entry(), doc! { "$and": [owned, found] });
-    Bson::Document(doc! { "$and": [{ "$lte": ["$$NOW", "$$last"] }, decided] })
+/// Whether it is not too late, and a hold of the document lives: what a filter may ask at little cost. The server looks into a list of the
+/// batch from its beginning each time that a filter asks, and by a table where an update does, which therefore judges the rest.
+pub(crate) static LIVES: LazyLock<Bson> = LazyLock::new(|| {
+    let alive = doc! { "$gt": [{ "$max": "$holds.end" }, "$$NOW"] };
+    Bson::Document(doc! { "$and": [in_time(), alive] })
 });
 
-/// Moves the end of the hold that the batch names for the document, never back. Run twice it lasts from the second on.
+/// Moves the end of the living hold that the batch names for the document, never back; what is not that one's stays as it was. Run twice it
+/// lasts from the second on.
 pub(crate) static PROLONG: LazyLock<Bson> = LazyLock::new(|| {
-    let end = doc! { "$max": ["$$one.end", { "$add": ["$$NOW", at("$$leases")] }] };
-    let moved = doc! { "$cond": [
-        { "$eq": ["$$one.id", at("$$holds")] }, { "$mergeObjects": ["$$one", { "end": end }] }, "$$one",
-    ] };
-    let holds = doc! { "$map": { "input": "$holds", "as": "one", "in": moved } };
     Bson::Array(vec![Bson::Document(
-        doc! { "$set": { "holds": with(entry(), holds) } },
+        doc! { "$set": { "holds": prolonged() } },
     )])
 });
 
 /// The same for the only document there is, which a filter has not judged.
 pub(crate) static PROLONG_ONE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     let held =
-        doc! { "$and": [{ "$eq": ["$dlock", VERSION] }, { "$isArray": "$holds" }, NAMED.clone()] };
+        doc! { "$and": [{ "$eq": ["$dlock", VERSION] }, { "$isArray": "$holds" }, in_time()] };
     let holds = doc! { "$cond": [held, prolonged(), "$holds"] };
     constant(doc! { "$set": { "holds": holds } }, true, "dlock renew")
 });
@@ -254,14 +245,21 @@ fn at(list: &str) -> Document {
     doc! { "$arrayElemAt": [list, "$$at"] }
 }
 
-fn prolonged() -> Bson {
-    let stage = PROLONG
-        .as_array()
-        .and_then(|stages| stages.first()?.as_document());
-    let set = stage.and_then(|stage| stage.get_document("$set").ok());
-    set.and_then(|set| set.get("holds"))
-        .cloned()
-        .unwrap_or(Bson::Null)
+fn in_time() -> Document {
+    doc! { "$lte": ["$$NOW", "$$last"] }
+}
+
+/// The holds, of which the one that the batch names lasts longer if it lives.
+fn prolonged() -> Document {
+    let meant = doc! { "$and": [
+        { "$eq": ["$owner", at("$$owners")] },
+        { "$eq": ["$$one.id", at("$$holds")] },
+        { "$gt": ["$$one.end", "$$NOW"] },
+    ] };
+    let end = doc! { "$max": ["$$one.end", { "$add": ["$$NOW", at("$$leases")] }] };
+    let moved = doc! { "$cond": [meant, { "$mergeObjects": ["$$one", { "end": end }] }, "$$one"] };
+    let holds = doc! { "$map": { "input": "$holds", "as": "one", "in": moved } };
+    with(entry(), holds)
 }
 
 /// Nobody inside for a day, nothing keeps it shut, and its counter is a day old: whoever takes the name then gets a greater one from the clock.

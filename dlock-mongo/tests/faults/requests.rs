@@ -2,7 +2,8 @@
 
 use crate::testbed::{SECOND, Testbed};
 use dlock_core::{
-    Acquired, Clock, DistributedLock, Effect, ErrorKind, Lane, Renew, Renewed, Retry,
+    Acquire, Acquired, Clock, DistributedLock, Effect, ErrorKind, Lane, Owner, Renew, Renewed,
+    Retry,
 };
 use dlock_mongo::MongoDriver;
 use futures_util::StreamExt;
@@ -52,6 +53,72 @@ async fn a_lapsed_hold_never_counts_as_matched() {
             .iter()
             .all(|answer| matches!(answer, Ok(Renewed::NotHeld)))
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_prolongs_the_holds_it_names_and_no_others() {
+    let t = Testbed::start().await;
+    let short = t.acquire("a", SECOND / 5);
+    let [mut beside, mut other] = ["a", "b"].map(|name| t.acquire(name, SECOND * 30));
+    (beside.owner, other.owner) = (short.owner, short.owner);
+    for req in [&short, &beside, &other] {
+        t.granted(req).await;
+    }
+    // One of a document's two holds is over.
+    let look = [Renew::new(
+        short.name.clone(),
+        short.owner,
+        short.hold,
+        None,
+    )];
+    t.until(async || {
+        let seen = t.driver.renew(Lane(0), &look, t.soon()).await.unwrap();
+        matches!(seen[0], Ok(Renewed::NotHeld))
+    })
+    .await;
+    let before = [t.document("a").await, t.document("b").await];
+    assert_eq!(before[0].get_array("holds").unwrap().len(), 2);
+    let stray = t.acquire("c", SECOND);
+    let stranger = stray.owner;
+    let named = |name: &Acquire, owner: Owner, hold: &Acquire| {
+        Renew::new(name.name.clone(), owner, hold.hold, Some(SECOND * 60))
+    };
+    let nobodys = [
+        // Over, and of no document; each in the other's; another owner's.
+        [
+            named(&short, short.owner, &short),
+            named(&stray, stranger, &short),
+        ],
+        [
+            named(&beside, short.owner, &other),
+            named(&other, short.owner, &beside),
+        ],
+        [
+            named(&beside, stranger, &beside),
+            named(&other, stranger, &other),
+        ],
+    ];
+    for batch in nobodys {
+        for answer in t.driver.renew(Lane(0), &batch, t.soon()).await.unwrap() {
+            assert_eq!(answer.unwrap(), Renewed::NotHeld, "{batch:?}");
+        }
+        assert_eq!(
+            [t.document("a").await, t.document("b").await],
+            before,
+            "{batch:?}"
+        );
+    }
+    let batch = [
+        named(&short, short.owner, &short),
+        named(&other, other.owner, &other),
+    ];
+    let answers = t.driver.renew(Lane(0), &batch, t.soon()).await.unwrap();
+    assert!(matches!(answers[0], Ok(Renewed::NotHeld)), "{answers:?}");
+    assert!(
+        matches!(answers[1], Ok(Renewed::Until { valid_for }) if valid_for > SECOND * 59),
+        "{answers:?}"
+    );
+    assert_eq!(t.document("a").await, before[0]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,16 +14,16 @@
 //! | `mark` | only where a release of several freed the name: a random number that they share, by which they are found again |
 //!
 //! Every command touches each document in one atomic step. The only clock is the server's: `$$NOW` has one value for a whole command and is
-//! fixed when that begins, so it is never later than the moment at which the step takes effect. What a user chose reaches a pipeline as a
-//! variable under `$literal`, never as text of an expression: an owner `$_id` is an owner. No pipeline writes to a document that is not
+//! fixed when that begins, so it is never later than the moment at which the step takes effect. What a user chose reaches a pipeline
+//! under `$literal`, never as text of an expression: an owner `$_id` is an owner. No pipeline writes to a document that is not
 //! ours, and a refusal writes nothing: the server leaves a document alone that a pipeline gives back as it was.
 //!
 //! Writes are confirmed by a majority, also those that found nothing to write: the server then waits for what it has read.
 
 use crate::{
     pipelines::{
-        ACQUIRE, AT_MOST, BREAK, GIVE, IN_TIME, INSIDE, LIVES, PROLONG, PROLONG_ONE, RELEASE,
-        SHOWN, TAKE, TAKE_ALL, VERSION, concern, simple, unused,
+        ACQUIRE, AT_MOST, BREAK, GIVE, IN_TIME, INSIDE, LIVES, Lasts, PROLONG_ONE, RELEASE, SHOWN,
+        TAKE, TAKE_ALL, VERSION, concern, prolong, simple, unused,
     },
     record::{length, owner_text},
 };
@@ -193,29 +193,30 @@ pub(crate) fn break_lock(
 
 /// Answers how many documents it changed: as many as the batch has entries when each has a hold that was prolonged.
 pub(crate) fn renew(collection: &str, batch: &[Renew], last: DateTime) -> Document {
-    let listed =
-        |of: fn(&Renew) -> Bson| doc! { "$literal": batch.iter().map(of).collect::<Vec<_>>() };
-    let variables = doc! {
-        "names": listed(|entry| entry.name.as_str().into()),
-        "owners": listed(|entry| owner_text(&entry.owner).into()),
-        "holds": listed(|entry| entry.hold.to_string().into()),
-        "leases": listed(|entry| length(entry.lease.unwrap_or_default()).into()),
-        "last": last,
+    let hold = |entry: &Renew| Bson::from(entry.hold.to_string());
+    let entry = |entry: &Renew| {
+        let owner = owner_text(&entry.owner);
+        [entry.name.as_str().into(), owner.into(), hold(entry)]
     };
-    let holds = batch.iter().map(|entry| Bson::from(entry.hold.to_string()));
+    let lease = |entry: &Renew| length(entry.lease.unwrap_or_default());
+    let alike = batch.windows(2).all(|two| two[0].lease == two[1].lease);
+    let lasts = match batch.first() {
+        Some(first) if alike => Lasts::All(lease(first)),
+        _ => Lasts::Each(names(batch), batch.iter().map(lease).collect()),
+    };
+    let holds: Vec<_> = batch.iter().map(hold).collect();
     let update = doc! {
         "q": {
-            "_id": { "$in": names(batch) }, "dlock": VERSION, "holds.id": { "$in": holds.collect::<Vec<_>>() },
-            "$expr": LIVES.clone(),
+            "_id": { "$in": names(batch) }, "dlock": VERSION, "holds.id": { "$in": holds }, "$expr": LIVES.clone(),
         },
-        "u": PROLONG.clone(),
+        "u": prolong(batch.iter().map(entry).collect(), lasts),
         "multi": true,
         "collation": simple(),
     };
     doc! {
         "update": collection,
         "updates": [update],
-        "let": variables,
+        "let": { "last": last },
         "comment": "dlock renew",
         "writeConcern": concern(),
         "maxTimeMS": AT_MOST,
@@ -225,10 +226,9 @@ pub(crate) fn renew(collection: &str, batch: &[Renew], last: DateTime) -> Docume
 /// The same for one entry: answers the document as it is afterwards, so that no second command is needed to see what came of it.
 pub(crate) fn renew_one(collection: &str, entry: &Renew, last: DateTime) -> RawDocumentBuf {
     let variables = rawdoc! {
-        "names": { "$literal": [entry.name.as_str()] },
-        "owners": { "$literal": [owner_text(&entry.owner)] },
-        "holds": { "$literal": [entry.hold.to_string()] },
-        "leases": { "$literal": [length(entry.lease.unwrap_or_default())] },
+        "owner": literal(owner_text(&entry.owner)),
+        "hold": literal(entry.hold.to_string()),
+        "lease": length(entry.lease.unwrap_or_default()),
         "last": last,
     };
     one(

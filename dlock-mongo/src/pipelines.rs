@@ -121,26 +121,45 @@ pub(crate) static BREAK: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     constant(doc! { "$replaceWith": root }, false, "dlock break")
 });
 
-/// Whether it is not too late, and a hold of the document lives: what a filter may ask at little cost. The server looks into a list of the
-/// batch from its beginning each time that a filter asks, and by a table where an update does, which therefore judges the rest.
+/// Whether it is not too late, and a hold of the document lives, which is all that a filter judges of a batch.
 pub(crate) static LIVES: LazyLock<Bson> = LazyLock::new(|| {
     let alive = doc! { "$gt": [{ "$max": "$holds.end" }, "$$NOW"] };
     Bson::Document(doc! { "$and": [in_time(), alive] })
 });
 
-/// Moves the end of the living hold that the batch names for the document, never back; what is not that one's stays as it was. Run twice it
+/// Moves the end of each living hold of which a batch names document, owner and hold together, never back; the others stay as they are. Run twice it
 /// lasts from the second on.
-pub(crate) static PROLONG: LazyLock<Bson> = LazyLock::new(|| {
+///
+/// What is written into a pipeline the server finds by a table. A list in a variable, or a place in a list, it reads from the beginning, for each document.
+pub(crate) fn prolong(batch: Vec<[Bson; 3]>, lease: Lasts) -> Bson {
+    let named = batch.into_iter().map(|entry| Bson::from(entry.to_vec()));
+    let named = doc! { "$literal": named.collect::<Vec<_>>() };
+    let meant = doc! { "$in": [["$_id", "$owner", "$$one.id"], named] };
+    let lease = match lease {
+        Lasts::All(lease) => lease.into(),
+        Lasts::Each(names, leases) => {
+            let at = doc! { "$indexOfArray": [{ "$literal": names }, "$_id"] };
+            doc! { "$arrayElemAt": [leases, at] }.into()
+        }
+    };
     Bson::Array(vec![Bson::Document(
-        doc! { "$set": { "holds": prolonged() } },
+        doc! { "$set": { "holds": prolonged(meant, lease) } },
     )])
-});
+}
+
+/// How many ms the entries of a batch shall last.
+pub(crate) enum Lasts {
+    All(i64),
+    Each(Vec<Bson>, Vec<i64>),
+}
 
 /// The same for the only document there is, which a filter has not judged.
 pub(crate) static PROLONG_ONE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
-    let held =
+    let ours =
         doc! { "$and": [{ "$eq": ["$dlock", VERSION] }, { "$isArray": "$holds" }, in_time()] };
-    let holds = doc! { "$cond": [held, prolonged(), "$holds"] };
+    let meant =
+        doc! { "$and": [{ "$eq": ["$owner", "$$owner"] }, { "$eq": ["$$one.id", "$$hold"] }] };
+    let holds = doc! { "$cond": [ours, prolonged(meant, "$$lease".into()), "$holds"] };
     constant(doc! { "$set": { "holds": holds } }, true, "dlock renew")
 });
 
@@ -235,31 +254,17 @@ fn of_several(expression: Document) -> Document {
     )
 }
 
-/// Where in the batch this document stands.
-fn entry() -> Document {
-    doc! { "at": { "$indexOfArray": ["$$names", "$_id"] } }
-}
-
-/// What the batch has there.
-fn at(list: &str) -> Document {
-    doc! { "$arrayElemAt": [list, "$$at"] }
-}
-
 fn in_time() -> Document {
     doc! { "$lte": ["$$NOW", "$$last"] }
 }
 
-/// The holds, of which the one that the batch names lasts longer if it lives.
-fn prolonged() -> Document {
-    let meant = doc! { "$and": [
-        { "$eq": ["$owner", at("$$owners")] },
-        { "$eq": ["$$one.id", at("$$holds")] },
-        { "$gt": ["$$one.end", "$$NOW"] },
-    ] };
-    let end = doc! { "$max": ["$$one.end", { "$add": ["$$NOW", at("$$leases")] }] };
-    let moved = doc! { "$cond": [meant, { "$mergeObjects": ["$$one", { "end": end }] }, "$$one"] };
-    let holds = doc! { "$map": { "input": "$holds", "as": "one", "in": moved } };
-    with(entry(), holds)
+/// The holds, of which whichever is meant and lives ends `lease` from now.
+fn prolonged(meant: Document, lease: Bson) -> Document {
+    let lives = doc! { "$gt": ["$$one.end", "$$NOW"] };
+    let end = doc! { "$max": ["$$one.end", { "$add": ["$$NOW", lease] }] };
+    let moved = doc! { "$mergeObjects": ["$$one", { "end": end }] };
+    let one = doc! { "$cond": [{ "$and": [lives, meant] }, moved, "$$one"] };
+    doc! { "$map": { "input": "$holds", "as": "one", "in": one } }
 }
 
 /// Nobody inside for a day, nothing keeps it shut, and its counter is a day old: whoever takes the name then gets a greater one from the clock.

@@ -115,10 +115,30 @@ async fn a_batch_prolongs_the_holds_it_names_and_no_others() {
     let answers = t.driver.renew(Lane(0), &batch, t.soon()).await.unwrap();
     assert!(matches!(answers[0], Ok(Renewed::NotHeld)), "{answers:?}");
     assert!(
-        matches!(answers[1], Ok(Renewed::Until { valid_for }) if valid_for > SECOND * 59),
+        matches!(answers[1], Ok(Renewed::Until { valid_for }) if valid_for > SECOND * 50),
         "{answers:?}"
     );
     assert_eq!(t.document("a").await, before[0]);
+    // Each for as long as is asked for it.
+    let mut batch = [
+        named(&other, other.owner, &other),
+        named(&beside, beside.owner, &beside),
+    ];
+    batch[1].lease = Some(SECOND * 90);
+    for answer in t.driver.renew(Lane(0), &batch, t.soon()).await.unwrap() {
+        assert!(matches!(answer, Ok(Renewed::Until { .. })), "{answer:?}");
+    }
+    let looks = batch.map(|entry| Renew::new(entry.name, entry.owner, entry.hold, None));
+    let seen = t.driver.renew(Lane(0), &looks, t.soon()).await.unwrap();
+    for (seen, lease) in seen.into_iter().zip([60, 90]) {
+        let Ok(Renewed::Until { valid_for }) = seen else {
+            panic!("{seen:?}")
+        };
+        assert!(
+            valid_for > SECOND * (lease - 10) && valid_for <= SECOND * lease,
+            "{valid_for:?}"
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -27,7 +27,8 @@ pub(crate) fn acquire(
     cmd.arg(keys.ends()).arg(keys.token());
     cmd.arg(&owner_field(&req.owner)[..])
         .arg(&hold_field(req.hold)[..]);
-    cmd.arg(millis(req.lease.length())).arg(micros(not_after));
+    cmd.arg(millis(req.lease.length()))
+        .arg(&micros(not_after)[..]);
     write_note(&mut cmd, &req.note);
     // What is not there is left out: arguments are what a request costs most.
     if req.line.is_some() || req.next.is_some() || req.join.is_some() {
@@ -85,7 +86,7 @@ pub(crate) fn renew(batch: &[(Keys, &Renew)], not_after: Duration) -> Cmd {
     for (keys, _) in batch {
         cmd.arg(keys.record());
     }
-    cmd.arg(micros(not_after));
+    cmd.arg(&micros(not_after)[..]);
     for (_, entry) in batch {
         cmd.arg(&owner_field(&entry.owner)[..])
             .arg(&hold_field(entry.hold)[..]);
@@ -161,8 +162,15 @@ fn hold_field(hold: HoldId) -> [u8; 19] {
     field
 }
 
-fn micros(span: Duration) -> u64 {
-    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+/// As many digits as the server's time has: the later of two is the greater text.
+fn micros(span: Duration) -> [u8; 16] {
+    let mut text = [b'0'; 16];
+    let mut rest = u64::try_from(span.as_micros()).map_or(LAST_MICROS, |it| it.min(LAST_MICROS));
+    for place in text.iter_mut().rev() {
+        *place = b"0123456789"[(rest % 10) as usize];
+        rest /= 10;
+    }
+    text
 }
 
 /// Whole milliseconds, rounded up: a lease is never short.
@@ -430,9 +438,12 @@ fn token(value: &Value) -> Option<FencingToken> {
         .map(FencingToken)
 }
 
+/// In the year 2286: what has a digit more is not later as a text.
+const LAST_MICROS: u64 = 9_999_999_999_999_999;
+
 #[cfg(test)]
 mod tests {
-    use super::{read_time, write_note, write_ticket};
+    use super::{micros, read_time, write_note, write_ticket};
     use dlock_core::{Note, Ticket};
     use redis::{Arg, Cmd, Value};
     use std::{num::NonZeroU64, time::Duration};
@@ -449,6 +460,21 @@ mod tests {
             let words = said.iter().map(|word| Arg::Simple(word.as_bytes()));
             assert!(cmd.args_iter().eq(words), "{said:?}");
         }
+    }
+
+    #[test]
+    fn the_later_of_two_times_is_the_greater_text() {
+        let text = |number| String::from_utf8(micros(Duration::from_micros(number)).into());
+        for (number, wanted) in [
+            (0, "0000000000000000"),
+            (5_000_007, "0000000005000007"),
+            (1_795_361_509_716_648, "1795361509716648"),
+            (10_000_000_000_000_000, "9999999999999999"),
+            (u64::MAX, "9999999999999999"),
+        ] {
+            assert_eq!(text(number).unwrap(), wanted);
+        }
+        assert_eq!(micros(Duration::MAX), [b'9'; 16]);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! | key | what |
 //! |---|---|
 //! | `dlock:{E}` | the record, a hash: `<owner uuid>:0` → how many holds, `~h:<hold>` → `END NOTE`, `~t` token, `~s` the µs it began where the token does not tell, `~k` the ms until which it is kept shut; or only `~r` → the ticket it is reserved for, which is empty once that ticket has it |
-//! | `dlock:{E}:token` | the token given last, for one to two days |
+//! | `dlock:{E}:token` | the token given last, for 28 to 56 hours |
 //! | `dlock:{E}:line` | the line, a sorted set: ticket → its place, the µs at which it first stood there |
 //! | `dlock:{E}:ends` | a hash: ticket → `DEADLINE ACCEPT`, the ms after which its entry counts as dead and the ms that its turn lasts; `~f` is left free for a turn of Redisson's waiters |
 //!
@@ -167,7 +167,9 @@ local unserved = not (won or served) and budget == 0 and call('EXISTS', line) ==
 /// The common case is five commands and no number turned into text, which is what costs: one `EXISTS` finds neither holder nor
 /// line, and the hold ends with the record, so neither's end is computed. A turn of this ticket is taken without looking
 /// further, and without a look at what else is there if a push told of it: it stays in the record and is made empty. The counter
-/// keeps its end but on the first grant of a day, when it gets two days: it outlives each token by one. A reservation that lasts
+/// keeps its end but on the first grant of 28 hours (10^11 µs: the fifth digit tells them apart), when it gets two such spans: it
+/// outlives each token by one. Times are compared as the texts they are, for numbers would have to be made of them first; what then
+/// looks late, or is no common counter, is judged as numbers. A reservation that lasts
 /// longer than any is one that a clock set back left behind. Where the name is free and
 /// somebody stands, whoever asks stands first, so that its old place counts, and then serves the line: nobody passes it.
 /// The hold is written last: what fails on a key that is none of ours fails before, and nobody holds then.
@@ -186,17 +188,16 @@ local time = call('TIME')
 local micros = time[2]
 if #micros < 6 then micros = string.sub('00000' .. micros, -6) end
 micros = time[1] .. micros
-local at = micros + 0
 ";
 
 /// Needs the time and arguments of [`ACQUIRE_TEXT`] by name.
 const ACQUIRE_STEP: &str = r"
-if at - latest > 0 then return {-2, micros} end
+if micros > latest and micros - latest > 0 then return {-2, micros} end
 if follows == '' then follows = nil end
 if join == '' then join = nil end
 local turn = false
 if turned or call('EXISTS', key, line) > 0 then
-  local now, rest, all = math.floor(at / 1000), -2, {}
+  local now, rest, all = math.floor(micros / 1000), -2, {}
   local me, place = string.match(stands or '', '^(%S*) ?(%d*)$')
   turn = me ~= '' and not join and call('HGET', key, '~r') == me
   if not turn then rest = call('PTTL', key) end
@@ -266,10 +267,10 @@ if follows then
   behind = stand(follows, '')
 end
 local token, before = micros, call('SET', counter, micros, 'KEEPTTL', 'GET')
-before = before and tonumber(before) or 0
-if before >= at then token = string.format('%.0f', before + 1) end
-if before >= at or before < at - at % 864e8 then
-  call('SET', counter, token, 'PX', '172800000')
+if not before or #before ~= #micros or before >= micros or string.byte(before, 5) ~= string.byte(micros, 5) then
+  before = before and tonumber(before) or 0
+  if before - micros >= 0 then token = string.format('%.0f', before + 1) end
+  call('SET', counter, token, 'PX', '200000000')
 end
 if turn then call('HSET', key, owner, '1', hold, note, '~t', token, '~r', '')
 else call('HSET', key, owner, '1', hold, note, '~t', token) end

@@ -15,24 +15,27 @@
 /// key, and in that order. A name that stands twice is found by its counter, which has this script's time already: where the counter is not
 /// behind that, it is put back and the step judges. The end is told in full because one text does for all; a lease alone makes the server write as much for each.
 pub(super) const ACQUIRES_TEXT: &str = r"
-local call, ask, KEYS, n, sub = redis.call, redis.pcall, KEYS, #KEYS / 4, string.sub
+local call, ask, KEYS, n, sub, byte = redis.call, redis.pcall, KEYS, #KEYS / 4, string.sub, string.byte
 local owners, holds, lease, latest, note = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 --TIME
-if at - latest > 0 then return redis.error_reply('LATE each for itself') end
+if micros > latest and micros - latest > 0 then return redis.error_reply('LATE each for itself') end
 local wide, long, out, alike = #owners / n, #holds / n, {}, false
 if ask('EXISTS', unpack(KEYS, 1, 2 * n)) == 0 then
-  local today, till = at - at % 864e8, string.format('%.0f', math.floor(at / 1000) + lease)
+  local period, till = byte(micros, 5), string.format('%.0f', math.floor(micros / 1000) + lease)
   alike = true
   for i = 1, n do
     local key, counter = KEYS[i], KEYS[3 * n + i]
     local before = ask('SET', counter, micros, 'KEEPTTL', 'GET')
-    local last, said = tonumber(before or 0), 1
-    if not last or last >= at then
-      if type(before) ~= 'table' then before = ask('SET', counter, before, 'KEEPTTL') end
-      said = before.err and before
-    elseif last < today then
-      said = ask('SET', counter, micros, 'PX', '172800000')
-      said = said.err and said or 1
+    local said = 1
+    if not before or #before ~= #micros or before >= micros or byte(before, 5) ~= period then
+      local last = tonumber(before or 0)
+      if last and last - micros < 0 then
+        said = ask('SET', counter, micros, 'PX', '200000000')
+        said = said.err and said or 1
+      else
+        if type(before) ~= 'table' then before = ask('SET', counter, before, 'KEEPTTL') end
+        said = before.err and before
+      end
     end
     if said == 1 then
       said = ask('HSET', key, sub(owners, wide * i - wide + 1, wide * i), '1',

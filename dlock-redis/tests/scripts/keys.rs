@@ -10,7 +10,7 @@ async fn an_uncontended_cycle_pays_one_command_for_the_line_on_either_side() {
     let t = Testbed::start();
     let client = t.client().await;
     let mut req = client.waits(&t, 1);
-    // The first grant of a day gives the counter an end.
+    // The first grant of 28 hours gives the counter an end.
     client.granted(&req).await;
     client.release(&req).await;
     for next in [None, None] {
@@ -25,6 +25,39 @@ async fn an_uncontended_cycle_pays_one_command_for_the_line_on_either_side() {
         assert_eq!(t.commands().await, BTreeMap::from(freed));
     }
     assert_eq!(t.keys().await, ["dlock:{a}:token"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_greater_than_its_counter_which_gets_its_end_once_in_28_hours() {
+    let t = Testbed::start();
+    let client = t.client().await;
+    let (mut raw, counter, span) = (t.raw().await, format!("{KEY}:token"), 100_000_000_000);
+    let req = t.acquire(SECOND * 30);
+    let now = client.granted(&req).await.token.unwrap().0;
+    client.release(&req).await;
+    // Of this span and of the one before, long ago, and before the clock was set back by an hour and by much.
+    let numbers = [-1, -99_999, -100_001, 3_600, 999_999_999]
+        .map(|by| now.saturating_add_signed(by * 1_000_000));
+    let short = [9, 999_999_999_999_999, 9_000_000_000_000_000];
+    for before in numbers.into_iter().chain(short) {
+        let _: () = raw.set_ex(&counter, before, 1_000).await.unwrap();
+        let token = client.granted(&req).await.token.unwrap().0;
+        client.release(&req).await;
+        let next = token == before + 1;
+        assert!(
+            token > before && next == (before > now),
+            "{before}: {token}"
+        );
+        let renewed = t.rest(&counter).await > SECOND * 100_000;
+        assert_eq!(renewed, next || before / span != token / span, "{before}");
+        assert_eq!(raw.get::<_, u64>(&counter).await.unwrap(), token);
+    }
+    for strange in ["blank", "blank and as long"] {
+        let _: () = raw.set_ex(&counter, strange, 1_000).await.unwrap();
+        assert!(client.granted(&req).await.token.unwrap().0 > now);
+        client.release(&req).await;
+        assert!(t.rest(&counter).await > SECOND * 100_000, "{strange}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

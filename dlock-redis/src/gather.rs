@@ -33,6 +33,8 @@ struct Waiting {
     commands: Vec<(Cmd, Answer)>,
     /// Tasks that carry what waits to the server.
     carriers: usize,
+    /// The scripts of several were loaded over this connection.
+    loaded: bool,
 }
 
 type Answer = oneshot::Sender<RedisResult<Value>>;
@@ -140,15 +142,16 @@ async fn carry(mut native: MultiplexedConnection, waiting: Arc<Mutex<Waiting>>) 
     loop {
         // Whoever was woken together with the one who began asks in this turn.
         tokio::task::yield_now().await;
-        let load = {
+        let (load, loaded) = {
             let mut waiting = lock(&waiting);
             if waiting.commands.is_empty() {
                 waiting.carriers -= 1;
                 return;
             }
-            std::mem::take(&mut waiting.commands)
+            let loaded = std::mem::replace(&mut waiting.loaded, true);
+            (std::mem::take(&mut waiting.commands), loaded)
         };
-        let refused = Load::folded(load).send(&mut native).await;
+        let refused = Load::folded(load, loaded).send(&mut native).await;
         if !refused.commands.is_empty() {
             Load::one_by_one(refused).send(&mut native).await;
         }
@@ -180,8 +183,11 @@ struct Refused {
 impl Load {
     /// Requests that are alike go in one script: the server's time goes into beginning a script, reading the clock and
     /// looking at keys, which it then does once for all of them.
-    fn folded(load: Vec<(Cmd, Answer)>) -> Self {
+    fn folded(load: Vec<(Cmd, Answer)>, loaded: bool) -> Self {
         let mut folded = Self::default();
+        for several in SEVERAL.iter().filter(|_| !loaded) {
+            folded.add(several.all.load(), Askers::Nobody);
+        }
         let mut groups: Vec<(&'static Several, Vec<(Cmd, Answer)>)> = Vec::new();
         for (cmd, answer) in still_asked(load) {
             let Some(several) = SEVERAL.iter().find(|several| several.takes(&cmd)) else {

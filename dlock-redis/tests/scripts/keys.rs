@@ -25,6 +25,13 @@ async fn an_uncontended_cycle_pays_one_command_for_the_line_on_either_side() {
         assert_eq!(t.commands().await, BTreeMap::from(freed));
     }
     assert_eq!(t.keys().await, ["dlock:{a}:token"]);
+    let info = redis::cmd("INFO").arg("memory").to_owned();
+    let info: String = info.query_async(&mut t.raw().await).await.unwrap();
+    let few = info.contains("number_of_cached_scripts:6\r\n");
+    assert!(
+        few,
+        "who asks for one at a time has no scripts of several loaded: {info}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

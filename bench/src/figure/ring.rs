@@ -110,10 +110,20 @@ impl Ring {
                 let millis = runs.of(at, |one| one.p50 / 1e3).median;
                 table.goal(format!("{name}: p50 in ms"), millis, limit);
             }
-            (Goal::Faster(other, limit), _) => {
+            (Goal::Faster(other, limit), floor) => {
                 let times = runs.ratio(at, p50, |of| of(other).p50).median;
                 let other = &self.contestants[other].name;
-                table.goal(format!("p50 of {name} ÷ p50 of {other}"), times, limit);
+                let most = floor.map_or_else(String::new, |floor| {
+                    format!(
+                        " (÷ floor, which no lock is faster than: {:.1})",
+                        floor.median
+                    )
+                });
+                table.goal(
+                    format!("p50 of {name} ÷ p50 of {other}{most}"),
+                    times,
+                    limit,
+                );
             }
             (Goal::None | Goal::Ratio(_), _) => {}
         }

@@ -9,8 +9,8 @@ use crate::{
     work::{Work, nanos},
 };
 use dlock_core::{
-    Acquire, Acquired, Client, Clock, DistributedLock, Guard, HoldId, Lane, Lease, LockName, Owner,
-    Renew, Renewed,
+    Acquire, Acquired, Client, Clock, DistributedLock, ErrorKind, Guard, HoldId, Lane, Lease,
+    LockName, Owner, Renew, Renewed,
 };
 use std::{
     collections::BTreeMap,
@@ -196,10 +196,16 @@ async fn kept(
     let lost = guards.iter().filter(|guard| guard.check().is_err()).count();
     let mut releasing = JoinSet::new();
     for guard in guards.into_iter().filter(|guard| guard.check().is_ok()) {
-        releasing.spawn(guard.release());
         if releasing.len() >= AT_ONCE {
             releasing.join_next().await.transpose()?.transpose()?;
         }
+        releasing.spawn(async {
+            match guard.release().await {
+                // A slow disk is not what is measured; it goes on, and the next repetition waits for it.
+                Err(error) if error.kind() == ErrorKind::Indeterminate => Ok(()),
+                released => released.map(drop),
+            }
+        });
     }
     while let Some(released) = releasing.join_next().await {
         released??;

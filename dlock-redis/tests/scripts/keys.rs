@@ -42,17 +42,18 @@ async fn a_token_is_greater_than_its_counter_which_gets_its_end_once_in_28_hours
     let req = t.acquire(SECOND * 30);
     let now = client.granted(&req).await.token.unwrap().0;
     client.release(&req).await;
-    // Of this span and of the one before, long ago, and before the clock was set back by an hour and by much.
-    let numbers = [-1, -99_999, -100_001, 3_600, 999_999_999]
-        .map(|by| now.saturating_add_signed(by * 1_000_000));
-    let short = [9, 999_999_999_999_999, 9_000_000_000_000_000];
-    for before in numbers.into_iter().chain(short) {
+    // Of this span: a second ago, and its first µs. Of the one before: its last, and some of it. Long ago, and in times to come.
+    let first = now - now % span;
+    let long_ago = [now / 10, 9, 999_999_999_999_999];
+    let numbers = [now - 1_000_000, first, first - 1, now - span];
+    let ahead = [now + 3_600_000_000, 9_000_000_000_000_000];
+    for before in numbers.into_iter().chain(long_ago).chain(ahead) {
         let _: () = raw.set_ex(&counter, before, 1_000).await.unwrap();
         let token = client.granted(&req).await.token.unwrap().0;
         client.release(&req).await;
         let next = token == before + 1;
         assert!(
-            token > before && next == (before > now),
+            token > before && next == ahead.contains(&before),
             "{before}: {token}"
         );
         let renewed = t.rest(&counter).await > SECOND * 100_000;

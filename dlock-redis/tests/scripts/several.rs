@@ -26,11 +26,9 @@ async fn requests_that_are_alike_go_in_one_script_and_leave_what_each_alone_woul
     }
     for _ in 0..2 {
         t.raw_command(&["CONFIG", "RESETSTAT"]).await;
-        let tokens = join_all(wanted.iter().map(|req| driver.acquire(req))).await;
+        let answers = join_all(wanted.iter().map(|req| driver.acquire(req))).await;
         assert_eq!(t.calls("evalsha").await, 4 + 3);
-        let tokens: Vec<_> = tokens.into_iter().map(granted).collect();
-        assert_eq!(tokens.len(), MANY);
-        for (req, token) in wanted.iter().zip(tokens) {
+        for (req, token) in wanted.iter().zip(answers.into_iter().map(granted)) {
             let key = format!("dlock:{{{}}}", req.name);
             let shown: u64 = t.raw().await.hget(&key, "~t").await.unwrap();
             assert_eq!(shown, token);
@@ -179,27 +177,28 @@ async fn a_hold_in_a_script_of_several_ends_with_its_lease_and_no_sooner() {
 async fn tokens_grow_in_a_script_of_several_whatever_their_counters_say() {
     let t = Testbed::start();
     let driver = t.client().await.driver;
-    let ahead = 8_000_000_000_000_000_u64;
-    let wanted = t.of_many_names(4 + A_SCRIPT);
+    let wanted = t.of_many_names(4 + 20);
     let counter = |at: usize| format!("dlock:{{{}}}:token", wanted[at].name);
-    // Two before the clock was set back, one of the 28 hours before these, one that is no number and one that is no text.
-    let (set_back, blank, foreign) = ([5, 6], 8, 9);
     let mut raw = t.raw().await;
-    let old = granted(driver.acquire(&wanted[0]).await) - 100_000_000_000;
+    let now = granted(driver.acquire(&wanted[0]).await);
     release(&driver, &wanted[0]).await.unwrap();
-    for (at, before) in [(5, ahead), (6, ahead), (7, 1_000_000), (10, old)] {
+    // Before the clock was set back by much and by an hour, of long ago, one that is no number and one that is no text.
+    let set_back = [(5, 8_000_000_000_000_000), (6, now + 3_600_000_000)];
+    let of_old = [(7, 1_000_000), (10, now - 100_000_000_000), (11, now / 10)];
+    for (at, before) in of_old.into_iter().chain(set_back) {
         let _: () = raw.set_ex(counter(at), before, 1_000).await.unwrap();
     }
-    let _: () = raw.set_ex(counter(blank), "blank", 1_000).await.unwrap();
+    let _: () = raw.set_ex(counter(8), "blank", 1_000).await.unwrap();
+    let foreign = 9;
     let _: () = raw.hset(counter(foreign), "some", "body's").await.unwrap();
-    // One of them is asked for twice.
-    let mut twice = t.of_many_names(1).remove(0);
-    twice.name = wanted[set_back[0]].name.clone();
-    let all = wanted.iter().chain([&twice]);
-    let answers = join_all(all.map(|req| driver.acquire(req))).await;
+    // Two are asked for twice: one that was never held, and one of the first.
+    let mut twice = t.of_many_names(2);
+    twice[0].name = wanted[12].name.clone();
+    twice[1].name = wanted[5].name.clone();
+    let answers = join_all(wanted.iter().chain(&twice).map(|req| driver.acquire(req))).await;
     for (at, answer) in answers.into_iter().enumerate() {
-        if at == wanted.len() {
-            assert!(matches!(answer, Ok(Acquired::Held(_))));
+        if at >= wanted.len() {
+            assert!(matches!(answer, Ok(Acquired::Held(_))), "{at}");
             continue;
         }
         if at == foreign {
@@ -209,7 +208,8 @@ async fn tokens_grow_in_a_script_of_several_whatever_their_counters_say() {
             continue;
         }
         let token = granted(answer);
-        assert_eq!(token == ahead + 1, set_back.contains(&at), "{at}: {token}");
+        let ahead = set_back.iter().find(|(it, _)| *it == at);
+        assert_eq!(token, ahead.map_or(token.max(now), |it| it.1 + 1), "{at}");
         assert_eq!(raw.get::<_, u64>(counter(at)).await.unwrap(), token);
         let days = t.rest(&counter(at)).await > SECOND * 100_000;
         assert!(days, "{at}: it outlives the token by 28 hours");

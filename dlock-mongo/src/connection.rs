@@ -148,7 +148,7 @@ impl Connection {
         command: impl Into<Command>,
     ) -> Result<Document> {
         let answer = self.ask(place, command.into()).await?;
-        confirmed(answer)
+        error::confirmed(answer)
     }
 
     /// The same for an upsert: two of the same name that meet make one document, and the loser, which wrote nothing, tries again.
@@ -161,7 +161,7 @@ impl Connection {
         loop {
             match self.ask(place, command.clone().into()).await? {
                 Err(cause) if error::is_duplicate(&cause) && met < MEETINGS => met += 1,
-                answer => return confirmed(answer),
+                answer => return error::confirmed(answer),
             }
         }
     }
@@ -249,6 +249,15 @@ impl Connection {
         Ok(record)
     }
 
+    /// The record of a `findAndModify`'s answer; `None`: there is no document.
+    pub(crate) fn answered(&self, reply: &Document) -> Result<Option<Record>> {
+        match reply.get("value") {
+            Some(Bson::Document(shown)) => self.seen(shown).map(Some),
+            Some(Bson::Null) => Ok(None),
+            _ => Err(error::garbled()),
+        }
+    }
+
     async fn hello(&self) -> Result<Document> {
         let hello = self.run(Aim::Renew, commands::hello()).await?;
         let time = hello.get("localTime").and_then(Bson::as_datetime);
@@ -320,8 +329,17 @@ impl Connection {
             let sharded: Collection<Document> = database.collection("collections");
             sharded.find_one(mongodb::bson::doc! { "_id": name }).await
         });
-        let Ok(Ok(Some(sharded))) = found.await else {
-            return Ok(());
+        let sharded = match found.await {
+            Ok(Ok(Some(sharded))) => sharded,
+            Ok(Ok(None)) | Err(_) => return Ok(()),
+            Ok(Err(error)) => {
+                let error = error::failed(&error);
+                tracing::warn!(
+                    %error,
+                    "mongodb: whether the collection is sharded by something else than _id, which cannot keep a name unique, could not be read: the role in the README of dlock-mongo may read config.collections"
+                );
+                return Ok(());
+            }
         };
         let by = sharded
             .get_document("key")
@@ -457,13 +475,6 @@ impl Shared {
             self.server.forget();
         }
     }
-}
-
-/// The answer, if nothing went wrong before it or inside.
-fn confirmed(answer: Result<Document, NativeError>) -> Result<Document> {
-    let reply = answer.map_err(|cause| error::failed(&cause))?;
-    error::doubted(&reply)?;
-    Ok(reply)
 }
 
 /// How often the monitors ask each member while nothing changes; a member that does not answer is given up after that and the time to connect.

@@ -9,6 +9,7 @@ use crate::{
     gather::{Gather, Turn},
     hints::{Ear, Hints},
     record::{Kind, Record, batch},
+    renewals::{RENEW_BATCH, Renewals},
     sending::{Aim, Place},
     several::{Gives, Takes},
 };
@@ -19,9 +20,8 @@ use dlock_core::{
     Snapshot, Ticket, Wake,
 };
 use futures_core::stream::BoxStream;
-use futures_util::{StreamExt, stream};
-use mongodb::bson::{Bson, DateTime, Document};
-use std::{collections::HashMap, num::NonZeroU32, sync::Arc, time::Duration};
+use mongodb::bson::DateTime;
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 /// Locks in a MongoDB collection.
 #[derive(Debug)]
@@ -105,78 +105,16 @@ impl MongoDriver {
         })
     }
 
-    /// What a read asks for: see [`commands`]. A standalone server has nobody to ask.
-    fn level(&self) -> &'static str {
-        match self.kind {
-            Kind::Standalone => "local",
-            Kind::Replicated | Kind::Routed => "linearizable",
+    fn renewals(&self) -> Renewals<'_> {
+        Renewals {
+            connection: &self.connection,
+            kind: self.kind,
         }
     }
 
-    /// The record of a `findAndModify`'s answer; `None`: there is no document.
-    fn answered(&self, reply: &Document) -> Result<Option<Record>> {
-        match reply.get("value") {
-            Some(Bson::Document(shown)) => self.connection.seen(shown).map(Some),
-            Some(Bson::Null) => Ok(None),
-            _ => Err(error::garbled()),
-        }
-    }
-
-    async fn renew_some(
-        &self,
-        entries: &[Renew],
-        give_up: Instant,
-    ) -> Result<Vec<Result<Renewed>>> {
-        let last = self.connection.not_after(give_up).await?;
-        let collection = self.connection.collection();
-        if let [entry] = entries {
-            let renew = commands::renew_one(collection, entry, last);
-            let reply = self.connection.run(Aim::Renew, renew).await?;
-            let answer = match self.answered(&reply) {
-                Ok(Some(record)) if record.now > last.timestamp_millis() => {
-                    return Err(error::late());
-                }
-                Ok(record) => Ok(renewed(record.as_ref(), entry)),
-                Err(foreign) => Err(foreign),
-            };
-            return Ok(vec![answer]);
-        }
-        let renew = commands::renew(collection, entries, last);
-        let reply = self.connection.run(Aim::Renew, renew).await?;
-        let count = |of: &str| reply.get_i32(of).map_err(|_| error::garbled());
-        let (matched, changed) = (count("n")?, count("nModified")?);
-        // A document that matched, but whose hold was not prolonged, is not changed.
-        if usize::try_from(changed) == Ok(entries.len())
-            && entries.iter().all(|entry| entry.lease.is_some())
-        {
-            let lasts = |entry: &Renew| Renewed::Until {
-                valid_for: entry.lease.unwrap_or_default(),
-            };
-            return Ok(entries.iter().map(|entry| Ok(lasts(entry))).collect());
-        }
-        let find = commands::find(collection, commands::names(entries), self.level());
-        let found = self.connection.run(Aim::Renew, find).await?;
-        let mut records: HashMap<String, Result<Record>> = HashMap::new();
-        for shown in batch(&found) {
-            let name = shown.get_str("_id").unwrap_or_default().to_owned();
-            records.insert(name, self.connection.seen(&shown));
-        }
-        let over = |record: &Result<Record>| {
-            record
-                .as_ref()
-                .is_ok_and(|record| record.now > last.timestamp_millis())
-        };
-        if matched == 0 && records.values().any(over) {
-            return Err(error::late());
-        }
-        Ok(entries
-            .iter()
-            .map(|entry| match records.remove(entry.name.as_str()) {
-                Some(Err(foreign)) => Err(foreign),
-                Some(Ok(record)) => Ok(renewed(Some(&record), entry)),
-                None => Ok(Renewed::NotHeld),
-            })
-            .collect())
+    /// Whether names may be asked for together. Behind routers they are of several shards, and a document that moves may be counted on two.
+    fn gathers(&self) -> bool {
+        self.kind != Kind::Routed
     }
 
     /// Whether somebody else is inside, or was when the primary was asked: whoever reads takes nothing. A request that lies with the server when its
@@ -214,7 +152,7 @@ impl MongoDriver {
     ) -> Result<Option<Acquired>> {
         let take = commands::take(self.connection.collection(), req, last);
         let reply = self.connection.send(place, take).await?;
-        let Some(record) = self.answered(&reply)? else {
+        let Some(record) = self.connection.answered(&reply)? else {
             return Ok(None);
         };
         let rest = record.rest_of(&req.owner, req.hold);
@@ -271,7 +209,7 @@ impl DistributedLock for MongoDriver {
         // Heard to be free, and not heard to be taken since: most likely it is.
         let free = req.join.is_none() && self.hints.is_free(&req.name);
         let plain = req.join.is_none() && (free || !req.look);
-        let turn = plain.then(|| self.takes.turn(&req.name));
+        let turn = (plain && self.gathers()).then(|| self.takes.turn(&req.name));
         let beside = turn.as_ref().is_some_and(Turn::is_beside);
         if beside && let Some(answer) = self.take_beside(req).await? {
             return Ok(answer);
@@ -302,7 +240,7 @@ impl DistributedLock for MongoDriver {
         let command = commands::acquire(collection, req, last);
         let reply = self.connection.upsert(&place, &command).await?;
         // Only a join makes no document.
-        let Some(record) = self.answered(&reply)? else {
+        let Some(record) = self.connection.answered(&reply)? else {
             return Ok(Acquired::Gone);
         };
         if let Some(rest) = record.rest_of(&req.owner, req.hold) {
@@ -331,28 +269,11 @@ impl DistributedLock for MongoDriver {
         entries: &[Renew],
         give_up: Instant,
     ) -> Result<Vec<Result<Renewed>>> {
-        let commands: Vec<_> = entries
-            .chunks(A_COMMAND)
-            .map(|some| self.renew_some(some, give_up))
-            .collect();
-        let outcomes: Vec<_> = stream::iter(commands).buffered(IN_FLIGHT).collect().await;
-        if outcomes.iter().all(Result::is_err) {
-            let first = outcomes.into_iter().next();
-            return first.unwrap_or_else(|| Ok(Vec::new()));
-        }
-        // A command that failed takes its own entries along, and none that another has renewed.
-        let mut answers = Vec::with_capacity(entries.len());
-        for (some, outcome) in entries.chunks(A_COMMAND).zip(outcomes) {
-            match outcome {
-                Ok(renewed) => answers.extend(renewed),
-                Err(error) => answers.extend(some.iter().map(|_| Err(error::again(&error)))),
-            }
-        }
-        Ok(answers)
+        self.renewals().all(entries, give_up).await
     }
 
     async fn release(&self, req: &Release) -> Result<Released> {
-        if let (Holds::One(hold), None) = (req.holds, req.keep) {
+        if let (Holds::One(hold), None, true) = (req.holds, req.keep, self.gathers()) {
             let (name, owner) = (req.name.clone(), req.owner);
             if self.gives.give(Given { name, owner, hold }).await? {
                 self.hints.freed(&req.name);
@@ -361,7 +282,7 @@ impl DistributedLock for MongoDriver {
         }
         let command = commands::release(self.connection.collection(), req);
         let reply = self.connection.run(Aim::Other, command).await?;
-        let Some(before) = self.answered(&reply)? else {
+        let Some(before) = self.connection.answered(&reply)? else {
             return Ok(Released::NotHeld { by: None });
         };
         let found = match req.holds {
@@ -392,7 +313,7 @@ impl DistributedLock for MongoDriver {
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
         let wanted = vec![name.as_str().into()];
-        let find = commands::find(self.connection.collection(), wanted, self.level());
+        let find = commands::find(self.connection.collection(), wanted, self.kind.level());
         match batch(&self.connection.run(Aim::Other, find).await?).first() {
             Some(shown) => Ok(self.connection.seen(shown)?.snapshot(name.clone())),
             None => Ok(Snapshot::free(name.clone())),
@@ -411,7 +332,7 @@ impl DistributedLock for MongoDriver {
             behind.unwrap_or(prefix),
             behind.is_none(),
             i64::try_from(most).unwrap_or(1),
-            self.level(),
+            self.kind.level(),
         );
         let looked_at = batch(&self.connection.run(Aim::Other, page).await?);
         let mut found = Vec::new();
@@ -439,7 +360,7 @@ impl DistributedLock for MongoDriver {
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
         let command = commands::break_lock(self.connection.collection(), name, only);
         let reply = self.connection.run(Aim::Other, command).await?;
-        let Some(before) = self.answered(&reply)? else {
+        let Some(before) = self.connection.answered(&reply)? else {
             return Ok(Broken::WasFree);
         };
         let token = (before.holds() > 0).then_some(FencingToken(before.token));
@@ -472,27 +393,17 @@ impl MongoDriver {
     }
 }
 
-fn renewed(record: Option<&Record>, entry: &Renew) -> Renewed {
-    let rest = record.and_then(|record| record.rest_of(&entry.owner, entry.hold));
-    rest.map_or(Renewed::NotHeld, |valid_for| Renewed::Until { valid_for })
-}
-
 fn read_cursor(cursor: &Cursor) -> Option<&str> {
     std::str::from_utf8(cursor.0.strip_prefix(CURSOR)?).ok()
 }
 
-/// `maxTimeMS` of every command.
+/// `maxTimeMS` of every command that may take something.
 const LATE: Duration = Duration::from_secs(1);
 /// A lost event costs at most this long.
 const LOOK: Duration = Duration::from_secs(2);
 /// The same while nothing is heard at all.
 const LOOK_DEAF: Duration = Duration::from_millis(100);
 const TICK: Duration = Duration::from_millis(1);
-/// Entries of one command: some 5 ms of the server's time, in which it lets others in between.
-const A_COMMAND: usize = 250;
-/// Commands of one batch on their way at a time.
-const IN_FLIGHT: usize = 2;
-const RENEW_BATCH: usize = 2 * A_COMMAND;
 /// The most documents one step of a walk looks at.
 const LONGEST_PAGE: usize = 1_000;
 /// What the bytes of a cursor begin with; the name it stands behind follows.

@@ -205,9 +205,25 @@ pub(crate) fn doubted(reply: &Document) -> Result<(), DriverError> {
         .with_source(said))
 }
 
+/// The answer, if nothing went wrong before it or inside.
+pub(crate) fn confirmed(answer: Result<Document, NativeError>) -> Result<Document, DriverError> {
+    let reply = answer.map_err(|cause| failed(&cause))?;
+    doubted(&reply)?;
+    Ok(reply)
+}
+
 /// Whether a concurrent upsert of the same name was faster: nothing was written, and the next try finds the record.
 pub(crate) fn is_duplicate(cause: &NativeError) -> bool {
     code(cause) == Some(11000)
+}
+
+/// Whether a command of several documents may have been held up by one: another's open transaction has it, or it cannot be written. Those that
+/// the server came to before were written.
+pub(crate) fn is_of_one_document(answer: &Result<Document, NativeError>) -> bool {
+    match answer {
+        Ok(reply) => reply.contains_key("writeErrors") && !reply.contains_key("writeConcernError"),
+        Err(cause) => code(cause) == Some(50),
+    }
 }
 
 /// Whether a change stream cannot be had here at all: a right is missing, or the server has none.

@@ -13,6 +13,7 @@ mod heard;
 mod hints;
 mod pipelines;
 mod record;
+mod renewals;
 mod sending;
 mod several;
 mod stream;

@@ -281,7 +281,7 @@ pub(crate) fn unused() -> Document {
 
 /// Of the document's shape.
 pub(crate) const VERSION: i32 = 1;
-/// No command runs longer on the server, so none takes effect later than this after its `$$NOW`; and none waits longer for a majority.
+/// No command about locks runs longer on the server, so none takes effect later than this after its `$$NOW`; and none waits longer for a majority.
 pub(crate) const AT_MOST: i64 = 1_000;
 /// A foreign document may have any number of fields.
 const MOST_SHOWN: i32 = 20;

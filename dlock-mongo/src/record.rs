@@ -188,6 +188,14 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// What a read asks for: see [`commands`](crate::commands). A standalone server has nobody to ask.
+    pub(crate) fn level(self) -> &'static str {
+        match self {
+            Self::Standalone => "local",
+            Self::Replicated | Self::Routed => "linearizable",
+        }
+    }
+
     /// Reads the answer to a greeting, and refuses what is too old or no primary.
     pub(crate) fn of(hello: &Document) -> Result<Self, DriverError> {
         let wire = hello.get_i32("maxWireVersion").unwrap_or_default();

@@ -156,10 +156,10 @@ async fn met(
     command: RawDocumentBuf,
 ) -> Result<Option<usize>> {
     let answer = connection.ask(place, Command::from(command)).await?;
-    let reply = answer.map_err(|cause| error::half_done(&cause))?;
-    if reply.contains_key("writeErrors") && !reply.contains_key("writeConcernError") {
+    if error::is_of_one_document(&answer) {
         return Ok(None);
     }
+    let reply = answer.map_err(|cause| error::half_done(&cause))?;
     error::doubted(&reply).map_err(error::open)?;
     let met = reply.get_i32("n").map_err(|_| error::garbled())?;
     usize::try_from(met).map(Some).map_err(|_| error::garbled())

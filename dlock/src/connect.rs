@@ -12,7 +12,7 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 /// | `rediss://…` | `redis-tls` | the same over TLS |
 /// | `sqlite:PATH` | `sqlite` | a file, shared by the processes of one machine |
 /// | `mysql://…`, `mariadb://…` | `mysql`, with TLS `mysql-tls` | a table of one MySQL or MariaDB server |
-/// | `mongodb://…` | `mongo` | a MongoDB replica set, sharded cluster or server |
+/// | `mongodb://…` | `mongo` | a MongoDB replica set, a single server, or (not tested) a sharded cluster |
 /// | `mongodb+srv://…` | `mongo-srv` | the same, found by DNS records |
 /// | `zk://…` | `zk` | a ZooKeeper server or ensemble |
 /// | `zk+tls://…` | `zk-tls` | the same over TLS |

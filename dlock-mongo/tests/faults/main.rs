@@ -4,6 +4,7 @@
 
 mod crowds;
 mod errors;
+mod locked;
 mod records;
 mod requests;
 mod settings;

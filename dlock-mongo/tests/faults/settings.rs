@@ -1,6 +1,9 @@
 //! Deployments, clients, collections and rights.
 
-use crate::testbed::{SECOND, Testbed};
+use crate::{
+    testbed::{SECOND, Testbed},
+    warnings,
+};
 use dlock_conformance::testbed::{
     MongoServer,
     mongo::{Deployment, Value, document},
@@ -48,7 +51,9 @@ async fn a_collection_that_would_weaken_a_lock_is_refused_with_the_reason() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standalone_server_works_and_its_waiters_look() {
+    warnings::listen();
     let t = Testbed::on(Deployment::Standalone).await;
+    assert_eq!(warnings::count("a standalone server"), 1);
     assert_eq!(t.driver.capabilities().wake, Wake::Poll);
     let mut hints = t.driver.hints();
     let held = [t.acquire("a", SECOND * 30), t.acquire("b", SECOND * 30)];

@@ -80,6 +80,11 @@ const EXTRA: &[(&str, &str, &str)] = &[
     ),
     (
         "mongo",
+        "src/renewals.rs",
+        "a command that keeps many alive is held up by one document, and its count has to be told apart",
+    ),
+    (
+        "mongo",
         "src/heard.rs",
         "everybody hears of a release: who runs at once, and which names are worth the short way",
     ),

@@ -1,0 +1,133 @@
+//! A document that somebody else's open transaction has, or that cannot be written: what is asked together with it is done all the same.
+
+use crate::testbed::{SECOND, Testbed};
+use dlock_core::{
+    Acquire, Acquired, DistributedLock, Effect, ErrorKind, Lane, Release, Released, Renew, Renewed,
+};
+use futures_util::future::join_all;
+use mongodb::{
+    ClientSession,
+    bson::{Bson, doc},
+};
+
+impl Testbed {
+    /// A transaction that is open and has written that document.
+    async fn blocker(&self, name: &str) -> ClientSession {
+        let mut session = self.raw.start_session().await.unwrap();
+        session.start_transaction().await.unwrap();
+        let touched = doc! { "$set": { "blocked": true } };
+        let locks = self.locks();
+        let update = locks.update_one(doc! { "_id": name }, touched);
+        update.session(&mut session).await.unwrap();
+        session
+    }
+
+    async fn taken(&self, count: usize) -> Vec<Acquire> {
+        let taken: Vec<_> = (0..count)
+            .map(|at| self.acquire(&format!("n{at}"), SECOND * 30))
+            .collect();
+        for req in &taken {
+            self.granted(req).await;
+        }
+        taken
+    }
+
+    /// Renews them for a minute; the one at `spoilt` cannot be, and is told so.
+    async fn all_but_one_last(&self, held: &[Acquire], spoilt: usize, kind: ErrorKind) {
+        let batch: Vec<_> = held
+            .iter()
+            .map(|req| Renew::new(req.name.clone(), req.owner, req.hold, Some(SECOND * 60)))
+            .collect();
+        let answers = self.driver.renew(Lane(0), &batch, self.soon()).await;
+        for (at, answer) in answers.unwrap().into_iter().enumerate() {
+            match answer {
+                Err(error) => assert_eq!((at, error.kind()), (spoilt, kind), "{error:?}"),
+                Ok(Renewed::Until { valid_for }) => {
+                    assert!(
+                        at != spoilt && valid_for > SECOND * 40,
+                        "{at}: {valid_for:?}"
+                    );
+                }
+                Ok(other) => panic!("{at}: {other:?}"),
+            }
+        }
+        // Not only said.
+        let looks: Vec<_> = batch
+            .iter()
+            .map(|entry| Renew::new(entry.name.clone(), entry.owner, entry.hold, None))
+            .collect();
+        let seen = self.driver.renew(Lane(0), &looks, self.soon()).await;
+        for (at, seen) in seen.unwrap().into_iter().enumerate() {
+            let Ok(Renewed::Until { valid_for }) = seen else {
+                panic!("{at}: {seen:?}")
+            };
+            assert_eq!(valid_for > SECOND * 30, at != spoilt, "{at}: {valid_for:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_in_a_transaction_costs_only_its_own_renewal() {
+    let t = Testbed::start().await;
+    let held = t.taken(40).await;
+    let mut blocker = t.blocker("n17").await;
+    t.all_but_one_last(&held, 17, ErrorKind::Unavailable).await;
+    blocker.abort_transaction().await.unwrap();
+    let answers = t.renew(&[&held[17], &held[18]]).await;
+    assert!(
+        answers
+            .iter()
+            .all(|answer| matches!(answer, Some(Renewed::Until { .. }))),
+        "{answers:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_cannot_be_written_costs_only_its_own_renewal() {
+    let t = Testbed::start().await;
+    let held = t.taken(40).await;
+    // Nothing of it may change.
+    let valid = doc! { "$or": [{ "_id": { "$ne": "n17" } }, { "owner": Bson::Null }] };
+    let validator = doc! { "collMod": "locks", "validator": valid };
+    t.database().run_command(validator).await.unwrap();
+    t.all_but_one_last(&held, 17, ErrorKind::Misuse).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_in_a_transaction_keeps_no_other_name_from_being_taken_and_freed() {
+    let t = Testbed::start().await;
+    for req in t.taken(40).await {
+        t.release(&req).await;
+    }
+    let crowd: Vec<_> = (0..40)
+        .map(|at| t.acquire(&format!("n{at}"), SECOND * 60))
+        .collect();
+    let mut blocker = t.blocker("n17").await;
+    let answers = join_all(crowd.iter().map(|req| t.driver.acquire(req))).await;
+    for (at, answer) in answers.into_iter().enumerate() {
+        match answer {
+            Ok(Acquired::Granted(grant)) => assert!(at != 17 && grant.holds.get() == 1, "{at}"),
+            Err(error) => assert_eq!((at, error.effect()), (17, Effect::Unknown), "{error:?}"),
+            other => panic!("{at}: {other:?}"),
+        }
+    }
+    blocker.abort_transaction().await.unwrap();
+    t.granted(&crowd[17]).await;
+    let mut blocker = t.blocker("n18").await;
+    let all: Vec<_> = crowd
+        .iter()
+        .map(|req| Release::new(req.name.clone(), req.owner, req.hold))
+        .collect();
+    let answers = join_all(all.iter().map(|release| t.driver.release(release))).await;
+    blocker.abort_transaction().await.unwrap();
+    for (at, answer) in answers.into_iter().enumerate() {
+        match answer {
+            // Freed, or freed together with one of which nobody can say it.
+            Ok(Released::Freed) => assert_ne!(at, 18),
+            Err(error) => assert_eq!(error.effect(), Effect::Unknown, "{at}: {error:?}"),
+            other => panic!("{at}: {other:?}"),
+        }
+        let left = t.driver.inspect(&crowd[at].name).await.unwrap().holds;
+        assert_eq!(left, u32::from(at == 18), "{at}");
+    }
+}

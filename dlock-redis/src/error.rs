@@ -216,7 +216,12 @@ fn by_code(code: &str) -> Option<&'static Class> {
 }
 
 /// What is said without a code.
-const PHRASES: [&str; 2] = ["unknown command", "user executing the script"];
+const PHRASES: [(&str, &str); 3] = [
+    ("unknown command", "unknown command"),
+    ("user executing the script", "user executing the script"),
+    // The same since 7.2, and on Valkey.
+    ("acl failure in script", "user executing the script"),
+];
 
 /// Servers before 7 wrap the error of a script's command: `ERR Error running script …: -READONLY You can't …`.
 fn by_text(text: &str) -> Option<&'static Class> {
@@ -225,8 +230,8 @@ fn by_text(text: &str) -> Option<&'static Class> {
         .map(|word| word.trim_start_matches('-'));
     words.find_map(by_code).or_else(|| {
         let text = text.to_ascii_lowercase();
-        let mut said = PHRASES.iter().filter(|said| text.contains(**said));
-        said.next().and_then(|said| by_code(said))
+        let mut meant = PHRASES.iter().filter(|(said, _)| text.contains(said));
+        meant.next().and_then(|(_, code)| by_code(code))
     })
 }
 
@@ -331,6 +336,12 @@ mod tests {
                 "user executing the script",
                 said(
                     "ERR Error running script (call to f_1): @user_script:1: The user executing the script can't access at least one of the keys mentioned in the command arguments",
+                ),
+            ),
+            (
+                "user executing the script",
+                said(
+                    "ERR ACL failure in script: User locker has no permissions to run the 'pexpire' command script: 65807aad, on @user_script:101.",
                 ),
             ),
             ("", said("ERR something that nobody has seen yet")),

@@ -166,8 +166,8 @@ local unserved = not (won or served) and budget == 0 and call('EXISTS', line) ==
 /// The common case is five commands and no number turned into text, which is what costs: one `EXISTS` finds neither holder nor
 /// line, and the hold ends with the record, so neither's end is computed. A turn of this ticket is taken without looking
 /// further, and without a look at what else is there if a push told of it: it stays in the record and is made empty. The counter
-/// keeps its end but on the first grant of 28 hours (10^11 µs: the fifth digit tells them apart), when it gets two such spans: it
-/// outlives each token by one. Times are compared as the texts they are, for numbers would have to be made of them first; what then
+/// keeps its end but on the first grant of 28 hours (10^11 µs: the fifth digit tells them apart), when it gets two such spans, counted
+/// from its token's time where a clock set back left that ahead: it outlives each token by one. Times are compared as the texts they are, for numbers would have to be made of them first; what then
 /// looks late, or is no common counter, is judged as numbers. A reservation that lasts
 /// longer than any is one that a clock set back left behind. Where the name is free and
 /// somebody stands, whoever asks stands first, so that its old place counts, and then serves the line: nobody passes it.
@@ -267,9 +267,12 @@ if follows then
 end
 local token, before = micros, call('SET', counter, micros, 'KEEPTTL', 'GET')
 if not before or #before ~= #micros or before >= micros or string.byte(before, 5) ~= string.byte(micros, 5) then
-  before = before and tonumber(before) or 0
-  if before - micros >= 0 then token = string.format('%.0f', before + 1) end
-  call('SET', counter, token, 'PX', '200000000')
+  local ahead, lasts = (before and tonumber(before) or 0) - micros, '200000000'
+  if ahead >= 0 then
+    token = string.format('%.0f', before + 1)
+    lasts = string.format('%.0f', lasts + math.min(ahead / 1000, 1e15))
+  end
+  call('SET', counter, token, 'PX', lasts)
 end
 if turn then call('HSET', key, owner, '1', hold, note, '~t', token, '~r', '')
 else call('HSET', key, owner, '1', hold, note, '~t', token) end

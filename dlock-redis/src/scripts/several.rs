@@ -1,4 +1,4 @@
-//! Several requests in one script: each is judged as if it had been asked alone, one after the other.
+//! Several requests in one script: each is judged as if it had been asked alone, in some order.
 //!
 //! The server's time goes into words and commands: each word of a request costs it as much as a third of a command. So what all
 //! say alike is said once, and owners, holds and tickets are one word each, cut up where they are wanted; keys are declared one by one.

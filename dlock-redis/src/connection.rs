@@ -6,19 +6,14 @@
 
 use crate::{
     commands,
-    config::RedisConfig,
+    dialer::{Dialer, STEADY, jitter},
     error,
     error::Failure,
     gather::{Gather, Request},
     scripts::{self, Lua},
 };
 use dlock_core::{Alarms, Clock, DriverError, Instant, Result, ServerClock};
-use redis::{
-    AsyncConnectionConfig, Client, Cmd, ProtocolVersion, PushInfo, PushKind, RedisError,
-    RedisResult, Value,
-    aio::MultiplexedConnection,
-    io::tcp::{TcpSettings, socket2::TcpKeepalive},
-};
+use redis::{Cmd, PushKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use std::{
     sync::{
         Arc, Weak,
@@ -27,70 +22,6 @@ use std::{
     time::Duration,
 };
 use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
-
-/// Opens connections, always in the same way.
-#[derive(Debug)]
-pub(crate) struct Dialer {
-    client: Client,
-    within: Duration,
-}
-
-impl Dialer {
-    pub(crate) fn new(config: &RedisConfig) -> RedisResult<Self> {
-        let resp3 = config
-            .server
-            .redis_settings()
-            .clone()
-            .set_protocol(ProtocolVersion::RESP3);
-        let server = config
-            .server
-            .clone()
-            .set_redis_settings(resp3)
-            .set_tcp_settings(tcp(config.server.tcp_settings().nodelay()));
-        Ok(Self {
-            client: Client::open(server)?,
-            within: config.connect_within,
-        })
-    }
-
-    pub(crate) fn within(&self) -> Duration {
-        self.within
-    }
-
-    /// Opens one; `pushed` runs inside the connection's task and must not wait.
-    pub(crate) async fn dial(
-        &self,
-        pushed: impl Fn(PushInfo) + Send + Sync + 'static,
-    ) -> RedisResult<MultiplexedConnection> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.within))
-            // The core bounds every call. A second bound here would only make timers.
-            .set_response_timeout(None)
-            .set_push_sender(move |push| -> Result<(), redis::aio::SendError> {
-                pushed(push);
-                Ok(())
-            });
-        self.client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await
-    }
-}
-
-/// Nagle's algorithm stays on unless the application's client has it off: it does the coalescing that the native client
-/// does not. Off, 128 tasks got 0.77 to 0.84 of the cycles, and one task alone the same latency. Its price is a wait of at
-/// most a round trip for a request that follows another one before that is acknowledged.
-fn tcp(nodelay: bool) -> TcpSettings {
-    let probes = TcpKeepalive::new()
-        .with_time(DEAF / 2)
-        .with_interval(DEAF / 4)
-        .with_retries(2);
-    let settings = TcpSettings::default()
-        .set_nodelay(nodelay)
-        .set_keepalive(probes);
-    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
-    let settings = settings.set_user_timeout(DEAF);
-    settings
-}
 
 /// One open connection and what is known through it.
 pub(crate) struct Link {
@@ -129,6 +60,13 @@ struct Shared {
 }
 
 impl Connection {
+    /// Leases that are in use from now on.
+    pub(crate) fn keeps(&self, leases: impl IntoIterator<Item = Duration>) {
+        leases
+            .into_iter()
+            .for_each(|lease| self.0.dialer.keeps(lease));
+    }
+
     pub(crate) async fn open(dialer: Arc<Dialer>) -> Result<Self> {
         let (clock, runtime) = (Clock::boot(), Handle::current());
         let (alarms, ringing) = Alarms::start(&clock, &runtime);
@@ -180,7 +118,7 @@ impl Connection {
     /// Says once what of the server's settings voids a lock, where the user may read them.
     pub(crate) async fn warn_of_settings(&self) {
         let info = redis::cmd("INFO");
-        let info = tokio::time::timeout(self.0.dialer.within, self.command(info)).await;
+        let info = tokio::time::timeout(self.0.dialer.within(), self.command(info)).await;
         let Ok(Ok(info)) = info else { return };
         for warning in doubts(commands::read_info(&info).unwrap_or_default()) {
             tracing::warn!("redis: {warning}");
@@ -294,10 +232,10 @@ impl Shared {
                 }
             }
         });
-        let at = self.dialer.client.get_connection_info().addr();
+        let at = self.dialer.addr();
         let mut native = native.await.map_err(|cause| error::unreached(at, cause))?;
         let server = ServerClock::new();
-        let time = tokio::time::timeout(self.dialer.within, greet(&mut native)).await;
+        let time = tokio::time::timeout(self.dialer.within(), greet(&mut native)).await;
         let time = match time {
             Ok(Ok(answers)) => answers.into_iter().next().and_then(commands::read_time),
             Ok(Err(cause)) => return Err(error::unreached(at, cause)),
@@ -352,7 +290,7 @@ impl Shared {
             let pause = if lived > STEADY {
                 Duration::ZERO
             } else {
-                longer(link.pause)
+                self.dialer.longer(link.pause)
             };
             self.runtime.spawn(reconnect(Arc::downgrade(self), pause));
         }
@@ -400,7 +338,7 @@ async fn reconnect(shared: Weak<Shared>, mut pause: Duration) {
                 });
             }
         }
-        pause = longer(pause);
+        pause = shared.dialer.longer(pause);
     }
 }
 
@@ -450,28 +388,12 @@ fn doubts(info: &str) -> Vec<String> {
     doubts
 }
 
-/// The next pause of a row: from 10 ms doubling to a second.
-pub(crate) fn longer(pause: Duration) -> Duration {
-    (pause * 2).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
-}
-
-/// 50 to 100 % of it, so that the clients of a restarted server do not come all at once.
-pub(crate) fn jitter(pause: Duration) -> Duration {
-    pause.mul_f64(0.5 + fastrand::f64() / 2.0)
-}
-
-const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Having lived that long a connection is replaced at once: one that is cut again and again must not be without one for long.
-pub(crate) const STEADY: Duration = Duration::from_millis(100);
 /// How long a request without a give-up waits for a connection: as long as an attempt to acquire may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Unanswered that long with nothing else heard: the path may be dead. A server's longest pauses (fork, AOF) are shorter.
 const SILENCE: Duration = Duration::from_secs(1);
 /// The least silence that counts, however soon a request is given up: a busy server is no dead path.
 const HASTE: Duration = Duration::from_millis(20);
-/// When the kernel gives up a peer that acknowledges nothing: a third of the default lease leaves time to renew elsewhere.
-const DEAF: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {

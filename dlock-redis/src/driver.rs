@@ -3,7 +3,8 @@
 use crate::{
     commands::{self, Acquisition, Record, Refusal, Releasing},
     config::{Keys, RedisConfig},
-    connection::{Connection, Dialer, Link},
+    connection::{Connection, Link},
+    dialer::Dialer,
     error,
     gather::Request,
     hints::{Hints, LOOK, look_at_end},
@@ -51,8 +52,8 @@ impl RedisDriver {
     /// As [`connect`](Self::connect).
     pub async fn open(config: RedisConfig) -> Result<Self> {
         config.check_tls()?;
-        let dialer = Dialer::new(&config).map_err(|cause| error::failed(cause).error)?;
-        let dialer = Arc::new(dialer);
+        let dialer = Dialer::new(&config).map_err(|cause| error::failed(cause).error);
+        let dialer = Arc::new(dialer?);
         let hints = Hints::new(dialer.clone(), config.prefix().clone());
         let connection = Connection::open(dialer).await?;
         connection.warn_of_settings().await;
@@ -215,6 +216,7 @@ impl DistributedLock for RedisDriver {
     }
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
+        self.connection.keeps([req.lease.length()]);
         let keys = self.keys(&req.name);
         if let Some(ticket) = req.line {
             if self.hints.serve_two() {
@@ -266,16 +268,14 @@ impl DistributedLock for RedisDriver {
         batch: &[Renew],
         give_up: Instant,
     ) -> Result<Vec<Result<Renewed>>> {
-        let scripts: Vec<_> = batch
-            .chunks(A_SCRIPT)
-            .map(|some| self.renew_some(some, give_up))
-            .collect();
+        let keeps = batch.iter().filter_map(|entry| entry.lease);
+        self.connection.keeps(keeps);
+        let scripts = batch.chunks(A_SCRIPT);
+        let scripts: Vec<_> = scripts.map(|it| self.renew_some(it, give_up)).collect();
         let outcomes: Vec<_> = stream::iter(scripts).buffered(IN_FLIGHT).collect().await;
         if outcomes.iter().all(Result::is_err) {
-            return outcomes
-                .into_iter()
-                .next()
-                .unwrap_or_else(|| Ok(Vec::new()));
+            let first = outcomes.into_iter().next();
+            return first.unwrap_or_else(|| Ok(Vec::new()));
         }
         // A script that failed takes its own entries along, and none that another has renewed.
         let mut answers = Vec::with_capacity(batch.len());

@@ -10,7 +10,8 @@
 use crate::{
     commands::{self, Push},
     config::Prefix,
-    connection::{Connection, Dialer, STEADY, jitter, longer},
+    connection::Connection,
+    dialer::{Dialer, STEADY, jitter},
     tickets::Tickets,
 };
 use dlock_core::Hint;
@@ -352,6 +353,7 @@ async fn listen(shared: Weak<Shared>, changed: Arc<Notify>) {
         };
         strong.waiting().gone = None;
         strong.tried();
+        let longer = strong.dialer.longer(pause);
         drop(strong);
         gap = true;
         let refused = error.code() == Some("NOPERM");
@@ -362,7 +364,7 @@ async fn listen(shared: Weak<Shared>, changed: Arc<Notify>) {
         pause = match () {
             () if refused => REFUSED,
             () if began.elapsed() > STEADY => Duration::ZERO,
-            () => longer(pause),
+            () => longer,
         };
         let again = tokio::time::sleep(jitter(pause));
         let mut again = pin!(again);

@@ -3,6 +3,7 @@
 mod commands;
 mod config;
 mod connection;
+mod dialer;
 mod driver;
 mod error;
 mod gather;

@@ -25,6 +25,11 @@ const EXTRA: &[(&str, &str, &str)] = &[
     ("memory", "src/fault.rs", "its server fails on purpose"),
     (
         "redis",
+        "src/dialer.rs",
+        "two connections, for commands and for pushes, are opened alike and as soon again",
+    ),
+    (
+        "redis",
         "src/gather.rs",
         "its native client writes each command alone",
     ),

@@ -334,6 +334,12 @@ async fn turn(lock: &Lock, client: usize, turns: &Mutex<Vec<Turn>>) -> Outcome {
 }
 
 impl Report {
+    /// Nobody was told of an error.
+    pub(crate) fn unharmed(&self) -> Outcome {
+        ensure!(self.errors.is_empty(), "{self:?}");
+        Ok(())
+    }
+
     /// Prints itself and demands the bounds.
     pub(crate) fn within(&self, attack: &str, attacks: usize, free: Duration) -> Outcome {
         let mut said = format!(

@@ -160,6 +160,7 @@ async fn lost_turns(lasts: Duration) -> Outcome {
     let lost = lost.load(Ordering::Relaxed);
     ensure!(lost > 0, "no turn was lost: {report:?}");
     // Two of them in a row are one in four hundred.
+    report.unharmed()?;
     report.within("lost turns", lost, ACCEPT * 2 + MARGIN)
 }
 

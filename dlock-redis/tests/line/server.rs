@@ -106,7 +106,9 @@ async fn commands(words: &[&[&str]], pause: Duration, lasts: Duration, free: Dur
             Ok(())
         })
         .await?;
-    storm.end(&[]).await?.within(words[0][0], times, free)
+    let report = storm.end(&[]).await?;
+    report.unharmed()?;
+    report.within(words[0][0], times, free)
 }
 
 async fn stopped(lasts: Duration) -> Outcome {

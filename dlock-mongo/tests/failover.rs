@@ -322,6 +322,15 @@ async fn lose_primaries(rounds: u32, load: Load) {
         clients.push(worker.await.unwrap());
     }
     let fresh = client(&set.url()).await;
+    // All have left: sooner than any lease is over, so nothing is held that nobody gave back.
+    let left = Instant::now();
+    for at in 0..load.names {
+        let name = format!("n{at}");
+        while fresh.inspect(&name).await.map_or(1, |seen| seen.holds) > 0 {
+            assert!(left.elapsed() < SECOND * 5, "{name} is held by nobody");
+            tokio::time::sleep(SECOND / 50).await; // between two looks
+        }
+    }
     for at in 0..load.names {
         let name = format!("n{at}");
         let guard = take(&fresh, &name, SECOND * 20).await;
@@ -341,10 +350,17 @@ async fn lose_primaries(rounds: u32, load: Load) {
     drop(clients);
 }
 
+/// What is known of a name.
+#[derive(Default)]
+struct Known {
+    /// Who came in last and has not begun to leave.
+    inside: Option<Arc<Guard>>,
+    token: u64,
+}
+
 #[derive(Default)]
 struct Seen {
-    /// Who believes to be inside, and the last token, by name.
-    names: Mutex<HashMap<String, (Option<u64>, u64)>>,
+    names: Mutex<HashMap<String, Known>>,
     turns: AtomicU64,
     failed: AtomicU64,
     lost: AtomicU64,
@@ -368,21 +384,25 @@ impl Seen {
             *longest = waited.max(*longest);
         }
         self.grows(&name, token);
-        self.names.lock().unwrap().get_mut(&name).unwrap().0 = Some(token);
+        let guard = Arc::new(guard);
+        {
+            let mut names = self.names.lock().unwrap();
+            let inside = &mut names.get_mut(&name).unwrap().inside;
+            let before = inside.replace(Arc::clone(&guard));
+            // Asked last: whoever was here before may lose it in between.
+            if guard.check().is_ok() && before.is_some_and(|before| before.check().is_ok()) {
+                self.together.fetch_add(1, Ordering::Relaxed);
+            }
+        }
         let work = if long { SECOND * 3 } else { SECOND / 50 };
         let until = Instant::now() + work;
         while Instant::now() < until && guard.check().is_ok() {
             tokio::time::sleep(SECOND / 100).await; // it is inside for a while
-            let now_inside = self.names.lock().unwrap()[&name].0;
-            // Somebody else came in while this one was told that it holds.
-            if guard.check().is_ok() && now_inside.is_some_and(|inside| inside != token) {
-                self.together.fetch_add(1, Ordering::Relaxed);
-            }
         }
         {
             let mut names = self.names.lock().unwrap();
-            let inside = &mut names.get_mut(&name).unwrap().0;
-            *inside = inside.filter(|inside| *inside != token);
+            let inside = &mut names.get_mut(&name).unwrap().inside;
+            inside.take_if(|inside| Arc::ptr_eq(inside, &guard));
         }
         self.turns.fetch_add(1, Ordering::Relaxed);
         if guard.check().is_err() {
@@ -392,7 +412,7 @@ impl Seen {
 
     fn grows(&self, name: &str, token: u64) {
         let mut names = self.names.lock().unwrap();
-        let last = &mut names.entry(name.to_owned()).or_default().1;
+        let last = &mut names.entry(name.to_owned()).or_default().token;
         assert!(token > *last, "{name}: {token} after {last}");
         *last = token;
     }

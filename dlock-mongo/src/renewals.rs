@@ -24,24 +24,26 @@ type Answers = Vec<Result<Renewed>>;
 
 impl Renewals<'_> {
     pub(crate) async fn all(self, entries: &[Renew], give_up: Instant) -> Result<Answers> {
-        let commands: Vec<_> = entries
+        let parts: Vec<_> = entries
             .chunks(A_COMMAND)
-            .map(|some| self.some(some, give_up))
+            .map(|some| self.part(some, give_up))
             .collect();
-        let outcomes: Vec<_> = stream::iter(commands).buffered(IN_FLIGHT).collect().await;
-        if outcomes.iter().all(Result::is_err) {
-            let first = outcomes.into_iter().next();
-            return first.unwrap_or_else(|| Ok(Vec::new()));
-        }
-        // A command that failed takes its own entries along, and none that another has renewed.
+        let parts: Vec<_> = stream::iter(parts).buffered(IN_FLIGHT).collect().await;
+        let worked = parts.iter().any(|(_, part)| part.is_ok());
         let mut answers = Vec::with_capacity(entries.len());
-        for (some, outcome) in entries.chunks(A_COMMAND).zip(outcomes) {
-            match outcome {
-                Ok(renewed) => answers.extend(renewed),
-                Err(error) => answers.extend(some.iter().map(|_| Err(error::again(&error)))),
+        for (size, part) in parts {
+            match part {
+                Ok(part) => answers.extend(part),
+                Err(error) if !worked => return Err(error),
+                // It takes its own entries along, and none that another has renewed.
+                Err(error) => answers.extend((0..size).map(|_| Err(error::again(&error)))),
             }
         }
         Ok(answers)
+    }
+
+    async fn part(self, entries: &[Renew], give_up: Instant) -> (usize, Result<Answers>) {
+        (entries.len(), self.some(entries, give_up).await)
     }
 
     async fn some(self, entries: &[Renew], give_up: Instant) -> Result<Answers> {

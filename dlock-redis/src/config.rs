@@ -46,6 +46,8 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__
     }
 
     /// How long one attempt to connect may take, name resolution, TLS and log-in included. Default 5 s.
+    ///
+    /// With leases of less than 15 s a first attempt gets a third of the shortest, but 1 s at least, and each further one twice as much, up to this.
     #[must_use]
     pub fn connect_within(&self) -> Duration {
         self.connect_within

@@ -60,11 +60,9 @@ struct Shared {
 }
 
 impl Connection {
-    /// Leases that are in use from now on.
-    pub(crate) fn keeps(&self, leases: impl IntoIterator<Item = Duration>) {
-        leases
-            .into_iter()
-            .for_each(|lease| self.0.dialer.keeps(lease));
+    /// A lease that is in use from now on.
+    pub(crate) fn keeps(&self, lease: Duration) {
+        self.0.dialer.keeps(lease);
     }
 
     pub(crate) async fn open(dialer: Arc<Dialer>) -> Result<Self> {
@@ -221,6 +219,12 @@ impl Drop for Shared {
 impl Shared {
     /// Opens a link: log-in, the server's time, the scripts. The flag tells when it ends.
     async fn dial(self: &Arc<Self>, pause: Duration) -> Result<(Link, Arc<AtomicBool>)> {
+        let opened = self.attempt(pause).await;
+        self.dialer.tried(opened.is_ok());
+        opened
+    }
+
+    async fn attempt(self: &Arc<Self>, pause: Duration) -> Result<(Link, Arc<AtomicBool>)> {
         let id = self.opened.fetch_add(1, Ordering::Relaxed);
         let gone = Arc::new(AtomicBool::new(false));
         let (shared, flag) = (Arc::downgrade(self), gone.clone());

@@ -7,7 +7,7 @@ use redis::{
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -18,6 +18,8 @@ pub(crate) struct Dialer {
     within: Duration,
     /// The shortest lease that was asked for, in ms.
     shortest: AtomicU64,
+    /// Attempts in a row that came to nothing.
+    failed: AtomicU32,
 }
 
 impl Dialer {
@@ -36,6 +38,7 @@ impl Dialer {
             client: Client::open(server)?,
             within: config.connect_within,
             shortest: AtomicU64::new(u64::MAX),
+            failed: AtomicU32::new(0),
         })
     }
 
@@ -55,10 +58,21 @@ impl Dialer {
         Duration::from_millis(self.shortest.load(Ordering::Relaxed))
     }
 
-    /// How long an attempt may take: a third of the shortest lease, so that another one is in time where the first met silence.
+    /// How long an attempt may take: a third of the shortest lease, so that another one is in time where the first met silence. Each that
+    /// fails doubles it, so that a slow way is not given up for ever.
     pub(crate) fn within(&self) -> Duration {
         let patient = (self.shortest() / 3).max(LEAST_WITHIN);
-        self.within.min(patient)
+        let failed = self.failed.load(Ordering::Relaxed).min(MOST_DOUBLED);
+        self.within.min(patient.saturating_mul(1 << failed))
+    }
+
+    /// What came of an attempt.
+    pub(crate) fn tried(&self, worked: bool) {
+        if worked {
+            self.failed.store(0, Ordering::Relaxed);
+        } else {
+            self.failed.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// The next pause of a row: from 10 ms doubling to a second, or to an eighth of the shortest lease.
@@ -113,6 +127,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const LEAST_LONGEST: Duration = Duration::from_millis(50);
 /// Nor is an attempt: one over a slow way takes several round trips.
 const LEAST_WITHIN: Duration = Duration::from_secs(1);
+/// A thousand times the least.
+const MOST_DOUBLED: u32 = 10;
 /// Having lived that long a connection is replaced at once: one that is cut again and again must not be without one for long.
 pub(crate) const STEADY: Duration = Duration::from_millis(100);
 /// When the kernel gives up a peer that acknowledges nothing: a third of the default lease leaves time to renew elsewhere.
@@ -147,5 +163,12 @@ mod tests {
             assert_eq!(longest(), pause, "{lease}");
             assert_eq!(dialer.within().as_millis(), within, "{lease}");
         }
+        // A way that takes longer is not given up for ever.
+        for within in [1_000, 2_000, 4_000, 5_000, 5_000] {
+            assert_eq!(dialer.within().as_millis(), within);
+            dialer.tried(false);
+        }
+        dialer.tried(true);
+        assert_eq!(dialer.within().as_millis(), 1_000);
     }
 }

@@ -216,7 +216,7 @@ impl DistributedLock for RedisDriver {
     }
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
-        self.connection.keeps([req.lease.length()]);
+        self.connection.keeps(req.lease.length());
         let keys = self.keys(&req.name);
         if let Some(ticket) = req.line {
             if self.hints.serve_two() {
@@ -268,8 +268,6 @@ impl DistributedLock for RedisDriver {
         batch: &[Renew],
         give_up: Instant,
     ) -> Result<Vec<Result<Renewed>>> {
-        let keeps = batch.iter().filter_map(|entry| entry.lease);
-        self.connection.keeps(keeps);
         let scripts = batch.chunks(A_SCRIPT);
         let scripts: Vec<_> = scripts.map(|it| self.renew_some(it, give_up)).collect();
         let outcomes: Vec<_> = stream::iter(scripts).buffered(IN_FLIGHT).collect().await;

@@ -401,8 +401,11 @@ async fn follow(shared: &Weak<Shared>, changed: &Notify, gap: bool) -> RedisResu
             }
             shared.pushed(&push);
         })
-        .await?;
-    within(&dialer, native.subscribe(&channel)).await?;
+        .await
+        .inspect_err(|_| dialer.tried(false))?;
+    let subscribed = within(&dialer, native.subscribe(&channel)).await;
+    dialer.tried(subscribed.is_ok());
+    subscribed?;
     if let Some(strong) = shared.upgrade() {
         strong.begin(gap, gone.clone());
     }

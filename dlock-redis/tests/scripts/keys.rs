@@ -62,7 +62,7 @@ async fn a_token_is_greater_than_its_counter_which_gets_its_end_once_in_28_hours
         assert_eq!(renewed, next || before / span != token / span, "{before}");
         assert_eq!(raw.get::<_, u64>(&counter).await.unwrap(), token);
     }
-    for strange in ["blank", "blank and as long"] {
+    for strange in ["blank", "blank and a long"] {
         let _: () = raw.set_ex(&counter, strange, 1_000).await.unwrap();
         assert!(client.granted(&req).await.token.unwrap().0 > now);
         client.release(&req).await;

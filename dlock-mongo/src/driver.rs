@@ -11,7 +11,7 @@ use crate::{
     record::{Kind, Record, batch},
     renewals::{RENEW_BATCH, Renewals},
     sending::{Aim, Place},
-    several::{Gives, Takes},
+    several::{Beside, Gives, Takes},
 };
 use async_trait::async_trait;
 use dlock_core::{
@@ -130,17 +130,20 @@ impl MongoDriver {
         Ok(record.filter(|record| record.is_shut_to(&req.owner)))
     }
 
-    /// The short way in beside others. `None`: it has to be asked for alone.
-    async fn take_beside(&self, req: &Acquire) -> Result<Option<Acquired>> {
+    /// The short way in beside others. Without an answer it has to be asked for alone, and whether it may have been taken is told.
+    async fn take_beside(&self, req: &Acquire) -> Result<(Option<Acquired>, bool)> {
         let last = self.connection.not_after(req.give_up).await?;
-        let Some(record) = self.takes.ask((req.clone(), last)).await? else {
-            return Ok(None);
+        let record = match self.takes.ask((req.clone(), last)).await? {
+            Beside::Found(record) => record,
+            Beside::Alone => return Ok((None, false)),
+            Beside::Doubtful => return Ok((None, true)),
         };
         if let Some(rest) = record.rest_of(&req.owner, req.hold) {
-            return self.granted(req, &record, rest).map(Some);
+            let granted = self.granted(req, &record, rest)?;
+            return Ok((Some(granted), false));
         }
         let is_shut = record.is_shut_to(&req.owner);
-        Ok(is_shut.then(|| self.lost(req, &record)))
+        Ok((is_shut.then(|| self.lost(req, &record)), false))
     }
 
     /// The short way in.
@@ -158,6 +161,57 @@ impl MongoDriver {
         let rest = record.rest_of(&req.owner, req.hold);
         let granted = self.granted(req, &record, rest.ok_or_else(error::garbled)?);
         granted.map(Some)
+    }
+
+    /// By a command of its own, or by as many as it takes to find out.
+    async fn acquire_alone(
+        &self,
+        req: &Acquire,
+        free: bool,
+        beside: bool,
+        turn: Option<Turn<'_, Takes>>,
+    ) -> Result<Acquired> {
+        let place = self.connection.place(Aim::Acquire).await?;
+        if (place.waited || beside) && self.connection.now() > req.give_up {
+            return Err(error::unsent());
+        }
+        let last = self.connection.not_after(req.give_up).await?;
+        let collection = self.connection.collection();
+        if free
+            && !beside
+            && let Some(answer) = self.take(req, last, &place).await?
+        {
+            return Ok(answer);
+        }
+        drop(turn);
+        if (free || req.look)
+            && !beside
+            && req.join.is_none()
+            && let Some(record) = self.seen_held(req, &place).await?
+        {
+            return Ok(match free {
+                true => self.lost(req, &record),
+                false => Acquired::Held(self.refused(req, &record)),
+            });
+        }
+        let command = commands::acquire(collection, req, last);
+        let reply = self.connection.upsert(&place, &command).await?;
+        // Only a join makes no document.
+        let Some(record) = self.connection.answered(&reply)? else {
+            return Ok(Acquired::Gone);
+        };
+        if let Some(rest) = record.rest_of(&req.owner, req.hold) {
+            return self.granted(req, &record, rest);
+        }
+        let mine = record.is_of(&req.owner);
+        if record.now > last.timestamp_millis() {
+            return Err(error::late());
+        }
+        match req.join {
+            Some(token) if !mine || token.0 != record.token => Ok(Acquired::Gone),
+            _ if mine => Err(error::full()),
+            _ => Ok(Acquired::Held(self.refused(req, &record))),
+        }
     }
 
     /// Heard to be free, and somebody else was faster, or keeps it shut, which is no race.
@@ -211,50 +265,21 @@ impl DistributedLock for MongoDriver {
         let plain = req.join.is_none() && (free || !req.look);
         let turn = (plain && self.gathers()).then(|| self.takes.turn(&req.name));
         let beside = turn.as_ref().is_some_and(Turn::is_beside);
-        if beside && let Some(answer) = self.take_beside(req).await? {
-            return Ok(answer);
+        let mut doubtful = false;
+        if beside {
+            let answer;
+            (answer, doubtful) = self.take_beside(req).await?;
+            if let Some(answer) = answer {
+                return Ok(answer);
+            }
         }
-        let place = self.connection.place(Aim::Acquire).await?;
-        if (place.waited || beside) && self.connection.now() > req.give_up {
-            return Err(error::unsent());
-        }
-        let last = self.connection.not_after(req.give_up).await?;
-        let collection = self.connection.collection();
-        if free
-            && !beside
-            && let Some(answer) = self.take(req, last, &place).await?
-        {
-            return Ok(answer);
-        }
-        drop(turn);
-        if (free || req.look)
-            && !beside
-            && req.join.is_none()
-            && let Some(record) = self.seen_held(req, &place).await?
-        {
-            return Ok(match free {
-                true => self.lost(req, &record),
-                false => Acquired::Held(self.refused(req, &record)),
-            });
-        }
-        let command = commands::acquire(collection, req, last);
-        let reply = self.connection.upsert(&place, &command).await?;
-        // Only a join makes no document.
-        let Some(record) = self.connection.answered(&reply)? else {
-            return Ok(Acquired::Gone);
-        };
-        if let Some(rest) = record.rest_of(&req.owner, req.hold) {
-            return self.granted(req, &record, rest);
-        }
-        let mine = record.is_of(&req.owner);
-        if record.now > last.timestamp_millis() {
-            return Err(error::late());
-        }
-        match req.join {
-            Some(token) if !mine || token.0 != record.token => Ok(Acquired::Gone),
-            _ if mine => Err(error::full()),
-            _ => Ok(Acquired::Held(self.refused(req, &record))),
-        }
+        let alone = self.acquire_alone(req, free, beside, turn).await;
+        alone.map_err(|error| {
+            if doubtful {
+                return error::open(error);
+            }
+            error
+        })
     }
 
     /// There is no line: a ticket is only an entry in the change stream's filter.

@@ -7,7 +7,7 @@ use crate::{
     record::{Kind, Record, batch},
     sending::Aim,
 };
-use dlock_core::{DriverError, Instant, Renew, Renewed, Result};
+use dlock_core::{DriverError, ErrorKind, Instant, Renew, Renewed, Result};
 use futures_util::{StreamExt, stream};
 use mongodb::bson::{DateTime, Document};
 use std::collections::HashMap;
@@ -134,8 +134,11 @@ impl Renewals<'_> {
         let mut answers: Vec<_> = entries.iter().map(|_| None).collect();
         let (mut worked, mut failed) = (false, 0);
         while let Some((at, answer)) = asked.next().await {
-            worked |= answer.is_ok();
-            failed += usize::from(answer.is_err());
+            let refused = answer
+                .as_ref()
+                .is_err_and(|error| error.kind() == ErrorKind::Unavailable);
+            worked |= !refused;
+            failed += usize::from(refused);
             answers[at] = Some(answer);
             if !worked && failed == ALONE || self.connection.now() > give_up {
                 break;

@@ -22,12 +22,22 @@ pub(crate) struct Takes {
     pub(crate) kind: Kind,
 }
 
+/// What became of a request that went with others.
+pub(crate) enum Beside {
+    /// How the name was afterwards.
+    Found(Record),
+    /// It took nothing, and has to be asked for alone.
+    Alone,
+    /// The same, but it may have been taken.
+    Doubtful,
+}
+
 /// [`give`](commands::give) for several. Answers whether it freed the name; if not, it has to be asked for alone.
 pub(crate) struct Gives(pub(crate) Connection);
 
 impl Step for Takes {
     type Request = Taken;
-    type Answer = Option<Record>;
+    type Answer = Beside;
 
     fn name((req, _): &Self::Request) -> &LockName {
         &req.name
@@ -41,13 +51,16 @@ impl Step for Takes {
         if due.is_empty() {
             return Err(error::unsent());
         }
-        let mut records = self.take(&place, &due).await?;
+        let found = self.take(&place, &due).await?;
+        let mut doubtful = found.is_none();
+        let mut records = found.unwrap_or_default();
         let is_new = |one: &&Self::Request| !records.contains_key(Self::name(one).as_str());
         let new: Vec<_> = due.into_iter().filter(is_new).collect();
         let mut failed = None;
-        if new.len() > 1 {
+        if new.len() > 1 && !doubtful {
             match self.make(&place, &new).await {
-                Ok(found) => records.extend(found),
+                Ok(Some(found)) => records.extend(found),
+                Ok(None) => doubtful = true,
                 Err(error) => failed = Some(error),
             }
         }
@@ -57,7 +70,9 @@ impl Step for Takes {
             }
             match (records.remove(Self::name(one).as_str()), &failed) {
                 (None, Some(error)) => Err(error::again(error)),
-                (found, _) => Ok(found.flatten()),
+                (None, None) if doubtful => Ok(Beside::Doubtful),
+                (Some(Some(record)), _) => Ok(Beside::Found(record)),
+                (None | Some(None), _) => Ok(Beside::Alone),
             }
         };
         Ok(asked.iter().map(answer).collect())
@@ -65,25 +80,25 @@ impl Step for Takes {
 }
 
 impl Takes {
-    async fn take(&self, place: &Arc<Place>, asked: &[&Taken]) -> Result<Found> {
+    /// `None`: one document held it up, and others may have been taken.
+    async fn take(&self, place: &Arc<Place>, asked: &[&Taken]) -> Result<Option<Found>> {
         let connection = &self.connection;
         let command = commands::take_all(connection.collection(), asked);
-        let met = met(connection, place, command).await?;
-        let names = asked.iter().map(|one| Self::name(one));
-        if met.is_none() {
-            return Ok(names.map(|name| (name.as_str().to_owned(), None)).collect());
+        if met(connection, place, command).await?.is_none() {
+            return Ok(None);
         }
+        let names = asked.iter().map(|one| Self::name(one));
         // Of what a majority has, as what was taken: whose hold is found inside has it. Something nearer might be another copy of the same request,
         // executed since, which no majority will have.
         let level = match self.kind {
             Kind::Standalone => "local",
             Kind::Replicated | Kind::Routed => "majority",
         };
-        found(connection, place, names, level).await
+        found(connection, place, names, level).await.map(Some)
     }
 
     /// For names that have no document: makes free ones, and takes them.
-    async fn make(&self, place: &Arc<Place>, new: &[&Taken]) -> Result<Found> {
+    async fn make(&self, place: &Arc<Place>, new: &[&Taken]) -> Result<Option<Found>> {
         let connection = &self.connection;
         let names = new.iter().map(|one| Self::name(one));
         let command = commands::make(connection.collection(), names);

@@ -2,7 +2,8 @@
 
 use crate::testbed::{SECOND, Testbed};
 use dlock_core::{
-    Acquire, Acquired, DistributedLock, Effect, ErrorKind, Lane, Release, Released, Renew, Renewed,
+    Acquire, Acquired, Clock, DistributedLock, Effect, ErrorKind, Lane, Release, Released, Renew,
+    Renewed,
 };
 use futures_util::future::join_all;
 use mongodb::{
@@ -20,6 +21,19 @@ impl Testbed {
         let update = locks.update_one(doc! { "_id": name }, touched);
         update.session(&mut session).await.unwrap();
         session
+    }
+
+    /// Names that the driver knows to be free, and who wants them, for long.
+    async fn crowd_of(&self, count: usize) -> Vec<Acquire> {
+        for req in self.taken(count).await {
+            self.release(&req).await;
+        }
+        let wanted = |at| {
+            let mut req = self.acquire(&format!("n{at}"), SECOND * 60);
+            req.give_up = Clock::boot().now() + SECOND * 60;
+            req
+        };
+        (0..count).map(wanted).collect()
     }
 
     async fn taken(&self, count: usize) -> Vec<Acquire> {
@@ -96,12 +110,7 @@ async fn a_document_that_cannot_be_written_costs_only_its_own_renewal() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_in_a_transaction_keeps_no_other_name_from_being_taken_and_freed() {
     let t = Testbed::start().await;
-    for req in t.taken(40).await {
-        t.release(&req).await;
-    }
-    let crowd: Vec<_> = (0..40)
-        .map(|at| t.acquire(&format!("n{at}"), SECOND * 60))
-        .collect();
+    let crowd = t.crowd_of(40).await;
     let mut blocker = t.blocker("n17").await;
     let answers = join_all(crowd.iter().map(|req| t.driver.acquire(req))).await;
     for (at, answer) in answers.into_iter().enumerate() {
@@ -130,4 +139,32 @@ async fn a_document_in_a_transaction_keeps_no_other_name_from_being_taken_and_fr
         let left = t.driver.inspect(&crowd[at].name).await.unwrap().holds;
         assert_eq!(left, u32::from(at == 18), "{at}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_may_have_been_taken_together_with_it_is_not_told_that_nothing_happened() {
+    let t = Testbed::start().await;
+    let crowd = t.crowd_of(40).await;
+    let mut blocker = t.blocker("n30").await;
+    // What is asked for alone then meets a primary that steps down.
+    t.fail_times("findAndModify", 1_000, doc! { "errorCode": 10107 })
+        .await;
+    let answers = join_all(crowd.iter().map(|req| t.driver.acquire(req))).await;
+    t.heal().await;
+    blocker.abort_transaction().await.unwrap();
+    let mut taken = 0;
+    for (at, answer) in answers.into_iter().enumerate() {
+        // Those that went without it are granted.
+        let Err(error) = answer else { continue };
+        let holds = t.driver.inspect(&crowd[at].name).await.unwrap().holds;
+        assert!(
+            holds == 0 || error.effect() == Effect::Unknown,
+            "{at}: {error:?}"
+        );
+        taken += holds;
+    }
+    assert!(
+        taken > 0,
+        "the server came to some of them before it was held up"
+    );
 }

@@ -8,7 +8,7 @@ use dlock_conformance::testbed::{
     MongoSet, Proxy,
     mongo::{Value, document, field},
 };
-use dlock_core::{Client, ErrorKind, Guard, LossReason};
+use dlock_core::{Client, Error, ErrorKind, Guard, LossReason};
 use dlock_mongo::MongoDriver;
 use std::{
     collections::HashMap,
@@ -23,6 +23,17 @@ const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_holder_at_a_primary_stopped_past_an_election_does_not_believe() {
+    // Now and then the two that are left need minutes until a majority confirms a write: a member that reads from a stopped one waits for
+    // it, half a minute at a time. That is the servers' business, so another set is tried.
+    let mut sets = 0;
+    while !is_not_believed_at_a_stopped_primary().await {
+        sets += 1;
+        assert!(sets < 4, "of {sets} sets none went on in time");
+    }
+}
+
+/// `false`: nobody else could take the lock.
+async fn is_not_believed_at_a_stopped_primary() -> bool {
     let set = MongoSet::start(3).unwrap();
     let old = set.primary().unwrap();
     // It talks to that member alone, so that nothing tells it of the election.
@@ -34,8 +45,11 @@ async fn the_holder_at_a_primary_stopped_past_an_election_does_not_believe() {
     let others = client(&set.url()).await;
     let guard = hold(&stuck, SECOND * 3).await;
     set.members()[old].stop().unwrap();
-    // On two cores with ten times as much to do it has once taken longer than a minute until a majority confirmed a write again.
-    let next = take(&others, "a", SECOND * 180).await;
+    let Ok(next) = take_within(&others, "a", SECOND * 90).await else {
+        guard.check().unwrap_err();
+        set.members()[old].cont().unwrap();
+        return false;
+    };
     let error = guard.check().unwrap_err();
     assert_eq!(
         (error.kind(), error.loss()),
@@ -50,6 +64,7 @@ async fn the_holder_at_a_primary_stopped_past_an_election_does_not_believe() {
     next.check().unwrap();
     guard.check().unwrap_err();
     next.release().await.unwrap();
+    true
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -437,12 +452,16 @@ async fn hold(client: &Client, lease: Duration) -> Guard {
 
 /// As soon as it can be had: a wait that met an election is begun again.
 async fn take(client: &Client, name: &str, within: Duration) -> Guard {
+    take_within(client, name, within).await.unwrap()
+}
+
+async fn take_within(client: &Client, name: &str, within: Duration) -> Result<Guard, Error> {
     let began = Instant::now();
     loop {
         let lock = client.lock(name).unwrap().kept_lease(SECOND * 6).unwrap();
-        match lock.acquire_within(SECOND * 5).await {
-            Ok(guard) => return guard,
-            Err(error) => assert!(began.elapsed() < within, "{error:?}"),
+        let taken = lock.acquire_within(SECOND * 5).await;
+        if taken.is_ok() || began.elapsed() > within {
+            return taken;
         }
     }
 }

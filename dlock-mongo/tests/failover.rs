@@ -410,10 +410,8 @@ impl Seen {
             }
         }
         let work = if long { SECOND * 3 } else { SECOND / 50 };
-        let until = Instant::now() + work;
-        while Instant::now() < until && guard.check().is_ok() {
-            tokio::time::sleep(SECOND / 100).await; // it is inside for a while
-        }
+        // It is inside for that long, or until it is told.
+        drop(tokio::time::timeout(work, guard.lost()).await);
         {
             let mut names = self.names.lock().unwrap();
             let inside = &mut names.get_mut(&name).unwrap().inside;

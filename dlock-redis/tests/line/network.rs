@@ -155,8 +155,7 @@ async fn lost_turns(lasts: Duration) -> Outcome {
             SECOND * 3,
         )?);
     }
-    let storm = Storm::begin(&clients, lasts)?;
-    let report = storm.end(&[]).await?;
+    let report = Storm::begin(&clients, lasts)?.end(&[]).await?;
     let lost = lost.load(Ordering::Relaxed);
     ensure!(lost > 0, "no turn was lost: {report:?}");
     // Two of them in a row are one in four hundred.

@@ -441,6 +441,34 @@ mod tests {
     }
 
     #[test]
+    fn what_is_worth_another_try_and_whose_mistake_it_is() {
+        let rows = |meant: fn(&super::Class) -> bool| {
+            let rows = TABLE.iter().filter(|class| meant(class));
+            rows.map(|class| class.code).collect::<Vec<_>>()
+        };
+        let now = [43, 50, 64, 112, 280, 286, 391, 11000, 13388, super::CLEARED];
+        assert_eq!(rows(|class| class.retry == Retry::Now), now);
+        let never = [
+            11,
+            13,
+            18,
+            59,
+            61,
+            79,
+            121,
+            123,
+            166,
+            super::SETTINGS,
+            super::CLOSED,
+        ];
+        assert_eq!(rows(|class| class.retry == Retry::Never), never);
+        let mistakes = rows(|class| class.kind == ErrorKind::Misuse);
+        assert_eq!(mistakes, [61, 79, 121, 166, super::SETTINGS]);
+        let lacking = rows(|class| class.kind == ErrorKind::Unsupported);
+        assert_eq!(lacking, [59, 123]);
+    }
+
+    #[test]
     fn a_write_concerns_error_is_unknown_whatever_its_code() {
         for class in &TABLE {
             let reply =

@@ -5,7 +5,7 @@ use crate::{
     call::Adrift,
     clock::Clock,
     driver::{Capabilities, DistributedLock, Note},
-    error::Error,
+    error::{Error, ErrorKind},
     flaw::Flaw,
     identity::Owner,
     inner::{Inner, listen},
@@ -16,7 +16,10 @@ use crate::{
     shutdown::Shutdown,
     watchdog::{self, Watchdog},
 };
-use rand::{SeedableRng, rngs::StdRng};
+use rand::{
+    SeedableRng,
+    rngs::{StdRng, SysRng},
+};
 use std::{
     fmt,
     sync::{
@@ -172,7 +175,8 @@ impl ClientBuilder {
     /// Makes the client and starts its three tasks.
     ///
     /// # Errors
-    /// `Misuse` outside a tokio runtime; `Unsupported` when the store cannot give the default lease.
+    /// `Misuse` outside a tokio runtime; `Unsupported` when the store cannot give the default lease; `Unavailable` when the operating
+    /// system gives no random numbers.
     pub fn build(self) -> Result<Client, Error> {
         let handle = Handle::try_current().map_err(|error| {
             Error::misuse("a client is made inside the tokio runtime that is to renew its locks")
@@ -184,6 +188,15 @@ impl ClientBuilder {
             None => Lease::default()
                 .no_longer_than(*caps.leases.end())
                 .at_least(&caps),
+        };
+        let rng = match self.seed {
+            Some(seed) => StdRng::seed_from_u64(seed),
+            // Not from the thread's own source: after a fork two processes have the same one, and would be one owner.
+            None => StdRng::try_from_rng(&mut SysRng).map_err(|error| {
+                let message =
+                    "the operating system gives no random numbers, which owners are made of";
+                Error::new(ErrorKind::Unavailable, message).with_source(error)
+            })?,
         };
         let (alarms, ringing) = Alarms::start(&self.clock, &handle);
         let inner = Arc::new(Inner {
@@ -201,10 +214,7 @@ impl ClientBuilder {
             quieter: Notify::new(),
             lease,
             book: Mutex::default(),
-            rng: Mutex::new(
-                self.seed
-                    .map_or_else(|| StdRng::from_rng(&mut rand::rng()), StdRng::seed_from_u64),
-            ),
+            rng: Mutex::new(rng),
             tickets: AtomicU64::new(1),
             tasks: Mutex::default(),
             flaw: self.flaw,

@@ -53,8 +53,11 @@ impl Adrift {
     }
 }
 
+/// What is left of a call.
+type Rest<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
 pub(crate) struct Call<T: Send + 'static> {
-    rest: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
+    rest: Option<Rest<T>>,
     begun: bool,
     give_up: Instant,
     adrift: Arc<Adrift>,
@@ -99,10 +102,15 @@ impl<T: Send + 'static> Call<T> {
     }
 
     async fn answer_by(&mut self, end: Instant) -> Option<T> {
-        let adrift = Arc::clone(&self.adrift);
+        let Self {
+            rest,
+            begun,
+            adrift,
+            ..
+        } = self;
         tokio::select! {
             biased;
-            answer = poll_fn(|cx| self.poll(cx)) => Some(answer),
+            answer = poll_fn(|cx| poll(rest, begun, cx)) => Some(answer),
             () = adrift.alarms.at(end) => None,
         }
     }
@@ -110,16 +118,16 @@ impl<T: Send + 'static> Call<T> {
     pub(crate) fn give_up(&self) -> Instant {
         self.give_up
     }
+}
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<T> {
-        let Some(rest) = &mut self.rest else {
-            return Poll::Pending; // answered before: nobody asks twice
-        };
-        self.begun = true;
-        let answer = std::task::ready!(rest.as_mut().poll(cx));
-        self.rest = None;
-        Poll::Ready(answer)
-    }
+fn poll<T>(rest: &mut Option<Rest<T>>, begun: &mut bool, cx: &mut Context<'_>) -> Poll<T> {
+    let Some(call) = rest else {
+        return Poll::Pending; // answered before: nobody asks twice
+    };
+    *begun = true;
+    let answer = std::task::ready!(call.as_mut().poll(cx));
+    *rest = None;
+    Poll::Ready(answer)
 }
 
 impl<T: Send + 'static> Drop for Call<T> {

@@ -144,7 +144,7 @@ async fn attach(
         );
         return Err(Error::misuse(message));
     }
-    let _active = inner.active();
+    let _active = Inner::active(&**inner);
     if inner.is_closing() {
         return Err(Inner::closed());
     }
@@ -167,7 +167,7 @@ async fn attach(
         unsettled: detached.unsettled,
         ticket: None,
     };
-    let guard = inner.begin(start, inner.clock.now());
+    let guard = inner.begin(start, inner.clock.now(), |_| {});
     inner.detached().remove(&detached.hold);
     match guard {
         Some(guard) => Ok(guard),

@@ -234,8 +234,7 @@ impl Guard {
     /// Stops renewing, first of all: whatever comes of the release, nothing is renewed after it.
     fn stop(&self) -> (State, Releasing) {
         let releasing = Releasing {
-            _active: self.inner.active(),
-            inner: Arc::clone(&self.inner),
+            inner: Inner::active(Arc::clone(&self.inner)),
             hold: Arc::clone(&self.hold),
             began: self.inner.clock.now(),
             open: true,
@@ -271,8 +270,7 @@ const HURRIED: Duration = Duration::from_secs(6);
 
 /// A release under way; dropped, it goes on in the background.
 struct Releasing {
-    _active: Active,
-    inner: Arc<Inner>,
+    inner: Active<Arc<Inner>>,
     hold: Arc<Hold>,
     began: Instant,
     open: bool,
@@ -295,30 +293,32 @@ impl Releasing {
     }
 
     async fn answered(&mut self) -> Result<Outcome, Error> {
-        let inner = Arc::clone(&self.inner);
         let mut sent = self.began;
         let end = (sent + ATTEMPT).min(self.hold.deadline() + ATTEMPT / 5);
         let mut unanswered = false;
         let mut pause = Duration::from_millis(5);
         loop {
             let mut request = Release::new(self.hold.name.clone(), self.hold.owner, self.hold.id);
-            request.keep = inner.rest(self.hold.keep());
-            match inner.release_once(request, end).await {
+            request.keep = self.inner.rest(self.hold.keep());
+            match self.inner.release_once(request, end).await {
                 Some(Ok(released)) => return self.finish(released, unanswered, sent),
                 Some(Err(error)) => {
                     unanswered |= error.effect() == Effect::Unknown;
                     if error.retry() == Retry::Never && !unanswered {
-                        return Err(Error::from(error).at(inner.caps.backend, &self.hold.name));
+                        return Err(Error::from(error).at(self.inner.caps.backend, &self.hold.name));
                     }
-                    if error.retry() == Retry::Never || inner.clock.now() + pause >= end {
+                    if error.retry() == Retry::Never || self.inner.clock.now() + pause >= end {
                         return Err(self.unknown().after(error));
                     }
                 }
                 None => return Err(self.unknown()),
             }
-            inner.clock.sleep_until(inner.clock.now() + pause).await;
+            self.inner
+                .clock
+                .sleep_until(self.inner.clock.now() + pause)
+                .await;
             pause *= 2;
-            sent = inner.clock.now();
+            sent = self.inner.clock.now();
         }
     }
 
@@ -337,7 +337,7 @@ impl Releasing {
         }
         self.inner.poke(&self.hold.name);
         self.settle_late_copies(sent);
-        let Inner { caps, .. } = &*self.inner;
+        let Inner { caps, .. } = &**self.inner;
         let outcome = match released {
             // An earlier copy did it, and its answer was lost: what is left is known from elsewhere.
             Released::NotHeld { by: Some(by) }

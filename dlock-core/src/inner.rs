@@ -1,7 +1,7 @@
 //! What a client's locks share: the state behind it, and what begins and ends a hold.
 
 use crate::{
-    book::Book,
+    book::{Book, Queue},
     call::Adrift,
     clock::{Clock, Instant},
     driver::{Capabilities, DistributedLock, Hint, Note},
@@ -22,6 +22,7 @@ use std::{
     fmt,
     future::poll_fn,
     num::NonZeroU64,
+    ops::Deref,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
@@ -90,7 +91,13 @@ impl Inner {
     }
 
     /// Makes a guard of what the store granted; `None`: it is worth nothing, because it is over already or the client is shutting down.
-    pub(crate) fn begin(self: &Arc<Self>, start: Start, now: Instant) -> Option<Guard> {
+    /// `arrive` hears of a guard before anybody else of the book.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        start: Start,
+        now: Instant,
+        arrive: impl FnOnce(&mut Queue),
+    ) -> Option<Guard> {
         let (sent, length) = (start.sent, start.terms.lease().length());
         let counted = if self.flawed(Flaw::DeadlineFromReply) {
             now
@@ -114,7 +121,7 @@ impl Inner {
             deadline
         };
         let hold = Arc::new(Hold::new(&start, now, shown));
-        if !self.enter(&hold) {
+        if !self.enter(&hold, arrive) {
             return None;
         }
         let key = self.watchdog.watch(Watched {
@@ -147,7 +154,7 @@ impl Inner {
 
     /// A hold begins, unless the client is shutting down or it is in the book already. Of two holds of one owner with two tokens, the
     /// one with the smaller is a hold that the store has forgotten.
-    fn enter(self: &Arc<Self>, hold: &Arc<Hold>) -> bool {
+    fn enter(self: &Arc<Self>, hold: &Arc<Hold>, arrive: impl FnOnce(&mut Queue)) -> bool {
         let mut stale = Vec::new();
         {
             let mut book = self.book();
@@ -170,6 +177,7 @@ impl Inner {
                 }
             }
             page.holds.push(Arc::clone(hold));
+            arrive(&mut page.queue);
         }
         for other in stale {
             self.lose(&other, LossReason::NotHeld);
@@ -218,9 +226,9 @@ impl Inner {
     }
 
     /// Something is under way that a shutdown waits for, until the value is dropped.
-    pub(crate) fn active(self: &Arc<Self>) -> Active {
-        self.active.fetch_add(1, SeqCst);
-        Active(Arc::clone(self))
+    pub(crate) fn active<I: Deref<Target = Self>>(inner: I) -> Active<I> {
+        inner.active.fetch_add(1, SeqCst);
+        Active(inner)
     }
 
     /// Whether nothing is held, under way or being settled.
@@ -302,10 +310,19 @@ impl Inner {
     }
 
     pub(crate) fn fresh_owner(&self) -> Owner {
+        self.owner_from(&mut self.rng())
+    }
+
+    pub(crate) fn fresh_identity(&self) -> (Owner, HoldId) {
+        let mut rng = self.rng();
+        (self.owner_from(&mut rng), HoldId::random(&mut *rng))
+    }
+
+    fn owner_from(&self, rng: &mut StdRng) -> Owner {
         if self.flawed(Flaw::OneOwner) {
             return Owner::from_seed("one");
         }
-        Owner::random(&mut *self.rng())
+        Owner::random(rng)
     }
 
     /// A number from 0 to 1.
@@ -337,9 +354,17 @@ impl Inner {
 
 /// Something under way that a shutdown waits for.
 #[derive(Debug)]
-pub(crate) struct Active(Arc<Inner>);
+pub(crate) struct Active<I: Deref<Target = Inner>>(I);
 
-impl Drop for Active {
+impl<I: Deref<Target = Inner>> Deref for Active<I> {
+    type Target = I;
+
+    fn deref(&self) -> &I {
+        &self.0
+    }
+}
+
+impl<I: Deref<Target = Inner>> Drop for Active<I> {
     fn drop(&mut self) {
         self.0.active.fetch_sub(1, SeqCst);
         self.0.is_quieter();

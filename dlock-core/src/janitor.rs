@@ -18,7 +18,10 @@ use crate::{
 };
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
     time::Duration,
 };
 
@@ -36,12 +39,15 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_se
 const LINE: Duration = Duration::from_secs(6);
 
 #[derive(Debug, Default)]
-pub(crate) struct Janitor(Mutex<Jobs>);
+pub(crate) struct Janitor {
+    jobs: Mutex<Jobs>,
+    /// How many of the open ones have no known end: read by every acquire.
+    unknown: AtomicUsize,
+}
 
 #[derive(Debug, Default)]
 struct Jobs {
     open: BTreeMap<u64, (LockName, bool)>,
-    unknown: usize,
     count: u64,
 }
 
@@ -95,7 +101,7 @@ impl Job {
 
 impl Janitor {
     pub(crate) fn is_full(&self) -> bool {
-        self.jobs().unknown >= CAPACITY
+        self.unknown.load(SeqCst) >= CAPACITY
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -109,7 +115,7 @@ impl Janitor {
     }
 
     fn jobs(&self) -> MutexGuard<'_, Jobs> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -121,11 +127,12 @@ struct Slot {
 
 impl Slot {
     fn new(inner: &Arc<Inner>, name: &LockName, unknown: bool) -> Self {
-        let mut jobs = inner.janitor.jobs();
+        let janitor = &inner.janitor;
+        let mut jobs = janitor.jobs();
         jobs.count += 1;
-        jobs.unknown += usize::from(unknown);
         let id = jobs.count;
         jobs.open.insert(id, (name.clone(), unknown));
+        janitor.unknown.fetch_add(usize::from(unknown), SeqCst);
         let inner = Arc::clone(inner);
         Self { inner, id }
     }
@@ -134,9 +141,9 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         {
-            let mut jobs = self.inner.janitor.jobs();
-            if let Some((_, unknown)) = jobs.open.remove(&self.id) {
-                jobs.unknown -= usize::from(unknown);
+            let janitor = &self.inner.janitor;
+            if let Some((_, unknown)) = janitor.jobs().open.remove(&self.id) {
+                janitor.unknown.fetch_sub(usize::from(unknown), SeqCst);
             }
         }
         self.inner.is_quieter();

@@ -2,7 +2,7 @@
 
 use crate::clock::Instant;
 use std::{
-    sync::{Mutex, PoisonError},
+    sync::atomic::{AtomicI64, Ordering::Relaxed},
     time::Duration,
 };
 
@@ -11,35 +11,46 @@ use std::{
 /// It is the server time of the last reply plus (give_up − the instant that reply was received), so it errs on the early
 /// side by one half of a round trip, and follows a server whose clock is stepped from the next reply on. One per
 /// connection: forget it at reconnect, and read the server's time in the handshake, so that no request goes without one.
-#[derive(Debug, Default)]
-pub struct ServerClock(Mutex<Option<(Duration, Instant)>>);
+#[derive(Debug)]
+pub struct ServerClock(AtomicI64);
+
+/// Nothing known: three centuries before any clock's zero.
+const UNKNOWN: i64 = i64::MIN;
 
 impl ServerClock {
     /// Nothing known yet.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
+        Self(AtomicI64::new(UNKNOWN))
     }
 
     /// A reply carried the server's time (since its epoch) and was received at `received`.
     pub fn observe(&self, server: Duration, received: Instant) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((server, received));
+        let server = i128::try_from(server.as_nanos()).unwrap_or(i128::MAX);
+        let ahead = server.saturating_sub(i128::from(received.as_nanos()));
+        let fits = i64::try_from(ahead.max(i128::from(UNKNOWN + 1)));
+        self.0.store(fits.unwrap_or(i64::MAX), Relaxed);
     }
 
     /// The connection is gone, and what was known of its server with it.
     pub fn forget(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.0.store(UNKNOWN, Relaxed);
     }
 
-    /// The server's time at `at`, as far as known.
+    /// The server's time at `at`, as far as known; zero before its epoch.
     #[must_use]
     pub fn at(&self, at: Instant) -> Option<Duration> {
-        let (server, received) = (*self.0.lock().unwrap_or_else(PoisonError::into_inner))?;
-        Some(if at >= received {
-            server + at.since(received)
-        } else {
-            server.saturating_sub(received.since(at))
-        })
+        let ahead = Some(self.0.load(Relaxed)).filter(|ahead| *ahead != UNKNOWN)?;
+        let nanos = i128::from(at.as_nanos()) + i128::from(ahead);
+        Some(Duration::from_nanos(
+            u64::try_from(nanos.max(0)).unwrap_or(u64::MAX),
+        ))
+    }
+}
+
+impl Default for ServerClock {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -61,6 +72,12 @@ mod tests {
             Some(Duration::from_secs(1_001))
         );
         assert_eq!(clock.at(received - second), Some(Duration::from_secs(999)));
+        // A server that begins to count now, and one that is far ahead of everybody.
+        clock.observe(Duration::ZERO, received);
+        assert_eq!(clock.at(received - second), Some(Duration::ZERO));
+        assert_eq!(clock.at(received + second), Some(second));
+        clock.observe(Duration::MAX, received);
+        assert!(clock.at(received) > Some(Duration::from_secs(1 << 33)));
         clock.forget();
         assert_eq!(clock.at(received), None);
     }

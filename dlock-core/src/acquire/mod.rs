@@ -12,7 +12,7 @@ use crate::{
     error::{Error, ErrorKind, LossReason, Phase, Retry, about},
     flaw::Flaw,
     guard::Guard,
-    identity::{FencingToken, Owner},
+    identity::{FencingToken, HoldId, Owner},
     inner::Inner,
     name::LockName,
     scope,
@@ -44,6 +44,7 @@ pub(crate) enum Patience {
 /// Who asks, as the store will see it.
 struct Identity {
     owner: Owner,
+    hold: HoldId,
     join: Option<FencingToken>,
     /// Not made for this acquisition alone, so perhaps inside already.
     given: bool,
@@ -61,7 +62,7 @@ pub(crate) fn acquire(
 ) -> impl Future<Output = Result<Option<Guard>, Error>> + Send {
     async move {
         let began = inner.clock.now();
-        let _active = inner.active();
+        let _active = Inner::active(&*inner);
         inner.admit()?;
         let identity = inner.identify(&wish);
         let (name, at) = (wish.name.clone(), wish.at);
@@ -137,7 +138,8 @@ async fn once(
         }
         now = inner.clock.now();
         match answer {
-            Answer::Granted(grant, sent) => match pending.succeed(grant, (sent, now), None) {
+            Answer::Granted(grant, sent) => match pending.succeed(grant, (sent, now), None, |_| {})
+            {
                 Some(guard) => return Ok(Ok(guard)),
                 None => trouble.too_late(now)?,
             },
@@ -189,11 +191,15 @@ impl Inner {
     }
 
     fn identify(&self, wish: &Wish) -> Identity {
-        let fresh = || Identity {
-            owner: self.fresh_owner(),
-            join: None,
-            given: false,
-            implied: false,
+        let fresh = || {
+            let (owner, hold) = self.fresh_identity();
+            Identity {
+                owner,
+                hold,
+                join: None,
+                given: false,
+                implied: false,
+            }
         };
         if self.flawed(Flaw::NoReentry) {
             return fresh();
@@ -209,6 +215,7 @@ impl Inner {
         };
         Identity {
             owner,
+            hold: self.hold_id(),
             join,
             given: true,
             implied,

@@ -2,6 +2,7 @@
 
 use super::Identity;
 use crate::{
+    book::Queue,
     call::{ATTEMPT, Call},
     clock::Instant,
     driver::{Acquire, Acquired, Grant, Held},
@@ -61,7 +62,7 @@ impl Pending {
             inner: Arc::clone(inner),
             name,
             owner: identity.owner,
-            hold: inner.hold_id(),
+            hold: identity.hold,
             join: identity.join,
             implied: identity.implied,
             terms,
@@ -73,6 +74,11 @@ impl Pending {
 
     pub(super) fn name(&self) -> &LockName {
         &self.name
+    }
+
+    /// Whose, and of what name.
+    pub(super) fn of(&self) -> (&Inner, &LockName) {
+        (&self.inner, &self.name)
     }
 
     fn lease(&self) -> Lease {
@@ -147,12 +153,13 @@ impl Pending {
     }
 
     /// Makes a guard of a grant; `None`: it came too late to be worth anything, or when the client was already shutting down, and the
-    /// janitor gives it back.
+    /// janitor gives it back. `arrive` is told of it while the book is open.
     pub(super) fn succeed(
         &mut self,
         grant: Grant,
         (sent, now): (Instant, Instant),
         ticket: Option<Ticket>,
+        arrive: impl FnOnce(&mut Queue),
     ) -> Option<Guard> {
         let start = Start {
             name: self.name.clone(),
@@ -167,7 +174,7 @@ impl Pending {
             unsettled: self.unsettled,
             ticket,
         };
-        let guard = self.inner.begin(start, now);
+        let guard = self.inner.begin(start, now, arrive);
         if guard.is_some() {
             self.unsettled = None;
         } else {

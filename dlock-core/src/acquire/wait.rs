@@ -10,7 +10,7 @@ use super::{
     trouble::Trouble,
 };
 use crate::{
-    book::Waiter,
+    book::{Queue, Waiter},
     clock::Instant,
     driver::{Held, Wake},
     error::{Error, about},
@@ -32,9 +32,7 @@ const PATIENCE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_s
 
 pub(super) struct Wait {
     pending: Pending,
-    waiter: Arc<Waiter>,
-    /// Queued under this name.
-    queued: Option<(Arc<Inner>, LockName)>,
+    place: Place,
     given: bool,
     end: Instant,
     began: Instant,
@@ -46,6 +44,13 @@ pub(super) struct Wait {
     told: bool,
     /// What the store said last, if it said anything.
     last: Option<Held>,
+}
+
+/// Where somebody stands in the queue of his name.
+#[derive(Default)]
+struct Place {
+    waiter: Arc<Waiter>,
+    queued: bool,
 }
 
 enum Step {
@@ -63,8 +68,7 @@ impl Wait {
         let within = pending.attempt_within();
         Self {
             pending,
-            waiter: Arc::default(),
-            queued: None,
+            place: Place::default(),
             given,
             end,
             began: Instant::ORIGIN,
@@ -81,23 +85,20 @@ impl Wait {
         inner: &Arc<Inner>,
         name: &LockName,
     ) -> Result<Guard, Error> {
-        self.began = inner.clock.now();
-        if !self.given {
-            self.enter(inner, name);
-        }
+        let mut now = inner.clock.now();
+        self.began = now;
         loop {
-            let now = inner.clock.now();
             if inner.is_closing() {
                 return Err(closing());
             }
             if now >= self.end {
                 return Err(self.timeout(inner, name));
             }
-            match self.step(inner, now) {
+            match self.step(inner, name, now) {
                 Step::Sleep(until) => {
                     tokio::select! {
                         biased;
-                        () = self.waiter.wake.notified() => {}
+                        () = self.place.waiter.wake.notified() => {}
                         () = inner.revoked() => {}
                         () = inner.clock.sleep_until(until.min(self.end)) => {}
                     }
@@ -113,41 +114,29 @@ impl Wait {
                     }
                 }
             }
+            now = inner.clock.now();
         }
-    }
-
-    fn enter(&mut self, inner: &Arc<Inner>, name: &LockName) {
-        let mut book = inner.book();
-        let queue = &mut book.page(name).queue;
-        if inner.flawed(Flaw::LastInFirstOut) {
-            queue.enter_first_but_one(&self.waiter);
-        } else {
-            queue.enter(&self.waiter);
-        }
-        if queue.len() == 1 {
-            queue.begin();
-        }
-        self.queued = Some((Arc::clone(inner), name.clone()));
     }
 
     /// What to do now.
-    fn step(&mut self, inner: &Arc<Inner>, now: Instant) -> Step {
+    fn step(&mut self, inner: &Arc<Inner>, name: &LockName, now: Instant) -> Step {
         let past = Step::Attempt {
             line: None,
             next: None,
             look: false,
         };
-        let Some((_, name)) = &self.queued else {
+        if self.given && !self.place.queued {
             // An owner that was given makes its first attempt past every queue.
             return if now >= self.ask_at {
                 past
             } else {
                 Step::Sleep(self.ask_at)
             };
-        };
+        }
         let mut book = inner.book();
         let queue = &mut book.page(name).queue;
-        if !queue.is_head(&self.waiter) {
+        self.place.enter(queue, inner.flawed(Flaw::LastInFirstOut));
+        if !queue.is_head(&self.place.waiter) {
             return match self.given {
                 true if inner.flawed(Flaw::OwnerAsksOnce) => Step::Sleep(Instant::FAR),
                 true if now >= self.ask_at => past,
@@ -184,9 +173,23 @@ impl Wait {
         let now = inner.clock.now();
         match answer {
             Answer::Granted(grant, sent) => {
-                let open = self.pending.is_open();
-                if let Some(guard) = self.pending.succeed(grant, (sent, now), line) {
-                    self.arrive(inner, name, (line.is_some(), next.is_some()), open, now);
+                let arrival = Arrival {
+                    as_head: line.is_some(),
+                    next: next.is_some(),
+                    open: self.pending.is_open(),
+                    // A store that only answers is told nothing by asking it now.
+                    stands: inner.caps.wake == Wake::Poll,
+                    look_at: now + self.interval,
+                    now,
+                };
+                let mut unwanted = [None, None];
+                let guard = self.pending.succeed(grant, (sent, now), line, |queue| {
+                    unwanted = self.place.arrive(queue, &arrival);
+                });
+                if let Some(guard) = guard {
+                    for ticket in unwanted.into_iter().flatten() {
+                        inner.leave_line(name, ticket);
+                    }
                     return Ok(Some(guard));
                 }
                 inner.store_answers(name);
@@ -225,47 +228,6 @@ impl Wait {
         Ok(None)
     }
 
-    /// Out of the queue with the lock: the next one in it becomes the head.
-    fn arrive(
-        &mut self,
-        inner: &Arc<Inner>,
-        name: &LockName,
-        (as_head, next): (bool, bool),
-        open: bool,
-        now: Instant,
-    ) {
-        if self.queued.take().is_none() {
-            return inner.store_answers(name);
-        }
-        let mut book = inner.book();
-        let queue = &mut book.page(name).queue;
-        queue.failing = None;
-        if !queue.remove(&self.waiter) {
-            return; // past the queue, which waits on
-        }
-        let mut unwanted = Vec::new();
-        if as_head {
-            // What an attempt that was not answered brought along may stand in line, though this one did not.
-            let brought = queue.next.take();
-            queue.ticket = brought.filter(|_| next);
-            unwanted.extend(brought.filter(|_| !next && open));
-            // Who has no ticket in line yet gets one at once; a store that only answers is told nothing by asking it now.
-            let stands = queue.ticket.is_some() || inner.caps.wake == Wake::Poll;
-            queue.look_at = if stands { now + self.interval } else { now };
-        }
-        queue.looks = 0;
-        queue.not_before = Instant::ORIGIN;
-        queue.poked = std::mem::take(&mut queue.poked_next) && next;
-        if queue.len() == 0 {
-            unwanted.extend(queue.ticket.take());
-        }
-        queue.wake_head();
-        drop(book);
-        for ticket in unwanted {
-            inner.leave_line(name, ticket);
-        }
-    }
-
     /// Held by another: when to look again.
     fn refused(
         &mut self,
@@ -279,7 +241,7 @@ impl Wait {
             let mut book = inner.book();
             let page = book.page(name);
             let own = page.live(&inner.clock);
-            if as_head && page.queue.is_head(&self.waiter) {
+            if as_head && page.queue.is_head(&self.place.waiter) {
                 let pause = match inner.caps.wake {
                     _ if inner.flawed(Flaw::EagerLooks) => SHORTEST,
                     // A lock of this client is not waited for at the store: its release pokes the queue.
@@ -292,6 +254,8 @@ impl Wait {
                 page.queue.looks = page.queue.looks.saturating_add(1);
                 page.queue.look_at = now + pause.max(SHORTEST);
             }
+            self.place
+                .enter(&mut page.queue, inner.flawed(Flaw::LastInFirstOut));
             own
         };
         self.last = Some(held);
@@ -305,9 +269,6 @@ impl Wait {
                 "waiting for a lock that {}", itself(&own, now)
             );
         }
-        if self.queued.is_none() {
-            self.enter(inner, name);
-        }
     }
 
     /// The store fails whoever is the head: the patience of the queue is one, not one for each in it.
@@ -318,7 +279,7 @@ impl Wait {
         if let Some(page) = inner
             .book()
             .find(name)
-            .filter(|page| page.queue.is_head(&self.waiter))
+            .filter(|page| page.queue.is_head(&self.place.waiter))
         {
             self.trouble.inherit(*page.queue.failing.get_or_insert(now));
         }
@@ -352,17 +313,18 @@ impl Wait {
 
     /// Out of the queue without the lock: what this waiter stood in line with goes to the next one, or is given up.
     fn withdraw(&mut self) -> Vec<Ticket> {
-        let Some((inner, name)) = self.queued.take() else {
+        if !std::mem::take(&mut self.place.queued) {
             return Vec::new();
-        };
+        }
         let open = self.pending.is_open();
+        let (inner, name) = self.pending.of();
         let mut book = inner.book();
-        let Some(page) = book.find(&name) else {
+        let Some(page) = book.find(name) else {
             return Vec::new();
         };
         let queue = &mut page.queue;
         let mut unwanted = Vec::new();
-        if queue.remove(&self.waiter) {
+        if queue.remove(&self.place.waiter) {
             if open {
                 // The attempt under way may yet use the ticket up: the next head stands in line with one of its own.
                 unwanted.extend(queue.ticket.take());
@@ -375,10 +337,66 @@ impl Wait {
             }
             queue.wake_head();
         }
-        book.tidy(&name);
+        book.tidy(name);
         if inner.flawed(Flaw::NeverLeaves) || inner.caps.wake == Wake::Poll {
             unwanted.clear();
         }
+        unwanted
+    }
+}
+
+/// A grant, as the queue has to know of it.
+struct Arrival {
+    /// It came to the head's ticket, and with it another ticket stands.
+    as_head: bool,
+    next: bool,
+    /// An attempt before it was not answered.
+    open: bool,
+    /// Whoever is next need not ask at once.
+    stands: bool,
+    look_at: Instant,
+    now: Instant,
+}
+
+impl Place {
+    /// In the queue from now on.
+    fn enter(&mut self, queue: &mut Queue, second: bool) {
+        if std::mem::replace(&mut self.queued, true) {
+            return;
+        }
+        if second {
+            queue.enter_first_but_one(&self.waiter);
+        } else {
+            queue.enter(&self.waiter);
+        }
+        if queue.len() == 1 {
+            queue.begin();
+        }
+    }
+
+    /// Out of the queue with the lock: the next one in it becomes the head. Says which tickets nobody wants any more.
+    fn arrive(&mut self, queue: &mut Queue, arrival: &Arrival) -> [Option<Ticket>; 2] {
+        let mut unwanted = [None, None];
+        queue.failing = None;
+        if !std::mem::take(&mut self.queued) || !queue.remove(&self.waiter) {
+            return unwanted; // past the queue, which waits on
+        }
+        if arrival.as_head {
+            // What an attempt that was not answered brought along may stand in line, though this one did not.
+            let brought = queue.next.take();
+            queue.ticket = brought.filter(|_| arrival.next);
+            unwanted[0] = brought.filter(|_| !arrival.next && arrival.open);
+            // Who has no ticket in line yet gets one at once.
+            let stands = queue.ticket.is_some() || arrival.stands;
+            queue.look_at = if stands { arrival.look_at } else { arrival.now };
+        }
+        queue.looks = 0;
+        queue.not_before = Instant::ORIGIN;
+        queue.poked = std::mem::take(&mut queue.poked_next) && arrival.next;
+        if queue.len() == 0 {
+            unwanted[1] = queue.ticket.take();
+        }
+        queue.wake_head();
         unwanted
     }
 }

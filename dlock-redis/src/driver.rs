@@ -9,6 +9,7 @@ use crate::{
     gather::Request,
     hints::{Hints, LOOK, look_at_end},
     scripts::{self, Lua},
+    tickets::Stand,
 };
 use async_trait::async_trait;
 use dlock_core::{
@@ -133,14 +134,13 @@ impl RedisDriver {
         Ok(shown)
     }
 
-    /// One answer to an acquire; its ticket stands where it stood.
-    async fn ask(&self, keys: &Keys, req: &Acquire) -> Result<Acquisition> {
-        let (place, turned) = self.hints.tickets().place(req.line);
+    /// One answer to an acquire; its ticket stands where it stood, and its turn came or not.
+    async fn ask(&self, keys: &Keys, req: &Acquire, stand: Stand) -> Result<Acquisition> {
         let (answer, link) = self
             .connection
             .eval(&scripts::ACQUIRE, req.give_up, |link| {
                 let not_after = Self::not_after(link, req.give_up);
-                let line = (self.hints.channel(), place, turned);
+                let line = (self.hints.channel(), stand.0, stand.1);
                 commands::acquire(keys, req, line, not_after).into()
             })
             .await?;
@@ -218,19 +218,21 @@ impl DistributedLock for RedisDriver {
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
         self.connection.keeps(req.lease.length());
         let keys = self.keys(&req.name);
+        let tickets = self.hints.tickets();
+        let mut stand = Stand::default();
         if let Some(ticket) = req.line {
             if self.hints.serve_two() {
                 return Err(error::two_clients());
             }
-            self.hints.tickets().enters(ticket);
+            stand = tickets.enters(ticket);
         }
-        let _next = req.next.map(|ticket| self.hints.tickets().awaits(ticket));
-        let mut answer = self.ask(&keys, req).await?;
+        let _next = req.next.map(|ticket| tickets.awaits(ticket));
+        let mut answer = self.ask(&keys, req, stand).await?;
         for _ in 0..MOST_ROUNDS {
             match &answer {
                 // Nobody is inside: it took nothing, and there is no reason to wait.
                 Acquisition::Held(refusal) if refusal.unserved => {
-                    answer = self.ask(&keys, req).await?;
+                    answer = self.ask(&keys, req, tickets.place(req.line)).await?;
                 }
                 _ => break,
             }

@@ -4,20 +4,25 @@ use crate::{commands::Place, connection::Link};
 use dlock_core::{FencingToken, HoldId, Holds, Ticket};
 use std::{
     collections::{HashMap, hash_map::Entry},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 /// The tickets that stand, or are about to.
 #[derive(Default)]
-pub(crate) struct Tickets(Mutex<Kept>);
+pub(crate) struct Tickets {
+    kept: Mutex<Kept>,
+    /// The last holds that came with a turn, each in one place.
+    brought: [AtomicU64; BROUGHT],
+}
 
 #[derive(Default)]
 struct Kept {
     standing: HashMap<Ticket, Standing>,
     /// Over which the last refusal came.
     link: Option<Weak<Link>>,
-    /// The last holds that came with a turn, each in one place.
-    brought: [Option<HoldId>; BROUGHT],
 }
 
 /// What the server need not remember of a ticket.
@@ -32,6 +37,16 @@ struct Standing {
     told: bool,
     stands: Stands,
 }
+
+impl Standing {
+    fn place(&self) -> Stand {
+        let lost = self.turned && self.lapsed;
+        (self.place.filter(|_| !lost), self.turned)
+    }
+}
+
+/// Where a ticket is to stand in the next request (`None`: at the end), and whether its turn came.
+pub(crate) type Stand = (Option<Place>, bool);
 
 /// What a ticket's last answer said: nothing yet, behind others, or first, and behind which incarnation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,9 +70,10 @@ impl Stands {
 }
 
 impl Tickets {
-    /// From now on it is remembered, until it is taken or has left. Whatever is answered later than that is not.
-    pub(crate) fn enters(&self, ticket: Ticket) {
-        self.kept().standing.entry(ticket).or_default();
+    /// From now on it is remembered, until it is taken or has left. Whatever is answered later than that is not. Says where it is to
+    /// stand, as [`place`](Self::place) does.
+    pub(crate) fn enters(&self, ticket: Ticket) -> Stand {
+        self.kept().standing.entry(ticket).or_default().place()
     }
 
     /// The same for one that stands only if another is granted.
@@ -68,13 +84,13 @@ impl Tickets {
 
     /// Where a ticket is to stand in the next request, and whether its turn came; `None`: at the end. The first turn that lapses
     /// costs nothing, each further one the place.
-    pub(crate) fn place(&self, ticket: Option<Ticket>) -> (Option<Place>, bool) {
-        let kept = self.kept();
-        let Some(standing) = ticket.and_then(|ticket| kept.standing.get(&ticket)) else {
-            return (None, false);
+    pub(crate) fn place(&self, ticket: Option<Ticket>) -> Stand {
+        let Some(ticket) = ticket else {
+            return Stand::default();
         };
-        let lost = standing.turned && standing.lapsed;
-        (standing.place.filter(|_| !lost), standing.turned)
+        let kept = self.kept();
+        let standing = kept.standing.get(&ticket);
+        standing.map_or_else(Stand::default, Standing::place)
     }
 
     /// It was refused over that link, behind that incarnation. Says whether something was not heard.
@@ -113,19 +129,18 @@ impl Tickets {
 
     /// It is used up for that hold. Says whether something was not heard: one that had been refused is granted because of what it is told.
     pub(crate) fn taken(&self, ticket: Ticket, hold: HoldId) -> bool {
-        let mut kept = self.kept();
-        let Some(standing) = kept.standing.remove(&ticket) else {
+        let Some(standing) = self.kept().standing.remove(&ticket) else {
             return false;
         };
         if standing.turned {
-            kept.brought[place_of(hold)] = Some(hold);
+            self.brought[place_of(hold)].store(hold.to_bits(), Relaxed);
         }
         standing.stands != Stands::Nowhere && !standing.told
     }
 
     /// Whether a turn brought that hold: then others waited, and its release is likely to hand on. Of many at a time, some are forgotten.
     pub(crate) fn brought(&self, holds: Holds) -> bool {
-        matches!(holds, Holds::One(hold) if self.kept().brought[place_of(hold)] == Some(hold))
+        matches!(holds, Holds::One(hold) if self.brought[place_of(hold)].load(Relaxed) == hold.to_bits())
     }
 
     /// It has left.
@@ -152,7 +167,7 @@ impl Tickets {
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

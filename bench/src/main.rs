@@ -18,6 +18,7 @@ mod figure;
 mod floor;
 mod home;
 mod measure;
+mod placement;
 mod report;
 mod work;
 

@@ -8,24 +8,37 @@ use crate::{
     Result,
     floor::redis::{Setting, Textbook, connect},
     measure::Plan,
+    placement::Placement,
     report::{Limit, Table},
     work::{BareDriver, allocations},
 };
 use std::sync::Arc;
 
+/// A core each for the client and the server.
 pub(crate) async fn run(plan: Plan) -> Result<Table> {
+    let title = "acquire + release over Redis, one spawned task, client and server on a core each, ÷ the textbook lock's p50";
+    placed(plan, Placement::Apart, ("redis-cycle", title)).await
+}
+
+/// One core for both.
+pub(crate) async fn run_on_one_core(plan: Plan) -> Result<Table> {
+    let title = "acquire + release over Redis, one spawned task, client and server on one core, ÷ the textbook lock's p50";
+    placed(plan, Placement::Together, ("redis-cycle-one-core", title)).await
+}
+
+async fn placed(plan: Plan, placement: Placement, named: (&'static str, &str)) -> Result<Table> {
     let (server, pid) = server().await?;
     let url = server.url();
     let counted = counted(&url).await?;
-    let title = "acquire + release over Redis, one spawned task, ÷ the textbook lock's p50";
     let cycles = cycles(&url, 1).await?;
-    let named = ("redis-cycle", title);
+    let placed = placement.take(&[pid])?;
     let mut done = cycles
         .run(&plan, &[pid], named, Of::Latency, &counted)
         .await?;
     let ratio = done.ratio(Role::Dlock);
     done.table
         .goal("p50 ÷ textbook lock", ratio, Limit::AtMost(1.30));
+    done.table.note(format!("cores: {}", placed.cores));
     Ok(done.table)
 }
 

@@ -1,0 +1,129 @@
+//! On which cores a client and its server run.
+//!
+//! A lock's cycle is some tens of microseconds, of which a kernel that moves one of the two to the other core, or lets a virtual machine's core
+//! fall asleep, gives or takes a hundred: left to itself it decides anew for each contestant, and the comparison with it.
+
+use crate::Result;
+use nix::{
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    unistd::Pid,
+};
+
+/// Where they run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Placement {
+    /// A core each: whoever waits sleeps, as if the server were another machine.
+    Apart,
+    /// One core for both: nobody sleeps, and what is seen is what either costs.
+    Together,
+}
+
+/// All threads of this process, and of its servers, have their place; until this is dropped, when those of this process may run anywhere
+/// again.
+#[derive(Debug)]
+pub(crate) struct Placed {
+    before: CpuSet,
+    /// On how many cores.
+    pub(crate) cores: usize,
+}
+
+impl Placement {
+    /// Where this process may use one core only, nobody is placed apart.
+    pub(crate) fn take(self, servers: &[u32]) -> Result<Placed> {
+        let allowed = sched_getaffinity(Pid::from_raw(0))?;
+        let all = 0..CpuSet::count();
+        let mut cores = all.filter(|core| allowed.is_set(*core).unwrap_or(false));
+        let ours = cores.next().ok_or("no core that may be used")?;
+        let theirs = match self {
+            Self::Together => ours,
+            Self::Apart => cores.next().unwrap_or(ours),
+        };
+        let placed = Placed {
+            before: allowed,
+            cores: if ours == theirs { 1 } else { 2 },
+        };
+        for server in servers {
+            settle(*server, &only(theirs)?)?;
+        }
+        settle(std::process::id(), &only(ours)?)?;
+        Ok(placed)
+    }
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        // Threads that end meanwhile need no place.
+        drop(settle(std::process::id(), &self.before));
+    }
+}
+
+fn only(core: usize) -> Result<CpuSet> {
+    let mut set = CpuSet::new();
+    set.set(core)?;
+    Ok(set)
+}
+
+/// Those that a thread starts later have its place.
+fn settle(process: u32, place: &CpuSet) -> Result {
+    for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
+        let thread = thread?.file_name();
+        let thread = thread.to_str().ok_or("a thread without a number")?;
+        sched_setaffinity(Pid::from_raw(thread.parse()?), place)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Placement, sched_getaffinity};
+    use nix::{sched::CpuSet, unistd::Pid};
+    use std::{
+        process::Command,
+        sync::mpsc,
+        thread::{self, available_parallelism},
+    };
+
+    fn cores(process: u32) -> usize {
+        let set = sched_getaffinity(Pid::from_raw(process as i32)).unwrap();
+        (0..CpuSet::count())
+            .filter(|core| set.is_set(*core).unwrap())
+            .count()
+    }
+
+    #[test]
+    fn every_thread_is_placed_and_free_again() {
+        let before = available_parallelism().unwrap().get();
+        let mut server = Command::new("sleep").arg("60").spawn().unwrap();
+        let (ask, asked) = mpsc::channel::<()>();
+        let (say, said) = mpsc::channel();
+        let other = thread::spawn(move || {
+            for () in asked {
+                say.send(available_parallelism().unwrap().get()).unwrap();
+            }
+        });
+        let elsewhere = || {
+            ask.send(()).unwrap();
+            said.recv().unwrap()
+        };
+        for placement in [Placement::Together, Placement::Apart] {
+            let placed = placement.take(&[server.id()]).unwrap();
+            let server = sched_getaffinity(Pid::from_raw(server.id() as i32)).unwrap();
+            let here = sched_getaffinity(Pid::from_raw(0)).unwrap();
+            assert_eq!(server == here, placed.cores == 1);
+            let apart = placement == Placement::Apart && before > 1;
+            assert_eq!(placed.cores, if apart { 2 } else { 1 });
+            assert_eq!(
+                (elsewhere(), available_parallelism().unwrap().get()),
+                (1, 1)
+            );
+            drop(placed);
+            let after = available_parallelism().unwrap().get();
+            assert_eq!((elsewhere(), after), (before, before));
+        }
+        assert_eq!(cores(server.id()), 1);
+        server.kill().unwrap();
+        server.wait().unwrap();
+        drop(ask);
+        other.join().unwrap();
+    }
+}

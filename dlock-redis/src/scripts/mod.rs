@@ -27,7 +27,7 @@
 mod several;
 
 use redis::Cmd;
-use several::{ACQUIRES_TEXT, EACH, RELEASES_TEXT};
+use several::{ACQUIRES_TEXT, EACH, RELEASES_TEXT, SHARE};
 use std::sync::LazyLock;
 
 /// A script and the name under which the server keeps it.
@@ -37,11 +37,12 @@ pub(crate) struct Lua {
 }
 
 impl Lua {
-    /// Lines `--ACQUIRE`, `--RELEASE`, `--EACH`, `--TIME`, `--STAND`, `--TELL` and `--SERVE` stand for the text of that name.
+    /// Lines `--ACQUIRE`, `--RELEASE`, `--EACH`, `--SHARE`, `--TIME`, `--STAND`, `--TELL` and `--SERVE` stand for the text of that name.
     fn new(text: &str) -> Self {
         let text = text
             .replace("--ACQUIRE\n", ACQUIRE_STEP)
-            .replace("--EACH\n", EACH);
+            .replace("--EACH\n", EACH)
+            .replace("--SHARE\n", SHARE);
         let text = text.replace("--RELEASE\n", RELEASE_STEP);
         let text = text.replace("--TIME\n", TIME).replace("--STAND\n", STAND);
         let text = text.replace("--TELL\n", TELL).replace("--SERVE\n", SERVE);
@@ -103,8 +104,8 @@ end
 /// `tell(rest, head)`: whoever is first in line is told so, and when to look. Those of whom nobody hears are taken out on the way.
 /// `head` is who that is, where it is known.
 ///
-/// Needs `call`, `key`, `line`, `ends`, `budget`. A script touches 32 entries, skipped and told together, whatever stands there
-/// and however many names it is about.
+/// Needs `call`, `key`, `line`, `ends`, `budget`. A script about one name touches 32 entries, skipped and told together, whatever
+/// stands there; [`SHARE`] says what one about several does.
 /// A push that the server refuses (no right to that channel) has no receivers: the hold is gone by then, which must not be an error.
 const TELL: &str = r"
 local function push(kind, ticket, more)
@@ -337,7 +338,6 @@ else
     return {2, shut - now}
   end
 end
-if budget == 0 and call('EXISTS', line) == 1 then return {3} end
 local first = not unwaited and call('ZRANGE', line, '0', '1')
 if first and first[1] then
   time = time or call('TIME')

@@ -150,13 +150,32 @@ impl Testbed {
 
     /// Puts somebody in line behind everybody's back.
     pub(crate) async fn put(&self, ticket: &str, place: u64, rest: Duration, accept: u64) {
+        self.put_in_line_of(KEY, ticket, place, rest, accept).await;
+    }
+
+    /// The same for whichever record.
+    pub(crate) async fn put_in_line_of(
+        &self,
+        key: &str,
+        ticket: &str,
+        place: u64,
+        rest: Duration,
+        accept: u64,
+    ) {
         let mut raw = self.raw().await;
         let (seconds, micros): (u128, u128) =
             redis::cmd("TIME").query_async(&mut raw).await.unwrap();
         let deadline = seconds * 1_000 + micros / 1_000 + rest.as_millis();
-        let _: () = raw.zadd(LINE, ticket, place).await.unwrap();
         let _: () = raw
-            .hset(ENDS, ticket, format!("{deadline} {accept}"))
+            .zadd(format!("{key}:line"), ticket, place)
+            .await
+            .unwrap();
+        let _: () = raw
+            .hset(
+                format!("{key}:ends"),
+                ticket,
+                format!("{deadline} {accept}"),
+            )
             .await
             .unwrap();
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod bed;
+mod dead;
 mod keys;
 mod several;
 mod turns;

@@ -12,8 +12,8 @@ use redis::AsyncCommands;
 use std::{collections::HashSet, time::Duration};
 
 /// The first four go at once, each alone; so many others fit into one script.
-const A_SCRIPT: usize = 32;
-const MANY: usize = 4 + 3 * A_SCRIPT;
+pub(crate) const A_SCRIPT: usize = 32;
+pub(crate) const MANY: usize = 4 + 3 * A_SCRIPT;
 
 #[tokio::test]
 async fn requests_that_are_alike_go_in_one_script_and_leave_what_each_alone_would() {
@@ -367,46 +367,6 @@ async fn what_one_meets_in_a_script_of_several_is_its_own() {
 }
 
 #[tokio::test]
-async fn the_dead_of_all_names_in_a_script_have_one_budget_and_nobody_is_left_unserved() {
-    let t = Testbed::start();
-    let [client, other] = [t.client().await, t.client().await];
-    let wanted = t.of_many_names(MANY);
-    for answer in join_all(wanted.iter().map(|req| client.driver.acquire(req))).await {
-        granted(answer);
-    }
-    let waited = 5..8;
-    for at in waited.clone() {
-        let line = format!("dlock:{{{}}}:line", wanted[at].name);
-        let dead = (1..=20).map(|place| (place, format!("dlock:c:gone:{place}")));
-        let dead: Vec<(u64, String)> = dead.collect();
-        let _: () = t.raw().await.zadd_multiple(&line, &dead).await.unwrap();
-        let mut waiting = other.waits(&t, at as u64);
-        waiting.name = wanted[at].name.clone();
-        other.held(&waiting).await;
-    }
-    t.raw_command(&["CONFIG", "RESETSTAT"]).await;
-    for answer in join_all(wanted.iter().map(|req| release(&client.driver, req))).await {
-        assert!(matches!(answer, Ok(Released::Freed)));
-    }
-    let mut turns = [other.turn().await, other.turn().await, other.turn().await];
-    turns.sort_unstable();
-    assert!(waited.eq(turns.map(|turn| usize::try_from(turn).unwrap())));
-    // 21 of the first name and 11 of the second; whoever stands there then is served by a leave each.
-    assert_eq!(t.calls("evalsha").await, 4 + 3 + 2);
-    // An acquire that finds so many is refused though nobody is inside, and asks again until it has it.
-    let wanted = &wanted[20..];
-    for req in wanted {
-        let line = format!("dlock:{{{}}}:line", req.name);
-        let dead = (1..=10).map(|place| (place, format!("dlock:c:gone:{place}")));
-        let dead: Vec<(u64, String)> = dead.collect();
-        let _: () = t.raw().await.zadd_multiple(&line, &dead).await.unwrap();
-    }
-    for answer in join_all(wanted.iter().map(|req| client.driver.acquire(req))).await {
-        granted(answer);
-    }
-}
-
-#[tokio::test]
 async fn a_name_that_is_not_this_users_costs_the_others_nothing() {
     let t = Testbed::start();
     let wanted = t.of_many_names(MANY);
@@ -475,21 +435,21 @@ async fn who_stops_waiting_takes_nobody_along() {
     }
 }
 
-fn granted(answer: Result<Acquired>) -> u64 {
+pub(crate) fn granted(answer: Result<Acquired>) -> u64 {
     match answer.unwrap() {
         Acquired::Granted(grant) => grant.token.unwrap().0,
         other => panic!("{other:?}"),
     }
 }
 
-async fn release(driver: &RedisDriver, req: &Acquire) -> Result<Released> {
+pub(crate) async fn release(driver: &RedisDriver, req: &Acquire) -> Result<Released> {
     driver
         .release(&Release::new(req.name.clone(), req.owner, req.hold))
         .await
 }
 
 impl Testbed {
-    fn of_many_names(&self, count: usize) -> Vec<Acquire> {
+    pub(crate) fn of_many_names(&self, count: usize) -> Vec<Acquire> {
         let wanted = (0..count).map(|at| {
             let mut req = self.acquire(SECOND * 30);
             req.name = at.to_string().parse().unwrap();

@@ -8,6 +8,7 @@
 mod bed;
 mod clients;
 mod network;
+mod reconnect;
 mod server;
 mod unheard;
 
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
     let trials = [
         clients::trials(),
         network::trials(),
+        reconnect::trials(),
         server::trials(),
         unheard::trials(),
     ];

@@ -472,8 +472,9 @@ impl Drop for Turn<'_> {
 
 /// So many commands go at once, each alone: a write of its own is sooner there than one that waits for company.
 const FEW: usize = 4;
-/// Writes under way at a time. With one, server and client wait for each other; with many, each carries little.
-const CARRIERS: usize = 2;
+/// Writes under way at a time. With few, whoever asks waits for one of them to come back, and server and client for each other; more
+/// than these gain nothing, and each carries little.
+const CARRIERS: usize = 8;
 /// Names of one script: the server does nothing else for some 0.2 ms, less than a script of renewals takes it, and more of them
 /// gain little.
 const MOST_FOLDED: usize = 32;

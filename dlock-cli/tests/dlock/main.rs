@@ -13,4 +13,5 @@ mod home;
 mod loss;
 mod pty;
 mod session;
+mod stores;
 mod table;

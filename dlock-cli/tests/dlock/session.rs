@@ -8,7 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-fn url() -> String {
+/// The server that all tests share.
+pub(crate) fn url() -> String {
     static SERVER: OnceLock<ZooKeeperServer> = OnceLock::new();
     let server =
         SERVER.get_or_init(|| ZooKeeperServer::start(ZooKeeperOptions::default()).unwrap());

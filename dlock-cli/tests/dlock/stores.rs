@@ -1,0 +1,153 @@
+//! The same words over every store that has a server.
+
+use crate::bed::{Desk, Out, Running, at, is_alive, name, run, server, start};
+use crate::session;
+use dlock_conformance::testbed::{
+    MariadbServer, MongoServer, mariadb::MariadbOptions, mongo::Deployment,
+};
+use std::fs;
+
+/// One backend: what is the same for all of them is said below once.
+struct Store {
+    backend: &'static str,
+    url: String,
+    /// Whether a hold outlives the `dlock` that took it.
+    outlives: bool,
+}
+
+#[test]
+fn redis() {
+    over(&Store {
+        backend: "redis",
+        url: server().url(),
+        outlives: true,
+    });
+}
+
+#[test]
+fn mongodb() {
+    let server = MongoServer::start(Deployment::ReplicaSet).unwrap();
+    over(&Store {
+        backend: "mongodb",
+        url: server.url(),
+        outlives: true,
+    });
+}
+
+#[test]
+fn mysql() {
+    let server = MariadbServer::start(MariadbOptions::default()).unwrap();
+    over(&Store {
+        backend: "mysql",
+        url: server.url(),
+        outlives: true,
+    });
+}
+
+#[test]
+fn zookeeper() {
+    over(&Store {
+        backend: "zookeeper",
+        url: session::url(),
+        outlives: false,
+    });
+}
+
+fn over(store: &Store) {
+    exec_shuts_others_out_and_hands_over(store);
+    a_break_ends_the_command(store);
+    if store.outlives {
+        a_hold_passes_from_one_dlock_to_the_next(store);
+    }
+}
+
+fn exec_shuts_others_out_and_hands_over(store: &Store) {
+    let (lock, desk) = (name("handed"), Desk::new());
+    let (holder, token, _) = store.holding(&desk, &lock);
+    store.run(&["exec", "-n", &lock, "--", "true"]).expect(1);
+    let out = store.run(&["exec", "-w", "0.2", &lock, "--", "true"]);
+    let words = format!("(process {} on ", holder.pid());
+    assert!(out.expect(1).stderr.contains(&words), "{words}");
+
+    for words in [["inspect", &lock], ["list", &lock]] {
+        let seen = store.run(&["--json", words[0], words[1]]).expect(0).json();
+        assert_eq!(seen["name"], lock.as_str(), "{seen}");
+        assert_eq!(seen["backend"], store.backend, "{seen}");
+        assert_eq!(seen["held"], true, "{seen}");
+        assert_eq!(seen["holds"], 1, "{seen}");
+        assert_eq!(seen["token"], token.to_string(), "{seen}");
+        assert_eq!(seen["metadata"]["pid"], holder.pid().as_raw(), "{seen}");
+    }
+
+    let waiter = start(at(&store.url, &["exec", &lock, "-c", "echo $DLOCK_TOKEN"]));
+    waiter.listens();
+    fs::write(desk.path("go"), "").unwrap();
+    assert_eq!(holder.wait().expect(0).stdout, "done\n");
+    let out = waiter.wait().expect(0);
+    assert!(out.stdout.trim().parse::<u64>().unwrap() > token, "{out:?}");
+    store.is_free(&lock);
+}
+
+fn a_break_ends_the_command(store: &Store) {
+    let (lock, desk) = (name("broken"), Desk::new());
+    let (holder, token, pid) = store.holding(&desk, &lock);
+    let another = (token + 1).to_string();
+    store.run(&["break", &lock, "--token", &another]).expect(77);
+    assert!(is_alive(&pid));
+    let token = token.to_string();
+    let out = store.run(&["break", &lock, "--token", &token]).expect(0);
+    assert!(out.stdout.contains(&token), "{out:?}");
+    let out = holder.wait().expect(75);
+    assert!(out.stdout.is_empty(), "{out:?}");
+    assert!(out.stderr.contains("is lost"), "{out:?}");
+    assert!(!is_alive(&pid));
+    store.is_free(&lock);
+}
+
+fn a_hold_passes_from_one_dlock_to_the_next(store: &Store) {
+    let lock = name("passed");
+    let taken = store.run(&["acquire", &lock]).expect(0).stdout;
+    let (hold, _) = taken.trim().split_once(' ').unwrap();
+    store.run(&["acquire", "-n", &lock]).expect(1);
+    store
+        .run(&["renew", "--lease", "10m", &lock, hold])
+        .expect(0);
+    let seen = store.run(&["--json", "inspect", &lock]).expect(0).json();
+    assert!(seen["remaining_ms"].as_u64() > Some(500_000), "{seen}");
+    store.run(&["release", &lock, hold]).expect(0);
+    store.run(&["release", &lock, hold]).expect(77);
+    store.is_free(&lock);
+}
+
+impl Store {
+    /// Runs `dlock` with these arguments to its end.
+    fn run(&self, args: &[&str]) -> Out {
+        run(at(&self.url, args))
+    }
+
+    /// Fails unless nobody has it, and it can be had.
+    #[track_caller]
+    fn is_free(&self, lock: &str) {
+        let seen = self.run(&["--json", "inspect", lock]).expect(0).json();
+        assert_eq!(seen["held"], false, "{seen}");
+        self.run(&["exec", "-n", lock, "--", "true"]).expect(0);
+    }
+
+    /// A command that runs under the lock until the file `go` is there, the token it was told, and its process id.
+    fn holding(&self, desk: &Desk, lock: &str) -> (Running, u64, String) {
+        let text = format!(
+            "echo $DLOCK_BACKEND $DLOCK_NAME $DLOCK_TOKEN $$ >'{}'; while [ ! -e '{}' ]; do sleep 0.02; done; echo done",
+            desk.text("told"),
+            desk.text("go")
+        );
+        let lease = ["exec", "--lease", LEASE, lock, "-c", &text];
+        let running = start(at(&self.url, &lease));
+        let told = desk.line("told");
+        let told: Vec<_> = told.split(' ').collect();
+        assert_eq!(told[..2], [self.backend, lock]);
+        (running, told[2].parse().unwrap(), told[3].to_owned())
+    }
+}
+
+/// One that a loaded machine can keep, and whose loss is seen soon.
+const LEASE: &str = "6s";

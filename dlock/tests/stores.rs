@@ -1,0 +1,183 @@
+//! `connect` over real servers: what the URL says reaches the driver, and two clients exclude each other.
+
+#![cfg(any(
+    feature = "redis",
+    feature = "mongo",
+    feature = "mysql",
+    feature = "zk"
+))]
+
+use dlock::{Broken, Client, Error, ErrorKind, LossReason, Outcome};
+use std::time::Duration;
+
+/// One backend: what is the same for all of them is said below once.
+struct Store {
+    backend: &'static str,
+    /// With a lease of [`LEASE`], and a part of the store that is named by a parameter or a path of the driver's own.
+    url: String,
+    /// Another way to write that.
+    same: String,
+    /// Another part of the same server.
+    elsewhere: String,
+}
+
+const LEASE: Duration = Duration::from_secs(6);
+/// Enough for a store to be asked whether somebody else is inside.
+const SHORT: Duration = Duration::from_millis(200);
+/// Longer than anything here takes, also on a machine that does other things.
+const LIMIT: Duration = Duration::from_secs(60);
+
+#[cfg(feature = "redis")]
+#[tokio::test(flavor = "multi_thread")]
+async fn redis() {
+    use dlock_conformance::testbed::{RedisServer, redis::RedisOptions};
+    let server = RedisServer::start(RedisOptions::default()).unwrap();
+    let url = |prefix| with(&server.url(), &format!("dlock.lease=6s&{prefix}"));
+    over(Store {
+        backend: "redis",
+        url: url("dlock.prefix=here"),
+        same: url("dlock.prefix=here").replace("redis:", "REDIS:"),
+        elsewhere: url("dlock.prefix=elsewhere"),
+    })
+    .await;
+}
+
+#[cfg(feature = "mongo")]
+#[tokio::test(flavor = "multi_thread")]
+async fn mongodb() {
+    use dlock_conformance::testbed::{MongoServer, mongo::Deployment};
+    let server = MongoServer::start(Deployment::ReplicaSet).unwrap();
+    let url = |place| with(&server.url(), &format!("dlock.lease=6s&{place}"));
+    over(Store {
+        backend: "mongodb",
+        url: url("dlock.collection=here"),
+        same: url("dlock.collection=here&dlock.database=dlock"),
+        elsewhere: url("dlock.collection=elsewhere"),
+    })
+    .await;
+}
+
+#[cfg(feature = "mysql")]
+#[tokio::test(flavor = "multi_thread")]
+async fn mysql() {
+    use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
+    let server = MariadbServer::start(MariadbOptions::default()).unwrap();
+    let url = |table| with(&server.url(), &format!("dlock.lease=6s&{table}"));
+    over(Store {
+        backend: "mysql",
+        url: url("dlock.table=here"),
+        same: url("dlock.table=here").replace("mysql:", "mariadb:"),
+        elsewhere: url("dlock.table=elsewhere"),
+    })
+    .await;
+}
+
+#[cfg(feature = "zk")]
+#[tokio::test(flavor = "multi_thread")]
+async fn zookeeper() {
+    use dlock_conformance::testbed::{ZooKeeperServer, zookeeper::ZooKeeperOptions};
+    let server = ZooKeeperServer::start(ZooKeeperOptions::default()).unwrap();
+    // A lease is the session there.
+    let url = |root| with(&format!("{}{root}", server.url()), "dlock.session=6s");
+    over(Store {
+        backend: "zookeeper",
+        url: url("/here/locks"),
+        same: url("/here/locks/"),
+        elsewhere: url("/elsewhere"),
+    })
+    .await;
+}
+
+/// A URL with more parameters.
+fn with(url: &str, parameters: &str) -> String {
+    let mark = if url.contains('?') { '&' } else { '?' };
+    format!("{url}{mark}{parameters}")
+}
+
+async fn over(store: Store) {
+    let clients = [
+        client(&store, &store.url).await,
+        client(&store, &store.same).await,
+        client(&store, &store.elsewhere).await,
+    ];
+    let [one, two, elsewhere] = &clients;
+    excludes_and_hands_over(one, two).await.unwrap();
+    breaks(one, two).await.unwrap();
+    is_another_lock(one, elsewhere).await.unwrap();
+    for client in clients {
+        let report = client.shutdown(LIMIT).await.unwrap();
+        assert!(report.unknown.is_empty(), "{report:?}");
+    }
+}
+
+async fn client(store: &Store, url: &str) -> Client {
+    let client = dlock::connect(url).await.unwrap();
+    assert_eq!(client.capabilities().backend, store.backend);
+    client
+}
+
+async fn excludes_and_hands_over(one: &Client, two: &Client) -> Result<(), Error> {
+    let (mine, theirs) = (one.lock("orders:42")?, two.lock("orders:42")?);
+    let first = mine.acquire().await?;
+    first.check()?;
+    let rest = first.remaining();
+    assert!(rest <= LEASE, "the lease of the URL, not {rest:?}");
+
+    assert!(theirs.try_acquire().await?.is_none());
+    let error = theirs.acquire_within(SHORT).await.unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::Timeout { .. }),
+        "{error:?}"
+    );
+    let seen = two.inspect("orders:42").await?;
+    let holder = &seen.holders[0];
+    assert_eq!(holder.note.pid, std::process::id());
+    assert_eq!(holder.token, Some(first.token()));
+
+    // Of the two the wait is asked first.
+    let (second, released) = tokio::join!(theirs.acquire_within(LIMIT), first.release());
+    assert_eq!(released?, Outcome::Released);
+    let second = second?;
+    assert!(
+        Some(second.token()) > holder.token,
+        "{:?} after {:?}",
+        second.token(),
+        holder.token
+    );
+    assert!(mine.try_acquire().await?.is_none());
+    let before = second.token();
+    assert_eq!(second.release().await?, Outcome::Released);
+
+    let third = mine.acquire_within(LIMIT).await?;
+    assert!(third.token() > before);
+    assert_eq!(third.release().await?, Outcome::Released);
+    assert!(two.inspect("orders:42").await?.holders.is_empty());
+    Ok(())
+}
+
+async fn breaks(one: &Client, two: &Client) -> Result<(), Error> {
+    let guard = one.lock("broken")?.acquire().await?;
+    let token = guard.token();
+    let freed = two.break_lock("broken", Some(token)).await?;
+    assert!(
+        matches!(freed, Broken::Freed { token: freed } if freed == Some(token)),
+        "{freed:?}"
+    );
+    // The next renewal says so.
+    let told = tokio::time::timeout(LIMIT, guard.lost()).await;
+    assert!(
+        matches!(told, Ok(LossReason::NotHeld | LossReason::Session)),
+        "{told:?}"
+    );
+    let next = two.lock("broken")?.acquire_within(LIMIT).await?;
+    assert!(next.token() > token);
+    next.release().await.map(drop)
+}
+
+async fn is_another_lock(one: &Client, elsewhere: &Client) -> Result<(), Error> {
+    let here = one.lock("orders:42")?.acquire_within(LIMIT).await?;
+    let there = elsewhere.lock("orders:42")?.try_acquire().await?;
+    let there = there.expect("another part of the store has locks of its own");
+    there.release().await?;
+    here.release().await.map(drop)
+}

@@ -4,13 +4,17 @@ use crate::{
     commands,
     connection::Connection,
     error,
+    pipelines::AT_MOST,
     record::{Kind, Record, batch},
     sending::Aim,
 };
-use dlock_core::{DriverError, ErrorKind, Instant, Renew, Renewed, Result};
+use dlock_core::{Clock, DriverError, ErrorKind, Instant, Renew, Renewed, Result};
 use futures_util::{StreamExt, stream};
-use mongodb::bson::{DateTime, Document};
-use std::collections::HashMap;
+use mongodb::{
+    bson::{DateTime, Document},
+    error::Error as NativeError,
+};
+use std::{collections::HashMap, pin::pin, time::Duration};
 
 /// What renews over a connection.
 #[derive(Clone, Copy)]
@@ -48,19 +52,56 @@ impl Renewals<'_> {
 
     async fn some(self, entries: &[Renew], give_up: Instant) -> Result<Answers> {
         if let [entry] = entries {
-            return Ok(vec![self.one(entry, give_up).await?]);
+            return Ok(vec![self.one(Aim::Renew, entry, give_up).await?]);
         }
         let last = self.connection.not_after(give_up).await?;
-        let renew = commands::renew(self.connection.collection(), entries, last);
-        let place = self.connection.place(Aim::Renew).await?;
-        let answer = self.connection.ask(&place, renew.into()).await?;
-        drop(place);
+        let (clock, now) = (Clock::boot(), self.connection.now());
+        let patience = give_up.since(now) / 2;
+        let mut together = pin!(self.together(entries, last));
+        let answer = tokio::select! {
+            biased;
+            answer = &mut together => answer?,
+            // The server would say so when no time is left to ask them alone.
+            () = clock.sleep_until(now + patience), if patience < HELD_UP => {
+                let mut alone = pin!(self.each(entries, give_up));
+                tokio::select! {
+                    biased;
+                    answer = &mut together => {
+                        let answer = answer?;
+                        if error::is_of_one_document(&answer) {
+                            return Ok(alone.await.or(error::confirmed(answer).err()));
+                        }
+                        answer
+                    }
+                    alone = &mut alone => {
+                        if alone.lacks_few() {
+                            return Ok(alone.or(None));
+                        }
+                        // The server is slow with everything: no document's fault.
+                        match together.await {
+                            Ok(answer) if !error::is_of_one_document(&answer) => answer,
+                            Ok(answer) => return Ok(alone.or(error::confirmed(answer).err())),
+                            Err(cause) => return Ok(alone.or(Some(cause))),
+                        }
+                    }
+                }
+            }
+        };
         if error::is_of_one_document(&answer) {
-            return self
-                .each(entries, give_up, error::confirmed(answer).err())
-                .await;
+            let alone = self.each(entries, give_up).await;
+            return Ok(alone.or(error::confirmed(answer).err()));
         }
         self.told(entries, last, &error::confirmed(answer)?).await
+    }
+
+    async fn together(
+        self,
+        entries: &[Renew],
+        last: DateTime,
+    ) -> Result<Result<Document, NativeError>> {
+        let renew = commands::renew(self.connection.collection(), entries, last);
+        let place = self.connection.place(Aim::Renew).await?;
+        self.connection.ask(&place, renew.into()).await
     }
 
     /// Reads what became of a batch.
@@ -102,10 +143,10 @@ impl Renewals<'_> {
             .collect())
     }
 
-    async fn one(self, entry: &Renew, give_up: Instant) -> Result<Result<Renewed>> {
+    async fn one(self, aim: Aim, entry: &Renew, give_up: Instant) -> Result<Result<Renewed>> {
         let last = self.connection.not_after(give_up).await?;
         let renew = commands::renew_one(self.connection.collection(), entry, last);
-        let reply = self.connection.run(Aim::Renew, renew).await?;
+        let reply = self.connection.run(aim, renew).await?;
         Ok(match self.connection.answered(&reply) {
             Ok(Some(record)) if record.now > last.timestamp_millis() => return Err(error::late()),
             Ok(record) => Ok(renewed(record.as_ref(), entry)),
@@ -114,38 +155,61 @@ impl Renewals<'_> {
     }
 
     async fn at(self, at: usize, entry: &Renew, give_up: Instant) -> (usize, Result<Renewed>) {
-        (at, self.one(entry, give_up).await.flatten())
+        (at, self.one(Aim::Alone, entry, give_up).await.flatten())
     }
 
-    /// Each alone, because a document held up their common command, and those behind it in the server's order were not reached. Where the first few all fail
-    /// it is not a document's fault.
-    async fn each(
-        self,
-        entries: &[Renew],
-        give_up: Instant,
-        cause: Option<DriverError>,
-    ) -> Result<Answers> {
-        let cause = cause.unwrap_or_else(error::garbled);
+    /// Each alone, because a document holds up their common command, and those behind it in the server's order are not reached. Where the first few all fail
+    /// it is not a document's fault. Ends before the give-up where few are left, so that they take none along.
+    async fn each(self, entries: &[Renew], give_up: Instant) -> Alone {
+        let end = give_up - give_up.since(self.connection.now()) / 8;
         let each = entries.iter().enumerate();
         let each: Vec<_> = each
             .map(|(at, entry)| self.at(at, entry, give_up))
             .collect();
         let mut asked = stream::iter(each).buffer_unordered(ALONE);
-        let mut answers: Vec<_> = entries.iter().map(|_| None).collect();
-        let (mut worked, mut failed) = (false, 0);
-        while let Some((at, answer)) = asked.next().await {
+        let mut alone = Alone(entries.iter().map(|_| None).collect());
+        let (clock, mut worked, mut failed) = (Clock::boot(), false, 0);
+        loop {
+            let few = alone.lacks_few();
+            let next = tokio::select! {
+                biased;
+                () = clock.sleep_until(end), if few => None,
+                next = asked.next() => next,
+            };
+            let Some((at, answer)) = next else {
+                return alone;
+            };
             let refused = answer
                 .as_ref()
                 .is_err_and(|error| error.kind() == ErrorKind::Unavailable);
             worked |= !refused;
             failed += usize::from(refused);
-            answers[at] = Some(answer);
-            if !worked && failed == ALONE || self.connection.now() > give_up {
-                break;
+            alone.0[at] = Some(answer);
+            if !worked && failed == ALONE {
+                return alone;
             }
         }
+    }
+}
+
+/// What became of those that were asked for alone; `None`: not answered, or not asked.
+struct Alone(Vec<Option<Result<Renewed>>>);
+
+impl Alone {
+    /// Whether some are known to be kept or over, and all others may be held up at the same time.
+    fn lacks_few(&self) -> bool {
+        let known = |answer: &&Option<Result<Renewed>>| matches!(answer, Some(Ok(_)));
+        let known = self.0.iter().filter(known).count();
+        known > 0 && self.0.len() - known <= ALONE
+    }
+
+    /// With what is said of the rest.
+    fn or(self, cause: Option<DriverError>) -> Answers {
+        let cause = cause.unwrap_or_else(|| {
+            DriverError::unanswered("the renewal was not answered in time, alone or with others")
+        });
         let answer = |answer: Option<_>| answer.unwrap_or_else(|| Err(error::again(&cause)));
-        Ok(answers.into_iter().map(answer).collect())
+        self.0.into_iter().map(answer).collect()
     }
 }
 
@@ -161,4 +225,6 @@ const IN_FLIGHT: usize = 2;
 /// What the core puts in a batch.
 pub(crate) const RENEW_BATCH: usize = 2 * A_COMMAND;
 /// The same of one entry each.
-const ALONE: usize = 8;
+pub(crate) const ALONE: usize = 8;
+/// When the server has given up a command that one document holds up: whoever has as much time waits for its word.
+const HELD_UP: Duration = Duration::from_millis(AT_MOST.unsigned_abs());

@@ -3,7 +3,7 @@
 //! The native client's pool serves whoever asks first. A thousand waiters that look would stand there before a renewal, so they wait here, and
 //! some connections are left to what keeps locks alive.
 
-use crate::error;
+use crate::{error, renewals::ALONE};
 use dlock_core::Result;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -26,6 +26,8 @@ pub(crate) enum Aim {
     Acquire,
     /// Keeping locks, and what that needs to know.
     Renew,
+    /// Keeping one that was to be kept together with others.
+    Alone,
     /// Giving back, showing, cleaning up.
     Other,
 }
@@ -35,6 +37,8 @@ pub(crate) struct Places {
     acquiring: Arc<Semaphore>,
     /// Of all but renewals.
     sending: Arc<Semaphore>,
+    /// Of renewals that go alone because others are held up: where many batches are, the server may be overloaded.
+    alone: Arc<Semaphore>,
     unanswered: AtomicUsize,
 }
 
@@ -55,11 +59,12 @@ impl Places {
         Arc::new(Self {
             acquiring: Arc::new(Semaphore::new(acquiring)),
             sending: Arc::new(Semaphore::new(sending)),
+            alone: Arc::new(Semaphore::new(ALL_ALONE)),
             unanswered: AtomicUsize::new(0),
         })
     }
 
-    /// A place, as soon as there is one; for a renewal that is at once.
+    /// A place, as soon as there is one; for a batch of renewals that is at once.
     pub(crate) async fn one(self: &Arc<Self>, aim: Aim) -> Result<Place> {
         let before = self.unanswered.fetch_add(1, Ordering::Relaxed);
         let mut place = Place {
@@ -74,6 +79,7 @@ impl Places {
             Aim::Acquire => [Some(&self.acquiring), Some(&self.sending)],
             Aim::Other => [None, Some(&self.sending)],
             Aim::Renew => [None, None],
+            Aim::Alone => [None, Some(&self.alone)],
         };
         for (permit, from) in place.permits.iter_mut().zip(wanted) {
             let Some(from) = from else { continue };
@@ -152,3 +158,5 @@ const STREAMS: usize = 2;
 const SHARE: usize = 8;
 /// Of a pool without a limit.
 const MOST: usize = 1 << 16;
+/// Renewals that go alone, of all batches together: two of them have theirs at a time.
+const ALL_ALONE: usize = 2 * ALONE;

@@ -8,17 +8,24 @@ use dlock_core::{
 use futures_util::future::join_all;
 use mongodb::{
     ClientSession,
-    bson::{Bson, doc},
+    bson::{Bson, Document, doc},
 };
+use std::{sync::Arc, time::Duration};
+use tokio::task::JoinHandle;
 
 impl Testbed {
     /// A transaction that is open and has written that document.
     async fn blocker(&self, name: &str) -> ClientSession {
+        self.blocker_of(doc! { "_id": name }).await
+    }
+
+    /// The same of several.
+    async fn blocker_of(&self, documents: Document) -> ClientSession {
         let mut session = self.raw.start_session().await.unwrap();
         session.start_transaction().await.unwrap();
         let touched = doc! { "$set": { "blocked": true } };
         let locks = self.locks();
-        let update = locks.update_one(doc! { "_id": name }, touched);
+        let update = locks.update_many(documents, touched);
         update.session(&mut session).await.unwrap();
         session
     }
@@ -46,13 +53,20 @@ impl Testbed {
         taken
     }
 
-    /// Renews them for a minute; the one at `spoilt` cannot be, and is told so.
-    async fn all_but_one_last(&self, held: &[Acquire], spoilt: usize, kind: ErrorKind) {
+    /// Renews them for a minute; the one at `spoilt` cannot be, and is told so. For that there is as much time.
+    async fn all_but_one_last(
+        &self,
+        held: &[Acquire],
+        spoilt: usize,
+        kind: ErrorKind,
+        within: Duration,
+    ) {
         let batch: Vec<_> = held
             .iter()
             .map(|req| Renew::new(req.name.clone(), req.owner, req.hold, Some(SECOND * 60)))
             .collect();
-        let answers = self.driver.renew(Lane(0), &batch, self.soon()).await;
+        let give_up = Clock::boot().now() + within;
+        let answers = self.driver.renew(Lane(0), &batch, give_up).await;
         for (at, answer) in answers.unwrap().into_iter().enumerate() {
             match answer {
                 Err(error) => assert_eq!((at, error.kind()), (spoilt, kind), "{error:?}"),
@@ -85,7 +99,8 @@ async fn a_document_in_a_transaction_costs_only_its_own_renewal() {
     let t = Testbed::start().await;
     let held = t.taken(40).await;
     let mut blocker = t.blocker("n17").await;
-    t.all_but_one_last(&held, 17, ErrorKind::Unavailable).await;
+    t.all_but_one_last(&held, 17, ErrorKind::Unavailable, SECOND * 5)
+        .await;
     blocker.abort_transaction().await.unwrap();
     let answers = t.renew(&[&held[17], &held[18]]).await;
     assert!(
@@ -104,7 +119,47 @@ async fn a_document_that_cannot_be_written_costs_only_its_own_renewal() {
     let valid = doc! { "$or": [{ "_id": { "$ne": "n17" } }, { "owner": Bson::Null }] };
     let validator = doc! { "collMod": "locks", "validator": valid };
     t.database().run_command(validator).await.unwrap();
-    t.all_but_one_last(&held, 17, ErrorKind::Misuse).await;
+    t.all_but_one_last(&held, 17, ErrorKind::Misuse, SECOND * 5)
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_in_a_transaction_costs_only_its_own_renewal_of_a_short_lease_too() {
+    let t = Testbed::start().await;
+    let held = t.taken(40).await;
+    let mut blocker = t.blocker("n17").await;
+    // As much as a lease of six seconds has, and the server's own limit of a command.
+    t.all_but_one_last(&held, 17, ErrorKind::Unavailable, SECOND)
+        .await;
+    blocker.abort_transaction().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn however_many_batches_are_held_up_few_renewals_go_alone_at_a_time() {
+    let t = Testbed::start().await;
+    let held = t.taken(40).await;
+    let mut blocker = t.blocker_of(doc! {}).await;
+    let batches = held.chunks(10).map(|some| {
+        let batch: Vec<_> = some
+            .iter()
+            .map(|req| Renew::new(req.name.clone(), req.owner, req.hold, Some(SECOND * 60)))
+            .collect();
+        let (driver, give_up) = (Arc::clone(&t.driver), t.soon());
+        tokio::spawn(async move { driver.renew(Lane(0), &batch, give_up).await })
+    });
+    let batches: Vec<_> = batches.collect();
+    let alone = doc! { "command.comment": "dlock renew", "command.findAndModify": "locks" };
+    let pipeline = vec![doc! { "$currentOp": {} }, doc! { "$match": alone }];
+    let look = doc! { "aggregate": 1, "pipeline": pipeline, "cursor": {} };
+    let mut most = 0;
+    while !batches.iter().all(JoinHandle::is_finished) {
+        let seen = t.raw.database("admin").run_command(look.clone()).await;
+        let seen = seen.unwrap();
+        let cursor = seen.get_document("cursor").unwrap();
+        most = most.max(cursor.get_array("firstBatch").unwrap().len());
+    }
+    assert!((9..=16).contains(&most), "{most} at a time");
+    blocker.abort_transaction().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

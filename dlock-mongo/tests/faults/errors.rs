@@ -1,7 +1,9 @@
 //! What the server refuses or leaves open.
 
 use crate::testbed::{SECOND, Testbed};
+use dlock_conformance::testbed::{MongoServer, mongo::Deployment};
 use dlock_core::{DistributedLock, Effect, ErrorKind, Lane, Release, Released, Renew, Retry};
+use futures_util::future::join_all;
 use mongodb::bson::doc;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -154,6 +156,36 @@ async fn a_connection_closed_before_the_answer_leaves_the_outcome_open() {
         "{error:?}"
     );
     assert_eq!(t.granted(&req).await.holds.get(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_waits_for_a_connection_when_all_are_given_up_may_ask_again_at_once() {
+    let server = MongoServer::start(Deployment::ReplicaSet).unwrap();
+    let url = format!("{}&maxPoolSize=4", server.url());
+    let t = Testbed::around(server, &url).await;
+    let held = t.acquire("a", SECOND * 30);
+    t.granted(&held).await;
+    let slow = doc! { "blockConnection": true, "blockTimeMS": 800, "closeConnection": true };
+    t.fail_times("findAndModify", 4, slow).await;
+    let lease = Some(SECOND * 30);
+    let renew = [Renew::new(held.name.clone(), held.owner, held.hold, lease)];
+    let renew = || t.driver.renew(Lane(0), &renew, t.soon());
+    let waiting = async {
+        t.until(async || t.failed().await >= 4).await;
+        renew().await
+    };
+    let (broken, waited) = tokio::join!(join_all((0..4).map(|_| renew())), waiting);
+    assert!(broken.iter().all(Result::is_err), "{broken:?}");
+    let error = waited.map(drop).unwrap_err();
+    assert!(
+        error.to_string().contains("connections were given up"),
+        "{error:?}"
+    );
+    assert_eq!(
+        (error.kind(), error.retry(), error.effect()),
+        (ErrorKind::Unavailable, Retry::Now, Effect::Unknown),
+        "{error:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,15 +6,19 @@ use dlock_core::{
     Retry,
 };
 use dlock_mongo::MongoDriver;
-use futures_util::StreamExt;
+use futures_util::future::join_all;
 use mongodb::{
-    Collection,
-    bson::{Document, doc},
+    Client,
+    bson::doc,
+    event::{EventHandler, command::CommandEvent},
+    options::ClientOptions,
 };
-use std::collections::HashSet;
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -153,7 +157,7 @@ async fn a_thousand_renewals_answer_in_order() {
         .step_by(2)
         .map(|req| t.driver.acquire(req))
         .collect();
-    for taken in futures_util::future::join_all(taken).await {
+    for taken in join_all(taken).await {
         assert!(matches!(taken.unwrap(), Acquired::Granted(_)));
     }
     let answers = t.renew(&held.iter().collect::<Vec<_>>()).await;
@@ -223,8 +227,7 @@ async fn concurrent_first_acquires_of_a_name_have_one_winner_and_no_error() {
     for round in 0..50 {
         let name = format!("fresh-{round}");
         let all: Vec<_> = (0..8).map(|_| t.acquire(&name, SECOND * 30)).collect();
-        let answers =
-            futures_util::future::join_all(all.iter().map(|req| t.driver.acquire(req))).await;
+        let answers = join_all(all.iter().map(|req| t.driver.acquire(req))).await;
         let won = answers
             .into_iter()
             .filter(|answer| matches!(answer.as_ref().unwrap(), Acquired::Granted(_)));
@@ -252,8 +255,7 @@ async fn a_caller_that_goes_leaves_the_client_whole() {
     let all: Vec<_> = (0..200)
         .map(|at| t.acquire(&format!("m{at}"), SECOND * 30))
         .collect();
-    for answer in futures_util::future::join_all(all.iter().map(|req| t.driver.acquire(req))).await
-    {
+    for answer in join_all(all.iter().map(|req| t.driver.acquire(req))).await {
         assert!(matches!(answer.unwrap(), Acquired::Granted(_)));
     }
 }
@@ -309,13 +311,21 @@ async fn a_thousand_looks_at_a_slow_server_do_not_hold_up_a_renewal() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_command_has_a_time_limit_and_every_write_a_majority() {
-    let t = Testbed::start().await;
-    let off = doc! { "profile": -1 };
-    t.raw.database("admin").run_command(off).await.unwrap();
-    t.database()
-        .run_command(doc! { "profile": 2 })
-        .await
-        .unwrap();
+    let mut t = Testbed::start().await;
+    // Of a collection that is there the settings are read too.
+    t.granted(&t.acquire("z", SECOND * 30)).await;
+    // As they are sent. The server's own profile shows of an update its statements, without what the command said.
+    let sent = Arc::new(Mutex::new(Vec::new()));
+    let mut options = ClientOptions::parse(t.server.url()).await.unwrap();
+    let seen = Arc::clone(&sent);
+    options.command_event_handler = Some(EventHandler::callback(move |event| {
+        if let CommandEvent::Started(started) = event {
+            seen.lock().unwrap().push(started.command);
+        }
+    }));
+    let client = Client::with_options(options).unwrap();
+    let config = t.server.url().parse().unwrap();
+    t.driver = Arc::new(MongoDriver::from_client(client, config).await.unwrap());
     let held = [t.acquire("a", SECOND * 30), t.acquire("b", SECOND * 30)];
     for _ in 0..2 {
         for req in &held {
@@ -334,35 +344,56 @@ async fn every_command_has_a_time_limit_and_every_write_a_majority() {
         t.release(&held[0]).await;
         t.driver.break_lock(&held[1].name, None).await.unwrap();
     }
-    let profile: Collection<Document> = t.database().collection("system.profile");
-    let ours = doc! { "command.comment": { "$regex": "^dlock " } };
-    let mut seen = HashSet::new();
-    let mut profiled = profile.find(ours).await.unwrap();
-    while let Some(one) = profiled.next().await {
-        let one = one.unwrap();
-        // Of a batch each statement is profiled alone, without what the command said.
-        if one.get_str("op").is_ok_and(|op| op == "update") {
+    // Many at once, of names that there are and of new ones.
+    for _ in 0..2 {
+        let crowd: Vec<_> = (0..40)
+            .map(|at| t.acquire(&format!("n{at}"), SECOND * 30))
+            .collect();
+        let taken = crowd.iter().map(|req| t.driver.acquire(req));
+        for taken in join_all(taken).await {
+            assert!(matches!(taken.unwrap(), Acquired::Granted(_)));
+        }
+        join_all(crowd.iter().map(|req| t.release(req))).await;
+    }
+    let sent = std::mem::take(&mut *sent.lock().unwrap());
+    let mut seen = BTreeSet::new();
+    for command in &sent {
+        let name = command.keys().next().unwrap();
+        // The stream of changes waits for the next one, and the native client ends it.
+        if ["aggregate", "getMore", "killCursors"].contains(&&**name) {
             continue;
         }
-        let command = one.get_document("command").unwrap();
-        let limit = command.get_i64("maxTimeMS").unwrap();
-        assert_eq!(limit, 1_000, "{command}");
-        let what = command.get_str("comment").unwrap().to_owned();
-        match command.get_document("writeConcern") {
-            Ok(concern) => assert_eq!(
-                concern,
-                &doc! { "w": "majority", "j": true, "wtimeout": 1_000_i64 },
-                "{command}"
-            ),
-            Err(_) => assert!(
-                ["dlock look", "dlock list"].contains(&&*what),
-                "{what} writes"
-            ),
-        }
-        seen.insert(what);
+        let what = command.get_str("comment").unwrap_or_default();
+        seen.insert(format!("{name} {what}").trim().to_owned());
+        assert_eq!(
+            command.get_i64("maxTimeMS").map_err(drop),
+            Ok(1_000),
+            "{command}"
+        );
+        let concern = command.get_document("writeConcern").ok().cloned();
+        let majority = doc! { "w": "majority", "j": true, "wtimeout": 1_000_i64 };
+        let wanted = match &**name {
+            // Free documents, which whoever takes one confirms.
+            "insert" => Some(doc! { "w": 1 }),
+            "findAndModify" | "update" | "delete" => Some(majority),
+            _ => None,
+        };
+        assert_eq!(concern, wanted, "{command}");
     }
-    let sent = ["acquire", "look", "renew", "list", "release", "break"];
-    for what in sent.map(|what| format!("dlock {what}")) {
-        assert!(seen.contains(&what), "{what}: {seen:?}");
-    }
+    let all = [
+        "find dlock list",
+        "find dlock look",
+        "findAndModify dlock acquire",
+        "findAndModify dlock break",
+        "findAndModify dlock release",
+        "findAndModify dlock renew",
+        "hello dlock hello",
+        "insert dlock make",
+        "listCollections",
+        "listIndexes",
+        "update dlock acquire",
+        "update dlock release",
+        "update dlock renew",
+    ];
+    assert!(seen.iter().eq(all), "{seen:?}");
 }

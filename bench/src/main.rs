@@ -18,6 +18,7 @@ mod figure;
 mod floor;
 mod home;
 mod measure;
+#[cfg(feature = "redis")]
 mod placement;
 mod report;
 mod work;

@@ -108,3 +108,23 @@ async fn whoever_has_no_time_to_wait_is_told_who_holds_the_lock() {
     says(&tried, WAIT, &["not acquired at once", "waits for itself"]);
     drop(own);
 }
+
+/// Nothing was asked, so the store has not failed.
+#[tokio::test]
+async fn whoever_has_next_to_no_time_is_not_told_of_the_trouble_of_another() {
+    let store = MemoryStore::new(Clock::boot());
+    let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+    let faults = driver.faults().clone();
+    let client = Client::new(driver).unwrap();
+    let lock = client.lock("x").unwrap();
+    let guard = lock.acquire().await.unwrap();
+    faults.always(Call::Acquire, Fault::ErrorBefore);
+    let failed = lock.acquire_within(Duration::from_millis(50)).await;
+    says(&failed.unwrap_err(), REQUEST, &[]);
+    faults.clear();
+    let asked = faults.made(Call::Acquire);
+    let waited = lock.acquire_within(Duration::from_nanos(1)).await;
+    says(&waited.unwrap_err(), WAIT, &["waits for itself"]);
+    assert_eq!(faults.made(Call::Acquire), asked);
+    drop(guard);
+}

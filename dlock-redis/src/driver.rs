@@ -486,7 +486,7 @@ fn read_cursor(cursor: &Cursor) -> Option<u64> {
 
 /// The script reads the time and decides in one step, also for a request that lay in a stopped server: this is for rounding.
 const LATE: Duration = Duration::from_millis(100);
-/// Scripts in a row over a line of dead entries, each of which takes 32 out.
+/// Scripts in a row over a line of dead entries, each of which takes 8 out, or 32 when it goes alone.
 const MOST_ROUNDS: usize = 1_000;
 /// Entries of one script: it blocks the server for some 0.2 ms, and longer ones gain nothing.
 const A_SCRIPT: usize = 100;

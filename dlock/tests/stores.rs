@@ -6,6 +6,10 @@
     feature = "mysql",
     feature = "zk"
 ))]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test ends at the first surprise, also in what it stands on"
+)]
 
 use dlock::{Broken, Client, Error, ErrorKind, LossReason, Outcome};
 use std::time::Duration;

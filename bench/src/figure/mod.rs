@@ -69,6 +69,7 @@ pub(crate) fn all() -> Vec<Figure> {
         figure("cli-exec", 15, |plan| Box::pin(exec::run(plan))),
         #[cfg(feature = "redis")]
         figure("redis-cycle", 30, |plan| Box::pin(redis_cycle::run(plan))),
+        #[cfg(feature = "redis")]
         figure("redis-cycle-one-core", 30, |plan| {
             Box::pin(redis_cycle::run_on_one_core(plan))
         }),

@@ -334,6 +334,7 @@ impl Wait {
             if queue.len() == 0 {
                 unwanted.extend(queue.ticket.take());
                 unwanted.extend(queue.next.take().filter(|_| open));
+                queue.failing = None; // the trouble of whoever waited
             }
             queue.wake_head();
         }

@@ -65,7 +65,7 @@ fn exec_shuts_others_out_and_hands_over(store: &Store) {
     let (lock, desk) = (name("handed"), Desk::new());
     let (holder, token, _) = store.holding(&desk, &lock);
     store.run(&["exec", "-n", &lock, "--", "true"]).expect(1);
-    let out = store.run(&["exec", "-w", "0.2", &lock, "--", "true"]);
+    let out = store.run(&["exec", "-w", "2", &lock, "--", "true"]);
     let words = format!("(process {} on ", holder.pid());
     assert!(out.expect(1).stderr.contains(&words), "{words}");
 

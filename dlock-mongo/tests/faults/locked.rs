@@ -53,20 +53,22 @@ impl Testbed {
         taken
     }
 
-    /// Renews them for a minute; the one at `spoilt` cannot be, and is told so. For that there is as much time.
-    async fn all_but_one_last(
-        &self,
-        held: &[Acquire],
-        spoilt: usize,
-        kind: ErrorKind,
-        within: Duration,
-    ) {
-        let batch: Vec<_> = held
-            .iter()
-            .map(|req| Renew::new(req.name.clone(), req.owner, req.hold, Some(SECOND * 60)))
-            .collect();
+    /// Which of them are not renewed within that time.
+    async fn not_renewed(&self, held: &[Acquire], within: Duration) -> Vec<usize> {
         let give_up = Clock::boot().now() + within;
-        let answers = self.driver.renew(Lane(0), &batch, give_up).await;
+        let answers = self
+            .driver
+            .renew(Lane(0), &for_a_minute(held), give_up)
+            .await;
+        let answers = answers.unwrap().into_iter().enumerate();
+        let not = answers.filter(|(_, answer)| !matches!(answer, Ok(Renewed::Until { .. })));
+        not.map(|(at, _)| at).collect()
+    }
+
+    /// Renews them for a minute; the one at `spoilt` cannot be, and is told so.
+    async fn all_but_one_last(&self, held: &[Acquire], spoilt: usize, kind: ErrorKind) {
+        let batch = for_a_minute(held);
+        let answers = self.driver.renew(Lane(0), &batch, self.soon()).await;
         for (at, answer) in answers.unwrap().into_iter().enumerate() {
             match answer {
                 Err(error) => assert_eq!((at, error.kind()), (spoilt, kind), "{error:?}"),
@@ -94,13 +96,18 @@ impl Testbed {
     }
 }
 
+fn for_a_minute(held: &[Acquire]) -> Vec<Renew> {
+    let renew =
+        |req: &Acquire| Renew::new(req.name.clone(), req.owner, req.hold, Some(SECOND * 60));
+    held.iter().map(renew).collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_in_a_transaction_costs_only_its_own_renewal() {
     let t = Testbed::start().await;
     let held = t.taken(40).await;
     let mut blocker = t.blocker("n17").await;
-    t.all_but_one_last(&held, 17, ErrorKind::Unavailable, SECOND * 5)
-        .await;
+    t.all_but_one_last(&held, 17, ErrorKind::Unavailable).await;
     blocker.abort_transaction().await.unwrap();
     let answers = t.renew(&[&held[17], &held[18]]).await;
     assert!(
@@ -119,8 +126,7 @@ async fn a_document_that_cannot_be_written_costs_only_its_own_renewal() {
     let valid = doc! { "$or": [{ "_id": { "$ne": "n17" } }, { "owner": Bson::Null }] };
     let validator = doc! { "collMod": "locks", "validator": valid };
     t.database().run_command(validator).await.unwrap();
-    t.all_but_one_last(&held, 17, ErrorKind::Misuse, SECOND * 5)
-        .await;
+    t.all_but_one_last(&held, 17, ErrorKind::Misuse).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -128,9 +134,16 @@ async fn a_document_in_a_transaction_costs_only_its_own_renewal_of_a_short_lease
     let t = Testbed::start().await;
     let held = t.taken(40).await;
     let mut blocker = t.blocker("n17").await;
-    // As much as a lease of six seconds has, and the server's own limit of a command.
-    t.all_but_one_last(&held, 17, ErrorKind::Unavailable, SECOND)
-        .await;
+    // As much as a lease of six seconds has, and the server's own limit of a command. A disk that is busy may cost others theirs, but hardly
+    // three times.
+    let mut not = Vec::new();
+    for _ in 0..3 {
+        not = t.not_renewed(&held, SECOND).await;
+        if not == [17] {
+            break;
+        }
+    }
+    assert_eq!(not, [17]);
     blocker.abort_transaction().await.unwrap();
 }
 
@@ -140,10 +153,7 @@ async fn however_many_batches_are_held_up_few_renewals_go_alone_at_a_time() {
     let held = t.taken(40).await;
     let mut blocker = t.blocker_of(doc! {}).await;
     let batches = held.chunks(10).map(|some| {
-        let batch: Vec<_> = some
-            .iter()
-            .map(|req| Renew::new(req.name.clone(), req.owner, req.hold, Some(SECOND * 60)))
-            .collect();
+        let batch = for_a_minute(some);
         let (driver, give_up) = (Arc::clone(&t.driver), t.soon());
         tokio::spawn(async move { driver.renew(Lane(0), &batch, give_up).await })
     });

@@ -10,6 +10,7 @@ use crate::{
     floor::redis::{Hop, Setting, calls_of, connect},
     home::Home,
     measure::Plan,
+    placement::Placement,
     report::Table,
     work::Probe,
 };
@@ -20,6 +21,8 @@ use std::sync::Arc;
 pub(crate) async fn run(plan: Plan) -> Result<Table> {
     let (server, pid) = server().await?;
     let url = server.url();
+    // The clients' threads begin later, and have the place of those that start them.
+    let _placed = Placement::Apart.take(&[pid])?;
     let redis = client(&url).await?;
     let mut ring = Ring::default();
 

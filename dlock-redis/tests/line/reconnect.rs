@@ -107,14 +107,12 @@ impl Holding {
         })
     }
 
-    /// Waits until it is certain for longer than it was at the cut.
+    /// Nobody tells its loss until it would be over without a renewal, nor then.
     async fn renewed(self, began: Instant) -> Outcome {
-        while Instant::now() + self.guard.remaining() < self.until + MILLI * 50 {
-            let after = began.elapsed();
-            ensure!(self.guard.check().is_ok(), "lost {after:?} after the cut");
-            tokio::time::sleep(MILLI).await; // between two looks
-        }
-        println!("renewed {:?} after the cut", began.elapsed());
+        let over = self.until + MILLI * 50;
+        let lost = tokio::time::timeout_at(over.into(), self.guard.lost()).await;
+        let after = began.elapsed();
+        ensure!(lost.is_err(), "{lost:?}, lost {after:?} after the cut");
         self.guard.release().await?;
         Ok(())
     }

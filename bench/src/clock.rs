@@ -1,4 +1,4 @@
-//! What a stretch of time cost, and what else the machine did meanwhile.
+//! Meters: what a stretch of time cost, and what else the machine did meanwhile.
 
 use nix::{time::ClockId, unistd::Pid};
 use std::{
@@ -16,17 +16,17 @@ pub(crate) struct Meter {
     machine: Machine,
 }
 
-/// What a [`Meter`] saw.
+/// The reading of a [`Meter`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) took: Duration,
-    /// Of this process, all threads.
+    /// CPU of this process, all threads.
     pub(crate) client_cpu: Duration,
-    /// Of the server, or of all processes that together are it; zero without any.
+    /// CPU of the server, or of all processes that together are the server; zero without any.
     pub(crate) server_cpu: Duration,
-    /// The share of the machine's time that its host gave to others.
+    /// The share of the machine's time that its host gave to other machines.
     pub(crate) steal: f64,
-    /// How many cores other processes used.
+    /// The number of cores that other processes used.
     pub(crate) foreign: f64,
 }
 
@@ -103,8 +103,8 @@ pub(crate) fn cpu_of(processes: &[u32]) -> Duration {
     processes.iter().copied().map(process_cpu).sum()
 }
 
-/// The CPU time of all threads of a process that ever were, to the nanosecond: what `/proc/PID/stat` counts in ticks of 10 ms. Zero when
-/// there is no such process.
+/// The CPU time of all threads that a process ever had, in nanoseconds; `/proc/PID/stat` counts in
+/// ticks of 10 ms. Zero when there is no such process.
 fn process_cpu(pid: u32) -> Duration {
     i32::try_from(pid)
         .ok()

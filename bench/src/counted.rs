@@ -1,4 +1,4 @@
-//! A driver that counts what it is asked, for what no server tells.
+//! Counting driver: it counts the calls of a client, where no server reports them.
 
 use async_trait::async_trait;
 use dlock_core::{
@@ -11,16 +11,16 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-/// What was asked so far, of all drivers that share it.
+/// The calls so far, of all drivers that share this.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Asked {
-    /// Waiters who asked again, and again in vain.
+    /// Acquires of waiters that were refused again.
     pub(crate) looks: Arc<AtomicU64>,
     /// Holds that were renewed.
     pub(crate) renewed: Arc<AtomicU64>,
 }
 
-/// The driver inside, and who counts.
+/// The inner driver and its counters.
 #[derive(Debug)]
 pub(crate) struct Counted<D> {
     driver: D,
@@ -37,7 +37,7 @@ impl<D: DistributedLock> Counted<D> {
         }
     }
 
-    /// Wakes nobody: what its waiters would be without hints.
+    /// Sends no wake-ups: its waiters only poll.
     pub(crate) fn deaf(mut self) -> Self {
         self.capabilities.wake = Wake::Poll;
         self

@@ -1,6 +1,7 @@
-//! A place to live for a client alone: a runtime on a thread of its own, as a process would have.
+//! Home of one client: a runtime on a thread of its own, as a process would have.
 //!
-//! Clients that share a runtime read their sockets one after the other, in an order that no two processes have.
+//! Clients that share a runtime read their sockets one after the other, in an order that separate
+//! processes do not have.
 
 use crate::Result;
 use std::{future::Future, thread};
@@ -9,7 +10,7 @@ use tokio::{
     sync::oneshot,
 };
 
-/// Ends with whoever has it, and what runs there ends too.
+/// Dropping it ends the runtime and everything that runs there.
 #[derive(Debug)]
 pub(crate) struct Home {
     runtime: Handle,
@@ -33,7 +34,7 @@ impl Home {
         &self.runtime
     }
 
-    /// Does it there.
+    /// Runs the work there.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T>> + Send + 'static,

@@ -1,6 +1,6 @@
 //! Floors, drivers and peers on the same work, as ratios of one run. See `README.md`.
 
-// What only other stores need is of no use to a lean build; the whole one has to use everything.
+// A lean build does not use the code for other stores; the full build must use everything.
 #![cfg_attr(
     not(all(
         feature = "redis",
@@ -30,7 +30,7 @@ use measure::Plan;
 use report::Report;
 use std::{error::Error, path::PathBuf, process::ExitCode, time::Duration};
 
-/// What anything here may fail with: the reader is a person.
+/// Any error of the benchmark: its reader is a person.
 type Result<T = (), E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
 /// Measures dlock against floors and peers on this machine, over loopback, and prints ratios of one run.
@@ -55,15 +55,18 @@ struct Arguments {
     /// How many processes `sqlite-handoff` lets wait.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(2..))]
     processes: u16,
+    /// The largest crowd of `memory-waiters`; the others are a tenth and a hundredth of it.
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(100..))]
+    waiters: u32,
     /// The command that `cli-exec` runs; without it the `dlock` beside this program.
     #[arg(long, value_name = "PATH")]
     dlock: Option<PathBuf>,
-    /// Also writes all of it as JSON to this file; `-`: to standard output instead of the tables.
+    /// Also writes all results as JSON to this file; `-`: to standard output instead of the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// Tokio's workers, here and in every worker process: as many as the numbers were first taken with.
+/// Tokio's worker threads, here and in every worker process: a constant, so that runs compare.
 const WORKERS: usize = 2;
 
 fn main() -> ExitCode {
@@ -84,7 +87,7 @@ fn run(arguments: &Arguments) -> Result {
     if cfg!(debug_assertions) {
         eprintln!("dlock-bench: not a release build, the numbers mean nothing");
     } else {
-        server::on_disk(); // durable stores are measured with what durability costs
+        server::on_disk(); // durable stores are measured with the cost of durability
     }
     let runtime = runtime()?;
     let to_stdout = arguments
@@ -126,6 +129,7 @@ impl Arguments {
             kills: usize::from(self.kills),
             locks: self.locks,
             processes: usize::from(self.processes),
+            waiters: usize::try_from(self.waiters).unwrap_or(usize::MAX),
             dlock: self.dlock.clone(),
         }
     }

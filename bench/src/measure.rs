@@ -1,4 +1,5 @@
-//! Repetitions: every contestant once, in another order each time, so that what the machine does meanwhile meets them all.
+//! Repetitions: every contestant runs once in each, in another order each time, so that disturbances
+//! affect all of them.
 
 use crate::{
     Result,
@@ -7,7 +8,7 @@ use crate::{
 };
 use std::{future::Future, path::PathBuf, pin::Pin, time::Duration};
 
-/// How much a figure may measure.
+/// The limits of a figure.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) seconds: Duration,
@@ -15,21 +16,22 @@ pub(crate) struct Plan {
     pub(crate) kills: usize,
     pub(crate) locks: u32,
     pub(crate) processes: usize,
-    /// The command `dlock`, where it is not beside us.
+    pub(crate) waiters: usize,
+    /// The command `dlock`, where it is not beside this program.
     pub(crate) dlock: Option<PathBuf>,
 }
 
-/// One way of doing the work.
+/// A contestant.
 pub(crate) struct Contestant {
     pub(crate) name: String,
     run: Box<dyn Fn(Duration) -> Running + Send + Sync>,
 }
 
-/// A contestant at work.
+/// A running contestant.
 pub(crate) type Running = Pin<Box<dyn Future<Output = Result<Work>> + Send>>;
 
 impl Contestant {
-    /// `run` works for as long as it is told, and is called once a repetition, in a task of its own.
+    /// `run` works until its time is up. It is called once a repetition, in a task of its own.
     pub(crate) fn new<F, R>(name: impl Into<String>, run: F) -> Self
     where
         F: Fn(Duration) -> R + Send + Sync + 'static,
@@ -42,10 +44,10 @@ impl Contestant {
     }
 }
 
-/// What one contestant did in one repetition.
+/// The sample of one contestant in one repetition.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sample {
-    /// Of one operation, in microseconds.
+    /// Latency of one operation, in microseconds.
     pub(crate) p50: f64,
     pub(crate) p99: f64,
     pub(crate) per_second: f64,
@@ -54,7 +56,8 @@ pub(crate) struct Sample {
     pub(crate) server: f64,
     pub(crate) operations: u64,
     pub(crate) violations: u64,
-    /// Commands, statements or packets that the server was sent, and how many calls of a driver only looked, for each operation.
+    /// For each operation: commands, statements or packets sent to the server, and driver calls that
+    /// were only polls.
     pub(crate) asked: f64,
     pub(crate) looks: f64,
     steal: f64,
@@ -92,14 +95,14 @@ pub(crate) struct Runs {
     quiet: Quiet,
 }
 
-/// Which repetitions count.
+/// The choice of repetitions that count.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Quiet {
     pub(crate) used: Vec<usize>,
     pub(crate) all: usize,
-    /// Too few were quiet, so the noisy ones count as well.
+    /// Too few repetitions were quiet, so the noisy ones count as well.
     pub(crate) noisy: bool,
-    /// The most of each in a repetition that counts.
+    /// The maximum of each in the repetitions that count.
     pub(crate) steal: f64,
     pub(crate) foreign: f64,
 }
@@ -112,7 +115,7 @@ pub(crate) struct Spread {
     pub(crate) high: f64,
 }
 
-/// Lets every contestant work once a repetition; each gets the same share of the plan's time.
+/// Runs every contestant once a repetition; each gets the same share of the plan's time.
 pub(crate) async fn interleave(
     plan: &Plan,
     servers: &[u32],
@@ -134,7 +137,8 @@ pub(crate) async fn interleave(
     Ok(Runs::new(samples))
 }
 
-/// Each repetition begins with another contestant, and every other one goes backwards: nobody always follows the same one.
+/// Each repetition begins with another contestant, and every second one runs backwards, so that no
+/// contestant always follows the same one.
 fn order(repetition: usize, contestants: usize) -> impl Iterator<Item = usize> {
     (0..contestants).map(move |place| {
         let at = (repetition + place) % contestants;
@@ -168,7 +172,7 @@ impl Runs {
         Spread::of(self.quiet.used.iter().map(|at| number(&samples[*at])))
     }
 
-    /// One number of one contestant ÷ what `floor` makes of the samples of the same repetition.
+    /// One number of one contestant ÷ the result of `floor` on the samples of the same repetition.
     pub(crate) fn ratio(
         &self,
         contestant: usize,
@@ -178,7 +182,7 @@ impl Runs {
         self.each(|of| number(&of(contestant)) / floor(of))
     }
 
-    /// What `number` makes of the samples of one repetition.
+    /// The result of `number` on the samples of one repetition.
     pub(crate) fn each(&self, number: impl Fn(&dyn Fn(usize) -> Sample) -> f64) -> Spread {
         let used = self.quiet.used.iter();
         Spread::of(used.map(|at| number(&|other| self.samples[other][*at])))
@@ -191,7 +195,7 @@ impl Runs {
 }
 
 impl Quiet {
-    /// From the most steal and foreign load of each repetition.
+    /// Judged by the highest steal and foreign load of each repetition.
     pub(crate) fn of(steal: &[f64], foreign: &[f64]) -> Self {
         let all = steal.len();
         let is_quiet = |at: &usize| steal[*at] <= MOST_STEAL && foreign[*at] <= MOST_FOREIGN;
@@ -225,19 +229,19 @@ impl Spread {
     }
 }
 
-/// The nearest rank, of sorted values; 0 of none.
+/// The nearest rank of sorted values; 0 of none.
 pub(crate) fn percentile(sorted: &[u64], permille: usize) -> u64 {
     let rank = (sorted.len() * permille).div_ceil(1000).max(1);
     sorted.get(rank - 1).copied().unwrap_or_default()
 }
 
-/// The warm-up is this part of a contestant's share.
+/// The part of a contestant's share that is the warm-up.
 const WARM_UP: usize = 4;
-/// Above it a repetition says more about the host than about us.
+/// Above it a repetition says more about the host than about dlock.
 const MOST_STEAL: f64 = 0.15;
-/// In cores: beside others' builds nobody gets his share.
+/// In cores: beside other builds no contestant gets its share.
 const MOST_FOREIGN: f64 = 0.35;
-/// With fewer quiet repetitions, or less than a quarter of many, there is no median to speak of.
+/// With fewer quiet repetitions, or less than a quarter of many, a median means nothing.
 const FEWEST: usize = 3;
 
 #[cfg(test)]

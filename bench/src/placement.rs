@@ -1,7 +1,8 @@
-//! On which cores a client and its server run.
+//! CPU placement of a client and its server.
 //!
-//! A lock's cycle is some tens of microseconds, of which a kernel that moves one of the two to the other core, or lets a virtual machine's core
-//! fall asleep, gives or takes a hundred: left to itself it decides anew for each contestant, and the comparison with it.
+//! A lock's cycle takes some tens of microseconds. Moving one of the two to another core, or waking an
+//! idle core of a virtual machine, changes that by about a hundred. Without placement the kernel
+//! decides anew for each contestant, and so decides the comparison.
 
 use crate::Result;
 use nix::{
@@ -10,26 +11,26 @@ use nix::{
     unistd::Pid,
 };
 
-/// Where they run.
+/// Where the client and the server run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
-    /// A core each: whoever waits sleeps, as if the server were another machine.
+    /// One core each: a waiting side sleeps, as if the server were another machine.
     Apart,
-    /// One core for both: nobody sleeps, and what is seen is what either costs.
+    /// One core for both: neither side sleeps, and the measure is the CPU cost of both.
     Together,
 }
 
-/// All threads of this process, and of its servers, have their place; until this is dropped, when those of this process may run anywhere
-/// again.
+/// Pins all threads of this process and of its servers. On drop, the threads of this process may run on
+/// any core again.
 #[derive(Debug)]
 pub(crate) struct Placed {
     before: CpuSet,
-    /// On how many cores.
+    /// The number of cores that are used.
     pub(crate) cores: usize,
 }
 
 impl Placement {
-    /// Where this process may use one core only, nobody is placed apart.
+    /// When this process may use one core only, both share it.
     pub(crate) fn take(self, servers: &[u32]) -> Result<Placed> {
         let allowed = sched_getaffinity(Pid::from_raw(0))?;
         let all = 0..CpuSet::count();
@@ -63,13 +64,13 @@ fn only(core: usize) -> Result<CpuSet> {
     Ok(set)
 }
 
-/// Those that a thread starts later have its place.
+/// Threads that these start later inherit their placement.
 fn settle(process: u32, place: &CpuSet) -> Result {
     for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
         let thread = thread?.file_name();
         let thread = thread.to_str().ok_or("a thread without a number")?;
         match sched_setaffinity(Pid::from_raw(thread.parse()?), place) {
-            Ok(()) | Err(Errno::ESRCH) => {} // one that has ended needs no place
+            Ok(()) | Err(Errno::ESRCH) => {} // a thread that has ended needs no placement
             Err(error) => return Err(error.into()),
         }
     }

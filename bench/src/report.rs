@@ -32,7 +32,7 @@ pub(crate) enum Cell {
     None,
 }
 
-/// What the design asks of a figure.
+/// The goal of a figure.
 #[derive(Debug)]
 pub(crate) struct Goal {
     pub(crate) what: String,
@@ -101,7 +101,7 @@ impl Table {
         self.notes.push(note.into());
     }
 
-    /// What the repetitions were like.
+    /// The conditions of the repetitions.
     pub(crate) fn quiet(&mut self, quiet: &Quiet) {
         self.quiet = Some(quiet.clone());
     }
@@ -233,7 +233,7 @@ impl fmt::Display for Cell {
     }
 }
 
-/// Three digits that mean something.
+/// Three significant digits.
 fn short(number: f64) -> String {
     match number.abs() {
         size if size >= 100.0 => format!("{number:.0}"),

@@ -1,4 +1,4 @@
-//! The work that all contestants do alike: cycles, alone and in a crowd, and hand-offs.
+//! Workloads that are the same for all contestants: cycles, alone and concurrent, and hand-offs.
 
 use crate::{
     Result,
@@ -18,24 +18,25 @@ use std::{
 };
 use tokio::{runtime::Handle, sync::watch, task::JoinSet};
 
-/// What was done.
+/// The result of a workload.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
-    /// Of each operation, in nanoseconds.
+    /// Latency of each operation, in nanoseconds.
     pub(crate) latencies: Vec<u64>,
     pub(crate) operations: u64,
-    /// Without the lead-in and the end, where the work knows it better than whoever started it.
+    /// The time without the lead-in and the end, where the workload knows it better than its caller.
     pub(crate) took: Option<Duration>,
-    /// How often two were inside at once, or somebody who held a lock did not.
+    /// How often two holders were inside at once, or a holder did not have the lock.
     pub(crate) violations: u64,
-    /// What the server was asked meanwhile, and how many calls of a driver were looks, where that is counted.
+    /// The requests to the server meanwhile, and the calls of a driver that were polls, where that is
+    /// counted.
     pub(crate) asked: u64,
     pub(crate) looks: u64,
-    /// What it cost, where the work has parts that do not count.
+    /// The cost, where the workload has parts that do not count.
     pub(crate) seen: Option<Seen>,
 }
 
-/// Something that can be acquired and released: one name of one client.
+/// A lock that can be acquired and released: one name of one client.
 pub(crate) trait Contender: Send + Sync + 'static {
     type Held: Send + 'static;
 
@@ -57,7 +58,7 @@ impl Contender for Lock {
     }
 }
 
-/// A driver without the core: what is left of a cycle when nobody waits, watches or cleans up.
+/// A driver without the core: a cycle without waiting, watchdog or cleanup.
 #[derive(Debug)]
 pub(crate) struct BareDriver<D> {
     pub(crate) driver: Arc<D>,
@@ -87,7 +88,7 @@ impl<D: DistributedLock> Contender for BareDriver<D> {
         let request = Acquire::new(self.name.clone(), owner, hold, Lease::default(), give_up);
         match self.driver.acquire(&request).await? {
             Acquired::Granted(_) => Ok((owner, hold)),
-            _ => Err("a lock that nobody else wants was refused".into()),
+            _ => Err("an uncontended lock was refused".into()),
         }
     }
 
@@ -99,7 +100,7 @@ impl<D: DistributedLock> Contender for BareDriver<D> {
     }
 }
 
-/// One task, one lock, nobody else: acquire and release for as long as told.
+/// One task, one lock, no contention: acquire and release until the time is up.
 pub(crate) async fn alone<C: Contender>(contender: Arc<C>, span: Duration) -> Result<Work> {
     let mut work = Work::default();
     let began = Instant::now();
@@ -121,7 +122,7 @@ pub(crate) async fn alone<C: Contender>(contender: Arc<C>, span: Duration) -> Re
     Ok(work)
 }
 
-/// Many tasks, each with a lock of its own, all at once.
+/// Many tasks at once, each with a lock of its own.
 pub(crate) async fn crowd<C: Contender>(contenders: Vec<Arc<C>>, span: Duration) -> Result<Work> {
     let began = Instant::now();
     let mut tasks = JoinSet::new();
@@ -138,9 +139,9 @@ pub(crate) async fn crowd<C: Contender>(contenders: Vec<Arc<C>>, span: Duration)
     Ok(all)
 }
 
-/// One task that holds its lock for a while, gives it back and takes it again: what a hand-off would be to oneself.
+/// One task that holds its lock for a while, releases it and acquires it again: a hand-off to itself.
 ///
-/// The hold leaves threads parked and the processor idle, as hand-offs find them.
+/// The hold leaves threads parked and the processor idle, as they are at a hand-off.
 pub(crate) async fn again<C: Contender>(contender: Arc<C>, span: Duration) -> Result<Work> {
     let mut work = Work::default();
     let began = Instant::now();
@@ -157,14 +158,14 @@ pub(crate) async fn again<C: Contender>(contender: Arc<C>, span: Duration) -> Re
     Ok(work)
 }
 
-/// What is to be counted while the work goes on, without its lead-in and its end.
+/// The counters of a workload, without its lead-in and its end.
 #[derive(Clone, Default)]
 pub(crate) struct Probe {
-    /// The processes whose CPU is the server's.
+    /// The processes whose CPU counts as the server's.
     pub(crate) servers: Vec<u32>,
-    /// How often the server was asked so far.
+    /// The number of requests to the server so far.
     pub(crate) asked: Option<Counter>,
-    /// How many calls of a driver were looks so far.
+    /// The number of driver calls so far that were polls.
     pub(crate) looks: Option<Arc<AtomicU64>>,
 }
 
@@ -187,7 +188,7 @@ impl Probe {
         })
     }
 
-    /// Writes down what it cost since then.
+    /// Records the cost since then.
     pub(crate) async fn end(&self, since: &Probing, work: &mut Work) -> Result {
         let seen = since.meter.stop();
         work.took = Some(seen.took);
@@ -209,9 +210,11 @@ impl Probe {
     }
 }
 
-/// All contend for one name: each holds it for 3 to 8 ms, gives it back, and asks again when another one has it.
+/// All contend for one name: each holds it for 3 to 8 ms, releases it, and asks again when another one
+/// has it.
 ///
-/// A hand-off lasts from before the release to the moment the next one has the lock. Only those count for which everybody else waits.
+/// A hand-off lasts from before the release to the moment the next one has the lock. It counts only if
+/// all others wait.
 pub(crate) async fn hand_off<C: Contender>(
     contenders: Vec<Arc<C>>,
     probe: Probe,
@@ -222,7 +225,7 @@ pub(crate) async fn hand_off<C: Contender>(
     hand_off_at_home(contenders.collect(), probe, span).await
 }
 
-/// The same, each where it lives.
+/// The same, each contender in its own runtime.
 pub(crate) async fn hand_off_at_home<C: Contender>(
     contenders: Vec<(Arc<C>, Handle)>,
     probe: Probe,
@@ -268,14 +271,14 @@ async fn contend<C: Contender>(contender: Arc<C>, arena: Arc<Arena>) -> Result {
     Ok(())
 }
 
-/// Who is inside, and since when nobody is.
+/// Shared state of the hand-offs: the present holder, and when the last one began its release.
 #[derive(Debug)]
 struct Arena {
     inside: AtomicU64,
     violations: AtomicU64,
     given_back: Mutex<Option<Instant>>,
     latencies: Mutex<Vec<u64>>,
-    /// Counts who came in.
+    /// Counts an entry.
     turn: watch::Sender<u64>,
     over: AtomicBool,
 }
@@ -330,7 +333,8 @@ impl Arena {
     }
 }
 
-/// Allocations of one cycle, all tasks of the client and of its connection included: everything runs on one thread here.
+/// Allocations of one cycle, all tasks of the client and of its connection included: everything runs on
+/// one thread here.
 ///
 /// Call it where blocking is allowed.
 pub(crate) fn allocations<C, F>(make: impl FnOnce() -> F + Send) -> Result<f64>
@@ -349,7 +353,7 @@ where
         }
         Ok(())
     };
-    runtime.block_on(cycles(COUNTED))?; // caches, tables and buffers grow to their size
+    runtime.block_on(cycles(COUNTED))?; // lets caches, tables and buffers grow to their size
     let mut done = Ok(());
     let seen = allocation_counter::measure(|| done = runtime.block_on(cycles(COUNTED)));
     done?;
@@ -364,7 +368,7 @@ pub(crate) fn hold_time() -> Duration {
     Duration::from_micros(fastrand::u64(3_000..8_000))
 }
 
-/// The part of the time of hand-offs in which everybody gets in line.
+/// The part of the time of hand-offs in which all contenders enter the queue.
 const LEAD_IN: f64 = 0.2;
 /// Cycles between two yields.
 const BREATH: u64 = 32;
@@ -376,7 +380,7 @@ mod tests {
     use super::{Contender, Probe, Result, alone, hand_off};
     use std::{sync::Arc, time::Duration};
 
-    /// A lock that is none.
+    /// A lock that excludes nothing.
     struct Open;
 
     impl Contender for Open {

@@ -49,6 +49,15 @@ fn memory_handoff_lets_nobody_in_twice() -> Outcome {
     Ok(())
 }
 
+#[test]
+fn memory_waiters_are_counted_as_they_give_up() -> Outcome {
+    let figure = figure(
+        &["memory-waiters", "--seconds", "2", "--waiters", "1000"],
+        12,
+    )?;
+    goal(&figure, "locks lost beside the crowd").map(drop)
+}
+
 #[cfg(feature = "sqlite")]
 mod sqlite {
     use super::{Outcome, figure, goal};

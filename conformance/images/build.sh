@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the images that the tests name, where the engine has none of that name. `build.sh redis` builds that one.
+# Builds the images that the tests use, if the engine has none of that name. `build.sh redis` builds that one.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 images=(redis:7 mariadb:10.11 mongo:6 zookeeper:3.8)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A Docker engine for the tests, where none answers: `engine.sh up` starts one and `engine.sh down` stops it.
+# Docker engine for the tests, where none answers: `engine.sh up` starts one and `engine.sh down` stops it.
 #
-# Its images and containers are in a folder of their own, so that an engine that is installed but not running keeps what it
-# has, and starts none of it. Listens where clients look. Needs root or sudo, iptables and cgroups.
+# Its images and containers are in a folder of their own. So an installed engine that is not running keeps its own, and
+# none of those is started. It listens on the default socket. Needs root or sudo, iptables and cgroups.
 set -euo pipefail
 
 data=${XDG_CACHE_HOME:-${HOME:-/var/tmp}/.cache}/dlock/engine
@@ -15,7 +15,7 @@ up() {
     return
   fi
   command -v dockerd >/dev/null || refuse "there is no dockerd: apt-get install docker.io"
-  # It would fight with ours over the bridge.
+  # It would compete with our engine for the bridge.
   if grep -qsx dockerd /proc/[0-9]*/comm; then
     docker version 2>&1 | tail -n 1 >&2
     refuse "an engine runs, and does not answer us: become a member of its group (usually docker), or set DOCKER_HOST"
@@ -23,7 +23,7 @@ up() {
   mkdir -p "$data"
   : >"$log"
   "${root[@]}" mkdir -p "$run"
-  # Of a session of its own: neither the end of this shell nor a Ctrl-C in it ends the engine, which `down` does in order.
+  # In a session of its own: neither the end of this shell nor a Ctrl-C ends the engine; `down` ends it in order.
   "${root[@]}" setsid dockerd --log-level warn --data-root "$data/data" --exec-root "$run/exec" --pidfile "$run/pid" --group "$(id -gn)" \
     >"$log" 2>&1 </dev/null &
   local began=$SECONDS
@@ -35,12 +35,12 @@ up() {
     fi
     sleep 0.05
   done
-  # Left behind by tests that were killed; nobody else has containers here.
+  # Containers left by killed tests; this engine has no other users.
   docker ps -aq --filter label=dlock.testbed | xargs -r docker rm -fv >/dev/null
   echo "engine up after $((SECONDS - began))s, pid $(cat "$run/pid")"
 }
 
-# By its pid and only if that is still an engine. Its containers end with it.
+# Kills it by its pid, and only if that is still an engine. Its containers end with it.
 down() {
   local pid
   pid=$(cat "$run/pid" 2>/dev/null) || return 0

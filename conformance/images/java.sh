@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the home of a Java that ZooKeeper 3.8 runs on: from 11, and before 24 took away what its authentication is built on.
+# Prints the home of a Java that ZooKeeper 3.8 runs on: from 11 to 23, since 24 removed what its authentication needs.
 set -euo pipefail
 
 for home in "${JAVA_HOME:-}" "$(readlink -f "$(command -v java || true)" | sed 's|/bin/java$||')" \

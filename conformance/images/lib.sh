@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# How an image is made without a registry and without a builder: a folder with a server's binary, the libraries that `ldd`
-# names and a static busybox for its shell, given to `docker import`. Sourced by the script of each image.
+# Image builder without a registry: `docker import` of a folder with a server's binary, the libraries that `ldd` names, and
+# a static busybox as its shell. The script of each image sources it.
 set -euo pipefail
 
 rootfs=$(mktemp -d)
 trap 'rm -rf "$rootfs"' EXIT
 
-# need HINT FILE...: the files that this machine must have
+# need HINT FILE...: fails with the hint unless this machine has the files
 need() {
   local hint=$1 file
   shift
@@ -47,7 +47,7 @@ put_one() {
   cp -L "$1" "$rootfs$1"
 }
 
-# What is no ELF file, or is linked to nothing, has none.
+# A file that is not ELF, or is statically linked, has none.
 libraries() {
   { ldd "$1" 2>/dev/null || true; } | awk '/=> \//{print $3} /^[ \t]*\/lib/{print $1}'
 }
@@ -58,7 +58,7 @@ entrypoint() {
   chmod 755 "$rootfs/usr/local/bin/entrypoint"
 }
 
-# import NAME:TAG CHANGE...: makes the image. The label tells it from one of a registry.
+# import NAME:TAG CHANGE...: makes the image. The label distinguishes it from an image of a registry.
 import() {
   local image=$1 change changes=()
   shift

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# mariadb:10.11 from the installed mariadbd, with its system tables made here and not at each start.
+# mariadb:10.11 from the installed mariadbd. Its system tables are created here, not at each start.
 . "$(dirname "$0")/lib.sh"
 base
 need "apt-get install mariadb-server-core mariadb-client-core" /usr/sbin/mariadbd /usr/bin/{mariadb-install-db,my_print_defaults}

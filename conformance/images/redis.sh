@@ -6,7 +6,7 @@ need "apt-get install redis-server" /usr/bin/redis-server
 put /usr/bin/redis-server
 entrypoint <<'END'
 #!/bin/sh
-# As in the official image, flags go to redis-server and protected mode is off: a container's neighbours are no loopback clients.
+# As in the official image, flags go to redis-server, and protected mode is off: its clients do not come from loopback.
 case "${1:-}" in "" | -*) set -- redis-server "$@" ;; esac
 [ "$1" != redis-server ] || set -- "$@" --protected-mode no
 exec "$@"

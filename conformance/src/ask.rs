@@ -1,30 +1,31 @@
-//! What cases ask for, and what they were granted.
+//! Acquire requests of cases, and the holds that they were granted.
 
 use crate::failure::Failure;
-use dlock_core::{FencingToken, HoldId, Instant, LockName, Note, Owner, Ticket};
+use dlock_core::{FencingToken, HoldId, HolderInfo, Instant, LockName, Owner, Ticket};
 use std::{sync::Arc, time::Duration};
 
-/// A wish for a lock, as data: what [`Acquire`](dlock_core::Acquire) says, but for the instants, which are filled in when it is sent.
+/// An acquire request as data: the fields of [`Acquire`](dlock_core::Acquire) without its instants,
+/// which are filled in when it is sent.
 #[derive(Clone, Debug)]
 pub struct Ask {
-    /// The lock.
+    /// The lock to acquire.
     pub name: LockName,
-    /// Who wants it.
+    /// The owner that acquires.
     pub owner: Owner,
-    /// The identity of this acquisition.
+    /// The identity of this hold.
     pub hold: HoldId,
-    /// How long it is to last.
+    /// The lease that it asks for.
     pub lease: Duration,
-    /// The ticket to stand in line with.
+    /// The ticket to queue with when refused.
     pub line: Option<Ticket>,
-    /// The ticket that is to stand at the end of the line.
+    /// The ticket to put at the end of the queue when granted.
     pub next: Option<Ticket>,
-    /// Only re-enter this incarnation.
+    /// Re-enter this incarnation, and acquire nothing else.
     pub join: Option<FencingToken>,
-    /// When its sender gives up; `None`: long after the answer must have come.
+    /// When the sender gives up; `None`: long after the answer must have come.
     pub give_up: Option<Instant>,
-    /// What the holder says of itself.
-    pub note: Arc<Note>,
+    /// The holder info to store.
+    pub note: Arc<HolderInfo>,
 }
 
 impl Ask {
@@ -42,7 +43,7 @@ impl Ask {
         }
     }
 
-    /// The same owner's wish for one hold more, without tickets.
+    /// The same owner's request for one more hold, without tickets.
     #[must_use]
     pub fn again(&self) -> Self {
         Self {
@@ -54,42 +55,42 @@ impl Ask {
         }
     }
 
-    /// With that lease.
+    /// With this lease.
     #[must_use]
     pub fn lasting(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
-    /// Standing in line when refused.
+    /// Queues with this ticket when refused.
     #[must_use]
     pub fn in_line(mut self, ticket: Ticket) -> Self {
         self.line = Some(ticket);
         self
     }
 
-    /// With somebody behind it in the same client.
+    /// With another waiter of the same client behind it.
     #[must_use]
     pub fn then(mut self, next: Ticket) -> Self {
         self.next = Some(next);
         self
     }
 
-    /// Only into that incarnation.
+    /// Re-enters this incarnation only.
     #[must_use]
     pub fn joining(mut self, token: FencingToken) -> Self {
         self.join = Some(token);
         self
     }
 
-    /// With that said of the holder.
+    /// With this holder info.
     #[must_use]
-    pub fn noting(mut self, note: Note) -> Self {
+    pub fn noting(mut self, note: HolderInfo) -> Self {
         self.note = Arc::new(note);
         self
     }
 
-    /// Given up at that instant.
+    /// Given up at this instant.
     #[must_use]
     pub fn until(mut self, give_up: Instant) -> Self {
         self.give_up = Some(give_up);
@@ -97,7 +98,7 @@ impl Ask {
     }
 }
 
-/// Fresh for one owner, which is all that is asked of it.
+/// A fresh owner; cases need nothing else of it.
 fn fresh_hold() -> HoldId {
     HoldId::from_bits(fastrand::u64(..))
 }
@@ -105,37 +106,37 @@ fn fresh_hold() -> HoldId {
 /// A hold that was granted.
 #[derive(Clone, Debug)]
 pub struct Hold {
-    /// What was asked.
+    /// The request.
     pub ask: Ask,
-    /// The incarnation's token, where the store numbers its grants.
+    /// The incarnation's fencing token, if the store issues tokens.
     pub token: Option<FencingToken>,
-    /// How many holds there were then.
+    /// The number of holds after the grant.
     pub holds: u32,
-    /// What the store promised, counted from `before`.
+    /// The lease that the store promised, counted from `before`.
     pub valid_for: Duration,
-    /// Before the request was given to the driver: its lease ends `lease` after that at the earliest.
+    /// The instant before the request was sent: the lease ends at the earliest `lease` after it.
     pub before: Instant,
-    /// After the answer: its lease ends `lease` after that at the latest.
+    /// The instant after the answer: the lease ends at the latest `lease` after it.
     pub after: Instant,
 }
 
 impl Hold {
-    /// Its token.
+    /// The fencing token of the hold.
     ///
     /// # Errors
-    /// Without one, which the store has no right to: the case needs `Need::Fencing`.
+    /// When the store gave none, which is wrong: the case needs `Need::Fencing`.
     pub fn token(&self) -> Result<FencingToken, Failure> {
         self.token
             .ok_or_else(|| Failure::new("granted without a token"))
     }
 
-    /// The earliest instant at which it can be over.
+    /// The earliest instant at which the hold can be over.
     #[must_use]
     pub fn over_from(&self) -> Instant {
         self.before + self.ask.lease
     }
 
-    /// The latest instant at which it can still be there, never renewed.
+    /// The latest instant at which the hold can still exist if it is never renewed.
     #[must_use]
     pub fn over_by(&self) -> Instant {
         self.after + self.ask.lease

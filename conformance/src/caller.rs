@@ -1,4 +1,4 @@
-//! A client process as cases see it: a driver, whose calls are bounded.
+//! Client process as cases see it: a driver whose calls are bounded in time.
 
 use crate::{
     ask::{Ask, Hold},
@@ -32,7 +32,7 @@ pub struct Caller {
 impl Caller {
     pub(crate) fn new(driver: Arc<dyn DistributedLock>, ctx: Ctx) -> Self {
         Self {
-            // As a client does: from the beginning, so that nothing is missed.
+            // Subscribes from the beginning, as a client does, so that no wake-up is missed.
             hints: Mutex::new(driver.hints()),
             driver,
             ctx,
@@ -46,23 +46,23 @@ impl Caller {
         &self.driver
     }
 
-    /// A ticket that this client did not use before; the first ones of two clients are the same number.
+    /// A ticket that this client has not used before. Two clients begin with the same numbers.
     #[must_use]
     pub fn ticket(&self) -> Ticket {
         let number = self.tickets.fetch_add(1, Ordering::Relaxed);
         Ticket(NonZeroU64::new(number).unwrap_or(NonZeroU64::MAX))
     }
 
-    /// Asks once, unbounded, with whatever comes back.
+    /// Sends one acquire request without a time limit and returns any answer.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub async fn acquire(&self, ask: &Ask) -> Result<Acquired, DriverError> {
         let give_up = ask
             .give_up
             .unwrap_or_else(|| self.ctx.now() + self.ctx.answer());
-        // Cases ask for leases that the contract allows.
-        let lease = Lease::kept(ask.lease).unwrap_or_default();
+        // Cases ask only for leases that the contract allows.
+        let lease = Lease::renewed(ask.lease);
         let mut request = Acquire::new(ask.name.clone(), ask.owner, ask.hold, lease, give_up);
         request.line = ask.line;
         request.next = ask.next;
@@ -71,10 +71,10 @@ impl Caller {
         self.driver.acquire(&request).await
     }
 
-    /// Asks once; refused is `None`.
+    /// Sends one acquire request; `None` means refused.
     ///
     /// # Errors
-    /// When it is not answered in time, with an error, or by `Gone`.
+    /// When the answer is late, an error, or `Gone`.
     pub async fn try_take(&self, ask: &Ask) -> Result<Option<Hold>, Failure> {
         let before = self.ctx.now();
         let answer = self.answered("acquire", self.acquire(ask)).await??;
@@ -92,18 +92,18 @@ impl Caller {
         }
     }
 
-    /// Gives that request up, unbounded, with whatever comes back.
+    /// Sends one release request without a time limit and returns any answer.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub async fn release_as(&self, request: &Release) -> Result<Released, DriverError> {
         self.driver.release(request).await
     }
 
-    /// Gives a hold back, kept shut for that long.
+    /// Releases a hold, with this minimum hold.
     ///
     /// # Errors
-    /// When it is not answered in time, or with an error.
+    /// When the answer is late or an error.
     pub async fn release(&self, hold: &Hold, keep: Option<Duration>) -> Result<Released, Failure> {
         let ask = &hold.ask;
         let mut request = Release::new(ask.name.clone(), ask.owner, ask.hold);
@@ -112,10 +112,10 @@ impl Caller {
         Ok(answer?)
     }
 
-    /// Gives all holds of that owner back.
+    /// Releases all holds of this owner.
     ///
     /// # Errors
-    /// When it is not answered in time, or with an error.
+    /// When the answer is late or an error.
     pub async fn release_all(&self, ask: &Ask) -> Result<Released, Failure> {
         let mut request = Release::new(ask.name.clone(), ask.owner, ask.hold);
         request.holds = Holds::All;
@@ -123,10 +123,10 @@ impl Caller {
         Ok(answer?)
     }
 
-    /// Renews holds, in one batch of one lane.
+    /// Renews holds in one batch of one lane.
     ///
     /// # Errors
-    /// When it is not answered in time, with an error, or with another number of answers.
+    /// When the answer is late, an error, or has another number of entries.
     pub async fn renew(
         &self,
         batch: &[Renew],
@@ -145,7 +145,7 @@ impl Caller {
     /// Renews one hold.
     ///
     /// # Errors
-    /// When it is not answered in time, or with an error.
+    /// When the answer is late or an error.
     pub async fn renew_one(
         &self,
         hold: &Hold,
@@ -157,20 +157,20 @@ impl Caller {
         Ok(answer.ok_or_else(|| Failure::new("no answer for the entry"))??)
     }
 
-    /// Takes a ticket out of the line.
+    /// Takes a ticket out of the queue.
     ///
     /// # Errors
-    /// When it is not answered in time, or with an error.
+    /// When the answer is late or an error.
     pub async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<(), Failure> {
         Ok(self
             .answered("leave", self.driver.leave(name, ticket))
             .await??)
     }
 
-    /// Looks at a name.
+    /// Inspects a name.
     ///
     /// # Errors
-    /// When it is not answered in time, or with an error.
+    /// When the answer is late or an error.
     pub async fn inspect(&self, name: &LockName) -> Result<Snapshot, Failure> {
         let seen = self
             .answered("inspect", self.driver.inspect(name))
@@ -179,10 +179,10 @@ impl Caller {
         Ok(seen)
     }
 
-    /// One step of a walk.
+    /// Reads one page of a listing.
     ///
     /// # Errors
-    /// When it is not answered in time, or with an error.
+    /// When the answer is late or an error.
     pub async fn page(
         &self,
         prefix: &str,
@@ -195,10 +195,10 @@ impl Caller {
         Ok((page.found, page.next))
     }
 
-    /// A whole walk.
+    /// Reads all pages of a listing.
     ///
     /// # Errors
-    /// When a step fails, or the walk does not come to an end.
+    /// When a page fails, or the listing does not end.
     pub async fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Snapshot>, Failure> {
         let (mut found, mut from) = (Vec::new(), None);
         for _ in 0..STEPS {
@@ -212,10 +212,10 @@ impl Caller {
         Err(Failure::new(format_args!("no end after {STEPS} steps")))
     }
 
-    /// Frees a name.
+    /// Breaks a lock.
     ///
     /// # Errors
-    /// When it is not answered in time, or with an error.
+    /// When the answer is late or an error.
     pub async fn breaks(
         &self,
         name: &LockName,
@@ -226,7 +226,7 @@ impl Caller {
             .await??)
     }
 
-    /// What a call answers, within the time that one call may take.
+    /// The answer of a call, within the time limit of one call.
     pub(crate) async fn answered<T>(
         &self,
         call: &str,
@@ -237,7 +237,7 @@ impl Caller {
     }
 }
 
-/// An entry of a batch for that hold.
+/// The batch entry of this hold.
 #[must_use]
 pub(crate) fn entry(hold: &Hold, lease: Option<Duration>) -> Renew {
     Renew::new(hold.ask.name.clone(), hold.ask.owner, hold.ask.hold, lease)
@@ -251,5 +251,5 @@ impl fmt::Debug for Caller {
     }
 }
 
-/// More than any walk of a case needs, on a server that other cases fill, too.
+/// More pages than any case needs, even on a server that other cases fill.
 const STEPS: usize = 10_000;

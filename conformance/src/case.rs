@@ -3,32 +3,33 @@
 use crate::{clause::Clause, ctx::Ctx, failure::Failure, fixture::Need};
 use futures_util::future::BoxFuture;
 
-/// What a case does.
+/// The function of a case.
 pub type Run = fn(Ctx) -> BoxFuture<'static, Result<(), Failure>>;
 
-/// One sentence of the contract, tried on one store.
+/// One sentence of the contract, tested on one store.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// The clause it stands under.
+    /// The clause that it belongs to.
     pub clause: Clause,
     /// The sentence, with underscores.
     pub name: &'static str,
-    /// The beginning of the bullet of the driver trait's docs that it tries; empty where the clause itself is the source.
+    /// The beginning of the bullet in the driver trait's docs that it tests; empty where the clause
+    /// itself is the source.
     pub bullet: &'static str,
     /// What it cannot run without.
     pub needs: &'static [Need],
-    /// What it is tried on.
+    /// What it tests.
     pub level: Level,
-    /// What it does.
+    /// The function.
     pub run: Run,
 }
 
-/// What a case, or a mutant, is about.
+/// The subject of a case or a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// A driver, called as the core calls it.
     Driver,
-    /// The core, over that driver.
+    /// The core over that driver.
     Client,
 }
 
@@ -45,13 +46,13 @@ impl Case {
         }
     }
 
-    /// About the core.
+    /// A case about the core.
     pub(crate) const fn of_the_core(mut self) -> Self {
         self.level = Level::Client;
         self
     }
 
-    /// The bullet it tries.
+    /// The bullet that it tests.
     pub(crate) const fn bullet(mut self, beginning: &'static str) -> Self {
         self.bullet = beginning;
         self
@@ -70,7 +71,7 @@ impl Case {
     }
 }
 
-/// A row of a clause's table: the case is called what its function is called.
+/// A row of a clause's table. The case has the name of its function.
 macro_rules! case {
     ($clause:expr, $function:ident) => {
         $crate::case::Case::new($clause, stringify!($function), |ctx| {

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// A clause of the contract: the group a case stands under, with the id that `GUARANTEES.md` and the trait's docs use.
+/// A clause of the contract. Cases are grouped by clause; `GUARANTEES.md` and the trait's docs use the
+/// same ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Clause {
     /// At most one owner holds a name.
@@ -19,23 +20,23 @@ pub enum Clause {
     Renew,
     /// Each incarnation has a token greater than every earlier one.
     Fencing,
-    /// A holder learns in time that it is none.
+    /// A holder learns in time that it lost the lock.
     Loss,
-    /// An unanswered request is repeated or settled, never counted twice.
+    /// An unanswered request is repeated or cleaned up, never counted twice.
     Indeterminate,
-    /// What was cancelled leaves nothing behind.
+    /// A cancelled request leaves nothing behind.
     Cancel,
-    /// The order and the waking of those who wait.
+    /// The order of waiters, and their wake-ups.
     Wait,
-    /// What is executed long after its sender gave up takes nothing that lasts.
+    /// A request that is executed long after its sender gave up takes nothing that lasts.
     Late,
     /// A dead process costs its lease and no more.
     Crash,
-    /// Released early, a name stays shut as long as was asked.
+    /// A lock released early stays unavailable for its minimum hold.
     Keep,
-    /// Looking changes nothing, breaking frees what was named.
+    /// Inspecting changes nothing; breaking frees only the named lock.
     Admin,
-    /// Contention is a value, an error says what it may have done.
+    /// Contention is a value; an error says what it may have done.
     Error,
     /// Names that differ in a byte are different locks.
     Name,
@@ -43,7 +44,7 @@ pub enum Clause {
     Shutdown,
 }
 
-/// Whom a clause binds.
+/// The party that a clause binds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Binds {
     /// Every driver.
@@ -102,7 +103,7 @@ impl Clause {
         }
     }
 
-    /// Whom it binds.
+    /// The party that it binds.
     #[must_use]
     pub const fn binds(self) -> Binds {
         match self {

@@ -1,4 +1,4 @@
-//! What a case is given.
+//! Context of a case.
 
 use crate::{
     ask::{Ask, Hold},
@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-/// A store, fresh names, the time, and callers: drivers that each stand for one client process.
+/// A store, fresh names, the clock, and callers: drivers that each stand for one client process.
 #[derive(Clone)]
 pub struct Ctx(Arc<Inner>);
 
@@ -50,14 +50,14 @@ impl Ctx {
             twist,
             pace,
             clock,
-            // Cases run side by side on one server, and again on the same one.
+            // Cases run side by side on one server, and again on the same server.
             prefix: format!("{case}.{:08x}", fastrand::u32(..)),
             count: AtomicU64::new(0),
             opened: Mutex::default(),
         }))
     }
 
-    /// A client process: a driver of its own.
+    /// A client process with a driver of its own.
     ///
     /// # Errors
     /// When the store cannot be reached.
@@ -80,10 +80,10 @@ impl Ctx {
             .map_err(|_| Failure::new("BUG: as many callers as asked for were made"))
     }
 
-    /// A client process behind a network that fails when told to.
+    /// A client process behind a network that fails on demand.
     ///
     /// # Errors
-    /// When the store cannot be reached, or has no such network.
+    /// When the store cannot be reached, or its fixture has no such network.
     pub async fn faulty(&self) -> Result<(Caller, Box<dyn Faults>), Failure> {
         let network = self.0.fixture.network().map_err(Failure::new)?;
         let (driver, faults) = network.faulty_driver().await?;
@@ -118,18 +118,18 @@ impl Ctx {
         Ok(self.opened(self.0.fixture.driver().await?))
     }
 
-    /// What the core is to do wrong.
+    /// The flaw to switch on in the core.
     pub(crate) fn flaw(&self) -> Option<Flaw> {
         self.0.twist.as_ref().and_then(|twist| twist.flaw())
     }
 
-    /// A seed that no other client of this case has, where time is repeatable, too.
+    /// A seed that no other client of this case has, also in simulated time.
     pub(crate) fn seed(&self) -> Option<u64> {
         self.is_simulated()
             .then(|| self.0.count.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Whether waiting takes no real time, so that a case can afford a lot of it.
+    /// Whether waiting takes no real time, so that a case can wait often and long.
     pub(crate) fn is_simulated(&self) -> bool {
         self.0.clock.is_simulated()
     }
@@ -137,7 +137,7 @@ impl Ctx {
     /// The server, for cases that need [`Need::Server`](crate::Need::Server).
     ///
     /// # Errors
-    /// Without one.
+    /// When there is none.
     pub fn server(&self) -> Result<&dyn Server, Failure> {
         self.0.fixture.server().map_err(Failure::new)
     }
@@ -145,7 +145,7 @@ impl Ctx {
     /// The records, for cases that need [`Need::Records`](crate::Need::Records).
     ///
     /// # Errors
-    /// Without them.
+    /// When they cannot be reached.
     pub fn records(&self) -> Result<&dyn Records, Failure> {
         self.0.fixture.records().map_err(Failure::new)
     }
@@ -153,15 +153,16 @@ impl Ctx {
     /// The store's clock, for cases that need [`Need::StoreTime`](crate::Need::StoreTime).
     ///
     /// # Errors
-    /// Without one.
+    /// When it cannot be set.
     pub fn store_time(&self) -> Result<&dyn StoreTime, Failure> {
         self.0.fixture.store_time().map_err(Failure::new)
     }
 
-    /// Where other processes find the store, for cases that need [`Need::Processes`](crate::Need::Processes).
+    /// The URL of the store for other processes, for cases that need
+    /// [`Need::Processes`](crate::Need::Processes).
     ///
     /// # Errors
-    /// Where it lives in one process.
+    /// When the store lives inside one process.
     pub fn url(&self) -> Result<String, Failure> {
         self.0.fixture.url().map_err(Failure::new)
     }
@@ -172,7 +173,7 @@ impl Ctx {
         self.0.maker.name()
     }
 
-    /// A name that nobody used before.
+    /// A name that was not used before.
     ///
     /// # Errors
     /// Never: its length is far below the limit.
@@ -180,108 +181,112 @@ impl Ctx {
         Ok(LockName::new(self.text())?)
     }
 
-    /// A text that nobody used before, for names that a case makes itself.
+    /// A text that was not used before, for names that a case builds itself.
     #[must_use]
     pub fn text(&self) -> String {
         let count = self.0.count.fetch_add(1, Ordering::Relaxed);
         format!("{}.{count}", self.0.prefix)
     }
 
-    /// A wish for that name: a fresh owner, a fresh hold, the long lease.
+    /// A request for this name with a fresh owner, a fresh hold and the long lease.
     #[must_use]
     pub fn ask(&self, name: &LockName) -> Ask {
         Ask::new(name.clone(), &self.text(), self.long())
     }
 
-    /// A lease whose end a case can wait for.
+    /// A lease short enough to wait for its end.
     #[must_use]
     pub fn short(&self) -> Duration {
         self.0.pace.short
     }
 
-    /// A lease whose end no case sees.
+    /// A lease that does not end during a case.
     #[must_use]
     pub fn long(&self) -> Duration {
         self.0.pace.long
     }
 
-    /// What a busy machine may add to an upper bound.
+    /// The allowance for a busy machine in an upper bound.
     #[must_use]
     pub fn slack(&self) -> Duration {
         self.0.pace.slack
     }
 
-    /// The most that a call may take where nothing is broken.
+    /// The most that a call may take where no fault is injected.
     #[must_use]
     pub fn answer(&self) -> Duration {
         self.0.pace.answer
     }
 
-    /// The clock that the drivers run by.
+    /// The clock that the drivers use.
     #[must_use]
     pub fn clock(&self) -> &Clock {
         &self.0.clock
     }
 
-    /// Its time now.
+    /// The current instant of that clock.
     #[must_use]
     pub fn now(&self) -> Instant {
         self.0.clock.now()
     }
 
-    /// Waits while leases run, renewals come due and places grow old: nothing but time does that. What must happen is awaited.
+    /// Waits while leases run, renewals come due and queue entries grow old: only time does that. For
+    /// events, await the event.
     pub async fn time_passes(&self, length: Duration) {
         tokio::time::sleep(length).await;
     }
 
-    /// Waits for as long as a mistake may take to show, where nothing is what must happen.
+    /// Waits for as long as a mistake may take to show, where nothing may happen.
     pub async fn would_show_within(&self, length: Duration) {
         tokio::time::sleep(length).await;
     }
 
-    /// Waits until that instant.
+    /// Waits until this instant.
     pub async fn sleep_until(&self, at: Instant) {
         self.0.clock.sleep_until(at).await;
     }
 
-    /// Waits until that hold, never renewed, is over for certain.
+    /// Waits until this hold is certainly over if it is never renewed.
     pub async fn sleep_past(&self, hold: &Hold) {
         self.sleep_until(hold.over_by() + self.rounding()).await;
     }
 
-    /// How long from now that hold, never renewed, can still be there.
+    /// How long from now this hold can still exist if it is never renewed.
     #[must_use]
     pub fn until_over(&self, hold: &Hold) -> Duration {
         hold.over_by().since(self.now()) + self.rounding()
     }
 
-    /// What a store may round an end by: one that counts in milliseconds, or one whose client ends a hold by a request.
+    /// The precision of a lease end: that of a store that counts milliseconds, or the delay of a client
+    /// that ends a hold by a request.
     #[must_use]
     pub fn rounding(&self) -> Duration {
         self.0.pace.rounding
     }
 
-    /// A lease that is renewed in time also where other tests have the machine for half a second, and whose end a case can still wait for.
+    /// A lease that is renewed in time even if other tests use the machine for half a second, and short
+    /// enough to wait for its end.
     #[must_use]
     pub fn kept(&self) -> Duration {
         self.0.pace.kept
     }
 
-    /// What somebody who died costs at most, where that would be `bound`: where holds and places in line end with a session, that session
-    /// and two ticks, if that is more.
+    /// The most that a dead process costs, where a lease alone would cost `bound`. Where holds and
+    /// queue entries end with a session, it is that session and two ticks, if that is more.
     #[must_use]
     pub fn dead_for(&self, bound: Duration) -> Duration {
         let session = self.0.pace.session.unwrap_or_default();
         bound.max(session + session / 4)
     }
 
-    /// How long a server may take a killed process for a living one that does not come.
+    /// How long a server may take a killed process for a live one that does not take its turn.
     #[must_use]
     pub(crate) fn unheard(&self) -> Duration {
         self.0.pace.unheard
     }
 
-    /// What a grant of that lease must promise at least: half of it, and where a session has to be proven a quarter of that.
+    /// The least lease that a grant must promise: half of the lease asked for, or a quarter where a
+    /// session has to be proven.
     #[must_use]
     pub fn promised(&self, lease: Duration) -> Duration {
         self.0
@@ -290,16 +295,17 @@ impl Ctx {
             .map_or(lease / 2, |session| session.min(lease) / 4)
     }
 
-    /// Whether holds end with their client's session, and are renewed by no other client.
+    /// Whether holds end with their client's session, and no other client can renew them.
     #[must_use]
     pub fn is_session_bound(&self) -> bool {
         self.0.pace.session.is_some()
     }
 
-    /// Waits until the condition holds, at most `bound` and the slack.
+    /// Waits until the condition holds, at most `bound` plus the slack.
     ///
     /// # Errors
-    /// When it does not hold in time, in these words; or what the condition fails with.
+    /// When the condition does not hold in time, with `what` in the message; or the error of the
+    /// condition.
     #[track_caller]
     pub fn eventually<C, F>(
         &self,
@@ -314,7 +320,7 @@ impl Ctx {
         seen_from_here(async move {
             let end = self.now() + bound + self.slack();
             loop {
-                // Judged by when the look began: one that was answered late was not false until then.
+                // The start of a check counts: a check that is answered late was not false until then.
                 let began = self.now();
                 if condition().await? {
                     return Ok(());
@@ -325,10 +331,10 @@ impl Ctx {
         })
     }
 
-    /// What the future gives, within the bound and the slack.
+    /// The output of the future, within the bound plus the slack.
     ///
     /// # Errors
-    /// When it is not done in time, in these words.
+    /// When the future is not done in time, with `what` in the message.
     #[track_caller]
     pub fn within<F>(
         &self,
@@ -346,10 +352,10 @@ impl Ctx {
         })
     }
 
-    /// Names of one lane, which one batch of renewals may mix.
+    /// Names of one lane, which one batch of renewals may contain.
     ///
     /// # Errors
-    /// When a thousand names per lock wanted have not enough in common.
+    /// When a thousand candidate names per lock do not yield enough names of one lane.
     pub fn names_of_one_lane(
         &self,
         caller: &Caller,
@@ -369,10 +375,11 @@ impl Ctx {
         Err(Failure::new(format_args!("no {count} names have one lane")))
     }
 
-    /// A request whose answer a fault has taken away: it fails, or never comes back within a short lease.
+    /// Expects no answer to a request whose reply a fault removes: it fails, or does not return within
+    /// a short lease.
     ///
     /// # Errors
-    /// When it is answered.
+    /// When the request is answered.
     pub async fn unanswered<T: fmt::Debug>(
         &self,
         call: impl Future<Output = Result<T, DriverError>> + Send,
@@ -386,14 +393,14 @@ impl Ctx {
         }
     }
 
-    /// Gives every connection back.
+    /// Closes every connection.
     pub(crate) async fn finish(&self) {
         let opened = {
             let mut opened = self.0.opened.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::take(&mut *opened)
         };
         let all = join_all(opened.iter().map(|driver| driver.close()));
-        // One that hangs is the business of the cases about closing.
+        // The `shutdown` cases test a close that hangs.
         drop(tokio::time::timeout(self.answer(), all).await);
     }
 }

@@ -1,4 +1,4 @@
-//! Words for what a client process is expected to be answered. Each fails with the place in the case that said it.
+//! Expected answers of a client process. Each failure names the line of the case that expected it.
 
 use crate::{
     ask::{Ask, Hold},
@@ -6,15 +6,15 @@ use crate::{
     failure::{Failure, ensure, same},
 };
 use dlock_core::{Acquired, Held, Hint, LockName, Released, Renewed, Ticket};
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use std::{panic::Location, time::Duration};
 use tokio::sync::Mutex;
 
 impl Caller {
-    /// Asks once and must get it.
+    /// Sends one acquire request, which must be granted.
     ///
     /// # Errors
-    /// When it does not.
+    /// When it is not granted.
     #[track_caller]
     pub fn take(&self, ask: &Ask) -> impl Future<Output = Result<Hold, Failure>> + Send {
         seen_from_here(async move {
@@ -23,10 +23,10 @@ impl Caller {
         })
     }
 
-    /// Asks again and again and must get it within the bound.
+    /// Repeats an acquire request, which must be granted within the bound.
     ///
     /// # Errors
-    /// When it does not.
+    /// When it is not granted.
     #[track_caller]
     pub fn take_within(
         &self,
@@ -50,19 +50,19 @@ impl Caller {
         })
     }
 
-    /// Takes what must be free by now, where that is not the point: a try or two are granted.
+    /// Acquires a lock that must be free by now, as a step of a case; a second try is allowed.
     ///
     /// # Errors
-    /// When it does not get it.
+    /// When it is not granted.
     #[track_caller]
     pub fn take_soon(&self, ask: &Ask) -> impl Future<Output = Result<Hold, Failure>> + Send {
         seen_from_here(async move { self.take_within(ask, Duration::ZERO).await })
     }
 
-    /// Asks once and must be refused.
+    /// Sends one acquire request, which must be refused.
     ///
     /// # Errors
-    /// When it is granted, or gone.
+    /// When it is granted, or the incarnation is gone.
     #[track_caller]
     pub fn refused(&self, ask: &Ask) -> impl Future<Output = Result<Held, Failure>> + Send {
         seen_from_here(async move {
@@ -77,10 +77,10 @@ impl Caller {
         })
     }
 
-    /// Asks once and must hear that the incarnation is over.
+    /// Sends one acquire request, whose answer must be that the incarnation is over.
     ///
     /// # Errors
-    /// When it hears anything else.
+    /// When the answer is any other.
     #[track_caller]
     pub fn gone(&self, ask: &Ask) -> impl Future<Output = Result<(), Failure>> + Send {
         seen_from_here(async move {
@@ -92,10 +92,10 @@ impl Caller {
         })
     }
 
-    /// Gives a hold back, the last one.
+    /// Releases a hold, which must be the last one.
     ///
     /// # Errors
-    /// When it was not the last one.
+    /// When other holds remain.
     #[track_caller]
     pub fn frees(&self, hold: &Hold) -> impl Future<Output = Result<(), Failure>> + Send {
         seen_from_here(async move {
@@ -107,10 +107,10 @@ impl Caller {
         })
     }
 
-    /// Gives a hold back and leaves that many.
+    /// Releases a hold; this number must remain.
     ///
     /// # Errors
-    /// When it leaves another number.
+    /// When another number remains.
     #[track_caller]
     pub fn leaves(
         &self,
@@ -130,10 +130,10 @@ impl Caller {
         })
     }
 
-    /// Gives a hold back that is not there.
+    /// Releases a hold that does not exist.
     ///
     /// # Errors
-    /// When it was there.
+    /// When it did exist.
     #[track_caller]
     pub fn cannot_release(&self, hold: &Hold) -> impl Future<Output = Result<(), Failure>> + Send {
         seen_from_here(async move {
@@ -145,10 +145,10 @@ impl Caller {
         })
     }
 
-    /// Renews one hold and must find it there; how long it lasts.
+    /// Renews one hold, which must exist, and returns how long it lasts.
     ///
     /// # Errors
-    /// When it is not.
+    /// When it does not exist.
     #[track_caller]
     pub fn renews(
         &self,
@@ -161,7 +161,7 @@ impl Caller {
                 other => {
                     let words =
                         format!("the hold is there, renew should prolong it, got {other:?}");
-                    // Asked so late that it may have been over, it says nothing.
+                    // A renewal sent so late that the hold may have been over proves nothing.
                     Err(match self.ctx.now() < hold.over_from() {
                         true => Failure::new(words),
                         false => Failure::late(words),
@@ -171,10 +171,10 @@ impl Caller {
         })
     }
 
-    /// Renews one hold and must not find it.
+    /// Renews one hold, which must not exist.
     ///
     /// # Errors
-    /// When it does.
+    /// When it exists.
     #[track_caller]
     pub fn cannot_renew(&self, hold: &Hold) -> impl Future<Output = Result<(), Failure>> + Send {
         seen_from_here(async move {
@@ -187,10 +187,10 @@ impl Caller {
         })
     }
 
-    /// Looks at a name and must find it free.
+    /// Inspects a name, which must be free.
     ///
     /// # Errors
-    /// When it is held or shut.
+    /// When it is held or unavailable.
     #[track_caller]
     pub fn sees_free(&self, name: &LockName) -> impl Future<Output = Result<(), Failure>> + Send {
         seen_from_here(async move {
@@ -200,10 +200,10 @@ impl Caller {
         })
     }
 
-    /// Looks at a name and must find so many holds.
+    /// Inspects a name, which must have this number of holds.
     ///
     /// # Errors
-    /// When there are more or fewer.
+    /// When it has more or fewer.
     #[track_caller]
     pub fn sees_holds(
         &self,
@@ -216,10 +216,10 @@ impl Caller {
         })
     }
 
-    /// Waits for a hint that is wanted; others may come before it.
+    /// Waits for one particular hint; others may come before it.
     ///
     /// # Errors
-    /// When none comes within the bound, or the stream ends.
+    /// When it does not come within the bound, or the stream ends.
     #[track_caller]
     pub fn hears(
         &self,
@@ -229,19 +229,32 @@ impl Caller {
     ) -> impl Future<Output = Result<Hint, Failure>> + Send {
         seen_from_here(async move {
             let mut hints = self.hints.lock().await;
+            let mut others = Vec::new();
             let heard = async {
                 while let Some(hint) = hints.next().await {
                     if wanted(&hint) {
                         return Ok(hint);
                     }
+                    others.push(hint);
                 }
                 Err(Failure::new(format_args!("the hints ended before: {what}")))
             };
-            self.ctx.within(what, bound, heard).await?
+            let heard = self.ctx.within(what, bound, heard).await;
+            let came = others.len();
+            others.truncate(HINTS_SHOWN);
+            heard.flatten().map_err(|failure| {
+                failure.of(format_args!("{came} other wake-ups came, {others:?}"))
+            })
         })
     }
 
-    /// Waits for the turn of a ticket.
+    /// Drops the hints that have already come.
+    pub(crate) async fn passes_over_hints(&self) {
+        let mut hints = self.hints.lock().await;
+        while let Some(Some(_)) = hints.next().now_or_never() {}
+    }
+
+    /// Waits for the hint that it is this ticket's turn.
     ///
     /// # Errors
     /// When it does not come within the bound.
@@ -263,10 +276,10 @@ impl Caller {
         })
     }
 
-    /// Waits for the end of the hints.
+    /// Waits for the end of the hint stream.
     ///
     /// # Errors
-    /// When one comes instead, or the end does not within the bound.
+    /// When a hint comes instead, or the end does not come within the bound.
     #[track_caller]
     pub fn no_hint_left(
         &self,
@@ -281,7 +294,7 @@ impl Caller {
     }
 }
 
-/// What the future gives; a failure says that it came from where the caller was called.
+/// The output of the future; a failure names the line that called the caller.
 #[track_caller]
 pub(crate) fn seen_from_here<T>(
     expected: impl Future<Output = Result<T, Failure>> + Send,
@@ -289,3 +302,6 @@ pub(crate) fn seen_from_here<T>(
     let here = Location::caller();
     async move { expected.await.map_err(|failure| failure.seen_from(here)) }
 }
+
+/// How many of the unexpected wake-ups a failure lists.
+const HINTS_SHOWN: usize = 20;

@@ -1,6 +1,6 @@
 //! Why a case failed.
 
-use dlock_core::{DriverError, ErrorKind};
+use dlock_core::{Error as CoreError, ErrorKind};
 use std::{
     any::Any,
     error::Error,
@@ -8,9 +8,9 @@ use std::{
     panic::Location,
 };
 
-/// Words that say what was expected, what came, and where in the suite.
+/// A message that says what was expected, what came, and where in the suite.
 ///
-/// Every error converts into it, so cases and fixtures use `?`; it is none itself.
+/// Every error converts into it, so that cases and fixtures can use `?`. It is not an `Error` itself.
 pub struct Failure {
     words: String,
     at: &'static Location<'static>,
@@ -18,7 +18,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure with these words, and the place that called.
+    /// A failure with this message and the line of the caller.
     #[must_use]
     #[track_caller]
     pub fn new(words: impl Display) -> Self {
@@ -29,7 +29,8 @@ impl Failure {
         }
     }
 
-    /// The same, where only an upper bound was missed: that says something of the code only when nobody else had the machine.
+    /// The same for a missed upper bound, which is evidence against the code only if nothing else used
+    /// the machine.
     #[must_use]
     #[track_caller]
     pub fn late(words: impl Display) -> Self {
@@ -43,7 +44,7 @@ impl Failure {
         self.late
     }
 
-    /// The same, with what it happened to said first.
+    /// The same, with this context in front.
     pub(crate) fn of(self, what: impl Display) -> Self {
         Self {
             words: format!("{what}: {}", self.words),
@@ -51,7 +52,7 @@ impl Failure {
         }
     }
 
-    /// The same, found by whoever stands there.
+    /// The same, located at the line of the caller.
     pub(crate) fn seen_from(mut self, at: &'static Location<'static>) -> Self {
         self.at = at;
         self
@@ -62,15 +63,14 @@ impl<E: Error + 'static> From<E> for Failure {
     #[track_caller]
     fn from(error: E) -> Self {
         let any: &dyn Any = &error;
-        let kind = any
-            .downcast_ref::<dlock_core::Error>()
-            .map(dlock_core::Error::kind);
-        let kind = kind.or_else(|| any.downcast_ref::<DriverError>().map(DriverError::kind));
-        let late = kind.is_some_and(is_late);
+        let late = any.downcast_ref().is_some_and(is_late);
         let mut words = error.to_string();
         let mut source = error.source();
         while let Some(cause) = source {
-            words = format!("{words}: {cause}");
+            let said = cause.to_string();
+            if !words.contains(&said) {
+                words = format!("{words}: {said}");
+            }
             source = cause.source();
         }
         Self {
@@ -80,10 +80,14 @@ impl<E: Error + 'static> From<E> for Failure {
     }
 }
 
-/// Whether a store that answers too late for a short lease may be all that is behind such an error.
-pub(crate) fn is_late(kind: ErrorKind) -> bool {
-    use ErrorKind::{Indeterminate, Timeout, Unavailable};
-    matches!(kind, Timeout { .. } | Unavailable | Indeterminate)
+/// Whether the failure is only a wait of the core that ran out. An error that the driver answered, then
+/// or before, is not lateness.
+pub(crate) fn is_late(error: &CoreError) -> bool {
+    let waited = matches!(
+        error.kind(),
+        ErrorKind::Timeout { .. } | ErrorKind::Indeterminate
+    );
+    waited && error.source().is_none()
 }
 
 impl Display for Failure {
@@ -102,7 +106,7 @@ impl Debug for Failure {
 /// Fails with `words` unless `holds`.
 ///
 /// # Errors
-/// The words.
+/// A failure with `words`.
 #[track_caller]
 pub fn ensure(holds: bool, words: impl Display) -> Result<(), Failure> {
     if holds {
@@ -115,7 +119,7 @@ pub fn ensure(holds: bool, words: impl Display) -> Result<(), Failure> {
 /// Fails with `words`, as late, unless `holds`: for an upper bound.
 ///
 /// # Errors
-/// The words.
+/// A failure with `words`.
 #[track_caller]
 pub fn in_time(holds: bool, words: impl Display) -> Result<(), Failure> {
     if holds {
@@ -125,10 +129,10 @@ pub fn in_time(holds: bool, words: impl Display) -> Result<(), Failure> {
     }
 }
 
-/// Fails unless both are the same.
+/// Fails unless both are equal.
 ///
 /// # Errors
-/// What it is and what it should have been.
+/// A failure with both values.
 #[track_caller]
 pub fn same<T: PartialEq + Debug>(what: impl Display, is: T, should: T) -> Result<(), Failure> {
     if is == should {

@@ -1,10 +1,10 @@
-//! What a process does that a case started.
+//! Jobs of processes that a case starts.
 
 use crate::{Failure, MakeFixture, testbed::worker::Job};
 use dlock_core::DistributedLock;
 use std::{process::ExitCode, sync::Arc};
 
-/// Does it to its end, and tells who started it how that was.
+/// Runs the job to its end and reports the result to the process that started it.
 pub(crate) fn done(job: &Job, work: impl Future<Output = Result<(), Failure>>) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

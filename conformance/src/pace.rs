@@ -1,4 +1,4 @@
-//! How fast a suite goes.
+//! Time spans of a suite.
 
 use crate::{fixture::Time, testbed::Home};
 use dlock_core::Capabilities;
@@ -7,55 +7,62 @@ use std::time::Duration;
 /// The time spans that cases derive their bounds from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
-    /// A lease that a case waits to see the end of.
+    /// A lease short enough that a case waits for its end.
     pub(crate) short: Duration,
-    /// A lease that is renewed in time also where other tests have the machine for half a second, and whose end a case can wait for.
+    /// A lease that is renewed in time even if other tests use the machine for half a second, and short
+    /// enough to wait for its end.
     pub(crate) kept: Duration,
-    /// A lease that no case sees the end of.
+    /// A lease that does not end during a case.
     pub(crate) long: Duration,
-    /// What a busy machine may add to an upper bound. Lower bounds have none: they are proven from instants around calls.
+    /// The allowance for a busy machine in an upper bound. Lower bounds need none: they are proven from
+    /// instants around calls.
     pub(crate) slack: Duration,
-    /// What a store may round an end by.
+    /// The precision with which a store ends a lease.
     pub(crate) rounding: Duration,
-    /// What a holder's session lasts, where holds end with one: a crash costs that much, however short the lease.
+    /// The session of a holder, where holds end with it: a crash costs that much, however short the
+    /// lease.
     pub(crate) session: Option<Duration>,
-    /// How long a server may take a killed process for a living one: a turn that is not taken, and the look of who is behind it.
+    /// How long a server may take a killed process for a live one: an unused turn, and the next poll of
+    /// the waiter behind it.
     pub(crate) unheard: Duration,
-    /// Between two looks at a condition.
+    /// The interval between two checks of a condition.
     pub(crate) step: Duration,
-    /// The most that one call may take in a case that breaks nothing.
+    /// The most that one call may take in a case without faults.
     pub(crate) answer: Duration,
     /// The most that a case may take.
     pub(crate) limit: Duration,
 }
 
 impl Pace {
-    /// The pace of a suite over that store.
+    /// The time spans for this store.
     pub(crate) fn of(home: Home, time: Time, store: &Capabilities) -> Self {
         let shortest = *store.leases.start();
         let mut pace = Self::by(
             time,
             match home {
                 Home::Process => shortest,
-                // It writes to the machine's disk, as everything else that runs then.
+                // The store writes to the machine's disk, which everything else shares.
                 Home::Container => shortest.max(Duration::from_secs(1)),
             },
         );
         if home == Home::Container {
-            // The engine forwards its port, and closes the way to the server some time after the process is gone.
+            // The engine forwards the port of the server, and closes the connection some time after the
+            // process is gone.
             pace.unheard = pace.kept / 3 + Duration::from_secs(2);
         }
         if !store.session_bound {
-            // A case that drops at each step waits for what was dropped to be settled, each time.
+            // A case that drops at each step waits each time until the cleanup of what it dropped is
+            // done.
             pace.limit += store.late * 20;
             return pace;
         }
-        // A kept lease is the session, neither more nor less, so that is the shortest whose end means anything.
+        // The session is the renewed lease, so the shortest session is the shortest lease whose end
+        // means anything.
         let session = *store.leases.end();
         Self {
             short: pace.short.max(session),
             kept: pace.short.max(session),
-            // Its client ends a hold, by a request.
+            // The client ends a hold by a request.
             rounding: pace.slack / 4,
             session: Some(session),
             limit: pace.limit * 3,

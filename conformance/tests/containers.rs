@@ -1,4 +1,5 @@
-//! Servers in containers keep the promises of a station. An engine is needed, so this target brings a main that can say so.
+//! Containers as managed servers. They need an engine, so this target has a `main` that can report its
+//! absence.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -92,7 +93,7 @@ fn redis_stays_stopped() -> Outcome {
     station.restart()?;
     let found = redis.command(&["EXISTS", "late"])?;
     assert_eq!(found.text().as_deref(), Some("0"));
-    // What was running when it was restarted is killed as well, and its connections with it.
+    // Commands in flight at the restart are killed as well, with their connections.
     late = TcpStream::connect(redis.addr())?;
     station.restart()?;
     late.set_read_timeout(Some(LIMIT))?;
@@ -100,7 +101,8 @@ fn redis_stays_stopped() -> Outcome {
     Ok(())
 }
 
-/// What every kind promises: ready is ready, and after a stop and a restart once more, in the same place.
+/// The promises of every kind: ready means ready, and after a stop and a restart it is ready again at
+/// the same address.
 fn stands(image: impl Image + Copying) -> Outcome {
     let container = Container::start(image.again())?;
     let addr = container.addr();
@@ -119,7 +121,7 @@ fn stands(image: impl Image + Copying) -> Outcome {
     Ok(())
 }
 
-/// One to start, and one to ask with.
+/// A copy of a kind of server: one is started, the other one checks it.
 trait Copying {
     fn again(&self) -> Self;
 }
@@ -141,7 +143,7 @@ fn ends() -> Outcome {
     Ok(())
 }
 
-/// A Redis of whom too much is asked, or whose image has another name.
+/// A Redis with an impossible setting, or with another image name.
 #[derive(Debug)]
 struct Odd {
     tag: &'static str,
@@ -209,7 +211,7 @@ fn sweeps() -> Outcome {
     })
 }
 
-/// What a worker does: starts a container, says so, and ends when it is told to.
+/// The job of a worker: starts a container, reports it, and ends on command.
 fn work() -> Outcome {
     let container = Container::start(container::Redis::default())?;
     worker::say(&format!("started {}", container.id()))?;
@@ -233,5 +235,5 @@ fn soon(holds: impl Fn() -> bool) -> bool {
     false
 }
 
-/// Far longer than anything here takes on a busy machine: only a test that hangs meets it.
+/// Far longer than anything here takes on a busy machine: only a hang reaches it.
 const LIMIT: Duration = Duration::from_secs(30);

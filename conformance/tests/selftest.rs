@@ -1,4 +1,5 @@
-//! The suite is complete: no clause without a case, none that binds drivers without a wrong driver, no name twice.
+//! Completeness of the suite: each clause has a case, each clause that binds drivers has a wrong
+//! driver, and names are unique.
 
 use dlock_conformance::{Binds, Clause, cases, mutants};
 use std::collections::BTreeSet;
@@ -75,7 +76,8 @@ fn names_are_sentences_in_words() {
         .chain(mutants().iter().map(|mutant| mutant.name))
     {
         assert!(words(name), "{name:?} is no sentence with underscores");
-        // Fresh names are made of it, and names are at most 512 bytes long with what cases add to them.
+        // Fresh names are built from it, and names are at most 512 bytes long with the additions of
+        // cases.
         assert!(name.len() <= 80, "{name:?} is too long");
     }
 }

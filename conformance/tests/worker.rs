@@ -9,7 +9,7 @@ use std::time::Duration;
 use dlock_conformance::testbed::worker::{self, Job, Worker};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// Far longer than anything here takes on a busy machine: only a test that hangs meets it.
+/// Far longer than anything here takes on a busy machine: only a hang reaches it.
 const LIMIT: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-/// What a worker does.
+/// The job of a worker.
 fn run(job: &Job) -> io::Result<()> {
     match job.name.as_str() {
         "echo" => {
@@ -74,7 +74,7 @@ fn echo() -> io::Result<Worker> {
     Worker::spawn("echo", &[("some_text", "a=b c")])
 }
 
-/// The letter that /proc gives, `Z` for one that has ended and not been waited for.
+/// The state letter in /proc, `Z` for a process that has ended and not been waited for.
 fn state(pid: u32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit(") ").next()?.chars().next()
@@ -82,7 +82,7 @@ fn state(pid: u32) -> Option<char> {
 
 async fn ends(pid: u32) -> Outcome {
     let ended = async {
-        // A process that is not our child can only be asked for.
+        // A process that is not our child cannot be waited for, only checked.
         while !matches!(state(pid), None | Some('Z')) {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }

@@ -1,4 +1,4 @@
-//! For whoever looks after the locks of others: inspect, list, break, schema.
+//! Administration of other clients' locks: inspect, list, break, schema.
 
 use crate::{
     args::Break,
@@ -57,9 +57,9 @@ pub(crate) async fn break_lock(client: &Client, args: Break, output: &Output) ->
             );
             (Exit::NOT_YOURS, words)
         }
-        // Asked for one incarnation, it is over, though not by us.
-        _ if only.is_some() => (Exit::NOT_YOURS, "nobody held it any more".to_owned()),
-        _ => (Exit::DONE, "nobody held it".to_owned()),
+        // The named incarnation is over, but this command did not end it.
+        _ if only.is_some() => (Exit::NOT_YOURS, "it was no longer held".to_owned()),
+        _ => (Exit::DONE, "it was not held".to_owned()),
     };
     let token = match broken {
         Broken::Freed { token } | Broken::Changed { token } => token,
@@ -80,7 +80,7 @@ pub(crate) fn schema(url: &str, output: &Output) -> Exit {
     }
 }
 
-/// A name as a shell takes it.
+/// A name, quoted for a shell.
 pub(crate) fn quoted(name: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+,=".contains(c);
     if name.chars().all(plain) && !name.starts_with('-') {
@@ -90,7 +90,7 @@ pub(crate) fn quoted(name: &str) -> String {
     }
 }
 
-/// How many names one step of a walk asks for.
+/// The number of names that one step of a walk asks for.
 const PAGE: usize = 100;
 
 #[cfg(test)]

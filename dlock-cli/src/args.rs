@@ -1,24 +1,29 @@
-//! What the command line takes.
+//! Command-line arguments.
 
 use clap::{Args, Parser, Subcommand};
-use std::{ffi::OsString, time::Duration};
+use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 /// Distributed locks for scripts.
 ///
-/// The store is chosen by --url, else by $DLOCK_URL, else it is a file in your state directory: locks between your processes on this machine.
+/// The store is chosen by --url or --url-file, else by $DLOCK_URL, else it is a file in your state
+/// directory: locks between your processes on this machine.
 #[derive(Debug, Parser)]
 #[command(name = "dlock", version, max_term_width = 100, after_help = CODES)]
 pub(crate) struct Cli {
-    /// The store: sqlite:PATH, redis://HOST:PORT/, mysql://…, mongodb://…, zk://…. One with a password belongs in $DLOCK_URL, where ps does not show it.
+    /// The store: sqlite:PATH, redis://HOST:PORT/, mysql://…, mongodb://…, zk://…. One with a password
+    /// belongs in $DLOCK_URL or --url-file, where ps does not show it.
     #[arg(long, global = true, value_name = "URL", help_heading = EVERYWHERE)]
     pub(crate) url: Option<String>,
-    /// Results, and errors, as one JSON object a line.
+    /// Read the URL from a file of one line; - is standard input.
+    #[arg(long, global = true, value_name = "PATH", conflicts_with = "url", help_heading = EVERYWHERE)]
+    pub(crate) url_file: Option<PathBuf>,
+    /// Print results and errors as JSON, one object a line.
     #[arg(long, global = true, help_heading = EVERYWHERE)]
     pub(crate) json: bool,
-    /// No warnings, and no word about a lock that is held by another.
+    /// Print no warnings, and no message about a lock that is held by another.
     #[arg(short, long, global = true, conflicts_with = "verbose", help_heading = EVERYWHERE)]
     pub(crate) quiet: bool,
-    /// Say what happens, and what in the store's settings may void a lock; twice, in detail.
+    /// Say what happens, and which of the store's settings may void a lock; twice, in detail.
     #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = EVERYWHERE)]
     pub(crate) verbose: u8,
     #[command(subcommand)]
@@ -33,11 +38,12 @@ pub(crate) enum Command {
         after_help = EXEC
     )]
     Exec(Exec),
-    /// Take a lock without keeping it alive, and print OWNER/HOLD and the fencing token.
+    /// Take a lock without renewing it, and print OWNER/HOLD, the secret that releases it. -v and --json
+    /// show its fencing token too.
     Acquire(Acquire),
-    /// Prolong a hold that `acquire` printed.
+    /// Renew a hold that `acquire` printed.
     Renew(Renew),
-    /// Give back a hold that `acquire` printed, or all holds of an owner.
+    /// Release a hold that `acquire` printed, or all holds of an owner.
     Release(Release),
     /// Show who holds a lock.
     Inspect {
@@ -46,15 +52,16 @@ pub(crate) enum Command {
     },
     /// Show the locks that are held.
     List {
-        /// Only those whose names begin so.
+        /// Only locks whose names begin with this.
         #[arg(default_value = "")]
         prefix: String,
     },
-    /// Free a lock whoever holds it.
+    /// Free a lock, whatever owner holds it.
     ///
-    /// Its holder learns it at its next renewal, and until then runs beside the next one: break only what is known to be dead.
+    /// Its holder learns it at its next renewal, and runs beside the next holder until then: break only
+    /// locks whose holder is known to be dead.
     Break(Break),
-    /// Print what the store needs: tables, rights.
+    /// Print what the store needs: tables and rights.
     Schema,
 }
 
@@ -75,18 +82,18 @@ pub(crate) struct Patience {
     /// Fail at once when it is held.
     #[arg(short = 'n', long, conflicts_with = "wait")]
     pub(crate) nonblock: bool,
-    /// Wait at most that many seconds; fractions are allowed, 0 is -n.
-    #[arg(short, long, value_name = "SECS", value_parser = seconds)]
+    /// Wait for at most this long: seconds, fractions are allowed, or a time such as 1m30s; 0 is -n.
+    #[arg(short, long, value_name = "DUR", value_parser = time)]
     pub(crate) wait: Option<Duration>,
 }
 
 impl Patience {
-    /// The limit; `None`: as long as it takes.
+    /// The limit; `None`: no limit.
     pub(crate) fn limit(&self) -> Option<Duration> {
         if self.nonblock {
             return Some(Duration::ZERO);
         }
-        // Less time than it takes to ask is no time to wait, but the lock may be free.
+        // A limit shorter than a request allows no waiting, but the lock may be free.
         let wait = self.wait?;
         Some(wait)
             .filter(|wait| *wait >= SHORTEST)
@@ -98,30 +105,38 @@ impl Patience {
 pub(crate) struct Exec {
     #[command(flatten)]
     pub(crate) patience: Patience,
-    /// The exit code when it is held by another and the time is up.
+    /// The exit code when the lock is held by another and the time is up.
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
     pub(crate) conflict_exit_code: u8,
-    /// How soon the lock is free after this machine dies: it is kept alive as long as the command runs. Default: 30s, or dlock.lease of the URL.
-    #[arg(long, value_name = "DUR", value_parser = humantime::parse_duration)]
+    /// How soon the lock is free after this machine dies; it is renewed while the command runs. Default:
+    /// 30s, or dlock.lease of the URL.
+    #[arg(long, value_name = "DUR", value_parser = time)]
     pub(crate) lease: Option<Duration>,
-    /// End the command when the lock has been held that long.
-    #[arg(long, value_name = "DUR", value_parser = humantime::parse_duration)]
+    /// End the command when the lock has been held this long.
+    #[arg(long, value_name = "DUR", value_parser = time)]
     pub(crate) max_hold: Option<Duration>,
-    /// Keep the name shut for at least that long, though the command be quicker: for one job on hosts whose clocks differ.
-    #[arg(long, value_name = "DUR", value_parser = humantime::parse_duration)]
+    /// Keep the lock unavailable for at least this long, even if the command ends earlier: for one job on
+    /// hosts whose clocks differ.
+    #[arg(long, value_name = "DUR", value_parser = time)]
     pub(crate) min_hold: Option<Duration>,
-    /// How long before the lock is lost the command gets TERM; KILL follows after three quarters of that. At most half of the lease. Default: 2s or a fifth of the lease, the smaller.
-    #[arg(long, value_name = "DUR", value_parser = humantime::parse_duration)]
+    /// How long before the lock is lost the command gets TERM; KILL follows after three quarters of that
+    /// time. At most half of the lease. Default: 2s or a fifth of the lease, the smaller.
+    #[arg(long, value_name = "DUR", value_parser = time)]
     pub(crate) kill_grace: Option<Duration>,
-    /// What becomes of the command when the lock is lost.
+    /// What happens to the command when the lock is lost.
     #[arg(long, value_enum, default_value_t = OnLost::Kill)]
     pub(crate) on_lost: OnLost,
-    /// Leave the command in our process group: for pipelines in a terminal, and for those who signal the group themselves.
+    /// Leave the command in dlock's process group: for pipelines in a terminal, and for callers that signal
+    /// the group themselves.
     #[arg(long)]
     pub(crate) foreground: bool,
-    /// Do not let the command, and what it starts, enter this lock again.
+    /// Do not let the command, or any process it starts, enter this lock again.
     #[arg(long)]
     pub(crate) no_pass: bool,
+    /// Give the command the URL in $DLOCK_URL. By default it gets none: every process that the command
+    /// starts could read a password in it.
+    #[arg(long)]
+    pub(crate) pass_url: bool,
     /// The lock.
     pub(crate) name: String,
     /// Run this text with `sh -c`.
@@ -140,7 +155,7 @@ pub(crate) struct Exec {
 pub(crate) enum OnLost {
     /// TERM, then KILL before another can have the lock.
     Kill,
-    /// Say so, and let it run beside the next holder.
+    /// Warn, and let it run beside the next holder.
     Warn,
 }
 
@@ -148,8 +163,8 @@ pub(crate) enum OnLost {
 pub(crate) struct Acquire {
     #[command(flatten)]
     pub(crate) patience: Patience,
-    /// How long it lasts: nobody keeps it alive. Default: 30s, or dlock.lease of the URL.
-    #[arg(long, value_name = "DUR", value_parser = humantime::parse_duration)]
+    /// How long the hold lasts without renewal. Default: 30s, or dlock.lease of the URL.
+    #[arg(long, value_name = "DUR", value_parser = time)]
     pub(crate) lease: Option<Duration>,
     /// The lock.
     pub(crate) name: String,
@@ -157,23 +172,36 @@ pub(crate) struct Acquire {
 
 #[derive(Debug, Args)]
 pub(crate) struct Renew {
-    /// How long it is to last from now. Default: 30s, or dlock.lease of the URL.
-    #[arg(long, value_name = "DUR", value_parser = humantime::parse_duration)]
+    /// How long the hold lasts from now on. Default: 30s, or dlock.lease of the URL.
+    #[arg(long, value_name = "DUR", value_parser = time)]
     pub(crate) lease: Option<Duration>,
     /// The lock.
     pub(crate) name: String,
-    /// What `acquire` printed.
-    #[arg(value_name = "OWNER/HOLD")]
-    pub(crate) hold: String,
+    #[command(flatten)]
+    pub(crate) hold: Hold,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Release {
     /// The lock.
     pub(crate) name: String,
-    /// What `acquire` printed; without the hold: all holds of that owner.
-    #[arg(value_name = "OWNER[/HOLD]")]
-    pub(crate) hold: String,
+    #[command(flatten)]
+    pub(crate) hold: Hold,
+}
+
+/// The secret that releases a hold.
+#[derive(Debug, Args)]
+pub(crate) struct Hold {
+    /// What `acquire` printed. `release` also takes the owner alone, for all its holds.
+    #[arg(
+        value_name = "OWNER/HOLD",
+        required_unless_present = "hold_file",
+        conflicts_with = "hold_file"
+    )]
+    pub(crate) hold: Option<String>,
+    /// Read it from a file of one line, where ps does not show it; - is standard input.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) hold_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -193,20 +221,23 @@ pub(crate) struct Break {
     pub(crate) name: String,
 }
 
-/// The shortest wait that is one.
+/// The shortest limit that counts as waiting.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text
-        .parse()
-        .map_err(|_| format!("{text:?} is no number of seconds"))?;
-    Duration::try_from_secs_f64(seconds)
-        .map_err(|_| format!("{text} s is no time to wait: give 0 or more seconds"))
+/// Seconds, as flock(1) has them, or a time with units.
+fn time(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds)
+            .map_err(|error| format!("{text} s is no time: {error}")),
+        Err(_) => humantime::parse_duration(text).map_err(|error| {
+            format!("{text:?} is no time such as 10, 0.5, 500ms or 1m30s: {error}")
+        }),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Cli, Patience, seconds};
+    use super::{Cli, Patience, time};
     use clap::CommandFactory;
     use std::time::Duration;
 
@@ -228,10 +259,28 @@ mod tests {
     }
 
     #[test]
-    fn seconds_may_be_fractions_but_not_negative() {
-        assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
-        for wrong in ["-1", "x", "inf", "NaN", "1e300"] {
-            seconds(wrong).unwrap_err();
+    fn a_time_is_seconds_or_has_units() {
+        for (text, millis) in [
+            ("0", 0),
+            ("10", 10_000),
+            ("0.25", 250),
+            ("10s", 10_000),
+            ("500ms", 500),
+            ("1m30s", 90_000),
+        ] {
+            assert_eq!(time(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+        for wrong in [
+            "-1",
+            "x",
+            "",
+            "inf",
+            "NaN",
+            "1e300",
+            "99999999999999999999h",
+            "1 parsec",
+        ] {
+            time(wrong).unwrap_err();
         }
     }
 }

@@ -1,18 +1,22 @@
-//! Holds without a process that keeps them: acquire, renew, release.
+//! Holds without a process that renews them: acquire, renew, release.
 
 use crate::{
     admin::quoted,
-    args::{Acquire, Release, Renew},
+    args::{Acquire, Hold, Release, Renew},
     exit::Exit,
-    output::{Output, millis, result, span},
+    output::{Output, busy, millis, result, span},
+    secret,
     settle::{until, withdraw},
     signals::{Ended as Signalled, Signals},
 };
 use dlock::{
-    Client, DEFAULT_LEASE, Error, Fingerprint, Guard, HoldId, Holds, Lock, Outcome, Owner,
+    Client, DEFAULT_LEASE, Error, Fingerprint, Guard, HoldId, HolderInfo, Holds, Lease, Lock,
+    Owner, ReleaseOutcome,
 };
+use nix::unistd::getppid;
 use serde_json::json;
 use std::time::Duration;
+use tokio::time::timeout;
 use uuid::Uuid;
 
 pub(crate) async fn acquire(
@@ -22,8 +26,8 @@ pub(crate) async fn acquire(
     output: &Output,
 ) -> Exit {
     let lease = args.lease.unwrap_or_else(|| usual(client, &args.name));
-    let lock = match client.lock(&args.name).and_then(|lock| lock.lease(lease)) {
-        Ok(lock) => lock,
+    let lock = match client.lock(&args.name) {
+        Ok(lock) => lock.lease(Lease::fixed(lease)),
         Err(error) => return output.fail(&error, Exit::of(&error, Exit::HELD)),
     };
     if let Some(exit) = refused(client, output) {
@@ -31,16 +35,16 @@ pub(crate) async fn acquire(
     }
     let exit = match signals.unless(within(&lock, args.patience.limit())).await {
         Ok(Ok(Some(guard))) => match signals.ended() {
-            // Whoever pressed Ctrl-C does not want to have it.
+            // A user that pressed Ctrl-C does not want the lock.
             Some(Signalled(number)) => {
                 drop(guard);
                 Exit::signal(number)
             }
             None => print(client, guard, lease, output).await,
         },
-        Ok(Ok(None)) => held(client, &args.name, None, output, Exit::HELD),
+        Ok(Ok(None)) => held(client, &args.name, None, output, Exit::HELD).await,
         Ok(Err(error)) => match Exit::of(&error, Exit::HELD) {
-            Exit::HELD => held(client, &args.name, Some(&error), output, Exit::HELD),
+            Exit::HELD => held(client, &args.name, Some(&error), output, Exit::HELD).await,
             exit => output.fail(&error, exit),
         },
         Err(Signalled(number)) => Exit::signal(number),
@@ -49,13 +53,22 @@ pub(crate) async fn acquire(
     exit
 }
 
-/// The lease of whoever names none: the URL may say.
-fn usual(client: &Client, name: &str) -> Duration {
-    let lock = client.lock(name);
-    lock.map_or(DEFAULT_LEASE, |lock| lock.current_lease().length())
+/// This process is gone when the holder info is read. So it names the parent process, which releases the
+/// hold.
+pub(crate) fn holder_info() -> HolderInfo {
+    let parent = getppid().as_raw();
+    HolderInfo::new(HolderInfo::here().host, parent.unsigned_abs())
 }
 
-/// What is known before anything is acquired: the hold could not outlive us, or nobody would learn its name.
+/// The lease when the options name none: the URL may have one.
+fn usual(client: &Client, name: &str) -> Duration {
+    let lock = client.lock(name);
+    lock.and_then(|lock| lock.effective_lease())
+        .map_or(DEFAULT_LEASE, Lease::length)
+}
+
+/// Refuses before anything is acquired: the hold would not outlive this process, or its name could not be
+/// printed.
 fn refused(client: &Client, output: &Output) -> Option<Exit> {
     let backend = client.capabilities().backend;
     if client.capabilities().session_bound {
@@ -72,53 +85,65 @@ fn refused(client: &Client, output: &Output) -> Option<Exit> {
     None
 }
 
-/// Waits as long as was said; `None`: held by another.
+/// Waits as long as the options say; `None`: held by another.
 pub(crate) async fn within(lock: &Lock, limit: Option<Duration>) -> Result<Option<Guard>, Error> {
     match limit {
         None => lock.acquire().await.map(Some),
         Some(Duration::ZERO) => lock.try_acquire().await,
-        Some(limit) => lock.acquire_within(limit).await.map(Some),
+        Some(limit) => lock.acquire_timeout(limit).await.map(Some),
     }
 }
 
-/// Says that it is held by another, and what is known of him.
-pub(crate) fn held(
+/// Reports that the lock is held, and what is known of its holder.
+pub(crate) async fn held(
     client: &Client,
     name: &str,
     error: Option<&Error>,
     output: &Output,
     exit: Exit,
 ) -> Exit {
-    let backend = client.capabilities().backend;
+    if !output.tells_busy() {
+        return exit;
+    }
     let message = match error {
         Some(error) => error.to_string(),
-        None => format!(
-            "{name:?} is held by another, or kept shut; see dlock inspect {}",
-            quoted(name)
-        ),
+        None => {
+            let seen = timeout(ASK, client.inspect(name)).await;
+            let seen = seen.ok().and_then(Result::ok);
+            // It may be free by now.
+            let busy = seen.and_then(|seen| busy(&seen));
+            let busy = busy.unwrap_or_else(|| "held by another owner, or unavailable".to_owned());
+            format!("{name:?} is {busy}; see dlock inspect {}", quoted(name))
+        }
     };
-    output.busy(&message, backend, name);
+    output.busy(&message, client.capabilities().backend, name);
     exit
 }
 
-/// Prints what gives the lock back, or gives it back.
+/// How long a refused try may take to learn the holder.
+const ASK: Duration = Duration::from_secs(1);
+
+/// Prints the secret that releases the lock; releases the lock if that fails.
 async fn print(client: &Client, guard: Guard, lease: Duration, output: &Output) -> Exit {
     let (remaining, token) = (guard.remaining(), guard.token());
     let detached = match guard.detach() {
         Ok(detached) => detached,
         Err(not) => {
-            drop(not.guard.release().await); // it was no use
+            drop(not.guard.release().await); // the hold is of no use
             return output.fail(&not.error, Exit::of(&not.error, Exit::HELD));
         }
     };
-    let pass = detached.pass();
+    let pass = match detached.pass() {
+        Ok(pass) => pass,
+        Err(error) => return output.fail(&error, Exit::of(&error, Exit::HELD)),
+    };
     let (owner, hold) = (*pass.owner(), detached.hold());
     let known = json!({
         "held": true, "owner": owner.expose().to_string(), "hold": hold.to_string(), "token": token.to_string(),
         "lease_ms": millis(lease), "remaining_ms": millis(remaining),
     });
     let object = result(pass.name().as_str(), client.capabilities().backend, known);
-    let words = format!("{}/{hold} {token}", owner.expose());
+    let words = format!("{}/{hold}", owner.expose());
     if let Err(error) = output.result(&object, &words) {
         output.say(&format!(
             "the result could not be written ({error}): the lock is given back"
@@ -133,12 +158,13 @@ async fn print(client: &Client, guard: Guard, lease: Duration, output: &Output) 
             }
         };
     }
+    output.note(&format!("acquired {:?}, token {token}", pass.name()));
     Exit::DONE
 }
 
 pub(crate) async fn renew(client: &Client, args: Renew, output: &Output) -> Exit {
     let lease = args.lease.unwrap_or_else(|| usual(client, &args.name));
-    let (owner, hold) = match written(&args.hold) {
+    let (owner, hold) = match named(&args.hold, output) {
         Ok((owner, Some(hold))) => (owner, hold),
         Ok((_, None)) => {
             output.misuse("renew needs the hold too: OWNER/HOLD, as acquire printed it");
@@ -165,15 +191,15 @@ pub(crate) async fn renew(client: &Client, args: Renew, output: &Output) -> Exit
 }
 
 pub(crate) async fn release(client: &Client, args: Release, output: &Output) -> Exit {
-    let (owner, holds) = match written(&args.hold) {
+    let (owner, holds) = match named(&args.hold, output) {
         Ok((owner, hold)) => (owner, hold.map_or(Holds::All, Holds::One)),
         Err(wrong) => return wrong.refuse(client, &args.name, output).await,
     };
     let (left, shut, words) = match client.release(&args.name, &owner, holds).await {
-        Ok(Outcome::StillHeld { holds }) => {
+        Ok(ReleaseOutcome::StillHeld { holds }) => {
             (holds, None, format!("released; other holds left: {holds}"))
         }
-        Ok(Outcome::Kept { rest }) => (
+        Ok(ReleaseOutcome::Kept { rest }) => (
             0,
             Some(millis(rest)),
             format!("released; shut until {}", until(rest)),
@@ -188,11 +214,20 @@ pub(crate) async fn release(client: &Client, args: Release, output: &Output) -> 
     output.print(&object, &words, Exit::DONE)
 }
 
-/// What stands where OWNER[/HOLD] should.
+/// The argument in the place of OWNER[/HOLD].
 enum Wrong {
+    Unread(String),
     Fingerprint,
     Owner,
     Hold,
+}
+
+fn named(hold: &Hold, output: &Output) -> Result<(Owner, Option<HoldId>), Wrong> {
+    match (&hold.hold, &hold.hold_file) {
+        (Some(hold), _) => written(hold),
+        (None, Some(path)) => written(&secret::read(path, output).map_err(Wrong::Unread)?),
+        (None, None) => Err(Wrong::Owner),
+    }
 }
 
 fn written(text: &str) -> Result<(Owner, Option<HoldId>), Wrong> {
@@ -216,9 +251,10 @@ fn written(text: &str) -> Result<(Owner, Option<HoldId>), Wrong> {
 }
 
 impl Wrong {
-    /// Says what to do instead.
+    /// An error that says what to do instead.
     async fn refuse(self, client: &Client, name: &str, output: &Output) -> Exit {
         let message = match self {
+            Self::Unread(why) => why,
             Self::Owner => "OWNER must be what acquire printed: a UUID".to_owned(),
             Self::Hold => "HOLD must be what acquire printed: 16 hex digits".to_owned(),
             Self::Fingerprint => {
@@ -229,7 +265,7 @@ impl Wrong {
                     .and_then(|snapshot| snapshot.holders.first()?.token);
                 let token = token.map_or_else(|| "N".to_owned(), |token| token.to_string());
                 format!(
-                    "that is a fingerprint, which anybody may see and which opens nothing; to free the lock of a holder that is \
+                    "that is a fingerprint, which is public and opens nothing; to free the lock of a holder that is \
                      known to be dead: dlock break {} --token {token}",
                     quoted(name)
                 )

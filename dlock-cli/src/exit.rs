@@ -1,6 +1,6 @@
 //! Exit codes.
 
-use dlock::{Effect, Error, ErrorKind, Phase};
+use dlock::{Effect, Error, ErrorKind, TimeoutPhase};
 use std::process::ExitCode;
 
 /// What `dlock` ends with, where it is not the child's own code.
@@ -9,9 +9,9 @@ use std::process::ExitCode;
 /// |---|---|
 /// | 0 | done |
 /// | 1, or `-E` | held by another: `-n`, or the time of `-w` was up |
-/// | 64 | wrong use, or what this backend cannot do |
-/// | 69 | the store could not be reached, or refused; or this machine gave no descriptor or thread to do it with |
-/// | 70 | a bug of ours |
+/// | 64 | wrong use, or a feature that this backend does not have |
+/// | 69 | the store could not be reached, or refused; or this machine had no descriptor or thread left |
+/// | 70 | a bug in dlock |
 /// | 73 | the outcome is unknown: the store did not confirm |
 /// | 74 | the result could not be written; an acquired lock was given back |
 /// | 75 | the lock was lost while the child ran, or the incarnation to be entered again is over |
@@ -34,16 +34,18 @@ impl Exit {
     pub(crate) const NOT_EXECUTABLE: Self = Self(126);
     pub(crate) const NOT_FOUND: Self = Self(127);
 
-    /// Of a signal that ended the child, or us.
+    /// The code for a signal that ended the child, or dlock.
     pub(crate) fn signal(number: i32) -> Self {
         Self(128_u8.saturating_add(u8::try_from(number).unwrap_or(127)))
     }
 
-    /// Of an error, for those who acquire: whatever was left is being undone.
+    /// The code for an error of an acquire: any remains are being undone.
     pub(crate) fn of(error: &Error, held: Self) -> Self {
         match error.kind() {
             _ if is_bug(error) => Self::BUG,
-            ErrorKind::Timeout { phase: Phase::Wait } => held,
+            ErrorKind::Timeout {
+                phase: TimeoutPhase::Wait,
+            } => held,
             ErrorKind::Misuse | ErrorKind::Unsupported => Self::USAGE,
             ErrorKind::Lost | ErrorKind::Gone => Self::LOST,
             ErrorKind::NotHeld => Self::NOT_YOURS,
@@ -52,7 +54,7 @@ impl Exit {
         }
     }
 
-    /// Of an error, for those who change what they do not undo.
+    /// The code for an error of a change that is not undone.
     pub(crate) fn of_change(error: &Error) -> Self {
         match Self::of(error, Self::HELD) {
             Self::UNREACHABLE if error.effect() == Effect::Unknown => Self::UNKNOWN,
@@ -62,7 +64,7 @@ impl Exit {
     }
 }
 
-/// Whether an error says so of itself; a lock may have any name.
+/// Whether an error's own text says so; a lock may have any name.
 fn is_bug(error: &Error) -> bool {
     let text = error.to_string();
     let said = error.name().and_then(|name| {

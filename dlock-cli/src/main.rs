@@ -3,26 +3,33 @@
 mod admin;
 mod args;
 mod by_hand;
+mod clear;
 mod exec;
 mod exit;
 mod output;
+mod secret;
 mod settle;
 mod signals;
 mod store;
 
 use args::{Cli, Command};
-use clap::{Parser, error::ErrorKind};
+use clap::{
+    Parser,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
+use dlock::{Client, Error};
 use exit::Exit;
 use output::Output;
 use signals::{Blocked, Ended, Signals};
 use std::{env, io, mem::ManuallyDrop, panic, process::ExitCode};
+use store::Store;
 
 fn main() -> ExitCode {
-    // Not through clap: nobody but us calls it.
+    // Not through clap: only dlock itself calls it.
     if let Some(stage) = exec::Stage::asked_for() {
         return stage.run().into();
     }
-    // A panic has printed itself.
+    // A panic has printed its own message.
     panic::catch_unwind(parse_and_run)
         .unwrap_or(Exit::BUG)
         .into()
@@ -31,11 +38,22 @@ fn main() -> ExitCode {
 fn parse_and_run() -> Exit {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return unread(&error),
+        Err(error) => return unread(error),
     };
     let output = Output::new(&cli);
     output.log();
-    start(cli, &output).unwrap_or_else(|error| {
+    // While signals still end the process: standard input may be a terminal.
+    let store = match Store::of(&cli, &output) {
+        Ok(store) => store,
+        Err(message) => {
+            output.misuse(&message);
+            return Exit::USAGE;
+        }
+    };
+    if matches!(cli.command, Command::Schema) {
+        return admin::schema(&store.url, &output);
+    }
+    start(cli, &store, &output).unwrap_or_else(|error| {
         let message = format!(
             "cannot start: {error}: has it reached a limit of open files (ulimit -n) or of threads (ulimit -u)?"
         );
@@ -44,15 +62,23 @@ fn parse_and_run() -> Exit {
     })
 }
 
-/// Help, or what is wrong with the command line.
-fn unread(error: &clap::Error) -> Exit {
+/// Prints help, or what is wrong with the command line.
+fn unread(mut error: clap::Error) -> Exit {
     let help = matches!(
         error.kind(),
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
     );
-    let json = env::args_os()
-        .take_while(|arg| arg != "--")
-        .any(|arg| arg == "--json");
+    let options = || env::args_os().take_while(|arg| arg != "--");
+    let json = options().any(|arg| arg == "--json");
+    let stray = matches!(
+        error.get(ContextKind::InvalidArg),
+        Some(ContextValue::String(arg)) if !arg.starts_with('-')
+    );
+    if stray && options().any(|arg| arg == "exec") {
+        let tip = "the command of exec comes after --: dlock exec NAME -- COMMAND [ARG]...";
+        let tip = ContextValue::StyledStrs(vec![tip.into()]);
+        error.insert(ContextKind::Suggested, tip);
+    }
     if help {
         return error.print().map_or(Exit::OUTPUT, |()| Exit::DONE);
     }
@@ -60,13 +86,13 @@ fn unread(error: &clap::Error) -> Exit {
         let text = error.to_string();
         Output::unread(json).misuse(text.trim_start_matches("error: ").trim_end());
     } else {
-        drop(error.print()); // nobody is left to tell
+        drop(error.print()); // there is no other output left
     }
     Exit::USAGE
 }
 
-fn start(cli: Cli, output: &Output) -> io::Result<Exit> {
-    // The others change nothing that a signal could leave half done.
+fn start(cli: Cli, store: &Store, output: &Output) -> io::Result<Exit> {
+    // The other commands change nothing that a signal could leave half done.
     let held = matches!(cli.command, Command::Exec(_) | Command::Acquire(_));
     signals::survive_limits()?;
     let blocked = held.then(Blocked::new).transpose()?;
@@ -79,35 +105,30 @@ fn start(cli: Cli, output: &Output) -> io::Result<Exit> {
             Some(blocked) => Some(Signals::listen(blocked)?),
             None => None,
         };
-        Ok(run(cli, signals, output).await)
+        Ok(run(cli, store, signals, output).await)
     })
 }
 
-async fn run(cli: Cli, signals: Option<Signals>, output: &Output) -> Exit {
-    let url = match store::url(&cli, output) {
-        Ok(url) => url,
-        Err(message) => {
-            output.misuse(&message);
-            return Exit::USAGE;
-        }
-    };
-    if matches!(cli.command, Command::Schema) {
-        return admin::schema(&url, output);
-    }
+async fn run(cli: Cli, store: &Store, signals: Option<Signals>, output: &Output) -> Exit {
+    let url = store.url_for(&cli.command);
     store::provide_tls(&url);
     let mut signals = signals;
+    let connecting = connect(&url, &cli.command);
     let connected = match &mut signals {
-        Some(signals) => signals.unless(dlock::connect(&url)).await,
-        None => Ok(dlock::connect(&url).await),
+        Some(signals) => signals.unless(connecting).await,
+        None => Ok(connecting.await),
     };
     let client = match connected {
-        // The kernel closes it. Closed by us, a SQLite file would be tidied, and synced four times, by each of many short runs.
+        // The kernel closes it. If dlock closed it, each of many short runs would checkpoint a SQLite file,
+        // and sync it four times.
         Ok(Ok(client)) => ManuallyDrop::new(client),
         Ok(Err(error)) => return output.fail(&error, Exit::of(&error, Exit::HELD)),
         Err(Ended(number)) => return Exit::signal(number),
     };
     match (cli.command, &mut signals) {
-        (Command::Exec(args), Some(signals)) => exec::run(&client, args, signals, output).await,
+        (Command::Exec(args), Some(signals)) => {
+            exec::run(&client, store, args, signals, output).await
+        }
         (Command::Acquire(args), Some(signals)) => {
             by_hand::acquire(&client, args, signals, output).await
         }
@@ -116,7 +137,16 @@ async fn run(cli: Cli, signals: Option<Signals>, output: &Output) -> Exit {
         (Command::Inspect { name }, _) => admin::inspect(&client, &name, output).await,
         (Command::List { prefix }, _) => admin::list(&client, &prefix, output).await,
         (Command::Break(args), _) => admin::break_lock(&client, args, output).await,
-        // Answered above, or with signals.
+        // These were handled above, or run with signals.
         (Command::Schema | Command::Exec(_) | Command::Acquire(_), _) => Exit::BUG,
     }
+}
+
+async fn connect(url: &str, command: &Command) -> Result<Client, Error> {
+    let builder = dlock::builder(url).await?;
+    match command {
+        Command::Acquire(_) => builder.holder_info(by_hand::holder_info()),
+        _ => builder,
+    }
+    .build()
 }

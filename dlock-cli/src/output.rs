@@ -1,4 +1,4 @@
-//! What people and programs read.
+//! Output: messages for people, and JSON for programs.
 
 use crate::{
     args::{Cli, Command},
@@ -21,7 +21,7 @@ pub(crate) struct Output {
     json: bool,
     quiet: bool,
     verbose: u8,
-    /// Standard output is the child's.
+    /// Standard output belongs to the child.
     child: bool,
 }
 
@@ -35,11 +35,16 @@ impl Output {
         }
     }
 
+    /// Whether a message says that another owner holds a lock.
+    pub(crate) fn tells_busy(&self) -> bool {
+        self.json || !self.quiet
+    }
+
     pub(crate) fn is_json(&self) -> bool {
         self.json
     }
 
-    /// For what is wrong with the command line itself, before it is read.
+    /// For errors of the command line itself, before it is parsed.
     pub(crate) fn unread(json: bool) -> Self {
         Self {
             json,
@@ -49,7 +54,8 @@ impl Output {
         }
     }
 
-    /// Lets the library speak, on standard error. What it warns of we say ourselves, in words for people.
+    /// Sends the library's log to standard error. dlock reports the library's warnings itself, in words for
+    /// people.
     pub(crate) fn log(&self) {
         let level = match (self.quiet, self.verbose) {
             (true, _) => LevelFilter::OFF,
@@ -68,26 +74,27 @@ impl Output {
         }
     }
 
-    /// Words for people.
+    /// Prints a message for people.
     pub(crate) fn say(&self, message: &str) {
-        drop(writeln!(io::stderr(), "dlock: {message}")); // nobody is left to tell
+        drop(writeln!(io::stderr(), "dlock: {message}")); // there is no other output left
     }
 
-    /// Words that may be left out.
+    /// Prints a message that -q suppresses.
     pub(crate) fn warn(&self, message: &str) {
         if !self.quiet {
             self.say(message);
         }
     }
 
-    /// What happens, for those who asked with -v.
+    /// Prints what happens, with -v.
     pub(crate) fn note(&self, message: &str) {
         if self.verbose > 0 {
             self.say(message);
         }
     }
 
-    /// Whether there is somewhere to print to. A descriptor that was closed has become `/dev/null`, open in both directions.
+    /// Whether there is an output to print to. A closed descriptor has become `/dev/null`, open in both
+    /// directions.
     pub(crate) fn can_print(&self) -> bool {
         let out = io::stdout();
         let null = fs::metadata("/dev/null").map(|null| null.rdev());
@@ -100,7 +107,7 @@ impl Output {
         !(is_null && both)
     }
 
-    /// A result: for programs, or for people.
+    /// Prints a result, for programs or for people.
     pub(crate) fn result(&self, object: &Value, words: &str) -> io::Result<()> {
         let mut out = io::stdout().lock();
         if self.json {
@@ -111,7 +118,7 @@ impl Output {
         out.flush()
     }
 
-    /// Prints a result; the exit code tells when that failed.
+    /// Prints a result; the exit code says if that failed.
     pub(crate) fn print(&self, object: &Value, words: &str, exit: Exit) -> Exit {
         match self.result(object, words) {
             Ok(()) => exit,
@@ -119,7 +126,7 @@ impl Output {
         }
     }
 
-    /// Prints an error and gives the code back.
+    /// Prints an error and returns the code.
     pub(crate) fn fail(&self, error: &Error, exit: Exit) -> Exit {
         let mut message = error.to_string();
         let mut source = error.source();
@@ -136,12 +143,13 @@ impl Output {
         exit
     }
 
-    /// Prints what was wrong with the call.
+    /// Prints a wrong use.
     pub(crate) fn misuse(&self, message: &str) {
         self.problem("Misuse", message, "", None);
     }
 
-    /// Prints that somebody else has it: no error, so -q leaves it out where only people would read it.
+    /// Prints that another owner holds the lock. This is no error, so -q suppresses it where only people
+    /// would read it.
     pub(crate) fn busy(&self, message: &str, backend: &str, name: &str) {
         if self.json {
             self.problem("Timeout", message, backend, Some(name));
@@ -150,7 +158,7 @@ impl Output {
         }
     }
 
-    /// Prints what went wrong.
+    /// Prints a failure.
     pub(crate) fn problem(&self, kind: &str, message: &str, backend: &str, name: Option<&str>) {
         if !self.json {
             return self.say(message);
@@ -164,7 +172,7 @@ impl Output {
         } else {
             writeln!(io::stdout(), "{object}")
         };
-        drop(written); // nobody is left to tell
+        drop(written); // there is no other output left
     }
 }
 
@@ -174,12 +182,12 @@ fn kind(error: &Error) -> String {
     kind.split([' ', '{']).next().unwrap_or_default().to_owned()
 }
 
-/// A result for programs. Its fields are always all there; `null` is what a command does not know.
+/// A result for programs. All fields are always present; `null` is what a command does not know.
 pub(crate) fn result(name: &str, backend: &str, known: Value) -> Value {
     let mut object = json!({
         "name": name, "held": Value::Null, "owner": Value::Null, "hold": Value::Null, "token": Value::Null,
         "holds": Value::Null, "lease_ms": Value::Null, "remaining_ms": Value::Null, "shut_ms": Value::Null,
-        "age_ms": Value::Null, "waiters": Value::Null, "metadata": Value::Null, "backend": backend,
+        "age_ms": Value::Null, "waiters": Value::Null, "metadata": Value::Null, "damaged": Value::Null, "backend": backend,
     });
     if let (Value::Object(object), Value::Object(known)) = (&mut object, known) {
         object.extend(known);
@@ -187,37 +195,45 @@ pub(crate) fn result(name: &str, backend: &str, known: Value) -> Value {
     object
 }
 
-/// A name at one moment, for programs.
+/// The state of a name at one moment, for programs.
 pub(crate) fn object(snapshot: &Snapshot, backend: &str) -> Value {
     let holder = snapshot.holders.first();
     let note = holder
         .map(|holder| &holder.note)
         .filter(|note| !note.host.is_empty());
     let known = json!({
-        "held": !snapshot.holders.is_empty(),
+        "held": snapshot.damaged.is_none().then_some(!snapshot.holders.is_empty()),
         "owner": holder.map(|holder| holder.owner.to_string()),
         "token": holder.and_then(|holder| holder.token).map(|token| token.to_string()),
-        "holds": snapshot.holds,
+        "holds": snapshot.damaged.is_none().then_some(snapshot.holds),
         "remaining_ms": holder.and_then(|holder| holder.rest).map(millis),
         "shut_ms": snapshot.shut.map(millis),
         "age_ms": snapshot.age.map(millis),
         "waiters": snapshot.waiters,
+        "damaged": snapshot.damaged,
         "metadata": note.map(|note| json!({"host": note.host, "pid": note.pid})),
     });
     result(snapshot.name.as_str(), backend, known)
 }
 
-/// The same for people, on one line.
+/// The state of a name on one line, for people.
 pub(crate) fn words(snapshot: &Snapshot) -> String {
-    let mut words = snapshot.name.as_str().escape_debug().to_string();
+    let name = snapshot.name.as_str().escape_debug();
+    let state = busy(snapshot).unwrap_or_else(|| "free".to_owned());
+    format!("{name}	{state}")
+}
+
+/// Why a lock is not free: its holder, how long it is unavailable, or that its record cannot be read.
+/// `None`: it is free.
+pub(crate) fn busy(snapshot: &Snapshot) -> Option<String> {
+    if let Some(why) = &snapshot.damaged {
+        let why = why.escape_debug();
+        return Some(format!("damaged: {why}; `dlock break` frees it"));
+    }
     let Some(holder) = snapshot.holders.first() else {
-        match snapshot.shut {
-            Some(rest) => words.push_str(&format!("\tshut for {}", span(rest))),
-            None => words.push_str("\tfree"),
-        }
-        return words;
+        return snapshot.shut.map(|rest| format!("shut for {}", span(rest)));
     };
-    words.push_str(&format!("\theld by #{}", holder.owner));
+    let mut words = format!("held by #{}", holder.owner);
     if !holder.note.host.is_empty() {
         let note = &holder.note;
         words.push_str(&format!(" (process {} on {})", note.pid, note.host));
@@ -237,7 +253,7 @@ pub(crate) fn words(snapshot: &Snapshot) -> String {
     if let Some(waiters) = snapshot.waiters.filter(|waiters| *waiters > 0) {
         words.push_str(&format!(", {waiters} waiting"));
     }
-    words
+    Some(words)
 }
 
 pub(crate) fn millis(span: Duration) -> u64 {

@@ -1,19 +1,23 @@
-//! Leaving nothing behind.
+//! Withdrawal: releases what this process holds before it ends.
 
 use crate::output::{Output, span};
 use dlock::{Client, Lock};
-use std::time::{Duration, SystemTime};
+use std::{
+    fmt::Write as _,
+    time::{Duration, SystemTime},
+};
 use tokio::time::timeout;
 
-/// Gives back whatever is held or under way, as far as the store answers within two seconds; of the rest it says until when it may last.
+/// Releases all holds and attempts, as far as the store answers within two seconds. For the rest it reports
+/// until when it may last.
 pub(crate) async fn withdraw(client: &Client, lock: &Lock, output: &Output) {
     if client.unsettled() == 0 && !client.capabilities().session_bound {
         return;
     }
-    // Cut short, it is the same as what it reports as unknown.
+    // A cut-short shutdown means the same as an outcome that is reported as unknown.
     drop(timeout(SETTLE, client.shutdown(Duration::ZERO)).await);
     if client.unsettled() > 0 {
-        let rest = lock.current_lease().length() + client.capabilities().late;
+        let rest = lock.effective_lease().unwrap_or_default().length() + client.capabilities().late;
         output.say(&format!(
             "the store did not confirm that {:?} was given back: what it may have of us ends by itself, at {} at the latest",
             lock.name(),
@@ -22,10 +26,36 @@ pub(crate) async fn withdraw(client: &Client, lock: &Lock, output: &Output) {
     }
 }
 
-/// A time from now, for people: by the clock, and how far away.
+/// A time from now, for people: as a date, and how far away it is.
 pub(crate) fn until(rest: Duration) -> String {
-    let at = humantime::format_rfc3339_seconds(SystemTime::now() + rest);
-    format!("{at} (in {})", span(rest))
+    let mut words = String::new();
+    // A date beyond the year 9999 has no such form, and a store may return a time as far away as it likes.
+    let date = SystemTime::now()
+        .checked_add(rest)
+        .map(humantime::format_rfc3339_seconds);
+    match date.map(|date| write!(words, "{date}")) {
+        Some(Ok(())) => format!("{words} (in {})", span(rest)),
+        _ => format!("a date {} from now", span(rest)),
+    }
 }
 
 const SETTLE: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::until;
+    use std::time::Duration;
+
+    #[test]
+    fn a_time_without_a_date_is_told_by_how_far_away_it_is() {
+        let year = Duration::from_secs(365 * 24 * 3600);
+        assert!(until(year).contains('T'), "{}", until(year));
+        for far in [year * 9_000, Duration::MAX] {
+            let words = until(far);
+            assert!(
+                words.starts_with("a date ") && words.contains("years"),
+                "{words}"
+            );
+        }
+    }
+}

@@ -1,8 +1,9 @@
-//! Signals: those that end us, those that the command gets, those of job control.
+//! Signals: those that end dlock, those that are forwarded to the command, and those of job control.
 //!
-//! They are blocked and read from a descriptor instead of being handled. So none is missed between two steps, each says whether it came
-//! from the terminal (then the whole group has it already), the ones that we were started to ignore (`nohup`, `&`) stay ignored, and a
-//! stop has its default action when we want it.
+//! Signals are blocked and read from a descriptor instead of being handled. So none is missed between two
+//! steps, and each says whether it came from the terminal (then the whole group has it already). Signals
+//! that were ignored at the start (`nohup`, `&`) stay ignored, and a stop has its default action when dlock
+//! wants it.
 
 use nix::{
     errno::Errno,
@@ -18,7 +19,8 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
 };
 
-/// The signals that are read from now on and not acted on. To be blocked before there is a second thread.
+/// The signals that are read from now on instead of being acted on. Call it before there is a second
+/// thread.
 pub(crate) struct Blocked(SigSet);
 
 impl Blocked {
@@ -31,36 +33,38 @@ impl Blocked {
             }
         }
         let mut blocked = heard;
-        blocked.add(Number::SIGTTOU); // taking the terminal back from the background would stop us
+        blocked.add(Number::SIGTTOU); // otherwise taking the terminal back from the background would stop dlock
         blocked.thread_block()?;
         Ok(Self(heard))
     }
 }
 
-/// A write beyond the limit of file sizes is an error from now on, as that of a full disk is, and not our end. The command has its own.
+/// Makes a write beyond the limit of file sizes an error, as on a full disk, instead of a signal that ends
+/// dlock. The command keeps its own action.
 pub(crate) fn survive_limits() -> io::Result<()> {
     let mut blocked = SigSet::empty();
     blocked.add(Number::SIGXFSZ);
     Ok(blocked.thread_block()?)
 }
 
-/// What came.
+/// An event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Heard {
-    /// A signal, and whether our whole process group got it: from the terminal, not from somebody who meant us.
+    /// A signal, and whether dlock's whole process group got it: from the terminal, not from a process that
+    /// meant dlock.
     Signal(Number, bool),
     /// The state of a child changed.
     Child,
 }
 
-/// A signal that ends us came first.
+/// A signal that ends dlock came first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended(pub(crate) i32);
 
 pub(crate) struct Signals {
     fd: AsyncFd<SignalFd>,
     early: VecDeque<(Number, bool)>,
-    // With a handler: one that was started with SIGCHLD ignored would have no exit codes.
+    // With a handler: a dlock that was started with SIGCHLD ignored would get no exit codes.
     child: Signal,
 }
 
@@ -91,7 +95,8 @@ impl Signals {
         }
     }
 
-    /// Does the work unless a signal ends us first: then the work is dropped. Stops with the job meanwhile.
+    /// Does the work unless a signal ends dlock first: then the work is dropped. Stops with the job
+    /// meanwhile.
     pub(crate) async fn unless<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Ended> {
         let mut work = std::pin::pin!(work);
         loop {
@@ -107,23 +112,24 @@ impl Signals {
                 Ok(Heard::Signal(Number::SIGTSTP, _)) => {
                     self.stop(false);
                 }
-                Ok(_) => {} // nothing that changes a wait
+                Ok(_) => {} // no effect on a wait
                 Err(_) => return Ok(work.await),
             }
         }
     }
 
-    /// Whether a signal that ends us has come already.
+    /// Whether a signal that ends dlock has come already.
     pub(crate) fn ended(&mut self) -> Option<Ended> {
         self.collect();
         let end = self.early.iter().find(|(number, _)| ENDS.contains(number));
         end.map(|(number, _)| Ended(*number as i32))
     }
 
-    /// Stops this process, or its whole group, as the shell that started it expects of a job; says whether it was stopped, and
-    /// continued. The kernel does not stop a job that no shell looks after. Nothing renews a lock meanwhile.
+    /// Stops this process, or its whole group, as the shell that started it expects of a job. Returns
+    /// whether it was stopped, and continued. The kernel does not stop a job that no shell watches. No lock
+    /// is renewed meanwhile.
     pub(crate) fn stop(&mut self, group: bool) -> bool {
-        // Each fails only where there is no such process, and we are one.
+        // Each call fails only where there is no such process, and this process exists.
         let _ = if group {
             killpg(getpgrp(), Number::SIGTSTP)
         } else {
@@ -131,7 +137,7 @@ impl Signals {
         };
         let mut stop = SigSet::empty();
         stop.add(Number::SIGTSTP);
-        let _ = stop.thread_unblock(); // here it happens
+        let _ = stop.thread_unblock(); // the stop happens here
         let _ = stop.thread_block();
         self.collect();
         let stopped = self
@@ -172,7 +178,7 @@ fn take(fd: &SignalFd) -> Result<Option<(Number, bool)>, Errno> {
     )))
 }
 
-/// The signals that were ignored when we were started, one bit each.
+/// The signals that were ignored when dlock started, one bit each.
 fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     ignored_in(&status)
@@ -189,7 +195,7 @@ fn ignored_in(status: &str) -> u64 {
 /// `si_code` of what the kernel sends, such as Ctrl-C of a terminal.
 const BY_KERNEL: i32 = 0x80;
 
-/// What ends a wait.
+/// The signals that end a wait.
 const ENDS: [Number; 4] = [
     Number::SIGINT,
     Number::SIGTERM,

@@ -1,37 +1,97 @@
-//! Which store.
+//! Store selection: from options and environment to a URL and a client.
 
 use crate::{
-    args::{Cli, Command},
+    args::{Cli, Command, Release, Renew},
+    clear::{has_password, in_the_clear},
     output::Output,
+    secret::{self, is_stdin},
 };
-use std::{env, ffi::OsString, path::PathBuf, time::Duration};
+use dlock::sqlite::SqliteConfig;
+use std::{
+    env,
+    ffi::OsString,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-/// The URL: the option, else the environment, else a file in the user's state directory.
-pub(crate) fn url(cli: &Cli, output: &Output) -> Result<String, String> {
-    let url = match (&cli.url, env::var_os("DLOCK_URL")) {
-        (Some(url), _) => {
-            if has_password(url) {
-                output.warn(
-                    "the password in --url is visible to every user of this machine (ps): put the URL into $DLOCK_URL",
-                );
-            }
-            url.clone()
-        }
-        (None, Some(url)) if !url.is_empty() => url
-            .into_string()
-            .map_err(|_| "$DLOCK_URL is not UTF-8".to_owned())?,
-        _ => default(|variable| env::var_os(variable))?,
-    };
-    Ok(match &cli.command {
-        Command::Exec(exec) => with_session(url, exec.lease),
-        _ => url,
-    })
+/// The variable that names the store.
+pub(crate) const URL: &str = "DLOCK_URL";
+/// Set for the command of an `exec` that withholds its URL, so that a `dlock` inside does not lock in the
+/// default file instead.
+pub(crate) const WITHHELD: &str = "DLOCK_URL_WITHHELD";
+
+pub(crate) struct Store {
+    /// The URL as it was given.
+    pub(crate) url: String,
+    /// No URL was given: it is the file in the user's state directory.
+    pub(crate) is_default: bool,
 }
 
-/// Where a lease is a session, a lease that was asked for asks for that session.
+impl Store {
+    /// The option, else the environment, else a file in the user's state directory.
+    pub(crate) fn of(cli: &Cli, output: &Output) -> Result<Self, String> {
+        let given = given(cli, output)?;
+        let is_default = given.is_none();
+        let url = match given {
+            Some(url) => url,
+            None if env::var_os(WITHHELD).is_some() => return Err(withheld()),
+            None => default(|variable| env::var_os(variable))?,
+        };
+        if !matches!(cli.command, Command::Schema) {
+            excludes_others(&url, is_default)?;
+            if let Some(clear) = in_the_clear(&url) {
+                output.warn(&clear.to_string());
+            }
+        }
+        Ok(Self { url, is_default })
+    }
+
+    /// The URL to connect to for this command.
+    pub(crate) fn url_for(&self, command: &Command) -> String {
+        match command {
+            Command::Exec(exec) => with_session(self.url.clone(), exec.lease),
+            _ => self.url.clone(),
+        }
+    }
+}
+
+fn given(cli: &Cli, output: &Output) -> Result<Option<String>, String> {
+    if let Some(url) = &cli.url {
+        if has_password(url) {
+            output.warn(
+                "the password in --url is visible to every user of this machine (ps): put the URL into $DLOCK_URL or --url-file",
+            );
+        }
+        return Ok(Some(url.clone()));
+    }
+    if let Some(path) = &cli.url_file {
+        if is_stdin(path) && hold_file(&cli.command).is_some_and(is_stdin) {
+            return Err("--url-file and --hold-file cannot both be standard input".to_owned());
+        }
+        return secret::read(path, output).map(Some);
+    }
+    match env::var_os(URL) {
+        Some(url) if !url.is_empty() => match url.into_string() {
+            Ok(url) => Ok(Some(url)),
+            Err(_) => Err(format!("${URL} is not UTF-8")),
+        },
+        _ => Ok(None),
+    }
+}
+
+fn hold_file(command: &Command) -> Option<&Path> {
+    match command {
+        Command::Renew(Renew { hold, .. }) | Command::Release(Release { hold, .. }) => {
+            hold.hold_file.as_deref()
+        }
+        _ => None,
+    }
+}
+
+/// Where a lease is a session, a requested lease requests that session.
 fn with_session(url: String, lease: Option<Duration>) -> String {
     match lease {
-        Some(lease) if url.starts_with("zk:") && !url.contains("dlock.session=") => {
+        Some(lease) if is_session(&url) && !url.contains("dlock.session=") => {
             let mark = if url.contains('?') { '&' } else { '?' };
             format!("{url}{mark}dlock.session={}ms", lease.as_millis())
         }
@@ -39,7 +99,41 @@ fn with_session(url: String, lease: Option<Duration>) -> String {
     }
 }
 
-/// A process may have one TLS provider only, so the library leaves it to us; only URLs that may need one pay for it.
+fn is_session(url: &str) -> bool {
+    url.starts_with("zk:") || url.starts_with("zk+tls:")
+}
+
+/// Refuses a store that no other process shares: every process would get every lock.
+fn excludes_others(url: &str, is_default: bool) -> Result<(), String> {
+    let (place, _) = url.split_once('?').unwrap_or((url, ""));
+    let scheme = place.split(':').next().unwrap_or_default();
+    if scheme.eq_ignore_ascii_case("memory") {
+        return Err(
+            "the locks of memory: live inside one process, so they would exclude no other dlock: use sqlite:PATH, or a server"
+                .to_owned(),
+        );
+    }
+    // A path that cannot be read is refused where it is opened.
+    let Ok(file) = place.parse::<SqliteConfig>() else {
+        return Ok(());
+    };
+    match file.path().parent() {
+        Some(folder) if !is_default && folder != Path::new("") && !folder.is_dir() => Err(format!(
+            "there is no directory {}: is the path right? If it is, make the directory first",
+            folder.display()
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn withheld() -> String {
+    format!(
+        "the dlock exec that started this keeps its ${URL} to itself: give it --pass-url, or give --url or ${URL} here"
+    )
+}
+
+/// A process may have only one TLS provider, so the library leaves it to dlock. Only URLs that may need one
+/// pay for it.
 pub(crate) fn provide_tls(url: &str) {
     let scheme = url.split(':').next().unwrap_or_default();
     if !matches!(
@@ -54,7 +148,7 @@ pub(crate) fn provide_tls(url: &str) {
             | "mariadb"
             | "zk"
     ) {
-        drop(rustls::crypto::ring::default_provider().install_default()); // fails only if there is one
+        drop(rustls::crypto::ring::default_provider().install_default()); // fails only if one is installed
     }
 }
 
@@ -65,7 +159,8 @@ fn default(variable: impl Fn(&str) -> Option<OsString>) -> Result<String, String
             .filter(|value| !value.is_empty())
             .map(PathBuf::from)
     };
-    // Relative ones would be other locks in each directory; the XDG base directory specification has them ignored.
+    // A relative path would mean other locks in each directory; the XDG base directory specification
+    // ignores them.
     let absolute = |name| set(name).filter(|path: &PathBuf| path.is_absolute());
     let state = absolute("XDG_STATE_HOME");
     let state = state.or_else(|| absolute("HOME").map(|home| home.join(".local/state")));
@@ -93,27 +188,9 @@ fn escaped(path: &str) -> String {
         .replace('#', "%23")
 }
 
-/// Whether a URL has `user:password@`, or a password in its query, as that of a Unix socket.
-fn has_password(url: &str) -> bool {
-    let Some((_, rest)) = url.split_once("://") else {
-        return false;
-    };
-    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-    let query = rest.split_once('?').map_or("", |(_, query)| query);
-    let secret = |pair: &str| {
-        pair.split_once('=')
-            .is_some_and(|(key, value)| key.starts_with("pass") && !value.is_empty())
-    };
-    query.split('&').any(secret)
-        || authority
-            .rsplit_once('@')
-            .and_then(|(user, _)| user.split_once(':'))
-            .is_some_and(|(_, password)| !password.is_empty())
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{default, has_password, with_session};
+    use super::{default, with_session};
     use std::{ffi::OsString, time::Duration};
 
     fn with<'a>(set: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<OsString> + 'a {
@@ -137,26 +214,12 @@ mod tests {
     }
 
     #[test]
-    fn passwords_are_noticed() {
-        assert!(has_password("redis://:secret@host/"));
-        assert!(has_password("mysql://u:p%40@h:1/d"));
-        assert!(has_password("redis+unix:///s.sock?db=1&pass=secret"));
-        for plain in [
-            "redis://host:6379/",
-            "redis://user@host",
-            "sqlite:/a:b@c",
-            "redis://user:@h",
-        ] {
-            assert!(!has_password(plain), "{plain}");
-        }
-    }
-
-    #[test]
     fn a_lease_asks_for_a_session_where_leases_are_sessions() {
         let lease = Some(Duration::from_secs(9));
         let url = |url: &str| with_session(url.to_owned(), lease);
         assert_eq!(url("zk://h:1/r"), "zk://h:1/r?dlock.session=9000ms");
         assert_eq!(url("zk://h?dlock.session=4s"), "zk://h?dlock.session=4s");
+        assert_eq!(url("zk+tls://h"), "zk+tls://h?dlock.session=9000ms");
         assert_eq!(url("redis://h/"), "redis://h/");
         assert_eq!(with_session("zk://h".to_owned(), None), "zk://h");
     }

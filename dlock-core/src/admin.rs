@@ -1,11 +1,12 @@
-//! Locks without guards, for operators and the command line: see them, break them, keep or end a hold that was written down.
+//! Administration of locks without guards, for operators and the command line: inspect, list and break
+//! locks, renew or release a hold that was written down.
 
 use crate::{
     call::{ATTEMPT, Call},
     client::Client,
     driver::{Broken, Cursor, Holds, Page, Release, Released, Renew, Renewed, Snapshot},
-    error::{DriverError, Effect, Error, ErrorKind, Phase, Retry},
-    guard::Outcome,
+    error::{DriverError, Effect, Error, ErrorKind, RetryClass, TimeoutPhase},
+    guard::ReleaseOutcome,
     identity::{FencingToken, HoldId, Owner},
     inner::Inner,
     lease::Lease,
@@ -14,13 +15,13 @@ use crate::{
 use std::{sync::Arc, time::Duration};
 
 impl Client {
-    /// Shows who holds a name, without changing anything.
+    /// Shows the holders of a name without changing anything.
     ///
     /// # Errors
-    /// When the name is not one, or the store did not answer.
+    /// When the name is not legal, or the store did not answer.
     ///
     /// # Cancel safety
-    /// Nothing is lost when it is dropped.
+    /// Dropping the future loses nothing.
     pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Snapshot, Error> {
         let name = LockName::new(name)?;
         let (driver, asked) = (Arc::clone(&self.inner.driver), name.clone());
@@ -32,14 +33,14 @@ impl Client {
             .map_err(|error| error.at(self.inner.caps.backend, &name))
     }
 
-    /// One step of a walk over the held and shut names that begin with `prefix`: up to about `limit` of them, perhaps none, and where
-    /// to go on. `next: None` is the only end.
+    /// Returns one page of the held and unavailable names that begin with `prefix`: up to about `limit` of
+    /// them, perhaps none, and the cursor to go on with. `next: None` is the only end.
     ///
     /// # Errors
     /// When the store did not answer, or `from` came from another backend.
     ///
     /// # Cancel safety
-    /// Nothing is lost when it is dropped.
+    /// Dropping the future loses nothing.
     pub async fn list(
         &self,
         prefix: &str,
@@ -53,14 +54,15 @@ impl Client {
         answer.map_err(|error| error.of(self.inner.caps.backend))
     }
 
-    /// Frees a name whoever holds it: with `only`, just if that is its token. Its holders learn it at their next renewal, and
-    /// until then they run beside the next one: break only what is known to be dead.
+    /// Frees a name, whatever owner holds it. With `only`, it does so only if that is the name's token. The
+    /// holders notice at their next renewal, and until then they run beside the next holder. Break only
+    /// locks whose holder is known to be dead.
     ///
     /// # Errors
-    /// When the name is not one, or the store did not answer; the effect is then unknown.
+    /// When the name is not legal, or the store did not answer; the effect is then unknown.
     ///
     /// # Cancel safety
-    /// Dropped under way, it may or may not have happened.
+    /// If the future is dropped while the request is in flight, the request may or may not be executed.
     pub async fn break_lock(
         &self,
         name: impl AsRef<str>,
@@ -73,14 +75,15 @@ impl Client {
         answer.map_err(|error| error.at(self.inner.caps.backend, &name))
     }
 
-    /// Prolongs a hold that no guard stands for, once: it lasts `length` from now, and never less than before. Gives back how long it is
-    /// certain to last.
+    /// Renews, once, a hold that has no guard. The hold then lasts `length` from now, and never less than
+    /// before. Returns how long it is certain to last.
     ///
     /// # Errors
-    /// `NotHeld` when it is not there any more; `Misuse` for a name or length that is none; otherwise as [`inspect`](Self::inspect).
+    /// `NotHeld` when the hold is no longer there. `Misuse` for an illegal name or length. Otherwise as
+    /// [`inspect`](Self::inspect).
     ///
     /// # Cancel safety
-    /// Dropped under way, it may or may not have happened.
+    /// If the future is dropped while the request is in flight, the request may or may not be executed.
     pub async fn renew(
         &self,
         name: impl AsRef<str>,
@@ -90,7 +93,7 @@ impl Client {
     ) -> Result<Duration, Error> {
         let name = LockName::new(name)?;
         let inner = &self.inner;
-        let lease = Lease::kept(length)?.on(&inner.caps)?.length();
+        let lease = Lease::renewed(length).checked()?.on(&inner.caps)?.length();
         let (driver, lane) = (Arc::clone(&inner.driver), inner.driver.lane(&name));
         let entry = Renew::new(name.clone(), *owner, hold, Some(lease));
         let sent = inner.clock.now();
@@ -112,19 +115,21 @@ impl Client {
             .map_err(|error: Error| error.at(inner.caps.backend, &name))
     }
 
-    /// Gives back holds that no guard stands for: one, or all of an owner, whose guards elsewhere learn it at their next renewal.
+    /// Releases holds that have no guard: one, or all of an owner. Guards of that owner elsewhere notice at
+    /// their next renewal.
     ///
     /// # Errors
-    /// `NotHeld` when there is none; `Misuse` for a name that is none; otherwise as [`inspect`](Self::inspect), with unknown effect.
+    /// `NotHeld` when there is no such hold. `Misuse` for an illegal name. Otherwise as
+    /// [`inspect`](Self::inspect), with unknown effect.
     ///
     /// # Cancel safety
-    /// Dropped under way, it may or may not have happened.
+    /// If the future is dropped while the request is in flight, the request may or may not be executed.
     pub async fn release(
         &self,
         name: impl AsRef<str>,
         owner: &Owner,
         holds: Holds,
-    ) -> Result<Outcome, Error> {
+    ) -> Result<ReleaseOutcome, Error> {
         let name = LockName::new(name)?;
         let inner = &self.inner;
         let mut request = Release::new(name.clone(), *owner, HoldId::from_bits(0));
@@ -136,7 +141,7 @@ impl Client {
         );
         let outcome = match released.await {
             Ok(Released::NotHeld { .. }) => Err(not_held()),
-            Ok(released) => Ok(Outcome::of(&released)),
+            Ok(released) => Ok(ReleaseOutcome::of(&released)),
             Err(error) => Err(error),
         };
         outcome.map_err(|error| error.at(inner.caps.backend, &name))
@@ -144,12 +149,13 @@ impl Client {
 }
 
 impl Inner {
-    /// One request that nobody repeats, bounded.
+    /// Sends one request with a time limit. It is not repeated.
     async fn ask<T: Send + 'static>(
         &self,
         effect: Effect,
         request: impl Future<Output = Result<T, DriverError>> + Send + 'static,
     ) -> Result<T, Error> {
+        self.check_runtime()?;
         let give_up = self.clock.now() + ATTEMPT;
         let answer = Call::new(&self.adrift, give_up, request).answer().await;
         answer.map_or_else(|| Err(unanswered(effect)), |answer| Ok(answer?))
@@ -157,17 +163,18 @@ impl Inner {
 }
 
 fn unanswered(effect: Effect) -> Error {
-    let phase = Phase::Request;
-    let message =
-        format!("the store did not answer within {ATTEMPT:?}: see that it runs and can be reached");
+    let phase = TimeoutPhase::Request;
+    let message = format!(
+        "the store did not answer within {ATTEMPT:?}: check that it runs and can be reached"
+    );
     Error::new(ErrorKind::Timeout { phase }, message)
-        .with_retry(Retry::Later)
+        .with_retry(RetryClass::Later)
         .with_effect(effect)
 }
 
 fn not_held() -> Error {
     Error::new(
         ErrorKind::NotHeld,
-        "that hold is not there: it was released before, ran out, was broken or taken over, or never was",
+        "the hold does not exist: it was released, expired, broken or taken over, or it never existed",
     )
 }

@@ -1,12 +1,13 @@
-//! One timer for all that a client waits for, or a driver.
+//! Deadline list: one timer task for all waits of a client or of a driver's connection.
 //!
-//! A request that is answered in 20 µs should not pay a microsecond for the timer that would have given it up after 5 s, nor another one for
-//! standing in the list of those whom a shutdown calls off. Here both are one place in one list, taken when a request has to wait and left
-//! when it is answered. A task of the client sleeps until the earliest end that it knows of and looks again then; mostly whoever had that
-//! end is long gone, so the list costs one look in seconds, however many requests come and go.
+//! A fast request should not pay for a runtime timer that would have given it up after 5 s, nor for an
+//! entry in a second list of requests that a shutdown cancels. Here both are one place in one list. A
+//! request takes the place when it has to wait and leaves it when it is answered. A task of the client
+//! sleeps until the earliest deadline that it knows of and reads the list again then. Mostly the request
+//! with that deadline is long gone, so the list is read once in seconds, however many requests come and go.
 //!
-//! The task runs on the client's runtime. Whoever waits on another one, or finds the task gone, has a timer of his own beside: that runtime may
-//! stand still.
+//! The task runs on the client's runtime. A waiter on another runtime, or one that finds the task gone,
+//! also has a timer of its own, because the client's runtime may stand still.
 
 use crate::clock::{Clock, Instant};
 use std::{
@@ -21,13 +22,13 @@ use tokio::{
     sync::Notify,
 };
 
-/// Everybody of one client, or one connection of a driver, who waits until some time. Setting one and leaving it again costs a place in
-/// a list, where a timer of the runtime costs the wake-up of a thread when it is the next to ring.
+/// The deadlines of one client, or of one connection of a driver. Setting one and leaving it costs a place
+/// in a list. A timer of the runtime costs the wake-up of a thread when it is the next to fire.
 pub struct Alarms {
     clock: Clock,
     home: Id,
     list: Mutex<List>,
-    /// Something ends earlier than the task sleeps.
+    /// A deadline is earlier than the end of the task's sleep.
     earlier: Notify,
 }
 
@@ -36,7 +37,7 @@ struct List {
     free: Vec<usize>,
     /// Until when the task sleeps.
     armed: Instant,
-    /// A place was taken since the task last looked.
+    /// A place was taken since the task last read the list.
     used: bool,
     /// The task is gone.
     stopped: bool,
@@ -49,11 +50,11 @@ enum Place {
     Rung,
 }
 
-/// How long the task goes on looking when nobody waits: whoever waits next need not wake it.
+/// How long the task keeps waking when nothing waits, so that the next waiter need not wake it.
 const LINGER: Duration = Duration::from_secs(1);
 
 impl Alarms {
-    /// Starts the task that rings them, and says how to end it: it does not end by itself.
+    /// Starts the timer task and returns its handle. The task does not end by itself.
     #[must_use]
     pub fn start(clock: &Clock, handle: &Handle) -> (Arc<Self>, tokio::task::JoinHandle<()>) {
         let alarms = Arc::new(Self {
@@ -73,10 +74,10 @@ impl Alarms {
         (alarms, task)
     }
 
-    /// Resolves at `at` and not before; the first poll never does.
+    /// Resolves at `at` and not before. The first poll never resolves.
     ///
     /// # Cancel safety
-    /// Nothing is lost when it is dropped.
+    /// Dropping the future loses nothing.
     pub fn at(&self, at: Instant) -> Alarm<'_> {
         Alarm {
             alarms: self,
@@ -86,7 +87,7 @@ impl Alarms {
         }
     }
 
-    /// Polls everybody who waits: something changed that they look at themselves.
+    /// Wakes every waiter, because something changed that each of them checks.
     pub(crate) fn shake(&self) {
         let list = self.list();
         let waiting = list.places.iter().filter_map(|place| match place {
@@ -94,7 +95,7 @@ impl Alarms {
             Place::Free | Place::Rung => None,
         });
         let woken: Vec<_> = waiting.collect();
-        drop(list); // who is woken may run at once
+        drop(list); // a woken waiter may run at once
         woken.into_iter().for_each(Waker::wake);
     }
 
@@ -103,7 +104,7 @@ impl Alarms {
     }
 }
 
-/// The task, and what its end does.
+/// The timer task. When it ends, it wakes every waiter.
 struct Ringer(Arc<Alarms>);
 
 impl Ringer {
@@ -129,7 +130,7 @@ impl Drop for Ringer {
 }
 
 impl List {
-    /// Takes a place; says whether the task has to be woken for it, or is gone.
+    /// Takes a place. Returns whether the task has to be woken for it.
     fn take(&mut self, at: Instant, waker: Waker) -> (usize, bool) {
         let set = Place::Set(at, waker);
         let place = match self.free.pop() {
@@ -154,12 +155,12 @@ impl List {
         self.places[place] = Place::Free;
         self.free.push(place);
         if self.free.len() == self.places.len() && self.places.len() > MANY {
-            // One crowd should not cost memory and time for ever.
+            // One burst should not cost memory and time for ever.
             (self.places, self.free) = (Vec::new(), Vec::new());
         }
     }
 
-    /// Whose time has come, and until when the task may sleep.
+    /// The waiters whose time has come, and the time until which the task may sleep.
     fn due(&mut self, now: Instant) -> (Vec<Waker>, Instant) {
         let mut rung = Vec::new();
         let mut next = None;
@@ -186,10 +187,10 @@ impl List {
 /// Places that an empty list keeps.
 const MANY: usize = 1024;
 
-/// One of the runtime that it is polled on.
+/// A timer of the runtime on which it is polled.
 type Timer = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A wait for some time: see [`Alarms::at`].
+/// A wait until a deadline: see [`Alarms::at`].
 #[must_use = "it waits when it is polled"]
 pub struct Alarm<'a> {
     alarms: &'a Alarms,
@@ -223,7 +224,7 @@ impl Future for Alarm<'_> {
                 let mut list = alarms.list();
                 match &mut list.places[place] {
                     Place::Set(_, waker) => waker.clone_from(cx.waker()),
-                    // It rang just now, for whoever waited before.
+                    // Its time came just now, and the waker of an earlier poll was woken.
                     Place::Rung => return Poll::Ready(()),
                     Place::Free => {}
                 }
@@ -231,9 +232,10 @@ impl Future for Alarm<'_> {
             }
         };
         let here = Handle::try_current().ok().map(|here| here.id());
-        // It may be moved from one runtime to another, and the first one end: its timers must not be polled then.
+        // The future may move to another runtime, and the first one may end: its timers must not be polled
+        // then.
         this.own.take_if(|(made, _)| *made != here);
-        let elsewhere = here.is_some_and(|here| here != alarms.home);
+        let elsewhere = here != Some(alarms.home);
         if this.own.is_none() && (stopped || elsewhere) {
             let (clock, at) = (alarms.clock.clone(), this.at);
             let own = Box::pin(async move { clock.sleep_until(at).await });
@@ -254,7 +256,7 @@ impl Drop for Alarm<'_> {
     }
 }
 
-// A list of wakers says nothing.
+// A list of wakers is of no use in output.
 impl fmt::Debug for Alarms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Alarms").finish_non_exhaustive()
@@ -349,7 +351,7 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         assert_eq!(wakes, 1, "the first one");
-        // Nobody waits: it goes to sleep for good.
+        // Nothing waits: it goes to sleep for good.
         tokio::time::sleep(Duration::from_secs(5) + LINGER * 2).await;
         assert_eq!(alarms.list().armed, crate::clock::Instant::FAR);
     }
@@ -372,7 +374,7 @@ mod tests {
         assert_eq!(polls, 2);
     }
 
-    /// On a runtime that is gone, and on one that nobody drives.
+    /// On a runtime that is gone, and on one that is not polled.
     #[test]
     fn who_waits_elsewhere_needs_no_task() {
         let runtime = || Builder::new_current_thread().enable_time().build().unwrap();
@@ -389,7 +391,8 @@ mod tests {
         }
     }
 
-    /// A request that is given up moves to its client's runtime; that of who asked may end, or the client's.
+    /// A request that is given up moves to its client's runtime. The runtime of the caller may end, or the
+    /// client's.
     #[test]
     fn who_waits_may_move_from_one_runtime_to_another() {
         let runtime = || Builder::new_current_thread().enable_time().build().unwrap();
@@ -419,7 +422,7 @@ mod tests {
         let mut alarm = pin!(alarms.at(clock.now() + LINGER));
         let mut cx = Context::from_waker(Waker::noop());
         assert!(alarm.as_mut().poll(&mut cx).is_pending());
-        // As if the task had read a later time than whoever polls next.
+        // As if the task had read a later time than the next poll does.
         drop(alarms.list().due(clock.now() + LINGER));
         assert!(alarm.as_mut().poll(&mut cx).is_ready());
     }

@@ -1,7 +1,7 @@
-//! A driver's call that is always driven to its end.
+//! Driver call: a request that runs to completion even when its caller is gone.
 //!
-//! It is polled in place, by whoever waits for it. Dropped unfinished, by a caller that was cancelled or ran out of time, what is
-//! left of it moves into a task: some clients (MongoDB, sqlx) break when a future of theirs is never polled again.
+//! The waiter polls it in place. When a cancelled or timed-out caller drops it unfinished, the rest of it
+//! moves into a task: some clients (MongoDB, sqlx) break when one of their futures is never polled again.
 
 use crate::{
     alarm::Alarms,
@@ -22,13 +22,15 @@ use std::{
 };
 use tokio::runtime::Handle;
 
-/// How long after its give-up a call is abandoned: the store's client has long run into its own time-outs by then.
+/// How long after its give-up a call is abandoned. The store's client has long reached its own time-outs by
+/// then.
 const ABANDON_AFTER: Duration = Duration::from_secs(30);
 
-/// The most one request may take before it is repeated or given up, however long the lease: nobody should hang on one lost packet.
+/// The most time that one request may take before it is repeated or given up, however long the lease: one
+/// lost packet should not block a caller.
 pub(crate) const ATTEMPT: Duration = Duration::from_secs(5);
 
-/// Where calls run that nobody waits for any more, and what times the others.
+/// The place where calls run that have lost their waiter, with the deadlines of all calls.
 #[derive(Debug)]
 pub(crate) struct Adrift {
     pub(crate) handle: Handle,
@@ -53,7 +55,7 @@ impl Adrift {
     }
 }
 
-/// What is left of a call.
+/// The unfinished rest of a call.
 type Rest<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 pub(crate) struct Call<T: Send + 'static> {
@@ -77,7 +79,7 @@ impl<T: Send + 'static> Call<T> {
         }
     }
 
-    /// Waits for the answer, at most until the give-up; `None`: it is still under way.
+    /// Waits for the answer, at most until the give-up; `None`: the call is still in flight.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the call where it is; dropping the call moves it into a task.
@@ -85,18 +87,21 @@ impl<T: Send + 'static> Call<T> {
         self.answer_by(self.give_up).await
     }
 
-    /// As [`answer`](Self::answer), of a call that began on another runtime: what the driver had there may be gone with it, which is no reason to
-    /// forget what was asked. Nobody knows then what became of it.
+    /// As [`answer`](Self::answer), for a call that began on another runtime. What the driver had on that
+    /// runtime may be gone with it, and the call may panic. Its outcome is then unknown, but the request
+    /// still has to be settled.
     pub(crate) async fn answer_elsewhere(&mut self) -> Option<T> {
         let answer = AssertUnwindSafe(self.answer()).catch_unwind().await;
         answer.unwrap_or_else(|_| {
             self.rest = None;
-            tracing::error!("a call panicked that was waited for in the place of who made it; it is settled as one without an answer");
+            tracing::error!(
+                "a call panicked after its caller was gone; it is settled as an unanswered one"
+            );
             None
         })
     }
 
-    /// Waits for an answer that is still worth something when nobody counts on it any more.
+    /// Waits past the give-up for an answer that is useful even when it comes late.
     pub(crate) async fn late_answer(&mut self) -> Option<T> {
         self.answer_by(self.give_up + ABANDON_AFTER).await
     }
@@ -122,7 +127,7 @@ impl<T: Send + 'static> Call<T> {
 
 fn poll<T>(rest: &mut Option<Rest<T>>, begun: &mut bool, cx: &mut Context<'_>) -> Poll<T> {
     let Some(call) = rest else {
-        return Poll::Pending; // answered before: nobody asks twice
+        return Poll::Pending; // answered before: no caller asks twice
     };
     *begun = true;
     let answer = std::task::ready!(call.as_mut().poll(cx));

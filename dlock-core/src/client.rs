@@ -1,11 +1,11 @@
-//! The client: one driver, and everything that its locks share.
+//! Client: one driver, and the state that all its locks share.
 
 use crate::{
     alarm::Alarms,
     call::Adrift,
     clock::Clock,
-    driver::{Capabilities, DistributedLock, Note},
-    error::{Error, ErrorKind},
+    driver::{Capabilities, DistributedLock, HolderInfo},
+    error::Error,
     flaw::Flaw,
     identity::Owner,
     inner::{Inner, listen},
@@ -13,12 +13,10 @@ use crate::{
     lease::Lease,
     lock::Lock,
     name::LockName,
+    random::Random,
+    runtime,
     shutdown::Shutdown,
     watchdog::{self, Watchdog},
-};
-use rand::{
-    SeedableRng,
-    rngs::{StdRng, SysRng},
 };
 use std::{
     fmt,
@@ -28,19 +26,22 @@ use std::{
     },
     time::Duration,
 };
-use tokio::{runtime::Handle, sync::Notify};
+use tokio::sync::Notify;
 
-/// How often a store that only answers is asked at most while somebody waits.
-pub const DEFAULT_LOOK_CAP: Duration = Duration::from_millis(100);
+/// The default poll interval: the longest pause between two polls of a store without wake-ups
+/// ([`Wake::Poll`](crate::Wake::Poll)) while a task waits.
+pub const DEFAULT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Locks in one store. Cheap to clone; all clones share one watchdog, one line per name and one connection's worth of traffic.
+/// A handle to the locks in one store. Cheap to clone. All clones share one watchdog, one local queue per
+/// lock name, and one driver.
 ///
 /// # Runtimes
-/// A client belongs to the tokio runtime it was made in: renewals and clean-up run there. When that runtime is dropped, or is
-/// current-thread and not polled, or all its workers are blocked, nothing is renewed: the store ends the leases, and every guard says
-/// so by itself, because [`Guard::check`](crate::Guard::check), [`remaining`](crate::Guard::remaining) and
-/// [`lost`](crate::Guard::lost) read the clock in the caller's own thread. Nothing is held longer than the store holds it. A guard
-/// dropped then is not released early: its lease runs out.
+/// A client belongs to the tokio runtime in which it was built: renewals and cleanup run there. Nothing is
+/// renewed when that runtime is dropped, when it is current-thread and not polled, or when all its workers
+/// are blocked. The store then ends the leases. Every guard notices on its own, because
+/// [`Guard::check`](crate::Guard::check), [`remaining`](crate::Guard::remaining) and
+/// [`lost`](crate::Guard::lost) read the clock in the caller's thread. No guard claims the lock for longer
+/// than the store holds it. A guard dropped at that point is not released early: its lease runs out.
 ///
 /// # Examples
 /// ```
@@ -57,77 +58,82 @@ pub struct Client {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// How a [`Client`] is made.
+/// Builder of a [`Client`].
 #[derive(Debug)]
 pub struct ClientBuilder {
     driver: Arc<dyn DistributedLock>,
     clock: Clock,
     lease: Option<Lease>,
-    look_cap: Duration,
+    poll_interval: Duration,
+    note: HolderInfo,
     seed: Option<u64>,
     flaw: Option<Flaw>,
 }
 
 impl Client {
-    /// A client over a driver, with the defaults of [`builder`](Self::builder). Call it inside a tokio runtime.
+    /// Builds a client over a driver, with the defaults of [`builder`](Self::builder). Call it inside a
+    /// tokio runtime.
     ///
     /// # Errors
-    /// `Misuse` outside a runtime.
+    /// `Misuse` outside a runtime, and on one without timers.
     pub fn new(driver: impl DistributedLock) -> Result<Self, Error> {
         Self::builder(Arc::new(driver)).build()
     }
 
-    /// A client with settings of its own.
+    /// Starts a builder, to change the defaults.
     #[must_use]
     pub fn builder(driver: Arc<dyn DistributedLock>) -> ClientBuilder {
         ClientBuilder {
             driver,
             clock: Clock::boot(),
             lease: None,
-            look_cap: DEFAULT_LOOK_CAP,
+            poll_interval: DEFAULT_POLL_INTERVAL,
+            note: HolderInfo::here(),
             seed: None,
             flaw: None,
         }
     }
 
-    /// A lock of this name. No I/O: whether it is held is found out by acquiring it.
+    /// Returns the lock of this name. It does no I/O: only an acquire finds out whether the lock is held.
     ///
     /// # Errors
-    /// `Misuse` when the name is not one: see [`LockName`].
+    /// `Misuse` when the name is not legal: see [`LockName`].
     pub fn lock(&self, name: impl AsRef<str>) -> Result<Lock, Error> {
         let name = LockName::new(name)?;
         Ok(Lock::new(Arc::clone(&self.inner), name, self.inner.lease))
     }
 
-    /// What the store can do.
+    /// The capabilities of the store.
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
         &self.inner.caps
     }
 
-    /// A fresh random owner, for [`Lock::owned_by`].
+    /// Returns a fresh random owner, for [`Lock::with_owner`].
     #[must_use]
     pub fn owner(&self) -> Owner {
         self.inner.fresh_owner()
     }
 
-    /// Shuts down: refuses new acquires, cancels waiters, resolves [`Guard::revoked`](crate::Guard::revoked), and keeps renewing for
-    /// `grace`, so that who holds a lock can finish. Then it stops renewing, marks what is left lost, and **leaves it to its lease**:
-    /// releasing under running code would be a double hold made by us. See [`Shutdown::force`] for those who know better.
+    /// Shuts the client down. It refuses new acquires, cancels waiters and resolves
+    /// [`Guard::shutting_down`](crate::Guard::shutting_down). It keeps renewing for `grace`, so that
+    /// holders can finish. Then it stops renewing, marks the remaining guards lost, and **leaves their
+    /// locks to the leases**: a release while the protected code still runs would let two holders in. See
+    /// [`Shutdown::force`] for processes that have stopped that code.
     ///
-    /// Await it: nothing happens before.
+    /// Nothing happens until it is awaited.
     #[must_use = "nothing is shut down until it is awaited"]
     pub fn shutdown(&self, grace: Duration) -> Shutdown {
         Shutdown::new(Arc::clone(&self.inner), grace)
     }
 
-    /// How many requests were never answered, not even long after they were given up.
+    /// The number of requests that were never answered, even long after the client gave them up.
     #[must_use]
     pub fn abandoned_calls(&self) -> u64 {
         self.inner.adrift.abandoned()
     }
 
-    /// How many acquisitions and releases the janitor is still settling.
+    /// The number of acquisitions and releases that the cleanup still has to settle.
     #[must_use]
     pub fn unsettled(&self) -> usize {
         self.inner.janitor.len()
@@ -135,35 +141,45 @@ impl Client {
 }
 
 impl ClientBuilder {
-    /// The clock behind which everything runs; the boot clock unless a simulation says otherwise.
+    /// The clock that the client uses; the boot clock unless a simulation sets another.
     #[must_use]
     pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
         self
     }
 
-    /// The lease of locks that name none: 30 s, or what the session lasts on a store where holds are bound to one.
+    /// The lease of locks that set none. The default is 30 s, or the session's length on a store that binds
+    /// holds to a session.
     #[must_use]
     pub fn lease(mut self, lease: Lease) -> Self {
         self.lease = Some(lease);
         self
     }
 
-    /// How often a store that only answers is asked at most while somebody waits; at least 1 ms.
+    /// The longest pause between two polls of a store without wake-ups while a task waits; at least 1 ms.
     #[must_use]
-    pub fn look_cap(mut self, cap: Duration) -> Self {
-        self.look_cap = cap.max(Duration::from_millis(1));
+    pub fn poll_interval(mut self, cap: Duration) -> Self {
+        self.poll_interval = cap.max(Duration::from_millis(1));
         self
     }
 
-    /// Makes owners, holds and jitter repeatable. For tests and simulation only: owners are then no secrets.
+    /// The holder info that the store shows for this client's locks; by default host and pid of this
+    /// process.
+    #[must_use]
+    pub fn holder_info(mut self, info: HolderInfo) -> Self {
+        self.note = info;
+        self
+    }
+
+    /// Makes owners, hold ids and jitter repeatable. For tests and simulation only: the owners are then no
+    /// secrets.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// Makes the client wrong on purpose, for the suite that proves it would notice.
+    /// Makes the client wrong on purpose, to prove that the suite notices.
     #[cfg(feature = "mutants")]
     #[doc(hidden)]
     #[must_use]
@@ -172,16 +188,13 @@ impl ClientBuilder {
         self
     }
 
-    /// Makes the client and starts its three tasks.
+    /// Builds the client and starts its three tasks.
     ///
     /// # Errors
-    /// `Misuse` outside a tokio runtime; `Unsupported` when the store cannot give the default lease; `Unavailable` when the operating
-    /// system gives no random numbers.
+    /// `Misuse` outside a tokio runtime, and on one without timers. `Unsupported` when the store cannot
+    /// give the default lease. `Unavailable` when the operating system gives no random numbers.
     pub fn build(self) -> Result<Client, Error> {
-        let handle = Handle::try_current().map_err(|error| {
-            Error::misuse("a client is made inside the tokio runtime that is to renew its locks")
-                .with_source(error)
-        })?;
+        let handle = runtime::current()?;
         let caps = self.driver.capabilities().clone();
         let lease = match self.lease {
             Some(lease) => lease.on(&caps)?,
@@ -189,32 +202,23 @@ impl ClientBuilder {
                 .no_longer_than(*caps.leases.end())
                 .at_least(&caps),
         };
-        let rng = match self.seed {
-            Some(seed) => StdRng::seed_from_u64(seed),
-            // Not from the thread's own source: after a fork two processes have the same one, and would be one owner.
-            None => StdRng::try_from_rng(&mut SysRng).map_err(|error| {
-                let message =
-                    "the operating system gives no random numbers, which owners are made of";
-                Error::new(ErrorKind::Unavailable, message).with_source(error)
-            })?,
-        };
         let (alarms, ringing) = Alarms::start(&self.clock, &handle);
         let inner = Arc::new(Inner {
             watchdog: Arc::new(Watchdog::new(caps.renew_batch)),
             store: caps.store.as_str().into(),
             adrift: Arc::new(Adrift::new(handle.clone(), self.clock.clone(), alarms)),
-            note: Arc::new(Note::here()),
+            note: Arc::new(self.note),
             janitor: Janitor::default(),
-            look_cap: self.look_cap,
+            poll_interval: self.poll_interval,
             closing: AtomicBool::new(false),
             detached: Mutex::default(),
             closed: AtomicBool::new(false),
             active: AtomicUsize::new(0),
-            revoked: Notify::new(),
+            shutting_down: Notify::new(),
             quieter: Notify::new(),
             lease,
             book: Mutex::default(),
-            rng: Mutex::new(rng),
+            random: Random::new(self.seed)?,
             tickets: AtomicU64::new(1),
             tasks: Mutex::default(),
             flaw: self.flaw,

@@ -1,8 +1,10 @@
-//! The one clock behind which everything runs.
+//! Clock: the one time source of the core.
 //!
-//! On Linux it reads `CLOCK_BOOTTIME`, which counts suspend and never lags the monotonic clock that timers use.
-//! Runtime timers stop in suspend, so every sleep of the core is taken in steps of at most a second and the clock read again.
+//! On Linux it reads `CLOCK_BOOTTIME`, which counts suspend and never lags the monotonic clock that timers
+//! use. Runtime timers stop in suspend. Every sleep of the core is therefore taken in steps of at most a
+//! second, after each of which the clock is read again.
 
+use crate::runtime;
 use std::{
     fmt,
     ops::{Add, Sub},
@@ -10,10 +12,13 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    thread,
     time::Duration,
 };
+use tokio::sync::oneshot;
 
-/// A point on a [`Clock`]: nanoseconds since its origin (boot, outside tests). Comparable within one machine and boot.
+/// A point on a [`Clock`]: nanoseconds since its origin (boot, outside tests). Points are comparable within
+/// one machine and boot.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 
@@ -69,7 +74,7 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Where the core gets its time from. Cheap to clone.
+/// The time source of the core. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Clock(Source);
 
@@ -94,7 +99,7 @@ impl Clock {
 
     /// A clock that follows tokio's paused time, starting one hour after its origin.
     ///
-    /// Call it inside a runtime with `start_paused`: time then goes on only when every task waits.
+    /// Call it inside a runtime with `start_paused`: time then advances only when every task waits.
     #[must_use]
     pub fn simulated() -> Self {
         Self(Source::Simulated(Arc::new(Simulation {
@@ -103,7 +108,8 @@ impl Clock {
         })))
     }
 
-    /// Sets a simulated clock forward without waking any timer, as suspend or a stopped process does. Other clocks are left alone.
+    /// Sets a simulated clock forward without waking any timer, as a suspend or a stopped process does.
+    /// Other clocks do not change.
     pub fn jump(&self, by: Duration) {
         if let Source::Simulated(simulation) = &self.0 {
             simulation.jumped.fetch_add(nanos(by), Ordering::SeqCst);
@@ -127,10 +133,11 @@ impl Clock {
         }
     }
 
-    /// Waits until `at`: never returns earlier, and at most a second late after a suspend.
+    /// Waits until `at`. It never returns earlier, and returns at most a second late after a suspend.
+    /// Outside a runtime with timers, a thread is the timer.
     ///
     /// # Cancel safety
-    /// Nothing is lost when it is dropped.
+    /// Dropping the future loses nothing.
     pub async fn sleep_until(&self, at: Instant) {
         if at == Instant::FAR {
             return std::future::pending().await;
@@ -140,8 +147,26 @@ impl Clock {
             if rest.is_zero() {
                 return;
             }
-            tokio::time::sleep(rest.min(REREAD)).await;
+            match runtime::timer(rest.min(REREAD)) {
+                Some(timer) => timer.await,
+                None => sleep_in_thread(rest.min(REREAD)).await,
+            }
         }
+    }
+}
+
+async fn sleep_in_thread(length: Duration) {
+    let (over, told) = oneshot::channel::<()>();
+    let timer = move || {
+        thread::sleep(length);
+        drop(over);
+    };
+    match thread::Builder::new()
+        .name("dlock-timer".to_owned())
+        .spawn(timer)
+    {
+        Ok(_) => drop(told.await),
+        Err(_) => thread::sleep(NO_THREAD.min(length)),
     }
 }
 
@@ -152,7 +177,8 @@ fn boot() -> Instant {
     Instant(now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs())
 }
 
-/// Elsewhere the standard library's clock, which may stand still in suspend: a lock may then be believed for as long as the machine slept.
+/// Elsewhere it is the standard library's clock, which may stand still in suspend. A lock may then be
+/// believed for as long as the machine slept.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn boot() -> Instant {
     static ORIGIN: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
@@ -168,6 +194,9 @@ impl fmt::Debug for Clock {
         write!(f, "Clock({source}, {:?})", self.now())
     }
 }
+
+/// How long the caller's own thread is blocked at a time when no other thread can be started.
+const NO_THREAD: Duration = Duration::from_millis(10);
 
 /// How long a timer may run before the clock is read again: runtime timers stop in suspend.
 const REREAD: Duration = Duration::from_secs(1);

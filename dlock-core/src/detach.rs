@@ -1,4 +1,4 @@
-//! Holds without a guard: detached, carried about as a value, and taken up again.
+//! Detached holds: a hold without a guard, as a value that can be attached again.
 
 use crate::{
     call::{ATTEMPT, Call},
@@ -16,13 +16,18 @@ use crate::{
 };
 use std::{fmt, panic::Location, sync::Arc};
 
-/// A hold that no guard stands for: see [`Guard::detach`]. A bearer secret, as a [`Pass`] is: whoever has it may keep or end this hold.
+/// A hold without a guard: see [`Guard::detach`]. It is a bearer secret, as a [`Pass`] is: its bearer may
+/// renew or end this hold.
 ///
-/// It lasts what its lease had left when it was detached. Nothing renews it, and dropping the value gives nothing back.
+/// It lasts for the rest of its lease at the time of detaching. Nothing renews it, and dropping the value
+/// releases nothing. The watchdog does not check it either: a lost record or a broken lock shows when the
+/// hold is attached, renewed or released.
 #[derive(Debug)]
 #[must_use = "the lock stays held until its lease is over, unless this is attached again"]
 pub struct Detached {
     pass: Pass,
+    /// The owner may own other locks, too.
+    reusable: bool,
     hold: HoldId,
     terms: Terms,
     first: Option<First>,
@@ -30,10 +35,12 @@ pub struct Detached {
 }
 
 impl Detached {
-    /// Puts one together from what was written down of it: the pass, the hold, and the lease it is to have when it is taken up again.
+    /// Builds one from its written parts: the pass, the hold id, and the lease to use when it is attached
+    /// again.
     pub fn new(pass: Pass, hold: HoldId, lease: Lease) -> Self {
         Self {
             pass,
+            reusable: false,
             hold,
             terms: lease.into(),
             first: None,
@@ -44,6 +51,7 @@ impl Detached {
     pub(crate) fn of(hold: &Hold, pass: Pass) -> Self {
         Self {
             pass,
+            reusable: hold.reusable,
             hold: hold.id,
             terms: hold.terms,
             first: Some(First {
@@ -54,19 +62,24 @@ impl Detached {
         }
     }
 
-    /// The incarnation it belongs to.
-    #[must_use]
-    pub fn pass(&self) -> &Pass {
-        &self.pass
+    /// The pass of the incarnation that it belongs to.
+    ///
+    /// # Errors
+    /// As [`Guard::pass`].
+    pub fn pass(&self) -> Result<&Pass, Error> {
+        match self.reusable {
+            false => Ok(&self.pass),
+            true => Err(Pass::refused()),
+        }
     }
 
-    /// The hold itself.
+    /// The id of the hold.
     #[must_use]
     pub fn hold(&self) -> HoldId {
         self.hold
     }
 
-    /// The lease it has.
+    /// The lease to use when it is attached again.
     #[must_use]
     pub fn lease(&self) -> Lease {
         self.terms.lease()
@@ -86,15 +99,17 @@ pub struct NotDetached {
 }
 
 impl Client {
-    /// Takes a detached hold up again: renews it first, so that the guard is worth something.
+    /// Turns a detached hold into a guard again. It renews the hold first, so that the guard starts with a
+    /// proven lease.
     ///
     /// # Errors
-    /// [`NotAttached`] gives the value back: `Gone` when it is over; `Misuse` when it is of another store, or attached already;
-    /// `Unavailable` when the store does not answer within a third of the lease or 5 s: the hold is untouched then, and may be
-    /// attached later.
+    /// [`NotAttached`] returns the value. `Gone` when the hold is over. `Misuse` when it is of another
+    /// store, or attached already. `Unavailable` when the store does not answer within a third of the lease
+    /// or 5 s; the hold is then untouched and may be attached later.
     ///
     /// # Cancel safety
-    /// Dropping the future drops the value: the hold, perhaps renewed once, lasts what its lease has left.
+    /// Dropping the future drops the value. The hold, perhaps renewed once, lasts for the rest of its
+    /// lease.
     #[track_caller]
     pub fn attach(
         &self,
@@ -112,7 +127,7 @@ impl Client {
     }
 }
 
-/// A hold that could not be taken up again, and why.
+/// A hold that could not be attached again, and why.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 #[non_exhaustive]
@@ -138,12 +153,13 @@ async fn attach(
     let pass = &detached.pass;
     if *pass.store() != *inner.store {
         let message = format!(
-            "the hold is of the store {}, this one is {}",
+            "the hold is in the store {}, but this client uses {}",
             pass.store(),
             inner.store
         );
         return Err(Error::misuse(message));
     }
+    inner.check_runtime()?;
     let _active = Inner::active(&**inner);
     if inner.is_closing() {
         return Err(Inner::closed());
@@ -157,6 +173,7 @@ async fn attach(
     let start = Start {
         name: pass.name().clone(),
         owner: *pass.owner(),
+        reusable: detached.reusable,
         id: detached.hold,
         token: Some(pass.token()).filter(|token| token.0 > 0),
         terms: detached.terms,
@@ -186,7 +203,7 @@ async fn renewed(
 ) -> Result<Renewed, Error> {
     let lease = detached.lease();
     let name = detached.pass.name().clone();
-    let ask = lease.is_kept().then(|| lease.length());
+    let ask = lease.is_renewed().then(|| lease.length());
     let entry = Renew::new(name.clone(), *detached.pass.owner(), detached.hold, ask);
     let lane = inner.driver.lane(&name);
     let driver = Arc::clone(&inner.driver);
@@ -207,7 +224,7 @@ fn gone() -> Error {
 
 fn unanswered() -> Error {
     let message = "the store did not answer in time; the hold is as it was, attach it again before its lease is over";
-    Error::new(ErrorKind::Unavailable, message).with_retry(crate::Retry::Later)
+    Error::new(ErrorKind::Unavailable, message).with_retry(crate::RetryClass::Later)
 }
 
 impl fmt::Display for Detached {

@@ -1,4 +1,5 @@
-//! Errors: a kind for the program, a retry class and an effect for the loop, words and a source for the human.
+//! Errors: a kind for the program, a retry class and an effect for the retry loop, a message and a source
+//! for people.
 
 use crate::{
     lease::{Lease, LeaseError},
@@ -10,9 +11,10 @@ use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The incarnation that was to be entered, renewed or attached to is over.
+    /// The incarnation that was to be re-entered, renewed or attached is over.
     Gone,
-    /// The store may or may not have done it. The janitor sees to it that nothing is left behind.
+    /// The store may or may not have executed the request. The cleanup makes sure that nothing is left
+    /// behind.
     Indeterminate,
     /// The lock can no longer be trusted: see [`Error::loss`].
     Lost,
@@ -20,14 +22,14 @@ pub enum ErrorKind {
     Misuse,
     /// The hold is not there: released before, expired, broken or taken over.
     NotHeld,
-    /// A bound was met: too many holds of one name, or too many acquisitions whose end is not known yet.
+    /// A limit was reached: too many holds of one name, or too many acquisitions with an unknown outcome.
     Overloaded,
     /// The client is shutting down and takes no new locks.
     ShuttingDown,
     /// The caller's time was up.
     Timeout {
-        /// What it was spent on.
-        phase: Phase,
+        /// What the call was waiting for.
+        phase: TimeoutPhase,
     },
     /// The store could not be reached, or refused for a reason of its own.
     Unavailable,
@@ -35,25 +37,25 @@ pub enum ErrorKind {
     Unsupported,
 }
 
-/// What was being waited for when the time was up.
+/// What the call was waiting for when the time was up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Phase {
+pub enum TimeoutPhase {
     /// For the store to answer.
     Request,
-    /// For the lock: somebody else held it.
+    /// For the lock: another owner held it.
     Wait,
 }
 
 /// Whether the same call may succeed later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Retry {
-    /// At once: the cause is gone already (a connection was replaced, a script loaded).
+pub enum RetryClass {
+    /// At once: the cause is already gone (a connection was replaced, a script loaded).
     Now,
-    /// After a pause: the store is away, loading, failing over or overloaded.
+    /// After a pause: the store is down, loading, failing over or overloaded.
     Later,
-    /// Not before somebody changes something: rights, settings, the call itself.
+    /// Not before something is changed: permissions, settings, the call itself.
     Never,
 }
 
@@ -62,7 +64,7 @@ pub enum Retry {
 pub enum Effect {
     /// Nothing: it was not executed, or executed and refused.
     None,
-    /// Perhaps all of it, perhaps still to come.
+    /// Perhaps all of it, perhaps at a later time.
     Unknown,
 }
 
@@ -70,20 +72,21 @@ pub enum Effect {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// The lease could not be proven to last any longer: renewals failed, or nothing ran (a pause, a suspend), or a fixed lease is over.
+    /// The lease expired or could not be renewed in time: renewals failed, nothing ran (a pause, a
+    /// suspend), or a fixed lease ended.
     Deadline,
-    /// The store says that the hold is not there: broken, taken over after expiry, or the record was lost.
+    /// The store reports that the hold is not there: broken, taken over after expiry, or the record was lost.
     NotHeld,
-    /// The session that carried it is over.
+    /// The session that carried the hold is over.
     Session,
-    /// The client was shut down and left it to its lease.
+    /// The client was shut down and left the lock to its lease.
     Shutdown,
 }
 
 impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Deadline => "its lease is over, or could not be proven to last any longer",
+            Self::Deadline => "its lease expired or could not be renewed in time",
             Self::NotHeld => {
                 "the store no longer has it: broken, expired there, or its record was lost"
             }
@@ -93,11 +96,11 @@ impl fmt::Display for LossReason {
     }
 }
 
-/// What a driver answers when it cannot answer.
+/// The error of a driver's call.
 #[derive(Debug)]
 pub struct DriverError {
     kind: ErrorKind,
-    retry: Retry,
+    retry: RetryClass,
     effect: Effect,
     message: Cow<'static, str>,
     source: Option<Source>,
@@ -106,22 +109,22 @@ pub struct DriverError {
 type Source = Box<dyn StdError + Send + Sync + 'static>;
 
 impl DriverError {
-    /// An error that nothing was done and that repeating does not help; the other builders change that.
+    /// An error with no effect that repeating does not help; the other builders change that.
     #[must_use]
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         Self {
             kind,
-            retry: Retry::Never,
+            retry: RetryClass::Never,
             effect: Effect::None,
             message: message.into(),
             source: None,
         }
     }
 
-    /// The store is away or unwilling for now: worth repeating later, nothing was done.
+    /// The store is down or refuses for now. The call had no effect and is worth repeating later.
     #[must_use]
     pub fn unavailable(message: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(ErrorKind::Unavailable, message).with_retry(Retry::Later)
+        Self::new(ErrorKind::Unavailable, message).with_retry(RetryClass::Later)
     }
 
     /// The request was sent and no answer came: it may have been executed, or may be later.
@@ -132,7 +135,7 @@ impl DriverError {
 
     /// Changes the retry class.
     #[must_use]
-    pub fn with_retry(mut self, retry: Retry) -> Self {
+    pub fn with_retry(mut self, retry: RetryClass) -> Self {
         self.retry = retry;
         self
     }
@@ -159,7 +162,7 @@ impl DriverError {
 
     /// Whether the same call may succeed later.
     #[must_use]
-    pub fn retry(&self) -> Retry {
+    pub fn retry(&self) -> RetryClass {
         self.retry
     }
 
@@ -184,14 +187,14 @@ impl StdError for DriverError {
 
 /// Every error of the public API.
 ///
-/// Match on [`kind`](Self::kind); show it to people with `Display`, which names the lock and the backend and says what to do; the
-/// store's own error is its [`source`](StdError::source).
-/// Owners, passes and passwords never appear in it.
+/// Match on [`kind`](Self::kind). For people, use `Display`, which names the lock and the backend and says
+/// what to do. The store's own error is its [`source`](StdError::source). Owners, passes and passwords
+/// never appear in it.
 pub struct Error(Box<Inner>);
 
 struct Inner {
     kind: ErrorKind,
-    retry: Retry,
+    retry: RetryClass,
     effect: Effect,
     loss: Option<LossReason>,
     backend: &'static str,
@@ -204,7 +207,7 @@ impl Error {
     pub(crate) fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         Self(Box::new(Inner {
             kind,
-            retry: Retry::Never,
+            retry: RetryClass::Never,
             effect: Effect::None,
             loss: None,
             backend: "",
@@ -214,7 +217,7 @@ impl Error {
         }))
     }
 
-    /// A mistake of the caller; also for backends that refuse a URL or an option before there is a client.
+    /// A mistake of the caller. Backends also use it to refuse a URL or an option before there is a client.
     #[must_use]
     pub fn misuse(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::Misuse, message)
@@ -224,14 +227,21 @@ impl Error {
         Self::lost_because(reason, "")
     }
 
-    /// A kept lease came to its end that may have been too short to be kept.
-    pub(crate) fn lost_in_a_hurry(lease: Duration) -> Self {
+    /// A renewed lease expired that may have been too short to be renewed in time.
+    pub(crate) fn lost_too_short(lease: Duration) -> Self {
         let each = about(Lease::renew_within(lease));
         let why = format!(
             " (a renewal of this {} lease had {each} to be answered: a store that takes longer needs a longer lease)",
             about(lease)
         );
         Self::lost_because(LossReason::Deadline, &why)
+    }
+
+    /// Nothing ran that could have renewed it: not a fault of the store.
+    pub(crate) fn lost_unattended() -> Self {
+        let why = " (nothing was renewed because the client's runtime did not run: it was not polled, its workers were blocked, \
+                   or the process was paused)";
+        Self::lost_because(LossReason::Deadline, why)
     }
 
     fn lost_because(reason: LossReason, why: &str) -> Self {
@@ -259,11 +269,12 @@ impl Error {
         self
     }
 
-    /// Appends what a driver said last, and keeps what it had for a cause.
-    pub(crate) fn after(mut self, error: DriverError) -> Self {
+    /// Appends the driver's last error and keeps its cause, or the error itself if it has none. An error
+    /// without a source came from no driver.
+    pub(crate) fn after(mut self, mut error: DriverError) -> Self {
         let message = format!("{}: {error}", self.0.message);
         self.0.message = message.into();
-        self.0.source = error.source;
+        self.0.source = error.source.take().or_else(|| Some(error.into()));
         self
     }
 
@@ -272,7 +283,7 @@ impl Error {
         self
     }
 
-    pub(crate) fn with_retry(mut self, retry: Retry) -> Self {
+    pub(crate) fn with_retry(mut self, retry: RetryClass) -> Self {
         self.0.retry = retry;
         self
     }
@@ -285,14 +296,76 @@ impl Error {
 
     /// Whether the same call may succeed later.
     #[must_use]
-    pub fn retry(&self) -> Retry {
+    pub fn retry(&self) -> RetryClass {
         self.0.retry
     }
 
-    /// What the failed call may have done in the store. Whatever it was, the janitor undoes it: nothing is left to the caller.
+    /// What the failed call may have done in the store. The client undoes it in the background: the caller
+    /// has nothing to clean up.
     #[must_use]
     pub fn effect(&self) -> Effect {
         self.0.effect
+    }
+
+    /// Whether the caller's time limit ran out, either because the lock was held or because the store did
+    /// not answer.
+    ///
+    /// # Examples
+    /// ```
+    /// # use dlock_core::{Client, Error};
+    /// # use std::time::Duration;
+    /// # async fn example(client: Client) -> Result<(), Error> {
+    /// match client.lock("report")?.acquire_timeout(Duration::from_secs(1)).await {
+    ///     Ok(guard) => drop(guard.release().await?),
+    ///     Err(error) if error.is_contended() => println!("another client makes the report"),
+    ///     Err(error) if error.is_retryable() => println!("again later: {}", error.summary()),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn is_timeout(&self) -> bool {
+        matches!(self.0.kind, ErrorKind::Timeout { .. })
+    }
+
+    /// Whether another owner held the lock until the time limit ran out.
+    #[must_use]
+    pub fn is_contended(&self) -> bool {
+        let phase = TimeoutPhase::Wait;
+        self.0.kind == ErrorKind::Timeout { phase }
+    }
+
+    /// Whether the lock that the call relied on is lost; [`loss`](Self::loss) says why.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.0.kind == ErrorKind::Lost
+    }
+
+    /// Whether the same call may succeed later.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        self.0.retry != RetryClass::Never
+    }
+
+    /// A short text for a response that leaves the service. It has no lock name, host, process, path or
+    /// text of the store. `Display` is for logs.
+    #[must_use]
+    pub fn summary(&self) -> &'static str {
+        match self.0.kind {
+            ErrorKind::Gone => "the hold to re-enter is over",
+            ErrorKind::Indeterminate => "the lock store did not confirm the request",
+            ErrorKind::Lost => "the lock was lost",
+            ErrorKind::Misuse => "the lock was used wrongly",
+            ErrorKind::NotHeld => "the lock is not held",
+            ErrorKind::Overloaded => "too many requests for the lock are pending",
+            ErrorKind::ShuttingDown => "the service is shutting down",
+            ErrorKind::Timeout {
+                phase: TimeoutPhase::Wait,
+            } => "the lock is held by another",
+            ErrorKind::Timeout { .. } => "the lock store did not answer in time",
+            ErrorKind::Unavailable => "the lock store is unavailable",
+            ErrorKind::Unsupported => "the lock store cannot do that",
+        }
     }
 
     /// Why the lock was lost, when the kind is [`ErrorKind::Lost`].
@@ -301,13 +374,13 @@ impl Error {
         self.0.loss
     }
 
-    /// The backend it happened in, empty before one was chosen.
+    /// The backend in which it happened; empty before one was chosen.
     #[must_use]
     pub fn backend(&self) -> &'static str {
         self.0.backend
     }
 
-    /// The lock it happened to, if it was one.
+    /// The lock that it concerns, if any.
     #[must_use]
     pub fn name(&self) -> Option<&LockName> {
         self.0.name.as_ref()
@@ -383,7 +456,7 @@ impl From<LeaseError> for Error {
     }
 }
 
-/// Words for a time span in a message: three significant places at most.
+/// Formats a time span for a message.
 pub(crate) fn about(span: Duration) -> String {
     if span >= Duration::from_secs(1) {
         format!("{:.1} s", span.as_secs_f64())

@@ -1,6 +1,6 @@
-//! Deliberately wrong cores, for the suite that proves it would notice them.
+//! Core mutants: deliberately wrong cores, to prove that the suite notices them.
 //!
-//! Without the feature `mutants` no client has one and every question below is answered `false` at compile time.
+//! Without the feature `mutants` no client has one, and every check for one is `false` at compile time.
 
 /// One thing done wrong on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,15 +17,15 @@ pub enum Flaw {
     RenewsAfterRelease,
     /// An unanswered acquire is repeated as a new one.
     FreshHoldOnRepeat,
-    /// An acquire that was cancelled under way is forgotten.
+    /// An acquire that was cancelled in flight is not cleaned up.
     NothingSettled,
-    /// The first answered release settles a hold, though a copy of its acquire is still under way.
+    /// The first answered release settles a hold, though a copy of its acquire is still in flight.
     SettledTooEarly,
     /// Local waiters are served last in, first out.
     LastInFirstOut,
-    /// A ticket that nobody waits with any more stays in line.
+    /// A ticket without a waiter stays in the queue.
     NeverLeaves,
-    /// Wake-ups are not listened to.
+    /// Wake-ups are ignored.
     HintsIgnored,
     /// An owner that holds the lock in this client waits for itself.
     NoReentry,
@@ -39,30 +39,32 @@ pub enum Flaw {
     OwnerShown,
     /// The watchdog renews nothing.
     NeverRenews,
-    /// `at_least_for` is not told to the store.
+    /// A fixed lease is trusted until its end.
+    FixedUnproven,
+    /// `min_hold` is not sent to the store.
     KeepForgotten,
     /// `max_hold` ends nothing.
     MaxHoldIgnored,
     /// A detached hold stays with the watchdog.
     DetachedIsRenewed,
-    /// All acquisitions that name no owner have one and the same, as if it were the process that owns.
+    /// All acquisitions without a given owner have one and the same, as if the process were the owner.
     OneOwner,
     /// The store is asked for ten times the lease.
     LeaseTooLong,
-    /// Whoever is refused looks again at once.
+    /// A refused waiter polls again at once.
     EagerLooks,
     /// A renewal that is answered after its give-up proves nothing.
     LateAnswersDropped,
-    /// A hold whose owner has the lock under another token is believed until its next renewal.
+    /// A hold whose owner has the lock under another token is trusted until its next renewal.
     StaleHoldsBelieved,
-    /// A lost hold is not given back, though a copy of its acquire may yet revive it.
+    /// A lost hold is not released, though a copy of its acquire may yet revive it.
     RevivableForgotten,
-    /// Who waits in this client is not told that its hold was lost.
+    /// The waiters of this client are not notified when its hold is lost.
     LossWakesNobody,
-    /// An owner that waits asks past the queue only once.
+    /// A waiting owner asks past the queue only once.
     OwnerAsksOnce,
-    /// The next waiter of this client stands in line only when it has become the first.
+    /// The next waiter of this client enters the store's queue only when it has become the head.
     NextStandsLate,
-    /// Each waiter has a patience of its own with a store that fails.
+    /// Each waiter counts the store's failures on its own instead of sharing the limit of the queue.
     PatienceNotShared,
 }

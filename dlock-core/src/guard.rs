@@ -1,14 +1,14 @@
-//! A lock that is held.
+//! Guard: a held lock, and its release.
 
 use crate::{
     call::ATTEMPT,
     clock::Instant,
     detach::{Detached, NotDetached},
     driver::{Release, Released},
-    error::{Effect, Error, ErrorKind, LossReason, Retry},
+    error::{Effect, Error, ErrorKind, LossReason, RetryClass},
     flaw::Flaw,
-    hold::{Hold, State},
-    identity::FencingToken,
+    hold::{GuardState, Hold},
+    identity::{FencingToken, Fingerprint},
     inner::{Active, Inner},
     janitor::{Job, PROMPT},
     name::LockName,
@@ -17,15 +17,17 @@ use crate::{
 };
 use std::{fmt, future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 
-/// A lock that is held, as long as [`check`](Self::check) says so.
+/// A held lock. It is held for as long as [`check`](Self::check) says so.
 ///
-/// **Dropping it does not release it at once, and does not tell whether it was released**: the release is sent in the background, on the
-/// runtime of the client, and if that is gone the lease has to run out. [`release`](Self::release) is the only way to know.
-/// Write `let _guard`, never `let _`, which drops at once and which `must_use` does not catch.
+/// **Dropping it does not release the lock at once, and does not tell whether it was released.** The
+/// release is sent in the background, on the client's runtime; if that runtime is gone, the lease has to
+/// run out. Only [`release`](Self::release) reports the outcome. Write `let _guard`, never `let _`, which
+/// drops at once and which `must_use` does not catch.
 ///
-/// No lock service can stop code that does not ask: a process that was paused may write after its lease is over. Ask with
-/// [`check`](Self::check) before a write, run cancellable work under [`run`](Self::run), and where a late write costs money send
-/// [`token`](Self::token) along and let the resource refuse a smaller one than it has seen.
+/// No lock service can stop code that does not check: a paused process may write after its lease is over.
+/// Call [`check`](Self::check) before a write, and run cancellable work under [`run`](Self::run). Where a
+/// late write is costly, send [`token`](Self::token) along and let the resource refuse a token smaller than
+/// one it has seen.
 #[must_use = "the lock is released when the guard is dropped"]
 #[clippy::has_significant_drop]
 pub struct Guard {
@@ -34,26 +36,26 @@ pub struct Guard {
     done: bool,
 }
 
-/// What a release did.
+/// The outcome of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Outcome {
-    /// The name is free, or the next one's.
+pub enum ReleaseOutcome {
+    /// The name is free, or was handed to the next waiter.
     Released,
     /// Other holds of the same incarnation are left.
     StillHeld {
-        /// How many; 1 also where a lost answer leaves only the fact.
+        /// How many. It is 1, too, when a lost answer leaves only the fact that some are left.
         holds: u32,
     },
-    /// Nobody is inside, and the name stays shut.
+    /// No hold is left, and the lock stays unavailable for its minimum hold.
     Kept {
         /// For how long.
         rest: Duration,
     },
 }
 
-impl Outcome {
-    /// What a release did that found what it was to release.
+impl ReleaseOutcome {
+    /// The outcome of a release that found its hold.
     pub(crate) fn of(released: &Released) -> Self {
         match released {
             Released::StillHeld { holds } => Self::StillHeld { holds: holds.get() },
@@ -78,66 +80,72 @@ impl Guard {
         &self.hold.name
     }
 
-    /// The fencing token: send it with every write to the protected resource. 0 on a store that has none
-    /// ([`Capabilities::fencing`](crate::Capabilities::fencing)), which every resource that has seen a token refuses.
+    /// The fencing token: send it with every write to the protected resource. It is 0 on a store without
+    /// tokens ([`Capabilities::fencing`](crate::Capabilities::fencing)); a resource that has seen a token
+    /// refuses 0.
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.hold.token.unwrap_or(FencingToken(0))
     }
 
-    /// How far the lock can be trusted now. Compares clocks, no I/O.
+    /// How far the lock can be trusted now. It compares clocks and does no I/O.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> GuardState {
         self.hold.state(&self.inner.clock)
     }
 
-    /// Whether the lock is still held: after any pause or suspend, of any length, it says `Lost` before the next line runs. Compares
-    /// clocks in the caller's own thread, no I/O: it does not depend on the watchdog having run.
+    /// Checks that the lock is still held. After a pause or suspend of any length, it returns `Lost` before
+    /// the next line runs. It compares clocks in the caller's own thread and does no I/O, so it does not
+    /// depend on the watchdog having run.
     ///
     /// # Errors
     /// `Lost` with the reason.
     pub fn check(&self) -> Result<(), Error> {
         match self.state() {
-            State::Held | State::Uncertain => Ok(()),
-            State::Lost(reason) => Err(self.lost_error(reason)),
+            GuardState::Held | GuardState::Uncertain => Ok(()),
+            GuardState::Lost(reason) => Err(self.lost_error(reason)),
         }
     }
 
-    /// How long the lock is certain to be held from now, if no renewal succeeded any more; zero when it is lost.
+    /// How long the lock is certain to be held from now if no further renewal succeeds; zero when it is
+    /// lost.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         match self.state() {
-            State::Lost(_) => Duration::ZERO,
+            GuardState::Lost(_) => Duration::ZERO,
             _ => self.hold.deadline().since(self.inner.clock.now()),
         }
     }
 
-    /// How long the name would stay shut if the lock were released now: what is left of [`Lock::at_least_for`](crate::Lock::at_least_for).
+    /// How long the lock would stay unavailable if it were released now: the rest of
+    /// [`Lock::min_hold`](crate::Lock::min_hold).
     #[must_use]
-    pub fn shut_after(&self) -> Duration {
+    pub fn min_hold_remaining(&self) -> Duration {
         self.inner.rest(self.hold.keep()).unwrap_or_default()
     }
 
-    /// Resolves when the lock can no longer be trusted: at or before its deadline, also while a renewal hangs.
+    /// Resolves when the lock can no longer be trusted: at or before its deadline, even while a renewal
+    /// hangs, and on any executor.
     ///
     /// # Cancel safety
-    /// Nothing is lost when it is dropped; it may be called again.
+    /// Dropping the future loses nothing; it may be called again.
     pub async fn lost(&self) -> LossReason {
         self.hold.lost(&self.inner.clock).await
     }
 
-    /// Resolves when the client begins to shut down: finish and release, the lock is kept for the grace period only.
+    /// Resolves when the client begins to shut down. Finish and release then: the lease is renewed for the
+    /// grace period only.
     ///
     /// # Cancel safety
-    /// Nothing is lost when it is dropped.
-    pub async fn revoked(&self) {
-        self.inner.revoked().await;
+    /// Dropping the future loses nothing.
+    pub async fn shutting_down(&self) {
+        self.inner.shutting_down().await;
     }
 
-    /// Runs `work` while the lock is held and drops it the moment the lock is lost.
+    /// Runs `work` while the lock is held, and drops the work the moment the lock is lost.
     ///
     /// # Errors
-    /// `Lost` when it was, also when the work came to its end in the very moment.
+    /// `Lost` when the lock was lost, even if the work ended at that same moment.
     ///
     /// # Cancel safety
     /// Dropping it drops the work.
@@ -163,9 +171,10 @@ impl Guard {
         .await
     }
 
-    /// Runs `work` in the scope of this lock. **Branches of one scope are not excluded from each other**: inside, an acquire of this
-    /// lock's name, through any client of the same store, re-enters this very incarnation at once; two branches that both
-    /// acquire it run side by side. All other names get fresh owners, and tasks spawned inside are outside.
+    /// Runs `work` in the scope of this lock. **Branches of one scope do not exclude each other.** Inside,
+    /// an acquire of this lock's name, through any client of the same store, re-enters this incarnation at
+    /// once; two branches that both acquire it run side by side. All other names get fresh owners. Tasks
+    /// spawned inside are outside the scope.
     ///
     /// # Cancel safety
     /// Dropping it drops the work.
@@ -173,9 +182,27 @@ impl Guard {
         scope::enter(&self.inner.store, &self.hold, work).await
     }
 
-    /// The right to enter this incarnation, as a value: see [`Lock::join`](crate::Lock::join). A bearer secret.
+    /// The fingerprint of its owner, as logs, errors and [`inspect`](crate::Client::inspect) show it.
     #[must_use]
-    pub fn pass(&self) -> Pass {
+    pub fn owner(&self) -> Fingerprint {
+        self.hold.owner.fingerprint()
+    }
+
+    /// Returns the right to re-enter this incarnation, as a value: see [`Lock::join`](crate::Lock::join).
+    /// It is a bearer secret.
+    ///
+    /// # Errors
+    /// `Misuse` when the owner was given by [`with_owner`](crate::Lock::with_owner), because the bearer
+    /// would be that owner in every other lock, too. Hand on the owner itself, or acquire without
+    /// `with_owner`.
+    pub fn pass(&self) -> Result<Pass, Error> {
+        if self.hold.reusable {
+            return Err(Pass::refused().at(self.inner.caps.backend, &self.hold.name));
+        }
+        Ok(self.credential())
+    }
+
+    fn credential(&self) -> Pass {
         let token = self.token();
         Pass::new(
             Arc::clone(&self.inner.store),
@@ -185,27 +212,36 @@ impl Guard {
         )
     }
 
-    /// Gives the lock back and says what came of it.
+    /// Releases the lock and reports the outcome.
     ///
     /// # Errors
-    /// `Lost` when it was not held any more, with the reason: what ran under it last may have run beside another holder.
-    /// `Indeterminate` when the store did not answer before the lease was over or within 5 s: it goes on being released in the background.
+    /// `Lost`, with the reason, when the lock was no longer held: the last work under it may have run
+    /// beside another holder. `Indeterminate` when the store did not answer before the lease was over or
+    /// within 5 s. `Misuse` outside a tokio runtime with timers. After the latter two, the cleanup goes on
+    /// releasing in the background.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the release to the background, as dropping the guard does.
-    pub async fn release(mut self) -> Result<Outcome, Error> {
+    pub async fn release(mut self) -> Result<ReleaseOutcome, Error> {
         self.done = true;
         match self.stop() {
-            (State::Lost(reason), _releasing) => Err(self.lost_error(reason)), // the rest is the drop's
-            (_, mut releasing) => releasing.answered().await,
+            (GuardState::Lost(reason), _releasing) => Err(self.lost_error(reason)), // dropping `_releasing` does the rest
+            (_, mut releasing) => {
+                // If this is refused, the background releases the hold.
+                let here = self.inner.check_runtime();
+                here.map_err(|error| error.at(self.inner.caps.backend, &self.hold.name))?;
+                releasing.answered().await
+            }
         }
     }
 
-    /// Takes the hold out of drop, watchdog and shutdown, as a plain value: it lasts what its lease has left, unless
-    /// [`Client::attach`](crate::Client::attach) takes it up again, in this process or another one. Dropping the value gives nothing back.
+    /// Turns the guard into a plain value, which drop, watchdog and shutdown no longer manage. The hold
+    /// lasts for the rest of its lease, unless [`Client::attach`](crate::Client::attach) takes it up again,
+    /// in this process or another. Dropping the value releases nothing.
     ///
     /// # Errors
-    /// [`NotDetached`] gives the guard back: where holds are bound to the client's session (`Unsupported`), or when it is lost.
+    /// [`NotDetached`] returns the guard: `Unsupported` where holds are bound to the client's session,
+    /// `Lost` when the lock is lost.
     pub fn detach(mut self) -> Result<Detached, NotDetached> {
         let refused = if self.inner.caps.session_bound {
             let message =
@@ -226,13 +262,13 @@ impl Guard {
         let deadline = self.hold.deadline();
         self.inner.detached().insert(self.hold.id, deadline);
         self.inner.leave_book(&self.hold);
-        // Nobody tells the waiters of this client when it is given back.
+        // No local release will wake this client's waiters, so they poll now.
         self.inner.poke(&self.hold.name);
-        Ok(Detached::of(&self.hold, self.pass()))
+        Ok(Detached::of(&self.hold, self.credential()))
     }
 
-    /// Stops renewing, first of all: whatever comes of the release, nothing is renewed after it.
-    fn stop(&self) -> (State, Releasing) {
+    /// Stops renewing first: whatever the outcome of the release, nothing is renewed after it.
+    fn stop(&self) -> (GuardState, Releasing) {
         let releasing = Releasing {
             inner: Inner::active(Arc::clone(&self.inner)),
             hold: Arc::clone(&self.hold),
@@ -256,19 +292,21 @@ impl Guard {
     fn lost_error(&self, reason: LossReason) -> Error {
         let lease = self.hold.lease();
         let hurried =
-            lease.is_kept() && lease.length() < HURRIED && self.hold.terms.end().is_none();
+            lease.is_renewed() && lease.length() < HURRIED && self.hold.terms.end().is_none();
         let error = match reason {
-            LossReason::Deadline if hurried => Error::lost_in_a_hurry(lease.length()),
+            LossReason::Deadline if self.hold.is_unattended() => Error::lost_unattended(),
+            LossReason::Deadline if hurried => Error::lost_too_short(lease.length()),
             _ => Error::lost(reason),
         };
         error.at(self.inner.caps.backend, &self.hold.name)
     }
 }
 
-/// Leases whose renewals have less than a second each: a store that is slow, or far away, may be the reason why one is over.
+/// Below this lease length, each renewal has less than a second. A slow or distant store may then be why
+/// the lease expired.
 const HURRIED: Duration = Duration::from_secs(6);
 
-/// A release under way; dropped, it goes on in the background.
+/// A release in flight. When it is dropped, the cleanup finishes it in the background.
 struct Releasing {
     inner: Active<Arc<Inner>>,
     hold: Arc<Hold>,
@@ -277,22 +315,25 @@ struct Releasing {
 }
 
 impl Releasing {
-    /// What another already has, or the session took along, needs no release, unless a late copy of its acquire may yet revive it, or
-    /// has while its user looked away. What shutdown left to its lease is left.
-    fn unless(mut self, before: State) -> Self {
+    /// Decides whether a release is needed. A hold that another owner has taken over, or that ended with
+    /// its session, needs none, unless a late copy of its acquire may yet revive it, or has done so
+    /// unnoticed. A hold that shutdown left to its lease is not released.
+    fn unless(mut self, before: GuardState) -> Self {
         let lease = self.hold.lease().length();
         let copy = self.hold.unsettled;
         let revivable = copy.is_some_and(|until| until + lease > self.began)
             && !self.inner.flawed(Flaw::RevivableForgotten);
         self.open = match before {
-            State::Held | State::Uncertain | State::Lost(LossReason::Deadline) => true,
-            State::Lost(LossReason::NotHeld | LossReason::Session) => revivable,
-            State::Lost(LossReason::Shutdown) => false,
+            GuardState::Held | GuardState::Uncertain | GuardState::Lost(LossReason::Deadline) => {
+                true
+            }
+            GuardState::Lost(LossReason::NotHeld | LossReason::Session) => revivable,
+            GuardState::Lost(LossReason::Shutdown) => false,
         };
         self
     }
 
-    async fn answered(&mut self) -> Result<Outcome, Error> {
+    async fn answered(&mut self) -> Result<ReleaseOutcome, Error> {
         let mut sent = self.began;
         let end = (sent + ATTEMPT).min(self.hold.deadline() + ATTEMPT / 5);
         let mut unanswered = false;
@@ -304,10 +345,10 @@ impl Releasing {
                 Some(Ok(released)) => return self.finish(released, unanswered, sent),
                 Some(Err(error)) => {
                     unanswered |= error.effect() == Effect::Unknown;
-                    if error.retry() == Retry::Never && !unanswered {
+                    if error.retry() == RetryClass::Never && !unanswered {
                         return Err(Error::from(error).at(self.inner.caps.backend, &self.hold.name));
                     }
-                    if error.retry() == Retry::Never || self.inner.clock.now() + pause >= end {
+                    if error.retry() == RetryClass::Never || self.inner.clock.now() + pause >= end {
                         return Err(self.unknown().after(error));
                     }
                 }
@@ -327,7 +368,7 @@ impl Releasing {
         released: Released,
         unanswered: bool,
         sent: Instant,
-    ) -> Result<Outcome, Error> {
+    ) -> Result<ReleaseOutcome, Error> {
         self.open = false;
         let found = unanswered || !matches!(released, Released::NotHeld { .. });
         if found {
@@ -339,26 +380,26 @@ impl Releasing {
         self.settle_late_copies(sent);
         let Inner { caps, .. } = &**self.inner;
         let outcome = match released {
-            // An earlier copy did it, and its answer was lost: what is left is known from elsewhere.
+            // An earlier copy released it and its answer was lost; `by` shows what is left.
             Released::NotHeld { by: Some(by) }
                 if found && by.token.is_some() && by.token == self.hold.token =>
             {
-                Outcome::StillHeld { holds: 1 }
+                ReleaseOutcome::StillHeld { holds: 1 }
             }
-            Released::NotHeld { .. } if found && self.kept().is_some() => Outcome::Kept {
+            Released::NotHeld { .. } if found && self.kept().is_some() => ReleaseOutcome::Kept {
                 rest: self.kept().unwrap_or_default(),
             },
             Released::NotHeld { .. } if found || self.inner.flawed(Flaw::NotHeldIsReleased) => {
-                Outcome::Released
+                ReleaseOutcome::Released
             }
             Released::NotHeld { .. } => {
                 tracing::warn!(
                     target: "dlock::lost", lock = %self.hold.name, backend = caps.backend,
-                    owner = %self.hold.owner, "the lock was not held any more when it was released"
+                    owner = %self.hold.owner, "the lock was no longer held when it was released"
                 );
                 return Err(Error::lost(LossReason::NotHeld).at(caps.backend, &self.hold.name));
             }
-            released => Outcome::of(&released),
+            released => ReleaseOutcome::of(&released),
         };
         tracing::debug!(
             target: "dlock::release", lock = %self.hold.name, backend = caps.backend,
@@ -367,8 +408,9 @@ impl Releasing {
         Ok(outcome)
     }
 
-    /// An unanswered copy of the acquire may still come and revive the hold: unless this release was sent when it no longer could,
-    /// and answered so fast that it ran then, a second one follows.
+    /// An unanswered copy of the acquire may still run and revive the hold. A second release follows,
+    /// unless this one was sent when the copy no longer could run, and was answered fast enough to prove
+    /// that it ran then.
     fn settle_late_copies(&self, sent: Instant) {
         let Some(until) = self.hold.unsettled else {
             return;
@@ -388,10 +430,10 @@ impl Releasing {
     fn unknown(&self) -> Error {
         Error::new(
             ErrorKind::Indeterminate,
-            "the store did not confirm the release: it goes on in the background, and the lease ends it at the latest",
+            "the store did not confirm the release: it goes on in the background, and the lease ends the hold at the latest",
         )
         .with_effect(Effect::Unknown)
-        .with_retry(Retry::Never)
+        .with_retry(RetryClass::Never)
         .at(self.inner.caps.backend, &self.hold.name)
     }
 }

@@ -1,6 +1,8 @@
-//! One acquisition as the guard, the watchdog and the book share it: a few atomics that anybody may read without a lock.
+//! Hold: one acquisition, shared by the guard, the watchdog and the lock table. It is a few atomics that
+//! any task can read without a lock.
 
 use crate::{
+    caller::Caller,
     clock::{Clock, Instant},
     error::LossReason,
     identity::{FencingToken, HoldId, Owner, Ticket},
@@ -24,12 +26,12 @@ use tokio::sync::Notify;
 /// How far a lock can be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum State {
+pub enum GuardState {
     /// Held, and renewals go well.
     Held,
     /// Held until the deadline, but a renewal is failing or overdue.
     Uncertain,
-    /// Not to be trusted any more. Terminal.
+    /// No longer to be trusted. Terminal.
     Lost(LossReason),
 }
 
@@ -37,43 +39,53 @@ pub enum State {
 pub(crate) struct Hold {
     pub(crate) name: LockName,
     pub(crate) owner: Owner,
+    /// The owner may own other locks, too: no pass of this hold shows it.
+    pub(crate) reusable: bool,
     pub(crate) id: HoldId,
     pub(crate) token: Option<FencingToken>,
     pub(crate) terms: Terms,
     pub(crate) since: Instant,
     /// When the request that was granted was given to the driver.
     pub(crate) sent: Instant,
-    /// Where the caller acquired it, for the error that explains a self-deadlock.
+    /// Where the caller acquired it, for the message that explains a self-deadlock.
     pub(crate) at: &'static Location<'static>,
-    /// Until when an unanswered copy of its acquire may still take hold: a release before then does not settle it.
+    /// The task that acquired it.
+    pub(crate) by: Caller,
+    /// Until when an unanswered copy of its acquire may still take the lock: a release before then does not
+    /// settle it.
     pub(crate) unsettled: Option<Instant>,
-    /// What that copy would put in line again.
+    /// The ticket that such a copy would put in the queue again.
     pub(crate) ticket: Option<Ticket>,
     key: OnceLock<Key>,
     phase: AtomicU8,
     confirmed: AtomicBool,
+    /// Its deadline came before the watchdog had marked it uncertain.
+    unattended: AtomicBool,
     deadline: AtomicU64,
     lost: Notify,
 }
 
-/// When a hold was first asked for, and when it was first had.
+/// When a hold was first requested, and when it was first granted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct First {
     pub(crate) sent: Instant,
     pub(crate) since: Instant,
 }
 
-/// What a hold starts from: a grant, or one that was taken up again.
+/// The origin of a hold: a grant, or a detached hold that is attached again.
 pub(crate) struct Start {
     pub(crate) name: LockName,
     pub(crate) owner: Owner,
+    pub(crate) reusable: bool,
     pub(crate) id: HoldId,
     pub(crate) token: Option<FencingToken>,
     pub(crate) terms: Terms,
-    /// The instant before the request was given to the driver, and what the store then had to run.
+    /// The instant before the request was given to the driver, and the validity that the store then
+    /// granted.
     pub(crate) sent: Instant,
     pub(crate) valid_for: Duration,
-    /// When it was first asked for and first had, if it was taken up again: what `max_hold` and `at_least_for` count from.
+    /// When it was first requested and granted, if it was detached before: `max_hold` and `min_hold` count
+    /// from there.
     pub(crate) first: Option<First>,
     pub(crate) at: &'static Location<'static>,
     pub(crate) unsettled: Option<Instant>,
@@ -85,7 +97,7 @@ const HELD: u8 = 0;
 const UNCERTAIN: u8 = 1;
 const RELEASING: u8 = 2;
 const DETACHED: u8 = 3;
-const LOST: u8 = 4; // and up: LOST + the reason's place in REASONS
+const LOST: u8 = 4; // and up: LOST + the reason's index in REASONS
 
 const NOT_HELD: u8 = LOST + 1;
 const SHUT_DOWN: u8 = LOST + 3;
@@ -97,8 +109,8 @@ const REASONS: [LossReason; 4] = [
     LossReason::Shutdown,
 ];
 
-/// How much earlier than the deadline a timer that watches it is set: timers are a millisecond coarse and round up,
-/// and `lost()` has to resolve at or before the deadline, not after it.
+/// How much earlier than the deadline its timer is set. Timers are a millisecond coarse and round up, and
+/// `lost()` has to resolve at or before the deadline.
 pub(crate) const TICK: Duration = Duration::from_millis(1);
 
 impl Hold {
@@ -110,17 +122,20 @@ impl Hold {
         Self {
             name: start.name.clone(),
             owner: start.owner,
+            reusable: start.reusable,
             id: start.id,
             token: start.token,
             terms: start.terms,
             since,
             sent,
             at: start.at,
+            by: Caller::current(),
             unsettled: start.unsettled,
             ticket: start.ticket.filter(|_| start.unsettled.is_some()),
             key: OnceLock::new(),
             phase: AtomicU8::new(HELD),
             confirmed: AtomicBool::new(false),
+            unattended: AtomicBool::new(false),
             deadline: AtomicU64::new(deadline.as_nanos()),
             lost: Notify::new(),
         }
@@ -132,14 +147,14 @@ impl Hold {
     }
 
     pub(crate) fn watched_as(&self, key: Key) {
-        let _ = self.key.set(key); // set once, by whoever made it
+        let _ = self.key.set(key); // set once, when the hold begins
     }
 
     pub(crate) fn lease(&self) -> Lease {
         self.terms.lease()
     }
 
-    /// Until when the name is to stay shut, though it be released before.
+    /// The end of its minimum hold, until which the lock stays unavailable after a release.
     pub(crate) fn keep(&self) -> Option<Instant> {
         self.terms.least().map(|least| self.since + least)
     }
@@ -148,8 +163,8 @@ impl Hold {
         Instant::from_nanos(self.deadline.load(SeqCst))
     }
 
-    /// A renewal went well. The deadline never moves back. Says whether anybody still counts on it: who was told that it is
-    /// lost is not to hold it any longer.
+    /// Records a successful renewal. The deadline never moves back. Returns whether the guard still counts
+    /// on the hold: a user that was told of the loss must not hold it any longer.
     pub(crate) fn renewed(&self, deadline: Instant) -> bool {
         self.deadline.fetch_max(deadline.as_nanos(), SeqCst);
         let before = self
@@ -165,51 +180,63 @@ impl Hold {
             .is_ok()
     }
 
-    /// The state as the clock has it: a deadline that passed while nothing ran counts, whether or not the watchdog has noticed.
-    pub(crate) fn state(&self, clock: &Clock) -> State {
+    /// The state by the clock: a deadline that passed while nothing ran counts, even if the watchdog has
+    /// not noticed.
+    pub(crate) fn state(&self, clock: &Clock) -> GuardState {
         self.state_at(clock.now())
     }
 
-    fn state_at(&self, now: Instant) -> State {
+    fn state_at(&self, now: Instant) -> GuardState {
         match self.phase.load(SeqCst) {
             phase @ (HELD | UNCERTAIN) => {
                 if now >= self.deadline() {
                     self.lose(LossReason::Deadline);
                     self.state_at(now)
                 } else if phase == HELD {
-                    State::Held
+                    GuardState::Held
                 } else {
-                    State::Uncertain
+                    GuardState::Uncertain
                 }
             }
-            RELEASING | DETACHED => State::Lost(LossReason::NotHeld),
-            lost => State::Lost(REASONS[usize::from(lost - LOST) % REASONS.len()]),
+            RELEASING | DETACHED => GuardState::Lost(LossReason::NotHeld),
+            lost => GuardState::Lost(REASONS[usize::from(lost - LOST) % REASONS.len()]),
         }
     }
 
     /// Whether the guard still counts on it.
     pub(crate) fn is_live(&self, clock: &Clock) -> bool {
-        !matches!(self.state(clock), State::Lost(_))
+        !matches!(self.state(clock), GuardState::Lost(_))
     }
 
-    /// Marks it lost, once; says whether this call did.
+    /// Marks it lost, once. Returns whether this call did.
     pub(crate) fn lose(&self, reason: LossReason) -> bool {
         let place = REASONS.iter().position(|r| *r == reason).unwrap_or(0);
         let lost = LOST + u8::try_from(place).unwrap_or(0);
-        let did = self
-            .phase
-            .fetch_update(SeqCst, SeqCst, |phase| {
-                matches!(phase, HELD | UNCERTAIN).then_some(lost)
-            })
-            .is_ok();
-        if did {
+        let did = self.phase.fetch_update(SeqCst, SeqCst, |phase| {
+            matches!(phase, HELD | UNCERTAIN).then_some(lost)
+        });
+        // A running watchdog marks a hold uncertain long before its deadline.
+        let due = self.lease().is_renewed() && self.end().is_none_or(|end| self.deadline() < end);
+        if did == Ok(HELD) && reason == LossReason::Deadline && due {
+            self.unattended.store(true, SeqCst);
+        }
+        if did.is_ok() {
             self.lost.notify_waiters();
         }
-        did
+        did.is_ok()
     }
 
-    /// The guard gives it back. From here on it is nobody's to lose; says what it was before.
-    pub(crate) fn releasing(&self, now: Instant) -> State {
+    /// Whether it was lost because nothing ran that could have renewed it.
+    pub(crate) fn is_unattended(&self) -> bool {
+        self.unattended.load(SeqCst)
+    }
+
+    fn end(&self) -> Option<Instant> {
+        self.terms.end().map(|end| self.sent + end)
+    }
+
+    /// Begins the release of the hold, after which it can no longer be lost. Returns the state before.
+    pub(crate) fn releasing(&self, now: Instant) -> GuardState {
         let before = self.state_at(now);
         let _ = self.phase.fetch_update(SeqCst, SeqCst, |phase| {
             matches!(phase, HELD | UNCERTAIN).then_some(RELEASING)
@@ -217,27 +244,27 @@ impl Hold {
         before
     }
 
-    /// The store confirmed that it is gone.
+    /// Records that the store confirmed the release.
     pub(crate) fn released(&self) {
         self.confirmed.store(true, SeqCst);
     }
 
-    /// The store had nothing to release: it was lost before, and nobody knew.
+    /// Records that the store had nothing to release: the hold was lost before, unnoticed.
     pub(crate) fn not_found(&self) {
         let _ = self
             .phase
             .compare_exchange(RELEASING, NOT_HELD, SeqCst, SeqCst);
     }
 
-    /// Whether it was given back, by its user or a forced shutdown, and the store confirmed it.
+    /// Whether it was released, by its user or a forced shutdown, and the store confirmed it.
     pub(crate) fn is_released(&self) -> bool {
         self.confirmed.load(SeqCst) && matches!(self.phase.load(SeqCst), RELEASING | SHUT_DOWN)
     }
 
-    /// The guard gives it up without giving it back; says whether it still had it.
+    /// Detaches the hold from its guard without a release. Fails if the hold was lost before.
     pub(crate) fn detach(&self, clock: &Clock) -> Result<(), LossReason> {
         match self.state(clock) {
-            State::Lost(reason) => Err(reason),
+            GuardState::Lost(reason) => Err(reason),
             _ => self
                 .phase
                 .fetch_update(SeqCst, SeqCst, |phase| {
@@ -248,24 +275,26 @@ impl Hold {
         }
     }
 
-    /// Whether it is no guard's any more, and held all the same.
+    /// Whether it has no guard any more but is still held.
     pub(crate) fn is_detached(&self) -> bool {
         self.phase.load(SeqCst) == DETACHED
     }
 
-    /// Whether its release was begun and not confirmed.
+    /// Whether its release was begun and is not confirmed.
     pub(crate) fn is_given_up(&self) -> bool {
         self.phase.load(SeqCst) == RELEASING
     }
 
-    /// Resolves when it can no longer be trusted, also when nothing but the caller runs: the timer is the caller's own.
+    /// Resolves when it can no longer be trusted, even when nothing but the caller runs: the timer is the
+    /// caller's own.
     ///
-    /// The clock is read at each poll and not only when a timer fires: after a suspend the first poll says so.
+    /// The clock is read at each poll and not only when a timer fires: the first poll after a suspend
+    /// notices the loss.
     pub(crate) async fn lost(&self, clock: &Clock) -> LossReason {
         let mut timed = std::pin::pin!(self.lost_by_timer(clock));
         poll_fn(|cx| match self.state(clock) {
-            State::Lost(reason) => Poll::Ready(reason),
-            State::Held | State::Uncertain => timed.as_mut().poll(cx),
+            GuardState::Lost(reason) => Poll::Ready(reason),
+            GuardState::Held | GuardState::Uncertain => timed.as_mut().poll(cx),
         })
         .await
     }
@@ -275,7 +304,7 @@ impl Hold {
             let notified = self.lost.notified();
             let mut notified = std::pin::pin!(notified);
             notified.as_mut().enable();
-            if let State::Lost(reason) = self.state(clock) {
+            if let GuardState::Lost(reason) = self.state(clock) {
                 return reason;
             }
             let watched = self.deadline();

@@ -1,15 +1,18 @@
-//! The holds of one incarnation as SQL stores keep them: one text column of fixed-width entries.
+//! Hold set: the holds of one incarnation as SQL stores keep them, in one text column of fixed-width
+//! entries.
 
 use crate::identity::{HoldId, MAX_HOLDS};
 use std::{fmt, str::FromStr};
 
-/// A set of (hold, end): what is inside, each with its own end in the store's time, in microseconds of whatever that counts from.
+/// A set of (hold, end): the holds of a lock, each with its own end in the store's time, in microseconds
+/// since the store's epoch.
 ///
-/// Written as fixed-width entries of lower-case hex, 16 digits of hold and 16 of end, in the order the holds came, so that SQL can tell
-/// the simple cases apart by length alone: 32 characters are one hold, and an empty text is a free name.
+/// Its text has fixed-width entries of lower-case hex, 16 digits of hold and 16 of end, in the order in
+/// which the holds came. SQL can thus tell the simple cases apart by length alone: 32 characters are one
+/// hold, and an empty text is a free name.
 ///
-/// An end is never moved back by [`prolong`](Self::prolong), and [`living`](Self::living) forgets what is past its end: the first writer that
-/// comes by prunes the dead.
+/// [`prolong`](Self::prolong) never moves an end back. [`living`](Self::living) drops the holds past their
+/// end, so that the next writer prunes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HoldSet(Vec<(HoldId, u64)>);
 
@@ -17,27 +20,27 @@ pub struct HoldSet(Vec<(HoldId, u64)>);
 pub const HOLD_WIDTH: usize = 32;
 
 impl HoldSet {
-    /// A set of one hold.
+    /// Builds a set of one hold.
     #[must_use]
     pub fn one(hold: HoldId, end: u64) -> Self {
         Self(vec![(hold, end)])
     }
 
-    /// Without the holds whose end is not after `now`.
+    /// Drops the holds whose end is not after `now`.
     #[must_use]
     pub fn living(mut self, now: u64) -> Self {
         self.0.retain(|(_, end)| *end > now);
         self
     }
 
-    /// The end of a hold, if it is inside.
+    /// The end of a hold, if it is in the set.
     #[must_use]
     pub fn end_of(&self, hold: HoldId) -> Option<u64> {
         let found = self.0.iter().find(|(other, _)| *other == hold);
         found.map(|(_, end)| *end)
     }
 
-    /// Adds a hold; says `false`, and changes nothing, when there are [`MAX_HOLDS`](crate::MAX_HOLDS).
+    /// Adds a hold. Returns `false`, and changes nothing, when there are [`MAX_HOLDS`](crate::MAX_HOLDS).
     #[must_use]
     pub fn insert(&mut self, hold: HoldId, end: u64) -> bool {
         let free = self.len() < MAX_HOLDS;
@@ -47,7 +50,7 @@ impl HoldSet {
         free
     }
 
-    /// Moves the end of a hold forward, never back; says whether it is inside.
+    /// Moves the end of a hold forward, never back. Returns whether it is in the set.
     #[must_use]
     pub fn prolong(&mut self, hold: HoldId, end: u64) -> bool {
         match self.0.iter_mut().find(|(other, _)| *other == hold) {
@@ -59,7 +62,7 @@ impl HoldSet {
         }
     }
 
-    /// Removes a hold; says whether it was inside.
+    /// Removes a hold. Returns whether it was in the set.
     #[must_use]
     pub fn remove(&mut self, hold: HoldId) -> bool {
         let before = self.0.len();
@@ -67,19 +70,19 @@ impl HoldSet {
         self.0.len() < before
     }
 
-    /// When the last of them ends; `None`: nobody is inside.
+    /// The latest end; `None` when the set is empty.
     #[must_use]
     pub fn latest(&self) -> Option<u64> {
         self.0.iter().map(|(_, end)| *end).max()
     }
 
-    /// How many there are.
+    /// The number of holds.
     #[must_use]
     pub fn len(&self) -> u32 {
         u32::try_from(self.0.len()).unwrap_or(u32::MAX)
     }
 
-    /// Whether nobody is inside.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -113,7 +116,7 @@ impl FromStr for HoldSet {
     }
 }
 
-/// A column that is no set of holds: somebody else wrote it.
+/// A column that is not a set of holds: dlock did not write it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the column of holds has {0:?}, which dlock did not write")]
 pub struct HoldSetError(String);

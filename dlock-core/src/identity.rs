@@ -1,19 +1,21 @@
-//! Who holds: owners, holds, tokens, tickets.
+//! Identities of holders and waiters: owners, hold ids, fencing tokens, tickets.
 
 use rand::Rng;
 use sha2::{Digest, Sha256};
-use std::{fmt, num::NonZeroU64};
+use std::{fmt, num::NonZeroU64, str::FromStr};
 use uuid::{Builder, Uuid};
 
-/// Who owns a lock. A value, never a thread or a task: whoever has it may re-enter.
+/// The owner of a lock. It is a value, never a thread or a task: code that has the value may re-enter.
 ///
-/// Unless the caller brings one, each acquisition has a fresh random owner. It is a **bearer secret**:
+/// Each acquisition has a fresh random owner unless the caller gives one. It is a **bearer secret**:
 /// `Debug` and `Display` show its [`Fingerprint`] only.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner(Uuid);
 
 impl Owner {
-    /// A fresh owner from the given source of random bits, which must be cryptographically secure outside tests.
+    /// Draws a fresh owner from a source of random bits. Outside tests the source must be cryptographically
+    /// secure. Where processes fork or machines are cloned it must be the operating system itself, because
+    /// a copied generator repeats its owners.
     #[must_use]
     pub fn random(rng: &mut (impl Rng + ?Sized)) -> Self {
         let mut bytes = [0; 16];
@@ -21,31 +23,41 @@ impl Owner {
         Self(Builder::from_random_bytes(bytes).into_uuid())
     }
 
-    /// The owner of a seed, such as a trace id: the same seed gives the same owner in every process (UUIDv5, RFC 9562).
+    /// Derives an owner from a seed, such as a trace id. The same seed gives the same owner in every
+    /// process (UUIDv5, RFC 9562).
     ///
-    /// Whoever can guess the seed can enter the lock: never use it where that matters.
+    /// Code that can guess the seed can re-enter the lock. Never use it where that matters.
     #[must_use]
     pub fn from_seed(seed: &str) -> Self {
         Self(Uuid::new_v5(&SEEDED, seed.as_bytes()))
     }
 
-    /// An owner that was written down before by [`expose`](Self::expose).
+    /// Restores an owner that [`expose`](Self::expose) gave.
     #[must_use]
     pub fn from_uuid(uuid: Uuid) -> Self {
         Self(uuid)
     }
 
-    /// The secret itself, for the store and for handing on.
+    /// The secret itself, to send to the store or to hand on.
     #[must_use]
     pub fn expose(&self) -> Uuid {
         self.0
     }
 
-    /// What logs and errors may show of it.
+    /// The part of it that logs and errors may show.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         let mut text = Uuid::encode_buffer();
         Fingerprint::of(self.0.hyphenated().encode_lower(&mut text).as_bytes())
+    }
+}
+
+/// Parses the text form of [`Owner::expose`], in which stores keep it.
+impl FromStr for Owner {
+    type Err = uuid::Error;
+
+    fn from_str(text: &str) -> Result<Self, uuid::Error> {
+        text.parse().map(Self)
     }
 }
 
@@ -61,9 +73,11 @@ impl fmt::Display for Owner {
     }
 }
 
-/// The first 32 bits of the SHA-256 of an owner's text, shown as 8 hex digits: enough to compare log lines, useless to enter a lock.
+/// The first 32 bits of the SHA-256 of an owner's text, shown as 8 hex digits. It is enough to compare log
+/// lines and useless to enter a lock.
 ///
-/// Drivers hash whatever stands in the store: for dlock's own owners that is the hyphenated UUID in lower case.
+/// Drivers hash the owner's text as the store has it. For dlock's own owners that is the hyphenated UUID in
+/// lower case.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint([u8; 4]);
 
@@ -88,29 +102,30 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// The identity of one acquisition: what renew and release name. Never used twice by an owner.
+/// The identity of one acquisition, which renew and release name. An owner never uses one twice.
 ///
-/// 64 random bits: it has to be unique among the at most [`MAX_HOLDS`] holds of one owner, not among all.
+/// It has 64 random bits: it must be unique among the at most [`MAX_HOLDS`] holds of one owner, not among
+/// all holds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HoldId(u64);
 
-/// The most holds one name has at a time.
+/// The most holds that one name can have at a time.
 pub const MAX_HOLDS: u32 = 64;
 
 impl HoldId {
-    /// A fresh one.
+    /// Draws a fresh hold id.
     #[must_use]
     pub fn random(rng: &mut (impl Rng + ?Sized)) -> Self {
         Self(rng.next_u64())
     }
 
-    /// One that was written down before.
+    /// Restores a hold id that was written down.
     #[must_use]
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// Its bits, for the store.
+    /// The bits of the id, for the store.
     #[must_use]
     pub const fn to_bits(self) -> u64 {
         self.0
@@ -129,10 +144,11 @@ impl fmt::Debug for HoldId {
     }
 }
 
-/// A number that grows with every new incarnation of a lock: send it with each write to the protected resource, and
-/// let the resource refuse a smaller one than it has seen.
+/// A number that grows with every new incarnation of a lock. Send it with each write to the protected
+/// resource, and let the resource refuse a token smaller than one it has seen.
 ///
-/// Strictly increasing per name, not dense. Re-entry repeats the token of the incarnation it enters.
+/// It increases strictly per name and may skip numbers. Re-entry repeats the token of the incarnation it
+/// enters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(pub u64);
 
@@ -142,9 +158,9 @@ impl fmt::Display for FencingToken {
     }
 }
 
-/// A place in a store's line: one per (client, name) while somebody waits. Never used twice by one client.
+/// A place in a store's queue: one per (client, name) while a task waits. A client never uses one twice.
 ///
-/// The driver puts its own client id before it, so that tickets of two clients differ.
+/// The driver prefixes its own client id, so that tickets of two clients differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub NonZeroU64);
 
@@ -154,7 +170,8 @@ impl fmt::Display for Ticket {
     }
 }
 
-/// The UUIDv5 namespace of seeded owners. Do not change: owners of the same seed would no longer meet.
+/// The UUIDv5 namespace of seeded owners. Do not change it: one seed would then give different owners in
+/// different versions.
 const SEEDED: Uuid = Uuid::from_u128(0x6b1f_a1c5_2f0e_4c0f_9d43_646c_6f63_6b00);
 
 #[cfg(test)]

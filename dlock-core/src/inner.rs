@@ -1,10 +1,10 @@
-//! What a client's locks share: the state behind it, and what begins and ends a hold.
+//! Client state: what all locks of a client share, and the code that begins and ends a hold.
 
 use crate::{
     book::{Book, Queue},
     call::Adrift,
     clock::{Clock, Instant},
-    driver::{Capabilities, DistributedLock, Hint, Note},
+    driver::{Capabilities, DistributedLock, Hint, HolderInfo},
     error::{Error, ErrorKind, LossReason},
     flaw::Flaw,
     guard::Guard,
@@ -13,10 +13,10 @@ use crate::{
     janitor::{Janitor, Job},
     lease::Lease,
     name::LockName,
+    random::Random,
     watchdog::{Renewal, Watchdog, Watched},
 };
 use futures_util::StreamExt;
-use rand::{RngExt, rngs::StdRng};
 use std::{
     collections::HashMap,
     fmt,
@@ -38,30 +38,30 @@ pub(crate) struct Inner {
     pub(crate) store: Arc<str>,
     pub(crate) clock: Clock,
     pub(crate) adrift: Arc<Adrift>,
-    pub(crate) note: Arc<Note>,
+    pub(crate) note: Arc<HolderInfo>,
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) janitor: Janitor,
-    pub(crate) look_cap: Duration,
+    pub(crate) poll_interval: Duration,
     pub(crate) closing: AtomicBool,
-    /// Holds that were detached here and not attached again.
+    /// Holds that this client detached and did not attach again.
     pub(crate) detached: Mutex<HashMap<HoldId, Instant>>,
     /// Notified when the client begins to shut down.
-    pub(crate) revoked: Notify,
-    /// The driver is closed: nothing can be undone any more.
+    pub(crate) shutting_down: Notify,
+    /// The driver is closed: nothing more can be undone.
     pub(crate) closed: AtomicBool,
-    /// Acquires and releases under way, which a shutdown waits for.
+    /// Acquires and releases in flight, which a shutdown waits for.
     pub(crate) active: AtomicUsize,
-    /// Notified, while shutting down, when something came to its end.
+    /// Notified during a shutdown when a hold, a request or a cleanup job ends.
     pub(crate) quieter: Notify,
     pub(crate) lease: Lease,
     pub(crate) book: Mutex<Book>,
-    pub(crate) rng: Mutex<StdRng>,
+    pub(crate) random: Random,
     pub(crate) tickets: AtomicU64,
     pub(crate) tasks: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) flaw: Option<Flaw>,
 }
 
-/// Hears the store's hints until the driver is closed or the client gone.
+/// Reads the store's wake-ups until the driver is closed or the client dropped.
 pub(crate) async fn listen(client: Weak<Inner>) {
     let Some(mut hints) = client.upgrade().map(|inner| inner.driver.hints()) else {
         return;
@@ -83,15 +83,28 @@ impl Inner {
         let now = self.clock.now();
         let wanted = self.book().hint(&hint, now);
         match hint {
-            // Whoever stands behind a turn that nobody wants should not wait for its accept lease.
+            // The waiters behind an unwanted turn should not have to wait until its accept lease ends.
             Hint::Turn { name, ticket } if !wanted => self.leave_line(&name, ticket),
             Hint::Over(lane) => self.watchdog.over(lane, now),
+            Hint::Resync => self.look_again(),
             _ => {}
         }
     }
 
-    /// Makes a guard of what the store granted; `None`: it is worth nothing, because it is over already or the client is shutting down.
-    /// `arrive` hears of a guard before anybody else of the book.
+    /// Makes the head of every queue poll at once. The lock table is not locked for the whole walk.
+    fn look_again(&self) {
+        let mut waited = self.book().waited_for();
+        waited.sort_unstable(); // the order must not depend on hashing
+        for name in waited {
+            if let Some(page) = self.book().find(&name) {
+                page.queue.poke();
+            }
+        }
+    }
+
+    /// Makes a guard of a grant. `None` when the grant is worthless, because it is over already or the
+    /// client is shutting down. `arrive` runs under the lock table's mutex, before any other user of the
+    /// table sees the hold.
     pub(crate) fn begin(
         self: &Arc<Self>,
         start: Start,
@@ -112,6 +125,10 @@ impl Inner {
         let end = ends.map(|end| first + end);
         let deadline = (counted + start.valid_for.min(length) - Lease::margin(length))
             .min(end.unwrap_or(Instant::FAR));
+        // A fixed lease ends there, whatever a renewal proves. Only a session has to be proven to last that
+        // long.
+        let is_set = !start.terms.lease().is_renewed() && !self.caps.session_bound;
+        let end = if is_set { Some(deadline) } else { end };
         if deadline <= now {
             return None;
         }
@@ -139,21 +156,23 @@ impl Inner {
 
     fn renews(&self, lease: Lease) -> Option<Renewal> {
         let length = lease.length();
-        if lease.is_kept() {
+        if lease.is_renewed() {
             return (!self.flawed(Flaw::NeverRenews)).then_some(Renewal {
                 ask: Some(length),
                 length,
             });
         }
-        // A fixed lease on a session store lasts no longer than its session, which has to be proven.
-        self.caps.session_bound.then(|| Renewal {
+        // The record may be lost before the lease ends. On a session store it also lasts no longer than the
+        // session.
+        (!self.flawed(Flaw::FixedUnproven)).then(|| Renewal {
             ask: None,
-            length: *self.caps.leases.end(),
+            length: length.min(*self.caps.leases.end()),
         })
     }
 
-    /// A hold begins, unless the client is shutting down or it is in the book already. Of two holds of one owner with two tokens, the
-    /// one with the smaller is a hold that the store has forgotten.
+    /// Enters a hold in the lock table, unless the client is shutting down or the table has it already. If
+    /// one owner has two holds with different tokens, the store has forgotten the one with the smaller
+    /// token.
     fn enter(self: &Arc<Self>, hold: &Arc<Hold>, arrive: impl FnOnce(&mut Queue)) -> bool {
         let mut stale = Vec::new();
         {
@@ -185,7 +204,7 @@ impl Inner {
         true
     }
 
-    /// A hold is over for us, whatever the store says: out of the book, and who waits here may look.
+    /// Removes a hold that is over for this client, whatever the store says.
     pub(crate) fn leave_book(&self, hold: &Arc<Hold>) {
         self.book().strike(hold);
         self.is_quieter();
@@ -196,17 +215,17 @@ impl Inner {
         if let Some(key) = hold.key() {
             self.watchdog.forget(key);
         }
-        // The deadline may have been noticed first by the guard itself, or by nobody yet.
+        // The guard may have noticed the deadline first, or nothing has yet.
         hold.lose(reason);
         tracing::warn!(
             target: "dlock::lost", lock = %hold.name, backend = self.caps.backend, owner = %hold.owner,
-            ?reason, "lock lost: {reason}"
+            ?reason, unattended = hold.is_unattended(), "lock lost: {reason}"
         );
         if let Some(end) = hold.terms.end()
             && reason == LossReason::Deadline
             && self.caps.session_bound
         {
-            // The session would keep it beyond its end: it is ended by a release, at its full end and not before.
+            // The session would hold it beyond its end. A release ends it, at its full end and not before.
             let mut job = Job::of(hold);
             job.after = hold.sent + end + Lease::margin(hold.lease().length());
             self.settle(job);
@@ -216,7 +235,8 @@ impl Inner {
         }
     }
 
-    /// Perhaps free: whoever waits here looks. A store that keeps a line tells its head itself.
+    /// The lock may be free: makes this client's waiters poll. A store with a queue notifies its head
+    /// itself.
     pub(crate) fn poke(&self, name: &LockName) {
         if self.caps.wake != crate::driver::Wake::Line
             && let Some(page) = self.book().find(name)
@@ -225,18 +245,18 @@ impl Inner {
         }
     }
 
-    /// Something is under way that a shutdown waits for, until the value is dropped.
+    /// Registers a request that a shutdown waits for, until the value is dropped.
     pub(crate) fn active<I: Deref<Target = Self>>(inner: I) -> Active<I> {
         inner.active.fetch_add(1, SeqCst);
         Active(inner)
     }
 
-    /// Whether nothing is held, under way or being settled.
+    /// Whether nothing is held, in flight or being settled.
     pub(crate) fn is_quiet(&self) -> bool {
         self.active.load(SeqCst) == 0 && self.janitor.len() == 0 && self.book().is_unheld()
     }
 
-    /// Something came to its end: a shutdown may have waited for it.
+    /// Notifies a shutdown, which may have waited for what just ended.
     pub(crate) fn is_quieter(&self) {
         if self.is_closing() {
             self.quieter.notify_waiters();
@@ -244,20 +264,21 @@ impl Inner {
     }
 
     /// Resolves when the client begins to shut down.
-    pub(crate) async fn revoked(&self) {
+    pub(crate) async fn shutting_down(&self) {
         loop {
-            let revoked = self.revoked.notified();
-            let mut revoked = std::pin::pin!(revoked);
-            revoked.as_mut().enable();
+            let shutting_down = self.shutting_down.notified();
+            let mut shutting_down = std::pin::pin!(shutting_down);
+            shutting_down.as_mut().enable();
             if self.is_closing() {
                 return;
             }
-            revoked.await;
+            shutting_down.await;
         }
     }
 
-    /// The same for whoever waits for an answer: he is polled when it begins, so this stands in no list of its own.
-    pub(crate) async fn revoked_meanwhile(&self) {
+    /// The same for a task that waits for an answer. The task is polled when the shutdown begins, so this
+    /// needs no notification of its own.
+    pub(crate) async fn shutting_down_meanwhile(&self) {
         poll_fn(|_| match self.is_closing() {
             true => Poll::Ready(()),
             false => Poll::Pending,
@@ -265,7 +286,7 @@ impl Inner {
         .await;
     }
 
-    /// Whether the driver was closed: what is not undone by now is left to its lease.
+    /// Whether the driver was closed. What is not undone by then is left to its lease.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(SeqCst)
     }
@@ -274,18 +295,20 @@ impl Inner {
         self.closing.load(SeqCst)
     }
 
-    /// The holds that were detached here, with their deadlines, as far as these are not over.
+    /// The holds that this client detached, with their deadlines. Expired ones are removed when the map is
+    /// full.
     pub(crate) fn detached(&self) -> MutexGuard<'_, HashMap<HoldId, Instant>> {
         let now = self.clock.now();
         let mut detached = self.detached.lock().unwrap_or_else(PoisonError::into_inner);
         if detached.len() >= detached.capacity() {
-            // Whoever hands holds on to other processes never takes them back: forget what is over before there is room for more.
+            // A process that hands its holds on never attaches them again: forget the expired ones before
+            // the map grows.
             detached.retain(|_, deadline| *deadline > now);
         }
         detached
     }
 
-    /// How many of them are not over.
+    /// How many of them have not expired.
     pub(crate) fn detached_living(&self) -> usize {
         let now = self.clock.now();
         let detached = self.detached();
@@ -306,28 +329,19 @@ impl Inner {
     }
 
     pub(crate) fn hold_id(&self) -> HoldId {
-        HoldId::random(&mut *self.rng())
+        self.random.hold()
     }
 
     pub(crate) fn fresh_owner(&self) -> Owner {
-        self.owner_from(&mut self.rng())
-    }
-
-    pub(crate) fn fresh_identity(&self) -> (Owner, HoldId) {
-        let mut rng = self.rng();
-        (self.owner_from(&mut rng), HoldId::random(&mut *rng))
-    }
-
-    fn owner_from(&self, rng: &mut StdRng) -> Owner {
         if self.flawed(Flaw::OneOwner) {
             return Owner::from_seed("one");
         }
-        Owner::random(rng)
+        self.random.owner()
     }
 
-    /// A number from 0 to 1.
+    /// A random number from 0 to 1.
     pub(crate) fn jitter(&self) -> f64 {
-        self.rng().random()
+        self.random.jitter()
     }
 
     pub(crate) fn ticket(&self) -> Ticket {
@@ -343,16 +357,12 @@ impl Inner {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn rng(&self) -> MutexGuard<'_, StdRng> {
-        self.rng.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn closed() -> Error {
-        Error::new(ErrorKind::ShuttingDown, "the client was shut down before")
+        Error::new(ErrorKind::ShuttingDown, "the client is already shut down")
     }
 }
 
-/// Something under way that a shutdown waits for.
+/// A request in flight that a shutdown waits for.
 #[derive(Debug)]
 pub(crate) struct Active<I: Deref<Target = Inner>>(I);
 
@@ -383,7 +393,7 @@ impl Drop for Inner {
     }
 }
 
-// The driver prints itself without secrets; the random source would print its state.
+// The generator would print its state, so only the store is shown.
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inner")

@@ -1,9 +1,11 @@
-//! The janitor: whoever cancelled, ran out of time or got no answer may leave; what the store may still have of him is undone here.
+//! Cleanup: undoes in the background what a cancelled, timed-out or unanswered request may have left in the
+//! store.
 //!
-//! A repeat of an acquire is harmless only while its hold is wanted, and a late copy revives a hold that was released. So a hold with
-//! an unanswered attempt is *settled* only by a release that was sent after `give_up + late` and answered; earlier answers free it,
-//! they do not settle it. A job ends when that is done, or when the lease of whatever it could have left must be over. Until then nothing
-//! is dropped: the number of open ends is bounded, and when there are too many new acquires are refused.
+//! A repeat of an acquire is harmless only while its hold is wanted, and a late copy revives a hold that
+//! was released. A hold with an unanswered attempt is therefore *settled* only by a release that was sent
+//! after `give_up + late` and answered. Earlier answers free it but do not settle it. A job ends when that
+//! is done, or when the lease of anything that it could have left must be over. Until then nothing is
+//! dropped. The number of open jobs is bounded: when there are too many, new acquires are refused.
 
 use crate::{
     call::{ATTEMPT, Call},
@@ -25,23 +27,25 @@ use std::{
     time::Duration,
 };
 
-/// The most acquisitions without a known end at a time: each is one small task, and more than this mean that the store has been away for long.
+/// The most acquisitions with an unknown outcome at a time. Each is one small task. More than this mean
+/// that the store has been down for long.
 pub(crate) const CAPACITY: usize = 10_000;
 
-/// A settling release answered slower than this may not have run in time, and is followed by another one.
+/// A settling release that is answered slower than this may not have run in time, and is followed by
+/// another one.
 pub(crate) const PROMPT: Duration = Duration::from_secs(1);
 
-/// The pause between attempts: doubling from the first to the last, jittered. The last grows with the number of jobs, so that a store that comes
-/// back is not met by all of them in one second.
+/// The pause between attempts: doubling from the first value to the last, jittered. The last grows with the
+/// number of jobs, so that they do not all reach a recovered store in one second.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
-/// How long a ticket can stand in a line that nobody looks after: the longest entry deadline.
+/// How long a ticket can stand in a queue that no client serves: the longest entry deadline.
 const LINE: Duration = Duration::from_secs(6);
 
 #[derive(Debug, Default)]
 pub(crate) struct Janitor {
     jobs: Mutex<Jobs>,
-    /// How many of the open ones have no known end: read by every acquire.
+    /// How many of the open jobs have an unknown outcome. Every acquire reads it.
     unknown: AtomicUsize,
 }
 
@@ -51,29 +55,29 @@ struct Jobs {
     count: u64,
 }
 
-/// An acquire that was asked for.
+/// An acquire in flight.
 pub(crate) type Asked = Call<Result<Acquired, DriverError>>;
 
-/// Something to undo.
+/// A cleanup job: something to undo.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) name: LockName,
     /// The hold that must not stay, and its lease.
     pub(crate) hold: Option<(Owner, HoldId, Duration)>,
-    /// Whoever wants to know that it is gone.
+    /// The hold to mark as released when the store confirms it.
     pub(crate) held: Option<Arc<Hold>>,
     /// Until when an unanswered copy of its acquire may still take hold.
     pub(crate) unsettled: Option<Instant>,
-    /// Not to be begun before then.
+    /// The job does not begin before this time.
     pub(crate) after: Instant,
-    /// Until when the name is to stay shut.
+    /// The end of the minimum hold, until which the lock stays unavailable.
     pub(crate) keep: Option<Instant>,
-    /// Tickets that must not stay in line.
+    /// Tickets that must not stay in the queue.
     pub(crate) tickets: Vec<Ticket>,
 }
 
 impl Job {
-    /// Nothing yet.
+    /// An empty job.
     pub(crate) fn new(name: LockName) -> Self {
         Self {
             name,
@@ -86,7 +90,7 @@ impl Job {
         }
     }
 
-    /// Gives back what a guard had.
+    /// A job that releases a guard's hold.
     pub(crate) fn of(hold: &Arc<Hold>) -> Self {
         Self {
             hold: Some((hold.owner, hold.id, hold.lease().length())),
@@ -108,7 +112,7 @@ impl Janitor {
         self.jobs().open.len()
     }
 
-    /// The names it still works on.
+    /// The names of the open jobs.
     pub(crate) fn names(&self) -> Vec<LockName> {
         let jobs = self.jobs();
         jobs.open.values().map(|(name, _)| name.clone()).collect()
@@ -119,7 +123,7 @@ impl Janitor {
     }
 }
 
-/// A job's place, given back however its task ends: done, panicked, or never run because the runtime is gone.
+/// A job's slot, freed however its task ends: done, panicked, or never run because the runtime is gone.
 struct Slot {
     inner: Arc<Inner>,
     id: u64,
@@ -151,17 +155,19 @@ impl Drop for Slot {
 }
 
 impl Inner {
-    /// Takes a job over. It runs in a task of the client's runtime; if that is gone, the lease ends what is left.
+    /// Starts a job. It runs in a task of the client's runtime; if that runtime is gone, the lease ends
+    /// what is left.
     pub(crate) fn settle(self: &Arc<Self>, job: Job) {
         self.settle_after(job, None);
     }
 
-    /// Takes a job over whose acquire is still under way.
+    /// Starts a job whose acquire is still in flight.
     pub(crate) fn settle_after(self: &Arc<Self>, job: Job, under_way: Option<Asked>) {
         if self.flawed(Flaw::NothingSettled) {
             return;
         }
-        // What a guard gives back is bounded by the guards; whatever else has no end yet is counted.
+        // The releases of guards are bounded by the guards. Everything else with an unknown outcome is
+        // counted.
         let unknown = under_way.is_some() || job.unsettled.is_some() || !job.tickets.is_empty();
         let slot = Slot::new(self, &job.name, unknown);
         self.adrift.handle.spawn(async move {
@@ -169,7 +175,7 @@ impl Inner {
         });
     }
 
-    /// Nobody waits with this ticket any more.
+    /// Takes a ticket out of the store's queue, because no task waits with it any more.
     pub(crate) fn leave_line(self: &Arc<Self>, name: &LockName, ticket: Ticket) {
         if self.caps.wake != Wake::Poll && !self.flawed(Flaw::NeverLeaves) {
             let mut job = Job::new(name.clone());
@@ -213,7 +219,7 @@ impl Inner {
         );
     }
 
-    /// When whatever the job is about must be over by itself.
+    /// The time by which everything that the job could have left must have ended by itself.
     fn over(&self, job: &Job) -> Instant {
         let from = job
             .unsettled
@@ -221,7 +227,7 @@ impl Inner {
             .max(self.clock.now())
             + self.caps.late;
         match job.hold {
-            // A hold there lasts as long as its session, which is ours.
+            // Such a hold lasts as long as its session, which is this client's.
             Some(_) if self.caps.session_bound => Instant::FAR,
             Some((_, _, lease)) => from + lease.max(LINE),
             None => from + LINE,
@@ -243,7 +249,8 @@ impl Inner {
                     if let Some(held) = &job.held {
                         held.released();
                     }
-                    // Also when it was not there any more: somebody else may be gone by now.
+                    // Wakes the waiters even if the hold was no longer there: another holder may be gone by
+                    // now.
                     self.poke(&job.name);
                     return;
                 }
@@ -285,7 +292,7 @@ impl Inner {
         goes_on
     }
 
-    /// What is left of the time that a name is to stay shut.
+    /// The rest of a minimum hold.
     pub(crate) fn rest(&self, keep: Option<Instant>) -> Option<Duration> {
         if self.flawed(Flaw::KeepForgotten) {
             return None;
@@ -294,7 +301,7 @@ impl Inner {
             .filter(|rest| !rest.is_zero())
     }
 
-    /// One release, bounded; `None`: not answered by then.
+    /// Sends one release; `None`: it was not answered by `give_up`.
     pub(crate) async fn release_once(
         self: &Arc<Self>,
         request: Release,

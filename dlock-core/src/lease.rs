@@ -1,4 +1,4 @@
-//! Leases: how long a hold lasts and who ends it.
+//! Leases: how long a hold lasts, and whether the watchdog renews it.
 
 use crate::{
     driver::Capabilities,
@@ -6,44 +6,53 @@ use crate::{
 };
 use std::{fmt, time::Duration};
 
-/// The lease of a lock that says nothing else.
+/// The lease of a lock that sets none.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
-/// The shortest lease: below it the margin and one round trip leave nothing to work with.
+/// The shortest lease. Below it, the margin and one round trip leave no usable time.
 pub const MIN_LEASE: Duration = Duration::from_millis(100);
 
-/// The longest lease: a year. Longer ones are mistakes of unit, and overflow what some stores count in.
+/// The longest lease: a year. Longer values are unit mistakes, and overflow the counters of some stores.
 pub const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// How long a hold lasts, between [`MIN_LEASE`] and [`MAX_LEASE`].
+/// How long a hold lasts, between [`MIN_LEASE`] and [`MAX_LEASE`], and whether the watchdog renews it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lease {
     length: Duration,
-    kept: bool,
+    renewed: bool,
 }
 
 impl Lease {
     /// A lease that the watchdog renews every third of its length for as long as the guard lives.
-    ///
-    /// # Errors
-    /// [`LeaseError`] when `length` is out of bounds.
-    pub fn kept(length: Duration) -> Result<Self, LeaseError> {
-        Self::checked(length, true)
+    #[must_use]
+    pub const fn renewed(length: Duration) -> Self {
+        Self {
+            length,
+            renewed: true,
+        }
     }
 
-    /// A lease that ends by itself: nobody renews it.
-    ///
-    /// # Errors
-    /// [`LeaseError`] when `length` is out of bounds.
-    pub fn fixed(length: Duration) -> Result<Self, LeaseError> {
-        Self::checked(length, false)
+    /// A lease that ends by itself. The watchdog does not renew it; it only checks every third of its
+    /// length that the hold is still there.
+    #[must_use]
+    pub const fn fixed(length: Duration) -> Self {
+        Self {
+            length,
+            renewed: false,
+        }
     }
 
-    fn checked(length: Duration, kept: bool) -> Result<Self, LeaseError> {
-        if (MIN_LEASE..=MAX_LEASE).contains(&length) {
-            Ok(Self { length, kept })
+    /// The same lease, if its length is between [`MIN_LEASE`] and [`MAX_LEASE`]. Acquiring checks it too.
+    ///
+    /// # Errors
+    /// [`LeaseError`] when the length is out of bounds.
+    pub fn checked(self) -> Result<Self, LeaseError> {
+        if (MIN_LEASE..=MAX_LEASE).contains(&self.length) {
+            Ok(self)
         } else {
-            Err(LeaseError { length })
+            Err(LeaseError {
+                length: self.length,
+            })
         }
     }
 
@@ -54,16 +63,16 @@ impl Lease {
         }
     }
 
-    /// What a store makes of it: on one where holds are bound to a session, a kept lease *is* that session.
+    /// Adapts the lease to a store. Where holds are bound to a session, a renewed lease *is* that session.
     pub(crate) fn on(self, caps: &Capabilities) -> Result<Self, Error> {
         let (least, most) = (*caps.leases.start(), *caps.leases.end());
-        let (possible, least) = match (caps.session_bound, self.kept) {
+        let (possible, least) = match (caps.session_bound, self.renewed) {
             (true, true) => (self.length >= most, most),
             (true, false) => (self.length >= least, least),
             (false, _) => (caps.leases.contains(&self.length), least),
         };
         if possible {
-            return Ok(if caps.session_bound && self.kept {
+            return Ok(if caps.session_bound && self.renewed {
                 self.no_longer_than(most)
             } else {
                 self
@@ -83,7 +92,8 @@ impl Lease {
         Err(Error::new(ErrorKind::Unsupported, message).of(caps.backend))
     }
 
-    /// At least what a session lasts, where there is one.
+    /// Lengthens the lease to the session's length, where the store has sessions, or to the store's
+    /// minimum.
     pub(crate) fn at_least(self, caps: &Capabilities) -> Self {
         let length = if caps.session_bound {
             *caps.leases.end()
@@ -93,27 +103,29 @@ impl Lease {
         Self { length, ..self }
     }
 
-    /// Its length.
+    /// The length of the lease.
     #[must_use]
     pub const fn length(self) -> Duration {
         self.length
     }
 
-    /// Whether the watchdog keeps it alive.
+    /// Whether the watchdog renews it.
     #[must_use]
-    pub const fn is_kept(self) -> bool {
-        self.kept
+    pub const fn is_renewed(self) -> bool {
+        self.renewed
     }
 
-    /// What the core gives up of a lease so as to be done before the server is: a hundredth, at least 2 ms.
+    /// The part of a lease that the core gives up, so that it stops before the server does: a hundredth, at
+    /// least 2 ms.
     ///
-    /// A hundredth covers clocks whose rates differ by 1 % (quartz and NTP slew stay far below); 2 ms cover a timer's granularity.
+    /// A hundredth covers clocks whose rates differ by 1 % (quartz and NTP slew stay far below); 2 ms cover
+    /// a timer's granularity.
     #[must_use]
     pub fn margin(length: Duration) -> Duration {
         (length / 100).max(Duration::from_millis(2))
     }
 
-    /// The time between two renewals of a kept lease of that length.
+    /// The time between two renewals of a renewed lease of that length.
     #[must_use]
     pub fn renew_every(length: Duration) -> Duration {
         length / 3
@@ -130,14 +142,14 @@ impl Default for Lease {
     fn default() -> Self {
         Self {
             length: DEFAULT_LEASE,
-            kept: true,
+            renewed: true,
         }
     }
 }
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if self.kept { "Kept" } else { "Fixed" };
+        let kind = if self.renewed { "Kept" } else { "Fixed" };
         write!(f, "{kind}({:?})", self.length)
     }
 }
@@ -157,17 +169,21 @@ mod tests {
     #[test]
     fn bounds_are_inclusive_and_named_in_the_message() {
         for length in [MIN_LEASE, MAX_LEASE] {
-            assert_eq!(Lease::kept(length).unwrap().length(), length);
-            assert_eq!(Lease::fixed(length).unwrap().length(), length);
+            assert_eq!(Lease::renewed(length).checked().unwrap().length(), length);
+            assert_eq!(Lease::fixed(length).checked().unwrap().length(), length);
         }
-        let short = Lease::kept(Duration::from_millis(99)).unwrap_err();
+        let short = Lease::renewed(Duration::from_millis(99))
+            .checked()
+            .unwrap_err();
         assert!(
             short
                 .to_string()
                 .starts_with("the lease (99ms) must be between 100ms")
         );
-        Lease::fixed(MAX_LEASE + Duration::from_nanos(1)).unwrap_err();
-        Lease::kept(Duration::ZERO).unwrap_err();
+        Lease::fixed(MAX_LEASE + Duration::from_nanos(1))
+            .checked()
+            .unwrap_err();
+        Lease::renewed(Duration::ZERO).checked().unwrap_err();
     }
 
     #[test]

@@ -1,15 +1,17 @@
-//! dlock's core: the contract with the drivers, and everything a distributed lock needs that is not a store.
+//! Core of dlock: the driver contract, and everything a distributed lock needs apart from its store.
 //!
-//! Applications use the facade `dlock`; a driver implements [`DistributedLock`]; everything in between is here, once for all stores:
-//! owners, leases, the watchdog, waiting, guards, clean-up, telemetry.
+//! Applications use the facade `dlock`. A driver implements [`DistributedLock`]. The core does the rest
+//! once for all stores: owners, leases, the watchdog, waiting, guards, cleanup and telemetry.
 //!
-//! A driver answers; the core decides when to ask, how often, and what silence means.
+//! A driver answers requests. The core decides when to send one, how often, and what a missing answer
+//! means.
 
 mod acquire;
 mod admin;
 mod alarm;
 mod book;
 mod call;
+mod caller;
 mod client;
 mod clock;
 mod detach;
@@ -26,6 +28,8 @@ mod lease;
 mod lock;
 mod name;
 mod pass;
+mod random;
+mod runtime;
 mod scope;
 mod server_clock;
 mod shutdown;
@@ -34,24 +38,30 @@ mod terms;
 mod watchdog;
 
 pub use alarm::{Alarm, Alarms};
-pub use client::{Client, ClientBuilder, DEFAULT_LOOK_CAP};
+pub use client::{Client, ClientBuilder, DEFAULT_POLL_INTERVAL};
 pub use clock::{Clock, Instant};
 pub use detach::{Detached, NotAttached, NotDetached};
+pub use driver::kit;
 pub use driver::{
     Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, Grant, Held, Hint, Holder,
-    Holds, Lane, Note, Page, Release, Released, Renew, Renewed, Result, Snapshot, Wake,
+    HolderInfo, Holds, Lane, Page, Release, Released, Renew, Renewed, Result, Snapshot, Wake,
 };
-pub use error::{DriverError, Effect, Error, ErrorKind, LossReason, Phase, Retry};
+pub use error::{DriverError, Effect, Error, ErrorKind, LossReason, RetryClass, TimeoutPhase};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use flaw::Flaw;
-pub use guard::{Guard, Outcome};
-pub use hold::State;
+pub use guard::{Guard, ReleaseOutcome};
+pub use hold::GuardState;
 pub use hold_set::{HOLD_WIDTH, HoldSet, HoldSetError};
 pub use identity::{FencingToken, Fingerprint, HoldId, MAX_HOLDS, Owner, Ticket};
 pub use lease::{DEFAULT_LEASE, Lease, LeaseError, MAX_LEASE, MIN_LEASE};
 pub use lock::Lock;
 pub use name::{LockName, MAX_NAME_BYTES, NameError};
+#[cfg(feature = "serde")]
+pub use pass::exposed_pass;
 pub use pass::{Pass, PassError};
+pub use random::system_random;
+#[cfg(feature = "net")]
+pub use runtime::check_runtime;
 pub use server_clock::ServerClock;
-pub use shutdown::{Fate, Report, Shutdown};
+pub use shutdown::{Shutdown, ShutdownOutcome, ShutdownReport};

@@ -1,4 +1,4 @@
-//! A named lock with options, before it is acquired.
+//! Lock handle: a name and its options, before it is acquired.
 
 use crate::{
     acquire::{Patience, Wish, acquire},
@@ -15,11 +15,13 @@ use futures_util::FutureExt;
 use std::{fmt, panic::Location, sync::Arc, time::Duration};
 use tracing::Instrument;
 
-/// A lock in a store: a name and options. No I/O, cheap to clone; acquiring it gives a [`Guard`].
+/// A lock in a store: a name and options. It does no I/O and is cheap to clone. Acquiring it gives a
+/// [`Guard`].
 ///
-/// Waiting is first in, first out among the tasks of one client; between clients it is as fair as the store
-/// ([`Wake`](crate::Wake)). A lock is **not** re-entered by the task that holds it: ownership is a value, so a second
-/// `acquire` by the same task waits, and says so. [`Guard::scope`], [`join`](Self::join) and [`owned_by`](Self::owned_by) re-enter.
+/// Waiters of one client are served first in, first out. Between clients, waiting is as fair as the store
+/// ([`Wake`](crate::Wake)). A lock is **not** re-entered by the task that holds it, because ownership is a
+/// value. A second `acquire` by the same task waits, and logs that it does. [`Guard::scope`],
+/// [`join`](Self::join) and [`with_owner`](Self::with_owner) re-enter.
 #[derive(Clone)]
 pub struct Lock {
     inner: Arc<Inner>,
@@ -38,87 +40,107 @@ impl Lock {
         }
     }
 
-    /// Its name.
+    /// The name of the lock.
     #[must_use]
     pub fn name(&self) -> &LockName {
         &self.name
     }
 
-    /// A fixed lease: no watchdog, the hold ends by itself after `length` ([`MIN_LEASE`](crate::MIN_LEASE) to [`MAX_LEASE`](crate::MAX_LEASE)).
+    /// Sets the lease to acquire on, instead of the client's.
     ///
-    /// # Errors
-    /// `Misuse` when the length is out of bounds; `Unsupported` when this store cannot give it.
-    pub fn lease(mut self, length: Duration) -> Result<Self, Error> {
-        self.terms = self
-            .terms
-            .with_lease(self.possible(Lease::fixed(length)?)?)?;
-        Ok(self)
-    }
-
-    /// A lease of another length that the watchdog keeps alive: the time after which the lock is free when this process dies. Where holds
-    /// are bound to a session, no longer than that.
+    /// [`Lease::renewed`]: the watchdog renews it. Its length is the time after which the lock is free when
+    /// this process dies; where holds are bound to a session, no longer than the session. [`Lease::fixed`]:
+    /// it is not renewed, and the hold ends by itself.
     ///
-    /// An acquire has a third of it to be answered and a renewal a sixth: one shorter than about six round trips to the store is granted
-    /// and then lost.
+    /// The store has a third of the lease to answer an acquire, and a sixth to answer a renewal. A lease
+    /// shorter than about six round trips is granted and then lost. A length out of bounds is an error of
+    /// the acquire: `Misuse`, or `Unsupported` when this store cannot give it.
     ///
-    /// # Errors
-    /// `Misuse` when the length is out of bounds; `Unsupported` when this store cannot give it.
-    pub fn kept_lease(mut self, length: Duration) -> Result<Self, Error> {
-        self.terms = self
-            .terms
-            .with_lease(self.possible(Lease::kept(length)?)?)?;
-        Ok(self)
-    }
-
-    /// Keeps the name shut for at least `time` from its acquisition: released earlier, nobody gets it before then, the former owner
-    /// included. For jobs on many hosts whose clocks differ, which would otherwise run twice when they are quick. After a crash, or a
-    /// fixed lease that ran out, the lease alone decides.
-    ///
-    /// # Errors
-    /// `Misuse` when it exceeds [`max_hold`](Self::max_hold) or a fixed lease.
-    pub fn at_least_for(mut self, time: Duration) -> Result<Self, Error> {
-        self.terms = self.terms.at_least(time)?;
-        Ok(self)
-    }
-
-    /// Stops keeping it alive `time` after its acquisition: the guard is then lost, whatever its user does.
-    ///
-    /// # Errors
-    /// `Misuse` when it is shorter than the shortest lease or than [`at_least_for`](Self::at_least_for).
-    pub fn max_hold(mut self, time: Duration) -> Result<Self, Error> {
-        self.terms = self.terms.at_most(time)?;
-        Ok(self)
-    }
-
-    /// The lease it would be acquired on, as the store and [`max_hold`](Self::max_hold) allow it.
+    /// # Examples
+    /// ```
+    /// # use dlock_core::{Client, Error, Lease};
+    /// # use std::time::Duration;
+    /// # async fn example(client: Client) -> Result<(), Error> {
+    /// let lock = client.lock("report")?.lease(Lease::renewed(Duration::from_secs(10)));
+    /// let _guard = lock.acquire().await?;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
-    pub fn current_lease(&self) -> Lease {
-        self.terms.lease()
+    pub fn lease(mut self, lease: Lease) -> Self {
+        self.terms = self.terms.with_lease(lease);
+        self
     }
 
-    fn possible(&self, lease: Lease) -> Result<Lease, Error> {
+    /// Keeps the lock unavailable for at least `time` from its acquisition. If it is released earlier, no
+    /// client gets it before then, not even the former owner. This is for jobs on many hosts whose clocks
+    /// differ: a quick job would otherwise run twice. After a crash, or when a fixed lease ran out, the
+    /// lease alone decides.
+    ///
+    /// A `time` longer than [`max_hold`](Self::max_hold) or than a fixed lease is an error of the acquire:
+    /// `Misuse`, with both values.
+    ///
+    /// # Examples
+    /// ```
+    /// # use dlock_core::{Client, Error};
+    /// # use std::time::Duration;
+    /// # async fn example(client: Client) -> Result<(), Error> {
+    /// let lock = client.lock("nightly")?.min_hold(Duration::from_secs(600));
+    /// if let Some(guard) = lock.try_acquire().await? {
+    ///     guard.release().await?; // unavailable to every host until the ten minutes are over
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn min_hold(mut self, time: Duration) -> Self {
+        self.terms = self.terms.at_least(time);
+        self
+    }
+
+    /// Stops renewing `time` after the acquisition. The guard is then lost, whatever its user does.
+    ///
+    /// A `time` shorter than the shortest lease or than [`min_hold`](Self::min_hold) is an error of the
+    /// acquire: `Misuse`, with both values.
+    #[must_use]
+    pub fn max_hold(mut self, time: Duration) -> Self {
+        self.terms = self.terms.at_most(time);
+        self
+    }
+
+    /// The lease that an acquire would use, within the limits of the store and of
+    /// [`max_hold`](Self::max_hold).
+    ///
+    /// # Errors
+    /// As an acquire: `Misuse` or `Unsupported`.
+    pub fn effective_lease(&self) -> Result<Lease, Error> {
+        Ok(self.possible()?.lease())
+    }
+
+    fn possible(&self) -> Result<Terms, Error> {
         let caps = &self.inner.caps;
-        lease
+        self.terms
             .on(caps)
             .map_err(|error| error.at(caps.backend, &self.name))
     }
 
-    /// Acquires as this owner instead of a fresh one: it enters at once while one of its holds lives, here or anywhere.
+    /// Sets the owner to acquire as, instead of a fresh one. The acquire re-enters at once while any hold
+    /// of that owner lives, in this client or another.
     #[must_use]
-    pub fn owned_by(mut self, owner: &Owner) -> Self {
+    pub fn with_owner(mut self, owner: &Owner) -> Self {
         self.owner = Some(*owner);
         self
     }
 
-    /// Acquires the lock, waiting as long as it takes.
+    /// Acquires the lock and waits without a limit.
     ///
     /// # Errors
-    /// `Unavailable` when the store fails for a lease (5 s to 30 s) on end or refuses for good; `Overloaded`, `ShuttingDown`; `Gone` when
-    /// the owner's incarnation that it was to enter is over. Contention is no error: it waits.
+    /// `Unavailable` when the store fails without a break for one lease (at least 5 s, at most 30 s), or
+    /// refuses permanently. `Overloaded` and `ShuttingDown`. `Gone` when the owner's incarnation that it
+    /// was to re-enter is over. `Misuse` outside a tokio runtime with timers. Contention is no error: the
+    /// call waits.
     ///
     /// # Cancel safety
-    /// Dropping the future gives up the place in the queue. Nothing stays behind in the store: what was under way is undone in the
-    /// background, one round trip after the store answers again.
+    /// Dropping the future gives up the waiter's place in the queue. Nothing stays behind in the store: the
+    /// cleanup undoes a request in flight in the background, one round trip after the store answers again.
     ///
     /// # Examples
     /// ```
@@ -131,16 +153,17 @@ impl Lock {
         self.wish(Patience::Forever, Location::caller()).map(sure)
     }
 
-    /// Acquires the lock, waiting at most `limit`. Without any time ([`Duration::ZERO`]) it asks once, as
-    /// [`try_acquire`](Self::try_acquire) does, and says in its error who holds the lock.
+    /// Acquires the lock and waits for at most `limit`. With [`Duration::ZERO`] it asks once, as
+    /// [`try_acquire`](Self::try_acquire) does, and its error names the holder.
     ///
     /// # Errors
-    /// `Timeout` when the time is up, with the phase it was spent in; otherwise as [`acquire`](Self::acquire).
+    /// `Timeout` when the time is up, with the phase in which it was spent; otherwise as
+    /// [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
     #[track_caller]
-    pub fn acquire_within(
+    pub fn acquire_timeout(
         &self,
         limit: Duration,
     ) -> impl Future<Output = Result<Guard, Error>> + Send + use<> {
@@ -148,11 +171,11 @@ impl Lock {
             .map(sure)
     }
 
-    /// Acquires the lock if it is free; `None` when somebody else holds it or it is another's turn. Waits for the store's answer only,
-    /// at most a third of the lease or 5 s.
+    /// Acquires the lock if it is free. Returns `None` when another owner holds it or it is reserved for
+    /// another waiter. It waits for the store's answer only, for at most a third of the lease or 5 s.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), `Timeout` when the store did not answer.
+    /// As [`acquire`](Self::acquire); `Timeout` when the store did not answer.
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
@@ -161,25 +184,26 @@ impl Lock {
         self.wish(Patience::Try, Location::caller())
     }
 
-    /// Enters the incarnation that a pass stands for, past every queue, also from another process.
+    /// Re-enters the incarnation that a pass stands for. It goes past every queue, and works from another
+    /// process too.
     ///
     /// # Errors
-    /// `Gone` when it is over; `Misuse` when the pass is for another lock or store, `Unsupported` on a store without tokens; otherwise
-    /// as [`acquire`](Self::acquire).
+    /// `Gone` when that incarnation is over. `Misuse` when the pass is for another lock or store.
+    /// `Unsupported` on a store without tokens. Otherwise as [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
     #[track_caller]
     pub fn join(&self, pass: &Pass) -> impl Future<Output = Result<Guard, Error>> + Send + use<> {
-        let checked = self.fits(pass);
-        let mut wish = self.plain(Location::caller());
-        wish.owner = Some(pass.owner);
-        wish.join = Some(pass.token);
-        let joining = Self::spanned(Arc::clone(&self.inner), wish, Patience::Forever);
-        async move {
-            checked?;
-            sure(joining.await)
-        }
+        let wish = self
+            .fits(pass)
+            .and_then(|()| self.plain(Location::caller()));
+        let wish = wish.map(|wish| Wish {
+            owner: Some(pass.owner),
+            join: Some(pass.token),
+            ..wish
+        });
+        self.spanned(wish, Patience::Forever).map(sure)
     }
 
     fn fits(&self, pass: &Pass) -> Result<(), Error> {
@@ -193,7 +217,7 @@ impl Lock {
             format!("the pass is for the lock {:?}, not for this one", pass.name)
         } else if *pass.store != *self.inner.store {
             format!(
-                "the pass is for the store {}, this one is {}",
+                "the pass is for the store {}, but this client uses {}",
                 pass.store, self.inner.store
             )
         } else {
@@ -207,32 +231,33 @@ impl Lock {
         patience: Patience,
         at: &'static Location<'static>,
     ) -> impl Future<Output = Result<Option<Guard>, Error>> + Send + use<> {
-        Self::spanned(Arc::clone(&self.inner), self.plain(at), patience)
+        self.spanned(self.plain(at), patience)
     }
 
-    fn plain(&self, at: &'static Location<'static>) -> Wish {
-        Wish {
+    fn plain(&self, at: &'static Location<'static>) -> Result<Wish, Error> {
+        Ok(Wish {
             name: self.name.clone(),
-            terms: self.terms,
+            terms: self.possible()?,
             owner: self.owner,
             join: None,
             at,
-        }
+        })
     }
 
     fn spanned(
-        inner: Arc<Inner>,
-        wish: Wish,
+        &self,
+        wish: Result<Wish, Error>,
         patience: Patience,
     ) -> impl Future<Output = Result<Option<Guard>, Error>> + Send + use<> {
+        let inner = Arc::clone(&self.inner);
         let span = tracing::debug_span!(
-            target: "dlock::acquire", "acquire", lock = %wish.name, backend = inner.caps.backend
+            target: "dlock::acquire", "acquire", lock = %self.name, backend = inner.caps.backend
         );
-        acquire(inner, wish, patience).instrument(span)
+        async move { acquire(inner, wish?, patience).await }.instrument(span)
     }
 }
 
-/// Whoever waits gets a guard or an error.
+/// A wait ends with a guard or an error.
 fn sure(acquired: Result<Option<Guard>, Error>) -> Result<Guard, Error> {
     acquired?.ok_or_else(|| {
         Error::new(

@@ -1,4 +1,4 @@
-//! Lock names.
+//! Lock names: validated text with a cached hash.
 
 use std::{
     fmt,
@@ -7,10 +7,11 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-/// The longest legal name, in bytes of UTF-8: what the narrowest store (MySQL's primary key beside its other columns) holds unhashed.
+/// The longest legal name, in bytes of UTF-8. The narrowest store holds this much unhashed: MySQL's primary
+/// key beside its other columns.
 pub const MAX_NAME_BYTES: usize = 512;
 
-/// The name of a lock: any UTF-8 of 1 to [`MAX_NAME_BYTES`] bytes without NUL.
+/// The name of a lock: any UTF-8 text of 1 to [`MAX_NAME_BYTES`] bytes without NUL.
 ///
 /// Names are compared byte by byte: case, trailing blanks and `/ { } %` are all significant, on every backend.
 /// Cheap to clone.
@@ -25,14 +26,15 @@ pub const MAX_NAME_BYTES: usize = 512;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LockName {
     text: Arc<str>,
-    /// Of the text, made once: a cycle looks a name up half a dozen times. Keyed at random, as names may come from anybody.
+    /// Hash of the text, computed once, because each cycle looks the name up several times. Keyed at
+    /// random, because names may come from untrusted input.
     hash: u64,
 }
 
 static HASHED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 impl LockName {
-    /// Checks and takes over a name.
+    /// Validates a name.
     ///
     /// # Errors
     /// [`NameError`] says what is wrong with it.
@@ -84,11 +86,11 @@ impl fmt::Debug for LockName {
     }
 }
 
-/// Why a text is no lock name.
+/// Why a text is not a lock name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {
-    /// It has no characters.
+    /// It is empty.
     #[error("a lock name must have at least one byte")]
     Empty,
     /// It is longer than [`MAX_NAME_BYTES`].
@@ -99,7 +101,7 @@ pub enum NameError {
         /// Its length in bytes.
         bytes: usize,
     },
-    /// It has a NUL byte, which some stores cannot keep.
+    /// It has a NUL byte, which some stores cannot hold.
     #[error("the lock name has a NUL byte at offset {at}")]
     Nul {
         /// The offset of the first one.

@@ -1,6 +1,7 @@
-//! Passes: the right to enter one incarnation of one lock, as a value and as text.
+//! Passes: bearer secrets to re-enter one incarnation of one lock, as a value and as text.
 
 use crate::{
+    error::Error,
     identity::{FencingToken, Owner},
     name::LockName,
 };
@@ -8,12 +9,13 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 use std::{fmt, str::FromStr, sync::Arc};
 use uuid::Uuid;
 
-/// The right to enter one incarnation of one lock, as a value: what [`Guard::pass`](crate::Guard::pass) gives and
-/// [`Lock::join`](crate::Lock::join) takes, in this process or another one.
+/// The right to re-enter one incarnation of one lock, as a value. [`Guard::pass`](crate::Guard::pass) gives
+/// it and [`Lock::join`](crate::Lock::join) takes it, in this process or another.
 ///
-/// It is a bearer secret: whoever has it may enter or end this incarnation, and nothing else. `Debug` shows a fingerprint;
-/// `Display` writes **the secret itself**, as text without blanks, commas or control characters, for an RPC header or an
-/// environment variable, and `FromStr` reads it. With the feature `serde` it is that text.
+/// It is a bearer secret: its bearer may re-enter or end this incarnation, and nothing else. `Debug` and
+/// `Display` show a fingerprint. [`expose`](Self::expose) gives the secret as text, for an RPC header or an
+/// environment variable, and `FromStr` reads it. With the feature `serde`, `exposed_pass` writes and reads
+/// that text in fields with `#[serde(with = "dlock::exposed_pass")]`.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Pass {
     pub(crate) store: Arc<str>,
@@ -23,7 +25,8 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// Puts a pass together from its parts.
+    /// Builds a pass from its parts. Its bearer can use everything else that the owner owns, so only the
+    /// pass of an owner with this one lock is safe to hand on.
     #[must_use]
     pub fn new(
         store: impl Into<Arc<str>>,
@@ -39,28 +42,49 @@ impl Pass {
         }
     }
 
-    /// The store it is valid in, as [`Capabilities::store`](crate::Capabilities::store) names it.
+    /// The store in which it is valid, as [`Capabilities::store`](crate::Capabilities::store) names it.
     #[must_use]
     pub fn store(&self) -> &str {
         &self.store
     }
 
-    /// The lock it opens.
+    /// The lock that it is for.
     #[must_use]
     pub fn name(&self) -> &LockName {
         &self.name
     }
 
-    /// The owner it makes its bearer be.
+    /// The owner that its bearer acts as.
     #[must_use]
     pub fn owner(&self) -> &Owner {
         &self.owner
     }
 
-    /// The incarnation it is good for.
+    /// The token of the incarnation that it is for.
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.token
+    }
+
+    /// The secret itself, as text without blanks, commas or control characters: `1:OWNER:TOKEN:STORE:NAME`,
+    /// the last two percent-encoded.
+    // Do not change: passes travel between versions.
+    #[must_use]
+    pub fn expose(&self) -> String {
+        format!(
+            "{VERSION}:{}:{}:{}:{}",
+            self.owner.expose(),
+            self.token,
+            utf8_percent_encode(&self.store, PLAIN),
+            utf8_percent_encode(self.name.as_str(), PLAIN)
+        )
+    }
+
+    pub(crate) fn refused() -> Error {
+        Error::misuse(
+            "the owner was given by `with_owner` and may own other locks, which a pass would open too: hand on the owner itself, \
+             or acquire this lock without `with_owner`",
+        )
     }
 }
 
@@ -75,16 +99,12 @@ impl fmt::Debug for Pass {
     }
 }
 
-/// `1:OWNER:TOKEN:STORE:NAME`, the last two percent-encoded. Do not change: passes travel between versions.
 impl fmt::Display for Pass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{VERSION}:{}:{}:{}:{}",
-            self.owner.expose(),
-            self.token,
-            utf8_percent_encode(&self.store, PLAIN),
-            utf8_percent_encode(self.name.as_str(), PLAIN)
+            "pass {} of {:?} (token {})",
+            self.owner, self.name, self.token
         )
     }
 }
@@ -115,11 +135,11 @@ fn plain(text: &str) -> Result<String, PassError> {
     Ok(decoded.map_err(|_| PassError::Text)?.into_owned())
 }
 
-/// Why a text is no pass. It never repeats the text, which may be a secret.
+/// Why a text is not a pass. The error never repeats the text, which may be a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PassError {
-    /// It has another number of fields.
+    /// It has the wrong number of fields.
     #[error("a pass has 5 fields with ':' between them, this text has {count}")]
     Fields {
         /// How many.
@@ -128,35 +148,46 @@ pub enum PassError {
     /// It is of a version that this program does not know.
     #[error("the pass was written by a newer version of dlock")]
     Version,
-    /// Its owner is not one.
-    #[error("the owner in the pass is no UUID")]
+    /// Its owner is not a UUID.
+    #[error("the owner in the pass is not a UUID")]
     Owner,
-    /// Its token is not one.
-    #[error("the token in the pass is no number")]
+    /// Its token is not a number.
+    #[error("the token in the pass is not a number")]
     Token,
-    /// Its store or name is not one.
-    #[error("the store or the lock name in the pass is no legal text")]
+    /// Its store or name is not legal text.
+    #[error("the store or the lock name in the pass is not legal text")]
     Text,
 }
 
+/// [`Pass`] as its secret text, for a field with `#[serde(with = "dlock::exposed_pass")]`. Code that reads
+/// the output has the pass.
 #[cfg(feature = "serde")]
-impl serde::Serialize for Pass {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
+pub mod exposed_pass {
+    use super::Pass;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use std::borrow::Cow;
 
-#[cfg(feature = "serde")]
-impl<'de> serde::Deserialize<'de> for Pass {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = <std::borrow::Cow<'de, str> as serde::Deserialize>::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
+    /// Writes the secret.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(pass: &Pass, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&pass.expose())
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// When the text is not a pass; the error does not repeat it.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Pass, D::Error> {
+        let text = Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(D::Error::custom)
     }
 }
 
 const VERSION: &str = "1";
 
-/// What stands for itself in the text.
+/// Everything but these characters is percent-encoded.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -178,7 +209,7 @@ mod tests {
     #[test]
     fn a_pass_survives_its_text() {
         for name in ["orders:42", " a,b:c%\u{1}", "žluť", "{}"] {
-            let text = pass(name).to_string();
+            let text = pass(name).expose();
             assert_eq!(text.parse::<Pass>().unwrap(), pass(name));
             assert!(
                 text.bytes().all(|b| b.is_ascii_graphic() && b != b','),
@@ -191,12 +222,12 @@ mod tests {
     fn its_text_is_pinned() {
         let owner = Owner::from_seed("canary").expose();
         let text = format!("1:{owner}:18446744073709551615:redis%3A//a%3A6379/0:a%20b");
-        assert_eq!(pass("a b").to_string(), text);
+        assert_eq!(pass("a b").expose(), text);
     }
 
     #[test]
     fn other_texts_are_refused_without_being_repeated() {
-        let good = pass("x").to_string();
+        let good = pass("x").expose();
         let cases = [
             ("secret", PassError::Fields { count: 1 }),
             (&good.replacen('1', "2", 1), PassError::Version),
@@ -210,8 +241,38 @@ mod tests {
     }
 
     #[test]
-    fn debug_shows_no_owner() {
-        let secret = Owner::from_seed("canary").expose().to_string();
-        assert!(!format!("{:?}", pass("x")).contains(&secret));
+    fn a_pass_shows_no_owner_unless_it_is_exposed() {
+        let (secret, shown) = (pass("x").owner().expose(), pass("x").owner().fingerprint());
+        for text in [format!("{:?}", pass("x")), pass("x").to_string()] {
+            assert!(!text.contains(&secret.to_string()), "{text}");
+            assert!(text.contains(&shown.to_string()), "{text}");
+            text.parse::<Pass>().unwrap_err();
+        }
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn serde_writes_the_secret_where_it_is_asked_to() {
+        use super::exposed_pass;
+        use serde::de::{IntoDeserializer, value::Error};
+        use std::fmt;
+
+        struct Written(Pass);
+
+        impl fmt::Display for Written {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                exposed_pass::serialize(&self.0, f)
+            }
+        }
+
+        let text = Written(pass("x")).to_string();
+        assert_eq!(text, pass("x").expose());
+        let read = |text: &str| {
+            let reader: serde::de::value::StrDeserializer<'_, Error> = text.into_deserializer();
+            exposed_pass::deserialize(reader)
+        };
+        assert_eq!(read(&text).unwrap(), pass("x"));
+        let refused = read("secret").unwrap_err().to_string();
+        assert!(!refused.contains("secret"), "{refused}");
     }
 }

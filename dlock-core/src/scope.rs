@@ -1,4 +1,5 @@
-//! Scopes: inside one, an acquire of its guard's name re-enters its guard's incarnation, with nothing passed through the code between.
+//! Scopes: inside one, an acquire of its guard's name re-enters the guard's incarnation. Nothing has to be
+//! passed through the code in between.
 
 use crate::{
     hold::Hold,
@@ -11,13 +12,21 @@ tokio::task_local! {
     static SCOPE: Arc<Frame>;
 }
 
-/// One scope, and the ones round it.
+/// One scope, with a link to the enclosing one.
 struct Frame {
     store: Arc<str>,
     name: LockName,
     owner: Owner,
     token: Option<FencingToken>,
+    reusable: bool,
     outer: Option<Arc<Self>>,
+}
+
+/// The identity with which an acquire re-enters.
+pub(crate) struct Entered {
+    pub(crate) owner: Owner,
+    pub(crate) token: Option<FencingToken>,
+    pub(crate) reusable: bool,
 }
 
 /// Runs `work` inside the scope of a hold.
@@ -27,19 +36,25 @@ pub(crate) async fn enter<F: Future>(store: &Arc<str>, hold: &Hold, work: F) -> 
         name: hold.name.clone(),
         owner: hold.owner,
         token: hold.token,
+        reusable: hold.reusable,
         outer: SCOPE.try_with(Arc::clone).ok(),
     });
     SCOPE.scope(frame, work).await
 }
 
-/// Who an acquire of this name enters as, when the task is inside a scope of it: the innermost one counts.
-pub(crate) fn entered(store: &str, name: &LockName) -> Option<(Owner, Option<FencingToken>)> {
+/// The identity for an acquire of this name, when the task is inside a scope of it; the innermost scope
+/// counts.
+pub(crate) fn entered(store: &str, name: &LockName) -> Option<Entered> {
     SCOPE
         .try_with(|frame| {
             let mut frame = Some(frame);
             while let Some(found) = frame {
                 if found.name == *name && *found.store == *store {
-                    return Some((found.owner, found.token));
+                    return Some(Entered {
+                        owner: found.owner,
+                        token: found.token,
+                        reusable: found.reusable,
+                    });
                 }
                 frame = found.outer.as_ref();
             }

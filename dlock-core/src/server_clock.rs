@@ -1,4 +1,4 @@
-//! A server's clock, seen through its replies.
+//! Server clock: an estimate of a server's time, taken from its replies.
 
 use crate::clock::Instant;
 use std::{
@@ -6,25 +6,29 @@ use std::{
     time::Duration,
 };
 
-/// Turns a `give_up` of ours into the server's time: the not-after that a request carries.
+/// Converts a `give_up` into the server's time: the not-after that a request carries.
 ///
-/// It is the server time of the last reply plus (give_up − the instant that reply was received), so it errs on the early
-/// side by one half of a round trip, and follows a server whose clock is stepped from the next reply on. One per
-/// connection: forget it at reconnect, and read the server's time in the handshake, so that no request goes without one.
+/// The result is the server time of the last reply plus (`give_up` − the instant at which that reply was
+/// received). It therefore errs on the early side by one half of a round trip. It follows a server whose
+/// clock is stepped from the next reply on. Use one per connection: forget it at reconnect, and read the
+/// server's time in the handshake, so that every request carries one.
+///
+/// An error reply without the server's time changes nothing: the last estimate stays. After a connection
+/// error, or a missing reply, the next request uses another connection, with the estimate of its handshake.
 #[derive(Debug)]
 pub struct ServerClock(AtomicI64);
 
-/// Nothing known: three centuries before any clock's zero.
+/// No estimate: three centuries before any clock's zero.
 const UNKNOWN: i64 = i64::MIN;
 
 impl ServerClock {
-    /// Nothing known yet.
+    /// Builds a clock without an estimate.
     #[must_use]
     pub fn new() -> Self {
         Self(AtomicI64::new(UNKNOWN))
     }
 
-    /// A reply carried the server's time (since its epoch) and was received at `received`.
+    /// Records a reply that carried the server's time (since its epoch) and was received at `received`.
     pub fn observe(&self, server: Duration, received: Instant) {
         let server = i128::try_from(server.as_nanos()).unwrap_or(i128::MAX);
         let ahead = server.saturating_sub(i128::from(received.as_nanos()));
@@ -32,12 +36,12 @@ impl ServerClock {
         self.0.store(fits.unwrap_or(i64::MAX), Relaxed);
     }
 
-    /// The connection is gone, and what was known of its server with it.
+    /// Forgets the estimate, because the connection is gone.
     pub fn forget(&self) {
         self.0.store(UNKNOWN, Relaxed);
     }
 
-    /// The server's time at `at`, as far as known; zero before its epoch.
+    /// The server's time at `at`, if there is an estimate; zero before its epoch.
     #[must_use]
     pub fn at(&self, at: Instant) -> Option<Duration> {
         let ahead = Some(self.0.load(Relaxed)).filter(|ahead| *ahead != UNKNOWN)?;
@@ -72,7 +76,7 @@ mod tests {
             Some(Duration::from_secs(1_001))
         );
         assert_eq!(clock.at(received - second), Some(Duration::from_secs(999)));
-        // A server that begins to count now, and one that is far ahead of everybody.
+        // A server that begins to count now, and one far ahead of all others.
         clock.observe(Duration::ZERO, received);
         assert_eq!(clock.at(received - second), Some(Duration::ZERO));
         assert_eq!(clock.at(received + second), Some(second));

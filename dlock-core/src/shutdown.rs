@@ -1,9 +1,9 @@
-//! Shutting down without two holders.
+//! Shutdown: ends a client without letting two holders in.
 
 use crate::{
     error::{Error, ErrorKind, LossReason},
     flaw::Flaw,
-    hold::{Hold, State},
+    hold::{GuardState, Hold},
     inner::Inner,
     janitor::Job,
     lease::Lease,
@@ -17,10 +17,10 @@ use std::{
     time::Duration,
 };
 
-/// A shutdown to be awaited: see [`Client::shutdown`](crate::Client::shutdown).
+/// A shutdown to await: see [`Client::shutdown`](crate::Client::shutdown).
 ///
 /// # Cancel safety
-/// Once awaited it goes on by itself: dropping the future loses the report and nothing else.
+/// Once awaited, it runs to its end by itself: dropping the future loses the report and nothing else.
 #[must_use = "nothing is shut down until it is awaited"]
 pub struct Shutdown {
     inner: Arc<Inner>,
@@ -28,36 +28,38 @@ pub struct Shutdown {
     force: bool,
 }
 
-/// What became of the locks that were held when the shutdown began.
+/// The outcome for the locks that were held when the shutdown began.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Report {
-    /// Each lock and its fate, in the order of names.
-    pub locks: Vec<(LockName, Fate)>,
-    /// Requests whose effect is still unknown: the store did not answer within the grace, the leases end what they may have left.
+pub struct ShutdownReport {
+    /// Each lock and its outcome, in the order of names.
+    pub locks: Vec<(LockName, ShutdownOutcome)>,
+    /// Locks with requests whose effect is still unknown, because the store did not answer in time. The
+    /// leases end what they may have left.
     pub unknown: Vec<LockName>,
-    /// How many holds were detached by this client and not taken up again by it: no guards, so untouched.
+    /// How many holds this client detached and did not attach again. They have no guards and are left
+    /// alone.
     pub detached: usize,
 }
 
-/// What became of one lock.
+/// The outcome for one lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Fate {
-    /// It was given back, and the store confirmed it.
+pub enum ShutdownOutcome {
+    /// It was released, and the store confirmed it.
     Released,
-    /// Its user still had it: nobody else gets it for about this long from now, when its lease is over.
+    /// Its user still held it: no other owner gets it for about this long, until its lease is over.
     Left {
-        /// What its lease had left; a renewal that was under way may add a lease to it.
+        /// The rest of its lease; a renewal in flight may add one lease to it.
         rest: Duration,
     },
-    /// It was lost before the shutdown came to it.
+    /// It was lost before the shutdown reached it.
     Lost(LossReason),
     /// Its release was sent and not confirmed.
     Unknown,
 }
 
-/// How long what was cancelled by the end of the grace may take to be undone, and a forced release to be confirmed, while the store answers.
+/// The time limit, after the grace, for undoing cancelled requests and for confirming forced releases.
 const TAIL: Duration = Duration::from_secs(2);
 
 impl Shutdown {
@@ -69,8 +71,9 @@ impl Shutdown {
         }
     }
 
-    /// Releases what is still held when the grace is over, instead of leaving it to its lease. Code that still runs under such a lock
-    /// **runs beside its next holder**: only for a process that is certain to have stopped that code.
+    /// Releases the locks that are still held when the grace is over, instead of leaving them to their
+    /// leases. Code that still runs under such a lock **runs beside its next holder**. Use it only in a
+    /// process that is certain to have stopped that code.
     pub fn force(mut self) -> Self {
         self.force = true;
         self
@@ -79,19 +82,19 @@ impl Shutdown {
     /// Refuses new acquires from here on.
     fn begin(&self) -> Result<Vec<Arc<Hold>>, Error> {
         let held = {
-            // Under the book's lock: whatever enters it later finds the flag set.
+            // Under the lock table's mutex: a hold that enters it later finds the flag set.
             let book = self.inner.book();
             if self.inner.closing.swap(true, SeqCst) {
                 return Err(Inner::closed());
             }
             book.holds()
         };
-        self.inner.revoked.notify_waiters();
+        self.inner.shutting_down.notify_waiters();
         self.inner.adrift.alarms.shake();
         Ok(held)
     }
 
-    async fn finish(self, held: Vec<Arc<Hold>>) -> Report {
+    async fn finish(self, held: Vec<Arc<Hold>>) -> ShutdownReport {
         let Self {
             inner,
             grace,
@@ -105,12 +108,13 @@ impl Shutdown {
             .map(|hold| (hold.name.clone(), inner.take_away(hold, force)))
             .collect();
         inner.watchdog.stop();
-        // Whoever was cancelled may have something under way; a store that does not answer is not waited for long.
+        // A cancelled waiter may have a request in flight. A store that does not answer is not waited for
+        // long.
         inner.quiet_by(TAIL).await;
         let reported = held.iter().filter(|hold| !hold.is_detached());
         for ((_, fate), hold) in locks.iter_mut().zip(reported) {
-            if *fate == Fate::Unknown && hold.is_released() {
-                *fate = Fate::Released;
+            if *fate == ShutdownOutcome::Unknown && hold.is_released() {
+                *fate = ShutdownOutcome::Released;
             }
         }
         let unknown = inner.janitor.names();
@@ -120,7 +124,7 @@ impl Shutdown {
             () = inner.driver.close() => {}
             () = inner.clock.sleep_until(inner.clock.now() + TAIL) => {}
         }
-        Report {
+        ShutdownReport {
             locks,
             unknown,
             detached: inner.detached_living(),
@@ -129,7 +133,7 @@ impl Shutdown {
 }
 
 impl Inner {
-    /// Waits until nothing is held, under way or being settled, at most that long.
+    /// Waits until nothing is held, in flight or being settled, for at most `limit`.
     async fn quiet_by(&self, limit: Duration) {
         let end = self.clock.now() + limit;
         let quiet = async {
@@ -150,30 +154,30 @@ impl Inner {
         }
     }
 
-    /// The grace is over: what is held is lost to its user, and left to its lease unless forced.
-    fn take_away(self: &Arc<Self>, hold: &Arc<Hold>, force: bool) -> Fate {
+    /// Ends one hold after the grace: its guard is lost, and the lock is left to its lease unless forced.
+    fn take_away(self: &Arc<Self>, hold: &Arc<Hold>, force: bool) -> ShutdownOutcome {
         if hold.is_released() {
-            return Fate::Released;
+            return ShutdownOutcome::Released;
         }
         let end = hold.deadline() + Lease::margin(hold.lease().length());
         let rest = end.since(self.clock.now());
         match hold.state(&self.clock) {
-            State::Held | State::Uncertain => {
+            GuardState::Held | GuardState::Uncertain => {
                 self.lose(hold, LossReason::Shutdown);
                 if !force {
-                    return Fate::Left { rest };
+                    return ShutdownOutcome::Left { rest };
                 }
                 self.settle(Job::of(hold));
-                Fate::Unknown
+                ShutdownOutcome::Unknown
             }
-            State::Lost(_) if hold.is_given_up() => Fate::Unknown,
-            State::Lost(reason) => Fate::Lost(reason),
+            GuardState::Lost(_) if hold.is_given_up() => ShutdownOutcome::Unknown,
+            GuardState::Lost(reason) => ShutdownOutcome::Lost(reason),
         }
     }
 }
 
 impl IntoFuture for Shutdown {
-    type Output = Result<Report, Error>;
+    type Output = Result<ShutdownReport, Error>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
@@ -181,7 +185,7 @@ impl IntoFuture for Shutdown {
             let held = self.begin()?;
             let handle = self.inner.adrift.handle.clone();
             handle.spawn(self.finish(held)).await.map_err(|error| {
-                let message = "the client's runtime is gone: nothing is renewed any more, the leases end what was held";
+                let message = "the client's runtime is gone: nothing is renewed any more, and the leases end the holds";
                 Error::new(ErrorKind::Indeterminate, message).with_source(error)
             })
         })

@@ -1,4 +1,5 @@
-//! Maps whose keys are as good as hashed: names, which bring their hash along, and numbers that nobody outside chooses.
+//! Hash maps for keys that need little hashing: names, which carry their hash, and numbers that no outside
+//! party chooses.
 
 use std::{
     collections::HashMap,
@@ -7,8 +8,8 @@ use std::{
 
 pub(crate) type SpreadMap<K, V> = HashMap<K, V, BuildHasherDefault<Spread>>;
 
-/// Multiplies a key by 2^64 ÷ the golden ratio (Knuth, The Art of Computer Programming 3, 6.4), so that numbers in a row do not share their
-/// upper bits, which the map compares first.
+/// Multiplies a key by 2^64 ÷ the golden ratio (Knuth, The Art of Computer Programming 3, 6.4), so that
+/// consecutive numbers do not share their upper bits, which the map compares first.
 #[derive(Default)]
 pub(crate) struct Spread(u64);
 

@@ -1,6 +1,7 @@
-//! What a lock is acquired on: its lease, and the least and the most time it is held.
+//! Acquire terms: the lease, the minimum hold and the maximum hold.
 
 use crate::{
+    driver::Capabilities,
     error::Error,
     lease::{Lease, MAX_LEASE, MIN_LEASE},
 };
@@ -24,18 +25,24 @@ impl From<Lease> for Terms {
 }
 
 impl Terms {
-    pub(crate) fn with_lease(self, lease: Lease) -> Result<Self, Error> {
-        Self { lease, ..self }.checked()
+    pub(crate) fn with_lease(self, lease: Lease) -> Self {
+        Self { lease, ..self }
     }
 
-    pub(crate) fn at_least(self, time: Duration) -> Result<Self, Error> {
+    pub(crate) fn at_least(self, time: Duration) -> Self {
         let at_least = Some(time);
-        Self { at_least, ..self }.checked()
+        Self { at_least, ..self }
     }
 
-    pub(crate) fn at_most(self, time: Duration) -> Result<Self, Error> {
+    pub(crate) fn at_most(self, time: Duration) -> Self {
         let at_most = Some(time);
-        Self { at_most, ..self }.checked()
+        Self { at_most, ..self }
+    }
+
+    /// Adapts the terms to a store, after checking its bounds and the relations between them.
+    pub(crate) fn on(self, caps: &Capabilities) -> Result<Self, Error> {
+        let lease = self.lease.checked()?.on(caps)?;
+        Self { lease, ..self }.checked()
     }
 
     fn checked(self) -> Result<Self, Error> {
@@ -47,7 +54,7 @@ impl Terms {
                 "max_hold ({most:?}) must be at least the shortest lease ({MIN_LEASE:?})"
             ));
         }
-        for (what, time) in [("at_least_for", self.at_least), ("max_hold", self.at_most)] {
+        for (what, time) in [("min_hold", self.at_least), ("max_hold", self.at_most)] {
             if let Some(time) = time
                 && time > MAX_LEASE
             {
@@ -58,35 +65,35 @@ impl Terms {
             && least > most
         {
             return misuse(format!(
-                "at_least_for ({least:?}) must not exceed max_hold ({most:?})"
+                "min_hold ({least:?}) must not exceed max_hold ({most:?})"
             ));
         }
-        if let Some(least) = self.at_least.filter(|_| !self.lease.is_kept())
+        if let Some(least) = self.at_least.filter(|_| !self.lease.is_renewed())
             && least > self.lease.length()
         {
             return misuse(format!(
-                "at_least_for ({least:?}) must not exceed a fixed lease ({:?}): nothing keeps the lock longer",
+                "min_hold ({least:?}) must not exceed a fixed lease ({:?}): nothing holds the lock longer",
                 self.lease.length()
             ));
         }
         Ok(self)
     }
 
-    /// The lease to ask for: one that ends with the longest hold, if that is shorter.
+    /// The lease to ask for, cut to the maximum hold if that is shorter.
     pub(crate) fn lease(&self) -> Lease {
         self.at_most
             .map_or(self.lease, |most| self.lease.no_longer_than(most))
     }
 
-    /// The least time it is held.
+    /// The minimum hold.
     pub(crate) fn least(&self) -> Option<Duration> {
         self.at_least
     }
 
-    /// When it ends at the latest, counted from `sent`, however well it is renewed.
+    /// The latest end, counted from `sent`, however well it is renewed.
     pub(crate) fn end(&self) -> Option<Duration> {
         let lease = self.lease();
-        let most = if lease.is_kept() {
+        let most = if lease.is_renewed() {
             self.at_most?
         } else {
             lease.length()
@@ -105,30 +112,27 @@ mod tests {
 
     #[test]
     fn relations_are_refused_with_both_numbers() {
-        let least = Terms::default().at_least(10 * SECOND).unwrap();
-        let refused = least.at_most(9 * SECOND).unwrap_err().to_string();
-        assert_eq!(refused, "at_least_for (10s) must not exceed max_hold (9s)");
-        let refused = least.with_lease(Lease::fixed(5 * SECOND).unwrap());
-        assert!(
-            refused
-                .unwrap_err()
-                .to_string()
-                .contains("fixed lease (5s)")
+        let refused = |terms: Terms| terms.checked().unwrap_err().to_string();
+        let least = Terms::default().at_least(10 * SECOND);
+        assert_eq!(
+            refused(least.at_most(9 * SECOND)),
+            "min_hold (10s) must not exceed max_hold (9s)"
         );
-        Terms::default().at_most(SECOND / 20).unwrap_err();
+        let fixed = least.with_lease(Lease::fixed(5 * SECOND));
+        assert!(refused(fixed).contains("fixed lease (5s)"));
+        refused(Terms::default().at_most(SECOND / 20));
     }
 
     #[test]
-    fn both_may_exceed_a_kept_lease() {
-        let terms = Terms::default().at_least(60 * SECOND).unwrap();
-        let terms = terms.at_most(90 * SECOND).unwrap();
-        assert_eq!(terms.lease().length(), 30 * SECOND);
+    fn both_may_exceed_a_renewed_lease() {
+        let terms = Terms::default().at_least(60 * SECOND).at_most(90 * SECOND);
+        assert_eq!(terms.checked().unwrap().lease().length(), 30 * SECOND);
     }
 
     #[test]
     fn no_lease_outlasts_the_longest_hold() {
-        let terms = Terms::default().at_most(SECOND).unwrap();
-        assert_eq!(terms.lease(), Lease::kept(SECOND).unwrap());
+        let terms = Terms::default().at_most(SECOND).checked().unwrap();
+        assert_eq!(terms.lease(), Lease::renewed(SECOND));
         assert_eq!(terms.end(), Some(SECOND - SECOND / 100));
     }
 }

@@ -1,6 +1,7 @@
-//! What a lock costs the allocator, counted on the thread that runs it.
+//! Allocation counts of a lock cycle, on the thread that runs it.
 //!
-//! The numbers are measured, not hoped for: who adds an allocation sees it here, and who takes one away lowers the number.
+//! The numbers are measured. A change that adds an allocation fails here; a change that removes one lowers
+//! the number.
 //!
 //! | | |
 //! |---|---|
@@ -15,10 +16,11 @@ use dlock_core::{Client, Clock, Lock};
 use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
 use tokio::runtime::{Builder, Runtime};
 
-/// Cycles that are counted together: what is allocated once in a while (a table that grows, a timer wheel) shows as a fraction.
+/// Cycles that are counted together. An occasional allocation (a table that grows, a timer wheel) shows as
+/// a fraction.
 const CYCLES: u32 = 1_000;
 
-/// A lock on the boot clock, after enough cycles that everything has its size.
+/// A lock on the boot clock, after enough cycles for every buffer to have its final size.
 fn warm(runtime: &Runtime) -> Lock {
     runtime.block_on(async {
         let store = MemoryStore::new(Clock::boot());
@@ -47,7 +49,7 @@ async fn dropped(lock: &Lock) {
     tokio::task::yield_now().await;
 }
 
-/// Allocations of one cycle: whole ones, however much a thousand of them had in common.
+/// Allocations of one cycle, rounded to whole ones, so that occasional allocations do not count.
 fn each(cycle: impl AsyncFn(&Lock)) -> u64 {
     let runtime = Builder::new_current_thread().enable_time().build().unwrap();
     let lock = warm(&runtime);
@@ -69,7 +71,7 @@ fn acquire_and_release_allocate_seven_times() {
 
 #[test]
 fn try_acquire_and_release_allocate_six_times() {
-    // Nobody waits.
+    // No task waits.
     assert_eq!(each(tried), 6);
 }
 

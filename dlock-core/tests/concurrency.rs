@@ -1,10 +1,11 @@
-//! Many threads, many guards, one watchdog.
+//! Concurrency: many threads, many guards, one watchdog.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use dlock_core::{
-    Client, ClientBuilder, Clock, Detached, Error, ErrorKind, Guard, Lane, Lease, Lock, LockName,
-    LossReason, NotAttached, NotDetached, Outcome, Owner, Pass, Report, Shutdown, State,
+    Client, ClientBuilder, Clock, Detached, Error, ErrorKind, Guard, GuardState, Lane, Lease, Lock,
+    LockName, LossReason, NotAttached, NotDetached, Owner, Pass, ReleaseOutcome, Shutdown,
+    ShutdownReport,
 };
 use dlock_memory::{Call, Fault, MemoryConfig, MemoryDriver, MemoryStore};
 use std::{
@@ -25,7 +26,15 @@ fn is_sent<T: Send + 'static>(work: T) -> T {
 
 #[test]
 fn everything_a_user_holds_travels_between_threads() {
-    travels::<(Client, ClientBuilder, Lock, Guard, Error, Shutdown, Report)>();
+    travels::<(
+        Client,
+        ClientBuilder,
+        Lock,
+        Guard,
+        Error,
+        Shutdown,
+        ShutdownReport,
+    )>();
     travels::<(
         Detached,
         NotDetached,
@@ -35,22 +44,22 @@ fn everything_a_user_holds_travels_between_threads() {
         Lease,
         Clock,
     )>();
-    travels::<(State, Outcome, LossReason, ErrorKind, LockName)>();
+    travels::<(GuardState, ReleaseOutcome, LossReason, ErrorKind, LockName)>();
 }
 
 #[tokio::test(start_paused = true)]
 async fn every_future_is_sent_to_another_thread() {
     let (client, _) = simulated(1);
     let lock = client.lock("x").unwrap();
-    // They borrow nothing: the lock and the client may be dropped before.
+    // The futures borrow nothing: the lock and the client may be dropped first.
     let all = (
         is_sent(lock.acquire()),
-        is_sent(lock.acquire_within(Duration::from_secs(1))),
+        is_sent(lock.acquire_timeout(Duration::from_secs(1))),
         is_sent(lock.try_acquire()),
     );
     drop(all);
     let guard = lock.acquire().await.unwrap();
-    let pass = guard.pass();
+    let pass = guard.pass().unwrap();
     drop(is_sent(lock.join(&pass)));
     let (shared, other) = (Arc::new(guard), client.clone());
     let watching = tokio::spawn({
@@ -73,7 +82,7 @@ async fn every_future_is_sent_to_another_thread() {
     tokio::spawn(down).await.unwrap().unwrap();
 }
 
-/// A client in simulated time, and its store.
+/// A client in simulated time, with its store.
 fn simulated(lanes: u32) -> (Client, MemoryStore) {
     let clock = Clock::simulated();
     let store = MemoryStore::new(clock.clone());
@@ -94,12 +103,13 @@ async fn ten_thousand_guards_are_renewed_in_time_and_in_batches() {
         let lock = client.lock(format!("lock {number}")).unwrap();
         guards.push(lock.acquire().await.unwrap());
     }
-    // Ten leases, so thirty renewals of each, and never less left than a renewal's time before it is due.
+    // Ten leases, so thirty renewals of each; and `remaining` is never less than a renewal's time before it
+    // is due.
     let leases = 10;
     for _ in 0..leases * 6 {
         time::sleep(LEASE / 6).await;
         for guard in &guards {
-            assert_eq!(guard.state(), State::Held);
+            assert_eq!(guard.state(), GuardState::Held);
             assert!(guard.remaining() >= LEASE / 2, "{:?}", guard.remaining());
         }
     }
@@ -108,7 +118,7 @@ async fn ten_thousand_guards_are_renewed_in_time_and_in_batches() {
     let size = u64::try_from(client.capabilities().renew_batch).unwrap();
     assert_eq!(batches, leases * 3 * GUARDS.div_ceil(size));
     for guard in guards {
-        assert_eq!(guard.release().await.unwrap(), Outcome::Released);
+        assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
     }
     time::sleep(LEASE).await;
     assert_eq!(
@@ -128,7 +138,8 @@ async fn guards_taken_one_after_the_other_share_batches() {
         time::sleep(Duration::from_millis(20)).await;
     }
     time::sleep(LEASE).await;
-    // Taken within a second, renewed every ten: one batch each time, and one for whoever came in between.
+    // Taken within a second, renewed every ten: one batch each time, and one for the holds taken in
+    // between.
     let batches = store.executed(Call::Renew);
     assert!((2..=4).contains(&batches), "{batches} batches");
     assert!(guards.iter().all(|guard| guard.check().is_ok()));
@@ -151,14 +162,14 @@ async fn a_lane_that_stalls_delays_no_other() {
     for _ in 0..20 {
         time::sleep(LEASE / 6).await;
         for guard in guards.iter().filter(|guard| !stalled(guard)) {
-            assert_eq!(guard.state(), State::Held);
+            assert_eq!(guard.state(), GuardState::Held);
             assert!(guard.remaining() >= LEASE / 2);
         }
     }
     for guard in &guards {
         let expected = match stalled(guard) {
-            true => State::Lost(LossReason::Deadline),
-            false => State::Held,
+            true => GuardState::Lost(LossReason::Deadline),
+            false => GuardState::Held,
         };
         assert_eq!(guard.state(), expected);
     }
@@ -180,20 +191,20 @@ async fn a_call_that_is_never_answered_delays_no_other_renewal() {
     let slow = client.lock("slow").unwrap().acquire().await.unwrap();
     time::sleep(LEASE / 9).await;
     let other = client.lock("other").unwrap().acquire().await.unwrap();
-    // The first renewal of the first one hangs; the other's goes out while it does.
+    // The first renewal of the first hold hangs; the other hold's is sent meanwhile.
     faults.once(Call::Renew, Fault::Never);
     time::sleep(LEASE * 13 / 36).await;
-    assert_eq!(other.state(), State::Held);
+    assert_eq!(other.state(), GuardState::Held);
     assert!(
         other.remaining() > LEASE * 8 / 10,
         "{:?}",
         other.remaining()
     );
     time::sleep(LEASE / 3).await;
-    assert_eq!(slow.state(), State::Held, "the repeat came through");
+    assert_eq!(slow.state(), GuardState::Held, "the repeat came through");
 }
 
-/// Where one of two threads that share a name writes what it does.
+/// Where each of two threads that share a name records what it does.
 #[derive(Default)]
 struct Shop {
     is_taken: AtomicBool,
@@ -201,7 +212,7 @@ struct Shop {
 }
 
 impl Shop {
-    /// Enters, with a token greater than everybody before; nobody else may be there.
+    /// Enters, with a token greater than all before; no other thread may be inside.
     fn enter(&self, guard: &Guard) {
         assert!(!self.is_taken.swap(true, SeqCst), "two inside");
         let last = self.last.swap(guard.token().0, SeqCst);
@@ -238,7 +249,7 @@ async fn tasks_on_all_threads_exclude_each_other_however_they_end() {
 
 async fn visit(lock: &Lock, shop: &Shop, round: u32) {
     if round.is_multiple_of(5) {
-        // Cancelled in the middle of whatever it is at.
+        // Cancelled at whatever step it has reached.
         let cut = time::timeout(Duration::from_micros(50), lock.acquire()).await;
         return drop(cut);
     }
@@ -251,7 +262,7 @@ async fn visit(lock: &Lock, shop: &Shop, round: u32) {
     match round % 4 {
         0 => drop(guard),
         1 => drop(tokio::spawn(guard.release())),
-        _ => assert_eq!(guard.release().await.unwrap(), Outcome::Released),
+        _ => assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released),
     }
 }
 
@@ -264,10 +275,11 @@ async fn release_drop_and_break_race_the_watchdog_and_leave_nothing() {
     for task in 0..8_u32 {
         let client = client.clone();
         tasks.spawn(async move {
-            // The shortest lease: a renewal is due 33 ms after the grant, which is when it is given back.
+            // The shortest lease: a renewal is due 33 ms after the grant, which is when the lock is
+            // released.
             let name = format!("lock {task}");
             let lock = client.lock(&name).unwrap();
-            let lock = lock.kept_lease(Duration::from_millis(100)).unwrap();
+            let lock = lock.lease(Lease::renewed(Duration::from_millis(100)));
             for round in 0..25 {
                 let guard = lock.acquire().await.unwrap();
                 time::sleep(Duration::from_micros(

@@ -1,12 +1,13 @@
-//! A store whose holds live and die with a session, as the core sees it: the model store behind a driver that says so.
+//! Session stores as the core sees them: the model store behind a driver whose holds live and end with a
+//! session.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use async_trait::async_trait;
 use dlock_core::{
     Acquire, Acquired, Broken, Capabilities, Client, Clock, Cursor, DistributedLock, ErrorKind,
-    FencingToken, Hint, Instant, Lane, Lease, LockName, LossReason, Page, Release, Released, Renew,
-    Renewed, Result, Snapshot, State, Ticket,
+    FencingToken, GuardState, Hint, Instant, Lane, Lease, LockName, LossReason, Page, Release,
+    Released, Renew, Renewed, Result, Snapshot, Ticket,
 };
 use dlock_memory::{Call, Fault, Faults, MemoryConfig, MemoryDriver, MemoryStore};
 use futures_core::stream::BoxStream;
@@ -21,7 +22,8 @@ use tokio::time;
 
 const SESSION: Duration = Duration::from_secs(3);
 
-/// Holds last as long as the session, which no case here sees the end of; what is proven of it is good for [`SESSION`].
+/// Holds last as long as the session, which ends in no case here. A proof of the session is valid for
+/// [`SESSION`].
 #[derive(Debug)]
 struct Session {
     driver: MemoryDriver,
@@ -41,7 +43,7 @@ impl DistributedLock for Session {
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
         let mut req = req.clone();
-        req.lease = Lease::fixed(SESSION * 1_000).unwrap();
+        req.lease = Lease::fixed(SESSION * 1_000);
         let mut answer = self.driver.acquire(&req).await;
         if let Ok(Acquired::Granted(grant)) = &mut answer {
             grant.valid_for = SESSION;
@@ -94,12 +96,12 @@ impl DistributedLock for Session {
     }
 }
 
-/// A client of such a store, and what tests do to it.
+/// A client of such a store, with handles for the tests.
 struct Bench {
     client: Client,
     clock: Clock,
     faults: Faults,
-    /// How many renewals were asked for.
+    /// How many renewals were sent.
     renewals: Arc<AtomicUsize>,
 }
 
@@ -135,7 +137,7 @@ impl Bench {
         self.client.inspect(name).await.unwrap().holds
     }
 
-    /// The client knows of nothing any more.
+    /// The client has no hold and no request left.
     async fn ends(self) {
         assert_eq!(self.client.unsettled(), 0);
         let report = self.client.shutdown(Duration::ZERO).await.unwrap();
@@ -143,16 +145,16 @@ impl Bench {
     }
 }
 
-const LOST: State = State::Lost(LossReason::Deadline);
+const LOST: GuardState = GuardState::Lost(LossReason::Deadline);
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_is_kept_by_proving_the_session() {
     let bench = Bench::new();
     let lock = bench.client.lock("x").unwrap();
-    assert_eq!(lock.current_lease().length(), SESSION);
+    assert_eq!(lock.effective_lease().unwrap().length(), SESSION);
     let guard = lock.acquire().await.unwrap();
     time::sleep(SESSION * 20 + Duration::from_millis(10)).await;
-    assert_eq!(guard.state(), State::Held);
+    assert_eq!(guard.state(), GuardState::Held);
     assert_eq!(bench.renewals(), 60, "every third of it");
     let refused = guard.detach().unwrap_err();
     assert_eq!(refused.error.kind(), ErrorKind::Unsupported);
@@ -172,7 +174,7 @@ async fn what_was_lost_at_its_deadline_is_left_alone_while_its_guard_lives() {
     time::sleep(SESSION * 5).await;
     assert_eq!(guard.state(), LOST);
     assert_eq!(bench.renewals(), asked, "nothing asks for it any more");
-    // Code may still run under it: only its user gives it back.
+    // Code may still run under it: only its user may release it.
     assert_eq!(bench.holds("x").await, 1);
     drop(guard);
     time::sleep(Duration::from_millis(1)).await;
@@ -184,7 +186,7 @@ async fn what_was_lost_at_its_deadline_is_left_alone_while_its_guard_lives() {
 async fn a_fixed_lease_is_ended_by_a_release_at_its_full_end() {
     let bench = Bench::new();
     let length = SESSION * 5 / 2;
-    let lock = bench.client.lock("x").unwrap().lease(length).unwrap();
+    let lock = bench.client.lock("x").unwrap().lease(Lease::fixed(length));
     let guard = lock.acquire().await.unwrap();
     let granted = time::Instant::now();
     assert_eq!(guard.lost().await, LossReason::Deadline);
@@ -192,7 +194,7 @@ async fn a_fixed_lease_is_ended_by_a_release_at_its_full_end() {
     assert!(lost <= length && lost > length * 9 / 10, "{lost:?}");
     let asked = bench.renewals();
     assert!(asked >= 2, "its session was proven {asked} times");
-    // The session would keep it for ever, and its guard is still there.
+    // The session would hold it for ever, and its guard still exists.
     time::sleep_until(granted + length - Duration::from_millis(2)).await;
     assert_eq!(bench.holds("x").await, 1);
     time::sleep_until(granted + length + Duration::from_millis(2)).await;
@@ -203,11 +205,15 @@ async fn a_fixed_lease_is_ended_by_a_release_at_its_full_end() {
     bench.ends().await;
 }
 
-/// The clock passed the deadline while nothing ran: the guard says so first, and the watchdog later.
+/// The clock passed the deadline while nothing ran: the guard reports it first, the watchdog later.
 #[tokio::test(start_paused = true)]
 async fn a_fixed_lease_that_its_guard_found_lost_is_ended_all_the_same() {
     let bench = Bench::new();
-    let lock = bench.client.lock("x").unwrap().lease(SESSION / 2).unwrap();
+    let lock = bench
+        .client
+        .lock("x")
+        .unwrap()
+        .lease(Lease::fixed(SESSION / 2));
     let guard = lock.acquire().await.unwrap();
     bench.clock.jump(SESSION / 2);
     assert_eq!(guard.state(), LOST);

@@ -1,8 +1,8 @@
-//! What errors tell people who have to do something about them.
+//! Error messages: what they tell the people who have to act on them.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
-use dlock_core::{Client, Clock, Error, ErrorKind, MIN_LEASE, Phase};
+use dlock_core::{Client, Clock, Error, ErrorKind, Lease, MIN_LEASE, TimeoutPhase};
 use dlock_memory::{Call, Fault, Faults, MemoryConfig, MemoryDriver, MemoryStore};
 use std::{sync::Arc, time::Duration};
 
@@ -30,16 +30,19 @@ fn says(error: &Error, kind: ErrorKind, parts: &[&str]) {
 }
 
 const REQUEST: ErrorKind = ErrorKind::Timeout {
-    phase: Phase::Request,
+    phase: TimeoutPhase::Request,
 };
 
-const WAIT: ErrorKind = ErrorKind::Timeout { phase: Phase::Wait };
+const WAIT: ErrorKind = ErrorKind::Timeout {
+    phase: TimeoutPhase::Wait,
+};
 
-/// A round trip of 20 ms, and the shortest lease: a renewal has a sixth of it, and the store refuses what comes later.
+/// A round trip of 20 ms, and the shortest lease: a renewal has a sixth of it, and the store refuses later
+/// ones.
 #[tokio::test(start_paused = true)]
 async fn a_lease_too_short_for_its_store_is_lost_and_says_why() {
     let (client, faults, _) = clients();
-    let lock = client.lock("x").unwrap().kept_lease(MIN_LEASE).unwrap();
+    let lock = client.lock("x").unwrap().lease(Lease::renewed(MIN_LEASE));
     faults.always_all(Fault::Delayed(Duration::from_millis(20)));
     let guard = lock.acquire().await.unwrap();
     guard.lost().await;
@@ -49,8 +52,10 @@ async fn a_lease_too_short_for_its_store_is_lost_and_says_why() {
         "stop the work",
     ];
     says(&guard.check().unwrap_err(), ErrorKind::Lost, &parts);
+    let words = guard.check().unwrap_err().to_string();
+    assert!(!words.contains("runtime"), "{words}");
     says(&guard.release().await.unwrap_err(), ErrorKind::Lost, &parts);
-    // What is long enough for its store is over for other reasons.
+    // A lease that is long enough for its store is over for other reasons.
     let guard = client.lock("y").unwrap().acquire().await.unwrap();
     faults.always(Call::Renew, Fault::Never);
     guard.lost().await;
@@ -62,11 +67,11 @@ async fn a_lease_too_short_for_its_store_is_lost_and_says_why() {
 async fn a_store_slower_than_a_third_of_the_lease_is_told_with_that_time() {
     let (client, faults, _) = clients();
     faults.always_all(Fault::Never);
-    let short = client.lock("x").unwrap().kept_lease(MIN_LEASE).unwrap();
+    let short = client.lock("x").unwrap().lease(Lease::renewed(MIN_LEASE));
     let third = "within 33 ms (a third of the lease: a longer one leaves it more)";
     let tried = short.try_acquire().await.unwrap_err();
     says(&tried, REQUEST, &["not acquired within 33 ms", third]);
-    let waited = short.acquire_within(Duration::from_millis(500)).await;
+    let waited = short.acquire_timeout(Duration::from_millis(500)).await;
     let parts = ["not acquired within 500 ms", third];
     says(&waited.unwrap_err(), REQUEST, &parts);
     says(
@@ -74,9 +79,9 @@ async fn a_store_slower_than_a_third_of_the_lease_is_told_with_that_time() {
         ErrorKind::Unavailable,
         &[third],
     );
-    // Here it was not the lease that was short.
+    // Here the lease was not too short.
     let long = client.lock("x").unwrap();
-    let waited = long.acquire_within(Duration::from_millis(1)).await;
+    let waited = long.acquire_timeout(Duration::from_millis(1)).await;
     let parts = [
         "not acquired within 1 ms",
         "answers within 1 ms;",
@@ -92,24 +97,24 @@ async fn whoever_has_no_time_to_wait_is_told_who_holds_the_lock() {
     let (client, _, other) = clients();
     let guard = other.lock("x").unwrap().acquire().await.unwrap();
     let lock = client.lock("x").unwrap();
-    let holder = format!("held by owner #{}", guard.pass().owner().fingerprint());
-    let tried = lock.acquire_within(Duration::ZERO).await.unwrap_err();
+    let holder = format!("held by owner #{}", guard.owner());
+    let tried = lock.acquire_timeout(Duration::ZERO).await.unwrap_err();
     says(&tried, WAIT, &["not acquired at once", &holder]);
-    let waited = lock.acquire_within(Duration::from_secs(1)).await;
+    let waited = lock.acquire_timeout(Duration::from_secs(1)).await;
     let parts = ["not acquired within 1.0 s", &holder];
     says(&waited.unwrap_err(), WAIT, &parts);
     guard.release().await.unwrap();
-    // Whoever gave up has left the line.
+    // The waiter that gave up has left the queue.
     while client.unsettled() > 0 {
         tokio::task::yield_now().await;
     }
-    let own = lock.acquire_within(Duration::ZERO).await.unwrap();
-    let tried = lock.acquire_within(Duration::ZERO).await.unwrap_err();
+    let own = lock.acquire_timeout(Duration::ZERO).await.unwrap();
+    let tried = lock.acquire_timeout(Duration::ZERO).await.unwrap_err();
     says(&tried, WAIT, &["not acquired at once", "waits for itself"]);
     drop(own);
 }
 
-/// Nothing was asked, so the store has not failed.
+/// No request was sent, so the store has not failed.
 #[tokio::test]
 async fn whoever_has_next_to_no_time_is_not_told_of_the_trouble_of_another() {
     let store = MemoryStore::new(Clock::boot());
@@ -119,12 +124,57 @@ async fn whoever_has_next_to_no_time_is_not_told_of_the_trouble_of_another() {
     let lock = client.lock("x").unwrap();
     let guard = lock.acquire().await.unwrap();
     faults.always(Call::Acquire, Fault::ErrorBefore);
-    let failed = lock.acquire_within(Duration::from_millis(50)).await;
+    let failed = lock.acquire_timeout(Duration::from_millis(50)).await;
     says(&failed.unwrap_err(), REQUEST, &[]);
     faults.clear();
     let asked = faults.made(Call::Acquire);
-    let waited = lock.acquire_within(Duration::from_nanos(1)).await;
+    let waited = lock.acquire_timeout(Duration::from_nanos(1)).await;
     says(&waited.unwrap_err(), WAIT, &["waits for itself"]);
     assert_eq!(faults.made(Call::Acquire), asked);
     drop(guard);
+}
+
+/// Waiting for another task is not a self-deadlock.
+#[tokio::test(start_paused = true)]
+async fn only_the_task_that_holds_the_lock_is_told_that_it_waits_for_itself() {
+    let (client, _, _) = clients();
+    let lock = client.lock("x").unwrap();
+    let limits = [Duration::ZERO, Duration::from_secs(1)];
+    let guard = lock.acquire().await.unwrap();
+    let elsewhere = lock.clone();
+    let told = tokio::spawn(async move {
+        let mut told = Vec::new();
+        for limit in limits {
+            told.push(elsewhere.acquire_timeout(limit).await.unwrap_err());
+        }
+        told
+    });
+    for error in told.await.unwrap() {
+        says(
+            &error,
+            WAIT,
+            &["another task of this client acquired at", file!()],
+        );
+        assert!(!error.to_string().contains("itself"), "{error}");
+    }
+    for limit in limits {
+        let error = lock.acquire_timeout(limit).await.unwrap_err();
+        says(
+            &error,
+            WAIT,
+            &["this very task acquired at", "waits for itself"],
+        );
+    }
+    drop(guard);
+    let within = tokio::spawn(async move {
+        let _guard = lock.acquire().await.unwrap();
+        lock.acquire_timeout(Duration::from_secs(1))
+            .await
+            .unwrap_err()
+    });
+    says(
+        &within.await.unwrap(),
+        WAIT,
+        &["this very task", "waits for itself"],
+    );
 }

@@ -1,6 +1,7 @@
-//! What the server does: one function per request, executed whole under the server's lock, by the server's clock.
+//! Server commands: one function per request, executed whole under the server's lock, by the server's
+//! clock.
 //!
-//! A function sees the state, the time and the request, and leaves what it wants sent in [`Peers::pushes`].
+//! A function gets the state, the time and the request. It leaves what is to be sent in [`Peers::pushes`].
 
 use crate::{
     config::{LONGEST_LOOK, Terms},
@@ -9,22 +10,23 @@ use crate::{
     store::State,
 };
 use dlock_core::{
-    Acquire, Acquired, Broken, Cursor, FencingToken, Grant, Held, HoldId, Holder, Holds, LockName,
-    MAX_HOLDS, Note, Owner, Page, Release, Released, Renew, Renewed, Snapshot, Ticket, Wake,
+    Acquire, Acquired, Broken, Cursor, FencingToken, Grant, Held, HoldId, Holder, HolderInfo,
+    Holds, LockName, MAX_HOLDS, Owner, Page, Release, Released, Renew, Renewed, Snapshot, Ticket,
+    Wake,
 };
 use std::{num::NonZeroU32, ops::Bound, sync::Arc, time::Duration};
 
-/// One name. Times are the server's, since the Unix epoch.
+/// The record of one name. Times are the server's, since the Unix epoch.
 #[derive(Debug, Default)]
 pub(crate) struct Entry {
     /// The last token given out; survives every incarnation.
     token: u64,
     inside: Option<Incarnation>,
-    /// Kept shut until then by an incarnation that is over.
+    /// The minimum hold of an incarnation that is over: the lock is unavailable until then.
     shut_until: Duration,
     reserved: Option<Reservation>,
     pub(crate) line: Line,
-    /// When the last of everything above but the token was over, or will be if nobody comes.
+    /// When the last of everything above but the token was over, or will be if no request comes.
     busy_until: Duration,
 }
 
@@ -33,7 +35,7 @@ pub(crate) struct Entry {
 struct Incarnation {
     owner: Owner,
     since: Duration,
-    /// The longest `at_least_for` that a release brought.
+    /// The longest `min_hold` that a release brought.
     keep_until: Duration,
     /// Never empty; at most [`MAX_HOLDS`].
     holds: Vec<Hold>,
@@ -43,28 +45,28 @@ struct Incarnation {
 struct Hold {
     id: HoldId,
     end: Duration,
-    note: Arc<Note>,
+    note: Arc<HolderInfo>,
 }
 
-/// An acquire on its way.
+/// An acquire in progress.
 #[derive(Debug)]
 pub(crate) struct Ask {
     pub(crate) req: Acquire,
     pub(crate) client: ClientId,
     pub(crate) terms: Terms,
-    /// Where the ticket stood before; `None`: at the end, if it does not stand yet.
+    /// Where the ticket stood before; `None`: at the end, if it is not in the queue yet.
     pub(crate) place: Option<Place>,
-    /// The server's time after which it must do nothing.
+    /// The request's not-after: later than this server time it must do nothing.
     pub(crate) not_after: Duration,
 }
 
-/// The answer to an [`Ask`], and where its tickets stand now.
+/// The answer to an [`Ask`], and where its tickets are in the queue now.
 #[derive(Debug)]
 pub(crate) struct Asked {
     pub(crate) acquired: Acquired,
-    /// Of `req.line`, refused.
+    /// The place of `req.line`, refused.
     pub(crate) place: Option<Place>,
-    /// Of `req.next`, granted.
+    /// The place of `req.next`, granted.
     pub(crate) next: Option<Place>,
 }
 
@@ -78,7 +80,7 @@ impl Asked {
     }
 }
 
-/// Acquires. Twice: the second finds its own hold and changes nothing.
+/// Acquires. Run twice, the second run finds its own hold and changes nothing.
 pub(crate) fn acquire(state: &mut State, now: Duration, ask: &Ask) -> Result<Asked, MemoryError> {
     in_time(now, ask.not_after)?;
     match state.names.get_mut(&ask.req.name) {
@@ -94,7 +96,7 @@ pub(crate) fn acquire(state: &mut State, now: Duration, ask: &Ask) -> Result<Ask
     }
 }
 
-/// Takes a ticket out, or hands on what was reserved for it. Twice: the second finds nothing.
+/// Removes a ticket, or hands on what was reserved for it. Run twice, the second run finds nothing.
 pub(crate) fn leave(
     state: &mut State,
     now: Duration,
@@ -117,7 +119,7 @@ pub(crate) fn leave(
     }
 }
 
-/// Prolongs one hold. Twice: it lasts from the second on.
+/// Renews one hold. Run twice, the lease counts from the second run.
 pub(crate) fn renew(state: &mut State, now: Duration, entry: &Renew) -> Renewed {
     let Some(held) = state.names.get_mut(&entry.name) else {
         return Renewed::NotHeld;
@@ -140,7 +142,7 @@ pub(crate) fn renew(state: &mut State, now: Duration, entry: &Renew) -> Renewed 
     }
 }
 
-/// Removes holds. Never late. Twice: the second finds nothing.
+/// Removes holds. A release is never late. Run twice, the second run finds nothing.
 pub(crate) fn release(state: &mut State, now: Duration, req: &Release) -> Released {
     let Some(entry) = state.names.get_mut(&req.name) else {
         return Released::NotHeld { by: None };
@@ -180,7 +182,8 @@ pub(crate) fn release(state: &mut State, now: Duration, req: &Release) -> Releas
     Released::Freed
 }
 
-/// Frees the name. Twice: without a token the second ends whatever came in between, with one it finds another.
+/// Frees the name. Run twice: without a token the second run ends any incarnation that came in between;
+/// with a token it finds another.
 pub(crate) fn break_lock(
     state: &mut State,
     now: Duration,
@@ -210,14 +213,14 @@ pub(crate) fn inspect(state: &State, now: Duration, name: &LockName, wake: Wake)
     entry.snapshot(&state.peers, now, name, wake)
 }
 
-/// One step over the names in their order: looks at no more of them than the page may have.
+/// One step over the names in their order: visits no more names than the page may have.
 pub(crate) fn list(
     state: &State,
     now: Duration,
     wake: Wake,
     (prefix, from, limit): (&str, Option<&Cursor>, usize),
 ) -> Result<Page, MemoryError> {
-    // Every name begins with what cannot stand in one, or none does.
+    // A prefix that is no legal name is either empty, and every name matches, or no name matches.
     let first = LockName::new(prefix).map_or(Bound::Unbounded, Bound::Included);
     let from = match from.map(name_of).transpose()? {
         Some(name) if name.as_str() >= prefix => Bound::Excluded(name),
@@ -239,7 +242,8 @@ pub(crate) fn list(
     Ok(Page::new(found, None))
 }
 
-/// The time when a request may do something, or the error that it came too late. Nothing waits between this and the effect.
+/// The time at which a request may act, or the error that it came too late. Nothing waits between this
+/// check and the effect.
 pub(crate) fn in_time(now: Duration, not_after: Duration) -> Result<(), MemoryError> {
     if now > not_after {
         return Err(MemoryError::Late { now, not_after });
@@ -259,12 +263,13 @@ impl Ask {
 }
 
 impl Entry {
-    /// Drops what is over: done first by everything that writes, so that nothing past its end is ever used.
+    /// Drops what is over. Every command that writes does this first, so nothing past its end is ever used.
     fn settle(&mut self, now: Duration) {
         if let Some(inside) = &mut self.inside {
             inside.holds.retain(|hold| hold.end > now);
             if inside.holds.is_empty() {
-                // Run out, so the lease alone decides: what an early release asked to keep goes with it.
+                // The last hold lapsed, so the lease alone decides: a minimum hold of an earlier release
+                // ends with it.
                 self.inside = None;
             }
         }
@@ -298,7 +303,8 @@ impl Entry {
             (None, None) if self.line.is_empty() => return Ok(self.take(peers, now, ask)),
             (None, None) => {}
         }
-        // Free, with a line: whoever asks stands in it first, so that its old place counts, and serves it.
+        // Free, with a queue: the requester is queued first, so that its old place counts, and then the
+        // queue is served.
         self.stand(peers, now, ask);
         match self.line.serve(peers, &ask.req.name, now, me) {
             Served::Me | Served::Nobody => Ok(self.take(peers, now, ask)),
@@ -309,7 +315,7 @@ impl Entry {
         }
     }
 
-    /// A new incarnation. Only where nobody is inside.
+    /// Begins a new incarnation. Only for a lock that is not held.
     fn take(&mut self, peers: &mut Peers, now: Duration, ask: &Ask) -> Asked {
         let micros = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
         self.token = micros.max(self.token.saturating_add(1));
@@ -323,7 +329,7 @@ impl Entry {
         self.enter(peers, now, ask)
     }
 
-    /// Enters the incarnation that is this owner's already.
+    /// Enters the incarnation that this owner already has.
     fn reenter(
         &mut self,
         peers: &mut Peers,
@@ -343,7 +349,7 @@ impl Entry {
         Ok(self.enter(peers, now, ask))
     }
 
-    /// One hold more; the ticket is used up, and the client's next one stands at the end.
+    /// Adds one hold. The ticket is used up, and the client's next ticket goes to the end.
     fn enter(&mut self, peers: &mut Peers, now: Duration, ask: &Ask) -> Asked {
         let lease = ask.req.lease.length();
         let end = now.saturating_add(lease);
@@ -372,14 +378,14 @@ impl Entry {
         Asked::only(Acquired::Granted(Grant::new(Some(token), holds, valid_for)))
     }
 
-    /// Refuses, and keeps the ticket in line.
+    /// Refuses, and keeps the ticket in the queue.
     fn refuse(&mut self, peers: &mut Peers, now: Duration, ask: &Ask) -> Asked {
         let place = self.stand(peers, now, ask);
         let ahead = place.map(|place| self.line.ahead(place));
         let rest = self.closed_until().saturating_sub(now);
         let mut held = Held::default();
         held.by = self.holder(now);
-        held.look_in = Some(match ask.terms.wake {
+        held.poll_in = Some(match ask.terms.wake {
             Wake::Line if ahead == Some(0) => rest.min(ask.terms.interval),
             Wake::Line => ask.terms.interval,
             Wake::Hints => rest.min(LONGEST_LOOK),
@@ -392,13 +398,13 @@ impl Entry {
         }
     }
 
-    /// Lets the ticket wait, where it stood before if it knows.
+    /// Queues the ticket, where it stood before if it knows.
     fn stand(&mut self, peers: &mut Peers, now: Duration, ask: &Ask) -> Option<Place> {
         self.line
             .put(peers, now, ask.ticket()?, (ask.terms, ask.place))
     }
 
-    /// Nobody is inside any more, and nothing keeps it.
+    /// Ends an incarnation that has no hold and no minimum hold left.
     fn end(&mut self, now: Duration) {
         self.inside = None;
         self.reserved = None;
@@ -406,14 +412,14 @@ impl Entry {
         self.busy_until = now;
     }
 
-    /// Stays shut; the first in line is told until when.
+    /// Keeps the lock unavailable; the first in the queue is told until when.
     fn shut(&mut self, peers: &mut Peers, name: &LockName, now: Duration, until: Duration) {
         self.shut_until = until;
         self.busy_until = until;
         self.line.tell_first(peers, name, now, until - now);
     }
 
-    /// If the name is free: serves the line, or tells whoever wanted to hear of it.
+    /// If the name is free: serves the queue, or notifies the clients that watch it.
     fn open(&mut self, peers: &mut Peers, name: &LockName, now: Duration) {
         if self.closed_until() > now {
             return;
@@ -424,14 +430,14 @@ impl Entry {
         }
     }
 
-    /// When the latest hold, the keep and the reservation are over; not in the future: free.
+    /// When the latest hold, the minimum hold and the reservation are over; not in the future: free.
     fn closed_until(&self) -> Duration {
         let held = self.holds().iter().map(|hold| hold.end).max();
         let reserved = self.reserved.map(|reserved| reserved.until);
         self.shut_until.max(held.max(reserved).unwrap_or_default())
     }
 
-    /// The holds of the incarnation, also those past their end that nothing has settled yet.
+    /// The holds of the incarnation, including those past their end that no command has removed yet.
     fn holds(&self) -> &[Hold] {
         self.inside.as_ref().map_or(&[], |inside| &inside.holds)
     }
@@ -440,7 +446,7 @@ impl Entry {
         self.holds().iter().filter(move |hold| hold.end > now)
     }
 
-    /// Who is inside: its first living hold speaks for it, the last one to end says how long.
+    /// The holder: its first living hold speaks for it, the last one to end gives the remaining time.
     fn holder(&self, now: Duration) -> Option<Holder> {
         let owner = &self.inside.as_ref()?.owner;
         let first = self.living(now).next()?;
@@ -448,7 +454,7 @@ impl Entry {
         let mut holder = Holder::new(owner.fingerprint());
         holder.token = Some(FencingToken(self.token));
         holder.rest = Some(end - now);
-        holder.note = Note::clone(&first.note);
+        holder.note = HolderInfo::clone(&first.note);
         Some(holder)
     }
 
@@ -468,8 +474,8 @@ impl Entry {
         shown
     }
 
-    /// Whether a day has passed since it was last busy, and since its token was the present: a server's clock that is set
-    /// back by less than that still gives greater tokens than the one forgotten.
+    /// Whether a day has passed since the name was last busy, and since its token was the present time. A
+    /// server's clock that is set back by less than that still gives greater tokens than the forgotten one.
     pub(crate) fn is_forgettable(&self, now: Duration) -> bool {
         let issued = Duration::from_micros(self.token);
         let idle = self.busy_until.max(issued).saturating_add(TOKEN_KEPT);
@@ -477,7 +483,7 @@ impl Entry {
     }
 }
 
-/// How many holds; `None` is none.
+/// The number of holds; `None` is none.
 fn count(holds: &[Hold]) -> Option<NonZeroU32> {
     NonZeroU32::new(u32::try_from(holds.len()).ok()?)
 }
@@ -488,11 +494,12 @@ fn name_of(cursor: &Cursor) -> Result<LockName, MemoryError> {
     name.ok_or(MemoryError::Cursor)
 }
 
-/// How long a token counter outlives its name, at least: what a server's clock may be set back.
+/// How long a token counter outlives its name, at least. This bounds how far a server's clock may be set
+/// back.
 const TOKEN_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The most names one step of a walk looks at.
+/// The most names that one step of a walk visits.
 const LONGEST_PAGE: usize = 1000;
 
-/// What the bytes of a cursor begin with; the name it stands behind follows.
+/// The first bytes of a cursor; the name it stands behind follows.
 const CURSOR: &[u8] = b"after:";

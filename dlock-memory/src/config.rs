@@ -1,12 +1,13 @@
-//! What a driver over a memory store can be told.
+//! Configuration of a driver over a memory store.
 
 use crate::error::MemoryError;
 use dlock_core::{Error, Lease, Wake};
 use std::{num::NonZeroU32, str::FromStr, time::Duration};
 
-/// The settings of one driver, and the name of the store for those who use a URL.
+/// The settings of one driver, and the name of the store for URLs.
 ///
-/// As a URL: `memory:NAME?dlock.wake=line&dlock.accept=1s&dlock.lanes=1`. The name is taken as it stands, byte for byte.
+/// As a URL: `memory:NAME?dlock.wake=line&dlock.accept=1s&dlock.lanes=1`. The name is used as it is, byte
+/// for byte.
 ///
 /// ```
 /// use dlock_core::Wake;
@@ -18,19 +19,20 @@ use std::{num::NonZeroU32, str::FromStr, time::Duration};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryConfig {
-    /// Which of the process's stores [`MemoryDriver::from_url`](crate::MemoryDriver::from_url) connects to. Default: the empty name.
+    /// Which of the process's stores [`MemoryDriver::from_url`](crate::MemoryDriver::from_url) connects to.
+    /// Default: the empty name.
     pub name: String,
     /// How waiters are woken (`dlock.wake`: `line`, `hints` or `poll`). Default: [`Wake::Line`].
     pub wake: Wake,
-    /// The accept lease (`dlock.accept`, as `250ms` or `1s`): how long a turn stays reserved, at least 1 ms, and at most a third of the lease
-    /// that the ticket waits for. Default: 1 s.
+    /// The accept lease (`dlock.accept`, as `250ms` or `1s`): how long a turn stays reserved, at least 1
+    /// ms, and at most a third of the lease for which the ticket waits. Default: 1 s.
     pub accept: Duration,
-    /// Into how many lanes names are spread (`dlock.lanes`). Default: 1.
+    /// The number of lanes over which names are spread (`dlock.lanes`). Default: 1.
     pub lanes: NonZeroU32,
 }
 
 impl MemoryConfig {
-    /// The defaults with another way of waking.
+    /// The defaults with another wake-up mode.
     #[must_use]
     pub fn new(wake: Wake) -> Self {
         Self {
@@ -39,7 +41,7 @@ impl MemoryConfig {
         }
     }
 
-    /// What a ticket that waits for such a lease is given.
+    /// The times of a ticket that waits for such a lease.
     pub(crate) fn terms(&self, lease: Lease) -> Terms {
         let third = lease.length() / 3;
         let interval = third.min(LONGEST_LOOK);
@@ -124,22 +126,23 @@ fn refuse(message: impl Into<String>) -> Error {
     MemoryError::Url(message.into()).into()
 }
 
-/// What one ticket is given.
+/// The times of one ticket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     pub(crate) wake: Wake,
     /// How long its turn stays reserved.
     pub(crate) accept: Duration,
-    /// How often it looks.
+    /// Its poll interval.
     pub(crate) interval: Duration,
-    /// How long its entry counts after a look: three looks, so one may be lost and another late.
+    /// How long its entry counts after a poll: three polls, so one may be lost and another late.
     pub(crate) entry: Duration,
 }
 
-/// What a waiter of a long lease looks at least that often: a flushed store costs it no more. Makes the entry deadline 6 s at most.
+/// The longest poll interval of a waiter of a long lease: a flushed store costs it no more. Makes the entry
+/// deadline 6 s at most.
 pub(crate) const LONGEST_LOOK: Duration = Duration::from_secs(2);
 
-/// Below it, no turn could be taken.
+/// With a shorter time no turn could be taken.
 const SHORTEST_ACCEPT: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
@@ -192,7 +195,7 @@ mod tests {
     #[test]
     fn terms_follow_the_lease_up_to_their_bounds() {
         let of = |millis| {
-            let lease = Lease::kept(Duration::from_millis(millis)).unwrap();
+            let lease = Lease::renewed(Duration::from_millis(millis));
             let terms = MemoryConfig::default().terms(lease);
             [terms.accept, terms.interval, terms.entry].map(|span| span.as_millis())
         };

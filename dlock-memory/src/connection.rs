@@ -1,4 +1,5 @@
-//! One client's connection: who it is to the server, what it remembers of its tickets, and what its calls meet on the way.
+//! Client connection: the client's identity at the server, the places of its tickets, and the faults that
+//! its calls meet.
 
 use crate::{
     error::MemoryError,
@@ -41,9 +42,10 @@ impl Connection {
         }
     }
 
-    /// One call, with what the fault script has for it. Without a fault, and while the server runs, it never yields.
+    /// Makes one call, with the fault that the script has for it. Without a fault, and while the server
+    /// runs, it never yields.
     ///
-    /// Whatever was given to the server is executed, also when this future is dropped.
+    /// The server executes every request it was given, also when this future is dropped.
     pub(crate) async fn call<A, F>(
         &self,
         call: Call,
@@ -89,7 +91,7 @@ impl Connection {
         }
     }
 
-    /// Gives the request to the server that much later, whoever is still there.
+    /// Gives the request to the server after that delay, even if its sender is gone.
     fn later<A, F>(
         &self,
         span: Duration,
@@ -106,18 +108,18 @@ impl Connection {
         let at = store.clock().now() + span;
         tokio::spawn(async move {
             store.clock().sleep_until(at).await;
-            // Its sender may have given up; that it was executed is the point.
+            // Its sender may have given up; that the request was executed is the point.
             drop(sender.send(store.submit(call, lane, work)));
         });
         submitted
     }
 
-    /// The hints, once.
+    /// The hints, which can be taken once.
     pub(crate) fn hints(&self) -> Option<Hints> {
         self.inbox.take(&self.places)
     }
 
-    /// The server has no receiver for this client any more; what it holds stays.
+    /// The server has no receiver for this client any more; its holds stay.
     pub(crate) fn close(&self) {
         if !self.closed.swap(true, Ordering::AcqRel) {
             self.store.disconnect(self.client);
@@ -132,22 +134,23 @@ impl Drop for Connection {
     }
 }
 
-/// What the client remembers of its tickets, so that the server need not: a ticket that was taken out of the line comes
-/// back where it was, and after a second turn that lapsed, at the end.
+/// The places of a client's tickets, remembered by the client so that the server need not. A ticket that
+/// was removed from the queue comes back where it was; after a second turn that lapsed, it goes to the end.
 #[derive(Debug, Default)]
 pub(crate) struct Places(Mutex<HashMap<Ticket, Remembered>>);
 
 #[derive(Debug, Default)]
 struct Remembered {
     place: Option<Place>,
-    /// A turn came, and no answer since.
+    /// A turn came, and the ticket has not answered since.
     turned: bool,
-    /// A turn ended in a refusal before.
+    /// An earlier turn ended in a refusal.
     lapsed: bool,
 }
 
 impl Places {
-    /// Where the ticket is to stand in the next request; `None`: at the end. It is remembered from now on.
+    /// Where the ticket is to be queued in the next request; `None`: at the end. It is remembered from now
+    /// on.
     pub(crate) fn of(&self, ticket: Ticket) -> Option<Place> {
         let mut places = self.lock();
         let remembered = places.entry(ticket).or_default();
@@ -157,7 +160,7 @@ impl Places {
         remembered.place
     }
 
-    /// It was refused, and stands there. Not for one that has left meanwhile.
+    /// The ticket was refused, and is queued there. Ignored for a ticket that has left meanwhile.
     pub(crate) fn refused(&self, ticket: Ticket, place: Place) {
         if let Some(remembered) = self.lock().get_mut(&ticket) {
             remembered.place = Some(place);
@@ -165,19 +168,19 @@ impl Places {
         }
     }
 
-    /// It stands there for the first time.
+    /// The ticket is queued there for the first time.
     pub(crate) fn queued(&self, ticket: Ticket, place: Place) {
         self.lock().entry(ticket).or_default().place = Some(place);
     }
 
-    /// A turn came for it.
+    /// The ticket got a turn.
     pub(crate) fn turned(&self, ticket: Ticket) {
         if let Some(remembered) = self.lock().get_mut(&ticket) {
             remembered.turned = true;
         }
     }
 
-    /// It is used up, or has left.
+    /// The ticket is used up, or has left.
     pub(crate) fn forget(&self, ticket: Ticket) {
         self.lock().remove(&ticket);
     }

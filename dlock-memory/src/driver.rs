@@ -1,4 +1,4 @@
-//! The driver: the contract over a [`MemoryStore`].
+//! Memory driver: the contract over a [`MemoryStore`].
 
 use crate::{
     commands::{self, Ask},
@@ -17,7 +17,7 @@ use dlock_core::{
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
 
-/// One client of a [`MemoryStore`].
+/// One client's driver over a [`MemoryStore`].
 ///
 /// Calls complete without waiting unless the server is stopped or the fault script says otherwise.
 #[derive(Debug)]
@@ -28,7 +28,8 @@ pub struct MemoryDriver {
 }
 
 impl MemoryDriver {
-    /// Connects to that store; never fails, not even while it is down. The config's name is ignored.
+    /// Connects to that store. It never fails, not even while the store is down. The config's name is
+    /// ignored.
     #[must_use]
     pub fn connect(store: &MemoryStore, config: MemoryConfig) -> Self {
         let mut capabilities = Capabilities::new("memory", store.label());
@@ -40,16 +41,17 @@ impl MemoryDriver {
         }
     }
 
-    /// Connects to the process's store of a URL, `memory:NAME?dlock.wake=line|hints|poll`: see [`MemoryConfig`].
+    /// Connects to the process's store of a URL, `memory:NAME?dlock.wake=line|hints|poll`: see
+    /// [`MemoryConfig`].
     ///
     /// # Errors
-    /// `Misuse` when the URL is none of a memory store, or has a parameter that it does not know.
+    /// `Misuse` when the URL is not that of a memory store, or has an unknown parameter.
     pub fn from_url(url: &str) -> Result<Self, Error> {
         let config: MemoryConfig = url.parse()?;
         Ok(Self::connect(&MemoryStore::named(&config.name), config))
     }
 
-    /// What goes wrong between this driver and its store.
+    /// The fault script between this driver and its store.
     #[must_use]
     pub fn faults(&self) -> &Faults {
         &self.connection.faults
@@ -61,7 +63,7 @@ impl MemoryDriver {
         &self.connection.store
     }
 
-    /// Puts down where the tickets stand now: the server forgets a ticket whenever it pleases.
+    /// Remembers the tickets' present places: the server may forget a ticket at any time.
     fn remember(&self, req: &Acquire, asked: &commands::Asked) {
         let places = &self.connection.places;
         if let Some(ticket) = req.line {

@@ -1,6 +1,6 @@
-//! What can go wrong in a store that has no network, and what that means.
+//! Errors of a store without a network, and their classification.
 
-use dlock_core::{DriverError, Effect, Error, ErrorKind, MAX_HOLDS, Retry};
+use dlock_core::{DriverError, Effect, Error, ErrorKind, MAX_HOLDS, RetryClass};
 use std::time::Duration;
 
 /// Every failure of this driver.
@@ -26,21 +26,21 @@ pub(crate) enum MemoryError {
         "executed at {now:?} of the server's time, too late for {not_after:?}: nothing was done"
     )]
     Late {
-        /// The server's time, so that the repeat can be right.
+        /// The server's time, so that a repeat can carry a valid not-after.
         now: Duration,
-        /// What the request carried.
+        /// The not-after that the request carried.
         not_after: Duration,
     },
     /// [`Faults::stick`](crate::Faults::stick).
     #[error("the fault script keeps this name from being renewed")]
     Stuck,
-    /// One more would exceed the bound.
+    /// One more hold would exceed the bound.
     #[error("the name has {MAX_HOLDS} holds, the most there can be")]
     TooManyHolds,
-    /// `list` was given something else than it answered.
+    /// `list` was given something other than a cursor it returned.
     #[error("that cursor is none of a memory store")]
     Cursor,
-    /// The core must not mix lanes.
+    /// The core mixed lanes, which it must not.
     #[error("BUG: the batch names a lock of another lane")]
     MixedLanes,
     /// A URL or an option that cannot work.
@@ -49,11 +49,11 @@ pub(crate) enum MemoryError {
 }
 
 impl MemoryError {
-    /// The one table: what it is, whether the same call may succeed later, what it may have done.
-    fn classify(&self) -> (ErrorKind, Retry, Effect) {
+    /// The one table: kind, whether the same call may succeed later, and what it may have done.
+    fn classify(&self) -> (ErrorKind, RetryClass, Effect) {
         use Effect::{None, Unknown};
         use ErrorKind::{Misuse, Overloaded, Unavailable};
-        use Retry::{Later, Never, Now};
+        use RetryClass::{Later, Never, Now};
         match self {
             Self::Down | Self::NotSent | Self::Stuck => (Unavailable, Later, None),
             Self::Closed => (Unavailable, Never, None),
@@ -83,7 +83,7 @@ impl From<MemoryError> for Error {
 #[cfg(test)]
 mod tests {
     use super::MemoryError;
-    use dlock_core::{DriverError, Effect, Error, ErrorKind, Retry};
+    use dlock_core::{DriverError, Effect, Error, ErrorKind, RetryClass};
     use std::{error::Error as _, time::Duration};
 
     #[test]
@@ -94,25 +94,40 @@ mod tests {
         };
         let (away, misuse) = (ErrorKind::Unavailable, ErrorKind::Misuse);
         for (error, kind, retry, effect) in [
-            (MemoryError::Down, away, Retry::Later, Effect::None),
-            (MemoryError::NotSent, away, Retry::Later, Effect::None),
-            (MemoryError::Stuck, away, Retry::Later, Effect::None),
-            (MemoryError::Closed, away, Retry::Never, Effect::None),
-            (MemoryError::AnswerLost, away, Retry::Later, Effect::Unknown),
-            (MemoryError::ServerLost, away, Retry::Later, Effect::Unknown),
-            (late, away, Retry::Now, Effect::None),
+            (MemoryError::Down, away, RetryClass::Later, Effect::None),
+            (MemoryError::NotSent, away, RetryClass::Later, Effect::None),
+            (MemoryError::Stuck, away, RetryClass::Later, Effect::None),
+            (MemoryError::Closed, away, RetryClass::Never, Effect::None),
+            (
+                MemoryError::AnswerLost,
+                away,
+                RetryClass::Later,
+                Effect::Unknown,
+            ),
+            (
+                MemoryError::ServerLost,
+                away,
+                RetryClass::Later,
+                Effect::Unknown,
+            ),
+            (late, away, RetryClass::Now, Effect::None),
             (
                 MemoryError::TooManyHolds,
                 ErrorKind::Overloaded,
-                Retry::Later,
+                RetryClass::Later,
                 Effect::None,
             ),
-            (MemoryError::Cursor, misuse, Retry::Never, Effect::None),
-            (MemoryError::MixedLanes, misuse, Retry::Never, Effect::None),
+            (MemoryError::Cursor, misuse, RetryClass::Never, Effect::None),
+            (
+                MemoryError::MixedLanes,
+                misuse,
+                RetryClass::Never,
+                Effect::None,
+            ),
             (
                 MemoryError::Url("x".to_owned()),
                 misuse,
-                Retry::Never,
+                RetryClass::Never,
                 Effect::None,
             ),
         ] {

@@ -1,4 +1,4 @@
-//! The fault script: what goes wrong between a driver and its server.
+//! Fault script: the faults between a driver and its server.
 
 use crate::hints::Inbox;
 use dlock_core::{Hint, LockName};
@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-/// The kinds of call that faults and counters tell apart.
+/// The kinds of call that faults and counters distinguish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Call {
@@ -53,22 +53,23 @@ impl Call {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// Nothing: it is executed and answered at once.
+    /// No fault: the call is executed and answered at once.
     #[default]
     Ok,
-    /// It fails and is not executed: `Unavailable`, effect none.
+    /// The call fails and is not executed: `Unavailable`, effect none.
     ErrorBefore,
-    /// It is executed at once and the answer is lost: `Unavailable`, effect unknown.
+    /// The call is executed at once and the answer is lost: `Unavailable`, effect unknown.
     ErrorAfter,
-    /// It is executed at once and answered that much later.
+    /// The call is executed at once and answered after this delay.
     Slow(Duration),
-    /// It is executed at once and never answered.
+    /// The call is executed at once and never answered.
     Never,
-    /// It is neither executed nor answered.
+    /// The call is neither executed nor answered.
     NeverExecuted,
-    /// It fails at once (`Unavailable`, effect unknown) and is executed that much later, whoever is still there.
+    /// The call fails at once (`Unavailable`, effect unknown) and is executed after this delay, even if its
+    /// sender is gone.
     Late(Duration),
-    /// It is executed and answered that much later; executed also if its future is dropped before.
+    /// The call is executed and answered after this delay, also if its future is dropped before.
     Delayed(Duration),
 }
 
@@ -76,22 +77,22 @@ pub enum Fault {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HintFault {
-    /// Nothing.
+    /// No fault.
     #[default]
     Deliver,
-    /// They are lost, and the server does not know: a client that is stopped or cut off.
+    /// Hints are lost, and the server does not know: a client that is stopped or cut off.
     Lose,
-    /// They cannot be sent, and the server knows: the connection for hints is down, the client has no receivers.
-    /// Its end is a reconnect, so [`Hint::LookAgain`] follows.
+    /// Hints cannot be sent, and the server knows: the connection for hints is down, the client has no
+    /// receivers. The end of this fault is a reconnect, so [`Hint::Resync`] follows.
     Cut,
-    /// Each comes twice.
+    /// Each hint comes twice.
     Double,
 }
 
 /// The faults of one driver. Cheap to clone; every clone is the same script.
 ///
-/// A call takes the first of: the oldest of its kind's [`once`](Self::once), its kind's [`always`](Self::always), what the
-/// [`plan`](Self::plan) draws.
+/// A call takes the first of: the oldest [`once`](Self::once) of its kind, the [`always`](Self::always) of
+/// its kind, a draw from the [`plan`](Self::plan).
 #[derive(Clone, Debug)]
 pub struct Faults {
     shared: Arc<Shared>,
@@ -100,7 +101,7 @@ pub struct Faults {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Whether the script says anything: without faults a call takes no lock for it.
+    /// Whether the script has any fault: without faults a call takes no lock for it.
     armed: AtomicBool,
     made: [AtomicU64; Call::ALL.len()],
     script: Mutex<Script>,
@@ -122,19 +123,19 @@ impl Faults {
         }
     }
 
-    /// The next call of that kind that has no fault queued yet meets this one.
+    /// The next call of that kind without a queued fault meets this one.
     pub fn once(&self, call: Call, fault: Fault) {
         self.script().once[call.index()].push_back(fault);
         self.shared.armed.store(true, Ordering::Release);
     }
 
-    /// Every call of that kind meets this one from now on; [`Fault::Ok`] ends it.
+    /// Every call of that kind meets this fault from now on; [`Fault::Ok`] ends it.
     pub fn always(&self, call: Call, fault: Fault) {
         self.script().always[call.index()] = fault;
         self.shared.armed.store(true, Ordering::Release);
     }
 
-    /// Every call of every kind meets this one from now on.
+    /// Every call of every kind meets this fault from now on.
     pub fn always_all(&self, fault: Fault) {
         self.script().always.fill(fault);
         self.shared.armed.store(true, Ordering::Release);
@@ -147,13 +148,14 @@ impl Faults {
         self.shared.armed.store(true, Ordering::Release);
     }
 
-    /// In every batch of renewals from now on, the entry of this name alone fails (effect none): a row that is locked.
+    /// In every batch of renewals from now on, the entry of this name alone fails (effect none), like a
+    /// locked row.
     pub fn stick(&self, name: LockName) {
         self.script().stuck.insert(name);
         self.shared.armed.store(true, Ordering::Release);
     }
 
-    /// From now on nothing fails. What is on its way (late, slow, never) stays so.
+    /// From now on nothing fails. Calls that are already late, slow or unanswered stay so.
     pub fn clear(&self) {
         let mut script = self.script();
         *script = Script::default();
@@ -163,7 +165,7 @@ impl Faults {
         self.inbox.set_fault(HintFault::Deliver);
     }
 
-    /// What happens to this driver's hints from now on.
+    /// Sets the fault of this driver's hints from now on.
     pub fn hints(&self, fault: HintFault) {
         self.inbox.set_fault(fault);
     }
@@ -173,13 +175,13 @@ impl Faults {
         self.inbox.put(hint);
     }
 
-    /// How many calls of that kind this driver was asked for, failed ones included.
+    /// The number of calls of that kind that this driver was asked for, including failed ones.
     #[must_use]
     pub fn made(&self, call: Call) -> u64 {
         self.shared.made[call.index()].load(Ordering::Relaxed)
     }
 
-    /// Counts the call and says what happens to it.
+    /// Counts the call and returns its fault.
     pub(crate) fn next(&self, call: Call) -> Fault {
         self.shared.made[call.index()].fetch_add(1, Ordering::Relaxed);
         if !self.shared.armed.load(Ordering::Acquire) {
@@ -212,32 +214,33 @@ impl Faults {
     }
 }
 
-/// How often each fault is drawn: probabilities from 0 to 1, their sum at most 1; what is left is [`Fault::Ok`].
+/// How often each fault is drawn: probabilities from 0 to 1, their sum at most 1. The rest is
+/// [`Fault::Ok`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
-    /// Of [`Fault::ErrorBefore`].
+    /// Probability of [`Fault::ErrorBefore`].
     pub error_before: f64,
-    /// Of [`Fault::ErrorAfter`].
+    /// Probability of [`Fault::ErrorAfter`].
     pub error_after: f64,
-    /// Of [`Fault::Slow`].
+    /// Probability of [`Fault::Slow`].
     pub slow: f64,
-    /// Of [`Fault::Never`].
+    /// Probability of [`Fault::Never`].
     pub never: f64,
-    /// Of [`Fault::NeverExecuted`].
+    /// Probability of [`Fault::NeverExecuted`].
     pub never_executed: f64,
-    /// Of [`Fault::Late`].
+    /// Probability of [`Fault::Late`].
     pub late: f64,
-    /// Of [`Fault::Delayed`].
+    /// Probability of [`Fault::Delayed`].
     pub delayed: f64,
-    /// The longest slow, late or delayed call; each is drawn evenly between zero and it.
+    /// The longest delay of a slow, late or delayed call; each is drawn evenly between zero and this.
     pub longest: Duration,
-    /// Of a hint that is lost without anybody knowing.
+    /// Probability that a hint is lost, unknown to the client and the server.
     pub hint_lost: f64,
-    /// Of a hint that comes twice.
+    /// Probability that a hint comes twice.
     pub hint_doubled: f64,
 }
 
-/// Faults drawn at random, the same ones for the same seed and the same calls.
+/// Faults drawn at random; the same seed and the same calls give the same faults.
 #[derive(Clone, Debug)]
 pub struct FaultPlan {
     rng: Rng,
@@ -256,7 +259,7 @@ impl FaultPlan {
         }
     }
 
-    /// The same for some kinds only; the others never fail.
+    /// Faults for some kinds only; the others never fail.
     #[must_use]
     pub fn only(mut self, calls: &[Call]) -> Self {
         self.calls = [false; Call::ALL.len()];
@@ -270,7 +273,7 @@ impl FaultPlan {
         if !self.calls[call.index()] {
             return Fault::Ok;
         }
-        // Both numbers are drawn always, so that one call's fault does not shift those of all later ones.
+        // Both numbers are always drawn, so that one call's fault does not shift those of all later calls.
         let (mut left, part) = (self.rng.f64(), self.rng.f64());
         let span = self.rates.longest.mul_f64(part);
         let faults = [

@@ -1,4 +1,4 @@
-//! Who waits for a name, who is told, and how it gets there.
+//! Wake-ups: the waiters of a name, and how a notification reaches them.
 
 use crate::{
     config::Terms,
@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-/// Who waits for one name: tickets in line, and clients that only want to hear of it.
+/// The waiters of one name: tickets in the queue, and clients that only watch the name.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
     /// Sorted by place.
@@ -31,7 +31,8 @@ pub(crate) struct Standee {
     pub(crate) ticket: Ticket,
 }
 
-/// Where a ticket belongs: the server's time when it first stood there, and a number for tickets of one instant.
+/// A ticket's place in the queue: the server's time when it was first queued, and a number for tickets of
+/// one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place(Duration, u64);
 
@@ -39,7 +40,7 @@ pub(crate) struct Place(Duration, u64);
 struct Standing {
     place: Place,
     whose: Standee,
-    /// Counts as dead from then on, unless it looks.
+    /// The ticket counts as dead from then on, unless it polls.
     deadline: Duration,
     accept: Duration,
     interval: Duration,
@@ -51,14 +52,14 @@ struct Watcher {
     deadline: Duration,
 }
 
-/// Who was served.
+/// The waiter that was served.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Served {
-    /// The one who asked.
+    /// The requester.
     Me,
-    /// The first in line, who has the name to itself for a while.
+    /// The first in the queue, for which the name is reserved for a while.
     Next(Reservation),
-    /// Nobody is left in line.
+    /// No waiter is left in the queue.
     Nobody,
 }
 
@@ -70,8 +71,8 @@ pub(crate) struct Reservation {
 }
 
 impl Line {
-    /// Lets a ticket wait as its driver is woken; says where it stands in line, if it does. One that stands already stays
-    /// where it is, and its deadline is moved.
+    /// Adds a waiting ticket as its driver is woken; returns its place in the queue, if it has one. A
+    /// ticket that is already queued keeps its place, and its deadline is moved.
     pub(crate) fn put(
         &mut self,
         peers: &mut Peers,
@@ -108,17 +109,17 @@ impl Line {
         Some(place)
     }
 
-    /// How many tickets stand before that place.
+    /// The number of tickets before that place.
     pub(crate) fn ahead(&self, place: Place) -> usize {
         self.standing.partition_point(|other| other.place < place)
     }
 
-    /// Whether nobody stands in line, not even a dead ticket.
+    /// Whether the queue is empty, without even a dead ticket.
     pub(crate) fn is_empty(&self) -> bool {
         self.standing.is_empty()
     }
 
-    /// A ticket is over. Says whether it stood in line.
+    /// Removes a ticket. Returns whether it was in the queue.
     pub(crate) fn forget(&mut self, whose: Standee) -> bool {
         let stood = self.standing.len();
         self.standing.retain(|standing| standing.whose != whose);
@@ -126,8 +127,8 @@ impl Line {
         self.standing.len() < stood
     }
 
-    /// Hands a free name to the first in line who is still there. Whoever is taken out on the way is forgotten: its client
-    /// knows its place, and its next look puts it back.
+    /// Hands a free name to the first living ticket in the queue. Tickets that are removed on the way are
+    /// forgotten: their clients know their places, and the next poll puts them back.
     pub(crate) fn serve(
         &mut self,
         peers: &mut Peers,
@@ -143,7 +144,8 @@ impl Line {
             if !first.lives(peers, now) {
                 continue;
             }
-            // The one behind it hears first: if the grantee is dead after all, it costs its accept lease and no more.
+            // The next ticket hears first: if the grantee is dead after all, it costs its accept lease and
+            // no more.
             self.tell_first(peers, name, now, first.accept);
             let Standee { client, ticket } = first.whose;
             let name = name.clone();
@@ -156,7 +158,8 @@ impl Line {
         Served::Nobody
     }
 
-    /// Tells the first in line that it is, and when to look at the latest. Takes out dead ones before it.
+    /// Tells the first in the queue that it is first, and when to poll at the latest. Removes dead tickets
+    /// before it.
     pub(crate) fn tell_first(
         &mut self,
         peers: &mut Peers,
@@ -174,13 +177,13 @@ impl Line {
             let hint = Hint::First {
                 name: name.clone(),
                 ticket: first.whose.ticket,
-                look_in: rest.min(first.interval),
+                poll_in: rest.min(first.interval),
             };
             peers.pushes.push((first.whose.client, hint));
         }
     }
 
-    /// Tells every client that wants to hear of it, once, that the name is free.
+    /// Tells every watching client, once, that the name is free.
     pub(crate) fn tell_watchers(&mut self, peers: &mut Peers, name: &LockName, now: Duration) {
         self.watchers
             .retain(|watcher| watcher.deadline > now && peers.listens(watcher.whose.client));
@@ -192,7 +195,7 @@ impl Line {
         }
     }
 
-    /// How many stand in line and may be served.
+    /// The number of queued tickets that may be served.
     pub(crate) fn waiters(&self, peers: &Peers, now: Duration) -> usize {
         self.standing
             .iter()
@@ -200,12 +203,12 @@ impl Line {
             .count()
     }
 
-    /// How many tickets are kept, dead ones included.
+    /// The number of tickets, including dead ones.
     pub(crate) fn tickets(&self) -> usize {
         self.standing.len() + self.watchers.len()
     }
 
-    /// Whether no ticket has looked in time.
+    /// Whether no ticket has polled in time.
     pub(crate) fn is_over(&self, now: Duration) -> bool {
         self.standing.iter().all(|one| one.deadline <= now)
             && self.watchers.iter().all(|one| one.deadline <= now)
@@ -213,24 +216,24 @@ impl Line {
 }
 
 impl Standing {
-    /// Whether it may be served: it looked in time, and its client would hear of it.
+    /// Whether a ticket may be served: it polled in time, and its client can be notified.
     fn lives(&self, peers: &Peers, now: Duration) -> bool {
         self.deadline > now && peers.listens(self.whose.client)
     }
 }
 
-/// Who is connected, and what is to be sent to them after the step.
+/// The connected clients, and what is to be sent to them after the step.
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
     pub(crate) inboxes: BTreeMap<ClientId, Arc<Inbox>>,
     pub(crate) pushes: Vec<(ClientId, Hint)>,
-    /// Tells places of one instant apart.
+    /// Distinguishes places of one instant.
     placed: u64,
     connected: u64,
 }
 
 impl Peers {
-    /// A new client, whose hints go there.
+    /// Registers a new client, whose hints go to that inbox.
     pub(crate) fn connect(&mut self, inbox: Arc<Inbox>) -> ClientId {
         self.connected += 1;
         let client = ClientId(self.connected);
@@ -238,12 +241,12 @@ impl Peers {
         client
     }
 
-    /// Every client may have missed something.
+    /// Every client may have missed a hint.
     pub(crate) fn tell_all_to_look(&mut self) {
         let Self {
             inboxes, pushes, ..
         } = self;
-        pushes.extend(inboxes.keys().map(|client| (*client, Hint::LookAgain)));
+        pushes.extend(inboxes.keys().map(|client| (*client, Hint::Resync)));
     }
 
     /// Whether a push to that client would find a receiver.
@@ -254,18 +257,19 @@ impl Peers {
     }
 }
 
-/// One driver, as the server knows it. Tickets of two clients differ by it.
+/// One driver, as the server knows it. It distinguishes the tickets of two clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ClientId(u64);
 
-/// Where the server puts one client's hints. Bounded: what does not fit is dropped, and one [`Hint::LookAgain`] says so.
+/// One client's inbox for hints. Bounded: a hint that does not fit is dropped, and one [`Hint::Resync`]
+/// says so.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox(Mutex<Queue>);
 
 #[derive(Debug, Default)]
 struct Queue {
     hints: VecDeque<Hint>,
-    /// Something was dropped since the last `LookAgain`.
+    /// A hint was dropped since the last `Resync`.
     missed: bool,
     /// The stream was taken.
     taken: bool,
@@ -283,7 +287,7 @@ impl Inbox {
         !queue.closed && queue.fault != HintFault::Cut
     }
 
-    /// A hint from the server, which may be lost on the way.
+    /// Puts a hint from the server into the inbox; the fault script may lose it.
     pub(crate) fn push(&self, hint: Hint) {
         let fault = {
             let mut queue = self.lock();
@@ -302,13 +306,13 @@ impl Inbox {
         }
     }
 
-    /// A hint that has arrived.
+    /// Puts a hint that has arrived into the inbox.
     pub(crate) fn put(&self, hint: Hint) {
         let mut queue = self.lock();
         if queue.closed {
             return;
         }
-        if hint == Hint::LookAgain || queue.hints.len() >= CAPACITY {
+        if hint == Hint::Resync || queue.hints.len() >= CAPACITY {
             queue.missed = true;
         } else {
             queue.hints.push_back(hint);
@@ -319,7 +323,7 @@ impl Inbox {
     pub(crate) fn set_fault(&self, fault: HintFault) {
         let before = std::mem::replace(&mut self.lock().fault, fault);
         if before == HintFault::Cut && fault != HintFault::Cut {
-            self.put(Hint::LookAgain);
+            self.put(Hint::Resync);
         }
     }
 
@@ -327,14 +331,14 @@ impl Inbox {
         self.lock().plan = plan;
     }
 
-    /// Nobody listens any more; the stream ends after what has arrived.
+    /// No client listens any more; the stream ends after the hints that have arrived.
     pub(crate) fn close(&self) {
         let mut queue = self.lock();
         queue.closed = true;
         wake(queue);
     }
 
-    /// The stream, once.
+    /// The stream, which can be taken once.
     pub(crate) fn take(self: &Arc<Self>, places: &Arc<Places>) -> Option<Hints> {
         let first = !std::mem::replace(&mut self.lock().taken, true);
         first.then(|| Hints {
@@ -348,7 +352,7 @@ impl Inbox {
     }
 }
 
-/// Wakes the reader when the lock is given back: what it runs may want the inbox, or drop it.
+/// Wakes the reader after the lock is released: the woken code may use the inbox, or drop it.
 fn wake(mut queue: MutexGuard<'_, Queue>) {
     let waker = queue.waker.take();
     drop(queue);
@@ -357,7 +361,8 @@ fn wake(mut queue: MutexGuard<'_, Queue>) {
     }
 }
 
-/// The stream of one client. Dropping it leaves the client without receivers: its tickets are taken out of every line.
+/// The stream of one client. Dropping it leaves the client without receivers: its tickets are removed from
+/// every queue.
 #[derive(Debug)]
 pub(crate) struct Hints {
     inbox: Arc<Inbox>,
@@ -377,7 +382,7 @@ impl Stream for Hints {
             return Poll::Ready(Some(hint));
         }
         if std::mem::take(&mut queue.missed) {
-            return Poll::Ready(Some(Hint::LookAgain));
+            return Poll::Ready(Some(Hint::Resync));
         }
         if queue.closed {
             return Poll::Ready(None);
@@ -393,5 +398,5 @@ impl Drop for Hints {
     }
 }
 
-/// How many hints may lie unread: several turns for each of the names a busy client waits for.
+/// The most unread hints: several turns for each of the names for which a busy client waits.
 pub(crate) const CAPACITY: usize = 1024;

@@ -1,8 +1,8 @@
 //! dlock's model store: the contract's reference semantics inside one process, with a fault script.
 //!
-//! [`MemoryStore`] is the server: it has its own clock, executes one request at a time, and can be stopped, taken down,
-//! restarted or emptied by a test. [`MemoryDriver`] is one client's connection to it, and fails on purpose where its
-//! [`Faults`] say so.
+//! [`MemoryStore`] is the server: it has its own clock, executes one request at a time, and can be stopped,
+//! taken down, restarted or emptied by a test. [`MemoryDriver`] is one client's connection to it, and fails
+//! on purpose where its [`Faults`] say so.
 //!
 //! ```
 //! use dlock_core::{Acquire, Acquired, Clock, DistributedLock, HoldId, Lease, Owner};

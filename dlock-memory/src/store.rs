@@ -1,4 +1,4 @@
-//! The server: what it keeps, its clock, and what a test may do to it.
+//! Model server: its state, its clock, and what a test may do to it.
 
 use crate::{
     commands::Entry,
@@ -19,9 +19,10 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// A server that locks live in. Cheap to clone; every clone is the same server.
+/// A server that holds locks. Cheap to clone; every clone is the same server.
 ///
-/// It executes one request at a time, at once, by its own clock: the given [`Clock`] plus an epoch, which a test may step.
+/// It executes one request at a time, at once, by its own clock: the given [`Clock`] plus an epoch, which a
+/// test may step.
 /// Nothing outlives the process.
 #[derive(Clone)]
 pub struct MemoryStore(Arc<Shared>);
@@ -39,7 +40,7 @@ struct Server {
     state: State,
     condition: Condition,
     stalled: BTreeSet<Lane>,
-    /// Requests that lie in a server, or a lane of it, that executes nothing now.
+    /// Requests that wait in a stopped server, or in a stalled lane of it.
     waiting: VecDeque<(Call, Option<Lane>, Job)>,
     executed: [u64; Call::ALL.len()],
     late: u64,
@@ -53,9 +54,9 @@ enum Condition {
     Down,
 }
 
-/// A request that owns all it needs, so that it is executed whether or not its sender is still there.
+/// A request that owns all its data, so that it is executed whether or not its sender is still there.
 type Job = Box<dyn FnOnce(&mut Server, Duration) -> Handover + Send>;
-/// Hands the answer over, outside the server's lock: it may wake anything.
+/// Delivers the answer, outside the server's lock: it may wake any task.
 type Handover = Box<dyn FnOnce() + Send>;
 
 impl MemoryStore {
@@ -69,8 +70,9 @@ impl MemoryStore {
 
     /// The process's store of that name: what `memory:NAME` means.
     ///
-    /// It lives as long as the process, like a server, so that a hold outlives the client that took it. It runs on the
-    /// boot clock, from the wall clock's time at its start: tokens grow over restarts of the process as well.
+    /// It lives as long as the process, like a server, so that a hold outlives the client that took it. It
+    /// runs on the boot clock, from the wall clock's time at its start: tokens grow over restarts of the
+    /// process as well.
     #[must_use]
     pub fn named(name: &str) -> Self {
         static STORES: LazyLock<Mutex<BTreeMap<String, MemoryStore>>> =
@@ -119,12 +121,13 @@ impl MemoryStore {
         self.0.epoch.fetch_sub(back, Ordering::SeqCst);
     }
 
-    /// Loses every record, line and token counter, as `FLUSHALL` does. Nobody is told.
+    /// Loses every record, queue and token counter, as `FLUSHALL` does. No client is told.
     pub fn flush(&self) {
         self.lock().state.lose_all();
     }
 
-    /// Executes nothing from now on, as after `SIGSTOP`: requests wait. Not while it is down.
+    /// Executes nothing from now on, as after `SIGSTOP`: requests wait. Must not be called while the server
+    /// is down.
     pub fn stop(&self) {
         let mut server = self.lock();
         if server.condition == Condition::Running {
@@ -132,7 +135,7 @@ impl MemoryStore {
         }
     }
 
-    /// Executes what waited, in the order it came, and goes on.
+    /// Executes the waiting requests in the order of their arrival, and goes on.
     pub fn cont(&self) {
         let mut server = self.lock();
         if server.condition == Condition::Stopped {
@@ -141,8 +144,8 @@ impl MemoryStore {
         self.catch_up(server);
     }
 
-    /// Refuses connections from now on: calls fail with effect none. What waited unexecuted is lost (effect unknown);
-    /// records stay and their leases run.
+    /// Refuses connections from now on: calls fail with effect none. Waiting requests are lost (effect
+    /// unknown). Records stay and their leases run.
     pub fn down(&self) {
         let mut server = self.lock();
         server.condition = Condition::Down;
@@ -151,7 +154,8 @@ impl MemoryStore {
         drop(lost);
     }
 
-    /// Takes connections again, with everything it had. Clients have missed hints: [`Hint::LookAgain`](dlock_core::Hint::LookAgain).
+    /// Accepts connections again, with all its state. Clients have missed hints:
+    /// [`Hint::Resync`](dlock_core::Hint::Resync).
     pub fn up(&self) {
         let mut server = self.lock();
         if server.condition == Condition::Down {
@@ -161,8 +165,9 @@ impl MemoryStore {
         deliver(server);
     }
 
-    /// Is killed and started again, running. `keep`: with everything that was executed, else with nothing, not even
-    /// token counters. What waited unexecuted is lost (effect unknown). Clients have missed hints: [`Hint::LookAgain`](dlock_core::Hint::LookAgain).
+    /// Kills the server and starts it again, running. With `keep` it has everything that was executed, else
+    /// nothing, not even token counters. Waiting requests are lost (effect unknown). Clients have missed
+    /// hints: [`Hint::Resync`](dlock_core::Hint::Resync).
     pub fn restart(&self, keep: bool) {
         self.down();
         if !keep {
@@ -171,37 +176,39 @@ impl MemoryStore {
         self.up();
     }
 
-    /// Executes no request of that lane from now on; the others are not delayed.
+    /// Executes no request of that lane from now on; other lanes are not delayed.
     pub fn stall_lane(&self, lane: Lane) {
         self.lock().stalled.insert(lane);
     }
 
-    /// Executes what waited for that lane, in the order it came, and goes on.
+    /// Executes the waiting requests of that lane in the order of their arrival, and goes on.
     pub fn resume_lane(&self, lane: Lane) {
         let mut server = self.lock();
         server.stalled.remove(&lane);
         self.catch_up(server);
     }
 
-    /// How many calls of that kind the server has executed, of all clients; a batch of renewals is one.
+    /// The number of calls of that kind that the server has executed, of all clients; a batch of renewals
+    /// is one.
     #[must_use]
     pub fn executed(&self, call: Call) -> u64 {
         self.lock().executed[call.index()]
     }
 
-    /// How many of them it refused because of their not-after.
+    /// The number of calls that it refused because of their not-after.
     #[must_use]
     pub fn refused_late(&self) -> u64 {
         self.lock().late
     }
 
-    /// How many requests lie in it unexecuted.
+    /// The number of requests that wait in it unexecuted.
     #[must_use]
     pub fn unexecuted(&self) -> usize {
         self.lock().waiting.len()
     }
 
-    /// How many tickets stand in line for that name or wait for its hints, dead ones not yet taken out included.
+    /// The number of tickets that are queued for that name or wait for its hints, including dead ones not
+    /// yet removed.
     #[must_use]
     pub fn tickets(&self, name: &LockName) -> usize {
         self.lock()
@@ -211,13 +218,13 @@ impl MemoryStore {
             .map_or(0, |entry| entry.line.tickets())
     }
 
-    /// How many names it keeps anything of, free ones with a token counter included.
+    /// The number of names of which it keeps any state, including free ones with a token counter.
     #[must_use]
     pub fn names(&self) -> usize {
         self.lock().state.names.len()
     }
 
-    /// Which store, for [`Capabilities::store`](dlock_core::Capabilities::store).
+    /// The store's id, for [`Capabilities::store`](dlock_core::Capabilities::store).
     pub(crate) fn label(&self) -> &str {
         &self.0.label
     }
@@ -227,18 +234,18 @@ impl MemoryStore {
         Duration::from_nanos(self.0.epoch.load(Ordering::SeqCst)) + at.since(Instant::ORIGIN)
     }
 
-    /// A new client, whose hints go to that inbox.
+    /// Registers a new client, whose hints go to that inbox.
     pub(crate) fn connect(&self, inbox: Arc<Inbox>) -> ClientId {
         self.lock().state.peers.connect(inbox)
     }
 
-    /// The client is gone; what it held stays.
+    /// Removes a client; its holds stay.
     pub(crate) fn disconnect(&self, client: ClientId) {
         let inbox = self.lock().state.peers.inboxes.remove(&client);
         drop(inbox);
     }
 
-    /// Gives one request to the server: executed at once where it runs, else put in line.
+    /// Gives one request to the server: executed at once if it runs, else queued.
     pub(crate) fn submit<A, F>(&self, call: Call, lane: Option<Lane>, work: F) -> Submitted<A>
     where
         A: Send + 'static,
@@ -263,7 +270,7 @@ impl MemoryStore {
         Submitted::Waits(answer)
     }
 
-    /// Executes whatever waited and need not wait any more.
+    /// Executes the requests that need not wait any more.
     fn catch_up(&self, mut server: MutexGuard<'_, Server>) {
         let mut answers = Vec::new();
         for (call, lane, job) in std::mem::take(&mut server.waiting) {
@@ -328,16 +335,16 @@ fn deliver(mut server: MutexGuard<'_, Server>) {
     }
 }
 
-/// What became of a request.
+/// The outcome of giving a request to the server.
 pub(crate) enum Submitted<A> {
     /// It was executed, or refused.
     Done(Result<A, MemoryError>),
-    /// It lies in the server; dropping this does not take it out.
+    /// It waits in the server; dropping this does not remove it.
     Waits(oneshot::Receiver<Result<A, MemoryError>>),
 }
 
 impl<A> Submitted<A> {
-    /// The answer, whenever it comes.
+    /// The answer, when it comes.
     pub(crate) async fn answer(self) -> Result<A, MemoryError> {
         match self {
             Self::Done(answer) => answer,
@@ -346,18 +353,19 @@ impl<A> Submitted<A> {
     }
 }
 
-/// What the server keeps.
+/// The server's state.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) names: BTreeMap<LockName, Entry>,
     pub(crate) peers: Peers,
-    /// Where the walk that purges token counters stands.
+    /// Where the walk that purges token counters is.
     swept: Option<LockName>,
 }
 
 impl State {
-    /// Looks at two names and forgets those whose token counter nobody needs any more. Called once for each new name: two
-    /// for one, so the walk goes round faster than names come, and what is kept is bounded by the names of about a day.
+    /// Visits two names and forgets those whose token counter is no longer needed. Called once for each new
+    /// name. Two visits for one new name let the walk advance faster than names come, so the state is
+    /// bounded by the names of about a day.
     pub(crate) fn sweep(&mut self, now: Duration) {
         for _ in 0..2 {
             let from = match &self.swept {

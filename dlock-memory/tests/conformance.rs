@@ -1,4 +1,4 @@
-//! The suite over the model store: three ways of waking, in simulated time.
+//! The suite over the model store: three wake-up modes, in simulated time.
 
 use async_trait::async_trait;
 use dlock_conformance::{
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     )
 }
 
-/// One way of waking, and what a restart of its server keeps.
+/// One wake-up mode, and what a restart of its server keeps.
 #[derive(Clone, Copy)]
 struct Memory {
     name: &'static str,
@@ -96,7 +96,7 @@ impl Network for Model {
     }
 }
 
-/// The driver's own script stands for the network.
+/// The driver's own fault script stands for the network.
 struct Script(dlock_memory::Faults);
 
 #[async_trait]

@@ -1,24 +1,26 @@
-//! All wire text: the commands, their pipelines and what they answer.
+//! Commands: all text that goes over the wire, except the pipelines, and what each command answers.
 //!
-//! One document per name:
+//! The collection has one document per lock name:
 //!
-//! | field | what |
+//! | field | content |
 //! |---|---|
-//! | `_id` | the name, as it is |
+//! | `_id` | the lock name, unchanged |
 //! | `dlock` | 1: the version of this shape |
-//! | `owner` | its UUID as text, or null: nobody is inside |
-//! | `token` | the fencing token given last, a long |
+//! | `owner` | the owner's UUID as text, or null: the lock has no holder |
+//! | `token` | the fencing token that was given last, a long |
 //! | `holds` | `{id, end, note}` each: 16 hex digits, the server's time, `PID HOST` |
-//! | `since` | when it was taken, or became free |
-//! | `keep` | kept shut until then, or null; while somebody is inside, what an earlier release asked for |
-//! | `mark` | only where a release of several freed the name: a random number that they share, by which they are found again |
+//! | `since` | when the lock was taken, or became free |
+//! | `keep` | end of the minimum hold, or null; while the lock is held, what an earlier release asked for |
+//! | `mark` | only where a batched release freed the lock: its random number, to find its documents by |
 //!
-//! Every command touches each document in one atomic step. The only clock is the server's: `$$NOW` has one value for a whole command and is
-//! fixed when that begins, so it is never later than the moment at which the step takes effect. What a user chose reaches a pipeline
-//! under `$literal`, never as text of an expression: an owner `$_id` is an owner. No pipeline writes to a document that is not
-//! ours, and a refusal writes nothing: the server leaves a document alone that a pipeline gives back as it was.
+//! Each command changes each document in one atomic step. The only clock is the server's. `$$NOW` has one
+//! value for a whole command and is fixed when the command begins, so it is never later than the moment at
+//! which the step takes effect. What a user chose reaches a pipeline under `$literal`, never as the text of
+//! an expression: an owner `$_id` is an owner. No pipeline writes to a document that is not dlock's. A
+//! refusal writes nothing, because the server skips the write when a pipeline returns the document unchanged.
 //!
-//! Writes are confirmed by a majority, also those that found nothing to write: the server then waits for what it has read.
+//! A majority confirms every write, also one that found nothing to write: the server then waits until a
+//! majority has what the command read.
 
 use crate::{
     pipelines::{
@@ -30,7 +32,7 @@ use crate::{
 use dlock_core::{Acquire, FencingToken, HoldId, Holds, LockName, Owner, Release, Renew};
 use mongodb::bson::{Bson, DateTime, Document, RawArrayBuf, RawBson, RawDocumentBuf, doc, rawdoc};
 
-/// A command, as bytes where it is sent often.
+/// A command, encoded already where it is sent often.
 pub(crate) enum Command {
     Written(RawDocumentBuf),
     Document(Document),
@@ -48,9 +50,10 @@ impl From<Document> for Command {
     }
 }
 
-/// The short way in, of a name that was free when last heard of: takes it if it is so still, and nothing else keeps it shut. It decides what
-/// [`acquire`] decides in that one case, and answers no document in every other. Run twice the second finds somebody inside; run after `last`
-/// it finds nothing.
+/// The short acquire, for a name that was free by the last news. It takes the lock if it is still free and
+/// its `keep` is null; in that case it decides as [`acquire`] does. In every other case it answers no
+/// document. The test and the write are one atomic step on the server's clock. When it runs twice, the second
+/// run finds the lock held. When it runs after `last`, it finds nothing.
 pub(crate) fn take(collection: &str, req: &Acquire, last: DateTime) -> RawDocumentBuf {
     let free = rawdoc! {
         "_id": req.name.as_str(), "dlock": VERSION, "owner": RawBson::Null, "keep": RawBson::Null,
@@ -66,8 +69,9 @@ pub(crate) fn take(collection: &str, req: &Acquire, last: DateTime) -> RawDocume
     one(collection, free, Some(variables), &TAKE)
 }
 
-/// The short way out, of an incarnation with one hold that asks for nothing to be kept: frees the name if that is the living hold in it. It
-/// decides what [`release`] decides in that one case, and answers no document in every other. Run twice the second finds nothing. Never late.
+/// The short release, for a lock with one hold and a null `keep`. It frees the lock if the given hold is that
+/// one and lives; in that case it decides as [`release`] does. In every other case it answers no document.
+/// When it runs twice, the second run finds nothing. It has no not-after.
 pub(crate) fn give(collection: &str, given: &Given) -> RawDocumentBuf {
     let inside = rawdoc! {
         "_id": given.name.as_str(), "dlock": VERSION, "owner": owner_text(&given.owner), "keep": RawBson::Null,
@@ -77,8 +81,9 @@ pub(crate) fn give(collection: &str, given: &Given) -> RawDocumentBuf {
     one(collection, inside, None, &GIVE)
 }
 
-/// Several [`take`]s in one command, each judged as alone, by its own not-after; [`find`] says which it took. Of these the server makes one plan and
-/// one flush of its journal.
+/// Several [`take`]s in one command. The server judges each document by itself and by its own not-after.
+/// [`find`] then tells which locks were taken. The server makes one plan and one journal flush for all of
+/// them.
 pub(crate) fn take_all(collection: &str, batch: &[&Taken]) -> RawDocumentBuf {
     let names: RawArrayBuf = batch.iter().map(|(req, _)| req.name.as_str()).collect();
     let asked = batch.iter().map(|(req, last)| {
@@ -98,8 +103,9 @@ pub(crate) fn take_all(collection: &str, batch: &[&Taken]) -> RawDocumentBuf {
     several(collection, taken, names, asked.collect(), "dlock acquire")
 }
 
-/// Makes free documents for names that have none: whoever takes them gives them a token by the clock. Where one is there already it stays as it is,
-/// which is an error that means nothing. Confirmed by nobody: what takes them is.
+/// Creates free documents for names that have none. Their token is 0, so the first acquire gets its token
+/// from the clock. An existing document stays as it is; the error for it is ignored. The write is not
+/// confirmed by a majority: the command that takes the locks is.
 pub(crate) fn make<'a>(
     collection: &str,
     names: impl Iterator<Item = &'a LockName>,
@@ -123,7 +129,8 @@ pub(crate) fn make<'a>(
     }
 }
 
-/// Several [`give`]s in one command, each judged as alone. Answers how many names it freed; these bear its mark.
+/// Several [`give`]s in one command, each judged by itself. It answers how many locks it freed; their
+/// documents carry its mark.
 pub(crate) fn give_all(collection: &str, batch: &[Given], mark: i64) -> RawDocumentBuf {
     let names: RawArrayBuf = batch.iter().map(|one| one.name.as_str()).collect();
     let asked = batch.iter().map(|one| {
@@ -141,10 +148,10 @@ pub(crate) fn give_all(collection: &str, batch: &[Given], mark: i64) -> RawDocum
     several(collection, freed, names, asked.collect(), "dlock release")
 }
 
-/// A name that is wanted, and the server's time at its not-after.
+/// A request for a lock, and the server's time at its not-after.
 pub(crate) type Taken = (Acquire, DateTime);
 
-/// A hold that is given back, of an incarnation that is expected to have no other.
+/// A hold to release, of a lock that is expected to have no other hold.
 #[derive(Clone, Debug)]
 pub(crate) struct Given {
     pub(crate) name: LockName,
@@ -152,7 +159,7 @@ pub(crate) struct Given {
     pub(crate) hold: HoldId,
 }
 
-/// Answers the document as it is afterwards: whose hold is inside has won.
+/// Answers the document after the command: the request won if its hold is in it.
 pub(crate) fn acquire(collection: &str, req: &Acquire, last: DateTime) -> RawDocumentBuf {
     let variables = rawdoc! {
         "owner": literal(owner_text(&req.owner)),
@@ -167,7 +174,7 @@ pub(crate) fn acquire(collection: &str, req: &Acquire, last: DateTime) -> RawDoc
     command
 }
 
-/// Answers the document as it was before.
+/// Answers the document before the command.
 pub(crate) fn release(collection: &str, req: &Release) -> RawDocumentBuf {
     let hold = match req.holds {
         Holds::One(hold) => RawBson::String(hold.to_string()),
@@ -181,7 +188,7 @@ pub(crate) fn release(collection: &str, req: &Release) -> RawDocumentBuf {
     one(collection, named(&req.name), Some(variables), &RELEASE)
 }
 
-/// Answers the document as it was before.
+/// Answers the document before the command.
 pub(crate) fn break_lock(
     collection: &str,
     name: &LockName,
@@ -191,7 +198,7 @@ pub(crate) fn break_lock(
     one(collection, named(name), Some(variables), &BREAK)
 }
 
-/// Answers how many documents it changed: as many as the batch has entries when each has a hold that was prolonged.
+/// Answers how many documents it changed: as many as the batch has entries if each had a hold to prolong.
 pub(crate) fn renew(collection: &str, batch: &[Renew], last: DateTime) -> Document {
     let hold = |entry: &Renew| Bson::from(entry.hold.to_string());
     let entry = |entry: &Renew| {
@@ -223,7 +230,8 @@ pub(crate) fn renew(collection: &str, batch: &[Renew], last: DateTime) -> Docume
     }
 }
 
-/// The same for one entry: answers the document as it is afterwards, so that no second command is needed to see what came of it.
+/// The same for one entry. It answers the document after the command, so no second command has to read the
+/// outcome.
 pub(crate) fn renew_one(collection: &str, entry: &Renew, last: DateTime) -> RawDocumentBuf {
     let variables = rawdoc! {
         "owner": literal(owner_text(&entry.owner)),
@@ -239,7 +247,7 @@ pub(crate) fn renew_one(collection: &str, entry: &Renew, last: DateTime) -> RawD
     )
 }
 
-/// Looks at documents by their names. See [`reading`].
+/// Reads documents by their names. See [`reading`].
 pub(crate) fn find(collection: &str, wanted: Vec<Bson>, level: &str) -> Document {
     let most = i64::try_from(wanted.len()).unwrap_or(i64::MAX);
     let filter = match &wanted[..] {
@@ -249,7 +257,8 @@ pub(crate) fn find(collection: &str, wanted: Vec<Bson>, level: &str) -> Document
     reading(collection, filter, most, level, "dlock look")
 }
 
-/// Looks at the next names in their order, free ones too: a step's work is bounded, what it finds is not.
+/// Reads the next names in their order, free ones too, so the work of one step is bounded even where few
+/// locks are held.
 pub(crate) fn page(
     collection: &str,
     from: &str,
@@ -269,7 +278,7 @@ pub(crate) fn page(
     command
 }
 
-/// Names behind `after` in their order, and whether nothing of them has been used for a day.
+/// The names after `after` in their order, and whether each was unused for a day.
 pub(crate) fn old(collection: &str, after: &str) -> Document {
     let mut command = reading(
         collection,
@@ -286,7 +295,8 @@ pub(crate) fn old(collection: &str, after: &str) -> Document {
     command
 }
 
-/// Removes them, each only if that is still so. The counter goes with the document: the clock is a day past it by then.
+/// Removes these documents, each only if it is still unused for a day. The token counter goes with the
+/// document: the clock is a day ahead of the counter by then.
 pub(crate) fn purge(collection: &str, names: Vec<Bson>) -> Document {
     doc! {
         "delete": collection,
@@ -301,12 +311,12 @@ pub(crate) fn purge(collection: &str, names: Vec<Bson>) -> Document {
     }
 }
 
-/// What kind of server this is, and its time.
+/// Asks for the kind of the server, and its time.
 pub(crate) fn hello() -> Document {
     doc! { "hello": 1, "comment": "dlock hello", "maxTimeMS": AT_MOST }
 }
 
-/// How the collection was made, if it was.
+/// The options with which the collection was created, if it exists.
 pub(crate) fn collection_of(name: &str) -> Document {
     doc! {
         "listCollections": 1, "filter": { "name": name }, "nameOnly": false, "authorizedCollections": false,
@@ -314,13 +324,14 @@ pub(crate) fn collection_of(name: &str) -> Document {
     }
 }
 
-/// Its indexes.
+/// The indexes of the collection.
 pub(crate) fn indexes_of(name: &str) -> Document {
     doc! { "listIndexes": name, "maxTimeMS": AT_MOST }
 }
 
-/// Which changes wake a waiter: a name that became free or shut, or whose document was replaced or removed by somebody. A renewal,
-/// a hold more, a hold less do not. Of the event only the name is sent, and the time.
+/// The changes that wake a waiter: a lock became free or unavailable (its owner became null), or its document
+/// was replaced or removed. A renewal, an added hold and a released hold that was not the last do not wake.
+/// The server sends only the name and the time of the event.
 pub(crate) fn freed(names: Option<Vec<Bson>>) -> Vec<Document> {
     let freed = doc! { "$or": [
         { "updateDescription.updatedFields.owner": { "$type": "null" } },
@@ -338,7 +349,7 @@ pub(crate) fn freed(names: Option<Vec<Bson>>) -> Vec<Document> {
     ]
 }
 
-/// Names as `_id`s.
+/// The names of a batch as `_id`s.
 pub(crate) fn names(batch: &[Renew]) -> Vec<Bson> {
     batch
         .iter()
@@ -346,7 +357,7 @@ pub(crate) fn names(batch: &[Renew]) -> Vec<Bson> {
         .collect()
 }
 
-/// One `findAndModify`. What is the same each time was written once, and is copied as bytes.
+/// One `findAndModify`. Its constant part is encoded once and copied as bytes.
 fn one(
     collection: &str,
     query: RawDocumentBuf,
@@ -357,7 +368,7 @@ fn one(
     if let Some(variables) = variables {
         command.append("let", variables);
     }
-    // A document is its length, its elements and a zero.
+    // A BSON document is its length, its elements and a zero byte.
     let (own, more) = (command.as_bytes(), constant.as_bytes());
     let length = own.len() - ZERO + more.len() - LENGTH;
     let mut bytes = Vec::with_capacity(length + MORE);
@@ -367,7 +378,7 @@ fn one(
     RawDocumentBuf::from_bytes(bytes).expect("BUG: two documents make one")
 }
 
-/// One `update` of several documents, which are told apart by their place in `names`.
+/// One `update` of several documents. A document finds its entry by the position of its name in `names`.
 fn several(
     collection: &str,
     mut statement: RawDocumentBuf,
@@ -390,8 +401,9 @@ fn named(name: &LockName) -> RawDocumentBuf {
     rawdoc! { "_id": name.as_str() }
 }
 
-/// A read. `linearizable` where there is a set: the primary proves afterwards, by a write that a majority confirms, that it still was one, so
-/// neither a primary that was cut off nor a direct connection to another member shows what is no longer so, and what was read stays.
+/// A read. Its level is `linearizable` where there is a replica set: after the read the primary proves, by a
+/// write that a majority confirms, that it still is the primary. So neither a cut-off primary nor a direct
+/// connection to another member shows an outdated document, and what was read cannot be rolled back.
 fn reading(collection: &str, filter: Document, most: i64, level: &str, comment: &str) -> Document {
     doc! {
         "find": collection,
@@ -415,9 +427,9 @@ fn token(token: FencingToken) -> RawBson {
     RawBson::Int64(i64::try_from(token.0).unwrap_or(i64::MAX))
 }
 
-/// Documents looked at in one step of purging.
+/// Documents that one step of the purge reads.
 pub(crate) const PURGED: i64 = 500;
-/// Bytes of a document before and behind its elements.
+/// Bytes of a BSON document before and after its elements.
 const LENGTH: usize = 4;
 const ZERO: usize = 1;
 /// Room for what the native client adds.

@@ -1,4 +1,4 @@
-//! Settings, and what of a URL would weaken a lock.
+//! Configuration: the settings of the driver, and the checks that refuse a URL that would weaken a lock.
 
 use crate::error;
 use dlock_core::{DriverError, Result};
@@ -10,8 +10,8 @@ use url::form_urlencoded;
 
 /// Where the servers are and how dlock uses them.
 ///
-/// Read from a URL: the native client's (`mongodb://`, and `mongodb+srv://` with the feature `srv`), with dlock's own settings as query
-/// parameters. `Debug` shows no password.
+/// A configuration is parsed from a URL of the native client: `mongodb://`, or `mongodb+srv://` with the
+/// feature `srv`. dlock's own settings are query parameters in it. `Debug` shows no password.
 ///
 /// ```
 /// use dlock_mongo::MongoConfig;
@@ -29,7 +29,7 @@ pub struct MongoConfig {
 }
 
 impl MongoConfig {
-    /// The rights a user needs, as the commands for `mongosh`, for the default database and collection.
+    /// The rights that a user needs: the commands for `mongosh`, for the default database and collection.
     pub const RIGHTS: &'static str = r#"use admin
 db.createRole({
   role: "dlock",
@@ -78,7 +78,8 @@ db.createUser({ user: "locker", pwd: passwordPrompt(), roles: ["dlock"] })
         &self.collection
     }
 
-    /// Changes the [`collection`](Self::collection). Clients with different collections do not see each other's locks.
+    /// Changes the [`collection`](Self::collection). Clients with different collections do not see each
+    /// other's locks.
     ///
     /// # Errors
     /// `Misuse` for a name that MongoDB does not take.
@@ -99,8 +100,8 @@ db.createUser({ user: "locker", pwd: passwordPrompt(), roles: ["dlock"] })
         Ok(self)
     }
 
-    /// How long finding a primary, and how long one attempt to connect, may take. Default 5 s, shorter where the URL says so
-    /// (`serverSelectionTimeoutMS`, `connectTimeoutMS`).
+    /// The time limit for finding a primary, and for one attempt to connect. Default 5 s, or less where the
+    /// URL says so (`serverSelectionTimeoutMS`, `connectTimeoutMS`).
     #[must_use]
     pub fn connect_within(&self) -> Duration {
         self.connect_within
@@ -113,7 +114,8 @@ db.createUser({ user: "locker", pwd: passwordPrompt(), roles: ["dlock"] })
         self
     }
 
-    /// The store, without secrets: passes are matched by it. Hosts of one set are sorted, so that their order in a URL does not matter.
+    /// The name of the store, without secrets. Passes are matched by it. The hosts of one set are sorted, so
+    /// that their order in a URL does not matter.
     pub(crate) fn store(&self) -> String {
         let hosts = match &self.server.host_info {
             HostInfo::HostIdentifiers(hosts) => {
@@ -138,7 +140,7 @@ db.createUser({ user: "locker", pwd: passwordPrompt(), roles: ["dlock"] })
             .default_database
             .clone()
             .unwrap_or_else(|| "dlock".into());
-        // All of it comes with each command, whatever the native client would add.
+        // Each command carries its own concerns, whatever the native client would add.
         server.write_concern = None;
         server.read_concern = None;
         let config = Self {
@@ -162,13 +164,14 @@ db.createUser({ user: "locker", pwd: passwordPrompt(), roles: ["dlock"] })
     }
 }
 
-/// Connections of a pool.
+/// The fewest connections a pool may have.
 const FEWEST: u32 = 4;
 
-/// Settings that a URL may carry.
+/// Settings of dlock that a URL may carry.
 const KNOWN: [&str; 2] = ["dlock.collection", "dlock.database"];
 
-/// Who writes a weaker concern into a URL believes that it counts; so it is refused rather than overruled in silence.
+/// An application that writes a weaker concern into its URL expects it to count. The driver refuses such a
+/// URL instead of overruling it in silence.
 fn refuse_weaker(server: &ConnectionString) -> Result<()> {
     let weaker = |what: &str| {
         Err(error::misuse(format!(
@@ -224,7 +227,7 @@ impl FromStr for MongoConfig {
     }
 }
 
-/// The native client quotes what it could not read, which may be the password.
+/// The native client quotes what it could not read. That may be the password, so the quote is not shown.
 fn unread(url: &str, cause: &mongodb::error::Error) -> DriverError {
     let said = cause.to_string();
     let reason = [
@@ -245,13 +248,17 @@ fn unread(url: &str, cause: &mongodb::error::Error) -> DriverError {
     ) {
         (true, _) => "mongodb+srv:// needs the feature \"srv\" of dlock-mongo".to_owned(),
         (false, Some("percent")) => "user and password must be percent-encoded".to_owned(),
+        (false, Some("option")) => format!(
+            "look at its options; those of dlock are {}",
+            KNOWN.join(", ")
+        ),
         (false, Some(word)) => format!("look at its {word}"),
         (false, None) => "see the native client's documentation of connection strings".to_owned(),
     };
     error::misuse(format!("the MongoDB URL cannot be read: {hint}"))
 }
 
-/// Takes our settings out of a URL's query and leaves the rest as it was, byte for byte.
+/// Takes dlock's settings out of a URL's query and leaves the rest as it was, byte for byte.
 fn split(url: &str) -> (String, String) {
     let Some((base, query)) = url.split_once('?') else {
         return (url.to_owned(), String::new());
@@ -320,6 +327,8 @@ mod tests {
             error.contains("dlock.colection") && error.contains("dlock.collection"),
             "{error}"
         );
+        let error = refused("mongodb://h/?collection=a");
+        assert!(error.contains("dlock.collection"), "{error}");
         for url in [
             "dlock.database=local",
             "dlock.database=a.b",

@@ -1,10 +1,10 @@
-//! The native client: how it is set up, how commands are carried to their end, and what is known of the server's clock.
+//! Connection: sets up the native client, runs commands to completion and tracks the server's clock.
 //!
-//! A future of the native client that is dropped may leave a connection in an undefined state, says its documentation. So nobody drops one:
-//! whoever waits for it may go, and the rest happens without them.
+//! The native client's documentation says that a dropped future may leave a connection in an undefined state.
+//! So the driver drops none: a caller may be cancelled, and its command then runs to completion without it.
 //!
-//! Commands are sent as they stand here, and once: what may have taken effect is repeated by the core alone, which knows whether the hold
-//! is still wanted.
+//! A command is sent once and without retries of the native client. Only the core repeats what may have taken
+//! effect, because only the core knows whether the hold is still wanted.
 
 use crate::{
     commands::{self, Command},
@@ -31,36 +31,36 @@ use std::{
 };
 use tokio::runtime::Handle;
 
-/// The way to the servers of one driver.
+/// The connection of one driver to its servers.
 #[derive(Clone)]
 pub(crate) struct Connection {
     client: Client,
     database: Database,
     collection: Arc<str>,
-    /// The client's: whoever calls may do so in another one, which may end before the command does.
+    /// The runtime of the client. A caller may run in another runtime, which may end before the command does.
     runtime: Handle,
     shared: Arc<Shared>,
-    /// Whether the native client is dlock's own, to be shut down with the driver.
+    /// Whether the native client is dlock's own and is shut down with the driver.
     own: bool,
 }
 
 struct Shared {
     server: ServerClock,
     clock: Clock,
-    /// When the server's time was seen last.
+    /// When the server's time was last seen.
     seen: Mutex<Option<Instant>>,
     /// The primary, as the native client's monitors see it.
     primary: Mutex<Option<ServerAddress>>,
-    /// When the last step of purging began, and behind which name the next one goes on.
+    /// When the last step of the purge began, and the name after which the next step continues.
     purged: Mutex<(Option<Instant>, String)>,
     places: Arc<Places>,
-    /// How often a member was lost.
+    /// How many times a member was lost.
     breaks: AtomicUsize,
     closed: AtomicBool,
 }
 
 impl Connection {
-    /// A client of dlock's own.
+    /// Opens a client of dlock's own.
     pub(crate) async fn open(config: &MongoConfig) -> Result<Self> {
         let pool = config.server.max_pool_size.unwrap_or(POOL);
         let shared = Arc::new(Shared::new(pool));
@@ -98,7 +98,7 @@ impl Connection {
         Ok(Self::over(client, config, shared, true))
     }
 
-    /// The application's client, with its settings.
+    /// Uses the application's client, with its settings.
     pub(crate) fn of(client: Client, config: &MongoConfig) -> Self {
         let pool = config.server.max_pool_size.unwrap_or(NATIVE_POOL);
         Self::over(client, config, Arc::new(Shared::new(pool)), false)
@@ -127,13 +127,14 @@ impl Connection {
         &self.runtime
     }
 
-    /// Runs a command to its end, also when the caller is gone by then.
+    /// Runs a command to completion, even if the caller is cancelled.
     pub(crate) async fn run(&self, aim: Aim, command: impl Into<Command>) -> Result<Document> {
         let place = self.place(aim).await?;
         self.send(&place, command).await
     }
 
-    /// A place among the connections. Whoever goes while waiting for one has sent nothing.
+    /// Waits for the permits that a request needs. A caller that is cancelled while it waits has sent
+    /// nothing.
     pub(crate) async fn place(&self, aim: Aim) -> Result<Arc<Place>> {
         if self.is_closed() {
             return Err(error::closed());
@@ -141,7 +142,7 @@ impl Connection {
         Ok(Arc::new(self.shared.places.one(aim).await?))
     }
 
-    /// Runs a command in that place, as [`run`](Self::run).
+    /// Runs a command with these permits, as [`run`](Self::run) does.
     pub(crate) async fn send(
         &self,
         place: &Arc<Place>,
@@ -151,7 +152,8 @@ impl Connection {
         error::confirmed(answer)
     }
 
-    /// The same for an upsert: two of the same name that meet make one document, and the loser, which wrote nothing, tries again.
+    /// Runs an upsert, as [`send`](Self::send) does. If two upserts of one name meet, one creates the
+    /// document. The other has written nothing and is tried again.
     pub(crate) async fn upsert(
         &self,
         place: &Arc<Place>,
@@ -166,7 +168,7 @@ impl Connection {
         }
     }
 
-    /// What the server says, errors inside its answer too.
+    /// Answers what the server says, with the errors inside its reply.
     pub(crate) async fn ask(
         &self,
         place: &Arc<Place>,
@@ -192,9 +194,10 @@ impl Connection {
         self.shared.closed.load(Ordering::Relaxed)
     }
 
-    /// The server's time at `give_up`, which a request carries so that it takes nothing when it runs later.
+    /// The server's time at `give_up`. A request carries it, so that it takes nothing when it runs later.
     ///
-    /// Where nothing was heard of the server's clock for a while, or another member is the primary since, it is asked for first.
+    /// The server is asked for its time first if the driver has not seen that time for a while, or if another
+    /// member became the primary.
     pub(crate) async fn not_after(&self, give_up: Instant) -> Result<DateTime> {
         let now = self.now();
         let seen = *self
@@ -215,8 +218,9 @@ impl Connection {
         ))
     }
 
-    /// A reply carried the server's time, of when its command began: it may have waited for a majority since. Of two such views of one clock the
-    /// later one is nearer, so one that only says that time passed meanwhile is left out.
+    /// Notes the server's time from a reply. It is the time at which the command began, and the command may
+    /// have waited for a majority since. Of two observations of one clock the later one is more exact, so an
+    /// observation that only shows that delay is left out.
     pub(crate) fn observe(&self, millis: i64) {
         let server = Duration::from_millis(u64::try_from(millis).unwrap_or(0));
         let now = self.now();
@@ -242,14 +246,14 @@ impl Connection {
             .unwrap_or_else(PoisonError::into_inner) = Some(now);
     }
 
-    /// One document as every command shows it, and the server's time in it.
+    /// Reads one document as every command shows it, and notes the server's time in it.
     pub(crate) fn seen(&self, shown: &Document) -> Result<Record> {
         let record = Record::read(shown)?;
         self.observe(record.now);
         Ok(record)
     }
 
-    /// The record of a `findAndModify`'s answer; `None`: there is no document.
+    /// The record in the answer of a `findAndModify`. `None`: there is no document.
     pub(crate) fn answered(&self, reply: &Document) -> Result<Option<Record>> {
         match reply.get("value") {
             Some(Bson::Document(shown)) => self.seen(shown).map(Some),
@@ -265,17 +269,18 @@ impl Connection {
         Ok(hello)
     }
 
-    /// How often a member was lost so far, as the native client's monitors saw it; of the application's own client it is not known.
+    /// How many times a member was lost so far, as the native client's monitors saw it. For the application's
+    /// own client this is not known.
     pub(crate) fn breaks(&self) -> usize {
         self.shared.breaks.load(Ordering::Relaxed)
     }
 
-    /// The clock that give-ups are measured by.
+    /// The time on the clock by which give-ups are measured.
     pub(crate) fn now(&self) -> Instant {
         self.shared.clock.now()
     }
 
-    /// Asks what answers, and refuses what could not keep locks.
+    /// Asks for the kind of the deployment, and refuses one that could not keep locks.
     pub(crate) async fn greet(&self) -> Result<Kind> {
         let kind = Kind::of(&self.hello().await?)?;
         self.refuse_unfit().await?;
@@ -285,7 +290,8 @@ impl Connection {
         Ok(kind)
     }
 
-    /// A collection whose settings would void a lock, or lose its counter. What the user may not see is not judged.
+    /// Refuses a collection whose settings would void a lock or lose its counter. Settings that the user may
+    /// not read are not checked.
     async fn refuse_unfit(&self) -> Result<()> {
         let unfit = |why: &str| {
             Err(error::misuse(format!(
@@ -336,7 +342,7 @@ impl Connection {
                 let error = error::failed(&error);
                 tracing::warn!(
                     %error,
-                    "mongodb: whether the collection is sharded by something else than _id, which cannot keep a name unique, could not be read: the role in the README of dlock-mongo may read config.collections"
+                    "mongodb: cannot read by which field the collection is sharded; only _id keeps a name unique; to have it checked, let the user read config.collections (find)"
                 );
                 return Ok(());
             }
@@ -354,7 +360,7 @@ impl Connection {
         }
     }
 
-    /// The documents of a cursor's only batch; none where the right to ask is missing.
+    /// The documents of a cursor's only batch, or none where the right to ask is missing.
     async fn all(&self, command: Document) -> Result<Vec<Document>> {
         let place = self.place(Aim::Other).await?;
         match self.ask(&place, command.into()).await? {
@@ -367,8 +373,9 @@ impl Connection {
         }
     }
 
-    /// One step of a walk over the names, by whoever acquires, every now and then: what nobody has used for a day is removed. Clients do it
-    /// side by side; each document is judged again by the command that removes it.
+    /// Runs one step of the purge in the background, at most one in each pause, when a lock was acquired. The
+    /// purge walks over the names and removes documents that were unused for a day. Several clients may purge
+    /// at the same time: the command that removes a document judges it again.
     pub(crate) fn purge_a_little(&self) {
         let now = self.now();
         let after = {
@@ -386,7 +393,7 @@ impl Connection {
         };
         let connection = self.clone();
         self.runtime.spawn(async move {
-            // The end of the names, and a step that failed, begin again at their beginning.
+            // After the last name, or after a failed step, the purge begins again at the first name.
             let next = connection
                 .purge(&after)
                 .await
@@ -402,7 +409,7 @@ impl Connection {
         });
     }
 
-    /// Purges the names behind that one; says behind which to go on.
+    /// Purges the names after `after`, and answers the name after which the next step continues.
     pub(crate) async fn purge(&self, after: &str) -> Result<Option<String>> {
         let place = self.place(Aim::Other).await?;
         let old = commands::old(&self.collection, after);
@@ -421,12 +428,13 @@ impl Connection {
         Ok(last.as_ref().and_then(Bson::as_str).map(str::to_owned))
     }
 
-    /// No new requests are taken; those on their way are carried to their end.
+    /// Refuses new requests. Requests in flight run to completion.
     pub(crate) fn close(&self) {
         if !self.shared.closed.swap(true, Ordering::Relaxed) && self.own {
             let (client, shared) = (self.client.clone(), Arc::clone(&self.shared));
             self.runtime.spawn(async move {
-                // A server that stands still keeps what was sent to it; its connections go with the last handle of the client then.
+                // A stalled server does not answer what was sent to it. Its connections then close with the
+                // last handle of the client.
                 for _ in 0..CLOSE_LOOKS {
                     if shared.places.unanswered() == 0 {
                         client.shutdown().immediate(true).await;
@@ -477,21 +485,27 @@ impl Shared {
     }
 }
 
-/// How often the monitors ask each member while nothing changes; a member that does not answer is given up after that and the time to connect.
+/// How often the monitors ask each member while nothing changes. A member that does not answer is given up
+/// after this time plus the time to connect.
 const HEARTBEAT: Duration = Duration::from_secs(2);
-/// The native client's own default of 10 is too few for a service with a hundred busy locks, of which each waits for a flush of the journal at a
-/// time. They are made as they are needed; each costs the server a thread.
+/// The native client's own default of 10 is too few for a service with a hundred busy locks, each of which
+/// waits for a journal flush at a time. The client opens connections on demand; each costs the server a
+/// thread.
 const POOL: u32 = 128;
-/// What the application's client has where its URL does not say.
+/// The pool size of the application's client where its URL does not say it.
 const NATIVE_POOL: u32 = 10;
-/// Of upserts of one name: each time somebody's document is there afterwards, so a second meeting needs a purge in between.
+/// Retries of an upsert that met another of the same name. After each meeting the document exists, so the
+/// next meeting needs a purge in between.
 const MEETINGS: u32 = 4;
-/// `maxTimeMS` of every command, and the way.
+/// `maxTimeMS` of every command, plus the round trip.
 const LONGEST_COMMAND: Duration = Duration::from_millis(1_500);
-/// How long a server's clock may go unread: drift in that time is nothing, a step or a new primary is seen.
+/// How long the server's clock may go unread. Drift in that time is negligible; a step of the clock or a new
+/// primary is noticed.
 const CLOCK_GOOD: Duration = Duration::from_secs(10);
-/// A step looks at 500 documents: a client walks over a hundred thousand names in half an hour.
+/// Time between two steps of the purge. With 500 documents a step, a client walks over a hundred thousand
+/// names in half an hour.
 const PURGE_PAUSE: Duration = Duration::from_secs(10);
-/// Until what is on its way has been answered: as long as the core waits for a call.
+/// Poll interval and number of polls while `close` waits for requests in flight: as long as the core waits
+/// for a call.
 const CLOSE_LOOK: Duration = Duration::from_millis(20);
 const CLOSE_LOOKS: u32 = 1_500;

@@ -1,5 +1,8 @@
-//! The driver: each step is one command, and the answer says everything. The usual case of taking and of giving back has a shorter one, which
-//! is asked first where it will do, and together with others where many are wanted.
+//! The MongoDB driver: implements `DistributedLock` with one command for each step.
+//!
+//! The answer to a command decides the step. Acquire and release each have a short command for the usual
+//! case. The driver sends the short command first where it is enough, and batches it when many requests are
+//! in flight.
 
 use crate::{
     commands::{self, Given},
@@ -17,7 +20,7 @@ use async_trait::async_trait;
 use dlock_core::{
     Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, FencingToken, Grant, Held,
     Hint, Holds, Instant, Lane, LockName, Page, Release, Released, Renew, Renewed, Result,
-    Snapshot, Ticket, Wake,
+    Snapshot, Ticket, Wake, check_runtime,
 };
 use futures_core::stream::BoxStream;
 use mongodb::bson::DateTime;
@@ -35,19 +38,20 @@ pub struct MongoDriver {
 }
 
 impl MongoDriver {
-    /// Connects to the servers of a URL: see [`MongoConfig`].
+    /// Connects to the servers that a URL names: see [`MongoConfig`].
     ///
     /// # Errors
-    /// `Misuse` when the URL or one of its settings cannot be read or would weaken a lock, and when the collection would; `Unavailable`
-    /// when no primary can be reached or it refuses the log-in; `Unsupported` when it is too old. It is tried once.
+    /// `Misuse` when the URL or one of its settings cannot be read, or when the URL or the collection would
+    /// weaken a lock. `Unavailable` when no primary can be reached or the primary refuses the log-in.
+    /// `Unsupported` when the server is too old. The driver connects once and does not retry.
     ///
     /// # Cancel safety
-    /// Dropped, it leaves nothing behind.
+    /// A dropped future leaves nothing behind.
     pub async fn connect(url: &str) -> Result<Self> {
         Self::open(url.parse()?).await
     }
 
-    /// Connects with settings made in code.
+    /// Connects with settings that are made in code.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -55,6 +59,7 @@ impl MongoDriver {
     /// # Cancel safety
     /// As [`connect`](Self::connect).
     pub async fn open(config: MongoConfig) -> Result<Self> {
+        check_runtime()?;
         let connection = Connection::open(&config).await?;
         let greeted = Self::greeted(connection.clone(), &config).await;
         if greeted.is_err() {
@@ -63,9 +68,11 @@ impl MongoDriver {
         greeted
     }
 
-    /// Uses the application's own client: its servers, log-in, pool and time-outs. Its concerns do not count.
+    /// Uses the application's own client with its servers, log-in, pool and time-outs. The read and write
+    /// concerns of that client do not count: each command carries dlock's own.
     ///
-    /// `config`'s servers are only the store's name, which a `Pass` is matched by: make it from the URL that the client was made from.
+    /// The servers in `config` are only used to name the store, by which a `Pass` is matched. Make `config`
+    /// from the URL that the client was made from.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -73,6 +80,7 @@ impl MongoDriver {
     /// # Cancel safety
     /// As [`connect`](Self::connect).
     pub async fn from_client(client: mongodb::Client, config: MongoConfig) -> Result<Self> {
+        check_runtime()?;
         Self::greeted(Connection::of(client, &config), &config).await
     }
 
@@ -81,7 +89,7 @@ impl MongoDriver {
         let streams = match kind {
             Kind::Standalone => {
                 tracing::warn!(
-                    "mongodb: a standalone server keeps locks no longer than its disk does, and waiters have to look; use a replica set"
+                    "mongodb: a standalone server keeps locks no longer than its disk does, and waiters poll; use a replica set"
                 );
                 false
             }
@@ -112,13 +120,15 @@ impl MongoDriver {
         }
     }
 
-    /// Whether names may be asked for together. Behind routers they are of several shards, and a document that moves may be counted on two.
+    /// Whether requests for several names may share a command. Behind routers the names may live on several
+    /// shards, and a document that moves between shards may be counted on both.
     fn gathers(&self) -> bool {
         self.kind != Kind::Routed
     }
 
-    /// Whether somebody else is inside, or was when the primary was asked: whoever reads takes nothing. A request that lies with the server when its
-    /// client is killed is executed all the same; this one then is in nobody's way.
+    /// Reads the document and answers it if another owner holds the lock or the lock is unavailable. A read
+    /// takes nothing: the server executes it even after the client was killed, and it then blocks no other
+    /// client.
     async fn seen_held(&self, req: &Acquire, place: &Arc<Place>) -> Result<Option<Record>> {
         let wanted = vec![req.name.as_str().into()];
         let find = commands::find(self.connection.collection(), wanted, "local");
@@ -130,7 +140,8 @@ impl MongoDriver {
         Ok(record.filter(|record| record.is_shut_to(&req.owner)))
     }
 
-    /// The short way in beside others. Without an answer it has to be asked for alone, and whether it may have been taken is told.
+    /// Tries the short acquire in a batch with others. `None`: the request has to be sent alone. The flag
+    /// says whether the batch may have taken the lock all the same.
     async fn take_beside(&self, req: &Acquire) -> Result<(Option<Acquired>, bool)> {
         let last = self.connection.not_after(req.give_up).await?;
         let record = match self.takes.ask((req.clone(), last)).await? {
@@ -146,7 +157,7 @@ impl MongoDriver {
         Ok((is_shut.then(|| self.lost(req, &record)), false))
     }
 
-    /// The short way in.
+    /// The short acquire. `None`: the lock was not free, which needs the full command.
     async fn take(
         &self,
         req: &Acquire,
@@ -163,7 +174,7 @@ impl MongoDriver {
         granted.map(Some)
     }
 
-    /// By a command of its own, or by as many as it takes to find out.
+    /// Acquires with a command of its own, or with as many commands as the decision needs.
     async fn acquire_alone(
         &self,
         req: &Acquire,
@@ -196,7 +207,7 @@ impl MongoDriver {
         }
         let command = commands::acquire(collection, req, last);
         let reply = self.connection.upsert(&place, &command).await?;
-        // Only a join makes no document.
+        // Only a join creates no document.
         let Some(record) = self.connection.answered(&reply)? else {
             return Ok(Acquired::Gone);
         };
@@ -214,7 +225,8 @@ impl MongoDriver {
         }
     }
 
-    /// Heard to be free, and somebody else was faster, or keeps it shut, which is no race.
+    /// The name was reported free, and the lock is held or unavailable all the same. An unavailable lock is
+    /// no lost race.
     fn lost(&self, req: &Acquire, record: &Record) -> Acquired {
         if req.look && record.holds() > 0 {
             self.hints.lost(&req.name, record);
@@ -234,7 +246,7 @@ impl MongoDriver {
     fn refused(&self, req: &Acquire, record: &Record) -> Held {
         let mut held = Held::default();
         held.by = record.holder();
-        // Its end is a whole millisecond that has to be over.
+        // The end is a whole millisecond, which has to be over.
         let rest = record.rest().unwrap_or_default() + TICK;
         let waits = |ticket| self.hints.refused(&req.name, ticket, record);
         let ear = req.line.map_or(Ear::Open, waits);
@@ -243,7 +255,7 @@ impl MongoDriver {
             (Wake::Hints, Ear::Deaf) => LOOK_DEAF,
             _ => Duration::MAX,
         };
-        held.look_in = Some(rest.min(look));
+        held.poll_in = Some(rest.min(look));
         held
     }
 }
@@ -254,13 +266,14 @@ impl DistributedLock for MongoDriver {
         &self.capabilities
     }
 
-    /// One primary: all names share its fate. Behind routers a batch may touch several shards, and fails with the slowest.
+    /// There is one primary, so all names share its fate. Behind routers a batch may touch several shards,
+    /// and fails with the slowest.
     fn lane(&self, _: &LockName) -> Lane {
         Lane::default()
     }
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
-        // Heard to be free, and not heard to be taken since: most likely it is.
+        // The last news of the name was that it is free, so most likely it still is.
         let free = req.join.is_none() && self.hints.is_free(&req.name);
         let plain = req.join.is_none() && (free || !req.look);
         let turn = (plain && self.gathers()).then(|| self.takes.turn(&req.name));
@@ -282,7 +295,7 @@ impl DistributedLock for MongoDriver {
         })
     }
 
-    /// There is no line: a ticket is only an entry in the change stream's filter.
+    /// There is no queue: a ticket is only an entry in the filter of the change stream.
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
         self.hints.forget(name, ticket);
         Ok(())
@@ -366,7 +379,7 @@ impl DistributedLock for MongoDriver {
             if !name.starts_with(prefix) {
                 return Ok(Page::new(found, None));
             }
-            // What is not ours, or no name, is nobody's lock.
+            // A foreign document, or one whose `_id` is no lock name, is no lock.
             if let (Ok(name), Ok(record)) = (name.parse(), self.connection.seen(shown)) {
                 let snapshot = record.snapshot(name);
                 found.extend(
@@ -398,7 +411,7 @@ impl DistributedLock for MongoDriver {
         Ok(Broken::Freed { token })
     }
 
-    /// Requests on their way are carried to their end; no new ones are taken.
+    /// Requests in flight run to completion. The driver accepts no new ones.
     async fn close(&self) {
         self.hints.close();
         self.connection.close();
@@ -406,7 +419,8 @@ impl DistributedLock for MongoDriver {
 }
 
 impl MongoDriver {
-    /// Its ticket is used up. The next one is there before it goes, so that a name that is still waited on stays in the filter.
+    /// The ticket is used up. The next ticket is registered before this one is removed, so that a name with
+    /// waiters stays in the filter.
     fn waits_no_more(&self, req: &Acquire) {
         let used = req.line.inspect(|_| self.hints.won(&req.name));
         if let Some(next) = req.next {
@@ -422,14 +436,14 @@ fn read_cursor(cursor: &Cursor) -> Option<&str> {
     std::str::from_utf8(cursor.0.strip_prefix(CURSOR)?).ok()
 }
 
-/// `maxTimeMS` of every command that may take something.
+/// `maxTimeMS` of every command that may take a lock.
 const LATE: Duration = Duration::from_secs(1);
-/// A lost event costs at most this long.
+/// Poll interval while the change stream works: a lost event delays a waiter by this much at most.
 const LOOK: Duration = Duration::from_secs(2);
-/// The same while nothing is heard at all.
+/// Poll interval while there is no change stream.
 const LOOK_DEAF: Duration = Duration::from_millis(100);
 const TICK: Duration = Duration::from_millis(1);
-/// The most documents one step of a walk looks at.
+/// The most documents that one step of a listing reads.
 const LONGEST_PAGE: usize = 1_000;
-/// What the bytes of a cursor begin with; the name it stands behind follows.
+/// The first bytes of a cursor. The name after which the next page begins follows.
 const CURSOR: &[u8] = b"name:";

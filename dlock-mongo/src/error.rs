@@ -1,17 +1,18 @@
-//! What a native error means: one table.
+//! Error classification: one table from the server's codes and the native client's errors to kind, retry
+//! class and effect.
 
-use dlock_core::{DriverError, Effect, ErrorKind, Fingerprint, Retry};
+use dlock_core::{DriverError, Effect, ErrorKind, Fingerprint, RetryClass};
 use mongodb::{
     bson::Document,
     error::{Error as NativeError, ErrorKind as Native, WriteFailure},
 };
 use std::{error::Error as StdError, fmt};
 
-/// What the server or the native client said, without what must not be shown: the native error carries the whole reply, and a reply may
-/// carry a record, owner included.
+/// What the server or the native client said, without secrets. The native error carries the whole reply,
+/// which may contain a record with its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Said {
-    /// The server's, or 0.
+    /// The server's code, or 0.
     code: i32,
     text: String,
 }
@@ -36,12 +37,12 @@ impl fmt::Display for Said {
 
 impl StdError for Said {}
 
-/// One row: what a code means for the program, the loop and the human.
+/// One row: what a code means for the program, the retry loop and the human.
 #[derive(Debug, PartialEq, Eq)]
 struct Class {
     code: i32,
     kind: ErrorKind,
-    retry: Retry,
+    retry: RetryClass,
     effect: Effect,
     advice: &'static str,
 }
@@ -49,7 +50,7 @@ struct Class {
 const fn row(
     code: i32,
     kind: ErrorKind,
-    retry: Retry,
+    retry: RetryClass,
     effect: Effect,
     advice: &'static str,
 ) -> Class {
@@ -62,13 +63,13 @@ const fn row(
     }
 }
 
-/// The effect is that of a whole command that failed (`ok: 0`). The same code as a write concern's error came after the write: see [`doubted`].
-/// What can end a command in its middle leaves it open.
+/// The effect is that of a whole command that failed (`ok: 0`). A code that can end a command half-way leaves
+/// the effect unknown. The same code as a write concern error came after the write: see [`doubted`].
 #[rustfmt::skip]
 const TABLE: [Class; 40] = {
     use Effect::{None, Unknown};
     use ErrorKind::{Misuse, ShuttingDown, Unavailable, Unsupported};
-    use Retry::{Later, Never, Now};
+    use RetryClass::{Later, Never, Now};
     [
         row(6, Unavailable, Later, Unknown, "a router could not reach its shard"),
         row(7, Unavailable, Later, Unknown, "a router could not resolve its shard's name"),
@@ -79,14 +80,14 @@ const TABLE: [Class; 40] = {
         row(43, Unavailable, Now, None, "the server forgot a cursor"),
         row(50, Unavailable, Now, Unknown, "the server did not finish in time: it is overloaded, or cannot reach a majority of its set"),
         row(59, Unsupported, Never, None, "the server lacks a command: dlock needs MongoDB 5.0 or newer"),
-        row(61, Misuse, Never, None, "the collection is sharded by something else than _id, which cannot keep a name unique: shard it by _id or not at all"),
+        row(61, Misuse, Never, None, "the collection is sharded by another field than _id, which cannot keep a name unique: shard it by _id or not at all"),
         row(64, Unavailable, Now, Unknown, "no majority of the set confirmed in time: the write may stay or be undone"),
         row(79, Misuse, Never, Unknown, "the set does not know the write concern"),
         row(89, Unavailable, Later, Unknown, "the server lost its own connection to another"),
         row(91, Unavailable, Later, Unknown, "the server is shutting down"),
-        row(112, Unavailable, Now, None, "two writes met, and this one was the one to be repeated"),
+        row(112, Unavailable, Now, None, "the write conflicted with another one and has to be repeated"),
         row(121, Misuse, Never, None, "a validator of the collection refuses the record: dlock needs a collection of its own"),
-        row(123, Unsupported, Never, None, "the server is no member of a replica set any more: connect again"),
+        row(123, Unsupported, Never, None, "the server is no longer a member of a replica set: connect again"),
         row(134, Unavailable, Later, None, "the server cannot tell yet what a majority has"),
         row(166, Misuse, Never, None, "the collection is a view: name a collection of dlock's own in dlock.collection"),
         row(189, Unavailable, Later, Unknown, "the primary stepped down: an election is under way"),
@@ -97,14 +98,14 @@ const TABLE: [Class; 40] = {
         row(9001, Unavailable, Later, Unknown, "the server lost its own connection to another"),
         row(10058, Unavailable, Later, None, "this member is no primary: an election is under way, or the URL names the wrong one"),
         row(10107, Unavailable, Later, None, "this member is no primary: an election is under way, or the URL names the wrong one"),
-        row(11000, Unavailable, Now, None, "the record was made by somebody else in the same instant"),
+        row(11000, Unavailable, Now, None, "another client created the record at the same time"),
         row(11600, Unavailable, Later, Unknown, "the server is shutting down"),
         row(11602, Unavailable, Later, Unknown, "the member changed its role while the request ran: an election is under way"),
-        row(13388, Unavailable, Now, None, "a router's map of the shards was old"),
+        row(13388, Unavailable, Now, None, "a router's map of the shards was outdated"),
         row(13435, Unavailable, Later, None, "this member is no primary: an election is under way, or the URL names the wrong one"),
         row(13436, Unavailable, Later, None, "this member is starting or recovering"),
         row(14031, Unavailable, Later, None, "the server's disk is full"),
-        // Not codes of the server: names for what the native client itself reports.
+        // These are not codes of the server. They name what the native client itself reports.
         row(NETWORK, Unavailable, Later, Unknown, "the connection failed before the answer came"),
         row(UNREACHED, Unavailable, Later, None, "the server could not be reached"),
         row(NO_PRIMARY, Unavailable, Later, None, "no primary could be found: is the set electing one, and are all its members' names reachable from here?"),
@@ -121,16 +122,16 @@ const CLEARED: i32 = -4;
 const SETTINGS: i32 = -5;
 const CLOSED: i32 = -6;
 
-/// The server said something that nobody expected.
+/// An error that is not in the table.
 const OTHER: Class = row(
     0,
     ErrorKind::Unavailable,
-    Retry::Later,
+    RetryClass::Later,
     Effect::Unknown,
     "the server answered with an error",
 );
 
-/// A failed command.
+/// The error of a failed command.
 pub(crate) fn failed(cause: &NativeError) -> DriverError {
     let (class, said) = classify(cause);
     let effect = if cause.contains_label(NO_WRITES) {
@@ -138,17 +139,17 @@ pub(crate) fn failed(cause: &NativeError) -> DriverError {
     } else {
         class.effect
     };
-    // A label is the server's own word that the same may work soon, also of a code that is not in the table.
+    // A label is the server's own word that a retry may work soon, also for a code that is not in the table.
     let again = cause.contains_label(RETRYABLE_WRITE) || cause.contains_label(TRANSIENT);
-    let retry = if again && class.retry == Retry::Never {
-        Retry::Later
+    let retry = if again && class.retry == RetryClass::Never {
+        RetryClass::Later
     } else {
         class.retry
     };
     raise(class, said).with_retry(retry).with_effect(effect)
 }
 
-/// A failed command of several documents, which may have ended in its middle.
+/// The error of a failed command for several documents, which may have ended half-way.
 pub(crate) fn half_done(cause: &NativeError) -> DriverError {
     let error = failed(cause);
     let answered = matches!(&*cause.kind, Native::Command(_) | Native::Write(_));
@@ -158,22 +159,24 @@ pub(crate) fn half_done(cause: &NativeError) -> DriverError {
     error
 }
 
-/// The same where something was done before.
+/// The same error with an unknown effect, because an earlier command may have had one.
 pub(crate) fn open(error: DriverError) -> DriverError {
     error.with_effect(Effect::Unknown)
 }
 
-/// A release went with others, and the name was given away since: it cannot be told whether that was before it or after.
+/// A release went in a batch, and the name was taken again since. The driver can no longer tell whether that
+/// happened before the release or after it.
 pub(crate) fn untold() -> DriverError {
     DriverError::unanswered(
-        "whether the release freed the name or came too late cannot be told any more",
+        "it is no longer known whether the release freed the name or came too late",
     )
-    .with_retry(Retry::Now)
+    .with_retry(RetryClass::Now)
 }
 
-/// What a command was answered with, though it was executed: nothing, or a write's or a write concern's error inside the reply.
+/// The error inside the reply of a command that was executed: a write error or a write concern error.
 ///
-/// A write concern's error comes after the write, which is not undone: whatever its code, nobody knows what a majority will have.
+/// A write concern error comes after the write, and the write is not undone. Whatever its code, it is not
+/// known what a majority will have.
 pub(crate) fn doubted(reply: &Document) -> Result<(), DriverError> {
     if let Ok(errors) = reply.get_array("writeErrors")
         && let Some(error) = errors.first().and_then(|error| error.as_document())
@@ -185,10 +188,10 @@ pub(crate) fn doubted(reply: &Document) -> Result<(), DriverError> {
         return Ok(());
     };
     let (class, said) = of_reply(error);
-    let retry = if class.retry == Retry::Never {
-        Retry::Never
+    let retry = if class.retry == RetryClass::Never {
+        RetryClass::Never
     } else {
-        Retry::Now
+        RetryClass::Now
     };
     let kind = if class.kind == ErrorKind::Misuse {
         ErrorKind::Misuse
@@ -205,20 +208,21 @@ pub(crate) fn doubted(reply: &Document) -> Result<(), DriverError> {
         .with_source(said))
 }
 
-/// The answer, if nothing went wrong before it or inside.
+/// The reply, if neither the command nor a write inside it failed.
 pub(crate) fn confirmed(answer: Result<Document, NativeError>) -> Result<Document, DriverError> {
     let reply = answer.map_err(|cause| failed(&cause))?;
     doubted(&reply)?;
     Ok(reply)
 }
 
-/// Whether a concurrent upsert of the same name was faster: nothing was written, and the next try finds the record.
+/// Whether a concurrent upsert of the same name was faster. Nothing was written, and the next try finds the
+/// record.
 pub(crate) fn is_duplicate(cause: &NativeError) -> bool {
     code(cause) == Some(11000)
 }
 
-/// Whether a command of several documents may have been held up by one: another's open transaction has it, or it cannot be written. Those that
-/// the server came to before were written.
+/// Whether a single document may have stopped a command for several: it is part of a foreign open
+/// transaction, or it cannot be written. The server has written the documents that it reached before.
 pub(crate) fn is_of_one_document(answer: &Result<Document, NativeError>) -> bool {
     match answer {
         Ok(reply) => reply.contains_key("writeErrors") && !reply.contains_key("writeConcernError"),
@@ -226,7 +230,7 @@ pub(crate) fn is_of_one_document(answer: &Result<Document, NativeError>) -> bool
     }
 }
 
-/// Whether a change stream cannot be had here at all: a right is missing, or the server has none.
+/// Whether a change stream is impossible here: a right is missing, or the server offers none.
 pub(crate) fn no_stream(cause: &NativeError) -> bool {
     matches!(code(cause), Some(13 | 18 | 59 | 115 | 123 | 40324 | 40573))
         || matches!(
@@ -235,28 +239,29 @@ pub(crate) fn no_stream(cause: &NativeError) -> bool {
         )
 }
 
-/// What a task that carried a command to its end answers when it has no end itself.
+/// The task that ran a command to completion ended without an answer.
 pub(crate) fn abandoned() -> DriverError {
     DriverError::unanswered("the runtime of the client ended before the answer came")
 }
 
-/// An answer of a shape that no command of ours gets.
+/// The answer has a shape that no command of this driver gets.
 pub(crate) fn garbled() -> DriverError {
     DriverError::unanswered("the answer could not be read")
 }
 
-/// Executed after its not-after: nothing was done, and the server's time is known again.
+/// The server executed the request after its not-after. It changed nothing, and the answer told the server's
+/// time again.
 pub(crate) fn late() -> DriverError {
     DriverError::unavailable("the request reached the server too late and was refused")
-        .with_retry(Retry::Now)
+        .with_retry(RetryClass::Now)
 }
 
-/// It waited for a place among the connections until nobody waited for it.
+/// The request waited for a permit until its caller's time was over.
 pub(crate) fn unsent() -> DriverError {
     DriverError::unavailable(
-        "the request was not sent in time: as many of this client are under way as its connections have room for (maxPoolSize)",
+        "the request was not sent in time: all connections that it may use were busy (see maxPoolSize)",
     )
-    .with_retry(Retry::Now)
+    .with_retry(RetryClass::Now)
 }
 
 pub(crate) fn full() -> DriverError {
@@ -264,12 +269,13 @@ pub(crate) fn full() -> DriverError {
         "the lock has {} holds already, the most that one name can have",
         dlock_core::MAX_HOLDS
     );
-    DriverError::new(ErrorKind::Overloaded, message).with_retry(Retry::Later)
+    DriverError::new(ErrorKind::Overloaded, message).with_retry(RetryClass::Later)
 }
 
 pub(crate) fn crowded(most: usize) -> DriverError {
-    let message = format!("{most} requests of this client are unanswered already");
-    DriverError::new(ErrorKind::Overloaded, message).with_retry(Retry::Later)
+    let message =
+        format!("this client has {most} unanswered requests already, the most that it allows");
+    DriverError::new(ErrorKind::Overloaded, message).with_retry(RetryClass::Later)
 }
 
 pub(crate) fn foreign(difference: &str) -> DriverError {
@@ -287,7 +293,7 @@ pub(crate) fn unsupported(why: impl Into<String>) -> DriverError {
     DriverError::new(ErrorKind::Unsupported, why.into())
 }
 
-/// The same for another request that shared its fate.
+/// A copy of the error for another request of the same batch.
 pub(crate) fn again(error: &DriverError) -> DriverError {
     DriverError::new(error.kind(), error.to_string())
         .with_retry(error.retry())
@@ -335,7 +341,8 @@ fn classify(cause: &NativeError) -> (&'static Class, Said) {
         Native::Write(WriteFailure::WriteConcernError(error)) => {
             (error.code, error.message.clone())
         }
-        // While it connects, the native client labels what goes wrong so; once a request is on its way it does not.
+        // The native client puts this label on failures while it connects, and not on those of a request in
+        // flight.
         Native::Io(_) if cause.contains_label(OVERLOADED) => (UNREACHED, cause.kind.to_string()),
         Native::DnsResolve { .. } => (UNREACHED, cause.kind.to_string()),
         Native::Io(_) => (NETWORK, cause.kind.to_string()),
@@ -355,7 +362,7 @@ fn classify(cause: &NativeError) -> (&'static Class, Said) {
     (by_code(code).unwrap_or(&OTHER), said)
 }
 
-/// Owners are UUIDs, and a server's message may quote what it was given.
+/// Replaces owners by their fingerprints. Owners are UUIDs, and a server's message may quote its input.
 fn without_owners(text: &str) -> String {
     let (mut shown, mut rest) = (String::with_capacity(text.len()), text);
     while let Some(at) = (0..rest.len()).find(|at| rest.get(*at..*at + UUID).is_some_and(is_uuid)) {
@@ -388,14 +395,14 @@ const OVERLOADED: &str = "SystemOverloadedError";
 #[cfg(test)]
 mod tests {
     use super::{NativeError, TABLE, classify, doubted, failed, without_owners};
-    use dlock_core::{Effect, ErrorKind, Retry};
+    use dlock_core::{Effect, ErrorKind, RetryClass};
     use mongodb::{
         bson::{self, doc},
         error::ErrorKind as Native,
     };
     use std::{collections::HashSet, io, sync::Arc};
 
-    /// An error as a server says it.
+    /// An error as a server sends it.
     fn said(code: i32) -> NativeError {
         let error = doc! { "code": code, "codeName": "X", "errmsg": "because" };
         Native::Command(bson::from_document(error).unwrap()).into()
@@ -447,7 +454,7 @@ mod tests {
             rows.map(|class| class.code).collect::<Vec<_>>()
         };
         let now = [43, 50, 64, 112, 280, 286, 391, 11000, 13388, super::CLEARED];
-        assert_eq!(rows(|class| class.retry == Retry::Now), now);
+        assert_eq!(rows(|class| class.retry == RetryClass::Now), now);
         let never = [
             11,
             13,
@@ -461,7 +468,7 @@ mod tests {
             super::SETTINGS,
             super::CLOSED,
         ];
-        assert_eq!(rows(|class| class.retry == Retry::Never), never);
+        assert_eq!(rows(|class| class.retry == RetryClass::Never), never);
         let mistakes = rows(|class| class.kind == ErrorKind::Misuse);
         assert_eq!(mistakes, [61, 79, 121, 166, super::SETTINGS]);
         let lacking = rows(|class| class.kind == ErrorKind::Unsupported);
@@ -479,7 +486,10 @@ mod tests {
         let refused = doc! { "ok": 1, "writeErrors": [{ "index": 0, "code": 112, "errmsg": "x" }] };
         let error = doubted(&refused).unwrap_err();
         let class = (error.kind(), error.retry(), error.effect());
-        assert_eq!(class, (ErrorKind::Unavailable, Retry::Now, Effect::None));
+        assert_eq!(
+            class,
+            (ErrorKind::Unavailable, RetryClass::Now, Effect::None)
+        );
         doubted(&doc! { "ok": 1, "n": 1 }).unwrap();
     }
 

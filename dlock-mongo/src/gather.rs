@@ -1,8 +1,9 @@
-//! What many want at once goes together.
+//! Request batcher: merges concurrent requests of one kind into commands for several names.
 //!
-//! While few requests of a kind are under way each goes by itself, as if there were no others. Where there are more, they wait for the runtime's
-//! next turn, or until a command of several is back, and go in the next one: the server's time goes into a command, its plan and the flush of
-//! its journal, and hardly into one name more. Each has its own answer, and whoever stops waiting disturbs nobody.
+//! The server's time goes into a command, its plan and its journal flush, and hardly into one name more.
+//! While few requests of a kind are in flight, each is sent by itself. When there are more, requests wait
+//! until the runtime has polled the other ready tasks, or until an earlier batch is answered, and go in the
+//! next batch. Each request gets its own answer, and a cancelled caller does not affect the others.
 
 use crate::error;
 use dlock_core::{LockName, Result};
@@ -16,20 +17,20 @@ use std::{
 };
 use tokio::{runtime::Handle, sync::oneshot};
 
-/// What requests of one kind ask for.
+/// How requests of one kind are sent in a batch.
 pub(crate) trait Step: Send + Sync + 'static {
     type Request: Send + Sync + 'static;
     type Answer: Send + 'static;
 
     fn name(request: &Self::Request) -> &LockName;
 
-    /// One command for all of them, whose names differ: an answer for each, in their order.
+    /// Sends one command for all requests of the batch, whose names differ. It answers each, in their order.
     fn send(&self, batch: &[Self::Request]) -> impl Future<Output = Result<Answers<Self>>> + Send;
 }
 
 pub(crate) type Answers<S> = Vec<Result<<S as Step>::Answer>>;
 
-/// Requests of one kind.
+/// The batcher for requests of one kind.
 pub(crate) struct Gather<S: Step> {
     inner: Arc<Inner<S>>,
     under_way: AtomicUsize,
@@ -43,9 +44,9 @@ struct Inner<S: Step> {
 
 struct Waiting<S: Step> {
     asked: VecDeque<Asked<S>>,
-    /// Of those who do not go by themselves.
+    /// The names of the requests that go in batches.
     names: HashSet<LockName>,
-    /// Tasks that carry what waits to the server.
+    /// Tasks that send batches.
     carriers: usize,
 }
 
@@ -54,10 +55,10 @@ type Asked<S> = (
     oneshot::Sender<Result<<S as Step>::Answer>>,
 );
 
-/// What goes next, and where.
+/// The next batch, and where it came from.
 type Load<S> = (Arc<Inner<S>>, Vec<Asked<S>>);
 
-/// A request under way, until it is dropped.
+/// A request in flight, until it is dropped.
 pub(crate) struct Turn<'a, S: Step> {
     gather: &'a Gather<S>,
     beside: Option<LockName>,
@@ -85,7 +86,8 @@ impl<S: Step> Gather<S> {
         &self.inner.step
     }
 
-    /// Of several who want one name at the same time no more than one goes with others: a command has each name once.
+    /// Counts a request as in flight and decides whether it goes in a batch. Of several requests for one name
+    /// at the same time at most one does, because a command has each name once.
     pub(crate) fn turn(&self, name: &LockName) -> Turn<'_, S> {
         let others = self.under_way.fetch_add(1, Ordering::Relaxed);
         let crowded = (FEW..MOST).contains(&others);
@@ -96,13 +98,15 @@ impl<S: Step> Gather<S> {
         }
     }
 
-    /// Goes with others, and with the next ones where the name is asked for already.
+    /// Sends the request in a batch. If the batch has a request for that name already, it goes in the next
+    /// one.
     pub(crate) async fn ask(&self, request: S::Request) -> Result<S::Answer> {
         let (answer, receiver) = oneshot::channel();
         let one_more = {
             let mut waiting = self.inner.waiting();
             waiting.asked.push_back((request, answer));
-            // The first who waits brings a carrier, if there may be another one; with none at all nobody would come.
+            // The first waiting request starts a task, if another task is allowed. Without any task the
+            // request would never be sent.
             let first = waiting.asked.len() == 1 || waiting.carriers == 0;
             let one_more = waiting.carriers < CARRIERS && first;
             waiting.carriers += usize::from(one_more);
@@ -116,10 +120,10 @@ impl<S: Step> Gather<S> {
     }
 }
 
-/// Sends what waits, again and again until nothing does.
+/// Sends waiting requests in batches until none is left.
 async fn carry<S: Step>(mut carrier: Carrier<S>) {
     loop {
-        // Whoever was woken together with the one who began asks in this turn.
+        // Tasks that were woken together with the first caller add their requests now.
         tokio::task::yield_now().await;
         let Some((inner, batch)) = carrier.next() else {
             return;
@@ -140,11 +144,11 @@ async fn carry<S: Step>(mut carrier: Carrier<S>) {
     }
 }
 
-/// One that carries. With its runtime gone it takes along whoever waits for it.
+/// A sending task's share in the batcher. If its runtime ends, its drop fails the requests that still wait.
 struct Carrier<S: Step>(Option<Arc<Inner<S>>>);
 
 impl<S: Step> Carrier<S> {
-    /// What goes next, each name once; with nothing more to carry it is none any longer.
+    /// The next batch, with each name once. If there is none, the task gives up its share.
     fn next(&mut self) -> Option<Load<S>> {
         let inner = Arc::clone(self.0.as_ref()?);
         let batch = inner.waiting().next();
@@ -180,7 +184,7 @@ impl<S: Step> Waiting<S> {
         while batch.len() < MOST_TOGETHER
             && let Some((request, asker)) = self.asked.pop_front()
         {
-            // What nobody waits for any more is not sent.
+            // A request whose caller was cancelled is not sent.
             if asker.is_closed() {
                 continue;
             }
@@ -207,7 +211,7 @@ impl<S: Step> fmt::Debug for Gather<S> {
 }
 
 impl<S: Step> Turn<'_, S> {
-    /// It goes with others.
+    /// Whether the request goes in a batch.
     pub(crate) fn is_beside(&self) -> bool {
         self.beside.is_some()
     }
@@ -223,13 +227,13 @@ impl<S: Step> Drop for Turn<'_, S> {
     }
 }
 
-/// So many go by themselves: a command of its own is sooner there than one that waits for company.
+/// This many requests are sent by themselves: a single command is faster than waiting for a batch.
 const FEW: usize = 2;
-/// Commands of several under way at a time.
+/// Batches in flight at a time.
 const CARRIERS: usize = 2;
-/// Names of one command: some 3 ms of the server's time, in which it lets others in between.
+/// Names in one command. The limit keeps the command short, so that the server lets others run in between.
 const MOST_TOGETHER: usize = 128;
-/// The most that wait here; who comes then waits for a connection.
+/// The most requests that wait here. Later ones are sent by themselves and wait for a connection.
 const MOST: usize = 4_096;
 
 #[cfg(test)]
@@ -244,7 +248,7 @@ mod tests {
     };
     use tokio::{runtime, sync::Semaphore};
 
-    /// Echoes, once it may.
+    /// Echoes each request as soon as it has a permit.
     #[derive(Clone)]
     struct Echo {
         may: Arc<Semaphore>,

@@ -1,14 +1,18 @@
-//! What is remembered of names: which were free when last heard of, and how races for them went.
+//! Wake-up pacing: what the client remembers of each name, and whether a waiter tries after a release.
 //!
-//! Everybody who listens hears of a release, and one of them gets the lock. Who had it last and knows of company lets one release pass, and looks a
-//! moment later whether somebody else has run: with two who wait it is always the other one's turn, and nobody races. Found to be in vain, that
-//! ends until a race is lost again.
+//! The memory is whether the name was free by the last news, and how races for it went. All waiters are
+//! notified of a release, and one of them gets the lock. A client that had the lock last and knows of other
+//! waiters lets one release pass. It polls a moment later, to see whether another client took the lock. With
+//! two waiters the turns then alternate, and no race takes place. If the other client did not take the lock,
+//! this client stops letting releases pass until it loses a race again.
 //!
-//! Who lost more races than a few clients cause rests before the next one, the longer the more of them were lost, and looks when that is over; a
-//! win forgives some. So of many who wait few listen at a time: an open request for changes costs the server work at each write of anybody. Where
-//! locks are held for so long that every rest is over by the next release, rests do not thin the crowd: then only some run at once when they hear
-//! of it, with a probability that each loss halves, and the others rest then. Nobody is told to wait for another, so nobody who is gone is waited
-//! for.
+//! Contention backoff: a client that lost more races than a few waiters cause pauses before its next race.
+//! The pause grows with the number of losses, the client polls when it ends, and a win forgives some losses.
+//! So only few of many waiters listen at a time: an open request for changes costs the server work at each
+//! write of any client. Where locks are held so long that every pause ends before the next release, pauses do
+//! not reduce the number of racing clients. A woken client then tries at once only with a probability that
+//! each loss halves, and otherwise it pauses. No client is told to wait for another client, so a crashed
+//! client delays no other.
 
 use dlock_core::LockName;
 use std::{
@@ -17,7 +21,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// All of it may be forgotten at any time: it is worth a shorter way, or a pause, and decides nothing.
+/// Memory of a bounded number of names. It may be forgotten at any time: it saves a command or adds a pause,
+/// and decides nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Heard {
     names: HashMap<LockName, Name>,
@@ -27,23 +32,24 @@ pub(crate) struct Heard {
 struct Name {
     free: bool,
     losses: u32,
-    /// Whom the last race was lost to, until somebody else was inside.
+    /// The token to which the last race was lost, until another holder was seen.
     lost_to: Option<u64>,
-    /// Whom the last refusal has seen inside, by the token, and since when by the server's time.
+    /// The token of the holder that the last refusal showed, and the server's time since which it holds the
+    /// lock.
     inside: Option<u64>,
     since: i64,
-    /// When the name was last heard to be free, by the server's time.
+    /// When the lock was last reported free, by the server's time.
     released: Option<i64>,
-    /// Others wait as well: one of them was faster, or ran where this one held back.
+    /// Other clients wait as well: one of them was faster, or took the lock while this client held back.
     company: bool,
     /// A release was left to others since the last win.
     passed: bool,
-    /// Held back, and looking now whether that was in vain.
+    /// The client held back, and now polls to see whether another client took the lock.
     held_back: bool,
     state: State,
-    /// Counts the rests.
+    /// Counts the pauses of the contention backoff.
     rests: u64,
-    /// Counts releases that were heard of and refusals.
+    /// Counts the releases that were reported, and the refusals.
     news: u64,
 }
 
@@ -51,12 +57,12 @@ struct Name {
 enum State {
     #[default]
     Listening,
-    /// Woken, until the answer is there: until then nothing new can be heard that matters.
+    /// The client was woken and tries to acquire. Until the answer, no other notification matters.
     Trying(Instant),
     Resting(Instant),
 }
 
-/// A look that is due later.
+/// A poll that is due after a pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Later {
     pub(crate) pause: Duration,
@@ -65,18 +71,18 @@ pub(crate) struct Later {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum After {
-    /// That rest, if it is still the last one.
+    /// Due after that pause, if it is still the last one.
     Rest(u64),
-    /// Unless there are news since.
+    /// Due unless there is newer information.
     News(u64),
 }
 
-/// What becomes of a release that was heard of.
+/// What a reported release leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
     Now,
     Later(Later),
-    /// Somebody has looked since, or will when the rest is over.
+    /// No wake-up: the client has polled since, or will when its pause ends.
     Nobody,
 }
 
@@ -88,23 +94,24 @@ impl Heard {
         self.names.entry(name.clone()).or_default()
     }
 
-    /// The name was given back by this client, and nothing keeps it shut.
+    /// This client released the lock, and no minimum hold remains.
     pub(crate) fn freed(&mut self, name: &LockName) {
         self.of(name).free = true;
     }
 
-    /// Whether the name was free when last heard of. Said once: whoever asks is about to take it.
+    /// Whether the name was free by the last news. The answer is given once, because the caller is about to
+    /// take the lock.
     pub(crate) fn is_free(&mut self, name: &LockName) -> bool {
         let known = self.names.get_mut(name);
         known.is_some_and(|known| std::mem::take(&mut known.free))
     }
 
-    /// Somebody is inside by that token, and came in at `since` by the server's time.
+    /// Another owner holds the lock with that token, since `since` by the server's time.
     pub(crate) fn refused(&mut self, name: &LockName, token: u64, since: i64) {
         let known = self.of(name);
         known.since = since;
         known.inside = Some(token);
-        // One that is no younger than the release was asked for before it, and makes no look needless.
+        // A holder that is no younger than the release was read before the release: the poll is still needed.
         known.news += u64::from(known.released.is_some_and(|at| since > at));
         known.held_back = false;
         known.lost_to = known.lost_to.filter(|lost_to| *lost_to == token);
@@ -113,10 +120,11 @@ impl Heard {
         }
     }
 
-    /// Somebody else was faster, who has that token. Said before the refusal, or whoever is to rest would listen for a moment.
+    /// Another client was faster, and holds the lock with that token. It must be noted before the refusal, or
+    /// else a client that is about to pause would listen for a moment.
     pub(crate) fn lost(&mut self, name: &LockName, token: u64) -> Option<Later> {
         let known = self.of(name);
-        // Inside already when it was asked last: what was heard of was older than that.
+        // That holder was there at the previous refusal, so the notification was older than it.
         if known.inside == Some(token) {
             return None;
         }
@@ -137,13 +145,14 @@ impl Heard {
         }
     }
 
-    /// A release was heard of, with the server's time of it where the event tells.
+    /// A release was reported, with the server's time of it where the event carries one.
     pub(crate) fn release(&mut self, name: &LockName, at: Option<i64>) -> Wake {
         let known = self.of(name);
         if matches!(known.state, State::Resting(until) if until > Instant::now()) {
             return Wake::Nobody;
         }
-        // Whoever begins to listen again hears what lay there: what was before the one who is inside now is no news.
+        // A client that listens again also reads older events. A release before the current holder's acquire
+        // is no news.
         if at.is_some_and(|at| at < known.since) {
             return Wake::Nobody;
         }
@@ -164,9 +173,9 @@ impl Heard {
         Wake::Now
     }
 
-    /// The pause is over. Whether to look.
+    /// The pause is over: whether to poll.
     pub(crate) fn is_due(&mut self, name: &LockName, later: Later) -> bool {
-        // What was forgotten is not known to be needless.
+        // A forgotten name may need the poll.
         let Some(known) = self.names.get_mut(name) else {
             return true;
         };
@@ -183,12 +192,13 @@ impl Heard {
         }
     }
 
-    /// How long nobody has to hear of the name.
+    /// How long the client needs no notification for the name.
     pub(crate) fn pause(&self, name: &LockName, now: Instant) -> Option<Duration> {
         let until = match self.names.get(name)?.state {
             State::Listening => return None,
             State::Trying(until) => until,
-            // Until the look that ends the rest is answered: what lies in the stream before that look would begin another one.
+            // Until the poll after the pause is answered: an event from before that poll would begin another
+            // pause.
             State::Resting(until) => until + LONGEST_TRY,
         };
         until
@@ -198,7 +208,8 @@ impl Heard {
 }
 
 impl Name {
-    /// Of how many one should run, as a power of two. Few losses are no crowd: of three who wait two lose each time, and all of them have to listen.
+    /// The estimated number of racing waiters, as a power of two. Few losses count as none: of three waiters
+    /// two lose each race, and all of them have to listen.
     fn crowd(&self) -> u32 {
         self.losses.saturating_sub(FEW_LOSSES)
     }
@@ -223,19 +234,20 @@ fn random() -> u32 {
     u32::from_le_bytes([a, b, c, d])
 }
 
-/// Names.
+/// The most names to remember.
 const MOST: usize = 4_096;
-/// So many losses are forgotten with two wins, and nobody rests for them.
+/// Two wins forgive this many losses, and they cause no pause.
 const FEW_LOSSES: u32 = 3;
-/// Losses that count: after them a rest takes up to a second.
+/// The most losses that count. With that many a pause takes up to a second.
 const MOST_LOSSES: u32 = FEW_LOSSES + 7;
-/// What a win is worth in losses: with many waiters some three run at once for one that wins.
+/// The losses that a win forgives: with many waiters some three clients try for each one that wins.
 const PER_WIN: u32 = 2;
-/// The longest rest of one who has no crowd.
+/// The longest pause before further losses double it.
 const PER_CROWD: Duration = Duration::from_millis(8);
-/// Who runs at once has most often come in by then. Twice that at most.
+/// A waiter that tries at once has most often acquired the lock by then. The pause is twice this time at
+/// most.
 const HOLD_BACK: Duration = Duration::from_millis(4);
-/// The answer to an attempt should be there by then.
+/// The answer to an attempt should arrive within this time.
 const LONGEST_TRY: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
@@ -251,7 +263,7 @@ mod tests {
         format!("n{at}").parse().unwrap()
     }
 
-    /// A loser of that many races, the last of them to token 1.
+    /// A client that lost that many races, the last of them to token 1.
     fn loser(races: u32) -> (Heard, Option<Later>) {
         let mut heard = Heard::default();
         let mut rest = None;
@@ -309,7 +321,7 @@ mod tests {
                 })
                 .collect();
             let at_once = woken.iter().filter(|wake| **wake == Wake::Now).count();
-            // One in eight of those who did not rest long enough.
+            // One in eight of those that did not pause long enough.
             let meant = if some_rest { 60..250 } else { 1_000..1_001 };
             assert!(meant.contains(&at_once), "{token}: {at_once}");
         }
@@ -346,7 +358,7 @@ mod tests {
         let mut heard = Heard::default();
         heard.refused(&name(0), 7, 0);
         for _ in 0..40 {
-            // Of an older release; where several servers tell their own time nothing shows that.
+            // From an older release. Where several servers tell their own time, nothing shows that.
             assert_eq!(heard.release(&name(0), None), Wake::Now);
             assert_eq!(heard.lost(&name(0), 7), None);
             heard.refused(&name(0), 7, 0);

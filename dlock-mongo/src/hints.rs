@@ -1,15 +1,19 @@
-//! Wake-ups: one change stream per client, filtered to the names that somebody waits for.
+//! Wake-ups: one change stream per client, filtered to the names that have waiters.
 //!
-//! It begins with the first who waits and ends when nobody has for a while. A name that the filter lacked is read once the stream with that name
-//! is open, so that no release falls between the refusal and the stream. It is read and not acquired: an acquire that lies with the server when
-//! its client is killed takes the lock for a lease. A filter cannot be changed, so a new name means a new stream; where that would happen every
-//! second, the stream takes all names, and what nobody waits for is dropped here.
+//! The stream begins with the first waiter and ends when there has been none for a while. If the filter lacks
+//! a name, the client reads that document once the stream with the name is open, so that no release falls
+//! between the refusal and the stream. It reads and does not acquire: the server would execute a pending
+//! acquire even after the client was killed, and the lock would be held for a lease. A filter cannot be
+//! changed, so a new name needs a new stream. Where that would happen every second, the stream takes all
+//! names, and the client drops the events of names without waiters.
 //!
-//! Everybody who listens hears of a release, and one of them gets the lock: see [`Heard`] for who runs at once, and who rests. While nobody here
-//! is to hear of anything the stream is not read; the server keeps what happens meanwhile.
+//! All waiters are notified of a release, and one of them gets the lock. [`Heard`] decides which try at once
+//! and which back off. While no waiter of this client has to be notified, the client does not read the
+//! stream, and the server keeps the events.
 //!
-//! The native client resumes a stream whose connection or primary went, without a word and without a loss; everybody looks all the same when a
-//! member was lost. Where it cannot, a new one begins, and everybody looks.
+//! The native client resumes a stream without loss and without notice if its connection or its primary was
+//! lost. All waiters poll all the same when a member was lost. If the stream cannot be resumed, a new one
+//! begins, and all waiters poll.
 
 use crate::{
     commands,
@@ -38,7 +42,7 @@ use tokio::{
     time::Instant,
 };
 
-/// Who waits, and the tasks that listen for them.
+/// The waiters of a client, and the tasks that listen for them.
 pub(crate) struct Hints {
     shared: Arc<Shared>,
     stream: Mutex<Option<mpsc::Receiver<Hint>>>,
@@ -47,9 +51,9 @@ pub(crate) struct Hints {
 /// Whether a name is listened to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ear {
-    /// It is not, and nobody will be woken.
+    /// The name is not listened to, and its waiters get no wake-up.
     Deaf,
-    /// It is, or will be in a moment.
+    /// The name is listened to, or will be in a moment.
     Open,
 }
 
@@ -57,27 +61,27 @@ pub(crate) struct Shared {
     pub(crate) connection: Connection,
     kind: Kind,
     waiting: Mutex<Waiting>,
-    /// A name was added that the filter lacks, or all is over.
+    /// The filter lacks a new name, or the driver was closed.
     pub(crate) changed: Arc<Notify>,
-    /// Who rests, or who waits, is another.
+    /// The waiters or the newest stream changed.
     pub(crate) stirred: Notify,
-    /// A hint found the stream full.
+    /// A wake-up did not fit into the channel.
     missed: AtomicBool,
 }
 
 struct Waiting {
     names: HashMap<LockName, HashSet<Ticket>>,
     heard: Heard,
-    /// What the newest stream hears of.
+    /// The names of the newest stream.
     filter: Filter,
-    /// Counts the streams; an older one ends at its next look.
+    /// Counts the streams. An older stream ends when it next reads.
     generation: u64,
     keeper: bool,
-    /// The last attempt to open one failed.
+    /// The last attempt to open a stream failed.
     deaf: bool,
-    /// It was said once.
+    /// The warning was logged.
     told: bool,
-    /// Gone when closed, or when nobody is to be woken.
+    /// `None` when the driver was closed, or when it offers no wake-ups.
     hints: Option<mpsc::Sender<Hint>>,
 }
 
@@ -97,7 +101,7 @@ impl Filter {
 }
 
 impl Hints {
-    /// With `on` false nobody is ever woken.
+    /// With `on` false there are no wake-ups.
     pub(crate) fn new(connection: Connection, on: bool, kind: Kind) -> Self {
         let (hints, stream) = mpsc::channel(UNREAD);
         let waiting = Waiting {
@@ -124,19 +128,19 @@ impl Hints {
         }
     }
 
-    /// Whether this user may have a change stream on this server. Said once where not.
+    /// Whether this user may have a change stream on this server. Logs a warning if not.
     pub(crate) async fn can_be_had(connection: &Connection) -> Result<bool> {
         match open(connection, Some(Vec::new())).await {
             Ok(_) => Ok(true),
             Err(cause) if error::no_stream(&cause) => {
-                tracing::warn!(reason = %error::failed(&cause), "mongodb: no change streams, so waiters have to look");
+                tracing::warn!(reason = %error::failed(&cause), "mongodb: no change streams, so waiters poll");
                 Ok(false)
             }
             Err(cause) => Err(error::failed(&cause)),
         }
     }
 
-    /// A ticket waits on a name from now on.
+    /// Registers a ticket that waits for a name.
     pub(crate) fn listen(&self, name: &LockName, ticket: Ticket) -> Ear {
         let mut waiting = self.shared.waiting();
         if waiting.hints.is_none() {
@@ -161,7 +165,8 @@ impl Hints {
         if waiting.deaf { Ear::Deaf } else { Ear::Open }
     }
 
-    /// A ticket is used up or left. The filter keeps the name until it is made anew: who waits again soon is heard at once.
+    /// Removes a ticket. The filter keeps the name until the next stream, so a waiter that comes back soon is
+    /// notified at once.
     pub(crate) fn forget(&self, name: &LockName, ticket: Ticket) {
         let mut waiting = self.shared.waiting();
         if let Some(tickets) = waiting.names.get_mut(name) {
@@ -181,7 +186,8 @@ impl Hints {
         self.shared.waiting().heard.is_free(name)
     }
 
-    /// Somebody is inside, by what the server showed, and a ticket waits from now on. Said last of an answer: who listens may be asked next.
+    /// Notes a refusal with the document that the server showed, and registers the ticket. It is called last,
+    /// because a listening waiter may be woken next.
     pub(crate) fn refused(&self, name: &LockName, ticket: Ticket, record: &Record) -> Ear {
         let mut waiting = self.shared.waiting();
         waiting.heard.refused(name, record.token, record.came());
@@ -189,7 +195,7 @@ impl Hints {
         self.listen(name, ticket)
     }
 
-    /// Somebody was faster.
+    /// Notes a lost race.
     pub(crate) fn lost(&self, name: &LockName, record: &Record) {
         let later = self.shared.waiting().heard.lost(name, record.token);
         if let Some(later) = later {
@@ -212,12 +218,13 @@ impl Hints {
         };
         let shared = Arc::downgrade(&self.shared);
         let next = |(mut hints, shared): (mpsc::Receiver<Hint>, Weak<Shared>)| async move {
-            // What did not fit was dropped while the stream was full, so this is read before it runs dry.
+            // A wake-up that did not fit was dropped while the channel was full, so this is read before the
+            // channel is empty.
             let missed = shared
                 .upgrade()
                 .is_some_and(|shared| shared.missed.swap(false, Ordering::Relaxed));
             let hint = if missed {
-                Hint::LookAgain
+                Hint::Resync
             } else {
                 hints.recv().await?
             };
@@ -226,7 +233,7 @@ impl Hints {
         stream::unfold((hints, shared), next).boxed()
     }
 
-    /// Ends the hints and the change stream.
+    /// Ends the wake-ups and the change stream.
     pub(crate) fn close(&self) {
         let mut waiting = self.shared.waiting();
         waiting.hints = None;
@@ -263,10 +270,10 @@ impl Shared {
     }
 
     pub(crate) fn look_again(&self) {
-        self.emit(&self.waiting(), Hint::LookAgain);
+        self.emit(&self.waiting(), Hint::Resync);
     }
 
-    /// A change of that document.
+    /// Handles a change of a document.
     pub(crate) fn changed(self: &Arc<Self>, event: &Document) {
         let key = event.get_document("documentKey");
         let name = key
@@ -296,7 +303,7 @@ impl Shared {
         });
     }
 
-    /// How long the newest stream need not be read: what happens meanwhile lies there afterwards.
+    /// How long the newest stream need not be read. Events of that time stay in the stream.
     pub(crate) fn pause(&self, generation: u64) -> Option<Duration> {
         let waiting = self.waiting();
         if waiting.generation != generation || waiting.hints.is_none() {
@@ -311,8 +318,8 @@ impl Shared {
         names.try_fold(IDLE, |least, name| Some(least.min(pause(name)?)))
     }
 
-    /// The newest stream was not read for so long that what lies there is not worth reading: another one begins. What an older one still has to
-    /// say nobody else says.
+    /// The newest stream was not read for so long that its events are outdated, so another one begins. An
+    /// older stream is still read, because no other stream has its remaining events.
     pub(crate) fn outdated(&self, generation: u64) -> bool {
         let mut waiting = self.waiting();
         let is_newest = waiting.generation == generation;
@@ -329,7 +336,8 @@ impl Shared {
     }
 }
 
-/// When a name became free, by the clock that says since when somebody is inside: not where routers and shards each have their own.
+/// When a lock became free, by the clock that also told since when it is held. Not behind routers, where
+/// routers and shards each have their own clock.
 fn time_of(event: &Document, kind: Kind) -> Option<i64> {
     if kind == Kind::Routed {
         return None;
@@ -339,12 +347,12 @@ fn time_of(event: &Document, kind: Kind) -> Option<i64> {
     Some(fields.get_datetime("since").ok()?.timestamp_millis())
 }
 
-/// Reads names that were not heard of until now: a release may have come before the stream.
+/// Reads names that the previous stream lacked: a release may have come before the new stream.
 async fn look(shared: Weak<Shared>, connection: Connection, names: Vec<LockName>) {
     for some in names.chunks(LISTED) {
         let wanted = some.iter().map(|name| name.as_str().into()).collect();
         let find = commands::find(connection.collection(), wanted, "local");
-        // What cannot be read may be free.
+        // A document that cannot be read may be free.
         let found = connection.run(Aim::Other, find).await;
         let found = found.map_or_else(|_| Vec::new(), |reply| batch(&reply));
         let held =
@@ -359,7 +367,7 @@ async fn look(shared: Weak<Shared>, connection: Connection, names: Vec<LockName>
     }
 }
 
-/// Sees to it that there is a stream that hears of every name that is waited for, until nobody waits or the driver is gone.
+/// Keeps a stream open that covers every name with waiters, until there are none or the driver is gone.
 async fn keep(shared: Weak<Shared>, changed: Arc<Notify>) {
     let mut opened: Option<Instant> = None;
     let mut pause = SHORTEST;
@@ -397,7 +405,7 @@ async fn keep(shared: Weak<Shared>, changed: Arc<Notify>) {
                 }
                 Filter::All => None,
             };
-            // Not in a select: a future of the native client is driven to its end.
+            // Not in a `select!`: a future of the native client must run to completion.
             match open(&here.connection, names).await {
                 Ok(stream) => {
                     opened = Some(Instant::now());
@@ -430,7 +438,8 @@ async fn keep(shared: Weak<Shared>, changed: Arc<Notify>) {
 }
 
 impl Shared {
-    /// A new stream is open, and the one before ends. Says which one it is, and who was not heard of until now.
+    /// Notes that a new stream is open; the one before it ends. Answers the number of the stream, and the
+    /// names that the one before it lacked.
     fn opened(&self, filter: Filter, lost: bool) -> (u64, Vec<LockName>) {
         let mut waiting = self.waiting();
         let before = std::mem::replace(&mut waiting.filter, filter);
@@ -438,7 +447,7 @@ impl Shared {
         self.stirred.notify_waiters();
         let was_deaf = std::mem::take(&mut waiting.deaf);
         if lost || was_deaf {
-            self.emit(&waiting, Hint::LookAgain);
+            self.emit(&waiting, Hint::Resync);
             return (waiting.generation, Vec::new());
         }
         let heard = |name: &&LockName| !before.has(name) && waiting.filter.has(name);
@@ -450,25 +459,25 @@ impl Shared {
         let mut waiting = self.waiting();
         waiting.deaf = true;
         if !std::mem::replace(&mut waiting.told, true) {
-            tracing::warn!(reason = %error::failed(cause), "mongodb: no change stream for now, so waiters look every 100 ms");
+            tracing::warn!(reason = %error::failed(cause), "mongodb: no change stream for now, so waiters poll every 100 ms");
         }
     }
 }
 
-/// Streams opened more often than this take all names.
+/// If streams would be opened more often than this, the next one takes all names.
 const OFTEN: Duration = Duration::from_secs(1);
-/// More names than this are not listed: the server compares each change with each.
+/// More names than this are not listed: the server compares each change with each of them.
 const LISTED: usize = 1_000;
-/// A stream that nobody needs is closed after this long.
+/// A stream without waiters is closed after this long.
 const IDLE: Duration = Duration::from_secs(10);
 /// Pauses between attempts to open a stream.
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(5);
-/// Who waits for more names than this always listens.
+/// A client that waits for more names than this always listens.
 const RESTING: usize = 16;
-/// Hints that lie unread; more of them become one `LookAgain`.
+/// The most unread wake-ups. Further ones become one `Resync`.
 const UNREAD: usize = 1_024;
-/// Names that one client waits for; whoever waits for more looks.
+/// The most names that one client listens to. Waiters for further names poll.
 const MOST: usize = 10_000;
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! dlock's MongoDB driver: one document per name, every step one command decided by the server's clock, writes confirmed by a majority,
-//! waiters woken by a change stream.
+//! dlock's MongoDB driver: a document per lock name in one collection.
 //!
-//! See the README of this crate for what is stored, what is guaranteed and what rights it needs.
+//! Every step is one command that the server's clock decides. Writes are confirmed by a majority, and a
+//! change stream wakes waiters. The README of this crate says what is stored, what is guaranteed and which
+//! rights the driver needs.
 
 mod commands;
 mod config;

@@ -1,13 +1,15 @@
-//! What the server evaluates: the pipelines of the commands, each written once.
+//! Pipelines: the expressions that the server evaluates, each defined once.
 //!
-//! What a user chose is a variable here (`$$owner`, `$$hold`, `$$join`, …), which each command brings along.
+//! What a user chose is a variable here (`$$owner`, `$$hold`, `$$join`, …). Each command carries the values.
 
 use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
 use std::sync::LazyLock;
 
-/// Takes the lock or re-enters it. Run twice it finds its own hold and changes nothing; run after `$$last` likewise.
+/// Takes the lock or re-enters it, in one atomic step on the server's clock. When it runs twice, the second
+/// run finds its own hold and changes nothing. When it runs after `$$last`, it changes nothing either.
 ///
-/// A document that was made by this upsert has no field but `_id`; refused, it stays as a free one.
+/// A document that this upsert has just created has no field but `_id`. If the request is refused, the
+/// document stays as a free one.
 pub(crate) static ACQUIRE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     let taken = doc! {
         "_id": "$_id", "dlock": VERSION, "owner": "$$owner", "token": next_token(), "holds": [hold()],
@@ -41,7 +43,8 @@ pub(crate) static ACQUIRE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     constant(doc! { "$replaceWith": root }, true, "dlock acquire")
 });
 
-/// What [`ACQUIRE`] makes of a free document: the filter has judged that it is one. A third of that one's work for the server.
+/// What [`ACQUIRE`] does to a free document. The filter has checked that the document is free, so this costs
+/// the server much less work.
 pub(crate) static TAKE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     let stage = doc! { "$set": {
         "owner": "$$owner", "token": next_token(), "holds": [hold()], "since": "$$NOW",
@@ -50,7 +53,7 @@ pub(crate) static TAKE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     command(vec![stage].into(), shown, true, "dlock acquire")
 });
 
-/// What [`TAKE`] is in a command of several.
+/// The same as [`TAKE`] in a command for several names.
 pub(crate) static TAKE_ALL: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     let hold = doc! { "id": "$$one.hold", "end": { "$add": ["$$NOW", "$$one.lease"] }, "note": "$$one.note" };
     let taken = doc! {
@@ -60,11 +63,11 @@ pub(crate) static TAKE_ALL: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     raw(&doc! { "$replaceWith": taken })
 });
 
-/// Whether it is not too late for what is asked of the document.
+/// Whether the not-after of the document's entry has not passed yet.
 pub(crate) static IN_TIME: LazyLock<RawDocumentBuf> =
     LazyLock::new(|| raw(&of_several(doc! { "$lte": ["$$NOW", "$$one.last"] })));
 
-/// Whether the first hold of the document is the one that is given back, and lives.
+/// Whether the first hold of the document is the one to release, and lives.
 pub(crate) static INSIDE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     let first = |field: &str| doc! { "$arrayElemAt": [format!("$holds.{field}"), 0] };
     raw(&of_several(doc! { "$and": [
@@ -74,7 +77,7 @@ pub(crate) static INSIDE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     ] }))
 });
 
-/// What [`RELEASE`] makes of a document with one hold: the filter has judged that it is the one.
+/// What [`RELEASE`] does to a document with one hold. The filter has checked that it is the hold to release.
 pub(crate) static GIVE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     let freed = doc! {
         "$set": { "owner": null, "holds": [] },
@@ -83,7 +86,8 @@ pub(crate) static GIVE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     command(freed.into(), doc! { "_id": 1 }, false, "dlock release")
 });
 
-/// Removes one hold (`$$hold`) or all of them (null). Run twice the second finds nothing and changes nothing. Never late.
+/// Removes one hold (`$$hold`) or all of them (null), in one atomic step on the server's clock. When it runs
+/// twice, the second run finds nothing and changes nothing. It has no not-after.
 pub(crate) static RELEASE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     let left = doc! { "$cond": [
         { "$eq": ["$$hold", null] }, [],
@@ -106,7 +110,8 @@ pub(crate) static RELEASE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     constant(doc! { "$replaceWith": root }, false, "dlock release")
 });
 
-/// Frees a name whoever holds it, if its token is `$$only` or that is null. Run twice the second finds it free, or another token.
+/// Frees the lock without its owner, if `$$only` is its token or null. When it runs twice, the second run
+/// finds the lock free, or another token.
 pub(crate) static BREAK: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     let inside = doc! { "$gt": [{ "$size": "$$living" }, 0] };
     let shut = doc! { "$and": [{ "$eq": ["$owner", null] }, { "$gt": ["$keep", "$$NOW"] }] };
@@ -121,16 +126,17 @@ pub(crate) static BREAK: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     constant(doc! { "$replaceWith": root }, false, "dlock break")
 });
 
-/// Whether it is not too late, and a hold of the document lives, which is all that a filter judges of a batch.
+/// Whether the not-after has not passed and a hold of the document lives. A batch's filter checks no more.
 pub(crate) static LIVES: LazyLock<Bson> = LazyLock::new(|| {
     let alive = doc! { "$gt": [{ "$max": "$holds.end" }, "$$NOW"] };
     Bson::Document(doc! { "$and": [in_time(), alive] })
 });
 
-/// Moves the end of each living hold of which a batch names document, owner and hold together, never back; the others stay as they are. Run twice it
-/// lasts from the second on.
+/// Moves the end of each living hold whose document, owner and hold the batch names together, and never moves
+/// it back. Other holds stay as they are. When it runs twice, the lease counts from the second run.
 ///
-/// What is written into a pipeline the server finds by a table. A list in a variable, or a place in a list, it reads from the beginning, for each document.
+/// The server finds a constant of the pipeline through a hash table. It would scan a list in a variable, or
+/// the positions of a list, from the beginning for each document.
 pub(crate) fn prolong(batch: Vec<[Bson; 3]>, lease: Lasts) -> Bson {
     let named = batch.into_iter().map(|entry| Bson::from(entry.to_vec()));
     let named = doc! { "$literal": named.collect::<Vec<_>>() };
@@ -147,13 +153,13 @@ pub(crate) fn prolong(batch: Vec<[Bson; 3]>, lease: Lasts) -> Bson {
     )])
 }
 
-/// How many ms the entries of a batch shall last.
+/// The leases of the entries of a batch, in ms.
 pub(crate) enum Lasts {
     All(i64),
     Each(Vec<Bson>, Vec<i64>),
 }
 
-/// The same for the only document there is, which a filter has not judged.
+/// The same for a single document, which no filter has checked.
 pub(crate) static PROLONG_ONE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     let ours =
         doc! { "$and": [{ "$eq": ["$dlock", VERSION] }, { "$isArray": "$holds" }, in_time()] };
@@ -163,7 +169,8 @@ pub(crate) static PROLONG_ONE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     constant(doc! { "$set": { "holds": holds } }, true, "dlock renew")
 });
 
-/// What every command shows of a document: the server's time, and the record, or of one that is not ours its fields and their types.
+/// What every command shows of a document: the server's time and the record. Of a foreign document it shows
+/// the fields and their types.
 pub(crate) static SHOWN: LazyLock<Bson> = LazyLock::new(|| {
     let field = doc! { "$concat": ["$$one.k", ": ", { "$type": "$$one.v" }] };
     let fields = doc! { "$map": {
@@ -177,7 +184,8 @@ pub(crate) static SHOWN: LazyLock<Bson> = LazyLock::new(|| {
     })
 });
 
-/// All of a `findAndModify` but its name, its filter and its variables. `new`: it answers the document as it is afterwards.
+/// The parts of a `findAndModify` other than its name, its filter and its variables. With `new` it answers
+/// the document after the command.
 fn constant(stage: Document, new: bool, comment: &str) -> RawDocumentBuf {
     let shown = SHOWN.as_document().cloned().unwrap_or_default();
     command(vec![stage].into(), shown, new, comment)
@@ -200,12 +208,12 @@ fn raw(constant: &Document) -> RawDocumentBuf {
     RawDocumentBuf::from_document(constant).expect("its keys are those above")
 }
 
-/// Whatever the URL or the application's client says.
+/// The write concern of every write, whatever the URL or the application's client says.
 pub(crate) fn concern() -> Document {
     doc! { "w": "majority", "j": true, "wtimeout": AT_MOST }
 }
 
-/// Names differ in every byte, whatever the collection's own collation.
+/// The collation that compares names byte by byte, whatever the collection's own collation is.
 pub(crate) fn simple() -> Document {
     doc! { "locale": "simple" }
 }
@@ -214,7 +222,7 @@ fn with(variables: Document, expression: Document) -> Document {
     doc! { "$let": { "vars": variables, "in": expression } }
 }
 
-/// A free document; its name is that of the one it replaces.
+/// A free document with the name of the one that it replaces.
 fn free(token: impl Into<Bson>) -> Document {
     doc! {
         "_id": "$_id", "dlock": VERSION, "owner": null, "token": token.into(), "holds": [],
@@ -222,7 +230,7 @@ fn free(token: impl Into<Bson>) -> Document {
     }
 }
 
-/// The hold that is asked for.
+/// The requested hold.
 fn hold() -> Document {
     doc! { "id": "$$hold", "end": { "$add": ["$$NOW", "$$lease"] }, "note": "$$note" }
 }
@@ -239,13 +247,13 @@ fn is_inside() -> Document {
     doc! { "$and": [{ "$gt": [{ "$size": "$$living" }, 0] }, { "$eq": ["$owner", "$$owner"] }] }
 }
 
-/// The last one + 1, or the server's time in µs where that is more. `$$NOW` counts in ms.
+/// The next token: the last token + 1, or the server's time in µs if that is greater. `$$NOW` counts in ms.
 fn next_token() -> Document {
     let micros = doc! { "$multiply": [{ "$toLong": "$$NOW" }, 1000_i64] };
     doc! { "$max": [{ "$add": ["$token", 1_i64] }, micros] }
 }
 
-/// With what a command of several asks of this document as `$$one`.
+/// Evaluates an expression with the entry of this document as `$$one`.
 fn of_several(expression: Document) -> Document {
     let place = doc! { "$indexOfArray": ["$$names", "$_id"] };
     with(
@@ -258,7 +266,7 @@ fn in_time() -> Document {
     doc! { "$lte": ["$$NOW", "$$last"] }
 }
 
-/// The holds, of which whichever is meant and lives ends `lease` from now.
+/// The holds of a document. Each hold that is meant and lives now ends `lease` from now, or later if it did.
 fn prolonged(meant: Document, lease: Bson) -> Document {
     let lives = doc! { "$gt": ["$$one.end", "$$NOW"] };
     let end = doc! { "$max": ["$$one.end", { "$add": ["$$NOW", lease] }] };
@@ -267,7 +275,8 @@ fn prolonged(meant: Document, lease: Bson) -> Document {
     doc! { "$map": { "input": "$holds", "as": "one", "in": one } }
 }
 
-/// Nobody inside for a day, nothing keeps it shut, and its counter is a day old: whoever takes the name then gets a greater one from the clock.
+/// Whether the lock had no holder and no minimum hold for a day, and its counter is a day old. The next
+/// acquire of the name then gets a greater token from the clock.
 pub(crate) fn unused() -> Document {
     let day = doc! { "$subtract": ["$$NOW", UNUSED] };
     let micros = doc! { "$multiply": [{ "$toLong": day.clone() }, 1000_i64] };
@@ -279,11 +288,12 @@ pub(crate) fn unused() -> Document {
     ] }
 }
 
-/// Of the document's shape.
+/// The version of the document's shape.
 pub(crate) const VERSION: i32 = 1;
-/// No command about locks runs longer on the server, so none takes effect later than this after its `$$NOW`; and none waits longer for a majority.
+/// The server runs no lock command longer than this, in ms. So no command takes effect later than this after
+/// its `$$NOW`, and none waits longer for a majority.
 pub(crate) const AT_MOST: i64 = 1_000;
-/// A foreign document may have any number of fields.
+/// The most fields shown of a foreign document, which may have any number.
 const MOST_SHOWN: i32 = 20;
-/// How long a free name's document, and the counter in it, is kept at least.
+/// The minimum time in ms for which the document of an unused name stays, with the counter in it.
 const UNUSED: i64 = 24 * 60 * 60 * 1_000;

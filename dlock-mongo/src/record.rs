@@ -1,13 +1,14 @@
-//! What came back: one document at one moment, read and judged as the pipelines judge it; and what a server says of itself.
+//! Records: one lock document at one moment, judged by the same rules as the pipelines; also the kind of
+//! deployment that a server reports.
 
 use crate::error;
 use dlock_core::{
-    DriverError, FencingToken, Fingerprint, HoldId, Holder, LockName, Note, Owner, Snapshot,
+    DriverError, FencingToken, Fingerprint, HoldId, Holder, HolderInfo, LockName, Owner, Snapshot,
 };
 use mongodb::bson::{Bson, Document};
 use std::time::Duration;
 
-/// A document of ours and the server's time when it was looked at, both in ms since 1970.
+/// A lock document and the server's time when it was read, in ms since 1970.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Record {
     pub(crate) now: i64,
@@ -15,11 +16,11 @@ pub(crate) struct Record {
     owner: Option<String>,
     pub(crate) token: u64,
     holds: Vec<Hold>,
-    /// When it became what it is: held, or free.
+    /// When the lock was taken, or became free.
     since: i64,
-    /// Kept shut until then, as soon as nobody is inside.
+    /// The end of the minimum hold: without a holder the lock is unavailable until then.
     keep: Option<i64>,
-    /// Of the release of several that freed it last, if one did.
+    /// The mark of the batched release that freed the lock last, if one did.
     mark: Option<i64>,
 }
 
@@ -31,7 +32,7 @@ struct Hold {
 }
 
 impl Record {
-    /// Reads one document as [`commands::SHOWN`](crate::commands) projects it.
+    /// Reads one document in the projection [`commands::SHOWN`](crate::commands).
     pub(crate) fn read(shown: &Document) -> Result<Self, DriverError> {
         let now = millis(shown.get("now")).ok_or_else(error::garbled)?;
         if let Some(shape) = shown.get("shape").and_then(Bson::as_array) {
@@ -72,63 +73,64 @@ impl Record {
         })
     }
 
-    /// Holds whose end is still to come, in the order they came.
+    /// Holds whose end is still to come, in the order in which they were added.
     fn living(&self) -> impl Iterator<Item = &Hold> {
         self.holds.iter().filter(|hold| hold.end > self.now)
     }
 
-    /// How many holds live.
+    /// The number of living holds.
     pub(crate) fn holds(&self) -> u32 {
         u32::try_from(self.living().count()).unwrap_or(u32::MAX)
     }
 
-    /// Whether a living incarnation is that owner's.
+    /// Whether that owner has a living hold.
     pub(crate) fn is_of(&self, owner: &Owner) -> bool {
         self.holds() > 0 && self.owner.as_deref() == Some(&*owner_text(owner))
     }
 
-    /// What is left of that hold of that owner.
+    /// The time left of that hold of that owner.
     pub(crate) fn rest_of(&self, owner: &Owner, hold: HoldId) -> Option<Duration> {
         let id = hold.to_string();
         let hold = self.living().find(|one| one.id == id)?;
         self.is_of(owner).then(|| span(hold.end - self.now))
     }
 
-    /// Whether that hold stands in it, alive or over.
+    /// Whether the document contains that hold, living or expired.
     pub(crate) fn has(&self, hold: HoldId) -> bool {
         let id = hold.to_string();
         self.holds.iter().any(|one| one.id == id)
     }
 
-    /// Whether the release of several with that mark has freed it, the last of such releases.
+    /// Whether the batched release with that mark freed the lock, as the last one that did.
     pub(crate) fn bears(&self, mark: i64) -> bool {
         self.mark == Some(mark)
     }
 
-    /// Since when it is what it is. A primary whose clock is behind its predecessor's may be asked before that.
+    /// When the lock was taken or became free. A primary whose clock is behind its predecessor's may read the
+    /// document before that time, so the time of the read bounds it.
     pub(crate) fn came(&self) -> i64 {
         self.since.min(self.now)
     }
 
-    /// Whether somebody else is inside, or it is kept shut.
+    /// Whether another owner holds the lock, or the lock is unavailable.
     pub(crate) fn is_shut_to(&self, owner: &Owner) -> bool {
         self.rest().is_some() && !self.is_of(owner)
     }
 
-    /// What is left of an `at_least_for` that nobody is inside of.
+    /// The time left of the minimum hold (`min_hold`) of a lock without a holder.
     pub(crate) fn shut(&self) -> Option<Duration> {
         let until = self.keep.filter(|_| self.owner.is_none())?;
         (until > self.now).then(|| span(until - self.now))
     }
 
-    /// How long the name stays shut when the incarnation inside ends now and asks for that much.
+    /// How long the lock stays unavailable if the current holder ends now and asks for `keep`.
     pub(crate) fn kept(&self, keep: Option<Duration>) -> Option<Duration> {
         let asked = keep.map(|keep| self.now.saturating_add(length(keep)));
         let until = asked.max(self.keep)?;
         (until > self.now).then(|| span(until - self.now))
     }
 
-    /// Until when nobody else can have it, at the latest.
+    /// The longest time until another owner can have the lock.
     pub(crate) fn rest(&self) -> Option<Duration> {
         let end = self.living().map(|hold| hold.end).max();
         end.map(|end| span(end - self.now)).or(self.shut())
@@ -139,7 +141,7 @@ impl Record {
         let mut holder = Holder::new(Fingerprint::of(self.owner.as_deref()?.as_bytes()));
         holder.token = Some(FencingToken(self.token));
         holder.rest = self.rest();
-        holder.note = Note::parse(&first.note);
+        holder.note = HolderInfo::parse(&first.note);
         Some(holder)
     }
 
@@ -149,7 +151,7 @@ impl Record {
             Some(holder) => {
                 shown.holders.push(holder);
                 shown.holds = self.holds();
-                shown.age = Some(span(self.now - self.since));
+                shown.age = Some(span(self.now.saturating_sub(self.since)));
             }
             None => shown.shut = self.shut(),
         }
@@ -176,19 +178,20 @@ pub(crate) fn batch(reply: &Document) -> Vec<Document> {
     found.filter_map(|one| one.as_document().cloned()).collect()
 }
 
-/// What kind of deployment answers.
+/// The kind of deployment that answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// One server without an oplog: no change streams, and a majority of one.
     Standalone,
     /// A replica set.
     Replicated,
-    /// Routers before several.
+    /// Routers in front of several shards.
     Routed,
 }
 
 impl Kind {
-    /// What a read asks for: see [`commands`](crate::commands). A standalone server has nobody to ask.
+    /// The read concern of a read: see [`commands`](crate::commands). A standalone server has no other member
+    /// to ask.
     pub(crate) fn level(self) -> &'static str {
         match self {
             Self::Standalone => "local",
@@ -196,7 +199,7 @@ impl Kind {
         }
     }
 
-    /// Reads the answer to a greeting, and refuses what is too old or no primary.
+    /// Reads the answer to `hello`, and refuses a server that is too old or is no primary.
     pub(crate) fn of(hello: &Document) -> Result<Self, DriverError> {
         let wire = hello.get_i32("maxWireVersion").unwrap_or_default();
         if wire < OLDEST {
@@ -218,7 +221,7 @@ impl Kind {
     }
 }
 
-/// An owner as the documents have it.
+/// An owner as the documents store it.
 pub(crate) fn owner_text(owner: &Owner) -> String {
     owner.expose().hyphenated().to_string()
 }
@@ -237,7 +240,7 @@ fn number(value: Option<&Bson>) -> Option<u64> {
     }
 }
 
-/// Whole milliseconds, rounded up: a lease is never short.
+/// Whole milliseconds, rounded up, so that a lease is never too short.
 pub(crate) fn length(span: Duration) -> i64 {
     i64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX)
 }
@@ -246,14 +249,40 @@ fn span(millis: i64) -> Duration {
     Duration::from_millis(u64::try_from(millis).unwrap_or(0))
 }
 
-/// `$$NOW` in projections and `let` in updates: MongoDB 5.0.
+/// `$$NOW` in projections and `let` in updates need MongoDB 5.0.
 const OLDEST: i32 = 13;
 
 #[cfg(test)]
 mod tests {
-    use super::Kind;
+    use super::{Kind, Record};
     use dlock_core::ErrorKind;
-    use mongodb::bson::doc;
+    use mongodb::bson::{DateTime, doc};
+    use std::time::Duration;
+
+    #[test]
+    fn no_date_in_a_document_panics() {
+        let ends = [DateTime::MIN, DateTime::MAX];
+        let every = |of: DateTime| ends.map(|other| (of, other));
+        for (end, since) in ends.into_iter().flat_map(every) {
+            for keep in ends {
+                let hold = doc! { "id": "00", "end": end, "note": "" };
+                for (owner, holds) in [(Some("x"), vec![hold]), (None, Vec::new())] {
+                    let lock = doc! { "owner": owner, "token": 1_i64, "holds": holds, "since": since, "keep": keep };
+                    let shown = doc! { "now": DateTime::now(), "lock": lock };
+                    let record = Record::read(&shown).unwrap();
+                    let shown = record.snapshot("a".parse().unwrap());
+                    let held = owner.is_some() && end == DateTime::MAX;
+                    assert_eq!(shown.holds > 0, held);
+                    assert_eq!(
+                        shown.shut.is_some(),
+                        owner.is_none() && keep == DateTime::MAX
+                    );
+                    assert_eq!(record.rest().is_some(), held || shown.shut.is_some());
+                    assert!(record.kept(Some(Duration::MAX)).is_some());
+                }
+            }
+        }
+    }
 
     #[test]
     fn a_server_that_is_too_old_or_no_primary_is_refused_and_a_router_is_known() {

@@ -1,4 +1,6 @@
-//! Holds kept alive: many with one command, and each judged alone.
+//! Renewals: prolongs many holds with one command, and answers each hold by itself.
+//!
+//! A client with many locks then needs few commands, and a single bad document ends no other lease.
 
 use crate::{
     commands,
@@ -16,14 +18,14 @@ use mongodb::{
 };
 use std::{collections::HashMap, pin::pin, time::Duration};
 
-/// What renews over a connection.
+/// Renews holds over a connection.
 #[derive(Clone, Copy)]
 pub(crate) struct Renewals<'a> {
     pub(crate) connection: &'a Connection,
     pub(crate) kind: Kind,
 }
 
-/// Of each entry what it is answered.
+/// The answer for each entry, in their order.
 type Answers = Vec<Result<Renewed>>;
 
 impl Renewals<'_> {
@@ -39,7 +41,7 @@ impl Renewals<'_> {
             match part {
                 Ok(part) => answers.extend(part),
                 Err(error) if !worked => return Err(error),
-                // It takes its own entries along, and none that another has renewed.
+                // The error applies to this part's own entries. Other parts have renewed theirs.
                 Err(error) => answers.extend((0..size).map(|_| Err(error::again(&error)))),
             }
         }
@@ -61,7 +63,7 @@ impl Renewals<'_> {
         let answer = tokio::select! {
             biased;
             answer = &mut together => answer?,
-            // The server would say so when no time is left to ask them alone.
+            // The server would report its time-out only when no time is left to send the entries alone.
             () = clock.sleep_until(now + patience), if patience < HELD_UP => {
                 let mut alone = pin!(self.each(entries, give_up));
                 tokio::select! {
@@ -77,7 +79,7 @@ impl Renewals<'_> {
                         if alone.lacks_few() {
                             return Ok(alone.or(None));
                         }
-                        // The server is slow with everything: no document's fault.
+                        // The server is slow with everything, so no single document is the cause.
                         match together.await {
                             Ok(answer) if !error::is_of_one_document(&answer) => answer,
                             Ok(answer) => return Ok(alone.or(error::confirmed(answer).err())),
@@ -104,12 +106,12 @@ impl Renewals<'_> {
         self.connection.ask(&place, renew.into()).await
     }
 
-    /// Reads what became of a batch.
+    /// Reads the outcome of a batch.
     async fn told(self, entries: &[Renew], last: DateTime, reply: &Document) -> Result<Answers> {
         let count = |of: &str| reply.get_i32(of).map_err(|_| error::garbled());
         let (matched, changed) = (count("n")?, count("nModified")?);
-        // A document that matched, but whose hold was not prolonged, is not changed. Behind routers one that moves from shard to shard may
-        // be counted on both.
+        // A document that matched, but whose hold was not prolonged, is not changed. Behind routers a
+        // document that moves between shards may be counted on both.
         let all = usize::try_from(changed) == Ok(entries.len()) && self.kind != Kind::Routed;
         if all && entries.iter().all(|entry| entry.lease.is_some()) {
             let lasts = |entry: &Renew| Renewed::Until {
@@ -158,8 +160,9 @@ impl Renewals<'_> {
         (at, self.one(Aim::Alone, entry, give_up).await.flatten())
     }
 
-    /// Each alone, because a document holds up their common command, and those behind it in the server's order are not reached. Where the first few all fail
-    /// it is not a document's fault. Ends before the give-up where few are left, so that they take none along.
+    /// Sends each entry alone, because one document holds up their common command and the server does not
+    /// reach the documents after it. If the first few all fail, no single document is the cause. If few
+    /// entries are left, it ends before the give-up, so that the answers of the others still count.
     async fn each(self, entries: &[Renew], give_up: Instant) -> Alone {
         let end = give_up - give_up.since(self.connection.now()) / 8;
         let each = entries.iter().enumerate();
@@ -192,18 +195,18 @@ impl Renewals<'_> {
     }
 }
 
-/// What became of those that were asked for alone; `None`: not answered, or not asked.
+/// The outcome of entries that were sent alone. `None`: not answered, or not sent.
 struct Alone(Vec<Option<Result<Renewed>>>);
 
 impl Alone {
-    /// Whether some are known to be kept or over, and all others may be held up at the same time.
+    /// Whether some entries have their outcome, and all others could be held up at the same time.
     fn lacks_few(&self) -> bool {
         let known = |answer: &&Option<Result<Renewed>>| matches!(answer, Some(Ok(_)));
         let known = self.0.iter().filter(known).count();
         known > 0 && self.0.len() - known <= ALONE
     }
 
-    /// With what is said of the rest.
+    /// The answers, with `cause` for the entries that have none.
     fn or(self, cause: Option<DriverError>) -> Answers {
         let cause = cause.unwrap_or_else(|| {
             DriverError::unanswered("the renewal was not answered in time, alone or with others")
@@ -218,13 +221,14 @@ fn renewed(record: Option<&Record>, entry: &Renew) -> Renewed {
     rest.map_or(Renewed::NotHeld, |valid_for| Renewed::Until { valid_for })
 }
 
-/// Entries of one command: some 5 ms of the server's time, in which it lets others in between.
+/// Entries of one command. The limit keeps the command short, so that the server lets others run in between.
 const A_COMMAND: usize = 250;
-/// Commands of one batch on their way at a time.
+/// Commands of one batch in flight at a time.
 const IN_FLIGHT: usize = 2;
-/// What the core puts in a batch.
+/// The most entries that the core puts in a batch.
 pub(crate) const RENEW_BATCH: usize = 2 * A_COMMAND;
-/// The same of one entry each.
+/// Commands of one entry each in flight at a time.
 pub(crate) const ALONE: usize = 8;
-/// When the server has given up a command that one document holds up: whoever has as much time waits for its word.
+/// The time after which the server gives up a command that one document holds up. A caller with that much
+/// time waits for the server's answer.
 const HELD_UP: Duration = Duration::from_millis(AT_MOST.unsigned_abs());

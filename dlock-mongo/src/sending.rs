@@ -1,7 +1,7 @@
-//! What is on its way: who may send how much at a time, and that it comes to its end.
+//! Admission: concurrency limits for each class of request; cancelled calls run to completion.
 //!
-//! The native client's pool serves whoever asks first. A thousand waiters that look would stand there before a renewal, so they wait here, and
-//! some connections are left to what keeps locks alive.
+//! The native client's pool serves requests as they arrive. A thousand polling waiters would delay a renewal
+//! there. So requests wait here instead, and some connections are reserved for what keeps locks alive.
 
 use crate::{error, renewals::ALONE};
 use dlock_core::Result;
@@ -19,34 +19,35 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
 };
 
-/// What a command is for.
+/// The class of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Aim {
-    /// Taking a lock, or looking whether that can be done.
+    /// Acquiring a lock, or reading whether that is possible.
     Acquire,
-    /// Keeping locks, and what that needs to know.
+    /// Renewing locks, and the reads that a renewal needs.
     Renew,
-    /// Keeping one that was to be kept together with others.
+    /// Renewing by itself an entry whose batch was held up.
     Alone,
-    /// Giving back, showing, cleaning up.
+    /// Releasing, inspecting, purging.
     Other,
 }
 
-/// The places of a pool of connections.
+/// The permits for the connections of a pool.
 pub(crate) struct Places {
     acquiring: Arc<Semaphore>,
-    /// Of all but renewals.
+    /// For all requests but renewals.
     sending: Arc<Semaphore>,
-    /// Of renewals that go alone because others are held up: where many batches are, the server may be overloaded.
+    /// For renewals that are sent alone because their batch is held up. Many such batches mean that the
+    /// server may be overloaded.
     alone: Arc<Semaphore>,
     unanswered: AtomicUsize,
 }
 
-/// One of them, until everything is answered that it was taken for.
+/// The permits of one request. They are held until all of its commands are answered.
 pub(crate) struct Place {
     places: Arc<Places>,
     permits: [Option<OwnedSemaphorePermit>; 2],
-    /// It was not to be had at once.
+    /// The permits were not available at once.
     pub(crate) waited: bool,
 }
 
@@ -64,7 +65,7 @@ impl Places {
         })
     }
 
-    /// A place, as soon as there is one; for a batch of renewals that is at once.
+    /// Waits for the permits of one request. A batch of renewals needs none and does not wait.
     pub(crate) async fn one(self: &Arc<Self>, aim: Aim) -> Result<Place> {
         let before = self.unanswered.fetch_add(1, Ordering::Relaxed);
         let mut place = Place {
@@ -103,8 +104,8 @@ impl Drop for Place {
     }
 }
 
-/// A future of the native client, which its documentation wants to be driven to its end: by whoever waits for it, as long as somebody does, and
-/// then by a task.
+/// A future of the native client, whose documentation wants it driven to completion. The caller drives it; if
+/// the caller is cancelled, a task does.
 pub(crate) struct Carried<T: Send + 'static> {
     rest: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
     runtime: Handle,
@@ -119,7 +120,7 @@ impl<T: Send + 'static> Carried<T> {
     }
 }
 
-/// `None`: it has no end, because the runtime of the client is gone.
+/// `None`: the future cannot complete, because the runtime of the client is gone.
 impl<T: Send + 'static> Future for Carried<T> {
     type Output = Option<T>;
 
@@ -128,7 +129,7 @@ impl<T: Send + 'static> Future for Carried<T> {
         let Some(call) = rest else {
             return Poll::Ready(None);
         };
-        // Whoever waits may do so in another runtime, or in none: timers and tasks are the client's.
+        // The caller may run in another runtime, or in none. The timers and tasks belong to the client's.
         let _inside = runtime.enter();
         // A timer of a runtime that has ended panics.
         let polled = catch_unwind(AssertUnwindSafe(|| call.as_mut().poll(cx)));
@@ -150,13 +151,13 @@ impl<T: Send + 'static> Drop for Carried<T> {
     }
 }
 
-/// Requests that hang somewhere hold a connection or wait for one: more of them help nobody.
+/// A request that hangs holds a connection or waits for one, so more requests than this only add load.
 const UNANSWERED: usize = 20_000;
-/// Change streams at a time: one, and the one that it replaces.
+/// Change streams at a time: one, and the one that replaces it.
 const STREAMS: usize = 2;
-/// One connection in so many is left to renewals, and as many more to all but acquires.
+/// One connection in this many is reserved for renewals, and as many again for all but acquires.
 const SHARE: usize = 8;
-/// Of a pool without a limit.
+/// The permits for a pool without a limit.
 const MOST: usize = 1 << 16;
-/// Renewals that go alone, of all batches together: two of them have theirs at a time.
+/// Renewals that are sent alone, of all batches together: enough for two batches at a time.
 const ALL_ALONE: usize = 2 * ALONE;

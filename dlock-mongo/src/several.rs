@@ -1,4 +1,6 @@
-//! The short ways in and out for several names at once, and what came of it for each.
+//! Batched acquires and releases: the short commands for several names, and the outcome for each name.
+//!
+//! The server answers such a command with a count, so a read has to tell which names it changed.
 
 use crate::{
     commands::{self, Command, Given, Taken},
@@ -8,31 +10,28 @@ use crate::{
     record::{Kind, Record, batch},
     sending::{Aim, Place},
 };
-use dlock_core::{LockName, Result};
+use dlock_core::{LockName, Result, system_random};
 use mongodb::bson::{Bson, Document, RawDocumentBuf};
-use std::{
-    collections::HashMap,
-    hash::{BuildHasher, RandomState},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
-/// [`take`](commands::take) for several. Answers the document as it is afterwards; `None`: there is none, or it has to be asked for alone.
+/// [`take`](commands::take) in a batch.
 pub(crate) struct Takes {
     pub(crate) connection: Connection,
     pub(crate) kind: Kind,
 }
 
-/// What became of a request that went with others.
+/// The outcome of an acquire that went in a batch.
 pub(crate) enum Beside {
-    /// How the name was afterwards.
+    /// The document after the command.
     Found(Record),
-    /// It took nothing, and has to be asked for alone.
+    /// The request took nothing, and has to be sent alone.
     Alone,
-    /// The same, but it may have been taken.
+    /// The request may have taken the lock, and has to be sent alone.
     Doubtful,
 }
 
-/// [`give`](commands::give) for several. Answers whether it freed the name; if not, it has to be asked for alone.
+/// [`give`](commands::give) in a batch. It answers whether it freed the lock. If not, the request has to be
+/// sent alone.
 pub(crate) struct Gives(pub(crate) Connection);
 
 impl Step for Takes {
@@ -80,7 +79,7 @@ impl Step for Takes {
 }
 
 impl Takes {
-    /// `None`: one document held it up, and others may have been taken.
+    /// `None`: one document stopped the command, and other requests may have taken their locks.
     async fn take(&self, place: &Arc<Place>, asked: &[&Taken]) -> Result<Option<Found>> {
         let connection = &self.connection;
         let command = commands::take_all(connection.collection(), asked);
@@ -88,8 +87,9 @@ impl Takes {
             return Ok(None);
         }
         let names = asked.iter().map(|one| Self::name(one));
-        // Of what a majority has, as what was taken: whose hold is found inside has it. Something nearer might be another copy of the same request,
-        // executed since, which no majority will have.
+        // Reads what a majority has, as the take was confirmed: a request whose hold is found has the lock. A
+        // more recent state might show another copy of the same request, executed later, that no majority
+        // will have.
         let level = match self.kind {
             Kind::Standalone => "local",
             Kind::Replicated | Kind::Routed => "majority",
@@ -97,12 +97,13 @@ impl Takes {
         found(connection, place, names, level).await.map(Some)
     }
 
-    /// For names that have no document: makes free ones, and takes them.
+    /// For names that have no document: creates free documents, then takes them.
     async fn make(&self, place: &Arc<Place>, new: &[&Taken]) -> Result<Option<Found>> {
         let connection = &self.connection;
         let names = new.iter().map(|one| Self::name(one));
         let command = commands::make(connection.collection(), names);
-        // Somebody else's may be there by now. What was not made is not found below, and asked for alone.
+        // Another client may have created a document meanwhile. A document that was not created is not found
+        // below, and its request is sent alone.
         drop(connection.ask(place, command.into()).await?);
         self.take(place, new).await
     }
@@ -118,7 +119,7 @@ impl Step for Gives {
 
     async fn send(&self, asked: &[Given]) -> Result<Answers<Self>> {
         let Self(connection) = self;
-        let mark = i64::from_le_bytes(RandomState::new().hash_one(asked.len()).to_le_bytes());
+        let mark = i64::from_le_bytes(system_random()?.to_le_bytes());
         let place = connection.place(Aim::Other).await?;
         let command = commands::give_all(connection.collection(), asked, mark);
         let freed = met(connection, &place, command).await?;
@@ -131,7 +132,7 @@ impl Step for Gives {
 }
 
 impl Gather<Gives> {
-    /// The short way out, alone or beside others. `false`: there is more to be decided.
+    /// The short release, alone or in a batch. `false`: it freed nothing, and the full command has to decide.
     pub(crate) async fn give(&self, one: Given) -> Result<bool> {
         let turn = self.turn(&one.name);
         if turn.is_beside() {
@@ -144,7 +145,7 @@ impl Gather<Gives> {
     }
 }
 
-/// What became of each, when not all of them were freed. With `freed` not known none is said to be.
+/// The outcome of each release when not all locks were freed. If `freed` is unknown, none counts as freed.
 fn settled(asked: &[Given], mark: i64, freed: Option<usize>, records: &Found) -> Answers<Gives> {
     let record = |one: &Given| records.get(one.name.as_str()).and_then(Option::as_ref);
     let is_marked = |one: &Given| record(one).is_some_and(|record| record.bears(mark));
@@ -154,17 +155,18 @@ fn settled(asked: &[Given], mark: i64, freed: Option<usize>, records: &Found) ->
         if is_marked(one) && freed.is_some() {
             return Ok(true);
         }
-        // Its hold is there still, or all that were freed are others.
+        // Its hold is still there, or the count shows that all freed locks are other ones.
         if all_found || record(one).is_some_and(|record| record.has(one.hold)) {
             return Ok(false);
         }
-        // Taken anew the long way since, or lost before.
+        // The lock was lost before, or was freed and taken again since by the full command.
         Err(error::untold())
     };
     asked.iter().map(answer).collect()
 }
 
-/// How many documents a command of several met. `None`: one of them met an error, and nobody says what became of the others.
+/// How many documents a command for several names met. `None`: one document met an error, and the reply does
+/// not tell what became of the others.
 async fn met(
     connection: &Connection,
     place: &Arc<Place>,
@@ -180,7 +182,7 @@ async fn met(
     usize::try_from(met).map(Some).map_err(|_| error::garbled())
 }
 
-/// Documents after something was done to them.
+/// Reads documents after a command that changed them.
 async fn found<'a>(
     connection: &Connection,
     place: &Arc<Place>,
@@ -197,7 +199,7 @@ async fn found<'a>(
     Ok(batch(&reply).iter().map(record).collect())
 }
 
-/// By name: the document, or nothing of one that has to be asked for alone. What is missing is not there.
+/// Records by name. `None` where the request has to be sent alone; a name without a document is missing.
 type Found = HashMap<String, Option<Record>>;
 
 #[cfg(test)]
@@ -208,7 +210,7 @@ mod tests {
     use mongodb::bson::{Bson, DateTime, doc};
     use std::collections::HashMap;
 
-    /// Who gives back `a`, `b`, `c`, …
+    /// Releases of `a`, `b`, `c`, …
     fn asked(names: &[&str]) -> Vec<Given> {
         let one = |(at, name): (usize, &&str)| Given {
             name: name.parse().unwrap(),
@@ -246,7 +248,7 @@ mod tests {
             answers.collect::<Vec<_>>()
         };
         assert_eq!(told(Some(1)), [Ok(true), Ok(false), Ok(false), Ok(false)]);
-        // One more was freed than is found: it is one of those that are not as they were.
+        // One lock more was freed than is found. It is one of those whose document has changed.
         let unknown = Err(Effect::Unknown);
         assert_eq!(told(Some(2)), [Ok(true), Ok(false), unknown, unknown]);
         assert_eq!(told(None), [unknown, Ok(false), unknown, unknown]);

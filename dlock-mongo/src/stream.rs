@@ -1,4 +1,6 @@
-//! One change stream: what it hears of, and when it is read.
+//! One change stream: opens it, reads it while a waiter needs it, and ends it.
+//!
+//! A request for changes costs the server work at each write, so the stream is not read without need.
 
 use crate::{commands, connection::Connection, hints::Shared};
 use mongodb::{
@@ -19,7 +21,7 @@ use tokio::time::Instant;
 
 type Changes = ChangeStream<Document>;
 
-/// Opens a stream of what wakes, from now on. Of names when they are given.
+/// Opens a stream of the changes that wake a waiter, from now on; only of `names` if they are given.
 pub(crate) async fn open(
     connection: &Connection,
     names: Option<Vec<Bson>>,
@@ -39,7 +41,7 @@ pub(crate) async fn open(
         .unwrap_or_else(|gone| Err(NativeError::custom(gone.to_string())))
 }
 
-/// Passes on what a stream says, until it ends, a newer one has taken over, or the driver is gone.
+/// Passes on the events of a stream until it ends, a newer stream replaces it, or the driver is gone.
 pub(crate) async fn listen(
     shared: Weak<Shared>,
     generation: u64,
@@ -72,7 +74,8 @@ pub(crate) async fn listen(
             Ok(Some(event)) => here.changed(&event),
             Ok(None) if stream.is_alive() && is_current => {}
             Ok(None) | Err(_) => {
-                // History lost, the collection dropped, a right taken away: the next one begins where it can.
+                // The history was lost, the collection was dropped or a right was taken away. The next stream
+                // begins where it can.
                 if is_current {
                     ended.store(true, Ordering::Relaxed);
                     here.changed.notify_one();
@@ -80,18 +83,20 @@ pub(crate) async fn listen(
                 return;
             }
         }
-        // It says what it still has to say: an event that the newer one has as well is a hint more.
+        // The old stream still delivers its remaining events. An event that the newer stream delivers too is
+        // only one more wake-up.
         if !is_current && outdated.get_or_insert_with(Instant::now).elapsed() > AWAIT {
             return;
         }
     }
 }
 
-/// Until somebody is to hear of something. A request for changes costs the server work at each write of anybody, so there is none until then.
+/// Waits until a waiter has to be woken. A pending request for changes costs the server work at each write of
+/// any client, so none is sent until then.
 async fn rest(shared: &Weak<Shared>, generation: u64) {
     loop {
         let Some(here) = shared.upgrade() else { return };
-        // Heard from now on: what stirs while it is looked below is not missed.
+        // Registered before the check below, so that no change in between is missed.
         let mut stirred = pin!(here.stirred.notified());
         stirred.as_mut().enable();
         let Some(pause) = here.pause(generation) else {
@@ -101,7 +106,7 @@ async fn rest(shared: &Weak<Shared>, generation: u64) {
     }
 }
 
-/// How long a request for changes waits in the server: an old stream lives that long beside a new one.
+/// How long a request for changes waits in the server. An old stream lives that long beside a new one.
 const AWAIT: Duration = Duration::from_millis(500);
-/// What lies there for longer is not read any more; nobody rests for that long who waits.
+/// Events that lie unread for longer than this are not read any more. No waiter rests for that long.
 const OUTDATED: Duration = Duration::from_secs(2);

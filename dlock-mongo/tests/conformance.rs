@@ -1,4 +1,4 @@
-//! The suite over a real MongoDB: a replica set of one.
+//! The conformance suite over a real MongoDB: a replica set of one.
 
 use async_trait::async_trait;
 use dlock_conformance::{

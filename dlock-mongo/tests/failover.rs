@@ -8,7 +8,7 @@ use dlock_conformance::testbed::{
     MongoSet, Proxy,
     mongo::{Value, document, field},
 };
-use dlock_core::{Client, Error, ErrorKind, Guard, LossReason};
+use dlock_core::{Client, Error, ErrorKind, Guard, Lease, LossReason};
 use dlock_mongo::MongoDriver;
 use std::{
     collections::HashMap,
@@ -23,8 +23,9 @@ const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_holder_at_a_primary_stopped_past_an_election_does_not_believe() {
-    // Now and then the two that are left need minutes until a majority confirms a write: a member that reads from a stopped one waits for
-    // it, half a minute at a time. That is the servers' business, so another set is tried.
+    // Now and then the remaining two members need minutes until a majority confirms a write: a member that
+    // reads from a stopped one waits for it, half a minute at a time. dlock cannot change that, so the test
+    // tries another set.
     let mut sets = 0;
     while !is_not_believed_at_a_stopped_primary().await {
         sets += 1;
@@ -32,11 +33,11 @@ async fn the_holder_at_a_primary_stopped_past_an_election_does_not_believe() {
     }
 }
 
-/// `false`: nobody else could take the lock.
+/// `false`: no other client could take the lock in time.
 async fn is_not_believed_at_a_stopped_primary() -> bool {
     let set = MongoSet::start(3).unwrap();
     let old = set.primary().unwrap();
-    // It talks to that member alone, so that nothing tells it of the election.
+    // The client talks to that member alone, so that nothing tells it of the election.
     let stuck = client(&format!(
         "mongodb://{}/?directConnection=true",
         set.members()[old].addr()
@@ -78,7 +79,7 @@ async fn a_holder_outlives_the_primary_that_took_its_lock() {
         other
             .lock("a")
             .unwrap()
-            .acquire_within(SECOND * 15)
+            .acquire_timeout(SECOND * 15)
             .await
             .is_err()
     );
@@ -103,14 +104,13 @@ async fn without_a_majority_nothing_is_granted_and_the_outcome_is_unknown() {
     others
         .clone()
         .for_each(|member| set.members()[member].stop().unwrap());
-    // Its lease ends while somebody still waits for it below: whoever is elected next may have copied the write, and then the release that the
-    // client sends to this member alone reaches no primary.
+    // The lease ends while the caller still waits below. The next primary may have copied the write, and then
+    // the release that the client sends to this member alone reaches no primary.
     let error = alone
         .lock("a")
         .unwrap()
-        .kept_lease(SECOND * 6)
-        .unwrap()
-        .acquire_within(SECOND * 2)
+        .lease(Lease::renewed(SECOND * 6))
+        .acquire_timeout(SECOND * 2)
         .await
         .unwrap_err();
     assert!(
@@ -121,7 +121,8 @@ async fn without_a_majority_nothing_is_granted_and_the_outcome_is_unknown() {
         "{error:?}"
     );
     others.for_each(|member| set.members()[member].cont().unwrap());
-    // What the cut-off primary wrote was undone: by the clean-up if it stayed one, by an election, or by the end of the lease.
+    // The write of the cut-off primary was undone: by the cleanup if it stayed primary, by an election, or by
+    // the end of the lease.
     let any = client(&set.url()).await;
     take(&any, "a", SECOND * 60).await.release().await.unwrap();
 }
@@ -153,7 +154,8 @@ async fn a_primary_cut_off_from_the_majority_grants_nothing_that_lasts() {
     };
     let stale = client(&direct(old)).await;
     let guard = hold(&stale, SECOND * 3).await;
-    // Nobody reaches it through its name in the set, so nobody copies its writes; and what it hears of a newer term it does not act on.
+    // No member reaches it through its name in the set, so no member copies its writes. It also does not step
+    // down when it hears of a newer term.
     let deaf = [
         ("configureFailPoint", "blockHeartbeatStepdown".into()),
         ("mode", "alwaysOn".into()),
@@ -176,9 +178,9 @@ async fn a_primary_cut_off_from_the_majority_grants_nothing_that_lasts() {
     let next = take(&fresh, "a", SECOND * 20).await;
     assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
     assert!(next.token() > guard.token());
-    // The old one still takes what is sent to it, and a majority never hears of it.
+    // The old primary still accepts requests, but no majority confirms them.
     for name in ["a", "fresh"] {
-        let error = stale.lock(name).unwrap().acquire_within(SECOND * 2).await;
+        let error = stale.lock(name).unwrap().acquire_timeout(SECOND * 2).await;
         assert!(error.is_err(), "{name}: {error:?}");
         let shown = stale.inspect(name).await;
         assert!(
@@ -219,20 +221,20 @@ async fn soak_fifty_lost_primaries_under_load_lose_nothing() {
     lose_primaries(2, MANY).await;
 }
 
-/// How many take how many locks.
+/// The load: how many clients and tasks take how many locks.
 #[derive(Clone, Copy)]
 struct Load {
     clients: usize,
-    /// Of each client.
+    /// Tasks of each client.
     tasks: usize,
     names: usize,
-    /// Turns with the same name.
+    /// Turns of a task with the same name before it goes on to the next.
     stays: usize,
-    /// Every how many turns one lasts long.
+    /// One turn in this many lasts long.
     long: usize,
 }
 
-/// What comes about, looked for until it does.
+/// Polls until `look` finds something.
 async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
@@ -240,7 +242,7 @@ async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
             return found;
         }
         assert!(began.elapsed() < SECOND * 60, "{what}: not within 60 s");
-        tokio::time::sleep(SECOND / 50).await; // between two looks
+        tokio::time::sleep(SECOND / 50).await; // poll interval
     }
 }
 
@@ -252,7 +254,7 @@ const FEW: Load = Load {
     long: 8,
 };
 
-/// What a client takes and gives back at the same time goes together.
+/// What a client acquires and releases at the same time goes in batches.
 const MANY: Load = Load {
     clients: 2,
     tasks: 24,
@@ -262,7 +264,7 @@ const MANY: Load = Load {
 };
 
 impl Load {
-    /// Enough for everybody to have had several.
+    /// Enough turns for every task to have had several.
     fn turns_between(&self) -> u64 {
         8 * u64::try_from(self.clients * self.tasks).unwrap()
     }
@@ -272,8 +274,9 @@ impl Load {
     }
 }
 
-/// Step-downs and kills in turn, while clients take locks in turn. What must never happen: two inside, a token that does not grow,
-/// a lock that stays held by nobody, a hold that the store lost and its guard did not notice.
+/// Step-downs and kills alternate while clients take turns with the locks. What must never happen: two
+/// holders at a time, a token that does not grow, a lock that stays held although all holders released it, or
+/// a hold that the store lost without its guard noticing.
 async fn lose_primaries(rounds: u32, load: Load) {
     let set = Arc::new(MongoSet::start(3).unwrap());
     let (over, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(Seen::default()));
@@ -289,8 +292,8 @@ async fn lose_primaries(rounds: u32, load: Load) {
                         break;
                     }
                     let lock = client.lock(load.name(worker, turn)).unwrap();
-                    let lock = lock.kept_lease(SECOND * 6).unwrap();
-                    match lock.acquire_within(SECOND * 10).await {
+                    let lock = lock.lease(Lease::renewed(SECOND * 6));
+                    match lock.acquire_timeout(SECOND * 10).await {
                         Ok(guard) => seen.inside(guard, turn % load.long == 0).await,
                         Err(_) => {
                             seen.failed.fetch_add(1, Ordering::Relaxed);
@@ -318,7 +321,7 @@ async fn lose_primaries(rounds: u32, load: Load) {
                     ("secondaryCatchUpPeriodSecs", Value::Int(1)),
                     ("force", true.into()),
                 ]);
-                // The answer may get lost with the connections that a step-down closes.
+                // The answer may be lost with the connections that a step-down closes.
                 drop(lost.command(primary, "admin", down));
             } else {
                 lost.members()[primary].kill().unwrap();
@@ -337,13 +340,13 @@ async fn lose_primaries(rounds: u32, load: Load) {
         clients.push(worker.await.unwrap());
     }
     let fresh = client(&set.url()).await;
-    // All have left: sooner than any lease is over, so nothing is held that nobody gave back.
+    // All tasks have ended, and sooner than a lease ends. So every lock that is still held was not released.
     let left = Instant::now();
     for at in 0..load.names {
         let name = format!("n{at}");
         while fresh.inspect(&name).await.map_or(1, |seen| seen.holds) > 0 {
-            assert!(left.elapsed() < SECOND * 5, "{name} is held by nobody");
-            tokio::time::sleep(SECOND / 50).await; // between two looks
+            assert!(left.elapsed() < SECOND * 5, "{name} stays held");
+            tokio::time::sleep(SECOND / 50).await; // poll interval
         }
     }
     for at in 0..load.names {
@@ -360,15 +363,15 @@ async fn lose_primaries(rounds: u32, load: Load) {
         count(&seen.lost),
         *seen.longest.lock().unwrap(),
     );
-    assert_eq!(count(&seen.together), 0, "two inside");
+    assert_eq!(count(&seen.together), 0, "two holders at a time");
     assert!(count(&seen.turns) > u64::from(rounds) * 4, "there was load");
     drop(clients);
 }
 
-/// What is known of a name.
+/// What the test knows of a name.
 #[derive(Default)]
 struct Known {
-    /// Who came in last and has not begun to leave.
+    /// The guard of the last holder, until it begins to release.
     inside: Option<Arc<Guard>>,
     token: u64,
 }
@@ -404,13 +407,13 @@ impl Seen {
             let mut names = self.names.lock().unwrap();
             let inside = &mut names.get_mut(&name).unwrap().inside;
             let before = inside.replace(Arc::clone(&guard));
-            // Asked last: whoever was here before may lose it in between.
+            // The earlier guard is checked last, because it may be lost in between.
             if guard.check().is_ok() && before.is_some_and(|before| before.check().is_ok()) {
                 self.together.fetch_add(1, Ordering::Relaxed);
             }
         }
         let work = if long { SECOND * 3 } else { SECOND / 50 };
-        // It is inside for that long, or until it is told.
+        // The task holds the lock for that long, or until its guard is lost.
         drop(tokio::time::timeout(work, guard.lost()).await);
         {
             let mut names = self.names.lock().unwrap();
@@ -442,13 +445,13 @@ async fn client(url: &str) -> Client {
     Client::builder(Arc::new(driver)).build().unwrap()
 }
 
-/// The lock `a`, kept alive.
+/// The lock `a` with a renewed lease.
 async fn hold(client: &Client, lease: Duration) -> Guard {
-    let lock = client.lock("a").unwrap().kept_lease(lease).unwrap();
+    let lock = client.lock("a").unwrap().lease(Lease::renewed(lease));
     lock.acquire().await.unwrap()
 }
 
-/// As soon as it can be had: a wait that met an election is begun again.
+/// Acquires as soon as possible: a wait that an election failed begins again.
 async fn take(client: &Client, name: &str, within: Duration) -> Guard {
     take_within(client, name, within).await.unwrap()
 }
@@ -456,8 +459,8 @@ async fn take(client: &Client, name: &str, within: Duration) -> Guard {
 async fn take_within(client: &Client, name: &str, within: Duration) -> Result<Guard, Error> {
     let began = Instant::now();
     loop {
-        let lock = client.lock(name).unwrap().kept_lease(SECOND * 6).unwrap();
-        let taken = lock.acquire_within(SECOND * 5).await;
+        let lock = client.lock(name).unwrap().lease(Lease::renewed(SECOND * 6));
+        let taken = lock.acquire_timeout(SECOND * 5).await;
         if taken.is_ok() || began.elapsed() > within {
             return taken;
         }

@@ -1,30 +1,34 @@
-//! All wire text: the table, the statements, what they are given and what they answer.
+//! SQL for one lock: the table, the statements, their parameters and their answers.
 //!
-//! | column | what |
+//! The SQL that touches locks is here and in `lists`, so that its atomicity can be checked in one place.
+//!
+//! | column | content |
 //! |---|---|
 //! | `name` | the lock's name, byte for byte |
-//! | `owner` | who is inside; `NULL`: nobody |
-//! | `token` | the fencing token given last |
-//! | `holds` | the [`HoldSet`]; empty: nobody is inside |
-//! | `expires` | when the last hold ends; with nobody inside, until when it stays shut; 0: free |
-//! | `keep_until` | until when the longest `at_least_for` of this incarnation wants it shut |
+//! | `owner` | the owner that holds the lock; `NULL`: none |
+//! | `token` | the last fencing token |
+//! | `holds` | the [`HoldSet`]; empty: no holder |
+//! | `expires` | when the last hold ends, or the minimum hold if there is no holder; 0: free |
+//! | `keep_until` | until when this incarnation's longest `min_hold` keeps the lock unavailable |
 //! | `began` | when the incarnation began |
 //! | `changed` | when the row was last written |
-//! | `note` | what its first holder said of itself |
-//! | `version` | one more with every change of the row |
+//! | `note` | the first holder's holder info |
+//! | `version` | incremented by every change of the row |
 //!
-//! The clock is the server's, in microseconds UTC whatever the session's zone: `UTC_TIMESTAMP(6)` is fixed when a statement begins, so what
-//! waits for a row's lock writes an end that is too early, never too late. Each statement is a transaction of its own and finds its rows by the
-//! primary key, the only index there is, so it locks nothing but them. All text is `VARBINARY`: no collation ever compares.
+//! The clock is the server's, in microseconds UTC, whatever the session's time zone. `UTC_TIMESTAMP(6)` is
+//! fixed when a statement begins. So a statement that waits for a row's lock writes an end that is too early,
+//! never too late. Each statement is a transaction of its own. It finds its rows by the primary key, the only
+//! index, and locks only them. All text is `VARBINARY`, so no collation takes part in a comparison.
 //!
-//! The native client sets `CLIENT_FOUND_ROWS`: a count is of rows matched. Every write adds 1 to `version`, so matched and changed are the same
-//! here, and who won is told by 0 or 1 of an `UPDATE` whose `WHERE` is the question. Where a statement has another number to tell it comes
-//! through `LAST_INSERT_ID(expr)`, in the same reply.
+//! The native client sets `CLIENT_FOUND_ROWS`, so a count is of rows matched. Every write adds 1 to
+//! `version`, so matched and changed are the same here. The count of an `UPDATE`, 0 or 1, tells whether its
+//! `WHERE` held. A statement with another number to return uses `LAST_INSERT_ID(expr)`, which comes in the
+//! same reply.
 
 use crate::{
     config::Table,
     lists::Lists,
-    record::{Record, inside, micros, written},
+    record::{Record, inside, micros, unsigned, written},
 };
 use dlock_core::{Acquire, FencingToken, HoldId, LockName, Owner};
 use futures_util::TryStreamExt;
@@ -35,8 +39,8 @@ use sqlx::{
 };
 use std::{sync::Arc, time::Duration};
 
-/// Makes the table where it is not there; several may try at once. A table of that name that looks otherwise is left alone and refused by a
-/// look at its columns.
+/// Makes the table if it is missing; several clients may try at once. A different table of that name is left
+/// alone; the check of its columns refuses it.
 const CREATE: &str = "CREATE TABLE IF NOT EXISTS {table} (
   name       VARBINARY(512)  NOT NULL PRIMARY KEY,
   owner      VARBINARY(36),
@@ -50,7 +54,7 @@ const CREATE: &str = "CREATE TABLE IF NOT EXISTS {table} (
   version    BIGINT          NOT NULL
 ) ENGINE=InnoDB";
 
-/// The same as the server tells it: name, type, bytes of text, whether it may be `NULL`, whether it is the key.
+/// The same table as the server describes it: name, type, bytes of text, whether nullable, whether the key.
 pub(crate) const COLUMNS: [(&str, &str, Option<u64>, bool, bool); 10] = [
     ("name", "varbinary", Some(512), false, true),
     ("owner", "varbinary", Some(36), true, false),
@@ -64,57 +68,64 @@ pub(crate) const COLUMNS: [(&str, &str, Option<u64>, bool, bool); 10] = [
     ("version", "bigint", None, false, false),
 ];
 
-/// Takes a name whose row is there and free or past its end, as a new incarnation; changes nothing else, nor anything after its not-after.
+/// Takes a name whose row exists and is free or past its end, as a new incarnation. Otherwise, or after its
+/// not-after time, it changes nothing.
 ///
-/// The token is the server's µs, or one more than the last where the clock is behind that. Run twice, the second finds a living hold. It begins
-/// no earlier than the row was changed, though it may have begun to wait for the row before: a release of many tells by that who was inside when.
+/// The token is the server's µs, or the last token plus one where the clock is behind that. A second run
+/// finds a live hold. The incarnation begins no earlier than the row's last change, even if the statement
+/// began to wait for the row before that. A batched release relies on this order to tell who held the lock
+/// when.
 const TAKE: &str = "UPDATE {table} SET token = LAST_INSERT_ID(GREATEST(token + 1, {now})), owner = ?, \
     holds = CONCAT(?, LPAD(LOWER(HEX({now} + ?)), 16, '0')), expires = {now} + ?, keep_until = 0, \
     began = GREATEST({now}, changed), changed = began, note = ?, version = version + 1 \
     WHERE name = ? AND expires <= {now} AND {now} <= ?";
 
-/// Takes a name that has no row, unless it is past its not-after: no row then. Of several at once one wins, the others get error 1062.
+/// Takes a name that has no row; after its not-after time, it inserts none. Of several at once one wins, and
+/// the others get error 1062. So does a second run.
 const INSERT: &str = "INSERT INTO {table} (name, owner, token, holds, expires, keep_until, began, changed, note, version) \
     SELECT ?, ?, LAST_INSERT_ID({now}), CONCAT(?, LPAD(LOWER(HEX({now} + ?)), 16, '0')), {now} + ?, 0, {now}, {now}, ?, 1 \
     FROM DUAL WHERE {now} <= ?";
 
-/// Gives back the only hold of a name that nothing keeps shut; changes nothing in any other case. Run twice, the second finds no hold.
+/// Releases the only hold of a name without a pending minimum hold; changes nothing otherwise. A second run
+/// finds no hold.
 const FREE: &str = "UPDATE {table} SET owner = NULL, holds = '', expires = 0, note = '', changed = GREATEST(LAST_INSERT_ID({now}), changed), \
     version = version + 1 WHERE owner = ? AND LENGTH(holds) = 32 AND LEFT(holds, 16) = ? AND name = ? AND expires > {now} AND keep_until <= {now}";
 
-/// Writes a row that was read before, if it is still the same and still closed. Run twice, the second finds another version. A row that somebody
-/// deleted and the next holder made again has a version that may have been there before, but never such a token.
+/// Writes a row that was read before, if it is unchanged and still held or unavailable. A second run finds
+/// another version. A row that was deleted and made again by the next holder may repeat a version, but never
+/// a token.
 const SWAP: &str = "UPDATE {table} SET owner = ?, holds = ?, expires = ?, keep_until = ?, note = ?, \
     changed = GREATEST(LAST_INSERT_ID({now}), changed), \
     version = version + 1 \
     WHERE name = ? AND version = ? AND token = ? AND expires > {now} AND {now} <= ?";
 
-/// Ends whatever incarnation there is, or the one with that token, and answers its token, 0 where it was only shut. Run twice, the second
-/// finds it free. The token is read before the owner goes: a server assigns from left to right. Nothing is changed before the last change.
+/// Ends the current incarnation, or only the one with the given token. It answers that incarnation's token,
+/// or 0 for a lock that only its minimum hold kept unavailable. A second run finds the lock free. The token
+/// is read before the owner is cleared, since a server assigns from left to right. `changed` never goes back.
 const BREAK: &str = "UPDATE {table} SET token = token + 0 * LAST_INSERT_ID(IF(owner IS NULL, 0, token)), owner = NULL, holds = '', expires = 0, \
     keep_until = 0, note = '', changed = GREATEST({now}, changed), version = version + 1 \
     WHERE name = ? AND expires > {now} AND (? OR (token = ? AND owner IS NOT NULL))";
 
-/// One step over the names in their order, free ones too: as many rows as the page may have, whatever they are. Locks nothing.
+/// One page of names in order, free ones included: as many rows as the page may have. Locks nothing.
 const LIST: &str = "SELECT name, owner, token, holds, expires, keep_until, began, note, version, {now}, changed FROM {table} \
     WHERE name >= ? AND name > ? AND name < ? ORDER BY name LIMIT ?";
 
-/// Names after one, and since when nobody has wanted them: what a sweep looks at. Locks nothing.
+/// The names after a given one, and since when each is unused, for a sweep. Locks nothing.
 const STALE: &str = "SELECT name, GREATEST(changed, expires), {now} FROM {table} WHERE name > ? ORDER BY name LIMIT ?";
 
-/// Forgets one name that has been free for a day, and whose last token is as old. The next token of a forgotten name is the server's time:
-/// greater, unless that is set back by more than a day.
+/// Deletes one name that has been free for a day, and whose last token is as old. The name's next token is
+/// the server's time, which is greater unless the clock is set back by more than a day.
 const FORGET: &str = "DELETE FROM {table} \
     WHERE name = ? AND GREATEST(changed, expires, token) <= {now} - 86400000000";
 
-/// The server's time, and whether the session has another: `UTC_TIMESTAMP` obeys `SET timestamp`, `SYSDATE` does not (the session's zone is UTC).
-const TIME: &str = "SELECT {now}, ABS(TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(6), SYSDATE(6))) > 5";
+/// The server's time.
+const TIME: &str = "SELECT {now}";
 
-/// Microseconds since 1970; the difference of two `DATETIME`s knows no zone. A `DATE`, because a MariaDB reads a text again for each row and
-/// each time it stands in a statement: a fifth of what a renewed row costs it.
+/// Microseconds since 1970. The difference of two `DATETIME`s is independent of the time zone. The epoch is a
+/// `DATE` literal, because MariaDB parses a text again for each row and for each use in a statement.
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, DATE'1970-01-01', UTC_TIMESTAMP(6))";
 
-/// The least text that no name begins with.
+/// A byte above all bytes of names.
 const PAST: &[u8] = &[0xff];
 
 /// The statements for one table.
@@ -133,7 +144,7 @@ pub(crate) struct Statements {
 }
 
 impl Statements {
-    /// The table's name is checked and quoted; nothing else is ever put into a text.
+    /// The table's name is checked and quoted; no other input is ever put into the SQL text.
     pub(crate) fn new(table: &Table) -> Self {
         let table = table.quoted();
         let text = |sql: &str| ready(sql.replace("{table}", &table));
@@ -157,21 +168,26 @@ pub(crate) fn ddl(table: &Table) -> String {
     CREATE.replace("{table}", &table.quoted())
 }
 
-/// With the server's time put in. Kept where it can be handed out without being copied.
+/// The SQL with the expression for the server's time put in, shared so that handing it out copies nothing.
 pub(crate) fn ready(sql: String) -> SqlStr {
     AssertSqlSafe(Arc::<str>::from(sql.replace("{now}", NOW))).into_sql_str()
 }
 
-/// The server's time, and whether the session was given one of its own.
-pub(crate) async fn clock(native: &mut MySqlConnection) -> sqlx::Result<(Duration, bool)> {
+/// The server's time.
+pub(crate) async fn clock(native: &mut MySqlConnection) -> sqlx::Result<Duration> {
     let row = sqlx::raw_sql(ready(TIME.to_owned()))
         .fetch_one(native)
         .await?;
-    let (now, is_set): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
-    Ok((Duration::from_micros(now.unsigned_abs()), is_set != 0))
+    time(&row, 0)
 }
 
-/// The token it was taken with; `None`: it was not.
+/// Reads a time column.
+pub(crate) fn time(row: &MySqlRow, at: usize) -> sqlx::Result<Duration> {
+    let micros: i64 = row.try_get(at)?;
+    Ok(Duration::from_micros(unsigned(micros)))
+}
+
+/// Runs `TAKE`: the token, or `None` if the lock was not taken.
 pub(crate) async fn take(
     native: &mut MySqlConnection,
     sql: &Statements,
@@ -193,7 +209,7 @@ pub(crate) async fn take(
     Ok((done.rows_affected() == 1).then(|| FencingToken(done.last_insert_id())))
 }
 
-/// The same for a name without a row; `None`: it is past its not-after.
+/// Runs `INSERT`, for a name without a row: the token, or `None` after its not-after time.
 pub(crate) async fn insert(
     native: &mut MySqlConnection,
     sql: &Statements,
@@ -214,7 +230,7 @@ pub(crate) async fn insert(
     Ok((done.rows_affected() == 1).then(|| FencingToken(done.last_insert_id())))
 }
 
-/// The server's time, if it was given back.
+/// Runs `FREE`: the server's time, or `None` if no hold was released.
 pub(crate) async fn free(
     native: &mut MySqlConnection,
     sql: &Statements,
@@ -230,7 +246,7 @@ pub(crate) async fn free(
     Ok((done.rows_affected() == 1).then(|| Duration::from_micros(done.last_insert_id())))
 }
 
-/// Whether the row was still the one that was read.
+/// Runs `SWAP`: whether the row was still the one that was read.
 pub(crate) async fn swap(
     native: &mut MySqlConnection,
     sql: &Statements,
@@ -252,7 +268,8 @@ pub(crate) async fn swap(
     Ok(done.rows_affected() == 1)
 }
 
-/// The token that it had, if it was ended; `Some(None)`: it was shut.
+/// Runs `BREAK`: the token of the ended incarnation. `Some(None)`: only a minimum hold was ended; `None`:
+/// nothing was.
 pub(crate) async fn break_lock(
     native: &mut MySqlConnection,
     sql: &Statements,
@@ -269,14 +286,14 @@ pub(crate) async fn break_lock(
     Ok((done.rows_affected() == 1).then(|| (had > 0).then_some(FencingToken(had))))
 }
 
-/// Rows in the order of their names.
+/// Runs `LIST`: rows in name order.
 pub(crate) async fn list(
     native: &mut MySqlConnection,
     sql: &Statements,
     (prefix, after): (&str, Vec<u8>),
     limit: usize,
-) -> sqlx::Result<Vec<(Vec<u8>, Record)>> {
-    // No name has a byte above 0xf4, so all that begin with the prefix are below this.
+) -> sqlx::Result<Vec<Listed>> {
+    // No name has a byte above 0xf4, so all names with this prefix are below this.
     let end = [prefix.as_bytes(), PAST].concat();
     let rows: Vec<MySqlRow> = sqlx::query(sql.list.clone())
         .bind(prefix.as_bytes())
@@ -286,10 +303,25 @@ pub(crate) async fn list(
         .fetch(native)
         .try_collect()
         .await?;
-    rows.iter().map(read).collect()
+    let listed = |row: &MySqlRow| -> sqlx::Result<_> {
+        let (expires, now): (i64, i64) = (row.try_get(4)?, row.try_get(9)?);
+        Ok(Listed {
+            name: row.try_get(0)?,
+            is_closed: expires > now,
+            record: record(row),
+        })
+    };
+    rows.iter().map(listed).collect()
 }
 
-/// The next names after one, and for how long nobody has wanted each.
+/// A row of a listing; an unreadable one does not stop the listing.
+pub(crate) struct Listed {
+    pub(crate) name: Vec<u8>,
+    pub(crate) is_closed: bool,
+    pub(crate) record: sqlx::Result<Record>,
+}
+
+/// Runs `STALE`: the next names after a given one, and how long each has been unused.
 pub(crate) async fn stale(
     native: &mut MySqlConnection,
     sql: &Statements,
@@ -310,7 +342,7 @@ pub(crate) async fn stale(
     rows.iter().map(idle).collect()
 }
 
-/// Whether it was there and long free.
+/// Runs `FORGET`: whether the row existed and had been free long enough.
 pub(crate) async fn forget(
     native: &mut MySqlConnection,
     sql: &Statements,
@@ -323,7 +355,7 @@ pub(crate) async fn forget(
     Ok(done.rows_affected() == 1)
 }
 
-/// So many values of a statement, in the order of its marks: room is made for them once.
+/// Encodes `count` values of a statement, in the order of its placeholders, with one reservation of memory.
 fn values(
     count: usize,
     add: impl FnOnce(&mut MySqlArguments) -> Result<(), BoxDynError>,
@@ -334,7 +366,8 @@ fn values(
     Ok(values)
 }
 
-/// What a statement did that shows no rows. The client's own `execute` does the same in two more boxes and a stream on top of this one.
+/// Runs a statement that returns no rows. The client's own `execute` does the same with two more boxes and
+/// another stream.
 async fn changes(
     native: &mut MySqlConnection,
     sql: &SqlStr,
@@ -348,28 +381,32 @@ async fn changes(
     Ok(done)
 }
 
-/// Bytes of the values of one lock, but for a long name.
+/// Bytes for the values of one lock, unless its name is long.
 const ROOM: usize = 256;
 
-/// Ends whatever that connection runs; only a number is put into the text.
+/// Ends the statement that connection `id` runs; only a number is put into the SQL text.
 pub(crate) async fn kill(native: &mut MySqlConnection, id: u64) -> sqlx::Result<()> {
     let sql = AssertSqlSafe(format!("KILL QUERY {id}"));
     sqlx::raw_sql(sql).execute(native).await.map(drop)
 }
 
-/// A token of ours, as it is bound; one that no row can have: `None`.
+/// A token as a bound value; `None` for one that no row can have.
 pub(crate) fn bound(token: FencingToken) -> Option<i64> {
     i64::try_from(token.0).ok()
 }
 
-/// A row as statements show it.
+/// Reads a row in the column order of `LIST` and `FIND`: its name and its record.
 pub(crate) fn read(row: &MySqlRow) -> sqlx::Result<(Vec<u8>, Record)> {
+    Ok((row.try_get(0)?, record(row)?))
+}
+
+fn record(row: &MySqlRow) -> sqlx::Result<Record> {
     let text = |bytes: Vec<u8>| {
         String::from_utf8(bytes).map_err(|cause| sqlx::Error::Decode(Box::new(cause)))
     };
     let holds = text(row.try_get(3)?)?;
     let owner: Option<Vec<u8>> = row.try_get(1)?;
-    let record = Record {
+    Ok(Record {
         owner: owner.map(text).transpose()?,
         token: row.try_get(2)?,
         holds: holds
@@ -382,8 +419,7 @@ pub(crate) fn read(row: &MySqlRow) -> sqlx::Result<(Vec<u8>, Record)> {
         version: row.try_get(8)?,
         now: row.try_get(9)?,
         changed: row.try_get(10)?,
-    };
-    Ok((row.try_get(0)?, record))
+    })
 }
 
 #[cfg(test)]

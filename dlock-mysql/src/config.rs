@@ -1,4 +1,4 @@
-//! Settings.
+//! Configuration: where the server is and how dlock uses it, from a URL or from code.
 
 use crate::{commands, error};
 use dlock_core::{DriverError, Result};
@@ -11,8 +11,8 @@ use url::Url;
 
 /// Where the server is and how dlock uses it.
 ///
-/// Read from a URL: the native client's (`mysql://user:password@host:port/database`, or `mariadb://`), with dlock's own settings as query
-/// parameters. `Debug` shows no password.
+/// It is read from the native client's URL (`mysql://user:password@host:port/database`, or `mariadb://`),
+/// with dlock's own settings as query parameters. `Debug` shows no password.
 ///
 /// ```
 /// use dlock_mysql::MysqlConfig;
@@ -30,13 +30,13 @@ pub struct MysqlConfig {
 }
 
 impl MysqlConfig {
-    /// The default table and the rights of a user who only keeps locks, for an administrator to run.
+    /// SQL for an administrator: the default table, and the rights of a user that only takes locks.
     #[must_use]
     pub fn schema() -> String {
         Self::schema_of(&Table::default())
     }
 
-    /// The same for another table.
+    /// The same SQL for another table.
     #[must_use]
     pub fn schema_of(table: &Table) -> String {
         let rights = "-- With these the table must be there. To let dlock make it, grant CREATE on it too.\n\
@@ -48,60 +48,64 @@ impl MysqlConfig {
         )
     }
 
-    /// The table. Default `dlock_locks`, in the database of the URL. URL: `dlock.table`, as `table` or `database.table`.
+    /// The lock table's name. Default `dlock_locks`, in the URL's database.
+    ///
+    /// URL: `dlock.table`, as `table` or `database.table`.
     #[must_use]
     pub fn table(&self) -> &Table {
         &self.table
     }
 
-    /// Changes the [`table`](Self::table). Clients with different tables do not see each other's locks.
+    /// Sets the [`table`](Self::table). Clients with different tables do not see each other's locks.
     #[must_use]
     pub fn with_table(mut self, table: Table) -> Self {
         self.table = table;
         self
     }
 
-    /// Whether the table is made when it is not there. Default `true`. URL: `dlock.create`.
+    /// Whether the driver makes a missing table. Default `true`. URL: `dlock.create`.
     #[must_use]
     pub fn creates(&self) -> bool {
         self.create
     }
 
-    /// Changes [`creates`](Self::creates).
+    /// Sets [`creates`](Self::creates).
     #[must_use]
     pub fn with_create(mut self, create: bool) -> Self {
         self.create = create;
         self
     }
 
-    /// How many connections requests may use at the same time, 1 to 64; they are opened when they are needed. Renewals have up to 4 of
-    /// their own beside them. Default 16. URL: `dlock.connections`.
+    /// How many connections requests may use at the same time, 1 to 64.
+    ///
+    /// They are opened when needed. Renewals use up to 4 more of their own. Default 16. URL:
+    /// `dlock.connections`.
     #[must_use]
     pub fn connections(&self) -> u32 {
         self.connections
     }
 
-    /// Changes [`connections`](Self::connections); brought into its range.
+    /// Sets [`connections`](Self::connections), clamped to its range.
     #[must_use]
     pub fn with_connections(mut self, most: u32) -> Self {
         self.connections = most.clamp(*MOST.start(), *MOST.end());
         self
     }
 
-    /// How long one attempt to connect may take, name resolution, TLS and log-in included. Default 5 s.
+    /// How long one attempt to connect may take, including name resolution, TLS and log-in. Default 5 s.
     #[must_use]
     pub fn connect_within(&self) -> Duration {
         self.connect_within
     }
 
-    /// Changes [`connect_within`](Self::connect_within).
+    /// Sets [`connect_within`](Self::connect_within).
     #[must_use]
     pub fn with_connect_within(mut self, span: Duration) -> Self {
         self.connect_within = span;
         self
     }
 
-    /// The options every connection is opened with. What the statements rely on is set again in the session.
+    /// The options for every connection. The session sets again what the statements rely on.
     pub(crate) fn options(&self) -> MySqlConnectOptions {
         self.server
             .clone()
@@ -112,7 +116,7 @@ impl MysqlConfig {
             .disable_statement_logging()
     }
 
-    /// The table's database and name, for a look at its columns.
+    /// The table's database and name, for reading its columns.
     pub(crate) fn place(&self) -> Result<(&str, &str)> {
         let database = self.table.database.as_deref();
         match database.or(self.server.get_database()) {
@@ -123,7 +127,17 @@ impl MysqlConfig {
         }
     }
 
-    /// The store, without secrets: passes are matched by it.
+    /// The table with its database, as statements name it. A `USE` in the server's `init_connect` thus
+    /// redirects none.
+    pub(crate) fn qualified(&self) -> Result<Table> {
+        let (database, name) = self.place()?;
+        Ok(Table {
+            database: Some(database.to_owned()),
+            name: name.to_owned(),
+        })
+    }
+
+    /// The store's identity, without secrets: passes are matched by it.
     pub(crate) fn store(&self) -> Result<String> {
         let (database, table) = self.place()?;
         Ok(match self.server.get_socket() {
@@ -136,7 +150,7 @@ impl MysqlConfig {
         })
     }
 
-    /// `explicit`: the URL says which TLS it wants.
+    /// `explicit`: the URL sets its own TLS mode.
     fn of(server: MySqlConnectOptions, explicit: bool) -> Self {
         let default = matches!(server.get_ssl_mode(), MySqlSslMode::Preferred) && !explicit;
         let server = if cfg!(feature = "tls") && default && !is_local(&server) {
@@ -162,26 +176,46 @@ impl MysqlConfig {
                 Ok(most) if MOST.contains(&most) => self.connections = most,
                 _ => return Err(wrong("1 to 64")),
             },
-            _ => {
-                let known = KNOWN.join(", ");
-                return Err(error::misuse(format!(
-                    "the MySQL URL has an unknown setting {key:?}; known: {known}"
-                )));
-            }
+            _ => return Err(unknown(key)),
         }
         Ok(())
     }
 }
 
-/// Settings that a URL may carry.
+/// dlock's own URL settings.
 const KNOWN: [&str; 3] = ["dlock.table", "dlock.create", "dlock.connections"];
+/// The native client's URL settings; it would silently ignore any other.
+const NATIVE: [&str; 14] = [
+    "ssl-mode",
+    "sslmode",
+    "ssl-ca",
+    "sslca",
+    "ssl-cert",
+    "sslcert",
+    "ssl-key",
+    "sslkey",
+    "charset",
+    "collation",
+    "socket",
+    "statement-cache-capacity",
+    "timezone",
+    "time-zone",
+];
+
+fn unknown(key: &str) -> DriverError {
+    let known = [&KNOWN[..], &NATIVE].concat().join(", ");
+    error::misuse(format!(
+        "the MySQL URL has an unknown setting {key:?}; known: {known}"
+    ))
+}
+
 const MOST: RangeInclusive<u32> = 1..=64;
-/// More than there are statements: one that is thrown out and prepared again costs two round trips, the second of 40 ms.
+/// More than there are statements: an evicted one must be prepared again, which costs two round trips.
 const STATEMENTS: usize = 100;
 
-/// Connects as the application's own pool does: to its server, with its log-in and its TLS settings.
+/// Takes the options of the application's own pool: its server, log-in and TLS settings.
 ///
-/// To a host that is not this one, options that leave TLS at `Preferred` get `VerifyIdentity` where the feature `tls` is on.
+/// With the feature `tls`, options for a remote host that leave TLS at `Preferred` get `VerifyIdentity`.
 impl From<MySqlConnectOptions> for MysqlConfig {
     fn from(server: MySqlConnectOptions) -> Self {
         Self::of(server, false)
@@ -192,7 +226,7 @@ impl FromStr for MysqlConfig {
     type Err = DriverError;
 
     fn from_str(url: &str) -> Result<Self> {
-        // No part of the text is shown: it may be a password in the wrong place.
+        // The error shows no part of the URL: it may hold a misplaced password.
         let form =
             || error::misuse("a MySQL URL is mysql://user:password@host:port/database".to_owned());
         let mut url = Url::parse(url).map_err(|cause| form().with_source(cause))?;
@@ -203,6 +237,11 @@ impl FromStr for MysqlConfig {
         let (ours, theirs): (Vec<_>, Vec<_>) = pairs
             .into_iter()
             .partition(|(key, _)| key.starts_with("dlock."));
+        if let Some((key, _)) = theirs.iter().find(|(key, _)| !NATIVE.contains(&&**key)) {
+            // The key may be the rest of a password that was not percent-encoded.
+            let password = url.query().is_some_and(|query| query.contains('@'));
+            return Err(unknown(if password { "?" } else { key }));
+        }
         url.query_pairs_mut().clear().extend_pairs(&theirs);
         let explicit = theirs
             .iter()
@@ -235,7 +274,7 @@ impl fmt::Debug for MysqlConfig {
     }
 }
 
-/// Nobody stands between the two.
+/// Whether the server is on this host, so that no network lies between.
 fn is_local(server: &MySqlConnectOptions) -> bool {
     let host = server.get_host().trim_matches(['[', ']']);
     server.get_socket().is_some()
@@ -243,7 +282,7 @@ fn is_local(server: &MySqlConnectOptions) -> bool {
         || host.parse::<IpAddr>().is_ok_and(|addr| addr.is_loopback())
 }
 
-/// A table's name, perhaps with its database's: letters, digits, `_` and `$`, at most 64 of them each.
+/// A table name, optionally with its database: letters, digits, `_` and `$`, at most 64 characters each.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Table {
     database: Option<String>,
@@ -251,15 +290,15 @@ pub struct Table {
 }
 
 impl Table {
-    /// As it stands in a statement.
+    /// The quoted form for statements. A URL's database may have any name.
     pub(crate) fn quoted(&self) -> String {
         match &self.database {
-            Some(database) => format!("`{database}`.`{}`", self.name),
+            Some(database) => format!("`{}`.`{}`", database.replace('`', "``"), self.name),
             None => format!("`{}`", self.name),
         }
     }
 
-    /// As it stands in a grant, which needs a database.
+    /// The form for a `GRANT`, which needs a database.
     fn granted(&self) -> String {
         match self.database {
             Some(_) => self.quoted(),
@@ -337,6 +376,9 @@ mod tests {
         let plain = config("mariadb://u@h/d");
         assert_eq!(plain.table(), &Table::default());
         assert_eq!(plain.store().unwrap(), "mysql://h:3306 d.dlock_locks");
+        assert_eq!(plain.qualified().unwrap().quoted(), "`d`.`dlock_locks`");
+        let odd = config("mysql://u@h/a%60b").qualified().unwrap();
+        assert_eq!(odd.quoted(), "`a``b`.`dlock_locks`");
         assert_eq!((plain.creates(), plain.connections()), (true, 16));
     }
 
@@ -346,6 +388,14 @@ mod tests {
             (
                 "mysql://h/d?dlock.tabel=x",
                 "known: dlock.table, dlock.create, dlock.connections",
+            ),
+            (
+                "mysql://h/d?lease=1s",
+                "unknown setting \"lease\"; known: dlock.table",
+            ),
+            (
+                "mysql://h/d?table=x",
+                "unknown setting \"table\"; known: dlock.table",
             ),
             ("mysql://h/d?dlock.create=yes", "true or false"),
             ("mysql://h/d?dlock.connections=0", "1 to 64"),
@@ -426,6 +476,8 @@ mod tests {
             "x://u:canary@h/d",
             "mysql://u:canary@h:port/d",
             "mysql://u:canary@h/d?ssl-mode=x",
+            "mysql://u:12?canary@h/d",
+            "mysql://u:12?canary&x@h/d",
         ] {
             let error = url.parse::<MysqlConfig>().unwrap_err();
             let text = format!("{error:?} {error}");

@@ -1,18 +1,21 @@
-//! Connections of our own: how they come about, who may use one, and when one is thrown away.
+//! Connection pool: opens connections, checks them out, and discards those in an unknown state.
 //!
-//! The native client's pool pings at each checkout and at each return, which costs two thirds of its throughput, and hands out a connection
-//! whose last answer was never read. Here whoever has the [`Turn`] has the connection, asks in place, and a statement that was not heard to its
-//! end takes its connection along: it is closed hard, as nobody knows what is still to come over it. The last one returned is the next one
-//! used, so a quiet client keeps one connection warm and the others end. Renewals have seats of their own and wait for no waiter.
+//! The native client's pool pings at each checkout and return, which costs much of its throughput. It also
+//! hands out a connection whose last answer was never read. Here a [`Turn`] is a checked-out connection. A
+//! statement whose answer was not fully read closes its connection hard, since the rest of the answer may
+//! still arrive on it. The pool reuses the last returned connection first, so a quiet client keeps one
+//! connection warm and the others end. Renewals have permits and connections of their own and never wait
+//! behind waiters.
 
 use crate::{
     commands::{self, Statements},
     config::MysqlConfig,
     error::{self, Fate},
     limit::{Alarm, Limit},
-    session::{self, Flavour},
+    session,
+    settings::Flavour,
 };
-use dlock_core::{Clock, DriverError, Effect, Instant, Result, Retry, ServerClock};
+use dlock_core::{Clock, DriverError, Effect, Instant, Result, RetryClass, ServerClock};
 use sqlx::{ConnectOptions, Connection as _, MySqlConnection, mysql::MySqlConnectOptions};
 use std::{
     fmt,
@@ -24,16 +27,16 @@ use std::{
 };
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
-/// What a connection is wanted for.
+/// What a connection is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// Everything but renewals.
     Work,
-    /// What must not wait for anything else.
+    /// Renewals, which must not wait behind other requests.
     Renewal,
 }
 
-/// Opens connections, always in the same way.
+/// Opens connections, all with the same options.
 pub(crate) struct Dialer {
     options: MySqlConnectOptions,
     within: Duration,
@@ -41,7 +44,7 @@ pub(crate) struct Dialer {
     trouble: Mutex<Trouble>,
 }
 
-/// Attempts to connect that failed on end, whoever made them.
+/// The current run of failed attempts to connect, shared by all tasks.
 #[derive(Default)]
 struct Trouble {
     pause: Duration,
@@ -49,10 +52,10 @@ struct Trouble {
     why: Option<Arc<str>>,
 }
 
-/// One open connection and what is known through it.
+/// One open connection and what the driver knows of its server.
 struct Link {
     native: MySqlConnection,
-    /// Its number on the server.
+    /// The connection's id on the server.
     id: u64,
     flavour: Flavour,
     server: ServerClock,
@@ -91,7 +94,8 @@ impl Dialer {
         }
     }
 
-    /// Ends a statement that ran for too long, from a connection of its own. The one it ran on is not used again, so nobody else's is hit.
+    /// Ends a statement that ran for too long, from a separate connection. The killed connection is not used
+    /// again, so a late kill hits no other statement.
     pub(crate) async fn kill(self: Arc<Self>, id: u64) {
         let killing = async {
             let mut native = self.options.connect().await?;
@@ -107,7 +111,8 @@ impl Dialer {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When the next attempt may be made; each that fails doubles the pause, from 10 ms to a second.
+    /// Records a failure and delays the next attempt: each failure doubles the pause, from 10 ms to one
+    /// second.
     fn failed(&self, error: &DriverError) {
         let now = self.clock.now();
         let mut trouble = self.trouble();
@@ -119,11 +124,11 @@ impl Dialer {
     }
 }
 
-/// The connections of one purpose.
+/// The connections for one purpose.
 struct Set {
     seats: Semaphore,
     idle: Mutex<Vec<Link>>,
-    /// One was returned.
+    /// Notified when a connection was returned.
     back: Notify,
 }
 
@@ -140,7 +145,7 @@ impl Set {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The one used last; those that were idle for too long end, as the server is about to end them.
+    /// Takes the connection used last, and drops those idle for so long that the server is about to end them.
     fn pop(&self, now: Instant) -> Option<Link> {
         let mut idle = self.idle();
         let is_old = |link: &&Link| now.since(link.used) > IDLE;
@@ -165,7 +170,7 @@ pub(crate) struct Connections {
 }
 
 impl Connections {
-    /// Opens the first one, warns of settings, and looks at the table.
+    /// Opens the first connection, warns about server settings, and checks the table.
     pub(crate) async fn open(config: &MysqlConfig, sql: &Statements) -> Result<Self> {
         let clock = Clock::boot();
         let dialer = Arc::new(Dialer {
@@ -205,13 +210,14 @@ impl Connections {
         &self.clock
     }
 
-    /// Waits for a seat and a connection, not beyond `give_up`. What fails here was never sent.
+    /// Waits for a permit and a connection, at most until `give_up`. A request that fails here was never
+    /// sent.
     pub(crate) async fn turn(&self, purpose: Purpose, give_up: Instant) -> Result<Turn<'_>> {
         let set = match purpose {
             Purpose::Work => &self.work,
             Purpose::Renewal => &self.renewals,
         };
-        // What a request seldom waits for is boxed: it is not part of the future that each one carries.
+        // The rare waits are boxed, to keep the future of each request small.
         let seat = match set.seats.try_acquire() {
             Ok(seat) => seat,
             Err(_) => Box::pin(self.seat(set, give_up)).await?,
@@ -280,13 +286,13 @@ impl Connections {
                     *self.dialer.trouble() = Trouble::default();
                     return Ok(link);
                 }
-                Err(error) if error.retry() == Retry::Never => return Err(error),
+                Err(error) if error.retry() == RetryClass::Never => return Err(error),
                 Err(error) => self.dialer.failed(&error),
             }
         }
     }
 
-    /// None is handed out any more; those in use end when they are returned.
+    /// Stops handing out connections. Idle ones are closed now, and those in use when they are returned.
     pub(crate) async fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         for set in [&self.work, &self.renewals] {
@@ -313,29 +319,30 @@ impl fmt::Debug for Connections {
     }
 }
 
-/// The right to ask over one connection, until it is dropped.
+/// A checked-out connection, returned to the pool on drop.
 pub(crate) struct Turn<'a> {
     all: &'a Connections,
     set: &'a Set,
-    /// `None`: it is of no more use.
+    /// `None`: the connection was discarded.
     link: Option<Link>,
-    /// When the connection was found.
+    /// When the connection was checked out.
     began: Instant,
-    /// A statement was sent and its answer not heard.
+    /// A statement was sent and its answer was not fully read.
     unheard: bool,
-    /// Whether a statement was told to end, where the server has no limit of its own.
+    /// Whether a statement was killed, for servers without a limit of their own.
     killed: Option<Arc<AtomicBool>>,
     _seat: SemaphorePermit<'a>,
 }
 
 impl Turn<'_> {
-    /// For one statement, which runs under [`limit`](Self::limit) and whose answer goes to [`heard`](Self::heard).
+    /// The connection for one statement. It must run under [`limit`](Self::limit), and its answer must go to
+    /// [`heard`](Self::heard).
     pub(crate) fn native(&mut self) -> &mut MySqlConnection {
         self.unheard = true;
         &mut self.open().native
     }
 
-    /// Bounds a statement from outside.
+    /// The timeout for one statement.
     pub(crate) fn limit(&mut self) -> Limit {
         let Some(link) = &self.link else {
             return Limit::default();
@@ -347,7 +354,7 @@ impl Turn<'_> {
         Limit::new(Arc::clone(&link.alarm), kill)
     }
 
-    /// What the statement answered.
+    /// Classifies the statement's answer, and discards connections where the error requires it.
     pub(crate) fn heard<T>(&mut self, answer: sqlx::Result<T>) -> Result<T> {
         let cause = match answer {
             Ok(answer) => {
@@ -375,12 +382,12 @@ impl Turn<'_> {
         killed.is_some_and(|killed| killed.load(Ordering::Relaxed))
     }
 
-    /// Its connection is not used again.
+    /// Discards the connection.
     pub(crate) fn leave(&mut self) {
         self.link = None;
     }
 
-    /// A reply told the server's time.
+    /// Records the server's time from a reply.
     pub(crate) fn told(&mut self, server: Duration) {
         let now = self.all.clock.now();
         if let Some(link) = &mut self.link {
@@ -389,26 +396,28 @@ impl Turn<'_> {
         }
     }
 
-    /// A statement was refused as late: the clock has been set, or what is known of it is too old.
+    /// After a statement was refused as late: the server's clock was set, or our estimate is too old. The
+    /// next checkout reads it anew.
     pub(crate) fn forget_the_time(&mut self) {
         if let Some(link) = &mut self.link {
             link.timed = Instant::ORIGIN;
         }
     }
 
-    /// The server's time at `give_up`, which a request carries so that it takes nothing when it runs later.
+    /// The server's time at `give_up`. A request carries it so that it takes nothing when it runs later.
     pub(crate) fn not_after(&self, give_up: Instant) -> i64 {
         let known = self.link.as_ref().and_then(|link| link.server.at(give_up));
         let micros = known.unwrap_or_default().as_micros();
         i64::try_from(micros).unwrap_or(i64::MAX)
     }
 
-    /// Two clocks drift apart, so what is known of the server's is read anew when no reply has told it for a while.
+    /// Reads the server's time, which is needed when no reply has told it for a while, because clocks drift
+    /// apart.
     async fn know_the_time(&mut self) -> Result<()> {
         let limit = self.limit();
         let told = limit.of(commands::clock(self.native())).await;
         let told = self.heard(told);
-        let (now, _) = told.map_err(|error| error.with_effect(Effect::None))?;
+        let now = told.map_err(|error| error.with_effect(Effect::None))?;
         self.told(now);
         Ok(())
     }
@@ -427,7 +436,7 @@ impl Drop for Turn<'_> {
         if let Some(mut link) = self.link.take()
             && usable
         {
-            // Rather too early than to ask the time again.
+            // An early time is safe here, and saves a reading of the clock.
             link.used = self.began;
             self.set.push(link);
         }
@@ -441,13 +450,14 @@ fn said(error: &DriverError) -> String {
     }
 }
 
-/// Renewals are batched, so one connection is enough while its statement is answered; the others are for when it is not.
+/// Renewals are batched, so one connection is enough while the server answers; the others are for when it is
+/// slow.
 const RENEWALS: u32 = 4;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Half of the session's `wait_timeout`.
 const IDLE: Duration = Duration::from_secs(60);
-/// Clocks that differ by 100 ppm drift apart by 3 ms in that time.
+/// Two clocks that differ by 100 ppm drift apart by 3 ms in this time.
 const TIMED: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
@@ -461,12 +471,12 @@ mod tests {
     async fn a_server_without_a_limit_is_told_to_end_a_statement_and_its_connection_is_left() {
         let server = MariadbServer::start(MariadbOptions::default()).unwrap();
         let config = server.url().parse().unwrap();
-        let all = Connections::open(&config, &Statements::new(config.table()))
+        let all = Connections::open(&config, &Statements::new(&config.qualified().unwrap()))
             .await
             .unwrap();
         let far = all.clock().now() + Duration::from_secs(20);
         let mut turn = all.turn(Purpose::Work, far).await.unwrap();
-        // A server of the other family becomes like one that ends no write.
+        // Either family is made to behave like a server that ends no write.
         let unbound = match turn.open().flavour {
             Flavour::Mariadb => "SET SESSION max_statement_time = 0",
             Flavour::Mysql => "SET SESSION max_execution_time = 0",

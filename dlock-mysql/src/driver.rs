@@ -1,4 +1,6 @@
-//! The driver: what is decided in one statement, what is read first, and what the answers mean.
+//! Driver: maps the core's requests to steps of the [`Store`].
+//!
+//! It decides which requests share a statement, which go alone, and which are tried again.
 
 use crate::{
     config::MysqlConfig,
@@ -6,13 +8,13 @@ use crate::{
     gather::ask,
     hints,
     lists::RENEW_BATCH,
-    store::{Store, read_name},
+    store::{CURSOR, Store},
 };
 use async_trait::async_trait;
 use dlock_core::{
     Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, DriverError, FencingToken,
     Hint, Holds, Instant, Lane, LockName, Page, Release, Released, Renew, Renewed, Result,
-    Snapshot, Ticket, Wake,
+    Snapshot, Ticket, Wake, check_runtime,
 };
 use futures_core::stream::BoxStream;
 use std::{collections::BTreeMap, pin::pin, sync::Arc, time::Duration};
@@ -25,20 +27,22 @@ pub struct MysqlDriver {
 }
 
 impl MysqlDriver {
-    /// Connects to the server of a URL: see [`MysqlConfig`].
+    /// Connects to the server that a URL names: see [`MysqlConfig`].
     ///
     /// # Errors
-    /// `Misuse` when the URL or one of its settings cannot be read, or a table of that name is somebody else's; `Unavailable` when the server
-    /// cannot be reached, refuses the log-in, or is read-only; `Unsupported` when it is too old. It is tried once: whoever connects at start
-    /// wants to know.
+    /// - `Misuse`: the URL or one of its settings is invalid, or a foreign table has the table's name.
+    /// - `Unavailable`: the server cannot be reached, refuses the log-in, or is read-only.
+    /// - `Unsupported`: the server is too old.
+    ///
+    /// The driver tries once, so that a program that connects at its start learns of the failure.
     ///
     /// # Cancel safety
-    /// Dropped, it may leave the empty table behind.
+    /// A dropped call may leave the empty table behind.
     pub async fn connect(url: &str) -> Result<Self> {
         Self::open(url.parse()?).await
     }
 
-    /// Connects with settings made in code.
+    /// Connects with a configuration built in code.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -46,6 +50,7 @@ impl MysqlDriver {
     /// # Cancel safety
     /// As [`connect`](Self::connect).
     pub async fn open(config: MysqlConfig) -> Result<Self> {
+        check_runtime()?;
         let mut capabilities = Capabilities::new("mysql", config.store()?);
         capabilities.wake = Wake::Poll;
         capabilities.late = LATE;
@@ -56,7 +61,8 @@ impl MysqlDriver {
         })
     }
 
-    /// How often a statement of this driver was sent again because a deadlock (1213), a row's lock (1205) or a faster client was in its way.
+    /// How often this driver sent a statement again because of a deadlock (1213), a locked row (1205) or a
+    /// faster client.
     #[must_use]
     pub fn repeats(&self) -> u64 {
         self.store.repeats()
@@ -69,7 +75,7 @@ impl DistributedLock for MysqlDriver {
         &self.capabilities
     }
 
-    /// One server: all names share its fate.
+    /// All names share one lane, because one server serves them all.
     fn lane(&self, _: &LockName) -> Lane {
         Lane::default()
     }
@@ -85,18 +91,18 @@ impl DistributedLock for MysqlDriver {
         let acquired = match tried {
             Ok(Some(acquired)) => acquired,
             tried => {
-                // What was to be joined may be over by now: whoever joins always looks.
+                // The incarnation to join may have ended by now, so a join always reads the row first.
                 let again = || self.store.try_acquire(req, req.join.is_some());
                 Box::pin(self.store.settled(tried, req.give_up, again)).await?
             }
         };
         if matches!(acquired, Acquired::Granted(_)) {
-            Store::sweep_when_due(&self.store);
+            Store::sweep_when_due(&self.store, &req.name);
         }
         Ok(acquired)
     }
 
-    /// There is no line: a ticket is nothing here.
+    /// Does nothing: MySQL keeps no queue, so there are no tickets.
     async fn leave(&self, _: &LockName, _: Ticket) -> Result<()> {
         Ok(())
     }
@@ -124,7 +130,7 @@ impl DistributedLock for MysqlDriver {
             .map(|answer| answer.unwrap_or_else(|| Err(error::contended())));
         let answers: Vec<Result<Renewed>> = answers.collect();
         if answers.iter().all(Result::is_err) {
-            // They have one reason: the store did not answer.
+            // All failed for one reason: the store did not answer.
             let first = answers.into_iter().next();
             return first.map_or_else(
                 || Ok(Vec::new()),
@@ -171,23 +177,21 @@ impl DistributedLock for MysqlDriver {
         self.store.settled(again().await, give_up, again).await
     }
 
-    /// A statement under way is answered; no more are sent.
+    /// Statements in flight are answered; no new ones are sent.
     async fn close(&self) {
         self.store.close().await;
     }
 }
 
-/// A cursor is the last name that was seen.
 fn read_cursor(cursor: &Cursor) -> Result<Vec<u8>, DriverError> {
-    match read_name(cursor.0.clone()) {
-        Some(name) => Ok(name.as_str().into()),
-        None => Err(error::bad_cursor()),
-    }
+    let seen = cursor.0.strip_prefix(CURSOR);
+    seen.map(<[u8]>::to_vec).ok_or_else(error::bad_cursor)
 }
 
-/// A statement judges its time when it begins, and may then wait a second for the table, a second for the row, and run for one.
+/// A statement checks its not-after time when it begins. It may then wait one second for the table, one
+/// second for the row, and run for one second.
 const LATE: Duration = Duration::from_secs(3);
-/// Rows of one page of a walk.
+/// The most rows in one page of a listing.
 const LONGEST_PAGE: usize = 1_000;
 
 #[cfg(test)]
@@ -196,7 +200,8 @@ mod tests {
     use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
     use dlock_core::{Acquire, HoldId, Lease, LockName, Owner, Release};
 
-    /// Each is boxed and moved once: what is larger falls out of the allocator's caches, and costs more than all the rest of what we do around a statement.
+    /// Each future is boxed and moved once. A larger one misses the allocator's caches and costs more than
+    /// all our other work around a statement.
     #[tokio::test]
     async fn what_a_request_carries_with_it_is_small() {
         let server = MariadbServer::start(MariadbOptions::default()).unwrap();

@@ -1,33 +1,33 @@
-//! What a native error means: one table.
+//! Errors: one table classifies the server's and the native client's errors by kind, retry class and effect.
 
-use dlock_core::{DriverError, Effect, ErrorKind, MAX_HOLDS, Retry};
+use dlock_core::{DriverError, Effect, ErrorKind, MAX_HOLDS, RetryClass};
 use sqlx::mysql::MySqlDatabaseError;
 use std::{fmt, io};
 
-/// An error of the driver, and what it says about connections.
+/// A driver error and its consequence for connections.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) error: DriverError,
     pub(crate) link: Fate,
 }
 
-/// What becomes of the connection that failed.
+/// What happens to the connection on which a statement failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It answered, and goes on.
+    /// The server answered; the connection stays in use.
     Kept,
-    /// It is closed.
+    /// The connection is closed.
     Closed,
-    /// It is closed, and those opened before it are no better.
+    /// The connection is closed, and so are the idle ones, which are no better.
     AllClosed,
 }
 
-/// One row: what a number means for the program, the loop and the human.
+/// One row: what an error number means for the program, the retry loop and the reader.
 #[derive(Debug, PartialEq, Eq)]
 struct Class {
     number: u16,
     kind: ErrorKind,
-    retry: Retry,
+    retry: RetryClass,
     effect: Effect,
     link: Fate,
     advice: &'static str,
@@ -36,7 +36,7 @@ struct Class {
 const fn row(
     number: u16,
     kind: ErrorKind,
-    retry: Retry,
+    retry: RetryClass,
     effect: Effect,
     link: Fate,
     advice: &'static str,
@@ -51,14 +51,14 @@ const fn row(
     }
 }
 
-/// Each statement is a transaction: the server that refuses or interrupts it has undone it. Where the answer is lost, or the server was
-/// going down, nobody can tell.
+/// The classification. Each statement is a transaction, so a server that refuses or interrupts it has rolled
+/// it back. If the answer is lost, or the server was shutting down, the effect is unknown.
 #[rustfmt::skip]
 const TABLE: [Class; 50] = {
     use Effect::{None, Unknown};
     use ErrorKind::{Misuse, Unavailable, Unsupported};
     use Fate::{AllClosed, Closed, Kept};
-    use Retry::{Later, Never, Now};
+    use RetryClass::{Later, Never, Now};
     [
         row(1020, Unavailable, Now, None, Kept, "another client changed the row at the same time"),
         row(1021, Unavailable, Later, Unknown, Closed, "the server's disk is full"),
@@ -73,7 +73,7 @@ const TABLE: [Class; 50] = {
         row(1064, Unsupported, Never, None, Kept, "BUG: the server does not understand a statement; please report it with the server's version"),
         row(1114, Unavailable, Later, None, Kept, "the server has no room for the row: its disk or tablespace is full"),
         row(1129, Unavailable, Later, None, Closed, "the server blocks this host after too many failed connections: FLUSH HOSTS there"),
-        row(1130, Unavailable, Never, None, Closed, "the server lets nobody in from this host: see the host of the user there"),
+        row(1130, Unavailable, Never, None, Closed, "the server accepts no connection from this host: check the host part of the user's account"),
         row(1142, Unavailable, Never, None, Kept, "the user lacks a right on dlock's table: see the GRANT lines of `dlock schema`"),
         row(1143, Unavailable, Never, None, Kept, "the user lacks a right on a column of dlock's table: see the GRANT lines of `dlock schema`"),
         row(1146, Unavailable, Never, None, Kept, "dlock's table is not there: make it with what `dlock schema` prints"),
@@ -83,7 +83,7 @@ const TABLE: [Class; 50] = {
         row(1161, Unavailable, Later, Unknown, AllClosed, "the server waited too long to write to the network"),
         row(1184, Unavailable, Later, None, Closed, "the server gave the connection up while it was being made"),
         row(1203, Unavailable, Later, None, Closed, "the user has no connection left on the server: raise its max_user_connections, or lower dlock.connections"),
-        row(1205, Unavailable, Later, None, Kept, "the row or the table was locked for a second: somebody holds a transaction, a backup or LOCK TABLES open on dlock's table"),
+        row(1205, Unavailable, Later, None, Kept, "the row or the table was locked for a second: a transaction, a backup or LOCK TABLES is open on dlock's table"),
         row(1213, Unavailable, Now, None, Kept, "the server chose this statement to end a deadlock"),
         row(1226, Unavailable, Later, None, Closed, "the user is over one of its limits on the server (max_user_connections, max_updates_per_hour, …)"),
         row(1243, Unavailable, Now, None, Closed, "the server does not know the statement that it prepared: a proxy in between changes servers, which dlock's sessions do not survive"),
@@ -100,12 +100,12 @@ const TABLE: [Class; 50] = {
         row(2013, Unavailable, Later, Unknown, AllClosed, "the connection was lost during a statement"),
         row(3024, Unavailable, Later, None, Kept, "the statement ran for too long and was ended by the server (max_execution_time)"),
         row(3032, Unavailable, Later, None, AllClosed, "the server is in offline mode"),
-        row(3058, Unavailable, Later, None, Kept, "the server found a deadlock of user-level locks, which dlock does not use: is somebody else on this connection?"),
+        row(3058, Unavailable, Later, None, Kept, "the server found a deadlock of user-level locks, which dlock does not use: check whether a proxy shares this connection"),
         row(3101, Unavailable, Later, None, Kept, "the group of servers undid the statement: another primary wrote the row at the same time; write to one primary only"),
         row(3118, Unavailable, Never, None, Closed, "the user's account is locked on the server"),
         row(3159, Unavailable, Never, None, Closed, "the server takes only connections with TLS: turn on the feature `tls`, and see ssl-mode in the URL"),
         row(4031, Unavailable, Now, None, Closed, "the server closed the connection, which was idle for too long"),
-        // Not numbers of a server: names for what the client itself reports.
+        // Not server error numbers: these stand for errors that the client reports.
         row(DIAL, Unavailable, Later, None, Closed, "the server could not be reached"),
         row(IO, Unavailable, Later, Unknown, AllClosed, "the connection failed before the answer came"),
         row(TLS, Unavailable, Never, None, Closed, "TLS could not be set up: see ssl-mode and ssl-ca in the URL; without the feature `tls` there is none, and ssl-mode=disabled does without"),
@@ -119,32 +119,32 @@ const IO: u16 = 2;
 const TLS: u16 = 3;
 const CONFIG: u16 = 4;
 const ENDED: u16 = 5;
-/// What somebody ended, be it we.
+/// A statement was killed, by the driver or by another session.
 const KILLED: u16 = 1317;
-/// A table that is not there.
+/// The table does not exist.
 const NO_TABLE: u16 = 1146;
 
-/// The server said something that nobody expected.
+/// Any error that the table does not list.
 const OTHER: Class = row(
     0,
     ErrorKind::Unavailable,
-    Retry::Later,
+    RetryClass::Later,
     Effect::Unknown,
     Fate::Closed,
     "the server answered with an error",
 );
 
-/// A column has what the driver did not write.
+/// A column holds a value that the driver did not write.
 const GARBLED: Class = row(
     0,
     ErrorKind::Unavailable,
-    Retry::Never,
+    RetryClass::Never,
     Effect::None,
     Fate::Closed,
-    "a row of dlock's table has something in it that dlock did not write: break that lock, or delete the row while nobody uses it",
+    "a row of dlock's table holds a value that dlock did not write: break that lock, or delete the row while it is unused",
 );
 
-/// A failed statement; `by_us`: it ran for too long, and the server was told to end it.
+/// Classifies a failed statement. `by_us`: it ran for too long and the driver killed it.
 pub(crate) fn failed(cause: sqlx::Error, by_us: bool) -> Failure {
     if by_us && number(&cause) == Some(KILLED) {
         let class = by_number(ENDED);
@@ -160,7 +160,7 @@ pub(crate) fn failed(cause: sqlx::Error, by_us: bool) -> Failure {
     }
 }
 
-/// What the server says of a statement that we ended.
+/// The server's error for a statement that the driver killed.
 #[derive(Debug)]
 struct Ended(sqlx::Error);
 
@@ -172,10 +172,10 @@ impl fmt::Display for Ended {
 
 impl std::error::Error for Ended {}
 
-/// A connection that did not come about: whatever was the reason, nothing was asked yet.
+/// Classifies a failure to connect. Whatever the reason, no request was sent, so there is no effect.
 pub(crate) fn unreached(cause: sqlx::Error) -> DriverError {
     let class = match &cause {
-        // The native client tells a certificate that was refused as a stream that makes no sense.
+        // The native client reports a refused certificate as invalid data.
         sqlx::Error::Io(io) if io.kind() == io::ErrorKind::InvalidData => by_number(TLS),
         sqlx::Error::Io(_) | sqlx::Error::Protocol(_) => by_number(DIAL),
         _ => classify(&cause),
@@ -190,7 +190,7 @@ fn told(class: &Class, cause: impl std::error::Error + Send + Sync + 'static) ->
         .with_source(cause)
 }
 
-/// Others were in the way for a moment: a statement that failed so did nothing and may be sent again.
+/// Whether the failure is contention: the statement did nothing and may be sent again.
 pub(crate) fn is_contention(error: &DriverError) -> bool {
     matches!(
         number_in(error),
@@ -198,12 +198,13 @@ pub(crate) fn is_contention(error: &DriverError) -> bool {
     )
 }
 
-/// A table that was there is there no more.
+/// Whether the table is missing.
 pub(crate) fn is_missing_table(error: &DriverError) -> bool {
     number_in(error) == Some(NO_TABLE)
 }
 
-/// It did not wait for what was in the way, which may be gone: to try again at once is worth it.
+/// Whether the statement failed without waiting for the conflict. The conflict may be over, so an immediate
+/// retry is worthwhile.
 pub(crate) fn is_brief(error: &DriverError) -> bool {
     matches!(number_in(error), Some(1020 | 1213 | 1412))
 }
@@ -216,7 +217,7 @@ fn number_in(error: &DriverError) -> Option<u16> {
     number(source.downcast_ref()?)
 }
 
-/// The same for another request that shared its fate.
+/// A copy of the error, for another request of the same batch.
 pub(crate) fn again(error: &DriverError) -> DriverError {
     let why =
         std::error::Error::source(error).map_or_else(String::new, |source| format!(": {source}"));
@@ -225,42 +226,41 @@ pub(crate) fn again(error: &DriverError) -> DriverError {
         .with_effect(error.effect())
 }
 
-/// Executed after its not-after: nothing was done, and the server's time is known again.
+/// The statement ran after its not-after time: it did nothing, and the server's time is known again.
 pub(crate) fn late() -> DriverError {
     DriverError::unavailable("the request reached the server too late and was refused")
-        .with_retry(Retry::Now)
+        .with_retry(RetryClass::Now)
 }
 
-/// It went together with others, and whoever sent them is gone.
+/// The request was batched, and the task that sent the batch has ended.
 pub(crate) fn untold() -> DriverError {
     DriverError::unanswered("the task that sent the request ended before the answer came")
 }
 
-/// It was sent, and what is found of it now may have come after it or before.
+/// The request was sent, and the state found now may be older or newer than its effect.
 pub(crate) fn overtaken() -> DriverError {
-    DriverError::unanswered("others have used the lock since").with_retry(Retry::Now)
+    DriverError::unanswered("others have used the lock since").with_retry(RetryClass::Now)
 }
 
-/// Others were faster, each time.
+/// Other clients were faster in every attempt.
 pub(crate) fn contended() -> DriverError {
-    DriverError::unavailable("too many others change this lock at the same time")
+    DriverError::unavailable("too many clients change this lock at the same time")
 }
 
-/// Its row is locked by somebody else's transaction, and the rest of the batch does not wait for it.
+/// Another transaction has locked the row, and the rest of the batch does not wait for it.
 pub(crate) fn locked() -> DriverError {
-    DriverError::unavailable(
-        "the row is locked: somebody holds a transaction open on dlock's table",
-    )
+    DriverError::unavailable("the row is locked: another transaction is open on dlock's table")
 }
 
-/// All connections were busy until the request was given up.
+/// All connections were busy until the request's give-up time.
 pub(crate) fn no_turn() -> DriverError {
     DriverError::unavailable(
         "all connections were busy: raise dlock.connections, or see why the server answers slowly",
     )
 }
 
-/// No answer within the time in which the server itself would have ended the statement: the path, or the server, stands still.
+/// No answer within the time in which the server itself would have ended the statement: the network path is
+/// dead, or the server hangs.
 pub(crate) fn silent() -> sqlx::Error {
     let message = "the server did not answer within 4 s";
     sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, message))
@@ -276,7 +276,7 @@ pub(crate) fn unreachable(why: Option<&str>) -> DriverError {
 pub(crate) fn full() -> DriverError {
     let message =
         format!("the lock has {MAX_HOLDS} holds already, the most that one name can have");
-    DriverError::new(ErrorKind::Overloaded, message).with_retry(Retry::Later)
+    DriverError::new(ErrorKind::Overloaded, message).with_retry(RetryClass::Later)
 }
 
 pub(crate) fn garbled() -> DriverError {
@@ -317,7 +317,7 @@ fn by_number(number: u16) -> &'static Class {
         .unwrap_or(&OTHER)
 }
 
-/// The server's own number.
+/// The server's error number.
 fn number(cause: &sqlx::Error) -> Option<u16> {
     let native = cause.as_database_error()?;
     Some(native.try_downcast_ref::<MySqlDatabaseError>()?.number())
@@ -326,10 +326,10 @@ fn number(cause: &sqlx::Error) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::{CONFIG, Fate, GARBLED, IO, OTHER, TABLE, TLS, by_number, classify, unreached};
-    use dlock_core::{Effect, ErrorKind, Retry};
+    use dlock_core::{Effect, ErrorKind, RetryClass};
     use std::{collections::HashSet, io};
 
-    /// What the issue and the field know; the numbers of servers of today.
+    /// The known error numbers of current servers.
     const KNOWN: [u16; 45] = [
         1020, 1021, 1040, 1042, 1044, 1045, 1047, 1049, 1053, 1062, 1064, 1114, 1129, 1130, 1142,
         1143, 1146, 1158, 1159, 1160, 1161, 1184, 1203, 1205, 1213, 1226, 1243, 1290, 1317, 1412,
@@ -364,7 +364,7 @@ mod tests {
     fn what_cannot_get_better_is_not_repeated_and_a_read_only_server_is_left() {
         let never: Vec<_> = TABLE
             .iter()
-            .filter(|class| class.retry == Retry::Never)
+            .filter(|class| class.retry == RetryClass::Never)
             .map(|class| class.number)
             .collect();
         assert_eq!(
@@ -396,7 +396,7 @@ mod tests {
         let error = unreached(broken());
         assert_eq!(
             (error.kind(), error.retry(), error.effect()),
-            (ErrorKind::Unavailable, Retry::Later, Effect::None)
+            (ErrorKind::Unavailable, RetryClass::Later, Effect::None)
         );
         assert_eq!(error.to_string(), "the server could not be reached");
     }

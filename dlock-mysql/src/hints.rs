@@ -1,24 +1,26 @@
-//! Waiting on a store that only answers.
+//! Wake-ups: there are none, because MySQL cannot notify a waiter; clients poll.
 //!
-//! MySQL can wake nobody: `GET_LOCK` would need a connection per waiter, is not replicated, and is refused or multiplexed away by clusters
-//! and proxies. So there are no hints. What a waiter has instead is the time at which the row says that its holder must be done, and it
-//! asks by reading the row, because an `UPDATE` that only looks takes the row's lock and delays the holder's renewal.
+//! `GET_LOCK` would need a connection per waiter, is not replicated, and is refused or multiplexed away by
+//! clusters and proxies. Instead, a refusal carries the time at which the holder's lease ends according to
+//! the row. A waiter polls by reading the row: an `UPDATE` would take the row's lock and delay the holder's
+//! renewal.
 
 use crate::record::Record;
 use dlock_core::{Held, Hint};
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
 
-/// Ends at once: nothing will ever come.
+/// An empty stream that ends at once.
 pub(crate) fn none() -> BoxStream<'static, Hint> {
     stream::empty().boxed()
 }
 
-/// The refusal that a row is. The core looks earlier than the row's end, as a release is told by nobody.
+/// The refusal for a row. The core polls before the row's end too, because no notification tells of a
+/// release.
 pub(crate) fn held(record: &Record) -> Held {
     let mut held = Held::default();
     held.by = record.holder();
-    held.look_in = Some(record.rest());
+    held.poll_in = Some(record.rest());
     held
 }
 
@@ -43,6 +45,6 @@ mod tests {
         };
         let held = held(&shut);
         assert!(held.by.is_none());
-        assert_eq!(held.look_in, Some(Duration::from_secs(2)));
+        assert_eq!(held.poll_in, Some(Duration::from_secs(2)));
     }
 }

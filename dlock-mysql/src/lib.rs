@@ -13,6 +13,7 @@ mod lists;
 mod record;
 mod renewal;
 mod session;
+mod settings;
 mod store;
 mod sweep;
 

@@ -1,7 +1,8 @@
-//! How long one statement may go unanswered.
+//! Statement timeout: bounds how long one statement may go unanswered.
 //!
-//! A timer that is set for each statement and taken back when it is answered wakes the thread that waits for the network, twice a cycle, while the
-//! server wants the processor. So a connection keeps one, which is moved only when it rings.
+//! A timer set and cancelled for each statement would wake the thread that waits for the network, twice a
+//! cycle, while the server needs the processor. So each connection keeps one timer, which is moved only when
+//! it fires.
 
 use crate::{connection::Dialer, error};
 use std::{
@@ -19,7 +20,7 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-/// The bound of one statement.
+/// The timeout of one statement.
 #[derive(Default)]
 pub(crate) struct Limit {
     alarm: Arc<Alarm>,
@@ -27,7 +28,8 @@ pub(crate) struct Limit {
 }
 
 impl Limit {
-    /// `kill`: what to end after [`RUNS`], and whom to tell, where the server has no limit of its own.
+    /// `kill`: for a server without a limit of its own, the connection whose statement to end after [`RUNS`],
+    /// and the flag that records it.
     pub(crate) fn new(
         alarm: Arc<Alarm>,
         kill: Option<(Arc<Dialer>, u64, Arc<AtomicBool>)>,
@@ -35,7 +37,8 @@ impl Limit {
         Self { alarm, kill }
     }
 
-    /// The answer, or silence after [`SILENCE`]. It counts from when the statement first has to wait, which is when it has been sent.
+    /// The answer, or a timeout error after [`SILENCE`]. Time counts from when the statement first has to
+    /// wait, which is when it has been sent.
     pub(crate) async fn of<T>(
         self,
         answer: impl Future<Output = sqlx::Result<T>> + Send,
@@ -55,12 +58,13 @@ impl Limit {
     }
 }
 
-/// A timer for one statement after the other, and the runtime that it runs in.
+/// A timer that one statement after another uses, and the runtime that it belongs to.
 #[derive(Default)]
 pub(crate) struct Alarm(Mutex<Option<(runtime::Id, Pin<Box<Sleep>>)>>);
 
 impl Alarm {
-    /// What comes within that time of when it first had to be waited for. All that the timer costs is spent then, while the server works.
+    /// The future's output, or `None` if it took longer than `within` since it first had to wait. The timer
+    /// is only touched then, while the server works.
     async fn before<F: Future>(
         &self,
         within: Duration,
@@ -77,7 +81,8 @@ impl Alarm {
         .await
     }
 
-    /// Whether it is that time; else it wakes whoever asks then. It may wake too early, as it was left by another statement.
+    /// Ready once `end` has passed; until then the calling task is woken at `end`. It may be woken early,
+    /// because an earlier statement may have set the timer.
     fn rings(&self, end: Instant, cx: &mut Context<'_>) -> Poll<()> {
         let here = runtime::Handle::current().id();
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -99,9 +104,10 @@ impl Alarm {
     }
 }
 
-/// A server's own limits on one statement add up to 3 s; what is silent for longer is a dead path, or a server that stands still.
+/// A server's own limits on one statement add up to 3 s. A longer silence means a dead network path or a hung
+/// server.
 const SILENCE: Duration = Duration::from_secs(4);
-/// A server that waits for a row for a second notices within two, and says better what was in the way.
+/// A server that waits one second for a row reports it within two, with a better error than a kill gives.
 pub(crate) const RUNS: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
@@ -121,14 +127,14 @@ mod tests {
         let mut began = None;
         let answered = alarm.before(SECOND * 4, &mut began, pin!(ready(7))).await;
         assert_eq!((answered, began), (Some(7), None));
-        // It was left for later, and then for earlier, and then it has rung.
+        // The timer was left set later, then earlier, and then it has fired.
         for (after, lasts) in [(1, 2), (1, 4), (1, 4), (9, 4)] {
             tokio::time::sleep(SECOND * after).await;
             let slow = pin!(tokio::time::sleep(SECOND * (lasts - 1)));
             let answered = alarm.before(SECOND * lasts, &mut None, slow).await;
             assert_eq!(answered, Some(()));
             let (end, mut began) = (Instant::now() + SECOND * lasts, None);
-            // The second time it is what the same statement has left.
+            // The second wait gets the rest of the same statement's time.
             for _ in 0..2 {
                 let silent = pin!(pending::<()>());
                 let silent = alarm.before(SECOND * lasts, &mut began, silent).await;

@@ -1,7 +1,8 @@
-//! The wire text of what is asked about many names at once; see `commands` for the columns and the clock.
+//! SQL for many names at once; see `commands` for the columns and the clock.
 //!
-//! Each is one transaction, which locks the rows in the order of their names, as every other one does: they wait for each other and never
-//! in a circle. Lists have a few lengths and are filled up by repeating their last entry, so that each text stays prepared.
+//! Each statement is one transaction. All of them lock rows in the order of their names, so they can wait for
+//! each other but never in a cycle. A list has one of a few lengths and is padded by repeating its last
+//! entry, so that each statement stays prepared.
 
 use crate::{
     commands::{Statements, read, ready},
@@ -12,48 +13,53 @@ use futures_util::TryStreamExt;
 use sqlx::{MySqlConnection, Row, SqlStr, mysql::MySqlRow};
 use std::{collections::HashMap, time::Duration};
 
-/// Takes names whose rows are there and free or past their end, each as a new incarnation; leaves the others as they are, and all of them after
-/// its not-after.
+/// Takes the names whose rows exist and are free or past their end, each as a new incarnation. It leaves the
+/// others as they are, and all of them after its not-after time.
 ///
-/// The token of each is the server's µs, told in the reply; a row whose last token is not below that is left, so that one number tells all. Owners
-/// and holds are of one width each, in the order of the list. Run twice, the second finds living holds.
+/// The token of each is the server's µs, returned in the reply. A row whose last token is not below that is
+/// left as it is, so that one number is the token of all. Owners and holds have a fixed width each, in the
+/// order of the list. A second run finds live holds.
 const TAKE_ALL: &str = "UPDATE {table} FORCE INDEX (PRIMARY) SET expires = {now} + ?, \
     holds = CONCAT(SUBSTRING(?, 16 * FIELD(name, {list}) - 15, 16), LPAD(LOWER(HEX({now} + ?)), 16, '0')), \
     owner = SUBSTRING(?, 36 * FIELD(name, {list}) - 35, 36), token = LAST_INSERT_ID({now}), keep_until = 0, \
     began = GREATEST({now}, changed), changed = began, note = ?, version = version + 1 \
     WHERE name IN ({list}) AND expires <= {now} AND token < {now} AND {now} <= ?";
 
-/// Gives back sole holds of names that nothing keeps shut, each judged alone; any other is left as it is and not counted.
+/// Releases sole holds of names without a pending minimum hold. Each row is judged alone; any other is left
+/// as it is and not counted.
 ///
-/// The second list ends in fixed widths, so no two entries read the same. Run twice, the second finds no hold.
+/// Entries of the second list end in fixed-width parts, so no two are equal. A second run finds no hold.
 const FREE_ALL: &str = "UPDATE {table} FORCE INDEX (PRIMARY) SET owner = NULL, holds = '', expires = 0, note = '', \
     changed = GREATEST(LAST_INSERT_ID({now}), changed), version = version + 1 \
     WHERE name IN ({list}) AND CONCAT(name, owner, LEFT(holds, 16)) IN ({list}) \
     AND LENGTH(holds) = 32 AND expires > {now} AND keep_until <= {now}";
 
-/// Prolongs sole holds, each judged alone; one that is not there, or not alone, is left as it is and not counted.
+/// Renews sole holds. Each row is judged alone; one without that hold, or with several, is left as it is and
+/// not counted.
 ///
-/// Run twice it prolongs twice, never past lease after the second run. The second list ends in fixed widths, so no two entries read the same.
-/// Holds begin with the same id, so the greater text is the later end.
+/// A second run renews again, never past one lease after that run. Entries of the second list end in
+/// fixed-width parts, so no two are equal. Both texts begin with the same hold id, so the greater text is the
+/// later end.
 const RENEW: &str = "UPDATE {table} FORCE INDEX (PRIMARY) SET \
     holds = GREATEST(holds, CONCAT(LEFT(holds, 16), LPAD(LOWER(HEX({now} + ?)), 16, '0'))), expires = GREATEST(expires, {now} + ?), \
     changed = LAST_INSERT_ID({now}), version = version + 1 \
     WHERE name IN ({list}) AND CONCAT(name, owner, LEFT(holds, 16)) IN ({list}) \
     AND LENGTH(holds) = 32 AND expires > {now} AND {now} <= ?";
 
-/// Shows rows; locks and waits for nothing.
+/// Reads rows; locks nothing and waits for nothing.
 const FIND: &str = "SELECT name, owner, token, holds, expires, keep_until, began, note, version, {now}, changed \
     FROM {table} FORCE INDEX (PRIMARY) WHERE name IN ({list})";
 
-/// Which of these rows nobody has locked at this moment; waits for none. The locks are its own until it is answered.
+/// The rows that no other transaction has locked at this moment; waits for none. Its own row locks end with
+/// the statement.
 const UNLOCKED: &str =
     "SELECT name FROM {table} FORCE INDEX (PRIMARY) WHERE name IN ({list}) FOR UPDATE SKIP LOCKED";
 
-/// Lengths of lists: few texts, so that each stays prepared.
+/// Lengths of lists: few of them, so that each statement stays prepared.
 const SIZES: [usize; 4] = [1, 8, 64, RENEW_BATCH];
-/// And of those that were gathered, which come in any length.
+/// Lengths of the lists of batched requests, which may have any number.
 const GATHERED: [usize; 5] = [4, 8, 16, 32, crate::gather::MOST];
-/// Entries of one statement: longer ones gain nothing.
+/// The most entries in one statement; more gain nothing.
 pub(crate) const RENEW_BATCH: usize = 512;
 
 /// The statements for one table.
@@ -71,7 +77,7 @@ pub(crate) struct Lists {
 struct Lengths(Vec<(usize, SqlStr)>);
 
 impl Lists {
-    /// For a table whose name is quoted.
+    /// `table` is the quoted name.
     pub(crate) fn new(table: &str) -> Self {
         let sized = |sql: &str, sizes: &[usize]| {
             let sql = sql.replace("{table}", table);
@@ -92,7 +98,7 @@ impl Lists {
 }
 
 impl Lengths {
-    /// The text for so many entries, and how many it has room for. Batches are cut to fit.
+    /// The text for that many entries, and the number it has room for. Batches never exceed the longest.
     fn fitting(&self, entries: usize) -> (SqlStr, usize) {
         let fits = self.0.iter().find(|(size, _)| entries <= *size);
         let (size, text) = fits.unwrap_or(&self.0[self.0.len() - 1]);
@@ -100,19 +106,19 @@ impl Lengths {
     }
 }
 
-/// Fills a list up by repeating its last entry.
+/// Pads a list by repeating its last entry.
 fn filled<T: Clone>(list: impl Iterator<Item = T> + Clone, size: usize) -> impl Iterator<Item = T> {
     let last = list.clone().last();
     list.chain(last.into_iter().cycle()).take(size)
 }
 
-/// A sole hold as statements compare it.
+/// The text by which statements compare a sole hold.
 fn key(name: &LockName, owner: &Owner, hold: impl std::fmt::Display) -> Vec<u8> {
     format!("{name}{}{hold}", written(owner)).into_bytes()
 }
 
-/// How many of at most [`MOST`](crate::gather::MOST) names were taken, and the server's time if any was, which is the token of each. All want the
-/// same lease and say the same of themselves.
+/// Runs `TAKE_ALL` for at most [`MOST`](crate::gather::MOST) names: how many were taken, and the server's
+/// time if any was, which is the token of each. All requests have the same lease and holder info.
 pub(crate) async fn take_all(
     native: &mut MySqlConnection,
     sql: &Statements,
@@ -143,7 +149,8 @@ pub(crate) async fn take_all(
     Ok((matched, done.last_insert_id()))
 }
 
-/// How many of at most [`MOST`](crate::gather::MOST) sole holds were given back, and the server's time if any was.
+/// Runs `FREE_ALL` for at most [`MOST`](crate::gather::MOST) sole holds: how many were released, and the
+/// server's time if any was.
 pub(crate) async fn free_all(
     native: &mut MySqlConnection,
     sql: &Statements,
@@ -166,7 +173,8 @@ pub(crate) async fn free_all(
     Ok((matched, done.last_insert_id()))
 }
 
-/// How many of at most [`RENEW_BATCH`] sole holds were prolonged, and the server's time if any was.
+/// Runs `RENEW` for at most [`RENEW_BATCH`] sole holds: how many were renewed, and the server's time if any
+/// was.
 pub(crate) async fn renew(
     native: &mut MySqlConnection,
     sql: &Statements,
@@ -187,7 +195,7 @@ pub(crate) async fn renew(
     Ok((matched, Duration::from_micros(done.last_insert_id())))
 }
 
-/// The rows of at most [`RENEW_BATCH`] names, by name; one that is missing has none.
+/// Runs `FIND` for at most [`RENEW_BATCH`] names: the rows by name, without those that do not exist.
 pub(crate) async fn find(
     native: &mut MySqlConnection,
     sql: &Statements,
@@ -202,7 +210,7 @@ pub(crate) async fn find(
     rows.iter().map(read).collect()
 }
 
-/// Which of at most [`RENEW_BATCH`] names have a row that nobody has locked.
+/// Runs `UNLOCKED` for at most [`RENEW_BATCH`] names: those with a row that no other transaction has locked.
 pub(crate) async fn unlocked(
     native: &mut MySqlConnection,
     sql: &Statements,

@@ -1,13 +1,15 @@
-//! A row that was read: what it means, and what a request makes of it. Nothing here talks to a server.
+//! Row state: what a row that was read means, and how a request changes it.
+//!
+//! It does no I/O, so every decision can be tested without a server.
 
 use crate::error;
 use dlock_core::{
-    Acquire, Acquired, FencingToken, Fingerprint, Grant, HoldId, HoldSet, Holder, Holds, LockName,
-    Note, Owner, Release, Released, Renew, Renewed, Result, Snapshot,
+    Acquire, Acquired, FencingToken, Fingerprint, Grant, HoldId, HoldSet, Holder, HolderInfo,
+    Holds, LockName, Owner, Release, Released, Renew, Renewed, Result, Snapshot,
 };
 use std::{num::NonZeroU32, time::Duration};
 
-/// A row and the server's time when it was read; see `commands` for the columns.
+/// A row, and the server's time when it was read; see `commands` for the columns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) owner: Option<String>,
@@ -22,29 +24,29 @@ pub(crate) struct Record {
     pub(crate) now: i64,
 }
 
-/// What an acquire does about a name that is closed.
+/// What an acquire does about a lock that is held or unavailable.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// That is the answer.
+    /// Answer this; write nothing.
     Answer(Acquired),
-    /// The row becomes this one, if it is still the same and still closed; then that is the answer.
+    /// Write this row if the stored one is unchanged and still held; the grant is then the answer.
     Swap(Record, Grant),
-    /// Somebody else is inside, or it is shut.
+    /// Another owner holds the lock, or it is unavailable.
     Wait(Record),
 }
 
 impl Record {
-    /// Somebody is inside, or it is shut; else it is free, whatever the row still says.
+    /// Whether the lock is held or unavailable; otherwise it is free, whatever else the row says.
     pub(crate) fn is_closed(&self) -> bool {
         self.expires > self.now
     }
 
-    /// What its last hold, or the time for which it is shut, has left.
+    /// The time left of its last hold or of its minimum hold.
     pub(crate) fn rest(&self) -> Duration {
         self.until(self.expires)
     }
 
-    /// Of the incarnation inside; a name that is shut shows none.
+    /// The current incarnation's token; none while the lock is only unavailable.
     pub(crate) fn token(&self) -> Option<FencingToken> {
         self.owner.as_ref()?;
         Some(token(self.token))
@@ -54,7 +56,7 @@ impl Record {
         let mut holder = Holder::new(Fingerprint::of(self.owner.as_ref()?.as_bytes()));
         holder.token = self.token();
         holder.rest = Some(self.rest());
-        holder.note = Note::parse(&self.note);
+        holder.note = HolderInfo::parse(&self.note);
         Some(holder)
     }
 
@@ -66,7 +68,9 @@ impl Record {
         match self.holder() {
             Some(holder) => {
                 shown.holders.push(holder);
-                shown.age = Some(Duration::from_micros(unsigned(self.now - self.began)));
+                shown.age = Some(Duration::from_micros(unsigned(
+                    self.now.saturating_sub(self.began),
+                )));
                 shown.holds = self.living().holds.len();
             }
             None => shown.shut = Some(self.rest()),
@@ -74,7 +78,7 @@ impl Record {
         shown
     }
 
-    /// What a request does that did not find the name free.
+    /// The step for an acquire that found the lock held or unavailable.
     pub(crate) fn enter(self, req: &Acquire) -> Result<Step> {
         let inside = self.is_of(&req.owner);
         match req.join {
@@ -100,7 +104,7 @@ impl Record {
         Ok(Step::Swap(next, grant))
     }
 
-    /// The row without what is released, and the answer; `None`: that is not inside.
+    /// The row after a release, and the answer; `None`: the row has no such hold.
     pub(crate) fn without(self, req: &Release) -> Option<(Self, Released)> {
         if !self.is_of(&req.owner) {
             return None;
@@ -129,7 +133,7 @@ impl Record {
         Some((next, answer))
     }
 
-    /// The row with one hold moved forward, and the answer; `None`: that is not inside.
+    /// The row with one hold renewed, and the answer; `None`: the row has no such hold.
     pub(crate) fn prolonged(self, entry: &Renew) -> Option<(Self, Renewed)> {
         if !self.is_closed() || !self.is_of(&entry.owner) {
             return None;
@@ -166,18 +170,19 @@ impl Record {
         self.now.saturating_add(micros(span))
     }
 
-    /// Whoever is inside has a hold: a row that says otherwise is not ours.
+    /// The number of holds. A held lock has at least one: dlock writes no row that says otherwise.
     fn counted(&self) -> Result<NonZeroU32> {
         NonZeroU32::new(self.holds.len()).ok_or_else(error::garbled)
     }
 }
 
-/// An owner as it stands in the row.
+/// An owner in the form of the row.
 pub(crate) fn written(owner: &Owner) -> String {
     owner.expose().hyphenated().to_string()
 }
 
-/// An owner and the id of its hold as they stand in the row: each request has them, so no formatter is asked and nothing allocated.
+/// An owner and a hold id in the form of the row. Every request needs them, so they are written without a
+/// formatter or an allocation.
 pub(crate) fn inside(owner: &Owner, hold: HoldId) -> ([u8; 36], [u8; 16]) {
     let (mut whose, mut id) = ([0; 36], [0; 16]);
     owner.expose().hyphenated().encode_lower(&mut whose);
@@ -192,17 +197,17 @@ pub(crate) fn inside(owner: &Owner, hold: HoldId) -> ([u8; 36], [u8; 16]) {
 
 const DIGITS: &[u8; 16] = b"0123456789abcdef";
 
-/// A token as it stands in the row.
+/// A token from its form in the row.
 pub(crate) fn token(bits: i64) -> FencingToken {
     FencingToken(unsigned(bits))
 }
 
-/// A span as it is added to times.
+/// A span in the unit of the row's times.
 pub(crate) fn micros(span: Duration) -> i64 {
     i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// No time of ours is negative.
+/// A time or token from the row; dlock writes none below zero.
 pub(crate) fn unsigned(time: i64) -> u64 {
     u64::try_from(time).unwrap_or(0)
 }
@@ -256,7 +261,7 @@ mod tests {
     }
 
     fn acquire(owner: &str, hold: u64) -> Acquire {
-        let lease = Lease::fixed(SECOND * 30).unwrap();
+        let lease = Lease::fixed(SECOND * 30);
         let (owner, hold) = (Owner::from_seed(owner), HoldId::from_bits(hold));
         Acquire::new(
             LockName::new("a").unwrap(),
@@ -345,6 +350,28 @@ mod tests {
         assert!(matches!(answer, Released::Freed));
         assert_eq!((free.expires, free.token), (0, 7));
         assert!(free.without(&all).is_none());
+    }
+
+    #[test]
+    fn no_number_in_a_row_is_too_great_or_too_small() {
+        for number in [i64::MIN, -1, 0, i64::MAX] {
+            let mut odd = row();
+            (odd.token, odd.keep_until, odd.began) = (number, number, number);
+            odd.expires = i64::MAX;
+            for hold in [2, 3] {
+                let end = super::unsigned(number);
+                assert!(odd.holds.insert(HoldId::from_bits(hold), end));
+            }
+            let shown = odd.clone().snapshot(LockName::new("a").unwrap());
+            assert_eq!(shown.holders.len(), 1);
+            for hold in [1, 9] {
+                odd.clone().enter(&acquire("us", hold)).unwrap();
+                odd.clone().without(&release(hold, Some(Duration::MAX)));
+                let asked = acquire("us", hold);
+                let entry = Renew::new(asked.name, asked.owner, asked.hold, Some(Duration::MAX));
+                odd.clone().prolonged(&entry);
+            }
+        }
     }
 
     #[test]

@@ -1,4 +1,6 @@
-//! Renewals: many holds a statement, and what is left over one by one.
+//! Renewal: many holds per statement, and the rest one by one.
+//!
+//! A locked row must not delay the renewal of the other holds of its batch.
 
 use crate::{
     connection::Purpose,
@@ -12,8 +14,8 @@ use std::{
 };
 
 impl Store {
-    /// Renews some of a batch that ask for the same lease. A row that is locked by somebody costs itself alone: the others are told apart from
-    /// it without waiting, and sent again in two halves.
+    /// Renews the entries of a batch that ask for the same lease. A row that another transaction has locked
+    /// fails alone: the driver finds the unlocked ones without waiting, and sends these again in two halves.
     pub(crate) async fn renew_some(
         &self,
         all: &[Renew],
@@ -97,7 +99,7 @@ impl Store {
                         .collect());
                 }
             }
-            // Some are not there, one of several, only to be proven, or all came too late: their rows tell.
+            // Some holds are gone, not sole or only to be checked, or all came too late: the rows tell which.
             let limit = turn.limit();
             let found = limit
                 .of(lists::find(turn.native(), &self.sql, &names))
@@ -107,7 +109,8 @@ impl Store {
             if let Some(now) = now {
                 turn.told(since_1970(now));
             }
-            // Where the server's clock was set forward all came too late for nothing, and one by one would take too long.
+            // If the server's clock was set forward, all were refused in error; renewing one by one would
+            // take too long.
             let was_late = lease.is_some() && now.is_some_and(|now| now > not_after);
             if attempt > 0 || !was_late || self.now() >= give_up {
                 break;
@@ -121,7 +124,7 @@ impl Store {
             answers.push(
                 match record.and_then(|record| record.prolonged(&proof(entry))) {
                     None => Ok(Renewed::NotHeld),
-                    // Its end is what the statement wrote, or somebody asked for more before.
+                    // The statement wrote this end, or an earlier request asked for a longer lease.
                     Some((_, Renewed::Until { valid_for }))
                         if entry.lease.is_none_or(|lease| valid_for + seen >= lease) =>
                     {
@@ -134,7 +137,7 @@ impl Store {
         Ok(answers)
     }
 
-    /// A hold that is one of several.
+    /// Renews a hold that is one of several of its lock.
     async fn renew_one(&self, entry: &Renew, give_up: Instant) -> Result<Renewed> {
         let again = || self.try_renew(entry, give_up);
         self.settled(again().await, give_up, again).await
@@ -154,7 +157,7 @@ impl Store {
         Ok(swapped.then_some(renewed))
     }
 
-    /// Which rows nobody has locked, asked without waiting for those that somebody has.
+    /// The names whose rows no other transaction has locked, found without waiting for locked ones.
     async fn unlocked(
         &self,
         all: &[Renew],
@@ -171,7 +174,7 @@ impl Store {
     }
 }
 
-/// The same entry, which only asks whether its hold is there.
+/// The same entry without a lease, which only checks that its hold exists.
 fn proof(entry: &Renew) -> Renew {
     let mut proof = entry.clone();
     proof.lease = None;
@@ -203,13 +206,13 @@ mod tests {
         for at in 1..=20 {
             let name = LockName::new(format!("n{at}")).unwrap();
             let (owner, hold) = (Owner::from_seed("us"), HoldId::from_bits(at));
-            let lease = Lease::fixed(SECOND * 30).unwrap();
+            let lease = Lease::fixed(SECOND * 30);
             let ask = Acquire::new(name.clone(), owner, hold, lease, store.patience());
             let taken = store.try_acquire(&ask, false).await.unwrap();
             assert!(matches!(taken, Some(Acquired::Granted(_))), "{taken:?}");
             all.push(Renew::new(name, owner, hold, Some(SECOND * 60)));
         }
-        // What the connection knows is a minute behind.
+        // The connection's estimate of the server's time is made a minute late.
         let far = store.now() + SECOND * 20;
         let mut turn = store.connections.turn(Purpose::Renewal, far).await.unwrap();
         let now = turn.not_after(store.now());

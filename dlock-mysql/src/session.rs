@@ -1,51 +1,45 @@
-//! What a server is asked, and told, before it is trusted with a lock.
+//! Session set-up: configures each new session and checks the server before it may keep a lock.
 
 use crate::{
     commands::{self, COLUMNS, Statements},
     config::MysqlConfig,
     error,
+    settings::Flavour,
 };
 use dlock_core::{DriverError, Result};
-use sqlx::{MySqlConnection, Row, mysql::MySqlRow};
+use sqlx::{AssertSqlSafe, MySqlConnection, Row, mysql::MySqlRow};
 use std::{collections::HashMap, time::Duration};
 
-/// Which of the two families.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flavour {
-    Mariadb,
-    Mysql,
-}
-
-/// What a new connection's server said.
+/// What the server reported on a new connection.
 #[derive(Debug)]
 pub(crate) struct Greeting {
     pub(crate) flavour: Flavour,
-    /// The connection's id there: what `KILL QUERY` wants.
+    /// The connection's id on the server, for `KILL QUERY`.
     pub(crate) id: u64,
     /// The server's time, read last.
     pub(crate) now: Duration,
-    /// Global variables, as far as they are there.
+    /// Variables of the session and of the server, without those that do not exist.
     variables: HashMap<String, String>,
 }
 
-/// Makes a session fit for the statements, whatever the server's defaults and `init_connect` say, and refuses a server that cannot keep a lock.
+/// Sets up a session for the statements, whatever the server's defaults and `init_connect` say. It refuses a
+/// server that cannot keep a lock.
+///
+/// The settings are read back, because a proxy may have applied the `SET` to another session.
 pub(crate) async fn greet(native: &mut MySqlConnection) -> Result<Greeting> {
-    let said = sqlx::raw_sql("SELECT VERSION(), CONNECTION_ID()");
+    let said = sqlx::raw_sql(commands::ready(HELLO.to_owned()));
     let row = said
         .fetch_one(&mut *native)
         .await
         .map_err(error::unreached)?;
-    let (version, id) = read(&row).map_err(error::unreached)?;
-    let flavour = flavour(&version)?;
-    let settings = match flavour {
-        Flavour::Mariadb => MARIADB,
-        Flavour::Mysql => MYSQL,
-    };
-    let set = sqlx::raw_sql(settings).execute(&mut *native).await;
-    set.map_err(error::unreached)?;
-    let shown = sqlx::raw_sql(VARIABLES).fetch_all(&mut *native).await;
-    let rows = shown.map_err(error::unreached)?;
+    let (version, id, before) = read(&row).map_err(error::unreached)?;
+    let flavour = Flavour::of(&version)?;
+    let set = sqlx::raw_sql(AssertSqlSafe(flavour.set()));
+    set.execute(&mut *native).await.map_err(error::unreached)?;
+    let shown = sqlx::raw_sql(AssertSqlSafe(flavour.show()));
+    let rows = shown.fetch_all(&mut *native).await;
     let variables: HashMap<String, String> = rows
+        .map_err(error::unreached)?
         .iter()
         .filter_map(|row| Some((row.try_get(0).ok()?, row.try_get(1).ok()?)))
         .collect();
@@ -54,9 +48,14 @@ pub(crate) async fn greet(native: &mut MySqlConnection) -> Result<Greeting> {
             "the server is read-only ({setting}): it is a replica, or a failover is under way; connect to the primary"
         )));
     }
-    let (now, is_set) = commands::clock(native).await.map_err(error::unreached)?;
-    if is_set {
-        let message = "the session has a time of its own, not the server's: see whether init_connect or a proxy sets `timestamp`";
+    if let Some(setting) = flavour.unfit(&variables) {
+        return Err(DriverError::unavailable(format!(
+            "the session did not keep its settings ({setting}): connect to the server itself, or through a proxy that leaves each session to one client"
+        )));
+    }
+    let now = commands::clock(native).await.map_err(error::unreached)?;
+    if now == before {
+        let message = "the time of the session stands still: see whether a proxy sets `timestamp`";
         return Err(DriverError::unavailable(message));
     }
     Ok(Greeting {
@@ -68,7 +67,7 @@ pub(crate) async fn greet(native: &mut MySqlConnection) -> Result<Greeting> {
 }
 
 impl Greeting {
-    /// What of the server's settings voids a lock, in words.
+    /// The server settings that void a lock, in words.
     pub(crate) fn doubts(&self) -> Vec<String> {
         let on = |name: &str| self.is(name, &["ON", "1"]);
         let mut doubts = Vec::new();
@@ -96,9 +95,9 @@ impl Greeting {
     }
 }
 
-/// Whether the server follows another one, where the user may know.
+/// Whether the server is a replica; `false` if the user lacks the right to ask.
 pub(crate) async fn follows(native: &mut MySqlConnection) -> bool {
-    // The first is not known to MySQL before 8.0.22, the second no more since 8.4; both end where the user may not know.
+    // MySQL has the first since 8.0.22 and dropped the second in 8.4. Both fail without the right to ask.
     for asked in ["SHOW REPLICA STATUS", "SHOW SLAVE STATUS"] {
         if let Ok(rows) = sqlx::raw_sql(asked).fetch_all(&mut *native).await {
             return !rows.is_empty();
@@ -107,7 +106,7 @@ pub(crate) async fn follows(native: &mut MySqlConnection) -> bool {
     false
 }
 
-/// Looks at the table's columns, and makes it when it is not there and may be made.
+/// Checks the table's columns, and makes a missing table if the configuration allows it.
 pub(crate) async fn check_table(
     native: &mut MySqlConnection,
     config: &MysqlConfig,
@@ -143,13 +142,13 @@ pub(crate) async fn check_table(
         return Ok(());
     }
     Err(error::misuse(format!(
-        "the table {} is not dlock's, or an older dlock's, and was left as it is: {}. Name another one with dlock.table, or drop it while nobody uses it",
+        "the table {} is not dlock's, or an older dlock's, and was left as it is: {}. Name another one with dlock.table, or drop it while it is unused",
         config.table(),
         differs.join("; ")
     )))
 }
 
-/// A column as the server tells it.
+/// A column as the server describes it.
 #[derive(Debug, PartialEq, Eq)]
 struct Column {
     name: String,
@@ -184,7 +183,7 @@ async fn columns(
     read.map_err(error::unreached)
 }
 
-/// How the columns differ from ours, in words.
+/// How the columns differ from those of dlock's table, in words.
 fn difference(found: &[Column]) -> Vec<String> {
     let mut differs = Vec::new();
     for (name, kind, bytes, nullable, is_key) in COLUMNS {
@@ -229,32 +228,8 @@ fn described(kind: &str, bytes: Option<u64>, nullable: bool) -> String {
     format!("{}{bytes}{null}", kind.to_uppercase())
 }
 
-fn read(row: &MySqlRow) -> sqlx::Result<(String, u64)> {
-    Ok((row.try_get(0)?, row.try_get(1)?))
-}
-
-/// `10.11.19-MariaDB-…`, perhaps behind `5.5.5-`, or `8.0.36`.
-fn flavour(version: &str) -> Result<Flavour> {
-    let is_mariadb = version.to_ascii_lowercase().contains("mariadb");
-    let number = version
-        .strip_prefix("5.5.5-")
-        .filter(|_| is_mariadb)
-        .unwrap_or(version);
-    let mut parts = number
-        .split(|c: char| !c.is_ascii_digit())
-        .map(|part| part.parse::<u32>().unwrap_or(0));
-    let found = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
-    let (flavour, name, least) = if is_mariadb {
-        (Flavour::Mariadb, "MariaDB", (10, 6))
-    } else {
-        (Flavour::Mysql, "MySQL", (8, 0))
-    };
-    if found >= least {
-        return Ok(flavour);
-    }
-    Err(error::unsupported(format!(
-        "the server is {name} {version:?}: dlock needs MariaDB 10.6 or MySQL 8.0, or newer"
-    )))
+fn read(row: &MySqlRow) -> sqlx::Result<(String, u64, Duration)> {
+    Ok((row.try_get(0)?, row.try_get(1)?, commands::time(row, 2)?))
 }
 
 fn read_only(variables: &HashMap<String, String>) -> Option<String> {
@@ -271,52 +246,19 @@ const DESCRIBE: &str = "SELECT c.COLUMN_NAME, c.DATA_TYPE, COALESCE(CAST(c.CHARA
     FROM information_schema.COLUMNS c JOIN information_schema.TABLES t ON t.TABLE_SCHEMA = c.TABLE_SCHEMA AND t.TABLE_NAME = c.TABLE_NAME \
     WHERE c.TABLE_SCHEMA = ? AND c.TABLE_NAME = ? ORDER BY c.ORDINAL_POSITION";
 
-/// What is not there is not shown, so one text serves every server.
-const VARIABLES: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', 'innodb_read_only', \
-    'innodb_flush_log_at_trx_commit', 'sync_binlog', 'log_bin', 'wsrep_on')";
-
-/// A wait for a row's lock ends after 1 s, one for the table's or a global lock after 1 s, and the statement as a whole after 1 s: together they
-/// are what makes an acquire late. A mode of SQL of our own, as others change what `''`, `||` or an assignment mean. An idle session ends after
-/// two minutes; the client leaves it after one. Rows left out of an answer (`sql_select_limit`) would read as locks that are not there.
-const MARIADB: &str = "SET SESSION sql_mode = 'STRICT_TRANS_TABLES', time_zone = '+00:00', autocommit = 1, innodb_lock_wait_timeout = 1, \
-    lock_wait_timeout = 1, wait_timeout = 120, sql_select_limit = 18446744073709551615, sql_safe_updates = 0, tx_isolation = 'REPEATABLE-READ', max_statement_time = 1";
-
-/// The same; `max_execution_time` ends only reading statements, so a write that runs on is ended by `KILL QUERY` from another connection.
-const MYSQL: &str = "SET SESSION sql_mode = 'STRICT_TRANS_TABLES', time_zone = '+00:00', autocommit = 1, innodb_lock_wait_timeout = 1, \
-    lock_wait_timeout = 1, wait_timeout = 120, sql_select_limit = 18446744073709551615, sql_safe_updates = 0, transaction_isolation = 'REPEATABLE-READ', max_execution_time = 1000";
+/// `UTC_TIMESTAMP` obeys `SET timestamp`: if two readings are equal, the session's time stands still.
+const HELLO: &str = "SELECT VERSION(), CONNECTION_ID(), {now}";
 
 const REMEDY: &str = "run what `dlock schema` prints, or grant CREATE on it";
 
 #[cfg(test)]
 mod tests {
-    use super::{COLUMNS, Column, Flavour, Greeting, difference, flavour, read_only};
-    use dlock_core::ErrorKind;
+    use super::{COLUMNS, Column, Flavour, Greeting, difference, read_only};
     use std::{collections::HashMap, time::Duration};
 
     fn variables(pairs: &[(&str, &str)]) -> HashMap<String, String> {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         pairs.iter().map(owned).collect()
-    }
-
-    #[test]
-    fn servers_are_told_apart_and_old_ones_refused() {
-        for (version, wanted) in [
-            ("10.11.19-MariaDB-0+deb12u1", Some(Flavour::Mariadb)),
-            ("5.5.5-10.6.1-MariaDB", Some(Flavour::Mariadb)),
-            ("12.0.2-MariaDB", Some(Flavour::Mariadb)),
-            ("8.0.36", Some(Flavour::Mysql)),
-            ("8.4.0-commercial", Some(Flavour::Mysql)),
-            ("9.1.0", Some(Flavour::Mysql)),
-            ("10.5.9-MariaDB", None),
-            ("5.7.44-log", None),
-            ("", None),
-        ] {
-            match (flavour(version), wanted) {
-                (Ok(found), Some(wanted)) => assert_eq!(found, wanted, "{version}"),
-                (Err(error), None) => assert_eq!(error.kind(), ErrorKind::Unsupported),
-                (found, wanted) => panic!("{version}: {found:?} instead of {wanted:?}"),
-            }
-        }
     }
 
     #[test]

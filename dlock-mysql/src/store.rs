@@ -1,4 +1,6 @@
-//! One step of each request: a statement, or a read and the write that depends on it. The driver repeats what others were in the way of.
+//! Store: single attempts at each request, as one statement, or a read and the write that depends on it.
+//!
+//! An attempt that meets contention changes nothing, and [`Store::settled`] repeats it.
 
 use crate::{
     commands::{self, Statements},
@@ -12,7 +14,7 @@ use crate::{
 };
 use dlock_core::{
     Acquire, Acquired, Broken, Cursor, FencingToken, Grant, Holds, Instant, LockName, Page,
-    Release, Released, Result, Snapshot,
+    Release, Released, Result, Snapshot, kit::SweepCursor,
 };
 use std::{
     fmt,
@@ -22,15 +24,18 @@ use std::{
     time::Duration,
 };
 
-/// The table, reached over our connections.
+/// The lock table, reached over the connection pool.
 pub(crate) struct Store {
     pub(crate) config: MysqlConfig,
     pub(crate) sql: Statements,
     pub(crate) connections: Connections,
-    /// How often a statement was sent again because others were in the way.
+    /// How often an attempt was repeated because of contention.
     pub(crate) repeats: AtomicU64,
     /// When the next sweep is due.
     pub(crate) sweep_at: AtomicU64,
+    /// How many locks were granted; sweeps keep pace with it.
+    pub(crate) grants: AtomicU64,
+    pub(crate) swept: SweepCursor,
     pub(crate) acquires: Gather<Acquire>,
     pub(crate) releases: Gather<Release>,
 }
@@ -48,7 +53,7 @@ impl fmt::Debug for Store {
 impl Store {
     /// Connects, and makes or checks the table.
     pub(crate) async fn open(config: MysqlConfig) -> Result<Self> {
-        let sql = Statements::new(config.table());
+        let sql = Statements::new(&config.qualified()?);
         let connections = Connections::open(&config, &sql).await?;
         let sweep_at = sweep::first(connections.clock().now());
         Ok(Self {
@@ -57,6 +62,8 @@ impl Store {
             connections,
             repeats: AtomicU64::new(0),
             sweep_at: AtomicU64::new(sweep_at.as_nanos()),
+            grants: AtomicU64::new(0),
+            swept: SweepCursor::default(),
             acquires: Gather::default(),
             releases: Gather::default(),
         })
@@ -82,7 +89,7 @@ impl Store {
         self.connections.clock().now()
     }
 
-    /// For requests without a give-up of their own.
+    /// The give-up time for requests without one of their own.
     pub(crate) fn patience(&self) -> Instant {
         self.now() + PATIENCE
     }
@@ -91,7 +98,7 @@ impl Store {
         self.connections.turn(Purpose::Work, give_up).await
     }
 
-    /// What a step comes to, which is tried again while others are in the way and there is time.
+    /// The outcome of a step, repeated under contention while there is time.
     pub(crate) async fn settled<T, F>(
         &self,
         mut tried: Result<Option<T>>,
@@ -112,7 +119,8 @@ impl Store {
         answer.ok_or_else(error::contended)
     }
 
-    /// An answer, an error for the caller, or `None`: others were in the way, and there is time for another try.
+    /// An answer, an error for the caller, or `None`: there was contention, and there is time for another
+    /// attempt.
     async fn answer<T>(&self, tried: Result<Option<T>>, give_up: Instant) -> Result<Option<T>> {
         let error = match tried {
             Ok(Some(answer)) => return Ok(Some(answer)),
@@ -131,7 +139,7 @@ impl Store {
         Err(error.unwrap_or_else(error::contended))
     }
 
-    /// It was there when the driver connected, and has been dropped with everything in it.
+    /// Makes the table again. It existed when the driver connected, and was dropped with every lock in it.
     pub(crate) async fn make_table_again(&self, give_up: Instant) -> Result<()> {
         tracing::warn!(
             "mysql: the table {} was dropped, with every lock in it; it is made again",
@@ -143,12 +151,12 @@ impl Store {
         let checked = limit.of(async { Ok(checked.await) }).await;
         let checked = turn.heard(checked)?;
         if checked.is_err() {
-            turn.leave(); // who knows after which of its statements
+            turn.leave(); // it is unknown which of its statements failed
         }
         checked
     }
 
-    /// One try to take a lock; `None`: others were faster.
+    /// One attempt to take a lock; `None`: another client was faster.
     pub(crate) async fn try_acquire(
         &self,
         req: &Acquire,
@@ -158,11 +166,11 @@ impl Store {
         if !looks_first && let Some(taken) = self.take(&mut turn, req).await? {
             return Ok(Some(taken));
         }
-        // What a request seldom does is boxed: it is not part of the future that each one carries.
+        // The rare steps are boxed, to keep the future of each request small.
         Box::pin(self.look_and_take(&mut turn, req, looks_first)).await
     }
 
-    /// Takes it where that is one statement.
+    /// Takes the lock if one statement can.
     async fn take(&self, turn: &mut Turn<'_>, req: &Acquire) -> Result<Option<Acquired>> {
         let not_after = turn.not_after(req.give_up);
         let limit = turn.limit();
@@ -196,7 +204,7 @@ impl Store {
         self.decide(turn, req, found).await
     }
 
-    /// What becomes of an acquire that could not simply take, by the row that was found.
+    /// Decides by the row found, for an acquire that one statement could not settle.
     async fn decide(
         &self,
         turn: &mut Turn<'_>,
@@ -242,7 +250,7 @@ impl Store {
         }
     }
 
-    /// One try to give a lock back; `None`: others were faster.
+    /// One attempt to release a lock; `None`: another client was faster.
     pub(crate) async fn try_release(
         &self,
         req: &Release,
@@ -279,7 +287,7 @@ impl Store {
         Ok(swapped.then_some(released))
     }
 
-    /// One try to break a lock; `None`: others were faster.
+    /// One attempt to break a lock; `None`: another client was faster.
     pub(crate) async fn try_break(
         &self,
         name: &LockName,
@@ -321,18 +329,21 @@ impl Store {
         let rows = turn.heard(rows)?;
         drop(turn);
         let next = rows.last().filter(|_| rows.len() == limit);
-        let next = next.map(|(name, _)| Cursor(name.clone()));
+        let next = next.map(|row| Cursor([CURSOR, &row.name].concat()));
         let mut found = Vec::new();
-        for (name, record) in rows {
-            if record.is_closed() {
-                let name = read_name(name).ok_or_else(error::garbled)?;
-                found.push(record.snapshot(name));
+        for row in rows.into_iter().filter(|row| row.is_closed) {
+            // A row whose name is not a legal lock name is not a lock.
+            if let Some(name) = read_name(row.name) {
+                found.push(match row.record {
+                    Ok(record) => record.snapshot(name),
+                    Err(why) => Snapshot::damaged(name, why.to_string()),
+                });
             }
         }
         Ok(Page::new(found, next))
     }
 
-    /// The row as it is; locks nothing.
+    /// Reads the row; locks nothing.
     pub(crate) async fn look(
         &self,
         turn: &mut Turn<'_>,
@@ -349,7 +360,7 @@ impl Store {
         Ok(record)
     }
 
-    /// Whoever is inside, or what keeps it shut.
+    /// The row, if the lock is held or unavailable.
     async fn closed(&self, turn: &mut Turn<'_>, name: &LockName) -> Result<Option<Record>> {
         Ok(self.look(turn, name).await?.filter(Record::is_closed))
     }
@@ -372,7 +383,8 @@ pub(crate) fn granted(token: FencingToken, req: &Acquire) -> Acquired {
     Acquired::Granted(Grant::new(Some(token), NonZeroU32::MIN, req.lease.length()))
 }
 
-/// Before a step is repeated that others were in the way of: from half a millisecond doubling, so that one of them gets through.
+/// Contention backoff before a step is repeated. It doubles from half a millisecond, with jitter, so that one
+/// of the contending clients gets through.
 async fn pause(attempt: u32) {
     let most = SHORTEST_PAUSE * (1 << attempt);
     tokio::time::sleep(most.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
@@ -386,9 +398,11 @@ pub(crate) fn read_name(name: Vec<u8>) -> Option<LockName> {
     LockName::new(String::from_utf8(name).ok()?).ok()
 }
 
-/// For requests without a give-up: as long as an attempt to acquire may take.
+/// The prefix of a cursor's bytes; the last name seen follows.
+pub(crate) const CURSOR: &[u8] = b"name:";
+/// The time for requests without a give-up time: as long as one attempt to acquire may take.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often a step is tried that others were in the way of.
+/// The most attempts at one step under contention.
 const ATTEMPTS: u32 = 8;
 const SHORTEST_PAUSE: Duration = Duration::from_micros(250);
 
@@ -400,7 +414,7 @@ pub(crate) mod tests {
     use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
     use std::time::Duration;
 
-    /// A server of its own, a store in it, and a session beside that.
+    /// A server of its own, a store on it, and a separate session.
     pub(crate) async fn opened() -> (MariadbServer, Store, MySqlConnection) {
         let server = MariadbServer::start(MariadbOptions::default()).unwrap();
         let store = Store::open(server.url().parse().unwrap()).await.unwrap();
@@ -413,7 +427,7 @@ pub(crate) mod tests {
         const OTHERS: &str = "SELECT CAST(id AS SIGNED) FROM information_schema.PROCESSLIST \
             WHERE id <> CONNECTION_ID() AND db = DATABASE()";
         let (_server, store, mut native) = opened().await;
-        // It is asked for the time first, and is not there any more.
+        // The driver first asks for the server's time, and the server is gone.
         let mut turn = store.work(store.patience()).await.unwrap();
         turn.forget_the_time();
         drop(turn);
@@ -438,7 +452,7 @@ pub(crate) mod tests {
         let (_server, store, mut native) = opened().await;
         let name = LockName::new("a").unwrap();
         let ask = |owner, hold| {
-            let lease = Lease::fixed(Duration::from_secs(30)).unwrap();
+            let lease = Lease::fixed(Duration::from_secs(30));
             let (owner, hold) = (Owner::from_seed(owner), HoldId::from_bits(hold));
             Acquire::new(name.clone(), owner, hold, lease, store.patience())
         };

@@ -1,4 +1,4 @@
-//! The suite over a real MariaDB.
+//! The conformance suite over a real MariaDB.
 
 use async_trait::async_trait;
 use dlock_conformance::{
@@ -46,16 +46,18 @@ impl Backend for Mysql {
         Ok(Arc::new(MysqlDriver::connect(url).await?))
     }
 
-    /// A prepared statement is executed by its number, which says nothing. But each execution is sent with the types of its parameters,
-    /// and those tell the statements apart: `1` (types follow), then two bytes each, `fc 00` for bytes and `08 00` for a number.
+    /// A prepared statement is executed by its number, which says nothing. But each execution is sent with
+    /// the types of its parameters, and those tell the statements apart: `1` (types follow), then two bytes
+    /// each, `fc 00` for bytes and `08 00` for a number.
     fn request(&self, of: Call, fault: Fault) -> Trigger {
         const TEXT: [u8; 2] = [0xfc, 0];
         const NUMBER: [u8; 2] = [8, 0];
         const LENGTH_OF_AN_OWNER: [u8; 1] = [36];
         let types: &[&[u8]] = match of {
-            // Every acquire begins with the statement that takes a row, also where there is none: owner, hold, lease.
+            // Every acquire begins with the statement that takes a row, even if there is none: owner, hold,
+            // lease.
             Call::Acquire if fault == Fault::HoldRequest => &[&TEXT, &TEXT, &NUMBER],
-            // Cases lose the first acquire of a name, which is the one that makes its row: name, owner, hold, lease.
+            // Cases lose a name's first acquire, which makes its row: name, owner, hold, lease.
             Call::Acquire => &[&TEXT, &TEXT, &TEXT, &NUMBER],
             // lease, lease, name
             Call::Renew => &[&NUMBER, &NUMBER, &TEXT],

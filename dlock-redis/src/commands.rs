@@ -1,7 +1,8 @@
-//! All requests on the wire and what the answers mean. What the scripts do is in `scripts`.
+//! Wire format: builds every request to the server and parses every answer.
+//! The module `scripts` says what the scripts do.
 
 use dlock_core::{
-    Acquire, Broken, FencingToken, HoldId, Holds, Note, Owner, Release, Renew, Ticket,
+    Acquire, Broken, FencingToken, HoldId, HolderInfo, Holds, Owner, Release, Renew, Ticket,
 };
 use redis::{Cmd, RedisWrite, Value};
 use std::time::Duration;
@@ -11,11 +12,12 @@ use crate::{
     scripts::{ACQUIRE, BREAK, INSPECT, LEAVE, RELEASE, RENEW},
 };
 
-/// Where a ticket first stood in line: the server's time, in µs.
+/// Where a ticket first entered the queue: the server's time, in µs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place(u64);
 
-/// Asks for the lock; `channel` is where this client listens, `place` where `req.line` stood before, `turned` whether its turn came.
+/// Asks for the lock. `channel` is where this client listens, `place` is the earlier place of `req.line`
+/// in the queue, and `turned` says whether its turn came.
 pub(crate) fn acquire(
     keys: &Keys,
     req: &Acquire,
@@ -30,7 +32,7 @@ pub(crate) fn acquire(
     cmd.arg(millis(req.lease.length()))
         .arg(&micros(not_after)[..]);
     write_note(&mut cmd, &req.note);
-    // What is not there is left out: arguments are what a request costs most.
+    // Absent arguments are left out: arguments are the largest cost of a request.
     if req.line.is_some() || req.next.is_some() || req.join.is_some() {
         match (req.line, place) {
             (Some(it), Some(Place(place))) => {
@@ -57,7 +59,8 @@ pub(crate) fn acquire(
     cmd
 }
 
-/// Ends the turn or the wait of a ticket; with none it only helps: a free name goes to whoever is next in line.
+/// Ends the turn or the wait of a ticket. Without a ticket it only serves the queue: a free lock goes to
+/// the next ticket.
 pub(crate) fn leave(keys: &Keys, left: Option<(&str, Ticket)>) -> Cmd {
     let mut cmd = LEAVE.call(3, 1);
     cmd.arg(keys.record()).arg(keys.line()).arg(keys.ends());
@@ -96,11 +99,10 @@ pub(crate) fn renew(batch: &[(Keys, &Renew)], not_after: Duration) -> Cmd {
 }
 
 pub(crate) fn break_lock(keys: &Keys, only: Option<FencingToken>) -> Cmd {
-    let mut cmd = BREAK.call(3, 1);
-    cmd.arg(keys.record()).arg(keys.line()).arg(keys.ends());
-    if let Some(token) = only {
-        cmd.arg(token.0);
-    }
+    let mut cmd = BREAK.call(4, 1);
+    cmd.arg(keys.record()).arg(keys.line());
+    cmd.arg(keys.ends()).arg(keys.token());
+    cmd.arg(only.map(|token| token.0));
     cmd
 }
 
@@ -122,14 +124,14 @@ pub(crate) fn scan(cursor: u64, pattern: &str, count: usize) -> Cmd {
     cmd
 }
 
-/// Whoever has it knows where its client listens.
+/// The ticket carries the channel of its client, so the server knows where that client listens.
 fn write_ticket(cmd: &mut Cmd, channel: &str, ticket: Ticket) {
     let mut room = [0; 20];
     write_parts(cmd, &[channel, ":", digits(ticket.0.get(), &mut room)]);
 }
 
-/// As [`Note`] says it, behind the mark of a hold that lasts as long as the record.
-fn write_note(cmd: &mut Cmd, note: &Note) {
+/// The text of [`HolderInfo`], behind the mark of a hold that lasts as long as the record.
+fn write_note(cmd: &mut Cmd, note: &HolderInfo) {
     let mut room = [0; 20];
     let pid = digits(note.pid.into(), &mut room);
     write_parts(cmd, &["= ", pid, " ", &note.host]);
@@ -162,7 +164,8 @@ fn hold_field(hold: HoldId) -> [u8; 19] {
     field
 }
 
-/// As many digits as the server's time has: the later of two is the greater text.
+/// A fixed number of digits, as many as the server's time has: of two times the later one is the greater
+/// text.
 fn micros(span: Duration) -> [u8; 16] {
     let mut text = [b'0'; 16];
     let mut rest = u64::try_from(span.as_micros()).map_or(LAST_MICROS, |it| it.min(LAST_MICROS));
@@ -178,7 +181,7 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// The text that `INFO` answers.
+/// The text of an answer to `INFO`.
 pub(crate) fn read_info(answer: &Value) -> Option<&str> {
     match answer {
         Value::VerbatimString { text, .. } => Some(text),
@@ -186,13 +189,13 @@ pub(crate) fn read_info(answer: &Value) -> Option<&str> {
     }
 }
 
-/// What [`ACQUIRE`] answered.
+/// The answer to [`ACQUIRE`].
 pub(crate) enum Acquisition {
     Granted {
         token: FencingToken,
         holds: u32,
         rest: Duration,
-        /// Of the next ticket, if there is one.
+        /// The place of the next ticket, if there is one.
         behind: Option<Place>,
     },
     Held(Refusal),
@@ -201,19 +204,19 @@ pub(crate) enum Acquisition {
     Full,
 }
 
-/// Who is inside, and where the ticket stands now.
+/// The record of the present holder or reservation, and the place of the ticket now.
 pub(crate) struct Refusal {
     pub(crate) record: Record,
     pub(crate) ahead: Option<u32>,
     pub(crate) place: Option<Place>,
-    /// Nobody is inside: there were more dead in line than one script takes out.
+    /// The lock is free: the queue had more dead tickets than one script removes.
     pub(crate) unserved: bool,
 }
 
-/// What [`RELEASE`] answered.
+/// The answer to [`RELEASE`].
 pub(crate) enum Releasing {
     Freed,
-    /// Freed, and there were more dead in line than one script takes out.
+    /// Freed, and the queue had more dead tickets than one script removes.
     Unserved,
     Left(u32),
     Kept(Duration),
@@ -272,7 +275,8 @@ pub(crate) fn read_release(answer: Value) -> Option<Releasing> {
     })
 }
 
-/// Whether it came in time, the server's time, and for each entry the rest, none, or the record's own error.
+/// Whether the request came in time, the server's time, and for each entry the remaining time, `None`
+/// where it is not held, or the error of that record.
 #[expect(clippy::type_complexity, reason = "read once, at its only call")]
 pub(crate) fn read_renew(
     answer: Value,
@@ -286,12 +290,12 @@ pub(crate) fn read_renew(
     Some((code == 0, now, rests.collect::<Option<_>>()?))
 }
 
-/// Whether a leave came to the end of the dead.
+/// Whether a leave served the queue or reached its end.
 pub(crate) fn read_leave(answer: Value) -> Option<bool> {
     int(answer).map(|unserved| unserved == 0)
 }
 
-/// What was broken, and whether dead ones are left in line.
+/// What was broken, and whether dead tickets are left at the head of the queue.
 pub(crate) fn read_break(answer: Value) -> Option<(Broken, bool)> {
     let mut fields = items(answer)?;
     let code = int(fields.next()?)?;
@@ -306,15 +310,16 @@ pub(crate) fn read_break(answer: Value) -> Option<(Broken, bool)> {
     Some((broken, unserved))
 }
 
-/// The record, and how many stand in line.
-pub(crate) fn read_inspect(answer: Value) -> Option<(Record, u32)> {
+/// The record and the length of the queue; `None`: the queue's key holds foreign data.
+pub(crate) fn read_inspect(answer: Value) -> Option<(Record, Option<u32>)> {
     let mut fields = items(answer)?;
     let now = time(&fields.next()?)?;
     let record = Record::read(now, fields.next()?, fields.next()?)?;
-    Some((record, u32::try_from(int(fields.next()?)?).ok()?))
+    let waiters = u32::try_from(int(fields.next()?).unwrap_or(-1)).ok();
+    Some((record, waiters))
 }
 
-/// A push to this client's channel.
+/// A notification on this client's channel.
 pub(crate) enum Push<'a> {
     Turn {
         ticket: Ticket,
@@ -327,7 +332,7 @@ pub(crate) enum Push<'a> {
     },
 }
 
-/// Reads `T<ticket> <record>` or `F<ticket> <ms> <record>`; whatever else is said there means nothing.
+/// Reads `T<ticket> <record>` or `F<ticket> <ms> <record>`. Any other message has no meaning here.
 pub(crate) fn read_push(message: &str) -> Option<Push<'_>> {
     let (kind, message) = message.split_at_checked(1)?;
     let (number, rest) = message.split_once(' ')?;
@@ -357,7 +362,7 @@ pub(crate) fn read_time(answer: Value) -> Option<Duration> {
     Some(Duration::from_micros(seconds.checked_add(parts.next()??)?))
 }
 
-/// Where the walk goes on and the keys it met.
+/// The cursor to continue from, and the keys that the scan met.
 pub(crate) fn read_scan(answer: Value) -> Option<(u64, Vec<String>)> {
     let mut fields = items(answer)?;
     let cursor = std::str::from_utf8(bytes(&fields.next()?)?)
@@ -365,12 +370,12 @@ pub(crate) fn read_scan(answer: Value) -> Option<(u64, Vec<String>)> {
         .parse()
         .ok()?;
     let keys = items(fields.next()?)?
-        // A key that is no UTF-8 is none of ours.
+        // dlock writes no key that is not UTF-8.
         .filter_map(|key| String::from_utf8(bytes(&key)?.to_vec()).ok());
     Some((cursor, keys.collect()))
 }
 
-/// A name's record as it stood at one moment: what `HGETALL` says, with the times it is judged by.
+/// A lock's record at one moment: the fields that `HGETALL` returns, and the times to judge them by.
 #[derive(Debug)]
 pub(crate) struct Record {
     /// The server's time.
@@ -438,20 +443,20 @@ fn token(value: &Value) -> Option<FencingToken> {
         .map(FencingToken)
 }
 
-/// In the year 2286: what has a digit more is not later as a text.
+/// A time in the year 2286. A number with one digit more would not compare as later when it is text.
 const LAST_MICROS: u64 = 9_999_999_999_999_999;
 
 #[cfg(test)]
 mod tests {
     use super::{micros, read_time, write_note, write_ticket};
-    use dlock_core::{Note, Ticket};
+    use dlock_core::{HolderInfo, Ticket};
     use redis::{Arg, Cmd, Value};
     use std::{num::NonZeroU64, time::Duration};
 
     #[test]
     fn notes_and_tickets_are_written_as_they_say_themselves() {
         for number in [1, 10, 4_294_967_295, u64::MAX] {
-            let note = Note::new("host", u32::try_from(number).unwrap_or(0));
+            let note = HolderInfo::new("host", u32::try_from(number).unwrap_or(0));
             let ticket = Ticket(NonZeroU64::new(number).unwrap());
             let mut cmd = Cmd::new();
             write_note(&mut cmd, &note);

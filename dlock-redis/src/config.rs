@@ -1,4 +1,4 @@
-//! Settings, and the keys that follow from them.
+//! Configuration: the settings of a client, and the names of its keys and channels.
 
 use crate::error;
 use dlock_core::{DriverError, ErrorKind, LockName, Result};
@@ -6,10 +6,10 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisWrite, ToRe
 use std::{fmt, fmt::Write as _, io, str::FromStr, time::Duration};
 use url::form_urlencoded;
 
-/// Where the server is and how dlock uses it.
+/// The server's address and the settings of dlock.
 ///
-/// Read from a URL: the native client's (`redis://`, `rediss://`, `redis+unix://`), with dlock's own settings as query
-/// parameters. `Debug` shows no password.
+/// Parsed from a URL of the native client (`redis://`, `rediss://`, `redis+unix://`). dlock's own
+/// settings are query parameters. `Debug` shows no password.
 ///
 /// ```
 /// use dlock_redis::RedisConfig;
@@ -25,42 +25,45 @@ pub struct RedisConfig {
 }
 
 impl RedisConfig {
-    /// The rights a user of the server needs, as the `ACL SETUSER` line for the default prefix. There are no tables to make.
+    /// The rights that a user of the server needs, as the `ACL SETUSER` line for the default prefix.
+    ///
+    /// A URL with a database also needs `+select`. There are no tables to create.
     pub const RIGHTS: &'static str = "\
 ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__channel:dlock:* \\
-  +@connection +evalsha +script|load +time +pttl +hgetall +hmget +hget +hset +hdel +del +exists +set +pexpire +pexpireat \\
+  +hello +evalsha +script|load +time +pttl +hgetall +hmget +hget +hset +hdel +del +exists +get +set +pexpire +pexpireat \\
   +zadd +zcard +zrange +zrank +zrem +zscore +publish +subscribe +unsubscribe +scan +info
 ";
 
-    /// What every key begins with, before `:{name}`. Default `dlock`. URL: `dlock.prefix`.
+    /// The beginning of every key, before `:{name}`. Default `dlock`. URL: `dlock.prefix`.
     #[must_use]
     pub fn prefix(&self) -> &Prefix {
         &self.prefix
     }
 
-    /// Changes the [`prefix`](Self::prefix). Clients with different prefixes do not see each other's locks.
+    /// Sets the [`prefix`](Self::prefix). Clients with different prefixes do not see each other's locks.
     #[must_use]
     pub fn with_prefix(mut self, prefix: Prefix) -> Self {
         self.prefix = prefix;
         self
     }
 
-    /// How long one attempt to connect may take, name resolution, TLS and log-in included. Default 5 s.
+    /// How long one attempt to connect may take, including name resolution, TLS and log-in. Default 5 s.
     ///
-    /// With leases of less than 15 s a first attempt gets a third of the shortest, but 1 s at least, and each further one twice as much, up to this.
+    /// With leases of less than 15 s the first attempt may take a third of the shortest lease, but at
+    /// least 1 s. Each further attempt may take twice as long, up to this limit.
     #[must_use]
     pub fn connect_within(&self) -> Duration {
         self.connect_within
     }
 
-    /// Changes [`connect_within`](Self::connect_within).
+    /// Sets [`connect_within`](Self::connect_within).
     #[must_use]
     pub fn with_connect_within(mut self, span: Duration) -> Self {
         self.connect_within = span;
         self
     }
 
-    /// The store, without secrets: passes are matched by it.
+    /// The identity of the store, without secrets: passes are matched by it.
     pub(crate) fn store(&self) -> String {
         let scheme = match self.server.addr() {
             ConnectionAddr::TcpTls { .. } => "rediss",
@@ -76,7 +79,7 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__
         Self { server, ..self }
     }
 
-    /// Whether TLS, where it is asked for, can be had.
+    /// Refuses a TLS address where no crypto provider is installed.
     #[cfg_attr(
         not(feature = "tls"),
         expect(
@@ -106,20 +109,41 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__
     fn set(&mut self, key: &str, value: &str) -> Result<()> {
         match key {
             "dlock.prefix" => self.prefix = value.parse()?,
-            _ => {
-                let message = format!(
-                    "the Redis URL has an unknown setting {key:?}; known: {}",
-                    KNOWN.join(", ")
-                );
-                return Err(DriverError::new(ErrorKind::Misuse, message));
-            }
+            _ => return Err(unknown(key, &KNOWN)),
         }
         Ok(())
     }
 }
 
-/// Settings that a URL may carry.
-const KNOWN: [&str; 1] = ["dlock.prefix"];
+/// The settings that a URL may carry: dlock's own, then those that the native client reads.
+const KNOWN: [&str; 2] = ["dlock.prefix", "protocol"];
+const KNOWN_OF_UNIX: [&str; 5] = ["dlock.prefix", "protocol", "db", "user", "pass"];
+
+fn known_at(addr: &ConnectionAddr) -> &'static [&'static str] {
+    match addr {
+        ConnectionAddr::Unix(_) => &KNOWN_OF_UNIX,
+        _ => &KNOWN,
+    }
+}
+
+/// Refuses settings that the native client would silently ignore.
+fn check(url: &str, known: &[&str]) -> Result<()> {
+    let (url, _) = url.split_once('#').unwrap_or((url, ""));
+    let (_, query) = url.split_once('?').unwrap_or((url, ""));
+    let mut keys = form_urlencoded::parse(query.as_bytes()).map(|(key, _)| key);
+    match keys.find(|key| !known.contains(&&**key)) {
+        // This is the rest of a password that is not percent-encoded.
+        Some(_) if query.contains('@') => Err(unknown("?", known)),
+        Some(key) => Err(unknown(&key, known)),
+        None => Ok(()),
+    }
+}
+
+fn unknown(key: &str, known: &[&str]) -> DriverError {
+    let known = known.join(", ");
+    let message = format!("the Redis URL has an unknown setting {key:?}; known: {known}");
+    DriverError::new(ErrorKind::Misuse, message)
+}
 
 /// The server at 127.0.0.1:6379, without TLS or log-in.
 impl Default for RedisConfig {
@@ -144,6 +168,7 @@ impl FromStr for RedisConfig {
             .as_str()
             .into_connection_info()
             .map_err(|cause| error::failed(cause).error)?;
+        check(&url, known_at(server.addr()))?;
         let mut config = Self::of(server);
         for (key, value) in form_urlencoded::parse(ours.as_bytes()) {
             config.set(&key, &value)?;
@@ -152,7 +177,7 @@ impl FromStr for RedisConfig {
     }
 }
 
-/// Takes our settings out of a URL's query and leaves the rest as it was, byte for byte.
+/// Takes dlock's settings out of a URL's query and leaves the rest unchanged, byte for byte.
 fn split(url: &str) -> (String, String) {
     let (rest, fragment) = url.split_at(url.find('#').unwrap_or(url.len()));
     let Some((base, query)) = rest.split_once('?') else {
@@ -182,12 +207,13 @@ impl fmt::Debug for RedisConfig {
     }
 }
 
-/// What the keys of one application begin with: 1 to 64 bytes without braces, blanks or control characters.
+/// The beginning of all keys of one application: 1 to 64 bytes without braces, blanks or control
+/// characters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Prefix(String);
 
 impl Prefix {
-    /// It as text.
+    /// The prefix as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -201,12 +227,12 @@ impl Prefix {
         Keys(key)
     }
 
-    /// Where a client listens that is called that.
+    /// The channel on which the client with that id listens.
     pub(crate) fn channel(&self, client: u64) -> String {
         format!("{}:c:{client:016x}", self.0)
     }
 
-    /// Which name a record's key belongs to; `None`: no key that [`keys`](Self::keys) gives.
+    /// The lock name that a record's key belongs to; `None`: [`keys`](Self::keys) gives no such key.
     pub(crate) fn name(&self, key: &str) -> Option<LockName> {
         let encoded = key
             .strip_prefix(&self.0)?
@@ -228,7 +254,7 @@ impl Prefix {
         (self.keys(&name).record() == key).then_some(name)
     }
 
-    /// A glob that matches the record of every name that begins with `names`.
+    /// A glob that matches the record of every lock whose name begins with `names`.
     pub(crate) fn pattern(&self, names: &str) -> String {
         let mut plain = format!("{}:{{", self.0);
         encode(names, &mut plain);
@@ -259,7 +285,7 @@ impl FromStr for Prefix {
     }
 }
 
-/// The keys of one name: the record's, and those that begin with it.
+/// The keys of one lock: the record's key, and those that begin with it.
 pub(crate) struct Keys(String);
 
 impl Keys {
@@ -280,7 +306,7 @@ impl Keys {
     }
 }
 
-/// A key that stands beside the record: written into a request without a string of its own.
+/// A key next to the record's, written into a request without a string of its own.
 pub(crate) struct Beside<'a>(&'a str, &'static str);
 
 impl ToRedisArgs for Beside<'_> {
@@ -289,7 +315,7 @@ impl ToRedisArgs for Beside<'_> {
     }
 }
 
-/// Writes one argument of several parts: the machinery of `write!` costs more than a request's other words.
+/// Writes one argument of several parts. `write!` would cost more than all other arguments of a request.
 pub(crate) fn write_parts<W: RedisWrite + ?Sized>(out: &mut W, parts: &[&str]) {
     let mut arg = out.writer_for_next_arg();
     for part in parts {
@@ -298,7 +324,8 @@ pub(crate) fn write_parts<W: RedisWrite + ?Sized>(out: &mut W, parts: &[&str]) {
     }
 }
 
-/// Percent-encodes `{`, `}`, `%` and control characters: each key has one hash tag, and no two names share a key.
+/// Percent-encodes `{`, `}`, `%` and control characters. So each key has one hash tag, and no two names
+/// share a key.
 fn encode(name: &str, into: &mut String) {
     let plain = |byte: u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'{' | b'}' | b'%');
     if name.bytes().all(plain) {
@@ -381,6 +408,9 @@ mod tests {
         let config: RedisConfig = "redis://h:1/2?dlock.prefix=a%2Db".parse().unwrap();
         assert_eq!(config.prefix().as_str(), "a-b");
         assert_eq!(config.store(), "redis://h:1/2 a-b");
+        let unix = "redis+unix:///s?db=3&user=u&pass=p&protocol=resp3";
+        let config: RedisConfig = unix.parse().unwrap();
+        assert_eq!(config.server.redis_settings().db(), 3);
     }
 
     #[test]
@@ -393,6 +423,26 @@ mod tests {
             error.to_string().contains("dlock.prefx") && error.to_string().contains("dlock.prefix"),
             "{error}"
         );
+        for (url, words) in [
+            (
+                "redis://h/?lease=1s",
+                ["\"lease\"", "known: dlock.prefix, protocol"],
+            ),
+            (
+                "redis://h/?protocol=resp3&db=1#x",
+                ["\"db\"", "known: dlock.prefix, protocol"],
+            ),
+            (
+                "redis+unix:///s?db=1&prefix=a",
+                ["\"prefix\"", "user, pass"],
+            ),
+        ] {
+            let error = url.parse::<RedisConfig>().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Misuse);
+            for words in words {
+                assert!(error.to_string().contains(words), "{url}: {error}");
+            }
+        }
         for prefix in ["", "a b", "a{", "a\n"] {
             assert_eq!(
                 prefix.parse::<Prefix>().unwrap_err().kind(),
@@ -410,6 +460,8 @@ mod tests {
             "http://u:canary@h/",
             "redis://u:canary@h/?protocol=9",
             "redis://u:canary@h/x",
+            "redis://u:12?canary@h/x",
+            "redis://u:12?canary&x@h/x",
         ] {
             let error = url.parse::<RedisConfig>().unwrap_err();
             assert!(

@@ -1,8 +1,9 @@
-//! The connection for commands: its life, and what happens when it dies.
+//! Command connection: opens, watches and replaces the connection that carries all requests.
 //!
-//! One multiplexed connection carries every request of a client; pushes have one of their own (see `hints`), so that
-//! neither a slow reader of pushes nor the server's output limit for subscribers can end the one that renews leases.
-//! It speaks RESP3, for which the native client reports the end of a connection when it happens, not at the next request.
+//! One multiplexed connection carries every request of a client. Notifications have a connection of
+//! their own (see `hints`). So neither a slow reader of notifications nor the server's output limit for
+//! subscribers can end the connection that renews leases. It speaks RESP3, because the native client
+//! then reports the end of a connection when it happens, not at the next request.
 
 use crate::{
     commands,
@@ -23,16 +24,16 @@ use std::{
 };
 use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 
-/// One open connection and what is known through it.
+/// One open connection, and what the client learned through it.
 pub(crate) struct Link {
     id: u64,
     native: Gather,
-    /// Forgotten with the connection: it is another server's perhaps.
+    /// Dropped with the connection: the next one may reach another server.
     pub(crate) server: ServerClock,
     opened: Instant,
-    /// The pause before it was opened: a connection that dies at once must not be tried without one.
+    /// The pause before it was opened. If a connection ends at once, the next pause is longer.
     pause: Duration,
-    /// When the last answer came.
+    /// The time of the last answer.
     heard: AtomicU64,
     replacing: AtomicBool,
 }
@@ -44,23 +45,23 @@ enum State {
     Closed,
 }
 
-/// The connection that requests use, whichever it is now.
+/// The connection that requests use, across reconnects.
 pub(crate) struct Connection(Arc<Shared>);
 
 struct Shared {
     dialer: Arc<Dialer>,
     clock: Clock,
-    /// Links are replaced from wherever a request is dropped, which may be outside of any runtime.
+    /// A link is replaced wherever a request is dropped, which may be outside of any runtime.
     runtime: Handle,
     state: watch::Sender<State>,
     opened: AtomicU64,
-    /// Ring when a link has been silent for too long.
+    /// Fire when a link has been silent for too long.
     alarms: Arc<Alarms>,
     ringing: JoinHandle<()>,
 }
 
 impl Connection {
-    /// A lease that is in use from now on.
+    /// Records a lease that is in use from now on.
     pub(crate) fn keeps(&self, lease: Duration) {
         self.0.dialer.keeps(lease);
     }
@@ -82,7 +83,7 @@ impl Connection {
         Ok(Self(shared))
     }
 
-    /// Runs a script and says over which link.
+    /// Runs a script and returns its answer with the link that carried it.
     pub(crate) async fn eval(
         &self,
         lua: &Lua,
@@ -95,7 +96,8 @@ impl Connection {
             .as_ref()
             .is_err_and(|error| error.code() == Some("NOSCRIPT"))
         {
-            // Flushed, or another server behind the same address: load it and go on as if nothing had been.
+            // The scripts were flushed, or the address has another server: load the script and repeat
+            // the request. The first attempt had no effect.
             answer = match self.ask(&link, lua.load().into(), give_up).await {
                 Ok(_) => self.ask(&link, build(&link), give_up).await,
                 Err(error) => Err(error),
@@ -113,7 +115,8 @@ impl Connection {
             .map_err(|cause| self.failed(&link, cause))
     }
 
-    /// Says once what of the server's settings voids a lock, where the user may read them.
+    /// Logs once each server setting that breaks the guarantees of a lock, where the user may read
+    /// settings.
     pub(crate) async fn warn_of_settings(&self) {
         let info = redis::cmd("INFO");
         let info = tokio::time::timeout(self.0.dialer.within(), self.command(info)).await;
@@ -123,7 +126,7 @@ impl Connection {
         }
     }
 
-    /// For requests without a give-up of their own.
+    /// The give-up of requests that have none of their own.
     pub(crate) fn patience(&self) -> Instant {
         self.now() + PATIENCE
     }
@@ -132,7 +135,7 @@ impl Connection {
         self.0.clock.now()
     }
 
-    /// In the client's runtime: that of whoever asks may end at once.
+    /// Spawns in the client's runtime: the caller's runtime may end at once.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.0.runtime.spawn(work);
     }
@@ -141,11 +144,11 @@ impl Connection {
         self.0.state.send_replace(State::Closed);
     }
 
-    /// One command over one link. While it waits, and nothing else is heard over that link either, another link is opened: whoever
-    /// repeats the request then has a way that works.
+    /// Sends one request over one link. If neither this answer nor any other arrives over the link in
+    /// time, another link is opened: a caller that repeats the request then has a connection that works.
     async fn ask(&self, link: &Arc<Link>, req: Request, give_up: Instant) -> RedisResult<Value> {
         let sent = self.now();
-        // What is given up sooner has to be repeated over a link that works by then.
+        // A request with an earlier give-up has to find a working link for its repeat by then.
         let deaf_at = sent + give_up.since(sent).clamp(HASTE, SILENCE);
         let mut asked = link.native.ask(req);
         let answer = tokio::select! {
@@ -166,13 +169,13 @@ impl Connection {
     fn failed(&self, link: &Link, cause: RedisError) -> DriverError {
         let Failure { error, reconnect } = error::failed(cause);
         if reconnect {
-            // Whoever finds no link meanwhile is told what was wrong with the last one.
+            // Requests that find no link meanwhile report why the last one failed.
             self.0.lost(link.id, Some(error::said(&error).into()));
         }
         error
     }
 
-    /// The link that is up; waits for one until `give_up`. What fails here was never sent.
+    /// The link that is up; waits for one until `give_up`. A request that fails here was never sent.
     async fn link(&self, give_up: Instant) -> Result<Arc<Link>> {
         let up = match &*self.0.state.borrow() {
             State::Up(link) => Some(link.clone()),
@@ -180,7 +183,7 @@ impl Connection {
         };
         match up {
             Some(link) => Ok(link),
-            // Rare, and no request needs to have room for it.
+            // Boxed: this is rare, and the future of every request would be larger.
             None => Box::pin(self.next_link(give_up)).await,
         }
     }
@@ -217,7 +220,7 @@ impl Drop for Shared {
 }
 
 impl Shared {
-    /// Opens a link: log-in, the server's time, the scripts. The flag tells when it ends.
+    /// Opens a link: log-in, the server's time, the scripts. The flag is set when the link ends.
     async fn dial(self: &Arc<Self>, pause: Duration) -> Result<(Link, Arc<AtomicBool>)> {
         let opened = self.attempt(pause).await;
         self.dialer.tried(opened.is_ok());
@@ -241,7 +244,10 @@ impl Shared {
         let server = ServerClock::new();
         let time = tokio::time::timeout(self.dialer.within(), greet(&mut native)).await;
         let time = match time {
-            Ok(Ok(answers)) => answers.into_iter().next().and_then(commands::read_time),
+            Ok(Ok((_, hello))) if is_clustered(&hello) => {
+                return Err(error::clustered(at));
+            }
+            Ok(Ok((time, _))) => commands::read_time(time),
             Ok(Err(cause)) => return Err(error::unreached(at, cause)),
             Err(_) => None,
         };
@@ -261,7 +267,7 @@ impl Shared {
         Ok((link, gone))
     }
 
-    /// Puts a link into use if `still` likes what is in use now.
+    /// Puts a link into use if `still` accepts the present state.
     fn publish(self: &Arc<Self>, link: Link, gone: &AtomicBool, still: impl Fn(&State) -> bool) {
         let id = link.id;
         let link = Arc::new(link);
@@ -272,13 +278,13 @@ impl Shared {
             }
             fits
         });
-        // It may have ended before it was in use, when nobody could note that.
+        // It may have ended before it was in use, when `lost` found no link with this id.
         if gone.load(Ordering::SeqCst) {
             self.lost(id, None);
         }
     }
 
-    /// A link is of no more use: whoever says so first starts the one task that opens the next.
+    /// Marks a link as lost. The first caller starts the one task that opens the next link.
     fn lost(self: &Arc<Self>, id: u64, why: Option<Arc<str>>) {
         let mut last = None;
         self.state.send_if_modified(|state| match state {
@@ -300,7 +306,8 @@ impl Shared {
         }
     }
 
-    /// A deaf link stays in use until another one has answered: a stopped server goes on where it was, a dead path is left.
+    /// A silent link stays in use until another one has answered. So a stopped server continues over the
+    /// old link, and a dead path is left.
     fn replace(self: &Arc<Self>, link: &Arc<Link>) {
         if link.replacing.swap(true, Ordering::Relaxed) {
             return;
@@ -346,23 +353,32 @@ async fn reconnect(shared: Weak<Shared>, mut pause: Duration) {
     }
 }
 
-/// The server's time and the scripts, in one round trip.
-async fn greet(native: &mut MultiplexedConnection) -> RedisResult<Vec<Value>> {
+/// The server's time, its description of itself and the scripts, in one round trip.
+async fn greet(native: &mut MultiplexedConnection) -> RedisResult<(Value, Value)> {
     let mut greeting = redis::pipe();
-    greeting.cmd("TIME");
+    greeting.cmd("TIME").cmd("HELLO");
     for lua in scripts::all() {
         greeting.add_command(lua.load());
     }
     let answers = native
         .send_packed_commands(&greeting, 0, greeting.len())
         .await?;
-    answers.into_iter().map(Value::extract_error).collect()
+    let answers = answers.into_iter().map(Value::extract_error);
+    let mut answers = answers.collect::<RedisResult<Vec<_>>>()?.into_iter();
+    let mut next = || answers.next().unwrap_or(Value::Nil);
+    Ok((next(), next()))
 }
 
-/// What `INFO` says that voids a lock, in words.
+/// Whether the server reports that it is a node of a cluster.
+fn is_clustered(hello: &Value) -> bool {
+    let word = |text: &str| Value::BulkString(text.into());
+    matches!(hello, Value::Map(said) if said.contains(&(word("mode"), word("cluster"))))
+}
+
+/// The settings in `INFO` that break the guarantees of a lock, as warnings.
 fn doubts(info: &str) -> Vec<String> {
     let mut doubts = Vec::new();
-    // Shown only where a number of replicas is asked for.
+    // `INFO` shows this only where `min-replicas-to-write` is set.
     let guarded = info.contains("\nmin_slaves_good_slaves:");
     for line in info.lines() {
         match line.split_once(':') {
@@ -378,12 +394,12 @@ fn doubts(info: &str) -> Vec<String> {
             }
             Some(("connected_slaves", replicas)) if replicas != "0" && !guarded => {
                 doubts.push(format!(
-                    "{replicas} replicas, and min-replicas-to-write is 0: a failover may give a lock twice; set it to 1 or more, and use the fencing token"
+                    "{replicas} replicas, and min-replicas-to-write is 0: a failover may grant a lock twice; set it to 1 or more, and use the fencing token"
                 ));
             }
             Some(("aof_enabled", "0")) => {
                 doubts.push(
-                    "append-only persistence is off: a restart forgets who holds what".to_owned(),
+                    "append-only persistence is off: a restart forgets every lock".to_owned(),
                 );
             }
             _ => {}
@@ -392,9 +408,11 @@ fn doubts(info: &str) -> Vec<String> {
     doubts
 }
 
-/// How long a request without a give-up waits for a connection: as long as an attempt to acquire may take.
+/// How long a request without a give-up waits for a connection: as long as an attempt to acquire may
+/// take.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Unanswered that long with nothing else heard: the path may be dead. A server's longest pauses (fork, AOF) are shorter.
+/// After that long without any answer the path may be dead. A server's usual pauses (fork, AOF) are
+/// shorter.
 const SILENCE: Duration = Duration::from_secs(1);
 /// The least silence that counts, however soon a request is given up: a busy server is no dead path.
 const HASTE: Duration = Duration::from_millis(20);

@@ -1,4 +1,4 @@
-//! How connections are opened, and how soon again.
+//! Dialer: opens connections and says how long to wait before the next attempt.
 
 use crate::config::RedisConfig;
 use redis::{
@@ -11,28 +11,33 @@ use std::{
     time::Duration,
 };
 
-/// Opens connections, always in the same way.
+/// Opens all connections of a client with the same settings.
 #[derive(Debug)]
 pub(crate) struct Dialer {
     client: Client,
     within: Duration,
-    /// The shortest lease that was asked for, in ms.
+    /// The shortest lease that a caller asked for, in ms.
     shortest: AtomicU64,
-    /// Attempts in a row that came to nothing.
+    /// Consecutive failed attempts.
     failed: AtomicU32,
 }
 
 impl Dialer {
     pub(crate) fn new(config: &RedisConfig) -> RedisResult<Self> {
-        let resp3 = config
+        let mut settings = config
             .server
             .redis_settings()
             .clone()
             .set_protocol(ProtocolVersion::RESP3);
+        if settings.lib_name().is_none() {
+            // The native client reports its name with `CLIENT SETINFO`. That is not worth another right;
+            // without the right the server would log each refusal.
+            settings = settings.set_skip_set_lib_name();
+        }
         let server = config
             .server
             .clone()
-            .set_redis_settings(resp3)
+            .set_redis_settings(settings)
             .set_tcp_settings(tcp(config.server.tcp_settings().nodelay()));
         Ok(Self {
             client: Client::open(server)?,
@@ -46,7 +51,7 @@ impl Dialer {
         self.client.get_connection_info().addr()
     }
 
-    /// A lease that is in use from now on: a connection that is lost has to be back before it is over.
+    /// Records a lease that is in use from now on: a lost connection has to be back before it ends.
     pub(crate) fn keeps(&self, lease: Duration) {
         let millis = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
         if millis < self.shortest.load(Ordering::Relaxed) {
@@ -58,15 +63,16 @@ impl Dialer {
         Duration::from_millis(self.shortest.load(Ordering::Relaxed))
     }
 
-    /// How long an attempt may take: a third of the shortest lease, so that another one is in time where the first met silence. Each that
-    /// fails doubles it, so that a slow way is not given up for ever.
+    /// How long an attempt may take: a third of the shortest lease, so that another attempt is in time
+    /// when the first meets silence. Each failure doubles it, so that a slow path gets a connection in
+    /// the end.
     pub(crate) fn within(&self) -> Duration {
         let patient = (self.shortest() / 3).max(LEAST_WITHIN);
         let failed = self.failed.load(Ordering::Relaxed).min(MOST_DOUBLED);
         self.within.min(patient.saturating_mul(1 << failed))
     }
 
-    /// What came of an attempt.
+    /// Records the outcome of an attempt.
     pub(crate) fn tried(&self, worked: bool) {
         if worked {
             self.failed.store(0, Ordering::Relaxed);
@@ -75,20 +81,21 @@ impl Dialer {
         }
     }
 
-    /// The next pause of a row: from 10 ms doubling to a second, or to an eighth of the shortest lease.
+    /// The next pause in a series: from 10 ms, doubling to a second or to an eighth of the shortest
+    /// lease.
     pub(crate) fn longer(&self, pause: Duration) -> Duration {
         let longest = (self.shortest() / 8).clamp(LEAST_LONGEST, LONGEST_PAUSE);
         (pause * 2).clamp(SHORTEST_PAUSE, longest)
     }
 
-    /// Opens one; `pushed` runs inside the connection's task and must not wait.
+    /// Opens a connection. `pushed` runs inside the connection's task and must not block.
     pub(crate) async fn dial(
         &self,
         pushed: impl Fn(PushInfo) + Send + Sync + 'static,
     ) -> RedisResult<MultiplexedConnection> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.within()))
-            // The core bounds every call. A second bound here would only make timers.
+            // The core bounds every call. A second bound here would only add timers.
             .set_response_timeout(None)
             .set_push_sender(move |push| -> Result<(), redis::aio::SendError> {
                 pushed(push);
@@ -100,9 +107,9 @@ impl Dialer {
     }
 }
 
-/// Nagle's algorithm stays on unless the application's client has it off: it does the coalescing that the native client
-/// does not. Off, 128 tasks got 0.77 to 0.84 of the cycles, and one task alone the same latency. Its price is a wait of at
-/// most a round trip for a request that follows another one before that is acknowledged.
+/// Nagle's algorithm stays on unless the application's client turns it off. It coalesces writes, which
+/// the native client does not do. The price: a request that follows an unacknowledged one waits for at
+/// most a round trip.
 fn tcp(nodelay: bool) -> TcpSettings {
     let probes = TcpKeepalive::new()
         .with_time(DEAF / 2)
@@ -116,22 +123,25 @@ fn tcp(nodelay: bool) -> TcpSettings {
     settings
 }
 
-/// 50 to 100 % of it, so that the clients of a restarted server do not come all at once.
+/// 50 to 100 % of `pause`, so that the clients of a restarted server do not reconnect all at once.
 pub(crate) fn jitter(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + fastrand::f64() / 2.0)
 }
 
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest pause is never shorter: a server that is down for hours is not asked more often for the sake of very short leases.
+/// The upper bound of pauses is never less than this: very short leases do not justify more attempts at
+/// a server that is down for hours.
 const LEAST_LONGEST: Duration = Duration::from_millis(50);
-/// Nor is an attempt: one over a slow way takes several round trips.
+/// Nor may an attempt take less than this: over a slow path it needs several round trips.
 const LEAST_WITHIN: Duration = Duration::from_secs(1);
-/// A thousand times the least.
+/// Doublings of the time for an attempt: up to about a thousand times the least.
 const MOST_DOUBLED: u32 = 10;
-/// Having lived that long a connection is replaced at once: one that is cut again and again must not be without one for long.
+/// A connection that lived that long is replaced at once: a client whose connection is cut repeatedly
+/// must not be without one for long.
 pub(crate) const STEADY: Duration = Duration::from_millis(100);
-/// When the kernel gives up a peer that acknowledges nothing: a third of the default lease leaves time to renew elsewhere.
+/// When the kernel gives up a peer that acknowledges nothing. A third of the default lease leaves time
+/// to renew over another connection.
 const DEAF: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
@@ -156,14 +166,14 @@ mod tests {
             (6_000, 750, 2_000),
             (1_600, 200, 1_000),
             (20, 50, 1_000),
-            // The shortest counts.
+            // The shortest lease counts.
             (30_000, 50, 1_000),
         ] {
             dialer.keeps(Duration::from_millis(lease));
             assert_eq!(longest(), pause, "{lease}");
             assert_eq!(dialer.within().as_millis(), within, "{lease}");
         }
-        // A way that takes longer is not given up for ever.
+        // A slower path gets more time after each failure.
         for within in [1_000, 2_000, 4_000, 5_000, 5_000] {
             assert_eq!(dialer.within().as_millis(), within);
             dialer.tried(false);

@@ -1,4 +1,5 @@
-//! The driver: each step is one script, and the answer says everything.
+//! Redis driver: implements the contract of `DistributedLock` with one script a step.
+//! The answer of a script holds all that its caller needs, so no step takes a second round trip.
 
 use crate::{
     commands::{self, Acquisition, Record, Refusal, Releasing},
@@ -14,15 +15,15 @@ use crate::{
 use async_trait::async_trait;
 use dlock_core::{
     Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, FencingToken, Fingerprint,
-    Grant, Held, Hint, Holder, Instant, Lane, LockName, Note, Page, Release, Released, Renew,
-    Renewed, Result, Snapshot, Ticket, Wake,
+    Grant, Held, Hint, Holder, HolderInfo, Instant, Lane, LockName, Page, Release, Released, Renew,
+    Renewed, Result, Snapshot, Ticket, Wake, check_runtime,
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use redis::Value;
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
-/// Locks in a Redis server.
+/// The driver for locks on one Redis server.
 #[derive(Debug)]
 pub struct RedisDriver {
     config: RedisConfig,
@@ -32,14 +33,19 @@ pub struct RedisDriver {
 }
 
 impl RedisDriver {
-    /// Connects to the server of a URL: see [`RedisConfig`].
+    /// Connects to the server that the URL names: see [`RedisConfig`].
     ///
     /// # Errors
-    /// `Misuse` when the URL or one of its settings cannot be read, or TLS is asked for and has no crypto provider, `Unavailable` when the server cannot be reached or
-    /// refuses the log-in, `Unsupported` when it is too old. It is tried once: whoever connects at start wants to know.
+    /// - `Misuse` when the URL or one of its settings cannot be read, or TLS is requested without a
+    ///   crypto provider.
+    /// - `Unavailable` when the server cannot be reached, or refuses the log-in or a right that waiting
+    ///   needs.
+    /// - `Unsupported` when the server is too old or a node of a cluster.
+    ///
+    /// There is one attempt and no retry, so that an application learns of an error at its start.
     ///
     /// # Cancel safety
-    /// Dropped, it leaves nothing behind.
+    /// A dropped call leaves nothing behind.
     pub async fn connect(url: &str) -> Result<Self> {
         Self::open(url.parse()?).await
     }
@@ -52,13 +58,14 @@ impl RedisDriver {
     /// # Cancel safety
     /// As [`connect`](Self::connect).
     pub async fn open(config: RedisConfig) -> Result<Self> {
+        check_runtime()?;
         config.check_tls()?;
         let dialer = Dialer::new(&config).map_err(|cause| error::failed(cause).error);
         let dialer = Arc::new(dialer?);
-        let hints = Hints::new(dialer.clone(), config.prefix().clone());
+        let hints = Hints::new(dialer.clone(), config.prefix().clone())?;
         let connection = Connection::open(dialer).await?;
         connection.warn_of_settings().await;
-        hints.ready().await;
+        hints.ready(&connection).await?;
         let mut capabilities = Capabilities::new("redis", config.store());
         capabilities.wake = Wake::Line;
         capabilities.late = LATE;
@@ -71,9 +78,10 @@ impl RedisDriver {
         })
     }
 
-    /// Connects as the application's own client does: to its server, with its log-in and its TLS settings.
+    /// Connects with the server, log-in and TLS settings of the application's own client.
     ///
-    /// The connections are dlock's own and speak RESP3 whatever the client speaks; the rest of `config` counts, its server does not.
+    /// The connections are dlock's own and speak RESP3, whatever the client speaks. The server in
+    /// `config` is ignored; its other settings apply.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -88,9 +96,10 @@ impl RedisDriver {
         self.config.prefix().keys(name)
     }
 
-    /// The server's time at `give_up`, which a request carries so that it takes nothing when it is run later.
+    /// The server's time at `give_up`. A request carries it, so that it takes nothing when it runs
+    /// later.
     fn not_after(link: &Link, give_up: Instant) -> Duration {
-        // The greeting of every connection reads the time, so it is known.
+        // The greeting of every connection reads the server's time, so it is known.
         link.server.at(give_up).unwrap_or_default()
     }
 
@@ -130,11 +139,11 @@ impl RedisDriver {
         let answer = self.run(&scripts::INSPECT, inspect).await?;
         let (record, waiters) = commands::read_inspect(answer).ok_or_else(error::garbled)?;
         let mut shown = snapshot(name, &record);
-        shown.waiters = Some(waiters);
+        shown.waiters = waiters;
         Ok(shown)
     }
 
-    /// One answer to an acquire; its ticket stands where it stood, and its turn came or not.
+    /// Sends one acquire with the place of its ticket, and records in the tickets what the answer says.
     async fn ask(&self, keys: &Keys, req: &Acquire, stand: Stand) -> Result<Acquisition> {
         let (answer, link) = self
             .connection
@@ -180,14 +189,15 @@ impl RedisDriver {
         commands::read_break(answer).ok_or_else(error::garbled)
     }
 
-    /// A script without a give-up of its own.
+    /// Runs a script without a give-up of its own.
     async fn run(&self, lua: &Lua, build: impl Fn(&Link) -> Request + Send) -> Result<Value> {
         let patience = self.connection.patience();
         Ok(self.connection.eval(lua, patience, build).await?.0)
     }
 
-    /// A script came to the end of its budget among the dead, with a name that is free: goes on until somebody has it. In the
-    /// background, because whoever released it is done; what stops it is made good by the next look.
+    /// Continues to serve the queue after a script spent its budget on dead tickets while the lock is
+    /// free, until the lock is reserved or the queue is empty. It runs in the background, because the
+    /// release is done. If it stops early, the next poll of a waiter serves the queue.
     fn go_on(&self, keys: Keys) {
         let connection = Arc::clone(&self.connection);
         self.connection.spawn(async move {
@@ -210,7 +220,7 @@ impl DistributedLock for RedisDriver {
         &self.capabilities
     }
 
-    /// One server, one connection: all names share their fate.
+    /// There is one server and one connection: all locks share one lane.
     fn lane(&self, _: &LockName) -> Lane {
         Lane::default()
     }
@@ -224,13 +234,14 @@ impl DistributedLock for RedisDriver {
             if self.hints.serve_two() {
                 return Err(error::two_clients());
             }
+            self.hints.allowed()?;
             stand = tickets.enters(ticket);
         }
         let _next = req.next.map(|ticket| tickets.awaits(ticket));
         let mut answer = self.ask(&keys, req, stand).await?;
         for _ in 0..MOST_ROUNDS {
             match &answer {
-                // Nobody is inside: it took nothing, and there is no reason to wait.
+                // The lock is free and this script took nothing: ask again instead of waiting.
                 Acquisition::Held(refusal) if refusal.unserved => {
                     answer = self.ask(&keys, req, tickets.place(req.line)).await?;
                 }
@@ -277,7 +288,7 @@ impl DistributedLock for RedisDriver {
             let first = outcomes.into_iter().next();
             return first.unwrap_or_else(|| Ok(Vec::new()));
         }
-        // A script that failed takes its own entries along, and none that another has renewed.
+        // A script that failed fails its own entries, and no entry that another script renewed.
         let mut answers = Vec::with_capacity(batch.len());
         for (some, outcome) in batch.chunks(A_SCRIPT).zip(outcomes) {
             match outcome {
@@ -292,7 +303,8 @@ impl DistributedLock for RedisDriver {
         let keys = self.keys(&req.name);
         let mut releasing = self.end(&keys, req).await;
         if releasing.as_ref().is_err_and(error::is_foreign) {
-            // Somebody else's key in the place of the line is met when the hold has ended, in the place of the record before and again.
+            // A foreign key in the place of the queue is met only after the hold has ended; one in the
+            // place of the record is met first, in the repeat too.
             releasing = self.end(&keys, req).await.map(ended_before);
         }
         Ok(match releasing? {
@@ -348,7 +360,7 @@ impl DistributedLock for RedisDriver {
         let keys = self.keys(name);
         let mut broken = self.open_up(&keys, only).await;
         if broken.as_ref().is_err_and(error::is_foreign) {
-            // As with a release.
+            // A break can meet a foreign queue key in the same way as a release.
             broken = self.open_up(&keys, only).await.map(|again| match again {
                 (Broken::WasFree, unserved) => (Broken::Freed { token: only }, unserved),
                 other => other,
@@ -361,14 +373,14 @@ impl DistributedLock for RedisDriver {
         Ok(broken)
     }
 
-    /// Requests in flight keep their connection until they are answered; no new ones are taken.
+    /// Requests in flight keep their connection until they are answered; new requests are refused.
     async fn close(&self) {
         self.connection.close();
         self.hints.close().await;
     }
 }
 
-/// What a release did that failed after its hold had ended, by the answer to its repeat.
+/// The outcome of a release that failed after its hold had ended, read from the answer to its repeat.
 fn ended_before(repeat: Releasing) -> Releasing {
     match repeat {
         Releasing::NotHeld(record) => {
@@ -388,8 +400,9 @@ fn held(refusal: &Refusal, req: &Acquire) -> Held {
     let mut held = Held::default();
     held.by = Incarnation::of(&refusal.record).holder();
     held.ahead = refusal.ahead;
-    held.look_in = Some(match (req.line, refusal.ahead) {
-        // Whoever stands behind others has nothing to see at the end of a lease: the first sees it, and all are told.
+    held.poll_in = Some(match (req.line, refusal.ahead) {
+        // A waiter behind others need not poll at the end of a lease: the first waiter does, and each is
+        // notified when it becomes first.
         (Some(_), Some(1..)) => interval,
         (Some(_), _) => rest.min(interval),
         (None, _) => rest,
@@ -411,7 +424,7 @@ fn snapshot(name: LockName, record: &Record) -> Snapshot {
     shown
 }
 
-/// Who a record says is inside.
+/// The holder that a record describes.
 #[derive(Default)]
 struct Incarnation {
     owner: Option<Fingerprint>,
@@ -419,7 +432,7 @@ struct Incarnation {
     token: Option<FencingToken>,
     began: Option<Duration>,
     /// Of the first living hold.
-    note: Note,
+    note: HolderInfo,
     rest: Option<Duration>,
 }
 
@@ -443,12 +456,13 @@ impl Incarnation {
                     {
                         living += 1;
                         if living == 1 {
-                            inside.note = Note::parse(note);
+                            inside.note = HolderInfo::parse(note);
                         }
                     }
                 }
                 [b'~', ..] => {}
-                // An owner of ours is hashed as the core hashes it; whatever else stands there is hashed whole.
+                // An owner of dlock is hashed as the core hashes it. A foreign owner's field is hashed
+                // as a whole.
                 owner => {
                     inside.owner =
                         Some(Fingerprint::of(owner.strip_suffix(b":0").unwrap_or(owner)));
@@ -484,16 +498,20 @@ fn read_cursor(cursor: &Cursor) -> Option<u64> {
     std::str::from_utf8(&cursor.0).ok()?.parse().ok()
 }
 
-/// The script reads the time and decides in one step, also for a request that lay in a stopped server: this is for rounding.
+/// The script reads the time and decides in one step, even when the request waited in a stopped server.
+/// So this bound only covers rounding.
 const LATE: Duration = Duration::from_millis(100);
-/// Scripts in a row over a line of dead entries, each of which takes 8 out, or 32 when it goes alone.
+/// Consecutive scripts over a queue of dead tickets. Each script removes 32 of them, or 8 when it serves
+/// several locks.
 const MOST_ROUNDS: usize = 1_000;
-/// Entries of one script: it blocks the server for some 0.2 ms, and longer ones gain nothing.
+/// Entries in one script. Such a script blocks the server for some 0.2 ms; longer scripts gain nothing.
 const A_SCRIPT: usize = 100;
-/// Scripts of one batch on their way at a time: enough to hide the way, few enough that an acquire gets in between.
+/// Scripts of one batch in flight: enough to hide the latency, few enough that an acquire gets in
+/// between.
 const IN_FLIGHT: usize = 4;
 const RENEW_BATCH: usize = 10 * A_SCRIPT;
-/// A name has that many keys while it is held and waited for, and its counter for a day after: few keys are what is looked for.
+/// Keys of a lock while it is held and waited for; its counter stays for a day after. So most keys of a
+/// scan are of no interest.
 const KEYS_OF_A_NAME: usize = 4;
 /// Buckets of one `SCAN`: about 0.3 ms of the server's time.
 const MOST_SCANNED: usize = 1_000;

@@ -1,21 +1,23 @@
-//! What a native error means: one table.
+//! Error table: maps each native error to a kind, a retry class and an effect.
+//! The table is the one place that says what an error of the server means.
 
-use dlock_core::{DriverError, Effect, ErrorKind, Retry};
+use crate::config::Prefix;
+use dlock_core::{DriverError, Effect, ErrorKind, RetryClass};
 use redis::{ConnectionAddr, ErrorKind as Native, RedisError};
 
-/// An error of the driver, and whether the connection that gave it is of no more use.
+/// An error of the driver, and whether the connection that gave it has to be replaced.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) error: DriverError,
     pub(crate) reconnect: bool,
 }
 
-/// One row: what a code means for the program, the loop and the human.
+/// One row: what a code means for the program, for the retry loop and for the user.
 #[derive(Debug, PartialEq, Eq)]
 struct Class {
     code: &'static str,
     kind: ErrorKind,
-    retry: Retry,
+    retry: RetryClass,
     effect: Effect,
     reconnect: bool,
     advice: &'static str,
@@ -24,7 +26,7 @@ struct Class {
 const fn row(
     code: &'static str,
     kind: ErrorKind,
-    retry: Retry,
+    retry: RetryClass,
     effect: Effect,
     reconnect: bool,
     advice: &'static str,
@@ -39,59 +41,62 @@ const fn row(
     }
 }
 
-/// Refusals have no effect: each script's first write is the one that would be refused, and it comes before any other. A key that
-/// is none of ours is met before a hold is written. (A release or break that meets one in the place of the line has done its work by then: the driver asks once more.)
-/// What is not here may come from the middle of a script, so its effect is unknown.
+/// A refusal has no effect: the server refuses a script at its first write, before any other write. A
+/// foreign key is met before a hold is written. (A release or break that meets one in the place of the
+/// queue has done its work by then; the driver repeats the request.) A code outside this table may come
+/// from the middle of a script, so its effect is unknown.
 #[rustfmt::skip]
-const TABLE: [Class; 24] = {
+const TABLE: [Class; 25] = {
     use Effect::{None, Unknown};
     use ErrorKind::{Misuse, Unavailable, Unsupported};
-    use Retry::{Later, Never, Now};
+    use RetryClass::{Later, Never, Now};
     [
-        row("BUSY", Unavailable, Later, None, false, "the server is running somebody's long script: find it with SLOWLOG, end it with SCRIPT KILL"),
+        row("BUSY", Unavailable, Later, None, false, "the server is running a long script of another client: find it with SLOWLOG, end it with SCRIPT KILL"),
         row("CLUSTERDOWN", Unavailable, Later, None, false, "the cluster does not serve this slot for now"),
         row("CROSSSLOT", Unsupported, Never, None, false, "BUG: the keys of a name must share a slot; please report it"),
+        row("DAMAGED", Unavailable, Never, None, false, "the stored state of this lock is damaged: a token counter or a time in it is no number that dlock writes; break the lock without a token, which frees it and restarts the counter"),
         row("LOADING", Unavailable, Later, None, true, "the server is loading its data"),
         row("MASTERDOWN", Unavailable, Later, None, true, "this is a replica that lost its master: connect to the master"),
-        row("MISCONF", Unavailable, Later, None, false, "the server cannot write its snapshot and refuses writes: mend its disk, or see stop-writes-on-bgsave-error"),
-        row("MOVED", Unsupported, Never, None, false, "this is a node of a cluster, which the driver does not route in"),
-        row("ASK", Unsupported, Never, None, false, "this is a node of a cluster, which the driver does not route in"),
-        row("NOAUTH", Unavailable, Never, None, false, "the server wants a log-in: put user and password into the URL"),
+        row("MISCONF", Unavailable, Later, None, false, "the server cannot write its snapshot and refuses writes: repair its disk, or see stop-writes-on-bgsave-error"),
+        row("MOVED", Unsupported, Never, None, false, "this is a node of a cluster, which the driver does not support"),
+        row("ASK", Unsupported, Never, None, false, "this is a node of a cluster, which the driver does not support"),
+        row("NOAUTH", Unavailable, Never, None, false, "the server requires a log-in: put user and password into the URL"),
         row("NOPERM", Unavailable, Never, None, false, "the user lacks a right: see the ACL lines in the README of dlock-redis"),
         row("NOREPLICAS", Unavailable, Later, None, false, "too few replicas are connected (min-replicas-to-write)"),
         row("NOSCRIPT", Unavailable, Now, None, false, "the server forgot a script that was loaded just now: it is being flushed or failing over"),
         row("OOM", Unavailable, Later, None, false, "the server is at its maxmemory: give it more, and keep maxmemory-policy noeviction"),
         row("READONLY", Unavailable, Later, None, true, "this is a replica now: a failover is under way, or the URL names the wrong server"),
         row("TRYAGAIN", Unavailable, Later, None, false, "the slot is being moved"),
-        row("UNKILLABLE", Unavailable, Later, None, false, "the server is running somebody's script that cannot be stopped"),
+        row("UNKILLABLE", Unavailable, Later, None, false, "the server is running a script that cannot be stopped"),
         row("WRONGPASS", Unavailable, Never, None, false, "the server refused user or password"),
-        row("WRONGTYPE", Misuse, Never, None, false, "something else than a lock of dlock or Redisson lives under this key (a SET NX lock?): remove it, or change dlock.prefix"),
+        row("WRONGTYPE", Misuse, Never, None, false, "the key holds something other than a lock of dlock or Redisson (a SET NX lock?): remove it, or change dlock.prefix"),
         row("unknown command", Unsupported, Never, None, false, "the server lacks a command: dlock needs Redis 6.2 or newer with EVALSHA allowed"),
-        // From the middle of a script, after whatever the user may do: the only refusal whose effect is open.
+        // It comes from the middle of a script, after commands that the user may run: the only refusal
+        // with an unknown effect.
         row("user executing the script", Unavailable, Never, Unknown, false, "the user lacks a right: see the ACL lines in the README of dlock-redis"),
-        // Not codes of the server: names for what the client itself reports.
-        row("dial", Unavailable, Later, None, true, "the server could not be reached: see that it runs there, that the URL has its address, and that nothing in between refuses the way"),
+        // Not codes of the server: names for errors that the client itself reports.
+        row("dial", Unavailable, Later, None, true, "the server could not be reached: check that it runs, that the URL has its address, and that nothing in between blocks the connection"),
         row("io", Unavailable, Later, Unknown, true, "the connection failed before the answer came"),
         row("config", Misuse, Never, None, false, "the Redis settings cannot work"),
         row("resp3", Unsupported, Never, None, false, "the server does not speak RESP3: dlock needs Redis 6.2 or newer"),
     ]
 };
 
-/// The server said something that nobody expected.
+/// An error that the table does not know.
 const OTHER: Class = row(
     "",
     ErrorKind::Unavailable,
-    Retry::Later,
+    RetryClass::Later,
     Effect::Unknown,
     false,
     "the server answered with an error",
 );
 
-/// The stream cannot be trusted any more.
+/// The byte stream cannot be trusted any more.
 const GARBLED: Class = row(
     "",
     ErrorKind::Unavailable,
-    Retry::Later,
+    RetryClass::Later,
     Effect::Unknown,
     true,
     "the answer could not be read",
@@ -109,7 +114,7 @@ pub(crate) fn failed(cause: RedisError) -> Failure {
     }
 }
 
-/// A connection to that address that did not come about: whatever was the reason, nothing was asked yet.
+/// A connection to that address that could not be opened. Whatever the reason, no request was sent.
 pub(crate) fn unreached(at: &ConnectionAddr, cause: RedisError) -> DriverError {
     let class = match by_code("dial") {
         Some(class) if cause.is_io_error() => class,
@@ -120,14 +125,33 @@ pub(crate) fn unreached(at: &ConnectionAddr, cause: RedisError) -> DriverError {
         .with_source(cause)
 }
 
-/// One that answered nothing, or nothing that such a server says.
+/// Without its notifications a waiter misses each turn, and all others pass it.
+pub(crate) fn may_not_subscribe(prefix: &Prefix, cause: RedisError) -> DriverError {
+    let message = format!(
+        "the user may not subscribe to the channels on which waiters receive their turns: grant +subscribe and &{}:c:*, \
+         see the ACL lines in the README of dlock-redis",
+        prefix.as_str()
+    );
+    DriverError::new(ErrorKind::Unavailable, message).with_source(cause)
+}
+
+/// The driver knows nothing of cluster routing: notifications would not arrive, and the slot of a name
+/// may move.
+pub(crate) fn clustered(at: &ConnectionAddr) -> DriverError {
+    let message = format!(
+        "{at}: this is a node of a Redis cluster, which the driver does not support: connect to a server with cluster-enabled no"
+    );
+    DriverError::new(ErrorKind::Unsupported, message)
+}
+
+/// The server answered nothing, or nothing that a Redis server answers.
 pub(crate) fn no_greeting(at: &ConnectionAddr) -> DriverError {
     DriverError::unavailable(format!(
-        "{at}: no answer to the greeting: see that a Redis server listens there, and that it is not stopped or busy"
+        "{at}: no answer to the greeting: check that a Redis server listens there, and that it is not stopped or busy"
     ))
 }
 
-/// A failed entry of a batch, as the script's own error text.
+/// One failed entry of a batch, from the text of the script's error.
 pub(crate) fn failed_entry(text: &str) -> DriverError {
     let class = by_text(text).unwrap_or(&OTHER);
     DriverError::new(class.kind, format!("{}: {text}", class.advice))
@@ -135,25 +159,25 @@ pub(crate) fn failed_entry(text: &str) -> DriverError {
         .with_effect(class.effect)
 }
 
-/// An answer of a shape that no script of ours gives.
+/// An answer of a shape that no script gives.
 pub(crate) fn garbled() -> DriverError {
     DriverError::unanswered(GARBLED.advice)
 }
 
-/// The same for another request that shared its fate.
+/// The same error for another request of the same failed script.
 pub(crate) fn again(error: &DriverError) -> DriverError {
     DriverError::new(error.kind(), error.to_string())
         .with_retry(error.retry())
         .with_effect(error.effect())
 }
 
-/// Executed after its not-after: nothing was done, and the server's time is known again.
+/// The request ran after its not-after and did nothing. The server's time is known again.
 pub(crate) fn late() -> DriverError {
     DriverError::unavailable("the request reached the server too late and was refused")
-        .with_retry(Retry::Now)
+        .with_retry(RetryClass::Now)
 }
 
-/// Whether a key of somebody else's was met.
+/// Whether a key that dlock did not write was met.
 pub(crate) fn is_foreign(error: &DriverError) -> bool {
     error.kind() == ErrorKind::Misuse
 }
@@ -163,7 +187,7 @@ pub(crate) fn full() -> DriverError {
         "the lock has {} holds already, the most that one name can have",
         dlock_core::MAX_HOLDS
     );
-    DriverError::new(ErrorKind::Overloaded, message).with_retry(Retry::Later)
+    DriverError::new(ErrorKind::Overloaded, message).with_retry(RetryClass::Later)
 }
 
 pub(crate) fn unreachable(why: Option<&str>) -> DriverError {
@@ -173,7 +197,7 @@ pub(crate) fn unreachable(why: Option<&str>) -> DriverError {
     })
 }
 
-/// Without one rustls panics at the first connection.
+/// Without a provider rustls panics at the first connection.
 #[cfg(feature = "tls")]
 pub(crate) fn no_tls_provider() -> DriverError {
     let message = "rediss:// needs a rustls crypto provider, which the application chooses: install one before connecting, \
@@ -181,9 +205,10 @@ pub(crate) fn no_tls_provider() -> DriverError {
     DriverError::new(ErrorKind::Misuse, message)
 }
 
-/// Whoever waits by looks alone is passed by everybody, and that should not be found out in the long run.
+/// The second client would have no notifications and only poll, so all others would pass it. An error at
+/// once is better than that.
 pub(crate) fn two_clients() -> DriverError {
-    let message = "a driver serves one client, and a second one was built over this: connect a driver for each";
+    let message = "a driver serves one client, and a second client was built over this driver: connect one driver for each";
     DriverError::new(ErrorKind::Misuse, message)
 }
 
@@ -215,11 +240,11 @@ fn by_code(code: &str) -> Option<&'static Class> {
     TABLE.iter().find(|class| class.code == code)
 }
 
-/// What is said without a code.
+/// Errors that the server reports without a code.
 const PHRASES: [(&str, &str); 3] = [
     ("unknown command", "unknown command"),
     ("user executing the script", "user executing the script"),
-    // The same since 7.2, and on Valkey.
+    // The wording since 7.2, and on Valkey.
     ("acl failure in script", "user executing the script"),
 ];
 
@@ -235,7 +260,7 @@ fn by_text(text: &str) -> Option<&'static Class> {
     })
 }
 
-/// All that is known of it, in one line.
+/// The error and its source, in one line.
 pub(crate) fn said(error: &DriverError) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),
@@ -246,11 +271,11 @@ pub(crate) fn said(error: &DriverError) -> String {
 #[cfg(test)]
 mod tests {
     use super::{TABLE, classify, failed_entry};
-    use dlock_core::{Effect, ErrorKind, Retry};
+    use dlock_core::{Effect, ErrorKind, RetryClass};
     use redis::{ErrorKind as Native, RedisError, Value};
     use std::{collections::HashSet, io};
 
-    /// An error as it comes from the wire.
+    /// An error as parsed from the wire.
     fn said(line: &str) -> RedisError {
         let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes());
         value.and_then(Value::extract_error).unwrap_err()
@@ -369,7 +394,7 @@ mod tests {
             failed_entry("WRONGTYPE Operation against a key holding the wrong kind of value");
         assert_eq!(
             (wrong.kind(), wrong.retry(), wrong.effect()),
-            (ErrorKind::Misuse, Retry::Never, Effect::None)
+            (ErrorKind::Misuse, RetryClass::Never, Effect::None)
         );
     }
 

@@ -1,8 +1,10 @@
-//! Gathers commands that are asked at the same time: one write, one wake-up of the connection's task, one batch of answers.
+//! Request batcher: merges concurrent requests into one write.
+//! It saves round trips, wake-ups of the connection's task, and scripts on the server.
 //!
-//! While few commands are under way each goes at once. While there are many, they wait for the runtime's next turn and go
-//! together, those that are alike in one script. Each has its own answer: an error of one is not the others', and whoever
-//! stops waiting disturbs nobody.
+//! While few commands are in flight, each is sent at once. While many are, commands wait for the
+//! runtime's next turn and are sent together, and similar ones share one script. Each command has its
+//! own answer: an error of one does not affect the others, and a caller that stops waiting disturbs none
+//! of them.
 
 use crate::scripts::{self, Lua};
 use redis::{
@@ -20,7 +22,7 @@ use std::{
 };
 use tokio::{runtime::Handle, sync::oneshot};
 
-/// What stands between a connection and those who ask through it.
+/// The batcher between a connection and its callers.
 pub(crate) struct Gather {
     native: MultiplexedConnection,
     runtime: Handle,
@@ -31,9 +33,9 @@ pub(crate) struct Gather {
 #[derive(Default)]
 struct Waiting {
     commands: Vec<(Cmd, Answer)>,
-    /// Tasks that carry what waits to the server.
+    /// Tasks that send the waiting commands to the server.
     carriers: usize,
-    /// The scripts of several were loaded over this connection.
+    /// The scripts for several requests were loaded over this connection.
     loaded: bool,
 }
 
@@ -49,7 +51,7 @@ impl Gather {
         }
     }
 
-    /// Asks the server; an error that it answers is an error.
+    /// Sends a request. An error that the server answers becomes an `Err`.
     pub(crate) fn ask(&self, Request { cmd, last }: Request) -> Asked<'_> {
         let others = self.under_way.fetch_add(1, Ordering::Relaxed);
         let mut native = self.native.clone();
@@ -72,7 +74,8 @@ impl Gather {
         let (answer, receiver) = oneshot::channel();
         let mut waiting = lock(&self.waiting);
         waiting.commands.push((cmd, answer));
-        // The first who waits brings a carrier, if there may be another one; with none at all nobody would come.
+        // The first waiting command starts a carrier, if the limit allows another one. With no carrier
+        // at all, nothing would be sent.
         if waiting.carriers < CARRIERS && (waiting.commands.len() == 1 || waiting.carriers == 0) {
             waiting.carriers += 1;
             let carry = carry(self.native.clone(), Arc::clone(&self.waiting));
@@ -82,10 +85,10 @@ impl Gather {
     }
 }
 
-/// What the server is asked.
+/// A request to the server.
 pub(crate) struct Request {
     cmd: Cmd,
-    /// What its script pushes to others should leave the server before its answer.
+    /// The notifications of its script should leave the server before its answer.
     last: bool,
 }
 
@@ -101,9 +104,10 @@ impl From<Cmd> for Request {
     }
 }
 
-/// The server writes first to whom it had something to say last, which is whoever asked, unless it had something to say to him
-/// before: so `TIME` goes ahead, in the same write. An answer is a write that costs more than a command, and wakes up a client
-/// that has nothing to do beside one that has.
+/// The server writes first to the client for which it had output last. That is the requester, unless the
+/// server already had output for it. So `TIME` is sent ahead, in the same write. The answer then leaves
+/// after the notifications: its write costs more than a command, and it wakes up a client that has
+/// nothing to do beside a client that has.
 async fn answered_last(mut native: MultiplexedConnection, cmd: Cmd) -> RedisResult<Value> {
     let mut both = Pipeline::with_capacity(2);
     both.cmd("TIME").add_command(cmd);
@@ -111,14 +115,14 @@ async fn answered_last(mut native: MultiplexedConnection, cmd: Cmd) -> RedisResu
     answers.into_iter().next().ok_or_else(cut)
 }
 
-/// A request under way: the answer.
+/// A request in flight; resolves to the answer.
 pub(crate) struct Asked<'a> {
     way: Way,
     _turn: Turn<'a>,
 }
 
 enum Way {
-    /// The native client's future is a kilobyte, which those who go together need not carry about.
+    /// Boxed: the native client's future is a kilobyte, which batched requests need not carry.
     Alone(Pin<Box<dyn Future<Output = RedisResult<Value>> + Send>>),
     Together(oneshot::Receiver<RedisResult<Value>>),
 }
@@ -137,10 +141,11 @@ impl Future for Asked<'_> {
     }
 }
 
-/// Sends what waits, again and again until nothing does.
+/// Sends the waiting commands until none are left.
 async fn carry(mut native: MultiplexedConnection, waiting: Arc<Mutex<Waiting>>) {
     loop {
-        // Whoever was woken together with the one who began asks in this turn.
+        // Tasks that were woken together with the first one send their requests in this turn of the
+        // runtime.
         tokio::task::yield_now().await;
         let (load, loaded) = {
             let mut waiting = lock(&waiting);
@@ -158,22 +163,22 @@ async fn carry(mut native: MultiplexedConnection, waiting: Arc<Mutex<Waiting>>) 
     }
 }
 
-/// Commands that go in one write.
+/// The commands of one write.
 #[derive(Default)]
 struct Load {
     commands: Pipeline,
-    /// Who asked each.
+    /// The callers of each command.
     askers: Vec<Askers>,
 }
 
 enum Askers {
     One(Answer),
-    /// The answer has a part for each, or is the same for all.
+    /// The answer has one part for each caller, or is the same for all.
     Several(&'static Several, Vec<(Cmd, Answer)>),
     Nobody,
 }
 
-/// What the server would not do for several names at once, and did not do for any.
+/// Requests that the server refused as one script, before it did anything.
 #[derive(Default)]
 struct Refused {
     commands: Vec<(Cmd, Answer)>,
@@ -181,8 +186,8 @@ struct Refused {
 }
 
 impl Load {
-    /// Requests that are alike go in one script: the server's time goes into beginning a script, reading the clock and
-    /// looking at keys, which it then does once for all of them.
+    /// Similar requests share one script. The server spends most of its time on starting a script,
+    /// reading the clock and looking up keys, which it then does once for all of them.
     fn folded(load: Vec<(Cmd, Answer)>, loaded: bool) -> Self {
         let mut folded = Self::default();
         for several in SEVERAL.iter().filter(|_| !loaded) {
@@ -214,7 +219,8 @@ impl Load {
         folded
     }
 
-    /// Each alone, after what the server does not know is told to it again: it was flushed.
+    /// Sends each request alone, after the scripts that the server does not know are loaded again: they
+    /// were flushed.
     fn one_by_one(refused: Refused) -> Self {
         let mut load = Self::default();
         for several in refused.unknown {
@@ -239,7 +245,7 @@ impl Load {
         }
     }
 
-    /// Sends it and tells all who asked.
+    /// Sends the commands and answers all callers.
     async fn send(mut self, native: &mut MultiplexedConnection) -> Refused {
         let mut refused = Refused::default();
         if self.commands.is_empty() {
@@ -266,7 +272,7 @@ impl Load {
     }
 }
 
-/// What nobody waits for any more is not sent.
+/// Requests without a caller are not sent.
 fn still_asked(load: Vec<(Cmd, Answer)>) -> impl Iterator<Item = (Cmd, Answer)> {
     load.into_iter().filter(|(_, answer)| !answer.is_closed())
 }
@@ -288,7 +294,7 @@ impl Askers {
                     drop(answer.send(Ok(value)));
                 }
             }
-            // The same for all.
+            // One answer for all.
             (Self::Several(_, group), value @ (Value::BulkString(_) | Value::Int(_))) => {
                 for (_, answer) in group {
                     drop(answer.send(Ok(value.clone())));
@@ -315,28 +321,29 @@ impl Askers {
     }
 }
 
-/// A script that takes the step of another one for several names, each by itself.
+/// A script that does the work of another one for several names, each judged alone.
 struct Several {
     one: &'static LazyLock<Lua>,
     all: &'static LazyLock<Lua>,
-    /// A request that has so many, and no more, can be one of several.
+    /// A request can join a batch only if it has exactly so many keys.
     keys: usize,
-    /// How each of the arguments is said for all.
+    /// How each argument is merged.
     arguments: &'static [Said],
-    /// How many of the arguments may be missing at the end, which is the same as empty.
+    /// How many arguments may be missing at the end, which is the same as empty.
     missing: usize,
 }
 
-/// How an argument is said for all: in one word, since words are what a request costs most.
+/// How an argument of several requests becomes one argument, because arguments are the largest cost of a
+/// request.
 #[derive(Clone, Copy)]
 enum Said {
-    /// All say the same.
+    /// The same for all requests.
     Once,
-    /// A number, of which the least counts.
+    /// A number; the least one counts.
     Least,
-    /// One after the other, all of one length.
+    /// Concatenated; all have one length.
     Joined,
-    /// A line each.
+    /// One line for each request.
     Lines,
 }
 
@@ -349,7 +356,7 @@ impl Several {
             && matches!(words.next(), Some(Arg::Simple(hash)) if hash == self.one.hash.as_bytes())
     }
 
-    /// Whether what both say can be said in one.
+    /// Whether two requests can be merged.
     fn alike(&self, one: &Cmd, other: &Cmd) -> bool {
         let both = words(one).zip(words(other)).skip(self.keys);
         both.zip(self.arguments)
@@ -360,7 +367,8 @@ impl Several {
             })
     }
 
-    /// Asks for all of them: the first key of each, then the second of each, and so on, then each argument for all.
+    /// Merges the requests: the first key of each, then the second of each, and so on, then each
+    /// argument for all.
     fn call(&self, group: &[(Cmd, Answer)]) -> Cmd {
         let count = group.len();
         let mut call = (self.all).call(count * self.keys, count * self.arguments.len());
@@ -377,7 +385,7 @@ impl Several {
             match said {
                 Said::Once => {
                     call.arg(column.next().unwrap_or_default());
-                    column.for_each(drop); // the same
+                    column.for_each(drop); // all are equal
                 }
                 Said::Least => {
                     let least = column.min_by_key(|word| (word.len(), *word));
@@ -410,7 +418,7 @@ fn words(cmd: &Cmd) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Acquires without a next ticket or a join, and releases that keep nothing shut.
+/// Acquires without a next ticket or a join, and releases without a minimum hold.
 static SEVERAL: [Several; 2] = [
     Several {
         one: &scripts::ACQUIRE,
@@ -437,7 +445,8 @@ static SEVERAL: [Several; 2] = [
     },
 ];
 
-/// Resolves when nobody waits any more: what keeps waiting for a deaf server keeps its connection.
+/// Resolves when all callers are gone. A write that waits for a silent server would keep its connection
+/// open.
 async fn deserted(askers: &mut [Askers]) {
     for askers in askers {
         match askers {
@@ -456,12 +465,12 @@ fn lock(waiting: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
     waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The connection's task is gone and nobody knows what it did.
+/// The connection's task is gone; the effect of the request is unknown.
 fn cut() -> RedisError {
     io::Error::from(io::ErrorKind::BrokenPipe).into()
 }
 
-/// A command under way.
+/// A command in flight.
 struct Turn<'a>(&'a AtomicUsize);
 
 impl Drop for Turn<'_> {
@@ -470,19 +479,23 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// So many commands go at once, each alone: a write of its own is sooner there than one that waits for company.
+/// Up to so many commands are sent at once, each alone: a write of its own arrives sooner than a batch.
 const FEW: usize = 4;
-/// Writes under way at a time. With few, whoever asks waits for one of them to come back, and server and client for each other; more
-/// than these gain nothing, and each carries little.
+/// Writes in flight at a time. With few, requests wait for one of them to return, and the server and the
+/// client wait for each other. More than these gain nothing, and each carries little.
 const CARRIERS: usize = 8;
-/// Names of one script: the server does nothing else for some 0.2 ms, less than a script of renewals takes it, or for 1 ms where
-/// the dead stand in every line (`SHARE` in the scripts of several). More names gain little.
+/// Names in one script. The server does nothing else for some 0.2 ms, less than for a script of
+/// renewals, or for 1 ms where every queue is full of dead tickets (see `SHARE` in the scripts of
+/// several). More names gain little.
 const MOST_FOLDED: usize = 32;
-/// Kinds of requests in one load that do not go together: a client has few leases.
+/// Groups of requests in one batch that cannot be merged with each other: a client has few different
+/// leases.
 const MOST_GROUPS: usize = 8;
-/// What the server says before it runs anything of a script: it does not know it, or one of its keys is not this user's or
-/// not this node's, or one of them is late, which is not the others' fault. Each is asked again alone, as if nothing had been.
+/// Errors that the server reports before a script does anything: it does not know the script; a key is
+/// not allowed for this user or not on this node; or one request is late, which is no fault of the
+/// others. Each request is then repeated alone.
 const NOT_RUN: [&str; 4] = [NOT_KNOWN, "NOPERM", "CROSSSLOT", "LATE"];
 const NOT_KNOWN: &str = "NOSCRIPT";
-/// The most that wait: some 300 bytes each. Who comes then waits where the native client keeps its own.
+/// The most commands that wait, some 300 bytes each. Further commands go alone and wait in the native
+/// client's own queue.
 const MOST: usize = 1_024;

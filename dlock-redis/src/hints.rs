@@ -1,27 +1,30 @@
-//! Wake-ups: a connection of its own, subscribed to the one channel of this client.
+//! Wake-ups: listens on this client's one channel, over a connection of its own.
+//! Notifications hand a lock to a waiter without polling.
 //!
-//! The channel is subscribed before the first ticket is sent, because a ticket of whom nobody hears is taken out of the line.
-//! It ends with the driver, and with the stream: whoever listened without waiting would be given turns that nobody takes.
+//! The channel is subscribed before the first ticket is sent, because a ticket without a receiver is
+//! removed from the queue. The subscription ends with the driver, and with the stream: a client that
+//! listened without waiting would be given turns that no task takes.
 //!
-//! A connection may look alive and carry nothing any more: something on the way forgot it, or the server behind it is not the one
-//! that is asked. Nothing is sent to find that out while nothing is amiss. But an answer to a waiter shows when something must have
-//! been said that was not heard, and then the client says something to itself and opens another connection if that stays unheard.
+//! A connection may look alive and carry nothing any more: a device on the path forgot it, or it leads
+//! to another server than the requests. The client sends nothing to detect that without a suspicion. An
+//! answer to a waiter shows when a notification must have been missed. Then the client publishes an echo
+//! to its own channel, and opens another connection if the echo does not arrive.
 
 use crate::{
     commands::{self, Push},
     config::Prefix,
     connection::Connection,
     dialer::{Dialer, STEADY, jitter},
+    error,
     tickets::Tickets,
 };
-use dlock_core::Hint;
+use dlock_core::{Hint, Result, system_random};
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
-use redis::{PushInfo, PushKind, RedisError, RedisResult, Value};
+use redis::{Cmd, PushInfo, PushKind, RedisError, RedisResult, Value};
 use std::{
     fmt,
     future::Future,
-    hash::{BuildHasher, RandomState},
     io,
     pin::pin,
     sync::{
@@ -35,7 +38,7 @@ use tokio::{
     time::Instant,
 };
 
-/// What is pushed to this client, and the task that listens for it.
+/// The notifications of this client, and the task that listens for them.
 pub(crate) struct Hints {
     shared: Arc<Shared>,
     stream: Mutex<Option<mpsc::Receiver<Hint>>>,
@@ -47,15 +50,15 @@ struct Shared {
     channel: String,
     waiting: Mutex<Waiting>,
     tickets: Tickets,
-    /// Whether the first attempt to subscribe is over, whatever came of it, and whether all is.
+    /// Whether the first attempt to subscribe is over, with any outcome, and whether listening is.
     stage: watch::Sender<Stage>,
-    /// The connection ended, or all did.
+    /// The connection for notifications ended, or the driver or the stream did.
     changed: Arc<Notify>,
-    /// A hint found the stream full.
+    /// A notification found the stream full.
     missed: AtomicBool,
-    /// The last that this client said to itself and heard.
+    /// The last echo that this client sent and received.
     echo: watch::Sender<u64>,
-    /// The stream was asked for twice.
+    /// The stream was requested twice.
     two: AtomicBool,
 }
 
@@ -67,14 +70,16 @@ enum Stage {
 }
 
 struct Waiting {
-    /// Gone when closed, or when the server lets us not listen.
+    /// `None` once closed.
     hints: Option<mpsc::Sender<Hint>>,
-    /// Set, it ends the connection that is listened on.
+    /// When set, it ends the connection that listens.
     gone: Option<Arc<AtomicBool>>,
+    /// The server's answer where the user may not subscribe.
+    refused: Option<RedisError>,
     doubt: Doubt,
 }
 
-/// Whether it is being found out that pushes come, and once more after that.
+/// Whether a check of the notifications is running, and whether another one follows it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Doubt {
     No,
@@ -83,17 +88,20 @@ enum Doubt {
 }
 
 impl Hints {
-    /// Begins to listen. Needs a runtime.
-    pub(crate) fn new(dialer: Arc<Dialer>, prefix: Prefix) -> Self {
+    /// Starts to listen. Needs a runtime.
+    pub(crate) fn new(dialer: Arc<Dialer>, prefix: Prefix) -> Result<Self> {
+        // Two clients with one channel would have the same tickets.
+        let channel = prefix.channel(system_random()?);
         let (hints, stream) = mpsc::channel(UNREAD);
         let waiting = Waiting {
             hints: Some(hints),
             gone: None,
+            refused: None,
             doubt: Doubt::No,
         };
         let shared = Arc::new(Shared {
             dialer,
-            channel: prefix.channel(number()),
+            channel,
             prefix,
             waiting: Mutex::new(waiting),
             tickets: Tickets::default(),
@@ -112,36 +120,50 @@ impl Hints {
             listen(weak, changed).await;
             stage.send_replace(Stage::Over);
         });
-        Self {
+        Ok(Self {
             shared,
             stream: Mutex::new(Some(stream)),
+        })
+    }
+
+    /// Resolves when the subscription succeeded or failed, and the user has the rights that turns need.
+    pub(crate) async fn ready(&self, connection: &Connection) -> Result<()> {
+        self.reaches(Stage::Tried, self.shared.dialer.within())
+            .await;
+        self.allowed()?;
+        // Without the right to publish, this client would take every waiter for dead: each release would
+        // empty the queue.
+        connection.command(self.shared.echo_of(0)).await.map(drop)
+    }
+
+    /// An error where the user may not subscribe. Without notifications a ticket is removed from the
+    /// queue at each release, so all others would pass its client again and again.
+    pub(crate) fn allowed(&self) -> Result<()> {
+        match &self.shared.waiting().refused {
+            Some(cause) => Err(error::may_not_subscribe(&self.shared.prefix, cause.clone())),
+            None => Ok(()),
         }
     }
 
-    /// Resolves when the channel is subscribed, or could not be: then whoever waits only looks.
-    pub(crate) async fn ready(&self) {
-        self.reaches(Stage::Tried, self.shared.dialer.within())
-            .await;
-    }
-
-    /// Waits no longer than that: a path that says nothing holds nobody up.
+    /// Waits for at most `bound`: a silent path must not block the caller.
     async fn reaches(&self, wanted: Stage, bound: Duration) {
         let mut stage = self.shared.stage.subscribe();
         let reached = stage.wait_for(|stage| *stage >= wanted);
         drop(tokio::time::timeout(bound, reached).await);
     }
 
-    /// Where this client listens: what its tickets begin with.
+    /// The channel of this client; its tickets begin with it.
     pub(crate) fn channel(&self) -> &str {
         &self.shared.channel
     }
 
-    /// What is kept of this client's tickets.
+    /// The client's state of its tickets.
     pub(crate) fn tickets(&self) -> &Tickets {
         &self.shared.tickets
     }
 
-    /// Finds out whether what is said on this client's channel is heard here, and listens anew if it is not. Once in a look.
+    /// Checks that messages on this client's channel arrive here, and subscribes anew if they do not. At
+    /// most once a poll interval.
     pub(crate) fn doubt(&self, connection: &Arc<Connection>) {
         let mut waiting = self.shared.waiting();
         let before = waiting.doubt;
@@ -156,8 +178,8 @@ impl Hints {
         }
     }
 
-    /// Whether somebody asked for the stream who could not have it: turns of a second client would be heard by the first,
-    /// which hands on what it does not want.
+    /// Whether the stream was requested a second time. The first client would receive the turns of the
+    /// second, and hand on those that it does not know.
     pub(crate) fn serve_two(&self) -> bool {
         self.shared.two.load(Ordering::Relaxed)
     }
@@ -174,12 +196,13 @@ impl Hints {
         };
         let shared = Arc::downgrade(&self.shared);
         stream::unfold((hints, shared), |(mut hints, shared)| async move {
-            // What did not fit was dropped while the stream was full, so this is read before it runs dry.
+            // Dropped notifications date from when the stream was full, so this is read before it runs
+            // dry.
             let missed = shared
                 .upgrade()
                 .is_some_and(|shared| shared.missed.swap(false, Ordering::Relaxed));
             let hint = if missed {
-                Hint::LookAgain
+                Hint::Resync
             } else {
                 hints.recv().await?
             };
@@ -188,7 +211,8 @@ impl Hints {
         .boxed()
     }
 
-    /// Ends the stream, the subscription and its connection. Then nobody waits for a turn that this client would be given.
+    /// Ends the stream, the subscription and its connection. Then no lock waits for a turn of this
+    /// client.
     pub(crate) async fn close(&self) {
         self.shared.mute();
         self.reaches(Stage::Over, FAREWELL).await;
@@ -227,15 +251,14 @@ impl Shared {
         }
     }
 
-    /// Says something to this client over the connection for commands, and waits until it comes over the one for pushes. Where
-    /// it cannot be said, nothing is known. Run twice it is heard twice, which means nothing.
+    /// Publishes an echo over the command connection and waits until it arrives over the one for
+    /// notifications. When the publish fails, nothing is known. Running twice is harmless: a second echo
+    /// has no meaning.
     async fn hears_itself(&self, connection: &Connection) -> bool {
         let mut echo = self.echo.subscribe();
         let number = *echo.borrow() + 1;
-        let mut said = redis::cmd("PUBLISH");
-        said.arg(&self.channel).arg(format!("{ECHO}{number}"));
-        match connection.command(said).await {
-            // The server has no subscription of ours, or not this server.
+        match connection.command(self.echo_of(number)).await {
+            // The server has no subscription of this client, or the subscription is on another server.
             Ok(Value::Int(0)) => false,
             Ok(_) => {
                 let heard = echo.wait_for(|heard| *heard >= number);
@@ -243,6 +266,12 @@ impl Shared {
             }
             Err(_) => true,
         }
+    }
+
+    fn echo_of(&self, number: u64) -> Cmd {
+        let mut said = redis::cmd("PUBLISH");
+        said.arg(&self.channel).arg(format!("{ECHO}{number}"));
+        said
     }
 
     /// Runs inside the connection's task.
@@ -260,7 +289,7 @@ impl Shared {
                     return;
                 };
                 self.tickets.turned(ticket);
-                // One of a ticket that nobody waits with is told too: the core hands it on.
+                // A turn of a ticket without a waiting task is reported too: the core hands it on.
                 self.emit(&self.waiting(), Hint::Turn { name, ticket });
             }
             Some(Push::First {
@@ -271,29 +300,39 @@ impl Shared {
                 let Some(name) = self.prefix.name(record) else {
                     return;
                 };
-                let look_in = look_at_end(rest);
+                let poll_in = look_at_end(rest);
                 let hint = Hint::First {
                     name,
                     ticket,
-                    look_in,
+                    poll_in,
                 };
                 self.tickets.told(ticket);
                 self.emit(&self.waiting(), hint);
             }
             None => match said.and_then(|said| said.strip_prefix(ECHO)?.parse().ok()) {
                 Some(number) => drop(self.echo.send_replace(number)),
-                None => tracing::debug!("redis: something else was said on a client's channel"),
+                None => tracing::debug!("redis: unknown message on a client's channel"),
             },
         }
     }
 
-    /// Listens from now on. Whatever was pushed before is lost.
+    /// The subscription is in place. All earlier notifications are lost.
     fn begin(&self, gap: bool, gone: Arc<AtomicBool>) {
         let mut waiting = self.waiting();
         waiting.gone = Some(gone);
+        waiting.refused = None;
         if gap || self.tickets.len() > 0 {
-            self.emit(&waiting, Hint::LookAgain);
+            self.emit(&waiting, Hint::Resync);
         }
+        self.tried();
+    }
+
+    /// The subscription is gone; `refused` is the answer of a server that does not allow it.
+    fn unheard(&self, refused: Option<RedisError>) {
+        let mut waiting = self.waiting();
+        waiting.gone = None;
+        waiting.refused = refused;
+        drop(waiting);
         self.tried();
     }
 
@@ -302,27 +341,28 @@ impl Shared {
         self.stage.send_if_modified(moved);
     }
 
-    /// For the end of the stream; nothing when it has been closed.
+    /// To see the end of the stream; `None` once it is closed.
     fn sender(&self) -> Option<mpsc::Sender<Hint>> {
         self.waiting().hints.clone()
     }
 }
 
-/// A rest is what is left of whole milliseconds, and the last one has to be over too.
+/// The remaining time is in whole milliseconds, rounded down, so one more has to pass.
 pub(crate) fn look_at_end(rest: Duration) -> Duration {
     (rest + Duration::from_millis(1)).min(LOOK)
 }
 
-/// Ends the connection that is listened on if nothing comes over it, and rests for a look before it is doubted again.
+/// Ends the connection that listens if no echo arrives over it. Then pauses for a poll interval before
+/// the next check.
 async fn find_out(shared: Weak<Shared>, connection: Weak<Connection>) {
     loop {
         if let (Some(shared), Some(connection)) = (shared.upgrade(), connection.upgrade()) {
-            // While another connection is opened there is nothing to doubt.
+            // While another connection is being opened there is nothing to check.
             let gone = shared.waiting().gone.clone();
             if let Some(gone) = gone
                 && !shared.hears_itself(&connection).await
             {
-                tracing::debug!("redis: nothing comes over the connection for wake-ups");
+                tracing::debug!("redis: the connection for wake-ups carries nothing");
                 gone.store(true, Ordering::SeqCst);
                 shared.changed.notify_one();
             }
@@ -340,7 +380,7 @@ async fn find_out(shared: Weak<Shared>, connection: Weak<Connection>) {
     }
 }
 
-/// Keeps a connection until the driver or the stream ends.
+/// Keeps one subscription alive until the driver or the stream ends.
 async fn listen(shared: Weak<Shared>, changed: Arc<Notify>) {
     let (mut pause, mut gap, mut told) = (Duration::ZERO, false, false);
     loop {
@@ -351,14 +391,13 @@ async fn listen(shared: Weak<Shared>, changed: Arc<Notify>) {
         let Some(strong) = shared.upgrade() else {
             return;
         };
-        strong.waiting().gone = None;
-        strong.tried();
+        let refused = error.code() == Some("NOPERM");
+        strong.unheard(refused.then(|| error.clone()));
         let longer = strong.dialer.longer(pause);
         drop(strong);
         gap = true;
-        let refused = error.code() == Some("NOPERM");
         if refused && !std::mem::replace(&mut told, true) {
-            tracing::warn!(%error, "redis: may not subscribe, so waiters only look; see the ACL lines in the README of dlock-redis");
+            tracing::warn!(%error, "redis: the user may not subscribe, so acquires that wait fail; see the ACL lines in the README of dlock-redis");
         }
         tracing::debug!(%error, "redis: the connection for wake-ups ended");
         pause = match () {
@@ -369,7 +408,7 @@ async fn listen(shared: Weak<Shared>, changed: Arc<Notify>) {
         let again = tokio::time::sleep(jitter(pause));
         let mut again = pin!(again);
         loop {
-            // Closed meanwhile.
+            // Closed during the pause.
             if shared.upgrade().is_none_or(|it| it.sender().is_none()) {
                 return;
             }
@@ -381,7 +420,7 @@ async fn listen(shared: Weak<Shared>, changed: Arc<Notify>) {
     }
 }
 
-/// One connection's life. `Ok`: the driver or its stream is over.
+/// The life of one connection. `Ok`: the driver or its stream has ended.
 async fn follow(shared: &Weak<Shared>, changed: &Notify, gap: bool) -> RedisResult<()> {
     let Some(strong) = shared.upgrade() else {
         return Ok(());
@@ -418,7 +457,7 @@ async fn follow(shared: &Weak<Shared>, changed: &Notify, gap: bool) -> RedisResu
             () = hints.closed() => break,
         }
     }
-    // Said and not only done, so that whoever waits for it knows that the server has no receiver any more.
+    // An explicit unsubscribe, so that a waiting `close` knows that the server has no receiver any more.
     drop(tokio::time::timeout(FAREWELL, native.unsubscribe(channel)).await);
     Ok(())
 }
@@ -428,21 +467,16 @@ async fn within(dialer: &Dialer, step: impl Future<Output = RedisResult<()>>) ->
     answer.unwrap_or_else(|_| Err(RedisError::from(io::Error::from(io::ErrorKind::TimedOut))))
 }
 
-/// What no other client has. From the system's randomness: what `fastrand` begins with are a clock and a thread's number, which two
-/// machines started alike may share, and tickets of two clients with one channel would be the same.
-fn number() -> u64 {
-    RandomState::new().hash_one(())
-}
-
-/// Rights are given while a service runs, too.
-const REFUSED: Duration = Duration::from_secs(30);
-/// The longest time between two looks: what a lost message costs at most.
+/// The pause after a refusal: rights can be granted while a service runs.
+const REFUSED: Duration = Duration::from_secs(5);
+/// The longest poll interval: the most that a lost notification costs.
 pub(crate) const LOOK: Duration = Duration::from_secs(2);
-/// What a client says to itself begins with this, and a number follows.
+/// The beginning of an echo; its number follows.
 const ECHO: char = 'E';
-/// Said and answered, it comes at once, however slow the way is: both connections have the same one.
+/// An echo arrives right after the answer to its publish, however slow the path is: both connections
+/// share the path.
 const ECHOES_WITHIN: Duration = Duration::from_millis(500);
-/// How long the end of a subscription is waited for.
+/// How long to wait for the end of the subscription.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// Hints that the core has not read yet. More are one [`Hint::LookAgain`].
+/// Notifications that the core has not read yet. Further ones become one [`Hint::Resync`].
 const UNREAD: usize = 1_024;

@@ -1,4 +1,5 @@
-//! What a client keeps of its tickets, so that the server need not: where they stood, and what they were told.
+//! Ticket table: the client's state of its tickets, their places and what they were told.
+//! The client remembers it so that the server need not.
 
 use crate::{commands::Place, connection::Link};
 use dlock_core::{FencingToken, HoldId, Holds, Ticket};
@@ -10,30 +11,30 @@ use std::{
     },
 };
 
-/// The tickets that stand, or are about to.
+/// The tickets that are queued, or are about to be.
 #[derive(Default)]
 pub(crate) struct Tickets {
     kept: Mutex<Kept>,
-    /// The last holds that came with a turn, each in one place.
+    /// The last holds that a turn brought, each in a slot of its own.
     brought: [AtomicU64; BROUGHT],
 }
 
 #[derive(Default)]
 struct Kept {
     standing: HashMap<Ticket, Standing>,
-    /// Over which the last refusal came.
+    /// The link of the last refusal.
     link: Option<Weak<Link>>,
 }
 
-/// What the server need not remember of a ticket.
+/// The state of one ticket.
 #[derive(Default)]
 struct Standing {
     place: Option<Place>,
     /// A turn came, and no answer since.
     turned: bool,
-    /// A turn ended in a refusal before.
+    /// An earlier turn ended in a refusal.
     lapsed: bool,
-    /// Something was said of it since its last answer.
+    /// A notification came since the last answer.
     told: bool,
     stands: Stands,
 }
@@ -45,10 +46,11 @@ impl Standing {
     }
 }
 
-/// Where a ticket is to stand in the next request (`None`: at the end), and whether its turn came.
+/// The place of a ticket in the next request (`None`: at the end), and whether its turn came.
 pub(crate) type Stand = (Option<Place>, bool);
 
-/// What a ticket's last answer said: nothing yet, behind others, or first, and behind which incarnation.
+/// The ticket's position in its last answer: none yet, behind others, or first, and then behind which
+/// incarnation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stands {
     #[default]
@@ -58,8 +60,9 @@ enum Stands {
 }
 
 impl Stands {
-    /// Whether it would have been told what led from there to here: who becomes first is, and nobody gets in before the first
-    /// without its turn. Rarely it is not told (the one before it left, or its lease ran out): then the doubt was for nothing.
+    /// Whether a notification must have preceded the change from `self` to `now`: a ticket that becomes
+    /// first is told, and no other ticket gets in before the first without its turn. In rare cases it is
+    /// not told (the ticket before it left, or its lease ran out); then the suspicion was wrong.
     fn unsaid(self, now: Self, token: Option<FencingToken>) -> bool {
         match self {
             Self::Nowhere => false,
@@ -70,20 +73,20 @@ impl Stands {
 }
 
 impl Tickets {
-    /// From now on it is remembered, until it is taken or has left. Whatever is answered later than that is not. Says where it is to
-    /// stand, as [`place`](Self::place) does.
+    /// Remembers the ticket from now on, until it is taken or has left; later answers change nothing.
+    /// Returns the same as [`place`](Self::place).
     pub(crate) fn enters(&self, ticket: Ticket) -> Stand {
         self.kept().standing.entry(ticket).or_default().place()
     }
 
-    /// The same for one that stands only if another is granted.
+    /// The same for a ticket that is queued only if another one is granted.
     pub(crate) fn awaits(&self, ticket: Ticket) -> Awaited<'_> {
         self.enters(ticket);
         Awaited(self, ticket)
     }
 
-    /// Where a ticket is to stand in the next request, and whether its turn came; `None`: at the end. The first turn that lapses
-    /// costs nothing, each further one the place.
+    /// The place of a ticket in the next request, and whether its turn came; `None`: at the end. The
+    /// first turn that lapses costs nothing; each further one costs the place.
     pub(crate) fn place(&self, ticket: Option<Ticket>) -> Stand {
         let Some(ticket) = ticket else {
             return Stand::default();
@@ -93,7 +96,8 @@ impl Tickets {
         standing.map_or_else(Stand::default, Standing::place)
     }
 
-    /// It was refused over that link, behind that incarnation. Says whether something was not heard.
+    /// Records a refusal over that link, behind that incarnation. Returns whether a notification was
+    /// missed.
     pub(crate) fn refused(
         &self,
         ticket: Ticket,
@@ -104,7 +108,8 @@ impl Tickets {
         let link = Arc::downgrade(link);
         let mut kept = self.kept();
         let before = kept.link.replace(link.clone());
-        // What cost the one connection may have cost the other, or changed the server behind the address.
+        // The fault that ended the old link may have ended the other connection too, or the address has
+        // another server now.
         let another = before.is_some_and(|before| !before.ptr_eq(&link));
         let Some(standing) = kept.standing.get_mut(&ticket) else {
             return another;
@@ -120,14 +125,15 @@ impl Tickets {
         another || !told && before.unsaid(now, token)
     }
 
-    /// It stands there for the first time.
+    /// Records the ticket's first place in the queue.
     pub(crate) fn stands(&self, ticket: Ticket, place: Place) {
         if let Some(standing) = self.kept().standing.get_mut(&ticket) {
             standing.place = Some(place);
         }
     }
 
-    /// It is used up for that hold. Says whether something was not heard: one that had been refused is granted because of what it is told.
+    /// Records that the ticket became that hold. Returns whether a notification was missed: a ticket
+    /// that was refused before is granted only after a notification.
     pub(crate) fn taken(&self, ticket: Ticket, hold: HoldId) -> bool {
         let Some(standing) = self.kept().standing.remove(&ticket) else {
             return false;
@@ -138,24 +144,25 @@ impl Tickets {
         standing.stands != Stands::Nowhere && !standing.told
     }
 
-    /// Whether a turn brought that hold: then others waited, and its release is likely to hand on. Of many at a time, some are forgotten.
+    /// Whether a turn brought that hold. Then others waited, and its release is likely to hand the lock
+    /// on. With many holds at a time, some are forgotten.
     pub(crate) fn brought(&self, holds: Holds) -> bool {
         matches!(holds, Holds::One(hold) if self.brought[place_of(hold)].load(Relaxed) == hold.to_bits())
     }
 
-    /// It has left.
+    /// Removes a ticket that has left.
     pub(crate) fn forget(&self, ticket: Ticket) {
         self.kept().standing.remove(&ticket);
     }
 
-    /// A turn came.
+    /// Records that a turn came.
     pub(crate) fn turned(&self, ticket: Ticket) {
         if let Some(standing) = self.kept().standing.get_mut(&ticket) {
             (standing.turned, standing.told) = (true, true);
         }
     }
 
-    /// It was told that it is first.
+    /// Records the notification that the ticket is first.
     pub(crate) fn told(&self, ticket: Ticket) {
         if let Some(standing) = self.kept().standing.get_mut(&ticket) {
             standing.told = true;
@@ -171,7 +178,7 @@ impl Tickets {
     }
 }
 
-/// A ticket that may come to stand. One that does not is not remembered.
+/// A ticket that may enter the queue. It is forgotten if it does not.
 pub(crate) struct Awaited<'a>(&'a Tickets, Ticket);
 
 impl Drop for Awaited<'_> {
@@ -190,7 +197,8 @@ fn place_of(hold: HoldId) -> usize {
     usize::from(low) % BROUGHT
 }
 
-/// How many holds are remembered: for each it is one cheap command, or a turn that leaves a little later.
+/// How many holds are remembered. A collision costs one cheap command, or a turn that leaves a little
+/// later.
 const BROUGHT: usize = 32;
 
 #[cfg(test)]
@@ -206,16 +214,17 @@ mod tests {
             (Stands::Nowhere, Stands::Behind, one, false),
             (Stands::Nowhere, first(one), one, false),
             (Stands::Behind, Stands::Behind, two, false),
-            // Who becomes first is told.
+            // A ticket that becomes first is told.
             (Stands::Behind, first(one), one, true),
             (first(one), first(one), one, false),
-            // Somebody had it, or has it reserved, after the one behind whom it stood first.
+            // Another client held or reserved the lock after the incarnation behind which the ticket was
+            // first.
             (first(one), first(two), two, true),
             (first(one), first(None), None, true),
             (first(one), Stands::Behind, two, true),
-            // Put back before it is whoever stood there earlier.
+            // A ticket with an earlier place was put back before it.
             (first(one), Stands::Behind, one, false),
-            // A turn of another, or a Redisson holder: what follows it is no surprise.
+            // Before it came another client's turn or a Redisson holder: any successor is expected.
             (first(None), first(two), two, false),
         ] {
             assert_eq!(before.unsaid(now, token), unsaid, "{before:?} {now:?}");

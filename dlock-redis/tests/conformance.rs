@@ -1,4 +1,4 @@
-//! The suite over a real Redis.
+//! Conformance suite: runs all cases over a real Redis server.
 
 use async_trait::async_trait;
 use dlock_conformance::{
@@ -30,7 +30,8 @@ impl Backend for Redis {
     }
 
     fn start(&self, home: Home) -> Result<RedisServer, ServerError> {
-        // The file is written before each answer, so that what was answered outlives a kill of the process.
+        // A fast fsync, and this one is in memory, means that the file is written before each answer:
+        // what was answered survives a kill of the process.
         let options = RedisOptions {
             aof: Aof::EverySec,
             ..RedisOptions::default()
@@ -49,13 +50,13 @@ impl Backend for Redis {
         true
     }
 
-    /// Every call is one script, and cases aim at the next call that they make.
+    /// Every call is one script, and a case aims at the next call that it makes.
     fn request(&self, _: Call, _: Fault) -> Trigger {
         Trigger::on("EVALSHA")
     }
 
     async fn delete(&self, server: &RedisServer, name: &LockName) -> Result<(), Failure> {
-        // Names of cases are letters, digits and dots, which the encoding leaves alone.
+        // Names in cases are letters, digits and dots, which the encoding leaves unchanged.
         server.command(&["DEL", &format!("dlock:{{{name}}}")])?;
         Ok(())
     }

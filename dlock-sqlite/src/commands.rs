@@ -1,49 +1,56 @@
-//! All wire text: the schema, the statements, what they are given and what they answer.
+//! SQL commands: the schema, the statements, their parameters and their answers. All text that SQLite sees
+//! stands here.
 //!
 //! | column | what |
 //! |---|---|
 //! | `name` | the lock's name, byte for byte |
-//! | `owner` | who is inside; `NULL`: nobody |
+//! | `owner` | the holder's owner; `NULL`: not held |
 //! | `token` | the fencing token given last |
-//! | `holds` | the [`HoldSet`]; empty: nobody is inside |
-//! | `until` | when the last hold ends; with nobody inside, until when it stays shut; 0: free |
-//! | `keep` | until when the longest `at_least_for` of this incarnation wants it shut |
-//! | `boot` | whose boot clock the times of this row are counted by |
+//! | `holds` | the [`HoldSet`]; empty: not held |
+//! | `until` | when the last hold ends; if not held, until when the lock stays unavailable; 0: free |
+//! | `keep` | when the longest `min_hold` of this incarnation ends |
+//! | `boot` | the boot whose clock the times of this row are counted by |
 //! | `written` | the wall clock when the row was last changed |
 //! | `since` | when the incarnation began |
-//! | `note` | what its first holder said of itself |
-//! | `waiters` | until when somebody may be waiting for a wake-up |
-//! | `version` | one more with every change of the row |
+//! | `note` | the holder info of the first holder |
+//! | `waiters` | until when a waiter may expect a wake-up |
+//! | `version` | grows by one with every change of the row; a new row begins with its token, so no version comes twice |
 //!
-//! Times are the boot clock's, `token` and `written` the wall clock's, all in microseconds. The caller reads both once, before a statement
-//! waits for the file: see [`Moment`]. A statement that reads and writes does so under SQLite's one write lock, so it is atomic
-//! for every process; each is a transaction of its own, committed when its last row was read, so all are read to their end.
-//! With `synchronous = NORMAL` a commit survives the end of a process, not a loss of power, which frees every lock anyway.
+//! Times are in microseconds, by the boot clock; `token` and `written` are by the wall clock. The caller
+//! reads both clocks once, before a statement waits for the file: see [`Moment`]. A statement that reads
+//! and writes does so under SQLite's one write lock, so it is atomic for every process. Each statement is a
+//! transaction of its own, committed when its last row was read, so every statement is read to its end.
+//! With `synchronous = NORMAL` a commit survives the end of a process, not a loss of power, which frees
+//! every lock anyway.
 
 use crate::{
     machine::Moment,
-    record::{Record, unsigned, written},
+    store::{signed, unsigned},
 };
-use dlock_core::{Acquire, HoldId, HoldSet, LockName, Owner, Renew};
+use dlock_core::{
+    Acquire, HoldId, HoldSet, HolderInfo, LockName, Owner, Renew,
+    kit::{DamagedRecord, Record, Write},
+};
 use futures_util::TryStreamExt;
 use sqlx::{
-    Row, SqliteConnection,
+    Row as _, SqliteConnection,
     query::Query,
     sqlite::{Sqlite, SqliteArguments, SqliteRow},
 };
 use std::{collections::HashMap, fmt::Write as _, sync::LazyLock, time::Duration};
 
-/// `dlck`: tells a file of ours from everybody else's.
+/// `dlck`: tells dlock's files from other databases.
 pub(crate) const APPLICATION_ID: i64 = 0x646c_636b;
-/// The schema below. A file with another one is refused.
+/// The schema below. A file with another schema is refused.
 pub(crate) const SCHEMA_VERSION: i64 = 1;
 
-/// Asks what a file is; writes nothing, so a file that is not ours stays as it is.
+/// Asks what a file is. It writes nothing, so a foreign file stays as it is.
 const IDENTIFY: &str = "
 SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)
 FROM pragma_application_id, pragma_user_version";
 
-/// Makes the schema, in one transaction that begins as a writer: of several processes one makes it, the others find it made.
+/// Makes the schema, in one transaction that begins as a writer: of several processes one makes it, and the
+/// others find it made.
 const CREATE: &str = "
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS locks (
@@ -66,10 +73,11 @@ COMMIT;";
 
 /// Takes a name that is absent, free, or past its end, as a new incarnation; changes nothing else.
 ///
-/// The token is the wall clock's µs. Where that is no greater than the last one the row is left alone, and written by [`SWAP`] with the
-/// last one + 1: so the common case needs no answer but the number of rows. Run twice, the second finds a living hold and does nothing.
+/// The token is the wall clock's µs. Where that is not greater than the last token, the row is left alone,
+/// and [`SWAP`] writes it with the last token + 1. So the common case needs no answer but the number of
+/// rows. Run twice, the second run finds a living hold and does nothing.
 const TAKE: &str = "
-INSERT INTO locks VALUES (?1, ?2, ?3, ?4, ?5, 0, ?6, ?3, ?7, ?8, ?9, 1)
+INSERT INTO locks VALUES (?1, ?2, ?3, ?4, ?5, 0, ?6, ?3, ?7, ?8, ?9, ?3)
 ON CONFLICT (name) DO UPDATE SET
   owner = excluded.owner, token = excluded.token, holds = excluded.holds, until = excluded.until, keep = 0, boot = excluded.boot,
   written = excluded.written, since = excluded.since, note = excluded.note,
@@ -77,9 +85,10 @@ ON CONFLICT (name) DO UPDATE SET
 WHERE token < excluded.token
   AND iif(boot = excluded.boot, until <= excluded.since, written < ?10)";
 
-/// Gives back the only hold of a name that nothing keeps shut, and that nobody waits for beyond `?7`; changes nothing in any other case.
+/// Releases the only hold of a name, if no minimum hold is left and no waiter is recorded beyond `?7`.
+/// Changes nothing in any other case.
 ///
-/// Run twice, the second finds no hold.
+/// Run twice, the second run finds no hold.
 const FREE: &str = "
 UPDATE locks SET owner = NULL, holds = '', until = 0, note = '', written = ?5, version = version + 1
 WHERE name = ?1 AND owner = ?2 AND length(holds) = 32 AND substr(holds, 1, 16) = ?3 AND boot = ?6
@@ -88,38 +97,38 @@ WHERE name = ?1 AND owner = ?2 AND length(holds) = 32 AND substr(holds, 1, 16) =
 /// Shows one name at one moment; writes nothing.
 const LOOK: &str = "SELECT * FROM locks WHERE name = ?1";
 
-/// Writes a row that was read before, if it is still the same. Run twice, the second finds another version.
+/// Writes the first row of a name. Run twice, the second run finds a row.
+const INSERT: &str = "
+INSERT INTO locks (name, version, owner, token, holds, until, keep, boot, written, since, note, waiters)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12) ON CONFLICT (name) DO NOTHING";
+
+/// Writes a row that was read before, if it is unchanged. Run twice, the second run finds another version.
 const SWAP: &str = "
 UPDATE locks SET owner = ?3, token = ?4, holds = ?5, until = ?6, keep = ?7, boot = ?8, written = ?9, since = ?10, note = ?11,
-  waiters = ?12, version = version + 1
+  waiters = ?12, version = ?13
 WHERE name = ?1 AND version = ?2";
 
-/// Says that somebody waits, if there is still something to wait for; many may say so at once. Run twice it says the same.
-const AWAIT: &str = "
-UPDATE locks SET waiters = max(waiters, ?3), written = ?4, version = version + 1 WHERE name = ?1 AND boot = ?2 AND until > ?5";
-
-/// Ends the incarnation with that token, or what it keeps shut. Run twice, the second finds it free.
-const BREAK: &str = "
-UPDATE locks SET owner = NULL, holds = '', until = 0, keep = 0, note = '', written = ?5, version = version + 1
-WHERE name = ?1 AND token = ?2 AND until > ?3 AND boot = ?4";
-
-/// One step over the names in their order, free ones too: as many rows as the page may have, whatever they are.
+/// One step over the names in their order, including free ones: as many rows as the page may have, whatever
+/// their state.
 const LIST: &str = "SELECT * FROM locks WHERE name >= ?1 AND name > ?2 AND (?3 IS NULL OR name < ?3) ORDER BY name LIMIT ?4";
 
-/// Where the next [`PAGE`] names after one end; no row: the table does.
+/// Where the next [`PAGE`] names after a name end; no row: the end of the table.
 const PAGE_END: &str = "SELECT name FROM locks WHERE name > ?1 ORDER BY name LIMIT 1 OFFSET ?2";
 
-/// Forgets names between two that have been free for a day by both clocks, or for a day and before this boot.
+/// Forgets names between two that have been free for a day by both clocks, or for a day and before this
+/// boot.
 ///
-/// The next token of a forgotten name is the wall clock's, so greater, unless that was set back by more than a day.
+/// The next token of a forgotten name is the wall clock's. So it is greater, unless that clock was set back
+/// by more than a day.
 const PURGE: &str = "
-DELETE FROM locks WHERE name > ?1 AND (?2 IS NULL OR name <= ?2) AND written <= ?3 - 86400000000
+DELETE FROM locks WHERE name > ?1 AND (?2 IS NULL OR name <= ?2) AND max(written, token) <= ?3 - 86400000000
   AND iif(boot = ?4, until <= ?5 - 86400000000, written < ?6)";
 
-/// Prolongs sole holds, each judged alone; one that is not there, or not alone, is left as it is and not answered.
+/// Renews sole holds, each judged alone. A hold that is absent, or is not the only one, is left as it is
+/// and not answered.
 ///
-/// One write transaction for all of them. Run twice it prolongs twice, never past lease after the second run. Holds are of fixed width and
-/// begin with the same id, so the greater text is the later end.
+/// One write transaction covers all of them. Run twice it renews twice, never past the lease after the
+/// second run. Holds are of fixed width and begin with the same id, so the greater text is the later end.
 fn renewal(entries: usize) -> String {
     let mut sql = String::from("WITH batch (name, owner, hold, text, until) AS (VALUES ");
     for entry in 0..entries {
@@ -146,16 +155,18 @@ RETURNING locks.name, locks.until",
     sql
 }
 
-/// Few texts, so that each stays prepared; the rest of one is filled up with entries that no row has.
+/// Few texts, so that each stays prepared; the rest of a batch is filled up with entries that no row
+/// matches.
 static RENEWALS: LazyLock<[(usize, String); 3]> =
     LazyLock::new(|| [1, 8, RENEW_BATCH].map(|entries| (entries, renewal(entries))));
 
 /// Entries of one renewal: some 0.5 ms, for which every other writer of the file waits.
 pub(crate) const RENEW_BATCH: usize = 64;
-/// How long a record says that somebody waits: several looks, and a release that touches a file for nobody costs a microsecond.
-pub(crate) const WAITERS: Duration = Duration::from_secs(10);
-/// Names that one [`PURGE`] looks at: some 0.2 ms.
-const PAGE: i64 = 256;
+/// How long a record shows a waiter: several polls. A release that touches a file without a waiter costs
+/// only a microsecond.
+const WAITERS: Duration = Duration::from_secs(10);
+/// Names that one [`PURGE`] visits: some 0.2 ms.
+pub(crate) const PAGE: i64 = 256;
 
 /// What a file says it is.
 pub(crate) struct Identity {
@@ -173,7 +184,8 @@ pub(crate) async fn identify(native: &mut SqliteConnection) -> sqlx::Result<Iden
     })
 }
 
-/// Readers beside the writer: [`LOOK`] never waits. Answers the mode that the file has then.
+/// Turns on the write-ahead log, which lets readers run beside the writer: [`LOOK`] never waits. Returns
+/// the mode that the file then has.
 pub(crate) async fn journal(native: &mut SqliteConnection) -> sqlx::Result<String> {
     let row = sqlx::query("PRAGMA journal_mode = WAL")
         .fetch_one(native)
@@ -185,7 +197,7 @@ pub(crate) async fn create(native: &mut SqliteConnection) -> sqlx::Result<()> {
     sqlx::raw_sql(CREATE).execute(native).await.map(drop)
 }
 
-/// Whether a statement about one row found it as it is to be.
+/// Whether a statement about one row changed it.
 async fn changes(
     native: &mut SqliteConnection,
     query: Query<'_, Sqlite, SqliteArguments>,
@@ -193,7 +205,7 @@ async fn changes(
     Ok(query.execute(native).await?.rows_affected() == 1)
 }
 
-/// Whether it was taken; then its token is the wall clock's of that moment.
+/// Whether the lock was taken; its token is then the wall clock's at that moment.
 pub(crate) async fn take(
     native: &mut SqliteConnection,
     req: &Acquire,
@@ -215,7 +227,7 @@ pub(crate) async fn take(
     changes(native, query).await
 }
 
-/// Whether it was given back; with `waiters` whoever may wait has yet to be woken.
+/// Whether the hold was released. With `waiters` the caller has yet to wake those who may wait.
 pub(crate) async fn free(
     native: &mut SqliteConnection,
     (name, whose, hold): (&LockName, &Owner, HoldId),
@@ -233,10 +245,20 @@ pub(crate) async fn free(
     changes(native, query).await
 }
 
+/// A row, whether its record can be read or not.
+pub(crate) struct Row {
+    /// The boot that wrote it.
+    pub(crate) boot: String,
+    pub(crate) written: i64,
+    pub(crate) until: i64,
+    pub(crate) version: i64,
+    pub(crate) record: Result<Record, DamagedRecord>,
+}
+
 pub(crate) async fn look(
     native: &mut SqliteConnection,
     name: &LockName,
-) -> sqlx::Result<Option<Record>> {
+) -> sqlx::Result<Option<Row>> {
     let row = sqlx::query(LOOK)
         .bind(name.as_str().as_bytes())
         .fetch_optional(native)
@@ -244,60 +266,50 @@ pub(crate) async fn look(
     row.as_ref().map(read).transpose()
 }
 
-/// Whether the row was still the one that was read.
+/// Whether there was no row.
+pub(crate) async fn insert(
+    native: &mut SqliteConnection,
+    write: &Write,
+    at: &Moment<'_>,
+) -> sqlx::Result<bool> {
+    let version = signed(write.record.version);
+    changes(native, bound(sqlx::query(INSERT), write, version, at)).await
+}
+
+/// Whether the row still had that version.
 pub(crate) async fn swap(
     native: &mut SqliteConnection,
-    name: &LockName,
-    record: Record,
+    write: &Write,
+    expected: i64,
+    at: &Moment<'_>,
 ) -> sqlx::Result<bool> {
-    let query = sqlx::query(SWAP)
-        .bind(name.as_str().as_bytes())
-        .bind(record.version)
-        .bind(record.owner)
-        .bind(record.token)
+    let swap = bound(sqlx::query(SWAP), write, expected, at);
+    changes(native, swap.bind(signed(write.record.version))).await
+}
+
+fn bound<'q>(
+    query: Query<'q, Sqlite, SqliteArguments>,
+    write: &Write,
+    version: i64,
+    at: &Moment<'_>,
+) -> Query<'q, Sqlite, SqliteArguments> {
+    let record = &write.record;
+    query
+        .bind(write.name.as_str().as_bytes().to_vec())
+        .bind(version)
+        .bind(record.owner.as_ref().map(written))
+        .bind(signed(record.token))
         .bind(record.holds.to_string())
-        .bind(record.until)
-        .bind(record.keep)
-        .bind(record.boot)
-        .bind(record.written)
-        .bind(record.since)
-        .bind(record.note)
-        .bind(record.waiters);
-    changes(native, query).await
-}
-
-/// Whether there is still something to wait for.
-pub(crate) async fn await_release(
-    native: &mut SqliteConnection,
-    name: &LockName,
-    at: &Moment<'_>,
-) -> sqlx::Result<bool> {
-    let query = sqlx::query(AWAIT)
-        .bind(name.as_str().as_bytes())
-        .bind(at.boot)
-        .bind(at.after(WAITERS))
+        .bind(signed(record.unavailable_until))
+        .bind(signed(record.min_hold_until))
+        .bind(at.boot.to_owned())
         .bind(at.wall)
-        .bind(at.now);
-    changes(native, query).await
+        .bind(signed(record.began))
+        .bind(record.holder_info.to_string())
+        .bind(signed(record.waiters_until))
 }
 
-/// Whether that incarnation, or what it kept shut, was there.
-pub(crate) async fn break_lock(
-    native: &mut SqliteConnection,
-    name: &LockName,
-    token: i64,
-    at: &Moment<'_>,
-) -> sqlx::Result<bool> {
-    let query = sqlx::query(BREAK)
-        .bind(name.as_str().as_bytes())
-        .bind(token)
-        .bind(at.now)
-        .bind(at.boot)
-        .bind(at.wall);
-    changes(native, query).await
-}
-
-/// The ends of the sole holds among at most [`RENEW_BATCH`] that are there.
+/// The ends of the sole holds that exist, among at most [`RENEW_BATCH`].
 pub(crate) async fn renew(
     native: &mut SqliteConnection,
     batch: &[(&Renew, Duration)],
@@ -337,9 +349,9 @@ pub(crate) async fn renew(
 /// Rows in the order of their names.
 pub(crate) async fn list(
     native: &mut SqliteConnection,
-    (prefix, after): (&str, Vec<u8>),
+    (prefix, after): (&str, &[u8]),
     limit: usize,
-) -> sqlx::Result<Vec<(Vec<u8>, Record)>> {
+) -> sqlx::Result<Vec<(Vec<u8>, Row)>> {
     let rows: Vec<SqliteRow> = sqlx::query(LIST)
         .bind(prefix.as_bytes())
         .bind(after)
@@ -353,28 +365,29 @@ pub(crate) async fn list(
         .collect()
 }
 
-/// Forgets what has long been free among the [`PAGE`] names after one.
+/// Forgets names that have long been free among the [`PAGE`] names after one, and returns where these end;
+/// `None`: at the end of the table.
 pub(crate) async fn purge(
     native: &mut SqliteConnection,
     after: &[u8],
     at: &Moment<'_>,
-) -> sqlx::Result<u64> {
+) -> sqlx::Result<Option<Vec<u8>>> {
     let end = sqlx::query(PAGE_END).bind(after).bind(PAGE - 1);
     let end = end.fetch_optional(&mut *native).await?;
     let end: Option<Vec<u8>> = end.map(|row| row.try_get(0)).transpose()?;
-    let done = sqlx::query(PURGE)
+    sqlx::query(PURGE)
         .bind(after)
-        .bind(end)
+        .bind(end.as_deref())
         .bind(at.wall)
         .bind(at.boot)
         .bind(at.now)
         .bind(at.booted())
         .execute(native)
         .await?;
-    Ok(done.rows_affected())
+    Ok(end)
 }
 
-/// The first text that is greater than all that begin with this one; `None`: there is none.
+/// The first text that is greater than all texts with this prefix; `None`: there is none.
 fn past(prefix: &[u8]) -> Option<Vec<u8>> {
     let kept = prefix.iter().rposition(|byte| *byte < u8::MAX)?;
     let mut past = prefix[..=kept].to_vec();
@@ -382,21 +395,48 @@ fn past(prefix: &[u8]) -> Option<Vec<u8>> {
     Some(past)
 }
 
-fn read(row: &SqliteRow) -> sqlx::Result<Record> {
-    let holds: &str = row.try_get("holds")?;
-    Ok(Record {
-        owner: row.try_get("owner")?,
-        token: row.try_get("token")?,
-        holds: holds
-            .parse()
-            .map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
-        until: row.try_get("until")?,
-        keep: row.try_get("keep")?,
-        boot: row.try_get("boot")?,
+fn read(row: &SqliteRow) -> sqlx::Result<Row> {
+    let boot: &[u8] = row.try_get_unchecked("boot")?;
+    Ok(Row {
+        boot: String::from_utf8_lossy(boot).into_owned(),
         written: row.try_get("written")?,
-        since: row.try_get("since")?,
-        note: row.try_get("note")?,
-        waiters: row.try_get("waiters")?,
+        until: row.try_get("until")?,
         version: row.try_get("version")?,
+        record: record(row),
     })
+}
+
+fn record(row: &SqliteRow) -> Result<Record, DamagedRecord> {
+    let time = |column| match row.try_get::<i64, _>(column) {
+        Ok(time) if time >= 0 => Ok(unsigned(time)),
+        _ => Err(DamagedRecord(column)),
+    };
+    let text = |column| {
+        let text = row.try_get::<Option<&str>, _>(column);
+        text.map_err(|_| DamagedRecord(column))
+    };
+    let owner = text("owner")?.map(str::parse::<Owner>).transpose();
+    let holds = text("holds")?.unwrap_or_default().parse();
+    Ok(Record {
+        token: time("token")?,
+        owner: owner.map_err(|_| DamagedRecord("owner"))?,
+        holds: holds.map_err(|_| DamagedRecord("holds"))?,
+        unavailable_until: time("until")?,
+        min_hold_until: time("keep")?,
+        began: time("since")?,
+        waiters_until: time("waiters")?,
+        holder_info: HolderInfo::parse(text("note")?.unwrap_or_default()),
+        version: match time("version")? {
+            // One more does not fit.
+            LAST_VERSION => return Err(DamagedRecord("version")),
+            version => version,
+        },
+    })
+}
+
+const LAST_VERSION: u64 = i64::MAX.unsigned_abs();
+
+/// An owner as the row stores it.
+fn written(owner: &Owner) -> String {
+    owner.expose().hyphenated().to_string()
 }

@@ -1,4 +1,4 @@
-//! Settings.
+//! Configuration of the SQLite driver: the file, and how waiters are woken.
 
 use dlock_core::{DriverError, ErrorKind, Result};
 use percent_encoding::percent_decode_str;
@@ -27,7 +27,8 @@ pub struct SqliteConfig {
 }
 
 impl SqliteConfig {
-    /// A file, made with mode 0600 when it is not there, in a directory that is made with mode 0700 when it is not there.
+    /// A file, made with mode 0600 if it is missing, in a directory that is made with mode 0700 if it is
+    /// missing.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -43,7 +44,8 @@ impl SqliteConfig {
         &self.path
     }
 
-    /// Whether the file is made when it is not there. Default `true`. URL: `mode=rwc`, or `mode=rw` for `false`.
+    /// Whether the file is made if it is missing. Default `true`. URL: `mode=rwc`, or `mode=rw` for
+    /// `false`.
     #[must_use]
     pub fn creates(&self) -> bool {
         self.create
@@ -135,7 +137,7 @@ impl FromStr for SqliteConfig {
 pub enum WakeBy {
     /// A release touches a file beside the database that waiters watch (`inotify`).
     Hints,
-    /// Waiters only look: for machines where inotify instances are scarce.
+    /// Waiters poll: for machines where inotify instances are scarce.
     Poll,
 }
 

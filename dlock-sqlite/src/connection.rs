@@ -1,7 +1,9 @@
-//! The file and the one connection to it: how they come about, and what happens when they fail.
+//! Connection to the lock file: how the file and its one connection are opened, and what happens when they
+//! fail.
 //!
-//! SQLite runs on a thread of its own, one statement at a time, so one connection is all that a client can use: a pool would only let
-//! its own connections wait for each other's write lock. Whoever has the [`Turn`] asks; others stand in line for it.
+//! SQLite runs on a thread of its own, one statement at a time, so a client needs only one connection: the
+//! connections of a pool would wait for each other's write lock. A request that has the [`Turn`] uses the
+//! connection; the others queue for it.
 
 use crate::{
     commands::{self, APPLICATION_ID, SCHEMA_VERSION},
@@ -32,7 +34,7 @@ use tokio::{
     time::Instant,
 };
 
-/// A file, wherever its names lead from.
+/// A lock file, by whatever name it was reached.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     /// Without symlinks.
@@ -84,7 +86,8 @@ impl Place {
         format!("sqlite:{major}:{minor}/{inode}")
     }
 
-    /// Refuses when another file, or none, has the name by now: whoever comes new would not see what is written to this one.
+    /// Refuses when the path now leads to another file, or to none: a new client would not see what is
+    /// written to this one.
     pub(crate) fn still_there(&self) -> Result<()> {
         match stat(&self.path) {
             Ok(status) if (status.st_dev, status.st_ino) == self.id => Ok(()),
@@ -92,7 +95,7 @@ impl Place {
         }
     }
 
-    /// Whether another file, or none, has the name by now. A folder that cannot be read says nothing of that.
+    /// Whether the path now leads to another file, or to none. A folder that cannot be read does not count.
     pub(crate) fn is_replaced(&self) -> bool {
         match stat(&self.path) {
             Ok(status) => (status.st_dev, status.st_ino) != self.id,
@@ -100,15 +103,16 @@ impl Place {
         }
     }
 
-    /// Refuses a file without content beside a log that has some: it was deleted or emptied, and who had it open may hold locks in it yet.
+    /// Refuses an empty file beside a write-ahead log with content: the file was deleted or emptied, and a
+    /// process that had it open may still hold locks in it.
     fn has_its_log(&self) -> Result<()> {
         let mut log = self.path.as_os_str().to_owned();
         log.push("-wal");
-        // In this order: whoever makes the file writes it before its log.
+        // In this order: a process that makes the file writes it before its log.
         let logged = stat(&log).is_ok_and(|log| log.st_size > 0);
         if logged && stat(&self.path).is_ok_and(|file| file.st_size == 0) {
-            let why = "it is empty and its -wal is not, so it was deleted or emptied while somebody used it, who may hold locks still: \
-                       stop everybody who uses it, delete its -wal and -shm, and start again";
+            let why = "it is empty and its -wal is not, so it was deleted or emptied while in use, and locks may still be held in it: \
+                       stop all processes that use it, delete its -wal and -shm, and start again";
             return Err(error::unfit(&self.path, why));
         }
         Ok(())
@@ -158,9 +162,11 @@ impl Place {
     }
 }
 
-/// Makes the file, and its folder when that is not there, for this user alone. Somebody else may be making it too.
+/// Makes the file, and its folder if it is missing, for this user alone. Another process may be making it
+/// too.
 ///
-/// It is made without being opened: to close a file ends every lock that this process has on it, also those of another client.
+/// The file is made without being opened: closing a file ends every lock that this process has on it,
+/// including those of another client.
 fn make(path: &Path) -> Result<PathBuf> {
     let failed = |cause: io::Error| error::no_file("cannot make the lock file", path, cause);
     if let Some(folder) = path.parent() {
@@ -183,7 +189,7 @@ fn make(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Whether that name is a mount of the file alone. A kernel before 5.8 does not tell.
+/// Whether that path is a mount of the file alone. A kernel before 5.8 does not tell.
 fn is_mounted(path: &Path) -> bool {
     let status = statx(CWD, path, AtFlags::empty(), StatxFlags::TYPE);
     status.is_ok_and(|status| {
@@ -191,7 +197,7 @@ fn is_mounted(path: &Path) -> bool {
     })
 }
 
-/// Refuses file systems that other kernels see too, by the nearest folder that is there.
+/// Refuses file systems that other kernels see too, judged by the nearest existing folder.
 fn suits_locks(path: &Path) -> Result<()> {
     let Some(kind) = path.ancestors().find_map(|path| statfs(path).ok()) else {
         return Ok(());
@@ -216,7 +222,7 @@ fn unreadable(path: &Path, cause: io::Error) -> DriverError {
     error::no_file("cannot read and write", path, cause)
 }
 
-/// The one connection.
+/// The one connection to the lock file.
 pub(crate) struct Connection {
     place: Place,
     state: Mutex<State>,
@@ -225,7 +231,7 @@ pub(crate) struct Connection {
 
 struct State {
     native: Option<SqliteConnection>,
-    /// Somebody stopped listening to a statement, which may still run.
+    /// The caller of a statement was dropped, and the statement may still run.
     unheard: bool,
 }
 
@@ -242,14 +248,15 @@ impl Connection {
         })
     }
 
-    /// Waits for this request's turn, and opens the file again where that is needed.
+    /// Waits for this request's turn, and reopens the file if needed.
     pub(crate) async fn turn(&self) -> Result<Turn<'_>> {
         let mut state = self.state.lock().await;
         if self.closed.load(Ordering::Relaxed) {
             return Err(error::closed());
         }
         if state.unheard {
-            // Time is read when a turn begins and may pass only while the file is busy: so the statement before must be over.
+            // Time is read when a turn begins and may pass only while the file is busy. So the statement
+            // before must be over.
             if let Some(native) = &mut state.native
                 && native.ping().await.is_err()
             {
@@ -284,7 +291,7 @@ impl std::fmt::Debug for Connection {
     }
 }
 
-/// The right to ask, until it is dropped.
+/// The right to use the connection, until it is dropped.
 pub(crate) struct Turn<'a> {
     state: MutexGuard<'a, State>,
 }
@@ -297,7 +304,7 @@ impl Turn<'_> {
         native.expect("a turn begins with a connection, and ends with the error that takes it away")
     }
 
-    /// What the statement answered.
+    /// Takes the statement's answer, and drops the connection if the error says so.
     pub(crate) fn heard<T>(&mut self, answer: sqlx::Result<T>) -> Result<T> {
         self.state.unheard = false;
         answer.map_err(|cause| {
@@ -310,7 +317,8 @@ impl Turn<'_> {
     }
 }
 
-/// Opens the file, also while others make it: to change the journal needs the file alone, for which SQLite does not wait.
+/// Opens the file, also while other processes make it. Changing the journal mode needs the file alone, and
+/// SQLite does not wait for that.
 async fn opened(place: &Place) -> Result<SqliteConnection> {
     let until = Instant::now() + OPEN_WITHIN;
     loop {
@@ -330,7 +338,8 @@ fn is_busy(error: &DriverError) -> bool {
             .is_some_and(error::is_busy)
 }
 
-/// How long a statement waits for another process's write: what makes an acquire late. The rest of the second is for the write itself.
+/// How long a statement waits for another process's write: this makes an acquire late. The rest of the
+/// second is for the write itself.
 const BUSY: Duration = Duration::from_millis(900);
-/// How long a file may be busy with others who open it.
+/// How long a file may be busy with other processes that open it.
 const OPEN_WITHIN: Duration = Duration::from_secs(5);

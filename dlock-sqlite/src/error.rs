@@ -1,9 +1,9 @@
-//! What a native error means: one table.
+//! Error classification: one table from SQLite's codes to kind, retry class and effect.
 
-use dlock_core::{DriverError, Effect, ErrorKind, MAX_HOLDS, Retry};
+use dlock_core::{DriverError, Effect, ErrorKind, RetryClass};
 use std::{io, path::Path};
 
-/// An error of the driver, and whether the connection that gave it is of no more use.
+/// A driver error, and whether the connection that returned it must be reopened.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) error: DriverError,
@@ -15,33 +15,33 @@ pub(crate) struct Failure {
 struct Class {
     code: i32,
     kind: ErrorKind,
-    retry: Retry,
+    retry: RetryClass,
     effect: Effect,
     reopen: bool,
     advice: &'static str,
 }
 
 #[rustfmt::skip]
-const fn row(code: i32, kind: ErrorKind, retry: Retry, effect: Effect, reopen: bool, advice: &'static str) -> Class {
+const fn row(code: i32, kind: ErrorKind, retry: RetryClass, effect: Effect, reopen: bool, advice: &'static str) -> Class {
     Class { code, kind, retry, effect, reopen, advice }
 }
 
-/// A statement is a transaction: refused before its commit, it did nothing. Where the file itself failed, nobody can tell.
-/// An extended code that has no row of its own has that of its last eight bits.
+/// A statement is a transaction: refused before its commit, it did nothing. Where the file itself failed,
+/// the effect is unknown. An extended code without a row of its own has the row of its last eight bits.
 #[rustfmt::skip]
 const TABLE: [Class; 19] = {
     use Effect::{None, Unknown};
     use ErrorKind::{Misuse, Unavailable, Unsupported};
-    use Retry::{Later, Never, Now};
+    use RetryClass::{Later, Never, Now};
     [
         row(1, Unavailable, Never, Unknown, true, "SQLite refused a statement: was the schema of the lock file changed by hand?"),
         row(3, Unavailable, Never, None, true, "the lock file may not be opened: see its mode and its directory's"),
-        row(5, Unavailable, Later, None, false, "the lock file was busy for a second: somebody holds a write transaction open in it, or its disk is slow"),
+        row(5, Unavailable, Later, None, false, "the lock file was busy for a second: another process holds a write transaction open in it, or its disk is slow"),
         row(6, Unavailable, Later, None, false, "the lock table is in use"),
         row(7, Unavailable, Later, Unknown, true, "out of memory"),
         row(8, Unavailable, Never, None, true, "the lock file cannot be written: it, its directory or its file system is read-only for this user"),
         row(10, Unavailable, Later, Unknown, true, "the disk or the file system failed under the lock file: see the kernel's log, and the limit of file sizes (ulimit -f)"),
-        row(11, Unavailable, Never, Unknown, true, "the lock file is damaged: stop everybody who uses it, delete it and its -wal and -shm, and start again"),
+        row(11, Unavailable, Never, Unknown, true, "the lock file is damaged: stop all processes that use it, delete it and its -wal and -shm, and start again"),
         row(13, Unavailable, Later, None, false, "the disk of the lock file is full: make room; what is held stays held until its lease is over"),
         row(14, Unavailable, Later, None, true, "the lock file or its -wal or -shm cannot be opened: is the directory still there, may this user write it and all three, and is a descriptor left?"),
         row(15, Unavailable, Later, None, true, "the processes that use the lock file get in each other's way"),
@@ -51,28 +51,28 @@ const TABLE: [Class; 19] = {
         row(22, Unsupported, Never, None, true, "this system has no large files"),
         row(23, Unavailable, Never, None, true, "SQLite may not do this here"),
         row(26, Misuse, Never, None, true, "the file is no SQLite database: name another one, it was left as it is"),
-        // Extended: the file that is open has no longer the name it was opened by.
+        // Extended: the open file no longer has the name by which it was opened.
         row(8 | 4 << 8, Unavailable, Never, None, true, "the lock file was moved or deleted while it was in use: connect again"),
         // Extended: no room for the index of the -wal.
         row(10 | 19 << 8, Unavailable, Later, None, true, "the disk of the lock file is full: make room; what is held stays held until its lease is over"),
     ]
 };
 
-/// SQLite said something that nobody expected, or its thread ended.
+/// SQLite returned an unexpected code, or its thread ended.
 const OTHER: Class = row(
     0,
     ErrorKind::Unavailable,
-    Retry::Later,
+    RetryClass::Later,
     Effect::Unknown,
     true,
     "the lock file could not be used",
 );
 
-/// A column has what the driver did not write.
+/// A column contains a value that the driver did not write.
 const GARBLED: Class = row(
     0,
     ErrorKind::Unavailable,
-    Retry::Never,
+    RetryClass::Never,
     Effect::None,
     false,
     "a record in the lock file has something in it that dlock did not write: break that lock, or delete the file",
@@ -91,7 +91,7 @@ pub(crate) fn failed(cause: sqlx::Error) -> Failure {
     }
 }
 
-/// A file that could not be opened or prepared: nothing was asked of it yet.
+/// A file could not be opened or prepared: nothing has been asked of it yet.
 pub(crate) fn unopened(path: &Path, cause: sqlx::Error) -> DriverError {
     let class = classify(&cause);
     let message = format!("lock file {}: {}", path.display(), class.advice);
@@ -100,12 +100,12 @@ pub(crate) fn unopened(path: &Path, cause: sqlx::Error) -> DriverError {
         .with_source(cause)
 }
 
-/// Whether that will pass in a moment.
+/// Whether the error will pass in a moment.
 pub(crate) fn is_busy(cause: &sqlx::Error) -> bool {
     matches!(code(cause).map(|code| code & 0xff), Some(5 | 6 | 15))
 }
 
-/// What the operating system says to a path.
+/// The operating system's answer about a path.
 pub(crate) fn no_file(what: &str, path: &Path, cause: io::Error) -> DriverError {
     let message = format!("{what} {}: {cause}", path.display());
     DriverError::new(ErrorKind::Unavailable, message).with_source(cause)
@@ -121,7 +121,7 @@ pub(crate) fn unsupported(path: &Path, why: &str) -> DriverError {
     DriverError::new(ErrorKind::Unsupported, message)
 }
 
-/// Another file is where the one was that is open.
+/// The path leads to another file than the open one.
 pub(crate) fn replaced(path: &Path) -> DriverError {
     let message = format!(
         "the lock file {} was moved, deleted or replaced while it was in use: connect again, and keep cleaners of old files away from it",
@@ -130,44 +130,25 @@ pub(crate) fn replaced(path: &Path) -> DriverError {
     DriverError::new(ErrorKind::Unavailable, message)
 }
 
-/// A record that was written after this machine booted, by a machine that booted at another time.
+/// A record was written after this machine booted, by a machine that booted at another time.
 pub(crate) fn other_kernel(path: &Path, theirs: &str, ours: &str) -> DriverError {
     let message = format!(
         "another kernel (boot {theirs}) writes the lock file {}, this one is boot {ours}: a file's locks hold within one machine, \
          so nothing was changed. If no other machine, virtual machine or time namespace uses it, the clock was set back since: \
-         stop everybody who uses the file and delete it",
+         stop all processes that use the file and delete it",
         path.display()
     );
     DriverError::new(ErrorKind::Misuse, message)
 }
 
-/// Its turn came after its give-up: nothing was done.
+/// The request's turn came after its give-up: nothing was done.
 pub(crate) fn late() -> DriverError {
     DriverError::unavailable("the request came to the lock file after its time and was dropped")
-        .with_retry(Retry::Now)
-}
-
-/// Others changed the record each time between reading and writing it.
-pub(crate) fn contended() -> DriverError {
-    DriverError::unavailable("too many others change this lock at the same time")
-}
-
-pub(crate) fn full() -> DriverError {
-    let message =
-        format!("the lock has {MAX_HOLDS} holds already, the most that one name can have");
-    DriverError::new(ErrorKind::Overloaded, message).with_retry(Retry::Later)
-}
-
-pub(crate) fn garbled() -> DriverError {
-    DriverError::new(GARBLED.kind, GARBLED.advice)
+        .with_retry(RetryClass::Now)
 }
 
 pub(crate) fn closed() -> DriverError {
     DriverError::new(ErrorKind::ShuttingDown, "the driver was closed")
-}
-
-pub(crate) fn bad_cursor() -> DriverError {
-    DriverError::new(ErrorKind::Misuse, "the cursor is none of this driver's")
 }
 
 fn classify(cause: &sqlx::Error) -> &'static Class {
@@ -190,7 +171,7 @@ fn code(cause: &sqlx::Error) -> Option<i32> {
 #[cfg(test)]
 mod tests {
     use super::{GARBLED, OTHER, TABLE, by_code, classify};
-    use dlock_core::{Effect, ErrorKind, Retry};
+    use dlock_core::{Effect, ErrorKind, RetryClass};
     use sqlx::{ConnectOptions, Connection, sqlite::SqliteConnectOptions};
     use std::collections::HashSet;
 
@@ -212,7 +193,7 @@ mod tests {
             (270, 14),    // CANTOPEN_NOTEMPDIR
             (26, 26),     // NOTADB
             (3091, 19),   // CONSTRAINT_DATATYPE
-            (99, 0),      // nobody knows
+            (99, 0),      // unknown to the table
         ] {
             assert_eq!(by_code(code).code, row, "{code}");
         }
@@ -232,7 +213,7 @@ mod tests {
         let busy = by_code(5);
         assert_eq!(
             (busy.kind, busy.retry, busy.reopen),
-            (ErrorKind::Unavailable, Retry::Later, false)
+            (ErrorKind::Unavailable, RetryClass::Later, false)
         );
     }
 

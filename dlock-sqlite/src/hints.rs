@@ -1,29 +1,27 @@
-//! Wake-ups between processes: files beside the database that a release touches and waiters watch.
+//! Wake-ups between processes: a release touches a file beside the database, and waiters watch it.
 //!
-//! A name has one of [`FILES`] files, by a hash that every process computes alike. A waiter watches the file first and lets the record say
-//! that somebody waits second, in a statement that fails when the name is free by then: so no release falls between the two. A release
-//! touches the file only where the record says so. Who waits for another name of the same file looks once in vain.
+//! A name has one of [`FILES`] files, by a hash that every process computes alike. A waiter first watches
+//! the file, and then writes into the record that it waits. That second statement fails if the name is free
+//! by then, so no release falls between the two. A release touches the file only where the record shows a
+//! waiter. A waiter for another name of the same file polls once in vain.
 //!
-//! The inotify instance begins with the first who waits: a user has only some hundred, and most clients never wait.
+//! The inotify instance begins with the first waiter: a user has only some hundred instances, and most
+//! clients never wait.
 
+use crate::folder::Folder;
 use dlock_core::{Hint, LockName, Ticket};
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
 use rustix::{
     fd::OwnedFd,
-    fs::{
-        AtFlags, CWD, FileType, Mode, Timespec, Timestamps, UTIME_NOW,
-        inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags},
-        mknodat, utimensat,
-    },
+    fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags},
     io::Errno,
 };
 use std::{
     collections::{HashMap, HashSet},
-    fmt, fs, io,
+    fmt, io,
     mem::MaybeUninit,
-    os::unix::fs::{DirBuilderExt, PermissionsExt},
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
@@ -35,30 +33,16 @@ use tokio::{
     task::AbortHandle,
 };
 
-/// Who waits, and the task that hears of releases for them.
+/// The tickets that wait, and the task that reads releases for them.
 pub(crate) struct Hints {
     shared: Arc<Shared>,
     stream: Mutex<Option<mpsc::Receiver<Hint>>>,
 }
 
-/// Whether a name is listened to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ear {
-    /// It is not, and nobody will be woken.
-    Deaf,
-    /// From now on: a release just before was not heard.
-    New,
-    /// It was before already.
-    Open,
-}
-
 struct Shared {
-    /// `FILE.wake`.
-    folder: PathBuf,
-    /// The database's, which the files' follow: who may use it may wake and be woken.
-    mode: u32,
+    folder: Folder,
     waiting: Mutex<Waiting>,
-    /// A hint found the stream full.
+    /// A hint was dropped because the stream was full.
     missed: AtomicBool,
 }
 
@@ -66,13 +50,13 @@ struct Waiting {
     files: HashMap<usize, Watched>,
     names: usize,
     watcher: Option<Watcher>,
-    /// It was said once that there is no watcher.
+    /// The warning that there is no watcher was logged.
     told: bool,
-    /// Gone when closed, or when nobody is to be woken.
+    /// `None` once closed, or when waiters poll.
     hints: Option<mpsc::Sender<Hint>>,
 }
 
-/// One file and who waits for its names.
+/// One file, and the tickets that wait for its names.
 struct Watched {
     watch: i32,
     names: HashMap<LockName, HashSet<Ticket>>,
@@ -90,7 +74,7 @@ impl Drop for Watcher {
 }
 
 impl Hints {
-    /// For that database. With `on` false nobody is ever woken.
+    /// For that database. With `on` false no waiter is ever woken.
     pub(crate) fn new(database: &Path, on: bool) -> Self {
         let (hints, stream) = mpsc::channel(UNREAD);
         let waiting = Waiting {
@@ -100,12 +84,8 @@ impl Hints {
             told: false,
             hints: on.then_some(hints),
         };
-        let mut folder = database.as_os_str().to_owned();
-        folder.push(".wake");
-        let mode = fs::metadata(database).map_or(0o600, |status| status.permissions().mode());
         let shared = Shared {
-            folder: folder.into(),
-            mode: mode & 0o666,
+            folder: Folder::of(database),
             waiting: Mutex::new(waiting),
             missed: AtomicBool::new(false),
         };
@@ -115,46 +95,46 @@ impl Hints {
         }
     }
 
-    /// A ticket waits on a name from now on. Inside a runtime.
-    pub(crate) fn listen(&self, name: &LockName, ticket: Ticket) -> Ear {
+    /// Registers a ticket as waiting on a name; `false`: it cannot be woken. Call it inside a runtime.
+    pub(crate) fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
         let file = file_of(name);
         let waiting = &mut *self.shared.waiting();
         if waiting.hints.is_none() {
-            return Ear::Deaf;
+            return false;
         }
         if let Some(watched) = waiting.files.get_mut(&file) {
             let known = watched.names.contains_key(name);
             if !known && waiting.names >= MOST {
-                return Ear::Deaf;
+                return false;
             }
             waiting.names += usize::from(!known);
             let tickets = watched.names.entry(name.clone()).or_default();
             tickets.insert(ticket);
-            return if known { Ear::Open } else { Ear::New };
+            return true;
         }
         let watch = match self.shared.watch(waiting, file) {
             Ok(watch) => watch,
             Err(error) => {
                 if !std::mem::replace(&mut waiting.told, true) {
-                    tracing::warn!(%error, "sqlite: no wake-ups from other processes, so waiters look every 100 ms; see fs.inotify in sysctl");
+                    tracing::warn!(%error, "sqlite: no wake-ups from other processes, so waiters poll every 100 ms; see fs.inotify in sysctl, and the owner of FILE.wake");
                 }
-                return Ear::Deaf;
+                return false;
             }
         };
         let names = HashMap::from([(name.clone(), HashSet::from([ticket]))]);
         waiting.files.insert(file, Watched { watch, names });
         waiting.names += 1;
-        Ear::New
+        true
     }
 
-    /// Whether a ticket of ours waits on a name.
+    /// Whether a ticket of this client waits on a name.
     pub(crate) fn hears(&self, name: &LockName) -> bool {
         let waiting = self.shared.waiting();
         let watched = waiting.files.get(&file_of(name));
         watched.is_some_and(|watched| watched.names.contains_key(name))
     }
 
-    /// A ticket is used up or left: with the last one of a file its watch ends.
+    /// Removes a ticket that was used up or has left. The last ticket of a file ends its watch.
     pub(crate) fn forget(&self, name: &LockName, ticket: Ticket) {
         let file = file_of(name);
         let mut waiting = self.shared.waiting();
@@ -176,22 +156,14 @@ impl Hints {
         }
     }
 
-    /// Wakes whoever waits on a name that is perhaps free now.
+    /// Wakes the waiters of a name that may be free now.
     pub(crate) fn wake(&self, name: &LockName) {
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: UTIME_NOW,
-        };
-        let times = Timestamps {
-            last_access: now,
-            last_modification: now,
-        };
-        let path = self.shared.path(file_of(name));
-        match utimensat(CWD, &path, &times, AtFlags::SYMLINK_NOFOLLOW) {
-            // Without the file nobody watches.
-            Ok(()) | Err(Errno::NOENT) => {}
+        match self.shared.folder.touch(file_of(name)) {
+            Ok(()) => {}
+            // A file that does not exist has no watchers.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
-                tracing::debug!(%error, path = %path.display(), "sqlite: waiters are not woken");
+                tracing::debug!(%error, folder = ?self.shared.folder, "sqlite: waiters are not woken");
             }
         }
     }
@@ -208,9 +180,10 @@ impl Hints {
         let shared = Arc::downgrade(&self.shared);
         stream::unfold((hints, shared), |(mut hints, shared)| async move {
             let missed = |shared: Arc<Shared>| shared.missed.swap(false, Ordering::Relaxed);
-            // What did not fit was dropped while the stream was full, so this is read before it runs dry.
+            // A hint that did not fit was dropped while the stream was full, so `missed` is read before the
+            // stream runs dry.
             let hint = match shared.upgrade().is_some_and(missed) {
-                true => Hint::LookAgain,
+                true => Hint::Resync,
                 false => hints.recv().await?,
             };
             Some((hint, (hints, shared)))
@@ -243,7 +216,7 @@ impl fmt::Debug for Hints {
 impl Waiting {
     fn unwatch(&self, watch: i32) {
         if let Some(watcher) = &self.watcher {
-            // Only a file that is gone has no watch any more.
+            // This fails only if the file is gone, and its watch with it.
             let _ = inotify::remove_watch(&*watcher.inotify, watch);
         }
     }
@@ -254,11 +227,7 @@ impl Shared {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn path(&self, file: usize) -> PathBuf {
-        self.folder.join(format!("{file:03x}"))
-    }
-
-    /// Watches a file, made where it is not there; the first one makes the watcher.
+    /// Watches a file, and makes it if it is missing; the first watch makes the watcher.
     fn watch(self: &Arc<Self>, waiting: &mut Waiting, file: usize) -> io::Result<i32> {
         let watcher = match &mut waiting.watcher {
             Some(watcher) => watcher,
@@ -271,46 +240,13 @@ impl Shared {
                 })
             }
         };
-        self.add_watch(&watcher.inotify, file)
-    }
-
-    fn add_watch(&self, inotify: &AsyncFd<OwnedFd>, file: usize) -> io::Result<i32> {
-        let path = self.path(file);
-        match inotify::add_watch(inotify, &path, WATCHED) {
-            Err(Errno::NOENT) => {
-                self.make(&path)?;
-                Ok(inotify::add_watch(inotify, &path, WATCHED)?)
-            }
-            done => Ok(done?),
-        }
-    }
-
-    /// Makes a file for whoever may use the database, whatever the umask. Others may be making it too.
-    fn make(&self, path: &Path) -> io::Result<()> {
-        let mode = self.mode | (self.mode & 0o444) >> 2;
-        let folder = fs::DirBuilder::new().mode(mode).create(&self.folder);
-        match folder {
-            Ok(()) => {
-                // Where the database's folder gives its group to what is made in it, this one does too.
-                let passed_on = fs::metadata(&self.folder)?.permissions().mode() & 0o2000;
-                let mode = fs::Permissions::from_mode(mode | passed_on);
-                fs::set_permissions(&self.folder, mode)?;
-            }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
-        }
-        let mode = Mode::from_raw_mode(self.mode);
-        match mknodat(CWD, path, FileType::RegularFile, mode, 0) {
-            Ok(()) => fs::set_permissions(path, fs::Permissions::from_mode(self.mode)),
-            Err(Errno::EXIST) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        self.folder.watch(&*watcher.inotify, file, WATCHED)
     }
 
     fn heard(&self, watch: i32, what: ReadFlags) {
         let mut waiting = self.waiting();
         if what.contains(ReadFlags::QUEUE_OVERFLOW) {
-            return self.emit(&waiting, Hint::LookAgain);
+            return self.emit(&waiting, Hint::Resync);
         }
         let found = waiting.files.iter().find(|(_, it)| it.watch == watch);
         let Some((&file, watched)) = found else {
@@ -322,10 +258,14 @@ impl Shared {
             }
             return;
         }
-        // A cleaner took the file away: the next release touches the one that is made now, the last one may have touched none.
+        // A cleaner removed the file. The next release touches the file that is made now; the last one may
+        // have touched none.
         waiting.unwatch(watch);
         let again = waiting.watcher.as_ref();
-        let again = again.and_then(|watcher| self.add_watch(&watcher.inotify, file).ok());
+        let again = again.and_then(|watcher| {
+            let watched = self.folder.watch(&*watcher.inotify, file, WATCHED);
+            watched.ok()
+        });
         match (again, waiting.files.get_mut(&file)) {
             (Some(again), Some(watched)) => watched.watch = again,
             _ => {
@@ -333,7 +273,7 @@ impl Shared {
                 waiting.names -= lost.map_or(0, |lost| lost.names.len());
             }
         }
-        self.emit(&waiting, Hint::LookAgain);
+        self.emit(&waiting, Hint::Resync);
     }
 
     fn emit(&self, waiting: &Waiting, hint: Hint) {
@@ -354,7 +294,7 @@ fn instance() -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(inotify, Interest::READABLE)
 }
 
-/// Hears of touched files until the driver is closed, which ends this task.
+/// Reads the events of touched files until the driver is closed, which ends this task.
 async fn follow(shared: Weak<Shared>, inotify: Arc<AsyncFd<OwnedFd>>) {
     let mut buffer = [MaybeUninit::uninit(); 4_096];
     while let Ok(mut ready) = inotify.readable().await {
@@ -372,7 +312,7 @@ async fn follow(shared: Weak<Shared>, inotify: Arc<AsyncFd<OwnedFd>>) {
     }
 }
 
-/// Which file a name has. Fixed for good: processes of different versions meet by it (FNV-1a).
+/// The file of a name. Fixed for good: processes of different versions meet by it (FNV-1a).
 fn file_of(name: &LockName) -> usize {
     let hash = name
         .as_str()
@@ -384,22 +324,22 @@ fn file_of(name: &LockName) -> usize {
     usize::from(u16::from_le_bytes([low, high])) % FILES
 }
 
-/// Of which only those are made that somebody waited at. With 64, names that were waited for at the same time woke each other in tests.
+/// Only files with a waiter are made. With fewer files, names that are waited for at the same time wake
+/// each other.
 const FILES: usize = 1_024;
-/// Touched, taken away, or moved; never through a symlink, which somebody else may have put there.
+/// Touched, removed, or moved.
 const WATCHED: WatchFlags = WatchFlags::ATTRIB
     .union(WatchFlags::MODIFY)
     .union(WatchFlags::DELETE_SELF)
-    .union(WatchFlags::MOVE_SELF)
-    .union(WatchFlags::DONT_FOLLOW);
-/// Hints that the core has not read yet. More are one [`Hint::LookAgain`].
+    .union(WatchFlags::MOVE_SELF);
+/// Hints that the core has not read yet. More become one [`Hint::Resync`].
 const UNREAD: usize = 1_024;
-/// Names waited on. Waiters of more only look.
+/// Names waited on. Waiters of further names poll.
 const MOST: usize = 10_000;
 
 #[cfg(test)]
 mod tests {
-    use super::{Ear, FILES, Hints, file_of};
+    use super::{FILES, Hints, file_of};
     use dlock_core::{Hint, LockName, Ticket};
     use futures_util::StreamExt;
     use std::{fs, num::NonZeroU64, os::unix::fs::PermissionsExt, path::Path};
@@ -432,10 +372,10 @@ mod tests {
         fs::write(&database, "").unwrap();
         fs::set_permissions(&database, fs::Permissions::from_mode(0o660)).unwrap();
         let hints = Hints::new(&database, true);
-        assert_eq!(hints.listen(&name("a"), ticket(1)), Ear::New);
-        assert_eq!(mode(&folder.path().join("locks.db.wake")), 0o2770);
-        let file = hints.shared.path(file_of(&name("a")));
-        assert_eq!(mode(&file), 0o660);
+        assert!(hints.listen(&name("a"), ticket(1)));
+        let wake = folder.path().join("locks.db.wake");
+        assert_eq!(mode(&wake), 0o2770);
+        assert_eq!(mode(&wake.join("0c0")), 0o660);
     }
 
     #[tokio::test]
@@ -446,15 +386,15 @@ mod tests {
         let (waiter, releaser) = (Hints::new(&database, true), Hints::new(&database, true));
         let mut hints = waiter.stream();
         let orders = name("orders");
-        releaser.wake(&orders); // nobody listens
-        assert_eq!(waiter.listen(&orders, ticket(1)), Ear::New);
-        assert_eq!(waiter.listen(&orders, ticket(2)), Ear::Open);
+        releaser.wake(&orders); // no client listens
+        assert!(waiter.listen(&orders, ticket(1)));
+        assert!(waiter.listen(&orders, ticket(2)));
         let free = Some(Hint::Free(orders.clone()));
         releaser.wake(&orders);
         assert_eq!(hints.next().await, free);
         fs::remove_dir_all(folder.path().join("locks.db.wake")).unwrap();
-        // To lose its last name is a change of the file too.
-        while hints.next().await != Some(Hint::LookAgain) {}
+        // Losing its last name changes the file too.
+        while hints.next().await != Some(Hint::Resync) {}
         releaser.wake(&orders);
         assert_eq!(hints.next().await, free);
         waiter.forget(&orders, ticket(1));
@@ -470,7 +410,7 @@ mod tests {
     async fn nobody_is_woken_where_it_was_not_wanted() {
         let folder = tempfile::tempdir().unwrap();
         let off = Hints::new(&folder.path().join("locks.db"), false);
-        assert_eq!(off.listen(&name("a"), ticket(1)), Ear::Deaf);
+        assert!(!off.listen(&name("a"), ticket(1)));
         assert_eq!(off.stream().next().await, None);
     }
 }

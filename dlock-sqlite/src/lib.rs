@@ -5,9 +5,11 @@ mod config;
 mod connection;
 mod driver;
 mod error;
+mod folder;
 mod hints;
 mod machine;
-mod record;
+mod store;
 
 pub use config::{SqliteConfig, WakeBy};
 pub use driver::SqliteDriver;
+pub use store::SqliteStore;

@@ -1,4 +1,5 @@
-//! What stands where other stores have a server: the kernel, with its boot, its clock and its file systems.
+//! Clocks and file systems of the kernel, which takes the place of a server: leases are counted by its boot
+//! clock.
 
 use dlock_core::{Clock, DriverError, ErrorKind, Instant, Result};
 use std::{
@@ -11,12 +12,12 @@ use std::{
 pub(crate) struct Machine {
     boot: String,
     clock: Clock,
-    /// How far both clocks are ahead: tests cannot wait a day.
+    /// How far both clocks are ahead, for tests that cannot wait a day.
     ahead: Duration,
 }
 
 impl Machine {
-    /// The one we are on.
+    /// The machine on which this process runs.
     pub(crate) fn here() -> Result<Self> {
         let boot = fs::read_to_string(BOOT_ID).map_err(|cause| {
             let message = format!(
@@ -26,7 +27,7 @@ impl Machine {
             DriverError::new(ErrorKind::Unsupported, message).with_source(cause)
         })?;
         let mut boot = boot.trim().to_owned();
-        // In a time namespace the boot clock has an offset of its own, so what is counted by it means nothing outside.
+        // In a time namespace the boot clock has an offset of its own, so its times mean nothing outside.
         if let Ok(space) = fs::read_link("/proc/self/ns/time")
             && space.as_os_str() != INITIAL_TIME
         {
@@ -39,13 +40,13 @@ impl Machine {
         })
     }
 
-    /// The time, read once for all that one statement is judged by; refused when that is after `give_up`.
+    /// Reads the clocks once, for one statement; `None` when the time is after `give_up`.
     pub(crate) fn moment_before(&self, give_up: Instant) -> Option<Moment<'_>> {
         let now = self.clock.now();
         (now <= give_up).then(|| self.at(now))
     }
 
-    /// The time, read once for all that one statement is judged by.
+    /// Reads the clocks once, for one statement.
     pub(crate) fn moment(&self) -> Moment<'_> {
         self.at(self.clock.now())
     }
@@ -72,11 +73,12 @@ impl Machine {
 /// One reading of both clocks, in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment<'a> {
-    /// Which boot, and whose boot clock: `now` means nothing without it.
+    /// Which boot, and so which boot clock: `now` means nothing without it.
     pub(crate) boot: &'a str,
-    /// Since this machine booted: what leases are counted by. No step of the wall clock touches it.
+    /// Time since this machine booted, by which leases are counted. No step of the wall clock changes it.
     pub(crate) now: i64,
-    /// Since the Unix epoch: what tokens are made from, and what tells a record of an earlier boot from one of another machine.
+    /// Time since the Unix epoch. Tokens are made from it, and it tells a record of an earlier boot from
+    /// one of another machine.
     pub(crate) wall: i64,
 }
 
@@ -91,16 +93,17 @@ impl Moment<'_> {
         Duration::from_micros(u64::try_from(then.saturating_sub(self.now)).unwrap_or(0))
     }
 
-    /// When this machine booted, by the wall clock as it goes now.
+    /// When this machine booted, by the wall clock's present reading.
     pub(crate) fn booted(&self) -> i64 {
         self.wall.saturating_sub(self.now)
     }
 }
 
-/// Why a file system cannot carry locks, by the type that `statfs` tells.
+/// Why a file system cannot carry locks, by the type that `statfs` returns.
 ///
-/// Its files are other kernels' too, or a server's behind our back: their boot clocks say nothing here, and the byte-range locks and
-/// the shared memory that SQLite relies on do not reach them. FUSE may be local, but nothing tells.
+/// Other kernels use its files too, or a server changes them unseen. Their boot clocks mean nothing here,
+/// and the byte-range locks and the shared memory on which SQLite relies do not reach them. FUSE may be
+/// local, but `statfs` does not tell.
 pub(crate) fn shared_file_system(kind: i64) -> Option<&'static str> {
     let found = SHARED
         .iter()
@@ -140,7 +143,7 @@ compile_error!(
 );
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// The kernel's fixed number of the time namespace that everything starts in.
+/// The kernel's fixed number of the initial time namespace.
 const INITIAL_TIME: &str = "time:[4026531834]";
 
 #[cfg(test)]

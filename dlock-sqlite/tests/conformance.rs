@@ -81,7 +81,7 @@ impl Fixture for Place {
 
     fn server(&self) -> Result<&dyn Server, Gap> {
         Err(Gap(
-            "a file has no server: to stop one process stops nobody else",
+            "a file has no server: stopping one process stops no other",
         ))
     }
 
@@ -112,7 +112,8 @@ impl Records for Place {
     }
 }
 
-/// Between a program and its file there is no wire, but a queue, a thread and a disk: they are as slow, and as silent.
+/// Between a program and its file there is no wire, but a queue, a thread and a disk, which can be as slow
+/// and as silent.
 #[async_trait]
 impl Network for Place {
     async fn faulty_driver(&self) -> Result<(Arc<dyn DistributedLock>, Box<dyn Faults>), Failure> {
@@ -158,7 +159,7 @@ impl Faults for Told {
         self.write(|script| script.held_back = Some((of, by)))
     }
 
-    /// What this driver's waiters listen to is taken away, as by a cleaner of old files.
+    /// Removes the file that this driver's waiters watch, as a cleaner of old files does.
     async fn cut(&self) -> Result<(), Failure> {
         self.write(|script| {
             for name in script.waits.drain() {
@@ -199,7 +200,7 @@ struct Slow {
 }
 
 impl Slow {
-    /// Runs a request as the script says, to its end whoever listens.
+    /// Runs a request as the script says, to its end even if the caller is gone.
     async fn run<T: Send + 'static>(
         &self,
         call: Option<Call>,

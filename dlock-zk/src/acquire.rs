@@ -1,4 +1,6 @@
-//! How a seat is taken, waited for and shared. Whoever is called here has the gate of the name.
+//! Acquire: creates a seat, waits with it, or shares a held one.
+//!
+//! Turns the order of seats into grants. All attempts run under the gate of the lock name.
 
 use crate::{
     commands::{self, Taken, Use, look, read},
@@ -17,12 +19,12 @@ use std::{
 };
 use zookeeper_client::Error as Native;
 
-/// What an attempt came to.
+/// The result of one attempt.
 pub(crate) enum Step {
     Done(Acquired),
-    /// Look again: something changed in between.
+    /// Try again: a seat changed meanwhile.
     Again,
-    /// The seat is gone: begin anew.
+    /// The seat is gone: start over.
     Anew,
 }
 
@@ -32,7 +34,7 @@ impl Session {
         req: &Acquire,
         entered: Instant,
     ) -> Result<Acquired> {
-        // Also without waiting for what is under way and may not be answered.
+        // Checked before the gate as well, because a request in flight may never be answered.
         if self.is_closing() {
             return Err(closed());
         }
@@ -50,7 +52,7 @@ impl Session {
                 None if req.join.is_some() && !fresh => self.enter(req, req.join, entered).await?,
                 None => match self.inside_already(req).filter(|_| !fresh) {
                     Some(token) => match self.enter(req, Some(token), entered).await? {
-                        // The incarnation ended, and nobody asked for that one alone.
+                        // The incarnation ended, and the request did not ask for that one alone.
                         Step::Done(Acquired::Gone) => {
                             fresh = true;
                             Step::Anew
@@ -74,10 +76,10 @@ impl Session {
         Err(contended())
     }
 
-    /// The seat that this request has already, if it has one: of its hold, or of its ticket.
+    /// The seat that this request already has, of its hold or of its ticket.
     fn standing(&self, req: &Acquire) -> Option<Mine> {
         let doomed = |mine: &Mine| matches!(mine.phase, Phase::Doomed(_) | Phase::Kept(_));
-        // To enter an incarnation is not to wait for another one.
+        // Entering an incarnation is not waiting for another one.
         let enters = req.join.is_some() || self.inside_already(req).is_some();
         let fits = |mine: &Mine| !enters || mine.held_until().is_some() || !mine.is_sequential();
         let of_hold = |mine: &Mine| {
@@ -92,7 +94,7 @@ impl Session {
         })
     }
 
-    /// The incarnation in which this client holds for that owner already.
+    /// The incarnation in which this client already holds for that owner.
     fn inside_already(&self, req: &Acquire) -> Option<FencingToken> {
         let now = self.clock.now();
         let inside =
@@ -131,12 +133,13 @@ impl Session {
         self.look(req, mine, entered).await
     }
 
-    /// Takes a seat: granted at once if nobody has a smaller number.
+    /// Takes a seat. Grants at once if no seat has a smaller number.
     async fn stand(self: &Arc<Self>, req: &Acquire, entered: Instant) -> Result<Step> {
         let mine = Mine::asked(req, stem(req.hold.to_bits()), req.line);
         let data = mine.record(Use::Held).encode();
         let (folder, first) = (self.root.folder(&req.name), mine.stem.clone());
-        // Known before it is sent: whatever becomes of this future, the seat is found again, or removed.
+        // Recorded before the request is sent: even if this future is dropped, the seat is found again or
+        // removed.
         let id = self.seats.insert(mine);
         for _ in 0..ATTEMPTS {
             let (made, line) =
@@ -172,8 +175,8 @@ impl Session {
         Err(contended())
     }
 
-    /// Who sits there: what the look says that was sent when the one ahead left, if that was just now and says that nobody is left. Who was ahead
-    /// then may have left before this was asked.
+    /// Lists the seats. Uses the early listing, sent when the seat ahead left, if that is recent and shows no
+    /// seat ahead. Otherwise lists anew: the seats it showed ahead may have left since.
     async fn line(&self, mine: &Mine, folder: &str) -> Result<Line, Native> {
         let early = mine.early.as_ref();
         if let Some(early) = early.and_then(|early| early.take(self.clock.now()))
@@ -185,7 +188,8 @@ impl Session {
         look(&self.client, folder).await
     }
 
-    /// Looks from a seat that it has: in the same flight the node is told whose it is now, if it was another's.
+    /// Checks an existing seat. If the seat was created for another task, the same round trip writes the new
+    /// owner and hold to its node.
     async fn look(self: &Arc<Self>, req: &Acquire, mine: &Mine, entered: Instant) -> Result<Step> {
         let (folder, Some(node)) = (self.root.folder(&req.name), &mine.node) else {
             return Ok(Step::Anew);
@@ -234,7 +238,7 @@ impl Session {
             .await
     }
 
-    /// Inside, or behind whom.
+    /// Decides from a listing whether the seat holds the lock or waits, and for which seat.
     pub(crate) async fn judge(
         self: &Arc<Self>,
         req: &Acquire,
@@ -259,7 +263,8 @@ impl Session {
         }
     }
 
-    /// Somebody is before it: who, and whether that is itself.
+    /// Handles a seat with another one ahead: sets the watches, and checks whether the holder is the same
+    /// owner.
     async fn behind(
         self: &Arc<Self>,
         req: &Acquire,
@@ -290,13 +295,15 @@ impl Session {
         let path = format!("{folder}/{}", ahead.file);
         let own = format!("{folder}/{}", node.file);
         let breaks = self.breaks.load(SeqCst);
-        // One flight: who is inside, the watch on the one ahead, the watch on the seat itself, what it is for from now on, and, if that one may
-        // be the only one ahead, whether it is now that its watch stands.
+        // One round trip: the holders' seats, the watch on the seat ahead, the watch on the own seat, and the
+        // new use of the own seat. If the seat ahead may be the only one ahead, also a listing that is sent
+        // after its watch.
         let unwatched = !watched(&mine.ahead, &ahead.file);
         let for_ahead = unwatched.then(|| self.room.for_waiter(&path)).flatten();
         let without = unwatched && for_ahead.is_none();
         let at_ahead = (for_ahead.as_ref()).map(|_| self.client.get_and_watch_data(&path));
-        // A watch on the children of what can have none tells of its end alone, not of what is written to it.
+        // These nodes can have no children, so a watch on their children reports only their end, not writes
+        // to them.
         let for_own = (mine.own.is_none() && !without).then(|| self.room.for_waiter(&own));
         let for_own = for_own.flatten();
         let at_own = (for_own.as_ref()).map(|_| self.client.get_and_watch_children(&own));
@@ -353,11 +360,11 @@ impl Session {
             return Ok(step);
         }
         let mut held = self.held(&req.name, &taken, line, node.number);
-        held.look_in = without.then_some(UNWATCHED);
+        held.poll_in = without.then_some(UNWATCHED);
         Ok(Step::Done(Acquired::Held(held)))
     }
 
-    /// Refused without a ticket: the seat is given up before the answer.
+    /// Refuses a request without a ticket: removes the seat before the answer.
     async fn leave_no_trace(
         self: &Arc<Self>,
         req: &Acquire,
@@ -391,7 +398,7 @@ impl Session {
 }
 
 impl Mine {
-    /// Before the request is sent.
+    /// The seat as recorded before the request is sent.
     pub(crate) fn asked(req: &Acquire, stem: String, ticket: Option<Ticket>) -> Self {
         Self {
             id: 0,
@@ -416,17 +423,17 @@ impl Mine {
     }
 }
 
-/// What the crate read as a number, as the server printed it.
+/// Formats a number, which the crate parsed, as the server printed it.
 pub(crate) fn printed(number: i64) -> String {
     format!("{number:010}")
 }
 
-/// A look that failed after a write that did not: what was written stands.
+/// The error of a listing that failed after a successful write: the write stands, so the outcome is unknown.
 pub(crate) fn unanswered(error: Native) -> DriverError {
     failed(error).with_effect(dlock_core::Effect::Unknown)
 }
 
-/// How long a turn waits for whoever has it.
+/// How long the lock stays reserved for a waiter whose turn it is.
 pub(crate) fn accept_lease(lease: Duration) -> Duration {
     (lease / 3).min(LONGEST_TURN)
 }
@@ -438,8 +445,9 @@ async fn maybe<F: Future>(future: Option<F>) -> Option<F::Output> {
     }
 }
 
-/// When those look again for whom there is no room for watches.
+/// The poll interval of waiters for which there is no room for watches.
 const UNWATCHED: Duration = Duration::from_secs(1);
-/// How often one request looks again because something changed in between: each time somebody else got on.
+/// How often one request tries again because a seat changed meanwhile: each time another client made
+/// progress.
 const ATTEMPTS: usize = 16;
 const LONGEST_TURN: Duration = Duration::from_secs(1);

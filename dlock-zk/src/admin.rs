@@ -1,4 +1,6 @@
-//! What people see.
+//! Admin views: `inspect` and `list`.
+//!
+//! They show locks to operators, and no grant depends on them.
 
 use crate::{
     commands::{Taken, look, read},
@@ -13,7 +15,7 @@ use futures_util::{StreamExt, stream};
 use std::time::Duration;
 use zookeeper_client::Error as Native;
 
-/// What a cursor of this driver begins with, before the last name of the page.
+/// The prefix of this driver's cursors, before the last name of the page.
 pub(crate) const CURSOR: &str = "zk1:";
 
 impl Session {
@@ -48,7 +50,7 @@ impl Session {
                 .filter_map(|taken| self.shut(name, taken))
                 .max();
             if seen.shut.is_none() && taken.iter().any(|taken| !taken.is_held()) {
-                // Reserved for the first in line, who is told.
+                // Reserved for the first waiter, which is being notified.
                 waiting += 1;
                 seen.shut = Some(LONGEST_TURN);
             }
@@ -57,7 +59,7 @@ impl Session {
         Ok(seen)
     }
 
-    /// What is left of a hold: of ours what was asked for, of another session's nobody knows.
+    /// The remaining lease of a hold of this client. Unknown for holds of other sessions.
     fn rest_of(&self, name: &LockName, taken: &Taken) -> Option<Duration> {
         let of_ours = |mine: &Mine| {
             mine.node
@@ -72,7 +74,8 @@ impl Session {
         )
     }
 
-    /// Names in the order of their text; folders without seats are free names that the servers will clean up.
+    /// Lists lock names in the order of their text. A folder without seats is a free name that the servers
+    /// will remove.
     pub(crate) async fn page(&self, prefix: &str, after: &str, limit: usize) -> Result<Page> {
         let synced = self.client.sync(self.root.path());
         let children = self.client.list_children(self.root.path());
@@ -109,7 +112,7 @@ impl Session {
         Ok(Page::new(found, next))
     }
 
-    /// What a seat that keeps a name shut has left.
+    /// The remaining time of a minimum hold.
     pub(crate) fn shut(&self, name: &LockName, taken: &Taken) -> Option<Duration> {
         let span = taken.kept()?;
         let of_ours = |mine: &Mine| {
@@ -119,14 +122,15 @@ impl Session {
         };
         let rest = match self.seats.find(name, of_ours).map(|mine| mine.phase) {
             Some(Phase::Kept(end)) => end.since(self.clock.now()),
-            // Another client's: by the servers' clock, for people to read.
+            // Another client's minimum hold: estimated by the servers' clock, for display only.
             _ => span.saturating_sub(self.since(taken.stat.mtime).unwrap_or_default()),
         };
-        Some(rest.clamp(Duration::from_millis(1), span))
+        // While the node exists the lock is unavailable, however little time is left.
+        Some(rest.min(span).max(Duration::from_millis(1)))
     }
 }
 
-/// Names of one page that are looked at at a time.
+/// The most names of one page that are read at a time.
 const AT_ONCE: usize = 64;
-/// What a turn is kept at most.
+/// The longest time for which a lock stays reserved for a waiter.
 const LONGEST_TURN: Duration = Duration::from_secs(1);

@@ -1,30 +1,36 @@
-//! All requests, and the nodes they make.
+//! ZooKeeper requests and node formats.
 //!
-//! Below the folder of a name each who wants it has a *seat*: an ephemeral sequential node `_c_<id>-lock-<10 digits>`. The seats with the
-//! smallest number are inside, everybody else waits in the order of numbers. A hold more of those inside is an ephemeral node
-//! `<seat>.<hold>`, which sorts right behind them and before the next number: the names are Curator's, whose clients would wait for such a
-//! node, too. The name is free when the last seat of its number is gone; the token is the czxid of the sequential one.
+//! They stand in one place because their atomicity and order decide who holds a lock.
 //!
-//! The crate sends a request when its method is called, not when the future is polled, and the server serves one session in that order:
-//! what is called one after the other without waiting travels in one flight.
+//! Each client that wants a lock has a *seat* in the folder of its name: an ephemeral sequential node
+//! `_c_<id>-lock-<10 digits>`. The seats with the smallest number hold the lock, all others wait in the order
+//! of numbers. One more hold of the same owner is an ephemeral node `<seat>.<hold>`, which sorts right behind
+//! its seat and before the next number. The node names are Curator's, whose clients would wait for such a
+//! node as well. The lock is free when the last seat of its number is gone. Its token is the czxid of the
+//! sequential node.
+//!
+//! The crate sends a request when its method is called, not when the future is polled. The server serves one
+//! session in that order. So calls that follow each other without an await share one round trip.
 
 use crate::{
     error::failed,
     line::{Line, Seat},
 };
-use dlock_core::{FencingToken, Fingerprint, HoldId, Holder, Note, Owner, Result};
+use dlock_core::{FencingToken, Fingerprint, HoldId, Holder, HolderInfo, Owner, Result};
 use futures_util::future::join_all;
 use std::time::Duration;
 use zookeeper_client::{Acls, Client, CreateMode, Error as Native, MultiWriteError, Stat};
 
-/// What a seat is for.
+/// The use of a seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// Its owner is inside once its number is the smallest. What a node is made with, because most are granted at once.
+    /// Its owner holds the lock once its number is the smallest. The initial use of a node, because most
+    /// requests are granted at once.
     Held,
-    /// It waits; with the smallest number the name is reserved for it.
+    /// It waits. With the smallest number the lock is reserved for it.
     Waits,
-    /// Its hold was given back, and the name stays shut for as long as the node is there: so long from the change on.
+    /// Its hold was released, and a minimum hold keeps the lock unavailable while the node exists: for that
+    /// long after the change.
     Kept(Duration),
 }
 
@@ -34,13 +40,13 @@ pub(crate) struct Record {
     pub(crate) used: Use,
     pub(crate) owner: Owner,
     pub(crate) hold: HoldId,
-    /// That of the incarnation, in seats that are not sequential; those have their czxid.
+    /// The token of the incarnation, in seats that are not sequential. Sequential seats have their czxid.
     pub(crate) token: Option<FencingToken>,
-    pub(crate) note: Note,
+    pub(crate) note: HolderInfo,
 }
 
 impl Record {
-    /// Six lines: version, use, owner, hold, token, note.
+    /// Six lines: version, use, owner, hold, token, holder info.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let used = match self.used {
             Use::Held => "held".to_owned(),
@@ -52,7 +58,7 @@ impl Record {
         format!("{VERSION}\n{used}\n{owner}\n{hold}\n{token}\n{note}").into_bytes()
     }
 
-    /// `None`: not written by dlock; somebody all the same.
+    /// `None`: not written by dlock. The node counts as a holder all the same.
     pub(crate) fn decode(data: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(data).ok()?;
         let mut lines = text.split('\n');
@@ -74,7 +80,7 @@ impl Record {
             .ok()
             .filter(|token| *token > 0)
             .map(FencingToken);
-        let note = Note::parse(lines.next().unwrap_or_default());
+        let note = HolderInfo::parse(lines.next().unwrap_or_default());
         Some(Self {
             used,
             owner,
@@ -110,7 +116,8 @@ impl Taken {
         }
     }
 
-    /// Whether somebody is inside by it, if its number is the smallest. A stranger's node is held: it says nothing else.
+    /// Whether the seat is a hold, if its number is the smallest. A node that dlock did not write counts as
+    /// held.
     pub(crate) fn is_held(&self) -> bool {
         self.record
             .as_ref()
@@ -134,15 +141,17 @@ impl Taken {
     }
 }
 
-/// The token of a sequential node: epoch and counter of the transaction that made it, so later nodes have greater ones, also when the folder was
-/// removed and its numbers began again.
+/// The token of a sequential node: epoch and counter of the transaction that created it. So later nodes have
+/// greater tokens, also when the folder was removed and its numbers started anew.
 pub(crate) fn token(stat: &Stat) -> Option<FencingToken> {
     u64::try_from(stat.czxid).ok().map(FencingToken)
 }
 
-/// Takes a seat and looks who else sits there, in one flight. The first is a quorum write, the second is read by the server of this session after
-/// it has applied that write: whoever has a smaller number is seen, and nobody can get one later. Run twice it makes two seats, so it is
-/// repeated only after looking for the first by its stem.
+/// Creates a seat and lists all seats, in one round trip. The first request is a quorum write. The server of
+/// this session serves the second after it has applied that write. So the listing has every smaller number,
+/// and no seat can get one later.
+///
+/// Running it twice creates two seats, so it is repeated only after a search for the first by its stem.
 pub(crate) async fn stand(
     client: &Client,
     folder: &str,
@@ -161,12 +170,14 @@ pub(crate) async fn stand(
     )
 }
 
-/// Who sits there, as this session's server knows it: never less than what this session wrote. A folder that is not there has no seats.
+/// Lists the seats as this session's server knows them, which includes all writes of this session. A missing
+/// folder has no seats.
 pub(crate) async fn look(client: &Client, folder: &str) -> Result<Line, Native> {
     listed(client.list_children(folder).await)
 }
 
-/// The same, not older than this call: the sync brings everything that was committed before it to the server that then answers the read.
+/// Lists the seats not older than this call. The sync brings everything committed before it to the server,
+/// which then answers the read.
 pub(crate) async fn look_now(client: &Client, folder: &str) -> Result<Line, Native> {
     let synced = client.sync(folder);
     let children = client.list_children(folder);
@@ -182,7 +193,7 @@ fn listed(children: Result<Vec<String>, Native>) -> Result<Line, Native> {
     }
 }
 
-/// Reads seats in one flight; those that are gone are left out.
+/// Reads seats in one round trip; omits those that are gone.
 pub(crate) async fn read(
     client: &Client,
     folder: &str,
@@ -211,16 +222,18 @@ pub(crate) async fn read(
 /// Why an incarnation was not entered.
 #[derive(Debug)]
 pub(crate) enum Barred {
-    /// The seat that was to prove that it lives changed or is gone: look again.
+    /// The seat through which to enter changed or is gone, so it proves no live hold: read again.
     Changed,
-    /// There is a node of that hold already.
+    /// A node of that hold exists already.
     There,
     Failed(Native),
 }
 
-/// One hold more: writes the same data to a living seat of the incarnation and makes the new one, both or neither, by the leader. The write is a
-/// check of the version that also raises it: a holder that removes its own seat by the version it knows finds out that somebody came in
-/// through it. Run twice the second finds the version changed.
+/// Adds one more hold: writes the same data to a live seat of the incarnation and creates the new node, both
+/// or neither, by the leader. The write checks the version and raises it. So a holder that removes its own
+/// seat by the version it knows finds out about the new hold.
+///
+/// Run twice, the second run finds the version changed.
 pub(crate) async fn enter(
     client: &Client,
     folder: &str,
@@ -250,7 +263,8 @@ pub(crate) async fn enter(
     }
 }
 
-/// Removes seats of one name, all or none, each only with the version that was read. Run twice the second finds them gone.
+/// Removes seats of one lock name, all or none, each only at the version that was read. Run twice, the second
+/// run finds them gone.
 pub(crate) async fn remove_all(client: &Client, folder: &str, seats: &[Taken]) -> Result<bool> {
     let mut writer = client.new_multi_writer();
     for taken in seats {
@@ -269,8 +283,8 @@ pub(crate) async fn remove_all(client: &Client, folder: &str, seats: &[Taken]) -
     }
 }
 
-/// Makes a folder and what is above it. Containers: the servers remove one that has been empty for a while, and whoever comes then makes it again.
-/// Run twice it finds them there.
+/// Creates a folder and the nodes above it, as containers. The servers remove a container that has been empty
+/// for a while, and the next client creates it again. Running it twice finds the nodes in place.
 pub(crate) async fn make_folders<'a>(
     client: &Client,
     paths: impl Iterator<Item = &'a str>,
@@ -288,7 +302,7 @@ pub(crate) async fn make_folders<'a>(
     Ok(())
 }
 
-/// Of the data.
+/// The version of the data format.
 const VERSION: &str = "dlock 1";
 
 #[cfg(test)]
@@ -307,7 +321,7 @@ mod tests {
                 owner: Owner::from_seed("x"),
                 hold: HoldId::from_bits(7),
                 token: Some(FencingToken(9)),
-                note: Note::new("host", 3),
+                note: HolderInfo::new("host", 3),
             };
             assert_eq!(Record::decode(&record.encode()), Some(record));
         }

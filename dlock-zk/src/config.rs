@@ -1,4 +1,4 @@
-//! Settings, and the paths that follow from them.
+//! Configuration: the settings of a ZooKeeper URL, and the node paths derived from them.
 
 use crate::line::{MARK, Seat};
 use dlock_core::{DriverError, ErrorKind, LockName, MIN_LEASE, Result};
@@ -6,10 +6,10 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 use url::form_urlencoded;
 
-/// Which servers keep the locks, below which node, and how dlock uses them.
+/// The servers that store the locks, the node above all locks, and how dlock uses them.
 ///
-/// Read from a URL: `zk://[user:password@]host:port,host:port/root`, over TLS `zk+tls://`. A user logs in by the scheme
-/// `digest`. `Debug` shows no password.
+/// Parsed from a URL: `zk://[user:password@]host:port,host:port/root`, or `zk+tls://` for TLS. A user logs in
+/// by the scheme `digest`. `Debug` shows no password.
 ///
 /// ```
 /// use dlock_zk::ZkConfig;
@@ -30,25 +30,27 @@ pub struct ZkConfig {
     pub(crate) ca: Option<PathBuf>,
 }
 
-/// Who the driver is to the servers.
+/// The credentials with which the driver logs in.
 #[derive(Clone)]
 pub(crate) struct Login {
     pub(crate) user: String,
     pub(crate) password: String,
 }
 
-/// Who may do what with the nodes that the driver makes.
+/// The access rights of the nodes that the driver creates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AclRule {
-    /// Everybody everything (`world:anyone`): whoever reaches the servers can take, read and remove locks.
+    /// All rights for every client (`world:anyone`): each client that reaches the servers can acquire, read
+    /// and remove locks.
     #[default]
     Open,
-    /// Whoever logged in as the creator did everything, nobody else anything. Needs a user in the URL.
+    /// All rights for the user that created a node, none for others. Needs a user in the URL.
     Creator,
 }
 
 impl ZkConfig {
-    /// What a user of a shared ensemble needs, as commands of `zkCli.sh`. There are no tables to make: nodes are made when needed.
+    /// What a user of a shared ensemble needs, as commands of `zkCli.sh`. No schema is needed: the driver
+    /// creates nodes when it needs them.
     pub const RIGHTS: &'static str = "\
 addauth digest locker:secret
 create /dlock
@@ -56,7 +58,8 @@ setAcl /dlock auth:locker:cdrwa
 # and the URL: zk://locker:secret@host:2181/dlock?dlock.acl=creator
 ";
 
-    /// Servers as the native client wants them, `host:port,host:port`, and everything else by default.
+    /// Uses the servers of `hosts`, in the format of the native client (`host:port,host:port`), and defaults
+    /// for all other settings.
     #[must_use]
     pub fn new(hosts: impl Into<String>) -> Self {
         Self {
@@ -71,14 +74,17 @@ setAcl /dlock auth:locker:cdrwa
         }
     }
 
-    /// The node that all locks are below. Default `/dlock`. URL: its path.
+    /// The node above all locks. Default `/dlock`. URL: its path.
     #[must_use]
     pub fn root(&self) -> &str {
         &self.root.0
     }
 
-    /// How long the servers keep a session of which they hear nothing: what a kept lease is, and what a crash costs. Default 30 s; the servers
-    /// grant from 2 to 20 of their ticks unless configured otherwise. URL: `dlock.session`.
+    /// How long the servers keep a session of which they hear nothing. A renewed lease is that long, and a
+    /// crashed holder or waiter blocks the lock for that long.
+    ///
+    /// Default 30 s; the servers grant from 2 to 20 of their ticks unless configured otherwise. URL:
+    /// `dlock.session`.
     #[must_use]
     pub fn session(&self) -> Duration {
         self.session
@@ -87,7 +93,7 @@ setAcl /dlock auth:locker:cdrwa
     /// Changes [`session`](Self::session).
     ///
     /// # Errors
-    /// `Misuse` below the shortest lease or beyond an hour.
+    /// `Misuse` when it is below the shortest lease or beyond an hour.
     pub fn with_session(mut self, session: Duration) -> Result<Self> {
         if !(MIN_LEASE..=LONGEST_SESSION).contains(&session) {
             return Err(misuse(format!(
@@ -98,7 +104,8 @@ setAcl /dlock auth:locker:cdrwa
         Ok(self)
     }
 
-    /// The most sessions of one client, 1 to 4; names are spread over them. Default 2: a session is a queue in the server. URL: `dlock.sessions`.
+    /// The most sessions of one client, 1 to 4; the driver spreads lock names over them. Default 2: a session
+    /// is a queue in the server. URL: `dlock.sessions`.
     #[must_use]
     pub fn sessions(&self) -> u32 {
         self.sessions
@@ -118,19 +125,22 @@ setAcl /dlock auth:locker:cdrwa
         Ok(self)
     }
 
-    /// Who may do what with the nodes. Default [`AclRule::Open`]. URL: `dlock.acl=open` or `dlock.acl=creator`.
+    /// The access rights of the nodes. Default [`AclRule::Open`]. URL: `dlock.acl=open` or
+    /// `dlock.acl=creator`.
     #[must_use]
     pub fn acl(&self) -> AclRule {
         self.acl
     }
 
-    /// The certificate authority of the servers, a PEM file, for `zk+tls://`. Default: none, and then `zk+tls://` is refused. URL: `dlock.ca`.
+    /// The certificate authority of the servers, a PEM file, for `zk+tls://`. Default: none, and then
+    /// `zk+tls://` is refused. URL: `dlock.ca`.
     #[must_use]
     pub fn ca(&self) -> Option<&PathBuf> {
         self.ca.as_ref()
     }
 
-    /// The store, without secrets: passes are matched by it. The order of the hosts says nothing.
+    /// The identity of the store, without secrets: a pass is valid only for a driver with the same one. The
+    /// order of the hosts does not matter.
     pub(crate) fn store(&self) -> String {
         let mut hosts: Vec<_> = self.hosts.split(',').collect();
         hosts.sort_unstable();
@@ -147,7 +157,7 @@ setAcl /dlock auth:locker:cdrwa
             "dlock.sessions" => {
                 let count = value
                     .parse()
-                    .map_err(|_| misuse(format!("{key} is no number: {value:?}")))?;
+                    .map_err(|_| misuse(format!("{key} is not a number: {value:?}")))?;
                 self.with_sessions(count)
             }
             "dlock.acl" => {
@@ -268,7 +278,8 @@ impl fmt::Debug for ZkConfig {
     }
 }
 
-/// The native client panics at its first connection where this does not hold.
+/// Whether a certificate can be issued for this host. Otherwise the native client panics at its first
+/// connection.
 #[cfg(feature = "tls")]
 fn may_have_certificate(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
@@ -278,7 +289,7 @@ fn may_have_certificate(host: &str) -> bool {
     rustls::pki_types::ServerName::try_from(name).is_ok()
 }
 
-/// The node that all locks are below: an absolute path without empty, `.` or `..` segments.
+/// The node above all locks: an absolute path without empty, `.` or `..` segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Root(String);
 
@@ -287,17 +298,17 @@ impl Root {
         &self.0
     }
 
-    /// The node of a name.
+    /// The folder of a lock name.
     pub(crate) fn folder(&self, name: &LockName) -> String {
         format!("{}/{}", self.0, encode(name))
     }
 
-    /// A node of ours beside the names: no encoded name begins with `~`.
+    /// A node of the driver beside the folders of lock names: no encoded name begins with `~`.
     pub(crate) fn beside(&self, what: &str) -> String {
         format!("{}/~{what}", self.0)
     }
 
-    /// The root and whatever is above it, from the top.
+    /// The root and all nodes above it, from the top.
     pub(crate) fn ancestors(&self) -> impl Iterator<Item = &str> {
         let ends = self.0.match_indices('/').map(|(at, _)| at).skip(1);
         ends.chain([self.0.len()]).map(|end| &self.0[..end])
@@ -309,7 +320,8 @@ impl FromStr for Root {
 
     fn from_str(path: &str) -> Result<Self> {
         let plain = |c: char| c.is_ascii_graphic() && !"%?#".contains(c);
-        // As a seat it would stand in the line of whatever name the node above it is for another root.
+        // A segment that reads as a seat would stand in a queue: the node above it may be the folder of a
+        // lock name below another root.
         let sound = |segment: &str| {
             !matches!(segment, "" | "." | "..")
                 && segment.chars().all(plain)
@@ -325,11 +337,12 @@ impl FromStr for Root {
     }
 }
 
-/// A name as one path segment, version 1 of the encoding: all bytes but letters, digits and `- _ . : @ = + ,` as `%XX`, and a `.` at the
-/// beginning, too, because `.` and `..` are no segments. Injective: percent-decoding gives the name back.
+/// Encodes a lock name as one path segment, version 1 of the encoding. All bytes but letters, digits and `- _
+/// . : @ = + ,` become `%XX`. A leading `.` is encoded as well, because `.` and `..` are no valid segments.
+/// Injective: percent-decoding gives the name back.
 ///
-/// No segment reads as a seat: roots may be nested, `/a/b` is then also the folder of the name `b` below `/a`, and what is locked below the one
-/// must not stand in the line of the other.
+/// No segment reads as a seat. Roots may be nested: `/a/b` is then also the folder of the name `b` below
+/// `/a`, and the locks below the one must not stand in the queue of the other.
 pub(crate) fn encode(name: &LockName) -> String {
     let mut text = utf8_percent_encode(name.as_str(), ENCODED).to_string();
     if Seat::parse(&text).is_some() {
@@ -341,7 +354,7 @@ pub(crate) fn encode(name: &LockName) -> String {
     }
 }
 
-/// Which name a node stands for; `None`: no node that [`encode`] gives.
+/// The lock name of a node; `None` for a node that [`encode`] does not produce.
 pub(crate) fn decode(segment: &str) -> Option<LockName> {
     let text = percent_decode_str(segment).decode_utf8().ok()?;
     let name = LockName::new(text).ok()?;
@@ -374,7 +387,7 @@ fn misuse(message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
     DriverError::new(ErrorKind::Misuse, message)
 }
 
-/// Settings that a URL may carry.
+/// The settings that a URL may carry.
 const KNOWN: [&str; 4] = ["dlock.session", "dlock.sessions", "dlock.acl", "dlock.ca"];
 const MOST_SESSIONS: u32 = 4;
 const LONGEST_SESSION: Duration = Duration::from_secs(3600);
@@ -432,7 +445,7 @@ mod tests {
         }
     }
 
-    /// Changing any of these moves locks: two versions of dlock would not see each other's.
+    /// Changing any of these moves locks: two versions of dlock would not see each other's locks.
     #[test]
     fn the_encoding_is_pinned() {
         for (name, segment) in [

@@ -1,8 +1,10 @@
-//! Sessions: one a lane, opened when first needed, proven by writes, never closed under a hold.
+//! ZooKeeper sessions: one per lane, opened when first needed, proven by quorum writes, never closed under a
+//! hold.
 //!
-//! A server answers reads, and pings, without knowing whether the quorum still has the session. So nothing but a write that the quorum
-//! took counts, and not even the last one: the server of the session tells the leader who was heard of with its next ping, which is on
-//! the wire before the next write. A session is therefore proven from the sending of the last write but one.
+//! A server answers reads and pings without knowing whether the quorum still has the session. So only a write
+//! that the quorum accepted counts, and not even the last one. The server of the session reports its live
+//! sessions to the leader with its next ping, which is on the wire before the next write. A session is
+//! therefore proven from the sending of the last write but one.
 
 #[cfg(feature = "tls")]
 use crate::error::{ca_unusable, no_tls_provider, unreached_safely};
@@ -15,7 +17,7 @@ use crate::{
     seats::{Mine, Phase, Seats},
 };
 use dlock_core::{
-    Clock, DriverError, ErrorKind, FencingToken, Instant, Lane, LockName, Result, Retry,
+    Clock, DriverError, ErrorKind, FencingToken, Instant, Lane, LockName, Result, RetryClass,
     ServerClock,
 };
 use std::{
@@ -36,7 +38,7 @@ use zookeeper_client::{Acls, Client, CreateMode, Error as Native, Stat};
 pub(crate) struct Lanes {
     config: ZkConfig,
     slots: Vec<Slot>,
-    /// The application's own connection, which is all there is then.
+    /// The application's own connection. If present it is the only one.
     given: Option<Client>,
     pub(crate) hints: Hints,
     pub(crate) clock: Clock,
@@ -62,7 +64,7 @@ impl Lanes {
         }
     }
 
-    /// Names are spread evenly and for as long as the process lives.
+    /// Spreads lock names evenly over the lanes. The assignment is stable for the life of the process.
     pub(crate) fn lane(&self, name: &LockName) -> Lane {
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
@@ -70,13 +72,13 @@ impl Lanes {
         Lane(u32::try_from(hasher.finish() % count).unwrap_or(0))
     }
 
-    /// The session of a lane, if it has one that is not over.
+    /// The session of a lane, unless it has none or that one is over.
     pub(crate) fn current(&self, lane: Lane) -> Option<Arc<Session>> {
         let slot = self.slots.get(usize::try_from(lane.0).ok()?)?;
         slot.current().clone().filter(|session| !session.is_over())
     }
 
-    /// The session of a lane, opened if there is none.
+    /// The session of a lane. Opens it if there is none.
     pub(crate) async fn session(&self, lane: Lane) -> Result<Arc<Session>> {
         if let Some(session) = self.current(lane) {
             return Ok(session);
@@ -104,12 +106,12 @@ impl Lanes {
         Ok(session)
     }
 
-    /// Servers that are electing, or busy, are given a while.
+    /// Connects, and retries for [`CONNECT`] while the servers are electing a leader or are busy.
     async fn connect_soon(&self) -> Result<Client> {
         let end = self.clock.now() + CONNECT;
         loop {
             match self.connect().await {
-                Err(error) if error.retry() == Retry::Later && self.clock.now() < end => {
+                Err(error) if error.retry() == RetryClass::Later && self.clock.now() < end => {
                     self.clock.sleep_until(self.clock.now() + PAUSE).await;
                 }
                 answer => return answer,
@@ -117,9 +119,9 @@ impl Lanes {
         }
     }
 
-    /// Each server is tried once.
+    /// Connects to the first server that answers; tries each server once.
     ///
-    /// Detached: a session that is dropped is not closed, which would end what it holds under running code.
+    /// Detached: dropping the session does not close it, which would end its locks under running code.
     async fn connect(&self) -> Result<Client> {
         let config = &self.config;
         let mut connector = Client::connector()
@@ -149,7 +151,7 @@ impl Lanes {
                 .with_pem_ca(&pem)
                 .map_err(|cause| {
                     let message = format!(
-                        "dlock.ca ({}) has no certificate in PEM that can be trusted",
+                        "dlock.ca ({}) contains no usable PEM certificate",
                         path.display()
                     );
                     ca_unusable(message).with_source(cause)
@@ -163,7 +165,7 @@ impl Lanes {
         connector.connect(&config.hosts).await.map_err(unreached)
     }
 
-    /// All sessions that there are.
+    /// All sessions that exist.
     pub(crate) fn open_ones(&self) -> Vec<Arc<Session>> {
         self.slots
             .iter()
@@ -171,7 +173,7 @@ impl Lanes {
             .collect()
     }
 
-    /// Opens none from here on.
+    /// Closes the sessions, and opens no more.
     pub(crate) fn close(&self) {
         self.closed.store(true, SeqCst);
         self.hints.close();
@@ -189,18 +191,18 @@ impl Slot {
     }
 }
 
-/// One session and what it carries.
+/// One session and its seats.
 pub(crate) struct Session {
     pub(crate) lane: Lane,
     pub(crate) client: Client,
-    /// As granted.
+    /// As the servers granted it.
     pub(crate) timeout: Duration,
     pub(crate) root: Root,
     acl: AclRule,
     pub(crate) seats: Seats,
     pub(crate) hints: Hints,
     pub(crate) clock: Clock,
-    /// The server's clock, as its writes show it: for ages, never for a decision.
+    /// The server's clock, estimated from its writes: for displayed ages, never for a decision.
     server: ServerClock,
     pub(crate) watches: mpsc::UnboundedSender<Watching>,
     pub(crate) room: Room,
@@ -208,13 +210,13 @@ pub(crate) struct Session {
     proof: Mutex<Proof>,
     over: AtomicBool,
     closing: AtomicBool,
-    /// How often its connection broke off, or came back.
+    /// How often its connection broke or came back.
     pub(crate) breaks: AtomicU64,
-    /// It is the application's, who may need it longer.
+    /// Whether it belongs to the application, which may need it longer.
     given: bool,
 }
 
-/// When the writes were sent that prove it.
+/// When the writes that prove the session were sent.
 #[derive(Clone, Copy, Debug)]
 struct Proof {
     last_but_one: Instant,
@@ -223,9 +225,10 @@ struct Proof {
 
 impl Session {
     fn start(lane: Lane, client: Client, lanes: &Lanes, began: Instant) -> Arc<Self> {
-        // As many as there are seats, each of which has two at most.
+        // Bounded by the number of seats, each of which has two watches at most.
         let (watches, watching) = mpsc::unbounded_channel();
-        // Making a session is a transaction of the leader itself. One that was given may be older than its last write.
+        // Creating a session is a transaction of the leader itself, so it proves the session. The
+        // application's session may be older than its last write.
         let began = if lanes.given.is_some() {
             Instant::ORIGIN
         } else {
@@ -258,12 +261,12 @@ impl Session {
         session
     }
 
-    /// Whether it is known to have ended.
+    /// Whether the session is known to have ended.
     pub(crate) fn is_over(&self) -> bool {
         self.over.load(SeqCst) || self.client.state().is_terminated()
     }
 
-    /// It ended; says whether that is news.
+    /// Marks the session as ended and drops its seats. Returns whether it was not marked before.
     pub(crate) fn end(&self) -> bool {
         let news = !self.over.swap(true, SeqCst);
         self.seats.clear();
@@ -271,14 +274,15 @@ impl Session {
         news
     }
 
-    /// Its tasks end as soon as it carries nothing.
+    /// Starts to close: its tasks end as soon as it has no seats.
     fn close(&self) {
         self.closing.store(true, SeqCst);
-        // Nobody hears of a turn or an answer any more: a seat that is no hold goes now, also one that was not left in time.
+        // No task receives a notification or an answer any more. So every seat that is no hold is removed
+        // now, including those that were not left in time.
         let idle = |mine: &Mine| matches!(mine.phase, Phase::Waits(_) | Phase::Asked(_));
         let now = self.clock.now();
         for mine in self.seats.all(idle) {
-            // Unless it has become one meanwhile.
+            // The seat may have become a hold meanwhile.
             self.seats.change(mine.id, |mine| {
                 if idle(mine) {
                     mine.phase = Phase::Doomed(now);
@@ -288,7 +292,8 @@ impl Session {
         self.seats.earlier.notify_one();
     }
 
-    /// What a seat is from now on that stands behind somebody. Asked under the lock of the seats: closing finds it there, or it finds this closed.
+    /// The phase of a seat that starts to wait. Called under the lock of the seats: either closing finds the
+    /// seat there, or this finds the session closing.
     pub(crate) fn waits(&self) -> Phase {
         if self.closing.load(SeqCst) {
             Phase::Doomed(self.clock.now())
@@ -305,14 +310,15 @@ impl Session {
         self.is_over() || self.closing.load(SeqCst) && self.seats.is_empty()
     }
 
-    /// What it is proven to last, counted from `at`.
+    /// How long the session is proven to last, counted from `at`.
     pub(crate) fn rest(&self, at: Instant) -> Duration {
         let margin = (self.timeout / 100).max(Duration::from_millis(2));
         let proven = self.proof().last_but_one + self.timeout.saturating_sub(margin);
         proven.since(at)
     }
 
-    /// Serialises what one client does with one name: two attempts of one hold would be two seats.
+    /// Serialises the requests of one client for one lock name: two attempts of one hold would create two
+    /// seats.
     pub(crate) async fn gate(&self, name: &LockName) -> OwnedMutexGuard<()> {
         let gate = {
             let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
@@ -331,25 +337,25 @@ impl Session {
         }
     }
 
-    /// A node that was sequential, of ours or others': its token.
+    /// The token of a sequential node, whichever client created it.
     pub(crate) fn token(&self, stat: &Stat) -> Option<FencingToken> {
         self.observe(stat);
         token(stat)
     }
 
-    /// Makes the folder of a name, and the root.
+    /// Creates the folder of a lock name, and the root.
     pub(crate) async fn make_folder(&self, folder: &str) -> Result<(), Native> {
         let paths = self.root.ancestors().chain([folder]);
         make_folders(&self.client, paths, self.acls()).await
     }
 
-    /// How long ago a time of the server was, as far as known.
+    /// How long ago a time of the server was, if known.
     pub(crate) fn since(&self, server_ms: i64) -> Option<Duration> {
         let then = Duration::from_millis(u64::try_from(server_ms).ok()?);
         Some(self.server.at(self.clock.now())?.saturating_sub(then))
     }
 
-    /// A node that was written just now shows the server's time.
+    /// Learns the server's time from a node that was written just now.
     pub(crate) fn observe(&self, stat: &Stat) {
         if let Ok(ms) = u64::try_from(stat.mtime) {
             self.server
@@ -357,7 +363,8 @@ impl Session {
         }
     }
 
-    /// One quorum write: to a node of the session itself, made when it is not there. Run twice it writes twice.
+    /// One quorum write, to a node of the session itself, which it creates when it is missing. Running it
+    /// twice writes twice.
     async fn prove(&self) -> Result<(), Native> {
         let path = self.node();
         match self.client.set_data(&path, b"", None).await {
@@ -383,15 +390,17 @@ impl Session {
 
     fn proven(&self, sent: Instant) {
         let mut proof = self.proof();
-        // Nearer ones may share a ping of the server.
+        // Two writes closer together may share a ping of the server.
         if sent.since(proof.last) >= self.pace() {
             proof.last_but_one = proof.last;
             proof.last = sent;
         }
     }
 
-    /// Between two writes that prove it. A third of the time-out would leave a third of it proven at worst, which one renewal that is not answered
-    /// uses up. More often proves nothing: a session lasts two ticks of the servers at least, who ping each other every half tick.
+    /// The interval between two proving writes: a quarter of the time-out. With a third only a third of the
+    /// time-out would be proven at worst, which one unanswered renewal uses up. More frequent writes prove
+    /// nothing more: a session lasts at least two ticks of the servers, and they ping each other every half
+    /// tick.
     fn pace(&self) -> Duration {
         self.timeout / 4
     }
@@ -400,7 +409,7 @@ impl Session {
         self.proof.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Proves at once, for a session whose age nobody knows.
+    /// Proves a session of unknown age.
     pub(crate) async fn prove_twice(&self) -> Result<()> {
         for _ in 0..2 {
             let sent = self.clock.now();
@@ -412,7 +421,8 @@ impl Session {
     }
 }
 
-/// One write at a time, for all that the session carries; after one that failed the next one soon.
+/// Proves a session, with one write at a time for all its seats. After a failed write the next one follows
+/// soon.
 async fn keep(session: Arc<Session>) {
     let mut next = session.clock.now() + session.pace();
     loop {
@@ -430,13 +440,13 @@ async fn keep(session: Arc<Session>) {
                 sent + session.pace()
             }
             Err(error) => {
-                tracing::debug!(target: "dlock::zk", lane = session.lane.0, %error, "a session was not proven");
+                tracing::debug!(target: "dlock::zk", lane = session.lane.0, %error, "the proving write of a session failed");
                 session.clock.now() + session.timeout / 20
             }
         };
     }
     if !session.is_over() && !session.given {
-        // Nothing is left on it: it runs out by itself, and its node need not stay until then.
+        // The session has no seats left and expires by itself; its node need not stay until then.
         drop(session.client.delete(&session.node(), None).await);
     }
 }
@@ -452,7 +462,7 @@ impl Session {
     }
 }
 
-/// Prints nothing of the connection, whose type prints itself without secrets but at length.
+/// Omits the connection, which prints no secrets but is long.
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session")
@@ -463,8 +473,8 @@ impl fmt::Debug for Session {
     }
 }
 
-/// How long servers that do not serve are asked again before that is the answer.
+/// How long to retry when the servers do not serve.
 const CONNECT: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(100);
-/// Names that may have a gate before those that nobody uses are forgotten.
+/// How many lock names may have a gate before unused gates are removed.
 const GATES: usize = 1024;

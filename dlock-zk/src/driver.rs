@@ -1,4 +1,6 @@
-//! The driver: every call is bounded from outside, and answers what the servers said.
+//! The driver: implements `DistributedLock` over the sessions of one client.
+//!
+//! The core bounds the duration of every call; the driver returns what the servers answered.
 
 use crate::{
     admin::CURSOR,
@@ -14,16 +16,17 @@ use async_trait::async_trait;
 use dlock_core::{
     Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, DriverError, ErrorKind,
     FencingToken, Hint, Holds, Instant, Lane, LockName, MIN_LEASE, Page, Release, Released, Renew,
-    Renewed, Result, Snapshot, Ticket, Wake,
+    Renewed, Result, Snapshot, Ticket, Wake, check_runtime,
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, future::join_all, stream};
 use std::{sync::Arc, time::Duration};
 use zookeeper_client::{Client, Error as Native, OneshotWatcher, Stat};
 
-/// Locks in ZooKeeper: a seat each, and a watch on the one ahead.
+/// Locks in ZooKeeper: each client has a seat in a queue of nodes, and watches the seat ahead.
 ///
-/// A hold lives as long as its session; each has its own end besides, at which this client removes it. `Debug` shows no password.
+/// A hold lives as long as its session. Each hold also has an end of its own, at which this client removes
+/// it. `Debug` shows no password.
 #[derive(Debug)]
 pub struct ZkDriver {
     lanes: Lanes,
@@ -34,10 +37,10 @@ impl ZkDriver {
     /// Connects to the servers of a URL: see [`ZkConfig`].
     ///
     /// # Errors
-    /// `Misuse` for a URL that cannot work, `Unavailable` when no server serves.
+    /// `Misuse` for a URL with invalid settings, `Unavailable` when no server can serve.
     ///
     /// # Cancel safety
-    /// Dropped early, a session without anything on it is left to run out.
+    /// When the future is dropped early, a session without locks is left to expire.
     ///
     /// # Examples
     /// ```no_run
@@ -50,13 +53,14 @@ impl ZkDriver {
         Self::open(url.parse()?).await
     }
 
-    /// Connects as configured. The first session is opened, and its time-out read; others are when names need them.
+    /// Connects as configured. Opens the first session and reads its time-out; the other sessions open when
+    /// lock names need them.
     ///
     /// # Errors
-    /// `Unavailable` when no server serves.
+    /// `Unavailable` when no server can serve.
     ///
     /// # Cancel safety
-    /// Dropped early, a session without anything on it is left to run out.
+    /// When the future is dropped early, a session without locks is left to expire.
     ///
     /// # Examples
     /// ```no_run
@@ -70,14 +74,17 @@ impl ZkDriver {
         Self::over(config, None).await
     }
 
-    /// Works on the application's own connection, whose session then is the only one: when it ends, whoever holds it ends it, or the servers do,
-    /// all locks end with it and no new ones are had. Of the settings root and ACL count. Takes half a session's time-out to prove it.
+    /// Uses the application's own connection, whose session is then the only one. When that session ends,
+    /// because the application closes it or the servers expire it, all locks end with it and the driver
+    /// grants no new ones. Of the settings only root and ACL apply. Takes half a session time-out to prove
+    /// the session.
     ///
     /// # Errors
-    /// `Unavailable` when the session is over or not answered for.
+    /// `Unavailable` when the session is over or the servers do not answer.
     ///
     /// # Cancel safety
-    /// Dropped early, nothing is left but a node of the session.
+    /// When the future is dropped early, at most one node of the session stays behind, until the session
+    /// ends.
     ///
     /// # Examples
     /// ```no_run
@@ -92,6 +99,7 @@ impl ZkDriver {
     }
 
     async fn over(config: ZkConfig, given: Option<Client>) -> Result<Self> {
+        check_runtime()?;
         let store = config.store();
         let proves = given.is_some();
         let lanes = Lanes::new(config, given);
@@ -132,7 +140,7 @@ impl DistributedLock for ZkDriver {
     }
 
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
-        // A ticket stands in the session of its name, or nowhere.
+        // A ticket stands in the session of its lock name, or nowhere.
         let Some(session) = self.lanes.current(self.lanes.lane(name)) else {
             return Ok(());
         };
@@ -171,7 +179,7 @@ impl DistributedLock for ZkDriver {
         let session = self.session(&req.name).await?;
         if let Holds::One(hold) = req.holds {
             let is = |mine: &Mine| mine.hold == hold && mine.owner == req.owner;
-            // One that is being removed may have the same name as one that took its place.
+            // A seat that is being removed may have the same hold as the seat that took its place.
             let held = |mine: &Mine| is(mine) && mine.held_until().is_some();
             let seats = &session.seats;
             let found = seats.find(&req.name, held);
@@ -207,7 +215,7 @@ impl DistributedLock for ZkDriver {
                 .and_then(|text| text.strip_prefix(CURSOR))
                 .map(str::to_owned)
                 .ok_or_else(|| {
-                    DriverError::new(ErrorKind::Misuse, "that is no cursor of this driver")
+                    DriverError::new(ErrorKind::Misuse, "the cursor is not from this driver")
                 })?,
         };
         session.page(prefix, &after, limit.max(1)).await
@@ -233,7 +241,7 @@ impl DistributedLock for ZkDriver {
                     Broken::WasFree
                 });
             }
-            // Nothing that was not read goes: a seat that changed in between is read again.
+            // Removes only seats that were read: a seat that changed since then is read again.
             if !taken.is_empty() && remove_all(&session.client, &folder, &taken).await? {
                 return Ok(Broken::Freed { token });
             }
@@ -256,8 +264,8 @@ impl Drop for ZkDriver {
 }
 
 impl Session {
-    /// Whether the holds of a batch are there is known from watches. Those that have none get one; for the others one read is enough, because the
-    /// server tells of what it has done before it answers.
+    /// Checks the holds of a batch by their watches. A hold without a watch gets one. For all others one read
+    /// is enough, because the server sends its notifications before it answers.
     async fn still_there(&self, batch: &[Renew]) -> Result<()> {
         let mut asked = Vec::new();
         for entry in batch {
@@ -273,7 +281,8 @@ impl Session {
                 asked.push((mine, node, self.room.for_hold(&path), path));
             }
         }
-        // No such node is ever made: what counts is that it is answered, and after what.
+        // This node never exists: the read is a barrier. What counts is that the server answers it, after all
+        // earlier notifications.
         let barrier = self.client.check_stat(&self.root.beside("renew"));
         let mut asking = stream::iter(asked)
             .map(|(id, node, place, path)| async move {
@@ -295,12 +304,12 @@ impl Session {
             }
         }
         barrier.await.map_err(failed)?;
-        // What the server told of before is heard before this goes on.
+        // Notifications that arrived before the answer are handled before this task continues.
         tokio::task::yield_now().await;
         Ok(())
     }
 
-    /// Whether a node is there, and from now on if there is room for a watch.
+    /// Whether a node exists. Watches it as well if there is room for a watch.
     async fn check(&self, path: &str, place: Option<Place>) -> Result<Option<Found>, Native> {
         let Some(place) = place else {
             let stat = self.client.check_stat(path).await?;
@@ -323,7 +332,7 @@ impl Session {
         let proven = self.rest(entered);
         if proven.is_zero() {
             return Err(DriverError::unavailable(
-                "the session was not proven to live in time",
+                "no quorum write proved the session in time",
             ));
         }
         let now = self.clock.now();
@@ -341,7 +350,7 @@ impl Session {
         })
     }
 
-    /// Nobody waits any more.
+    /// Removes the seats of all waiters of this client.
     async fn leave_all(&self) {
         let waits = |mine: &Mine| matches!(mine.phase, Phase::Waits(_) | Phase::Asked(_));
         for mine in self.seats.all(waits) {
@@ -355,12 +364,13 @@ impl Session {
     }
 }
 
-/// A node as it was found, and its watch.
+/// The state of a node that was found, and its watch.
 type Found = (Stat, Option<(OneshotWatcher, Place)>);
 
-/// How often one call reads again because something changed in between.
+/// How often one call reads again because a seat changed meanwhile.
 const ATTEMPTS: usize = 8;
-/// Requests of one call that are under way at a time.
+/// The most requests of one call in flight.
 const AT_ONCE: usize = 64;
-/// How long closing waits for the servers to take waiters out; what is not out by then goes when they answer, or with the session.
+/// How long closing waits for the servers to remove waiters' seats. The remaining ones go when the servers
+/// answer, or with the session.
 const LEAVING: Duration = Duration::from_secs(1);

@@ -1,18 +1,20 @@
-//! What a native error means: one table.
+//! Error classification: one table maps each native error to kind, retry class, effect and advice.
+//!
+//! The callers decide by these classes, so each code is judged in one place.
 
-use dlock_core::{DriverError, Effect, ErrorKind, Retry};
+use dlock_core::{DriverError, Effect, ErrorKind, RetryClass};
 use zookeeper_client::Error as Native;
 
-/// One row: what a code means for the program, the loop and the human.
+/// One row: what a code means for the program, the retry loop and the human reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Class {
     kind: ErrorKind,
-    retry: Retry,
+    retry: RetryClass,
     effect: Effect,
     advice: &'static str,
 }
 
-const fn row(kind: ErrorKind, retry: Retry, effect: Effect, advice: &'static str) -> Class {
+const fn row(kind: ErrorKind, retry: RetryClass, effect: Effect, advice: &'static str) -> Class {
     Class {
         kind,
         retry,
@@ -21,20 +23,21 @@ const fn row(kind: ErrorKind, retry: Retry, effect: Effect, advice: &'static str
     }
 }
 
-/// A code that the server answers with refused the request whole. Whatever ended the connection says nothing of a request that was on it.
+/// Classifies a native error. A code in a server's answer means that the server refused the whole request. An
+/// error that ended the connection tells nothing about the requests in flight on it.
 fn classify(native: &Native) -> Class {
     use Effect::{None, Unknown};
     use ErrorKind::{Misuse, Unavailable, Unsupported};
-    use Retry::{Later, Never, Now};
+    use RetryClass::{Later, Never, Now};
     match native {
         Native::NoNode => row(
             Unavailable,
             Now,
             None,
-            "a node that was there just now is gone: the container cleaner, or somebody's delete",
+            "a node disappeared during the request: removed by the container cleaner or by another client",
         ),
-        Native::NodeExists => row(Unavailable, Now, None, "a node is there already"),
-        Native::BadVersion => row(Unavailable, Now, None, "a node changed in between"),
+        Native::NodeExists => row(Unavailable, Now, None, "the node exists already"),
+        Native::BadVersion => row(Unavailable, Now, None, "a node changed meanwhile"),
         Native::NotEmpty => row(Unavailable, Now, None, "a node has children"),
         Native::NoAuth => row(
             Unavailable,
@@ -77,7 +80,7 @@ fn classify(native: &Native) -> Class {
             Unsupported,
             Never,
             None,
-            "BUG: nothing here reconfigures; please report it",
+            "BUG: dlock never reconfigures an ensemble; please report it",
         ),
         Native::Unimplemented => row(
             Unsupported,
@@ -90,19 +93,19 @@ fn classify(native: &Native) -> Class {
         }
         Native::BadArguments(_) => row(Misuse, Never, None, "the ZooKeeper settings cannot work"),
         Native::NoWatcher => row(Unavailable, Now, None, "there is no such watch"),
-        Native::RuntimeInconsistent => row(Unavailable, Now, None, "a node changed in between"),
-        // Whatever it made goes with it: nothing of it can last, or come later.
+        Native::RuntimeInconsistent => row(Unavailable, Now, None, "a node changed meanwhile"),
+        // The nodes of the session end with it: no effect of the request can last, or come later.
         Native::SessionExpired => row(
             Unavailable,
             Now,
             None,
-            "the session is over, and what it held with it",
+            "the session is over, and its locks are lost",
         ),
         Native::SessionMoved => row(
             Unavailable,
             Now,
             None,
-            "the session moved to another server while the request was under way",
+            "the session moved to another server while the request was in flight",
         ),
         Native::NoHosts => row(
             Unavailable,
@@ -122,7 +125,7 @@ fn classify(native: &Native) -> Class {
             Unknown,
             "the connection failed before the answer came",
         ),
-        // Codes that the crate has no names for.
+        // Codes for which the crate has no variant.
         Native::UnexpectedErrorCode(EPHEMERAL_ON_LOCAL_SESSION) => row(
             Unsupported,
             Never,
@@ -133,7 +136,7 @@ fn classify(native: &Native) -> Class {
             Unavailable,
             Now,
             None,
-            "the session is over, and what it held with it",
+            "the session is over, and its locks are lost",
         ),
         Native::UnexpectedErrorCode(OPERATION_TIMEOUT | REQUEST_TIMEOUT) => row(
             Unavailable,
@@ -145,12 +148,12 @@ fn classify(native: &Native) -> Class {
             Unavailable,
             Later,
             Unknown,
-            "the server answered with an error that is not known",
+            "the server answered with an unknown error code",
         ),
         Native::UnmarshalError { .. } | Native::UnexpectedError(_) => {
             row(Unavailable, Later, Unknown, "the answer could not be read")
         }
-        // A broken socket, in the words of the operating system.
+        // A broken socket, as the operating system reports it.
         _ => row(
             Unavailable,
             Later,
@@ -160,7 +163,7 @@ fn classify(native: &Native) -> Class {
     }
 }
 
-/// A failed request.
+/// The error of a failed request.
 pub(crate) fn failed(cause: Native) -> DriverError {
     let class = classify(&cause);
     DriverError::new(class.kind, class.advice)
@@ -169,7 +172,7 @@ pub(crate) fn failed(cause: Native) -> DriverError {
         .with_source(cause)
 }
 
-/// A session that did not come about: nothing was asked yet.
+/// The error of a session that could not be opened: no request was sent yet.
 pub(crate) fn unreached(cause: Native) -> DriverError {
     let unreachable = matches!(
         cause,
@@ -184,12 +187,12 @@ pub(crate) fn unreached(cause: Native) -> DriverError {
     failed(cause).with_effect(Effect::None)
 }
 
-/// Whether the request may have been executed, or may be yet.
+/// Whether the request has an unknown outcome: it may have been executed, or may still be.
 pub(crate) fn is_open(cause: &Native) -> bool {
     classify(cause).effect == Effect::Unknown
 }
 
-/// The same over TLS. The crate keeps to itself why a handshake failed.
+/// [`unreached`] over TLS. The crate does not report why a handshake failed.
 #[cfg(feature = "tls")]
 pub(crate) fn unreached_safely(cause: Native) -> DriverError {
     match unreached(cause) {
@@ -202,7 +205,7 @@ pub(crate) fn unreached_safely(cause: Native) -> DriverError {
     }
 }
 
-/// Without one nothing can be encrypted.
+/// The error of a missing crypto provider: without one TLS cannot encrypt.
 #[cfg(feature = "tls")]
 pub(crate) fn no_tls_provider() -> DriverError {
     let message = "zk+tls:// needs a rustls crypto provider, which the application chooses: install one before connecting, \
@@ -210,34 +213,35 @@ pub(crate) fn no_tls_provider() -> DriverError {
     DriverError::new(ErrorKind::Misuse, message)
 }
 
-/// Nobody would be trusted.
+/// The error of an unusable certificate authority: without one no server would be trusted.
 #[cfg(feature = "tls")]
 pub(crate) fn ca_unusable(message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
     DriverError::new(ErrorKind::Misuse, message)
 }
 
-/// Whoever closed it asks no more.
+/// The error of a request after the driver was closed.
 pub(crate) fn closed() -> DriverError {
-    DriverError::new(ErrorKind::ShuttingDown, "the driver was closed before")
+    DriverError::new(ErrorKind::ShuttingDown, "the driver is closed")
 }
 
-/// The session ended: what it held is gone.
+/// The error of an ended session: its locks are lost.
 pub(crate) fn over() -> DriverError {
-    DriverError::unavailable("the session is over, and what it held with it").with_retry(Retry::Now)
+    DriverError::unavailable("the session is over, and its locks are lost")
+        .with_retry(RetryClass::Now)
 }
 
-/// The request came after its give-up: nothing was asked.
+/// The error of a request that came after its give-up: nothing was sent.
 pub(crate) fn late() -> DriverError {
     DriverError::unavailable("the request was given up before it was sent")
 }
 
-/// Others were faster each time.
+/// The error of a request that lost each attempt to other clients.
 pub(crate) fn contended() -> DriverError {
     DriverError::unavailable("the nodes of the lock changed during each attempt")
-        .with_retry(Retry::Now)
+        .with_retry(RetryClass::Now)
 }
 
-/// The servers' numbers of codes that the crate has no names for.
+/// The numbers of the server codes for which the crate has no variant.
 const OPERATION_TIMEOUT: i32 = -7;
 const UNKNOWN_SESSION: i32 = -12;
 const EPHEMERAL_ON_LOCAL_SESSION: i32 = -120;
@@ -248,10 +252,10 @@ mod tests {
     use super::*;
     use Effect::{None as Nothing, Unknown};
     use ErrorKind::{Misuse, Unavailable, Unsupported};
-    use Retry::{Later, Never, Now};
+    use RetryClass::{Later, Never, Now};
 
-    /// Every code of `KeeperException.Code`, as the crate gives it, and what the crate adds.
-    fn table() -> Vec<(Native, ErrorKind, Retry, Effect)> {
+    /// Every code of `KeeperException.Code` as the crate returns it, and the errors that the crate adds.
+    fn table() -> Vec<(Native, ErrorKind, RetryClass, Effect)> {
         let number = Native::UnexpectedErrorCode;
         vec![
             (number(-1), Unavailable, Later, Unknown), // SYSTEMERROR
@@ -275,7 +279,7 @@ mod tests {
             (Native::SessionExpired, Unavailable, Now, Nothing),
             (number(-113), Unavailable, Later, Unknown), // INVALIDCALLBACK
             (Native::InvalidAcl, Misuse, Never, Nothing),
-            // SESSIONCLOSEDREQUIRESASLAUTH, too.
+            // Also SESSIONCLOSEDREQUIRESASLAUTH.
             (Native::AuthFailed, Unavailable, Never, Nothing),
             (Native::SessionMoved, Unavailable, Now, Nothing),
             (Native::NotReadOnly, Unavailable, Later, Nothing),
@@ -312,7 +316,7 @@ mod tests {
         let mut seen = std::collections::HashSet::new();
         for (native, kind, retry, effect) in table() {
             let words = format!("{native:?}");
-            assert!(seen.insert(words.clone()), "{words} stands there twice");
+            assert!(seen.insert(words.clone()), "{words} is listed twice");
             assert_eq!(is_open(&native), effect == Unknown, "{words}");
             let error = failed(native);
             let meaning = (error.kind(), error.retry(), error.effect());

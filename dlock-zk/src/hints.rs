@@ -1,7 +1,8 @@
-//! Wake-ups, and what has to be done when a seat's time is up.
+//! Wake-ups and cleanup: one task per session.
 //!
-//! One task a session hears its watches and its state, and tidies up: holds past their end, turns that nobody took, requests whose answer was
-//! lost and that nobody asks for again, removals that were not confirmed.
+//! The task receives the notifications of its watches and the state of its session. It also cleans up: holds
+//! past their end, turns that no waiter took, requests whose answer was lost and that no task repeats, and
+//! removals that were not confirmed.
 
 use crate::{
     commands::{look, look_now, token},
@@ -27,7 +28,8 @@ use std::{
 use tokio::sync::mpsc;
 use zookeeper_client::{Error as Native, EventType, OneshotWatcher, SessionState, WatchedEvent};
 
-/// The way to the core, bounded: what does not fit is said as [`Hint::LookAgain`].
+/// The bounded channel of notifications to the core. When it overflows, the core gets [`Hint::Resync`]
+/// instead.
 #[derive(Clone, Debug)]
 pub(crate) struct Hints {
     sender: Arc<Mutex<Option<mpsc::Sender<Hint>>>>,
@@ -67,7 +69,7 @@ impl Hints {
         };
         stream::unfold((receiver, missed), |(mut receiver, missed)| async move {
             if receiver.is_empty() && missed.swap(false, SeqCst) {
-                return Some((Hint::LookAgain, (receiver, missed)));
+                return Some((Hint::Resync, (receiver, missed)));
             }
             receiver.recv().await.map(|hint| (hint, (receiver, missed)))
         })
@@ -82,7 +84,7 @@ impl Hints {
     }
 }
 
-/// A watch to be heard.
+/// A watch whose notification the task of the session awaits.
 pub(crate) struct Watching {
     seat: u64,
     of: Of,
@@ -92,21 +94,23 @@ pub(crate) struct Watching {
     until: AbortRegistration,
 }
 
-/// Whether nobody is ahead when the one ahead is gone: it was the only one when its watch stood already. Whoever comes in through it writes to it,
-/// which the watch tells, unless the connection broke off since that count of breaks: what the servers tell anew then is not all that happened.
+/// `Some`: the seat ahead was the only one ahead when its watch was already set, so none is ahead when it is
+/// gone. A client that enters through that seat writes to it, which the watch reports. This holds only while
+/// the count of breaks is the given one: after a broken connection the servers report only the state, not
+/// everything that happened.
 pub(crate) type Last = Option<u64>;
 
-/// What is watched.
+/// The seat that is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Of {
     /// The seat itself.
     Own,
-    /// The one ahead of it.
+    /// The seat ahead of it.
     Ahead,
 }
 
 impl Session {
-    /// A watch stands on the server from now on, for as long as the seat is there.
+    /// Registers a watch, which stays on the server for as long as the seat exists.
     pub(crate) fn watch(
         &self,
         seat: u64,
@@ -124,12 +128,12 @@ impl Session {
             Of::Ahead => mine.ahead.replace(watch),
         });
         let Some(before) = before else {
-            return; // the seat is gone, and nobody would take the watch back
+            return; // the seat is gone, and no later call would cancel the watch
         };
         if let Some(before) = before {
             before.handle.abort();
         }
-        // The task is gone only when the session is.
+        // The receiving task ends only with the session.
         drop(self.watches.send(Watching {
             seat,
             of,
@@ -140,7 +144,7 @@ impl Session {
         }));
     }
 
-    /// Removed as soon as it can be, however often that takes.
+    /// Marks a seat for removal as soon as possible, with as many attempts as that takes.
     pub(crate) fn doom(&self, seat: u64) {
         let now = self.clock.now();
         self.seats
@@ -154,11 +158,12 @@ impl Session {
         match (of, event.event_type) {
             (_, EventType::Session) => {}
             (Of::Own, EventType::NodeDeleted) => {
-                // Broken, or the folder was removed with all that was in it. A holder learns it when it renews.
+                // The lock was broken, or the folder was removed with all its nodes. A holder learns it at
+                // its next renewal.
                 self.seats.remove(seat);
                 self.turn(&mine);
             }
-            // Not its end: it is watched anew with the next renewal.
+            // Not the end of the seat: the next renewal watches it anew.
             (Of::Own, _) => {
                 self.seats.change(seat, |mine| mine.own = None);
             }
@@ -180,12 +185,14 @@ impl Session {
         }
     }
 
-    /// Perhaps its turn; whether it is was asked already, or is known.
+    /// The seat ahead is gone: it may be the turn of this seat. `early` and `first` say whether that was
+    /// asked already, or is known.
     fn ahead_left(&self, mine: &Mine, early: Option<Arc<Early>>, first: bool) {
         let now = self.clock.now();
         let told = self.seats.change(mine.id, |seat| {
             seat.ahead = None;
-            // Unless a look came at the same time and found it inside: a hold never becomes a turn again.
+            // A listing may have found the seat to hold the lock meanwhile: a hold never becomes a turn
+            // again.
             let waits = matches!(seat.phase, Phase::Waits(_));
             if waits {
                 seat.phase = Phase::Waits(Some(now + seat.accept));
@@ -198,7 +205,8 @@ impl Session {
         }
     }
 
-    /// The one ahead was written to: it is inside now, or somebody came in through it. Watched again, and seen who else is ahead, in one flight.
+    /// The seat ahead was written to: it holds the lock now, or another hold entered through it. Watches it
+    /// again and lists the seats, in one round trip.
     async fn follow(self: Arc<Self>, mine: Mine, ahead: String) {
         let (folder, breaks) = (self.root.folder(&mine.name), self.breaks.load(SeqCst));
         let path = format!("{folder}/{ahead}");
@@ -210,15 +218,15 @@ impl Session {
         let (watched, line) = futures_util::join!(watched, line);
         let watcher = match watched {
             Ok((.., watcher)) => watcher,
-            // It left meanwhile.
+            // The seat ahead is gone meanwhile.
             Err(Native::NoNode) => {
                 let early = line.ok().map(|line| Early::known(self.clock.now(), line));
                 return self.ahead_left(&mine, early, false);
             }
-            // Nobody answered: the next look watches it.
+            // No answer: the next poll sets the watch.
             Err(_) => return self.turn(&mine),
         };
-        // A look may have watched one already, or found it inside.
+        // A concurrent poll may have set a watch already, or found the seat to hold the lock.
         let bare = |seat: &mut Mine| seat.ahead.is_none() && matches!(seat.phase, Phase::Waits(_));
         if self.seats.change(mine.id, bare) == Some(true) {
             let is_last = line.is_ok_and(|line| mine.is_behind(&ahead, &line));
@@ -227,7 +235,7 @@ impl Session {
         }
     }
 
-    /// Perhaps its turn: the next look says whether it is.
+    /// Notifies the waiter that it may be its turn: the next poll finds out.
     pub(crate) fn turn(&self, mine: &Mine) {
         if let Some(ticket) = mine.ticket {
             let name = mine.name.clone();
@@ -235,14 +243,14 @@ impl Session {
         }
     }
 
-    /// A seat's time is up.
+    /// Handles a seat whose time is up.
     async fn sweep(self: Arc<Self>, seat: u64) {
         let Some(mine) = self.seats.get(seat) else {
             return;
         };
         let _gate = self.gate(&mine.name).await;
         if let Err(error) = self.tidy(seat).await {
-            tracing::debug!(target: "dlock::zk", lock = %mine.name, %error, "not tidied up yet, will be repeated");
+            tracing::debug!(target: "dlock::zk", lock = %mine.name, %error, "the cleanup of a seat failed, will be repeated");
             let again = self.clock.now() + AGAIN;
             self.seats
                 .change(seat, |mine| mine.phase = Phase::Doomed(again));
@@ -252,7 +260,7 @@ impl Session {
 
     async fn tidy(&self, seat: u64) -> Result<(), Native> {
         let now = self.clock.now();
-        // Whoever had the gate before may have changed it.
+        // The previous task at the gate may have changed the seat.
         let Some(mine) = self.seats.get(seat) else {
             return Ok(());
         };
@@ -261,7 +269,7 @@ impl Session {
                 self.remove(&mine).await
             }
             Phase::Held(_) => {
-                // A renewal may be faster.
+                // A concurrent renewal may have moved the end.
                 let over = self.seats.change(seat, |mine| {
                     let over = mine.held_until().is_some_and(|end| end <= now);
                     if over {
@@ -272,7 +280,8 @@ impl Session {
                 if over != Some(true) {
                     return Ok(());
                 }
-                // After the lease of the last one the lease alone decides: what kept the name shut goes first.
+                // After the end of the last lease nothing may keep the lock unavailable: minimum holds beside
+                // it are removed first.
                 let number = mine.node.as_ref().map(|node| node.number);
                 let beside: Vec<_> = self
                     .seats
@@ -295,7 +304,7 @@ impl Session {
                 if line.inside().first().map(|seat| seat.number) == number {
                     return self.remove(&mine).await;
                 }
-                // Only somebody ahead left: the next look watches the one before.
+                // Only a seat further ahead left: the next poll watches the one before.
                 self.seats.change(seat, |mine| mine.phase = self.waits());
                 self.turn(&mine);
                 Ok(())
@@ -304,7 +313,8 @@ impl Session {
         }
     }
 
-    /// Removes a seat of ours, found by its stem where its answer was lost. It is forgotten when it is known to be gone.
+    /// Removes a seat of this client, and finds it by its stem if its answer was lost. The seat leaves the
+    /// table only when it is known to be gone.
     pub(crate) async fn remove(&self, mine: &Mine) -> Result<(), Native> {
         let folder = self.root.folder(&mine.name);
         let node = match &mine.node {
@@ -330,8 +340,8 @@ impl Session {
         Ok(())
     }
 
-    /// A request whose answer was lost with its connection: by the time this is answered on a new connection of the session the old one is shut,
-    /// so what is not there now never will be.
+    /// Finds the node of a request whose answer was lost with its connection. When a new connection of the
+    /// session answers this, the server has closed the old one. So a node that does not exist now never will.
     pub(crate) async fn found(&self, mine: &Mine) -> Result<Option<Node>, Native> {
         let folder = self.root.folder(&mine.name);
         let line = look_now(&self.client, &folder).await?;
@@ -340,7 +350,7 @@ impl Session {
                 .client
                 .check_stat(&format!("{folder}/{}", seat.file))
                 .await?;
-            // What another session made of the same hold is not ours to judge.
+            // The node of another session for the same hold is left alone.
             let Some(stat) = stat.filter(|stat| stat.ephemeral_owner == self.client.session_id().0)
             else {
                 continue;
@@ -363,7 +373,8 @@ impl Session {
 }
 
 impl Session {
-    /// The connection broke off, or came back, once or more often; says whether the session is over.
+    /// Handles a changed state: the connection broke or came back, once or more often. Returns whether the
+    /// session is over.
     fn changed(&self, state: SessionState) -> bool {
         self.breaks.fetch_add(1, SeqCst);
         match state {
@@ -371,13 +382,13 @@ impl Session {
                 tracing::debug!(target: "dlock::zk", lane = self.lane.0, "disconnected");
             }
             state if state.is_terminated() => return true,
-            _ => self.hints.say(Hint::LookAgain),
+            _ => self.hints.say(Hint::Resync),
         }
         false
     }
 }
 
-/// The task of a session: ends with it, or when it is closed and carries nothing.
+/// The task of a session. It ends with the session, or when the session is closing and has no seats.
 pub(crate) async fn attend(session: Arc<Session>, mut watching: mpsc::UnboundedReceiver<Watching>) {
     let mut heard = FuturesUnordered::new();
     let mut states = session.client.state_watcher();
@@ -393,7 +404,8 @@ pub(crate) async fn attend(session: Arc<Session>, mut watching: mpsc::UnboundedR
                 });
             }
             Some((seat, of, last, event)) = heard.next(), if !heard.is_empty() => {
-                // A break is said before whatever is told after it: it has to be known before that is judged.
+                // The crate reports a break before the later notifications. The break must be counted before
+                // those are judged.
                 let state = states.changed().now_or_never();
                 if state.is_some_and(|state| session.changed(state)) {
                     break;
@@ -415,17 +427,17 @@ pub(crate) async fn attend(session: Arc<Session>, mut watching: mpsc::UnboundedR
     }
     if session.is_over() || session.client.state().is_terminated() {
         session.end();
-        tracing::warn!(target: "dlock::zk", lane = session.lane.0, "the session is over, and what it held with it");
+        tracing::warn!(target: "dlock::zk", lane = session.lane.0, "the session is over, and its locks are lost");
         session.hints.say(Hint::Over(session.lane));
-        session.hints.say(Hint::LookAgain);
+        session.hints.say(Hint::Resync);
     }
 }
 
-/// Hints on their way: a client that is so far behind looks at everything.
+/// Notifications in flight. A client that is further behind resyncs.
 const ROOM: usize = 1024;
 /// Between two attempts to remove a node.
 const AGAIN: Duration = Duration::from_millis(100);
-/// Nothing is due before then.
+/// No seat is due before then.
 #[cfg(test)]
 const NEVER: dlock_core::Instant = dlock_core::Instant::FAR;
 
@@ -442,7 +454,7 @@ mod tests {
         hints.close();
         let heard: Vec<_> = hints.stream().collect().await;
         assert_eq!(heard.len(), ROOM + 1);
-        assert_eq!(heard.last(), Some(&Hint::LookAgain));
+        assert_eq!(heard.last(), Some(&Hint::Resync));
         assert_eq!(hints.stream().count().await, 0);
         assert_eq!(crate::seats::Seats::default().next_due(), NEVER);
     }

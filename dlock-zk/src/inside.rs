@@ -1,4 +1,6 @@
-//! How a seat with nobody before it becomes a hold.
+//! Grant: a seat with none ahead becomes a hold.
+//!
+//! The grant itself needs no request; the node's data follows it for other readers.
 
 use crate::{
     acquire::{Step, unanswered},
@@ -11,7 +13,7 @@ use std::sync::Arc;
 use zookeeper_client::Error as Native;
 
 impl Session {
-    /// Nobody is before it.
+    /// Grants the lock to a seat with none ahead.
     pub(crate) async fn inside(
         self: &Arc<Self>,
         req: &Acquire,
@@ -20,7 +22,7 @@ impl Session {
         entered: Instant,
     ) -> Result<Step> {
         if mine.waits && mine.version().is_none() {
-            // Whether it says so is not known: read first, then it can be written.
+            // The outcome of the last write is unknown: the version has to be read before the next write.
             return self.read_version(mine, node).await;
         }
         let end = entered + req.lease.length();
@@ -63,7 +65,8 @@ impl Session {
         });
     }
 
-    /// The grant stands without it; it is for those who look, and sent before whatever the holder does next.
+    /// Writes to the node that it is held. The grant does not depend on it: the data is for clients that
+    /// inspect the lock. It is sent before all later requests of the holder.
     fn say_held(self: &Arc<Self>, mine: &Mine, node: &Node) {
         let (path, data) = (
             format!("{}/{}", self.root.folder(&mine.name), node.file),
@@ -77,13 +80,13 @@ impl Session {
             }
         });
         let client = self.client.clone();
-        // Called here, not in the task: the request is on its way when this returns.
+        // Called here, not in the task: the request is sent when this returns.
         let written = client.set_data(&path, &data, before);
         let written: std::pin::Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(written);
         tokio::spawn(async move {
             match written.await {
                 Ok(_) => {}
-                // Broken just before: the next renewal and the release find it lost.
+                // The lock was broken just before: the next renewal and the release report the loss.
                 Err(Native::NoNode) => drop(session.seats.remove(id)),
                 Err(_) => session.version_unknown(id),
             }

@@ -1,10 +1,12 @@
-//! Seats by their names, and the order in which they were taken.
+//! Queue of a lock: the seats parsed from node names, in the order of their numbers.
+//!
+//! All decisions about who holds and who waits derive from this order.
 
 use crate::seats::Node;
 use dlock_core::HoldId;
 use std::cmp::Ordering;
 
-/// A child of a name's folder: one seat.
+/// A seat: one child of a lock's folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Seat {
     pub(crate) file: String,
@@ -12,7 +14,7 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
-    /// Reads a child's name; `None`: a stranger's node, which is none of ours or Curator's and stands in nobody's way.
+    /// Parses a child's name. `None`: the node is neither dlock's nor Curator's, and blocks no client.
     pub(crate) fn parse(file: &str) -> Option<Self> {
         let at = file.rfind(MARK)? + MARK.len();
         let number = file[at..].split('.').next()?;
@@ -23,7 +25,7 @@ impl Seat {
         })
     }
 
-    /// The sequential node's name, whichever seat of its number this is.
+    /// The sequential node's name, for every seat of its number.
     pub(crate) fn head(&self) -> &str {
         let at = self.file.rfind(MARK).map_or(0, |at| at + MARK.len());
         let end = self.file[at..]
@@ -32,14 +34,14 @@ impl Seat {
         &self.file[..end]
     }
 
-    /// Whether it is the sequential one.
+    /// Whether this is the sequential seat of its number.
     pub(crate) fn is_first(&self) -> bool {
         self.head().len() == self.file.len()
     }
 }
 
-/// Numbers are 32 bits and go on at the negative end: of two, the one that is less than half the circle behind came first. Servers that
-/// count in 64 bits never get there.
+/// Compares two numbers. They are 32 bits and wrap to the negative end: of two numbers, the one that is less
+/// than half the circle behind came first. Servers that count in 64 bits never wrap.
 pub(crate) fn order(one: i64, other: i64) -> Ordering {
     match (i32::try_from(one), i32::try_from(other)) {
         (Ok(one), Ok(other)) => one.wrapping_sub(other).cmp(&0),
@@ -47,7 +49,7 @@ pub(crate) fn order(one: i64, other: i64) -> Ordering {
     }
 }
 
-/// The seats of a name, in their order.
+/// The seats of a lock, in their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Line(Vec<Seat>);
 
@@ -57,7 +59,8 @@ impl Line {
             .iter()
             .filter_map(|file| Seat::parse(file))
             .collect();
-        // Across the wrap the order of all seats is only one when seen from one of them; they span far less than half the circle.
+        // Across the wrap, the order is total only as seen from one of the seats. They span far less than
+        // half the circle.
         if let Some(origin) = seats.first().map(|seat| seat.number) {
             let place = |seat: &Seat| match (i32::try_from(seat.number), i32::try_from(origin)) {
                 (Ok(number), Ok(origin)) => i64::from(number.wrapping_sub(origin)),
@@ -76,19 +79,19 @@ impl Line {
         self.0.iter().find(|seat| seat.file == file)
     }
 
-    /// Whether that seat is there, and nobody before it.
+    /// Whether that seat exists and none is before it.
     pub(crate) fn is_first(&self, node: &Node) -> bool {
         self.find(&node.file).is_some() && self.ahead_of(node.number).is_none()
     }
 
-    /// The seats that were made with this stem: of a sequential one without those beside it.
+    /// The seats created with this stem: for a sequential seat, without the seats beside it.
     pub(crate) fn begin_with(&self, stem: &str) -> impl Iterator<Item = &Seat> {
         let is_of =
             move |seat: &&Seat| seat.file == stem || seat.is_first() && seat.file.starts_with(stem);
         self.0.iter().filter(is_of)
     }
 
-    /// Those who are inside, or whose turn it is.
+    /// The seats that hold the lock, or whose turn it is.
     pub(crate) fn inside(&self) -> &[Seat] {
         self.0.first().map_or(&[], |first| self.of(first.number))
     }
@@ -107,7 +110,7 @@ impl Line {
         &self.0[from..from + count]
     }
 
-    /// The seat right before that number: the one to watch. `None`: nobody is before it.
+    /// The seat right before that number: the one to watch. `None`: no seat is before it.
     pub(crate) fn ahead_of(&self, number: i64) -> Option<&Seat> {
         self.0
             .iter()
@@ -115,7 +118,7 @@ impl Line {
             .find(|seat| order(seat.number, number) == Ordering::Less)
     }
 
-    /// The seat before that one's number, where there is no other, and that one is there.
+    /// The seat before the number of `file`, if there is exactly one and `file` exists.
     pub(crate) fn only_ahead_of(&self, file: &str) -> Option<&Seat> {
         let number = self.find(file)?.number;
         let is_before = |seat: &&Seat| order(seat.number, number) == Ordering::Less;
@@ -123,7 +126,7 @@ impl Line {
         before.next().filter(|_| before.next().is_none())
     }
 
-    /// How many numbers there are before that one.
+    /// How many numbers are before that one.
     pub(crate) fn count_before(&self, number: i64) -> usize {
         let mut before: Vec<_> = self.0.iter().map(|seat| seat.number).collect();
         before.dedup();
@@ -133,7 +136,7 @@ impl Line {
             .count()
     }
 
-    /// How many numbers there are.
+    /// How many numbers the queue has.
     pub(crate) fn len(&self) -> usize {
         let mut numbers: Vec<_> = self.0.iter().map(|seat| seat.number).collect();
         numbers.dedup();
@@ -146,12 +149,12 @@ pub(crate) fn stem(id: u64) -> String {
     format!("_c_{id:016x}-{MARK}")
 }
 
-/// The name of one seat more beside a sequential one.
+/// The name of one more seat beside a sequential one.
 pub(crate) fn beside(head: &str, hold: HoldId) -> String {
     format!("{head}.{hold}")
 }
 
-/// What stands before the number; the text after the last one is compared.
+/// The text before the number. Order depends on the text after its last occurrence.
 pub(crate) const MARK: &str = "lock-";
 
 #[cfg(test)]

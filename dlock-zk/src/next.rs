@@ -1,4 +1,6 @@
-//! Whoever comes after a grant: the client's next waiter, and the ticket that is used up.
+//! Follow-up of a grant: queues the client's next waiter, and removes the ticket that is used up.
+//!
+//! The next waiter then has its seat before the holder can release.
 
 use crate::{
     acquire::{Step, accept_lease, printed, unanswered},
@@ -13,7 +15,7 @@ use std::sync::Arc;
 use tokio::sync::OwnedMutexGuard;
 
 impl Session {
-    /// Granted past the line: the ticket it came with stands no longer.
+    /// Removes the seat of a ticket whose request was granted without that seat.
     pub(crate) fn used_up(&self, req: &Acquire) {
         let Some(ticket) = req.line else {
             return;
@@ -25,7 +27,8 @@ impl Session {
         }
     }
 
-    /// The client's next waiter stands behind: sent before the grant is known to its user, who therefore cannot release before it. Nobody waits for it.
+    /// Creates the seat of the client's next waiter. The request is sent before the caller learns of the
+    /// grant, so the caller cannot release before it. No task awaits it.
     pub(crate) fn stand_next(
         self: &Arc<Self>,
         req: &Acquire,
@@ -39,7 +42,7 @@ impl Session {
         }
         let mut next = req.clone();
         (next.line, next.next, next.join) = (Some(ticket), None, None);
-        // Nobody's yet: it is told whose it is by the look that takes it.
+        // Not yet assigned: the poll that takes the seat writes the waiter's owner and hold to it.
         next.owner = Owner::from_seed(&format!("{} {ticket}", req.hold));
         next.hold = HoldId::from_bits(next.hold.to_bits().rotate_left(1) ^ ticket.0.get());
         let session = Arc::clone(self);
@@ -48,7 +51,7 @@ impl Session {
             let entered = session.clock.now();
             let stood = session.stand_behind(&next, entered).await;
             if !matches!(stood, Ok(Step::Done(Acquired::Held(_)))) {
-                // Its turn, or none of it: the core asks itself.
+                // Its turn, or no seat: the core has to ask.
                 let name = next.name.clone();
                 session.hints.say(Hint::Turn { name, ticket });
             }
@@ -60,7 +63,8 @@ impl Session {
         }
     }
 
-    /// As [`stand`](Self::stand), for somebody who is not there yet: it waits, also when nobody is before it.
+    /// As [`stand`](Self::stand), for a waiter that does not ask yet: the seat waits, even with none before
+    /// it.
     async fn stand_behind(self: &Arc<Self>, req: &Acquire, entered: Instant) -> Result<Step> {
         let mut mine = Mine::asked(req, stem(req.hold.to_bits()), req.line);
         mine.waits = true;

@@ -1,4 +1,6 @@
-//! Who is inside already: the same hold again, and one hold more. Whoever is called here has the gate of the name.
+//! Re-entry: repeats a hold, or adds one more hold of the same owner.
+//!
+//! Both bypass the queue, because the owner already holds the lock. Both run under the gate of the lock name.
 
 use crate::{
     acquire::{Step, unanswered},
@@ -15,7 +17,7 @@ use dlock_core::{
 use std::{num::NonZeroU32, sync::Arc};
 
 impl Session {
-    /// It is inside already: the same again.
+    /// Repeats the grant of a hold that exists.
     pub(crate) async fn repeat(&self, mine: &Mine, end: Instant, entered: Instant) -> Result<Step> {
         let folder = self.root.folder(&mine.name);
         let Some(node) = &mine.node else {
@@ -31,7 +33,7 @@ impl Session {
         Ok(Step::Done(self.granted(mine.token, holds, end, entered)))
     }
 
-    /// How many holds of that number live.
+    /// How many live holds have that number.
     async fn count(&self, name: &LockName, line: &Line, number: i64) -> Result<u32> {
         let seats = line.of(number);
         if seats.len() <= 1 {
@@ -56,7 +58,8 @@ impl Session {
         Acquired::Granted(Grant::new(token, holds, valid_for))
     }
 
-    /// Whether whoever is inside is the one who asks: by the same hold, or by another one of its owner. The seat is then not needed.
+    /// Whether the holder is the requester itself: by the same hold, or by another hold of its owner. The
+    /// seat is then not needed.
     pub(crate) async fn itself(
         self: &Arc<Self>,
         req: &Acquire,
@@ -86,14 +89,14 @@ impl Session {
                 .is_some_and(|record| record.hold == req.hold)
         };
         if let Some(copy) = taken.iter().filter(own).find(by_hold) {
-            // Granted to the same hold through another session, of whose life this one can prove nothing.
+            // Granted to the same hold through another session, whose life this session cannot prove.
             let holds = self.count(&req.name, line, copy.seat.number).await?;
             self.remove(mine).await.map_err(failed)?;
             return Ok(Some(Step::Done(
                 self.granted(token, holds, entered, entered),
             )));
         }
-        // Out of the way first: the hold has one seat.
+        // The seat is removed first: a hold has one seat only.
         self.remove(mine).await.map_err(failed)?;
         match self.enter(req, token, entered).await? {
             Step::Done(Acquired::Gone) => Ok(Some(Step::Anew)),
@@ -101,7 +104,7 @@ impl Session {
         }
     }
 
-    /// One hold more of an incarnation, past everybody who waits.
+    /// Adds one more hold of an incarnation, past all waiters.
     pub(crate) async fn enter(
         self: &Arc<Self>,
         req: &Acquire,
@@ -135,7 +138,7 @@ impl Session {
                 .as_ref()
                 .is_some_and(|record| record.hold == req.hold)
         }) {
-            // Its first copy came through, in this session or another one.
+            // The first copy of this request succeeded, in this session or another one.
             let end = self
                 .seats
                 .find(&req.name, |mine| mine.hold == req.hold)
@@ -149,7 +152,7 @@ impl Session {
         }
         if holds >= MAX_HOLDS {
             let message =
-                format!("the owner has {MAX_HOLDS} holds of this name, which is the most");
+                format!("the owner has {MAX_HOLDS} holds of this lock, which is the maximum");
             return Err(DriverError::new(ErrorKind::Overloaded, message));
         }
         let file = beside(through.seat.head(), req.hold);
@@ -187,7 +190,7 @@ impl Session {
             }
             Err(Barred::There) => {
                 self.seats.remove(id);
-                let message = "the hold was released just now, and keeps the name shut";
+                let message = "the hold was just released, and its minimum hold is not over";
                 Err(DriverError::unavailable(message))
             }
             Err(Barred::Failed(error)) => {
@@ -199,7 +202,7 @@ impl Session {
         }
     }
 
-    /// Whether somebody is inside by it: not by a hold of ours that is over and not yet removed.
+    /// Whether the seat is a live hold. Holds of this client that ended and are not yet removed do not count.
     pub(crate) fn lives(&self, name: &LockName, taken: &Taken) -> bool {
         let now = self.clock.now();
         let is_over = |mine: &Mine| {
@@ -216,7 +219,7 @@ impl Session {
     }
 }
 
-/// A token that was granted and is not yet written as such: its pass was faster.
+/// Whether the token was granted and the node does not say so yet, because the pass arrived earlier.
 fn is_turn(taken: &Taken, join: Option<FencingToken>) -> bool {
     join.is_some()
         && taken.token() == join

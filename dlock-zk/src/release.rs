@@ -1,4 +1,6 @@
-//! How a hold is given back.
+//! Release: removes a hold, or marks it as a minimum hold.
+//!
+//! Conditional on the version of the node, so that a hold which entered meanwhile is never lost.
 
 use crate::{
     commands::{Record, Use, look, look_now, read, remove_all},
@@ -11,17 +13,17 @@ use std::{num::NonZeroU32, time::Duration};
 use zookeeper_client::Error as Native;
 
 impl Session {
-    /// Gives back a seat of ours.
+    /// Releases a seat of this client.
     pub(crate) async fn release(&self, mine: &Mine, keep: Option<Duration>) -> Result<Released> {
         let Some(end) = mine.held_until() else {
             let _gate = self.gate(&mine.name).await;
             return match self.seats.get(mine.id).map(|mine| mine.phase) {
-                // Its turn to be settled: a request whose answer was lost, or a removal.
+                // A request with an unknown outcome, or a pending removal: remove it now.
                 Some(Phase::Asked(_) | Phase::Doomed(_)) => {
                     self.remove(mine).await.map_err(failed)?;
                     Ok(Released::NotHeld { by: None })
                 }
-                // Granted while this waited for the gate.
+                // Granted while this call waited for the gate.
                 Some(Phase::Held(_)) => Err(contended()),
                 _ => Ok(Released::NotHeld { by: None }),
             };
@@ -30,7 +32,8 @@ impl Session {
         if end <= now {
             return Ok(Released::NotHeld { by: None });
         }
-        // Given up unanswered it is removed all the same, as a request on its way would.
+        // If this call is dropped before the answer, the hold is removed all the same, as a request in flight
+        // would do.
         let mut undo = Undo::new(self, mine.id, keep.is_none());
         let answer = self.release_held(mine, keep, now).await;
         undo.armed = false;
@@ -54,7 +57,7 @@ impl Session {
             && mine.is_sequential()
             && let Some(version) = node.version
         {
-            // Nobody came in through it, or the version is another one.
+            // Either no hold entered through this seat, or its version has changed.
             let path = format!("{}/{}", self.root.folder(&mine.name), node.file);
             match self.client.delete(&path, Some(version)).await {
                 Ok(()) => {
@@ -77,7 +80,7 @@ impl Session {
         self.release_beside_others(mine, keep, now).await
     }
 
-    /// The same where others may be inside beside it, or the name is to stay shut.
+    /// Releases a seat that may have other holds beside it, or that becomes a minimum hold.
     async fn release_beside_others(
         &self,
         mine: &Mine,
@@ -139,7 +142,8 @@ impl Session {
         Err(contended())
     }
 
-    /// Gives back what another session of that owner holds: for the command line, and for a copy that another client was granted.
+    /// Releases holds of another session of that owner: for the command line, and for a copy that was granted
+    /// to another client.
     pub(crate) async fn release_elsewhere(
         &self,
         name: &LockName,
@@ -193,7 +197,7 @@ impl Session {
     }
 }
 
-/// Removes a seat when the release of it is dropped before it is answered.
+/// Removes a seat when its release is dropped before the answer.
 struct Undo<'a> {
     session: &'a Session,
     seat: u64,
@@ -218,5 +222,5 @@ impl Drop for Undo<'_> {
     }
 }
 
-/// How often one call reads again because something changed in between.
+/// How often one call reads again because a seat changed meanwhile.
 const ATTEMPTS: usize = 8;

@@ -1,19 +1,20 @@
-//! How many watches a session may have.
+//! Watch budget: bounds the watches of a session.
 //!
-//! After a break the native client tells its server of all watches anew, in requests of up to 128 KiB of paths that all bear the same number: the
-//! answer to the second one is an answer to nothing, which breaks the connection again, until the session is over. So never more are set than
-//! one request has room for; whatever has no watch is looked at instead.
+//! After a broken connection the native client registers all watches anew, in requests of up to 128 KiB of
+//! paths that all have the same number. The answer to the second request then matches no request. That breaks
+//! the connection again, until the session is over. So the driver never sets more watches than fit one
+//! request, and polls what has no watch.
 
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering::SeqCst},
 };
 
-/// What is left of it.
+/// The budget of one session.
 #[derive(Debug)]
 pub(crate) struct Room {
     taken: Arc<AtomicUsize>,
-    /// What the client puts before each path.
+    /// The length of the prefix that the client puts before each path.
     before: usize,
 }
 
@@ -25,12 +26,12 @@ impl Room {
         }
     }
 
-    /// Room for a watch of a hold, which leaves some to those who wait.
+    /// Room for the watch of a hold. Leaves some room for waiters.
     pub(crate) fn for_hold(&self, path: &str) -> Option<Place> {
         self.take(path, OF_HOLDS)
     }
 
-    /// Room for a watch of somebody who waits.
+    /// Room for the watch of a waiter.
     pub(crate) fn for_waiter(&self, path: &str) -> Option<Place> {
         self.take(path, OF_ALL)
     }
@@ -46,7 +47,7 @@ impl Room {
     }
 }
 
-/// Room that one watch has, for as long as it stands.
+/// The room of one watch, returned on drop.
 #[derive(Debug)]
 pub(crate) struct Place {
     taken: Arc<AtomicUsize>,
@@ -59,7 +60,7 @@ impl Drop for Place {
     }
 }
 
-/// Bytes of paths. The native client's own count ends at 131,072.
+/// Bytes of paths. The native client's own bound is 131,072.
 const OF_ALL: usize = 112 << 10;
 const OF_HOLDS: usize = 64 << 10;
 

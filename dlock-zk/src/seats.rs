@@ -1,10 +1,12 @@
-//! What a session knows of its own seats: the servers keep nodes, and neither ends of holds nor tickets.
+//! Seat table: the seats of one session, with their phases and deadlines.
+//!
+//! The servers store the nodes, but neither the ends of holds nor tickets.
 
 use crate::{
     commands::{Record, Use, look},
     line::Line,
 };
-use dlock_core::{FencingToken, HoldId, Instant, LockName, Note, Owner, Ticket};
+use dlock_core::{FencingToken, HoldId, HolderInfo, Instant, LockName, Owner, Ticket};
 use futures_util::{
     FutureExt,
     future::{AbortHandle, BoxFuture},
@@ -19,62 +21,63 @@ use std::{
 use tokio::sync::Notify;
 use zookeeper_client::{Client, Error as Native};
 
-/// One seat of ours, from before its request is sent until it is known to be gone.
+/// One seat of this client, from before its request is sent until it is known to be gone.
 #[derive(Clone, Debug)]
 pub(crate) struct Mine {
     pub(crate) id: u64,
     pub(crate) name: LockName,
     pub(crate) owner: Owner,
     pub(crate) hold: HoldId,
-    pub(crate) note: Arc<Note>,
-    /// What its node's name begins with, or is.
+    pub(crate) note: Arc<HolderInfo>,
+    /// The prefix of its node's name, or the whole name.
     pub(crate) stem: String,
-    /// `None`: not known whether it is there.
+    /// `None`: it is not known whether the node exists.
     pub(crate) node: Option<Node>,
     pub(crate) phase: Phase,
     pub(crate) ticket: Option<Ticket>,
     pub(crate) token: Option<FencingToken>,
-    /// How long its turn is kept for it.
+    /// How long the lock stays reserved for it.
     pub(crate) accept: Duration,
-    /// Nobody came in through it, as far as we know.
+    /// No hold entered through it, as far as known.
     pub(crate) alone: bool,
     /// The node's data says that it waits.
     pub(crate) waits: bool,
     /// The watch on it, and the one on the seat ahead.
     pub(crate) own: Option<Watch>,
     pub(crate) ahead: Option<Watch>,
-    /// Sent when the one ahead left.
+    /// The listing that was sent when the seat ahead left.
     pub(crate) early: Option<Arc<Early>>,
-    /// When it was told that nobody is ahead any more.
+    /// When it was notified that no seat is ahead any more.
     pub(crate) first: Option<Instant>,
-    /// Somebody is tidying it up.
+    /// A cleanup of it is in progress.
     pub(crate) swept: bool,
 }
 
-/// A node that is there.
+/// A node that exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Node {
     pub(crate) file: String,
     pub(crate) number: i64,
-    /// Of its data; `None`: not known.
+    /// The version of its data; `None`: not known.
     pub(crate) version: Option<i32>,
 }
 
-/// A watch that stands on the server until it fires or is taken back.
+/// A watch on the server, until it fires or is cancelled.
 #[derive(Clone, Debug)]
 pub(crate) struct Watch {
     pub(crate) file: String,
     pub(crate) handle: AbortHandle,
 }
 
-/// A look that was sent before anybody asked for it: its answer travels while the wake-up does.
+/// An early listing: sent before a task asks for it, so that its answer travels at the same time as the
+/// wake-up.
 pub(crate) struct Early {
     sent: Instant,
     line: Mutex<Option<BoxFuture<'static, Result<Line, Native>>>>,
 }
 
 impl Early {
-    /// Sends it now.
+    /// Sends the listing now.
     pub(crate) fn send(now: Instant, client: &Client, folder: String) -> Arc<Self> {
         let client = client.clone();
         let mut looking = async move { look(&client, &folder).await }.boxed();
@@ -87,14 +90,14 @@ impl Early {
         })
     }
 
-    /// The answer, once, and only soon: what it shows is past. Nobody comes in before a seat later, so that it is the first stays true for as
-    /// long as the seat is there, which its session and the watch on it say.
+    /// The answer, once, and only while it is recent. No later seat gets a smaller number. So a seat that was
+    /// the first stays the first for as long as it exists, which its session and the watch on it show.
     pub(crate) fn take(&self, now: Instant) -> Option<BoxFuture<'static, Result<Line, Native>>> {
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         line.take().filter(|_| now.since(self.sent) <= SOON)
     }
 
-    /// One that is answered already.
+    /// A listing that is answered already.
     pub(crate) fn known(now: Instant, line: Line) -> Arc<Self> {
         Arc::new(Self {
             sent: now,
@@ -111,18 +114,18 @@ impl fmt::Debug for Early {
     }
 }
 
-/// What a seat of ours is for, and until when.
+/// The phase of a seat, and its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Asked for, and not known whether granted. Nobody wants it after that instant.
+    /// Requested, with an unknown outcome. No task wants it after that instant.
     Asked(Instant),
-    /// In line; after that instant its turn was not taken.
+    /// In the queue. After that instant its turn was not taken.
     Waits(Option<Instant>),
-    /// Inside until then.
+    /// Holds the lock until then.
     Held(Instant),
-    /// Keeps the name shut until then.
+    /// A minimum hold: keeps the lock unavailable until then.
     Kept(Instant),
-    /// To be removed, and the removal to be repeated then.
+    /// To be removed; the next attempt is then.
     Doomed(Instant),
 }
 
@@ -146,7 +149,7 @@ impl Mine {
             } else {
                 self.token
             },
-            note: Note::clone(&self.note),
+            note: HolderInfo::clone(&self.note),
         }
     }
 
@@ -155,7 +158,7 @@ impl Mine {
         self.stem.ends_with('-')
     }
 
-    /// When the hold is over; `None`: it is none.
+    /// When the hold ends; `None`: the seat is no hold.
     pub(crate) fn held_until(&self) -> Option<Instant> {
         match self.phase {
             Phase::Held(end) => Some(end),
@@ -167,24 +170,25 @@ impl Mine {
         self.node.as_ref().and_then(|node| node.version)
     }
 
-    /// Whether there is nobody but that seat ahead of it.
+    /// Whether `ahead` is the only seat ahead of it.
     pub(crate) fn is_behind(&self, ahead: &str, line: &Line) -> bool {
         let node = self.node.as_ref();
         let only = node.and_then(|node| line.only_ahead_of(&node.file));
         only.is_some_and(|seat| seat.file == ahead)
     }
 
-    /// Whether it was told just now that nobody is ahead; as with [`Early`], that stays true for as long as the seat is there.
+    /// Whether it was notified just now that no seat is ahead. As with [`Early`], that stays true for as long
+    /// as the seat exists.
     pub(crate) fn is_first(&self, now: Instant) -> bool {
         self.own.is_some() && self.first.is_some_and(|told| now.since(told) <= SOON)
     }
 }
 
-/// All of them.
+/// All seats of a session.
 #[derive(Debug, Default)]
 pub(crate) struct Seats {
     table: Mutex<Table>,
-    /// Something is due earlier than was said.
+    /// A seat became due earlier than `next_due` returned.
     pub(crate) earlier: Notify,
 }
 
@@ -193,7 +197,7 @@ struct Table {
     seats: HashMap<u64, Mine>,
     names: HashMap<LockName, Vec<u64>>,
     count: u64,
-    /// What `next_due` said last: whoever is due later need not say so.
+    /// What `next_due` returned last: a seat that is due later need not notify.
     armed: Instant,
 }
 
@@ -209,7 +213,7 @@ impl Default for Table {
 }
 
 impl Seats {
-    /// Takes one in, with an id of its own.
+    /// Inserts a seat and gives it an id.
     pub(crate) fn insert(&self, mut mine: Mine) -> u64 {
         let mut table = self.table();
         table.count += 1;
@@ -229,7 +233,7 @@ impl Seats {
         self.table().seats.get(&id).cloned()
     }
 
-    /// Changes one; says whether it is there.
+    /// Changes a seat. `None`: it is gone.
     pub(crate) fn change<T>(&self, id: u64, change: impl FnOnce(&mut Mine) -> T) -> Option<T> {
         let mut table = self.table();
         let armed = table.armed;
@@ -243,7 +247,7 @@ impl Seats {
         Some(done)
     }
 
-    /// Forgets one, whose watches are taken back.
+    /// Removes a seat and cancels its watches.
     pub(crate) fn remove(&self, id: u64) -> Option<Mine> {
         let mut table = self.table();
         let mine = table.seats.remove(&id)?;
@@ -260,7 +264,7 @@ impl Seats {
         Some(mine)
     }
 
-    /// The first of that name for which the condition holds.
+    /// The first seat of that lock name for which the condition holds.
     pub(crate) fn find(&self, name: &LockName, is: impl Fn(&Mine) -> bool) -> Option<Mine> {
         let table = self.table();
         let ids = table.names.get(name)?;
@@ -270,7 +274,7 @@ impl Seats {
             .cloned()
     }
 
-    /// All of that name.
+    /// All seats of that lock name.
     pub(crate) fn of(&self, name: &LockName) -> Vec<Mine> {
         let table = self.table();
         let ids = table.names.get(name).map_or(&[][..], Vec::as_slice);
@@ -280,7 +284,7 @@ impl Seats {
             .collect()
     }
 
-    /// Those for which the condition holds.
+    /// All seats for which the condition holds.
     pub(crate) fn all(&self, is: impl Fn(&Mine) -> bool) -> Vec<Mine> {
         self.table()
             .seats
@@ -290,7 +294,7 @@ impl Seats {
             .collect()
     }
 
-    /// When the next one is due.
+    /// When the next seat is due.
     pub(crate) fn next_due(&self) -> Instant {
         let mut table = self.table();
         let idle = table.seats.values().filter(|mine| !mine.swept);
@@ -301,7 +305,7 @@ impl Seats {
         table.armed
     }
 
-    /// Those that are due, marked as being swept.
+    /// The seats that are due, marked as being cleaned up.
     pub(crate) fn take_due(&self, now: Instant) -> Vec<u64> {
         let mut table = self.table();
         let mut due = Vec::new();
@@ -318,7 +322,7 @@ impl Seats {
         self.table().seats.is_empty()
     }
 
-    /// The session is over: there are none.
+    /// Removes all seats, because the session is over.
     pub(crate) fn clear(&self) {
         let mut table = self.table();
         let seats = std::mem::take(&mut *table);
@@ -335,5 +339,5 @@ impl Seats {
     }
 }
 
-/// How old a look may be that was sent when the one ahead left: a wake-up takes far less, and a turn that is taken later looks anew.
+/// How old an early listing may be. A wake-up takes far less, and a turn taken later lists anew.
 const SOON: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! The suite over a real ZooKeeper.
+//! The conformance suite over a real ZooKeeper server.
 
 use async_trait::async_trait;
 use dlock_conformance::{
@@ -40,7 +40,7 @@ impl Backend for ZooKeeper {
         }
     }
 
-    /// The session is long enough for a busy machine, and short enough to see the end of.
+    /// The session is long enough for a busy machine, and short enough for tests that wait for its end.
     fn url(&self, server: String) -> String {
         format!("{server}/dlock?dlock.session=2s")
     }
@@ -49,20 +49,22 @@ impl Backend for ZooKeeper {
         Ok(Arc::new(ZkDriver::connect(url).await?))
     }
 
-    /// What each request of a kind has and no other.
+    /// The bytes that identify the requests of a kind.
     fn request(&self, of: Call, _: Fault) -> Trigger {
         match of {
-            // A seat's stem and the length of its data. The first one finds no folder; the second one takes the seat.
+            // The stem of a seat and the length of its data. The first such request finds no folder; the
+            // second one takes the seat.
             Call::Acquire => Trigger::on(*b"-lock-\0\0\0").skip(1),
-            // The read that a batch waits for.
+            // The barrier read of a batch.
             Call::Renew => Trigger::on("/~renew"),
-            // The operation's number and the length of the path. Another request has it only as the second one of its connection.
+            // The number of the operation and the length of the path. Any other request contains them only as
+            // the second request of its connection.
             Call::Release => Trigger::on([0, 0, 0, 2, 0, 0, 0]),
         }
     }
 
     async fn delete(&self, server: &ZooKeeperServer, name: &LockName) -> Result<(), Failure> {
-        // Names of cases are letters, digits and dots, which the encoding leaves alone.
+        // Names of cases contain only letters, digits and dots, which the encoding does not change.
         remove(server, &format!("/dlock/{name}")).await
     }
 
@@ -75,7 +77,7 @@ impl Backend for ZooKeeper {
     }
 }
 
-/// Removes a node and all that is below it; others may add to it meanwhile.
+/// Removes a node and all nodes below it, while other clients may add more.
 async fn remove(server: &ZooKeeperServer, path: &str) -> Result<(), Failure> {
     let hosts = server.addr().to_string();
     let client = Client::connect(&hosts).await.map_err(Failure::new)?;

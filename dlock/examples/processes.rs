@@ -1,9 +1,10 @@
 // ci: run redis
-//! Processes that share a lock: they exclude each other, one that was stopped learns that it lost, one that was killed costs its lease.
+//! Processes that share a lock: they exclude each other, a stopped one learns that it lost the lock, a
+//! killed one costs its lease.
 //!
 //! `DLOCK_URL=redis://127.0.0.1/ cargo run -p dlock-rs --features redis --example processes`
 
-use dlock::{Client, Lock};
+use dlock::{Client, Lease, Lock};
 use rustix::process::{Pid, Signal, kill_process};
 use std::{
     env,
@@ -79,7 +80,7 @@ async fn show() -> Result {
     Ok(())
 }
 
-/// Everybody counts at once; without a name, without a lock.
+/// All processes count at once; an empty name means without a lock.
 async fn exclusion(file: &Path, name: &str) -> Result {
     fs::write(file, "0 0")?;
     let began = Instant::now();
@@ -106,7 +107,8 @@ async fn exclusion(file: &Path, name: &str) -> Result {
     Ok(())
 }
 
-/// A holder sleeps through its lease. The next one works, and the first one must notice before it writes again.
+/// A holder sleeps through its lease. The next one works, and the first one must notice before it writes
+/// again.
 async fn loss(file: &Path, lock: &Lock) -> Result {
     fs::write(file, "0 0")?;
     let mut holder = Worker::start(&["hold", text(file)?, lock.name().as_str()])?;
@@ -116,7 +118,7 @@ async fn loss(file: &Path, lock: &Lock) -> Result {
 
     let stopped = Instant::now();
     holder.signal(Signal::STOP)?;
-    let guard = lock.acquire_within(LEASE + SLACK).await?;
+    let guard = lock.acquire_timeout(LEASE + SLACK).await?;
     println!(
         "  the next one had the lock {:.2?} after the stop: token {first}, then {}",
         stopped.elapsed(),
@@ -136,11 +138,11 @@ async fn loss(file: &Path, lock: &Lock) -> Result {
     Ok(())
 }
 
-/// A holder dies without a word. The lock is free when its lease is over.
+/// A holder is killed without a release. The lock is free when its lease is over.
 async fn recovery(file: &Path, lock: &Lock) -> Result {
     let mut holder = Worker::start(&["hold", text(file)?, lock.name().as_str()])?;
     holder.says("held").await?;
-    let waiting = tokio::spawn(lock.acquire_within(2 * (LEASE + SLACK)));
+    let waiting = tokio::spawn(lock.acquire_timeout(2 * (LEASE + SLACK)));
     // It was renewed some times when it dies.
     sleep(LEASE).await;
     let killed = Instant::now();
@@ -186,7 +188,7 @@ async fn increment(file: &Path, token: u64) -> Result {
 
 /// Holds the lock until its input ends, and writes when it is told to and may.
 async fn hold(file: &Path, name: &str) -> Result {
-    let lock = connect().await?.lock(name)?.kept_lease(LEASE)?;
+    let lock = connect().await?.lock(name)?.lease(Lease::renewed(LEASE));
     let guard = lock.acquire().await?;
     println!("held {}", guard.token());
     let mut told = BufReader::new(tokio::io::stdin()).lines();

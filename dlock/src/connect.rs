@@ -1,13 +1,13 @@
-//! From a URL to a client: the only place that knows which schemes there are.
+//! Connecting by URL: the only place that knows all schemes.
 
 use dlock_core::{Client, ClientBuilder, DistributedLock, Error, ErrorKind, Lease};
 use std::{error::Error as _, sync::Arc, time::Duration};
 
-/// Connects to the store of a URL, which the scheme chooses.
+/// Connects to the store of a URL; the scheme chooses the driver.
 ///
 /// | URL | feature | store |
 /// |---|---|---|
-/// | `memory:NAME` | `memory` (default) | inside this process, shared by everybody who names it |
+/// | `memory:NAME` | `memory` (default) | inside this process, shared by all clients that use the name |
 /// | `redis://…`, `redis+unix://…` | `redis` | one Redis server |
 /// | `rediss://…` | `redis-tls` | the same over TLS |
 /// | `sqlite:PATH` | `sqlite` | a file, shared by the processes of one machine |
@@ -17,23 +17,29 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 /// | `zk://…` | `zk` | a ZooKeeper server or ensemble |
 /// | `zk+tls://…` | `zk-tls` | the same over TLS |
 ///
-/// The rest of the URL is the native client's, unchanged. Query parameters that begin with `dlock.` are ours:
+/// The rest of the URL is the native client's, unchanged. Query parameters that begin with `dlock.` belong
+/// to dlock:
 ///
 /// | parameter | values | default | what |
 /// |---|---|---|---|
-/// | `dlock.lease` | `100ms` to `365days` | `30s` | the lease of locks that name none, kept alive by the watchdog |
-/// | `dlock.look` | `1ms` to `1m` | `100ms` | how often a store that only answers is asked at most while somebody waits |
+/// | `dlock.lease` | `100ms` to `365days` | `30s` | the lease of locks that name none, renewed by the watchdog |
+/// | `dlock.poll` | `1ms` to `1m` | `100ms` | how often a waiter polls at most, on a store that cannot wake it |
 ///
-/// and those of the backend, listed with its config: `dlock::mysql::MysqlConfig`, `dlock::memory::MemoryConfig`, `dlock::redis::RedisConfig`,
-/// `dlock::sqlite::SqliteConfig`, `dlock::mongo::MongoConfig`, `dlock::zk::ZkConfig`.
+/// Each backend has parameters of its own, listed with its config: `dlock::mysql::MysqlConfig`,
+/// `dlock::memory::MemoryConfig`, `dlock::redis::RedisConfig`, `dlock::sqlite::SqliteConfig`,
+/// `dlock::mongo::MongoConfig`, `dlock::zk::ZkConfig`.
 ///
 /// # Errors
-/// `Misuse` when the URL has an unknown scheme or parameter, or a value that makes no sense: the message lists what there is.
-/// `Unsupported` when the backend is not built in: the message names the feature. Whatever the backend says when it cannot be
-/// reached: it is tried once. No error shows a password.
+/// - `Misuse` when the URL has an unknown scheme or parameter, or an illegal value: the message lists the
+///   legal ones.
+/// - `Misuse` on a tokio runtime without timers or I/O.
+/// - `Unsupported` when the backend is not built in: the message names the feature.
+/// - The backend's own error when it cannot be reached. `connect` tries once.
+///
+/// No error shows a password.
 ///
 /// # Cancel safety
-/// Dropped, it leaves nothing behind.
+/// A dropped call leaves nothing behind.
 ///
 /// # Examples
 /// ```
@@ -49,7 +55,8 @@ pub async fn connect(url: &str) -> Result<Client, Error> {
     builder(url).await?.build()
 }
 
-/// Connects like [`connect`], and leaves the client's settings open. What is set on the builder wins over the URL.
+/// Connects like [`connect`], and returns a builder for further settings. A setting of the builder
+/// overrides the URL.
 ///
 /// # Errors
 /// As [`connect`].
@@ -63,7 +70,7 @@ pub async fn connect(url: &str) -> Result<Client, Error> {
 /// # async fn main() -> Result<(), dlock::Error> {
 /// # #[cfg(feature = "memory")] {
 /// use std::time::Duration;
-/// let lease = dlock::Lease::kept(Duration::from_secs(10))?;
+/// let lease = dlock::Lease::renewed(Duration::from_secs(10));
 /// let client = dlock::builder("memory:orders").await?.lease(lease).build()?;
 /// let _guard = client.lock("orders:42")?.acquire().await?;
 /// # }
@@ -100,7 +107,7 @@ pub async fn builder(url: &str) -> Result<ClientBuilder, Error> {
         feature = "sqlite",
         feature = "zk"
     )),
-    allow(unused_variables, reason = "without a backend nobody reads the URL")
+    allow(unused_variables, reason = "without a backend the URL is not read")
 )]
 async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn DistributedLock>, Error> {
     match scheme {
@@ -126,7 +133,7 @@ async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn DistributedLock>, Err
     }
 }
 
-/// Every scheme, and the feature that builds its driver in.
+/// Every scheme, and the feature that includes its driver.
 const SCHEMES: [(&str, &str); 11] = [
     ("memory", "memory"),
     ("redis", "redis"),
@@ -157,13 +164,13 @@ pub(crate) fn no_driver(scheme: &str) -> Error {
     }
 }
 
-/// A URL as its driver reads it.
+/// A URL without the parameters of dlock itself, as its driver reads it.
 #[cfg(feature = "mysql")]
 pub(crate) fn without_settings(url: &str) -> Result<String, Error> {
     Settings::split(url).map(|(url, _)| url)
 }
 
-/// The scheme in lower case. A text that has none is not shown: it may be a password in the wrong place.
+/// The scheme in lower case. A text without a scheme is not shown: it may be a password in the wrong place.
 pub(crate) fn scheme(url: &str) -> Result<String, Error> {
     let legal = |scheme: &str| {
         scheme.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -192,7 +199,7 @@ struct Settings {
 }
 
 impl Settings {
-    /// Takes them out of a URL's query, and leaves the rest as it was, byte for byte.
+    /// Removes these parameters from a URL's query, and leaves the rest as it was, byte for byte.
     fn split(url: &str) -> Result<(String, Self), Error> {
         let mut settings = Self::default();
         let Some((base, query)) = url.split_once('?') else {
@@ -209,11 +216,12 @@ impl Settings {
         Ok((format!("{base}{mark}{}", rest.join("&")), settings))
     }
 
-    /// Whether the parameter is one of these.
+    /// Reads one parameter; `false`: it is not one of these.
     fn take(&mut self, key: &str, value: &str) -> Result<bool, Error> {
         let twice = match key {
             LEASE => {
-                let lease = Lease::kept(time(key, value)?)
+                let lease = Lease::renewed(time(key, value)?)
+                    .checked()
                     .map_err(|error| Error::misuse(format!("{key}={value}: {error}")))?;
                 self.lease.replace(lease).is_some()
             }
@@ -225,6 +233,11 @@ impl Settings {
                     )));
                 }
                 self.look.replace(look).is_some()
+            }
+            _ if [LEASE, LOOK].contains(&format!("{PREFIX}{key}").as_str()) => {
+                return Err(Error::misuse(format!(
+                    "{key} is no setting of any store: write {PREFIX}{key}={value}"
+                )));
             }
             _ => return Ok(false),
         };
@@ -239,7 +252,7 @@ impl Settings {
             builder = builder.lease(lease);
         }
         if let Some(look) = self.look {
-            builder = builder.look_cap(look);
+            builder = builder.poll_interval(look);
         }
         builder
     }
@@ -253,11 +266,12 @@ fn time(key: &str, value: &str) -> Result<Duration, Error> {
     })
 }
 
-/// A driver that refuses a parameter lists its own; whoever mistyped one of ours should see those too.
+/// A driver that refuses a parameter lists its own parameters. The user may have mistyped a common one, so
+/// this adds those.
 fn also_known(error: Error, url: &str) -> Error {
     let ours = url
         .split_once('?')
-        .is_some_and(|(_, query)| query.split('&').any(|pair| pair.starts_with("dlock.")));
+        .is_some_and(|(_, query)| query.split('&').any(|pair| pair.starts_with(PREFIX)));
     if ours && error.kind() == ErrorKind::Misuse && error.source().is_none() {
         Error::misuse(format!(
             "{error}; every backend's URL also knows {LEASE} and {LOOK}"
@@ -267,10 +281,11 @@ fn also_known(error: Error, url: &str) -> Error {
     }
 }
 
+const PREFIX: &str = "dlock.";
 const LEASE: &str = "dlock.lease";
-const LOOK: &str = "dlock.look";
+const LOOK: &str = "dlock.poll";
 
-/// A runtime's timers are no finer.
+/// The timers of a runtime are no finer.
 const SHORTEST_LOOK: Duration = Duration::from_millis(1);
-/// Whoever wants to look less often than once a minute wants `try_acquire` in a loop of his own.
+/// To poll less often than once a minute, call `try_acquire` in a loop.
 const LONGEST_LOOK: Duration = Duration::from_secs(60);

@@ -1,10 +1,13 @@
-//! What a store must have before it can keep locks.
+//! Schema: what an administrator must prepare before a store can keep locks.
 
 use crate::connect::{no_driver, scheme};
 use dlock_core::Error;
 use std::borrow::Cow;
 
-/// What the administrator of a URL's store has to prepare, as text for its own tools: tables, rights. It is not connected to.
+/// What the administrator of a URL's store has to prepare, as text for the store's own tools: tables and
+/// rights.
+///
+/// The function does not connect to the store.
 ///
 /// # Errors
 /// `Misuse` for an unknown scheme, `Unsupported` when its feature is off.
@@ -31,7 +34,7 @@ pub fn schema(url: &str) -> Result<Cow<'static, str>, Error> {
     }
 }
 
-/// What is the same for every URL of a scheme.
+/// The schema of a scheme whose text does not depend on the URL.
 fn fixed(scheme: &str) -> Result<&'static str, Error> {
     match scheme {
         #[cfg(feature = "memory")]
@@ -40,7 +43,7 @@ fn fixed(scheme: &str) -> Result<&'static str, Error> {
         "redis" | "redis+unix" | "rediss" => Ok(dlock_redis::RedisConfig::RIGHTS),
         #[cfg(feature = "sqlite")]
         "sqlite" => {
-            Ok("-- nothing to prepare: the file and its table are made by whoever comes first\n")
+            Ok("-- nothing to prepare: the first client makes the file, and its table in it\n")
         }
         #[cfg(feature = "mongo")]
         "mongodb" | "mongodb+srv" => Ok(dlock_mongo::MongoConfig::RIGHTS),

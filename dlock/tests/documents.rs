@@ -25,6 +25,7 @@ fn every_test_that_the_guarantees_name_exists() {
         "dlock-mysql",
         "dlock-zk",
         "dlock-mongo",
+        "dlock-sqlite",
         "dlock/tests",
     ] {
         read(&root.join(folder), &mut code);

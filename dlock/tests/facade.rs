@@ -91,8 +91,8 @@ async fn times_in_the_url_that_make_no_sense_say_what_is_legal() {
             "dlock.lease must be a time such as 500ms, 10s or 1m30s, not \"\": ",
         ),
         (
-            "dlock.look=-1s",
-            "dlock.look must be a time such as 500ms, 10s or 1m30s, not \"-1s\": ",
+            "dlock.poll=-1s",
+            "dlock.poll must be a time such as 500ms, 10s or 1m30s, not \"-1s\": ",
         ),
         (
             "dlock.lease=99ms",
@@ -103,12 +103,12 @@ async fn times_in_the_url_that_make_no_sense_say_what_is_legal() {
             "dlock.lease=2years: the lease (63115200s) must be between 100ms and 31536000s",
         ),
         (
-            "dlock.look=0s",
-            "dlock.look=0s: it must be between 1ms and 60s",
+            "dlock.poll=0s",
+            "dlock.poll=0s: it must be between 1ms and 60s",
         ),
         (
-            "dlock.look=61s",
-            "dlock.look=61s: it must be between 1ms and 60s",
+            "dlock.poll=61s",
+            "dlock.poll=61s: it must be between 1ms and 60s",
         ),
         (
             "dlock.lease=10s&dlock.lease=10s",
@@ -124,6 +124,28 @@ async fn times_in_the_url_that_make_no_sense_say_what_is_legal() {
             let error = refused(&url).await;
             assert_eq!(error.kind(), ErrorKind::Misuse, "{url}");
             assert!(error.to_string().starts_with(message), "{url}: {error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn our_parameters_without_their_prefix_are_refused_with_it() {
+    for url in [
+        "memory:x",
+        "redis://u:canary@h/",
+        "mysql://h/d",
+        "mongodb://h/",
+        "zk://h",
+        "sqlite:x",
+    ] {
+        for (query, wanted) in [("lease=1s", "dlock.lease=1s"), ("poll=1s", "dlock.poll=1s")] {
+            let error = refused(&format!("{url}?{query}")).await;
+            assert_eq!(error.kind(), ErrorKind::Misuse, "{url}: {error}");
+            let message = error.to_string();
+            assert!(
+                message.ends_with(&format!("write {wanted}")),
+                "{url}: {message}"
+            );
         }
     }
 }
@@ -225,8 +247,7 @@ mod memory {
         let lock = client
             .lock("a")
             .unwrap()
-            .lease(Duration::from_secs(60))
-            .unwrap();
+            .lease(Lease::fixed(Duration::from_secs(60)));
         lasts(&lock.acquire().await.unwrap(), Duration::from_secs(60));
     }
 
@@ -235,7 +256,7 @@ mod memory {
         let builder = dlock::builder("memory:builder?dlock.lease=10s")
             .await
             .unwrap();
-        let lease = Lease::kept(Duration::from_secs(50)).unwrap();
+        let lease = Lease::renewed(Duration::from_secs(50));
         let client = builder.lease(lease).build().unwrap();
         let held = client.lock("a").unwrap().acquire().await.unwrap();
         lasts(&held, Duration::from_secs(50));
@@ -243,10 +264,10 @@ mod memory {
 
     #[tokio::test]
     async fn the_driver_gets_its_own_parameters_and_none_of_ours() {
-        let url = "memory:both?dlock.lease=10s&dlock.wake=poll&dlock.look=5ms";
+        let url = "memory:both?dlock.lease=10s&dlock.wake=poll&dlock.poll=5ms";
         let client = dlock::connect(url).await.unwrap();
         assert_eq!(client.capabilities().wake, Wake::Poll);
-        let client = dlock::connect("memory:both?dlock.look=5ms").await.unwrap();
+        let client = dlock::connect("memory:both?dlock.poll=5ms").await.unwrap();
         assert_eq!(client.capabilities().wake, Wake::Line);
     }
 
@@ -258,7 +279,7 @@ mod memory {
             "dlock.accept",
             "dlock.lanes",
             "dlock.lease",
-            "dlock.look",
+            "dlock.poll",
         ] {
             assert!(message.contains(known), "{known}: {message}");
         }
@@ -287,14 +308,14 @@ mod memory {
 #[cfg(feature = "redis")]
 mod redis {
     use super::refused;
-    use dlock::{ErrorKind, Retry};
+    use dlock::{ErrorKind, RetryClass};
 
     #[tokio::test]
     async fn an_unknown_parameter_is_refused_with_all_known_ones() {
         let error = refused("redis://127.0.0.1:1/?dlock.leese=10s").await;
         assert_eq!(error.kind(), ErrorKind::Misuse);
         let message = error.to_string();
-        for word in ["dlock.leese", "dlock.prefix", "dlock.lease", "dlock.look"] {
+        for word in ["dlock.leese", "dlock.prefix", "dlock.lease", "dlock.poll"] {
             assert!(message.contains(word), "{word}: {message}");
         }
     }
@@ -308,7 +329,7 @@ mod redis {
         ] {
             let error = refused(url).await;
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{url}: {error:?}");
-            assert_eq!(error.retry(), Retry::Later, "{url}");
+            assert_eq!(error.retry(), RetryClass::Later, "{url}");
         }
     }
 }
@@ -316,7 +337,7 @@ mod redis {
 #[cfg(feature = "mongo")]
 mod mongo {
     use super::refused;
-    use dlock::{ErrorKind, Retry};
+    use dlock::{ErrorKind, RetryClass};
 
     #[tokio::test]
     async fn an_unknown_parameter_is_refused_with_all_known_ones() {
@@ -328,7 +349,7 @@ mod mongo {
             "dlock.collection",
             "dlock.database",
             "dlock.lease",
-            "dlock.look",
+            "dlock.poll",
         ] {
             assert!(message.contains(word), "{word}: {message}");
         }
@@ -339,7 +360,7 @@ mod mongo {
         let url = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=200&dlock.lease=10s";
         let error = refused(url).await;
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-        assert_eq!(error.retry(), Retry::Later);
+        assert_eq!(error.retry(), RetryClass::Later);
     }
 }
 
@@ -373,7 +394,7 @@ mod sqlite {
         let error = refused("sqlite:/nowhere?dlock.leese=10s").await;
         assert_eq!(error.kind(), ErrorKind::Misuse);
         let message = error.to_string();
-        for word in ["dlock.leese", "dlock.wake", "dlock.lease", "dlock.look"] {
+        for word in ["dlock.leese", "dlock.wake", "dlock.lease", "dlock.poll"] {
             assert!(message.contains(word), "{word}: {message}");
         }
     }
@@ -382,13 +403,13 @@ mod sqlite {
 #[cfg(feature = "mysql")]
 mod mysql {
     use super::refused;
-    use dlock::{ErrorKind, Retry};
+    use dlock::{ErrorKind, RetryClass};
 
     #[tokio::test]
     async fn a_server_that_is_not_there_is_unavailable_and_worth_another_try() {
         let error = refused("mysql://root@127.0.0.1:1/db?dlock.lease=10s").await;
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-        assert_eq!(error.retry(), Retry::Later);
+        assert_eq!(error.retry(), RetryClass::Later);
     }
 
     #[tokio::test]
@@ -396,7 +417,7 @@ mod mysql {
         let error = refused("mariadb://u:canary@127.0.0.1:1/db?dlock.leese=10s").await;
         assert_eq!(error.kind(), ErrorKind::Misuse);
         let message = error.to_string();
-        for word in ["dlock.leese", "dlock.table", "dlock.lease", "dlock.look"] {
+        for word in ["dlock.leese", "dlock.table", "dlock.lease", "dlock.poll"] {
             assert!(message.contains(word), "{word}: {message}");
         }
         assert!(!format!("{error:?}").contains("canary"));
@@ -421,4 +442,50 @@ fn connecting_can_be_spawned() {
     fn spawnable<T: Send>(_: &T) {}
     spawnable(&dlock::connect("memory:"));
     spawnable(&dlock::builder("memory:"));
+}
+
+/// Drivers wait with timers and speak through sockets: without them nothing is tried.
+#[test]
+fn connect_says_what_its_runtime_lacks() {
+    let file = std::env::temp_dir().join(format!("dlock-facade-{}", std::process::id()));
+    let urls = [
+        ("memory", cfg!(feature = "memory"), "memory:bare".to_owned()),
+        (
+            "redis",
+            cfg!(feature = "redis"),
+            "redis://127.0.0.1:1".to_owned(),
+        ),
+        (
+            "mysql",
+            cfg!(feature = "mysql"),
+            "mysql://me@127.0.0.1:1/db".to_owned(),
+        ),
+        (
+            "mongodb",
+            cfg!(feature = "mongo"),
+            "mongodb://127.0.0.1:1".to_owned(),
+        ),
+        ("zk", cfg!(feature = "zk"), "zk://127.0.0.1:1".to_owned()),
+        (
+            "sqlite",
+            cfg!(feature = "sqlite"),
+            format!("sqlite:{}", file.display()),
+        ),
+    ];
+    let runtime = || tokio::runtime::Builder::new_current_thread();
+    for (scheme, _, url) in urls.iter().filter(|(_, on, _)| *on) {
+        let mut lacking = vec![(runtime().build().unwrap(), "enable_time")];
+        if *scheme != "memory" {
+            lacking.push((runtime().enable_time().build().unwrap(), "enable_io"));
+        }
+        for (bare, missing) in lacking {
+            let error = bare.block_on(refused(url));
+            assert_eq!(error.kind(), ErrorKind::Misuse, "{url}");
+            assert!(error.to_string().contains(missing), "{url}: {error}");
+        }
+    }
+    assert!(
+        !file.exists(),
+        "nothing is made before the runtime is checked"
+    );
 }

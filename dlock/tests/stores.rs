@@ -11,7 +11,7 @@
     reason = "a test ends at the first surprise, also in what it stands on"
 )]
 
-use dlock::{Broken, Client, Error, ErrorKind, LossReason, Outcome};
+use dlock::{Broken, Client, Error, ErrorKind, LossReason, ReleaseOutcome};
 use std::time::Duration;
 
 /// One backend: what is the same for all of them is said below once.
@@ -26,7 +26,7 @@ struct Store {
 }
 
 const LEASE: Duration = Duration::from_secs(6);
-/// Enough for a store to be asked whether somebody else is inside.
+/// Enough to ask a store whether another owner holds the lock.
 const SHORT: Duration = Duration::from_millis(200);
 /// Longer than anything here takes, also on a machine that does other things.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -36,13 +36,12 @@ const LIMIT: Duration = Duration::from_secs(60);
 async fn redis() {
     use dlock_conformance::testbed::{RedisServer, redis::RedisOptions};
     let server = RedisServer::start(RedisOptions::default()).unwrap();
-    let url = |prefix| with(&server.url(), &format!("dlock.lease=6s&{prefix}"));
-    over(Store {
-        backend: "redis",
-        url: url("dlock.prefix=here"),
-        same: url("dlock.prefix=here").replace("redis:", "REDIS:"),
-        elsewhere: url("dlock.prefix=elsewhere"),
-    })
+    over(Store::with_parts(
+        "redis",
+        &server.url(),
+        "dlock.prefix",
+        ("redis:", "REDIS:"),
+    ))
     .await;
 }
 
@@ -66,13 +65,12 @@ async fn mongodb() {
 async fn mysql() {
     use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
     let server = MariadbServer::start(MariadbOptions::default()).unwrap();
-    let url = |table| with(&server.url(), &format!("dlock.lease=6s&{table}"));
-    over(Store {
-        backend: "mysql",
-        url: url("dlock.table=here"),
-        same: url("dlock.table=here").replace("mysql:", "mariadb:"),
-        elsewhere: url("dlock.table=elsewhere"),
-    })
+    over(Store::with_parts(
+        "mysql",
+        &server.url(),
+        "dlock.table",
+        ("mysql:", "mariadb:"),
+    ))
     .await;
 }
 
@@ -90,6 +88,20 @@ async fn zookeeper() {
         elsewhere: url("/elsewhere"),
     })
     .await;
+}
+
+#[cfg(any(feature = "redis", feature = "mysql"))]
+impl Store {
+    /// One whose parts a parameter names, and whose URL may begin in two ways.
+    fn with_parts(backend: &'static str, url: &str, part: &str, ways: (&str, &str)) -> Self {
+        let of = |name| with(url, &format!("dlock.lease=6s&{part}={name}"));
+        Self {
+            backend,
+            url: of("here"),
+            same: of("here").replace(ways.0, ways.1),
+            elsewhere: of("elsewhere"),
+        }
+    }
 }
 
 /// A URL with more parameters.
@@ -128,7 +140,7 @@ async fn excludes_and_hands_over(one: &Client, two: &Client) -> Result<(), Error
     assert!(rest <= LEASE, "the lease of the URL, not {rest:?}");
 
     assert!(theirs.try_acquire().await?.is_none());
-    let error = theirs.acquire_within(SHORT).await.unwrap_err();
+    let error = theirs.acquire_timeout(SHORT).await.unwrap_err();
     assert!(
         matches!(error.kind(), ErrorKind::Timeout { .. }),
         "{error:?}"
@@ -139,8 +151,8 @@ async fn excludes_and_hands_over(one: &Client, two: &Client) -> Result<(), Error
     assert_eq!(holder.token, Some(first.token()));
 
     // Of the two the wait is asked first.
-    let (second, released) = tokio::join!(theirs.acquire_within(LIMIT), first.release());
-    assert_eq!(released?, Outcome::Released);
+    let (second, released) = tokio::join!(theirs.acquire_timeout(LIMIT), first.release());
+    assert_eq!(released?, ReleaseOutcome::Released);
     let second = second?;
     assert!(
         Some(second.token()) > holder.token,
@@ -150,11 +162,11 @@ async fn excludes_and_hands_over(one: &Client, two: &Client) -> Result<(), Error
     );
     assert!(mine.try_acquire().await?.is_none());
     let before = second.token();
-    assert_eq!(second.release().await?, Outcome::Released);
+    assert_eq!(second.release().await?, ReleaseOutcome::Released);
 
-    let third = mine.acquire_within(LIMIT).await?;
+    let third = mine.acquire_timeout(LIMIT).await?;
     assert!(third.token() > before);
-    assert_eq!(third.release().await?, Outcome::Released);
+    assert_eq!(third.release().await?, ReleaseOutcome::Released);
     assert!(two.inspect("orders:42").await?.holders.is_empty());
     Ok(())
 }
@@ -173,13 +185,13 @@ async fn breaks(one: &Client, two: &Client) -> Result<(), Error> {
         matches!(told, Ok(LossReason::NotHeld | LossReason::Session)),
         "{told:?}"
     );
-    let next = two.lock("broken")?.acquire_within(LIMIT).await?;
+    let next = two.lock("broken")?.acquire_timeout(LIMIT).await?;
     assert!(next.token() > token);
     next.release().await.map(drop)
 }
 
 async fn is_another_lock(one: &Client, elsewhere: &Client) -> Result<(), Error> {
-    let here = one.lock("orders:42")?.acquire_within(LIMIT).await?;
+    let here = one.lock("orders:42")?.acquire_timeout(LIMIT).await?;
     let there = elsewhere.lock("orders:42")?.try_acquire().await?;
     let there = there.expect("another part of the store has locks of its own");
     there.release().await?;

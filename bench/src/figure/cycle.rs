@@ -1,4 +1,4 @@
-//! Cycles of acquire and release over any store: what a lock costs more than the least that one could do.
+//! Cycles of acquire and release over any store, as ratios to the least that a lock could do.
 
 use crate::{
     Result,
@@ -9,34 +9,34 @@ use crate::{
 use dlock_core::{Client, DistributedLock};
 use std::sync::Arc;
 
-/// Who does cycles.
+/// A contestant.
 #[derive(Default)]
 pub(super) struct Cycles {
     contestants: Vec<Contestant>,
     roles: Vec<Role>,
 }
 
-/// What a contestant is in the comparison.
+/// The role of a contestant in the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// What the others are divided by: the better one, where there are several.
+    /// The floor that the others are divided by: the best one, where there are several.
     Floor,
     /// The driver without the core.
     Driver,
-    /// The whole of it.
+    /// The driver with the core.
     Dlock,
-    /// Somebody else.
+    /// Another lock crate.
     Beside,
 }
 
-/// What the ratio is taken of.
+/// The quantity that the ratio is taken of.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Of {
     Latency,
     Throughput,
 }
 
-/// What came of it.
+/// The result.
 pub(super) struct Cycled {
     pub(super) table: Table,
     pub(super) runs: Runs,
@@ -62,7 +62,7 @@ impl Cycles {
         Ok(())
     }
 
-    /// A driver, alone and through a client of its own, with a task for each name.
+    /// A driver, alone and through a client of its own, with one task for each name.
     pub(super) fn ours<D: DistributedLock>(
         &mut self,
         store: &str,
@@ -80,7 +80,8 @@ impl Cycles {
         self.enter(Role::Dlock, format!("dlock over {store}"), each)
     }
 
-    /// Runs them all. `counted`: allocations of a cycle, in the order of the contestants, as far as they were counted.
+    /// Runs all contestants. `counted`: the allocations of a cycle, in the order of the contestants, as
+    /// far as they were counted.
     pub(super) async fn run(
         self,
         plan: &Plan,

@@ -1,4 +1,4 @@
-//! What `dlock exec NAME -- true` takes longer than `true`, with the lock's file there already.
+//! How much longer `dlock exec NAME -- true` takes than `true`, when the lock's file exists already.
 
 use super::sqlite::Files;
 use crate::{
@@ -53,7 +53,7 @@ pub(crate) async fn run(plan: Plan) -> Result<Table> {
     Ok(table)
 }
 
-/// Starts it again and again; each has to end well.
+/// Runs the command repeatedly; each run must succeed.
 async fn starts(
     span: Duration,
     program: PathBuf,
@@ -79,7 +79,7 @@ async fn starts(
     Ok(work)
 }
 
-/// The one that was named, else the one that was built beside us.
+/// The given command, else the one built beside this program.
 fn binary(named: Option<&Path>) -> Result<PathBuf> {
     let ours = std::env::current_exe()?;
     let found = named.map_or_else(|| ours.with_file_name("dlock"), Path::to_path_buf);
@@ -98,7 +98,7 @@ fn binary(named: Option<&Path>) -> Result<PathBuf> {
     .into())
 }
 
-/// Its size, as it is and without symbols.
+/// The size of the program, as it is and without symbols.
 async fn size_of(binary: &Path, files: &Files) -> Result<String> {
     let megabytes = |path: &Path| -> Result<f64> { Ok(fs::metadata(path)?.len() as f64 / 1e6) };
     let built = megabytes(binary)?;
@@ -117,5 +117,5 @@ async fn size_of(binary: &Path, files: &Files) -> Result<String> {
 }
 
 const EXEC: [&str; 4] = ["exec", "nightly", "--", "true"];
-/// Its place in the list of contestants.
+/// Index in the list of contestants.
 const EXECUTED: usize = 2;

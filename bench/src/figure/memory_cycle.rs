@@ -1,4 +1,4 @@
-//! What the core itself costs: a store that answers at once, and nobody else who wants the lock.
+//! The cost of the core itself: a store that answers at once, without contention.
 
 use crate::{
     Result,
@@ -78,6 +78,6 @@ fn lock() -> Result<Lock> {
 }
 
 const NAME: &str = "orders:42";
-/// Places in the list of contestants.
+/// Indices of the contestants.
 const DRIVER: usize = 1;
 const DLOCK: usize = 2;

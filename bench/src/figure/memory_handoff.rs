@@ -1,4 +1,4 @@
-//! From the release of one task to the lock of the next, without a store to ask.
+//! From the release of one task to the acquisition of the next, without a request to a store.
 
 use super::ring::{Ring, among, by_oneself};
 use crate::{Result, measure::Plan, report::Table, work::Probe};

@@ -5,6 +5,7 @@ mod cycle;
 mod exec;
 mod memory_cycle;
 mod memory_handoff;
+mod memory_waiters;
 #[cfg(feature = "mongo")]
 mod mongo;
 #[cfg(feature = "mysql")]
@@ -42,11 +43,11 @@ use crate::{Result, measure::Plan, report::Table};
 use dlock_conformance::testbed::worker::Job;
 use std::{future::Future, pin::Pin, time::Duration};
 
-/// Something to find out.
+/// A figure to measure.
 pub(crate) struct Figure {
-    /// As on the command line.
+    /// Its name on the command line.
     pub(crate) name: &'static str,
-    /// How long it measures unless told otherwise.
+    /// How long it measures by default.
     pub(crate) seconds: Duration,
     pub(crate) run: fn(Plan) -> Running,
 }
@@ -58,6 +59,9 @@ pub(crate) fn all() -> Vec<Figure> {
         figure("memory-cycle", 8, |plan| Box::pin(memory_cycle::run(plan))),
         figure("memory-handoff", 15, |plan| {
             Box::pin(memory_handoff::run(plan))
+        }),
+        figure("memory-waiters", 80, |plan| {
+            Box::pin(memory_waiters::run(plan))
         }),
         #[cfg(feature = "sqlite")]
         figure("sqlite-cycle", 20, |plan| Box::pin(sqlite_cycle::run(plan))),
@@ -126,13 +130,13 @@ pub(crate) fn all() -> Vec<Figure> {
     ]
 }
 
-/// What can be asked for: one figure, or all of them.
+/// The choice on the command line: one figure, or all of them.
 pub(crate) fn names() -> Vec<&'static str> {
     let figures = all().into_iter().map(|figure| figure.name);
     std::iter::once(ALL).chain(figures).collect()
 }
 
-/// What a process does that was started for a part of a figure.
+/// The entry point of a process that a figure starts.
 #[cfg_attr(
     not(any(feature = "sqlite", feature = "redis")),
     allow(clippy::unused_async, reason = "no other store has jobs")

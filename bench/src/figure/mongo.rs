@@ -1,4 +1,4 @@
-//! The figures over MongoDB: a replica set of one, every write confirmed by its majority and journal.
+//! Figures over MongoDB: a replica set of one, every write confirmed by its majority and journal.
 
 use super::{
     cycle::{Cycles, Of, Role, names},
@@ -38,7 +38,8 @@ pub(super) async fn throughput(plan: Plan) -> Result<Table> {
     .await
 }
 
-/// The driver's own two commands are what it is compared with; the least lock stands beside, with its ratio below.
+/// The comparison is with the driver's own two commands; the least lock stands beside them, with its
+/// ratio below.
 async fn cycles(
     plan: &Plan,
     tasks: usize,
@@ -88,7 +89,7 @@ async fn cycles(
     Ok(done.table)
 }
 
-/// By change stream, and by looking beside it.
+/// By change stream, with polling beside it.
 pub(super) async fn handoff(plan: Plan) -> Result<Table> {
     let (server, pid) = server().await?;
     let url = server.url();
@@ -146,7 +147,8 @@ pub(super) async fn handoff(plan: Plan) -> Result<Table> {
     Ok(table)
 }
 
-/// The hop and the write beside that many streams of others: with none there is the hop's alone, or none at all.
+/// The notification and the write, beside this number of other streams: without any, only the
+/// notification, or neither.
 fn floor(ring: &mut Ring, url: &str, beside: usize) -> [usize; 2] {
     let among = match beside {
         0 => String::new(),
@@ -186,10 +188,11 @@ pub(super) async fn renewals(plan: Plan) -> Result<Table> {
         .await
 }
 
-/// A disk flushes the journal in one time or in twice that, for seconds on end: as over MySQL, turns are short and many.
+/// A disk flushes the journal in one time or in twice that, for seconds on end. As over MySQL, turns
+/// are short and many.
 const TURNS: usize = 8;
 
-/// A server of our own on a disk, and its process id.
+/// A server on a disk, started for the figure, and its process id.
 async fn server() -> Result<(Arc<MongoServer>, u32)> {
     let start = || MongoServer::start(Deployment::ReplicaSet);
     let server = tokio::task::spawn_blocking(start).await??;
@@ -202,6 +205,6 @@ async fn driver(url: &str) -> Result<MongoDriver> {
     Ok(MongoDriver::connect(url).await?)
 }
 
-/// Places in the list of contestants.
+/// Indices of the contestants.
 const LEAST: usize = 2;
 const DLOCK: usize = 5;

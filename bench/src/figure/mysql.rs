@@ -1,4 +1,4 @@
-//! The figures over MariaDB: durable, one row per name, no push.
+//! Figures over MariaDB: durable, one row per name, no push.
 
 use super::{
     cycle::{Cycled, Cycles, Of, Role, names},
@@ -56,7 +56,7 @@ async fn statements_of_a_cycle(url: &str) -> Result<f64> {
         }
         Ok(())
     };
-    cycles(20).await?; // the table, the row and the connections are made
+    cycles(20).await?; // creates the table, the row and the connections
     let counter = Mutex::new(connect(url).await?);
     let before = questions(&counter).await?;
     cycles(COUNTED).await?;
@@ -87,7 +87,8 @@ pub(super) async fn throughput(plan: Plan, tasks: usize) -> Result<Table> {
     Ok(done.table)
 }
 
-/// The two statements, the thin ones, the driver alone, the whole of it: a task for each name.
+/// The driver's statements, the thin ones, the driver alone, and the driver with the core: one task for
+/// each name.
 async fn cycles(url: &str, names: &[String], over: &str, ways: [Over; 2]) -> Result<Cycles> {
     let mut cycles = Cycles::default();
     let kinds = [
@@ -104,7 +105,8 @@ async fn cycles(url: &str, names: &[String], over: &str, ways: [Over; 2]) -> Res
     Ok(cycles)
 }
 
-/// What dlock costs more than the least that such a lock could be: it is the last contestant, and the thin one the second.
+/// The cost of dlock compared with the least that such a lock could be: dlock is the last contestant,
+/// the thin statements are the second.
 fn note_thin(done: &mut Cycled, number: fn(&Sample) -> f64) {
     let ratio = done.runs.ratio(DLOCK, number, |of| number(&of(THIN)));
     done.table.note(format!(
@@ -113,7 +115,7 @@ fn note_thin(done: &mut Cycled, number: fn(&Sample) -> f64) {
     ));
 }
 
-/// By looking between clients, by hand inside one.
+/// Hand-offs by polling between clients, and locally inside one client.
 pub(super) async fn handoff(plan: Plan) -> Result<Table> {
     let (server, pid) = server().await?;
     let url = server.url();
@@ -161,7 +163,8 @@ pub(super) async fn handoff(plan: Plan) -> Result<Table> {
     Ok(table)
 }
 
-/// However many tasks of a client wait for one name, one of them looks: on average after three quarters of the cap, at the soonest after half.
+/// However many tasks of a client wait for one name, one of them polls: on average after three quarters
+/// of the poll interval, at the earliest after half of it.
 async fn looks_per_second(url: &str, span: Duration) -> Result<f64> {
     let asked = Asked::default();
     let client = Client::new(Counted::new(driver(url).await?, &asked))?;
@@ -171,7 +174,7 @@ async fn looks_per_second(url: &str, span: Duration) -> Result<f64> {
     for _ in 0..16 {
         waiting.spawn(client.lock("looked at")?.acquire());
     }
-    tokio::time::sleep(LOOK_CAP * 5).await; // past the first quick looks
+    tokio::time::sleep(LOOK_CAP * 5).await; // past the first quick polls
     let (before, began) = (asked.looks.load(Relaxed), Instant::now());
     tokio::time::sleep(span.max(LOOK_CAP * 4)).await;
     let looks = (asked.looks.load(Relaxed) - before) as f64 / began.elapsed().as_secs_f64();
@@ -203,7 +206,7 @@ pub(super) async fn renewals(plan: Plan) -> Result<Table> {
     .await
 }
 
-/// A server of our own on a disk, and its process id.
+/// A server on a disk, started for the figure, and its process id.
 async fn server() -> Result<(Arc<MariadbServer>, u32)> {
     let start = || MariadbServer::start(MariadbOptions::default());
     let server = tokio::task::spawn_blocking(start).await??;
@@ -217,14 +220,15 @@ async fn driver(url: &str) -> Result<MysqlDriver> {
 }
 
 const COUNTED: u32 = 200;
-/// A disk flushes the log in one time or in twice that, for seconds on end. Turns are as much shorter as there are more of them, so that both meet
-/// every contestant.
+/// A disk flushes the log in one time or in twice that, for seconds on end. The more turns there are,
+/// the shorter they are, so that both times affect every contestant.
 const TURNS: usize = 8;
-/// Places among the contestants of a cycle.
+/// Indices of the contestants of a cycle.
 const THIN: usize = 1;
 const DLOCK: usize = 3;
-/// What `dlock.look` is by default.
+/// The default of `dlock.poll`.
 const LOOK_CAP: Duration = Duration::from_millis(100);
-/// What the driver sends in one statement, and over how many connections at most: the floor does the same.
+/// How much the driver sends in one statement, and over how many connections at most: the floor does
+/// the same.
 const A_STATEMENT: usize = 512;
 const CONNECTIONS: usize = 4;

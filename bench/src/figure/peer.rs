@@ -1,4 +1,4 @@
-//! Other lock crates, each used as its documentation shows.
+//! Peers: other lock crates, each used as its documentation shows.
 
 use crate::{Result, work::Contender};
 use rslock::{Lock, LockManager};
@@ -10,7 +10,7 @@ pub(super) struct Rslock {
     name: String,
 }
 
-/// One manager, so one connection, for all names.
+/// One manager, and so one connection, for all names.
 pub(super) fn rslock(url: &str, names: &[String]) -> Vec<Result<Rslock>> {
     let manager = LockManager::new(vec![url]);
     let one = |name: &String| Rslock {

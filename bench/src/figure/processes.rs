@@ -1,6 +1,7 @@
-//! Hand-offs between processes, and what many waiting processes cost while nothing happens.
+//! Hand-offs between processes, and the cost of many waiting processes while nothing happens.
 //!
-//! Each process says when it asked, when it had the lock and when it began to give it back, by the boot clock, which is the machine's.
+//! Each process reports when it asked for the lock, when it had it and when it began to release it, by
+//! the machine's boot clock.
 
 use super::sqlite;
 use crate::{
@@ -22,7 +23,7 @@ use tokio::{
     task::JoinSet,
 };
 
-/// Processes that want one name.
+/// Processes that contend for one name.
 pub(super) struct Processes {
     workers: Vec<Arc<Mutex<Worker>>>,
     pids: Vec<u32>,
@@ -58,7 +59,7 @@ impl Processes {
         &self.pids
     }
 
-    /// As [`crate::work::hand_off`], by processes.
+    /// As [`crate::work::hand_off`], with processes.
     pub(super) async fn hand_off(&self, span: Duration) -> Result<Work> {
         let turn = Arc::new(watch::Sender::new(0));
         let over = Arc::new(AtomicBool::new(false));
@@ -85,7 +86,7 @@ impl Processes {
         work.violations = overlaps(&mut holds);
         let handed = holds.windows(2).filter_map(|pair| {
             let [before, next] = pair else { return None };
-            // Whoever came later than that was not waiting.
+            // A process that asked later than that was not waiting.
             let waited = next.asked < before.gave;
             let counts = waited && before.gave >= from && before.gave <= to;
             counts.then(|| nanos(next.got.since(before.gave)))
@@ -95,7 +96,8 @@ impl Processes {
         Ok(work)
     }
 
-    /// The CPU of all of them, as a share of one core, while somebody else has the lock; it is given back in the end, and each gets it.
+    /// The CPU of all waiting processes, as a share of one core, while another one holds the lock. At
+    /// the end it is released, and each gets it.
     pub(super) async fn idle(&self, client: &Client, name: &str, span: Duration) -> Result<f64> {
         let guard = client.lock(name)?.acquire().await?;
         for worker in &self.workers {
@@ -138,7 +140,7 @@ async fn contend(
     Ok(holds)
 }
 
-/// Puts them in order, and counts who came in before the one before began to leave.
+/// Sorts the holds, and counts those that began before the previous one began to end.
 fn overlaps(holds: &mut [Hold]) -> u64 {
     holds.sort_unstable_by_key(|hold| hold.got);
     let pairs = holds.windows(2);
@@ -158,7 +160,7 @@ fn read(line: &str) -> Result<Hold> {
     })
 }
 
-/// What a worker process does.
+/// The job of a worker process.
 pub(super) async fn job(job: &Job) -> Result {
     let client = Client::new(sqlite::driver(job.arg("file")?).await?)?;
     let lock = client.lock(job.arg("name")?)?;
@@ -186,7 +188,7 @@ const GOT: &str = "got";
 const GAVE: &str = "gave ";
 /// A queue of many slow starters on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Until everybody waits, and their first looks are over.
+/// Until all processes wait, and their first polls are over.
 const SETTLE: Duration = Duration::from_secs(3);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What every figure over Redis begins with.
+//! Setup that all figures over Redis share.
 
 use crate::Result;
 use dlock_conformance::testbed::redis::{RedisOptions, RedisServer};
@@ -6,13 +6,13 @@ use dlock_core::Client;
 use dlock_redis::RedisDriver;
 use std::sync::Arc;
 
-/// A Redis server of our own, without persistence, and its process id.
+/// A Redis server without persistence, started for the figure, and its process id.
 pub(super) async fn server() -> Result<(Arc<RedisServer>, u32)> {
     let start = || RedisServer::start(RedisOptions::default());
     let server = tokio::task::spawn_blocking(start).await??;
     let pid = server
         .process()
-        .ok_or("a server of ours without a process")?
+        .ok_or("the started server has no process")?
         .pid();
     Ok((Arc::new(server), pid))
 }
@@ -21,7 +21,7 @@ pub(super) async fn driver(url: &str) -> Result<RedisDriver> {
     Ok(RedisDriver::connect(url).await?)
 }
 
-/// A client of ours with connections of its own.
+/// A dlock client with connections of its own.
 pub(super) async fn client(url: &str) -> Result<Client> {
     Ok(Client::new(driver(url).await?)?)
 }

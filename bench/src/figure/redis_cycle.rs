@@ -1,4 +1,4 @@
-//! What a lock over Redis costs more than the least that one could do.
+//! The cost of a lock over Redis, compared with the least that a lock could do.
 
 use super::{
     cycle::{Cycles, Of, Role, names},
@@ -14,7 +14,7 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// A core each for the client and the server.
+/// One core each for the client and the server.
 pub(crate) async fn run(plan: Plan) -> Result<Table> {
     let title = "acquire + release over Redis, one spawned task, client and server on a core each, ÷ the textbook lock's p50";
     placed(plan, Placement::Apart, ("redis-cycle", title)).await
@@ -42,7 +42,8 @@ async fn placed(plan: Plan, placement: Placement, named: (&'static str, &str)) -
     Ok(done.table)
 }
 
-/// The floor in both settings, the driver alone, the whole of it, and peers: so many tasks, each with a name of its own.
+/// The floor with both settings, the driver alone, the driver with the core, and peers: one task for
+/// each name.
 pub(super) async fn cycles(url: &str, tasks: usize) -> Result<Cycles> {
     let names = names(tasks);
     let mut cycles = Cycles::default();

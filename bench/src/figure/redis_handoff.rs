@@ -1,4 +1,5 @@
-//! From the release of one to the lock of the next over Redis: between tasks of one client, and between clients.
+//! From the release of one holder to the acquisition of the next over Redis: between tasks of one
+//! client, and between clients.
 
 use super::{
     redis::{client, server},
@@ -21,7 +22,7 @@ use std::sync::Arc;
 pub(crate) async fn run(plan: Plan) -> Result<Table> {
     let (server, pid) = server().await?;
     let url = server.url();
-    // The clients' threads begin later, and have the place of those that start them.
+    // The clients' threads start later and inherit the placement of the threads that start them.
     let _placed = Placement::Apart.take(&[pid])?;
     let redis = client(&url).await?;
     let mut ring = Ring::default();
@@ -118,7 +119,7 @@ pub(crate) async fn run(plan: Plan) -> Result<Table> {
     Ok(table)
 }
 
-/// Beyond the spread of a quiet machine it would be a cost of each waiter.
+/// More than the spread of a quiet machine would be a cost of each waiter.
 const FLAT: f64 = 1.2;
 /// Waiting tasks of one client.
 const IN_ONE: [usize; 2] = [2, 16];

@@ -1,7 +1,8 @@
-//! From the end of a killed holder's lease, as the server has it, to the lock of the next.
+//! From the end of a killed holder's lease, as the server has it, to the acquisition of the next.
 //!
-//! The holder is a process that is killed with -9 at any moment of its renewals; who waits is another process. Both report the wall
-//! clock of this machine, which is the server's. The floor knows the end and sleeps until then.
+//! The holder is a process that is killed with -9 at any moment of its renewals; the waiter is another
+//! process. Both report the wall clock of this machine, which the server uses too. The floor knows the
+//! end and sleeps until then.
 
 use super::redis::{client, server};
 use crate::{
@@ -41,9 +42,10 @@ pub(crate) async fn run(plan: Plan) -> Result<Table> {
     Ok(table(&recoveries, stolen))
 }
 
-/// What one kill cost, in microseconds.
+/// The cost of one kill, in microseconds.
 struct Recovery {
-    /// From the end of the record to the lock of the next; less than nothing would be two holders.
+    /// From the end of the record to the acquisition of the next; a negative value would mean two
+    /// holders.
     ours: i64,
     /// The same for the floor, right after.
     floor: i64,
@@ -61,7 +63,7 @@ fn table(recoveries: &[Recovery], stolen: usize) -> Table {
         "kills",
     ];
     let title = format!(
-        "kill -9 of a holder with a kept lease of {} ms",
+        "kill -9 of a holder with a renewed lease of {} ms",
         LEASE.as_millis()
     );
     let mut table = Table::new("redis-recovery", title, &columns);
@@ -124,12 +126,12 @@ async fn kill_again_and_again(url: String, name: String, kills: usize) -> Result
         holder.send("go").await?;
         holder.expect(HELD, PATIENCE).await?;
         waiter.send("go").await?;
-        // At any moment between two renewals, and with the waiter in line.
+        // At any moment between two renewals, with the waiter in the queue.
         tokio::time::sleep(LEASE / 3 + LEASE.mul_f64(fastrand::f64() / 3.0)).await;
         let (killed, meter) = (wall(), Meter::start(&[]));
         holder.kill_9().await?;
         let end = settled_end(&mut connection, &format!("dlock:{{{name}}}")).await?;
-        holder = Worker::spawn(HOLD, &arguments)?; // the next one starts while everybody waits
+        holder = Worker::spawn(HOLD, &arguments)?; // the next one starts while the others wait
         let got: u64 = waiter.expect(GOT, PATIENCE).await?.trim().parse()?;
         let got = Duration::from_micros(got);
         waiter.expect(FREE, PATIENCE).await?;
@@ -143,13 +145,13 @@ async fn kill_again_and_again(url: String, name: String, kills: usize) -> Result
     Ok(recoveries)
 }
 
-/// A renewal that was under way when its sender was killed may still come: the end is read when it is in.
+/// A renewal in flight when its sender was killed may still arrive: the end is read after that.
 async fn settled_end(connection: &mut MultiplexedConnection, record: &str) -> Result<Duration> {
     tokio::time::sleep(IN_FLIGHT).await;
     end_of(connection, record).await
 }
 
-/// Nobody renews it: whoever waits sleeps until its end and takes it.
+/// A lock without renewals: a waiter sleeps until its end and takes it.
 async fn floor_recovery(floor: &Textbook) -> Result<i64> {
     floor
         .take(FLOOR_LEASE)
@@ -175,10 +177,12 @@ fn wall() -> Duration {
     SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default()
 }
 
-/// What a worker process does.
+/// The job of a worker process.
 pub(super) async fn job(job: &Job) -> Result {
     let dlock = client(job.arg("url")?).await?;
-    let lock = dlock.lock(job.arg("name")?)?.kept_lease(LEASE)?;
+    let lock = dlock
+        .lock(job.arg("name")?)?
+        .lease(dlock_core::Lease::renewed(LEASE));
     let mut commands = worker::commands();
     worker::say(READY)?;
     while commands.recv().await.is_some() {
@@ -198,12 +202,12 @@ pub(super) async fn job(job: &Job) -> Result {
 const LEASE: Duration = Duration::from_millis(300);
 const FLOOR_LEASE: Duration = Duration::from_millis(60);
 const IN_FLIGHT: Duration = Duration::from_millis(10);
-/// Kills at a time, each of another name: they spend their time waiting.
+/// Concurrent kills, each of another name: they spend their time waiting.
 const LANES: usize = 3;
 const MOST_STEAL: f64 = 0.15;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The jobs, and what they say.
+/// The jobs, and the prefixes of their reports.
 pub(super) const HOLD: &str = "hold";
 pub(super) const WAIT: &str = "wait";
 const READY: &str = "ready";

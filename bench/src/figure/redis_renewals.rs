@@ -1,4 +1,4 @@
-//! What it costs to keep many locks alive over Redis.
+//! The cost of renewing many locks over Redis.
 
 use super::{
     redis::{driver, server},
@@ -36,6 +36,7 @@ pub(crate) async fn run(plan: Plan) -> Result<Table> {
     .await
 }
 
-/// What the driver sends in one script, and how many on their way: the floor does the same.
+/// How many leases the driver renews in one script, and how many scripts are in flight: the floor does
+/// the same.
 const A_SCRIPT: usize = 100;
 const IN_FLIGHT: usize = 4;

@@ -1,4 +1,4 @@
-//! How many cycles a second one client gets through, with many tasks that do not want the same locks.
+//! Cycles per second of one client with many tasks that acquire different locks.
 
 use super::{
     cycle::{Of, Role},

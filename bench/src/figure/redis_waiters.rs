@@ -1,4 +1,4 @@
-//! What waiters cost Redis while nothing happens.
+//! The cost of waiters for Redis while nothing happens.
 
 use super::redis::{driver, server};
 use crate::{
@@ -16,10 +16,10 @@ pub(crate) async fn run(plan: Plan) -> Result<Table> {
     let url = server.url();
     let mut connection = connect(&url, Setting::Default).await?;
     let holder = Client::new(driver(&url).await?)?;
-    // Nobody renews: whatever is asked, waiters ask.
+    // The fixed lease is so long that no check of it comes due: all requests are those of waiters.
     let held = holder
         .lock("waited for")?
-        .lease(Lease::fixed(Duration::from_secs(3_000))?.length())?;
+        .lease(Lease::fixed(Duration::from_secs(3_000)));
     let held = held.acquire().await?;
     let mut clients = Vec::new();
     let before = memory_of(&mut connection).await?;
@@ -68,8 +68,9 @@ pub(crate) async fn run(plan: Plan) -> Result<Table> {
     Ok(table)
 }
 
-/// Scripts and everything else that a client of ours sends. Scripts run some of it too, but publish nothing while nobody releases, and of
-/// the time each look reads once: one more is asked for at a greeting alone.
+/// Scripts, and all other commands that a client sends. Scripts run some of these commands too, but
+/// they publish nothing while no lock is released. The time, which each poll reads once, is otherwise
+/// requested only when a connection opens.
 async fn asked(connection: &mut redis::aio::MultiplexedConnection) -> Result<u64> {
     let mut all = 0;
     for command in [
@@ -86,7 +87,7 @@ async fn asked(connection: &mut redis::aio::MultiplexedConnection) -> Result<u64
 }
 
 const WAITERS: usize = 64;
-/// The core looks this often where the store pushes.
+/// The poll interval of the core where the store pushes.
 const LOOK: Duration = Duration::from_secs(2);
-/// Until everybody stands in line and has looked once.
+/// Until all waiters are in the queue and have polled once.
 const SETTLE: Duration = Duration::from_secs(3);

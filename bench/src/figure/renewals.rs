@@ -1,4 +1,4 @@
-//! What it costs to keep many locks alive, over any store.
+//! The cost of renewing many locks, over any store.
 
 use crate::{
     Result,
@@ -31,7 +31,7 @@ pub(super) struct Renewals<D> {
 }
 
 impl<D: DistributedLock> Renewals<D> {
-    /// `floor` renews as many leases once, in the barest way.
+    /// `floor` renews as many leases once, in the simplest way.
     pub(super) async fn run<F, R>(
         self,
         plan: &Plan,
@@ -94,7 +94,7 @@ impl<D: DistributedLock> Renewals<D> {
     }
 }
 
-/// Renews all of them again and again; an operation is one lease.
+/// Renews all leases repeatedly; an operation is one lease.
 async fn rounds<F, R>(span: Duration, locks: u32, round: F) -> Result<Work>
 where
     F: Fn() -> R + Send,
@@ -112,9 +112,9 @@ where
     Ok(work)
 }
 
-/// Holds of the driver alone, which nobody else renews.
+/// Holds of the driver alone, without contention.
 async fn held<D: DistributedLock>(driver: &Arc<D>, locks: u32) -> Result<Vec<Renew>> {
-    let lease = Lease::fixed(LONG)?;
+    let lease = Lease::fixed(LONG);
     let mut holds = Vec::new();
     let mut acquiring = JoinSet::new();
     for at in 0..locks {
@@ -125,7 +125,7 @@ async fn held<D: DistributedLock>(driver: &Arc<D>, locks: u32) -> Result<Vec<Ren
             HoldId::random(&mut rand::rng()),
         );
         acquiring.spawn(async move {
-            // As the core asks: without an answer again, for the same hold.
+            // As the core does: an unanswered acquire is repeated for the same hold.
             let mut attempts = 1;
             loop {
                 let give_up = Clock::boot().now() + Duration::from_secs(10);
@@ -134,7 +134,7 @@ async fn held<D: DistributedLock>(driver: &Arc<D>, locks: u32) -> Result<Vec<Ren
                     Ok(Acquired::Granted(_)) => {
                         return Ok(Renew::new(name, owner, hold, Some(LONG)));
                     }
-                    Ok(_) => return Err("a lock that nobody else wants was refused".into()),
+                    Ok(_) => return Err("an uncontended lock was refused".into()),
                     Err(_) if attempts < ATTEMPTS => attempts += 1,
                     Err(error) => return Result::<Renew>::Err(error.into()),
                 }
@@ -150,7 +150,7 @@ async fn held<D: DistributedLock>(driver: &Arc<D>, locks: u32) -> Result<Vec<Ren
     Ok(holds)
 }
 
-/// One round in batches as the core makes them, lane by lane, all on their way at once.
+/// One round in batches as the core makes them, lane by lane, all in flight at the same time.
 async fn renew<D: DistributedLock>(driver: Arc<D>, holds: Arc<Vec<Renew>>) -> Result {
     let size = driver.capabilities().renew_batch.max(1);
     let mut lanes: BTreeMap<Lane, Vec<Renew>> = BTreeMap::new();
@@ -178,7 +178,7 @@ async fn renew<D: DistributedLock>(driver: Arc<D>, holds: Arc<Vec<Renew>>) -> Re
     Ok(())
 }
 
-/// Holds them all through a client and watches what its watchdog does for a whole renewal interval.
+/// Holds all locks through a client and measures its watchdog for a whole renewal interval.
 async fn kept(
     client: Client,
     asked: Asked,
@@ -188,7 +188,7 @@ async fn kept(
 ) -> Result<Work> {
     let interval = span.clamp(SHORTEST, LONGEST);
     let guards = guards(&client, locks, interval * 3).await?;
-    tokio::time::sleep(interval).await; // until all are renewed in turn
+    tokio::time::sleep(interval).await; // until each hold was renewed in its turn
     let (renewed, meter) = (asked.renewed.load(Relaxed), Meter::start(&servers));
     tokio::time::sleep(interval).await;
     let seen = meter.stop();
@@ -201,7 +201,8 @@ async fn kept(
         }
         releasing.spawn(async {
             match guard.release().await {
-                // A slow disk is not what is measured; it goes on, and the next repetition waits for it.
+                // A slow disk is not what this measures: the renewal goes on, and the next repetition
+                // waits for it.
                 Err(error) if error.kind() == ErrorKind::Indeterminate => Ok(()),
                 released => released.map(drop),
             }
@@ -223,7 +224,9 @@ async fn guards(client: &Client, locks: u32, lease: Duration) -> Result<Vec<Guar
     let mut guards = Vec::new();
     let mut acquiring = JoinSet::new();
     for at in 0..locks {
-        let lock = client.lock(format!("core:lease:{at}"))?.kept_lease(lease)?;
+        let lock = client
+            .lock(format!("core:lease:{at}"))?
+            .lease(Lease::renewed(lease));
         acquiring.spawn(lock.acquire());
         if acquiring.len() >= AT_ONCE {
             guards.extend(acquiring.join_next().await.transpose()?.transpose()?);
@@ -244,15 +247,15 @@ const COLUMNS: [&str; 7] = [
     "server CPU µs",
     "lost",
 ];
-/// Acquisitions on their way at a time.
+/// Acquisitions in flight at a time.
 const AT_ONCE: usize = 128;
-/// How often a driver is asked for a hold on a machine that has other things to do.
+/// How often an acquire is tried on a machine that is busy with other work.
 const ATTEMPTS: u32 = 10;
 /// Longer than the whole figure.
 const LONG: Duration = Duration::from_secs(3_000);
-/// Bounds of the interval of the watchdog's renewals.
+/// Bounds of the watchdog's renewal interval.
 const SHORTEST: Duration = Duration::from_millis(400);
 const LONGEST: Duration = Duration::from_secs(1);
-/// Places in the list of contestants.
+/// Indices of the contestants.
 const DRIVER: usize = 1;
 const WATCHDOG: usize = 2;

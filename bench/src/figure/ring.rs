@@ -1,4 +1,4 @@
-//! Hand-offs over any store, and what each is compared with.
+//! Hand-offs over any store, and the floors that each is compared with.
 
 use crate::{
     Result,
@@ -13,12 +13,12 @@ use std::{sync::Arc, time::Duration};
 #[derive(Default)]
 pub(super) struct Ring {
     contestants: Vec<Contestant>,
-    /// What the p50 is divided by: the sum of these, of the same repetition.
+    /// The p50 is divided by the sum of these floors in the same repetition.
     floors: Vec<Vec<usize>>,
     goals: Vec<Goal>,
 }
 
-/// What is asked of a contestant.
+/// The comparison of a contestant.
 #[derive(Clone, Copy)]
 enum Goal {
     None,
@@ -31,7 +31,7 @@ enum Goal {
 }
 
 impl Ring {
-    /// Says at which place.
+    /// Adds a contestant and returns its index.
     pub(super) fn enter<F, R>(&mut self, name: impl Into<String>, run: F) -> usize
     where
         F: Fn(Duration) -> R + Send + Sync + 'static,
@@ -57,7 +57,7 @@ impl Ring {
         self.goals[at] = Goal::Millis(Limit::AtMost(most));
     }
 
-    /// The other one should take that many times as long.
+    /// The other contestant should take this many times as long.
     #[cfg_attr(not(feature = "peers"), allow(dead_code, reason = "for peers alone"))]
     pub(super) fn slower(&mut self, other: usize, than: usize, times: f64) {
         self.goals[other] = Goal::Faster(than, Limit::AtLeast(times));
@@ -136,7 +136,7 @@ impl Ring {
     }
 }
 
-/// Hand-offs among them all.
+/// Hand-offs among all contenders in one runtime.
 pub(super) fn among<C: Contender + Clone>(
     contenders: &[C],
     probe: &Probe,
@@ -146,7 +146,7 @@ pub(super) fn among<C: Contender + Clone>(
     move |span| Box::pin(hand_off(each.clone(), probe.clone(), span))
 }
 
-/// Hand-offs among those who each live alone.
+/// Hand-offs among contenders that each have a runtime of their own.
 pub(super) fn among_homes<C: Contender>(
     contenders: Vec<(Home, C)>,
     probe: &Probe,
@@ -169,7 +169,7 @@ pub(super) fn by_oneself<C: Contender>(
     move |span| Box::pin(again(Arc::clone(&contender), span))
 }
 
-/// Nothing that was not counted.
+/// An empty cell for a quantity that was not counted.
 fn counted(number: Spread) -> Cell {
     if number.high == 0.0 {
         Cell::None

@@ -1,4 +1,4 @@
-//! What every figure over SQLite begins with.
+//! Setup that all figures over SQLite share.
 
 use crate::Result;
 use dlock_core::Client;
@@ -6,7 +6,7 @@ use dlock_sqlite::{SqliteConfig, SqliteDriver};
 use std::path::PathBuf;
 use tempfile::TempDir;
 
-/// A folder of files that are locks, for as long as it lives.
+/// A folder of lock files, removed when it is dropped.
 #[derive(Debug)]
 pub(super) struct Files(TempDir);
 

@@ -1,4 +1,4 @@
-//! What a lock in a file costs more than its two statements.
+//! The cost of a lock in a file, compared with its two statements.
 
 use super::{
     cycle::{Cycles, Of, Role, names},
@@ -17,7 +17,7 @@ pub(crate) async fn run(plan: Plan) -> Result<Table> {
     let files = Arc::new(Files::new()?);
     let counted = counted(&files).await?;
     let mut cycles = Cycles::default();
-    // A file for each: they differ in nothing, and nobody pays for another one's log.
+    // One file each: all files are alike, and no contestant pays for the log of another.
     let floor = TwoStatements::open(&files.path("floor.db"), Statements::Same).await?;
     cycles.enter(Role::Floor, "the two statements alone", [Ok(floor)])?;
     let textbook = TwoStatements::open(&files.path("textbook.db"), Statements::Textbook).await?;
@@ -45,7 +45,8 @@ pub(crate) async fn run(plan: Plan) -> Result<Table> {
     Ok(done.table)
 }
 
-/// Allocations of a cycle, in the order of the contestants; SQLite's own, on its thread, are in none of them.
+/// Allocations of a cycle, in the order of the contestants. SQLite's own, on its thread, are not
+/// counted.
 async fn counted(files: &Arc<Files>) -> Result<Vec<f64>> {
     let files = Arc::clone(files);
     tokio::task::spawn_blocking(move || {

@@ -1,4 +1,5 @@
-//! Hand-offs over SQLite: between tasks of one client, and between processes, which also must be still while they wait.
+//! Hand-offs over SQLite: between tasks of one client, and between processes, which must also be idle
+//! while they wait.
 
 use super::{
     processes::Processes,

@@ -1,4 +1,4 @@
-//! The figures over ZooKeeper: one server, every change forced to its disk before it is answered.
+//! Figures over ZooKeeper: one server, which writes every change to its disk before it answers.
 
 use super::{
     cycle::{Cycles, Of, Role, names},
@@ -113,7 +113,7 @@ pub(super) async fn handoff(plan: Plan) -> Result<Table> {
     Ok(table)
 }
 
-/// A server of our own on a disk, and its process id.
+/// A server on a disk, started for the figure, and its process id.
 async fn server() -> Result<(Arc<ZooKeeperServer>, u32)> {
     let start = || {
         ZooKeeperServer::start(ZooKeeperOptions {

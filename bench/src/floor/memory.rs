@@ -1,4 +1,4 @@
-//! The floor inside one process: tokio's mutex, which has no lease, no owner and no store.
+//! In-process floor: tokio's mutex, which has no lease, no owner and no store.
 
 use crate::{Result, work::Contender};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What nothing can be faster than: the least a lock has to do, written down once for each store.
+//! Floors: the least that a lock has to do, written once for each store. Nothing can be faster.
 
 pub(crate) mod memory;
 #[cfg(feature = "mongo")]

@@ -1,7 +1,8 @@
-//! The floors over MongoDB, on the client crate that the driver uses: the driver's own two commands with nothing round them; and the least that a lock
-//! could be, one `findAndModify` and one `update` by `_id`.
+//! MongoDB floors, on the driver's client crate: the driver's own two commands alone; and the least
+//! that a lock could be, one `findAndModify` and one `update` by `_id`.
 //!
-//! The clock is the server's, writes are confirmed by a majority with the journal, and the document stays. The least has no holds and no not-after.
+//! The server's clock counts, writes are confirmed by a majority with the journal, and the document
+//! stays. The least lock has no holds and no not-after.
 
 use crate::{
     Result,
@@ -27,14 +28,15 @@ pub(crate) struct TwoCommands {
     name: String,
 }
 
-/// One name, taken and given back by the commands that the driver sends for a name that it heard is free.
+/// One name, acquired and released by the commands that the driver sends for a name that it knows is
+/// free.
 #[derive(Clone)]
 pub(crate) struct SameCommands {
     database: Database,
     name: String,
 }
 
-/// Connections of its own, as the crate sets them up, or with a pool of that size.
+/// A client with connections of its own, with the crate's default pool or a pool of this size.
 pub(crate) async fn connect(url: &str, pool: Option<u32>) -> Result<Database> {
     let mut options = ClientOptions::parse(url).await?;
     options.max_pool_size = pool.or(options.max_pool_size);
@@ -74,7 +76,7 @@ impl Contender for TwoCommands {
         if found == owner {
             Ok(owner)
         } else {
-            Err("a lock that nobody else wants was refused".into())
+            Err("an uncontended lock was refused".into())
         }
     }
 
@@ -100,7 +102,7 @@ fn freed(name: &str, owner: &str) -> Document {
 }
 
 impl SameCommands {
-    /// Its document is made here: the driver, too, takes a name the short way from the second time on.
+    /// Creates the document: the driver, too, takes a name the short way from the second time on.
     pub(crate) async fn new(database: &Database, name: &str) -> Result<Self> {
         let locks = database.collection::<Document>(SAME);
         let free = doc! {
@@ -114,7 +116,7 @@ impl SameCommands {
         })
     }
 
-    /// What is the same each time is copied as bytes, as in the driver.
+    /// The constant parts are copied as bytes, as in the driver.
     async fn run(&self, own: RawDocumentBuf, constant: &RawDocumentBuf) -> Result<Document> {
         let mut command = own;
         for element in constant.iter() {
@@ -153,7 +155,7 @@ impl Contender for SameCommands {
         if taken.get_str("owner")? == owner {
             Ok((owner, hold))
         } else {
-            Err("a lock that nobody else wants was refused".into())
+            Err("an uncontended lock was refused".into())
         }
     }
 
@@ -204,7 +206,7 @@ fn majority() -> Document {
     doc! { "w": "majority", "j": true }
 }
 
-/// One majority write by somebody who has done nothing for a few ms, beside that many streams.
+/// One majority write of a client after a few ms of idleness, beside this number of streams.
 pub(crate) async fn idle_writes(url: String, beside: usize, span: Duration) -> Result<Work> {
     let _beside = listeners(&url, beside).await?;
     let mut work = Work::default();
@@ -221,7 +223,8 @@ pub(crate) async fn idle_writes(url: String, beside: usize, span: Duration) -> R
     Ok(work)
 }
 
-/// From before the release of one client to the event in another one's change stream, beside that many streams that hear nothing of it.
+/// From before the release of one client to the event in another one's change stream, beside this
+/// number of streams that do not match it.
 pub(crate) async fn idle_hops(url: String, beside: usize, span: Duration) -> Result<Work> {
     let _beside = listeners(&url, beside).await?;
     let name = SameCommands::new(&connect(&url, None).await?, HOPS).await?;
@@ -242,7 +245,7 @@ pub(crate) async fn idle_hops(url: String, beside: usize, span: Duration) -> Res
     Ok(work)
 }
 
-/// Clients that each listen to a name that nobody takes, until they are dropped.
+/// Clients that each listen to an unused name until they are dropped.
 async fn listeners(url: &str, count: usize) -> Result<JoinSet<()>> {
     let mut listeners = JoinSet::new();
     for at in 0..count {
@@ -252,7 +255,8 @@ async fn listeners(url: &str, count: usize) -> Result<JoinSet<()>> {
     Ok(listeners)
 }
 
-/// Somebody's change stream of one name, as the driver's waiters listen: to releases, of which it is told nothing but the name.
+/// The change stream of one name, as the driver's waiters listen: it reports releases, and of a release
+/// only the name.
 async fn listen(url: &str, name: &str) -> Result<ChangeStream<Document>> {
     let freed = doc! { "$or": [
         { "updateDescription.updatedFields.owner": { "$type": "null" } },
@@ -273,7 +277,7 @@ async fn listen(url: &str, name: &str) -> Result<ChangeStream<Document>> {
     Ok(stream.with_type())
 }
 
-/// Many leases of one holder, renewed by one `update` for `size` of them.
+/// Many leases of one holder, renewed in `update` commands of `size` leases.
 pub(crate) struct Leases {
     database: Database,
     names: Vec<String>,
@@ -297,7 +301,7 @@ impl Leases {
         })
     }
 
-    /// Renews each once, all on their way at once.
+    /// Renews each lease once, all commands in flight at the same time.
     pub(crate) async fn renew(self: Arc<Self>) -> Result {
         let mut batches: JoinSet<Result> = JoinSet::new();
         for (at, some) in self.names.chunks(self.size).enumerate() {
@@ -328,7 +332,7 @@ impl Leases {
     }
 }
 
-/// Commands that the server was sent so far, of the three that locks are made of.
+/// The number of commands sent to the server so far, counting only the three that locks use.
 pub(crate) async fn commands(database: &Database) -> Result<u64> {
     let answer = database.run_command(doc! { "serverStatus": 1 }).await?;
     let all = answer.get_document("metrics")?.get_document("commands")?;
@@ -350,5 +354,5 @@ const AWAIT: Duration = Duration::from_millis(500);
 /// In milliseconds.
 const LEASE: i64 = 30_000;
 const AT_MOST: i64 = 1_000;
-/// As long as an owner of ours.
+/// As long as an owner of dlock.
 const HOLDER: &str = "0123456789abcdef0123456789abcdef0123";

@@ -1,8 +1,10 @@
-//! The floor over MySQL and MariaDB: the two statements of a cycle, alone, on the client crate that the driver uses, as it comes.
+//! MySQL and MariaDB floor: the two statements of a cycle, alone, on the driver's client crate with its
+//! default settings.
 //!
-//! The statements are the driver's own, on its table, so that what is left of the difference is what the driver does around them: turns,
-//! clocks, limits, texts. The least is beside it: the clock is the server's and the row stays there too, but there are no holds, no versions,
-//! no not-after.
+//! These are the driver's own statements, on its table. So the difference is the work of the driver
+//! around them: permits, clocks, limits, texts. Beside it stands the least that a lock could be: the
+//! server's clock counts and the row stays there too, but there are no holds, no versions and no
+//! not-after.
 
 use crate::{Result, work::Contender};
 use dlock_mysql::MysqlConfig;
@@ -13,16 +15,16 @@ use sqlx::{
 use std::sync::{Arc, LazyLock};
 use tokio::{sync::Mutex, task::JoinSet};
 
-/// Which statements.
+/// The statements of the floor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Statements {
-    /// What the driver sends.
+    /// The driver's statements.
     Same,
-    /// A name, a holder, an end, a token.
+    /// A name, a holder, an end and a token.
     Thin,
 }
 
-/// One name, over whatever gives a connection.
+/// One name, over any source of connections.
 #[derive(Clone)]
 pub(crate) struct TwoStatements {
     over: Over,
@@ -30,11 +32,11 @@ pub(crate) struct TwoStatements {
     statements: Statements,
 }
 
-/// Where the connection comes from.
+/// The source of the connection.
 #[derive(Clone)]
 pub(crate) enum Over {
     One(Arc<Mutex<MySqlConnection>>),
-    /// The crate's own pool, which asks a connection whether it lives before it gives it away.
+    /// The crate's own pool, which checks a connection before it hands it out.
     Pool(MySqlPool),
 }
 
@@ -58,7 +60,7 @@ pub(crate) async fn connect(url: &str) -> Result<MySqlConnection> {
     Ok(options.disable_statement_logging().connect().await?)
 }
 
-/// Makes both tables, with a free row for each name.
+/// Creates both tables, with a free row for each name.
 pub(crate) async fn prepare(url: &str, names: &[String]) -> Result {
     let mut connection = connect(url).await?;
     let ours = MysqlConfig::schema_of(&"floor_same".parse()?);
@@ -144,7 +146,7 @@ impl Contender for TwoStatements {
     }
 }
 
-/// Many leases of one holder, renewed by one statement for `size` of them, over a few connections.
+/// Many leases of one holder, renewed in statements of `size` leases, over a few connections.
 pub(crate) struct Leases {
     connections: Vec<Arc<Mutex<MySqlConnection>>>,
     names: Arc<Vec<String>>,
@@ -182,7 +184,7 @@ impl Leases {
         })
     }
 
-    /// Renews each once.
+    /// Renews each lease once.
     pub(crate) async fn renew(&self) -> Result {
         let mut lanes: JoinSet<Result> = JoinSet::new();
         for (at, connection) in self.connections.iter().enumerate() {
@@ -214,12 +216,12 @@ impl Leases {
     }
 }
 
-/// With the server's time put in.
+/// Inserts the server's time into the statement.
 fn ready(sql: &str) -> SqlStr {
     AssertSqlSafe(Arc::<str>::from(sql.replace("{now}", NOW))).into_sql_str()
 }
 
-/// Statements that the server was sent so far; asking is one of them.
+/// The number of statements sent to the server so far, this query included.
 pub(crate) async fn questions(connection: &Mutex<MySqlConnection>) -> Result<u64> {
     let mut connection = connection.lock().await;
     let shown: (String, String) = sqlx::query_as("SHOW GLOBAL STATUS LIKE 'Questions'")
@@ -258,8 +260,8 @@ const THIN_FREE: &str =
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, DATE'1970-01-01', UTC_TIMESTAMP(6))";
 /// In microseconds.
 const LEASE: i64 = 30_000_000;
-/// As long as an owner of ours.
+/// As long as an owner of dlock.
 const HOLDER: &[u8] = b"0123456789abcdef0123456789abcdef0123";
-/// As long as ours.
+/// As long as a hold id of dlock.
 const HOLD: &[u8] = b"0123456789abcdef";
 const NOTE: &[u8] = b"123456 localhost";

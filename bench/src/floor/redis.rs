@@ -1,6 +1,8 @@
-//! The floor over Redis: the textbook lock, `SET key token NX PX` and compare-and-delete, on the client crate that the driver uses.
+//! Redis floor: the textbook lock, `SET key token NX PX` and compare-and-delete, on the driver's client
+//! crate.
 //!
-//! No fencing, no holds, no not-after, no re-entry, no waiting: two commands that every lock over Redis pays for at least.
+//! It has no fencing, holds, not-after, re-entry or waiting: every lock over Redis pays at least for
+//! these two commands.
 
 use crate::{
     Result,
@@ -17,10 +19,10 @@ use std::{
 };
 use tokio::sync::{Mutex, mpsc};
 
-/// How the client crate is set up.
+/// Settings of the client crate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Setting {
-    /// As it comes.
+    /// The crate's defaults.
     Default,
     /// With `TCP_NODELAY`.
     NoDelay,
@@ -33,14 +35,14 @@ pub(crate) struct Textbook {
     key: String,
 }
 
-/// `KEYS` the lock; `ARGV` the token it must have.
+/// `KEYS`: the lock; `ARGV`: the token that it must have.
 static COMPARE_AND_DELETE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0",
     )
 });
 
-/// `KEYS` locks; `ARGV` lease, then the token each must have.
+/// `KEYS`: the locks; `ARGV`: the lease, then the token that each must have.
 static RENEW: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         "local out = {} \
@@ -74,7 +76,7 @@ impl Textbook {
         }
     }
 
-    /// Takes it for so long, if nobody has it.
+    /// Acquires the lock for this lease if it is free.
     pub(crate) async fn take(&self, lease: Duration) -> Result<Option<String>> {
         let token = format!("{:032x}", fastrand::u128(..));
         let mut set = redis::cmd("SET");
@@ -94,7 +96,7 @@ impl Contender for Textbook {
 
     async fn acquire(&self) -> Result<String> {
         let taken = self.take(LEASE).await?;
-        taken.ok_or_else(|| "a lock that nobody else wants was refused".into())
+        taken.ok_or_else(|| "an uncontended lock was refused".into())
     }
 
     async fn release(&self, token: String) -> Result {
@@ -122,11 +124,11 @@ pub(crate) async fn end_of(connection: &mut MultiplexedConnection, key: &str) ->
     Ok(Duration::from_millis(end))
 }
 
-/// Two clients, each at home: one asks and says, the other one listens.
+/// Two clients, each on a thread of its own: one sends commands and publishes, the other subscribes.
 pub(crate) struct Hop {
     here: (Home, MultiplexedConnection),
     _there: (Home, MultiplexedConnection),
-    /// When each message was there.
+    /// When each message arrived.
     arrived: Mutex<mpsc::UnboundedReceiver<Instant>>,
 }
 
@@ -149,7 +151,7 @@ impl Hop {
         })
     }
 
-    /// `PING` by somebody who has done nothing for a few ms, as often as the time allows.
+    /// `PING` of a client after a few ms of idleness, as often as the time allows.
     pub(crate) async fn idle_round_trips(self: Arc<Self>, span: Duration) -> Result<Work> {
         let mut connection = self.here.1.clone();
         let asking = async move {
@@ -190,7 +192,7 @@ impl Hop {
     }
 }
 
-/// Says each message that comes to a task, as a client would.
+/// Passes each message to a task, as a client would.
 async fn subscribe(
     url: String,
     sender: mpsc::UnboundedSender<()>,
@@ -215,7 +217,7 @@ async fn subscribe(
     Ok(to)
 }
 
-/// Many leases of one holder, renewed by the least script that checks who holds them.
+/// Many leases of one holder, renewed by the least script that checks their holder.
 pub(crate) struct Leases {
     connection: MultiplexedConnection,
     keys: Vec<String>,
@@ -234,7 +236,7 @@ impl Leases {
         Ok(Self { connection, keys })
     }
 
-    /// Renews each once: `size` leases a script, a few scripts on their way at a time.
+    /// Renews each lease once: `size` leases a script, a few scripts in flight at a time.
     pub(crate) async fn renew(&self, size: usize, in_flight: usize) -> Result {
         let mut connection = self.connection.clone();
         for some in self.keys.chunks(size * in_flight) {
@@ -278,7 +280,7 @@ pub(crate) async fn calls_of(connection: &mut MultiplexedConnection, command: &s
     Ok(calls.unwrap_or_default())
 }
 
-/// Bytes that the server uses.
+/// The memory that the server uses, in bytes.
 pub(crate) async fn memory_of(connection: &mut MultiplexedConnection) -> Result<u64> {
     let info: String = redis::cmd("INFO")
         .arg("memory")
@@ -292,5 +294,5 @@ pub(crate) async fn memory_of(connection: &mut MultiplexedConnection) -> Result<
 
 const LEASE: Duration = Duration::from_secs(30);
 const CHANNEL: &str = "floor:hop";
-/// As long as an owner of ours.
+/// As long as an owner of dlock.
 const HOLDER: &str = "0123456789abcdef0123456789abcdef01234567";

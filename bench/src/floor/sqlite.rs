@@ -1,7 +1,8 @@
-//! The floor over SQLite: the two statements of a cycle, alone on a connection that is set up as the driver's.
+//! SQLite floor: the two statements of a cycle, alone on a connection with the driver's settings.
 //!
-//! The statements are the driver's own, on its table, so that what is left of the difference is what the driver does around them: reading
-//! the clocks, checking that the file is still there, making the texts. The least a lock could be is beside it.
+//! These are the driver's own statements, on its table. So the difference is the work of the driver
+//! around them: reading clocks, checking that the file still exists, building texts. Beside it stands
+//! the least that a lock could be.
 
 use crate::{Result, work::Contender};
 use sqlx::{
@@ -11,12 +12,12 @@ use sqlx::{
 use std::{path::Path, time::Duration};
 use tokio::sync::Mutex;
 
-/// Which statements.
+/// The statements of the floor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Statements {
-    /// What the driver sends.
+    /// The driver's statements.
     Same,
-    /// A name, a holder, an end: no fencing, no holds, no boots, no waiters.
+    /// A name, a holder and an end: no fencing, holds, boots or waiters.
     Textbook,
 }
 
@@ -52,7 +53,8 @@ impl Contender for TwoStatements {
         let mut connection = self.connection.lock().await;
         let owner = format!("{:036x}", fastrand::u128(..));
         let query = match self.statements {
-            // What the driver computes is written down here: the clocks are its work, not the statement's.
+            // Constants stand for what the driver computes: reading the clocks is its work, not the
+            // statement's.
             Statements::Same => sqlx::query(TAKE)
                 .bind(NAME)
                 .bind(&owner)
@@ -122,7 +124,8 @@ CREATE TABLE textbook (
   until INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;";
 
-/// The driver's, but for the token, which is one more each time: the clock that it is made from is not read here.
+/// The driver's statement, except for the token, which grows by one each time: this floor does not read
+/// the clock that the driver makes it from.
 const TAKE: &str = "
 INSERT INTO locks VALUES (?1, ?2, ?3, ?4, ?5, 0, ?6, ?3, ?7, ?8, ?9, 1)
 ON CONFLICT (name) DO UPDATE SET
@@ -144,7 +147,7 @@ ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, until = excluded.until 
 const TEXTBOOK_FREE: &str =
     "UPDATE textbook SET owner = NULL, until = 0 WHERE name = ?1 AND owner = ?2";
 
-/// As long as ours.
+/// Texts as long as those of dlock.
 const NAME: &[u8] = b"orders:42";
 const HOLDS: &str = "0123456789abcdef000059f0a1b2c3d4";
 const BOOT: &str = "6f1c2d3e-4b5a-6978-8796-a5b4c3d2e1f0";

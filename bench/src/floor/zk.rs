@@ -1,4 +1,5 @@
-//! The floor over ZooKeeper: create and list in one flight, then delete, on the client crate that the driver uses; and that crate's own recipe.
+//! ZooKeeper floor: create and list in one flight, then delete, on the driver's client crate; and that
+//! crate's own lock recipe.
 
 use crate::{
     Result,
@@ -10,7 +11,7 @@ use std::{
 };
 use zookeeper_client::{Acls, Client, CreateMode, LockOptions, LockPrefix, OwnedLockClient};
 
-/// One name, whose parent is there.
+/// One name, whose parent node exists.
 #[derive(Clone)]
 pub(crate) struct Bare {
     client: Client,
@@ -36,7 +37,7 @@ impl Bare {
         })
     }
 
-    /// Our node, and whether it is the first: both asked before either is answered.
+    /// Our node, and whether it is the first: both requests are sent before either is answered.
     async fn stand(&self) -> Result<(String, bool)> {
         let prefix = format!("{}/n-", self.parent);
         let node = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
@@ -57,7 +58,7 @@ impl Contender for Bare {
     async fn acquire(&self) -> Result<String> {
         match self.stand().await? {
             (path, true) => Ok(path),
-            _ => Err("a lock that nobody else wants was refused".into()),
+            _ => Err("an uncontended lock was refused".into()),
         }
     }
 
@@ -73,8 +74,8 @@ impl Recipe {
 }
 
 impl Contender for Recipe {
-    /// Dropped, the crate's guard deletes its node in a task that nobody can wait for. So that a release is one here too, the node is
-    /// deleted as that task would do it, and the guard never dropped.
+    /// The crate's guard deletes its node on drop, in a task that cannot be awaited. To measure a full
+    /// release, this code deletes the node as that task would, and never drops the guard.
     type Held = ManuallyDrop<OwnedLockClient>;
 
     async fn acquire(&self) -> Result<Self::Held> {
@@ -89,7 +90,8 @@ impl Contender for Recipe {
     }
 }
 
-/// From before the delete of one client to the other one's list after the event of its watch, after a few ms of idleness.
+/// From before the delete of one client to the list of the other one after its watch event, after a few
+/// ms of idleness.
 pub(crate) struct Hop {
     from: Bare,
     to: Client,
@@ -122,5 +124,5 @@ impl Hop {
     }
 }
 
-/// About as much as a hold of ours says of itself.
+/// About as long as the holder info of a dlock hold.
 const DATA: &[u8] = b"0123456789abcdef0123456789abcdef0123 0123456789abcdef 123456 localhost";

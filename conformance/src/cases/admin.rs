@@ -1,8 +1,8 @@
-//! `admin`: looking changes nothing and shows everything, breaking frees what was named.
+//! `admin`: inspecting changes nothing and shows everything; breaking frees only the named lock.
 
 use super::held;
 use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
-use dlock_core::{Broken, FencingToken, LockName, Note};
+use dlock_core::{Broken, FencingToken, HolderInfo, LockName};
 
 pub(super) const CASES: &[Case] = &[
     case!(Clause::Admin, a_name_never_heard_of_is_free)
@@ -50,7 +50,7 @@ async fn inspect_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
     let name = ctx.name()?;
     let hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
     ctx.eventually(
-        "the lease ends while others look",
+        "the lease ends while others inspect it",
         ctx.until_over(&hold),
         || async { Ok(other.inspect(&name).await?.holders.is_empty()) },
     )
@@ -61,7 +61,7 @@ async fn inspect_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
 async fn inspect_shows_who_is_inside(ctx: Ctx) -> Result<(), Failure> {
     let [caller, other] = ctx.callers().await?;
     let name = ctx.name()?;
-    let note = Note::new("a-host", 42);
+    let note = HolderInfo::new("a-host", 42);
     let hold = caller.take(&ctx.ask(&name).noting(note.clone())).await?;
     let more = caller.take(&hold.ask.again()).await?;
     let seen = other.inspect(&name).await?;
@@ -143,7 +143,7 @@ async fn a_walk_finds_every_name_held_throughout(ctx: Ctx) -> Result<(), Failure
             )?;
             missing.remove(&seen.name);
         }
-        // Others come and go while it walks.
+        // Other locks come and go during the listing.
         if churn < 200 {
             churn += 1;
             let passing = caller.take(&ctx.ask(&name(churn)?)).await?;
@@ -285,7 +285,7 @@ async fn breaking_opens_a_name_reserved_and_the_line_goes_on(ctx: Ctx) -> Result
     holder.frees(&hold).await?;
     let answer = holder.breaks(&name, None).await?;
     same("break", answer, Broken::Freed { token: None })?;
-    // The turn is over, the next one has begun.
+    // The turn is over; the next one has begun.
     second.take(&waiting).await.map(drop)
 }
 

@@ -1,4 +1,4 @@
-//! `cancel`: what was cancelled leaves no hold and no waiter.
+//! `cancel`: a cancelled request leaves no hold and no waiter.
 
 use super::held;
 use crate::{
@@ -51,7 +51,7 @@ async fn refused_without_a_ticket_leaves_no_trace(ctx: Ctx) -> Result<(), Failur
     let waiters = other.inspect(&name).await?.waiters;
     ensure(
         waiters.unwrap_or(0) == 0,
-        format_args!("{waiters:?} wait, nobody does"),
+        format_args!("{waiters:?} waiters are shown, but none waits"),
     )?;
     holder.frees(&hold).await?;
     other.sees_free(&name).await?;

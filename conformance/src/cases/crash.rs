@@ -36,7 +36,7 @@ pub(super) const CASES: &[Case] = &[
 async fn a_killed_holder_is_gone_with_its_lease(ctx: Ctx) -> Result<(), Failure> {
     let other = ctx.caller().await?;
     let name = ctx.name()?;
-    // Where a session ends what a dead holder had, no lease is longer.
+    // Where a session ends the holds of a dead process, no lease is longer than the session.
     let lease = if ctx.is_session_bound() {
         ctx.short()
     } else {
@@ -126,7 +126,7 @@ async fn a_turn_not_taken_passes_on(ctx: Ctx) -> Result<(), Failure> {
     let behind = waiting(&ctx, &name).in_line(living.ticket());
     living.refused(&behind).await?;
     holder.frees(&hold).await?;
-    // It lives, it was told, and does not come.
+    // It is alive and was notified, and does not take its turn.
     let turn = living
         .take_within(&behind, accept_lease(ctx.short()))
         .await?;
@@ -139,7 +139,7 @@ async fn a_killed_server_finds_what_it_keeps(ctx: Ctx) -> Result<(), Failure> {
     let stopped = ctx.now();
     ctx.server()?.restart().await?;
     let away = ctx.now().since(stopped);
-    // Drivers connect again by themselves; how soon is their affair.
+    // Drivers reconnect by themselves; the contract does not say how soon.
     let what = "the client reaches the new server";
     ctx.eventually(what, ctx.answer(), || async {
         Ok(caller.driver().inspect(&name).await.is_ok())
@@ -147,8 +147,8 @@ async fn a_killed_server_finds_what_it_keeps(ctx: Ctx) -> Result<(), Failure> {
     .await?;
     let other = ctx.caller().await?;
     match ctx.server()?.keeps() {
-        // A machine so busy that a start takes longer than half a session: whether it lives on is then nobody's promise. If it does, its
-        // holder can give it back.
+        // The machine was so busy that the start took longer than half a session. The contract does not
+        // say whether the session then survives. If it does, its holder can release the hold.
         Keeps::Everything if ctx.is_session_bound() && away > ctx.short() / 2 => {
             drop(caller.release(&hold, None).await);
             let bound = ctx.dead_for(Duration::ZERO);
@@ -163,17 +163,17 @@ async fn a_killed_server_finds_what_it_keeps(ctx: Ctx) -> Result<(), Failure> {
     }
 }
 
-/// A wish whose accept lease and entry deadline are short.
+/// A request whose accept lease and entry deadline are short.
 fn waiting(ctx: &Ctx, name: &LockName) -> Ask {
     ctx.ask(name).lasting(ctx.short())
 }
 
-/// The longest that a turn stays reserved for a wish with that lease.
+/// The longest time that a turn stays reserved for a request with this lease.
 fn accept_lease(lease: Duration) -> Duration {
     (lease / 3).min(Duration::from_secs(1))
 }
 
-/// The longest that an entry in line counts without a look: three look intervals.
+/// The longest time that a queue entry counts without a poll: three poll intervals.
 fn entry_deadline(lease: Duration) -> Duration {
     (lease / 3).min(Duration::from_secs(2)) * 3
 }
@@ -197,10 +197,10 @@ pub(crate) fn work(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> ExitCode {
     job::done(job, play(job, fixtures))
 }
 
-/// Takes the lock or stands in line for it, and then does nothing until it is killed.
+/// Acquires the lock or queues for it, and then does nothing until it is killed.
 async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result<(), Failure> {
     let driver = job::driver(job, fixtures).await?;
-    let lease = Lease::kept(Duration::from_millis(job.arg("lease")?.parse()?))?;
+    let lease = Lease::renewed(Duration::from_millis(job.arg("lease")?.parse()?));
     let owner = Owner::from_seed(&format!("worker {}", std::process::id()));
     let hold = HoldId::from_bits(fastrand::u64(..));
     let now = Clock::boot().now();
@@ -220,7 +220,7 @@ async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result<(), Failur
         }
     }
     let hints = driver.hints();
-    // Killed here; the channel closes when whoever started it is gone.
+    // The process is killed here; the channel closes when its parent is gone.
     while worker::commands().recv().await.is_some() {}
     drop(hints);
     Ok(())

@@ -1,8 +1,8 @@
-//! `error`: contention is a value; an error has a kind, a retry class, and an effect that is the truth.
+//! `error`: contention is a value; an error has a kind, a retry class, and a truthful effect.
 
 use super::held;
 use crate::{Call, Case, Clause, Ctx, Failure, Need, caller::entry, case::case, ensure, same};
-use dlock_core::{Cursor, Effect, ErrorKind, MAX_HOLDS, Release, Retry};
+use dlock_core::{Cursor, Effect, ErrorKind, MAX_HOLDS, Release, RetryClass};
 
 pub(super) const CASES: &[Case] = &[
     case!(
@@ -74,11 +74,11 @@ async fn a_refusal_tells_the_truth_about_the_holder(ctx: Ctx) -> Result<(), Fail
             format_args!("of a lease of {:?} is left {:?}", ctx.long(), by.rest),
         )?;
     }
-    // Not before the lease can be over, and never later.
+    // Not before the lease can be over, and never later than it can last.
     let sane = held
-        .look_in
-        .is_none_or(|look_in| !look_in.is_zero() && look_in <= ctx.long());
-    ensure(sane, format_args!("look again in {:?}", held.look_in))?;
+        .poll_in
+        .is_none_or(|poll_in| !poll_in.is_zero() && poll_in <= ctx.long());
+    ensure(sane, format_args!("poll again in {:?}", held.poll_in))?;
     caller.frees(&hold).await
 }
 
@@ -92,7 +92,10 @@ async fn a_request_that_came_too_late_is_unavailable_without_effect(
         Err(error) => {
             same("the kind", error.kind(), ErrorKind::Unavailable)?;
             same("the effect", error.effect(), Effect::None)?;
-            ensure(error.retry() != Retry::Never, "a repeat may well succeed")
+            ensure(
+                error.retry() != RetryClass::Never,
+                "a repeat may well succeed",
+            )
         }
         Ok(answer) => Err(Failure::new(format_args!(
             "it came too late and got {answer:?}"
@@ -179,11 +182,11 @@ async fn a_store_that_is_away_is_unavailable_and_comes_back(ctx: Ctx) -> Result<
     let hold = caller.take(&ctx.ask(&name)).await?;
     faults.down().await?;
     for _ in 0..2 {
-        // Silence is an answer, too: the core bounds every call.
+        // No answer is allowed, too: the core bounds every call.
         if let Some(error) = ctx.unanswered(caller.acquire(&ctx.ask(&name))).await? {
             same("the kind", error.kind(), ErrorKind::Unavailable)?;
             ensure(
-                error.retry() != Retry::Never,
+                error.retry() != RetryClass::Never,
                 "a store that is away may come back",
             )?;
         }
@@ -195,7 +198,7 @@ async fn a_store_that_is_away_is_unavailable_and_comes_back(ctx: Ctx) -> Result<
     })
     .await?;
     if ctx.is_session_bound() {
-        // It was away for longer than a session lasts.
+        // The server was away for longer than a session lasts.
         caller.cannot_renew(&hold).await?;
         return caller.take_soon(&ctx.ask(&name)).await.map(drop);
     }

@@ -1,4 +1,5 @@
-//! `expiry`: a holder that stops renewing loses the lock within its lease, and nothing but the token counter is used again.
+//! `expiry`: a holder that stops renewing loses the lock within its lease; of its incarnation, only the
+//! token counter is used again.
 
 use super::held;
 use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};

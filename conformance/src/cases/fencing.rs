@@ -1,4 +1,5 @@
-//! `fencing`: each new incarnation of a name has a token greater than every earlier one, whatever ended that.
+//! `fencing`: each new incarnation of a name has a token greater than every earlier one, however the
+//! earlier ones ended.
 
 use super::held;
 use crate::{Caller, Case, Clause, Ctx, Failure, Hold, Need, case::case, ensure};
@@ -31,16 +32,16 @@ pub(super) const CASES: &[Case] = &[
         .bullet("a grant that is no re-entry has a token greater"),
     case!(Clause::Fencing, the_token_grows_over_a_lost_record)
         .needs(&[Need::Fencing, Need::Records])
-        .bullet("a grant that is no re-entry has a token greater"),
+        .bullet("tokens grow over a lost record"),
     case!(Clause::Fencing, the_token_grows_over_a_restart)
         .needs(&[Need::Fencing, Need::Server])
-        .bullet("a grant that is no re-entry has a token greater"),
+        .bullet("tokens grow over a lost record"),
     case!(
         Clause::Fencing,
         the_token_grows_over_a_flush_while_the_clock_goes_on
     )
     .needs(&[Need::Fencing, Need::Flush])
-    .bullet("a grant that is no re-entry has a token greater"),
+    .bullet("tokens grow over a lost record"),
     case!(
         Clause::Fencing,
         the_token_grows_though_the_clock_is_set_back
@@ -58,7 +59,7 @@ async fn the_token_grows_with_every_release(ctx: Ctx) -> Result<(), Failure> {
     let owner = ctx.ask(&name);
     let mut last = FencingToken(0);
     for turn in 0..100 {
-        // Two clients, and an owner that comes back as well as fresh ones.
+        // Two clients, and an owner that returns as well as fresh ones.
         let caller = &callers[turn % 2];
         let ask = if turn % 3 == 0 {
             owner.again()
@@ -143,18 +144,20 @@ async fn the_token_grows_over_a_restart(ctx: Ctx) -> Result<(), Failure> {
     let first = caller.take(&ctx.ask(&released)).await?;
     caller.frees(&first).await?;
     let second = caller.take(&ctx.ask(&held).lasting(ctx.short())).await?;
-    // Not even a server of no memory restarts within the microsecond that the last token was made of.
+    // Even a server without persistence does not restart within the microsecond that the last token was
+    // made from.
     ctx.time_passes(ctx.rounding()).await;
     ctx.server()?.restart().await?;
     let caller = ctx.caller().await?;
     takes_greater(&ctx, &caller, first.token()?, &released).await?;
-    // A server that keeps sessions counts them anew.
+    // A server with sessions restarts their timeouts.
     let rest = ctx.until_over(&second).max(ctx.dead_for(Duration::ZERO));
     let next = caller.take_within(&ctx.ask(&held), rest).await?;
     greater(second.token()?, &next).map(drop)
 }
 
-/// The limit that every backend declares: a counter that is lost while the clock is behind the last token as well.
+/// The limit that every backend declares: tokens may go back when a counter is lost while the clock is
+/// behind the last token.
 async fn the_token_grows_over_a_flush_while_the_clock_goes_on(ctx: Ctx) -> Result<(), Failure> {
     let ([caller], name, hold) = held(&ctx).await?;
     ctx.time_passes(ctx.rounding()).await;

@@ -1,4 +1,5 @@
-//! `indeterminate`: an unanswered request is repeated with the same hold id or settled; never leaked, never counted twice.
+//! `indeterminate`: an unanswered request is repeated with the same hold id or cleaned up; it is never
+//! leaked and never counted twice.
 
 use super::held;
 use crate::{Call, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
@@ -119,13 +120,13 @@ async fn a_repeat_puts_nobody_in_line(ctx: Ctx) -> Result<(), Failure> {
     let turn = waiter.take(&waiting.then(next)).await?;
     waiter.take(&turn.ask).await?;
     waiter.frees(&turn).await?;
-    // Were `next` standing twice, the second one would be served now.
+    // If `next` were queued twice, the second entry would be served now.
     let last = waiter.take(&ctx.ask(&name).in_line(next)).await?;
     waiter.frees(&last).await?;
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-/// Why a hold with an unanswered attempt is settled only by a release sent after `give_up + late`.
+/// Why only a release sent after `give_up + late` cleans up a hold with an unanswered attempt.
 async fn a_copy_after_its_release_is_ended_by_one_release_more(ctx: Ctx) -> Result<(), Failure> {
     let ([caller, other], name, hold) = held(&ctx).await?;
     caller.frees(&hold).await?;
@@ -161,7 +162,7 @@ async fn a_lost_answer_of_acquire_is_found_by_the_repeat(ctx: Ctx) -> Result<(),
     let ask = ctx.ask(&name);
     faults.lose_reply(Call::Acquire).await?;
     ctx.unanswered(caller.acquire(&ask)).await?;
-    // It was executed: others find it held, and the repeat finds itself.
+    // The request was executed: others find the name held, and the repeat finds its own hold.
     other.refused(&ctx.ask(&name)).await?;
     let repeat = other.take(&ask).await?;
     same("the number of holds", repeat.holds, 1)?;
@@ -180,7 +181,7 @@ async fn a_lost_answer_of_acquire_is_settled_by_a_release(ctx: Ctx) -> Result<()
     ctx.sleep_until(give_up + caller.driver().capabilities().late)
         .await;
     let settling = Release::new(name.clone(), ask.owner, ask.hold);
-    // The same client, over the connection that the lost answer belonged to or a new one.
+    // The same client, over the connection that lost the answer or over a new one.
     let what = "the settling release is answered";
     ctx.eventually(what, ctx.answer(), || async {
         let settled = tokio::time::timeout(ctx.short(), caller.release_as(&settling));

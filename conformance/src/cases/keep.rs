@@ -1,4 +1,4 @@
-//! `keep`: released early, a name stays shut as long as was asked, for everybody.
+//! `keep`: a lock released early stays unavailable to all owners for its minimum hold.
 
 use super::held;
 use crate::{Ask, Caller, Case, Clause, Ctx, Failure, Hold, Need, case::case, ensure, same};
@@ -23,8 +23,10 @@ pub(super) const CASES: &[Case] = &[
         .bullet("kept shut: `Held`, for its last owner too"),
     case!(Clause::Keep, breaking_opens_it).bullet("opens what was kept shut"),
     case!(Clause::Keep, it_outlives_the_client).needs(&[Need::Detached]),
-    case!(Clause::Keep, after_a_lapse_the_lease_alone_decides),
-    case!(Clause::Keep, a_new_incarnation_knows_nothing_of_it),
+    case!(Clause::Keep, after_a_lapse_the_lease_alone_decides)
+        .bullet("ends with the incarnation: after a lapse"),
+    case!(Clause::Keep, a_new_incarnation_knows_nothing_of_it)
+        .bullet("ends with the incarnation: after a lapse"),
     case!(Clause::Keep, a_repeat_of_the_release_leaves_it_shut),
 ];
 
@@ -90,7 +92,7 @@ async fn a_name_is_not_shut_while_a_hold_is_left(ctx: Ctx) -> Result<(), Failure
     same("the number of holds", third.holds, 2)?;
     other.refused(&ctx.ask(&name)).await?;
     caller.renews(&first, ctx.long()).await?;
-    // It counts from the release that brought it, not from the last one.
+    // The minimum hold counts from the release that carried it, not from the last one.
     ctx.time_passes(ctx.short() + ctx.rounding()).await;
     other.refused(&ctx.ask(&name)).await?;
     caller.leaves(&first, 1).await?;
@@ -102,16 +104,16 @@ async fn inspect_and_list_say_shut(ctx: Ctx) -> Result<(), Failure> {
     shuts(&ctx, &caller, &hold, ctx.long()).await?;
     let listed = other.list(name.as_str(), 10).await?;
     let listed = listed.into_iter().find(|seen| seen.name == name);
-    let listed = listed.ok_or_else(|| Failure::new("a name kept shut is not listed"))?;
+    let listed = listed.ok_or_else(|| Failure::new("a name with a minimum hold is not listed"))?;
     for seen in [other.inspect(&name).await?, listed] {
         let nobody = seen.holders.is_empty() && seen.holds == 0;
-        ensure(nobody, format_args!("nobody is inside: {seen:?}"))?;
+        ensure(nobody, format_args!("no holder should be shown: {seen:?}"))?;
         let sane = seen
             .shut
             .is_some_and(|rest| !rest.is_zero() && rest <= ctx.long());
         ensure(
             sane,
-            format_args!("it was kept shut for {:?}: {seen:?}", ctx.long()),
+            format_args!("the minimum hold was {:?}: {seen:?}", ctx.long()),
         )?;
     }
     Ok(())
@@ -158,7 +160,7 @@ async fn a_new_incarnation_knows_nothing_of_it(ctx: Ctx) -> Result<(), Failure> 
     let second = caller.take(&first.ask.again()).await?;
     caller.release(&second, Some(ctx.long())).await?;
     ctx.sleep_past(&second).await;
-    // After a lapse, and after a break; by a stranger, and by the same owner.
+    // After a lapse, and after a break; for another owner, and for the same one.
     let next = other.take_soon(&ctx.ask(&name)).await?;
     other.frees(&next).await?;
     let again = || first.ask.again().lasting(ctx.long());
@@ -173,20 +175,20 @@ async fn a_new_incarnation_knows_nothing_of_it(ctx: Ctx) -> Result<(), Failure> 
 async fn a_repeat_of_the_release_leaves_it_shut(ctx: Ctx) -> Result<(), Failure> {
     let ([caller, other], name, hold) = held(&ctx).await?;
     let shut = shuts(&ctx, &caller, &hold, ctx.short()).await?;
-    // Shorter, longer, and none at all: nobody is inside who could ask for it.
+    // Shorter, longer, and no minimum hold at all: no holder is left that could ask for it.
     for keep in [None, Some(ctx.short() / 10), Some(ctx.long())] {
         caller.release(&hold, keep).await?;
     }
     opens_then(&ctx, &other, &ctx.ask(&name), &shut).await
 }
 
-/// Between which instants a name opens again.
+/// The instants between which the name becomes available again.
 struct Shut {
     from: Instant,
     by: Instant,
 }
 
-/// Gives the last hold back and must hear that the name stays shut.
+/// Releases the last hold; the answer must say that the name stays unavailable.
 async fn shuts(ctx: &Ctx, caller: &Caller, hold: &Hold, keep: Duration) -> Result<Shut, Failure> {
     let sent = ctx.now();
     let answer = caller.release(hold, Some(keep)).await?;
@@ -202,14 +204,14 @@ async fn shuts(ctx: &Ctx, caller: &Caller, hold: &Hold, keep: Duration) -> Resul
     }
 }
 
-/// Refused until it opens, and no longer.
+/// Refused until the name becomes available, and no longer.
 async fn opens_then(ctx: &Ctx, caller: &Caller, ask: &Ask, shut: &Shut) -> Result<(), Failure> {
     let rest = shut.by.since(ctx.now()) + ctx.rounding();
     let next = caller.take_within(ask, rest).await?;
     let early = shut.from.since(next.after);
     ensure(
         early.is_zero(),
-        format_args!("it was opened {early:?} early"),
+        format_args!("it became available {early:?} early"),
     )?;
     same("the number of holds", next.holds, 1)?;
     caller.frees(&next).await

@@ -1,4 +1,4 @@
-//! `late`: what the server executes long after its sender gave up takes nothing that lasts.
+//! `late`: a request that the server executes long after its sender gave up takes nothing that lasts.
 
 use super::held;
 use crate::{Call, Case, Clause, Ctx, Failure, Need, caller::entry, case::case, ensure, same};
@@ -89,7 +89,7 @@ async fn an_acquire_held_back_past_its_end_takes_nothing(ctx: Ctx) -> Result<(),
 async fn an_acquire_that_lay_in_a_stopped_server_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
     let caller = ctx.caller().await?;
     let name = ctx.name()?;
-    // So that nothing but the request is left to do once the server stands still.
+    // Connects first, so that only the request itself is left to do once the server is stopped.
     caller.sees_free(&name).await?;
     ctx.server()?.stop().await?;
     let give_up = ctx.now() + ctx.short() / 4;
@@ -99,7 +99,8 @@ async fn an_acquire_that_lay_in_a_stopped_server_takes_nothing(ctx: Ctx) -> Resu
         .await;
     ctx.server()?.cont().await?;
     granted_nothing(answer.ok().and_then(Result::ok))?;
-    // Answered after it, on a server that does one thing after the other. A client that was there before has lost its session, may be.
+    // This acquire is answered after that request, since the server executes requests in order. A new
+    // client is used because an old one may have lost its session.
     let other = ctx.caller().await?;
     other
         .take_within(&ctx.ask(&name), ctx.slack())
@@ -155,7 +156,7 @@ async fn a_renewal_held_back_past_its_end_prolongs_nothing(ctx: Ctx) -> Result<(
     let other = ctx.caller().await?;
     let name = ctx.name()?;
     let by = held_back(&ctx, caller.driver().capabilities().late);
-    // It is delivered while the hold is still there.
+    // The request is delivered while the hold still exists.
     let hold = caller
         .take(&ctx.ask(&name).lasting(by + ctx.slack() + ctx.short()))
         .await?;
@@ -187,12 +188,14 @@ async fn a_release_is_never_late(ctx: Ctx) -> Result<(), Failure> {
     other.take_within(&ctx.ask(&name), by).await.map(drop)
 }
 
-/// An end so long ago that a request sent now is executed after it, however late counts.
+/// A give-up so far in the past that a request sent now is executed after `give_up + late`, for any
+/// `late`.
 fn past(ctx: &Ctx, late: Duration) -> Instant {
     ctx.now() - late - ctx.short()
 }
 
-/// So long that a request is executed after its end, which is a quarter of a short lease away.
+/// A delay so long that a request is executed after its give-up, which is a quarter of a short lease
+/// away.
 fn held_back(ctx: &Ctx, late: Duration) -> Duration {
     ctx.short() / 2 + late
 }

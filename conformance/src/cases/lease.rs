@@ -1,4 +1,5 @@
-//! `lease`: each hold has its own end; nothing shortens what remains, and releasing one leaves what the others asked for.
+//! `lease`: each hold has its own end; nothing shortens what remains, and releasing one hold leaves the
+//! others what they asked for.
 
 use crate::{Caller, Case, Clause, Ctx, Failure, Hold, case::case, ensure};
 

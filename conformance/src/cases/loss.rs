@@ -1,4 +1,5 @@
-//! `loss`: a holder learns in time that it is none. What a driver owes to it: the truth at the next renewal.
+//! `loss`: a holder learns in time that it lost the lock. The driver's part is to tell the truth at the
+//! next renewal.
 
 use super::held;
 use crate::{Case, Clause, Ctx, Failure, Need, case::case};

@@ -1,4 +1,4 @@
-//! The cases, one file per clause.
+//! Cases of the drivers, one file per clause.
 
 mod admin;
 mod cancel;
@@ -22,7 +22,7 @@ mod wait;
 use crate::{Caller, Case, Ctx, Failure, Hold, client_cases, expect::seen_from_here};
 use dlock_core::LockName;
 
-/// All of them, in the order of the contract.
+/// All cases, in the order of the contract.
 #[must_use]
 pub fn cases() -> Vec<Case> {
     [
@@ -49,7 +49,7 @@ pub fn cases() -> Vec<Case> {
     .concat()
 }
 
-/// Several client processes, a name that nobody used before, and the hold that the first of them has of it.
+/// Several client processes, a fresh name, and a hold of that name by the first of them.
 #[track_caller]
 fn held<const N: usize>(
     ctx: &Ctx,

@@ -17,7 +17,7 @@ pub(super) const CASES: &[Case] = &[
     case!(Clause::Name, names_come_back_byte_for_byte),
 ];
 
-/// What folding, trimming, escaping, patterns and collations confuse.
+/// Names that folding, trimming, escaping, patterns and collations confuse.
 const TAILS: &[&str] = &[
     "a",
     "A",
@@ -101,7 +101,7 @@ const TAILS: &[&str] = &[
     "null",
 ];
 
-/// What drivers put beside a lock's own key or row.
+/// Suffixes that drivers use beside a lock's own key or row.
 const BESIDE: &[&str] = &[
     "",
     ":token",
@@ -129,7 +129,7 @@ async fn names_that_differ_in_a_byte_are_two_locks(ctx: Ctx) -> Result<(), Failu
     let [caller, other] = ctx.callers().await?;
     let base = ctx.text();
     let before = TAILS.iter().map(|tail| format!("{base}:{tail}"));
-    // At the front, too: what is stripped from there is not stripped from the end.
+    // Prefixes, too: code that strips a prefix does not strip a suffix.
     let after = TAILS.iter().map(|head| format!("{head}:{base}"));
     let names: Vec<String> = before.chain(after).collect();
     all_at_once(&ctx, &caller, &other, &names).await
@@ -148,7 +148,7 @@ async fn the_longest_names_count_to_their_last_byte(ctx: Ctx) -> Result<(), Fail
         .map(full)
         .into();
     names.push(format!("{}b", &full("aa")[..MAX_NAME_BYTES - 2]));
-    // Escaping makes these the longest of all.
+    // Escaping makes these names the longest of all.
     for wide in ["{", "%", "\u{1}", "\u{10348}"] {
         let room = (MAX_NAME_BYTES - base.len()) / wide.len();
         names.push(format!("{base}{}", wide.repeat(room)));
@@ -161,7 +161,7 @@ async fn names_like_the_keys_beside_a_lock_are_locks_of_their_own(ctx: Ctx) -> R
     let [caller, other] = ctx.callers().await?;
     let base = ctx.text();
     let plain = LockName::new(&base)?;
-    // A lock in full use: a counter, a line, a name kept shut.
+    // A lock with everything in use: a counter, a queue, a minimum hold.
     let first = caller.take(&ctx.ask(&plain)).await?;
     other
         .refused(&ctx.ask(&plain).in_line(other.ticket()))
@@ -203,7 +203,7 @@ async fn names_come_back_byte_for_byte(ctx: Ctx) -> Result<(), Failure> {
     same("the names listed", listed, names)
 }
 
-/// Takes all of them for different owners, looks at each, and gives all of them back.
+/// Acquires all of them for different owners, inspects each, and releases all.
 async fn all_at_once(
     ctx: &Ctx,
     caller: &Caller,
@@ -223,7 +223,7 @@ async fn all_at_once(
         )?;
         holds.push(hold);
     }
-    // At once: where nobody writes, a store may take its time to be sure of what it says.
+    // Immediately: without writes, a store may take its time to be sure of its answer.
     try_join_all(holds.iter().map(|hold| is_held(other, hold))).await?;
     for hold in &holds {
         caller.frees(hold).await?;

@@ -1,4 +1,5 @@
-//! `owner`: only a hold renews or releases itself; anything else gets `NotHeld` and changes nothing.
+//! `owner`: only a hold renews or releases itself; any other request gets `NotHeld` and changes
+//! nothing.
 
 use super::held;
 use crate::{Case, Clause, Ctx, Failure, Hold, caller::entry, case::case, ensure, same};
@@ -19,7 +20,7 @@ pub(super) const CASES: &[Case] = &[
     case!(Clause::Owner, releasing_all_takes_the_holds_of_that_owner_only).bullet(NOT_THERE),
 ];
 
-/// The beginning of two bullets, of `renew` and of `release`.
+/// The beginning of two bullets, one of `renew` and one of `release`.
 const NOT_THERE: &str = "a hold that is not there, is another owner's or is past its end";
 
 async fn another_owner_neither_renews_nor_releases(ctx: Ctx) -> Result<(), Failure> {
@@ -166,7 +167,7 @@ async fn a_batch_answers_each_entry_alone_and_in_order(ctx: Ctx) -> Result<(), F
     other.frees(&thief).await
 }
 
-/// Places in the batch between two holds that live.
+/// Positions in the batch between two live holds.
 const LAPSED: usize = 1;
 const RELEASED: usize = 2;
 const BROKEN: usize = 3;

@@ -1,4 +1,5 @@
-//! `reentry`: the same owner acquires again at once while one of its holds lives, past every queue, from wherever it is.
+//! `reentry`: while one of its holds lives, the same owner acquires again at once, past every queue,
+//! from any client.
 
 use super::held;
 use crate::{Caller, Case, Clause, Ctx, Failure, Hold, Need, case::case, same};
@@ -64,7 +65,7 @@ async fn the_token_is_that_of_the_incarnation(ctx: Ctx) -> Result<(), Failure> {
     let second = caller.take(&first.ask.again()).await?;
     let third = other.take(&first.ask.again()).await?;
     same("the token of a re-entry", second.token()?, first.token()?)?;
-    // The hold that began the incarnation is gone, the incarnation is not.
+    // The hold that began the incarnation is gone; the incarnation lives on.
     caller.leaves(&first, 2).await?;
     let fourth = caller.take(&first.ask.again()).await?;
     same("the token of a re-entry", third.token()?, first.token()?)?;

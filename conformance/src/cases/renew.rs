@@ -1,4 +1,4 @@
-//! `renew`: renewal prolongs what is there, and creates nothing.
+//! `renew`: renewal prolongs an existing hold, and creates nothing.
 
 use super::held;
 use crate::{Caller, Case, Clause, Ctx, Failure, Hold, case::case, ensure, same};
@@ -14,7 +14,8 @@ pub(super) const CASES: &[Case] = &[
         .bullet("a hold that is there lasts the lease asked for"),
     case!(Clause::Renew, a_hold_outlives_many_leases)
         .bullet("a hold that is there lasts the lease asked for"),
-    case!(Clause::Renew, a_proof_without_a_lease_prolongs_nothing),
+    case!(Clause::Renew, a_proof_without_a_lease_prolongs_nothing)
+        .bullet("without a lease a hold that is there keeps its end"),
     case!(Clause::Renew, a_renewal_moves_the_end_of_its_own_hold_only),
     case!(Clause::Renew, a_name_without_a_record_gets_none)
         .bullet("never creates a hold or a record"),
@@ -166,7 +167,7 @@ async fn a_name_kept_shut_is_not_entered(ctx: Ctx) -> Result<(), Failure> {
     other.take_within(&ctx.ask(&name), rest).await.map(drop)
 }
 
-/// Renews a hold for as long as it was asked for, and counts it anew.
+/// Renews a hold for the lease that it asked for; its end then counts from this renewal.
 async fn renew(ctx: &Ctx, caller: &Caller, hold: &Hold) -> Result<Hold, Failure> {
     let before = ctx.now();
     let valid_for = caller.renews(hold, hold.ask.lease).await?;

@@ -1,4 +1,4 @@
-//! `shutdown`: closing gives connections back and ends no hold.
+//! `shutdown`: closing a driver closes its connections and ends no hold.
 
 use super::held;
 use crate::{Case, Clause, Ctx, Failure, Need, case::case};

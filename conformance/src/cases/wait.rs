@@ -1,4 +1,5 @@
-//! `wait`: the order and the waking of those who wait. The core's queues are its own; this is what a store owes to them.
+//! `wait`: the order of waiters and their wake-ups. The core has queues of its own; these cases test
+//! what a store owes them.
 
 use super::held;
 use crate::{Ask, Caller, Case, Clause, Ctx, Failure, Hold, Need, case::case, ensure, same};
@@ -8,7 +9,7 @@ use futures_util::StreamExt;
 pub(super) const CASES: &[Case] = &[
     case!(Clause::Wait, a_release_wakes_whoever_stands_in_line)
         .needs(&[Need::Push])
-        .bullet("refused with `req.line`"),
+        .bullet("a client that was refused with `req.line` is listening"),
     case!(Clause::Wait, turns_come_in_the_order_of_standing)
         .needs(&[Need::Line])
         .bullet("refused with `req.line`"),
@@ -53,6 +54,8 @@ pub(super) const CASES: &[Case] = &[
 async fn a_release_wakes_whoever_stands_in_line(ctx: Ctx) -> Result<(), Failure> {
     let ([holder, waiter], name, hold) = held(&ctx).await?;
     let waiting = queue(&ctx, &waiter, &name).await?;
+    // A driver that has just begun to listen may send `Resync`.
+    waiter.passes_over_hints().await;
     holder.frees(&hold).await?;
     waiter
         .hears("a release wakes the waiter", ctx.short(), |hint| {
@@ -62,11 +65,12 @@ async fn a_release_wakes_whoever_stands_in_line(ctx: Ctx) -> Result<(), Failure>
     waiter.take(&waiting).await.map(drop)
 }
 
-/// Whether whoever waits so has reason to look now.
+/// Whether this hint gives a client with this request a reason to poll.
 fn wakes(hint: &Hint, waiting: &Ask) -> bool {
     match hint {
         Hint::Turn { name, ticket } => *name == waiting.name && Some(*ticket) == waiting.line,
         Hint::Free(name) => *name == waiting.name,
+        Hint::Resync => true,
         _ => false,
     }
 }
@@ -131,7 +135,8 @@ async fn a_turn_is_refused_to_everybody_else(ctx: Ctx) -> Result<(), Failure> {
     let early = queue(&ctx, &first, &name).await?;
     let late = queue(&ctx, &second, &name).await?;
     holder.frees(&hold).await?;
-    // Its last owner, a stranger, whoever is next, and another wish of the client whose turn it is.
+    // The last owner, a new client, the next waiter, and another request of the client whose turn it
+    // is.
     holder.refused(&hold.ask.again()).await?;
     holder.refused(&ctx.ask(&name)).await?;
     second.refused(&late).await?;
@@ -140,7 +145,7 @@ async fn a_turn_is_refused_to_everybody_else(ctx: Ctx) -> Result<(), Failure> {
     same("who is inside", seen.holders.len(), 0)?;
     ensure(
         seen.shut.is_some(),
-        format_args!("a reserved name should be shut: {seen:?}"),
+        format_args!("a reserved name should be unavailable: {seen:?}"),
     )?;
     // Any local waiter of that client may use the turn.
     let turn = first
@@ -158,7 +163,7 @@ async fn a_turn_is_taken_without_having_heard_of_it(ctx: Ctx) -> Result<(), Fail
     holder.frees(&hold).await?;
     let turn = waiter.take(&waiting).await?;
     same("the number of holds", turn.holds, 1)?;
-    // The reservation is over, the lease asked for counts.
+    // The reservation is over; the lease asked for counts.
     ensure(
         turn.valid_for > ctx.promised(ctx.long()),
         format_args!(
@@ -176,7 +181,8 @@ async fn nobody_passes_a_line_when_the_holder_lapsed(ctx: Ctx) -> Result<(), Fai
     let lapses = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
     let waiting = queue(&ctx, &waiter, &name).await?;
     ctx.sleep_past(&lapses).await;
-    // Nobody has looked since: whoever comes now serves the head of the line and is refused.
+    // No client has polled since the lapse: the next acquire serves the head of the queue and is
+    // refused.
     for _ in 0..2 {
         other.refused(&ctx.ask(&name)).await?;
     }
@@ -197,7 +203,7 @@ async fn a_granted_ticket_is_used_up(ctx: Ctx) -> Result<(), Failure> {
     let turn = waiter.take(&waiting).await?;
     waiter.frees(&turn).await?;
     let hold = other.take(&ctx.ask(&name)).await?;
-    // Granted at once, having stood nowhere.
+    // Granted at once, without ever having queued.
     other.frees(&hold).await?;
     let ask = ctx.ask(&name).in_line(waiter.ticket());
     let direct = waiter.take(&ask).await?;
@@ -242,22 +248,22 @@ async fn whoever_is_next_is_told_when_to_look(ctx: Ctx) -> Result<(), Failure> {
     let told = |hint: &Hint| matches!(hint, Hint::First { name: of, ticket, .. } if *of == name && Some(*ticket) == waiting.line);
     let hint = second
         .hears(
-            "the second in line is told that it is next",
+            "the second waiter is told that it is next",
             ctx.short(),
             told,
         )
         .await?;
-    let Hint::First { look_in, .. } = hint else {
+    let Hint::First { poll_in, .. } = hint else {
         return Err(Failure::new(
             "BUG: heard something else than was waited for",
         ));
     };
-    // The turn before it lapses unused; at that time a look is enough.
+    // The turn before it lapses unused; after that a poll is enough.
     ensure(
-        look_in <= ctx.long() / 3,
-        format_args!("it is to look in {look_in:?}"),
+        poll_in <= ctx.long() / 3,
+        format_args!("it is to poll in {poll_in:?}"),
     )?;
-    ctx.time_passes(look_in + ctx.rounding()).await;
+    ctx.time_passes(poll_in + ctx.rounding()).await;
     second.take(&waiting).await.map(drop)
 }
 
@@ -284,18 +290,20 @@ async fn after_a_gap_look_again_is_said(ctx: Ctx) -> Result<(), Failure> {
     let waiting = queue(&ctx, &waiter, &first).await?;
     let held = holder.take(&ctx.ask(&second)).await?;
     queue(&ctx, &waiter, &second).await?;
-    // Once it has heard of one name it listens, and has something to miss of the other.
+    // After the first hint the client is listening, so it can miss one for the other name.
+    waiter.passes_over_hints().await;
     holder.frees(&hold).await?;
     waiter
         .hears("a release wakes the waiter", ctx.answer(), |hint| {
             wakes(hint, &waiting)
         })
         .await?;
+    waiter.passes_over_hints().await;
     faults.cut().await?;
-    let again = |hint: &Hint| *hint == Hint::LookAgain;
+    let again = |hint: &Hint| *hint == Hint::Resync;
     waiter
         .hears(
-            "after a gap the client is told to look",
+            "after a gap the client is told to poll",
             ctx.answer(),
             again,
         )
@@ -333,7 +341,7 @@ async fn a_waiter_that_looks_needs_no_hint(ctx: Ctx) -> Result<(), Failure> {
         .map(drop)
 }
 
-/// Stands in line.
+/// Queues.
 async fn queue(ctx: &Ctx, caller: &Caller, name: &LockName) -> Result<Ask, Failure> {
     let ask = ctx.ask(name).in_line(caller.ticket());
     caller.refused(&ask).await?;

@@ -1,6 +1,7 @@
 //! `cancel`: a future dropped at any of its awaits leaves no hold and no waiter.
 //!
-//! Each case is a product: a future, what happens to its calls, which of them, and after how many polls it is dropped.
+//! Each case is a product: a future, the fate of its calls, the call that meets it, and the number of
+//! polls before the drop.
 
 use super::{
     gate::{Fate, Step},
@@ -88,9 +89,9 @@ async fn acquire_within_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), 
         &[Step::Acquire, Step::Release, Step::Leave],
         |peer, name| {
             let lock = peer.kept(name)?;
-            Ok(Box::pin(
-                async move { lock.acquire_within(limit).await.is_ok() },
-            ))
+            Ok(Box::pin(async move {
+                lock.acquire_timeout(limit).await.is_ok()
+            }))
         },
     )
     .await
@@ -98,7 +99,7 @@ async fn acquire_within_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), 
 
 async fn acquire_by_an_owner_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
     every(&ctx, &[Step::Acquire, Step::Release], |peer, name| {
-        let lock = peer.kept(name)?.owned_by(&peer.client.owner());
+        let lock = peer.kept(name)?.with_owner(&peer.client.owner());
         Ok(Box::pin(async move { lock.acquire().await.is_ok() }))
     })
     .await
@@ -130,7 +131,7 @@ async fn join_dropped_anywhere_leaves_the_others_alone(ctx: Ctx) -> Result<(), F
         &[Step::Acquire, Step::Release],
         |ctx, case| async move {
             let (peer, name, _other, guard) = held_by_another(&ctx).await?;
-            let pass: Pass = guard.pass();
+            let pass: Pass = guard.pass()?;
             peer.gate.always(case.step, case.fate);
             let joined = polled(peer.kept(&name)?.join(&pass), case.polls).await;
             let finished = joined.is_some();
@@ -154,6 +155,11 @@ async fn release_dropped_anywhere_goes_on_in_the_background(ctx: Ctx) -> Result<
         let finished = polled(guard.release(), case.polls).await.is_some();
         peer.gate.clear();
         nothing_is_left(&ctx, &peer, &name, case.free_within(&ctx)).await?;
+        if !matches!(case.fate, Fate::Never | Fate::Unsent) {
+            let what = "the dropped call is driven to its end";
+            let idle = || async { Ok(peer.gate.is_idle(Step::Release)) };
+            ctx.eventually(what, case.free_within(&ctx), idle).await?;
+        }
         Ok(finished)
     })
     .await
@@ -189,7 +195,7 @@ async fn run_and_lost_dropped_anywhere_change_nothing(ctx: Ctx) -> Result<(), Fa
 async fn shutdown_dropped_anywhere_leaves_nothing_held_for_good(ctx: Ctx) -> Result<(), Failure> {
     product(&ctx, &[Step::Release], |ctx, case| async move {
         if matches!(case.fate, Fate::Never | Fate::Unsent) {
-            return Ok(true); // left to its lease: `shutdown` tries that
+            return Ok(true); // left to its lease: `shutdown` tests that
         }
         let (peer, name, guard) = held(&ctx).await?;
         peer.gate.once(case.step, case.fate);
@@ -213,7 +219,7 @@ async fn a_waiter_cancelled_at_the_head_delays_nobody(ctx: Ctx) -> Result<(), Fa
             let (head, second) = (peer.kept(&name)?, peer.kept(&name)?);
             peer.gate.always(case.step, case.fate);
             let mut head = Box::pin(head.acquire());
-            // The first poll lets it into the queue, before the second.
+            // The first poll queues it, before the second.
             let mut finished = polled(&mut head, case.polls.min(1)).await.is_some();
             let second = Task::spawn(second.acquire());
             if !finished && case.polls > 1 {
@@ -222,7 +228,7 @@ async fn a_waiter_cancelled_at_the_head_delays_nobody(ctx: Ctx) -> Result<(), Fa
             drop(head);
             peer.gate.clear();
             frees(&ctx, guard).await?;
-            // One accept lease and one look more than the call that hangs.
+            // One accept lease and one poll more than the call that hangs.
             let bound = case.free_within(&ctx) + ctx.kept() * 2 / 3;
             let taken = second
                 .done(&ctx, "the second waiter gets it", bound)
@@ -272,7 +278,8 @@ impl Drop {
         Self { step, fate, polls }
     }
 
-    /// When the store answers again, one compensating round trip later nothing is left: a call that hangs is given up first.
+    /// When the store answers again, nothing is left one compensating round trip later; a call that
+    /// hangs is given up first.
     fn free_within(&self, ctx: &Ctx) -> Duration {
         match (self.fate, self.step) {
             (Fate::Never | Fate::Unsent, Step::Acquire) => ctx.kept() / 3,
@@ -282,7 +289,7 @@ impl Drop {
         }
     }
 
-    /// Whatever the dropped future left is settled.
+    /// Waits until the cleanup of the dropped future is done.
     async fn settles(&self, ctx: &Ctx, peer: &Peer) -> Result<(), Failure> {
         let bound = settled_within(ctx, self.free_within(ctx));
         peer.settles(bound).await
@@ -301,14 +308,15 @@ fn fates(ctx: &Ctx) -> Vec<Fate> {
     ]
 }
 
-/// The most awaits that are tried one by one; a future that has more repeats itself.
+/// The most await points that are tried one by one; a future with more repeats itself.
 const MOST_POLLS: usize = 12;
 
-/// On a real store: a driver that reads and writes in its caller's task is polled several times for one request, and what it does
-/// after a failed one is to be dropped as well.
+/// The same on a real store. A driver that reads and writes in its caller's task is polled several
+/// times for one request, and its work after a failed request is to be dropped as well.
 const REAL_POLLS: [usize; 7] = [0, 1, 2, 3, 4, 8, 16];
 
-/// Runs the case for each fate of each step, dropping at 0, 1, 2, … polls until the future comes to its end before that.
+/// Runs the case for each fate of each step, and drops the future after 0, 1, 2, … polls, until it
+/// completes before the drop.
 async fn product<F, C>(ctx: &Ctx, steps: &[Step], case: F) -> Result<(), Failure>
 where
     F: Fn(Ctx, Drop) -> C,
@@ -349,10 +357,10 @@ async fn told(
         .map_err(|failure| failure.of(format_args!("{member:?}")))
 }
 
-/// Members of a product that run at once on a real store: each has connections of its own.
+/// Members of a product that run concurrently on a real store: each has connections of its own.
 const AT_ONCE: usize = 12;
 
-/// The product over a future that acquires a free lock and says whether it did.
+/// The product over a future that acquires a free lock and returns whether it did.
 async fn every(
     ctx: &Ctx,
     steps: &[Step],
@@ -379,7 +387,7 @@ async fn held(ctx: &Ctx) -> Result<(Peer, LockName, Guard), Failure> {
     Ok((peer, name, guard))
 }
 
-/// A lock that another client holds; both clients go on.
+/// A lock that another client holds; both clients live on.
 async fn held_by_another(ctx: &Ctx) -> Result<(Peer, LockName, Peer, Guard), Failure> {
     let [peer, other] = Peer::several(ctx).await?;
     let name = ctx.name()?;
@@ -387,12 +395,13 @@ async fn held_by_another(ctx: &Ctx) -> Result<(Peer, LockName, Peer, Guard), Fai
     Ok((peer, name, other, guard))
 }
 
-/// A copy that nobody knows the end of is settled when it can no longer come: at its give-up.
+/// The cleanup of a copy with an unknown outcome is done when the copy can no longer be executed: at
+/// its give-up.
 fn settled_within(ctx: &Ctx, bound: Duration) -> Duration {
     bound.max(ctx.kept() / 3)
 }
 
-/// Within the bound nobody holds it and nobody stands in line, and the next acquire is granted.
+/// Within the bound no client holds the lock or queues for it, and the next acquire is granted.
 async fn nothing_is_left(
     ctx: &Ctx,
     peer: &Peer,
@@ -401,14 +410,15 @@ async fn nothing_is_left(
 ) -> Result<(), Failure> {
     let observer = ctx.caller().await?;
     left_untouched(ctx, &observer, name, bound).await?;
-    // It may find the calls of the dropped one on their way, and comes after them.
+    // It may find calls of the dropped future in flight, and comes after them.
     let (lock, next) = (peer.lock(name)?, Mutex::new(None));
     let granted = || async {
         let mut next = next.lock().await;
         *next = lock.try_acquire().await.ok().flatten();
         Ok(next.is_some())
     };
-    // The store was seen without it: a busy machine may leave a try unanswered, which takes a third of the lease.
+    // The store has shown the lock free. On a busy machine a try may still go unanswered, which takes a
+    // third of the lease.
     let patience = bound.max(ctx.kept() / 2);
     ctx.eventually("the next acquire is granted", patience, granted)
         .await?;

@@ -35,10 +35,11 @@ async fn the_lock_of_a_dead_client_is_free_within_its_lease(ctx: Ctx) -> Result<
             dead.gate.kill().await;
         }
         let died = ctx.now();
-        // Nothing is run down on its way out.
+        // No cleanup or destructor runs on its way out.
         std::mem::forget(guard);
         let next = peer.lock(&name)?.acquire();
-        // It waits for a lease of its own, so its looks are two seconds apart unless it was told the end.
+        // It waits for a lease of its own, so its polls are two seconds apart unless it was told the
+        // end.
         let next = ctx
             .within("the next one gets it", ctx.short() + LOOK, next)
             .await??;
@@ -67,7 +68,7 @@ async fn dead_waiters_delay_nobody(ctx: Ctx) -> Result<(), Failure> {
         waiter.gate.kill().await;
     }
     frees(&ctx, guard).await?;
-    // A store that can push pushes to the living; the others look, and nobody stands before them.
+    // A store that pushes notifies the living; other clients poll, and no entry stands before them.
     let bound = Duration::from_millis(250);
     let taken = waiting
         .done(&ctx, "the living one gets it", bound)
@@ -92,7 +93,7 @@ async fn stopped_waiters_delay_others_by_one_entry_deadline_together(
         waiter.gate.freeze();
     }
     frees(&ctx, guard).await?;
-    // Three looks of a third of the short lease each are its entry deadline; and one look to notice.
+    // Its entry deadline is three polls of a third of the short lease each; one more poll notices it.
     let bound = ctx.short() + ctx.short() / 3;
     let taken = waiting
         .done(&ctx, "the living one gets it", bound)
@@ -110,11 +111,11 @@ async fn a_client_that_dies_while_it_is_served_costs_its_turn(ctx: Ctx) -> Resul
     let guard = holder.take(&holder.lock(&name)?).await?;
     let served = waits(&ctx, &dead, dead.short(&name)?.acquire()).await?;
     let waiting = waits(&ctx, &peer, peer.short(&name)?.acquire()).await?;
-    // It stops between the turn it is told of and its acquire.
+    // It stops between the notification of its turn and its acquire.
     dead.gate.freeze();
     frees(&ctx, guard).await?;
     dead.gate.kill().await;
-    // Its accept lease is a third of its lease at most; then the one behind it looks.
+    // Its accept lease is at most a third of its lease; then the waiter behind it polls.
     let bound = ctx.short() * 2 / 3;
     let taken = waiting.done(&ctx, "the next one gets it", bound).await??;
     drop(served);
@@ -128,14 +129,14 @@ async fn waits<T: Send + 'static>(
     acquiring: impl Future<Output = T> + Send + 'static,
 ) -> Result<Task<T>, Failure> {
     let waiting = Task::spawn(acquiring);
-    // Not before: an acquire that is still under way may be granted, and who dies then dies as a holder.
+    // Not before: an acquire in flight may be granted, and the process then dies as a holder.
     peer.stands(0).await?;
     // By then it has read the answer and sleeps.
     ctx.time_passes(Duration::from_millis(10)).await;
     Ok(waiting)
 }
 
-/// The longest time between two looks.
+/// The longest poll interval.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// The longest entry deadline.

@@ -1,4 +1,4 @@
-//! `error`: contention is a value, an error says what it may have done, and nothing shows a secret.
+//! `error`: contention is a value, an error says what it may have done, and no output shows a secret.
 
 use super::{
     gate::{Fate, Step},
@@ -6,7 +6,10 @@ use super::{
     task::Task,
 };
 use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
-use dlock_core::{Effect, Error, ErrorKind, MAX_HOLDS, MAX_LEASE, MIN_LEASE, Owner, Phase, Retry};
+use dlock_core::{
+    Effect, Error, ErrorKind, Lease, MAX_HOLDS, MAX_LEASE, MIN_LEASE, Owner, Pass, RetryClass,
+    TimeoutPhase,
+};
 use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
@@ -50,13 +53,13 @@ async fn whoever_has_no_time_to_wait_is_told_who_holds_the_lock(ctx: Ctx) -> Res
     let guard = other.take(&other.lock(&name)?).await?;
     let lock = peer.lock(&name)?;
     let at_once = || {
-        let trying = lock.acquire_within(Duration::ZERO);
+        let trying = lock.acquire_timeout(Duration::ZERO);
         ctx.within("it is asked once", ctx.answer(), trying)
     };
-    let phase = Phase::Wait;
+    let phase = TimeoutPhase::Wait;
     let error = fails("the wait", at_once().await?, ErrorKind::Timeout { phase })?;
     same("the number of calls made", peer.gate.all_calls(), 1)?;
-    let (words, holder) = (error.to_string(), guard.pass().owner().fingerprint());
+    let (words, holder) = (error.to_string(), guard.owner());
     ensure(
         words.contains(&holder.to_string()),
         format_args!("who holds it is not in {words:?}"),
@@ -78,7 +81,7 @@ async fn a_store_that_is_away_is_an_error_with_its_class_and_its_place(
     let Err(error) = tried else {
         return Err(Failure::new("acquired from a store that is away"));
     };
-    same("the retry class", error.retry(), Retry::Later)?;
+    same("the retry class", error.retry(), RetryClass::Later)?;
     same("the effect", error.effect(), Effect::None)?;
     same("the name", error.name(), Some(&name))?;
     same(
@@ -108,7 +111,7 @@ async fn a_wait_outlasts_a_store_that_is_away_for_a_while(ctx: Ctx) -> Result<()
 }
 
 async fn a_store_that_stays_away_is_told_to_all_who_wait_at_once(ctx: Ctx) -> Result<(), Failure> {
-    // A wait without a limit goes on for a lease, at least five seconds.
+    // A wait without a limit outlasts failures for a lease, at least five seconds.
     let patience = Duration::from_secs(5);
     for fate in [Fate::ErrorBefore, Fate::Unsent] {
         let peer = Peer::new(&ctx).await?;
@@ -117,7 +120,7 @@ async fn a_store_that_stays_away_is_told_to_all_who_wait_at_once(ctx: Ctx) -> Re
         let lock = peer.short(&name)?;
         let begun = ctx.now();
         let waiting = [(); 4].map(|()| Task::spawn(lock.acquire()));
-        // The first one's last pause or attempt, then an attempt of each behind it.
+        // The first one's last pause or attempt, then one attempt of each waiter behind it.
         let bound = match fate {
             Fate::Unsent => patience + ctx.short() * 5 / 3,
             _ => patience + Duration::from_secs(1),
@@ -126,7 +129,7 @@ async fn a_store_that_stays_away_is_told_to_all_who_wait_at_once(ctx: Ctx) -> Re
             let rest = (begun + bound).since(ctx.now());
             let waited = waiter.done(&ctx, "the wait ends", rest).await?;
             let error = fails("the wait", waited, ErrorKind::Unavailable)?;
-            same("the retry class", error.retry(), Retry::Later)?;
+            same("the retry class", error.retry(), RetryClass::Later)?;
             ensure(ctx.now().since(begun) >= patience, "it ended early")?;
         }
     }
@@ -148,16 +151,10 @@ async fn what_can_never_work_is_misuse_and_asks_nobody(ctx: Ctx) -> Result<(), F
         MIN_LEASE / 2,
         MAX_LEASE + Duration::from_secs(1),
     ] {
-        fails(
-            "a lease out of bounds",
-            lock.clone().lease(length),
-            ErrorKind::Misuse,
-        )?;
-        fails(
-            "a kept one",
-            lock.clone().kept_lease(length),
-            ErrorKind::Misuse,
-        )?;
+        for lease in [Lease::fixed(length), Lease::renewed(length)] {
+            let taken = lock.clone().lease(lease).try_acquire().await;
+            fails("a lease out of bounds", taken, ErrorKind::Misuse)?;
+        }
     }
     same("the number of calls made", peer.gate.all_calls(), 0)
 }
@@ -167,7 +164,7 @@ async fn too_many_holds_of_a_name_are_refused(ctx: Ctx) -> Result<(), Failure> {
     let name = ctx.name()?;
     let lock = peer.lock(&name)?;
     let first = peer.take(&lock).await?;
-    let pass = first.pass();
+    let pass = first.pass()?;
     let mut guards = vec![first];
     for _ in 1..MAX_HOLDS {
         guards.push(peer.join(lock.clone(), &pass).await?);
@@ -187,19 +184,26 @@ async fn nothing_shows_an_owner(ctx: Ctx) -> Result<(), Failure> {
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let owner = Owner::from_seed(&ctx.text());
-    let lock = peer.lock(&name)?.owned_by(&owner);
+    let lock = peer.lock(&name)?.with_owner(&owner);
     let guard = peer.take(&lock).await?;
-    let pass = guard.pass();
+    let store = peer.client.capabilities().store.as_str();
+    let pass = Pass::new(store, name.clone(), owner, guard.token());
     let stranger = other.client.owner();
-    let others = other.lock(&name)?.owned_by(&stranger);
-    let timed_out = refused(others.acquire_within(Duration::from_millis(1)).await)?;
+    let others = other.lock(&name)?.with_owner(&stranger);
+    let timed_out = refused(others.acquire_timeout(Duration::from_millis(1)).await)?;
     other.gate.always(Step::Acquire, Fate::ErrorAfter);
-    let unanswered = refused(other.short(&name)?.owned_by(&stranger).try_acquire().await)?;
+    let unanswered = refused(
+        other
+            .short(&name)?
+            .with_owner(&stranger)
+            .try_acquire()
+            .await,
+    )?;
     other.gate.clear();
     let misused = refused(peer.lock(&ctx.name()?)?.join(&pass).await)?;
     let mut shown = vec![
         format!(
-            "{:?} {:?} {lock:?} {guard:?} {pass:?}",
+            "{:?} {:?} {lock:?} {guard:?} {pass:?} {pass}",
             peer.client,
             peer.client.lock("x")?
         ),

@@ -1,4 +1,5 @@
-//! A driver between a client and its store: it counts what is asked, and does to each call what a case tells it to.
+//! Gate: a driver between a client and its store, which counts calls and injects the faults that a case
+//! asks for.
 
 use async_trait::async_trait;
 use dlock_core::{
@@ -26,8 +27,8 @@ use tokio::{
     task::yield_now,
 };
 
-/// One client's way to its store. Each call is an await point before it is executed and one before it is answered, so that
-/// a future can be dropped at either.
+/// One client's connection to its store. Each call has an await point before it is executed and one
+/// before it is answered, so that a future can be dropped at either.
 pub(crate) struct Gate {
     inner: Arc<dyn DistributedLock>,
     capabilities: Capabilities,
@@ -48,27 +49,28 @@ pub(crate) enum Step {
     Release,
 }
 
-/// What happens to one call.
+/// The outcome of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// Executed and answered.
     #[default]
     Ok,
-    /// Not executed, and says so.
+    /// Not executed, and the error says so.
     ErrorBefore,
-    /// Executed, its answer lost with an error.
+    /// Executed; its answer is replaced by an error.
     ErrorAfter,
-    /// Executed, and answered that much later.
+    /// Executed, and answered this much later.
     Slow(Duration),
     /// Executed, never answered.
     Never,
     /// Neither executed nor answered.
     Unsent,
-    /// Fails at once with an unknown effect, and is executed that much later, whoever is still there.
+    /// Fails at once with an unknown effect, and is executed this much later, whether or not its sender
+    /// still exists.
     Late(Duration),
-    /// Never answered, and executed that much later, whoever is still there.
+    /// Never answered, and executed this much later, whether or not its sender still exists.
     Mute(Duration),
-    /// Waits until [`Gate::open`], then it is executed and answered: a server that stands still.
+    /// Waits until [`Gate::open`], then is executed and answered: a stopped server.
     Barred,
 }
 
@@ -82,7 +84,7 @@ pub(crate) struct Seen {
     pub(crate) lane: Lane,
 }
 
-/// Where a case's own hints go.
+/// The sink for hints that a case sends itself.
 struct Injected {
     sender: Option<mpsc::UnboundedSender<Hint>>,
     receiver: Option<mpsc::UnboundedReceiver<Hint>>,
@@ -126,22 +128,22 @@ impl Gate {
         }
     }
 
-    /// The next call of that kind that has no fate yet meets this one.
+    /// The next call of this kind without a fate meets this one.
     pub(crate) fn once(&self, step: Step, fate: Fate) {
         self.script().once[step as usize].push_back(fate);
     }
 
-    /// Every call of that kind meets this one from now on.
+    /// From now on every call of this kind meets this one.
     pub(crate) fn always(&self, step: Step, fate: Fate) {
         self.script().standing[step as usize] = fate;
     }
 
-    /// Every call meets this one from now on.
+    /// From now on every call meets this one.
     pub(crate) fn all(&self, fate: Fate) {
         self.script().standing = [fate; 4];
     }
 
-    /// Nothing fails from now on.
+    /// From now on nothing fails.
     pub(crate) fn clear(&self) {
         let mut script = self.script();
         script.once = Default::default();
@@ -151,84 +153,84 @@ impl Gate {
         self.open();
     }
 
-    /// Every call is [`Fate::Barred`] from now on.
+    /// From now on every call is [`Fate::Barred`].
     pub(crate) fn bar(&self) {
         self.open.send_replace(false);
         self.all(Fate::Barred);
     }
 
-    /// What was barred goes on.
+    /// Barred calls go on.
     pub(crate) fn open(&self) {
         self.open.send_replace(true);
     }
 
-    /// The lanes that the client is told.
+    /// The lanes that the client sees.
     pub(crate) fn set_lane(&self, name: &LockName, lane: Lane) {
         self.script().lanes.insert(name.clone(), lane);
     }
 
-    /// Renewals of that lane are not answered from now on.
+    /// From now on renewals of this lane are not answered.
     pub(crate) fn stall(&self, lane: Lane) {
         self.script().stalled = Some(lane);
     }
 
-    /// Grants say that nothing is left of their lease.
+    /// Whether grants say that nothing is left of their lease.
     pub(crate) fn set_worthless(&self, worthless: bool) {
         self.worthless.store(worthless, SeqCst);
     }
 
-    /// No hint arrives from now on, and the store does not know; or they do again.
+    /// From now on no hint arrives, and the store does not know; or hints arrive again.
     pub(crate) fn set_deaf(&self, deaf: bool) {
         self.deaf.store(deaf, SeqCst);
     }
 
-    /// A hint that the store never sent.
+    /// Sends a hint that did not come from the store.
     pub(crate) fn inject(&self, hint: Hint) {
         if let Some(injected) = &self.injected().sender {
-            // A client that is gone hears nothing.
+            // A client that is gone receives nothing.
             drop(injected.send(hint));
         }
     }
 
-    /// As SIGSTOP does: nothing is sent, nothing arrives, connections stay.
+    /// Like SIGSTOP: nothing is sent, nothing arrives, connections stay open.
     pub(crate) fn freeze(&self) {
         self.script().dead = true;
         self.set_deaf(true);
     }
 
-    /// As SIGCONT does; what was asked meanwhile is never answered.
+    /// Like SIGCONT; calls made meanwhile are never answered.
     pub(crate) fn thaw(&self) {
         self.script().dead = false;
         self.set_deaf(false);
     }
 
-    /// As SIGKILL does: nothing is sent any more, and the connections are gone.
+    /// Like SIGKILL: nothing more is sent, and the connections are closed.
     pub(crate) async fn kill(&self) {
         self.freeze();
         self.inner.close().await;
     }
 
-    /// How many calls of that kind there were; a batch of renewals is one.
+    /// The number of calls of this kind; a batch of renewals is one.
     pub(crate) fn calls(&self, step: Step) -> usize {
         self.script().calls[step as usize]
     }
 
-    /// How many calls of that kind were answered, or failed.
+    /// The number of calls of this kind that were answered or failed.
     pub(crate) fn answered(&self, step: Step) -> usize {
         self.script().answered[step as usize]
     }
 
-    /// Whether none of that kind is under way.
+    /// Whether no call of this kind is in flight.
     pub(crate) fn is_idle(&self, step: Step) -> bool {
         self.answered(step) == self.calls(step)
     }
 
-    /// How many calls of all kinds there were.
+    /// The number of calls of all kinds.
     pub(crate) fn all_calls(&self) -> usize {
         self.script().calls.iter().sum()
     }
 
-    /// What was asked, in order.
+    /// The calls, in order.
     pub(crate) fn seen(&self, step: Step, name: &LockName) -> Vec<Seen> {
         let script = self.script();
         let of_it = |seen: &&Seen| seen.step == step && seen.name == *name;
@@ -279,7 +281,7 @@ impl Gate {
             Fate::Ok => call.await,
             Fate::ErrorBefore => {
                 let cause = io::Error::from(io::ErrorKind::ConnectionRefused);
-                return Err(DriverError::unavailable("the gate is shut").with_source(cause));
+                return Err(DriverError::unavailable("the gate is closed").with_source(cause));
             }
             Fate::ErrorAfter => {
                 drop(call.await);
@@ -353,7 +355,7 @@ impl DistributedLock for Gate {
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
         self.asked(Step::Acquire, &req.name, Some(req.hold), req.line);
         let (inner, mut req) = (Arc::clone(&self.inner), req.clone());
-        // A store that is later than the one behind it takes that much longer to refuse.
+        // The gate's `late` exceeds that of its store by this much, so the store must refuse that much later.
         req.give_up = req.give_up + (self.capabilities.late - inner.capabilities().late);
         let fate = self.fate(Step::Acquire, None);
         let mut answer = self

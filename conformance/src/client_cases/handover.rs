@@ -1,4 +1,4 @@
-//! `wait`: what passes from one user of a client to the next without the store being asked again.
+//! `wait`: local hand-offs between users of one client, without a request to the store.
 
 use super::{
     gate::Step,
@@ -23,7 +23,7 @@ async fn a_loss_wakes_who_waits_in_the_same_client(ctx: Ctx) -> Result<(), Failu
     let guard = peer.take(&peer.fixed(&name)?).await?;
     let waiting = Task::spawn(peer.lock(&name)?.acquire());
     peer.asks(1).await?;
-    // Its looks are two seconds apart, whenever the lease ends.
+    // Its polls are two seconds apart, whenever the lease ends.
     let bound = guard.remaining() + ctx.short() / 50;
     let taken = waiting.done(&ctx, "the next one is woken", bound).await??;
     drop(guard);
@@ -46,11 +46,11 @@ async fn the_second_waiter_stands_in_line_when_the_first_is_granted(
         .await??;
     ctx.would_show_within(Duration::from_millis(20)).await;
     let waiters = observer.inspect(&name).await?.waiters;
-    same("how many stand in line", waiters.unwrap_or(1), 1)?;
+    same("the number of queued waiters", waiters.unwrap_or(1), 1)?;
     let asked = peer.gate.seen(Step::Acquire, &name);
     let asked: BTreeSet<_> = asked.iter().map(|seen| seen.line).collect();
     same("the number of tickets that asked", asked.len(), 1)?;
-    // Whoever comes now comes after it.
+    // A later waiter comes after it.
     let third = Task::spawn(other.lock(&name)?.acquire());
     let before = other.gate.calls(Step::Acquire);
     other.asks(before).await?;

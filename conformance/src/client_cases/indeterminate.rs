@@ -1,4 +1,5 @@
-//! `indeterminate`: what was not answered is repeated with the same hold or settled, never leaked and never counted twice.
+//! `indeterminate`: an unanswered request is repeated with the same hold or cleaned up, never leaked
+//! and never counted twice.
 
 use super::{
     gate::{Fate, Step},
@@ -6,7 +7,7 @@ use super::{
     task::{Task, polled},
 };
 use crate::{Caller, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
-use dlock_core::{Effect, ErrorKind, Flaw, LockName, Outcome, Phase, Retry};
+use dlock_core::{Effect, ErrorKind, Flaw, LockName, ReleaseOutcome, RetryClass, TimeoutPhase};
 use std::{collections::BTreeSet, time::Duration};
 
 pub(super) const CASES: &[Case] = &[
@@ -116,14 +117,14 @@ async fn a_join_whose_answer_was_lost_is_one_hold(ctx: Ctx) -> Result<(), Failur
     other.gate.once(Step::Acquire, Fate::ErrorAfter);
     other.gate.once(Step::Acquire, Fate::Never);
     let lock = other.kept(&name)?;
-    let joining = ctx.within("it joins", ctx.kept(), lock.join(&guard.pass()));
+    let joining = ctx.within("it joins", ctx.kept(), lock.join(&guard.pass()?));
     let joined = joining.await??;
     observer.sees_holds(&name, 2).await?;
     let outcome = guard.release().await?;
     same(
         "the first release",
         outcome,
-        Outcome::StillHeld { holds: 1 },
+        ReleaseOutcome::StillHeld { holds: 1 },
     )?;
     frees(&ctx, joined).await?;
     other.settles(ctx.kept()).await?;
@@ -157,9 +158,9 @@ async fn a_release_whose_answer_was_lost_is_a_release(ctx: Ctx) -> Result<(), Fa
     frees(&ctx, guard).await?;
     observer.sees_free(&name).await?;
     peer.settles(ctx.answer()).await?;
-    // Two holds: the one that went first is not counted twice.
+    // Two holds: the first one is not counted twice.
     let guard = peer.take(&peer.lock(&name)?).await?;
-    let joined = other.join(other.lock(&name)?, &guard.pass()).await?;
+    let joined = other.join(other.lock(&name)?, &guard.pass()?).await?;
     peer.gate.once(Step::Release, Fate::ErrorAfter);
     guard.release().await?;
     observer.sees_holds(&name, 1).await?;
@@ -180,7 +181,7 @@ async fn a_release_that_is_never_answered_says_so_and_goes_on(ctx: Ctx) -> Resul
         same("the effect", error.effect(), Effect::Unknown)?;
         ensure(peer.client.unsettled() > 0, "it goes on being released")?;
         peer.gate.clear();
-        // One that hangs is repeated within the time that one request may take.
+        // A request that hangs is repeated within the time that one request may take.
         peer.settles(Duration::from_secs(6)).await?;
         observer.sees_free(&name).await?;
     }
@@ -197,7 +198,7 @@ async fn an_acquire_that_is_never_answered_leaves_nothing(ctx: Ctx) -> Result<()
             Err(error) if error.kind() == ErrorKind::Unavailable => error,
             other => fails("try_acquire", other, TIMEOUT)?,
         };
-        same("the retry class", error.retry(), Retry::Later)?;
+        same("the retry class", error.retry(), RetryClass::Later)?;
         let wanted = if fate == Fate::ErrorBefore {
             Effect::None
         } else {
@@ -221,7 +222,7 @@ async fn a_wait_that_was_never_answered_leaves_nothing(ctx: Ctx) -> Result<(), F
     let observer = ctx.caller().await?;
     for fate in NO_ANSWER {
         let (peer, name) = unanswered(&ctx, fate).await?;
-        let waiting = peer.short(&name)?.acquire_within(ctx.short());
+        let waiting = peer.short(&name)?.acquire_timeout(ctx.short());
         fails("the wait", waiting.await, TIMEOUT)?;
         peer.gate.clear();
         peer.settles(ctx.short()).await?;
@@ -230,7 +231,7 @@ async fn a_wait_that_was_never_answered_leaves_nothing(ctx: Ctx) -> Result<(), F
     Ok(())
 }
 
-/// Each grant comes when its lease is all but over.
+/// Each grant comes when its lease is almost over.
 async fn a_grant_that_is_worth_nothing_is_given_back(ctx: Ctx) -> Result<(), Failure> {
     let observer = ctx.caller().await?;
     let peer = Peer::new(&ctx).await?;
@@ -238,9 +239,9 @@ async fn a_grant_that_is_worth_nothing_is_given_back(ctx: Ctx) -> Result<(), Fai
     peer.gate.set_worthless(true);
     let lock = peer.short(&name)?;
     let before = peer.gate.calls(Step::Acquire);
-    let waiting = lock.acquire_within(ctx.short());
+    let waiting = lock.acquire_timeout(ctx.short());
     fails("the wait", waiting.await, TIMEOUT)?;
-    // Until its last grant is given back, a try is refused.
+    // Until the cleanup has released its last grant, a try is refused.
     peer.settles(ctx.short()).await?;
     fails("try_acquire", lock.try_acquire().await, TIMEOUT)?;
     let calls = peer.gate.calls(Step::Acquire) - before;
@@ -256,22 +257,24 @@ async fn a_grant_that_is_worth_nothing_is_given_back(ctx: Ctx) -> Result<(), Fai
     frees(&ctx, guard).await
 }
 
-/// The store put the next waiter's ticket in line when it granted the first; then nobody waited for it any more.
+/// The store queued the next waiter's ticket when it granted the first; then that waiter stopped
+/// waiting.
 async fn the_ticket_of_a_lost_grant_stays_nowhere(ctx: Ctx) -> Result<(), Failure> {
     let observer = ctx.caller().await?;
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     let held = peer.take(&peer.lock(&name)?).await?;
     let first = Task::spawn(peer.lock(&name)?.acquire());
-    // Answered, not only asked: a first that asks while the lock is freed gets it without a next one.
+    // Answered, not only sent: a first acquire that is sent while the lock is being released is granted
+    // without a next one.
     peer.stands(1).await?;
-    // It stands behind the first and asks the store nothing.
+    // It queues behind the first and sends no request to the store.
     let second = Task::begun(peer.lock(&name)?.acquire()).await;
     peer.gate.always(Step::Acquire, Fate::ErrorAfter);
     frees(&ctx, held).await?;
     granted(&ctx, &observer, &name).await?;
     drop(second);
-    // What its end asks for meets the same fate.
+    // The requests of its end meet the same fate.
     ctx.time_passes(Duration::from_millis(1)).await;
     peer.gate.clear();
     let guard = first
@@ -279,14 +282,14 @@ async fn the_ticket_of_a_lost_grant_stays_nowhere(ctx: Ctx) -> Result<(), Failur
         .await??;
     peer.settles(ctx.answer()).await?;
     let waiting = observer.inspect(&name).await?.waiters;
-    same("how many stand in line", waiting.unwrap_or(0), 0)?;
+    same("the number of queued waiters", waiting.unwrap_or(0), 0)?;
     frees(&ctx, guard).await
 }
 
 async fn too_much_unsettled_refuses_new_acquires_until_it_is_settled(
     ctx: Ctx,
 ) -> Result<(), Failure> {
-    // Ten thousand of anything take their time, and of all wrong cores one alone could show here.
+    // Ten thousand of anything take their time, and only one of all wrong cores could show here.
     if ctx.flaw().is_some_and(|flaw| flaw != Flaw::NothingSettled) {
         return Ok(());
     }
@@ -299,7 +302,7 @@ async fn too_much_unsettled_refuses_new_acquires_until_it_is_settled(
         drop(polled(lock.try_acquire(), 2).await);
     }
     let error = fails("one more", lock.try_acquire().await, ErrorKind::Overloaded)?;
-    same("the retry class", error.retry(), Retry::Later)?;
+    same("the retry class", error.retry(), RetryClass::Later)?;
     fails("a wait", lock.acquire().await, ErrorKind::Overloaded)?;
     peer.gate.clear();
     peer.settles(Duration::from_secs(30)).await?;
@@ -309,7 +312,7 @@ async fn too_much_unsettled_refuses_new_acquires_until_it_is_settled(
     frees(&ctx, guard).await
 }
 
-/// A client whose acquires meet that fate, and a name.
+/// A client whose acquires meet this fate, and a name.
 async fn unanswered(ctx: &Ctx, fate: Fate) -> Result<(Peer, LockName), Failure> {
     let peer = Peer::new(ctx).await?;
     peer.gate.always(Step::Acquire, fate);
@@ -330,7 +333,7 @@ const NO_ANSWER: [Fate; 4] = [
     Fate::ErrorBefore,
 ];
 const TIMEOUT: ErrorKind = ErrorKind::Timeout {
-    phase: Phase::Request,
+    phase: TimeoutPhase::Request,
 };
-/// How many acquisitions may be unsettled.
+/// How many acquisitions may await cleanup.
 const CAPACITY: usize = 10_000;

@@ -1,8 +1,8 @@
-//! `keep`: whoever asked for a least time has it, however quick he is and whatever becomes of his guard.
+//! `keep`: a minimum hold lasts, however quickly its guard is released or dropped.
 
 use super::peer::{Peer, frees, left_untouched};
 use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
-use dlock_core::{ErrorKind, Guard, LockName, Outcome};
+use dlock_core::{ErrorKind, Guard, Lease, LockName, ReleaseOutcome};
 use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
@@ -15,9 +15,9 @@ pub(super) const CASES: &[Case] = &[
     case!(Clause::Keep, the_least_time_must_fit_the_most),
 ];
 
-/// Takes a name for at least that long.
+/// Acquires a name with this minimum hold.
 async fn takes(peer: &Peer, name: &LockName, least: Duration) -> Result<Guard, Failure> {
-    peer.take(&peer.lock(name)?.at_least_for(least)?).await
+    peer.take(&peer.lock(name)?.min_hold(least)).await
 }
 
 async fn a_quick_holder_leaves_the_name_shut(ctx: Ctx) -> Result<(), Failure> {
@@ -27,22 +27,22 @@ async fn a_quick_holder_leaves_the_name_shut(ctx: Ctx) -> Result<(), Failure> {
     let guard = takes(&peer, &name, ctx.short()).await?;
     let outcome = ctx.within("release is answered", ctx.answer(), guard.release());
     let outcome = outcome.await??;
-    let Outcome::Kept { rest } = outcome else {
+    let ReleaseOutcome::Kept { rest } = outcome else {
         return Err(Failure::new(format_args!(
             "the name is not kept: {outcome:?}"
         )));
     };
     ensure(
         rest <= ctx.short() + ctx.rounding(),
-        "it is shut for longer than was asked for",
+        "it is unavailable for longer than was asked for",
     )?;
     other.refused(&other.lock(&name)?).await?;
-    let next = other.lock(&name)?.acquire_within(ctx.long());
+    let next = other.lock(&name)?.acquire_timeout(ctx.long());
     let next = ctx.within("it opens", ctx.short() + ctx.slack() + ctx.answer(), next);
     let next = next.await??;
     ensure(
         ctx.now() + ctx.rounding() >= began + ctx.short(),
-        "somebody got in before the least time was over",
+        "another client got in before the minimum hold was over",
     )?;
     frees(&ctx, next).await
 }
@@ -51,10 +51,7 @@ async fn its_own_owner_is_shut_out_as_well(ctx: Ctx) -> Result<(), Failure> {
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     let owner = peer.client.owner();
-    let lock = peer
-        .lock(&name)?
-        .owned_by(&owner)
-        .at_least_for(ctx.short())?;
+    let lock = peer.lock(&name)?.with_owner(&owner).min_hold(ctx.short());
     let guard = peer.take(&lock).await?;
     ctx.within("release is answered", ctx.answer(), guard.release())
         .await??;
@@ -70,8 +67,12 @@ async fn a_dropped_guard_leaves_the_name_shut(ctx: Ctx) -> Result<(), Failure> {
         let seen = observer.inspect(&name).await?;
         Ok(seen.holders.is_empty() && seen.shut.is_some())
     };
-    ctx.eventually("the name is shut with nobody inside", ctx.answer(), shut)
-        .await?;
+    ctx.eventually(
+        "the name is unavailable without a holder",
+        ctx.answer(),
+        shut,
+    )
+    .await?;
     other.refused(&other.lock(&name)?).await?;
     let bound = ctx.short() + ctx.slack() + ctx.answer();
     left_untouched(&ctx, &observer, &name, bound).await
@@ -84,8 +85,8 @@ async fn whoever_took_his_time_leaves_it_free(ctx: Ctx) -> Result<(), Failure> {
     let guard = takes(&peer, &name, least).await?;
     ctx.time_passes(least + ctx.rounding()).await;
     ensure(
-        guard.shut_after().is_zero(),
-        "the least time should be over",
+        guard.min_hold_remaining().is_zero(),
+        "the minimum hold should be over",
     )?;
     frees(&ctx, guard).await?;
     let next = other.take(&other.lock(&name)?).await?;
@@ -97,7 +98,7 @@ async fn the_longest_of_those_inside_counts(ctx: Ctx) -> Result<(), Failure> {
     for longest_goes_last in [false, true] {
         let name = ctx.name()?;
         let kept = takes(&peer, &name, ctx.short()).await?;
-        let joined = other.join(other.lock(&name)?, &kept.pass()).await?;
+        let joined = other.join(other.lock(&name)?, &kept.pass()?).await?;
         let (first, last) = if longest_goes_last {
             (joined, kept)
         } else {
@@ -107,12 +108,12 @@ async fn the_longest_of_those_inside_counts(ctx: Ctx) -> Result<(), Failure> {
         same(
             "the first release",
             outcome,
-            Outcome::StillHeld { holds: 1 },
+            ReleaseOutcome::StillHeld { holds: 1 },
         )?;
         let outcome = last.release().await?;
         ensure(
-            matches!(outcome, Outcome::Kept { .. }),
-            format_args!("the last release should leave it shut, did {outcome:?}"),
+            matches!(outcome, ReleaseOutcome::Kept { .. }),
+            format_args!("the last release should leave it unavailable, answered {outcome:?}"),
         )?;
         other.refused(&other.lock(&name)?).await?;
     }
@@ -127,23 +128,24 @@ async fn what_is_shut_outlives_its_client(ctx: Ctx) -> Result<(), Failure> {
     peer.gate.kill().await;
     drop(peer);
     other.refused(&other.lock(&name)?).await?;
-    let next = other.short(&name)?.acquire_within(ctx.short() * 2);
+    let next = other.short(&name)?.acquire_timeout(ctx.short() * 2);
     let next = next.await?;
     ensure(
         ctx.now() + ctx.rounding() >= began + ctx.short(),
-        "somebody got in before the least time was over",
+        "another client got in before the minimum hold was over",
     )?;
     frees(&ctx, next).await
 }
 
 async fn the_least_time_must_fit_the_most(ctx: Ctx) -> Result<(), Failure> {
     let peer = Peer::new(&ctx).await?;
-    let lock = peer.lock(&ctx.name()?)?.at_least_for(ctx.short() * 2)?;
-    for refused in [lock.clone().max_hold(ctx.short()), lock.lease(ctx.short())] {
-        let kind = refused.err().map(|error| error.kind());
+    let lock = peer.lock(&ctx.name()?)?.min_hold(ctx.short() * 2);
+    let fixed = lock.clone().lease(Lease::fixed(ctx.short()));
+    for refused in [lock.max_hold(ctx.short()), fixed] {
+        let kind = refused.try_acquire().await.err().map(|error| error.kind());
         ensure(
             kind == Some(ErrorKind::Misuse),
-            format_args!("a least time beyond the most should be misuse, is {kind:?}"),
+            format_args!("a minimum hold beyond the maximum should be misuse, is {kind:?}"),
         )?;
     }
     Ok(())

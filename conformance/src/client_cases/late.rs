@@ -1,4 +1,4 @@
-//! `late`: what the store executes when its sender has long given up takes nothing that lasts.
+//! `late`: a request that the store executes long after its sender gave up takes nothing that lasts.
 
 use super::{
     gate::{Fate, Step},
@@ -45,17 +45,17 @@ async fn a_copy_that_revives_a_released_hold_is_settled(ctx: Ctx) -> Result<(), 
 }
 
 async fn a_copy_that_revives_a_lost_hold_is_settled(ctx: Ctx) -> Result<(), Failure> {
-    // After the first renewal, which finds it lost.
+    // After the first renewal, which finds the hold lost.
     let late = ctx.kept() / 2;
     let last = late + ctx.kept() / 3;
-    // Given up by its user before the copy comes, and when it has come.
+    // Its user gives up before the copy arrives, and after it has arrived.
     for kept_for in [Duration::ZERO, last + ctx.rounding()] {
         let peer = Peer::later_than_the_store(&ctx, late).await?;
         let other = Peer::new(&ctx).await?;
         let name = ctx.name()?;
         peer.gate.once(Step::Acquire, Fate::Late(late));
         let begun = ctx.now();
-        // Revived for long enough to be seen.
+        // Revived for long enough to be visible.
         let guard = peer.take(&peer.kept(&name)?).await?;
         other.client.break_lock(name.as_str(), None).await?;
         ctx.within("it is lost", ctx.kept() / 2, guard.lost())
@@ -99,7 +99,7 @@ async fn an_acquire_executed_after_its_give_up_takes_nothing_that_lasts(
     let late = ctx.short() / 3;
     let give_up = ctx.short() / 3;
     for after in [late / 2, late * 2] {
-        // One that may come late, and one that comes later than the store is allowed to execute it.
+        // One copy that may come late, and one that comes later than the store may execute it.
         let peer = Peer::later_than_the_store(&ctx, late).await?;
         let name = ctx.name()?;
         peer.gate.always(Step::Acquire, Fate::Mute(give_up + after));
@@ -124,7 +124,7 @@ async fn a_settling_release_that_was_slow_is_followed_by_another(ctx: Ctx) -> Re
     let begun = ctx.now();
     let guard = peer.take(&peer.short(&name)?).await?;
     frees(&ctx, guard).await?;
-    // Each may have been executed before the copy that it was to settle.
+    // Each release may have been executed before the copy that it should clean up.
     let slow = Duration::from_millis(1_100);
     peer.gate.always(Step::Release, Fate::Slow(slow));
     ctx.sleep_until(begun + ctx.short() / 3 + slow * 3).await;
@@ -153,7 +153,7 @@ async fn a_late_acquire_leaves_no_waiter(ctx: Ctx) -> Result<(), Failure> {
     ctx.sleep_until(begun + ctx.short() / 3).await;
     peer.settles(ctx.short()).await?;
     let waiters = observer.inspect(&name).await?.waiters;
-    same("how many stand in line", waiters.unwrap_or(0), 0)?;
+    same("the number of queued waiters", waiters.unwrap_or(0), 0)?;
     frees(&ctx, guard).await?;
     left_untouched(&ctx, &observer, &name, ctx.answer()).await
 }
@@ -194,7 +194,7 @@ async fn a_late_renewal_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-/// When the last copy may have been executed, and was, nothing is left within a round trip.
+/// When the last copy is executed at the last possible moment, nothing is left one round trip later.
 async fn lasts_no_longer(
     ctx: &Ctx,
     peer: &Peer,

@@ -1,12 +1,12 @@
-//! `loss`: a holder learns in time that it is none.
+//! `loss`: a holder learns in time that it lost the lock.
 
 use super::{
     gate::{Fate, Step},
-    peer::{Peer, fails, frees, stays_held},
+    peer::{Peer, fails, frees, left_untouched, not_lost, stays_held},
     task::{Task, polled},
 };
 use crate::{Caller, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
-use dlock_core::{ErrorKind, Guard, LossReason, Outcome, State};
+use dlock_core::{ErrorKind, Guard, GuardState, Lock, LockName, LossReason, ReleaseOutcome};
 use std::{
     sync::{
         Arc,
@@ -28,6 +28,10 @@ pub(super) const CASES: &[Case] = &[
     case!(Clause::Loss, work_that_is_done_in_time_gives_its_result),
     case!(Clause::Loss, doubt_comes_and_goes_and_loss_stays),
     case!(Clause::Loss, a_broken_lock_is_lost_with_that_reason),
+    case!(
+        Clause::Loss,
+        a_fixed_lease_whose_record_is_gone_is_lost_within_a_third
+    ),
     case!(
         Clause::Loss,
         a_dead_guard_does_not_share_in_its_owners_next_lock
@@ -67,10 +71,10 @@ async fn lost_resolves_before_another_gets_in_while_the_store_is_away(
         let watch = Task::spawn(async move { (watched.lost().await, clock.now()) });
         let next = other
             .lock(&name)?
-            .acquire_within(ctx.short() * 2 + ctx.slack());
+            .acquire_timeout(ctx.short() * 2 + ctx.slack());
         let next = next.await?;
         let won = ctx.now();
-        let state = State::Lost(LossReason::Deadline);
+        let state = GuardState::Lost(LossReason::Deadline);
         same(
             "the first one's state when the second is inside",
             guard.state(),
@@ -79,7 +83,7 @@ async fn lost_resolves_before_another_gets_in_while_the_store_is_away(
         let (reason, heard) = watch.done(&ctx, "lost() resolves", ctx.answer()).await?;
         same("the reason", reason, LossReason::Deadline)?;
         ensure(heard <= won, "lost() resolved after the second got in")?;
-        // What a busy machine delays, it delays for the waiter, too.
+        // A delay of a busy machine delays the waiter, too.
         let late = heard.since(after + ctx.short());
         ensure(
             late.is_zero() || !ctx.is_simulated(),
@@ -111,16 +115,21 @@ async fn the_deadline_counts_from_before_the_request(ctx: Ctx) -> Result<(), Fai
             ctx.now().since(before)
         ),
     )?;
-    let next = other.lock(&name)?.acquire_within(ctx.short() * 2).await?;
+    let next = other.lock(&name)?.acquire_timeout(ctx.short() * 2).await?;
     let error = fails("the first one's check", guard.check(), ErrorKind::Lost)?;
     same("the reason", error.loss(), Some(LossReason::Deadline))?;
     frees(&ctx, next).await?;
-    // A renewal is counted like an acquire.
+    // A renewal counts like an acquire.
     let name = ctx.name()?;
     peer.gate.clear();
     let guard = peer.take(&peer.kept(&name)?).await?;
-    peer.gate.always(Step::Renew, Fate::Slow(ctx.kept() / 8));
-    ctx.time_passes(ctx.kept() * 2).await;
+    // Less than half of what a renewal may take before it is given up.
+    peer.gate.always(Step::Renew, Fate::Slow(ctx.kept() / 16));
+    // The answer of the first renewal counts by the time that the second one is sent.
+    let renewed = || async { Ok(peer.gate.calls(Step::Renew) >= 2) };
+    ctx.eventually("it is renewed twice", ctx.kept() * 2, renewed)
+        .await?;
+    not_lost(&guard)?;
     within_the_stores_end(&ctx, &observer, &guard).await
 }
 
@@ -134,10 +143,16 @@ async fn what_remains_is_never_more_than_the_store_has(ctx: Ctx) -> Result<(), F
         within_the_stores_end(&ctx, &observer, &guard).await?;
         ctx.time_passes(ctx.kept() / 20).await;
     }
-    frees(&ctx, guard).await
+    frees(&ctx, guard).await?;
+    // When the hold is over nothing remains; the store may have lost it.
+    let name = ctx.name()?;
+    let guard = peer.take(&peer.fixed(&name)?).await?;
+    guard.lost().await;
+    left_untouched(&ctx, &observer, &name, ctx.short()).await?;
+    within_the_stores_end(&ctx, &observer, &guard).await
 }
 
-/// The store, asked later, has at least what was left less what has passed.
+/// Asked later, the store still has at least the time left minus the time passed.
 pub(super) async fn within_the_stores_end(
     ctx: &Ctx,
     observer: &Caller,
@@ -146,18 +161,19 @@ pub(super) async fn within_the_stores_end(
     let (remaining, before) = (guard.remaining(), ctx.now());
     let seen = observer.inspect(guard.name()).await?;
     let passed = ctx.now().since(before);
-    let rest = seen.holders.first().and_then(|holder| holder.rest);
-    match rest {
-        Some(rest) => ensure(
-            rest + passed + ctx.rounding() >= remaining,
-            format_args!("{remaining:?} remain, the store has {rest:?}, {passed:?} later"),
-        ),
-        None => ensure(!seen.holders.is_empty(), "the store has nothing of it"),
-    }
+    let rest = match seen.holders.first() {
+        Some(holder) => holder.rest,
+        None => Some(Duration::ZERO),
+    };
+    // Where a hold ends with a session, no other party knows when that is.
+    ensure(
+        rest.is_none_or(|rest| rest + passed + ctx.rounding() >= remaining),
+        format_args!("{remaining:?} remain, the store has {rest:?}, {passed:?} later"),
+    )
 }
 
 async fn after_a_pause_the_first_look_says_lost(ctx: Ctx) -> Result<(), Failure> {
-    let lost = State::Lost(LossReason::Deadline);
+    let lost = GuardState::Lost(LossReason::Deadline);
     for look in 0..6 {
         let peer = Peer::new(&ctx).await?;
         let name = ctx.name()?;
@@ -202,12 +218,12 @@ async fn an_answer_after_the_deadline_revives_nothing(ctx: Ctx) -> Result<(), Fa
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     let guard = peer.take(&peer.short(&name)?).await?;
-    // The renewal is on its way when the pause begins, and the store has prolonged the lease.
+    // The renewal is in flight when the pause begins, and the store has prolonged the lease.
     peer.gate.always(Step::Renew, Fate::Slow(ctx.short() / 8));
     let asked = || async { Ok(peer.gate.calls(Step::Renew) > 0) };
     ctx.eventually("it is renewed", ctx.short(), asked).await?;
     ctx.clock().jump(ctx.short() * 7 / 10);
-    let lost = State::Lost(LossReason::Deadline);
+    let lost = GuardState::Lost(LossReason::Deadline);
     same("its state after the pause", guard.state(), lost)?;
     peer.gate.clear();
     ctx.would_show_within(ctx.short() / 4).await;
@@ -239,7 +255,7 @@ async fn work_is_dropped_the_moment_the_lock_is_lost(ctx: Ctx) -> Result<(), Fai
     });
     let next = other
         .lock(&name)?
-        .acquire_within(ctx.short() * 2 + ctx.slack());
+        .acquire_timeout(ctx.short() * 2 + ctx.slack());
     let next = next.await?;
     same(
         "the work is dropped when the next one is inside",
@@ -270,17 +286,17 @@ async fn doubt_comes_and_goes_and_loss_stays(ctx: Ctx) -> Result<(), Failure> {
     peer.gate.always(Step::Renew, Fate::ErrorBefore);
     let bound = ctx.kept() / 2;
     let is = |state| move || async move { Ok(state) };
-    let doubted = || is(guard.state() == State::Uncertain)();
+    let doubted = || is(guard.state() == GuardState::Uncertain)();
     ctx.eventually("a failed renewal is a doubt", bound, doubted)
         .await?;
     guard.check()?;
     peer.gate.clear();
-    let held = || is(guard.state() == State::Held)();
+    let held = || is(guard.state() == GuardState::Held)();
     ctx.eventually("a renewal ends the doubt", bound, held)
         .await?;
-    // One that is not answered in time is a doubt, too.
+    // A renewal that is not answered in time is a doubt, too.
     peer.gate.always(Step::Renew, Fate::Unsent);
-    let overdue = || is(guard.state() == State::Uncertain)();
+    let overdue = || is(guard.state() == GuardState::Uncertain)();
     ctx.eventually("an overdue renewal is a doubt", ctx.kept() * 2 / 3, overdue)
         .await?;
     let lost = ctx.within("the doubt ends with the lease", ctx.kept(), guard.lost());
@@ -290,21 +306,42 @@ async fn doubt_comes_and_goes_and_loss_stays(ctx: Ctx) -> Result<(), Failure> {
     same(
         "its state",
         guard.state(),
-        State::Lost(LossReason::Deadline),
+        GuardState::Lost(LossReason::Deadline),
     )
 }
 
 async fn a_broken_lock_is_lost_with_that_reason(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
+    broken(&ctx, Peer::short).await
+}
+
+/// A fixed lease is checked as often as a renewed one is renewed; so is a lease that already lasts
+/// until its maximum hold.
+async fn a_fixed_lease_whose_record_is_gone_is_lost_within_a_third(
+    ctx: Ctx,
+) -> Result<(), Failure> {
+    broken(&ctx, Peer::fixed).await?;
+    broken(&ctx, |peer, name| {
+        Ok(peer.short(name)?.max_hold(ctx.short()))
+    })
+    .await
+}
+
+/// A lock that is broken and acquired by another client is lost to its holder a third of its lease
+/// later.
+async fn broken(
+    ctx: &Ctx,
+    lock: impl Fn(&Peer, &LockName) -> Result<Lock, Failure>,
+) -> Result<(), Failure> {
+    let [peer, other] = Peer::several(ctx).await?;
     let name = ctx.name()?;
-    let guard = peer.take(&peer.short(&name)?).await?;
+    let guard = peer.take(&lock(&peer, &name)?).await?;
     other
         .client
         .break_lock(name.as_str(), Some(guard.token()))
         .await?;
     let next = other.take(&other.lock(&name)?).await?;
     let lost = ctx.within(
-        "it is lost at its next renewal",
+        "it is lost at its next renewal or proof",
         ctx.short() / 2,
         guard.lost(),
     );
@@ -315,17 +352,17 @@ async fn a_broken_lock_is_lost_with_that_reason(ctx: Ctx) -> Result<(), Failure>
         error.loss(),
         Some(LossReason::NotHeld),
     )?;
-    stays_held(&ctx, "the next one's state", &next).await?;
-    frees(&ctx, next).await
+    stays_held(ctx, "the next one's state", &next).await?;
+    frees(ctx, next).await
 }
 
 async fn a_dead_guard_does_not_share_in_its_owners_next_lock(ctx: Ctx) -> Result<(), Failure> {
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let owner = peer.client.owner();
-    let dead = peer.take(&peer.short(&name)?.owned_by(&owner)).await?;
+    let dead = peer.take(&peer.short(&name)?.with_owner(&owner)).await?;
     peer.gate.freeze();
-    let again = other.kept(&name)?.owned_by(&owner);
+    let again = other.kept(&name)?.with_owner(&owner);
     let lost = ctx.within("it is lost", ctx.short(), dead.lost());
     same("the reason", lost.await?, LossReason::Deadline)?;
     ctx.time_passes(ctx.slack()).await;
@@ -339,7 +376,7 @@ async fn a_dead_guard_does_not_share_in_its_owners_next_lock(ctx: Ctx) -> Result
     same(
         "the dead one's state",
         dead.state(),
-        State::Lost(LossReason::Deadline),
+        GuardState::Lost(LossReason::Deadline),
     )?;
     fails(
         "the dead one's release",
@@ -355,9 +392,9 @@ async fn a_living_guard_hears_that_its_owner_has_the_lock_anew(ctx: Ctx) -> Resu
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let owner = peer.client.owner();
-    let old = peer.take(&peer.short(&name)?.owned_by(&owner)).await?;
+    let old = peer.take(&peer.short(&name)?.with_owner(&owner)).await?;
     other.client.break_lock(name.as_str(), None).await?;
-    let new = other.take(&other.kept(&name)?.owned_by(&owner)).await?;
+    let new = other.take(&other.kept(&name)?.with_owner(&owner)).await?;
     let lost = ctx.within(
         "the old one is lost at its next renewal",
         ctx.short() / 2,
@@ -370,11 +407,12 @@ async fn a_living_guard_hears_that_its_owner_has_the_lock_anew(ctx: Ctx) -> Resu
     frees(&ctx, new).await
 }
 
-/// Two acquisitions of one owner whose answers come from two incarnations; neither knew of the other when it asked.
+/// Two acquisitions of one owner with answers from two incarnations; neither knew of the other when it
+/// was sent.
 async fn a_guard_is_lost_the_moment_its_owner_has_another_token(ctx: Ctx) -> Result<(), Failure> {
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
-    let lock = peer.lock(&name)?.owned_by(&peer.client.owner());
+    let lock = peer.lock(&name)?.with_owner(&peer.client.owner());
     peer.gate.bar();
     let barred = Task::spawn(lock.acquire());
     let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 0) };
@@ -387,13 +425,13 @@ async fn a_guard_is_lost_the_moment_its_owner_has_another_token(ctx: Ctx) -> Res
         .done(&ctx, "the barred one is answered", ctx.answer())
         .await??;
     ensure(new.token() > old.token(), "a greater token")?;
-    let lost = State::Lost(LossReason::NotHeld);
+    let lost = GuardState::Lost(LossReason::NotHeld);
     same("the old one's state at once", old.state(), lost)?;
     drop(old);
     peer.settles(ctx.answer()).await?;
     stays_held(&ctx, "the new one's state", &new).await?;
     frees(&ctx, new).await?;
-    // The other way round: the answer of the older incarnation comes last, and makes no guard.
+    // The reverse: the answer of the older incarnation comes last, and makes no guard.
     let observer = ctx.caller().await?;
     let slow = Fate::Slow(Duration::from_secs(1));
     peer.gate.once(Step::Acquire, slow);
@@ -409,7 +447,11 @@ async fn a_guard_is_lost_the_moment_its_owner_has_another_token(ctx: Ctx) -> Res
     same("the token of who asked first", again.token(), new.token())?;
     stays_held(&ctx, "the new one's state", &new).await?;
     let outcome = again.release().await?;
-    same("its release", outcome, Outcome::StillHeld { holds: 1 })?;
+    same(
+        "its release",
+        outcome,
+        ReleaseOutcome::StillHeld { holds: 1 },
+    )?;
     frees(&ctx, new).await
 }
 
@@ -429,7 +471,7 @@ async fn a_lost_guard_takes_nothing_from_the_next_holder(ctx: Ctx) -> Result<(),
         let guard = peer.take(&peer.fixed(&name)?).await?;
         let next = other
             .kept(&name)?
-            .acquire_within(ctx.short() * 2 + ctx.slack());
+            .acquire_timeout(ctx.short() * 2 + ctx.slack());
         let next = next.await?;
         if releases {
             fails("release", guard.release().await, ErrorKind::Lost)?;

@@ -1,4 +1,4 @@
-//! The cases of the core: clients over the store's own driver, one file per clause.
+//! Cases of the core: clients over the store's own driver, one file per clause.
 
 mod admin;
 mod cancel;
@@ -24,7 +24,7 @@ mod wait;
 
 use crate::case::Case;
 
-/// All of them, in the order of the contract.
+/// All cases, in the order of the contract.
 pub(crate) fn cases() -> Vec<Case> {
     let all = [
         mutex::CASES,

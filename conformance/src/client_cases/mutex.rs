@@ -1,4 +1,4 @@
-//! `mutex`: who goes through a client is alone inside.
+//! `mutex`: holders that go through a client exclude each other.
 
 use super::peer::Peer;
 use crate::{Case, Clause, Ctx, Failure, case::case, same};
@@ -43,7 +43,7 @@ async fn of_those_who_try_at_once_one_gets_it(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tasks of these clients add to a counter that nothing but the lock protects.
+/// Tasks of these clients add to a counter that only the lock protects.
 async fn counted(
     ctx: &Ctx,
     peers: &[Peer],
@@ -61,11 +61,7 @@ async fn counted(
             all.push(tokio::spawn(add(lock, Arc::clone(&counter), turns)));
         }
     }
-    let done = ctx.within(
-        "everybody has had a turn",
-        ctx.answer() * 3,
-        try_join_all(all),
-    );
+    let done = ctx.within("all have had a turn", ctx.answer() * 3, try_join_all(all));
     for added in done.await?? {
         added?;
     }

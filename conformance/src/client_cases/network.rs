@@ -1,12 +1,12 @@
-//! Clients behind a network that breaks: what the gate only plays, on the wire.
+//! Clients behind a network that breaks: the faults that the gate simulates, on the wire.
 
 use super::{
     gate::Step,
-    peer::{Peer, frees, left_untouched},
+    peer::{Peer, frees, left_untouched, not_lost},
     task::Task,
 };
 use crate::{Call, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
-use dlock_core::{LossReason, Outcome, State};
+use dlock_core::{GuardState, LossReason, ReleaseOutcome};
 
 pub(super) const CASES: &[Case] = &[
     case!(Clause::Renew, a_broken_connection_costs_no_lock).needs(&[Need::Network]),
@@ -45,7 +45,7 @@ async fn a_broken_connection_costs_no_lock(ctx: Ctx) -> Result<(), Failure> {
     for _ in 0..4 {
         network.cut().await?;
         ctx.time_passes(ctx.kept() / 2).await;
-        guard.check()?;
+        not_lost(&guard)?;
         other.refused(&other.lock(&name)?).await?;
     }
     frees(&ctx, guard).await
@@ -58,8 +58,8 @@ async fn a_network_that_is_down_for_a_lease_is_a_loss_in_time(ctx: Ctx) -> Resul
     let guard = peer.take(&peer.short(&name)?).await?;
     network.down().await?;
     let limit = ctx.short() * 2 + ctx.slack();
-    let next = other.short(&name)?.acquire_within(limit).await?;
-    let lost = State::Lost(LossReason::Deadline);
+    let next = other.short(&name)?.acquire_timeout(limit).await?;
+    let lost = GuardState::Lost(LossReason::Deadline);
     same(
         "the first one's state when the second is inside",
         guard.state(),
@@ -68,8 +68,8 @@ async fn a_network_that_is_down_for_a_lease_is_a_loss_in_time(ctx: Ctx) -> Resul
     network.up().await?;
     drop(guard);
     frees(&ctx, next).await?;
-    // It finds its way back by itself.
-    let again = peer.lock(&name)?.acquire_within(ctx.answer()).await?;
+    // The client reconnects by itself.
+    let again = peer.lock(&name)?.acquire_timeout(ctx.answer()).await?;
     frees(&ctx, again).await?;
     peer.settles(ctx.answer()).await
 }
@@ -80,11 +80,11 @@ async fn replies_lost_on_the_wire_count_nothing_twice(ctx: Ctx) -> Result<(), Fa
     let name = ctx.name()?;
     network.lose_reply(Call::Acquire).await?;
     let limit = ctx.answer();
-    let guard = peer.lock(&name)?.acquire_within(limit).await?;
+    let guard = peer.lock(&name)?.acquire_timeout(limit).await?;
     observer.sees_holds(&name, 1).await?;
     network.lose_reply(Call::Release).await?;
     let released = ctx.within("release is answered", limit, guard.release());
-    same("release", released.await??, Outcome::Released)?;
+    same("release", released.await??, ReleaseOutcome::Released)?;
     peer.settles(ctx.answer()).await?;
     left_untouched(&ctx, &observer, &name, ctx.answer()).await
 }
@@ -98,7 +98,7 @@ async fn a_broken_connection_costs_a_waiter_a_look_at_most(ctx: Ctx) -> Result<(
     peer.asks(0).await?;
     network.cut().await?;
     frees(&ctx, guard).await?;
-    let taken = waiting.done(&ctx, "it looks by itself", ctx.kept() / 3 + ctx.slack());
+    let taken = waiting.done(&ctx, "it polls by itself", ctx.kept() / 3 + ctx.slack());
     frees(&ctx, taken.await??).await
 }
 
@@ -106,13 +106,13 @@ async fn a_request_held_back_on_the_wire_takes_nothing_that_lasts(ctx: Ctx) -> R
     let (peer, network) = Peer::behind_a_network(&ctx).await?;
     let observer = ctx.caller().await?;
     let name = ctx.name()?;
-    // It reaches the store long after the lease's third that an attempt may take.
+    // The request arrives long after the third of the lease that an attempt may take.
     let late = ctx.short() * 2 / 3;
     network.hold_back(Call::Acquire, late).await?;
     let begun = ctx.now();
     let tried = peer.short(&name)?.try_acquire().await;
     if let Ok(Some(guard)) = tried {
-        // A repeat on another connection got it: then the late copy must not revive it.
+        // A repeat on another connection was granted: the late copy must not revive the hold.
         frees(&ctx, guard).await?;
     }
     ctx.sleep_until(begun + late + ctx.short() / 3).await;
@@ -126,7 +126,7 @@ async fn a_server_that_stands_still_for_half_a_lease_costs_no_lock(
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     let guard = peer.take(&peer.kept(&name)?).await?;
-    // Half of what a lease promises at any time, where that is less than the lease.
+    // Half of the lease that is certain at any time, where that is less than the lease.
     let still = if ctx.is_session_bound() {
         ctx.promised(ctx.kept()) / 2
     } else {
@@ -137,7 +137,7 @@ async fn a_server_that_stands_still_for_half_a_lease_costs_no_lock(
         ctx.time_passes(still).await;
         ctx.server()?.cont().await?;
         ctx.time_passes(ctx.kept() / 2).await;
-        guard.check()?;
+        not_lost(&guard)?;
     }
     ensure(peer.gate.calls(Step::Renew) > 0, "it was renewed")?;
     frees(&ctx, guard).await

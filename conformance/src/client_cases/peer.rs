@@ -3,12 +3,12 @@
 use super::gate::{Gate, Step};
 use crate::{Caller, Ctx, Failure, Faults, expect::seen_from_here, failure::is_late, same};
 use dlock_core::{
-    Client, DistributedLock, Error, ErrorKind, Guard, Lease, Lock, LockName, Outcome, Pass,
-    Snapshot, State,
+    Client, DistributedLock, Error, ErrorKind, Guard, GuardState, Lease, Lock, LockName,
+    LossReason, Pass, ReleaseOutcome, Snapshot,
 };
 use std::{fmt, sync::Arc, time::Duration};
 
-/// A client whose way to the store is a [`Gate`]. Each has owners and tickets of its own.
+/// A client that reaches its store through a [`Gate`]. Each has owners and tickets of its own.
 pub(crate) struct Peer {
     pub(crate) client: Client,
     pub(crate) gate: Arc<Gate>,
@@ -20,12 +20,12 @@ impl Peer {
         Self::later_than_the_store(ctx, Duration::ZERO).await
     }
 
-    /// Over a store that may execute an acquire that much later.
+    /// Over a store that may execute an acquire this much later.
     pub(crate) async fn later_than_the_store(ctx: &Ctx, late: Duration) -> Result<Self, Failure> {
         Self::over(ctx, ctx.driver().await?, late)
     }
 
-    /// Behind a network that fails when told to.
+    /// Behind a network that fails on demand.
     pub(crate) async fn behind_a_network(ctx: &Ctx) -> Result<(Self, Box<dyn Faults>), Failure> {
         let (driver, faults) = ctx.faulty_driver().await?;
         Ok((Self::over(ctx, driver, Duration::ZERO)?, faults))
@@ -35,7 +35,7 @@ impl Peer {
         let gate = Arc::new(Gate::new(driver, ctx.clock().clone(), late));
         let mut builder = Client::builder(Arc::<Gate>::clone(&gate))
             .clock(ctx.clock().clone())
-            .lease(Lease::kept(ctx.long())?);
+            .lease(Lease::renewed(ctx.long()));
         if let Some(seed) = ctx.seed() {
             builder = builder.seed(seed);
         }
@@ -59,27 +59,27 @@ impl Peer {
             .map_err(|_| Failure::new("BUG: as many peers as asked for were made"))
     }
 
-    /// A lock whose lease, kept, no case sees the end of.
+    /// A lock with a renewed lease that does not end during a case.
     pub(crate) fn lock(&self, name: &LockName) -> Result<Lock, Failure> {
         Ok(self.client.lock(name.as_str())?)
     }
 
-    /// A lock whose lease is short and kept.
+    /// A lock with a short renewed lease.
     pub(crate) fn short(&self, name: &LockName) -> Result<Lock, Failure> {
-        Ok(self.lock(name)?.kept_lease(self.ctx.short())?)
+        Ok(self.lock(name)?.lease(Lease::renewed(self.ctx.short())))
     }
 
-    /// A lock whose lease is kept for certain: see [`Ctx::kept`].
+    /// A lock with a lease that is certainly renewed in time: see [`Ctx::kept`].
     pub(crate) fn kept(&self, name: &LockName) -> Result<Lock, Failure> {
-        Ok(self.lock(name)?.kept_lease(self.ctx.kept())?)
+        Ok(self.lock(name)?.lease(Lease::renewed(self.ctx.kept())))
     }
 
-    /// A lock whose lease is short and ends by itself.
+    /// A lock with a short fixed lease.
     pub(crate) fn fixed(&self, name: &LockName) -> Result<Lock, Failure> {
-        Ok(self.lock(name)?.lease(self.ctx.short())?)
+        Ok(self.lock(name)?.lease(Lease::fixed(self.ctx.short())))
     }
 
-    /// Takes a free lock within the time of one answer.
+    /// Acquires a free lock within the time of one answer.
     #[track_caller]
     pub(crate) fn take(&self, lock: &Lock) -> impl Future<Output = Result<Guard, Failure>> + Send {
         seen_from_here(async move {
@@ -104,7 +104,7 @@ impl Peer {
         })
     }
 
-    /// Cannot enter with a pass.
+    /// Fails to enter with a pass.
     #[track_caller]
     pub(crate) fn cannot_join(
         &self,
@@ -120,7 +120,7 @@ impl Peer {
         })
     }
 
-    /// Does not get a lock; whether it is told so with a value is the business of `error`.
+    /// Is not granted a lock; the `error` cases test whether that is a value.
     #[track_caller]
     pub(crate) fn refused(&self, lock: &Lock) -> impl Future<Output = Result<(), Failure>> + Send {
         seen_from_here(async move {
@@ -131,16 +131,17 @@ impl Peer {
         })
     }
 
-    /// Waits until it has asked the store for a lock more than so many times.
+    /// Waits until the client has sent more than this number of acquires to the store.
     #[track_caller]
     pub(crate) fn asks(&self, before: usize) -> impl Future<Output = Result<(), Failure>> + Send {
         self.counts("it asks the store", before, Gate::calls)
     }
 
-    /// Waits until more than so many were answered: before that somebody else may come first.
+    /// Waits until more than this number of acquires were answered: before that another client may come
+    /// first.
     #[track_caller]
     pub(crate) fn stands(&self, before: usize) -> impl Future<Output = Result<(), Failure>> + Send {
-        self.counts("it stands in line", before, Gate::answered)
+        self.counts("it is queued", before, Gate::answered)
     }
 
     #[track_caller]
@@ -154,7 +155,8 @@ impl Peer {
         self.ctx.eventually(what, self.ctx.answer(), more)
     }
 
-    /// Waits until the janitor has nothing to do: a store that may execute an acquire late is given that time on top.
+    /// Waits until the cleanup has nothing to do. A store that may execute an acquire late gets that
+    /// time on top.
     #[track_caller]
     pub(crate) fn settles(
         &self,
@@ -178,7 +180,7 @@ impl fmt::Debug for Peer {
     }
 }
 
-/// Gives a lock back that nobody else is inside of.
+/// Releases a lock that has no other hold.
 #[track_caller]
 pub(crate) fn frees(
     ctx: &Ctx,
@@ -186,11 +188,12 @@ pub(crate) fn frees(
 ) -> impl Future<Output = Result<(), Failure>> + Send + use<'_> {
     seen_from_here(async move {
         let outcome = ctx.within("release is answered", ctx.answer(), guard.release());
-        same("release", outcome.await??, Outcome::Released)
+        let outcome = outcome.await?.map_err(overdue)?;
+        same("release", outcome, ReleaseOutcome::Released)
     })
 }
 
-/// It is held, or in doubt until its next renewal: on a busy machine one may be late.
+/// The lock is held, or in doubt until its next renewal: on a busy machine one may be late.
 #[track_caller]
 pub(crate) fn stays_held(
     ctx: &Ctx,
@@ -199,22 +202,36 @@ pub(crate) fn stays_held(
 ) -> impl Future<Output = Result<(), Failure>> + Send {
     seen_from_here(async move {
         let held = || async {
-            match guard.state() {
-                State::Lost(reason) => Err(Failure::new(format_args!("{what}: lost, {reason}"))),
-                state => Ok(state == State::Held),
-            }
+            not_lost(guard).map_err(|failure| failure.of(what))?;
+            Ok(guard.state() == GuardState::Held)
         };
         ctx.eventually(what, ctx.kept(), held).await
     })
 }
 
-/// Nobody is inside, and nobody stands in line where the store can tell.
+/// The lock is held or in doubt.
+#[track_caller]
+pub(crate) fn not_lost(guard: &Guard) -> Result<(), Failure> {
+    guard.check().map_err(overdue)
+}
+
+/// A lock that was renewed too late counts as late: the case is repeated alone, which shows whether the
+/// machine or the code is to blame. A lock that the store no longer has is wrong at once.
+#[track_caller]
+fn overdue(error: Error) -> Failure {
+    match error.loss() {
+        Some(LossReason::Deadline) => Failure::late(error),
+        _ => error.into(),
+    }
+}
+
+/// No client holds the lock, and none queues for it as far as the store can tell.
 pub(crate) fn is_untouched(seen: &Snapshot) -> bool {
     let free = seen.holders.is_empty() && seen.holds == 0 && seen.shut.is_none();
     free && seen.waiters.unwrap_or(0) == 0
 }
 
-/// Waits until nothing of that name is left in the store.
+/// Waits until the store has nothing left of that name.
 #[track_caller]
 pub(crate) fn left_untouched(
     ctx: &Ctx,
@@ -223,13 +240,13 @@ pub(crate) fn left_untouched(
     bound: Duration,
 ) -> impl Future<Output = Result<(), Failure>> + Send {
     seen_from_here(async move {
-        let what = format!("nobody holds {name:?} or waits for it");
+        let what = format!("no client holds {name:?} or waits for it");
         let untouched = || async { Ok(is_untouched(&observer.inspect(name).await?)) };
         ctx.eventually(&what, bound, untouched).await
     })
 }
 
-/// It failed in that way.
+/// Fails unless the result is this error.
 #[track_caller]
 pub(crate) fn fails<T>(
     what: &str,
@@ -243,7 +260,7 @@ pub(crate) fn fails<T>(
         Err(error) if error.kind() == kind => Ok(error),
         Err(error) => {
             let words = format!("{what} should fail with {kind:?}, failed with {error:?}");
-            Err(if is_late(error.kind()) {
+            Err(if is_late(&error) {
                 Failure::late(words)
             } else {
                 Failure::new(words)
@@ -253,7 +270,7 @@ pub(crate) fn fails<T>(
 }
 
 impl Ctx {
-    /// Names that one batch of renewals may mix.
+    /// Names that one batch of renewals may contain.
     pub(crate) fn names_of_one_lane_for(
         &self,
         gate: &Gate,

@@ -1,4 +1,4 @@
-//! Clients in processes of their own, to be stopped and killed, or only to be elsewhere.
+//! Clients in processes of their own, to be stopped, killed, or merely elsewhere.
 
 use super::{
     gate::{Gate, Step},
@@ -11,7 +11,7 @@ use crate::{
     in_time, job, same,
     testbed::worker::{self, Job, Worker},
 };
-use dlock_core::{Client, Clock, Lock, LockName, LossReason};
+use dlock_core::{Client, Clock, Lease, Lock, LockName, LossReason};
 use std::{fs, io::Write, process::ExitCode, sync::Arc, time::Duration};
 
 pub(super) const CASES: &[Case] = &[
@@ -57,7 +57,7 @@ async fn a_pass_enters_from_another_process(ctx: Ctx) -> Result<(), Failure> {
     let name = ctx.name()?;
     let guard = peer.take(&peer.lock(&name)?).await?;
     let waiting = Task::spawn(peer.lock(&name)?.acquire());
-    let pass = guard.pass().to_string();
+    let pass = guard.pass()?.expose();
     let mut worker = spawn(&ctx, "client_join", &name, &[("pass", &pass)])?;
     let token = worker.expect("joined ", ctx.answer()).await?;
     same("the token there", token, guard.token().to_string())?;
@@ -65,7 +65,7 @@ async fn a_pass_enters_from_another_process(ctx: Ctx) -> Result<(), Failure> {
     same(
         "a release beside the other",
         outcome,
-        dlock_core::Outcome::StillHeld { holds: 1 },
+        dlock_core::ReleaseOutcome::StillHeld { holds: 1 },
     )?;
     ctx.would_show_within(ctx.slack() / 10).await;
     same(
@@ -79,7 +79,7 @@ async fn a_pass_enters_from_another_process(ctx: Ctx) -> Result<(), Failure> {
         .done(&ctx, "the waiter gets it", ctx.answer())
         .await??;
     frees(&ctx, taken).await?;
-    // The pass is good for that incarnation and no other.
+    // The pass is valid for that incarnation only.
     let mut worker = spawn(&ctx, "client_join", &name, &[("pass", &pass)])?;
     worker.expect("failed Gone", ctx.answer()).await.map(drop)?;
     Ok(())
@@ -95,7 +95,7 @@ async fn a_stopped_process_says_lost_before_its_next_write(ctx: Ctx) -> Result<(
     worker.send("write").await?;
     worker.expect("wrote", ctx.answer()).await?;
     worker.stop()?;
-    let next = peer.kept(&name)?.acquire_within(ctx.kept() * 2).await?;
+    let next = peer.kept(&name)?.acquire_timeout(ctx.kept() * 2).await?;
     fs::OpenOptions::new()
         .append(true)
         .open(&file)?
@@ -110,7 +110,7 @@ async fn a_stopped_process_says_lost_before_its_next_write(ctx: Ctx) -> Result<(
     )?;
     worker.send("release").await?;
     worker.expect("failed Lost", ctx.answer()).await?;
-    // Neither its late renewals nor its late release change anything for the next.
+    // Neither its late renewals nor its late release change anything for the next holder.
     ctx.would_show_within(ctx.kept()).await;
     stays_held(&ctx, "the next one's state", &next).await?;
     same(
@@ -130,11 +130,11 @@ async fn a_killed_process_frees_what_it_kept_within_a_lease(ctx: Ctx) -> Result<
     let mut worker = spawn(&ctx, "client_write", &name, &[("path", &path)])?;
     worker.send("write").await?;
     worker.expect("wrote", ctx.answer()).await?;
-    ctx.time_passes(ctx.kept()).await; // it is renewed
+    ctx.time_passes(ctx.kept()).await; // its lease is renewed
     peer.refused(&peer.short(&name)?).await?;
     worker.kill_9().await?;
     let killed = ctx.now();
-    let next = peer.short(&name)?.acquire_within(ctx.kept() * 2).await?;
+    let next = peer.short(&name)?.acquire_timeout(ctx.kept() * 2).await?;
     let after = ctx.now().since(killed);
     let bound = ctx.kept() + ctx.short() / 3 + ctx.slack();
     in_time(
@@ -160,7 +160,8 @@ async fn killed_processes_that_waited_delay_nobody(ctx: Ctx) -> Result<(), Failu
         waiter.kill_9().await?;
     }
     frees(&ctx, guard).await?;
-    // Far less than a look interval of so long a lease, unless their places end with their sessions, or their ends are told late.
+    // Far less than a poll interval of so long a lease, unless queue entries end with sessions, or ends
+    // are told late.
     let bound = ctx.dead_for(ctx.unheard()) + ctx.slack();
     let taken = waiting
         .done(&ctx, "the living one gets it", bound)
@@ -180,7 +181,7 @@ fn spawn(ctx: &Ctx, job: &str, name: &LockName, more: &[(&str, &str)]) -> Result
     Ok(Worker::spawn(job, &args)?)
 }
 
-/// What such a process does; `None`: the job is none of these.
+/// The job of such a process; `None`: the job is none of these.
 pub(crate) fn work(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Option<ExitCode> {
     if !job.name.starts_with("client_") {
         return None;
@@ -193,7 +194,7 @@ async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result<(), Failur
     let gate = Arc::new(Gate::new(driver, Clock::boot(), Duration::ZERO));
     let client = Client::builder(Arc::<Gate>::clone(&gate)).build()?;
     let lease = Duration::from_millis(job.arg("lease")?.parse()?);
-    let lock = client.lock(job.arg("name")?)?.kept_lease(lease)?;
+    let lock = client.lock(job.arg("name")?)?.lease(Lease::renewed(lease));
     match job.name.as_str() {
         "client_count" => count(job, &lock).await,
         "client_join" => join(job, &lock).await,
@@ -203,7 +204,7 @@ async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result<(), Failur
     }
 }
 
-/// Adds to a number in a file that nothing but the lock protects.
+/// Adds to a number in a file that only the lock protects.
 async fn count(job: &Job, lock: &Lock) -> Result<(), Failure> {
     let path = job.arg("path")?;
     for _ in 0..job.arg("turns")?.parse()? {
@@ -216,7 +217,7 @@ async fn count(job: &Job, lock: &Lock) -> Result<(), Failure> {
     Ok(worker::say("done")?)
 }
 
-/// Says so when it has been refused once.
+/// Reports when it has been refused once.
 async fn wait(gate: &Gate, lock: &Lock) -> Result<(), Failure> {
     let mut waiting = Box::pin(lock.acquire());
     while gate.answered(Step::Acquire) == 0 {
@@ -240,7 +241,7 @@ async fn join(job: &Job, lock: &Lock) -> Result<(), Failure> {
     Ok(worker::say(&format!("{:?}", guard.release().await?))?)
 }
 
-/// Writes to a file when it is told to, and only while it holds the lock.
+/// Writes to a file on command, and only while it holds the lock.
 async fn write(job: &Job, lock: &Lock) -> Result<(), Failure> {
     let guard = lock.acquire().await?;
     let mut file = fs::OpenOptions::new()

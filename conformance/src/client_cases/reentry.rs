@@ -1,4 +1,4 @@
-//! `reentry`: ownership is a value, and whoever has it enters past every queue.
+//! `reentry`: ownership is a value, and a task that has it enters past every queue.
 
 use super::{
     gate::Step,
@@ -6,7 +6,9 @@ use super::{
     task::{Task, permutations},
 };
 use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
-use dlock_core::{ErrorKind, FencingToken, Guard, LockName, LossReason, Outcome, Pass, State};
+use dlock_core::{
+    ErrorKind, FencingToken, Guard, GuardState, LockName, LossReason, Pass, ReleaseOutcome,
+};
 use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
@@ -61,7 +63,7 @@ async fn a_pass_enters_from_this_client_and_another_past_those_who_wait(
         wait(&ctx, &peer, &name).await?,
         wait(&ctx, &other, &name).await?,
     ];
-    let pass = guard.pass();
+    let pass = guard.pass()?;
     let mut inside = vec![guard];
     for entrant in [&peer, &other, &peer] {
         let joined = entrant.join(entrant.lock(&name)?, &pass).await?;
@@ -77,14 +79,14 @@ async fn an_owner_enters_from_this_client_and_another_past_those_who_wait(
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let owner = peer.client.owner();
-    let guard = peer.take(&peer.lock(&name)?.owned_by(&owner)).await?;
+    let guard = peer.take(&peer.lock(&name)?.with_owner(&owner)).await?;
     let waiting = [
         wait(&ctx, &peer, &name).await?,
         wait(&ctx, &other, &name).await?,
     ];
     let mut inside = vec![guard];
     for entrant in [&peer, &other] {
-        let lock = entrant.lock(&name)?.owned_by(&owner);
+        let lock = entrant.lock(&name)?.with_owner(&owner);
         let entering = ctx.within("the owner enters", ctx.answer(), lock.acquire());
         let entered = entering.await??;
         same(
@@ -115,11 +117,11 @@ async fn a_scope_enters_its_own_incarnation_and_nothing_else(ctx: Ctx) -> Result
                 nested.await?.token(),
                 guard.token(),
             )?;
-            // Not the scope's name: a fresh owner, which is not the one inside.
+            // Not the scope's name: a fresh owner, other than the holder.
             entrant.refused(&entrant.lock(&second)?).await?;
             let third = ctx.name()?;
             let fresh = entrant.take(&entrant.lock(&third)?).await?;
-            let is_scopes = fresh.pass().owner() == guard.pass().owner();
+            let is_scopes = fresh.owner() == guard.owner();
             same("another name has the scope's owner", is_scopes, false)?;
         }
         Ok::<_, Failure>(())
@@ -148,7 +150,7 @@ async fn joined_holds_go_in_every_order_while_others_wait(ctx: Ctx) -> Result<()
     for order in permutations(3) {
         let name = ctx.name()?;
         let first = peer.take(&peer.lock(&name)?).await?;
-        let pass = first.pass();
+        let pass = first.pass()?;
         let second = peer.join(peer.lock(&name)?, &pass).await?;
         let third = other.join(other.lock(&name)?, &pass).await?;
         let waiting = [
@@ -170,7 +172,7 @@ async fn a_pass_of_what_is_over_is_gone_and_takes_nothing(ctx: Ctx) -> Result<()
     let observer = ctx.caller().await?;
     let name = ctx.name()?;
     let guard = peer.take(&peer.lock(&name)?).await?;
-    let pass = guard.pass();
+    let pass = guard.pass()?;
     frees(&ctx, guard).await?;
     for late in [&peer, &other] {
         let lock = late.lock(&name)?;
@@ -190,9 +192,10 @@ async fn a_pass_of_an_earlier_incarnation_harms_no_later_one(ctx: Ctx) -> Result
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     let owner = peer.client.owner();
-    let lock = peer.lock(&name)?.owned_by(&owner);
+    let lock = peer.lock(&name)?.with_owner(&owner);
     let first = peer.take(&lock).await?;
-    let pass = first.pass();
+    let store = peer.client.capabilities().store.as_str();
+    let pass = Pass::new(store, name.clone(), owner, first.token());
     frees(&ctx, first).await?;
     let second = peer.take(&lock).await?;
     let again = peer.lock(&name)?;
@@ -205,7 +208,7 @@ async fn a_pass_of_another_name_or_store_is_misuse(ctx: Ctx) -> Result<(), Failu
     let peer = Peer::new(&ctx).await?;
     let (name, other) = (ctx.name()?, ctx.name()?);
     let guard = peer.take(&peer.lock(&name)?).await?;
-    let pass = guard.pass();
+    let pass = guard.pass()?;
     let foreign = Pass::new("elsewhere", name.clone(), *pass.owner(), pass.token());
     let calls = peer.gate.all_calls();
     for (name, pass) in [(&other, &pass), (&name, &foreign)] {
@@ -221,26 +224,26 @@ async fn a_dead_co_owner_leaves_no_ghost(ctx: Ctx) -> Result<(), Failure> {
     let name = ctx.name()?;
     let guard = peer.take(&peer.lock(&name)?).await?;
     let before = ctx.now();
-    let ghost = dead.join(dead.short(&name)?, &guard.pass()).await?;
+    let ghost = dead.join(dead.short(&name)?, &guard.pass()?).await?;
     dead.gate.kill().await;
     let over = ghost.lost().await;
     same("what the dead one would say", over, LossReason::Deadline)?;
     ctx.sleep_until(before + ctx.short() + ctx.slack()).await;
-    // Its hold is past its end: the other's release is the last.
+    // Its hold is past its end, so the other's release is the last.
     frees(&ctx, guard).await?;
     let [peer, dead] = Peer::several(&ctx).await?;
     let guard = peer.take(&peer.lock(&name)?).await?;
-    let ghost = dead.join(dead.short(&name)?, &guard.pass()).await?;
+    let ghost = dead.join(dead.short(&name)?, &guard.pass()?).await?;
     dead.gate.kill().await;
     let outcome = guard.release().await?;
     same(
         "a release beside a living hold",
         outcome,
-        Outcome::StillHeld { holds: 1 },
+        ReleaseOutcome::StillHeld { holds: 1 },
     )?;
     let next = peer
         .lock(&name)?
-        .acquire_within(ctx.short() * 2 + ctx.slack());
+        .acquire_timeout(ctx.short() * 2 + ctx.slack());
     let next = next.await?;
     drop(ghost);
     frees(&ctx, next).await
@@ -250,20 +253,25 @@ async fn an_owner_whose_lock_is_gone_is_told_when_it_enters_again(ctx: Ctx) -> R
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let owner = peer.client.owner();
-    let lock = peer.lock(&name)?.owned_by(&owner);
+    let lock = peer.lock(&name)?.with_owner(&owner);
     let first = peer.take(&lock).await?;
     other
         .client
         .break_lock(name.as_str(), Some(first.token()))
         .await?;
-    // It believes to be inside; the store says that this is over, and lets it in anew.
+    // It believes that it is inside. The store answers that this incarnation is over, and grants a new
+    // one.
     let again = ctx.within("acquire is answered", ctx.answer(), lock.acquire());
     let second = again.await??;
     ensure(
         second.token() > first.token(),
         "a new incarnation has a greater token",
     )?;
-    same("its state", first.state(), State::Lost(LossReason::NotHeld))?;
+    same(
+        "its state",
+        first.state(),
+        GuardState::Lost(LossReason::NotHeld),
+    )?;
     drop(first);
     peer.settles(ctx.answer()).await?;
     stays_held(&ctx, "the state of the second", &second).await?;
@@ -275,9 +283,9 @@ async fn an_owner_that_waits_enters_when_its_own_hold_appears(ctx: Ctx) -> Resul
     let name = ctx.name()?;
     let owner = peer.client.owner();
     let foreign = peer.take(&peer.lock(&name)?).await?;
-    let owned = other.lock(&name)?.owned_by(&owner);
+    let owned = other.lock(&name)?.with_owner(&owner);
     let mut tasks = Vec::new();
-    // Both wait in one queue; the one that is served second is the owner of the first.
+    // Both wait in one queue; the one served second has the same owner as the first.
     for _ in 0..2 {
         tasks.push(Task::begun(owned.acquire()).await);
     }
@@ -293,18 +301,18 @@ async fn an_owner_that_waits_enters_when_its_own_hold_appears(ctx: Ctx) -> Resul
     same(
         "the first release",
         outcome,
-        Outcome::StillHeld { holds: 1 },
+        ReleaseOutcome::StillHeld { holds: 1 },
     )?;
     frees(&ctx, second).await
 }
 
-/// It waits behind a stranger of its own client, who is not let in.
+/// It waits behind another owner of its own client, which is not granted the lock.
 async fn an_owner_that_waits_enters_when_it_is_inside_elsewhere(ctx: Ctx) -> Result<(), Failure> {
     let [holder, peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let held = holder.take(&holder.lock(&name)?).await?;
     let owner = other.client.owner();
-    let elsewhere = Task::spawn(other.lock(&name)?.owned_by(&owner).acquire());
+    let elsewhere = Task::spawn(other.lock(&name)?.with_owner(&owner).acquire());
     let stands = || async {
         let asked = other.gate.seen(Step::Acquire, &name);
         Ok(asked.iter().any(|seen| seen.line.is_some()) && other.gate.is_idle(Step::Acquire))
@@ -313,12 +321,12 @@ async fn an_owner_that_waits_enters_when_it_is_inside_elsewhere(ctx: Ctx) -> Res
         .await?;
     let stranger = wait(&ctx, &peer, &name).await?;
     let asked = peer.gate.calls(Step::Acquire);
-    let here = Task::spawn(peer.kept(&name)?.owned_by(&owner).acquire());
+    let here = Task::spawn(peer.kept(&name)?.with_owner(&owner).acquire());
     let refused =
         || async { Ok(peer.gate.calls(Step::Acquire) > asked && peer.gate.is_idle(Step::Acquire)) };
     ctx.eventually("it asks past the queue in vain", ctx.answer(), refused)
         .await?;
-    // The stranger asks for nothing while the lock changes hands.
+    // The other owner requests nothing while the lock changes hands.
     peer.gate.bar();
     frees(&ctx, held).await?;
     let inside = elsewhere
@@ -334,7 +342,7 @@ async fn an_owner_that_waits_enters_when_it_is_inside_elsewhere(ctx: Ctx) -> Res
 
 type Waiting = Task<Result<FencingToken, dlock_core::Error>>;
 
-/// A stranger who waits for a turn, and has been refused once for certain.
+/// A waiter of another owner that certainly has been refused once.
 async fn wait(ctx: &Ctx, peer: &Peer, name: &LockName) -> Result<Waiting, Failure> {
     let asked = peer.gate.calls(Step::Acquire);
     let lock = peer.lock(name)?;
@@ -349,7 +357,7 @@ async fn wait(ctx: &Ctx, peer: &Peer, name: &LockName) -> Result<Waiting, Failur
     Ok(waiting)
 }
 
-/// They go one after the other; who waits gets in after the last and not before.
+/// The holds are released one after the other; the waiter is granted after the last, not before.
 async fn end_one_after_the_other<const N: usize>(
     ctx: &Ctx,
     inside: Vec<Guard>,
@@ -357,7 +365,7 @@ async fn end_one_after_the_other<const N: usize>(
 ) -> Result<(), Failure> {
     let (name, token) = match inside.first() {
         Some(guard) => (guard.name().clone(), guard.token()),
-        None => return Err(Failure::new("BUG: nobody is inside")),
+        None => return Err(Failure::new("BUG: the lock has no holder")),
     };
     let mut left = inside.len();
     for guard in inside {
@@ -367,8 +375,8 @@ async fn end_one_after_the_other<const N: usize>(
         left -= 1;
         let outcome = ctx.within("release is answered", ctx.answer(), guard.release());
         let wanted = match u32::try_from(left)? {
-            0 => Outcome::Released,
-            holds => Outcome::StillHeld { holds },
+            0 => ReleaseOutcome::Released,
+            holds => ReleaseOutcome::StillHeld { holds },
         };
         same("release", outcome.await??, wanted)?;
     }

@@ -1,4 +1,4 @@
-//! `shutdown`: nothing is released under code that still runs, and nothing goes on afterwards.
+//! `shutdown`: nothing is released under code that still runs, and nothing runs afterwards.
 
 use super::{
     gate::{Fate, Step},
@@ -6,7 +6,9 @@ use super::{
     task::{Task, polled},
 };
 use crate::{Case, Clause, Ctx, Failure, case::case, ensure, in_time, same};
-use dlock_core::{Client, ErrorKind, Fate as Part, LossReason, Report, State};
+use dlock_core::{
+    Client, ErrorKind, GuardState, LossReason, ShutdownOutcome as Part, ShutdownReport,
+};
 use std::{future::IntoFuture, sync::Arc, time::Duration};
 
 pub(super) const CASES: &[Case] = &[
@@ -55,12 +57,12 @@ async fn new_acquires_are_refused_and_waiters_cancelled(ctx: Ctx) -> Result<(), 
     let name = ctx.name()?;
     let guard = other.take(&other.lock(&name)?).await?;
     let own = peer.take(&peer.lock(&ctx.name()?)?).await?;
-    let pass = own.pass();
+    let pass = own.pass()?;
     let mut waiting = Vec::new();
     for _ in 0..3 {
         waiting.push(Task::spawn(peer.lock(&name)?.acquire()));
     }
-    waiting.push(Task::spawn(peer.lock(&name)?.acquire_within(ctx.long())));
+    waiting.push(Task::spawn(peer.lock(&name)?.acquire_timeout(ctx.long())));
     let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 1) };
     ctx.eventually("a waiter asks the store", ctx.answer(), asked)
         .await?;
@@ -73,8 +75,8 @@ async fn new_acquires_are_refused_and_waiters_cancelled(ctx: Ctx) -> Result<(), 
     let refused = ErrorKind::ShuttingDown;
     fails("acquire", lock.acquire().await, refused)?;
     fails(
-        "acquire_within",
-        lock.acquire_within(ctx.long()).await,
+        "acquire_timeout",
+        lock.acquire_timeout(ctx.long()).await,
         refused,
     )?;
     fails("try_acquire", lock.try_acquire().await, refused)?;
@@ -112,20 +114,24 @@ async fn holders_are_told_and_keep_their_locks_for_the_grace(ctx: Ctx) -> Result
     let name = ctx.name()?;
     let guard = Arc::new(peer.take(&peer.kept(&name)?).await?);
     let told = Arc::clone(&guard);
-    let told = Task::spawn(async move { told.revoked().await });
+    let told = Task::spawn(async move { told.shutting_down().await });
     ctx.would_show_within(ctx.short() / 10).await;
-    same("revoked() has resolved before", told.is_done(), false)?;
+    same("shutting_down() has resolved before", told.is_done(), false)?;
     let grace = ctx.kept() * 2;
     let begun = ctx.now();
     let closing = shut_down(&peer.client, grace);
-    told.done(&ctx, "revoked() resolves", ctx.short() / 10)
+    told.done(&ctx, "shutting_down() resolves", ctx.short() / 10)
         .await?;
     while ctx.now().since(begun) < grace * 9 / 10 {
         stays_held(&ctx, "its state during the grace", &guard).await?;
         other.refused(&other.lock(&name)?).await?;
         ctx.time_passes(ctx.kept() / 10).await;
     }
-    let again = ctx.within("revoked() resolves again", Duration::ZERO, guard.revoked());
+    let again = ctx.within(
+        "shutting_down() resolves again",
+        Duration::ZERO,
+        guard.shutting_down(),
+    );
     again.await?;
     let guard = Arc::into_inner(guard).ok_or_else(|| Failure::new("BUG: it is shared"))?;
     frees(&ctx, guard).await?;
@@ -141,8 +147,12 @@ async fn what_is_given_back_in_time_is_reported_released(ctx: Ctx) -> Result<(),
     let dropped = peer.take(&peer.lock(&by_drop)?).await?;
     let begun = ctx.now();
     let closing = shut_down(&peer.client, ctx.long());
-    ctx.within("revoked() resolves", ctx.short() / 10, dropped.revoked())
-        .await?;
+    ctx.within(
+        "shutting_down() resolves",
+        ctx.short() / 10,
+        dropped.shutting_down(),
+    )
+    .await?;
     drop(dropped);
     frees(&ctx, released).await?;
     let report = closed(&ctx, closing, ctx.short()).await?;
@@ -166,8 +176,12 @@ async fn what_was_lost_before_is_reported_lost(ctx: Ctx) -> Result<(), Failure> 
         other.client.break_lock(name.as_str(), None).await?;
     }
     let closing = shut_down(&peer.client, ctx.short());
-    ctx.within("revoked() resolves", ctx.short() / 10, first.revoked())
-        .await?;
+    ctx.within(
+        "shutting_down() resolves",
+        ctx.short() / 10,
+        first.shutting_down(),
+    )
+    .await?;
     fails(
         "the release of a broken lock",
         first.release().await,
@@ -194,7 +208,7 @@ async fn a_holder_that_ignores_it_is_left_to_its_lease(ctx: Ctx) -> Result<(), F
     same(
         "its state",
         guard.state(),
-        State::Lost(LossReason::Shutdown),
+        GuardState::Lost(LossReason::Shutdown),
     )?;
     let reason = polled(guard.lost(), 1).await;
     same("lost()", reason, Some(LossReason::Shutdown))?;
@@ -210,9 +224,9 @@ async fn a_holder_that_ignores_it_is_left_to_its_lease(ctx: Ctx) -> Result<(), F
         rest > ctx.short() / 2 && rest <= ctx.short(),
         format_args!("{rest:?} are left of {:?}", ctx.short()),
     )?;
-    // The store still has it as long as it was granted, and nobody gets in before.
+    // The store keeps the hold for as long as it was granted; no other client gets in before.
     other.refused(&other.lock(&name)?).await?;
-    let next = other.lock(&name)?.acquire_within(ctx.short() * 2).await?;
+    let next = other.lock(&name)?.acquire_timeout(ctx.short() * 2).await?;
     let after = ctx.now().since(parted);
     ensure(
         after + ctx.short() / 50 + Duration::from_millis(20) >= rest,
@@ -253,10 +267,10 @@ async fn nothing_renews_afterwards(ctx: Ctx) -> Result<(), Failure> {
     same("the number of calls", peer.gate.all_calls(), calls)?;
     let state = guard.state();
     in_time(
-        state != State::Lost(LossReason::Deadline),
+        state != GuardState::Lost(LossReason::Deadline),
         "the lease was over before the grace was",
     )?;
-    same("its state", state, State::Lost(LossReason::Shutdown))
+    same("its state", state, GuardState::Lost(LossReason::Shutdown))
 }
 
 async fn forced_it_releases_what_is_held(ctx: Ctx) -> Result<(), Failure> {
@@ -275,7 +289,7 @@ async fn forced_it_releases_what_is_held(ctx: Ctx) -> Result<(), Failure> {
     same(
         "its state",
         guard.state(),
-        State::Lost(LossReason::Shutdown),
+        GuardState::Lost(LossReason::Shutdown),
     )?;
     let next = other.take(&other.lock(&name)?).await?;
     drop(guard);
@@ -315,7 +329,7 @@ async fn a_store_that_does_not_answer_delays_it_no_longer_than_the_grace(
     let other = peer.take(&peer.lock(&dropped)?).await?;
     peer.gate.all(Fate::Unsent);
     drop(other);
-    // Within what the held one is proven for.
+    // Within the time for which the hold is certain.
     let grace = if ctx.is_session_bound() {
         ctx.promised(ctx.short()) / 2
     } else {
@@ -336,7 +350,7 @@ async fn a_store_that_does_not_answer_delays_it_no_longer_than_the_grace(
     same(
         "its state",
         guard.state(),
-        State::Lost(LossReason::Shutdown),
+        GuardState::Lost(LossReason::Shutdown),
     )
 }
 
@@ -370,14 +384,14 @@ async fn dropped_once_it_has_begun_it_goes_on(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-type Closing = Task<Result<Report, dlock_core::Error>>;
+type Closing = Task<Result<ShutdownReport, dlock_core::Error>>;
 
-/// Begins a shutdown.
+/// Starts a shutdown.
 fn shut_down(client: &Client, grace: Duration) -> Closing {
     Task::spawn(client.shutdown(grace).into_future())
 }
 
-/// Its report.
-async fn closed(ctx: &Ctx, closing: Closing, bound: Duration) -> Result<Report, Failure> {
+/// The report of the shutdown.
+async fn closed(ctx: &Ctx, closing: Closing, bound: Duration) -> Result<ShutdownReport, Failure> {
     Ok(closing.done(ctx, "the shutdown ends", bound).await??)
 }

@@ -1,4 +1,5 @@
-//! Everything at once: clients that acquire, wait, give up, die under way and fail to hear, and a counter that must come out right.
+//! All at once: clients that acquire, wait, give up, die on the way and miss wake-ups, and a counter
+//! that must come out right.
 
 use super::{
     gate::{Fate, Step},
@@ -8,10 +9,7 @@ use super::{
 use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
 use dlock_core::{Guard, Lock};
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering::SeqCst},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -22,7 +20,7 @@ pub(super) const CASES: &[Case] = &[
 
 async fn a_storm_lets_nobody_in_beside_another(ctx: Ctx) -> Result<(), Failure> {
     let name = ctx.name()?;
-    let inside = Arc::new(AtomicU32::new(0));
+    let inside = Inside::default();
     let (mut peers, mut tasks) = (Vec::new(), Vec::new());
     for number in 0..3 {
         let peer = Peer::new(&ctx).await?;
@@ -53,10 +51,10 @@ async fn a_storm_lets_nobody_in_beside_another(ctx: Ctx) -> Result<(), Failure> 
         peers.push(peer);
     }
     for task in tasks {
-        // The turns of whoever hears nothing cost others an accept lease or a look each: together more than ten seconds where leases are sessions.
+        // The turns of deaf clients cost others an accept lease or a poll each: together more than ten
+        // seconds where leases are sessions.
         let bound = ctx.answer() * 6;
-        task.done(&ctx, "everybody has had their turns", bound)
-            .await??;
+        task.done(&ctx, "all have had their turns", bound).await??;
     }
     for peer in &peers {
         peer.settles(ctx.short()).await?;
@@ -65,11 +63,11 @@ async fn a_storm_lets_nobody_in_beside_another(ctx: Ctx) -> Result<(), Failure> 
     left_untouched(&ctx, &observer, &name, ctx.answer()).await
 }
 
-/// A few turns, and wishes given up in between.
-async fn turns(ctx: Ctx, lock: Lock, inside: Arc<AtomicU32>) -> Result<(), Failure> {
+/// A few turns, with acquires cancelled in between.
+async fn turns(ctx: Ctx, lock: Lock, inside: Inside) -> Result<(), Failure> {
     let step = ctx.short() / 100;
     for turn in 0..4 {
-        let waiting = lock.acquire_within(step * (turn + 1));
+        let waiting = lock.acquire_timeout(step * (turn + 1));
         if let Ok(guard) = waiting.await {
             alone(&ctx, &inside, guard, step).await?;
         }
@@ -82,14 +80,29 @@ async fn turns(ctx: Ctx, lock: Lock, inside: Arc<AtomicU32>) -> Result<(), Failu
     Ok(())
 }
 
-async fn alone(ctx: &Ctx, inside: &AtomicU32, guard: Guard, span: Duration) -> Result<(), Failure> {
-    same("how many others are inside", inside.fetch_add(1, SeqCst), 0)?;
+/// The guards of the present holders.
+type Inside = Arc<Mutex<Vec<Arc<Guard>>>>;
+
+async fn alone(ctx: &Ctx, inside: &Inside, guard: Guard, span: Duration) -> Result<(), Failure> {
+    let guard = Arc::new(guard);
+    {
+        let mut inside = inside.lock().unwrap_or_else(PoisonError::into_inner);
+        // A task whose lock is lost may not have checked its guard yet.
+        let others = inside.iter().filter(|other| other.check().is_ok());
+        same("how many others are inside", others.count(), 0)?;
+        inside.push(Arc::clone(&guard));
+    }
     ctx.time_passes(span).await;
     let held = guard.check().is_ok();
-    inside.fetch_sub(1, SeqCst);
-    // A store that is slow or away may cost the lock, and then the guard says so.
+    {
+        let mut inside = inside.lock().unwrap_or_else(PoisonError::into_inner);
+        inside.retain(|other| !Arc::ptr_eq(other, &guard));
+    }
+    // A slow or unavailable store may cost the lock, and then the guard says so.
     ensure(held || !ctx.is_simulated(), "it was lost")?;
-    // Unconfirmed, it goes on in the background.
+    // Unconfirmed, the release goes on in the background.
+    let guard = Arc::into_inner(guard);
+    let guard = guard.ok_or_else(|| Failure::new("BUG: nothing else has the guard"))?;
     drop(guard.release().await);
     Ok(())
 }
@@ -111,7 +124,8 @@ async fn a_storm_of_cancelled_waiters_forgets_nobody(ctx: Ctx) -> Result<(), Fai
             }));
         }
         ctx.time_passes(ctx.rounding()).await;
-        // Which of them go, and when, is another choice each round: before the release, or in the middle of the hand-off.
+        // Each round chooses anew which tasks are cancelled, and when: before the release, or in the
+        // middle of the hand-off.
         let (before, survivors): (Vec<_>, Vec<_>) = waiting
             .into_iter()
             .enumerate()
@@ -129,7 +143,7 @@ async fn a_storm_of_cancelled_waiters_forgets_nobody(ctx: Ctx) -> Result<(), Fai
             tokio::task::yield_now().await;
         }
         drop(after);
-        // Who was cancelled with a turn in hand may cost its accept lease, and a look; not each of them does.
+        // A task cancelled during its turn may cost its accept lease and a poll; not every one does.
         let end = ctx.now() + Duration::from_secs(4);
         for (_, waiter) in survivors {
             let what = "a waiter that stayed has its turn";

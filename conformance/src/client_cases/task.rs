@@ -1,10 +1,10 @@
-//! Futures that run beside a case, and futures that are dropped half-way.
+//! Futures that run beside a case, and futures that are dropped before they complete.
 
 use crate::{ctx::Ctx, failure::Failure};
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 use tokio::task::JoinHandle;
 
-/// A future in a task of its own, cancelled when this is dropped.
+/// A future in a task of its own, cancelled on drop.
 #[derive(Debug)]
 pub(crate) struct Task<T>(JoinHandle<T>);
 
@@ -13,7 +13,8 @@ impl<T: Send + 'static> Task<T> {
         Self(tokio::spawn(future))
     }
 
-    /// The same, polled once before this returns: nobody says in which order tasks begin, and a waiter enters its queue at its first poll.
+    /// The same, polled once before this returns: the order in which tasks start is not fixed, and a
+    /// waiter enters its queue at its first poll.
     pub(crate) async fn begun(future: impl Future<Output = T> + Send + 'static) -> Self {
         let mut future = Box::pin(future);
         let at_once = polled(&mut future, 1).await;
@@ -29,7 +30,7 @@ impl<T: Send + 'static> Task<T> {
         self.0.is_finished()
     }
 
-    /// What it gives, within the bound.
+    /// Its output, within the bound.
     pub(crate) async fn done(
         mut self,
         ctx: &Ctx,
@@ -46,7 +47,8 @@ impl<T> Drop for Task<T> {
     }
 }
 
-/// Polls a future that many times, whenever it is woken, and then drops it; what it gave if it came to its end before.
+/// Polls a future this number of times, each time it is woken, and then drops it; returns its output if
+/// it completed before.
 pub(crate) async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Output> {
     let mut future = pin!(future);
     let mut left = polls;
@@ -64,7 +66,7 @@ pub(crate) async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Outp
     .await
 }
 
-/// Every order of the numbers below `count`.
+/// Every permutation of the numbers below `count`.
 pub(crate) fn permutations(count: usize) -> Vec<Vec<usize>> {
     let mut orders = vec![Vec::new()];
     for next in 0..count {

@@ -1,8 +1,8 @@
-//! What is held for a longest time, and what is held without a guard.
+//! Locks with a maximum hold, and locks held without a guard.
 
 use super::{
     gate::Step,
-    peer::{Peer, fails, frees, left_untouched},
+    peer::{Peer, fails, frees, left_untouched, not_lost},
 };
 use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
 use dlock_core::{Detached, ErrorKind, Guard, LossReason};
@@ -22,23 +22,23 @@ async fn a_longest_hold_ends_though_it_is_renewed(ctx: Ctx) -> Result<(), Failur
     let name = ctx.name()?;
     let most = ctx.kept() * 2;
     let began = ctx.now();
-    let guard = peer.take(&peer.kept(&name)?.max_hold(most)?).await?;
+    let guard = peer.take(&peer.kept(&name)?.max_hold(most)).await?;
     ctx.time_passes(ctx.kept() * 3 / 2).await;
-    guard.check()?; // past its lease, so it was renewed
+    not_lost(&guard)?; // past its lease, so it was renewed
     let lost = ctx.within("it ends", most, guard.lost()).await?;
     same("the reason", lost, LossReason::Deadline)?;
     ensure(
         ctx.now() <= began + most + ctx.answer(),
         "it was held for too long",
     )?;
-    let next = other.lock(&name)?.acquire_within(ctx.long());
+    let next = other.lock(&name)?.acquire_timeout(ctx.long());
     let bound = ctx.kept() + ctx.slack() + ctx.answer();
     let next = ctx.within("the next one gets in", bound, next).await??;
     ensure(guard.check().is_err(), "the first one still counts on it")?;
     frees(&ctx, next).await
 }
 
-/// A guard made a value.
+/// A guard turned into a value.
 fn detach(guard: Guard) -> Result<Detached, Failure> {
     guard.detach().map_err(|not| Failure::new(not.error))
 }
@@ -67,7 +67,7 @@ async fn what_is_attached_again_is_kept(ctx: Ctx) -> Result<(), Failure> {
     let attached = attached.map_err(|not| Failure::new(not.error))?;
     same("the token", attached.token(), token)?;
     ctx.time_passes(ctx.kept() * 2).await;
-    attached.check()?;
+    not_lost(&attached)?;
     peer.refused(&peer.lock(&name)?).await?;
     frees(&ctx, attached).await
 }
@@ -92,7 +92,7 @@ async fn what_has_a_guard_is_not_attached_twice(ctx: Ctx) -> Result<(), Failure>
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     let detached = detach(peer.take(&peer.lock(&name)?).await?)?;
-    let copy = Detached::new(detached.pass().clone(), detached.hold(), detached.lease());
+    let copy = Detached::new(detached.pass()?.clone(), detached.hold(), detached.lease());
     let attached = peer.client.attach(detached).await;
     let attached = attached.map_err(|not| Failure::new(not.error))?;
     let again = peer.client.attach(copy).await.map_err(|not| not.error);

@@ -1,4 +1,5 @@
-//! `wait`: one queue per client, one waiter per client in the store, and a wake-up is only ever a reason to look.
+//! `wait`: one queue per client, one waiter per client in the store; a wake-up is only a reason to
+//! poll.
 
 use super::{
     gate::Step,
@@ -6,7 +7,7 @@ use super::{
     task::Task,
 };
 use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
-use dlock_core::{ErrorKind, Hint, Lane, Lock, Phase, Ticket, Wake};
+use dlock_core::{ErrorKind, Hint, Lane, Lock, Ticket, TimeoutPhase, Wake};
 use std::{
     collections::BTreeSet,
     num::NonZeroU64,
@@ -72,7 +73,7 @@ async fn clients_are_served_in_order_where_the_store_keeps_one(ctx: Ctx) -> Resu
         let asked = peer.gate.answered(Step::Acquire);
         waiting.push(order.wait(&ctx, peer.lock(&name)?, number).await);
         peer.stands(asked).await?;
-        // Places that are times differ.
+        // Queue positions that are times differ.
         ctx.time_passes(Duration::from_millis(5)).await;
     }
     frees(&ctx, guard).await?;
@@ -134,7 +135,8 @@ async fn a_long_wait_asks_the_store_seldom(ctx: Ctx) -> Result<(), Failure> {
     let looks = u64::try_from(span.as_millis() / interval.as_millis()).unwrap_or(u64::MAX);
     for name in [&local, &foreign] {
         let asked = peer.gate.seen(Step::Acquire, name).len();
-        // A store that only answers is asked after 1, 2, 4 … 100 ms, jittered down to a half, unless the lock is this client's.
+        // A store without wake-ups is polled after 1, 2, 4 … 100 ms, jittered down to a half, unless
+        // the lock is held by this client.
         let polls = peer.client.capabilities().wake == Wake::Poll && *name == foreign;
         let most = if polls {
             span.as_millis() / 50 + 8
@@ -164,10 +166,10 @@ async fn a_release_is_pushed_to_the_next(ctx: Ctx) -> Result<(), Failure> {
         let answered = peer.gate.answered(Step::Acquire);
         let waiting = Task::spawn(peer.lock(&name)?.acquire());
         peer.stands(answered).await?;
-        // What pushes may begin a moment after it has answered.
+        // A store that pushes may begin a moment after its answer.
         ctx.time_passes(Duration::from_millis(20)).await;
         frees(&ctx, guard).await?;
-        // Far less than a look interval, which is two seconds for this lease.
+        // Far less than a poll interval, which is two seconds for this lease.
         let bound = Duration::from_millis(100);
         let taken = waiting.done(&ctx, "the next one is woken", bound).await??;
         frees(&ctx, taken).await?;
@@ -185,9 +187,9 @@ async fn a_lost_wake_up_costs_a_look_interval(ctx: Ctx) -> Result<(), Failure> {
     peer.asks(0).await?;
     peer.gate.set_deaf(true);
     frees(&ctx, guard).await?;
-    let taken = waiting.done(&ctx, "it looks by itself", interval).await??;
+    let taken = waiting.done(&ctx, "it polls by itself", interval).await??;
     frees(&ctx, taken).await?;
-    // Who stands behind a deaf one waits for its accept lease at most, or its look.
+    // A waiter behind a deaf client waits at most for that client's accept lease, or for its own poll.
     peer.gate.set_deaf(false);
     let third = Peer::new(&ctx).await?;
     let guard = other.take(&other.lock(&name)?).await?;
@@ -215,7 +217,7 @@ async fn a_local_release_wakes_the_next_without_the_store(ctx: Ctx) -> Result<()
         let name = ctx.name()?;
         let guard = peer.take(&peer.lock(&name)?).await?;
         let waiting = Task::begun(peer.lock(&name)?.acquire()).await;
-        // Long enough to be asleep.
+        // Long enough for the waiter to be asleep.
         ctx.time_passes(ctx.short() / 5).await;
         if drops {
             drop(guard);
@@ -248,15 +250,15 @@ async fn wrong_wake_ups_fail_nothing(ctx: Ctx) -> Result<(), Failure> {
                 name: name.clone(),
                 ticket,
             });
-            let look_in = Duration::ZERO;
+            let poll_in = Duration::ZERO;
             peer.gate.inject(Hint::First {
                 name: name.clone(),
                 ticket,
-                look_in,
+                poll_in,
             });
             peer.gate.inject(Hint::Free(name));
         }
-        peer.gate.inject(Hint::LookAgain);
+        peer.gate.inject(Hint::Resync);
         peer.gate.inject(Hint::Over(Lane(77)));
         ctx.would_show_within(Duration::from_millis(5)).await;
         same("the wait is over", waiting.is_done(), false)?;
@@ -291,18 +293,18 @@ async fn a_wait_that_is_too_long_says_so_and_who_holds_it(ctx: Ctx) -> Result<()
     let guard = other.take(&other.lock(&name)?).await?;
     for limit in [Duration::ZERO, Duration::from_millis(1), ctx.short() / 2] {
         let begun = ctx.now();
-        let waiting = peer.lock(&name)?.acquire_within(limit);
+        let waiting = peer.lock(&name)?.acquire_timeout(limit);
         let waited = ctx.within("the wait ends", limit, waiting).await?;
         ensure(ctx.now().since(begun) >= limit, "it ended early")?;
         if limit < Duration::from_millis(100) {
-            // Perhaps the store's only answer came too late: what the time was spent on depends.
+            // The store's only answer may have come too late, so the kind of the error is not checked.
             ensure(waited.is_err(), "a held lock was granted")?;
             continue;
         }
-        let phase = Phase::Wait;
+        let phase = TimeoutPhase::Wait;
         let error = fails("the wait", waited, ErrorKind::Timeout { phase })?;
         let words = error.to_string();
-        let holder = guard.pass().owner().fingerprint().to_string();
+        let holder = guard.owner().to_string();
         ensure(
             words.contains(&holder),
             format_args!("who holds it is not in {words:?}"),
@@ -311,7 +313,7 @@ async fn a_wait_that_is_too_long_says_so_and_who_holds_it(ctx: Ctx) -> Result<()
     }
     peer.settles(ctx.answer()).await?;
     let waiting = observer.inspect(&name).await?.waiters;
-    same("how many stand in line", waiting.unwrap_or(0), 0)?;
+    same("the number of queued waiters", waiting.unwrap_or(0), 0)?;
     frees(&ctx, guard).await
 }
 
@@ -320,11 +322,13 @@ async fn a_wait_for_oneself_says_where_the_lock_was_acquired(ctx: Ctx) -> Result
     let name = ctx.name()?;
     let lock = peer.lock(&name)?;
     let (line, guard) = (line!(), lock.acquire().await?);
-    let waiting = lock.acquire_within(ctx.short() / 2).await;
+    let waiting = lock.acquire_timeout(ctx.short() / 2).await;
     let error = fails(
         "the wait",
         waiting,
-        ErrorKind::Timeout { phase: Phase::Wait },
+        ErrorKind::Timeout {
+            phase: TimeoutPhase::Wait,
+        },
     )?;
     let (words, place) = (error.to_string(), format!("{}:{line}:", file!()));
     ensure(
@@ -340,20 +344,22 @@ async fn a_waiter_out_of_time_passes_its_place_on(ctx: Ctx) -> Result<(), Failur
     let name = ctx.name()?;
     let guard = other.take(&other.lock(&name)?).await?;
     let (limit, order) = (ctx.short() / 2, Order::default());
-    let impatient = Task::spawn(peer.lock(&name)?.acquire_within(limit));
+    let impatient = Task::spawn(peer.lock(&name)?.acquire_timeout(limit));
     peer.stands(0).await?;
     let mut waiting = vec![order.wait(&ctx, peer.lock(&name)?, 1).await];
     ctx.time_passes(limit / 10).await;
     let in_line = peer.client.capabilities().wake == Wake::Line;
     if in_line {
-        // Behind the first client's place, whoever has it.
+        // Behind the queue entry of the first client, whichever of its waiters uses that.
         waiting.push(order.wait(&ctx, third.lock(&name)?, 2).await);
     }
     let waited = impatient.done(&ctx, "its time is up", limit).await?;
     fails(
         "the wait",
         waited,
-        ErrorKind::Timeout { phase: Phase::Wait },
+        ErrorKind::Timeout {
+            phase: TimeoutPhase::Wait,
+        },
     )?;
     ctx.time_passes(limit / 10).await;
     frees(&ctx, guard).await?;
@@ -370,7 +376,7 @@ async fn a_wait_ends_when_the_lease_of_the_holder_does(ctx: Ctx) -> Result<(), F
         let begun = ctx.now();
         let guard = holder.take(&holder.fixed(&name)?).await?;
         let waiting = Task::spawn(peer.lock(&name)?.acquire());
-        // The end of the lease is known where it can be told; else the next look finds it.
+        // The end of the lease is known where the store tells it; otherwise the next poll finds it.
         let bound = ctx.short() + LOOK;
         let taken = waiting.done(&ctx, "it gets in", bound).await??;
         ensure(
@@ -384,7 +390,8 @@ async fn a_wait_ends_when_the_lease_of_the_holder_does(ctx: Ctx) -> Result<(), F
     Ok(())
 }
 
-/// All of them together: a store that wakes nobody serves each in a look's time, and should not be let off for that.
+/// The bound holds for all of them together: a store without wake-ups serves each after a poll interval,
+/// and gets no extra time for that.
 async fn all_served(
     ctx: &Ctx,
     waiting: Vec<Task<Result<(), dlock_core::Error>>>,
@@ -392,17 +399,17 @@ async fn all_served(
     let end = ctx.now() + ctx.answer();
     for waiter in waiting {
         let rest = end.since(ctx.now());
-        waiter.done(ctx, "everybody is served", rest).await??;
+        waiter.done(ctx, "all are served", rest).await??;
     }
     Ok(())
 }
 
-/// Who came in, one after the other.
+/// The order in which tasks were granted the lock.
 #[derive(Clone, Default)]
 struct Order(Arc<Mutex<Vec<usize>>>);
 
 impl Order {
-    /// Waits for a turn in a task, and has entered the queue when this returns.
+    /// Waits for a turn in a task, which has entered the queue when this returns.
     async fn wait(
         &self,
         ctx: &Ctx,
@@ -420,7 +427,7 @@ impl Order {
             guard.release().await.map(drop)
         })
         .await;
-        // What its first poll asked for is on its way.
+        // The request of its first poll is in flight.
         ctx.time_passes(Duration::from_millis(5)).await;
         waiting
     }
@@ -437,5 +444,5 @@ fn ticket(number: u64) -> Ticket {
     Ticket(NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN))
 }
 
-/// The longest time between two looks.
+/// The longest poll interval.
 const LOOK: Duration = Duration::from_secs(2);

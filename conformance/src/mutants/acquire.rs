@@ -1,4 +1,4 @@
-//! Drivers that take locks wrongly.
+//! Drivers that acquire wrongly.
 
 use super::{
     FAR, Mutant, Twist,
@@ -68,11 +68,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Takes what has less than [`NEARLY`] left.
+/// Takes a lock with less than [`NEARLY`] left of its lease.
 #[derive(Debug)]
 struct Impatient;
 
-/// Half of the shortest lease that a case in real time sees the end of: with less, a busy machine may not ask between that and the end.
+/// Half of the shortest lease whose end a case in real time waits for: with less, a busy machine may
+/// not send a request between that and the end.
 const NEARLY: Duration = Duration::from_millis(250);
 
 #[async_trait]
@@ -91,7 +92,7 @@ impl Twist for Impatient {
     }
 }
 
-/// Cleans up after a holder that lapsed, and is done with that.
+/// An acquire that finds a lapsed holder only cleans up, and is refused.
 #[derive(Debug, Default)]
 struct Sweeper {
     ends: PerName<(Owner, tokio::time::Instant)>,
@@ -164,7 +165,7 @@ impl Twist for LastLease {
     }
 }
 
-/// Does not look for its hold id: a counter in place of a set.
+/// Does not check its hold id: a counter in place of a set.
 #[derive(Debug, Default)]
 struct CountedTwice {
     inside: PerName<Vec<Who>>,
@@ -192,7 +193,7 @@ impl Twist for CountedTwice {
     }
 }
 
-/// Promises what was asked for, whatever is left.
+/// Promises the lease asked for, whatever is left.
 #[derive(Debug)]
 struct WholeLease;
 
@@ -207,7 +208,7 @@ impl Twist for WholeLease {
     }
 }
 
-/// Counts up and down, and lets no lapse change the count while the record lives.
+/// Counts up and down; a lapse does not change the count while the record lives.
 #[derive(Debug, Default)]
 struct Ghosts {
     inside: PerName<Vec<Who>>,
@@ -260,7 +261,7 @@ impl Twist for NeverLate {
     }
 }
 
-/// Tells whoever is inside to wait for itself.
+/// Tells a holder to wait for itself.
 #[derive(Debug)]
 struct FullIsHeld;
 

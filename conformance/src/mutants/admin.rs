@@ -1,4 +1,4 @@
-//! Drivers that show, break, tell or name wrongly.
+//! Drivers that inspect, list, break, report errors or map names wrongly.
 
 use super::{FAR, Mutant, Twist, memory::PerName};
 use crate::{clause::Clause, fixture::Need};
@@ -60,7 +60,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Keeps what it shows from going away while it is shown.
+/// Prolongs the holds that it shows.
 #[derive(Debug, Default)]
 struct InspectProlongs {
     last: PerName<Acquire>,
@@ -92,7 +92,7 @@ impl Twist for InspectProlongs {
     }
 }
 
-/// Nobody inside is free.
+/// Shows a name without holders as free.
 #[derive(Debug)]
 struct ShutUnseen;
 
@@ -107,7 +107,7 @@ impl Twist for ShutUnseen {
     }
 }
 
-/// Breaks first and reads the token from what it broke.
+/// Breaks first, then reads the token from the broken record.
 #[derive(Debug)]
 struct BreakAnything;
 
@@ -123,7 +123,7 @@ impl Twist for BreakAnything {
     }
 }
 
-/// Goes on one behind where it stopped.
+/// Continues one entry behind the last one.
 #[derive(Debug)]
 struct ListSkips;
 
@@ -191,7 +191,7 @@ impl Twist for NoEffect {
     }
 }
 
-/// Keeps names in a column that folds them.
+/// Stores names in a column that folds case.
 #[derive(Debug)]
 struct Renamed(fn(&str) -> String);
 

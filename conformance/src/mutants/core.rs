@@ -1,4 +1,4 @@
-//! Cores that do one thing wrong, over a driver that is right.
+//! Cores with one mistake, over a right driver.
 
 use super::{Mutant, Twist};
 use crate::{clause::Clause, fixture::Need};
@@ -143,6 +143,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
         needs: &[],
         twist: || Arc::new(Wrong(Flaw::NeverRenews)),
+    },
+    Mutant {
+        name: "a_fixed_lease_that_is_believed",
+        breaks: &[Clause::Loss],
+        needs: &[],
+        twist: || Arc::new(Wrong(Flaw::FixedUnproven)),
     },
     Mutant {
         name: "one_owner_for_the_whole_process",

@@ -50,7 +50,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Forgets to count where nobody released: the counter moves with the release.
+/// Does not count after a lapse: the counter moves only with a release or a break.
 #[derive(Debug, Default)]
 struct TokenAgain {
     last: PerName<FencingToken>,
@@ -90,7 +90,8 @@ impl Twist for TokenAgain {
     }
 }
 
-/// A clock that ticks every eleven days, so that no case meets a tick. Everything else of it is right: it knows its tokens again.
+/// A clock that ticks every eleven days, so that no case meets a tick. Everything else about it is
+/// right: it recognises its own tokens.
 #[derive(Debug)]
 struct TokenOfTheHour;
 
@@ -99,7 +100,7 @@ impl TokenOfTheHour {
         FencingToken(token - token % 1_000_000_000_000)
     }
 
-    /// The real token behind a rounded one, if it is the present one.
+    /// The real token behind a rounded one, if it is the current one.
     async fn known(
         inner: &dyn DistributedLock,
         name: &LockName,
@@ -159,7 +160,7 @@ impl Twist for TokenOfTheHour {
     }
 }
 
-/// Counts every acquisition, also those that enter an incarnation.
+/// Counts every acquisition, also re-entries.
 #[derive(Debug, Default)]
 struct TokenPerHold {
     inside: PerName<Vec<Who>>,
@@ -182,7 +183,7 @@ impl Twist for TokenPerHold {
     }
 }
 
-/// Knows its own holds only: those of the same owner in other processes are strangers.
+/// Knows only its own holds: those of the same owner in other processes count as another owner's.
 #[derive(Debug, Default)]
 struct PerClient {
     at: PerName<usize>,

@@ -1,4 +1,4 @@
-//! Drivers that keep the line wrongly, or wake nobody.
+//! Drivers that order the queue wrongly, or send no wake-ups.
 
 use super::{Mutant, Twist};
 use crate::{clause::Clause, fixture::Need};
@@ -65,7 +65,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Takes what is reserved for somebody else.
+/// Takes a lock that is reserved for another ticket.
 #[derive(Debug)]
 struct Barging;
 
@@ -97,7 +97,7 @@ impl Twist for NextForgotten {
     }
 }
 
-/// Puts the ticket that was used up at the end of the line again.
+/// Puts the used ticket at the end of the queue again.
 #[derive(Debug)]
 struct TicketStays;
 
@@ -110,7 +110,7 @@ impl Twist for TicketStays {
     }
 }
 
-/// Gives whoever has no ticket one of its own.
+/// Queues a request without a ticket under a ticket of the mutant's own.
 #[derive(Debug)]
 struct EverybodyStands;
 
@@ -126,7 +126,7 @@ impl Twist for EverybodyStands {
     }
 }
 
-/// Leaves it to the server to find out.
+/// Sends nothing: the server has to find out.
 #[derive(Debug)]
 struct LeaveSwallowed;
 
@@ -137,7 +137,7 @@ impl Twist for LeaveSwallowed {
     }
 }
 
-/// Takes tickets out of the line, but a ticket that is served stands in no line any more.
+/// Removes queued tickets, but not a ticket whose turn it is, which is no longer in the queue.
 #[derive(Debug)]
 struct TurnLost;
 
@@ -157,7 +157,7 @@ impl Twist for TurnLost {
     }
 }
 
-/// Its connection for hints never said a word.
+/// Its connection for hints is silent.
 #[derive(Debug)]
 struct Silent;
 
@@ -168,7 +168,7 @@ impl Twist for Silent {
     }
 }
 
-/// Connects again and says nothing of it.
+/// Reconnects without reporting it.
 #[derive(Debug)]
 struct NoGaps;
 
@@ -177,7 +177,7 @@ impl Twist for NoGaps {
     fn hints(&self, inner: &dyn DistributedLock) -> BoxStream<'static, Hint> {
         inner
             .hints()
-            .filter(|hint| ready(*hint != Hint::LookAgain))
+            .filter(|hint| ready(*hint != Hint::Resync))
             .boxed()
     }
 }

@@ -1,4 +1,4 @@
-//! What a wrong driver remembers of the requests it passed on.
+//! Memory of a wrong driver: the requests that it passed on.
 
 use dlock_core::{Acquire, HoldId, LockName, Owner};
 use std::{
@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// Something per name, shared by all drivers of one case.
+/// A value per name, shared by all drivers of one case.
 #[derive(Debug)]
 pub(super) struct PerName<T>(Mutex<BTreeMap<LockName, T>>);
 
@@ -36,7 +36,7 @@ impl<T: Clone> PerName<T> {
     }
 }
 
-/// Who asked, and as what.
+/// The owner and hold of a request.
 pub(super) type Who = (Owner, HoldId);
 
 pub(super) fn who(req: &Acquire) -> Who {
@@ -44,7 +44,7 @@ pub(super) fn who(req: &Acquire) -> Who {
 }
 
 impl<T: PartialEq> PerName<Vec<T>> {
-    /// Adds it; whether it was there.
+    /// Adds it and returns whether it was there.
     pub(super) fn add(&self, name: &LockName, value: T) -> bool {
         let mut all = self.all();
         let values = all.entry(name.clone()).or_default();

@@ -17,23 +17,24 @@ pub(crate) use {run::trial, twist::twisted};
 use crate::{case::Level, clause::Clause, fixture::Need};
 use std::{sync::Arc, time::Duration};
 
-/// A wrong driver, a decorator round any right one; or a wrong core over a right one, switched on by `dlock-core`'s feature `mutants`.
+/// A wrong driver, a decorator for any right one; or a wrong core over a right driver, switched on by
+/// `dlock-core`'s feature `mutants`.
 ///
-/// Each is tried by the cases of its own level: what a core makes of a wrong driver is nobody's promise.
+/// Cases of its own level test it: the contract does not say what a core does with a wrong driver.
 #[derive(Clone, Copy, Debug)]
 pub struct Mutant {
-    /// What it does wrong.
+    /// Its mistake.
     pub name: &'static str,
     /// The clauses whose cases must fail on it: all of these and no other.
     pub breaks: &'static [Clause],
-    /// Without which it is no different from a right one.
+    /// Without these needs it is no different from a right one.
     pub needs: &'static [Need],
-    /// A fresh one, which all drivers of one case share.
+    /// Makes a fresh one, which all drivers of one case share.
     pub twist: fn() -> Arc<dyn Twist>,
 }
 
 impl Mutant {
-    /// Which cases it has to fail.
+    /// The level of the cases that must fail.
     #[must_use]
     pub fn level(&self) -> Level {
         if (self.twist)().flaw().is_some() {

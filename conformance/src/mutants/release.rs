@@ -1,4 +1,4 @@
-//! Drivers that give locks back wrongly.
+//! Drivers that release wrongly.
 
 use super::{
     FAR, Mutant, Twist,
@@ -62,7 +62,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Where the hold is not there, whatever else the owner has goes.
+/// Where the hold does not exist, releases all holds of the owner.
 #[derive(Debug)]
 struct ByOwner;
 
@@ -79,7 +79,7 @@ impl Twist for ByOwner {
     }
 }
 
-/// Does not look whether there was something.
+/// Does not check whether there was a hold.
 #[derive(Debug)]
 struct AlwaysFreed;
 
@@ -122,7 +122,7 @@ impl Twist for FirstEndsAll {
     }
 }
 
-/// Leaves the record's end as it was when a hold goes.
+/// Leaves the record's end unchanged when a hold is released.
 #[derive(Debug, Default)]
 struct Heirs {
     inside: PerName<Vec<(Who, Duration, Instant)>>,
@@ -157,7 +157,7 @@ impl Twist for Heirs {
     }
 }
 
-/// Reads `keep` of the release that goes last, and of no other.
+/// Reads `keep` only from the last release.
 #[derive(Debug)]
 struct KeepOfTheLast;
 
@@ -172,7 +172,7 @@ impl Twist for KeepOfTheLast {
     }
 }
 
-/// Lets the owner that kept it shut come back.
+/// Lets the owner that asked for the minimum hold come back.
 #[derive(Debug, Default)]
 struct KeepForOthers {
     last: PerName<Owner>,
@@ -199,7 +199,7 @@ impl Twist for KeepForOthers {
     }
 }
 
-/// The latest hold of each name, and the driver that took it.
+/// The latest hold of each name, and the driver that acquired it.
 type Holdings = PerName<(usize, Acquire)>;
 
 fn note(held: &Holdings, inner: &dyn DistributedLock, req: &Acquire, answer: &Acquired) {
@@ -218,7 +218,7 @@ fn address(inner: &dyn DistributedLock) -> usize {
     std::ptr::from_ref(inner).cast::<()>().addr()
 }
 
-/// Tidies up behind the code that still runs.
+/// Releases locks of code that still runs.
 #[derive(Debug, Default)]
 struct CloseReleases {
     held: Holdings,
@@ -243,7 +243,7 @@ impl Twist for CloseReleases {
     }
 }
 
-/// Gives them a long last lease, to be on the safe side.
+/// Renews all holds for a long lease before closing.
 #[derive(Debug, Default)]
 struct CloseRenews {
     held: Holdings,

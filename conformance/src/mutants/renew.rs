@@ -56,7 +56,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Takes the lock again where the hold is gone.
+/// Acquires the lock again where the hold is gone.
 #[derive(Debug)]
 struct Revives;
 
@@ -79,7 +79,7 @@ impl Twist for Revives {
                     lease,
                     ..
                 } = entry.clone();
-                let lease = Lease::kept(lease.unwrap_or_default()).unwrap_or_default();
+                let lease = Lease::renewed(lease.unwrap_or_default());
                 let take = Acquire::new(name, owner, hold, lease, give_up);
                 if let Acquired::Granted(grant) = inner.acquire(&take).await? {
                     *answer = Ok(Renewed::Until {
@@ -92,7 +92,7 @@ impl Twist for Revives {
     }
 }
 
-/// What was held once is held still, unless the store is asked to free it.
+/// A lock that was held once stays held, unless the store is asked to free it.
 #[derive(Debug)]
 struct Believes;
 
@@ -116,7 +116,7 @@ impl Twist for Believes {
     }
 }
 
-/// Whoever is told of trouble tries again, and learns nothing before its lease is over.
+/// Reports `NotHeld` as trouble: the core retries, and learns of the loss only when its lease is over.
 #[derive(Debug)]
 struct NotHeldIsTrouble;
 
@@ -139,7 +139,7 @@ impl Twist for NotHeldIsTrouble {
     }
 }
 
-/// What comes after the first one that is not there is not asked for.
+/// Entries after the first missing hold are not sent.
 #[derive(Debug)]
 struct StopsEarly;
 
@@ -168,7 +168,7 @@ impl Twist for StopsEarly {
     }
 }
 
-/// Goes by the owner: every hold that it took lives as long.
+/// Renews by owner: all its holds get the same lease.
 #[derive(Debug, Default)]
 struct AllOfThem {
     taken: PerName<Vec<Who>>,
@@ -203,7 +203,7 @@ impl Twist for AllOfThem {
     }
 }
 
-/// Has no way to look without touching.
+/// Cannot check a hold without prolonging it.
 #[derive(Debug)]
 struct ProofProlongs;
 
@@ -224,7 +224,7 @@ impl Twist for ProofProlongs {
     }
 }
 
-/// Looks whether the holds are there, and promises what was asked for.
+/// Checks whether the holds exist, and promises the lease asked for.
 #[derive(Debug)]
 struct AnswersOnly;
 

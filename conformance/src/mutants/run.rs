@@ -1,4 +1,4 @@
-//! Runs the suite over a wrong driver, and judges the suite by what it says.
+//! Runs the suite over a wrong driver, and judges the suite by the result.
 
 use super::{Mutant, Mutants};
 use crate::{
@@ -44,15 +44,16 @@ pub(crate) fn trial(stage: &Arc<Stage>, mutant: Mutant, how: Mutants) -> Trial {
     })
 }
 
-/// What can be seen of some mistakes where holds end with their client's session, and why not of the others.
+/// The clauses that can still fail where holds end with their client's session, and why the others
+/// cannot.
 fn hidden(mutant: &str) -> Option<(&'static [Clause], &'static str)> {
     use Clause::{Cancel, Crash, Indeterminate, Loss, Mutex, Reentry, Renew, Shutdown, Wait};
     match mutant {
         "a_lease_nearly_over_counts_as_over" => Some((
             &[],
-            "what another session's hold has left is told to nobody",
+            "no client is told what another session's hold has left",
         )),
-        "inspect_prolongs" => Some((&[], "nobody prolongs what another session holds")),
+        "inspect_prolongs" => Some((&[], "no client prolongs what another session holds")),
         "a_watchdog_deaf_to_late_answers" => Some((
             &[],
             "a session is proven for so much less than a lease that a late answer may be too late",
@@ -61,13 +62,12 @@ fn hidden(mutant: &str) -> Option<(&'static [Clause], &'static str)> {
             &[Mutex, Indeterminate, Cancel, Wait],
             "a turn lapses before a session would",
         )),
-        "a_client_that_hears_no_hints" => Some((
-            &[Wait],
-            "a session lasts longer than what is lost by looking",
-        )),
+        "a_client_that_hears_no_hints" => {
+            Some((&[Wait], "a session lasts longer than the delay of polling"))
+        }
         "a_repeat_with_another_hold" => Some((
             &[Renew, Indeterminate, Cancel],
-            "what was given up unanswered its client's driver removes by itself",
+            "the client's driver itself removes what was given up unanswered",
         )),
         "a_lease_longer_than_asked_for" => Some((
             &[Reentry, Loss, Crash, Shutdown],
@@ -77,16 +77,17 @@ fn hidden(mutant: &str) -> Option<(&'static [Clause], &'static str)> {
     }
 }
 
-/// What can be seen where an attempt may take hold longer than the leases of cases last.
+/// The clauses that can still fail where an attempt may take hold for longer than the leases of cases
+/// last.
 fn settled_too_late(mutant: &str) -> Option<(&'static [Clause], &'static str)> {
     use Clause::{Cancel, Indeterminate, Renew};
     (mutant == "a_repeat_with_another_hold").then_some((
         &[Renew, Indeterminate, Cancel],
-        "a hold that nobody settles has run out when its attempt counts as over",
+        "a hold without cleanup has run out when its attempt counts as over",
     ))
 }
 
-/// Every case, one after the other: simulated time makes each a matter of milliseconds.
+/// Every case, one after the other: in simulated time each takes milliseconds.
 fn whole(stage: &Stage, mutant: Mutant) -> Verdict {
     let mut verdict = Verdict::default();
     for case in cases()
@@ -98,9 +99,10 @@ fn whole(stage: &Stage, mutant: Mutant) -> Verdict {
     verdict
 }
 
-/// The cases of its clauses, side by side on the server that all share.
+/// The cases of its clauses, concurrently on the shared server.
 ///
-/// Some mistakes show only in a moment that a busy machine may miss: the clauses that saw nothing look again, with nobody beside them.
+/// Some mistakes show only in a moment that a busy machine may miss: clauses without a failure run once
+/// more, alone.
 fn listed(stage: &Stage, mutant: Mutant) -> Result<Verdict, Failed> {
     let of = |clauses: Vec<Clause>| {
         let wanted = move |case: &Case| {
@@ -137,7 +139,7 @@ fn listed(stage: &Stage, mutant: Mutant) -> Result<Verdict, Failed> {
     Ok(verdict)
 }
 
-/// What the cases of each clause said.
+/// The outcomes of each clause's cases.
 #[derive(Default)]
 struct Verdict {
     failed: BTreeMap<Clause, Vec<String>>,
@@ -162,7 +164,7 @@ impl Verdict {
         mutant.breaks.iter().copied().filter(missed).collect()
     }
 
-    /// A hang is no catch: a case that means to catch one has a bound of its own, and words for it.
+    /// A hang does not count: a case that means to catch a hang has a bound and a message of its own.
     fn judge(&self, mutant: Mutant, how: Mutants) -> Result<(), Failed> {
         let wanted: BTreeSet<_> = mutant.breaks.iter().copied().collect();
         let found: BTreeSet<_> = self.failed.keys().copied().collect();
@@ -194,5 +196,5 @@ impl Verdict {
     }
 }
 
-/// Cases of one mutant that run at once; several mutants do.
+/// Concurrent cases of one mutant; several mutants run at once.
 const AT_ONCE: usize = 8;

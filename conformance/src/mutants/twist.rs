@@ -1,4 +1,4 @@
-//! What a wrong driver does differently.
+//! Interface of a wrong driver: the calls that it gets wrong.
 
 use async_trait::async_trait;
 use dlock_core::{
@@ -8,10 +8,10 @@ use dlock_core::{
 use futures_core::stream::BoxStream;
 use std::{fmt::Debug, sync::Arc};
 
-/// One mistake: it overrides the call that it gets wrong, and the others pass through.
+/// One mistake: it overrides the calls that it gets wrong; all others pass through.
 #[async_trait]
 pub trait Twist: Debug + Send + Sync + 'static {
-    /// What the core over this driver does wrong; the driver itself is then right.
+    /// The flaw of the core over this driver; the driver itself is then right.
     fn flaw(&self) -> Option<Flaw> {
         None
     }
@@ -84,7 +84,7 @@ pub trait Twist: Debug + Send + Sync + 'static {
     }
 }
 
-/// The driver with that mistake.
+/// The driver with this mistake.
 pub(crate) fn twisted(
     inner: Arc<dyn DistributedLock>,
     twist: Arc<dyn Twist>,

@@ -18,10 +18,11 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use scope::Scope;
 use std::{process::ExitCode, sync::Arc};
 
-/// The `main` of a test target with `harness = false`: runs the suite over every fixture, and over every mutant of it.
+/// The `main` of a test target with `harness = false`: runs the suite over every fixture, and over
+/// every mutant of it.
 ///
-/// Takes the arguments of any test binary; `-- reentry` runs what has that in its name. Started again by a case as a
-/// process to be killed, it does that job instead.
+/// It takes the arguments of any test binary; `-- reentry` runs the trials with that text in their
+/// name. In a process that a case starts in order to kill it, it runs that case's job instead.
 #[must_use]
 pub fn main(fixtures: Vec<Box<dyn MakeFixture>>, mutants: Mutants) -> ExitCode {
     let fixtures: Vec<Arc<dyn MakeFixture>> = fixtures.into_iter().map(Arc::from).collect();
@@ -58,8 +59,17 @@ pub fn main(fixtures: Vec<Box<dyn MakeFixture>>, mutants: Mutants) -> ExitCode {
         stages.push(stage);
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
+    let late: Vec<_> = stages
+        .iter()
+        .flat_map(|stage| stage.measured_again())
+        .collect();
+    if !late.is_empty() {
+        let count = late.len();
+        println!("{count} cases missed a bound in time and were measured again, alone, once:");
+        late.iter().for_each(|words| println!("    {words}"));
+    }
     for stage in stages {
-        // Servers end with their fixtures, which statics and a plain exit would leave behind.
+        // Dropping the fixtures ends their servers; statics and a plain exit would leave them running.
         stage.close();
     }
     conclusion.exit_code()
@@ -76,5 +86,6 @@ fn trial(stage: &Arc<Stage>, case: Case) -> Trial {
     })
 }
 
-/// How many cases run at once on real servers: they sleep more than they compute, but more of them would be late on two cores.
+/// How many cases run at once on real servers. They sleep more than they compute, but more of them
+/// would miss bounds on two cores.
 const REAL_AT_ONCE: usize = 8;

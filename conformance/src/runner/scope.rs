@@ -1,19 +1,20 @@
-//! How much of the suite runs in which home.
+//! Scope of the suite in each home.
 
 use crate::{case::Case, clause::Clause, testbed::Home};
 use std::{env, ffi::OsStr};
 
-/// What is tried over servers in containers.
+/// What runs over servers in containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// What shows that the driver and that server understand each other: a start costs more than most cases.
+    /// The clauses that show that the driver and that server understand each other: a start costs more
+    /// than most cases.
     Short,
     /// Every clause.
     Whole,
 }
 
 impl Scope {
-    /// What the environment asks for.
+    /// The scope that the environment asks for.
     pub(crate) fn from_env() -> Result<Self, String> {
         env::var_os(VARIABLE).map_or(Ok(Self::Short), |value| Self::of(&value))
     }
@@ -26,7 +27,7 @@ impl Scope {
         }
     }
 
-    /// Whether a case belongs to it.
+    /// Whether a case is in this scope.
     pub(crate) fn has(self, home: Home, case: &Case) -> bool {
         home == Home::Process || self == Self::Whole || SHORT.contains(&case.clause)
     }

@@ -1,4 +1,4 @@
-//! Where cases run: the stores, the runtimes, the limits.
+//! Execution of cases: stores, runtimes and time limits.
 
 use crate::{
     case::Case,
@@ -14,32 +14,33 @@ use futures_util::FutureExt;
 use std::{
     any::Any,
     panic::AssertUnwindSafe,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex as StdMutex, OnceLock, PoisonError},
 };
 use tokio::{
     runtime::{self, Runtime},
     sync::{Mutex, RwLock, RwLockWriteGuard},
 };
 
-/// One fixture's place: with real time, the server and the runtime that its cases share.
+/// The environment of one fixture; in real time, with the server and the runtime that its cases share.
 pub(crate) struct Stage {
     maker: Arc<dyn MakeFixture>,
     shared: Mutex<Option<Arc<dyn Fixture>>>,
     runtime: OnceLock<std::io::Result<Runtime>>,
+    late: StdMutex<Vec<String>>,
 }
 
 /// How a case ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// As it should.
+    /// It passed.
     Passed,
     /// It could not run.
     Ignored(Gap),
-    /// With these words.
+    /// It failed, with this message.
     Failed(String),
-    /// Its answers were right, but one came after its time.
+    /// Its answers were right, but one came after its bound.
     Late(String),
-    /// Not at all, within the limit.
+    /// It did not end within the limit.
     Hung,
 }
 
@@ -49,6 +50,7 @@ impl Stage {
             maker,
             shared: Mutex::default(),
             runtime: OnceLock::new(),
+            late: StdMutex::default(),
         }
     }
 
@@ -71,7 +73,7 @@ impl Stage {
         done.unwrap_or_else(failed)
     }
 
-    /// What the store cannot offer of this, if anything.
+    /// The first of these needs that the store cannot offer, if any.
     pub(crate) fn lacks(&self, needs: &[Need]) -> Result<Option<Gap>, Failure> {
         let probe = async {
             let fixture = self.fixture(false).await?;
@@ -84,8 +86,8 @@ impl Stage {
         }
     }
 
-    /// What its store hides of some mistakes: whether holds end with their client's session, and whether what is late may take hold
-    /// longer than a kept lease of the cases lasts.
+    /// Properties of the store that hide some mistakes: whether holds end with their client's session,
+    /// and whether a late request may take a hold for longer than a renewed lease of the cases lasts.
     pub(crate) fn hides(&self) -> Result<(bool, bool), Failure> {
         let probe = async {
             let fixture = self.fixture(false).await?;
@@ -104,10 +106,11 @@ impl Stage {
         Ok(self.runtime()?.block_on(future))
     }
 
-    /// The same as [`run`](Self::run), inside a runtime, beside whatever else is played.
+    /// The same as [`run`](Self::run), inside a runtime, concurrently with other cases.
     ///
-    /// In real time, what was late beside others is measured again with nobody beside it, once. Nothing but an upper bound is forgiven
-    /// that way: two holders, a wrong answer or a hang count at the first sight.
+    /// In real time, a case that missed an upper bound while other cases ran is measured once more,
+    /// alone, and is counted. Nothing else is forgiven that way: two holders, a wrong answer, an error
+    /// of the store or a hang fails at once.
     pub(crate) async fn play(&self, case: Case, twist: Option<Arc<dyn Twist>>) -> Outcome {
         let first = {
             let _beside_others = HOUSE.read().await;
@@ -115,24 +118,30 @@ impl Stage {
         };
         match first {
             Outcome::Late(words) if self.time() == Time::Real && twist.is_none() => {
+                let late = format!("{}::{}: {words}", self.name(), case.name);
+                self.late
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(late);
                 let house = Self::alone().await;
-                eprintln!(
-                    "{}::{} is measured again, alone: {words}",
-                    self.name(),
-                    case.name
-                );
                 self.play_in(&house, case, None).await
             }
             first => first,
         }
     }
 
-    /// Waits until nothing is played, and keeps it so.
+    /// The cases that were measured again, and the bounds that they missed.
+    pub(crate) fn measured_again(&self) -> Vec<String> {
+        let late = self.late.lock();
+        late.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits until no case runs, and lets none start.
     pub(crate) async fn alone() -> Alone {
         Alone(HOUSE.write().await)
     }
 
-    /// The same as [`play`](Self::play), with nobody beside it but what else was let in by the same hand.
+    /// The same as [`play`](Self::play), alone except for the cases that share this exclusive access.
     pub(crate) async fn play_in(
         &self,
         _: &Alone,
@@ -169,7 +178,7 @@ impl Stage {
         Ok(outcome)
     }
 
-    /// The store that serves everybody, or one more.
+    /// The shared store, or a new one.
     async fn fixture(&self, own: bool) -> Result<Arc<dyn Fixture>, Failure> {
         if own || self.time() == Time::Simulated {
             return self.maker.make().await;
@@ -193,7 +202,7 @@ impl Stage {
         runtime.as_ref().map_err(Failure::new)
     }
 
-    /// Ends what serves everybody.
+    /// Ends the shared store.
     pub(crate) fn close(&self) {
         if let Some(Ok(runtime)) = self.runtime.get() {
             drop(runtime.block_on(async { self.shared.lock().await.take() }));
@@ -201,12 +210,12 @@ impl Stage {
     }
 }
 
-/// Nobody else plays while this lives.
+/// No other case runs while this lives.
 pub(crate) struct Alone(
     #[expect(dead_code, reason = "held, not read")] RwLockWriteGuard<'static, ()>,
 );
 
-/// Read by whoever plays beside others, written by whoever needs the machine for itself.
+/// Read-locked by cases that run concurrently, write-locked by a case that needs the machine alone.
 static HOUSE: RwLock<()> = RwLock::const_new(());
 
 fn failed(failure: Failure) -> Outcome {
@@ -236,7 +245,7 @@ fn paused() -> Result<Runtime, Failure> {
         .build()?)
 }
 
-/// The reason in full is the failure of whoever did not ask for this.
+/// Without that variable the case fails instead, and the failure has the full reason.
 const UNPRIVILEGED_GAP: Gap = Gap("no container engine answers, and DLOCK_TEST_UNPRIVILEGED is 1");
 
 fn words_of(panic: &(dyn Any + Send)) -> String {
@@ -249,22 +258,26 @@ fn words_of(panic: &(dyn Any + Send)) -> String {
 mod tests {
     use super::{Outcome, Stage};
     use crate::{
+        caller::Caller,
         case::{Case, Run},
         clause::Clause,
         failure::{Failure, ensure, in_time},
         fixture::{Fixture, Gap, MakeFixture, Network, Records, Server, StoreTime, Time},
     };
     use async_trait::async_trait;
-    use dlock_core::{Clock, DistributedLock, Wake};
-    use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
-    use std::sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
+    use dlock_core::{Client, Clock, DistributedLock, DriverError, Hint, Wake};
+    use dlock_memory::{Fault, MemoryConfig, MemoryDriver, MemoryStore};
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+        time::Duration,
     };
 
     const NONE: Gap = Gap("not needed here");
 
-    /// A store that says it has that time.
+    /// A store that claims this time.
     struct Store(Time, MemoryStore);
 
     #[async_trait]
@@ -310,10 +323,22 @@ mod tests {
         }
     }
 
+    fn staged(time: Time) -> Stage {
+        Stage::new(Arc::new(Store(time, MemoryStore::new(Clock::boot()))))
+    }
+
     fn played(time: Time, case: Run) -> Outcome {
-        let store = Store(time, MemoryStore::new(Clock::boot()));
-        let stage = Stage::new(Arc::new(store));
-        stage.run(Case::new(Clause::Mutex, "one", case), None)
+        staged(time).run(Case::new(Clause::Mutex, "one", case), None)
+    }
+
+    /// The error of a client whose store delays each request this way, after it has waited a moment.
+    async fn waited(fault: Fault) -> Result<(), Failure> {
+        let store = MemoryStore::new(Clock::boot());
+        let driver = MemoryDriver::connect(&store, MemoryConfig::new(Wake::Poll));
+        driver.faults().always_all(fault);
+        let lock = Client::new(driver)?.lock("a")?;
+        drop(lock.acquire_timeout(Duration::from_millis(50)).await?);
+        Ok(())
     }
 
     #[test]
@@ -324,6 +349,67 @@ mod tests {
         });
         assert_eq!(outcome, Outcome::Passed);
         assert_eq!(RUNS.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn what_is_measured_again_is_counted() {
+        let stage = staged(Time::Real);
+        let late: Run = |_| Box::pin(async { Err(Failure::late("not within 1s")) });
+        let good: Run = |_| Box::pin(async { Ok(()) });
+        for case in [late, good] {
+            stage.run(Case::new(Clause::Mutex, "one", case), None);
+        }
+        let counted = stage.measured_again();
+        assert_eq!(counted.len(), 1);
+        assert!(
+            counted[0].starts_with("store::one: not within 1s"),
+            "{counted:?}"
+        );
+    }
+
+    #[test]
+    fn an_error_of_the_store_is_a_failure_at_once() {
+        static RUNS: AtomicUsize = AtomicUsize::new(0);
+        let cases: [Run; 3] = [
+            |_| Box::pin(async { Err(DriverError::unavailable("too many clients").into()) }),
+            |_| Box::pin(async { Err(DriverError::unanswered("a syntax error").into()) }),
+            // The client goes on until its time is up.
+            |_| {
+                RUNS.fetch_add(1, Ordering::Relaxed);
+                Box::pin(waited(Fault::ErrorBefore))
+            },
+        ];
+        for case in cases {
+            let stage = staged(Time::Real);
+            let outcome = stage.run(Case::new(Clause::Mutex, "one", case), None);
+            assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
+            assert_eq!(stage.measured_again(), [""; 0]);
+        }
+        assert_eq!(RUNS.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_store_that_does_not_answer_is_late() {
+        let outcome = played(Time::Real, |_| Box::pin(waited(Fault::NeverExecuted)));
+        assert!(matches!(outcome, Outcome::Late(_)), "{outcome:?}");
+    }
+
+    #[test]
+    fn a_wake_up_that_does_not_come_is_told_with_those_that_came() {
+        let outcome = played(Time::Simulated, |ctx| {
+            Box::pin(async move {
+                let store = MemoryStore::new(ctx.clock().clone());
+                let driver = MemoryDriver::connect(&store, MemoryConfig::new(Wake::Hints));
+                driver.faults().inject(Hint::Resync);
+                let caller = Caller::new(Arc::new(driver), ctx);
+                let second = Duration::from_secs(1);
+                caller.hears("a turn", second, |_| false).await.map(drop)
+            })
+        });
+        let Outcome::Late(words) = outcome else {
+            panic!("{outcome:?}");
+        };
+        assert!(words.contains("[Resync]: not within 1s: a turn"), "{words}");
     }
 
     #[test]

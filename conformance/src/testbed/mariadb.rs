@@ -1,4 +1,4 @@
-//! MariaDB, or MySQL: a server to test against.
+//! MariaDB or MySQL: a server to test against.
 
 use std::env;
 use std::fs;
@@ -17,24 +17,26 @@ use super::process::on_path;
 use super::running::{Kind, Running};
 use super::server::{ServerError, ServerProcess, Service, Site};
 
-/// How a server of ours is started.
+/// Settings of a server that the testbed starts.
 #[derive(Clone, Debug, Default)]
 pub struct MariadbOptions {
     /// Appended to the command line, such as `["--max-connections=3"]`.
     pub extra_args: Vec<String>,
 }
 
-/// A MariaDB or MySQL server: one of ours, or the one that [`DLOCK_TEST_MYSQL_URL`](VARIABLE) names.
+/// A MariaDB or MySQL server: one that the testbed starts, or the one that
+/// [`DLOCK_TEST_MYSQL_URL`](VARIABLE) names.
 ///
-/// Ours has the empty database `dlock` and the user `root` without a password, who comes from anywhere. It writes its log at each
-/// commit, so that what it answered outlives `kill -9`.
+/// A started server has the empty database `dlock` and the user `root` without a password, from any
+/// host. It writes its log at each commit, so that every answered change survives `kill -9`.
 pub type MariadbServer = Running<Mariadb>;
 
-/// What only a MariaDB has: nothing.
+/// The state that only this kind of server has: none.
 #[derive(Clone, Copy, Debug)]
 pub struct Mariadb;
 
-/// Names a server to use instead of one of ours, as `mysql://[user:password@]host[:port]/database`. Tests destroy dlock's table there.
+/// Names a server to use instead of starting one, as `mysql://[user:password@]host[:port]/database`.
+/// Tests destroy dlock's table there.
 pub const VARIABLE: &str = "DLOCK_TEST_MYSQL_URL";
 /// Names the program that is started instead of the `mariadbd` on `PATH`: another `mariadbd`, or a `mysqld` of MySQL.
 pub const PROGRAM_VARIABLE: &str = "DLOCK_TEST_MYSQLD";
@@ -44,7 +46,7 @@ impl MariadbServer {
     ///
     /// # Errors
     ///
-    /// [`ServerError::Missing`] when there is none, else what went wrong.
+    /// [`ServerError::Missing`] when there is none, else the error of the start.
     pub fn start(options: MariadbOptions) -> Result<Self, ServerError> {
         let program = match env::var_os(PROGRAM_VARIABLE) {
             Some(named) => PathBuf::from(named),
@@ -60,7 +62,7 @@ impl MariadbServer {
     ///
     /// # Errors
     ///
-    /// [`ServerError::NoEngine`] when there is no engine, else what went wrong.
+    /// [`ServerError::NoEngine`] when there is no engine, else the error of the start.
     #[cfg(feature = "containers")]
     pub fn in_container(options: MariadbOptions) -> Result<Self, ServerError> {
         let MariadbOptions { extra_args } = options;
@@ -71,7 +73,7 @@ impl MariadbServer {
         }))
     }
 
-    /// The unix socket of a server of ours.
+    /// The unix socket of a started server.
     #[must_use]
     pub fn socket(&self) -> Option<PathBuf> {
         let process = self.process()?;
@@ -105,7 +107,7 @@ struct Program {
     options: MariadbOptions,
 }
 
-/// They have parted: other ways to begin, other options.
+/// The two have diverged: they are initialised differently and have other options.
 #[derive(Clone, Copy)]
 enum Family {
     Mariadb,
@@ -121,7 +123,8 @@ impl Family {
         }
     }
 
-    /// A MySQL of before 8.0.16 has a TLS that only programs as old can speak, and a log-in that needs one: it does without both.
+    /// MySQL before 8.0.16 has a TLS that only equally old programs speak, and an authentication that
+    /// needs TLS: the server runs without both.
     const fn options(self) -> &'static [&'static str] {
         match self {
             Self::Mariadb => &[
@@ -176,7 +179,7 @@ impl Service for Program {
     }
 }
 
-/// Whether somebody there says hello in version 10 of the protocol: the fifth byte of the first packet.
+/// Whether a server there greets in version 10 of the protocol: the fifth byte of the first packet.
 fn greets(addr: SocketAddr) -> bool {
     let hello = || -> io::Result<bool> {
         let mut stream = TcpStream::connect_timeout(&addr, HELLO_LIMIT)?;
@@ -188,7 +191,7 @@ fn greets(addr: SocketAddr) -> bool {
     hello().unwrap_or(false)
 }
 
-/// What it says of itself: its path and its version.
+/// The output of `--version`: path and version.
 fn version(server: &Path) -> io::Result<String> {
     let said = Command::new(server)
         .args(["--no-defaults", "--version"])
@@ -197,11 +200,11 @@ fn version(server: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&said.stdout).into_owned())
 }
 
-/// A data directory as `mariadb-install-db` makes it, kept between runs: to copy it takes a tenth of the time.
+/// A data directory made by `mariadb-install-db`, kept between runs: a copy takes a tenth of the time.
 fn template(server: &Path) -> io::Result<PathBuf> {
     let version = version(server)?;
     let family = Family::of(&version);
-    // Behind the program's path.
+    // The version follows the program's path.
     let version = version
         .split_once("Ver")
         .map_or(&*version, |(_, rest)| rest);
@@ -225,12 +228,12 @@ fn template(server: &Path) -> io::Result<PathBuf> {
             }
         }
         fs::write(data.join(DONE), "")?;
-        // Somebody else may have been faster; theirs is as good.
+        // Another process may have been faster; its template is as good.
         drop(fs::rename(&data, &made));
     }
-    // Its name can be guessed, in a directory that everybody may write to.
+    // The name is predictable, and the directory is writable for all users.
     if fs::symlink_metadata(&made)?.uid() != uid {
-        let message = format!("{} is somebody else's: remove it", made.display());
+        let message = format!("{} belongs to another user: remove it", made.display());
         return Err(io::Error::other(message));
     }
     Ok(made)
@@ -252,7 +255,8 @@ fn install(data: &Path) -> io::Result<()> {
     succeeds(INSTALLER, command)
 }
 
-/// MySQL's way: the server does it, and root comes from `localhost` alone, which without names to resolve is no address.
+/// The way of MySQL: the server initialises itself. Its root may connect only from `localhost`, which
+/// matches no address without name resolution.
 fn initialize(server: &Path, folder: &Path, data: &Path) -> io::Result<()> {
     let script = folder.join("init.sql");
     let lines = [
@@ -298,7 +302,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Root has to say that it means it.
+/// As root, the server starts only with this option.
 fn user() -> Option<&'static str> {
     rustix::process::getuid().is_root().then_some("--user=root")
 }
@@ -310,7 +314,8 @@ fn installed(program: &str) -> Option<PathBuf> {
     })
 }
 
-/// Small and quick to start. The log is written and flushed at each commit, which costs nothing in memory.
+/// Small and quick to start. The log is written and flushed at each commit, which costs nothing in
+/// memory.
 const SMALL: [&str; 9] = [
     "--innodb-log-file-size=4M",
     "--innodb-buffer-pool-size=16M",
@@ -327,9 +332,10 @@ const INSTALLER: &str = "mariadb-install-db";
 const DATABASE: &str = "dlock";
 const SOCKET: &str = "s";
 const PID: &str = "pid";
-/// Of its own: a server that starts removes what it takes for its own last remains, and so another's temporary tables.
+/// A directory of its own: a starting server removes temporary tables that it takes for its own
+/// leftovers, and so those of another server.
 const TEMPORARY: &str = "tmp";
-/// Written last, so that a template that was left half made is not used.
+/// Written last, so that a half-made template is not used.
 const DONE: &str = "dlock-template";
 const HELLO_LIMIT: Duration = Duration::from_secs(1);
 const MISSING: ServerError = ServerError::Missing {

@@ -1,12 +1,12 @@
 //! Real servers, broken networks and dying processes, for tests and benchmarks.
 //!
-//! Nothing here knows what a lock is. [`Proxy`] stands between a client and its server and loses, holds, delays or cuts
-//! what passes; [`ServerProcess`] is a real server on a free port that can be stopped, killed and started again, and so is
-//! `Container`, with the feature `containers`: each is a [`Station`]; [`worker`] lets a test binary run parts of itself in
-//! other processes and kill them.
+//! Nothing here knows locks. [`Proxy`] stands between a client and its server and loses, holds, delays
+//! or cuts what passes. [`ServerProcess`] is a real server on a free port that can be stopped, killed
+//! and started again; so is `Container`, with the feature `containers`. Each of the two is a
+//! [`Station`]. [`worker`] lets a test binary run parts of itself in other processes and kill them.
 //!
-//! Dropping any of them ends what it started. If the test process itself is killed, `setpriv` (util-linux) sees to that
-//! where it is installed.
+//! Dropping any of them ends what it started. If the test process itself is killed, `setpriv`
+//! (util-linux) ends them where it is installed.
 
 #[cfg(feature = "containers")]
 pub mod container;

@@ -10,7 +10,7 @@ use std::thread;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-/// The first file of that name on `PATH`.
+/// The first file of this name on `PATH`.
 pub(super) fn on_path(program: &str) -> Option<PathBuf> {
     find(program, &env::var_os("PATH")?)
 }
@@ -23,7 +23,8 @@ fn find(program: &str, path: &OsStr) -> Option<PathBuf> {
 
 /// The same command, killed by the kernel when this process ends; unchanged where `setpriv` is missing.
 ///
-/// The parent-death signal is about the *thread* that forks, so such a command must be started [`on_spawner`].
+/// The parent-death signal belongs to the *thread* that forks, so such a command must be started
+/// [`on_spawner`].
 pub(super) fn tied(command: &Command) -> Command {
     let Some(setpriv) = on_path("setpriv") else {
         return plain_copy(command, Command::new(command.get_program()));
@@ -50,7 +51,8 @@ fn plain_copy(from: &Command, mut to: Command) -> Command {
 
 /// Runs a job on the one thread that lives as long as this process.
 ///
-/// A test's own thread ends with the test and a pool's thread when it is idle: children tied to those would die early.
+/// A test's own thread ends with the test, and a pool's thread ends when it is idle: children tied to
+/// those would die early.
 pub(super) fn on_spawner<T: Send + 'static>(
     job: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
@@ -72,16 +74,16 @@ fn start_spawner() -> mpsc::Sender<Job> {
     jobs
 }
 
-/// SIGSTOP to a child of ours; returns once every thread of it stands still.
+/// Sends SIGSTOP to a child of this process; returns once every thread of it is stopped.
 pub(super) fn stop(pid: Pid) -> io::Result<()> {
     kill_process(pid, Signal::STOP)?;
-    // NOWAIT: a child that ended instead is left for its owner to reap.
+    // NOWAIT: a child that ended instead stays for its owner to reap.
     let change = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     rustix::io::retry_on_intr(|| waitid(WaitId::Pid(pid), change))?;
     Ok(())
 }
 
-/// SIGCONT to a child of ours.
+/// Sends SIGCONT to a child of this process.
 pub(super) fn cont(pid: Pid) -> io::Result<()> {
     Ok(kill_process(pid, Signal::CONT)?)
 }

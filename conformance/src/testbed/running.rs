@@ -1,4 +1,4 @@
-//! A running server of whatever kind, and where clients reach it.
+//! Running server of any kind, and the URL that clients use.
 
 use std::env;
 use std::ffi::OsString;
@@ -10,43 +10,89 @@ use url::Url;
 use super::server::{ServerError, ServerProcess};
 use super::station::Station;
 
-/// What one kind of server has and no other.
+/// The properties that only one kind of server has.
 pub trait Kind: fmt::Debug + Send + Sync + Sized + 'static {
-    /// The environment variable that names a server to use instead of one of ours.
+    /// The environment variable that names a server to use instead of starting one.
     const VARIABLE: &'static str;
 
-    /// The server that the variable names, which answers: what it is, where clients connect, where it listens.
+    /// The server that the variable names, which must answer: its kind, the URL for clients, the
+    /// address where it listens.
     ///
     /// # Errors
     ///
-    /// What is wrong with it; never the value, which may hold a password.
+    /// A message that says what is wrong with the value; it never contains the value, which may hold a
+    /// password.
     fn named(value: &str) -> Result<(Self, Url, SocketAddr), String>;
 }
 
-/// A server: one of ours, or one that the environment names.
+/// A server: one that the testbed started, or one that the environment names.
 ///
 /// Methods block; see [`ServerProcess`].
 pub struct Running<K> {
     pub(super) kind: K,
     url: Url,
     addr: SocketAddr,
-    /// `None`: it is not ours.
+    /// `None`: the testbed did not start it.
     station: Option<Box<dyn Station>>,
 }
 
 impl<K: Kind> Running<K> {
-    /// One of ours, which clients find at that URL.
+    /// A started server with this URL for clients: what a [`Backend`](crate::Backend) over another kind
+    /// of server starts.
     ///
     /// # Panics
     ///
-    /// When that is none: an address always makes one.
-    pub(super) fn ours(
-        kind: K,
-        station: impl Station,
-        url: impl FnOnce(SocketAddr) -> String,
-    ) -> Self {
+    /// When `url` returns no valid URL for an address.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use dlock_conformance::testbed::{
+    ///     Kind, Running, ServerProcess,
+    ///     server::{ServerError, Service, Site},
+    /// };
+    /// use std::{net::SocketAddr, process::Command};
+    ///
+    /// #[derive(Debug)]
+    /// struct Postgres;
+    ///
+    /// impl Service for Postgres {
+    ///     fn name(&self) -> &'static str {
+    ///         "postgres"
+    ///     }
+    ///
+    ///     fn command(&self, site: &Site) -> Command {
+    ///         let mut command = Command::new("postgres");
+    ///         command.arg("-p").arg(site.port.to_string()).arg("-D").arg(&site.dir);
+    ///         command
+    ///     }
+    ///
+    ///     fn ready(&self, site: &Site, _: u32) -> bool {
+    ///         std::net::TcpStream::connect(site.addr()).is_ok()
+    ///     }
+    /// }
+    ///
+    /// impl Kind for Postgres {
+    ///     const VARIABLE: &'static str = "DLOCK_TEST_POSTGRES_URL";
+    ///
+    ///     fn named(value: &str) -> Result<(Self, url::Url, SocketAddr), String> {
+    ///         let url = url::Url::parse(value).map_err(|error| error.to_string())?;
+    ///         let addr = url.socket_addrs(|| Some(5432)).map_err(|error| error.to_string())?;
+    ///         Ok((Self, url, addr[0]))
+    ///     }
+    /// }
+    ///
+    /// fn start() -> Result<Running<Postgres>, ServerError> {
+    ///     Running::from_env_or(|| {
+    ///         let process = ServerProcess::start(Postgres)?;
+    ///         Ok(Running::ours(Postgres, process, |addr| format!("postgres://{addr}/postgres")))
+    ///     })
+    /// }
+    /// ```
+    #[must_use]
+    pub fn ours(kind: K, station: impl Station, url: impl FnOnce(SocketAddr) -> String) -> Self {
         let addr = station.addr();
-        let url = Url::parse(&url(addr)).expect("BUG: an address makes a URL");
+        let url = Url::parse(&url(addr)).expect("an address makes a URL");
         Self {
             kind,
             url,
@@ -55,11 +101,11 @@ impl<K: Kind> Running<K> {
         }
     }
 
-    /// The server of the environment if it names one, else the one that `start` starts.
+    /// The server that the environment names, else the one that `start` starts.
     ///
     /// # Errors
     ///
-    /// [`ServerError::Variable`] when the one that is named cannot be used; else what `start` fails with.
+    /// [`ServerError::Variable`] when the named server cannot be used; else the error of `start`.
     pub fn from_env_or(
         start: impl FnOnce() -> Result<Self, ServerError>,
     ) -> Result<Self, ServerError> {
@@ -81,13 +127,19 @@ impl<K: Kind> Running<K> {
         })
     }
 
-    /// Where clients connect, with the password if there is one.
+    /// The state that only this kind of server has.
+    #[must_use]
+    pub const fn kind(&self) -> &K {
+        &self.kind
+    }
+
+    /// The URL for clients, with the password if there is one.
     #[must_use]
     pub fn url(&self) -> String {
         self.url.to_string()
     }
 
-    /// The same through another address, such as that of a [`Proxy`](super::Proxy).
+    /// The same URL with another address, such as that of a [`Proxy`](super::Proxy).
     #[must_use]
     pub fn url_at(&self, addr: SocketAddr) -> String {
         let mut url = self.url.clone();
@@ -98,26 +150,26 @@ impl<K: Kind> Running<K> {
         url.to_string()
     }
 
-    /// Where it listens: a proxy's upstream.
+    /// The address where it listens: a proxy's upstream.
     #[must_use]
     pub const fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Its process; `None` when it is in a container, or not ours.
+    /// Its process; `None` when it is in a container, or was not started here.
     #[must_use]
     pub fn process(&self) -> Option<&ServerProcess> {
         self.station()?.process()
     }
 
-    /// For stopping, continuing and restarting it; `None` when it is not ours.
+    /// The handle to stop, continue and restart it; `None` when it was not started here.
     #[must_use]
     pub fn station(&self) -> Option<&dyn Station> {
         self.station.as_deref()
     }
 }
 
-/// Without the URL, which may have a password.
+/// Hides the URL, which may have a password.
 impl<K: fmt::Debug> fmt::Debug for Running<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Running")

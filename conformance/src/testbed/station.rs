@@ -1,4 +1,4 @@
-//! A server of ours, wherever it runs.
+//! Managed server, as a process or in a container.
 
 use std::env;
 use std::fmt;
@@ -11,34 +11,34 @@ use super::server::{ServerError, ServerProcess};
 ///
 /// All methods block; see [`ServerProcess`].
 pub trait Station: fmt::Debug + Send + Sync + 'static {
-    /// Where it listens, also after a restart.
+    /// The address where it listens, also after a restart.
     fn addr(&self) -> SocketAddr;
 
-    /// Suspends it. Connections stay open, and nobody answers.
+    /// Suspends it. Connections stay open, and no request is answered.
     ///
     /// # Errors
     ///
     /// When it is not running.
     fn stop(&self) -> io::Result<()>;
 
-    /// Lets it run on.
+    /// Resumes it.
     ///
     /// # Errors
     ///
     /// When it is not running.
     fn cont(&self) -> io::Result<()>;
 
-    /// Kills it, suspended or not, and starts it again in the same place; returns when it answers.
+    /// Kills it, suspended or not, and starts it again at the same address; returns when it answers.
     ///
     /// # Errors
     ///
     /// [`ServerError`]; the server is then not running.
     fn restart(&self) -> Result<(), ServerError>;
 
-    /// The last of what it printed.
+    /// The end of its output.
     fn log(&self) -> String;
 
-    /// The process that it is, if it is one.
+    /// The process of the server, if it is one.
     fn process(&self) -> Option<&ServerProcess> {
         None
     }
@@ -70,7 +70,7 @@ impl Station for ServerProcess {
     }
 }
 
-/// What a server of ours runs in.
+/// Where a started server runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Home {
     /// A child process.
@@ -81,7 +81,7 @@ pub enum Home {
 }
 
 impl Home {
-    /// Whether servers can be started there at all.
+    /// Checks that servers can be started there.
     ///
     /// # Errors
     ///
@@ -106,7 +106,8 @@ fn container_engine() -> Result<(), ServerError> {
     })
 }
 
-/// `1` marks what needs root, or an engine that only root can start, as ignored where it cannot be had. Without it, it fails.
+/// `1` marks trials that need root, or an engine that only root can start, as ignored where that is
+/// missing. Without it, they fail.
 pub const UNPRIVILEGED: &str = "DLOCK_TEST_UNPRIVILEGED";
 
 /// Whether [`UNPRIVILEGED`] is set to `1`.

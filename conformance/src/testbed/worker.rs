@@ -1,4 +1,4 @@
-//! Parts of a test that run in a process of their own, to be suspended and killed.
+//! Worker process: a part of a test in a process of its own, to be suspended and killed.
 //!
 //! A test binary with its own `main` (`harness = false`) starts itself again:
 //!
@@ -33,27 +33,27 @@ use tokio::time::timeout;
 
 use super::process;
 
-/// What a worker process was started for.
+/// The job that a worker process was started for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// As given to [`Worker::spawn`].
+    /// The name given to [`Worker::spawn`].
     pub name: String,
     args: BTreeMap<String, String>,
 }
 
 impl Job {
-    /// An argument, by its key.
+    /// The value of an argument.
     ///
     /// # Errors
     ///
-    /// When the job was not given it.
+    /// When the job has no such argument.
     pub fn arg(&self, key: &str) -> io::Result<&str> {
         let missing = || invalid(format!("the job {} needs an argument {key}", self.name));
         self.args.get(key).map(String::as_str).ok_or_else(missing)
     }
 }
 
-/// The job of this process, if it is a worker. To be asked first thing in `main`.
+/// The job of this process, if it is a worker. Call it first in `main`.
 #[must_use]
 pub fn entry() -> Option<Job> {
     job_of(
@@ -86,8 +86,8 @@ pub fn say(line: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// In a worker: the lines that the process that started it sends. The channel closes when that process is gone, which is
-/// a worker's time to end.
+/// In a worker: the lines that its parent process sends. The channel closes when the parent is gone;
+/// the worker should then end.
 #[must_use]
 pub fn commands() -> mpsc::Receiver<String> {
     let (feed, lines) = mpsc::channel(COMMANDS);
@@ -112,7 +112,7 @@ pub struct Worker {
 impl Worker {
     /// Starts a worker, in which [`entry`] returns the job with these arguments.
     ///
-    /// It shares our standard error. Needs a tokio runtime.
+    /// It shares the standard error of this process. Needs a tokio runtime.
     ///
     /// # Errors
     ///
@@ -120,7 +120,7 @@ impl Worker {
     pub fn spawn(job: &str, args: &[(&str, &str)]) -> io::Result<Self> {
         let mut command = Command::new(env::current_exe()?);
         for (key, _) in env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with(ARG)) {
-            command.env_remove(key); // a worker's own arguments are not its workers'
+            command.env_remove(key); // a worker's own arguments are not passed on to its workers
         }
         command.env(JOB, job);
         for (key, value) in args {
@@ -146,7 +146,7 @@ impl Worker {
         })
     }
 
-    /// The next line that it says; `None` when it has ended and all has been read.
+    /// The next line of its output; `None` when it has ended and all lines have been read.
     ///
     /// # Errors
     ///
@@ -159,15 +159,16 @@ impl Worker {
         self.lines.next_line().await
     }
 
-    /// Waits for a line that begins with `prefix` and returns the rest of it. Other lines are passed over.
+    /// Waits for a line that begins with `prefix` and returns the rest of it. Other lines are dropped.
     ///
     /// # Errors
     ///
-    /// When it ends, or the limit passes, before such a line; the message has the last lines that came instead.
+    /// When it ends, or the limit passes, before such a line. The message has the last lines that came
+    /// instead.
     ///
     /// # Cancel safety
     ///
-    /// Dropped early, the lines passed over are lost, no other.
+    /// If dropped early, the skipped lines are lost, no others.
     pub async fn expect(&mut self, prefix: &str, limit: Duration) -> io::Result<String> {
         let mut others = VecDeque::new();
         let found = timeout(limit, async {
@@ -209,7 +210,7 @@ impl Worker {
         commands.flush().await
     }
 
-    /// Tells it that no more lines come.
+    /// Closes its input: no more lines come.
     pub fn close(&mut self) {
         self.commands = None;
     }
@@ -220,7 +221,7 @@ impl Worker {
         self.child.id()
     }
 
-    /// Suspends it (SIGSTOP); returns once it stands still.
+    /// Suspends it (SIGSTOP); returns once it is stopped.
     ///
     /// # Errors
     ///
@@ -229,7 +230,7 @@ impl Worker {
         process::stop(self.running()?)
     }
 
-    /// Lets it run on (SIGCONT).
+    /// Resumes it (SIGCONT).
     ///
     /// # Errors
     ///
@@ -238,7 +239,8 @@ impl Worker {
         process::cont(self.running()?)
     }
 
-    /// Kills it (SIGKILL), suspended or not, and waits for its end. What it said before can still be read.
+    /// Kills it (SIGKILL), suspended or not, and waits for its end. Its earlier output can still be
+    /// read.
     ///
     /// # Errors
     ///
@@ -246,7 +248,7 @@ impl Worker {
     ///
     /// # Cancel safety
     ///
-    /// Killed by the first poll; dropped early, it has not been waited for.
+    /// Killed by the first poll; if dropped early, it has not been waited for.
     pub async fn kill_9(&mut self) -> io::Result<ExitStatus> {
         if self.child.id().is_some() {
             self.child.start_kill()?;
@@ -264,7 +266,7 @@ impl Worker {
     ///
     /// Dropped early, the process runs on and can be waited for again.
     pub async fn wait(&mut self) -> io::Result<ExitStatus> {
-        // tokio's own wait() closes the input; ours is held apart, in `commands`.
+        // tokio's own wait() closes the input, so `commands` keeps it apart.
         self.child.wait().await
     }
 
@@ -293,9 +295,9 @@ fn invalid(message: String) -> io::Error {
 
 const JOB: &str = "DLOCK_WORKER";
 const ARG: &str = "DLOCK_WORKER_";
-/// Commands sent and not yet taken; more make the sender's pipe fill up.
+/// Commands sent and not yet read; more fill up the sender's pipe.
 const COMMANDS: usize = 64;
-/// Of the lines that came instead of the expected one.
+/// How many of the unexpected lines a failure lists.
 const LINES_SHOWN: usize = 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The testbed keeps its own promises.
+//! Tests of the testbed itself.
 
 mod proxy;
 mod redis;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-/// Far longer than anything here takes on a busy machine: only a test that hangs meets it.
+/// Far longer than anything here takes on a busy machine: only a hang reaches it.
 const LIMIT: Duration = Duration::from_secs(10);
 
 async fn soon<T>(what: impl Future<Output = T>) -> T {

@@ -15,7 +15,8 @@ use super::soon;
 pub(crate) const UP: Direction = Direction::ClientToServer;
 pub(crate) const DOWN: Direction = Direction::ServerToClient;
 
-/// A proxy before a server that answers every line with `re:` and the line, and tells what it has executed.
+/// A proxy in front of a server that answers every line with `re:` and the line, and reports what it
+/// has executed.
 pub(crate) struct Bed {
     pub(crate) proxy: Proxy,
     executed: mpsc::UnboundedReceiver<String>,
@@ -49,7 +50,7 @@ async fn answer(client: TcpStream, tell: mpsc::UnboundedSender<String>) {
     let (from, mut to) = client.into_split();
     let mut lines = BufReader::new(from).lines();
     while let Ok(Some(line)) = lines.next_line().await {
-        // Told first: whoever has the answer finds the line told.
+        // Reported first: a client that has the answer finds the line reported.
         drop(tell.send(line.clone()));
         drop(
             to.write_all(
@@ -87,7 +88,7 @@ impl Client {
         self.hear().await
     }
 
-    /// What still comes before the end, which may be a reset.
+    /// The remaining bytes before the end, which may be a reset.
     pub(crate) async fn rest(&mut self) -> String {
         let mut rest = Vec::new();
         let _end: io::Result<usize> = soon(self.0.read_to_end(&mut rest)).await;
@@ -102,7 +103,8 @@ impl Client {
     }
 }
 
-/// Long enough for a loopback round trip that is not held up, which is what `hears_nothing` must tell from one that is.
+/// Longer than a loopback round trip without faults, so that `hears_nothing` can tell a held one from a
+/// passing one.
 pub(crate) const WHILE: Duration = Duration::from_millis(30);
 
 #[tokio::test]

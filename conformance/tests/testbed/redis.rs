@@ -119,7 +119,7 @@ fn the_environment_or_the_path_gives_a_server() -> Outcome {
     Ok(())
 }
 
-/// Sends `INCR n` and closes at once if `leave`; else returns all that comes before the end.
+/// Sends `INCR n` and closes at once if `leave`; else returns all bytes before the end.
 async fn increment(addr: SocketAddr, leave: bool) -> io::Result<String> {
     let mut stream = TcpStream::connect(addr).await?;
     stream.write_all(b"*2\r\n$4\r\nINCR\r\n$1\r\nn\r\n").await?;

@@ -1,4 +1,4 @@
-//! Starting, suspending, killing and restarting a server: a shell here, so that nothing of Redis is involved.
+//! Start, suspension, kill and restart of a server: a shell here, so that no Redis is needed.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ impl Service for Shell {
     }
 }
 
-/// The letter that /proc gives: S sleeping, T stopped.
+/// The state letter in /proc: S sleeping, T stopped.
 fn state(pid: u32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit(") ").next()?.chars().next()

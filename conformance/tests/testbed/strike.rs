@@ -43,7 +43,7 @@ async fn a_cut_before_the_request_leaves_it_unexecuted() -> io::Result<()> {
     let mut client = bed.client().await?;
     client.say("look\ntake\n").await?;
     soon(strike.struck()).await;
-    // An answer that is under way when the cut comes may be lost with it.
+    // A reply in flight at the cut may be lost with it.
     assert!(["", "re:look\n"].contains(&client.rest().await.as_str()));
     assert_eq!(
         [bed.executed().await, bed.executed().await],

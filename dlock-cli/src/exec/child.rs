@@ -1,4 +1,4 @@
-//! The command as a process: its group, the terminal, its states.
+//! Child process: the command, its process group, its terminal and its states.
 
 use crate::{exec::stage::Stage, exit::Exit};
 use nix::{
@@ -17,11 +17,11 @@ use std::{
 
 pub(super) struct Child {
     pid: Pid,
-    /// It shares our group.
+    /// Whether it shares dlock's process group.
     foreground: bool,
 }
 
-/// What became of it.
+/// The state of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     Ended(Exit),
@@ -30,8 +30,8 @@ pub(super) enum Change {
 }
 
 impl Child {
-    /// Starts the command through the stage, in a group of its own unless it is to share ours. With a terminal of which we have the
-    /// foreground it takes that over.
+    /// Starts the command through the stage, in a group of its own unless it is to share dlock's. If
+    /// dlock's group is the foreground of a terminal, the command takes over the foreground.
     pub(super) fn start(
         command: &[OsString],
         variables: Vec<(&'static str, Option<String>)>,
@@ -55,14 +55,14 @@ impl Child {
         })
     }
 
-    /// Whether it shares our process group, and with it the signals of the terminal.
+    /// Whether it shares dlock's process group, and with it the signals of the terminal.
     pub(super) fn is_in_our_group(&self) -> bool {
         self.foreground
     }
 
-    /// Sends a signal to its group; to it alone where that is ours too.
+    /// Sends a signal to its group; to the command alone if it shares dlock's group.
     pub(super) fn signal(&self, signal: Signal) {
-        // It may have ended, which its state will tell.
+        // The command may have ended, which its state will show.
         let _ = if self.foreground {
             kill(self.pid, signal)
         } else {
@@ -70,14 +70,14 @@ impl Child {
         };
     }
 
-    /// Ends it, in whatever state.
+    /// Ends the command, in whatever state.
     pub(super) fn terminate(&self) {
         self.signal(Signal::SIGTERM);
-        self.signal(Signal::SIGCONT); // one that is stopped would hear nothing
+        self.signal(Signal::SIGCONT); // a stopped process would not act on TERM
     }
 
-    /// What changed since it was asked last. When it has ended and the lock is lost, what it left in its group ends too: while its own
-    /// process is not reaped the group's number is nobody else's.
+    /// Returns what changed since the last call. When the command has ended and the lock is lost, the rest
+    /// of its group is ended too. Until the command is reaped, no other group can have its number.
     pub(super) fn change(&self, lost: impl Fn() -> bool) -> Change {
         let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
         if let Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) =
@@ -94,20 +94,20 @@ impl Child {
             }
             Ok(WaitStatus::Signaled(_, signal, _)) => Change::Ended(Exit::signal(signal as i32)),
             Ok(WaitStatus::Stopped(_, signal)) => Change::Stopped(signal),
-            Err(Errno::ECHILD) => Change::Ended(Exit::BUG), // nobody else reaps it
+            Err(Errno::ECHILD) => Change::Ended(Exit::BUG), // no other code reaps it
             _ => Change::Nothing,
         }
     }
 
-    /// Gives it the terminal, if we have it; says whether it did.
+    /// Gives the command the terminal, if dlock has it; returns whether it did.
     pub(super) fn give_terminal(&self) -> bool {
         !self.foreground && in_front(getpgrp()) && tcsetpgrp(io::stdin(), self.pid).is_ok()
     }
 
-    /// Takes the terminal back, if it has it. The shell may have given it to somebody else.
+    /// Takes the terminal back, if the command has it. The shell may have given it to another group.
     pub(super) fn take_terminal(&self) {
         if !self.foreground && in_front(self.pid) {
-            let _ = tcsetpgrp(io::stdin(), getpgrp()); // it may be gone
+            let _ = tcsetpgrp(io::stdin(), getpgrp()); // the terminal may be gone
         }
     }
 }
@@ -118,7 +118,7 @@ impl Drop for Child {
     }
 }
 
-/// Whether standard input is a terminal whose foreground is this group.
+/// Whether standard input is a terminal with this group in its foreground.
 fn in_front(group: Pid) -> bool {
     let stdin = io::stdin();
     stdin.is_terminal() && tcgetpgrp(&stdin).is_ok_and(|front| front == group)

@@ -1,8 +1,8 @@
-//! `dlock exec`: a command under a lock.
+//! `dlock exec`: runs a command under a lock.
 //!
-//! The command runs as a child of ours, in a process group of its own; signals are forwarded to it, job control goes through, its exit
-//! code is ours. It ends before another can have the lock, whatever becomes of us: when the lock is lost it is killed, and when
-//! we are, the kernel kills it.
+//! The command is a child process in a process group of its own. Signals are forwarded to it, job control
+//! works through dlock, and dlock returns its exit code. The command ends before another owner can have the
+//! lock: dlock kills it when the lock is lost, and the kernel kills it when dlock dies.
 
 mod child;
 mod passes;
@@ -18,9 +18,12 @@ use crate::{
     output::{Output, span},
     settle::{until, withdraw},
     signals::{Ended as Signalled, Signals},
+    store::{self, Store},
 };
 use child::Child;
-use dlock::{Client, DriverError, Error, ErrorKind, Guard, Lock, Outcome, Phase};
+use dlock::{
+    Client, DriverError, Error, ErrorKind, Guard, Lease, Lock, ReleaseOutcome, TimeoutPhase,
+};
 use passes::Passes;
 use std::{ffi::OsString, time::Duration};
 use tokio::time::{Instant, timeout};
@@ -28,12 +31,13 @@ use watch::{Ended, Watch};
 
 pub(crate) async fn run(
     client: &Client,
+    store: &Store,
     args: Exec,
     signals: &mut Signals,
     output: &Output,
 ) -> Exit {
     let busy = Exit(args.conflict_exit_code);
-    let job = match Job::new(client, args, output) {
+    let job = match Job::new(client, store, args, output) {
         Ok(job) => job,
         Err(error) => return output.fail(&error, Exit::of(&error, busy)),
     };
@@ -48,9 +52,9 @@ pub(crate) async fn run(
             ));
             job.hold(guard, signals).await
         }
-        Ok(Ok(None)) => held(client, &job.args.name, None, output, busy),
+        Ok(Ok(None)) => held(client, &job.args.name, None, output, busy).await,
         Ok(Err(error)) if is_busy(&error) => {
-            held(client, &job.args.name, Some(&error), output, busy)
+            held(client, &job.args.name, Some(&error), output, busy).await
         }
         Ok(Err(error)) => output.fail(&error, Exit::of(&error, busy)),
         Err(Signalled(number)) => Exit::signal(number),
@@ -60,11 +64,17 @@ pub(crate) async fn run(
 }
 
 fn is_busy(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Timeout { phase: Phase::Wait })
+    matches!(
+        error.kind(),
+        ErrorKind::Timeout {
+            phase: TimeoutPhase::Wait
+        }
+    )
 }
 
 struct Job<'a> {
     client: &'a Client,
+    store: &'a Store,
     lock: Lock,
     passes: Passes,
     grace: Duration,
@@ -73,11 +83,17 @@ struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    fn new(client: &'a Client, args: Exec, output: &'a Output) -> Result<Self, Error> {
+    fn new(
+        client: &'a Client,
+        store: &'a Store,
+        args: Exec,
+        output: &'a Output,
+    ) -> Result<Self, Error> {
         let lock = terms(client, &args)?;
         let grace = grace(&lock, args.kill_grace)?;
         Ok(Self {
             client,
+            store,
             lock,
             passes: Passes::inherited(),
             grace,
@@ -90,7 +106,8 @@ impl<'a> Job<'a> {
     async fn enter(&self) -> Result<Option<Guard>, Error> {
         let store = &self.client.capabilities().store;
         let limit = self.args.patience.limit();
-        // One that is over never becomes an acquire of its own: whoever holds the outer one has lost it.
+        // A pass that is over never becomes an acquire of its own: the holder of the outer lock has lost
+        // it.
         let Some(pass) = self.passes.of(store, self.lock.name()) else {
             return within(&self.lock, limit).await;
         };
@@ -140,7 +157,7 @@ impl<'a> Job<'a> {
         };
         let Ended { exit, lost } = watch.until_ended(child, signals).await;
         if lost {
-            drop(guard); // released by `withdraw`, if it is not over
+            drop(guard); // `withdraw` releases the lock, if it is not over
             return Exit::LOST;
         }
         if self.give_back(guard, signals).await {
@@ -150,14 +167,15 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Releases; says whether the lock was held to the end. A signal meanwhile leaves it to `withdraw`.
+    /// Releases; returns whether the lock was held to the end. A signal meanwhile leaves the release to
+    /// `withdraw`.
     async fn give_back(&self, guard: Guard, signals: &mut Signals) -> bool {
-        let (name, least) = (&self.args.name, guard.shut_after());
+        let (name, least) = (&self.args.name, guard.min_hold_remaining());
         let released = signals.unless(guard.release()).await;
         match released {
             Ok(Ok(outcome)) => {
                 let shut = match outcome {
-                    Outcome::Kept { rest } => Some(rest),
+                    ReleaseOutcome::Kept { rest } => Some(rest),
                     _ => None,
                 };
                 let until_then = shut.map(|rest| format!("; shut until {}", until(rest)));
@@ -170,7 +188,7 @@ impl<'a> Job<'a> {
                 self.output.fail(&error, Exit::LOST);
                 false
             }
-            // What the store did not confirm `withdraw` tells of.
+            // `withdraw` reports what the store did not confirm.
             Ok(Err(error)) if error.kind() == ErrorKind::Indeterminate => true,
             Ok(Err(error)) => {
                 self.output.fail(&error, Exit::UNKNOWN);
@@ -180,14 +198,16 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Where it is our session that keeps the name shut, we stay until then: without us it would be shut until the session is over.
+    /// Where this client's session keeps the lock unavailable, dlock stays until the minimum hold ends:
+    /// without dlock the lock would stay unavailable until the session is over.
     async fn keep_shut(&self, rest: Duration, signals: &mut Signals) {
         if !self.client.capabilities().session_bound || rest.is_zero() {
             return;
         }
         let opened = async {
             tokio::time::sleep(rest).await;
-            // The driver opens it, now. While somebody else is inside there is nothing to be seen of that.
+            // The driver makes the lock available now. While another owner holds it, that cannot be
+            // observed.
             for _ in 0..OPENING.as_millis() / LOOK.as_millis() {
                 tokio::time::sleep(LOOK).await;
                 let seen = self.client.inspect(self.lock.name().as_str()).await;
@@ -198,9 +218,9 @@ impl<'a> Job<'a> {
             false
         };
         if !matches!(signals.unless(opened).await, Ok(true)) {
-            let session = self.lock.current_lease().length();
+            let session = self.lock.effective_lease().unwrap_or_default().length();
             self.output.warn(&format!(
-                "{:?} stays shut until our session is over, at {} at the latest",
+                "{:?} stays unavailable until our session is over, at {} at the latest",
                 self.args.name,
                 until(session)
             ));
@@ -209,13 +229,15 @@ impl<'a> Job<'a> {
 
     fn variables(&self, guard: &Guard) -> Vec<(&'static str, Option<String>)> {
         let caps = self.client.capabilities();
-        let pass = guard.pass();
-        let passes = if self.args.no_pass || !caps.fencing {
-            self.passes.without(&pass)
-        } else {
-            Some(self.passes.with(&pass))
+        let passes = match guard.pass() {
+            Ok(pass) if !self.args.no_pass && caps.fencing => Some(self.passes.with(&pass)),
+            _ => self.passes.without(&caps.store, guard.name()),
         };
+        let url = self.args.pass_url.then(|| self.store.url.clone());
+        let withheld = url.is_none() && !self.store.is_default;
         vec![
+            (store::URL, url),
+            (store::WITHHELD, withheld.then(|| "1".to_owned())),
             ("DLOCK_HELD", Some("1".to_owned())),
             ("DLOCK_NAME", Some(guard.name().to_string())),
             ("DLOCK_TOKEN", Some(guard.token().to_string())),
@@ -225,26 +247,27 @@ impl<'a> Job<'a> {
     }
 }
 
-/// The lock as the options want it.
+/// The lock with the options applied.
 fn terms(client: &Client, args: &Exec) -> Result<Lock, Error> {
     let mut lock = client.lock(&args.name)?;
     if let Some(lease) = args.lease {
-        lock = lock.kept_lease(lease)?;
+        lock = lock.lease(Lease::renewed(lease));
     }
     if let Some(most) = args.max_hold {
-        lock = lock.max_hold(most)?;
+        lock = lock.max_hold(most);
     }
     if let Some(least) = args.min_hold {
-        lock = lock.at_least_for(least)?;
+        lock = lock.min_hold(least);
     }
     Ok(lock)
 }
 
-/// How long before the end the command gets TERM: as asked for, else 2 s or a fifth of the lease.
+/// How long before the end the command gets TERM: the option, else 2 s or a fifth of the lease.
 fn grace(lock: &Lock, asked: Option<Duration>) -> Result<Duration, Error> {
-    let lease = lock.current_lease().length();
+    let lease = lock.effective_lease().unwrap_or_default().length();
     match asked {
-        // A renewal is due after a third and has failed after a half: more would end commands whose lock is well.
+        // A renewal is due after a third and has failed after a half: a longer grace would end commands
+        // whose lock is well.
         Some(grace) if grace > lease / 2 => Err(Error::misuse(format!(
             "--kill-grace ({}) must be at most half of the lease ({})",
             span(grace),
@@ -263,14 +286,14 @@ fn command(args: &Exec) -> Vec<OsString> {
 }
 
 fn unanswered(limit: Duration) -> Error {
-    let phase = Phase::Request;
+    let phase = TimeoutPhase::Request;
     let message = format!("the store did not answer within {}", span(limit));
     DriverError::new(ErrorKind::Timeout { phase }, message).into()
 }
 
-/// How long the driver may take to open a name that it kept shut, and how often that is looked at.
+/// How long the driver may take to make an unavailable lock available, and the poll interval for that.
 const OPENING: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How long -n waits for the store to say whether a pass is good, as it would for an acquire.
+/// How long -n waits for the store to judge a pass, as it would for an acquire.
 const ANSWER: Duration = Duration::from_secs(5);

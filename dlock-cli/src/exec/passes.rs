@@ -1,19 +1,19 @@
-//! `DLOCK_PASS`: the incarnations that the command, and whatever it starts, may enter.
+//! `DLOCK_PASS`: the incarnations that the command, and every process it starts, may enter.
 //!
-//! A list with commas between, the innermost last. The same user and root can read it; its reader can enter or end these
-//! incarnations, nothing else.
+//! A list separated by commas, the innermost last. The same user and root can read it. A reader can enter
+//! or end these incarnations, and nothing else.
 
 use dlock::{LockName, Pass};
 use std::env;
 
 pub(super) const VARIABLE: &str = "DLOCK_PASS";
 
-/// The most entries: an environment is bounded, and so should nesting be.
+/// The most entries: an environment is bounded, so nesting is bounded too.
 const MOST: usize = 16;
 
 pub(super) struct Passes(Vec<Entry>);
 
-/// As it came, and what it says; entries of other versions are handed on unread.
+/// An entry as it came, and its meaning; entries of other versions are passed on unread.
 struct Entry {
     text: String,
     pass: Option<Pass>,
@@ -33,29 +33,30 @@ impl Passes {
         Self(entries.collect())
     }
 
-    /// The pass for a lock: the innermost one counts. Those of another store or name are none of its business.
+    /// The pass for a lock: the innermost one counts. Entries of another store or name are ignored.
     pub(super) fn of(&self, store: &str, name: &LockName) -> Option<&Pass> {
         let mut passes = self.0.iter().rev().filter_map(|entry| entry.pass.as_ref());
         passes.find(|pass| pass.store() == store && pass.name() == name)
     }
 
-    /// The list for the command: what was inherited, this one last. What is over or repeats it goes, then the outermost.
+    /// The list for the command: the inherited entries, then this one. Entries that are over or repeated
+    /// are dropped, then the outermost.
     pub(super) fn with(&self, pass: &Pass) -> String {
-        let mut texts = self.others(pass);
-        texts.push(pass.to_string());
+        let mut texts = self.others(pass.store(), pass.name());
+        texts.push(pass.expose());
         let surplus = texts.len().saturating_sub(MOST);
         texts.split_off(surplus).join(",")
     }
 
-    /// The list for a command that is not to enter this lock.
-    pub(super) fn without(&self, pass: &Pass) -> Option<String> {
-        let texts = self.others(pass);
+    /// The list for a command that must not enter this lock.
+    pub(super) fn without(&self, store: &str, name: &LockName) -> Option<String> {
+        let texts = self.others(store, name);
         (!texts.is_empty()).then(|| texts.join(","))
     }
 
-    /// Those of other locks.
-    fn others(&self, own: &Pass) -> Vec<String> {
-        let of_it = |pass: &Pass| pass.store() == own.store() && pass.name() == own.name();
+    /// The entries of other locks.
+    fn others(&self, store: &str, name: &LockName) -> Vec<String> {
+        let of_it = |pass: &Pass| pass.store() == store && pass.name() == name;
         let others = self
             .0
             .iter()
@@ -82,7 +83,7 @@ mod tests {
             pass("s", "a", 3),
             pass("s", "b", 4),
         ];
-        let list = list.map(|pass| pass.to_string()).join(",");
+        let list = list.map(|pass| pass.expose()).join(",");
         let passes = Passes::parse(&list);
         let name = LockName::new("a").unwrap();
         assert_eq!(passes.of("s", &name).unwrap().token(), FencingToken(3));
@@ -93,18 +94,19 @@ mod tests {
     fn what_cannot_be_read_is_handed_on() {
         let own = pass("s", "a", 1);
         let passes = Passes::parse("9:new:format,,");
-        assert_eq!(passes.with(&own), format!("9:new:format,{own}"));
-        assert_eq!(passes.without(&own).as_deref(), Some("9:new:format"));
-        assert_eq!(Passes::parse("").without(&own), None);
+        let without = |passes: Passes| passes.without(own.store(), own.name());
+        assert_eq!(passes.with(&own), format!("9:new:format,{}", own.expose()));
+        assert_eq!(without(passes).as_deref(), Some("9:new:format"));
+        assert_eq!(without(Passes::parse("")), None);
     }
 
     #[test]
     fn a_lock_has_one_entry_however_often_it_is_entered() {
         let (old, new) = (pass("s", "a", 1), pass("s", "a", 2));
-        let other = pass("t", "a", 1);
-        let passes = Passes::parse(&format!("{old},{other}"));
-        assert_eq!(passes.with(&new), format!("{other},{new}"));
-        assert_eq!(passes.without(&new), Some(other.to_string()));
+        let other = pass("t", "a", 1).expose();
+        let passes = Passes::parse(&format!("{},{other}", old.expose()));
+        assert_eq!(passes.with(&new), format!("{other},{}", new.expose()));
+        assert_eq!(passes.without(new.store(), new.name()), Some(other));
     }
 
     #[test]
@@ -113,10 +115,7 @@ mod tests {
         for name in 0..40 {
             list = Passes::parse(&list).with(&pass("s", &name.to_string(), 1));
         }
-        let (first, last) = (
-            pass("s", "24", 1).to_string(),
-            pass("s", "39", 1).to_string(),
-        );
+        let (first, last) = (pass("s", "24", 1).expose(), pass("s", "39", 1).expose());
         assert_eq!(list.split(',').count(), MOST);
         assert!(list.starts_with(&first) && list.ends_with(&last));
     }

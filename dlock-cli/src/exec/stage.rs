@@ -1,6 +1,8 @@
-//! The stage between us and the command: ourselves again, executed in the child, where what must happen between fork and exec
-//! can be done without unsafe code. It asks the kernel to kill it when we die, takes the terminal if it is to have it, and becomes the
-//! command; the process is the same all along, and so is its group.
+//! Stage process: dlock started again in the child, to do without unsafe code what must happen between fork
+//! and exec.
+//!
+//! The stage asks the kernel to kill it when dlock dies, takes the terminal if it is to have it, and
+//! becomes the command. The process and its group stay the same throughout.
 
 use crate::{exit::Exit, output::Output};
 use nix::{
@@ -15,7 +17,7 @@ use std::{
     process::Command,
 };
 
-/// What only we call ourselves with.
+/// The argument with which only dlock itself starts a stage.
 const MARK: &str = "__dlock-stage";
 
 pub(crate) struct Stage {
@@ -26,7 +28,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// The command line that starts it.
+    /// The command line that starts the stage.
     pub(super) fn of(command: &[OsString], terminal: bool, json: bool) -> Command {
         let mut stage = Command::new("/proc/self/exe");
         let mode = if terminal { "terminal" } else { "background" };
@@ -39,7 +41,7 @@ impl Stage {
         stage
     }
 
-    /// Whether this process is to be one.
+    /// Whether this process is to be a stage.
     pub(crate) fn asked_for() -> Option<Self> {
         let mut args = env::args_os().skip(1);
         if args.next()? != MARK {
@@ -57,7 +59,7 @@ impl Stage {
         })
     }
 
-    /// Becomes the command; returns only when that was not possible.
+    /// Becomes the command; returns only on failure.
     pub(crate) fn run(self) -> Exit {
         if let Err(error) = self.prepare() {
             return self.failed(
@@ -84,7 +86,7 @@ impl Stage {
         self.failed(&format!("{program}: {why}"), exit)
     }
 
-    /// Says so as dlock would: its name and store are in the environment by now.
+    /// Reports the failure as dlock would: the lock's name and store are in the environment by now.
     fn failed(&self, message: &str, exit: Exit) -> Exit {
         let set = |variable| env::var(variable).ok();
         let (backend, name) = (set("DLOCK_BACKEND"), set("DLOCK_NAME"));
@@ -96,14 +98,15 @@ impl Stage {
 
     fn prepare(&self) -> io::Result<()> {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-        // It may have died before that was asked for.
+        // The parent may have died before the death signal was set.
         if getppid() != Pid::from_raw(self.parent) {
             return Err(io::Error::other("dlock is gone"));
         }
         if self.terminal {
-            // Before the command reads from it, and with SIGTTOU still blocked, as we were started.
+            // Before the command reads from it, and with SIGTTOU still blocked, as this process was
+            // started.
             tcsetpgrp(io::stdin(), getpgrp())?;
         }
-        Ok(SigSet::empty().thread_set_mask()?) // last: what came meanwhile acts now
+        Ok(SigSet::empty().thread_set_mask()?) // last: signals that came meanwhile act now
     }
 }

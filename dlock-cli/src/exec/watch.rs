@@ -1,4 +1,4 @@
-//! Between the start of the command and its end.
+//! Watching the command: from its start to its end.
 
 use crate::{
     exec::child::{Change, Child},
@@ -6,7 +6,7 @@ use crate::{
     output::{Output, span},
     signals::{Heard, Signals},
 };
-use dlock::{Guard, LossReason, State};
+use dlock::{Guard, GuardState, LossReason};
 use nix::{
     sys::signal::Signal,
     unistd::{getpid, getsid},
@@ -30,16 +30,16 @@ pub(super) struct Watch<'a> {
 /// How the command ended.
 pub(super) struct Ended {
     pub(super) exit: Exit,
-    /// The lock was lost, or about to be, while it ran.
+    /// The lock was lost, or about to be lost, while the command ran.
     pub(super) lost: bool,
 }
 
-/// Where it stands with the lock.
+/// The state of the lock.
 enum Course {
     Safe,
-    /// TERM was sent; KILL follows then.
+    /// TERM was sent; KILL follows at this time.
     Ending(Instant),
-    /// Nothing more to be done but to wait for the end.
+    /// Nothing is left to do but to wait for the end.
     Done,
 }
 
@@ -48,7 +48,7 @@ impl Watch<'_> {
         let mut course = Course::Safe;
         let lost = |course: &Course| !matches!(course, Course::Safe) || self.guard.check().is_err();
         loop {
-            // Asked each time round, so that a change is never missed between two signals.
+            // Asked in each round, so that a change between two signals is never missed.
             match child.change(|| self.kill && lost(&course)) {
                 Change::Ended(exit) => {
                     let lost = lost(&course);
@@ -62,7 +62,7 @@ impl Watch<'_> {
                 heard = signals.next() => match heard {
                     Ok(Heard::Signal(number, all)) => self.heard(&child, number, all, signals, &mut course),
                     Ok(Heard::Child) => {}
-                    // Without signals there is no telling when it ends but to ask.
+                    // Without signals only polling shows when the command ends.
                     Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
                 },
                 () = self.danger(), if matches!(course, Course::Safe) => course = self.in_danger(&child),
@@ -74,7 +74,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Resolves when the lock is lost, or so near to it that the command has to end now.
+    /// Resolves when the lock is lost, or so close to it that the command has to end now.
     async fn danger(&self) {
         let margin = if self.kill {
             self.grace
@@ -89,7 +89,8 @@ impl Watch<'_> {
             tokio::select! {
                 biased;
                 _ = self.guard.lost() => return,
-                // Renewals move the end: look again when it would have come, and often enough for a machine that slept.
+                // Renewals move the end: check again at the old end, and often enough for a machine that
+                // slept.
                 () = tokio::time::sleep((remaining - margin).min(Duration::from_secs(1))) => {}
             }
         }
@@ -102,28 +103,21 @@ impl Watch<'_> {
         }
         self.lost("the command is ended");
         child.terminate();
-        // What is left until another may have it, less a quarter: a loaded machine takes its time to run us, and to end the command.
-        // All of the grace, if it is too late for that anyway.
-        let rest = self.guard.remaining();
-        let wait = if rest.is_zero() {
-            self.grace
-        } else {
-            rest * 3 / 4
-        };
-        Course::Ending(Instant::now() + wait)
+        Course::Ending(Instant::now() + kill_after(self.guard.remaining(), self.grace))
     }
 
     fn lost(&self, so: &str) {
         let name = self.guard.name();
         let remaining = self.guard.remaining();
-        // Whose renewals are well has come to no other end. Its end is a little early, as every lease's is.
-        let well = matches!(self.guard.state(), State::Held);
+        // The renewals succeed, so only `--max-hold` can end the lock. Its end is a little early, as every
+        // lease's is.
+        let well = matches!(self.guard.state(), GuardState::Held);
         let planned = self
             .most
             .filter(|(most, end)| well || *end <= Instant::now() + remaining + *most / 50 + SLACK);
         let why = match (self.guard.state(), planned) {
             (
-                State::Held | State::Uncertain | State::Lost(LossReason::Deadline),
+                GuardState::Held | GuardState::Uncertain | GuardState::Lost(LossReason::Deadline),
                 Some((most, _)),
             ) => {
                 format!(
@@ -131,7 +125,7 @@ impl Watch<'_> {
                     span(most)
                 )
             }
-            (State::Lost(reason), _) => format!("the lock {name:?} is lost: {reason}"),
+            (GuardState::Lost(reason), _) => format!("the lock {name:?} is lost: {reason}"),
             _ => format!(
                 "the lock {name:?} ends in {} and could not be kept: the store does not answer",
                 span(remaining)
@@ -142,29 +136,30 @@ impl Watch<'_> {
             .problem("Lost", &message, self.backend, Some(name.as_str()));
     }
 
-    /// The command was stopped: so is the job, until the shell continues it. The lock is not kept alive meanwhile.
+    /// The command was stopped. The job stops too, until the shell continues it. The lock is not renewed
+    /// meanwhile.
     fn stopped(&self, child: &Child, by: Signal, signals: &mut Signals, course: &mut Course) {
         if child.is_in_our_group() || !io::stdin().is_terminal() {
-            return; // the shell sees what the group got; or no shell looks: it stays stopped, and the lock is kept alive
+            return; // the shell sees a stop of the whole group; without a watching shell the command stays stopped, and the lock is renewed
         }
-        // It wanted the terminal, and meanwhile we were brought to the foreground.
+        // The command wanted the terminal, and dlock was brought to the foreground meanwhile.
         if matches!(by, Signal::SIGTTIN | Signal::SIGTTOU) && child.give_terminal() {
             child.signal(Signal::SIGCONT);
             return;
         }
         child.take_terminal();
         self.output.warn(&format!(
-            "stopped: the lock {:?} is not kept alive, and the command is killed if it is continued after {}",
+            "stopped: the lock {:?} is not renewed, and the command is killed if it is continued after {}",
             self.guard.name(),
             span(self.guard.remaining())
         ));
         if !signals.stop(true) {
-            return; // no shell after all
+            return; // no shell watches this job
         }
         self.continued(child, course);
     }
 
-    /// First the clock, then the command: after its lease it must not run another step.
+    /// First the clock, then the command: after its lease the command must not run another step.
     fn continued(&self, child: &Child, course: &mut Course) {
         if self.kill && self.guard.check().is_err() {
             self.lost("the command is killed");
@@ -186,7 +181,7 @@ impl Watch<'_> {
     ) {
         let has_it = all && child.is_in_our_group() && !meant_for_leaders(number);
         match number {
-            // Continued, perhaps after a stop that nobody told us of: its clock comes first.
+            // Continued, perhaps after a stop that dlock did not see: its clock comes first.
             Signal::SIGCONT => self.continued(child, course),
             Signal::SIGTSTP if child.is_in_our_group() => {
                 if !has_it {
@@ -196,16 +191,28 @@ impl Watch<'_> {
                     self.continued(child, course);
                 }
             }
-            // What stops the command stops the job; see `stopped`.
+            // A signal that stops the command stops the job; see `stopped`.
             number if !has_it => child.signal(number),
             _ => {}
         }
     }
 }
 
-/// A terminal that goes away tells the leader of its session alone; whoever else got a HUP of the kernel got it with the whole group.
+/// A terminal that goes away sends HUP to the leader of its session alone; if another process got a HUP
+/// from the kernel, the whole group got it.
 fn meant_for_leaders(number: Signal) -> bool {
     number == Signal::SIGHUP && getsid(None).is_ok_and(|leader| leader == getpid())
+}
+
+/// How long after TERM the command gets KILL: three quarters of the time until another owner may have the
+/// lock, because a loaded machine needs time to run dlock and to end the command. The whole grace, if it is
+/// too late for that anyway.
+fn kill_after(remaining: Duration, grace: Duration) -> Duration {
+    if remaining.is_zero() {
+        grace
+    } else {
+        remaining * 3 / 4
+    }
 }
 
 async fn until(course: &Course) {
@@ -215,5 +222,19 @@ async fn until(course: &Course) {
     }
 }
 
-/// Of a clock that is read after the deed.
+/// The margin of a clock that is read after the event.
 const SLACK: Duration = Duration::from_millis(50);
+
+#[cfg(test)]
+mod tests {
+    use super::kill_after;
+    use std::time::Duration;
+
+    #[test]
+    fn kill_comes_a_quarter_before_the_end_of_the_lock() {
+        let [second, zero] = [Duration::from_secs(1), Duration::ZERO];
+        assert_eq!(kill_after(4 * second, 4 * second), 3 * second);
+        assert_eq!(kill_after(2 * second, 4 * second), 3 * second / 2);
+        assert_eq!(kill_after(zero, 4 * second), 4 * second);
+    }
+}

@@ -1,4 +1,4 @@
-//! What the tests stand on: one server, commands that end with the test, waiting for conditions.
+//! Test bed: one shared server, commands that end with the test, and waiting for conditions.
 
 use dlock_conformance::testbed::{
     Proxy, RedisServer,
@@ -26,16 +26,16 @@ use tempfile::TempDir;
 /// The binary under test.
 pub(crate) const DLOCK: &str = env!("CARGO_BIN_EXE_dlock");
 
-/// Longer than anything here takes, also on a machine that does other things.
+/// Longer than any step here takes, also on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The server that all tests share; each has names of its own.
+/// The server that all tests share; each test has names of its own.
 pub(crate) fn server() -> &'static RedisServer {
     static SERVER: OnceLock<RedisServer> = OnceLock::new();
     SERVER.get_or_init(|| RedisServer::start(RedisOptions::default()).unwrap())
 }
 
-/// A name that no other test has.
+/// A name that no other test uses.
 pub(crate) fn name(test: &str) -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -60,7 +60,7 @@ pub(crate) fn at(url: &str, args: &[&str]) -> Command {
     command
 }
 
-/// Another program in the environment of a command of ours.
+/// Another program in the environment of a dlock command.
 pub(crate) fn beside(command: &Command, program: &str) -> Command {
     let mut other = Command::new(program);
     for (key, value) in command.get_envs() {
@@ -81,7 +81,7 @@ pub(crate) fn leader(options: &[&str], args: &[&str]) -> Command {
     leader
 }
 
-/// What a command left when it had ended.
+/// The output of a command that has ended.
 #[derive(Debug)]
 pub(crate) struct Out {
     pub(crate) status: ExitStatus,
@@ -90,13 +90,13 @@ pub(crate) struct Out {
 }
 
 impl Out {
-    /// The exit code, as a shell has it.
+    /// The exit code, as a shell reports it.
     pub(crate) fn code(&self) -> i32 {
         let signal = || 128 + self.status.signal().unwrap_or(0);
         self.status.code().unwrap_or_else(signal)
     }
 
-    /// Fails unless the code is this one, and shows everything.
+    /// Fails unless the code is this one, and shows all output.
     #[track_caller]
     pub(crate) fn expect(self, code: i32) -> Self {
         assert_eq!(self.code(), code, "{self:?}");
@@ -168,7 +168,7 @@ impl Running {
         });
     }
 
-    /// Waits for its end, however long it takes: for soaks and crowds.
+    /// Waits for its end without a limit: for soaks and crowds.
     pub(crate) fn patiently(mut self) -> Out {
         let status = self.child.wait().unwrap();
         self.out(status)
@@ -196,12 +196,12 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        drop(self.child.kill()); // it may have ended
+        drop(self.child.kill()); // the process may have ended
         drop(self.child.wait());
     }
 }
 
-/// Waits for a condition, asked often; fails with what was waited for.
+/// Polls a condition until it holds; fails with the name of the condition.
 #[track_caller]
 pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + LIMIT;
@@ -216,13 +216,13 @@ pub(crate) fn is_held(name: &str) -> bool {
     ran(&["--json", "inspect", name]).expect(0).json()["held"] == true
 }
 
-/// Waits until somebody holds it.
+/// Waits until the lock is held.
 #[track_caller]
 pub(crate) fn until_held(name: &str) {
     until("the lock to be held", || is_held(name));
 }
 
-/// Fails unless it can be had at once.
+/// Fails unless the lock can be acquired at once.
 #[track_caller]
 pub(crate) fn is_free(name: &str) {
     ran(&["exec", "-n", name, "--", "true"]).expect(0);
@@ -303,7 +303,7 @@ impl Net {
         server().url_at(self.proxy.addr())
     }
 
-    /// From now on nothing passes.
+    /// From now on the proxy passes nothing.
     pub(crate) fn break_off(&self) {
         self.proxy.blackhole(Reach::All, true);
     }

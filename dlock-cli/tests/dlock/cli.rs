@@ -82,14 +82,17 @@ fn the_three_streams_are_the_command_s_own() {
 fn the_same_name_inside_enters_again_and_other_names_do_not() {
     let (lock, other) = (name("nested"), name("other"));
     let d = crate::bed::DLOCK;
-    let inner = format!("'{d}' exec -n '{other}' -- '{d}' exec -n '{lock}' -- echo inside");
-    let out = ran(&["exec", &lock, "-c", &inner]).expect(0);
+    let inner =
+        format!("'{d}' exec -n --pass-url '{other}' -- '{d}' exec -n '{lock}' -- echo inside");
+    let out = ran(&["exec", "--pass-url", &lock, "-c", &inner]).expect(0);
     assert_eq!(out.stdout, "inside\n");
     let deep = (0..20).fold("echo deep".to_owned(), |inner, _| {
-        format!("'{d}' exec -n '{lock}' -- {inner}")
+        format!("'{d}' exec -n --pass-url '{lock}' -- {inner}")
     });
     assert_eq!(
-        ran(&["exec", &lock, "-c", &deep]).expect(0).stdout,
+        ran(&["exec", "--pass-url", &lock, "-c", &deep])
+            .expect(0)
+            .stdout,
         "deep\n"
     );
     is_free(&lock);
@@ -100,9 +103,10 @@ fn no_pass_leaves_it_out_also_where_it_was_inherited() {
     let lock = name("no-pass");
     let d = crate::bed::DLOCK;
     let inner = format!("test -z \"$DLOCK_PASS\" && '{d}' exec -n -E 9 '{lock}' -- true");
-    ran(&["exec", "--no-pass", &lock, "-c", &inner]).expect(9);
-    let twice = format!("'{d}' exec --no-pass '{lock}' -- '{d}' exec -n -E 9 '{lock}' -- true");
-    ran(&["exec", &lock, "-c", &twice]).expect(9);
+    ran(&["exec", "--no-pass", "--pass-url", &lock, "-c", &inner]).expect(9);
+    let twice =
+        format!("'{d}' exec --no-pass --pass-url '{lock}' -- '{d}' exec -n -E 9 '{lock}' -- true");
+    ran(&["exec", "--pass-url", &lock, "-c", &twice]).expect(9);
 }
 
 #[test]
@@ -158,7 +162,9 @@ fn a_busy_lock_says_who_has_it_and_q_says_nothing() {
         out.stderr.contains(&format!("dlock inspect {lock}")),
         "{out:?}"
     );
-    assert!(out.stderr.contains("or kept shut"), "{out:?}");
+    let holder = format!("(process {} on ", std::process::id());
+    assert!(out.stderr.contains(&holder), "{out:?}");
+    assert!(out.stderr.contains("lease ends in"), "{out:?}");
     let out = ran(&["exec", "-w", "0.1", &lock, "--", "true"]).expect(1);
     assert!(out.stderr.contains("held by owner #"), "{out:?}");
     assert_eq!(
@@ -172,6 +178,52 @@ fn a_busy_lock_says_who_has_it_and_q_says_nothing() {
         out.stderr.contains("acquired") && out.stderr.contains("released"),
         "{out:?}"
     );
+}
+
+#[test]
+fn what_acquire_prints_is_the_hold_and_v_tells_the_token() {
+    let lock = name("printed");
+    let out = ran(&["-v", "acquire", &lock]).expect(0);
+    let words = out.stdout.strip_suffix('\n').unwrap();
+    assert!(!words.contains(char::is_whitespace), "{out:?}");
+    let seen = ran(&["--json", "inspect", &lock]).expect(0).json();
+    let token = format!("token {}", seen["token"].as_str().unwrap());
+    assert!(out.stderr.contains(&token), "{out:?}");
+    ran(&["release", &lock, words]).expect(0);
+}
+
+#[test]
+fn the_holder_of_what_was_acquired_by_hand_is_the_process_that_asked_for_it() {
+    let lock = name("parent");
+    ran(&["acquire", &lock]).expect(0);
+    let seen = ran(&["--json", "inspect", &lock]).expect(0).json();
+    assert_eq!(seen["metadata"]["pid"], std::process::id(), "{seen}");
+}
+
+#[test]
+fn times_are_seconds_or_have_units() {
+    let lock = name("times");
+    let taken = ran(&["--json", "acquire", "--lease", "10", &lock]).expect(0);
+    assert_eq!(taken.json()["lease_ms"], 10_000);
+    ran(&["acquire", "-w", "50ms", &lock]).expect(1);
+    ran(&["acquire", "-w", "0.05", &lock]).expect(1);
+    ran(&["acquire", "-w", "1e19", &name("times")]).expect(0);
+    let long = ["exec", "--max-hold", "1e19", &lock, "--", "true"];
+    ran(&long).expect(64);
+}
+
+#[test]
+fn a_command_without_the_two_dashes_is_refused_with_them() {
+    for args in [
+        &["exec", "x", "true"][..],
+        &["exec", "-n", "x", "sh", "-c", "true"],
+        &["--json", "exec", "x", "true"],
+    ] {
+        let out = ran(args).expect(64);
+        assert!(out.stderr.contains("dlock exec NAME -- COMMAND"), "{out:?}");
+    }
+    let out = ran(&["inspect", "x", "y"]).expect(64);
+    assert!(!out.stderr.contains("COMMAND"), "{out:?}");
 }
 
 #[test]
@@ -191,12 +243,10 @@ fn min_hold_keeps_the_name_shut_after_a_quick_command() {
 fn what_acquire_printed_renews_and_releases() {
     let lock = name("by-hand");
     let out = ran(&["acquire", "--lease", "3s", &lock]).expect(0);
-    let (hold, token) = out.stdout.trim().split_once(' ').unwrap();
-    assert!(token.parse::<u64>().unwrap() > 0);
+    let hold = out.stdout.trim();
     ran(&["renew", "--lease", "60s", &lock, hold]).expect(0);
     let seen = ran(&["--json", "inspect", &lock]).expect(0).json();
     assert!(seen["remaining_ms"].as_u64().unwrap() > 30_000, "{seen}");
-    assert_eq!(seen["token"], token);
     ran(&["release", &lock, hold]).expect(0);
     ran(&["release", &lock, hold]).expect(77);
     is_free(&lock);
@@ -296,9 +346,10 @@ fn every_result_has_the_same_fields_and_only_acquire_shows_an_owner_whole() {
     assert!(results[1]["metadata"]["pid"].is_u64());
 }
 
-const FIELDS: [&str; 13] = [
+const FIELDS: [&str; 14] = [
     "age_ms",
     "backend",
+    "damaged",
     "held",
     "hold",
     "holds",

@@ -160,7 +160,7 @@ fn a_command_that_stops_itself_stays_stopped_and_keeps_the_lock() {
     let pid: i32 = desk.line("pid").parse().unwrap();
     let pid = nix::unistd::Pid::from_raw(pid);
     until("the command to stop", || state(pid) == 'T');
-    // Longer than the lease, which is being kept.
+    // Longer than the lease, which is being renewed.
     ran(&["exec", "-w", "7", &lock, "--", "true"]).expect(1);
     nix::sys::signal::kill(pid, Signal::SIGCONT).unwrap();
     assert_eq!(running.wait().expect(0).stdout, "on\n");
@@ -168,7 +168,7 @@ fn a_command_that_stops_itself_stays_stopped_and_keeps_the_lock() {
 
 #[test]
 fn ctrl_c_while_connecting_ends_at_once() {
-    // It accepts and never answers.
+    // The server accepts and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}/", silent.local_addr().unwrap());
     for args in [&["exec", "x", "--", "true"][..], &["acquire", "x"]] {
@@ -194,7 +194,7 @@ fn ctrl_c_while_waiting_leaves_nothing_behind() {
         waiter.signal(Signal::SIGINT);
         waiter.wait().expect(130);
     }
-    ran(&["release", &lock, hold.split(' ').next().unwrap()]).expect(0);
+    ran(&["release", &lock, hold.trim()]).expect(0);
     is_free(&lock);
 }
 
@@ -228,7 +228,7 @@ fn ctrl_c_while_the_store_hangs_ends_within_seconds_and_says_until_when() {
         began.elapsed()
     );
     process.cont().unwrap();
-    // It may have been between two looks, with nothing under way.
+    // It may have been between two polls, with nothing in flight.
     if !out.stderr.is_empty() {
         assert!(out.stderr.contains("at the latest"), "{out:?}");
     }

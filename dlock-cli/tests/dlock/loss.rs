@@ -1,11 +1,11 @@
-//! What happens when the lock is lost while the command runs: it has ended before another can have it.
+//! Loss of the lock while the command runs: the command ends before another owner can have the lock.
 
 use crate::bed::{
     Desk, Net, Out, Running, at, dlock, is_alive, is_free, leader, name, ran, run, start, until,
 };
 use std::time::{Duration, Instant};
 
-/// A command that writes its process id and then runs on whatever it is told.
+/// A command that writes its process id and then runs on, whatever TERM it gets.
 fn stubborn(desk: &Desk) -> String {
     format!(
         "trap '' TERM; echo $$ >'{}'; while :; do sleep 0.02; done",
@@ -36,7 +36,7 @@ fn broken(lock: &str, running: Running) -> Out {
     running.wait().expect(75)
 }
 
-/// A lease that a loaded machine can keep, and whose loss is seen in a second.
+/// A lease that a loaded machine can renew, and whose loss is seen in a second.
 const LEASE: [&str; 2] = ["--lease", "3s"];
 
 /// The next holder, whose command looks whether the one before still runs.
@@ -156,6 +156,16 @@ fn term_comes_the_kill_grace_before_the_end() {
     let at = |file: &str| desk.line(file).parse::<u64>().unwrap() / 1_000_000;
     let ran_for = at("ended") - at("began");
     assert!((1_500..=7_900).contains(&ran_for), "{ran_for} ms");
+}
+
+#[test]
+fn a_lock_that_is_found_lost_at_its_release_gives_75() {
+    let lock = name("late");
+    // A lease whose first renewal is far away: the release is the first to see it.
+    let text = format!("'{}' break --force '{lock}'", crate::bed::DLOCK);
+    let args = ["exec", "--pass-url", "--lease", "10m", &lock, "-c", &text];
+    let out = ran(&args).expect(75);
+    assert_eq!(out.stdout.lines().count(), 1, "{out:?}");
 }
 
 #[test]

@@ -12,6 +12,8 @@ mod exec;
 mod home;
 mod loss;
 mod pty;
+mod readme;
+mod secrets;
 mod session;
 mod stores;
 mod table;

@@ -102,12 +102,12 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        drop(self.shell.kill()); // it may have ended
+        drop(self.shell.kill()); // the process may have ended
         drop(self.shell.wait());
     }
 }
 
-/// A terminal whose keys nobody else inherits, so that it goes away with them.
+/// A terminal whose keyboard end no other process inherits, so that the terminal goes away with it.
 fn unshared() -> (PtyMaster, File) {
     let keys = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC).unwrap();
     grantpt(&keys).unwrap();
@@ -180,6 +180,20 @@ fn ctrl_c_arrives_once_also_in_the_foreground() {
 }
 
 #[test]
+fn keys_reach_a_command_that_has_no_terminal_on_its_input() {
+    let (mut terminal, lock) = (Terminal::open(), name("no-input"));
+    let text = "trap '\\''echo go''t; exit 7'\\'' INT; echo in''side; while :; do sleep 0.05; done";
+    terminal.line(&format!(
+        "'{DLOCK}' exec '{lock}' -- sh -c '{text}' </dev/null"
+    ));
+    terminal.shows("inside");
+    terminal.ctrl('C');
+    terminal.shows("got");
+    terminal.code(7);
+    is_free(&lock);
+}
+
+#[test]
 fn ctrl_z_stops_the_job_and_fg_continues_it() {
     for options in ["", "--foreground"] {
         let (mut terminal, lock) = (Terminal::open(), name("ctrl-z"));
@@ -187,7 +201,7 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
         terminal.shows("inside");
         terminal.ctrl('Z');
         terminal.shows("Stopped");
-        // Who does not stand still yet may read what is typed.
+        // A process that is not stopped yet may read what is typed.
         until_stopped(&lock);
         terminal.line("echo sh''ell");
         terminal.shows("shell");
@@ -211,7 +225,7 @@ fn a_stop_longer_than_the_lease_kills_the_command_when_it_is_continued() {
         terminal.ctrl('Z');
         terminal.shows("Stopped");
         until("the lease to end", || !is_held(&lock));
-        // Somebody else has it now.
+        // Another owner holds it now.
         ran(&["acquire", &lock]).expect(0);
         terminal.line("fg");
         terminal.code(75);
@@ -267,7 +281,7 @@ fn ctrl_c_and_ctrl_z_work_while_waiting() {
     terminal.ctrl('Z');
     terminal.shows("Stopped");
     terminal.line("fg");
-    ran(&["release", &lock, hold.split(' ').next().unwrap()]).expect(0);
+    ran(&["release", &lock, hold.trim()]).expect(0);
     terminal.shows("inside");
     terminal.line("first");
     terminal.shows("got:first");
@@ -277,7 +291,7 @@ fn ctrl_c_and_ctrl_z_work_while_waiting() {
     until_listening(&lock);
     terminal.ctrl('C');
     terminal.code(130);
-    ran(&["release", &lock, hold.split(' ').next().unwrap()]).expect(0);
+    ran(&["release", &lock, hold.trim()]).expect(0);
     is_free(&lock);
 }
 

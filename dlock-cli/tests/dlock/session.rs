@@ -63,7 +63,7 @@ fn a_hold_that_would_not_outlive_us_is_refused() {
 #[test]
 fn the_same_name_inside_enters_again_by_a_session_of_its_own() {
     let inner = format!("'{DLOCK}' exec -n nested -- echo inside");
-    let out = run(at(&url(), &["exec", "nested", "-c", &inner])).expect(0);
+    let out = run(at(&url(), &["exec", "--pass-url", "nested", "-c", &inner])).expect(0);
     assert_eq!(out.stdout, "inside\n");
     run(at(&url(), &["exec", "-w", "10", "nested", "--", "true"])).expect(0);
 }

@@ -1,4 +1,4 @@
-//! The same words over every store that has a server.
+//! The same commands over every store that has a server.
 
 use crate::bed::{Desk, Out, Running, at, is_alive, name, run, server, start};
 use crate::session;
@@ -7,7 +7,7 @@ use dlock_conformance::testbed::{
 };
 use std::fs;
 
-/// One backend: what is the same for all of them is said below once.
+/// One backend: the tests below are the same for all of them.
 struct Store {
     backend: &'static str,
     url: String,
@@ -107,7 +107,7 @@ fn a_break_ends_the_command(store: &Store) {
 fn a_hold_passes_from_one_dlock_to_the_next(store: &Store) {
     let lock = name("passed");
     let taken = store.run(&["acquire", &lock]).expect(0).stdout;
-    let (hold, _) = taken.trim().split_once(' ').unwrap();
+    let hold = taken.trim();
     store.run(&["acquire", "-n", &lock]).expect(1);
     store
         .run(&["renew", "--lease", "10m", &lock, hold])
@@ -125,7 +125,7 @@ impl Store {
         run(at(&self.url, args))
     }
 
-    /// Fails unless nobody has it, and it can be had.
+    /// Fails unless no owner holds the lock, and it can be acquired.
     #[track_caller]
     fn is_free(&self, lock: &str) {
         let seen = self.run(&["--json", "inspect", lock]).expect(0).json();
@@ -149,5 +149,5 @@ impl Store {
     }
 }
 
-/// One that a loaded machine can keep, and whose loss is seen soon.
+/// A lease that a loaded machine can renew, and whose loss is seen soon.
 const LEASE: &str = "6s";

@@ -185,7 +185,7 @@ fn a_lost_lock_gives_75() {
 fn an_unconfirmed_change_gives_73() {
     let (lock, net) = (name("unknown"), Net::new());
     let hold = ran(&["acquire", &lock]).expect(0).stdout;
-    let hold = hold.split(' ').next().unwrap();
+    let hold = hold.trim();
     let _strike = net.lose_reply_to(&lock);
     let out = run(at(&net.url(), &["release", &lock, hold])).expect(73);
     assert!(!out.stderr.is_empty(), "{out:?}");

@@ -1,6 +1,7 @@
-//! Acquiring: one attempt, or the one waiting loop for every store.
+//! Acquire: a single attempt, or the waiting loop, for every store.
 //!
-//! A wish knows who asks (a fresh owner, one that was given, the bearer of a pass, the scope it runs in) and for how long.
+//! A wish has the identity to acquire as (a fresh owner, a given one, the bearer of a pass, the current
+//! scope).
 
 mod pending;
 mod trouble;
@@ -9,7 +10,7 @@ mod wait;
 use crate::{
     clock::Instant,
     driver::{Held, Wake},
-    error::{Error, ErrorKind, LossReason, Phase, Retry, about},
+    error::{Error, ErrorKind, LossReason, RetryClass, TimeoutPhase, about},
     flaw::Flaw,
     guard::Guard,
     identity::{FencingToken, HoldId, Owner},
@@ -23,7 +24,7 @@ use std::{panic::Location, sync::Arc, time::Duration};
 use trouble::Trouble;
 use wait::Wait;
 
-/// What somebody wants.
+/// Acquire options: what a caller asks for.
 #[derive(Debug)]
 pub(crate) struct Wish {
     pub(crate) name: LockName,
@@ -33,7 +34,7 @@ pub(crate) struct Wish {
     pub(crate) at: &'static Location<'static>,
 }
 
-/// How long he waits for it.
+/// Wait policy: how long to wait for the lock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Patience {
     Try,
@@ -41,19 +42,21 @@ pub(crate) enum Patience {
     Forever,
 }
 
-/// Who asks, as the store will see it.
+/// The identity that the store sees.
 struct Identity {
     owner: Owner,
     hold: HoldId,
     join: Option<FencingToken>,
-    /// Not made for this acquisition alone, so perhaps inside already.
+    /// The owner was not made for this acquisition alone, so it may hold the lock already.
     given: bool,
-    /// To join is the core's idea: the owner has a guard here.
+    /// The core chose to join, because the owner has a guard in this client.
     implied: bool,
+    /// The owner comes from `with_owner` and may own other locks, too.
+    reusable: bool,
 }
 
-/// Acquires as wished; `None` only from [`Patience::Try`], when somebody else holds it.
-// A block, for an async function keeps what it was called with twice.
+/// Acquires the lock. `None` only from [`Patience::Try`], when another owner holds it.
+// A block, because an async function stores its arguments twice.
 #[expect(clippy::manual_async_fn)]
 pub(crate) fn acquire(
     inner: Arc<Inner>,
@@ -66,7 +69,8 @@ pub(crate) fn acquire(
         inner.admit()?;
         let identity = inner.identify(&wish);
         let (name, at) = (wish.name.clone(), wish.at);
-        // Made in the arms: what an arm does not use takes no room in the others, and this future is moved about before it begins.
+        // Made in the arms, so that an arm takes no room for what only the others use: this future is moved
+        // before its first poll.
         let pending = || Pending::new(&inner, name, &identity, wish.terms, at);
         let acquired = match patience {
             Patience::Try => {
@@ -74,7 +78,7 @@ pub(crate) fn acquire(
                 let tried = once(&inner, &mut pending, identity.given, began).await;
                 tried.map(Result::ok)
             }
-            // Whoever has no time at all still asks.
+            // A caller without any time still asks once.
             Patience::Within(Duration::ZERO) => {
                 let mut pending = pending();
                 let tried = once(&inner, &mut pending, identity.given, began).await;
@@ -109,7 +113,8 @@ pub(crate) fn acquire(
     }
 }
 
-/// One answer of the store, whatever it is; asked again only while there is none. Held by another, it says what the store said of it.
+/// Gets one answer of the store, whatever it is, and asks again only while there is none. If another owner
+/// holds the lock, it returns what the store told about the holder.
 async fn once(
     inner: &Arc<Inner>,
     pending: &mut Pending,
@@ -119,7 +124,7 @@ async fn once(
     let end = began + pending.attempt_within();
     let within = pending.attempt_within();
     let mut trouble = Trouble::new(within, within);
-    // Where the store keeps no line, whoever waits here would be passed by.
+    // On a store without a queue, this attempt would overtake the waiters of this client.
     if !given && inner.caps.wake != Wake::Line && inner.has_waiters(pending.name()) {
         return Ok(Err(None));
     }
@@ -131,7 +136,7 @@ async fn once(
         let answer = tokio::select! {
             biased;
             answer = pending.attempt((None, None), false, now, end) => answer,
-            () = inner.revoked_meanwhile() => return Err(closing()),
+            () = inner.shutting_down_meanwhile() => return Err(closing()),
         };
         if answer.is_one() {
             inner.store_answers(pending.name());
@@ -154,7 +159,7 @@ async fn once(
         }
         let again = now + trouble.pause(inner.jitter());
         if again >= end {
-            // An attempt begun at its own give-up has no answer, only an effect that nobody knows.
+            // An attempt begun at its own give-up has no answer, only an unknown effect.
             return Err(trouble.timeout(end.since(began)));
         }
         inner.clock.sleep_until(again).await;
@@ -165,7 +170,7 @@ async fn once(
 fn gone() -> Error {
     Error::new(
         ErrorKind::Gone,
-        "the incarnation that was to be entered again is over: whoever ran under it has lost the lock; \
+        "the incarnation to re-enter is over, so the work that ran under it has lost the lock; \
          stop that work, or acquire the lock afresh",
     )
 }
@@ -173,6 +178,7 @@ fn gone() -> Error {
 impl Inner {
     /// Whether a new acquire may begin.
     fn admit(&self) -> Result<(), Error> {
+        self.check_runtime()?;
         if self.is_closing() {
             return Err(closing());
         }
@@ -180,49 +186,55 @@ impl Inner {
             return Err(Error::new(
                 ErrorKind::Overloaded,
                 format!(
-                    "{} acquisitions without a known end are being settled: the store has not answered for long; \
-                     see that it does, then try again",
+                    "{} acquisitions with an unknown outcome are pending: the store has not answered for a long time; \
+                     check that it does, then try again",
                     self.janitor.len()
                 ),
             )
-            .with_retry(Retry::Later));
+            .with_retry(RetryClass::Later));
         }
         Ok(())
     }
 
     fn identify(&self, wish: &Wish) -> Identity {
-        let fresh = || {
-            let (owner, hold) = self.fresh_identity();
-            Identity {
-                owner,
-                hold,
-                join: None,
-                given: false,
-                implied: false,
-            }
+        let fresh = || Identity {
+            owner: self.fresh_owner(),
+            hold: self.hold_id(),
+            join: None,
+            given: false,
+            implied: false,
+            reusable: false,
         };
         if self.flawed(Flaw::NoReentry) {
             return fresh();
         }
         let scoped = || scope::entered(&self.store, &wish.name);
-        let (owner, join, implied) = match (wish.owner, wish.join) {
-            (Some(owner), Some(token)) => (owner, Some(token), false),
-            (Some(owner), None) => (owner, self.live_token(&wish.name, owner), true),
-            (None, _) => match scoped() {
-                Some((owner, token)) => (owner, token, false),
-                None => return fresh(),
-            },
-        };
-        Identity {
+        let enters = |owner, join| Identity {
             owner,
             hold: self.hold_id(),
             join,
             given: true,
-            implied,
+            implied: false,
+            reusable: false,
+        };
+        match (wish.owner, wish.join) {
+            (Some(owner), Some(token)) => enters(owner, Some(token)),
+            (Some(owner), None) => Identity {
+                implied: true,
+                reusable: true,
+                ..enters(owner, self.live_token(&wish.name, owner))
+            },
+            (None, _) => match scoped() {
+                Some(outer) => Identity {
+                    reusable: outer.reusable,
+                    ..enters(outer.owner, outer.token)
+                },
+                None => fresh(),
+            },
         }
     }
 
-    /// The incarnation that a guard of this owner and name in this client stands for.
+    /// The incarnation of a live guard of this owner and name in this client.
     fn live_token(&self, name: &LockName, owner: Owner) -> Option<FencingToken> {
         let mut book = self.book();
         let mut holds = book.find(name)?.of(owner);
@@ -235,7 +247,7 @@ impl Inner {
             .is_some_and(|page| page.queue.len() > 0)
     }
 
-    /// The store says that an incarnation is over: guards that stand for it are lost.
+    /// The store reported that an incarnation is over: its guards are lost.
     fn forgotten(self: &Arc<Self>, name: &LockName, owner: Owner, token: FencingToken) {
         let stale: Vec<_> = {
             let mut book = self.book();
@@ -250,7 +262,7 @@ impl Inner {
         }
     }
 
-    /// The time to wait is over, with what is known of whoever has the lock.
+    /// The error for a wait that timed out, with what is known of the holder.
     fn not_acquired(&self, name: &LockName, waited: Duration, held: Option<&Held>) -> Error {
         let mut message = match waited {
             Duration::ZERO => "not acquired at once".to_owned(),
@@ -265,19 +277,19 @@ impl Inner {
                 }
             }
             Some(None) => message.push_str(
-                "; the store names no holder: it may be another's turn, or the name kept shut",
+                "; the store names no holder: the lock may be reserved for another waiter, or unavailable for its minimum hold",
             ),
-            None if own.is_none() => message.push_str("; others of this client wait for it"),
+            None if own.is_none() => message.push_str("; other tasks of this client wait for it"),
             None => {}
         }
         if let Some(own) = own {
             message.push_str(&format!("; {}", wait::itself(&own, self.clock.now())));
         }
-        let phase = Phase::Wait;
-        Error::new(ErrorKind::Timeout { phase }, message).with_retry(Retry::Later)
+        let phase = TimeoutPhase::Wait;
+        Error::new(ErrorKind::Timeout { phase }, message).with_retry(RetryClass::Later)
     }
 
-    /// Completes an error with what only the client knows.
+    /// Adds to an error what only the client knows.
     fn explain(&self, error: Error, name: &LockName, owner: &Owner) -> Error {
         if self.flawed(Flaw::OwnerShown) {
             return Error::new(error.kind(), format!("{error} {}", owner.expose()))

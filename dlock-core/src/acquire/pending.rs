@@ -1,4 +1,5 @@
-//! One acquisition before anybody knows whether it is one: made before the first byte is sent, and undone when it is dropped.
+//! Acquire attempt: an acquisition in progress. It exists before the first byte is sent, and dropping it
+//! undoes it.
 
 use super::Identity;
 use crate::{
@@ -25,16 +26,17 @@ pub(super) struct Pending {
     owner: Owner,
     hold: HoldId,
     join: Option<FencingToken>,
-    /// The join is the core's idea, not the caller's.
+    /// The core chose to join, not the caller.
     implied: bool,
+    reusable: bool,
     terms: Terms,
     at: &'static Location<'static>,
     under_way: Option<Asked>,
-    /// Until when an unanswered attempt may still take hold.
+    /// Until when an unanswered attempt may still take the lock.
     unsettled: Option<Instant>,
 }
 
-/// What one attempt brought.
+/// The outcome of one attempt.
 pub(super) enum Answer {
     Granted(Grant, Instant),
     Held(Held),
@@ -44,7 +46,7 @@ pub(super) enum Answer {
 }
 
 impl Answer {
-    /// Whether the store gave it.
+    /// Whether the store answered.
     pub(super) fn is_one(&self) -> bool {
         matches!(self, Self::Granted(..) | Self::Held(_) | Self::Gone)
     }
@@ -65,6 +67,7 @@ impl Pending {
             hold: identity.hold,
             join: identity.join,
             implied: identity.implied,
+            reusable: identity.reusable,
             terms,
             at,
             under_way: None,
@@ -76,7 +79,7 @@ impl Pending {
         &self.name
     }
 
-    /// Whose, and of what name.
+    /// The client and the lock name.
     pub(super) fn of(&self) -> (&Inner, &LockName) {
         (&self.inner, &self.name)
     }
@@ -84,18 +87,18 @@ impl Pending {
     fn lease(&self) -> Lease {
         let lease = self.terms.lease();
         if self.inner.flawed(Flaw::LeaseTooLong) {
-            return Lease::kept(lease.length() * 10).unwrap_or(lease);
+            return Lease::renewed(lease.length() * 10);
         }
         lease
     }
 
-    /// The most one attempt may take.
+    /// The most time that one attempt may take.
     pub(super) fn attempt_within(&self) -> Duration {
         (self.terms.lease().length() / 3).min(ATTEMPT)
     }
 
-    /// Asks the store once, with the same hold each time: a repeat finds what an unanswered attempt did. The time that it was sent at is at
-    /// most that of a moment ago.
+    /// Asks the store once, with the same hold id each time, so that a repeat finds what an unanswered
+    /// attempt did. `sent` is an instant shortly before the call, never after it.
     pub(super) async fn attempt(
         &mut self,
         (line, next): (Option<Ticket>, Option<Ticket>),
@@ -123,7 +126,8 @@ impl Pending {
         let call = Call::new(&self.inner.adrift, give_up, async move {
             driver.acquire(&request).await
         });
-        // It stays here while it runs: whoever drops this value meanwhile leaves it to the janitor.
+        // The call stays here while it runs: if this value is dropped meanwhile, the cleanup takes the call
+        // over.
         let answer = self.under_way.insert(call).answer().await;
         self.under_way = None;
         match answer {
@@ -147,13 +151,13 @@ impl Pending {
         self.unsettled = self.unsettled.max(Some(give_up + self.inner.caps.late));
     }
 
-    /// Whether the store may have something of it that nobody knows of.
+    /// Whether the store may have executed an attempt without the client knowing.
     pub(super) fn is_open(&self) -> bool {
         self.under_way.is_some() || self.unsettled.is_some()
     }
 
-    /// Makes a guard of a grant; `None`: it came too late to be worth anything, or when the client was already shutting down, and the
-    /// janitor gives it back. `arrive` is told of it while the book is open.
+    /// Makes a guard of a grant. `None` when the grant came too late to be of use, or after the shutdown
+    /// began; the cleanup then releases it. `arrive` runs under the lock table's mutex.
     pub(super) fn succeed(
         &mut self,
         grant: Grant,
@@ -164,6 +168,7 @@ impl Pending {
         let start = Start {
             name: self.name.clone(),
             owner: self.owner,
+            reusable: self.reusable,
             id: self.hold,
             token: grant.token,
             terms: self.terms,
@@ -183,7 +188,7 @@ impl Pending {
         guard
     }
 
-    /// A grant that nobody can use goes back, and what follows is another acquisition.
+    /// Releases a grant that is of no use. The next attempt is another acquisition.
     fn give_back(&mut self) {
         let mut job = Job::new(self.name.clone());
         job.hold = Some(self.identity());
@@ -196,8 +201,8 @@ impl Pending {
         (self.owner, self.hold, self.terms.lease().length())
     }
 
-    /// The guard whose incarnation was to be entered, and whose end was found by asking, stands for nothing; says whether it was only
-    /// implied, so that the owner may acquire afresh.
+    /// The store reported that the incarnation to join is over, so its guards are lost. Returns whether the
+    /// join was only implied, in which case the owner may acquire afresh.
     pub(super) fn unjoin(&mut self) -> bool {
         let Some(token) = self.join else {
             return false;
@@ -209,7 +214,7 @@ impl Pending {
         std::mem::take(&mut self.implied)
     }
 
-    /// Gives up: whatever the store may have of it, and these tickets, are the janitor's now.
+    /// Gives up: the cleanup undoes whatever the store may have executed, and removes these tickets.
     pub(super) fn abandon(&mut self, tickets: Vec<Ticket>) {
         let under_way = self.under_way.take();
         let unsettled = self.unsettled.take();

@@ -1,20 +1,21 @@
-//! A store that fails or does not answer: how long to go on, and what to say in the end.
+//! Store failures: how long an acquire goes on while the store fails or does not answer, and the error at
+//! the end.
 
 use crate::{
     call::ATTEMPT,
     clock::Instant,
-    error::{DriverError, Effect, Error, ErrorKind, Phase, Retry, about},
+    error::{DriverError, Effect, Error, ErrorKind, RetryClass, TimeoutPhase, about},
 };
 use std::time::Duration;
 
-/// The pause between attempts that failed: doubling from the first to the last, jittered 50–100 %.
+/// The pause between failed attempts: doubling from the first value to the last, jittered 50–100 %.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
 #[derive(Debug)]
 pub(super) struct Trouble {
-    /// How long the store may fail before that is the answer.
+    /// How long the store may fail before the acquire fails.
     patience: Duration,
-    /// The most that one attempt may take.
+    /// The most time that one attempt may take.
     within: Duration,
     since: Option<Instant>,
     last: Option<DriverError>,
@@ -44,34 +45,35 @@ impl Trouble {
         self.at_once = false;
     }
 
-    /// Since when the store has failed everybody who waits: an answer to one of them ended what this one saw before.
+    /// Takes over the time since which the store has failed all waiters of the queue. An answer to one of
+    /// them ended what this one saw before.
     pub(super) fn inherit(&mut self, since: Instant) {
         self.since = Some(since);
     }
 
-    /// How many attempts failed on end.
+    /// How many attempts failed in a row.
     pub(super) fn attempts(&self) -> u32 {
         self.attempts
     }
 
-    /// A grant came when its lease was over: as bad as no answer.
+    /// A grant came after its lease was over, which counts as no answer.
     pub(super) fn too_late(&mut self, now: Instant) -> Result<(), Error> {
         self.at_once = self.attempts == 0;
         self.goes_on(now)
     }
 
-    /// An attempt failed; the error, if going on is pointless.
+    /// An attempt failed. Returns the error if going on is pointless.
     pub(super) fn failed(&mut self, error: DriverError, now: Instant) -> Result<(), Error> {
         self.unknown |= error.effect() == Effect::Unknown;
-        if error.retry() == Retry::Never || error.kind() == ErrorKind::Overloaded {
+        if error.retry() == RetryClass::Never || error.kind() == ErrorKind::Overloaded {
             return Err(error.into());
         }
-        self.at_once = error.retry() == Retry::Now && self.attempts == 0;
+        self.at_once = error.retry() == RetryClass::Now && self.attempts == 0;
         self.last = Some(error);
         self.goes_on(now)
     }
 
-    /// An attempt was not answered in time; the error, if going on is pointless.
+    /// An attempt was not answered in time. Returns the error if going on is pointless.
     pub(super) fn unanswered(&mut self, now: Instant) -> Result<(), Error> {
         self.unknown = true;
         self.at_once = true; // it took its time already
@@ -85,7 +87,7 @@ impl Trouble {
             return Ok(());
         }
         let message = format!(
-            "the store has failed for {} ({} attempts): see that it runs, can be reached, and answers within {}",
+            "the store has failed for {} ({} attempts): check that it runs, can be reached, and answers within {}",
             about(now.since(since)),
             self.attempts,
             self.in_time(self.within)
@@ -104,12 +106,12 @@ impl Trouble {
         doubled.min(PAUSE.1).mul_f64(0.5 + jitter / 2.0)
     }
 
-    /// The caller's time is up, and the store was the reason.
+    /// The error when the caller's time is up because of the store.
     pub(super) fn timeout(&mut self, waited: Duration) -> Error {
-        let phase = Phase::Request;
+        let phase = TimeoutPhase::Request;
         let message = format!(
-            "not acquired within {}, and the store had not answered ({} attempts): see that it runs, can be reached, and answers \
-             within {}; what it may still have taken is being given back",
+            "not acquired within {}, and the store had not answered ({} attempts): check that it runs, can be reached, and answers \
+             within {}; a lock that it may still have granted is being given back",
             about(waited),
             self.attempts,
             self.in_time(waited)
@@ -117,7 +119,7 @@ impl Trouble {
         self.named(ErrorKind::Timeout { phase }, message)
     }
 
-    /// What an attempt has, and how to give it more.
+    /// The time that an attempt has, and how to give it more.
     fn in_time(&self, waited: Duration) -> String {
         match self.within {
             within if waited < within => about(waited),
@@ -131,7 +133,7 @@ impl Trouble {
 
     fn named(&mut self, kind: ErrorKind, message: String) -> Error {
         let error = Error::new(kind, message)
-            .with_retry(Retry::Later)
+            .with_retry(RetryClass::Later)
             .with_effect(if self.unknown {
                 Effect::Unknown
             } else {

@@ -1,8 +1,9 @@
-//! The one waiting loop, for stores that queue and push, that only notify, and that only answer.
+//! Waiting loop: one for stores that queue and notify, that only notify, and that only answer.
 //!
-//! Waiters of a client stand in a local queue, first in, first out. Its head talks to the store: it attempts with the queue's ticket
-//! when a wake-up came or the time to look has come, whichever is first, and sleeps in between. A wake-up is only ever a reason to
-//! look, so one that is lost, late or wrong costs time and nothing else. Whoever leaves hands head and ticket on.
+//! Waiters of a client stand in a local queue, first in, first out. Only its head talks to the store. It
+//! attempts with the queue's ticket when a wake-up came or the poll time is reached, whichever is first,
+//! and sleeps in between. A wake-up only ever triggers a poll, so one that is lost, late or wrong costs
+//! time and nothing else. A waiter that leaves passes head and ticket on.
 
 use super::{
     closing, gone,
@@ -10,7 +11,8 @@ use super::{
     trouble::Trouble,
 };
 use crate::{
-    book::{Queue, Waiter},
+    book::{Queue, Seat, Waiter},
+    caller::Caller,
     clock::Instant,
     driver::{Held, Wake},
     error::{Error, about},
@@ -24,10 +26,10 @@ use crate::{
 };
 use std::{sync::Arc, time::Duration};
 
-/// The longest time between two looks, also where the store pushes: what a lost wake-up costs at most.
+/// The longest time between two polls, even on a store that notifies: the most that a lost wake-up costs.
 const LOOK_AT_MOST: Duration = Duration::from_secs(2);
 
-/// How long a store may fail while somebody waits without a limit: one lease, within these.
+/// How long a store may fail while a task waits without a limit: one lease, within these bounds.
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(30));
 
 pub(super) struct Wait {
@@ -38,19 +40,20 @@ pub(super) struct Wait {
     began: Instant,
     interval: Duration,
     trouble: Trouble,
-    /// When an owner that was given, and may be inside through another client, asks again past the queue.
+    /// When a given owner, which may hold the lock through another client, asks again past the queue.
     ask_at: Instant,
-    /// It was said once that the holder is this very client.
+    /// The log has said once that this very task is the holder.
     told: bool,
-    /// What the store said last, if it said anything.
+    /// The store's last refusal, if any.
     last: Option<Held>,
 }
 
-/// Where somebody stands in the queue of his name.
+/// A waiter's place in the queue of its lock.
 #[derive(Default)]
 struct Place {
     waiter: Arc<Waiter>,
-    queued: bool,
+    /// Set while the waiter is in the queue.
+    seat: Option<Seat>,
 }
 
 enum Step {
@@ -99,7 +102,7 @@ impl Wait {
                     tokio::select! {
                         biased;
                         () = self.place.waiter.wake.notified() => {}
-                        () = inner.revoked() => {}
+                        () = inner.shutting_down() => {}
                         () = inner.clock.sleep_until(until.min(self.end)) => {}
                     }
                 }
@@ -107,7 +110,7 @@ impl Wait {
                     let answer = tokio::select! {
                         biased;
                         answer = self.pending.attempt((line, next), look, now, self.end) => answer,
-                        () = inner.revoked_meanwhile() => return Err(closing()),
+                        () = inner.shutting_down_meanwhile() => return Err(closing()),
                     };
                     if let Some(guard) = self.judge(inner, name, answer, line, next)? {
                         return Ok(guard);
@@ -118,15 +121,15 @@ impl Wait {
         }
     }
 
-    /// What to do now.
+    /// Decides the next step.
     fn step(&mut self, inner: &Arc<Inner>, name: &LockName, now: Instant) -> Step {
         let past = Step::Attempt {
             line: None,
             next: None,
             look: false,
         };
-        if self.given && !self.place.queued {
-            // An owner that was given makes its first attempt past every queue.
+        if self.given && self.place.seat.is_none() {
+            // A given owner makes its first attempt past every queue.
             return if now >= self.ask_at {
                 past
             } else {
@@ -136,7 +139,7 @@ impl Wait {
         let mut book = inner.book();
         let queue = &mut book.page(name).queue;
         self.place.enter(queue, inner.flawed(Flaw::LastInFirstOut));
-        if !queue.is_head(&self.place.waiter) {
+        if !self.place.is_head(queue) {
             return match self.given {
                 true if inner.flawed(Flaw::OwnerAsksOnce) => Step::Sleep(Instant::FAR),
                 true if now >= self.ask_at => past,
@@ -177,7 +180,7 @@ impl Wait {
                     as_head: line.is_some(),
                     next: next.is_some(),
                     open: self.pending.is_open(),
-                    // A store that only answers is told nothing by asking it now.
+                    // A store without wake-ups gains nothing from being asked now.
                     stands: inner.caps.wake == Wake::Poll,
                     look_at: now + self.interval,
                     now,
@@ -194,7 +197,7 @@ impl Wait {
                 }
                 inner.store_answers(name);
                 if let (Some(line), Some(page)) = (line, inner.book().find(name)) {
-                    // The ticket was used up by a grant that is worth nothing.
+                    // A worthless grant used the ticket up.
                     let queue = &mut page.queue;
                     if queue.ticket == Some(line) {
                         queue.ticket = queue.next.take().filter(|_| next.is_some());
@@ -228,7 +231,7 @@ impl Wait {
         Ok(None)
     }
 
-    /// Held by another: when to look again.
+    /// Another owner holds the lock: sets when to poll again.
     fn refused(
         &mut self,
         inner: &Arc<Inner>,
@@ -241,14 +244,15 @@ impl Wait {
             let mut book = inner.book();
             let page = book.page(name);
             let own = page.live(&inner.clock);
-            if as_head && page.queue.is_head(&self.place.waiter) {
+            if as_head && self.place.is_head(&page.queue) {
                 let pause = match inner.caps.wake {
                     _ if inner.flawed(Flaw::EagerLooks) => SHORTEST,
-                    // A lock of this client is not waited for at the store: its release pokes the queue.
+                    // This client holds the lock, so the store is not polled often: its release wakes the
+                    // queue.
                     Wake::Poll if own.is_some() => self.interval,
-                    Wake::Poll => inner.poll_pause(page.queue.looks, held.look_in),
+                    Wake::Poll => inner.poll_pause(page.queue.looks, held.poll_in),
                     _ => held
-                        .look_in
+                        .poll_in
                         .map_or(self.interval, |rest| rest.min(self.interval)),
                 };
                 page.queue.looks = page.queue.looks.saturating_add(1);
@@ -261,6 +265,7 @@ impl Wait {
         self.last = Some(held);
         self.ask_at = now + self.interval;
         if let Some(own) = own
+            && own.by == Caller::current()
             && !self.told
         {
             self.told = true;
@@ -271,7 +276,8 @@ impl Wait {
         }
     }
 
-    /// The store fails whoever is the head: the patience of the queue is one, not one for each in it.
+    /// The store fails, whatever waiter is the head: the queue has one failure limit, not one for each
+    /// waiter.
     fn share_trouble(&mut self, inner: &Arc<Inner>, name: &LockName, now: Instant) {
         if inner.flawed(Flaw::PatienceNotShared) {
             return;
@@ -279,7 +285,7 @@ impl Wait {
         if let Some(page) = inner
             .book()
             .find(name)
-            .filter(|page| page.queue.is_head(&self.place.waiter))
+            .filter(|page| self.place.is_head(&page.queue))
         {
             self.trouble.inherit(*page.queue.failing.get_or_insert(now));
         }
@@ -303,7 +309,7 @@ impl Wait {
     fn timeout(&mut self, inner: &Arc<Inner>, name: &LockName) -> Error {
         let now = inner.clock.now();
         let failing = (inner.book().find(name)).is_some_and(|page| page.queue.failing.is_some());
-        // One look that only the end of the wait cut short says nothing about the store.
+        // One poll that only the end of the wait cut short says nothing about the store.
         let cut = self.last.is_some() && self.trouble.attempts() <= 1;
         if (self.trouble.attempts() > 0 || failing) && !cut {
             return self.trouble.timeout(now.since(self.began));
@@ -311,11 +317,12 @@ impl Wait {
         inner.not_acquired(name, now.since(self.began), self.last.as_ref())
     }
 
-    /// Out of the queue without the lock: what this waiter stood in line with goes to the next one, or is given up.
+    /// Leaves the queue without the lock. This waiter's tickets go to the next one, or are returned to be
+    /// given up.
     fn withdraw(&mut self) -> Vec<Ticket> {
-        if !std::mem::take(&mut self.place.queued) {
+        let Some(seat) = self.place.seat.take() else {
             return Vec::new();
-        }
+        };
         let open = self.pending.is_open();
         let (inner, name) = self.pending.of();
         let mut book = inner.book();
@@ -324,9 +331,10 @@ impl Wait {
         };
         let queue = &mut page.queue;
         let mut unwanted = Vec::new();
-        if queue.remove(&self.place.waiter) {
+        if queue.remove(seat) {
             if open {
-                // The attempt under way may yet use the ticket up: the next head stands in line with one of its own.
+                // The attempt in flight may yet use the ticket up: the next head enters the store's queue
+                // with its own.
                 unwanted.extend(queue.ticket.take());
                 queue.ticket = queue.next.take();
                 queue.poked = true;
@@ -334,7 +342,7 @@ impl Wait {
             if queue.len() == 0 {
                 unwanted.extend(queue.ticket.take());
                 unwanted.extend(queue.next.take().filter(|_| open));
-                queue.failing = None; // the trouble of whoever waited
+                queue.failing = None; // it belonged to the waiters that left
             }
             queue.wake_head();
         }
@@ -346,48 +354,54 @@ impl Wait {
     }
 }
 
-/// A grant, as the queue has to know of it.
+/// What the queue has to know about a grant.
 struct Arrival {
-    /// It came to the head's ticket, and with it another ticket stands.
+    /// It came to the head's ticket.
     as_head: bool,
+    /// With it, the `next` ticket entered the store's queue.
     next: bool,
     /// An attempt before it was not answered.
     open: bool,
-    /// Whoever is next need not ask at once.
+    /// The next head need not ask at once.
     stands: bool,
     look_at: Instant,
     now: Instant,
 }
 
 impl Place {
-    /// In the queue from now on.
+    /// Enters the queue.
     fn enter(&mut self, queue: &mut Queue, second: bool) {
-        if std::mem::replace(&mut self.queued, true) {
+        if self.seat.is_some() {
             return;
         }
-        if second {
-            queue.enter_first_but_one(&self.waiter);
+        self.seat = Some(if second {
+            queue.enter_first_but_one(&self.waiter)
         } else {
-            queue.enter(&self.waiter);
-        }
+            queue.enter(&self.waiter)
+        });
         if queue.len() == 1 {
             queue.begin();
         }
     }
 
-    /// Out of the queue with the lock: the next one in it becomes the head. Says which tickets nobody wants any more.
+    fn is_head(&self, queue: &Queue) -> bool {
+        self.seat.is_some_and(|seat| queue.is_head(seat))
+    }
+
+    /// Leaves the queue with the lock, and the next waiter becomes the head. Returns the tickets that no
+    /// waiter needs any more.
     fn arrive(&mut self, queue: &mut Queue, arrival: &Arrival) -> [Option<Ticket>; 2] {
         let mut unwanted = [None, None];
         queue.failing = None;
-        if !std::mem::take(&mut self.queued) || !queue.remove(&self.waiter) {
-            return unwanted; // past the queue, which waits on
+        if !self.seat.take().is_some_and(|seat| queue.remove(seat)) {
+            return unwanted; // granted past the queue, which waits on
         }
         if arrival.as_head {
-            // What an attempt that was not answered brought along may stand in line, though this one did not.
+            // An unanswered attempt may have put its `next` ticket in the queue, though this one did not.
             let brought = queue.next.take();
             queue.ticket = brought.filter(|_| arrival.next);
             unwanted[0] = brought.filter(|_| !arrival.next && arrival.open);
-            // Who has no ticket in line yet gets one at once.
+            // A next head without a ticket in the queue asks at once to get one.
             let stands = queue.ticket.is_some() || arrival.stands;
             queue.look_at = if stands { arrival.look_at } else { arrival.now };
         }
@@ -402,14 +416,16 @@ impl Place {
     }
 }
 
-/// The usual self-deadlock explains itself.
+/// Says which task of this client holds the lock, which explains the usual self-deadlock.
 pub(super) fn itself(own: &Hold, now: Instant) -> String {
-    format!(
-        "this client itself acquired at {}, {} ago: if that is the same task, it waits for itself (guard.scope, or a pass, \
-         re-enters)",
-        own.at,
-        about(now.since(own.since))
-    )
+    let (whose, hint) = if own.by == Caller::current() {
+        let hint = ": unless another branch of it releases the lock, it waits for itself (guard.scope, or a pass, re-enters)";
+        ("this very task", hint)
+    } else {
+        ("another task of this client", "")
+    };
+    let ago = about(now.since(own.since));
+    format!("{whose} acquired at {}, {ago} ago{hint}", own.at)
 }
 
 impl Drop for Wait {
@@ -419,22 +435,23 @@ impl Drop for Wait {
     }
 }
 
-/// The shortest pause between two looks that nothing woke.
+/// The shortest pause between two polls without a wake-up.
 const SHORTEST: Duration = Duration::from_millis(1);
 
 impl Inner {
-    /// Whoever asked: the trouble of those who wait for that name is over.
+    /// The store answered some caller, so the failures of the waiters for that name are over.
     pub(super) fn store_answers(&self, name: &LockName) {
         if let Some(page) = self.book().find(name) {
             page.queue.failing = None;
         }
     }
 
-    /// A store that only answers is asked after 1 ms, 2 ms, 4 ms … up to the cap, jittered 50–100 %, or when the lease it told of must be over.
+    /// The pause before the next poll of a store without wake-ups: 1 ms, 2 ms, 4 ms … up to the poll
+    /// interval, jittered 50–100 %, or until the lease that the store told of must be over.
     fn poll_pause(&self, looks: u32, rest: Option<Duration>) -> Duration {
         let step = SHORTEST
             .saturating_mul(1 << looks.min(20))
-            .min(self.look_cap);
+            .min(self.poll_interval);
         let jittered = step.mul_f64(0.5 + self.jitter() / 2.0);
         rest.map_or(jittered, |rest| jittered.min(rest.saturating_add(SHORTEST)))
     }

@@ -1,7 +1,7 @@
-//! What a driver answers.
+//! Answers: what a driver returns to the core.
 
 use crate::{
-    driver::request::{Lane, Note},
+    driver::request::{HolderInfo, Lane},
     identity::{FencingToken, Fingerprint, Ticket},
     name::LockName,
 };
@@ -11,15 +11,15 @@ use std::{num::NonZeroU32, ops::RangeInclusive, time::Duration};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Acquired {
-    /// Taken.
+    /// The lock was taken.
     Granted(Grant),
-    /// Refused: somebody holds it, or it is shut, or it is another's turn.
+    /// Refused: the lock is held, unavailable for its minimum hold, or reserved for another ticket.
     Held(Held),
-    /// The incarnation to be joined is over.
+    /// The incarnation to re-enter is over.
     Gone,
 }
 
-/// A lock taken.
+/// A granted acquire.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Grant {
@@ -27,13 +27,13 @@ pub struct Grant {
     pub token: Option<FencingToken>,
     /// How many holds the incarnation has now.
     pub holds: NonZeroU32,
-    /// What the store still had to run when it answered, counted from the instant *before* the request was given to the driver: the
-    /// lease, what a repeat found left of it, a session's proven rest.
+    /// How long the hold is valid, counted from the instant *before* the request was given to the driver:
+    /// the lease, the rest of it that a repeat found, or the proven rest of a session.
     pub valid_for: Duration,
 }
 
 impl Grant {
-    /// A grant.
+    /// Builds a grant.
     #[must_use]
     pub fn new(token: Option<FencingToken>, holds: NonZeroU32, valid_for: Duration) -> Self {
         Self {
@@ -44,41 +44,42 @@ impl Grant {
     }
 }
 
-/// A refusal, with whatever is known.
+/// A refused acquire, with what the store told.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Held {
-    /// Who holds it.
+    /// The holder.
     pub by: Option<Holder>,
-    /// Look again no later than that, though no hint came; `None`: the core's own interval.
-    pub look_in: Option<Duration>,
+    /// Poll again after this time at the latest, even without a wake-up; `None`: after the core's own
+    /// interval.
+    pub poll_in: Option<Duration>,
     /// How many tickets stand before this one.
     pub ahead: Option<u32>,
 }
 
-/// Somebody inside.
+/// A holder of a lock.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Holder {
-    /// Hashed by the driver from whatever stands there: no answer carries a secret.
+    /// The driver hashes it from the stored owner: no answer carries a secret.
     pub owner: Fingerprint,
     /// Its token.
     pub token: Option<FencingToken>,
-    /// What its lease has left.
+    /// The rest of its lease.
     pub rest: Option<Duration>,
-    /// What it said of itself.
-    pub note: Note,
+    /// The holder info that it sent with its acquire.
+    pub note: HolderInfo,
 }
 
 impl Holder {
-    /// A holder of whom only the owner is known.
+    /// Builds a holder of which only the owner is known.
     #[must_use]
     pub fn new(owner: Fingerprint) -> Self {
         Self {
             owner,
             token: None,
             rest: None,
-            note: Note::default(),
+            note: HolderInfo::default(),
         }
     }
 }
@@ -87,12 +88,12 @@ impl Holder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Renewed {
-    /// It lasts.
+    /// The hold is there and lasts.
     Until {
-        /// How long, counted like [`Grant::valid_for`].
+        /// How long it lasts, counted like [`Grant::valid_for`].
         valid_for: Duration,
     },
-    /// It is not there.
+    /// The hold is not there.
     NotHeld,
 }
 
@@ -100,26 +101,26 @@ pub enum Renewed {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Released {
-    /// The name is free, or the line was served.
+    /// The name is free, or the queue was served.
     Freed,
     /// Other holds of the incarnation are left.
     StillHeld {
         /// How many.
         holds: NonZeroU32,
     },
-    /// Nobody is inside, and the name stays shut.
+    /// No hold is left, and the lock stays unavailable for its minimum hold.
     Kept {
         /// For how long.
         rest: Duration,
     },
-    /// That hold was not there.
+    /// The hold was not there.
     NotHeld {
-        /// Who is inside instead, if the store told.
+        /// The current holder, if the store told.
         by: Option<Holder>,
     },
 }
 
-/// A wake-up.
+/// A wake-up from the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Hint {
@@ -127,82 +128,87 @@ pub enum Hint {
     Turn {
         /// The lock.
         name: LockName,
-        /// Whose turn it is.
+        /// The ticket that it is reserved for.
         ticket: Ticket,
     },
-    /// This ticket is now next in line: look then.
+    /// This ticket is now first in the queue: poll after `poll_in`.
     First {
         /// The lock.
         name: LockName,
         /// The ticket.
         ticket: Ticket,
-        /// When the one before it must be done.
-        look_in: Duration,
+        /// The time by which the hold before it must be over.
+        poll_in: Duration,
     },
-    /// Perhaps free.
+    /// The lock may be free.
     Free(LockName),
-    /// A session ended: the core renews its lane at once, and `NotHeld` is then a loss with reason `Session`.
+    /// A session ended. The core renews its lane at once; a `NotHeld` answer is then a loss with reason
+    /// `Session`.
     Over(Lane),
-    /// Anything may have been missed.
-    LookAgain,
+    /// Any wake-up may have been missed.
+    Resync,
 }
 
 /// The answer to [`break_lock`](crate::DistributedLock::break_lock).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Broken {
-    /// It was held or shut, and is not any more.
+    /// The name was held or unavailable, and is now free.
     Freed {
-        /// The token it had, if somebody was inside.
+        /// The token that it had, if it was held.
         token: Option<FencingToken>,
     },
-    /// It has another token than the one named: nothing was done.
+    /// The name has another token than the one given: nothing was done.
     Changed {
-        /// The one it has.
+        /// The token that it has.
         token: Option<FencingToken>,
     },
-    /// Nobody held it and nothing kept it shut.
+    /// The name was neither held nor unavailable.
     WasFree,
 }
 
-/// Where a walk over the names goes on: the driver's own, the core only carries it.
+/// The position of a listing over the names. It is the driver's own; the core only carries it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor(pub Vec<u8>);
 
-/// One step of a walk over the names.
+/// One page of a listing over the names.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Page {
-    /// What was found.
+    /// The names found.
     pub found: Vec<Snapshot>,
-    /// Where to go on; `None` is the only end.
+    /// The cursor to go on with; `None` is the only end.
     pub next: Option<Cursor>,
 }
 
 impl Page {
-    /// A step.
+    /// Builds a page.
     #[must_use]
     pub fn new(found: Vec<Snapshot>, next: Option<Cursor>) -> Self {
         Self { found, next }
     }
 }
 
-/// One name at one moment.
+/// The state of one name at one moment.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Snapshot {
     /// The name.
     pub name: LockName,
-    /// Who is inside; empty: nobody.
+    /// The holders; empty if the name is not held.
     pub holders: Vec<Holder>,
-    /// How many living holds they have together.
+    /// How many live holds they have together.
     pub holds: u32,
-    /// Nobody inside, yet closed that long: kept or reserved.
+    /// How long the name stays unavailable without a holder: for its minimum hold, or because it is
+    /// reserved.
     pub shut: Option<Duration>,
     /// How many clients wait, where the store knows.
     pub waiters: Option<u32>,
     /// How long ago the incarnation began, where the store knows.
     pub age: Option<Duration>,
+    /// Why its record cannot be read. The name may be held and cannot be acquired until it is broken.
+    /// Nothing else is known of it.
+    pub damaged: Option<String>,
 }
 
 impl Snapshot {
@@ -216,34 +222,45 @@ impl Snapshot {
             shut: None,
             waiters: None,
             age: None,
+            damaged: None,
         }
+    }
+
+    /// A name whose record cannot be read.
+    #[must_use]
+    pub fn damaged(name: LockName, why: impl Into<String>) -> Self {
+        let mut shown = Self::free(name);
+        shown.damaged = Some(why.into());
+        shown
     }
 }
 
-/// What a store can do.
+/// The capabilities of a store.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Capabilities {
     /// `redis`, `mysql`, ….
     pub backend: &'static str,
-    /// Which store, without secrets (scheme, hosts, database, prefix, layout): what a [`Pass`](crate::Pass) is matched by.
+    /// The store, without secrets (scheme, hosts, database, prefix, layout): a [`Pass`](crate::Pass) is
+    /// matched by it.
     pub store: String,
     /// How waiters are woken.
     pub wake: Wake,
-    /// The leases it can give. On ZooKeeper kept ones are exactly the upper end.
+    /// The leases it can give. On ZooKeeper, a renewed lease has exactly the upper end.
     pub leases: RangeInclusive<Duration>,
-    /// How long after `give_up` an acquire could still take hold, while the server runs.
+    /// How long after `give_up` an acquire could still take the lock, while the server runs.
     pub late: Duration,
     /// The most entries of one batch of renewals.
     pub renew_batch: usize,
     /// Whether grants carry a fencing token.
     pub fencing: bool,
-    /// Holds end with the client, not before: no detach; the core ends a fixed lease by a release.
+    /// Holds end with the client's session, not before. There is no detach, and the core ends a fixed lease
+    /// by a release.
     pub session_bound: bool,
 }
 
 impl Capabilities {
-    /// A store that only answers, gives every lease and numbers its grants.
+    /// A store without wake-ups that gives every lease and numbers its grants.
     #[must_use]
     pub fn new(backend: &'static str, store: impl Into<String>) -> Self {
         Self {
@@ -263,10 +280,11 @@ impl Capabilities {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Wake {
-    /// It keeps the order and pushes to the next.
+    /// It keeps tickets in a queue, reserves a free name for the first one, and notifies its client
+    /// ([`Hint::Turn`], [`Hint::First`]).
     Line,
-    /// It only notifies.
+    /// It only notifies that a name may be free ([`Hint::Free`]): waiters race, and no name is reserved.
     Hints,
-    /// It only answers.
+    /// It sends no wake-ups: the core polls, and tickets mean nothing.
     Poll,
 }

@@ -1,26 +1,29 @@
-//! The contract between dlock's core and a driver.
+//! Driver contract: the trait that a store implements and the core calls.
 //!
-//! A driver answers; the core decides when to ask, how often, and what silence means. Every bullet of the trait's methods
-//! can be falsified by a case of `dlock-conformance`; the word before it is the clause the case stands under.
+//! A driver answers requests. The core decides when to send one, how often, and what a missing answer
+//! means. A case of `dlock-conformance` can falsify every bullet of the trait's methods; the word before a
+//! bullet is the clause that the case belongs to.
 //!
-//! Requests are built by the core and the suite, answers by the driver: each has a `new` for what it cannot be without and
-//! is `#[non_exhaustive]`, so that a new field or hint breaks no driver.
+//! The core and the suite build requests, the driver builds answers. Each type has a `new` with its
+//! mandatory fields and is `#[non_exhaustive]`, so that a new field or hint breaks no driver.
 //!
 //! # What the core never assumes
-//! That a name has one holder, one hold, or a token; that a grant lasts for the lease asked for; that an error means "not
-//! executed"; that one confirmed release ends a hold while an unanswered acquire is younger than `give_up + late`; that
-//! calls run in the order sent; that hints arrive; that `by`, `look_in` or `waiters` are known; that waiting is fair; that
-//! the store's time relates to ours or to another lane's; that a driver is one server, one connection or one failure; that
+//! The core never assumes that a name has one holder, one hold, or a token; that a grant lasts for the
+//! lease asked for; that an error means "not executed"; that one confirmed release ends a hold while an
+//! unanswered acquire is younger than `give_up + late`; that calls run in the order sent; that hints
+//! arrive; that `by`, `poll_in` or `waiters` are known; that waiting is fair; that the store's time relates
+//! to the client's or to another lane's; that a driver is one server, one connection or one failure; that
 //! holds die with the client or outlive it; that `NotHeld` before the deadline is benign.
 
 mod answer;
+pub mod kit;
 mod request;
 
 pub use answer::{
     Acquired, Broken, Capabilities, Cursor, Grant, Held, Hint, Holder, Page, Released, Renewed,
     Snapshot, Wake,
 };
-pub use request::{Acquire, Holds, Lane, Note, Release, Renew};
+pub use request::{Acquire, HolderInfo, Holds, Lane, Release, Renew};
 
 use crate::{
     clock::Instant,
@@ -32,28 +35,32 @@ use async_trait::async_trait;
 use futures_core::stream::BoxStream;
 use std::fmt::Debug;
 
-/// What a driver's calls answer.
+/// The result of a driver's call.
 pub type Result<T, E = DriverError> = std::result::Result<T, E>;
 
-/// A store that locks live in: a handful of atomic steps, each answered once.
+/// A store of locks: a handful of atomic steps, each answered once.
 ///
-/// The core bounds every call from outside. One driver serves one [`Client`](crate::Client): tickets and hints belong to it.
+/// The core limits the time of every call. One driver serves one [`Client`](crate::Client), to which its
+/// tickets and hints belong.
 ///
 /// # Cancel safety
-/// A dropped future gives up at most the connection it used; what it asked for may still happen, at the latest
-/// `give_up + late` ([`Capabilities::late`]).
+/// A dropped future gives up at most the connection that it used. Its request may still be executed, at the
+/// latest at `give_up + late` ([`Capabilities::late`]).
 ///
 /// # Clauses
-/// The ids before the bullets are those of `GUARANTEES.md`. Clauses that bind the core alone (`loss`, `wait`, `shutdown`) have no bullet here.
+/// The ids before the bullets are those of `GUARANTEES.md`. Clauses that bind only the core (`loss`,
+/// `wait`, `shutdown`) have no bullet here.
 #[async_trait]
 pub trait DistributedLock: Debug + Send + Sync + 'static {
-    /// What the store can do: data, fixed once the driver is connected.
+    /// The capabilities of the store: data, fixed once the driver is connected.
     fn capabilities(&self) -> &Capabilities;
 
-    /// The lane of a name. Names of one lane share a fate (a session, a shard, a node); the core never mixes lanes in one `renew`.
+    /// The lane of a name. Names of one lane share a fate (a session, a shard, a node). The core never
+    /// mixes lanes in one `renew`.
     fn lane(&self, name: &LockName) -> Lane;
 
-    /// Takes the lock if it is free, lapsed, reserved for `req.line`, or already this owner's, whoever else waits.
+    /// Takes the lock if it is free, expired, reserved for `req.line`, or already this owner's, even if
+    /// other owners wait.
     ///
     /// - `mutex`: held by another owner, its lease unexpired by the store's clock: `Held`, nothing changed but the line.
     /// - `name`: two names that differ in a byte are two locks.
@@ -67,31 +74,36 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     /// - `wait`: free while others stand in line: `Held`, and the head of the line is served.
     /// - `wait`: refused with `req.line`: that ticket stands, or keeps its place, in line, in the same step. `cancel`: refused without: no trace is left.
     /// - `wait`: granted: `req.line` is used up, and `req.next` stands at the end of the line.
-    /// - `late`: executed after `give_up + late`: nothing is taken and nobody queued.
+    /// - `late`: executed after `give_up + late`: nothing is taken and nobody queued. If it is still answered: with
+    ///   an error of effect none that may be retried, or `Held`; never `Granted`.
+    /// - `fencing`: tokens grow over a lost record, a restart and a flush of the store while its clock goes on: a counter in the record is not
+    ///   enough, one that begins at the store's time is.
     /// - `error`: more than [`MAX_HOLDS`](crate::MAX_HOLDS) holds: `Overloaded`, nothing changed.
     ///
     /// # Errors
     /// When the store did not answer, or refused for a reason of its own; the effect says which.
     async fn acquire(&self, req: &Acquire) -> Result<Acquired>;
 
-    /// Takes a ticket out of the line, or hands on what was reserved for it.
+    /// Takes a ticket out of the queue, or passes on what was reserved for it. A store without a queue
+    /// stops listening for that ticket, if it did, and returns `Ok`.
     ///
     /// - `cancel`: afterwards the ticket is not served, and delays nobody.
     /// - `cancel`: an unknown ticket, or one used up: `Ok`, nothing changed.
     ///
     /// # Errors
-    /// When the store did not answer; repeating is harmless, tickets are never used twice.
+    /// When the store did not answer. Repeating is harmless, because tickets are never used twice.
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()>;
 
-    /// Prolongs holds: one answer per entry, in order, each judged alone. No name stands twice in a batch.
+    /// Renews holds: one answer per entry, in order, each judged alone. A name occurs once in a batch.
     ///
     /// - `renew`: a hold that is there lasts the lease asked for from the execution on, never less than before.
     /// - `owner`: a hold that is not there, is another owner's or is past its end: `NotHeld`, nothing changed; others of the batch are served.
+    /// - `renew`: without a lease a hold that is there keeps its end, and the answer is what it has left.
     /// - `renew`: never creates a hold or a record.
-    /// - `late`: executed after `give_up + late`: nothing is prolonged.
+    /// - `late`: executed after `give_up + late`: nothing is prolonged. If it is still answered: with an error of effect none, or with what was left.
     ///
     /// # Errors
-    /// For the whole batch when the store did not answer, for one entry when only that one failed.
+    /// For the whole batch when the store did not answer; for one entry when only that one failed.
     async fn renew(
         &self,
         lane: Lane,
@@ -99,25 +111,29 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
         give_up: Instant,
     ) -> Result<Vec<Result<Renewed>>>;
 
-    /// Removes holds; when none is left it frees the name and serves the line.
+    /// Removes holds. When none is left, it frees the name and serves the queue.
     ///
     /// - `owner`: a hold that is not there, is another owner's or is past its end: `NotHeld`, nothing changed.
     /// - `lease`: other holds stay, and the record lasts until the latest end among them.
     /// - `reentry`: free only when the last hold is gone, in whatever order they go.
     /// - `late`: never refused for being late.
     /// - `keep`: with `req.keep` and no hold left the name stays shut that long, and until the longest `keep` of this incarnation, whichever hold goes last.
+    /// - `keep`: ends with the incarnation: after a lapse of the last hold the name is free, whatever `keep` another hold was released with.
     ///
     /// # Errors
     /// When the store did not answer; repeating is harmless.
     async fn release(&self, req: &Release) -> Result<Released>;
 
-    /// Wake-ups for every ticket of this client. Taken once; a second call gives an empty stream. Ends with [`close`](Self::close).
+    /// The wake-ups for every ticket of this client. The core takes the stream once; a second call gives an
+    /// empty one. The stream ends with [`close`](Self::close).
     ///
-    /// - `wait`: hints may be lost, late, doubled or wrong; after a gap in which some may have been lost: [`Hint::LookAgain`].
+    /// - `wait`: hints may be lost, late, doubled or wrong; after a gap in which some may have been lost: [`Hint::Resync`].
+    /// - `wait`: a client that was refused with `req.line` is listening: it began before the refusal was answered. A release after that
+    ///   brings [`Hint::Turn`] where there is a line, else [`Hint::Free`], or [`Hint::Resync`]. Only a broken connection loses it.
     /// - `wait`: stores that only answer: an empty stream.
     fn hints(&self) -> BoxStream<'static, Hint>;
 
-    /// Shows one name.
+    /// Shows the state of one name.
     ///
     /// - `admin`: changes nothing. A name never heard of is a free name, not an error.
     /// - `admin`: no answer carries an owner, only its fingerprint.
@@ -126,15 +142,17 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     /// When the store did not answer.
     async fn inspect(&self, name: &LockName) -> Result<Snapshot>;
 
-    /// One bounded step of server work: up to about `limit` held or shut names that begin with `prefix`, perhaps none, and where to go on.
+    /// Returns one page after a bounded amount of server work: up to about `limit` held or unavailable
+    /// names that begin with `prefix`, perhaps none, and the cursor to go on with.
     ///
     /// - `admin`: `next: None` is the only end. A name held during the whole walk appears at least once; changes nothing.
+    ///   A record that cannot be read is one entry ([`Snapshot::damaged`]) and hides no other.
     ///
     /// # Errors
-    /// When the store did not answer, or `from` is no cursor of this driver (`Misuse`).
+    /// When the store did not answer, or `from` is not a cursor of this driver (`Misuse`).
     async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page>;
 
-    /// Frees the name whoever holds it, if `only` is its token or `None`, then serves the line.
+    /// Frees the name, whatever owner holds it, if `only` is `None` or its token. Then it serves the queue.
     ///
     /// - `admin`: another token: `Changed`, nothing changed. - `admin`: a free name: `WasFree`.
     /// - `admin`: opens what was kept shut or reserved. The token counter stays; the line goes on.
@@ -144,7 +162,7 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     /// When the store did not answer.
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken>;
 
-    /// Gives connections and sessions back.
+    /// Closes connections and sessions.
     ///
     /// - `shutdown`: ends no hold: a session that still carries one is left to run out, not closed.
     /// - `crash`: what it held outlives it by no more than its leases.

@@ -1,4 +1,4 @@
-//! What the core asks.
+//! Requests: what the core sends to a driver.
 
 use crate::{
     clock::Instant,
@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-/// Names that share a fate: a session, a shard, a node.
+/// A group of names that share a fate: a session, a shard, a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lane(pub u32);
 
@@ -22,24 +22,31 @@ pub struct Lane(pub u32);
 pub struct Acquire {
     /// The lock.
     pub name: LockName,
-    /// Who wants it.
+    /// The owner to acquire as.
     pub owner: Owner,
-    /// The identity of this acquisition, repeated when the request is.
+    /// The identity of this acquisition; a repeated request has the same one.
     pub hold: HoldId,
-    /// How long it is to last.
+    /// The lease to grant.
     pub lease: Lease,
-    /// The ticket to stand in line with when it is refused; `None`: leave no trace.
+    /// The ticket that enters the queue when the acquire is refused; `None`: leave no trace. On a store
+    /// without a queue ([`Wake::Hints`](crate::Wake::Hints)), the client listens for the name from then on,
+    /// until [`leave`](crate::DistributedLock::leave) or a grant. [`Wake::Poll`](crate::Wake::Poll): ignore
+    /// it.
     pub line: Option<Ticket>,
-    /// The ticket with which this client's further local waiters stand in line when this one is granted.
+    /// The ticket that enters the queue for this client's further waiters when this acquire is granted. On
+    /// a store without a queue, the client listens with this ticket from then on, in place of `line`.
+    /// [`Wake::Poll`](crate::Wake::Poll): ignore it.
     pub next: Option<Ticket>,
-    /// Only re-enter this incarnation.
+    /// Re-enter this incarnation only.
     pub join: Option<FencingToken>,
-    /// Not the first attempt, so probably refused: a polling store reads before it writes.
+    /// This is not the first attempt, so it is probably refused. A store whose write costs more than a read
+    /// can read first. Ignoring it is correct.
     pub look: bool,
-    /// When the core stops waiting for the answer; the driver turns it into its server's time ([`ServerClock`](crate::ServerClock) helps).
+    /// When the core stops waiting for the answer. The driver converts it into its server's time
+    /// ([`ServerClock`](crate::ServerClock) helps).
     pub give_up: Instant,
-    /// What `inspect` shows of the holder; vanishes with the hold.
-    pub note: Arc<Note>,
+    /// The holder info that `inspect` shows. It ends with the hold.
+    pub note: Arc<HolderInfo>,
 }
 
 impl Acquire {
@@ -47,7 +54,7 @@ impl Acquire {
     #[must_use]
     pub fn new(name: LockName, owner: Owner, hold: HoldId, lease: Lease, give_up: Instant) -> Self {
         // Shared, because the core sets its own at once.
-        static NOTHING: LazyLock<Arc<Note>> = LazyLock::new(Arc::default);
+        static NOTHING: LazyLock<Arc<HolderInfo>> = LazyLock::new(Arc::default);
         Self {
             name,
             owner,
@@ -63,25 +70,25 @@ impl Acquire {
     }
 }
 
-/// What a holder says of itself for people to read.
+/// Holder info: what a holder tells people about itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Note {
+pub struct HolderInfo {
     /// The name of its machine, at most 64 bytes.
     pub host: String,
     /// Its process id there.
     pub pid: u32,
 }
 
-impl Note {
-    /// The note of this process.
+impl HolderInfo {
+    /// Holder info of this process.
     #[must_use]
     pub fn here() -> Self {
         let uname = rustix::system::uname();
         Self::new(uname.nodename().to_string_lossy(), std::process::id())
     }
 
-    /// A note; the host is cut to 64 bytes and loses its control characters and blanks.
+    /// Builds holder info. The host is cut to 64 bytes and loses its control characters and blanks.
     #[must_use]
     pub fn new(host: impl AsRef<str>, pid: u32) -> Self {
         let mut kept = String::new();
@@ -96,7 +103,7 @@ impl Note {
         Self { host: kept, pid }
     }
 
-    /// Reads what `Display` wrote; whatever else stands there gives an empty note.
+    /// Parses what `Display` wrote. Any other text gives empty holder info.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         match text.split_once(' ').map(|(pid, host)| (pid.parse(), host)) {
@@ -106,8 +113,8 @@ impl Note {
     }
 }
 
-/// `PID HOST`, one line, as stores keep it.
-impl fmt::Display for Note {
+/// `PID HOST`, one line: the stored form.
+impl fmt::Display for HolderInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.pid, self.host)
     }
@@ -121,14 +128,15 @@ pub struct Renew {
     pub name: LockName,
     /// Its owner.
     pub owner: Owner,
-    /// The hold to prolong.
+    /// The hold to renew.
     pub hold: HoldId,
-    /// How long it is to last from now; `None` only proves that it is still there (a fixed lease on a session store).
+    /// How long it is to last from now. `None` only checks that it is still there (a fixed lease, or one
+    /// that already lasts to its maximum hold).
     pub lease: Option<Duration>,
 }
 
 impl Renew {
-    /// An entry.
+    /// Builds an entry.
     #[must_use]
     pub fn new(name: LockName, owner: Owner, hold: HoldId, lease: Option<Duration>) -> Self {
         Self {
@@ -140,7 +148,7 @@ impl Renew {
     }
 }
 
-/// A request to give a lock back.
+/// A request to release a lock.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Release {
@@ -148,14 +156,14 @@ pub struct Release {
     pub name: LockName,
     /// Its owner.
     pub owner: Owner,
-    /// Which of its holds.
+    /// The holds to release.
     pub holds: Holds,
-    /// What is left of an `at_least_for`: with no hold left the name stays shut that long.
+    /// The rest of the minimum hold. When no hold is left, the name stays unavailable that long.
     pub keep: Option<Duration>,
 }
 
 impl Release {
-    /// Gives one hold back.
+    /// Builds a release of one hold.
     #[must_use]
     pub fn new(name: LockName, owner: Owner, hold: HoldId) -> Self {
         Self {
@@ -167,11 +175,11 @@ impl Release {
     }
 }
 
-/// Which holds of an owner.
+/// A choice of an owner's holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holds {
     /// This one.
     One(HoldId),
-    /// All of them, for the command line; guards elsewhere learn it at their next renewal.
+    /// All of them, for the command line. Guards elsewhere notice at their next renewal.
     All,
 }

@@ -1,8 +1,10 @@
-//! The watchdog's decisions: a pure state machine, (state, event, now) → (state, actions). No I/O, no clock, no lock.
+//! Watchdog state machine: a pure function (state, event, now) → (state, actions). It has no I/O, no clock
+//! and no mutex.
 //!
-//! Every hold has one entry and every entry one timer: its next renewal, the give-up of the one under way, or its deadline.
-//! A deadline is the instant *before* a request was given to the driver plus what the store then granted, less the margin
-//! (the validity of the Redlock description, counted from the send), so no reply can make a hold last longer than the store has it.
+//! Every hold has one entry and every entry one timer: its next renewal, the give-up of the one in flight,
+//! or its deadline. A deadline is the instant *before* a request was given to the driver, plus what the
+//! store then granted, less the margin (the validity of the Redlock description, counted from the send). No
+//! reply can therefore make a hold last longer than the store has it.
 
 use crate::{
     clock::Instant,
@@ -18,18 +20,18 @@ use std::{
     time::Duration,
 };
 
-/// One hold's entry in the watchdog. Never used twice.
+/// The id of a hold's entry in the watchdog. Never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Key(u64);
 
-/// One batch on its way.
+/// The id of a batch in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct BatchId(u64);
 
-/// How a hold wants to be watched.
+/// A hold to watch, and how.
 #[derive(Clone, Debug)]
 pub(crate) struct Watched<T> {
-    /// What the actions name it by.
+    /// The value by which actions name the hold.
     pub(crate) what: T,
     pub(crate) name: LockName,
     pub(crate) lane: Lane,
@@ -37,43 +39,45 @@ pub(crate) struct Watched<T> {
     pub(crate) sent: Instant,
     pub(crate) deadline: Instant,
     pub(crate) renewal: Option<Renewal>,
-    /// Where a fixed lease ends, however often its session is proven.
+    /// Where a fixed lease or the maximum hold ends, however often it is proven.
     pub(crate) end: Option<Instant>,
 }
 
 impl<T> Watched<T> {
-    /// Whether it lasts to its very end already.
+    /// Whether its deadline has reached its end already: it can then only be proven.
     fn is_complete(&self) -> bool {
         self.end.is_some_and(|end| self.deadline >= end)
     }
 
-    /// When it is asked for again after a request of `sent`: a third of its lease later, and earlier where less was proven.
+    /// When to renew again after a request sent at `sent`: a third of its lease later, and earlier where
+    /// less was proven, unless no more can be.
     fn due(&self, sent: Instant) -> Instant {
-        match self.renewal {
-            Some(renewal) if !self.is_complete() => {
-                let proven = self.deadline.since(sent);
-                sent + Lease::renew_every(renewal.length).min(proven / 2)
-            }
-            _ => self.deadline,
+        let Some(renewal) = self.renewal else {
+            return self.deadline;
+        };
+        let every = Lease::renew_every(renewal.length);
+        if self.is_complete() {
+            return sent + every;
         }
+        sent + every.min(self.deadline.since(sent) / 2)
     }
 }
 
 /// How a hold is renewed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Renewal {
-    /// What the store is asked for; `None` only proves that the hold is there.
+    /// The lease to ask the store for; `None` only proves that the hold is there, as for a fixed lease.
     pub(crate) ask: Option<Duration>,
-    /// The length that pace, bounds and margin are derived from.
+    /// The length from which interval, time limits and margin are derived.
     pub(crate) length: Duration,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Action<T> {
     Send(Batch<T>),
-    /// A renewal failed or is overdue: held until the deadline, but in doubt.
+    /// A renewal failed or is overdue: held until the deadline, but uncertain.
     Doubt(T),
-    /// The key is for whoever finds that its user has given up on it meanwhile.
+    /// The key lets the shell forget the entry when the user has given up on the hold meanwhile.
     Renewed(Key, T, Instant),
     Lost(T, LossReason),
 }
@@ -86,7 +90,7 @@ pub(crate) struct Batch<T> {
     pub(crate) give_up: Instant,
 }
 
-/// What became of one entry of a batch.
+/// The answer for one entry of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Renewed(Renewed),
@@ -111,8 +115,9 @@ struct Entry<T> {
     over: bool,
 }
 
-/// What goes in one batch: one lane, and leases of like length, because a batch is given up with the shortest of them.
-type Group = (Lane, u32);
+/// What may share a batch: one lane; leases of similar length, because a batch is given up with the
+/// shortest of them; and either renewals or proofs, because stores answer a uniform batch in one step.
+type Group = (Lane, u32, bool);
 
 #[derive(Debug)]
 struct Flight {
@@ -121,7 +126,7 @@ struct Flight {
 }
 
 impl<T: Clone> Machine<T> {
-    /// A machine whose batches have at most `limit` entries.
+    /// Builds a machine whose batches have at most `limit` entries.
     pub(crate) fn new(limit: usize) -> Self {
         Self {
             entries: SpreadMap::default(),
@@ -150,22 +155,23 @@ impl<T: Clone> Machine<T> {
         key
     }
 
-    /// The hold is given back or lost: nothing renews it from here on, and answers still under way are ignored.
+    /// Removes a hold that is released or lost. Nothing renews it from here on, and answers in flight are
+    /// ignored.
     pub(crate) fn forget(&mut self, key: Key) {
         if let Some(entry) = self.entries.remove(&key) {
             self.timers.remove(&(entry.timer, key));
         }
     }
 
-    /// When `tick` has something to do.
+    /// When `tick` next has something to do.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// A session ended: its holds are asked for at once.
+    /// A session ended: its holds are renewed at once.
     pub(crate) fn over(&mut self, lane: Lane, now: Instant) {
         for (key, entry) in &mut self.entries {
-            // Told twice, it still is asked for once.
+            // A repeated event does not ask a second time.
             let asked = entry.over && entry.under_way.is_some();
             if entry.watched.lane == lane && entry.watched.renewal.is_some() && !asked {
                 self.timers.remove(&(entry.timer, *key));
@@ -177,7 +183,8 @@ impl<T: Clone> Machine<T> {
         }
     }
 
-    /// Time went on: deadlines that passed are losses, give-ups that passed are doubts, what is due is sent.
+    /// Time advanced: deadlines that passed are losses, give-ups that passed are doubts, and what is due is
+    /// sent.
     pub(crate) fn tick(
         &mut self,
         now: Instant,
@@ -200,7 +207,8 @@ impl<T: Clone> Machine<T> {
                 ));
                 self.entries.remove(&key);
             } else if entry.under_way.take().is_some() {
-                // Its give-up passed. The answer still counts when it comes, but nobody waits for it.
+                // Its give-up passed. The answer still counts when it comes, but the entry no longer waits
+                // for it.
                 actions.push(Action::Doubt(entry.watched.what.clone()));
                 entry.failures += 1;
                 self.set(
@@ -208,7 +216,7 @@ impl<T: Clone> Machine<T> {
                     now + pause(entry_length(&self.entries[&key]), 1, jitter()),
                     now,
                 );
-            } else if entry.wants_renewal() {
+            } else if entry.watched.renewal.is_some() {
                 due.push(key);
             } else {
                 let deadline = entry.watched.deadline;
@@ -219,7 +227,7 @@ impl<T: Clone> Machine<T> {
         actions
     }
 
-    /// A batch was answered, in time or late.
+    /// Handles the answer to a batch, in time or late.
     pub(crate) fn answered(
         &mut self,
         id: BatchId,
@@ -240,7 +248,8 @@ impl<T: Clone> Machine<T> {
             let current = slot.get().under_way == Some(id);
             let what = slot.get().watched.what.clone();
             match answer {
-                // Whoever asked the clock meanwhile was told so: no answer makes it held again.
+                // A caller that checked meanwhile was told of the loss: no answer makes the hold held
+                // again.
                 Answer::Renewed(Renewed::Until { .. }) | Answer::Failed
                     if now + TICK >= slot.get().watched.deadline =>
                 {
@@ -251,12 +260,15 @@ impl<T: Clone> Machine<T> {
                 Answer::Renewed(Renewed::Until { valid_for }) => {
                     let entry = slot.get_mut();
                     let deadline = entry.proven(flight.sent, valid_for);
-                    if deadline <= entry.watched.deadline && !current {
+                    // A late answer counts if it moves the deadline, or ends the doubt about a hold that
+                    // can only be proven.
+                    let ends_doubt = entry.failures > 0 && entry.watched.is_complete();
+                    if deadline <= entry.watched.deadline && !current && !ends_doubt {
                         continue;
                     }
                     entry.watched.deadline = entry.watched.deadline.max(deadline);
                     entry.failures = 0;
-                    // An answer from before the session ended says nothing of its end.
+                    // An answer to a request from before the session's end says nothing about that end.
                     entry.over &= !current;
                     entry.under_way = None;
                     let deadline = entry.watched.deadline;
@@ -288,7 +300,7 @@ impl<T: Clone> Machine<T> {
         actions
     }
 
-    /// Everything is given up, for shutdown.
+    /// Gives everything up, for shutdown.
     pub(crate) fn drain(&mut self) -> Vec<T> {
         self.timers.clear();
         self.batches.clear();
@@ -299,17 +311,17 @@ impl<T: Clone> Machine<T> {
             .collect()
     }
 
-    /// What is nearly due goes along with what is due, so that holds taken one after the other share a batch.
+    /// Lets an entry that is nearly due join a batch that is due, so that holds taken one after the other
+    /// share batches.
     fn may_join(&self, key: Key, now: Instant, gathered: usize) -> bool {
         if gathered == 0 || gathered >= self.limit {
             return false;
         }
         self.entries.get(&key).is_some_and(|entry| {
             let idle = entry.under_way.is_none() && entry.failures == 0;
-            idle && entry.wants_renewal()
-                && entry.watched.renewal.is_some_and(|renewal| {
-                    entry.timer.since(now) <= Lease::renew_every(renewal.length) / 8
-                })
+            idle && entry.watched.renewal.is_some_and(|renewal| {
+                entry.timer.since(now) <= Lease::renew_every(renewal.length) / 8
+            })
         })
     }
 
@@ -317,13 +329,12 @@ impl<T: Clone> Machine<T> {
         let mut open: Vec<(Group, HashSet<LockName>, Vec<Key>)> = Vec::new();
         let mut full = Vec::new();
         for key in due {
-            let watched = &self.entries[&key].watched;
-            let group = (
-                watched.lane,
-                entry_length(&self.entries[&key]).as_millis().max(1).ilog2(),
-            );
+            let entry = &self.entries[&key];
+            let watched = &entry.watched;
+            let length = entry_length(entry).as_millis().max(1).ilog2();
+            let group = (watched.lane, length, entry.ask(now).is_some());
             let limit = self.limit;
-            // A name stands once in a batch: two holds of one lock go in two.
+            // A name occurs once in a batch: two holds of one lock go in two batches.
             let place = open.iter().position(|(other, names, keys)| {
                 *other == group && keys.len() < limit && !names.contains(&watched.name)
             });
@@ -377,7 +388,7 @@ impl<T: Clone> Machine<T> {
         }));
     }
 
-    /// Nobody will answer this batch any more.
+    /// Forgets a batch that will not be answered any more.
     pub(crate) fn abandon(&mut self, id: BatchId) {
         self.batches.remove(&id);
     }
@@ -394,7 +405,7 @@ impl<T: Clone> Machine<T> {
 
 #[cfg(test)]
 impl<T> Machine<T> {
-    /// Every entry with its timer, of which it must have exactly one.
+    /// Every entry with its timer. Each must have exactly one.
     pub(super) fn timers(&self) -> SpreadMap<Key, Instant> {
         assert_eq!(self.timers.len(), self.entries.len(), "one timer each");
         let timers: SpreadMap<_, _> = self.timers.iter().map(|(at, key)| (*key, *at)).collect();
@@ -406,14 +417,13 @@ impl<T> Machine<T> {
 }
 
 impl<T> Entry<T> {
-    /// Whether the store is to be asked for it: what lasts to its end already is asked for only when its session is said to be over.
-    fn wants_renewal(&self) -> bool {
-        self.watched.renewal.is_some() && (self.over || !self.watched.is_complete())
-    }
-
-    /// What the store is asked for: not much beyond the end, where there is one.
+    /// The lease to ask for: not much beyond the end, where there is one, and none where the deadline has
+    /// reached it.
     fn ask(&self, now: Instant) -> Option<Duration> {
-        let renewal = self.watched.renewal?;
+        let renewal = self
+            .watched
+            .renewal
+            .filter(|_| !self.watched.is_complete())?;
         let ask = renewal.ask?;
         Some(self.watched.end.map_or(ask, |end| {
             ask.min(end.since(now) + Lease::margin(renewal.length))
@@ -440,7 +450,8 @@ fn entry_length<T>(entry: &Entry<T>) -> Duration {
         .map_or(crate::lease::DEFAULT_LEASE, |renewal| renewal.length)
 }
 
-/// The pause before the next attempt: a hundredth of the lease for each failure so far, at most 200 ms, jittered 50–100 %.
+/// The pause before the next attempt: a hundredth of the lease for each failure so far, at most 200 ms,
+/// jittered 50–100 %.
 fn pause(length: Duration, failures: u32, jitter: f64) -> Duration {
     let most = (length / 100)
         .saturating_mul(failures.max(1))

@@ -1,7 +1,9 @@
-//! The watchdog: one task per client keeps every kept lease alive and declares what could not be kept.
+//! Watchdog: one task per client that renews every renewed lease, proves every fixed one, and declares
+//! holds lost.
 //!
-//! The shell round the pure [`machine`]: it sleeps until the machine has something to do, sends what it is told to, and feeds the
-//! answers back. Renewals run beside it, one task a batch; no timer ever waits for one.
+//! This is the I/O shell round the pure [`machine`]. It sleeps until the machine has something to do, sends
+//! the requests that the machine decides on, and feeds the answers back. Renewals run beside it, one task
+//! per batch: no timer ever waits for one.
 
 mod machine;
 #[cfg(test)]
@@ -15,7 +17,7 @@ use crate::{
     driver::{Lane, Renew, Renewed},
     error::{DriverError, LossReason},
     flaw::Flaw,
-    hold::{Hold, State},
+    hold::{GuardState, Hold},
     inner::Inner,
 };
 use machine::{Action, Answer, Batch, Machine};
@@ -28,23 +30,23 @@ use tokio::sync::Notify;
 #[derive(Debug)]
 pub(crate) struct Watchdog {
     state: Mutex<Watch>,
-    /// Something is due earlier than the task sleeps.
+    /// A timer is earlier than the end of the task's sleep.
     earlier: Notify,
 }
 
 #[derive(Debug)]
 struct Watch {
     machine: Machine<Arc<Hold>>,
-    /// Until when the task sleeps. A hold that comes and goes in the meantime does not wake it.
+    /// Until when the task sleeps. A hold that comes and goes meanwhile does not wake it.
     armed: Instant,
-    /// Something was watched since the task last looked.
+    /// A hold was added since the task last ran.
     used: bool,
-    /// Nothing is renewed any more.
+    /// Renewing has stopped.
     stopped: bool,
 }
 
 impl Watch {
-    /// Whether the task has to be woken, which it then will be once.
+    /// Returns whether the task has to be woken, and moves its wake-up time forward if so.
     fn rearm(&mut self) -> bool {
         match self.machine.next() {
             Some(next) if next < self.armed => {
@@ -85,7 +87,7 @@ impl Watchdog {
         self.state().machine.forget(key);
     }
 
-    /// A session ended: ask for its holds at once.
+    /// A session ended: asks for its holds at once.
     pub(crate) fn over(&self, lane: Lane, now: Instant) {
         let mut state = self.state();
         state.machine.over(lane, now);
@@ -94,7 +96,7 @@ impl Watchdog {
         }
     }
 
-    /// Stops renewing; gives back what was still watched.
+    /// Stops renewing. Returns the holds that were still watched.
     pub(crate) fn stop(&self) -> Vec<Arc<Hold>> {
         let mut state = self.state();
         state.stopped = true;
@@ -106,7 +108,7 @@ impl Watchdog {
     }
 }
 
-/// The watchdog's task: ends with the client.
+/// The watchdog's task. It ends with the client.
 pub(crate) async fn run(client: Weak<Inner>) {
     loop {
         let Some(inner) = client.upgrade() else {
@@ -123,7 +125,7 @@ pub(crate) async fn run(client: Weak<Inner>) {
         perform(&inner, actions);
         let clock = inner.clock.clone();
         let watchdog = Arc::clone(&inner.watchdog);
-        drop(inner); // a sleeping watchdog keeps no client alive
+        drop(inner); // a sleeping watchdog must not keep the client alive
         tokio::select! {
             biased;
             () = watchdog.earlier.notified() => {}
@@ -132,16 +134,18 @@ pub(crate) async fn run(client: Weak<Inner>) {
     }
 }
 
-/// Until when the task sleeps when it has done what was due.
+/// Until when the task sleeps after it has done what was due.
 ///
-/// A hold that was already given back when its wake-up arrived leaves nothing to watch. Were the task then to sleep for ever, the next
-/// hold would wake it again: in a loop of short holds each would cost a thread's wake-up, a tenth of a cycle over Redis or more.
+/// A hold may already be released when its wake-up arrives, which leaves nothing to watch. If the task then
+/// slept for ever, the next hold would wake it again. In a loop of short holds, each would cost the wake-up
+/// of a thread.
 fn rests_until(next: Option<Instant>, used: bool, now: Instant) -> Instant {
     let idle = if used { now + LINGER } else { Instant::FAR };
     next.unwrap_or(idle)
 }
 
-/// Shorter than the renewal interval of all but the shortest leases, so that their holds need not wake the task meanwhile.
+/// How long an idle task sleeps after a hold. It is shorter than the renewal interval of all but the
+/// shortest leases, so that their holds need not wake the task meanwhile.
 const LINGER: Duration = Duration::from_secs(1);
 
 fn perform(inner: &Arc<Inner>, actions: Vec<Action<Arc<Hold>>>) {
@@ -165,8 +169,9 @@ fn perform(inner: &Arc<Inner>, actions: Vec<Action<Arc<Hold>>>) {
             Action::Renewed(key, hold, deadline) => {
                 if !hold.renewed(deadline) {
                     inner.watchdog.forget(key);
-                    // Its user's timer was first by less than a tick: no deadline comes any more that would end it here.
-                    if hold.state(&inner.clock) == State::Lost(LossReason::Deadline) {
+                    // The user's timer fired first, by less than a tick: no deadline comes any more that
+                    // would end the hold here.
+                    if hold.state(&inner.clock) == GuardState::Lost(LossReason::Deadline) {
                         inner.lose(&hold, LossReason::Deadline);
                     }
                     continue;
@@ -180,7 +185,7 @@ fn perform(inner: &Arc<Inner>, actions: Vec<Action<Arc<Hold>>>) {
     }
 }
 
-/// One batch of renewals on its way.
+/// A batch of renewals in flight.
 struct Renewing {
     id: machine::BatchId,
     count: usize,
@@ -210,7 +215,7 @@ impl Inner {
     }
 }
 
-/// Waits also for an answer that comes after its give-up: it can only help, or prove a loss early.
+/// Waits for the answer, even past its give-up: a late one can only help, or prove a loss early.
 async fn renew(client: Weak<Inner>, mut renewing: Renewing) {
     let answer = renewing.call.late_answer().await;
     let Some(inner) = client.upgrade() else {

@@ -1,7 +1,7 @@
-//! One task of a user: acquires in every way there is, and gives up at random.
+//! Actor: one user task, which acquires in every way there is and gives up at random.
 
 use crate::{judge::Grant, rig::Rig, stay::Stay, world::World};
-use dlock_core::{Error, ErrorKind, Guard, Instant, Lock, Phase};
+use dlock_core::{Error, ErrorKind, Guard, Instant, Lease, Lock, TimeoutPhase};
 use fastrand::Rng;
 use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 use tokio::time;
@@ -12,7 +12,7 @@ pub(crate) struct Actor {
     pub(crate) rng: Rng,
 }
 
-/// How an acquire is asked for.
+/// The way to acquire.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Try,
@@ -20,7 +20,7 @@ enum Way {
     Forever,
 }
 
-/// When its future is dropped unfinished.
+/// When the acquire's future is dropped unfinished.
 #[derive(Clone, Copy, Debug)]
 enum Cancel {
     Never,
@@ -28,11 +28,11 @@ enum Cancel {
     Polls(u32),
 }
 
-/// What is asked for.
+/// The request of an actor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     pub(crate) lease: Duration,
-    pub(crate) is_kept: bool,
+    pub(crate) is_renewed: bool,
     pub(crate) at_least: Option<Duration>,
     pub(crate) at_most: Option<Duration>,
 }
@@ -75,7 +75,7 @@ impl Actor {
                 let lock = terms.of(rig.client.lock(name.as_str()).unwrap());
                 let is_shared = self.rng.u8(..6) == 0;
                 let lock = match is_shared {
-                    true => lock.owned_by(&self.world.owners[self.rng.usize(..2)]),
+                    true => lock.with_owner(&self.world.owners[self.rng.usize(..2)]),
                     false => lock,
                 };
                 if let Some((guard, grant)) = self.acquire(&rig, &lock, terms, is_shared).await {
@@ -85,7 +85,7 @@ impl Actor {
         }
     }
 
-    /// Asks for the lock in some way; a guard, if it came to that.
+    /// Tries to get the lock in some way. Returns the guard, if it got one.
     async fn acquire(
         &mut self,
         rig: &Rig,
@@ -118,7 +118,7 @@ impl Actor {
             };
             let acquired = match way {
                 Way::Try => lock.try_acquire().await,
-                Way::Within(limit) => lock.acquire_within(limit).await.map(Some),
+                Way::Within(limit) => lock.acquire_timeout(limit).await.map(Some),
                 Way::Forever => lock.acquire().await.map(Some),
             };
             (acquired, place)
@@ -186,7 +186,7 @@ impl Actor {
                 judge.breach(format_args!("an owner is shown: {text}"));
             }
         }
-        let waits = Phase::Wait;
+        let waits = TimeoutPhase::Wait;
         let fits = match (error.kind(), way) {
             (ErrorKind::Timeout { phase }, Way::Within(_)) if phase == waits => true,
             (ErrorKind::ShuttingDown, _) => rig.is_closing(),
@@ -195,7 +195,7 @@ impl Actor {
             }
             (ErrorKind::Unavailable, Way::Try) => !judge.is_calm(),
             (ErrorKind::Unavailable, Way::Forever | Way::Within(_)) => {
-                // Patience is a lease, and 5 s at least, for all that wait in one queue together.
+                // The failure limit is one lease, and 5 s at least, shared by all waiters of a queue.
                 let last = judge.last_answer(rig.id, lock.name());
                 let silence = rig.clock.now().since(last.min(began));
                 !judge.is_calm() && silence >= Duration::from_secs(5)
@@ -233,13 +233,16 @@ impl Actor {
             true => self.ms(100, 400),
             false => self.ms(100, most),
         };
-        let is_kept = self.rng.u8(..4) > 0;
+        let is_renewed = self.rng.u8(..4) > 0;
         let at_most = (self.rng.u8(..10) == 0).then(|| self.ms(100, 2_000));
-        let bound = at_most.into_iter().chain((!is_kept).then_some(lease)).min();
+        let bound = at_most
+            .into_iter()
+            .chain((!is_renewed).then_some(lease))
+            .min();
         let at_least = (self.rng.u8(..10) == 0).then(|| self.ms(1, 300));
         Terms {
             lease,
-            is_kept,
+            is_renewed,
             at_least: at_least.map(|least| bound.map_or(least, |bound| least.min(bound))),
             at_most,
         }
@@ -285,7 +288,7 @@ impl Actor {
     }
 }
 
-/// The longest that a question may go unanswered.
+/// The longest time that a request may go unanswered.
 const ASKED: Duration = Duration::from_millis(5_100);
 
 pub(crate) fn millis(span: Duration) -> u64 {
@@ -294,26 +297,26 @@ pub(crate) fn millis(span: Duration) -> u64 {
 
 impl Terms {
     fn of(&self, lock: Lock) -> Lock {
-        let mut lock = match self.is_kept {
-            true => lock.kept_lease(self.lease).unwrap(),
-            false => lock.lease(self.lease).unwrap(),
+        let mut lock = match self.is_renewed {
+            true => lock.lease(Lease::renewed(self.lease)),
+            false => lock.lease(Lease::fixed(self.lease)),
         };
         if let Some(most) = self.at_most {
-            lock = lock.max_hold(most).unwrap();
+            lock = lock.max_hold(most);
         }
         if let Some(least) = self.at_least {
-            lock = lock.at_least_for(least).unwrap();
+            lock = lock.min_hold(least);
         }
         lock
     }
 
-    /// Whether nothing but its user ends it.
+    /// Whether only its user ends it.
     pub(crate) fn lasts(&self) -> bool {
-        self.is_kept && self.at_most.is_none()
+        self.is_renewed && self.at_most.is_none()
     }
 }
 
-/// A place in a client's queue, left when the wait is over, whatever ends it.
+/// A place in a client's queue. It is left when the wait ends, for whatever reason.
 struct Place<'a> {
     judge: &'a crate::judge::Judge,
     rig: &'a Rig,

@@ -1,4 +1,4 @@
-//! What goes wrong beside single calls.
+//! Chaos: faults other than those of single calls.
 
 use crate::{rig::Rig, world::World};
 use dlock_core::{Hint, Lane, Ticket};
@@ -11,7 +11,7 @@ use std::{
 };
 use tokio::time;
 
-/// One thing after the other goes wrong, until somebody ends it.
+/// Injects one fault after the other, until it is stopped.
 pub(crate) async fn reign(world: Arc<World>, mut rng: Rng) {
     let dangers = world.plan.dangers;
     loop {
@@ -34,7 +34,7 @@ pub(crate) async fn reign(world: Arc<World>, mut rng: Rng) {
     }
 }
 
-/// Nothing goes wrong from here on; what is on its way arrives.
+/// Ends all faults. Requests in flight still arrive.
 pub(crate) fn heal(world: &World) {
     world.judge.note(format_args!("chaos: over"));
     world.store.cont();
@@ -48,7 +48,7 @@ pub(crate) fn heal(world: &World) {
     world.judge.is_running.store(true, SeqCst);
 }
 
-/// The server is stopped, or goes away, for a while.
+/// The server is stopped, or goes down, for a while.
 async fn outage(world: &World, rng: &mut Rng) {
     let span = ms(rng, 2_500);
     let stops = rng.bool();
@@ -85,7 +85,7 @@ async fn stall(world: &World, rng: &mut Rng) {
     world.judge.is_running.store(true, SeqCst);
 }
 
-/// One client reaches nobody for a while.
+/// One client is cut off for a while.
 async fn cut_off(world: &World, rng: &mut Rng) {
     let (rig, span) = (world.rig(rng), ms(rng, 3_000));
     let fault = [Fault::NeverExecuted, Fault::ErrorBefore, Fault::Never][rng.usize(..3)];
@@ -112,7 +112,7 @@ async fn deafen(world: &World, rng: &mut Rng) {
     rig.faults.hints(HintFault::Deliver);
 }
 
-/// A hint that the server never sent.
+/// A wake-up that the server never sent.
 fn whisper(world: &World, rng: &mut Rng) {
     let rig = world.rig(rng);
     let name = world.plan.names[rng.usize(..world.plan.names.len())].clone();
@@ -122,11 +122,11 @@ fn whisper(world: &World, rng: &mut Rng) {
         1 => Hint::First {
             name,
             ticket,
-            look_in: ms(rng, 100),
+            poll_in: ms(rng, 100),
         },
         2 => Hint::Free(name),
         3 => Hint::Over(Lane(rng.u32(..3))),
-        _ => Hint::LookAgain,
+        _ => Hint::Resync,
     };
     world
         .judge
@@ -142,7 +142,7 @@ fn jump(world: &World, rng: &mut Rng) {
         .note(format_args!("chaos: client {} jumps {by:?} ahead", rig.id));
 }
 
-/// One client is shut down, and another one takes its place.
+/// One client is shut down, and another takes its place.
 fn shut_down(world: &Arc<World>, rng: &mut Rng) {
     let rig = world.rig(rng);
     world.replace(&rig);
@@ -172,7 +172,7 @@ async fn shutting_down(world: &World, rig: &Rig, grace: Duration, force: bool) {
     judge.note(format_args!("took until {took:?}"));
 }
 
-/// What the contract excepts: the store forgets, or its clock is set forward.
+/// Exceptions that the contract declares: the store loses its data, or its clock is set forward.
 fn lose(world: &World, rng: &mut Rng) {
     match rng.u8(..3) {
         0 => world.store.flush(),

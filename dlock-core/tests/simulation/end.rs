@@ -1,4 +1,5 @@
-//! When everything is given back and nothing fails any more: nothing is left, and everybody can begin afresh.
+//! End of a world: when every lock is released and faults have ended, nothing is left, and every client can
+//! begin afresh.
 
 use crate::{plan::LONGEST_DELAY, world::World};
 use dlock_core::LockName;
@@ -6,7 +7,8 @@ use fastrand::Rng;
 use std::time::Duration;
 use tokio::time;
 
-/// What settling may take: an acquire, a release and a leave that are never answered, one after the other, and `late`.
+/// The longest time that the cleanup may take: an acquire, a release and a leave that are never answered,
+/// one after the other, and `late`.
 const SETTLED_WITHIN: Duration = Duration::from_secs(30);
 
 pub(crate) async fn check(world: &World, mut rng: Rng) {
@@ -22,12 +24,13 @@ pub(crate) async fn check(world: &World, mut rng: Rng) {
     }
     world.judge.note(format_args!("settled"));
     let names = &world.plan.names;
-    // A late copy of an acquire may have put its ticket in line again: whoever it is served to declines.
+    // A late copy of an acquire may have put its ticket in the queue again. The client that gets the turn
+    // declines it.
     let calm = world.judge.is_calm();
     world
         .judge
         .expect_nothing_left(names, "when all was settled", calm);
-    // What was under way then still comes: it must take nothing.
+    // Requests in flight at that time still arrive: they must take nothing.
     time::sleep(LONGEST_DELAY).await;
     world
         .judge
@@ -45,7 +48,7 @@ async fn settled(world: &World) {
     }
 }
 
-/// A client that has seen nothing of all this gets the lock at once, or when the leases are over that were left on purpose.
+/// A fresh client gets the lock at once, or when the leases are over that were left on purpose.
 async fn begin_afresh(world: &World, name: &LockName, _rng: &mut Rng) {
     let left = world.judge.is_left(name);
     let patience = if left {
@@ -57,7 +60,7 @@ async fn begin_afresh(world: &World, name: &LockName, _rng: &mut Rng) {
     rig.faults.clear();
     let lock = rig.client.lock(name.as_str()).unwrap();
     let began = world.judge.now();
-    match lock.acquire_within(patience).await {
+    match lock.acquire_timeout(patience).await {
         Ok(guard) => {
             let token = guard.token().0;
             world

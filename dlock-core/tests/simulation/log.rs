@@ -1,4 +1,4 @@
-//! What happened, in true time: a hash always, the lines at once when somebody reads them.
+//! Event log in true time: always a hash, and the lines themselves when a trace is asked for.
 
 use std::{
     fmt,
@@ -42,7 +42,7 @@ impl Log {
         }
     }
 
-    /// What only a reader wants.
+    /// Details for readers of the trace only.
     pub(crate) fn detail(&self, event: fmt::Arguments<'_>) {
         if self.is_read {
             println!("{:>12.6}     {event}", self.now().as_secs_f64());

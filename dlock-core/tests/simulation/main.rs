@@ -1,7 +1,9 @@
-//! The core over the model store in simulated time, with faults: thousands of small random worlds, and a judge that belongs to none.
+//! Simulation: the core over the model store in simulated time, with faults. It runs thousands of small
+//! random worlds, each watched by an independent judge.
 //!
-//! A seed decides everything: clients, names, what their tasks do, what fails and when. The same seed gives the same world, so a seed
-//! that fails is replayed by the command that the failure prints, with a trace of all that happened.
+//! A seed decides everything: clients, names, the actions of their tasks, and the faults and their times.
+//! The same seed gives the same world. The failure prints a command that replays its seed, with a trace of
+//! all events.
 //!
 //! - `DLOCK_SIM_SEEDS=100000`: that many seeds instead of the usual number.
 //! - `DLOCK_SIM_SEED=1234`: this one alone, traced.
@@ -25,7 +27,7 @@ mod world;
 
 use plan::Plan;
 
-/// How many seeds the test command runs.
+/// The number of seeds that the test command runs.
 const SEEDS: u64 = 2_000;
 
 #[test]

@@ -1,12 +1,12 @@
-//! The simulation can fail: cores that are wrong on purpose are found, each within so many worlds.
+//! Mutants: the simulation finds cores that are wrong on purpose, each within a limited number of worlds.
 
 use crate::{plan::Plan, runner};
 use dlock_core::Flaw;
 
-/// No flaw is looked for in more worlds than this.
+/// The most worlds in which one flaw is searched for.
 const WITHIN: u64 = 4000;
 
-/// What each breaks in the worlds, as part of what the judge says of it.
+/// What each flaw breaks, as part of the judge's message.
 const FOUND: [(Flaw, &str); 17] = [
     (Flaw::DeadlineFromReply, "says it is held, the store has"),
     (Flaw::FailedRenewalIsLoss, "before its deadline"),
@@ -24,7 +24,7 @@ const FOUND: [(Flaw, &str); 17] = [
     (Flaw::NoReentry, "hang for ever"),
     (Flaw::ShutdownReleases, "was released under its user"),
     (Flaw::ContentionIsError, "Try of"),
-    (Flaw::NeverRenews, "a kept lease was lost"),
+    (Flaw::NeverRenews, "a renewed lease was lost"),
     (Flaw::KeepForgotten, "is not kept shut"),
     (Flaw::MaxHoldIgnored, "held longer than it may be"),
     (Flaw::DetachedIsRenewed, "renewed though detached"),
@@ -42,7 +42,7 @@ fn wrong_cores_are_found() {
     assert!(unfound.is_empty(), "in {WITHIN} worlds none of {unfound:?}");
 }
 
-/// The first seed in which the judge says that of it.
+/// The first seed in which the judge's message has that text.
 fn first(flaw: Flaw, text: &str) -> Option<(u64, String)> {
     let plan = |seed| Plan {
         flaw: Some(flaw),

@@ -1,4 +1,4 @@
-//! What a seed means: a world's size, its stores' manners, and what may go wrong in it.
+//! Plan: what a seed decides, namely a world's size, its stores' behaviour, and its possible faults.
 
 use dlock_core::{LockName, Wake};
 use dlock_memory::{MemoryConfig, Rates};
@@ -14,7 +14,7 @@ pub(crate) struct Plan {
     pub(crate) actors: usize,
     /// Operations of each actor.
     pub(crate) steps: u32,
-    /// The longest lease that anybody asks for.
+    /// The longest lease of any request.
     pub(crate) longest: Duration,
     pub(crate) rates: Rates,
     pub(crate) dangers: Dangers,
@@ -22,16 +22,16 @@ pub(crate) struct Plan {
     pub(crate) flaw: Option<dlock_core::Flaw>,
 }
 
-/// What may happen beside single calls that fail.
+/// The faults other than those of single calls.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Dangers {
-    /// The store stops, goes down, restarts, stalls a lane; hints are lost or made up.
+    /// The store stops, goes down, restarts or stalls a lane; wake-ups are lost or made up.
     pub(crate) outages: bool,
     /// Clocks of single clients jump ahead.
     pub(crate) jumps: bool,
     /// Clients are shut down and replaced.
     pub(crate) shutdowns: bool,
-    /// Somebody breaks locks.
+    /// An operator breaks locks.
     pub(crate) breaks: bool,
     /// The store loses its data, or its clock is stepped.
     pub(crate) losses: bool,
@@ -74,7 +74,7 @@ impl Plan {
         }
     }
 
-    /// Nothing goes wrong in it, so nothing may fail, be late or be lost.
+    /// The world has no faults, so nothing may fail, be late or be lost.
     pub(crate) fn is_calm(&self) -> bool {
         let Dangers {
             outages,
@@ -118,5 +118,5 @@ fn rates(rng: &mut Rng) -> Rates {
     rates
 }
 
-/// The longest that a call is slow, late or delayed.
+/// The longest time that a call is slow, late or delayed.
 pub(crate) const LONGEST_DELAY: Duration = Duration::from_secs(3);

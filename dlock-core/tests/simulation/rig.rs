@@ -1,4 +1,4 @@
-//! One client of the world: its clock, its wire, its faults.
+//! Rig: one client of the world, with its clock, its wire and its faults.
 
 use crate::{judge::Judge, plan::Plan, wire::Wire};
 use dlock_core::{Client, Clock};
@@ -12,7 +12,7 @@ use std::{
 };
 
 pub(crate) struct Rig {
-    /// Never used twice, also when one client replaces another.
+    /// Never used twice, even when one client replaces another.
     pub(crate) id: usize,
     pub(crate) client: Client,
     pub(crate) clock: Clock,
@@ -20,13 +20,13 @@ pub(crate) struct Rig {
     pub(crate) is_closing: AtomicBool,
     /// It is shut down by force.
     pub(crate) is_forced: AtomicBool,
-    /// How far its clock may yet jump, and when it last did, in true time.
+    /// How far its clock may still jump, and when it last did, in true time.
     jumps: Mutex<(Duration, Option<Duration>)>,
 }
 
 impl Rig {
     pub(crate) fn connect(plan: &Plan, id: usize, store: &MemoryStore, judge: &Arc<Judge>) -> Self {
-        // Each has a clock of its own, and all show the same time until one jumps.
+        // Each client has its own clock, and all clocks show the same time until one jumps.
         let clock = Clock::simulated();
         clock.jump(judge.now());
         let driver = MemoryDriver::connect(store, plan.config.clone());
@@ -58,7 +58,7 @@ impl Rig {
         }
     }
 
-    /// Its process is stopped for a while, as it sees it: everybody else goes on.
+    /// Its process is stopped for a while, as it sees it; all other processes go on.
     pub(crate) fn jump(&self, by: Duration, now: Duration) -> Duration {
         let mut jumps = self.jumps.lock().unwrap();
         let by = by.min(jumps.0);
@@ -82,5 +82,5 @@ impl Rig {
     }
 }
 
-/// How far one client's clock jumps in all: `late` has to cover it.
+/// The total jump of one client's clock: `late` has to cover it.
 const JUMPS: Duration = Duration::from_secs(6);

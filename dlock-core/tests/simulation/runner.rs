@@ -1,4 +1,4 @@
-//! Many seeds on two threads, or one with its trace.
+//! Runner: many seeds on two threads, or one seed with its trace.
 
 use crate::{
     plan::Plan,
@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A world that takes longer than this in real time goes round in circles at one instant of its own.
+/// A world that takes longer than this in real time loops at one simulated instant.
 const STUCK: Duration = Duration::from_secs(60);
 
 const THREADS: usize = 2;
@@ -37,7 +37,7 @@ pub(crate) fn replay(plan: Plan) {
     assert!(verdict.breaches.is_empty(), "{:#?}", verdict.breaches);
 }
 
-/// Runs them all, and fails with the first seeds that broke something and the command that shows how.
+/// Runs all seeds. Fails with the first seeds that broke something and the command that replays them.
 pub(crate) fn run_all(seeds: Range<u64>) {
     let began = Instant::now();
     let mut sum = Sum::default();
@@ -58,7 +58,8 @@ pub(crate) fn run_all(seeds: Range<u64>) {
     );
 }
 
-/// What is alike but for its numbers, how often, and the first seed and text of each.
+/// Groups breaches that differ only in their numbers: how often each occurred, with the first seed and
+/// text.
 fn kinds(failed: &[(u64, Vec<String>)]) -> String {
     let mut kinds: BTreeMap<String, (usize, u64, &str)> = BTreeMap::new();
     for (seed, breaches) in failed {
@@ -76,7 +77,7 @@ fn kinds(failed: &[(u64, Vec<String>)]) -> String {
     kinds.values().map(line).collect()
 }
 
-/// Runs seeds on all threads and shows each verdict until `judge` has seen enough.
+/// Runs seeds on all threads and passes each verdict to `judge` until it has seen enough.
 pub(crate) fn each(
     seeds: Range<u64>,
     plan: impl Fn(u64) -> Plan + Sync,

@@ -1,4 +1,5 @@
-//! What a task does with a lock that it has: stays, enters again, hands on, gives back, or finds it lost.
+//! Stay: what a task does while it holds a lock. It stays, re-enters, hands on, releases, or finds the lock
+//! lost.
 
 use crate::{
     actor::{Actor, Terms, millis},
@@ -7,7 +8,7 @@ use crate::{
     rig::Rig,
     world::World,
 };
-use dlock_core::{Guard, LossReason};
+use dlock_core::{Guard, Lease, LossReason};
 use std::{sync::Arc, time::Duration};
 use tokio::time;
 
@@ -18,9 +19,9 @@ pub(crate) struct Stay<'a> {
     guard: Arc<Guard>,
     id: u64,
     is_shared: bool,
-    /// When its incarnation was asked for.
+    /// When its incarnation was requested.
     since: Duration,
-    /// When it was had; not known of a hold that was attached.
+    /// When it was granted; unknown for a hold that was attached.
     granted: Option<Duration>,
     terms: Terms,
 }
@@ -72,7 +73,7 @@ impl<'a> Stay<'a> {
         }
     }
 
-    /// Holds it that long, or until it is lost: `lost` has to say so by the deadline.
+    /// Holds the lock that long, or until it is lost: `lost` has to resolve by the deadline.
     async fn stay(&self, rig: &Rig, guard: &Guard, span: Duration) -> Option<LossReason> {
         let end = time::Instant::now() + span;
         loop {
@@ -95,14 +96,14 @@ impl<'a> Stay<'a> {
         }
     }
 
-    /// Another hold of the same incarnation, by scope or by pass, through this client or another one.
+    /// Takes another hold of the same incarnation, by scope or by pass, through this client or another.
     async fn enter_again(&mut self) {
         let rig = match self.actor.rng.bool() {
             true => Arc::clone(&self.rig),
             false => self.world.rig(&mut self.actor.rng),
         };
         let lock = rig.client.lock(self.guard.name().as_str()).unwrap();
-        let lock = lock.kept_lease(self.terms.lease).unwrap();
+        let lock = lock.lease(Lease::renewed(self.terms.lease));
         let by_scope = self.actor.rng.bool();
         let judge = Arc::clone(&self.world.judge);
         let since = judge.now();
@@ -110,10 +111,10 @@ impl<'a> Stay<'a> {
             "#{} enters again through client {}",
             self.id, rig.id
         ));
-        let entered = if by_scope {
-            self.guard.scope(lock.acquire()).await
-        } else {
-            lock.join(&self.guard.pass()).await
+        // A guard of a given owner has no pass.
+        let entered = match self.guard.pass() {
+            Ok(pass) if !by_scope => lock.join(&pass).await,
+            _ => self.guard.scope(lock.acquire()).await,
         };
         self.is_shared = true;
         match entered {
@@ -151,7 +152,7 @@ impl<'a> Stay<'a> {
             return;
         };
         let began = judge.now();
-        let inner = Arc::into_inner(inner).expect("nobody else has it");
+        let inner = Arc::into_inner(inner).expect("the task holds the only reference");
         let released = inner.release().await;
         let given = Given {
             entry,
@@ -164,11 +165,11 @@ impl<'a> Stay<'a> {
         judge.given_back(id, &given, &released);
     }
 
-    /// Goes on as a plain value, and is taken up again, or not.
+    /// Detaches the hold as a plain value, which is attached again or not.
     async fn hand_on(mut self) {
         let judge = Arc::clone(&self.world.judge);
         let Ok(guard) = Arc::try_unwrap(self.guard) else {
-            unreachable!("nobody else has it")
+            unreachable!("the task holds the only reference")
         };
         let detached = match guard.detach() {
             Ok(detached) => detached,
@@ -216,7 +217,7 @@ impl<'a> Stay<'a> {
         let Some(entry) = judge.outside(self.id) else {
             return;
         };
-        let guard = Arc::into_inner(self.guard).expect("nobody else has it");
+        let guard = Arc::into_inner(self.guard).expect("the task holds the only reference");
         let is_dropped = self.actor.rng.u8(..5) < 2;
         if is_dropped {
             judge.note(format_args!("#{} dropped", self.id));
@@ -230,7 +231,7 @@ impl<'a> Stay<'a> {
             return judge.note(format_args!("#{} release cut short: {cut}", self.id));
         }
         let released = guard.release().await;
-        // A grant that came too late is given back in the background while its owner asks again.
+        // A grant that came too late is released in the background while its owner asks again.
         let is_shared = self.is_shared || self.world.dazed(&self.rig);
         let given = Given {
             entry,
@@ -243,7 +244,8 @@ impl<'a> Stay<'a> {
         judge.given_back(self.id, &given, &released);
     }
 
-    /// Stays lost, whatever is still under way; and its user, who keeps the guard, keeps nobody out.
+    /// The hold stays lost, whatever is still in flight. Its user keeps the guard, and this must keep no
+    /// other owner out.
     async fn was_lost(self, reason: LossReason) {
         let judge = Arc::clone(&self.world.judge);
         let entry = judge.lost(&self.rig, self.id, reason, self.terms.lasts());
@@ -267,7 +269,7 @@ impl<'a> Stay<'a> {
             ));
         }
         if self.actor.rng.bool() {
-            let guard = Arc::into_inner(self.guard).expect("nobody else has it");
+            let guard = Arc::into_inner(self.guard).expect("the task holds the only reference");
             if let Ok(outcome) = guard.release().await {
                 judge.breach(format_args!(
                     "#{} was lost, and its release says {outcome:?}",

@@ -1,8 +1,10 @@
-//! What lies between one client and the store: it translates times, counts, and hears every request before the store does.
+//! Wire: the layer between one client and the store. It translates times, counts calls, and sees every
+//! request before the store does.
 //!
-//! The model store reads a `give_up` on its own clock. A client whose clock has jumped has another one, and a real driver would
-//! translate, as [`ServerClock`](dlock_core::ServerClock) does; so does this. What a jump does to requests that were under way is covered
-//! by `late`: a client may believe that more time has passed for the store than has.
+//! The model store reads a `give_up` on its own clock. A client whose clock has jumped reads another time,
+//! so a real driver translates, as [`ServerClock`](dlock_core::ServerClock) does; so does this layer.
+//! `late` covers what a jump does to requests in flight: a client may believe that more time has passed for
+//! the store than has.
 
 use crate::judge::Judge;
 use async_trait::async_trait;
@@ -26,7 +28,7 @@ pub(crate) struct Wire {
     clock: Clock,
     client: usize,
     judge: Arc<Judge>,
-    /// When, in true time.
+    /// When the driver was closed, in true time.
     closed: OnceLock<Duration>,
 }
 
@@ -113,7 +115,7 @@ impl DistributedLock for Wire {
         batch: &[Renew],
         give_up: Instant,
     ) -> Result<Vec<Result<Renewed>>> {
-        // A batch that was about to go out in the very moment meets a driver that is closed.
+        // A batch that was being sent at that very moment meets a closed driver.
         let now = self.judge.now();
         if self.closed.get().is_some_and(|closed| *closed < now) {
             self.judge.breach(format_args!("renewed after shutdown"));

@@ -1,4 +1,4 @@
-//! One world: made from a plan, lived through, looked at when it is over.
+//! World: one simulation, built from a plan, run, and checked at its end.
 
 use crate::{
     actor::Actor,
@@ -19,7 +19,7 @@ use std::{
 };
 use tokio::{runtime::Builder, task::JoinSet, time};
 
-/// What came of a world.
+/// The outcome of a world.
 pub(crate) struct Verdict {
     pub(crate) hash: u64,
     pub(crate) breaches: Vec<String>,
@@ -34,7 +34,7 @@ pub(crate) struct World {
     pub(crate) plan: Plan,
     pub(crate) store: MemoryStore,
     pub(crate) judge: Arc<Judge>,
-    /// Owners that several tasks and clients act as.
+    /// Owners that several tasks and clients share.
     pub(crate) owners: Vec<Owner>,
     rigs: Mutex<Vec<Arc<Rig>>>,
     /// Clients that were replaced.
@@ -42,10 +42,11 @@ pub(crate) struct World {
     connected: AtomicUsize,
 }
 
-/// How long things go wrong at most.
+/// The longest time during which faults occur.
 const TROUBLE: Duration = Duration::from_secs(15);
 
-/// How long everybody may take to come to an end when nothing goes wrong any more: the longest leases one after the other.
+/// The longest time that all actors may need to finish after the faults end: the longest leases one after
+/// the other.
 const AFTERWARDS: Duration = Duration::from_secs(180);
 
 pub(crate) fn run(plan: Plan, is_read: bool) -> Verdict {
@@ -107,7 +108,7 @@ impl World {
         Arc::clone(&rigs[rng.usize(..rigs.len())])
     }
 
-    /// Puts a fresh client in the place of one that is shut down.
+    /// Replaces a client that is shut down with a fresh one.
     pub(crate) fn replace(&self, old: &Arc<Rig>) {
         let fresh = self.connect();
         let mut rigs = self.rigs.lock().unwrap();
@@ -119,7 +120,7 @@ impl World {
         self.retired.lock().unwrap().push(Arc::clone(old));
     }
 
-    /// Every client there ever was.
+    /// All clients, including the replaced ones.
     pub(crate) fn everybody(&self) -> Vec<Arc<Rig>> {
         let mut all = self.retired.lock().unwrap().clone();
         all.extend(self.rigs.lock().unwrap().iter().cloned());
@@ -137,7 +138,7 @@ impl World {
         let trouble = tokio::spawn(chaos::reign(Arc::clone(self), Rng::with_seed(rng.u64(..))));
         let over = time::timeout(TROUBLE, all(&mut actors)).await.is_ok();
         trouble.abort();
-        // Aborted is what it should be.
+        // The task was aborted, as it should be.
         drop(trouble.await);
         chaos::heal(self);
         if !over && time::timeout(AFTERWARDS, all(&mut actors)).await.is_err() {
@@ -156,7 +157,7 @@ async fn all(actors: &mut JoinSet<()>) {
     }
 }
 
-/// Compares what guards say with what the store has, every now and then.
+/// Compares, at intervals, what guards report with what the store has.
 async fn look(world: Arc<World>, mut rng: Rng) {
     loop {
         time::sleep(Duration::from_millis(rng.u64(10..80))).await;

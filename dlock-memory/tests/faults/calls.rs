@@ -1,7 +1,9 @@
-//! What becomes of one call, under each fault that its script can name.
+//! The outcome of one call, under each fault that its script can name.
 
 use super::{Bench, SECOND, is_none, is_unknown, name, release};
-use dlock_core::{DistributedLock, HoldId, Lane, Owner, Released, Renew, Renewed, Retry, Ticket};
+use dlock_core::{
+    DistributedLock, HoldId, Lane, Owner, Released, Renew, Renewed, RetryClass, Ticket,
+};
 use dlock_memory::{Call, Fault, FaultPlan, Rates};
 use futures_util::FutureExt;
 use std::{num::NonZeroU64, time::Duration};
@@ -133,7 +135,7 @@ async fn late_is_refused_after_its_not_after() {
     renewed.unwrap_err();
     tokio::time::sleep(6 * SECOND).await;
     assert_eq!(bench.store.refused_late(), 2);
-    assert_eq!(bench.store.tickets(&name()), 0, "nobody was queued");
+    assert_eq!(bench.store.tickets(&name()), 0, "no ticket was queued");
     let shown = bench.driver.inspect(&name()).await.unwrap();
     assert!(
         shown.holders[0].rest.unwrap() < 25 * SECOND,
@@ -152,7 +154,7 @@ async fn late_is_said_with_the_servers_time_and_is_worth_repeating() {
     bench.clock.jump(6 * SECOND);
     let error = bench.driver.acquire(&request).await.unwrap_err();
     assert!(is_none(&error));
-    assert_eq!(error.retry(), Retry::Now);
+    assert_eq!(error.retry(), RetryClass::Now);
     let now = format!("{:?}", bench.store.server_time());
     assert!(error.to_string().contains(&now), "{error}");
 }

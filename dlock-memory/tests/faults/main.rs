@@ -1,4 +1,5 @@
-//! What goes wrong between a driver and its store, each fault proven; then the line and the records under whatever can happen to them.
+//! Faults between a driver and its store, each one proven; then the queue and the records under random
+//! events.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,9 +1,9 @@
-//! What a server, its lanes, its hints and its clients can suffer.
+//! Faults of a server, its lanes, its hints and its clients.
 
 use super::{Bench, SECOND, is_none, is_unknown, name, release};
 use dlock_core::{
     Acquire, Acquired, Clock, DistributedLock, ErrorKind, Hint, HoldId, Lane, Lease, LockName,
-    Owner, Renew, Renewed, Retry, Ticket, Wake,
+    Owner, Renew, Renewed, RetryClass, Ticket, Wake,
 };
 use dlock_memory::{HintFault, MemoryConfig, MemoryDriver, MemoryStore};
 use futures_util::{FutureExt, StreamExt};
@@ -61,7 +61,7 @@ async fn a_server_that_is_down_refuses_and_keeps_what_it_has() {
     bench.store.cont();
     assert!(is_none(&bench.acquire("a").await.unwrap_err()));
     bench.store.up();
-    assert_eq!(hints.next().await, Some(Hint::LookAgain));
+    assert_eq!(hints.next().await, Some(Hint::Resync));
     assert!(!bench.acquire("b").await.unwrap());
     assert_eq!(bench.holds().await, 1);
 }
@@ -72,7 +72,7 @@ async fn a_restart_keeps_everything_or_nothing() {
     let mut hints = bench.driver.hints();
     assert!(bench.acquire("a").await.unwrap());
     bench.store.restart(true);
-    assert_eq!(hints.next().await, Some(Hint::LookAgain));
+    assert_eq!(hints.next().await, Some(Hint::Resync));
     assert!(!bench.acquire("b").await.unwrap());
     bench.store.restart(false);
     assert_eq!(bench.store.names(), 0);
@@ -188,7 +188,7 @@ async fn hints_are_lost_doubled_or_cut() {
         waiter.hints(HintFault::Deliver);
         let mut came = 0;
         while let Some(Some(hint)) = hints.next().now_or_never() {
-            assert_eq!(hint == Hint::LookAgain, fault == HintFault::Cut);
+            assert_eq!(hint == Hint::Resync, fault == HintFault::Cut);
             came += 1;
         }
         heard.push(came);
@@ -209,7 +209,7 @@ async fn a_closed_driver_leaves_its_holds_and_refuses_calls() {
     bench.driver.close().await;
     let error = bench.acquire("a").await.unwrap_err();
     assert!(is_none(&error));
-    assert_eq!(error.retry(), Retry::Never);
+    assert_eq!(error.retry(), RetryClass::Never);
     assert_eq!(bench.holds().await, 1);
 }
 

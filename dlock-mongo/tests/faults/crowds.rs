@@ -1,4 +1,4 @@
-//! What many ask for at the same time goes together, and each has the answer that it would have had alone.
+//! Batches: many concurrent requests share commands, and each gets the answer that it would get alone.
 
 use crate::testbed::{SECOND, Testbed};
 use dlock_core::{
@@ -13,7 +13,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-/// Enough that most of them do not go alone.
+/// Enough requests that most of them go in batches.
 const MANY: usize = 40;
 
 impl Testbed {
@@ -40,7 +40,7 @@ impl Testbed {
         join_all(all.iter().map(|release| self.driver.release(release))).await
     }
 
-    /// How many commands of that kind the server was sent so far.
+    /// How many commands of that kind the server has received so far.
     async fn sent(&self, command: &str) -> i64 {
         let admin = self.raw.database("admin");
         let status = admin.run_command(doc! { "serverStatus": 1 }).await.unwrap();
@@ -67,7 +67,8 @@ async fn each_of_many_is_judged_as_if_it_came_alone() {
     let t = Testbed::start().await;
     let other = t.another().await;
     let mut crowd = t.crowd().await;
-    // Behind the driver's back: one is held by somebody else, one was, one has no document, one is kept shut, one is not ours.
+    // Unknown to the driver: another client holds one name, held another one, and left a minimum hold on a
+    // third. One name has no document, and one has a foreign document.
     let theirs = t.acquire("n10", SECOND * 30);
     grant(other.acquire(&theirs).await);
     grant(other.acquire(&t.acquire("n11", SECOND / 5)).await);
@@ -87,11 +88,11 @@ async fn each_of_many_is_judged_as_if_it_came_alone() {
         seen.unwrap().holders.is_empty()
     })
     .await;
-    // The same request twice, and an owner that looks like an expression is one all the same.
+    // The same request twice, and a note that looks like an expression.
     crowd.push(crowd[20].clone());
-    crowd[21].note = Arc::new(dlock_core::Note::new("$$ROOT", 7));
-    // One that will have ended when it is given back.
-    crowd[30].lease = Lease::fixed(SECOND).unwrap();
+    crowd[21].note = Arc::new(dlock_core::HolderInfo::new("$$ROOT", 7));
+    // The lease of this one will have ended at its release.
+    crowd[30].lease = Lease::fixed(SECOND);
     let before = (t.sent("findAndModify").await, t.sent("update").await);
     let answers = t.acquire_all(&crowd).await;
     let alone = t.sent("findAndModify").await - before.0;
@@ -116,7 +117,7 @@ async fn each_of_many_is_judged_as_if_it_came_alone() {
             }
         }
     }
-    // The short lease may be over by the time it is looked at.
+    // The short lease may have ended before it is read.
     for (at, token) in tokens.iter().filter(|(at, _)| *at != 30) {
         let shown = t.driver.inspect(&crowd[*at].name).await.unwrap();
         assert_eq!(shown.holders[0].token, Some(*token), "{at}");
@@ -126,7 +127,8 @@ async fn each_of_many_is_judged_as_if_it_came_alone() {
     let hold = noted.get_array("holds").unwrap()[0].as_document().unwrap();
     assert_eq!(hold.get_str("note"), Ok("7 $$ROOT"));
 
-    // One was broken, one was broken and taken by somebody else, one has another hold, one is over.
+    // One lock was broken, one was broken and taken by another client, one has a second hold, one has
+    // expired.
     let mut more = crowd[33].clone();
     more.hold = HoldId::from_bits(99);
     assert_eq!(t.granted(&more).await.holds.get(), 2);
@@ -161,7 +163,7 @@ async fn each_of_many_is_judged_as_if_it_came_alone() {
     );
     assert_eq!(free.get("owner"), Some(&Bson::Null));
     assert!(free.get_array("holds").unwrap().is_empty());
-    // By every way out and in again.
+    // By each kind of release and acquire.
     for _ in 0..2 {
         let req = t.acquire("n20", SECOND * 30);
         t.granted(&req).await;
@@ -177,7 +179,7 @@ async fn a_crowd_without_an_answer_is_in_doubt_and_its_repeats_find_what_was_don
     let executed = doc! { "writeConcernError": { "code": 64, "errmsg": "later" } };
     let cut = doc! { "closeConnection": true };
     let refused = doc! { "errorCode": 13436 };
-    // What fails, how, and whether it was done.
+    // The command that fails, how it fails, and whether it was executed.
     let table = [
         ("update", executed, true),
         ("update", cut, false),
@@ -202,7 +204,7 @@ async fn a_crowd_without_an_answer_is_in_doubt_and_its_repeats_find_what_was_don
         for req in &crowd {
             assert_eq!(t.granted(req).await.holds.get(), 1);
         }
-        // With nothing to settle, no release looks.
+        // If all releases succeed, no release reads the outcome.
         if command == "find" {
             t.release_all(&crowd).await;
             continue;
@@ -223,7 +225,7 @@ async fn a_crowd_without_an_answer_is_in_doubt_and_its_repeats_find_what_was_don
         }
         assert!(doubts >= MANY - 5, "{command} {how}");
     }
-    // One was lost before: that is found by a look, and where that fails nothing is known of any.
+    // One lock was lost before. A read finds that out; where the read fails, no outcome is known.
     let crowd = t.crowd().await;
     t.acquire_all(&crowd).await;
     let other = t.another().await;
@@ -249,7 +251,7 @@ async fn a_document_that_cannot_be_written_spoils_nobody_elses() {
     for (at, answer) in t.acquire_all(&crowd).await.into_iter().enumerate() {
         if at == 20 {
             let error = answer.map(drop).unwrap_err();
-            // Which of them was refused when all were asked for together, nobody says.
+            // The server does not tell which request of the batch it refused.
             let told = (error.kind(), error.effect());
             assert_eq!(told, (ErrorKind::Misuse, Effect::Unknown), "{error:?}");
         } else {
@@ -262,7 +264,7 @@ async fn a_document_that_cannot_be_written_spoils_nobody_elses() {
 async fn crowds_of_several_clients_never_share_a_name_and_tokens_rise() {
     let t = Arc::new(Testbed::start().await);
     let drivers = [t.another().await, t.another().await, t.another().await].map(Arc::new);
-    // Who is inside, and the last token.
+    // Whether the lock is held, and the last token.
     let names: Arc<Mutex<HashMap<String, (bool, u64)>>> = Arc::default();
     let before = t.sent("update").await;
     let mut tasks = Vec::new();
@@ -272,7 +274,7 @@ async fn crowds_of_several_clients_never_share_a_name_and_tokens_rise() {
         tasks.push(tokio::spawn(async move {
             let mut taken = 0;
             for turn in 0..40 {
-                // Mostly names that this client had last, now and then one of another's.
+                // Mostly a name that this client had last, now and then one of another client's.
                 let name = format!("n{}", (task + turn / 8) % 36);
                 let mut req = t.acquire(&name, SECOND * 30);
                 req.owner = Owner::from_seed(&format!("{task} {turn}"));
@@ -284,7 +286,7 @@ async fn crowds_of_several_clients_never_share_a_name_and_tokens_rise() {
                 {
                     let mut names = names.lock().unwrap();
                     let (inside, last) = names.entry(name.clone()).or_default();
-                    assert!(!*inside, "two inside {name}");
+                    assert!(!*inside, "two holders of {name}");
                     assert!(token > *last, "{name}: {token} after {last}");
                     (*inside, *last) = (true, token);
                 }

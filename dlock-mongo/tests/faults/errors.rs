@@ -1,8 +1,8 @@
-//! What the server refuses or leaves open.
+//! Errors that the server reports, and outcomes that it leaves unknown.
 
 use crate::testbed::{SECOND, Testbed};
 use dlock_conformance::testbed::{MongoServer, mongo::Deployment};
-use dlock_core::{DistributedLock, Effect, ErrorKind, Lane, Release, Released, Renew, Retry};
+use dlock_core::{DistributedLock, Effect, ErrorKind, Lane, Release, Released, Renew, RetryClass};
 use futures_util::future::join_all;
 use mongodb::bson::doc;
 
@@ -69,7 +69,7 @@ async fn a_write_that_was_executed_and_not_confirmed_is_unknown_and_found_by_the
 async fn an_error_of_the_server_has_the_class_that_was_meant_and_did_nothing() {
     use Effect::{None, Unknown};
     use ErrorKind::{Misuse, Unavailable, Unsupported};
-    use Retry::{Later, Never, Now};
+    use RetryClass::{Later, Never, Now};
     let t = Testbed::start().await;
     let table = [
         (6, Unavailable, Later, Unknown),
@@ -123,7 +123,7 @@ async fn an_error_of_the_server_has_the_class_that_was_meant_and_did_nothing() {
         .map(drop)
         .unwrap_err();
     assert_eq!((error.retry(), error.effect()), (Later, None), "{error:?}");
-    // A label says that it may work soon, whatever the code.
+    // A label says that a retry may work soon, whatever the code is.
     t.fail(
         "findAndModify",
         doc! { "errorCode": 13, "errorLabels": ["TransientTransactionError"] },
@@ -133,7 +133,7 @@ async fn an_error_of_the_server_has_the_class_that_was_meant_and_did_nothing() {
     let error = t.driver.acquire(&req).await.map(drop).unwrap_err();
     assert_eq!((error.retry(), error.effect()), (Later, None), "{error:?}");
     assert!(t.locks().find_one(doc! {}).await.unwrap().is_none());
-    // A meeting of two upserts is not shown to anybody.
+    // A meeting of two upserts is not reported to the caller.
     let met = doc! { "keyPattern": { "_id": 1 }, "keyValue": { "_id": "a" } };
     t.fail(
         "findAndModify",
@@ -183,7 +183,7 @@ async fn whoever_waits_for_a_connection_when_all_are_given_up_may_ask_again_at_o
     );
     assert_eq!(
         (error.kind(), error.retry(), error.effect()),
-        (ErrorKind::Unavailable, Retry::Now, Effect::Unknown),
+        (ErrorKind::Unavailable, RetryClass::Now, Effect::Unknown),
         "{error:?}"
     );
 }

@@ -1,4 +1,5 @@
-//! What only a MongoDB server can do or suffer: its documents, its settings, its errors. Elections are in `failover.rs`.
+//! What is particular to a MongoDB server: its documents, settings and errors. Elections are in
+//! `failover.rs`.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 

@@ -1,8 +1,8 @@
-//! What is stored, and what of it is not ours.
+//! The stored documents, and foreign documents in the collection.
 
 use crate::testbed::{SECOND, Testbed};
 use dlock_core::{
-    Acquired, DistributedLock, Effect, ErrorKind, FencingToken, HoldId, Lane, Note, Release,
+    Acquired, DistributedLock, Effect, ErrorKind, FencingToken, HoldId, HolderInfo, Lane, Release,
     Released, Renew, Renewed,
 };
 use dlock_mongo::MongoDriver;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 async fn the_document_is_pinned_while_held_and_when_free() {
     let t = Testbed::start().await;
     let mut req = t.acquire("a.$b", SECOND * 30);
-    req.note = Arc::new(Note::new("$_id", 4711));
+    req.note = Arc::new(HolderInfo::new("$_id", 4711));
     let grant = t.granted(&req).await;
     let held = t.document("a.$b").await;
     let keys: Vec<_> = held.keys().map(String::as_str).collect();
@@ -47,10 +47,11 @@ async fn the_document_is_pinned_while_held_and_when_free() {
 async fn the_short_way_in_and_out_leaves_the_same_record() {
     let t = Testbed::start().await;
     let mut last = 0;
-    // The first is upserted, the others find it free; what differs from the plainest case goes the long way.
+    // The first request upserts, and the others find a free document. Requests other than the simplest need
+    // the full command.
     for round in 0..4 {
         let mut req = t.acquire("a", SECOND * 30);
-        req.note = Arc::new(Note::new("host", round));
+        req.note = Arc::new(HolderInfo::new("host", round));
         let grant = t.granted(&req).await;
         let held = t.document("a").await;
         let keys: Vec<_> = held.keys().map(String::as_str).collect();
@@ -106,7 +107,7 @@ async fn the_short_way_in_and_out_leaves_the_same_record() {
             Released::NotHeld { by: None }
         ));
     }
-    // Freed by this client, taken by somebody else since.
+    // This client freed the lock, and another client has taken it since.
     let other = MongoDriver::connect(&t.server.url()).await.unwrap();
     let theirs = t.acquire("a", SECOND * 30);
     assert!(matches!(
@@ -158,7 +159,7 @@ async fn what_looks_like_an_expression_is_a_name_or_a_word() {
         .collect();
     for req in &held {
         let mut req = req.clone();
-        req.note = Arc::new(Note::new("$$ROOT.owner", 1));
+        req.note = Arc::new(HolderInfo::new("$$ROOT.owner", 1));
         t.granted(&req).await;
         let by = t
             .held(&t.acquire(req.name.as_str(), SECOND))

@@ -1,9 +1,9 @@
-//! What one request does, late or twice or beside others or with nobody waiting for it.
+//! Single requests: late, repeated, concurrent with others, or with a cancelled caller.
 
 use crate::testbed::{SECOND, Testbed};
 use dlock_core::{
     Acquire, Acquired, Clock, DistributedLock, Effect, ErrorKind, Lane, Owner, Renew, Renewed,
-    Retry,
+    RetryClass,
 };
 use dlock_mongo::MongoDriver;
 use futures_util::future::join_all;
@@ -46,7 +46,7 @@ async fn a_lapsed_hold_never_counts_as_matched() {
             .is_none(),
         "renewing creates nothing"
     );
-    // A hold of the batch that stands under another of its names is not that name's.
+    // A hold of the batch that is listed under another name of the batch is not renewed.
     let crossed = [
         Renew::new(long.name.clone(), short.owner, short.hold, Some(SECOND)),
         Renew::new(short.name.clone(), long.owner, long.hold, Some(SECOND)),
@@ -65,11 +65,11 @@ async fn a_batch_prolongs_the_holds_it_names_and_no_others() {
     let short = t.acquire("a", SECOND / 5);
     let [mut beside, mut other] = ["a", "b"].map(|name| t.acquire(name, SECOND * 30));
     (beside.owner, other.owner) = (short.owner, short.owner);
-    // The short one last: whatever it takes, the other one lives.
+    // The short lease comes last: however long the requests take, the other hold of its document lives.
     for req in [&beside, &short, &other] {
         t.granted(req).await;
     }
-    // One of a document's two holds is over.
+    // One of the document's two holds has expired.
     let look = [Renew::new(
         short.name.clone(),
         short.owner,
@@ -89,7 +89,7 @@ async fn a_batch_prolongs_the_holds_it_names_and_no_others() {
         Renew::new(name.name.clone(), owner, hold.hold, Some(SECOND * 60))
     };
     let nobodys = [
-        // Over, and of no document; each in the other's; another owner's.
+        // Expired, and without a document; each with the other's hold; with another owner.
         [
             named(&short, short.owner, &short),
             named(&stray, stranger, &short),
@@ -124,7 +124,7 @@ async fn a_batch_prolongs_the_holds_it_names_and_no_others() {
         "{answers:?}"
     );
     assert_eq!(t.document("a").await, before[0]);
-    // Each for as long as is asked for it.
+    // Each hold lasts as long as its entry asks.
     let mut batch = [
         named(&other, other.owner, &other),
         named(&beside, beside.owner, &beside),
@@ -201,7 +201,7 @@ async fn a_request_after_its_time_takes_nothing() {
     for error in errors {
         assert_eq!(
             (error.kind(), error.retry(), error.effect()),
-            (ErrorKind::Unavailable, Retry::Now, Effect::None),
+            (ErrorKind::Unavailable, RetryClass::Now, Effect::None),
             "{error:?}"
         );
     }
@@ -289,12 +289,12 @@ async fn a_thousand_looks_at_a_slow_server_do_not_hold_up_a_renewal() {
     for round in 1..=3 {
         let before = looked();
         let answers = t.renew(&[&held[0], &held[1]]).await;
-        let is_kept = |answer: &_| matches!(answer, Some(Renewed::Until { .. }));
-        assert!(answers.iter().all(is_kept), "{answers:?}");
+        let is_renewed = |answer: &_| matches!(answer, Some(Renewed::Until { .. }));
+        assert!(answers.iter().all(is_renewed), "{answers:?}");
         let beside = looked() - before;
         assert!(beside < 500, "{beside} looks came before renewal {round}");
     }
-    // Whoever was not sent in time is not sent any more.
+    // A request that was not sent in time is not sent later.
     let mut late = t.asks("a", 2_000);
     late.give_up = Clock::boot().now();
     let (late, ()) = tokio::join!(t.driver.acquire(&late), t.heal());
@@ -312,9 +312,10 @@ async fn a_thousand_looks_at_a_slow_server_do_not_hold_up_a_renewal() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_command_has_a_time_limit_and_every_write_a_majority() {
     let mut t = Testbed::start().await;
-    // Of a collection that is there the settings are read too.
+    // The settings are also read of a collection that exists.
     t.granted(&t.acquire("z", SECOND * 30)).await;
-    // As they are sent. The server's own profile shows of an update its statements, without what the command said.
+    // The commands as the client sends them. The server's own profile shows the statements of an update
+    // without the options of its command.
     let sent = Arc::new(Mutex::new(Vec::new()));
     let mut options = ClientOptions::parse(t.server.url()).await.unwrap();
     let seen = Arc::clone(&sent);
@@ -329,7 +330,7 @@ async fn every_command_has_a_time_limit_and_every_write_a_majority() {
     let held = [t.acquire("a", SECOND * 30), t.acquire("b", SECOND * 30)];
     for _ in 0..2 {
         for req in &held {
-            t.granted(req).await; // the long way, then the short one
+            t.granted(req).await; // the full command, then the short one
         }
         let mut looks = t.waits("a", 1).await;
         looks.look = true;
@@ -344,7 +345,7 @@ async fn every_command_has_a_time_limit_and_every_write_a_majority() {
         t.release(&held[0]).await;
         t.driver.break_lock(&held[1].name, None).await.unwrap();
     }
-    // Many at once, of names that there are and of new ones.
+    // Many requests at once, for existing and for new names.
     for _ in 0..2 {
         let crowd: Vec<_> = (0..40)
             .map(|at| t.acquire(&format!("n{at}"), SECOND * 30))
@@ -359,7 +360,7 @@ async fn every_command_has_a_time_limit_and_every_write_a_majority() {
     let mut seen = BTreeSet::new();
     for command in &sent {
         let name = command.keys().next().unwrap();
-        // The stream of changes waits for the next one, and the native client ends it.
+        // A change stream waits for the next event, and the native client ends it.
         if ["aggregate", "getMore", "killCursors"].contains(&&**name) {
             continue;
         }
@@ -373,7 +374,7 @@ async fn every_command_has_a_time_limit_and_every_write_a_majority() {
         let concern = command.get_document("writeConcern").ok().cloned();
         let majority = doc! { "w": "majority", "j": true, "wtimeout": 1_000_i64 };
         let wanted = match &**name {
-            // Free documents, which whoever takes one confirms.
+            // Free documents need no majority: the command that takes one confirms it.
             "insert" => Some(doc! { "w": 1 }),
             "findAndModify" | "update" | "delete" => Some(majority),
             _ => None,

@@ -9,7 +9,7 @@ use dlock_conformance::testbed::{
     mongo::{Deployment, Value, document},
 };
 use dlock_core::{
-    Acquired, DistributedLock, Effect, ErrorKind, Hint, Released, Renewed, Retry, Wake,
+    Acquired, DistributedLock, Effect, ErrorKind, Hint, Released, Renewed, RetryClass, Wake,
 };
 use dlock_mongo::{MongoConfig, MongoDriver};
 use futures_util::StreamExt;
@@ -62,7 +62,7 @@ async fn a_standalone_server_works_and_its_waiters_look() {
     }
     let waiter = t.waits("a", 1).await;
     assert!(
-        t.held(&waiter).await.look_in.unwrap() > SECOND * 29,
+        t.held(&waiter).await.poll_in.unwrap() > SECOND * 29,
         "the core's own pace"
     );
     let missing = t.acquire("c", SECOND);
@@ -220,7 +220,7 @@ async fn the_rights_in_the_readme_are_enough_and_no_secret_is_shown() {
         let error = MongoDriver::connect(&url(who)).await.unwrap_err();
         assert_eq!(
             (error.kind(), error.retry(), error.effect()),
-            (ErrorKind::Unavailable, Retry::Never, Effect::None),
+            (ErrorKind::Unavailable, RetryClass::Never, Effect::None),
             "{error:?}"
         );
         assert!(

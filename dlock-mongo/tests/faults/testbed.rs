@@ -1,4 +1,4 @@
-//! A server and a driver to provoke.
+//! Testbed: a server and a driver, with faults on demand.
 
 use dlock_conformance::testbed::{MongoServer, mongo::Deployment};
 use dlock_core::{
@@ -21,7 +21,7 @@ use std::{
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
-/// A server and a driver of its own.
+/// A server, and a driver of its own.
 pub(crate) struct Testbed {
     pub(crate) driver: Arc<MongoDriver>,
     pub(crate) raw: Client,
@@ -65,7 +65,7 @@ impl Testbed {
             .unwrap()
     }
 
-    /// The next command of the driver with that name fails as `data` says.
+    /// Makes the driver's next command with that name fail as `data` says.
     pub(crate) async fn fail(&self, command: &str, data: Document) {
         self.fail_times(command, 1, data).await;
     }
@@ -78,7 +78,7 @@ impl Testbed {
         self.raw.database("admin").run_command(point).await.unwrap();
     }
 
-    /// How often a command has failed since it was said that they should.
+    /// How many commands have failed since the fault was set.
     pub(crate) async fn failed(&self) -> i64 {
         let asked = doc! { "getParameter": 1, "failpoint.failCommand": 1 };
         let admin = self.raw.database("admin");
@@ -94,7 +94,7 @@ impl Testbed {
         self.raw.database("admin").run_command(point).await.unwrap();
     }
 
-    /// One of the numbers that the server counts.
+    /// A counter of the server.
     pub(crate) async fn counted(&self, path: &[&str]) -> i64 {
         let admin = self.raw.database("admin");
         let status = admin.run_command(doc! { "serverStatus": 1 }).await.unwrap();
@@ -118,7 +118,7 @@ impl Testbed {
         let owner = Owner::from_seed(&self.draw().to_string());
         let hold = HoldId::from_bits(self.draw());
         let name: LockName = name.parse().unwrap();
-        Acquire::new(name, owner, hold, Lease::fixed(lease).unwrap(), self.soon())
+        Acquire::new(name, owner, hold, Lease::fixed(lease), self.soon())
     }
 
     pub(crate) fn asks(&self, name: &str, ticket: u64) -> Acquire {
@@ -127,7 +127,7 @@ impl Testbed {
         req
     }
 
-    /// Somebody who was refused and waits.
+    /// A waiter that was refused.
     pub(crate) async fn waits(&self, name: &str, ticket: u64) -> Acquire {
         let req = self.asks(name, ticket);
         self.held(&req).await;
@@ -184,7 +184,7 @@ impl Testbed {
             .expect("it did not come about within 20 s");
     }
 
-    /// For leases to run out on the server, whose clock nobody can pause.
+    /// For leases to end on the server, whose clock no test can pause.
     pub(crate) async fn sleep(&self, millis: u64) {
         tokio::time::sleep(Duration::from_millis(millis)).await;
     }

@@ -1,4 +1,4 @@
-//! The change stream, and what is left without one.
+//! Wake-ups: the change stream, and polling without one.
 
 use crate::{
     testbed::{SECOND, Testbed},
@@ -53,7 +53,7 @@ async fn waiters_look_again_when_the_change_stream_was_lost() {
     t.waits("a", 1).await;
     for lost in [286, 280] {
         t.fail("getMore", doc! { "errorCode": lost }).await;
-        assert_eq!(hints.next().await, Some(Hint::LookAgain), "{lost}");
+        assert_eq!(hints.next().await, Some(Hint::Resync), "{lost}");
     }
     t.release(&holder).await;
     assert_eq!(hints.next().await, Some(Hint::Free("a".parse().unwrap())));
@@ -68,14 +68,14 @@ async fn while_no_stream_can_be_opened_waiters_look_often() {
     t.fail_times("aggregate", 1_000, doc! { "errorCode": 13 })
         .await;
     t.waits("a", 1).await;
-    let looks = async || t.held(&t.asks("a", 1)).await.look_in.unwrap();
+    let looks = async || t.held(&t.asks("a", 1)).await.poll_in.unwrap();
     t.until(async || looks().await <= SECOND / 10).await;
-    // Another attempt, which fails like the first.
+    // A second attempt fails like the first.
     t.until(async || t.failed().await >= 2).await;
     let said = "no change stream for now";
     assert_eq!(warnings::count(said), 1, "said once");
     t.heal().await;
-    assert_eq!(hints.next().await, Some(Hint::LookAgain));
+    assert_eq!(hints.next().await, Some(Hint::Resync));
     assert_eq!(looks().await, SECOND * 2);
     assert_eq!(warnings::count(said), 1);
 }
@@ -90,7 +90,7 @@ async fn a_release_between_the_refusal_and_the_stream_is_heard() {
     t.fail("aggregate", blocked).await;
     t.waits("a", 1).await;
     t.release(&holder).await;
-    // The look interval would be two seconds, and this is no look.
+    // The poll interval would be two seconds, so this is a wake-up.
     assert_eq!(hints.next().await, Some(Hint::Free("a".parse().unwrap())));
 }
 
@@ -101,7 +101,7 @@ async fn a_look_that_no_release_woke_takes_nothing() {
     t.granted(&holder).await;
     let mut looks = t.waits("a", 1).await;
     looks.look = true;
-    // Whatever could take the lock fails, so what is answered was read.
+    // Every command that could take the lock fails, so the answer comes from a read.
     t.fail_times("findAndModify", 1_000, doc! { "errorCode": 11600 })
         .await;
     let held = t.held(&looks).await;
@@ -118,7 +118,7 @@ async fn while_nobody_waits_the_stream_is_open_and_not_read() {
     let holder = held_and_waited_for_no_more(&t).await;
     t.waits("a", 2).await;
     t.release(&holder).await;
-    // A monitor that a busy machine holds up makes everybody look.
+    // A monitor that a busy machine delays makes all waiters poll.
     while hints.next().await.unwrap() != Hint::Free("a".parse().unwrap()) {}
 }
 
@@ -127,7 +127,7 @@ async fn a_stream_that_lay_unread_for_long_is_replaced_and_no_release_is_missed(
     let t = Testbed::start().await;
     let mut hints = t.driver.hints();
     let holder = held_and_waited_for_no_more(&t).await;
-    // Nothing but time makes it outdated: two seconds.
+    // Only time makes the stream outdated: two seconds.
     for _ in 0..2 {
         t.until(async || is_unread(&t).await).await;
     }
@@ -135,7 +135,7 @@ async fn a_stream_that_lay_unread_for_long_is_replaced_and_no_release_is_missed(
     let before = opened().await;
     t.waits("a", 2).await;
     t.release(&holder).await;
-    // A monitor that a busy machine holds up makes everybody look.
+    // A monitor that a busy machine delays makes all waiters poll.
     while hints.next().await.unwrap() != Hint::Free("a".parse().unwrap()) {}
     t.until(async || opened().await > before).await;
 }
@@ -163,11 +163,12 @@ async fn who_lost_many_races_hears_of_a_release_that_nobody_else_wants() {
         for _ in 0..10 {
             gives(inside).await;
             inside = takes().await;
-            // Before there is a stream nobody hears of this; then it is looked, as the core would.
+            // Before there is a stream, no notification arrives. The waiter then polls, as it would in the
+            // core.
             drop(tokio::time::timeout(SECOND * 2, hints.next()).await);
             t.held(&waiter).await;
         }
-        // It may rest just now, and the rival comes no more.
+        // The waiter may pause just now, and the rival does not come back.
         gives(inside).await;
         let hint = tokio::time::timeout(SECOND * 20, hints.next()).await;
         hint.expect("a rest is over within a second").unwrap();
@@ -176,7 +177,7 @@ async fn who_lost_many_races_hears_of_a_release_that_nobody_else_wants() {
     }
 }
 
-/// Who has `a`, for which somebody waited who has gone.
+/// A holder of `a`. A waiter had waited for it and has left.
 async fn held_and_waited_for_no_more(t: &Testbed) -> Acquire {
     let holder = t.acquire("a", SECOND * 30);
     t.granted(&holder).await;
@@ -188,7 +189,7 @@ async fn held_and_waited_for_no_more(t: &Testbed) -> Acquire {
     holder
 }
 
-/// Whether the only stream is not read, in a time in which it would be asked for changes twice.
+/// Whether the only stream is not read. A stream that is read would ask for changes twice in that time.
 async fn is_unread(t: &Testbed) -> bool {
     let asked = async || t.counted(&["commands", "getMore", "total"]).await;
     let before = asked().await;
@@ -196,7 +197,7 @@ async fn is_unread(t: &Testbed) -> bool {
     open(t).await == 1 && asked().await == before
 }
 
-/// Cursors on the server.
+/// Open cursors on the server.
 async fn open(t: &Testbed) -> i64 {
     t.counted(&["cursor", "open", "total"]).await
 }
@@ -212,11 +213,11 @@ async fn many_names_have_one_stream() {
         t.granted(&held[held.len() - 1]).await;
         t.waits(name, *ticket).await;
     }
-    // Those that it replaced end at their next look.
+    // The streams that were replaced end when they next read.
     t.until(async || open(&t).await == 1).await;
     for req in held.iter().rev() {
         t.release(req).await;
-        // A monitor that a busy machine holds up makes everybody look.
+        // A monitor that a busy machine delays makes all waiters poll.
         while hints.next().await.unwrap() != Hint::Free(req.name.clone()) {}
     }
     assert_eq!(open(&t).await, 1);

@@ -1,4 +1,4 @@
-//! What was warned about in this process.
+//! The warnings that this process logged.
 
 use std::{
     fmt,
@@ -14,7 +14,7 @@ static HEARD: OnceLock<Mutex<Vec<String>>> = OnceLock::new();
 
 struct Listener;
 
-/// From now on; once is enough.
+/// Records warnings from now on. One call is enough.
 pub(crate) fn listen() {
     HEARD.get_or_init(|| {
         tracing::subscriber::set_global_default(Listener).unwrap();
@@ -22,7 +22,7 @@ pub(crate) fn listen() {
     });
 }
 
-/// How many of them contain that text.
+/// How many of the warnings contain that text.
 pub(crate) fn count(text: &str) -> usize {
     let heard = HEARD.get().map(Mutex::lock).unwrap();
     let heard = heard.unwrap_or_else(PoisonError::into_inner);

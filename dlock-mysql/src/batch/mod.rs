@@ -1,7 +1,8 @@
-//! Acquires and releases that go together, and what each is told.
+//! Batched acquires and releases: one statement for many requests, and an answer for each.
 //!
-//! Where all of a batch did what they wanted, its one reply says so. Otherwise the rows are read, and tell each apart; whoever cannot be told from
-//! its row, or wants what a batch does not do, goes alone as if nothing had been: no row was changed for it.
+//! If the statement succeeded for the whole batch, its one reply says so. Otherwise the driver reads the rows
+//! and decides each request by its row. A request that its row cannot decide, or that a batch cannot serve,
+//! goes alone. No row was changed for it.
 
 use crate::{
     connection::Turn,
@@ -47,7 +48,7 @@ impl Carrier<Acquire> for Store {
     }
 
     async fn carry(&self, requests: &[Acquire]) -> Vec<Told<Acquire>> {
-        // Who has no time left would make all the others late.
+        // A request without time left would make all the others late.
         let now = self.now();
         let in_time = |req: &&Acquire| req.give_up > now;
         let batch: Vec<_> = requests.iter().filter(in_time).cloned().collect();
@@ -136,7 +137,8 @@ impl Store {
             .collect())
     }
 
-    /// The rows after a statement that was not for all of them. `some`: for some it was, and where the rows cannot be read nobody knows for which.
+    /// Reads the rows after a statement that did not succeed for all. `some`: it succeeded for some, so if
+    /// the rows cannot be read, the effect on each request is unknown.
     async fn rows<R: Shared>(
         &self,
         turn: &mut Turn<'_>,
@@ -158,8 +160,8 @@ impl Store {
         Ok(rows)
     }
 
-    /// What a batch that failed is for each of its requests. One that did nothing is sent again, each alone; and while something is in the way
-    /// that may stay there, nothing shares its fate with it again.
+    /// The answers of a failed batch. If it did nothing, its requests are sent again, each alone. If the
+    /// cause may last, batching pauses, so that no other request shares that failure.
     fn fate<R: Shared>(&self, error: &DriverError, requests: &[R]) -> Vec<Told<R>>
     where
         Self: Carrier<R>,
@@ -177,7 +179,7 @@ impl Store {
     }
 }
 
-/// What an acquire of a batch is told by its row; `None`: it goes alone.
+/// The answer to a batched acquire, by its row; `None`: it goes alone.
 fn acquired(req: &Acquire, record: Record) -> Told<Acquire> {
     if !record.is_closed() {
         return None;
@@ -190,10 +192,15 @@ fn acquired(req: &Acquire, record: Record) -> Told<Acquire> {
     }
 }
 
-/// What a release of a batch is told by its row, if there is one; `None`: it goes alone. `at`: when the statement began, if it gave any back.
+/// The answer to a batched release, by its row if there is one; `None`: it goes alone. `at`: when the
+/// statement began, if it released any.
 ///
-/// Nobody who comes after writes an earlier time into the row. So what is inside since an earlier time was there before, and a row that is free since
-/// an earlier time was free; free since that very time, it was freed by the statement. Later than that, both may be.
+/// No later write puts an earlier time into the row, so the time of its last acquire or release decides:
+///
+/// - Earlier than `at`: the row was held, or was free, before the statement, which changed nothing for this
+///   request.
+/// - Exactly `at`, and free: the statement released it.
+/// - Otherwise both orders are possible.
 fn released(req: &Release, found: Option<Record>, at: Option<u64>) -> Told<Release> {
     let not_held = |by| Some(Ok(Released::NotHeld { by }));
     let Some(record) = found else {

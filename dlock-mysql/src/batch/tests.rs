@@ -1,4 +1,4 @@
-//! Batches on a real server.
+//! Tests of batches on a real server.
 
 use super::released;
 use crate::{
@@ -19,7 +19,8 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// How the execution of a statement begins: types follow; a number, or text.
+/// The bytes that begin a statement's execution: `1` (types follow), then its parameters' types: a number,
+/// text, text.
 const TAKE_ALL: &[u8] = &[1, 8, 0, 0xfc, 0, 0xfc, 0];
 /// Four names, and then the keys of four holds.
 const FREE_ALL: &[u8] =
@@ -54,7 +55,7 @@ impl Bed {
 
     fn ask(&self, name: &str, owner: &str, hold: u64) -> Acquire {
         let (name, owner) = (LockName::new(name).unwrap(), Owner::from_seed(owner));
-        let lease = Lease::fixed(SECOND * 30).unwrap();
+        let lease = Lease::fixed(SECOND * 30);
         Acquire::new(
             name,
             owner,
@@ -64,18 +65,18 @@ impl Bed {
         )
     }
 
-    /// Alone.
+    /// Takes a lock without a batch, and returns its token.
     async fn taken(&self, ask: &Acquire) -> u64 {
         loop {
             match self.store.try_acquire(ask, false).await.unwrap() {
                 Some(Acquired::Granted(grant)) => return grant.token.unwrap().0,
-                None => {} // its row was made by somebody else
+                None => {} // another client made its row
                 other => panic!("{other:?}"),
             }
         }
     }
 
-    /// Rows that are there and free.
+    /// Makes free rows.
     async fn rows(&self, names: &[&str]) {
         for name in names {
             let ask = self.ask(name, "before", 1);
@@ -164,7 +165,7 @@ async fn a_batch_that_is_free_is_one_statement_and_so_is_its_release() {
             assert!(token(told) > last, "they grow");
             let rest = holder.rest.unwrap();
             assert!(rest <= SECOND * 30 && rest > SECOND * 10, "{rest:?}");
-            // The hold is the one that was asked for.
+            // The row has the requested hold.
             assert_eq!(t.taken(ask).await, token(told));
         }
         last = token(&taken[0]);
@@ -223,7 +224,7 @@ async fn each_acquire_of_a_batch_is_told_by_its_own_row() {
     for name in ["absent", "ahead", "late"] {
         assert_eq!(t.holder(name).await, None, "{name}");
     }
-    // And alone each gets what is right.
+    // Each request then gets the right answer alone.
     assert!(t.taken(&asks[0]).await > 0);
     assert_eq!(t.taken(&asks[1]).await, 9_000_000_000_000_001);
 }
@@ -267,7 +268,7 @@ async fn each_release_of_a_batch_is_told_by_its_own_row() {
     }
     assert_eq!(t.holder("other").await, Some(them));
     assert_eq!(t.holder("sole").await, None);
-    // Where none was freed, none is in doubt.
+    // If none was freed, no answer is in doubt.
     let told = t.store.carry(&wanted[3..5]).await;
     let not_held = |told: &Told<Release>| matches!(told, Some(Ok(Released::NotHeld { .. })));
     assert!(told.iter().all(not_held), "{told:?}");
@@ -329,7 +330,7 @@ async fn who_comes_after_a_release_is_not_found_to_have_come_before() {
     for ask in &held {
         t.taken(ask).await;
     }
-    // As if the release had begun later than whoever waited for its row.
+    // As if the release had begun after the acquire that waits for its row.
     t.run(
         "UPDATE dlock_locks SET owner = NULL, holds = '', expires = 0, changed = 9000000000000000",
     )
@@ -386,7 +387,7 @@ async fn a_batch_whose_reply_is_lost_is_unknown_and_found_by_the_repeat() {
     let lost = strike(TAKE_ALL);
     let told = store.carry(&asks).await;
     assert!(lost.has_struck() && told.iter().all(is_unknown), "{told:?}");
-    // They are inside, and are found by whoever asks again, together or alone.
+    // The locks are held; repeated requests find them, in a batch or alone.
     assert_eq!(t.holder("n3").await, Some(asks[3].owner.fingerprint()));
     let again = store.carry(&asks[..2]).await;
     assert_eq!(token(&again[0]), t.taken(&asks[0]).await);
@@ -425,7 +426,7 @@ async fn where_the_look_after_a_batch_is_lost_nobody_is_told_that_nothing_happen
     assert_eq!(t.holder("n2").await, Some(other.owner.fingerprint()));
 }
 
-/// A statement that began before another one, and came to the row after it, has an earlier time.
+/// A statement that began before another one and reached the row after it has the earlier time.
 #[tokio::test]
 async fn the_time_of_a_change_never_goes_back() {
     let mut t = Bed::start().await;

@@ -1,10 +1,12 @@
-//! Gathers requests of one kind that are asked at the same time, so that they go to the server in one statement.
+//! Request batcher: concurrent requests of one kind share a statement, so that they cost one round trip.
 //!
-//! While none of its kind is under way a request goes alone and in place. Otherwise it stands with the others that wait, and whoever ends a
-//! statement leaves a task behind that sends them together. Each has its own answer, and whoever stops waiting disturbs nobody. One that
-//! nobody took along for a while goes alone, and so does everything for the time after: something is in the way of statements that last.
+//! If no request of its kind is in flight, a request goes alone, in the task that asks. Otherwise it waits
+//! with the others. When a statement ends, a spawned task sends the waiting requests together. Each request
+//! gets its own answer, and a dropped one does not affect the others. A request that no batch took for a
+//! while goes alone. So do all others for some time after that, because something is blocking the statements
+//! in flight.
 //!
-//! Nothing here talks to a server: the [`Carrier`] does.
+//! The batcher does no I/O itself: its [`Carrier`] does.
 
 use crate::error;
 use dlock_core::{LockName, Result};
@@ -22,19 +24,19 @@ pub(crate) trait Shared: Clone + Send + Sync + 'static {
 
     fn name(&self) -> &LockName;
 
-    /// Whether one statement can be for both.
+    /// Whether both requests can share one statement.
     fn goes_with(&self, other: &Self) -> bool;
 }
 
-/// Whoever sends what was gathered.
+/// Sends a batch of requests.
 pub(crate) trait Carrier<R: Shared>: Send + Sync + Sized + 'static {
     fn gather(&self) -> &Gather<R>;
 
-    /// The answer of each; `None`: it has none yet, nothing is under way of it, and it goes alone.
+    /// The answer of each request. `None`: the batch did nothing for it, and it goes alone.
     fn carry(&self, requests: &[R]) -> impl Future<Output = Vec<Told<R>>> + Send;
 }
 
-/// What a request is told that went with others.
+/// The answer to a batched request.
 pub(crate) type Told<R> = Option<Result<<R as Shared>::Answer>>;
 
 /// The requests of one kind.
@@ -43,9 +45,9 @@ pub(crate) struct Gather<R: Shared>(Mutex<State<R>>);
 struct State<R: Shared> {
     waiting: Vec<Waiting<R>>,
     under_way: usize,
-    /// Grows when those under way no longer count.
+    /// Grows when the statements in flight no longer count.
     age: u64,
-    /// How many went in the statement sent last.
+    /// The size of the last batch.
     last: usize,
     alone_until: Option<Instant>,
     ids: u64,
@@ -71,7 +73,7 @@ impl<R: Shared> Default for Gather<R> {
     }
 }
 
-/// Asks by `alone`, or together with others, as the moment has it.
+/// Sends a request by itself (`alone`) or in a batch, depending on what is in flight.
 pub(crate) async fn ask<R: Shared, C: Carrier<R>>(
     carrier: &Arc<C>,
     request: &R,
@@ -90,7 +92,7 @@ pub(crate) async fn ask<R: Shared, C: Carrier<R>>(
 }
 
 enum Place<R: Shared, C: Carrier<R>> {
-    /// The slot is kept until it is answered.
+    /// The slot stays occupied until the request is answered.
     Alone(Option<Slot<R, C>>),
     Waits(u64, oneshot::Receiver<Told<R>>),
 }
@@ -120,7 +122,7 @@ fn enter<R: Shared, C: Carrier<R>>(carrier: &Arc<C>, request: &R) -> Place<R, C>
     let Ok(runtime) = Handle::try_current() else {
         return Place::Alone(None);
     };
-    // Where somebody waits already, the next who ends a statement takes all of them along.
+    // If requests wait already, the next statement to end takes them all along.
     let bearer = (free && state.waiting.is_empty()).then(|| slot(false));
     let (answer, receiver) = oneshot::channel();
     state.ids += 1;
@@ -140,7 +142,7 @@ fn enter<R: Shared, C: Carrier<R>>(carrier: &Arc<C>, request: &R) -> Place<R, C>
     Place::Waits(id, receiver)
 }
 
-/// The answer of who waits; `None`: it goes alone.
+/// Waits for the answer from a batch; `None`: the request goes alone.
 async fn told<R: Shared>(
     gather: &Gather<R>,
     id: u64,
@@ -151,16 +153,16 @@ async fn told<R: Shared>(
         Err(_) if gather.left(id) => return None,
         Err(_) => tokio::time::timeout(UNTOLD, answer).await.ok(),
     };
-    // Whoever took it along is gone, or stands still: nobody knows what of it happens.
+    // The task that took the request is gone or stalled, so its effect is unknown.
     told.and_then(std::result::Result::ok)
         .unwrap_or_else(|| Some(Err(error::untold())))
 }
 
-/// Sends what waits, again and again until nothing does.
+/// Sends batches until no request waits.
 async fn carry<R: Shared, C: Carrier<R>>(mut slot: Slot<R, C>) {
     slot.begun = true;
     loop {
-        // Whoever was woken together with the one who began asks in this turn.
+        // Tasks that were woken at the same time add their requests in this turn of the runtime.
         tokio::task::yield_now().await;
         let Some(load) = slot.carrier.gather().load(slot.age) else {
             return;
@@ -177,7 +179,7 @@ async fn carry<R: Shared, C: Carrier<R>>(mut slot: Slot<R, C>) {
 }
 
 impl<R: Shared> Gather<R> {
-    /// For a while each goes alone, those that wait too.
+    /// Stops batching for a while: each request goes alone, including those that wait.
     pub(crate) fn pause(&self) {
         self.state().pause();
     }
@@ -187,7 +189,8 @@ impl<R: Shared> Gather<R> {
         self.state().alone_until.is_some()
     }
 
-    /// What goes in one statement: whoever waits longest and all that can go along, no name twice, in the order of their names.
+    /// Takes the next batch: the request that waited longest and all that can share its statement, no name
+    /// twice, in the order of their names.
     fn load(&self, age: u64) -> Option<Vec<Waiting<R>>> {
         let mut state = self.state();
         if state.age != age {
@@ -209,7 +212,8 @@ impl<R: Shared> Gather<R> {
         Some(load)
     }
 
-    /// Nobody took it along: it goes, and whatever is in the way is waited for no more. `false`: it was taken along.
+    /// Withdraws a request that no batch took, and stops waiting for the statements in flight. `false`: a
+    /// batch took it.
     fn left(&self, id: u64) -> bool {
         let mut state = self.state();
         let Some(at) = state.waiting.iter().position(|waiting| waiting.id == id) else {
@@ -237,11 +241,11 @@ impl<R: Shared> State<R> {
     }
 }
 
-/// A statement under way. When it ends, those that wait follow.
+/// A statement in flight. When it ends, the waiting requests follow.
 struct Slot<R: Shared, C: Carrier<R>> {
     carrier: Arc<C>,
     age: u64,
-    /// Somebody sees to it; else the runtime of the task that should have has ended.
+    /// Its task has started. If it is dropped before that, the runtime of that task has ended.
     begun: bool,
     _kind: PhantomData<fn(R)>,
 }
@@ -271,18 +275,21 @@ impl<R: Shared, C: Carrier<R>> Drop for Slot<R, C> {
     }
 }
 
-/// Statements of one kind at a time. With more of them each carries less; one of each kind keeps server and client busy.
+/// Statements of one kind in flight. With more of them each carries less; one of each kind keeps server and
+/// client busy.
 const UNDER_WAY: usize = 1;
-/// Requests of one statement: more of them gain little, and lock each other's rows for longer.
+/// The most requests in one statement. More gain little, and hold row locks for longer.
 pub(crate) const MOST: usize = 64;
-/// The most that wait: some 300 bytes each. Who comes then waits for a connection.
+/// The most waiting requests, some 300 bytes each. Any further request goes alone and waits for a connection.
 const MOST_WAITING: usize = 1_024;
-/// So long a request waits to be taken along: longer than a statement takes unless it waits for something itself, also where server and client
-/// have much else to do.
+/// How long a request waits for a batch to take it: longer than a statement takes that is not blocked, even
+/// on a busy server and client.
 const UNTAKEN: Duration = Duration::from_millis(500);
-/// A batch is a wait for a connection, a statement and a look: of 5 s, 4 s and 4 s at most.
+/// The longest wait for a batch's answer. A batch waits for a connection, runs a statement and reads rows: at
+/// most 5 s, 4 s and 4 s.
 const UNTOLD: Duration = Duration::from_secs(20);
-/// How long each goes alone after something was in the way: whatever it is would hold up the others time and again.
+/// How long each request goes alone after a batch was blocked, since the same cause would block the next
+/// batches too.
 const PAUSE: Duration = Duration::from_secs(2);
 
 #[cfg(test)]

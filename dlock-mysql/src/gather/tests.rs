@@ -1,4 +1,4 @@
-//! The bookkeeping, with a desk that sends one thing for each permit.
+//! Tests of the batcher's bookkeeping, with a carrier that sends one statement per permit.
 
 use super::{Carrier, Gather, PAUSE, Place, Shared, Told, UNTAKEN, ask, enter};
 use dlock_core::{Effect, LockName, Result};
@@ -8,12 +8,12 @@ use std::sync::{
 };
 use tokio::{runtime, sync::Semaphore, task::JoinHandle, time::Instant};
 
-/// A name and what it goes with.
+/// A name and its kind; requests of one kind can share a statement.
 #[derive(Clone)]
 struct Ask(LockName, u32);
 
 impl Shared for Ask {
-    /// How many went.
+    /// The size of the batch.
     type Answer = usize;
 
     fn name(&self) -> &LockName {
@@ -25,7 +25,7 @@ impl Shared for Ask {
     }
 }
 
-/// Sends one thing for each permit.
+/// Sends one statement per permit.
 struct Desk {
     gather: Gather<Ask>,
     permits: Semaphore,
@@ -65,7 +65,7 @@ impl Desk {
         std::mem::take(&mut *self.sent.lock().unwrap())
     }
 
-    /// What is alone is shown with a mark, and answered 0.
+    /// A request sent alone is logged with a leading `-` and answered 0.
     fn asks(self: &Arc<Self>, name: &str, kind: u32) -> JoinHandle<Result<Option<usize>>> {
         let (desk, request) = (Arc::clone(self), of(name, kind));
         tokio::spawn(async move {
@@ -82,7 +82,7 @@ fn of(name: &str, kind: u32) -> Ask {
     Ask(LockName::new(name).unwrap(), kind)
 }
 
-/// Everybody does what they can now.
+/// Lets every task run as far as it can.
 async fn settle() {
     for _ in 0..50 {
         tokio::task::yield_now().await;
@@ -130,7 +130,7 @@ async fn what_comes_meanwhile_goes_together_by_kind_and_no_name_twice() {
     desk.permits.add_permits(1);
     settle().await;
     assert_eq!(desk.sent(), ["x y"]);
-    // Who comes now is no kin of theirs, and goes with the one who was left over.
+    // This request is of another kind, and goes with the one that was left over.
     asked.push(desk.asks("d", 0));
     desk.permits.add_permits(2);
     settle().await;
@@ -169,7 +169,7 @@ async fn who_stops_waiting_is_not_sent_and_disturbs_nobody() {
     a.abort();
     c.abort();
     settle().await;
-    // Also where the one under way is dropped itself.
+    // The same if the request in flight itself is dropped.
     first.abort();
     settle().await;
     assert_eq!(desk.sent(), ["-first", "b"]);
@@ -213,7 +213,7 @@ async fn a_batch_that_is_stuck_sends_the_others_alone() {
     let waits = desk.asks("c", 0);
     settle().await;
     assert!(desk.sent().is_empty());
-    // The store says so, or its time is over.
+    // The store pauses batching; a request that waits too long would do the same.
     desk.gather.pause();
     settle().await;
     assert_eq!(desk.sent(), ["-c"]);
@@ -250,7 +250,7 @@ fn a_runtime_that_has_ended_sends_everybody_alone() {
         runtime.block_on(async { enter(&desk, &of(name, 0)) })
     };
     let Place::Alone(Some(first)) = enters(&here, "first") else {
-        panic!("nobody is there");
+        panic!("no request is in flight");
     };
     let mut waiting = Vec::new();
     for (runtime, name) in [(&gone, "a"), (&here, "b")] {

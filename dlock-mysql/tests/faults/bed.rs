@@ -1,10 +1,10 @@
-//! A server, a driver, requests, and somebody who does things to all of them.
+//! Test bed: a server, a driver under test, requests, and an administrator's session that disturbs them.
 
 use super::SECOND;
 use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
 use dlock_core::{
     Acquire, Acquired, Clock, DistributedLock, DriverError, Grant, Guard, HoldId, Instant, Lane,
-    Lease, Lock, LockName, Owner, Release, Released, Renew, Renewed, Retry, Snapshot,
+    Lease, Lock, LockName, Owner, Release, Released, Renew, Renewed, RetryClass, Snapshot,
 };
 use dlock_mysql::{
     MysqlDriver,
@@ -24,7 +24,7 @@ use std::{
 };
 use tracing_subscriber::fmt::MakeWriter;
 
-/// A server with a driver, and somebody to do things to it.
+/// A server with a driver under test and an administrator's access.
 pub(super) struct Testbed {
     pub(super) server: MariadbServer,
     pub(super) driver: Arc<MysqlDriver>,
@@ -62,7 +62,7 @@ impl Testbed {
 
     pub(super) fn asked(&self, name: &str, owner: Owner, lease: Duration, hold: u64) -> Acquire {
         let hold = HoldId::from_bits(NonZeroU64::new(hold).unwrap().get());
-        let lease = Lease::fixed(lease).unwrap();
+        let lease = Lease::fixed(lease);
         Acquire::new(self.name(name), owner, hold, lease, self.give_up())
     }
 
@@ -130,11 +130,11 @@ impl Testbed {
 
     pub(super) async fn native(&self) -> MySqlConnection {
         let options: MySqlConnectOptions = self.server.url().parse().unwrap();
-        // It says passwords aloud.
+        // The statement log would show passwords.
         options.disable_statement_logging().connect().await.unwrap()
     }
 
-    /// A session that has the row of a name locked until it is rolled back.
+    /// A session that keeps the row of a name locked until it rolls back.
     pub(super) async fn blocker(&self, name: &str) -> MySqlConnection {
         let mut native = self.native().await;
         run(&mut native, "BEGIN").await;
@@ -160,7 +160,7 @@ impl Testbed {
         version.contains("MariaDB")
     }
 
-    /// The user of the README, for the table that is there.
+    /// Makes the user of the README, with rights on the existing table.
     pub(super) async fn locker(&self) {
         self.admin("CREATE USER locker@'%' IDENTIFIED BY 'secret'")
             .await;
@@ -172,7 +172,7 @@ impl Testbed {
         self.server.url().replace("root@", "locker:secret@")
     }
 
-    /// What the server has been asked so far: updates, inserts, deletes, selects.
+    /// The server's statement counters: updates, inserts, deletes, selects.
     pub(super) async fn counters(&self) -> [u64; 4] {
         let mut native = self.native().await;
         let rows = sqlx::raw_sql("SHOW GLOBAL STATUS LIKE 'Com\\_%'")
@@ -194,7 +194,7 @@ impl Testbed {
         })
     }
 
-    /// How many statements wait for the lock of a row.
+    /// How many statements wait for a row lock.
     pub(super) async fn waiting(&self) -> usize {
         let mut native = self.native().await;
         self.waiting_ids(&mut native).await.len()
@@ -223,7 +223,7 @@ impl Testbed {
         let rows = sqlx::raw_sql(others).fetch_all(&mut native).await.unwrap();
         for row in &rows {
             let kill = format!("KILL {}", row.get::<i64, _>(0));
-            // One that ended by itself in between is as good.
+            // A session that ended by itself in between is fine.
             drop(
                 sqlx::raw_sql(AssertSqlSafe(kill))
                     .execute(&mut native)
@@ -243,7 +243,7 @@ impl Testbed {
     }
 }
 
-/// What one name guards: never two inside, and tokens that grow.
+/// The resource that one lock guards: it checks that there are never two holders and that tokens grow.
 #[derive(Default)]
 pub(super) struct Room {
     inside: AtomicBool,
@@ -252,7 +252,7 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Goes in and out.
+    /// Enters and leaves once.
     pub(super) async fn visit(&self, guard: &Guard) {
         assert!(!self.inside.swap(true, Ordering::SeqCst), "two were inside");
         let token = guard.token().0;
@@ -265,7 +265,8 @@ impl Room {
         self.cycles.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Goes in and out for as long as it is open, whatever happens to the server: what was not answered is settled behind the back of whoever asked.
+    /// Enters and leaves until `over`, whatever happens to the server. The client's cleanup releases requests
+    /// that got no answer.
     pub(super) async fn besiege(self: Arc<Self>, lock: Lock, over: Arc<AtomicBool>) {
         while !over.load(Ordering::Relaxed) {
             let Ok(guard) = lock.acquire().await else {
@@ -281,12 +282,13 @@ impl Room {
     }
 }
 
-/// A driver, also where a machine that has other things to do makes the table for longer than a statement may run.
+/// Connects a driver, with retries, since on a busy machine making the table may exceed a statement's time
+/// limit.
 pub(super) async fn connected(url: &str) -> MysqlDriver {
     let mut tries = 0;
     loop {
         match MysqlDriver::connect(url).await {
-            Err(error) if error.retry() == Retry::Later && tries < 10 => tries += 1,
+            Err(error) if error.retry() == RetryClass::Later && tries < 10 => tries += 1,
             connected => return connected.unwrap(),
         }
     }
@@ -296,7 +298,7 @@ pub(super) async fn run(native: &mut MySqlConnection, sql: &'static str) {
     sqlx::raw_sql(sql).execute(native).await.unwrap();
 }
 
-/// Everything that was traced.
+/// Collects all traces.
 #[derive(Clone, Default)]
 pub(super) struct Log(Arc<Mutex<Vec<u8>>>);
 

@@ -1,10 +1,10 @@
-//! Many tasks of a few clients at once: what they ask goes together.
+//! Many concurrent tasks of a few clients, whose requests are batched.
 
 use super::{
     SECOND,
     bed::{Room, Testbed, connected, run},
 };
-use dlock_core::{Acquired, Client, DistributedLock, Release, Released};
+use dlock_core::{Acquired, Client, DistributedLock, Lease, Release, Released};
 use std::{
     sync::{
         Arc,
@@ -75,7 +75,7 @@ async fn a_locked_row_delays_those_who_ask_for_others_by_a_second_or_so() {
             "{at}: {acquired:?}"
         );
     }
-    // One wait of a batch for the row, not one for each who shared a batch with it.
+    // One batch waits for the row once; not each request that shared a batch with it.
     assert!(began.elapsed() < SECOND * 8, "{:?}", began.elapsed());
     run(&mut blocker, "ROLLBACK").await;
     t.until("its own acquire gets through", async |t: &Testbed| {
@@ -97,7 +97,7 @@ async fn a_crowd_at_shared_names_is_never_two_inside_though_server_and_sessions_
         for task in 0..70 {
             let at = task % NAMES;
             let lock = client.lock(format!("n{at}")).unwrap();
-            let lock = lock.kept_lease(SECOND * 60).unwrap();
+            let lock = lock.lease(Lease::renewed(SECOND * 60));
             workers.push(tokio::spawn(
                 Arc::clone(&rooms[at]).besiege(lock, Arc::clone(&over)),
             ));
@@ -106,7 +106,7 @@ async fn a_crowd_at_shared_names_is_never_two_inside_though_server_and_sessions_
     let cycles = || rooms.iter().map(|room| room.cycles()).sum::<u64>();
     for round in 1..=6 {
         let enough = cycles() + 400;
-        t.until("they went in and out again", async |_: &Testbed| {
+        t.until("the locks were taken again", async |_: &Testbed| {
             cycles() >= enough
         })
         .await;
@@ -121,8 +121,8 @@ async fn a_crowd_at_shared_names_is_never_two_inside_though_server_and_sessions_
         worker.await.unwrap();
     }
     for at in 0..NAMES {
-        t.until("nobody is left inside", async |t: &Testbed| {
-            // The first may meet its killed session.
+        t.until("no lock is held any more", async |t: &Testbed| {
+            // The first attempt may meet its killed session.
             let shown = t.driver.inspect(&t.name(&format!("n{at}"))).await;
             shown.is_ok_and(|shown| shown.holders.is_empty())
         })

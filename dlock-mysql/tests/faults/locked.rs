@@ -1,10 +1,10 @@
-//! Rows, tables and whole servers that somebody else has locked.
+//! Rows, tables and whole servers that another session has locked.
 
 use super::{
     LATE, SECOND,
     bed::{Testbed, run},
 };
-use dlock_core::{Acquired, DistributedLock, Effect, ErrorKind, Lane, Retry};
+use dlock_core::{Acquired, DistributedLock, Effect, ErrorKind, Lane, RetryClass};
 use std::{sync::Arc, time::Duration};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -57,7 +57,8 @@ async fn renewals_do_not_queue_behind_those_who_wait_for_a_row() {
         t.waiting().await >= 16
     })
     .await;
-    // Each would queue for seconds; on a machine that has other things to do one is quick.
+    // Without separate connections each would queue for seconds; on a busy machine, one quick answer is
+    // enough.
     let mut quickest = Duration::MAX;
     for _ in 0..5 {
         let began = std::time::Instant::now();
@@ -84,7 +85,7 @@ async fn what_waits_for_a_row_is_repeated_while_there_is_time_and_then_refused()
     let error = t.driver.acquire(&ask).await.unwrap_err();
     assert_eq!(
         (error.kind(), error.retry(), error.effect()),
-        (ErrorKind::Unavailable, Retry::Later, Effect::None),
+        (ErrorKind::Unavailable, RetryClass::Later, Effect::None),
         "{error}"
     );
     assert!(t.driver.repeats() > 0);
@@ -139,7 +140,7 @@ async fn a_deadlock_with_somebodys_transaction_is_told_as_a_locked_row_and_soon_
     let mut blocker = t.native().await;
     run(&mut blocker, "CREATE TABLE weight (id INT PRIMARY KEY)").await;
     run(&mut blocker, "BEGIN").await;
-    // The server ends whoever has changed least, so it is not this one.
+    // The server ends the transaction that changed least, so it is not this one.
     run(
         &mut blocker,
         "INSERT INTO weight VALUES (1), (2), (3), (4), (5), (6), (7), (8), (9)",
@@ -193,7 +194,8 @@ async fn nothing_that_lasts_is_taken_behind_locked_rows() {
     behind("BEGIN; SELECT * FROM dlock_locks FOR UPDATE", "ROLLBACK").await;
 }
 
-/// Somebody locks everything for five seconds; whoever gave up before has nothing afterwards, and what was held is lost by time, not by force.
+/// Another session locks everything for five seconds. Acquires that gave up before then take nothing
+/// afterwards, and a held lease ends by time alone.
 async fn behind(lock: &'static str, unlock: &'static str) {
     let t = Testbed::start(&[]).await;
     t.release(&t.taken("row").await).await;
@@ -218,7 +220,8 @@ async fn behind(lock: &'static str, unlock: &'static str) {
         .renew(Lane::default(), &[t.entry(&held, SECOND * 90)], give_up)
         .await;
     assert!(renewed.is_err(), "{renewed:?}");
-    // The lock itself lasts that long, and what the server still had of those who gave up would do it until then.
+    // The lock lasts this long, and any statement of the given-up acquires that the server still has would
+    // run by then.
     tokio::time::sleep((SECOND * 5).saturating_sub(locked.elapsed())).await;
     run(&mut blocker, unlock).await;
     tokio::time::sleep(LATE).await;

@@ -1,4 +1,4 @@
-//! What only a server with sessions, locks and an administrator can suffer.
+//! Fault tests for what is particular to a server with sessions, locks and an administrator.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -14,5 +14,5 @@ mod table;
 mod wire;
 
 const SECOND: Duration = Duration::from_secs(1);
-/// As the driver says.
+/// The driver's `late` capability: how late an acquire may take effect.
 const LATE: Duration = Duration::from_secs(3);

@@ -1,11 +1,12 @@
-//! Sessions that are killed, refused, or on a server that takes no writes.
+//! Sessions that are killed, refused, or on a read-only server.
 
 use super::{
     SECOND,
     bed::{Room, Testbed, connected, run},
 };
 use dlock_core::{
-    Acquired, Broken, Client, DistributedLock, DriverError, Effect, ErrorKind, Lane, Retry,
+    Acquired, Broken, Client, DistributedLock, DriverError, Effect, ErrorKind, Lane, Lease,
+    RetryClass,
 };
 use dlock_mysql::{
     MysqlDriver,
@@ -33,7 +34,8 @@ async fn a_killed_connection_is_replaced_whatever_it_was_for() {
     ];
     for step in steps {
         t.kill_all().await;
-        // The one attempt that meets the closed connection says so; its repeat is harmless and is what the core does.
+        // The one attempt that meets the closed connection reports it; repeating it is harmless, and the core
+        // does so.
         let mut tries = 0;
         loop {
             let done: Result<(), DriverError> = match step {
@@ -68,7 +70,7 @@ async fn a_killed_connection_is_replaced_whatever_it_was_for() {
                 Ok(()) => break,
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::Unavailable, "{step}: {error}");
-                    assert_ne!(error.retry(), Retry::Never, "{step}: {error}");
+                    assert_ne!(error.retry(), RetryClass::Never, "{step}: {error}");
                 }
             }
             tries += 1;
@@ -85,13 +87,13 @@ async fn sessions_killed_again_and_again_let_nobody_in_beside_another() {
     for _ in 0..6 {
         let driver = connected(&t.server.url()).await;
         let lock = Client::new(driver).unwrap().lock("one").unwrap();
-        let lock = lock.kept_lease(SECOND * 30).unwrap();
+        let lock = lock.lease(Lease::renewed(SECOND * 30));
         workers.push(tokio::spawn(
             Arc::clone(&room).besiege(lock, Arc::clone(&over)),
         ));
     }
     for round in 1..=20 {
-        t.until("somebody was inside again", async |_: &Testbed| {
+        t.until("the lock was taken again", async |_: &Testbed| {
             room.cycles() >= round * 5
         })
         .await;
@@ -101,8 +103,8 @@ async fn sessions_killed_again_and_again_let_nobody_in_beside_another() {
     for worker in workers {
         worker.await.unwrap();
     }
-    t.until("nobody is left inside", async |t: &Testbed| {
-        // The first may meet its killed session.
+    t.until("the lock is held no more", async |t: &Testbed| {
+        // The first attempt may meet its killed session.
         let shown = t.driver.inspect(&t.name("one")).await;
         shown.is_ok_and(|shown| shown.holders.is_empty())
     })
@@ -153,7 +155,7 @@ async fn a_server_that_becomes_read_only_refuses_and_serves_again_later() {
     assert!(error.to_string().contains("read-only"), "{error}");
     let refused = MysqlDriver::connect(&t.locker_url()).await.unwrap_err();
     assert!(refused.to_string().contains("read_only = ON"), "{refused}");
-    // Whoever may write all the same is at a replica all the same.
+    // A user that may write despite `read_only` is refused too, since the server is still a replica.
     let refused = MysqlDriver::connect(&t.server.url()).await.unwrap_err();
     assert!(
         refused.to_string().contains("connect to the primary"),
@@ -177,31 +179,25 @@ async fn what_a_server_says_of_a_user_it_limits_is_understood() {
         (
             "ALTER USER locker@'%' WITH MAX_QUERIES_PER_HOUR 2",
             "ALTER USER locker@'%' WITH MAX_QUERIES_PER_HOUR 0",
-            Retry::Later,
+            RetryClass::Later,
             "over one of its limits",
         ),
         (
             "SET GLOBAL max_prepared_stmt_count = 0",
             "SET GLOBAL max_prepared_stmt_count = 16382",
-            Retry::Later,
+            RetryClass::Later,
             "no prepared statement left",
-        ),
-        (
-            "SET GLOBAL TRANSACTION READ ONLY",
-            "SET GLOBAL TRANSACTION READ WRITE",
-            Retry::Later,
-            "read-only",
         ),
         (
             "SET GLOBAL init_connect = 'SET nonsense = 1'",
             "SET GLOBAL init_connect = ''",
-            Retry::Later,
+            RetryClass::Later,
             "while it was being made",
         ),
         (
             "REVOKE ALL ON dlock.dlock_locks FROM locker@'%'",
             "GRANT SELECT, INSERT, UPDATE, DELETE ON dlock.dlock_locks TO locker@'%'",
-            Retry::Never,
+            RetryClass::Never,
             "dlock schema",
         ),
     ] {
@@ -240,7 +236,7 @@ async fn where_no_connection_is_left_requests_share_what_there_is() {
     let refused = MysqlDriver::connect(&t.locker_url()).await.unwrap_err();
     assert_eq!(
         (refused.kind(), refused.retry()),
-        (ErrorKind::Unavailable, Retry::Later)
+        (ErrorKind::Unavailable, RetryClass::Later)
     );
     assert!(refused.to_string().contains("max_connections"), "{refused}");
     let asked: Vec<_> = (0..30)

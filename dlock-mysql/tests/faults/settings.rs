@@ -1,13 +1,16 @@
-//! Servers, sessions and users of all kinds.
+//! Settings of servers, sessions and users.
 
 use super::{
     SECOND,
-    bed::{Log, Testbed},
+    bed::{Log, Testbed, connected},
 };
 #[cfg(feature = "tls")]
 use dlock_core::Effect;
-use dlock_core::{Acquired, DistributedLock, ErrorKind, Lane, Owner, Retry};
-use dlock_mysql::{MysqlConfig, MysqlDriver, sqlx::mysql::MySqlConnectOptions};
+use dlock_core::{Acquired, DistributedLock, ErrorKind, Lane, Owner, Release, RetryClass};
+use dlock_mysql::{
+    MysqlConfig, MysqlDriver,
+    sqlx::{self, mysql::MySqlConnectOptions},
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn names_times_and_texts_do_not_depend_on_the_servers_settings() {
@@ -60,7 +63,7 @@ async fn names_times_and_texts_do_not_depend_on_the_servers_settings() {
         );
         asks.push(ask);
     }
-    // No row is left out where several are read.
+    // No row is missing where several are read.
     asks[2].owner = Owner::from_seed("stranger");
     let batch: Vec<_> = asks.iter().map(|ask| t.entry(ask, SECOND * 30)).collect();
     let renewed = driver.renew(Lane::default(), &batch, t.give_up()).await;
@@ -115,13 +118,67 @@ async fn settings_that_forget_are_warned_about_and_a_follower_too() {
     assert!(text.contains("follows another one"), "{text}");
 }
 
+/// What `init_connect` may set in each new session of a user without `SUPER`.
+const LEFT: [&str; 11] = [
+    "SET autocommit = 0",
+    "SET autocommit = 0; SELECT COUNT(*) FROM dlock_locks",
+    "BEGIN",
+    "START TRANSACTION READ ONLY",
+    "SET completion_type = 'CHAIN'; BEGIN",
+    "SET TRANSACTION READ ONLY",
+    "SET SESSION TRANSACTION READ ONLY",
+    "SET timestamp = UNIX_TIMESTAMP() - 3",
+    "SET timestamp = 1000000000",
+    "SET sql_big_selects = 0, max_join_size = 1",
+    "USE elsewhere",
+];
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_session_with_a_time_of_its_own_is_refused() {
-    let t = Testbed::start(&["--init-connect=SET timestamp = 1000000000"]).await;
-    t.locker().await; // whoever administrates is spared `init_connect`
-    let error = MysqlDriver::connect(&t.locker_url()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert!(error.to_string().contains("init_connect"), "{error}");
+async fn what_init_connect_leaves_in_a_session_changes_no_lock() {
+    let t = Testbed::start(&[]).await;
+    t.locker().await;
+    t.admin("CREATE DATABASE elsewhere").await;
+    t.admin("CREATE TABLE elsewhere.dlock_locks LIKE dlock.dlock_locks")
+        .await;
+    t.admin("GRANT ALL ON elsewhere.* TO locker@'%'").await;
+    let root = &t.driver; // an administrator's session skips `init_connect`
+    for left in LEFT {
+        let mut native = t.native().await;
+        let set = sqlx::query("SET GLOBAL init_connect = ?").bind(left);
+        set.execute(&mut native).await.unwrap();
+        let driver = connected(&t.locker_url()).await;
+        // In the second round the row exists.
+        for _ in 0..2 {
+            let ask = t.ask(left, SECOND * 30);
+            let began = t.clock.now();
+            let taken = driver.acquire(&ask).await;
+            assert!(
+                matches!(taken, Ok(Acquired::Granted(_))),
+                "{left}: {taken:?}"
+            );
+            let refused = root.acquire(&t.ask(left, SECOND)).await.unwrap();
+            assert!(matches!(refused, Acquired::Held(_)), "{left}: {refused:?}");
+            let least = |lease| lease - t.clock.now().since(began);
+            assert!(t.rest(left).await >= least(SECOND * 30), "{left}");
+            let entry = [t.entry(&ask, SECOND * 60)];
+            let renewed = driver.renew(Lane::default(), &entry, t.give_up()).await;
+            assert!(t.lasts(&renewed.unwrap()[0], SECOND * 60), "{left}");
+            assert!(t.rest(left).await >= least(SECOND * 60), "{left}");
+            let second = t.again(&ask, SECOND * 60);
+            let entered = driver.acquire(&second).await.unwrap();
+            assert!(
+                matches!(entered, Acquired::Granted(grant) if grant.holds.get() == 2),
+                "{left}"
+            );
+            for hold in [&second, &ask] {
+                let release = Release::new(hold.name.clone(), hold.owner, hold.hold);
+                driver.release(&release).await.expect(left);
+            }
+            let next = t.taken(left).await;
+            t.release(&next).await;
+        }
+        driver.close().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -142,7 +199,7 @@ async fn the_rights_that_are_documented_are_enough_and_fewer_are_told() {
         .unwrap();
     driver.list("", None, 10).await.unwrap();
     driver.break_lock(&ask.name, None).await.unwrap();
-    // A table that is not there, and may not be made.
+    // The table is missing, and the user may not make it.
     let other = config.with_table("elsewhere".parse().unwrap());
     let error = MysqlDriver::open(other).await.unwrap_err();
     assert!(error.to_string().contains("dlock schema"), "{error}");
@@ -151,7 +208,7 @@ async fn the_rights_that_are_documented_are_enough_and_fewer_are_told() {
     let error = driver.acquire(&t.ask("a", SECOND)).await.unwrap_err();
     assert_eq!(
         (error.kind(), error.retry()),
-        (ErrorKind::Unavailable, Retry::Never)
+        (ErrorKind::Unavailable, RetryClass::Never)
     );
     assert!(error.to_string().contains("GRANT"), "{error}");
     for (url, word) in [
@@ -169,7 +226,7 @@ async fn the_rights_that_are_documented_are_enough_and_fewer_are_told() {
         ),
     ] {
         let error = MysqlDriver::connect(&url).await.unwrap_err();
-        assert_eq!(error.retry(), Retry::Never, "{error}");
+        assert_eq!(error.retry(), RetryClass::Never, "{error}");
         assert!(error.to_string().contains(word), "{error}");
     }
 }
@@ -199,7 +256,7 @@ async fn a_socket_and_the_applications_own_options_lead_to_the_same_locks() {
 async fn a_servers_identity_is_verified_as_the_url_says() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
-    // A certificate that vouches for itself and for one name.
+    // A self-signed certificate for one name.
     let wanted = "[req]\ndistinguished_name = dn\nx509_extensions = v3\nprompt = no\n[dn]\nCN = localhost\n\
         [v3]\nbasicConstraints = critical, CA:FALSE\nsubjectAltName = DNS:localhost\n";
     std::fs::write(path("wanted"), wanted).unwrap();
@@ -245,7 +302,7 @@ async fn a_servers_identity_is_verified_as_the_url_says() {
         Acquired::Granted(_)
     ));
     for refused in [
-        // Nobody whom the system trusts vouches for it; it is not the one that was asked for.
+        // The first certificate is not trusted by the system; the second is for another name.
         by("localhost", "ssl-mode=verify_identity"),
         by("127.0.0.1", &format!("ssl-mode=verify_identity&{trusted}")),
     ] {
@@ -260,7 +317,7 @@ async fn a_servers_identity_is_verified_as_the_url_says() {
             "{error:?}"
         );
     }
-    // Told otherwise, it is not asked who it is.
+    // With `required`, the certificate is not verified.
     let unasked = by("127.0.0.1", "ssl-mode=required");
     MysqlDriver::connect(&unasked).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! How many statements there are, and what happens where they meet.
+//! How many statements requests take, and what happens under contention.
 
 use super::{
     SECOND,
@@ -31,7 +31,11 @@ async fn a_cycle_is_two_statements_and_neither_reads() {
         .zip(before)
         .map(|(after, before)| after - before)
         .collect();
-    assert_eq!(spent, [200, 0, 0, 0], "updates, inserts, deletes, selects");
+    assert_eq!(spent[..3], [200, 0, 0], "updates, inserts, deletes");
+    assert!(
+        spent[3] <= 1,
+        "a sweep that began looks once at a table of one row"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -47,7 +51,7 @@ async fn a_renewal_of_many_is_one_statement_and_each_is_judged_alone() {
     let all = t.renew(&asks, SECOND * 40).await;
     assert!(all.iter().all(|renewed| t.lasts(renewed, SECOND * 40)));
     assert_eq!(t.counters().await[0] - before[0], 1);
-    // One is gone, one has a second hold, one is somebody else's.
+    // One lock was released, one has a second hold, one belongs to another owner.
     t.release(&asks[3]).await;
     t.granted(&t.again(&asks[5], SECOND * 90)).await;
     asks[7].owner = Owner::from_seed("stranger");
@@ -94,7 +98,7 @@ async fn twelve(span: Duration) {
             driver.repeats()
         }));
     }
-    tokio::time::sleep(span).await; // that long they contend
+    tokio::time::sleep(span).await; // the clients contend meanwhile
     over.store(true, Ordering::Relaxed);
     let mut repeats = 0;
     for worker in workers {

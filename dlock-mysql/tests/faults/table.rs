@@ -1,7 +1,9 @@
-//! A table that is dropped, emptied, renamed, rebuilt, or somebody else's.
+//! A table that is dropped, emptied, renamed, rebuilt, or foreign.
 
 use super::{SECOND, bed::Testbed};
-use dlock_core::{Acquired, DistributedLock, Effect, ErrorKind, Released, Renewed, Retry};
+use dlock_core::{
+    Acquired, Broken, DistributedLock, Effect, ErrorKind, Released, Renewed, RetryClass,
+};
 use dlock_mysql::{MysqlConfig, MysqlDriver, sqlx};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,7 +23,7 @@ async fn a_table_dropped_while_in_use_is_made_again_and_every_hold_is_over() {
     let strict = MysqlDriver::open(config.with_create(false)).await.unwrap();
     t.admin("DROP TABLE dlock_locks").await;
     let error = strict.acquire(&t.ask("a", SECOND)).await.unwrap_err();
-    assert_eq!(error.retry(), Retry::Never);
+    assert_eq!(error.retry(), RetryClass::Never);
     assert!(error.to_string().contains("dlock schema"), "{error}");
 }
 
@@ -39,7 +41,7 @@ async fn a_table_rebuilt_while_in_use_loses_nothing_and_reaches_no_caller() {
         while !over.load(Ordering::Relaxed) {
             let ask = t.taken("cycle").await;
             assert!(matches!(t.release(&ask).await, Released::Freed));
-            // Where it had to wait for a second it did nothing, and is sent again by the core.
+            // A renewal that had to wait for a second did nothing, and the core sends it again.
             match t.renew_once(std::slice::from_ref(&held), SECOND * 30).await {
                 Ok(renewed) => assert!(t.lasts(&renewed[0], SECOND * 30), "{renewed:?}"),
                 Err(error) => assert_eq!(error.effect(), Effect::None, "{error}"),
@@ -118,4 +120,40 @@ async fn somebody_elses_table_is_refused_with_the_difference_and_left_alone() {
         .await
         .unwrap();
     assert_eq!(columns.len(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_walk_shows_a_damaged_row_and_goes_on_and_break_frees_it() {
+    let t = Testbed::start(&[]).await;
+    for name in ["a", "b", "c", "d", "e"] {
+        t.taken(name).await;
+    }
+    for sql in [
+        "UPDATE dlock_locks SET holds = 'zzz' WHERE name = 'b'",
+        "UPDATE dlock_locks SET note = x'ff' WHERE name = 'c'",
+        // A row past its end is free, whatever else it says; a row without a legal name is no lock.
+        "UPDATE dlock_locks SET holds = 'zzz', expires = 1 WHERE name = 'd'",
+        "UPDATE dlock_locks SET name = x'64ff' WHERE name = 'e'",
+    ] {
+        t.admin(sql).await;
+    }
+    for limit in [1, 2, 100] {
+        let (mut found, mut from) = (Vec::new(), None);
+        loop {
+            let page = t.driver.list("", from.as_ref(), limit).await.unwrap();
+            found.extend(page.found);
+            from = page.next;
+            if from.is_none() {
+                break;
+            }
+        }
+        let damaged = found
+            .iter()
+            .map(|one| (one.name.as_str(), one.damaged.is_some(), one.holds));
+        let wanted = [("a", false, 1), ("b", true, 0), ("c", true, 0)];
+        assert_eq!(damaged.collect::<Vec<_>>(), wanted);
+    }
+    let broken = t.driver.break_lock(&t.name("b"), None).await.unwrap();
+    assert!(matches!(broken, Broken::Freed { .. }), "{broken:?}");
+    t.taken("b").await;
 }

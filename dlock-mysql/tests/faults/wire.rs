@@ -1,4 +1,4 @@
-//! Requests and replies that are lost, late or silent on their way.
+//! Requests and replies that the network loses, delays or holds back.
 
 use super::{
     LATE, SECOND,
@@ -9,17 +9,18 @@ use dlock_conformance::testbed::{
     proxy::{Direction, Fault, Flow, Reach, Strike, Trigger},
 };
 use dlock_core::{
-    Acquire, Acquired, Client, DistributedLock, DriverError, Effect, ErrorKind, Lane, LossReason,
-    Release, Released, Renewed, Snapshot,
+    Acquire, Acquired, Client, DistributedLock, DriverError, Effect, ErrorKind, Lane, Lease,
+    LossReason, Release, Released, Renewed, Snapshot,
 };
 use dlock_mysql::MysqlDriver;
 use std::{sync::Arc, time::Instant};
 
-/// Statements are executed by number; the types of their parameters tell them apart (`fc 00` text, `08 00` a number).
+/// Statements are executed by number; the types of their parameters tell them apart (`fc 00` text, `08 00` a
+/// number).
 const TAKE: &[u8] = &[1, 0xfc, 0, 0xfc, 0, 8, 0];
 const INSERT: &[u8] = &[1, 0xfc, 0, 0xfc, 0, 0xfc, 0, 8, 0];
 const RENEW: &[u8] = &[1, 8, 0, 8, 0, 0xfc, 0];
-/// And the length of an owner.
+/// The length of an owner.
 const FREE: &[u8] = &[1, 0xfc, 0, 0xfc, 0, 0xfc, 0, 36];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -84,7 +85,7 @@ async fn a_renewal_whose_reply_is_lost_has_renewed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_renewal_held_back_prolongs_just_before_the_end_and_revives_nothing_after() {
     let t = Wire::start().await;
-    // On a machine that has other things to do, the end may come first.
+    // On a busy machine, the lease's end may come first.
     let mut lives = false;
     for at in 0..5 {
         let began = Instant::now();
@@ -96,7 +97,7 @@ async fn a_renewal_held_back_prolongs_just_before_the_end_and_revives_nothing_af
             .await;
         lives = t.bed.lasts(&renewed, SECOND * 60);
         if lives {
-            tokio::time::sleep(SECOND * 2).await; // past what it asked for first
+            tokio::time::sleep(SECOND * 2).await; // past the first lease
             assert!(t.bed.rest(ask.name.as_str()).await > SECOND * 45);
             break;
         }
@@ -104,7 +105,7 @@ async fn a_renewal_held_back_prolongs_just_before_the_end_and_revives_nothing_af
     }
     assert!(lives, "no renewal came in time, five times");
     let (ask, renewed) = t.held_back("after", |shown| shown.holders.is_empty()).await;
-    // A MySQL was told after two seconds to end whatever runs there, and it may have been given up.
+    // On MySQL the driver ends the statement after two seconds, and the request may have been given up.
     assert!(
         matches!(renewed, Ok(Renewed::NotHeld) | Err(_)),
         "{renewed:?}"
@@ -123,13 +124,13 @@ async fn a_take_held_back_past_its_time_takes_nothing() {
         ask.give_up = t.bed.clock.now() + SECOND;
         let strike = t.strike(needle, Fault::HoldRequest);
         let later = async {
-            tokio::time::sleep(SECOND * 3 / 2).await; // past its give-up
+            tokio::time::sleep(SECOND * 3 / 2).await; // past the request's give-up time
             strike.release();
         };
         let (acquired, ()) = tokio::join!(t.driver.acquire(&ask), later);
         assert!(acquired.is_err(), "{name}: {acquired:?}");
         assert!(strike.has_struck(), "{name}");
-        tokio::time::sleep(LATE - SECOND).await; // as late as it may come
+        tokio::time::sleep(LATE - SECOND).await; // the latest possible moment
         assert!(t.bed.inspect(name).await.holders.is_empty(), "{name}");
     }
 }
@@ -140,7 +141,7 @@ async fn a_holder_whose_way_stalls_believes_to_the_end_of_its_lease_and_no_longe
     let client = Client::builder(Arc::clone(&t.driver) as Arc<dyn DistributedLock>)
         .build()
         .unwrap();
-    let lock = client.lock("a").unwrap().kept_lease(SECOND * 6).unwrap();
+    let lock = client.lock("a").unwrap().lease(Lease::renewed(SECOND * 6));
     let guard = lock.acquire().await.unwrap();
     // Well short of the lease; then past it, with renewals.
     t.stall(true);
@@ -167,7 +168,7 @@ async fn a_holder_whose_way_stalls_believes_to_the_end_of_its_lease_and_no_longe
         (ErrorKind::Lost, Some(LossReason::Deadline))
     );
     t.stall(false);
-    // Time for whatever the stall held back, and then for what a dropped guard sends: neither changes anything.
+    // Time for what the stall held back, and then for what a dropped guard sends; neither changes anything.
     tokio::time::sleep(SECOND).await;
     guard.check().unwrap_err();
     drop(guard);
@@ -176,7 +177,7 @@ async fn a_holder_whose_way_stalls_believes_to_the_end_of_its_lease_and_no_longe
     assert_eq!(shown.holders[0].owner, next.owner.fingerprint());
 }
 
-/// A driver whose way to the server can be disturbed; that of the testbed is not.
+/// A driver behind a fault proxy; the test bed's own driver connects directly.
 struct Wire {
     bed: Testbed,
     proxy: Proxy,
@@ -196,7 +197,7 @@ impl Wire {
         self.proxy.on_next(Trigger::on(needle), fault)
     }
 
-    /// A hold of two seconds, and what became of its renewal, which the server gets when it is due.
+    /// A hold of two seconds, and the result of its renewal, which the server gets when it is due.
     async fn held_back(
         &self,
         name: &str,

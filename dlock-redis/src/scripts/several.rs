@@ -1,19 +1,25 @@
-//! Several requests in one script: each is judged as if it had been asked alone, in some order.
+//! Batch scripts: one script executes several requests, each as if it had been sent alone, in some order.
+//! They save the server's time. Most of it goes into arguments and commands: an argument costs a third of
+//! a command.
 //!
-//! The server's time goes into words and commands: each word of a request costs it as much as a third of a command. So what all
-//! say alike is said once, and owners, holds and tickets are one word each, cut up where they are wanted; keys are declared one by one.
-//! What is common is done by a few commands for all. The rest is left to the step that one request alone takes.
+//! So an argument that all requests share is sent once. Owners, holds and tickets are one argument each,
+//! which the script cuts up; keys are declared one by one. A few commands handle the common case for
+//! all. The rest is left to the step that a single request takes.
 
-/// Several acquires, each as [`ACQUIRE_TEXT`](super::ACQUIRE_TEXT) judges it: what one meets is not the others'.
+/// Several acquires, each judged as by [`ACQUIRE_TEXT`](super::ACQUIRE_TEXT). An error of one does not
+/// affect the others.
 ///
-/// `KEYS` the record of each, then the line of each, and so on; `ARGV` the owner fields, all of one length, the hold fields, which are too,
-/// then once for all: lease in ms, the earliest not-after in µs, `= note`; then the tickets, a line each, which may be empty. Answers what each
-/// would have been answered, once for all if that is the same. Nothing is done where one may be late: who is late is found
-/// by asking each alone.
+/// `KEYS` the record of each, then the line of each, and so on. `ARGV` the owner fields, all of one
+/// length, the hold fields, likewise, then once for all: lease in ms, the earliest not-after in µs,
+/// `= note`; then the tickets, a line each, which may be empty. Answers what each would have been answered,
+/// once for all if that is the same. Does nothing where one may be late: the client then sends each
+/// alone, which shows the late ones.
 ///
-/// One `EXISTS` finds that all names are free and unwaited for, which is the common case. Then each is taken as the step takes it that finds no
-/// key, and in that order. A name that stands twice is found by its counter, which has this script's time already: where the counter is not
-/// behind that, it is put back and the step judges. The end is told in full because one text does for all; a lease alone makes the server write as much for each.
+/// One `EXISTS` finds that all names are free and unwaited for, the common case. Then each lock is taken
+/// as the acquire step takes one without a key, with the same order of writes. A name that occurs twice
+/// is detected by its counter, which has this script's time already. A counter that is not behind that
+/// time, or is of another span or damaged, is put back, and the step judges. The end is absolute because
+/// one text serves all; a relative lease would make the server format as much for each.
 pub(super) const ACQUIRES_TEXT: &str = r"
 local call, ask, KEYS, n, sub, byte = redis.call, redis.pcall, KEYS, #KEYS / 4, string.sub, string.byte
 local owners, holds, lease, latest, note = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
@@ -27,15 +33,13 @@ if ask('EXISTS', unpack(KEYS, 1, 2 * n)) == 0 then
     local key, counter = KEYS[i], KEYS[3 * n + i]
     local before = ask('SET', counter, micros, 'KEEPTTL', 'GET')
     local said = 1
-    if not before or #before ~= #micros or before >= micros or byte(before, 5) ~= period then
-      local last = tonumber(before or 0)
-      if last and last - micros < 0 then
-        said = ask('SET', counter, micros, 'PX', '200000000')
-        said = said.err and said or 1
-      else
-        if type(before) ~= 'table' then before = ask('SET', counter, before, 'KEEPTTL') end
-        said = before.err and before
-      end
+    if not before then
+      said = ask('SET', counter, micros, 'PX', '200000000')
+      said = said.err and said or 1
+    elseif type(before) == 'table' then said = false
+    elseif #before ~= #micros or before >= micros or byte(before, 5) ~= period then
+      local back = ask('SET', counter, before, 'KEEPTTL')
+      said = back.err and back
     end
     if said == 1 then
       said = ask('HSET', key, sub(owners, wide * i - wide + 1, wide * i), '1',
@@ -59,13 +63,15 @@ local common = micros
 --EACH
 ";
 
-/// Several releases, each as [`RELEASE_TEXT`](super::RELEASE_TEXT) judges it.
+/// Several releases, each judged as by [`RELEASE_TEXT`](super::RELEASE_TEXT).
 ///
-/// `KEYS` the line of each, then the record of each, then the ends of each; `ARGV` the owner fields, all of one length, and the hold
-/// fields, which are too. Answers what each would have been answered, once for all if that is the same.
+/// `KEYS` the line of each, then the record of each, then the ends of each; `ARGV` the owner fields, all
+/// of one length, and the hold fields, likewise. Answers what each would have been answered, once for
+/// all if that is the same.
 ///
-/// One `EXISTS` finds that nobody waits for any of them; a release adds nobody to a line. Then one `DEL` ends all that have a
-/// sole hold. Where it finds fewer, some stand twice: whoever comes later is judged after that, as is whoever else has more to be said of.
+/// One `EXISTS` finds that no ticket waits for any of them; a release adds none. Then one `DEL` ends all
+/// sole holds. Where it finds fewer keys, some names occur twice: each later occurrence is judged after
+/// that, as is each release outside the common case.
 pub(super) const RELEASES_TEXT: &str = r"
 local call, ask, KEYS, n, sub, byte = redis.call, redis.pcall, KEYS, #KEYS / 3, string.sub, string.byte
 local owners, holds = ARGV[1], ARGV[2]
@@ -106,16 +112,19 @@ local common = 0
 --EACH
 ";
 
-/// What a name finds of the budget at least, whatever was spent on those before it: whoever has its turn, who is first then, and six dead between
-/// them. What it found too little for the client goes on with; that nobody told who is first it does not learn.
+/// The least budget of each name, whatever the names before it spent: the ticket with the turn, the
+/// ticket that is first then, and six dead ones between them. Where the budget is too small for a turn,
+/// the client continues with a leave. Where only the notification of the first ticket is missing, the
+/// client does not learn of it.
 ///
-/// So a script touches up to 32 entries and 8 for each name but the first: 280 with 32 names, 1 ms where all are dead, and 0.4 where
-/// all are there.
+/// So a script touches up to 32 entries, and 8 for each name but the first: 280 with 32 names. That
+/// takes 1 ms where all are dead, and 0.4 ms where all are alive.
 pub(super) const SHARE: &str = r"
   budget = math.max(budget, 8)
 ";
 
-/// Lets `judge(i)` judge who has no answer yet. Needs `out`, the answers; `common` is what is said once if all are answered so.
+/// Lets `judge(i)` judge each request without an answer. Needs `out`, the answers; `common` is answered
+/// once if all answers equal it.
 pub(super) const EACH: &str = r"
 local alike = true
 for i = 1, n do

@@ -1,12 +1,14 @@
-//! Who may come in, how, and with which rights.
+//! Access tests: log-in, TLS, addresses and the rights of a user.
 
 use crate::bed::{SECOND, Testbed, ticket};
+use dlock_conformance::testbed::redis::Reply;
 use dlock_core::{
-    Acquired, Broken, DistributedLock, Effect, ErrorKind, Hint, Released, Renewed, Retry,
+    Acquired, Broken, DistributedLock, DriverError, Effect, ErrorKind, Hint, Released, Renewed,
+    RetryClass,
 };
 use dlock_redis::{RedisConfig, RedisDriver};
-use futures_util::StreamExt;
-use redis::AsyncCommands;
+use futures_util::{StreamExt, future::join_all};
+use redis::{AsyncCommands, RedisResult};
 use std::{net::TcpListener, sync::Arc};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,7 +53,8 @@ async fn who_cannot_log_in_learns_why_and_no_secret_is_shown() {
     assert!(!format!("{driver:?}").contains("right"));
 }
 
-/// A library that installed one would choose for everybody in the process, and rustls panics without one.
+/// A library that installed a provider would choose for the whole process, and rustls panics without
+/// one.
 #[cfg(feature = "tls")]
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_without_a_provider_is_an_error_that_says_what_to_install() {
@@ -60,7 +63,7 @@ async fn tls_without_a_provider_is_an_error_that_says_what_to_install() {
         .unwrap_err();
     assert_eq!(
         (error.kind(), error.retry()),
-        (ErrorKind::Misuse, Retry::Never),
+        (ErrorKind::Misuse, RetryClass::Never),
         "{error:?}"
     );
     assert!(error.to_string().contains("install_default"), "{error}");
@@ -90,15 +93,50 @@ async fn an_applications_own_client_is_enough() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_right_to_the_channels_waiters_only_look() {
-    let t = without("&dlock:c:*").await;
+async fn a_user_without_a_right_that_turns_need_is_refused_at_connect() {
+    for (right, word) in [
+        ("&dlock:c:*", "&dlock:c:*"),
+        ("+subscribe", "+subscribe"),
+        ("+publish", "ACL lines"),
+    ] {
+        let (_t, connected) = connect_without(right).await;
+        let error = connected.map(drop).unwrap_err();
+        assert_eq!(
+            (error.kind(), error.retry(), error.effect()),
+            (ErrorKind::Unavailable, RetryClass::Never, Effect::None),
+            "{right}: {error:?}"
+        );
+        assert!(error.to_string().contains(word), "{right}: {error}");
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.contains("permission"), "{right}: {source}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_right_to_subscribe_is_taken_away_no_waiter_stands_in_line_unheard() {
+    let t = without("").await;
     let holder = t.acquire("a", SECOND * 30);
     t.granted(&holder).await;
     let waiter = t.in_line("a", SECOND * 30, 1);
-    assert_eq!(t.held(&waiter).await.ahead, Some(0));
+    t.held(&waiter).await;
+    take_channels_away(&t).await;
+    let error = t.driver.acquire(&waiter).await.unwrap_err();
+    assert_eq!(
+        (error.kind(), error.retry(), error.effect()),
+        (ErrorKind::Unavailable, RetryClass::Never, Effect::None),
+        "{error:?}"
+    );
+    assert!(error.to_string().contains("&dlock:c:*"), "{error}");
+    // Requests that wait for no turn still work.
+    t.held(&t.acquire("a", SECOND)).await;
     assert!(matches!(t.release(&holder).await, Released::Freed));
-    assert_eq!(t.inspect("a").await.shut, None, "reserved for nobody");
-    t.granted(&waiter).await;
+    t.server
+        .command(&["ACL", "SETUSER", "locker", "&dlock:c:*"])
+        .unwrap();
+    // The driver subscribes again by itself; a request has five seconds.
+    let again = async || t.driver.acquire(&t.in_line("a", SECOND * 30, 2)).await;
+    t.until(async || matches!(again().await, Ok(Acquired::Granted(_))))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -113,7 +151,7 @@ async fn without_the_right_to_redissons_channels_what_is_done_is_done() {
         t.driver.break_lock(&holder.name, None).await.unwrap(),
         Broken::Freed { .. }
     ));
-    // A leave that finds the name free and only the dead in line.
+    // A leave that finds the lock free and only dead tickets in the queue.
     let _: u64 = t
         .raw()
         .await
@@ -132,24 +170,18 @@ async fn a_right_that_a_script_lacks_is_named_and_what_it_had_done_can_be_given_
     assert!(error.to_string().contains("ACL"), "{error}");
     assert_eq!(
         (error.retry(), error.effect()),
-        (Retry::Never, Effect::Unknown)
+        (RetryClass::Never, Effect::Unknown)
     );
-    // The record was written, and the refused command was to give it an end.
+    // The record was written; the refused command would have set its expiry.
     assert!(matches!(t.release(&req).await, Released::Freed));
     assert!(!t.exists("dlock:{a}").await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_right_to_subscribe_waiters_look_and_a_close_waits_for_nothing() {
-    let t = without("+subscribe").await;
-    let holder = t.acquire("a", SECOND * 30);
-    t.granted(&holder).await;
-    let waiter = t.in_line("a", SECOND * 30, 1);
-    t.held(&waiter).await;
-    // Nobody hears a turn, so it is given to nobody, and asking is enough.
-    t.release(&holder).await;
-    t.granted(&waiter).await;
-    // The pause before the next try to subscribe is no reason to wait, nor is what is tried meanwhile a storm.
+async fn while_subscribing_is_refused_there_is_no_storm_and_a_close_waits_for_nothing() {
+    let t = without("").await;
+    take_channels_away(&t).await;
+    // The pause before the next subscription delays no request, and the attempts meanwhile are no storm.
     let tried = t.server.command(&["INFO", "stats"]).unwrap().text();
     let of = |text: &Option<String>| {
         let text = text.clone().unwrap_or_default();
@@ -159,7 +191,7 @@ async fn without_the_right_to_subscribe_waiters_look_and_a_close_waits_for_nothi
         });
         line.unwrap().parse::<u64>().unwrap()
     };
-    // Time for a storm: the pause is half a minute.
+    // Long enough for a storm to show: the pause is some seconds.
     tokio::time::sleep(SECOND / 2).await;
     let later = t.server.command(&["INFO", "stats"]).unwrap().text();
     assert!(of(&later) - of(&tried) <= 2, "{tried:?} {later:?}");
@@ -204,20 +236,86 @@ async fn the_rights_in_the_readme_are_enough_for_everything() {
     t.granted(&waiter).await;
     t.driver.leave(&waiter.name, ticket(2)).await.unwrap();
     assert_eq!(t.inspect("a").await.waiters, Some(0));
+    // Enough requests at a time that they share scripts.
+    let crowd: Vec<_> = (0..64)
+        .map(|number| t.acquire(&format!("n{number}"), SECOND * 30))
+        .collect();
+    join_all(crowd.iter().map(|req| t.granted(req))).await;
+    join_all(crowd.iter().map(|req| t.release(req))).await;
+    let refused = t.server.command(&["ACL", "LOG"]).unwrap();
+    assert_eq!(refused, Reply::Array(Vec::new()));
+    let errors = t.server.command(&["INFO", "errorstats"]).unwrap();
+    let errors = errors.text().unwrap();
+    // The scripts for several requests are loaded when the first batch needs them.
+    let known = |line: &&str| line.starts_with("errorstat_") && !line.contains("NOSCRIPT");
+    assert_eq!(errors.lines().find(known), None);
 }
 
-/// A driver of a user who has the rights in the README but that one.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rights_in_the_readme_reach_no_other_client() {
+    let (t, connected) = connect_without("").await;
+    connected.unwrap();
+    let client = redis::Client::open(as_locker(&t)).unwrap();
+    let mut raw = client.get_multiplexed_async_connection().await.unwrap();
+    for words in [
+        "CLIENT LIST",
+        "CLIENT KILL TYPE normal",
+        "CLIENT PAUSE 1000",
+        "CLIENT NO-EVICT on",
+        "CLIENT REPLY OFF",
+        "FLUSHALL",
+        "CONFIG GET *",
+    ] {
+        let mut words = words.split(' ');
+        let mut cmd = redis::cmd(words.next().unwrap());
+        cmd.arg(words.collect::<Vec<_>>());
+        let answer: RedisResult<redis::Value> = cmd.query_async(&mut raw).await;
+        assert_eq!(answer.unwrap_err().code(), Some("NOPERM"), "{cmd:?}");
+    }
+    // A URL with a database needs one more right.
+    let at = format!("{}/1", as_locker(&t).trim_end_matches('/'));
+    assert!(RedisDriver::connect(&at).await.is_err());
+    t.server
+        .command(&["ACL", "SETUSER", "locker", "+select"])
+        .unwrap();
+    RedisDriver::connect(&at).await.unwrap();
+}
+
+/// A driver whose user has the rights in the README except that one.
 async fn without(right: &str) -> Testbed {
-    let mut t = Testbed::start().await;
-    let mut rights = rights();
-    rights.retain(|word| *word != right);
-    t.server.command(&rights).unwrap();
-    let url = t.server.url().replace("redis://", "redis://locker:secret@");
-    t.driver = Arc::new(RedisDriver::connect(&url).await.unwrap());
+    let (mut t, driver) = connect_without(right).await;
+    t.driver = Arc::new(driver.unwrap());
     t
 }
 
-/// The line of the README, in words.
+async fn connect_without(right: &str) -> (Testbed, Result<RedisDriver, DriverError>) {
+    let t = Testbed::start().await;
+    let mut rights = rights();
+    rights.retain(|word| *word != right);
+    t.server.command(&rights).unwrap();
+    t.server.command(&["CONFIG", "RESETSTAT"]).unwrap();
+    let driver = RedisDriver::connect(&as_locker(&t)).await;
+    (t, driver)
+}
+
+fn as_locker(t: &Testbed) -> String {
+    t.server.url().replace("redis://", "redis://locker:secret@")
+}
+
+/// Waits until the driver knows: the server ends subscribed connections whose user loses the channel.
+async fn take_channels_away(t: &Testbed) {
+    t.server
+        .command(&["ACL", "SETUSER", "locker", "resetchannels"])
+        .unwrap();
+    let refused = async || {
+        let req = t.in_line("unheard", SECOND, t.draw());
+        let answer = t.driver.acquire(&req).await;
+        answer.is_err_and(|error| error.to_string().contains("subscribe"))
+    };
+    t.until(refused).await;
+}
+
+/// The ACL line of the README, as words.
 fn rights() -> Vec<&'static str> {
     let readme = include_str!("../../README.md");
     let line = readme.split("```text\n").nth(1).unwrap();

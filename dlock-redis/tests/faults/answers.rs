@@ -1,21 +1,21 @@
-//! The contract, bullet by bullet.
+//! Contract tests: the driver's answer to each request, bullet by bullet.
 
 use crate::bed::{SECOND, Testbed};
 use dlock_core::{
-    Acquired, Broken, Clock, DistributedLock, Effect, ErrorKind, FencingToken, Holds, Lane, Note,
-    Released, Renew, Renewed, Retry,
+    Acquired, Broken, Clock, DistributedLock, Effect, ErrorKind, FencingToken, HolderInfo, Holds,
+    Lane, Released, Renew, Renewed, RetryClass,
 };
 use redis::AsyncCommands;
 use std::{sync::Arc, time::Duration};
 
-/// A sole hold's end is rounded up when it is written down for a second one.
+/// The end of a sole hold is rounded up when a second hold makes the script write it down.
 const TICK: Duration = Duration::from_millis(1);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_free_lock_is_granted_and_a_held_one_refused_with_its_holder() {
     let t = Testbed::start().await;
     let mut first = t.acquire("a", SECOND * 30);
-    first.note = Arc::new(Note::new("host", 4711));
+    first.note = Arc::new(HolderInfo::new("host", 4711));
     let grant = t.granted(&first).await;
     assert_eq!(grant.holds.get(), 1);
     assert_eq!(grant.valid_for, SECOND * 30);
@@ -23,9 +23,9 @@ async fn a_free_lock_is_granted_and_a_held_one_refused_with_its_holder() {
     let by = held.by.unwrap();
     assert_eq!(by.owner, first.owner.fingerprint());
     assert_eq!(by.token, grant.token);
-    assert_eq!(by.note, Note::new("host", 4711));
+    assert_eq!(by.note, HolderInfo::new("host", 4711));
     assert!(by.rest.unwrap() > SECOND * 29 && by.rest.unwrap() <= SECOND * 30);
-    assert_eq!(held.look_in, Some(SECOND * 2));
+    assert_eq!(held.poll_in, Some(SECOND * 2));
     assert!(matches!(t.release(&first).await, Released::Freed));
     assert!(t.granted(&t.acquire("a", SECOND)).await.token > grant.token);
 }
@@ -156,7 +156,7 @@ async fn a_request_after_its_time_takes_nothing() {
     let error = t.driver.acquire(&late).await.unwrap_err();
     assert_eq!(
         (error.kind(), error.retry(), error.effect()),
-        (ErrorKind::Unavailable, Retry::Now, Effect::None)
+        (ErrorKind::Unavailable, RetryClass::Now, Effect::None)
     );
     assert!(!t.exists("dlock:{a}").await);
     let held = t.acquire("a", SECOND * 2);
@@ -304,7 +304,7 @@ async fn a_kept_name_is_shut_for_all_until_the_longest_keep_of_its_incarnation()
     assert!(rest > SECOND * 19 && rest <= SECOND * 20);
     assert!(t.rest("a").await <= SECOND * 20);
     let held = t.held(&t.again(&first, SECOND)).await;
-    assert!(held.by.is_none() && held.look_in == Some(SECOND * 2));
+    assert!(held.by.is_none() && held.poll_in == Some(SECOND * 2));
     t.held(&t.acquire("a", SECOND)).await;
     assert!(matches!(
         t.driver.release(&shorter).await.unwrap(),
@@ -329,6 +329,24 @@ async fn a_kept_name_is_shut_for_all_until_the_longest_keep_of_its_incarnation()
     t.driver.release(&keeping).await.unwrap();
     t.sleep(170).await;
     t.granted(&t.acquire("a", SECOND)).await;
+}
+
+/// A script has 100 entries, and the user may not access the key of the last lock, which is in the
+/// second script.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_script_that_fails_does_not_fail_the_other_renewals_of_its_batch() {
+    let t = Testbed::start().await;
+    let names = (0..100).map(|at| format!("a{at}")).chain(["b".to_owned()]);
+    let held: Vec<_> = names.map(|name| t.acquire(&name, SECOND * 30)).collect();
+    for req in &held {
+        t.granted(req).await;
+    }
+    let bounds = ["ACL", "SETUSER", "default", "resetkeys", "~dlock:{a*"];
+    t.server.command(&bounds).unwrap();
+    let mut answers = t.renew(&held.iter().collect::<Vec<_>>()).await;
+    assert_eq!(answers.pop(), Some(None));
+    let renewed = |answer: &_| matches!(answer, Some(Renewed::Until { .. }));
+    assert!(answers.iter().all(renewed), "{answers:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

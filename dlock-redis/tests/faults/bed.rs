@@ -1,4 +1,4 @@
-//! A server, a driver over it, and words for what tests ask of them.
+//! Testbed: a server, a driver over it, and helpers for requests.
 
 use dlock_conformance::testbed::{RedisServer, ServerProcess, redis::RedisOptions};
 use dlock_core::{
@@ -17,10 +17,10 @@ use std::{
 };
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
-/// Only a test that would hang meets it.
+/// Reached only by a test that would hang.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A server and a driver of its own.
+/// A server of its own, and a driver over it.
 pub(crate) struct Testbed {
     pub(crate) driver: Arc<RedisDriver>,
     pub(crate) server: RedisServer,
@@ -64,26 +64,26 @@ impl Testbed {
             self.name(name),
             owner,
             HoldId::from_bits(self.draw()),
-            Lease::fixed(lease).unwrap(),
+            Lease::fixed(lease),
             self.soon(),
         )
     }
 
-    /// One that waits.
+    /// An acquire that waits in the queue.
     pub(crate) fn in_line(&self, name: &str, lease: Duration, number: u64) -> Acquire {
         let mut req = self.acquire(name, lease);
         req.line = Some(ticket(number));
         req
     }
 
-    /// The same owner's next hold.
+    /// The next hold of the same owner.
     pub(crate) fn again(&self, of: &Acquire, lease: Duration) -> Acquire {
         let hold = HoldId::from_bits(self.draw());
         Acquire::new(
             of.name.clone(),
             of.owner,
             hold,
-            Lease::fixed(lease).unwrap(),
+            Lease::fixed(lease),
             self.soon(),
         )
     }
@@ -153,7 +153,7 @@ impl Testbed {
 
     pub(crate) async fn raw(&self) -> MultiplexedConnection {
         let client = redis::Client::open(self.server.url()).unwrap();
-        // Half a second by default, which a busy machine may take.
+        // The default is half a second, which a busy machine may exceed.
         let patient = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(SECOND * 20))
             .set_response_timeout(Some(SECOND * 20));
@@ -175,7 +175,7 @@ impl Testbed {
         Duration::from_millis(rest)
     }
 
-    /// The record, its end and the token.
+    /// The record, its remaining time and the token.
     pub(crate) async fn dump(&self, name: &str) -> (Vec<(String, String)>, u64, String) {
         let (mut raw, key) = (self.raw().await, format!("dlock:{{{name}}}"));
         let fields: Vec<(String, String)> = raw.hgetall(&key).await.unwrap();
@@ -193,7 +193,7 @@ impl Testbed {
         asked.query_async(&mut raw).await.unwrap()
     }
 
-    /// The only one.
+    /// The channel of the only client.
     pub(crate) async fn channel(&self) -> String {
         let mut channels = self.channels().await;
         assert_eq!(channels.len(), 1);
@@ -204,7 +204,7 @@ impl Testbed {
         self.channels().await.len()
     }
 
-    /// The connections that are listened on, as the server numbers them.
+    /// The ids of the subscribed connections, as the server numbers them.
     pub(crate) fn listening(&self) -> Vec<String> {
         let list = ["CLIENT", "LIST", "TYPE", "pubsub"];
         let text = self.server.command(&list).unwrap().text().unwrap();
@@ -231,7 +231,7 @@ impl Testbed {
         }
     }
 
-    /// For leases and not-afters to run out on the server, whose clock nobody can pause.
+    /// For leases and not-afters to run out on the server, whose clock a test cannot pause.
     pub(crate) async fn sleep(&self, millis: u64) {
         tokio::time::sleep(Duration::from_millis(millis)).await;
     }

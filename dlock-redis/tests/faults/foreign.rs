@@ -1,8 +1,8 @@
-//! Keys that others have written: Redisson, and whoever locks in another way.
+//! Tests with foreign keys: those of Redisson, and of clients that lock in another way.
 
 use crate::bed::{SECOND, Testbed};
 use dlock_core::{
-    Acquired, Broken, DistributedLock, Effect, ErrorKind, Fingerprint, Released, Retry,
+    Acquired, Broken, DistributedLock, Effect, ErrorKind, Fingerprint, Released, RetryClass,
 };
 use redis::AsyncCommands;
 
@@ -28,7 +28,7 @@ async fn a_redisson_holder_excludes_and_is_excluded() {
     ));
     let () = raw.persist("dlock:{a}").await.unwrap();
     assert_eq!(
-        t.held(&t.acquire("a", SECOND)).await.look_in,
+        t.held(&t.acquire("a", SECOND)).await.poll_in,
         Some(SECOND * 2),
         "without an end"
     );
@@ -36,7 +36,7 @@ async fn a_redisson_holder_excludes_and_is_excluded() {
         t.breaks("a", None).await,
         Broken::Freed { token: None }
     ));
-    // What Redisson looks at: the key exists and has no field of its own; its end is the key's.
+    // What Redisson checks: the key exists and has no field of its own; the lease ends with the key.
     let ours = t.acquire("a", SECOND * 5);
     t.granted(&ours).await;
     let owner = format!("{}:0", ours.owner.expose());
@@ -74,7 +74,7 @@ async fn something_else_under_the_key_is_a_clear_error() {
     for error in errors {
         assert_eq!(
             (error.kind(), error.retry(), error.effect()),
-            (ErrorKind::Misuse, Retry::Never, Effect::None)
+            (ErrorKind::Misuse, RetryClass::Never, Effect::None)
         );
         assert!(error.to_string().contains("SET NX"), "{error}");
     }
@@ -87,7 +87,7 @@ async fn one_failing_command_among_many_fails_alone() {
     for key in keys {
         let _: () = t.raw().await.set(key, "text").await.unwrap();
     }
-    // Many at once share a pipeline; the scripts are gone, so that each has to load them again.
+    // Many requests share a pipeline; the scripts are flushed, so each request has to load them again.
     let _: () = redis::cmd("SCRIPT")
         .arg("FLUSH")
         .query_async(&mut t.raw().await)
@@ -122,7 +122,7 @@ async fn a_release_or_break_beside_somebody_elses_key_says_what_it_did() {
             async move {
                 let _: u64 = t.raw().await.del(foreign).await.unwrap();
                 t.granted(&req).await;
-                // Somebody stands there, or the deadlines of the line are never read.
+                // A ticket has to be in the queue, or the script never reads the deadlines.
                 t.held(&t.in_line(name, SECOND * 30, stands)).await;
                 let _: () = t.raw().await.set_ex(foreign, "x", 60).await.unwrap();
                 req

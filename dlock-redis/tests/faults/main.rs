@@ -1,10 +1,12 @@
-//! What the driver answers for each bullet of the contract, and what only a Redis server can suffer.
+//! Fault tests: the driver's answers to each bullet of the contract, and the faults particular to Redis.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod access;
 mod answers;
 mod bed;
+mod damaged;
 mod foreign;
 mod pushes;
 mod server;
+mod slow_disk;

@@ -1,11 +1,11 @@
-//! The connection for pushes, and what is said over it.
+//! Tests of the connection for notifications, and of the messages on it.
 
 use crate::bed::{SECOND, Testbed, ticket};
 use dlock_conformance::testbed::{
     Proxy,
     proxy::{Fault, Trigger},
 };
-use dlock_core::{Acquired, DistributedLock, Effect, ErrorKind, Hint, Retry};
+use dlock_core::{Acquired, DistributedLock, Effect, ErrorKind, Hint, RetryClass};
 use dlock_redis::RedisDriver;
 use futures_util::StreamExt;
 use redis::AsyncCommands;
@@ -48,7 +48,7 @@ async fn a_client_has_one_connection_for_commands_and_one_for_pushes() {
     t.until(async || {
         let listed = t.server.command(&["CLIENT", "LIST"]).unwrap();
         let text = listed.text().unwrap();
-        // Besides the one that asks.
+        // Not counting the connection that lists.
         let of = |what| text.lines().filter(|line| line.contains(what)).count();
         (text.lines().count(), of(" sub=1 "), of(" sub=0 ")) == (3, 1, 2)
     })
@@ -78,7 +78,7 @@ async fn waiters_look_again_when_their_connection_was_cut() {
     t.held(&waiter).await;
     for _ in 0..3 {
         t.kill("pubsub").await;
-        assert_eq!(hints.next().await, Some(Hint::LookAgain));
+        assert_eq!(hints.next().await, Some(Hint::Resync));
         assert_eq!(t.listeners().await, 1);
     }
     t.driver.break_lock(&holder.name, None).await.unwrap();
@@ -96,7 +96,7 @@ async fn hints_that_nobody_reads_are_bounded_and_end_in_one_look() {
         let said = format!("T{ticket} dlock:{{a}}");
         let _: u64 = raw.publish(&channel, said).await.unwrap();
     }
-    // Neither what nobody understands nor a name that nobody has ends the connection.
+    // Neither an unknown message nor an impossible lock name ends the connection.
     for said in [
         "",
         "T",
@@ -112,7 +112,7 @@ async fn hints_that_nobody_reads_are_bounded_and_end_in_one_look() {
     }
     t.until(async || format!("{:?}", t.driver).contains("some missed"))
         .await;
-    assert_eq!(hints.next().await, Some(Hint::LookAgain));
+    assert_eq!(hints.next().await, Some(Hint::Resync));
     let mut read = 0;
     while let Ok(Some(_)) = tokio::time::timeout(Duration::from_millis(100), hints.next()).await {
         read += 1;
@@ -126,13 +126,13 @@ async fn two_clients_over_one_driver_are_told_so() {
     let t = Testbed::start().await;
     let hints = t.driver.hints();
     t.granted(&t.in_line("a", SECOND * 30, 1)).await;
-    // Both draw tickets from 1 on, and the first would hear the turns of the second.
+    // Both clients draw tickets from 1 on, so the first would receive the turns of the second.
     assert!(t.driver.hints().next().await.is_none(), "taken once");
     let waiter = t.in_line("a", SECOND * 30, 1);
     let error = t.driver.acquire(&waiter).await.unwrap_err();
     assert_eq!(
         (error.kind(), error.retry(), error.effect()),
-        (ErrorKind::Misuse, Retry::Never, Effect::None)
+        (ErrorKind::Misuse, RetryClass::Never, Effect::None)
     );
     assert!(error.to_string().contains("one client"), "{error}");
     assert_eq!(t.inspect("a").await.waiters, Some(0));
@@ -146,7 +146,7 @@ async fn a_ticket_that_has_left_is_not_remembered_again() {
     let url = t.server.url_at(proxy.addr());
     t.driver = Arc::new(RedisDriver::connect(&url).await.unwrap());
     let kept = || format!("{:?}", t.driver);
-    // Granted, and answered when the one behind it has been given up.
+    // Granted, but answered only after the next ticket was given up.
     let mut req = t.in_line("a", SECOND * 30, 1);
     req.next = Some(ticket(2));
     let strike = proxy.on_next(Trigger::on("EVALSHA"), Fault::HoldRequest);
@@ -164,7 +164,7 @@ async fn a_ticket_that_has_left_is_not_remembered_again() {
     ));
     leaving.await.unwrap().unwrap();
     assert!(kept().contains("Hints(0 tickets)"), "{}", kept());
-    // Refused, the one behind it stands nowhere.
+    // After a refusal the next ticket is not in the queue.
     let mut refused = t.in_line("a", SECOND * 30, 3);
     refused.next = Some(ticket(4));
     t.held(&refused).await;
@@ -181,7 +181,8 @@ async fn a_connection_that_was_doubted_for_nothing_is_kept() {
     let waiter = t.in_line("a", SECOND * 30, 1);
     assert_eq!(t.held(&waiter).await.ahead, Some(0));
     let listens = t.listening();
-    // Another gets in before the first, who was not told: what a lost turn looks like, and a flush.
+    // Another holder gets in before the first waiter, which was not told: a lost turn or a flush looks
+    // like this.
     for key in ["dlock:{a}", "dlock:{a}:line", "dlock:{a}:ends"] {
         t.server.command(&["DEL", key]).unwrap();
     }
@@ -193,7 +194,7 @@ async fn a_connection_that_was_doubted_for_nothing_is_kept() {
     };
     assert_eq!(t.held(&waiter).await.ahead, Some(0));
     t.until(async || said()).await;
-    // For the time in which what was said is waited for.
+    // Longer than the driver waits for its echo.
     t.sleep(700).await;
     assert_eq!(t.listening(), listens);
     assert!(said(), "once");

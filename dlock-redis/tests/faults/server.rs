@@ -1,11 +1,12 @@
-//! A server that forgets, stops, restarts or refuses, and ways to it that die.
+//! Tests of servers that forget, stop, restart or refuse, and of network paths that die.
 
 use crate::bed::{SECOND, Testbed};
 use dlock_conformance::testbed::{RedisServer, redis::RedisOptions};
-use dlock_core::{Acquired, DistributedLock, Effect, ErrorKind, Lane, Released, Renew, Retry};
+use dlock_core::{Acquired, DistributedLock, Effect, ErrorKind, Lane, Released, Renew, RetryClass};
 use dlock_redis::RedisDriver;
 use std::{
     fmt::{Debug, Write},
+    net::TcpListener,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -36,7 +37,8 @@ async fn a_killed_connection_is_replaced_before_the_next_request() {
     for _ in 0..5 {
         t.kill("normal").await;
         let req = t.acquire("a", SECOND);
-        // The kill may be noticed only with this request on its way; then nobody knows, and the repeat tells.
+        // The client may notice the kill only with this request in flight. Then the effect is unknown,
+        // and the repeat shows it.
         if let Err(error) = t.driver.acquire(&req).await {
             assert_eq!(
                 (error.kind(), error.effect()),
@@ -55,13 +57,13 @@ async fn a_request_waits_for_a_restarted_server_until_its_give_up() {
     t.process().kill().unwrap();
     let mut hasty = t.acquire("a", SECOND);
     t.ends(&mut hasty, 200);
-    // The first may still find the old connection; the second finds none.
+    // The first request may still find the old connection; the second finds none.
     t.driver.acquire(&hasty).await.unwrap_err();
     t.ends(&mut hasty, 200);
     let error = t.driver.acquire(&hasty).await.unwrap_err();
     assert_eq!(
         (error.kind(), error.retry(), error.effect()),
-        (ErrorKind::Unavailable, Retry::Later, Effect::None),
+        (ErrorKind::Unavailable, RetryClass::Later, Effect::None),
         "{error:?}"
     );
     let mut patient = t.acquire("a", SECOND);
@@ -87,7 +89,8 @@ async fn a_request_waits_for_a_restarted_server_until_its_give_up() {
             .await
             .unwrap()
     };
-    // The connection for pushes comes back in its own time, and looks like one for commands until it is listened on.
+    // The connection for notifications reconnects in its own time, and looks like a command connection
+    // until it is subscribed.
     t.until(async || ask(["PUBSUB", "CHANNELS"]).await != redis::Value::Array(Vec::new()))
         .await;
     let clients: String = redis::from_redis_value(ask(["CLIENT", "LIST"]).await).unwrap();
@@ -118,7 +121,7 @@ async fn what_lay_in_a_stopped_server_is_refused_when_it_goes_on() {
     assert!(acquired.is_err() && renewed.is_err());
     t.sleep(200).await;
     t.process().cont().unwrap();
-    // Answers come in the order of requests, so both are over when this one is.
+    // Answers come in the order of requests, so both requests are over when this one is.
     t.inspect("a").await;
     assert!(!t.exists("dlock:{a}").await && !t.exists("dlock:{a}:token").await);
     assert!(t.rest("b").await <= SECOND * 2);
@@ -153,7 +156,7 @@ async fn a_replica_refuses_without_effect_until_it_is_a_master_again() {
         let error = t.driver.acquire(&t.acquire("a", SECOND)).await.unwrap_err();
         assert_eq!(
             (error.kind(), error.retry(), error.effect()),
-            (ErrorKind::Unavailable, Retry::Later, Effect::None),
+            (ErrorKind::Unavailable, RetryClass::Later, Effect::None),
             "{error:?}"
         );
         assert!(error.to_string().contains("replica"), "{error}");
@@ -165,6 +168,31 @@ async fn a_replica_refuses_without_effect_until_it_is_a_master_again() {
         .await
         .unwrap();
     t.granted(&t.acquire("a", SECOND)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_of_a_cluster_is_unsupported_at_connect() {
+    // The default port of the cluster bus is so far above the other one that it may not exist.
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr();
+    let bus = free.unwrap().port().to_string();
+    let words = ["--cluster-enabled", "yes", "--cluster-port", &bus];
+    let server = RedisServer::start(RedisOptions {
+        extra_args: words.map(str::to_owned).to_vec(),
+        ..RedisOptions::default()
+    })
+    .unwrap();
+    // Both for a node that serves all slots and one that serves none.
+    for step in ["alone", "with all slots"] {
+        let error = RedisDriver::connect(&server.url()).await.unwrap_err();
+        assert_eq!(
+            (error.kind(), error.retry(), error.effect()),
+            (ErrorKind::Unsupported, RetryClass::Never, Effect::None),
+            "{step}: {error:?}"
+        );
+        assert!(error.to_string().contains("cluster"), "{step}: {error}");
+        let slots = ["CLUSTER", "ADDSLOTSRANGE", "0", "16383"];
+        drop(server.command(&slots));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -180,7 +208,7 @@ async fn a_full_server_refuses_without_effect() {
     let error = t.driver.acquire(&t.acquire("a", SECOND)).await.unwrap_err();
     assert_eq!(
         (error.kind(), error.retry(), error.effect()),
-        (ErrorKind::Unavailable, Retry::Later, Effect::None),
+        (ErrorKind::Unavailable, RetryClass::Later, Effect::None),
         "{error:?}"
     );
     assert!(error.to_string().contains("maxmemory"), "{error}");
@@ -204,14 +232,15 @@ async fn ten_thousand_requests_without_a_server_are_each_told_so_and_none_is_kep
         let error = asked.await.unwrap();
         assert_eq!(
             (error.kind(), error.retry(), error.effect()),
-            (ErrorKind::Unavailable, Retry::Later, Effect::None),
+            (ErrorKind::Unavailable, RetryClass::Later, Effect::None),
             "{error:?}"
         );
         assert!(error.to_string().contains("connection"), "{error}");
     }
     t.process().restart().unwrap();
     t.granted(&t.acquire("a", SECOND)).await;
-    // What was waited for in vain is not sent when there is a server again: it sees the one script, and the name it is for.
+    // Requests that gave up are not sent when the server is back: it runs only one script, and for the
+    // right name.
     let stats = t.server.command(&["INFO", "commandstats"]).unwrap();
     let stats = stats.text().unwrap();
     assert!(stats.contains("cmdstat_evalsha:calls=1,"), "{stats}");
@@ -220,7 +249,7 @@ async fn ten_thousand_requests_without_a_server_are_each_told_so_and_none_is_kep
 
 #[tokio::test]
 async fn what_voids_a_lock_is_warned_about_once_in_the_life_of_a_client() {
-    // One thread, so that whatever the client does is heard here.
+    // One thread, so that this subscriber receives all events of the client.
     let heard = Arc::<Mutex<Vec<String>>>::default();
     let _hears = tracing::subscriber::set_default(Hears(heard.clone()));
     let [master, replica] = [(); 2].map(|()| RedisServer::start(RedisOptions::default()).unwrap());
@@ -233,7 +262,7 @@ async fn what_voids_a_lock_is_warned_about_once_in_the_life_of_a_client() {
         let info = server.command(&["INFO"]).unwrap();
         info.text().unwrap().contains(what)
     };
-    // A replica is counted when it has its copy.
+    // A replica counts once it has its copy.
     let began = Instant::now();
     while !says(&master, "connected_slaves:1") || !says(&replica, "master_link_status:up") {
         assert!(began.elapsed() < SECOND * 60, "no replica");
@@ -245,7 +274,7 @@ async fn what_voids_a_lock_is_warned_about_once_in_the_life_of_a_client() {
     ] {
         heard.lock().unwrap().clear();
         let driver = RedisDriver::connect(&server.url()).await.unwrap();
-        // Connected again, it says nothing more.
+        // A reconnect logs nothing more.
         for kind in ["normal", "pubsub"] {
             let words = ["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"];
             server.command(&words).unwrap();
@@ -262,7 +291,7 @@ async fn what_voids_a_lock_is_warned_about_once_in_the_life_of_a_client() {
     }
 }
 
-/// Warnings, as text.
+/// Collects warnings as text.
 struct Hears(Arc<Mutex<Vec<String>>>);
 
 impl tracing::Subscriber for Hears {

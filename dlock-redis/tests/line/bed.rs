@@ -1,4 +1,4 @@
-//! A server, clients over it, and a referee who looks at who was inside when.
+//! Testbed: a server, clients over it, and a referee that judges the holders' reports.
 
 use dlock_conformance::testbed::{
     RedisServer, ServerProcess,
@@ -21,14 +21,15 @@ pub(crate) type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 pub(crate) const MILLI: Duration = Duration::from_millis(1);
 pub(crate) const NAME: &str = "a";
-/// How long a turn is kept for a client that does not take it, with leases of three seconds and more.
+/// How long a turn is reserved for a client that does not take it, with leases of three seconds and
+/// more.
 pub(crate) const ACCEPT: Duration = SECOND;
-/// What a machine that is busy with other things adds.
+/// The allowance for a machine that is busy with other things.
 pub(crate) const MARGIN: Duration = Duration::from_millis(600);
-/// Only a test that hangs meets it.
+/// Reached only by a test that hangs.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// Fails with words that are made only then.
+/// Fails with a message that is built only then.
 macro_rules! ensure {
     ($holds:expr, $($said:tt)*) => {
         if !$holds {
@@ -80,7 +81,7 @@ impl Bed {
         self.say(&["ZCARD", "dlock:{a}:line"])
     }
 
-    /// The ticket at the head.
+    /// The ticket at the head of the queue.
     pub(crate) fn first(&self) -> Outcome<Option<String>> {
         match self
             .server
@@ -91,7 +92,7 @@ impl Bed {
         }
     }
 
-    /// Waits until so many tickets stand in line.
+    /// Waits until the queue has that many tickets.
     pub(crate) async fn until_standing(&self, count: i64) -> Outcome {
         let began = Instant::now();
         loop {
@@ -103,11 +104,11 @@ impl Bed {
                 began.elapsed() < LIMIT,
                 "{standing} stand in line, not {count}"
             );
-            tokio::time::sleep(MILLI).await; // between two looks
+            tokio::time::sleep(MILLI).await; // between two polls
         }
     }
 
-    /// A process with so many clients, each of which waits in line.
+    /// Starts a process with that many clients, each of which waits in the queue.
     pub(crate) async fn waiters(&self, count: i64, lease: Duration) -> Outcome<Worker> {
         let before = self.standing()?;
         let worker = self.worker(count, lease, Duration::ZERO).await?;
@@ -115,14 +116,14 @@ impl Bed {
         Ok(worker)
     }
 
-    /// A process with a client that has it and keeps it.
+    /// Starts a process with a client that acquires the lock and keeps it.
     pub(crate) async fn holder(&self, lease: Duration) -> Outcome<Worker> {
         let worker = self.worker(1, lease, LIMIT * 100).await?;
-        // It may have said that it is inside before it said that it asked.
+        // It may report that it holds the lock before it reports that it asked.
         let began = Instant::now();
         while self.say(&["EXISTS", "dlock:{a}"])? == 0 {
             ensure!(began.elapsed() < LIMIT, "it does not get in");
-            tokio::time::sleep(MILLI).await; // between two looks
+            tokio::time::sleep(MILLI).await; // between two polls
         }
         Ok(worker)
     }
@@ -141,7 +142,7 @@ impl Bed {
         Ok(worker)
     }
 
-    /// Somebody who waits behind all who stand, and when he got it.
+    /// Starts a task that waits at the end of the queue and reports when it got the lock.
     pub(crate) async fn stand(
         &self,
         client: &Client,
@@ -149,7 +150,7 @@ impl Bed {
         let before = self.standing()?;
         let lock = client.lock(NAME)?;
         let waiting = tokio::spawn(async move {
-            let guard = lock.acquire_within(LIMIT).await?;
+            let guard = lock.acquire_timeout(LIMIT).await?;
             Ok((guard, Instant::now()))
         });
         self.until_standing(before + 1).await?;
@@ -167,7 +168,9 @@ pub(crate) async fn connect(url: &str, lease: Duration) -> Outcome<Client> {
 }
 
 pub(crate) fn over(driver: Arc<dyn DistributedLock>, lease: Duration) -> Outcome<Client> {
-    Ok(Client::builder(driver).lease(Lease::kept(lease)?).build()?)
+    Ok(Client::builder(driver)
+        .lease(Lease::renewed(lease))
+        .build()?)
 }
 
 async fn connect_all(url: &str, count: usize, lease: Duration) -> Outcome<Vec<Client>> {
@@ -178,7 +181,7 @@ async fn connect_all(url: &str, count: usize, lease: Duration) -> Outcome<Vec<Cl
         .await
 }
 
-/// What a worker process does.
+/// The main function of a worker process.
 pub(crate) async fn work(job: &Job) -> Outcome {
     let lease = Duration::from_millis(job.arg("lease")?.parse()?);
     let stay = Duration::from_millis(job.arg("stay")?.parse()?);
@@ -204,14 +207,14 @@ pub(crate) async fn work(job: &Job) -> Outcome {
     Ok(())
 }
 
-/// One time that somebody was inside.
+/// One span in which a client held the lock.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     client: usize,
     from: Instant,
     to: Instant,
     token: u64,
-    /// The lease had not been lost by its end.
+    /// The lease was not lost before the end of the span.
     held: bool,
 }
 
@@ -225,13 +228,13 @@ pub(crate) struct Storm {
     until: Instant,
 }
 
-/// What the referee saw.
+/// The result of the referee.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) grants: usize,
-    /// The longest time that nobody was inside.
+    /// The longest time without a holder.
     pub(crate) free: Duration,
-    /// The fewest turns of one client.
+    /// The fewest grants of one client.
     pub(crate) fewest: usize,
     pub(crate) errors: Vec<String>,
 }
@@ -254,7 +257,7 @@ impl Storm {
                 while Instant::now() < until {
                     if let Err(error) = turn(&lock, number, &turns).await {
                         errors.lock().unwrap().push(error.to_string());
-                        // A server that is gone fails at once, again and again.
+                        // An acquire over a server that is gone fails at once, again and again.
                         tokio::time::sleep(MILLI * 10).await;
                     }
                 }
@@ -263,7 +266,8 @@ impl Storm {
         Ok(storm)
     }
 
-    /// Runs an attack again and again, with a pause after each, until shortly before the end. Says how many there were.
+    /// Repeats an attack until shortly before the end, with a pause after each. Returns the number of
+    /// attacks.
     pub(crate) async fn attack(
         &self,
         pause: Duration,
@@ -271,15 +275,16 @@ impl Storm {
     ) -> Outcome<usize> {
         let mut attacks = 0;
         while Instant::now() + pause < self.until {
-            tokio::time::sleep(pause).await; // the pace of the attack
+            tokio::time::sleep(pause).await; // the interval between attacks
             attack().await?;
             attacks += 1;
         }
         Ok(attacks)
     }
 
-    /// Waits for everybody and judges. What was held, or granted and not yet heard of, when the server lost its keys is no
-    /// lease: `voids`, from before to after.
+    /// Waits for all clients and judges their reports. The server lost its keys within each of `voids`,
+    /// from before to after. A lease that was held then, or granted with its answer in flight, does not
+    /// count.
     pub(crate) async fn end(self, voids: &[(Instant, Instant)]) -> Outcome<Report> {
         for running in self.running {
             tokio::time::timeout(LIMIT, running).await??;
@@ -317,7 +322,7 @@ impl Storm {
 }
 
 async fn turn(lock: &Lock, client: usize, turns: &Mutex<Vec<Turn>>) -> Outcome {
-    let guard = lock.acquire_within(LIMIT).await?;
+    let guard = lock.acquire_timeout(LIMIT).await?;
     let from = Instant::now();
     tokio::time::sleep(MILLI * fastrand::u32(3..=8)).await; // its work
     let held = guard.check().is_ok();
@@ -334,13 +339,13 @@ async fn turn(lock: &Lock, client: usize, turns: &Mutex<Vec<Turn>>) -> Outcome {
 }
 
 impl Report {
-    /// Nobody was told of an error.
+    /// Fails if a client got an error.
     pub(crate) fn unharmed(&self) -> Outcome {
         ensure!(self.errors.is_empty(), "{self:?}");
         Ok(())
     }
 
-    /// Prints itself and demands the bounds.
+    /// Prints the report and demands the bounds.
     pub(crate) fn within(&self, attack: &str, attacks: usize, free: Duration) -> Outcome {
         let mut said = format!(
             "{attack}: {attacks} attacks, {} grants, fewest {}, longest free {:?}",
@@ -351,7 +356,7 @@ impl Report {
         }
         println!("{said}");
         ensure!(self.free <= free, "free for longer than {free:?}: {said}");
-        ensure!(self.fewest > 0, "somebody never had a turn: {said}");
+        ensure!(self.fewest > 0, "a client never had a turn: {said}");
         Ok(())
     }
 }

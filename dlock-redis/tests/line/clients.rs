@@ -1,4 +1,4 @@
-//! Waiters that are many, die, stop, or give up.
+//! Tests with waiters that are many, die, stop, or give up.
 
 use crate::{
     bed::{ACCEPT, Bed, LIMIT, MARGIN, MILLI, NAME, Outcome, SECOND, Storm, ensure},
@@ -65,7 +65,7 @@ async fn in_order(count: usize) -> Outcome {
     for (number, client) in clients.iter().enumerate() {
         let (lock, served) = (client.lock(NAME)?, served.clone());
         waiting.push(tokio::spawn(async move {
-            let guard = lock.acquire_within(LIMIT * 2).await?;
+            let guard = lock.acquire_timeout(LIMIT * 2).await?;
             served.lock().unwrap().push((number, guard.token().0));
             guard.release().await
         }));
@@ -87,13 +87,13 @@ async fn in_order(count: usize) -> Outcome {
         served.is_sorted_by_key(|(_, token)| *token),
         "tokens: {served:?}"
     );
-    // Nobody had to wait for a look.
+    // No waiter had to wait for a poll.
     let bound = MILLI * 50 * u32::try_from(count)?;
     ensure!(began.elapsed() < bound, "took {:?}", began.elapsed());
     bed.until_standing(0).await
 }
 
-/// With several waiters a client, the next ticket stands in line by the acquire of the one before.
+/// With several waiters in a client, the acquire of one ticket puts the next ticket into the queue.
 async fn calm(waiters: usize) -> Outcome {
     let bed = Bed::start()?;
     let clients = bed.clients(8, SECOND * 3).await?;
@@ -102,7 +102,7 @@ async fn calm(waiters: usize) -> Outcome {
     let report = storm.end(&[]).await?;
     report.unharmed()?;
     report.within("none", 0, MARGIN)?;
-    // One ticket goes round: nobody has twice what another has.
+    // The ticket goes round: no client has twice as many grants as another.
     ensure!(
         report.grants < report.fewest * clients.len() * 2,
         "{report:?}"
@@ -110,7 +110,7 @@ async fn calm(waiters: usize) -> Outcome {
     bed.until_standing(0).await
 }
 
-/// The budget of a script is 32: more dead than that take several.
+/// The budget of a script is 32: more dead tickets than that take several scripts.
 async fn killed(count: i64) -> Outcome {
     let bed = Bed::start()?;
     let [one, two] = [
@@ -131,10 +131,10 @@ async fn killed(count: i64) -> Outcome {
     bed.until_standing(0).await
 }
 
-/// Stopped, so that nothing of it is executed between the grant and its end.
+/// The grantee is stopped, so it executes nothing between the grant and the end of its turn.
 async fn grantee(killed: bool) -> Outcome {
     let bed = Bed::start()?;
-    // A look is two seconds away, a second more than the turn.
+    // The next poll is two seconds away, a second more than the turn.
     let lease = SECOND * 30;
     let [one, two] = [bed.client(lease).await?, bed.client(lease).await?];
     let guard = one.lock(NAME)?.acquire().await?;
@@ -154,14 +154,14 @@ async fn grantee(killed: bool) -> Outcome {
     let (guard, at) = waiting.await??;
     let free = at - began;
     println!("grantee gone: free for {free:?}");
-    // A lower bound as well: sooner, it was no turn that was waited for.
+    // There is a lower bound too: a shorter wait would not be the wait for the turn.
     let bounds = ACCEPT - MILLI * 20..ACCEPT + MARGIN;
     ensure!(bounds.contains(&free), "free for {free:?}");
     if killed {
         guard.release().await?;
         return bed.until_standing(0).await;
     }
-    // Whoever came meanwhile stands behind it: it kept its place.
+    // A client that comes meanwhile enters behind it: the stopped one kept its place.
     let third = bed.client(lease).await?;
     let behind = bed.stand(&third).await?;
     let later = bed.first()?;
@@ -187,7 +187,7 @@ async fn stopped(count: i64) -> Outcome {
     let (guard, at) = waiting.await??;
     let free = at - began;
     println!("{count} stopped: free for {free:?}");
-    // Three looks of a second, and the turn of whoever was served just before.
+    // Three poll intervals of a second, and the turn of the client that was served just before.
     ensure!(free < SECOND * 3 + ACCEPT + MARGIN, "free for {free:?}");
     guard.check()?;
     head.cont()?;
@@ -195,7 +195,8 @@ async fn stopped(count: i64) -> Outcome {
     Ok(())
 }
 
-/// A poll is an await that was reached: the wait is given up after one, after two, and so on until it ends before that.
+/// Each poll of the future is one await that was reached. The wait is dropped after one poll, after two,
+/// and so on until it ends before that.
 async fn dropped() -> Outcome {
     let bed = Bed::start()?;
     let [one, two] = [
@@ -207,13 +208,14 @@ async fn dropped() -> Outcome {
     while !got {
         (polls, tries) = (polls + 1, tries + 1);
         ensure!(tries < 200, "never got it while it waited");
-        let guard = held.acquire_within(SECOND).await?;
+        let guard = held.acquire_timeout(SECOND).await?;
         let waiting = waits.clone();
         let waiting = tokio::spawn(async move {
             let got = after_polls(waiting.acquire(), polls).await;
             got.is_some_and(|got| got.is_ok())
         });
-        // Refused, it stands; then it is its turn, unless it is gone. Dropped in between, it comes to neither: no condition ends that.
+        // After a refusal the ticket is in the queue, and its turn comes unless it is dropped. A wait
+        // dropped in between reaches neither state, so this loop has a bound instead of a condition.
         for _ in 0..40 {
             if waiting.is_finished() || bed.standing()? == 1 {
                 break;
@@ -221,12 +223,13 @@ async fn dropped() -> Outcome {
             tokio::time::sleep(MILLI).await;
         }
         guard.release().await?;
-        // Left alone it would sleep for ever: nobody polls it after the last hint.
+        // Without this bound the task would sleep for ever: nothing wakes it after the last
+        // notification.
         got = tokio::time::timeout(SECOND * 3, waiting)
             .await
             .is_ok_and(|ended| ended.is_ok_and(|got| got));
         let began = Instant::now();
-        held.acquire_within(SECOND).await?.release().await?;
+        held.acquire_timeout(SECOND).await?.release().await?;
         let took = began.elapsed();
         ensure!(
             took < ACCEPT / 2,
@@ -234,11 +237,12 @@ async fn dropped() -> Outcome {
         );
         bed.until_standing(0).await?;
         while two.unsettled() > 0 {
-            tokio::time::sleep(MILLI).await; // between two looks
+            tokio::time::sleep(MILLI).await; // between two polls
         }
         let keys = bed.say(&["EXISTS", "dlock:{a}", "dlock:{a}:ends"])?;
         ensure!(keys == 0, "after {polls} polls something is left");
-        // On a busy machine answers are there before they are waited for: it was not dropped at each await then.
+        // On a busy machine an answer may arrive before it is awaited; then the wait was not dropped at
+        // each await.
         if got && polls <= 3 {
             (polls, got) = (0, false);
         }
@@ -247,7 +251,7 @@ async fn dropped() -> Outcome {
     Ok(())
 }
 
-/// What came of it, if it was over before so many polls were.
+/// The outcome, if it came within so many polls.
 async fn after_polls<T>(work: impl Future<Output = T>, polls: usize) -> Option<T> {
     let mut work = pin!(work);
     let mut left = polls;
@@ -262,7 +266,7 @@ async fn after_polls<T>(work: impl Future<Output = T>, polls: usize) -> Option<T
     .await
 }
 
-/// The lease is half a minute: whoever comes next does not wait for it.
+/// The lease is half a minute: the next client must not wait for its end.
 async fn released() -> Outcome {
     let bed = Bed::start()?;
     let clients = bed.clients(2, SECOND * 30).await?;
@@ -271,21 +275,21 @@ async fn released() -> Outcome {
     while !done {
         (polls, tries) = (polls + 1, tries + 1);
         ensure!(tries < 200, "never released while it was under way");
-        let guard = held.acquire_within(LIMIT).await?;
+        let guard = held.acquire_timeout(LIMIT).await?;
         done = after_polls(guard.release(), polls).await.is_some();
         let began = Instant::now();
-        next.acquire_within(LIMIT).await?.release().await?;
+        next.acquire_timeout(LIMIT).await?.release().await?;
         let took = began.elapsed();
         ensure!(
             took < SECOND * 5,
             "after {polls} polls the next acquire took {took:?}"
         );
         while clients.iter().any(|client| client.unsettled() > 0) {
-            tokio::time::sleep(MILLI).await; // between two looks
+            tokio::time::sleep(MILLI).await; // between two polls
         }
         let keys = bed.say(&["EXISTS", "dlock:{a}", "dlock:{a}:line", "dlock:{a}:ends"])?;
         ensure!(keys == 0, "after {polls} polls something is left");
-        // As above: answered before it was waited for.
+        // As above: the answer arrived before it was awaited.
         if done && polls == 1 {
             (polls, done) = (0, false);
         }
@@ -294,7 +298,7 @@ async fn released() -> Outcome {
     Ok(())
 }
 
-/// Its lease was renewed until then; what is left of it is what its death costs.
+/// Its lease was renewed until then; its death costs the remaining lease.
 async fn holder() -> Outcome {
     let bed = Bed::start()?;
     let next = bed.client(SECOND * 30).await?;
@@ -307,7 +311,8 @@ async fn holder() -> Outcome {
     let (guard, at) = waiting.await??;
     let free = (at - began).checked_sub(left);
     println!("holder killed with {left:?} left: free for {free:?}");
-    // A rest is told in whole milliseconds. The first in line knows when the lease ends, though a look is two seconds away.
+    // The remaining time is in whole milliseconds. The first waiter knows when the lease ends, though
+    // its regular poll is two seconds away.
     ensure!(at - began + MILLI >= left, "two inside");
     ensure!(
         free.unwrap_or_default() < MARGIN * 2,
@@ -317,7 +322,7 @@ async fn holder() -> Outcome {
     Ok(())
 }
 
-/// So few hold that a turn comes about when its waiter gives up.
+/// Few clients hold, so turns often come just when their waiter gives up.
 async fn gives_up(count: usize, lasts: Duration) -> Outcome {
     let bed = Bed::start()?;
     let clients = bed.clients(2, SECOND * 3).await?;
@@ -345,7 +350,7 @@ async fn gives_up(count: usize, lasts: Duration) -> Outcome {
         given_up += cancelling.await?;
     }
     let report = storm.end(&[]).await?;
-    // A turn under way when its wait is given up is one hop; a busy machine adds the rest.
+    // A turn in flight when its wait is given up costs one hop; a busy machine adds the rest.
     report.unharmed()?;
     report.within("given up", given_up, MARGIN)?;
     ensure!(given_up > 100, "only {given_up} were given up");
@@ -359,7 +364,7 @@ async fn token() -> Outcome {
     for _ in 0..2 {
         client.lock(NAME)?.acquire().await?.release().await?;
         let rest = bed.say(&["PTTL", "dlock:{a}:token"])?;
-        // It gets its end with the first grant of such a span.
+        // The counter gets its TTL with the first grant of such a span.
         ensure!((span..=2 * span).contains(&rest), "kept for {rest} ms");
     }
     Ok(())

@@ -1,7 +1,8 @@
-//! The line under attack: real servers, real clients, and processes that are killed and stopped while they wait.
+//! Tests of the queue under attack: real servers, real clients, and processes that are killed and
+//! stopped while they wait.
 //!
-//! Two leases overlap in none of these tests; how long a free lock may stay free while somebody waits is said in each. The
-//! bounds leave room for a machine that does other things at the same time.
+//! Two leases overlap in none of these tests. Each test says how long the lock may stay free while a
+//! client waits. The bounds leave room for a machine that does other things at the same time.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -46,7 +47,7 @@ fn trial<F: Future<Output = Outcome>>(name: &str, test: impl Fn() -> F + Send + 
     })
 }
 
-/// The same for hours: many times the size.
+/// The same for hours, in a much larger size.
 fn soak<F: Future<Output = Outcome>>(name: &str, test: impl Fn() -> F + Send + 'static) -> Trial {
     trial(name, test).with_ignored_flag(true).with_kind("soak")
 }

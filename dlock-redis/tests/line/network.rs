@@ -1,4 +1,4 @@
-//! Connections that are cut, deaf or slow, turns that are lost, and where the tasks behind a driver live.
+//! Tests with cut, silent or slow connections, lost turns, and runtimes that end under a driver.
 
 use crate::{
     bed::{ACCEPT, Bed, LIMIT, MARGIN, MILLI, NAME, Outcome, SECOND, Storm, connect, ensure, over},
@@ -117,7 +117,7 @@ async fn one_by_one(lasts: Duration) -> Outcome {
     let times = storm
         .attack(MILLI * 20, async || {
             if let Some(id) = fastrand::choice(&connections(&bed)?) {
-                // It may have ended by itself meanwhile.
+                // The connection may have ended by itself meanwhile.
                 let id = id.to_string();
                 drop(bed.server.command(&["CLIENT", "KILL", "ID", &id]));
             }
@@ -130,7 +130,7 @@ async fn one_by_one(lasts: Duration) -> Outcome {
         .within("CLIENT KILL ID", times, ACCEPT * 2 + MARGIN)
 }
 
-/// The clients' connections, as the server numbers them.
+/// The ids of the clients' connections, as the server numbers them.
 fn connections(bed: &Bed) -> Outcome<Vec<u64>> {
     let list = bed.server.command(&["CLIENT", "LIST"])?.text();
     let list = list.unwrap_or_default();
@@ -158,12 +158,13 @@ async fn lost_turns(lasts: Duration) -> Outcome {
     let report = Storm::begin(&clients, lasts)?.end(&[]).await?;
     let lost = lost.load(Ordering::Relaxed);
     ensure!(lost > 0, "no turn was lost: {report:?}");
-    // Two of them in a row are one in four hundred.
+    // Two lost turns in a row have a chance of one in four hundred.
     report.unharmed()?;
     report.within("lost turns", lost, ACCEPT * 2 + MARGIN)
 }
 
-/// Loses one turn in twenty after it has arrived, so that the server has counted a receiver; or whatever arrives.
+/// Loses one turn in twenty after it has arrived, so that the server has counted a receiver; or loses
+/// every notification.
 #[derive(Debug)]
 pub(crate) struct Forgetful {
     inner: RedisDriver,
@@ -241,7 +242,7 @@ impl DistributedLock for Forgetful {
     }
 }
 
-/// The server counted a receiver, and the push was on its way when the connection ended.
+/// The server counted a receiver, and the notification was in flight when the connection ended.
 async fn lost_with_its_connection() -> Outcome {
     let bed = Bed::start()?;
     let proxy = Proxy::start(bed.server.addr()).await?;
@@ -259,13 +260,14 @@ async fn lost_with_its_connection() -> Outcome {
     let (guard, at) = waiting.await??;
     let free = at - began;
     println!("turn lost with its connection: free for {free:?}");
-    // A look is two seconds away, the end of its turn one.
+    // The next poll is two seconds away, the end of the turn one.
     ensure!(free < MARGIN, "free for {free:?}");
     guard.release().await?;
     Ok(())
 }
 
-/// Its turn reaches it a second after it lapsed. The one behind it goes first then, and it is next.
+/// The slow client receives its turn a second after the turn lapsed. The waiter behind it goes first
+/// then, and the slow client is next.
 async fn slow() -> Outcome {
     let bed = Bed::start()?;
     let proxy = Proxy::start(bed.server.addr()).await?;
@@ -276,7 +278,8 @@ async fn slow() -> Outcome {
     proxy.set_delay(Reach::All, Direction::ServerToClient, SECOND * 2);
     let turn = bed.stand(&slow).await?;
     let behind = bed.stand(&two).await?;
-    // It asks when it hears that it was refused, 2 s after it stood: the turn is over by then.
+    // The slow client polls when its refusal arrives, 2 s after it entered the queue: the turn is over
+    // by then.
     tokio::time::sleep(MILLI * 500).await;
     let began = Instant::now();
     guard.release().await?;
@@ -285,7 +288,7 @@ async fn slow() -> Outcome {
         .map_err(|error| format!("behind the slow one: {error}"))?;
     let free = at - began;
     ensure!(free < ACCEPT + MARGIN, "the one behind it waited {free:?}");
-    // Held until the slow one has asked and been refused.
+    // Hold the lock until the slow client has polled and been refused.
     bed.until_standing(1).await?;
     guard.release().await?;
     let began = Instant::now();
@@ -304,8 +307,11 @@ async fn slow() -> Outcome {
         "it does not hold"
     );
     let released = tokio::time::timeout(LIMIT, guard.release()).await??;
-    ensure!(released == dlock_core::Outcome::Released, "{released:?}");
-    // Once: nothing of it comes back, for longer than its way takes.
+    ensure!(
+        released == dlock_core::ReleaseOutcome::Released,
+        "{released:?}"
+    );
+    // Each ticket is granted once: nothing returns within a span longer than the delay.
     tokio::time::sleep(SECOND * 3).await;
     ensure!(
         bed.say(&["EXISTS", "dlock:{a}", "dlock:{a}:line"])? == 0,
@@ -314,7 +320,8 @@ async fn slow() -> Outcome {
     Ok(())
 }
 
-/// The path dies without a word: what was asked over it stays unanswered, and another one is opened for what is asked then.
+/// The path dies without an error: requests over it stay unanswered, and the client opens another
+/// connection for later requests.
 async fn deaf(patience: Duration) -> Outcome {
     let bed = Bed::start()?;
     let proxy = Proxy::start(bed.server.addr()).await?;
@@ -329,9 +336,9 @@ async fn deaf(patience: Duration) -> Outcome {
     let began = Instant::now();
     while connections(&bed)?.into_iter().max() == before {
         ensure!(began.elapsed() < LIMIT, "no other connection is opened");
-        tokio::time::sleep(MILLI).await; // between two looks
+        tokio::time::sleep(MILLI).await; // between two polls
     }
-    // It is in use once it is greeted. What is asked before that waits with the first.
+    // The connection is in use after its greeting. Earlier requests wait on the first one.
     while tokio::time::timeout(MILLI * 100, granted(&driver, "after", SECOND))
         .await
         .is_err()
@@ -348,7 +355,7 @@ async fn granted(driver: &RedisDriver, name: &str, patience: Duration) -> Outcom
         name.parse()?,
         Owner::from_seed(name),
         HoldId::from_bits(1),
-        Lease::fixed(SECOND * 60)?,
+        Lease::fixed(SECOND * 60),
         Clock::boot().now() + patience,
     );
     let acquired = tokio::time::timeout(LIMIT, driver.acquire(&req)).await??;
@@ -356,7 +363,8 @@ async fn granted(driver: &RedisDriver, name: &str, patience: Duration) -> Outcom
     Ok(())
 }
 
-/// The first wait, and the first request, are made in a runtime that ends; what listens and what reconnects is the client's own.
+/// The first wait and the first request are made in a runtime that ends. The client's own runtime
+/// listens and reconnects.
 async fn other_runtime() -> Outcome {
     let bed = Bed::start()?;
     let [one, two] = [
@@ -367,7 +375,7 @@ async fn other_runtime() -> Outcome {
     let guard = held.acquire().await?;
     elsewhere({
         let waits = waits.clone();
-        async move { drop(waits.acquire_within(MILLI * 100).await) }
+        async move { drop(waits.acquire_timeout(MILLI * 100).await) }
     })?;
     bed.server
         .command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"])?;
@@ -376,13 +384,13 @@ async fn other_runtime() -> Outcome {
     guard.release().await?;
     let (guard, at) = waiting.await??;
     let free = at - began;
-    // A look is two seconds away.
+    // The next poll is two seconds away.
     ensure!(free < ACCEPT, "free for {free:?}");
     guard.release().await?;
     Ok(())
 }
 
-/// More dead stand there than one script takes out, and whoever released it has gone.
+/// The queue has more dead tickets than one script removes, and the client that released is gone.
 async fn short_runtime() -> Outcome {
     let bed = Bed::start()?;
     let [one, two] = [
@@ -402,14 +410,14 @@ async fn short_runtime() -> Outcome {
     Ok(())
 }
 
-/// Runs it in a runtime that ends with it.
+/// Runs a future in a runtime that ends with it.
 fn elsewhere(work: impl Future<Output = ()> + Send + 'static) -> Outcome {
     let ended = std::thread::spawn(move || runtime().block_on(work)).join();
     ensure!(ended.is_ok(), "it panicked");
     Ok(())
 }
 
-/// Names that are held, as entries of a renewal that doubles what they have.
+/// Held locks, as entries of a renewal that doubles their leases.
 async fn held(driver: &RedisDriver, count: u64) -> Outcome<Vec<Renew>> {
     let mut entries = Vec::new();
     let asked: Vec<Acquire> = (0..count)
@@ -418,7 +426,7 @@ async fn held(driver: &RedisDriver, count: u64) -> Outcome<Vec<Renew>> {
             let owner = Owner::from_seed(&number.to_string());
             let hold = HoldId::from_bits(number + 1);
             entries.push(Renew::new(name.clone(), owner, hold, Some(LEASE * 2)));
-            let lease = Lease::fixed(LEASE)?;
+            let lease = Lease::fixed(LEASE);
             Ok(Acquire::new(name, owner, hold, lease, soon() + LIMIT))
         })
         .collect::<Outcome<_>>()?;
@@ -448,7 +456,7 @@ fn renewed(answers: Vec<Answer<Renewed>>) -> Outcome<u64> {
     Ok(renewed)
 }
 
-/// Four of ten are on their way while not a byte comes back.
+/// Four of ten scripts are in flight while not a byte comes back.
 async fn renewed_unanswered() -> Outcome {
     let bed = Bed::start()?;
     let proxy = Proxy::start(bed.server.addr()).await?;

@@ -1,4 +1,4 @@
-//! Connections that end while short leases run: another one is there before they are over.
+//! Reconnect tests: when a connection ends while short leases run, another one is open before they end.
 
 use crate::{
     bed::{Bed, LIMIT, MILLI, Outcome, SECOND, connect, ensure},
@@ -6,14 +6,17 @@ use crate::{
 };
 use dlock_conformance::testbed::{Proxy, proxy::Reach};
 use dlock_core::{Client, Guard};
-use futures_util::future;
 use libtest_mimic::Trial;
 use std::time::{Duration, Instant};
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
         trial(
-            "short_leases_outlive_a_server_that_refuses_connections_for_a_while",
+            "pauses_between_refused_connections_grow_to_an_eighth_of_a_short_lease",
+            pauses,
+        ),
+        trial(
+            "a_lease_outlives_a_server_that_refuses_connections_for_a_while",
             refused,
         ),
         trial(
@@ -23,54 +26,55 @@ pub(crate) fn trials() -> Vec<Trial> {
     ]
 }
 
-/// A client whose way can be broken, and its hold.
+/// A client whose path can be broken, and its hold.
 struct Holding {
     proxy: Proxy,
     guard: Guard,
     _client: Client,
-    /// Not renewed after the cut, it would be lost then.
+    /// When the lease ends, unless it is renewed after the cut.
     until: Instant,
 }
 
-/// The pauses grow to an eighth of the lease, so all are asked again within 1.1 s. If they grew as for long leases, the one that is
-/// ahead then would be of 500 ms to a second and end after 1.7 s: half of them would be lost, and hardly ever none.
-///
-/// A machine that stands still for half a second loses some as well, but hardly three times.
-async fn refused() -> Outcome {
-    for _ in 0..2 {
-        match refused_once().await {
-            Err(error) => println!("once more, for {error}"),
-            done => return done,
-        }
-    }
-    refused_once().await
-}
-
-async fn refused_once() -> Outcome {
+/// Pauses grow to an eighth of the lease. With the pauses of long leases, each would be at least 500 ms;
+/// a slow machine makes no pause shorter.
+async fn pauses() -> Outcome {
     let lease = MILLI * 1_700;
     let bed = Bed::start()?;
-    let starting = (0..12).map(|number| Holding::begin(&bed, number, lease));
-    let mut all = future::try_join_all(starting).await?;
-    for it in &all {
-        it.proxy.refuse(true);
-    }
-    let began = cut(&bed, &mut all)?;
-    future::try_join_all(all.into_iter().map(|it| async move {
-        let mut refused = 0;
-        while refused == 0 || began.elapsed() < MILLI * 640 {
-            let another = it.proxy.until(|seen| seen.refused > refused);
-            tokio::time::timeout(LIMIT, another).await?;
-            refused = it.proxy.counters().refused;
+    let mut it = Holding::begin(&bed, 0, lease).await?;
+    it.proxy.refuse(true);
+    let mut last = cut(&bed, std::slice::from_mut(&mut it))?;
+    let mut shortest = Duration::MAX;
+    for attempt in 1..=20 {
+        tokio::time::timeout(LIMIT, it.proxy.until(|seen| seen.refused >= attempt)).await?;
+        if attempt > 10 {
+            shortest = shortest.min(last.elapsed());
         }
-        // It has failed just now, so a whole pause is ahead.
-        it.proxy.refuse(false);
-        it.renewed(began).await
-    }))
-    .await?;
+        last = Instant::now();
+    }
+    ensure!(
+        shortest < MILLI * 400,
+        "no pause was shorter than {shortest:?}"
+    );
     Ok(())
 }
 
-/// What was opened hears nothing, and the one after it would.
+/// The connection is back long before the lease ends, and the hold is renewed over it.
+async fn refused() -> Outcome {
+    let bed = Bed::start()?;
+    let mut it = Holding::begin(&bed, 0, SECOND * 10).await?;
+    it.proxy.refuse(true);
+    cut(&bed, std::slice::from_mut(&mut it))?;
+    tokio::time::timeout(LIMIT, it.proxy.until(|seen| seen.refused >= 4)).await?;
+    it.proxy.refuse(false);
+    while Instant::now() + it.guard.remaining() < it.until + SECOND {
+        it.guard.check()?;
+        tokio::time::sleep(MILLI * 10).await;
+    }
+    it.guard.release().await?;
+    Ok(())
+}
+
+/// The first new connection receives nothing; the one after it would.
 async fn silence() -> Outcome {
     let bed = Bed::start()?;
     let mut it = Holding::begin(&bed, 0, SECOND * 3).await?;
@@ -83,7 +87,7 @@ async fn silence() -> Outcome {
     it.renewed(began).await
 }
 
-/// Ends the connections for commands, and those alone: what listens would be opened again beside them.
+/// Ends only the command connections: a subscribed one would be reopened beside them.
 fn cut(bed: &Bed, all: &mut [Holding]) -> Outcome<Instant> {
     let killed = bed.say(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"])?;
     ensure!(usize::try_from(killed)? == all.len(), "{killed} were cut");
@@ -107,7 +111,7 @@ impl Holding {
         })
     }
 
-    /// Nobody tells its loss until it would be over without a renewal, nor then.
+    /// No loss is reported before the lease would have ended without a renewal, nor then.
     async fn renewed(self, began: Instant) -> Outcome {
         let over = self.until + MILLI * 50;
         let lost = tokio::time::timeout_at(over.into(), self.guard.lost()).await;

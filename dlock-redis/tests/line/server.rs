@@ -1,4 +1,4 @@
-//! A server that loses its keys, stops, dies, pauses, or refuses.
+//! Tests with a server that loses its keys, stops, dies, pauses, or refuses.
 
 use crate::{
     bed::{Bed, MARGIN, MILLI, NAME, Outcome, Report, SECOND, Storm, ensure},
@@ -47,7 +47,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     ]
 }
 
-/// Leases of three seconds: a look each second.
+/// Leases of three seconds: a poll each second.
 const LEASE: Duration = SECOND.saturating_mul(3);
 const LOOK: Duration = SECOND;
 
@@ -88,10 +88,11 @@ async fn restarted(aof: Aof, lasts: Duration) -> Outcome {
             Ok(())
         })
         .await?;
-    // With its keys it knows who held: only what it says itself is judged, and nothing is void.
+    // A server with its keys knows the holders: only its own answers are judged, and nothing is void.
     let voids = if aof == Aof::Off { voids } else { Vec::new() };
     let report = storm.end(&voids).await?;
-    // Down, then until somebody looks; a turn or a hold whose answer died with the server lasts as long as its client takes to ask again.
+    // The downtime, then the time to the next poll. If an answer died with the server, the turn or hold
+    // lasts until its client asks again.
     report.within("restart", restarted, longest + LOOK * 2 + MARGIN)
 }
 
@@ -118,12 +119,13 @@ async fn stopped(lasts: Duration) -> Outcome {
     let times = storm
         .attack(MILLI * 500, async || {
             bed.process().stop()?;
-            tokio::time::sleep(stop).await; // it stands still for that long
+            tokio::time::sleep(stop).await; // the server stands still for that long
             Ok(bed.process().cont()?)
         })
         .await?;
     let report: Report = storm.end(&[]).await?;
-    // A turn that ran out while everything stood still is an accept lease more, if its client had answered it too late.
+    // A turn that ran out during the stop costs one accept lease more, if its client answered it too
+    // late.
     report.within("stopped", times, stop + SECOND + MARGIN)
 }
 
@@ -138,7 +140,7 @@ async fn replica() -> Outcome {
         error.to_string().contains("this is a replica now"),
         "{error}"
     );
-    // For long enough that renewals are refused: the lease goes on meanwhile.
+    // Long enough that renewals are refused: the lease runs on meanwhile.
     tokio::time::sleep(SECOND).await;
     bed.server.command(&["REPLICAOF", "NO", "ONE"])?;
     guard.check()?;

@@ -1,4 +1,4 @@
-//! Pushes that are not heard: over a connection that only looks alive, for as long as a lease of an hour, or never said.
+//! Tests of missed notifications: the connection only looks alive, or the notification was never sent.
 
 use crate::{
     bed::{ACCEPT, Bed, LIMIT, MARGIN, MILLI, NAME, Outcome, SECOND, connect, ensure, over},
@@ -37,13 +37,14 @@ pub(crate) fn trials() -> Vec<Trial> {
     ]
 }
 
-/// Something on the way forgets the connection, and neither end is told. The one for commands ends where that can be seen, and
-/// is there again: that it is another one is reason to doubt. Doubted just before, it is doubted again a look later.
+/// A device on the path forgets the connection for notifications, and neither end learns of it. The
+/// command connection ends visibly and is reopened; a new connection is reason for a check. If a check
+/// ran just before, the next one follows a poll interval later.
 async fn deaf(ends: usize) -> Outcome {
     let bed = Bed::start()?;
     let proxy = Proxy::start(bed.server.addr()).await?;
     let one = bed.client(SECOND * 30).await?;
-    // With the short one it looks every second, and the second doubt meets the first.
+    // The client with the short lease polls every second, so the second suspicion meets the first check.
     let lease = if ends == 1 { SECOND * 30 } else { SECOND * 3 };
     let two = connect(&bed.server.url_at(proxy.addr()), lease).await?;
     let guard = one.lock(NAME)?.acquire().await?;
@@ -64,15 +65,17 @@ async fn deaf(ends: usize) -> Outcome {
         looks.reaches(1).await;
     }
     let began = Instant::now();
-    // The one for commands, and the one for pushes.
+    // The command connection and the one for notifications.
     let again = proxy.until(|seen| seen.accepted >= before + 2 && seen.open == 2);
     let opened = tokio::time::timeout(LIMIT, again).await;
-    ensure!(opened.is_ok(), "nobody noticed: {:?}", proxy.counters());
+    ensure!(opened.is_ok(), "not noticed: {:?}", proxy.counters());
     let took = began.elapsed();
     println!("deaf for pushes: noticed after {took:?}");
-    // A look, the echo, and a look until it may be doubted again. The lease held is thirty seconds.
+    // A poll, the echo, and a poll interval until the next check is allowed. The present lease is thirty
+    // seconds.
     ensure!(took < SECOND * 4 + MARGIN * 4, "after {took:?}");
-    // The new one carries pushes: its turn is heard where a look is up to two seconds away.
+    // The new connection carries notifications: the turn arrives while the next poll is up to two
+    // seconds away.
     until_heard(&bed).await?;
     let began = Instant::now();
     guard.release().await?;
@@ -82,7 +85,7 @@ async fn deaf(ends: usize) -> Outcome {
     Ok(())
 }
 
-/// Until each of the two clients has one subscription, and the forgotten one is gone on the server too.
+/// Waits until each of the two clients has one subscription, and the server has ended the forgotten one.
 async fn until_heard(bed: &Bed) -> Outcome {
     let began = Instant::now();
     loop {
@@ -92,11 +95,12 @@ async fn until_heard(bed: &Bed) -> Outcome {
             return Ok(());
         }
         ensure!(began.elapsed() < LIMIT, "subscribed: {text}");
-        tokio::time::sleep(MILLI).await; // between two looks
+        tokio::time::sleep(MILLI).await; // between two polls
     }
 }
 
-/// The grantee is stopped and whoever is next hears nothing at all; then its own turn is what it does not hear.
+/// The grantee is stopped and the next waiter receives nothing at all. Then the next waiter also misses
+/// its own turn.
 async fn for_an_hour() -> Outcome {
     let bed = Bed::start()?;
     let lease = SECOND * 3_600;
@@ -113,7 +117,7 @@ async fn for_an_hour() -> Outcome {
     within_a_look("behind one that was stopped", at - began)?;
     guard.release().await?;
     drop(head);
-    let guard = one.lock(NAME)?.acquire_within(LIMIT).await?;
+    let guard = one.lock(NAME)?.acquire_timeout(LIMIT).await?;
     let waiting = bed.stand(&two).await?;
     let began = Instant::now();
     guard.release().await?;
@@ -125,13 +129,14 @@ async fn for_an_hour() -> Outcome {
 
 fn within_a_look(what: &str, free: Duration) -> Outcome {
     println!("nothing heard, {what}: free for {free:?}");
-    // Two seconds to its next look; if a turn is under way then, that look says when it ends.
+    // Two seconds to its next poll. If another turn is in flight then, the answer says when that ends.
     let bound = SECOND * 2 + ACCEPT + MARGIN;
     ensure!(free < bound, "{what}: free for {free:?}");
     Ok(())
 }
 
-/// It is not told that it is first now, as it is not when the head is killed: it finds out by itself, also that the lease ends.
+/// The waiter is not told that it is first now, as when the head is killed. It finds that out by
+/// polling, and also when the lease ends.
 async fn head_left() -> Outcome {
     let bed = Bed::start()?;
     let waits = SECOND * 30;
@@ -142,12 +147,16 @@ async fn head_left() -> Outcome {
     ];
     let lease = SECOND * 3;
     let began = Instant::now();
-    let guard = one.lock(NAME)?.lease(lease)?.acquire().await?;
+    let guard = one
+        .lock(NAME)?
+        .lease(dlock_core::Lease::fixed(lease))
+        .acquire()
+        .await?;
     let head = bed.stand(&two).await?;
     let next = bed.stand(&three).await?;
     head.abort();
     bed.until_standing(1).await?;
-    // Nobody releases it.
+    // No client releases the lock.
     let (got, at) = next.await??;
     let free = at - began - lease;
     println!("the head left: free for {free:?}");

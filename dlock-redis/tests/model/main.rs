@@ -1,10 +1,12 @@
-//! The line as a model: every order of events of a small world is tried, and wrong protocols must be found out.
+//! Model of the queue: a model checker tries every order of events in a small world, and must find each
+//! wrong protocol.
 //!
-//! Two to four clients that acquire once or twice each, over a server that executes one script at a time. No server is
-//! needed. What the model leaves out: renewals, re-entry, `keep`, several waiters of one client, foreign holders.
+//! Two to four clients acquire once or twice each, over a server that executes one script at a time. No
+//! server is needed. The model leaves out renewals, re-entry, minimum holds, several waiters of one
+//! client, and foreign holders.
 //!
-//! The search is exhaustive within the world named by each test: its clients, their rounds, and how many of which faults.
-//! Each test prints how many states that were.
+//! The search is exhaustive within the world that each test names: its clients, their rounds, and the
+//! number and kinds of faults. Each test prints the number of states.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -31,7 +33,7 @@ const TERMS: Terms = Terms {
     mutant: Mutant::None,
 };
 
-/// Two clients that wait once, any one fault, and time that waits for whatever is due.
+/// Two clients that wait once, any one fault, and time that waits for every event that is due.
 const SMALL: Line = Line {
     clients: 2,
     rounds: 1,
@@ -39,7 +41,8 @@ const SMALL: Line = Line {
     faults: Faults::ANY,
     cancels: false,
     slow: false,
-    // A fault costs a turn (an accept lease) or a look, and one more look until somebody sees it.
+    // A fault costs a turn (an accept lease) or a poll interval, and one more poll until a client sees
+    // it.
     idle_at_most: 2 * (TERMS.accept + TERMS.look),
 };
 
@@ -75,7 +78,7 @@ fn two_clients_that_wait_twice() {
     });
 }
 
-/// Every request, answer and push takes as long as it likes, also longer than a lease.
+/// Every request, answer and push takes any time, also longer than a lease.
 #[test]
 fn two_clients_however_slow_everything_is() {
     holds(SLOW);
@@ -95,7 +98,7 @@ const SLOW: Line = Line {
     ..SMALL
 };
 
-/// Nobody dies and nothing is lost: the lock is never free while somebody waits, whoever gives up.
+/// Without crashes and losses the lock is never free while a client waits, even when others give up.
 #[test]
 fn without_faults_no_time_is_lost() {
     holds(CALM);
@@ -112,7 +115,7 @@ const CALM: Line = Line {
     ..SMALL
 };
 
-/// A script's budget runs out over the dead.
+/// Dead tickets use up the budget of a script.
 #[test]
 fn the_dead_are_passed_over_at_once() {
     holds(DEAD);
@@ -128,7 +131,7 @@ const DEAD: Line = Line {
     ..SMALL
 };
 
-/// Not one look interval more, because the next in line was told.
+/// It does not cost a poll interval more, because the next waiter was told.
 #[test]
 fn a_dead_grantee_costs_its_accept_lease() {
     holds(GRANTEE);
@@ -149,7 +152,7 @@ const GRANTEE: Line = Line {
     ..SMALL
 };
 
-/// Stopped while another held. All of them together, not each of them.
+/// The waiters stop while another client holds. The bound is for all of them together, not for each.
 #[test]
 fn stopped_waiters_cost_one_entry_deadline_together() {
     holds(STOPPED);
@@ -239,7 +242,7 @@ fn soak_larger_worlds() {
     });
 }
 
-/// Tries everything and finds nothing wrong.
+/// Explores all states and demands that every property holds.
 #[track_caller]
 fn holds(line: Line) {
     let checker = line.checker().threads(2).spawn_bfs().join();
@@ -256,7 +259,8 @@ fn holds(line: Line) {
     }
 }
 
-/// A wrong protocol: the checker names a way to what it breaks, and the right one over the same world has none.
+/// A wrong protocol: the checker finds a path to the broken property, and the right protocol has none in
+/// the same world.
 #[track_caller]
 fn fails(mutant: Mutant, line: Line, property: &'static str) {
     let terms = Terms {

@@ -1,31 +1,31 @@
-//! The server's side: what each script does to the record and the line, in one step.
+//! The server in the model: what each script does to the record and the queue, in one step.
 
 use crate::world::{Client, Push, Request, World};
 
-/// Something wrong on purpose.
+/// A deliberate fault in the protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum Mutant {
     #[default]
     None,
     /// A holder counts its lease from the answer, not from before the request.
     DeadlineFromReply,
-    /// An entry counts for ever, however long ago its client looked.
+    /// An entry counts for ever, however long ago its client polled.
     NoEntryDeadline,
-    /// Whoever finds the lock free takes it, whoever stands in line.
+    /// A client that finds the lock free takes it, past the queue.
     Barging,
-    /// Only releases and leaves serve the line.
+    /// Only releases and leaves serve the queue.
     NoHelping,
     /// A turn lasts until it is taken.
     ReservationWithoutEnd,
     /// A request is executed however late it comes.
     NoNotAfter,
-    /// A release whose budget ran out does not say so.
+    /// A release whose budget ran out does not report it.
     FinishedAnyway,
-    /// Whoever becomes first is not told.
+    /// A ticket that becomes first is not told.
     NobodyTold,
-    /// What was given up is settled by a release that a late copy of its acquire outlives.
+    /// The cleanup of a given-up wait ends with a release that a late copy of its acquire outlives.
     SettledTooEarly,
-    /// A turn that nobody waits for is not answered.
+    /// A turn without a waiting client is not answered.
     StrayTurnKept,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Ticket {
     pub(crate) round: u8,
 }
 
-/// One ticket in line. The client's next look moves the deadline.
+/// One ticket in the queue. A poll of its client moves the deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Entry {
     pub(crate) place: u8,
@@ -52,12 +52,12 @@ pub(crate) struct Entry {
     pub(crate) deadline: u8,
 }
 
-/// What an acquire is answered.
+/// The answer to an acquire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Answer {
     Granted {
         valid_for: u8,
-        /// A flush came since: no lease that was given before it counts any more.
+        /// A flush came since: leases granted before it do not count any more.
         void: bool,
     },
     Refused {
@@ -68,16 +68,16 @@ pub(crate) enum Answer {
     Late,
 }
 
-/// What must never have happened.
+/// Events that must never happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Wrong {
     /// Granted past an earlier ticket that never lost its turn.
     Overtaken,
-    /// Taken for a wait that had been left and settled.
+    /// Granted for a wait that had been left and cleaned up.
     ServedAfterLeave,
 }
 
-/// Ticks, and how many entries one script touches.
+/// Durations in ticks, and the number of entries that one script touches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     pub(crate) lease: u8,
@@ -85,7 +85,7 @@ pub(crate) struct Terms {
     pub(crate) attempt: u8,
     pub(crate) accept: u8,
     pub(crate) look: u8,
-    /// An entry's deadline, from its client's last look on.
+    /// An entry's deadline, from its client's last poll on.
     pub(crate) entry: u8,
     pub(crate) budget: u8,
     pub(crate) mutant: Mutant,
@@ -97,14 +97,14 @@ pub(crate) const FOREVER: u8 = u8::MAX;
 enum Served {
     Me,
     Other,
-    /// The line ran empty.
+    /// The queue ran empty.
     Nobody,
     /// The budget ran out.
     Unfinished,
 }
 
 impl World {
-    /// `acquire`. Twice: the second finds its own hold, or its own place.
+    /// `acquire`. Run twice, the second run finds its own hold, or its own place.
     pub(crate) fn acquire(&mut self, terms: &Terms, ask: &Request) -> Answer {
         let me = ask.whose;
         if ask.not_after == 0 && terms.mutant != Mutant::NoNotAfter {
@@ -137,7 +137,7 @@ impl World {
         }
     }
 
-    /// `release`. Says whether it is finished. Twice: the second finds nothing.
+    /// `release`. Returns whether it is finished. Run twice, the second run finds nothing.
     pub(crate) fn release(&mut self, terms: &Terms, whose: Ticket) -> bool {
         if !matches!(self.record, Record::Held { whose: owner, .. } if owner == whose) {
             return true;
@@ -146,7 +146,7 @@ impl World {
         self.hand_on(terms)
     }
 
-    /// `leave`. Says whether it is finished. Twice: the second finds nothing.
+    /// `leave`. Returns whether it is finished. Run twice, the second run finds nothing.
     pub(crate) fn leave(&mut self, terms: &Terms, whose: Ticket) -> bool {
         self.line.retain(|entry| entry.whose != whose);
         if matches!(self.record, Record::Reserved { whose: reserved, .. } if reserved == whose) {
@@ -170,7 +170,7 @@ impl World {
         Answer::Refused { place, first, rest }
     }
 
-    /// The ticket stands where it stood; the keys of the line live longer than any entry.
+    /// The ticket keeps its place; the keys of the queue live longer than any entry.
     fn enqueue(&mut self, terms: &Terms, ask: &Request) -> u8 {
         self.line_rest = terms.entry + 1;
         let stands = self.line.iter_mut().find(|one| one.whose == ask.whose);
@@ -212,7 +212,7 @@ impl World {
         }
     }
 
-    /// Takes entries out from the head until one of them can be told that it is its turn.
+    /// Removes entries from the head until one of them can be told of its turn.
     fn serve(&mut self, terms: &Terms, me: Option<Ticket>) -> Served {
         let mut budget = terms.budget;
         loop {
@@ -247,7 +247,8 @@ impl World {
         }
     }
 
-    /// The one behind a grantee looks when the grantee's time is over. Heads without receivers are taken out on the way.
+    /// The ticket behind a grantee polls when the grantee's time is over. Heads without receivers are
+    /// removed on the way.
     fn tell_first(&mut self, terms: &Terms, budget: u8) {
         for _ in 0..budget {
             let Some(first) = self.line.first().copied() else {
@@ -260,7 +261,7 @@ impl World {
         }
     }
 
-    /// A ticket that is taken out and not granted has lost its turn, and may be overtaken from then on.
+    /// A ticket that is removed and not granted has lost its turn, and may be overtaken from then on.
     fn take_out_first(&mut self) -> Entry {
         let first = self.line.remove(0);
         self.lapse(first.whose);
@@ -277,7 +278,7 @@ impl World {
         client.waits_with(entry.whose.round) && !client.lapsed
     }
 
-    /// Later than every place that anything knows of.
+    /// Later than every place in the world.
     fn next_place(&self) -> u8 {
         self.places().max().map_or(1, |last| last + 1)
     }
@@ -298,5 +299,5 @@ impl World {
     }
 }
 
-/// At the end of the line.
+/// At the end of the queue.
 pub(crate) const NO_PLACE: u8 = 0;

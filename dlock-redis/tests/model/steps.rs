@@ -1,4 +1,4 @@
-//! What may happen next, and what becomes of the world.
+//! The steps of the model: the events that may happen next, and their effect on the world.
 
 use crate::{
     protocol::{Answer, FOREVER, Mutant, NO_PLACE, Record, Terms, Ticket},
@@ -6,7 +6,7 @@ use crate::{
 };
 use stateright::{Model, Property};
 
-/// One thing that happens. Requests and pushes are named by where they lie.
+/// One event. Requests and pushes are named by their index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Begin(usize),
@@ -25,22 +25,22 @@ pub(crate) enum Step {
     Happen(Fault),
 }
 
-/// What goes wrong in the world, not in the protocol.
+/// Faults of the world, not of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Crash(usize),
     Stop(usize),
-    /// The subscription is gone until it is made again; what was on its way to it is lost.
+    /// The subscription is gone until the client subscribes again; pushes in flight to it are lost.
     Cut(usize),
-    /// A push is lost on its way.
+    /// A push is lost in flight.
     Lose(usize),
     /// A request stays in a buffer after its connection ended.
     Hold(usize),
     /// A request is executed and its answer lost with the connection.
     Unheard(usize),
-    /// Every key of the server.
+    /// Every key of the server is lost.
     Flush,
-    /// Not wrong, but as rare: a wait is given up.
+    /// No fault, but as rare: a wait is given up.
     Cancel(usize),
     /// The same while its request lies in a buffer.
     Abandon(usize),
@@ -49,13 +49,13 @@ pub(crate) enum Fault {
 /// Which faults a world may have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Faults {
-    /// How many in all.
+    /// The total number.
     pub(crate) most: u8,
     pub(crate) crash: bool,
     /// Only of a client whose turn it is.
     pub(crate) crash_served: bool,
     pub(crate) stop: bool,
-    /// Of one that waits while another holds, for good.
+    /// Of a client that waits while another holds, for good.
     pub(crate) stop_waiting: bool,
     pub(crate) cut: bool,
     pub(crate) lose: bool,
@@ -82,7 +82,7 @@ impl Faults {
         abandon: false,
     };
 
-    /// One of whatever kind.
+    /// One fault of any kind.
     pub(crate) const ANY: Self = Self {
         most: 1,
         crash: true,
@@ -109,11 +109,12 @@ pub(crate) struct Line {
     pub(crate) rounds: u8,
     pub(crate) terms: Terms,
     pub(crate) faults: Faults,
-    /// Waits are given up, and not counted among the faults.
+    /// Waits are given up, which does not count as a fault.
     pub(crate) cancels: bool,
-    /// Time passes whatever is due: everything may be as slow as it likes. Else time waits for what runs.
+    /// Time passes even when an event is due, so every step may take any time. Otherwise time waits for
+    /// events that are due.
     pub(crate) slow: bool,
-    /// For how many ticks the lock may be free while somebody waits; judged only where time waits.
+    /// For how many ticks the lock may be free while a client waits; judged only where time waits.
     pub(crate) idle_at_most: u8,
 }
 
@@ -210,21 +211,21 @@ impl Model for Line {
     }
 }
 
-/// No two at once hold a lease that the server gave and did not lose.
+/// At most one client holds a lease that the server gave and did not lose.
 pub(crate) const ONE_INSIDE: &str = "never two inside";
-/// Whoever stood all along is not overtaken.
+/// A ticket that stayed in the queue is not overtaken.
 pub(crate) const IN_ORDER: &str = "no overtaking without a lapsed turn";
-/// What was given up and settled takes nothing any more.
+/// A wait that was given up and cleaned up takes nothing any more.
 pub(crate) const LEFT_IS_LEFT: &str = "nothing taken after leave";
 /// Each key has a TTL.
 pub(crate) const KEYS_END: &str = "every key ends";
-/// While somebody waits the lock is free for a bounded time only.
+/// While a client waits, the lock is free for a bounded time only.
 pub(crate) const NOT_FORGOTTEN: &str = "no wake-up lost for ever";
-/// A release or leave does not end with the lock free, somebody in line, and nothing on its way.
+/// A release or leave does not end with the lock free, a ticket in the queue, and nothing in flight.
 pub(crate) const HANDED_ON: &str = "a freed lock is handed on at once";
 
 impl Line {
-    /// Says whether something is due.
+    /// Returns whether an event is due.
     fn of_client(&self, at: usize, client: &Client, steps: &mut Vec<Step>) -> bool {
         if client.alive && client.stopped && !self.faults.stop_waiting {
             steps.push(Step::Continue(at));
@@ -322,7 +323,7 @@ impl World {
         client.phase = Phase::Waiting;
     }
 
-    /// An acquire with the ticket: an attempt, a look and an answer to a turn are the same.
+    /// An acquire with the ticket: an attempt, a poll and an answer to a turn are the same.
     fn attempt(&mut self, terms: &Terms, at: usize) {
         let whose = self.ticket(at);
         let client = &mut self.clients[at];
@@ -368,7 +369,7 @@ impl World {
                     client.work_on(terms, &request);
                 } else {
                     client.work_again(&request);
-                    // Nobody knows that it was not finished.
+                    // The client does not learn that it was not finished.
                     self.freed = false;
                 }
             }
@@ -378,7 +379,8 @@ impl World {
         }
     }
 
-    /// The connection of the attempt under way ended: the same is asked again, and what was asked may yet be executed.
+    /// The connection of the attempt in flight ended: the client repeats the request, and the first copy
+    /// may still be executed.
     fn unanswered(&mut self, request: &Request) {
         let client = self.client_mut(request.whose);
         if client.waits_with(request.whose.round) {
@@ -434,7 +436,8 @@ impl World {
         self.forget_dead(terms);
     }
 
-    /// Refused whenever it comes, and nobody hears of it: as good as gone.
+    /// Drops requests that are refused whenever they run and whose answer no client awaits: they have no
+    /// effect.
     fn forget_dead(&mut self, terms: &Terms) {
         let dead = |request: &Request| {
             request.kind == Kind::Acquire && request.not_after == 0 && !request.awaited
@@ -452,7 +455,7 @@ impl World {
             Push::Turn(_) if client.waits_with(round) => (client.poked, client.turn) = (true, true),
             Push::Turn(_) if client.phase != Phase::Idle && client.round == round => {}
             Push::Turn(_) if terms.mutant == Mutant::StrayTurnKept => {}
-            // Nobody waits with it.
+            // No wait has this ticket.
             Push::Turn(_) => self.leave_with(number, round),
             Push::First(_, rest) if client.waits_with(round) => client.look = client.look.min(rest),
             Push::First(..) => {}
@@ -517,7 +520,7 @@ impl World {
         self.send(Request::unbounded(kind, Ticket { client, round }));
     }
 
-    /// A leave that no job waits for: round 0 is nobody's ticket.
+    /// A leave that no job waits for: round 0 is no ticket's.
     fn leave_with(&mut self, at: usize, round: u8) {
         let client = self.number(at);
         self.send(Request::unbounded(Kind::Leave, Ticket { client, round }));
@@ -567,7 +570,7 @@ impl World {
             if let Phase::Inside { deadline, .. } = &mut client.phase {
                 *deadline -= 1;
                 if *deadline == 0 {
-                    // Lost: no more work under it, and its release follows.
+                    // Lost: the holder stops its work, and a release follows.
                     let room = client.jobs.len() < JOBS;
                     if room {
                         self.give_back(at);
@@ -587,7 +590,7 @@ impl World {
                     request.awaited &= usize::from(request.whose.client) != at;
                 }
                 self.requests.sort_unstable();
-                // Whoever was to go on is gone.
+                // The client that was to continue is gone.
                 self.freed &= !self.clients[at].owes;
                 self.drop_pushes(at);
                 self.clients[at] = Client {
@@ -672,7 +675,7 @@ impl Client {
         self.jobs.sort_unstable();
     }
 
-    /// It was not answered, so it is sent again.
+    /// The request was not answered, so it is sent again.
     fn work_again(&mut self, request: &Request) {
         if let Some(at) = self.working(request) {
             let stage = &mut self.jobs[at].stage;
@@ -708,5 +711,5 @@ impl Request {
     }
 }
 
-/// Jobs of one client at a time; whoever has as many begins no other.
+/// Jobs of one client at a time; a client at this limit begins no other.
 const JOBS: usize = 2;

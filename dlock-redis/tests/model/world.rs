@@ -1,7 +1,8 @@
-//! Everything there is: the server's keys, the clients, and what is on its way between them.
+//! The world of the model: the server's keys, the clients, and the messages in flight between them.
 //!
-//! Time is a number of ticks that is left of each lease, deadline and pause: there is no clock, so there are finitely many
-//! states. Places are renumbered after each step, and clients that differ in nothing but their number are one.
+//! Each lease, deadline and pause is a number of remaining ticks. There is no clock, so the number of
+//! states is finite. Places are renumbered after each step, and clients that differ only in their number
+//! count as one.
 
 use crate::protocol::{Answer, Entry, NO_PLACE, Record, Ticket, Wrong};
 
@@ -10,7 +11,7 @@ pub(crate) struct World {
     pub(crate) record: Record,
     /// Sorted by place.
     pub(crate) line: Vec<Entry>,
-    /// The TTL of the line's keys.
+    /// The TTL of the queue's keys.
     pub(crate) line_rest: u8,
     pub(crate) clients: Vec<Client>,
     /// Requests sent and not yet executed, in no order.
@@ -18,32 +19,32 @@ pub(crate) struct World {
     pub(crate) pushes: Vec<Push>,
     /// How many faults may still happen.
     pub(crate) faults: u8,
-    /// A release or leave freed the lock, and ended with nobody served though somebody stands.
+    /// A release or leave freed the lock, and ended without a turn though the queue has a living ticket.
     pub(crate) freed: bool,
-    /// For how many ticks nobody has held the lock though somebody waits.
+    /// For how many ticks the lock has been free though a client waits.
     pub(crate) idle: u8,
     pub(crate) wrong: Option<Wrong>,
 }
 
-/// One process with one task that acquires, some times, one after the other.
+/// One process with one task that acquires some times, one after the other.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Client {
     pub(crate) alive: bool,
     pub(crate) stopped: bool,
     pub(crate) subscribed: bool,
-    /// Which wait this is; its ticket and its hold have this number.
+    /// The number of this wait; its ticket and its hold have the same number.
     pub(crate) round: u8,
     pub(crate) phase: Phase,
     pub(crate) place: u8,
-    /// Turns in this wait that ended in a refusal; from the second on it goes to the end.
+    /// Turns in this wait that ended in a refusal; from the second on the ticket goes to the end.
     pub(crate) refused_turns: u8,
-    /// The next attempt is at once.
+    /// The next attempt comes at once.
     pub(crate) poked: bool,
-    /// The attempt that is due or under way answers a turn.
+    /// The attempt that is due or in flight answers a turn.
     pub(crate) turn: bool,
-    /// Until the next look.
+    /// Ticks until the next poll.
     pub(crate) look: u8,
-    /// How long ago the attempt under way was sent.
+    /// How long ago the attempt in flight was sent.
     pub(crate) asked: Option<u8>,
     pub(crate) answer: Option<Answer>,
     /// Until when an attempt that was given up may still be executed.
@@ -51,7 +52,7 @@ pub(crate) struct Client {
     pub(crate) jobs: Vec<Job>,
     /// A release or leave was not finished: another leave is due.
     pub(crate) owes: bool,
-    /// Rounds of which nothing can be left at the server.
+    /// Rounds that can have nothing left at the server.
     pub(crate) settled: u8,
     /// The ticket of this round lost a turn, or its place.
     pub(crate) lapsed: bool,
@@ -61,19 +62,19 @@ pub(crate) struct Client {
 pub(crate) enum Phase {
     Idle,
     Waiting,
-    /// It believes that it holds, for so many ticks. Void since a flush.
+    /// The client believes that it holds, for so many ticks. Void since a flush.
     Inside {
         deadline: u8,
         void: bool,
     },
 }
 
-/// What is given back: a hold, or a wait that was given up.
+/// A release in the background: of a hold, or of a wait that was given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Job {
     pub(crate) round: u8,
     pub(crate) stage: Stage,
-    /// It may stand in line.
+    /// Its ticket may be in the queue.
     pub(crate) leaves: bool,
     /// Until when a copy of its acquire may still be executed.
     pub(crate) unsettled: u8,
@@ -97,9 +98,9 @@ pub(crate) struct Request {
     pub(crate) kind: Kind,
     pub(crate) place: u8,
     pub(crate) not_after: u8,
-    /// Its sender still listens.
+    /// Its sender still awaits the answer.
     pub(crate) awaited: bool,
-    /// It lies in some buffer, for as long as it likes.
+    /// It lies in a buffer, for any time.
     pub(crate) held: bool,
 }
 
@@ -113,7 +114,7 @@ pub(crate) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Push {
     Turn(Ticket),
-    /// The ticket is first: look after so many ticks.
+    /// The ticket is first: poll after so many ticks.
     First(Ticket, u8),
 }
 
@@ -167,7 +168,7 @@ impl Client {
         self.runs() && self.answer.is_none() && self.asked.is_some_and(|elapsed| elapsed >= attempt)
     }
 
-    /// Out of the line of thought of one wait.
+    /// Forgets the state of one wait.
     pub(crate) fn forget_wait(&mut self) {
         *self = Self {
             alive: self.alive,
@@ -214,7 +215,7 @@ impl World {
         self.requests.sort_unstable();
     }
 
-    /// Who believes to be inside by a lease that the server knows of.
+    /// The clients that believe to hold by a lease that the server knows of.
     pub(crate) fn insiders(&self) -> usize {
         let inside = |client: &&Client| {
             client.alive && matches!(client.phase, Phase::Inside { void: false, .. })
@@ -228,7 +229,7 @@ impl World {
             .any(|client| client.runs() && client.phase == Phase::Waiting)
     }
 
-    /// Whether somebody stands in line whom a turn would reach.
+    /// Whether the queue has a ticket whose client a turn would reach.
     pub(crate) fn somebody_stands(&self) -> bool {
         self.line.iter().any(|entry| {
             let client = self.client(entry.whose);

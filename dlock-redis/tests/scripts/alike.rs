@@ -1,4 +1,5 @@
-//! Whatever stands under the keys of many names: asked in one script they are left as if each had been asked alone.
+//! Property test of batches: requests in one script leave the keys as if each had been sent alone,
+//! whatever the keys hold before.
 
 use crate::{
     bed::{Client, SECOND, Testbed},
@@ -21,13 +22,13 @@ async fn whatever_stands_there_a_script_of_several_does_what_each_alone_would() 
     }
 }
 
-/// A server, and who asks it. Both sides draw the same owners and holds.
+/// A server and its client. Both sides draw the same owners and holds.
 struct Side {
     t: Testbed,
     client: Client,
 }
 
-/// What was answered and what stands there, after each step.
+/// The answers and the keys after each step.
 type Left = Vec<(Vec<String>, BTreeMap<String, String>)>;
 
 impl Side {
@@ -41,7 +42,7 @@ impl Side {
         let mut rng = Rng::with_seed(seed);
         let _listens = self.t.listener(&["dlock:c:there"]).await;
         let mut wanted = self.t.of_many_names(4 + A_SCRIPT);
-        // Where nobody is inside, or nobody waits, for any of them, much is done for all by one command.
+        // Where none of the locks is held, or none has waiters, one command does much for all.
         let (held, waited) = (seed & 1 == 0, seed & 2 == 0);
         for req in &wanted[4..] {
             self.prepare(&mut rng, req, held, waited).await;
@@ -73,7 +74,7 @@ impl Side {
         left
     }
 
-    /// Something in the place of each key, or nothing.
+    /// Puts some value in the place of each key, or none.
     async fn prepare(&self, rng: &mut Rng, req: &Acquire, held: bool, waited: bool) {
         let t = &self.t;
         let key = format!("dlock:{{{}}}", req.name);
@@ -166,7 +167,8 @@ impl Side {
     }
 }
 
-/// A number of this day's is a time; one that was put there by hand stays what it was, or is one more.
+/// Whether the number is a time of this day. A number that the test wrote stays as it was, or grows by
+/// one.
 fn timeless(value: &str) -> String {
     let words = value.split(' ').map(|word| {
         let time = [13, 16].contains(&word.len())

@@ -1,4 +1,4 @@
-//! A server, clients without the core, and what the server keeps of them.
+//! Testbed: a server, clients without the core, and access to the server's keys.
 
 use dlock_conformance::testbed::{RedisServer, redis::RedisOptions};
 use dlock_core::{
@@ -27,14 +27,14 @@ pub(crate) struct Testbed {
     drawn: AtomicU64,
 }
 
-/// A driver, and what it hears.
+/// A driver, and the notifications that it receives.
 pub(crate) struct Client {
     pub(crate) driver: RedisDriver,
     /// A stream is not `Sync`, and only one task reads it.
     hints: Mutex<BoxStream<'static, Hint>>,
 }
 
-/// A connection that listens.
+/// A subscribed connection.
 pub(crate) struct Listener(PubSub);
 
 pub(crate) fn name() -> LockName {
@@ -46,7 +46,7 @@ pub(crate) fn ticket(number: u64) -> Ticket {
 }
 
 impl Client {
-    /// One that waits with that ticket.
+    /// An acquire that waits with that ticket.
     pub(crate) fn waits(&self, t: &Testbed, number: u64) -> Acquire {
         let mut req = t.acquire(SECOND * 30);
         req.line = Some(ticket(number));
@@ -72,7 +72,7 @@ impl Client {
         self.driver.release(&release).await.unwrap()
     }
 
-    /// The number of the next ticket whose turn it is.
+    /// The number of the next ticket that gets its turn.
     pub(crate) async fn turn(&self) -> u64 {
         let mut hints = self.hints.lock().await;
         loop {
@@ -138,22 +138,22 @@ impl Testbed {
         let owner = Owner::from_seed(&self.draw().to_string());
         let hold = HoldId::from_bits(self.draw());
         let give_up = Clock::boot().now() + SECOND * 5;
-        Acquire::new(name(), owner, hold, Lease::fixed(lease).unwrap(), give_up)
+        Acquire::new(name(), owner, hold, Lease::fixed(lease), give_up)
     }
 
-    /// The same owner's next hold.
+    /// The next hold of the same owner.
     pub(crate) fn again(&self, of: &Acquire, lease: Duration) -> Acquire {
         let mut again = self.acquire(lease);
         again.owner = of.owner;
         again
     }
 
-    /// Puts somebody in line behind everybody's back.
+    /// Puts a ticket into the queue directly, past the driver.
     pub(crate) async fn put(&self, ticket: &str, place: u64, rest: Duration, accept: u64) {
         self.put_in_line_of(KEY, ticket, place, rest, accept).await;
     }
 
-    /// The same for whichever record.
+    /// The same for any record.
     pub(crate) async fn put_in_line_of(
         &self,
         key: &str,
@@ -182,7 +182,7 @@ impl Testbed {
 
     pub(crate) async fn raw(&self) -> MultiplexedConnection {
         let client = redis::Client::open(self.server.url()).unwrap();
-        // Half a second by default, which a busy machine may take.
+        // The default is half a second, which a busy machine may exceed.
         let patient = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(SECOND * 20))
             .set_response_timeout(Some(SECOND * 20));

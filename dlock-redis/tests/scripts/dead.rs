@@ -1,4 +1,4 @@
-//! Those who wait for several names that are released in one script, and the dead among them.
+//! Tests of batched releases with waiters, some of them dead.
 
 use crate::{
     bed::{SECOND, Testbed},
@@ -33,9 +33,11 @@ async fn the_dead_of_all_names_in_a_script_have_one_budget_and_nobody_is_left_un
     let mut turns = [other.turn().await, other.turn().await, other.turn().await];
     turns.sort_unstable();
     assert!(waited.eq(turns.map(|turn| usize::try_from(turn).unwrap())));
-    // 21 of the first name, 11 of the second and 8 of the third; whoever stands there then is served by a leave each.
+    // One script touches 21 entries of the first name, 11 of the second and 8 of the third. One leave each
+    // serves the waiters behind them.
     assert_eq!(t.calls("evalsha").await, 4 + 3 + 2);
-    // An acquire that finds so many is refused though nobody is inside, and asks again until it has it.
+    // An acquire that finds so many dead is refused though the lock is free, and repeats until it is
+    // granted.
     let wanted = &wanted[20..];
     for req in wanted {
         let line = format!("dlock:{{{}}}:line", req.name);
@@ -48,10 +50,11 @@ async fn the_dead_of_all_names_in_a_script_have_one_budget_and_nobody_is_left_un
     }
 }
 
-/// Whoever has its turn may be dead and still have a receiver. Who is first behind it is told at once, or would look only by itself.
+/// The ticket with the turn may be dead and still have a receiver. The ticket behind it is told at once
+/// that it is first; otherwise it would notice only when it polls.
 #[tokio::test]
 async fn who_becomes_first_is_told_for_every_name_of_a_script() {
-    // Of whom nobody hears, before who has its turn and behind it.
+    // Tickets without a receiver, before the one with the turn and behind it.
     for (before, behind) in [(0, 0), (1, 0), (0, 1), (3, 3)] {
         let t = Testbed::start();
         let driver = t.client().await.driver;
@@ -80,7 +83,7 @@ async fn who_becomes_first_is_told_for_every_name_of_a_script() {
         for _ in &wanted {
             let mut turn = served.hears().await;
             if before > 0 {
-                // Each of whom nobody hears had its turn first.
+                // Each ticket without a receiver had its turn first.
                 assert!(turn.starts_with(&format!("F{place} ")), "{turn}");
                 turn = served.hears().await;
             }

@@ -1,4 +1,4 @@
-//! The scripts by hand: what stands under the keys after each step, and what is said on the channels.
+//! Tests of the scripts without the core: the keys after each step, and the messages on the channels.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 

@@ -1,4 +1,4 @@
-//! The line: who stands where, whose turn it is, and who is told.
+//! Tests of the queue: the places, the turns, and the notification of the first waiter.
 
 use crate::bed::{ENDS, KEY, LINE, SECOND, Testbed, name, ticket};
 use dlock_core::{Acquire, DistributedLock, Lease, Release, Released};
@@ -14,9 +14,9 @@ async fn a_refused_ticket_stands_with_place_deadline_and_ttl_and_a_look_moves_th
     let [holder, waiter] = [t.client().await, t.client().await];
     holder.granted(&t.acquire(SECOND * 30)).await;
     let mut req = waiter.waits(&t, 7);
-    req.lease = Lease::fixed(SECOND * 3).unwrap();
+    req.lease = Lease::fixed(SECOND * 3);
     let held = waiter.held(&req).await;
-    assert_eq!((held.ahead, held.look_in), (Some(0), Some(SECOND)));
+    assert_eq!((held.ahead, held.poll_in), (Some(0), Some(SECOND)));
     let stands = t.line().await;
     assert_eq!(stands.len(), 1);
     assert!(stands[0].0.starts_with("dlock:c:") && stands[0].0.ends_with(":7"));
@@ -29,7 +29,7 @@ async fn a_refused_ticket_stands_with_place_deadline_and_ttl_and_a_look_moves_th
         let rest = t.rest(key).await;
         assert!(rest > SECOND * 5 && rest <= SECOND * 10, "{key} {rest:?}");
     }
-    // So that a later deadline is one: the server's clock goes on.
+    // Lets the server's clock advance, so that a later deadline differs.
     tokio::time::sleep(Duration::from_millis(20)).await;
     waiter.held(&req).await;
     assert_eq!(t.line().await, stands, "the place stays");
@@ -40,12 +40,12 @@ async fn a_refused_ticket_stands_with_place_deadline_and_ttl_and_a_look_moves_th
         .parse()
         .unwrap();
     assert!(later >= deadline + 20.0);
-    // A shorter lease is served for less, and looks sooner.
+    // A shorter lease gets a shorter turn, and polls sooner.
     let mut short = waiter.waits(&t, 8);
-    short.lease = Lease::fixed(Duration::from_millis(300)).unwrap();
+    short.lease = Lease::fixed(Duration::from_millis(300));
     let held = waiter.held(&short).await;
     assert_eq!(
-        (held.ahead, held.look_in),
+        (held.ahead, held.poll_in),
         (Some(1), Some(Duration::from_millis(100)))
     );
     assert!(t.ends().await[&t.line().await[1].0].ends_with(" 100"));
@@ -62,7 +62,7 @@ async fn a_turn_is_a_record_with_nothing_but_the_ticket_and_an_end() {
     let stands = t.line().await[0].0.clone();
     holder.release(&inside).await;
     assert!(t.rest(KEY).await <= SECOND);
-    // A slow machine may take its time with the rest.
+    // So a slow machine has time for the rest.
     t.raw_command(&["PEXPIRE", KEY, "60000"]).await;
     assert_eq!(waiter.turn().await, 1);
     assert_eq!(t.record().await, HashMap::from([("~r".to_owned(), stands)]));
@@ -70,11 +70,11 @@ async fn a_turn_is_a_record_with_nothing_but_the_ticket_and_an_end() {
     let shown = holder.driver.inspect(&name()).await.unwrap();
     assert!(shown.holders.is_empty() && shown.shut.is_some());
     assert_eq!(shown.waiters, Some(0));
-    // Taken: the turn's end is gone with it.
+    // The turn is taken, and its expiry is gone with it.
     let grant = waiter.granted(&req).await;
     assert_eq!((grant.holds.get(), grant.valid_for), (1, SECOND * 30));
     assert!(t.rest(KEY).await > SECOND * 20);
-    assert_eq!(t.record().await["~r"], "", "reserved for nobody");
+    assert_eq!(t.record().await["~r"], "", "no reservation");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -100,7 +100,7 @@ async fn the_second_in_line_hears_before_the_first_and_redissons_waiters_only_of
     );
     assert!(t.rest(KEY).await <= SECOND * 30);
     assert_eq!(t.ends().await.len(), 1);
-    // Kept shut, the first is told when it opens.
+    // During a minimum hold the first waiter is told when it ends.
     holder.driver.break_lock(&name(), None).await.unwrap();
     assert_eq!(channels.hears().await, "T2 dlock:{a}");
     holder.driver.break_lock(&name(), None).await.unwrap();
@@ -122,7 +122,7 @@ async fn the_second_in_line_hears_before_the_first_and_redissons_waiters_only_of
     assert!((8_000..=9_000).contains(&millis), "{told}");
 }
 
-/// Waits until the turn is over that nobody took: a third of a lease, on the server.
+/// Waits for the end of a turn that was not taken: a third of a lease, on the server.
 async fn turn_lapses(t: &Testbed) {
     let (mut raw, patience) = (t.raw().await, Instant::now() + SECOND * 20);
     while raw.exists(KEY).await.unwrap() {
@@ -138,7 +138,7 @@ async fn a_turn_that_lapsed_keeps_its_place_once_and_then_costs_it() {
     let mut inside = t.acquire(SECOND * 30);
     holder.granted(&inside).await;
     let short = |mut req: Acquire| {
-        req.lease = Lease::fixed(SECOND * 3).unwrap();
+        req.lease = Lease::fixed(SECOND * 3);
         req
     };
     let late = short(sleeper.waits(&t, 1));
@@ -146,12 +146,12 @@ async fn a_turn_that_lapsed_keeps_its_place_once_and_then_costs_it() {
     sleeper.held(&late).await;
     other.held(&good).await;
     let place = t.line().await[0].1;
-    // It lets its turn lapse; whoever stands behind looks, and gets it.
+    // It lets its turn lapse; the waiter behind it polls, and is granted.
     holder.release(&inside).await;
     assert_eq!(sleeper.turn().await, 1);
     turn_lapses(&t).await;
     other.granted(&good).await;
-    // One look or several: what counts is the turns.
+    // The number of polls does not matter, only that of the turns.
     for _ in 0..2 {
         sleeper.held(&late).await;
         assert_eq!(t.line().await[0].1, place, "back where it was");
@@ -205,7 +205,7 @@ async fn a_line_of_dead_entries_only_is_no_line() {
     let t = Testbed::start();
     let client = t.client().await;
     for dead in [1, 40, 100] {
-        // Half of them are past their deadline, half have no receiver.
+        // Half of the tickets are past their deadline, half have no receiver.
         for at in 0..dead {
             let (who, rest) = if at % 2 == 0 {
                 ("gone", SECOND * 60)
@@ -260,7 +260,7 @@ async fn a_release_over_a_hundred_dead_goes_on_until_somebody_has_it() {
 async fn a_clock_set_back_shuts_nothing_and_passes_nobody() {
     let t = Testbed::start();
     let [holder, waiter] = [t.client().await, t.client().await];
-    // What the server wrote when its clock was an hour ahead.
+    // The place that the server gave when its clock was ahead.
     let ahead = 9_000_000_000_000_000.0;
     t.put(
         "dlock:c:gone:1",
@@ -273,7 +273,7 @@ async fn a_clock_set_back_shuts_nothing_and_passes_nobody() {
     let _: () = t.raw().await.hset(KEY, "~k", "1").await.unwrap();
     let _: () = t.raw().await.pexpire(KEY, 30_000).await.unwrap();
     waiter.held(&waiter.waits(&t, 1)).await;
-    assert_eq!(t.line().await[1].1, ahead + 1.0, "behind everybody");
+    assert_eq!(t.line().await[1].1, ahead + 1.0, "at the end of the queue");
     let _: u64 = t.raw().await.del((KEY, LINE, ENDS)).await.unwrap();
     // A reservation that outlasts every accept lease.
     let _: () = t

@@ -1,4 +1,4 @@
-//! A file of its own, and the calls of a driver in few words.
+//! A file of its own, and short names for the calls of a driver.
 
 use super::LIMIT;
 use dlock_conformance::testbed::worker::Worker;
@@ -35,9 +35,10 @@ impl Bed {
     }
 
     /// Behind the driver's back.
-    pub(super) async fn sql(&self, sql: &'static str) {
+    pub(super) async fn sql(&self, sql: &str) {
         let mut native = native(&self.file).await;
-        sqlx::raw_sql(sql).execute(&mut native).await.unwrap();
+        let sql = sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned()));
+        sql.execute(&mut native).await.unwrap();
         native.close().await.unwrap();
     }
 
@@ -69,7 +70,7 @@ pub(super) fn acquire(lock: &str, lease: Duration) -> Acquire {
     static HOLDS: AtomicU64 = AtomicU64::new(1);
     let hold = HoldId::from_bits(HOLDS.fetch_add(1, Ordering::Relaxed));
     let owner = Owner::from_seed(&format!("{hold} {}", std::process::id()));
-    let lease = Lease::fixed(lease).unwrap();
+    let lease = Lease::fixed(lease);
     let give_up = Clock::boot().now() + LIMIT;
     Acquire::new(name(lock), owner, hold, lease, give_up)
 }

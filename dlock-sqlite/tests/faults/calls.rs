@@ -1,4 +1,4 @@
-//! What is asked of one driver: at once, in batches, and dropped.
+//! Calls to one driver: concurrent, in batches, and dropped.
 
 use super::bed::{Bed, acquire, again, frees, granted, held, release, renew};
 use super::{LIMIT, SECOND, trial};

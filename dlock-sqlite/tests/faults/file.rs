@@ -1,11 +1,13 @@
-//! What a file can be: named twice, replaced, damaged, somebody else's, from another time.
+//! States of a file: reached by two names, replaced, damaged, foreign, from another time.
 
 use super::bed::{
     Bed, acquire, again, bytes, frees, granted, held, mode, native, open, refused, release, renew,
     ticket,
 };
 use super::{SECOND, trial};
-use dlock_core::{Broken, DistributedLock, Effect, ErrorKind, Released, Renewed, Retry};
+use dlock_core::{
+    Broken, DistributedLock, Effect, ErrorKind, FencingToken, Released, Renewed, RetryClass,
+};
 use dlock_sqlite::SqliteDriver;
 use libtest_mimic::Trial;
 use std::{fs, os::unix::fs::symlink};
@@ -24,6 +26,8 @@ pub(super) fn trials() -> Vec<Trial> {
         a_younger_record_of_another_boot_is_another_kernel,
         a_wall_clock_that_was_set_back_gives_greater_tokens_still,
         a_record_that_somebody_else_wrote_is_an_error_of_that_name_alone,
+        a_walk_shows_a_damaged_record_and_goes_on_and_break_frees_it,
+        no_number_in_a_row_is_too_great_or_too_small_and_a_break_mends_each,
     })
 }
 
@@ -111,7 +115,7 @@ async fn what_cannot_carry_locks_is_refused_and_left_as_it_is() {
         let error = refused(&file).await;
         assert_eq!(
             (error.kind(), error.retry()),
-            (kind, Retry::Never),
+            (kind, RetryClass::Never),
             "{error}"
         );
         for words in [words, &file.display().to_string()] {
@@ -143,7 +147,7 @@ async fn a_damaged_file_is_an_error_that_says_so() {
     let error = driver.acquire(&acquire("a", SECOND)).await.unwrap_err();
     assert_eq!(
         (error.kind(), error.retry()),
-        (ErrorKind::Unavailable, Retry::Never)
+        (ErrorKind::Unavailable, RetryClass::Never)
     );
     assert!(error.to_string().contains("damaged"), "{error}");
     driver.close().await;
@@ -281,4 +285,64 @@ async fn a_record_that_somebody_else_wrote_is_an_error_of_that_name_alone() {
     );
     assert!(error.to_string().contains("did not write"), "{error}");
     granted(&driver, &acquire("b", SECOND)).await;
+}
+
+async fn no_number_in_a_row_is_too_great_or_too_small_and_a_break_mends_each() {
+    let bed = Bed::new();
+    let driver = bed.driver().await;
+    for column in ["token", "until", "keep", "since", "waiters", "version"] {
+        for number in [i64::MIN, -1, i64::MAX] {
+            let name = format!("{column} {number}");
+            granted(&driver, &acquire(&name, SECOND * 30)).await;
+            let set =
+                format!("UPDATE locks SET {column} = {number} WHERE name = CAST('{name}' AS BLOB)");
+            bed.sql(&set).await;
+            let other = acquire(&name, SECOND * 30);
+            drop(driver.inspect(&other.name).await);
+            driver.list("", None, 100).await.unwrap();
+            drop(driver.acquire(&other).await);
+            driver.break_lock(&other.name, None).await.unwrap();
+            granted(&driver, &other).await;
+            frees(&driver, &other).await;
+        }
+    }
+}
+
+async fn a_walk_shows_a_damaged_record_and_goes_on_and_break_frees_it() {
+    let bed = Bed::new();
+    let driver = bed.driver().await;
+    for name in ["a", "b", "c", "d", "e"] {
+        granted(&driver, &acquire(name, SECOND * 30)).await;
+    }
+    for sql in [
+        "UPDATE locks SET holds = 'zzz' WHERE name = CAST('b' AS BLOB)",
+        "UPDATE locks SET note = CAST(x'ff' AS TEXT) WHERE name = CAST('c' AS BLOB)",
+        // What is over is free, whatever else the row says; and what is no name is no lock.
+        "UPDATE locks SET holds = 'zzz', until = 1 WHERE name = CAST('d' AS BLOB)",
+        "UPDATE locks SET name = x'64ff' WHERE name = CAST('e' AS BLOB)",
+    ] {
+        bed.sql(sql).await;
+    }
+    for limit in [1, 2, 100] {
+        let (mut found, mut from) = (Vec::new(), None);
+        loop {
+            let page = driver.list("", from.as_ref(), limit).await.unwrap();
+            found.extend(page.found);
+            from = page.next;
+            if from.is_none() {
+                break;
+            }
+        }
+        let damaged = found
+            .iter()
+            .map(|one| (one.name.as_str(), one.damaged.is_some(), one.holds));
+        let wanted = [("a", false, 1), ("b", true, 0), ("c", true, 0)];
+        assert_eq!(damaged.collect::<Vec<_>>(), wanted);
+    }
+    let b = acquire("b", SECOND * 30);
+    let wrong = driver.break_lock(&b.name, Some(FencingToken(1))).await;
+    assert!(wrong.unwrap_err().to_string().contains("did not write"));
+    let broken = driver.break_lock(&b.name, None).await.unwrap();
+    assert_eq!(broken, Broken::Freed { token: None });
+    granted(&driver, &b).await;
 }

@@ -1,8 +1,8 @@
-//! What the kernel can do to a file: a full disk, another clock, a mount.
+//! Effects of the kernel on a file: a full disk, another clock, a mount.
 
 use super::bed::{Bed, acquire, frees, granted, held, open, refused, renew, ticket};
 use super::{Outcome, SECOND, alone, isolated, runtime};
-use dlock_core::{Acquired, Client, DistributedLock, Effect, ErrorKind, Retry};
+use dlock_core::{Acquired, Client, DistributedLock, Effect, ErrorKind, RetryClass};
 use libtest_mimic::Trial;
 use std::{fs, io::Write, path::Path, sync::Arc};
 
@@ -37,7 +37,7 @@ pub(super) async fn full(file: &Path) {
                 failures += 1;
                 assert_eq!(
                     (error.kind(), error.retry()),
-                    (ErrorKind::Unavailable, Retry::Later)
+                    (ErrorKind::Unavailable, RetryClass::Later)
                 );
                 assert_eq!(error.effect(), Effect::None, "{error:?}");
                 assert!(error.to_string().contains("full"), "{error}");
@@ -63,7 +63,7 @@ pub(super) async fn readonly(file: &Path) {
     let error = refused(file).await;
     assert_eq!(
         (error.kind(), error.retry()),
-        (ErrorKind::Unavailable, Retry::Never)
+        (ErrorKind::Unavailable, RetryClass::Never)
     );
     assert!(
         error.to_string().contains("cannot read and write"),
@@ -85,10 +85,10 @@ pub(super) async fn deaf(file: &Path) {
     let mut waiting = acquire("a", SECOND);
     waiting.line = Some(ticket());
     let refusal = held(&driver, &waiting).await;
-    assert_eq!(refusal.look_in, Some(SECOND / 10));
+    assert_eq!(refusal.poll_in, Some(SECOND / 10));
     let other = Client::builder(Arc::new(open(file).await)).build().unwrap();
     let waiter = tokio::spawn(async move { other.lock("a").unwrap().acquire().await });
-    // It looks a few times in vain: a waiter that only looks leaves no trace of that.
+    // It polls a few times in vain: a waiter that only polls leaves no trace of that.
     tokio::time::sleep(SECOND / 4).await;
     frees(&driver, &first).await;
     let soon = tokio::time::timeout(SECOND, waiter).await;

@@ -1,4 +1,4 @@
-//! What only a file can suffer: its names, its neighbours, its disk, and the processes that share it.
+//! Faults that only a file has: its names, its neighbours, its disk, and the processes that share it.
 //!
 //! This binary starts itself again as other processes, and inside namespaces of its own, so it has a `main` of its own.
 
@@ -25,7 +25,7 @@ use std::{
 use tokio::runtime::Runtime;
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Far longer than anything here takes on a busy machine: only a test that hangs meets it.
+/// Far longer than any step takes on a busy machine: only a test that hangs meets it.
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {

@@ -1,9 +1,9 @@
-//! What other processes do to a file, and what they tell each other.
+//! Processes that share a file: what they do to it, and how they notify each other.
 
 use super::bed::{Bed, acquire, frees, granted, held, name, native, open, ticket};
 use super::{LIMIT, SECOND, trial};
 use dlock_conformance::testbed::worker::{self, Worker};
-use dlock_core::{Client, Clock, DistributedLock, Effect, ErrorKind, Hint, Retry, Wake};
+use dlock_core::{Client, Clock, DistributedLock, Effect, ErrorKind, Hint, RetryClass, Wake};
 use dlock_sqlite::SqliteDriver;
 use futures_util::{FutureExt, StreamExt, future::join_all};
 use libtest_mimic::Trial;
@@ -17,6 +17,7 @@ pub(super) fn trials() -> Vec<Trial> {
         a_writer_killed_in_mid_transaction_is_rolled_back,
         a_writer_that_stands_still_makes_writes_fail_and_looks_succeed,
         a_release_touches_a_file_only_where_somebody_waits,
+        every_release_wakes_a_waiter_that_asked_once,
         a_waiter_in_another_process_is_woken,
         without_wake_ups_waiters_look_and_leave_no_files,
     })
@@ -81,8 +82,8 @@ async fn a_killed_holder_is_gone_with_its_lease() {
     holder.expect("held", LIMIT).await.unwrap();
     holder.kill_9().await.unwrap();
     let refusal = held(&driver, &acquire("a", SECOND)).await;
-    // The dead one's lease runs out, and that is when it was told to look.
-    tokio::time::sleep(refusal.look_in.unwrap()).await;
+    // The dead holder's lease runs out, and the waiter was told to poll then.
+    tokio::time::sleep(refusal.poll_in.unwrap()).await;
     granted(&driver, &acquire("a", SECOND)).await;
 }
 
@@ -123,7 +124,7 @@ async fn a_writer_that_stands_still_makes_writes_fail_and_looks_succeed() {
     let waited = Clock::boot().now().since(began);
     assert_eq!(
         (error.kind(), error.retry(), error.effect()),
-        (ErrorKind::Unavailable, Retry::Later, Effect::None)
+        (ErrorKind::Unavailable, RetryClass::Later, Effect::None)
     );
     assert!(error.to_string().contains("busy"), "{error}");
     assert!(waited > SECOND / 2 && waited < SECOND * 3, "{waited:?}");
@@ -160,14 +161,14 @@ async fn a_release_touches_a_file_only_where_somebody_waits() {
     granted(&holder, &second).await;
     let mut waiting = acquire("a", SECOND);
     waiting.line = Some(ticket());
-    assert_eq!(held(&waiter, &waiting).await.look_in, Some(SECOND * 2));
+    assert_eq!(held(&waiter, &waiting).await.poll_in, Some(SECOND * 2));
     let before = touched(&bed);
     assert_eq!(before.len(), 1);
     assert_eq!(hints.next().now_or_never(), None);
     frees(&holder, &second).await;
     assert_eq!(hints.next().await, Some(Hint::Free(name("a"))));
     assert!(touched(&bed) > before);
-    // A name that nobody waits for.
+    // A name without a waiter.
     let before = touched(&bed);
     let other = acquire("b", SECOND * 30);
     granted(&holder, &other).await;
@@ -179,6 +180,24 @@ async fn a_release_touches_a_file_only_where_somebody_waits() {
     holder.break_lock(&third.name, None).await.unwrap();
     assert_eq!(hints.next().await, Some(Hint::Free(name("a"))));
     waiter.leave(&name("a"), ticket()).await.unwrap();
+}
+
+async fn every_release_wakes_a_waiter_that_asked_once() {
+    let bed = Bed::new();
+    let (holder, waiter) = (bed.driver().await, bed.driver().await);
+    let mut hints = waiter.hints();
+    let first = acquire("a", SECOND * 30);
+    granted(&holder, &first).await;
+    let mut waiting = acquire("a", SECOND);
+    waiting.line = Some(ticket());
+    held(&waiter, &waiting).await;
+    frees(&holder, &first).await;
+    assert_eq!(hints.next().await, Some(Hint::Free(name("a"))));
+    // Taken and given back before the waiter asks again.
+    let second = acquire("a", SECOND * 30);
+    granted(&holder, &second).await;
+    frees(&holder, &second).await;
+    assert_eq!(hints.next().await, Some(Hint::Free(name("a"))));
 }
 
 pub(super) async fn wait(file: &Path) {
@@ -203,7 +222,7 @@ async fn a_waiter_in_another_process_is_woken() {
         while touched(&bed).is_empty() {
             tokio::time::sleep(SECOND / 100).await;
         }
-        // The file is there a moment before somebody watches it, which shows nowhere.
+        // The file exists a moment before it is watched, and nothing shows when the watch begins.
         tokio::time::sleep(SECOND / 20).await;
         let freed = Clock::boot().now();
         frees(&driver, &first).await;
@@ -211,7 +230,7 @@ async fn a_waiter_in_another_process_is_woken() {
         let entered = dlock_core::Instant::from_nanos(entered.parse().unwrap());
         quickest = quickest.min(entered.since(freed));
     }
-    // Looking alone would take two seconds.
+    // Polling alone would take two seconds.
     assert!(quickest < SECOND / 4, "{quickest:?}");
 }
 
@@ -225,11 +244,11 @@ async fn without_wake_ups_waiters_look_and_leave_no_files() {
     granted(&polling, &first).await;
     let mut waiting = acquire("a", SECOND);
     waiting.line = Some(ticket());
-    let rest = held(&polling, &waiting).await.look_in.unwrap();
+    let rest = held(&polling, &waiting).await.poll_in.unwrap();
     assert!(rest > SECOND * 29, "{rest:?}");
     let client = Client::builder(Arc::new(polling)).build().unwrap();
     let waiter = tokio::spawn(async move { client.lock("a").unwrap().acquire().await });
-    // It looks a few times in vain: a waiter that only looks leaves no trace of that.
+    // It polls a few times in vain: a waiter that only polls leaves no trace of that.
     tokio::time::sleep(SECOND / 4).await;
     frees(&bed.driver().await, &first).await;
     let soon = tokio::time::timeout(SECOND, waiter).await;

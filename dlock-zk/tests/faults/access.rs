@@ -1,8 +1,10 @@
-//! Who may do what.
+//! Access control: the ACLs of nodes.
+//!
+//! A user must not read or remove the locks of another one.
 
 use crate::bed::{server, take};
 use dlock_conformance::testbed::zookeeper::ZooKeeperOptions;
-use dlock_core::{Client, DistributedLock, ErrorKind, Retry};
+use dlock_core::{Client, DistributedLock, ErrorKind, RetryClass};
 use dlock_zk::{ZkDriver, zookeeper_client as native};
 use std::sync::Arc;
 
@@ -28,12 +30,12 @@ pub(crate) async fn another_user_is_refused_by_the_nodes_acl() {
         error.to_string().contains("right") || format!("{error:?}").contains("right"),
         "{error:?}"
     );
-    // Nor may it remove what it did not make, by whichever way.
+    // The other user cannot remove nodes that it did not create, by any request.
     let other = format!("zk://you:other@{}/own", server.addr());
     let other = ZkDriver::connect(&other).await.unwrap();
     let name = guard.name();
     let error = other.break_lock(name, None).await.unwrap_err();
-    assert_eq!(error.retry(), Retry::Never);
+    assert_eq!(error.retry(), RetryClass::Never);
     let hosts = server.addr().to_string();
     let user = async |login: &str| {
         let user = native::Client::connector().with_auth("digest", login.as_bytes());

@@ -1,4 +1,4 @@
-//! A server, an ensemble, and clients of them.
+//! Test bed: a server, an ensemble, and their clients.
 
 use dlock_conformance::testbed::{ZooKeeperEnsemble, ZooKeeperServer, zookeeper::ZooKeeperOptions};
 use dlock_core::{Client, Guard, LossReason};
@@ -24,7 +24,7 @@ pub(crate) async fn client(url: &str) -> Client {
     client_for(url, SESSION).await
 }
 
-/// Whose sessions last that long.
+/// A client whose sessions last that long.
 pub(crate) async fn client_for(url: &str, session: Duration) -> Client {
     let url = format!("{url}/dlock?dlock.session={}s", session.as_secs());
     let driver = ZkDriver::connect(&url).await.expect("it connects");
@@ -47,7 +47,7 @@ pub(crate) async fn take(client: &Client, name: &str) -> Guard {
     taken.expect("in time").expect("granted")
 }
 
-/// The nodes below a name, as anybody sees them.
+/// The nodes in the folder of a lock, as any client sees them.
 pub(crate) async fn seats(hosts: &str, name: &str) -> Vec<String> {
     let client = native::Client::connect(hosts).await.expect("it connects");
     client
@@ -56,7 +56,7 @@ pub(crate) async fn seats(hosts: &str, name: &str) -> Vec<String> {
         .unwrap_or_default()
 }
 
-/// So many seats are there, the holder's among them.
+/// Waits until the lock has that many seats, including the holder's.
 pub(crate) async fn until_in_line(hosts: &str, name: &str, count: usize) {
     let what = format!("{count} seats of {name}");
     until(&what, SESSION * 10, || async {
@@ -65,12 +65,12 @@ pub(crate) async fn until_in_line(hosts: &str, name: &str, count: usize) {
     .await;
 }
 
-/// Somebody who waits for it, and when it got in.
+/// A waiter for the lock. Returns when it was granted.
 pub(crate) fn waiting(client: Client, name: &'static str) -> JoinHandle<(Guard, Instant)> {
     tokio::spawn(async move { (take(&client, name).await, Instant::now()) })
 }
 
-/// A guard is lost, and whoever waits gets in only then.
+/// Waits until the guard is lost, and checks that the waiter is granted only after that.
 pub(crate) async fn lost_before_another_holds(
     guard: &Guard,
     waiting: JoinHandle<(Guard, Instant)>,
@@ -79,11 +79,11 @@ pub(crate) async fn lost_before_another_holds(
     let (reason, lost) = (reason.expect("lost in time"), Instant::now());
     let next = timeout(SESSION * 5, waiting).await;
     let (next, taken) = next.expect("the session ends").expect("a guard");
-    assert!(lost < taken, "another was inside before the first one knew");
+    assert!(lost < taken, "granted before the holder knew of its loss");
     (reason, next)
 }
 
-/// Within the bound the condition holds.
+/// Waits until the condition holds, within the bound.
 pub(crate) async fn until<F: Future<Output = bool>>(
     what: &str,
     bound: Duration,

@@ -1,10 +1,10 @@
-//! Clients that go: what they leave behind, and what they must not take with them.
+//! Closing clients: what they must leave behind, and what they must not remove.
 
 use crate::bed::{SESSION, client, seats, server, take, until};
 use dlock_conformance::testbed::{Proxy, proxy::Reach, zookeeper::ZooKeeperOptions};
 use dlock_core::{
-    Acquire, Acquired, Clock, DistributedLock, ErrorKind, Fate, HoldId, Lease, LockName,
-    LossReason, Owner, State, Ticket,
+    Acquire, Acquired, Clock, DistributedLock, ErrorKind, GuardState, HoldId, Lease, LockName,
+    LossReason, Owner, ShutdownOutcome, Ticket,
 };
 use dlock_zk::{ZkDriver, zookeeper_client as native};
 use std::{
@@ -16,18 +16,18 @@ use std::{
 };
 use tokio::time::timeout;
 
-/// Somebody who stands in line when refused.
+/// A request that queues when it is refused.
 fn waiting(name: &LockName, hold: u64) -> Acquire {
     let owner = Owner::from_seed(&format!("waits {hold}"));
     let give_up = Clock::boot().now() + Duration::from_secs(30);
     let hold = HoldId::from_bits(hold);
-    let lease = Lease::kept(SESSION).unwrap();
+    let lease = Lease::renewed(SESSION);
     let mut wish = Acquire::new(name.clone(), owner, hold, lease, give_up);
     wish.line = Some(Ticket(NonZeroU64::MIN));
     wish
 }
 
-/// Its session lives on and is proven for as long as it carries anything: a seat that is forgotten stays for ever.
+/// The session stays alive and proven while it has seats: a forgotten seat would stay for ever.
 pub(crate) async fn a_client_that_closes_leaves_no_seat_whatever_was_under_way() {
     let server = server(ZooKeeperOptions::default()).await;
     let (hosts, holder) = (server.addr().to_string(), client(&server.url()).await);
@@ -35,7 +35,8 @@ pub(crate) async fn a_client_that_closes_leaves_no_seat_whatever_was_under_way()
         let name = LockName::new(format!("closing-{asked_before}")).unwrap();
         let guard = take(&holder, name.as_str()).await;
         let proxy = Proxy::start(server.addr()).await.unwrap();
-        // One session, so that it is open already; a long one, so that closing gives up before the connection does.
+        // One session, so that it is already open. A long one, so that closing gives up before the connection
+        // does.
         let url = format!(
             "{}/dlock?dlock.session=12s&dlock.sessions=1",
             server.url_at(proxy.addr())
@@ -45,13 +46,13 @@ pub(crate) async fn a_client_that_closes_leaves_no_seat_whatever_was_under_way()
             let answer = driver.acquire(&waiting(&name, 1)).await.unwrap();
             assert!(matches!(answer, Acquired::Held(_)), "{answer:?}");
         }
-        // Nothing arrives, and nothing is known to be lost.
+        // No packet arrives, and no connection is known to be broken.
         proxy.blackhole(Reach::All, true);
         let mut under_way = None;
         if !asked_before {
             let (driver, wish) = (Arc::clone(&driver), waiting(&name, 2));
             let mut asking = Box::pin(async move { driver.acquire(&wish).await });
-            // Its first poll takes the seat in, and sends the request.
+            // Its first poll records the seat, and sends the request.
             let first = poll_fn(|cx| Poll::Ready(asking.as_mut().poll(cx))).await;
             assert!(first.is_pending());
             under_way = Some(tokio::spawn(asking));
@@ -62,7 +63,7 @@ pub(crate) async fn a_client_that_closes_leaves_no_seat_whatever_was_under_way()
         let late = driver.acquire(&waiting(&name, 3)).await.unwrap_err();
         assert_eq!(late.kind(), ErrorKind::ShuttingDown);
         if asked_before {
-            // What closing asked for is lost: it is up to the session.
+            // The requests of closing are lost: the session has to end the seats.
             proxy.cut();
         }
         proxy.heal();
@@ -86,11 +87,11 @@ pub(crate) async fn a_holder_that_ignores_the_shutdown_keeps_its_session() {
     let guard = take(&leaving, "ignored").await;
     let report = leaving.shutdown(SESSION / 10).await.unwrap();
     let rest = match report.locks.as_slice() {
-        [(_, Fate::Left { rest })] => *rest,
+        [(_, ShutdownOutcome::Left { rest })] => *rest,
         other => panic!("it should be left, is {other:?}"),
     };
-    assert_eq!(guard.state(), State::Lost(LossReason::Shutdown));
-    // Not even with the client gone: who holds it may be in the middle of something.
+    assert_eq!(guard.state(), GuardState::Lost(LossReason::Shutdown));
+    // The session stays even when the client is dropped: the holder may be in the middle of its work.
     drop((guard, leaving));
     let raw = native::Client::connect(&hosts).await.unwrap();
     let seat = seats(&hosts, "ignored").await;

@@ -1,15 +1,15 @@
-//! Those who wait, and a process that dies before them.
+//! Queue: the order of waiters, and processes that die in it.
 
 use crate::bed::{SESSION, client, client_for, seats, server, take, until_in_line, waiting};
 use dlock_conformance::testbed::{
     Proxy,
-    proxy::{Direction, Reach},
+    proxy::{Direction, Fault, Reach, Trigger},
     worker::{self, Job, Worker},
-    zookeeper::ZooKeeperOptions,
+    zookeeper::{TICK, ZooKeeperOptions},
 };
 use dlock_core::{
-    Acquire, Acquired, Broken, DistributedLock, ErrorKind, HoldId, Instant, Lease, LockName,
-    Outcome, Owner, Release, Ticket,
+    Acquire, Acquired, Broken, DistributedLock, ErrorKind, HoldId, Instant, Lease, LockName, Owner,
+    Release, ReleaseOutcome, Released, Ticket,
 };
 use dlock_zk::ZkDriver;
 use std::{
@@ -19,7 +19,7 @@ use std::{
         Arc,
         atomic::{AtomicU32, Ordering::SeqCst},
     },
-    time::Duration,
+    time::{Duration, Instant as Moment},
 };
 use tokio::time::{sleep, timeout};
 
@@ -39,13 +39,13 @@ pub(crate) async fn two_hundred_waiters_are_served_in_order_with_one_watch_fired
                 let guard = client.lock("long").unwrap().acquire().await.unwrap();
                 let place = served.fetch_add(1, SeqCst);
                 let token = guard.token();
-                // As somebody who does something: its watch on its own seat is taken back by then.
+                // Holds the lock for a moment: by then the watch on its own seat is cancelled.
                 sleep(Duration::from_millis(10)).await;
                 guard.release().await.unwrap();
                 (place, token, at)
             }));
         }
-        // Its first one stands there.
+        // The first waiter of this client has its seat.
         until_in_line(&hosts, "long", at + 2).await;
     }
     let fired = || server.figure("zk_sum_node_deleted_watch_count").unwrap();
@@ -66,12 +66,12 @@ pub(crate) async fn two_hundred_waiters_are_served_in_order_with_one_watch_fired
         order.is_sorted_by_key(|(_, token, _)| *token),
         "tokens grow in the order of service"
     );
-    // One task of each client stood in line when the first one left.
+    // One task of each client was queued when the first holder left.
     let clients_first: Vec<_> = order.iter().take(20).map(|(.., at)| *at).collect();
     assert_eq!(
         clients_first,
         (0..20).collect::<Vec<_>>(),
-        "first come, first served"
+        "waiters are served first in, first out"
     );
     let fired = fired() - before;
     assert!(
@@ -80,12 +80,13 @@ pub(crate) async fn two_hundred_waiters_are_served_in_order_with_one_watch_fired
     );
 }
 
-/// The one who is next knows of everybody ahead without asking: also of whoever comes in while it hears nothing.
+/// The next waiter knows of all seats ahead without a request, including holds that enter while it receives
+/// nothing.
 pub(crate) async fn whoever_is_next_waits_for_those_who_came_in_beside_the_holder() {
     let server = server(ZooKeeperOptions::default()).await;
     let (one, two) = (client(&server.url()).await, client(&server.url()).await);
     let (hosts, name) = (server.addr().to_string(), "beside");
-    // More often than once: whether it looks again or is told first is chance.
+    // Repeated, because it is chance whether the waiter polls again or is notified first.
     for cut_off in iter::once(false).chain([true; 8]) {
         let outer = take(&one, name).await;
         let proxy = Proxy::start(server.addr()).await.unwrap();
@@ -93,36 +94,79 @@ pub(crate) async fn whoever_is_next_waits_for_those_who_came_in_beside_the_holde
         let listed = proxy.watch(Direction::ServerToClient, ahead);
         let next = client_for(&server.url_at(proxy.addr()), SESSION * 5).await;
         let mut next = waiting(next, name);
-        // Once when it stands there, and once when it is told from then on.
+        // Listed twice: when the waiter queues, and when its watch is set.
         let told = timeout(SESSION * 5, listed.reaches(2)).await;
-        told.expect("it stands and waits");
-        // What it is told from here on gets lost with the connection.
+        told.expect("it queues and waits");
+        // Later notifications get lost with the connection.
         proxy.blackhole(Reach::All, cut_off);
-        let inner = two.lock(name).unwrap().join(&outer.pass()).await.unwrap();
+        let inner = two
+            .lock(name)
+            .unwrap()
+            .join(&outer.pass().unwrap())
+            .await
+            .unwrap();
         let beside = seats(&hosts, name).await;
         let beside = beside.iter().find(|seat| seat.contains('.')).unwrap();
         let watched = proxy.watch(Direction::ClientToServer, beside.as_bytes());
-        let left = Outcome::StillHeld { holds: 1 };
+        let left = ReleaseOutcome::StillHeld { holds: 1 };
         assert_eq!(outer.release().await.unwrap(), left);
         if cut_off {
             proxy.cut();
             proxy.heal();
         }
         tokio::select! {
-            _ = &mut next => panic!("somebody got in beside a hold"),
-            watched = timeout(SESSION * 5, watched.reaches(1)) => watched.expect("it looks"),
+            _ = &mut next => panic!("granted beside a live hold"),
+            watched = timeout(SESSION * 5, watched.reaches(1)) => watched.expect("it polls"),
         }
-        // Time itself must pass: what is looked at is that nothing happens, also when it has acted on all that it was told.
+        // Real time must pass: nothing may happen, even after the waiter has handled all notifications.
         sleep(SESSION / 10).await;
-        assert!(!next.is_finished(), "somebody got in beside a hold");
+        assert!(!next.is_finished(), "granted beside a live hold");
         inner.check().unwrap();
-        assert_eq!(inner.release().await.unwrap(), Outcome::Released);
+        assert_eq!(inner.release().await.unwrap(), ReleaseOutcome::Released);
         let next = timeout(SESSION * 5, next).await.expect("it is served");
         next.unwrap().0.release().await.unwrap();
     }
 }
 
-/// What it was told of the line when one left is past when the next one leaves.
+/// A listing from before the watch was set is out of date as well.
+pub(crate) async fn who_came_in_before_the_watch_stood_is_waited_for() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let (one, two) = (client(&server.url()).await, client(&server.url()).await);
+    let (hosts, name) = (server.addr().to_string(), "before");
+    let outer = take(&one, name).await;
+    let ahead = seats(&hosts, name).await.remove(0);
+    let proxy = Proxy::start(server.addr()).await.unwrap();
+    // The client first reads the seat ahead, and then watches it.
+    let watch = Trigger::on(ahead).skip(1);
+    let held = proxy.on_next(watch, Fault::HoldRequest);
+    let next = client_for(&server.url_at(proxy.addr()), SESSION * 5).await;
+    let next = waiting(next, name);
+    let struck = timeout(SESSION * 5, held.struck()).await;
+    struck.expect("it asks for the watch");
+    let inner = two
+        .lock(name)
+        .unwrap()
+        .join(&outer.pass().unwrap())
+        .await
+        .unwrap();
+    let beside = seats(&hosts, name).await;
+    let beside = beside.iter().find(|seat| seat.contains('.')).unwrap();
+    let told = proxy.watch(Direction::ServerToClient, beside.as_bytes());
+    let watched = proxy.watch(Direction::ClientToServer, beside.as_bytes());
+    held.release();
+    let told = timeout(SESSION * 5, told.reaches(1)).await;
+    told.expect("it sees the second hold");
+    let left = ReleaseOutcome::StillHeld { holds: 1 };
+    assert_eq!(outer.release().await.unwrap(), left);
+    let watched = timeout(SESSION * 5, watched.reaches(1)).await;
+    watched.expect("it polls");
+    assert!(!next.is_finished(), "granted beside a live hold");
+    inner.check().unwrap();
+    assert_eq!(inner.release().await.unwrap(), ReleaseOutcome::Released);
+    next.await.unwrap().0.release().await.unwrap();
+}
+
+/// The listing from the end of one seat is out of date when the next seat ends.
 pub(crate) async fn who_asks_after_the_release_is_not_told_of_before() {
     let server = server(ZooKeeperOptions::default()).await;
     let proxy = Proxy::start(server.addr()).await.unwrap();
@@ -148,7 +192,7 @@ pub(crate) async fn who_asks_after_the_release_is_not_told_of_before() {
         wish.line = Some(Ticket(NonZeroU64::MIN));
         let held = waiter.acquire(&wish).await.unwrap();
         assert!(matches!(held, Acquired::Held(_)), "{held:?}");
-        // What the waiter's server says comes late, and so do the answers that it waits for.
+        // Notifications of the waiter's server come late, and so do its answers.
         let late = Duration::from_millis(10);
         proxy.set_delay(Reach::All, Direction::ServerToClient, late);
         holder.release(&release(&second)).await.unwrap();
@@ -161,7 +205,7 @@ pub(crate) async fn who_asks_after_the_release_is_not_told_of_before() {
     }
 }
 
-/// The incarnation that is broken is being released, and the next one begins.
+/// The broken incarnation is being released at the same time, and the next one begins.
 pub(crate) async fn a_break_ends_the_incarnation_it_names_and_no_other() {
     let server = server(ZooKeeperOptions::default()).await;
     let (one, two) = (client(&server.url()).await, client(&server.url()).await);
@@ -173,7 +217,7 @@ pub(crate) async fn a_break_ends_the_incarnation_it_names_and_no_other() {
         let next = waiting(two.clone(), "broken");
         until_in_line(&hosts, "broken", 2).await;
         let releasing = async {
-            // Now before the break, now behind it, and now in its midst.
+            // The release comes before, during or after the break.
             sleep(Duration::from_millis(u64::from(round % 6))).await;
             guard.release().await
         };
@@ -182,23 +226,78 @@ pub(crate) async fn a_break_ends_the_incarnation_it_names_and_no_other() {
         let answer = answer.unwrap();
         let freed = answer == Broken::Freed { token: Some(token) };
         broken += u32::from(freed);
-        let released = matches!(released, Ok(Outcome::Released));
+        let released = matches!(released, Ok(ReleaseOutcome::Released));
         assert_ne!(freed, released, "one of them ended it: {answer:?}");
         let (next, _) = next.await.unwrap();
         assert!(next.token() > token);
-        assert_eq!(next.release().await.unwrap(), Outcome::Released);
+        assert_eq!(next.release().await.unwrap(), ReleaseOutcome::Released);
     }
     println!("{broken} of {ROUNDS} were broken, the others released");
 }
 
-/// Of a race.
+/// The answer was lost, for example, and meanwhile the lock was broken and acquired again.
+pub(crate) async fn a_repeat_of_what_was_broken_is_not_granted_beside_the_next() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let url = format!("{}/dlock", server.url());
+    let (one, two) = (
+        ZkDriver::connect(&url).await.unwrap(),
+        ZkDriver::connect(&url).await.unwrap(),
+    );
+    let name = LockName::new("repeated").unwrap();
+    let ask = |hold| {
+        let (owner, hold) = (
+            Owner::from_seed(&format!("{hold}")),
+            HoldId::from_bits(hold),
+        );
+        Acquire::new(name.clone(), owner, hold, Lease::default(), Instant::FAR)
+    };
+    let taken = one.acquire(&ask(1)).await.unwrap();
+    assert!(matches!(taken, Acquired::Granted(_)), "{taken:?}");
+    let broken = two.break_lock(&name, None).await.unwrap();
+    assert!(matches!(broken, Broken::Freed { .. }), "{broken:?}");
+    let taken = two.acquire(&ask(2)).await.unwrap();
+    assert!(matches!(taken, Acquired::Granted(_)), "{taken:?}");
+    let repeated = one.acquire(&ask(1)).await.unwrap();
+    assert!(matches!(repeated, Acquired::Held(_)), "{repeated:?}");
+}
+
+/// One hold is released early with a minimum hold, and the last one by another client.
+pub(crate) async fn whoever_gives_back_for_another_client_is_told_how_long_the_name_is_shut() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let url = format!("{}/dlock", server.url());
+    let (one, two) = (
+        ZkDriver::connect(&url).await.unwrap(),
+        ZkDriver::connect(&url).await.unwrap(),
+    );
+    let (name, owner) = (LockName::new("kept").unwrap(), Owner::from_seed("kept"));
+    for hold in [1, 2] {
+        let hold = HoldId::from_bits(hold);
+        let ask = Acquire::new(name.clone(), owner, hold, Lease::default(), Instant::FAR);
+        let taken = one.acquire(&ask).await.unwrap();
+        assert!(matches!(taken, Acquired::Granted(_)), "{taken:?}");
+    }
+    let mut first = Release::new(name.clone(), owner, HoldId::from_bits(1));
+    first.keep = Some(SESSION * 100);
+    let left = one.release(&first).await.unwrap();
+    assert!(matches!(left, Released::StillHeld { .. }), "{left:?}");
+    let last = Release::new(name.clone(), owner, HoldId::from_bits(2));
+    let left = two.release(&last).await.unwrap();
+    assert!(
+        matches!(left, Released::Kept { rest } if rest > SESSION),
+        "{left:?}"
+    );
+}
+
+/// The rounds of a race.
 const ROUNDS: u32 = 100;
 
-/// Takes it, hands the pass to whoever started it, and stays.
+/// A process that acquires a lock. The test kills it while it waits, or while it holds and has printed its
+/// pass.
 pub(crate) async fn hold(job: &Job) {
     let client = client(job.arg("url").unwrap()).await;
-    let guard = take(&client, job.arg("name").unwrap()).await;
-    worker::say(&format!("holds {}", guard.pass())).unwrap();
+    let lock = client.lock(job.arg("name").unwrap()).unwrap();
+    let guard = lock.acquire().await.unwrap();
+    worker::say(&format!("holds {}", guard.pass().unwrap().expose())).unwrap();
     worker::commands().recv().await;
 }
 
@@ -221,26 +320,51 @@ pub(crate) async fn a_second_process_keeps_the_name_when_the_first_is_killed() {
     let inner = second.lock(name).unwrap().join(&pass).await.unwrap();
     until_in_line(&hosts, name, 5).await;
     first.kill_9().await.unwrap();
-    // Its seat ends with its session: what is left is the one beside it, and the three.
+    // Its seat ends with its session. Left are the seat beside it and the three waiters.
     until_in_line(&hosts, name, 4).await;
-    // Time itself must pass, here and below: what is looked at is that nothing happens.
+    // Real time must pass, here and below: nothing may happen.
     sleep(SESSION / 3).await;
     let nobody = |waiting: &[tokio::task::JoinHandle<()>]| waiting.iter().all(|w| !w.is_finished());
-    assert!(nobody(&waiting), "somebody got in beside a hold");
+    assert!(nobody(&waiting), "granted beside a live hold");
     inner.check().unwrap();
-    // The door is open as long as one of them is inside, whichever.
+    // A pass is valid as long as any hold of the incarnation lives.
     let last = third.lock(name).unwrap().join(&pass).await.unwrap();
     assert_eq!(last.token(), inner.token());
     assert_eq!(
         inner.release().await.unwrap(),
-        Outcome::StillHeld { holds: 1 }
+        ReleaseOutcome::StillHeld { holds: 1 }
     );
     sleep(SESSION / 6).await;
-    assert!(nobody(&waiting), "somebody got in beside a hold");
-    assert_eq!(last.release().await.unwrap(), Outcome::Released);
+    assert!(nobody(&waiting), "granted beside a live hold");
+    assert_eq!(last.release().await.unwrap(), ReleaseOutcome::Released);
     for waiter in waiting {
         waiter.await.unwrap();
     }
     let late = second.lock(name).unwrap().join(&pass).await.unwrap_err();
     assert_eq!(late.kind(), ErrorKind::Gone);
+}
+
+/// The bound of limit L16 in GUARANTEES.md.
+pub(crate) async fn killed_waiters_cost_one_session_and_two_ticks_together() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let (hosts, name) = (server.addr().to_string(), "behind");
+    let guard = take(&client(&server.url()).await, name).await;
+    let arguments = [("url", &*server.url()), ("name", name)];
+    let mut waiters = Vec::new();
+    for at in 0..3 {
+        waiters.push(Worker::spawn("hold", &arguments).unwrap());
+        until_in_line(&hosts, name, at + 2).await;
+    }
+    let living = waiting(client(&server.url()).await, name);
+    until_in_line(&hosts, name, 5).await;
+    for waiter in &mut waiters {
+        waiter.kill_9().await.unwrap();
+    }
+    let killed = Moment::now();
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
+    let (living, taken) = living.await.unwrap();
+    let (cost, bound) = (taken - killed, SESSION + 2 * TICK);
+    // A busy machine gets one session more. Three sessions one after the other take longer than that.
+    assert!(cost <= bound + SESSION, "{cost:?}, not {bound:?}");
+    living.release().await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! Faults under load: killed leaders, lost replies. The few of each test are many in its soak.
+//! Faults under load: killed leaders, lost replies. Each test has a soak with many more faults.
 
 use crate::bed::{client, ensemble, server, until, until_in_line};
 use dlock_conformance::testbed::{
@@ -19,7 +19,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// Counts under the lock with what a double hold would break.
+/// A counter under the lock that a double hold would break.
 #[derive(Default)]
 struct Load {
     inside: AtomicU32,
@@ -29,7 +29,7 @@ struct Load {
 }
 
 impl Load {
-    /// So many more got in.
+    /// Waits until that many more holds were granted.
     async fn goes_on(&self, by: u64) {
         let counted = self.count.load(SeqCst);
         until("it goes on", Duration::from_secs(60), || async {
@@ -38,7 +38,7 @@ impl Load {
         .await;
     }
 
-    /// Everybody goes home, and leaves nothing behind.
+    /// Stops all tasks, and checks that no seat is left.
     async fn ends(&self, tasks: JoinSet<()>, hosts: &str, name: &str) {
         self.over.store(true, SeqCst);
         tasks.join_all().await;
@@ -49,12 +49,12 @@ impl Load {
 async fn load(client: Client, name: &'static str, shared: Arc<Load>) {
     while !shared.over.load(SeqCst) {
         let lock = client.lock(name).expect("it works");
-        let Ok(guard) = lock.acquire_within(Duration::from_secs(5)).await else {
+        let Ok(guard) = lock.acquire_timeout(Duration::from_secs(5)).await else {
             continue;
         };
         if guard.check().is_ok() {
             assert_eq!(shared.inside.fetch_add(1, SeqCst), 0, "two inside");
-            // As somebody who does something: a second one would be seen.
+            // Holds the lock for a moment: a second holder would be seen.
             sleep(Duration::from_millis(2)).await;
             let held = guard.check().is_ok();
             shared.inside.fetch_sub(1, SeqCst);
@@ -122,7 +122,7 @@ async fn replies_are_lost(faults: u32) {
         tasks.spawn(load(client, "lossy", Arc::clone(&shared)));
     }
     for at in 0..faults {
-        // Of a create, of a delete, of whatever is next.
+        // The reply to a create, to a delete, or to the next request of any kind.
         let needle: &[u8] = match at % 3 {
             0 => b"-lock-\0\0\0",
             1 => &[0, 0, 0, 2, 0, 0, 0],

@@ -1,4 +1,4 @@
-//! One server, and what can happen to it, to the way there, and to what it keeps.
+//! Faults of one server: of its process, its network and its nodes.
 
 use crate::bed::{
     SESSION, client, client_for, lost_before_another_holds, seats, server, take, until,
@@ -9,7 +9,7 @@ use dlock_conformance::testbed::{
     proxy::{Fault, Reach, Trigger},
     zookeeper::ZooKeeperOptions,
 };
-use dlock_core::{Client, ErrorKind, LossReason, Outcome, State};
+use dlock_core::{Client, ErrorKind, GuardState, Lease, LossReason, ReleaseOutcome};
 use dlock_zk::{ZkConfig, ZkDriver, zookeeper_client as native};
 use std::{
     sync::Arc,
@@ -23,31 +23,30 @@ pub(crate) async fn leases_are_sessions_and_say_so() {
     let short = client
         .lock("short")
         .unwrap()
-        .kept_lease(Duration::from_secs(1));
-    let error = match short {
-        Ok(lock) => lock.try_acquire().await.unwrap_err(),
-        Err(error) => error,
-    };
+        .lease(Lease::renewed(Duration::from_secs(1)));
+    let error = short.try_acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     let text = error.to_string();
     assert!(text.contains("(1s)") && text.contains("(3s)"), "{text}");
-    // A shorter fixed one ends by itself, while the guard is still there.
+    // A shorter fixed lease ends by itself, while the guard still exists.
     let fixed = client
         .lock("fixed")
         .unwrap()
-        .lease(Duration::from_millis(400))
-        .unwrap();
+        .lease(Lease::fixed(Duration::from_millis(400)));
     let guard = fixed.try_acquire().await.unwrap().expect("free");
     let next = timeout(
         Duration::from_secs(2),
         other.lock("fixed").unwrap().acquire(),
     );
     let next = next.await.expect("it ended").unwrap();
-    assert_eq!(guard.state(), State::Lost(LossReason::Deadline));
+    assert_eq!(guard.state(), GuardState::Lost(LossReason::Deadline));
     next.release().await.unwrap();
     let detached = take(&client, "bound").await.detach().unwrap_err();
     assert_eq!(detached.error.kind(), ErrorKind::Unsupported);
-    assert_eq!(detached.guard.release().await.unwrap(), Outcome::Released);
+    assert_eq!(
+        detached.guard.release().await.unwrap(),
+        ReleaseOutcome::Released
+    );
 }
 
 pub(crate) async fn holds_of_one_incarnation_go_in_any_order_while_three_wait() {
@@ -64,7 +63,7 @@ pub(crate) async fn holds_of_one_incarnation_go_in_any_order_while_three_wait() 
             }));
         }
         until_in_line(&server.addr().to_string(), "shared", 4).await;
-        let pass = outer.pass();
+        let pass = outer.pass().unwrap();
         let inner = two.lock("shared").unwrap().join(&pass).await.unwrap();
         assert_eq!(inner.token(), outer.token());
         let (first, last) = if outer_first {
@@ -74,16 +73,16 @@ pub(crate) async fn holds_of_one_incarnation_go_in_any_order_while_three_wait() 
         };
         assert_eq!(
             first.release().await.unwrap(),
-            Outcome::StillHeld { holds: 1 }
+            ReleaseOutcome::StillHeld { holds: 1 }
         );
-        // Time itself must pass: what is looked at is that nothing happens.
+        // Real time must pass: nothing may happen.
         sleep(SESSION / 10).await;
         assert!(
             waiting.iter().all(|waiter| !waiter.is_finished()),
-            "somebody got in beside a hold"
+            "granted beside a live hold"
         );
         last.check().unwrap();
-        assert_eq!(last.release().await.unwrap(), Outcome::Released);
+        assert_eq!(last.release().await.unwrap(), ReleaseOutcome::Released);
         for waiter in waiting {
             waiter.await.unwrap();
         }
@@ -93,7 +92,7 @@ pub(crate) async fn holds_of_one_incarnation_go_in_any_order_while_three_wait() 
 pub(crate) async fn a_hold_whose_making_was_not_answered_is_found_again() {
     let server = server(ZooKeeperOptions::default()).await;
     let proxy = Proxy::start(server.addr()).await.unwrap();
-    // A long session: whoever joins once has a third of it, for the way back to the server, too.
+    // A long session: a client that joins has only a third of it, which must also cover the reconnection.
     let url = server.url_at(proxy.addr());
     let (one, two) = (
         client_for(&url, SESSION * 5).await,
@@ -102,22 +101,22 @@ pub(crate) async fn a_hold_whose_making_was_not_answered_is_found_again() {
     let hosts = server.addr().to_string();
     for round in 0..6 {
         let outer = take(&one, "found").await;
-        // The transaction that enters: its number, and that of the write which it begins with.
+        // The transaction that adds a hold: the numbers of its operation and of its first write.
         let multi = Trigger::on([0, 0, 0, 14, 0, 0, 0, 5]);
         let fault = [Fault::CutAfterRequest, Fault::CutBeforeRequest][round % 2];
         let strike = proxy.on_next(multi, fault);
-        let pass = outer.pass();
+        let pass = outer.pass().unwrap();
         let inner = timeout(SESSION * 10, two.lock("found").unwrap().join(&pass)).await;
         let inner = inner.expect("an answer").unwrap();
         assert!(strike.has_struck(), "it was another request");
         assert_eq!(inner.token(), outer.token());
         let seen = one.inspect("found").await.unwrap();
         assert_eq!((seen.holds, seats(&hosts, "found").await.len()), (2, 2));
-        let left = Outcome::StillHeld { holds: 1 };
+        let left = ReleaseOutcome::StillHeld { holds: 1 };
         assert_eq!(outer.release().await.unwrap(), left);
         inner.check().unwrap();
-        assert_eq!(inner.release().await.unwrap(), Outcome::Released);
-        // What was open is settled, and settled is gone.
+        assert_eq!(inner.release().await.unwrap(), ReleaseOutcome::Released);
+        // The request with an unknown outcome is settled, and its seat is gone.
         until_in_line(&hosts, "found", 0).await;
         proxy.heal();
     }
@@ -128,7 +127,7 @@ pub(crate) async fn a_server_that_stands_still_past_the_session_costs_the_lock_i
     let client = client(&server.url()).await;
     let guard = take(&client, "still").await;
     let process = server.process().expect("ours");
-    // Time itself must pass: so short a stop costs nothing, neither at once nor when it would show.
+    // Real time must pass: so short a stop loses no lock, neither at once nor later.
     process.stop().unwrap();
     sleep(SESSION / 6).await;
     process.cont().unwrap();
@@ -178,7 +177,7 @@ pub(crate) async fn a_folder_that_the_cleaner_removed_is_made_again_and_tokens_g
         .await
         .unwrap();
     until(
-        "the cleaner has been here",
+        "the cleaner removed the folder",
         Duration::from_secs(10),
         || async { raw.check_stat("/dlock/cleaned").await.unwrap().is_none() },
     )
@@ -201,8 +200,8 @@ pub(crate) async fn a_seat_that_somebody_removed_is_taken_anew_by_its_waiter() {
     raw.delete(&format!("/dlock/removed/{}", line[1]), None)
         .await
         .unwrap();
-    // Told by the watch on the seat itself: nobody ahead of it has moved.
-    until("it stands in line anew", Duration::from_secs(1), || async {
+    // Notified by the watch on the seat itself: no seat ahead of it has changed.
+    until("it queues anew", Duration::from_secs(1), || async {
         seats(&hosts, "removed").await.len() == 2
     })
     .await;
@@ -228,11 +227,12 @@ pub(crate) async fn the_applications_own_session_carries_locks_as_long_as_it_las
     assert_eq!(stat.ephemeral_owner, own.session_id().0);
     let refused = other.lock("given").unwrap().try_acquire().await.unwrap();
     assert!(refused.is_none(), "held twice");
-    // Time itself must pass: the session is its own, twice as long, and proven all the while.
+    // Real time must pass: the session is the application's, twice as long, and proven all the while.
     sleep(SESSION * 8 / 3).await;
     guard.check().unwrap();
-    assert_eq!(guard.release().await.unwrap(), Outcome::Released);
-    // Who has it can end it, and nothing that it carried is held. The two connections would take the session from each other.
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
+    // The owner of the session can end it, and then all its locks are lost. The two connections would compete
+    // for the session.
     let guard = take(&given, "given").await;
     proxy.refuse(true);
     proxy.cut();
@@ -243,11 +243,11 @@ pub(crate) async fn the_applications_own_session_carries_locks_as_long_as_it_las
     })
     .await;
     proxy.heal();
-    let reason = timeout(SESSION, guard.lost()).await.expect("it is told");
+    let reason = timeout(SESSION, guard.lost()).await.expect("it is lost");
     assert_eq!(reason, LossReason::Session);
     take(&other, "given").await.release().await.unwrap();
     let lock = given.lock("given").unwrap();
-    let refused = lock.acquire_within(Duration::from_secs(1)).await;
+    let refused = lock.acquire_timeout(Duration::from_secs(1)).await;
     assert!(refused.is_err(), "granted on a session that is over");
 }
 
@@ -259,7 +259,7 @@ pub(crate) async fn a_client_that_was_given_a_chroot_meets_the_others_there() {
         Client::builder(Arc::new(driver.unwrap())).build().unwrap()
     };
     let (billing, shop) = (open("/apps/billing").await, open("/apps/shop").await);
-    // Roots are places of their own.
+    // Different roots do not share locks.
     let (one, two) = (take(&billing, "n").await, take(&shop, "n").await);
     two.release().await.unwrap();
     let own = native::Client::connect(&hosts).await.unwrap();
@@ -281,11 +281,11 @@ pub(crate) async fn roots_below_one_another_share_folders_and_no_locks() {
         let driver = ZkDriver::connect(&url).await.unwrap();
         Client::builder(Arc::new(driver)).build().unwrap()
     };
-    // The node of the one is the folder of the name `b` of the other.
+    // The root of the inner client is the folder of the name `b` of the outer one.
     let (outer, inner) = (open("/a").await, open("/a/b").await);
     let seat = "x-lock-0000000000";
     let below = take(&inner, seat).await;
-    // Neither stands in the line of the other.
+    // Neither queues behind the other.
     let lock = outer.lock("b").unwrap();
     let beside = lock.try_acquire().await.unwrap().expect("free");
     let shown = async |client: &Client| {

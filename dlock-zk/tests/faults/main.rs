@@ -1,6 +1,6 @@
-//! What breaks between a client and its servers: on one real server, and on an ensemble of three.
+//! Fault tests: broken servers, connections and sessions, on one real server and on an ensemble of three.
 //!
-//! This binary starts itself again as another process, so it has a `main` of its own.
+//! This binary starts itself again as a worker process, so it has a `main` of its own.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -12,6 +12,7 @@ mod load;
 mod lone;
 mod quorum;
 mod sessions;
+mod strange;
 #[cfg(feature = "tls")]
 mod tls;
 
@@ -21,10 +22,10 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use std::{process::ExitCode, time::Duration};
 use tokio::time::timeout;
 
-/// Only a test that hangs meets it.
+/// Reached only by a test that hangs.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// Tests of a module: the function's name is the test's.
+/// The tests of a module, named like their functions.
 macro_rules! tests {
     ($module:ident: $($name:ident),* $(,)?) => { [$(trial(stringify!($name), || $module::$name())),*] };
 }
@@ -64,6 +65,10 @@ fn main() -> ExitCode {
         who_asks_after_the_release_is_not_told_of_before,
         a_break_ends_the_incarnation_it_names_and_no_other,
         a_second_process_keeps_the_name_when_the_first_is_killed,
+        who_came_in_before_the_watch_stood_is_waited_for,
+        a_repeat_of_what_was_broken_is_not_granted_beside_the_next,
+        whoever_gives_back_for_another_client_is_told_how_long_the_name_is_shut,
+        killed_waiters_cost_one_session_and_two_ticks_together,
     ));
     trials.extend(tests!(
         load:
@@ -83,12 +88,16 @@ fn main() -> ExitCode {
         a_cycle_asks_three_times,
         sessions_with_thousands_of_locks_outlive_their_connections,
     ));
+    trials.extend(tests!(
+        strange:
+        no_number_in_a_node_panics_and_each_is_shown_and_broken,
+    ));
     #[cfg(feature = "tls")]
     trials.extend(tests!(
         tls:
         tls_reaches_servers_whose_certificate_is_trusted_for_their_host_and_no_others,
     ));
-    // Two minutes each.
+    // Each takes two minutes.
     let soaks = tests!(
         load:
         soak_twenty_killed_leaders_under_load_lose_nothing,

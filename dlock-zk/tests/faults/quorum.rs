@@ -1,4 +1,4 @@
-//! An ensemble of three that is not whole.
+//! Quorum faults: an ensemble of three with members missing or cut off.
 
 use crate::bed::{
     SESSION, client, ensemble, lost_before_another_holds, take, until_in_line, waiting,
@@ -30,7 +30,7 @@ pub(crate) async fn without_a_quorum_a_holder_is_lost_in_time_and_nobody_gets_in
     let refused = other
         .lock("quorum")
         .unwrap()
-        .acquire_within(Duration::from_secs(1))
+        .acquire_timeout(Duration::from_secs(1))
         .await;
     assert!(refused.is_err(), "granted without a quorum");
     let servers = Arc::clone(&ensemble);
@@ -68,7 +68,7 @@ pub(crate) async fn a_holder_on_a_follower_that_stands_still_is_lost_before_anot
 pub(crate) async fn a_holder_whose_follower_was_cut_off_is_lost_before_another_holds() {
     let links: Arc<Mutex<Vec<(usize, usize, Proxy)>>> = Arc::default();
     let (made, runtime) = (Arc::clone(&links), Handle::current());
-    // Servers that hear nothing of each other for 8 s find nothing in it: the session ends long before.
+    // Servers tolerate 8 s without contact: the session ends long before that.
     let options = ZooKeeperOptions {
         extra_lines: vec!["syncLimit=40".into()],
         ..ZooKeeperOptions::default()
@@ -108,7 +108,7 @@ pub(crate) async fn a_holder_whose_follower_was_cut_off_is_lost_before_another_h
     cut_off(true);
     let (reason, next) = lost_before_another_holds(&guard, other).await;
     assert_eq!(reason, LossReason::Deadline);
-    // All the while its server answers as if it were still inside.
+    // Meanwhile its server still answers as if the client held the lock.
     let seen = timeout(SESSION / 3, reader.list_children("/dlock/follower"));
     let seen = seen.await.expect("it answers reads").unwrap();
     assert_eq!(seen.len(), 2, "{seen:?}");

@@ -1,4 +1,4 @@
-//! What sessions cost the servers: how many there are, and how much they ask.
+//! Session costs: the number of sessions, and the requests they send.
 
 use crate::bed::{SESSION, client, server, take, until};
 use dlock_conformance::testbed::{Proxy, ZooKeeperServer, zookeeper::ZooKeeperOptions};
@@ -23,7 +23,7 @@ pub(crate) async fn sessions_are_opened_when_needed_and_last_as_long_as_granted(
     })
     .await;
     let connections = || figure(&server, "zk_num_alive_connections");
-    // One that was made again may be counted twice for a while.
+    // A connection that was made anew may be counted twice for a while.
     let settle = async |count: u64| {
         let what = format!("{count} connections");
         until(&what, SESSION * 10, || async { connections() == count }).await;
@@ -46,7 +46,7 @@ pub(crate) async fn sessions_are_opened_when_needed_and_last_as_long_as_granted(
     for at in same {
         guards.push(take(&client, name(at).as_str()).await);
     }
-    // Names of one lane have one session, beside the first.
+    // The lock names of one lane have one session, besides the first one.
     let open = u64::from(first != Lane(0)) + 1;
     settle(before + open).await;
     for at in 0..64 {
@@ -95,10 +95,10 @@ pub(crate) async fn one_write_proves_a_session_for_all_that_it_carries() {
         )
     };
     let (before, _) = versions().await;
-    // Time itself must pass: the rate is what is looked at.
+    // Real time must pass: the test measures a rate.
     sleep(SESSION * 2).await;
     let (after, of_seat) = versions().await;
-    // Two quarters of the session; each lock by itself would be a hundred.
+    // Proofs come four times per session time-out. One write per lock would be a hundred.
     let writes = after - before;
     assert!((1..=20).contains(&writes), "{writes} writes");
     assert_eq!(of_seat, 0, "a held node is not written to");
@@ -111,7 +111,7 @@ pub(crate) async fn one_write_proves_a_session_for_all_that_it_carries() {
 pub(crate) async fn a_cycle_asks_three_times() {
     let server = server(ZooKeeperOptions::default()).await;
     let client = client(&server.url()).await;
-    // The folder is made, the session is open.
+    // The folder exists, the session is open.
     take(&client, "cycle").await.release().await.unwrap();
     let packets = || figure(&server, "zk_packets_received");
     let (before, began) = (packets(), Instant::now());
@@ -119,7 +119,8 @@ pub(crate) async fn a_cycle_asks_three_times() {
         take(&client, "cycle").await.release().await.unwrap();
     }
     let asked = packets() - before;
-    // Two sessions at most, each with its proofs and its pings; and the question itself. A fourth request a cycle would be two hundred.
+    // At most two sessions, each with its proofs and its pings, and the query itself. A fourth request per
+    // cycle would add two hundred.
     let beside = 100 + began.elapsed().as_millis() / (SESSION / 4).as_millis() * 8;
     let most = 600 + u64::try_from(beside).unwrap();
     assert!((600..=most).contains(&asked), "{asked}, {most} at most");
@@ -134,7 +135,8 @@ pub(crate) async fn sessions_with_thousands_of_locks_outlive_their_connections()
         let driver = ZkDriver::connect(&url).await.unwrap();
         Client::builder(Arc::new(driver)).build().unwrap()
     };
-    // Paths of some 100 bytes: twice what one request of the native client says after a break.
+    // Paths of some 100 bytes: twice what one request of the native client can register after a broken
+    // connection.
     let name = |at| format!("one-of-thousands-{at:040}");
     let holder = connect().await;
     let holder = &holder;
@@ -145,7 +147,7 @@ pub(crate) async fn sessions_with_thousands_of_locks_outlive_their_connections()
         .map(|at| other.lock(name(at)).unwrap())
         .map(|lock| tokio::spawn(async move { lock.acquire().await }))
         .collect();
-    // Renewals set the watches of holds, looks those of waiters.
+    // Renewals set the watches of holds, polls those of waiters.
     let watched = || async { server.figure("zk_watch_count").unwrap() >= SOME };
     until("as many are watched as may be", SESSION * 10, watched).await;
     for _ in 0..3 {
@@ -161,7 +163,7 @@ pub(crate) async fn sessions_with_thousands_of_locks_outlive_their_connections()
         guard.check().unwrap();
         guard.release().await.unwrap();
     }
-    // With a watch or without.
+    // Waiters are served with a watch and without one.
     for waiting in waiting {
         let guard = timeout(SESSION * 20, waiting).await.unwrap().unwrap();
         guard.unwrap().release().await.unwrap();
@@ -170,5 +172,5 @@ pub(crate) async fn sessions_with_thousands_of_locks_outlive_their_connections()
 
 const THOUSANDS: u64 = 2_500;
 const THOUSAND: u64 = 1_000;
-/// Of both together: some 640 holds and 1,000 of waiters have room.
+/// Of both together: there is room for some 640 holds and 1,000 watches of waiters.
 const SOME: u64 = 1_200;

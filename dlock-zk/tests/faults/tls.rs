@@ -1,4 +1,4 @@
-//! TLS to a real server: what is trusted, and for which host.
+//! TLS to a real server: which certificates are trusted, and for which host.
 
 use crate::bed::take;
 use dlock_conformance::testbed::{ZooKeeperServer, zookeeper::ZooKeeperOptions};
@@ -8,7 +8,8 @@ use std::{net::TcpListener, path::Path, process::Command, sync::Arc, time::Durat
 use tempfile::TempDir;
 use tokio::time::timeout;
 
-/// A key in `<name>.p12`, and its certificate, which is its own authority, in `<name>.pem`. For the address 127.0.0.1 and no name.
+/// Creates a key in `<name>.p12`, and its self-signed certificate in `<name>.pem`. The certificate is for the
+/// address 127.0.0.1 and no host name.
 fn key(folder: &Path, name: &str) {
     let keytool = |arguments: &[&str]| {
         let store = format!("{name}.p12");
@@ -38,7 +39,7 @@ fn key(folder: &Path, name: &str) {
     keytool(&["-exportcert", "-rfc", "-file", &format!("{name}.pem")]);
 }
 
-/// A server with a second port, for TLS alone.
+/// A server with a second port for TLS.
 async fn secure_server(folder: &Path) -> (ZooKeeperServer, u16) {
     let port = {
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -62,7 +63,7 @@ async fn secure_server(folder: &Path) -> (ZooKeeperServer, u16) {
 }
 
 async fn connect(url: &str) -> Result<Client, DriverError> {
-    // A second more than it may take.
+    // Longer than it may take.
     let driver = timeout(Duration::from_secs(60), ZkDriver::connect(url)).await;
     let driver = driver.expect("an answer")?;
     Ok(Client::builder(Arc::new(driver)).build().unwrap())
@@ -91,11 +92,11 @@ pub(crate) async fn tls_reaches_servers_whose_certificate_is_trusted_for_their_h
     let sound = url("127.0.0.1", &trusted);
     let misuse = ErrorKind::Misuse;
     refused(&sound, misuse, "rustls crypto provider").await;
-    // One for the process; no other test needs one.
+    // One provider per process; no other test needs one.
     drop(rustls::crypto::ring::default_provider().install_default());
     let client = connect(&sound).await.unwrap();
     let guard = take(&client, "secret").await;
-    // The same locks as over the port without TLS.
+    // The port without TLS serves the same locks.
     let plain = connect(&format!("{}/dlock", server.url())).await.unwrap();
     let lock = plain.lock("secret").unwrap();
     assert!(lock.try_acquire().await.unwrap().is_none(), "held twice");
@@ -111,7 +112,7 @@ pub(crate) async fn tls_reaches_servers_whose_certificate_is_trusted_for_their_h
     refused(&url("127.0.0.1", &ca("none.pem")), misuse, "cannot be read").await;
     let store = url("127.0.0.1", &ca("server.p12"));
     refused(&store, misuse, "dlock.ca").await;
-    // Each to the other's port.
+    // Each scheme with the port of the other one.
     refused(
         &format!("zk://127.0.0.1:{port}/dlock"),
         unavailable,

@@ -44,6 +44,34 @@ fn changelog_has_an_unreleased_section() {
     assert!(found, "CHANGELOG.md: begin with `## Unreleased`");
 }
 
+#[test]
+fn every_row_of_a_table_has_a_cell_for_each_column() {
+    let rows = below("", ".md").flat_map(|(path, text)| {
+        let rows = rows_of_another_width(text).into_iter();
+        rows.map(move |line| format!("{path}:{line}"))
+    });
+    demand(
+        "rows with more or fewer cells than their table has columns:",
+        rows,
+    );
+}
+
+/// The numbers of the lines that have more or fewer cells than the first row of their table. A bar counts in code, too, unless it is escaped.
+fn rows_of_another_width(markdown: &str) -> Vec<usize> {
+    let mut rows = Vec::new();
+    let mut columns = None;
+    for (at, line) in markdown.lines().enumerate() {
+        if !line.starts_with('|') {
+            columns = None;
+            continue;
+        }
+        let bars = line.matches('|').count() - line.matches("\\|").count();
+        let is_whole = line.ends_with('|') && bars == *columns.get_or_insert(bars);
+        rows.extend((!is_whole).then_some(at + 1));
+    }
+    rows
+}
+
 /// `dlock.word` where it is a setting: in backticks or in a URL's query.
 fn parameters(markdown: &str) -> BTreeSet<&str> {
     let is_setting = |at: usize| markdown[..at].ends_with(['`', '?', '&']);
@@ -70,4 +98,10 @@ fn rule_reads_settings_and_not_files() {
         "`dlock.wake` in redis://h/?dlock.prefix=a&dlock.lease=1s, `dlock.`, see dlock.rs",
     );
     assert_eq!(found, ["dlock.lease", "dlock.prefix", "dlock.wake"].into());
+}
+
+#[test]
+fn rule_counts_cells() {
+    let table = "| a | b |\n|---|---|\n| 1 | `x\\|y` |\n| 1 |\n| 1 | 2 | 3 |\n\n| other |\n| 1\n";
+    assert_eq!(rows_of_another_width(table), [4, 5, 8]);
 }

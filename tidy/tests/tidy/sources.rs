@@ -5,9 +5,6 @@ use crate::tree::{FILES, below, demand};
 /// Names that say that a file is useful, but not for what.
 const EMPTY_NAMES: [&str; 6] = ["util", "utils", "helper", "helpers", "common", "misc"];
 
-/// A file longer than this is no longer one idea.
-const MAX_LINES: usize = 500;
-
 /// Second words for acquire, release and renew.
 const SECOND_WORDS: [&str; 4] = ["unlock", "extend", "refresh", "heartbeat"];
 
@@ -58,18 +55,6 @@ fn a_module_with_a_folder_is_its_mod_rs() {
     demand(
         "move it to `mod.rs` in the folder of its name:",
         complaints.cloned(),
-    );
-}
-
-#[test]
-fn no_source_file_is_longer_than_one_idea() {
-    let sources = FILES
-        .iter()
-        .filter(|(path, _)| path.ends_with(".rs") && path.contains("/src/"));
-    let complaints = sources.filter(|(_, text)| text.lines().count() > MAX_LINES);
-    demand(
-        &format!("split it where it holds two ideas (at most {MAX_LINES} lines):"),
-        complaints.map(|(path, text)| format!("{path}: {} lines", text.lines().count())),
     );
 }
 

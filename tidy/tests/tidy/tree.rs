@@ -1,6 +1,6 @@
 //! The workspace as text, read once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -39,6 +39,22 @@ pub(crate) fn below(
         .map(|(path, text)| (path.as_str(), text.as_str()))
 }
 
+/// The drivers, listed nowhere: a crate whose source implements the contract is one from its first day.
+pub(crate) fn drivers() -> impl Iterator<Item = &'static str> {
+    drivers_among(below("dlock-", ".rs")).into_iter()
+}
+
+fn drivers_among<'a>(files: impl Iterator<Item = (&'a str, &'a str)>) -> BTreeSet<&'a str> {
+    files
+        .filter(|(_, text)| IMPLEMENTS.iter().any(|words| text.contains(words)))
+        .filter_map(|(path, _)| path.strip_prefix("dlock-")?.split_once("/src/"))
+        .map(|(backend, _)| backend)
+        .collect()
+}
+
+/// How a crate says that it is a driver: by the contract itself, or by a store under the record driver.
+const IMPLEMENTS: [&str; 2] = ["impl DistributedLock for", "impl RecordBacked for"];
+
 /// Fails with everything that is wrong, not with the first.
 #[track_caller]
 pub(crate) fn demand(rule: &str, complaints: impl IntoIterator<Item = String>) {
@@ -68,9 +84,23 @@ fn walk(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
         if kind.is_dir() && ours && !path.join("CACHEDIR.TAG").exists() {
             walk(&path, &format!("{prefix}{name}/"), files);
         } else if kind.is_file()
+            && name != ".git" // of a worktree: a path of this machine
             && let Ok(text) = fs::read_to_string(&path)
         {
             files.insert(format!("{prefix}{name}"), text);
         }
     }
+}
+
+#[test]
+fn rule_sees_a_new_driver() {
+    let driver = "#[async_trait]\nimpl DistributedLock for PostgresDriver {";
+    let files = [
+        ("dlock-postgres/src/anything.rs", driver),
+        ("dlock-core/tests/model.rs", driver),
+        ("dlock-cli/src/main.rs", "fn main() {}"),
+    ];
+    assert_eq!(drivers_among(files.into_iter()), ["postgres"].into());
+    let all: Vec<_> = drivers().collect();
+    assert!(all.len() >= 6 && !all.contains(&"core"), "{all:?}");
 }

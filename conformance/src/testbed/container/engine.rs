@@ -1,4 +1,4 @@
-//! The engine, spoken to from code that blocks.
+//! Container engine client for blocking code.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -20,11 +20,11 @@ use tokio::time::{sleep, timeout};
 
 use crate::testbed::server::ServerError;
 
-/// On every container of ours, with its [`owner`].
+/// The label on every container of the testbed; its value is the [`owner`].
 pub(super) const LABEL: &str = "dlock.testbed";
 
-/// The process that a container belongs to: unlike a number of its own it names a process of this machine, since this start
-/// of it, as seen from inside or outside of a container.
+/// The process that a container belongs to. Unlike a plain pid, this names a process of this machine
+/// since its present boot, as seen from inside or outside of a container.
 pub(super) fn owner() -> String {
     format!("{}/{}", *NAMESPACE, process::id())
 }
@@ -42,8 +42,8 @@ pub(super) fn fresh_name(image: &str) -> String {
     format!("dlock-{image}-{pid}-{next}-{:04x}", fastrand::u16(..))
 }
 
-/// Runs a future to its end on the runtime that all containers share, whoever asks: a test's own runtime ends with the test,
-/// and nobody may block on one from inside another.
+/// Runs a future to its end on the runtime that all containers share. A test's own runtime would end
+/// with the test, and code inside one runtime must not block on another.
 pub(super) fn run<T: Send + 'static>(job: impl Future<Output = T> + Send + 'static) -> T {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     let runtime = RUNTIME.get_or_init(|| {
@@ -57,7 +57,7 @@ pub(super) fn run<T: Send + 'static>(job: impl Future<Output = T> + Send + 'stat
     result.recv().expect("BUG: a job of the engine panicked")
 }
 
-/// Whether an engine answers. The first time it does, what killed tests left there is removed.
+/// Whether an engine answers. On the first success, the containers of killed tests are removed.
 pub(in crate::testbed) fn check() -> Result<(), ServerError> {
     static SWEPT: OnceLock<()> = OnceLock::new();
     let answer = run(async {
@@ -73,7 +73,7 @@ pub(in crate::testbed) fn check() -> Result<(), ServerError> {
     Ok(())
 }
 
-/// Removes the containers of processes that are no more.
+/// Removes the containers of processes that have ended.
 async fn sweep(docker: Docker) -> Result<(), EngineError> {
     let filters = HashMap::from([("label", vec![LABEL])]);
     let ours = ListContainersOptionsBuilder::new()
@@ -92,7 +92,7 @@ async fn sweep(docker: Docker) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Of another machine, or another namespace, nothing is known, and nothing is touched.
+/// Processes of another machine or namespace are unknown, so their containers are left alone.
 fn is_orphan(owner: &str) -> bool {
     let (namespace, pid) = owner.rsplit_once('/').unwrap_or_default();
     namespace == *NAMESPACE && !Path::new("/proc").join(pid).exists()
@@ -112,8 +112,8 @@ async fn forget(docker: &Docker, name: &str) -> Result<(), EngineError> {
     docker.remove_container(name, Some(with_data.build())).await
 }
 
-/// SIGKILL, suspended or not: a paused container is thawed with the signal pending, so it executes nothing more.
-/// Returns when it has ended; one that had ended before is no error.
+/// Sends SIGKILL, suspended or not: a paused container is thawed with the signal pending, so it
+/// executes nothing more. Returns when it has ended; a container that had ended before is no error.
 pub(super) async fn kill(id: &str) -> Result<(), EngineError> {
     let docker = docker_client_instance().await.map_err(other)?;
     let signal = KillContainerOptionsBuilder::new().signal("SIGKILL").build();
@@ -137,7 +137,7 @@ fn other(error: impl Error + Send + Sync + 'static) -> EngineError {
     std::io::Error::other(error).into()
 }
 
-/// An error with its causes: the engine's client keeps "permission denied" in the third.
+/// An error with its causes: the engine's client has "permission denied" in the third.
 pub(super) fn words(error: &(dyn Error + 'static)) -> String {
     let mut words = error.to_string();
     let mut next = error.source();

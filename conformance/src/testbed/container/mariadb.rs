@@ -13,9 +13,9 @@ pub struct MariaDb {
 }
 
 impl MariaDb {
-    /// Of `root`.
+    /// The password of `root`.
     pub const PASSWORD: &str = "dlock";
-    /// There from the start.
+    /// The database, which exists from the start.
     pub const DATABASE: &str = "dlock";
 }
 
@@ -33,7 +33,7 @@ impl Image for MariaDb {
     }
 
     fn command(&self, _: u16) -> Vec<String> {
-        // Its disk is shared with every other test; what was written outlives the process all the same.
+        // Its disk is shared with every other test; written data survives the process all the same.
         let mut command = ["mariadbd", "--innodb-flush-log-at-trx-commit=2"]
             .map(str::to_owned)
             .to_vec();
@@ -53,7 +53,8 @@ impl Image for MariaDb {
     }
 }
 
-/// A server that listens greets; while it initialises itself it does not listen, and the engine's proxy has no greeting.
+/// A server that listens greets. While it initialises itself it does not listen, and the engine's proxy
+/// sends no greeting.
 fn greeting(addr: SocketAddr) -> io::Result<()> {
     let mut packet = [0; 5]; // three bytes of length, a number, the protocol
     connect(addr)?.read_exact(&mut packet)?;

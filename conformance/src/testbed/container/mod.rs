@@ -1,4 +1,4 @@
-//! A real server of any kind, in a container of an engine on this machine.
+//! Container: a real server of any kind, in a container of an engine on this machine.
 
 mod engine;
 mod mariadb;
@@ -28,20 +28,20 @@ pub use mongo::Mongo;
 pub use redis::Redis;
 pub use zookeeper::ZooKeeper;
 
-/// What a kind of server must say about itself to be run by [`Container`].
+/// The description of a kind of server that [`Container`] runs.
 pub trait Image: fmt::Debug + Send + Sync + 'static {
-    /// The image without its tag, for messages too.
+    /// The name of the image without its tag, also for messages.
     fn name(&self) -> &'static str;
 
     /// Its tag.
     fn tag(&self) -> &'static str;
 
-    /// Where it listens in the container, of which clients see `outside`.
+    /// The port where it listens in the container; clients see it as `outside`.
     ///
     /// The same number for a server that tells its clients its address.
     fn port(&self, outside: u16) -> u16;
 
-    /// What it is started with.
+    /// Its command line.
     fn command(&self, outside: u16) -> Vec<String>;
 
     /// Its environment.
@@ -49,9 +49,10 @@ pub trait Image: fmt::Debug + Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Whether it answers there; asked every few milliseconds, so it must not wait long.
+    /// Whether it answers there; called every few milliseconds, so it must not wait long.
     ///
-    /// The engine accepts connections before the server does: only an answer of the server's own counts.
+    /// The engine accepts connections before the server does, so only an answer of the server itself
+    /// counts.
     fn ready(&self, addr: SocketAddr) -> bool;
 
     /// How long a start may take.
@@ -60,11 +61,12 @@ pub trait Image: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// A running container. Dropping it removes it with its data; those of a test that was killed are removed by the next that
-/// starts one.
+/// A running container. Dropping it removes it with its data. Containers of a killed test are removed
+/// by the next test that starts one.
 ///
-/// It listens on the loopback address of this machine, on a port that stays the same when it is restarted: the engine must
-/// be on this machine, and no neighbour can reach a server without passwords. All methods block, also in async code.
+/// It listens on the loopback address of this machine, on a port that stays the same after a restart.
+/// So the engine must be on this machine, and no other machine can reach a server without passwords.
+/// All methods block, also in async code.
 #[derive(Debug)]
 pub struct Container {
     image: Arc<dyn Image>,
@@ -74,13 +76,13 @@ pub struct Container {
 }
 
 impl Container {
-    /// Starts a container and waits until its server is ready. A port that somebody else took in the meantime is tried anew
-    /// elsewhere. An image that the engine does not have is pulled.
+    /// Starts a container and waits until its server is ready. If another process took the port in the
+    /// meantime, it tries another port. An image that the engine does not have is pulled.
     ///
     /// # Errors
     ///
-    /// [`ServerError`]: [`NoEngine`](ServerError::NoEngine) when none answers, else what went wrong, with the server's log
-    /// where there is one.
+    /// [`ServerError`]: [`NoEngine`](ServerError::NoEngine) when none answers, else the error of the
+    /// start, with the server's log where there is one.
     pub fn start(image: impl Image) -> Result<Self, ServerError> {
         check_engine()?;
         let image: Arc<dyn Image> = Arc::new(image);
@@ -126,7 +128,7 @@ impl Container {
                 running: Some(Arc::new(container)),
             }),
             Err(error) => {
-                engine::remove(name); // created, and not started
+                engine::remove(name); // created, but not started
                 let words = engine::words(&error);
                 if PORT_TAKEN.iter().any(|taken| words.contains(taken)) {
                     return Err(Launch::PortTaken);
@@ -139,13 +141,13 @@ impl Container {
         }
     }
 
-    /// Where it listens.
+    /// The address where it listens.
     #[must_use]
     pub const fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// The engine's id of it.
+    /// The engine's id of the container.
     #[must_use]
     pub fn id(&self) -> &str {
         self.running().id()
@@ -192,7 +194,7 @@ impl Container {
         running.expect("BUG: a container is there until it is dropped")
     }
 
-    /// Has the engine do something with it.
+    /// Runs an operation of the engine on the container.
     fn engine<T, E, F>(
         &self,
         step: &'static str,
@@ -256,7 +258,7 @@ impl Drop for Container {
     }
 }
 
-/// Why there is no container.
+/// The error for a container that could not be started.
 enum Launch {
     PortTaken,
     Failed(ServerError),
@@ -272,7 +274,7 @@ impl dyn Image {
     }
 }
 
-/// For a question to a server that may not be there yet.
+/// A connection to a server that may not be ready.
 fn connect(addr: SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&addr, QUESTION_LIMIT)?;
     stream.set_read_timeout(Some(QUESTION_LIMIT))?;
@@ -280,14 +282,15 @@ fn connect(addr: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// How engines say that a port is not free.
+/// The messages of engines for a port that is taken.
 const PORT_TAKEN: [&str; 2] = ["port is already allocated", "address already in use"];
-/// How the engine's client says that there is no such image, here or in the registry.
+/// The message of the engine's client for an image that is missing, here and in the registry.
 const NOT_PULLED: &str = "failed to pull the image";
 const MAKE_IT: &str = "conformance/images/build.sh makes it without a registry";
 const START_ATTEMPTS: u32 = 4;
 const READY_INTERVAL: Duration = Duration::from_millis(10);
-/// A container that ends at once should not take the whole limit; a look costs the engine more than a question to the server.
+/// A container that ends at once should not take the whole limit; a status request costs the engine
+/// more than a question to the server.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 const QUESTION_LIMIT: Duration = Duration::from_millis(500);
 const LOG_TAIL: usize = 16 * 1024;

@@ -25,7 +25,7 @@ impl Image for Redis {
     fn command(&self, _: u16) -> Vec<String> {
         let mut command = vec!["redis-server".to_owned()];
         command.extend(self.0.arguments());
-        // We come from the engine's bridge, which is not the container's loopback.
+        // The client comes from the engine's bridge, which is not the container's loopback.
         command.extend(["--enable-debug-command", "yes"].map(str::to_owned));
         command.extend(self.0.extra_args.iter().cloned());
         command

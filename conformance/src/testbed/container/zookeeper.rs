@@ -40,7 +40,7 @@ impl Image for ZooKeeper {
             ("ZOO_MAX_CLIENT_CNXNS", "0"),
             ("ZOO_ADMINSERVER_ENABLED", "false"),
             ("ZOO_4LW_COMMANDS_WHITELIST", "*"),
-            // Its disk is shared with every other test; what was written outlives the process all the same.
+            // Its disk is shared with every other test; written data survives the process all the same.
             ("JVMFLAGS", "-Dzookeeper.forceSync=no"),
             ("ZOO_CFG_EXTRA", &extra.join(" ")),
         ]
@@ -49,7 +49,7 @@ impl Image for ZooKeeper {
     }
 
     fn ready(&self, addr: SocketAddr) -> bool {
-        // One that does not serve yet says so instead.
+        // A server that does not serve yet says so instead.
         srvr(addr).is_ok_and(|answer| answer.contains("Zookeeper version"))
     }
 }

@@ -1,4 +1,4 @@
-//! MongoDB: a server or a replica set to test against, and just enough of its protocol to provoke it.
+//! MongoDB: a server or a replica set to test against, and enough of its protocol to inject faults.
 
 mod wire;
 
@@ -21,35 +21,36 @@ use super::station::Station;
 
 pub use wire::{Fields, Value, document, field};
 
-/// What kind of server is wanted.
+/// The deployment of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deployment {
-    /// A replica set of one: change streams, and a majority of one.
+    /// A replica set of one: it has change streams, and its majority is one member.
     ReplicaSet,
     /// No replica set.
     Standalone,
 }
 
-/// One MongoDB server: one of ours, or the one that [`DLOCK_TEST_MONGO_URL`](VARIABLE) names. Clients connect to this member and no
-/// other, by whatever name the set knows it.
+/// One MongoDB server: one that the testbed starts, or the one that [`DLOCK_TEST_MONGO_URL`](VARIABLE)
+/// names. Clients connect to this member only, by whatever name the set knows it.
 pub type MongoServer = Running<Mongo>;
 
-/// What only a MongoDB has.
+/// The state that only this kind of server has.
 #[derive(Clone, Copy, Debug)]
 pub struct Mongo {
     deployment: Deployment,
 }
 
-/// Names a server to use instead of one of ours, as `mongodb://host:port/`: a primary without log-in. Tests destroy its data.
+/// Names a server to use instead of starting one, as `mongodb://host:port/`: a primary without
+/// authentication. Tests destroy its data.
 pub const VARIABLE: &str = "DLOCK_TEST_MONGO_URL";
-/// The program, where it is not on `PATH`.
+/// Names the program, where it is not on `PATH`.
 pub const PROGRAM_VARIABLE: &str = "MONGOD";
 
 impl MongoServer {
-    /// Starts a server, and makes it the primary of a set of one if that is wanted.
+    /// Starts a server, and makes it the primary of a set of one if the deployment asks for that.
     ///
     /// # Errors
-    /// [`ServerError::Missing`] when there is no `mongod`, else what went wrong.
+    /// [`ServerError::Missing`] when there is no `mongod`, else the error of the start.
     pub fn start(deployment: Deployment) -> Result<Self, ServerError> {
         Self::start_with(deployment, &[])
     }
@@ -71,7 +72,7 @@ impl MongoServer {
     /// Starts `mongo:6` in a container, a replica set of one.
     ///
     /// # Errors
-    /// [`ServerError::NoEngine`] when there is no engine, else what went wrong.
+    /// [`ServerError::NoEngine`] when there is no engine, else the error of the start.
     #[cfg(feature = "containers")]
     pub fn in_container() -> Result<Self, ServerError> {
         let container = Container::start(container::Mongo::default())?;
@@ -79,7 +80,7 @@ impl MongoServer {
         Ok(Self::ours(Mongo { deployment }, container, url_at))
     }
 
-    /// Kills it and starts it again, and waits until it takes writes.
+    /// Kills it and starts it again, and waits until it accepts writes.
     ///
     /// # Errors
     /// [`ServerError`]; the server is then not running.
@@ -159,7 +160,7 @@ pub struct MongoSet {
 }
 
 impl MongoSet {
-    /// Starts so many members.
+    /// Starts this number of members.
     ///
     /// # Errors
     /// As [`MongoServer::start`].
@@ -167,10 +168,11 @@ impl MongoSet {
         Self::start_known_as(members, |own| Ok(own.to_owned()))
     }
 
-    /// The same with members that know each other by other addresses, such as those of proxies before them.
+    /// The same with members that know each other by other addresses, such as those of proxies in front
+    /// of them.
     ///
     /// # Errors
-    /// As [`MongoServer::start`], and what `known_as` fails with.
+    /// As [`MongoServer::start`], and any error of `known_as`.
     pub fn start_known_as(
         members: usize,
         known_as: impl FnOnce(&[SocketAddr]) -> io::Result<Vec<SocketAddr>>,
@@ -190,7 +192,7 @@ impl MongoSet {
         Ok(set)
     }
 
-    /// Where clients connect: to the set.
+    /// The URL of the set for clients.
     #[must_use]
     pub fn url(&self) -> String {
         let hosts: Vec<_> = self.names.iter().map(ToString::to_string).collect();
@@ -203,10 +205,11 @@ impl MongoSet {
         &self.members
     }
 
-    /// Which one is the primary, as soon as there is one: of two that say so the one with the newer term.
+    /// The index of the primary, as soon as there is one. If two claim to be primary, the one with the
+    /// newer term counts.
     ///
     /// # Errors
-    /// When none is elected within 30 s.
+    /// When no primary is elected within 30 s.
     pub fn primary(&self) -> io::Result<usize> {
         let own: Vec<_> = self.members.iter().map(ServerProcess::addr).collect();
         primary_of(&own, ELECTION_LIMIT)
@@ -215,7 +218,7 @@ impl MongoSet {
     /// Waits until every member is a primary or a secondary: before that it neither votes nor can be elected.
     ///
     /// # Errors
-    /// When that is not so within 30 s.
+    /// When they are not within 30 s.
     pub fn settled(&self) -> io::Result<()> {
         let began = Instant::now();
         let is_settled = |member: &ServerProcess| {
@@ -235,7 +238,7 @@ impl MongoSet {
         )))
     }
 
-    /// Runs one command on that member.
+    /// Runs one command on this member.
     ///
     /// # Errors
     /// As [`MongoServer::command`].
@@ -301,13 +304,15 @@ impl Service for Mongod {
             .args(&self.extra_args);
         if self.deployment == Deployment::ReplicaSet {
             command.args(["--replSet", SET, "--oplogSize", "64"]);
-            // Who copied from a member that stands still tries another one after that many seconds.
+            // A member that copies from a stopped member tries another one after this number of
+            // seconds.
             command.args(["--setParameter", "oplogNetworkTimeoutBufferSeconds=1"]);
         }
         command
     }
 
-    /// Asked without a log-in, a server that wants one answers `hello` alone; its log says whose port it is.
+    /// Without authentication, a server that requires it answers only `hello`; its log says which
+    /// process has the port.
     fn ready(&self, site: &Site, pid: u32) -> bool {
         let log = std::fs::read_to_string(site.dir.join("server.log")).unwrap_or_default();
         let ours = log.rfind(&format!("\"pid\":{pid},"));
@@ -327,7 +332,8 @@ fn initiate(names: &[SocketAddr], first: SocketAddr) -> io::Result<()> {
     Ok(())
 }
 
-/// Asks for a set of these members. Asked once more, the server says that there is one and does nothing.
+/// Initiates a set of these members. On a second call, the server answers that the set exists and does
+/// nothing.
 pub(super) fn begin(names: &[SocketAddr], first: SocketAddr) -> io::Result<()> {
     let members: Vec<Value> = (0..)
         .zip(names)
@@ -350,13 +356,13 @@ pub(super) fn begin(names: &[SocketAddr], first: SocketAddr) -> io::Result<()> {
     wire::command(first, "admin", begin, COMMAND_LIMIT).map(drop)
 }
 
-/// What a server says of itself to everybody.
+/// The answer of a server to `hello`, which needs no authentication.
 pub(super) fn hello(addr: SocketAddr) -> io::Result<Fields> {
     let asked = document([("hello", 1.into())]);
     wire::command(addr, "admin", asked, HELLO_LIMIT)
 }
 
-/// Whether it says that it takes writes.
+/// Whether it says that it accepts writes.
 pub(super) fn is_primary(hello: &Fields) -> bool {
     field(hello, "isWritablePrimary") == Some(&Value::Bool(true))
 }
@@ -367,7 +373,7 @@ fn primary_of(members: &[SocketAddr], limit: Duration) -> io::Result<usize> {
         let terms = members.iter().enumerate().filter_map(|(member, addr)| {
             is_primary(&hello(*addr).ok()?).then_some(())?;
             let asked = document([("replSetGetStatus", 1.into())]);
-            // With users, a set of one may be asked for no more than a greeting.
+            // With users, an unauthenticated client may ask a set of one only for a greeting.
             let status = wire::command(*addr, "admin", asked, HELLO_LIMIT).unwrap_or_default();
             Some((
                 field(&status, "term").and_then(Value::number).unwrap_or(0),
@@ -382,7 +388,7 @@ fn primary_of(members: &[SocketAddr], limit: Duration) -> io::Result<usize> {
     Err(io::Error::other(format!("no primary within {limit:?}")))
 }
 
-/// Where `./test` puts it.
+/// The place where `./test` installs it.
 fn fetched() -> PathBuf {
     let home = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     let cache = env::var_os("XDG_CACHE_HOME")
@@ -405,9 +411,9 @@ const MISSING: ServerError = ServerError::Missing {
     server: PROGRAM,
     remedy: "run ./test, which fetches it, install MongoDB 5.0 or newer, or set MONGOD to the program or DLOCK_TEST_MONGO_URL to a server",
 };
-/// Beyond any pause a test asks for.
+/// Longer than any pause a test asks for.
 const COMMAND_LIMIT: Duration = Duration::from_secs(30);
-/// A member that is stopped must not hold up the others' answers.
+/// A stopped member must not hold up the others' answers.
 const HELLO_LIMIT: Duration = Duration::from_millis(300);
 const ELECTION_LIMIT: Duration = Duration::from_secs(30);
 

@@ -1,10 +1,10 @@
-//! Just enough of the protocol: one command, one reply, on a connection of its own, without log-in.
+//! Minimal MongoDB client: one command, one reply, on a connection of its own, without authentication.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// What a document is made of.
+/// A value in a document.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Value {
@@ -24,7 +24,7 @@ pub enum Value {
     Int(i32),
     /// 64 bits: longs, dates and timestamps.
     Long(i64),
-    /// A type that nobody here asks for.
+    /// A type that no caller needs.
     Other(u8),
 }
 
@@ -75,7 +75,7 @@ impl Value {
     }
 }
 
-/// A document of the fields given.
+/// A document of these fields.
 pub fn document<const N: usize>(fields: [(&str, Value); N]) -> Fields {
     fields.map(|(key, value)| (key.to_owned(), value)).into()
 }
@@ -110,7 +110,7 @@ pub(super) fn command(
     }
     let mut body = vec![0; length - HEADER];
     stream.read_exact(&mut body)?;
-    // Flags, and the kind of the one section, stand before the document.
+    // Flags, and the kind of the one section, come before the document.
     let reply = Reader(body.get(5..).ok_or_else(|| garbled("no document"))?).document()?;
     let failed = |fields: &Fields| {
         let text = |key| match field(fields, key) {
@@ -290,7 +290,7 @@ fn garbled(what: &str) -> io::Error {
 
 const HEADER: usize = 16;
 const OP_MSG: i32 = 2013;
-/// No reply that anybody here asks for is longer.
+/// No reply to a command of the testbed is longer.
 const LONGEST: usize = 4 << 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! One connection: two streams, each read into a bounded queue and delivered from it.
+//! One proxied connection: two streams, each read into a bounded queue and delivered from it.
 
 use std::collections::VecDeque;
 use std::future::pending;
@@ -15,7 +15,8 @@ use super::link::{Direction, Link};
 use super::strike::{Fault, Strike};
 use super::triggers::Tail;
 
-/// A connection's place in the proxy; leaves it when dropped, so also when its task is aborted.
+/// The registration of a connection in the proxy. It ends on drop, so also when the connection's task
+/// is aborted.
 #[derive(Debug)]
 pub(super) struct Registered {
     number: u64,
@@ -68,7 +69,7 @@ impl Drop for Registered {
     }
 }
 
-/// Serves one client until either side ends it, or [`Link::cut`] does.
+/// Serves one client until either side ends the connection, or [`Link::cut`] does.
 pub(super) async fn serve(client: TcpStream, here: Registered) {
     let served = async {
         here.wait(|link| !link.blackhole).await;
@@ -91,7 +92,7 @@ async fn relay(mut client: TcpStream, mut server: TcpStream, here: &Registered) 
         let (feed, queue) = mpsc::channel(QUEUE);
         let delivered = deliver(queue, to_server, Direction::ClientToServer, here);
         match until_second(read_requests(from_client, feed, here), delivered).await {
-            // The client said all it had to say; the server may still be answering.
+            // The client has sent everything; the server may still be answering.
             End::Closed => pending().await,
             End::Broken => {}
         }
@@ -200,7 +201,7 @@ async fn read<'b>(
     direction: Direction,
     here: &Registered,
 ) -> Option<&'b [u8]> {
-    // A reset is an end like any other: what was read before it was sent, and is delivered.
+    // A reset counts as an end: everything read before it was sent, and is delivered.
     let length = from.read(buffer).await.ok().filter(|length| *length > 0)?;
     here.shared.tally.read(direction, length);
     Some(&buffer[..length])
@@ -242,7 +243,7 @@ async fn deliver(
                 match (to.write_all(&bytes).await, direction) {
                     (Ok(()), _) => here.shared.tally.delivered(direction, bytes.len()),
                     (Err(_), Direction::ClientToServer) => return End::Broken,
-                    // The client is gone; its requests, held ones too, are still to be executed.
+                    // The client is gone; its requests, also held ones, are still to be executed.
                     (Err(_), Direction::ServerToClient) => reachable = false,
                 }
             }

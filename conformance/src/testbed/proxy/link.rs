@@ -1,4 +1,4 @@
-//! What each connection is told to do with its bytes.
+//! State of one proxied connection, which controls its bytes.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use tokio::sync::watch;
 pub enum Direction {
     /// Requests.
     ClientToServer,
-    /// Replies, and whatever else the server sends.
+    /// Replies and other bytes that the server sends.
     ServerToClient,
 }
 
-/// What happens to the bytes of one direction.
+/// The treatment of the bytes of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flow {
     /// They are delivered.
@@ -22,16 +22,16 @@ pub enum Flow {
     Pass,
     /// They are held, and delivered in order once the flow is [`Pass`](Self::Pass) again.
     Stall,
-    /// They vanish, the end of the stream included: the other side hears nothing at all.
+    /// They are dropped, the end of the stream included: the other side receives nothing.
     Swallow,
 }
 
-/// Which connections a condition is for.
+/// The connections that a condition is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Those that are open now; new ones are as they were to be.
+    /// Those that are open now; the setting for new ones stays.
     Existing,
-    /// Those yet to come.
+    /// Future ones.
     New,
     /// All of them.
     All,
@@ -43,14 +43,15 @@ pub(super) struct Lane {
     pub(super) delay: Duration,
 }
 
-/// The state of one connection that its two streams look at before every delivery.
+/// The state of one connection that its two streams check before every delivery.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Link {
     to_server: Lane,
     to_client: Lane,
     pub(super) blackhole: bool,
     pub(super) cut: bool,
-    /// A reply was lost here: TCP cannot lose a piece and go on, so nothing reaches the client any more.
+    /// A reply was lost here. TCP cannot lose a piece and go on, so nothing reaches the client any
+    /// more.
     pub(super) deaf: bool,
     /// The client has closed its side.
     pub(super) client_gone: bool,
@@ -79,7 +80,8 @@ impl Link {
         self.lane(direction).flow == Flow::Swallow
     }
 
-    /// The end of a stream may be reported: it comes through, or (to the client) there is nobody left to report it to.
+    /// The end of a stream may be reported: bytes of this direction pass, or the end goes to a client
+    /// that is gone.
     pub(super) fn ends(&self, direction: Direction) -> bool {
         let to_client = direction == Direction::ServerToClient;
         let held_back =
@@ -88,7 +90,7 @@ impl Link {
     }
 }
 
-/// The open connections, and how new ones begin.
+/// The open connections, and the initial state of new ones.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     pub(super) refuse: bool,

@@ -1,4 +1,5 @@
-//! A network between a client and its server that can be broken on purpose, while it is in use.
+//! Fault proxy: a network between a client and its server that can be broken on purpose while it is in
+//! use.
 
 mod connection;
 mod link;
@@ -25,17 +26,19 @@ pub use tally::{Counters, Watch};
 
 /// A TCP proxy on a free port of 127.0.0.1 in front of one server.
 ///
-/// Bytes pass unchanged and in order until told otherwise. There are two kinds of faults: *conditions*
+/// By default bytes pass unchanged and in order. There are two kinds of faults. *Conditions*
 /// ([`set_flow`](Self::set_flow), [`set_delay`](Self::set_delay), [`blackhole`](Self::blackhole),
-/// [`refuse`](Self::refuse)) last until they are taken back, and an armed [`Fault`] ([`on_next`](Self::on_next)) strikes
-/// one request.
+/// [`refuse`](Self::refuse)) last until they are cleared. An armed [`Fault`]
+/// ([`on_next`](Self::on_next)) strikes one request.
 ///
-/// - A client that closes its connection is reported to the server once all its bytes, held ones too, have been delivered.
-/// - A server that closes closes the client's connection, after what it sent has been delivered.
+/// - When a client closes its connection, the server sees that after all the client's bytes, also held
+///   ones.
+/// - When the server closes a connection, the client sees that after all the server's bytes.
 /// - With the server down, connecting to the proxy succeeds and the connection is closed at once.
 /// - Per connection and direction at most 1 MiB is held; beyond that the sender is slowed down, as by TCP.
 ///
-/// It runs in the tokio runtime it was started in, one task per connection. Dropping it ends them all at once.
+/// It runs in the tokio runtime in which it was started, one task per connection. Dropping it ends all
+/// of them at once.
 #[derive(Debug)]
 pub struct Proxy {
     addr: SocketAddr,
@@ -52,7 +55,7 @@ impl Proxy {
     ///
     /// # Cancel safety
     ///
-    /// Dropped early, nothing runs and no port is taken.
+    /// If dropped early, nothing runs and no port is taken.
     pub async fn start(upstream: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let addr = listener.local_addr()?;
@@ -70,13 +73,13 @@ impl Proxy {
         })
     }
 
-    /// Where clients connect.
+    /// The address for clients.
     #[must_use]
     pub const fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Says what happens to bytes of one direction from now on, those already held included.
+    /// Sets the flow of one direction from now on, also for bytes already held.
     ///
     /// Going back to [`Flow::Pass`] after [`Flow::Swallow`] leaves a hole in the stream, which no real network makes:
     /// [`cut`](Self::cut) such connections, or let the client close them.
@@ -84,31 +87,34 @@ impl Proxy {
         self.change(reach, |link| link.lane_mut(direction).flow = flow);
     }
 
-    /// Delivers bytes of one direction that much later than they came. Bytes already on their way keep their time.
+    /// Delays the bytes of one direction by this time from now on. Bytes already in flight keep their
+    /// time.
     pub fn set_delay(&self, reach: Reach, direction: Direction, delay: Duration) {
         self.change(reach, |link| link.lane_mut(direction).delay = delay);
     }
 
-    /// Delivers nothing in either direction while on; connections are accepted, and not yet passed on to the server.
+    /// While on, delivers nothing in either direction; connections are accepted, but not yet passed on
+    /// to the server.
     ///
-    /// Taken back, everything held is delivered, as TCP does after a partition.
+    /// When it is switched off, everything held is delivered, as TCP does after a partition.
     pub fn blackhole(&self, reach: Reach, on: bool) {
         self.change(reach, |link| link.blackhole = on);
     }
 
-    /// Closes new connections as they are accepted, while on.
+    /// While on, closes new connections as they are accepted.
     pub fn refuse(&self, on: bool) {
         self.shared.table().refuse = on;
     }
 
-    /// Closes all connections now, both sides; what was held is lost. Returns how many there were.
+    /// Closes both sides of all connections now; held bytes are lost. Returns the number of
+    /// connections.
     pub fn cut(&self) -> usize {
         self.shared.table().cut()
     }
 
-    /// Takes back every condition, and disarms every fault that has not struck.
+    /// Clears every condition, and disarms every fault that has not struck.
     ///
-    /// A request that is being held stays held until its [`Strike`] is released.
+    /// A held request stays held until its [`Strike`] is released.
     pub fn heal(&self) {
         self.shared.triggers().disarm_all();
         self.refuse(false);
@@ -120,7 +126,7 @@ impl Proxy {
         });
     }
 
-    /// Arms a fault for one coming request, on whichever connection it is seen.
+    /// Arms a fault for one future request, on whichever connection it comes.
     ///
     /// Several may be armed: each occurrence of a needle goes to the first fault, in the order of arming, that does not
     /// skip it. Arming the same fault `n` times thus strikes `n` requests.
@@ -139,13 +145,13 @@ impl Proxy {
         self.shared.triggers().watch(direction, needle.into())
     }
 
-    /// What has passed so far.
+    /// The counters so far.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.shared.tally.counters()
     }
 
-    /// Waits until the counters fulfil a condition, such as `|c| c.open == 2`.
+    /// Waits until the counters satisfy a condition, such as `|c| c.open == 2`.
     ///
     /// # Cancel safety
     ///
@@ -166,7 +172,7 @@ impl Drop for Proxy {
     }
 }
 
-/// What the proxy and the tasks of its connections have in common.
+/// The state that the proxy and the tasks of its connections share.
 #[derive(Debug)]
 struct Shared {
     upstream: SocketAddr,
@@ -195,7 +201,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
                         connections.spawn(connection::serve(client, registered));
                     }
                 }
-                // Out of file descriptors, most likely: the backlog keeps the client until there is one.
+                // Most likely out of file descriptors: the backlog keeps the client until there is one.
                 Err(_) => tokio::time::sleep(ACCEPT_AGAIN).await,
             },
             Some(_) = connections.join_next() => {}
@@ -203,5 +209,5 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// Short enough to go unnoticed beside a connect, long enough not to spin.
+/// Short enough not to delay a connect noticeably, long enough not to spin.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(5);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// Which request a fault is for: one whose bytes contain a needle.
+/// The request that a fault is for: one whose bytes contain a needle.
 #[derive(Clone, Debug)]
 pub struct Trigger {
     pub(super) needle: Vec<u8>,
@@ -25,37 +25,40 @@ impl Trigger {
         }
     }
 
-    /// Lets `n` occurrences go by first.
+    /// Skips the first `n` occurrences.
     #[must_use]
     pub fn skip(self, n: usize) -> Self {
         Self { skip: n, ..self }
     }
 }
 
-/// What happens to the request, or to its reply.
+/// The fault of the request, or of its reply.
 ///
-/// The proxy knows no protocol: whatever the server sends on that connection after the needle was forwarded counts as the
-/// reply, so faults are exact on connections where nothing else is under way.
+/// The proxy knows no protocol. It takes for the reply whatever the server sends on that connection
+/// after the needle was forwarded. So faults are exact on connections where nothing else is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The server executes it; its reply, and everything after it on that connection, never arrives. The connection
-    /// stays open. Strikes when the reply has begun to come.
+    /// The server executes it; its reply, and everything after it on that connection, never arrives.
+    /// The connection stays open. Strikes when the reply has begun to come.
     LoseReply,
-    /// Everything up to the needle is forwarded, nothing from it on, and the connection is cut: it is not executed.
+    /// Everything up to the needle is forwarded, and nothing from it on. The connection is cut, so the
+    /// request is not executed.
     CutBeforeRequest,
-    /// The server executes it; the connection is cut when the reply has begun to come, and nothing of it is delivered.
+    /// The server executes it. The connection is cut when the reply has begun to come, and no byte of
+    /// the reply is delivered.
     CutAfterRequest,
-    /// The connection is cut when that many bytes of the reply have been delivered.
+    /// The connection is cut when this number of bytes of the reply has been delivered.
     CutMidReply {
-        /// How many; a reply that is not longer arrives whole.
+        /// The number of bytes; a reply that is not longer arrives whole.
         bytes: usize,
     },
-    /// Everything from the needle on is held until [`Strike::release`] and then delivered, even when the client has
-    /// closed its connection long ago: the server executes it late.
+    /// Everything from the needle on is held until [`Strike::release`] and then delivered, even when
+    /// the client has closed its connection long ago: the server executes it late.
     HoldRequest,
 }
 
-/// An armed fault: tells when it has struck. Dropping it changes nothing; a held request is then held for ever.
+/// An armed fault, which reports when it has struck. Dropping it changes nothing; a held request is
+/// then held for ever.
 #[derive(Clone, Debug)]
 pub struct Strike(Arc<State>);
 
@@ -96,7 +99,8 @@ impl Strike {
         self.0.phase.borrow().struck
     }
 
-    /// Lets a held request go on to the server, now or as soon as it is seen. Changes nothing for other faults.
+    /// Lets a held request go on to the server, now or as soon as it is seen. Does not affect other
+    /// faults.
     pub fn release(&self) {
         self.0.phase.send_modify(|phase| phase.released = true);
     }
@@ -112,7 +116,7 @@ impl Strike {
         self.wait(|phase| phase.answered).await;
     }
 
-    /// Takes the fault back if it has not found its request yet.
+    /// Disarms the fault if it has not found its request yet.
     pub fn disarm(&self) {
         self.0.phase.send_modify(|phase| phase.disarmed = true);
     }
@@ -152,7 +156,7 @@ pub(super) fn checked(needle: Vec<u8>) -> Vec<u8> {
     needle
 }
 
-/// Longer than a SHA-1 or a lock name usually is, short enough to keep with every connection.
+/// Longer than a SHA-1 or a typical lock name, and short enough to keep for every connection.
 pub(super) const LONGEST_NEEDLE: usize = 256;
 
 #[cfg(test)]

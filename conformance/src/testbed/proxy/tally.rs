@@ -1,4 +1,4 @@
-//! What has passed: connections, bytes, occurrences of a needle.
+//! Counters of a proxy: connections, bytes, occurrences of a needle.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,7 +6,7 @@ use tokio::sync::{Notify, watch};
 
 use super::link::Direction;
 
-/// A snapshot of what a proxy has seen.
+/// A snapshot of a proxy's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
@@ -24,7 +24,7 @@ pub struct Counters {
     pub from_server: u64,
     /// Bytes delivered to clients.
     pub to_clients: u64,
-    /// Bytes that vanished because they were told to, in either direction.
+    /// Bytes that the proxy dropped on demand, in either direction.
     pub swallowed: u64,
 }
 
@@ -84,7 +84,7 @@ impl Tally {
 
     pub(super) async fn until(&self, condition: impl Fn(&Counters) -> bool + Send) {
         loop {
-            // Made before the look: a change after it wakes us.
+            // Subscribed before the check: a change after the check wakes this task.
             let changed = self.changed.notified();
             if condition(&self.counters()) {
                 return;
@@ -101,8 +101,8 @@ impl Tally {
 
 /// Counts the occurrences of a needle since it was made, or since its last [`mark`](Self::mark).
 ///
-/// Bytes are counted when they reach the proxy. To say "no renewal after this point" make the point known to have been
-/// reached on the client's side, then `mark`.
+/// Bytes are counted when they reach the proxy. To assert "no renewal after this point", first await
+/// that the client has reached the point, then call `mark`.
 #[derive(Debug)]
 pub struct Watch {
     pub(super) seen: watch::Receiver<u64>,

@@ -1,4 +1,4 @@
-//! The armed faults and running watches of a proxy, and how their needles are found.
+//! Armed faults and running watches of a proxy, and the search for their needles.
 
 use tokio::sync::watch;
 
@@ -30,7 +30,8 @@ impl Triggers {
         Watch { seen, mark: 0 }
     }
 
-    /// Counts, and takes out the faults that this piece of a stream sets off: where in it, in ascending order, and which.
+    /// Counts, and takes out the faults that this piece of a stream triggers: their positions, in
+    /// ascending order, and the faults.
     pub(super) fn scan(
         &mut self,
         direction: Direction,
@@ -97,7 +98,8 @@ impl Tail {
         old
     }
 
-    /// Where the needle begins; only occurrences that reach into the new bytes, the others were found before.
+    /// The position where the needle begins. Only occurrences that reach into the new bytes count;
+    /// others were found before.
     fn find<'a>(&'a self, needle: &'a [u8], old: usize) -> impl Iterator<Item = usize> + 'a {
         let first = (old + 1).saturating_sub(needle.len());
         self.0[first..]

@@ -1,4 +1,4 @@
-//! Redis: a server to test against, and just enough of its protocol to provoke it.
+//! Redis: a server to test against, and enough of its protocol to inject faults.
 
 mod wire;
 
@@ -20,29 +20,31 @@ use wire::Target;
 
 pub use wire::Reply;
 
-/// When a server of ours writes its append-only file to disk, and so what it still knows after a restart.
+/// When a started server writes its append-only file to disk, and so what it still has after a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Aof {
-    /// Never: a restart is empty.
+    /// Never: it is empty after a restart.
     #[default]
     Off,
     /// Once a second.
     EverySec,
-    /// Before it answers.
+    /// Before each answer.
     Always,
 }
 
-/// How a server of ours is started.
+/// Settings of a server that the testbed starts.
 #[derive(Clone, Debug, Default)]
 pub struct RedisOptions {
     /// Persistence.
     pub aof: Aof,
     /// Appended to the command line, such as `["--maxmemory", "10mb"]`.
     pub extra_args: Vec<String>,
+    /// Environment variables of a server process; a server in a container gets none of them.
+    pub env: Vec<(String, String)>,
 }
 
 impl RedisOptions {
-    /// As arguments, but for the extra ones.
+    /// The settings as arguments, except the extra ones.
     pub(super) fn arguments(&self) -> Vec<String> {
         let aof: &[&str] = match self.aof {
             Aof::Off => &["--appendonly", "no"],
@@ -58,16 +60,18 @@ impl RedisOptions {
     }
 }
 
-/// A Redis server: one of ours, or the one that [`DLOCK_TEST_REDIS_URL`](VARIABLE) names.
+/// A Redis server: one that the testbed starts, or the one that [`DLOCK_TEST_REDIS_URL`](VARIABLE)
+/// names.
 pub type RedisServer = Running<Redis>;
 
-/// What only a Redis has.
+/// The state that only this kind of server has.
 #[derive(Debug)]
 pub struct Redis {
     target: Target,
 }
 
-/// Names a server to use instead of one of ours, as `redis://[user:password@]host[:port][/db]`. Tests destroy its data.
+/// Names a server to use instead of starting one, as `redis://[user:password@]host[:port][/db]`. Tests
+/// destroy its data.
 pub const VARIABLE: &str = "DLOCK_TEST_REDIS_URL";
 
 impl RedisServer {
@@ -75,7 +79,7 @@ impl RedisServer {
     ///
     /// # Errors
     ///
-    /// [`ServerError::Missing`] when there is none, else what went wrong.
+    /// [`ServerError::Missing`] when there is none, else the error of the start.
     pub fn start(options: RedisOptions) -> Result<Self, ServerError> {
         let program = on_path(PROGRAM).ok_or(MISSING)?;
         let debug_command = knows_debug_option(&program);
@@ -91,7 +95,7 @@ impl RedisServer {
     ///
     /// # Errors
     ///
-    /// [`ServerError::NoEngine`] when there is no engine, else what went wrong.
+    /// [`ServerError::NoEngine`] when there is no engine, else the error of the start.
     #[cfg(feature = "containers")]
     pub fn in_container(options: RedisOptions) -> Result<Self, ServerError> {
         Ok(Self::local(Container::start(container::Redis(options))?))
@@ -155,6 +159,7 @@ impl Service for Program {
             command.args(["--enable-debug-command", "local"]);
         }
         command.args(&self.options.extra_args);
+        command.envs(self.options.env.iter().map(|(name, value)| (name, value)));
         command
     }
 
@@ -164,15 +169,16 @@ impl Service for Program {
     }
 }
 
-/// Whether a Redis answers there that has its data, and says of itself what is asked for.
+/// Whether a Redis answers there that has loaded its data and whose `INFO` contains this text.
 pub(super) fn answers(addr: SocketAddr, asked: impl FnOnce(&str) -> bool) -> bool {
-    // While it loads its append-only file, INFO is answered and little else is.
+    // While it loads its append-only file, it answers INFO and little else.
     let info = Target::local(addr).command(&["INFO"], READY_LIMIT);
     let text = info.ok().and_then(|reply| reply.text()).unwrap_or_default();
     text.lines().any(|line| line == "loading:0") && asked(&text)
 }
 
-/// `DEBUG` must be allowed by name from Redis 7 on; older ones know neither the option nor the need.
+/// From Redis 7 on, `DEBUG` must be enabled by this option; older versions know neither the option nor
+/// the restriction.
 fn knows_debug_option(program: &PathBuf) -> bool {
     let output = Command::new(program).arg("--version").output();
     let text = output.map(|output| output.stdout).unwrap_or_default();
@@ -191,9 +197,9 @@ const MISSING: ServerError = ServerError::Missing {
     server: PROGRAM,
     remedy: "install it (apt-get install redis-server) or set DLOCK_TEST_REDIS_URL",
 };
-/// Beyond any pause a test asks for.
+/// Longer than any pause a test asks for.
 const COMMAND_LIMIT: Duration = Duration::from_secs(30);
-/// A server that starts answers in less; one that hangs must not eat the time to start.
+/// A starting server answers sooner; one that hangs must not use up the time limit of the start.
 const READY_LIMIT: Duration = Duration::from_millis(500);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Just enough of the protocol: one command, one reply, on a connection of its own.
+//! Minimal Redis client: one command, one reply, on a connection of its own.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Write};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use percent_encoding::percent_decode_str;
 use url::Url;
 
-/// What Redis answers.
+/// A reply of Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// `OK` and the like.
@@ -19,9 +19,9 @@ pub enum Reply {
     Int(i64),
     /// Bytes.
     Bulk(Vec<u8>),
-    /// Nothing.
+    /// A null.
     Nil,
-    /// Several.
+    /// An array.
     Array(Vec<Self>),
 }
 
@@ -88,10 +88,10 @@ fn garbled(what: &str) -> io::Error {
     )
 }
 
-/// Whom to talk to, and as whom.
+/// The server, and the login.
 pub(super) struct Target {
     addr: SocketAddr,
-    /// Sent before each command: who we are, which database.
+    /// Sent before each command: login and database.
     greeting: Vec<Vec<String>>,
 }
 

@@ -1,10 +1,10 @@
-//! Why a server could not be had.
+//! Errors of starting a server.
 
 use std::io;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-/// Why a server is not there.
+/// Why a server could not be started.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
@@ -13,7 +13,7 @@ pub enum ServerError {
     Missing {
         /// The program.
         server: &'static str,
-        /// What to do about it.
+        /// How to install it.
         remedy: &'static str,
     },
     /// No container engine answers.
@@ -25,7 +25,7 @@ pub enum ServerError {
         /// What happened when it was asked.
         reason: String,
     },
-    /// A server was named by an environment variable that cannot be used.
+    /// An environment variable names a server that cannot be used.
     #[error("{variable}: {reason}")]
     Variable {
         /// The variable.
@@ -38,29 +38,29 @@ pub enum ServerError {
     System {
         /// The program.
         server: &'static str,
-        /// What was being done.
+        /// The operation.
         step: &'static str,
-        /// Why not.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// It ended before it was ready.
+    /// The server ended before it was ready.
     #[error("{server} ended before it was ready, {status}; its log:\n{log}")]
     Ended {
         /// The program.
         server: &'static str,
         /// How it ended.
         status: ExitStatus,
-        /// What it printed.
+        /// Its output.
         log: String,
     },
-    /// It ran, and was not ready in time. It has been killed.
+    /// The server ran, but was not ready in time. It has been killed.
     #[error("{server} was not ready within {limit:?}; its log:\n{log}")]
     NotReady {
         /// The program.
         server: &'static str,
-        /// The time it had.
+        /// The time limit.
         limit: Duration,
-        /// What it printed.
+        /// Its output.
         log: String,
     },
 }

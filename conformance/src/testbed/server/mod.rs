@@ -1,4 +1,4 @@
-//! A real server of any kind, as a child process.
+//! Server process: a real server of any kind, as a child process.
 
 mod error;
 
@@ -21,16 +21,16 @@ use super::process;
 
 pub use error::ServerError;
 
-/// What a kind of server must say about itself to be run by [`ServerProcess`].
+/// The description of a kind of server that [`ServerProcess`] runs.
 pub trait Service: fmt::Debug + Send + Sync + 'static {
     /// The program, for messages and folder names.
     fn name(&self) -> &'static str;
 
-    /// Lays out the empty folder before the first start: configuration files, a copied template.
+    /// Fills the empty folder before the first start: configuration files, a copied template.
     ///
     /// # Errors
     ///
-    /// Whatever prevents that.
+    /// Any error of that.
     fn prepare(&self, site: &Site) -> io::Result<()> {
         let _ = site;
         Ok(())
@@ -41,29 +41,31 @@ pub trait Service: fmt::Debug + Send + Sync + 'static {
     /// Called at each start. Its output goes to the log.
     fn command(&self, site: &Site) -> Command;
 
-    /// Whether **this** process answers; asked every 5 ms, so it must not wait long.
+    /// Whether **this** process answers; called every 5 ms, so it must not wait long.
     ///
-    /// Another server may have taken the port in the same instant: compare `pid`, or whatever else tells them apart.
+    /// Another server may have taken the port in the same instant: compare `pid`, or another property
+    /// that tells them apart.
     fn ready(&self, site: &Site, pid: u32) -> bool;
 
-    /// How long a start may take; on a machine that does too much at once that is far more than it should.
+    /// How long a start may take; on an overloaded machine a start takes far longer than usual.
     fn start_limit(&self) -> Duration {
         Duration::from_secs(60)
     }
 }
 
-/// Where a server runs: a loopback port and a folder of its own.
+/// The place of a server: a loopback port and a folder of its own.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Site {
     /// On 127.0.0.1.
     pub port: u16,
-    /// Removed with the server. In memory where the machine has `/dev/shm`, unless [`on_disk`] was called: survives `kill -9`, not the machine.
+    /// Removed with the server. It is in memory where the machine has `/dev/shm`, unless [`on_disk`]
+    /// was called: it survives `kill -9`, but not a reboot.
     pub dir: PathBuf,
 }
 
 impl Site {
-    /// Where the server listens.
+    /// The address where the server listens.
     #[must_use]
     pub const fn addr(&self) -> SocketAddr {
         SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), self.port)
@@ -76,8 +78,8 @@ impl Site {
 
 /// A running server. Dropping it kills it, waits for its end and removes its folder.
 ///
-/// All methods block for milliseconds, [`start`](Self::start) and [`restart`](Self::restart) for as long as the server
-/// takes: in async code call those through `spawn_blocking`.
+/// All methods block for milliseconds; [`start`](Self::start) and [`restart`](Self::restart) block
+/// until the server is ready. In async code call those two through `spawn_blocking`.
 #[derive(Debug)]
 pub struct ServerProcess {
     service: Box<dyn Service>,
@@ -87,7 +89,8 @@ pub struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Starts a server and waits until it is ready. A port that somebody else took in the meantime is tried anew elsewhere.
+    /// Starts a server and waits until it is ready. If another process took the port in the meantime,
+    /// it tries another port.
     ///
     /// # Errors
     ///
@@ -112,13 +115,13 @@ impl ServerProcess {
         }
     }
 
-    /// Where it runs.
+    /// The port and the folder of the server.
     #[must_use]
     pub const fn site(&self) -> &Site {
         &self.site
     }
 
-    /// Where it listens.
+    /// The address where it listens.
     #[must_use]
     pub const fn addr(&self) -> SocketAddr {
         self.site.addr()
@@ -130,13 +133,14 @@ impl ServerProcess {
         self.child().id()
     }
 
-    /// The last 16 KiB of what it printed, over all its starts.
+    /// The last 16 KiB of its output, over all its starts.
     #[must_use]
     pub fn log(&self) -> String {
         read_log(&self.site)
     }
 
-    /// Suspends it (SIGSTOP); returns once it stands still. Connections stay open, and nobody answers.
+    /// Suspends it (SIGSTOP); returns once it is stopped. Connections stay open, and no request is
+    /// answered.
     ///
     /// # Errors
     ///
@@ -145,7 +149,7 @@ impl ServerProcess {
         process::stop(running(&mut self.child())?)
     }
 
-    /// Lets it run on (SIGCONT).
+    /// Resumes it (SIGCONT).
     ///
     /// # Errors
     ///
@@ -154,7 +158,8 @@ impl ServerProcess {
         process::cont(running(&mut self.child())?)
     }
 
-    /// Kills it (SIGKILL), suspended or not, and waits for its end. Its folder stays. Twice is as good as once.
+    /// Kills it (SIGKILL), suspended or not, and waits for its end. Its folder stays. A second call
+    /// does nothing.
     ///
     /// # Errors
     ///
@@ -163,7 +168,7 @@ impl ServerProcess {
         end(&mut self.child())
     }
 
-    /// Starts it again on the same port and in the same folder; kills it before if it still runs.
+    /// Starts it again on the same port and in the same folder; if it still runs, kills it first.
     ///
     /// # Errors
     ///
@@ -207,15 +212,15 @@ fn new_site(service: &dyn Service) -> Result<(Site, TempDir), ServerError> {
     Ok((site, dir))
 }
 
-/// From now on the servers of this process keep their folders where other temporary files are, on a disk and not in memory: where a flush
-/// takes as long as it takes. For measurements.
+/// From now on the servers of this process keep their folders with other temporary files, on a disk and
+/// not in memory, so that a flush takes its real time. For measurements.
 pub fn on_disk() {
     ON_DISK.store(true, Ordering::Relaxed);
 }
 
 static ON_DISK: AtomicBool = AtomicBool::new(false);
 
-/// In memory if possible: fsync is what makes most servers slow to start.
+/// In memory if possible: fsync makes the start of most servers slow.
 fn new_dir(name: &str) -> io::Result<TempDir> {
     let prefix = format!("dlock-{name}-");
     let mut builder = tempfile::Builder::new();
@@ -241,7 +246,8 @@ fn launch(service: &dyn Service, site: &Site) -> Result<Child, ServerError> {
     let began = Instant::now();
     let (server, limit) = (service.name(), service.start_limit());
     loop {
-        // Whoever answers may be somebody else's server while ours has just failed to bind: look at ours last.
+        // Another process's server may answer while ours has just failed to bind: so check our process
+        // after the answer.
         let ready = service.ready(site, child.id());
         match child.try_wait() {
             Ok(Some(status)) => {
@@ -282,7 +288,7 @@ fn spawn(service: &dyn Service, site: &Site) -> io::Result<Child> {
     process::on_spawner(move || command.spawn())
 }
 
-/// The pid, while it cannot yet have been given to somebody else.
+/// The pid, as long as no other process can have got it.
 fn running(child: &mut Child) -> io::Result<Pid> {
     match child.try_wait()? {
         None => Ok(Pid::from_child(child)),
@@ -293,7 +299,7 @@ fn running(child: &mut Child) -> io::Result<Pid> {
 }
 
 fn end(child: &mut Child) -> io::Result<ExitStatus> {
-    child.kill()?; // of one that has ended already: no error
+    child.kill()?; // no error if it has ended already
     child.wait()
 }
 
@@ -303,11 +309,12 @@ fn read_log(site: &Site) -> String {
     String::from_utf8_lossy(tail).into_owned()
 }
 
-/// Below the range that Linux takes ports of outgoing connections from, so only other servers compete for them.
+/// Below the range that Linux uses for outgoing connections, so only other servers compete for these
+/// ports.
 const PORTS: Range<u16> = 12_000..21_000;
-/// Even with 99 % of them taken, one in 1,000 tries is found but for odds of 1 : 20,000.
+/// Even with 99 % of them taken, 1,000 tries find a free one, except with odds of 1 : 20,000.
 const PORT_ATTEMPTS: usize = 1_000;
-/// A lost race for a port is rare; a wrong command line fails each time and should not take long.
+/// A lost race for a port is rare; a wrong command line fails each time and should fail fast.
 const START_ATTEMPTS: u32 = 4;
 const READY_INTERVAL: Duration = Duration::from_millis(5);
 const LOG_TAIL: usize = 16 * 1024;

@@ -1,4 +1,4 @@
-//! Three servers that agree.
+//! ZooKeeper ensemble of three servers.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -28,12 +28,13 @@ impl ZooKeeperEnsemble {
         Self::start_seen_as(options, |_, _, own| Ok(own))
     }
 
-    /// The same with servers that reach each other's data ports elsewhere, such as at proxies: `seen_as` gets who looks, at whom,
-    /// and the port that one listens on. Elections go past it.
+    /// The same with servers that reach each other's data ports at other addresses, such as proxies:
+    /// `seen_as` gets the connecting server, the target, and the port on which the target listens.
+    /// Elections bypass it.
     ///
     /// # Errors
     ///
-    /// As [`start`](Self::start), and what `seen_as` fails with.
+    /// As [`start`](Self::start), and any error of `seen_as`.
     pub fn start_seen_as(
         options: &ZooKeeperOptions,
         mut seen_as: impl FnMut(usize, usize, u16) -> io::Result<u16>,
@@ -61,7 +62,7 @@ impl ZooKeeperEnsemble {
                 links: seen,
             });
         }
-        // Side by side: none of them serves before two are there.
+        // Started concurrently: none of them serves before two are there.
         let starts: Vec<_> = members
             .into_iter()
             .map(|member| thread::spawn(move || ServerProcess::start(member)))
@@ -80,7 +81,7 @@ impl ZooKeeperEnsemble {
         Ok(ensemble)
     }
 
-    /// Where clients connect, all three.
+    /// The address of all three for clients.
     #[must_use]
     pub fn url(&self) -> String {
         let hosts: Vec<_> = self
@@ -101,31 +102,31 @@ impl ZooKeeperEnsemble {
         &self.servers[at]
     }
 
-    /// Where one server listens for clients.
+    /// The address of one server for clients.
     #[must_use]
     pub fn addr(&self, at: usize) -> SocketAddr {
         self.servers[at].addr()
     }
 
-    /// Where the servers listen for each other: data and election.
+    /// The ports where the servers listen for each other: data and election.
     #[must_use]
     pub fn links(&self) -> &[(u16, u16)] {
         &self.links
     }
 
-    /// Which one leads now, if any.
+    /// The index of the leader, if there is one now.
     #[must_use]
     pub fn leader(&self) -> Option<usize> {
         (0..SIZE).find(|at| self.role(*at) == Role::Leader)
     }
 
-    /// One that follows.
+    /// The index of a follower.
     #[must_use]
     pub fn follower(&self) -> Option<usize> {
         (0..SIZE).find(|at| self.role(*at) == Role::Follower)
     }
 
-    /// Waits until one leads and at least one follows.
+    /// Waits until there is a leader and at least one follower.
     ///
     /// # Errors
     ///
@@ -219,17 +220,18 @@ impl Service for Member {
     }
 
     fn ready(&self, site: &Site, _: u32) -> bool {
-        // It answers before there is a quorum; whether it serves is the ensemble's question.
+        // It answers before there is a quorum; the ensemble checks whether it serves.
         ask(site.addr(), "ruok").is_ok_and(|text| text == "imok")
     }
 }
 
 const SIZE: usize = 3;
-/// Elections take some hundred milliseconds on a machine that does nothing else.
+/// Elections take some hundred milliseconds on an idle machine.
 const AGREE_LIMIT: Duration = Duration::from_secs(60);
-/// A look is a connection to each of them, and a line in its log.
+/// A poll is a connection to each of them, and a line in its log.
 const LOOK: Duration = Duration::from_millis(50);
-/// One who hears nothing asks again after twice the time, up to a minute otherwise: on a busy machine an election takes that long.
+/// A server that gets no vote asks again after twice the time, by default up to a minute: on a busy
+/// machine an election takes that long.
 const QUICK: &str = "-Dzookeeper.fastleader.maxNotificationInterval=1000";
 
 #[cfg(test)]

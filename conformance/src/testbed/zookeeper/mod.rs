@@ -20,28 +20,32 @@ use super::server::{ServerError, ServerProcess, Service, Site};
 
 pub use ensemble::ZooKeeperEnsemble;
 
-/// How a server of ours is started.
+/// Settings of a server that the testbed starts.
 #[derive(Clone, Debug, Default)]
 pub struct ZooKeeperOptions {
-    /// Whether each change is written to the disk before it is answered. Off: a kill of the process is survived, loss of the machine is not.
+    /// Whether each change is written to the disk before it is answered. If not, changes survive a kill
+    /// of the process, but not a loss of the machine.
     pub force_sync: bool,
-    /// Appended to its configuration, such as `["maxSessionTimeout=4000"]`. The later of two lines for one setting counts.
+    /// Appended to its configuration, such as `["maxSessionTimeout=4000"]`. Of two lines for one
+    /// setting the later one counts.
     pub extra_lines: Vec<String>,
-    /// Options of the Java machine, such as `["-Dznode.container.checkIntervalMs=500"]`.
+    /// Options of the Java virtual machine, such as `["-Dznode.container.checkIntervalMs=500"]`.
     pub java_args: Vec<String>,
 }
 
-/// A ZooKeeper server: one of ours, or the one that [`DLOCK_TEST_ZK_URL`](VARIABLE) names.
+/// A ZooKeeper server: one that the testbed starts, or the one that [`DLOCK_TEST_ZK_URL`](VARIABLE)
+/// names.
 pub type ZooKeeperServer = Running<ZooKeeper>;
 
-/// What only a ZooKeeper has: nothing.
+/// The state that only this kind of server has: none.
 #[derive(Clone, Copy, Debug)]
 pub struct ZooKeeper;
 
-/// Names a server to use instead of one of ours, as `zk://host:port`. Tests destroy what is below `/dlock` there.
+/// Names a server to use instead of starting one, as `zk://host:port`. Tests destroy everything below
+/// `/dlock` there.
 pub const VARIABLE: &str = "DLOCK_TEST_ZK_URL";
 
-/// The tick of our servers. Sessions last from two to three hundred of them.
+/// The tick of a started server. Sessions last from two to three hundred ticks.
 pub const TICK: Duration = Duration::from_millis(200);
 
 impl ZooKeeperServer {
@@ -49,7 +53,7 @@ impl ZooKeeperServer {
     ///
     /// # Errors
     ///
-    /// [`ServerError::Missing`] without Java or the jars, else what went wrong.
+    /// [`ServerError::Missing`] without Java or the jars, else the error of the start.
     pub fn start(options: ZooKeeperOptions) -> Result<Self, ServerError> {
         let java = Java::find()?;
         let process = ServerProcess::start(Standalone { java, options })?;
@@ -60,14 +64,14 @@ impl ZooKeeperServer {
     ///
     /// # Errors
     ///
-    /// [`ServerError::NoEngine`] when there is no engine, else what went wrong.
+    /// [`ServerError::NoEngine`] when there is no engine, else the error of the start.
     #[cfg(feature = "containers")]
     pub fn in_container() -> Result<Self, ServerError> {
         let container = Container::start(container::ZooKeeper::default())?;
         Ok(Self::ours(ZooKeeper, container, url_at))
     }
 
-    /// What it says to a four-letter word.
+    /// Its answer to a four-letter word.
     ///
     /// # Errors
     ///
@@ -76,11 +80,11 @@ impl ZooKeeperServer {
         ask(self.addr(), word)
     }
 
-    /// One figure of `mntr`, such as `zk_watch_count`.
+    /// One value of `mntr`, such as `zk_watch_count`.
     ///
     /// # Errors
     ///
-    /// When the server cannot be reached, or has no such figure.
+    /// When the server cannot be reached, or has no such value.
     pub fn figure(&self, name: &str) -> io::Result<u64> {
         let text = self.word("mntr")?;
         let found = text.lines().find_map(|line| {
@@ -121,7 +125,7 @@ pub(super) fn ask(addr: SocketAddr, word: &str) -> io::Result<String> {
     Ok(text)
 }
 
-/// The Java machine and the jars.
+/// The Java virtual machine and the jars.
 #[derive(Clone, Debug)]
 struct Java {
     program: PathBuf,
@@ -164,7 +168,7 @@ impl Java {
     }
 }
 
-/// What both kinds of servers are configured with.
+/// The configuration of both kinds of servers.
 fn write_config(site: &Site, options: &ZooKeeperOptions, more: &str) -> io::Result<()> {
     let mut text = format!(
         "tickTime={}\ninitLimit=25\nsyncLimit=10\nminSessionTimeout=400\nmaxSessionTimeout=60000\nmaxClientCnxns=0\n\
@@ -181,7 +185,7 @@ fn write_config(site: &Site, options: &ZooKeeperOptions, more: &str) -> io::Resu
     fs::write(site.dir.join(CONFIG), text)
 }
 
-/// The child process of a server that stands alone.
+/// The child process of a standalone server.
 #[derive(Debug)]
 struct Standalone {
     java: Java,
@@ -202,7 +206,7 @@ impl Service for Standalone {
     }
 
     fn ready(&self, site: &Site, _: u32) -> bool {
-        // Its folder is nobody else's.
+        // Its folder is used by no other server.
         ask(site.addr(), "conf").is_ok_and(|text| text.contains(&*site.dir.to_string_lossy()))
     }
 }
@@ -213,13 +217,13 @@ const JARS: [&str; 2] = [
     "/usr/share/java/zookeeper.jar",
     "/usr/share/java/slf4j-simple.jar",
 ];
-/// Comes with ZooKeeper's jar, whose manifest forgets it: for TLS alone.
+/// This jar comes with ZooKeeper's, whose manifest omits it: only TLS needs it.
 const TLS_JAR: &str = "/usr/share/java/netty-codec.jar";
 const MISSING: ServerError = ServerError::Missing {
     server: SERVER,
     remedy: "install java and the jars (apt-get install libzookeeper-java libslf4j-java default-jre-headless), or set DLOCK_TEST_ZK_CLASSPATH or DLOCK_TEST_ZK_URL",
 };
-/// A server that starts answers in less; one that hangs must not eat the time to start.
+/// A starting server answers sooner; one that hangs must not use up the time limit of the start.
 const READY_LIMIT: Duration = Duration::from_millis(500);
 
 #[cfg(test)]

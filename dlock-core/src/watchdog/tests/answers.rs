@@ -1,6 +1,6 @@
-//! Answers: in time, late, never, and what a session's end makes of them.
+//! Answers: in time, late or missing, and the effect of a session's end on them.
 
-use super::{Bench, DEADLINE, Did, GONE, LEASE, at, fixed, kept, lost, ms, proven, until};
+use super::{Bench, DEADLINE, Did, GONE, LEASE, at, kept, lost, ms, proven, until};
 use crate::{driver::Lane, error::LossReason, watchdog::machine::Answer};
 
 #[test]
@@ -22,7 +22,7 @@ fn a_renewal_never_counts_for_more_than_was_asked_for() {
     let mut bench = Bench::new();
     bench.watch(kept(1, 0));
     let batch = bench.sent(100);
-    // Another hold of the incarnation may last longer; that is not this one's.
+    // Another hold of the incarnation may last longer; that does not count for this one.
     let expected = [Did::Renewed(1, at(397))];
     assert_eq!(bench.answer(batch.id, &[until(60_000)], 100), expected);
 }
@@ -179,7 +179,7 @@ fn each_entry_of_a_batch_is_judged_alone() {
         bench.watch(kept(what, 0));
     }
     let batch = bench.sent(100);
-    // One answer is missing: as good as a failure.
+    // One answer is missing, which counts as a failure.
     let answers = [until(300), GONE, Answer::Failed];
     let actions = bench.answer(batch.id, &answers, 110);
     let expected = [
@@ -258,14 +258,6 @@ fn an_answer_from_before_a_session_ended_says_nothing_about_its_end() {
 }
 
 #[test]
-fn a_fixed_lease_that_nobody_renews_does_not_depend_on_a_session() {
-    let mut bench = Bench::new();
-    bench.watch(fixed(1, 0));
-    bench.machine.over(Lane(0), at(20));
-    assert_eq!(bench.tick(20), []);
-}
-
-#[test]
 fn a_fixed_lease_on_a_session_ends_with_it() {
     let mut bench = Bench::new();
     bench.watch(proven(1, 0, ms(10_000)));
@@ -279,7 +271,7 @@ fn a_fixed_lease_on_a_session_ends_with_it() {
 fn what_lasts_to_its_end_already_is_asked_for_when_its_session_ended() {
     let mut bench = Bench::new();
     bench.watch(proven(1, 0, ms(200)));
-    assert_eq!(bench.next(), Some(197), "not asked for without a reason");
+    assert_eq!(bench.next(), Some(100), "not before its third");
     bench.machine.over(Lane(0), at(20));
     let batch = bench.sent(20);
     assert_eq!(bench.answer(batch.id, &[Answer::Failed], 20).len(), 1);

@@ -1,9 +1,9 @@
-//! Batches: what goes together and what never does.
+//! Batches: which entries share one and which never do.
 
-use super::{Bench, Did, GONE, at, kept, lost, until};
+use super::{Bench, Did, GONE, at, fixed, kept, lost, until};
 use crate::{driver::Lane, error::LossReason, watchdog::machine::Batch};
 
-/// What was sent, as the numbers in each batch.
+/// The batches that were sent, as the numbers in each.
 fn batches(actions: Vec<Did>) -> Vec<(Lane, Vec<u32>)> {
     let sent = |action| match action {
         Did::Send(Batch { lane, entries, .. }) => {
@@ -96,19 +96,6 @@ fn what_is_nearly_due_fills_one_batch_and_no_second() {
 }
 
 #[test]
-fn what_needs_no_renewal_does_not_go_along() {
-    let mut bench = Bench::new();
-    bench.watch(kept(1, 0));
-    // It lasts to its end already, and that is near when the other one is due.
-    let end = at(105);
-    let mut complete = kept(2, 0);
-    (complete.deadline, complete.end) = (end, Some(end));
-    bench.watch(complete);
-    assert_eq!(batches(bench.tick(100)), [(Lane(0), vec![1])]);
-    assert_eq!(bench.next(), Some(104));
-}
-
-#[test]
 fn what_failed_waits_for_its_own_pause() {
     let mut bench = Bench::new();
     bench.watch(kept(1, 0));
@@ -148,4 +135,15 @@ fn a_loss_in_a_batch_takes_nobody_along() {
         bench.tick(396).last(),
         lost(2, LossReason::Deadline).first()
     );
+}
+
+#[test]
+fn proofs_and_renewals_go_in_batches_of_their_own() {
+    let mut bench = Bench::new();
+    for what in [1, 3] {
+        bench.watch(kept(what, 0));
+        bench.watch(fixed(what + 1, 0));
+    }
+    let sent = batches(bench.tick(100));
+    assert_eq!(sent, [(Lane(0), vec![1, 3]), (Lane(0), vec![2, 4])]);
 }

@@ -1,6 +1,7 @@
-//! The machine, every state with every event.
+//! Table tests of the watchdog's state machine: every state with every event.
 //!
-//! Time is in milliseconds from an hour after the clock's origin; a hold's payload is its number; jitter is fixed unless a test says so.
+//! Time is in milliseconds from an hour after the clock's origin. A hold's payload is its number. Jitter is
+//! fixed unless a test sets it.
 
 mod answers;
 mod batches;
@@ -22,7 +23,7 @@ const LEASE: Duration = Duration::from_millis(300);
 /// The deadline of a hold granted at 0 with that lease.
 const DEADLINE: u64 = 297;
 
-/// When the watchdog declares it lost: a timer's tick before the deadline.
+/// When the watchdog declares that hold lost: a timer's tick before the deadline.
 const LAST: u64 = DEADLINE - 1;
 
 fn at(millis: u64) -> Instant {
@@ -49,17 +50,21 @@ fn kept(what: u32, sent: u64) -> Watched<u32> {
     }
 }
 
-/// The same with a lease that nobody renews.
+/// The same with a lease that is proven and not renewed.
 fn fixed(what: u32, sent: u64) -> Watched<u32> {
     let kept = kept(what, sent);
     Watched {
-        renewal: None,
+        renewal: Some(Renewal {
+            ask: None,
+            length: LEASE,
+        }),
         end: Some(kept.deadline),
         ..kept
     }
 }
 
-/// A fixed lease of that length on a store whose sessions last 300 ms: proven again and again, until its own end.
+/// A fixed lease of that length on a store whose sessions last 300 ms: proven repeatedly, until its own
+/// end.
 fn proven(what: u32, sent: u64, length: Duration) -> Watched<u32> {
     let kept = kept(what, sent);
     let end = at(sent) + length - Lease::margin(length);
@@ -74,7 +79,7 @@ fn proven(what: u32, sent: u64, length: Duration) -> Watched<u32> {
     }
 }
 
-/// An action without its key, which is proven to be its hold's.
+/// An action without its key, which is checked to be its hold's.
 #[derive(Debug, PartialEq, Eq)]
 enum Did {
     Send(Batch<u32>),
@@ -83,7 +88,7 @@ enum Did {
     Lost(u32, LossReason),
 }
 
-/// A machine and the jitter it is given.
+/// A machine with a given jitter.
 struct Bench {
     machine: Machine<u32>,
     jitter: f64,
@@ -129,7 +134,7 @@ impl Bench {
         self.did(actions)
     }
 
-    /// Ticks where exactly one batch must go out.
+    /// Ticks at a time when exactly one batch must be sent.
     fn sent(&mut self, now: u64) -> Batch<u32> {
         let mut actions = self.tick(now);
         match (actions.pop(), actions.is_empty()) {

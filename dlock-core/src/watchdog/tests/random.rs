@@ -1,4 +1,4 @@
-//! Random sequences of events, and what must hold after every one of them.
+//! Property tests: random sequences of events, and the invariants after each event.
 
 use super::{Answer, Bench, Did, GONE, at, fixed, kept, ms, proven};
 use crate::{
@@ -14,14 +14,14 @@ use std::{
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// A hold comes: its kind, lane, name, and how much of the lease was left.
+    /// A hold is added: its kind, lane, name, and the rest of its lease.
     Watch(u8, u32, u8, u16),
     Forget(usize),
-    /// Time goes on, and the watchdog runs or does not.
+    /// Time advances, and the watchdog runs or does not.
     Pass(u16, bool),
-    /// Time goes on to the next timer.
+    /// Time advances to the next timer.
     Due,
-    /// One of the batches ever sent is answered: `None` all failed, `Some` each by bits.
+    /// One of the batches sent so far is answered: `None` all failed, `Some` each by bits.
     Answer(usize, Option<u32>, u16),
     Abandon(usize),
     Over(u32),
@@ -42,7 +42,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     prop::collection::vec(event, 1..120)
 }
 
-/// What the world outside the machine knows.
+/// The state outside the machine.
 struct World {
     bench: Bench,
     now: u64,
@@ -146,7 +146,7 @@ impl World {
         self.judge(actions);
     }
 
-    /// Says how much it did: something was decided, or the timer that was due is not any more.
+    /// Returns how much it did: something was decided, or the timer that was due no longer is.
     fn tick(&mut self) -> usize {
         let actions = self.bench.tick(self.now);
         let count = actions.len();
@@ -217,7 +217,7 @@ proptest! {
         for event in events {
             world.run(event);
         }
-        // And then silence: everything is lost at its deadline, or given up, and the machine is empty.
+        // Then no more events: everything is lost at its deadline, or given up, and the machine is empty.
         world.now += u64::try_from(Duration::from_secs(60).as_millis()).unwrap();
         world.tick();
         assert!(world.live.is_empty() && world.bench.machine.next().is_none());

@@ -1,4 +1,4 @@
-//! Watch, tick, forget, drain: what time alone does to an entry.
+//! Timers: watch, tick, forget and drain, with no answers.
 
 use super::{Bench, DEADLINE, Did, LAST, LEASE, at, fixed, kept, lost, ms, proven, until};
 use crate::{
@@ -85,7 +85,7 @@ fn a_deadline_reached_while_a_renewal_is_under_way_is_a_loss() {
 
 #[test]
 fn an_answer_that_comes_after_the_deadline_saves_nothing_though_no_tick_came_between() {
-    // Whoever asked the clock meanwhile was told that the lock is lost.
+    // A caller that checked meanwhile was told that the lock is lost.
     for answer in [until(300), Answer::Failed] {
         let mut bench = Bench::new();
         bench.watch(kept(1, 0));
@@ -97,9 +97,17 @@ fn an_answer_that_comes_after_the_deadline_saves_nothing_though_no_tick_came_bet
 }
 
 #[test]
-fn a_fixed_lease_is_never_renewed_and_ends_at_its_deadline() {
+fn a_fixed_lease_is_proven_every_third_and_ends_at_its_deadline() {
     let mut bench = Bench::new();
     bench.watch(fixed(1, 0));
+    for now in [100, 200] {
+        assert_eq!(bench.next(), Some(now));
+        let batch = bench.sent(now);
+        assert_eq!(batch.entries, [(1, None)], "proven, not prolonged");
+        // Whatever the store says of its end.
+        let expected = [Did::Renewed(1, at(DEADLINE))];
+        assert_eq!(bench.answer(batch.id, &[until(300)], now), expected);
+    }
     assert_eq!(bench.next(), Some(LAST));
     assert_eq!(bench.tick(LAST - 1), []);
     assert_eq!(bench.tick(LAST), lost(1, LossReason::Deadline));
@@ -107,17 +115,56 @@ fn a_fixed_lease_is_never_renewed_and_ends_at_its_deadline() {
 }
 
 #[test]
+fn a_fixed_lease_whose_record_is_gone_is_lost_at_its_next_proof() {
+    let mut bench = Bench::new();
+    bench.watch(fixed(1, 0));
+    let batch = bench.sent(100);
+    let actions = bench.answer(batch.id, &[super::GONE], 100);
+    assert_eq!(actions, lost(1, LossReason::NotHeld));
+    assert_eq!(bench.next(), None);
+}
+
+#[test]
+fn a_proof_that_fails_is_a_doubt_until_another_succeeds_or_the_deadline_comes() {
+    for succeeds in [true, false] {
+        let mut bench = Bench::new();
+        bench.watch(fixed(1, 0));
+        let batch = bench.sent(100);
+        let doubted = bench.answer(batch.id, &[Answer::Failed], 100);
+        assert_eq!(doubted, [Did::Doubt(1)]);
+        let again = bench.sent(103);
+        if succeeds {
+            let expected = [Did::Renewed(1, at(DEADLINE))];
+            assert_eq!(bench.answer(again.id, &[until(194)], 104), expected);
+            assert_eq!(bench.next(), Some(203));
+        } else {
+            assert_eq!(bench.tick(LAST), lost(1, LossReason::Deadline));
+        }
+    }
+}
+
+#[test]
+fn a_proof_that_is_answered_late_ends_the_doubt_and_moves_nothing() {
+    let mut bench = Bench::new();
+    bench.watch(fixed(1, 0));
+    let batch = bench.sent(100);
+    assert_eq!(bench.tick(150), [Did::Doubt(1)]);
+    let expected = [Did::Renewed(1, at(DEADLINE))];
+    assert_eq!(bench.answer(batch.id, &[until(300)], 152), expected);
+    assert_eq!(bench.next(), Some(200), "a third after it was sent");
+}
+
+#[test]
 fn a_fixed_lease_on_a_session_is_proven_and_ends_at_its_own_end() {
     let mut bench = Bench::new();
     bench.watch(proven(1, 0, ms(1000)));
-    for now in [100, 200, 300, 400, 500, 600, 700] {
+    for now in [100, 200, 300, 400, 500, 600, 700, 800, 900] {
         let batch = bench.sent(now);
         assert_eq!(batch.entries, [(1, None)], "proven, not prolonged");
         let expected = [Did::Renewed(1, at(now + 297).min(at(990)))];
         assert_eq!(bench.answer(batch.id, &[until(300)], now), expected);
     }
-    let next = bench.next();
-    assert_eq!(next, Some(989), "it lasts to its end: nobody need ask");
+    assert_eq!(bench.next(), Some(989));
     assert_eq!(bench.tick(989), lost(1, LossReason::Deadline));
 }
 
@@ -126,7 +173,8 @@ fn a_session_that_proves_less_than_a_third_of_itself_is_asked_again_in_time() {
     let mut bench = Bench::new();
     bench.watch(proven(1, 0, ms(10_000)));
     let batch = bench.sent(100);
-    // Its last write but one is long ago: 250 ms from 100 on is later than the deadline was, and 100 ms would not be.
+    // The last write but one is long ago: 250 ms from 100 on is later than the deadline was, and 100 ms
+    // would not be.
     assert_eq!(bench.answer(batch.id, &[until(250)], 140).len(), 1);
     assert_eq!(bench.next(), Some(200));
     let batch = bench.sent(200);
@@ -141,7 +189,7 @@ fn forget_ends_an_entry_idle_or_under_way() {
     let key = bench.watch(kept(1, 0));
     bench.machine.forget(key);
     assert_eq!((bench.next(), bench.tick(100)), (None, vec![]));
-    bench.machine.forget(key); // again: nothing
+    bench.machine.forget(key); // a second time does nothing
 
     let key = bench.watch(kept(2, 0));
     let batch = bench.sent(100);
@@ -188,6 +236,12 @@ fn a_hold_is_not_kept_beyond_its_longest_time_nor_asked_for_much_beyond() {
     assert_eq!(batch.entries, [(1, Some(ms(253)))]);
     let expected = [Did::Renewed(1, at(450))];
     assert_eq!(bench.answer(batch.id, &[until(253)], 200), expected);
+    // It already lasts that long: from here on it is only proven.
+    for (now, left) in [(300, 150), (400, 50)] {
+        let batch = bench.sent(now);
+        assert_eq!(batch.entries, [(1, None)]);
+        assert_eq!(bench.answer(batch.id, &[until(left)], now), expected);
+    }
     assert_eq!(bench.tick(449), lost(1, LossReason::Deadline));
 }
 

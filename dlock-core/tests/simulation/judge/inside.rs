@@ -1,4 +1,5 @@
-//! Who is inside: one owner at a time, with growing tokens, and what a guard says is true in the store.
+//! Mutual exclusion: one owner holds a lock at a time, tokens grow, and what a guard reports is true in the
+//! store.
 
 use super::{Facts, Judge, Record};
 use crate::rig::Rig;
@@ -23,13 +24,13 @@ pub(crate) struct Entry {
     token: u64,
     pub(super) owner: Fingerprint,
     guard: Weak<Guard>,
-    /// Taken out of watchdog and drop: nobody says any more how long it lasts.
+    /// It is detached from watchdog and drop: no guard reports any more how long it lasts.
     pub(super) is_detached: bool,
-    /// Something happened that ends holds, or lets another in, by declaration.
+    /// An event happened that ends holds, or lets another owner in, by declaration.
     pub(super) void: bool,
-    /// When it must be lost, in true time.
+    /// The time at which it must be lost, in true time.
     ends: Option<Duration>,
-    /// It said once that it would last until then, on its client's clock.
+    /// The latest end that it ever reported, on its client's clock.
     pub(super) promised: Instant,
 }
 
@@ -38,18 +39,18 @@ pub(crate) struct Entry {
 pub(crate) struct Grant {
     /// When it was asked for.
     pub(crate) since: Duration,
-    /// It may be another hold of an owner who is inside.
+    /// It may be another hold of an owner that already holds the lock.
     pub(crate) is_shared: bool,
-    /// Released early, the name is kept shut.
+    /// After an early release, the name stays unavailable.
     pub(crate) is_keeping: bool,
-    /// It is to be lost after that time at the latest.
+    /// It must be lost after that time at the latest.
     pub(crate) most: Option<Duration>,
-    /// It stood in its client's queue under that number.
+    /// Its number in its client's queue.
     pub(crate) queued: Option<u64>,
 }
 
 impl Grant {
-    /// Of another hold of somebody who is inside.
+    /// For another hold of an owner that already holds the lock.
     pub(crate) fn shared(since: Duration) -> Self {
         Self {
             since,
@@ -62,7 +63,7 @@ impl Grant {
 }
 
 impl Judge {
-    /// A task takes its place in its client's queue for a name.
+    /// A task enters its client's queue for a name.
     pub(crate) fn queues(&self, client: usize, name: &LockName) -> u64 {
         let mut facts = self.facts();
         facts.queued += 1;
@@ -72,7 +73,7 @@ impl Judge {
         place
     }
 
-    /// It has left the queue, with the lock or without.
+    /// A task left the queue, with the lock or without.
     pub(crate) fn leaves(&self, client: usize, name: &LockName, place: u64) {
         let mut facts = self.facts();
         if let Some(queue) = facts.waiting.get_mut(&(client, name.clone())) {
@@ -80,11 +81,10 @@ impl Judge {
         }
     }
 
-    /// A guard was given to its user. Says what it is known by.
+    /// A guard was given to its user. Returns its number.
     pub(crate) fn granted(&self, rig: &Rig, guard: &Arc<Guard>, grant: Grant) -> u64 {
-        let pass = guard.pass();
         let (name, token) = (guard.name().clone(), guard.token().0);
-        let owner = pass.owner().fingerprint();
+        let owner = guard.owner();
         let mut facts = self.facts();
         facts.entered += 1;
         facts.grants += 1;
@@ -125,7 +125,7 @@ impl Judge {
         id
     }
 
-    /// What guards say is what the store has.
+    /// Checks that what guards report is what the store has.
     pub(crate) fn look(&self) {
         self.compare_with_store(&mut self.facts());
     }
@@ -167,7 +167,7 @@ impl Judge {
         }
     }
 
-    /// A name as the store has it; `None` when it cannot be asked.
+    /// The state of a name in the store; `None` when the store cannot be read.
     pub(crate) fn show(&self, name: &LockName) -> Option<Snapshot> {
         let shown = self
             .looks()
@@ -175,7 +175,7 @@ impl Judge {
         shown.flatten()?.ok()
     }
 
-    /// Where nothing goes wrong a free name goes to whoever waits, at once or at the next look.
+    /// Without faults, a free name goes to a waiter, at once or at the next poll.
     fn compare_promptness(&self, facts: &mut Facts, entry: &Entry, grant: Grant) {
         let now = facts.log.now();
         let most = match self.wake {
@@ -192,7 +192,8 @@ impl Judge {
                 entry.id
             ));
         }
-        // Who waits for a name that is kept shut is not told when it opens, and looks at its own pace.
+        // A waiter for an unavailable name gets no wake-up when it becomes available, and polls at its own
+        // pace.
         if let Some(since) = since.filter(|since| is_first && self.is_calm && shut < *since)
             && now > since + most
         {
@@ -204,26 +205,26 @@ impl Judge {
         }
     }
 
-    /// Nothing that this guard says counts any more: it is being given back, or was lost.
+    /// This guard's reports no longer count: it is being released, or was lost.
     pub(crate) fn outside(&self, id: u64) -> Option<Entry> {
         let mut facts = self.facts();
         let place = facts.entries.iter().position(|entry| entry.id == id)?;
         Some(facts.entries.remove(place))
     }
 
-    /// It was given back, as far as its user knows.
+    /// It was released, as far as its user knows.
     pub(crate) fn free(&self, entry: &Entry) {
         let mut facts = self.facts();
         let now = facts.log.now();
         let is_last = !facts.entries.iter().any(|other| other.name == entry.name);
         let record = facts.record(&entry.name);
-        // Kept shut, it is free nobody knows when.
+        // The name is unavailable, and it is not known when it will be free.
         if is_last && record.keeping != Some(entry.token) {
             record.free = Some(now);
         }
     }
 
-    /// It goes on without a guard.
+    /// The hold goes on without a guard.
     pub(crate) fn detached(&self, id: u64, hold: HoldId) {
         let mut facts = self.facts();
         let now = facts.log.now();
@@ -235,25 +236,25 @@ impl Judge {
 }
 
 impl Judge {
-    /// It is asked for again, to become a guard.
+    /// The detached hold is being attached, to become a guard.
     pub(crate) fn attaches(&self, hold: HoldId) {
         self.facts().detached.remove(&hold);
     }
 }
 
 impl Entry {
-    /// The guard, if its `check` would say Ok now.
+    /// The guard, if its `check` would return `Ok` now.
     pub(super) fn says_held(&self) -> Option<Arc<Guard>> {
         self.guard.upgrade().filter(|guard| guard.check().is_ok())
     }
 
-    /// Whether it lasted as long as it ever said.
+    /// Whether it lasted as long as it ever reported.
     pub(crate) fn kept_its_promise(&self) -> bool {
-        // A timer's tick early is how the core comes to be in time.
+        // The core is early by a timer's tick, in order to be in time.
         self.clock.now() + Duration::from_millis(2) >= self.promised
     }
 
-    /// Whether the store does not have it, if it can be asked.
+    /// Whether the store does not have it, if the store can be read.
     pub(super) fn is_missing(&self, judge: &Judge) -> bool {
         let shown = judge.show(&self.name);
         shown.is_some_and(|shown| {
@@ -268,7 +269,8 @@ impl Facts {
         self.names.entry(name.clone()).or_default()
     }
 
-    /// No two owners inside at once: what the last one says is asked when the next one comes.
+    /// Checks that no two owners hold the lock at once: the last one's guard is checked when the next one
+    /// enters.
     fn compare(&mut self, entry: &Entry) {
         let mut wrong = Vec::new();
         for other in self.entries.iter().filter(|other| other.name == entry.name) {

@@ -1,4 +1,5 @@
-//! The judge: sees what users see and what the store has, on the true time axis, and knows nothing of how the core does it.
+//! Judge: compares what users see with what the store has, on the true time axis. It knows nothing of how
+//! the core works.
 
 mod inside;
 mod outcomes;
@@ -22,9 +23,9 @@ use std::{
 
 pub(crate) struct Judge {
     pub(crate) store: MemoryStore,
-    /// Looks into the store without faults.
+    /// Reads the store without faults.
     observer: MemoryDriver,
-    /// The store answers whoever looks into it.
+    /// The store can be read.
     pub(crate) is_running: AtomicBool,
     is_calm: bool,
     wake: Wake,
@@ -39,15 +40,15 @@ struct Facts {
     entries: Vec<Entry>,
     names: BTreeMap<LockName, Record>,
     entered: u64,
-    /// Who queues where, in the order of their first poll.
+    /// The queues, in the order of the waiters' first polls.
     waiting: BTreeMap<(usize, LockName), Vec<u64>>,
     queued: u64,
-    /// When the last thing happened that ends holds by declaration, and how many breaks were seen.
+    /// When the last event happened that ends holds by declaration, and how many breaks were seen.
     voided: Option<Duration>,
     breaks: u64,
-    /// Which clients asked as which owner.
+    /// The clients that sent requests as each owner.
     owners: HashMap<Fingerprint, BTreeSet<usize>>,
-    /// When the release of a hold was first asked for.
+    /// When the release of a hold was first sent.
     releases: HashMap<(usize, HoldId), Duration>,
     /// When a hold was detached.
     detached: HashMap<HoldId, Duration>,
@@ -58,21 +59,21 @@ struct Facts {
     grants: u64,
 }
 
-/// One name's past.
+/// The history of one name.
 #[derive(Default)]
 struct Record {
     /// The greatest token seen.
     token: u64,
     owners: BTreeMap<u64, Fingerprint>,
-    /// Nobody is inside since then, as far as users know.
+    /// Since when the name has no holder, as far as users know.
     free: Option<Duration>,
-    /// The incarnation that asked to keep it shut after an early release.
+    /// The incarnation that asked for the minimum hold after an early release.
     keeping: Option<u64>,
-    /// Kept shut until then at least.
+    /// The name is unavailable at least until then.
     shut: Duration,
 }
 
-/// What is known when a world is over.
+/// The facts at the end of a world.
 pub(crate) struct Findings {
     pub(crate) hash: u64,
     pub(crate) breaches: Vec<String>,
@@ -121,17 +122,17 @@ impl Judge {
         self.facts().log.put(event);
     }
 
-    /// What only a reader of the trace wants.
+    /// Records a detail for readers of the trace only.
     pub(crate) fn detail(&self, event: fmt::Arguments<'_>) {
         self.facts().log.detail(event);
     }
 
-    /// Something that must not be.
+    /// Records a breach: something that must never happen.
     pub(crate) fn breach(&self, what: fmt::Arguments<'_>) {
         self.facts().breach(what);
     }
 
-    /// Something that must not be where nothing goes wrong.
+    /// Records something that must not happen in a world without faults.
     pub(crate) fn unless_calm(&self, what: fmt::Arguments<'_>) {
         if self.is_calm {
             self.breach(what);
@@ -148,14 +149,14 @@ impl Judge {
         self.is_running.load(SeqCst)
     }
 
-    /// Whatever is held or asked for now may end or be doubled by declaration.
+    /// Marks all current holds and requests: they may end or be doubled by declaration.
     pub(crate) fn void(&self, why: &str) {
         let mut facts = self.facts();
         facts.log.put(format_args!("void: {why}"));
         facts.void();
     }
 
-    /// This client is shut down: what it left is left to its lease.
+    /// A client was shut down: what it still held is left to its lease.
     pub(crate) fn gone(&self, client: usize) {
         self.facts().gone.insert(client);
     }
@@ -172,7 +173,7 @@ impl Judge {
         }
     }
 
-    /// The facts, after what the store has done unheard.
+    /// The facts, updated with what the store did unobserved.
     fn facts(&self) -> MutexGuard<'_, Facts> {
         let mut facts = self.facts.lock().unwrap();
         let breaks = self.store.executed(Call::Break);

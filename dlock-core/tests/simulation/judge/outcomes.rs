@@ -1,19 +1,19 @@
-//! What comes of a hold: how it is lost, what its release says, and what may be left behind.
+//! Outcomes of a hold: how it is lost, what its release reports, and what may be left behind.
 
 use super::{Entry, Judge};
 use crate::rig::Rig;
-use dlock_core::{Error, ErrorKind, Fingerprint, LockName, LossReason, Outcome};
+use dlock_core::{Error, ErrorKind, Fingerprint, LockName, LossReason, ReleaseOutcome};
 use std::time::Duration;
 
 /// A release as its user saw it.
 pub(crate) struct Given {
     pub(crate) entry: Entry,
     pub(crate) began: Duration,
-    /// What the guard said it had left before.
+    /// The remaining time that the guard reported before.
     pub(crate) rest: Duration,
-    /// Other holds of its owner may be inside.
+    /// Other holds of its owner may exist.
     pub(crate) is_shared: bool,
-    /// Released now, the name is to stay shut.
+    /// If it is released now, the name stays unavailable.
     pub(crate) is_keeping: bool,
     /// Its client began to shut down before the release was over.
     pub(crate) is_closing: bool,
@@ -26,7 +26,7 @@ impl Judge {
         rig: &Rig,
         id: u64,
         reason: LossReason,
-        is_kept: bool,
+        is_renewed: bool,
     ) -> Option<Entry> {
         let entry = self.outside(id)?;
         self.note(format_args!("#{id} lost: {reason:?}"));
@@ -37,41 +37,44 @@ impl Judge {
                     "#{id} lost at its deadline before its deadline"
                 ));
             }
-            // A session's end may have been made up; that its hold is gone may not.
+            // A session's end may have been made up, but not that its hold is gone.
             LossReason::NotHeld | LossReason::Session if is_early && !entry.void => {
-                self.breach(format_args!(
-                    "#{id}: the store has lost it, and nobody told it to"
-                ));
+                self.breach(format_args!("#{id}: the store has lost it without a cause"));
             }
             LossReason::Shutdown if !rig.is_closing() => {
-                self.breach(format_args!("#{id}: nobody shut down"));
+                self.breach(format_args!("#{id}: no client was shut down"));
             }
             _ => {}
         }
-        if is_kept {
-            self.unless_calm(format_args!("#{id} a kept lease was lost"));
+        if is_renewed {
+            self.unless_calm(format_args!("#{id} a renewed lease was lost"));
         }
         Some(entry)
     }
 
-    pub(crate) fn given_back(&self, id: u64, given: &Given, result: &Result<Outcome, Error>) {
+    pub(crate) fn given_back(
+        &self,
+        id: u64,
+        given: &Given,
+        result: &Result<ReleaseOutcome, Error>,
+    ) {
         self.note(format_args!("#{id} release: {}", shown(result)));
         let took = self.now() - given.began;
         let is_void = given.entry.void || self.facts().voided.is_some_and(|at| at >= given.began);
-        if matches!(result, Ok(Outcome::Released)) {
+        if matches!(result, Ok(ReleaseOutcome::Released)) {
             self.free(&given.entry);
         }
         match result {
-            Ok(Outcome::StillHeld { .. }) if !given.is_shared && !is_void => {
+            Ok(ReleaseOutcome::StillHeld { .. }) if !given.is_shared && !is_void => {
                 self.breach(format_args!(
                     "#{id}: another hold of an owner of its own is left"
                 ));
             }
-            // A repeat may find that an unanswered one has kept it shut.
-            Ok(Outcome::Released) if given.is_keeping => {
+            // A repeat may find that an unanswered release has made the name unavailable.
+            Ok(ReleaseOutcome::Released) if given.is_keeping => {
                 self.unless_calm(format_args!("#{id} is not kept shut"));
             }
-            Ok(Outcome::Kept { rest }) => {
+            Ok(ReleaseOutcome::Kept { rest }) => {
                 let until = given.began + *rest;
                 if !is_void {
                     let mut facts = self.facts();
@@ -86,7 +89,7 @@ impl Judge {
                     "#{id} was held, and its release did not find it"
                 ));
             }
-            // A client that was shut down meanwhile has no connection any more.
+            // A client that was shut down meanwhile has no connection left.
             Err(error) if error.kind() == ErrorKind::Unavailable && given.is_closing => {}
             Err(error) if !matches!(error.kind(), ErrorKind::Lost | ErrorKind::Indeterminate) => {
                 self.breach(format_args!("#{id} release: {error}"));
@@ -102,7 +105,7 @@ impl Judge {
     }
 }
 
-fn shown(result: &Result<Outcome, Error>) -> String {
+fn shown(result: &Result<ReleaseOutcome, Error>) -> String {
     match result {
         Ok(outcome) => format!("{outcome:?}"),
         Err(error) => format!("{:?} {:?}", error.kind(), error.loss()),
@@ -110,7 +113,7 @@ fn shown(result: &Result<Outcome, Error>) -> String {
 }
 
 impl Judge {
-    /// After a shutdown every guard of that client says lost.
+    /// After a shutdown every guard of that client reports `Lost`.
     pub(crate) fn after_shutdown(&self, client: usize) {
         let mut facts = self.facts();
         let mut entries = facts.entries.iter();
@@ -120,7 +123,8 @@ impl Judge {
         }
     }
 
-    /// What a shutdown took from its user is left to its lease: whatever that user still does, nobody else is inside.
+    /// What a shutdown took from its user is left to its lease: whatever that user still does, no other
+    /// owner enters.
     pub(crate) fn left_to_its_lease(&self, entry: &Entry) {
         let is_void = self.facts().voided.is_some_and(|at| at >= entry.since);
         if !is_void && !entry.kept_its_promise() && entry.is_missing(self) {
@@ -131,7 +135,8 @@ impl Judge {
         }
     }
 
-    /// Nobody is inside any name and nobody waits for it, but for what a client that was shut down left to its lease, and detached holds.
+    /// No name is held or waited for, apart from detached holds and what a client that was shut down left
+    /// to its lease.
     pub(crate) fn expect_nothing_left(&self, names: &[LockName], when: &str, waiters: bool) {
         for name in names {
             let Some(shown) = self.show(name) else {
@@ -150,7 +155,7 @@ impl Judge {
         }
     }
 
-    /// Whether somebody is inside, or it is shut, on purpose.
+    /// Whether the name is held or unavailable on purpose.
     pub(crate) fn is_left(&self, name: &LockName) -> bool {
         let Some(shown) = self.show(name) else {
             return false;

@@ -1,13 +1,13 @@
-//! What the clients ask of the store: how much, and what they must never ask.
+//! Traffic of the clients: how many calls they make, and which they must never make.
 
 use super::{Facts, Judge};
 use dlock_core::{Fingerprint, HoldId, Instant, LockName, Renew};
 use std::{collections::HashSet, time::Duration};
 
-/// More calls than this of all clients within one second: somebody spins.
+/// More calls than this of all clients within one second mean that a task spins.
 const MOST_IN_A_SECOND: u64 = 3_000;
 
-/// More calls than this without any time going by: somebody spins.
+/// More calls than this without any time passing mean that a task spins.
 const MOST_AT_ONCE: u64 = 1_000;
 
 #[derive(Default)]
@@ -42,7 +42,7 @@ impl Traffic {
 }
 
 impl Judge {
-    /// A call is made; says whether it may be.
+    /// Records a call. Returns whether it is allowed.
     pub(crate) fn called(&self) -> bool {
         let mut facts = self.facts();
         let now = facts.log.now();
@@ -64,12 +64,12 @@ impl Judge {
         self.facts().owners.entry(owner).or_default().insert(client);
     }
 
-    /// An acquire was answered, while its client still waited for that.
+    /// Records that an acquire was answered while its client still waited for it.
     pub(crate) fn answers(&self, client: usize, name: &LockName, now: Instant) {
         self.facts().answers.insert((client, name.clone()), now);
     }
 
-    /// When that was so last.
+    /// When that was last the case.
     pub(crate) fn last_answer(&self, client: usize, name: &LockName) -> Instant {
         let facts = self.facts();
         let last = facts.answers.get(&(client, name.clone()));
@@ -89,7 +89,7 @@ impl Judge {
             if !names.insert(&entry.name) {
                 facts.breach(format_args!("{:?} stands twice in a batch", entry.name));
             }
-            // One that was about to go out in the very moment may overtake the release.
+            // A renewal that was being sent at that very moment may overtake the release.
             let released = facts.releases.get(&(client, entry.hold));
             if released.is_some_and(|released| *released < facts.log.now()) {
                 facts.breach(format_args!("{:?} renewed after its release", entry.name));
@@ -108,7 +108,7 @@ impl Judge {
 }
 
 impl Facts {
-    /// Whether a client that asked as this owner was shut down.
+    /// Whether a client that sent requests as this owner was shut down.
     pub(super) fn is_gone(&self, owner: &Fingerprint) -> bool {
         let clients = self.owners.get(owner);
         clients.is_some_and(|clients| clients.iter().any(|client| self.gone.contains(client)))

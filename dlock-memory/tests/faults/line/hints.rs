@@ -1,4 +1,4 @@
-//! What is told to whom, once.
+//! Hints: which client is told what, once.
 
 use super::{CAPACITY, INTERVAL, Waiter, name};
 use dlock_core::{Clock, DistributedLock, Hint, Wake};
@@ -14,7 +14,7 @@ async fn free_is_said_once_to_each_client_that_waits() {
         .collect();
     assert!(holder.looks().is_none());
     for waiter in &mut waiters {
-        assert_eq!(waiter.looks().unwrap().look_in, Some(INTERVAL));
+        assert_eq!(waiter.looks().unwrap().poll_in, Some(INTERVAL));
         waiter.next += 1;
         waiter.looks();
     }
@@ -26,7 +26,7 @@ async fn free_is_said_once_to_each_client_that_waits() {
     assert_eq!(waiters[1].heard(), []);
     assert_eq!(waiters[2].heard(), [Hint::Free(name())]);
     assert_eq!(holder.heard(), []);
-    assert!(waiters[2].looks().is_none(), "no line: whoever is first");
+    assert!(waiters[2].looks().is_none(), "no queue: first to poll");
 }
 
 #[tokio::test(start_paused = true)]
@@ -37,7 +37,7 @@ async fn polling_drivers_hear_nothing_and_learn_the_rest() {
     assert!(holder.looks().is_none());
     let held = waiter.looks().unwrap();
     assert_eq!(
-        (held.look_in, held.ahead),
+        (held.poll_in, held.ahead),
         (Some(waiter.lease.length()), None)
     );
     holder.releases(None);
@@ -65,6 +65,6 @@ async fn hints_that_do_not_fit_become_one_look_again() {
     }
     let heard = waiter.heard();
     assert_eq!(heard.len(), CAPACITY + 1);
-    assert_eq!(heard.last(), Some(&Hint::LookAgain));
+    assert_eq!(heard.last(), Some(&Hint::Resync));
     assert_eq!(waiter.heard(), []);
 }

@@ -1,4 +1,4 @@
-//! The line: who is served, who is told, and what the dead cost.
+//! The queue: which waiter is served, which one is notified, and what dead waiters cost.
 
 mod hints;
 mod order;
@@ -55,12 +55,12 @@ impl Waiter {
         self.driver.acquire(req).now_or_never().unwrap().unwrap()
     }
 
-    /// Takes it without standing in line.
+    /// Takes the lock without queueing.
     fn takes(&self) -> bool {
         matches!(self.acquire(&self.ask()), Acquired::Granted(_))
     }
 
-    /// Looks with its ticket: `None` is granted.
+    /// Polls with its ticket: `None` is granted.
     fn looks(&self) -> Option<Held> {
         let mut req = self.ask();
         req.line = Some(ticket(self.next));
@@ -103,17 +103,17 @@ impl Waiter {
         Hint::Turn { name, ticket }
     }
 
-    fn first(&self, look_in: Duration) -> Hint {
+    fn first(&self, poll_in: Duration) -> Hint {
         let (name, ticket) = (name(), ticket(self.next));
         Hint::First {
             name,
             ticket,
-            look_in,
+            poll_in,
         }
     }
 }
 
-/// A store where the first client holds the name and the others stand in line in their order.
+/// A store where the first client holds the name and the others are queued in their order.
 fn line<const N: usize>() -> (Clock, MemoryStore, [Waiter; N]) {
     let clock = Clock::simulated();
     let store = MemoryStore::new(clock.clone());
@@ -137,13 +137,13 @@ async fn a_release_reserves_for_the_head_and_tells_the_one_behind_it() {
         (shown.holds, shown.shut, shown.waiters),
         (0, Some(ACCEPT), Some(1))
     );
-    assert!(!a.takes(), "nobody barges");
+    assert!(!a.takes(), "no client barges");
     let held = c.looks().unwrap();
-    assert_eq!((held.ahead, held.look_in), (Some(0), Some(ACCEPT)));
+    assert_eq!((held.ahead, held.poll_in), (Some(0), Some(ACCEPT)));
     assert!(b.looks().is_none());
     assert_eq!(store.tickets(&name()), 1);
-    // The rest of the lease is far away, so it looks at its interval.
-    assert_eq!(c.looks().unwrap().look_in, Some(INTERVAL));
+    // The rest of the lease is far away, so it polls at its interval.
+    assert_eq!(c.looks().unwrap().poll_in, Some(INTERVAL));
 }
 
 #[tokio::test(start_paused = true)]
@@ -155,7 +155,7 @@ async fn clients_that_are_gone_are_passed_over_at_once() {
     assert_eq!(d.heard(), [d.turn()]);
     assert!(d.looks().is_none());
     d.releases(None);
-    // Only the dead are left in line.
+    // Only dead waiters are left in the queue.
     assert!(a.takes());
 }
 
@@ -276,7 +276,7 @@ async fn reentry_goes_past_the_line() {
     a.next += 1;
     assert!(a.looks().is_none());
     assert_eq!(b.ahead(), Some(0));
-    // Its own ticket may stand there too, and is used up then.
+    // Its own ticket may be queued there too, and is used up then.
     let mut strange = a.ask();
     strange.owner = Owner::from_seed("another of the same client");
     strange.line = Some(ticket(7));
@@ -322,7 +322,7 @@ async fn a_break_opens_a_reservation_and_serves_the_next() {
 async fn a_flushed_line_comes_back_with_the_looks() {
     let (_clock, store, [a, b, c]) = line();
     store.flush();
-    assert!(b.looks().is_none(), "whoever looks first has it");
+    assert!(b.looks().is_none(), "the first waiter to poll has it");
     assert_eq!(c.ahead(), Some(0));
     assert!(a.looks().is_some());
 }

@@ -1,11 +1,12 @@
-//! Whatever happens, in whatever order.
+//! Order of the queue under random events.
 
 use super::{INTERVAL, Waiter, name};
 use dlock_core::{Clock, Instant, Released, Wake};
 use dlock_memory::MemoryStore;
 use std::{collections::VecDeque, time::Duration};
 
-/// Whatever is released, left, killed or tried in between: those who are still there go in the order they came.
+/// Whatever is released, left, killed or tried in between: waiters that are still there are served in the
+/// order of their arrival.
 #[tokio::test(start_paused = true)]
 async fn the_line_is_first_come_first_served() {
     for seed in 0..60 {
@@ -46,7 +47,8 @@ async fn the_line_is_first_come_first_served() {
     }
 }
 
-/// Whatever lapses, is lost or is stopped for a while: whoever goes on looking gets it, and one at a time.
+/// Whatever lapses, is lost or is stopped for a while: a waiter that goes on polling gets the lock, one at
+/// a time.
 #[tokio::test(start_paused = true)]
 async fn whoever_goes_on_looking_gets_it() {
     for seed in 0..60 {

@@ -5,7 +5,7 @@ use crate::name;
 use proptest::{collection::vec, option, prelude::*};
 use std::{collections::BTreeSet, time::Duration};
 
-/// What is done to one name. Owners, holds and leases are few, so that they meet.
+/// An operation on one name. Owners, holds and leases are few, so that operations collide.
 #[derive(Clone, Debug)]
 enum Op {
     Acquire {
@@ -57,7 +57,7 @@ struct Taken {
     keep: Duration,
 }
 
-/// The other implementation: it deletes nothing, and knows what is true by looking through all that ever happened.
+/// The other implementation: it deletes nothing, and computes its answers from the whole history.
 #[derive(Debug, Default)]
 struct Log {
     taken: Vec<Taken>,
@@ -171,7 +171,7 @@ impl Log {
     }
 }
 
-/// A runtime whose time only we move, entered.
+/// A runtime whose time only the test moves, entered.
 fn paused() -> tokio::runtime::Runtime {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     runtime.enable_time().start_paused(true).build().unwrap()
@@ -193,7 +193,7 @@ proptest! {
                     (String::new(), String::new())
                 }
                 Op::Acquire { owner, hold, lease, join } => {
-                    // The present incarnation's token, or the one after it, which nobody has.
+                    // The present incarnation's token, or the next one, which no hold has.
                     let join = join.map(|off| log.token() + off);
                     let ask = (owner, hold, Duration::from_millis(lease), join);
                     (store.acquire(ask), log.acquire(now, ask))

@@ -22,7 +22,7 @@ fn wanted(name: LockName, owner: u8, hold: u64, lease: Duration) -> Acquire {
         Owner::from_seed(&owner.to_string()),
         HoldId::from_bits(hold),
     );
-    let lease = Lease::fixed(lease).unwrap();
+    let lease = Lease::fixed(lease);
     Acquire::new(name, owner, hold, lease, Instant::FAR)
 }
 
@@ -120,7 +120,7 @@ async fn a_token_counter_is_forgotten_a_day_after_its_name_was_last_busy() {
     store
         .clock
         .jump(DAY + Duration::from_secs(1) - Duration::from_nanos(1));
-    // The walk looks at two names for each new one.
+    // The walk visits two names for each new one.
     (1..10).for_each(|number| {
         store.take(numbered(number));
     });

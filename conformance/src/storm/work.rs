@@ -1,0 +1,229 @@
+//! Worker process: it acquires, waits, gives up, enters by passes, holds, and logs what it believes.
+
+use super::{
+    Result,
+    log::{Log, now},
+};
+use dlock::{Client, Error, ErrorKind, Guard, Lease, Lock, Pass, ReleaseOutcome};
+use dlock_conformance::testbed::worker::{self, Job};
+use fastrand::Rng;
+use std::{
+    fs, io,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+use tokio::time::{sleep, timeout};
+
+/// The longest lease that workers ask for.
+pub(crate) const LEASE: Duration = Duration::from_secs(2);
+/// How many names they contend for.
+pub(crate) const NAMES: usize = 3;
+
+/// How many tasks of a process contend.
+const TASKS: usize = 3;
+/// The pause after a failure, so that an unavailable store is not polled in a tight loop.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The name of this number in this run.
+pub(crate) fn name(run: &str, number: usize) -> String {
+    format!("storm.{run}.{number}")
+}
+
+/// Runs until the parent process closes the input.
+pub(crate) async fn work(job: &Job) -> Result {
+    let stop = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&stop);
+    tokio::spawn(async move {
+        let mut commands = worker::commands();
+        while commands.recv().await.is_some() {}
+        told.store(true, Ordering::Relaxed);
+    });
+    let log = Log::create(Path::new(job.arg("log")?))?;
+    let client = loop {
+        match dlock::connect(job.arg("url")?).await {
+            Ok(client) => break client,
+            Err(error) => failed(&log, &word(&error)).await?,
+        }
+        if stop.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+    };
+    let place = Arc::new(Place {
+        client,
+        log,
+        run: job.arg("run")?.to_owned(),
+        passes: job.arg("passes")?.into(),
+        stop,
+    });
+    let seed: u64 = job.arg("seed")?.parse()?;
+    let tasks: Vec<_> = (0..TASKS as u64)
+        .map(|task| {
+            let (place, rng) = (
+                Arc::clone(&place),
+                Rng::with_seed(seed * TASKS as u64 + task),
+            );
+            tokio::spawn(async move { place.turns(rng).await })
+        })
+        .collect();
+    for task in tasks {
+        task.await??;
+    }
+    drop(place.client.shutdown(LEASE).await);
+    Ok(())
+}
+
+/// What the tasks of a worker share.
+struct Place {
+    client: Client,
+    log: Log,
+    run: String,
+    /// A folder with the latest pass of each name.
+    passes: PathBuf,
+    stop: Arc<AtomicBool>,
+}
+
+impl Place {
+    async fn turns(&self, mut rng: Rng) -> Result {
+        while !self.stop.load(Ordering::Relaxed) {
+            self.turn(&mut rng).await?;
+        }
+        Ok(())
+    }
+
+    async fn turn(&self, rng: &mut Rng) -> Result {
+        let name = name(&self.run, rng.usize(..NAMES));
+        let least = match rng.u8(..8) {
+            0 => millis(rng, 50..400),
+            _ => Duration::ZERO,
+        };
+        let lock = terms(self.client.lock(&name)?, least, rng);
+        let asked = now();
+        let mut family = format!("{}-{asked}", std::process::id());
+        let took = match rng.u8(..10) {
+            0 | 1 => lock.try_acquire().await,
+            2..=6 => lock.acquire_timeout(millis(rng, 1..3_000)).await.map(Some),
+            7 => match timeout(millis(rng, 1..300), lock.acquire()).await {
+                Ok(took) => took.map(Some),
+                Err(_) => return failed(&self.log, "cancelled").await,
+            },
+            _ => match self.latest_pass(&name) {
+                Some((of, pass)) => {
+                    family = of;
+                    lock.join(&pass).await.map(Some)
+                }
+                None => return Ok(()),
+            },
+        };
+        match took {
+            Ok(Some(guard)) => self.hold(guard, family, least, asked, rng).await,
+            Ok(None) => failed(&self.log, "held").await,
+            Err(error) => failed(&self.log, &word(&error)).await,
+        }
+    }
+
+    async fn hold(
+        &self,
+        guard: Guard,
+        family: String,
+        least: Duration,
+        asked: u64,
+        rng: &mut Rng,
+    ) -> Result {
+        let (hold, got) = (self.log.hold(), now());
+        let (name, token, least) = (guard.name(), guard.token(), least.as_nanos());
+        self.log.write(format_args!(
+            "took {hold} {name} {family} {token} {least} {asked} {got}"
+        ))?;
+        if rng.u8(..3) == 0 {
+            self.publish(&guard, &family, hold)?;
+        }
+        // Mostly short, so that there are many grants; sometimes longer than a lease.
+        let longest = match rng.u8(..10) {
+            0 => 3_000_000_000,
+            1 => 400_000_000,
+            _ => 20_000_000,
+        };
+        let until = got + rng.u64(..longest);
+        let how = loop {
+            let at = now();
+            if guard.check().is_err() {
+                break "lost";
+            }
+            self.log.write(format_args!("believes {hold} {at}"))?;
+            if at >= until {
+                break "done";
+            }
+            sleep(millis(rng, 1..15)).await;
+        };
+        let how = if how == "lost" || rng.u8(..8) == 0 {
+            drop(guard);
+            how.to_owned()
+        } else {
+            match guard.release().await {
+                Ok(ReleaseOutcome::Kept { .. }) => "kept".to_owned(),
+                Ok(ReleaseOutcome::StillHeld { .. }) => "still".to_owned(),
+                Ok(_) => "released".to_owned(),
+                Err(error) => word(&error),
+            }
+        };
+        Ok(self.log.write(format_args!("ended {hold} {how}"))?)
+    }
+
+    /// Atomic, even if this process is killed.
+    fn publish(&self, guard: &Guard, family: &str, hold: u64) -> io::Result<()> {
+        let draft = self.passes.join(format!("{}.{hold}", std::process::id()));
+        let pass = guard.pass().map_err(io::Error::other)?;
+        fs::write(&draft, format!("{family} {}", pass.expose()))?;
+        fs::rename(draft, self.passes.join(guard.name().as_str()))
+    }
+
+    fn latest_pass(&self, name: &str) -> Option<(String, Pass)> {
+        let text = fs::read_to_string(self.passes.join(name)).ok()?;
+        let (family, pass) = text.split_once(' ')?;
+        Some((family.to_owned(), pass.parse().ok()?))
+    }
+}
+
+/// A lock with one of the leases.
+fn terms(lock: Lock, least: Duration, rng: &mut Rng) -> Lock {
+    let lock = match rng.u8(..4) {
+        0 => lock.lease(Lease::fixed(millis(rng, 500..1_500))),
+        1 => renewed(lock, LEASE).max_hold(millis(rng, 500..1_500)),
+        2 => renewed(lock, LEASE / 2),
+        _ => renewed(lock, LEASE),
+    };
+    lock.min_hold(least)
+}
+
+/// A store whose renewed leases have one fixed length keeps that length.
+fn renewed(lock: Lock, length: Duration) -> Lock {
+    let asked = lock.clone().lease(Lease::renewed(length));
+    if asked.effective_lease().is_ok() {
+        asked
+    } else {
+        lock
+    }
+}
+
+async fn failed(log: &Log, how: &str) -> Result {
+    log.write(format_args!("failed {how}"))?;
+    sleep(PAUSE).await;
+    Ok(())
+}
+
+/// The kind of an error, without blanks.
+fn word(error: &Error) -> String {
+    match error.kind() {
+        ErrorKind::Timeout { phase } => format!("Timeout:{phase:?}"),
+        kind => format!("{kind:?}"),
+    }
+}
+
+fn millis(rng: &mut Rng, range: Range<u64>) -> Duration {
+    Duration::from_millis(rng.u64(range))
+}

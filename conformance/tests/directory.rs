@@ -1,0 +1,202 @@
+//! The suite over the record driver: the tutorial's store, a directory of files, in real time; once
+//! polled, once with wake-ups.
+
+#[path = "../../dlock-core/examples/directory.rs"]
+#[allow(dead_code)] // its `main`
+mod directory;
+
+use async_trait::async_trait;
+use directory::Directory;
+use dlock_conformance::{
+    Failure, Fixture, Gap, MakeFixture, Mutants, Network, Records, Server, StoreTime, Time,
+    main as suite,
+};
+use dlock_core::{
+    Capabilities, DistributedLock, Hint, LockName, Ticket, Wake,
+    kit::{Listed, Read, RecordDriver, RecordStore, Write, Written},
+};
+use futures_core::stream::BoxStream;
+use futures_util::{StreamExt, stream};
+use std::{
+    fs,
+    process::ExitCode,
+    sync::{Arc, OnceLock},
+};
+use tempfile::TempDir;
+use tokio::sync::broadcast::{self, error::RecvError};
+
+fn main() -> ExitCode {
+    let polled = Files { woken: false };
+    let woken = Files { woken: true };
+    suite(vec![Box::new(polled), Box::new(woken)], Mutants::Off)
+}
+
+#[derive(Clone, Copy)]
+struct Files {
+    woken: bool,
+}
+
+#[async_trait]
+impl MakeFixture for Files {
+    fn name(&self) -> &str {
+        if self.woken {
+            "directory-woken"
+        } else {
+            "directory"
+        }
+    }
+
+    fn time(&self) -> Time {
+        Time::Real
+    }
+
+    async fn make(&self) -> Result<Arc<dyn Fixture>, Failure> {
+        let folder = tempfile::tempdir()?;
+        Ok(Arc::new(Folder {
+            folder,
+            files: *self,
+        }))
+    }
+
+    async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
+        let directory = Directory::open(url)?;
+        Ok(if self.woken {
+            Arc::new(RecordDriver::new(Woken::new(directory)))
+        } else {
+            Arc::new(RecordDriver::new(directory))
+        })
+    }
+}
+
+struct Folder {
+    folder: TempDir,
+    files: Files,
+}
+
+#[async_trait]
+impl Fixture for Folder {
+    async fn driver(&self) -> Result<Arc<dyn DistributedLock>, Failure> {
+        self.files
+            .connect(&self.folder.path().to_string_lossy())
+            .await
+    }
+
+    fn url(&self) -> Result<String, Gap> {
+        Ok(self.folder.path().to_string_lossy().into_owned())
+    }
+
+    fn network(&self) -> Result<&dyn Network, Gap> {
+        Err(Gap("nothing stands between the driver and its files"))
+    }
+
+    fn server(&self) -> Result<&dyn Server, Gap> {
+        Err(Gap("there is no server"))
+    }
+
+    fn records(&self) -> Result<&dyn Records, Gap> {
+        Ok(self)
+    }
+
+    fn store_time(&self) -> Result<&dyn StoreTime, Gap> {
+        Err(Gap("it reads the machine's clock"))
+    }
+}
+
+#[async_trait]
+impl Records for Folder {
+    async fn delete(&self, name: &LockName) -> Result<(), Failure> {
+        fs::remove_file(Directory::open(self.folder.path())?.file(name))?;
+        Ok(())
+    }
+
+    async fn flush(&self) -> Result<(), Failure> {
+        fs::remove_dir_all(self.folder.path().join("records"))?;
+        Ok(())
+    }
+}
+
+/// The same store; releases wake the waiters of this process, and other processes poll.
+#[derive(Debug)]
+struct Woken {
+    directory: Directory,
+    capabilities: Capabilities,
+    /// The hints for this driver's waiters; dropped when it is closed.
+    heard: std::sync::Mutex<Option<broadcast::Receiver<LockName>>>,
+    closed: Arc<tokio::sync::Notify>,
+}
+
+impl Woken {
+    fn new(directory: Directory) -> Self {
+        let mut capabilities = directory.capabilities().clone();
+        capabilities.wake = Wake::Hints;
+        Self {
+            directory,
+            capabilities,
+            heard: std::sync::Mutex::new(Some(freed().subscribe())),
+            closed: Arc::default(),
+        }
+    }
+}
+
+/// The names that this process has released. Names are fresh for each case, so one channel serves all
+/// directories.
+fn freed() -> &'static broadcast::Sender<LockName> {
+    static FREED: OnceLock<broadcast::Sender<LockName>> = OnceLock::new();
+    FREED.get_or_init(|| broadcast::channel(64).0)
+}
+
+#[async_trait]
+impl RecordStore for Woken {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    async fn read(&self, names: &[LockName]) -> dlock_core::Result<Read> {
+        self.directory.read(names).await
+    }
+
+    async fn write(&self, writes: &[Write]) -> dlock_core::Result<Vec<Written>> {
+        self.directory.write(writes).await
+    }
+
+    async fn list(&self, prefix: &str, after: &[u8], limit: usize) -> dlock_core::Result<Listed> {
+        self.directory.list(prefix, after, limit).await
+    }
+
+    async fn forget(&self, after: &[u8]) -> dlock_core::Result<Option<Vec<u8>>> {
+        self.directory.forget(after).await
+    }
+
+    fn listen(&self, _: &LockName, _: Ticket) -> bool {
+        true
+    }
+
+    fn wake_ups(&self) -> BoxStream<'static, Hint> {
+        let heard = self.heard.lock().expect("no test panics with it").take();
+        let closed = Arc::clone(&self.closed);
+        stream::unfold(heard, move |heard| {
+            let closed = Arc::clone(&closed);
+            async move {
+                let mut heard = heard?;
+                let hint = tokio::select! {
+                    () = closed.notified() => return None,
+                    freed = heard.recv() => match freed {
+                        Ok(name) => Hint::Free(name),
+                        Err(RecvError::Lagged(_)) => Hint::Resync,
+                        Err(RecvError::Closed) => return None,
+                    },
+                };
+                Some((hint, Some(heard)))
+            }
+        })
+        .boxed()
+    }
+
+    async fn notify(&self, name: &LockName) {
+        drop(freed().send(name.clone())); // an error: no driver listens
+    }
+
+    async fn close(&self) {
+        self.closed.notify_one();
+    }
+}

@@ -1,0 +1,29 @@
+//! Driver kit: what several drivers need, written once.
+//!
+//! A store that keeps one record per name needs no driver of its own: implement [`RecordStore`] (read records, write them if they are
+//! unchanged, list them) and wrap it in a [`RecordDriver`]. The store holds no lock logic; [`Record`] decides.
+//!
+//! # Tutorial: a driver over a directory of files
+//! The whole driver of a toy store: one file per name, an advisory lock round each read-compare-write, the machine's clock as
+//! the store's time. It passes the conformance suite (`cargo test -p dlock-conformance --test directory`).
+//!
+//! ```
+#![doc = include_str!("../../../examples/directory.rs")]
+//! ```
+//!
+//! What a real store adds: a clock of the server's own, read in the same step as the records; a write that compares and swaps on the
+//! server; wake-ups instead of polling; and an error table that tells "not executed" from "unknown" for every native error.
+
+mod backoff;
+mod record;
+mod record_driver;
+mod record_store;
+mod sweep;
+
+pub use backoff::Backoff;
+pub use record::{DamagedRecord, Decision, Record, StoreTime};
+pub use record_driver::{RecordBacked, RecordDriver};
+pub use record_store::{
+    Expected, Freed, GRANTS_PER_SWEEP, Listed, Read, RecordStore, Stored, Write, Written,
+};
+pub use sweep::SweepCursor;

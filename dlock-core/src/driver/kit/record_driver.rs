@@ -1,0 +1,492 @@
+//! Record driver: the driver contract over any [`RecordStore`].
+//!
+//! A request reads the record, lets [`Record`] decide, and writes the record if it is unchanged. A client that lost the race reads
+//! again after a contention backoff. Waiters poll, or are woken where the store can: a waiter marks the record, a release that finds the mark notifies.
+
+use super::{
+    backoff::Backoff,
+    record::{Decision, Record, StoreTime},
+    record_store::{Expected, Freed, GRANTS_PER_SWEEP, RecordStore, Stored, Write, Written},
+    sweep::SweepCursor,
+};
+use crate::{
+    clock::{Clock, Instant},
+    driver::{
+        Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, Grant, Hint, Lane, Page,
+        Release, Released, Renew, Renewed, Result, Snapshot, Wake,
+    },
+    error::{DriverError, Effect, ErrorKind, RetryClass},
+    identity::{FencingToken, Ticket},
+    name::LockName,
+};
+use async_trait::async_trait;
+use futures_core::stream::BoxStream;
+use std::{fmt::Debug, num::NonZeroU32, time::Duration};
+
+/// A driver over a store that keeps one record per name.
+#[derive(Debug)]
+pub struct RecordDriver<S> {
+    store: S,
+    clock: Clock,
+    swept: SweepCursor,
+}
+
+impl<S: RecordStore> RecordDriver<S> {
+    /// A driver over `store`, by the machine's clock.
+    #[must_use]
+    pub fn new(store: S) -> Self {
+        Self {
+            store,
+            clock: Clock::boot(),
+            swept: SweepCursor::default(),
+        }
+    }
+
+    /// The store.
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// Reads, decides and writes, again and again until nothing came between or `give_up` has passed.
+    async fn settle<A>(
+        &self,
+        name: &LockName,
+        give_up: Instant,
+        bound: Bound,
+        decide: impl Fn(Stored, StoreTime) -> Result<Decision<A>> + Send,
+    ) -> Result<A> {
+        let mut backoff = Backoff::new(SHORTEST_PAUSE, LONGEST_PAUSE);
+        loop {
+            let (stored, time, not_after) = self.look(name, give_up, bound).await?;
+            let expected = Expected::of(&stored);
+            let Decision {
+                write,
+                answer,
+                not_after: relied_on,
+            } = decide(stored, time)?;
+            let Some(record) = write else {
+                return Ok(answer);
+            };
+            let write = replacing(name, expected, record, time, not_after.min(relied_on));
+            let written = self.store.write(std::slice::from_ref(&write)).await?;
+            match one(written)? {
+                Written::Written => return Ok(answer),
+                // Others were faster, or what the decision relied on is over: the record is read again.
+                Written::Changed | Written::Late => {}
+                Written::Failed(error) => return Err(error),
+            }
+            if self.clock.now() >= give_up {
+                return Err(contended());
+            }
+            tokio::time::sleep(backoff.pause()).await;
+        }
+    }
+
+    /// One record, the store's time, and what `give_up` is in it.
+    async fn look(
+        &self,
+        name: &LockName,
+        give_up: Instant,
+        bound: Bound,
+    ) -> Result<(Stored, StoreTime, u64)> {
+        let read = self.store.read(std::slice::from_ref(name)).await?;
+        let received = self.clock.now();
+        if bound == Bound::GiveUp && received >= give_up {
+            return Err(late());
+        }
+        let stored = one(read.records)?;
+        Ok((stored, read.time, bound.of(read.time, give_up, received)))
+    }
+
+    /// A batch of renewals in two steps; entries that lost a race go on one by one.
+    async fn renew_all(&self, batch: &[Renew], give_up: Instant) -> Result<Vec<Result<Renewed>>> {
+        if batch.is_empty() {
+            return Ok(Vec::new());
+        }
+        let names: Vec<_> = batch.iter().map(|entry| entry.name.clone()).collect();
+        let read = self.store.read(&names).await?;
+        let received = self.clock.now();
+        if received >= give_up {
+            return Err(late());
+        }
+        let not_after = Bound::GiveUp.of(read.time, give_up, received);
+        let mut answers = Vec::with_capacity(batch.len());
+        let (mut writes, mut written_for) = (Vec::new(), Vec::new());
+        for (at, (entry, stored)) in batch.iter().zip(read.records).enumerate() {
+            let expected = Expected::of(&stored);
+            answers.push(stored.record().map(|record| {
+                let decision = record.renew(entry, read.time);
+                if let Some(record) = decision.write {
+                    let not_after = not_after.min(decision.not_after);
+                    writes.push(replacing(
+                        &entry.name,
+                        expected,
+                        record,
+                        read.time,
+                        not_after,
+                    ));
+                    written_for.push(at);
+                }
+                decision.answer
+            }));
+        }
+        if writes.is_empty() {
+            return Ok(answers);
+        }
+        let mut written = self.store.write(&writes).await?.into_iter();
+        for at in written_for {
+            match one(written.next().into_iter().collect()) {
+                Ok(Written::Written) => {}
+                Ok(Written::Changed | Written::Late) => {
+                    let entry = &batch[at];
+                    let renewed =
+                        self.settle(&entry.name, give_up, Bound::GiveUp, |stored, time| {
+                            Ok(stored.record()?.renew(entry, time))
+                        });
+                    answers[at] = renewed.await;
+                }
+                Ok(Written::Failed(error)) | Err(error) => answers[at] = Err(error),
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Deletes some records that are no longer needed, now and then; a failure is left to the next time.
+    async fn sweep_now_and_then(&self, taken: &LockName) {
+        if fastrand::u32(..GRANTS_PER_SWEEP) > 0 {
+            return;
+        }
+        let after = self.swept.after(taken, fastrand::u64(..));
+        match self.store.forget(&after).await {
+            Ok(end) => self.swept.reached(end),
+            Err(error) => tracing::debug!(%error, "unused records could not be deleted"),
+        }
+    }
+
+    /// The ticket of a granted request is used up; the next one first, so that a name that is still waited for keeps its wake-ups.
+    fn waits_no_more(&self, req: &Acquire) {
+        if let Some(next) = req.next {
+            self.store.listen(&req.name, next);
+        }
+        if let Some(ticket) = req.line {
+            self.store.forget_ticket(&req.name, ticket);
+        }
+    }
+
+    /// Acquires by reading, deciding and writing.
+    async fn decide_acquire(&self, req: &Acquire) -> Result<Acquired> {
+        let wakes = self.store.capabilities().wake != Wake::Poll;
+        let listens = wakes
+            && req
+                .line
+                .is_some_and(|ticket| self.store.listen(&req.name, ticket));
+        let acquired = self
+            .settle(&req.name, req.give_up, Bound::GiveUp, |stored, time| {
+                let record = stored.record()?;
+                let mut decision = record.acquire(req, time)?;
+                let waits = match decision.answer {
+                    Acquired::Held(_) => listens,
+                    Acquired::Granted(_) => listens && req.next.is_some(),
+                    Acquired::Gone => false,
+                };
+                if waits {
+                    mark(&mut decision, &record, time);
+                }
+                Ok(decision)
+            })
+            .await?;
+        self.store.check()?;
+        Ok(match acquired {
+            Acquired::Held(mut held) if wakes => {
+                let unheard = req.line.is_some() && !listens;
+                let longest = if unheard { POLL_UNHEARD } else { LONGEST_POLL };
+                held.poll_in = held.poll_in.map(|rest| rest.min(longest));
+                Acquired::Held(held)
+            }
+            acquired => acquired,
+        })
+    }
+
+    async fn serve_acquire(&self, req: &Acquire) -> Result<Acquired> {
+        let taken = if req.look || req.join.is_some() {
+            None
+        } else {
+            self.store.take(req).await?
+        };
+        let acquired = match taken {
+            Some(token) => {
+                let grant = Grant::new(Some(token), NonZeroU32::MIN, req.lease.length());
+                Acquired::Granted(grant)
+            }
+            None => self.decide_acquire(req).await?,
+        };
+        if matches!(acquired, Acquired::Granted(_)) {
+            self.waits_no_more(req);
+            self.sweep_now_and_then(&req.name).await;
+        }
+        Ok(acquired)
+    }
+
+    async fn serve_renew(&self, batch: &[Renew], give_up: Instant) -> Result<Vec<Result<Renewed>>> {
+        let extended = self.store.extend(batch, give_up).await?;
+        let rest: Vec<_> = batch
+            .iter()
+            .zip(&extended)
+            .filter(|(_, extended)| extended.is_none())
+            .map(|(entry, _)| entry.clone())
+            .collect();
+        let decided = self.renew_all(&rest, give_up).await;
+        // What was extended is told, whatever became of the rest.
+        let decided = match decided {
+            Err(error) if rest.len() == batch.len() => return Err(error),
+            Err(error) => rest.iter().map(|_| Err(again(&error))).collect(),
+            Ok(decided) => decided,
+        };
+        let mut decided = decided.into_iter();
+        let answers = extended.into_iter().map(|extended| match extended {
+            Some(renewed) => Ok(renewed),
+            None => one(decided.next().into_iter().collect()).and_then(|renewed| renewed),
+        });
+        Ok(answers.collect())
+    }
+
+    async fn serve_release(&self, req: &Release) -> Result<Released> {
+        match self.store.free(req).await? {
+            Freed::Undecided => {}
+            Freed::Free => return Ok(Released::Freed),
+            Freed::WaitedFor => {
+                self.store.notify(&req.name).await;
+                return Ok(Released::Freed);
+            }
+        }
+        let give_up = self.clock.now() + PATIENCE;
+        let (released, waited_for) = self
+            .settle(&req.name, give_up, Bound::None, |stored, time| {
+                let record = stored.record()?;
+                let waited_for = record.may_have_waiters(time);
+                Ok(record.release(req, time).with(waited_for))
+            })
+            .await?;
+        if waited_for && matches!(released, Released::Freed) {
+            self.store.notify(&req.name).await;
+        }
+        Ok(released)
+    }
+
+    async fn serve_inspect(&self, name: &LockName) -> Result<Snapshot> {
+        let read = self.store.read(std::slice::from_ref(name)).await?;
+        let record = one(read.records)?.record()?;
+        Ok(record.snapshot(name.clone(), read.time))
+    }
+
+    async fn serve_list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
+        let after = from.map(read_cursor).transpose()?.unwrap_or_default();
+        let limit = limit.clamp(1, LONGEST_PAGE);
+        let page = self.store.list(prefix, after, limit).await?;
+        let next = page.next.map(|name| Cursor([CURSOR, &name].concat()));
+        let mut found = Vec::new();
+        for (name, stored) in page.records {
+            match stored {
+                Stored::Absent => {}
+                Stored::Damaged(why) => found.push(Snapshot::damaged(name, why.to_string())),
+                Stored::Record(record) if record.is_unavailable(page.time) => {
+                    found.push(record.snapshot(name, page.time));
+                }
+                Stored::Record(_) => {}
+            }
+        }
+        Ok(Page::new(found, next))
+    }
+
+    async fn serve_break_lock(
+        &self,
+        name: &LockName,
+        only: Option<FencingToken>,
+    ) -> Result<Broken> {
+        let give_up = self.clock.now() + PATIENCE;
+        let (broken, waited_for) = self
+            .settle(name, give_up, Bound::None, |stored, time| {
+                let record = match stored {
+                    Stored::Damaged(_) if only.is_none() => Record::damaged(time),
+                    stored => stored.record()?,
+                };
+                let waited_for = record.may_have_waiters(time);
+                Ok(record.break_lock(only, time).with(waited_for))
+            })
+            .await?;
+        if waited_for && matches!(broken, Broken::Freed { .. }) {
+            self.store.notify(name).await;
+        }
+        Ok(broken)
+    }
+}
+
+/// A driver made of a [`RecordDriver`]: implementing this is all that its type needs.
+pub trait RecordBacked: Debug + Send + Sync + 'static {
+    /// The store.
+    type Store: RecordStore;
+
+    /// The record driver over it.
+    fn record_driver(&self) -> &RecordDriver<Self::Store>;
+}
+
+impl<S: RecordStore> RecordBacked for RecordDriver<S> {
+    type Store = S;
+
+    fn record_driver(&self) -> &Self {
+        self
+    }
+}
+
+#[async_trait]
+impl<D: RecordBacked> DistributedLock for D {
+    fn capabilities(&self) -> &Capabilities {
+        self.record_driver().store.capabilities()
+    }
+
+    fn lane(&self, _: &LockName) -> Lane {
+        Lane::default()
+    }
+
+    async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
+        self.record_driver().serve_acquire(req).await
+    }
+
+    /// There is no queue in the store: a ticket is only a wish to be woken.
+    async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
+        self.record_driver().store.forget_ticket(name, ticket);
+        Ok(())
+    }
+
+    /// Here, and wherever the store has a fast path, one request is sent for all entries.
+    async fn renew(
+        &self,
+        _: Lane,
+        batch: &[Renew],
+        give_up: Instant,
+    ) -> Result<Vec<Result<Renewed>>> {
+        self.record_driver().serve_renew(batch, give_up).await
+    }
+
+    async fn release(&self, req: &Release) -> Result<Released> {
+        self.record_driver().serve_release(req).await
+    }
+
+    fn hints(&self) -> BoxStream<'static, Hint> {
+        self.record_driver().store.wake_ups()
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
+        self.record_driver().serve_inspect(name).await
+    }
+
+    async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
+        self.record_driver().serve_list(prefix, from, limit).await
+    }
+
+    async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
+        self.record_driver().serve_break_lock(name, only).await
+    }
+
+    async fn close(&self) {
+        self.record_driver().store.close().await;
+    }
+}
+
+/// Until when a write may happen.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Bound {
+    /// Until the core stops waiting: an acquire or renewal that is executed later takes nothing.
+    GiveUp,
+    /// At any time: a release, a break.
+    None,
+}
+
+impl Bound {
+    /// The last moment in the store's time. The record was read before its answer was received, so this errs on the early side.
+    fn of(self, time: StoreTime, give_up: Instant, received: Instant) -> u64 {
+        match self {
+            Self::GiveUp => time.after(give_up.since(received)),
+            Self::None => u64::MAX,
+        }
+    }
+}
+
+/// Marks that clients may be waiting, if the earlier mark ends soon.
+fn mark<A>(decision: &mut Decision<A>, record: &Record, time: StoreTime) {
+    if record.waiters_until < time.after(WAITERS / 2) {
+        let marked = decision.write.get_or_insert_with(|| record.clone());
+        marked.waiters_until = time.after(WAITERS);
+    }
+}
+
+/// A write whose record has a version that the name never had: greater than the last one, and than any of a record deleted before.
+fn replacing(
+    name: &LockName,
+    expected: Expected,
+    mut record: Record,
+    time: StoreTime,
+    not_after: u64,
+) -> Write {
+    record.version = match expected {
+        Expected::Version(version) => version.saturating_add(1),
+        Expected::Absent | Expected::Damaged => time.wall.max(1),
+    };
+    Write {
+        name: name.clone(),
+        expected,
+        record,
+        not_after,
+    }
+}
+
+/// The only entry of an answer to a request of one.
+fn one<T>(answers: Vec<T>) -> Result<T> {
+    answers.into_iter().next().ok_or_else(|| {
+        DriverError::new(
+            ErrorKind::Indeterminate,
+            "BUG: the store answered nothing for one entry",
+        )
+        .with_effect(Effect::Unknown)
+    })
+}
+
+fn read_cursor(cursor: &Cursor) -> Result<&[u8]> {
+    cursor
+        .0
+        .strip_prefix(CURSOR)
+        .ok_or_else(|| DriverError::new(ErrorKind::Misuse, "the cursor is none of this driver's"))
+}
+
+/// The same error for one more entry.
+fn again(error: &DriverError) -> DriverError {
+    DriverError::new(error.kind(), error.to_string())
+        .with_retry(error.retry())
+        .with_effect(error.effect())
+}
+
+fn late() -> DriverError {
+    DriverError::unavailable("the request reached the store too late and was refused")
+        .with_retry(RetryClass::Now)
+}
+
+fn contended() -> DriverError {
+    DriverError::unavailable("other clients changed the lock at every attempt")
+        .with_retry(RetryClass::Now)
+}
+
+/// How long a release or a break is tried: as long as an attempt to acquire may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The first pause after a lost race, and the longest.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(500);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+/// How long a waiter's mark lasts: waiters poll more often than that, and renew it when half of it is gone.
+const WAITERS: Duration = Duration::from_secs(10);
+/// A lost wake-up costs at most this long.
+const LONGEST_POLL: Duration = Duration::from_secs(2);
+/// How often a waiter polls that no wake-up can reach: what the core does on stores that only answer.
+const POLL_UNHEARD: Duration = Duration::from_millis(100);
+/// Records of one page of a walk.
+const LONGEST_PAGE: usize = 1_000;
+/// What the bytes of a cursor begin with; those of the last name follow.
+const CURSOR: &[u8] = b"name:";

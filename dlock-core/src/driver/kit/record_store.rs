@@ -1,0 +1,220 @@
+//! Record store: what a [`RecordDriver`](super::RecordDriver) needs of a store that keeps one record per name.
+
+use super::record::{DamagedRecord, Record, StoreTime};
+use crate::{
+    clock::Instant,
+    driver::{Acquire, Capabilities, Hint, Release, Renew, Renewed, Result},
+    error::DriverError,
+    identity::{FencingToken, Ticket},
+    name::LockName,
+};
+use async_trait::async_trait;
+use futures_core::stream::BoxStream;
+use futures_util::{StreamExt, stream};
+use std::fmt::Debug;
+
+/// A store that keeps one [`Record`] per name and can replace a record that is unchanged since it was read.
+///
+/// # Cancel safety
+/// A dropped future gives up at most the connection it used; what it asked for may still happen until `not_after`.
+#[async_trait]
+pub trait RecordStore: Debug + Send + Sync + 'static {
+    /// What the store can do. [`Capabilities::wake`] says whether [`wake_ups`](Self::wake_ups) delivers anything.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// Reads the records of `names`, in their order, and the store's time in the same step or before it.
+    ///
+    /// - A record that is read was written completely; what cannot be read is [`Stored::Damaged`].
+    /// - Every write that was answered before this call is seen.
+    ///
+    /// # Errors
+    /// When the store did not answer.
+    async fn read(&self, names: &[LockName]) -> Result<Read>;
+
+    /// Replaces records: one answer per entry, in order, each judged alone.
+    ///
+    /// - Compare and write are one atomic step: of two writes that expect the same record one is [`Written::Changed`].
+    /// - Executed after [`Write::not_after`] by the store's time: [`Written::Late`], nothing changed.
+    ///
+    /// # Errors
+    /// For the whole batch when the store did not answer; [`Written::Failed`] for one entry when only that one failed.
+    async fn write(&self, writes: &[Write]) -> Result<Vec<Written>>;
+
+    /// Whether what was read or written is still the store that other clients use: asked after an acquire was decided, before it is answered.
+    ///
+    /// # Errors
+    /// Where it was replaced, such as a file of which another one has the name.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Up to `limit` records in the order of their names, of names that begin with `prefix` and whose bytes come after `after`.
+    ///
+    /// - Free and damaged records are listed too.
+    ///
+    /// # Errors
+    /// When the store did not answer.
+    async fn list(&self, prefix: &str, after: &[u8], limit: usize) -> Result<Listed>;
+
+    /// Deletes the records that [`Record::is_forgettable`] among the next names whose bytes come after `after`, a bounded number of them.
+    /// Answers where these end; `None`: no name is behind them. The driver calls it once in [`GRANTS_PER_SWEEP`] grants, so a step should
+    /// look at several times as many names.
+    ///
+    /// # Errors
+    /// When the store did not answer. The driver goes on from `after` the next time.
+    async fn forget(&self, after: &[u8]) -> Result<Option<Vec<u8>>>;
+
+    /// Fast path: takes a lock that is available in one step, and answers its token. `None`: nothing was done, and the driver reads, decides
+    /// and writes. Called first for a request that is not likely to be refused.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write); past `req.give_up` nothing is done.
+    async fn take(&self, _req: &Acquire) -> Result<Option<FencingToken>> {
+        Ok(None)
+    }
+
+    /// Fast path: releases a lock whose only hold this is, if no minimum hold keeps it.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    async fn free(&self, _req: &Release) -> Result<Freed> {
+        Ok(Freed::Undecided)
+    }
+
+    /// Fast path: renews holds that are alone in their records; one answer per entry. `None`: the driver reads, decides and writes that one.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write); past `give_up` nothing is done.
+    async fn extend(&self, batch: &[Renew], _give_up: Instant) -> Result<Vec<Option<Renewed>>> {
+        Ok(vec![None; batch.len()])
+    }
+
+    /// Wake-ups: [`Hint::Free`] for a name that [`notify`](Self::notify) was called for, [`Hint::Resync`] after a gap. Taken once.
+    fn wake_ups(&self) -> BoxStream<'static, Hint> {
+        stream::empty().boxed()
+    }
+
+    /// Begins to listen for wake-ups of a name, for that ticket. Called before the record is read and marked, so that no release is
+    /// missed. Answers whether wake-ups can be expected; where they cannot, the waiter polls.
+    fn listen(&self, _name: &LockName, _ticket: Ticket) -> bool {
+        false
+    }
+
+    /// That ticket waits no more.
+    fn forget_ticket(&self, _name: &LockName, _ticket: Ticket) {}
+
+    /// Wakes the waiters of a name in every client. Called after a release, if the record is marked.
+    /// A failure is not reported: waiters poll as well.
+    async fn notify(&self, _name: &LockName) {}
+
+    /// Gives the connections back; ends the wake-ups.
+    async fn close(&self);
+}
+
+/// What [`RecordStore::read`] answers.
+#[derive(Clone, Debug)]
+pub struct Read {
+    /// The store's time.
+    pub time: StoreTime,
+    /// One entry per name asked for, in order.
+    pub records: Vec<Stored>,
+}
+
+/// What a store has of a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// No record: never used, or deleted after a day of disuse.
+    Absent,
+    /// A record.
+    Record(Record),
+    /// Something that is no record of ours.
+    Damaged(DamagedRecord),
+}
+
+impl Stored {
+    /// The record, an empty one where there is none.
+    ///
+    /// # Errors
+    /// Where the record is damaged.
+    pub fn record(self) -> Result<Record> {
+        match self {
+            Self::Absent => Ok(Record::default()),
+            Self::Record(record) => Ok(record),
+            Self::Damaged(damaged) => Err(damaged.into()),
+        }
+    }
+}
+
+/// What a write may replace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expected {
+    /// There is no record.
+    Absent,
+    /// The record has this version.
+    Version(u64),
+    /// What is there cannot be read: `break` replaces it.
+    Damaged,
+}
+
+impl Expected {
+    /// That nothing has changed since this was read.
+    #[must_use]
+    pub fn of(stored: &Stored) -> Self {
+        match stored {
+            Stored::Absent => Self::Absent,
+            Stored::Record(record) => Self::Version(record.version),
+            Stored::Damaged(_) => Self::Damaged,
+        }
+    }
+}
+
+/// One record to be replaced.
+#[derive(Clone, Debug)]
+pub struct Write {
+    /// Whose record.
+    pub name: LockName,
+    /// What must be there now.
+    pub expected: Expected,
+    /// What takes its place, with its new version.
+    pub record: Record,
+    /// The last moment, in the store's `now`, at which this may happen; [`u64::MAX`]: any.
+    pub not_after: u64,
+}
+
+/// What became of a [`Write`].
+#[derive(Debug)]
+pub enum Written {
+    /// The record is the new one.
+    Written,
+    /// It had another version: nothing was done.
+    Changed,
+    /// It came too late: nothing was done.
+    Late,
+    /// It failed by itself; the others of the batch did not.
+    Failed(DriverError),
+}
+
+/// One step of a walk over the records.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// The store's time.
+    pub time: StoreTime,
+    /// Names and their records, in the order of the names.
+    pub records: Vec<(LockName, Stored)>,
+    /// The last name that was looked at; `None`: the walk is at its end.
+    pub next: Option<Vec<u8>>,
+}
+
+/// What [`RecordStore::free`] answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freed {
+    /// Nothing was done: the driver reads, decides and writes.
+    Undecided,
+    /// The lock is free, and no client waits for it.
+    Free,
+    /// The lock is free, and clients may be waiting.
+    WaitedFor,
+}
+
+/// Grants of a client per call of [`RecordStore::forget`].
+pub const GRANTS_PER_SWEEP: u32 = 64;

@@ -1,0 +1,77 @@
+//! Sweep cursor: where the search for records that are no longer needed goes on.
+//!
+//! A store of rows forgets names a bounded number at a time. A search that begins at the same places again and again never comes to the names
+//! behind a crowd of others, so each client walks over all names in their order, and begins anew at the end.
+
+use crate::name::LockName;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Where a client's sweep over all names of a store stands.
+#[derive(Debug, Default)]
+pub struct SweepCursor(Mutex<Option<Vec<u8>>>);
+
+impl SweepCursor {
+    /// The bytes behind which the next step looks for names.
+    ///
+    /// A client begins at a place beside `taken`, a name that it has just taken, as `random` says: many clients that each sweep once come to every
+    /// name too.
+    #[must_use]
+    pub fn after(&self, taken: &LockName, random: u64) -> Vec<u8> {
+        let mut place = self.place();
+        place.get_or_insert_with(|| beside(taken, random)).clone()
+    }
+
+    /// A step came as far as that name; `None`: to the end, and the next one begins anew.
+    pub fn reached(&self, last: Option<Vec<u8>>) {
+        *self.place() = Some(last.unwrap_or_default());
+    }
+
+    fn place(&self) -> MutexGuard<'_, Option<Vec<u8>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A beginning of the name and one byte more: names that begin alike lie close together, and any part of them may be what tells them apart.
+fn beside(name: &LockName, random: u64) -> Vec<u8> {
+    let name = name.as_str().as_bytes();
+    let [byte, .., high, low] = random.to_be_bytes();
+    let kept = usize::from(u16::from_be_bytes([high, low])) % (name.len() + 1);
+    [&name[..kept], &[byte]].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::SweepCursor;
+    use crate::name::LockName;
+
+    #[test]
+    fn a_sweep_goes_on_where_it_was_and_begins_anew_at_the_end() {
+        let (cursor, name) = (SweepCursor::default(), LockName::new("job-7").unwrap());
+        let first = cursor.after(&name, 7);
+        assert_eq!(
+            cursor.after(&name, 7),
+            first,
+            "a step that failed is taken again"
+        );
+        cursor.reached(Some(b"m".to_vec()));
+        assert_eq!(cursor.after(&name, 7), b"m");
+        cursor.reached(None);
+        assert_eq!(cursor.after(&name, 7), b"");
+    }
+
+    #[test]
+    fn clients_that_sweep_once_begin_before_and_behind_what_they_took() {
+        let name = LockName::new("job-7").unwrap();
+        let taken = name.as_str().as_bytes();
+        let began: Vec<_> = (0..1_000)
+            .map(|_| SweepCursor::default().after(&name, fastrand::u64(..)))
+            .collect();
+        assert!(began.iter().any(|place| place[..] < b"job-"[..]));
+        assert!(
+            began
+                .iter()
+                .any(|place| place[..] > b"job-"[..] && &place[..] < taken)
+        );
+        assert!(began.iter().any(|place| &place[..] > taken));
+    }
+}

@@ -1,0 +1,72 @@
+//! Runtime checks: a tokio runtime that lacks something is the caller's misuse, not a panic.
+
+use crate::{
+    driver,
+    error::{DriverError, Error, ErrorKind},
+    inner::Inner,
+};
+use std::{panic::catch_unwind, time::Duration};
+use tokio::{
+    runtime::Handle,
+    time::{Sleep, sleep},
+};
+
+/// The current runtime, if it has timers.
+pub(crate) fn current() -> driver::Result<Handle> {
+    let handle = Handle::try_current().map_err(|cause| {
+        misuse("await locks and build clients inside a tokio runtime: there is none here")
+            .with_source(cause)
+    })?;
+    match timer(Duration::ZERO) {
+        Some(_) => Ok(handle),
+        None => Err(misuse(
+            "this tokio runtime has no timers: build it with `enable_time` or `enable_all`",
+        )),
+    }
+}
+
+fn misuse(message: &'static str) -> DriverError {
+    DriverError::new(ErrorKind::Misuse, message)
+}
+
+/// A timer of the current runtime, if it has any. tokio reports a lack of timers only by a panic, which the
+/// panic hook may print.
+pub(crate) fn timer(length: Duration) -> Option<Sleep> {
+    Handle::try_current().ok()?;
+    catch_unwind(|| sleep(length)).ok()
+}
+
+/// Checks that the current runtime has timers and I/O. Drivers call it before they connect.
+///
+/// # Errors
+/// `Misuse`, with what is missing.
+#[cfg(feature = "net")]
+pub fn check_runtime() -> driver::Result<()> {
+    use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+    current()?;
+    let local = [
+        SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        SocketAddr::from((Ipv6Addr::LOCALHOST, 0)),
+    ];
+    let socket = UdpSocket::bind(&local[..])
+        .and_then(|socket| socket.set_nonblocking(true).map(|()| socket));
+    // On a machine without such sockets, only the connection itself can tell.
+    let Ok(socket) = socket else {
+        return Ok(());
+    };
+    let registered = catch_unwind(|| drop(tokio::net::UdpSocket::from_std(socket)));
+    registered.map_err(|_| {
+        misuse("this tokio runtime has no I/O: build it with `enable_io` or `enable_all`")
+    })
+}
+
+impl Inner {
+    /// Whether a call may be awaited here: the client's own runtime has timers.
+    pub(crate) fn check_runtime(&self) -> Result<(), Error> {
+        match Handle::try_current() {
+            Ok(here) if here.id() == self.adrift.handle.id() => Ok(()),
+            _ => Ok(current().map(drop)?),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Waiters of one client: the local queue, its tickets, and what a cancelled waiter leaves in the store's
+//! queue.
+
+use super::{Bench, SECOND};
+use dlock_core::Wake;
+use dlock_memory::{Call, Fault, HintFault};
+use std::time::Duration;
+use tokio::time;
+
+/// Long enough for every request that is not delayed, and shorter than any poll interval.
+const MOMENT: Duration = Duration::from_millis(10);
+
+#[tokio::test(start_paused = true)]
+async fn the_next_waiter_gets_the_lock_though_its_wake_up_is_lost() {
+    let bench = Bench::new(Wake::Line);
+    let ((client, faults), (other, _)) = (bench.client(), bench.client());
+    let lock = client.lock("x").unwrap();
+    let holder = other.lock("x").unwrap().acquire().await.unwrap();
+    let [first, second] = [(); 2].map(|()| tokio::spawn(lock.acquire()));
+    time::sleep(MOMENT).await;
+    holder.release().await.unwrap();
+    let first = first.await.unwrap().unwrap();
+    faults.hints(HintFault::Lose);
+    first.release().await.unwrap();
+    let second = time::timeout(10 * SECOND, second).await;
+    drop(second.expect("it polls").unwrap().unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_acquire_does_not_overtake_a_waiter_of_its_client() {
+    for wake in [Wake::Poll, Wake::Hints] {
+        let bench = Bench::new(wake);
+        let ((client, _), (other, _)) = (bench.client(), bench.client());
+        let lock = client.lock("x").unwrap();
+        let holder = other.lock("x").unwrap().acquire().await.unwrap();
+        let waiter = tokio::spawn(lock.acquire());
+        time::sleep(MOMENT).await;
+        holder.release().await.unwrap();
+        // The lock is free, and the waiter has not run since.
+        assert!(lock.try_acquire().await.unwrap().is_none(), "{wake:?}");
+        drop(waiter.await.unwrap().unwrap());
+    }
+}
+
+/// The attempt in flight uses the first ticket up and puts the second in the queue.
+#[tokio::test(start_paused = true)]
+async fn the_ticket_of_an_attempt_under_way_is_not_handed_on() {
+    let bench = Bench::new(Wake::Line);
+    let ((client, faults), (other, _)) = (bench.client(), bench.client());
+    let lock = client.lock("x").unwrap();
+    let holder = other.lock("x").unwrap().acquire().await.unwrap();
+    let [head, next, last] = [(); 3].map(|()| tokio::spawn(lock.acquire()));
+    time::sleep(MOMENT).await;
+    faults.once(Call::Acquire, Fault::Slow(MOMENT * 2));
+    holder.release().await.unwrap();
+    time::sleep(MOMENT).await;
+    head.abort();
+    // The grant is released as soon as it is answered, which serves the queue.
+    let guard = time::timeout(MOMENT * 2, next).await;
+    let guard = guard.expect("it stands in line").unwrap().unwrap();
+    guard.release().await.unwrap();
+    drop(last.await.unwrap().unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_turn_of_the_next_waiter_that_comes_before_the_grant_it_follows_is_used() {
+    let bench = Bench::new(Wake::Line);
+    let ((client, faults), (other, _)) = (bench.client(), bench.client());
+    let lock = client.lock("x").unwrap();
+    let holder = other.lock("x").unwrap().acquire().await.unwrap();
+    let [first, second] = [(); 2].map(|()| tokio::spawn(lock.acquire()));
+    time::sleep(MOMENT).await;
+    faults.once(Call::Acquire, Fault::Slow(MOMENT * 2));
+    holder.release().await.unwrap();
+    time::sleep(MOMENT).await;
+    // The first holds the lock and does not know it yet when the queue is served again.
+    other.break_lock("x", None).await.unwrap();
+    let _broken = first.await.unwrap().unwrap();
+    let second = time::timeout(MOMENT, second).await;
+    drop(second.expect("its turn has come").unwrap().unwrap());
+}
+
+/// A copy of the request that runs after the waiter has left puts its ticket in the queue again.
+#[tokio::test(start_paused = true)]
+async fn a_cancelled_waiter_leaves_the_line_again_when_its_last_request_must_have_come() {
+    let bench = Bench::new(Wake::Line);
+    let ((client, faults), (other, _)) = (bench.client(), bench.client());
+    let _holder = other.lock("x").unwrap().acquire().await.unwrap();
+    faults.once(Call::Acquire, Fault::Late(SECOND));
+    faults.always(Call::Acquire, Fault::ErrorBefore);
+    let waited = time::timeout(SECOND / 2, client.lock("x").unwrap().acquire()).await;
+    waited.unwrap_err();
+    time::sleep(SECOND).await;
+    let name = "x".parse().unwrap();
+    assert_eq!(bench.store.tickets(&name), 1, "the copy has come");
+    while client.unsettled() > 0 {
+        time::sleep(MOMENT).await;
+    }
+    assert_eq!(bench.store.tickets(&name), 0);
+}

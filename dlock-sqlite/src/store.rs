@@ -1,0 +1,275 @@
+//! Record store: one row per name in a file, read and written over one connection.
+
+use crate::{
+    commands::{self, RENEW_BATCH, Row},
+    config::{SqliteConfig, WakeBy},
+    connection::{Connection, Place, Turn},
+    error,
+    hints::Hints,
+    machine::{Machine, Moment},
+};
+use async_trait::async_trait;
+use dlock_core::{
+    Acquire, Capabilities, FencingToken, Hint, Holds, Instant, LockName, Release, Renew, Renewed,
+    Result, Ticket, Wake, check_runtime,
+    kit::{Expected, Freed, Listed, Read, RecordStore, StoreTime, Stored, Write, Written},
+};
+use futures_core::stream::BoxStream;
+use std::time::Duration;
+
+/// The rows of a lock file on this machine.
+#[derive(Debug)]
+pub struct SqliteStore {
+    capabilities: Capabilities,
+    pub(crate) connection: Connection,
+    hints: Hints,
+    machine: Machine,
+}
+
+impl SqliteStore {
+    pub(crate) async fn open_on(config: SqliteConfig, machine: Machine) -> Result<Self> {
+        check_runtime()?;
+        let wake = config.wake;
+        let place = tokio::task::spawn_blocking(move || Place::prepare(&config));
+        let place = place.await.map_err(|_| error::closed())??;
+        let mut capabilities = Capabilities::new("sqlite", place.store());
+        capabilities.late = LATE;
+        capabilities.renew_batch = RENEW_BATCH;
+        capabilities.wake = match wake {
+            WakeBy::Hints => Wake::Hints,
+            WakeBy::Poll => Wake::Poll,
+        };
+        Ok(Self {
+            capabilities,
+            hints: Hints::new(&place.path, wake == WakeBy::Hints),
+            connection: Connection::open(place).await?,
+            machine,
+        })
+    }
+
+    /// The time for one statement; a request past its give-up does nothing.
+    fn in_time(&self, give_up: Instant) -> Result<Moment<'_>> {
+        self.machine.moment_before(give_up).ok_or_else(error::late)
+    }
+
+    /// What a row means to this boot.
+    ///
+    /// Times in a row are those of the boot that wrote it. The holds of an earlier boot ended with that
+    /// boot. A row that another boot wrote after this one began comes from another kernel, and then nothing
+    /// can be trusted.
+    fn stored(&self, row: Row, at: &Moment<'_>) -> Result<Stored> {
+        if row.boot == at.boot {
+            return Ok(match row.record {
+                Ok(record) => Stored::Record(record),
+                Err(damaged) => Stored::Damaged(damaged),
+            });
+        }
+        if row.written >= at.booted() {
+            let place = &self.connection.place().path;
+            return Err(error::other_kernel(place, &row.boot, at.boot));
+        }
+        Ok(match row.record {
+            Ok(record) => Stored::Record(record.lapsed()),
+            Err(damaged) => Stored::Damaged(damaged),
+        })
+    }
+
+    async fn replace(&self, turn: &mut Turn<'_>, write: &Write) -> Result<Written> {
+        let at = self.machine.moment();
+        if unsigned(at.now) > write.not_after {
+            return Ok(Written::Late);
+        }
+        let expected = match write.expected {
+            Expected::Absent => {
+                let inserted = commands::insert(turn.native(), write, &at).await;
+                return Ok(outcome(turn.heard(inserted)?));
+            }
+            Expected::Version(version) => signed(version),
+            Expected::Damaged => {
+                let found = commands::look(turn.native(), &write.name).await;
+                match turn.heard(found)? {
+                    Some(row) if row.record.is_err() => row.version,
+                    _ => return Ok(Written::Changed),
+                }
+            }
+        };
+        let swapped = commands::swap(turn.native(), write, expected, &at).await;
+        Ok(outcome(turn.heard(swapped)?))
+    }
+}
+
+#[async_trait]
+impl RecordStore for SqliteStore {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    async fn read(&self, names: &[LockName]) -> Result<Read> {
+        let mut turn = self.connection.turn().await?;
+        let at = self.machine.moment();
+        let mut records = Vec::with_capacity(names.len());
+        for name in names {
+            let found = commands::look(turn.native(), name).await;
+            records.push(match turn.heard(found)? {
+                Some(row) => self.stored(row, &at)?,
+                None => Stored::Absent,
+            });
+        }
+        let time = time(&at);
+        Ok(Read { time, records })
+    }
+
+    async fn write(&self, writes: &[Write]) -> Result<Vec<Written>> {
+        let mut written = Vec::with_capacity(writes.len());
+        for write in writes {
+            // A turn each: a statement that fails may take the connection with it.
+            let one = match self.connection.turn().await {
+                Ok(mut turn) => self.replace(&mut turn, write).await,
+                Err(error) => Err(error),
+            };
+            written.push(one.unwrap_or_else(Written::Failed));
+        }
+        Ok(written)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.connection.place().still_there()
+    }
+
+    async fn list(&self, prefix: &str, after: &[u8], limit: usize) -> Result<Listed> {
+        let mut turn = self.connection.turn().await?;
+        let at = self.machine.moment();
+        let rows = commands::list(turn.native(), (prefix, after), limit).await;
+        let rows = turn.heard(rows)?;
+        drop(turn);
+        let next = rows.last().filter(|_| rows.len() == limit);
+        let next = next.map(|(name, _)| name.clone());
+        let mut records = Vec::with_capacity(rows.len());
+        for (name, row) in rows {
+            // A row whose name is illegal is not a lock of dlock.
+            if let Some(name) = read_name(name) {
+                // A damaged row of this boot that is past its end holds nothing.
+                let free = row.boot == at.boot && row.until <= at.now;
+                match self.stored(row, &at)? {
+                    Stored::Damaged(_) if free => {}
+                    stored => records.push((name, stored)),
+                }
+            }
+        }
+        Ok(Listed {
+            time: time(&at),
+            records,
+            next,
+        })
+    }
+
+    async fn forget(&self, after: &[u8]) -> Result<Option<Vec<u8>>> {
+        let mut turn = self.connection.turn().await?;
+        let at = self.machine.moment();
+        let purged = commands::purge(turn.native(), after, &at).await;
+        turn.heard(purged)
+    }
+
+    async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
+        let mut turn = self.connection.turn().await?;
+        self.connection.place().still_there()?;
+        let at = self.in_time(req.give_up)?;
+        let taken = commands::take(turn.native(), req, &at).await;
+        let token = FencingToken(unsigned(at.wall));
+        Ok(turn.heard(taken)?.then_some(token))
+    }
+
+    async fn free(&self, req: &Release) -> Result<Freed> {
+        let (Holds::One(hold), None) = (req.holds, req.keep) else {
+            return Ok(Freed::Undecided);
+        };
+        // If this client itself waits, the row shows a waiter; asking for a row without waiters would be in
+        // vain.
+        let waited_for = self.hints.hears(&req.name);
+        let mut turn = self.connection.turn().await?;
+        let at = self.machine.moment();
+        let which = (&req.name, &req.owner, hold);
+        let freed = commands::free(turn.native(), which, waited_for, &at).await;
+        Ok(match (turn.heard(freed)?, waited_for) {
+            (false, _) => Freed::Undecided,
+            (true, false) => Freed::Free,
+            (true, true) => Freed::WaitedFor,
+        })
+    }
+
+    async fn extend(&self, batch: &[Renew], give_up: Instant) -> Result<Vec<Option<Renewed>>> {
+        if self.connection.place().is_replaced() {
+            // The next client opens the file that has the path now, and finds no holder.
+            tracing::warn!(place = ?self.connection, "sqlite: the lock file was moved, deleted or replaced: the locks held in it are over");
+            return Ok(vec![Some(Renewed::NotHeld); batch.len()]);
+        }
+        let mut answers = Vec::with_capacity(batch.len());
+        for some in batch.chunks(RENEW_BATCH) {
+            let leases = some.iter().filter_map(|entry| Some((entry, entry.lease?)));
+            let leases: Vec<_> = leases.collect();
+            let mut turn = self.connection.turn().await?;
+            let at = self.in_time(give_up)?;
+            let ends = commands::renew(turn.native(), &leases, &at).await;
+            let ends = turn.heard(ends)?;
+            answers.extend(some.iter().map(|entry| {
+                let end = ends.get(entry.name.as_str().as_bytes())?;
+                let valid_for = at.until(*end);
+                entry.lease.map(|_| Renewed::Until { valid_for })
+            }));
+        }
+        Ok(answers)
+    }
+
+    fn wake_ups(&self) -> BoxStream<'static, Hint> {
+        self.hints.stream()
+    }
+
+    fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
+        self.hints.listen(name, ticket)
+    }
+
+    fn forget_ticket(&self, name: &LockName, ticket: Ticket) {
+        self.hints.forget(name, ticket);
+    }
+
+    async fn notify(&self, name: &LockName) {
+        self.hints.wake(name);
+    }
+
+    /// A statement under way is answered; no more are accepted.
+    async fn close(&self) {
+        self.hints.close();
+        self.connection.close().await;
+    }
+}
+
+fn outcome(changed: bool) -> Written {
+    if changed {
+        Written::Written
+    } else {
+        Written::Changed
+    }
+}
+
+fn time(at: &Moment<'_>) -> StoreTime {
+    StoreTime {
+        now: unsigned(at.now),
+        wall: unsigned(at.wall),
+    }
+}
+
+fn read_name(name: Vec<u8>) -> Option<LockName> {
+    LockName::new(String::from_utf8(name).ok()?).ok()
+}
+
+/// Times that dlock writes are never negative.
+pub(crate) fn unsigned(time: i64) -> u64 {
+    u64::try_from(time).unwrap_or(0)
+}
+
+pub(crate) fn signed(time: u64) -> i64 {
+    i64::try_from(time).unwrap_or(i64::MAX)
+}
+
+/// Time is read before a statement waits for the file: this covers its busy time-out, and the write.
+const LATE: Duration = Duration::from_secs(1);

@@ -165,7 +165,7 @@ fn a_busy_lock_says_who_has_it_and_q_says_nothing() {
     let holder = format!("(process {} on ", std::process::id());
     assert!(out.stderr.contains(&holder), "{out:?}");
     assert!(out.stderr.contains("lease ends in"), "{out:?}");
-    let out = ran(&["exec", "-w", "0.1", &lock, "--", "true"]).expect(1);
+    let out = ran(&["exec", "-w", "2", &lock, "--", "true"]).expect(1);
     assert!(out.stderr.contains("held by owner #"), "{out:?}");
     assert_eq!(
         ran(&["-q", "exec", "-n", &lock, "--", "true"])
@@ -203,10 +203,10 @@ fn the_holder_of_what_was_acquired_by_hand_is_the_process_that_asked_for_it() {
 #[test]
 fn times_are_seconds_or_have_units() {
     let lock = name("times");
-    let taken = ran(&["--json", "acquire", "--lease", "10", &lock]).expect(0);
-    assert_eq!(taken.json()["lease_ms"], 10_000);
-    ran(&["acquire", "-w", "50ms", &lock]).expect(1);
-    ran(&["acquire", "-w", "0.05", &lock]).expect(1);
+    let taken = ran(&["--json", "acquire", "--lease", "60", &lock]).expect(0);
+    assert_eq!(taken.json()["lease_ms"], 60_000);
+    ran(&["acquire", "-w", "1500ms", &lock]).expect(1);
+    ran(&["acquire", "-w", "2", &lock]).expect(1);
     ran(&["acquire", "-w", "1e19", &name("times")]).expect(0);
     let long = ["exec", "--max-hold", "1e19", &lock, "--", "true"];
     ran(&long).expect(64);
@@ -242,7 +242,7 @@ fn min_hold_keeps_the_name_shut_after_a_quick_command() {
 #[test]
 fn what_acquire_printed_renews_and_releases() {
     let lock = name("by-hand");
-    let out = ran(&["acquire", "--lease", "3s", &lock]).expect(0);
+    let out = ran(&["acquire", "--lease", "20s", &lock]).expect(0);
     let hold = out.stdout.trim();
     ran(&["renew", "--lease", "60s", &lock, hold]).expect(0);
     let seen = ran(&["--json", "inspect", &lock]).expect(0).json();

@@ -31,10 +31,10 @@ fn a_held_lock_gives_1_or_what_e_says() {
     ran(&["acquire", &lock]).expect(0);
     ran(&["exec", "-n", &lock, "--", "true"]).expect(1);
     ran(&["exec", "-n", "-E", "42", &lock, "--", "true"]).expect(42);
-    ran(&["exec", "-w", "0.05", "-E", "0", &lock, "--", "false"]).expect(0);
+    ran(&["exec", "-w", "2", "-E", "0", &lock, "--", "false"]).expect(0);
     ran(&["exec", "-w", "0", "-E", "255", &lock, "--", "true"]).expect(255);
     ran(&["acquire", "-n", &lock]).expect(1);
-    ran(&["acquire", "-w", "0.05", &lock]).expect(1);
+    ran(&["acquire", "-w", "2", &lock]).expect(1);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_limit_of_the_machine_gives_69_and_says_which() {
 fn a_name_that_speaks_of_bugs_is_a_name() {
     let lock = format!("BUG: {}", name("fix"));
     ran(&["acquire", &lock]).expect(0);
-    ran(&["acquire", "-w", "0.05", &lock]).expect(1);
+    ran(&["acquire", "-w", "2", &lock]).expect(1);
     ran(&["release", &lock, "7d444840-9dc0-11d1-b245-5ffdce74fad2"]).expect(77);
 }
 

@@ -2,15 +2,18 @@
 //! locks, renew or release a hold that was written down.
 
 use crate::{
-    call::{ATTEMPT, Call},
     client::Client,
     driver::{Broken, Cursor, Holds, Page, Release, Released, Renew, Renewed, Snapshot},
+    engine::{
+        Engine,
+        call::{ATTEMPT, Call},
+    },
     error::{DriverError, Effect, Error, ErrorKind, RetryClass, TimeoutPhase},
     guard::ReleaseOutcome,
-    identity::{FencingToken, HoldId, Owner},
-    inner::Inner,
     lease::Lease,
     name::LockName,
+    owner::{HoldId, Owner},
+    token::FencingToken,
 };
 use std::{sync::Arc, time::Duration};
 
@@ -24,13 +27,13 @@ impl Client {
     /// Dropping the future loses nothing.
     pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Snapshot, Error> {
         let name = LockName::new(name)?;
-        let (driver, asked) = (Arc::clone(&self.inner.driver), name.clone());
+        let (driver, asked) = (Arc::clone(&self.engine.driver), name.clone());
         let answer = self
-            .inner
+            .engine
             .ask(Effect::None, async move { driver.inspect(&asked).await });
         answer
             .await
-            .map_err(|error| error.at(self.inner.caps.backend, &name))
+            .map_err(|error| error.at(self.engine.caps.backend, &name))
     }
 
     /// Returns one page of the held and unavailable names that begin with `prefix`: up to about `limit` of
@@ -47,11 +50,11 @@ impl Client {
         from: Option<&Cursor>,
         limit: usize,
     ) -> Result<Page, Error> {
-        let driver = Arc::clone(&self.inner.driver);
+        let driver = Arc::clone(&self.engine.driver);
         let (prefix, from) = (prefix.to_owned(), from.cloned());
         let listed = async move { driver.list(&prefix, from.as_ref(), limit).await };
-        let answer = self.inner.ask(Effect::None, listed).await;
-        answer.map_err(|error| error.of(self.inner.caps.backend))
+        let answer = self.engine.ask(Effect::None, listed).await;
+        answer.map_err(|error| error.of(self.engine.caps.backend))
     }
 
     /// Frees a name, whatever owner holds it. With `only`, it does so only if that is the name's token. The
@@ -69,10 +72,10 @@ impl Client {
         only: Option<FencingToken>,
     ) -> Result<Broken, Error> {
         let name = LockName::new(name)?;
-        let (driver, asked) = (Arc::clone(&self.inner.driver), name.clone());
+        let (driver, asked) = (Arc::clone(&self.engine.driver), name.clone());
         let broken = async move { driver.break_lock(&asked, only).await };
-        let answer = self.inner.ask(Effect::Unknown, broken).await;
-        answer.map_err(|error| error.at(self.inner.caps.backend, &name))
+        let answer = self.engine.ask(Effect::Unknown, broken).await;
+        answer.map_err(|error| error.at(self.engine.caps.backend, &name))
     }
 
     /// Renews, once, a hold that has no guard. The hold then lasts `length` from now, and never less than
@@ -92,27 +95,27 @@ impl Client {
         length: Duration,
     ) -> Result<Duration, Error> {
         let name = LockName::new(name)?;
-        let inner = &self.inner;
-        let lease = Lease::renewed(length).checked()?.on(&inner.caps)?.length();
-        let (driver, lane) = (Arc::clone(&inner.driver), inner.driver.lane(&name));
+        let engine = &self.engine;
+        let lease = Lease::renewed(length).checked()?.on(&engine.caps)?.length();
+        let (driver, lane) = (Arc::clone(&engine.driver), engine.driver.lane(&name));
         let entry = Renew::new(name.clone(), *owner, hold, Some(lease));
-        let sent = inner.clock.now();
+        let sent = engine.clock.now();
         let give_up = sent + ATTEMPT;
         let asked = async move { driver.renew(lane, &[entry], give_up).await };
         let renewed = async {
-            let answers = inner.ask(Effect::Unknown, asked).await?;
+            let answers = engine.ask(Effect::Unknown, asked).await?;
             let answer = answers.into_iter().next();
             match answer.ok_or_else(|| unanswered(Effect::Unknown))?? {
                 Renewed::Until { valid_for } => {
                     let end = sent + valid_for.min(lease) - Lease::margin(lease);
-                    Ok(end.since(inner.clock.now()))
+                    Ok(end.since(engine.clock.now()))
                 }
                 Renewed::NotHeld => Err(not_held()),
             }
         };
         renewed
             .await
-            .map_err(|error: Error| error.at(inner.caps.backend, &name))
+            .map_err(|error: Error| error.at(engine.caps.backend, &name))
     }
 
     /// Releases holds that have no guard: one, or all of an owner. Guards of that owner elsewhere notice at
@@ -131,11 +134,11 @@ impl Client {
         holds: Holds,
     ) -> Result<ReleaseOutcome, Error> {
         let name = LockName::new(name)?;
-        let inner = &self.inner;
+        let engine = &self.engine;
         let mut request = Release::new(name.clone(), *owner, HoldId::from_bits(0));
         request.holds = holds;
-        let driver = Arc::clone(&inner.driver);
-        let released = inner.ask(
+        let driver = Arc::clone(&engine.driver);
+        let released = engine.ask(
             Effect::Unknown,
             async move { driver.release(&request).await },
         );
@@ -144,11 +147,11 @@ impl Client {
             Ok(released) => Ok(ReleaseOutcome::of(&released)),
             Err(error) => Err(error),
         };
-        outcome.map_err(|error| error.at(inner.caps.backend, &name))
+        outcome.map_err(|error| error.at(engine.caps.backend, &name))
     }
 }
 
-impl Inner {
+impl Engine {
     /// Sends one request with a time limit. It is not repeated.
     async fn ask<T: Send + 'static>(
         &self,
@@ -157,7 +160,7 @@ impl Inner {
     ) -> Result<T, Error> {
         self.check_runtime()?;
         let give_up = self.clock.now() + ATTEMPT;
-        let answer = Call::new(&self.adrift, give_up, request).answer().await;
+        let answer = Call::new(&self.calls, give_up, request).answer().await;
         answer.map_or_else(|| Err(unanswered(effect)), |answer| Ok(answer?))
     }
 }

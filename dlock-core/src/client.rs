@@ -1,22 +1,24 @@
 //! Client: one driver, and the state that all its locks share.
 
 use crate::{
-    alarm::Alarms,
-    call::Adrift,
     clock::Clock,
-    driver::{Capabilities, DistributedLock, HolderInfo},
+    driver::{Capabilities, DistributedLock, HolderInfo, kit::Deadlines},
+    engine::{
+        Engine,
+        call::CallContext,
+        cleanup::Cleanup,
+        listen,
+        random::Random,
+        runtime,
+        watchdog::{self, Watchdog},
+    },
     error::Error,
     flaw::Flaw,
-    identity::Owner,
-    inner::{Inner, listen},
-    janitor::Janitor,
     lease::Lease,
     lock::Lock,
     name::LockName,
-    random::Random,
-    runtime,
+    owner::Owner,
     shutdown::Shutdown,
-    watchdog::{self, Watchdog},
 };
 use std::{
     fmt,
@@ -55,7 +57,7 @@ pub const DEFAULT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// ```
 #[derive(Clone)]
 pub struct Client {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) engine: Arc<Engine>,
 }
 
 /// Builder of a [`Client`].
@@ -100,19 +102,19 @@ impl Client {
     /// `Misuse` when the name is not legal: see [`LockName`].
     pub fn lock(&self, name: impl AsRef<str>) -> Result<Lock, Error> {
         let name = LockName::new(name)?;
-        Ok(Lock::new(Arc::clone(&self.inner), name, self.inner.lease))
+        Ok(Lock::new(Arc::clone(&self.engine), name, self.engine.lease))
     }
 
     /// The capabilities of the store.
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
-        &self.inner.caps
+        &self.engine.caps
     }
 
     /// Returns a fresh random owner, for [`Lock::with_owner`].
     #[must_use]
     pub fn owner(&self) -> Owner {
-        self.inner.fresh_owner()
+        self.engine.fresh_owner()
     }
 
     /// Shuts the client down. It refuses new acquires, cancels waiters and resolves
@@ -124,19 +126,19 @@ impl Client {
     /// Nothing happens until it is awaited.
     #[must_use = "nothing is shut down until it is awaited"]
     pub fn shutdown(&self, grace: Duration) -> Shutdown {
-        Shutdown::new(Arc::clone(&self.inner), grace)
+        Shutdown::new(Arc::clone(&self.engine), grace)
     }
 
     /// The number of requests that were never answered, even long after the client gave them up.
     #[must_use]
     pub fn abandoned_calls(&self) -> u64 {
-        self.inner.adrift.abandoned()
+        self.engine.calls.abandoned()
     }
 
     /// The number of acquisitions and releases that the cleanup still has to settle.
     #[must_use]
     pub fn unsettled(&self) -> usize {
-        self.inner.janitor.len()
+        self.engine.cleanup.len()
     }
 }
 
@@ -202,13 +204,17 @@ impl ClientBuilder {
                 .no_longer_than(*caps.leases.end())
                 .at_least(&caps),
         };
-        let (alarms, ringing) = Alarms::start(&self.clock, &handle);
-        let inner = Arc::new(Inner {
+        let (deadlines, timing) = Deadlines::start(&self.clock, &handle);
+        let engine = Arc::new(Engine {
             watchdog: Arc::new(Watchdog::new(caps.renew_batch)),
             store: caps.store.as_str().into(),
-            adrift: Arc::new(Adrift::new(handle.clone(), self.clock.clone(), alarms)),
+            calls: Arc::new(CallContext::new(
+                handle.clone(),
+                self.clock.clone(),
+                deadlines,
+            )),
             note: Arc::new(self.note),
-            janitor: Janitor::default(),
+            cleanup: Cleanup::default(),
             poll_interval: self.poll_interval,
             closing: AtomicBool::new(false),
             detached: Mutex::default(),
@@ -217,7 +223,7 @@ impl ClientBuilder {
             shutting_down: Notify::new(),
             quieter: Notify::new(),
             lease,
-            book: Mutex::default(),
+            table: Mutex::default(),
             random: Random::new(self.seed)?,
             tickets: AtomicU64::new(1),
             tasks: Mutex::default(),
@@ -226,18 +232,18 @@ impl ClientBuilder {
             clock: self.clock,
             caps,
         });
-        let renewing = handle.spawn(watchdog::run(Arc::downgrade(&inner)));
-        let listening = handle.spawn(listen(Arc::downgrade(&inner)));
-        inner.tasks().extend([ringing, renewing, listening]);
-        Ok(Client { inner })
+        let renewing = handle.spawn(watchdog::run(Arc::downgrade(&engine)));
+        let listening = handle.spawn(listen(Arc::downgrade(&engine)));
+        engine.tasks().extend([timing, renewing, listening]);
+        Ok(Client { engine })
     }
 }
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
-            .field("driver", &self.inner.driver)
-            .field("clock", &self.inner.clock)
+            .field("driver", &self.engine.driver)
+            .field("clock", &self.engine.clock)
             .finish_non_exhaustive()
     }
 }

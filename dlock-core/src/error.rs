@@ -190,9 +190,9 @@ impl StdError for DriverError {
 /// Match on [`kind`](Self::kind). For people, use `Display`, which names the lock and the backend and says
 /// what to do. The store's own error is its [`source`](StdError::source). Owners, passes and passwords
 /// never appear in it.
-pub struct Error(Box<Inner>);
+pub struct Error(Box<Engine>);
 
-struct Inner {
+struct Engine {
     kind: ErrorKind,
     retry: RetryClass,
     effect: Effect,
@@ -205,7 +205,7 @@ struct Inner {
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
-        Self(Box::new(Inner {
+        Self(Box::new(Engine {
             kind,
             retry: RetryClass::Never,
             effect: Effect::None,
@@ -398,7 +398,7 @@ impl fmt::Display for Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner {
+        let Engine {
             kind,
             retry,
             effect,

@@ -1,19 +1,20 @@
 //! Guard: a held lock, and its release.
 
 use crate::{
-    call::ATTEMPT,
-    clock::Instant,
-    detach::{Detached, NotDetached},
-    driver::{Release, Released},
-    error::{Effect, Error, ErrorKind, LossReason, RetryClass},
+    detached::{Detached, NotDetached},
+    driver::Released,
+    engine::{
+        Engine,
+        hold::{GuardState, Hold},
+        release::Releasing,
+        scope,
+    },
+    error::{Error, ErrorKind, LossReason},
     flaw::Flaw,
-    hold::{GuardState, Hold},
-    identity::{FencingToken, Fingerprint},
-    inner::{Active, Inner},
-    janitor::{Job, PROMPT},
     name::LockName,
+    owner::Fingerprint,
     pass::Pass,
-    scope,
+    token::FencingToken,
 };
 use std::{fmt, future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 
@@ -31,7 +32,7 @@ use std::{fmt, future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration}
 #[must_use = "the lock is released when the guard is dropped"]
 #[clippy::has_significant_drop]
 pub struct Guard {
-    inner: Arc<Inner>,
+    engine: Arc<Engine>,
     hold: Arc<Hold>,
     done: bool,
 }
@@ -66,9 +67,9 @@ impl ReleaseOutcome {
 }
 
 impl Guard {
-    pub(crate) fn new(inner: Arc<Inner>, hold: Arc<Hold>) -> Self {
+    pub(crate) fn new(engine: Arc<Engine>, hold: Arc<Hold>) -> Self {
         Self {
-            inner,
+            engine,
             hold,
             done: false,
         }
@@ -91,7 +92,7 @@ impl Guard {
     /// How far the lock can be trusted now. It compares clocks and does no I/O.
     #[must_use]
     pub fn state(&self) -> GuardState {
-        self.hold.state(&self.inner.clock)
+        self.hold.state(&self.engine.clock)
     }
 
     /// Checks that the lock is still held. After a pause or suspend of any length, it returns `Lost` before
@@ -113,7 +114,7 @@ impl Guard {
     pub fn remaining(&self) -> Duration {
         match self.state() {
             GuardState::Lost(_) => Duration::ZERO,
-            _ => self.hold.deadline().since(self.inner.clock.now()),
+            _ => self.hold.deadline().since(self.engine.clock.now()),
         }
     }
 
@@ -121,7 +122,7 @@ impl Guard {
     /// [`Lock::min_hold`](crate::Lock::min_hold).
     #[must_use]
     pub fn min_hold_remaining(&self) -> Duration {
-        self.inner.rest(self.hold.keep()).unwrap_or_default()
+        self.engine.rest(self.hold.keep()).unwrap_or_default()
     }
 
     /// Resolves when the lock can no longer be trusted: at or before its deadline, even while a renewal
@@ -130,7 +131,7 @@ impl Guard {
     /// # Cancel safety
     /// Dropping the future loses nothing; it may be called again.
     pub async fn lost(&self) -> LossReason {
-        self.hold.lost(&self.inner.clock).await
+        self.hold.lost(&self.engine.clock).await
     }
 
     /// Resolves when the client begins to shut down. Finish and release then: the lease is renewed for the
@@ -139,7 +140,7 @@ impl Guard {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub async fn shutting_down(&self) {
-        self.inner.shutting_down().await;
+        self.engine.shutting_down().await;
     }
 
     /// Runs `work` while the lock is held, and drops the work the moment the lock is lost.
@@ -179,7 +180,7 @@ impl Guard {
     /// # Cancel safety
     /// Dropping it drops the work.
     pub async fn scope<F: Future>(&self, work: F) -> F::Output {
-        scope::enter(&self.inner.store, &self.hold, work).await
+        scope::enter(&self.engine.store, &self.hold, work).await
     }
 
     /// The fingerprint of its owner, as logs, errors and [`inspect`](crate::Client::inspect) show it.
@@ -197,7 +198,7 @@ impl Guard {
     /// `with_owner`.
     pub fn pass(&self) -> Result<Pass, Error> {
         if self.hold.reusable {
-            return Err(Pass::refused().at(self.inner.caps.backend, &self.hold.name));
+            return Err(Pass::refused().at(self.engine.caps.backend, &self.hold.name));
         }
         Ok(self.credential())
     }
@@ -205,7 +206,7 @@ impl Guard {
     fn credential(&self) -> Pass {
         let token = self.token();
         Pass::new(
-            Arc::clone(&self.inner.store),
+            Arc::clone(&self.engine.store),
             self.hold.name.clone(),
             self.hold.owner,
             token,
@@ -224,12 +225,12 @@ impl Guard {
     /// Dropping the future leaves the release to the background, as dropping the guard does.
     pub async fn release(mut self) -> Result<ReleaseOutcome, Error> {
         self.done = true;
-        match self.stop() {
+        match Releasing::begin(&self.engine, &self.hold) {
             (GuardState::Lost(reason), _releasing) => Err(self.lost_error(reason)), // dropping `_releasing` does the rest
             (_, mut releasing) => {
                 // If this is refused, the background releases the hold.
-                let here = self.inner.check_runtime();
-                here.map_err(|error| error.at(self.inner.caps.backend, &self.hold.name))?;
+                let here = self.engine.check_runtime();
+                here.map_err(|error| error.at(self.engine.caps.backend, &self.hold.name))?;
                 releasing.answered().await
             }
         }
@@ -243,50 +244,28 @@ impl Guard {
     /// [`NotDetached`] returns the guard: `Unsupported` where holds are bound to the client's session,
     /// `Lost` when the lock is lost.
     pub fn detach(mut self) -> Result<Detached, NotDetached> {
-        let refused = if self.inner.caps.session_bound {
+        let refused = if self.engine.caps.session_bound {
             let message =
                 "holds of this store end with the client's session and cannot be detached";
             let error = Error::new(ErrorKind::Unsupported, message);
-            Some(error.at(self.inner.caps.backend, &self.hold.name))
+            Some(error.at(self.engine.caps.backend, &self.hold.name))
         } else {
-            let detached = self.hold.detach(&self.inner.clock);
+            let detached = self.hold.detach(&self.engine.clock);
             detached.err().map(|reason| self.lost_error(reason))
         };
         if let Some(error) = refused {
             return Err(NotDetached { guard: self, error });
         }
         self.done = true;
-        if !self.inner.flawed(Flaw::DetachedIsRenewed) {
-            self.forget();
+        if !self.engine.flawed(Flaw::DetachedIsRenewed) {
+            self.engine.stop_renewing(&self.hold);
         }
         let deadline = self.hold.deadline();
-        self.inner.detached().insert(self.hold.id, deadline);
-        self.inner.leave_book(&self.hold);
+        self.engine.detached().insert(self.hold.id, deadline);
+        self.engine.leave_table(&self.hold);
         // No local release will wake this client's waiters, so they poll now.
-        self.inner.poke(&self.hold.name);
+        self.engine.wake(&self.hold.name);
         Ok(Detached::of(&self.hold, self.credential()))
-    }
-
-    /// Stops renewing first: whatever the outcome of the release, nothing is renewed after it.
-    fn stop(&self) -> (GuardState, Releasing) {
-        let releasing = Releasing {
-            inner: Inner::active(Arc::clone(&self.inner)),
-            hold: Arc::clone(&self.hold),
-            began: self.inner.clock.now(),
-            open: true,
-        };
-        let before = self.hold.releasing(releasing.began);
-        if !self.inner.flawed(Flaw::RenewsAfterRelease) {
-            self.forget();
-        }
-        self.inner.leave_book(&self.hold);
-        (before, releasing.unless(before))
-    }
-
-    fn forget(&self) {
-        if let Some(key) = self.hold.key() {
-            self.inner.watchdog.forget(key);
-        }
     }
 
     fn lost_error(&self, reason: LossReason) -> Error {
@@ -298,7 +277,7 @@ impl Guard {
             LossReason::Deadline if hurried => Error::lost_too_short(lease.length()),
             _ => Error::lost(reason),
         };
-        error.at(self.inner.caps.backend, &self.hold.name)
+        error.at(self.engine.caps.backend, &self.hold.name)
     }
 }
 
@@ -306,152 +285,12 @@ impl Guard {
 /// the lease expired.
 const HURRIED: Duration = Duration::from_secs(6);
 
-/// A release in flight. When it is dropped, the cleanup finishes it in the background.
-struct Releasing {
-    inner: Active<Arc<Inner>>,
-    hold: Arc<Hold>,
-    began: Instant,
-    open: bool,
-}
-
-impl Releasing {
-    /// Decides whether a release is needed. A hold that another owner has taken over, or that ended with
-    /// its session, needs none, unless a late copy of its acquire may yet revive it, or has done so
-    /// unnoticed. A hold that shutdown left to its lease is not released.
-    fn unless(mut self, before: GuardState) -> Self {
-        let lease = self.hold.lease().length();
-        let copy = self.hold.unsettled;
-        let revivable = copy.is_some_and(|until| until + lease > self.began)
-            && !self.inner.flawed(Flaw::RevivableForgotten);
-        self.open = match before {
-            GuardState::Held | GuardState::Uncertain | GuardState::Lost(LossReason::Deadline) => {
-                true
-            }
-            GuardState::Lost(LossReason::NotHeld | LossReason::Session) => revivable,
-            GuardState::Lost(LossReason::Shutdown) => false,
-        };
-        self
-    }
-
-    async fn answered(&mut self) -> Result<ReleaseOutcome, Error> {
-        let mut sent = self.began;
-        let end = (sent + ATTEMPT).min(self.hold.deadline() + ATTEMPT / 5);
-        let mut unanswered = false;
-        let mut pause = Duration::from_millis(5);
-        loop {
-            let mut request = Release::new(self.hold.name.clone(), self.hold.owner, self.hold.id);
-            request.keep = self.inner.rest(self.hold.keep());
-            match self.inner.release_once(request, end).await {
-                Some(Ok(released)) => return self.finish(released, unanswered, sent),
-                Some(Err(error)) => {
-                    unanswered |= error.effect() == Effect::Unknown;
-                    if error.retry() == RetryClass::Never && !unanswered {
-                        return Err(Error::from(error).at(self.inner.caps.backend, &self.hold.name));
-                    }
-                    if error.retry() == RetryClass::Never || self.inner.clock.now() + pause >= end {
-                        return Err(self.unknown().after(error));
-                    }
-                }
-                None => return Err(self.unknown()),
-            }
-            self.inner
-                .clock
-                .sleep_until(self.inner.clock.now() + pause)
-                .await;
-            pause *= 2;
-            sent = self.inner.clock.now();
-        }
-    }
-
-    fn finish(
-        &mut self,
-        released: Released,
-        unanswered: bool,
-        sent: Instant,
-    ) -> Result<ReleaseOutcome, Error> {
-        self.open = false;
-        let found = unanswered || !matches!(released, Released::NotHeld { .. });
-        if found {
-            self.hold.released();
-        } else {
-            self.hold.not_found();
-        }
-        self.inner.poke(&self.hold.name);
-        self.settle_late_copies(sent);
-        let Inner { caps, .. } = &**self.inner;
-        let outcome = match released {
-            // An earlier copy released it and its answer was lost; `by` shows what is left.
-            Released::NotHeld { by: Some(by) }
-                if found && by.token.is_some() && by.token == self.hold.token =>
-            {
-                ReleaseOutcome::StillHeld { holds: 1 }
-            }
-            Released::NotHeld { .. } if found && self.kept().is_some() => ReleaseOutcome::Kept {
-                rest: self.kept().unwrap_or_default(),
-            },
-            Released::NotHeld { .. } if found || self.inner.flawed(Flaw::NotHeldIsReleased) => {
-                ReleaseOutcome::Released
-            }
-            Released::NotHeld { .. } => {
-                tracing::warn!(
-                    target: "dlock::lost", lock = %self.hold.name, backend = caps.backend,
-                    owner = %self.hold.owner, "the lock was no longer held when it was released"
-                );
-                return Err(Error::lost(LossReason::NotHeld).at(caps.backend, &self.hold.name));
-            }
-            released => ReleaseOutcome::of(&released),
-        };
-        tracing::debug!(
-            target: "dlock::release", lock = %self.hold.name, backend = caps.backend,
-            owner = %self.hold.owner, ?outcome, "released"
-        );
-        Ok(outcome)
-    }
-
-    /// An unanswered copy of the acquire may still run and revive the hold. A second release follows,
-    /// unless this one was sent when the copy no longer could run, and was answered fast enough to prove
-    /// that it ran then.
-    fn settle_late_copies(&self, sent: Instant) {
-        let Some(until) = self.hold.unsettled else {
-            return;
-        };
-        let now = self.inner.clock.now();
-        if until > sent || now.since(sent) > PROMPT {
-            let mut job = Job::of(&self.hold);
-            job.unsettled = Some(until.max(now));
-            self.inner.settle(job);
-        }
-    }
-
-    fn kept(&self) -> Option<Duration> {
-        self.inner.rest(self.hold.keep())
-    }
-
-    fn unknown(&self) -> Error {
-        Error::new(
-            ErrorKind::Indeterminate,
-            "the store did not confirm the release: it goes on in the background, and the lease ends the hold at the latest",
-        )
-        .with_effect(Effect::Unknown)
-        .with_retry(RetryClass::Never)
-        .at(self.inner.caps.backend, &self.hold.name)
-    }
-}
-
-impl Drop for Releasing {
-    fn drop(&mut self) {
-        if self.open {
-            self.inner.settle(Job::of(&self.hold));
-        }
-    }
-}
-
 impl Drop for Guard {
     fn drop(&mut self) {
         if self.done {
             return;
         }
-        drop(self.stop());
+        drop(Releasing::begin(&self.engine, &self.hold));
     }
 }
 

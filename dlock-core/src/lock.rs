@@ -1,15 +1,14 @@
 //! Lock handle: a name and its options, before it is acquired.
 
 use crate::{
-    acquire::{Patience, Wish, acquire},
+    engine::{Engine, acquire::acquire},
     error::{Error, ErrorKind},
     guard::Guard,
-    identity::Owner,
-    inner::Inner,
     lease::Lease,
     name::LockName,
+    options::{AcquireOptions, Terms, WaitPolicy},
+    owner::Owner,
     pass::Pass,
-    terms::Terms,
 };
 use futures_util::FutureExt;
 use std::{fmt, panic::Location, sync::Arc, time::Duration};
@@ -24,16 +23,16 @@ use tracing::Instrument;
 /// [`join`](Self::join) and [`with_owner`](Self::with_owner) re-enter.
 #[derive(Clone)]
 pub struct Lock {
-    inner: Arc<Inner>,
+    engine: Arc<Engine>,
     name: LockName,
     terms: Terms,
     owner: Option<Owner>,
 }
 
 impl Lock {
-    pub(crate) fn new(inner: Arc<Inner>, name: LockName, lease: Lease) -> Self {
+    pub(crate) fn new(engine: Arc<Engine>, name: LockName, lease: Lease) -> Self {
         Self {
-            inner,
+            engine,
             name,
             terms: lease.into(),
             owner: None,
@@ -116,7 +115,7 @@ impl Lock {
     }
 
     fn possible(&self) -> Result<Terms, Error> {
-        let caps = &self.inner.caps;
+        let caps = &self.engine.caps;
         self.terms
             .on(caps)
             .map_err(|error| error.at(caps.backend, &self.name))
@@ -150,7 +149,8 @@ impl Lock {
     /// ```
     #[track_caller]
     pub fn acquire(&self) -> impl Future<Output = Result<Guard, Error>> + Send + use<> {
-        self.wish(Patience::Forever, Location::caller()).map(sure)
+        self.options(WaitPolicy::Forever, Location::caller())
+            .map(sure)
     }
 
     /// Acquires the lock and waits for at most `limit`. With [`Duration::ZERO`] it asks once, as
@@ -167,7 +167,7 @@ impl Lock {
         &self,
         limit: Duration,
     ) -> impl Future<Output = Result<Guard, Error>> + Send + use<> {
-        self.wish(Patience::Within(limit), Location::caller())
+        self.options(WaitPolicy::Within(limit), Location::caller())
             .map(sure)
     }
 
@@ -181,7 +181,7 @@ impl Lock {
     /// As [`acquire`](Self::acquire).
     #[track_caller]
     pub fn try_acquire(&self) -> impl Future<Output = Result<Option<Guard>, Error>> + Send + use<> {
-        self.wish(Patience::Try, Location::caller())
+        self.options(WaitPolicy::Try, Location::caller())
     }
 
     /// Re-enters the incarnation that a pass stands for. It goes past every queue, and works from another
@@ -195,47 +195,46 @@ impl Lock {
     /// As [`acquire`](Self::acquire).
     #[track_caller]
     pub fn join(&self, pass: &Pass) -> impl Future<Output = Result<Guard, Error>> + Send + use<> {
-        let wish = self
+        let options = self
             .fits(pass)
             .and_then(|()| self.plain(Location::caller()));
-        let wish = wish.map(|wish| Wish {
+        let options = options.map(|options| AcquireOptions {
             owner: Some(pass.owner),
             join: Some(pass.token),
-            ..wish
+            ..options
         });
-        self.spanned(wish, Patience::Forever).map(sure)
+        self.spanned(options, WaitPolicy::Forever).map(sure)
     }
 
     fn fits(&self, pass: &Pass) -> Result<(), Error> {
-        if !self.inner.caps.fencing {
+        if !self.engine.caps.fencing {
             let message = "this store has no tokens, which tell the incarnations of a lock apart";
-            return Err(
-                Error::new(ErrorKind::Unsupported, message).at(self.inner.caps.backend, &self.name)
-            );
+            return Err(Error::new(ErrorKind::Unsupported, message)
+                .at(self.engine.caps.backend, &self.name));
         }
         let message = if pass.name != self.name {
             format!("the pass is for the lock {:?}, not for this one", pass.name)
-        } else if *pass.store != *self.inner.store {
+        } else if *pass.store != *self.engine.store {
             format!(
                 "the pass is for the store {}, but this client uses {}",
-                pass.store, self.inner.store
+                pass.store, self.engine.store
             )
         } else {
             return Ok(());
         };
-        Err(Error::misuse(message).at(self.inner.caps.backend, &self.name))
+        Err(Error::misuse(message).at(self.engine.caps.backend, &self.name))
     }
 
-    fn wish(
+    fn options(
         &self,
-        patience: Patience,
+        wait_policy: WaitPolicy,
         at: &'static Location<'static>,
     ) -> impl Future<Output = Result<Option<Guard>, Error>> + Send + use<> {
-        self.spanned(self.plain(at), patience)
+        self.spanned(self.plain(at), wait_policy)
     }
 
-    fn plain(&self, at: &'static Location<'static>) -> Result<Wish, Error> {
-        Ok(Wish {
+    fn plain(&self, at: &'static Location<'static>) -> Result<AcquireOptions, Error> {
+        Ok(AcquireOptions {
             name: self.name.clone(),
             terms: self.possible()?,
             owner: self.owner,
@@ -246,14 +245,14 @@ impl Lock {
 
     fn spanned(
         &self,
-        wish: Result<Wish, Error>,
-        patience: Patience,
+        options: Result<AcquireOptions, Error>,
+        wait_policy: WaitPolicy,
     ) -> impl Future<Output = Result<Option<Guard>, Error>> + Send + use<> {
-        let inner = Arc::clone(&self.inner);
+        let engine = Arc::clone(&self.engine);
         let span = tracing::debug_span!(
-            target: "dlock::acquire", "acquire", lock = %self.name, backend = inner.caps.backend
+            target: "dlock::acquire", "acquire", lock = %self.name, backend = engine.caps.backend
         );
-        async move { acquire(inner, wish?, patience).await }.instrument(span)
+        async move { acquire(engine, options?, wait_policy).await }.instrument(span)
     }
 }
 

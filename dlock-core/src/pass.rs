@@ -1,10 +1,6 @@
 //! Passes: bearer secrets to re-enter one incarnation of one lock, as a value and as text.
 
-use crate::{
-    error::Error,
-    identity::{FencingToken, Owner},
-    name::LockName,
-};
+use crate::{error::Error, name::LockName, owner::Owner, token::FencingToken};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use std::{fmt, str::FromStr, sync::Arc};
 use uuid::Uuid;

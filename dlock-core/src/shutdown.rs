@@ -1,11 +1,13 @@
 //! Shutdown: ends a client without letting two holders in.
 
 use crate::{
+    engine::{
+        Engine,
+        cleanup::CleanupJob,
+        hold::{GuardState, Hold},
+    },
     error::{Error, ErrorKind, LossReason},
     flaw::Flaw,
-    hold::{GuardState, Hold},
-    inner::Inner,
-    janitor::Job,
     lease::Lease,
     name::LockName,
 };
@@ -23,7 +25,7 @@ use std::{
 /// Once awaited, it runs to its end by itself: dropping the future loses the report and nothing else.
 #[must_use = "nothing is shut down until it is awaited"]
 pub struct Shutdown {
-    inner: Arc<Inner>,
+    engine: Arc<Engine>,
     grace: Duration,
     force: bool,
 }
@@ -63,9 +65,9 @@ pub enum ShutdownOutcome {
 const TAIL: Duration = Duration::from_secs(2);
 
 impl Shutdown {
-    pub(crate) fn new(inner: Arc<Inner>, grace: Duration) -> Self {
+    pub(crate) fn new(engine: Arc<Engine>, grace: Duration) -> Self {
         Self {
-            inner,
+            engine,
             grace,
             force: false,
         }
@@ -83,56 +85,56 @@ impl Shutdown {
     fn begin(&self) -> Result<Vec<Arc<Hold>>, Error> {
         let held = {
             // Under the lock table's mutex: a hold that enters it later finds the flag set.
-            let book = self.inner.book();
-            if self.inner.closing.swap(true, SeqCst) {
-                return Err(Inner::closed());
+            let table = self.engine.table();
+            if self.engine.closing.swap(true, SeqCst) {
+                return Err(Engine::closed());
             }
-            book.holds()
+            table.holds()
         };
-        self.inner.shutting_down.notify_waiters();
-        self.inner.adrift.alarms.shake();
+        self.engine.shutting_down.notify_waiters();
+        self.engine.calls.deadlines.wake_all();
         Ok(held)
     }
 
     async fn finish(self, held: Vec<Arc<Hold>>) -> ShutdownReport {
         let Self {
-            inner,
+            engine,
             grace,
             force,
         } = self;
-        let force = force || inner.flawed(Flaw::ShutdownReleases);
-        inner.quiet_by(grace).await;
+        let force = force || engine.flawed(Flaw::ShutdownReleases);
+        engine.quiet_by(grace).await;
         let mut locks: Vec<_> = held
             .iter()
             .filter(|hold| !hold.is_detached())
-            .map(|hold| (hold.name.clone(), inner.take_away(hold, force)))
+            .map(|hold| (hold.name.clone(), engine.take_away(hold, force)))
             .collect();
-        inner.watchdog.stop();
+        engine.watchdog.stop();
         // A cancelled waiter may have a request in flight. A store that does not answer is not waited for
         // long.
-        inner.quiet_by(TAIL).await;
+        engine.quiet_by(TAIL).await;
         let reported = held.iter().filter(|hold| !hold.is_detached());
         for ((_, fate), hold) in locks.iter_mut().zip(reported) {
             if *fate == ShutdownOutcome::Unknown && hold.is_released() {
                 *fate = ShutdownOutcome::Released;
             }
         }
-        let unknown = inner.janitor.names();
-        inner.closed.store(true, SeqCst);
+        let unknown = engine.cleanup.names();
+        engine.closed.store(true, SeqCst);
         tokio::select! {
             biased;
-            () = inner.driver.close() => {}
-            () = inner.clock.sleep_until(inner.clock.now() + TAIL) => {}
+            () = engine.driver.close() => {}
+            () = engine.clock.sleep_until(engine.clock.now() + TAIL) => {}
         }
         ShutdownReport {
             locks,
             unknown,
-            detached: inner.detached_living(),
+            detached: engine.detached_living(),
         }
     }
 }
 
-impl Inner {
+impl Engine {
     /// Waits until nothing is held, in flight or being settled, for at most `limit`.
     async fn quiet_by(&self, limit: Duration) {
         let end = self.clock.now() + limit;
@@ -167,7 +169,7 @@ impl Inner {
                 if !force {
                     return ShutdownOutcome::Left { rest };
                 }
-                self.settle(Job::of(hold));
+                self.settle(CleanupJob::of(hold));
                 ShutdownOutcome::Unknown
             }
             GuardState::Lost(_) if hold.is_given_up() => ShutdownOutcome::Unknown,
@@ -183,7 +185,7 @@ impl IntoFuture for Shutdown {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let held = self.begin()?;
-            let handle = self.inner.adrift.handle.clone();
+            let handle = self.engine.calls.handle.clone();
             handle.spawn(self.finish(held)).await.map_err(|error| {
                 let message = "the client's runtime is gone: nothing is renewed any more, and the leases end the holds";
                 Error::new(ErrorKind::Indeterminate, message).with_source(error)

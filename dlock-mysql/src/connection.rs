@@ -11,7 +11,7 @@ use crate::{
     commands::{self, Statements},
     config::MysqlConfig,
     error::{self, Fate},
-    limit::{Alarm, Limit},
+    limit::{Deadline, Limit},
     session,
     settings::Flavour,
 };
@@ -62,7 +62,7 @@ struct Link {
     /// When the server's time was read last.
     timed: Instant,
     used: Instant,
-    alarm: Arc<Alarm>,
+    deadline: Arc<Deadline>,
 }
 
 impl Dialer {
@@ -84,7 +84,7 @@ impl Dialer {
                 server,
                 timed: now,
                 used: now,
-                alarm: Arc::default(),
+                deadline: Arc::default(),
             };
             Ok((link, greeting))
         };
@@ -351,7 +351,7 @@ impl Turn<'_> {
             let killed = Arc::clone(self.killed.get_or_insert_default());
             (Arc::clone(&self.all.dialer), link.id, killed)
         });
-        Limit::new(Arc::clone(&link.alarm), kill)
+        Limit::new(Arc::clone(&link.deadline), kill)
     }
 
     /// Classifies the statement's answer, and discards connections where the error requires it.

@@ -23,7 +23,7 @@ use tokio::{
 /// The timeout of one statement.
 #[derive(Default)]
 pub(crate) struct Limit {
-    alarm: Arc<Alarm>,
+    deadline: Arc<Deadline>,
     kill: Option<(Arc<Dialer>, u64, Arc<AtomicBool>)>,
 }
 
@@ -31,10 +31,10 @@ impl Limit {
     /// `kill`: for a server without a limit of its own, the connection whose statement to end after [`RUNS`],
     /// and the flag that records it.
     pub(crate) fn new(
-        alarm: Arc<Alarm>,
+        deadline: Arc<Deadline>,
         kill: Option<(Arc<Dialer>, u64, Arc<AtomicBool>)>,
     ) -> Self {
-        Self { alarm, kill }
+        Self { deadline, kill }
     }
 
     /// The answer, or a timeout error after [`SILENCE`]. Time counts from when the statement first has to
@@ -46,23 +46,23 @@ impl Limit {
         let mut began = None;
         let mut answer = pin!(answer);
         if let Some((dialer, id, killed)) = self.kill {
-            let answered = self.alarm.before(RUNS, &mut began, answer.as_mut());
+            let answered = self.deadline.before(RUNS, &mut began, answer.as_mut());
             if let Some(answer) = answered.await {
                 return answer;
             }
             killed.store(true, Ordering::Relaxed);
             tokio::spawn(dialer.kill(id));
         }
-        let answer = self.alarm.before(SILENCE, &mut began, answer).await;
+        let answer = self.deadline.before(SILENCE, &mut began, answer).await;
         answer.unwrap_or_else(|| Err(error::silent()))
     }
 }
 
 /// A timer that one statement after another uses, and the runtime that it belongs to.
 #[derive(Default)]
-pub(crate) struct Alarm(Mutex<Option<(runtime::Id, Pin<Box<Sleep>>)>>);
+pub(crate) struct Deadline(Mutex<Option<(runtime::Id, Pin<Box<Sleep>>)>>);
 
-impl Alarm {
+impl Deadline {
     /// The future's output, or `None` if it took longer than `within` since it first had to wait. The timer
     /// is only touched then, while the server works.
     async fn before<F: Future>(
@@ -112,7 +112,7 @@ pub(crate) const RUNS: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
-    use super::{Alarm, Instant};
+    use super::{Deadline, Instant};
     use std::{
         future::{pending, ready},
         pin::pin,
@@ -123,21 +123,23 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn it_rings_at_the_end_of_each_whatever_was_before() {
-        let alarm = Alarm::default();
+        let deadline = Deadline::default();
         let mut began = None;
-        let answered = alarm.before(SECOND * 4, &mut began, pin!(ready(7))).await;
+        let answered = deadline
+            .before(SECOND * 4, &mut began, pin!(ready(7)))
+            .await;
         assert_eq!((answered, began), (Some(7), None));
         // The timer was left set later, then earlier, and then it has fired.
         for (after, lasts) in [(1, 2), (1, 4), (1, 4), (9, 4)] {
             tokio::time::sleep(SECOND * after).await;
             let slow = pin!(tokio::time::sleep(SECOND * (lasts - 1)));
-            let answered = alarm.before(SECOND * lasts, &mut None, slow).await;
+            let answered = deadline.before(SECOND * lasts, &mut None, slow).await;
             assert_eq!(answered, Some(()));
             let (end, mut began) = (Instant::now() + SECOND * lasts, None);
             // The second wait gets the rest of the same statement's time.
             for _ in 0..2 {
                 let silent = pin!(pending::<()>());
-                let silent = alarm.before(SECOND * lasts, &mut began, silent).await;
+                let silent = deadline.before(SECOND * lasts, &mut began, silent).await;
                 assert_eq!(silent, None);
                 let late = Instant::now() - end;
                 assert!(late < Duration::from_millis(10), "{late:?}");
@@ -147,13 +149,13 @@ mod tests {
 
     #[test]
     fn a_runtime_that_has_ended_takes_its_timer_along() {
-        let alarm = Alarm::default();
+        let deadline = Deadline::default();
         for _ in 0..2 {
             let mut runtime = tokio::runtime::Builder::new_current_thread();
             let runtime = runtime.enable_time().start_paused(true).build().unwrap();
             runtime.block_on(async {
                 let slow = pin!(tokio::time::sleep(SECOND * 9));
-                assert_eq!(alarm.before(SECOND, &mut None, slow).await, None);
+                assert_eq!(deadline.before(SECOND, &mut None, slow).await, None);
             });
         }
     }

@@ -13,7 +13,7 @@ use crate::{
     gather::{Gather, Request},
     scripts::{self, Lua},
 };
-use dlock_core::{Alarms, Clock, DriverError, Instant, Result, ServerClock};
+use dlock_core::{Clock, Deadlines, DriverError, Instant, Result, ServerClock};
 use redis::{Cmd, PushKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use std::{
     sync::{
@@ -56,7 +56,7 @@ struct Shared {
     state: watch::Sender<State>,
     opened: AtomicU64,
     /// Fire when a link has been silent for too long.
-    alarms: Arc<Alarms>,
+    deadlines: Arc<Deadlines>,
     ringing: JoinHandle<()>,
 }
 
@@ -68,14 +68,14 @@ impl Connection {
 
     pub(crate) async fn open(dialer: Arc<Dialer>) -> Result<Self> {
         let (clock, runtime) = (Clock::boot(), Handle::current());
-        let (alarms, ringing) = Alarms::start(&clock, &runtime);
+        let (deadlines, ringing) = Deadlines::start(&clock, &runtime);
         let shared = Arc::new(Shared {
             dialer,
             clock,
             runtime,
             state: watch::Sender::new(State::Down(None)),
             opened: AtomicU64::new(0),
-            alarms,
+            deadlines,
             ringing,
         });
         let (link, gone) = shared.dial(Duration::ZERO).await?;
@@ -154,7 +154,7 @@ impl Connection {
         let answer = tokio::select! {
             biased;
             answer = &mut asked => answer,
-            () = self.0.alarms.at(deaf_at) => {
+            () = self.0.deadlines.at(deaf_at) => {
                 if link.heard.load(Ordering::Relaxed) < sent.as_nanos() {
                     self.0.replace(link);
                 }
@@ -195,7 +195,7 @@ impl Connection {
                 Ok(State::Up(link)) => Ok(link.clone()),
                 _ => Err(error::closed()),
             },
-            () = self.0.alarms.at(give_up) => Err(match &*self.0.state.borrow() {
+            () = self.0.deadlines.at(give_up) => Err(match &*self.0.state.borrow() {
                 State::Down(why) => error::unreachable(why.as_deref()),
                 _ => error::unreachable(None),
             }),

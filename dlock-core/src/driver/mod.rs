@@ -15,22 +15,17 @@
 //! to the client's or to another lane's; that a driver is one server, one connection or one failure; that
 //! holds die with the client or outlive it; that `NotHeld` before the deadline is benign.
 
-mod answer;
 pub mod kit;
 mod request;
+mod response;
 
-pub use answer::{
+pub use request::{Acquire, HolderInfo, Holds, Lane, Release, Renew, Ticket};
+pub use response::{
     Acquired, Broken, Capabilities, Cursor, Grant, Held, Hint, Holder, Page, Released, Renewed,
     Snapshot, Wake,
 };
-pub use request::{Acquire, HolderInfo, Holds, Lane, Release, Renew};
 
-use crate::{
-    clock::Instant,
-    error::DriverError,
-    identity::{FencingToken, Ticket},
-    name::LockName,
-};
+use crate::{clock::Instant, error::DriverError, name::LockName, token::FencingToken};
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
 use std::fmt::Debug;

@@ -2,12 +2,14 @@
 
 use crate::{
     clock::Instant,
-    identity::{FencingToken, HoldId, Owner, Ticket},
     lease::Lease,
     name::LockName,
+    owner::{HoldId, Owner},
+    token::FencingToken,
 };
 use std::{
     fmt,
+    num::NonZeroU64,
     sync::{Arc, LazyLock},
     time::Duration,
 };
@@ -182,4 +184,16 @@ pub enum Holds {
     One(HoldId),
     /// All of them, for the command line. Guards elsewhere notice at their next renewal.
     All,
+}
+
+/// A place in a store's queue: one per (client, name) while a task waits. A client never uses one twice.
+///
+/// The driver prefixes its own client id, so that tickets of two clients differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub NonZeroU64);
+
+impl fmt::Display for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
 }

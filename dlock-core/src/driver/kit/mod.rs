@@ -15,15 +15,21 @@
 //! server; wake-ups instead of polling; and an error table that tells "not executed" from "unknown" for every native error.
 
 mod backoff;
+mod deadlines;
+mod hold_set;
 mod record;
 mod record_driver;
 mod record_store;
+mod server_clock;
 mod sweep;
 
 pub use backoff::Backoff;
+pub use deadlines::{Deadline, Deadlines};
+pub use hold_set::{HOLD_WIDTH, HoldSet, HoldSetError};
 pub use record::{DamagedRecord, Decision, Record, StoreTime};
 pub use record_driver::{RecordBacked, RecordDriver};
 pub use record_store::{
     Expected, Freed, GRANTS_PER_SWEEP, Listed, Read, RecordStore, Stored, Write, Written,
 };
+pub use server_clock::ServerClock;
 pub use sweep::SweepCursor;

@@ -5,12 +5,12 @@
 use crate::{
     driver::{
         Acquire, Acquired, Broken, Grant, Held, Holder, HolderInfo, Holds, Release, Released,
-        Renew, Renewed, Result, Snapshot,
+        Renew, Renewed, Result, Snapshot, kit::HoldSet,
     },
     error::{DriverError, ErrorKind, RetryClass},
-    hold_set::HoldSet,
-    identity::{FencingToken, HoldId, MAX_HOLDS, Owner},
     name::LockName,
+    owner::{HoldId, MAX_HOLDS, Owner},
+    token::FencingToken,
 };
 use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};
 
@@ -448,9 +448,10 @@ mod tests {
         clock::Instant,
         driver::{Acquire, Acquired, Broken, HolderInfo, Release, Released, Renew, Renewed},
         error::ErrorKind,
-        identity::{FencingToken, HoldId, MAX_HOLDS, Owner},
         lease::Lease,
         name::LockName,
+        owner::{HoldId, MAX_HOLDS, Owner},
+        token::FencingToken,
     };
     use std::time::Duration;
 

@@ -13,11 +13,11 @@ use crate::{
     clock::{Clock, Instant},
     driver::{
         Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, Grant, Hint, Lane, Page,
-        Release, Released, Renew, Renewed, Result, Snapshot, Wake,
+        Release, Released, Renew, Renewed, Result, Snapshot, Ticket, Wake,
     },
     error::{DriverError, Effect, ErrorKind, RetryClass},
-    identity::{FencingToken, Ticket},
     name::LockName,
+    token::FencingToken,
 };
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;

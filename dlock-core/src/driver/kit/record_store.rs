@@ -3,10 +3,10 @@
 use super::record::{DamagedRecord, Record, StoreTime};
 use crate::{
     clock::Instant,
-    driver::{Acquire, Capabilities, Hint, Release, Renew, Renewed, Result},
+    driver::{Acquire, Capabilities, Hint, Release, Renew, Renewed, Result, Ticket},
     error::DriverError,
-    identity::{FencingToken, Ticket},
     name::LockName,
+    token::FencingToken,
 };
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;

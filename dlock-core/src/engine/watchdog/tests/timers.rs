@@ -3,12 +3,12 @@
 use super::{Bench, DEADLINE, Did, LAST, LEASE, at, fixed, kept, lost, ms, proven, until};
 use crate::{
     clock::Instant,
-    error::LossReason,
-    lease::{DEFAULT_LEASE, Lease},
-    watchdog::{
+    engine::watchdog::{
         machine::{Answer, Watched},
         rests_until,
     },
+    error::LossReason,
+    lease::{DEFAULT_LEASE, Lease},
 };
 
 #[test]

@@ -1,20 +1,40 @@
-//! Client state: what all locks of a client share, and the code that begins and ends a hold.
+//! Engine of a client: what all its locks share, and the code that begins and ends a hold.
+
+pub(crate) mod acquire;
+pub(crate) mod call;
+pub(crate) mod caller;
+pub(crate) mod cleanup;
+pub(crate) mod hold;
+pub(crate) mod lock_table;
+pub(crate) mod random;
+pub(crate) mod release;
+pub(crate) mod runtime;
+pub(crate) mod scope;
+pub(crate) mod spread;
+pub(crate) mod watchdog;
+
+pub use hold::GuardState;
+pub use random::system_random;
+#[cfg(feature = "net")]
+pub use runtime::check_runtime;
 
 use crate::{
-    book::{Book, Queue},
-    call::Adrift,
     clock::{Clock, Instant},
-    driver::{Capabilities, DistributedLock, Hint, HolderInfo},
+    driver::{Capabilities, DistributedLock, Hint, HolderInfo, Ticket},
+    engine::{
+        call::CallContext,
+        cleanup::{Cleanup, CleanupJob},
+        hold::{Hold, Start},
+        lock_table::{Granted, LockTable},
+        random::Random,
+        watchdog::{Renewal, Watchdog, Watched},
+    },
     error::{Error, ErrorKind, LossReason},
     flaw::Flaw,
     guard::Guard,
-    hold::{Hold, Start},
-    identity::{HoldId, Owner, Ticket},
-    janitor::{Janitor, Job},
     lease::Lease,
     name::LockName,
-    random::Random,
-    watchdog::{Renewal, Watchdog, Watched},
+    owner::{HoldId, Owner},
 };
 use futures_util::StreamExt;
 use std::{
@@ -32,15 +52,15 @@ use std::{
 };
 use tokio::{sync::Notify, task::JoinHandle};
 
-pub(crate) struct Inner {
+pub(crate) struct Engine {
     pub(crate) driver: Arc<dyn DistributedLock>,
     pub(crate) caps: Capabilities,
     pub(crate) store: Arc<str>,
     pub(crate) clock: Clock,
-    pub(crate) adrift: Arc<Adrift>,
+    pub(crate) calls: Arc<CallContext>,
     pub(crate) note: Arc<HolderInfo>,
     pub(crate) watchdog: Arc<Watchdog>,
-    pub(crate) janitor: Janitor,
+    pub(crate) cleanup: Cleanup,
     pub(crate) poll_interval: Duration,
     pub(crate) closing: AtomicBool,
     /// Holds that this client detached and did not attach again.
@@ -54,7 +74,7 @@ pub(crate) struct Inner {
     /// Notified during a shutdown when a hold, a request or a cleanup job ends.
     pub(crate) quieter: Notify,
     pub(crate) lease: Lease,
-    pub(crate) book: Mutex<Book>,
+    pub(crate) table: Mutex<LockTable>,
     pub(crate) random: Random,
     pub(crate) tickets: AtomicU64,
     pub(crate) tasks: Mutex<Vec<JoinHandle<()>>>,
@@ -62,54 +82,54 @@ pub(crate) struct Inner {
 }
 
 /// Reads the store's wake-ups until the driver is closed or the client dropped.
-pub(crate) async fn listen(client: Weak<Inner>) {
-    let Some(mut hints) = client.upgrade().map(|inner| inner.driver.hints()) else {
+pub(crate) async fn listen(client: Weak<Engine>) {
+    let Some(mut hints) = client.upgrade().map(|engine| engine.driver.hints()) else {
         return;
     };
     while let Some(hint) = hints.next().await {
-        let Some(inner) = client.upgrade() else {
+        let Some(engine) = client.upgrade() else {
             return;
         };
-        inner.heard(hint);
+        engine.heard(hint);
     }
 }
 
-impl Inner {
+impl Engine {
     fn heard(self: &Arc<Self>, hint: Hint) {
         if self.flawed(Flaw::HintsIgnored) {
             return;
         }
         tracing::trace!(target: "dlock::hint", backend = self.caps.backend, ?hint);
         let now = self.clock.now();
-        let wanted = self.book().hint(&hint, now);
+        let wanted = self.table().hint(&hint, now);
         match hint {
             // The waiters behind an unwanted turn should not have to wait until its accept lease ends.
             Hint::Turn { name, ticket } if !wanted => self.leave_line(&name, ticket),
             Hint::Over(lane) => self.watchdog.over(lane, now),
-            Hint::Resync => self.look_again(),
+            Hint::Resync => self.poll_all(),
             _ => {}
         }
     }
 
     /// Makes the head of every queue poll at once. The lock table is not locked for the whole walk.
-    fn look_again(&self) {
-        let mut waited = self.book().waited_for();
+    fn poll_all(&self) {
+        let mut waited = self.table().waited_for();
         waited.sort_unstable(); // the order must not depend on hashing
         for name in waited {
-            if let Some(page) = self.book().find(&name) {
-                page.queue.poke();
+            if let Some(entry) = self.table().find(&name) {
+                entry.queue.wake();
             }
         }
     }
 
     /// Makes a guard of a grant. `None` when the grant is worthless, because it is over already or the
-    /// client is shutting down. `arrive` runs under the lock table's mutex, before any other user of the
-    /// table sees the hold.
+    /// client is shutting down. The waiter leaves its local queue under the same mutex under which the
+    /// hold enters the table, so no other user of the table sees only one of the two.
     pub(crate) fn begin(
         self: &Arc<Self>,
         start: Start,
         now: Instant,
-        arrive: impl FnOnce(&mut Queue),
+        waiter: Option<Granted>,
     ) -> Option<Guard> {
         let (sent, length) = (start.sent, start.terms.lease().length());
         let counted = if self.flawed(Flaw::DeadlineFromReply) {
@@ -138,8 +158,9 @@ impl Inner {
             deadline
         };
         let hold = Arc::new(Hold::new(&start, now, shown));
-        if !self.enter(&hold, arrive) {
-            return None;
+        let unwanted = self.enter(&hold, waiter)?;
+        for ticket in unwanted {
+            self.leave_line(&hold.name, ticket);
         }
         let key = self.watchdog.watch(Watched {
             what: Arc::clone(&hold),
@@ -172,49 +193,47 @@ impl Inner {
 
     /// Enters a hold in the lock table, unless the client is shutting down or the table has it already. If
     /// one owner has two holds with different tokens, the store has forgotten the one with the smaller
-    /// token.
-    fn enter(self: &Arc<Self>, hold: &Arc<Hold>, arrive: impl FnOnce(&mut Queue)) -> bool {
+    /// token. Returns the tickets that no waiter wants any more.
+    fn enter(self: &Arc<Self>, hold: &Arc<Hold>, waiter: Option<Granted>) -> Option<Vec<Ticket>> {
         let mut stale = Vec::new();
-        {
-            let mut book = self.book();
+        let unwanted = {
+            let mut table = self.table();
             if self.is_closing() {
-                return false;
+                return None;
             }
-            let page = book.page(&hold.name);
-            for other in page.holds.iter().filter(|other| other.owner == hold.owner) {
+            let entry = table.entry(&hold.name);
+            for other in entry.holds.iter().filter(|other| other.owner == hold.owner) {
                 if other.id == hold.id {
-                    return false;
+                    return None;
                 }
                 if self.flawed(Flaw::StaleHoldsBelieved) {
                     continue;
                 }
                 if other.token > hold.token {
-                    return false;
+                    return None;
                 }
                 if other.token < hold.token {
                     stale.push(Arc::clone(other));
                 }
             }
-            page.holds.push(Arc::clone(hold));
-            arrive(&mut page.queue);
-        }
+            entry.holds.push(Arc::clone(hold));
+            waiter.map_or_else(Vec::new, |waiter| entry.queue.granted(&waiter))
+        };
         for other in stale {
             self.lose(&other, LossReason::NotHeld);
         }
-        true
+        Some(unwanted)
     }
 
     /// Removes a hold that is over for this client, whatever the store says.
-    pub(crate) fn leave_book(&self, hold: &Arc<Hold>) {
-        self.book().strike(hold);
+    pub(crate) fn leave_table(&self, hold: &Arc<Hold>) {
+        self.table().strike(hold);
         self.is_quieter();
     }
 
     pub(crate) fn lose(self: &Arc<Self>, hold: &Arc<Hold>, reason: LossReason) {
-        self.leave_book(hold);
-        if let Some(key) = hold.key() {
-            self.watchdog.forget(key);
-        }
+        self.leave_table(hold);
+        self.stop_renewing(hold);
         // The guard may have noticed the deadline first, or nothing has yet.
         hold.lose(reason);
         tracing::warn!(
@@ -226,34 +245,34 @@ impl Inner {
             && self.caps.session_bound
         {
             // The session would hold it beyond its end. A release ends it, at its full end and not before.
-            let mut job = Job::of(hold);
+            let mut job = CleanupJob::of(hold);
             job.after = hold.sent + end + Lease::margin(hold.lease().length());
             self.settle(job);
         }
         if !self.flawed(Flaw::LossWakesNobody) {
-            self.poke(&hold.name);
+            self.wake(&hold.name);
         }
     }
 
     /// The lock may be free: makes this client's waiters poll. A store with a queue notifies its head
     /// itself.
-    pub(crate) fn poke(&self, name: &LockName) {
+    pub(crate) fn wake(&self, name: &LockName) {
         if self.caps.wake != crate::driver::Wake::Line
-            && let Some(page) = self.book().find(name)
+            && let Some(entry) = self.table().find(name)
         {
-            page.queue.poke();
+            entry.queue.wake();
         }
     }
 
     /// Registers a request that a shutdown waits for, until the value is dropped.
-    pub(crate) fn active<I: Deref<Target = Self>>(inner: I) -> Active<I> {
-        inner.active.fetch_add(1, SeqCst);
-        Active(inner)
+    pub(crate) fn active<I: Deref<Target = Self>>(engine: I) -> Active<I> {
+        engine.active.fetch_add(1, SeqCst);
+        Active(engine)
     }
 
     /// Whether nothing is held, in flight or being settled.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.active.load(SeqCst) == 0 && self.janitor.len() == 0 && self.book().is_unheld()
+        self.active.load(SeqCst) == 0 && self.cleanup.len() == 0 && self.table().is_unheld()
     }
 
     /// Notifies a shutdown, which may have waited for what just ended.
@@ -319,13 +338,13 @@ impl Inner {
     }
 
     pub(crate) fn has_hold(&self, name: &LockName, id: HoldId) -> bool {
-        let mut book = self.book();
-        let page = book.find(name);
-        page.is_some_and(|page| page.holds.iter().any(|hold| hold.id == id))
+        let mut table = self.table();
+        let entry = table.find(name);
+        entry.is_some_and(|entry| entry.holds.iter().any(|hold| hold.id == id))
     }
 
-    pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn table(&self) -> MutexGuard<'_, LockTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn hold_id(&self) -> HoldId {
@@ -364,9 +383,9 @@ impl Inner {
 
 /// A request in flight that a shutdown waits for.
 #[derive(Debug)]
-pub(crate) struct Active<I: Deref<Target = Inner>>(I);
+pub(crate) struct Active<I: Deref<Target = Engine>>(I);
 
-impl<I: Deref<Target = Inner>> Deref for Active<I> {
+impl<I: Deref<Target = Engine>> Deref for Active<I> {
     type Target = I;
 
     fn deref(&self) -> &I {
@@ -374,29 +393,27 @@ impl<I: Deref<Target = Inner>> Deref for Active<I> {
     }
 }
 
-impl<I: Deref<Target = Inner>> Drop for Active<I> {
+impl<I: Deref<Target = Engine>> Drop for Active<I> {
     fn drop(&mut self) {
         self.0.active.fetch_sub(1, SeqCst);
         self.0.is_quieter();
     }
 }
 
-impl Drop for Inner {
+impl Drop for Engine {
     fn drop(&mut self) {
         for task in self.tasks().drain(..) {
             task.abort();
         }
         let driver = Arc::clone(&self.driver);
-        self.adrift
-            .handle
-            .spawn(async move { driver.close().await });
+        self.calls.handle.spawn(async move { driver.close().await });
     }
 }
 
 // The generator would print its state, so only the store is shown.
-impl fmt::Debug for Inner {
+impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inner")
+        f.debug_struct("Engine")
             .field("store", &self.store)
             .finish_non_exhaustive()
     }

@@ -4,8 +4,8 @@
 //! moves into a task: some clients (MongoDB, sqlx) break when one of their futures is never polled again.
 
 use crate::{
-    alarm::Alarms,
     clock::{Clock, Instant},
+    driver::kit::Deadlines,
 };
 use futures_util::FutureExt;
 use std::{
@@ -32,19 +32,19 @@ pub(crate) const ATTEMPT: Duration = Duration::from_secs(5);
 
 /// The place where calls run that have lost their waiter, with the deadlines of all calls.
 #[derive(Debug)]
-pub(crate) struct Adrift {
+pub(crate) struct CallContext {
     pub(crate) handle: Handle,
     pub(crate) clock: Clock,
-    pub(crate) alarms: Arc<Alarms>,
+    pub(crate) deadlines: Arc<Deadlines>,
     abandoned: AtomicU64,
 }
 
-impl Adrift {
-    pub(crate) fn new(handle: Handle, clock: Clock, alarms: Arc<Alarms>) -> Self {
+impl CallContext {
+    pub(crate) fn new(handle: Handle, clock: Clock, deadlines: Arc<Deadlines>) -> Self {
         Self {
             handle,
             clock,
-            alarms,
+            deadlines,
             abandoned: AtomicU64::new(0),
         }
     }
@@ -62,12 +62,12 @@ pub(crate) struct Call<T: Send + 'static> {
     rest: Option<Rest<T>>,
     begun: bool,
     give_up: Instant,
-    adrift: Arc<Adrift>,
+    calls: Arc<CallContext>,
 }
 
 impl<T: Send + 'static> Call<T> {
     pub(crate) fn new(
-        adrift: &Arc<Adrift>,
+        calls: &Arc<CallContext>,
         give_up: Instant,
         call: impl Future<Output = T> + Send + 'static,
     ) -> Self {
@@ -75,7 +75,7 @@ impl<T: Send + 'static> Call<T> {
             rest: Some(Box::pin(call)),
             begun: false,
             give_up,
-            adrift: Arc::clone(adrift),
+            calls: Arc::clone(calls),
         }
     }
 
@@ -108,15 +108,12 @@ impl<T: Send + 'static> Call<T> {
 
     async fn answer_by(&mut self, end: Instant) -> Option<T> {
         let Self {
-            rest,
-            begun,
-            adrift,
-            ..
+            rest, begun, calls, ..
         } = self;
         tokio::select! {
             biased;
             answer = poll_fn(|cx| poll(rest, begun, cx)) => Some(answer),
-            () = adrift.alarms.at(end) => None,
+            () = calls.deadlines.at(end) => None,
         }
     }
 
@@ -141,14 +138,14 @@ impl<T: Send + 'static> Drop for Call<T> {
         let Some(rest) = self.rest.take().filter(|_| self.begun) else {
             return;
         };
-        let adrift = Arc::clone(&self.adrift);
+        let calls = Arc::clone(&self.calls);
         let end = self.give_up + ABANDON_AFTER;
-        self.adrift.handle.spawn(async move {
+        self.calls.handle.spawn(async move {
             tokio::select! {
                 biased;
                 _ = rest => {}
-                () = adrift.clock.sleep_until(end) => {
-                    adrift.abandoned.fetch_add(1, Relaxed);
+                () = calls.clock.sleep_until(end) => {
+                    calls.abandoned.fetch_add(1, Relaxed);
                     tracing::debug!("a call was not answered {ABANDON_AFTER:?} after its give-up and is abandoned");
                 }
             }

@@ -1,7 +1,7 @@
 //! Hold set: the holds of one incarnation as SQL stores keep them, in one text column of fixed-width
 //! entries.
 
-use crate::identity::{HoldId, MAX_HOLDS};
+use crate::owner::{HoldId, MAX_HOLDS};
 use std::{fmt, str::FromStr};
 
 /// A set of (hold, end): the holds of a lock, each with its own end in the store's time, in microseconds
@@ -124,7 +124,7 @@ pub struct HoldSetError(String);
 #[cfg(test)]
 mod tests {
     use super::HoldSet;
-    use crate::identity::{HoldId, MAX_HOLDS};
+    use crate::owner::{HoldId, MAX_HOLDS};
     use proptest::prelude::{any, prop, proptest};
 
     const A: HoldId = HoldId::from_bits(0xa);

@@ -1,18 +1,20 @@
 //! Detached holds: a hold without a guard, as a value that can be attached again.
 
 use crate::{
-    call::{ATTEMPT, Call},
     client::Client,
     clock::Instant,
     driver::{Renew, Renewed},
+    engine::{
+        Engine,
+        call::{ATTEMPT, Call},
+        hold::{First, Hold, Start},
+    },
     error::{Error, ErrorKind},
     guard::Guard,
-    hold::{First, Hold, Start},
-    identity::HoldId,
-    inner::Inner,
     lease::Lease,
+    options::Terms,
+    owner::HoldId,
     pass::Pass,
-    terms::Terms,
 };
 use std::{fmt, panic::Location, sync::Arc};
 
@@ -116,11 +118,11 @@ impl Client {
         detached: Detached,
     ) -> impl Future<Output = Result<Guard, NotAttached>> + Send + use<> {
         let at = Location::caller();
-        let inner = Arc::clone(&self.inner);
+        let engine = Arc::clone(&self.engine);
         async move {
-            let attached = attach(&inner, &detached, at).await;
+            let attached = attach(&engine, &detached, at).await;
             attached.map_err(|error| NotAttached {
-                error: error.at(inner.caps.backend, detached.pass.name()),
+                error: error.at(engine.caps.backend, detached.pass.name()),
                 detached,
             })
         }
@@ -146,27 +148,27 @@ impl From<NotAttached> for Error {
 }
 
 async fn attach(
-    inner: &Arc<Inner>,
+    engine: &Arc<Engine>,
     detached: &Detached,
     at: &'static Location<'static>,
 ) -> Result<Guard, Error> {
     let pass = &detached.pass;
-    if *pass.store() != *inner.store {
+    if *pass.store() != *engine.store {
         let message = format!(
             "the hold is in the store {}, but this client uses {}",
             pass.store(),
-            inner.store
+            engine.store
         );
         return Err(Error::misuse(message));
     }
-    inner.check_runtime()?;
-    let _active = Inner::active(&**inner);
-    if inner.is_closing() {
-        return Err(Inner::closed());
+    engine.check_runtime()?;
+    let _active = Engine::active(&**engine);
+    if engine.is_closing() {
+        return Err(Engine::closed());
     }
-    let sent = inner.clock.now();
+    let sent = engine.clock.now();
     let give_up = sent + (detached.lease().length() / 3).min(ATTEMPT);
-    let valid_for = match renewed(inner, detached, give_up).await? {
+    let valid_for = match renewed(engine, detached, give_up).await? {
         Renewed::Until { valid_for } => valid_for,
         Renewed::NotHeld => return Err(gone()),
     };
@@ -184,12 +186,12 @@ async fn attach(
         unsettled: detached.unsettled,
         ticket: None,
     };
-    let guard = inner.begin(start, inner.clock.now(), |_| {});
-    inner.detached().remove(&detached.hold);
+    let guard = engine.begin(start, engine.clock.now(), None);
+    engine.detached().remove(&detached.hold);
     match guard {
         Some(guard) => Ok(guard),
-        None if inner.is_closing() => Err(Inner::closed()),
-        None if inner.has_hold(pass.name(), detached.hold) => {
+        None if engine.is_closing() => Err(Engine::closed()),
+        None if engine.has_hold(pass.name(), detached.hold) => {
             Err(Error::misuse("the hold is attached already"))
         }
         None => Err(gone()),
@@ -197,7 +199,7 @@ async fn attach(
 }
 
 async fn renewed(
-    inner: &Arc<Inner>,
+    engine: &Arc<Engine>,
     detached: &Detached,
     give_up: Instant,
 ) -> Result<Renewed, Error> {
@@ -205,9 +207,9 @@ async fn renewed(
     let name = detached.pass.name().clone();
     let ask = lease.is_renewed().then(|| lease.length());
     let entry = Renew::new(name.clone(), *detached.pass.owner(), detached.hold, ask);
-    let lane = inner.driver.lane(&name);
-    let driver = Arc::clone(&inner.driver);
-    let mut call = Call::new(&inner.adrift, give_up, async move {
+    let lane = engine.driver.lane(&name);
+    let driver = Arc::clone(&engine.driver);
+    let mut call = Call::new(&engine.calls, give_up, async move {
         driver.renew(lane, &[entry], give_up).await
     });
     let answers = call.answer().await.ok_or_else(unanswered)??;

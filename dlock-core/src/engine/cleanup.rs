@@ -8,15 +8,17 @@
 //! dropped. The number of open jobs is bounded: when there are too many, new acquires are refused.
 
 use crate::{
-    call::{ATTEMPT, Call},
     clock::Instant,
-    driver::{Acquired, Release, Released, Wake},
+    driver::{Acquired, Release, Ticket, Wake},
+    engine::{
+        Engine,
+        call::{ATTEMPT, Call},
+        hold::Hold,
+    },
     error::{DriverError, Effect},
     flaw::Flaw,
-    hold::Hold,
-    identity::{HoldId, Owner, Ticket},
-    inner::Inner,
     name::LockName,
+    owner::{HoldId, Owner},
 };
 use std::{
     collections::BTreeMap,
@@ -43,27 +45,34 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_se
 const LINE: Duration = Duration::from_secs(6);
 
 #[derive(Debug, Default)]
-pub(crate) struct Janitor {
-    jobs: Mutex<Jobs>,
+pub(crate) struct Cleanup {
+    jobs: Mutex<OpenJobs>,
     /// How many of the open jobs have an unknown outcome. Every acquire reads it.
     unknown: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
-struct Jobs {
-    open: BTreeMap<u64, (LockName, bool)>,
+struct OpenJobs {
+    open: BTreeMap<u64, OpenJob>,
     count: u64,
 }
 
+#[derive(Debug)]
+struct OpenJob {
+    name: LockName,
+    /// Its outcome is unknown.
+    unknown: bool,
+}
+
 /// An acquire in flight.
-pub(crate) type Asked = Call<Result<Acquired, DriverError>>;
+pub(crate) type AcquireCall = Call<Result<Acquired, DriverError>>;
 
 /// A cleanup job: something to undo.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct CleanupJob {
     pub(crate) name: LockName,
-    /// The hold that must not stay, and its lease.
-    pub(crate) hold: Option<(Owner, HoldId, Duration)>,
+    /// The hold that must not stay.
+    pub(crate) hold: Option<Target>,
     /// The hold to mark as released when the store confirms it.
     pub(crate) held: Option<Arc<Hold>>,
     /// Until when an unanswered copy of its acquire may still take hold.
@@ -76,7 +85,15 @@ pub(crate) struct Job {
     pub(crate) tickets: Vec<Ticket>,
 }
 
-impl Job {
+/// A hold to release, and the lease that ends it otherwise.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) owner: Owner,
+    pub(crate) hold: HoldId,
+    pub(crate) lease: Duration,
+}
+
+impl CleanupJob {
     /// An empty job.
     pub(crate) fn new(name: LockName) -> Self {
         Self {
@@ -93,7 +110,11 @@ impl Job {
     /// A job that releases a guard's hold.
     pub(crate) fn of(hold: &Arc<Hold>) -> Self {
         Self {
-            hold: Some((hold.owner, hold.id, hold.lease().length())),
+            hold: Some(Target {
+                owner: hold.owner,
+                hold: hold.id,
+                lease: hold.lease().length(),
+            }),
             held: Some(Arc::clone(hold)),
             unsettled: hold.unsettled,
             tickets: hold.ticket.into_iter().collect(),
@@ -103,7 +124,7 @@ impl Job {
     }
 }
 
-impl Janitor {
+impl Cleanup {
     pub(crate) fn is_full(&self) -> bool {
         self.unknown.load(SeqCst) >= CAPACITY
     }
@@ -115,54 +136,55 @@ impl Janitor {
     /// The names of the open jobs.
     pub(crate) fn names(&self) -> Vec<LockName> {
         let jobs = self.jobs();
-        jobs.open.values().map(|(name, _)| name.clone()).collect()
+        jobs.open.values().map(|job| job.name.clone()).collect()
     }
 
-    fn jobs(&self) -> MutexGuard<'_, Jobs> {
+    fn jobs(&self) -> MutexGuard<'_, OpenJobs> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A job's slot, freed however its task ends: done, panicked, or never run because the runtime is gone.
 struct Slot {
-    inner: Arc<Inner>,
+    engine: Arc<Engine>,
     id: u64,
 }
 
 impl Slot {
-    fn new(inner: &Arc<Inner>, name: &LockName, unknown: bool) -> Self {
-        let janitor = &inner.janitor;
-        let mut jobs = janitor.jobs();
+    fn new(engine: &Arc<Engine>, name: &LockName, unknown: bool) -> Self {
+        let cleanup = &engine.cleanup;
+        let mut jobs = cleanup.jobs();
         jobs.count += 1;
         let id = jobs.count;
-        jobs.open.insert(id, (name.clone(), unknown));
-        janitor.unknown.fetch_add(usize::from(unknown), SeqCst);
-        let inner = Arc::clone(inner);
-        Self { inner, id }
+        let name = name.clone();
+        jobs.open.insert(id, OpenJob { name, unknown });
+        cleanup.unknown.fetch_add(usize::from(unknown), SeqCst);
+        let engine = Arc::clone(engine);
+        Self { engine, id }
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
         {
-            let janitor = &self.inner.janitor;
-            if let Some((_, unknown)) = janitor.jobs().open.remove(&self.id) {
-                janitor.unknown.fetch_sub(usize::from(unknown), SeqCst);
+            let cleanup = &self.engine.cleanup;
+            if let Some(job) = cleanup.jobs().open.remove(&self.id) {
+                cleanup.unknown.fetch_sub(usize::from(job.unknown), SeqCst);
             }
         }
-        self.inner.is_quieter();
+        self.engine.is_quieter();
     }
 }
 
-impl Inner {
+impl Engine {
     /// Starts a job. It runs in a task of the client's runtime; if that runtime is gone, the lease ends
     /// what is left.
-    pub(crate) fn settle(self: &Arc<Self>, job: Job) {
+    pub(crate) fn settle(self: &Arc<Self>, job: CleanupJob) {
         self.settle_after(job, None);
     }
 
     /// Starts a job whose acquire is still in flight.
-    pub(crate) fn settle_after(self: &Arc<Self>, job: Job, under_way: Option<Asked>) {
+    pub(crate) fn settle_after(self: &Arc<Self>, job: CleanupJob, under_way: Option<AcquireCall>) {
         if self.flawed(Flaw::NothingSettled) {
             return;
         }
@@ -170,21 +192,21 @@ impl Inner {
         // counted.
         let unknown = under_way.is_some() || job.unsettled.is_some() || !job.tickets.is_empty();
         let slot = Slot::new(self, &job.name, unknown);
-        self.adrift.handle.spawn(async move {
-            slot.inner.run_job(job, under_way).await;
+        self.calls.handle.spawn(async move {
+            slot.engine.run_job(job, under_way).await;
         });
     }
 
     /// Takes a ticket out of the store's queue, because no task waits with it any more.
     pub(crate) fn leave_line(self: &Arc<Self>, name: &LockName, ticket: Ticket) {
         if self.caps.wake != Wake::Poll && !self.flawed(Flaw::NeverLeaves) {
-            let mut job = Job::new(name.clone());
+            let mut job = CleanupJob::new(name.clone());
             job.tickets.push(ticket);
             self.settle(job);
         }
     }
 
-    async fn run_job(self: &Arc<Self>, mut job: Job, under_way: Option<Asked>) {
+    async fn run_job(self: &Arc<Self>, mut job: CleanupJob, under_way: Option<AcquireCall>) {
         let mut there = job.hold.is_some();
         self.clock.sleep_until(job.after).await;
         if let Some(mut call) = under_way {
@@ -220,7 +242,7 @@ impl Inner {
     }
 
     /// The time by which everything that the job could have left must have ended by itself.
-    fn over(&self, job: &Job) -> Instant {
+    fn over(&self, job: &CleanupJob) -> Instant {
         let from = job
             .unsettled
             .unwrap_or(Instant::ORIGIN)
@@ -229,19 +251,19 @@ impl Inner {
         match job.hold {
             // Such a hold lasts as long as its session, which is this client's.
             Some(_) if self.caps.session_bound => Instant::FAR,
-            Some((_, _, lease)) => from + lease.max(LINE),
+            Some(target) => from + target.lease.max(LINE),
             None => from + LINE,
         }
     }
 
     /// Releases until the store has answered, or there can be nothing left to release.
-    async fn give_back(self: &Arc<Self>, job: &Job, over: Instant) {
-        let Some((owner, hold, _)) = job.hold else {
+    async fn give_back(self: &Arc<Self>, job: &CleanupJob, over: Instant) {
+        let Some(target) = job.hold else {
             return;
         };
         let mut pause = PAUSE.0;
         while self.goes_on(job, over) {
-            let mut request = Release::new(job.name.clone(), owner, hold);
+            let mut request = Release::new(job.name.clone(), target.owner, target.hold);
             request.keep = self.rest(job.keep);
             let give_up = self.clock.now() + ATTEMPT;
             match self.release_once(request, give_up).await {
@@ -251,7 +273,7 @@ impl Inner {
                     }
                     // Wakes the waiters even if the hold was no longer there: another holder may be gone by
                     // now.
-                    self.poke(&job.name);
+                    self.wake(&job.name);
                     return;
                 }
                 Some(Err(error)) => self.report(job, &error),
@@ -261,14 +283,14 @@ impl Inner {
         }
     }
 
-    async fn leave_lines(self: &Arc<Self>, job: &Job, over: Instant) {
+    async fn leave_lines(self: &Arc<Self>, job: &CleanupJob, over: Instant) {
         for ticket in &job.tickets {
             let mut pause = PAUSE.0;
             while self.goes_on(job, over) {
                 let driver = Arc::clone(&self.driver);
                 let (name, ticket) = (job.name.clone(), *ticket);
                 let give_up = self.clock.now() + ATTEMPT;
-                let mut call = Call::new(&self.adrift, give_up, async move {
+                let mut call = Call::new(&self.calls, give_up, async move {
                     driver.leave(&name, ticket).await
                 });
                 match call.answer().await {
@@ -281,7 +303,7 @@ impl Inner {
         }
     }
 
-    fn goes_on(&self, job: &Job, over: Instant) -> bool {
+    fn goes_on(&self, job: &CleanupJob, over: Instant) -> bool {
         let goes_on = self.clock.now() < over && !self.is_closed();
         if !goes_on {
             tracing::debug!(
@@ -292,30 +314,7 @@ impl Inner {
         goes_on
     }
 
-    /// The rest of a minimum hold.
-    pub(crate) fn rest(&self, keep: Option<Instant>) -> Option<Duration> {
-        if self.flawed(Flaw::KeepForgotten) {
-            return None;
-        }
-        keep.map(|until| until.since(self.clock.now()))
-            .filter(|rest| !rest.is_zero())
-    }
-
-    /// Sends one release; `None`: it was not answered by `give_up`.
-    pub(crate) async fn release_once(
-        self: &Arc<Self>,
-        request: Release,
-        give_up: Instant,
-    ) -> Option<Result<Released, DriverError>> {
-        let driver = Arc::clone(&self.driver);
-        Call::new(&self.adrift, give_up, async move {
-            driver.release(&request).await
-        })
-        .answer()
-        .await
-    }
-
-    fn report(&self, job: &Job, error: &DriverError) {
+    fn report(&self, job: &CleanupJob, error: &DriverError) {
         tracing::debug!(
             target: "dlock::settle", lock = %job.name, backend = self.caps.backend, %error,
             "not settled yet, will be repeated"
@@ -325,7 +324,7 @@ impl Inner {
     async fn pause(&self, pause: Duration) -> Duration {
         let jittered = pause.mul_f64(0.5 + self.jitter() / 2.0);
         self.clock.sleep_until(self.clock.now() + jittered).await;
-        let crowd = u32::try_from(self.janitor.len() / 1_000).unwrap_or(u32::MAX);
+        let crowd = u32::try_from(self.cleanup.len() / 1_000).unwrap_or(u32::MAX);
         (pause * 2).min(PAUSE.1.saturating_mul(1 + crowd.min(9)))
     }
 }

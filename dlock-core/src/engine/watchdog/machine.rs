@@ -9,11 +9,10 @@
 use crate::{
     clock::Instant,
     driver::{Lane, Renewed},
+    engine::{hold::TICK, spread::SpreadMap},
     error::LossReason,
-    hold::TICK,
     lease::Lease,
     name::LockName,
-    spread::SpreadMap,
 };
 use std::{
     collections::{BTreeSet, HashSet, hash_map::Entry as Slot},

@@ -1,7 +1,7 @@
 //! Answers: in time, late or missing, and the effect of a session's end on them.
 
 use super::{Bench, DEADLINE, Did, GONE, LEASE, at, kept, lost, ms, proven, until};
-use crate::{driver::Lane, error::LossReason, watchdog::machine::Answer};
+use crate::{driver::Lane, engine::watchdog::machine::Answer, error::LossReason};
 
 #[test]
 fn a_renewal_counts_from_its_send() {

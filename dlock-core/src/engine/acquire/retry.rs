@@ -2,8 +2,8 @@
 //! the end.
 
 use crate::{
-    call::ATTEMPT,
     clock::Instant,
+    engine::call::ATTEMPT,
     error::{DriverError, Effect, Error, ErrorKind, RetryClass, TimeoutPhase, about},
 };
 use std::time::Duration;
@@ -12,7 +12,7 @@ use std::time::Duration;
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
 #[derive(Debug)]
-pub(super) struct Trouble {
+pub(super) struct RetryState {
     /// How long the store may fail before the acquire fails.
     patience: Duration,
     /// The most time that one attempt may take.
@@ -24,7 +24,7 @@ pub(super) struct Trouble {
     unknown: bool,
 }
 
-impl Trouble {
+impl RetryState {
     pub(super) fn new(patience: Duration, within: Duration) -> Self {
         Self {
             patience,

@@ -5,11 +5,10 @@
 
 use crate::{
     clock::{Clock, Instant},
-    driver::Hint,
-    hold::Hold,
-    identity::{Owner, Ticket},
+    driver::{Hint, Ticket},
+    engine::{hold::Hold, spread::SpreadMap},
     name::LockName,
-    spread::SpreadMap,
+    owner::Owner,
 };
 use std::{
     collections::{BTreeMap, hash_map::Entry},
@@ -18,15 +17,15 @@ use std::{
 use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
-pub(crate) struct Book {
-    pages: SpreadMap<LockName, Page>,
+pub(crate) struct LockTable {
+    entries: SpreadMap<LockName, LockEntry>,
     /// Removed entries, kept for their buffers: locks that come and go allocate none.
-    spare: Vec<Page>,
+    spare: Vec<LockEntry>,
 }
 
 /// The entry of one name.
 #[derive(Debug, Default)]
-pub(crate) struct Page {
+pub(crate) struct LockEntry {
     pub(crate) holds: Vec<Arc<Hold>>,
     pub(crate) queue: Queue,
 }
@@ -44,13 +43,13 @@ pub(crate) struct Queue {
     /// The ticket of the next head, once this head is granted.
     pub(crate) next: Option<Ticket>,
     /// When the head polls again.
-    pub(crate) look_at: Instant,
+    pub(crate) poll_at: Instant,
     /// Polls since the last grant, for polling stores whose pause doubles.
-    pub(crate) looks: u32,
+    pub(crate) polls: u32,
     /// A wake-up came, and no attempt has followed it yet.
-    pub(crate) poked: bool,
+    pub(crate) woken: bool,
     /// A wake-up for `next` came before the answer that puts it in the queue.
-    pub(crate) poked_next: bool,
+    pub(crate) next_woken: bool,
     /// The head does not ask before this time, even after a wake-up: the store failed.
     pub(crate) not_before: Instant,
     /// Since when the store has failed, for whatever head of the queue.
@@ -63,6 +62,27 @@ pub(crate) struct Queue {
 #[cfg_attr(not(test), derive(PartialEq, Eq, PartialOrd, Ord))]
 pub(crate) struct Seat(i64);
 
+/// The tickets that an attempt names: the waiter's place in the store's queue, and the next head's.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tickets {
+    pub(crate) line: Option<Ticket>,
+    pub(crate) next: Option<Ticket>,
+}
+
+/// A waiter that was granted the lock, as its queue has to know it.
+pub(crate) struct Granted {
+    /// Its seat, unless it asked past the queue.
+    pub(crate) seat: Option<Seat>,
+    /// The tickets of the attempt that was granted.
+    pub(crate) tickets: Tickets,
+    /// An attempt before it was not answered.
+    pub(crate) open: bool,
+    /// The next head need not ask at once.
+    pub(crate) stands: bool,
+    pub(crate) poll_at: Instant,
+    pub(crate) now: Instant,
+}
+
 /// One waiting task.
 #[derive(Debug, Default)]
 pub(crate) struct Waiter {
@@ -70,14 +90,14 @@ pub(crate) struct Waiter {
     pub(crate) wake: Notify,
 }
 
-impl Book {
-    pub(crate) fn page(&mut self, name: &LockName) -> &mut Page {
-        let page = self.pages.entry(name.clone());
-        page.or_insert_with(|| self.spare.pop().unwrap_or_default())
+impl LockTable {
+    pub(crate) fn entry(&mut self, name: &LockName) -> &mut LockEntry {
+        let entry = self.entries.entry(name.clone());
+        entry.or_insert_with(|| self.spare.pop().unwrap_or_default())
     }
 
-    pub(crate) fn find(&mut self, name: &LockName) -> Option<&mut Page> {
-        self.pages.get_mut(name)
+    pub(crate) fn find(&mut self, name: &LockName) -> Option<&mut LockEntry> {
+        self.entries.get_mut(name)
     }
 
     /// Removes a name without holds and waiters.
@@ -86,19 +106,19 @@ impl Book {
     }
 
     pub(crate) fn strike(&mut self, hold: &Arc<Hold>) {
-        self.change(&hold.name, |page| {
-            page.holds.retain(|other| !Arc::ptr_eq(other, hold));
+        self.change(&hold.name, |entry| {
+            entry.holds.retain(|other| !Arc::ptr_eq(other, hold));
         });
     }
 
     /// Changes an existing entry, and removes it if it is empty afterwards.
-    fn change(&mut self, name: &LockName, change: impl FnOnce(&mut Page)) {
-        if let Entry::Occupied(mut found) = self.pages.entry(name.clone()) {
+    fn change(&mut self, name: &LockName, change: impl FnOnce(&mut LockEntry)) {
+        if let Entry::Occupied(mut found) = self.entries.entry(name.clone()) {
             change(found.get_mut());
             if found.get().is_empty() {
-                let page = found.remove();
-                if self.spare.len() < SPARE_PAGES {
-                    self.spare.push(page.blank());
+                let entry = found.remove();
+                if self.spare.len() < SPARE_ENTRIES {
+                    self.spare.push(entry.blank());
                 }
             }
         }
@@ -107,32 +127,32 @@ impl Book {
     /// Every live hold, in an order that does not depend on hashing.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
         let mut holds: Vec<_> = self
-            .pages
+            .entries
             .values()
-            .flat_map(|page| page.holds.clone())
+            .flat_map(|entry| entry.holds.clone())
             .collect();
         holds.sort_by(|a, b| (&a.name, a.since, a.id).cmp(&(&b.name, b.since, b.id)));
         holds
     }
 
     pub(crate) fn is_unheld(&self) -> bool {
-        self.pages.values().all(|page| page.holds.is_empty())
+        self.entries.values().all(|entry| entry.holds.is_empty())
     }
 
     /// Passes a wake-up to its queue. Returns whether a waiter wants it.
     pub(crate) fn hint(&mut self, hint: &Hint, now: Instant) -> bool {
         match hint {
             Hint::Turn { name, ticket } => {
-                let Some(page) = self.pages.get_mut(name) else {
+                let Some(entry) = self.entries.get_mut(name) else {
                     return false;
                 };
-                let queue = &mut page.queue;
+                let queue = &mut entry.queue;
                 if queue.ticket == Some(*ticket) && queue.len() > 0 {
-                    queue.poke();
+                    queue.wake();
                     true
                 } else {
                     let early = queue.next == Some(*ticket) && queue.len() > 1;
-                    queue.poked_next |= early;
+                    queue.next_woken |= early;
                     early
                 }
             }
@@ -141,16 +161,16 @@ impl Book {
                 ticket,
                 poll_in,
             } => {
-                if let Some(page) = self.pages.get_mut(name)
-                    && page.queue.ticket == Some(*ticket)
+                if let Some(entry) = self.entries.get_mut(name)
+                    && entry.queue.ticket == Some(*ticket)
                 {
-                    page.queue.look_by(now + *poll_in);
+                    entry.queue.poll_by(now + *poll_in);
                 }
                 true
             }
             Hint::Free(name) => {
-                if let Some(page) = self.pages.get_mut(name) {
-                    page.queue.poke();
+                if let Some(entry) = self.entries.get_mut(name) {
+                    entry.queue.wake();
                 }
                 true
             }
@@ -161,18 +181,21 @@ impl Book {
 
     /// The names that have a waiter, in no order.
     pub(crate) fn waited_for(&self) -> Vec<LockName> {
-        let waited = self.pages.iter().filter(|(_, page)| page.queue.len() > 0);
+        let waited = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.queue.len() > 0);
         waited.map(|(name, _)| name.clone()).collect()
     }
 }
 
 /// The most spare entries, some hundred bytes each: enough for the tasks of a busy client.
-const SPARE_PAGES: usize = 128;
+const SPARE_ENTRIES: usize = 128;
 
 /// The capacity that a spare entry keeps: one crowded name should not cost memory for ever.
 const SPARE: usize = 16;
 
-impl Page {
+impl LockEntry {
     /// The same buffers with nothing in them.
     fn blank(self) -> Self {
         let Self { mut holds, .. } = self;
@@ -201,10 +224,10 @@ impl Page {
 impl Queue {
     /// Resets the queue for its first waiter, which asks at once, unless the store has just failed.
     pub(crate) fn begin(&mut self) {
-        self.look_at = Instant::ORIGIN;
-        self.looks = 0;
-        self.poked = false;
-        self.poked_next = false;
+        self.poll_at = Instant::ORIGIN;
+        self.polls = 0;
+        self.woken = false;
+        self.next_woken = false;
         self.not_before = Instant::ORIGIN;
         self.failing = None;
     }
@@ -248,16 +271,44 @@ impl Queue {
         was_head
     }
 
+    /// The waiter leaves with the lock, and the next one becomes the head. Returns the tickets that no
+    /// waiter needs any more.
+    pub(crate) fn granted(&mut self, waiter: &Granted) -> Vec<Ticket> {
+        let mut unwanted = Vec::new();
+        self.failing = None;
+        if !waiter.seat.is_some_and(|seat| self.remove(seat)) {
+            return unwanted; // granted past the queue, which waits on
+        }
+        let next_stands = waiter.tickets.next.is_some();
+        if waiter.tickets.line.is_some() {
+            // An unanswered attempt may have put its `next` ticket in the queue, though this one did not.
+            let next = self.next.take();
+            self.ticket = next.filter(|_| next_stands);
+            unwanted.extend(next.filter(|_| !next_stands && waiter.open));
+            // A next head without a ticket in the queue asks at once to get one.
+            let stands = self.ticket.is_some() || waiter.stands;
+            self.poll_at = if stands { waiter.poll_at } else { waiter.now };
+        }
+        self.polls = 0;
+        self.not_before = Instant::ORIGIN;
+        self.woken = std::mem::take(&mut self.next_woken) && next_stands;
+        if self.len() == 0 {
+            unwanted.extend(self.ticket.take());
+        }
+        self.wake_head();
+        unwanted
+    }
+
     /// Makes the head poll at once.
-    pub(crate) fn poke(&mut self) {
-        self.poked |= self.head.is_some();
+    pub(crate) fn wake(&mut self) {
+        self.woken |= self.head.is_some();
         self.wake_head();
     }
 
     /// Makes the head poll by `at`.
-    pub(crate) fn look_by(&mut self, at: Instant) {
-        if at < self.look_at {
-            self.look_at = at;
+    pub(crate) fn poll_by(&mut self, at: Instant) {
+        if at < self.poll_at {
+            self.poll_at = at;
             self.wake_head();
         }
     }
@@ -271,8 +322,11 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
-    use super::{Book, Queue, Seat, Waiter};
-    use crate::{clock::Instant, driver::Hint, identity::Ticket};
+    use super::{LockTable, Queue, Seat, Waiter};
+    use crate::{
+        clock::Instant,
+        driver::{Hint, Ticket},
+    };
     use std::{cell::Cell, cmp::Ordering, num::NonZeroU64, sync::Arc};
 
     thread_local! {
@@ -348,8 +402,8 @@ mod tests {
     #[test]
     fn a_turn_that_nobody_wants_is_said_to_be_so_also_after_one_that_came_early() {
         let name = "a".parse().unwrap();
-        let mut book = Book::default();
-        let queue = &mut book.page(&name).queue;
+        let mut table = LockTable::default();
+        let queue = &mut table.entry(&name).queue;
         for _ in 0..2 {
             queue.enter(&Arc::new(Waiter::default()));
         }
@@ -357,7 +411,7 @@ mod tests {
         let mut wanted = |number| {
             let name = name.clone();
             let ticket = ticket(number);
-            book.hint(&Hint::Turn { name, ticket }, Instant::ORIGIN)
+            table.hint(&Hint::Turn { name, ticket }, Instant::ORIGIN)
         };
         assert!(!wanted(3));
         assert!(wanted(8), "of the next one");

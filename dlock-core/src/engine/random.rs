@@ -6,7 +6,7 @@
 use crate::{
     driver,
     error::{DriverError, Error, ErrorKind},
-    identity::{HoldId, Owner},
+    owner::{HoldId, Owner},
 };
 use rand::{
     Rng, RngExt, SeedableRng, TryRng,

@@ -1,46 +1,28 @@
 //! Acquire: a single attempt, or the waiting loop, for every store.
 //!
-//! A wish has the identity to acquire as (a fresh owner, a given one, the bearer of a pass, the current
+//! The options say the identity to acquire as (a fresh owner, a given one, the bearer of a pass, the current
 //! scope).
 
-mod pending;
-mod trouble;
-mod wait;
+mod attempt;
+mod retry;
+mod wait_loop;
 
 use crate::{
     clock::Instant,
     driver::{Held, Wake},
+    engine::{Engine, lock_table::Tickets, scope},
     error::{Error, ErrorKind, LossReason, RetryClass, TimeoutPhase, about},
     flaw::Flaw,
     guard::Guard,
-    identity::{FencingToken, HoldId, Owner},
-    inner::Inner,
     name::LockName,
-    scope,
-    terms::Terms,
+    options::{AcquireOptions, WaitPolicy},
+    owner::{HoldId, Owner},
+    token::FencingToken,
 };
-use pending::{Answer, Pending};
-use std::{panic::Location, sync::Arc, time::Duration};
-use trouble::Trouble;
-use wait::Wait;
-
-/// Acquire options: what a caller asks for.
-#[derive(Debug)]
-pub(crate) struct Wish {
-    pub(crate) name: LockName,
-    pub(crate) terms: Terms,
-    pub(crate) owner: Option<Owner>,
-    pub(crate) join: Option<FencingToken>,
-    pub(crate) at: &'static Location<'static>,
-}
-
-/// Wait policy: how long to wait for the lock.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Patience {
-    Try,
-    Within(Duration),
-    Forever,
-}
+use attempt::{Answer, Attempt};
+use retry::RetryState;
+use std::{sync::Arc, time::Duration};
+use wait_loop::Wait;
 
 /// The identity that the store sees.
 struct Identity {
@@ -55,115 +37,114 @@ struct Identity {
     reusable: bool,
 }
 
-/// Acquires the lock. `None` only from [`Patience::Try`], when another owner holds it.
+/// Acquires the lock. `None` only from [`WaitPolicy::Try`], when another owner holds it.
 // A block, because an async function stores its arguments twice.
 #[expect(clippy::manual_async_fn)]
 pub(crate) fn acquire(
-    inner: Arc<Inner>,
-    wish: Wish,
-    patience: Patience,
+    engine: Arc<Engine>,
+    options: AcquireOptions,
+    wait_policy: WaitPolicy,
 ) -> impl Future<Output = Result<Option<Guard>, Error>> + Send {
     async move {
-        let began = inner.clock.now();
-        let _active = Inner::active(&*inner);
-        inner.admit()?;
-        let identity = inner.identify(&wish);
-        let (name, at) = (wish.name.clone(), wish.at);
+        let began = engine.clock.now();
+        let _active = Engine::active(&*engine);
+        engine.admit()?;
+        let identity = engine.identify(&options);
+        let (name, at) = (options.name.clone(), options.at);
         // Made in the arms, so that an arm takes no room for what only the others use: this future is moved
         // before its first poll.
-        let pending = || Pending::new(&inner, name, &identity, wish.terms, at);
-        let acquired = match patience {
-            Patience::Try => {
-                let mut pending = pending();
-                let tried = once(&inner, &mut pending, identity.given, began).await;
+        let attempt = || Attempt::new(&engine, name, &identity, options.terms, at);
+        let acquired = match wait_policy {
+            WaitPolicy::Try => {
+                let mut attempt = attempt();
+                let tried = once(&engine, &mut attempt, identity.given, began).await;
                 tried.map(Result::ok)
             }
             // A caller without any time still asks once.
-            Patience::Within(Duration::ZERO) => {
-                let mut pending = pending();
-                let tried = once(&inner, &mut pending, identity.given, began).await;
+            WaitPolicy::Within(Duration::ZERO) => {
+                let mut attempt = attempt();
+                let tried = once(&engine, &mut attempt, identity.given, began).await;
                 tried.and_then(|guard| match guard {
                     Ok(guard) => Ok(Some(guard)),
-                    Err(by) => Err(inner.not_acquired(&wish.name, Duration::ZERO, by.as_ref())),
+                    Err(by) => Err(engine.not_acquired(&options.name, Duration::ZERO, by.as_ref())),
                 })
             }
-            patience => {
-                let end = match patience {
-                    Patience::Within(limit) => began + limit,
+            wait_policy => {
+                let end = match wait_policy {
+                    WaitPolicy::Within(limit) => began + limit,
                     _ => Instant::FAR,
                 };
-                let mut wait = Wait::new(pending(), identity.given, wish.terms.lease(), end);
-                wait.granted(&inner, &wish.name).await.map(Some)
+                let mut wait = Wait::new(attempt(), identity.given, options.terms.lease(), end);
+                wait.granted(&engine, &options.name).await.map(Some)
             }
         };
         match &acquired {
             Ok(Some(guard)) => tracing::debug!(
-                target: "dlock::acquire", lock = %wish.name, backend = inner.caps.backend,
-                owner = %identity.owner, token = %guard.token(), took = ?inner.clock.now().since(began),
+                target: "dlock::acquire", lock = %options.name, backend = engine.caps.backend,
+                owner = %identity.owner, token = %guard.token(), took = ?engine.clock.now().since(began),
                 "acquired"
             ),
             Ok(None) => tracing::debug!(
-                target: "dlock::acquire", lock = %wish.name, backend = inner.caps.backend, "held by another"
+                target: "dlock::acquire", lock = %options.name, backend = engine.caps.backend, "held by another"
             ),
             Err(error) => tracing::debug!(
-                target: "dlock::acquire", lock = %wish.name, backend = inner.caps.backend, %error, "not acquired"
+                target: "dlock::acquire", lock = %options.name, backend = engine.caps.backend, %error, "not acquired"
             ),
         }
-        acquired.map_err(|error| inner.explain(error, &wish.name, &identity.owner))
+        acquired.map_err(|error| engine.explain(error, &options.name, &identity.owner))
     }
 }
 
 /// Gets one answer of the store, whatever it is, and asks again only while there is none. If another owner
 /// holds the lock, it returns what the store told about the holder.
 async fn once(
-    inner: &Arc<Inner>,
-    pending: &mut Pending,
+    engine: &Arc<Engine>,
+    attempt: &mut Attempt,
     given: bool,
     began: Instant,
 ) -> Result<Result<Guard, Option<Held>>, Error> {
-    let end = began + pending.attempt_within();
-    let within = pending.attempt_within();
-    let mut trouble = Trouble::new(within, within);
+    let end = began + attempt.attempt_limit();
+    let within = attempt.attempt_limit();
+    let mut retry = RetryState::new(within, within);
     // On a store without a queue, this attempt would overtake the waiters of this client.
-    if !given && inner.caps.wake != Wake::Line && inner.has_waiters(pending.name()) {
+    if !given && engine.caps.wake != Wake::Line && engine.has_waiters(attempt.name()) {
         return Ok(Err(None));
     }
     let mut now = began;
     loop {
-        if inner.is_closing() {
+        if engine.is_closing() {
             return Err(closing());
         }
         let answer = tokio::select! {
             biased;
-            answer = pending.attempt((None, None), false, now, end) => answer,
-            () = inner.shutting_down_meanwhile() => return Err(closing()),
+            answer = attempt.send(Tickets::default(), false, now, end) => answer,
+            () = engine.shutting_down_meanwhile() => return Err(closing()),
         };
         if answer.is_one() {
-            inner.store_answers(pending.name());
+            engine.store_answers(attempt.name());
         }
-        now = inner.clock.now();
+        now = engine.clock.now();
         match answer {
-            Answer::Granted(grant, sent) => match pending.succeed(grant, (sent, now), None, |_| {})
-            {
+            Answer::Granted(grant, sent) => match attempt.succeed(grant, sent, now, None) {
                 Some(guard) => return Ok(Ok(guard)),
-                None => trouble.too_late(now)?,
+                None => retry.too_late(now)?,
             },
-            Answer::Held(_) if inner.flawed(Flaw::ContentionIsError) => {
+            Answer::Held(_) if engine.flawed(Flaw::ContentionIsError) => {
                 return Err(Error::new(ErrorKind::Unavailable, "held"));
             }
             Answer::Held(held) => return Ok(Err(Some(held))),
-            Answer::Gone if pending.unjoin() => continue,
+            Answer::Gone if attempt.unjoin() => continue,
             Answer::Gone => return Err(gone()),
-            Answer::Failed(error) => trouble.failed(error, now)?,
-            Answer::Unanswered => trouble.unanswered(now)?,
+            Answer::Failed(error) => retry.failed(error, now)?,
+            Answer::Unanswered => retry.unanswered(now)?,
         }
-        let again = now + trouble.pause(inner.jitter());
+        let again = now + retry.pause(engine.jitter());
         if again >= end {
             // An attempt begun at its own give-up has no answer, only an unknown effect.
-            return Err(trouble.timeout(end.since(began)));
+            return Err(retry.timeout(end.since(began)));
         }
-        inner.clock.sleep_until(again).await;
-        now = inner.clock.now();
+        engine.clock.sleep_until(again).await;
+        now = engine.clock.now();
     }
 }
 
@@ -175,20 +156,20 @@ fn gone() -> Error {
     )
 }
 
-impl Inner {
+impl Engine {
     /// Whether a new acquire may begin.
     fn admit(&self) -> Result<(), Error> {
         self.check_runtime()?;
         if self.is_closing() {
             return Err(closing());
         }
-        if self.janitor.is_full() {
+        if self.cleanup.is_full() {
             return Err(Error::new(
                 ErrorKind::Overloaded,
                 format!(
                     "{} acquisitions with an unknown outcome are pending: the store has not answered for a long time; \
                      check that it does, then try again",
-                    self.janitor.len()
+                    self.cleanup.len()
                 ),
             )
             .with_retry(RetryClass::Later));
@@ -196,7 +177,7 @@ impl Inner {
         Ok(())
     }
 
-    fn identify(&self, wish: &Wish) -> Identity {
+    fn identify(&self, options: &AcquireOptions) -> Identity {
         let fresh = || Identity {
             owner: self.fresh_owner(),
             hold: self.hold_id(),
@@ -208,7 +189,7 @@ impl Inner {
         if self.flawed(Flaw::NoReentry) {
             return fresh();
         }
-        let scoped = || scope::entered(&self.store, &wish.name);
+        let scoped = || scope::entered(&self.store, &options.name);
         let enters = |owner, join| Identity {
             owner,
             hold: self.hold_id(),
@@ -217,12 +198,12 @@ impl Inner {
             implied: false,
             reusable: false,
         };
-        match (wish.owner, wish.join) {
+        match (options.owner, options.join) {
             (Some(owner), Some(token)) => enters(owner, Some(token)),
             (Some(owner), None) => Identity {
                 implied: true,
                 reusable: true,
-                ..enters(owner, self.live_token(&wish.name, owner))
+                ..enters(owner, self.live_token(&options.name, owner))
             },
             (None, _) => match scoped() {
                 Some(outer) => Identity {
@@ -236,22 +217,25 @@ impl Inner {
 
     /// The incarnation of a live guard of this owner and name in this client.
     fn live_token(&self, name: &LockName, owner: Owner) -> Option<FencingToken> {
-        let mut book = self.book();
-        let mut holds = book.find(name)?.of(owner);
+        let mut table = self.table();
+        let mut holds = table.find(name)?.of(owner);
         holds.find(|hold| hold.is_live(&self.clock))?.token
     }
 
     fn has_waiters(&self, name: &LockName) -> bool {
-        self.book()
+        self.table()
             .find(name)
-            .is_some_and(|page| page.queue.len() > 0)
+            .is_some_and(|entry| entry.queue.len() > 0)
     }
 
     /// The store reported that an incarnation is over: its guards are lost.
     fn forgotten(self: &Arc<Self>, name: &LockName, owner: Owner, token: FencingToken) {
         let stale: Vec<_> = {
-            let mut book = self.book();
-            let holds = book.find(name).into_iter().flat_map(|page| page.of(owner));
+            let mut table = self.table();
+            let holds = table
+                .find(name)
+                .into_iter()
+                .flat_map(|entry| entry.of(owner));
             holds
                 .filter(|hold| hold.token == Some(token))
                 .map(Arc::clone)
@@ -268,7 +252,7 @@ impl Inner {
             Duration::ZERO => "not acquired at once".to_owned(),
             _ => format!("not acquired within {}", about(waited)),
         };
-        let own = (self.book().find(name)).and_then(|page| page.live(&self.clock));
+        let own = (self.table().find(name)).and_then(|entry| entry.live(&self.clock));
         match held.map(|held| held.by.as_ref()) {
             Some(Some(by)) => {
                 message.push_str(&format!("; held by owner #{}", by.owner));
@@ -283,7 +267,7 @@ impl Inner {
             None => {}
         }
         if let Some(own) = own {
-            message.push_str(&format!("; {}", wait::itself(&own, self.clock.now())));
+            message.push_str(&format!("; {}", wait_loop::itself(&own, self.clock.now())));
         }
         let phase = TimeoutPhase::Wait;
         Error::new(ErrorKind::Timeout { phase }, message).with_retry(RetryClass::Later)

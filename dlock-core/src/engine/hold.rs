@@ -2,14 +2,15 @@
 //! any task can read without a lock.
 
 use crate::{
-    caller::Caller,
     clock::{Clock, Instant},
+    driver::Ticket,
+    engine::{caller::Caller, watchdog::Key},
     error::LossReason,
-    identity::{FencingToken, HoldId, Owner, Ticket},
     lease::Lease,
     name::LockName,
-    terms::Terms,
-    watchdog::Key,
+    options::Terms,
+    owner::{HoldId, Owner},
+    token::FencingToken,
 };
 use std::{
     future::poll_fn,

@@ -1,7 +1,7 @@
 //! Batches: which entries share one and which never do.
 
 use super::{Bench, Did, GONE, at, fixed, kept, lost, until};
-use crate::{driver::Lane, error::LossReason, watchdog::machine::Batch};
+use crate::{driver::Lane, engine::watchdog::machine::Batch, error::LossReason};
 
 /// The batches that were sent, as the numbers in each.
 fn batches(actions: Vec<Did>) -> Vec<(Lane, Vec<u32>)> {

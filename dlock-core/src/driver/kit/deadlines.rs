@@ -24,7 +24,7 @@ use tokio::{
 
 /// The deadlines of one client, or of one connection of a driver. Setting one and leaving it costs a place
 /// in a list. A timer of the runtime costs the wake-up of a thread when it is the next to fire.
-pub struct Alarms {
+pub struct Deadlines {
     clock: Clock,
     home: Id,
     list: Mutex<List>,
@@ -47,17 +47,17 @@ enum Place {
     Free,
     Set(Instant, Waker),
     /// Its time has come, and its waiter was woken.
-    Rung,
+    Due,
 }
 
 /// How long the task keeps waking when nothing waits, so that the next waiter need not wake it.
 const LINGER: Duration = Duration::from_secs(1);
 
-impl Alarms {
+impl Deadlines {
     /// Starts the timer task and returns its handle. The task does not end by itself.
     #[must_use]
     pub fn start(clock: &Clock, handle: &Handle) -> (Arc<Self>, tokio::task::JoinHandle<()>) {
-        let alarms = Arc::new(Self {
+        let deadlines = Arc::new(Self {
             clock: clock.clone(),
             home: handle.id(),
             list: Mutex::new(List {
@@ -69,18 +69,18 @@ impl Alarms {
             }),
             earlier: Notify::new(),
         });
-        let ringer = Ringer(Arc::clone(&alarms));
-        let task = handle.spawn(async move { ringer.ring().await });
-        (alarms, task)
+        let task = TimerTask(Arc::clone(&deadlines));
+        let task = handle.spawn(async move { task.run().await });
+        (deadlines, task)
     }
 
     /// Resolves at `at` and not before. The first poll never resolves.
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
-    pub fn at(&self, at: Instant) -> Alarm<'_> {
-        Alarm {
-            alarms: self,
+    pub fn at(&self, at: Instant) -> Deadline<'_> {
+        Deadline {
+            deadlines: self,
             at,
             place: None,
             own: None,
@@ -88,11 +88,11 @@ impl Alarms {
     }
 
     /// Wakes every waiter, because something changed that each of them checks.
-    pub(crate) fn shake(&self) {
+    pub(crate) fn wake_all(&self) {
         let list = self.list();
         let waiting = list.places.iter().filter_map(|place| match place {
             Place::Set(_, waker) => Some(waker.clone()),
-            Place::Free | Place::Rung => None,
+            Place::Free | Place::Due => None,
         });
         let woken: Vec<_> = waiting.collect();
         drop(list); // a woken waiter may run at once
@@ -105,27 +105,27 @@ impl Alarms {
 }
 
 /// The timer task. When it ends, it wakes every waiter.
-struct Ringer(Arc<Alarms>);
+struct TimerTask(Arc<Deadlines>);
 
-impl Ringer {
-    async fn ring(self) {
-        let alarms = &*self.0;
+impl TimerTask {
+    async fn run(self) {
+        let deadlines = &*self.0;
         loop {
-            let (rung, next) = alarms.list().due(alarms.clock.now());
-            rung.into_iter().for_each(Waker::wake);
+            let (due, next) = deadlines.list().due(deadlines.clock.now());
+            due.into_iter().for_each(Waker::wake);
             tokio::select! {
                 biased;
-                () = alarms.earlier.notified() => {}
-                () = alarms.clock.sleep_until(next) => {}
+                () = deadlines.earlier.notified() => {}
+                () = deadlines.clock.sleep_until(next) => {}
             }
         }
     }
 }
 
-impl Drop for Ringer {
+impl Drop for TimerTask {
     fn drop(&mut self) {
         self.0.list().stopped = true;
-        self.0.shake();
+        self.0.wake_all();
     }
 }
 
@@ -162,17 +162,17 @@ impl List {
 
     /// The waiters whose time has come, and the time until which the task may sleep.
     fn due(&mut self, now: Instant) -> (Vec<Waker>, Instant) {
-        let mut rung = Vec::new();
+        let mut due = Vec::new();
         let mut next = None;
         for place in &mut self.places {
             match place {
                 Place::Set(at, _) if *at <= now => {
-                    if let Place::Set(_, waker) = std::mem::replace(place, Place::Rung) {
-                        rung.push(waker);
+                    if let Place::Set(_, waker) = std::mem::replace(place, Place::Due) {
+                        due.push(waker);
                     }
                 }
                 Place::Set(at, _) => next = Some(next.map_or(*at, |next: Instant| next.min(*at))),
-                Place::Free | Place::Rung => {}
+                Place::Free | Place::Due => {}
             }
         }
         let idle = match std::mem::take(&mut self.used) {
@@ -180,7 +180,7 @@ impl List {
             false => Instant::FAR,
         };
         self.armed = next.unwrap_or(idle);
-        (rung, self.armed)
+        (due, self.armed)
     }
 }
 
@@ -190,42 +190,42 @@ const MANY: usize = 1024;
 /// A timer of the runtime on which it is polled.
 type Timer = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A wait until a deadline: see [`Alarms::at`].
+/// A wait until a deadline: see [`Deadlines::at`].
 #[must_use = "it waits when it is polled"]
-pub struct Alarm<'a> {
-    alarms: &'a Alarms,
+pub struct Deadline<'a> {
+    deadlines: &'a Deadlines,
     at: Instant,
     place: Option<usize>,
     own: Option<(Option<Id>, Timer)>,
 }
 
-impl Future for Alarm<'_> {
+impl Future for Deadline<'_> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
-        let alarms = this.alarms;
+        let deadlines = this.deadlines;
         let stopped = match this.place {
             None => {
-                let mut list = alarms.list();
+                let mut list = deadlines.list();
                 let (place, earlier) = list.take(this.at, cx.waker().clone());
                 let stopped = list.stopped;
                 drop(list);
                 this.place = Some(place);
                 if earlier {
-                    alarms.earlier.notify_one();
+                    deadlines.earlier.notify_one();
                 }
                 stopped
             }
             Some(place) => {
-                if alarms.clock.now() >= this.at {
+                if deadlines.clock.now() >= this.at {
                     return Poll::Ready(());
                 }
-                let mut list = alarms.list();
+                let mut list = deadlines.list();
                 match &mut list.places[place] {
                     Place::Set(_, waker) => waker.clone_from(cx.waker()),
                     // Its time came just now, and the waker of an earlier poll was woken.
-                    Place::Rung => return Poll::Ready(()),
+                    Place::Due => return Poll::Ready(()),
                     Place::Free => {}
                 }
                 list.stopped
@@ -235,9 +235,9 @@ impl Future for Alarm<'_> {
         // The future may move to another runtime, and the first one may end: its timers must not be polled
         // then.
         this.own.take_if(|(made, _)| *made != here);
-        let elsewhere = here != Some(alarms.home);
+        let elsewhere = here != Some(deadlines.home);
         if this.own.is_none() && (stopped || elsewhere) {
-            let (clock, at) = (alarms.clock.clone(), this.at);
+            let (clock, at) = (deadlines.clock.clone(), this.at);
             let own = Box::pin(async move { clock.sleep_until(at).await });
             this.own = Some((here, own));
         }
@@ -248,24 +248,24 @@ impl Future for Alarm<'_> {
     }
 }
 
-impl Drop for Alarm<'_> {
+impl Drop for Deadline<'_> {
     fn drop(&mut self) {
         if let Some(place) = self.place {
-            self.alarms.list().leave(place);
+            self.deadlines.list().leave(place);
         }
     }
 }
 
 // A list of wakers is of no use in output.
-impl fmt::Debug for Alarms {
+impl fmt::Debug for Deadlines {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Alarms").finish_non_exhaustive()
+        f.debug_struct("Deadlines").finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for Alarm<'_> {
+impl fmt::Debug for Deadline<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Alarm")
+        f.debug_struct("Deadline")
             .field("at", &self.at)
             .finish_non_exhaustive()
     }
@@ -273,7 +273,7 @@ impl fmt::Debug for Alarm<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Alarms, LINGER, MANY};
+    use super::{Deadlines, LINGER, MANY};
     use crate::clock::Clock;
     use std::{
         future::{Future, poll_fn},
@@ -284,23 +284,26 @@ mod tests {
     };
     use tokio::runtime::{Builder, Handle};
 
-    fn started(clock: &Clock) -> Arc<Alarms> {
-        Alarms::start(clock, &Handle::current()).0
+    fn started(clock: &Clock) -> Arc<Deadlines> {
+        Deadlines::start(clock, &Handle::current()).0
     }
 
-    fn taken(alarms: &Alarms) -> usize {
-        let list = alarms.list();
+    fn taken(deadlines: &Deadlines) -> usize {
+        let list = deadlines.list();
         list.places.len() - list.free.len()
     }
 
     #[tokio::test(start_paused = true)]
     async fn each_rings_at_its_time_and_not_before() {
         let clock = Clock::simulated();
-        let alarms = started(&clock);
+        let deadlines = started(&clock);
         let began = clock.now();
         let after = |millis| began + Duration::from_millis(millis);
         // The second is set while the task sleeps until the first, and is earlier.
-        let (mut late, mut early) = (pin!(alarms.at(after(5_000))), pin!(alarms.at(after(70))));
+        let (mut late, mut early) = (
+            pin!(deadlines.at(after(5_000))),
+            pin!(deadlines.at(after(70))),
+        );
         assert!(poll_fn(|cx| Poll::Ready(late.as_mut().poll(cx).is_pending())).await);
         tokio::time::sleep(Duration::from_millis(10)).await;
         early.as_mut().await;
@@ -312,60 +315,60 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_whose_time_is_past_rings_at_once() {
         let clock = Clock::simulated();
-        let alarms = started(&clock);
+        let deadlines = started(&clock);
         let began = clock.now();
-        alarms.at(began).await;
+        deadlines.at(began).await;
         assert!(clock.now() < began + Duration::from_millis(5));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_place_is_left_and_a_crowd_forgotten() {
         let clock = Clock::simulated();
-        let alarms = started(&clock);
+        let deadlines = started(&clock);
         let end = clock.now() + Duration::from_secs(5);
-        let mut crowd: Vec<_> = (0..=MANY).map(|_| Box::pin(alarms.at(end))).collect();
+        let mut crowd: Vec<_> = (0..=MANY).map(|_| Box::pin(deadlines.at(end))).collect();
         let mut cx = Context::from_waker(Waker::noop());
-        for alarm in &mut crowd {
-            assert!(alarm.as_mut().poll(&mut cx).is_pending());
+        for deadline in &mut crowd {
+            assert!(deadline.as_mut().poll(&mut cx).is_pending());
         }
-        assert_eq!(taken(&alarms), MANY + 1);
+        assert_eq!(taken(&deadlines), MANY + 1);
         drop(crowd);
-        assert_eq!((taken(&alarms), alarms.list().places.len()), (0, 0));
-        let mut alone = pin!(alarms.at(end));
+        assert_eq!((taken(&deadlines), deadlines.list().places.len()), (0, 0));
+        let mut alone = pin!(deadlines.at(end));
         assert!(alone.as_mut().poll(&mut cx).is_pending());
-        assert_eq!(taken(&alarms), 1);
+        assert_eq!(taken(&deadlines), 1);
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_task_is_not_woken_by_what_comes_and_goes() {
         let clock = Clock::simulated();
-        let alarms = started(&clock);
+        let deadlines = started(&clock);
         tokio::task::yield_now().await;
         let mut cx = Context::from_waker(Waker::noop());
         let mut wakes = 0;
         for _ in 0..10_000 {
-            let mut alarm = pin!(alarms.at(clock.now() + Duration::from_secs(5)));
-            let before = alarms.list().armed;
-            assert!(alarm.as_mut().poll(&mut cx).is_pending());
-            wakes += u32::from(alarms.list().armed < before);
+            let mut deadline = pin!(deadlines.at(clock.now() + Duration::from_secs(5)));
+            let before = deadlines.list().armed;
+            assert!(deadline.as_mut().poll(&mut cx).is_pending());
+            wakes += u32::from(deadlines.list().armed < before);
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         assert_eq!(wakes, 1, "the first one");
         // Nothing waits: it goes to sleep for good.
         tokio::time::sleep(Duration::from_secs(5) + LINGER * 2).await;
-        assert_eq!(alarms.list().armed, crate::clock::Instant::FAR);
+        assert_eq!(deadlines.list().armed, crate::clock::Instant::FAR);
     }
 
     #[tokio::test]
     async fn who_waits_is_polled_when_shaken() {
-        let alarms = started(&Clock::boot());
-        let mut alarm = Box::pin(alarms.at(Clock::boot().now() + Duration::from_secs(3600)));
+        let deadlines = started(&Clock::boot());
+        let mut deadline = Box::pin(deadlines.at(Clock::boot().now() + Duration::from_secs(3600)));
         let mut polls = 0;
         poll_fn(|cx| {
             polls += 1;
-            assert!(alarm.as_mut().poll(cx).is_pending());
+            assert!(deadline.as_mut().poll(cx).is_pending());
             if polls == 1 {
-                alarms.shake();
+                deadlines.wake_all();
                 return Poll::Pending;
             }
             Poll::Ready(())
@@ -382,10 +385,10 @@ mod tests {
         let clock = Clock::boot();
         for gone in [true, false] {
             let home = runtime();
-            let alarms = home.block_on(async { started(&clock) });
+            let deadlines = home.block_on(async { started(&clock) });
             let home = (!gone).then_some(home);
             let end = clock.now() + Duration::from_millis(20);
-            elsewhere.block_on(alarms.at(end));
+            elsewhere.block_on(deadlines.at(end));
             assert!(clock.now() >= end);
             drop(home);
         }
@@ -399,18 +402,18 @@ mod tests {
         let clock = Clock::boot();
         for first_at_home in [true, false] {
             let (home, other) = (runtime(), runtime());
-            let alarms = home.block_on(async { started(&clock) });
+            let deadlines = home.block_on(async { started(&clock) });
             let (first, then) = if first_at_home {
                 (home, other)
             } else {
                 (other, home)
             };
             let end = clock.now() + Duration::from_millis(20);
-            let mut alarm = Box::pin(alarms.at(end));
-            let polled = poll_fn(|cx| Poll::Ready(alarm.as_mut().poll(cx).is_pending()));
+            let mut deadline = Box::pin(deadlines.at(end));
+            let polled = poll_fn(|cx| Poll::Ready(deadline.as_mut().poll(cx).is_pending()));
             assert!(first.block_on(polled));
             drop(first);
-            then.block_on(alarm);
+            then.block_on(deadline);
             assert!(clock.now() >= end);
         }
     }
@@ -418,13 +421,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_that_rang_for_somebody_else_has_rung() {
         let clock = Clock::simulated();
-        let alarms = started(&clock);
-        let mut alarm = pin!(alarms.at(clock.now() + LINGER));
+        let deadlines = started(&clock);
+        let mut deadline = pin!(deadlines.at(clock.now() + LINGER));
         let mut cx = Context::from_waker(Waker::noop());
-        assert!(alarm.as_mut().poll(&mut cx).is_pending());
+        assert!(deadline.as_mut().poll(&mut cx).is_pending());
         // As if the task had read a later time than the next poll does.
-        drop(alarms.list().due(clock.now() + LINGER));
-        assert!(alarm.as_mut().poll(&mut cx).is_ready());
+        drop(deadlines.list().due(clock.now() + LINGER));
+        assert!(deadline.as_mut().poll(&mut cx).is_ready());
     }
 
     #[test]
@@ -432,12 +435,12 @@ mod tests {
         let runtime = Builder::new_current_thread().enable_time().build().unwrap();
         let clock = Clock::boot();
         runtime.block_on(async {
-            let (alarms, task) = Alarms::start(&clock, &Handle::current());
+            let (deadlines, task) = Deadlines::start(&clock, &Handle::current());
             let end = clock.now() + Duration::from_millis(20);
-            let mut alarm = pin!(alarms.at(end));
-            assert!(poll_fn(|cx| Poll::Ready(alarm.as_mut().poll(cx).is_pending())).await);
+            let mut deadline = pin!(deadlines.at(end));
+            assert!(poll_fn(|cx| Poll::Ready(deadline.as_mut().poll(cx).is_pending())).await);
             task.abort();
-            alarm.await;
+            deadline.await;
             assert!(clock.now() >= end);
         });
     }

@@ -3,25 +3,28 @@
 
 use super::Identity;
 use crate::{
-    book::Queue,
-    call::{ATTEMPT, Call},
     clock::Instant,
-    driver::{Acquire, Acquired, Grant, Held},
+    driver::{Acquire, Acquired, Grant, Held, Ticket},
+    engine::{
+        Engine,
+        call::{ATTEMPT, Call},
+        cleanup::{AcquireCall, CleanupJob, Target},
+        hold::Start,
+        lock_table::{Granted, Tickets},
+    },
     error::{DriverError, Effect},
     flaw::Flaw,
     guard::Guard,
-    hold::Start,
-    identity::{FencingToken, HoldId, Owner, Ticket},
-    inner::Inner,
-    janitor::{Asked, Job},
     lease::Lease,
     name::LockName,
-    terms::Terms,
+    options::Terms,
+    owner::{HoldId, Owner},
+    token::FencingToken,
 };
 use std::{panic::Location, sync::Arc, time::Duration};
 
-pub(super) struct Pending {
-    inner: Arc<Inner>,
+pub(super) struct Attempt {
+    engine: Arc<Engine>,
     name: LockName,
     owner: Owner,
     hold: HoldId,
@@ -31,7 +34,7 @@ pub(super) struct Pending {
     reusable: bool,
     terms: Terms,
     at: &'static Location<'static>,
-    under_way: Option<Asked>,
+    call: Option<AcquireCall>,
     /// Until when an unanswered attempt may still take the lock.
     unsettled: Option<Instant>,
 }
@@ -52,16 +55,16 @@ impl Answer {
     }
 }
 
-impl Pending {
+impl Attempt {
     pub(super) fn new(
-        inner: &Arc<Inner>,
+        engine: &Arc<Engine>,
         name: LockName,
         identity: &Identity,
         terms: Terms,
         at: &'static Location<'static>,
     ) -> Self {
         Self {
-            inner: Arc::clone(inner),
+            engine: Arc::clone(engine),
             name,
             owner: identity.owner,
             hold: identity.hold,
@@ -70,7 +73,7 @@ impl Pending {
             reusable: identity.reusable,
             terms,
             at,
-            under_way: None,
+            call: None,
             unsettled: None,
         }
     }
@@ -80,56 +83,56 @@ impl Pending {
     }
 
     /// The client and the lock name.
-    pub(super) fn of(&self) -> (&Inner, &LockName) {
-        (&self.inner, &self.name)
+    pub(super) fn of(&self) -> (&Engine, &LockName) {
+        (&self.engine, &self.name)
     }
 
     fn lease(&self) -> Lease {
         let lease = self.terms.lease();
-        if self.inner.flawed(Flaw::LeaseTooLong) {
+        if self.engine.flawed(Flaw::LeaseTooLong) {
             return Lease::renewed(lease.length() * 10);
         }
         lease
     }
 
     /// The most time that one attempt may take.
-    pub(super) fn attempt_within(&self) -> Duration {
+    pub(super) fn attempt_limit(&self) -> Duration {
         (self.terms.lease().length() / 3).min(ATTEMPT)
     }
 
     /// Asks the store once, with the same hold id each time, so that a repeat finds what an unanswered
     /// attempt did. `sent` is an instant shortly before the call, never after it.
-    pub(super) async fn attempt(
+    pub(super) async fn send(
         &mut self,
-        (line, next): (Option<Ticket>, Option<Ticket>),
+        tickets: Tickets,
         look: bool,
         sent: Instant,
         end: Instant,
     ) -> Answer {
-        if self.unsettled.is_some() && self.inner.flawed(Flaw::FreshHoldOnRepeat) {
-            self.hold = self.inner.hold_id();
+        if self.unsettled.is_some() && self.engine.flawed(Flaw::FreshHoldOnRepeat) {
+            self.hold = self.engine.hold_id();
         }
-        let give_up = (sent + self.attempt_within()).min(end);
+        let give_up = (sent + self.attempt_limit()).min(end);
         let request = Acquire {
             name: self.name.clone(),
             owner: self.owner,
             hold: self.hold,
             lease: self.lease(),
-            line,
-            next,
+            line: tickets.line,
+            next: tickets.next,
             join: self.join,
             look,
             give_up,
-            note: Arc::clone(&self.inner.note),
+            note: Arc::clone(&self.engine.note),
         };
-        let driver = Arc::clone(&self.inner.driver);
-        let call = Call::new(&self.inner.adrift, give_up, async move {
+        let driver = Arc::clone(&self.engine.driver);
+        let call = Call::new(&self.engine.calls, give_up, async move {
             driver.acquire(&request).await
         });
         // The call stays here while it runs: if this value is dropped meanwhile, the cleanup takes the call
         // over.
-        let answer = self.under_way.insert(call).answer().await;
-        self.under_way = None;
+        let answer = self.call.insert(call).answer().await;
+        self.call = None;
         match answer {
             Some(Ok(Acquired::Granted(grant))) => Answer::Granted(grant, sent),
             Some(Ok(Acquired::Held(held))) => Answer::Held(held),
@@ -148,22 +151,22 @@ impl Pending {
     }
 
     fn unanswered(&mut self, give_up: Instant) {
-        self.unsettled = self.unsettled.max(Some(give_up + self.inner.caps.late));
+        self.unsettled = self.unsettled.max(Some(give_up + self.engine.caps.late));
     }
 
     /// Whether the store may have executed an attempt without the client knowing.
     pub(super) fn is_open(&self) -> bool {
-        self.under_way.is_some() || self.unsettled.is_some()
+        self.call.is_some() || self.unsettled.is_some()
     }
 
     /// Makes a guard of a grant. `None` when the grant came too late to be of use, or after the shutdown
-    /// began; the cleanup then releases it. `arrive` runs under the lock table's mutex.
+    /// began; the cleanup then releases it. `waiter` is what the local queue has to know of it.
     pub(super) fn succeed(
         &mut self,
         grant: Grant,
-        (sent, now): (Instant, Instant),
-        ticket: Option<Ticket>,
-        arrive: impl FnOnce(&mut Queue),
+        sent: Instant,
+        now: Instant,
+        waiter: Option<Granted>,
     ) -> Option<Guard> {
         let start = Start {
             name: self.name.clone(),
@@ -177,9 +180,9 @@ impl Pending {
             first: None,
             at: self.at,
             unsettled: self.unsettled,
-            ticket,
+            ticket: waiter.as_ref().and_then(|waiter| waiter.tickets.line),
         };
-        let guard = self.inner.begin(start, now, arrive);
+        let guard = self.engine.begin(start, now, waiter);
         if guard.is_some() {
             self.unsettled = None;
         } else {
@@ -190,15 +193,19 @@ impl Pending {
 
     /// Releases a grant that is of no use. The next attempt is another acquisition.
     fn give_back(&mut self) {
-        let mut job = Job::new(self.name.clone());
-        job.hold = Some(self.identity());
+        let mut job = CleanupJob::new(self.name.clone());
+        job.hold = Some(self.target());
         job.unsettled = self.unsettled.take();
-        self.inner.settle(job);
-        self.hold = self.inner.hold_id();
+        self.engine.settle(job);
+        self.hold = self.engine.hold_id();
     }
 
-    fn identity(&self) -> (Owner, HoldId, Duration) {
-        (self.owner, self.hold, self.terms.lease().length())
+    fn target(&self) -> Target {
+        Target {
+            owner: self.owner,
+            hold: self.hold,
+            lease: self.terms.lease().length(),
+        }
     }
 
     /// The store reported that the incarnation to join is over, so its guards are lost. Returns whether the
@@ -207,7 +214,7 @@ impl Pending {
         let Some(token) = self.join else {
             return false;
         };
-        self.inner.forgotten(&self.name, self.owner, token);
+        self.engine.forgotten(&self.name, self.owner, token);
         if self.implied {
             self.join = None;
         }
@@ -216,20 +223,20 @@ impl Pending {
 
     /// Gives up: the cleanup undoes whatever the store may have executed, and removes these tickets.
     pub(super) fn abandon(&mut self, tickets: Vec<Ticket>) {
-        let under_way = self.under_way.take();
+        let call = self.call.take();
         let unsettled = self.unsettled.take();
-        let open = under_way.is_some() || unsettled.is_some();
+        let open = call.is_some() || unsettled.is_some();
         if open || !tickets.is_empty() {
-            let mut job = Job::new(self.name.clone());
-            job.hold = open.then_some(self.identity());
+            let mut job = CleanupJob::new(self.name.clone());
+            job.hold = open.then_some(self.target());
             job.unsettled = unsettled;
             job.tickets = tickets;
-            self.inner.settle_after(job, under_way);
+            self.engine.settle_after(job, call);
         }
     }
 }
 
-impl Drop for Pending {
+impl Drop for Attempt {
     fn drop(&mut self) {
         self.abandon(Vec::new());
     }

@@ -1,11 +1,33 @@
-//! Acquire terms: the lease, the minimum hold and the maximum hold.
+//! Acquire options: which lock to acquire as which owner, for how long to wait, and the terms of the hold (lease, minimum hold,
+//! maximum hold).
 
 use crate::{
     driver::Capabilities,
     error::Error,
     lease::{Lease, MAX_LEASE, MIN_LEASE},
+    name::LockName,
+    owner::Owner,
+    token::FencingToken,
 };
-use std::time::Duration;
+use std::{panic::Location, time::Duration};
+
+/// Acquire options: what a caller asks for.
+#[derive(Debug)]
+pub(crate) struct AcquireOptions {
+    pub(crate) name: LockName,
+    pub(crate) terms: Terms,
+    pub(crate) owner: Option<Owner>,
+    pub(crate) join: Option<FencingToken>,
+    pub(crate) at: &'static Location<'static>,
+}
+
+/// Wait policy: how long to wait for the lock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum WaitPolicy {
+    Try,
+    Within(Duration),
+    Forever,
+}
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {

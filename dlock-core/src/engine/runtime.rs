@@ -2,8 +2,8 @@
 
 use crate::{
     driver,
+    engine::Engine,
     error::{DriverError, Error, ErrorKind},
-    inner::Inner,
 };
 use std::{panic::catch_unwind, time::Duration};
 use tokio::{
@@ -61,11 +61,11 @@ pub fn check_runtime() -> driver::Result<()> {
     })
 }
 
-impl Inner {
+impl Engine {
     /// Whether a call may be awaited here: the client's own runtime has timers.
     pub(crate) fn check_runtime(&self) -> Result<(), Error> {
         match Handle::try_current() {
-            Ok(here) if here.id() == self.adrift.handle.id() => Ok(()),
+            Ok(here) if here.id() == self.calls.handle.id() => Ok(()),
             _ => Ok(current().map(drop)?),
         }
     }

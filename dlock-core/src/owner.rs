@@ -1,8 +1,8 @@
-//! Identities of holders and waiters: owners, hold ids, fencing tokens, tickets.
+//! Owners and hold ids: the identities of holders.
 
 use rand::Rng;
 use sha2::{Digest, Sha256};
-use std::{fmt, num::NonZeroU64, str::FromStr};
+use std::{fmt, str::FromStr};
 use uuid::{Builder, Uuid};
 
 /// The owner of a lock. It is a value, never a thread or a task: code that has the value may re-enter.
@@ -141,32 +141,6 @@ impl fmt::Display for HoldId {
 impl fmt::Debug for HoldId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
-    }
-}
-
-/// A number that grows with every new incarnation of a lock. Send it with each write to the protected
-/// resource, and let the resource refuse a token smaller than one it has seen.
-///
-/// It increases strictly per name and may skip numbers. Re-entry repeats the token of the incarnation it
-/// enters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FencingToken(pub u64);
-
-impl fmt::Display for FencingToken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.0, f)
-    }
-}
-
-/// A place in a store's queue: one per (client, name) while a task waits. A client never uses one twice.
-///
-/// The driver prefixes its own client id, so that tickets of two clients differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(pub NonZeroU64);
-
-impl fmt::Display for Ticket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.0, f)
     }
 }
 

@@ -12,13 +12,15 @@ mod tests;
 pub(crate) use machine::{Key, Renewal, Watched};
 
 use crate::{
-    call::Call,
     clock::Instant,
     driver::{Lane, Renew, Renewed},
+    engine::{
+        Engine,
+        call::Call,
+        hold::{GuardState, Hold},
+    },
     error::{DriverError, LossReason},
     flaw::Flaw,
-    hold::{GuardState, Hold},
-    inner::Inner,
 };
 use machine::{Action, Answer, Batch, Machine};
 use std::{
@@ -109,23 +111,23 @@ impl Watchdog {
 }
 
 /// The watchdog's task. It ends with the client.
-pub(crate) async fn run(client: Weak<Inner>) {
+pub(crate) async fn run(client: Weak<Engine>) {
     loop {
-        let Some(inner) = client.upgrade() else {
+        let Some(engine) = client.upgrade() else {
             return;
         };
         let (actions, next) = {
-            let mut state = inner.watchdog.state();
-            let now = inner.clock.now();
-            let actions = state.machine.tick(now, &mut || inner.jitter());
+            let mut state = engine.watchdog.state();
+            let now = engine.clock.now();
+            let actions = state.machine.tick(now, &mut || engine.jitter());
             let used = std::mem::take(&mut state.used);
             state.armed = rests_until(state.machine.next(), used, now);
             (actions, state.armed)
         };
-        perform(&inner, actions);
-        let clock = inner.clock.clone();
-        let watchdog = Arc::clone(&inner.watchdog);
-        drop(inner); // a sleeping watchdog must not keep the client alive
+        perform(&engine, actions);
+        let clock = engine.clock.clone();
+        let watchdog = Arc::clone(&engine.watchdog);
+        drop(engine); // a sleeping watchdog must not keep the client alive
         tokio::select! {
             biased;
             () = watchdog.earlier.notified() => {}
@@ -148,39 +150,39 @@ fn rests_until(next: Option<Instant>, used: bool, now: Instant) -> Instant {
 /// shortest leases, so that their holds need not wake the task meanwhile.
 const LINGER: Duration = Duration::from_secs(1);
 
-fn perform(inner: &Arc<Inner>, actions: Vec<Action<Arc<Hold>>>) {
+fn perform(engine: &Arc<Engine>, actions: Vec<Action<Arc<Hold>>>) {
     for action in actions {
         match action {
             Action::Send(batch) => {
-                let renewing = renew(Arc::downgrade(inner), inner.renewal(batch));
-                inner.adrift.handle.spawn(renewing);
+                let renewing = renew(Arc::downgrade(engine), engine.renewal(batch));
+                engine.calls.handle.spawn(renewing);
             }
             Action::Doubt(hold) => {
-                if inner.flawed(Flaw::FailedRenewalIsLoss) {
-                    inner.lose(&hold, LossReason::Deadline);
+                if engine.flawed(Flaw::FailedRenewalIsLoss) {
+                    engine.lose(&hold, LossReason::Deadline);
                 } else if hold.doubt() {
-                    let rest = hold.deadline().since(inner.clock.now());
+                    let rest = hold.deadline().since(engine.clock.now());
                     tracing::warn!(
-                        target: "dlock::renew", lock = %hold.name, backend = inner.caps.backend,
+                        target: "dlock::renew", lock = %hold.name, backend = engine.caps.backend,
                         owner = %hold.owner, ?rest, "a renewal failed, or was not answered within a sixth of the lease; held until the deadline"
                     );
                 }
             }
             Action::Renewed(key, hold, deadline) => {
                 if !hold.renewed(deadline) {
-                    inner.watchdog.forget(key);
+                    engine.watchdog.forget(key);
                     // The user's timer fired first, by less than a tick: no deadline comes any more that
                     // would end the hold here.
-                    if hold.state(&inner.clock) == GuardState::Lost(LossReason::Deadline) {
-                        inner.lose(&hold, LossReason::Deadline);
+                    if hold.state(&engine.clock) == GuardState::Lost(LossReason::Deadline) {
+                        engine.lose(&hold, LossReason::Deadline);
                     }
                     continue;
                 }
                 tracing::trace!(
-                    target: "dlock::renew", lock = %hold.name, backend = inner.caps.backend, "renewed"
+                    target: "dlock::renew", lock = %hold.name, backend = engine.caps.backend, "renewed"
                 );
             }
-            Action::Lost(hold, reason) => inner.lose(&hold, reason),
+            Action::Lost(hold, reason) => engine.lose(&hold, reason),
         }
     }
 }
@@ -192,7 +194,7 @@ struct Renewing {
     call: Call<Result<Vec<Result<Renewed, DriverError>>, DriverError>>,
 }
 
-impl Inner {
+impl Engine {
     fn renewal(&self, batch: Batch<Arc<Hold>>) -> Renewing {
         let Batch {
             id,
@@ -208,7 +210,7 @@ impl Inner {
         Renewing {
             id,
             count: asked.len(),
-            call: Call::new(&self.adrift, give_up, async move {
+            call: Call::new(&self.calls, give_up, async move {
                 driver.renew(lane, &asked, give_up).await
             }),
         }
@@ -216,39 +218,39 @@ impl Inner {
 }
 
 /// Waits for the answer, even past its give-up: a late one can only help, or prove a loss early.
-async fn renew(client: Weak<Inner>, mut renewing: Renewing) {
+async fn renew(client: Weak<Engine>, mut renewing: Renewing) {
     let answer = renewing.call.late_answer().await;
-    let Some(inner) = client.upgrade() else {
+    let Some(engine) = client.upgrade() else {
         return;
     };
-    let too_late = inner.clock.now() > renewing.call.give_up();
-    let answer = answer.filter(|_| !(too_late && inner.flawed(Flaw::LateAnswersDropped)));
+    let too_late = engine.clock.now() > renewing.call.give_up();
+    let answer = answer.filter(|_| !(too_late && engine.flawed(Flaw::LateAnswersDropped)));
     let answers: Vec<_> = match answer {
         None => {
-            inner.watchdog.state().machine.abandon(renewing.id);
+            engine.watchdog.state().machine.abandon(renewing.id);
             return;
         }
         Some(Ok(answers)) => answers
             .into_iter()
-            .map(|answer| answer.map_or_else(|error| failed(&inner, &error), Answer::Renewed))
+            .map(|answer| answer.map_or_else(|error| failed(&engine, &error), Answer::Renewed))
             .collect(),
-        Some(Err(error)) => vec![failed(&inner, &error); renewing.count],
+        Some(Err(error)) => vec![failed(&engine, &error); renewing.count],
     };
     let (actions, earlier) = {
-        let mut state = inner.watchdog.state();
-        let now = inner.clock.now();
+        let mut state = engine.watchdog.state();
+        let now = engine.clock.now();
         let actions = state
             .machine
-            .answered(renewing.id, answers, now, &mut || inner.jitter());
+            .answered(renewing.id, answers, now, &mut || engine.jitter());
         (actions, state.rearm())
     };
-    perform(&inner, actions);
+    perform(&engine, actions);
     if earlier {
-        inner.watchdog.earlier.notify_one();
+        engine.watchdog.earlier.notify_one();
     }
 }
 
-fn failed(inner: &Inner, error: &DriverError) -> Answer {
-    tracing::debug!(target: "dlock::renew", backend = inner.caps.backend, %error, "a renewal failed");
+fn failed(engine: &Engine, error: &DriverError) -> Answer {
+    tracing::debug!(target: "dlock::renew", backend = engine.caps.backend, %error, "a renewal failed");
     Answer::Failed
 }

@@ -1,9 +1,13 @@
 //! Answers: what a driver returns to the core.
 
 use crate::{
-    driver::request::{HolderInfo, Lane},
-    identity::{FencingToken, Fingerprint, Ticket},
+    driver::{
+        Ticket,
+        request::{HolderInfo, Lane},
+    },
     name::LockName,
+    owner::Fingerprint,
+    token::FencingToken,
 };
 use std::{num::NonZeroU32, ops::RangeInclusive, time::Duration};
 

@@ -1,11 +1,7 @@
 //! Scopes: inside one, an acquire of its guard's name re-enters the guard's incarnation. Nothing has to be
 //! passed through the code in between.
 
-use crate::{
-    hold::Hold,
-    identity::{FencingToken, Owner},
-    name::LockName,
-};
+use crate::{engine::hold::Hold, name::LockName, owner::Owner, token::FencingToken};
 use std::sync::Arc;
 
 tokio::task_local! {

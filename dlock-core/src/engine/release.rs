@@ -1,0 +1,209 @@
+//! Release of a guard: the one path by which a guard ends its hold.
+//!
+//! A release that is dropped, refused or not answered goes on in the [cleanup](super::cleanup).
+
+use crate::{
+    clock::Instant,
+    driver::{Release, Released},
+    engine::{
+        Active, Engine,
+        call::{ATTEMPT, Call},
+        cleanup::{CleanupJob, PROMPT},
+        hold::{GuardState, Hold},
+    },
+    error::{DriverError, Effect, Error, ErrorKind, LossReason, RetryClass},
+    flaw::Flaw,
+    guard::ReleaseOutcome,
+};
+use std::{sync::Arc, time::Duration};
+
+/// A release in flight. When it is dropped, the cleanup finishes it in the background.
+pub(crate) struct Releasing {
+    engine: Active<Arc<Engine>>,
+    hold: Arc<Hold>,
+    began: Instant,
+    open: bool,
+}
+
+impl Releasing {
+    /// Begins the release of a hold and returns the state before. Renewing stops first: whatever the outcome, nothing is renewed after it.
+    pub(crate) fn begin(engine: &Arc<Engine>, hold: &Arc<Hold>) -> (GuardState, Self) {
+        let releasing = Self {
+            engine: Engine::active(Arc::clone(engine)),
+            hold: Arc::clone(hold),
+            began: engine.clock.now(),
+            open: true,
+        };
+        let before = hold.releasing(releasing.began);
+        if !engine.flawed(Flaw::RenewsAfterRelease) {
+            engine.stop_renewing(hold);
+        }
+        engine.leave_table(hold);
+        (before, releasing.unless(before))
+    }
+
+    /// Decides whether a release is needed. A hold that another owner has taken over, or that ended with
+    /// its session, needs none, unless a late copy of its acquire may yet revive it, or has done so
+    /// unnoticed. A hold that shutdown left to its lease is not released.
+    fn unless(mut self, before: GuardState) -> Self {
+        let lease = self.hold.lease().length();
+        let copy = self.hold.unsettled;
+        let revivable = copy.is_some_and(|until| until + lease > self.began)
+            && !self.engine.flawed(Flaw::RevivableForgotten);
+        self.open = match before {
+            GuardState::Held | GuardState::Uncertain | GuardState::Lost(LossReason::Deadline) => {
+                true
+            }
+            GuardState::Lost(LossReason::NotHeld | LossReason::Session) => revivable,
+            GuardState::Lost(LossReason::Shutdown) => false,
+        };
+        self
+    }
+
+    /// Sends the release, and repeats it until it is answered or its time is over.
+    pub(crate) async fn answered(&mut self) -> Result<ReleaseOutcome, Error> {
+        let mut sent = self.began;
+        let end = (sent + ATTEMPT).min(self.hold.deadline() + ATTEMPT / 5);
+        let mut unanswered = false;
+        let mut pause = Duration::from_millis(5);
+        loop {
+            let mut request = Release::new(self.hold.name.clone(), self.hold.owner, self.hold.id);
+            request.keep = self.engine.rest(self.hold.keep());
+            match self.engine.release_once(request, end).await {
+                Some(Ok(released)) => return self.finish(released, unanswered, sent),
+                Some(Err(error)) => {
+                    unanswered |= error.effect() == Effect::Unknown;
+                    if error.retry() == RetryClass::Never && !unanswered {
+                        return Err(
+                            Error::from(error).at(self.engine.caps.backend, &self.hold.name)
+                        );
+                    }
+                    if error.retry() == RetryClass::Never || self.engine.clock.now() + pause >= end
+                    {
+                        return Err(self.unknown().after(error));
+                    }
+                }
+                None => return Err(self.unknown()),
+            }
+            self.engine
+                .clock
+                .sleep_until(self.engine.clock.now() + pause)
+                .await;
+            pause *= 2;
+            sent = self.engine.clock.now();
+        }
+    }
+
+    fn finish(
+        &mut self,
+        released: Released,
+        unanswered: bool,
+        sent: Instant,
+    ) -> Result<ReleaseOutcome, Error> {
+        self.open = false;
+        let found = unanswered || !matches!(released, Released::NotHeld { .. });
+        if found {
+            self.hold.released();
+        } else {
+            self.hold.not_found();
+        }
+        self.engine.wake(&self.hold.name);
+        self.settle_late_copies(sent);
+        let Engine { caps, .. } = &**self.engine;
+        let outcome = match released {
+            // An earlier copy released it and its answer was lost; `by` shows what is left.
+            Released::NotHeld { by: Some(by) }
+                if found && by.token.is_some() && by.token == self.hold.token =>
+            {
+                ReleaseOutcome::StillHeld { holds: 1 }
+            }
+            Released::NotHeld { .. } if found && self.kept().is_some() => ReleaseOutcome::Kept {
+                rest: self.kept().unwrap_or_default(),
+            },
+            Released::NotHeld { .. } if found || self.engine.flawed(Flaw::NotHeldIsReleased) => {
+                ReleaseOutcome::Released
+            }
+            Released::NotHeld { .. } => {
+                tracing::warn!(
+                    target: "dlock::lost", lock = %self.hold.name, backend = caps.backend,
+                    owner = %self.hold.owner, "the lock was no longer held when it was released"
+                );
+                return Err(Error::lost(LossReason::NotHeld).at(caps.backend, &self.hold.name));
+            }
+            released => ReleaseOutcome::of(&released),
+        };
+        tracing::debug!(
+            target: "dlock::release", lock = %self.hold.name, backend = caps.backend,
+            owner = %self.hold.owner, ?outcome, "released"
+        );
+        Ok(outcome)
+    }
+
+    /// An unanswered copy of the acquire may still run and revive the hold. A second release follows,
+    /// unless this one was sent when the copy no longer could run, and was answered fast enough to prove
+    /// that it ran then.
+    fn settle_late_copies(&self, sent: Instant) {
+        let Some(until) = self.hold.unsettled else {
+            return;
+        };
+        let now = self.engine.clock.now();
+        if until > sent || now.since(sent) > PROMPT {
+            let mut job = CleanupJob::of(&self.hold);
+            job.unsettled = Some(until.max(now));
+            self.engine.settle(job);
+        }
+    }
+
+    fn kept(&self) -> Option<Duration> {
+        self.engine.rest(self.hold.keep())
+    }
+
+    fn unknown(&self) -> Error {
+        Error::new(
+            ErrorKind::Indeterminate,
+            "the store did not confirm the release: it goes on in the background, and the lease ends the hold at the latest",
+        )
+        .with_effect(Effect::Unknown)
+        .with_retry(RetryClass::Never)
+        .at(self.engine.caps.backend, &self.hold.name)
+    }
+}
+
+impl Drop for Releasing {
+    fn drop(&mut self) {
+        if self.open {
+            self.engine.settle(CleanupJob::of(&self.hold));
+        }
+    }
+}
+
+impl Engine {
+    pub(crate) fn stop_renewing(&self, hold: &Hold) {
+        if let Some(key) = hold.key() {
+            self.watchdog.forget(key);
+        }
+    }
+
+    /// The rest of a minimum hold.
+    pub(crate) fn rest(&self, keep: Option<Instant>) -> Option<Duration> {
+        if self.flawed(Flaw::KeepForgotten) {
+            return None;
+        }
+        keep.map(|until| until.since(self.clock.now()))
+            .filter(|rest| !rest.is_zero())
+    }
+
+    /// Sends one release; `None`: it was not answered by `give_up`.
+    pub(crate) async fn release_once(
+        self: &Arc<Self>,
+        request: Release,
+        give_up: Instant,
+    ) -> Option<Result<Released, DriverError>> {
+        let driver = Arc::clone(&self.driver);
+        Call::new(&self.calls, give_up, async move {
+            driver.release(&request).await
+        })
+        .answer()
+        .await
+    }
+}

@@ -1,0 +1,17 @@
+//! Fencing token: the number of an incarnation of a lock.
+
+use std::fmt;
+
+/// A number that grows with every new incarnation of a lock. Send it with each write to the protected
+/// resource, and let the resource refuse a token smaller than one it has seen.
+///
+/// It increases strictly per name and may skip numbers. Re-entry repeats the token of the incarnation it
+/// enters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FencingToken(pub u64);
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}

@@ -1,6 +1,5 @@
 //! Acquire requests of cases, and the holds that they were granted.
 
-use crate::failure::Failure;
 use dlock_core::{FencingToken, HoldId, HolderInfo, Instant, LockName, Owner, Ticket};
 use std::{sync::Arc, time::Duration};
 
@@ -108,8 +107,8 @@ fn fresh_hold() -> HoldId {
 pub struct Hold {
     /// The request.
     pub ask: Ask,
-    /// The incarnation's fencing token, if the store issues tokens.
-    pub token: Option<FencingToken>,
+    /// The incarnation's fencing token.
+    pub token: FencingToken,
     /// The number of holds after the grant.
     pub holds: u32,
     /// The lease that the store promised, counted from `before`.
@@ -121,15 +120,6 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// The fencing token of the hold.
-    ///
-    /// # Errors
-    /// When the store gave none, which is wrong: the case needs `Need::Fencing`.
-    pub fn token(&self) -> Result<FencingToken, Failure> {
-        self.token
-            .ok_or_else(|| Failure::new("granted without a token"))
-    }
-
     /// The earliest instant at which the hold can be over.
     #[must_use]
     pub fn over_from(&self) -> Instant {

@@ -6,10 +6,11 @@ use crate::{
     output::{Output, object, result, words},
 };
 use dlock::{Broken, Client, FencingToken};
+use futures_util::StreamExt;
 use serde_json::json;
 
 pub(crate) async fn inspect(client: &Client, name: &str, output: &Output) -> Exit {
-    match client.inspect(name).await {
+    match client.admin().inspect(name).await {
         Ok(snapshot) => {
             let object = object(&snapshot, client.capabilities().backend);
             output.print(&object, &words(&snapshot), Exit::DONE)
@@ -19,28 +20,23 @@ pub(crate) async fn inspect(client: &Client, name: &str, output: &Output) -> Exi
 }
 
 pub(crate) async fn list(client: &Client, prefix: &str, output: &Output) -> Exit {
-    let mut from = None;
-    loop {
-        let page = match client.list(prefix, from.as_ref(), PAGE).await {
-            Ok(page) => page,
+    let mut listed = client.admin().list(prefix);
+    while let Some(shown) = listed.next().await {
+        let snapshot = match shown {
+            Ok(snapshot) => snapshot,
             Err(error) => return output.fail(&error, Exit::of(&error, Exit::HELD)),
         };
-        for snapshot in &page.found {
-            let object = object(snapshot, client.capabilities().backend);
-            if output.result(&object, &words(snapshot)).is_err() {
-                return Exit::OUTPUT;
-            }
-        }
-        from = page.next;
-        if from.is_none() {
-            return Exit::DONE;
+        let object = object(&snapshot, client.capabilities().backend);
+        if output.result(&object, &words(&snapshot)).is_err() {
+            return Exit::OUTPUT;
         }
     }
+    Exit::DONE
 }
 
 pub(crate) async fn break_lock(client: &Client, args: Break, output: &Output) -> Exit {
     let only = args.token.map(FencingToken);
-    let broken = match client.break_lock(&args.name, only).await {
+    let broken = match client.admin().break_lock(&args.name, only).await {
         Ok(broken) => broken,
         Err(error) => return output.fail(&error, Exit::of_change(&error)),
     };
@@ -89,9 +85,6 @@ pub(crate) fn quoted(name: &str) -> String {
         format!("'{}'", name.replace('\'', r"'\''"))
     }
 }
-
-/// The number of names that one step of a walk asks for.
-const PAGE: usize = 100;
 
 #[cfg(test)]
 mod tests {

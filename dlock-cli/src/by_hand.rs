@@ -108,7 +108,7 @@ pub(crate) async fn held(
     let message = match error {
         Some(error) => error.to_string(),
         None => {
-            let seen = timeout(ASK, client.inspect(name)).await;
+            let seen = timeout(ASK, client.admin().inspect(name)).await;
             let seen = seen.ok().and_then(Result::ok);
             // It may be free by now.
             let busy = seen.and_then(|seen| busy(&seen));
@@ -149,7 +149,7 @@ async fn print(client: &Client, guard: Guard, lease: Duration, output: &Output) 
             "the result could not be written ({error}): the lock is given back"
         ));
         let name = pass.name().as_str();
-        let released = client.release(name, &owner, Holds::One(hold)).await;
+        let released = client.admin().release(name, &owner, Holds::One(hold)).await;
         return match released {
             Ok(_) => Exit::OUTPUT,
             Err(error) => {
@@ -172,7 +172,7 @@ pub(crate) async fn renew(client: &Client, args: Renew, output: &Output) -> Exit
         }
         Err(wrong) => return wrong.refuse(client, &args.name, output).await,
     };
-    match client.renew(&args.name, &owner, hold, lease).await {
+    match client.admin().renew(&args.name, &owner, hold, lease).await {
         Ok(remaining) => {
             let known = json!({
                 "held": true, "owner": owner.fingerprint().to_string(),
@@ -195,7 +195,7 @@ pub(crate) async fn release(client: &Client, args: Release, output: &Output) -> 
         Ok((owner, hold)) => (owner, hold.map_or(Holds::All, Holds::One)),
         Err(wrong) => return wrong.refuse(client, &args.name, output).await,
     };
-    let (left, shut, words) = match client.release(&args.name, &owner, holds).await {
+    let (left, shut, words) = match client.admin().release(&args.name, &owner, holds).await {
         Ok(ReleaseOutcome::StillHeld { holds }) => {
             (holds, None, format!("released; other holds left: {holds}"))
         }
@@ -259,6 +259,7 @@ impl Wrong {
             Self::Hold => "HOLD must be what acquire printed: 16 hex digits".to_owned(),
             Self::Fingerprint => {
                 let token = client
+                    .admin()
                     .inspect(name)
                     .await
                     .ok()

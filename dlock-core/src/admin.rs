@@ -3,7 +3,7 @@
 
 use crate::{
     client::Client,
-    driver::{Broken, Cursor, Holds, Page, Release, Released, Renew, Renewed, Snapshot},
+    driver::{Broken, Cursor, Holds, Release, Released, Renew, Renewed, Snapshot},
     engine::{
         Engine,
         call::{ATTEMPT, Call},
@@ -15,9 +15,41 @@ use crate::{
     owner::{HoldId, Owner},
     token::FencingToken,
 };
-use std::{sync::Arc, time::Duration};
+use futures_util::{
+    StreamExt, TryStreamExt,
+    stream::{self, BoxStream},
+};
+use std::{fmt, sync::Arc, time::Duration};
 
 impl Client {
+    /// The administration of the locks in this client's store.
+    #[must_use]
+    pub fn admin(&self) -> Admin {
+        let engine = Arc::clone(&self.engine);
+        Admin { engine }
+    }
+}
+
+/// Administration of the locks in a store, whichever client holds them: from [`Client::admin`].
+///
+/// # Examples
+/// ```
+/// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+/// use futures_util::TryStreamExt;
+///
+/// let admin = client.admin();
+/// let mut listed = admin.list("orders:");
+/// while let Some(shown) = listed.try_next().await? {
+///     println!("{} has {} holds", shown.name, shown.holds);
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Admin {
+    engine: Arc<Engine>,
+}
+
+impl Admin {
     /// Shows the holders of a name without changing anything.
     ///
     /// # Errors
@@ -36,25 +68,27 @@ impl Client {
             .map_err(|error| error.at(self.engine.caps.backend, &name))
     }
 
-    /// Returns one page of the held and unavailable names that begin with `prefix`: up to about `limit` of
-    /// them, perhaps none, and the cursor to go on with. `next: None` is the only end.
+    /// Lists the held and unavailable names that begin with `prefix`, in the store's order. A name that is
+    /// taken or released meanwhile may be listed or not. The store is asked for one page at a time, when the
+    /// stream is polled.
     ///
     /// # Errors
-    /// When the store did not answer, or `from` came from another backend.
+    /// When the store did not answer; the stream ends with the error.
     ///
     /// # Cancel safety
-    /// Dropping the future loses nothing.
-    pub async fn list(
-        &self,
-        prefix: &str,
-        from: Option<&Cursor>,
-        limit: usize,
-    ) -> Result<Page, Error> {
-        let driver = Arc::clone(&self.engine.driver);
-        let (prefix, from) = (prefix.to_owned(), from.cloned());
-        let listed = async move { driver.list(&prefix, from.as_ref(), limit).await };
-        let answer = self.engine.ask(Effect::None, listed).await;
-        answer.map_err(|error| error.of(self.engine.caps.backend))
+    /// Dropping the stream loses nothing.
+    pub fn list(&self, prefix: &str) -> BoxStream<'static, Result<Snapshot, Error>> {
+        let pages = Pages {
+            engine: Arc::clone(&self.engine),
+            prefix: prefix.into(),
+            from: None,
+        };
+        let pages = stream::try_unfold(Some(pages), async |pages| match pages {
+            Some(pages) => pages.next().await.map(Some),
+            None => Ok(None),
+        });
+        let found = pages.map_ok(|page| stream::iter(page).map(Ok));
+        found.try_flatten().boxed()
     }
 
     /// Frees a name, whatever owner holds it. With `only`, it does so only if that is the name's token. The
@@ -151,6 +185,32 @@ impl Client {
     }
 }
 
+/// The rest of a listing.
+struct Pages {
+    engine: Arc<Engine>,
+    prefix: Arc<str>,
+    from: Option<Cursor>,
+}
+
+impl Pages {
+    /// The next page, and what comes behind it.
+    async fn next(mut self) -> Result<(Vec<Snapshot>, Option<Self>), Error> {
+        let driver = Arc::clone(&self.engine.driver);
+        let (prefix, from) = (Arc::clone(&self.prefix), self.from.take());
+        let listed = async move { driver.list(&prefix, from.as_ref(), PAGE).await };
+        let answer = self.engine.ask(Effect::None, listed).await;
+        let page = answer.map_err(|error| error.of(self.engine.caps.backend))?;
+        let rest = page.next.map(|next| Self {
+            from: Some(next),
+            ..self
+        });
+        Ok((page.found, rest))
+    }
+}
+
+/// How many names one request asks for.
+const PAGE: usize = 100;
+
 impl Engine {
     /// Sends one request with a time limit. It is not repeated.
     async fn ask<T: Send + 'static>(
@@ -180,4 +240,12 @@ fn not_held() -> Error {
         ErrorKind::NotHeld,
         "the hold does not exist: it was released, expired, broken or taken over, or it never existed",
     )
+}
+
+impl fmt::Debug for Admin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Admin")
+            .field("store", &self.engine.store)
+            .finish()
+    }
 }

@@ -129,12 +129,6 @@ impl Client {
         Shutdown::new(Arc::clone(&self.engine), grace)
     }
 
-    /// The number of requests that were never answered, even long after the client gave them up.
-    #[must_use]
-    pub fn abandoned_calls(&self) -> u64 {
-        self.engine.calls.abandoned()
-    }
-
     /// The number of acquisitions and releases that the cleanup still has to settle.
     #[must_use]
     pub fn unsettled(&self) -> usize {

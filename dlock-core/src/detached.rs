@@ -177,7 +177,7 @@ async fn attach(
         owner: *pass.owner(),
         reusable: detached.reusable,
         id: detached.hold,
-        token: Some(pass.token()).filter(|token| token.0 > 0),
+        token: pass.token(),
         terms: detached.terms,
         sent,
         valid_for,

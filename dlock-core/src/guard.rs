@@ -81,12 +81,10 @@ impl Guard {
         &self.hold.name
     }
 
-    /// The fencing token: send it with every write to the protected resource. It is 0 on a store without
-    /// tokens ([`Capabilities::fencing`](crate::Capabilities::fencing)); a resource that has seen a token
-    /// refuses 0.
+    /// The fencing token, never 0: send it with every write to the protected resource.
     #[must_use]
     pub fn token(&self) -> FencingToken {
-        self.hold.token.unwrap_or(FencingToken(0))
+        self.hold.token
     }
 
     /// How far the lock can be trusted now. It compares clocks and does no I/O.
@@ -183,7 +181,7 @@ impl Guard {
         scope::enter(&self.engine.store, &self.hold, work).await
     }
 
-    /// The fingerprint of its owner, as logs, errors and [`inspect`](crate::Client::inspect) show it.
+    /// The fingerprint of its owner, as logs, errors and [`inspect`](crate::Admin::inspect) show it.
     #[must_use]
     pub fn owner(&self) -> Fingerprint {
         self.hold.owner.fingerprint()

@@ -24,6 +24,7 @@ mod pass;
 mod shutdown;
 mod token;
 
+pub use admin::Admin;
 pub use client::{Client, ClientBuilder, DEFAULT_POLL_INTERVAL};
 pub use clock::{Clock, Instant};
 pub use detached::{Detached, NotAttached, NotDetached};

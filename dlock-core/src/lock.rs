@@ -207,11 +207,6 @@ impl Lock {
     }
 
     fn fits(&self, pass: &Pass) -> Result<(), Error> {
-        if !self.engine.caps.fencing {
-            let message = "this store has no tokens, which tell the incarnations of a lock apart";
-            return Err(Error::new(ErrorKind::Unsupported, message)
-                .at(self.engine.caps.backend, &self.name));
-        }
         let message = if pass.name != self.name {
             format!("the pass is for the lock {:?}, not for this one", pass.name)
         } else if *pass.store != *self.engine.store {

@@ -8,6 +8,7 @@ use dlock_core::{
     ShutdownReport,
 };
 use dlock_memory::{Call, Fault, MemoryConfig, MemoryDriver, MemoryStore};
+use futures_util::{StreamExt, future::ready};
 use std::{
     num::NonZeroU32,
     sync::{
@@ -67,9 +68,15 @@ async fn every_future_is_sent_to_another_thread() {
         async move { guard.run(guard.scope(guard.lost())).await }
     });
     let asking = tokio::spawn(async move {
-        other.inspect("x").await.unwrap();
-        other.list("", None, 10).await.unwrap();
-        other.break_lock("x", None).await.unwrap();
+        other.admin().inspect("x").await.unwrap();
+        assert!(
+            other
+                .admin()
+                .list("")
+                .all(|shown| ready(shown.is_ok()))
+                .await
+        );
+        other.admin().break_lock("x", None).await.unwrap();
     });
     asking.await.unwrap();
     assert!(watching.await.unwrap().is_err(), "broken");
@@ -290,7 +297,7 @@ async fn release_drop_and_break_race_the_watchdog_and_leave_nothing() {
                     0 => drop(guard),
                     1 => drop(guard.release().await),
                     _ => {
-                        client.break_lock(&name, None).await.unwrap();
+                        client.admin().break_lock(&name, None).await.unwrap();
                         drop(guard);
                     }
                 }
@@ -304,7 +311,7 @@ async fn release_drop_and_break_race_the_watchdog_and_leave_nothing() {
         tokio::task::yield_now().await;
     }
     let renewed = store.executed(Call::Renew);
-    assert!(client.list("", None, 100).await.unwrap().found.is_empty());
+    assert!(client.admin().list("").next().await.is_none());
     time::sleep(Duration::from_millis(150)).await;
     assert_eq!(
         store.executed(Call::Renew),

@@ -8,6 +8,7 @@ use dlock_core::{
     ReleaseOutcome, TimeoutPhase,
 };
 use dlock_memory::{Call, Fault, MemoryConfig, MemoryDriver, MemoryStore};
+use futures_util::TryStreamExt;
 use std::{
     pin::{Pin, pin},
     sync::{Arc, mpsc},
@@ -304,24 +305,38 @@ fn calls(client: &Client, [released, detached]: [Guard; 2]) -> Vec<(&'static str
         ),
         (
             "inspect",
-            Box::pin(async move { client.inspect("x").await.unwrap_err() }),
+            Box::pin(async move { client.admin().inspect("x").await.unwrap_err() }),
         ),
         (
             "list",
-            Box::pin(async move { client.list("", None, 1).await.unwrap_err() }),
+            Box::pin(async move {
+                client
+                    .admin()
+                    .list("")
+                    .try_collect::<Vec<_>>()
+                    .await
+                    .unwrap_err()
+            }),
         ),
         (
             "break",
-            Box::pin(async move { client.break_lock("x", None).await.unwrap_err() }),
+            Box::pin(async move { client.admin().break_lock("x", None).await.unwrap_err() }),
         ),
         (
             "renew",
-            Box::pin(async move { client.renew("x", &owner, hold, LEASE).await.unwrap_err() }),
+            Box::pin(async move {
+                client
+                    .admin()
+                    .renew("x", &owner, hold, LEASE)
+                    .await
+                    .unwrap_err()
+            }),
         ),
         (
             "end",
             Box::pin(async move {
                 client
+                    .admin()
                     .release("x", &owner, Holds::One(hold))
                     .await
                     .unwrap_err()

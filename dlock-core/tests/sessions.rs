@@ -134,7 +134,7 @@ impl Bench {
     }
 
     async fn holds(&self, name: &str) -> u32 {
-        self.client.inspect(name).await.unwrap().holds
+        self.client.admin().inspect(name).await.unwrap().holds
     }
 
     /// The client has no hold and no request left.

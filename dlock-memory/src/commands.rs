@@ -375,7 +375,7 @@ impl Entry {
     fn grant(&self, valid_for: Duration) -> Asked {
         let token = FencingToken(self.token);
         let holds = count(self.holds()).unwrap_or(NonZeroU32::MIN);
-        Asked::only(Acquired::Granted(Grant::new(Some(token), holds, valid_for)))
+        Asked::only(Acquired::Granted(Grant::new(token, holds, valid_for)))
     }
 
     /// Refuses, and keeps the ticket in the queue.

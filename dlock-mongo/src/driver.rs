@@ -238,7 +238,7 @@ impl MongoDriver {
         self.waits_no_more(req);
         self.connection.purge_a_little();
         let holds = NonZeroU32::new(record.holds()).ok_or_else(error::garbled)?;
-        let token = Some(FencingToken(record.token));
+        let token = FencingToken(record.token);
         let grant = Grant::new(token, holds, rest.min(req.lease.length()));
         Ok(Acquired::Granted(grant))
     }

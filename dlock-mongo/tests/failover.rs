@@ -182,7 +182,7 @@ async fn a_primary_cut_off_from_the_majority_grants_nothing_that_lasts() {
     for name in ["a", "fresh"] {
         let error = stale.lock(name).unwrap().acquire_timeout(SECOND * 2).await;
         assert!(error.is_err(), "{name}: {error:?}");
-        let shown = stale.inspect(name).await;
+        let shown = stale.admin().inspect(name).await;
         assert!(
             shown.is_err(),
             "a read is refused that a majority does not confirm: {shown:?}"
@@ -344,7 +344,13 @@ async fn lose_primaries(rounds: u32, load: Load) {
     let left = Instant::now();
     for at in 0..load.names {
         let name = format!("n{at}");
-        while fresh.inspect(&name).await.map_or(1, |seen| seen.holds) > 0 {
+        while fresh
+            .admin()
+            .inspect(&name)
+            .await
+            .map_or(1, |seen| seen.holds)
+            > 0
+        {
             assert!(left.elapsed() < SECOND * 5, "{name} stays held");
             tokio::time::sleep(SECOND / 50).await; // poll interval
         }

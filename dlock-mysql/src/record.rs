@@ -92,7 +92,7 @@ impl Record {
         let lease = req.lease.length();
         if let Some(end) = next.holds.end_of(req.hold) {
             let left = next.until(signed(end));
-            let grant = Grant::new(next.token(), next.counted()?, left);
+            let grant = Grant::new(token(next.token), next.counted()?, left);
             return Ok(Step::Answer(Acquired::Granted(grant)));
         }
         let end = next.after(lease);
@@ -100,7 +100,7 @@ impl Record {
             return Err(error::full());
         }
         next.expires = next.expires.max(end);
-        let grant = Grant::new(next.token(), next.counted()?, lease);
+        let grant = Grant::new(token(next.token), next.counted()?, lease);
         Ok(Step::Swap(next, grant))
     }
 
@@ -307,7 +307,7 @@ mod tests {
             panic!("the hold is new");
         };
         assert_eq!((grant.holds.get(), grant.valid_for), (2, SECOND * 30));
-        assert_eq!(grant.token, Some(FencingToken(7)));
+        assert_eq!(grant.token, FencingToken(7));
         assert_eq!((next.expires, next.version), (NOW + 30_000_000, 3));
         let mut full = row();
         for hold in 2..=u64::from(MAX_HOLDS) {

@@ -380,7 +380,7 @@ impl Store {
 }
 
 pub(crate) fn granted(token: FencingToken, req: &Acquire) -> Acquired {
-    Acquired::Granted(Grant::new(Some(token), NonZeroU32::MIN, req.lease.length()))
+    Acquired::Granted(Grant::new(token, NonZeroU32::MIN, req.lease.length()))
 }
 
 /// Contention backoff before a step is repeated. It doubles from half a millisecond, with jitter, so that one

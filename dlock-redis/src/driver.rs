@@ -251,11 +251,7 @@ impl DistributedLock for RedisDriver {
         match answer {
             Acquisition::Granted {
                 token, holds, rest, ..
-            } => Ok(Acquired::Granted(Grant::new(
-                Some(token),
-                counted(holds)?,
-                rest,
-            ))),
+            } => Ok(Acquired::Granted(Grant::new(token, counted(holds)?, rest))),
             Acquisition::Held(refusal) => Ok(Acquired::Held(held(&refusal, req))),
             Acquisition::Gone => Ok(Acquired::Gone),
             Acquisition::Late => Err(error::late()),

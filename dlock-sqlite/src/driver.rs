@@ -76,7 +76,7 @@ mod tests {
 
     async fn token(driver: &SqliteDriver, req: &Acquire) -> u64 {
         match driver.acquire(req).await.unwrap() {
-            Acquired::Granted(grant) => grant.token.unwrap().0,
+            Acquired::Granted(grant) => grant.token.0,
             other => panic!("{other:?}"),
         }
     }

@@ -219,6 +219,12 @@ pub(crate) fn ca_unusable(message: impl Into<std::borrow::Cow<'static, str>>) ->
     DriverError::new(ErrorKind::Misuse, message)
 }
 
+/// The error of a grant whose node has no token.
+pub(crate) fn no_token() -> DriverError {
+    let message = "the node of the lock has a transaction id that is no token: the ensemble's epoch is out of range";
+    DriverError::new(ErrorKind::Unavailable, message).with_retry(RetryClass::Never)
+}
+
 /// The error of a request after the driver was closed.
 pub(crate) fn closed() -> DriverError {
     DriverError::new(ErrorKind::ShuttingDown, "the driver is closed")

@@ -39,7 +39,7 @@ impl Session {
         if mine.waits {
             self.say_held(mine, node);
         }
-        Ok(Step::Done(self.granted(mine.token, 1, end, entered)))
+        Ok(Step::Done(self.granted(mine.token, 1, end, entered)?))
     }
 
     async fn read_version(&self, mine: &Mine, node: &Node) -> Result<Step> {

@@ -6,7 +6,7 @@ use crate::{
     acquire::{Step, unanswered},
     commands::{self, Barred, Taken, Use, look, look_now, read},
     connection::Session,
-    error::{failed, is_open},
+    error::{failed, is_open, no_token},
     line::{Line, beside},
     seats::{Mine, Node, Phase},
 };
@@ -30,7 +30,7 @@ impl Session {
             return Ok(Step::Anew);
         }
         let holds = self.count(&mine.name, &line, node.number).await?;
-        Ok(Step::Done(self.granted(mine.token, holds, end, entered)))
+        Ok(Step::Done(self.granted(mine.token, holds, end, entered)?))
     }
 
     /// How many live holds have that number.
@@ -52,10 +52,11 @@ impl Session {
         holds: u32,
         end: Instant,
         entered: Instant,
-    ) -> Acquired {
+    ) -> Result<Acquired> {
+        let token = token.ok_or_else(no_token)?;
         let holds = NonZeroU32::new(holds).unwrap_or(NonZeroU32::MIN);
         let valid_for = end.since(entered).min(self.rest(entered));
-        Acquired::Granted(Grant::new(token, holds, valid_for))
+        Ok(Acquired::Granted(Grant::new(token, holds, valid_for)))
     }
 
     /// Whether the holder is the requester itself: by the same hold, or by another hold of its owner. The
@@ -93,7 +94,7 @@ impl Session {
             let holds = self.count(&req.name, line, copy.seat.number).await?;
             self.remove(mine).await.map_err(failed)?;
             return Ok(Some(Step::Done(
-                self.granted(token, holds, entered, entered),
+                self.granted(token, holds, entered, entered)?,
             )));
         }
         // The seat is removed first: a hold has one seat only.
@@ -148,7 +149,7 @@ impl Session {
                 holds,
                 end.unwrap_or(entered),
                 entered,
-            )));
+            )?));
         }
         if holds >= MAX_HOLDS {
             let message =
@@ -182,7 +183,7 @@ impl Session {
                 if let Some(door) = self.seats.find(&req.name, door) {
                     self.version_unknown(door.id);
                 }
-                Ok(Step::Done(self.granted(token, holds + 1, end, entered)))
+                Ok(Step::Done(self.granted(token, holds + 1, end, entered)?))
             }
             Err(Barred::Changed) => {
                 self.seats.remove(id);

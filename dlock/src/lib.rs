@@ -81,11 +81,11 @@ pub use connect::{builder, connect};
 #[cfg(feature = "serde")]
 pub use dlock_core::exposed_pass;
 pub use dlock_core::{
-    Broken, Capabilities, Client, ClientBuilder, Clock, Cursor, DEFAULT_LEASE,
+    Admin, Broken, Capabilities, Client, ClientBuilder, Clock, DEFAULT_LEASE,
     DEFAULT_POLL_INTERVAL, Detached, DistributedLock, DriverError, Effect, Error, ErrorKind,
     FencingToken, Fingerprint, Guard, GuardState, HoldId, Holder, HolderInfo, Holds, Instant,
     Lease, LeaseError, Lock, LockName, LossReason, MAX_LEASE, MAX_NAME_BYTES, MIN_LEASE, NameError,
-    NotAttached, NotDetached, Owner, Page, Pass, PassError, ReleaseOutcome, RetryClass, Shutdown,
+    NotAttached, NotDetached, Owner, Pass, PassError, ReleaseOutcome, RetryClass, Shutdown,
     ShutdownOutcome, ShutdownReport, Snapshot, TimeoutPhase, Wake,
 };
 #[cfg(feature = "memory")]

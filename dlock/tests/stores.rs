@@ -145,7 +145,7 @@ async fn excludes_and_hands_over(one: &Client, two: &Client) -> Result<(), Error
         matches!(error.kind(), ErrorKind::Timeout { .. }),
         "{error:?}"
     );
-    let seen = two.inspect("orders:42").await?;
+    let seen = two.admin().inspect("orders:42").await?;
     let holder = &seen.holders[0];
     assert_eq!(holder.note.pid, std::process::id());
     assert_eq!(holder.token, Some(first.token()));
@@ -167,14 +167,14 @@ async fn excludes_and_hands_over(one: &Client, two: &Client) -> Result<(), Error
     let third = mine.acquire_timeout(LIMIT).await?;
     assert!(third.token() > before);
     assert_eq!(third.release().await?, ReleaseOutcome::Released);
-    assert!(two.inspect("orders:42").await?.holders.is_empty());
+    assert!(two.admin().inspect("orders:42").await?.holders.is_empty());
     Ok(())
 }
 
 async fn breaks(one: &Client, two: &Client) -> Result<(), Error> {
     let guard = one.lock("broken")?.acquire().await?;
     let token = guard.token();
-    let freed = two.break_lock("broken", Some(token)).await?;
+    let freed = two.admin().break_lock("broken", Some(token)).await?;
     assert!(
         matches!(freed, Broken::Freed { token: freed } if freed == Some(token)),
         "{freed:?}"

@@ -15,9 +15,8 @@ pub(super) const CASES: &[Case] = &[
         .bullet("`next: None` is the only end"),
     case!(Clause::Admin, list_changes_nothing).bullet("`next: None` is the only end"),
     case!(Clause::Admin, list_takes_its_prefix_literally),
-    case!(Clause::Admin, breaking_with_its_token_frees_the_incarnation).needs(&[Need::Fencing]),
+    case!(Clause::Admin, breaking_with_its_token_frees_the_incarnation).needs(&[]),
     case!(Clause::Admin, breaking_with_another_token_changes_nothing)
-        .needs(&[Need::Fencing])
         .bullet("another token: `Changed`"),
     case!(Clause::Admin, breaking_a_free_name_says_so).bullet("a free name: `WasFree`"),
     case!(Clause::Admin, breaking_ends_every_hold).bullet("holders learn it at their next `renew`"),
@@ -74,7 +73,7 @@ async fn inspect_shows_who_is_inside(ctx: Ctx) -> Result<(), Failure> {
         )));
     };
     same("the owner", holder.owner, hold.ask.owner.fingerprint())?;
-    same("the token", holder.token, hold.token)?;
+    same("the token", holder.token, Some(hold.token))?;
     same("the note", &holder.note, &note)?;
     let sane = holder
         .rest
@@ -208,7 +207,7 @@ async fn list_takes_its_prefix_literally(ctx: Ctx) -> Result<(), Failure> {
 
 async fn breaking_with_its_token_frees_the_incarnation(ctx: Ctx) -> Result<(), Failure> {
     let ([_caller, other], name, hold) = held(&ctx).await?;
-    let token = Some(hold.token()?);
+    let token = Some(hold.token);
     same(
         "break",
         other.breaks(&name, token).await?,
@@ -222,10 +221,16 @@ async fn breaking_with_another_token_changes_nothing(ctx: Ctx) -> Result<(), Fai
     let ([caller, other], name, past) = held(&ctx).await?;
     caller.frees(&past).await?;
     let hold = caller.take(&ctx.ask(&name)).await?;
-    let FencingToken(token) = hold.token()?;
-    for wrong in [past.token()?, FencingToken(token + 1), FencingToken(0)] {
+    let FencingToken(token) = hold.token;
+    for wrong in [past.token, FencingToken(token + 1), FencingToken(0)] {
         let answer = other.breaks(&name, Some(wrong)).await?;
-        same("break", answer, Broken::Changed { token: hold.token })?;
+        same(
+            "break",
+            answer,
+            Broken::Changed {
+                token: Some(hold.token),
+            },
+        )?;
         other.refused(&ctx.ask(&name)).await?;
     }
     caller.renews(&hold, ctx.long()).await?;
@@ -243,7 +248,7 @@ async fn breaking_a_free_name_says_so(ctx: Ctx) -> Result<(), Failure> {
         same("break", caller.breaks(name, None).await?, Broken::WasFree)?;
         same(
             "break",
-            caller.breaks(name, hold.token).await?,
+            caller.breaks(name, Some(hold.token)).await?,
             Broken::WasFree,
         )?;
         caller.take_soon(&ctx.ask(name)).await?;
@@ -258,7 +263,13 @@ async fn breaking_ends_every_hold(ctx: Ctx) -> Result<(), Failure> {
         holds.push(caller.take(&first.ask.again()).await?);
     }
     let answer = other.breaks(&name, None).await?;
-    same("break", answer, Broken::Freed { token: first.token })?;
+    same(
+        "break",
+        answer,
+        Broken::Freed {
+            token: Some(first.token),
+        },
+    )?;
     for hold in &holds {
         caller.cannot_renew(hold).await?;
     }

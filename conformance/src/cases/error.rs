@@ -63,7 +63,7 @@ async fn a_refusal_tells_the_truth_about_the_holder(ctx: Ctx) -> Result<(), Fail
     if let Some(by) = held.by {
         same("who holds it", by.owner, hold.ask.owner.fingerprint())?;
         ensure(
-            by.token.is_none() || by.token == hold.token,
+            by.token.is_none() || by.token == Some(hold.token),
             format_args!("its token is {:?}", by.token),
         )?;
         let sane = by

@@ -2,7 +2,7 @@
 //! token counter is used again.
 
 use super::held;
-use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
+use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
 use dlock_core::MAX_HOLDS;
 
 pub(super) const CASES: &[Case] = &[
@@ -14,7 +14,6 @@ pub(super) const CASES: &[Case] = &[
     case!(Clause::Expiry, a_lapsed_hold_counts_nowhere).bullet("a hold past its end is gone"),
     case!(Clause::Expiry, lapsed_holds_make_room_for_as_many).bullet("a hold past its end is gone"),
     case!(Clause::Expiry, the_former_owner_starts_a_new_incarnation)
-        .needs(&[Need::Fencing])
         .bullet("a hold past its end is gone"),
     case!(Clause::Expiry, nothing_of_a_lapsed_holder_is_shown)
         .bullet("a hold past its end is gone"),
@@ -22,7 +21,6 @@ pub(super) const CASES: &[Case] = &[
         Clause::Expiry,
         the_first_hold_may_lapse_and_the_incarnation_goes_on
     )
-    .needs(&[Need::Fencing])
     .bullet("a hold past its end is gone"),
 ];
 
@@ -73,7 +71,7 @@ async fn the_former_owner_starts_a_new_incarnation(ctx: Ctx) -> Result<(), Failu
     ctx.sleep_past(&old).await;
     let new = caller.take(&old.ask.again()).await?;
     same("the number of holds", new.holds, 1)?;
-    let (old, new) = (old.token()?, new.token()?);
+    let (old, new) = (old.token, new.token);
     ensure(
         new != old,
         format_args!("token {old} of the lapsed incarnation is given again"),
@@ -104,9 +102,7 @@ async fn the_first_hold_may_lapse_and_the_incarnation_goes_on(ctx: Ctx) -> Resul
     let second = caller.take(&first.ask.again().lasting(ctx.long())).await?;
     ctx.sleep_past(&first).await;
     other.refused(&ctx.ask(&name)).await?;
-    let third = caller
-        .take(&first.ask.again().joining(first.token()?))
-        .await?;
+    let third = caller.take(&first.ask.again().joining(first.token)).await?;
     same("the number of holds", third.holds, 2)?;
     caller.leaves(&second, 1).await?;
     caller.frees(&third).await

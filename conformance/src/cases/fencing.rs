@@ -10,46 +10,41 @@ use tokio::sync::Mutex;
 
 pub(super) const CASES: &[Case] = &[
     case!(Clause::Fencing, the_token_grows_with_every_release)
-        .needs(&[Need::Fencing])
         .bullet("a grant that is no re-entry has a token greater"),
     case!(
         Clause::Fencing,
         the_token_grows_in_the_order_of_those_who_take_turns
     )
-    .needs(&[Need::Fencing])
     .bullet("a grant that is no re-entry has a token greater"),
     case!(Clause::Fencing, the_token_grows_over_expiry)
-        .needs(&[Need::Fencing])
         .bullet("a grant that is no re-entry has a token greater"),
     case!(Clause::Fencing, the_token_grows_over_a_break)
-        .needs(&[Need::Fencing])
         .bullet("opens what was kept shut or reserved. The token counter stays"),
     case!(Clause::Fencing, the_token_grows_over_a_name_kept_shut)
-        .needs(&[Need::Fencing])
         .bullet("a grant that is no re-entry has a token greater"),
     case!(Clause::Fencing, the_token_grows_over_a_turn)
-        .needs(&[Need::Fencing, Need::Line])
+        .needs(&[Need::Line])
         .bullet("a grant that is no re-entry has a token greater"),
     case!(Clause::Fencing, the_token_grows_over_a_lost_record)
-        .needs(&[Need::Fencing, Need::Records])
+        .needs(&[Need::Records])
         .bullet("tokens grow over a lost record"),
     case!(Clause::Fencing, the_token_grows_over_a_restart)
-        .needs(&[Need::Fencing, Need::Server])
+        .needs(&[Need::Server])
         .bullet("tokens grow over a lost record"),
     case!(
         Clause::Fencing,
         the_token_grows_over_a_flush_while_the_clock_goes_on
     )
-    .needs(&[Need::Fencing, Need::Flush])
+    .needs(&[Need::Flush])
     .bullet("tokens grow over a lost record"),
     case!(
         Clause::Fencing,
         the_token_grows_though_the_clock_is_set_back
     )
-    .needs(&[Need::Fencing, Need::StoreTime])
+    .needs(&[Need::StoreTime])
     .bullet("a grant that is no re-entry has a token greater"),
     case!(Clause::Fencing, the_token_grows_over_days_of_disuse)
-        .needs(&[Need::Fencing, Need::StoreTime])
+        .needs(&[Need::StoreTime])
         .bullet("a grant that is no re-entry has a token greater"),
 ];
 
@@ -120,7 +115,7 @@ async fn the_token_grows_over_a_name_kept_shut(ctx: Ctx) -> Result<(), Failure> 
     let ([caller, other], name, hold) = held(&ctx).await?;
     caller.release(&hold, Some(ctx.short())).await?;
     let next = other.take_within(&ctx.ask(&name), ctx.short()).await?;
-    greater(hold.token()?, &next).map(drop)
+    greater(hold.token, &next).map(drop)
 }
 
 async fn the_token_grows_over_a_turn(ctx: Ctx) -> Result<(), Failure> {
@@ -129,13 +124,13 @@ async fn the_token_grows_over_a_turn(ctx: Ctx) -> Result<(), Failure> {
     other.refused(&waiting).await?;
     caller.frees(&first).await?;
     let second = other.take(&waiting).await?;
-    greater(first.token()?, &second).map(drop)
+    greater(first.token, &second).map(drop)
 }
 
 async fn the_token_grows_over_a_lost_record(ctx: Ctx) -> Result<(), Failure> {
     let ([caller], name, hold) = held(&ctx).await?;
     ctx.records()?.delete(&name).await?;
-    takes_greater(&ctx, &caller, hold.token()?, &name).await
+    takes_greater(&ctx, &caller, hold.token, &name).await
 }
 
 async fn the_token_grows_over_a_restart(ctx: Ctx) -> Result<(), Failure> {
@@ -149,11 +144,11 @@ async fn the_token_grows_over_a_restart(ctx: Ctx) -> Result<(), Failure> {
     ctx.time_passes(ctx.rounding()).await;
     ctx.server()?.restart().await?;
     let caller = ctx.caller().await?;
-    takes_greater(&ctx, &caller, first.token()?, &released).await?;
+    takes_greater(&ctx, &caller, first.token, &released).await?;
     // A server with sessions restarts their timeouts.
     let rest = ctx.until_over(&second).max(ctx.dead_for(Duration::ZERO));
     let next = caller.take_within(&ctx.ask(&held), rest).await?;
-    greater(second.token()?, &next).map(drop)
+    greater(second.token, &next).map(drop)
 }
 
 /// The limit that every backend declares: tokens may go back when a counter is lost while the clock is
@@ -162,21 +157,21 @@ async fn the_token_grows_over_a_flush_while_the_clock_goes_on(ctx: Ctx) -> Resul
     let ([caller], name, hold) = held(&ctx).await?;
     ctx.time_passes(ctx.rounding()).await;
     ctx.records()?.flush().await?;
-    takes_greater(&ctx, &caller, hold.token()?, &name).await
+    takes_greater(&ctx, &caller, hold.token, &name).await
 }
 
 async fn the_token_grows_though_the_clock_is_set_back(ctx: Ctx) -> Result<(), Failure> {
     let ([caller], name, hold) = held(&ctx).await?;
     caller.frees(&hold).await?;
     ctx.store_time()?.back(HOUR).await?;
-    takes_greater(&ctx, &ctx.caller().await?, hold.token()?, &name).await
+    takes_greater(&ctx, &ctx.caller().await?, hold.token, &name).await
 }
 
 async fn the_token_grows_over_days_of_disuse(ctx: Ctx) -> Result<(), Failure> {
     let ([caller], name, hold) = held(&ctx).await?;
     caller.frees(&hold).await?;
     ctx.store_time()?.forward(HOUR * 24 * 3).await?;
-    takes_greater(&ctx, &ctx.caller().await?, hold.token()?, &name).await
+    takes_greater(&ctx, &ctx.caller().await?, hold.token, &name).await
 }
 
 async fn takes_greater(
@@ -190,7 +185,7 @@ async fn takes_greater(
 }
 
 fn greater(last: FencingToken, hold: &Hold) -> Result<FencingToken, Failure> {
-    let token = hold.token()?;
+    let token = hold.token;
     ensure(
         token > last,
         format_args!("token {token} was given after {last}"),

@@ -9,7 +9,6 @@ pub(super) const CASES: &[Case] = &[
     case!(Clause::Reentry, the_owner_enters_again_with_one_hold_more)
         .bullet("a hold of `req.owner` lives"),
     case!(Clause::Reentry, the_token_is_that_of_the_incarnation)
-        .needs(&[Need::Fencing])
         .bullet("a hold of `req.owner` lives"),
     case!(Clause::Reentry, the_owner_enters_from_another_client)
         .bullet("a hold of `req.owner` lives"),
@@ -23,24 +22,19 @@ pub(super) const CASES: &[Case] = &[
     case!(Clause::Reentry, another_client_may_release)
         .needs(&[Need::Detached])
         .bullet("free only when the last hold is gone"),
-    case!(Clause::Reentry, a_join_enters_the_incarnation_that_it_names).needs(&[Need::Fencing]),
+    case!(Clause::Reentry, a_join_enters_the_incarnation_that_it_names).needs(&[]),
     case!(Clause::Reentry, a_join_of_a_released_incarnation_is_gone)
-        .needs(&[Need::Fencing])
         .bullet("`req.join` is given and that incarnation is over"),
     case!(Clause::Reentry, a_join_of_a_lapsed_incarnation_is_gone)
-        .needs(&[Need::Fencing])
         .bullet("`req.join` is given and that incarnation is over"),
     case!(Clause::Reentry, a_join_is_gone_though_its_owner_is_back)
-        .needs(&[Need::Fencing])
         .bullet("`req.join` is given and that incarnation is over"),
     case!(Clause::Reentry, a_join_of_anothers_incarnation_is_gone)
-        .needs(&[Need::Fencing])
         .bullet("`req.join` is given and that incarnation is over"),
     case!(Clause::Reentry, a_join_of_an_incarnation_kept_shut_is_gone)
-        .needs(&[Need::Fencing])
         .bullet("`req.join` is given and that incarnation is over"),
     case!(Clause::Reentry, a_join_that_is_gone_stands_in_no_line)
-        .needs(&[Need::Fencing, Need::Line])
+        .needs(&[Need::Line])
         .bullet("`req.join` is given and that incarnation is over"),
 ];
 
@@ -64,12 +58,12 @@ async fn the_token_is_that_of_the_incarnation(ctx: Ctx) -> Result<(), Failure> {
     let ([caller, other], _, first) = held(&ctx).await?;
     let second = caller.take(&first.ask.again()).await?;
     let third = other.take(&first.ask.again()).await?;
-    same("the token of a re-entry", second.token()?, first.token()?)?;
+    same("the token of a re-entry", second.token, first.token)?;
     // The hold that began the incarnation is gone; the incarnation lives on.
     caller.leaves(&first, 2).await?;
     let fourth = caller.take(&first.ask.again()).await?;
-    same("the token of a re-entry", third.token()?, first.token()?)?;
-    same("the token of a re-entry", fourth.token()?, first.token()?)
+    same("the token of a re-entry", third.token, first.token)?;
+    same("the token of a re-entry", fourth.token, first.token)
 }
 
 async fn the_owner_enters_from_another_client(ctx: Ctx) -> Result<(), Failure> {
@@ -141,15 +135,11 @@ async fn a_join_enters_the_incarnation_that_it_names(ctx: Ctx) -> Result<(), Fai
     waiter
         .refused(&ctx.ask(&name).in_line(waiter.ticket()))
         .await?;
-    let joined = there
-        .take(&first.ask.again().joining(first.token()?))
-        .await?;
+    let joined = there.take(&first.ask.again().joining(first.token)).await?;
     same("the number of holds", joined.holds, 2)?;
-    same("the token", joined.token()?, first.token()?)?;
+    same("the token", joined.token, first.token)?;
     here.leaves(&first, 1).await?;
-    let again = here
-        .take(&first.ask.again().joining(first.token()?))
-        .await?;
+    let again = here.take(&first.ask.again().joining(first.token)).await?;
     there.leaves(&joined, 1).await?;
     here.frees(&again).await
 }
@@ -185,8 +175,8 @@ async fn a_join_is_gone_though_its_owner_is_back(ctx: Ctx) -> Result<(), Failure
 
 async fn a_join_of_anothers_incarnation_is_gone(ctx: Ctx) -> Result<(), Failure> {
     let ([caller, other], name, hold) = held(&ctx).await?;
-    other.gone(&ctx.ask(&name).joining(hold.token()?)).await?;
-    let FencingToken(token) = hold.token()?;
+    other.gone(&ctx.ask(&name).joining(hold.token)).await?;
+    let FencingToken(token) = hold.token;
     other
         .gone(&hold.ask.again().joining(FencingToken(token + 1)))
         .await?;
@@ -205,16 +195,12 @@ async fn a_join_that_is_gone_stands_in_no_line(ctx: Ctx) -> Result<(), Failure> 
     let ([caller, other], name, past) = held(&ctx).await?;
     caller.frees(&past).await?;
     let hold = caller.take(&ctx.ask(&name)).await?;
-    let late = past
-        .ask
-        .again()
-        .joining(past.token()?)
-        .in_line(other.ticket());
+    let late = past.ask.again().joining(past.token).in_line(other.ticket());
     other.gone(&late).await?;
     caller.frees(&hold).await?;
     caller.take(&ctx.ask(&name)).await.map(drop)
 }
 
 async fn cannot_join(caller: &Caller, past: &Hold) -> Result<(), Failure> {
-    caller.gone(&past.ask.again().joining(past.token()?)).await
+    caller.gone(&past.ask.again().joining(past.token)).await
 }

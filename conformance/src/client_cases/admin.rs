@@ -1,15 +1,15 @@
 //! `admin` and `fencing` as a client shows them.
 
 use super::peer::{Peer, frees, stays_held};
-use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
+use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
 use dlock_core::{Broken, FencingToken, LockName};
+use futures_util::TryStreamExt;
 
 pub(super) const CASES: &[Case] = &[
     case!(
         Clause::Fencing,
         guards_one_after_the_other_have_growing_tokens
-    )
-    .needs(&[Need::Fencing]),
+    ),
     case!(
         Clause::Admin,
         a_client_shows_who_holds_a_lock_and_changes_nothing
@@ -44,7 +44,7 @@ async fn a_client_shows_who_holds_a_lock_and_changes_nothing(ctx: Ctx) -> Result
     let name = ctx.name()?;
     let guard = peer.take(&peer.lock(&name)?).await?;
     for _ in 0..2 {
-        let seen = other.client.inspect(name.as_str()).await?;
+        let seen = other.client.admin().inspect(name.as_str()).await?;
         let owners: Vec<_> = seen.holders.iter().map(|holder| holder.owner).collect();
         same("who is inside", owners, vec![guard.owner()])?;
         same("the number of holds", seen.holds, 1)?;
@@ -64,33 +64,33 @@ async fn a_client_breaks_the_incarnation_that_was_named(ctx: Ctx) -> Result<(), 
     let guard = peer.take(&peer.lock(&name)?).await?;
     let token = guard.token();
     let wrong = Some(FencingToken(token.0.wrapping_add(1)));
-    let broken = other.client.break_lock(name.as_str(), wrong).await?;
+    let broken = other
+        .client
+        .admin()
+        .break_lock(name.as_str(), wrong)
+        .await?;
     same(
         "break with another token",
         broken,
         Broken::Changed { token: Some(token) },
     )?;
     guard.check()?;
-    let broken = other.client.break_lock(name.as_str(), Some(token)).await?;
+    let broken = other
+        .client
+        .admin()
+        .break_lock(name.as_str(), Some(token))
+        .await?;
     same("break", broken, Broken::Freed { token: Some(token) })?;
     let next = other.take(&other.lock(&name)?).await?;
     ensure(next.token() > token, "the token counter survives")?;
     frees(&ctx, next).await?;
     drop(guard);
-    let broken = other.client.break_lock(name.as_str(), None).await?;
+    let broken = other.client.admin().break_lock(name.as_str(), None).await?;
     same("break of a free lock", broken, Broken::WasFree)
 }
 
 /// The names that a full listing finds under this prefix.
 async fn listed(peer: &Peer, prefix: &LockName) -> Result<Vec<LockName>, Failure> {
-    let (mut found, mut from) = (Vec::new(), None);
-    loop {
-        let page = peer.client.list(prefix.as_str(), from.as_ref(), 100);
-        let page = page.await?;
-        found.extend(page.found.into_iter().map(|found| found.name));
-        from = page.next;
-        if from.is_none() {
-            return Ok(found);
-        }
-    }
+    let names = peer.client.admin().list(prefix.as_str());
+    Ok(names.map_ok(|shown| shown.name).try_collect().await?)
 }

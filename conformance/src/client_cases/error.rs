@@ -208,9 +208,9 @@ async fn nothing_shows_an_owner(ctx: Ctx) -> Result<(), Failure> {
             peer.client.lock("x")?
         ),
         format!("{:?} {others:?}", other.client),
-        format!("{:?}", peer.client.inspect(name.as_str()).await?),
+        format!("{:?}", peer.client.admin().inspect(name.as_str()).await?),
     ];
-    other.client.break_lock(name.as_str(), None).await?;
+    other.client.admin().break_lock(name.as_str(), None).await?;
     let gone = refused(peer.lock(&name)?.join(&pass).await)?;
     let lost = refused(guard.release().await)?;
     for error in [timed_out, unanswered, misused, gone, lost] {

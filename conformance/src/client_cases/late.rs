@@ -57,7 +57,7 @@ async fn a_copy_that_revives_a_lost_hold_is_settled(ctx: Ctx) -> Result<(), Fail
         let begun = ctx.now();
         // Revived for long enough to be visible.
         let guard = peer.take(&peer.kept(&name)?).await?;
-        other.client.break_lock(name.as_str(), None).await?;
+        other.client.admin().break_lock(name.as_str(), None).await?;
         ctx.within("it is lost", ctx.kept() / 2, guard.lost())
             .await?;
         ctx.sleep_until(begun + kept_for).await;

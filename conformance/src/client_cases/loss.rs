@@ -43,8 +43,7 @@ pub(super) const CASES: &[Case] = &[
     case!(
         Clause::Loss,
         a_guard_is_lost_the_moment_its_owner_has_another_token
-    )
-    .needs(&[Need::Fencing]),
+    ),
     case!(Clause::Loss, a_release_that_finds_nothing_says_lost),
     case!(
         Clause::Loss,
@@ -337,6 +336,7 @@ async fn broken(
     let guard = peer.take(&lock(&peer, &name)?).await?;
     other
         .client
+        .admin()
         .break_lock(name.as_str(), Some(guard.token()))
         .await?;
     let next = other.take(&other.lock(&name)?).await?;
@@ -393,7 +393,7 @@ async fn a_living_guard_hears_that_its_owner_has_the_lock_anew(ctx: Ctx) -> Resu
     let name = ctx.name()?;
     let owner = peer.client.owner();
     let old = peer.take(&peer.short(&name)?.with_owner(&owner)).await?;
-    other.client.break_lock(name.as_str(), None).await?;
+    other.client.admin().break_lock(name.as_str(), None).await?;
     let new = other.take(&other.kept(&name)?.with_owner(&owner)).await?;
     let lost = ctx.within(
         "the old one is lost at its next renewal",
@@ -419,7 +419,7 @@ async fn a_guard_is_lost_the_moment_its_owner_has_another_token(ctx: Ctx) -> Res
     ctx.eventually("it asks", ctx.answer(), asked).await?;
     peer.gate.all(Fate::Ok);
     let old = peer.take(&lock).await?;
-    other.client.break_lock(name.as_str(), None).await?;
+    other.client.admin().break_lock(name.as_str(), None).await?;
     peer.gate.open();
     let new = barred
         .done(&ctx, "the barred one is answered", ctx.answer())
@@ -439,7 +439,7 @@ async fn a_guard_is_lost_the_moment_its_owner_has_another_token(ctx: Ctx) -> Res
     let taken = || async { Ok(observer.inspect(&name).await?.holds > 0) };
     ctx.eventually("the store has it", ctx.answer(), taken)
         .await?;
-    other.client.break_lock(name.as_str(), None).await?;
+    other.client.admin().break_lock(name.as_str(), None).await?;
     let new = peer.take(&lock).await?;
     let again = slow
         .done(&ctx, "the slow one gets in", ctx.answer())
@@ -459,7 +459,7 @@ async fn a_release_that_finds_nothing_says_lost(ctx: Ctx) -> Result<(), Failure>
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let guard = peer.take(&peer.lock(&name)?).await?;
-    other.client.break_lock(name.as_str(), None).await?;
+    other.client.admin().break_lock(name.as_str(), None).await?;
     let error = fails("release", guard.release().await, ErrorKind::Lost)?;
     same("the reason", error.loss(), Some(LossReason::NotHeld))
 }

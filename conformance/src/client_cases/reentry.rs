@@ -257,6 +257,7 @@ async fn an_owner_whose_lock_is_gone_is_told_when_it_enters_again(ctx: Ctx) -> R
     let first = peer.take(&lock).await?;
     other
         .client
+        .admin()
         .break_lock(name.as_str(), Some(first.token()))
         .await?;
     // It believes that it is inside. The store answers that this incarnation is over, and grants a new

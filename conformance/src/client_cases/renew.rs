@@ -194,7 +194,7 @@ async fn nothing_renews_after_a_loss(ctx: Ctx) -> Result<(), Failure> {
     let observer = ctx.caller().await?;
     let name = ctx.name()?;
     let guard = peer.take(&peer.short(&name)?).await?;
-    other.client.break_lock(name.as_str(), None).await?;
+    other.client.admin().break_lock(name.as_str(), None).await?;
     let lost = ctx.within("it is lost at its next renewal", ctx.short(), guard.lost());
     same("the reason", lost.await?, LossReason::NotHeld)?;
     let renewals = peer.gate.calls(Step::Renew);

@@ -173,7 +173,7 @@ async fn what_was_lost_before_is_reported_lost(ctx: Ctx) -> Result<(), Failure> 
     let first = peer.take(&peer.lock(&seen)?).await?;
     let second = peer.take(&peer.lock(&unseen)?).await?;
     for name in [&seen, &unseen] {
-        other.client.break_lock(name.as_str(), None).await?;
+        other.client.admin().break_lock(name.as_str(), None).await?;
     }
     let closing = shut_down(&peer.client, ctx.short());
     ctx.within(

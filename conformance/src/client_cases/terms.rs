@@ -77,7 +77,7 @@ async fn what_is_over_cannot_be_attached(ctx: Ctx) -> Result<(), Failure> {
     let name = ctx.name()?;
     let guard = peer.take(&peer.lock(&name)?).await?;
     let detached = detach(guard)?;
-    peer.client.break_lock(name.as_str(), None).await?;
+    peer.client.admin().break_lock(name.as_str(), None).await?;
     let next = other.take(&other.lock(&name)?).await?;
     let attached = peer.client.attach(detached);
     let attached = ctx

@@ -25,7 +25,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "break_does_not_look_at_the_token",
         breaks: &[Clause::Admin],
-        needs: &[Need::Fencing],
+        needs: &[],
         twist: || Arc::new(BreakAnything),
     },
     Mutant {

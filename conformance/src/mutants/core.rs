@@ -214,7 +214,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a_guard_beside_its_owners_next_one",
         breaks: &[Clause::Loss],
-        needs: &[Need::Fencing],
+        needs: &[],
         twist: || Arc::new(Wrong(Flaw::StaleHoldsBelieved)),
     },
     Mutant {

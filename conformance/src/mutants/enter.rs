@@ -4,7 +4,7 @@ use super::{
     Mutant, Twist,
     memory::{PerName, Who, who},
 };
-use crate::{clause::Clause, fixture::Need};
+use crate::clause::Clause;
 use async_trait::async_trait;
 use dlock_core::{
     Acquire, Acquired, Broken, DistributedLock, FencingToken, Held, LockName, Release, Released,
@@ -16,7 +16,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a_token_repeats_after_expiry",
         breaks: &[Clause::Expiry, Clause::Fencing],
-        needs: &[Need::Fencing],
+        needs: &[],
         twist: || Arc::new(TokenAgain::default()),
     },
     Mutant {
@@ -27,13 +27,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
             Clause::Fencing,
             Clause::Admin,
         ],
-        needs: &[Need::Fencing],
+        needs: &[],
         twist: || Arc::new(TokenOfTheHour),
     },
     Mutant {
         name: "a_reentry_has_a_token_of_its_own",
         breaks: &[Clause::Reentry],
-        needs: &[Need::Fencing],
+        needs: &[],
         twist: || Arc::new(TokenPerHold::default()),
     },
     Mutant {
@@ -45,7 +45,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a_join_is_an_acquire",
         breaks: &[Clause::Reentry],
-        needs: &[Need::Fencing],
+        needs: &[],
         twist: || Arc::new(JoinIgnored),
     },
 ];
@@ -60,14 +60,12 @@ struct TokenAgain {
 impl Twist for TokenAgain {
     async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
         let mut answer = inner.acquire(req).await?;
-        if let Acquired::Granted(grant) = &mut answer
-            && let Some(token) = grant.token
-        {
+        if let Acquired::Granted(grant) = &mut answer {
             match self.last.get(&req.name) {
                 Some(last) if grant.holds.get() == 1 && req.join.is_none() => {
-                    grant.token = Some(last);
+                    grant.token = last;
                 }
-                _ => drop(self.last.put(&req.name, token)),
+                _ => drop(self.last.put(&req.name, grant.token)),
             }
         }
         Ok(answer)
@@ -123,7 +121,7 @@ impl Twist for TokenOfTheHour {
         }
         let mut answer = inner.acquire(&req).await?;
         match &mut answer {
-            Acquired::Granted(grant) => grant.token = grant.token.map(Self::rounded),
+            Acquired::Granted(grant) => grant.token = Self::rounded(grant.token),
             Acquired::Held(Held { by: Some(by), .. }) => by.token = by.token.map(Self::rounded),
             _ => {}
         }
@@ -174,9 +172,7 @@ impl Twist for TokenPerHold {
             let repeat = self.inside.add(&req.name, who(req));
             let others = u64::from(grant.holds.get() - 1);
             if !repeat {
-                grant.token = grant
-                    .token
-                    .map(|FencingToken(token)| FencingToken(token + others));
+                grant.token.0 += others;
             }
         }
         Ok(answer)

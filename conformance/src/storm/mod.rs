@@ -284,13 +284,13 @@ async fn leftover(client: &Client, lock: &Lock, longest: Duration) -> Result<Opt
     match timeout(END, acquired(lock, longest)).await {
         // A dead client that was first in the queue may cost the time reserved for its turn.
         Ok(Err(error)) if matches!(error.kind(), ErrorKind::Timeout { .. }) => {
-            let seen = client.inspect(name.as_str()).await?;
+            let seen = client.admin().inspect(name.as_str()).await?;
             return Ok(Some(format!("{name} cannot be acquired: {seen:?}")));
         }
         Ok(done) => done?,
         Err(_) => return Ok(Some(format!("{name} was not acquired within {END:?}"))),
     }
-    let seen = client.inspect(name.as_str()).await?;
+    let seen = client.admin().inspect(name.as_str()).await?;
     Ok((!seen.holders.is_empty()).then(|| format!("{name} is held: {seen:?}")))
 }
 

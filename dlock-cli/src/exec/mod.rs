@@ -210,7 +210,7 @@ impl<'a> Job<'a> {
             // observed.
             for _ in 0..OPENING.as_millis() / LOOK.as_millis() {
                 tokio::time::sleep(LOOK).await;
-                let seen = self.client.inspect(self.lock.name().as_str()).await;
+                let seen = self.client.admin().inspect(self.lock.name().as_str()).await;
                 if seen.is_ok_and(|seen| seen.shut.is_none()) {
                     return true;
                 }
@@ -230,7 +230,7 @@ impl<'a> Job<'a> {
     fn variables(&self, guard: &Guard) -> Vec<(&'static str, Option<String>)> {
         let caps = self.client.capabilities();
         let passes = match guard.pass() {
-            Ok(pass) if !self.args.no_pass && caps.fencing => Some(self.passes.with(&pass)),
+            Ok(pass) if !self.args.no_pass => Some(self.passes.with(&pass)),
             _ => self.passes.without(&caps.store, guard.name()),
         };
         let url = self.args.pass_url.then(|| self.store.url.clone());

@@ -27,8 +27,8 @@ pub enum Acquired {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Grant {
-    /// `None` only where [`Capabilities::fencing`] is false.
-    pub token: Option<FencingToken>,
+    /// The token of the incarnation.
+    pub token: FencingToken,
     /// How many holds the incarnation has now.
     pub holds: NonZeroU32,
     /// How long the hold is valid, counted from the instant *before* the request was given to the driver:
@@ -39,7 +39,7 @@ pub struct Grant {
 impl Grant {
     /// Builds a grant.
     #[must_use]
-    pub fn new(token: Option<FencingToken>, holds: NonZeroU32, valid_for: Duration) -> Self {
+    pub fn new(token: FencingToken, holds: NonZeroU32, valid_for: Duration) -> Self {
         Self {
             token,
             holds,
@@ -256,15 +256,13 @@ pub struct Capabilities {
     pub late: Duration,
     /// The most entries of one batch of renewals.
     pub renew_batch: usize,
-    /// Whether grants carry a fencing token.
-    pub fencing: bool,
     /// Holds end with the client's session, not before. There is no detach, and the core ends a fixed lease
     /// by a release.
     pub session_bound: bool,
 }
 
 impl Capabilities {
-    /// A store without wake-ups that gives every lease and numbers its grants.
+    /// A store without wake-ups that gives every lease.
     #[must_use]
     pub fn new(backend: &'static str, store: impl Into<String>) -> Self {
         Self {
@@ -274,7 +272,6 @@ impl Capabilities {
             leases: crate::MIN_LEASE..=crate::MAX_LEASE,
             late: Duration::ZERO,
             renew_batch: 100,
-            fencing: true,
             session_bound: false,
         }
     }

@@ -13,10 +13,7 @@ use std::{
     future::poll_fn,
     panic::AssertUnwindSafe,
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -36,7 +33,6 @@ pub(crate) struct CallContext {
     pub(crate) handle: Handle,
     pub(crate) clock: Clock,
     pub(crate) deadlines: Arc<Deadlines>,
-    abandoned: AtomicU64,
 }
 
 impl CallContext {
@@ -45,13 +41,7 @@ impl CallContext {
             handle,
             clock,
             deadlines,
-            abandoned: AtomicU64::new(0),
         }
-    }
-
-    /// How many calls were never answered.
-    pub(crate) fn abandoned(&self) -> u64 {
-        self.abandoned.load(Relaxed)
     }
 }
 
@@ -145,7 +135,6 @@ impl<T: Send + 'static> Drop for Call<T> {
                 biased;
                 _ = rest => {}
                 () = calls.clock.sleep_until(end) => {
-                    calls.abandoned.fetch_add(1, Relaxed);
                     tracing::debug!("a call was not answered {ABANDON_AFTER:?} after its give-up and is abandoned");
                 }
             }

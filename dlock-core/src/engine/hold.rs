@@ -43,7 +43,7 @@ pub(crate) struct Hold {
     /// The owner may own other locks, too: no pass of this hold shows it.
     pub(crate) reusable: bool,
     pub(crate) id: HoldId,
-    pub(crate) token: Option<FencingToken>,
+    pub(crate) token: FencingToken,
     pub(crate) terms: Terms,
     pub(crate) since: Instant,
     /// When the request that was granted was given to the driver.
@@ -79,7 +79,7 @@ pub(crate) struct Start {
     pub(crate) owner: Owner,
     pub(crate) reusable: bool,
     pub(crate) id: HoldId,
-    pub(crate) token: Option<FencingToken>,
+    pub(crate) token: FencingToken,
     pub(crate) terms: Terms,
     /// The instant before the request was given to the driver, and the validity that the store then
     /// granted.

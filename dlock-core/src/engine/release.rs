@@ -112,9 +112,7 @@ impl Releasing {
         let Engine { caps, .. } = &**self.engine;
         let outcome = match released {
             // An earlier copy released it and its answer was lost; `by` shows what is left.
-            Released::NotHeld { by: Some(by) }
-                if found && by.token.is_some() && by.token == self.hold.token =>
-            {
+            Released::NotHeld { by: Some(by) } if found && by.token == Some(self.hold.token) => {
                 ReleaseOutcome::StillHeld { holds: 1 }
             }
             Released::NotHeld { .. } if found && self.kept().is_some() => ReleaseOutcome::Kept {

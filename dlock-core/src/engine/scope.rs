@@ -13,7 +13,7 @@ struct Frame {
     store: Arc<str>,
     name: LockName,
     owner: Owner,
-    token: Option<FencingToken>,
+    token: FencingToken,
     reusable: bool,
     outer: Option<Arc<Self>>,
 }
@@ -21,7 +21,7 @@ struct Frame {
 /// The identity with which an acquire re-enters.
 pub(crate) struct Entered {
     pub(crate) owner: Owner,
-    pub(crate) token: Option<FencingToken>,
+    pub(crate) token: FencingToken,
     pub(crate) reusable: bool,
 }
 

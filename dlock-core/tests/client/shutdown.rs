@@ -40,7 +40,7 @@ async fn a_grant_that_is_heard_of_after_the_shutdown_began_is_given_back() {
     assert_eq!(error.kind(), ErrorKind::ShuttingDown);
     assert_eq!(shutdown.await.unwrap().locks, []);
     let (observer, _) = bench.client();
-    assert_eq!(observer.inspect("x").await.unwrap().holds, 0);
+    assert_eq!(observer.admin().inspect("x").await.unwrap().holds, 0);
 }
 
 /// Of two grants of one owner, the newer one ends the older hold, and logs so before the watchdog gets the
@@ -58,7 +58,7 @@ fn a_hold_that_is_entered_while_the_shutdown_ends_is_never_renewed() {
     assert!(newer.as_mut().now_or_never().is_none());
     let _older = runtime.block_on(async {
         let older = lock.acquire().await.unwrap();
-        client.break_lock("x", None).await.unwrap();
+        client.admin().break_lock("x", None).await.unwrap();
         time::sleep(2 * SECOND).await;
         older
     });

@@ -74,7 +74,7 @@ async fn a_turn_of_the_next_waiter_that_comes_before_the_grant_it_follows_is_use
     holder.release().await.unwrap();
     time::sleep(MOMENT).await;
     // The first holds the lock and does not know it yet when the queue is served again.
-    other.break_lock("x", None).await.unwrap();
+    other.admin().break_lock("x", None).await.unwrap();
     let _broken = first.await.unwrap().unwrap();
     let second = time::timeout(MOMENT, second).await;
     drop(second.expect("its turn has come").unwrap().unwrap());

@@ -3,6 +3,7 @@
 use crate::{judge::Grant, rig::Rig, stay::Stay, world::World};
 use dlock_core::{Error, ErrorKind, Guard, Instant, Lease, Lock, TimeoutPhase};
 use fastrand::Rng;
+use futures_util::TryStreamExt;
 use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 use tokio::time;
 
@@ -249,17 +250,17 @@ impl Actor {
     }
 
     async fn inspect(&self, rig: &Rig, name: &str) {
-        let shown = time::timeout(ASKED, rig.client.inspect(name)).await;
+        let shown = time::timeout(ASKED, rig.client.admin().inspect(name)).await;
         self.asked(rig, "inspect", shown.map(|shown| shown.map(drop)));
     }
 
     async fn list(&self, rig: &Rig) {
-        let shown = time::timeout(ASKED, rig.client.list("", None, 10)).await;
+        let shown = time::timeout(ASKED, rig.client.admin().list("").try_collect::<Vec<_>>()).await;
         self.asked(rig, "list", shown.map(|shown| shown.map(drop)));
     }
 
     async fn break_lock(&self, rig: &Rig, name: &str) {
-        let broken = time::timeout(ASKED, rig.client.break_lock(name, None)).await;
+        let broken = time::timeout(ASKED, rig.client.admin().break_lock(name, None)).await;
         self.asked(rig, "break", broken.map(|broken| broken.map(drop)));
     }
 

@@ -113,7 +113,7 @@ async fn each_of_many_is_judged_as_if_it_came_alone() {
                 let grant = grant(answer);
                 assert_eq!(grant.holds.get(), 1, "{at}");
                 assert!(grant.valid_for <= crowd[at].lease.length(), "{at}");
-                tokens.push((at, grant.token.unwrap()));
+                tokens.push((at, grant.token));
             }
         }
     }
@@ -282,7 +282,7 @@ async fn crowds_of_several_clients_never_share_a_name_and_tokens_rise() {
                 let Acquired::Granted(grant) = driver.acquire(&req).await.unwrap() else {
                     continue;
                 };
-                let token = grant.token.unwrap().0;
+                let token = grant.token.0;
                 {
                     let mut names = names.lock().unwrap();
                     let (inside, last) = names.entry(name.clone()).or_default();

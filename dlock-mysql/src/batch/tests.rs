@@ -69,7 +69,7 @@ impl Bed {
     async fn taken(&self, ask: &Acquire) -> u64 {
         loop {
             match self.store.try_acquire(ask, false).await.unwrap() {
-                Some(Acquired::Granted(grant)) => return grant.token.unwrap().0,
+                Some(Acquired::Granted(grant)) => return grant.token.0,
                 None => {} // another client made its row
                 other => panic!("{other:?}"),
             }
@@ -136,7 +136,7 @@ fn is_unknown<T>(told: &Option<dlock_core::Result<T>>) -> bool {
 #[track_caller]
 fn token(told: &Told<Acquire>) -> u64 {
     match told {
-        Some(Ok(Acquired::Granted(grant))) if grant.holds.get() == 1 => grant.token.unwrap().0,
+        Some(Ok(Acquired::Granted(grant))) if grant.holds.get() == 1 => grant.token.0,
         other => panic!("{other:?}"),
     }
 }

@@ -113,7 +113,7 @@ async fn who_joins_what_is_over_by_the_second_try_is_told_that_it_is_gone() {
     let token = t.granted(&held).await.token;
     let mut blocker = t.blocker("a").await;
     let mut joining = t.again(&held, SECOND * 30);
-    joining.join = token;
+    joining.join = Some(token);
     let joined = tokio::spawn({
         let driver = Arc::clone(&t.driver);
         async move { driver.acquire(&joining).await }

@@ -22,7 +22,7 @@ async fn a_free_lock_is_granted_and_a_held_one_refused_with_its_holder() {
     let held = t.held(&t.acquire("a", SECOND)).await;
     let by = held.by.unwrap();
     assert_eq!(by.owner, first.owner.fingerprint());
-    assert_eq!(by.token, grant.token);
+    assert_eq!(by.token, Some(grant.token));
     assert_eq!(by.note, HolderInfo::new("host", 4711));
     assert!(by.rest.unwrap() > SECOND * 29 && by.rest.unwrap() <= SECOND * 30);
     assert_eq!(held.poll_in, Some(SECOND * 2));
@@ -94,7 +94,7 @@ async fn a_hold_past_its_end_is_gone_for_everybody() {
     assert!(lapsed.token > first.token);
     t.sleep(120).await;
     let mut join = t.again(&lapsing, SECOND);
-    join.join = lapsed.token;
+    join.join = Some(lapsed.token);
     assert!(matches!(
         t.driver.acquire(&join).await.unwrap(),
         Acquired::Gone
@@ -109,15 +109,15 @@ async fn join_enters_only_the_incarnation_it_names() {
     let first = t.acquire("a", SECOND * 30);
     let token = t.granted(&first).await.token;
     let mut join = t.again(&first, SECOND);
-    join.join = token;
+    join.join = Some(token);
     assert_eq!(t.granted(&join).await.holds.get(), 2);
     let before = t.dump("a").await;
     let mut stranger = t.acquire("a", SECOND);
-    stranger.join = token;
+    stranger.join = Some(token);
     let mut past = t.again(&first, SECOND);
-    past.join = token.map(|token| FencingToken(token.0 - 1));
+    past.join = Some(FencingToken(token.0 - 1));
     let mut free = t.acquire("b", SECOND);
-    free.join = token;
+    free.join = Some(token);
     for req in [&stranger, &past, &free] {
         assert!(matches!(
             t.driver.acquire(req).await.unwrap(),
@@ -135,14 +135,14 @@ async fn the_token_grows_over_a_counter_that_is_ahead_of_the_clock() {
     let () = t.raw().await.set("dlock:{a}:token", ahead).await.unwrap();
     let req = t.acquire("a", SECOND * 30);
     let grant = t.granted(&req).await;
-    assert_eq!(grant.token, Some(FencingToken(ahead + 1)));
+    assert_eq!(grant.token, FencingToken(ahead + 1));
     assert_eq!((grant.holds.get(), grant.valid_for), (1, SECOND * 30));
     assert_eq!(t.granted(&req).await.token, grant.token);
     assert!(t.inspect("a").await.age.unwrap() < SECOND);
     t.release(&req).await;
     assert_eq!(
         t.granted(&t.acquire("a", SECOND)).await.token,
-        Some(FencingToken(ahead + 2))
+        FencingToken(ahead + 2)
     );
     let kept: i64 = t.raw().await.pttl("dlock:{a}:token").await.unwrap();
     assert!(kept > 86_000_000);
@@ -355,14 +355,14 @@ async fn break_frees_the_incarnation_named_or_nothing() {
     assert!(matches!(t.breaks("a", None).await, Broken::WasFree));
     let req = t.acquire("a", SECOND * 30);
     let token = t.granted(&req).await.token;
-    let other = token.map(|token| FencingToken(token.0 + 1));
+    let other = Some(FencingToken(token.0 + 1));
     assert_eq!(
         t.driver.break_lock(&req.name, other).await.unwrap(),
-        Broken::Changed { token }
+        Broken::Changed { token: Some(token) }
     );
     assert_eq!(
-        t.driver.break_lock(&req.name, token).await.unwrap(),
-        Broken::Freed { token }
+        t.driver.break_lock(&req.name, Some(token)).await.unwrap(),
+        Broken::Freed { token: Some(token) }
     );
     assert_eq!(t.renew(&[&req]).await, [Some(Renewed::NotHeld)]);
     assert!(t.granted(&t.acquire("a", SECOND)).await.token > token);

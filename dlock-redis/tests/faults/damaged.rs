@@ -45,7 +45,7 @@ async fn a_damaged_counter_grants_nothing_until_a_break_begins_it_anew() {
     let t = Testbed::start().await;
     let mut raw = t.raw().await;
     let req = t.acquire("a", SECOND * 30);
-    let mut last = t.granted(&req).await.token.unwrap();
+    let mut last = t.granted(&req).await.token;
     t.release(&req).await;
     for number in damage() {
         let _: () = raw.set_ex(COUNTER, &number, 100).await.unwrap();
@@ -56,7 +56,7 @@ async fn a_damaged_counter_grants_nothing_until_a_break_begins_it_anew() {
         is_damaged(t.driver.acquire(&req).await, &number);
         let broken = t.breaks("a", None).await;
         assert_eq!(broken, Broken::Freed { token: None }, "{number}");
-        let token = t.granted(&req).await.token.unwrap();
+        let token = t.granted(&req).await.token;
         assert!(token > last, "{number}: {token:?} after {last:?}");
         let rest: i64 = raw.ttl(COUNTER).await.unwrap();
         assert!(rest > 100_000, "{number}: {rest}");
@@ -67,14 +67,14 @@ async fn a_damaged_counter_grants_nothing_until_a_break_begins_it_anew() {
     let _: () = raw.hset(COUNTER, "no", "text").await.unwrap();
     is_damaged(t.driver.acquire(&req).await, "a hash");
     assert_eq!(t.breaks("a", None).await, Broken::Freed { token: None });
-    assert!(t.granted(&req).await.token.unwrap() > last);
+    assert!(t.granted(&req).await.token > last);
     t.release(&req).await;
     // The last possible token is a token like any other; there is none after it.
     let end = 1_u64 << 53;
     let _: () = raw.set_ex(COUNTER, end - 2, 100).await.unwrap();
-    assert_eq!(t.granted(&req).await.token.unwrap().0, end - 1);
+    assert_eq!(t.granted(&req).await.token.0, end - 1);
     let again = t.again(&req, SECOND);
-    assert_eq!(t.granted(&again).await.token.unwrap().0, end - 1);
+    assert_eq!(t.granted(&again).await.token.0, end - 1);
     t.release(&again).await;
     t.release(&req).await;
     is_damaged(t.driver.acquire(&req).await, "used up");
@@ -88,7 +88,7 @@ async fn a_break_of_a_held_lock_begins_a_damaged_counter_at_the_holders_token() 
     let ahead = 9_000_000_000_000_000_u64;
     let _: () = raw.set_ex(COUNTER, ahead, 100).await.unwrap();
     let holder = t.acquire("a", SECOND * 30);
-    assert_eq!(t.granted(&holder).await.token.unwrap().0, ahead + 1);
+    assert_eq!(t.granted(&holder).await.token.0, ahead + 1);
     let _: () = raw.set_ex(COUNTER, "1e300", 100).await.unwrap();
     assert!(matches!(
         t.breaks("a", Some(7)).await,
@@ -98,7 +98,7 @@ async fn a_break_of_a_held_lock_begins_a_damaged_counter_at_the_holders_token() 
         t.breaks("a", None).await,
         Broken::Freed { token: Some(_) }
     ));
-    let next = t.granted(&t.acquire("a", SECOND)).await.token.unwrap();
+    let next = t.granted(&t.acquire("a", SECOND)).await.token;
     assert_eq!(next.0, ahead + 2);
 }
 

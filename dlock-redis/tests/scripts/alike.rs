@@ -183,7 +183,7 @@ fn timeless(value: &str) -> String {
 fn acquired(answer: Result<Acquired>) -> String {
     match answer {
         Ok(Acquired::Granted(grant)) => {
-            let token = timeless(&grant.token.unwrap().0.to_string());
+            let token = timeless(&grant.token.0.to_string());
             format!("granted {token} {}", grant.holds)
         }
         Ok(Acquired::Held(held)) => {

@@ -40,7 +40,7 @@ async fn a_token_is_greater_than_its_counter_which_gets_its_end_once_in_28_hours
     let client = t.client().await;
     let (mut raw, counter, span) = (t.raw().await, format!("{KEY}:token"), 100_000_000_000);
     let req = t.acquire(SECOND * 30);
-    let now = client.granted(&req).await.token.unwrap().0;
+    let now = client.granted(&req).await.token.0;
     client.release(&req).await;
     // In this span: a second ago, and its first µs. In the one before: its last µs, and a whole span
     // ago. Then long ago, and in the future.
@@ -50,7 +50,7 @@ async fn a_token_is_greater_than_its_counter_which_gets_its_end_once_in_28_hours
     let ahead = [now + 3_600_000_000, 9_000_000_000_000_000];
     for before in numbers.into_iter().chain(long_ago).chain(ahead) {
         let _: () = raw.set_ex(&counter, before, 1_000).await.unwrap();
-        let token = client.granted(&req).await.token.unwrap().0;
+        let token = client.granted(&req).await.token.0;
         client.release(&req).await;
         let next = token == before + 1;
         assert!(
@@ -168,7 +168,7 @@ async fn nothing_is_queued_by_what_is_refused_for_another_reason() {
     let inside = t.acquire(SECOND * 30);
     let token = client.granted(&inside).await.token;
     let mut gone = client.waits(&t, 1);
-    gone.join = token;
+    gone.join = Some(token);
     assert!(matches!(
         client.driver.acquire(&gone).await.unwrap(),
         Acquired::Gone

@@ -443,7 +443,7 @@ async fn who_stops_waiting_takes_nobody_along() {
 
 pub(crate) fn granted(answer: Result<Acquired>) -> u64 {
     match answer.unwrap() {
-        Acquired::Granted(grant) => grant.token.unwrap().0,
+        Acquired::Granted(grant) => grant.token.0,
         other => panic!("{other:?}"),
     }
 }

@@ -30,7 +30,7 @@ async fn many_holds_that_come_and_go_at_once_are_counted() {
     let joins = drivers.iter().enumerate().map(|(which, driver)| {
         let mut holds: Vec<_> = (0..6).map(|_| again(&first)).collect();
         if which % 2 == 0 {
-            holds.iter_mut().for_each(|hold| hold.join = token);
+            holds.iter_mut().for_each(|hold| hold.join = Some(token));
         }
         async move {
             for hold in &holds {
@@ -67,7 +67,7 @@ async fn who_joins_what_is_over_by_the_second_try_is_told_that_it_is_gone() {
     let driver = bed.driver().await;
     let first = acquire("a", SECOND * 30);
     let mut joining = again(&first);
-    joining.join = granted(&driver, &first).await.token;
+    joining.join = Some(granted(&driver, &first).await.token);
     // A release that comes between the reading of the record and the writing of the second hold.
     bed.sql(
         "CREATE TRIGGER meanwhile BEFORE UPDATE ON locks WHEN old.holds <> '' AND length(new.holds) > length(old.holds) BEGIN \

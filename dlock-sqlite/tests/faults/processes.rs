@@ -105,7 +105,7 @@ async fn a_writer_killed_in_mid_transaction_is_rolled_back() {
     writer.expect("half-way", LIMIT).await.unwrap();
     writer.kill_9().await.unwrap();
     let shown = driver.inspect(&first.name).await.unwrap();
-    assert_eq!(shown.holders[0].token, token);
+    assert_eq!(shown.holders[0].token, Some(token));
     assert_eq!(shown.holders[0].owner, first.owner.fingerprint());
     frees(&driver, &first).await;
     granted(&driver, &acquire("a", SECOND)).await;

@@ -221,7 +221,8 @@ pub(crate) async fn a_break_ends_the_incarnation_it_names_and_no_other() {
             sleep(Duration::from_millis(u64::from(round % 6))).await;
             guard.release().await
         };
-        let breaking = breaker.break_lock("broken", Some(token));
+        let admin = breaker.admin();
+        let breaking = admin.break_lock("broken", Some(token));
         let (released, answer) = tokio::join!(releasing, breaking);
         let answer = answer.unwrap();
         let freed = answer == Broken::Freed { token: Some(token) };

@@ -11,6 +11,7 @@ use dlock_conformance::testbed::{
 };
 use dlock_core::{Client, ErrorKind, GuardState, Lease, LossReason, ReleaseOutcome};
 use dlock_zk::{ZkConfig, ZkDriver, zookeeper_client as native};
+use futures_util::TryStreamExt;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -110,7 +111,7 @@ pub(crate) async fn a_hold_whose_making_was_not_answered_is_found_again() {
         let inner = inner.expect("an answer").unwrap();
         assert!(strike.has_struck(), "it was another request");
         assert_eq!(inner.token(), outer.token());
-        let seen = one.inspect("found").await.unwrap();
+        let seen = one.admin().inspect("found").await.unwrap();
         assert_eq!((seen.holds, seats(&hosts, "found").await.len()), (2, 2));
         let left = ReleaseOutcome::StillHeld { holds: 1 };
         assert_eq!(outer.release().await.unwrap(), left);
@@ -289,9 +290,8 @@ pub(crate) async fn roots_below_one_another_share_folders_and_no_locks() {
     let lock = outer.lock("b").unwrap();
     let beside = lock.try_acquire().await.unwrap().expect("free");
     let shown = async |client: &Client| {
-        let page = client.list("", None, 100).await.unwrap();
-        let names = page.found.iter().map(|seen| seen.name.to_string());
-        names.collect::<Vec<_>>()
+        let names = client.admin().list("").map_ok(|seen| seen.name.to_string());
+        names.try_collect::<Vec<_>>().await.unwrap()
     };
     assert_eq!(shown(&outer).await, ["b"]);
     assert_eq!(shown(&inner).await, [seat]);

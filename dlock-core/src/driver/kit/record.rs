@@ -328,7 +328,7 @@ impl Record {
     }
 
     fn granted(&self, valid_for: Duration) -> Acquired {
-        let token = Some(FencingToken(self.token));
+        let token = FencingToken(self.token);
         let holds = NonZeroU32::new(self.holds.len()).unwrap_or(NonZeroU32::MIN);
         Acquired::Granted(Grant::new(token, holds, valid_for))
     }

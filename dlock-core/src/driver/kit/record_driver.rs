@@ -215,7 +215,7 @@ impl<S: RecordStore> RecordDriver<S> {
         };
         let acquired = match taken {
             Some(token) => {
-                let grant = Grant::new(Some(token), NonZeroU32::MIN, req.lease.length());
+                let grant = Grant::new(token, NonZeroU32::MIN, req.lease.length());
                 Acquired::Granted(grant)
             }
             None => self.decide_acquire(req).await?,

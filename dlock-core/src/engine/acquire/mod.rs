@@ -208,7 +208,7 @@ impl Engine {
             (None, _) => match scoped() {
                 Some(outer) => Identity {
                     reusable: outer.reusable,
-                    ..enters(outer.owner, outer.token)
+                    ..enters(outer.owner, Some(outer.token))
                 },
                 None => fresh(),
             },
@@ -219,7 +219,9 @@ impl Engine {
     fn live_token(&self, name: &LockName, owner: Owner) -> Option<FencingToken> {
         let mut table = self.table();
         let mut holds = table.find(name)?.of(owner);
-        holds.find(|hold| hold.is_live(&self.clock))?.token
+        holds
+            .find(|hold| hold.is_live(&self.clock))
+            .map(|hold| hold.token)
     }
 
     fn has_waiters(&self, name: &LockName) -> bool {
@@ -237,7 +239,7 @@ impl Engine {
                 .into_iter()
                 .flat_map(|entry| entry.of(owner));
             holds
-                .filter(|hold| hold.token == Some(token))
+                .filter(|hold| hold.token == token)
                 .map(Arc::clone)
                 .collect()
         };

@@ -49,7 +49,7 @@ impl Store {
     fn take(&self, name: LockName) -> u64 {
         let req = wanted(name, 0, 0, Duration::from_secs(1));
         match self.driver.acquire(&req).now_or_never().unwrap().unwrap() {
-            Acquired::Granted(grant) => grant.token.unwrap().0,
+            Acquired::Granted(grant) => grant.token.0,
             other => panic!("{other:?}"),
         }
     }
@@ -59,7 +59,7 @@ impl Store {
         req.join = join.map(FencingToken);
         match self.driver.acquire(&req).now_or_never().unwrap().unwrap() {
             Acquired::Granted(grant) => {
-                let token = grant.token.unwrap();
+                let token = grant.token;
                 format!("granted {token} {} {:?}", grant.holds, grant.valid_for)
             }
             Acquired::Held(_) => "held".to_owned(),

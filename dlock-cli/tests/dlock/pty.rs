@@ -1,7 +1,7 @@
 //! Job control in a real terminal, under an interactive shell.
 
 use crate::bed::{
-    DLOCK, Desk, is_alive, is_free, is_held, leader, name, ran, server, start, until,
+    DLOCK, Desk, is_alive, is_free, is_held, leader, name, program, ran, server, start, until,
     until_listening, until_stopped,
 };
 use nix::{
@@ -30,7 +30,7 @@ impl Terminal {
         let pty = openpty(None, None).unwrap();
         let (keys, slave) = (File::from(pty.master), File::from(pty.slave));
         let stdio = || Stdio::from(slave.try_clone().unwrap());
-        let shell = Command::new("setsid")
+        let shell = program("setsid")
             .args(["--ctty", "sh", "-i"])
             .env_remove("ENV")
             .env_remove("DLOCK_PASS")

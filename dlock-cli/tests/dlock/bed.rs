@@ -266,6 +266,14 @@ pub(crate) fn until_stopped(name: &str) {
     });
 }
 
+/// Waits until none whose command line has this name stands still.
+#[track_caller]
+pub(crate) fn until_continued(name: &str) {
+    until("all of the job to continue", || {
+        running(name).iter().all(|pid| letter(pid) != Some('T'))
+    });
+}
+
 /// The processes whose command line has this name.
 fn running(name: &str) -> Vec<String> {
     let processes = fs::read_dir("/proc").unwrap().flatten();

@@ -67,7 +67,7 @@ pub(crate) fn acquire(
         let began = inner.clock.now();
         let _active = Inner::active(&*inner);
         inner.admit()?;
-        let identity = inner.identify(&wish);
+        let identity = inner.identify(&wish)?;
         let (name, at) = (wish.name.clone(), wish.at);
         // Made in the arms, so that an arm takes no room for what only the others use: this future is moved
         // before its first poll.
@@ -143,11 +143,12 @@ async fn once(
         }
         now = inner.clock.now();
         match answer {
-            Answer::Granted(grant, sent) => match pending.succeed(grant, (sent, now), None, |_| {})
-            {
-                Some(guard) => return Ok(Ok(guard)),
-                None => trouble.too_late(now)?,
-            },
+            Answer::Granted(grant, sent) => {
+                match pending.succeed(grant, (sent, now), None, |_| {})? {
+                    Some(guard) => return Ok(Ok(guard)),
+                    None => trouble.too_late(now)?,
+                }
+            }
             Answer::Held(_) if inner.flawed(Flaw::ContentionIsError) => {
                 return Err(Error::new(ErrorKind::Unavailable, "held"));
             }
@@ -196,14 +197,17 @@ impl Inner {
         Ok(())
     }
 
-    fn identify(&self, wish: &Wish) -> Identity {
-        let fresh = || Identity {
-            owner: self.fresh_owner(),
-            hold: self.hold_id(),
-            join: None,
-            given: false,
-            implied: false,
-            reusable: false,
+    fn identify(&self, wish: &Wish) -> Result<Identity, Error> {
+        let hold = self.hold_id()?;
+        let fresh = || {
+            Ok(Identity {
+                owner: self.fresh_owner()?,
+                hold,
+                join: None,
+                given: false,
+                implied: false,
+                reusable: false,
+            })
         };
         if self.flawed(Flaw::NoReentry) {
             return fresh();
@@ -211,13 +215,13 @@ impl Inner {
         let scoped = || scope::entered(&self.store, &wish.name);
         let enters = |owner, join| Identity {
             owner,
-            hold: self.hold_id(),
+            hold,
             join,
             given: true,
             implied: false,
             reusable: false,
         };
-        match (wish.owner, wish.join) {
+        Ok(match (wish.owner, wish.join) {
             (Some(owner), Some(token)) => enters(owner, Some(token)),
             (Some(owner), None) => Identity {
                 implied: true,
@@ -229,9 +233,9 @@ impl Inner {
                     reusable: outer.reusable,
                     ..enters(outer.owner, outer.token)
                 },
-                None => fresh(),
+                None => fresh()?,
             },
-        }
+        })
     }
 
     /// The incarnation of a live guard of this owner and name in this client.

@@ -7,7 +7,7 @@ use crate::{
     call::{ATTEMPT, Call},
     clock::Instant,
     driver::{Acquire, Acquired, Grant, Held},
-    error::{DriverError, Effect},
+    error::{DriverError, Effect, Error},
     flaw::Flaw,
     guard::Guard,
     hold::Start,
@@ -107,7 +107,7 @@ impl Pending {
         end: Instant,
     ) -> Answer {
         if self.unsettled.is_some() && self.inner.flawed(Flaw::FreshHoldOnRepeat) {
-            self.hold = self.inner.hold_id();
+            self.hold = self.inner.hold_id().unwrap_or(self.hold);
         }
         let give_up = (sent + self.attempt_within()).min(end);
         let request = Acquire {
@@ -158,13 +158,17 @@ impl Pending {
 
     /// Makes a guard of a grant. `None` when the grant came too late to be of use, or after the shutdown
     /// began; the cleanup then releases it. `arrive` runs under the lock table's mutex.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` when there is no hold id for the next attempt.
     pub(super) fn succeed(
         &mut self,
         grant: Grant,
         (sent, now): (Instant, Instant),
         ticket: Option<Ticket>,
         arrive: impl FnOnce(&mut Queue),
-    ) -> Option<Guard> {
+    ) -> Result<Option<Guard>, Error> {
         let start = Start {
             name: self.name.clone(),
             owner: self.owner,
@@ -183,18 +187,19 @@ impl Pending {
         if guard.is_some() {
             self.unsettled = None;
         } else {
-            self.give_back();
+            self.give_back()?;
         }
-        guard
+        Ok(guard)
     }
 
     /// Releases a grant that is of no use. The next attempt is another acquisition.
-    fn give_back(&mut self) {
+    fn give_back(&mut self) -> Result<(), Error> {
         let mut job = Job::new(self.name.clone());
         job.hold = Some(self.identity());
         job.unsettled = self.unsettled.take();
         self.inner.settle(job);
-        self.hold = self.inner.hold_id();
+        self.hold = self.inner.hold_id()?;
+        Ok(())
     }
 
     fn identity(&self) -> (Owner, HoldId, Duration) {

@@ -188,7 +188,7 @@ impl Wait {
                 let mut unwanted = [None, None];
                 let guard = self.pending.succeed(grant, (sent, now), line, |queue| {
                     unwanted = self.place.arrive(queue, &arrival);
-                });
+                })?;
                 if let Some(guard) = guard {
                     for ticket in unwanted.into_iter().flatten() {
                         inner.leave_line(name, ticket);

@@ -112,9 +112,15 @@ impl Client {
     }
 
     /// Returns a fresh random owner, for [`Lock::with_owner`].
+    ///
+    /// # Panics
+    ///
+    /// When the operating system, which gave random numbers when the client was built, gives none any more.
+    /// An acquire is then an error.
     #[must_use]
     pub fn owner(&self) -> Owner {
-        self.engine.fresh_owner()
+        let owner = self.engine.fresh_owner();
+        owner.expect("a system that gave random numbers goes on to give them")
     }
 
     /// Shuts the client down. It refuses new acquires, cancels waiters and resolves

@@ -19,15 +19,13 @@ use zookeeper_client::Error as Native;
 pub(crate) const CURSOR: &str = "zk1:";
 
 impl Session {
-    pub(crate) async fn snapshot(&self, name: &LockName, line: &Line) -> Result<Snapshot> {
+    pub(crate) async fn snapshot(&self, name: &LockName, line: &Line) -> Result<Snapshot, Native> {
         let mut seen = Snapshot::free(name.clone());
         if line.is_empty() {
             return Ok(seen);
         }
         let folder = self.root.folder(name);
-        let taken = read(&self.client, &folder, line.inside())
-            .await
-            .map_err(failed)?;
+        let taken = read(&self.client, &folder, line.inside()).await?;
         let living: Vec<_> = taken
             .iter()
             .filter(|taken| self.lives(name, taken))
@@ -96,16 +94,23 @@ impl Session {
             .map(|name| Cursor(format!("{CURSOR}{name}").into_bytes()));
         let mut looking = stream::iter(names)
             .map(|name| async move {
-                let line = look(&self.client, &self.root.folder(&name))
-                    .await
-                    .map_err(failed)?;
-                self.snapshot(&name, &line).await
+                let seen = async {
+                    let line = look(&self.client, &self.root.folder(&name)).await?;
+                    self.snapshot(&name, &line).await
+                };
+                match seen.await {
+                    // Its ACL hides this one from the user, and no other.
+                    Err(error @ Native::NoAuth) => {
+                        Ok(Snapshot::damaged(name.clone(), failed(error).to_string()))
+                    }
+                    seen => seen.map_err(failed),
+                }
             })
             .buffered(AT_ONCE);
         let mut found = Vec::new();
         while let Some(seen) = looking.next().await {
             let seen = seen?;
-            if seen.holds > 0 || seen.shut.is_some() {
+            if seen.holds > 0 || seen.shut.is_some() || seen.damaged.is_some() {
                 found.push(seen);
             }
         }

@@ -203,7 +203,7 @@ impl DistributedLock for ZkDriver {
         let line = look_now(&session.client, &session.root.folder(name))
             .await
             .map_err(failed)?;
-        session.snapshot(name, &line).await
+        session.snapshot(name, &line).await.map_err(failed)
     }
 
     async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {

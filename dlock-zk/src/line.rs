@@ -41,10 +41,13 @@ impl Seat {
 }
 
 /// Compares two numbers. They are 32 bits and wrap to the negative end: of two numbers, the one that is less
-/// than half the circle behind came first. Servers that count in 64 bits never wrap.
+/// than half the circle behind came first. Servers that count in 64 bits never wrap. Numbers that are half the
+/// circle apart, of which no server gave both, compare as numbers.
 pub(crate) fn order(one: i64, other: i64) -> Ordering {
     match (i32::try_from(one), i32::try_from(other)) {
-        (Ok(one), Ok(other)) => one.wrapping_sub(other).cmp(&0),
+        (Ok(one), Ok(other)) if one.wrapping_sub(other) != i32::MIN => {
+            one.wrapping_sub(other).cmp(&0)
+        }
         _ => one.cmp(&other),
     }
 }
@@ -91,9 +94,12 @@ impl Line {
         self.0.iter().filter(is_of)
     }
 
-    /// The seats that hold the lock, or whose turn it is.
+    /// The seats that hold the lock, or whose turn it is: no seat is ahead of them. It is the first in a queue
+    /// of numbers that servers gave. A foreign number may lie anywhere, and then the sorted order says nothing.
     pub(crate) fn inside(&self) -> &[Seat] {
-        self.0.first().map_or(&[], |first| self.of(first.number))
+        let first = |seat: &&Seat| self.ahead_of(seat.number).is_none();
+        let first = self.0.iter().find(first).or(self.0.first());
+        first.map_or(&[], |first| self.of(first.number))
     }
 
     /// The seats of one number.

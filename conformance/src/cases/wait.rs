@@ -347,3 +347,19 @@ async fn queue(ctx: &Ctx, caller: &Caller, name: &LockName) -> Result<Ask, Failu
     caller.refused(&ask).await?;
     Ok(ask)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Ask, wakes};
+    use dlock_core::{Hint, LockName};
+    use std::time::Duration;
+
+    #[test]
+    fn a_gap_wakes_a_waiter_as_its_own_name_does() {
+        let [own, other]: [LockName; 2] = ["a", "b"].map(|name| name.parse().unwrap());
+        let waiting = Ask::new(own.clone(), "x", Duration::from_secs(1));
+        assert!(wakes(&Hint::Resync, &waiting));
+        assert!(wakes(&Hint::Free(own), &waiting));
+        assert!(!wakes(&Hint::Free(other), &waiting));
+    }
+}

@@ -63,16 +63,22 @@ pub fn main(fixtures: Vec<Box<dyn MakeFixture>>, mutants: Mutants) -> ExitCode {
         .iter()
         .flat_map(|stage| stage.measured_again())
         .collect();
-    if !late.is_empty() {
-        let count = late.len();
-        println!("{count} cases missed a bound in time and were measured again, alone, once:");
-        late.iter().for_each(|words| println!("    {words}"));
-    }
+    print!("{}", list_of_late(&late));
     for stage in stages {
         // Dropping the fixtures ends their servers; statics and a plain exit would leave them running.
         stage.close();
     }
     conclusion.exit_code()
+}
+
+/// What is printed at the end about the cases that were measured again.
+fn list_of_late(late: &[String]) -> String {
+    if late.is_empty() {
+        return String::new();
+    }
+    let count = late.len();
+    let lines: String = late.iter().map(|words| format!("    {words}\n")).collect();
+    format!("{count} cases missed a bound in time and were measured again, alone, once:\n{lines}")
 }
 
 fn trial(stage: &Arc<Stage>, case: Case) -> Trial {
@@ -89,3 +95,17 @@ fn trial(stage: &Arc<Stage>, case: Case) -> Trial {
 /// How many cases run at once on real servers. They sleep more than they compute, but more of them
 /// would miss bounds on two cores.
 const REAL_AT_ONCE: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::list_of_late;
+
+    #[test]
+    fn the_end_of_a_run_counts_and_lists_what_was_measured_again() {
+        assert_eq!(list_of_late(&[]), "");
+        let late = ["a::one: not within 1s", "b::two: not within 2s"].map(str::to_owned);
+        let words = list_of_late(&late);
+        assert!(words.starts_with("2 cases missed"), "{words}");
+        assert!(late.iter().all(|one| words.contains(one)), "{words}");
+    }
+}

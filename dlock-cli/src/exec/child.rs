@@ -11,6 +11,7 @@ use nix::{
 };
 use std::{
     ffi::OsString,
+    fs::File,
     io::{self, IsTerminal},
     os::unix::process::CommandExt,
 };
@@ -19,6 +20,8 @@ pub(super) struct Child {
     pid: Pid,
     /// Whether it shares dlock's process group.
     foreground: bool,
+    /// Whether it gets the terminal whenever dlock has it.
+    wants_terminal: bool,
 }
 
 /// The state of the command.
@@ -31,13 +34,15 @@ pub(super) enum Change {
 
 impl Child {
     /// Starts the command through the stage, in a group of its own unless it is to share dlock's. If
-    /// dlock's group is the foreground of a terminal, the command takes over the foreground.
+    /// dlock's group is the foreground of the terminal on its standard input, the command takes over the
+    /// foreground.
     pub(super) fn start(
         command: &[OsString],
         variables: Vec<(&'static str, Option<String>)>,
         (foreground, json): (bool, bool),
     ) -> io::Result<Self> {
-        let mut stage = Stage::of(command, !foreground && in_front(getpgrp()), json);
+        let wants_terminal = !foreground && io::stdin().is_terminal();
+        let mut stage = Stage::of(command, wants_terminal && in_front(getpgrp()), json);
         for (key, value) in variables {
             match value {
                 Some(value) => stage.env(key, value),
@@ -52,6 +57,7 @@ impl Child {
         Ok(Self {
             pid: Pid::from_raw(pid),
             foreground,
+            wants_terminal,
         })
     }
 
@@ -99,15 +105,26 @@ impl Child {
         }
     }
 
-    /// Gives the command the terminal, if dlock has it; returns whether it did.
+    /// Whether it gets the terminal whenever dlock has it, and with it the keys that send signals: dlock's group
+    /// then gets none of them.
+    pub(super) fn wants_terminal(&self) -> bool {
+        self.wants_terminal
+    }
+
+    /// The command needs the terminal, though its standard input may be none: `ssh` asks for a password there.
+    pub(super) fn ask_for_terminal(&mut self) {
+        self.wants_terminal = !self.foreground;
+    }
+
+    /// Gives the command the terminal, if it wants it and dlock has it; returns whether it did.
     pub(super) fn give_terminal(&self) -> bool {
-        !self.foreground && in_front(getpgrp()) && tcsetpgrp(io::stdin(), self.pid).is_ok()
+        self.wants_terminal && in_front(getpgrp()) && bring_to_front(self.pid).is_ok()
     }
 
     /// Takes the terminal back, if the command has it. The shell may have given it to another group.
     pub(super) fn take_terminal(&self) {
         if !self.foreground && in_front(self.pid) {
-            let _ = tcsetpgrp(io::stdin(), getpgrp()); // the terminal may be gone
+            drop(bring_to_front(getpgrp())); // the terminal may be gone
         }
     }
 }
@@ -118,8 +135,17 @@ impl Drop for Child {
     }
 }
 
-/// Whether standard input is a terminal with this group in its foreground.
+/// The terminal of this session, whatever standard input is.
+pub(super) fn terminal() -> io::Result<File> {
+    File::open("/dev/tty")
+}
+
+/// Whether this group is in the foreground of the terminal.
 fn in_front(group: Pid) -> bool {
-    let stdin = io::stdin();
-    stdin.is_terminal() && tcgetpgrp(&stdin).is_ok_and(|front| front == group)
+    terminal().is_ok_and(|terminal| tcgetpgrp(&terminal) == Ok(group))
+}
+
+/// Makes this group the foreground of the terminal.
+pub(super) fn bring_to_front(group: Pid) -> io::Result<()> {
+    Ok(tcsetpgrp(terminal()?, group)?)
 }

@@ -4,10 +4,10 @@
 //! The stage asks the kernel to kill it when dlock dies, takes the terminal if it is to have it, and
 //! becomes the command. The process and its group stay the same throughout.
 
-use crate::{exit::Exit, output::Output};
+use crate::{exec::child::bring_to_front, exit::Exit, output::Output};
 use nix::{
     sys::signal::SigSet,
-    unistd::{Pid, getpgrp, getppid, tcsetpgrp},
+    unistd::{Pid, getpgrp, getppid},
 };
 use std::{
     env,
@@ -105,7 +105,7 @@ impl Stage {
         if self.terminal {
             // Before the command reads from it, and with SIGTTOU still blocked, as this process was
             // started.
-            tcsetpgrp(io::stdin(), getpgrp())?;
+            bring_to_front(getpgrp())?;
         }
         Ok(SigSet::empty().thread_set_mask()?) // last: signals that came meanwhile act now
     }

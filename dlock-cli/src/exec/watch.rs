@@ -1,7 +1,7 @@
 //! Watching the command: from its start to its end.
 
 use crate::{
-    exec::child::{Change, Child},
+    exec::child::{Change, Child, terminal},
     exit::Exit,
     output::{Output, span},
     signals::{Heard, Signals},
@@ -11,10 +11,7 @@ use nix::{
     sys::signal::Signal,
     unistd::{getpid, getsid},
 };
-use std::{
-    io::{self, IsTerminal},
-    time::Duration,
-};
+use std::time::Duration;
 use tokio::time::Instant;
 
 pub(super) struct Watch<'a> {
@@ -44,7 +41,7 @@ enum Course {
 }
 
 impl Watch<'_> {
-    pub(super) async fn until_ended(&self, child: Child, signals: &mut Signals) -> Ended {
+    pub(super) async fn until_ended(&self, mut child: Child, signals: &mut Signals) -> Ended {
         let mut course = Course::Safe;
         let lost = |course: &Course| !matches!(course, Course::Safe) || self.guard.check().is_err();
         loop {
@@ -54,7 +51,7 @@ impl Watch<'_> {
                     let lost = lost(&course);
                     return Ended { exit, lost };
                 }
-                Change::Stopped(by) => self.stopped(&child, by, signals, &mut course),
+                Change::Stopped(by) => self.stopped(&mut child, by, signals, &mut course),
                 Change::Nothing => {}
             }
             tokio::select! {
@@ -138,14 +135,21 @@ impl Watch<'_> {
 
     /// The command was stopped. The job stops too, until the shell continues it. The lock is not renewed
     /// meanwhile.
-    fn stopped(&self, child: &Child, by: Signal, signals: &mut Signals, course: &mut Course) {
-        if child.is_in_our_group() || !io::stdin().is_terminal() {
-            return; // the shell sees a stop of the whole group; without a watching shell the command stays stopped, and the lock is renewed
-        }
-        // The command wanted the terminal, and dlock was brought to the foreground meanwhile.
-        if matches!(by, Signal::SIGTTIN | Signal::SIGTTOU) && child.give_terminal() {
-            child.signal(Signal::SIGCONT);
+    fn stopped(&self, child: &mut Child, by: Signal, signals: &mut Signals, course: &mut Course) {
+        // The shell sees a stop of the whole group. Without a terminal no shell watches: the command stays
+        // stopped, and the lock is renewed.
+        if child.is_in_our_group() || terminal().is_err() {
             return;
+        }
+        // A key that stops reached dlock's group too, unless the command had the terminal.
+        let group = child.wants_terminal();
+        // The command wanted the terminal, and dlock has it.
+        if matches!(by, Signal::SIGTTIN | Signal::SIGTTOU) {
+            child.ask_for_terminal();
+            if child.give_terminal() {
+                child.signal(Signal::SIGCONT);
+                return;
+            }
         }
         child.take_terminal();
         self.output.warn(&format!(
@@ -153,7 +157,7 @@ impl Watch<'_> {
             self.guard.name(),
             span(self.guard.remaining())
         ));
-        if !signals.stop(true) {
+        if !signals.stop(group) {
             return; // no shell watches this job
         }
         self.continued(child, course);

@@ -35,6 +35,14 @@ pub(crate) fn server() -> &'static RedisServer {
     SERVER.get_or_init(|| RedisServer::start(RedisOptions::default()).unwrap())
 }
 
+/// A program in which the signals that tests send have their default actions. What starts these tests, such as
+/// `nohup` or a shell in the background, may ignore them, and children inherit that.
+pub(crate) fn program(path: &str) -> Command {
+    let mut command = Command::new("env");
+    command.args(["--default-signal=HUP,INT,QUIT", path]);
+    command
+}
+
 /// A name that no other test uses.
 pub(crate) fn name(test: &str) -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -49,7 +57,7 @@ pub(crate) fn dlock(args: &[&str]) -> Command {
 
 /// The same over another store.
 pub(crate) fn at(url: &str, args: &[&str]) -> Command {
-    let mut command = Command::new(DLOCK);
+    let mut command = program(DLOCK);
     for (key, _) in env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("DLOCK_")) {
         command.env_remove(key);
     }
@@ -61,8 +69,8 @@ pub(crate) fn at(url: &str, args: &[&str]) -> Command {
 }
 
 /// Another program in the environment of a dlock command.
-pub(crate) fn beside(command: &Command, program: &str) -> Command {
-    let mut other = Command::new(program);
+pub(crate) fn beside(command: &Command, path: &str) -> Command {
+    let mut other = program(path);
     for (key, value) in command.get_envs() {
         match value {
             Some(value) => other.env(key, value),
@@ -255,6 +263,14 @@ pub(crate) fn until_listening(name: &str) {
 pub(crate) fn until_stopped(name: &str) {
     until("all of the job to stop", || {
         running(name).iter().all(|pid| letter(pid) == Some('T'))
+    });
+}
+
+/// Waits until none whose command line has this name stands still.
+#[track_caller]
+pub(crate) fn until_continued(name: &str) {
+    until("all of the job to continue", || {
+        running(name).iter().all(|pid| letter(pid) != Some('T'))
     });
 }
 

@@ -1,8 +1,8 @@
 //! The command as a child: signals, groups, ends.
 
 use crate::bed::{
-    Desk, Running, at, dlock, is_alive, is_free, leader, name, ran, run, server, start, state,
-    until,
+    Desk, Net, Running, at, dlock, is_alive, is_free, leader, name, program, ran, run, server,
+    start, state, until,
 };
 use dlock_conformance::testbed::{RedisServer, redis::RedisOptions};
 use nix::sys::signal::Signal;
@@ -117,11 +117,12 @@ fn the_command_starts_with_default_signals_and_none_blocked() {
     assert_eq!(masks(&out.stdout), [("SigBlk", 0), ("SigIgn", inherited())]);
 }
 
-/// What these tests were started to ignore, and so is whatever they start; but for SIGPIPE, which Rust ignores here and not there.
+/// The signals that these tests were started to ignore, and that their children ignore too. Not those that
+/// `program` resets, nor SIGPIPE, which Rust ignores here and not there.
 fn inherited() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let ignored = masks(&status).into_iter().find(|(key, _)| *key == "SigIgn");
-    ignored.unwrap().1 & !(1 << 12)
+    ignored.unwrap().1 & !(1 << 12 | 0b111)
 }
 
 /// The masks of `/proc/PID/status`, without the two that the C library keeps to itself.
@@ -137,7 +138,7 @@ fn masks(status: &str) -> Vec<(&str, u64)> {
 fn what_dlock_was_started_to_ignore_stays_ignored() {
     let (lock, d) = (name("nohup"), crate::bed::DLOCK);
     ran(&["acquire", &lock]).expect(0);
-    let mut shell = std::process::Command::new("sh");
+    let mut shell = program("sh");
     shell.args([
         "-c",
         &format!("trap '' HUP; exec '{d}' -v exec '{lock}' -- grep SigIgn /proc/self/status"),
@@ -168,12 +169,14 @@ fn a_command_that_stops_itself_stays_stopped_and_keeps_the_lock() {
 
 #[test]
 fn ctrl_c_while_connecting_ends_at_once() {
-    // The server accepts and never answers.
-    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("redis://{}/", silent.local_addr().unwrap());
     for args in [&["exec", "x", "--", "true"][..], &["acquire", "x"]] {
+        // The server accepts and never answers.
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("redis://{}/", silent.local_addr().unwrap());
         let running = start(at(&url, args));
-        drop(silent.accept().map(std::mem::forget));
+        let _open = silent.accept().unwrap();
+        // Another process may have connected, in search of a server at this port.
+        running.listens();
         running.signal(Signal::SIGINT);
         running.wait().expect(130);
     }
@@ -200,25 +203,15 @@ fn ctrl_c_while_waiting_leaves_nothing_behind() {
 
 #[test]
 fn ctrl_c_while_the_store_hangs_ends_within_seconds_and_says_until_when() {
-    let server = RedisServer::start(RedisOptions::default()).unwrap();
-    let process = server.process().unwrap();
-    let lock = "hangs";
-    run(at(&server.url(), &["acquire", lock])).expect(0);
+    let (lock, net) = (name("hangs"), Net::new());
+    let strike = net.lose_reply_to(&lock);
     let waiter = start(at(
-        &server.url(),
-        &["-v", "exec", "--lease", "20s", lock, "--", "true"],
+        &net.url(),
+        &["exec", "--lease", "20s", &lock, "--", "true"],
     ));
-    let waits = |text: &str| text.contains("numsub") || text.contains("cmd=subscribe");
-    until("it to wait", || {
-        let clients = server.command(&["CLIENT", "LIST"]).unwrap().text().unwrap();
-        waits(&clients)
-    });
-    process.stop().unwrap();
-    run(at(
-        &server.url(),
-        &["exec", "-w", "0.1", lock, "--", "true"],
-    ))
-    .expect(69);
+    // From then on a request is under way, and the lock may be this waiter's.
+    until("its request to be executed", || strike.has_struck());
+    net.break_off();
     let began = Instant::now();
     waiter.signal(Signal::SIGTERM);
     let out = waiter.wait().expect(143);
@@ -227,11 +220,8 @@ fn ctrl_c_while_the_store_hangs_ends_within_seconds_and_says_until_when() {
         "{:?}",
         began.elapsed()
     );
-    process.cont().unwrap();
-    // It may have been between two polls, with nothing in flight.
-    if !out.stderr.is_empty() {
-        assert!(out.stderr.contains("at the latest"), "{out:?}");
-    }
+    assert!(out.stderr.contains("at the latest"), "{out:?}");
+    run(at(&net.url(), &["exec", "-w", "0.1", &lock, "--", "true"])).expect(69);
 }
 
 #[test]

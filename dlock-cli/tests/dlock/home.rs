@@ -1,11 +1,11 @@
 //! Without a URL: a file in the user's state directory.
 
-use crate::bed::{DLOCK, Desk, Out, Running, run, start, until};
+use crate::bed::{DLOCK, Desk, Out, Running, program, run, start, until};
 use std::{env, fs, os::unix::fs::PermissionsExt, process::Command};
 
 /// `dlock` with this state directory and nothing else to go by.
 fn home(desk: &Desk, args: &[&str]) -> Command {
-    let mut command = Command::new(DLOCK);
+    let mut command = program(DLOCK);
     for (key, _) in env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("DLOCK_")) {
         command.env_remove(key);
     }

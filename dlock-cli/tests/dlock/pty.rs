@@ -1,8 +1,8 @@
 //! Job control in a real terminal, under an interactive shell.
 
 use crate::bed::{
-    DLOCK, Desk, is_alive, is_free, is_held, leader, name, ran, server, start, until,
-    until_listening, until_stopped,
+    DLOCK, Desk, is_alive, is_free, is_held, leader, name, program, ran, server, start, until,
+    until_continued, until_listening, until_stopped,
 };
 use nix::{
     fcntl::OFlag,
@@ -30,7 +30,7 @@ impl Terminal {
         let pty = openpty(None, None).unwrap();
         let (keys, slave) = (File::from(pty.master), File::from(pty.slave));
         let stdio = || Stdio::from(slave.try_clone().unwrap());
-        let shell = Command::new("setsid")
+        let shell = program("setsid")
             .args(["--ctty", "sh", "-i"])
             .env_remove("ENV")
             .env_remove("DLOCK_PASS")
@@ -118,6 +118,12 @@ fn unshared() -> (PtyMaster, File) {
         .custom_flags(OFlag::O_NOCTTY.bits())
         .open(ptsname_r(&keys).unwrap());
     (keys, slave.unwrap())
+}
+
+/// Makes a pipe with a name.
+fn fifo(path: &str) {
+    let made = Command::new("mkfifo").arg(path).status().unwrap();
+    assert!(made.success());
 }
 
 fn read_into(mut from: File, screen: Arc<Mutex<String>>) {
@@ -214,6 +220,43 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
 }
 
 #[test]
+fn ctrl_z_stops_a_job_that_has_no_terminal_on_its_input_and_fg_continues_it() {
+    let (mut terminal, lock, desk) = (Terminal::open(), name("ctrl-z-no-input"), Desk::new());
+    // No loop round `sleep`: a shell that is stopped while it forks may not stop.
+    let go = desk.text("go");
+    fifo(&go);
+    terminal.line(&format!(
+        "'{DLOCK}' exec '{lock}' -- sh -c 'echo in''side; read x <{go}; echo go''t:$x' '{lock}' </dev/null"
+    ));
+    terminal.shows("inside");
+    // Twice, as the second one comes to a command that was continued.
+    for _ in 0..2 {
+        terminal.ctrl('Z');
+        terminal.shows("Stopped");
+        until_stopped(&lock);
+        terminal.line("fg");
+        until_continued(&lock);
+    }
+    std::fs::write(desk.path("go"), "after\n").unwrap();
+    terminal.shows("got:after");
+    terminal.code(0);
+    is_free(&lock);
+}
+
+#[test]
+fn a_command_that_has_no_terminal_on_its_input_may_ask_the_terminal() {
+    let (mut terminal, lock) = (Terminal::open(), name("asks"));
+    terminal.line(&format!(
+        "'{DLOCK}' exec '{lock}' -- sh -c 'echo in''side; read x </dev/tty; echo go''t:$x' </dev/null"
+    ));
+    terminal.shows("inside");
+    terminal.line("secret");
+    terminal.shows("got:secret");
+    terminal.code(0);
+    is_free(&lock);
+}
+
+#[test]
 fn a_stop_longer_than_the_lease_kills_the_command_when_it_is_continued() {
     for options in ["--lease 2s", "--lease 2s --foreground"] {
         let (mut terminal, lock, desk) = (Terminal::open(), name("overslept"), Desk::new());
@@ -253,8 +296,7 @@ fn a_job_that_ends_in_the_background_leaves_the_terminal_to_the_shell() {
     let (mut terminal, lock, desk) = (Terminal::open(), name("bg"), Desk::new());
     // No loop round `sleep`: a shell that is stopped while it forks may not stop.
     let go = desk.text("go");
-    let made = Command::new("mkfifo").arg(&go).status().unwrap();
-    assert!(made.success());
+    fifo(&go);
     terminal.line(&format!(
         "'{DLOCK}' exec '{lock}' -- sh -c 'echo in''side; read x <{go}'"
     ));

@@ -347,15 +347,15 @@ impl Engine {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn hold_id(&self) -> HoldId {
-        self.random.hold()
+    pub(crate) fn hold_id(&self) -> Result<HoldId, Error> {
+        Ok(self.random.hold()?)
     }
 
-    pub(crate) fn fresh_owner(&self) -> Owner {
+    pub(crate) fn fresh_owner(&self) -> Result<Owner, Error> {
         if self.flawed(Flaw::OneOwner) {
-            return Owner::from_seed("one");
+            return Ok(Owner::from_seed("one"));
         }
-        self.random.owner()
+        Ok(self.random.owner()?)
     }
 
     /// A random number from 0 to 1.

@@ -9,8 +9,7 @@ use crate::{
     owner::{HoldId, Owner},
 };
 use rand::{
-    Rng, RngExt, SeedableRng, TryRng,
-    rand_core::UnwrapErr,
+    RngExt, SeedableRng, TryRng,
     rngs::{StdRng, SysRng},
 };
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,8 +21,8 @@ pub(crate) struct Random {
 
 /// Source of ids.
 enum Ids {
-    /// The operating system, for each id.
-    System,
+    /// The operating system: new bits for each id.
+    System(fn(&mut [u8]) -> driver::Result<()>),
     /// The generator, for tests and simulations that must be repeatable.
     Generator,
 }
@@ -32,7 +31,7 @@ impl Random {
     pub(crate) fn new(seed: Option<u64>) -> Result<Self, Error> {
         let (seed, ids) = match seed {
             Some(seed) => (seed, Ids::Generator),
-            None => (system_random()?, Ids::System),
+            None => (system_random()?, Ids::System(system_bits)),
         };
         Ok(Self {
             generator: Mutex::new(StdRng::seed_from_u64(seed)),
@@ -40,12 +39,12 @@ impl Random {
         })
     }
 
-    pub(crate) fn owner(&self) -> Owner {
-        self.draw(|rng| Owner::random(rng))
+    pub(crate) fn owner(&self) -> driver::Result<Owner> {
+        self.draw(Owner::random)
     }
 
-    pub(crate) fn hold(&self) -> HoldId {
-        self.draw(|rng| HoldId::random(rng))
+    pub(crate) fn hold(&self) -> driver::Result<HoldId> {
+        self.draw(HoldId::random)
     }
 
     /// A number from 0 to 1, for pauses.
@@ -53,11 +52,15 @@ impl Random {
         self.generator().random()
     }
 
-    fn draw<T>(&self, draw: impl FnOnce(&mut dyn Rng) -> T) -> T {
+    fn draw<T>(&self, draw: impl FnOnce(&mut StdRng) -> T) -> driver::Result<T> {
         match self.ids {
-            // It gave random numbers when the client was built, and does not run out of them.
-            Ids::System => draw(&mut UnwrapErr(SysRng)),
-            Ids::Generator => draw(&mut *self.generator()),
+            Ids::System(bits) => {
+                // For this draw alone.
+                let mut seed = <StdRng as SeedableRng>::Seed::default();
+                bits(&mut seed)?;
+                Ok(draw(&mut StdRng::from_seed(seed)))
+            }
+            Ids::Generator => Ok(draw(&mut self.generator())),
         }
     }
 
@@ -74,8 +77,29 @@ impl Random {
 /// # Errors
 /// `Unavailable` when the operating system gives none.
 pub fn system_random() -> driver::Result<u64> {
-    SysRng.try_next_u64().map_err(|error| {
+    let mut bytes = [0; 8];
+    system_bits(&mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+fn system_bits(bits: &mut [u8]) -> driver::Result<()> {
+    SysRng.try_fill_bytes(bits).map_err(|error| {
         let message = "the operating system gives no random numbers, which owners need";
         DriverError::new(ErrorKind::Unavailable, message).with_source(error)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_system_that_stops_giving_random_numbers_is_an_error_and_repeats_no_id() {
+        let mut random = Random::new(None).unwrap();
+        assert_ne!(random.owner().unwrap(), random.owner().unwrap());
+        assert_ne!(random.hold().unwrap(), random.hold().unwrap());
+        random.ids = Ids::System(|_| Err(DriverError::unavailable("none left")));
+        assert_eq!(random.owner().unwrap_err().kind(), ErrorKind::Unavailable);
+        assert_eq!(random.hold().unwrap_err().kind(), ErrorKind::Unavailable);
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! A user must not read or remove the locks of another one.
 
-use crate::bed::{server, take};
+use crate::bed::{client, server, take};
 use dlock_conformance::testbed::zookeeper::ZooKeeperOptions;
 use dlock_core::{Client, DistributedLock, ErrorKind, RetryClass};
 use dlock_zk::{ZkDriver, zookeeper_client as native};
@@ -51,4 +51,25 @@ pub(crate) async fn another_user_is_refused_by_the_nodes_acl() {
     );
     guard.check().unwrap();
     guard.release().await.unwrap();
+}
+
+/// `list` goes on past a lock whose ACL shuts the user out, and shows it.
+pub(crate) async fn a_folder_that_the_user_may_not_read_is_shown_and_hides_no_other() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let open = client(&server.url()).await;
+    let _first = take(&open, "a").await;
+    let _last = take(&open, "c").await;
+    let me = native::Client::connector().with_auth("digest", b"me:secret");
+    let me = me.connect(&server.addr().to_string()).await.unwrap();
+    let own = native::CreateMode::Container.with_acls(native::Acls::creator_all());
+    me.create("/dlock/b", b"", &own).await.unwrap();
+    let page = open.list("", None, 10).await.unwrap();
+    let shown = page
+        .found
+        .iter()
+        .map(|one| (one.name.as_str(), one.holds, one.damaged.is_some()));
+    let shown: Vec<_> = shown.collect();
+    assert_eq!(shown, [("a", 1, false), ("b", 0, true), ("c", 1, false)]);
+    let why = page.found[1].damaged.as_deref().unwrap();
+    assert!(why.contains("lacks a right"), "{why}");
 }

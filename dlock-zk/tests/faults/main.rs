@@ -52,6 +52,7 @@ fn main() -> ExitCode {
     trials.extend(tests!(
         access:
         another_user_is_refused_by_the_nodes_acl,
+        a_folder_that_the_user_may_not_read_is_shown_and_hides_no_other,
     ));
     trials.extend(tests!(
         closing:

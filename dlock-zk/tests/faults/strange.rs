@@ -38,11 +38,21 @@ pub(crate) async fn no_number_in_a_node_panics_and_each_is_shown_and_broken() {
         assert!(page.found.iter().any(|one| one.name == name), "{what}");
         let taken = client.lock(name.as_str()).unwrap().try_acquire().await;
         match taken.unwrap() {
-            // Seats with numbers at the bounds of the range queue behind new seats.
-            Some(guard) if !suffix.starts_with("0000000000") => {
+            // A seat with the greatest number queues behind new seats.
+            Some(guard) if suffix == "9223372036854775807" => {
                 assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
             }
             taken => assert!(taken.is_none(), "{what}: it was free"),
+        }
+        if suffix == BELOW {
+            let lock = client.lock(name.as_str()).unwrap();
+            let error = lock.acquire_timeout(Duration::from_secs(1)).await;
+            let error = error.unwrap_err().to_string();
+            let holder = seen.holders[0].owner;
+            assert!(
+                error.contains(&format!("held by owner #{holder}")),
+                "{what}: {error}"
+            );
         }
         let broken = driver.break_lock(&name, None).await.unwrap();
         assert!(matches!(broken, Broken::Freed { .. }), "{what}: {broken:?}");
@@ -54,12 +64,18 @@ fn is_taken(seen: &Snapshot) -> bool {
     seen.holds > 0 || seen.shut.is_some()
 }
 
+/// Below every number that a server gives.
+const BELOW: &str = "-9223372036854775808";
+
 /// The part of the name after the stem, and the data.
-const SEATS: [(&str, &[u8]); 5] = [
+const SEATS: [(&str, &[u8]); 7] = [
     // Less than a millisecond of a minimum hold is left: dlock itself writes this.
     ("0000000000", b"dlock 1\nkept 0\n67e55044-10b1-426f-9247-bb680e5fe0c8\n0a\n0\n1 h"),
     ("0000000000", b"dlock 1\nkept 18446744073709551615\n67e55044-10b1-426f-9247-bb680e5fe0c8\n0a\n0\n1 h"),
     ("0000000000", b"dlock 1\nkept 18446744073709551616\n67e55044-10b1-426f-9247-bb680e5fe0c8\n0a\n0\n1 h"),
     ("0000000000.0a", b"dlock 1\nheld\n67e55044-10b1-426f-9247-bb680e5fe0c8\n0a\n18446744073709551615\n99999999999999999999 h"),
     ("9223372036854775807", b"dlock 1\nheld\n67e55044-10b1-426f-9247-bb680e5fe0c8\nffffffffffffffffff\n0\n"),
+    (BELOW, b"foreign"),
+    // Half the circle from the number that the first seat beside it gets.
+    ("-2147483647", b"foreign"),
 ];

@@ -12,7 +12,7 @@ use crate::{
         hold::Start,
         lock_table::{Granted, Tickets},
     },
-    error::{DriverError, Effect},
+    error::{DriverError, Effect, Error},
     flaw::Flaw,
     guard::Guard,
     lease::Lease,
@@ -110,7 +110,7 @@ impl Attempt {
         end: Instant,
     ) -> Answer {
         if self.unsettled.is_some() && self.engine.flawed(Flaw::FreshHoldOnRepeat) {
-            self.hold = self.engine.hold_id();
+            self.hold = self.engine.hold_id().unwrap_or(self.hold);
         }
         let give_up = (sent + self.attempt_limit()).min(end);
         let request = Acquire {
@@ -161,13 +161,17 @@ impl Attempt {
 
     /// Makes a guard of a grant. `None` when the grant came too late to be of use, or after the shutdown
     /// began; the cleanup then releases it. `waiter` is what the local queue has to know of it.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` when there is no hold id for the next attempt.
     pub(super) fn succeed(
         &mut self,
         grant: Grant,
         sent: Instant,
         now: Instant,
         waiter: Option<Granted>,
-    ) -> Option<Guard> {
+    ) -> Result<Option<Guard>, Error> {
         let start = Start {
             name: self.name.clone(),
             owner: self.owner,
@@ -186,18 +190,19 @@ impl Attempt {
         if guard.is_some() {
             self.unsettled = None;
         } else {
-            self.give_back();
+            self.give_back()?;
         }
-        guard
+        Ok(guard)
     }
 
     /// Releases a grant that is of no use. The next attempt is another acquisition.
-    fn give_back(&mut self) {
+    fn give_back(&mut self) -> Result<(), Error> {
         let mut job = CleanupJob::new(self.name.clone());
         job.hold = Some(self.target());
         job.unsettled = self.unsettled.take();
         self.engine.settle(job);
-        self.hold = self.engine.hold_id();
+        self.hold = self.engine.hold_id()?;
+        Ok(())
     }
 
     fn target(&self) -> Target {

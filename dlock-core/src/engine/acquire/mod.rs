@@ -49,7 +49,7 @@ pub(crate) fn acquire(
         let began = engine.clock.now();
         let _active = Engine::active(&*engine);
         engine.admit()?;
-        let identity = engine.identify(&options);
+        let identity = engine.identify(&options)?;
         let (name, at) = (options.name.clone(), options.at);
         // Made in the arms, so that an arm takes no room for what only the others use: this future is moved
         // before its first poll.
@@ -125,7 +125,7 @@ async fn once(
         }
         now = engine.clock.now();
         match answer {
-            Answer::Granted(grant, sent) => match attempt.succeed(grant, sent, now, None) {
+            Answer::Granted(grant, sent) => match attempt.succeed(grant, sent, now, None)? {
                 Some(guard) => return Ok(Ok(guard)),
                 None => retry.too_late(now)?,
             },
@@ -177,14 +177,17 @@ impl Engine {
         Ok(())
     }
 
-    fn identify(&self, options: &AcquireOptions) -> Identity {
-        let fresh = || Identity {
-            owner: self.fresh_owner(),
-            hold: self.hold_id(),
-            join: None,
-            given: false,
-            implied: false,
-            reusable: false,
+    fn identify(&self, options: &AcquireOptions) -> Result<Identity, Error> {
+        let hold = self.hold_id()?;
+        let fresh = || {
+            Ok(Identity {
+                owner: self.fresh_owner()?,
+                hold,
+                join: None,
+                given: false,
+                implied: false,
+                reusable: false,
+            })
         };
         if self.flawed(Flaw::NoReentry) {
             return fresh();
@@ -192,13 +195,13 @@ impl Engine {
         let scoped = || scope::entered(&self.store, &options.name);
         let enters = |owner, join| Identity {
             owner,
-            hold: self.hold_id(),
+            hold,
             join,
             given: true,
             implied: false,
             reusable: false,
         };
-        match (options.owner, options.join) {
+        Ok(match (options.owner, options.join) {
             (Some(owner), Some(token)) => enters(owner, Some(token)),
             (Some(owner), None) => Identity {
                 implied: true,
@@ -210,9 +213,9 @@ impl Engine {
                     reusable: outer.reusable,
                     ..enters(outer.owner, Some(outer.token))
                 },
-                None => fresh(),
+                None => fresh()?,
             },
-        }
+        })
     }
 
     /// The incarnation of a live guard of this owner and name in this client.

@@ -183,7 +183,7 @@ impl Wait {
                     poll_at: now + self.interval,
                     now,
                 };
-                if let Some(guard) = self.attempt.succeed(grant, sent, now, Some(waiter)) {
+                if let Some(guard) = self.attempt.succeed(grant, sent, now, Some(waiter))? {
                     self.place.seat = None; // it left the queue with the grant
                     return Ok(Some(guard));
                 }

@@ -1,4 +1,4 @@
-//! The test command, `cargo xtask test`: every check that CI runs, in the order in which a mistake is cheapest to find.
+//! The test command, `cargo xtask test`: every check that CI runs.
 //!
 //! It runs `cargo test` and not nextest. nextest gives each test a process of its own, but the tests of one program share
 //! a server here; it runs no doc tests; and installing it takes minutes on a fresh machine. Each feature alone is a loop

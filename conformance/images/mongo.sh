@@ -3,7 +3,7 @@
 . "$(dirname "$0")/lib.sh"
 base
 mongod=${MONGOD:-$(command -v mongod || true)}
-need "set MONGOD to a mongod 6.x; ./test fetches one" "$mongod"
+need "set MONGOD to a mongod 6.x; servers.sh fetches one" "$mongod"
 put "$mongod"
 [ "$rootfs$mongod" -ef "$rootfs/usr/bin/mongod" ] || mv "$rootfs$mongod" "$rootfs/usr/bin/mongod"
 mkdir -p "$rootfs"/data/{db,configdb}

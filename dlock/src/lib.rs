@@ -73,8 +73,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod connect;
-#[cfg(all(doctest, feature = "memory"))]
-mod readme;
 mod schema;
 
 pub use connect::{builder, connect};

@@ -1,7 +1,8 @@
-//! What `cargo deny` would say about licences and sources, for machines that do not have it.
+//! What manifests must say. Licences and sources are checked by `cargo deny`, too, where it is installed.
 
 use crate::tree::{below, demand, read, root};
 use std::collections::BTreeSet;
+use std::fs;
 use std::process::Command;
 
 /// How `Cargo.lock` names the public registry, whatever mirror a machine fetches from.
@@ -68,6 +69,55 @@ fn every_crate_takes_the_lints_of_the_workspace() {
         "add `[lints] workspace = true`:",
         members.map(|(path, _)| path.to_owned()),
     );
+}
+
+#[test]
+fn every_published_package_is_described_and_has_its_licences() {
+    let published = below("", "/Cargo.toml").filter(|(_, text)| !text.contains("publish = false"));
+    let complaints = published.flat_map(|(path, text)| {
+        let folder = path.trim_end_matches("/Cargo.toml");
+        let keys = keys_missing(text).into_iter().map(|key| format!("`{key}`"));
+        let licences = LICENCES.into_iter().filter(move |licence| {
+            // A link: packages need the file itself, and one text is enough.
+            !fs::read_to_string(root().join(folder).join(licence))
+                .is_ok_and(|copy| copy == read(licence))
+        });
+        let missing = keys.chain(licences.map(|licence| format!("a link to ../{licence}")));
+        missing.map(move |missing| format!("{path}: {missing}"))
+    });
+    demand("missing in a package that is published:", complaints);
+}
+
+const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
+
+/// Keys that a published package has, in its own manifest or from the workspace.
+const PUBLISHED_KEYS: [&str; 9] = [
+    "description",
+    "rust-version",
+    "license",
+    "repository",
+    "documentation",
+    "categories",
+    "keywords",
+    "readme",
+    "include",
+];
+
+fn keys_missing(manifest: &str) -> Vec<&'static str> {
+    let package = manifest.split("\n[").next().unwrap_or_default();
+    let has = |key: &str| {
+        let rest = package.lines().filter_map(|line| line.strip_prefix(key));
+        rest.into_iter().any(|rest| rest.starts_with([' ', '.']))
+    };
+    PUBLISHED_KEYS.into_iter().filter(|key| !has(key)).collect()
+}
+
+#[test]
+fn rule_sees_missing_keys() {
+    let manifest = "[package]\nlicense.workspace = true\nreadme = \"R\"\n\n[x]\nkeywords = []\n";
+    let missing = keys_missing(manifest);
+    assert!(!missing.contains(&"license") && !missing.contains(&"readme"));
+    assert!(missing.contains(&"keywords") && missing.contains(&"repository"));
 }
 
 /// The strings of the first `allow = [` … `]`, which is that of the licences.

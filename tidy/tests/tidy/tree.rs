@@ -12,7 +12,7 @@ pub(crate) static FILES: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
     files
 });
 
-const OURS_THOUGH_HIDDEN: [&str; 3] = [".ci", ".config", ".github"];
+const OURS_THOUGH_HIDDEN: [&str; 3] = [".cargo", ".ci", ".github"];
 
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -388,7 +388,7 @@ fn primary_of(members: &[SocketAddr], limit: Duration) -> io::Result<usize> {
     Err(io::Error::other(format!("no primary within {limit:?}")))
 }
 
-/// The place where `./test` installs it.
+/// The place where `cargo xtask test` installs it.
 fn fetched() -> PathBuf {
     let home = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     let cache = env::var_os("XDG_CACHE_HOME")
@@ -409,7 +409,7 @@ const PROGRAM: &str = "mongod";
 pub(super) const SET: &str = "rs0";
 const MISSING: ServerError = ServerError::Missing {
     server: PROGRAM,
-    remedy: "run ./test, which fetches it, install MongoDB 5.0 or newer, or set MONGOD to the program or DLOCK_TEST_MONGO_URL to a server",
+    remedy: "run `cargo xtask test`, which fetches it, install MongoDB 5.0 or newer, or set MONGOD to the program or DLOCK_TEST_MONGO_URL to a server",
 };
 /// Longer than any pause a test asks for.
 const COMMAND_LIMIT: Duration = Duration::from_secs(30);

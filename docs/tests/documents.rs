@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 #[test]
 fn the_readme_shows_the_example_as_it_is() {
-    let example = include_str!("../examples/memory.rs");
+    let example = include_str!("../../dlock/examples/memory.rs");
     let code = example.split_once("\n\n").map(|(_, code)| code).unwrap();
     let readme = include_str!("../../README.md");
     assert!(

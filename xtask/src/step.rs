@@ -1,0 +1,58 @@
+//! Named steps with their times, and the commands that they run.
+
+use crate::Result;
+use std::env;
+use std::ffi::OsStr;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+/// Runs `work` under a headline. A failure names the step.
+pub(crate) fn step(name: &str, work: impl FnOnce() -> Result) -> Result {
+    println!("\n== {name}");
+    let began = Instant::now();
+    let done = work();
+    let seconds = began.elapsed().as_secs();
+    done.map_err(|error| format!("{name} (after {seconds}s): {error}"))?;
+    println!("-- {name}: {seconds}s");
+    Ok(())
+}
+
+/// A step that is one cargo command.
+pub(crate) fn cargo_step(name: &str, args: impl IntoIterator<Item: AsRef<OsStr>>) -> Result {
+    step(name, || run(&mut cargo(args)))
+}
+
+/// The cargo that started this program, with the same toolchain.
+pub(crate) fn cargo(args: impl IntoIterator<Item: AsRef<OsStr>>) -> Command {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(args);
+    cargo
+}
+
+/// Runs a command to its end, which must be success.
+pub(crate) fn run(command: &mut Command) -> Result {
+    let status = command
+        .status()
+        .map_err(|error| format!("{command:?}: {error}"))?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("{command:?}: {status}").into())
+    }
+}
+
+/// What a command writes to its standard output.
+pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>> {
+    let output = command.stderr(Stdio::inherit()).output()?;
+    if output.status.success() {
+        Ok(output.stdout)
+    } else {
+        Err(format!("{command:?}: {}", output.status).into())
+    }
+}
+
+/// Whether a command is there and succeeds; its output is not shown.
+pub(crate) fn succeeds(mut command: Command) -> bool {
+    let silent = command.stdout(Stdio::null()).stderr(Stdio::null());
+    silent.status().is_ok_and(|status| status.success())
+}

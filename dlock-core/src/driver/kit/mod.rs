@@ -1,7 +1,8 @@
 //! Driver kit: what several drivers need, written once.
 //!
 //! A store that keeps one record per name needs no driver of its own: implement [`RecordStore`] (read records, write them if they are
-//! unchanged, list them) and wrap it in a [`RecordDriver`]. The store holds no lock logic; [`Record`] decides.
+//! unchanged, list them) and wrap it in a [`RecordDriver`]. The store holds no lock logic; [`Record`] decides. A store in which one request
+//! for several names costs little more than one for one name sends concurrent requests through a [`Batcher`].
 //!
 //! # Tutorial: a driver over a directory of files
 //! The whole driver of a toy store: one file per name, an advisory lock round each read-compare-write, the machine's clock as
@@ -15,12 +16,14 @@
 //! server; wake-ups instead of polling; and an error table that tells "not executed" from "unknown" for every native error.
 
 mod backoff;
+mod batch;
 mod record;
 mod record_driver;
 mod record_store;
 mod sweep;
 
 pub use backoff::Backoff;
+pub use batch::{Batch, BatchPolicy, Batcher, again};
 pub use record::{DamagedRecord, Decision, Record, StoreTime};
 pub use record_driver::{RecordBacked, RecordDriver};
 pub use record_store::{

@@ -27,6 +27,6 @@ pub use batch::{Batch, BatchPolicy, Batcher, again};
 pub use record::{DamagedRecord, Decision, Record, StoreTime};
 pub use record_driver::{RecordBacked, RecordDriver};
 pub use record_store::{
-    Expected, Freed, GRANTS_PER_SWEEP, Listed, Read, RecordStore, Stored, Write, Written,
+    Call, Class, Expected, Freed, GRANTS_PER_SWEEP, Listed, Read, RecordStore, Stored, Write,
+    Written,
 };
-pub use sweep::SweepCursor;

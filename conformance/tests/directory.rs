@@ -13,7 +13,7 @@ use dlock_conformance::{
 };
 use dlock_core::{
     Capabilities, DistributedLock, Hint, LockName, Ticket, Wake,
-    kit::{Listed, Read, RecordDriver, RecordStore, Write, Written},
+    kit::{Call, Listed, Read, RecordDriver, RecordStore, Write, Written},
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
@@ -151,12 +151,12 @@ impl RecordStore for Woken {
         &self.capabilities
     }
 
-    async fn read(&self, names: &[LockName]) -> dlock_core::Result<Read> {
-        self.directory.read(names).await
+    async fn read(&self, names: &[LockName], call: Call) -> dlock_core::Result<Read> {
+        self.directory.read(names, call).await
     }
 
-    async fn write(&self, writes: &[Write]) -> dlock_core::Result<Vec<Written>> {
-        self.directory.write(writes).await
+    async fn write(&self, writes: &[Write], call: Call) -> dlock_core::Result<Vec<Written>> {
+        self.directory.write(writes, call).await
     }
 
     async fn list(&self, prefix: &str, after: &[u8], limit: usize) -> dlock_core::Result<Listed> {

@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use dlock_core::{
     Capabilities, Client, DriverError, LockName, Result,
     kit::{
-        Expected, Listed, Read, Record, RecordDriver, RecordStore, StoreTime, Stored, Write,
+        Call, Expected, Listed, Read, Record, RecordDriver, RecordStore, StoreTime, Stored, Write,
         Written,
     },
 };
@@ -137,7 +137,7 @@ impl RecordStore for Directory {
         &self.capabilities
     }
 
-    async fn read(&self, names: &[LockName]) -> Result<Read> {
+    async fn read(&self, names: &[LockName], _: Call) -> Result<Read> {
         let names = names.to_vec();
         self.step(move |this| {
             let records = names.iter().map(|name| this.stored(name));
@@ -149,7 +149,7 @@ impl RecordStore for Directory {
         .await
     }
 
-    async fn write(&self, writes: &[Write]) -> Result<Vec<Written>> {
+    async fn write(&self, writes: &[Write], _: Call) -> Result<Vec<Written>> {
         let writes = writes.to_vec();
         self.step(move |this| {
             let written = writes.iter().map(|write| {

@@ -1,6 +1,6 @@
-//! SQL for one lock: the table, the statements, their parameters and their answers.
+//! SQL commands: the table, the statements, their parameters and their answers.
 //!
-//! The SQL that touches locks is here and in `lists`, so that its atomicity can be checked in one place.
+//! All SQL that touches locks is here, so that its atomicity can be checked in one place.
 //!
 //! | column | content |
 //! |---|---|
@@ -18,26 +18,27 @@
 //! The clock is the server's, in microseconds UTC, whatever the session's time zone. `UTC_TIMESTAMP(6)` is
 //! fixed when a statement begins. So a statement that waits for a row's lock writes an end that is too early,
 //! never too late. Each statement is a transaction of its own. It finds its rows by the primary key, the only
-//! index, and locks only them. All text is `VARBINARY`, so no collation takes part in a comparison.
+//! index, and locks only them, in the order of their names: statements can wait for each other but never in a cycle. All text is `VARBINARY`, so no collation takes part in a comparison.
 //!
 //! The native client sets `CLIENT_FOUND_ROWS`, so a count is of rows matched. Every write adds 1 to
 //! `version`, so matched and changed are the same here. The count of an `UPDATE`, 0 or 1, tells whether its
 //! `WHERE` held. A statement with another number to return uses `LAST_INSERT_ID(expr)`, which comes in the
 //! same reply.
+//!
+//! A list has one of a few lengths and is padded by repeating its last entry, so that each statement stays
+//! prepared.
 
-use crate::{
-    config::Table,
-    lists::Lists,
-    record::{Record, inside, micros, unsigned, written},
+use crate::{config::Table, table::signed};
+use dlock_core::{
+    Acquire, HoldId, HolderInfo, Holds, LockName, Owner, Release, Renew,
+    kit::{DamagedRecord, Record, Stored, Write},
 };
-use dlock_core::{Acquire, FencingToken, HoldId, LockName, Owner};
-use futures_util::TryStreamExt;
 use sqlx::{
-    Arguments as _, AssertSqlSafe, Executor as _, MySqlConnection, Row, SqlSafeStr, SqlStr,
-    error::BoxDynError,
-    mysql::{MySqlArguments, MySqlQueryResult, MySqlRow},
+    AssertSqlSafe, MySqlConnection, Row as _, SqlSafeStr, SqlStr,
+    mysql::{MySql, MySqlArguments, MySqlRow},
+    query::Query,
 };
-use std::{sync::Arc, time::Duration};
+use std::{fmt::Display, sync::Arc, time::Duration};
 
 /// Makes the table if it is missing; several clients may try at once. A different table of that name is left
 /// alone; the check of its columns refuses it.
@@ -71,47 +72,81 @@ pub(crate) const COLUMNS: [(&str, &str, Option<u64>, bool, bool); 10] = [
 /// Takes a name whose row exists and is free or past its end, as a new incarnation. Otherwise, or after its
 /// not-after time, it changes nothing.
 ///
-/// The token is the server's µs, or the last token plus one where the clock is behind that. A second run
-/// finds a live hold. The incarnation begins no earlier than the row's last change, even if the statement
+/// The token is the server's µs, or the last token plus one where the clock is behind that; a token of which
+/// none is greater is left to the record driver. A second run finds a live hold. The incarnation begins no earlier than the row's last change, even if the statement
 /// began to wait for the row before that. A batched release relies on this order to tell who held the lock
 /// when.
 const TAKE: &str = "UPDATE {table} SET token = LAST_INSERT_ID(GREATEST(token + 1, {now})), owner = ?, \
     holds = CONCAT(?, LPAD(LOWER(HEX({now} + ?)), 16, '0')), expires = {now} + ?, keep_until = 0, \
     began = GREATEST({now}, changed), changed = began, note = ?, version = version + 1 \
-    WHERE name = ? AND expires <= {now} AND {now} <= ?";
+    WHERE name = ? AND expires <= {now} AND token < 9223372036854775807 AND {now} <= ?";
 
-/// Takes a name that has no row; after its not-after time, it inserts none. Of several at once one wins, and
-/// the others get error 1062. So does a second run.
-const INSERT: &str = "INSERT INTO {table} (name, owner, token, holds, expires, keep_until, began, changed, note, version) \
-    SELECT ?, ?, LAST_INSERT_ID({now}), CONCAT(?, LPAD(LOWER(HEX({now} + ?)), 16, '0')), {now} + ?, 0, {now}, {now}, ?, 1 \
-    FROM DUAL WHERE {now} <= ?";
+/// Takes the names whose rows exist and are free or past their end, each as a new incarnation. It leaves the
+/// others as they are, and all of them after its not-after time.
+///
+/// The token of each is the server's µs, returned in the reply. A row whose last token is not below that is
+/// left as it is, so that one number is the token of all. Owners and holds have a fixed width each, in the
+/// order of the list. A second run finds live holds.
+const TAKE_ALL: &str = "UPDATE {table} FORCE INDEX (PRIMARY) SET expires = {now} + ?, \
+    holds = CONCAT(SUBSTRING(?, 16 * FIELD(name, {list}) - 15, 16), LPAD(LOWER(HEX({now} + ?)), 16, '0')), \
+    owner = SUBSTRING(?, 36 * FIELD(name, {list}) - 35, 36), token = LAST_INSERT_ID({now}), keep_until = 0, \
+    began = GREATEST({now}, changed), changed = began, note = ?, version = version + 1 \
+    WHERE name IN ({list}) AND expires <= {now} AND token < {now} AND {now} <= ?";
 
 /// Releases the only hold of a name without a pending minimum hold; changes nothing otherwise. A second run
 /// finds no hold.
 const FREE: &str = "UPDATE {table} SET owner = NULL, holds = '', expires = 0, note = '', changed = GREATEST(LAST_INSERT_ID({now}), changed), \
     version = version + 1 WHERE owner = ? AND LENGTH(holds) = 32 AND LEFT(holds, 16) = ? AND name = ? AND expires > {now} AND keep_until <= {now}";
 
-/// Writes a row that was read before, if it is unchanged and still held or unavailable. A second run finds
-/// another version. A row that was deleted and made again by the next holder may repeat a version, but never
-/// a token.
-const SWAP: &str = "UPDATE {table} SET owner = ?, holds = ?, expires = ?, keep_until = ?, note = ?, \
-    changed = GREATEST(LAST_INSERT_ID({now}), changed), \
-    version = version + 1 \
-    WHERE name = ? AND version = ? AND token = ? AND expires > {now} AND {now} <= ?";
+/// Releases sole holds of names without a pending minimum hold. Each row is judged alone; any other is left
+/// as it is and not counted.
+///
+/// Entries of the second list end in fixed-width parts, so no two are equal. A second run finds no hold.
+const FREE_ALL: &str = "UPDATE {table} FORCE INDEX (PRIMARY) SET owner = NULL, holds = '', expires = 0, note = '', \
+    changed = GREATEST(LAST_INSERT_ID({now}), changed), version = version + 1 \
+    WHERE name IN ({list}) AND CONCAT(name, owner, LEFT(holds, 16)) IN ({list}) \
+    AND LENGTH(holds) = 32 AND expires > {now} AND keep_until <= {now}";
 
-/// Ends the current incarnation, or only the one with the given token. It answers that incarnation's token,
-/// or 0 for a lock that only its minimum hold kept unavailable. A second run finds the lock free. The token
-/// is read before the owner is cleared, since a server assigns from left to right. `changed` never goes back.
-const BREAK: &str = "UPDATE {table} SET token = token + 0 * LAST_INSERT_ID(IF(owner IS NULL, 0, token)), owner = NULL, holds = '', expires = 0, \
-    keep_until = 0, note = '', changed = GREATEST({now}, changed), version = version + 1 \
-    WHERE name = ? AND expires > {now} AND (? OR (token = ? AND owner IS NOT NULL))";
+/// Renews sole holds. Each row is judged alone; one without that hold, or with several, is left as it is and
+/// not counted.
+///
+/// A second run renews again, never past one lease after that run. Entries of the second list end in
+/// fixed-width parts, so no two are equal. Both texts begin with the same hold id, so the greater text is the
+/// later end.
+const RENEW: &str = "UPDATE {table} FORCE INDEX (PRIMARY) SET \
+    holds = GREATEST(holds, CONCAT(LEFT(holds, 16), LPAD(LOWER(HEX({now} + ?)), 16, '0'))), expires = GREATEST(expires, {now} + ?), \
+    changed = LAST_INSERT_ID({now}), version = version + 1 \
+    WHERE name IN ({list}) AND CONCAT(name, owner, LEFT(holds, 16)) IN ({list}) \
+    AND LENGTH(holds) = 32 AND expires > {now} AND {now} <= ?";
+
+/// Writes the first row of a name; after its not-after time, it inserts none. Of several at once one wins, and
+/// the others get error 1062. So does a second run.
+const INSERT: &str = "INSERT INTO {table} (name, owner, holds, token, expires, keep_until, began, changed, note, version) \
+    SELECT ?, ?, ?, ?, ?, ?, ?, {now}, ?, ? FROM DUAL WHERE {now} <= ?";
+
+/// Writes a row that was read before, if it is unchanged. A second run finds another version. A name's first
+/// version is the time at which its row was made, so a row that was deleted and made again has another one.
+///
+/// A new incarnation has a new token, and begins as in [`TAKE`]; `changed` never goes back.
+const SWAP: &str = "UPDATE {table} SET began = IF(token = ?, began, GREATEST({now}, changed)), token = ?, expires = ?, keep_until = ?, \
+    owner = ?, holds = ?, note = ?, version = ?, changed = GREATEST({now}, changed) WHERE name = ? AND version = ? AND {now} <= ?";
+
+/// Reads rows and the server's time, in a row without a name if there is no other; locks nothing and waits
+/// for nothing.
+const FIND: &str = "SELECT name, owner, token, holds, expires, keep_until, began, note, version, changed, micros \
+    FROM (SELECT {now} AS micros) AS clock LEFT JOIN {table} FORCE INDEX (PRIMARY) ON name IN ({list})";
+
+/// The rows that no other transaction has locked at this moment; waits for none. Its own row locks end with
+/// the statement.
+const UNLOCKED: &str =
+    "SELECT name FROM {table} FORCE INDEX (PRIMARY) WHERE name IN ({list}) FOR UPDATE SKIP LOCKED";
 
 /// One page of names in order, free ones included: as many rows as the page may have. Locks nothing.
-const LIST: &str = "SELECT name, owner, token, holds, expires, keep_until, began, note, version, {now}, changed FROM {table} \
+const LIST: &str = "SELECT name, owner, token, holds, expires, keep_until, began, note, version, changed, {now} AS micros FROM {table} \
     WHERE name >= ? AND name > ? AND name < ? ORDER BY name LIMIT ?";
 
-/// The names after a given one, and since when each is unused, for a sweep. Locks nothing.
-const STALE: &str = "SELECT name, GREATEST(changed, expires), {now} FROM {table} WHERE name > ? ORDER BY name LIMIT ?";
+/// The names after a given one, and whether each was free for a day, for a sweep. Locks nothing.
+const UNUSED: &str = "SELECT name, GREATEST(changed, expires) <= {now} - 86400000000 FROM {table} WHERE name > ? ORDER BY name LIMIT ?";
 
 /// Deletes one name that has been free for a day, and whose last token is as old. The name's next token is
 /// the server's time, which is greater unless the clock is set back by more than a day.
@@ -128,19 +163,47 @@ const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, DATE'1970-01-01', UTC_TIMESTAMP(6)
 /// A byte above all bytes of names.
 const PAST: &[u8] = &[0xff];
 
+/// Lengths of lists: few of them, so that each statement stays prepared.
+const SIZES: [usize; 4] = [1, 8, 64, LIST_BATCH];
+/// Lengths of the lists of batched requests, which may have any number.
+const BATCHES: [usize; 5] = [4, 8, 16, 32, GATHERED];
+/// The most entries in one statement; more gain nothing.
+pub(crate) const LIST_BATCH: usize = 512;
+/// The most acquires or releases in one statement.
+pub(crate) const GATHERED: usize = 64;
+
+/// A statement and its values.
+pub(crate) type Statement = Query<'static, MySql, MySqlArguments>;
+
 /// The statements for one table.
 #[derive(Debug)]
 pub(crate) struct Statements {
     pub(crate) create: SqlStr,
     take: SqlStr,
-    insert: SqlStr,
     free: SqlStr,
+    insert: SqlStr,
     swap: SqlStr,
-    break_lock: SqlStr,
     list: SqlStr,
-    stale: SqlStr,
+    unused: SqlStr,
     forget: SqlStr,
-    pub(crate) lists: Lists,
+    take_all: Lengths,
+    free_all: Lengths,
+    renew: Lengths,
+    find: Lengths,
+    unlocked: Lengths,
+}
+
+/// One statement in several lengths.
+#[derive(Debug)]
+struct Lengths(Vec<(usize, SqlStr)>);
+
+impl Lengths {
+    /// The text for that many entries, and the number it has room for. Batches never exceed the longest.
+    fn fitting(&self, entries: usize) -> (SqlStr, usize) {
+        let fits = self.0.iter().find(|(size, _)| entries <= *size);
+        let (size, text) = fits.unwrap_or(&self.0[self.0.len() - 1]);
+        (text.clone(), *size)
+    }
 }
 
 impl Statements {
@@ -148,19 +211,307 @@ impl Statements {
     pub(crate) fn new(table: &Table) -> Self {
         let table = table.quoted();
         let text = |sql: &str| ready(sql.replace("{table}", &table));
+        let sized = |sql: &str, sizes: &[usize]| {
+            let one = |size: &usize| {
+                let list = ["?"].repeat(*size).join(", ");
+                (*size, text(&sql.replace("{list}", &list)))
+            };
+            Lengths(sizes.iter().map(one).collect())
+        };
         Self {
             create: text(CREATE),
             take: text(TAKE),
-            insert: text(INSERT),
             free: text(FREE),
+            insert: text(INSERT),
             swap: text(SWAP),
-            break_lock: text(BREAK),
             list: text(LIST),
-            stale: text(STALE),
+            unused: text(UNUSED),
             forget: text(FORGET),
-            lists: Lists::new(&table),
+            take_all: sized(TAKE_ALL, &BATCHES),
+            free_all: sized(FREE_ALL, &BATCHES),
+            renew: sized(RENEW, &SIZES),
+            find: sized(FIND, &SIZES),
+            unlocked: sized(UNLOCKED, &SIZES),
         }
     }
+
+    /// `TAKE`: it matches one row if it took the lock, and tells the token.
+    pub(crate) fn take(&self, req: &Acquire, not_after: i64) -> Statement {
+        let lease = micros(req.lease.length());
+        sqlx::query(self.take.clone())
+            .bind(&written(&req.owner)[..])
+            .bind(bytes(req.hold))
+            .bind(lease)
+            .bind(lease)
+            .bind(bytes(&req.note))
+            .bind(req.name.as_str().as_bytes())
+            .bind(not_after)
+    }
+
+    /// `TAKE_ALL` for at most [`GATHERED`] names: it tells the server's time, which is the token of each row
+    /// that it matched. All requests have the same lease and holder info.
+    pub(crate) fn take_all(&self, batch: &[Acquire], not_after: i64) -> Statement {
+        let (text, size) = self.take_all.fitting(batch.len());
+        let first = batch.first();
+        let lease = first.map_or(0, |req| micros(req.lease.length()));
+        let note = first.map_or_else(Vec::new, |req| bytes(&req.note));
+        let holds: String = batch.iter().map(|req| req.hold.to_string()).collect();
+        let owners: Vec<u8> = batch.iter().flat_map(|req| written(&req.owner)).collect();
+        let names = || filled(batch.iter().map(|req| req.name.as_str().as_bytes()), size);
+        let statement = sqlx::query(text).bind(lease).bind(holds.into_bytes());
+        let statement = all(statement, names()).bind(lease).bind(owners);
+        let statement = all(statement, names()).bind(note);
+        all(statement, names()).bind(not_after)
+    }
+
+    /// `FREE`: it matches one row if it released the hold, and tells the server's time.
+    pub(crate) fn free(&self, name: &LockName, owner: &Owner, hold: HoldId) -> Statement {
+        sqlx::query(self.free.clone())
+            .bind(&written(owner)[..])
+            .bind(bytes(hold))
+            .bind(name.as_str().as_bytes())
+    }
+
+    /// `FREE_ALL` for at most [`GATHERED`] sole holds: it tells the server's time if it released any.
+    pub(crate) fn free_all(&self, batch: &[Release]) -> Statement {
+        let (text, size) = self.free_all.fitting(batch.len());
+        let names = filled(batch.iter().map(|req| req.name.as_str().as_bytes()), size);
+        let keys = batch.iter().map(|req| match req.holds {
+            Holds::One(hold) => key(&req.name, &req.owner, hold),
+            Holds::All => Vec::new(), // matches nothing
+        });
+        all(all(sqlx::query(text), names), filled(keys, size))
+    }
+
+    /// `RENEW` for at most [`LIST_BATCH`] sole holds: it tells the server's time if it renewed any.
+    pub(crate) fn renew(&self, batch: &[&Renew], lease: Duration, not_after: i64) -> Statement {
+        let (text, size) = self.renew.fitting(batch.len());
+        let lease = micros(lease);
+        let names = filled(
+            batch.iter().map(|entry| entry.name.as_str().as_bytes()),
+            size,
+        );
+        let keys = batch
+            .iter()
+            .map(|entry| key(&entry.name, &entry.owner, entry.hold));
+        let statement = sqlx::query(text).bind(lease).bind(lease);
+        all(all(statement, names), filled(keys, size)).bind(not_after)
+    }
+
+    /// `INSERT`: it matches one row if it came in time.
+    pub(crate) fn insert(&self, write: &Write) -> Statement {
+        let record = &write.record;
+        sqlx::query(self.insert.clone())
+            .bind(write.name.as_str().as_bytes())
+            .bind(record.owner.map(|owner| written(&owner).to_vec()))
+            .bind(bytes(&record.holds))
+            .bind(signed(record.token))
+            .bind(signed(record.unavailable_until))
+            .bind(signed(record.min_hold_until))
+            .bind(signed(record.began))
+            .bind(bytes(&record.holder_info))
+            .bind(signed(record.version))
+            .bind(signed(write.not_after))
+    }
+
+    /// `SWAP`: it matches one row if that still had the version, and it came in time.
+    pub(crate) fn swap(&self, write: &Write, version: i64) -> Statement {
+        let record = &write.record;
+        sqlx::query(self.swap.clone())
+            .bind(signed(record.token))
+            .bind(signed(record.token))
+            .bind(signed(record.unavailable_until))
+            .bind(signed(record.min_hold_until))
+            .bind(record.owner.map(|owner| written(&owner).to_vec()))
+            .bind(bytes(&record.holds))
+            .bind(bytes(&record.holder_info))
+            .bind(signed(record.version))
+            .bind(write.name.as_str().as_bytes())
+            .bind(version)
+            .bind(signed(write.not_after))
+    }
+
+    /// `FIND` for at most [`LIST_BATCH`] names.
+    pub(crate) fn find(&self, names: &[&LockName]) -> Statement {
+        let (text, size) = self.find.fitting(names.len());
+        let names = names.iter().map(|name| name.as_str().as_bytes());
+        all(sqlx::query(text), filled(names, size))
+    }
+
+    /// `UNLOCKED` for at most [`LIST_BATCH`] names.
+    pub(crate) fn unlocked(&self, names: &[&LockName]) -> Statement {
+        let (text, size) = self.unlocked.fitting(names.len());
+        let names = names.iter().map(|name| name.as_str().as_bytes());
+        all(sqlx::query(text), filled(names, size))
+    }
+
+    /// `LIST`.
+    pub(crate) fn list(&self, prefix: &str, after: &[u8], limit: usize) -> Statement {
+        // No name has a byte above 0xf4, so all names with this prefix are below this.
+        let end = [prefix.as_bytes(), PAST].concat();
+        sqlx::query(self.list.clone())
+            .bind(prefix.as_bytes())
+            .bind(after)
+            .bind(end)
+            .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+    }
+
+    /// `UNUSED`.
+    pub(crate) fn unused(&self, after: &[u8], limit: usize) -> Statement {
+        sqlx::query(self.unused.clone())
+            .bind(after)
+            .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+    }
+
+    /// `FORGET`.
+    pub(crate) fn forget(&self, name: &[u8]) -> Statement {
+        sqlx::query(self.forget.clone()).bind(name)
+    }
+}
+
+/// A row as it was read.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) name: Vec<u8>,
+    /// The server's time.
+    pub(crate) now: u64,
+    /// When the row was last written.
+    pub(crate) changed: u64,
+    pub(crate) version: i64,
+    expires: u64,
+    pub(crate) record: Result<Record, DamagedRecord>,
+}
+
+impl Row {
+    #[cfg(test)]
+    pub(crate) fn of(record: Record, changed: u64) -> Self {
+        Self {
+            name: Vec::new(),
+            now: 0,
+            changed,
+            version: 1,
+            expires: 0,
+            record: Ok(record),
+        }
+    }
+
+    /// A row of `FIND` or `LIST`; `None`: it has only the time.
+    pub(crate) fn read(row: &MySqlRow) -> Option<Self> {
+        let token = number(row, "token").unwrap_or(0);
+        Some(Self {
+            name: row.try_get::<Option<Vec<u8>>, _>("name").ok()??,
+            now: Self::time(row).ok()?,
+            changed: number(row, "changed").unwrap_or(0),
+            version: row.try_get("version").ok()?,
+            expires: number(row, "expires").unwrap_or(0),
+            record: record(row).map_err(|field| DamagedRecord::new(field).with_token(token)),
+        })
+    }
+
+    /// The server's time in a row of `FIND` or `LIST`.
+    pub(crate) fn time(row: &MySqlRow) -> sqlx::Result<u64> {
+        let micros: i64 = row.try_get("micros")?;
+        Ok(micros.unsigned_abs())
+    }
+
+    /// The name in a row of `UNLOCKED` or `UNUSED`.
+    pub(crate) fn name(row: &MySqlRow) -> Option<Vec<u8>> {
+        row.try_get(0).ok()
+    }
+
+    /// Whether a row of `UNUSED` was free for a day.
+    pub(crate) fn is_unused(row: &MySqlRow) -> bool {
+        row.try_get::<i64, _>(1).is_ok_and(|unused| unused == 1)
+    }
+
+    pub(crate) fn lock_name(&self) -> Option<LockName> {
+        LockName::new(std::str::from_utf8(&self.name).ok()?).ok()
+    }
+
+    /// The record. A damaged row past its end is free, whatever else it says.
+    pub(crate) fn stored(self) -> Stored {
+        match self.record {
+            Err(damaged) if self.expires <= self.now && (0..i64::MAX).contains(&self.version) => {
+                Stored::Record(Record {
+                    token: damaged.token,
+                    version: self.version.unsigned_abs(),
+                    ..Record::default()
+                })
+            }
+            Err(damaged) => Stored::Damaged(damaged),
+            Ok(record) => Stored::Record(record),
+        }
+    }
+}
+
+/// The record, or the column that cannot be read: something other than dlock wrote it.
+fn record(row: &MySqlRow) -> Result<Record, &'static str> {
+    let text = |column: &'static str| {
+        let bytes = row
+            .try_get::<Option<&[u8]>, _>(column)
+            .map_err(|_| column)?;
+        std::str::from_utf8(bytes.unwrap_or_default()).map_err(|_| column)
+    };
+    Ok(Record {
+        token: number(row, "token")?,
+        owner: match text("owner")? {
+            "" => None,
+            owner => Some(owner.parse().map_err(|_| "owner")?),
+        },
+        holds: text("holds")?.parse().map_err(|_| "holds")?,
+        unavailable_until: number(row, "expires")?,
+        min_hold_until: number(row, "keep_until")?,
+        began: number(row, "began")?,
+        waiters_until: 0,
+        holder_info: HolderInfo::parse(text("note")?),
+        version: match number(row, "version")? {
+            // One more does not fit.
+            LAST_VERSION => return Err("version"),
+            version => version,
+        },
+    })
+}
+
+/// A time, a token or a version: dlock writes none below zero.
+fn number(row: &MySqlRow, column: &'static str) -> Result<u64, &'static str> {
+    let number = row.try_get::<i64, _>(column).map_err(|_| column)?;
+    u64::try_from(number).map_err(|_| column)
+}
+
+const LAST_VERSION: u64 = i64::MAX.unsigned_abs();
+
+/// Pads a list by repeating its last entry.
+fn filled<T: Clone>(list: impl Iterator<Item = T> + Clone, size: usize) -> impl Iterator<Item = T> {
+    let last = list.clone().last();
+    list.chain(last.into_iter().cycle()).take(size)
+}
+
+fn all<'t, T>(statement: Statement, list: impl Iterator<Item = T>) -> Statement
+where
+    T: sqlx::Encode<'t, MySql> + sqlx::Type<MySql>,
+{
+    list.fold(statement, |statement, value| statement.bind(value))
+}
+
+/// The text by which statements compare a sole hold.
+fn key(name: &LockName, owner: &Owner, hold: HoldId) -> Vec<u8> {
+    [name.as_str().as_bytes(), &written(owner), &bytes(hold)].concat()
+}
+
+/// An owner in the form of the row.
+fn written(owner: &Owner) -> [u8; 36] {
+    let mut text = [0; 36];
+    owner.expose().hyphenated().encode_lower(&mut text);
+    text
+}
+
+fn bytes(text: impl Display) -> Vec<u8> {
+    text.to_string().into_bytes()
+}
+
+/// A span in the unit of the row's times.
+fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
 }
 
 /// What `dlock schema` prints.
@@ -184,205 +535,8 @@ pub(crate) async fn clock(native: &mut MySqlConnection) -> sqlx::Result<Duration
 /// Reads a time column.
 pub(crate) fn time(row: &MySqlRow, at: usize) -> sqlx::Result<Duration> {
     let micros: i64 = row.try_get(at)?;
-    Ok(Duration::from_micros(unsigned(micros)))
+    Ok(Duration::from_micros(micros.unsigned_abs()))
 }
-
-/// Runs `TAKE`: the token, or `None` if the lock was not taken.
-pub(crate) async fn take(
-    native: &mut MySqlConnection,
-    sql: &Statements,
-    req: &Acquire,
-    not_after: i64,
-) -> sqlx::Result<Option<FencingToken>> {
-    let lease = micros(req.lease.length());
-    let (whose, hold) = inside(&req.owner, req.hold);
-    let values = values(7, |all| {
-        all.add(&whose[..])?;
-        all.add(&hold[..])?;
-        all.add(lease)?;
-        all.add(lease)?;
-        all.add(req.note.to_string().into_bytes())?;
-        all.add(req.name.as_str().as_bytes())?;
-        all.add(not_after)
-    })?;
-    let done = changes(native, &sql.take, values).await?;
-    Ok((done.rows_affected() == 1).then(|| FencingToken(done.last_insert_id())))
-}
-
-/// Runs `INSERT`, for a name without a row: the token, or `None` after its not-after time.
-pub(crate) async fn insert(
-    native: &mut MySqlConnection,
-    sql: &Statements,
-    req: &Acquire,
-    not_after: i64,
-) -> sqlx::Result<Option<FencingToken>> {
-    let lease = micros(req.lease.length());
-    let done = sqlx::query(sql.insert.clone())
-        .bind(req.name.as_str().as_bytes())
-        .bind(written(&req.owner).into_bytes())
-        .bind(req.hold.to_string().into_bytes())
-        .bind(lease)
-        .bind(lease)
-        .bind(req.note.to_string().into_bytes())
-        .bind(not_after)
-        .execute(native)
-        .await?;
-    Ok((done.rows_affected() == 1).then(|| FencingToken(done.last_insert_id())))
-}
-
-/// Runs `FREE`: the server's time, or `None` if no hold was released.
-pub(crate) async fn free(
-    native: &mut MySqlConnection,
-    sql: &Statements,
-    (name, whose, hold): (&LockName, &Owner, HoldId),
-) -> sqlx::Result<Option<Duration>> {
-    let (whose, hold) = inside(whose, hold);
-    let values = values(3, |all| {
-        all.add(&whose[..])?;
-        all.add(&hold[..])?;
-        all.add(name.as_str().as_bytes())
-    })?;
-    let done = changes(native, &sql.free, values).await?;
-    Ok((done.rows_affected() == 1).then(|| Duration::from_micros(done.last_insert_id())))
-}
-
-/// Runs `SWAP`: whether the row was still the one that was read.
-pub(crate) async fn swap(
-    native: &mut MySqlConnection,
-    sql: &Statements,
-    (name, record): (&LockName, Record),
-    not_after: i64,
-) -> sqlx::Result<bool> {
-    let done = sqlx::query(sql.swap.clone())
-        .bind(record.owner.map(String::into_bytes))
-        .bind(record.holds.to_string().into_bytes())
-        .bind(record.expires)
-        .bind(record.keep_until)
-        .bind(record.note.into_bytes())
-        .bind(name.as_str().as_bytes())
-        .bind(record.version)
-        .bind(record.token)
-        .bind(not_after)
-        .execute(native)
-        .await?;
-    Ok(done.rows_affected() == 1)
-}
-
-/// Runs `BREAK`: the token of the ended incarnation. `Some(None)`: only a minimum hold was ended; `None`:
-/// nothing was.
-pub(crate) async fn break_lock(
-    native: &mut MySqlConnection,
-    sql: &Statements,
-    name: &LockName,
-    only: Option<i64>,
-) -> sqlx::Result<Option<Option<FencingToken>>> {
-    let done = sqlx::query(sql.break_lock.clone())
-        .bind(name.as_str().as_bytes())
-        .bind(i64::from(only.is_none()))
-        .bind(only.unwrap_or(0))
-        .execute(native)
-        .await?;
-    let had = done.last_insert_id();
-    Ok((done.rows_affected() == 1).then(|| (had > 0).then_some(FencingToken(had))))
-}
-
-/// Runs `LIST`: rows in name order.
-pub(crate) async fn list(
-    native: &mut MySqlConnection,
-    sql: &Statements,
-    (prefix, after): (&str, Vec<u8>),
-    limit: usize,
-) -> sqlx::Result<Vec<Listed>> {
-    // No name has a byte above 0xf4, so all names with this prefix are below this.
-    let end = [prefix.as_bytes(), PAST].concat();
-    let rows: Vec<MySqlRow> = sqlx::query(sql.list.clone())
-        .bind(prefix.as_bytes())
-        .bind(after)
-        .bind(end)
-        .bind(i64::try_from(limit).unwrap_or(i64::MAX))
-        .fetch(native)
-        .try_collect()
-        .await?;
-    let listed = |row: &MySqlRow| -> sqlx::Result<_> {
-        let (expires, now): (i64, i64) = (row.try_get(4)?, row.try_get(9)?);
-        Ok(Listed {
-            name: row.try_get(0)?,
-            is_closed: expires > now,
-            record: record(row),
-        })
-    };
-    rows.iter().map(listed).collect()
-}
-
-/// A row of a listing; an unreadable one does not stop the listing.
-pub(crate) struct Listed {
-    pub(crate) name: Vec<u8>,
-    pub(crate) is_closed: bool,
-    pub(crate) record: sqlx::Result<Record>,
-}
-
-/// Runs `STALE`: the next names after a given one, and how long each has been unused.
-pub(crate) async fn stale(
-    native: &mut MySqlConnection,
-    sql: &Statements,
-    after: &[u8],
-    limit: i64,
-) -> sqlx::Result<Vec<(Vec<u8>, Duration)>> {
-    let rows: Vec<MySqlRow> = sqlx::query(sql.stale.clone())
-        .bind(after)
-        .bind(limit)
-        .fetch(native)
-        .try_collect()
-        .await?;
-    let idle = |row: &MySqlRow| -> sqlx::Result<_> {
-        let (last, now): (i64, i64) = (row.try_get(1)?, row.try_get(2)?);
-        let span = u64::try_from(now.saturating_sub(last)).unwrap_or(0);
-        Ok((row.try_get(0)?, Duration::from_micros(span)))
-    };
-    rows.iter().map(idle).collect()
-}
-
-/// Runs `FORGET`: whether the row existed and had been free long enough.
-pub(crate) async fn forget(
-    native: &mut MySqlConnection,
-    sql: &Statements,
-    name: &[u8],
-) -> sqlx::Result<bool> {
-    let done = sqlx::query(sql.forget.clone())
-        .bind(name)
-        .execute(native)
-        .await?;
-    Ok(done.rows_affected() == 1)
-}
-
-/// Encodes `count` values of a statement, in the order of its placeholders, with one reservation of memory.
-fn values(
-    count: usize,
-    add: impl FnOnce(&mut MySqlArguments) -> Result<(), BoxDynError>,
-) -> sqlx::Result<MySqlArguments> {
-    let mut values = MySqlArguments::default();
-    values.reserve(count, ROOM);
-    add(&mut values).map_err(sqlx::Error::Encode)?;
-    Ok(values)
-}
-
-/// Runs a statement that returns no rows. The client's own `execute` does the same with two more boxes and
-/// another stream.
-async fn changes(
-    native: &mut MySqlConnection,
-    sql: &SqlStr,
-    values: MySqlArguments,
-) -> sqlx::Result<MySqlQueryResult> {
-    let mut answer = native.fetch_many(sqlx::query_with(sql.clone(), values));
-    let mut done = MySqlQueryResult::default();
-    while let Some(part) = answer.try_next().await? {
-        done.extend(part.left());
-    }
-    Ok(done)
-}
-
-/// Bytes for the values of one lock, unless its name is long.
-const ROOM: usize = 256;
 
 /// Ends the statement that connection `id` runs; only a number is put into the SQL text.
 pub(crate) async fn kill(native: &mut MySqlConnection, id: u64) -> sqlx::Result<()> {
@@ -390,42 +544,10 @@ pub(crate) async fn kill(native: &mut MySqlConnection, id: u64) -> sqlx::Result<
     sqlx::raw_sql(sql).execute(native).await.map(drop)
 }
 
-/// A token as a bound value; `None` for one that no row can have.
-pub(crate) fn bound(token: FencingToken) -> Option<i64> {
-    i64::try_from(token.0).ok()
-}
-
-/// Reads a row in the column order of `LIST` and `FIND`: its name and its record.
-pub(crate) fn read(row: &MySqlRow) -> sqlx::Result<(Vec<u8>, Record)> {
-    Ok((row.try_get(0)?, record(row)?))
-}
-
-fn record(row: &MySqlRow) -> sqlx::Result<Record> {
-    let text = |bytes: Vec<u8>| {
-        String::from_utf8(bytes).map_err(|cause| sqlx::Error::Decode(Box::new(cause)))
-    };
-    let holds = text(row.try_get(3)?)?;
-    let owner: Option<Vec<u8>> = row.try_get(1)?;
-    Ok(Record {
-        owner: owner.map(text).transpose()?,
-        token: row.try_get(2)?,
-        holds: holds
-            .parse()
-            .map_err(|cause| sqlx::Error::Decode(Box::new(cause)))?,
-        expires: row.try_get(4)?,
-        keep_until: row.try_get(5)?,
-        began: row.try_get(6)?,
-        note: text(row.try_get(7)?)?,
-        version: row.try_get(8)?,
-        now: row.try_get(9)?,
-        changed: row.try_get(10)?,
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Statements, bound, ddl};
-    use dlock_core::{FencingToken, MAX_HOLDS};
+    use super::{Statements, ddl, filled};
+    use dlock_core::MAX_HOLDS;
 
     #[test]
     fn nothing_is_left_open_in_a_text() {
@@ -455,8 +577,23 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_no_row_has_is_not_bound() {
-        assert_eq!(bound(FencingToken(7)), Some(7));
-        assert_eq!(bound(FencingToken(u64::MAX)), None);
+    fn a_list_is_filled_up_by_its_last_entry() {
+        let list = [1, 2];
+        assert_eq!(filled(list.iter(), 4).collect::<Vec<_>>(), [&1, &2, &2, &2]);
+        let sql = Statements::new(&"t".parse().unwrap());
+        for (entries, room) in [(1, 1), (2, 8), (8, 8), (9, 64), (65, 512), (512, 512)] {
+            let (text, size) = sql.renew.fitting(entries);
+            assert_eq!(
+                (size, text.as_str().matches('?').count()),
+                (room, 2 * room + 3)
+            );
+        }
+        for (entries, room) in [(2, 4), (5, 8), (33, 64), (64, 64)] {
+            for (sized, lists, others) in [(&sql.take_all, 3, 6), (&sql.free_all, 2, 0)] {
+                let (text, size) = sized.fitting(entries);
+                let places = text.as_str().matches('?').count();
+                assert_eq!((size, places), (room, lists * room + others));
+            }
+        }
     }
 }

@@ -8,17 +8,25 @@
 //! behind waiters.
 
 use crate::{
-    commands::{self, Statements},
+    commands::{self, Statement, Statements},
     config::MysqlConfig,
     error::{self, Fate},
     limit::{Deadline, Limit},
     session,
     settings::Flavour,
 };
-use dlock_core::{Clock, DriverError, Effect, Instant, Result, RetryClass, ServerClock};
-use sqlx::{ConnectOptions, Connection as _, MySqlConnection, mysql::MySqlConnectOptions};
+use dlock_core::{
+    Clock, DriverError, Effect, Instant, Result, RetryClass, ServerClock,
+    kit::{Backoff, Call, Class},
+};
+use futures_util::TryStreamExt;
+use sqlx::{
+    ConnectOptions, Connection as _, Executor as _, MySqlConnection,
+    mysql::{MySqlConnectOptions, MySqlQueryResult, MySqlRow},
+};
 use std::{
     fmt,
+    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -26,15 +34,6 @@ use std::{
     time::Duration,
 };
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
-
-/// What a connection is used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    /// Everything but renewals.
-    Work,
-    /// Renewals, which must not wait behind other requests.
-    Renewal,
-}
 
 /// Opens connections, all with the same options.
 pub(crate) struct Dialer {
@@ -47,7 +46,7 @@ pub(crate) struct Dialer {
 /// The current run of failed attempts to connect, shared by all tasks.
 #[derive(Default)]
 struct Trouble {
-    pause: Duration,
+    backoff: Option<Backoff>,
     until: Instant,
     why: Option<Arc<str>>,
 }
@@ -117,8 +116,8 @@ impl Dialer {
         let now = self.clock.now();
         let mut trouble = self.trouble();
         if now >= trouble.until {
-            trouble.pause = (trouble.pause * 2).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
-            trouble.until = now + trouble.pause.mul_f64(0.5 + fastrand::f64() / 2.0);
+            let first = || Backoff::new(SHORTEST_PAUSE, LONGEST_PAUSE);
+            trouble.until = now + trouble.backoff.get_or_insert_with(first).pause();
         }
         trouble.why = Some(said(error).into());
     }
@@ -210,12 +209,13 @@ impl Connections {
         &self.clock
     }
 
-    /// Waits for a permit and a connection, at most until `give_up`. A request that fails here was never
+    /// Waits for a permit and a connection, at most until the call's give-up. A request that fails here was never
     /// sent.
-    pub(crate) async fn turn(&self, purpose: Purpose, give_up: Instant) -> Result<Turn<'_>> {
-        let set = match purpose {
-            Purpose::Work => &self.work,
-            Purpose::Renewal => &self.renewals,
+    pub(crate) async fn turn(&self, call: Call) -> Result<Turn<'_>> {
+        let give_up = call.give_up;
+        let set = match call.class {
+            Class::Work => &self.work,
+            Class::Renewal => &self.renewals,
         };
         // The rare waits are boxed, to keep the future of each request small.
         let seat = match set.seats.try_acquire() {
@@ -334,7 +334,46 @@ pub(crate) struct Turn<'a> {
     _seat: SemaphorePermit<'a>,
 }
 
+/// What a statement without rows tells.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Done {
+    /// How many rows its `WHERE` matched.
+    pub(crate) matched: usize,
+    /// What it gave to `LAST_INSERT_ID`.
+    pub(crate) number: u64,
+}
+
 impl Turn<'_> {
+    /// Runs a statement that returns no rows.
+    pub(crate) async fn run(&mut self, statement: Statement) -> Result<Done> {
+        let limit = self.limit();
+        let native = self.native();
+        // The client's own `execute` does the same with two more boxes and another stream.
+        let answer = {
+            let running = pin!(async {
+                let mut answer = native.fetch_many(statement);
+                let mut done = MySqlQueryResult::default();
+                while let Some(part) = answer.try_next().await? {
+                    done.extend(part.left());
+                }
+                Ok(done)
+            });
+            limit.of(running).await
+        };
+        let done = self.heard(answer)?;
+        Ok(Done {
+            matched: usize::try_from(done.rows_affected()).unwrap_or(usize::MAX),
+            number: done.last_insert_id(),
+        })
+    }
+
+    /// Runs a statement that returns rows.
+    pub(crate) async fn rows(&mut self, statement: Statement) -> Result<Vec<MySqlRow>> {
+        let limit = self.limit();
+        let answer = limit.of(self.native().fetch_all(statement)).await;
+        self.heard(answer)
+    }
+
     /// The connection for one statement. It must run under [`limit`](Self::limit), and its answer must go to
     /// [`heard`](Self::heard).
     pub(crate) fn native(&mut self) -> &mut MySqlConnection {
@@ -396,8 +435,8 @@ impl Turn<'_> {
         }
     }
 
-    /// After a statement was refused as late: the server's clock was set, or our estimate is too old. The
-    /// next checkout reads it anew.
+    /// The next checkout reads the server's time anew.
+    #[cfg(test)]
     pub(crate) fn forget_the_time(&mut self) {
         if let Some(link) = &mut self.link {
             link.timed = Instant::ORIGIN;
@@ -462,7 +501,7 @@ const TIMED: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {
-    use super::{Connections, Effect, Flavour, Purpose};
+    use super::{Call, Class, Connections, Effect, Flavour};
     use crate::{commands::Statements, error, limit::RUNS};
     use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
     use std::time::{Duration, Instant};
@@ -474,8 +513,11 @@ mod tests {
         let all = Connections::open(&config, &Statements::new(&config.qualified().unwrap()))
             .await
             .unwrap();
-        let far = all.clock().now() + Duration::from_secs(20);
-        let mut turn = all.turn(Purpose::Work, far).await.unwrap();
+        let call = Call {
+            class: Class::Work,
+            give_up: all.clock().now() + Duration::from_secs(20),
+        };
+        let mut turn = all.turn(call).await.unwrap();
         // Either family is made to behave like a server that ends no write.
         let unbound = match turn.open().flavour {
             Flavour::Mariadb => "SET SESSION max_statement_time = 0",
@@ -494,7 +536,7 @@ mod tests {
         assert!(error::is_contention(&error) && error.effect() == Effect::None);
         assert!(began.elapsed() >= RUNS, "{:?}", began.elapsed());
         drop(turn);
-        let mut turn = all.turn(Purpose::Work, far).await.unwrap();
+        let mut turn = all.turn(call).await.unwrap();
         assert_ne!(turn.open().id, id);
     }
 }

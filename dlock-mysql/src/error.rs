@@ -1,6 +1,6 @@
 //! Errors: one table classifies the server's and the native client's errors by kind, retry class and effect.
 
-use dlock_core::{DriverError, Effect, ErrorKind, MAX_HOLDS, RetryClass};
+use dlock_core::{DriverError, Effect, ErrorKind, RetryClass};
 use sqlx::mysql::MySqlDatabaseError;
 use std::{fmt, io};
 
@@ -217,34 +217,9 @@ fn number_in(error: &DriverError) -> Option<u16> {
     number(source.downcast_ref()?)
 }
 
-/// A copy of the error, for another request of the same batch.
-pub(crate) fn again(error: &DriverError) -> DriverError {
-    let why =
-        std::error::Error::source(error).map_or_else(String::new, |source| format!(": {source}"));
-    DriverError::new(error.kind(), format!("{error}{why}"))
-        .with_retry(error.retry())
-        .with_effect(error.effect())
-}
-
-/// The statement ran after its not-after time: it did nothing, and the server's time is known again.
-pub(crate) fn late() -> DriverError {
-    DriverError::unavailable("the request reached the server too late and was refused")
-        .with_retry(RetryClass::Now)
-}
-
-/// The request was batched, and the task that sent the batch has ended.
-pub(crate) fn untold() -> DriverError {
-    DriverError::unanswered("the task that sent the request ended before the answer came")
-}
-
 /// The request was sent, and the state found now may be older or newer than its effect.
 pub(crate) fn overtaken() -> DriverError {
     DriverError::unanswered("others have used the lock since").with_retry(RetryClass::Now)
-}
-
-/// Other clients were faster in every attempt.
-pub(crate) fn contended() -> DriverError {
-    DriverError::unavailable("too many clients change this lock at the same time")
 }
 
 /// Another transaction has locked the row, and the rest of the batch does not wait for it.
@@ -273,22 +248,12 @@ pub(crate) fn unreachable(why: Option<&str>) -> DriverError {
     })
 }
 
-pub(crate) fn full() -> DriverError {
-    let message =
-        format!("the lock has {MAX_HOLDS} holds already, the most that one name can have");
-    DriverError::new(ErrorKind::Overloaded, message).with_retry(RetryClass::Later)
-}
-
 pub(crate) fn garbled() -> DriverError {
     DriverError::new(GARBLED.kind, GARBLED.advice)
 }
 
 pub(crate) fn closed() -> DriverError {
     DriverError::new(ErrorKind::ShuttingDown, "the driver was closed")
-}
-
-pub(crate) fn bad_cursor() -> DriverError {
-    DriverError::new(ErrorKind::Misuse, "the cursor is none of this driver's")
 }
 
 pub(crate) fn unsupported(message: String) -> DriverError {

@@ -1,22 +1,18 @@
 #![doc = include_str!("../README.md")]
 
-mod batch;
 mod commands;
 mod config;
 mod connection;
 mod driver;
 mod error;
-mod gather;
-mod hints;
 mod limit;
-mod lists;
-mod record;
-mod renewal;
+mod requests;
 mod session;
 mod settings;
 mod store;
-mod sweep;
+mod table;
 
 pub use config::{MysqlConfig, Table};
 pub use driver::MysqlDriver;
 pub use sqlx;
+pub use store::MysqlStore;

@@ -407,20 +407,26 @@ fn read(row: &SqliteRow) -> sqlx::Result<Row> {
 }
 
 fn record(row: &SqliteRow) -> Result<Record, DamagedRecord> {
+    let token = row.try_get::<i64, _>("token").map_or(0, unsigned);
+    fields(row).map_err(|field| DamagedRecord::new(field).with_token(token))
+}
+
+/// The record, or the column that cannot be read.
+fn fields(row: &SqliteRow) -> Result<Record, &'static str> {
     let time = |column| match row.try_get::<i64, _>(column) {
         Ok(time) if time >= 0 => Ok(unsigned(time)),
-        _ => Err(DamagedRecord(column)),
+        _ => Err(column),
     };
     let text = |column| {
         let text = row.try_get::<Option<&str>, _>(column);
-        text.map_err(|_| DamagedRecord(column))
+        text.map_err(|_| column)
     };
     let owner = text("owner")?.map(str::parse::<Owner>).transpose();
     let holds = text("holds")?.unwrap_or_default().parse();
     Ok(Record {
         token: time("token")?,
-        owner: owner.map_err(|_| DamagedRecord("owner"))?,
-        holds: holds.map_err(|_| DamagedRecord("holds"))?,
+        owner: owner.map_err(|_| "owner")?,
+        holds: holds.map_err(|_| "holds")?,
         unavailable_until: time("until")?,
         min_hold_until: time("keep")?,
         began: time("since")?,
@@ -428,7 +434,7 @@ fn record(row: &SqliteRow) -> Result<Record, DamagedRecord> {
         holder_info: HolderInfo::parse(text("note")?.unwrap_or_default()),
         version: match time("version")? {
             // One more does not fit.
-            LAST_VERSION => return Err(DamagedRecord("version")),
+            LAST_VERSION => return Err("version"),
             version => version,
         },
     })

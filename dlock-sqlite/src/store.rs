@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use dlock_core::{
     Acquire, Capabilities, FencingToken, Hint, Holds, Instant, LockName, Release, Renew, Renewed,
     Result, Ticket, Wake, check_runtime,
-    kit::{Expected, Freed, Listed, Read, RecordStore, StoreTime, Stored, Write, Written},
+    kit::{Call, Expected, Freed, Listed, Read, RecordStore, StoreTime, Stored, Write, Written},
 };
 use futures_core::stream::BoxStream;
 use std::time::Duration;
@@ -104,7 +104,7 @@ impl RecordStore for SqliteStore {
         &self.capabilities
     }
 
-    async fn read(&self, names: &[LockName]) -> Result<Read> {
+    async fn read(&self, names: &[LockName], _: Call) -> Result<Read> {
         let mut turn = self.connection.turn().await?;
         let at = self.machine.moment();
         let mut records = Vec::with_capacity(names.len());
@@ -119,7 +119,7 @@ impl RecordStore for SqliteStore {
         Ok(Read { time, records })
     }
 
-    async fn write(&self, writes: &[Write]) -> Result<Vec<Written>> {
+    async fn write(&self, writes: &[Write], _: Call) -> Result<Vec<Written>> {
         let mut written = Vec::with_capacity(writes.len());
         for write in writes {
             // A turn each: a statement that fails may take the connection with it.
@@ -197,11 +197,15 @@ impl RecordStore for SqliteStore {
         })
     }
 
-    async fn extend(&self, batch: &[Renew], give_up: Instant) -> Result<Vec<Option<Renewed>>> {
+    async fn extend(
+        &self,
+        batch: &[Renew],
+        give_up: Instant,
+    ) -> Result<Vec<Option<Result<Renewed>>>> {
         if self.connection.place().is_replaced() {
             // The next client opens the file that has the path now, and finds no holder.
             tracing::warn!(place = ?self.connection, "sqlite: the lock file was moved, deleted or replaced: the locks held in it are over");
-            return Ok(vec![Some(Renewed::NotHeld); batch.len()]);
+            return Ok(batch.iter().map(|_| Some(Ok(Renewed::NotHeld))).collect());
         }
         let mut answers = Vec::with_capacity(batch.len());
         for some in batch.chunks(RENEW_BATCH) {
@@ -214,7 +218,7 @@ impl RecordStore for SqliteStore {
             answers.extend(some.iter().map(|entry| {
                 let end = ends.get(entry.name.as_str().as_bytes())?;
                 let valid_for = at.until(*end);
-                entry.lease.map(|_| Renewed::Until { valid_for })
+                entry.lease.map(|_| Ok(Renewed::Until { valid_for }))
             }));
         }
         Ok(answers)

@@ -235,7 +235,7 @@ static TAKE: LazyLock<SqlStr> = LazyLock::new(|| {
         "UPDATE floor_same SET token = LAST_INSERT_ID(GREATEST(token + 1, {now})), owner = ?, \
         holds = CONCAT(?, LPAD(LOWER(HEX({now} + ?)), 16, '0')), expires = {now} + ?, keep_until = 0, \
         began = GREATEST({now}, changed), changed = began, note = ?, version = version + 1 \
-        WHERE name = ? AND expires <= {now} AND {now} <= ?",
+        WHERE name = ? AND expires <= {now} AND token < 9223372036854775807 AND {now} <= ?",
     )
 });
 static FREE: LazyLock<SqlStr> = LazyLock::new(|| {

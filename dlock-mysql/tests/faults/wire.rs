@@ -20,6 +20,7 @@ use std::{sync::Arc, time::Instant};
 const TAKE: &[u8] = &[1, 0xfc, 0, 0xfc, 0, 8, 0];
 const INSERT: &[u8] = &[1, 0xfc, 0, 0xfc, 0, 0xfc, 0, 8, 0];
 const RENEW: &[u8] = &[1, 8, 0, 8, 0, 0xfc, 0];
+const SWAP: &[u8] = &[1, 8, 0, 8, 0, 8, 0];
 /// The length of an owner.
 const FREE: &[u8] = &[1, 0xfc, 0, 0xfc, 0, 0xfc, 0, 36];
 
@@ -80,6 +81,33 @@ async fn a_renewal_whose_reply_is_lost_has_renewed() {
     assert!(t.bed.rest("a").await > SECOND * 55);
     assert!(t.bed.lasts(&t.renews(&ask).await.unwrap(), SECOND * 60));
     assert_eq!(t.bed.inspect("a").await.holds, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_breaks_in_a_batch_of_written_renewals_costs_one_of_them() {
+    let t = Wire::start().await;
+    let mut batch = Vec::new();
+    for name in ["a", "b", "c"] {
+        let first = t.bed.taken(name).await;
+        // With a second hold, the renewal is a row that is read and written.
+        t.bed.granted(&t.bed.again(&first, SECOND * 20)).await;
+        batch.push(t.bed.entry(&first, SECOND * 60));
+    }
+    let strike = t.strike(SWAP, Fault::CutAfterRequest);
+    let renew = || {
+        let give_up = t.bed.give_up();
+        t.driver.renew(Lane::default(), &batch, give_up)
+    };
+    let mut renewed = renew().await.unwrap();
+    assert!(strike.has_struck());
+    let lasts = |one: &Result<Renewed, DriverError>| t.bed.lasts(one, SECOND * 60);
+    assert!(renewed[1..].iter().all(lasts), "{renewed:?}");
+    unknown(renewed.remove(0));
+    assert!(
+        t.bed.rest("a").await > SECOND * 50,
+        "it was written, only its answer was lost"
+    );
+    assert!(renew().await.unwrap().iter().all(lasts));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,8 @@
 //! Driver kit: what several drivers need, written once.
 //!
 //! A store that keeps one record per name needs no driver of its own: implement [`RecordStore`] (read records, write them if they are
-//! unchanged, list them) and wrap it in a [`RecordDriver`]. The store holds no lock logic; [`Record`] decides.
+//! unchanged, list them) and wrap it in a [`RecordDriver`]. The store holds no lock logic; [`Record`] decides. A store in which one request
+//! for several names costs little more than one for one name sends concurrent requests through a [`Batcher`].
 //!
 //! # Tutorial: a driver over a directory of files
 //! The whole driver of a toy store: one file per name, an advisory lock round each read-compare-write, the machine's clock as
@@ -15,6 +16,7 @@
 //! server; wake-ups instead of polling; and an error table that tells "not executed" from "unknown" for every native error.
 
 mod backoff;
+mod batch;
 mod deadlines;
 mod hold_set;
 mod record;
@@ -24,12 +26,13 @@ mod server_clock;
 mod sweep;
 
 pub use backoff::Backoff;
+pub use batch::{Batch, BatchPolicy, Batcher, again};
 pub use deadlines::{Deadline, Deadlines};
 pub use hold_set::{HOLD_WIDTH, HoldSet, HoldSetError};
 pub use record::{DamagedRecord, Decision, Record, StoreTime};
 pub use record_driver::{RecordBacked, RecordDriver};
 pub use record_store::{
-    Expected, Freed, GRANTS_PER_SWEEP, Listed, Read, RecordStore, Stored, Write, Written,
+    Call, Class, Expected, Freed, GRANTS_PER_SWEEP, Listed, Read, RecordStore, Stored, Write,
+    Written,
 };
 pub use server_clock::ServerClock;
-pub use sweep::SweepCursor;

@@ -108,12 +108,13 @@ impl<A> Decision<A> {
 }
 
 impl Record {
-    /// What takes the place of a damaged record while it is broken: unavailable, so that `break_lock` frees it, and with the present as the
-    /// last token, as the token of the damaged one is not known.
+    /// What takes the place of a damaged record while it is broken: unavailable, so that `break_lock` frees it. Its last token is the present,
+    /// or that of the damaged record where it can be read and is greater.
     #[must_use]
-    pub fn damaged(time: StoreTime) -> Self {
+    pub fn damaged(damaged: DamagedRecord, time: StoreTime) -> Self {
+        let known = Some(damaged.token).filter(|token| *token < LAST_TOKEN);
         Self {
-            token: time.wall,
+            token: known.map_or(time.wall, |token| token.max(time.wall)),
             unavailable_until: u64::MAX,
             ..Self::default()
         }
@@ -187,7 +188,7 @@ impl Record {
     /// A new incarnation.
     fn begin(&self, req: &Acquire, time: StoreTime) -> Result<Decision<Acquired>> {
         if self.token >= LAST_TOKEN {
-            return Err(DamagedRecord("token").into());
+            return Err(DamagedRecord::new("token").into());
         }
         let end = time.after(req.lease.length());
         let next = Self {
@@ -371,48 +372,74 @@ impl FromStr for Record {
     type Err = DamagedRecord;
 
     fn from_str(text: &str) -> std::result::Result<Self, DamagedRecord> {
-        let mut rest = text;
-        let mut field = |name: &'static str, last: bool| {
-            let (value, tail) = rest
-                .strip_prefix(name)
-                .and_then(|rest| rest.strip_prefix('='))
-                .and_then(|rest| match last {
-                    true => Some((rest, "")),
-                    false => rest.split_once(' '),
-                })
-                .ok_or(DamagedRecord(name))?;
-            rest = tail;
-            Ok(value)
-        };
-        fn parsed<T: FromStr>(
-            name: &'static str,
-            value: &str,
-        ) -> std::result::Result<T, DamagedRecord> {
-            value.parse().map_err(|_| DamagedRecord(name))
-        }
-        Ok(Self {
-            version: parsed("version", field("version", false)?)?,
-            token: parsed("token", field("token", false)?)?,
-            owner: match field("owner", false)? {
-                "-" => None,
-                owner => Some(parsed("owner", owner)?),
-            },
-            holds: parsed("holds", field("holds", false)?)?,
-            unavailable_until: parsed("unavailable_until", field("unavailable_until", false)?)?,
-            min_hold_until: parsed("min_hold_until", field("min_hold_until", false)?)?,
-            began: parsed("began", field("began", false)?)?,
-            waiters_until: parsed("waiters_until", field("waiters_until", false)?)?,
-            holder_info: HolderInfo::parse(field("holder", true)?),
+        parse(text).map_err(|field| {
+            let token = text
+                .split(' ')
+                .find_map(|pair| pair.strip_prefix("token=")?.parse().ok());
+            DamagedRecord::new(field).with_token(token.unwrap_or(0))
         })
     }
 }
 
-/// A record that something other than dlock wrote: the field that cannot be read.
+/// The record, or the field that cannot be read.
+fn parse(text: &str) -> std::result::Result<Record, &'static str> {
+    let mut rest = text;
+    let mut field = |name: &'static str, last: bool| -> std::result::Result<_, &'static str> {
+        let (value, tail) = rest
+            .strip_prefix(name)
+            .and_then(|rest| rest.strip_prefix('='))
+            .and_then(|rest| match last {
+                true => Some((rest, "")),
+                false => rest.split_once(' '),
+            })
+            .ok_or(name)?;
+        rest = tail;
+        Ok(value)
+    };
+    fn parsed<T: FromStr>(name: &'static str, value: &str) -> std::result::Result<T, &'static str> {
+        value.parse().map_err(|_| name)
+    }
+    Ok(Record {
+        version: parsed("version", field("version", false)?)?,
+        token: parsed("token", field("token", false)?)?,
+        owner: match field("owner", false)? {
+            "-" => None,
+            owner => Some(parsed("owner", owner)?),
+        },
+        holds: parsed("holds", field("holds", false)?)?,
+        unavailable_until: parsed("unavailable_until", field("unavailable_until", false)?)?,
+        min_hold_until: parsed("min_hold_until", field("min_hold_until", false)?)?,
+        began: parsed("began", field("began", false)?)?,
+        waiters_until: parsed("waiters_until", field("waiters_until", false)?)?,
+        holder_info: HolderInfo::parse(field("holder", true)?),
+    })
+}
+
+/// A record that something other than dlock wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "dlock did not write what stands in the record of the lock (its field `{0}` cannot be read): break the lock to replace it"
+    "dlock did not write what stands in the record of the lock (its field `{field}` cannot be read): break the lock to replace it"
 )]
-pub struct DamagedRecord(pub &'static str);
+pub struct DamagedRecord {
+    /// The field that cannot be read.
+    pub field: &'static str,
+    /// The fencing token given last; 0: it cannot be read. The tokens after a break are greater.
+    pub token: u64,
+}
+
+impl DamagedRecord {
+    /// A record of which that field cannot be read.
+    #[must_use]
+    pub const fn new(field: &'static str) -> Self {
+        Self { field, token: 0 }
+    }
+
+    /// The same, with the token that can be read.
+    #[must_use]
+    pub const fn with_token(self, token: u64) -> Self {
+        Self { token, ..self }
+    }
+}
 
 impl From<DamagedRecord> for DriverError {
     fn from(damaged: DamagedRecord) -> Self {
@@ -443,7 +470,7 @@ const UNUSED: u64 = 86_400_000_000;
 
 #[cfg(test)]
 mod tests {
-    use super::{Decision, Record, StoreTime, UNUSED};
+    use super::{DamagedRecord, Decision, Record, StoreTime, UNUSED};
     use crate::{
         clock::Instant,
         driver::{Acquire, Acquired, Broken, HolderInfo, Release, Released, Renew, Renewed},
@@ -639,7 +666,24 @@ mod tests {
         let text = record.to_string();
         assert_eq!(text.parse(), Ok(record));
         assert_eq!(Record::default().to_string().parse(), Ok(Record::default()));
-        let broken = text.replace("began=", "began=x");
-        assert_eq!(broken.parse::<Record>().unwrap_err().0, "began");
+        for (field, value) in [("began", "began=x"), ("version", "version=x")] {
+            let damaged = text.replace(&format!("{field}="), value);
+            let damaged = damaged.parse::<Record>().unwrap_err();
+            assert_eq!((damaged.field, damaged.token), (field, NOW));
+        }
+        let unknown = "nothing of ours".parse::<Record>().unwrap_err();
+        assert_eq!((unknown.field, unknown.token), ("version", 0));
+    }
+
+    #[test]
+    fn a_break_of_a_damaged_record_lowers_no_token_that_can_be_read() {
+        let after = |token| {
+            let damaged = DamagedRecord::new("holds").with_token(token);
+            written(Record::damaged(damaged, at(0)).break_lock(None, at(0))).token
+        };
+        assert_eq!(after(NOW + 7), NOW + 7);
+        for unusable in [0, NOW - 7, super::LAST_TOKEN, u64::MAX] {
+            assert_eq!(after(unusable), at(0).wall);
+        }
     }
 }

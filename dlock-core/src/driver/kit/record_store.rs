@@ -29,7 +29,7 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When the store did not answer.
-    async fn read(&self, names: &[LockName]) -> Result<Read>;
+    async fn read(&self, names: &[LockName], call: Call) -> Result<Read>;
 
     /// Replaces records: one answer per entry, in order, each judged alone.
     ///
@@ -38,7 +38,7 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// For the whole batch when the store did not answer; [`Written::Failed`] for one entry when only that one failed.
-    async fn write(&self, writes: &[Write]) -> Result<Vec<Written>>;
+    async fn write(&self, writes: &[Write], call: Call) -> Result<Vec<Written>>;
 
     /// Whether what was read or written is still the store that other clients use: asked after an acquire was decided, before it is answered.
     ///
@@ -57,12 +57,28 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     async fn list(&self, prefix: &str, after: &[u8], limit: usize) -> Result<Listed>;
 
     /// Deletes the records that [`Record::is_forgettable`] among the next names whose bytes come after `after`, a bounded number of them.
-    /// Answers where these end; `None`: no name is behind them. The driver calls it once in [`GRANTS_PER_SWEEP`] grants, so a step should
-    /// look at several times as many names.
+    /// Answers where these end; `None`: no name is behind them. Called in the background, once in
+    /// [`grants_per_sweep`](Self::grants_per_sweep) grants.
     ///
     /// # Errors
     /// When the store did not answer. The driver goes on from `after` the next time.
     async fn forget(&self, after: &[u8]) -> Result<Option<Vec<u8>>>;
+
+    /// Grants of a client per call of [`forget`](Self::forget), which should look at several times as many names.
+    fn grants_per_sweep(&self) -> u32 {
+        GRANTS_PER_SWEEP
+    }
+
+    /// Whether a step that failed like this did nothing because other clients were in its way: the driver repeats it after a pause.
+    fn is_contention(&self, _error: &DriverError) -> bool {
+        false
+    }
+
+    /// Removes the cause of an error of effect none where the store can, such as a table that is missing. Answers whether it did: the driver
+    /// then repeats the step.
+    async fn repair(&self, _error: &DriverError, _give_up: Instant) -> bool {
+        false
+    }
 
     /// Fast path: takes a lock that is available in one step, and answers its token. `None`: nothing was done, and the driver reads, decides
     /// and writes. Called first for a request that is not likely to be refused.
@@ -84,9 +100,13 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     /// Fast path: renews holds that are alone in their records; one answer per entry. `None`: the driver reads, decides and writes that one.
     ///
     /// # Errors
-    /// As [`write`](Self::write); past `give_up` nothing is done.
-    async fn extend(&self, batch: &[Renew], _give_up: Instant) -> Result<Vec<Option<Renewed>>> {
-        Ok(vec![None; batch.len()])
+    /// For the whole batch when the store did not answer; for one entry when only that one failed. Past `give_up` nothing is done.
+    async fn extend(
+        &self,
+        batch: &[Renew],
+        _give_up: Instant,
+    ) -> Result<Vec<Option<Result<Renewed>>>> {
+        Ok(batch.iter().map(|_| None).collect())
     }
 
     /// Wake-ups: [`Hint::Free`] for a name that [`notify`](Self::notify) was called for, [`Hint::Resync`] after a gap. Taken once.
@@ -109,6 +129,24 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
 
     /// Gives the connections back; ends the wake-ups.
     async fn close(&self);
+}
+
+/// What a request may use of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// What the request is for.
+    pub class: Class,
+    /// Until then it may wait for a connection.
+    pub give_up: Instant,
+}
+
+/// What a request is for. A store with several connections keeps some for renewals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// A renewal: it must not wait behind other requests.
+    Renewal,
+    /// Any other request.
+    Work,
 }
 
 /// What [`RecordStore::read`] answers.
@@ -216,5 +254,5 @@ pub enum Freed {
     WaitedFor,
 }
 
-/// Grants of a client per call of [`RecordStore::forget`].
+/// Grants of a client per call of [`RecordStore::forget`], unless the store says otherwise.
 pub const GRANTS_PER_SWEEP: u32 = 64;

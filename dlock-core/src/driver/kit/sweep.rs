@@ -1,28 +1,79 @@
-//! Sweep cursor: where the search for records that are no longer needed goes on.
+//! Sweep: the search for records that are no longer needed, in the background.
 //!
 //! A store of rows forgets names a bounded number at a time. A search that begins at the same places again and again never comes to the names
 //! behind a crowd of others, so each client walks over all names in their order, and begins anew at the end.
 
+use super::record_store::RecordStore;
 use crate::name::LockName;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU32, Ordering},
+};
+use tokio::runtime::Handle;
+
+/// The sweeps of one driver: one at a time, beside the grants that bring them about.
+#[derive(Debug)]
+pub(super) struct Sweeps {
+    cursor: Arc<SweepCursor>,
+    grants: AtomicU32,
+    running: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Sweeps {
+    /// Counts from a random number, so that many clients that take one lock each sweep too.
+    pub(super) fn new() -> Self {
+        Self {
+            cursor: Arc::default(),
+            grants: AtomicU32::new(fastrand::u32(..)),
+            running: Arc::default(),
+        }
+    }
+
+    /// After a grant: begins a step of the sweep if it is due. A failure is left to the next step.
+    pub(super) fn granted<S: RecordStore>(&self, store: &Arc<S>, taken: &LockName) {
+        let grants = self.grants.fetch_add(1, Ordering::Relaxed);
+        if !grants.is_multiple_of(store.grants_per_sweep()) {
+            return;
+        }
+        let Ok(running) = Arc::clone(&self.running).try_lock_owned() else {
+            return;
+        };
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        let (store, cursor) = (Arc::clone(store), Arc::clone(&self.cursor));
+        let after = cursor.after(taken, fastrand::u64(..));
+        runtime.spawn(async move {
+            match store.forget(&after).await {
+                Ok(end) => cursor.reached(end),
+                Err(error) => tracing::debug!(%error, "unused records could not be deleted"),
+            }
+            drop(running);
+        });
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_running(&self) -> bool {
+        self.running.try_lock().is_err()
+    }
+}
 
 /// Where a client's sweep over all names of a store stands.
 #[derive(Debug, Default)]
-pub struct SweepCursor(Mutex<Option<Vec<u8>>>);
+pub(super) struct SweepCursor(Mutex<Option<Vec<u8>>>);
 
 impl SweepCursor {
     /// The bytes behind which the next step looks for names.
     ///
     /// A client begins at a place beside `taken`, a name that it has just taken, as `random` says: many clients that each sweep once come to every
     /// name too.
-    #[must_use]
-    pub fn after(&self, taken: &LockName, random: u64) -> Vec<u8> {
+    fn after(&self, taken: &LockName, random: u64) -> Vec<u8> {
         let mut place = self.place();
         place.get_or_insert_with(|| beside(taken, random)).clone()
     }
 
     /// A step came as far as that name; `None`: to the end, and the next one begins anew.
-    pub fn reached(&self, last: Option<Vec<u8>>) {
+    fn reached(&self, last: Option<Vec<u8>>) {
         *self.place() = Some(last.unwrap_or_default());
     }
 

@@ -5,9 +5,10 @@
 
 use super::{
     backoff::Backoff,
+    batch::again,
     record::{Decision, Record, StoreTime},
-    record_store::{Expected, Freed, GRANTS_PER_SWEEP, RecordStore, Stored, Write, Written},
-    sweep::SweepCursor,
+    record_store::{Call, Class, Expected, Freed, RecordStore, Stored, Write, Written},
+    sweep::Sweeps,
 };
 use crate::{
     clock::{Clock, Instant},
@@ -21,14 +22,23 @@ use crate::{
 };
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
-use std::{fmt::Debug, num::NonZeroU32, time::Duration};
+use std::{
+    fmt::Debug,
+    num::NonZeroU32,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 /// A driver over a store that keeps one record per name.
 #[derive(Debug)]
 pub struct RecordDriver<S> {
-    store: S,
+    store: Arc<S>,
     clock: Clock,
-    swept: SweepCursor,
+    sweeps: Sweeps,
+    repeats: AtomicU64,
 }
 
 impl<S: RecordStore> RecordDriver<S> {
@@ -36,9 +46,10 @@ impl<S: RecordStore> RecordDriver<S> {
     #[must_use]
     pub fn new(store: S) -> Self {
         Self {
-            store,
+            store: Arc::new(store),
             clock: Clock::boot(),
-            swept: SweepCursor::default(),
+            sweeps: Sweeps::new(),
+            repeats: AtomicU64::new(0),
         }
     }
 
@@ -47,55 +58,179 @@ impl<S: RecordStore> RecordDriver<S> {
         &self.store
     }
 
-    /// Reads, decides and writes, again and again until nothing came between or `give_up` has passed.
-    async fn settle<A>(
+    /// How many attempts were repeated because another client was faster, or because of what the store said of an error
+    /// ([`is_contention`](RecordStore::is_contention), [`repair`](RecordStore::repair)).
+    pub fn repeats(&self) -> u64 {
+        self.repeats.load(Ordering::Relaxed)
+    }
+
+    /// The outcome of an attempt, repeated while it changes nothing (`None`, or contention) and there is time.
+    async fn settled<T, F>(
         &self,
-        name: &LockName,
         give_up: Instant,
-        bound: Bound,
-        decide: impl Fn(Stored, StoreTime) -> Result<Decision<A>> + Send,
-    ) -> Result<A> {
+        attempt: impl Fn() -> F + Send + Sync,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<Option<T>>> + Send,
+    {
         let mut backoff = Backoff::new(SHORTEST_PAUSE, LONGEST_PAUSE);
         loop {
-            let (stored, time, not_after) = self.look(name, give_up, bound).await?;
-            let expected = Expected::of(&stored);
-            let Decision {
-                write,
-                answer,
-                not_after: relied_on,
-            } = decide(stored, time)?;
-            let Some(record) = write else {
-                return Ok(answer);
+            let error = match attempt().await {
+                Ok(Some(answer)) => return Ok(answer),
+                Ok(None) => contended(),
+                Err(error) if self.is_repeatable(&error, give_up).await => error,
+                Err(error) => return Err(error),
             };
-            let write = replacing(name, expected, record, time, not_after.min(relied_on));
-            let written = self.store.write(std::slice::from_ref(&write)).await?;
-            match one(written)? {
-                Written::Written => return Ok(answer),
-                // Others were faster, or what the decision relied on is over: the record is read again.
-                Written::Changed | Written::Late => {}
-                Written::Failed(error) => return Err(error),
-            }
+            self.repeats.fetch_add(1, Ordering::Relaxed);
             if self.clock.now() >= give_up {
-                return Err(contended());
+                return Err(error);
             }
             tokio::time::sleep(backoff.pause()).await;
         }
     }
 
-    /// One record, the store's time, and what `give_up` is in it.
-    async fn look(
+    async fn is_repeatable(&self, error: &DriverError, give_up: Instant) -> bool {
+        self.store.is_contention(error) || self.store.repair(error, give_up).await
+    }
+
+    /// A step of a renewal, repeated once if the store removed what it failed of. Under contention the core repeats it: a batch waits for
+    /// none of its entries.
+    async fn repaired<T, F>(
+        &self,
+        give_up: Instant,
+        step: impl Fn() -> F + Send + Sync,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<T>> + Send,
+    {
+        match step().await {
+            Err(error) if self.store.repair(&error, give_up).await => {
+                self.repeats.fetch_add(1, Ordering::Relaxed);
+                step().await
+            }
+            done => done,
+        }
+    }
+
+    /// One attempt: reads, decides and writes. `None`: another client was faster, or what the decision relied on is over.
+    async fn attempt<A>(
         &self,
         name: &LockName,
-        give_up: Instant,
+        call: Call,
         bound: Bound,
-    ) -> Result<(Stored, StoreTime, u64)> {
-        let read = self.store.read(std::slice::from_ref(name)).await?;
+        decide: impl Fn(Stored, StoreTime) -> Result<Decision<A>> + Send,
+    ) -> Result<Option<A>> {
+        let read = self.store.read(std::slice::from_ref(name), call).await?;
         let received = self.clock.now();
-        if bound == Bound::GiveUp && received >= give_up {
+        if bound == Bound::GiveUp && received >= call.give_up {
             return Err(late());
         }
+        let not_after = bound.of(read.time, call.give_up, received);
         let stored = one(read.records)?;
-        Ok((stored, read.time, bound.of(read.time, give_up, received)))
+        let expected = Expected::of(&stored);
+        let decision = decide(stored, read.time)?;
+        let Some(record) = decision.write else {
+            return Ok(Some(decision.answer));
+        };
+        let not_after = not_after.min(decision.not_after);
+        let write = replacing(name, expected, record, read.time, not_after);
+        let written = self.store.write(std::slice::from_ref(&write), call).await?;
+        match one(written)? {
+            Written::Written => Ok(Some(decision.answer)),
+            Written::Changed | Written::Late => Ok(None),
+            Written::Failed(error) => Err(error),
+        }
+    }
+
+    /// The ticket of a granted request is used up; the next one first, so that a name that is still waited for keeps its wake-ups.
+    fn waits_no_more(&self, req: &Acquire) {
+        if let Some(next) = req.next {
+            self.store.listen(&req.name, next);
+        }
+        if let Some(ticket) = req.line {
+            self.store.forget_ticket(&req.name, ticket);
+        }
+    }
+
+    async fn serve_acquire(&self, req: &Acquire) -> Result<Acquired> {
+        let acquired = self.settled(req.give_up, || self.try_acquire(req)).await?;
+        if matches!(acquired, Acquired::Granted(_)) {
+            self.waits_no_more(req);
+            self.sweeps.granted(&self.store, &req.name);
+        }
+        Ok(acquired)
+    }
+
+    async fn try_acquire(&self, req: &Acquire) -> Result<Option<Acquired>> {
+        let likely_refused = req.look || req.join.is_some();
+        if !likely_refused && let Some(token) = self.store.take(req).await? {
+            let grant = Grant::new(token, NonZeroU32::MIN, req.lease.length());
+            return Ok(Some(Acquired::Granted(grant)));
+        }
+        // Boxed, to keep the future of a request that is granted at once small.
+        Box::pin(self.decide_acquire(req)).await
+    }
+
+    /// Acquires by reading, deciding and writing.
+    async fn decide_acquire(&self, req: &Acquire) -> Result<Option<Acquired>> {
+        let wakes = self.store.capabilities().wake != Wake::Poll;
+        let listens = wakes
+            && req
+                .line
+                .is_some_and(|ticket| self.store.listen(&req.name, ticket));
+        let call = Call {
+            class: Class::Work,
+            give_up: req.give_up,
+        };
+        let acquired = self
+            .attempt(&req.name, call, Bound::GiveUp, |stored, time| {
+                let record = stored.record()?;
+                let mut decision = record.acquire(req, time)?;
+                let waits = match decision.answer {
+                    Acquired::Held(_) => listens,
+                    Acquired::Granted(_) => listens && req.next.is_some(),
+                    Acquired::Gone => false,
+                };
+                if waits {
+                    mark(&mut decision, &record, time);
+                }
+                Ok(decision)
+            })
+            .await?;
+        self.store.check()?;
+        Ok(match acquired {
+            Some(Acquired::Held(mut held)) if wakes => {
+                let unheard = req.line.is_some() && !listens;
+                let longest = if unheard { POLL_UNHEARD } else { LONGEST_POLL };
+                held.poll_in = held.poll_in.map(|rest| rest.min(longest));
+                Some(Acquired::Held(held))
+            }
+            acquired => acquired,
+        })
+    }
+
+    async fn serve_renew(&self, batch: &[Renew], give_up: Instant) -> Result<Vec<Result<Renewed>>> {
+        let extended = self.repaired(give_up, || self.store.extend(batch, give_up));
+        let extended = extended.await?;
+        let rest: Vec<_> = batch
+            .iter()
+            .zip(&extended)
+            .filter(|(_, extended)| extended.is_none())
+            .map(|(entry, _)| entry.clone())
+            .collect();
+        let decided = self.renew_all(&rest, give_up).await;
+        // What was extended is told, whatever became of the rest.
+        let decided = match decided {
+            Err(error) if rest.len() == batch.len() => return Err(error),
+            Err(error) => rest.iter().map(|_| Err(again(&error))).collect(),
+            Ok(decided) => decided,
+        };
+        let mut decided = decided.into_iter();
+        let answers = extended.into_iter().map(|extended| match extended {
+            Some(renewed) => renewed,
+            None => one(decided.next().into_iter().collect()).and_then(|renewed| renewed),
+        });
+        Ok(answers.collect())
     }
 
     /// A batch of renewals in two steps; entries that lost a race go on one by one.
@@ -104,7 +239,12 @@ impl<S: RecordStore> RecordDriver<S> {
             return Ok(Vec::new());
         }
         let names: Vec<_> = batch.iter().map(|entry| entry.name.clone()).collect();
-        let read = self.store.read(&names).await?;
+        let call = Call {
+            class: Class::Renewal,
+            give_up,
+        };
+        let read = self.repaired(give_up, || self.store.read(&names, call));
+        let read = read.await?;
         let received = self.clock.now();
         if received >= give_up {
             return Err(late());
@@ -133,16 +273,28 @@ impl<S: RecordStore> RecordDriver<S> {
         if writes.is_empty() {
             return Ok(answers);
         }
-        let mut written = self.store.write(&writes).await?.into_iter();
+        let mut written = match self.store.write(&writes, call).await {
+            Ok(written) => written.into_iter(),
+            Err(error) if writes.len() == batch.len() => return Err(error),
+            // What needed no write is told.
+            Err(error) => {
+                for at in written_for {
+                    answers[at] = Err(again(&error));
+                }
+                return Ok(answers);
+            }
+        };
         for at in written_for {
             match one(written.next().into_iter().collect()) {
                 Ok(Written::Written) => {}
                 Ok(Written::Changed | Written::Late) => {
                     let entry = &batch[at];
-                    let renewed =
-                        self.settle(&entry.name, give_up, Bound::GiveUp, |stored, time| {
-                            Ok(stored.record()?.renew(entry, time))
-                        });
+                    let decide = |stored: Stored, time: StoreTime| -> Result<_> {
+                        Ok(stored.record()?.renew(entry, time))
+                    };
+                    let renewed = self.settled(give_up, || {
+                        self.attempt(&entry.name, call, Bound::GiveUp, decide)
+                    });
                     answers[at] = renewed.await;
                 }
                 Ok(Written::Failed(error)) | Err(error) => answers[at] = Err(error),
@@ -151,130 +303,50 @@ impl<S: RecordStore> RecordDriver<S> {
         Ok(answers)
     }
 
-    /// Deletes some records that are no longer needed, now and then; a failure is left to the next time.
-    async fn sweep_now_and_then(&self, taken: &LockName) {
-        if fastrand::u32(..GRANTS_PER_SWEEP) > 0 {
-            return;
+    /// What a request without a give-up of its own may use.
+    fn patience(&self) -> Call {
+        Call {
+            class: Class::Work,
+            give_up: self.clock.now() + PATIENCE,
         }
-        let after = self.swept.after(taken, fastrand::u64(..));
-        match self.store.forget(&after).await {
-            Ok(end) => self.swept.reached(end),
-            Err(error) => tracing::debug!(%error, "unused records could not be deleted"),
-        }
-    }
-
-    /// The ticket of a granted request is used up; the next one first, so that a name that is still waited for keeps its wake-ups.
-    fn waits_no_more(&self, req: &Acquire) {
-        if let Some(next) = req.next {
-            self.store.listen(&req.name, next);
-        }
-        if let Some(ticket) = req.line {
-            self.store.forget_ticket(&req.name, ticket);
-        }
-    }
-
-    /// Acquires by reading, deciding and writing.
-    async fn decide_acquire(&self, req: &Acquire) -> Result<Acquired> {
-        let wakes = self.store.capabilities().wake != Wake::Poll;
-        let listens = wakes
-            && req
-                .line
-                .is_some_and(|ticket| self.store.listen(&req.name, ticket));
-        let acquired = self
-            .settle(&req.name, req.give_up, Bound::GiveUp, |stored, time| {
-                let record = stored.record()?;
-                let mut decision = record.acquire(req, time)?;
-                let waits = match decision.answer {
-                    Acquired::Held(_) => listens,
-                    Acquired::Granted(_) => listens && req.next.is_some(),
-                    Acquired::Gone => false,
-                };
-                if waits {
-                    mark(&mut decision, &record, time);
-                }
-                Ok(decision)
-            })
-            .await?;
-        self.store.check()?;
-        Ok(match acquired {
-            Acquired::Held(mut held) if wakes => {
-                let unheard = req.line.is_some() && !listens;
-                let longest = if unheard { POLL_UNHEARD } else { LONGEST_POLL };
-                held.poll_in = held.poll_in.map(|rest| rest.min(longest));
-                Acquired::Held(held)
-            }
-            acquired => acquired,
-        })
-    }
-
-    async fn serve_acquire(&self, req: &Acquire) -> Result<Acquired> {
-        let taken = if req.look || req.join.is_some() {
-            None
-        } else {
-            self.store.take(req).await?
-        };
-        let acquired = match taken {
-            Some(token) => {
-                let grant = Grant::new(token, NonZeroU32::MIN, req.lease.length());
-                Acquired::Granted(grant)
-            }
-            None => self.decide_acquire(req).await?,
-        };
-        if matches!(acquired, Acquired::Granted(_)) {
-            self.waits_no_more(req);
-            self.sweep_now_and_then(&req.name).await;
-        }
-        Ok(acquired)
-    }
-
-    async fn serve_renew(&self, batch: &[Renew], give_up: Instant) -> Result<Vec<Result<Renewed>>> {
-        let extended = self.store.extend(batch, give_up).await?;
-        let rest: Vec<_> = batch
-            .iter()
-            .zip(&extended)
-            .filter(|(_, extended)| extended.is_none())
-            .map(|(entry, _)| entry.clone())
-            .collect();
-        let decided = self.renew_all(&rest, give_up).await;
-        // What was extended is told, whatever became of the rest.
-        let decided = match decided {
-            Err(error) if rest.len() == batch.len() => return Err(error),
-            Err(error) => rest.iter().map(|_| Err(again(&error))).collect(),
-            Ok(decided) => decided,
-        };
-        let mut decided = decided.into_iter();
-        let answers = extended.into_iter().map(|extended| match extended {
-            Some(renewed) => Ok(renewed),
-            None => one(decided.next().into_iter().collect()).and_then(|renewed| renewed),
-        });
-        Ok(answers.collect())
     }
 
     async fn serve_release(&self, req: &Release) -> Result<Released> {
+        let call = self.patience();
+        self.settled(call.give_up, || self.try_release(req, call))
+            .await
+    }
+
+    async fn try_release(&self, req: &Release, call: Call) -> Result<Option<Released>> {
         match self.store.free(req).await? {
-            Freed::Undecided => {}
-            Freed::Free => return Ok(Released::Freed),
+            Freed::Free => Ok(Some(Released::Freed)),
             Freed::WaitedFor => {
                 self.store.notify(&req.name).await;
-                return Ok(Released::Freed);
+                Ok(Some(Released::Freed))
             }
+            Freed::Undecided => Box::pin(self.decide_release(req, call)).await,
         }
-        let give_up = self.clock.now() + PATIENCE;
-        let (released, waited_for) = self
-            .settle(&req.name, give_up, Bound::None, |stored, time| {
-                let record = stored.record()?;
-                let waited_for = record.may_have_waiters(time);
-                Ok(record.release(req, time).with(waited_for))
-            })
-            .await?;
+    }
+
+    /// Releases by reading, deciding and writing.
+    async fn decide_release(&self, req: &Release, call: Call) -> Result<Option<Released>> {
+        let released = self.attempt(&req.name, call, Bound::None, |stored, time| {
+            let record = stored.record()?;
+            let waited_for = record.may_have_waiters(time);
+            Ok(record.release(req, time).with(waited_for))
+        });
+        let Some((released, waited_for)) = released.await? else {
+            return Ok(None);
+        };
         if waited_for && matches!(released, Released::Freed) {
             self.store.notify(&req.name).await;
         }
-        Ok(released)
+        Ok(Some(released))
     }
 
     async fn serve_inspect(&self, name: &LockName) -> Result<Snapshot> {
-        let read = self.store.read(std::slice::from_ref(name)).await?;
+        let read = self.store.read(std::slice::from_ref(name), self.patience());
+        let read = read.await?;
         let record = one(read.records)?.record()?;
         Ok(record.snapshot(name.clone(), read.time))
     }
@@ -303,17 +375,21 @@ impl<S: RecordStore> RecordDriver<S> {
         name: &LockName,
         only: Option<FencingToken>,
     ) -> Result<Broken> {
-        let give_up = self.clock.now() + PATIENCE;
-        let (broken, waited_for) = self
-            .settle(name, give_up, Bound::None, |stored, time| {
-                let record = match stored {
-                    Stored::Damaged(_) if only.is_none() => Record::damaged(time),
-                    stored => stored.record()?,
-                };
-                let waited_for = record.may_have_waiters(time);
-                Ok(record.break_lock(only, time).with(waited_for))
-            })
-            .await?;
+        let call = self.patience();
+        let decide = |stored: Stored, time: StoreTime| -> Result<_> {
+            let (record, only) = match stored {
+                Stored::Damaged(damaged) if only.is_none_or(|only| only.0 == damaged.token) => {
+                    (Record::damaged(damaged, time), None)
+                }
+                stored => (stored.record()?, only),
+            };
+            let waited_for = record.may_have_waiters(time);
+            Ok(record.break_lock(only, time).with(waited_for))
+        };
+        let broken = self.settled(call.give_up, || {
+            self.attempt(name, call, Bound::None, decide)
+        });
+        let (broken, waited_for) = broken.await?;
         if waited_for && matches!(broken, Broken::Freed { .. }) {
             self.store.notify(name).await;
         }
@@ -458,13 +534,6 @@ fn read_cursor(cursor: &Cursor) -> Result<&[u8]> {
         .ok_or_else(|| DriverError::new(ErrorKind::Misuse, "the cursor is none of this driver's"))
 }
 
-/// The same error for one more entry.
-fn again(error: &DriverError) -> DriverError {
-    DriverError::new(error.kind(), error.to_string())
-        .with_retry(error.retry())
-        .with_effect(error.effect())
-}
-
 fn late() -> DriverError {
     DriverError::unavailable("the request reached the store too late and was refused")
         .with_retry(RetryClass::Now)
@@ -490,3 +559,6 @@ const POLL_UNHEARD: Duration = Duration::from_millis(100);
 const LONGEST_PAGE: usize = 1_000;
 /// What the bytes of a cursor begin with; those of the last name follow.
 const CURSOR: &[u8] = b"name:";
+
+#[cfg(test)]
+mod tests;

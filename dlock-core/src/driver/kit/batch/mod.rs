@@ -1,0 +1,340 @@
+//! Request batcher: merges concurrent requests of one kind into one round trip.
+//!
+//! While few requests of a kind are in flight, each is sent alone, in the task that asks. Otherwise a request waits with others, and a
+//! spawned task sends them together. Each request gets its own answer, and a dropped one does not affect the others. A request that no batch
+//! took for a while goes alone. So do all others for some time after that, because something is blocking the requests in flight.
+
+use crate::{
+    driver::Result,
+    error::{DriverError, Effect, RetryClass},
+    name::LockName,
+};
+use std::{
+    collections::HashSet,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use tokio::{runtime::Handle, sync::oneshot, time::Instant};
+
+/// How requests of one kind are sent, alone and together.
+pub trait Batch: Send + Sync + 'static {
+    /// A request.
+    type Request: Clone + Send + Sync + 'static;
+    /// The answer to one request.
+    type Answer: Send + 'static;
+
+    /// The lock. A batch has no name twice.
+    fn name(request: &Self::Request) -> &LockName;
+
+    /// Whether both requests can be in one batch.
+    fn goes_with(_first: &Self::Request, _other: &Self::Request) -> bool {
+        true
+    }
+
+    /// Sends one request.
+    fn send_one(
+        &self,
+        request: &Self::Request,
+    ) -> impl Future<Output = Result<Self::Answer>> + Send;
+
+    /// Sends several requests: one answer per request, in order. `None`: nothing was done for that one, and it goes alone. After an error
+    /// without effect each goes alone, and if the cause may last, so do all others for [`BatchPolicy::pause`].
+    fn send(
+        &self,
+        batch: &[Self::Request],
+    ) -> impl Future<Output = Result<Vec<Option<Result<Self::Answer>>>>> + Send;
+}
+
+/// When requests of a kind go together.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchPolicy {
+    /// While fewer than this are in flight, a request is sent alone and at once.
+    pub alone: usize,
+    /// While fewer than this are in flight, a batch is sent at once; otherwise when one of them is answered.
+    pub in_flight: usize,
+    /// The most requests in one batch.
+    pub most: usize,
+    /// The most requests that wait. Any further one goes alone.
+    pub waiting: usize,
+    /// How long a request waits for a batch to take it: longer than a batch takes that is not blocked, even on a busy machine.
+    pub untaken: Duration,
+    /// The longest wait for the answer of a batch.
+    pub unanswered: Duration,
+    /// How long each request goes alone after one was blocked, as the same cause would block the next batches too.
+    pub pause: Duration,
+}
+
+/// The batcher of requests of one kind.
+pub struct Batcher<B: Batch>(Arc<Inner<B>>);
+
+struct Inner<B: Batch> {
+    batch: B,
+    policy: BatchPolicy,
+    state: Mutex<State<B>>,
+}
+
+struct State<B: Batch> {
+    waiting: Vec<Waiting<B>>,
+    in_flight: usize,
+    /// Grows when the requests in flight no longer count.
+    age: u64,
+    /// The size of the last batch.
+    last: usize,
+    alone_until: Option<Instant>,
+    ids: u64,
+}
+
+/// The answer of a batch to one request; `None`: it goes alone.
+type Told<B> = Option<Result<<B as Batch>::Answer>>;
+
+struct Waiting<B: Batch> {
+    id: u64,
+    request: B::Request,
+    answer: oneshot::Sender<Told<B>>,
+    runtime: Handle,
+}
+
+enum Place<B: Batch> {
+    /// The slot stays occupied until the request is answered.
+    Alone(Option<Slot<B>>),
+    Waits(u64, oneshot::Receiver<Told<B>>),
+}
+
+impl<B: Batch> Batcher<B> {
+    /// A batcher without requests.
+    #[must_use]
+    pub fn new(batch: B, policy: BatchPolicy) -> Self {
+        Self(Arc::new(Inner {
+            batch,
+            policy,
+            state: Mutex::new(State {
+                waiting: Vec::new(),
+                in_flight: 0,
+                age: 0,
+                last: 1,
+                alone_until: None,
+                ids: 0,
+            }),
+        }))
+    }
+
+    /// Sends a request alone or in a batch, depending on what is in flight.
+    ///
+    /// # Errors
+    /// As [`Batch::send_one`]; of unknown effect, when the task that sent the batch ended.
+    pub async fn ask(&self, request: &B::Request) -> Result<B::Answer> {
+        let slot = match self.enter(request) {
+            Place::Alone(slot) => slot,
+            // The rare wait is boxed, to keep the future of each request small.
+            Place::Waits(id, answer) => match Box::pin(self.0.told(id, answer)).await {
+                Some(answer) => return answer,
+                None => None,
+            },
+        };
+        let answer = self.0.batch.send_one(request).await;
+        drop(slot);
+        answer
+    }
+
+    fn enter(&self, request: &B::Request) -> Place<B> {
+        let policy = &self.0.policy;
+        let mut state = self.0.state();
+        let paused = state.alone_until.is_some_and(|end| Instant::now() < end);
+        if paused || state.waiting.len() >= policy.waiting {
+            return Place::Alone(None);
+        }
+        state.alone_until = None;
+        let slot = |begun| Slot {
+            inner: Arc::clone(&self.0),
+            age: state.age,
+            begun,
+        };
+        if state.in_flight < policy.alone && state.last <= 1 {
+            let slot = slot(true);
+            state.in_flight += 1;
+            return Place::Alone(Some(slot));
+        }
+        let Ok(runtime) = Handle::try_current() else {
+            return Place::Alone(None);
+        };
+        // If requests wait already, the next batch takes them all along.
+        let begins = state.in_flight < policy.in_flight && state.waiting.is_empty();
+        let slot = begins.then(|| slot(false));
+        let (answer, receiver) = oneshot::channel();
+        state.ids += 1;
+        let id = state.ids;
+        state.waiting.push(Waiting {
+            id,
+            request: request.clone(),
+            answer,
+            runtime: runtime.clone(),
+        });
+        if let Some(slot) = slot {
+            state.in_flight += 1;
+            drop(state);
+            runtime.spawn(carry(slot));
+        }
+        Place::Waits(id, receiver)
+    }
+}
+
+impl<B: Batch> fmt::Debug for Batcher<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (in_flight, waiting) = {
+            let state = self.0.state();
+            (state.in_flight, state.waiting.len())
+        };
+        write!(f, "Batcher({in_flight} in flight, {waiting} waiting)")
+    }
+}
+
+/// Sends batches until no request waits.
+async fn carry<B: Batch>(mut slot: Slot<B>) {
+    slot.begun = true;
+    loop {
+        // Tasks that were woken at the same time add their requests in this turn of the runtime.
+        tokio::task::yield_now().await;
+        let Some(load) = slot.inner.load(slot.age) else {
+            return;
+        };
+        let (requests, answers): (Vec<_>, Vec<_>) = load
+            .into_iter()
+            .map(|waiting| (waiting.request, waiting.answer))
+            .unzip();
+        let told = slot.inner.send(&requests).await;
+        for (answer, told) in answers.into_iter().zip(told) {
+            drop(answer.send(told));
+        }
+    }
+}
+
+impl<B: Batch> Inner<B> {
+    async fn send(&self, requests: &[B::Request]) -> Vec<Told<B>> {
+        if let [one] = requests {
+            return vec![Some(self.batch.send_one(one).await)];
+        }
+        let error = match self.batch.send(requests).await {
+            Ok(told) => return told,
+            Err(error) => error,
+        };
+        let done = error.effect() == Effect::Unknown;
+        if !done && error.retry() == RetryClass::Later {
+            self.state().pause(&self.policy);
+        }
+        let each = requests.iter();
+        each.map(|_| done.then(|| Err(again(&error)))).collect()
+    }
+
+    /// Waits for the answer from a batch; `None`: the request goes alone.
+    async fn told(&self, id: u64, mut answer: oneshot::Receiver<Told<B>>) -> Told<B> {
+        let told = match tokio::time::timeout(self.policy.untaken, &mut answer).await {
+            Ok(told) => Some(told),
+            Err(_) if self.withdrawn(id) => return None,
+            Err(_) => tokio::time::timeout(self.policy.unanswered, answer)
+                .await
+                .ok(),
+        };
+        // The task that took the request is gone or stalled, so its effect is unknown.
+        told.and_then(std::result::Result::ok)
+            .unwrap_or_else(|| Some(Err(untold())))
+    }
+
+    /// Takes the next batch: the request that waited longest and all that can go with it.
+    fn load(&self, age: u64) -> Option<Vec<Waiting<B>>> {
+        let mut state = self.state();
+        if state.age != age {
+            return None;
+        }
+        state.waiting.retain(|waiting| !waiting.answer.is_closed());
+        let first = state.waiting.first()?.request.clone();
+        let (mut names, mut left) = (HashSet::new(), self.policy.most);
+        let load = state.waiting.extract_if(.., |waiting| {
+            let goes = left > 0
+                && B::goes_with(&first, &waiting.request)
+                && names.insert(B::name(&waiting.request).clone());
+            left -= usize::from(goes);
+            goes
+        });
+        let load: Vec<_> = load.collect();
+        state.last = load.len();
+        Some(load)
+    }
+
+    /// Withdraws a request that no batch took, and stops waiting for the requests in flight. `false`: a batch took it.
+    fn withdrawn(&self, id: u64) -> bool {
+        let mut state = self.state();
+        let Some(at) = state.waiting.iter().position(|waiting| waiting.id == id) else {
+            return false;
+        };
+        state.waiting.remove(at);
+        state.age += 1;
+        state.in_flight = 0;
+        state.pause(&self.policy);
+        true
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<B>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<B: Batch> State<B> {
+    /// Stops batching for a while: each request goes alone, including those that wait.
+    fn pause(&mut self, policy: &BatchPolicy) {
+        self.alone_until = Some(Instant::now() + policy.pause);
+        self.last = 1;
+        for waiting in self.waiting.drain(..) {
+            drop(waiting.answer.send(None));
+        }
+    }
+}
+
+/// A round trip in flight. When it ends, the waiting requests follow.
+struct Slot<B: Batch> {
+    inner: Arc<Inner<B>>,
+    age: u64,
+    /// Its task has started. If it is dropped before that, the runtime of that task has ended.
+    begun: bool,
+}
+
+impl<B: Batch> Drop for Slot<B> {
+    fn drop(&mut self) {
+        let mut state = self.inner.state();
+        if state.age != self.age {
+            return;
+        }
+        if !self.begun {
+            state.pause(&self.inner.policy);
+        }
+        state.waiting.retain(|waiting| !waiting.answer.is_closed());
+        let Some(next) = state.waiting.first() else {
+            state.in_flight -= 1;
+            return;
+        };
+        let runtime = next.runtime.clone();
+        drop(state);
+        runtime.spawn(carry(Self {
+            inner: Arc::clone(&self.inner),
+            age: self.age,
+            begun: false,
+        }));
+    }
+}
+
+/// The same error for one more request of a batch, with its cause as text.
+#[must_use]
+pub fn again(error: &DriverError) -> DriverError {
+    let cause =
+        std::error::Error::source(error).map_or_else(String::new, |cause| format!(": {cause}"));
+    DriverError::new(error.kind(), format!("{error}{cause}"))
+        .with_retry(error.retry())
+        .with_effect(error.effect())
+}
+
+fn untold() -> DriverError {
+    DriverError::unanswered("the task that sent the request ended before the answer came")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,69 @@
+//! Requests that share a statement: acquires and releases.
+
+use crate::table::LockTable;
+use dlock_core::{
+    Acquire, FencingToken, LockName, Release, Result,
+    kit::{Batch, Freed},
+};
+use std::sync::Arc;
+
+/// Acquires; the answer is the token, or `None` where one statement cannot take the lock.
+pub(crate) struct Takes(pub(crate) Arc<LockTable>);
+
+impl Batch for Takes {
+    type Request = Acquire;
+    type Answer = Option<FencingToken>;
+
+    fn name(request: &Acquire) -> &LockName {
+        &request.name
+    }
+
+    fn goes_with(first: &Acquire, other: &Acquire) -> bool {
+        first.lease.length() == other.lease.length() && first.note == other.note
+    }
+
+    async fn send_one(&self, request: &Acquire) -> Result<Option<FencingToken>> {
+        self.0.take(request).await
+    }
+
+    async fn send(&self, batch: &[Acquire]) -> Result<Vec<Option<Result<Option<FencingToken>>>>> {
+        // One without time left would make all the others late.
+        let now = self.0.now();
+        let in_time = |req: &&Acquire| req.give_up > now;
+        let asked: Vec<_> = batch.iter().filter(in_time).cloned().collect();
+        let mut taken = Vec::new().into_iter();
+        if !asked.is_empty() {
+            taken = self.0.take_all(&asked).await?.into_iter();
+        }
+        let each = batch.iter();
+        Ok(each
+            .map(|req| in_time(&req).then(|| taken.next()).flatten().map(Ok))
+            .collect())
+    }
+}
+
+/// Releases of one hold.
+pub(crate) struct Frees(pub(crate) Arc<LockTable>);
+
+impl Batch for Frees {
+    type Request = Release;
+    type Answer = Freed;
+
+    fn name(request: &Release) -> &LockName {
+        &request.name
+    }
+
+    async fn send_one(&self, request: &Release) -> Result<Freed> {
+        self.0.free(request).await
+    }
+
+    async fn send(&self, batch: &[Release]) -> Result<Vec<Option<Result<Freed>>>> {
+        Ok(self
+            .0
+            .free_all(batch)
+            .await?
+            .into_iter()
+            .map(Some)
+            .collect())
+    }
+}

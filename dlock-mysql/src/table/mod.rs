@@ -1,0 +1,396 @@
+//! Lock table: the steps of the store, each one statement, or a statement and a look at the rows that it did not change.
+
+use crate::{
+    commands::{LIST_BATCH, Row, Statements},
+    config::MysqlConfig,
+    connection::{Connections, Turn},
+    error, session,
+};
+use dlock_core::{
+    Acquire, Effect, FencingToken, Holds, Instant, LockName, Release, Renew, Renewed, Result,
+    kit::{Call, Class, Expected, Freed, StoreTime, Write, Written, again},
+};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+/// The table of locks, reached over the connection pool.
+pub(crate) struct LockTable {
+    config: MysqlConfig,
+    pub(crate) sql: Statements,
+    pub(crate) connections: Connections,
+    /// How often renewals were sent again because of contention.
+    pub(crate) repeats: AtomicU64,
+}
+
+impl fmt::Debug for LockTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockTable")
+            .field("config", &self.config)
+            .field("connections", &self.connections)
+            .finish_non_exhaustive()
+    }
+}
+
+impl LockTable {
+    /// Connects, and makes or checks the table.
+    pub(crate) async fn open(config: MysqlConfig) -> Result<Self> {
+        let sql = Statements::new(&config.qualified()?);
+        let connections = Connections::open(&config, &sql).await?;
+        Ok(Self {
+            config,
+            sql,
+            connections,
+            repeats: AtomicU64::new(0),
+        })
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.connections.clock().now()
+    }
+
+    /// The give-up time for requests without one of their own.
+    pub(crate) fn patience(&self) -> Instant {
+        self.now() + PATIENCE
+    }
+
+    pub(crate) async fn work(&self, give_up: Instant) -> Result<Turn<'_>> {
+        let class = Class::Work;
+        self.connections.turn(Call { class, give_up }).await
+    }
+
+    /// Makes the table again if it may. It existed when the driver connected, and was dropped with every lock in it.
+    pub(crate) async fn made_again(&self, give_up: Instant) -> bool {
+        if !self.config.creates() {
+            return false;
+        }
+        tracing::warn!(
+            "mysql: the table {} was dropped, with every lock in it; it is made again",
+            self.config.table()
+        );
+        let Ok(mut turn) = self.work(give_up).await else {
+            return false;
+        };
+        let limit = turn.limit();
+        let checked = session::check_table(turn.native(), &self.config, &self.sql);
+        let checked = limit.of(async { Ok(checked.await) }).await;
+        let made = matches!(turn.heard(checked), Ok(Ok(())));
+        if !made {
+            turn.leave(); // it is unknown which of its statements failed
+        }
+        made
+    }
+
+    /// Takes the lock if one statement can: its token.
+    pub(crate) async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
+        let mut turn = self.work(req.give_up).await?;
+        let not_after = turn.not_after(req.give_up);
+        let done = turn.run(self.sql.take(req, not_after)).await?;
+        Ok((done.matched == 1).then_some(FencingToken(done.number)))
+    }
+
+    /// The same for several locks, with one statement.
+    pub(crate) async fn take_all(&self, batch: &[Acquire]) -> Result<Vec<Option<FencingToken>>> {
+        let give_up = batch.iter().map(|req| req.give_up).min();
+        let give_up = give_up.unwrap_or_else(|| self.patience());
+        let mut turn = self.work(give_up).await?;
+        let not_after = turn.not_after(give_up);
+        let done = turn.run(self.sql.take_all(batch, not_after)).await?;
+        let token = FencingToken(done.number);
+        if done.matched > 0 {
+            turn.told(Duration::from_micros(token.0));
+        }
+        if done.matched == batch.len() {
+            return Ok(vec![Some(token); batch.len()]);
+        }
+        let names = batch.iter().map(|req| &req.name).collect();
+        let mut found = self.rows_after(&mut turn, names, done.matched).await?;
+        // Each row that the statement took has this token.
+        let taken = |req: &Acquire| {
+            let record = found.take(&req.name)?.record.ok()?;
+            let ours = record.owner == Some(req.owner)
+                && record.token == token.0
+                && record.holds.end_of(req.hold).is_some();
+            (ours && done.matched > 0).then_some(token)
+        };
+        Ok(batch.iter().map(taken).collect())
+    }
+
+    /// Releases the lock if one statement can.
+    pub(crate) async fn free(&self, req: &Release) -> Result<Freed> {
+        let Holds::One(hold) = req.holds else {
+            return Ok(Freed::Undecided);
+        };
+        let mut turn = self.work(self.patience()).await?;
+        let freed = self.sql.free(&req.name, &req.owner, hold);
+        let done = turn.run(freed).await?;
+        if done.matched == 0 {
+            return Ok(Freed::Undecided);
+        }
+        turn.told(Duration::from_micros(done.number));
+        Ok(Freed::Free)
+    }
+
+    /// The same for several locks, with one statement.
+    pub(crate) async fn free_all(&self, batch: &[Release]) -> Result<Vec<Result<Freed>>> {
+        let mut turn = self.work(self.patience()).await?;
+        let done = turn.run(self.sql.free_all(batch)).await?;
+        if done.matched == 0 {
+            return Ok(batch.iter().map(|_| Ok(Freed::Undecided)).collect());
+        }
+        turn.told(Duration::from_micros(done.number));
+        if done.matched == batch.len() {
+            return Ok(batch.iter().map(|_| Ok(Freed::Free)).collect());
+        }
+        let names = batch.iter().map(|req| &req.name).collect();
+        let mut found = self.rows_after(&mut turn, names, done.matched).await?;
+        let freed = |req: &Release| freed(req, found.take(&req.name), done.number);
+        Ok(batch.iter().map(freed).collect())
+    }
+
+    /// Renews sole holds, and answers those that are not there. `which`: the entries, of one lease. A row that another transaction has locked
+    /// fails alone: those that are not locked are found without waiting, and sent again in two halves.
+    pub(crate) async fn extend(
+        &self,
+        all: &[Renew],
+        which: Vec<usize>,
+        (lease, give_up): (Duration, Instant),
+        answers: &mut [Option<Result<Renewed>>],
+    ) {
+        let mut parts = vec![which];
+        while let Some(mut part) = parts.pop() {
+            let entries: Vec<&Renew> = part.iter().map(|at| &all[*at]).collect();
+            let error = match self.extend_part(&entries, lease, give_up).await {
+                Ok(extended) => {
+                    for (at, extended) in part.into_iter().zip(extended) {
+                        answers[at] = extended.map(Ok);
+                    }
+                    continue;
+                }
+                Err(error) => error,
+            };
+            if self.now() < give_up
+                && error::is_contention(&error)
+                && (part.len() > 1 || error::is_brief(&error))
+            {
+                self.repeats.fetch_add(1, Ordering::Relaxed);
+                if let Ok(free) = self.unlocked(&entries, give_up).await {
+                    let is_stuck =
+                        |at: &mut usize| !free.contains(all[*at].name.as_str().as_bytes());
+                    for at in part.extract_if(.., is_stuck) {
+                        answers[at] = Some(Err(error::locked()));
+                    }
+                    let half = part.split_off(part.len().div_ceil(2));
+                    parts.extend([half, part].into_iter().filter(|part| !part.is_empty()));
+                    continue;
+                }
+            }
+            let copies: Vec<_> = part.iter().skip(1).map(|_| again(&error)).collect();
+            for (at, error) in part.into_iter().zip([error].into_iter().chain(copies)) {
+                answers[at] = Some(Err(error));
+            }
+        }
+    }
+
+    /// One statement for the entries. The rows tell which ones it did not renew: holds that are gone, and those that are not sole.
+    async fn extend_part(
+        &self,
+        entries: &[&Renew],
+        lease: Duration,
+        give_up: Instant,
+    ) -> Result<Vec<Option<Renewed>>> {
+        let mut turn = self.connections.turn(renewal(give_up)).await?;
+        let whole = Some(Renewed::Until { valid_for: lease });
+        let mut was_refused = false;
+        loop {
+            let began = self.now();
+            let not_after = turn.not_after(give_up);
+            let done = turn.run(self.sql.renew(entries, lease, not_after)).await?;
+            if done.matched > 0 {
+                turn.told(Duration::from_micros(done.number));
+            }
+            if done.matched == entries.len() {
+                return Ok(vec![whole; entries.len()]);
+            }
+            let names = entries.iter().map(|entry| &entry.name).collect();
+            let mut found = self.rows_after(&mut turn, names, done.matched).await?;
+            // If the server's clock was set forward, all were refused in error.
+            let is_late = i64::try_from(found.now).is_ok_and(|now| now > not_after);
+            if is_late && !was_refused && self.now() < give_up {
+                was_refused = true;
+                continue;
+            }
+            let (time, seen) = (found.time(), self.now().since(began));
+            let renewed = |entry: &&Renew| {
+                let proof = Renew::new(entry.name.clone(), entry.owner, entry.hold, None);
+                let Some(row) = found.take(&entry.name) else {
+                    return Some(Renewed::NotHeld);
+                };
+                // A damaged row is told by the record driver.
+                match row.record.ok()?.renew(&proof, time).answer {
+                    // The statement wrote this end, or an earlier request asked for a longer lease.
+                    Renewed::Until { valid_for } if valid_for + seen < lease => None,
+                    renewed => Some(renewed),
+                }
+            };
+            return Ok(entries.iter().map(renewed).collect());
+        }
+    }
+
+    /// The names whose rows no other transaction has locked, found without waiting for locked ones.
+    async fn unlocked(&self, entries: &[&Renew], give_up: Instant) -> Result<HashSet<Vec<u8>>> {
+        let names: Vec<&LockName> = entries.iter().map(|entry| &entry.name).collect();
+        let mut turn = self.connections.turn(renewal(give_up)).await?;
+        let rows = turn.rows(self.sql.unlocked(&names)).await?;
+        Ok(rows.iter().filter_map(Row::name).collect())
+    }
+
+    /// Reads rows; locks nothing and waits for nothing.
+    pub(crate) async fn rows(&self, turn: &mut Turn<'_>, names: &[&LockName]) -> Result<Found> {
+        let mut found = Found::default();
+        for (at, some) in names.chunks(LIST_BATCH).enumerate() {
+            let rows = turn.rows(self.sql.find(some)).await?;
+            // The server's time is in each row, and there is one without a name if no name has a row.
+            let now = rows.first().and_then(|row| Row::time(row).ok());
+            let now = now.ok_or_else(error::garbled)?;
+            found.now = if at == 0 { now } else { found.now.min(now) };
+            let rows = rows.iter().filter_map(Row::read);
+            found.rows.extend(rows.map(|row| (row.name.clone(), row)));
+        }
+        turn.told(Duration::from_micros(found.now));
+        Ok(found)
+    }
+
+    /// Reads the rows after a statement for several names, of which it changed `some`. If they cannot be read, the effect on each is unknown.
+    async fn rows_after(
+        &self,
+        turn: &mut Turn<'_>,
+        names: Vec<&LockName>,
+        some: usize,
+    ) -> Result<Found> {
+        let found = self.rows(turn, &names).await;
+        found.map_err(|error| match some {
+            0 => error,
+            _ => error.with_effect(Effect::Unknown),
+        })
+    }
+
+    /// Writes one record. A connection for each, as a statement that fails may take it away.
+    pub(crate) async fn replace(&self, write: &Write, call: Call) -> Result<Written> {
+        let mut turn = self.connections.turn(call).await?;
+        let statement = match write.expected {
+            Expected::Absent => self.sql.insert(write),
+            Expected::Version(version) => self.sql.swap(write, signed(version)),
+            Expected::Damaged => match self
+                .rows(&mut turn, &[&write.name])
+                .await?
+                .take(&write.name)
+            {
+                Some(row) if row.record.is_err() => self.sql.swap(write, row.version),
+                _ => return Ok(Written::Changed),
+            },
+        };
+        let done = turn.run(statement).await?;
+        Ok(match done.matched {
+            1 => Written::Written,
+            _ => Written::Changed,
+        })
+    }
+
+    /// Deletes names unused for a day, in some pages after a name, and returns where these end. Each statement deletes one row, so a sweep
+    /// never locks the row of a held lock.
+    pub(crate) async fn sweep(&self, after: &[u8]) -> Result<Option<Vec<u8>>> {
+        let mut after = after.to_vec();
+        for _ in 0..SWEPT_PAGES {
+            let mut turn = self.work(self.patience()).await?;
+            let page = turn.rows(self.sql.unused(&after, SWEPT)).await?;
+            let unused = page.iter().filter(|row| Row::is_unused(row));
+            for name in unused.filter_map(Row::name) {
+                // A row that cannot be deleted does not stop the walk.
+                if let Err(error) = turn.run(self.sql.forget(&name)).await {
+                    tracing::debug!(%error, "mysql: an unused row could not be deleted");
+                    break;
+                }
+            }
+            match page.last().and_then(Row::name) {
+                Some(last) if page.len() == SWEPT => after = last,
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some(after))
+    }
+}
+
+/// The rows of some names.
+#[derive(Default)]
+pub(crate) struct Found {
+    /// The server's time, in microseconds.
+    pub(crate) now: u64,
+    rows: HashMap<Vec<u8>, Row>,
+}
+
+impl Found {
+    pub(crate) fn take(&mut self, name: &LockName) -> Option<Row> {
+        self.rows.remove(name.as_str().as_bytes())
+    }
+
+    pub(crate) fn time(&self) -> StoreTime {
+        StoreTime::wall(self.now)
+    }
+}
+
+fn renewal(give_up: Instant) -> Call {
+    Call {
+        class: Class::Renewal,
+        give_up,
+    }
+}
+
+/// What became of a release of a batch that freed some, by its row. `at`: when the statement began.
+///
+/// No later write puts an earlier time into the row, so the time of its last acquire or release decides:
+///
+/// - Earlier than `at`: the row was held, or was free, before the statement, which changed nothing for this request.
+/// - Exactly `at`, and free: the statement released it.
+/// - Otherwise both orders are possible.
+pub(crate) fn freed(req: &Release, found: Option<Row>, at: u64) -> Result<Freed> {
+    let Some(Row {
+        record: Ok(record),
+        changed,
+        ..
+    }) = found
+    else {
+        return Ok(Freed::Undecided);
+    };
+    if let Holds::One(hold) = req.holds
+        && record.owner == Some(req.owner)
+        && record.holds.end_of(hold).is_some()
+    {
+        return Ok(Freed::Undecided);
+    }
+    let since = match record.owner {
+        Some(_) => record.began,
+        None => changed,
+    };
+    match since.cmp(&at) {
+        std::cmp::Ordering::Less => Ok(Freed::Undecided),
+        std::cmp::Ordering::Equal if record.owner.is_none() => Ok(Freed::Free),
+        _ => Err(error::overtaken()),
+    }
+}
+
+pub(crate) fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// The time for requests without a give-up time: as long as one attempt to acquire may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Rows per page of a sweep, and pages per sweep.
+pub(crate) const SWEPT: usize = 256;
+pub(crate) const SWEPT_PAGES: usize = 16;
+
+#[cfg(test)]
+mod tests;

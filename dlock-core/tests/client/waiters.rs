@@ -2,7 +2,7 @@
 //! queue.
 
 use super::{Bench, SECOND};
-use dlock_core::Wake;
+use dlock_core::{ErrorKind, TimeoutPhase, Wake};
 use dlock_memory::{Call, Fault, HintFault};
 use std::time::Duration;
 use tokio::time;
@@ -40,6 +40,17 @@ async fn try_acquire_does_not_overtake_a_waiter_of_its_client() {
         assert!(lock.try_acquire().await.unwrap().is_none(), "{wake:?}");
         drop(waiter.await.unwrap().unwrap());
     }
+}
+
+/// Not that the store has failed for so long, however early in its time it began to.
+#[tokio::test(start_paused = true)]
+async fn try_acquire_of_a_store_that_fails_is_a_timeout() {
+    let (client, faults) = Bench::new(Wake::Poll).client();
+    faults.once(Call::Acquire, Fault::ErrorBefore);
+    faults.once(Call::Acquire, Fault::NeverExecuted);
+    let tried = client.lock("x").unwrap().try_acquire().await;
+    let phase = TimeoutPhase::Request;
+    assert_eq!(tried.unwrap_err().kind(), ErrorKind::Timeout { phase });
 }
 
 /// The attempt in flight uses the first ticket up and puts the second in the queue.

@@ -105,7 +105,8 @@ async fn once(
 ) -> Result<Result<Guard, Option<Held>>, Error> {
     let end = began + attempt.attempt_limit();
     let within = attempt.attempt_limit();
-    let mut retry = RetryState::new(within, within);
+    // Its end comes first: however the store failed, a caller without time to wait is told of a timeout.
+    let mut retry = RetryState::new(Duration::MAX, within);
     // On a store without a queue, this attempt would overtake the waiters of this client.
     if !given && engine.caps.wake != Wake::Line && engine.has_waiters(attempt.name()) {
         return Ok(Err(None));

@@ -83,7 +83,7 @@ pub(crate) enum Wake {
     Now,
     Later(Later),
     /// No wake-up: the client has polled since, or will when its pause ends.
-    Nobody,
+    None,
 }
 
 impl Heard {
@@ -149,12 +149,12 @@ impl Heard {
     pub(crate) fn release(&mut self, name: &LockName, at: Option<i64>) -> Wake {
         let known = self.of(name);
         if matches!(known.state, State::Resting(until) if until > Instant::now()) {
-            return Wake::Nobody;
+            return Wake::None;
         }
         // A client that listens again also reads older events. A release before the current holder's acquire
         // is no news.
         if at.is_some_and(|at| at < known.since) {
-            return Wake::Nobody;
+            return Wake::None;
         }
         known.news += 1;
         known.released = at;
@@ -349,7 +349,7 @@ mod tests {
             assert_eq!(released(at), Wake::Now);
         }
         for at in [999_999, 0] {
-            assert_eq!(released(Some(at)), Wake::Nobody);
+            assert_eq!(released(Some(at)), Wake::None);
         }
     }
 

@@ -287,7 +287,7 @@ impl Shared {
         match waiting.heard.release(&name, time_of(event, self.kind)) {
             Wake::Now => self.emit(&waiting, Hint::Free(name)),
             Wake::Later(later) => self.later(name, later),
-            Wake::Nobody => {}
+            Wake::None => {}
         }
     }
 

@@ -369,7 +369,7 @@ mod tests {
                     "ERR ACL failure in script: User locker has no permissions to run the 'pexpire' command script: 65807aad, on @user_script:101.",
                 ),
             ),
-            ("", said("ERR something that nobody has seen yet")),
+            ("", said("ERR something new")),
             ("io", io(io::ErrorKind::BrokenPipe)),
             ("io", io(io::ErrorKind::TimedOut)),
             ("config", (Native::InvalidClientConfig, "x").into()),

@@ -175,7 +175,7 @@ enum Askers {
     One(Answer),
     /// The answer has one part for each caller, or is the same for all.
     Several(&'static Several, Vec<(Cmd, Answer)>),
-    Nobody,
+    None,
 }
 
 /// Requests that the server refused as one script, before it did anything.
@@ -191,7 +191,7 @@ impl Load {
     fn folded(load: Vec<(Cmd, Answer)>, loaded: bool) -> Self {
         let mut folded = Self::default();
         for several in SEVERAL.iter().filter(|_| !loaded) {
-            folded.add(several.all.load(), Askers::Nobody);
+            folded.add(several.all.load(), Askers::None);
         }
         let mut groups: Vec<(&'static Several, Vec<(Cmd, Answer)>)> = Vec::new();
         for (cmd, answer) in still_asked(load) {
@@ -224,7 +224,7 @@ impl Load {
     fn one_by_one(refused: Refused) -> Self {
         let mut load = Self::default();
         for several in refused.unknown {
-            load.add(several.all.load(), Askers::Nobody);
+            load.add(several.all.load(), Askers::None);
         }
         for (cmd, answer) in still_asked(refused.commands) {
             load.add(cmd, Askers::One(answer));
@@ -308,7 +308,7 @@ impl Askers {
                     drop(answer.send(Err(error.clone())));
                 }
             }
-            (Self::Nobody, _) => {}
+            (Self::None, _) => {}
         }
     }
 
@@ -316,7 +316,7 @@ impl Askers {
         match self {
             Self::One(answer) => vec![answer],
             Self::Several(_, group) => group.into_iter().map(|(_, answer)| answer).collect(),
-            Self::Nobody => Vec::new(),
+            Self::None => Vec::new(),
         }
     }
 }
@@ -456,7 +456,7 @@ async fn deserted(askers: &mut [Askers]) {
                     answer.closed().await;
                 }
             }
-            Askers::Nobody => {}
+            Askers::None => {}
         }
     }
 }

@@ -141,8 +141,7 @@ impl Place {
                 return Err(error::unsupported(&self.path, &why));
             }
             _ => {
-                let why =
-                    "it is a database of somebody else's, and was left as it is: name another file";
+                let why = "it is another application's database, and was left as it is: name another file";
                 return Err(error::unfit(&self.path, why));
             }
         }

@@ -11,11 +11,11 @@ pub(crate) async fn run(plan: Plan) -> Result<Table> {
     let store = MemoryStore::new(Clock::boot());
     let client = Client::new(MemoryDriver::connect(&store, MemoryConfig::default()))?;
     let mut ring = Ring::default();
-    let nobody = Probe::default();
+    let unobserved = Probe::default();
     let mutex = Arc::new(Mutex::new(()));
     ring.enter(
         "tokio::sync::Mutex, 2 waiters",
-        among(&vec![mutex; 3], &nobody),
+        among(&vec![mutex; 3], &unobserved),
     );
     let alone = ring.enter(
         "release + acquire by oneself",
@@ -24,7 +24,7 @@ pub(crate) async fn run(plan: Plan) -> Result<Table> {
     for waiters in WAITERS {
         let name = format!("one client, {waiters} waiting tasks");
         let locks = vec![client.lock(&name)?; waiters + 1];
-        let at = ring.enter(name, among(&locks, &nobody));
+        let at = ring.enter(name, among(&locks, &unobserved));
         ring.over(at, &[alone]);
     }
     let title = "hold 3–8 ms";

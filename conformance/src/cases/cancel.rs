@@ -11,19 +11,19 @@ pub(super) const CASES: &[Case] = &[
     case!(Clause::Cancel, refused_without_a_ticket_leaves_no_trace).bullet("refused without"),
     case!(Clause::Cancel, a_ticket_that_left_is_not_served)
         .needs(&[Need::Line])
-        .bullet("afterwards the ticket is not served, and delays nobody"),
+        .bullet("afterwards the ticket is not served, and delays no other"),
     case!(Clause::Cancel, a_turn_that_is_left_is_handed_on)
         .needs(&[Need::Line])
-        .bullet("afterwards the ticket is not served, and delays nobody"),
+        .bullet("afterwards the ticket is not served, and delays no other"),
     case!(
         Clause::Cancel,
         a_turn_that_nobody_else_waits_for_is_left_free
     )
     .needs(&[Need::Line])
-    .bullet("afterwards the ticket is not served, and delays nobody"),
+    .bullet("afterwards the ticket is not served, and delays no other"),
     case!(Clause::Cancel, tickets_of_two_clients_are_two)
         .needs(&[Need::Line])
-        .bullet("afterwards the ticket is not served, and delays nobody"),
+        .bullet("afterwards the ticket is not served, and delays no other"),
     case!(
         Clause::Cancel,
         leaving_with_an_unknown_ticket_changes_nothing

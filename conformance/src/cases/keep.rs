@@ -106,8 +106,8 @@ async fn inspect_and_list_say_shut(ctx: Ctx) -> Result<(), Failure> {
     let listed = listed.into_iter().find(|seen| seen.name == name);
     let listed = listed.ok_or_else(|| Failure::new("a name with a minimum hold is not listed"))?;
     for seen in [other.inspect(&name).await?, listed] {
-        let nobody = seen.holders.is_empty() && seen.holds == 0;
-        ensure(nobody, format_args!("no holder should be shown: {seen:?}"))?;
+        let unheld = seen.holders.is_empty() && seen.holds == 0;
+        ensure(unheld, format_args!("no holder should be shown: {seen:?}"))?;
         let sane = seen
             .shut
             .is_some_and(|rest| !rest.is_zero() && rest <= ctx.long());

@@ -7,24 +7,24 @@ use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
     case!(Clause::Late, an_acquire_past_its_end_takes_nothing)
-        .bullet("`late`: executed after `give_up + late`: nothing is taken and nobody queued"),
+        .bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued"),
     case!(Clause::Late, a_reentry_past_its_end_takes_nothing)
-        .bullet("`late`: executed after `give_up + late`: nothing is taken and nobody queued"),
+        .bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued"),
     case!(Clause::Late, an_acquire_past_its_end_stands_in_no_line)
         .needs(&[Need::Line])
-        .bullet("`late`: executed after `give_up + late`: nothing is taken and nobody queued"),
+        .bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued"),
     case!(
         Clause::Late,
         an_acquire_held_back_past_its_end_takes_nothing
     )
     .needs(&[Need::Network])
-    .bullet("`late`: executed after `give_up + late`: nothing is taken and nobody queued"),
+    .bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued"),
     case!(
         Clause::Late,
         an_acquire_that_lay_in_a_stopped_server_takes_nothing
     )
     .needs(&[Need::Server])
-    .bullet("`late`: executed after `give_up + late`: nothing is taken and nobody queued"),
+    .bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued"),
     case!(Clause::Late, an_acquire_held_back_for_less_is_granted).needs(&[Need::Network]),
     case!(Clause::Late, a_renewal_past_its_end_prolongs_nothing)
         .bullet("`late`: executed after `give_up + late`: nothing is prolonged"),

@@ -298,10 +298,10 @@ async fn refused_connections_are_closed_at_once() -> io::Result<()> {
 
 #[tokio::test]
 async fn a_server_that_is_down_closes_the_client() -> io::Result<()> {
-    let nobody = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+    let unused = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .await?
         .local_addr()?;
-    let proxy = Proxy::start(nobody).await?;
+    let proxy = Proxy::start(unused).await?;
     assert_eq!(Client::connect(proxy.addr()).await?.rest().await, "");
     Ok(())
 }

@@ -130,7 +130,7 @@ fn what_is_not_yours_gives_77() {
     ran(&["release", &lock, &hold]).expect(77);
     ran(&["renew", &lock, &hold]).expect(77);
     ran(&["break", &lock, "--token", "1"]).expect(77);
-    ran(&["break", &name("nobody"), "--token", "1"]).expect(77);
+    ran(&["break", &name("unheld"), "--token", "1"]).expect(77);
 }
 
 #[test]

@@ -64,12 +64,12 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     /// - `lease`: the record then lasts until the latest end of its living holds; re-entry never shortens it.
     /// - `indeterminate`: `req.hold` is inside already: the same token and number of holds again, nothing changed, `valid_for` what is left.
     /// - `fencing`: a grant that is no re-entry has a token greater than every earlier one of the name.
-    /// - `expiry`: a hold past its end is gone: it excludes nobody, counts nowhere, and nothing of its incarnation but the token counter is used again.
+    /// - `expiry`: a hold past its end is gone: it excludes no request, counts nowhere, and nothing of its incarnation but the token counter is used again.
     /// - `keep`: kept shut: `Held`, for its last owner too. `wait`: reserved for another ticket: `Held`.
     /// - `wait`: free while others stand in line: `Held`, and the head of the line is served.
     /// - `wait`: refused with `req.line`: that ticket stands, or keeps its place, in line, in the same step. `cancel`: refused without: no trace is left.
     /// - `wait`: granted: `req.line` is used up, and `req.next` stands at the end of the line.
-    /// - `late`: executed after `give_up + late`: nothing is taken and nobody queued. If it is still answered: with
+    /// - `late`: executed after `give_up + late`: nothing is taken and no ticket queued. If it is still answered: with
     ///   an error of effect none that may be retried, or `Held`; never `Granted`.
     /// - `fencing`: tokens grow over a lost record, a restart and a flush of the store while its clock goes on: a counter in the record is not
     ///   enough, one that begins at the store's time is.
@@ -82,7 +82,7 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     /// Takes a ticket out of the queue, or passes on what was reserved for it. A store without a queue
     /// stops listening for that ticket, if it did, and returns `Ok`.
     ///
-    /// - `cancel`: afterwards the ticket is not served, and delays nobody.
+    /// - `cancel`: afterwards the ticket is not served, and delays no other.
     /// - `cancel`: an unknown ticket, or one used up: `Ok`, nothing changed.
     ///
     /// # Errors

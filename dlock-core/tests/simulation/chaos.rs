@@ -42,7 +42,7 @@ pub(crate) fn heal(world: &World) {
     for lane in 0..3 {
         world.store.resume_lane(Lane(lane));
     }
-    for rig in world.everybody() {
+    for rig in world.every_rig() {
         rig.faults.clear();
     }
     world.judge.is_running.store(true, SeqCst);

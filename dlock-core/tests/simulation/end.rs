@@ -13,7 +13,7 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(30);
 
 pub(crate) async fn check(world: &World, mut rng: Rng) {
     if time::timeout(SETTLED_WITHIN, settled(world)).await.is_err() {
-        for rig in world.everybody() {
+        for rig in world.every_rig() {
             let (id, left) = (rig.id, rig.client.unsettled());
             if left > 0 {
                 world
@@ -41,7 +41,7 @@ pub(crate) async fn check(world: &World, mut rng: Rng) {
 }
 
 async fn settled(world: &World) {
-    for rig in world.everybody() {
+    for rig in world.every_rig() {
         while rig.client.unsettled() > 0 {
             time::sleep(Duration::from_millis(5)).await;
         }

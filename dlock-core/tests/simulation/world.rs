@@ -121,7 +121,7 @@ impl World {
     }
 
     /// All clients, including the replaced ones.
-    pub(crate) fn everybody(&self) -> Vec<Arc<Rig>> {
+    pub(crate) fn every_rig(&self) -> Vec<Arc<Rig>> {
         let mut all = self.retired.lock().unwrap().clone();
         all.extend(self.rigs.lock().unwrap().iter().cloned());
         all

@@ -216,7 +216,7 @@ async fn the_rights_in_the_readme_are_enough_and_no_secret_is_shown() {
     );
     t.granted(&t.acquire("a", SECOND)).await;
 
-    for who in ["locker:canary", "nobody:canary"] {
+    for who in ["locker:canary", "unknown:canary"] {
         let error = MongoDriver::connect(&url(who)).await.unwrap_err();
         assert_eq!(
             (error.kind(), error.retry(), error.effect()),

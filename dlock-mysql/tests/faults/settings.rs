@@ -111,7 +111,7 @@ async fn settings_that_forget_are_warned_about_and_a_follower_too() {
         "{text}"
     );
     assert!(!text.contains("follows another one"), "{text}");
-    t.admin("CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_USER = 'nobody'")
+    t.admin("CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_USER = 'missing'")
         .await;
     MysqlDriver::connect(&t.server.url()).await.unwrap();
     let text = log.text();

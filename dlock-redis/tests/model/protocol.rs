@@ -98,7 +98,7 @@ enum Served {
     Me,
     Other,
     /// The queue ran empty.
-    Nobody,
+    None,
     /// The budget ran out.
     Unfinished,
 }
@@ -124,7 +124,7 @@ impl World {
             Record::Absent => {
                 let place = self.enqueue(terms, ask);
                 match self.serve(terms, Some(me)) {
-                    Served::Me | Served::Nobody => self.take(terms, me, place),
+                    Served::Me | Served::None => self.take(terms, me, place),
                     Served::Other | Served::Unfinished => {
                         let rest = match self.record {
                             Record::Reserved { rest, .. } => rest,
@@ -217,7 +217,7 @@ impl World {
         let mut budget = terms.budget;
         loop {
             if self.line.is_empty() {
-                return Served::Nobody;
+                return Served::None;
             }
             if budget == 0 {
                 return Served::Unfinished;

@@ -103,13 +103,13 @@ impl Side {
                 self.client.granted(req).await;
                 self.keeps_shut(&again).await;
             }
-            8 => t.raw_command(&["SET", &key, "somebody's"]).await,
+            8 => t.raw_command(&["SET", &key, "foreign"]).await,
             9 => t.raw_command(&["HSET", &key, "some:1", "1"]).await,
             _ => {}
         }
         if waited && line == 0 {
             let line = format!("{key}:line");
-            t.raw_command(&["SET", &line, "somebody's"]).await;
+            t.raw_command(&["SET", &line, "foreign"]).await;
         } else if waited && line < 4 {
             for place in 1..=rng.u64(1..4) {
                 let client = rng.choice(["there", "gone"]).unwrap();

@@ -177,7 +177,7 @@ async fn nothing_is_queued_by_what_is_refused_for_another_reason() {
     late.give_up = Clock::boot().now() - Duration::from_millis(200);
     client.driver.acquire(&late).await.unwrap_err();
     client.release(&inside).await;
-    let _: () = t.raw().await.set(KEY, "somebody's").await.unwrap();
+    let _: () = t.raw().await.set(KEY, "foreign").await.unwrap();
     let error = client
         .driver
         .acquire(&client.waits(&t, 3))
@@ -200,12 +200,7 @@ async fn what_fails_on_a_key_of_somebody_elses_takes_nothing_and_leaves_no_key_w
         waiter.held(&taking).await;
         holder.release(&inside).await;
         waiter.turn().await;
-        let _: () = t
-            .raw()
-            .await
-            .set_ex(foreign, "somebody's", 60)
-            .await
-            .unwrap();
+        let _: () = t.raw().await.set_ex(foreign, "foreign", 60).await.unwrap();
         // A waiter uses its turn, with the client's next ticket behind it.
         taking.next = Some(ticket(t.draw()));
         let error = waiter.driver.acquire(&taking).await.unwrap_err();

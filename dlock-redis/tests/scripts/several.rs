@@ -311,11 +311,11 @@ async fn what_one_meets_in_a_script_of_several_is_its_own() {
     let mut wanted = t.of_many_names(MANY);
     let (foreign, held, late, waited) = (5, 7, 9, 11);
     let key = |at: usize| format!("dlock:{{{}}}", wanted[at].name);
-    let _: () = t.raw().await.set(key(foreign), "somebody's").await.unwrap();
+    let _: () = t.raw().await.set(key(foreign), "foreign").await.unwrap();
     let _: () = t
         .raw()
         .await
-        .zadd(key(waited) + ":line", "dlock:c:nobody:1", 1)
+        .zadd(key(waited) + ":line", "dlock:c:gone:1", 1)
         .await
         .unwrap();
     let mut inside = t.of_many_names(held + 1).remove(held);

@@ -104,8 +104,8 @@ async fn what_cannot_carry_locks_is_refused_and_left_as_it_is() {
     symlink(bed.at("nothing"), bed.at("dangling")).unwrap();
     for (file, kind, words) in [
         ("text", ErrorKind::Misuse, "no SQLite database"),
-        ("foreign", ErrorKind::Misuse, "somebody else's"),
-        ("tagged", ErrorKind::Misuse, "somebody else's"),
+        ("foreign", ErrorKind::Misuse, "another application's"),
+        ("tagged", ErrorKind::Misuse, "another application's"),
         ("linked", ErrorKind::Misuse, "hard links"),
         ("directory", ErrorKind::Misuse, "no regular file"),
         ("dangling", ErrorKind::Unavailable, "cannot make"),

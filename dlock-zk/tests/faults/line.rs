@@ -325,8 +325,9 @@ pub(crate) async fn a_second_process_keeps_the_name_when_the_first_is_killed() {
     until_in_line(&hosts, name, 4).await;
     // Real time must pass, here and below: nothing may happen.
     sleep(SESSION / 3).await;
-    let nobody = |waiting: &[tokio::task::JoinHandle<()>]| waiting.iter().all(|w| !w.is_finished());
-    assert!(nobody(&waiting), "granted beside a live hold");
+    let none_granted =
+        |waiting: &[tokio::task::JoinHandle<()>]| waiting.iter().all(|w| !w.is_finished());
+    assert!(none_granted(&waiting), "granted beside a live hold");
     inner.check().unwrap();
     // A pass is valid as long as any hold of the incarnation lives.
     let last = third.lock(name).unwrap().join(&pass).await.unwrap();
@@ -336,7 +337,7 @@ pub(crate) async fn a_second_process_keeps_the_name_when_the_first_is_killed() {
         ReleaseOutcome::StillHeld { holds: 1 }
     );
     sleep(SESSION / 6).await;
-    assert!(nobody(&waiting), "granted beside a live hold");
+    assert!(none_granted(&waiting), "granted beside a live hold");
     assert_eq!(last.release().await.unwrap(), ReleaseOutcome::Released);
     for waiter in waiting {
         waiter.await.unwrap();

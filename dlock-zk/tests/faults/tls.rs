@@ -107,8 +107,8 @@ pub(crate) async fn tls_reaches_servers_whose_certificate_is_trusted_for_their_h
     refused(&url("127.0.0.1", &other), unavailable, "certificates").await;
     // The right certificate, for another host than the URL's.
     refused(&url("localhost", &trusted), unavailable, "certificates").await;
-    let nobody = format!("zk+tls://127.0.0.1:{port}/dlock");
-    refused(&nobody, misuse, "dlock.ca").await;
+    let no_authority = format!("zk+tls://127.0.0.1:{port}/dlock");
+    refused(&no_authority, misuse, "dlock.ca").await;
     refused(&url("127.0.0.1", &ca("none.pem")), misuse, "cannot be read").await;
     let store = url("127.0.0.1", &ca("server.p12"));
     refused(&store, misuse, "dlock.ca").await;

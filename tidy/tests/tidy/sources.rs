@@ -87,7 +87,7 @@ fn no_file_names_a_path_of_one_machine() {
     let complaints = FILES
         .iter()
         .flat_map(|(path, text)| hits(path, text, has_machine_path));
-    demand("nobody else has this path:", complaints);
+    demand("no other machine has this path:", complaints);
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn no_file_names_a_registry() {
         })
     });
     demand(
-        "whoever builds this may use a mirror; write \"the registry\":",
+        "a builder may use a mirror; write \"the registry\":",
         complaints,
     );
 }
@@ -131,7 +131,7 @@ fn is_leftover(line: &str) -> bool {
     })
 }
 
-/// Absolute only: the same folder inside a URL or below another folder is somebody's example.
+/// Absolute only: the same folder inside a URL or below another folder is an example.
 fn has_machine_path(line: &str) -> bool {
     let goes_on = |c: char| c.is_alphanumeric() || "._-}>)".contains(c);
     MACHINE_PATHS.iter().any(|path| {

@@ -341,6 +341,15 @@ mod tests {
         Ok(())
     }
 
+    /// The error of a client whose store refuses a request that is not repeated.
+    async fn refused() -> Result<(), Failure> {
+        let store = MemoryStore::new(Clock::boot());
+        let driver = MemoryDriver::connect(&store, MemoryConfig::new(Wake::Poll));
+        driver.faults().always_all(Fault::ErrorBefore);
+        Client::new(driver)?.inspect("a").await?;
+        Ok(())
+    }
+
     #[test]
     fn what_was_late_once_is_measured_again() {
         static RUNS: AtomicUsize = AtomicUsize::new(0);
@@ -370,9 +379,10 @@ mod tests {
     #[test]
     fn an_error_of_the_store_is_a_failure_at_once() {
         static RUNS: AtomicUsize = AtomicUsize::new(0);
-        let cases: [Run; 3] = [
+        let cases: [Run; 4] = [
             |_| Box::pin(async { Err(DriverError::unavailable("too many clients").into()) }),
             |_| Box::pin(async { Err(DriverError::unanswered("a syntax error").into()) }),
+            |_| Box::pin(refused()),
             // The client goes on until its time is up.
             |_| {
                 RUNS.fetch_add(1, Ordering::Relaxed);

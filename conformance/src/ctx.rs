@@ -9,7 +9,7 @@ use crate::{
     mutants::Twist,
     pace::Pace,
 };
-use dlock_core::{Clock, DistributedLock, DriverError, Flaw, Instant, LockName};
+use dlock_core::{Clock, DistributedLock, DriverError, Instant, LockName};
 use futures_util::future::join_all;
 use std::{
     fmt,
@@ -116,11 +116,6 @@ impl Ctx {
     /// A driver for a client of the core.
     pub(crate) async fn driver(&self) -> Result<Arc<dyn DistributedLock>, Failure> {
         Ok(self.opened(self.0.fixture.driver().await?))
-    }
-
-    /// The flaw to switch on in the core.
-    pub(crate) fn flaw(&self) -> Option<Flaw> {
-        self.0.twist.as_ref().and_then(|twist| twist.flaw())
     }
 
     /// A seed that no other client of this case has, also in simulated time.

@@ -13,7 +13,6 @@ use crate::{
         watchdog::{self, Watchdog},
     },
     error::Error,
-    flaw::Flaw,
     lease::Lease,
     lock::Lock,
     name::LockName,
@@ -69,7 +68,6 @@ pub struct ClientBuilder {
     poll_interval: Duration,
     note: HolderInfo,
     seed: Option<u64>,
-    flaw: Option<Flaw>,
 }
 
 impl Client {
@@ -92,7 +90,6 @@ impl Client {
             poll_interval: DEFAULT_POLL_INTERVAL,
             note: HolderInfo::here(),
             seed: None,
-            flaw: None,
         }
     }
 
@@ -181,15 +178,6 @@ impl ClientBuilder {
         self
     }
 
-    /// Makes the client wrong on purpose, to prove that the suite notices.
-    #[cfg(feature = "mutants")]
-    #[doc(hidden)]
-    #[must_use]
-    pub fn flaw(mut self, flaw: Flaw) -> Self {
-        self.flaw = Some(flaw);
-        self
-    }
-
     /// Builds the client and starts its three tasks.
     ///
     /// # Errors
@@ -227,7 +215,6 @@ impl ClientBuilder {
             random: Random::new(self.seed)?,
             tickets: AtomicU64::new(1),
             tasks: Mutex::default(),
-            flaw: self.flaw,
             driver: self.driver,
             clock: self.clock,
             caps,

@@ -10,7 +10,6 @@ use crate::{
         scope,
     },
     error::{Error, ErrorKind, LossReason},
-    flaw::Flaw,
     name::LockName,
     owner::Fingerprint,
     pass::Pass,
@@ -255,9 +254,7 @@ impl Guard {
             return Err(NotDetached { guard: self, error });
         }
         self.done = true;
-        if !self.engine.flawed(Flaw::DetachedIsRenewed) {
-            self.engine.stop_renewing(&self.hold);
-        }
+        self.engine.stop_renewing(&self.hold);
         let deadline = self.hold.deadline();
         self.engine.detached().insert(self.hold.id, deadline);
         self.engine.leave_table(&self.hold);

@@ -13,7 +13,6 @@ mod detached;
 mod driver;
 mod engine;
 mod error;
-mod flaw;
 mod guard;
 mod lease;
 mod lock;
@@ -39,9 +38,6 @@ pub use driver::{
 pub use engine::check_runtime;
 pub use engine::{GuardState, system_random};
 pub use error::{DriverError, Effect, Error, ErrorKind, LossReason, RetryClass, TimeoutPhase};
-#[cfg(feature = "mutants")]
-#[doc(hidden)]
-pub use flaw::Flaw;
 pub use guard::{Guard, ReleaseOutcome};
 pub use lease::{DEFAULT_LEASE, Lease, LeaseError, MAX_LEASE, MIN_LEASE};
 pub use lock::Lock;

@@ -7,7 +7,6 @@ use crate::{
         hold::{GuardState, Hold},
     },
     error::{Error, ErrorKind, LossReason},
-    flaw::Flaw,
     lease::Lease,
     name::LockName,
 };
@@ -102,7 +101,6 @@ impl Shutdown {
             grace,
             force,
         } = self;
-        let force = force || engine.flawed(Flaw::ShutdownReleases);
         engine.quiet_by(grace).await;
         let mut locks: Vec<_> = held
             .iter()

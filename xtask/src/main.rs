@@ -9,6 +9,7 @@
 
 mod checks;
 mod examples;
+mod mutants;
 mod mysql;
 mod step;
 mod workspace;
@@ -30,6 +31,7 @@ usage: cargo xtask test              everything CI runs; installs the servers th
        cargo xtask test quick        format, lints, unit tests and the tidy test; needs no server
        cargo xtask test CRATE...     lints and tests of these crates, by folder or package name
        cargo xtask checks [CRATE...] everything, or these crates, with the servers that are installed
+       cargo xtask mutants [NAME...] whether the suite finds wrong cores: all (an hour), or those of these names
 
 Stops at the first step that fails and names it. One target directory is used: CARGO_TARGET_DIR, else ./target.";
 
@@ -43,7 +45,9 @@ fn main() -> ExitCode {
         println!("{USAGE}");
         return ExitCode::SUCCESS;
     }
-    if !matches!(words[..], ["test" | "checks", ..]) || words.iter().any(|w| w.starts_with('-')) {
+    if !matches!(words[..], ["test" | "checks" | "mutants", ..])
+        || words.iter().any(|w| w.starts_with('-'))
+    {
         eprintln!("{USAGE}");
         return ExitCode::from(WRONG_USAGE);
     }
@@ -71,6 +75,7 @@ fn run(words: &[&str]) -> Result {
             with_servers(servers.unwrap_or(Servers::Not), &packages)
         }
         ["checks"] => checks::everything(&workspace),
+        ["mutants", names @ ..] => mutants::run_all(&workspace, names),
         [_, crates @ ..] => checks::of(&workspace.named(crates)?),
         [] => unreachable!("main has looked at the first word"),
     }

@@ -7,7 +7,7 @@ use super::{
     task::{Task, polled},
 };
 use crate::{Caller, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
-use dlock_core::{Effect, ErrorKind, Flaw, LockName, ReleaseOutcome, RetryClass, TimeoutPhase};
+use dlock_core::{Effect, ErrorKind, LockName, ReleaseOutcome, RetryClass, TimeoutPhase};
 use std::{collections::BTreeSet, time::Duration};
 
 pub(super) const CASES: &[Case] = &[
@@ -289,10 +289,6 @@ async fn the_ticket_of_a_lost_grant_stays_nowhere(ctx: Ctx) -> Result<(), Failur
 async fn too_much_unsettled_refuses_new_acquires_until_it_is_settled(
     ctx: Ctx,
 ) -> Result<(), Failure> {
-    // Ten thousand of anything take their time, and only one of all wrong cores could show here.
-    if ctx.flaw().is_some_and(|flaw| flaw != Flaw::NothingSettled) {
-        return Ok(());
-    }
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     peer.gate.all(Fate::Unsent);

@@ -39,9 +39,6 @@ impl Peer {
         if let Some(seed) = ctx.seed() {
             builder = builder.seed(seed);
         }
-        if let Some(flaw) = ctx.flaw() {
-            builder = builder.flaw(flaw);
-        }
         Ok(Self {
             client: builder.build()?,
             gate,

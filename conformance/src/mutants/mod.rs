@@ -2,7 +2,6 @@
 
 mod acquire;
 mod admin;
-mod core;
 mod enter;
 mod line;
 mod memory;
@@ -14,13 +13,13 @@ mod twist;
 pub use twist::Twist;
 pub(crate) use {run::trial, twist::twisted};
 
-use crate::{case::Level, clause::Clause, fixture::Need};
+use crate::{clause::Clause, fixture::Need};
 use std::{sync::Arc, time::Duration};
 
-/// A wrong driver, a decorator for any right one; or a wrong core over a right driver, switched on by
-/// `dlock-core`'s feature `mutants`.
+/// A wrong driver, a decorator for any right one.
 ///
-/// Cases of its own level test it: the contract does not say what a core does with a wrong driver.
+/// The cases for drivers test it: the contract does not say what a core does with a wrong driver. Wrong cores
+/// are made from the source, by `cargo xtask mutants`.
 #[derive(Clone, Copy, Debug)]
 pub struct Mutant {
     /// Its mistake.
@@ -31,18 +30,6 @@ pub struct Mutant {
     pub needs: &'static [Need],
     /// Makes a fresh one, which all drivers of one case share.
     pub twist: fn() -> Arc<dyn Twist>,
-}
-
-impl Mutant {
-    /// The level of the cases that must fail.
-    #[must_use]
-    pub fn level(&self) -> Level {
-        if (self.twist)().flaw().is_some() {
-            Level::Client
-        } else {
-            Level::Driver
-        }
-    }
 }
 
 /// How much of the suite runs over each mutant.
@@ -66,7 +53,6 @@ pub fn mutants() -> Vec<Mutant> {
         release::MUTANTS,
         renew::MUTANTS,
         admin::MUTANTS,
-        core::MUTANTS,
     ]
     .concat()
 }

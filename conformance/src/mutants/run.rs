@@ -92,7 +92,7 @@ fn whole(stage: &Stage, mutant: Mutant) -> Verdict {
     let mut verdict = Verdict::default();
     for case in cases()
         .into_iter()
-        .filter(|case| case.level == mutant.level())
+        .filter(|case| case.level == Level::Driver)
     {
         verdict.note(case, stage.run(case, Some((mutant.twist)())));
     }
@@ -106,7 +106,7 @@ fn whole(stage: &Stage, mutant: Mutant) -> Verdict {
 fn listed(stage: &Stage, mutant: Mutant) -> Result<Verdict, Failed> {
     let of = |clauses: Vec<Clause>| {
         let wanted = move |case: &Case| {
-            let listed = clauses.contains(&case.clause) && case.level == mutant.level();
+            let listed = clauses.contains(&case.clause) && case.level == Level::Driver;
             listed && !case.is_exclusive()
         };
         stream::iter(cases().into_iter().filter(wanted))

@@ -2,8 +2,8 @@
 
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, FencingToken, Flaw, Hint,
-    Instant, Lane, LockName, Page, Release, Released, Renew, Renewed, Result, Snapshot, Ticket,
+    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, FencingToken, Hint, Instant,
+    Lane, LockName, Page, Release, Released, Renew, Renewed, Result, Snapshot, Ticket,
 };
 use futures_core::stream::BoxStream;
 use std::{fmt::Debug, sync::Arc};
@@ -11,11 +11,6 @@ use std::{fmt::Debug, sync::Arc};
 /// One mistake: it overrides the calls that it gets wrong; all others pass through.
 #[async_trait]
 pub trait Twist: Debug + Send + Sync + 'static {
-    /// The flaw of the core over this driver; the driver itself is then right.
-    fn flaw(&self) -> Option<Flaw> {
-        None
-    }
-
     /// See [`DistributedLock::acquire`].
     async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
         inner.acquire(req).await

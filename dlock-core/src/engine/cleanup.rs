@@ -16,7 +16,6 @@ use crate::{
         hold::Hold,
     },
     error::{DriverError, Effect},
-    flaw::Flaw,
     name::LockName,
     owner::{HoldId, Owner},
 };
@@ -185,9 +184,6 @@ impl Engine {
 
     /// Starts a job whose acquire is still in flight.
     pub(crate) fn settle_after(self: &Arc<Self>, job: CleanupJob, under_way: Option<AcquireCall>) {
-        if self.flawed(Flaw::NothingSettled) {
-            return;
-        }
         // The releases of guards are bounded by the guards. Everything else with an unknown outcome is
         // counted.
         let unknown = under_way.is_some() || job.unsettled.is_some() || !job.tickets.is_empty();
@@ -199,7 +195,7 @@ impl Engine {
 
     /// Takes a ticket out of the store's queue, because no task waits with it any more.
     pub(crate) fn leave_line(self: &Arc<Self>, name: &LockName, ticket: Ticket) {
-        if self.caps.wake != Wake::Poll && !self.flawed(Flaw::NeverLeaves) {
+        if self.caps.wake != Wake::Poll {
             let mut job = CleanupJob::new(name.clone());
             job.tickets.push(ticket);
             self.settle(job);
@@ -225,9 +221,6 @@ impl Engine {
             self.give_back(&job, over).await;
         }
         self.leave_lines(&job, over).await;
-        if self.flawed(Flaw::SettledTooEarly) {
-            return;
-        }
         while let Some(until) = job.unsettled.filter(|until| *until < over) {
             self.clock.sleep_until(until).await;
             let sent = self.clock.now();

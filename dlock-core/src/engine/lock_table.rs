@@ -235,15 +235,7 @@ impl Queue {
     /// Enters behind all others.
     pub(crate) fn enter(&mut self, waiter: &Arc<Waiter>) -> Seat {
         self.seats += 1;
-        self.sit(Seat(self.seats), waiter)
-    }
-
-    pub(crate) fn enter_first_but_one(&mut self, waiter: &Arc<Waiter>) -> Seat {
-        self.seats += 1;
-        self.sit(Seat(-self.seats), waiter)
-    }
-
-    fn sit(&mut self, seat: Seat, waiter: &Arc<Waiter>) -> Seat {
+        let seat = Seat(self.seats);
         let waiter = Arc::clone(waiter);
         match self.head {
             None => self.head = Some((seat, waiter)),

@@ -30,7 +30,6 @@ use crate::{
         watchdog::{Renewal, Watchdog, Watched},
     },
     error::{Error, ErrorKind, LossReason},
-    flaw::Flaw,
     guard::Guard,
     lease::Lease,
     name::LockName,
@@ -78,7 +77,6 @@ pub(crate) struct Engine {
     pub(crate) random: Random,
     pub(crate) tickets: AtomicU64,
     pub(crate) tasks: Mutex<Vec<JoinHandle<()>>>,
-    pub(crate) flaw: Option<Flaw>,
 }
 
 /// Reads the store's wake-ups until the driver is closed or the client dropped.
@@ -96,9 +94,6 @@ pub(crate) async fn listen(client: Weak<Engine>) {
 
 impl Engine {
     fn heard(self: &Arc<Self>, hint: Hint) {
-        if self.flawed(Flaw::HintsIgnored) {
-            return;
-        }
         tracing::trace!(target: "dlock::hint", backend = self.caps.backend, ?hint);
         let now = self.clock.now();
         let wanted = self.table().hint(&hint, now);
@@ -132,18 +127,9 @@ impl Engine {
         waiter: Option<Granted>,
     ) -> Option<Guard> {
         let (sent, length) = (start.sent, start.terms.lease().length());
-        let counted = if self.flawed(Flaw::DeadlineFromReply) {
-            now
-        } else {
-            sent
-        };
         let first = start.first.map_or(sent, |first| first.sent);
-        let ends = start
-            .terms
-            .end()
-            .filter(|_| !self.flawed(Flaw::MaxHoldIgnored));
-        let end = ends.map(|end| first + end);
-        let deadline = (counted + start.valid_for.min(length) - Lease::margin(length))
+        let end = start.terms.end().map(|end| first + end);
+        let deadline = (sent + start.valid_for.min(length) - Lease::margin(length))
             .min(end.unwrap_or(Instant::FAR));
         // A fixed lease ends there, whatever a renewal proves. Only a session has to be proven to last that
         // long.
@@ -152,12 +138,7 @@ impl Engine {
         if deadline <= now {
             return None;
         }
-        let shown = if self.flawed(Flaw::ClockIgnored) {
-            Instant::FAR
-        } else {
-            deadline
-        };
-        let hold = Arc::new(Hold::new(&start, now, shown));
+        let hold = Arc::new(Hold::new(&start, now, deadline));
         let unwanted = self.enter(&hold, waiter)?;
         for ticket in unwanted {
             self.leave_line(&hold.name, ticket);
@@ -175,20 +156,20 @@ impl Engine {
         Some(Guard::new(Arc::clone(self), hold))
     }
 
-    fn renews(&self, lease: Lease) -> Option<Renewal> {
+    fn renews(&self, lease: Lease) -> Renewal {
         let length = lease.length();
         if lease.is_renewed() {
-            return (!self.flawed(Flaw::NeverRenews)).then_some(Renewal {
+            return Renewal {
                 ask: Some(length),
                 length,
-            });
+            };
         }
         // The record may be lost before the lease ends. On a session store it also lasts no longer than the
         // session.
-        (!self.flawed(Flaw::FixedUnproven)).then(|| Renewal {
+        Renewal {
             ask: None,
             length: length.min(*self.caps.leases.end()),
-        })
+        }
     }
 
     /// Enters a hold in the lock table, unless the client is shutting down or the table has it already. If
@@ -205,9 +186,6 @@ impl Engine {
             for other in entry.holds.iter().filter(|other| other.owner == hold.owner) {
                 if other.id == hold.id {
                     return None;
-                }
-                if self.flawed(Flaw::StaleHoldsBelieved) {
-                    continue;
                 }
                 if other.token > hold.token {
                     return None;
@@ -249,9 +227,7 @@ impl Engine {
             job.after = hold.sent + end + Lease::margin(hold.lease().length());
             self.settle(job);
         }
-        if !self.flawed(Flaw::LossWakesNobody) {
-            self.wake(&hold.name);
-        }
+        self.wake(&hold.name);
     }
 
     /// The lock may be free: makes this client's waiters poll. A store with a queue notifies its head
@@ -352,9 +328,6 @@ impl Engine {
     }
 
     pub(crate) fn fresh_owner(&self) -> Result<Owner, Error> {
-        if self.flawed(Flaw::OneOwner) {
-            return Ok(Owner::from_seed("one"));
-        }
         Ok(self.random.owner()?)
     }
 
@@ -366,10 +339,6 @@ impl Engine {
     pub(crate) fn ticket(&self) -> Ticket {
         let number = self.tickets.fetch_add(1, SeqCst);
         Ticket(NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN))
-    }
-
-    pub(crate) fn flawed(&self, flaw: Flaw) -> bool {
-        cfg!(feature = "mutants") && self.flaw == Some(flaw)
     }
 
     pub(crate) fn tasks(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {

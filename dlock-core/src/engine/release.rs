@@ -12,7 +12,6 @@ use crate::{
         hold::{GuardState, Hold},
     },
     error::{DriverError, Effect, Error, ErrorKind, LossReason, RetryClass},
-    flaw::Flaw,
     guard::ReleaseOutcome,
 };
 use std::{sync::Arc, time::Duration};
@@ -35,9 +34,7 @@ impl Releasing {
             open: true,
         };
         let before = hold.releasing(releasing.began);
-        if !engine.flawed(Flaw::RenewsAfterRelease) {
-            engine.stop_renewing(hold);
-        }
+        engine.stop_renewing(hold);
         engine.leave_table(hold);
         (before, releasing.unless(before))
     }
@@ -48,8 +45,7 @@ impl Releasing {
     fn unless(mut self, before: GuardState) -> Self {
         let lease = self.hold.lease().length();
         let copy = self.hold.unsettled;
-        let revivable = copy.is_some_and(|until| until + lease > self.began)
-            && !self.engine.flawed(Flaw::RevivableForgotten);
+        let revivable = copy.is_some_and(|until| until + lease > self.began);
         self.open = match before {
             GuardState::Held | GuardState::Uncertain | GuardState::Lost(LossReason::Deadline) => {
                 true
@@ -118,9 +114,7 @@ impl Releasing {
             Released::NotHeld { .. } if found && self.kept().is_some() => ReleaseOutcome::Kept {
                 rest: self.kept().unwrap_or_default(),
             },
-            Released::NotHeld { .. } if found || self.engine.flawed(Flaw::NotHeldIsReleased) => {
-                ReleaseOutcome::Released
-            }
+            Released::NotHeld { .. } if found => ReleaseOutcome::Released,
             Released::NotHeld { .. } => {
                 tracing::warn!(
                     target: "dlock::lost", lock = %self.hold.name, backend = caps.backend,
@@ -184,9 +178,6 @@ impl Engine {
 
     /// The rest of a minimum hold.
     pub(crate) fn rest(&self, keep: Option<Instant>) -> Option<Duration> {
-        if self.flawed(Flaw::KeepForgotten) {
-            return None;
-        }
         keep.map(|until| until.since(self.clock.now()))
             .filter(|rest| !rest.is_zero())
     }

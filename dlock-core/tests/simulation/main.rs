@@ -16,8 +16,6 @@ mod chaos;
 mod end;
 mod judge;
 mod log;
-#[cfg(feature = "mutants")]
-mod mutants;
 mod plan;
 mod rig;
 mod runner;

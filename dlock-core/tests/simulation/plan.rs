@@ -18,8 +18,6 @@ pub(crate) struct Plan {
     pub(crate) longest: Duration,
     pub(crate) rates: Rates,
     pub(crate) dangers: Dangers,
-    #[cfg(feature = "mutants")]
-    pub(crate) flaw: Option<dlock_core::Flaw>,
 }
 
 /// The faults other than those of single calls.
@@ -69,8 +67,6 @@ impl Plan {
                 rates(&mut rng)
             },
             dangers,
-            #[cfg(feature = "mutants")]
-            flaw: None,
         }
     }
 

@@ -42,11 +42,6 @@ impl Rig {
         let builder = Client::builder(Arc::new(wire))
             .clock(clock.clone())
             .seed(seed);
-        #[cfg(feature = "mutants")]
-        let builder = match plan.flaw {
-            Some(flaw) => builder.flaw(flaw),
-            None => builder,
-        };
         Self {
             id,
             client: builder.build().unwrap(),

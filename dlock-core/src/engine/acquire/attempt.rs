@@ -13,7 +13,6 @@ use crate::{
         lock_table::{Granted, Tickets},
     },
     error::{DriverError, Effect, Error},
-    flaw::Flaw,
     guard::Guard,
     lease::Lease,
     name::LockName,
@@ -88,11 +87,7 @@ impl Attempt {
     }
 
     fn lease(&self) -> Lease {
-        let lease = self.terms.lease();
-        if self.engine.flawed(Flaw::LeaseTooLong) {
-            return Lease::renewed(lease.length() * 10);
-        }
-        lease
+        self.terms.lease()
     }
 
     /// The most time that one attempt may take.
@@ -109,9 +104,6 @@ impl Attempt {
         sent: Instant,
         end: Instant,
     ) -> Answer {
-        if self.unsettled.is_some() && self.engine.flawed(Flaw::FreshHoldOnRepeat) {
-            self.hold = self.engine.hold_id().unwrap_or(self.hold);
-        }
         let give_up = (sent + self.attempt_limit()).min(end);
         let request = Acquire {
             name: self.name.clone(),

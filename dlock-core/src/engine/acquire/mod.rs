@@ -12,7 +12,6 @@ use crate::{
     driver::{Held, Wake},
     engine::{Engine, lock_table::Tickets, scope},
     error::{Error, ErrorKind, LossReason, RetryClass, TimeoutPhase, about},
-    flaw::Flaw,
     guard::Guard,
     name::LockName,
     options::{AcquireOptions, WaitPolicy},
@@ -91,7 +90,7 @@ pub(crate) fn acquire(
                 target: "dlock::acquire", lock = %options.name, backend = engine.caps.backend, %error, "not acquired"
             ),
         }
-        acquired.map_err(|error| engine.explain(error, &options.name, &identity.owner))
+        acquired.map_err(|error| error.at(engine.caps.backend, &options.name))
     }
 }
 
@@ -130,9 +129,6 @@ async fn once(
                 Some(guard) => return Ok(Ok(guard)),
                 None => retry.too_late(now)?,
             },
-            Answer::Held(_) if engine.flawed(Flaw::ContentionIsError) => {
-                return Err(Error::new(ErrorKind::Unavailable, "held"));
-            }
             Answer::Held(held) => return Ok(Err(Some(held))),
             Answer::Gone if attempt.unjoin() => continue,
             Answer::Gone => return Err(gone()),
@@ -180,20 +176,6 @@ impl Engine {
 
     fn identify(&self, options: &AcquireOptions) -> Result<Identity, Error> {
         let hold = self.hold_id()?;
-        let fresh = || {
-            Ok(Identity {
-                owner: self.fresh_owner()?,
-                hold,
-                join: None,
-                given: false,
-                implied: false,
-                reusable: false,
-            })
-        };
-        if self.flawed(Flaw::NoReentry) {
-            return fresh();
-        }
-        let scoped = || scope::entered(&self.store, &options.name);
         let enters = |owner, join| Identity {
             owner,
             hold,
@@ -202,19 +184,24 @@ impl Engine {
             implied: false,
             reusable: false,
         };
-        Ok(match (options.owner, options.join) {
-            (Some(owner), Some(token)) => enters(owner, Some(token)),
-            (Some(owner), None) => Identity {
-                implied: true,
-                reusable: true,
-                ..enters(owner, self.live_token(&options.name, owner))
-            },
-            (None, _) => match scoped() {
-                Some(outer) => Identity {
-                    reusable: outer.reusable,
-                    ..enters(outer.owner, Some(outer.token))
+        if let Some(owner) = options.owner {
+            return Ok(match options.join {
+                Some(token) => enters(owner, Some(token)),
+                None => Identity {
+                    implied: true,
+                    reusable: true,
+                    ..enters(owner, self.live_token(&options.name, owner))
                 },
-                None => fresh()?,
+            });
+        }
+        Ok(match scope::entered(&self.store, &options.name) {
+            Some(outer) => Identity {
+                reusable: outer.reusable,
+                ..enters(outer.owner, Some(outer.token))
+            },
+            None => Identity {
+                given: false,
+                ..enters(self.fresh_owner()?, None)
             },
         })
     }
@@ -277,16 +264,6 @@ impl Engine {
         }
         let phase = TimeoutPhase::Wait;
         Error::new(ErrorKind::Timeout { phase }, message).with_retry(RetryClass::Later)
-    }
-
-    /// Adds to an error what only the client knows.
-    fn explain(&self, error: Error, name: &LockName, owner: &Owner) -> Error {
-        if self.flawed(Flaw::OwnerShown) {
-            return Error::new(error.kind(), format!("{error} {}", owner.expose()))
-                .with_retry(error.retry())
-                .with_effect(error.effect());
-        }
-        error.at(self.caps.backend, name)
     }
 }
 

@@ -20,7 +20,6 @@ use crate::{
         lock_table::{Granted, Queue, Seat, Tickets, Waiter},
     },
     error::{Error, about},
-    flaw::Flaw,
     guard::Guard,
     lease::Lease,
     name::LockName,
@@ -134,10 +133,9 @@ impl Wait {
         }
         let mut table = engine.table();
         let queue = &mut table.entry(name).queue;
-        self.place.enter(queue, engine.flawed(Flaw::LastInFirstOut));
+        self.place.enter(queue);
         if !self.place.is_head(queue) {
             return match self.given {
-                true if engine.flawed(Flaw::OwnerAsksOnce) => Step::Sleep(Instant::FAR),
                 true if now >= self.ask_at => past,
                 true => Step::Sleep(self.ask_at),
                 false => Step::Sleep(Instant::FAR),
@@ -153,7 +151,7 @@ impl Wait {
             return Step::Sleep(at);
         }
         queue.woken = false;
-        let others = queue.len() > 1 && !engine.flawed(Flaw::NextStandsLate);
+        let others = queue.len() > 1;
         Step::Attempt {
             tickets: Tickets {
                 line: Some(*queue.ticket.get_or_insert_with(|| engine.ticket())),
@@ -238,7 +236,6 @@ impl Wait {
             let own = entry.live(&engine.clock);
             if as_head && self.place.is_head(&entry.queue) {
                 let pause = match engine.caps.wake {
-                    _ if engine.flawed(Flaw::EagerLooks) => SHORTEST,
                     // This client holds the lock, so the store is not polled often: its release wakes the
                     // queue.
                     Wake::Poll if own.is_some() => self.interval,
@@ -250,8 +247,7 @@ impl Wait {
                 entry.queue.polls = entry.queue.polls.saturating_add(1);
                 entry.queue.poll_at = now + pause.max(SHORTEST);
             }
-            self.place
-                .enter(&mut entry.queue, engine.flawed(Flaw::LastInFirstOut));
+            self.place.enter(&mut entry.queue);
             own
         };
         self.last = Some(held);
@@ -271,9 +267,6 @@ impl Wait {
     /// The store fails, whatever waiter is the head: the queue has one failure limit, not one for each
     /// waiter.
     fn share_failure(&mut self, engine: &Arc<Engine>, name: &LockName, now: Instant) {
-        if engine.flawed(Flaw::PatienceNotShared) {
-            return;
-        }
         if let Some(entry) = engine
             .table()
             .find(name)
@@ -334,7 +327,7 @@ impl Wait {
             queue.wake_head();
         }
         table.tidy(name);
-        if engine.flawed(Flaw::NeverLeaves) || engine.caps.wake == Wake::Poll {
+        if engine.caps.wake == Wake::Poll {
             unwanted.clear();
         }
         unwanted
@@ -343,15 +336,11 @@ impl Wait {
 
 impl Place {
     /// Enters the queue.
-    fn enter(&mut self, queue: &mut Queue, second: bool) {
+    fn enter(&mut self, queue: &mut Queue) {
         if self.seat.is_some() {
             return;
         }
-        self.seat = Some(if second {
-            queue.enter_first_but_one(&self.waiter)
-        } else {
-            queue.enter(&self.waiter)
-        });
+        self.seat = Some(queue.enter(&self.waiter));
         if queue.len() == 1 {
             queue.begin();
         }

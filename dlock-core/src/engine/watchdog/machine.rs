@@ -37,7 +37,7 @@ pub(crate) struct Watched<T> {
     /// When the request that was granted was given to the driver.
     pub(crate) sent: Instant,
     pub(crate) deadline: Instant,
-    pub(crate) renewal: Option<Renewal>,
+    pub(crate) renewal: Renewal,
     /// Where a fixed lease or the maximum hold ends, however often it is proven.
     pub(crate) end: Option<Instant>,
 }
@@ -51,10 +51,7 @@ impl<T> Watched<T> {
     /// When to renew again after a request sent at `sent`: a third of its lease later, and earlier where
     /// less was proven, unless no more can be.
     fn due(&self, sent: Instant) -> Instant {
-        let Some(renewal) = self.renewal else {
-            return self.deadline;
-        };
-        let every = Lease::renew_every(renewal.length);
+        let every = Lease::renew_every(self.renewal.length);
         if self.is_complete() {
             return sent + every;
         }
@@ -172,7 +169,7 @@ impl<T: Clone> Machine<T> {
         for (key, entry) in &mut self.entries {
             // A repeated event does not ask a second time.
             let asked = entry.over && entry.under_way.is_some();
-            if entry.watched.lane == lane && entry.watched.renewal.is_some() && !asked {
+            if entry.watched.lane == lane && !asked {
                 self.timers.remove(&(entry.timer, *key));
                 entry.over = true;
                 entry.under_way = None;
@@ -212,14 +209,11 @@ impl<T: Clone> Machine<T> {
                 entry.failures += 1;
                 self.set(
                     key,
-                    now + pause(entry_length(&self.entries[&key]), 1, jitter()),
+                    now + pause(self.entries[&key].watched.renewal.length, 1, jitter()),
                     now,
                 );
-            } else if entry.watched.renewal.is_some() {
-                due.push(key);
             } else {
-                let deadline = entry.watched.deadline;
-                self.set(key, deadline, now);
+                due.push(key);
             }
         }
         self.send(due, now, &mut actions);
@@ -289,7 +283,7 @@ impl<T: Clone> Machine<T> {
                     let entry = slot.get_mut();
                     entry.failures += 1;
                     entry.under_way = None;
-                    let after = pause(entry_length(entry), entry.failures, jitter());
+                    let after = pause(entry.watched.renewal.length, entry.failures, jitter());
                     actions.push(Action::Doubt(what));
                     self.set(key, now + after, now);
                 }
@@ -318,9 +312,8 @@ impl<T: Clone> Machine<T> {
         }
         self.entries.get(&key).is_some_and(|entry| {
             let idle = entry.under_way.is_none() && entry.failures == 0;
-            idle && entry.watched.renewal.is_some_and(|renewal| {
-                entry.timer.since(now) <= Lease::renew_every(renewal.length) / 8
-            })
+            let every = Lease::renew_every(entry.watched.renewal.length);
+            idle && entry.timer.since(now) <= every / 8
         })
     }
 
@@ -330,7 +323,7 @@ impl<T: Clone> Machine<T> {
         for key in due {
             let entry = &self.entries[&key];
             let watched = &entry.watched;
-            let length = entry_length(entry).as_millis().max(1).ilog2();
+            let length = entry.watched.renewal.length.as_millis().max(1).ilog2();
             let group = (watched.lane, length, entry.ask(now).is_some());
             let limit = self.limit;
             // A name occurs once in a batch: two holds of one lock go in two batches.
@@ -368,8 +361,8 @@ impl<T: Clone> Machine<T> {
             let Some(entry) = self.entries.get_mut(key) else {
                 continue;
             };
-            let give_up =
-                (now + Lease::renew_within(entry_length(entry))).min(entry.watched.deadline);
+            let give_up = (now + Lease::renew_within(entry.watched.renewal.length))
+                .min(entry.watched.deadline);
             entry.under_way = Some(id);
             batch_end = batch_end.min(give_up);
             let ask = entry.ask(now);
@@ -419,11 +412,8 @@ impl<T> Entry<T> {
     /// The lease to ask for: not much beyond the end, where there is one, and none where the deadline has
     /// reached it.
     fn ask(&self, now: Instant) -> Option<Duration> {
-        let renewal = self
-            .watched
-            .renewal
-            .filter(|_| !self.watched.is_complete())?;
-        let ask = renewal.ask?;
+        let renewal = self.watched.renewal;
+        let ask = renewal.ask.filter(|_| !self.watched.is_complete())?;
         Some(self.watched.end.map_or(ask, |end| {
             ask.min(end.since(now) + Lease::margin(renewal.length))
         }))
@@ -431,22 +421,14 @@ impl<T> Entry<T> {
 
     /// The deadline that a renewal sent at `sent` proves.
     fn proven(&self, sent: Instant, valid_for: Duration) -> Instant {
-        let renewal = self.watched.renewal;
-        let length = entry_length(self);
-        let granted = match renewal.and_then(|renewal| renewal.ask) {
+        let Renewal { ask, length } = self.watched.renewal;
+        let granted = match ask {
             Some(ask) => valid_for.min(ask),
             None => valid_for,
         };
         let proven = sent + granted - Lease::margin(length);
         self.watched.end.map_or(proven, |end| proven.min(end))
     }
-}
-
-fn entry_length<T>(entry: &Entry<T>) -> Duration {
-    entry
-        .watched
-        .renewal
-        .map_or(crate::lease::DEFAULT_LEASE, |renewal| renewal.length)
 }
 
 /// The pause before the next attempt: a hundredth of the lease for each failure so far, at most 200 ms,

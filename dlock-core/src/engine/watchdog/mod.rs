@@ -20,7 +20,6 @@ use crate::{
         hold::{GuardState, Hold},
     },
     error::{DriverError, LossReason},
-    flaw::Flaw,
 };
 use machine::{Action, Answer, Batch, Machine};
 use std::{
@@ -158,9 +157,7 @@ fn perform(engine: &Arc<Engine>, actions: Vec<Action<Arc<Hold>>>) {
                 engine.calls.handle.spawn(renewing);
             }
             Action::Doubt(hold) => {
-                if engine.flawed(Flaw::FailedRenewalIsLoss) {
-                    engine.lose(&hold, LossReason::Deadline);
-                } else if hold.doubt() {
+                if hold.doubt() {
                     let rest = hold.deadline().since(engine.clock.now());
                     tracing::warn!(
                         target: "dlock::renew", lock = %hold.name, backend = engine.caps.backend,
@@ -223,8 +220,6 @@ async fn renew(client: Weak<Engine>, mut renewing: Renewing) {
     let Some(engine) = client.upgrade() else {
         return;
     };
-    let too_late = engine.clock.now() > renewing.call.give_up();
-    let answer = answer.filter(|_| !(too_late && engine.flawed(Flaw::LateAnswersDropped)));
     let answers: Vec<_> = match answer {
         None => {
             engine.watchdog.state().machine.abandon(renewing.id);

@@ -53,7 +53,7 @@ fn a_failure_in_time_is_a_doubt_and_the_pause_grows_and_is_bounded() {
     let length = ms(6_000);
     let mut watched = kept(1, 0);
     watched.deadline = at(5_940);
-    watched.renewal.as_mut().unwrap().length = length;
+    watched.renewal.length = length;
     bench.watch(watched);
     let (mut now, mut pauses) = (2_000, Vec::new());
     while now < 4_000 {

@@ -42,10 +42,10 @@ fn kept(what: u32, sent: u64) -> Watched<u32> {
         lane: Lane(0),
         sent: at(sent),
         deadline: at(sent) + LEASE - Lease::margin(LEASE),
-        renewal: Some(Renewal {
+        renewal: Renewal {
             ask: Some(LEASE),
             length: LEASE,
-        }),
+        },
         end: None,
     }
 }
@@ -54,10 +54,10 @@ fn kept(what: u32, sent: u64) -> Watched<u32> {
 fn fixed(what: u32, sent: u64) -> Watched<u32> {
     let kept = kept(what, sent);
     Watched {
-        renewal: Some(Renewal {
+        renewal: Renewal {
             ask: None,
             length: LEASE,
-        }),
+        },
         end: Some(kept.deadline),
         ..kept
     }
@@ -70,10 +70,10 @@ fn proven(what: u32, sent: u64, length: Duration) -> Watched<u32> {
     let end = at(sent) + length - Lease::margin(length);
     Watched {
         deadline: end.min(kept.deadline),
-        renewal: Some(Renewal {
+        renewal: Renewal {
             ask: None,
             length: LEASE,
-        }),
+        },
         end: Some(end),
         ..kept
     }

@@ -169,12 +169,12 @@ impl World {
                         assert_eq!(live.watched.lane, batch.lane);
                         assert!(batch.give_up <= live.deadline, "{batch:?}");
                         assert!(names.insert(live.watched.name.clone()), "{batch:?}");
-                        let renewal = live.watched.renewal.expect("a lease that is not renewed");
+                        let renewal = live.watched.renewal;
                         assert_eq!(*ask, renewal.ask);
                     }
                     self.sent.push((batch.id, batch.entries.len()));
                 }
-                Did::Doubt(what) => drop(self.alive(what).watched.renewal.unwrap()),
+                Did::Doubt(what) => drop(self.alive(what)),
                 Did::Renewed(what, deadline) => {
                     let now = at(self.now);
                     let live = self.alive(what);

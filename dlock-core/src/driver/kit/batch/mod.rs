@@ -123,6 +123,10 @@ impl<B: Batch> Batcher<B> {
     ///
     /// # Errors
     /// As [`Batch::send_one`]; of unknown effect, when the task that sent the batch ended.
+    ///
+    /// # Cancel safety
+    /// A request that no batch took is not sent. One in a batch is sent with the others, and its answer is lost; one that is sent alone is
+    /// dropped as [`Batch::send_one`] is.
     pub async fn ask(&self, request: &B::Request) -> Result<B::Answer> {
         let slot = match self.enter(request) {
             Place::Alone(slot) => slot,

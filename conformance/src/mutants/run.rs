@@ -2,7 +2,7 @@
 
 use super::{Mutant, Mutants};
 use crate::{
-    case::Case,
+    case::{Case, Level},
     cases::cases,
     clause::Clause,
     runner::{Outcome, Stage},
@@ -23,13 +23,8 @@ pub(crate) fn trial(stage: &Arc<Stage>, mutant: Mutant, how: Mutants) -> Trial {
             return Ok(Completion::ignored_with(gap));
         }
         let mut mutant = mutant;
-        let (session, slow) = stage.hides().map_err(Failed::from)?;
-        let hidden = match mutant.name {
-            name if session => hidden(name),
-            name if slow => settled_too_late(name),
-            _ => None,
-        };
-        if let Some((clauses, why)) = hidden {
+        let session = stage.is_session_bound().map_err(Failed::from)?;
+        if let Some((clauses, why)) = hidden(mutant.name).filter(|_| session) {
             mutant.breaks = clauses;
             if clauses.is_empty() {
                 return Ok(Completion::ignored_with(why));
@@ -47,44 +42,19 @@ pub(crate) fn trial(stage: &Arc<Stage>, mutant: Mutant, how: Mutants) -> Trial {
 /// The clauses that can still fail where holds end with their client's session, and why the others
 /// cannot.
 fn hidden(mutant: &str) -> Option<(&'static [Clause], &'static str)> {
-    use Clause::{Cancel, Crash, Indeterminate, Loss, Mutex, Reentry, Renew, Shutdown, Wait};
+    use Clause::{Cancel, Indeterminate, Mutex, Wait};
     match mutant {
         "a_lease_nearly_over_counts_as_over" => Some((
             &[],
             "no client is told what another session's hold has left",
         )),
         "inspect_prolongs" => Some((&[], "no client prolongs what another session holds")),
-        "a_watchdog_deaf_to_late_answers" => Some((
-            &[],
-            "a session is proven for so much less than a lease that a late answer may be too late",
-        )),
         "refused_without_a_ticket_stands_all_the_same" => Some((
             &[Mutex, Indeterminate, Cancel, Wait],
             "a turn lapses before a session would",
         )),
-        "a_client_that_hears_no_hints" => {
-            Some((&[Wait], "a session lasts longer than the delay of polling"))
-        }
-        "a_repeat_with_another_hold" => Some((
-            &[Renew, Indeterminate, Cancel],
-            "the client's driver itself removes what was given up unanswered",
-        )),
-        "a_lease_longer_than_asked_for" => Some((
-            &[Reentry, Loss, Crash, Shutdown],
-            "the session ends what would last too long",
-        )),
         _ => None,
     }
-}
-
-/// The clauses that can still fail where an attempt may take hold for longer than the leases of cases
-/// last.
-fn settled_too_late(mutant: &str) -> Option<(&'static [Clause], &'static str)> {
-    use Clause::{Cancel, Indeterminate, Renew};
-    (mutant == "a_repeat_with_another_hold").then_some((
-        &[Renew, Indeterminate, Cancel],
-        "a hold without cleanup has run out when its attempt counts as over",
-    ))
 }
 
 /// Every case, one after the other: in simulated time each takes milliseconds.

@@ -86,14 +86,11 @@ impl Stage {
         }
     }
 
-    /// Properties of the store that hide some mistakes: whether holds end with their client's session,
-    /// and whether a late request may take a hold for longer than a renewed lease of the cases lasts.
-    pub(crate) fn hides(&self) -> Result<(bool, bool), Failure> {
+    /// Whether holds end with their client's session, which hides some mistakes.
+    pub(crate) fn is_session_bound(&self) -> Result<bool, Failure> {
         let probe = async {
             let fixture = self.fixture(false).await?;
-            let store = capabilities(&*fixture).await?;
-            let slow = store.late >= Pace::of(self.maker.home(), self.time(), &store).kept;
-            Ok((store.session_bound, slow))
+            Ok(capabilities(&*fixture).await?.session_bound)
         };
         match self.time() {
             Time::Simulated => paused()?.block_on(probe),
@@ -346,7 +343,7 @@ mod tests {
         let store = MemoryStore::new(Clock::boot());
         let driver = MemoryDriver::connect(&store, MemoryConfig::new(Wake::Poll));
         driver.faults().always_all(Fault::ErrorBefore);
-        Client::new(driver)?.inspect("a").await?;
+        Client::new(driver)?.admin().inspect("a").await?;
         Ok(())
     }
 

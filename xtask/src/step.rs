@@ -23,8 +23,20 @@ pub(crate) fn cargo_step(name: &str, args: impl IntoIterator<Item: AsRef<OsStr>>
 }
 
 /// The cargo that started this program, with the same toolchain.
+///
+/// What cargo told this program of its own package is left out: build scripts that read it (ring's) would run again
+/// whenever cargo is started by hand after this program, or the other way round, and all that needs them be compiled.
 pub(crate) fn cargo(args: impl IntoIterator<Item: AsRef<OsStr>>) -> Command {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in env::vars_os() {
+        let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_"];
+        if of_package
+            .iter()
+            .any(|prefix| name.as_encoded_bytes().starts_with(prefix.as_bytes()))
+        {
+            cargo.env_remove(name);
+        }
+    }
     cargo.args(args);
     cargo
 }

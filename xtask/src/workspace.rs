@@ -15,6 +15,7 @@ pub(crate) struct Package {
     pub(crate) folder: PathBuf,
     pub(crate) features: Vec<String>,
     pub(crate) servers: Servers,
+    pub(crate) is_published: bool,
 }
 
 /// What the tests of a package meet: `servers` under `[package.metadata.tests]` of its manifest.
@@ -69,6 +70,9 @@ impl Package {
                 .to_owned(),
             features: features.map(|(name, _)| name.clone()).collect(),
             servers,
+            is_published: package["publish"]
+                .as_array()
+                .is_none_or(|to| !to.is_empty()),
         })
     }
 }

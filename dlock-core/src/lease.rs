@@ -127,13 +127,13 @@ impl Lease {
 
     /// The time between two renewals of a renewed lease of that length.
     #[must_use]
-    pub fn renew_every(length: Duration) -> Duration {
+    pub(crate) fn renew_every(length: Duration) -> Duration {
         length / 3
     }
 
     /// The most one attempt to renew may take.
     #[must_use]
-    pub fn renew_within(length: Duration) -> Duration {
+    pub(crate) fn renew_within(length: Duration) -> Duration {
         length / 6
     }
 }

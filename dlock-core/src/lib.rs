@@ -28,7 +28,7 @@ pub use client::{Client, ClientBuilder, DEFAULT_POLL_INTERVAL};
 pub use clock::{Clock, Instant};
 pub use detached::{Detached, NotAttached, NotDetached};
 pub use driver::kit;
-pub use driver::kit::{Deadline, Deadlines, HOLD_WIDTH, HoldSet, HoldSetError, ServerClock};
+pub use driver::kit::{Deadline, Deadlines, HoldSet, HoldSetError, ServerClock};
 pub use driver::{
     Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, Grant, Held, Hint, Holder,
     HolderInfo, Holds, Lane, Page, Release, Released, Renew, Renewed, Result, Snapshot, Ticket,

@@ -17,7 +17,7 @@ use std::{fmt, str::FromStr};
 pub struct HoldSet(Vec<(HoldId, u64)>);
 
 /// The width of an entry in characters.
-pub const HOLD_WIDTH: usize = 32;
+const HOLD_WIDTH: usize = 32;
 
 impl HoldSet {
     /// Builds a set of one hold.

@@ -28,7 +28,7 @@ mod sweep;
 pub use backoff::Backoff;
 pub use batch::{Batch, BatchPolicy, Batcher, again};
 pub use deadlines::{Deadline, Deadlines};
-pub use hold_set::{HOLD_WIDTH, HoldSet, HoldSetError};
+pub use hold_set::{HoldSet, HoldSetError};
 pub use record::{DamagedRecord, Decision, Record, StoreTime};
 pub use record_driver::{RecordBacked, RecordDriver};
 pub use record_store::{

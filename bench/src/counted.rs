@@ -2,8 +2,11 @@
 
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, DriverError, FencingToken,
-    Hint, Instant, Lane, LockName, Page, Release, Released, Renew, Renewed, Snapshot, Ticket, Wake,
+    Broken, FencingToken, Instant, LockName, Snapshot,
+    driver::{
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Hint, Lane, Page,
+        Release, Released, Renew, Renewed, Ticket, Wake,
+    },
 };
 use futures_util::{StreamExt, stream::BoxStream};
 use std::sync::{

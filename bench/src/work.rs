@@ -5,7 +5,8 @@ use crate::{
     clock::{Meter, Seen},
 };
 use dlock_core::{
-    Acquire, Acquired, Clock, DistributedLock, Guard, HoldId, Lease, Lock, LockName, Owner, Release,
+    Clock, Guard, HoldId, Lease, Lock, LockName, Owner,
+    driver::{Acquire, Acquired, DistributedLock, Release},
 };
 use std::{
     future::Future,

@@ -1,9 +1,9 @@
 //! Acquire requests of cases, and the holds that they were granted.
 
-use dlock_core::{FencingToken, HoldId, HolderInfo, Instant, LockName, Owner, Ticket};
+use dlock_core::{FencingToken, HoldId, HolderInfo, Instant, LockName, Owner, driver::Ticket};
 use std::{sync::Arc, time::Duration};
 
-/// An acquire request as data: the fields of [`Acquire`](dlock_core::Acquire) without its instants,
+/// An acquire request as data: the fields of [`Acquire`](dlock_core::driver::Acquire) without its instants,
 /// which are filled in when it is sent.
 #[derive(Clone, Debug)]
 pub struct Ask {

@@ -6,8 +6,11 @@ use crate::{
     failure::{Failure, same},
 };
 use dlock_core::{
-    Acquire, Acquired, Broken, Cursor, DistributedLock, DriverError, FencingToken, Hint, Holds,
-    Lease, LockName, Release, Released, Renew, Renewed, Snapshot, Ticket,
+    Broken, FencingToken, Holds, Lease, LockName, Snapshot,
+    driver::{
+        Acquire, Acquired, Cursor, DistributedLock, DriverError, Hint, Release, Released, Renew,
+        Renewed, Ticket,
+    },
 };
 use futures_core::stream::BoxStream;
 use std::{

@@ -9,7 +9,10 @@ use crate::{
     mutants::Twist,
     pace::Pace,
 };
-use dlock_core::{Clock, DistributedLock, DriverError, Instant, LockName};
+use dlock_core::{
+    Clock, Instant, LockName,
+    driver::{DistributedLock, DriverError},
+};
 use futures_util::future::join_all;
 use std::{
     fmt,

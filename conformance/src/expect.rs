@@ -5,7 +5,10 @@ use crate::{
     caller::Caller,
     failure::{Failure, ensure, same},
 };
-use dlock_core::{Acquired, Held, Hint, LockName, Released, Renewed, Ticket};
+use dlock_core::{
+    LockName,
+    driver::{Acquired, Held, Hint, Released, Renewed, Ticket},
+};
 use futures_util::{FutureExt, StreamExt};
 use std::{panic::Location, time::Duration};
 use tokio::sync::Mutex;

@@ -1,7 +1,7 @@
 //! Jobs of processes that a case starts.
 
 use crate::{Failure, MakeFixture, testbed::worker::Job};
-use dlock_core::DistributedLock;
+use dlock_core::driver::DistributedLock;
 use std::{process::ExitCode, sync::Arc};
 
 /// Runs the job to its end and reports the result to the process that started it.

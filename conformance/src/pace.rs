@@ -1,7 +1,7 @@
 //! Time spans of a suite.
 
 use crate::{fixture::Time, testbed::Home};
-use dlock_core::Capabilities;
+use dlock_core::driver::Capabilities;
 use std::time::Duration;
 
 /// The time spans that cases derive their bounds from.

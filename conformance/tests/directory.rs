@@ -12,8 +12,11 @@ use dlock_conformance::{
     main as suite,
 };
 use dlock_core::{
-    Capabilities, DistributedLock, Hint, LockName, Ticket, Wake,
-    kit::{Call, Listed, Read, RecordDriver, RecordStore, Write, Written},
+    LockName,
+    driver::{
+        Capabilities, DistributedLock, Hint, Ticket, Wake,
+        kit::{Call, Listed, Read, RecordDriver, RecordStore, Write, Written},
+    },
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
@@ -151,19 +154,28 @@ impl RecordStore for Woken {
         &self.capabilities
     }
 
-    async fn read(&self, names: &[LockName], call: Call) -> dlock_core::Result<Read> {
+    async fn read(&self, names: &[LockName], call: Call) -> dlock_core::driver::Result<Read> {
         self.directory.read(names, call).await
     }
 
-    async fn write(&self, writes: &[Write], call: Call) -> dlock_core::Result<Vec<Written>> {
+    async fn write(
+        &self,
+        writes: &[Write],
+        call: Call,
+    ) -> dlock_core::driver::Result<Vec<Written>> {
         self.directory.write(writes, call).await
     }
 
-    async fn list(&self, prefix: &str, after: &[u8], limit: usize) -> dlock_core::Result<Listed> {
+    async fn list(
+        &self,
+        prefix: &str,
+        after: &[u8],
+        limit: usize,
+    ) -> dlock_core::driver::Result<Listed> {
         self.directory.list(prefix, after, limit).await
     }
 
-    async fn forget(&self, after: &[u8]) -> dlock_core::Result<Option<Vec<u8>>> {
+    async fn forget(&self, after: &[u8]) -> dlock_core::driver::Result<Option<Vec<u8>>> {
         self.directory.forget(after).await
     }
 

@@ -84,7 +84,7 @@ impl From<Exit> for ExitCode {
 #[cfg(test)]
 mod tests {
     use super::Exit;
-    use dlock::{DriverError, Error, ErrorKind};
+    use dlock::{Error, ErrorKind, driver::DriverError};
 
     #[test]
     fn a_bug_is_what_says_so_of_itself() {

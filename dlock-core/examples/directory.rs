@@ -3,10 +3,13 @@
 
 use async_trait::async_trait;
 use dlock_core::{
-    Capabilities, Client, DriverError, LockName, Result,
-    kit::{
-        Call, Expected, Listed, Read, Record, RecordDriver, RecordStore, StoreTime, Stored, Write,
-        Written,
+    Client, LockName,
+    driver::{
+        Capabilities, DriverError, Result,
+        kit::{
+            Call, Expected, Listed, Read, Record, RecordDriver, RecordStore, StoreTime, Stored,
+            Write, Written,
+        },
     },
 };
 use std::{

@@ -30,7 +30,7 @@ use std::{
 use tokio::sync::Notify;
 
 /// The default poll interval: the longest pause between two polls of a store without wake-ups
-/// ([`Wake::Poll`](crate::Wake::Poll)) while a task waits.
+/// ([`Wake::Poll`](crate::driver::Wake::Poll)) while a task waits.
 pub const DEFAULT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A handle to the locks in one store. Cheap to clone. All clones share one watchdog, one local queue per
@@ -46,7 +46,7 @@ pub const DEFAULT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 ///
 /// # Examples
 /// ```
-/// # async fn example(driver: impl dlock_core::DistributedLock) -> Result<(), dlock_core::Error> {
+/// # async fn example(driver: impl dlock_core::driver::DistributedLock) -> Result<(), dlock_core::Error> {
 /// let client = dlock_core::Client::new(driver)?;
 /// let lock = client.lock("orders:42")?;
 /// let guard = lock.acquire().await?;

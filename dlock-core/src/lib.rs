@@ -1,6 +1,6 @@
 //! Core of dlock: the driver contract, and everything a distributed lock needs apart from its store.
 //!
-//! Applications use the facade `dlock`. A driver implements [`DistributedLock`]. The core does the rest
+//! Applications use the facade `dlock`. A driver implements [`driver::DistributedLock`]. The core does the rest
 //! once for all stores: owners, leases, the watchdog, waiting, guards, cleanup and telemetry.
 //!
 //! A driver answers requests. The core decides when to send one, how often, and what a missing answer
@@ -10,7 +10,7 @@ mod admin;
 mod client;
 mod clock;
 mod detached;
-mod driver;
+pub mod driver;
 mod engine;
 mod error;
 mod guard;
@@ -27,17 +27,10 @@ pub use admin::Admin;
 pub use client::{Client, ClientBuilder, DEFAULT_POLL_INTERVAL};
 pub use clock::{Clock, Instant};
 pub use detached::{Detached, NotAttached, NotDetached};
-pub use driver::kit;
-pub use driver::kit::{Deadline, Deadlines, HoldSet, HoldSetError, ServerClock};
-pub use driver::{
-    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, Grant, Held, Hint, Holder,
-    HolderInfo, Holds, Lane, Page, Release, Released, Renew, Renewed, Result, Snapshot, Ticket,
-    Wake,
-};
-#[cfg(feature = "net")]
-pub use engine::check_runtime;
-pub use engine::{GuardState, system_random};
-pub use error::{DriverError, Effect, Error, ErrorKind, LossReason, RetryClass, TimeoutPhase};
+pub use driver::request::{HolderInfo, Holds};
+pub use driver::response::{Broken, Holder, Snapshot};
+pub use engine::GuardState;
+pub use error::{Effect, Error, ErrorKind, LossReason, RetryClass, TimeoutPhase};
 pub use guard::{Guard, ReleaseOutcome};
 pub use lease::{DEFAULT_LEASE, Lease, LeaseError, MAX_LEASE, MIN_LEASE};
 pub use lock::Lock;

@@ -18,7 +18,7 @@ use tracing::Instrument;
 /// [`Guard`].
 ///
 /// Waiters of one client are served first in, first out. Between clients, waiting is as fair as the store
-/// ([`Wake`](crate::Wake)). A lock is **not** re-entered by the task that holds it, because ownership is a
+/// ([`Wake`](crate::driver::Wake)). A lock is **not** re-entered by the task that holds it, because ownership is a
 /// value. A second `acquire` by the same task waits, and logs that it does. [`Guard::scope`],
 /// [`join`](Self::join) and [`with_owner`](Self::with_owner) re-enter.
 #[derive(Clone)]

@@ -38,7 +38,7 @@ impl Pass {
         }
     }
 
-    /// The store in which it is valid, as [`Capabilities::store`](crate::Capabilities::store) names it.
+    /// The store in which it is valid, as [`Capabilities::store`](crate::driver::Capabilities::store) names it.
     #[must_use]
     pub fn store(&self) -> &str {
         &self.store

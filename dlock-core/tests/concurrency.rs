@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use dlock_core::{
-    Client, ClientBuilder, Clock, Detached, Error, ErrorKind, Guard, GuardState, Lane, Lease, Lock,
+    Client, ClientBuilder, Clock, Detached, Error, ErrorKind, Guard, GuardState, Lease, Lock,
     LockName, LossReason, NotAttached, NotDetached, Owner, Pass, ReleaseOutcome, Shutdown,
-    ShutdownReport,
+    ShutdownReport, driver::Lane,
 };
 use dlock_memory::{Call, Fault, MemoryConfig, MemoryDriver, MemoryStore};
 use futures_util::{StreamExt, future::ready};
@@ -162,7 +162,7 @@ async fn a_lane_that_stalls_delays_no_other() {
     }
     let driver = MemoryDriver::connect(&store, lanes(4));
     let stalled =
-        |guard: &Guard| dlock_core::DistributedLock::lane(&driver, guard.name()) == Lane(2);
+        |guard: &Guard| dlock_core::driver::DistributedLock::lane(&driver, guard.name()) == Lane(2);
     let count = guards.iter().filter(|guard| stalled(guard)).count();
     assert!((1..200).contains(&count), "{count} of 200");
     store.stall_lane(Lane(2));

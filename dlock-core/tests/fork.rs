@@ -4,7 +4,7 @@
 //! It has its own `main`, because a fork of a process with several threads may deadlock, and the test
 //! harness has several.
 
-use dlock_core::{Client, Clock, system_random};
+use dlock_core::{Client, Clock, driver::system_random};
 use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
 use fork::{Fork, fork};
 use std::{

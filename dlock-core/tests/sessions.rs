@@ -5,9 +5,12 @@
 
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, Broken, Capabilities, Client, Clock, Cursor, DistributedLock, ErrorKind,
-    FencingToken, GuardState, Hint, Instant, Lane, Lease, LockName, LossReason, Page, Release,
-    Released, Renew, Renewed, Result, Snapshot, Ticket,
+    Broken, Client, Clock, ErrorKind, FencingToken, GuardState, Instant, Lease, LockName,
+    LossReason, Snapshot,
+    driver::{
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Hint, Lane, Page, Release,
+        Released, Renew, Renewed, Result, Ticket,
+    },
 };
 use dlock_memory::{Call, Fault, Faults, MemoryConfig, MemoryDriver, MemoryStore};
 use futures_core::stream::BoxStream;

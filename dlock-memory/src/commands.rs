@@ -10,9 +10,11 @@ use crate::{
     store::State,
 };
 use dlock_core::{
-    Acquire, Acquired, Broken, Cursor, FencingToken, Grant, Held, HoldId, Holder, HolderInfo,
-    Holds, LockName, MAX_HOLDS, Owner, Page, Release, Released, Renew, Renewed, Snapshot, Ticket,
-    Wake,
+    Broken, FencingToken, HoldId, Holder, HolderInfo, Holds, LockName, MAX_HOLDS, Owner, Snapshot,
+    driver::{
+        Acquire, Acquired, Cursor, Grant, Held, Page, Release, Released, Renew, Renewed, Ticket,
+        Wake,
+    },
 };
 use std::{num::NonZeroU32, ops::Bound, sync::Arc, time::Duration};
 

@@ -1,7 +1,7 @@
 //! Configuration of a driver over a memory store.
 
 use crate::error::MemoryError;
-use dlock_core::{Error, Lease, Wake};
+use dlock_core::{Error, Lease, driver::Wake};
 use std::{num::NonZeroU32, str::FromStr, time::Duration};
 
 /// The settings of one driver, and the name of the store for URLs.
@@ -10,7 +10,7 @@ use std::{num::NonZeroU32, str::FromStr, time::Duration};
 /// for byte.
 ///
 /// ```
-/// use dlock_core::Wake;
+/// use dlock_core::driver::Wake;
 /// use dlock_memory::MemoryConfig;
 /// let config: MemoryConfig = "memory:orders?dlock.wake=poll".parse()?;
 /// assert_eq!((config.name.as_str(), config.wake), ("orders", Wake::Poll));
@@ -148,7 +148,7 @@ const SHORTEST_ACCEPT: Duration = Duration::from_millis(1);
 #[cfg(test)]
 mod tests {
     use super::MemoryConfig;
-    use dlock_core::{Lease, Wake};
+    use dlock_core::{Lease, driver::Wake};
     use std::{num::NonZeroU32, time::Duration};
 
     fn parse(url: &str) -> MemoryConfig {

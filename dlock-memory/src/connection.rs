@@ -7,7 +7,7 @@ use crate::{
     hints::{ClientId, Hints, Inbox, Place},
     store::{MemoryStore, State, Submitted},
 };
-use dlock_core::{Lane, Ticket};
+use dlock_core::driver::{Lane, Ticket};
 use std::{
     collections::HashMap,
     sync::{
@@ -193,7 +193,10 @@ impl Places {
 #[cfg(test)]
 mod tests {
     use crate::{MemoryConfig, MemoryDriver, MemoryStore};
-    use dlock_core::{Acquire, Clock, DistributedLock, HoldId, Instant, Lease, Owner, Ticket};
+    use dlock_core::{
+        Clock, HoldId, Instant, Lease, Owner,
+        driver::{Acquire, DistributedLock, Ticket},
+    };
     use std::num::NonZeroU64;
 
     #[tokio::test(start_paused = true)]

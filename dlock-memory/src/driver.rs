@@ -10,9 +10,11 @@ use crate::{
 };
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, Error, FencingToken, Hint,
-    Instant, Lane, LockName, Page, Release, Released, Renew, Renewed, Result, Snapshot, Ticket,
-    Wake,
+    Broken, Error, FencingToken, Instant, LockName, Snapshot,
+    driver::{
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Hint, Lane, Page, Release,
+        Released, Renew, Renewed, Result, Ticket, Wake,
+    },
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};

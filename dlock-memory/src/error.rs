@@ -1,6 +1,6 @@
 //! Errors of a store without a network, and their classification.
 
-use dlock_core::{DriverError, Effect, Error, ErrorKind, MAX_HOLDS, RetryClass};
+use dlock_core::{Effect, Error, ErrorKind, MAX_HOLDS, RetryClass, driver::DriverError};
 use std::time::Duration;
 
 /// Every failure of this driver.
@@ -83,7 +83,7 @@ impl From<MemoryError> for Error {
 #[cfg(test)]
 mod tests {
     use super::MemoryError;
-    use dlock_core::{DriverError, Effect, Error, ErrorKind, RetryClass};
+    use dlock_core::{Effect, Error, ErrorKind, RetryClass, driver::DriverError};
     use std::{error::Error as _, time::Duration};
 
     #[test]

@@ -1,7 +1,7 @@
 //! Fault script: the faults between a driver and its server.
 
 use crate::hints::Inbox;
-use dlock_core::{Hint, LockName};
+use dlock_core::{LockName, driver::Hint};
 use fastrand::Rng;
 use std::{
     collections::{BTreeSet, VecDeque},

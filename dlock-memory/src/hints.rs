@@ -5,7 +5,10 @@ use crate::{
     connection::Places,
     fault::{FaultPlan, HintFault},
 };
-use dlock_core::{Hint, LockName, Ticket, Wake};
+use dlock_core::{
+    LockName,
+    driver::{Hint, Ticket, Wake},
+};
 use futures_core::Stream;
 use std::{
     collections::{BTreeMap, VecDeque},

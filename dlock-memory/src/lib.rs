@@ -5,7 +5,7 @@
 //! on purpose where its [`Faults`] say so.
 //!
 //! ```
-//! use dlock_core::{Acquire, Acquired, Clock, DistributedLock, HoldId, Lease, Owner};
+//! use dlock_core::{driver::{Acquire, Acquired, DistributedLock}, Clock, HoldId, Lease, Owner};
 //! use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
 //! use std::time::Duration;
 //!

@@ -6,7 +6,7 @@ use crate::{
     fault::Call,
     hints::{ClientId, Inbox, Peers},
 };
-use dlock_core::{Clock, Instant, Lane, LockName};
+use dlock_core::{Clock, Instant, LockName, driver::Lane};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fmt,
@@ -155,7 +155,7 @@ impl MemoryStore {
     }
 
     /// Accepts connections again, with all its state. Clients have missed hints:
-    /// [`Hint::Resync`](dlock_core::Hint::Resync).
+    /// [`Hint::Resync`](dlock_core::driver::Hint::Resync).
     pub fn up(&self) {
         let mut server = self.lock();
         if server.condition == Condition::Down {
@@ -167,7 +167,7 @@ impl MemoryStore {
 
     /// Kills the server and starts it again, running. With `keep` it has everything that was executed, else
     /// nothing, not even token counters. Waiting requests are lost (effect unknown). Clients have missed
-    /// hints: [`Hint::Resync`](dlock_core::Hint::Resync).
+    /// hints: [`Hint::Resync`](dlock_core::driver::Hint::Resync).
     pub fn restart(&self, keep: bool) {
         self.down();
         if !keep {
@@ -224,7 +224,7 @@ impl MemoryStore {
         self.lock().state.names.len()
     }
 
-    /// The store's id, for [`Capabilities::store`](dlock_core::Capabilities::store).
+    /// The store's id, for [`Capabilities::store`](dlock_core::driver::Capabilities::store).
     pub(crate) fn label(&self) -> &str {
         &self.0.label
     }

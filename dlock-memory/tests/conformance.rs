@@ -5,7 +5,10 @@ use dlock_conformance::{
     Call, Failure, Faults, Fixture, Gap, Keeps, MakeFixture, Mutants, Network, Records, Server,
     StoreTime, Time, main as suite,
 };
-use dlock_core::{Clock, DistributedLock, LockName, Wake};
+use dlock_core::{
+    Clock, LockName,
+    driver::{DistributedLock, Wake},
+};
 use dlock_memory::{Fault, HintFault, MemoryConfig, MemoryDriver, MemoryStore};
 use std::{process::ExitCode, sync::Arc, time::Duration};
 

@@ -29,7 +29,10 @@ use crate::{
     },
     record::{length, owner_text},
 };
-use dlock_core::{Acquire, FencingToken, HoldId, Holds, LockName, Owner, Release, Renew};
+use dlock_core::{
+    FencingToken, HoldId, Holds, LockName, Owner,
+    driver::{Acquire, Release, Renew},
+};
 use mongodb::bson::{Bson, DateTime, Document, RawArrayBuf, RawBson, RawDocumentBuf, doc, rawdoc};
 
 /// A command, encoded already where it is sent often.
@@ -438,7 +441,10 @@ const MORE: usize = 128;
 #[cfg(test)]
 mod tests {
     use super::{Given, concern, give_all, purge, renew, take_all};
-    use dlock_core::{Acquire, Clock, HoldId, Lease, LockName, Owner, Renew};
+    use dlock_core::{
+        Clock, HoldId, Lease, LockName, Owner,
+        driver::{Acquire, Renew},
+    };
     use mongodb::bson::{DateTime, doc};
 
     #[test]

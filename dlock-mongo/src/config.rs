@@ -1,7 +1,7 @@
 //! Configuration: the settings of the driver, and the checks that refuse a URL that would weaken a lock.
 
 use crate::error;
-use dlock_core::{DriverError, Result};
+use dlock_core::driver::{DriverError, Result};
 use mongodb::options::{
     Acknowledgment, ConnectionString, HostInfo, ReadConcernLevel, ReadPreference, WriteConcern,
 };
@@ -18,7 +18,7 @@ use url::form_urlencoded;
 /// let url = "mongodb://user:secret@a.internal,b.internal/app?replicaSet=rs0&dlock.collection=billing_locks";
 /// let config: MongoConfig = url.parse()?;
 /// assert_eq!((config.database(), config.collection()), ("app", "billing_locks"));
-/// # Ok::<(), dlock_core::DriverError>(())
+/// # Ok::<(), dlock_core::driver::DriverError>(())
 /// ```
 #[derive(Clone)]
 pub struct MongoConfig {

@@ -13,7 +13,10 @@ use crate::{
     record::{Kind, Record, batch},
     sending::{Aim, Carried, Place, Places},
 };
-use dlock_core::{Clock, Instant, Result, ServerClock};
+use dlock_core::{
+    Clock, Instant,
+    driver::{Result, kit::ServerClock},
+};
 use mongodb::{
     Client, Collection, Database, ServerType,
     bson::{Bson, DateTime, Document, RawDocumentBuf},

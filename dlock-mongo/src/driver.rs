@@ -18,9 +18,11 @@ use crate::{
 };
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, FencingToken, Grant, Held,
-    Hint, Holds, Instant, Lane, LockName, Page, Release, Released, Renew, Renewed, Result,
-    Snapshot, Ticket, Wake, check_runtime,
+    Broken, FencingToken, Holds, Instant, LockName, Snapshot,
+    driver::{
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Grant, Held, Hint, Lane, Page,
+        Release, Released, Renew, Renewed, Result, Ticket, Wake, check_runtime,
+    },
 };
 use futures_core::stream::BoxStream;
 use mongodb::bson::DateTime;

@@ -1,7 +1,7 @@
 //! Error classification: one table from the server's codes and the native client's errors to kind, retry
 //! class and effect.
 
-use dlock_core::{DriverError, Effect, ErrorKind, Fingerprint, RetryClass};
+use dlock_core::{Effect, ErrorKind, Fingerprint, RetryClass, driver::DriverError};
 use mongodb::{
     bson::Document,
     error::{Error as NativeError, ErrorKind as Native, WriteFailure},

@@ -6,7 +6,7 @@
 //! next batch. Each request gets its own answer, and a cancelled caller does not affect the others.
 
 use crate::error;
-use dlock_core::{LockName, Result};
+use dlock_core::{LockName, driver::Result};
 use std::{
     collections::{HashSet, VecDeque},
     fmt,
@@ -240,7 +240,7 @@ const MOST: usize = 4_096;
 mod tests {
     use super::{Answers, FEW, Gather, MOST_TOGETHER, Step};
     use crate::error;
-    use dlock_core::{LockName, Result};
+    use dlock_core::{LockName, driver::Result};
     use futures_util::{FutureExt, future::join_all};
     use std::{
         collections::HashSet,

@@ -24,7 +24,10 @@ use crate::{
     sending::Aim,
     stream::{listen, open},
 };
-use dlock_core::{Hint, LockName, Result, Ticket};
+use dlock_core::{
+    LockName,
+    driver::{Hint, Result, Ticket},
+};
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
 use mongodb::{bson::Document, error::Error as NativeError};

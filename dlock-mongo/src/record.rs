@@ -3,7 +3,8 @@
 
 use crate::error;
 use dlock_core::{
-    DriverError, FencingToken, Fingerprint, HoldId, Holder, HolderInfo, LockName, Owner, Snapshot,
+    FencingToken, Fingerprint, HoldId, Holder, HolderInfo, LockName, Owner, Snapshot,
+    driver::DriverError,
 };
 use mongodb::bson::{Bson, Document};
 use std::time::Duration;

@@ -10,7 +10,10 @@ use crate::{
     record::{Kind, Record, batch},
     sending::Aim,
 };
-use dlock_core::{Clock, DriverError, ErrorKind, Instant, Renew, Renewed, Result};
+use dlock_core::{
+    Clock, ErrorKind, Instant,
+    driver::{DriverError, Renew, Renewed, Result},
+};
 use futures_util::{StreamExt, stream};
 use mongodb::{
     bson::{DateTime, Document},

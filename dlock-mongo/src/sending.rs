@@ -4,7 +4,7 @@
 //! there. So requests wait here instead, and some connections are reserved for what keeps locks alive.
 
 use crate::{error, renewals::ALONE};
-use dlock_core::Result;
+use dlock_core::driver::Result;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,

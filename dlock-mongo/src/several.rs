@@ -10,7 +10,10 @@ use crate::{
     record::{Kind, Record, batch},
     sending::{Aim, Place},
 };
-use dlock_core::{LockName, Result, system_random};
+use dlock_core::{
+    LockName,
+    driver::{Result, system_random},
+};
 use mongodb::bson::{Bson, Document, RawDocumentBuf};
 use std::{collections::HashMap, sync::Arc};
 

@@ -30,8 +30,11 @@
 
 use crate::{config::Table, table::signed};
 use dlock_core::{
-    Acquire, HoldId, HolderInfo, Holds, LockName, Owner, Release, Renew,
-    kit::{DamagedRecord, Record, Stored, Write},
+    HoldId, HolderInfo, Holds, LockName, Owner,
+    driver::{
+        Acquire, Release, Renew,
+        kit::{DamagedRecord, Record, Stored, Write},
+    },
 };
 use sqlx::{
     AssertSqlSafe, MySqlConnection, Row as _, SqlSafeStr, SqlStr,

@@ -1,7 +1,7 @@
 //! Configuration: where the server is and how dlock uses it, from a URL or from code.
 
 use crate::{commands, error};
-use dlock_core::{DriverError, Result};
+use dlock_core::driver::{DriverError, Result};
 use sqlx::{
     ConnectOptions,
     mysql::{MySqlConnectOptions, MySqlSslMode},
@@ -18,7 +18,7 @@ use url::Url;
 /// use dlock_mysql::MysqlConfig;
 /// let config: MysqlConfig = "mysql://locker:secret@db.internal/orders?dlock.table=locks".parse()?;
 /// assert_eq!(config.table().to_string(), "locks");
-/// # Ok::<(), dlock_core::DriverError>(())
+/// # Ok::<(), dlock_core::driver::DriverError>(())
 /// ```
 #[derive(Clone)]
 pub struct MysqlConfig {

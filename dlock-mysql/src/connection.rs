@@ -16,8 +16,11 @@ use crate::{
     settings::Flavour,
 };
 use dlock_core::{
-    Clock, DriverError, Effect, Instant, Result, RetryClass, ServerClock,
-    kit::{Backoff, Call, Class},
+    Clock, Effect, Instant, RetryClass,
+    driver::{
+        DriverError, Result,
+        kit::{Backoff, Call, Class, ServerClock},
+    },
 };
 use futures_util::TryStreamExt;
 use sqlx::{

@@ -1,7 +1,7 @@
 //! MySQL driver: the record driver over the rows of a table.
 
 use crate::{config::MysqlConfig, store::MysqlStore};
-use dlock_core::{
+use dlock_core::driver::{
     Result,
     kit::{RecordBacked, RecordDriver},
 };
@@ -59,7 +59,10 @@ impl RecordBacked for MysqlDriver {
 mod tests {
     use super::MysqlDriver;
     use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
-    use dlock_core::{Acquire, DistributedLock, HoldId, Lease, LockName, Owner, Release};
+    use dlock_core::{
+        HoldId, Lease, LockName, Owner,
+        driver::{Acquire, DistributedLock, Release},
+    };
 
     /// Each future is boxed and moved once. A larger one misses the allocator's caches and costs more than
     /// all our other work around a statement.

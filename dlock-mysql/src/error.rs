@@ -1,6 +1,6 @@
 //! Errors: one table classifies the server's and the native client's errors by kind, retry class and effect.
 
-use dlock_core::{DriverError, Effect, ErrorKind, RetryClass};
+use dlock_core::{Effect, ErrorKind, RetryClass, driver::DriverError};
 use sqlx::mysql::MySqlDatabaseError;
 use std::{fmt, io};
 

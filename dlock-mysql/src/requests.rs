@@ -2,8 +2,11 @@
 
 use crate::table::LockTable;
 use dlock_core::{
-    Acquire, FencingToken, LockName, Release, Result,
-    kit::{Batch, Freed},
+    FencingToken, LockName,
+    driver::{
+        Acquire, Release, Result,
+        kit::{Batch, Freed},
+    },
 };
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@ use crate::{
     error,
     settings::Flavour,
 };
-use dlock_core::{DriverError, Result};
+use dlock_core::driver::{DriverError, Result};
 use sqlx::{AssertSqlSafe, MySqlConnection, Row, mysql::MySqlRow};
 use std::{collections::HashMap, time::Duration};
 

@@ -1,7 +1,7 @@
 //! Session settings: the variables that the statements rely on, how they are set, and how they are read back.
 
 use crate::error;
-use dlock_core::Result;
+use dlock_core::driver::Result;
 use std::collections::HashMap;
 
 /// The server's family.

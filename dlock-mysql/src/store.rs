@@ -9,11 +9,13 @@ use crate::{
 };
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Capabilities, DriverError, FencingToken, Holds, Instant, LockName, Release, Renew,
-    Renewed, Result, Wake, check_runtime,
-    kit::{
-        BatchPolicy, Batcher, Call, Freed, Listed, Read, RecordStore, StoreTime, Stored, Write,
-        Written,
+    FencingToken, Holds, Instant, LockName,
+    driver::{
+        Acquire, Capabilities, DriverError, Release, Renew, Renewed, Result, Wake, check_runtime,
+        kit::{
+            BatchPolicy, Batcher, Call, Freed, Listed, Read, RecordStore, StoreTime, Stored, Write,
+            Written,
+        },
     },
 };
 use std::{collections::BTreeMap, sync::Arc, time::Duration};

@@ -2,7 +2,8 @@
 //! The module `scripts` says what the scripts do.
 
 use dlock_core::{
-    Acquire, Broken, FencingToken, HoldId, HolderInfo, Holds, Owner, Release, Renew, Ticket,
+    Broken, FencingToken, HoldId, HolderInfo, Holds, Owner,
+    driver::{Acquire, Release, Renew, Ticket},
 };
 use redis::{Cmd, RedisWrite, Value};
 use std::time::Duration;
@@ -449,7 +450,7 @@ const LAST_MICROS: u64 = 9_999_999_999_999_999;
 #[cfg(test)]
 mod tests {
     use super::{micros, read_time, write_note, write_ticket};
-    use dlock_core::{HolderInfo, Ticket};
+    use dlock_core::{HolderInfo, driver::Ticket};
     use redis::{Arg, Cmd, Value};
     use std::{num::NonZeroU64, time::Duration};
 

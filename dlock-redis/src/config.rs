@@ -1,7 +1,10 @@
 //! Configuration: the settings of a client, and the names of its keys and channels.
 
 use crate::error;
-use dlock_core::{DriverError, ErrorKind, LockName, Result};
+use dlock_core::{
+    ErrorKind, LockName,
+    driver::{DriverError, Result},
+};
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisWrite, ToRedisArgs};
 use std::{fmt, fmt::Write as _, io, str::FromStr, time::Duration};
 use url::form_urlencoded;
@@ -15,7 +18,7 @@ use url::form_urlencoded;
 /// use dlock_redis::RedisConfig;
 /// let config: RedisConfig = "redis://user:secret@cache.internal/0?dlock.prefix=billing".parse()?;
 /// assert_eq!(config.prefix().as_str(), "billing");
-/// # Ok::<(), dlock_core::DriverError>(())
+/// # Ok::<(), dlock_core::driver::DriverError>(())
 /// ```
 #[derive(Clone)]
 pub struct RedisConfig {

@@ -13,7 +13,13 @@ use crate::{
     gather::{Gather, Request},
     scripts::{self, Lua},
 };
-use dlock_core::{Clock, Deadlines, DriverError, Instant, Result, ServerClock};
+use dlock_core::{
+    Clock, Instant,
+    driver::{
+        DriverError, Result,
+        kit::{Deadlines, ServerClock},
+    },
+};
 use redis::{Cmd, PushKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use std::{
     sync::{

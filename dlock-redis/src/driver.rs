@@ -14,9 +14,11 @@ use crate::{
 };
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, FencingToken, Fingerprint,
-    Grant, Held, Hint, Holder, HolderInfo, Instant, Lane, LockName, Page, Release, Released, Renew,
-    Renewed, Result, Snapshot, Ticket, Wake, check_runtime,
+    Broken, FencingToken, Fingerprint, Holder, HolderInfo, Instant, LockName, Snapshot,
+    driver::{
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Grant, Held, Hint, Lane, Page,
+        Release, Released, Renew, Renewed, Result, Ticket, Wake, check_runtime,
+    },
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, TryStreamExt, stream};

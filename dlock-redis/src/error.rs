@@ -2,7 +2,7 @@
 //! The table is the one place that says what an error of the server means.
 
 use crate::config::Prefix;
-use dlock_core::{DriverError, Effect, ErrorKind, RetryClass};
+use dlock_core::{Effect, ErrorKind, RetryClass, driver::DriverError};
 use redis::{ConnectionAddr, ErrorKind as Native, RedisError};
 
 /// An error of the driver, and whether the connection that gave it has to be replaced.

@@ -18,7 +18,7 @@ use crate::{
     error,
     tickets::Tickets,
 };
-use dlock_core::{Hint, Result, system_random};
+use dlock_core::driver::{Hint, Result, system_random};
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
 use redis::{Cmd, PushInfo, PushKind, RedisError, RedisResult, Value};

@@ -2,7 +2,7 @@
 //! The client remembers it so that the server need not.
 
 use crate::{commands::Place, connection::Link};
-use dlock_core::{FencingToken, HoldId, Holds, Ticket};
+use dlock_core::{FencingToken, HoldId, Holds, driver::Ticket};
 use std::{
     collections::{HashMap, hash_map::Entry},
     sync::{

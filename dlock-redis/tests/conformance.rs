@@ -10,7 +10,7 @@ use dlock_conformance::{
         server::ServerError,
     },
 };
-use dlock_core::{DistributedLock, LockName};
+use dlock_core::{LockName, driver::DistributedLock};
 use dlock_redis::RedisDriver;
 use std::{process::ExitCode, sync::Arc};
 

@@ -28,8 +28,11 @@ use crate::{
     store::{signed, unsigned},
 };
 use dlock_core::{
-    Acquire, HoldId, HoldSet, HolderInfo, LockName, Owner, Renew,
-    kit::{DamagedRecord, Record, Write},
+    HoldId, HolderInfo, LockName, Owner,
+    driver::{
+        Acquire, Renew,
+        kit::{DamagedRecord, HoldSet, Record, Write},
+    },
 };
 use futures_util::TryStreamExt;
 use sqlx::{

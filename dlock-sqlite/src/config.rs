@@ -1,6 +1,9 @@
 //! Configuration of the SQLite driver: the file, and how waiters are woken.
 
-use dlock_core::{DriverError, ErrorKind, Result};
+use dlock_core::{
+    ErrorKind,
+    driver::{DriverError, Result},
+};
 use percent_encoding::percent_decode_str;
 use std::{
     fmt,
@@ -17,7 +20,7 @@ use url::form_urlencoded;
 /// use dlock_sqlite::SqliteConfig;
 /// let config: SqliteConfig = "sqlite:/run/billing/locks.db".parse()?;
 /// assert_eq!(config.path(), "/run/billing/locks.db");
-/// # Ok::<(), dlock_core::DriverError>(())
+/// # Ok::<(), dlock_core::driver::DriverError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct SqliteConfig {

@@ -11,7 +11,10 @@ use crate::{
     error,
     machine::shared_file_system,
 };
-use dlock_core::{DriverError, ErrorKind, Result};
+use dlock_core::{
+    ErrorKind,
+    driver::{DriverError, Result},
+};
 use rustix::fs::{
     Access, AtFlags, CWD, FileType, Mode, StatxAttributes, StatxFlags, access, mknodat, stat,
     statfs, statx,

@@ -1,7 +1,7 @@
 //! SQLite driver: the record driver over the rows of a file.
 
 use crate::{config::SqliteConfig, machine::Machine, store::SqliteStore};
-use dlock_core::{
+use dlock_core::driver::{
     Result,
     kit::{RecordBacked, RecordDriver},
 };
@@ -54,8 +54,8 @@ mod tests {
     use super::SqliteDriver;
     use crate::{commands::PAGE, config::SqliteConfig, machine::Machine};
     use dlock_core::{
-        Acquire, Acquired, Clock, DistributedLock, HoldId, Lease, LockName, Owner, Release,
-        kit::RecordStore,
+        Clock, HoldId, Lease, LockName, Owner,
+        driver::{Acquire, Acquired, DistributedLock, Release, kit::RecordStore},
     };
     use std::{path::Path, time::Duration};
 

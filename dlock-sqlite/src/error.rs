@@ -1,6 +1,6 @@
 //! Error classification: one table from SQLite's codes to kind, retry class and effect.
 
-use dlock_core::{DriverError, Effect, ErrorKind, RetryClass};
+use dlock_core::{Effect, ErrorKind, RetryClass, driver::DriverError};
 use std::{io, path::Path};
 
 /// A driver error, and whether the connection that returned it must be reopened.

@@ -9,7 +9,10 @@
 //! clients never wait.
 
 use crate::folder::Folder;
-use dlock_core::{Hint, LockName, Ticket};
+use dlock_core::{
+    LockName,
+    driver::{Hint, Ticket},
+};
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
 use rustix::{
@@ -340,7 +343,10 @@ const MOST: usize = 10_000;
 #[cfg(test)]
 mod tests {
     use super::{FILES, Hints, file_of};
-    use dlock_core::{Hint, LockName, Ticket};
+    use dlock_core::{
+        LockName,
+        driver::{Hint, Ticket},
+    };
     use futures_util::StreamExt;
     use std::{fs, num::NonZeroU64, os::unix::fs::PermissionsExt, path::Path};
 

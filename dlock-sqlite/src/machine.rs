@@ -1,7 +1,10 @@
 //! Clocks and file systems of the kernel, which takes the place of a server: leases are counted by its boot
 //! clock.
 
-use dlock_core::{Clock, DriverError, ErrorKind, Instant, Result};
+use dlock_core::{
+    Clock, ErrorKind, Instant,
+    driver::{DriverError, Result},
+};
 use std::{
     fs,
     time::{Duration, SystemTime, UNIX_EPOCH},

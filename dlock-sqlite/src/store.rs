@@ -10,9 +10,13 @@ use crate::{
 };
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Capabilities, FencingToken, Hint, Holds, Instant, LockName, Release, Renew, Renewed,
-    Result, Ticket, Wake, check_runtime,
-    kit::{Call, Expected, Freed, Listed, Read, RecordStore, StoreTime, Stored, Write, Written},
+    FencingToken, Holds, Instant, LockName,
+    driver::{
+        Acquire, Capabilities, Hint, Release, Renew, Renewed, Result, Ticket, Wake, check_runtime,
+        kit::{
+            Call, Expected, Freed, Listed, Read, RecordStore, StoreTime, Stored, Write, Written,
+        },
+    },
 };
 use futures_core::stream::BoxStream;
 use std::time::Duration;

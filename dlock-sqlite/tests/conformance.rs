@@ -6,9 +6,11 @@ use dlock_conformance::{
     Time, main as suite,
 };
 use dlock_core::{
-    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, DriverError, FencingToken,
-    Hint, Instant, Lane, LockName, Page, Release, Released, Renew, Renewed, Result, Snapshot,
-    Ticket,
+    Broken, FencingToken, Instant, LockName, Snapshot,
+    driver::{
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Hint, Lane, Page,
+        Release, Released, Renew, Renewed, Result, Ticket,
+    },
 };
 use dlock_sqlite::SqliteDriver;
 use futures_core::stream::BoxStream;

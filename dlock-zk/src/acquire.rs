@@ -11,7 +11,8 @@ use crate::{
     seats::{Mine, Node, Phase},
 };
 use dlock_core::{
-    Acquire, Acquired, DriverError, FencingToken, Held, Instant, LockName, Result, Ticket,
+    FencingToken, Instant, LockName,
+    driver::{Acquire, Acquired, DriverError, Held, Result, Ticket},
 };
 use std::{
     sync::{Arc, atomic::Ordering::SeqCst},

@@ -10,7 +10,10 @@ use crate::{
     line::Line,
     seats::{Mine, Phase},
 };
-use dlock_core::{Cursor, LockName, Page, Result, Snapshot};
+use dlock_core::{
+    LockName, Snapshot,
+    driver::{Cursor, Page, Result},
+};
 use futures_util::{StreamExt, stream};
 use std::time::Duration;
 use zookeeper_client::Error as Native;

@@ -16,7 +16,7 @@ use crate::{
     error::failed,
     line::{Line, Seat},
 };
-use dlock_core::{FencingToken, Fingerprint, HoldId, Holder, HolderInfo, Owner, Result};
+use dlock_core::{FencingToken, Fingerprint, HoldId, Holder, HolderInfo, Owner, driver::Result};
 use futures_util::future::join_all;
 use std::time::Duration;
 use zookeeper_client::{Acls, Client, CreateMode, Error as Native, MultiWriteError, Stat};

@@ -1,7 +1,10 @@
 //! Configuration: the settings of a ZooKeeper URL, and the node paths derived from them.
 
 use crate::line::{MARK, Seat};
-use dlock_core::{DriverError, ErrorKind, LockName, MIN_LEASE, Result};
+use dlock_core::{
+    ErrorKind, LockName, MIN_LEASE,
+    driver::{DriverError, Result},
+};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 use url::form_urlencoded;
@@ -16,7 +19,7 @@ use url::form_urlencoded;
 /// let config: ZkConfig = "zk://billing:secret@a.internal:2181,b.internal:2181/billing/locks".parse()?;
 /// assert_eq!(config.root(), "/billing/locks");
 /// assert!(!format!("{config:?}").contains("secret"));
-/// # Ok::<(), dlock_core::DriverError>(())
+/// # Ok::<(), dlock_core::driver::DriverError>(())
 /// ```
 #[derive(Clone)]
 pub struct ZkConfig {

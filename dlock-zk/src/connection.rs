@@ -17,8 +17,8 @@ use crate::{
     seats::{Mine, Phase, Seats},
 };
 use dlock_core::{
-    Clock, DriverError, ErrorKind, FencingToken, Instant, Lane, LockName, Result, RetryClass,
-    ServerClock,
+    Clock, ErrorKind, FencingToken, Instant, LockName, RetryClass,
+    driver::{DriverError, Lane, Result, kit::ServerClock},
 };
 use std::{
     collections::HashMap,

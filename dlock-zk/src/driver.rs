@@ -14,9 +14,11 @@ use crate::{
 };
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, DriverError, ErrorKind,
-    FencingToken, Hint, Holds, Instant, Lane, LockName, MIN_LEASE, Page, Release, Released, Renew,
-    Renewed, Result, Snapshot, Ticket, Wake, check_runtime,
+    Broken, ErrorKind, FencingToken, Holds, Instant, LockName, MIN_LEASE, Snapshot,
+    driver::{
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Hint, Lane, Page,
+        Release, Released, Renew, Renewed, Result, Ticket, Wake, check_runtime,
+    },
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, future::join_all, stream};
@@ -44,7 +46,7 @@ impl ZkDriver {
     ///
     /// # Examples
     /// ```no_run
-    /// # async fn example() -> dlock_core::Result<()> {
+    /// # async fn example() -> dlock_core::driver::Result<()> {
     /// let driver = dlock_zk::ZkDriver::connect("zk://127.0.0.1:2181/dlock?dlock.session=10s").await?;
     /// # Ok(())
     /// # }
@@ -64,7 +66,7 @@ impl ZkDriver {
     ///
     /// # Examples
     /// ```no_run
-    /// # async fn example() -> dlock_core::Result<()> {
+    /// # async fn example() -> dlock_core::driver::Result<()> {
     /// use dlock_zk::{ZkConfig, ZkDriver};
     /// let driver = ZkDriver::open(ZkConfig::new("127.0.0.1:2181").with_sessions(4)?).await?;
     /// # Ok(())
@@ -88,7 +90,7 @@ impl ZkDriver {
     ///
     /// # Examples
     /// ```no_run
-    /// # async fn example(client: dlock_zk::zookeeper_client::Client) -> dlock_core::Result<()> {
+    /// # async fn example(client: dlock_zk::zookeeper_client::Client) -> dlock_core::driver::Result<()> {
     /// use dlock_zk::{ZkConfig, ZkDriver};
     /// let driver = ZkDriver::from_client(client, ZkConfig::new("a.internal:2181")).await?;
     /// # Ok(())

@@ -2,7 +2,7 @@
 //!
 //! The callers decide by these classes, so each code is judged in one place.
 
-use dlock_core::{DriverError, Effect, ErrorKind, RetryClass};
+use dlock_core::{Effect, ErrorKind, RetryClass, driver::DriverError};
 use zookeeper_client::Error as Native;
 
 /// One row: what a code means for the program, the retry loop and the human reader.

@@ -11,7 +11,7 @@ use crate::{
     room::Place,
     seats::{Early, Mine, Node, Phase, Watch},
 };
-use dlock_core::Hint;
+use dlock_core::driver::Hint;
 use futures_core::stream::BoxStream;
 use futures_util::{
     FutureExt, StreamExt,
@@ -449,7 +449,7 @@ mod tests {
     async fn what_does_not_fit_is_said_as_look_again() {
         let hints = Hints::new();
         for _ in 0..=ROOM {
-            hints.say(Hint::Over(dlock_core::Lane(0)));
+            hints.say(Hint::Over(dlock_core::driver::Lane(0)));
         }
         hints.close();
         let heard: Vec<_> = hints.stream().collect().await;

@@ -8,7 +8,10 @@ use crate::{
     connection::Session,
     seats::{Mine, Node, Phase},
 };
-use dlock_core::{Acquire, Instant, Result};
+use dlock_core::{
+    Instant,
+    driver::{Acquire, Result},
+};
 use std::sync::Arc;
 use zookeeper_client::Error as Native;
 

@@ -10,7 +10,10 @@ use crate::{
     line::stem,
     seats::{Mine, Node, Phase},
 };
-use dlock_core::{Acquire, Acquired, Hint, HoldId, Instant, Owner, Result, Ticket};
+use dlock_core::{
+    HoldId, Instant, Owner,
+    driver::{Acquire, Acquired, Hint, Result, Ticket},
+};
 use std::sync::Arc;
 use tokio::sync::OwnedMutexGuard;
 

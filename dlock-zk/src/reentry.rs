@@ -11,8 +11,8 @@ use crate::{
     seats::{Mine, Node, Phase},
 };
 use dlock_core::{
-    Acquire, Acquired, DriverError, ErrorKind, FencingToken, Grant, Instant, LockName, MAX_HOLDS,
-    Result,
+    ErrorKind, FencingToken, Instant, LockName, MAX_HOLDS,
+    driver::{Acquire, Acquired, DriverError, Grant, Result},
 };
 use std::{num::NonZeroU32, sync::Arc};
 

@@ -8,7 +8,10 @@ use crate::{
     error::{contended, failed, is_open},
     seats::{Mine, Phase},
 };
-use dlock_core::{DriverError, ErrorKind, HoldId, Instant, LockName, Owner, Released, Result};
+use dlock_core::{
+    ErrorKind, HoldId, Instant, LockName, Owner,
+    driver::{DriverError, Released, Result},
+};
 use std::{num::NonZeroU32, time::Duration};
 use zookeeper_client::Error as Native;
 

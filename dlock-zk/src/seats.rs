@@ -6,7 +6,7 @@ use crate::{
     commands::{Record, Use, look},
     line::Line,
 };
-use dlock_core::{FencingToken, HoldId, HolderInfo, Instant, LockName, Owner, Ticket};
+use dlock_core::{FencingToken, HoldId, HolderInfo, Instant, LockName, Owner, driver::Ticket};
 use futures_util::{
     FutureExt,
     future::{AbortHandle, BoxFuture},

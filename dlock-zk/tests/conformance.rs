@@ -10,7 +10,7 @@ use dlock_conformance::{
         zookeeper::{self, ZooKeeperOptions},
     },
 };
-use dlock_core::{DistributedLock, LockName};
+use dlock_core::{LockName, driver::DistributedLock};
 use dlock_zk::{
     ZkDriver,
     zookeeper_client::{Client, Error as Native},

@@ -1,6 +1,6 @@
 //! Connecting by URL: the only place that knows all schemes.
 
-use dlock_core::{Client, ClientBuilder, DistributedLock, Error, ErrorKind, Lease};
+use dlock_core::{Client, ClientBuilder, Error, ErrorKind, Lease, driver::DistributedLock};
 use std::{error::Error as _, sync::Arc, time::Duration};
 
 /// Connects to the store of a URL; the scheme chooses the driver.
@@ -150,7 +150,7 @@ const SCHEMES: [(&str, &str); 11] = [
 
 pub(crate) fn no_driver(scheme: &str) -> Error {
     match SCHEMES.iter().find(|(known, _)| *known == scheme) {
-        Some((_, feature)) => dlock_core::DriverError::new(
+        Some((_, feature)) => dlock_core::driver::DriverError::new(
             ErrorKind::Unsupported,
             format!(
                 "{scheme}: needs the feature {feature:?}, which is off: cargo add dlock-rs --features {feature}"

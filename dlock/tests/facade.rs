@@ -188,7 +188,7 @@ async fn no_error_shows_a_password() {
 #[cfg(feature = "memory")]
 mod memory {
     use super::{misuse, refused};
-    use dlock::{DEFAULT_LEASE, Error, Guard, Lease, Wake};
+    use dlock::{DEFAULT_LEASE, Error, Guard, Lease, driver::Wake};
     use std::time::Duration;
 
     async fn guard(url: &str) -> Result<Guard, Error> {

@@ -6,7 +6,7 @@ use crate::{
     report::{Cell, Table},
     work::{BareDriver, Contender, crowd},
 };
-use dlock_core::{Client, DistributedLock};
+use dlock_core::{Client, driver::DistributedLock};
 use std::sync::Arc;
 
 /// A contestant.

@@ -14,7 +14,7 @@ use crate::{
     work::Probe,
 };
 use dlock_conformance::testbed::mongo::{Deployment, MongoServer};
-use dlock_core::{Client, DistributedLock};
+use dlock_core::{Client, driver::DistributedLock};
 use dlock_mongo::MongoDriver;
 use std::sync::Arc;
 

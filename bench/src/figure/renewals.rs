@@ -9,8 +9,8 @@ use crate::{
     work::{Work, nanos},
 };
 use dlock_core::{
-    Acquire, Acquired, Client, Clock, DistributedLock, ErrorKind, Guard, HoldId, Lane, Lease,
-    LockName, Owner, Renew, Renewed,
+    Client, Clock, ErrorKind, Guard, HoldId, Lease, LockName, Owner,
+    driver::{Acquire, Acquired, DistributedLock, Lane, Renew, Renewed},
 };
 use std::{
     collections::BTreeMap,

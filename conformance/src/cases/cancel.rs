@@ -4,7 +4,10 @@ use super::held;
 use crate::{
     Case, Clause, Ctx, Failure, Need, case::case, client_cases::task::polled, ensure, same,
 };
-use dlock_core::{Acquire, Lease, Release};
+use dlock_core::{
+    Lease,
+    driver::{Acquire, Release},
+};
 use futures_util::future::join_all;
 
 pub(super) const CASES: &[Case] = &[

@@ -7,7 +7,10 @@ use crate::{
     ensure, job, same,
     testbed::worker::{self, Job, Worker},
 };
-use dlock_core::{Acquire, Acquired, Clock, HoldId, Instant, Lease, LockName, Owner, Ticket};
+use dlock_core::{
+    Clock, HoldId, Instant, Lease, LockName, Owner,
+    driver::{Acquire, Acquired, Ticket},
+};
 use std::{num::NonZeroU64, process::ExitCode, sync::Arc, time::Duration};
 
 pub(super) const CASES: &[Case] = &[

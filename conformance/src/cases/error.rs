@@ -2,7 +2,10 @@
 
 use super::held;
 use crate::{Call, Case, Clause, Ctx, Failure, Need, caller::entry, case::case, ensure, same};
-use dlock_core::{Cursor, Effect, ErrorKind, MAX_HOLDS, Release, RetryClass};
+use dlock_core::{
+    Effect, ErrorKind, MAX_HOLDS, RetryClass,
+    driver::{Cursor, Release},
+};
 
 pub(super) const CASES: &[Case] = &[
     case!(

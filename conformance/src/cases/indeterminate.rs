@@ -3,7 +3,7 @@
 
 use super::held;
 use crate::{Call, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
-use dlock_core::{Acquired, Release};
+use dlock_core::driver::{Acquired, Release};
 
 pub(super) const CASES: &[Case] = &[
     case!(Clause::Indeterminate, a_repeat_counts_once).bullet("`req.hold` is inside already"),

@@ -2,7 +2,7 @@
 
 use super::held;
 use crate::{Ask, Caller, Case, Clause, Ctx, Failure, Hold, Need, case::case, ensure, same};
-use dlock_core::{Broken, Instant, Released};
+use dlock_core::{Broken, Instant, driver::Released};
 use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[

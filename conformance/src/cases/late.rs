@@ -2,7 +2,10 @@
 
 use super::held;
 use crate::{Call, Case, Clause, Ctx, Failure, Need, caller::entry, case::case, ensure, same};
-use dlock_core::{Acquired, Instant, Release, Renewed};
+use dlock_core::{
+    Instant,
+    driver::{Acquired, Release, Renewed},
+};
 use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[

@@ -3,7 +3,7 @@
 
 use super::held;
 use crate::{Case, Clause, Ctx, Failure, Hold, caller::entry, case::case, ensure, same};
-use dlock_core::{Released, Renewed};
+use dlock_core::driver::{Released, Renewed};
 
 pub(super) const CASES: &[Case] = &[
     case!(Clause::Owner, another_owner_neither_renews_nor_releases).bullet(NOT_THERE),

@@ -2,7 +2,7 @@
 
 use super::held;
 use crate::{Caller, Case, Clause, Ctx, Failure, Hold, case::case, ensure, same};
-use dlock_core::{Released, Renewed};
+use dlock_core::driver::{Released, Renewed};
 
 pub(super) const CASES: &[Case] = &[
     case!(

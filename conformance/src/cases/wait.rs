@@ -3,7 +3,7 @@
 
 use super::held;
 use crate::{Ask, Caller, Case, Clause, Ctx, Failure, Hold, Need, case::case, ensure, same};
-use dlock_core::{Hint, LockName};
+use dlock_core::{LockName, driver::Hint};
 use futures_util::StreamExt;
 
 pub(super) const CASES: &[Case] = &[
@@ -351,7 +351,7 @@ async fn queue(ctx: &Ctx, caller: &Caller, name: &LockName) -> Result<Ask, Failu
 #[cfg(test)]
 mod tests {
     use super::{Ask, wakes};
-    use dlock_core::{Hint, LockName};
+    use dlock_core::{LockName, driver::Hint};
     use std::time::Duration;
 
     #[test]

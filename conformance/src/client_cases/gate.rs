@@ -3,9 +3,11 @@
 
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, Broken, Capabilities, Clock, Cursor, DistributedLock, DriverError,
-    FencingToken, Hint, HoldId, Instant, Lane, LockName, Page, Release, Released, Renew, Renewed,
-    Result, Snapshot, Ticket,
+    Broken, Clock, FencingToken, HoldId, Instant, LockName, Snapshot,
+    driver::{
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Hint, Lane, Page,
+        Release, Released, Renew, Renewed, Result, Ticket,
+    },
 };
 use futures_core::stream::BoxStream;
 use futures_util::{

@@ -3,8 +3,8 @@
 use super::gate::{Gate, Step};
 use crate::{Caller, Ctx, Failure, Faults, expect::seen_from_here, failure::is_late, same};
 use dlock_core::{
-    Client, DistributedLock, Error, ErrorKind, Guard, GuardState, Lease, Lock, LockName,
-    LossReason, Pass, ReleaseOutcome, Snapshot,
+    Client, Error, ErrorKind, Guard, GuardState, Lease, Lock, LockName, LossReason, Pass,
+    ReleaseOutcome, Snapshot, driver::DistributedLock,
 };
 use std::{fmt, sync::Arc, time::Duration};
 

@@ -6,7 +6,10 @@ use super::{
     peer::{Peer, frees, left_untouched, not_lost, stays_held},
 };
 use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
-use dlock_core::{Guard, GuardState, Lane, Lease, LossReason, Release};
+use dlock_core::{
+    Guard, GuardState, Lease, LossReason,
+    driver::{Lane, Release},
+};
 use tokio::sync::Mutex;
 
 pub(super) const CASES: &[Case] = &[

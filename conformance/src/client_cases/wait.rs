@@ -7,7 +7,10 @@ use super::{
     task::Task,
 };
 use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
-use dlock_core::{ErrorKind, Hint, Lane, Lock, Ticket, TimeoutPhase, Wake};
+use dlock_core::{
+    ErrorKind, Lock, TimeoutPhase,
+    driver::{Hint, Lane, Ticket, Wake},
+};
 use std::{
     collections::BTreeSet,
     num::NonZeroU64,

@@ -7,8 +7,10 @@ use super::{
 use crate::clause::Clause;
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, DistributedLock, ErrorKind, Held, HoldId, Holds, Instant, Lane, Owner,
-    Release, Released, Renew, Renewed, Result,
+    ErrorKind, HoldId, Holds, Instant, Owner,
+    driver::{
+        Acquire, Acquired, DistributedLock, Held, Lane, Release, Released, Renew, Renewed, Result,
+    },
 };
 use std::{sync::Arc, time::Duration};
 

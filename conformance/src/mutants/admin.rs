@@ -4,8 +4,11 @@ use super::{FAR, Mutant, Twist, memory::PerName};
 use crate::{clause::Clause, fixture::Need};
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, Broken, Cursor, DistributedLock, DriverError, Effect, FencingToken,
-    LockName, Page, Release, Released, Renew, Result, Snapshot,
+    Broken, Effect, FencingToken, LockName, Snapshot,
+    driver::{
+        Acquire, Acquired, Cursor, DistributedLock, DriverError, Page, Release, Released, Renew,
+        Result,
+    },
 };
 use std::sync::Arc;
 

@@ -7,8 +7,8 @@ use super::{
 use crate::clause::Clause;
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, Broken, DistributedLock, FencingToken, Held, LockName, Release, Released,
-    Result, Snapshot,
+    Broken, FencingToken, LockName, Snapshot,
+    driver::{Acquire, Acquired, DistributedLock, Held, Release, Released, Result},
 };
 use std::sync::Arc;
 

@@ -3,7 +3,10 @@
 use super::{Mutant, Twist};
 use crate::{clause::Clause, fixture::Need};
 use async_trait::async_trait;
-use dlock_core::{Acquire, Acquired, DistributedLock, Hint, LockName, Result, Ticket};
+use dlock_core::{
+    LockName,
+    driver::{Acquire, Acquired, DistributedLock, Hint, Result, Ticket},
+};
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, future::ready};
 use std::{num::NonZeroU64, sync::Arc};

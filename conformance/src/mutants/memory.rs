@@ -1,6 +1,6 @@
 //! Memory of a wrong driver: the requests that it passed on.
 
-use dlock_core::{Acquire, HoldId, LockName, Owner};
+use dlock_core::{HoldId, LockName, Owner, driver::Acquire};
 use std::{
     collections::BTreeMap,
     sync::{Mutex, MutexGuard, PoisonError},

@@ -7,7 +7,8 @@ use super::{
 use crate::{clause::Clause, fixture::Need};
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, DistributedLock, Holds, Instant, Owner, Release, Released, Renew, Result,
+    Holds, Instant, Owner,
+    driver::{Acquire, Acquired, DistributedLock, Release, Released, Renew, Result},
 };
 use std::{sync::Arc, time::Duration};
 

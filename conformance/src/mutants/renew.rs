@@ -7,7 +7,8 @@ use super::{
 use crate::clause::Clause;
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, DistributedLock, DriverError, Instant, Lane, Lease, Renew, Renewed, Result,
+    Instant, Lease,
+    driver::{Acquire, Acquired, DistributedLock, DriverError, Lane, Renew, Renewed, Result},
 };
 use std::{sync::Arc, time::Duration};
 

@@ -2,8 +2,11 @@
 
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, FencingToken, Hint, Instant,
-    Lane, LockName, Page, Release, Released, Renew, Renewed, Result, Snapshot, Ticket,
+    Broken, FencingToken, Instant, LockName, Snapshot,
+    driver::{
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Hint, Lane, Page, Release,
+        Released, Renew, Renewed, Result, Ticket,
+    },
 };
 use futures_core::stream::BoxStream;
 use std::{fmt::Debug, sync::Arc};

@@ -9,7 +9,7 @@ use crate::{
     pace::Pace,
     testbed::is_unprivileged,
 };
-use dlock_core::Capabilities;
+use dlock_core::driver::Capabilities;
 use futures_util::FutureExt;
 use std::{
     any::Any,
@@ -262,7 +262,10 @@ mod tests {
         fixture::{Fixture, Gap, MakeFixture, Network, Records, Server, StoreTime, Time},
     };
     use async_trait::async_trait;
-    use dlock_core::{Client, Clock, DistributedLock, DriverError, Hint, Wake};
+    use dlock_core::{
+        Client, Clock,
+        driver::{DistributedLock, DriverError, Hint, Wake},
+    };
     use dlock_memory::{Fault, MemoryConfig, MemoryDriver, MemoryStore};
     use std::{
         sync::{

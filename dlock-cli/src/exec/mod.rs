@@ -22,7 +22,7 @@ use crate::{
 };
 use child::Child;
 use dlock::{
-    Client, DriverError, Error, ErrorKind, Guard, Lease, Lock, ReleaseOutcome, TimeoutPhase,
+    Client, Error, ErrorKind, Guard, Lease, Lock, ReleaseOutcome, TimeoutPhase, driver::DriverError,
 };
 use passes::Passes;
 use std::{ffi::OsString, time::Duration};

@@ -16,16 +16,20 @@
 //! holds die with the client or outlive it; that `NotHeld` before the deadline is benign.
 
 pub mod kit;
-mod request;
-mod response;
+pub(crate) mod request;
+pub(crate) mod response;
 
-pub use request::{Acquire, HolderInfo, Holds, Lane, Release, Renew, Ticket};
+#[cfg(feature = "net")]
+pub use crate::engine::check_runtime;
+pub use crate::{engine::system_random, error::DriverError};
+pub use request::{Acquire, Lane, Release, Renew, Ticket};
+pub(crate) use request::{HolderInfo, Holds};
 pub use response::{
-    Acquired, Broken, Capabilities, Cursor, Grant, Held, Hint, Holder, Page, Released, Renewed,
-    Snapshot, Wake,
+    Acquired, Capabilities, Cursor, Grant, Held, Hint, Page, Released, Renewed, Wake,
 };
+pub(crate) use response::{Broken, Holder, Snapshot};
 
-use crate::{clock::Instant, error::DriverError, name::LockName, token::FencingToken};
+use crate::{clock::Instant, name::LockName, token::FencingToken};
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
 use std::fmt::Debug;

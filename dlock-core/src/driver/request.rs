@@ -31,13 +31,13 @@ pub struct Acquire {
     /// The lease to grant.
     pub lease: Lease,
     /// The ticket that enters the queue when the acquire is refused; `None`: leave no trace. On a store
-    /// without a queue ([`Wake::Hints`](crate::Wake::Hints)), the client listens for the name from then on,
-    /// until [`leave`](crate::DistributedLock::leave) or a grant. [`Wake::Poll`](crate::Wake::Poll): ignore
+    /// without a queue ([`Wake::Hints`](crate::driver::Wake::Hints)), the client listens for the name from then on,
+    /// until [`leave`](crate::driver::DistributedLock::leave) or a grant. [`Wake::Poll`](crate::driver::Wake::Poll): ignore
     /// it.
     pub line: Option<Ticket>,
     /// The ticket that enters the queue for this client's further waiters when this acquire is granted. On
     /// a store without a queue, the client listens with this ticket from then on, in place of `line`.
-    /// [`Wake::Poll`](crate::Wake::Poll): ignore it.
+    /// [`Wake::Poll`](crate::driver::Wake::Poll): ignore it.
     pub next: Option<Ticket>,
     /// Re-enter this incarnation only.
     pub join: Option<FencingToken>,
@@ -45,7 +45,7 @@ pub struct Acquire {
     /// can read first. Ignoring it is correct.
     pub look: bool,
     /// When the core stops waiting for the answer. The driver converts it into its server's time
-    /// ([`ServerClock`](crate::ServerClock) helps).
+    /// ([`ServerClock`](crate::driver::kit::ServerClock) helps).
     pub give_up: Instant,
     /// The holder info that `inspect` shows. It ends with the hold.
     pub note: Arc<HolderInfo>,

@@ -11,7 +11,7 @@ use crate::{
 };
 use std::{num::NonZeroU32, ops::RangeInclusive, time::Duration};
 
-/// The answer to an [`Acquire`](crate::Acquire).
+/// The answer to an [`Acquire`](crate::driver::Acquire).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Acquired {
@@ -101,7 +101,7 @@ pub enum Renewed {
     NotHeld,
 }
 
-/// The answer to a [`Release`](crate::Release).
+/// The answer to a [`Release`](crate::driver::Release).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Released {
@@ -153,7 +153,7 @@ pub enum Hint {
     Resync,
 }
 
-/// The answer to [`break_lock`](crate::DistributedLock::break_lock).
+/// The answer to [`break_lock`](crate::driver::DistributedLock::break_lock).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Broken {

@@ -1,7 +1,7 @@
 //! Holds: detach and attach, scopes, and how a loss is recorded.
 
 use super::{Bench, SECOND, at_first_event};
-use dlock_core::{GuardState, LossReason, Wake};
+use dlock_core::{GuardState, LossReason, driver::Wake};
 use dlock_memory::{Call, Fault};
 use futures_util::FutureExt;
 use std::{sync::Arc, time::Duration};

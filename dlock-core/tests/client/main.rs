@@ -7,7 +7,7 @@ mod holds;
 mod shutdown;
 mod waiters;
 
-use dlock_core::{Client, Clock, Wake};
+use dlock_core::{Client, Clock, driver::Wake};
 use dlock_memory::{Faults, MemoryConfig, MemoryDriver, MemoryStore};
 use std::{
     sync::{Arc, Mutex},

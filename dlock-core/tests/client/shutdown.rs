@@ -1,7 +1,10 @@
 //! Shutdown: what it reports and stops, and what a dropped client closes.
 
 use super::{Bench, SECOND, at_first_event};
-use dlock_core::{DistributedLock, ErrorKind, GuardState, LossReason, Wake};
+use dlock_core::{
+    ErrorKind, GuardState, LossReason,
+    driver::{DistributedLock, Wake},
+};
 use dlock_memory::{Call, Fault};
 use futures_util::FutureExt;
 use std::{

@@ -2,7 +2,7 @@
 //! queue.
 
 use super::{Bench, SECOND};
-use dlock_core::{ErrorKind, TimeoutPhase, Wake};
+use dlock_core::{ErrorKind, TimeoutPhase, driver::Wake};
 use dlock_memory::{Call, Fault, HintFault};
 use std::time::Duration;
 use tokio::time;

@@ -1,7 +1,7 @@
 //! Chaos: faults other than those of single calls.
 
 use crate::{rig::Rig, world::World};
-use dlock_core::{Hint, Lane, Ticket};
+use dlock_core::driver::{Hint, Lane, Ticket};
 use dlock_memory::{Fault, HintFault};
 use fastrand::Rng;
 use std::{

@@ -1,6 +1,6 @@
 //! Plan: what a seed decides, namely a world's size, its stores' behaviour, and its possible faults.
 
-use dlock_core::{LockName, Wake};
+use dlock_core::{LockName, driver::Wake};
 use dlock_memory::{MemoryConfig, Rates};
 use fastrand::Rng;
 use std::{num::NonZeroU32, time::Duration};

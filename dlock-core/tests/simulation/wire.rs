@@ -2,16 +2,18 @@
 //! request before the store does.
 //!
 //! The model store reads a `give_up` on its own clock. A client whose clock has jumped reads another time,
-//! so a real driver translates, as [`ServerClock`](dlock_core::ServerClock) does; so does this layer.
+//! so a real driver translates, as [`ServerClock`](dlock_core::driver::kit::ServerClock) does; so does this layer.
 //! `late` covers what a jump does to requests in flight: a client may believe that more time has passed for
 //! the store than has.
 
 use crate::judge::Judge;
 use async_trait::async_trait;
 use dlock_core::{
-    Acquire, Acquired, Broken, Capabilities, Clock, Cursor, DistributedLock, FencingToken, Hint,
-    Holds, Instant, Lane, LockName, Page, Release, Released, Renew, Renewed, Result, Snapshot,
-    Ticket,
+    Broken, Clock, FencingToken, Holds, Instant, LockName, Snapshot,
+    driver::{
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Hint, Lane, Page, Release,
+        Released, Renew, Renewed, Result, Ticket,
+    },
 };
 use dlock_memory::MemoryDriver;
 use futures_core::stream::BoxStream;

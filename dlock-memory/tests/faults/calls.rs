@@ -2,7 +2,8 @@
 
 use super::{Bench, SECOND, is_none, is_unknown, name, release};
 use dlock_core::{
-    DistributedLock, HoldId, Lane, Owner, Released, Renew, Renewed, RetryClass, Ticket,
+    HoldId, Owner, RetryClass,
+    driver::{DistributedLock, Lane, Released, Renew, Renewed, Ticket},
 };
 use dlock_memory::{Call, Fault, FaultPlan, Rates};
 use futures_util::FutureExt;

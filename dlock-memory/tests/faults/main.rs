@@ -12,8 +12,8 @@ mod model;
 mod server;
 
 use dlock_core::{
-    Acquire, Acquired, Clock, DistributedLock, DriverError, Effect, ErrorKind, HoldId, Lease,
-    LockName, Owner, Release,
+    Clock, Effect, ErrorKind, HoldId, Lease, LockName, Owner,
+    driver::{Acquire, Acquired, DistributedLock, DriverError, Release},
 };
 use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
 use std::time::Duration;

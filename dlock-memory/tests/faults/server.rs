@@ -2,8 +2,8 @@
 
 use super::{Bench, SECOND, is_none, is_unknown, name, release};
 use dlock_core::{
-    Acquire, Acquired, Clock, DistributedLock, ErrorKind, Hint, HoldId, Lane, Lease, LockName,
-    Owner, Renew, Renewed, RetryClass, Ticket, Wake,
+    Clock, ErrorKind, HoldId, Lease, LockName, Owner, RetryClass,
+    driver::{Acquire, Acquired, DistributedLock, Hint, Lane, Renew, Renewed, Ticket, Wake},
 };
 use dlock_memory::{HintFault, MemoryConfig, MemoryDriver, MemoryStore};
 use futures_util::{FutureExt, StreamExt};

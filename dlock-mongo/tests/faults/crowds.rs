@@ -2,8 +2,8 @@
 
 use crate::testbed::{SECOND, Testbed};
 use dlock_core::{
-    Acquire, Acquired, DistributedLock, DriverError, Effect, ErrorKind, Grant, HoldId, Lease,
-    Owner, Release, Released,
+    Effect, ErrorKind, HoldId, Lease, Owner,
+    driver::{Acquire, Acquired, DistributedLock, DriverError, Grant, Release, Released},
 };
 use dlock_mongo::MongoDriver;
 use futures_util::future::join_all;

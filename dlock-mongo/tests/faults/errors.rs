@@ -2,7 +2,10 @@
 
 use crate::testbed::{SECOND, Testbed};
 use dlock_conformance::testbed::{MongoServer, mongo::Deployment};
-use dlock_core::{DistributedLock, Effect, ErrorKind, Lane, Release, Released, Renew, RetryClass};
+use dlock_core::{
+    Effect, ErrorKind, RetryClass,
+    driver::{DistributedLock, Lane, Release, Released, Renew},
+};
 use futures_util::future::join_all;
 use mongodb::bson::doc;
 

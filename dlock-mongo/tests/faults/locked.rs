@@ -3,8 +3,8 @@
 
 use crate::testbed::{SECOND, Testbed};
 use dlock_core::{
-    Acquire, Acquired, Clock, DistributedLock, Effect, ErrorKind, Lane, Release, Released, Renew,
-    Renewed,
+    Clock, Effect, ErrorKind,
+    driver::{Acquire, Acquired, DistributedLock, Lane, Release, Released, Renew, Renewed},
 };
 use futures_util::future::join_all;
 use mongodb::{

@@ -2,8 +2,8 @@
 
 use crate::testbed::{SECOND, Testbed};
 use dlock_core::{
-    Acquired, DistributedLock, Effect, ErrorKind, FencingToken, HoldId, HolderInfo, Lane, Release,
-    Released, Renew, Renewed,
+    Effect, ErrorKind, FencingToken, HoldId, HolderInfo,
+    driver::{Acquired, DistributedLock, Lane, Release, Released, Renew, Renewed},
 };
 use dlock_mongo::MongoDriver;
 use futures_util::StreamExt;

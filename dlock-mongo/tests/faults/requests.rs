@@ -2,8 +2,8 @@
 
 use crate::testbed::{SECOND, Testbed};
 use dlock_core::{
-    Acquire, Acquired, Clock, DistributedLock, Effect, ErrorKind, Lane, Owner, Renew, Renewed,
-    RetryClass,
+    Clock, Effect, ErrorKind, Owner, RetryClass,
+    driver::{Acquire, Acquired, DistributedLock, Lane, Renew, Renewed},
 };
 use dlock_mongo::MongoDriver;
 use futures_util::future::join_all;

@@ -9,7 +9,8 @@ use dlock_conformance::testbed::{
     mongo::{Deployment, Value, document},
 };
 use dlock_core::{
-    Acquired, DistributedLock, Effect, ErrorKind, Hint, Released, Renewed, RetryClass, Wake,
+    Effect, ErrorKind, RetryClass,
+    driver::{Acquired, DistributedLock, Hint, Released, Renewed, Wake},
 };
 use dlock_mongo::{MongoConfig, MongoDriver};
 use futures_util::StreamExt;

@@ -2,8 +2,11 @@
 
 use dlock_conformance::testbed::{MongoServer, mongo::Deployment};
 use dlock_core::{
-    Acquire, Acquired, Clock, DistributedLock, DriverError, Grant, Held, HoldId, Lane, Lease,
-    LockName, Owner, Release, Released, Renew, Renewed, Ticket,
+    Clock, HoldId, Lease, LockName, Owner,
+    driver::{
+        Acquire, Acquired, DistributedLock, DriverError, Grant, Held, Lane, Release, Released,
+        Renew, Renewed, Ticket,
+    },
 };
 use dlock_mongo::MongoDriver;
 use mongodb::{

@@ -4,7 +4,10 @@ use crate::{
     testbed::{SECOND, Testbed},
     warnings,
 };
-use dlock_core::{Acquire, Acquired, DistributedLock, Effect, ErrorKind, Hint, Release, Released};
+use dlock_core::{
+    Effect, ErrorKind,
+    driver::{Acquire, Acquired, DistributedLock, Hint, Release, Released},
+};
 use dlock_mongo::MongoDriver;
 use futures_util::StreamExt;
 use mongodb::bson::doc;

@@ -7,8 +7,11 @@ use crate::{
     error, session,
 };
 use dlock_core::{
-    Acquire, Effect, FencingToken, Holds, Instant, LockName, Release, Renew, Renewed, Result,
-    kit::{Call, Class, Expected, Freed, StoreTime, Write, Written, again},
+    Effect, FencingToken, Holds, Instant, LockName,
+    driver::{
+        Acquire, Release, Renew, Renewed, Result,
+        kit::{Call, Class, Expected, Freed, StoreTime, Write, Written, again},
+    },
 };
 use std::{
     collections::{HashMap, HashSet},

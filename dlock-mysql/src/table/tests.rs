@@ -12,11 +12,13 @@ use dlock_conformance::testbed::{
     proxy::{Fault, Trigger},
 };
 use dlock_core::{
-    Acquire, Acquired, Broken, DistributedLock, Effect, FencingToken, Fingerprint, HoldId, HoldSet,
-    Lease, LockName, Owner, Release, Released, Renew, Renewed, Result, RetryClass,
-    kit::{
-        Batch, Call, Class, Expected, Freed, Record, RecordDriver, RecordStore, Stored, Write,
-        Written,
+    Broken, Effect, FencingToken, Fingerprint, HoldId, Lease, LockName, Owner, RetryClass,
+    driver::{
+        Acquire, Acquired, DistributedLock, Release, Released, Renew, Renewed, Result,
+        kit::{
+            Batch, Call, Class, Expected, Freed, HoldSet, Record, RecordDriver, RecordStore,
+            Stored, Write, Written,
+        },
     },
 };
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};

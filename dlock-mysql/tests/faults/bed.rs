@@ -3,8 +3,11 @@
 use super::SECOND;
 use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
 use dlock_core::{
-    Acquire, Acquired, Clock, DistributedLock, DriverError, Grant, Guard, HoldId, Instant, Lane,
-    Lease, Lock, LockName, Owner, Release, Released, Renew, Renewed, RetryClass, Snapshot,
+    Clock, Guard, HoldId, Instant, Lease, Lock, LockName, Owner, RetryClass, Snapshot,
+    driver::{
+        Acquire, Acquired, DistributedLock, DriverError, Grant, Lane, Release, Released, Renew,
+        Renewed,
+    },
 };
 use dlock_mysql::{
     MysqlDriver,

@@ -4,7 +4,10 @@ use super::{
     SECOND,
     bed::{Room, Testbed, connected, run},
 };
-use dlock_core::{Acquired, Client, DistributedLock, Lease, Release, Released};
+use dlock_core::{
+    Client, Lease,
+    driver::{Acquired, DistributedLock, Release, Released},
+};
 use std::{
     sync::{
         Arc,

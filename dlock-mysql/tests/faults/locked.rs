@@ -4,7 +4,10 @@ use super::{
     LATE, SECOND,
     bed::{Testbed, run},
 };
-use dlock_core::{Acquired, DistributedLock, Effect, ErrorKind, Lane, Renew, Renewed, RetryClass};
+use dlock_core::{
+    Effect, ErrorKind, RetryClass,
+    driver::{Acquired, DistributedLock, Lane, Renew, Renewed},
+};
 use std::{sync::Arc, time::Duration};
 
 #[tokio::test(flavor = "multi_thread")]

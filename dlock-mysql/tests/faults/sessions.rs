@@ -5,8 +5,8 @@ use super::{
     bed::{Room, Testbed, connected, run},
 };
 use dlock_core::{
-    Acquired, Broken, Client, DistributedLock, DriverError, Effect, ErrorKind, Lane, Lease,
-    RetryClass,
+    Broken, Client, Effect, ErrorKind, Lease, RetryClass,
+    driver::{Acquired, DistributedLock, DriverError, Lane},
 };
 use dlock_mysql::{
     MysqlDriver,

@@ -6,7 +6,10 @@ use super::{
 };
 #[cfg(feature = "tls")]
 use dlock_core::Effect;
-use dlock_core::{Acquired, DistributedLock, ErrorKind, Lane, Owner, Release, RetryClass};
+use dlock_core::{
+    ErrorKind, Owner, RetryClass,
+    driver::{Acquired, DistributedLock, Lane, Release},
+};
 use dlock_mysql::{
     MysqlConfig, MysqlDriver,
     sqlx::{self, mysql::MySqlConnectOptions},

@@ -4,7 +4,10 @@ use super::{
     SECOND,
     bed::{Room, Testbed, connected},
 };
-use dlock_core::{Client, DistributedLock, Owner, Released, Renewed};
+use dlock_core::{
+    Client, Owner,
+    driver::{DistributedLock, Released, Renewed},
+};
 use std::{
     sync::{
         Arc,

@@ -2,7 +2,8 @@
 
 use super::{SECOND, bed::Testbed};
 use dlock_core::{
-    Acquired, Broken, DistributedLock, Effect, ErrorKind, Released, Renewed, RetryClass,
+    Broken, Effect, ErrorKind, RetryClass,
+    driver::{Acquired, DistributedLock, Released, Renewed},
 };
 use dlock_mysql::{MysqlConfig, MysqlDriver, sqlx};
 use std::sync::atomic::{AtomicBool, Ordering};

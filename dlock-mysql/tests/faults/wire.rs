@@ -9,8 +9,8 @@ use dlock_conformance::testbed::{
     proxy::{Direction, Fault, Flow, Reach, Strike, Trigger},
 };
 use dlock_core::{
-    Acquire, Acquired, Client, DistributedLock, DriverError, Effect, ErrorKind, Lane, Lease,
-    LossReason, Release, Released, Renewed, Snapshot,
+    Client, Effect, ErrorKind, Lease, LossReason, Snapshot,
+    driver::{Acquire, Acquired, DistributedLock, DriverError, Lane, Release, Released, Renewed},
 };
 use dlock_mysql::MysqlDriver;
 use std::{sync::Arc, time::Instant};

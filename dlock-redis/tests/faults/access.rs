@@ -3,8 +3,8 @@
 use crate::bed::{SECOND, Testbed, ticket};
 use dlock_conformance::testbed::redis::Reply;
 use dlock_core::{
-    Acquired, Broken, DistributedLock, DriverError, Effect, ErrorKind, Hint, Released, Renewed,
-    RetryClass,
+    Broken, Effect, ErrorKind, RetryClass,
+    driver::{Acquired, DistributedLock, DriverError, Hint, Released, Renewed},
 };
 use dlock_redis::{RedisConfig, RedisDriver};
 use futures_util::{StreamExt, future::join_all};

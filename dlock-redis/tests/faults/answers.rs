@@ -2,8 +2,8 @@
 
 use crate::bed::{SECOND, Testbed};
 use dlock_core::{
-    Acquired, Broken, Clock, DistributedLock, Effect, ErrorKind, FencingToken, HolderInfo, Holds,
-    Lane, Released, Renew, Renewed, RetryClass,
+    Broken, Clock, Effect, ErrorKind, FencingToken, HolderInfo, Holds, RetryClass,
+    driver::{Acquired, DistributedLock, Lane, Released, Renew, Renewed},
 };
 use redis::AsyncCommands;
 use std::{sync::Arc, time::Duration};
@@ -392,7 +392,7 @@ async fn list_walks_every_held_or_shut_name_of_a_prefix_and_decodes_it() {
     assert_eq!(t.list("", 100).await.len(), 8);
     let error = t
         .driver
-        .list("", Some(&dlock_core::Cursor(b"x".to_vec())), 1)
+        .list("", Some(&dlock_core::driver::Cursor(b"x".to_vec())), 1)
         .await
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Misuse);

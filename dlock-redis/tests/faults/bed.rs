@@ -2,8 +2,11 @@
 
 use dlock_conformance::testbed::{RedisServer, ServerProcess, redis::RedisOptions};
 use dlock_core::{
-    Acquire, Acquired, Broken, Clock, DistributedLock, DriverError, FencingToken, Grant, Held,
-    HoldId, Lane, Lease, LockName, Owner, Release, Released, Renew, Renewed, Snapshot, Ticket,
+    Broken, Clock, FencingToken, HoldId, Lease, LockName, Owner, Snapshot,
+    driver::{
+        Acquire, Acquired, DistributedLock, DriverError, Grant, Held, Lane, Release, Released,
+        Renew, Renewed, Ticket,
+    },
 };
 use dlock_redis::RedisDriver;
 use redis::{AsyncCommands, AsyncConnectionConfig, aio::MultiplexedConnection};

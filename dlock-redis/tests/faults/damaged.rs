@@ -2,7 +2,8 @@
 
 use crate::bed::{SECOND, Testbed};
 use dlock_core::{
-    Acquired, Broken, DistributedLock, DriverError, Effect, ErrorKind, Hint, Released, RetryClass,
+    Broken, Effect, ErrorKind, RetryClass,
+    driver::{Acquired, DistributedLock, DriverError, Hint, Released},
 };
 use futures_util::{StreamExt, future::join_all};
 use redis::AsyncCommands;

@@ -2,7 +2,8 @@
 
 use crate::bed::{SECOND, Testbed};
 use dlock_core::{
-    Acquired, Broken, DistributedLock, Effect, ErrorKind, Fingerprint, Released, RetryClass,
+    Broken, Effect, ErrorKind, Fingerprint, RetryClass,
+    driver::{Acquired, DistributedLock, Released},
 };
 use redis::AsyncCommands;
 

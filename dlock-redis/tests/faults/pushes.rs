@@ -5,7 +5,10 @@ use dlock_conformance::testbed::{
     Proxy,
     proxy::{Fault, Trigger},
 };
-use dlock_core::{Acquired, DistributedLock, Effect, ErrorKind, Hint, RetryClass};
+use dlock_core::{
+    Effect, ErrorKind, RetryClass,
+    driver::{Acquired, DistributedLock, Hint},
+};
 use dlock_redis::RedisDriver;
 use futures_util::StreamExt;
 use redis::AsyncCommands;

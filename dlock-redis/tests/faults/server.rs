@@ -2,7 +2,10 @@
 
 use crate::bed::{SECOND, Testbed};
 use dlock_conformance::testbed::{RedisServer, redis::RedisOptions};
-use dlock_core::{Acquired, DistributedLock, Effect, ErrorKind, Lane, Released, Renew, RetryClass};
+use dlock_core::{
+    Effect, ErrorKind, RetryClass,
+    driver::{Acquired, DistributedLock, Lane, Released, Renew},
+};
 use dlock_redis::RedisDriver;
 use std::{
     fmt::{Debug, Write},

@@ -8,7 +8,7 @@ use dlock_conformance::testbed::{
     RedisServer,
     redis::{Aof, RedisOptions},
 };
-use dlock_core::{Released, Renewed};
+use dlock_core::driver::{Released, Renewed};
 use dlock_redis::RedisDriver;
 use std::{
     env, fs,

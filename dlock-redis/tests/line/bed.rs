@@ -5,7 +5,7 @@ use dlock_conformance::testbed::{
     redis::{Aof, RedisOptions, Reply},
     worker::{self, Job, Worker},
 };
-use dlock_core::{Client, DistributedLock, Guard, Lease, Lock};
+use dlock_core::{Client, Guard, Lease, Lock, driver::DistributedLock};
 use dlock_redis::RedisDriver;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use std::{

@@ -11,9 +11,11 @@ use dlock_conformance::testbed::{
     redis::Reply,
 };
 use dlock_core::{
-    Acquire, Acquired, Broken, Capabilities, Clock, Cursor, DistributedLock, DriverError,
-    FencingToken, Hint, HoldId, Lane, Lease, LockName, Owner, Page, Release, Released, Renew,
-    Renewed, Snapshot, Ticket,
+    Broken, Clock, FencingToken, HoldId, Lease, LockName, Owner, Snapshot,
+    driver::{
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Hint, Lane, Page,
+        Release, Released, Renew, Renewed, Ticket,
+    },
 };
 use dlock_redis::RedisDriver;
 use futures_core::stream::BoxStream;

@@ -5,7 +5,10 @@ use crate::{
     bed::{Client, SECOND, Testbed},
     several::{A_SCRIPT, release},
 };
-use dlock_core::{Acquire, Acquired, Clock, DistributedLock, Release, Released, Result};
+use dlock_core::{
+    Clock,
+    driver::{Acquire, Acquired, DistributedLock, Release, Released, Result},
+};
 use fastrand::Rng;
 use futures_util::future::join_all;
 use redis::AsyncCommands;

@@ -2,8 +2,8 @@
 
 use dlock_conformance::testbed::{RedisServer, redis::RedisOptions};
 use dlock_core::{
-    Acquire, Acquired, Clock, DistributedLock, Grant, Held, Hint, HoldId, Lease, LockName, Owner,
-    Release, Released, Ticket,
+    Clock, HoldId, Lease, LockName, Owner,
+    driver::{Acquire, Acquired, DistributedLock, Grant, Held, Hint, Release, Released, Ticket},
 };
 use dlock_redis::RedisDriver;
 use futures_util::{StreamExt, stream::BoxStream};

@@ -4,7 +4,7 @@ use crate::{
     bed::{SECOND, Testbed},
     several::{A_SCRIPT, MANY, granted, release},
 };
-use dlock_core::{DistributedLock, Released};
+use dlock_core::driver::{DistributedLock, Released};
 use futures_util::future::join_all;
 use redis::AsyncCommands;
 

@@ -1,7 +1,10 @@
 //! Tests of the keys of a lock, and of the number of commands in each step.
 
 use crate::bed::{Client, ENDS, KEY, LINE, SECOND, Testbed, name, ticket};
-use dlock_core::{Acquire, Acquired, Clock, DistributedLock, Effect, ErrorKind, Lease, Released};
+use dlock_core::{
+    Clock, Effect, ErrorKind, Lease,
+    driver::{Acquire, Acquired, DistributedLock, Released},
+};
 use redis::AsyncCommands;
 use std::{collections::BTreeMap, time::Duration};
 

@@ -5,7 +5,8 @@
 
 use crate::bed::{SECOND, Testbed, ticket};
 use dlock_core::{
-    Acquire, Acquired, Clock, DistributedLock, Effect, ErrorKind, Lease, Release, Released, Result,
+    Clock, Effect, ErrorKind, Lease,
+    driver::{Acquire, Acquired, DistributedLock, Release, Released, Result},
 };
 use dlock_redis::RedisDriver;
 use futures_util::future::join_all;

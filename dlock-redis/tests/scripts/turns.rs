@@ -1,7 +1,10 @@
 //! Tests of the queue: the places, the turns, and the notification of the first waiter.
 
 use crate::bed::{ENDS, KEY, LINE, SECOND, Testbed, name, ticket};
-use dlock_core::{Acquire, DistributedLock, Lease, Release, Released};
+use dlock_core::{
+    Lease,
+    driver::{Acquire, DistributedLock, Release, Released},
+};
 use redis::AsyncCommands;
 use std::{
     collections::HashMap,

@@ -3,8 +3,11 @@
 use super::LIMIT;
 use dlock_conformance::testbed::worker::Worker;
 use dlock_core::{
-    Acquire, Acquired, Clock, DistributedLock, DriverError, Grant, Held, HoldId, Lane, Lease,
-    LockName, Owner, Release, Released, Renew, Renewed, Ticket,
+    Clock, HoldId, Lease, LockName, Owner,
+    driver::{
+        Acquire, Acquired, DistributedLock, DriverError, Grant, Held, Lane, Release, Released,
+        Renew, Renewed, Ticket,
+    },
 };
 use dlock_sqlite::{SqliteConfig, SqliteDriver};
 use sqlx::{ConnectOptions, Connection, SqliteConnection, sqlite::SqliteConnectOptions};

@@ -3,8 +3,8 @@
 use super::bed::{Bed, acquire, again, frees, granted, held, release, renew};
 use super::{LIMIT, SECOND, trial};
 use dlock_core::{
-    Acquired, Clock, Cursor, DistributedLock, ErrorKind, HoldId, Holds, Lane, Release, Released,
-    Renew, Renewed,
+    Clock, ErrorKind, HoldId, Holds,
+    driver::{Acquired, Cursor, DistributedLock, Lane, Release, Released, Renew, Renewed},
 };
 use futures_util::{FutureExt, future::join_all};
 use libtest_mimic::Trial;

@@ -6,7 +6,8 @@ use super::bed::{
 };
 use super::{SECOND, trial};
 use dlock_core::{
-    Broken, DistributedLock, Effect, ErrorKind, FencingToken, Released, Renewed, RetryClass,
+    Broken, Effect, ErrorKind, FencingToken, RetryClass,
+    driver::{DistributedLock, Released, Renewed},
 };
 use dlock_sqlite::SqliteDriver;
 use libtest_mimic::Trial;

@@ -2,7 +2,10 @@
 
 use super::bed::{Bed, acquire, frees, granted, held, open, refused, renew, ticket};
 use super::{Outcome, SECOND, alone, isolated, runtime};
-use dlock_core::{Acquired, Client, DistributedLock, Effect, ErrorKind, RetryClass};
+use dlock_core::{
+    Client, Effect, ErrorKind, RetryClass,
+    driver::{Acquired, DistributedLock},
+};
 use libtest_mimic::Trial;
 use std::{fs, io::Write, path::Path, sync::Arc};
 

@@ -3,7 +3,10 @@
 use super::bed::{Bed, acquire, frees, granted, held, name, native, open, ticket};
 use super::{LIMIT, SECOND, trial};
 use dlock_conformance::testbed::worker::{self, Worker};
-use dlock_core::{Client, Clock, DistributedLock, Effect, ErrorKind, Hint, RetryClass, Wake};
+use dlock_core::{
+    Client, Clock, Effect, ErrorKind, RetryClass,
+    driver::{DistributedLock, Hint, Wake},
+};
 use dlock_sqlite::SqliteDriver;
 use futures_util::{FutureExt, StreamExt, future::join_all};
 use libtest_mimic::Trial;

@@ -4,7 +4,7 @@
 
 use crate::bed::{client, server, take};
 use dlock_conformance::testbed::zookeeper::ZooKeeperOptions;
-use dlock_core::{Client, DistributedLock, ErrorKind, RetryClass};
+use dlock_core::{Client, ErrorKind, RetryClass, driver::DistributedLock};
 use dlock_zk::{ZkDriver, zookeeper_client as native};
 use futures_util::TryStreamExt;
 use std::sync::Arc;

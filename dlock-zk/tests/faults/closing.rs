@@ -3,8 +3,8 @@
 use crate::bed::{SESSION, client, seats, server, take, until};
 use dlock_conformance::testbed::{Proxy, proxy::Reach, zookeeper::ZooKeeperOptions};
 use dlock_core::{
-    Acquire, Acquired, Clock, DistributedLock, ErrorKind, GuardState, HoldId, Lease, LockName,
-    LossReason, Owner, ShutdownOutcome, Ticket,
+    Clock, ErrorKind, GuardState, HoldId, Lease, LockName, LossReason, Owner, ShutdownOutcome,
+    driver::{Acquire, Acquired, DistributedLock, Ticket},
 };
 use dlock_zk::{ZkDriver, zookeeper_client as native};
 use std::{

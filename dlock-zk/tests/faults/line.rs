@@ -8,8 +8,8 @@ use dlock_conformance::testbed::{
     zookeeper::{TICK, ZooKeeperOptions},
 };
 use dlock_core::{
-    Acquire, Acquired, Broken, DistributedLock, ErrorKind, HoldId, Instant, Lease, LockName, Owner,
-    Release, ReleaseOutcome, Released, Ticket,
+    Broken, ErrorKind, HoldId, Instant, Lease, LockName, Owner, ReleaseOutcome,
+    driver::{Acquire, Acquired, DistributedLock, Release, Released, Ticket},
 };
 use dlock_zk::ZkDriver;
 use std::{

@@ -2,7 +2,10 @@
 
 use crate::bed::{SESSION, client, server, take, until};
 use dlock_conformance::testbed::{Proxy, ZooKeeperServer, zookeeper::ZooKeeperOptions};
-use dlock_core::{Client, DistributedLock, Lane, LockName};
+use dlock_core::{
+    Client, LockName,
+    driver::{DistributedLock, Lane},
+};
 use dlock_zk::{ZkDriver, zookeeper_client as native};
 use futures_util::{StreamExt, stream};
 use std::{

@@ -4,7 +4,7 @@
 
 use crate::bed::{client, server};
 use dlock_conformance::testbed::zookeeper::ZooKeeperOptions;
-use dlock_core::{Broken, DistributedLock, LockName, ReleaseOutcome, Snapshot};
+use dlock_core::{Broken, LockName, ReleaseOutcome, Snapshot, driver::DistributedLock};
 use dlock_zk::{
     ZkDriver,
     zookeeper_client::{Acls, Client as Native, CreateMode},

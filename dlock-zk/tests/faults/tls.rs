@@ -2,7 +2,7 @@
 
 use crate::bed::take;
 use dlock_conformance::testbed::{ZooKeeperServer, zookeeper::ZooKeeperOptions};
-use dlock_core::{Client, DriverError, Effect, ErrorKind};
+use dlock_core::{Client, Effect, ErrorKind, driver::DriverError};
 use dlock_zk::ZkDriver;
 use std::{net::TcpListener, path::Path, process::Command, sync::Arc, time::Duration};
 use tempfile::TempDir;

@@ -4,7 +4,8 @@
 use super::{Facts, Judge, Record};
 use crate::rig::Rig;
 use dlock_core::{
-    Clock, DistributedLock, Fingerprint, Guard, HoldId, Instant, LockName, Snapshot, Wake,
+    Clock, Fingerprint, Guard, HoldId, Instant, LockName, Snapshot,
+    driver::{DistributedLock, Wake},
 };
 use futures_util::FutureExt;
 use std::{

@@ -9,7 +9,7 @@ pub(crate) use inside::{Entry, Grant};
 pub(crate) use outcomes::Given;
 
 use crate::{log::Log, plan::Plan};
-use dlock_core::{Fingerprint, HoldId, Instant, LockName, Wake};
+use dlock_core::{Fingerprint, HoldId, Instant, LockName, driver::Wake};
 use dlock_memory::{Call, MemoryConfig, MemoryDriver, MemoryStore};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

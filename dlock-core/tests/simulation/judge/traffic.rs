@@ -1,7 +1,7 @@
 //! Traffic of the clients: how many calls they make, and which they must never make.
 
 use super::{Facts, Judge};
-use dlock_core::{Fingerprint, HoldId, Instant, LockName, Renew};
+use dlock_core::{Fingerprint, HoldId, Instant, LockName, driver::Renew};
 use std::{collections::HashSet, time::Duration};
 
 /// More calls than this of all clients within one second mean that a task spins.

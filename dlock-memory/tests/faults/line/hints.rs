@@ -1,7 +1,10 @@
 //! Hints: which client is told what, once.
 
 use super::{CAPACITY, INTERVAL, Waiter, name};
-use dlock_core::{Clock, DistributedLock, Hint, Wake};
+use dlock_core::{
+    Clock,
+    driver::{DistributedLock, Hint, Wake},
+};
 use dlock_memory::MemoryStore;
 use futures_util::{FutureExt, StreamExt};
 

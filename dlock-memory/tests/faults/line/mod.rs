@@ -4,8 +4,8 @@ mod hints;
 mod order;
 
 use dlock_core::{
-    Acquire, Acquired, Clock, DistributedLock, Held, Hint, HoldId, Instant, Lease, LockName, Owner,
-    Release, Released, Ticket, Wake,
+    Clock, HoldId, Instant, Lease, LockName, Owner,
+    driver::{Acquire, Acquired, DistributedLock, Held, Hint, Release, Released, Ticket, Wake},
 };
 use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
 use futures_core::stream::BoxStream;

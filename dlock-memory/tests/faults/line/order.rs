@@ -1,7 +1,10 @@
 //! Order of the queue under random events.
 
 use super::{INTERVAL, Waiter, name};
-use dlock_core::{Clock, Instant, Released, Wake};
+use dlock_core::{
+    Clock, Instant,
+    driver::{Released, Wake},
+};
 use dlock_memory::MemoryStore;
 use std::{collections::VecDeque, time::Duration};
 

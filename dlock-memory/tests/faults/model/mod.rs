@@ -4,8 +4,8 @@ mod log;
 
 use super::name;
 use dlock_core::{
-    Acquire, Acquired, Broken, Clock, Cursor, DistributedLock, ErrorKind, FencingToken, HoldId,
-    Holds, Instant, Lane, Lease, LockName, Owner, Release, Released, Renew, Renewed,
+    Broken, Clock, ErrorKind, FencingToken, HoldId, Holds, Instant, Lease, LockName, Owner,
+    driver::{Acquire, Acquired, Cursor, DistributedLock, Lane, Release, Released, Renew, Renewed},
 };
 use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
 use futures_util::FutureExt;

@@ -31,7 +31,7 @@ usage: cargo xtask test              everything CI runs; installs the servers th
        cargo xtask test quick        format, lints, unit tests and the tidy test; needs no server
        cargo xtask test CRATE...     lints and tests of these crates, by folder or package name
        cargo xtask checks [CRATE...] everything, or these crates, with the servers that are installed
-       cargo xtask mutants [NAME...] whether the suite finds wrong cores: all (an hour), or those of these names
+       cargo xtask mutants [NAME...] whether the suite finds wrong cores: all (15 minutes), or those of these names
 
 Stops at the first step that fails and names it. One target directory is used: CARGO_TARGET_DIR, else ./target.";
 

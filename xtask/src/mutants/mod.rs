@@ -2,7 +2,7 @@
 //!
 //! Each mistake is a replacement in the source, made in a copy of the workspace, so that the product has no hooks for it.
 //! The suite runs over the memory driver: cases of every clause that the mistake breaks have to fail, and of no other
-//! clause. Each costs a build and a run, a minute or two, so this is not part of `cargo xtask test`; there, a unit test
+//! clause. All of them take a quarter of an hour, so this is not part of `cargo xtask test`; there, a unit test
 //! sees to it that every mistake can still be made.
 
 mod cores;

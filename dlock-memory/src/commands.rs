@@ -5,7 +5,7 @@
 
 use crate::{
     error::MemoryError,
-    line::{ClientTicket, Clients, Line, Place, Terms, Turn},
+    line::{ClientTicket, Clients, Command, Line, Place, Terms, Turn},
     store::State,
 };
 use dlock_core::{
@@ -59,11 +59,11 @@ impl From<Acquired> for Answer {
 /// Acquires. Run twice, the second run finds its own hold and changes nothing.
 pub(crate) fn acquire(state: &mut State, now: Duration, attempt: &Attempt) -> Result<Answer> {
     let name = &attempt.req.name;
-    if let Some((entry, clients)) = state.settled(name, now) {
-        return entry.acquire(clients, now, attempt);
+    if let Some((entry, mut command)) = state.settled(name, now) {
+        return entry.acquire(&mut command, attempt);
     }
-    let mut entry = Entry::default();
-    let answer = entry.acquire(&mut state.clients, now, attempt)?;
+    let (mut entry, clients) = (Entry::default(), &mut state.clients);
+    let answer = entry.acquire(&mut Command { name, now, clients }, attempt)?;
     if let Acquired::Granted(_) = answer.acquired {
         state.names.insert(name.clone(), entry);
         state.sweep(now);
@@ -73,11 +73,11 @@ pub(crate) fn acquire(state: &mut State, now: Duration, attempt: &Attempt) -> Re
 
 /// Removes a ticket, or passes its turn on. Run twice, the second run finds nothing.
 pub(crate) fn leave(state: &mut State, now: Duration, name: &LockName, ticket: ClientTicket) {
-    if let Some((entry, clients)) = state.settled(name, now) {
+    if let Some((entry, mut command)) = state.settled(name, now) {
         let queued = entry.line.forget(ticket);
         let reserved = entry.turn.take_if(|turn| turn.ticket == ticket).is_some();
         if queued || reserved {
-            entry.open(clients, name, now);
+            entry.open(&mut command);
         }
     }
 }
@@ -92,14 +92,14 @@ pub(crate) fn renew(state: &mut State, now: Duration, renew: &Renew) -> Renewed 
 
 /// Removes holds. A release is never late. Run twice, the second run finds nothing.
 pub(crate) fn release(state: &mut State, now: Duration, req: &Release) -> Released {
-    let Some((entry, clients)) = state.settled(&req.name, now) else {
+    let Some((entry, mut command)) = state.settled(&req.name, now) else {
         return Released::NotHeld { by: None };
     };
     let released = entry.write(entry.record.release(req, time(now)));
     match released {
-        Released::Freed => entry.open(clients, &req.name, now),
+        Released::Freed => entry.open(&mut command),
         // The first in the queue is told until when the lock is unavailable.
-        Released::Kept { rest } => entry.line.tell_first(clients, &req.name, now, rest),
+        Released::Kept { rest } => entry.line.tell_first(&mut command, rest),
         _ => {}
     }
     released
@@ -113,7 +113,7 @@ pub(crate) fn break_lock(
     name: &LockName,
     only: Option<FencingToken>,
 ) -> Broken {
-    let Some((entry, clients)) = state.settled(name, now) else {
+    let Some((entry, mut command)) = state.settled(name, now) else {
         return Broken::WasFree;
     };
     let mut broken = entry.write(entry.record.break_lock(only, time(now)));
@@ -125,7 +125,7 @@ pub(crate) fn break_lock(
     }
     if let Broken::Freed { .. } = broken {
         entry.turn = None;
-        entry.open(clients, name, now);
+        entry.open(&mut command);
     }
     broken
 }
@@ -171,29 +171,28 @@ impl Entry {
     /// Ends for good what is over, though the server's clock be set back later. Every command that writes does this
     /// first.
     pub(crate) fn settle(&mut self, now: Duration) {
-        if !self.record.is_unavailable(time(now)) {
-            self.record = self.record.lapsed();
+        let (record, time) = (&mut self.record, time(now));
+        if record.is_unavailable(time) {
+            record.holds = std::mem::take(&mut record.holds).living(time.now);
+        } else {
+            *record = record.lapsed();
         }
         self.turn.take_if(|turn| turn.until <= now);
     }
 
-    fn acquire(
-        &mut self,
-        clients: &mut Clients,
-        now: Duration,
-        attempt: &Attempt,
-    ) -> Result<Answer> {
-        let decision = self.record.acquire(&attempt.req, time(now))?;
+    fn acquire(&mut self, command: &mut Command<'_>, attempt: &Attempt) -> Result<Answer> {
+        let time = time(command.now);
+        let decision = self.record.acquire(&attempt.req, time)?;
         let granted = match decision.answer {
             Acquired::Granted(_) => decision.answer,
-            Acquired::Held(held) => return Ok(self.refuse(clients, now, attempt, held)),
+            Acquired::Held(held) => return Ok(self.refuse(command, attempt, held)),
             gone => return Ok(gone.into()),
         };
         let Some(record) = decision.write else {
             return Ok(granted.into());
         };
-        if !self.record.is_unavailable(time(now)) && !self.admits(clients, now, attempt) {
-            return Ok(self.refuse(clients, now, attempt, Held::default()));
+        if !self.record.is_unavailable(time) && !self.admits(command, attempt) {
+            return Ok(self.refuse(command, attempt, Held::default()));
         }
         self.record = record;
         self.turn = None;
@@ -202,38 +201,30 @@ impl Entry {
         }
         let mut answer = Answer::from(granted);
         if let Some(ticket) = attempt.next {
-            answer.next = self.line.put(clients, now, ticket, attempt.terms, None);
+            answer.next = self.line.put(command, ticket, attempt.terms, None);
         }
         Ok(answer)
     }
 
     /// Whether a lock that is available goes to this attempt. If not, the first in the queue has its turn.
-    fn admits(&mut self, clients: &mut Clients, now: Duration, attempt: &Attempt) -> bool {
+    fn admits(&mut self, command: &mut Command<'_>, attempt: &Attempt) -> bool {
         if let Some(turn) = self.turn {
             return Some(turn.ticket) == attempt.line;
         }
         if !self.line.is_empty() {
             // Queued first, so that its old place counts.
-            self.queue(clients, now, attempt);
-            self.turn = self
-                .line
-                .serve(clients, &attempt.req.name, now, attempt.line);
+            self.queue(command, attempt);
+            self.turn = self.line.serve(command, attempt.line);
         }
         self.turn.is_none()
     }
 
     /// Refuses, and keeps the ticket in the queue.
-    fn refuse(
-        &mut self,
-        clients: &mut Clients,
-        now: Duration,
-        attempt: &Attempt,
-        mut held: Held,
-    ) -> Answer {
-        let place = self.queue(clients, now, attempt);
+    fn refuse(&mut self, command: &mut Command<'_>, attempt: &Attempt, mut held: Held) -> Answer {
+        let place = self.queue(command, attempt);
         let ahead = place.map(|place| self.line.ahead(place));
-        let rest = held.poll_in.or(self.turn_left(now)).unwrap_or_default();
-        held.poll_in = Some(attempt.terms.poll_in(rest, ahead));
+        let rest = held.poll_in.or(self.turn_left(command.now));
+        held.poll_in = Some(attempt.terms.poll_in(rest.unwrap_or_default(), ahead));
         held.ahead = ahead.and_then(|ahead| u32::try_from(ahead).ok());
         Answer {
             place,
@@ -242,17 +233,17 @@ impl Entry {
     }
 
     /// Queues the ticket, where it was before if it knows.
-    fn queue(&mut self, clients: &mut Clients, now: Duration, attempt: &Attempt) -> Option<Place> {
+    fn queue(&mut self, command: &mut Command<'_>, attempt: &Attempt) -> Option<Place> {
         let (ticket, place) = (attempt.line?, attempt.place);
-        self.line.put(clients, now, ticket, attempt.terms, place)
+        self.line.put(command, ticket, attempt.terms, place)
     }
 
     /// Gives the lock, if it is free, to the first in the queue, or notifies the clients that watch it.
-    fn open(&mut self, clients: &mut Clients, name: &LockName, now: Duration) {
-        if self.turn.is_none() && !self.record.is_unavailable(time(now)) {
-            self.turn = self.line.serve(clients, name, now, None);
+    fn open(&mut self, command: &mut Command<'_>) {
+        if self.turn.is_none() && !self.record.is_unavailable(time(command.now)) {
+            self.turn = self.line.serve(command, None);
             if self.turn.is_none() {
-                self.line.tell_watchers(clients, name, now);
+                self.line.tell_watchers(command);
             }
         }
     }

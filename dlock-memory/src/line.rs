@@ -86,18 +86,31 @@ impl Terms {
     }
 }
 
+/// One command about one name: what it reads, and where its wake-ups go.
+#[derive(Debug)]
+pub(crate) struct Command<'a> {
+    pub(crate) name: &'a LockName,
+    pub(crate) now: Duration,
+    pub(crate) clients: &'a mut Clients,
+}
+
+impl Command<'_> {
+    fn push(&mut self, client: ClientId, hint: Hint) {
+        self.clients.pushes.push((client, hint));
+    }
+}
+
 impl Line {
     /// Adds a waiting ticket as its driver is woken; returns its place in the queue, if it has one. A ticket that is
     /// queued already keeps its place, and its deadline is moved.
     pub(crate) fn put(
         &mut self,
-        clients: &mut Clients,
-        now: Duration,
+        command: &mut Command<'_>,
         ticket: ClientTicket,
         terms: Terms,
         place: Option<Place>,
     ) -> Option<Place> {
-        let deadline = now + terms.silence();
+        let deadline = command.now + terms.silence();
         match terms.wake {
             Wake::Line => {}
             Wake::Hints => {
@@ -111,7 +124,7 @@ impl Line {
             queued.deadline = deadline;
             return Some(queued.place);
         }
-        let place = place.unwrap_or_else(|| clients.next_place(now));
+        let place = place.unwrap_or_else(|| command.clients.next_place(command.now));
         let queued = Queued {
             place,
             ticket,
@@ -145,9 +158,7 @@ impl Line {
     /// puts them back.
     pub(crate) fn serve(
         &mut self,
-        clients: &mut Clients,
-        name: &LockName,
-        now: Duration,
+        command: &mut Command<'_>,
         me: Option<ClientTicket>,
     ) -> Option<Turn> {
         while !self.queued.is_empty() {
@@ -155,49 +166,45 @@ impl Line {
             if Some(first.ticket) == me {
                 return None;
             }
-            if !first.lives(clients, now) {
+            if !first.lives(command.clients, command.now) {
                 continue;
             }
             // The next ticket is told first: if this one is dead after all, it costs its turn and no more.
-            self.tell_first(clients, name, now, first.terms.turn);
+            self.tell_first(command, first.terms.turn);
             let ClientTicket { client, ticket } = first.ticket;
-            let name = name.clone();
-            clients.pushes.push((client, Hint::Turn { name, ticket }));
+            let name = command.name.clone();
+            command.push(client, Hint::Turn { name, ticket });
             return Some(Turn {
                 ticket: first.ticket,
-                until: now + first.terms.turn,
+                until: command.now + first.terms.turn,
             });
         }
         None
     }
 
     /// Tells the first in the queue that it is first, and when to poll at the latest. Removes dead tickets before it.
-    pub(crate) fn tell_first(
-        &mut self,
-        clients: &mut Clients,
-        name: &LockName,
-        now: Duration,
-        rest: Duration,
-    ) {
-        let living = self.queued.iter().position(|one| one.lives(clients, now));
+    pub(crate) fn tell_first(&mut self, command: &mut Command<'_>, rest: Duration) {
+        let lives = |one: &Queued| one.lives(command.clients, command.now);
+        let living = self.queued.iter().position(lives);
         self.queued.drain(..living.unwrap_or(self.queued.len()));
         if let Some(first) = self.queued.first() {
             let hint = Hint::First {
-                name: name.clone(),
+                name: command.name.clone(),
                 ticket: first.ticket.ticket,
                 poll_in: rest.min(first.terms.interval),
             };
-            clients.pushes.push((first.ticket.client, hint));
+            command.push(first.ticket.client, hint);
         }
     }
 
     /// Tells every watching client, once, that the name is free.
-    pub(crate) fn tell_watchers(&mut self, clients: &mut Clients, name: &LockName, now: Duration) {
+    pub(crate) fn tell_watchers(&mut self, command: &mut Command<'_>) {
         self.watchers
-            .retain(|one| one.deadline > now && clients.listens(one.ticket.client));
+            .retain(|one| one.deadline > command.now && command.clients.listens(one.ticket.client));
         let watching: BTreeSet<_> = self.watchers.iter().map(|one| one.ticket.client).collect();
-        let free = |client| (client, Hint::Free(name.clone()));
-        clients.pushes.extend(watching.into_iter().map(free));
+        for client in watching {
+            command.push(client, Hint::Free(command.name.clone()));
+        }
     }
 
     /// The number of queued tickets that may be served.
@@ -213,8 +220,9 @@ impl Line {
 
     /// Whether no ticket has polled in time.
     pub(crate) fn is_over(&self, now: Duration) -> bool {
-        self.queued.iter().all(|one| one.deadline <= now)
-            && self.watchers.iter().all(|one| one.deadline <= now)
+        let queued = self.queued.iter().map(|one| one.deadline);
+        let mut deadlines = queued.chain(self.watchers.iter().map(|one| one.deadline));
+        deadlines.all(|deadline| deadline <= now)
     }
 }
 

@@ -5,7 +5,7 @@ use crate::{
     error::MemoryError,
     fault::Call,
     inbox::Inbox,
-    line::{ClientId, Clients},
+    line::{ClientId, Clients, Command},
 };
 use dlock_core::{Clock, Instant, Lane, LockName, Result};
 use std::{
@@ -375,14 +375,14 @@ pub(crate) struct State {
 
 impl State {
     /// What is kept of a name, without what is over.
-    pub(crate) fn settled(
-        &mut self,
-        name: &LockName,
+    pub(crate) fn settled<'a>(
+        &'a mut self,
+        name: &'a LockName,
         now: Duration,
-    ) -> Option<(&mut Entry, &mut Clients)> {
-        let entry = self.names.get_mut(name)?;
+    ) -> Option<(&'a mut Entry, Command<'a>)> {
+        let (entry, clients) = (self.names.get_mut(name)?, &mut self.clients);
         entry.settle(now);
-        Some((entry, &mut self.clients))
+        Some((entry, Command { name, now, clients }))
     }
 
     /// Visits two names and forgets those whose token counter is no longer needed. Called once for each new

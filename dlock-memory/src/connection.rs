@@ -6,7 +6,7 @@ use crate::{
     fault::{Fault, Faults},
     inbox::Inbox,
     line::{ClientId, Place},
-    store::{MemoryStore, Request, State, Submitted},
+    store::{MemoryStore, Request, Submitted, Work},
 };
 use dlock_core::{Hint, Result, Ticket};
 use futures_core::Stream;
@@ -49,11 +49,11 @@ impl Connection {
     /// runs, it never yields.
     ///
     /// The server executes every request it was given, also when this future is dropped.
-    pub(crate) async fn call<A, F>(&self, request: Request, work: F) -> Result<A>
-    where
-        A: Send + 'static,
-        F: FnOnce(&mut State, Duration) -> Result<A> + Send + 'static,
-    {
+    pub(crate) async fn call<A: Send + 'static>(
+        &self,
+        request: Request,
+        work: impl Work<A>,
+    ) -> Result<A> {
         if self.closed.load(Ordering::Acquire) {
             return Err(MemoryError::Closed.into());
         }
@@ -87,16 +87,12 @@ impl Connection {
     }
 
     /// Gives the request to the server after that delay, even if its sender is gone.
-    fn later<A, F>(
+    fn later<A: Send + 'static>(
         &self,
         span: Duration,
         request: Request,
-        work: F,
-    ) -> oneshot::Receiver<Submitted<A>>
-    where
-        A: Send + 'static,
-        F: FnOnce(&mut State, Duration) -> Result<A> + Send + 'static,
-    {
+        work: impl Work<A>,
+    ) -> oneshot::Receiver<Submitted<A>> {
         let (sender, submitted) = oneshot::channel();
         let store = self.store.clone();
         let at = store.clock().now() + span;

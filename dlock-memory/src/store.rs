@@ -65,7 +65,16 @@ pub(crate) struct Request {
     pub(crate) not_after: Duration,
 }
 
-/// A request that owns all its data, so that it is executed whether or not its sender is still there.
+/// What a request does in the server at that time. It owns all its data, so that it is executed whether or not its sender
+/// is still there.
+pub(crate) trait Work<A>:
+    FnOnce(&mut State, Duration) -> Result<A> + Send + 'static
+{
+}
+
+impl<A, W: FnOnce(&mut State, Duration) -> Result<A> + Send + 'static> Work<A> for W {}
+
+/// A request that waits in the server.
 type Job = Box<dyn FnOnce(&mut Server, Duration) -> Handover + Send>;
 /// Delivers the answer, outside the server's lock: it may wake any task.
 type Handover = Box<dyn FnOnce() + Send>;
@@ -255,11 +264,11 @@ impl MemoryStore {
     }
 
     /// Gives one request to the server: executed at once if it runs, else queued.
-    pub(crate) fn submit<A, F>(&self, request: Request, work: F) -> Submitted<A>
-    where
-        A: Send + 'static,
-        F: FnOnce(&mut State, Duration) -> Result<A> + Send + 'static,
-    {
+    pub(crate) fn submit<A: Send + 'static>(
+        &self,
+        request: Request,
+        work: impl Work<A>,
+    ) -> Submitted<A> {
         let mut server = self.lock();
         if server.condition == Condition::Down {
             return Submitted::Done(Err(MemoryError::Down.into()));
@@ -313,12 +322,7 @@ impl Server {
     }
 
     /// Nothing waits between the judgement of the request's not-after and its effect.
-    fn execute<A>(
-        &mut self,
-        request: Request,
-        now: Duration,
-        work: impl FnOnce(&mut State, Duration) -> Result<A>,
-    ) -> Result<A> {
+    fn execute<A>(&mut self, request: Request, now: Duration, work: impl Work<A>) -> Result<A> {
         self.executed[request.call.index()] += 1;
         let not_after = request.not_after;
         if now > not_after {

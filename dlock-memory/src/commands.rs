@@ -248,6 +248,7 @@ impl Entry {
         }
     }
 
+    /// Decided and written in one step of the server, so that no decision is ever too late to write.
     fn write<A>(&mut self, decision: Decision<A>) -> A {
         if let Some(record) = decision.write {
             self.record = record;

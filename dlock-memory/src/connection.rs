@@ -3,11 +3,14 @@
 
 use crate::{
     error::MemoryError,
-    fault::{Call, Fault, Faults},
-    hints::{ClientId, Hints, Inbox, Place},
-    store::{MemoryStore, State, Submitted},
+    fault::{Fault, Faults},
+    inbox::Inbox,
+    line::{ClientId, Place},
+    store::{MemoryStore, Request, Submitted, Work},
 };
-use dlock_core::driver::{Lane, Ticket};
+use dlock_core::driver::{Hint, Result, Ticket};
+use futures_core::Stream;
+use futures_util::StreamExt;
 use std::{
     collections::HashMap,
     sync::{
@@ -31,7 +34,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     pub(crate) fn open(store: &MemoryStore) -> Self {
-        let inbox = Arc::<Inbox>::default();
+        let inbox = Arc::new(Inbox::new());
         Self {
             store: store.clone(),
             client: store.connect(Arc::clone(&inbox)),
@@ -46,77 +49,70 @@ impl Connection {
     /// runs, it never yields.
     ///
     /// The server executes every request it was given, also when this future is dropped.
-    pub(crate) async fn call<A, F>(
+    pub(crate) async fn call<A: Send + 'static>(
         &self,
-        call: Call,
-        lane: Option<Lane>,
-        work: F,
-    ) -> Result<A, MemoryError>
-    where
-        A: Send + 'static,
-        F: FnOnce(&mut State, Duration) -> Result<A, MemoryError> + Send + 'static,
-    {
+        request: Request,
+        work: impl Work<A>,
+    ) -> Result<A> {
         if self.closed.load(Ordering::Acquire) {
-            return Err(MemoryError::Closed);
+            return Err(MemoryError::Closed.into());
         }
-        match self.faults.next(call) {
-            Fault::Ok => self.store.submit(call, lane, work).answer().await,
-            Fault::ErrorBefore => Err(MemoryError::NotSent),
+        match self.faults.next(request.call) {
+            Fault::Ok => self.store.submit(request, work).answer().await,
+            Fault::ErrorBefore => Err(MemoryError::NotSent.into()),
             Fault::ErrorAfter => {
-                drop(self.store.submit(call, lane, work));
-                Err(MemoryError::AnswerLost)
+                drop(self.store.submit(request, work));
+                Err(MemoryError::AnswerLost.into())
             }
             Fault::Slow(span) => {
-                let answer = self.store.submit(call, lane, work).answer().await;
+                let answer = self.store.submit(request, work).answer().await;
                 let clock = self.store.clock();
                 clock.sleep_until(clock.now() + span).await;
                 answer
             }
             Fault::Never => {
-                drop(self.store.submit(call, lane, work));
+                drop(self.store.submit(request, work));
                 std::future::pending().await
             }
             Fault::NeverExecuted => std::future::pending().await,
             Fault::Late(span) => {
-                drop(self.later(span, call, lane, work));
-                Err(MemoryError::AnswerLost)
+                drop(self.later(span, request, work));
+                Err(MemoryError::AnswerLost.into())
             }
-            Fault::Delayed(span) => {
-                let submitted = self.later(span, call, lane, work).await;
-                submitted
-                    .map_err(|_| MemoryError::ServerLost)?
-                    .answer()
-                    .await
-            }
+            Fault::Delayed(span) => match self.later(span, request, work).await {
+                Ok(submitted) => submitted.answer().await,
+                Err(_) => Err(MemoryError::ServerLost.into()),
+            },
         }
     }
 
     /// Gives the request to the server after that delay, even if its sender is gone.
-    fn later<A, F>(
+    fn later<A: Send + 'static>(
         &self,
         span: Duration,
-        call: Call,
-        lane: Option<Lane>,
-        work: F,
-    ) -> oneshot::Receiver<Submitted<A>>
-    where
-        A: Send + 'static,
-        F: FnOnce(&mut State, Duration) -> Result<A, MemoryError> + Send + 'static,
-    {
+        request: Request,
+        work: impl Work<A>,
+    ) -> oneshot::Receiver<Submitted<A>> {
         let (sender, submitted) = oneshot::channel();
         let store = self.store.clone();
         let at = store.clock().now() + span;
         tokio::spawn(async move {
             store.clock().sleep_until(at).await;
             // Its sender may have given up; that the request was executed is the point.
-            drop(sender.send(store.submit(call, lane, work)));
+            drop(sender.send(store.submit(request, work)));
         });
         submitted
     }
 
     /// The hints, which can be taken once.
-    pub(crate) fn hints(&self) -> Option<Hints> {
-        self.inbox.take(&self.places)
+    pub(crate) fn hints(&self) -> Option<impl Stream<Item = Hint> + Send + use<>> {
+        let places = Arc::clone(&self.places);
+        let hints = self.inbox.take()?;
+        Some(hints.inspect(move |hint| {
+            if let Hint::Turn { ticket, .. } = hint {
+                places.turned(*ticket);
+            }
+        }))
     }
 
     /// The server has no receiver for this client any more; its holds stay.
@@ -161,8 +157,8 @@ impl Places {
     }
 
     /// The ticket was refused, and is queued there. Ignored for a ticket that has left meanwhile.
-    pub(crate) fn refused(&self, ticket: Ticket, place: Place) {
-        if let Some(remembered) = self.lock().get_mut(&ticket) {
+    pub(crate) fn refused(&self, ticket: Ticket, place: Option<Place>) {
+        if let (Some(place), Some(remembered)) = (place, self.lock().get_mut(&ticket)) {
             remembered.place = Some(place);
             remembered.lapsed |= std::mem::take(&mut remembered.turned);
         }

@@ -1,12 +1,13 @@
 //! Memory driver: the contract over a [`MemoryStore`].
 
 use crate::{
-    commands::{self, Ask},
+    commands::{self, Answer, Attempt},
     config::MemoryConfig,
     connection::Connection,
     error::MemoryError,
     fault::{Call, Faults},
-    store::MemoryStore,
+    line::{ClientTicket, Terms},
+    store::{MemoryStore, Request},
 };
 use async_trait::async_trait;
 use dlock_core::{
@@ -18,6 +19,7 @@ use dlock_core::{
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
+use std::time::Duration;
 
 /// One client's driver over a [`MemoryStore`].
 ///
@@ -65,17 +67,29 @@ impl MemoryDriver {
         &self.connection.store
     }
 
-    /// Remembers the tickets' present places: the server may forget a ticket at any time.
-    fn remember(&self, req: &Acquire, asked: &commands::Asked) {
-        let places = &self.connection.places;
-        if let Some(ticket) = req.line {
-            match (&asked.acquired, asked.place) {
-                (Acquired::Granted(_), _) => places.forget(ticket),
-                (_, Some(place)) => places.refused(ticket, place),
-                (_, None) => {}
-            }
+    /// A request about that name, which is never too late.
+    fn request(&self, call: Call, name: &LockName) -> Request {
+        Request {
+            call,
+            lane: Some(self.lane(name)),
+            not_after: Duration::MAX,
         }
-        if let (Some(ticket), Some(place)) = (req.next, asked.next) {
+    }
+
+    fn ticket(&self, ticket: Ticket) -> ClientTicket {
+        let client = self.connection.client;
+        ClientTicket { client, ticket }
+    }
+
+    /// Remembers the tickets' present places: the server may forget a ticket at any time.
+    fn remember(&self, req: &Acquire, answer: &Answer) {
+        let places = &self.connection.places;
+        match (req.line, &answer.acquired) {
+            (Some(ticket), Acquired::Granted(_)) => places.forget(ticket),
+            (Some(ticket), _) => places.refused(ticket, answer.place),
+            (None, _) => {}
+        }
+        if let (Some(ticket), Some(place)) = (req.next, answer.next) {
             places.queued(ticket, place);
         }
     }
@@ -100,31 +114,32 @@ impl DistributedLock for MemoryDriver {
     }
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
-        let ask = Ask {
-            client: self.connection.client,
-            terms: self.config.terms(req.lease),
-            place: req
-                .line
-                .and_then(|ticket| self.connection.places.of(ticket)),
-            not_after: self.store().time_at(req.give_up),
+        let attempt = Attempt {
+            line: req.line.map(|ticket| self.ticket(ticket)),
+            next: req.next.map(|ticket| self.ticket(ticket)),
+            terms: Terms::new(&self.config, req.lease),
+            place: req.line.and_then(|line| self.connection.places.of(line)),
             req: req.clone(),
         };
-        let lane = Some(self.lane(&req.name));
-        let work = move |state: &mut _, now| commands::acquire(state, now, &ask);
-        let asked = self.connection.call(Call::Acquire, lane, work).await?;
-        self.remember(req, &asked);
-        Ok(asked.acquired)
+        let request = Request {
+            not_after: self.store().time_at(req.give_up),
+            ..self.request(Call::Acquire, &req.name)
+        };
+        let work = move |state: &mut _, now| commands::acquire(state, now, &attempt);
+        let answer = self.connection.call(request, work).await?;
+        self.remember(req, &answer);
+        Ok(answer.acquired)
     }
 
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
         self.connection.places.forget(ticket);
-        let client = self.connection.client;
-        let (lane, name) = (Some(self.lane(name)), name.clone());
+        let request = self.request(Call::Leave, name);
+        let (name, ticket) = (name.clone(), self.ticket(ticket));
         let work = move |state: &mut _, now| {
-            commands::leave(state, now, &name, client, ticket);
+            commands::leave(state, now, &name, ticket);
             Ok(())
         };
-        Ok(self.connection.call(Call::Leave, lane, work).await?)
+        self.connection.call(request, work).await
     }
 
     async fn renew(
@@ -136,27 +151,28 @@ impl DistributedLock for MemoryDriver {
         if batch.iter().any(|entry| self.lane(&entry.name) != lane) {
             return Err(MemoryError::MixedLanes.into());
         }
-        let not_after = self.store().time_at(give_up);
+        let request = Request {
+            call: Call::Renew,
+            lane: Some(lane),
+            not_after: self.store().time_at(give_up),
+        };
         let stuck = self.connection.faults.stuck();
         let batch = batch.to_vec();
         let work = move |state: &mut _, now| {
-            commands::in_time(now, not_after)?;
-            let one = |entry: &Renew| {
-                if stuck.contains(&entry.name) {
-                    return Err(MemoryError::Stuck.into());
-                }
-                Ok(commands::renew(state, now, entry))
+            let one = |entry: &Renew| match stuck.contains(&entry.name) {
+                true => Err(MemoryError::Stuck.into()),
+                false => Ok(commands::renew(state, now, entry)),
             };
             Ok(batch.iter().map(one).collect())
         };
-        Ok(self.connection.call(Call::Renew, Some(lane), work).await?)
+        self.connection.call(request, work).await
     }
 
     async fn release(&self, req: &Release) -> Result<Released> {
-        let lane = Some(self.lane(&req.name));
+        let request = self.request(Call::Release, &req.name);
         let req = req.clone();
         let work = move |state: &mut _, now| Ok(commands::release(state, now, &req));
-        Ok(self.connection.call(Call::Release, lane, work).await?)
+        self.connection.call(request, work).await
     }
 
     fn hints(&self) -> BoxStream<'static, Hint> {
@@ -167,25 +183,31 @@ impl DistributedLock for MemoryDriver {
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
-        let (lane, wake) = (Some(self.lane(name)), self.config.wake);
-        let name = name.clone();
+        let request = self.request(Call::Inspect, name);
+        let (name, wake) = (name.clone(), self.config.wake);
         let work = move |state: &mut _, now| Ok(commands::inspect(state, now, &name, wake));
-        Ok(self.connection.call(Call::Inspect, lane, work).await?)
+        self.connection.call(request, work).await
     }
 
     async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
+        let request = Request {
+            call: Call::List,
+            // A walk crosses every lane, so it belongs to none.
+            lane: None,
+            not_after: Duration::MAX,
+        };
         let (prefix, from, wake) = (prefix.to_owned(), from.cloned(), self.config.wake);
         let work = move |state: &mut _, now| {
             commands::list(state, now, wake, (&prefix, from.as_ref(), limit))
         };
-        // A walk crosses every lane, so it belongs to none.
-        Ok(self.connection.call(Call::List, None, work).await?)
+        self.connection.call(request, work).await
     }
 
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
-        let (lane, name) = (Some(self.lane(name)), name.clone());
+        let request = self.request(Call::Break, name);
+        let name = name.clone();
         let work = move |state: &mut _, now| Ok(commands::break_lock(state, now, &name, only));
-        Ok(self.connection.call(Call::Break, lane, work).await?)
+        self.connection.call(request, work).await
     }
 
     async fn close(&self) {

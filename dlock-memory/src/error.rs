@@ -1,6 +1,6 @@
 //! Errors of a store without a network, and their classification.
 
-use dlock_core::{Effect, Error, ErrorKind, MAX_HOLDS, RetryClass, driver::DriverError};
+use dlock_core::{Effect, Error, ErrorKind, RetryClass, driver::DriverError};
 use std::time::Duration;
 
 /// Every failure of this driver.
@@ -34,33 +34,37 @@ pub(crate) enum MemoryError {
     /// [`Faults::stick`](crate::Faults::stick).
     #[error("the fault script keeps this name from being renewed")]
     Stuck,
-    /// One more hold would exceed the bound.
-    #[error("the name has {MAX_HOLDS} holds, the most there can be")]
-    TooManyHolds,
     /// `list` was given something other than a cursor it returned.
     #[error("that cursor is none of a memory store")]
     Cursor,
     /// The core mixed lanes, which it must not.
     #[error("BUG: the batch names a lock of another lane")]
     MixedLanes,
-    /// A URL or an option that cannot work.
-    #[error("{0}")]
-    Url(String),
+    /// A URL of something else.
+    #[error("a memory store's URL is memory:NAME")]
+    Scheme,
+    /// A URL with a wake-up mode that there is not.
+    #[error("dlock.wake must be line, hints or poll, not {0:?}")]
+    Wake(String),
+    /// A URL with another parameter.
+    #[error("unknown parameter {0:?}: a memory store knows dlock.wake")]
+    Parameter(String),
 }
 
 impl MemoryError {
     /// The one table: kind, whether the same call may succeed later, and what it may have done.
     fn classify(&self) -> (ErrorKind, RetryClass, Effect) {
         use Effect::{None, Unknown};
-        use ErrorKind::{Misuse, Overloaded, Unavailable};
+        use ErrorKind::{Misuse, Unavailable};
         use RetryClass::{Later, Never, Now};
         match self {
             Self::Down | Self::NotSent | Self::Stuck => (Unavailable, Later, None),
             Self::Closed => (Unavailable, Never, None),
             Self::AnswerLost | Self::ServerLost => (Unavailable, Later, Unknown),
             Self::Late { .. } => (Unavailable, Now, None),
-            Self::TooManyHolds => (Overloaded, Later, None),
-            Self::Cursor | Self::MixedLanes | Self::Url(_) => (Misuse, Never, None),
+            Self::Cursor | Self::MixedLanes | Self::Scheme | Self::Wake(_) | Self::Parameter(_) => {
+                (Misuse, Never, None)
+            }
         }
     }
 }
@@ -88,48 +92,28 @@ mod tests {
 
     #[test]
     fn every_error_has_its_kind_retry_class_and_effect() {
+        use {
+            Effect::{None, Unknown},
+            ErrorKind::{Misuse, Unavailable},
+            RetryClass::{Later, Never, Now},
+        };
         let late = MemoryError::Late {
             now: Duration::from_secs(2),
             not_after: Duration::from_secs(1),
         };
-        let (away, misuse) = (ErrorKind::Unavailable, ErrorKind::Misuse);
         for (error, kind, retry, effect) in [
-            (MemoryError::Down, away, RetryClass::Later, Effect::None),
-            (MemoryError::NotSent, away, RetryClass::Later, Effect::None),
-            (MemoryError::Stuck, away, RetryClass::Later, Effect::None),
-            (MemoryError::Closed, away, RetryClass::Never, Effect::None),
-            (
-                MemoryError::AnswerLost,
-                away,
-                RetryClass::Later,
-                Effect::Unknown,
-            ),
-            (
-                MemoryError::ServerLost,
-                away,
-                RetryClass::Later,
-                Effect::Unknown,
-            ),
-            (late, away, RetryClass::Now, Effect::None),
-            (
-                MemoryError::TooManyHolds,
-                ErrorKind::Overloaded,
-                RetryClass::Later,
-                Effect::None,
-            ),
-            (MemoryError::Cursor, misuse, RetryClass::Never, Effect::None),
-            (
-                MemoryError::MixedLanes,
-                misuse,
-                RetryClass::Never,
-                Effect::None,
-            ),
-            (
-                MemoryError::Url("x".to_owned()),
-                misuse,
-                RetryClass::Never,
-                Effect::None,
-            ),
+            (MemoryError::Down, Unavailable, Later, None),
+            (MemoryError::NotSent, Unavailable, Later, None),
+            (MemoryError::Stuck, Unavailable, Later, None),
+            (MemoryError::Closed, Unavailable, Never, None),
+            (MemoryError::AnswerLost, Unavailable, Later, Unknown),
+            (MemoryError::ServerLost, Unavailable, Later, Unknown),
+            (late, Unavailable, Now, None),
+            (MemoryError::Cursor, Misuse, Never, None),
+            (MemoryError::MixedLanes, Misuse, Never, None),
+            (MemoryError::Scheme, Misuse, Never, None),
+            (MemoryError::Wake("x".to_owned()), Misuse, Never, None),
+            (MemoryError::Parameter("x".to_owned()), Misuse, Never, None),
         ] {
             let message = error.to_string();
             let driver = DriverError::from(error);
@@ -148,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_refused_url_is_misuse() {
-        let error = Error::from(MemoryError::Url("why".to_owned()));
+        let error = Error::from(MemoryError::Parameter("why".to_owned()));
         assert_eq!(error.kind(), ErrorKind::Misuse);
         assert!(error.to_string().contains("why"));
     }

@@ -1,14 +1,11 @@
 //! Fault script: the faults between a driver and its server.
 
-use crate::hints::Inbox;
+use crate::inbox::Inbox;
 use dlock_core::{LockName, driver::Hint};
 use fastrand::Rng;
 use std::{
     collections::{BTreeSet, VecDeque},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -95,20 +92,13 @@ pub enum HintFault {
 /// its kind, a draw from the [`plan`](Self::plan).
 #[derive(Clone, Debug)]
 pub struct Faults {
-    shared: Arc<Shared>,
+    script: Arc<Mutex<Script>>,
     inbox: Arc<Inbox>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    /// Whether the script has any fault: without faults a call takes no lock for it.
-    armed: AtomicBool,
-    made: [AtomicU64; Call::ALL.len()],
-    script: Mutex<Script>,
-}
-
-#[derive(Debug, Default)]
 struct Script {
+    made: [u64; Call::ALL.len()],
     once: [VecDeque<Fault>; Call::ALL.len()],
     always: [Fault; Call::ALL.len()],
     plan: Option<FaultPlan>,
@@ -118,7 +108,7 @@ struct Script {
 impl Faults {
     pub(crate) fn new(inbox: Arc<Inbox>) -> Self {
         Self {
-            shared: Arc::default(),
+            script: Arc::default(),
             inbox,
         }
     }
@@ -126,40 +116,37 @@ impl Faults {
     /// The next call of that kind without a queued fault meets this one.
     pub fn once(&self, call: Call, fault: Fault) {
         self.script().once[call.index()].push_back(fault);
-        self.shared.armed.store(true, Ordering::Release);
     }
 
     /// Every call of that kind meets this fault from now on; [`Fault::Ok`] ends it.
     pub fn always(&self, call: Call, fault: Fault) {
         self.script().always[call.index()] = fault;
-        self.shared.armed.store(true, Ordering::Release);
     }
 
     /// Every call of every kind meets this fault from now on.
     pub fn always_all(&self, fault: Fault) {
         self.script().always.fill(fault);
-        self.shared.armed.store(true, Ordering::Release);
     }
 
     /// Calls and hints meet what the plan draws, until [`clear`](Self::clear) or another plan.
     pub fn plan(&self, plan: FaultPlan) {
         self.inbox.plan(Some(plan.clone()));
         self.script().plan = Some(plan);
-        self.shared.armed.store(true, Ordering::Release);
     }
 
     /// In every batch of renewals from now on, the entry of this name alone fails (effect none), like a
     /// locked row.
     pub fn stick(&self, name: LockName) {
         self.script().stuck.insert(name);
-        self.shared.armed.store(true, Ordering::Release);
     }
 
     /// From now on nothing fails. Calls that are already late, slow or unanswered stay so.
     pub fn clear(&self) {
         let mut script = self.script();
-        *script = Script::default();
-        self.shared.armed.store(false, Ordering::Release);
+        *script = Script {
+            made: script.made,
+            ..Script::default()
+        };
         drop(script);
         self.inbox.plan(None);
         self.inbox.set_fault(HintFault::Deliver);
@@ -178,20 +165,17 @@ impl Faults {
     /// The number of calls of that kind that this driver was asked for, including failed ones.
     #[must_use]
     pub fn made(&self, call: Call) -> u64 {
-        self.shared.made[call.index()].load(Ordering::Relaxed)
+        self.script().made[call.index()]
     }
 
     /// Counts the call and returns its fault.
     pub(crate) fn next(&self, call: Call) -> Fault {
-        self.shared.made[call.index()].fetch_add(1, Ordering::Relaxed);
-        if !self.shared.armed.load(Ordering::Acquire) {
-            return Fault::Ok;
-        }
-        let mut script = self.script();
-        if let Some(fault) = script.once[call.index()].pop_front() {
+        let (mut script, at) = (self.script(), call.index());
+        script.made[at] += 1;
+        if let Some(fault) = script.once[at].pop_front() {
             return fault;
         }
-        match (script.always[call.index()], &mut script.plan) {
+        match (script.always[at], &mut script.plan) {
             (Fault::Ok, Some(plan)) => plan.draw(call),
             (standing, _) => standing,
         }
@@ -199,18 +183,11 @@ impl Faults {
 
     /// The names that cannot be renewed.
     pub(crate) fn stuck(&self) -> BTreeSet<LockName> {
-        if self.shared.armed.load(Ordering::Acquire) {
-            self.script().stuck.clone()
-        } else {
-            BTreeSet::new()
-        }
+        self.script().stuck.clone()
     }
 
     fn script(&self) -> MutexGuard<'_, Script> {
-        self.shared
-            .script
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.script.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -275,15 +252,16 @@ impl FaultPlan {
         }
         // Both numbers are always drawn, so that one call's fault does not shift those of all later calls.
         let (mut left, part) = (self.rng.f64(), self.rng.f64());
-        let span = self.rates.longest.mul_f64(part);
+        let rates = &self.rates;
+        let span = rates.longest.mul_f64(part);
         let faults = [
-            (self.rates.error_before, Fault::ErrorBefore),
-            (self.rates.error_after, Fault::ErrorAfter),
-            (self.rates.slow, Fault::Slow(span)),
-            (self.rates.never, Fault::Never),
-            (self.rates.never_executed, Fault::NeverExecuted),
-            (self.rates.late, Fault::Late(span)),
-            (self.rates.delayed, Fault::Delayed(span)),
+            (rates.error_before, Fault::ErrorBefore),
+            (rates.error_after, Fault::ErrorAfter),
+            (rates.slow, Fault::Slow(span)),
+            (rates.never, Fault::Never),
+            (rates.never_executed, Fault::NeverExecuted),
+            (rates.late, Fault::Late(span)),
+            (rates.delayed, Fault::Delayed(span)),
         ];
         for (rate, fault) in faults {
             if left < rate {

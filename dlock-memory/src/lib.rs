@@ -32,7 +32,8 @@ mod connection;
 mod driver;
 mod error;
 mod fault;
-mod hints;
+mod inbox;
+mod line;
 mod store;
 
 pub use config::MemoryConfig;

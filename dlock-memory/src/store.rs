@@ -4,9 +4,13 @@ use crate::{
     commands::Entry,
     error::MemoryError,
     fault::Call,
-    hints::{ClientId, Inbox, Peers},
+    inbox::Inbox,
+    line::{ClientId, Clients, Command},
 };
-use dlock_core::{Clock, Instant, LockName, driver::Lane};
+use dlock_core::{
+    Clock, Instant, LockName,
+    driver::{Lane, Result},
+};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fmt,
@@ -41,7 +45,7 @@ struct Server {
     condition: Condition,
     stalled: BTreeSet<Lane>,
     /// Requests that wait in a stopped server, or in a stalled lane of it.
-    waiting: VecDeque<(Call, Option<Lane>, Job)>,
+    waiting: VecDeque<(Request, Job)>,
     executed: [u64; Call::ALL.len()],
     late: u64,
 }
@@ -54,7 +58,26 @@ enum Condition {
     Down,
 }
 
-/// A request that owns all its data, so that it is executed whether or not its sender is still there.
+/// What the server knows of a request before it executes it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) call: Call,
+    /// `None`: it belongs to no lane, or to every one.
+    pub(crate) lane: Option<Lane>,
+    /// Later than this server time the request must do nothing.
+    pub(crate) not_after: Duration,
+}
+
+/// What a request does in the server at that time. It owns all its data, so that it is executed whether or not its sender
+/// is still there.
+pub(crate) trait Work<A>:
+    FnOnce(&mut State, Duration) -> Result<A> + Send + 'static
+{
+}
+
+impl<A, W: FnOnce(&mut State, Duration) -> Result<A> + Send + 'static> Work<A> for W {}
+
+/// A request that waits in the server.
 type Job = Box<dyn FnOnce(&mut Server, Duration) -> Handover + Send>;
 /// Delivers the answer, outside the server's lock: it may wake any task.
 type Handover = Box<dyn FnOnce() + Send>;
@@ -160,7 +183,7 @@ impl MemoryStore {
         let mut server = self.lock();
         if server.condition == Condition::Down {
             server.condition = Condition::Running;
-            server.state.peers.tell_all_to_look();
+            server.state.clients.resync();
         }
         deliver(server);
     }
@@ -211,11 +234,9 @@ impl MemoryStore {
     /// yet removed.
     #[must_use]
     pub fn tickets(&self, name: &LockName) -> usize {
-        self.lock()
-            .state
-            .names
-            .get(name)
-            .map_or(0, |entry| entry.line.tickets())
+        let server = self.lock();
+        let entry = server.state.names.get(name);
+        entry.map_or(0, |entry| entry.line.tickets())
     }
 
     /// The number of names of which it keeps any state, including free ones with a token counter.
@@ -236,48 +257,48 @@ impl MemoryStore {
 
     /// Registers a new client, whose hints go to that inbox.
     pub(crate) fn connect(&self, inbox: Arc<Inbox>) -> ClientId {
-        self.lock().state.peers.connect(inbox)
+        self.lock().state.clients.connect(inbox)
     }
 
     /// Removes a client; its holds stay.
     pub(crate) fn disconnect(&self, client: ClientId) {
-        let inbox = self.lock().state.peers.inboxes.remove(&client);
+        let inbox = self.lock().state.clients.inboxes.remove(&client);
         drop(inbox);
     }
 
     /// Gives one request to the server: executed at once if it runs, else queued.
-    pub(crate) fn submit<A, F>(&self, call: Call, lane: Option<Lane>, work: F) -> Submitted<A>
-    where
-        A: Send + 'static,
-        F: FnOnce(&mut State, Duration) -> Result<A, MemoryError> + Send + 'static,
-    {
+    pub(crate) fn submit<A: Send + 'static>(
+        &self,
+        request: Request,
+        work: impl Work<A>,
+    ) -> Submitted<A> {
         let mut server = self.lock();
         if server.condition == Condition::Down {
-            return Submitted::Done(Err(MemoryError::Down));
+            return Submitted::Done(Err(MemoryError::Down.into()));
         }
-        if server.runs(lane) {
-            let answer = server.execute(call, self.server_time(), work);
+        if server.runs(request.lane) {
+            let answer = server.execute(request, self.server_time(), work);
             deliver(server);
             return Submitted::Done(answer);
         }
         let (sender, answer) = oneshot::channel();
         let job: Job = Box::new(move |server, now| {
-            let answer = server.execute(call, now, work);
+            let answer = server.execute(request, now, work);
             // The sender may be gone: the request was executed all the same.
             Box::new(move || drop(sender.send(answer)))
         });
-        server.waiting.push_back((call, lane, job));
+        server.waiting.push_back((request, job));
         Submitted::Waits(answer)
     }
 
     /// Executes the requests that need not wait any more.
     fn catch_up(&self, mut server: MutexGuard<'_, Server>) {
         let mut answers = Vec::new();
-        for (call, lane, job) in std::mem::take(&mut server.waiting) {
-            if server.runs(lane) {
+        for (request, job) in std::mem::take(&mut server.waiting) {
+            if server.runs(request.lane) {
                 answers.push(job(&mut server, self.server_time()));
             } else {
-                server.waiting.push_back((call, lane, job));
+                server.waiting.push_back((request, job));
             }
         }
         deliver(server);
@@ -303,31 +324,28 @@ impl Server {
             && lane.is_none_or(|lane| !self.stalled.contains(&lane))
     }
 
-    fn execute<A>(
-        &mut self,
-        call: Call,
-        now: Duration,
-        work: impl FnOnce(&mut State, Duration) -> Result<A, MemoryError>,
-    ) -> Result<A, MemoryError> {
-        self.executed[call.index()] += 1;
-        let answer = work(&mut self.state, now);
-        if let Err(MemoryError::Late { .. }) = &answer {
+    /// Nothing waits between the judgement of the request's not-after and its effect.
+    fn execute<A>(&mut self, request: Request, now: Duration, work: impl Work<A>) -> Result<A> {
+        self.executed[request.call.index()] += 1;
+        let not_after = request.not_after;
+        if now > not_after {
             self.late += 1;
+            return Err(MemoryError::Late { now, not_after }.into());
         }
-        answer
+        work(&mut self.state, now)
     }
 }
 
 /// Sends what the last step pushed, outside the lock: a woken task may call the server, or drop a driver.
 fn deliver(mut server: MutexGuard<'_, Server>) {
-    let peers = &mut server.state.peers;
-    if peers.pushes.is_empty() {
+    let clients = &mut server.state.clients;
+    if clients.pushes.is_empty() {
         return;
     }
-    let pushes: Vec<_> = peers
+    let pushes: Vec<_> = clients
         .pushes
         .drain(..)
-        .filter_map(|(client, hint)| Some((Arc::clone(peers.inboxes.get(&client)?), hint)))
+        .filter_map(|(client, hint)| Some((Arc::clone(clients.inboxes.get(&client)?), hint)))
         .collect();
     drop(server);
     for (inbox, hint) in pushes {
@@ -338,17 +356,17 @@ fn deliver(mut server: MutexGuard<'_, Server>) {
 /// The outcome of giving a request to the server.
 pub(crate) enum Submitted<A> {
     /// It was executed, or refused.
-    Done(Result<A, MemoryError>),
+    Done(Result<A>),
     /// It waits in the server; dropping this does not remove it.
-    Waits(oneshot::Receiver<Result<A, MemoryError>>),
+    Waits(oneshot::Receiver<Result<A>>),
 }
 
 impl<A> Submitted<A> {
     /// The answer, when it comes.
-    pub(crate) async fn answer(self) -> Result<A, MemoryError> {
+    pub(crate) async fn answer(self) -> Result<A> {
         match self {
             Self::Done(answer) => answer,
-            Self::Waits(answer) => answer.await.unwrap_or(Err(MemoryError::ServerLost)),
+            Self::Waits(answer) => answer.await.unwrap_or(Err(MemoryError::ServerLost.into())),
         }
     }
 }
@@ -357,28 +375,33 @@ impl<A> Submitted<A> {
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) names: BTreeMap<LockName, Entry>,
-    pub(crate) peers: Peers,
+    pub(crate) clients: Clients,
     /// Where the walk that purges token counters is.
     swept: Option<LockName>,
 }
 
 impl State {
+    /// What is kept of a name, without what is over.
+    pub(crate) fn settled<'a>(
+        &'a mut self,
+        name: &'a LockName,
+        now: Duration,
+    ) -> Option<(&'a mut Entry, Command<'a>)> {
+        let (entry, clients) = (self.names.get_mut(name)?, &mut self.clients);
+        entry.settle(now);
+        Some((entry, Command { name, now, clients }))
+    }
+
     /// Visits two names and forgets those whose token counter is no longer needed. Called once for each new
     /// name. Two visits for one new name let the walk advance faster than names come, so the state is
     /// bounded by the names of about a day.
     pub(crate) fn sweep(&mut self, now: Duration) {
         for _ in 0..2 {
-            let from = match &self.swept {
-                Some(name) => Bound::Excluded(name),
-                None => Bound::Unbounded,
-            };
-            let next = self.names.range((from, Bound::Unbounded)).next();
-            let Some((name, forget)) =
-                next.map(|(name, entry)| (name.clone(), entry.is_forgettable(now)))
-            else {
-                self.swept = None;
+            let from = self.swept.take().map_or(Bound::Unbounded, Bound::Excluded);
+            let Some((name, entry)) = self.names.range((from, Bound::Unbounded)).next() else {
                 return;
             };
+            let (name, forget) = (name.clone(), entry.is_forgettable(now));
             if forget {
                 self.names.remove(&name);
             }

@@ -274,13 +274,7 @@ mod memory {
     #[tokio::test]
     async fn an_unknown_parameter_is_refused_with_all_known_ones() {
         let message = refused("memory:x?dlock.leese=10s").await.to_string();
-        for known in [
-            "dlock.wake",
-            "dlock.accept",
-            "dlock.lanes",
-            "dlock.lease",
-            "dlock.poll",
-        ] {
+        for known in ["dlock.wake", "dlock.lease", "dlock.poll"] {
             assert!(message.contains(known), "{known}: {message}");
         }
         assert!(message.contains("dlock.leese"), "{message}");

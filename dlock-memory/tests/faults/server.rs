@@ -2,7 +2,7 @@
 
 use super::{Bench, SECOND, is_none, is_unknown, name, release};
 use dlock_core::{
-    Clock, ErrorKind, HoldId, Lease, LockName, Owner, RetryClass,
+    Clock, ErrorKind, HoldId, Instant, Lease, LockName, Owner, RetryClass,
     driver::{Acquire, Acquired, DistributedLock, Hint, Lane, Renew, Renewed, Ticket, Wake},
 };
 use dlock_memory::{HintFault, MemoryConfig, MemoryDriver, MemoryStore};
@@ -108,6 +108,30 @@ async fn a_clock_stepped_forward_ends_leases_early() {
     assert!(!bench.acquire("b").await.unwrap());
     bench.store.step_clock(SECOND);
     assert!(bench.acquire("b").await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_over_stays_over_though_the_clock_is_set_back() {
+    let bench = Bench::new();
+    for (hold, lease) in [(1, 30), (2, 40)] {
+        let mut request = bench.ask("a");
+        (request.hold, request.lease) = (HoldId::from_bits(hold), Lease::fixed(lease * SECOND));
+        bench.driver.acquire(&request).await.unwrap();
+    }
+    let renewed = async |hold| {
+        let (owner, hold) = (Owner::from_seed("a"), HoldId::from_bits(hold));
+        let batch = [Renew::new(name(), owner, hold, None)];
+        let renewed = bench.driver.renew(Lane(0), &batch, Instant::FAR).await;
+        matches!(renewed.unwrap()[..], [Ok(Renewed::Until { .. })])
+    };
+    for hold in [1, 2] {
+        assert!(renewed(hold).await);
+        bench.store.step_clock(30 * SECOND);
+        assert!(!renewed(hold).await);
+        bench.store.step_clock_back(30 * SECOND);
+        assert!(!renewed(hold).await);
+        bench.store.step_clock(10 * SECOND);
+    }
 }
 
 #[tokio::test(start_paused = true)]

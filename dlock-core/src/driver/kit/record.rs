@@ -341,10 +341,9 @@ impl Record {
 
     /// The same record without the holds that are past their end.
     fn living(&self, time: StoreTime) -> Self {
-        Self {
-            holds: self.holds.clone().living(time.now),
-            ..self.clone()
-        }
+        let mut living = self.clone();
+        living.holds = living.holds.living(time.now);
+        living
     }
 }
 

@@ -256,6 +256,27 @@ async fn leave_hands_on_what_was_reserved() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_turn_outlives_the_search_for_unused_records() {
+    let (day, clock) = (Duration::from_secs(24 * 60 * 60), Clock::simulated());
+    let store = MemoryStore::new(clock.clone());
+    let [mut a, b, mut c] = [0, 1, 2].map(|at| Waiter::new(&store, at, Wake::Line));
+    a.lease = Lease::fixed(2 * day);
+    assert!(a.takes());
+    clock.jump(day);
+    assert_eq!(b.ahead(), Some(0));
+    a.releases(None);
+    // Each new name lets the search visit two.
+    for name in ["o", "p"] {
+        let mut req = c.ask();
+        req.name = name.parse().unwrap();
+        assert!(matches!(c.acquire(&req), Acquired::Granted(_)));
+        c.next += 1;
+    }
+    assert!(!c.takes(), "no client barges");
+    assert!(b.looks().is_none());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_grant_uses_up_the_ticket_and_puts_the_next_at_the_end() {
     let (_clock, _store, [mut a, mut b, mut c]) = line();
     a.releases(None);

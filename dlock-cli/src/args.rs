@@ -1,5 +1,6 @@
 //! Command-line arguments.
 
+use crate::exit::Exit;
 use clap::{Args, Parser, Subcommand};
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
@@ -106,7 +107,7 @@ pub(crate) struct Exec {
     #[command(flatten)]
     pub(crate) patience: Patience,
     /// The exit code when the lock is held by another and the time is up.
-    #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
+    #[arg(short = 'E', long, value_name = "CODE", default_value_t = Exit::HELD.0)]
     pub(crate) conflict_exit_code: u8,
     /// How soon the lock is free after this machine dies; it is renewed while the command runs. Default:
     /// 30s, or dlock.lease of the URL.

@@ -1,4 +1,4 @@
-//! Connecting by URL: the only place that knows all schemes.
+//! Connecting by URL: the scheme chooses the driver.
 
 use dlock_core::{Client, ClientBuilder, Error, ErrorKind, Lease, driver::DistributedLock};
 use std::{error::Error as _, sync::Arc, time::Duration};

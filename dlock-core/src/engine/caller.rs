@@ -1,4 +1,4 @@
-//! Caller identity: tells a task that waits for its own lock from one that waits for another task's.
+//! Caller: the id of the task, or thread, that polls.
 
 use std::thread::{self, ThreadId};
 use tokio::task;

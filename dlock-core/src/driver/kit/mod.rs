@@ -1,8 +1,10 @@
 //! Driver kit: what several drivers need, written once.
 //!
-//! A store that keeps one record per name needs no driver of its own: implement [`RecordStore`] (read records, write them if they are
-//! unchanged, list them) and wrap it in a [`RecordDriver`]. The store holds no lock logic; [`Record`] decides. A store in which one request
-//! for several names costs little more than one for one name sends concurrent requests through a [`Batcher`].
+//! A store that keeps one record per name needs no driver of its own: implement [`RecordStore`] (read
+//! records, write them if they are unchanged, list them) and wrap it in a [`RecordDriver`]. The store needs
+//! no lock logic: [`Record`] decides, and the fast paths `take`, `free` and `extend` are optional copies of
+//! its common cases. A store in which one request for several names costs little more than one for one name
+//! sends concurrent requests through a [`Batcher`].
 //!
 //! # Tutorial: a driver over a directory of files
 //! The whole driver of a toy store: one file per name, an advisory lock round each read-compare-write, the machine's clock as

@@ -1,4 +1,4 @@
-//! Sweep: the search for records that are no longer needed, in the background.
+//! Sweep: when and where to look for unused records, in the background; the store's `forget` deletes them.
 //!
 //! A store of rows forgets names a bounded number at a time. A search that begins at the same places again and again never comes to the names
 //! behind a crowd of others, so each client walks over all names in their order, and begins anew at the end.

@@ -260,7 +260,10 @@ impl Engine {
             None => {}
         }
         if let Some(own) = own {
-            message.push_str(&format!("; {}", wait_loop::itself(&own, self.clock.now())));
+            message.push_str(&format!(
+                "; {}",
+                wait_loop::describe_own_holder(&own, self.clock.now())
+            ));
         }
         let phase = TimeoutPhase::Wait;
         Error::new(ErrorKind::Timeout { phase }, message).with_retry(RetryClass::Later)

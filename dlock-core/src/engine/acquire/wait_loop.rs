@@ -259,7 +259,7 @@ impl Wait {
             self.told = true;
             tracing::info!(
                 target: "dlock::acquire", lock = %name, backend = engine.caps.backend,
-                "waiting for a lock that {}", itself(&own, now)
+                "waiting for a lock that {}", describe_own_holder(&own, now)
             );
         }
     }
@@ -352,7 +352,7 @@ impl Place {
 }
 
 /// Says which task of this client holds the lock, which explains the usual self-deadlock.
-pub(super) fn itself(own: &Hold, now: Instant) -> String {
+pub(super) fn describe_own_holder(own: &Hold, now: Instant) -> String {
     let (whose, hint) = if own.by == Caller::current() {
         let hint = ": unless another branch of it releases the lock, it waits for itself (guard.scope, or a pass, re-enters)";
         ("this very task", hint)

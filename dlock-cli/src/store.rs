@@ -38,7 +38,7 @@ impl Store {
             None => default(|variable| env::var_os(variable))?,
         };
         if !matches!(cli.command, Command::Schema) {
-            excludes_others(&url, is_default)?;
+            is_usable(&url, is_default)?;
             if let Some(clear) = in_the_clear(&url) {
                 output.warn(&clear.to_string());
             }
@@ -103,13 +103,20 @@ fn is_session(url: &str) -> bool {
     url.starts_with("zk:") || url.starts_with("zk+tls:")
 }
 
-/// Refuses a store that no other process shares: every process would get every lock.
-fn excludes_others(url: &str, is_default: bool) -> Result<(), String> {
+/// Refuses a store that no other process shares, because every process would get every lock, and one that is
+/// not built in.
+fn is_usable(url: &str, is_default: bool) -> Result<(), String> {
     let (place, _) = url.split_once('?').unwrap_or((url, ""));
     let scheme = place.split(':').next().unwrap_or_default();
     if scheme.eq_ignore_ascii_case("memory") {
         return Err(
             "the locks of memory: live inside one process, so they would exclude no other dlock: use sqlite:PATH, or a server"
+                .to_owned(),
+        );
+    }
+    if !cfg!(feature = "mongo") && scheme.to_ascii_lowercase().starts_with("mongodb") {
+        return Err(
+            "this dlock was built without MongoDB: build it with `cargo install --locked --path dlock-cli --features mongo`"
                 .to_owned(),
         );
     }

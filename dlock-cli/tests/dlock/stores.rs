@@ -25,6 +25,7 @@ fn redis() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "mongo"), ignore = "this dlock is built without the feature mongo")]
 fn mongodb() {
     let server = MongoServer::start(Deployment::ReplicaSet).unwrap();
     over(&Store {

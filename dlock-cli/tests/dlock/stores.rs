@@ -25,7 +25,10 @@ fn redis() {
 }
 
 #[test]
-#[cfg_attr(not(feature = "mongo"), ignore = "this dlock is built without the feature mongo")]
+#[cfg_attr(
+    not(feature = "mongo"),
+    ignore = "this dlock is built without the feature mongo"
+)]
 fn mongodb() {
     let server = MongoServer::start(Deployment::ReplicaSet).unwrap();
     over(&Store {

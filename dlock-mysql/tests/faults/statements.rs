@@ -22,23 +22,27 @@ async fn a_cycle_is_two_statements_and_neither_reads() {
     let ask = t.ask("a", SECOND * 30);
     t.granted(&ask).await;
     t.release(&ask).await;
-    let before = t.counters().await;
-    for _ in 0..100 {
-        let ask = t.ask("a", SECOND * 30);
-        t.granted(&ask).await;
-        assert!(matches!(t.release(&ask).await, Released::Freed));
+    // A sweep in the background reads too, on a connection that it may open. It begins at one grant in 1,024, so it may fall into the first
+    // hundred, and its end into the next.
+    for last in [false, false, true] {
+        let before = t.counters().await;
+        for _ in 0..100 {
+            let ask = t.ask("a", SECOND * 30);
+            t.granted(&ask).await;
+            assert!(matches!(t.release(&ask).await, Released::Freed));
+        }
+        let after = t.counters().await;
+        let spent: Vec<u64> = after
+            .iter()
+            .zip(before)
+            .map(|(after, before)| after - before)
+            .collect();
+        assert_eq!(spent[..3], [200, 0, 0], "updates, inserts, deletes");
+        match spent[3] {
+            0 => break,
+            reads => assert!(!last, "{reads} reads in each of three hundred cycles"),
+        }
     }
-    let after = t.counters().await;
-    let spent: Vec<u64> = after
-        .iter()
-        .zip(before)
-        .map(|(after, before)| after - before)
-        .collect();
-    assert_eq!(spent[..3], [200, 0, 0], "updates, inserts, deletes");
-    assert!(
-        spent[3] <= 1,
-        "a sweep that began looks once at a table of one row"
-    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

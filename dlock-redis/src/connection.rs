@@ -9,18 +9,16 @@ use crate::{
     commands,
     dialer::{Dialer, STEADY, jitter},
     error,
-    error::Failure,
-    gather::{Gather, Request},
     scripts::{self, Lua},
 };
 use dlock_core::{
     Clock, Instant,
     driver::{
         DriverError, Result,
-        kit::{Deadlines, ServerClock},
+        kit::{Deadlines, Failure, ServerClock},
     },
 };
-use redis::{Cmd, PushKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
+use redis::{Cmd, Pipeline, PushKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use std::{
     sync::{
         Arc, Weak,
@@ -33,7 +31,7 @@ use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 /// One open connection, and what the client learned through it.
 pub(crate) struct Link {
     id: u64,
-    native: Gather,
+    native: MultiplexedConnection,
     /// Dropped with the connection: the next one may reach another server.
     pub(crate) server: ServerClock,
     opened: Instant,
@@ -51,10 +49,41 @@ enum State {
     Closed,
 }
 
-/// The connection that requests use, across reconnects.
-pub(crate) struct Connection(Arc<Shared>);
+/// A request to the server.
+pub(crate) struct Request {
+    cmd: Cmd,
+    /// The notifications of its script should leave the server before its answer.
+    last: bool,
+}
 
-struct Shared {
+impl Request {
+    pub(crate) fn new(cmd: Cmd, last: bool) -> Self {
+        Self { cmd, last }
+    }
+
+    /// The server writes first to the client for which it had output last. That is the requester, unless
+    /// the server already had output for it. So `TIME` is sent ahead of a request that should be answered
+    /// last, in the same write. The answer then leaves after the notifications: its write costs more than
+    /// a command, and it wakes up a client that has nothing to do beside a client that has.
+    async fn send(self, mut native: MultiplexedConnection) -> RedisResult<Value> {
+        if !self.last {
+            return native.send_packed_command(&self.cmd).await;
+        }
+        let mut both = Pipeline::with_capacity(2);
+        both.cmd("TIME").add_command(self.cmd);
+        let answers = native.send_packed_commands(&both, 1, 1).await?;
+        Ok(answers.into_iter().next().unwrap_or_default())
+    }
+}
+
+impl From<Cmd> for Request {
+    fn from(cmd: Cmd) -> Self {
+        Self::new(cmd, false)
+    }
+}
+
+/// The connection that requests use, across reconnects.
+pub(crate) struct Connection {
     dialer: Arc<Dialer>,
     clock: Clock,
     /// A link is replaced wherever a request is dropped, which may be outside of any runtime.
@@ -69,13 +98,13 @@ struct Shared {
 impl Connection {
     /// Records a lease that is in use from now on.
     pub(crate) fn keeps(&self, lease: Duration) {
-        self.0.dialer.keeps(lease);
+        self.dialer.keeps(lease);
     }
 
-    pub(crate) async fn open(dialer: Arc<Dialer>) -> Result<Self> {
+    pub(crate) async fn open(dialer: Arc<Dialer>) -> Result<Arc<Self>> {
         let (clock, runtime) = (Clock::boot(), Handle::current());
         let (deadlines, ringing) = Deadlines::start(&clock, &runtime);
-        let shared = Arc::new(Shared {
+        let connection = Arc::new(Self {
             dialer,
             clock,
             runtime,
@@ -84,14 +113,14 @@ impl Connection {
             deadlines,
             ringing,
         });
-        let (link, gone) = shared.dial(Duration::ZERO).await?;
-        shared.publish(link, &gone, |_| true);
-        Ok(Self(shared))
+        let (link, gone) = connection.dial(Duration::ZERO).await?;
+        connection.publish(link, &gone, |_| true);
+        Ok(connection)
     }
 
     /// Runs a script and returns its answer with the link that carried it.
     pub(crate) async fn eval(
-        &self,
+        self: &Arc<Self>,
         lua: &Lua,
         give_up: Instant,
         build: impl Fn(&Link) -> Request + Send,
@@ -102,8 +131,8 @@ impl Connection {
             .as_ref()
             .is_err_and(|error| error.code() == Some("NOSCRIPT"))
         {
-            // The scripts were flushed, or the address has another server: load the script and repeat
-            // the request. The first attempt had no effect.
+            // The server has not been told the script yet, or it was flushed, or the address has another
+            // server: load the script and repeat the request. The first attempt had no effect.
             answer = match self.ask(&link, lua.load().into(), give_up).await {
                 Ok(_) => self.ask(&link, build(&link), give_up).await,
                 Err(error) => Err(error),
@@ -112,8 +141,23 @@ impl Connection {
         Ok((answer.map_err(|cause| self.failed(&link, cause))?, link))
     }
 
+    /// Runs a script for several callers, and stops waiting for the answer at `give_up`. When all callers
+    /// are gone, a request that waits for a silent server would keep its connection open.
+    pub(crate) async fn eval_for_all(
+        self: &Arc<Self>,
+        lua: &Lua,
+        give_up: Instant,
+        build: impl Fn(&Link) -> Request + Send,
+    ) -> Result<(Value, Arc<Link>)> {
+        tokio::select! {
+            biased;
+            answer = self.eval(lua, give_up, build) => answer,
+            () = self.deadlines.at(give_up) => Err(error::unanswered()),
+        }
+    }
+
     /// Runs a plain command.
-    pub(crate) async fn command(&self, cmd: Cmd) -> Result<Value> {
+    pub(crate) async fn command(self: &Arc<Self>, cmd: Cmd) -> Result<Value> {
         let patience = self.patience();
         let link = self.link(patience).await?;
         self.ask(&link, cmd.into(), patience)
@@ -123,9 +167,9 @@ impl Connection {
 
     /// Logs once each server setting that breaks the guarantees of a lock, where the user may read
     /// settings.
-    pub(crate) async fn warn_of_settings(&self) {
+    pub(crate) async fn warn_of_settings(self: &Arc<Self>) {
         let info = redis::cmd("INFO");
-        let info = tokio::time::timeout(self.0.dialer.within(), self.command(info)).await;
+        let info = tokio::time::timeout(self.dialer.within(), self.command(info)).await;
         let Ok(Ok(info)) = info else { return };
         for warning in doubts(commands::read_info(&info).unwrap_or_default()) {
             tracing::warn!("redis: {warning}");
@@ -138,52 +182,64 @@ impl Connection {
     }
 
     pub(crate) fn now(&self) -> Instant {
-        self.0.clock.now()
+        self.clock.now()
     }
 
     /// Spawns in the client's runtime: the caller's runtime may end at once.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.0.runtime.spawn(work);
+        self.runtime.spawn(work);
     }
 
     pub(crate) fn close(&self) {
-        self.0.state.send_replace(State::Closed);
+        self.state.send_replace(State::Closed);
     }
 
     /// Sends one request over one link. If neither this answer nor any other arrives over the link in
     /// time, another link is opened: a caller that repeats the request then has a connection that works.
-    async fn ask(&self, link: &Arc<Link>, req: Request, give_up: Instant) -> RedisResult<Value> {
+    async fn ask(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        req: Request,
+        give_up: Instant,
+    ) -> RedisResult<Value> {
         let sent = self.now();
         // A request with an earlier give-up has to find a working link for its repeat by then.
         let deaf_at = sent + give_up.since(sent).clamp(HASTE, SILENCE);
-        let mut asked = link.native.ask(req);
+        // Boxed: the native client's future is a kilobyte.
+        let mut asked = Box::pin(req.send(link.native.clone()));
         let answer = tokio::select! {
             biased;
             answer = &mut asked => answer,
-            () = self.0.deadlines.at(deaf_at) => {
+            () = self.deadlines.at(deaf_at) => {
                 if link.heard.load(Ordering::Relaxed) < sent.as_nanos() {
-                    self.0.replace(link);
+                    self.replace(link);
                 }
                 asked.await
             }
         };
         let now = self.now().as_nanos();
         link.heard.fetch_max(now, Ordering::Relaxed);
-        answer
+        match answer {
+            Ok(Value::ServerError(error)) => Err(error.into()),
+            answer => answer,
+        }
     }
 
-    fn failed(&self, link: &Link, cause: RedisError) -> DriverError {
-        let Failure { error, reconnect } = error::failed(cause);
+    fn failed(self: &Arc<Self>, link: &Link, cause: RedisError) -> DriverError {
+        let Failure {
+            error,
+            link: reconnect,
+        } = error::failed(cause);
         if reconnect {
             // Requests that find no link meanwhile report why the last one failed.
-            self.0.lost(link.id, Some(error::said(&error).into()));
+            self.lost(link.id, Some(error::said(&error).into()));
         }
         error
     }
 
     /// The link that is up; waits for one until `give_up`. A request that fails here was never sent.
     async fn link(&self, give_up: Instant) -> Result<Arc<Link>> {
-        let up = match &*self.0.state.borrow() {
+        let up = match &*self.state.borrow() {
             State::Up(link) => Some(link.clone()),
             _ => None,
         };
@@ -195,13 +251,13 @@ impl Connection {
     }
 
     async fn next_link(&self, give_up: Instant) -> Result<Arc<Link>> {
-        let mut state = self.0.state.subscribe();
+        let mut state = self.state.subscribe();
         tokio::select! {
             found = state.wait_for(|state| !matches!(state, State::Down(_))) => match found.as_deref() {
                 Ok(State::Up(link)) => Ok(link.clone()),
                 _ => Err(error::closed()),
             },
-            () = self.0.deadlines.at(give_up) => Err(match &*self.0.state.borrow() {
+            () = self.deadlines.at(give_up) => Err(match &*self.state.borrow() {
                 State::Down(why) => error::unreachable(why.as_deref()),
                 _ => error::unreachable(None),
             }),
@@ -211,7 +267,7 @@ impl Connection {
 
 impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match &*self.0.state.borrow() {
+        f.write_str(match &*self.state.borrow() {
             State::Up(_) => "Connection(up)",
             State::Down(_) => "Connection(down)",
             State::Closed => "Connection(closed)",
@@ -219,13 +275,13 @@ impl std::fmt::Debug for Connection {
     }
 }
 
-impl Drop for Shared {
+impl Drop for Connection {
     fn drop(&mut self) {
         self.ringing.abort();
     }
 }
 
-impl Shared {
+impl Connection {
     /// Opens a link: log-in, the server's time, the scripts. The flag is set when the link ends.
     async fn dial(self: &Arc<Self>, pause: Duration) -> Result<(Link, Arc<AtomicBool>)> {
         let opened = self.attempt(pause).await;
@@ -253,7 +309,7 @@ impl Shared {
             Ok(Ok((_, hello))) if is_clustered(&hello) => {
                 return Err(error::clustered(at));
             }
-            Ok(Ok((time, _))) => commands::read_time(time),
+            Ok(Ok((time, _))) => commands::read_time(&time),
             Ok(Err(cause)) => return Err(error::unreached(at, cause)),
             Err(_) => None,
         };
@@ -263,7 +319,7 @@ impl Shared {
         let heard = AtomicU64::new(opened.as_nanos());
         let link = Link {
             id,
-            native: Gather::new(native, self.runtime.clone()),
+            native,
             server,
             opened,
             pause,
@@ -332,7 +388,7 @@ impl Shared {
     }
 }
 
-async fn reconnect(shared: Weak<Shared>, mut pause: Duration) {
+async fn reconnect(shared: Weak<Connection>, mut pause: Duration) {
     loop {
         tokio::time::sleep(jitter(pause)).await;
         let Some(shared) = shared.upgrade() else {

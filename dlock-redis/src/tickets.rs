@@ -155,17 +155,11 @@ impl Tickets {
         self.kept().standing.remove(&ticket);
     }
 
-    /// Records that a turn came.
-    pub(crate) fn turned(&self, ticket: Ticket) {
-        if let Some(standing) = self.kept().standing.get_mut(&ticket) {
-            (standing.turned, standing.told) = (true, true);
-        }
-    }
-
-    /// Records the notification that the ticket is first.
-    pub(crate) fn told(&self, ticket: Ticket) {
+    /// Records a notification: that the ticket is first, or that its turn came.
+    pub(crate) fn told(&self, ticket: Ticket, turn: bool) {
         if let Some(standing) = self.kept().standing.get_mut(&ticket) {
             standing.told = true;
+            standing.turned |= turn;
         }
     }
 

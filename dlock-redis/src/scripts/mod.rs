@@ -35,7 +35,7 @@
 mod several;
 
 use redis::Cmd;
-use several::{ACQUIRES_TEXT, EACH, RELEASES_TEXT, SHARE};
+use several::{ACQUIRES_TEXT, EACH, RELEASES_TEXT};
 use std::sync::LazyLock;
 
 /// A script and the hash under which the server caches it.
@@ -45,25 +45,18 @@ pub(crate) struct Lua {
 }
 
 impl Lua {
-    /// Replaces the lines `--ACQUIRE`, `--RELEASE`, `--EACH`, `--SHARE`, `--TIME`, `--SOUND`, `--STAND`,
+    /// Replaces the lines `--ACQUIRE`, `--RELEASE`, `--EACH`, `--TIME`, `--SOUND`, `--STAND`,
     /// `--TELL` and `--SERVE` by the text of that name.
     fn new(text: &str) -> Self {
         let text = text
             .replace("--ACQUIRE\n", ACQUIRE_STEP)
-            .replace("--EACH\n", EACH)
-            .replace("--SHARE\n", SHARE);
+            .replace("--EACH\n", EACH);
         let text = text.replace("--RELEASE\n", RELEASE_STEP);
         let text = text.replace("--TIME\n", TIME).replace("--STAND\n", STAND);
         let text = text.replace("--TELL\n", TELL).replace("--SERVE\n", SERVE);
         let text = text.replace("--SOUND\n", SOUND);
         let hash = redis::Script::new(&text).get_hash().to_owned();
         Self { text, hash }
-    }
-
-    pub(crate) fn call(&self, keys: usize, arguments: usize) -> Cmd {
-        let mut cmd = Cmd::with_capacity(3 + keys + arguments, 64 + 32 * (keys + arguments));
-        cmd.arg("EVALSHA").arg(self.hash.as_str()).arg(keys);
-        cmd
     }
 
     pub(crate) fn load(&self) -> Cmd {
@@ -127,7 +120,7 @@ end
 /// Tickets without a receiver are removed on the way. `head` is the first ticket, where it is known.
 ///
 /// Needs `call`, `key`, `line`, `ends`, `budget`. A script for one name touches 32 entries, skipped and
-/// notified together, whatever the queue holds; [`SHARE`] says what a script for several names does. A
+/// notified together, whatever the queue holds; [`EACH`] says what a script for several names does. A
 /// push that the server refuses (no right to that channel) counts as one without receivers: the hold is
 /// gone by then, so this must not be an error.
 const TELL: &str = r"
@@ -332,7 +325,7 @@ return {1, micros, token, 1, tonumber(lease), behind}
 /// Removes one hold (`ARGV[2]`) or all (`*`), and serves the queue. Run twice, the second run finds
 /// nothing, says so and changes nothing.
 ///
-/// `KEYS` line, record, ends; `ARGV` owner field, hold field, the ms of a minimum hold from now on, if
+/// `KEYS` record, line, ends; `ARGV` owner field, hold field, the ms of a minimum hold from now on, if
 /// any.
 ///
 /// A hold whose END is `=` is the only one since it was taken, its end is the record's, and no minimum
@@ -342,7 +335,7 @@ return {1, micros, token, 1, tonumber(lease), behind}
 /// user without the right to that channel wakes none of them; the release still succeeds.
 const RELEASE_TEXT: &str = r"
 local call, KEYS, ARGV, unwaited, budget = redis.call, KEYS, ARGV, false, 32
-local line, key, ends = KEYS[1], KEYS[2], KEYS[3]
+local key, line, ends = KEYS[1], KEYS[2], KEYS[3]
 local owner, hold, keep = ARGV[1], ARGV[2], ARGV[3]
 --RELEASE
 ";

@@ -8,10 +8,10 @@ use crate::{
 };
 use dlock_core::{
     Broken, FencingToken, HoldId, Holds, Owner,
-    driver::{Acquire, Release, Renew, Ticket},
+    driver::{Acquire, Grant, Release, Renew, Renewed, Result, Ticket},
 };
-use redis::{Cmd, RedisWrite, ServerError, Value};
-use std::{io::Write, slice, time::Duration};
+use redis::{Cmd, RedisResult, RedisWrite, Value};
+use std::{io::Write, num::NonZeroU32, slice, time::Duration};
 
 /// Where a ticket first entered the queue: the server's time, in µs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,13 +196,8 @@ pub(crate) fn read_info(answer: &Value) -> Option<&str> {
 
 /// The answer to [`ACQUIRE`].
 pub(crate) enum Acquisition {
-    Granted {
-        token: FencingToken,
-        holds: u32,
-        rest: Duration,
-        /// The place of the next ticket, if there is one.
-        behind: Option<Place>,
-    },
+    /// With the place of the next ticket, if there is one.
+    Granted(Grant, Option<Place>),
     Held(Refusal),
     Gone,
     Late,
@@ -223,44 +218,43 @@ pub(crate) enum Releasing {
     Freed,
     /// Freed, and the queue had more dead tickets than one script removes.
     Unserved,
-    Left(u32),
+    Left(NonZeroU32),
     Kept(Duration),
     NotHeld(Record),
 }
 
 /// The answers to a batch, one for each request. One that is no array is the answer to all.
-pub(crate) fn read_each(answer: Value, count: usize) -> Option<Vec<Result<Value, ServerError>>> {
+pub(crate) fn read_each(answer: Value, count: usize) -> Option<Vec<RedisResult<Value>>> {
     let answers = match answer {
         Value::Array(answers) => answers,
         answer => vec![answer; count],
     };
-    let each = answers.into_iter().map(|answer| match answer {
-        Value::ServerError(error) => Err(error),
+    let each = answers.into_iter().map(read_error).collect::<Vec<_>>();
+    Some(each).filter(|each| each.len() == count)
+}
+
+/// An error that the server answers becomes an `Err`; those inside an array are the caller's.
+pub(crate) fn read_error(answer: Value) -> RedisResult<Value> {
+    match answer {
+        Value::ServerError(error) => Err(error.into()),
         answer => Ok(answer),
-    });
-    Some(each.collect::<Vec<_>>()).filter(|each| each.len() == count)
+    }
 }
 
 /// Reads the answer to an acquire with that lease, and the server's time in it.
 pub(crate) fn read_acquire(answer: &Value, lease: Duration) -> Option<(Acquisition, Duration)> {
-    let Value::Array(fields) = answer else {
-        let token = FencingToken(number(answer)?);
-        let granted = Acquisition::Granted {
-            token,
-            holds: 1,
-            rest: lease,
-            behind: None,
-        };
-        return Some((granted, Duration::from_micros(token.0)));
+    let Some(fields) = fields(answer) else {
+        let micros = number(answer)?;
+        let grant = Grant::new(FencingToken(micros), NonZeroU32::MIN, lease);
+        let granted = Acquisition::Granted(grant, None);
+        return Some((granted, Duration::from_micros(micros)));
     };
     let now = time(fields.get(1)?)?;
-    let acquisition = match &fields[..] {
-        [Value::Int(1), _, token, holds, rest, behind @ ..] => Acquisition::Granted {
-            token: FencingToken(number(token)?),
-            holds: count(holds)?,
-            rest: span(rest)?,
-            behind: behind.first().and_then(number).map(Place),
-        },
+    let acquisition = match fields {
+        [Value::Int(1), _, token, holds, rest, behind @ ..] => {
+            let grant = Grant::new(FencingToken(number(token)?), holds_of(holds)?, span(rest)?);
+            Acquisition::Granted(grant, behind.first().and_then(number).map(Place))
+        }
         [Value::Int(0), _, rest, all, ahead, place, unserved] => Acquisition::Held(Refusal {
             record: Record::read(now, rest, all)?,
             ahead: count(ahead),
@@ -278,7 +272,7 @@ pub(crate) fn read_acquire(answer: &Value, lease: Duration) -> Option<(Acquisiti
 pub(crate) fn read_release(answer: &Value) -> Option<Releasing> {
     Some(match fields(answer) {
         None if *answer == Value::Int(0) => Releasing::Freed,
-        Some([Value::Int(1), holds]) => Releasing::Left(count(holds)?),
+        Some([Value::Int(1), holds]) => Releasing::Left(holds_of(holds)?),
         Some([Value::Int(2), rest]) => Releasing::Kept(span(rest)?),
         Some([Value::Int(3)]) => Releasing::Unserved,
         Some([Value::Int(-1), now, rest, all]) => {
@@ -290,25 +284,25 @@ pub(crate) fn read_release(answer: &Value) -> Option<Releasing> {
 
 /// The answer to [`RENEW`].
 pub(crate) struct Renewal {
-    pub(crate) in_time: bool,
     /// The server's time.
     pub(crate) now: Duration,
-    /// For each entry the remaining time, `None` where it is not held, or the error of that record.
-    pub(crate) rests: Vec<Result<Option<Duration>, String>>,
+    /// For each entry what became of it, or the error of that record; `None`: the request was late.
+    pub(crate) entries: Option<Vec<Result<Renewed, String>>>,
 }
 
 pub(crate) fn read_renew(answer: &Value) -> Option<Renewal> {
     let [code, now, rests @ ..] = fields(answer)? else {
         return None;
     };
-    let rest = |rest: &Value| match rest {
-        Value::Int(_) => Some(Ok(span(rest))),
-        error => Some(Err(text(error)?.to_owned())),
+    let entry = |rest: &Value| match (rest, span(rest)) {
+        (Value::Int(_), Some(valid_for)) => Some(Ok(Renewed::Until { valid_for })),
+        (Value::Int(_), None) => Some(Ok(Renewed::NotHeld)),
+        (error, _) => Some(Err(text(error)?.to_owned())),
     };
+    let entries = rests.iter().map(entry).collect::<Option<_>>()?;
     Some(Renewal {
-        in_time: *code == Value::Int(0),
         now: time(now)?,
-        rests: rests.iter().map(rest).collect::<Option<_>>()?,
+        entries: (*code == Value::Int(0)).then_some(entries),
     })
 }
 
@@ -444,6 +438,10 @@ fn number(value: &Value) -> Option<u64> {
 
 fn count(value: &Value) -> Option<u32> {
     u32::try_from(number(value)?).ok()
+}
+
+fn holds_of(value: &Value) -> Option<NonZeroU32> {
+    NonZeroU32::new(count(value)?)
 }
 
 /// Milliseconds; `None` for the negative number that stands for no end, or no record.

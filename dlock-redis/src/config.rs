@@ -5,6 +5,7 @@ use dlock_core::{
     ErrorKind, LockName,
     driver::{DriverError, Result, kit::split_url},
 };
+use percent_encoding::percent_decode_str;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 use std::{fmt, fmt::Write as _, str::FromStr, time::Duration};
 
@@ -82,16 +83,8 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__
     }
 
     /// Refuses a TLS address where no crypto provider is installed.
-    #[cfg_attr(
-        not(feature = "tls"),
-        expect(
-            clippy::unused_self,
-            clippy::unnecessary_wraps,
-            reason = "no address asks for TLS then"
-        )
-    )]
+    #[cfg(feature = "tls")]
     pub(crate) fn check_tls(&self) -> Result<()> {
-        #[cfg(feature = "tls")]
         if matches!(self.server.addr(), ConnectionAddr::TcpTls { .. })
             && rustls::crypto::CryptoProvider::get_default().is_none()
         {
@@ -193,19 +186,8 @@ impl Prefix {
             .strip_prefix(&self.0)?
             .strip_prefix(":{")?
             .strip_suffix('}')?;
-        let mut bytes = Vec::with_capacity(encoded.len());
-        let mut rest = encoded.as_bytes();
-        while let Some((&byte, tail)) = rest.split_first() {
-            rest = tail;
-            if byte == b'%' {
-                let hex = std::str::from_utf8(rest.get(..2)?).ok()?;
-                bytes.push(u8::from_str_radix(hex, 16).ok()?);
-                rest = &rest[2..];
-            } else {
-                bytes.push(byte);
-            }
-        }
-        let name = LockName::new(String::from_utf8(bytes).ok()?).ok()?;
+        let decoded = percent_decode_str(encoded).decode_utf8().ok()?;
+        let name = LockName::new(decoded).ok()?;
         (self.keys(&name).record() == key).then_some(name)
     }
 
@@ -213,15 +195,9 @@ impl Prefix {
     pub(crate) fn pattern(&self, names: &str) -> String {
         let mut plain = format!("{}:{{", self.0);
         encode(names, &mut plain);
-        let mut glob = String::with_capacity(plain.len() + 2);
-        for c in plain.chars() {
-            if matches!(c, '*' | '?' | '[' | ']' | '\\') {
-                glob.push('\\');
-            }
-            glob.push(c);
-        }
-        glob.push_str("*}");
-        glob
+        let escape = |c| matches!(c, '*' | '?' | '[' | ']' | '\\').then_some('\\');
+        let glob = plain.chars().flat_map(|c| escape(c).into_iter().chain([c]));
+        glob.chain("*}".chars()).collect()
     }
 }
 
@@ -252,11 +228,6 @@ impl Keys {
 /// Percent-encodes `{`, `}`, `%` and control characters. So each key has one hash tag, and no two names
 /// share a key.
 fn encode(name: &str, into: &mut String) {
-    let plain = |byte: u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'{' | b'}' | b'%');
-    if name.bytes().all(plain) {
-        into.push_str(name);
-        return;
-    }
     for c in name.chars() {
         if matches!(c, '{' | '}' | '%') || c.is_control() {
             for byte in c.encode_utf8(&mut [0; 4]).bytes() {

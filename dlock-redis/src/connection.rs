@@ -7,7 +7,7 @@
 
 use crate::{
     commands,
-    dialer::{Dialer, STEADY, jitter},
+    dialer::{Dialer, jitter},
     error,
     scripts::{self, Lua},
 };
@@ -15,7 +15,7 @@ use dlock_core::{
     Clock, Instant,
     driver::{
         DriverError, Result,
-        kit::{Deadlines, Failure, ServerClock},
+        kit::{Deadlines, ServerClock},
     },
 };
 use redis::{Cmd, Pipeline, PushKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
@@ -51,16 +51,12 @@ enum State {
 
 /// A request to the server.
 pub(crate) struct Request {
-    cmd: Cmd,
+    pub(crate) cmd: Cmd,
     /// The notifications of its script should leave the server before its answer.
-    last: bool,
+    pub(crate) last: bool,
 }
 
 impl Request {
-    pub(crate) fn new(cmd: Cmd, last: bool) -> Self {
-        Self { cmd, last }
-    }
-
     /// The server writes first to the client for which it had output last. That is the requester, unless
     /// the server already had output for it. So `TIME` is sent ahead of a request that should be answered
     /// last, in the same write. The answer then leaves after the notifications: its write costs more than
@@ -78,13 +74,13 @@ impl Request {
 
 impl From<Cmd> for Request {
     fn from(cmd: Cmd) -> Self {
-        Self::new(cmd, false)
+        Self { cmd, last: false }
     }
 }
 
 /// The connection that requests use, across reconnects.
 pub(crate) struct Connection {
-    dialer: Arc<Dialer>,
+    pub(crate) dialer: Arc<Dialer>,
     clock: Clock,
     /// A link is replaced wherever a request is dropped, which may be outside of any runtime.
     runtime: Handle,
@@ -96,11 +92,6 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Records a lease that is in use from now on.
-    pub(crate) fn keeps(&self, lease: Duration) {
-        self.dialer.keeps(lease);
-    }
-
     pub(crate) async fn open(dialer: Arc<Dialer>) -> Result<Arc<Self>> {
         let (clock, runtime) = (Clock::boot(), Handle::current());
         let (deadlines, ringing) = Deadlines::start(&clock, &runtime);
@@ -141,18 +132,13 @@ impl Connection {
         Ok((answer.map_err(|cause| self.failed(&link, cause))?, link))
     }
 
-    /// Runs a script for several callers, and stops waiting for the answer at `give_up`. When all callers
-    /// are gone, a request that waits for a silent server would keep its connection open.
-    pub(crate) async fn eval_for_all(
-        self: &Arc<Self>,
-        lua: &Lua,
-        give_up: Instant,
-        build: impl Fn(&Link) -> Request + Send,
-    ) -> Result<(Value, Arc<Link>)> {
+    /// Waits for an answer for at most [`PATIENCE`]. When all callers of a batch are gone, a request that waits
+    /// for a silent server would keep its connection open.
+    pub(crate) async fn patiently<T>(&self, answer: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::select! {
             biased;
-            answer = self.eval(lua, give_up, build) => answer,
-            () = self.deadlines.at(give_up) => Err(error::unanswered()),
+            answer = answer => answer,
+            () = self.deadlines.at(self.patience()) => Err(error::unanswered()),
         }
     }
 
@@ -219,35 +205,26 @@ impl Connection {
         };
         let now = self.now().as_nanos();
         link.heard.fetch_max(now, Ordering::Relaxed);
-        match answer {
-            Ok(Value::ServerError(error)) => Err(error.into()),
-            answer => answer,
-        }
+        answer.and_then(commands::read_error)
     }
 
-    fn failed(self: &Arc<Self>, link: &Link, cause: RedisError) -> DriverError {
-        let Failure {
-            error,
-            link: reconnect,
-        } = error::failed(cause);
-        if reconnect {
+    /// The error for the caller of a request over that link. Replaces the link if the error requires it.
+    pub(crate) fn failed(self: &Arc<Self>, link: &Link, cause: RedisError) -> DriverError {
+        let failure = error::failed(cause);
+        if failure.link {
             // Requests that find no link meanwhile report why the last one failed.
-            self.lost(link.id, Some(error::said(&error).into()));
+            self.lost(link.id, Some(error::said(&failure.error).into()));
         }
-        error
+        failure.error
     }
 
     /// The link that is up; waits for one until `give_up`. A request that fails here was never sent.
     async fn link(&self, give_up: Instant) -> Result<Arc<Link>> {
-        let up = match &*self.state.borrow() {
-            State::Up(link) => Some(link.clone()),
-            _ => None,
-        };
-        match up {
-            Some(link) => Ok(link),
-            // Boxed: this is rare, and the future of every request would be larger.
-            None => Box::pin(self.next_link(give_up)).await,
+        if let State::Up(link) = &*self.state.borrow() {
+            return Ok(link.clone());
         }
+        // Boxed: this is rare, and the future of every request would be larger.
+        Box::pin(self.next_link(give_up)).await
     }
 
     async fn next_link(&self, give_up: Instant) -> Result<Arc<Link>> {
@@ -263,25 +240,7 @@ impl Connection {
             }),
         }
     }
-}
 
-impl std::fmt::Debug for Connection {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match &*self.state.borrow() {
-            State::Up(_) => "Connection(up)",
-            State::Down(_) => "Connection(down)",
-            State::Closed => "Connection(closed)",
-        })
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.ringing.abort();
-    }
-}
-
-impl Connection {
     /// Opens a link: log-in, the server's time, the scripts. The flag is set when the link ends.
     async fn dial(self: &Arc<Self>, pause: Duration) -> Result<(Link, Arc<AtomicBool>)> {
         let opened = self.attempt(pause).await;
@@ -306,14 +265,11 @@ impl Connection {
         let server = ServerClock::new();
         let time = tokio::time::timeout(self.dialer.within(), greet(&mut native)).await;
         let time = match time {
-            Ok(Ok((_, hello))) if is_clustered(&hello) => {
-                return Err(error::clustered(at));
-            }
-            Ok(Ok((time, _))) => commands::read_time(&time),
+            Ok(Ok((_, true))) => return Err(error::clustered(at)),
+            Ok(Ok((Some(time), false))) => time,
             Ok(Err(cause)) => return Err(error::unreached(at, cause)),
-            Err(_) => None,
+            Ok(Ok((None, false))) | Err(_) => return Err(error::no_greeting(at)),
         };
-        let time = time.ok_or_else(|| error::no_greeting(at))?;
         let opened = self.clock.now();
         server.observe(time, opened);
         let heard = AtomicU64::new(opened.as_nanos());
@@ -358,12 +314,8 @@ impl Connection {
             _ => false,
         });
         if let Some(link) = last {
-            let lived = self.clock.now().since(link.opened);
-            let pause = if lived > STEADY {
-                Duration::ZERO
-            } else {
-                self.dialer.longer(link.pause)
-            };
+            let lived = self.now().since(link.opened);
+            let pause = self.dialer.pause_after(lived, link.pause);
             self.runtime.spawn(reconnect(Arc::downgrade(self), pause));
         }
     }
@@ -377,14 +329,27 @@ impl Connection {
         let (shared, link) = (self.clone(), link.clone());
         self.runtime.spawn(async move {
             if let Ok((fresh, gone)) = shared.dial(Duration::ZERO).await {
-                shared.publish(
-                    fresh,
-                    &gone,
-                    |state| matches!(state, State::Up(old) if old.id == link.id),
-                );
+                let old = |state: &State| matches!(state, State::Up(old) if old.id == link.id);
+                shared.publish(fresh, &gone, old);
             }
             link.replacing.store(false, Ordering::Relaxed);
         });
+    }
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match &*self.state.borrow() {
+            State::Up(_) => "Connection(up)",
+            State::Down(_) => "Connection(down)",
+            State::Closed => "Connection(closed)",
+        })
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.ringing.abort();
     }
 }
 
@@ -402,12 +367,11 @@ async fn reconnect(shared: Weak<Connection>, mut pause: Duration) {
             Err(error) => {
                 let why = error::said(&error);
                 tracing::debug!(%why, "redis: reconnecting");
-                shared.state.send_if_modified(|state| match state {
-                    State::Down(last) => {
+                shared.state.send_if_modified(|state| {
+                    if let State::Down(last) = state {
                         *last = Some(why.into());
-                        true
                     }
-                    _ => false,
+                    false
                 });
             }
         }
@@ -415,8 +379,8 @@ async fn reconnect(shared: Weak<Connection>, mut pause: Duration) {
     }
 }
 
-/// The server's time, its description of itself and the scripts, in one round trip.
-async fn greet(native: &mut MultiplexedConnection) -> RedisResult<(Value, Value)> {
+/// Reads the server's time and whether it is a node of a cluster, and loads the scripts, in one round trip.
+async fn greet(native: &mut MultiplexedConnection) -> RedisResult<(Option<Duration>, bool)> {
     let mut greeting = redis::pipe();
     greeting.cmd("TIME").cmd("HELLO");
     for lua in scripts::all() {
@@ -426,9 +390,9 @@ async fn greet(native: &mut MultiplexedConnection) -> RedisResult<(Value, Value)
         .send_packed_commands(&greeting, 0, greeting.len())
         .await?;
     let answers = answers.into_iter().map(Value::extract_error);
-    let mut answers = answers.collect::<RedisResult<Vec<_>>>()?.into_iter();
-    let mut next = || answers.next().unwrap_or(Value::Nil);
-    Ok((next(), next()))
+    let answers = answers.collect::<RedisResult<Vec<_>>>()?;
+    let is_clustered = answers.get(1).is_some_and(is_clustered);
+    Ok((answers.first().and_then(commands::read_time), is_clustered))
 }
 
 /// Whether the server reports that it is a node of a cluster.
@@ -439,35 +403,24 @@ fn is_clustered(hello: &Value) -> bool {
 
 /// The settings in `INFO` that break the guarantees of a lock, as warnings.
 fn doubts(info: &str) -> Vec<String> {
-    let mut doubts = Vec::new();
     // `INFO` shows this only where `min-replicas-to-write` is set.
     let guarded = info.contains("\nmin_slaves_good_slaves:");
-    for line in info.lines() {
-        match line.split_once(':') {
-            Some(("maxmemory_policy", policy)) if policy != "noeviction" => {
-                doubts.push(format!(
-                    "maxmemory-policy is {policy}: a full server may evict a lock; set noeviction"
-                ));
-            }
-            Some(("role", role)) if role != "master" => {
-                doubts.push(format!(
-                    "this server is a {role}, which refuses every lock; connect to the master"
-                ));
-            }
-            Some(("connected_slaves", replicas)) if replicas != "0" && !guarded => {
-                doubts.push(format!(
-                    "{replicas} replicas, and min-replicas-to-write is 0: a failover may grant a lock twice; set it to 1 or more, and use the fencing token"
-                ));
-            }
-            Some(("aof_enabled", "0")) => {
-                doubts.push(
-                    "append-only persistence is off: a restart forgets every lock".to_owned(),
-                );
-            }
-            _ => {}
+    let doubt = |line: &str| match line.split_once(':')? {
+        ("maxmemory_policy", policy) if policy != "noeviction" => Some(format!(
+            "maxmemory-policy is {policy}: a full server may evict a lock; set noeviction"
+        )),
+        ("role", role) if role != "master" => Some(format!(
+            "this server is a {role}, which refuses every lock; connect to the master"
+        )),
+        ("connected_slaves", replicas) if replicas != "0" && !guarded => Some(format!(
+            "{replicas} replicas, and min-replicas-to-write is 0: a failover may grant a lock twice; set it to 1 or more, and use the fencing token"
+        )),
+        ("aof_enabled", "0") => {
+            Some("append-only persistence is off: a restart forgets every lock".to_owned())
         }
-    }
-    doubts
+        _ => None,
+    };
+    info.lines().filter_map(doubt).collect()
 }
 
 /// How long a request without a give-up waits for a connection: as long as an attempt to acquire may

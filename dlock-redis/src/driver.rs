@@ -15,14 +15,14 @@ use async_trait::async_trait;
 use dlock_core::{
     Broken, FencingToken, Fingerprint, Holder, HolderInfo, Holds, Instant, LockName, Snapshot,
     driver::{
-        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Grant, Held, Hint, Lane, Page,
-        Release, Released, Renew, Renewed, Result, Ticket, Wake, check_runtime,
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Held, Hint, Lane, Page, Release,
+        Released, Renew, Renewed, Result, Ticket, Wake, check_runtime,
         kit::{Batcher, again},
     },
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, TryStreamExt, stream};
-use std::{num::NonZeroU32, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 /// The driver for locks on one Redis server.
 #[derive(Debug)]
@@ -60,6 +60,7 @@ impl RedisDriver {
     /// As [`connect`](Self::connect).
     pub async fn open(config: RedisConfig) -> Result<Self> {
         check_runtime()?;
+        #[cfg(feature = "tls")]
         config.check_tls()?;
         let dialer = Dialer::new(&config).map_err(|cause| error::failed(cause).error);
         let dialer = Arc::new(dialer?);
@@ -100,8 +101,16 @@ impl RedisDriver {
 
     async fn look(&self, name: LockName) -> Result<Snapshot> {
         let (record, waiters) = self.server.inspect(&name).await?;
-        let mut shown = snapshot(name, &record);
+        let inside = Incarnation::of(&record);
+        let mut shown = Snapshot::free(name);
         shown.waiters = waiters;
+        if inside.holder.is_some() {
+            shown.holds = inside.holds;
+            shown.age = inside.began.map(|began| record.now.saturating_sub(began));
+        } else {
+            shown.shut = record.rest;
+        }
+        shown.holders.extend(inside.holder);
         Ok(shown)
     }
 }
@@ -119,33 +128,26 @@ impl DistributedLock for RedisDriver {
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
         let server = &self.server;
-        server.connection.keeps(req.lease.length());
+        server.connection.dialer.keeps(req.lease.length());
         let mut turned = false;
         if let Some(ticket) = req.line {
-            if server.hints.serve_two() {
-                return Err(error::two_clients());
-            }
             server.hints.allowed()?;
-            (_, turned) = server.hints.tickets().enters(ticket);
+            (_, turned) = server.hints.tickets.enters(ticket);
         }
-        let _next = req.next.map(|ticket| server.hints.tickets().awaits(ticket));
+        let _next = req.next.map(|ticket| server.hints.tickets.awaits(ticket));
         let mut answer = match (req.next, req.join, turned) {
             (None, None, false) => self.acquires.ask(req).await?,
             _ => server.acquire(req).await?,
         };
         for _ in 0..MOST_ROUNDS {
-            match &answer {
-                // The lock is free and this script took nothing: ask again instead of waiting.
-                Acquisition::Held(refusal) if refusal.unserved => {
-                    answer = server.acquire(req).await?;
-                }
-                _ => break,
+            // Unserved: the lock is free and this script took nothing. Ask again instead of waiting.
+            if !matches!(&answer, Acquisition::Held(refusal) if refusal.unserved) {
+                break;
             }
+            answer = server.acquire(req).await?;
         }
         match answer {
-            Acquisition::Granted {
-                token, holds, rest, ..
-            } => Ok(Acquired::Granted(Grant::new(token, counted(holds)?, rest))),
+            Acquisition::Granted(grant, _) => Ok(Acquired::Granted(grant)),
             Acquisition::Held(refusal) => Ok(Acquired::Held(held(&refusal, req))),
             Acquisition::Gone => Ok(Acquired::Gone),
             Acquisition::Late => Err(error::late()),
@@ -154,7 +156,7 @@ impl DistributedLock for RedisDriver {
     }
 
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
-        self.server.hints.tickets().forget(ticket);
+        self.server.hints.tickets.forget(ticket);
         if !self.server.leave(name, Some(ticket)).await? {
             self.server.go_on(name.clone());
         }
@@ -176,10 +178,8 @@ impl DistributedLock for RedisDriver {
         // A script that failed fails its own entries, and no entry that another script renewed.
         let mut answers = Vec::with_capacity(batch.len());
         for (some, outcome) in batch.chunks(A_SCRIPT).zip(outcomes) {
-            match outcome {
-                Ok(renewed) => answers.extend(renewed),
-                Err(error) => answers.extend(some.iter().map(|_| Err(again(&error)))),
-            }
+            let failed = |error| some.iter().map(|_| Err(again(&error))).collect();
+            answers.extend(outcome.unwrap_or_else(failed));
         }
         Ok(answers)
     }
@@ -200,12 +200,10 @@ impl DistributedLock for RedisDriver {
                 self.server.go_on(req.name.clone());
                 Released::Freed
             }
-            Releasing::Left(holds) => Released::StillHeld {
-                holds: counted(holds)?,
-            },
+            Releasing::Left(holds) => Released::StillHeld { holds },
             Releasing::Kept(rest) => Released::Kept { rest },
             Releasing::NotHeld(record) => Released::NotHeld {
-                by: Incarnation::of(&record).holder(),
+                by: Incarnation::of(&record).holder,
             },
         })
     }
@@ -233,10 +231,8 @@ impl DistributedLock for RedisDriver {
         let shown = shown
             .into_iter()
             .filter(|name| !name.holders.is_empty() || name.shut.is_some());
-        Ok(Page::new(
-            shown.collect(),
-            (next != 0).then(|| Cursor(next.to_string().into_bytes())),
-        ))
+        let next = (next != 0).then(|| Cursor(next.to_string().into_bytes()));
+        Ok(Page::new(shown.collect(), next))
     }
 
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
@@ -267,10 +263,8 @@ fn ended_before(repeat: Releasing) -> Releasing {
     match repeat {
         Releasing::NotHeld(record) => {
             let shut = record.fields.iter().any(|(field, _)| field == b"~k");
-            record
-                .rest
-                .filter(|_| shut)
-                .map_or(Releasing::Freed, Releasing::Kept)
+            let rest = record.rest.filter(|_| shut);
+            rest.map_or(Releasing::Freed, Releasing::Kept)
         }
         other => other,
     }
@@ -280,7 +274,7 @@ fn held(refusal: &Refusal, req: &Acquire) -> Held {
     let interval = (req.lease.length() / 3).min(LOOK);
     let rest = refusal.record.rest.map_or(LOOK, look_at_end);
     let mut held = Held::default();
-    held.by = Incarnation::of(&refusal.record).holder();
+    held.by = Incarnation::of(&refusal.record).holder;
     held.ahead = refusal.ahead;
     held.poll_in = Some(match (req.line, refusal.ahead) {
         // A waiter behind others need not poll at the end of a lease: the first waiter does, and each is
@@ -292,88 +286,51 @@ fn held(refusal: &Refusal, req: &Acquire) -> Held {
     held
 }
 
-fn snapshot(name: LockName, record: &Record) -> Snapshot {
-    let inside = Incarnation::of(record);
-    let mut shown = Snapshot::free(name);
-    match inside.holder() {
-        Some(holder) => {
-            shown.holders.push(holder);
-            shown.holds = inside.holds;
-            shown.age = inside.began.map(|began| record.now.saturating_sub(began));
-        }
-        None => shown.shut = record.rest,
-    }
-    shown
-}
-
-/// The holder that a record describes.
-#[derive(Default)]
+/// What a record says of the lock's holder.
 struct Incarnation {
-    owner: Option<Fingerprint>,
+    holder: Option<Holder>,
     holds: u32,
-    token: Option<FencingToken>,
     began: Option<Duration>,
-    /// Of the first living hold.
-    note: HolderInfo,
-    rest: Option<Duration>,
 }
 
 impl Incarnation {
     fn of(record: &Record) -> Self {
-        let mut inside = Self {
-            rest: record.rest,
-            ..Self::default()
-        };
-        let (mut living, mut foreign) = (0, 0_u32);
+        let (mut owner, mut began, token) = (None, None, record.token());
+        // The holder info is that of the first living hold.
+        let (mut living, mut foreign, mut note) = (0, 0_u32, HolderInfo::default());
         for (field, value) in &record.fields {
             match &field[..] {
-                b"~t" => inside.token = value.parse().ok().map(FencingToken),
-                b"~s" => inside.began = value.parse().ok().map(Duration::from_micros),
+                b"~s" => began = value.parse().ok().map(Duration::from_micros),
                 [b'~', b'h', b':', ..] => {
-                    let (end, note) = value.split_once(' ').unwrap_or((value, ""));
-                    if end == "="
-                        || end
-                            .parse()
-                            .is_ok_and(|end| Duration::from_millis(end) > record.now)
-                    {
+                    let (end, its) = value.split_once(' ').unwrap_or((value, ""));
+                    let end = end.parse().map(Duration::from_millis);
+                    if value.starts_with('=') || end.is_ok_and(|end| end > record.now) {
                         living += 1;
                         if living == 1 {
-                            inside.note = HolderInfo::parse(note);
+                            note = HolderInfo::parse(its);
                         }
                     }
                 }
                 [b'~', ..] => {}
-                // An owner of dlock is hashed as the core hashes it. A foreign owner's field is hashed
-                // as a whole.
-                owner => {
-                    inside.owner =
-                        Some(Fingerprint::of(owner.strip_suffix(b":0").unwrap_or(owner)));
+                name => {
+                    owner = Some(name);
                     foreign = foreign.saturating_add(value.parse().unwrap_or(1));
                 }
             }
         }
-        inside.holds = if inside.token.is_some() {
-            living
-        } else {
-            foreign
-        };
-        inside.began = inside
-            .began
-            .or(inside.token.map(|token| Duration::from_micros(token.0)));
-        inside
+        let holder = owner.map(|owner| {
+            // An owner of dlock is hashed as the core hashes it, a foreign owner's field as a whole.
+            let owner = owner.strip_suffix(b":0").unwrap_or(owner);
+            let mut holder = Holder::new(Fingerprint::of(owner));
+            (holder.token, holder.rest, holder.note) = (token, record.rest, note);
+            holder
+        });
+        Self {
+            holder,
+            holds: if token.is_some() { living } else { foreign },
+            began: began.or(token.map(|token| Duration::from_micros(token.0))),
+        }
     }
-
-    fn holder(&self) -> Option<Holder> {
-        let mut holder = Holder::new(self.owner?);
-        holder.token = self.token;
-        holder.rest = self.rest;
-        holder.note = self.note.clone();
-        Some(holder)
-    }
-}
-
-fn counted(holds: u32) -> Result<NonZeroU32> {
-    NonZeroU32::new(holds).ok_or_else(error::garbled)
 }
 
 fn read_cursor(cursor: &Cursor) -> Option<u64> {

@@ -14,7 +14,7 @@ use crate::{
     commands,
     config::Prefix,
     connection::Connection,
-    dialer::{Dialer, STEADY, jitter},
+    dialer::{Dialer, jitter},
     error,
     tickets::Tickets,
 };
@@ -23,9 +23,7 @@ use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
 use redis::{Cmd, PushInfo, PushKind, RedisError, RedisResult, Value};
 use std::{
-    fmt,
-    future::Future,
-    io,
+    fmt, io,
     pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -39,22 +37,22 @@ use tokio::{
 };
 
 /// The notifications of this client, and the task that listens for them.
-pub(crate) struct Hints(Arc<Shared>);
-
-struct Shared {
+pub(crate) struct Hints {
     dialer: Arc<Dialer>,
     prefix: Prefix,
-    channel: String,
+    /// The channel of this client; its tickets begin with it.
+    pub(crate) channel: String,
     listening: Mutex<Listening>,
     wakeups: WakeUps,
-    tickets: Tickets,
+    pub(crate) tickets: Tickets,
     /// Whether the first attempt to subscribe is over, with any outcome, and whether listening is.
     stage: watch::Sender<Stage>,
     /// The connection for notifications ended, or the driver or the stream did.
     changed: Arc<Notify>,
     /// The last echo that this client sent and received.
     echo: watch::Sender<u64>,
-    /// The stream was requested twice.
+    /// The stream was requested twice. The first client would receive the turns of the second, and hand
+    /// on those that it does not know.
     two: AtomicBool,
 }
 
@@ -77,10 +75,10 @@ struct Listening {
 
 impl Hints {
     /// Starts to listen. Needs a runtime.
-    pub(crate) fn new(dialer: Arc<Dialer>, prefix: Prefix) -> Result<Self> {
+    pub(crate) fn new(dialer: Arc<Dialer>, prefix: Prefix) -> Result<Arc<Self>> {
         // Two clients with one channel would have the same tickets.
         let channel = prefix.channel(system_random()?);
-        let shared = Arc::new(Shared {
+        let hints = Arc::new(Self {
             dialer,
             channel,
             prefix,
@@ -92,72 +90,60 @@ impl Hints {
             echo: watch::Sender::new(0),
             two: AtomicBool::new(false),
         });
-        let (weak, stage) = (Arc::downgrade(&shared), shared.stage.clone());
-        let changed = shared.changed.clone();
+        let (weak, stage) = (Arc::downgrade(&hints), hints.stage.clone());
+        let changed = hints.changed.clone();
         tokio::spawn(async move {
             listen(weak, changed).await;
             stage.send_replace(Stage::Over);
         });
-        Ok(Self(shared))
+        Ok(hints)
     }
 
     /// Resolves when the subscription succeeded or failed, and the user has the rights that turns need.
     pub(crate) async fn ready(&self, connection: &Arc<Connection>) -> Result<()> {
-        self.reaches(Stage::Tried, self.0.dialer.within()).await;
+        self.reaches(Stage::Tried, self.dialer.within()).await;
         self.allowed()?;
         // Without the right to publish, this client would take every waiter for dead: each release would
         // empty the queue.
-        connection.command(self.0.echo_of(0)).await.map(drop)
+        connection.command(self.echo_of(0)).await.map(drop)
     }
 
     /// An error where the user may not subscribe. Without notifications a ticket is removed from the
-    /// queue at each release, so all others would pass its client again and again.
+    /// queue at each release, so all others would pass its client again and again. Also an error where
+    /// two clients use this driver.
     pub(crate) fn allowed(&self) -> Result<()> {
-        match &self.0.listening().refused {
-            Some(cause) => Err(error::may_not_subscribe(&self.0.prefix, cause.clone())),
+        if self.two.load(Ordering::Relaxed) {
+            return Err(error::two_clients());
+        }
+        match &self.listening().refused {
+            Some(cause) => Err(error::may_not_subscribe(&self.prefix, cause.clone())),
             None => Ok(()),
         }
     }
 
     /// Waits for at most `bound`: a silent path must not block the caller.
     async fn reaches(&self, wanted: Stage, bound: Duration) {
-        let mut stage = self.0.stage.subscribe();
+        let mut stage = self.stage.subscribe();
         let reached = stage.wait_for(|stage| *stage >= wanted);
         drop(tokio::time::timeout(bound, reached).await);
     }
 
-    /// The channel of this client; its tickets begin with it.
-    pub(crate) fn channel(&self) -> &str {
-        &self.0.channel
-    }
-
-    /// The client's state of its tickets.
-    pub(crate) fn tickets(&self) -> &Tickets {
-        &self.0.tickets
-    }
-
     /// Checks that messages on this client's channel arrive here, and subscribes anew if they do not. At
     /// most once a poll interval.
-    pub(crate) fn doubt(&self, connection: &Arc<Connection>) {
-        let mut listening = self.0.listening();
+    pub(crate) fn doubt(self: &Arc<Self>, connection: &Arc<Connection>) {
+        let mut listening = self.listening();
         let runs = listening.doubt.is_some();
         listening.doubt = Some(runs);
         drop(listening);
         if !runs {
             let asked = Arc::downgrade(connection);
-            connection.spawn(find_out(Arc::downgrade(&self.0), asked));
+            connection.spawn(find_out(Arc::downgrade(self), asked));
         }
     }
 
-    /// Whether the stream was requested a second time. The first client would receive the turns of the
-    /// second, and hand on those that it does not know.
-    pub(crate) fn serve_two(&self) -> bool {
-        self.0.two.load(Ordering::Relaxed)
-    }
-
     pub(crate) fn stream(&self) -> BoxStream<'static, Hint> {
-        self.0.wakeups.take().unwrap_or_else(|| {
-            self.0.two.store(true, Ordering::Relaxed);
+        self.wakeups.take().unwrap_or_else(|| {
+            self.two.store(true, Ordering::Relaxed);
             stream::empty().boxed()
         })
     }
@@ -165,38 +151,15 @@ impl Hints {
     /// Ends the stream, the subscription and its connection. Then no lock waits for a turn of this
     /// client.
     pub(crate) async fn close(&self) {
-        self.0.mute();
+        self.wakeups.close();
+        self.changed.notify_one();
         self.reaches(Stage::Over, FAREWELL).await;
     }
-}
 
-impl Drop for Hints {
-    fn drop(&mut self) {
-        self.0.mute();
-    }
-}
-
-impl fmt::Debug for Hints {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Hints({} tickets), {:?}",
-            self.tickets().len(),
-            self.0.wakeups
-        )
-    }
-}
-
-impl Shared {
     fn listening(&self) -> MutexGuard<'_, Listening> {
         self.listening
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn mute(&self) {
-        self.wakeups.close();
-        self.changed.notify_one();
     }
 
     /// Publishes an echo over the command connection and waits until it arrives over the one for
@@ -263,6 +226,23 @@ impl Shared {
     }
 }
 
+impl Drop for Hints {
+    fn drop(&mut self) {
+        self.changed.notify_one();
+    }
+}
+
+impl fmt::Debug for Hints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Hints({} tickets), {:?}",
+            self.tickets.len(),
+            self.wakeups
+        )
+    }
+}
+
 /// The remaining time is in whole milliseconds, rounded down, so one more has to pass.
 pub(crate) fn look_at_end(rest: Duration) -> Duration {
     (rest + Duration::from_millis(1)).min(LOOK)
@@ -270,7 +250,7 @@ pub(crate) fn look_at_end(rest: Duration) -> Duration {
 
 /// Ends the connection that listens if no echo arrives over it. Then pauses for a poll interval before
 /// the next check.
-async fn find_out(shared: Weak<Shared>, connection: Weak<Connection>) {
+async fn find_out(shared: Weak<Hints>, connection: Weak<Connection>) {
     loop {
         if let (Some(shared), Some(connection)) = (shared.upgrade(), connection.upgrade()) {
             // While another connection is being opened there is nothing to check.
@@ -296,7 +276,7 @@ async fn find_out(shared: Weak<Shared>, connection: Weak<Connection>) {
 }
 
 /// Keeps one subscription alive until the driver or the stream ends.
-async fn listen(shared: Weak<Shared>, changed: Arc<Notify>) {
+async fn listen(shared: Weak<Hints>, changed: Arc<Notify>) {
     let (mut pause, mut gap, mut told) = (Duration::ZERO, false, false);
     loop {
         let began = Instant::now();
@@ -308,18 +288,16 @@ async fn listen(shared: Weak<Shared>, changed: Arc<Notify>) {
         };
         let refused = error.code() == Some("NOPERM");
         strong.tried(None, refused.then(|| error.clone()));
-        let longer = strong.dialer.longer(pause);
+        pause = strong.dialer.pause_after(began.elapsed(), pause);
         drop(strong);
         gap = true;
         if refused && !std::mem::replace(&mut told, true) {
             tracing::warn!(%error, "redis: the user may not subscribe, so acquires that wait fail; see the ACL lines in the README of dlock-redis");
         }
         tracing::debug!(%error, "redis: the connection for wake-ups ended");
-        pause = match () {
-            () if refused => REFUSED,
-            () if began.elapsed() > STEADY => Duration::ZERO,
-            () => longer,
-        };
+        if refused {
+            pause = REFUSED;
+        }
         let again = tokio::time::sleep(jitter(pause));
         let mut again = pin!(again);
         loop {
@@ -336,7 +314,7 @@ async fn listen(shared: Weak<Shared>, changed: Arc<Notify>) {
 }
 
 /// The life of one connection. `Ok`: the driver or its stream has ended.
-async fn follow(shared: &Weak<Shared>, changed: &Notify, gap: bool) -> RedisResult<()> {
+async fn follow(shared: &Weak<Hints>, changed: &Notify, gap: bool) -> RedisResult<()> {
     let Some(strong) = shared.upgrade() else {
         return Ok(());
     };
@@ -357,7 +335,9 @@ async fn follow(shared: &Weak<Shared>, changed: &Notify, gap: bool) -> RedisResu
         })
         .await
         .inspect_err(|_| dialer.tried(false))?;
-    let subscribed = within(&dialer, native.subscribe(&channel)).await;
+    let subscribed = tokio::time::timeout(dialer.within(), native.subscribe(&channel)).await;
+    let subscribed =
+        subscribed.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()));
     dialer.tried(subscribed.is_ok());
     subscribed?;
     if let Some(strong) = shared.upgrade() {
@@ -381,11 +361,6 @@ async fn follow(shared: &Weak<Shared>, changed: &Notify, gap: bool) -> RedisResu
     // An explicit unsubscribe, so that a waiting `close` knows that the server has no receiver any more.
     drop(tokio::time::timeout(FAREWELL, native.unsubscribe(channel)).await);
     Ok(())
-}
-
-async fn within(dialer: &Dialer, step: impl Future<Output = RedisResult<()>>) -> RedisResult<()> {
-    let answer = tokio::time::timeout(dialer.within(), step).await;
-    answer.unwrap_or_else(|_| Err(RedisError::from(io::Error::from(io::ErrorKind::TimedOut))))
 }
 
 /// The pause after a refusal: rights can be granted while a service runs.

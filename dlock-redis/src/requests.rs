@@ -2,11 +2,14 @@
 //! minimum hold.
 
 use crate::{
-    commands::{Acquisition, Releasing},
-    server::Server,
+    commands::{self, Acquisition, Releasing},
+    connection::Link,
+    error,
+    scripts::{ACQUIRES, RELEASES},
+    server::{Server, not_after},
 };
 use dlock_core::{
-    HoldId, LockName,
+    HoldId, Instant, LockName,
     driver::{
         Acquire, Release, Result,
         kit::{Batch, BatchPolicy},
@@ -34,7 +37,24 @@ impl Batch for Acquires {
     }
 
     async fn send(&self, batch: &[Acquire]) -> Result<Vec<Option<Result<Acquisition>>>> {
-        self.0.acquire_all(batch).await
+        let (server, tickets) = (&self.0, &self.0.hints.tickets);
+        let keys: Vec<_> = batch.iter().map(|req| server.keys(&req.name)).collect();
+        let places: Vec<_> = batch.iter().map(|req| tickets.place(req.line).0).collect();
+        // The script does nothing if one request is late: each then goes alone.
+        let first = batch.iter().map(|req| req.give_up).min();
+        let first = first.unwrap_or(Instant::FAR);
+        let acquires = |link: &Link| {
+            let channel = &server.hints.channel;
+            commands::acquires(&keys, batch, channel, &places, not_after(link, first)).into()
+        };
+        let answer = server.connection.eval(&ACQUIRES, first, acquires);
+        let (answer, link) = server.connection.patiently(answer).await?;
+        let each = commands::read_each(answer, batch.len()).ok_or_else(error::garbled)?;
+        let each = batch.iter().zip(each).map(|(req, it)| {
+            let answer = it.map_err(|cause| server.connection.failed(&link, cause));
+            Some(answer.and_then(|it| server.acquired(req, &it, &link)))
+        });
+        Ok(each.collect())
     }
 }
 
@@ -54,7 +74,18 @@ impl Batch for Releases {
     }
 
     async fn send(&self, batch: &[(Release, HoldId)]) -> Result<Vec<Option<Result<Releasing>>>> {
-        self.0.release_all(batch).await
+        let keys = batch.iter().map(|(req, _)| self.0.keys(&req.name));
+        let keys: Vec<_> = keys.collect();
+        let releases = |_: &Link| commands::releases(&keys, batch).into();
+        let (connection, patience) = (&self.0.connection, self.0.connection.patience());
+        let answer = connection.eval(&RELEASES, patience, releases);
+        let (answer, link) = connection.patiently(answer).await?;
+        let each = commands::read_each(answer, batch.len()).ok_or_else(error::garbled)?;
+        let each = each.into_iter().map(|it| {
+            let answer = it.map_err(|cause| connection.failed(&link, cause))?;
+            commands::read_release(&answer).ok_or_else(error::garbled)
+        });
+        Ok(each.map(Some).collect())
     }
 }
 
@@ -62,7 +93,7 @@ impl Batch for Releases {
 /// requests wait for one of them to return, and the server and the client wait for each other; more than
 /// these gain nothing, and each carries little. The server does nothing else during a script: for some
 /// 0.2 ms, less than for a script of renewals, or for 1 ms where every queue is full of dead tickets (see
-/// `EACH` in the scripts of several). More names gain little.
+/// `each.lua`). More names gain little.
 pub(crate) const POLICY: BatchPolicy = BatchPolicy {
     alone: 4,
     in_flight: 8,

@@ -10,30 +10,30 @@ use crate::{
     scripts::{self, Lua},
 };
 use dlock_core::{
-    Broken, FencingToken, HoldId, Instant, LockName,
+    Broken, FencingToken, Instant, LockName,
     driver::{Acquire, Release, Renew, Renewed, Result, Ticket},
 };
 use redis::Value;
 use std::{
-    fmt,
     sync::{Arc, LazyLock},
     time::Duration,
 };
 
 /// The server, as one client's locks use it.
+#[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) prefix: Prefix,
     pub(crate) connection: Arc<Connection>,
-    pub(crate) hints: Hints,
+    pub(crate) hints: Arc<Hints>,
 }
 
 impl Server {
-    /// Sends one acquire with the place of its ticket, and records in the tickets what the answer says.
+    /// Sends one acquire with the place of its ticket.
     pub(crate) async fn acquire(&self, req: &Acquire) -> Result<Acquisition> {
-        let (keys, stand) = (self.keys(&req.name), self.hints.tickets().place(req.line));
+        let (keys, stand) = (self.keys(&req.name), self.hints.tickets.place(req.line));
         let acquire = |link: &Link| {
             let not_after = not_after(link, req.give_up);
-            commands::acquire(&keys, req, self.hints.channel(), stand, not_after).into()
+            commands::acquire(&keys, req, &self.hints.channel, stand, not_after).into()
         };
         let evaluated = self
             .connection
@@ -42,41 +42,19 @@ impl Server {
         self.acquired(req, &answer, &link)
     }
 
-    /// Sends several acquires with one lease and one holder info.
-    pub(crate) async fn acquire_all(
+    /// Records in the tickets what the answer to an acquire says.
+    pub(crate) fn acquired(
         &self,
-        batch: &[Acquire],
-    ) -> Result<Vec<Option<Result<Acquisition>>>> {
-        let keys: Vec<_> = batch.iter().map(|req| self.keys(&req.name)).collect();
-        let tickets = self.hints.tickets();
-        let places: Vec<_> = batch.iter().map(|req| tickets.place(req.line).0).collect();
-        let give_ups = || batch.iter().map(|req| req.give_up);
-        // The script does nothing if one request is late: each then goes alone.
-        let first = give_ups().min().unwrap_or(Instant::FAR);
-        let acquires = |link: &Link| {
-            let channel = self.hints.channel();
-            commands::acquires(&keys, batch, channel, &places, not_after(link, first)).into()
-        };
-        let last = give_ups().max().unwrap_or(first);
-        let evaluated = self
-            .connection
-            .eval_for_all(&scripts::ACQUIRES, last, acquires);
-        let (answer, link) = evaluated.await?;
-        let each = commands::read_each(answer, batch.len()).ok_or_else(error::garbled)?;
-        let each = batch.iter().zip(each).map(|(req, answer)| {
-            let answer = answer.map_err(|cause| error::failed(cause.into()).error);
-            Some(answer.and_then(|answer| self.acquired(req, &answer, &link)))
-        });
-        Ok(each.collect())
-    }
-
-    fn acquired(&self, req: &Acquire, answer: &Value, link: &Arc<Link>) -> Result<Acquisition> {
+        req: &Acquire,
+        answer: &Value,
+        link: &Arc<Link>,
+    ) -> Result<Acquisition> {
         let read = commands::read_acquire(answer, req.lease.length());
         let (acquisition, now) = read.ok_or_else(error::garbled)?;
         link.server.observe(now, self.connection.now());
-        let tickets = self.hints.tickets();
+        let tickets = &self.hints.tickets;
         let unheard = match (&acquisition, req.line) {
-            (Acquisition::Granted { behind, .. }, line) => {
+            (Acquisition::Granted(_, behind), line) => {
                 if let (Some(next), Some(place)) = (req.next, *behind) {
                     tickets.stands(next, place);
                 }
@@ -96,29 +74,12 @@ impl Server {
 
     pub(crate) async fn release(&self, req: &Release) -> Result<Releasing> {
         let keys = self.keys(&req.name);
-        let turns = self.hints.tickets().brought(req.holds);
-        let release = |_: &Link| Request::new(commands::release(&keys, req), turns);
+        let release = |_: &Link| Request {
+            cmd: commands::release(&keys, req),
+            last: self.hints.tickets.brought(req.holds),
+        };
         let answer = self.run(&scripts::RELEASE, release).await?;
         commands::read_release(&answer).ok_or_else(error::garbled)
-    }
-
-    /// Releases one hold of each of several locks.
-    pub(crate) async fn release_all(
-        &self,
-        batch: &[(Release, HoldId)],
-    ) -> Result<Vec<Option<Result<Releasing>>>> {
-        let keys: Vec<_> = batch.iter().map(|(req, _)| self.keys(&req.name)).collect();
-        let releases = |_: &Link| commands::releases(&keys, batch).into();
-        let patience = self.connection.patience();
-        let evaluated = self
-            .connection
-            .eval_for_all(&scripts::RELEASES, patience, releases);
-        let each = commands::read_each(evaluated.await?.0, batch.len());
-        let each = each.ok_or_else(error::garbled)?.into_iter().map(|answer| {
-            let answer = answer.map_err(|cause| error::failed(cause.into()).error)?;
-            commands::read_release(&answer).ok_or_else(error::garbled)
-        });
-        Ok(each.map(Some).collect())
     }
 
     /// Renews the entries of one script.
@@ -133,23 +94,16 @@ impl Server {
         let (answer, link) = evaluated.await?;
         let renewal = commands::read_renew(&answer).ok_or_else(error::garbled)?;
         link.server.observe(renewal.now, self.connection.now());
-        if !renewal.in_time {
-            return Err(error::late());
-        }
-        let renewed = |rest: Option<Duration>| match rest {
-            Some(valid_for) => Renewed::Until { valid_for },
-            None => Renewed::NotHeld,
-        };
-        let rests = renewal.rests.into_iter();
-        Ok(rests
-            .map(|rest| rest.map(renewed).map_err(|text| error::failed_entry(&text)))
+        let entries = renewal.entries.ok_or_else(error::late)?.into_iter();
+        Ok(entries
+            .map(|entry| entry.map_err(|text| error::failed_entry(&text)))
             .collect())
     }
 
     /// Ends a ticket. `false`: the queue has more dead tickets than one script removes.
     pub(crate) async fn leave(&self, name: &LockName, ticket: Option<Ticket>) -> Result<bool> {
         let keys = self.keys(name);
-        let leave = |_: &Link| commands::leave(&keys, self.hints.channel(), ticket).into();
+        let leave = |_: &Link| commands::leave(&keys, &self.hints.channel, ticket).into();
         let answer = self.run(&scripts::LEAVE, leave).await?;
         commands::read_leave(&answer).ok_or_else(error::garbled)
     }
@@ -181,9 +135,8 @@ impl Server {
         let server = Arc::clone(self);
         self.connection.spawn(async move {
             for _ in 0..MOST_ROUNDS {
-                match server.leave(&name, None).await {
-                    Ok(false) => {}
-                    Ok(true) | Err(_) => return,
+                if !matches!(server.leave(&name, None).await, Ok(false)) {
+                    return;
                 }
             }
         });
@@ -199,19 +152,13 @@ impl Server {
         Ok(self.connection.eval(lua, patience, build).await?.0)
     }
 
-    fn keys(&self, name: &LockName) -> Keys {
+    pub(crate) fn keys(&self, name: &LockName) -> Keys {
         self.prefix.keys(name)
     }
 }
 
-impl fmt::Debug for Server {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}, {:?}", self.connection, self.hints)
-    }
-}
-
 /// The server's time at `give_up`. A request carries it, so that it takes nothing when it runs later.
-fn not_after(link: &Link, give_up: Instant) -> Duration {
+pub(crate) fn not_after(link: &Link, give_up: Instant) -> Duration {
     // The greeting of every connection reads the server's time, so it is known.
     link.server.at(give_up).unwrap_or_default()
 }

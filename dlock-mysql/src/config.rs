@@ -1,7 +1,10 @@
 //! Configuration: where the server is and how dlock uses it, from a URL or from code.
 
 use crate::{commands, error};
-use dlock_core::driver::{DriverError, Result};
+use dlock_core::driver::{
+    DriverError, Result,
+    kit::{split_url, unknown_setting},
+};
 use sqlx::{
     ConnectOptions,
     mysql::{MySqlConnectOptions, MySqlSslMode},
@@ -263,16 +266,17 @@ impl MysqlConfig {
                 Ok(most) if MOST.contains(&most) => self.connections = most,
                 _ => return Err(wrong("1 to 64")),
             },
-            _ => return Err(unknown(key)),
+            _ => return Err(unknown_setting("MySQL", key, &KNOWN)),
         }
         Ok(())
     }
 }
 
-/// dlock's own URL settings.
-const KNOWN: [&str; 3] = ["dlock.table", "dlock.create", "dlock.connections"];
-/// The native client's URL settings; it would silently ignore any other.
-const NATIVE: [&str; 14] = [
+/// dlock's own URL settings, then the native client's, which would silently ignore any other.
+const KNOWN: [&str; 17] = [
+    "dlock.table",
+    "dlock.create",
+    "dlock.connections",
     "ssl-mode",
     "sslmode",
     "ssl-ca",
@@ -288,13 +292,6 @@ const NATIVE: [&str; 14] = [
     "timezone",
     "time-zone",
 ];
-
-fn unknown(key: &str) -> DriverError {
-    let known = [&KNOWN[..], &NATIVE].concat().join(", ");
-    error::misuse(format!(
-        "the MySQL URL has an unknown setting {key:?}; known: {known}"
-    ))
-}
 
 const MOST: RangeInclusive<u32> = 1..=64;
 /// More than there are statements: an evicted one must be prepared again, which costs two round trips.
@@ -316,26 +313,17 @@ impl FromStr for MysqlConfig {
         // The error shows no part of the URL: it may hold a misplaced password.
         let form =
             || error::misuse("a MySQL URL is mysql://user:password@host:port/database".to_owned());
-        let mut url = Url::parse(url).map_err(|cause| form().with_source(cause))?;
+        let (native, settings) = split_url("MySQL", url, &KNOWN)?;
+        let url = Url::parse(&native).map_err(|cause| form().with_source(cause))?;
         if !matches!(url.scheme(), "mysql" | "mariadb") || url.cannot_be_a_base() {
             return Err(form());
         }
-        let pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();
-        let (ours, theirs): (Vec<_>, Vec<_>) = pairs
-            .into_iter()
-            .partition(|(key, _)| key.starts_with("dlock."));
-        if let Some((key, _)) = theirs.iter().find(|(key, _)| !NATIVE.contains(&&**key)) {
-            // The key may be the rest of a password that was not percent-encoded.
-            let password = url.query().is_some_and(|query| query.contains('@'));
-            return Err(unknown(if password { "?" } else { key }));
-        }
-        url.query_pairs_mut().clear().extend_pairs(&theirs);
-        let explicit = theirs
-            .iter()
-            .any(|(key, _)| matches!(&**key, "ssl-mode" | "sslmode"));
+        let explicit = url
+            .query_pairs()
+            .any(|(key, _)| matches!(&*key, "ssl-mode" | "sslmode"));
         let server = MySqlConnectOptions::from_url(&url).map_err(error::unreached)?;
         let mut config = Self::of(server, explicit);
-        for (key, value) in &ours {
+        for (key, value) in &settings {
             config.set(key, value)?;
         }
         config.place()?;

@@ -1,15 +1,14 @@
 //! Errors: one table classifies the server's and the native client's errors by kind, retry class and effect.
 
-use dlock_core::{Effect, ErrorKind, RetryClass, driver::DriverError};
+use dlock_core::{
+    Effect, ErrorKind, RetryClass,
+    driver::{
+        DriverError,
+        kit::{ErrorClass, Failure},
+    },
+};
 use sqlx::mysql::MySqlDatabaseError;
 use std::{fmt, io};
-
-/// A driver error and its consequence for connections.
-#[derive(Debug)]
-pub(crate) struct Failure {
-    pub(crate) error: DriverError,
-    pub(crate) link: Fate,
-}
 
 /// What happens to the connection on which a statement failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,34 +21,7 @@ pub(crate) enum Fate {
     AllClosed,
 }
 
-/// One row: what an error number means for the program, the retry loop and the reader.
-#[derive(Debug, PartialEq, Eq)]
-struct Class {
-    number: u16,
-    kind: ErrorKind,
-    retry: RetryClass,
-    effect: Effect,
-    link: Fate,
-    advice: &'static str,
-}
-
-const fn row(
-    number: u16,
-    kind: ErrorKind,
-    retry: RetryClass,
-    effect: Effect,
-    link: Fate,
-    advice: &'static str,
-) -> Class {
-    Class {
-        number,
-        kind,
-        retry,
-        effect,
-        link,
-        advice,
-    }
-}
+type Class = ErrorClass<u16, Fate>;
 
 /// The classification. Each statement is a transaction, so a server that refuses or interrupts it has rolled
 /// it back. If the answer is lost, or the server was shutting down, the effect is unknown.
@@ -60,57 +32,57 @@ const TABLE: [Class; 50] = {
     use Fate::{AllClosed, Closed, Kept};
     use RetryClass::{Later, Never, Now};
     [
-        row(1020, Unavailable, Now, None, Kept, "another client changed the row at the same time"),
-        row(1021, Unavailable, Later, Unknown, Closed, "the server's disk is full"),
-        row(1040, Unavailable, Later, None, Closed, "the server has no connection left: raise max_connections, or lower dlock.connections"),
-        row(1042, Unavailable, Later, None, Closed, "the server cannot resolve this host's name: set skip_name_resolve there"),
-        row(1044, Unavailable, Never, None, Closed, "the user may not use this database: see the GRANT lines of `dlock schema`"),
-        row(1045, Unavailable, Never, None, Closed, "the server refused user or password"),
-        row(1047, Unavailable, Later, None, AllClosed, "the server takes no statements at the moment: a node of a cluster that is not synchronised, or cut off"),
-        row(1049, Misuse, Never, None, Closed, "there is no such database: make it, or name another one in the URL"),
-        row(1053, Unavailable, Later, Unknown, AllClosed, "the server is shutting down"),
-        row(1062, Unavailable, Now, None, Kept, "another client made the row at the same time"),
-        row(1064, Unsupported, Never, None, Kept, "BUG: the server does not understand a statement; please report it with the server's version"),
-        row(1114, Unavailable, Later, None, Kept, "the server has no room for the row: its disk or tablespace is full"),
-        row(1129, Unavailable, Later, None, Closed, "the server blocks this host after too many failed connections: FLUSH HOSTS there"),
-        row(1130, Unavailable, Never, None, Closed, "the server accepts no connection from this host: check the host part of the user's account"),
-        row(1142, Unavailable, Never, None, Kept, "the user lacks a right on dlock's table: see the GRANT lines of `dlock schema`"),
-        row(1143, Unavailable, Never, None, Kept, "the user lacks a right on a column of dlock's table: see the GRANT lines of `dlock schema`"),
-        row(1146, Unavailable, Never, None, Kept, "dlock's table is not there: make it with what `dlock schema` prints"),
-        row(1158, Unavailable, Later, Unknown, AllClosed, "the server could not read from the network"),
-        row(1159, Unavailable, Later, Unknown, AllClosed, "the server waited too long for the network"),
-        row(1160, Unavailable, Later, Unknown, AllClosed, "the server could not write to the network"),
-        row(1161, Unavailable, Later, Unknown, AllClosed, "the server waited too long to write to the network"),
-        row(1184, Unavailable, Later, None, Closed, "the server gave the connection up while it was being made"),
-        row(1203, Unavailable, Later, None, Closed, "the user has no connection left on the server: raise its max_user_connections, or lower dlock.connections"),
-        row(1205, Unavailable, Later, None, Kept, "the row or the table was locked for a second: a transaction, a backup or LOCK TABLES is open on dlock's table"),
-        row(1213, Unavailable, Now, None, Kept, "the server chose this statement to end a deadlock"),
-        row(1226, Unavailable, Later, None, Closed, "the user is over one of its limits on the server (max_user_connections, max_updates_per_hour, …)"),
-        row(1243, Unavailable, Now, None, Closed, "the server does not know the statement that it prepared: a proxy in between changes servers, which dlock's sessions do not survive"),
-        row(1290, Unavailable, Later, None, AllClosed, "the server is read-only: a failover is under way, or the URL names a replica"),
-        row(1317, Unavailable, Now, None, Closed, "the statement was killed on the server"),
-        row(1412, Unavailable, Now, None, Kept, "dlock's table was altered at the same time"),
-        row(1461, Unavailable, Later, None, Closed, "the server has no prepared statement left: raise max_prepared_stmt_count"),
-        row(1615, Unavailable, Now, None, Closed, "the server wants the statement prepared again: raise table_definition_cache"),
-        row(1792, Unavailable, Later, None, AllClosed, "the session is read-only: a failover is under way, or the URL names a replica"),
-        row(1836, Unavailable, Later, None, AllClosed, "the server is in read-only mode"),
-        row(1927, Unavailable, Now, Unknown, Closed, "the connection was killed on the server"),
-        row(1969, Unavailable, Later, None, Kept, "the statement ran for a second and was ended by the server (max_statement_time): it is overloaded, or dlock's table is locked"),
-        row(2006, Unavailable, Later, Unknown, AllClosed, "the server has gone away"),
-        row(2013, Unavailable, Later, Unknown, AllClosed, "the connection was lost during a statement"),
-        row(3024, Unavailable, Later, None, Kept, "the statement ran for too long and was ended by the server (max_execution_time)"),
-        row(3032, Unavailable, Later, None, AllClosed, "the server is in offline mode"),
-        row(3058, Unavailable, Later, None, Kept, "the server found a deadlock of user-level locks, which dlock does not use: check whether a proxy shares this connection"),
-        row(3101, Unavailable, Later, None, Kept, "the group of servers undid the statement: another primary wrote the row at the same time; write to one primary only"),
-        row(3118, Unavailable, Never, None, Closed, "the user's account is locked on the server"),
-        row(3159, Unavailable, Never, None, Closed, "the server takes only connections with TLS: turn on the feature `tls`, and see ssl-mode in the URL"),
-        row(4031, Unavailable, Now, None, Closed, "the server closed the connection, which was idle for too long"),
+        Class::new(1020, Unavailable, Now, None, Kept, "another client changed the row at the same time"),
+        Class::new(1021, Unavailable, Later, Unknown, Closed, "the server's disk is full"),
+        Class::new(1040, Unavailable, Later, None, Closed, "the server has no connection left: raise max_connections, or lower dlock.connections"),
+        Class::new(1042, Unavailable, Later, None, Closed, "the server cannot resolve this host's name: set skip_name_resolve there"),
+        Class::new(1044, Unavailable, Never, None, Closed, "the user may not use this database: see the GRANT lines of `dlock schema`"),
+        Class::new(1045, Unavailable, Never, None, Closed, "the server refused user or password"),
+        Class::new(1047, Unavailable, Later, None, AllClosed, "the server takes no statements at the moment: a node of a cluster that is not synchronised, or cut off"),
+        Class::new(1049, Misuse, Never, None, Closed, "there is no such database: make it, or name another one in the URL"),
+        Class::new(1053, Unavailable, Later, Unknown, AllClosed, "the server is shutting down"),
+        Class::new(1062, Unavailable, Now, None, Kept, "another client made the row at the same time"),
+        Class::new(1064, Unsupported, Never, None, Kept, "BUG: the server does not understand a statement; please report it with the server's version"),
+        Class::new(1114, Unavailable, Later, None, Kept, "the server has no room for the row: its disk or tablespace is full"),
+        Class::new(1129, Unavailable, Later, None, Closed, "the server blocks this host after too many failed connections: FLUSH HOSTS there"),
+        Class::new(1130, Unavailable, Never, None, Closed, "the server accepts no connection from this host: check the host part of the user's account"),
+        Class::new(1142, Unavailable, Never, None, Kept, "the user lacks a right on dlock's table: see the GRANT lines of `dlock schema`"),
+        Class::new(1143, Unavailable, Never, None, Kept, "the user lacks a right on a column of dlock's table: see the GRANT lines of `dlock schema`"),
+        Class::new(1146, Unavailable, Never, None, Kept, "dlock's table is not there: make it with what `dlock schema` prints"),
+        Class::new(1158, Unavailable, Later, Unknown, AllClosed, "the server could not read from the network"),
+        Class::new(1159, Unavailable, Later, Unknown, AllClosed, "the server waited too long for the network"),
+        Class::new(1160, Unavailable, Later, Unknown, AllClosed, "the server could not write to the network"),
+        Class::new(1161, Unavailable, Later, Unknown, AllClosed, "the server waited too long to write to the network"),
+        Class::new(1184, Unavailable, Later, None, Closed, "the server gave the connection up while it was being made"),
+        Class::new(1203, Unavailable, Later, None, Closed, "the user has no connection left on the server: raise its max_user_connections, or lower dlock.connections"),
+        Class::new(1205, Unavailable, Later, None, Kept, "the row or the table was locked for a second: a transaction, a backup or LOCK TABLES is open on dlock's table"),
+        Class::new(1213, Unavailable, Now, None, Kept, "the server chose this statement to end a deadlock"),
+        Class::new(1226, Unavailable, Later, None, Closed, "the user is over one of its limits on the server (max_user_connections, max_updates_per_hour, …)"),
+        Class::new(1243, Unavailable, Now, None, Closed, "the server does not know the statement that it prepared: a proxy in between changes servers, which dlock's sessions do not survive"),
+        Class::new(1290, Unavailable, Later, None, AllClosed, "the server is read-only: a failover is under way, or the URL names a replica"),
+        Class::new(1317, Unavailable, Now, None, Closed, "the statement was killed on the server"),
+        Class::new(1412, Unavailable, Now, None, Kept, "dlock's table was altered at the same time"),
+        Class::new(1461, Unavailable, Later, None, Closed, "the server has no prepared statement left: raise max_prepared_stmt_count"),
+        Class::new(1615, Unavailable, Now, None, Closed, "the server wants the statement prepared again: raise table_definition_cache"),
+        Class::new(1792, Unavailable, Later, None, AllClosed, "the session is read-only: a failover is under way, or the URL names a replica"),
+        Class::new(1836, Unavailable, Later, None, AllClosed, "the server is in read-only mode"),
+        Class::new(1927, Unavailable, Now, Unknown, Closed, "the connection was killed on the server"),
+        Class::new(1969, Unavailable, Later, None, Kept, "the statement ran for a second and was ended by the server (max_statement_time): it is overloaded, or dlock's table is locked"),
+        Class::new(2006, Unavailable, Later, Unknown, AllClosed, "the server has gone away"),
+        Class::new(2013, Unavailable, Later, Unknown, AllClosed, "the connection was lost during a statement"),
+        Class::new(3024, Unavailable, Later, None, Kept, "the statement ran for too long and was ended by the server (max_execution_time)"),
+        Class::new(3032, Unavailable, Later, None, AllClosed, "the server is in offline mode"),
+        Class::new(3058, Unavailable, Later, None, Kept, "the server found a deadlock of user-level locks, which dlock does not use: check whether a proxy shares this connection"),
+        Class::new(3101, Unavailable, Later, None, Kept, "the group of servers undid the statement: another primary wrote the row at the same time; write to one primary only"),
+        Class::new(3118, Unavailable, Never, None, Closed, "the user's account is locked on the server"),
+        Class::new(3159, Unavailable, Never, None, Closed, "the server takes only connections with TLS: turn on the feature `tls`, and see ssl-mode in the URL"),
+        Class::new(4031, Unavailable, Now, None, Closed, "the server closed the connection, which was idle for too long"),
         // Not server error numbers: these stand for errors that the client reports.
-        row(DIAL, Unavailable, Later, None, Closed, "the server could not be reached"),
-        row(IO, Unavailable, Later, Unknown, AllClosed, "the connection failed before the answer came"),
-        row(TLS, Unavailable, Never, None, Closed, "TLS could not be set up: see ssl-mode and ssl-ca in the URL; without the feature `tls` there is none, and ssl-mode=disabled does without"),
-        row(CONFIG, Misuse, Never, None, Closed, "the MySQL settings cannot work"),
-        row(ENDED, Unavailable, Later, None, Closed, "the statement ran for two seconds and was ended: the server is overloaded, or dlock's table is locked"),
+        Class::new(DIAL, Unavailable, Later, None, Closed, "the server could not be reached"),
+        Class::new(IO, Unavailable, Later, Unknown, AllClosed, "the connection failed before the answer came"),
+        Class::new(TLS, Unavailable, Never, None, Closed, "TLS could not be set up: see ssl-mode and ssl-ca in the URL; without the feature `tls` there is none, and ssl-mode=disabled does without"),
+        Class::new(CONFIG, Misuse, Never, None, Closed, "the MySQL settings cannot work"),
+        Class::new(ENDED, Unavailable, Later, None, Closed, "the statement ran for two seconds and was ended: the server is overloaded, or dlock's table is locked"),
     ]
 };
 
@@ -125,7 +97,7 @@ const KILLED: u16 = 1317;
 const NO_TABLE: u16 = 1146;
 
 /// Any error that the table does not list.
-const OTHER: Class = row(
+const OTHER: Class = Class::new(
     0,
     ErrorKind::Unavailable,
     RetryClass::Later,
@@ -135,7 +107,7 @@ const OTHER: Class = row(
 );
 
 /// A column holds a value that the driver did not write.
-const GARBLED: Class = row(
+const GARBLED: Class = Class::new(
     0,
     ErrorKind::Unavailable,
     RetryClass::Never,
@@ -145,19 +117,11 @@ const GARBLED: Class = row(
 );
 
 /// Classifies a failed statement. `by_us`: it ran for too long and the driver killed it.
-pub(crate) fn failed(cause: sqlx::Error, by_us: bool) -> Failure {
+pub(crate) fn failed(cause: sqlx::Error, by_us: bool) -> Failure<Fate> {
     if by_us && number(&cause) == Some(KILLED) {
-        let class = by_number(ENDED);
-        return Failure {
-            error: told(class, Ended(cause)),
-            link: class.link,
-        };
+        return by_number(ENDED).failure(Ended(cause));
     }
-    let class = classify(&cause);
-    Failure {
-        error: told(class, cause),
-        link: class.link,
-    }
+    classify(&cause).failure(cause)
 }
 
 /// The server's error for a statement that the driver killed.
@@ -180,14 +144,7 @@ pub(crate) fn unreached(cause: sqlx::Error) -> DriverError {
         sqlx::Error::Io(_) | sqlx::Error::Protocol(_) => by_number(DIAL),
         _ => classify(&cause),
     };
-    told(class, cause).with_effect(Effect::None)
-}
-
-fn told(class: &Class, cause: impl std::error::Error + Send + Sync + 'static) -> DriverError {
-    DriverError::new(class.kind, class.advice)
-        .with_retry(class.retry)
-        .with_effect(class.effect)
-        .with_source(cause)
+    class.failure(cause).error.with_effect(Effect::None)
 }
 
 /// Whether the failure is contention: the statement did nothing and may be sent again.

@@ -1,152 +1,162 @@
 //! Wire format: builds every request to the server and parses every answer.
 //! The module `scripts` says what the scripts do.
 
-use dlock_core::{
-    Broken, FencingToken, HoldId, HolderInfo, Holds, Owner,
-    driver::{Acquire, Release, Renew, Ticket},
-};
-use redis::{Cmd, RedisWrite, Value};
-use std::time::Duration;
-
 use crate::{
-    config::{Keys, write_parts},
-    scripts::{ACQUIRE, BREAK, INSPECT, LEAVE, RELEASE, RENEW},
+    config::Keys,
+    scripts::{ACQUIRE, ACQUIRES, BREAK, INSPECT, LEAVE, Lua, RELEASE, RELEASES, RENEW},
+    tickets::Stand,
 };
+use dlock_core::{
+    Broken, FencingToken, HoldId, Holds, Owner,
+    driver::{Acquire, Grant, Release, Renew, Renewed, Result, Ticket},
+};
+use redis::{Cmd, RedisResult, RedisWrite, Value};
+use std::{io::Write, num::NonZeroU32, slice, time::Duration};
 
 /// Where a ticket first entered the queue: the server's time, in µs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place(u64);
 
-/// Asks for the lock. `channel` is where this client listens, `place` is the earlier place of `req.line`
-/// in the queue, and `turned` says whether its turn came.
+/// Asks for the lock. `channel` is where this client listens; `stand` is the earlier place of `req.line` in
+/// the queue, and whether its turn came.
 pub(crate) fn acquire(
     keys: &Keys,
     req: &Acquire,
-    (channel, place, turned): (&str, Option<Place>, bool),
+    channel: &str,
+    (place, turned): Stand,
     not_after: Duration,
 ) -> Cmd {
-    let mut cmd = ACQUIRE.call(4, 9);
-    cmd.arg(keys.record()).arg(keys.line());
-    cmd.arg(keys.ends()).arg(keys.token());
-    cmd.arg(&owner_field(&req.owner)[..])
-        .arg(&hold_field(req.hold)[..]);
-    cmd.arg(millis(req.lease.length()))
-        .arg(&micros(not_after)[..]);
-    write_note(&mut cmd, &req.note);
-    // Absent arguments are left out: arguments are the largest cost of a request.
+    let mut cmd = call(&ACQUIRE, 4, slice::from_ref(keys), 9);
+    cmd.arg(&owner_field(&req.owner)[..]);
+    cmd.arg(&hold_field(req.hold)[..]);
+    write_terms(&mut cmd, req, not_after);
+    // Empty arguments at the end are left out: arguments are the largest cost of a request.
     if req.line.is_some() || req.next.is_some() || req.join.is_some() {
-        match (req.line, place) {
-            (Some(it), Some(Place(place))) => {
-                cmd.write_arg_fmt(format_args!("{channel}:{it} {place}"));
-            }
-            (Some(it), None) => write_ticket(&mut cmd, channel, it),
-            (None, _) => drop(cmd.arg("")),
-        }
+        let next = ticket_field(channel, req.next, None);
+        let join = req.join.map_or_else(String::new, |it| it.0.to_string());
+        let turned = if turned { "1" } else { "" };
+        let line = ticket_field(channel, req.line, place);
+        let rest = [&*line, &*next, &*join, turned];
+        let last = rest.iter().rposition(|it| !it.is_empty()).unwrap_or(0);
+        cmd.arg(&rest[..=last]);
     }
-    if req.next.is_some() || req.join.is_some() || turned {
-        match req.next {
-            Some(it) => write_ticket(&mut cmd, channel, it),
-            None => drop(cmd.arg("")),
-        }
+    cmd
+}
+
+/// Asks for several locks with one lease and one holder info, each with the earlier place of its ticket.
+pub(crate) fn acquires(
+    keys: &[Keys],
+    batch: &[Acquire],
+    channel: &str,
+    places: &[Option<Place>],
+    not_after: Duration,
+) -> Cmd {
+    let mut cmd = call(&ACQUIRES, 4, keys, 6);
+    write_joined(&mut cmd, batch.iter().map(|req| owner_field(&req.owner)));
+    write_joined(&mut cmd, batch.iter().map(|req| hold_field(req.hold)));
+    if let Some(first) = batch.first() {
+        write_terms(&mut cmd, first, not_after);
     }
-    match req.join {
-        Some(token) => drop(cmd.arg(token.0)),
-        None if turned => drop(cmd.arg("")),
-        None => {}
-    }
-    if turned {
-        cmd.arg("1");
-    }
+    let tickets = batch.iter().zip(places);
+    let tickets = tickets.map(|(req, place)| ticket_field(channel, req.line, *place));
+    cmd.arg(tickets.collect::<Vec<_>>().join("\n"));
     cmd
 }
 
 /// Ends the turn or the wait of a ticket. Without a ticket it only serves the queue: a free lock goes to
 /// the next ticket.
-pub(crate) fn leave(keys: &Keys, left: Option<(&str, Ticket)>) -> Cmd {
-    let mut cmd = LEAVE.call(3, 1);
-    cmd.arg(keys.record()).arg(keys.line()).arg(keys.ends());
-    if let Some((channel, it)) = left {
-        write_ticket(&mut cmd, channel, it);
-    }
+pub(crate) fn leave(keys: &Keys, channel: &str, ticket: Option<Ticket>) -> Cmd {
+    let mut cmd = call(&LEAVE, 3, slice::from_ref(keys), 1);
+    cmd.arg(ticket.map(|it| ticket_field(channel, Some(it), None)));
     cmd
 }
 
 pub(crate) fn release(keys: &Keys, req: &Release) -> Cmd {
-    let mut cmd = RELEASE.call(3, 3);
-    cmd.arg(keys.line()).arg(keys.record()).arg(keys.ends());
+    let mut cmd = call(&RELEASE, 3, slice::from_ref(keys), 3);
     cmd.arg(&owner_field(&req.owner)[..]);
     match req.holds {
         Holds::One(hold) => cmd.arg(&hold_field(hold)[..]),
         Holds::All => cmd.arg("*"),
     };
-    if let Some(keep) = req.keep {
-        cmd.arg(millis(keep));
-    }
+    cmd.arg(req.keep.map(millis));
     cmd
 }
 
-pub(crate) fn renew(batch: &[(Keys, &Renew)], not_after: Duration) -> Cmd {
-    let mut cmd = RENEW.call(batch.len(), 1 + 3 * batch.len());
-    for (keys, _) in batch {
-        cmd.arg(keys.record());
-    }
-    cmd.arg(&micros(not_after)[..]);
-    for (_, entry) in batch {
-        cmd.arg(&owner_field(&entry.owner)[..])
-            .arg(&hold_field(entry.hold)[..]);
+/// Releases one hold of each of several locks.
+pub(crate) fn releases(keys: &[Keys], batch: &[(Release, HoldId)]) -> Cmd {
+    let mut cmd = call(&RELEASES, 3, keys, 2);
+    write_joined(
+        &mut cmd,
+        batch.iter().map(|(req, _)| owner_field(&req.owner)),
+    );
+    write_joined(&mut cmd, batch.iter().map(|(_, hold)| hold_field(*hold)));
+    cmd
+}
+
+pub(crate) fn renew(keys: &[Keys], batch: &[Renew], not_after: Duration) -> Cmd {
+    let mut cmd = call(&RENEW, 1, keys, 1 + 3 * batch.len());
+    cmd.arg(micros(not_after));
+    for entry in batch {
+        cmd.arg(&owner_field(&entry.owner)[..]);
+        cmd.arg(&hold_field(entry.hold)[..]);
         cmd.arg(millis(entry.lease.unwrap_or_default()));
     }
     cmd
 }
 
 pub(crate) fn break_lock(keys: &Keys, only: Option<FencingToken>) -> Cmd {
-    let mut cmd = BREAK.call(4, 1);
-    cmd.arg(keys.record()).arg(keys.line());
-    cmd.arg(keys.ends()).arg(keys.token());
+    let mut cmd = call(&BREAK, 4, slice::from_ref(keys), 1);
     cmd.arg(only.map(|token| token.0));
     cmd
 }
 
 pub(crate) fn inspect(keys: &Keys) -> Cmd {
-    let mut cmd = INSPECT.call(2, 0);
-    cmd.arg(keys.record()).arg(keys.line());
-    cmd
+    call(&INSPECT, 2, slice::from_ref(keys), 0)
 }
 
 pub(crate) fn scan(cursor: u64, pattern: &str, count: usize) -> Cmd {
     let mut cmd = redis::cmd("SCAN");
-    cmd.arg(cursor)
-        .arg("MATCH")
-        .arg(pattern)
-        .arg("COUNT")
-        .arg(count)
-        .arg("TYPE")
-        .arg("hash");
+    cmd.arg(cursor).arg(&["MATCH", pattern, "COUNT"]);
+    cmd.arg(count).arg(&["TYPE", "hash"]);
     cmd
 }
 
-/// The ticket carries the channel of its client, so the server knows where that client listens.
-fn write_ticket(cmd: &mut Cmd, channel: &str, ticket: Ticket) {
-    let mut room = [0; 20];
-    write_parts(cmd, &[channel, ":", digits(ticket.0.get(), &mut room)]);
-}
-
-/// The text of [`HolderInfo`], behind the mark of a hold that lasts as long as the record.
-fn write_note(cmd: &mut Cmd, note: &HolderInfo) {
-    let mut room = [0; 20];
-    let pid = digits(note.pid.into(), &mut room);
-    write_parts(cmd, &["= ", pid, " ", &note.host]);
-}
-
-fn digits(mut number: u64, room: &mut [u8; 20]) -> &str {
-    let mut from = room.len();
-    loop {
-        from -= 1;
-        room[from] = b"0123456789"[(number % 10) as usize];
-        number /= 10;
-        if number == 0 {
-            return std::str::from_utf8(&room[from..]).unwrap_or_default();
+/// Runs a script over the first `each` keys of every lock: the first key of each lock, then the second of
+/// each, and so on.
+fn call(lua: &Lua, each: usize, locks: &[Keys], arguments: usize) -> Cmd {
+    let count = each * locks.len();
+    let words = count + arguments;
+    let mut cmd = Cmd::with_capacity(3 + words, 64 + 32 * words);
+    cmd.arg("EVALSHA").arg(lua.hash.as_str()).arg(count);
+    for part in KEYS_OF_A_LOCK.iter().take(each) {
+        for keys in locks {
+            write_joined(&mut cmd, [keys.record(), part]);
         }
+    }
+    cmd
+}
+
+/// Lease, not-after, and the holder info behind the mark of a hold that lasts as long as the record.
+fn write_terms(cmd: &mut Cmd, req: &Acquire, not_after: Duration) {
+    cmd.arg(millis(req.lease.length())).arg(micros(not_after));
+    cmd.write_arg_fmt(format_args!("= {}", req.note));
+}
+
+/// Writes one argument of several parts.
+fn write_joined(cmd: &mut Cmd, parts: impl IntoIterator<Item = impl AsRef<[u8]>>) {
+    let mut arg = cmd.writer_for_next_arg();
+    for part in parts {
+        // Writing to memory cannot fail.
+        drop(arg.write_all(part.as_ref()));
+    }
+}
+
+/// The ticket begins with the channel of its client, so the server knows where that client listens.
+fn ticket_field(channel: &str, ticket: Option<Ticket>, place: Option<Place>) -> String {
+    match (ticket, place) {
+        (Some(it), Some(Place(place))) => format!("{channel}:{it} {place}"),
+        (Some(it), None) => format!("{channel}:{it}"),
+        (None, _) => String::new(),
     }
 }
 
@@ -167,14 +177,8 @@ fn hold_field(hold: HoldId) -> [u8; 19] {
 
 /// A fixed number of digits, as many as the server's time has: of two times the later one is the greater
 /// text.
-fn micros(span: Duration) -> [u8; 16] {
-    let mut text = [b'0'; 16];
-    let mut rest = u64::try_from(span.as_micros()).map_or(LAST_MICROS, |it| it.min(LAST_MICROS));
-    for place in text.iter_mut().rev() {
-        *place = b"0123456789"[(rest % 10) as usize];
-        rest /= 10;
-    }
-    text
+fn micros(span: Duration) -> String {
+    format!("{:016}", span.as_micros().min(LAST_MICROS))
 }
 
 /// Whole milliseconds, rounded up: a lease is never short.
@@ -186,19 +190,14 @@ fn millis(span: Duration) -> u64 {
 pub(crate) fn read_info(answer: &Value) -> Option<&str> {
     match answer {
         Value::VerbatimString { text, .. } => Some(text),
-        other => std::str::from_utf8(bytes(other)?).ok(),
+        other => text(other),
     }
 }
 
 /// The answer to [`ACQUIRE`].
 pub(crate) enum Acquisition {
-    Granted {
-        token: FencingToken,
-        holds: u32,
-        rest: Duration,
-        /// The place of the next ticket, if there is one.
-        behind: Option<Place>,
-    },
+    /// With the place of the next ticket, if there is one.
+    Granted(Grant, Option<Place>),
     Held(Refusal),
     Gone,
     Late,
@@ -219,161 +218,165 @@ pub(crate) enum Releasing {
     Freed,
     /// Freed, and the queue had more dead tickets than one script removes.
     Unserved,
-    Left(u32),
+    Left(NonZeroU32),
     Kept(Duration),
     NotHeld(Record),
 }
 
-/// Reads the answer to an acquire with that lease, and the server's time in it.
-pub(crate) fn read_acquire(answer: Value, lease: Duration) -> Option<(Acquisition, Duration)> {
-    if let Value::BulkString(text) = &answer {
-        let micros = std::str::from_utf8(text).ok()?.parse().ok()?;
-        let granted = Acquisition::Granted {
-            token: FencingToken(micros),
-            holds: 1,
-            rest: lease,
-            behind: None,
-        };
-        return Some((granted, Duration::from_micros(micros)));
+/// The answers to a batch, one for each request. One that is no array is the answer to all.
+pub(crate) fn read_each(answer: Value, count: usize) -> Option<Vec<RedisResult<Value>>> {
+    let answers = match answer {
+        Value::Array(answers) => answers,
+        answer => vec![answer; count],
+    };
+    let each = answers.into_iter().map(read_error).collect::<Vec<_>>();
+    Some(each).filter(|each| each.len() == count)
+}
+
+/// An error that the server answers becomes an `Err`; those inside an array are the caller's.
+pub(crate) fn read_error(answer: Value) -> RedisResult<Value> {
+    match answer {
+        Value::ServerError(error) => Err(error.into()),
+        answer => Ok(answer),
     }
-    let mut fields = items(answer)?;
-    let (code, now) = (int(fields.next()?)?, time(&fields.next()?)?);
-    let acquisition = match code {
-        1 => Acquisition::Granted {
-            token: token(&fields.next()?)?,
-            holds: u32::try_from(int(fields.next()?)?).ok()?,
-            rest: span(fields.next()?)?,
-            behind: place(fields.next().as_ref()),
-        },
-        0 => Acquisition::Held(Refusal {
-            record: Record::read(now, fields.next()?, fields.next()?)?,
-            ahead: u32::try_from(int(fields.next()?)?).ok(),
-            place: place(fields.next().as_ref()),
-            unserved: int(fields.next()?)? != 0,
+}
+
+/// Reads the answer to an acquire with that lease, and the server's time in it.
+pub(crate) fn read_acquire(answer: &Value, lease: Duration) -> Option<(Acquisition, Duration)> {
+    let Some(fields) = fields(answer) else {
+        let micros = number(answer)?;
+        let grant = Grant::new(FencingToken(micros), NonZeroU32::MIN, lease);
+        let granted = Acquisition::Granted(grant, None);
+        return Some((granted, Duration::from_micros(micros)));
+    };
+    let now = time(fields.get(1)?)?;
+    let acquisition = match fields {
+        [Value::Int(1), _, token, holds, rest, behind @ ..] => {
+            let grant = Grant::new(FencingToken(number(token)?), holds_of(holds)?, span(rest)?);
+            Acquisition::Granted(grant, behind.first().and_then(number).map(Place))
+        }
+        [Value::Int(0), _, rest, all, ahead, place, unserved] => Acquisition::Held(Refusal {
+            record: Record::read(now, rest, all)?,
+            ahead: count(ahead),
+            place: number(place).map(Place),
+            unserved: number(unserved)? != 0,
         }),
-        -1 => Acquisition::Gone,
-        -2 => Acquisition::Late,
-        -3 => Acquisition::Full,
+        [Value::Int(-1), _] => Acquisition::Gone,
+        [Value::Int(-2), _] => Acquisition::Late,
+        [Value::Int(-3), _] => Acquisition::Full,
         _ => return None,
     };
     Some((acquisition, now))
 }
 
-pub(crate) fn read_release(answer: Value) -> Option<Releasing> {
-    if let Value::Int(0) = answer {
-        return Some(Releasing::Freed);
-    }
-    let mut fields = items(answer)?;
-    Some(match int(fields.next()?)? {
-        1 => Releasing::Left(u32::try_from(int(fields.next()?)?).ok()?),
-        2 => Releasing::Kept(span(fields.next()?)?),
-        3 => Releasing::Unserved,
-        -1 => {
-            let now = time(&fields.next()?)?;
-            Releasing::NotHeld(Record::read(now, fields.next()?, fields.next()?)?)
+pub(crate) fn read_release(answer: &Value) -> Option<Releasing> {
+    Some(match fields(answer) {
+        None if *answer == Value::Int(0) => Releasing::Freed,
+        Some([Value::Int(1), holds]) => Releasing::Left(holds_of(holds)?),
+        Some([Value::Int(2), rest]) => Releasing::Kept(span(rest)?),
+        Some([Value::Int(3)]) => Releasing::Unserved,
+        Some([Value::Int(-1), now, rest, all]) => {
+            Releasing::NotHeld(Record::read(time(now)?, rest, all)?)
         }
         _ => return None,
     })
 }
 
-/// Whether the request came in time, the server's time, and for each entry the remaining time, `None`
-/// where it is not held, or the error of that record.
-#[expect(clippy::type_complexity, reason = "read once, at its only call")]
-pub(crate) fn read_renew(
-    answer: Value,
-) -> Option<(bool, Duration, Vec<Result<Option<Duration>, String>>)> {
-    let mut fields = items(answer)?;
-    let (code, now) = (int(fields.next()?)?, time(&fields.next()?)?);
-    let rests = fields.map(|field| match field {
-        Value::Int(rest) => Some(Ok(u64::try_from(rest).ok().map(Duration::from_millis))),
-        text => Some(Err(String::from_utf8_lossy(bytes(&text)?).into_owned())),
-    });
-    Some((code == 0, now, rests.collect::<Option<_>>()?))
+/// The answer to [`RENEW`].
+pub(crate) struct Renewal {
+    /// The server's time.
+    pub(crate) now: Duration,
+    /// For each entry what became of it, or the error of that record; `None`: the request was late.
+    pub(crate) entries: Option<Vec<Result<Renewed, String>>>,
+}
+
+pub(crate) fn read_renew(answer: &Value) -> Option<Renewal> {
+    let [code, now, rests @ ..] = fields(answer)? else {
+        return None;
+    };
+    let entry = |rest: &Value| match (rest, span(rest)) {
+        (Value::Int(_), Some(valid_for)) => Some(Ok(Renewed::Until { valid_for })),
+        (Value::Int(_), None) => Some(Ok(Renewed::NotHeld)),
+        (error, _) => Some(Err(text(error)?.to_owned())),
+    };
+    let entries = rests.iter().map(entry).collect::<Option<_>>()?;
+    Some(Renewal {
+        now: time(now)?,
+        entries: (*code == Value::Int(0)).then_some(entries),
+    })
 }
 
 /// Whether a leave served the queue or reached its end.
-pub(crate) fn read_leave(answer: Value) -> Option<bool> {
-    int(answer).map(|unserved| unserved == 0)
+pub(crate) fn read_leave(answer: &Value) -> Option<bool> {
+    number(answer).map(|unserved| unserved == 0)
 }
 
 /// What was broken, and whether dead tickets are left at the head of the queue.
-pub(crate) fn read_break(answer: Value) -> Option<(Broken, bool)> {
-    let mut fields = items(answer)?;
-    let code = int(fields.next()?)?;
-    let token = fields.next().as_ref().and_then(token);
-    let unserved = matches!(fields.next(), Some(Value::Int(1)));
-    let broken = match code {
-        0 => Broken::WasFree,
-        1 => Broken::Freed { token },
-        -1 => Broken::Changed { token },
+pub(crate) fn read_break(answer: &Value) -> Option<(Broken, bool)> {
+    let token = |it| number(it).map(FencingToken);
+    Some(match fields(answer)? {
+        [Value::Int(0)] => (Broken::WasFree, false),
+        [Value::Int(1), it, unserved] => (
+            Broken::Freed { token: token(it) },
+            *unserved == Value::Int(1),
+        ),
+        [Value::Int(-1), it] => (Broken::Changed { token: token(it) }, false),
         _ => return None,
-    };
-    Some((broken, unserved))
+    })
 }
 
 /// The record and the length of the queue; `None`: the queue's key holds foreign data.
-pub(crate) fn read_inspect(answer: Value) -> Option<(Record, Option<u32>)> {
-    let mut fields = items(answer)?;
-    let now = time(&fields.next()?)?;
-    let record = Record::read(now, fields.next()?, fields.next()?)?;
-    let waiters = u32::try_from(int(fields.next()?).unwrap_or(-1)).ok();
-    Some((record, waiters))
+pub(crate) fn read_inspect(answer: &Value) -> Option<(Record, Option<u32>)> {
+    let [now, rest, all, waiters] = fields(answer)? else {
+        return None;
+    };
+    Some((Record::read(time(now)?, rest, all)?, count(waiters)))
 }
 
 /// A notification on this client's channel.
-pub(crate) enum Push<'a> {
-    Turn {
-        ticket: Ticket,
-        record: &'a str,
-    },
-    First {
-        ticket: Ticket,
-        rest: Duration,
-        record: &'a str,
-    },
+pub(crate) struct Push<'a> {
+    pub(crate) ticket: Ticket,
+    /// The ticket is first behind a holder or reservation with that remaining time; `None`: its turn came.
+    pub(crate) first_for: Option<Duration>,
+    pub(crate) record: &'a str,
 }
 
 /// Reads `T<ticket> <record>` or `F<ticket> <ms> <record>`. Any other message has no meaning here.
 pub(crate) fn read_push(message: &str) -> Option<Push<'_>> {
     let (kind, message) = message.split_at_checked(1)?;
-    let (number, rest) = message.split_once(' ')?;
-    let ticket = Ticket(number.parse().ok()?);
-    match kind {
-        "T" => Some(Push::Turn {
-            ticket,
-            record: rest,
-        }),
+    let (ticket, mut record) = message.split_once(' ')?;
+    let first_for = match kind {
+        "T" => None,
         "F" => {
-            let (millis, record) = rest.split_once(' ')?;
-            let rest = Duration::from_millis(millis.parse().ok()?);
-            Some(Push::First {
-                ticket,
-                rest,
-                record,
-            })
+            let (rest, its) = record.split_once(' ')?;
+            record = its;
+            Some(Duration::from_millis(rest.parse().ok()?))
         }
-        _ => None,
-    }
+        _ => return None,
+    };
+    Some(Push {
+        ticket: Ticket(ticket.parse().ok()?),
+        first_for,
+        record,
+    })
 }
 
-pub(crate) fn read_time(answer: Value) -> Option<Duration> {
-    let mut parts =
-        items(answer)?.map(|part| std::str::from_utf8(bytes(&part)?).ok()?.parse::<u64>().ok());
-    let seconds = parts.next()??.checked_mul(1_000_000)?;
-    Some(Duration::from_micros(seconds.checked_add(parts.next()??)?))
+pub(crate) fn read_time(answer: &Value) -> Option<Duration> {
+    let [seconds, micros] = fields(answer)? else {
+        return None;
+    };
+    let seconds = number(seconds)?.checked_mul(1_000_000)?;
+    Some(Duration::from_micros(seconds.checked_add(number(micros)?)?))
 }
 
 /// The cursor to continue from, and the keys that the scan met.
-pub(crate) fn read_scan(answer: Value) -> Option<(u64, Vec<String>)> {
-    let mut fields = items(answer)?;
-    let cursor = std::str::from_utf8(bytes(&fields.next()?)?)
-        .ok()?
-        .parse()
-        .ok()?;
-    let keys = items(fields.next()?)?
-        // dlock writes no key that is not UTF-8.
-        .filter_map(|key| String::from_utf8(bytes(&key)?.to_vec()).ok());
-    Some((cursor, keys.collect()))
+pub(crate) fn read_scan(answer: &Value) -> Option<(u64, Vec<&str>)> {
+    let [cursor, keys] = fields(answer)? else {
+        return None;
+    };
+    // dlock writes no key that is not UTF-8.
+    let keys = fields(keys)?.iter().filter_map(text);
+    Some((number(cursor)?, keys.collect()))
 }
 
 /// A lock's record at one moment: the fields that `HGETALL` returns, and the times to judge them by.
@@ -387,90 +390,83 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    fn read(now: Duration, rest: Value, fields: Value) -> Option<Self> {
-        let rest = u64::try_from(int(rest)?).ok().map(Duration::from_millis);
-        let mut texts = items(fields)?.map(|text| Some(bytes(&text)?.to_vec()));
-        let mut fields = Vec::new();
-        while let (Some(field), Some(value)) = (texts.next(), texts.next()) {
-            fields.push((field?, String::from_utf8_lossy(&value?).into_owned()));
-        }
-        Some(Self { now, rest, fields })
+    /// The token of the present holder.
+    pub(crate) fn token(&self) -> Option<FencingToken> {
+        let token = self.fields.iter().find(|(field, _)| field == b"~t");
+        token.and_then(|(_, value)| value.parse().ok().map(FencingToken))
+    }
+
+    fn read(now: Duration, rest: &Value, all: &Value) -> Option<Self> {
+        let pair = |pair: &[Value]| match pair {
+            [Value::BulkString(field), Value::BulkString(value)] => {
+                let value = String::from_utf8_lossy(value).into_owned();
+                Some((field.clone(), value))
+            }
+            _ => None,
+        };
+        let all = fields(all)?.chunks(2).map(pair);
+        Some(Self {
+            now,
+            rest: span(rest),
+            fields: all.collect::<Option<_>>()?,
+        })
     }
 }
 
-fn items(value: Value) -> Option<impl Iterator<Item = Value>> {
+fn fields(value: &Value) -> Option<&[Value]> {
     match value {
-        Value::Array(items) => Some(items.into_iter()),
+        Value::Array(fields) => Some(fields),
         _ => None,
     }
 }
 
-fn int(value: Value) -> Option<i64> {
+fn text(value: &Value) -> Option<&str> {
     match value {
-        Value::Int(int) => Some(int),
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        Value::SimpleString(text) => Some(text),
         _ => None,
     }
 }
 
-fn span(value: Value) -> Option<Duration> {
-    Some(Duration::from_millis(u64::try_from(int(value)?).ok()?))
+/// A number that is not negative, as the server or a script answers it.
+fn number(value: &Value) -> Option<u64> {
+    match value {
+        Value::Int(number) => u64::try_from(*number).ok(),
+        other => text(other)?.parse().ok(),
+    }
 }
 
-/// The server's time: µs since its epoch, as text.
+fn count(value: &Value) -> Option<u32> {
+    u32::try_from(number(value)?).ok()
+}
+
+fn holds_of(value: &Value) -> Option<NonZeroU32> {
+    NonZeroU32::new(count(value)?)
+}
+
+/// Milliseconds; `None` for the negative number that stands for no end, or no record.
+fn span(value: &Value) -> Option<Duration> {
+    number(value).map(Duration::from_millis)
+}
+
+/// The server's time: µs since its epoch.
 fn time(value: &Value) -> Option<Duration> {
-    Some(Duration::from_micros(
-        std::str::from_utf8(bytes(value)?).ok()?.parse().ok()?,
-    ))
+    number(value).map(Duration::from_micros)
 }
 
-fn bytes(value: &Value) -> Option<&[u8]> {
-    match value {
-        Value::BulkString(bytes) => Some(bytes),
-        Value::SimpleString(text) => Some(text.as_bytes()),
-        _ => None,
-    }
-}
-
-fn place(value: Option<&Value>) -> Option<Place> {
-    let text = std::str::from_utf8(bytes(value?)?).ok()?;
-    text.parse().ok().map(Place)
-}
-
-fn token(value: &Value) -> Option<FencingToken> {
-    std::str::from_utf8(bytes(value)?)
-        .ok()?
-        .parse()
-        .ok()
-        .map(FencingToken)
-}
-
+/// Behind the name in braces: the record, the queue, the deadlines in it and the counter of tokens.
+const KEYS_OF_A_LOCK: [&str; 4] = ["", ":line", ":ends", ":token"];
 /// A time in the year 2286. A number with one digit more would not compare as later when it is text.
-const LAST_MICROS: u64 = 9_999_999_999_999_999;
+const LAST_MICROS: u128 = 9_999_999_999_999_999;
 
 #[cfg(test)]
 mod tests {
-    use super::{micros, read_time, write_note, write_ticket};
-    use dlock_core::{HolderInfo, driver::Ticket};
-    use redis::{Arg, Cmd, Value};
-    use std::{num::NonZeroU64, time::Duration};
-
-    #[test]
-    fn notes_and_tickets_are_written_as_they_say_themselves() {
-        for number in [1, 10, 4_294_967_295, u64::MAX] {
-            let note = HolderInfo::new("host", u32::try_from(number).unwrap_or(0));
-            let ticket = Ticket(NonZeroU64::new(number).unwrap());
-            let mut cmd = Cmd::new();
-            write_note(&mut cmd, &note);
-            write_ticket(&mut cmd, "c", ticket);
-            let said = [format!("= {note}"), format!("c:{ticket}")];
-            let words = said.iter().map(|word| Arg::Simple(word.as_bytes()));
-            assert!(cmd.args_iter().eq(words), "{said:?}");
-        }
-    }
+    use super::{micros, read_time};
+    use redis::Value;
+    use std::time::Duration;
 
     #[test]
     fn the_later_of_two_times_is_the_greater_text() {
-        let text = |number| String::from_utf8(micros(Duration::from_micros(number)).into());
         for (number, wanted) in [
             (0, "0000000000000000"),
             (5_000_007, "0000000005000007"),
@@ -478,18 +474,17 @@ mod tests {
             (10_000_000_000_000_000, "9999999999999999"),
             (u64::MAX, "9999999999999999"),
         ] {
-            assert_eq!(text(number).unwrap(), wanted);
+            assert_eq!(micros(Duration::from_micros(number)), wanted);
         }
-        assert_eq!(micros(Duration::MAX), [b'9'; 16]);
+        assert_eq!(micros(Duration::MAX), "9".repeat(16));
     }
 
     #[test]
     fn a_time_that_cannot_be_is_no_time() {
         let time = |seconds: &str, micros: &str| {
             let texts = [seconds, micros];
-            read_time(Value::Array(
-                texts.map(|text| Value::BulkString(text.into())).into(),
-            ))
+            let texts = texts.map(|text| Value::BulkString(text.into()));
+            read_time(&Value::Array(texts.into()))
         };
         assert_eq!(time("3", "000007"), Some(Duration::from_micros(3_000_007)));
         for (seconds, micros) in [
@@ -500,6 +495,6 @@ mod tests {
         ] {
             assert_eq!(time(seconds, micros), None, "{seconds} {micros}");
         }
-        assert_eq!(read_time(Value::Array(Vec::new())), None);
+        assert_eq!(read_time(&Value::Array(Vec::new())), None);
     }
 }

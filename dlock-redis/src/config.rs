@@ -3,11 +3,11 @@
 use crate::error;
 use dlock_core::{
     ErrorKind, LockName,
-    driver::{DriverError, Result},
+    driver::{DriverError, Result, kit::split_url},
 };
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisWrite, ToRedisArgs};
-use std::{fmt, fmt::Write as _, io, str::FromStr, time::Duration};
-use url::form_urlencoded;
+use percent_encoding::percent_decode_str;
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
+use std::{fmt, fmt::Write as _, str::FromStr, time::Duration};
 
 /// The server's address and the settings of dlock.
 ///
@@ -120,16 +120,8 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__
     }
 
     /// Refuses a TLS address where no crypto provider is installed.
-    #[cfg_attr(
-        not(feature = "tls"),
-        expect(
-            clippy::unused_self,
-            clippy::unnecessary_wraps,
-            reason = "no address asks for TLS then"
-        )
-    )]
+    #[cfg(feature = "tls")]
     pub(crate) fn check_tls(&self) -> Result<()> {
-        #[cfg(feature = "tls")]
         if matches!(self.server.addr(), ConnectionAddr::TcpTls { .. })
             && rustls::crypto::CryptoProvider::get_default().is_none()
         {
@@ -145,45 +137,11 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__
             connect_within: Duration::from_secs(5),
         }
     }
-
-    fn set(&mut self, key: &str, value: &str) -> Result<()> {
-        match key {
-            "dlock.prefix" => self.prefix = value.parse()?,
-            _ => return Err(unknown(key, &KNOWN)),
-        }
-        Ok(())
-    }
 }
 
 /// The settings that a URL may carry: dlock's own, then those that the native client reads.
 const KNOWN: [&str; 2] = ["dlock.prefix", "protocol"];
 const KNOWN_OF_UNIX: [&str; 5] = ["dlock.prefix", "protocol", "db", "user", "pass"];
-
-fn known_at(addr: &ConnectionAddr) -> &'static [&'static str] {
-    match addr {
-        ConnectionAddr::Unix(_) => &KNOWN_OF_UNIX,
-        _ => &KNOWN,
-    }
-}
-
-/// Refuses settings that the native client would silently ignore.
-fn check(url: &str, known: &[&str]) -> Result<()> {
-    let (url, _) = url.split_once('#').unwrap_or((url, ""));
-    let (_, query) = url.split_once('?').unwrap_or((url, ""));
-    let mut keys = form_urlencoded::parse(query.as_bytes()).map(|(key, _)| key);
-    match keys.find(|key| !known.contains(&&**key)) {
-        // This is the rest of a password that is not percent-encoded.
-        Some(_) if query.contains('@') => Err(unknown("?", known)),
-        Some(key) => Err(unknown(&key, known)),
-        None => Ok(()),
-    }
-}
-
-fn unknown(key: &str, known: &[&str]) -> DriverError {
-    let known = known.join(", ");
-    let message = format!("the Redis URL has an unknown setting {key:?}; known: {known}");
-    DriverError::new(ErrorKind::Misuse, message)
-}
 
 /// The server at 127.0.0.1:6379, without TLS or log-in.
 impl Default for RedisConfig {
@@ -203,34 +161,21 @@ impl FromStr for RedisConfig {
     type Err = DriverError;
 
     fn from_str(url: &str) -> Result<Self> {
-        let (url, ours) = split(url);
-        let server = url
-            .as_str()
+        let scheme = url.split(':').next().unwrap_or_default();
+        let known: &[_] = match scheme.to_ascii_lowercase().ends_with("unix") {
+            true => &KNOWN_OF_UNIX,
+            false => &KNOWN,
+        };
+        let (native, settings) = split_url("Redis", url, known)?;
+        let server = native
             .into_connection_info()
             .map_err(|cause| error::failed(cause).error)?;
-        check(&url, known_at(server.addr()))?;
         let mut config = Self::of(server);
-        for (key, value) in form_urlencoded::parse(ours.as_bytes()) {
-            config.set(&key, &value)?;
+        for (_, prefix) in settings {
+            config.prefix = prefix.parse()?;
         }
         Ok(config)
     }
-}
-
-/// Takes dlock's settings out of a URL's query and leaves the rest unchanged, byte for byte.
-fn split(url: &str) -> (String, String) {
-    let (rest, fragment) = url.split_at(url.find('#').unwrap_or(url.len()));
-    let Some((base, query)) = rest.split_once('?') else {
-        return (url.to_owned(), String::new());
-    };
-    let (ours, theirs): (Vec<_>, Vec<_>) = query
-        .split('&')
-        .partition(|pair| pair.starts_with("dlock."));
-    let mark = if theirs.is_empty() { "" } else { "?" };
-    (
-        format!("{base}{mark}{}{fragment}", theirs.join("&")),
-        ours.join("&"),
-    )
 }
 
 impl fmt::Debug for RedisConfig {
@@ -293,19 +238,8 @@ impl Prefix {
             .strip_prefix(&self.0)?
             .strip_prefix(":{")?
             .strip_suffix('}')?;
-        let mut bytes = Vec::with_capacity(encoded.len());
-        let mut rest = encoded.as_bytes();
-        while let Some((&byte, tail)) = rest.split_first() {
-            rest = tail;
-            if byte == b'%' {
-                let hex = std::str::from_utf8(rest.get(..2)?).ok()?;
-                bytes.push(u8::from_str_radix(hex, 16).ok()?);
-                rest = &rest[2..];
-            } else {
-                bytes.push(byte);
-            }
-        }
-        let name = LockName::new(String::from_utf8(bytes).ok()?).ok()?;
+        let decoded = percent_decode_str(encoded).decode_utf8().ok()?;
+        let name = LockName::new(decoded).ok()?;
         (self.keys(&name).record() == key).then_some(name)
     }
 
@@ -313,15 +247,9 @@ impl Prefix {
     pub(crate) fn pattern(&self, names: &str) -> String {
         let mut plain = format!("{}:{{", self.0);
         encode(names, &mut plain);
-        let mut glob = String::with_capacity(plain.len() + 2);
-        for c in plain.chars() {
-            if matches!(c, '*' | '?' | '[' | ']' | '\\') {
-                glob.push('\\');
-            }
-            glob.push(c);
-        }
-        glob.push_str("*}");
-        glob
+        let escape = |c| matches!(c, '*' | '?' | '[' | ']' | '\\').then_some('\\');
+        let glob = plain.chars().flat_map(|c| escape(c).into_iter().chain([c]));
+        glob.chain("*}".chars()).collect()
     }
 }
 
@@ -340,53 +268,18 @@ impl FromStr for Prefix {
     }
 }
 
-/// The keys of one lock: the record's key, and those that begin with it.
+/// The keys of one lock: the record's key, and those that begin with it (see `commands`).
 pub(crate) struct Keys(String);
 
 impl Keys {
     pub(crate) fn record(&self) -> &str {
         &self.0
     }
-
-    pub(crate) fn token(&self) -> Beside<'_> {
-        Beside(&self.0, ":token")
-    }
-
-    pub(crate) fn line(&self) -> Beside<'_> {
-        Beside(&self.0, ":line")
-    }
-
-    pub(crate) fn ends(&self) -> Beside<'_> {
-        Beside(&self.0, ":ends")
-    }
-}
-
-/// A key next to the record's, written into a request without a string of its own.
-pub(crate) struct Beside<'a>(&'a str, &'static str);
-
-impl ToRedisArgs for Beside<'_> {
-    fn write_redis_args<W: RedisWrite + ?Sized>(&self, out: &mut W) {
-        write_parts(out, &[self.0, self.1]);
-    }
-}
-
-/// Writes one argument of several parts. `write!` would cost more than all other arguments of a request.
-pub(crate) fn write_parts<W: RedisWrite + ?Sized>(out: &mut W, parts: &[&str]) {
-    let mut arg = out.writer_for_next_arg();
-    for part in parts {
-        // Writing to memory cannot fail.
-        drop(io::Write::write_all(&mut arg, part.as_bytes()));
-    }
 }
 
 /// Percent-encodes `{`, `}`, `%` and control characters. So each key has one hash tag, and no two names
 /// share a key.
 fn encode(name: &str, into: &mut String) {
-    let plain = |byte: u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'{' | b'}' | b'%');
-    if name.bytes().all(plain) {
-        into.push_str(name);
-        return;
-    }
     for c in name.chars() {
         if matches!(c, '{' | '}' | '%') || c.is_control() {
             for byte in c.encode_utf8(&mut [0; 4]).bytes() {
@@ -403,7 +296,6 @@ fn encode(name: &str, into: &mut String) {
 mod tests {
     use super::{Prefix, RedisConfig};
     use dlock_core::{ErrorKind, LockName};
-    use redis::ToRedisArgs;
 
     fn prefix() -> Prefix {
         "dlock".parse().unwrap()
@@ -418,12 +310,8 @@ mod tests {
             ("žluť A ", "dlock:{žluť A }"),
         ];
         for (name, key) in table {
-            let keys = prefix().keys(&LockName::new(name).unwrap());
-            assert_eq!(keys.record(), key);
-            let beside = [keys.token(), keys.line(), keys.ends()];
-            let beside = beside.map(|key| String::from_utf8(key.to_redis_args().remove(0)));
-            let kinds = [":token", ":line", ":ends"];
-            assert_eq!(beside, kinds.map(|kind| Ok(format!("{key}{kind}"))));
+            let named = LockName::new(name).unwrap();
+            assert_eq!(prefix().keys(&named).record(), key);
             assert_eq!(prefix().name(key).unwrap().as_str(), name);
         }
     }
@@ -451,15 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn our_settings_are_taken_out_and_the_rest_is_left_as_it_was() {
-        let url = "redis://h:1/2?protocol=resp3&dlock.prefix=a%2Db#x";
-        assert_eq!(
-            super::split(url),
-            (
-                "redis://h:1/2?protocol=resp3#x".into(),
-                "dlock.prefix=a%2Db".into()
-            )
-        );
+    fn our_settings_and_those_of_the_native_client_are_read() {
         let config: RedisConfig = "redis://h:1/2?dlock.prefix=a%2Db".parse().unwrap();
         assert_eq!(config.prefix().as_str(), "a-b");
         assert_eq!(config.store(), "redis://h:1/2 a-b");

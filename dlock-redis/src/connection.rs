@@ -7,10 +7,8 @@
 
 use crate::{
     commands,
-    dialer::{Dialer, STEADY, jitter},
+    dialer::{Dialer, jitter},
     error,
-    error::Failure,
-    gather::{Gather, Request},
     scripts::{self, Lua},
 };
 use dlock_core::{
@@ -20,7 +18,7 @@ use dlock_core::{
         kit::{Deadlines, ServerClock},
     },
 };
-use redis::{Cmd, PushKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
+use redis::{Cmd, Pipeline, PushKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use std::{
     sync::{
         Arc, Weak,
@@ -33,7 +31,7 @@ use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 /// One open connection, and what the client learned through it.
 pub(crate) struct Link {
     id: u64,
-    native: Gather,
+    native: MultiplexedConnection,
     /// Dropped with the connection: the next one may reach another server.
     pub(crate) server: ServerClock,
     opened: Instant,
@@ -51,11 +49,38 @@ enum State {
     Closed,
 }
 
-/// The connection that requests use, across reconnects.
-pub(crate) struct Connection(Arc<Shared>);
+/// A request to the server.
+pub(crate) struct Request {
+    pub(crate) cmd: Cmd,
+    /// The notifications of its script should leave the server before its answer.
+    pub(crate) last: bool,
+}
 
-struct Shared {
-    dialer: Arc<Dialer>,
+impl Request {
+    /// The server writes first to the client for which it had output last. That is the requester, unless
+    /// the server already had output for it. So `TIME` is sent ahead of a request that should be answered
+    /// last, in the same write. The answer then leaves after the notifications: its write costs more than
+    /// a command, and it wakes up a client that has nothing to do beside a client that has.
+    async fn send(self, mut native: MultiplexedConnection) -> RedisResult<Value> {
+        if !self.last {
+            return native.send_packed_command(&self.cmd).await;
+        }
+        let mut both = Pipeline::with_capacity(2);
+        both.cmd("TIME").add_command(self.cmd);
+        let answers = native.send_packed_commands(&both, 1, 1).await?;
+        Ok(answers.into_iter().next().unwrap_or_default())
+    }
+}
+
+impl From<Cmd> for Request {
+    fn from(cmd: Cmd) -> Self {
+        Self { cmd, last: false }
+    }
+}
+
+/// The connection that requests use, across reconnects.
+pub(crate) struct Connection {
+    pub(crate) dialer: Arc<Dialer>,
     clock: Clock,
     /// A link is replaced wherever a request is dropped, which may be outside of any runtime.
     runtime: Handle,
@@ -67,15 +92,10 @@ struct Shared {
 }
 
 impl Connection {
-    /// Records a lease that is in use from now on.
-    pub(crate) fn keeps(&self, lease: Duration) {
-        self.0.dialer.keeps(lease);
-    }
-
-    pub(crate) async fn open(dialer: Arc<Dialer>) -> Result<Self> {
+    pub(crate) async fn open(dialer: Arc<Dialer>) -> Result<Arc<Self>> {
         let (clock, runtime) = (Clock::boot(), Handle::current());
         let (deadlines, ringing) = Deadlines::start(&clock, &runtime);
-        let shared = Arc::new(Shared {
+        let connection = Arc::new(Self {
             dialer,
             clock,
             runtime,
@@ -84,14 +104,14 @@ impl Connection {
             deadlines,
             ringing,
         });
-        let (link, gone) = shared.dial(Duration::ZERO).await?;
-        shared.publish(link, &gone, |_| true);
-        Ok(Self(shared))
+        let (link, gone) = connection.dial(Duration::ZERO).await?;
+        connection.publish(link, &gone, |_| true);
+        Ok(connection)
     }
 
     /// Runs a script and returns its answer with the link that carried it.
     pub(crate) async fn eval(
-        &self,
+        self: &Arc<Self>,
         lua: &Lua,
         give_up: Instant,
         build: impl Fn(&Link) -> Request + Send,
@@ -102,8 +122,8 @@ impl Connection {
             .as_ref()
             .is_err_and(|error| error.code() == Some("NOSCRIPT"))
         {
-            // The scripts were flushed, or the address has another server: load the script and repeat
-            // the request. The first attempt had no effect.
+            // The server has not been told the script yet, or it was flushed, or the address has another
+            // server: load the script and repeat the request. The first attempt had no effect.
             answer = match self.ask(&link, lua.load().into(), give_up).await {
                 Ok(_) => self.ask(&link, build(&link), give_up).await,
                 Err(error) => Err(error),
@@ -112,8 +132,18 @@ impl Connection {
         Ok((answer.map_err(|cause| self.failed(&link, cause))?, link))
     }
 
+    /// Waits for an answer for at most [`PATIENCE`]. When all callers of a batch are gone, a request that waits
+    /// for a silent server would keep its connection open.
+    pub(crate) async fn patiently<T>(&self, answer: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::select! {
+            biased;
+            answer = answer => answer,
+            () = self.deadlines.at(self.patience()) => Err(error::unanswered()),
+        }
+    }
+
     /// Runs a plain command.
-    pub(crate) async fn command(&self, cmd: Cmd) -> Result<Value> {
+    pub(crate) async fn command(self: &Arc<Self>, cmd: Cmd) -> Result<Value> {
         let patience = self.patience();
         let link = self.link(patience).await?;
         self.ask(&link, cmd.into(), patience)
@@ -123,9 +153,9 @@ impl Connection {
 
     /// Logs once each server setting that breaks the guarantees of a lock, where the user may read
     /// settings.
-    pub(crate) async fn warn_of_settings(&self) {
+    pub(crate) async fn warn_of_settings(self: &Arc<Self>) {
         let info = redis::cmd("INFO");
-        let info = tokio::time::timeout(self.0.dialer.within(), self.command(info)).await;
+        let info = tokio::time::timeout(self.dialer.within(), self.command(info)).await;
         let Ok(Ok(info)) = info else { return };
         for warning in doubts(commands::read_info(&info).unwrap_or_default()) {
             tracing::warn!("redis: {warning}");
@@ -138,94 +168,79 @@ impl Connection {
     }
 
     pub(crate) fn now(&self) -> Instant {
-        self.0.clock.now()
+        self.clock.now()
     }
 
     /// Spawns in the client's runtime: the caller's runtime may end at once.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.0.runtime.spawn(work);
+        self.runtime.spawn(work);
     }
 
     pub(crate) fn close(&self) {
-        self.0.state.send_replace(State::Closed);
+        self.state.send_replace(State::Closed);
     }
 
     /// Sends one request over one link. If neither this answer nor any other arrives over the link in
     /// time, another link is opened: a caller that repeats the request then has a connection that works.
-    async fn ask(&self, link: &Arc<Link>, req: Request, give_up: Instant) -> RedisResult<Value> {
+    async fn ask(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        req: Request,
+        give_up: Instant,
+    ) -> RedisResult<Value> {
         let sent = self.now();
         // A request with an earlier give-up has to find a working link for its repeat by then.
         let deaf_at = sent + give_up.since(sent).clamp(HASTE, SILENCE);
-        let mut asked = link.native.ask(req);
+        // Boxed: the native client's future is a kilobyte.
+        let mut asked = Box::pin(req.send(link.native.clone()));
         let answer = tokio::select! {
             biased;
             answer = &mut asked => answer,
-            () = self.0.deadlines.at(deaf_at) => {
+            () = self.deadlines.at(deaf_at) => {
                 if link.heard.load(Ordering::Relaxed) < sent.as_nanos() {
-                    self.0.replace(link);
+                    self.replace(link);
                 }
                 asked.await
             }
         };
         let now = self.now().as_nanos();
         link.heard.fetch_max(now, Ordering::Relaxed);
-        answer
+        answer.and_then(commands::read_error)
     }
 
-    fn failed(&self, link: &Link, cause: RedisError) -> DriverError {
-        let Failure { error, reconnect } = error::failed(cause);
-        if reconnect {
+    /// The error for the caller of a request over that link. Replaces the link if the error requires it.
+    pub(crate) fn failed(self: &Arc<Self>, link: &Link, cause: RedisError) -> DriverError {
+        let failure = error::failed(cause);
+        if failure.link {
             // Requests that find no link meanwhile report why the last one failed.
-            self.0.lost(link.id, Some(error::said(&error).into()));
+            self.lost(link.id, Some(error::said(&failure.error).into()));
         }
-        error
+        failure.error
     }
 
     /// The link that is up; waits for one until `give_up`. A request that fails here was never sent.
     async fn link(&self, give_up: Instant) -> Result<Arc<Link>> {
-        let up = match &*self.0.state.borrow() {
-            State::Up(link) => Some(link.clone()),
-            _ => None,
-        };
-        match up {
-            Some(link) => Ok(link),
-            // Boxed: this is rare, and the future of every request would be larger.
-            None => Box::pin(self.next_link(give_up)).await,
+        if let State::Up(link) = &*self.state.borrow() {
+            return Ok(link.clone());
         }
+        // Boxed: this is rare, and the future of every request would be larger.
+        Box::pin(self.next_link(give_up)).await
     }
 
     async fn next_link(&self, give_up: Instant) -> Result<Arc<Link>> {
-        let mut state = self.0.state.subscribe();
+        let mut state = self.state.subscribe();
         tokio::select! {
             found = state.wait_for(|state| !matches!(state, State::Down(_))) => match found.as_deref() {
                 Ok(State::Up(link)) => Ok(link.clone()),
                 _ => Err(error::closed()),
             },
-            () = self.0.deadlines.at(give_up) => Err(match &*self.0.state.borrow() {
+            () = self.deadlines.at(give_up) => Err(match &*self.state.borrow() {
                 State::Down(why) => error::unreachable(why.as_deref()),
                 _ => error::unreachable(None),
             }),
         }
     }
-}
 
-impl std::fmt::Debug for Connection {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match &*self.0.state.borrow() {
-            State::Up(_) => "Connection(up)",
-            State::Down(_) => "Connection(down)",
-            State::Closed => "Connection(closed)",
-        })
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        self.ringing.abort();
-    }
-}
-
-impl Shared {
     /// Opens a link: log-in, the server's time, the scripts. The flag is set when the link ends.
     async fn dial(self: &Arc<Self>, pause: Duration) -> Result<(Link, Arc<AtomicBool>)> {
         let opened = self.attempt(pause).await;
@@ -250,20 +265,17 @@ impl Shared {
         let server = ServerClock::new();
         let time = tokio::time::timeout(self.dialer.within(), greet(&mut native)).await;
         let time = match time {
-            Ok(Ok((_, hello))) if is_clustered(&hello) => {
-                return Err(error::clustered(at));
-            }
-            Ok(Ok((time, _))) => commands::read_time(time),
+            Ok(Ok((_, true))) => return Err(error::clustered(at)),
+            Ok(Ok((Some(time), false))) => time,
             Ok(Err(cause)) => return Err(error::unreached(at, cause)),
-            Err(_) => None,
+            Ok(Ok((None, false))) | Err(_) => return Err(error::no_greeting(at)),
         };
-        let time = time.ok_or_else(|| error::no_greeting(at))?;
         let opened = self.clock.now();
         server.observe(time, opened);
         let heard = AtomicU64::new(opened.as_nanos());
         let link = Link {
             id,
-            native: Gather::new(native, self.runtime.clone()),
+            native,
             server,
             opened,
             pause,
@@ -302,12 +314,8 @@ impl Shared {
             _ => false,
         });
         if let Some(link) = last {
-            let lived = self.clock.now().since(link.opened);
-            let pause = if lived > STEADY {
-                Duration::ZERO
-            } else {
-                self.dialer.longer(link.pause)
-            };
+            let lived = self.now().since(link.opened);
+            let pause = self.dialer.pause_after(lived, link.pause);
             self.runtime.spawn(reconnect(Arc::downgrade(self), pause));
         }
     }
@@ -321,18 +329,31 @@ impl Shared {
         let (shared, link) = (self.clone(), link.clone());
         self.runtime.spawn(async move {
             if let Ok((fresh, gone)) = shared.dial(Duration::ZERO).await {
-                shared.publish(
-                    fresh,
-                    &gone,
-                    |state| matches!(state, State::Up(old) if old.id == link.id),
-                );
+                let old = |state: &State| matches!(state, State::Up(old) if old.id == link.id);
+                shared.publish(fresh, &gone, old);
             }
             link.replacing.store(false, Ordering::Relaxed);
         });
     }
 }
 
-async fn reconnect(shared: Weak<Shared>, mut pause: Duration) {
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match &*self.state.borrow() {
+            State::Up(_) => "Connection(up)",
+            State::Down(_) => "Connection(down)",
+            State::Closed => "Connection(closed)",
+        })
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.ringing.abort();
+    }
+}
+
+async fn reconnect(shared: Weak<Connection>, mut pause: Duration) {
     loop {
         tokio::time::sleep(jitter(pause)).await;
         let Some(shared) = shared.upgrade() else {
@@ -346,12 +367,11 @@ async fn reconnect(shared: Weak<Shared>, mut pause: Duration) {
             Err(error) => {
                 let why = error::said(&error);
                 tracing::debug!(%why, "redis: reconnecting");
-                shared.state.send_if_modified(|state| match state {
-                    State::Down(last) => {
+                shared.state.send_if_modified(|state| {
+                    if let State::Down(last) = state {
                         *last = Some(why.into());
-                        true
                     }
-                    _ => false,
+                    false
                 });
             }
         }
@@ -359,8 +379,8 @@ async fn reconnect(shared: Weak<Shared>, mut pause: Duration) {
     }
 }
 
-/// The server's time, its description of itself and the scripts, in one round trip.
-async fn greet(native: &mut MultiplexedConnection) -> RedisResult<(Value, Value)> {
+/// Reads the server's time and whether it is a node of a cluster, and loads the scripts, in one round trip.
+async fn greet(native: &mut MultiplexedConnection) -> RedisResult<(Option<Duration>, bool)> {
     let mut greeting = redis::pipe();
     greeting.cmd("TIME").cmd("HELLO");
     for lua in scripts::all() {
@@ -370,9 +390,9 @@ async fn greet(native: &mut MultiplexedConnection) -> RedisResult<(Value, Value)
         .send_packed_commands(&greeting, 0, greeting.len())
         .await?;
     let answers = answers.into_iter().map(Value::extract_error);
-    let mut answers = answers.collect::<RedisResult<Vec<_>>>()?.into_iter();
-    let mut next = || answers.next().unwrap_or(Value::Nil);
-    Ok((next(), next()))
+    let answers = answers.collect::<RedisResult<Vec<_>>>()?;
+    let is_clustered = answers.get(1).is_some_and(is_clustered);
+    Ok((answers.first().and_then(commands::read_time), is_clustered))
 }
 
 /// Whether the server reports that it is a node of a cluster.
@@ -383,35 +403,24 @@ fn is_clustered(hello: &Value) -> bool {
 
 /// The settings in `INFO` that break the guarantees of a lock, as warnings.
 fn doubts(info: &str) -> Vec<String> {
-    let mut doubts = Vec::new();
     // `INFO` shows this only where `min-replicas-to-write` is set.
     let guarded = info.contains("\nmin_slaves_good_slaves:");
-    for line in info.lines() {
-        match line.split_once(':') {
-            Some(("maxmemory_policy", policy)) if policy != "noeviction" => {
-                doubts.push(format!(
-                    "maxmemory-policy is {policy}: a full server may evict a lock; set noeviction"
-                ));
-            }
-            Some(("role", role)) if role != "master" => {
-                doubts.push(format!(
-                    "this server is a {role}, which refuses every lock; connect to the master"
-                ));
-            }
-            Some(("connected_slaves", replicas)) if replicas != "0" && !guarded => {
-                doubts.push(format!(
-                    "{replicas} replicas, and min-replicas-to-write is 0: a failover may grant a lock twice; set it to 1 or more, and use the fencing token"
-                ));
-            }
-            Some(("aof_enabled", "0")) => {
-                doubts.push(
-                    "append-only persistence is off: a restart forgets every lock".to_owned(),
-                );
-            }
-            _ => {}
+    let doubt = |line: &str| match line.split_once(':')? {
+        ("maxmemory_policy", policy) if policy != "noeviction" => Some(format!(
+            "maxmemory-policy is {policy}: a full server may evict a lock; set noeviction"
+        )),
+        ("role", role) if role != "master" => Some(format!(
+            "this server is a {role}, which refuses every lock; connect to the master"
+        )),
+        ("connected_slaves", replicas) if replicas != "0" && !guarded => Some(format!(
+            "{replicas} replicas, and min-replicas-to-write is 0: a failover may grant a lock twice; set it to 1 or more, and use the fencing token"
+        )),
+        ("aof_enabled", "0") => {
+            Some("append-only persistence is off: a restart forgets every lock".to_owned())
         }
-    }
-    doubts
+        _ => None,
+    };
+    info.lines().filter_map(doubt).collect()
 }
 
 /// How long a request without a give-up waits for a connection: as long as an attempt to acquire may

@@ -81,6 +81,15 @@ impl Dialer {
         }
     }
 
+    /// The pause before the next attempt, after a connection that lived for so long. One that lived long
+    /// is replaced at once: a client whose connection is cut repeatedly must not be without one for long.
+    pub(crate) fn pause_after(&self, lived: Duration, pause: Duration) -> Duration {
+        if lived > STEADY {
+            return Duration::ZERO;
+        }
+        self.longer(pause)
+    }
+
     /// The next pause in a series: from 10 ms, doubling to a second or to an eighth of the shortest
     /// lease.
     pub(crate) fn longer(&self, pause: Duration) -> Duration {
@@ -137,9 +146,8 @@ const LEAST_LONGEST: Duration = Duration::from_millis(50);
 const LEAST_WITHIN: Duration = Duration::from_secs(1);
 /// Doublings of the time for an attempt: up to about a thousand times the least.
 const MOST_DOUBLED: u32 = 10;
-/// A connection that lived that long is replaced at once: a client whose connection is cut repeatedly
-/// must not be without one for long.
-pub(crate) const STEADY: Duration = Duration::from_millis(100);
+/// A connection that lives longer is no failed attempt.
+const STEADY: Duration = Duration::from_millis(100);
 /// When the kernel gives up a peer that acknowledges nothing. A third of the default lease leaves time
 /// to renew over another connection.
 const DEAF: Duration = Duration::from_secs(10);

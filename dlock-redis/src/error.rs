@@ -2,116 +2,73 @@
 //! The table is the one place that says what an error of the server means.
 
 use crate::config::Prefix;
-use dlock_core::{Effect, ErrorKind, RetryClass, driver::DriverError};
+use dlock_core::{
+    Effect, ErrorKind, RetryClass,
+    driver::{
+        DriverError,
+        kit::{ErrorClass, Failure},
+    },
+};
 use redis::{ConnectionAddr, ErrorKind as Native, RedisError};
 
-/// An error of the driver, and whether the connection that gave it has to be replaced.
-#[derive(Debug)]
-pub(crate) struct Failure {
-    pub(crate) error: DriverError,
-    pub(crate) reconnect: bool,
-}
-
-/// One row: what a code means for the program, for the retry loop and for the user.
-#[derive(Debug, PartialEq, Eq)]
-struct Class {
-    code: &'static str,
-    kind: ErrorKind,
-    retry: RetryClass,
-    effect: Effect,
-    reconnect: bool,
-    advice: &'static str,
-}
-
-const fn row(
-    code: &'static str,
-    kind: ErrorKind,
-    retry: RetryClass,
-    effect: Effect,
-    reconnect: bool,
-    advice: &'static str,
-) -> Class {
-    Class {
-        code,
-        kind,
-        retry,
-        effect,
-        reconnect,
-        advice,
-    }
-}
+/// The last column: whether the connection that gave the error has to be replaced.
+type Class = ErrorClass<&'static str, bool>;
 
 /// A refusal has no effect: the server refuses a script at its first write, before any other write. A
 /// foreign key is met before a hold is written. (A release or break that meets one in the place of the
 /// queue has done its work by then; the driver repeats the request.) A code outside this table may come
 /// from the middle of a script, so its effect is unknown.
 #[rustfmt::skip]
-const TABLE: [Class; 25] = {
+const TABLE: [Class; 28] = {
     use Effect::{None, Unknown};
     use ErrorKind::{Misuse, Unavailable, Unsupported};
     use RetryClass::{Later, Never, Now};
     [
-        row("BUSY", Unavailable, Later, None, false, "the server is running a long script of another client: find it with SLOWLOG, end it with SCRIPT KILL"),
-        row("CLUSTERDOWN", Unavailable, Later, None, false, "the cluster does not serve this slot for now"),
-        row("CROSSSLOT", Unsupported, Never, None, false, "BUG: the keys of a name must share a slot; please report it"),
-        row("DAMAGED", Unavailable, Never, None, false, "the stored state of this lock is damaged: a token counter or a time in it is no number that dlock writes; break the lock without a token, which frees it and restarts the counter"),
-        row("LOADING", Unavailable, Later, None, true, "the server is loading its data"),
-        row("MASTERDOWN", Unavailable, Later, None, true, "this is a replica that lost its master: connect to the master"),
-        row("MISCONF", Unavailable, Later, None, false, "the server cannot write its snapshot and refuses writes: repair its disk, or see stop-writes-on-bgsave-error"),
-        row("MOVED", Unsupported, Never, None, false, "this is a node of a cluster, which the driver does not support"),
-        row("ASK", Unsupported, Never, None, false, "this is a node of a cluster, which the driver does not support"),
-        row("NOAUTH", Unavailable, Never, None, false, "the server requires a log-in: put user and password into the URL"),
-        row("NOPERM", Unavailable, Never, None, false, "the user lacks a right: see the ACL lines in the README of dlock-redis"),
-        row("NOREPLICAS", Unavailable, Later, None, false, "too few replicas are connected (min-replicas-to-write)"),
-        row("NOSCRIPT", Unavailable, Now, None, false, "the server forgot a script that was loaded just now: it is being flushed or failing over"),
-        row("OOM", Unavailable, Later, None, false, "the server is at its maxmemory: give it more, and keep maxmemory-policy noeviction"),
-        row("READONLY", Unavailable, Later, None, true, "this is a replica now: a failover is under way, or the URL names the wrong server"),
-        row("TRYAGAIN", Unavailable, Later, None, false, "the slot is being moved"),
-        row("UNKILLABLE", Unavailable, Later, None, false, "the server is running a script that cannot be stopped"),
-        row("WRONGPASS", Unavailable, Never, None, false, "the server refused user or password"),
-        row("WRONGTYPE", Misuse, Never, None, false, "the key holds something other than a lock of dlock or Redisson (a SET NX lock?): remove it, or change dlock.prefix"),
-        row("unknown command", Unsupported, Never, None, false, "the server lacks a command: dlock needs Redis 6.2 or newer with EVALSHA allowed"),
+        Class::new("BUSY", Unavailable, Later, None, false, "the server is running a long script of another client: find it with SLOWLOG, end it with SCRIPT KILL"),
+        Class::new("CLUSTERDOWN", Unavailable, Later, None, false, "the cluster does not serve this slot for now"),
+        Class::new("CROSSSLOT", Unsupported, Never, None, false, "BUG: the keys of a name must share a slot; please report it"),
+        Class::new("DAMAGED", Unavailable, Never, None, false, "the stored state of this lock is damaged: a token counter or a time in it is no number that dlock writes; break the lock without a token, which frees it and restarts the counter"),
+        // From a script for several requests, before it does anything: each is then sent alone.
+        Class::new("LATE", Unavailable, Now, None, false, "a request reached the server too late"),
+        Class::new("LOADING", Unavailable, Later, None, true, "the server is loading its data"),
+        Class::new("MASTERDOWN", Unavailable, Later, None, true, "this is a replica that lost its master: connect to the master"),
+        Class::new("MISCONF", Unavailable, Later, None, false, "the server cannot write its snapshot and refuses writes: repair its disk, or see stop-writes-on-bgsave-error"),
+        Class::new("MOVED", Unsupported, Never, None, false, "this is a node of a cluster, which the driver does not support"),
+        Class::new("ASK", Unsupported, Never, None, false, "this is a node of a cluster, which the driver does not support"),
+        Class::new("NOAUTH", Unavailable, Never, None, false, "the server requires a log-in: put user and password into the URL"),
+        Class::new("NOPERM", Unavailable, Never, None, false, "the user lacks a right: see the ACL lines in the README of dlock-redis"),
+        Class::new("NOREPLICAS", Unavailable, Later, None, false, "too few replicas are connected (min-replicas-to-write)"),
+        Class::new("NOSCRIPT", Unavailable, Now, None, false, "the server forgot a script that was loaded just now: it is being flushed or failing over"),
+        Class::new("OOM", Unavailable, Later, None, false, "the server is at its maxmemory: give it more, and keep maxmemory-policy noeviction"),
+        Class::new("READONLY", Unavailable, Later, None, true, "this is a replica now: a failover is under way, or the URL names the wrong server"),
+        Class::new("TRYAGAIN", Unavailable, Later, None, false, "the slot is being moved"),
+        Class::new("UNKILLABLE", Unavailable, Later, None, false, "the server is running a script that cannot be stopped"),
+        Class::new("WRONGPASS", Unavailable, Never, None, false, "the server refused user or password"),
+        Class::new("WRONGTYPE", Misuse, Never, None, false, "the key holds something other than a lock of dlock or Redisson (a SET NX lock?): remove it, or change dlock.prefix"),
+        Class::new("unknown command", Unsupported, Never, None, false, "the server lacks a command: dlock needs Redis 6.2 or newer with EVALSHA allowed"),
         // It comes from the middle of a script, after commands that the user may run: the only refusal
         // with an unknown effect.
-        row("user executing the script", Unavailable, Never, Unknown, false, "the user lacks a right: see the ACL lines in the README of dlock-redis"),
+        Class::new("user executing the script", Unavailable, Never, Unknown, false, "the user lacks a right: see the ACL lines in the README of dlock-redis"),
+        // The same in the words of 7.2 and later, and of Valkey.
+        Class::new("acl failure in script", Unavailable, Never, Unknown, false, "the user lacks a right: see the ACL lines in the README of dlock-redis"),
         // Not codes of the server: names for errors that the client itself reports.
-        row("dial", Unavailable, Later, None, true, "the server could not be reached: check that it runs, that the URL has its address, and that nothing in between blocks the connection"),
-        row("io", Unavailable, Later, Unknown, true, "the connection failed before the answer came"),
-        row("config", Misuse, Never, None, false, "the Redis settings cannot work"),
-        row("resp3", Unsupported, Never, None, false, "the server does not speak RESP3: dlock needs Redis 6.2 or newer"),
+        Class::new("dial", Unavailable, Later, None, true, "the server could not be reached: check that it runs, that the URL has its address, and that nothing in between blocks the connection"),
+        Class::new("io", Unavailable, Later, Unknown, true, "the connection failed before the answer came"),
+        Class::new("config", Misuse, Never, None, false, "the Redis settings cannot work"),
+        // The byte stream cannot be trusted any more.
+        Class::new("garbled", Unavailable, Later, Unknown, true, "the answer could not be read"),
+        Class::new("resp3", Unsupported, Never, None, false, "the server does not speak RESP3: dlock needs Redis 6.2 or newer"),
     ]
 };
 
 /// An error that the table does not know.
-const OTHER: Class = row(
-    "",
-    ErrorKind::Unavailable,
-    RetryClass::Later,
-    Effect::Unknown,
-    false,
-    "the server answered with an error",
-);
-
-/// The byte stream cannot be trusted any more.
-const GARBLED: Class = row(
-    "",
-    ErrorKind::Unavailable,
-    RetryClass::Later,
-    Effect::Unknown,
-    true,
-    "the answer could not be read",
-);
+#[rustfmt::skip]
+const OTHER: Class =
+    Class::new("", ErrorKind::Unavailable, RetryClass::Later, Effect::Unknown, false, "the server answered with an error");
 
 /// A failed request.
-pub(crate) fn failed(cause: RedisError) -> Failure {
-    let class = classify(&cause);
-    let error = DriverError::new(class.kind, class.advice)
-        .with_retry(class.retry)
-        .with_effect(class.effect);
-    Failure {
-        error: error.with_source(cause),
-        reconnect: class.reconnect,
-    }
+pub(crate) fn failed(cause: RedisError) -> Failure<bool> {
+    classify(&cause).failure(cause)
 }
 
 /// A connection to that address that could not be opened. Whatever the reason, no request was sent.
@@ -120,9 +77,8 @@ pub(crate) fn unreached(at: &ConnectionAddr, cause: RedisError) -> DriverError {
         Some(class) if cause.is_io_error() => class,
         _ => classify(&cause),
     };
-    DriverError::new(class.kind, format!("{at}: {}", class.advice))
-        .with_retry(class.retry)
-        .with_source(cause)
+    let error = class.error(format!("{at}: {}", class.advice));
+    error.with_effect(Effect::None).with_source(cause)
 }
 
 /// Without its notifications a waiter misses each turn, and all others pass it.
@@ -154,21 +110,17 @@ pub(crate) fn no_greeting(at: &ConnectionAddr) -> DriverError {
 /// One failed entry of a batch, from the text of the script's error.
 pub(crate) fn failed_entry(text: &str) -> DriverError {
     let class = by_text(text).unwrap_or(&OTHER);
-    DriverError::new(class.kind, format!("{}: {text}", class.advice))
-        .with_retry(class.retry)
-        .with_effect(class.effect)
+    class.error(format!("{}: {text}", class.advice))
+}
+
+/// The request was sent, and its callers stopped waiting.
+pub(crate) fn unanswered() -> DriverError {
+    DriverError::unanswered("the server did not answer in time")
 }
 
 /// An answer of a shape that no script gives.
 pub(crate) fn garbled() -> DriverError {
-    DriverError::unanswered(GARBLED.advice)
-}
-
-/// The same error for another request of the same failed script.
-pub(crate) fn again(error: &DriverError) -> DriverError {
-    DriverError::new(error.kind(), error.to_string())
-        .with_retry(error.retry())
-        .with_effect(error.effect())
+    DriverError::unanswered("the answer could not be read")
 }
 
 /// The request ran after its not-after and did nothing. The server's time is known again.
@@ -225,11 +177,10 @@ fn classify(cause: &RedisError) -> &'static Class {
         Native::Io => by_code("io"),
         Native::InvalidClientConfig => by_code("config"),
         Native::RESP3NotSupported => by_code("resp3"),
-        Native::AuthenticationFailed => Some(
-            by_text(cause.detail().unwrap_or_default())
-                .unwrap_or(by_code("WRONGPASS").unwrap_or(&OTHER)),
-        ),
-        Native::Parse | Native::UnexpectedReturnType => Some(&GARBLED),
+        Native::AuthenticationFailed => {
+            by_text(cause.detail().unwrap_or_default()).or_else(|| by_code("WRONGPASS"))
+        }
+        Native::Parse | Native::UnexpectedReturnType => by_code("garbled"),
         _ => by_code(cause.code().unwrap_or_default())
             .or_else(|| by_text(cause.detail().unwrap_or_default())),
     }
@@ -240,23 +191,16 @@ fn by_code(code: &str) -> Option<&'static Class> {
     TABLE.iter().find(|class| class.code == code)
 }
 
-/// Errors that the server reports without a code.
-const PHRASES: [(&str, &str); 3] = [
-    ("unknown command", "unknown command"),
-    ("user executing the script", "user executing the script"),
-    // The wording since 7.2, and on Valkey.
-    ("acl failure in script", "user executing the script"),
-];
-
 /// Servers before 7 wrap the error of a script's command: `ERR Error running script …: -READONLY You can't …`.
 fn by_text(text: &str) -> Option<&'static Class> {
     let mut words = text
         .split_ascii_whitespace()
         .map(|word| word.trim_start_matches('-'));
     words.find_map(by_code).or_else(|| {
+        // Some errors have no code: their rows have a part of the text.
         let text = text.to_ascii_lowercase();
-        let mut meant = PHRASES.iter().filter(|(said, _)| text.contains(said));
-        meant.next().and_then(|(_, code)| by_code(code))
+        let mut phrases = TABLE.iter().filter(|class| class.code.contains(' '));
+        phrases.find(|class| text.contains(class.code))
     })
 }
 
@@ -364,7 +308,7 @@ mod tests {
                 ),
             ),
             (
-                "user executing the script",
+                "acl failure in script",
                 said(
                     "ERR ACL failure in script: User locker has no permissions to run the 'pexpire' command script: 65807aad, on @user_script:101.",
                 ),
@@ -388,7 +332,15 @@ mod tests {
             .filter(|class| class.effect == Effect::Unknown)
             .map(|class| class.code)
             .collect();
-        assert_eq!(open, ["user executing the script", "io"]);
+        assert_eq!(
+            open,
+            [
+                "user executing the script",
+                "acl failure in script",
+                "io",
+                "garbled"
+            ]
+        );
         assert_eq!(failed_entry("ERR surprise").effect(), Effect::Unknown);
         let wrong =
             failed_entry("WRONGTYPE Operation against a key holding the wrong kind of value");

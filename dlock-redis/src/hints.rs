@@ -11,21 +11,19 @@
 //! to its own channel, and opens another connection if the echo does not arrive.
 
 use crate::{
-    commands::{self, Push},
+    commands,
     config::Prefix,
     connection::Connection,
-    dialer::{Dialer, STEADY, jitter},
+    dialer::{Dialer, jitter},
     error,
     tickets::Tickets,
 };
-use dlock_core::driver::{Hint, Result, system_random};
+use dlock_core::driver::{Hint, Result, kit::WakeUps, system_random};
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
 use redis::{Cmd, PushInfo, PushKind, RedisError, RedisResult, Value};
 use std::{
-    fmt,
-    future::Future,
-    io,
+    fmt, io,
     pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -34,31 +32,27 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    sync::{Notify, mpsc, watch},
+    sync::{Notify, watch},
     time::Instant,
 };
 
 /// The notifications of this client, and the task that listens for them.
 pub(crate) struct Hints {
-    shared: Arc<Shared>,
-    stream: Mutex<Option<mpsc::Receiver<Hint>>>,
-}
-
-struct Shared {
     dialer: Arc<Dialer>,
     prefix: Prefix,
-    channel: String,
-    waiting: Mutex<Waiting>,
-    tickets: Tickets,
+    /// The channel of this client; its tickets begin with it.
+    pub(crate) channel: String,
+    listening: Mutex<Listening>,
+    wakeups: WakeUps,
+    pub(crate) tickets: Tickets,
     /// Whether the first attempt to subscribe is over, with any outcome, and whether listening is.
     stage: watch::Sender<Stage>,
     /// The connection for notifications ended, or the driver or the stream did.
     changed: Arc<Notify>,
-    /// A notification found the stream full.
-    missed: AtomicBool,
     /// The last echo that this client sent and received.
     echo: watch::Sender<u64>,
-    /// The stream was requested twice.
+    /// The stream was requested twice. The first client would receive the turns of the second, and hand
+    /// on those that it does not know.
     two: AtomicBool,
 }
 
@@ -69,192 +63,109 @@ enum Stage {
     Over,
 }
 
-struct Waiting {
-    /// `None` once closed.
-    hints: Option<mpsc::Sender<Hint>>,
+#[derive(Default)]
+struct Listening {
     /// When set, it ends the connection that listens.
     gone: Option<Arc<AtomicBool>>,
     /// The server's answer where the user may not subscribe.
     refused: Option<RedisError>,
-    doubt: Doubt,
-}
-
-/// Whether a check of the notifications is running, and whether another one follows it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Doubt {
-    No,
-    Asked,
-    Again,
+    /// A check of the notifications is running, and whether another one follows it.
+    doubt: Option<bool>,
 }
 
 impl Hints {
     /// Starts to listen. Needs a runtime.
-    pub(crate) fn new(dialer: Arc<Dialer>, prefix: Prefix) -> Result<Self> {
+    pub(crate) fn new(dialer: Arc<Dialer>, prefix: Prefix) -> Result<Arc<Self>> {
         // Two clients with one channel would have the same tickets.
         let channel = prefix.channel(system_random()?);
-        let (hints, stream) = mpsc::channel(UNREAD);
-        let waiting = Waiting {
-            hints: Some(hints),
-            gone: None,
-            refused: None,
-            doubt: Doubt::No,
-        };
-        let shared = Arc::new(Shared {
+        let hints = Arc::new(Self {
             dialer,
             channel,
             prefix,
-            waiting: Mutex::new(waiting),
+            listening: Mutex::default(),
+            wakeups: WakeUps::new(),
             tickets: Tickets::default(),
             stage: watch::Sender::new(Stage::New),
             changed: Arc::default(),
-            missed: AtomicBool::new(false),
             echo: watch::Sender::new(0),
             two: AtomicBool::new(false),
         });
-        let (weak, changed, stage) = (
-            Arc::downgrade(&shared),
-            shared.changed.clone(),
-            shared.stage.clone(),
-        );
+        let (weak, stage) = (Arc::downgrade(&hints), hints.stage.clone());
+        let changed = hints.changed.clone();
         tokio::spawn(async move {
             listen(weak, changed).await;
             stage.send_replace(Stage::Over);
         });
-        Ok(Self {
-            shared,
-            stream: Mutex::new(Some(stream)),
-        })
+        Ok(hints)
     }
 
     /// Resolves when the subscription succeeded or failed, and the user has the rights that turns need.
-    pub(crate) async fn ready(&self, connection: &Connection) -> Result<()> {
-        self.reaches(Stage::Tried, self.shared.dialer.within())
-            .await;
+    pub(crate) async fn ready(&self, connection: &Arc<Connection>) -> Result<()> {
+        self.reaches(Stage::Tried, self.dialer.within()).await;
         self.allowed()?;
         // Without the right to publish, this client would take every waiter for dead: each release would
         // empty the queue.
-        connection.command(self.shared.echo_of(0)).await.map(drop)
+        connection.command(self.echo_of(0)).await.map(drop)
     }
 
     /// An error where the user may not subscribe. Without notifications a ticket is removed from the
-    /// queue at each release, so all others would pass its client again and again.
+    /// queue at each release, so all others would pass its client again and again. Also an error where
+    /// two clients use this driver.
     pub(crate) fn allowed(&self) -> Result<()> {
-        match &self.shared.waiting().refused {
-            Some(cause) => Err(error::may_not_subscribe(&self.shared.prefix, cause.clone())),
+        if self.two.load(Ordering::Relaxed) {
+            return Err(error::two_clients());
+        }
+        match &self.listening().refused {
+            Some(cause) => Err(error::may_not_subscribe(&self.prefix, cause.clone())),
             None => Ok(()),
         }
     }
 
     /// Waits for at most `bound`: a silent path must not block the caller.
     async fn reaches(&self, wanted: Stage, bound: Duration) {
-        let mut stage = self.shared.stage.subscribe();
+        let mut stage = self.stage.subscribe();
         let reached = stage.wait_for(|stage| *stage >= wanted);
         drop(tokio::time::timeout(bound, reached).await);
     }
 
-    /// The channel of this client; its tickets begin with it.
-    pub(crate) fn channel(&self) -> &str {
-        &self.shared.channel
-    }
-
-    /// The client's state of its tickets.
-    pub(crate) fn tickets(&self) -> &Tickets {
-        &self.shared.tickets
-    }
-
     /// Checks that messages on this client's channel arrive here, and subscribes anew if they do not. At
     /// most once a poll interval.
-    pub(crate) fn doubt(&self, connection: &Arc<Connection>) {
-        let mut waiting = self.shared.waiting();
-        let before = waiting.doubt;
-        waiting.doubt = match before {
-            Doubt::No => Doubt::Asked,
-            Doubt::Asked | Doubt::Again => Doubt::Again,
-        };
-        drop(waiting);
-        if before == Doubt::No {
+    pub(crate) fn doubt(self: &Arc<Self>, connection: &Arc<Connection>) {
+        let mut listening = self.listening();
+        let runs = listening.doubt.is_some();
+        listening.doubt = Some(runs);
+        drop(listening);
+        if !runs {
             let asked = Arc::downgrade(connection);
-            connection.spawn(find_out(Arc::downgrade(&self.shared), asked));
+            connection.spawn(find_out(Arc::downgrade(self), asked));
         }
     }
 
-    /// Whether the stream was requested a second time. The first client would receive the turns of the
-    /// second, and hand on those that it does not know.
-    pub(crate) fn serve_two(&self) -> bool {
-        self.shared.two.load(Ordering::Relaxed)
-    }
-
     pub(crate) fn stream(&self) -> BoxStream<'static, Hint> {
-        let taken = self
-            .stream
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        let Some(hints) = taken else {
-            self.shared.two.store(true, Ordering::Relaxed);
-            return stream::empty().boxed();
-        };
-        let shared = Arc::downgrade(&self.shared);
-        stream::unfold((hints, shared), |(mut hints, shared)| async move {
-            // Dropped notifications date from when the stream was full, so this is read before it runs
-            // dry.
-            let missed = shared
-                .upgrade()
-                .is_some_and(|shared| shared.missed.swap(false, Ordering::Relaxed));
-            let hint = if missed {
-                Hint::Resync
-            } else {
-                hints.recv().await?
-            };
-            Some((hint, (hints, shared)))
+        self.wakeups.take().unwrap_or_else(|| {
+            self.two.store(true, Ordering::Relaxed);
+            stream::empty().boxed()
         })
-        .boxed()
     }
 
     /// Ends the stream, the subscription and its connection. Then no lock waits for a turn of this
     /// client.
     pub(crate) async fn close(&self) {
-        self.shared.mute();
+        self.wakeups.close();
+        self.changed.notify_one();
         self.reaches(Stage::Over, FAREWELL).await;
     }
-}
 
-impl Drop for Hints {
-    fn drop(&mut self) {
-        self.shared.mute();
-    }
-}
-
-impl fmt::Debug for Hints {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let missed = self.shared.missed.load(Ordering::Relaxed);
-        let missed = if missed { ", some missed" } else { "" };
-        write!(f, "Hints({} tickets{missed})", self.tickets().len())
-    }
-}
-
-impl Shared {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn mute(&self) {
-        self.waiting().hints = None;
-        self.changed.notify_one();
-    }
-
-    fn emit(&self, waiting: &Waiting, hint: Hint) {
-        if let Some(hints) = &waiting.hints
-            && hints.try_send(hint).is_err()
-        {
-            self.missed.store(true, Ordering::Relaxed);
-        }
+    fn listening(&self) -> MutexGuard<'_, Listening> {
+        self.listening
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Publishes an echo over the command connection and waits until it arrives over the one for
     /// notifications. When the publish fails, nothing is known. Running twice is harmless: a second echo
     /// has no meaning.
-    async fn hears_itself(&self, connection: &Connection) -> bool {
+    async fn hears_itself(&self, connection: &Arc<Connection>) -> bool {
         let mut echo = self.echo.subscribe();
         let number = *echo.borrow() + 1;
         match connection.command(self.echo_of(number)).await {
@@ -282,68 +193,53 @@ impl Shared {
         let Some(Value::BulkString(message)) = push.data.get(1) else {
             return;
         };
-        let said = std::str::from_utf8(message).ok();
-        match said.and_then(commands::read_push) {
-            Some(Push::Turn { ticket, record }) => {
-                let Some(name) = self.prefix.name(record) else {
-                    return;
-                };
-                self.tickets.turned(ticket);
-                // A turn of a ticket without a waiting task is reported too: the core hands it on.
-                self.emit(&self.waiting(), Hint::Turn { name, ticket });
-            }
-            Some(Push::First {
+        let said = std::str::from_utf8(message).unwrap_or_default();
+        let Some(push) = commands::read_push(said) else {
+            return match said.strip_prefix(ECHO).map(str::parse) {
+                Some(Ok(number)) => drop(self.echo.send_replace(number)),
+                _ => tracing::debug!("redis: unknown message on a client's channel"),
+            };
+        };
+        let (Some(name), ticket) = (self.prefix.name(push.record), push.ticket) else {
+            return;
+        };
+        // A turn of a ticket without a waiting task is reported too: the core hands it on.
+        self.tickets.told(ticket, push.first_for.is_none());
+        self.wakeups.send(match push.first_for {
+            None => Hint::Turn { name, ticket },
+            Some(rest) => Hint::First {
+                name,
                 ticket,
-                rest,
-                record,
-            }) => {
-                let Some(name) = self.prefix.name(record) else {
-                    return;
-                };
-                let poll_in = look_at_end(rest);
-                let hint = Hint::First {
-                    name,
-                    ticket,
-                    poll_in,
-                };
-                self.tickets.told(ticket);
-                self.emit(&self.waiting(), hint);
-            }
-            None => match said.and_then(|said| said.strip_prefix(ECHO)?.parse().ok()) {
-                Some(number) => drop(self.echo.send_replace(number)),
-                None => tracing::debug!("redis: unknown message on a client's channel"),
+                poll_in: look_at_end(rest),
             },
-        }
+        });
     }
 
-    /// The subscription is in place. All earlier notifications are lost.
-    fn begin(&self, gap: bool, gone: Arc<AtomicBool>) {
-        let mut waiting = self.waiting();
-        waiting.gone = Some(gone);
-        waiting.refused = None;
-        if gap || self.tickets.len() > 0 {
-            self.emit(&waiting, Hint::Resync);
-        }
-        self.tried();
-    }
-
-    /// The subscription is gone; `refused` is the answer of a server that does not allow it.
-    fn unheard(&self, refused: Option<RedisError>) {
-        let mut waiting = self.waiting();
-        waiting.gone = None;
-        waiting.refused = refused;
-        drop(waiting);
-        self.tried();
-    }
-
-    fn tried(&self) {
+    /// An attempt to subscribe is over, or a subscription. `gone` ends the connection of one that is in
+    /// place; `refused` is the answer of a server that does not allow it.
+    fn tried(&self, gone: Option<Arc<AtomicBool>>, refused: Option<RedisError>) {
+        let mut listening = self.listening();
+        (listening.gone, listening.refused) = (gone, refused);
+        drop(listening);
         let moved = |stage: &mut Stage| std::mem::replace(stage, Stage::Tried) != Stage::Tried;
         self.stage.send_if_modified(moved);
     }
+}
 
-    /// To see the end of the stream; `None` once it is closed.
-    fn sender(&self) -> Option<mpsc::Sender<Hint>> {
-        self.waiting().hints.clone()
+impl Drop for Hints {
+    fn drop(&mut self) {
+        self.changed.notify_one();
+    }
+}
+
+impl fmt::Debug for Hints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Hints({} tickets), {:?}",
+            self.tickets.len(),
+            self.wakeups
+        )
     }
 }
 
@@ -354,11 +250,11 @@ pub(crate) fn look_at_end(rest: Duration) -> Duration {
 
 /// Ends the connection that listens if no echo arrives over it. Then pauses for a poll interval before
 /// the next check.
-async fn find_out(shared: Weak<Shared>, connection: Weak<Connection>) {
+async fn find_out(shared: Weak<Hints>, connection: Weak<Connection>) {
     loop {
         if let (Some(shared), Some(connection)) = (shared.upgrade(), connection.upgrade()) {
             // While another connection is being opened there is nothing to check.
-            let gone = shared.waiting().gone.clone();
+            let gone = shared.listening().gone.clone();
             if let Some(gone) = gone
                 && !shared.hears_itself(&connection).await
             {
@@ -371,17 +267,16 @@ async fn find_out(shared: Weak<Shared>, connection: Weak<Connection>) {
         let Some(shared) = shared.upgrade() else {
             return;
         };
-        let mut waiting = shared.waiting();
-        if waiting.doubt != Doubt::Again {
-            waiting.doubt = Doubt::No;
+        let mut listening = shared.listening();
+        listening.doubt = listening.doubt.filter(|again| *again).map(|_| false);
+        if listening.doubt.is_none() {
             return;
         }
-        waiting.doubt = Doubt::Asked;
     }
 }
 
 /// Keeps one subscription alive until the driver or the stream ends.
-async fn listen(shared: Weak<Shared>, changed: Arc<Notify>) {
+async fn listen(shared: Weak<Hints>, changed: Arc<Notify>) {
     let (mut pause, mut gap, mut told) = (Duration::ZERO, false, false);
     loop {
         let began = Instant::now();
@@ -392,24 +287,22 @@ async fn listen(shared: Weak<Shared>, changed: Arc<Notify>) {
             return;
         };
         let refused = error.code() == Some("NOPERM");
-        strong.unheard(refused.then(|| error.clone()));
-        let longer = strong.dialer.longer(pause);
+        strong.tried(None, refused.then(|| error.clone()));
+        pause = strong.dialer.pause_after(began.elapsed(), pause);
         drop(strong);
         gap = true;
         if refused && !std::mem::replace(&mut told, true) {
             tracing::warn!(%error, "redis: the user may not subscribe, so acquires that wait fail; see the ACL lines in the README of dlock-redis");
         }
         tracing::debug!(%error, "redis: the connection for wake-ups ended");
-        pause = match () {
-            () if refused => REFUSED,
-            () if began.elapsed() > STEADY => Duration::ZERO,
-            () => longer,
-        };
+        if refused {
+            pause = REFUSED;
+        }
         let again = tokio::time::sleep(jitter(pause));
         let mut again = pin!(again);
         loop {
             // Closed during the pause.
-            if shared.upgrade().is_none_or(|it| it.sender().is_none()) {
+            if shared.upgrade().is_none_or(|it| it.wakeups.is_closed()) {
                 return;
             }
             tokio::select! {
@@ -421,7 +314,7 @@ async fn listen(shared: Weak<Shared>, changed: Arc<Notify>) {
 }
 
 /// The life of one connection. `Ok`: the driver or its stream has ended.
-async fn follow(shared: &Weak<Shared>, changed: &Notify, gap: bool) -> RedisResult<()> {
+async fn follow(shared: &Weak<Hints>, changed: &Notify, gap: bool) -> RedisResult<()> {
     let Some(strong) = shared.upgrade() else {
         return Ok(());
     };
@@ -442,29 +335,32 @@ async fn follow(shared: &Weak<Shared>, changed: &Notify, gap: bool) -> RedisResu
         })
         .await
         .inspect_err(|_| dialer.tried(false))?;
-    let subscribed = within(&dialer, native.subscribe(&channel)).await;
+    let subscribed = tokio::time::timeout(dialer.within(), native.subscribe(&channel)).await;
+    let subscribed =
+        subscribed.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()));
     dialer.tried(subscribed.is_ok());
     subscribed?;
     if let Some(strong) = shared.upgrade() {
-        strong.begin(gap, gone.clone());
+        strong.tried(Some(gone.clone()), None);
+        // All earlier notifications are lost.
+        if gap || strong.tickets.len() > 0 {
+            strong.wakeups.send(Hint::Resync);
+        }
     }
-    while let Some(hints) = shared.upgrade().and_then(|shared| shared.sender()) {
+    while let Some(shared) = shared.upgrade().filter(|it| !it.wakeups.is_closed()) {
+        let abandoned = shared.wakeups.abandoned();
+        drop(shared);
         if gone.load(Ordering::SeqCst) {
             return Err(io::Error::from(io::ErrorKind::ConnectionAborted).into());
         }
         tokio::select! {
             () = changed.notified() => {}
-            () = hints.closed() => break,
+            () = abandoned => break,
         }
     }
     // An explicit unsubscribe, so that a waiting `close` knows that the server has no receiver any more.
     drop(tokio::time::timeout(FAREWELL, native.unsubscribe(channel)).await);
     Ok(())
-}
-
-async fn within(dialer: &Dialer, step: impl Future<Output = RedisResult<()>>) -> RedisResult<()> {
-    let answer = tokio::time::timeout(dialer.within(), step).await;
-    answer.unwrap_or_else(|_| Err(RedisError::from(io::Error::from(io::ErrorKind::TimedOut))))
 }
 
 /// The pause after a refusal: rights can be granted while a service runs.
@@ -478,5 +374,3 @@ const ECHO: char = 'E';
 const ECHOES_WITHIN: Duration = Duration::from_millis(500);
 /// How long to wait for the end of the subscription.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// Notifications that the core has not read yet. Further ones become one [`Hint::Resync`].
-const UNREAD: usize = 1_024;

@@ -6,9 +6,10 @@ mod connection;
 mod dialer;
 mod driver;
 mod error;
-mod gather;
 mod hints;
+mod requests;
 mod scripts;
+mod server;
 mod tickets;
 
 pub use config::{Prefix, RedisConfig};

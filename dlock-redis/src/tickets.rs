@@ -15,8 +15,8 @@ use std::{
 #[derive(Default)]
 pub(crate) struct Tickets {
     kept: Mutex<Kept>,
-    /// The last holds that a turn brought, each in a slot of its own.
-    brought: [AtomicU64; BROUGHT],
+    /// The last hold that a turn brought.
+    brought: AtomicU64,
 }
 
 #[derive(Default)]
@@ -88,11 +88,8 @@ impl Tickets {
     /// The place of a ticket in the next request, and whether its turn came; `None`: at the end. The
     /// first turn that lapses costs nothing; each further one costs the place.
     pub(crate) fn place(&self, ticket: Option<Ticket>) -> Stand {
-        let Some(ticket) = ticket else {
-            return Stand::default();
-        };
         let kept = self.kept();
-        let standing = kept.standing.get(&ticket);
+        let standing = ticket.and_then(|ticket| kept.standing.get(&ticket));
         standing.map_or_else(Stand::default, Standing::place)
     }
 
@@ -139,15 +136,15 @@ impl Tickets {
             return false;
         };
         if standing.turned {
-            self.brought[place_of(hold)].store(hold.to_bits(), Relaxed);
+            self.brought.store(hold.to_bits(), Relaxed);
         }
         standing.stands != Stands::Nowhere && !standing.told
     }
 
     /// Whether a turn brought that hold. Then others waited, and its release is likely to hand the lock
-    /// on. With many holds at a time, some are forgotten.
+    /// on. Of several such holds at a time only the last is known.
     pub(crate) fn brought(&self, holds: Holds) -> bool {
-        matches!(holds, Holds::One(hold) if self.brought[place_of(hold)].load(Relaxed) == hold.to_bits())
+        matches!(holds, Holds::One(hold) if self.brought.load(Relaxed) == hold.to_bits())
     }
 
     /// Removes a ticket that has left.
@@ -155,17 +152,11 @@ impl Tickets {
         self.kept().standing.remove(&ticket);
     }
 
-    /// Records that a turn came.
-    pub(crate) fn turned(&self, ticket: Ticket) {
-        if let Some(standing) = self.kept().standing.get_mut(&ticket) {
-            (standing.turned, standing.told) = (true, true);
-        }
-    }
-
-    /// Records the notification that the ticket is first.
-    pub(crate) fn told(&self, ticket: Ticket) {
+    /// Records a notification: that the ticket is first, or that its turn came.
+    pub(crate) fn told(&self, ticket: Ticket, turn: bool) {
         if let Some(standing) = self.kept().standing.get_mut(&ticket) {
             standing.told = true;
+            standing.turned |= turn;
         }
     }
 
@@ -191,15 +182,6 @@ impl Drop for Awaited<'_> {
         }
     }
 }
-
-fn place_of(hold: HoldId) -> usize {
-    let [low, ..] = hold.to_bits().to_le_bytes();
-    usize::from(low) % BROUGHT
-}
-
-/// How many holds are remembered. A collision costs one cheap command, or a turn that leaves a little
-/// later.
-const BROUGHT: usize = 32;
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,7 @@
 
 use dlock_core::{
     ErrorKind,
-    driver::{DriverError, Result},
+    driver::{DriverError, Result, kit::unknown_setting},
 };
 use percent_encoding::percent_decode_str;
 use std::{
@@ -138,12 +138,7 @@ impl SqliteConfig {
                      only mode=rwc and mode=rw can be said"
                 )));
             }
-            _ => {
-                let known = KNOWN.join(", ");
-                return Err(misuse(format!(
-                    "the SQLite URL has an unknown setting {key:?}; known: {known}"
-                )));
-            }
+            _ => return Err(unknown_setting("SQLite", key, &KNOWN)),
         }
         Ok(())
     }

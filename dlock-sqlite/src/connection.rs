@@ -311,7 +311,7 @@ impl Turn<'_> {
         self.state.unheard = false;
         answer.map_err(|cause| {
             let failure = error::failed(cause);
-            if failure.reopen {
+            if failure.link {
                 self.state.native = None;
             }
             failure.error

@@ -1,30 +1,16 @@
 //! Error classification: one table from SQLite's codes to kind, retry class and effect.
 
-use dlock_core::{Effect, ErrorKind, RetryClass, driver::DriverError};
+use dlock_core::{
+    Effect, ErrorKind, RetryClass,
+    driver::{
+        DriverError,
+        kit::{ErrorClass, Failure},
+    },
+};
 use std::{io, path::Path};
 
-/// A driver error, and whether the connection that returned it must be reopened.
-#[derive(Debug)]
-pub(crate) struct Failure {
-    pub(crate) error: DriverError,
-    pub(crate) reopen: bool,
-}
-
-/// One row: what a code means for the program, the loop and the human.
-#[derive(Debug, PartialEq, Eq)]
-struct Class {
-    code: i32,
-    kind: ErrorKind,
-    retry: RetryClass,
-    effect: Effect,
-    reopen: bool,
-    advice: &'static str,
-}
-
-#[rustfmt::skip]
-const fn row(code: i32, kind: ErrorKind, retry: RetryClass, effect: Effect, reopen: bool, advice: &'static str) -> Class {
-    Class { code, kind, retry, effect, reopen, advice }
-}
+/// The last column: whether the connection that returned the error must be reopened.
+type Class = ErrorClass<i32, bool>;
 
 /// A statement is a transaction: refused before its commit, it did nothing. Where the file itself failed,
 /// the effect is unknown. An extended code without a row of its own has the row of its last eight bits.
@@ -34,32 +20,32 @@ const TABLE: [Class; 19] = {
     use ErrorKind::{Misuse, Unavailable, Unsupported};
     use RetryClass::{Later, Never, Now};
     [
-        row(1, Unavailable, Never, Unknown, true, "SQLite refused a statement: was the schema of the lock file changed by hand?"),
-        row(3, Unavailable, Never, None, true, "the lock file may not be opened: see its mode and its directory's"),
-        row(5, Unavailable, Later, None, false, "the lock file was busy for a second: another process holds a write transaction open in it, or its disk is slow"),
-        row(6, Unavailable, Later, None, false, "the lock table is in use"),
-        row(7, Unavailable, Later, Unknown, true, "out of memory"),
-        row(8, Unavailable, Never, None, true, "the lock file cannot be written: it, its directory or its file system is read-only for this user"),
-        row(10, Unavailable, Later, Unknown, true, "the disk or the file system failed under the lock file: see the kernel's log, and the limit of file sizes (ulimit -f)"),
-        row(11, Unavailable, Never, Unknown, true, "the lock file is damaged: stop all processes that use it, delete it and its -wal and -shm, and start again"),
-        row(13, Unavailable, Later, None, false, "the disk of the lock file is full: make room; what is held stays held until its lease is over"),
-        row(14, Unavailable, Later, None, true, "the lock file or its -wal or -shm cannot be opened: is the directory still there, may this user write it and all three, and is a descriptor left?"),
-        row(15, Unavailable, Later, None, true, "the processes that use the lock file get in each other's way"),
-        row(17, Unavailable, Now, None, true, "the schema of the lock file has just changed"),
-        row(19, Unavailable, Never, None, false, "BUG: a row breaks the schema of the lock file; please report it"),
-        row(20, Unavailable, Never, None, false, "BUG: a value does not fit the schema of the lock file; please report it"),
-        row(22, Unsupported, Never, None, true, "this system has no large files"),
-        row(23, Unavailable, Never, None, true, "SQLite may not do this here"),
-        row(26, Misuse, Never, None, true, "the file is no SQLite database: name another one, it was left as it is"),
+        Class::new(1, Unavailable, Never, Unknown, true, "SQLite refused a statement: was the schema of the lock file changed by hand?"),
+        Class::new(3, Unavailable, Never, None, true, "the lock file may not be opened: see its mode and its directory's"),
+        Class::new(5, Unavailable, Later, None, false, "the lock file was busy for a second: another process holds a write transaction open in it, or its disk is slow"),
+        Class::new(6, Unavailable, Later, None, false, "the lock table is in use"),
+        Class::new(7, Unavailable, Later, Unknown, true, "out of memory"),
+        Class::new(8, Unavailable, Never, None, true, "the lock file cannot be written: it, its directory or its file system is read-only for this user"),
+        Class::new(10, Unavailable, Later, Unknown, true, "the disk or the file system failed under the lock file: see the kernel's log, and the limit of file sizes (ulimit -f)"),
+        Class::new(11, Unavailable, Never, Unknown, true, "the lock file is damaged: stop all processes that use it, delete it and its -wal and -shm, and start again"),
+        Class::new(13, Unavailable, Later, None, false, "the disk of the lock file is full: make room; what is held stays held until its lease is over"),
+        Class::new(14, Unavailable, Later, None, true, "the lock file or its -wal or -shm cannot be opened: is the directory still there, may this user write it and all three, and is a descriptor left?"),
+        Class::new(15, Unavailable, Later, None, true, "the processes that use the lock file get in each other's way"),
+        Class::new(17, Unavailable, Now, None, true, "the schema of the lock file has just changed"),
+        Class::new(19, Unavailable, Never, None, false, "BUG: a row breaks the schema of the lock file; please report it"),
+        Class::new(20, Unavailable, Never, None, false, "BUG: a value does not fit the schema of the lock file; please report it"),
+        Class::new(22, Unsupported, Never, None, true, "this system has no large files"),
+        Class::new(23, Unavailable, Never, None, true, "SQLite may not do this here"),
+        Class::new(26, Misuse, Never, None, true, "the file is no SQLite database: name another one, it was left as it is"),
         // Extended: the open file no longer has the name by which it was opened.
-        row(8 | 4 << 8, Unavailable, Never, None, true, "the lock file was moved or deleted while it was in use: connect again"),
+        Class::new(8 | 4 << 8, Unavailable, Never, None, true, "the lock file was moved or deleted while it was in use: connect again"),
         // Extended: no room for the index of the -wal.
-        row(10 | 19 << 8, Unavailable, Later, None, true, "the disk of the lock file is full: make room; what is held stays held until its lease is over"),
+        Class::new(10 | 19 << 8, Unavailable, Later, None, true, "the disk of the lock file is full: make room; what is held stays held until its lease is over"),
     ]
 };
 
 /// SQLite returned an unexpected code, or its thread ended.
-const OTHER: Class = row(
+const OTHER: Class = Class::new(
     0,
     ErrorKind::Unavailable,
     RetryClass::Later,
@@ -69,7 +55,7 @@ const OTHER: Class = row(
 );
 
 /// A column contains a value that the driver did not write.
-const GARBLED: Class = row(
+const GARBLED: Class = Class::new(
     0,
     ErrorKind::Unavailable,
     RetryClass::Never,
@@ -79,25 +65,16 @@ const GARBLED: Class = row(
 );
 
 /// A failed statement.
-pub(crate) fn failed(cause: sqlx::Error) -> Failure {
-    let class = classify(&cause);
-    let error = DriverError::new(class.kind, class.advice)
-        .with_retry(class.retry)
-        .with_effect(class.effect)
-        .with_source(cause);
-    Failure {
-        error,
-        reopen: class.reopen,
-    }
+pub(crate) fn failed(cause: sqlx::Error) -> Failure<bool> {
+    classify(&cause).failure(cause)
 }
 
 /// A file could not be opened or prepared: nothing has been asked of it yet.
 pub(crate) fn unopened(path: &Path, cause: sqlx::Error) -> DriverError {
     let class = classify(&cause);
     let message = format!("lock file {}: {}", path.display(), class.advice);
-    DriverError::new(class.kind, message)
-        .with_retry(class.retry)
-        .with_source(cause)
+    let error = class.error(message).with_effect(Effect::None);
+    error.with_source(cause)
 }
 
 /// Whether the error will pass in a moment.
@@ -212,7 +189,7 @@ mod tests {
         assert_eq!(OTHER.effect, Effect::Unknown);
         let busy = by_code(5);
         assert_eq!(
-            (busy.kind, busy.retry, busy.reopen),
+            (busy.kind, busy.retry, busy.link),
             (ErrorKind::Unavailable, RetryClass::Later, false)
         );
     }

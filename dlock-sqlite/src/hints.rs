@@ -11,7 +11,7 @@
 use crate::folder::Folder;
 use dlock_core::{
     LockName,
-    driver::{Hint, Ticket},
+    driver::{Hint, Ticket, kit::WakeUps},
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
@@ -25,28 +25,20 @@ use std::{
     fmt, io,
     mem::MaybeUninit,
     path::Path,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 use tokio::{
     io::{Interest, unix::AsyncFd},
-    sync::mpsc,
     task::AbortHandle,
 };
 
 /// The tickets that wait, and the task that reads releases for them.
-pub(crate) struct Hints {
-    shared: Arc<Shared>,
-    stream: Mutex<Option<mpsc::Receiver<Hint>>>,
-}
+pub(crate) struct Hints(Arc<Shared>);
 
 struct Shared {
     folder: Folder,
     waiting: Mutex<Waiting>,
-    /// A hint was dropped because the stream was full.
-    missed: AtomicBool,
+    wakeups: WakeUps,
 }
 
 struct Waiting {
@@ -55,8 +47,6 @@ struct Waiting {
     watcher: Option<Watcher>,
     /// The warning that there is no watcher was logged.
     told: bool,
-    /// `None` once closed, or when waiters poll.
-    hints: Option<mpsc::Sender<Hint>>,
 }
 
 /// One file, and the tickets that wait for its names.
@@ -79,30 +69,29 @@ impl Drop for Watcher {
 impl Hints {
     /// For that database. With `on` false no waiter is ever woken.
     pub(crate) fn new(database: &Path, on: bool) -> Self {
-        let (hints, stream) = mpsc::channel(UNREAD);
+        let wakeups = WakeUps::new();
+        if !on {
+            wakeups.close();
+        }
         let waiting = Waiting {
             files: HashMap::new(),
             names: 0,
             watcher: None,
             told: false,
-            hints: on.then_some(hints),
         };
         let shared = Shared {
             folder: Folder::of(database),
             waiting: Mutex::new(waiting),
-            missed: AtomicBool::new(false),
+            wakeups,
         };
-        Self {
-            shared: Arc::new(shared),
-            stream: Mutex::new(Some(stream)),
-        }
+        Self(Arc::new(shared))
     }
 
     /// Registers a ticket as waiting on a name; `false`: it cannot be woken. Call it inside a runtime.
     pub(crate) fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
         let file = file_of(name);
-        let waiting = &mut *self.shared.waiting();
-        if waiting.hints.is_none() {
+        let waiting = &mut *self.0.waiting();
+        if self.0.wakeups.is_closed() {
             return false;
         }
         if let Some(watched) = waiting.files.get_mut(&file) {
@@ -115,7 +104,7 @@ impl Hints {
             tickets.insert(ticket);
             return true;
         }
-        let watch = match self.shared.watch(waiting, file) {
+        let watch = match self.0.watch(waiting, file) {
             Ok(watch) => watch,
             Err(error) => {
                 if !std::mem::replace(&mut waiting.told, true) {
@@ -132,7 +121,7 @@ impl Hints {
 
     /// Whether a ticket of this client waits on a name.
     pub(crate) fn hears(&self, name: &LockName) -> bool {
-        let waiting = self.shared.waiting();
+        let waiting = self.0.waiting();
         let watched = waiting.files.get(&file_of(name));
         watched.is_some_and(|watched| watched.names.contains_key(name))
     }
@@ -140,7 +129,7 @@ impl Hints {
     /// Removes a ticket that was used up or has left. The last ticket of a file ends its watch.
     pub(crate) fn forget(&self, name: &LockName, ticket: Ticket) {
         let file = file_of(name);
-        let mut waiting = self.shared.waiting();
+        let mut waiting = self.0.waiting();
         let Some(watched) = waiting.files.get_mut(&file) else {
             return;
         };
@@ -161,43 +150,25 @@ impl Hints {
 
     /// Wakes the waiters of a name that may be free now.
     pub(crate) fn wake(&self, name: &LockName) {
-        match self.shared.folder.touch(file_of(name)) {
+        match self.0.folder.touch(file_of(name)) {
             Ok(()) => {}
             // A file that does not exist has no watchers.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
-                tracing::debug!(%error, folder = ?self.shared.folder, "sqlite: waiters are not woken");
+                tracing::debug!(%error, folder = ?self.0.folder, "sqlite: waiters are not woken");
             }
         }
     }
 
     pub(crate) fn stream(&self) -> BoxStream<'static, Hint> {
-        let taken = self
-            .stream
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        let Some(hints) = taken else {
-            return stream::empty().boxed();
-        };
-        let shared = Arc::downgrade(&self.shared);
-        stream::unfold((hints, shared), |(mut hints, shared)| async move {
-            let missed = |shared: Arc<Shared>| shared.missed.swap(false, Ordering::Relaxed);
-            // A hint that did not fit was dropped while the stream was full, so `missed` is read before the
-            // stream runs dry.
-            let hint = match shared.upgrade().is_some_and(missed) {
-                true => Hint::Resync,
-                false => hints.recv().await?,
-            };
-            Some((hint, (hints, shared)))
-        })
-        .boxed()
+        let wakeups = self.0.wakeups.take();
+        wakeups.unwrap_or_else(|| stream::empty().boxed())
     }
 
     /// Ends the stream, the watches and their task.
     pub(crate) fn close(&self) {
-        let mut waiting = self.shared.waiting();
-        waiting.hints = None;
+        let mut waiting = self.0.waiting();
+        self.0.wakeups.close();
         waiting.files.clear();
         waiting.names = 0;
         waiting.watcher = None;
@@ -212,7 +183,7 @@ impl Drop for Hints {
 
 impl fmt::Debug for Hints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Hints({} names)", self.shared.waiting().names)
+        write!(f, "Hints({} names)", self.0.waiting().names)
     }
 }
 
@@ -249,7 +220,7 @@ impl Shared {
     fn heard(&self, watch: i32, what: ReadFlags) {
         let mut waiting = self.waiting();
         if what.contains(ReadFlags::QUEUE_OVERFLOW) {
-            return self.emit(&waiting, Hint::Resync);
+            return self.wakeups.send(Hint::Resync);
         }
         let found = waiting.files.iter().find(|(_, it)| it.watch == watch);
         let Some((&file, watched)) = found else {
@@ -257,7 +228,7 @@ impl Shared {
         };
         if !what.intersects(ReadFlags::IGNORED | ReadFlags::MOVE_SELF) {
             for name in watched.names.keys() {
-                self.emit(&waiting, Hint::Free(name.clone()));
+                self.wakeups.send(Hint::Free(name.clone()));
             }
             return;
         }
@@ -276,15 +247,7 @@ impl Shared {
                 waiting.names -= lost.map_or(0, |lost| lost.names.len());
             }
         }
-        self.emit(&waiting, Hint::Resync);
-    }
-
-    fn emit(&self, waiting: &Waiting, hint: Hint) {
-        if let Some(hints) = &waiting.hints
-            && hints.try_send(hint).is_err()
-        {
-            self.missed.store(true, Ordering::Relaxed);
-        }
+        self.wakeups.send(Hint::Resync);
     }
 }
 
@@ -335,8 +298,6 @@ const WATCHED: WatchFlags = WatchFlags::ATTRIB
     .union(WatchFlags::MODIFY)
     .union(WatchFlags::DELETE_SELF)
     .union(WatchFlags::MOVE_SELF);
-/// Hints that the core has not read yet. More become one [`Hint::Resync`].
-const UNREAD: usize = 1_024;
 /// Names waited on. Waiters of further names poll.
 const MOST: usize = 10_000;
 

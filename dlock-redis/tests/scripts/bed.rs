@@ -243,6 +243,7 @@ impl Testbed {
         counted.filter(|(name, _)| ours(name)).collect()
     }
 
+    /// How often a command ran without an error: a script that the server did not know is repeated.
     pub(crate) async fn calls(&self, command: &str) -> u64 {
         let mut raw = self.raw().await;
         let info: String = redis::cmd("INFO")
@@ -250,10 +251,13 @@ impl Testbed {
             .query_async(&mut raw)
             .await
             .unwrap();
-        let line = info
-            .lines()
-            .find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
-        line.and_then(|counts| counts.split(',').next()?.parse().ok())
-            .unwrap_or(0)
+        let counted = |of: &str| {
+            let line = info
+                .lines()
+                .find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:")));
+            let mut counts = line?.split(',');
+            counts.find_map(|count| count.strip_prefix(of)?.parse::<u64>().ok())
+        };
+        counted("calls=").unwrap_or(0) - counted("failed_calls=").unwrap_or(0)
     }
 }

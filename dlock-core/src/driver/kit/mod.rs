@@ -20,16 +20,20 @@
 mod backoff;
 mod batch;
 mod deadlines;
+mod error_table;
 mod hold_set;
 mod record;
 mod record_driver;
 mod record_store;
 mod server_clock;
 mod sweep;
+mod url;
+mod wakeups;
 
 pub use backoff::Backoff;
 pub use batch::{Batch, BatchPolicy, Batcher, again};
 pub use deadlines::{Deadline, Deadlines};
+pub use error_table::{ErrorClass, Failure};
 pub use hold_set::{HoldSet, HoldSetError};
 pub use record::{DamagedRecord, Decision, Record, StoreTime};
 pub use record_driver::{RecordBacked, RecordDriver};
@@ -38,3 +42,5 @@ pub use record_store::{
     Written,
 };
 pub use server_clock::ServerClock;
+pub use url::{split_url, unknown_setting};
+pub use wakeups::WakeUps;

@@ -1,0 +1,96 @@
+//! URL settings: dlock's own query parameters in a store's URL.
+
+use crate::{
+    driver::Result,
+    error::{DriverError, ErrorKind},
+};
+use percent_encoding::percent_decode_str;
+
+/// Splits a URL into the native client's part and dlock's own settings.
+///
+/// The native part is the URL without the parameters that begin with `dlock.`, otherwise unchanged byte for byte. The settings are decoded,
+/// in order. `known` are the keys that a URL of this store may have, dlock's and the native client's: a client that ignores a misspelt key
+/// would run with other settings than its user wrote.
+///
+/// # Errors
+/// `Misuse` for a key that is not in `known`. The message quotes no text that may be part of a password.
+pub fn split_url(
+    store: &str,
+    url: &str,
+    known: &[&str],
+) -> Result<(String, Vec<(String, String)>)> {
+    let (rest, fragment) = url.split_at(url.find('#').unwrap_or(url.len()));
+    let (base, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let key = decoded(key);
+        if !known.contains(&&*key) {
+            // An `@` shows that this is the rest of a password that is not percent-encoded.
+            let key = if query.contains('@') { "?" } else { &key };
+            return Err(unknown_setting(store, key, known));
+        }
+        if key.starts_with("dlock.") {
+            ours.push((key, decoded(value)));
+        } else {
+            theirs.push(pair);
+        }
+    }
+    let mark = if theirs.is_empty() { "" } else { "?" };
+    let native = format!("{base}{mark}{}{fragment}", theirs.join("&"));
+    Ok((native, ours))
+}
+
+/// The error for a setting that a store does not have.
+#[must_use]
+pub fn unknown_setting(store: &str, key: &str, known: &[&str]) -> DriverError {
+    let known = known.join(", ");
+    let message = format!("the {store} URL has an unknown setting {key:?}; known: {known}");
+    DriverError::new(ErrorKind::Misuse, message)
+}
+
+fn decoded(text: &str) -> String {
+    let blanks = text.replace('+', " ");
+    percent_decode_str(&blanks).decode_utf8_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::split_url;
+
+    const KNOWN: [&str; 3] = ["dlock.prefix", "dlock.create", "protocol"];
+
+    #[test]
+    fn our_settings_are_taken_out_and_the_rest_is_left_as_it_was() {
+        let ours = [("dlock.prefix", "a-b c"), ("dlock.create", "")];
+        let ours = ours.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        for (url, native, count) in [
+            (
+                "x://h:1/2?dlock.prefix=a%2Db+c&protocol=%41&&dlock.create#x?y",
+                "x://h:1/2?protocol=%41#x?y",
+                2,
+            ),
+            ("x://h?dlock.prefix=a%2Db%20c", "x://h", 1),
+            ("x://h?", "x://h", 0),
+            ("x://u:p%40@h", "x://u:p%40@h", 0),
+        ] {
+            let (rest, settings) = split_url("X", url, &KNOWN).unwrap();
+            assert_eq!((&*rest, &settings[..]), (native, &ours[..count]), "{url}");
+        }
+    }
+
+    #[test]
+    fn a_setting_that_no_client_reads_is_refused_and_no_password_is_shown() {
+        for (url, shown) in [
+            ("x://h?dlock.prefx=a", "\"dlock.prefx\""),
+            ("x://h?protocol=3&lease=1s", "\"lease\""),
+            ("x://u:12?canary@h/x", "\"?\""),
+            ("x://u:12?canary&x@h/x", "\"?\""),
+        ] {
+            let error = split_url("X", url, &KNOWN).unwrap_err().to_string();
+            let known = "known: dlock.prefix, dlock.create, protocol";
+            assert!(error.contains(shown) && error.ends_with(known), "{error}");
+            assert!(!error.contains("canary"), "{error}");
+        }
+    }
+}

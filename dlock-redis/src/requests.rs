@@ -1,0 +1,105 @@
+//! Requests that share a script: acquires without a next ticket or a join, and releases of one hold without a
+//! minimum hold.
+
+use crate::{
+    commands::{self, Acquisition, Releasing},
+    connection::Link,
+    error,
+    scripts::{ACQUIRES, RELEASES},
+    server::{Server, not_after},
+};
+use dlock_core::{
+    HoldId, Instant, LockName,
+    driver::{
+        Acquire, Release, Result,
+        kit::{Batch, BatchPolicy},
+    },
+};
+use std::{sync::Arc, time::Duration};
+
+/// Acquires with one lease and one holder info.
+pub(crate) struct Acquires(pub(crate) Arc<Server>);
+
+impl Batch for Acquires {
+    type Request = Acquire;
+    type Answer = Acquisition;
+
+    fn name(request: &Acquire) -> &LockName {
+        &request.name
+    }
+
+    fn goes_with(first: &Acquire, other: &Acquire) -> bool {
+        first.lease.length() == other.lease.length() && first.note == other.note
+    }
+
+    async fn send_one(&self, request: &Acquire) -> Result<Acquisition> {
+        self.0.acquire(request).await
+    }
+
+    async fn send(&self, batch: &[Acquire]) -> Result<Vec<Option<Result<Acquisition>>>> {
+        let (server, tickets) = (&self.0, &self.0.hints.tickets);
+        let keys: Vec<_> = batch.iter().map(|req| server.keys(&req.name)).collect();
+        let places: Vec<_> = batch.iter().map(|req| tickets.place(req.line).0).collect();
+        // The script does nothing if one request is late: each then goes alone.
+        let first = batch.iter().map(|req| req.give_up).min();
+        let first = first.unwrap_or(Instant::FAR);
+        let acquires = |link: &Link| {
+            let channel = &server.hints.channel;
+            commands::acquires(&keys, batch, channel, &places, not_after(link, first)).into()
+        };
+        let answer = server.connection.eval(&ACQUIRES, first, acquires);
+        let (answer, link) = server.connection.patiently(answer).await?;
+        let each = commands::read_each(answer, batch.len()).ok_or_else(error::garbled)?;
+        let each = batch.iter().zip(each).map(|(req, it)| {
+            let answer = it.map_err(|cause| server.connection.failed(&link, cause));
+            Some(answer.and_then(|it| server.acquired(req, &it, &link)))
+        });
+        Ok(each.collect())
+    }
+}
+
+/// Releases of one hold each.
+pub(crate) struct Releases(pub(crate) Arc<Server>);
+
+impl Batch for Releases {
+    type Request = (Release, HoldId);
+    type Answer = Releasing;
+
+    fn name((request, _): &(Release, HoldId)) -> &LockName {
+        &request.name
+    }
+
+    async fn send_one(&self, (request, _): &(Release, HoldId)) -> Result<Releasing> {
+        self.0.release(request).await
+    }
+
+    async fn send(&self, batch: &[(Release, HoldId)]) -> Result<Vec<Option<Result<Releasing>>>> {
+        let keys = batch.iter().map(|(req, _)| self.0.keys(&req.name));
+        let keys: Vec<_> = keys.collect();
+        let releases = |_: &Link| commands::releases(&keys, batch).into();
+        let (connection, patience) = (&self.0.connection, self.0.connection.patience());
+        let answer = connection.eval(&RELEASES, patience, releases);
+        let (answer, link) = connection.patiently(answer).await?;
+        let each = commands::read_each(answer, batch.len()).ok_or_else(error::garbled)?;
+        let each = each.into_iter().map(|it| {
+            let answer = it.map_err(|cause| connection.failed(&link, cause))?;
+            commands::read_release(&answer).ok_or_else(error::garbled)
+        });
+        Ok(each.map(Some).collect())
+    }
+}
+
+/// A write of its own arrives sooner than a batch, so a few requests go alone. With few writes in flight,
+/// requests wait for one of them to return, and the server and the client wait for each other; more than
+/// these gain nothing, and each carries little. The server does nothing else during a script: for some
+/// 0.2 ms, less than for a script of renewals, or for 1 ms where every queue is full of dead tickets (see
+/// `each.lua`). More names gain little.
+pub(crate) const POLICY: BatchPolicy = BatchPolicy {
+    alone: 4,
+    in_flight: 8,
+    most: 32,
+    waiting: 1_024,
+    untaken: Duration::from_millis(500),
+    unanswered: Duration::from_secs(20),
+    pause: Duration::from_secs(2),
+};

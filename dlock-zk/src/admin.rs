@@ -3,23 +3,23 @@
 //! They show locks to operators, and no grant depends on them.
 
 use crate::{
-    commands::{Taken, look, read},
+    commands::{Taken, Use, look, read},
     config::decode,
     connection::Session,
     error::failed,
     line::Line,
-    seats::{Mine, Phase},
+    seats::Phase,
 };
 use dlock_core::{
-    LockName, Snapshot,
-    driver::{Cursor, Page, Result},
+    ErrorKind, LockName, Snapshot,
+    driver::{Cursor, DriverError, Page, Result},
 };
 use futures_util::{StreamExt, stream};
 use std::time::Duration;
 use zookeeper_client::Error as Native;
 
 /// The prefix of this driver's cursors, before the last name of the page.
-pub(crate) const CURSOR: &str = "zk1:";
+const CURSOR: &str = "zk1:";
 
 impl Session {
     pub(crate) async fn snapshot(&self, name: &LockName, line: &Line) -> Result<Snapshot, Native> {
@@ -29,31 +29,25 @@ impl Session {
         }
         let folder = self.root.folder(name);
         let taken = read(&self.client, &folder, line.inside()).await?;
-        let living: Vec<_> = taken
-            .iter()
-            .filter(|taken| self.lives(name, taken))
-            .collect();
+        let living = taken.iter().filter(|taken| self.lives(name, taken));
+        let living: Vec<_> = living.collect();
         seen.holds = u32::try_from(living.len()).unwrap_or(u32::MAX);
         let mut waiting = line.len() - 1;
         if let Some(first) = living.first() {
             let mut holder = first.holder();
             holder.token = taken.iter().find_map(Taken::token);
-            holder.rest = living
-                .iter()
-                .filter_map(|taken| self.rest_of(name, taken))
-                .max();
+            let rests = living.iter().filter_map(|taken| self.rest_of(name, taken));
+            holder.rest = rests.max();
             seen.holders.push(holder);
             let began = taken.iter().map(|taken| taken.stat.ctime).min();
             seen.age = began.and_then(|began| self.since(began));
         } else {
-            seen.shut = taken
-                .iter()
-                .filter_map(|taken| self.shut(name, taken))
-                .max();
-            if seen.shut.is_none() && taken.iter().any(|taken| !taken.is_held()) {
+            let rests = taken.iter().filter_map(|taken| self.shut(name, taken));
+            seen.shut = rests.max();
+            if seen.shut.is_none() && taken.iter().any(|taken| taken.used() != Use::Held) {
                 // Reserved for the first waiter, which is being notified.
                 waiting += 1;
-                seen.shut = Some(LONGEST_TURN);
+                seen.shut = Some(self.turn_length());
             }
         }
         seen.waiters = u32::try_from(waiting).ok();
@@ -62,39 +56,40 @@ impl Session {
 
     /// The remaining lease of a hold of this client. Unknown for holds of other sessions.
     fn rest_of(&self, name: &LockName, taken: &Taken) -> Option<Duration> {
-        let of_ours = |mine: &Mine| {
-            mine.node
-                .as_ref()
-                .is_some_and(|node| node.file == taken.seat.file)
-        };
-        Some(
-            self.seats
-                .find(name, of_ours)?
-                .held_until()?
-                .since(self.clock.now()),
-        )
+        let mine = self.seats.at(name, &taken.seat.file)?;
+        Some(mine.held_until()?.since(self.clock.now()))
     }
 
     /// Lists lock names in the order of their text. A folder without seats is a free name that the servers
     /// will remove.
-    pub(crate) async fn page(&self, prefix: &str, after: &str, limit: usize) -> Result<Page> {
+    pub(crate) async fn page(
+        &self,
+        prefix: &str,
+        from: Option<&Cursor>,
+        limit: usize,
+    ) -> Result<Page> {
+        let after = match from {
+            None => Some(""),
+            Some(Cursor(bytes)) => std::str::from_utf8(bytes)
+                .ok()
+                .and_then(|text| text.strip_prefix(CURSOR)),
+        };
+        let foreign = || DriverError::new(ErrorKind::Misuse, "the cursor is not from this driver");
+        let after = after.ok_or_else(foreign)?;
         let synced = self.client.sync(self.root.path());
         let children = self.client.list_children(self.root.path());
         let (synced, children) = futures_util::join!(synced, children);
         let children = match synced.and(children) {
-            Ok(children) => children,
             Err(Native::NoNode) => Vec::new(),
-            Err(error) => return Err(failed(error)),
+            children => children.map_err(failed)?,
         };
         let mut names: Vec<_> = children.iter().filter_map(|child| decode(child)).collect();
         names.retain(|name| name.as_str().starts_with(prefix) && name.as_str() > after);
         names.sort_unstable();
         let more = names.len() > limit;
         names.truncate(limit);
-        let next = names
-            .last()
-            .filter(|_| more)
-            .map(|name| Cursor(format!("{CURSOR}{name}").into_bytes()));
+        let last = names.last().filter(|_| more);
+        let next = last.map(|name| Cursor(format!("{CURSOR}{name}").into_bytes()));
         let mut looking = stream::iter(names)
             .map(|name| async move {
                 let seen = async {
@@ -122,13 +117,11 @@ impl Session {
 
     /// The remaining time of a minimum hold.
     pub(crate) fn shut(&self, name: &LockName, taken: &Taken) -> Option<Duration> {
-        let span = taken.kept()?;
-        let of_ours = |mine: &Mine| {
-            mine.node
-                .as_ref()
-                .is_some_and(|node| node.file == taken.seat.file)
+        let Use::Kept(span) = taken.used() else {
+            return None;
         };
-        let rest = match self.seats.find(name, of_ours).map(|mine| mine.phase) {
+        let mine = self.seats.at(name, &taken.seat.file);
+        let rest = match mine.map(|mine| mine.phase) {
             Some(Phase::Kept(end)) => end.since(self.clock.now()),
             // Another client's minimum hold: estimated by the servers' clock, for display only.
             _ => span.saturating_sub(self.since(taken.stat.mtime).unwrap_or_default()),
@@ -140,5 +133,3 @@ impl Session {
 
 /// The most names of one page that are read at a time.
 const AT_ONCE: usize = 64;
-/// The longest time for which a lock stays reserved for a waiter.
-const LONGEST_TURN: Duration = Duration::from_secs(1);

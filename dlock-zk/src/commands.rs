@@ -12,14 +12,11 @@
 //! The crate sends a request when its method is called, not when the future is polled. The server serves one
 //! session in that order. So calls that follow each other without an await share one round trip.
 
-use crate::{
-    error::failed,
-    line::{Line, Seat},
-};
-use dlock_core::{FencingToken, Fingerprint, HoldId, Holder, HolderInfo, Owner, driver::Result};
+use crate::line::{Line, Seat};
+use dlock_core::{FencingToken, Fingerprint, HoldId, Holder, HolderInfo, Owner};
 use futures_util::future::join_all;
 use std::time::Duration;
-use zookeeper_client::{Acls, Client, CreateMode, Error as Native, MultiWriteError, Stat};
+use zookeeper_client::{Acls, Client, CreateMode, CreateSequence, Error as Native, Stat};
 
 /// The use of a seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,11 +57,8 @@ impl Record {
 
     /// `None`: not written by dlock. The node counts as a holder all the same.
     pub(crate) fn decode(data: &[u8]) -> Option<Self> {
-        let text = std::str::from_utf8(data).ok()?;
-        let mut lines = text.split('\n');
-        if lines.next()? != VERSION {
-            return None;
-        }
+        let mut lines = std::str::from_utf8(data).ok()?.split('\n');
+        lines.next().filter(|version| *version == VERSION)?;
         let used = match lines.next()? {
             "held" => Use::Held,
             "waits" => Use::Waits,
@@ -74,18 +68,13 @@ impl Record {
         };
         let owner = Owner::from_uuid(lines.next()?.parse().ok()?);
         let hold = HoldId::from_bits(u64::from_str_radix(lines.next()?, 16).ok()?);
-        let token = lines
-            .next()?
-            .parse()
-            .ok()
-            .filter(|token| *token > 0)
-            .map(FencingToken);
+        let token = lines.next()?.parse().ok().filter(|token| *token > 0);
         let note = HolderInfo::parse(lines.next().unwrap_or_default());
         Some(Self {
             used,
             owner,
             hold,
-            token,
+            token: token.map(FencingToken),
             note,
         })
     }
@@ -109,35 +98,27 @@ impl Taken {
         self.record.as_ref().and_then(|record| record.token)
     }
 
-    pub(crate) fn owner(&self) -> Fingerprint {
-        match &self.record {
-            Some(record) => record.owner.fingerprint(),
-            None => Fingerprint::of(&self.data),
-        }
+    pub(crate) fn is_of(&self, owner: Owner) -> bool {
+        (self.record.as_ref()).is_some_and(|record| record.owner == owner)
     }
 
-    /// Whether the seat is a hold, if its number is the smallest. A node that dlock did not write counts as
-    /// held.
-    pub(crate) fn is_held(&self) -> bool {
-        self.record
-            .as_ref()
-            .is_none_or(|record| record.used == Use::Held)
+    pub(crate) fn is_hold(&self, hold: HoldId) -> bool {
+        (self.record.as_ref()).is_some_and(|record| record.hold == hold)
+    }
+
+    /// The use of its node. A node that dlock did not write counts as held.
+    pub(crate) fn used(&self) -> Use {
+        (self.record.as_ref()).map_or(Use::Held, |record| record.used)
     }
 
     pub(crate) fn holder(&self) -> Holder {
-        let mut holder = Holder::new(self.owner());
-        holder.token = self.token();
-        if let Some(record) = &self.record {
-            holder.note = record.note.clone();
-        }
+        let (owner, note) = match &self.record {
+            Some(record) => (record.owner.fingerprint(), record.note.clone()),
+            None => (Fingerprint::of(&self.data), HolderInfo::default()),
+        };
+        let mut holder = Holder::new(owner);
+        (holder.token, holder.note) = (self.token(), note);
         holder
-    }
-
-    pub(crate) fn kept(&self) -> Option<Duration> {
-        match self.record.as_ref()?.used {
-            Use::Kept(span) => Some(span),
-            _ => None,
-        }
     }
 }
 
@@ -158,39 +139,28 @@ pub(crate) async fn stand(
     stem: &str,
     data: &[u8],
     acls: Acls<'_>,
-) -> (Result<(Stat, i64), Native>, Result<Line, Native>) {
+) -> (Result<(Stat, CreateSequence), Native>, Result<Line, Native>) {
     let path = format!("{folder}/{stem}");
     let options = CreateMode::EphemeralSequential.with_acls(acls);
     let made = client.create(&path, data, &options);
-    let listed = client.list_children(folder);
-    let (made, listed) = futures_util::join!(made, listed);
-    (
-        made.map(|(stat, number)| (stat, number.into_i64())),
-        listed.map(|children| Line::new(&children)),
-    )
+    futures_util::join!(made, look(client, folder))
 }
 
 /// Lists the seats as this session's server knows them, which includes all writes of this session. A missing
 /// folder has no seats.
 pub(crate) async fn look(client: &Client, folder: &str) -> Result<Line, Native> {
-    listed(client.list_children(folder).await)
+    match client.list_children(folder).await {
+        Ok(children) => Ok(Line::new(&children)),
+        Err(Native::NoNode) => Ok(Line::default()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Lists the seats not older than this call. The sync brings everything committed before it to the server,
 /// which then answers the read.
 pub(crate) async fn look_now(client: &Client, folder: &str) -> Result<Line, Native> {
-    let synced = client.sync(folder);
-    let children = client.list_children(folder);
-    let (synced, children) = futures_util::join!(synced, children);
-    synced.and(listed(children))
-}
-
-fn listed(children: Result<Vec<String>, Native>) -> Result<Line, Native> {
-    match children {
-        Ok(children) => Ok(Line::new(&children)),
-        Err(Native::NoNode) => Ok(Line::default()),
-        Err(error) => Err(error),
-    }
+    let (synced, line) = futures_util::join!(client.sync(folder), look(client, folder));
+    synced.and(line)
 }
 
 /// Reads seats in one round trip; omits those that are gone.
@@ -219,21 +189,12 @@ pub(crate) async fn read(
     Ok(found)
 }
 
-/// Why an incarnation was not entered.
-#[derive(Debug)]
-pub(crate) enum Barred {
-    /// The seat through which to enter changed or is gone, so it proves no live hold: read again.
-    Changed,
-    /// A node of that hold exists already.
-    There,
-    Failed(Native),
-}
-
 /// Adds one more hold: writes the same data to a live seat of the incarnation and creates the new node, both
 /// or neither, by the leader. The write checks the version and raises it. So a holder that removes its own
 /// seat by the version it knows finds out about the new hold.
 ///
-/// Run twice, the second run finds the version changed.
+/// Run twice, the second run finds the version changed. `NoNode` and `BadVersion`: the seat to enter through
+/// changed or is gone, so it proves no live hold. `NodeExists`: a node of that hold exists already.
 pub(crate) async fn enter(
     client: &Client,
     folder: &str,
@@ -241,65 +202,33 @@ pub(crate) async fn enter(
     file: &str,
     data: &[u8],
     acls: Acls<'_>,
-) -> Result<(), Barred> {
+) -> Result<(), Native> {
     let mut writer = client.new_multi_writer();
     let door = format!("{folder}/{}", through.seat.file);
     let options = CreateMode::Ephemeral.with_acls(acls);
-    writer
-        .add_set_data(&door, &through.data, Some(through.stat.version))
-        .and_then(|()| writer.add_create(&format!("{folder}/{file}"), data, &options))
-        .map_err(Barred::Failed)?;
-    match writer.commit().await {
-        Ok(_) => Ok(()),
-        Err(MultiWriteError::OperationFailed {
-            source: Native::NodeExists,
-            ..
-        }) => Err(Barred::There),
-        Err(MultiWriteError::OperationFailed {
-            source: Native::NoNode | Native::BadVersion,
-            ..
-        }) => Err(Barred::Changed),
-        Err(error) => Err(Barred::Failed(error.into())),
-    }
+    writer.add_set_data(&door, &through.data, Some(through.stat.version))?;
+    writer.add_create(&format!("{folder}/{file}"), data, &options)?;
+    writer.commit().await?;
+    Ok(())
 }
 
 /// Removes seats of one lock name, all or none, each only at the version that was read. Run twice, the second
 /// run finds them gone.
-pub(crate) async fn remove_all(client: &Client, folder: &str, seats: &[Taken]) -> Result<bool> {
+pub(crate) async fn remove_all(
+    client: &Client,
+    folder: &str,
+    seats: &[Taken],
+) -> Result<bool, Native> {
     let mut writer = client.new_multi_writer();
     for taken in seats {
         let path = format!("{folder}/{}", taken.seat.file);
-        writer
-            .add_delete(&path, Some(taken.stat.version))
-            .map_err(failed)?;
+        writer.add_delete(&path, Some(taken.stat.version))?;
     }
-    match writer.commit().await {
+    match writer.commit().await.map_err(Native::from) {
         Ok(_) => Ok(true),
-        Err(MultiWriteError::OperationFailed {
-            source: Native::NoNode | Native::BadVersion,
-            ..
-        }) => Ok(false),
-        Err(error) => Err(failed(error.into())),
+        Err(Native::NoNode | Native::BadVersion) => Ok(false),
+        Err(error) => Err(error),
     }
-}
-
-/// Creates a folder and the nodes above it, as containers. The servers remove a container that has been empty
-/// for a while, and the next client creates it again. Running it twice finds the nodes in place.
-pub(crate) async fn make_folders<'a>(
-    client: &Client,
-    paths: impl Iterator<Item = &'a str>,
-    acls: Acls<'_>,
-) -> Result<(), Native> {
-    for path in paths {
-        match client
-            .create(path, b"", &CreateMode::Container.with_acls(acls))
-            .await
-        {
-            Ok(_) | Err(Native::NodeExists) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 /// The version of the data format.

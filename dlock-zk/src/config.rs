@@ -21,7 +21,7 @@ use url::form_urlencoded;
 /// assert!(!format!("{config:?}").contains("secret"));
 /// # Ok::<(), dlock_core::driver::DriverError>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct ZkConfig {
     pub(crate) hosts: String,
     pub(crate) tls: bool,
@@ -230,17 +230,14 @@ setAcl /dlock auth:locker:cdrwa
     }
 
     fn set(self, key: &str, value: &str) -> Result<Self> {
-        let span = |value: &str| {
-            parse_span(value)
-                .ok_or_else(|| misuse(format!("{key} is no time such as 500ms or 30s: {value:?}")))
-        };
         match key {
-            "dlock.session" => self.with_session(span(value)?),
+            "dlock.session" => {
+                let no_time = || misuse(format!("{key} is no time such as 500ms: {value:?}"));
+                self.with_session(parse_span(value).ok_or_else(no_time)?)
+            }
             "dlock.sessions" => {
-                let count = value
-                    .parse()
-                    .map_err(|_| misuse(format!("{key} is not a number: {value:?}")))?;
-                self.with_sessions(count)
+                let no_number = |_| misuse(format!("{key} is not a number: {value:?}"));
+                self.with_sessions(value.parse().map_err(no_number)?)
             }
             "dlock.acl" => {
                 let acl = match value {
@@ -248,36 +245,20 @@ setAcl /dlock auth:locker:cdrwa
                     "creator" => AclRule::Creator,
                     _ => {
                         return Err(misuse(format!(
-                            "dlock.acl must be open or creator, not {value:?}"
+                            "{key} is neither open nor creator: {value:?}"
                         )));
                     }
                 };
                 Ok(Self { acl, ..self })
             }
-            "dlock.ca" => Ok(Self {
-                ca: Some(value.into()),
-                ..self
-            }),
+            "dlock.ca" => {
+                let ca = Some(value.into());
+                Ok(Self { ca, ..self })
+            }
             _ => Err(misuse(format!(
-                "the ZooKeeper URL has an unknown setting {key:?}; known: {}",
-                KNOWN.join(", ")
+                "the ZooKeeper URL has an unknown setting {key:?}; known: dlock.session, dlock.sessions, dlock.acl, dlock.ca"
             ))),
         }
-    }
-
-    fn checked(self) -> Result<Self> {
-        #[cfg(feature = "tls")]
-        if self.tls && !self.hosts.split(',').all(may_have_certificate) {
-            return Err(misuse(
-                "a host of a zk+tls:// URL is neither an address nor a name that a certificate could be for",
-            ));
-        }
-        if self.acl == AclRule::Creator && self.login.is_none() {
-            return Err(misuse(
-                "dlock.acl=creator needs a user in the URL: zk://user:password@host:port/root",
-            ));
-        }
-        Ok(self)
     }
 }
 
@@ -285,12 +266,10 @@ impl FromStr for ZkConfig {
     type Err = DriverError;
 
     fn from_str(url: &str) -> Result<Self> {
-        let (tls, rest) = match url.strip_prefix("zk://") {
-            Some(rest) => (false, rest),
-            None => match url.strip_prefix("zk+tls://") {
-                Some(rest) => (true, rest),
-                None => return Err(misuse("a ZooKeeper URL is zk://host:port,host:port/root")),
-            },
+        let (tls, rest) = match url.split_once("://") {
+            Some(("zk", rest)) => (false, rest),
+            Some(("zk+tls", rest)) => (true, rest),
+            _ => return Err(misuse("a ZooKeeper URL is zk://host:port,host:port/root")),
         };
         if tls && !cfg!(feature = "tls") {
             let message = "zk+tls:// needs the feature `tls` of dlock-zk";
@@ -299,76 +278,60 @@ impl FromStr for ZkConfig {
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let (login, hosts) = match authority.rsplit_once('@') {
-            Some((login, hosts)) => (Some(login.parse()?), hosts),
+            Some((login, hosts)) => (Some(Login::parse(login)?), hosts),
             None => (None, authority),
         };
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:[]".contains(c);
-        if hosts.is_empty()
-            || hosts
-                .split(',')
-                .any(|host| host.is_empty() || !host.chars().all(plain))
-        {
-            return Err(misuse(
-                "the hosts of a ZooKeeper URL are host:port, separated by commas",
-            ));
+        let is_host = |host: &str| !host.is_empty() && host.chars().all(plain);
+        if !hosts.split(',').all(is_host) {
+            let message = "the hosts of a ZooKeeper URL are host:port, separated by commas";
+            return Err(misuse(message));
+        }
+        #[cfg(feature = "tls")]
+        if tls && !hosts.split(',').all(crate::tls::may_have_certificate) {
+            let message = "a host of a zk+tls:// URL is neither an address nor a name that a certificate could be for";
+            return Err(misuse(message));
         }
         let mut config = Self {
             tls,
             login,
             ..Self::new(hosts)
         };
-        if !path.trim_end_matches('/').is_empty() {
-            config.root = path.trim_end_matches('/').parse()?;
+        let path = path.trim_end_matches('/');
+        if !path.is_empty() {
+            config.root = Root::parse(path)?;
         }
         for (key, value) in form_urlencoded::parse(query.as_bytes()) {
             config = config.set(&key, &value)?;
         }
-        config.checked()
-    }
-}
-
-impl FromStr for Login {
-    type Err = DriverError;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let plain = |text: &str| percent_decode_str(text).decode_utf8().map(String::from);
-        match text
-            .split_once(':')
-            .map(|(user, password)| (plain(user), plain(password)))
-        {
-            Some((Ok(user), Ok(password))) if !user.is_empty() => Ok(Self { user, password }),
-            _ => Err(misuse(
-                "a log-in in a ZooKeeper URL is user:password, percent-encoded where needed",
-            )),
+        if config.acl == AclRule::Creator && config.login.is_none() {
+            let message =
+                "dlock.acl=creator needs a user in the URL: zk://user:password@host:port/root";
+            return Err(misuse(message));
         }
+        Ok(config)
     }
 }
 
-impl fmt::Debug for ZkConfig {
+impl Login {
+    fn parse(text: &str) -> Result<Self> {
+        let plain = |text: &str| percent_decode_str(text).decode_utf8().map(String::from);
+        if let Some((user, password)) = text.split_once(':')
+            && let (Ok(user), Ok(password)) = (plain(user), plain(password))
+            && !user.is_empty()
+        {
+            return Ok(Self { user, password });
+        }
+        let message = "a log-in in a ZooKeeper URL is user:password, percent-encoded where needed";
+        Err(misuse(message))
+    }
+}
+
+/// Without the password.
+impl fmt::Debug for Login {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ZkConfig")
-            .field("hosts", &self.hosts)
-            .field("tls", &self.tls)
-            .field("user", &self.login.as_ref().map(|login| &login.user))
-            .field("password", &self.login.as_ref().map(|_| "***"))
-            .field("root", &self.root.0)
-            .field("session", &self.session)
-            .field("sessions", &self.sessions)
-            .field("acl", &self.acl)
-            .field("ca", &self.ca)
-            .finish()
+        write!(f, "{:?}, password ***", self.user)
     }
-}
-
-/// Whether a certificate can be issued for this host. Otherwise the native client panics at its first
-/// connection.
-#[cfg(feature = "tls")]
-fn may_have_certificate(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
-    };
-    rustls::pki_types::ServerName::try_from(name).is_ok()
 }
 
 /// The node above all locks: an absolute path without empty, `.` or `..` segments.
@@ -390,17 +353,7 @@ impl Root {
         format!("{}/~{what}", self.0)
     }
 
-    /// The root and all nodes above it, from the top.
-    pub(crate) fn ancestors(&self) -> impl Iterator<Item = &str> {
-        let ends = self.0.match_indices('/').map(|(at, _)| at).skip(1);
-        ends.chain([self.0.len()]).map(|end| &self.0[..end])
-    }
-}
-
-impl FromStr for Root {
-    type Err = DriverError;
-
-    fn from_str(path: &str) -> Result<Self> {
+    fn parse(path: &str) -> Result<Self> {
         let plain = |c: char| c.is_ascii_graphic() && !"%?#".contains(c);
         // A segment that reads as a seat would stand in a queue: the node above it may be the folder of a
         // lock name below another root.
@@ -455,22 +408,20 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
 
 /// `500ms`, `10s`, `2m`.
 fn parse_span(text: &str) -> Option<Duration> {
-    let digits = text.find(|c: char| !c.is_ascii_digit())?;
-    let count: u64 = text[..digits].parse().ok()?;
-    match &text[digits..] {
-        "ms" => Some(Duration::from_millis(count)),
-        "s" => Some(Duration::from_secs(count)),
-        "m" => count.checked_mul(60).map(Duration::from_secs),
-        _ => None,
-    }
+    let (count, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
+    let unit = match unit {
+        "ms" => Duration::from_millis(1),
+        "s" => Duration::from_secs(1),
+        "m" => Duration::from_secs(60),
+        _ => return None,
+    };
+    unit.checked_mul(count.parse().ok()?)
 }
 
 fn misuse(message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
     DriverError::new(ErrorKind::Misuse, message)
 }
 
-/// The settings that a URL may carry.
-const KNOWN: [&str; 4] = ["dlock.session", "dlock.sessions", "dlock.acl", "dlock.ca"];
 const MOST_SESSIONS: u32 = 4;
 const LONGEST_SESSION: Duration = Duration::from_secs(3600);
 
@@ -495,7 +446,6 @@ mod tests {
             config.login.as_ref().map(|login| login.password.as_str()),
             Some("s@crt")
         );
-        assert_eq!(config.root.ancestors().collect::<Vec<_>>(), ["/x", "/x/y"]);
         assert!(!format!("{config:?}").contains("crt"));
     }
 

@@ -7,18 +7,18 @@
 //! therefore proven from the sending of the last write but one.
 
 #[cfg(feature = "tls")]
-use crate::error::{ca_unusable, no_tls_provider, unreached_safely};
+use crate::tls;
 use crate::{
-    commands::{make_folders, token},
+    cleanup::attend,
+    commands::token,
     config::{AclRule, Root, ZkConfig},
     error::{closed, failed, over, unreached},
-    hints::{Hints, Watching, attend},
-    room::Room,
-    seats::{Mine, Phase, Seats},
+    hints::Hints,
+    seats::{Phase, Seats},
 };
 use dlock_core::{
-    Clock, ErrorKind, FencingToken, Instant, LockName, RetryClass,
-    driver::{DriverError, Lane, Result, kit::ServerClock},
+    Clock, FencingToken, Instant, LockName, RetryClass,
+    driver::{Lane, Result, kit::ServerClock},
 };
 use std::{
     collections::HashMap,
@@ -26,11 +26,14 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+        atomic::{AtomicBool, Ordering::SeqCst},
     },
     time::Duration,
 };
-use tokio::sync::{Mutex as Gate, OwnedMutexGuard, mpsc};
+use tokio::{
+    runtime::Handle,
+    sync::{Mutex as Gate, OwnedMutexGuard, Semaphore},
+};
 use zookeeper_client::{Acls, Client, CreateMode, Error as Native, Stat};
 
 /// The sessions of one client.
@@ -74,8 +77,12 @@ impl Lanes {
 
     /// The session of a lane, unless it has none or that one is over.
     pub(crate) fn current(&self, lane: Lane) -> Option<Arc<Session>> {
-        let slot = self.slots.get(usize::try_from(lane.0).ok()?)?;
-        slot.current().clone().filter(|session| !session.is_over())
+        let session = self.slot(lane)?.current().clone();
+        session.filter(|session| !session.is_over())
+    }
+
+    fn slot(&self, lane: Lane) -> Option<&Slot> {
+        self.slots.get(usize::try_from(lane.0).ok()?)
     }
 
     /// The session of a lane. Opens it if there is none.
@@ -83,11 +90,7 @@ impl Lanes {
         if let Some(session) = self.current(lane) {
             return Ok(session);
         }
-        let place = usize::try_from(lane.0).unwrap_or(usize::MAX);
-        let slot = self
-            .slots
-            .get(place)
-            .ok_or_else(|| DriverError::new(ErrorKind::Misuse, "the driver has no such lane"))?;
+        let slot = self.slot(lane).ok_or_else(over)?;
         let _opening = slot.opening.lock().await;
         if let Some(session) = self.current(lane) {
             return Ok(session);
@@ -134,53 +137,25 @@ impl Lanes {
         }
         #[cfg(feature = "tls")]
         if config.tls {
-            if rustls::crypto::CryptoProvider::get_default().is_none() {
-                return Err(no_tls_provider());
-            }
-            let Some(path) = &config.ca else {
-                return Err(ca_unusable(
-                    "zk+tls:// needs the servers' authority: set dlock.ca to a PEM file",
-                ));
-            };
-            let pem = tokio::fs::read(path).await.map_err(|cause| {
-                let message = format!("dlock.ca ({}) cannot be read", path.display());
-                ca_unusable(message).with_source(cause)
-            })?;
-            let pem = String::from_utf8_lossy(&pem);
-            let options = zookeeper_client::TlsOptions::new()
-                .with_pem_ca(&pem)
-                .map_err(|cause| {
-                    let message = format!(
-                        "dlock.ca ({}) contains no usable PEM certificate",
-                        path.display()
-                    );
-                    ca_unusable(message).with_source(cause)
-                })?;
-            return connector
-                .with_tls(options)
-                .secure_connect(&config.hosts)
-                .await
-                .map_err(unreached_safely);
+            let options = tls::options(config.ca.as_deref()).await?;
+            let connected = connector.with_tls(options).secure_connect(&config.hosts);
+            return connected.await.map_err(tls::unreached);
         }
         connector.connect(&config.hosts).await.map_err(unreached)
     }
 
     /// All sessions that exist.
     pub(crate) fn open_ones(&self) -> Vec<Arc<Session>> {
-        self.slots
-            .iter()
-            .filter_map(|slot| slot.current().clone())
-            .collect()
+        let slots = self.slots.iter();
+        slots.filter_map(|slot| slot.current().clone()).collect()
     }
 
     /// Closes the sessions, and opens no more.
     pub(crate) fn close(&self) {
         self.closed.store(true, SeqCst);
         self.hints.close();
-        for slot in &self.slots {
-            if let Some(session) = &*slot.current() {
-                session.close();
-            }
+        for session in self.open_ones() {
+            session.close();
         }
     }
 }
@@ -204,14 +179,13 @@ pub(crate) struct Session {
     pub(crate) clock: Clock,
     /// The server's clock, estimated from its writes: for displayed ages, never for a decision.
     server: ServerClock,
-    pub(crate) watches: mpsc::UnboundedSender<Watching>,
-    pub(crate) room: Room,
+    /// For its tasks: that of a caller may end earlier.
+    pub(crate) runtime: Handle,
+    /// Room for the paths of watches, in bytes.
+    pub(crate) room: Arc<Semaphore>,
     gates: Mutex<HashMap<LockName, Arc<Gate<()>>>>,
     proof: Mutex<Proof>,
-    over: AtomicBool,
     closing: AtomicBool,
-    /// How often its connection broke or came back.
-    pub(crate) breaks: AtomicU64,
     /// Whether it belongs to the application, which may need it longer.
     given: bool,
 }
@@ -225,19 +199,15 @@ struct Proof {
 
 impl Session {
     fn start(lane: Lane, client: Client, lanes: &Lanes, began: Instant) -> Arc<Self> {
-        // Bounded by the number of seats, each of which has two watches at most.
-        let (watches, watching) = mpsc::unbounded_channel();
         // Creating a session is a transaction of the leader itself, so it proves the session. The
         // application's session may be older than its last write.
-        let began = if lanes.given.is_some() {
-            Instant::ORIGIN
-        } else {
-            began
-        };
+        let given = lanes.given.is_some();
+        let began = if given { Instant::ORIGIN } else { began };
         let session = Arc::new(Self {
             lane,
             timeout: client.session_timeout(),
-            room: Room::new(client.path()),
+            runtime: Handle::current(),
+            room: Arc::new(Semaphore::new(ROOM)),
             client,
             root: lanes.config.root.clone(),
             acl: lanes.config.acl,
@@ -245,33 +215,21 @@ impl Session {
             hints: lanes.hints.clone(),
             clock: lanes.clock.clone(),
             server: ServerClock::new(),
-            watches,
             gates: Mutex::default(),
             proof: Mutex::new(Proof {
                 last_but_one: began,
                 last: began,
             }),
-            over: AtomicBool::new(false),
             closing: AtomicBool::new(false),
-            breaks: AtomicU64::new(0),
-            given: lanes.given.is_some(),
+            given,
         });
-        tokio::spawn(keep(Arc::clone(&session)));
-        tokio::spawn(attend(Arc::clone(&session), watching));
+        tokio::spawn(attend(Arc::clone(&session)));
         session
     }
 
     /// Whether the session is known to have ended.
     pub(crate) fn is_over(&self) -> bool {
-        self.over.load(SeqCst) || self.client.state().is_terminated()
-    }
-
-    /// Marks the session as ended and drops its seats. Returns whether it was not marked before.
-    pub(crate) fn end(&self) -> bool {
-        let news = !self.over.swap(true, SeqCst);
-        self.seats.clear();
-        self.seats.earlier.notify_one();
-        news
+        self.client.state().is_terminated()
     }
 
     /// Starts to close: its tasks end as soon as it has no seats.
@@ -279,12 +237,11 @@ impl Session {
         self.closing.store(true, SeqCst);
         // No task receives a notification or an answer any more. So every seat that is no hold is removed
         // now, including those that were not left in time.
-        let idle = |mine: &Mine| matches!(mine.phase, Phase::Waits(_) | Phase::Asked(_));
         let now = self.clock.now();
-        for mine in self.seats.all(idle) {
+        for mine in self.seats.all(|mine| mine.phase.is_idle()) {
             // The seat may have become a hold meanwhile.
             self.seats.change(mine.id, |mine| {
-                if idle(mine) {
+                if mine.phase.is_idle() {
                     mine.phase = Phase::Doomed(now);
                 }
             });
@@ -302,8 +259,25 @@ impl Session {
         }
     }
 
-    pub(crate) fn is_closing(&self) -> bool {
-        self.closing.load(SeqCst)
+    /// Refuses requests when the session is over or closing.
+    pub(crate) fn usable(&self) -> Result<()> {
+        if self.is_over() {
+            return Err(over());
+        }
+        if self.closing.load(SeqCst) {
+            return Err(closed());
+        }
+        Ok(())
+    }
+
+    /// How long the lock stays reserved for a waiter whose turn it is.
+    pub(crate) fn turn_length(&self) -> Duration {
+        (self.timeout / 3).min(Duration::from_secs(1))
+    }
+
+    /// The path of a seat.
+    pub(crate) fn path(&self, name: &LockName, file: &str) -> String {
+        format!("{}/{file}", self.root.folder(name))
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -343,10 +317,11 @@ impl Session {
         token(stat)
     }
 
-    /// Creates the folder of a lock name, and the root.
+    /// Creates a folder and the nodes above it, as containers. The servers remove a container that has been
+    /// empty for a while, and the next client creates it again.
     pub(crate) async fn make_folder(&self, folder: &str) -> Result<(), Native> {
-        let paths = self.root.ancestors().chain([folder]);
-        make_folders(&self.client, paths, self.acls()).await
+        let options = CreateMode::Container.with_acls(self.acls());
+        self.client.mkdir(folder, &options).await
     }
 
     /// How long ago a time of the server was, if known.
@@ -367,19 +342,18 @@ impl Session {
     /// twice writes twice.
     async fn prove(&self) -> Result<(), Native> {
         let path = self.node();
-        match self.client.set_data(&path, b"", None).await {
-            Ok(stat) => self.observe(&stat),
+        let stat = match self.client.set_data(&path, b"", None).await {
             Err(Native::NoNode) => {
-                make_folders(&self.client, self.root.ancestors(), self.acls()).await?;
+                self.make_folder(self.root.path()).await?;
                 let options = CreateMode::Ephemeral.with_acls(self.acls());
                 match self.client.create(&path, b"", &options).await {
-                    Ok((stat, _)) => self.observe(&stat),
-                    Err(Native::NodeExists) => {}
-                    Err(error) => return Err(error),
+                    Err(Native::NodeExists) => return Ok(()),
+                    made => made?.0,
                 }
             }
-            Err(error) => return Err(error),
-        }
+            written => written?,
+        };
+        self.observe(&stat);
         Ok(())
     }
 
@@ -419,45 +393,28 @@ impl Session {
         }
         Ok(())
     }
-}
 
-/// Proves a session, with one write at a time for all its seats. After a failed write the next one follows
-/// soon.
-async fn keep(session: Arc<Session>) {
-    let mut next = session.clock.now() + session.pace();
-    loop {
-        tokio::select! {
-            () = session.clock.sleep_until(next) => {}
-            () = session.client_over() => return,
-        }
-        if session.is_done() {
-            break;
-        }
-        let sent = session.clock.now();
-        next = match session.prove().await {
-            Ok(()) => {
-                session.proven(sent);
-                sent + session.pace()
-            }
+    /// Proves the session when it is time to. After a failed write the next one follows soon.
+    pub(crate) async fn prove_next(&self) {
+        let next = self.proof().last + self.pace();
+        self.clock.sleep_until(next).await;
+        let sent = self.clock.now();
+        match self.prove().await {
+            Ok(()) => self.proven(sent),
             Err(error) => {
-                tracing::debug!(target: "dlock::zk", lane = session.lane.0, %error, "the proving write of a session failed");
-                session.clock.now() + session.timeout / 20
+                tracing::debug!(target: "dlock::zk", lane = self.lane.0, %error, "the proving write of a session failed");
+                self.clock
+                    .sleep_until(self.clock.now() + self.timeout / 20)
+                    .await;
             }
-        };
+        }
     }
-    if !session.is_over() && !session.given {
-        // The session has no seats left and expires by itself; its node need not stay until then.
-        drop(session.client.delete(&session.node(), None).await);
-    }
-}
 
-impl Session {
-    async fn client_over(&self) {
-        loop {
-            if self.is_done() {
-                return;
-            }
-            tokio::time::sleep(self.timeout / 4).await;
+    /// Removes its node, because it has no seats left and expires by itself. The application's own session
+    /// keeps it.
+    pub(crate) async fn leave(&self) {
+        if !self.given {
+            drop(self.client.delete(&self.node(), None).await);
         }
     }
 }
@@ -465,16 +422,14 @@ impl Session {
 /// Omits the connection, which prints no secrets but is long.
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Session")
-            .field("lane", &self.lane)
-            .field("timeout", &self.timeout)
-            .field("over", &self.is_over())
-            .finish_non_exhaustive()
+        write!(f, "Session(lane {}, over: {})", self.lane.0, self.is_over())
     }
 }
 
 /// How long to retry when the servers do not serve.
 const CONNECT: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(100);
+/// Bytes of paths. The native client's own bound is 131,072.
+const ROOM: usize = 112 << 10;
 /// How many lock names may have a gate before unused gates are removed.
 const GATES: usize = 1024;

@@ -3,27 +3,24 @@
 //! The core bounds the duration of every call; the driver returns what the servers answered.
 
 use crate::{
-    admin::CURSOR,
     commands::{Taken, look_now, read, remove_all},
     config::ZkConfig,
     connection::{Lanes, Session},
     error::{contended, failed, late},
-    hints::Of,
-    room::Place,
     seats::{Mine, Phase},
 };
 use async_trait::async_trait;
 use dlock_core::{
-    Broken, ErrorKind, FencingToken, Holds, Instant, LockName, MIN_LEASE, Snapshot,
+    Broken, FencingToken, Holds, Instant, LockName, MIN_LEASE, Snapshot,
     driver::{
         Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Hint, Lane, Page,
         Release, Released, Renew, Renewed, Result, Ticket, Wake, check_runtime,
     },
 };
 use futures_core::stream::BoxStream;
-use futures_util::{StreamExt, future::join_all, stream};
+use futures_util::future::{join_all, try_join_all};
 use std::{sync::Arc, time::Duration};
-use zookeeper_client::{Client, Error as Native, OneshotWatcher, Stat};
+use zookeeper_client::{Client, Error as Native};
 
 /// Locks in ZooKeeper: each client has a seat in a queue of nodes, and watches the seat ahead.
 ///
@@ -175,33 +172,26 @@ impl DistributedLock for ZkDriver {
         let Some(session) = self.lanes.current(lane) else {
             return Ok(batch.iter().map(|_| Ok(Renewed::NotHeld)).collect());
         };
-        session.still_there(batch).await?;
-        if session.is_over() {
-            return Ok(batch.iter().map(|_| Ok(Renewed::NotHeld)).collect());
-        }
-        Ok(batch
-            .iter()
-            .map(|entry| session.renew(entry, entered))
-            .collect())
+        let checks = batch.iter().map(|entry| session.check(entry));
+        try_join_all(checks).await.map_err(failed)?;
+        let answers = batch.iter().map(|entry| session.renew(entry, entered));
+        Ok(answers.collect())
     }
 
     async fn release(&self, req: &Release) -> Result<Released> {
         let session = self.session(&req.name).await?;
-        if let Holds::One(hold) = req.holds {
-            let is = |mine: &Mine| mine.hold == hold && mine.owner == req.owner;
-            // A seat that is being removed may have the same hold as the seat that took its place.
-            let held = |mine: &Mine| is(mine) && mine.held_until().is_some();
-            let seats = &session.seats;
-            let found = seats.find(&req.name, held);
-            if let Some(mine) = found.or_else(|| seats.find(&req.name, is)) {
-                return session.release(&mine, req.keep).await;
-            }
-        }
         let hold = match req.holds {
             Holds::One(hold) => Some(hold),
             Holds::All => None,
         };
-        session.release_elsewhere(&req.name, req.owner, hold).await
+        let is = |mine: &Mine| hold.is_some_and(|hold| mine.is_hold(hold, req.owner));
+        // A seat that is being removed may have the same hold as the seat that took its place.
+        let held = |mine: &Mine| is(mine) && mine.held_until().is_some();
+        let found = session.seats.find(&req.name, held);
+        match found.or_else(|| session.seats.find(&req.name, is)) {
+            Some(mine) => session.release(&mine, req.keep).await,
+            None => session.release_elsewhere(&req.name, req.owner, hold).await,
+        }
     }
 
     fn hints(&self) -> BoxStream<'static, Hint> {
@@ -210,25 +200,14 @@ impl DistributedLock for ZkDriver {
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
         let session = self.session(name).await?;
-        let line = look_now(&session.client, &session.root.folder(name))
-            .await
-            .map_err(failed)?;
-        session.snapshot(name, &line).await.map_err(failed)
+        let line = look_now(&session.client, &session.root.folder(name)).await;
+        let seen = session.snapshot(name, &line.map_err(failed)?).await;
+        seen.map_err(failed)
     }
 
     async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
         let session = self.lanes.session(Lane(0)).await?;
-        let after = match from {
-            None => String::new(),
-            Some(Cursor(bytes)) => std::str::from_utf8(bytes)
-                .ok()
-                .and_then(|text| text.strip_prefix(CURSOR))
-                .map(str::to_owned)
-                .ok_or_else(|| {
-                    DriverError::new(ErrorKind::Misuse, "the cursor is not from this driver")
-                })?,
-        };
-        session.page(prefix, &after, limit.max(1)).await
+        session.page(prefix, from, limit.max(1)).await
     }
 
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
@@ -239,9 +218,8 @@ impl DistributedLock for ZkDriver {
             if line.is_empty() {
                 return Ok(Broken::WasFree);
             }
-            let taken = read(&session.client, &folder, line.inside())
-                .await
-                .map_err(failed)?;
+            let taken = read(&session.client, &folder, line.inside()).await;
+            let taken = taken.map_err(failed)?;
             let holder = taken.iter().find(|taken| session.lives(name, taken));
             let token = holder.and_then(Taken::token);
             if only.is_some() && only != token {
@@ -252,7 +230,8 @@ impl DistributedLock for ZkDriver {
                 });
             }
             // Removes only seats that were read: a seat that changed since then is read again.
-            if !taken.is_empty() && remove_all(&session.client, &folder, &taken).await? {
+            let removing = remove_all(&session.client, &folder, &taken);
+            if !taken.is_empty() && removing.await.map_err(failed)? {
                 return Ok(Broken::Freed { token });
             }
         }
@@ -274,80 +253,37 @@ impl Drop for ZkDriver {
 }
 
 impl Session {
-    /// Checks the holds of a batch by their watches. A hold without a watch gets one. For all others one read
-    /// is enough, because the server sends its notifications before it answers.
-    async fn still_there(&self, batch: &[Renew]) -> Result<()> {
-        let mut asked = Vec::new();
-        for entry in batch {
-            let is = |mine: &Mine| {
-                mine.hold == entry.hold && mine.own.is_none() && mine.held_until().is_some()
-            };
-            if let Some((mine, node)) = self
-                .seats
-                .find(&entry.name, is)
-                .and_then(|mine| Some((mine.id, mine.node?)))
-            {
-                let path = format!("{}/{}", self.root.folder(&entry.name), node.file);
-                asked.push((mine, node, self.room.for_hold(&path), path));
-            }
+    /// Checks that the node of a hold exists, and forgets the hold if not. For a hold that is not known a
+    /// request is sent as well: without the servers there is no answer.
+    async fn check(&self, entry: &Renew) -> Result<(), Native> {
+        let is = |mine: &Mine| mine.is_hold(entry.hold, entry.owner) && mine.held_until().is_some();
+        let found = self.seats.find(&entry.name, is);
+        let path = match found.as_ref().and_then(|mine| mine.node.as_ref()) {
+            Some(node) => self.path(&entry.name, &node.file),
+            None => self.root.folder(&entry.name),
+        };
+        let stat = self.client.check_stat(&path).await?;
+        if stat.is_none_or(|stat| stat.ephemeral_owner != self.client.session_id().0)
+            && let Some(mine) = found
+        {
+            self.seats.remove(mine.id);
         }
-        // This node never exists: the read is a barrier. What counts is that the server answers it, after all
-        // earlier notifications.
-        let barrier = self.client.check_stat(&self.root.beside("renew"));
-        let mut asking = stream::iter(asked)
-            .map(|(id, node, place, path)| async move {
-                let found = self.check(&path, place).await;
-                (id, node, found)
-            })
-            .buffered(AT_ONCE);
-        while let Some((id, node, found)) = asking.next().await {
-            match found {
-                Ok(Some((stat, watch))) if stat.ephemeral_owner == self.client.session_id().0 => {
-                    if let Some(watch) = watch {
-                        self.watch(id, (Of::Own, &node.file), watch, None);
-                    }
-                }
-                Ok(_) => {
-                    self.seats.remove(id);
-                }
-                Err(error) => return Err(failed(error)),
-            }
-        }
-        barrier.await.map_err(failed)?;
-        // Notifications that arrived before the answer are handled before this task continues.
-        tokio::task::yield_now().await;
         Ok(())
     }
 
-    /// Whether a node exists. Watches it as well if there is room for a watch.
-    async fn check(&self, path: &str, place: Option<Place>) -> Result<Option<Found>, Native> {
-        let Some(place) = place else {
-            let stat = self.client.check_stat(path).await?;
-            return Ok(stat.map(|stat| (stat, None)));
-        };
-        match self.client.get_and_watch_children(path).await {
-            Ok((_, stat, watcher)) => Ok(Some((stat, Some((watcher, place))))),
-            Err(Native::NoNode) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
     fn renew(&self, entry: &Renew, entered: Instant) -> Result<Renewed> {
-        let is = |mine: &Mine| {
-            mine.hold == entry.hold && mine.owner == entry.owner && mine.held_until().is_some()
-        };
-        let Some(mine) = self.seats.find(&entry.name, is) else {
+        let is = |mine: &Mine| mine.is_hold(entry.hold, entry.owner) && mine.held_until().is_some();
+        let found = self.seats.find(&entry.name, is);
+        let Some(mine) = found.filter(|_| !self.is_over()) else {
             return Ok(Renewed::NotHeld);
         };
         let proven = self.rest(entered);
         if proven.is_zero() {
-            return Err(DriverError::unavailable(
-                "no quorum write proved the session in time",
-            ));
+            let message = "no quorum write proved the session in time";
+            return Err(DriverError::unavailable(message));
         }
-        let now = self.clock.now();
         let end = self.seats.change(mine.id, |mine| {
-            let end = mine.held_until().filter(|end| *end > now)?;
+            let end = mine.held_until().filter(|end| *end > self.clock.now())?;
             let end = entry.lease.map_or(end, |lease| end.max(entered + lease));
             mine.phase = Phase::Held(end);
             Some(end)
@@ -362,25 +298,18 @@ impl Session {
 
     /// Removes the seats of all waiters of this client.
     async fn leave_all(&self) {
-        let waits = |mine: &Mine| matches!(mine.phase, Phase::Waits(_) | Phase::Asked(_));
+        let waits = |mine: &Mine| mine.phase.is_idle();
         for mine in self.seats.all(waits) {
             let _gate = self.gate(&mine.name).await;
-            if let Some(mine) = self.seats.get(mine.id).filter(waits)
-                && self.remove(&mine).await.is_err()
-            {
-                self.doom(mine.id);
+            if let Some(mine) = self.seats.get(mine.id).filter(waits) {
+                drop(self.remove(&mine).await); // an error: the cleanup tries again
             }
         }
     }
 }
 
-/// The state of a node that was found, and its watch.
-type Found = (Stat, Option<(OneshotWatcher, Place)>);
-
 /// How often one call reads again because a seat changed meanwhile.
 const ATTEMPTS: usize = 8;
-/// The most requests of one call in flight.
-const AT_ONCE: usize = 64;
 /// How long closing waits for the servers to remove waiters' seats. The remaining ones go when the servers
 /// answer, or with the session.
 const LEAVING: Duration = Duration::from_secs(1);

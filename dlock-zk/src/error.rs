@@ -5,218 +5,82 @@
 use dlock_core::{Effect, ErrorKind, RetryClass, driver::DriverError};
 use zookeeper_client::Error as Native;
 
-/// One row: what a code means for the program, the retry loop and the human reader.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Class {
-    kind: ErrorKind,
-    retry: RetryClass,
-    effect: Effect,
-    advice: &'static str,
-}
+/// What a code means for the program, the retry loop, and its effect.
+type Class = (ErrorKind, RetryClass, Effect);
 
-const fn row(kind: ErrorKind, retry: RetryClass, effect: Effect, advice: &'static str) -> Class {
-    Class {
-        kind,
-        retry,
-        effect,
-        advice,
-    }
-}
+const REPEAT: Class = (ErrorKind::Unavailable, RetryClass::Now, Effect::None);
+const BUSY: Class = (ErrorKind::Unavailable, RetryClass::Later, Effect::None);
+const DENIED: Class = (ErrorKind::Unavailable, RetryClass::Never, Effect::None);
+const MISUSE: Class = (ErrorKind::Misuse, RetryClass::Never, Effect::None);
+const UNSUPPORTED: Class = (ErrorKind::Unsupported, RetryClass::Never, Effect::None);
+const UNKNOWN: Class = (ErrorKind::Unavailable, RetryClass::Later, Effect::Unknown);
 
-/// Classifies a native error. A code in a server's answer means that the server refused the whole request. An
-/// error that ended the connection tells nothing about the requests in flight on it.
-fn classify(native: &Native) -> Class {
-    use Effect::{None, Unknown};
-    use ErrorKind::{Misuse, Unavailable, Unsupported};
-    use RetryClass::{Later, Never, Now};
+/// Classifies a native error, with advice for the human reader. A code in a server's answer means that the
+/// server refused the whole request. An error that ended the connection tells nothing about the requests in
+/// flight on it.
+fn classify(native: &Native) -> (Class, &'static str) {
     match native {
-        Native::NoNode => row(
-            Unavailable,
-            Now,
-            None,
-            "a node disappeared during the request: removed by the container cleaner or by another client",
-        ),
-        Native::NodeExists => row(Unavailable, Now, None, "the node exists already"),
-        Native::BadVersion => row(Unavailable, Now, None, "a node changed meanwhile"),
-        Native::NotEmpty => row(Unavailable, Now, None, "a node has children"),
-        Native::NoAuth => row(
-            Unavailable,
-            Never,
-            None,
-            "the user lacks a right on a node: see dlock.acl and the README of dlock-zk",
-        ),
-        Native::AuthFailed => row(Unavailable, Never, None, "the servers refused the log-in"),
-        Native::InvalidAcl => row(
-            Misuse,
-            Never,
-            None,
-            "the servers refused the ACL: dlock.acl=creator needs a user in the URL",
-        ),
-        Native::NoChildrenForEphemerals => row(
-            Misuse,
-            Never,
-            None,
-            "the root is below an ephemeral node: choose another path",
-        ),
-        Native::QuotaExceeded => row(
-            Unavailable,
-            Later,
-            None,
+        Native::NoNode
+        | Native::NodeExists
+        | Native::BadVersion
+        | Native::NotEmpty
+        | Native::NoWatcher
+        | Native::RuntimeInconsistent => (REPEAT, "the nodes changed during the request"),
+        // The nodes of the session end with it: no effect of the request can last, or come later.
+        Native::SessionExpired | Native::UnexpectedErrorCode(UNKNOWN_SESSION) => (REPEAT, OVER),
+        Native::SessionMoved => (REPEAT, "the session moved to another server meanwhile"),
+        Native::QuotaExceeded => (
+            BUSY,
             "the quota of the path is used up: raise it (setquota)",
         ),
-        Native::Throttled => row(
-            Unavailable,
-            Later,
-            None,
-            "the server is overloaded and refused the request",
-        ),
-        Native::NotReadOnly => row(
-            Unavailable,
-            Later,
-            None,
-            "the server is cut off from the quorum and only reads",
-        ),
-        Native::ReconfigDisabled => row(
-            Unsupported,
-            Never,
-            None,
-            "BUG: dlock never reconfigures an ensemble; please report it",
-        ),
-        Native::Unimplemented => row(
-            Unsupported,
-            Never,
-            None,
-            "the server lacks an operation: dlock needs ZooKeeper 3.5 or newer",
-        ),
-        Native::MarshallingError => {
-            row(Misuse, Never, None, "the server could not read the request")
+        Native::Throttled => (BUSY, "the server is overloaded and refused the request"),
+        Native::NotReadOnly => (BUSY, "the server is cut off from the quorum and only reads"),
+        Native::NoHosts => (BUSY, "none of the servers could be reached"),
+        Native::NoAuth => (DENIED, "the user lacks a right on a node: see dlock.acl"),
+        Native::AuthFailed => (DENIED, "the servers refused the log-in"),
+        Native::InvalidAcl => (MISUSE, "the servers refused the ACL: see dlock.acl"),
+        Native::NoChildrenForEphemerals => (MISUSE, "the root is below an ephemeral node"),
+        Native::MarshallingError => (MISUSE, "the server could not read the request"),
+        Native::BadArguments(_) => (MISUSE, "the ZooKeeper settings cannot work"),
+        Native::ReconfigDisabled => (UNSUPPORTED, "BUG: dlock never reconfigures; please report"),
+        Native::Unimplemented => (UNSUPPORTED, "dlock needs ZooKeeper 3.5 or newer"),
+        Native::UnexpectedErrorCode(EPHEMERAL_ON_LOCAL_SESSION) => (UNSUPPORTED, LOCAL_SESSIONS),
+        Native::UnexpectedErrorCode(OPERATION_TIMEOUT | REQUEST_TIMEOUT) => {
+            (UNKNOWN, "the servers did not agree on the request in time")
         }
-        Native::BadArguments(_) => row(Misuse, Never, None, "the ZooKeeper settings cannot work"),
-        Native::NoWatcher => row(Unavailable, Now, None, "there is no such watch"),
-        Native::RuntimeInconsistent => row(Unavailable, Now, None, "a node changed meanwhile"),
-        // The nodes of the session end with it: no effect of the request can last, or come later.
-        Native::SessionExpired => row(
-            Unavailable,
-            Now,
-            None,
-            "the session is over, and its locks are lost",
-        ),
-        Native::SessionMoved => row(
-            Unavailable,
-            Now,
-            None,
-            "the session moved to another server while the request was in flight",
-        ),
-        Native::NoHosts => row(
-            Unavailable,
-            Later,
-            None,
-            "none of the servers could be reached",
-        ),
-        Native::ClientClosed => row(
-            Unavailable,
-            Later,
-            Unknown,
-            "the connection to the servers was closed",
-        ),
-        Native::ConnectionLoss | Native::Timeout => row(
-            Unavailable,
-            Later,
-            Unknown,
-            "the connection failed before the answer came",
-        ),
-        // Codes for which the crate has no variant.
-        Native::UnexpectedErrorCode(EPHEMERAL_ON_LOCAL_SESSION) => row(
-            Unsupported,
-            Never,
-            None,
-            "the servers keep sessions to themselves: set localSessionsUpgradingEnabled=true, or localSessionsEnabled=false",
-        ),
-        Native::UnexpectedErrorCode(UNKNOWN_SESSION) => row(
-            Unavailable,
-            Now,
-            None,
-            "the session is over, and its locks are lost",
-        ),
-        Native::UnexpectedErrorCode(OPERATION_TIMEOUT | REQUEST_TIMEOUT) => row(
-            Unavailable,
-            Later,
-            Unknown,
-            "the servers did not agree on the request in time",
-        ),
-        Native::UnexpectedErrorCode(_) => row(
-            Unavailable,
-            Later,
-            Unknown,
-            "the server answered with an unknown error code",
-        ),
+        Native::UnexpectedErrorCode(_) => (UNKNOWN, "the server answered with an unknown error"),
         Native::UnmarshalError { .. } | Native::UnexpectedError(_) => {
-            row(Unavailable, Later, Unknown, "the answer could not be read")
+            (UNKNOWN, "the answer could not be read")
         }
-        // A broken socket, as the operating system reports it.
-        _ => row(
-            Unavailable,
-            Later,
-            Unknown,
-            "the connection failed before the answer came",
-        ),
+        Native::ClientClosed => (UNKNOWN, "the connection to the servers was closed"),
+        // Lost, timed out, or a broken socket as the operating system reports it.
+        _ => (UNKNOWN, "the connection failed before the answer came"),
     }
 }
 
 /// The error of a failed request.
 pub(crate) fn failed(cause: Native) -> DriverError {
-    let class = classify(&cause);
-    DriverError::new(class.kind, class.advice)
-        .with_retry(class.retry)
-        .with_effect(class.effect)
+    let ((kind, retry, effect), advice) = classify(&cause);
+    DriverError::new(kind, advice)
+        .with_retry(retry)
+        .with_effect(effect)
         .with_source(cause)
 }
 
 /// The error of a session that could not be opened: no request was sent yet.
 pub(crate) fn unreached(cause: Native) -> DriverError {
-    let unreachable = matches!(
-        cause,
-        Native::Timeout | Native::ConnectionLoss | Native::NoHosts | Native::SessionExpired
-    );
-    if unreachable {
-        return DriverError::unavailable(
-            "none of the servers could be reached, or they have no quorum",
-        )
-        .with_source(cause);
+    match cause {
+        Native::Timeout | Native::ConnectionLoss | Native::NoHosts | Native::SessionExpired => {
+            let message = "none of the servers could be reached, or they have no quorum";
+            DriverError::unavailable(message).with_source(cause)
+        }
+        cause => failed(cause).with_effect(Effect::None),
     }
-    failed(cause).with_effect(Effect::None)
 }
 
 /// Whether the request has an unknown outcome: it may have been executed, or may still be.
 pub(crate) fn is_open(cause: &Native) -> bool {
-    classify(cause).effect == Effect::Unknown
-}
-
-/// [`unreached`] over TLS. The crate does not report why a handshake failed.
-#[cfg(feature = "tls")]
-pub(crate) fn unreached_safely(cause: Native) -> DriverError {
-    match unreached(cause) {
-        error if error.kind() == ErrorKind::Unavailable => DriverError::unavailable(
-            "none of the servers could be reached over TLS, or they have no quorum, or their certificates are not for \
-             these host names, or not from the authority in dlock.ca",
-        )
-        .with_source(error),
-        error => error,
-    }
-}
-
-/// The error of a missing crypto provider: without one TLS cannot encrypt.
-#[cfg(feature = "tls")]
-pub(crate) fn no_tls_provider() -> DriverError {
-    let message = "zk+tls:// needs a rustls crypto provider, which the application chooses: install one before connecting, \
-                   as rustls::crypto::ring::default_provider().install_default() does";
-    DriverError::new(ErrorKind::Misuse, message)
-}
-
-/// The error of an unusable certificate authority: without one no server would be trusted.
-#[cfg(feature = "tls")]
-pub(crate) fn ca_unusable(message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
-    DriverError::new(ErrorKind::Misuse, message)
+    classify(cause).0 == UNKNOWN
 }
 
 /// The error of a grant whose node has no token.
@@ -232,8 +96,7 @@ pub(crate) fn closed() -> DriverError {
 
 /// The error of an ended session: its locks are lost.
 pub(crate) fn over() -> DriverError {
-    DriverError::unavailable("the session is over, and its locks are lost")
-        .with_retry(RetryClass::Now)
+    DriverError::unavailable(OVER).with_retry(RetryClass::Now)
 }
 
 /// The error of a request that came after its give-up: nothing was sent.
@@ -246,6 +109,10 @@ pub(crate) fn contended() -> DriverError {
     DriverError::unavailable("the nodes of the lock changed during each attempt")
         .with_retry(RetryClass::Now)
 }
+
+const OVER: &str = "the session is over, and its locks are lost";
+const LOCAL_SESSIONS: &str = "the servers keep sessions to themselves: set localSessionsUpgradingEnabled=true, or \
+                              localSessionsEnabled=false";
 
 /// The numbers of the server codes for which the crate has no variant.
 const OPERATION_TIMEOUT: i32 = -7;

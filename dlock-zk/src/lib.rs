@@ -2,19 +2,20 @@
 
 mod acquire;
 mod admin;
+mod cleanup;
 mod commands;
 mod config;
 mod connection;
 mod driver;
 mod error;
 mod hints;
-mod inside;
 mod line;
 mod next;
 mod reentry;
 mod release;
-mod room;
 mod seats;
+#[cfg(feature = "tls")]
+mod tls;
 
 pub use config::{AclRule, ZkConfig};
 pub use driver::ZkDriver;

@@ -27,11 +27,9 @@ impl Seat {
 
     /// The sequential node's name, for every seat of its number.
     pub(crate) fn head(&self) -> &str {
-        let at = self.file.rfind(MARK).map_or(0, |at| at + MARK.len());
-        let end = self.file[at..]
-            .find('.')
-            .map_or(self.file.len(), |dot| at + dot);
-        &self.file[..end]
+        let at = self.file.rfind(MARK).unwrap_or_default();
+        let end = self.file[at..].find('.');
+        &self.file[..end.map_or(self.file.len(), |end| at + end)]
     }
 
     /// Whether this is the sequential seat of its number.
@@ -58,10 +56,8 @@ pub(crate) struct Line(Vec<Seat>);
 
 impl Line {
     pub(crate) fn new(children: &[String]) -> Self {
-        let mut seats: Vec<_> = children
-            .iter()
-            .filter_map(|file| Seat::parse(file))
-            .collect();
+        let parsed = children.iter().filter_map(|file| Seat::parse(file));
+        let mut seats: Vec<_> = parsed.collect();
         // Across the wrap, the order is total only as seen from one of the seats. They span far less than
         // half the circle.
         if let Some(origin) = seats.first().map(|seat| seat.number) {
@@ -104,16 +100,9 @@ impl Line {
 
     /// The seats of one number.
     pub(crate) fn of(&self, number: i64) -> &[Seat] {
-        let from = self
-            .0
-            .iter()
-            .position(|seat| seat.number == number)
-            .unwrap_or(self.0.len());
-        let count = self.0[from..]
-            .iter()
-            .take_while(|seat| seat.number == number)
-            .count();
-        &self.0[from..from + count]
+        let mut runs = self.0.chunk_by(|one, other| one.number == other.number);
+        let run = runs.find(|run| run[0].number == number);
+        run.unwrap_or_default()
     }
 
     /// The seat right before that number: the one to watch. `None`: no seat is before it.
@@ -124,29 +113,30 @@ impl Line {
             .find(|seat| order(seat.number, number) == Ordering::Less)
     }
 
-    /// The seat before the number of `file`, if there is exactly one and `file` exists.
-    pub(crate) fn only_ahead_of(&self, file: &str) -> Option<&Seat> {
-        let number = self.find(file)?.number;
-        let is_before = |seat: &&Seat| order(seat.number, number) == Ordering::Less;
+    /// Whether `ahead` is the only seat before that one, which exists.
+    pub(crate) fn is_only_ahead(&self, ahead: &str, node: &Node) -> bool {
+        let is_before = |seat: &&Seat| order(seat.number, node.number) == Ordering::Less;
         let mut before = self.0.iter().filter(is_before);
-        before.next().filter(|_| before.next().is_none())
+        before.next().is_some_and(|seat| seat.file == ahead)
+            && before.next().is_none()
+            && self.find(&node.file).is_some()
     }
 
     /// How many numbers are before that one.
     pub(crate) fn count_before(&self, number: i64) -> usize {
-        let mut before: Vec<_> = self.0.iter().map(|seat| seat.number).collect();
-        before.dedup();
-        before
-            .iter()
-            .filter(|other| order(**other, number) == Ordering::Less)
-            .count()
+        let is_before = |one: &&i64| order(**one, number) == Ordering::Less;
+        self.numbers().iter().filter(is_before).count()
     }
 
     /// How many numbers the queue has.
     pub(crate) fn len(&self) -> usize {
+        self.numbers().len()
+    }
+
+    fn numbers(&self) -> Vec<i64> {
         let mut numbers: Vec<_> = self.0.iter().map(|seat| seat.number).collect();
         numbers.dedup();
-        numbers.len()
+        numbers
     }
 }
 
@@ -239,11 +229,18 @@ mod tests {
             Some("a-lock-0000000008.02")
         );
         assert!(line(&["noise"]).is_empty());
-        assert_eq!(seats.only_ahead_of("b-lock-0000000009"), None);
+        let nine = Node {
+            file: "b-lock-0000000009".into(),
+            number: 9,
+            version: None,
+        };
+        assert!(!seats.is_only_ahead("a-lock-0000000008.01", &nine));
+        assert!(!seats.is_only_ahead("a-lock-0000000008.02", &nine));
         let alone = line(&["b-lock-0000000009", "a-lock-0000000008.01", "noise"]);
-        let ahead = alone.only_ahead_of("b-lock-0000000009");
-        assert_eq!(ahead.map(Seat::head), Some("a-lock-0000000008"));
-        assert_eq!(alone.only_ahead_of("a-lock-0000000008.01"), None);
-        assert_eq!(alone.only_ahead_of("c-lock-0000000010"), None);
+        assert!(alone.is_only_ahead("a-lock-0000000008.01", &nine));
+        assert!(!alone.is_only_ahead("a-lock-0000000008.02", &nine));
+        let gone = line(&["a-lock-0000000008.01"]);
+        assert!(!gone.is_only_ahead("a-lock-0000000008.01", &nine));
+        assert!(!line(&["b-lock-0000000009"]).is_only_ahead("a-lock-0000000008.01", &nine));
     }
 }

@@ -4,7 +4,7 @@
 
 use crate::{
     acquire::{Step, unanswered},
-    commands::{self, Barred, Taken, Use, look, look_now, read},
+    commands::{self, Taken, Use, look, look_now, read},
     connection::Session,
     error::{failed, is_open, no_token},
     line::{Line, beside},
@@ -15,22 +15,21 @@ use dlock_core::{
     driver::{Acquire, Acquired, DriverError, Grant, Result},
 };
 use std::{num::NonZeroU32, sync::Arc};
+use zookeeper_client::Error as Native;
 
 impl Session {
     /// Repeats the grant of a hold that exists.
     pub(crate) async fn repeat(&self, mine: &Mine, end: Instant, entered: Instant) -> Result<Step> {
         let folder = self.root.folder(&mine.name);
-        let Some(node) = &mine.node else {
-            return Ok(Step::Anew);
-        };
         let line = look(&self.client, &folder).await.map_err(unanswered)?;
-        if end <= self.clock.now() || line.find(&node.file).is_none() {
-            self.seats
-                .change(mine.id, |mine| mine.phase = Phase::Doomed(entered));
-            return Ok(Step::Anew);
-        }
+        let node = (mine.node.as_ref()).filter(|node| line.find(&node.file).is_some());
+        let Some(node) = node.filter(|_| end > self.clock.now()) else {
+            let ended = |mine: &mut Mine| mine.phase = Phase::Doomed(entered);
+            self.seats.change(mine.id, ended);
+            return Ok(None);
+        };
         let holds = self.count(&mine.name, &line, node.number).await?;
-        Ok(Step::Done(self.granted(mine.token, holds, end, entered)?))
+        Ok(Some(self.granted(mine.token, holds, end, entered)?))
     }
 
     /// How many live holds have that number.
@@ -39,11 +38,10 @@ impl Session {
         if seats.len() <= 1 {
             return Ok(1);
         }
-        let taken = read(&self.client, &self.root.folder(name), seats)
-            .await
-            .map_err(unanswered)?;
-        let living = taken.iter().filter(|taken| self.lives(name, taken)).count();
-        Ok(u32::try_from(living).unwrap_or(u32::MAX).max(1))
+        let taken = read(&self.client, &self.root.folder(name), seats).await;
+        let taken = taken.map_err(unanswered)?;
+        let living = taken.iter().filter(|taken| self.lives(name, taken));
+        Ok(u32::try_from(living.count()).unwrap_or(u32::MAX))
     }
 
     pub(crate) fn granted(
@@ -60,7 +58,7 @@ impl Session {
     }
 
     /// Whether the holder is the requester itself: by the same hold, or by another hold of its owner. The
-    /// seat is then not needed.
+    /// seat is then not needed, and is removed first, because a hold has one seat only.
     pub(crate) async fn itself(
         self: &Arc<Self>,
         req: &Acquire,
@@ -69,40 +67,21 @@ impl Session {
         line: &Line,
         entered: Instant,
     ) -> Result<Option<Step>> {
-        let own = |taken: &&Taken| {
-            taken
-                .record
-                .as_ref()
-                .is_some_and(|record| record.owner == req.owner)
-        };
-        let Some(inside) = taken
+        let own: Vec<_> = taken
             .iter()
-            .filter(own)
-            .find(|taken| self.lives(&req.name, taken))
-        else {
+            .filter(|taken| taken.is_of(req.owner))
+            .collect();
+        let Some(inside) = own.iter().find(|taken| self.lives(&req.name, taken)) else {
             return Ok(None);
         };
         let token = inside.token();
-        let by_hold = |taken: &&Taken| {
-            taken
-                .record
-                .as_ref()
-                .is_some_and(|record| record.hold == req.hold)
-        };
-        if let Some(copy) = taken.iter().filter(own).find(by_hold) {
-            // Granted to the same hold through another session, whose life this session cannot prove.
-            let holds = self.count(&req.name, line, copy.seat.number).await?;
-            self.remove(mine).await.map_err(failed)?;
-            return Ok(Some(Step::Done(
-                self.granted(token, holds, entered, entered)?,
-            )));
-        }
-        // The seat is removed first: a hold has one seat only.
         self.remove(mine).await.map_err(failed)?;
-        match self.enter(req, token, entered).await? {
-            Step::Done(Acquired::Gone) => Ok(Some(Step::Anew)),
-            step => Ok(Some(step)),
-        }
+        let Some(copy) = own.iter().find(|taken| taken.is_hold(req.hold)) else {
+            return Ok(Some(self.enter(req, token, entered).await?));
+        };
+        // Granted to the same hold through another session, whose life this session cannot prove.
+        let holds = self.count(&req.name, line, copy.seat.number).await?;
+        Ok(Some(Some(self.granted(token, holds, entered, entered)?)))
     }
 
     /// Adds one more hold of an incarnation, past all waiters.
@@ -114,118 +93,70 @@ impl Session {
     ) -> Result<Step> {
         let folder = self.root.folder(&req.name);
         let line = look_now(&self.client, &folder).await.map_err(unanswered)?;
-        let taken = read(&self.client, &folder, line.inside())
-            .await
-            .map_err(unanswered)?;
+        let taken = read(&self.client, &folder, line.inside()).await;
+        let taken = taken.map_err(unanswered)?;
         let token = taken.iter().find_map(Taken::token);
-        let own = |taken: &&Taken| {
-            taken
-                .record
-                .as_ref()
-                .is_some_and(|record| record.owner == req.owner)
+        // A token may be granted while its node does not say so yet, because the pass arrived earlier.
+        let is_turn =
+            |taken: &Taken| join.is_some() && taken.token() == join && taken.used() == Use::Waits;
+        let lives = |taken: &&Taken| {
+            taken.is_of(req.owner) && (self.lives(&req.name, taken) || is_turn(taken))
         };
-        let living: Vec<_> = taken
-            .iter()
-            .filter(own)
-            .filter(|taken| self.lives(&req.name, taken) || is_turn(taken, join))
-            .collect();
+        let living: Vec<_> = taken.iter().filter(lives).collect();
         let Some(through) = living.first().filter(|_| join.is_none() || token == join) else {
-            return Ok(Step::Done(Acquired::Gone));
+            return Ok(Some(Acquired::Gone));
         };
         let holds = u32::try_from(living.len()).unwrap_or(u32::MAX);
-        if living.iter().any(|taken| {
-            taken
-                .record
-                .as_ref()
-                .is_some_and(|record| record.hold == req.hold)
-        }) {
+        if living.iter().any(|taken| taken.is_hold(req.hold)) {
             // The first copy of this request succeeded, in this session or another one.
-            let end = self
-                .seats
-                .find(&req.name, |mine| mine.hold == req.hold)
-                .and_then(|mine| mine.held_until());
-            return Ok(Step::Done(self.granted(
-                token,
-                holds,
-                end.unwrap_or(entered),
-                entered,
-            )?));
+            let copy = self.seats.find(&req.name, |mine| mine.hold == req.hold);
+            let end = copy.and_then(|mine| mine.held_until()).unwrap_or(entered);
+            return Ok(Some(self.granted(token, holds, end, entered)?));
         }
         if holds >= MAX_HOLDS {
             let message =
                 format!("the owner has {MAX_HOLDS} holds of this lock, which is the maximum");
             return Err(DriverError::new(ErrorKind::Overloaded, message));
         }
-        let file = beside(through.seat.head(), req.hold);
-        let number = through.seat.number;
+        let (file, number) = (beside(through.seat.head(), req.hold), through.seat.number);
         let mine = Mine {
             token,
-            ..Mine::asked(req, file.clone(), None)
+            ..Mine::asked(req, file.clone())
         };
         let data = mine.record(Use::Held).encode();
         let id = self.seats.insert(mine);
-        match commands::enter(&self.client, &folder, through, &file, &data, self.acls()).await {
-            Ok(()) => {
-                let end = entered + req.lease.length();
-                self.seats.change(id, |mine| {
-                    mine.node = Some(Node {
-                        file,
-                        number,
-                        version: Some(0),
-                    });
-                    mine.phase = Phase::Held(end);
-                });
-                let door = |mine: &Mine| {
-                    mine.node
-                        .as_ref()
-                        .is_some_and(|node| node.file == through.seat.file)
-                };
-                if let Some(door) = self.seats.find(&req.name, door) {
-                    self.version_unknown(door.id);
-                }
-                Ok(Step::Done(self.granted(token, holds + 1, end, entered)?))
-            }
-            Err(Barred::Changed) => {
+        let entry = commands::enter(&self.client, &folder, through, &file, &data, self.acls());
+        if let Err(error) = entry.await {
+            if !is_open(&error) {
                 self.seats.remove(id);
-                Ok(Step::Again)
             }
-            Err(Barred::There) => {
-                self.seats.remove(id);
-                let message = "the hold was just released, and its minimum hold is not over";
-                Err(DriverError::unavailable(message))
-            }
-            Err(Barred::Failed(error)) => {
-                if !is_open(&error) {
-                    self.seats.remove(id);
+            return match error {
+                Native::NoNode | Native::BadVersion => Ok(None),
+                Native::NodeExists => {
+                    let message = "the hold was just released, and its minimum hold is not over";
+                    Err(DriverError::unavailable(message))
                 }
-                Err(failed(error))
-            }
+                error => Err(failed(error)),
+            };
         }
+        let end = entered + req.lease.length();
+        self.seats.change(id, |mine| {
+            mine.node = Some(Node {
+                file,
+                number,
+                version: Some(0),
+            });
+            mine.phase = Phase::Held(end);
+        });
+        Ok(Some(self.granted(token, holds + 1, end, entered)?))
     }
 
     /// Whether the seat is a live hold. Holds of this client that ended and are not yet removed do not count.
     pub(crate) fn lives(&self, name: &LockName, taken: &Taken) -> bool {
         let now = self.clock.now();
-        let is_over = |mine: &Mine| {
-            mine.node
-                .as_ref()
-                .is_some_and(|node| node.file == taken.seat.file)
-                && match mine.phase {
-                    Phase::Held(end) => end <= now,
-                    Phase::Doomed(_) | Phase::Kept(_) => true,
-                    _ => false,
-                }
-        };
-        taken.is_held() && self.seats.find(name, is_over).is_none()
+        let is_over =
+            |mine: Mine| mine.phase.is_over() || mine.held_until().is_some_and(|end| end <= now);
+        let ours = || self.seats.at(name, &taken.seat.file);
+        taken.used() == Use::Held && !ours().is_some_and(is_over)
     }
-}
-
-/// Whether the token was granted and the node does not say so yet, because the pass arrived earlier.
-fn is_turn(taken: &Taken, join: Option<FencingToken>) -> bool {
-    join.is_some()
-        && taken.token() == join
-        && taken
-            .record
-            .as_ref()
-            .is_some_and(|record| record.used == Use::Waits)
 }

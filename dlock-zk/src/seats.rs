@@ -2,24 +2,17 @@
 //!
 //! The servers store the nodes, but neither the ends of holds nor tickets.
 
-use crate::{
-    commands::{Record, Use, look},
-    line::Line,
-};
-use dlock_core::{FencingToken, HoldId, HolderInfo, Instant, LockName, Owner, driver::Ticket};
-use futures_util::{
-    FutureExt,
-    future::{AbortHandle, BoxFuture},
+use crate::commands::{Record, Use};
+use dlock_core::{
+    FencingToken, HoldId, HolderInfo, Instant, LockName, Owner,
+    driver::{Acquire, Ticket},
 };
 use std::{
     collections::HashMap,
-    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::{Context, Waker},
     time::Duration,
 };
-use tokio::sync::Notify;
-use zookeeper_client::{Client, Error as Native};
+use tokio::{sync::Notify, task::AbortHandle};
 
 /// One seat of this client, from before its request is sent until it is known to be gone.
 #[derive(Clone, Debug)]
@@ -36,17 +29,11 @@ pub(crate) struct Mine {
     pub(crate) phase: Phase,
     pub(crate) ticket: Option<Ticket>,
     pub(crate) token: Option<FencingToken>,
-    /// How long the lock stays reserved for it.
-    pub(crate) accept: Duration,
-    /// No hold entered through it, as far as known.
-    pub(crate) alone: bool,
     /// The node's data says that it waits.
     pub(crate) waits: bool,
     /// The watch on it, and the one on the seat ahead.
-    pub(crate) own: Option<Watch>,
-    pub(crate) ahead: Option<Watch>,
-    /// The listing that was sent when the seat ahead left.
-    pub(crate) early: Option<Arc<Early>>,
+    pub(crate) own: Option<Arc<Watch>>,
+    pub(crate) ahead: Option<Arc<Watch>>,
     /// When it was notified that no seat is ahead any more.
     pub(crate) first: Option<Instant>,
     /// A cleanup of it is in progress.
@@ -58,59 +45,21 @@ pub(crate) struct Mine {
 pub(crate) struct Node {
     pub(crate) file: String,
     pub(crate) number: i64,
-    /// The version of its data; `None`: not known.
+    /// How often this client wrote to it. `None`: not known. When the server counts more writes, another hold
+    /// entered through the seat.
     pub(crate) version: Option<i32>,
 }
 
-/// A watch on the server, until it fires or is cancelled.
-#[derive(Clone, Debug)]
+/// A watch on the server, until it fires or is dropped.
+#[derive(Debug)]
 pub(crate) struct Watch {
     pub(crate) file: String,
-    pub(crate) handle: AbortHandle,
+    pub(crate) task: AbortHandle,
 }
 
-/// An early listing: sent before a task asks for it, so that its answer travels at the same time as the
-/// wake-up.
-pub(crate) struct Early {
-    sent: Instant,
-    line: Mutex<Option<BoxFuture<'static, Result<Line, Native>>>>,
-}
-
-impl Early {
-    /// Sends the listing now.
-    pub(crate) fn send(now: Instant, client: &Client, folder: String) -> Arc<Self> {
-        let client = client.clone();
-        let mut looking = async move { look(&client, &folder).await }.boxed();
-        // Its first poll sends the request.
-        let mut context = Context::from_waker(Waker::noop());
-        let line = looking.as_mut().poll(&mut context).is_pending();
-        Arc::new(Self {
-            sent: now,
-            line: Mutex::new(line.then_some(looking)),
-        })
-    }
-
-    /// The answer, once, and only while it is recent. No later seat gets a smaller number. So a seat that was
-    /// the first stays the first for as long as it exists, which its session and the watch on it show.
-    pub(crate) fn take(&self, now: Instant) -> Option<BoxFuture<'static, Result<Line, Native>>> {
-        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        line.take().filter(|_| now.since(self.sent) <= SOON)
-    }
-
-    /// A listing that is answered already.
-    pub(crate) fn known(now: Instant, line: Line) -> Arc<Self> {
-        Arc::new(Self {
-            sent: now,
-            line: Mutex::new(Some(std::future::ready(Ok(line)).boxed())),
-        })
-    }
-}
-
-impl fmt::Debug for Early {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Early")
-            .field("sent", &self.sent)
-            .finish_non_exhaustive()
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.task.abort();
     }
 }
 
@@ -130,25 +79,60 @@ pub(crate) enum Phase {
 }
 
 impl Phase {
-    fn due(self) -> Instant {
+    pub(crate) fn due(self) -> Instant {
         match self {
             Self::Asked(at) | Self::Held(at) | Self::Kept(at) | Self::Doomed(at) => at,
             Self::Waits(turn) => turn.unwrap_or(Instant::FAR),
         }
     }
+
+    /// Waits, or may have been left behind by a request: no hold, and not yet to be removed.
+    pub(crate) fn is_idle(self) -> bool {
+        matches!(self, Self::Waits(_) | Self::Asked(_))
+    }
+
+    /// No task of the client counts on it any more.
+    pub(crate) fn is_over(self) -> bool {
+        matches!(self, Self::Doomed(_) | Self::Kept(_))
+    }
+
+    /// When the hold ends; `None`: it is no hold.
+    pub(crate) fn held_until(self) -> Option<Instant> {
+        match self {
+            Self::Held(end) => Some(end),
+            _ => None,
+        }
+    }
 }
 
 impl Mine {
+    /// The seat as recorded before the request is sent.
+    pub(crate) fn asked(req: &Acquire, stem: String) -> Self {
+        Self {
+            id: 0,
+            name: req.name.clone(),
+            owner: req.owner,
+            hold: req.hold,
+            note: Arc::clone(&req.note),
+            stem,
+            node: None,
+            phase: Phase::Asked(req.give_up),
+            ticket: None,
+            token: None,
+            waits: false,
+            own: None,
+            ahead: None,
+            first: None,
+            swept: false,
+        }
+    }
+
     pub(crate) fn record(&self, used: Use) -> Record {
         Record {
             used,
             owner: self.owner,
             hold: self.hold,
-            token: if self.is_sequential() {
-                None
-            } else {
-                self.token
-            },
+            token: self.token.filter(|_| !self.is_sequential()),
             note: HolderInfo::clone(&self.note),
         }
     }
@@ -158,27 +142,29 @@ impl Mine {
         self.stem.ends_with('-')
     }
 
+    pub(crate) fn is_hold(&self, hold: HoldId, owner: Owner) -> bool {
+        self.hold == hold && self.owner == owner
+    }
+
+    /// Whether its node is that one.
+    pub(crate) fn is_at(&self, file: &str) -> bool {
+        self.node.as_ref().is_some_and(|node| node.file == file)
+    }
+
     /// When the hold ends; `None`: the seat is no hold.
     pub(crate) fn held_until(&self) -> Option<Instant> {
-        match self.phase {
-            Phase::Held(end) => Some(end),
-            _ => None,
+        self.phase.held_until()
+    }
+
+    /// Records the outcome of a write to its node.
+    pub(crate) fn wrote(&mut self, confirmed: bool) {
+        if let Some(node) = &mut self.node {
+            node.version = node.version.filter(|_| confirmed).map(|count| count + 1);
         }
     }
 
-    pub(crate) fn version(&self) -> Option<i32> {
-        self.node.as_ref().and_then(|node| node.version)
-    }
-
-    /// Whether `ahead` is the only seat ahead of it.
-    pub(crate) fn is_behind(&self, ahead: &str, line: &Line) -> bool {
-        let node = self.node.as_ref();
-        let only = node.and_then(|node| line.only_ahead_of(&node.file));
-        only.is_some_and(|seat| seat.file == ahead)
-    }
-
-    /// Whether it was notified just now that no seat is ahead. As with [`Early`], that stays true for as long
-    /// as the seat exists.
+    /// Whether it was notified just now that no seat is ahead. No later seat gets a smaller number. So that
+    /// stays true for as long as the seat exists, which its session and the watch on it show.
     pub(crate) fn is_first(&self, now: Instant) -> bool {
         self.own.is_some() && self.first.is_some_and(|told| now.since(told) <= SOON)
     }
@@ -192,24 +178,13 @@ pub(crate) struct Seats {
     pub(crate) earlier: Notify,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Table {
     seats: HashMap<u64, Mine>,
     names: HashMap<LockName, Vec<u64>>,
     count: u64,
     /// What `next_due` returned last: a seat that is due later need not notify.
-    armed: Instant,
-}
-
-impl Default for Table {
-    fn default() -> Self {
-        Self {
-            seats: HashMap::new(),
-            names: HashMap::new(),
-            count: 0,
-            armed: Instant::FAR,
-        }
-    }
+    armed: Option<Instant>,
 }
 
 impl Seats {
@@ -218,14 +193,10 @@ impl Seats {
         let mut table = self.table();
         table.count += 1;
         mine.id = table.count;
-        let id = mine.id;
+        let (id, due) = (mine.id, mine.phase.due());
         table.names.entry(mine.name.clone()).or_default().push(id);
-        let earlier = mine.phase.due() < table.armed;
         table.seats.insert(id, mine);
-        drop(table);
-        if earlier {
-            self.earlier.notify_one();
-        }
+        self.arm(&table, due);
         id
     }
 
@@ -236,86 +207,72 @@ impl Seats {
     /// Changes a seat. `None`: it is gone.
     pub(crate) fn change<T>(&self, id: u64, change: impl FnOnce(&mut Mine) -> T) -> Option<T> {
         let mut table = self.table();
-        let armed = table.armed;
         let mine = table.seats.get_mut(&id)?;
         let done = change(mine);
-        let earlier = !mine.swept && mine.phase.due() < armed;
-        drop(table);
-        if earlier {
-            self.earlier.notify_one();
+        if !mine.swept {
+            let due = mine.phase.due();
+            self.arm(&table, due);
         }
         Some(done)
     }
 
+    fn arm(&self, table: &Table, due: Instant) {
+        if table.armed.is_none_or(|armed| due < armed) {
+            self.earlier.notify_one();
+        }
+    }
+
     /// Removes a seat and cancels its watches.
-    pub(crate) fn remove(&self, id: u64) -> Option<Mine> {
+    pub(crate) fn remove(&self, id: u64) {
         let mut table = self.table();
-        let mine = table.seats.remove(&id)?;
+        let Some(mine) = table.seats.remove(&id) else {
+            return;
+        };
         if let Some(ids) = table.names.get_mut(&mine.name) {
             ids.retain(|other| *other != id);
             if ids.is_empty() {
                 table.names.remove(&mine.name);
             }
         }
-        drop(table);
-        for watch in [&mine.own, &mine.ahead].into_iter().flatten() {
-            watch.handle.abort();
-        }
-        Some(mine)
     }
 
     /// The first seat of that lock name for which the condition holds.
     pub(crate) fn find(&self, name: &LockName, is: impl Fn(&Mine) -> bool) -> Option<Mine> {
         let table = self.table();
-        let ids = table.names.get(name)?;
-        ids.iter()
-            .filter_map(|id| table.seats.get(id))
-            .find(|mine| is(mine))
-            .cloned()
+        let mut seats = table.names.get(name)?.iter().map(|id| &table.seats[id]);
+        seats.find(|mine| is(mine)).cloned()
     }
 
-    /// All seats of that lock name.
-    pub(crate) fn of(&self, name: &LockName) -> Vec<Mine> {
-        let table = self.table();
-        let ids = table.names.get(name).map_or(&[][..], Vec::as_slice);
-        ids.iter()
-            .filter_map(|id| table.seats.get(id))
-            .cloned()
-            .collect()
+    /// The seat of that node, if it is this client's.
+    pub(crate) fn at(&self, name: &LockName, file: &str) -> Option<Mine> {
+        self.find(name, |mine| mine.is_at(file))
     }
 
     /// All seats for which the condition holds.
     pub(crate) fn all(&self, is: impl Fn(&Mine) -> bool) -> Vec<Mine> {
-        self.table()
-            .seats
-            .values()
-            .filter(|mine| is(mine))
-            .cloned()
-            .collect()
+        let table = self.table();
+        let seats = table.seats.values().filter(|mine| is(mine));
+        seats.cloned().collect()
     }
 
     /// When the next seat is due.
     pub(crate) fn next_due(&self) -> Instant {
         let mut table = self.table();
         let idle = table.seats.values().filter(|mine| !mine.swept);
-        table.armed = idle
-            .map(|mine| mine.phase.due())
-            .min()
-            .unwrap_or(Instant::FAR);
-        table.armed
+        let due = idle.map(|mine| mine.phase.due()).min();
+        *table.armed.insert(due.unwrap_or(Instant::FAR))
     }
 
     /// The seats that are due, marked as being cleaned up.
     pub(crate) fn take_due(&self, now: Instant) -> Vec<u64> {
         let mut table = self.table();
-        let mut due = Vec::new();
-        for (id, mine) in &mut table.seats {
-            if !mine.swept && mine.phase.due() <= now {
-                mine.swept = true;
-                due.push(*id);
-            }
-        }
-        due
+        let is_due = |mine: &&mut Mine| !mine.swept && mine.phase.due() <= now;
+        let due = table.seats.values_mut().filter(is_due);
+        due.map(|mine| {
+            mine.swept = true;
+            mine.id
+        })
+        .collect()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -325,13 +282,8 @@ impl Seats {
     /// Removes all seats, because the session is over.
     pub(crate) fn clear(&self) {
         let mut table = self.table();
-        let seats = std::mem::take(&mut *table);
-        drop(table);
-        for mine in seats.seats.values() {
-            for watch in [&mine.own, &mine.ahead].into_iter().flatten() {
-                watch.handle.abort();
-            }
-        }
+        table.seats.clear();
+        table.names.clear();
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -339,5 +291,5 @@ impl Seats {
     }
 }
 
-/// How old an early listing may be. A wake-up takes far less, and a turn taken later lists anew.
+/// How old a notification may be. A wake-up takes far less, and a turn taken later lists anew.
 const SOON: Duration = Duration::from_millis(100);

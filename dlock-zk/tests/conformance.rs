@@ -55,8 +55,8 @@ impl Backend for ZooKeeper {
             // The stem of a seat and the length of its data. The first such request finds no folder; the
             // second one takes the seat.
             Call::Acquire => Trigger::on(*b"-lock-\0\0\0").skip(1),
-            // The barrier read of a batch.
-            Call::Renew => Trigger::on("/~renew"),
+            // The number of the operation (a node's state is read) and the length of the path.
+            Call::Renew => Trigger::on([0, 0, 0, 3, 0, 0, 0]),
             // The number of the operation and the length of the path. Any other request contains them only as
             // the second request of its connection.
             Call::Release => Trigger::on([0, 0, 0, 2, 0, 0, 0]),

@@ -88,15 +88,25 @@ pub(crate) async fn whoever_is_next_waits_for_those_who_came_in_beside_the_holde
     let (hosts, name) = (server.addr().to_string(), "beside");
     // Repeated, because it is chance whether the waiter polls again or is notified first.
     for cut_off in iter::once(false).chain([true; 8]) {
-        let outer = take(&one, name).await;
+        let first = take(&two, name).await;
+        let outer = waiting(one.clone(), name);
+        until_in_line(&hosts, name, 2).await;
+        let mut line = seats(&hosts, name).await;
+        line.sort_by_key(|file| file.split("lock-").last().map(str::to_owned));
+        let ahead = line.remove(1);
         let proxy = Proxy::start(server.addr()).await.unwrap();
-        let ahead = seats(&hosts, name).await.remove(0);
-        let listed = proxy.watch(Direction::ServerToClient, ahead);
+        // The data of the holder's seat, and that of the seat ahead, which is read with its watch.
+        let data = proxy.watch(Direction::ServerToClient, "dlock 1\n");
         let next = client_for(&server.url_at(proxy.addr()), SESSION * 5).await;
         let mut next = waiting(next, name);
-        // Listed twice: when the waiter queues, and when its watch is set.
-        let told = timeout(SESSION * 5, listed.reaches(2)).await;
-        told.expect("it queues and waits");
+        let watched = timeout(SESSION * 5, data.reaches(2)).await;
+        watched.expect("it queues and watches");
+        let told = proxy.watch(Direction::ServerToClient, ahead.as_bytes());
+        assert_eq!(first.release().await.unwrap(), ReleaseOutcome::Released);
+        let (outer, _) = outer.await.unwrap();
+        // The notification that the seat ahead holds the lock, and the listing that follows.
+        let told = timeout(SESSION * 5, told.reaches(2)).await;
+        told.expect("it lists the seats");
         // Later notifications get lost with the connection.
         proxy.blackhole(Reach::All, cut_off);
         let inner = two

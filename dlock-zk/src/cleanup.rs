@@ -1,0 +1,152 @@
+//! Cleanup: one task per session, which proves it and removes the seats whose time is up.
+//!
+//! Those are holds past their end, turns that no waiter took, requests whose answer was lost and that no task
+//! repeats, and removals that were not confirmed.
+
+use crate::{
+    commands::{look_now, token},
+    connection::Session,
+    seats::{Mine, Node, Phase},
+};
+use dlock_core::driver::Hint;
+use std::{sync::Arc, time::Duration};
+use zookeeper_client::Error as Native;
+
+/// The task of a session. It ends with the session, or when the session is closing and has no seats.
+pub(crate) async fn attend(session: Arc<Session>) {
+    let mut states = session.client.state_watcher();
+    let mut proving = std::pin::pin!(session.prove_next());
+    while !session.is_done() {
+        let due = session.seats.next_due();
+        tokio::select! {
+            state = states.changed() => session.changed(state),
+            () = session.seats.earlier.notified() => {}
+            () = &mut proving => proving.set(session.prove_next()),
+            () = session.clock.sleep_until(due) => {
+                for seat in session.seats.take_due(session.clock.now()) {
+                    tokio::spawn(Arc::clone(&session).sweep(seat));
+                }
+            }
+        }
+    }
+    if session.is_over() {
+        session.seats.clear();
+        tracing::warn!(target: "dlock::zk", lane = session.lane.0, "the session is over, and its locks are lost");
+        session.hints.say(Hint::Over(session.lane));
+        session.hints.say(Hint::Resync);
+    } else {
+        session.leave().await;
+    }
+}
+
+impl Session {
+    /// Marks a seat for removal, with as many attempts as that takes.
+    pub(crate) fn doom(&self, seat: u64, after: Duration) {
+        let at = self.clock.now() + after;
+        let doom = |mine: &mut Mine| mine.phase = Phase::Doomed(at);
+        self.seats.change(seat, doom);
+    }
+
+    /// Handles a seat whose time is up.
+    async fn sweep(self: Arc<Self>, seat: u64) {
+        if let Some(mine) = self.seats.get(seat) {
+            let _gate = self.gate(&mine.name).await;
+            if let Err(error) = self.tidy(seat).await {
+                tracing::debug!(target: "dlock::zk", lock = %mine.name, %error, "the cleanup of a seat failed, will be repeated");
+                self.doom(seat, AGAIN);
+            }
+            self.seats.change(seat, |mine| mine.swept = false);
+        }
+    }
+
+    async fn tidy(&self, seat: u64) -> Result<(), Native> {
+        let now = self.clock.now();
+        // The previous task at the gate may have changed the seat, and a renewal may change it now.
+        let due = self.seats.change(seat, |mine| {
+            let before = mine.phase;
+            if before.held_until().is_some_and(|end| end <= now) {
+                mine.phase = Phase::Doomed(now);
+            }
+            (before.due() <= now).then(|| (before, mine.clone()))
+        });
+        let Some((phase, mine)) = due.flatten() else {
+            return Ok(());
+        };
+        let number = mine.node.as_ref().map(|node| node.number);
+        match phase {
+            Phase::Asked(_) | Phase::Kept(_) | Phase::Doomed(_) => {}
+            Phase::Held(_) => {
+                // After the end of the last lease nothing may keep the lock unavailable: minimum holds beside
+                // it are removed first.
+                let beside = self.seats.all(|other| {
+                    other.id != seat
+                        && other.name == mine.name
+                        && other.node.as_ref().map(|node| node.number) == number
+                });
+                if beside.iter().all(|other| other.held_until().is_none()) {
+                    for kept in beside {
+                        self.remove(&kept).await?;
+                    }
+                }
+            }
+            Phase::Waits(_) => {
+                let line = look_now(&self.client, &self.root.folder(&mine.name)).await?;
+                if line.inside().first().map(|seat| seat.number) != number {
+                    // Only a seat further ahead left: the next poll watches the one before.
+                    self.seats.change(seat, |mine| mine.phase = self.waits());
+                    self.turn(&mine);
+                    return Ok(());
+                }
+            }
+        }
+        self.remove(&mine).await
+    }
+
+    /// Removes a seat of this client, and finds it by its stem if its answer was lost. The seat leaves the
+    /// table only when it is known to be gone.
+    pub(crate) async fn remove(&self, mine: &Mine) -> Result<(), Native> {
+        self.doom(mine.id, AGAIN);
+        let node = match &mine.node {
+            Some(node) => Some(node.clone()),
+            None => self.found(mine).await?,
+        };
+        if let Some(node) = node {
+            match (self.client.delete(&self.path(&mine.name, &node.file), None)).await {
+                Ok(()) | Err(Native::NoNode) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.seats.remove(mine.id);
+        Ok(())
+    }
+
+    /// Finds the node of a request whose answer was lost with its connection. When a new connection of the
+    /// session answers this, the server has closed the old one. So a node that does not exist now never will.
+    pub(crate) async fn found(&self, mine: &Mine) -> Result<Option<Node>, Native> {
+        let line = look_now(&self.client, &self.root.folder(&mine.name)).await?;
+        for seat in line.begin_with(&mine.stem) {
+            let path = self.path(&mine.name, &seat.file);
+            // The node of another session for the same hold is left alone.
+            if let Some(stat) = self.client.check_stat(&path).await?
+                && stat.ephemeral_owner == self.client.session_id().0
+            {
+                let node = Node {
+                    file: seat.file.clone(),
+                    number: seat.number,
+                    version: None,
+                };
+                self.seats.change(mine.id, |mine| {
+                    mine.node = Some(node.clone());
+                    if mine.is_sequential() {
+                        mine.token = token(&stat);
+                    }
+                });
+                return Ok(Some(node));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Between two attempts to remove a node.
+const AGAIN: Duration = Duration::from_millis(100);

@@ -1,224 +1,152 @@
-//! Records: one lock document at one moment, judged by the same rules as the pipelines; also the kind of
-//! deployment that a server reports.
+//! Documents: how a lock's record is stored, and read back.
+//!
+//! The collection has one document per lock name:
+//!
+//! | field | content |
+//! |---|---|
+//! | `_id` | the lock name, unchanged |
+//! | `dlock` | 1: the version of this shape |
+//! | `owner` | the owner's UUID as text, or null: the lock has no holder |
+//! | `token` | the fencing token that was given last, a long |
+//! | `holds` | `{id, end}` each: 16 hex digits, the server's time |
+//! | `until` | when the last hold ends, or the minimum hold where there is no holder; 1970: available |
+//! | `keep` | the end of the minimum hold that a release of this incarnation asked for; 1970: none |
+//! | `since` | when the lock was taken, or became free |
+//! | `note` | the first holder's `PID HOST` |
+//! | `version` | one more with every write, a long |
+//! | `mark` | the random number of the command for several names that took or freed the lock last |
 
-use crate::error;
 use dlock_core::{
-    FencingToken, Fingerprint, HoldId, Holder, HolderInfo, LockName, Owner, Snapshot,
-    driver::DriverError,
+    HoldId, HolderInfo, LockName, Owner,
+    driver::kit::{DamagedRecord, HoldSet, Record, StoreTime, Stored},
 };
-use mongodb::bson::{Bson, Document};
-use std::time::Duration;
+use mongodb::bson::{Bson, DateTime, Document, doc};
+use std::{collections::HashMap, time::Duration};
 
-/// A lock document and the server's time when it was read, in ms since 1970.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Record {
-    pub(crate) now: i64,
-    /// Lower-case hyphenated UUID; a secret.
-    owner: Option<String>,
-    pub(crate) token: u64,
-    holds: Vec<Hold>,
-    /// When the lock was taken, or became free.
-    since: i64,
-    /// The end of the minimum hold: without a holder the lock is unavailable until then.
-    keep: Option<i64>,
-    /// The mark of the batched release that freed the lock last, if one did.
-    mark: Option<i64>,
-}
-
+/// A document in the projection [`shown`], at one moment of the server's clock.
 #[derive(Clone, Debug)]
-struct Hold {
-    id: String,
-    end: i64,
-    note: String,
+pub(crate) struct Seen {
+    pub(crate) name: String,
+    pub(crate) time: StoreTime,
+    pub(crate) stored: Stored,
+    /// The mark of the command for several names that took or freed the lock last, if one did.
+    pub(crate) mark: Option<i64>,
 }
 
-impl Record {
-    /// Reads one document in the projection [`commands::SHOWN`](crate::commands).
-    pub(crate) fn read(shown: &Document) -> Result<Self, DriverError> {
-        let now = millis(shown.get("now")).ok_or_else(error::garbled)?;
-        if let Some(shape) = shown.get("shape").and_then(Bson::as_array) {
-            let fields: Vec<_> = shape.iter().filter_map(Bson::as_str).collect();
-            return Err(error::foreign(&format!(
-                "it has {} and not dlock: int",
-                fields.join(", ")
-            )));
-        }
-        let lock = shown
-            .get("lock")
-            .and_then(Bson::as_document)
-            .ok_or_else(error::garbled)?;
-        Self::of(lock, now)
-    }
-
-    fn of(lock: &Document, now: i64) -> Result<Self, DriverError> {
-        let wrong = |field: &str| {
-            let kind = lock.get(field).map_or("missing".to_owned(), |value| {
-                format!("{:?}", value.element_type())
-            });
-            error::foreign(&format!("its field {field} is {kind}"))
-        };
-        let holds = lock.get("holds").and_then(Bson::as_array);
-        let holds = holds.ok_or_else(|| wrong("holds"))?;
-        Ok(Self {
-            now,
-            owner: lock.get("owner").and_then(Bson::as_str).map(str::to_owned),
-            token: number(lock.get("token")).ok_or_else(|| wrong("token"))?,
-            holds: holds
-                .iter()
-                .map(Hold::read)
-                .collect::<Option<_>>()
-                .ok_or_else(|| wrong("holds"))?,
-            since: millis(lock.get("since")).ok_or_else(|| wrong("since"))?,
-            keep: millis(lock.get("keep")),
-            mark: lock.get("mark").and_then(Bson::as_i64),
-        })
-    }
-
-    /// Holds whose end is still to come, in the order in which they were added.
-    fn living(&self) -> impl Iterator<Item = &Hold> {
-        self.holds.iter().filter(|hold| hold.end > self.now)
-    }
-
-    /// The number of living holds.
-    pub(crate) fn holds(&self) -> u32 {
-        u32::try_from(self.living().count()).unwrap_or(u32::MAX)
-    }
-
-    /// Whether that owner has a living hold.
-    pub(crate) fn is_of(&self, owner: &Owner) -> bool {
-        self.holds() > 0 && self.owner.as_deref() == Some(&*owner_text(owner))
-    }
-
-    /// The time left of that hold of that owner.
-    pub(crate) fn rest_of(&self, owner: &Owner, hold: HoldId) -> Option<Duration> {
-        let id = hold.to_string();
-        let hold = self.living().find(|one| one.id == id)?;
-        self.is_of(owner).then(|| span(hold.end - self.now))
-    }
-
-    /// Whether the document contains that hold, living or expired.
-    pub(crate) fn has(&self, hold: HoldId) -> bool {
-        let id = hold.to_string();
-        self.holds.iter().any(|one| one.id == id)
-    }
-
-    /// Whether the batched release with that mark freed the lock, as the last one that did.
-    pub(crate) fn bears(&self, mark: i64) -> bool {
-        self.mark == Some(mark)
-    }
-
-    /// When the lock was taken or became free. A primary whose clock is behind its predecessor's may read the
-    /// document before that time, so the time of the read bounds it.
-    pub(crate) fn came(&self) -> i64 {
-        self.since.min(self.now)
-    }
-
-    /// Whether another owner holds the lock, or the lock is unavailable.
-    pub(crate) fn is_shut_to(&self, owner: &Owner) -> bool {
-        self.rest().is_some() && !self.is_of(owner)
-    }
-
-    /// The time left of the minimum hold (`min_hold`) of a lock without a holder.
-    pub(crate) fn shut(&self) -> Option<Duration> {
-        let until = self.keep.filter(|_| self.owner.is_none())?;
-        (until > self.now).then(|| span(until - self.now))
-    }
-
-    /// How long the lock stays unavailable if the current holder ends now and asks for `keep`.
-    pub(crate) fn kept(&self, keep: Option<Duration>) -> Option<Duration> {
-        let asked = keep.map(|keep| self.now.saturating_add(length(keep)));
-        let until = asked.max(self.keep)?;
-        (until > self.now).then(|| span(until - self.now))
-    }
-
-    /// The longest time until another owner can have the lock.
-    pub(crate) fn rest(&self) -> Option<Duration> {
-        let end = self.living().map(|hold| hold.end).max();
-        end.map(|end| span(end - self.now)).or(self.shut())
-    }
-
-    pub(crate) fn holder(&self) -> Option<Holder> {
-        let first = self.living().next()?;
-        let mut holder = Holder::new(Fingerprint::of(self.owner.as_deref()?.as_bytes()));
-        holder.token = Some(FencingToken(self.token));
-        holder.rest = self.rest();
-        holder.note = HolderInfo::parse(&first.note);
-        Some(holder)
-    }
-
-    pub(crate) fn snapshot(&self, name: LockName) -> Snapshot {
-        let mut shown = Snapshot::free(name);
-        match self.holder() {
-            Some(holder) => {
-                shown.holders.push(holder);
-                shown.holds = self.holds();
-                shown.age = Some(span(self.now.saturating_sub(self.since)));
-            }
-            None => shown.shut = self.shut(),
-        }
-        shown
-    }
-}
-
-impl Hold {
-    fn read(entry: &Bson) -> Option<Self> {
-        let entry = entry.as_document()?;
+impl Seen {
+    /// `None`: it is in another projection, or its `_id` is no text.
+    pub(crate) fn read(shown: &Document) -> Option<Self> {
+        let time = time(shown)?;
+        let lock = shown.get("lock").and_then(Bson::as_document);
         Some(Self {
-            id: entry.get("id")?.as_str()?.to_owned(),
-            end: millis(entry.get("end"))?,
-            note: entry.get("note").and_then(Bson::as_str)?.to_owned(),
+            name: shown.get_str("_id").ok()?.to_owned(),
+            time,
+            stored: lock.map_or(Stored::Damaged(FOREIGN), |lock| stored(lock, time)),
+            mark: lock.and_then(|lock| lock.get_i64("mark").ok()),
         })
     }
+
+    /// The record of a lock that is held or unavailable.
+    pub(crate) fn unavailable(&self) -> Option<&Record> {
+        match &self.stored {
+            Stored::Record(record) if record.is_unavailable(self.time) => Some(record),
+            _ => None,
+        }
+    }
+}
+
+/// The server's time in a reply.
+pub(crate) fn time(shown: &Document) -> Option<StoreTime> {
+    micros(shown.get("now")).map(StoreTime::wall)
+}
+
+/// Documents by their names; one whose name is illegal is no lock.
+pub(crate) type Found = HashMap<LockName, Seen>;
+
+/// The documents of a reply that can be locks.
+pub(crate) fn found(reply: &Document) -> Found {
+    let seen = batch(reply).filter_map(Seen::read);
+    seen.filter_map(|seen| Some((seen.name.parse().ok()?, seen)))
+        .collect()
 }
 
 /// The documents of a cursor's only batch.
-pub(crate) fn batch(reply: &Document) -> Vec<Document> {
+pub(crate) fn batch(reply: &Document) -> impl Iterator<Item = &Document> {
     let cursor = reply.get_document("cursor").ok();
     let found = cursor.and_then(|cursor| cursor.get_array("firstBatch").ok());
-    let found = found.into_iter().flatten();
-    found.filter_map(|one| one.as_document().cloned()).collect()
+    found.into_iter().flatten().filter_map(Bson::as_document)
 }
 
-/// The kind of deployment that answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// One server without an oplog: no change streams, and a majority of one.
-    Standalone,
-    /// A replica set.
-    Replicated,
-    /// Routers in front of several shards.
-    Routed,
+/// What a document of dlock's says. A damaged one past its end is free, whatever else it says.
+fn stored(lock: &Document, time: StoreTime) -> Stored {
+    let field = match record(lock) {
+        Ok(record) => return Stored::Record(record),
+        Err(field) => field,
+    };
+    let (token, version) = (number(lock.get("token")), number(lock.get("version")));
+    let is_over = micros(lock.get("until")).is_some_and(|until| until <= time.now);
+    match (token, version) {
+        (Some(token), Some(version)) if is_over => Stored::Record(Record {
+            token,
+            version,
+            ..Record::default()
+        }),
+        _ => Stored::Damaged(DamagedRecord::new(field).with_token(token.unwrap_or(0))),
+    }
 }
 
-impl Kind {
-    /// The read concern of a read: see [`commands`](crate::commands). A standalone server has no other member
-    /// to ask.
-    pub(crate) fn level(self) -> &'static str {
-        match self {
-            Self::Standalone => "local",
-            Self::Replicated | Self::Routed => "linearizable",
+/// The record, or the field that cannot be read: something other than dlock wrote it.
+fn record(lock: &Document) -> Result<Record, &'static str> {
+    let at = |field: &'static str| micros(lock.get(field)).ok_or(field);
+    Ok(Record {
+        token: number(lock.get("token")).ok_or("token")?,
+        owner: match lock.get("owner") {
+            Some(Bson::Null) => None,
+            Some(Bson::String(owner)) => Some(owner.parse().map_err(|_| "owner")?),
+            _ => return Err("owner"),
+        },
+        holds: holds(lock).ok_or("holds")?,
+        unavailable_until: at("until")?,
+        min_hold_until: at("keep")?,
+        began: at("since")?,
+        waiters_until: 0,
+        holder_info: HolderInfo::parse(lock.get_str("note").map_err(|_| "note")?),
+        version: number(lock.get("version")).ok_or("version")?,
+    })
+}
+
+fn holds(lock: &Document) -> Option<HoldSet> {
+    let mut holds = HoldSet::default();
+    for hold in lock.get_array("holds").ok()? {
+        let hold = hold.as_document()?;
+        let id = u64::from_str_radix(hold.get_str("id").ok()?, 16).ok()?;
+        if !holds.insert(HoldId::from_bits(id), micros(hold.get("end"))?) {
+            return None;
         }
     }
+    Some(holds)
+}
 
-    /// Reads the answer to `hello`, and refuses a server that is too old or is no primary.
-    pub(crate) fn of(hello: &Document) -> Result<Self, DriverError> {
-        let wire = hello.get_i32("maxWireVersion").unwrap_or_default();
-        if wire < OLDEST {
-            return Err(error::unsupported(format!(
-                "the server is too old (wire version {wire}): dlock needs MongoDB 5.0 or newer"
-            )));
-        }
-        if !hello.get_bool("isWritablePrimary").unwrap_or_default() {
-            return Err(DriverError::unavailable(
-                "this member is no primary: leave out directConnection, or wait for the election to end",
-            ));
-        }
-        let is_router = hello.get_str("msg").is_ok_and(|what| what == "isdbgrid");
-        Ok(match (is_router, hello.contains_key("setName")) {
-            (true, _) => Self::Routed,
-            (false, true) => Self::Replicated,
-            (false, false) => Self::Standalone,
-        })
+/// The fields of a record, but for the time since which it is as it is.
+pub(crate) fn fields(record: &Record) -> Document {
+    let hold = |(id, end)| doc! { "id": format!("{id}"), "end": date(end) };
+    doc! {
+        "dlock": VERSION,
+        "owner": record.owner.as_ref().map(owner_text),
+        "token": signed(record.token),
+        "holds": record.holds.iter().map(hold).collect::<Vec<_>>(),
+        "until": date(record.unavailable_until),
+        "keep": date(record.min_hold_until),
+        "note": record.holder_info.to_string(),
+        "version": signed(record.version),
+    }
+}
+
+/// What every read shows of a document: the server's time, and the document if it is dlock's.
+pub(crate) fn shown() -> Document {
+    doc! {
+        "now": "$$NOW",
+        "lock": { "$cond": [{ "$eq": ["$dlock", VERSION] }, "$$ROOT", null] },
     }
 }
 
@@ -227,77 +155,122 @@ pub(crate) fn owner_text(owner: &Owner) -> String {
     owner.expose().hyphenated().to_string()
 }
 
-fn millis(value: Option<&Bson>) -> Option<i64> {
-    value
-        .and_then(Bson::as_datetime)
-        .map(|time| time.timestamp_millis())
-}
-
-fn number(value: Option<&Bson>) -> Option<u64> {
-    match value? {
-        Bson::Int64(number) => u64::try_from(*number).ok(),
-        Bson::Int32(number) => u64::try_from(*number).ok(),
-        _ => None,
-    }
-}
-
 /// Whole milliseconds, rounded up, so that a lease is never too short.
 pub(crate) fn length(span: Duration) -> i64 {
     i64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX)
 }
 
-fn span(millis: i64) -> Duration {
-    Duration::from_millis(u64::try_from(millis).unwrap_or(0))
+/// The time in a document, rounded up to its whole milliseconds.
+pub(crate) fn date(micros: u64) -> DateTime {
+    DateTime::from_millis(signed(micros.div_ceil(MICROS)))
 }
 
-/// `$$NOW` in projections and `let` in updates need MongoDB 5.0.
-const OLDEST: i32 = 13;
+/// The last whole millisecond at which a write may happen.
+pub(crate) fn last_moment(micros: u64) -> DateTime {
+    DateTime::from_millis(signed(micros / MICROS))
+}
+
+pub(crate) fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// A time in a document.
+pub(crate) fn micros(value: Option<&Bson>) -> Option<u64> {
+    let millis = value?.as_datetime()?.timestamp_millis();
+    u64::try_from(millis).ok()?.checked_mul(MICROS)
+}
+
+fn number(value: Option<&Bson>) -> Option<u64> {
+    u64::try_from(value?.as_i64()?).ok()
+}
+
+/// A document of somebody else.
+const FOREIGN: DamagedRecord = DamagedRecord::new("dlock");
+/// The version of the document's shape.
+pub(crate) const VERSION: i32 = 1;
+/// Microseconds, in which records count, in a millisecond, in which the server does.
+const MICROS: u64 = 1_000;
 
 #[cfg(test)]
 mod tests {
-    use super::{Kind, Record};
-    use dlock_core::ErrorKind;
-    use mongodb::bson::{DateTime, doc};
-    use std::time::Duration;
+    use super::{Seen, VERSION, fields};
+    use dlock_core::{
+        HoldId, HolderInfo, Owner,
+        driver::kit::{HoldSet, Record, Stored},
+    };
+    use mongodb::bson::{Bson, DateTime, Document, doc};
 
-    #[test]
-    fn no_date_in_a_document_panics() {
-        let ends = [DateTime::MIN, DateTime::MAX];
-        let every = |of: DateTime| ends.map(|other| (of, other));
-        for (end, since) in ends.into_iter().flat_map(every) {
-            for keep in ends {
-                let hold = doc! { "id": "00", "end": end, "note": "" };
-                for (owner, holds) in [(Some("x"), vec![hold]), (None, Vec::new())] {
-                    let lock = doc! { "owner": owner, "token": 1_i64, "holds": holds, "since": since, "keep": keep };
-                    let shown = doc! { "now": DateTime::now(), "lock": lock };
-                    let record = Record::read(&shown).unwrap();
-                    let shown = record.snapshot("a".parse().unwrap());
-                    let held = owner.is_some() && end == DateTime::MAX;
-                    assert_eq!(shown.holds > 0, held);
-                    assert_eq!(
-                        shown.shut.is_some(),
-                        owner.is_none() && keep == DateTime::MAX
-                    );
-                    assert_eq!(record.rest().is_some(), held || shown.shut.is_some());
-                    assert!(record.kept(Some(Duration::MAX)).is_some());
-                }
-            }
+    fn seen(lock: Document) -> Stored {
+        let shown = doc! { "_id": "a", "now": DateTime::from_millis(100), "lock": lock };
+        Seen::read(&shown).unwrap().stored
+    }
+
+    fn held() -> Record {
+        let mut holds = HoldSet::one(HoldId::from_bits(7), 200_000);
+        assert!(holds.insert(HoldId::from_bits(u64::MAX), 300_000));
+        Record {
+            token: 99,
+            owner: Some(Owner::from_seed("us")),
+            holds,
+            unavailable_until: 300_000,
+            min_hold_until: 250_000,
+            began: 50_000,
+            waiters_until: 0,
+            holder_info: HolderInfo::new("web1", 42),
+            version: 3,
         }
     }
 
+    fn stored(record: &Record) -> Document {
+        let mut lock = fields(record);
+        lock.insert("since", super::date(record.began));
+        lock
+    }
+
     #[test]
-    fn a_server_that_is_too_old_or_no_primary_is_refused_and_a_router_is_known() {
-        let kind = |hello| Kind::of(&hello).map_err(|error| error.kind());
-        let old = doc! { "isWritablePrimary": true, "maxWireVersion": 9, "setName": "rs0" };
-        assert_eq!(kind(old), Err(ErrorKind::Unsupported));
-        assert_eq!(kind(doc! {}), Err(ErrorKind::Unsupported));
-        let second = doc! { "isWritablePrimary": false, "maxWireVersion": 17, "setName": "rs0" };
-        assert_eq!(kind(second), Err(ErrorKind::Unavailable));
-        let set = doc! { "isWritablePrimary": true, "maxWireVersion": 13, "setName": "rs0" };
-        assert_eq!(kind(set), Ok(Kind::Replicated));
-        let alone = doc! { "isWritablePrimary": true, "maxWireVersion": 17 };
-        assert_eq!(kind(alone), Ok(Kind::Standalone));
-        let router = doc! { "isWritablePrimary": true, "maxWireVersion": 17, "msg": "isdbgrid" };
-        assert_eq!(kind(router), Ok(Kind::Routed));
+    fn a_record_is_read_back_and_ends_are_rounded_up() {
+        assert_eq!(seen(stored(&held())), Stored::Record(held()));
+        let free = Record::default();
+        assert_eq!(seen(stored(&free)), Stored::Record(free));
+        let mut odd = held();
+        odd.unavailable_until = 299_001;
+        assert_eq!(seen(stored(&odd)), Stored::Record(held()));
+    }
+
+    #[test]
+    fn a_damaged_field_is_named_and_no_date_panics() {
+        for field in [
+            "owner", "token", "holds", "until", "keep", "since", "note", "version",
+        ] {
+            for wrong in [
+                Bson::Boolean(true),
+                DateTime::MIN.into(),
+                DateTime::MAX.into(),
+            ] {
+                let mut lock = stored(&held());
+                lock.insert(field, wrong);
+                match seen(lock) {
+                    Stored::Damaged(damaged) => {
+                        assert_eq!(damaged.field, field);
+                        assert_eq!(damaged.token, if field == "token" { 0 } else { 99 });
+                    }
+                    other => panic!("{field}: {other:?}"),
+                }
+            }
+        }
+        // Past its end it is free.
+        let mut over = stored(&held());
+        over.insert("until", DateTime::from_millis(100));
+        over.insert("holds", "many");
+        let free = Record {
+            token: 99,
+            version: 3,
+            ..Record::default()
+        };
+        assert_eq!(seen(over), Stored::Record(free));
+        let foreign = doc! { "_id": "a", "now": DateTime::now(), "lock": Bson::Null };
+        let foreign = Seen::read(&foreign).unwrap().stored;
+        assert!(matches!(foreign, Stored::Damaged(damaged) if damaged.field == "dlock"));
+        assert_eq!(VERSION, 1);
     }
 }

@@ -1,39 +1,26 @@
-//! Commands: all text that goes over the wire, except the pipelines, and what each command answers.
-//!
-//! The collection has one document per lock name:
-//!
-//! | field | content |
-//! |---|---|
-//! | `_id` | the lock name, unchanged |
-//! | `dlock` | 1: the version of this shape |
-//! | `owner` | the owner's UUID as text, or null: the lock has no holder |
-//! | `token` | the fencing token that was given last, a long |
-//! | `holds` | `{id, end, note}` each: 16 hex digits, the server's time, `PID HOST` |
-//! | `since` | when the lock was taken, or became free |
-//! | `keep` | end of the minimum hold, or null; while the lock is held, what an earlier release asked for |
-//! | `mark` | only where a batched release freed the lock: its random number, to find its documents by |
+//! Commands: all text that goes over the wire.
 //!
 //! Each command changes each document in one atomic step. The only clock is the server's. `$$NOW` has one
 //! value for a whole command and is fixed when the command begins, so it is never later than the moment at
 //! which the step takes effect. What a user chose reaches a pipeline under `$literal`, never as the text of
-//! an expression: an owner `$_id` is an owner. No pipeline writes to a document that is not dlock's. A
-//! refusal writes nothing, because the server skips the write when a pipeline returns the document unchanged.
+//! an expression: an owner `$_id` is an owner. No command but [`swap`] of a document that was read writes to
+//! a document that is not dlock's.
 //!
 //! A majority confirms every write, also one that found nothing to write: the server then waits until a
 //! majority has what the command read.
 
-use crate::{
-    pipelines::{
-        ACQUIRE, AT_MOST, BREAK, GIVE, IN_TIME, INSIDE, LIVES, Lasts, PROLONG_ONE, RELEASE, SHOWN,
-        TAKE, TAKE_ALL, VERSION, concern, prolong, simple, unused,
-    },
-    record::{length, owner_text},
+use crate::document::{
+    VERSION, batch, date, fields, last_moment, length, owner_text, shown, signed,
 };
 use dlock_core::{
-    FencingToken, HoldId, Holds, LockName, Owner,
-    driver::{Acquire, Release, Renew},
+    HoldId, LockName, Owner,
+    driver::{
+        Acquire, Renew,
+        kit::{Class, Record, Write},
+    },
 };
-use mongodb::bson::{Bson, DateTime, Document, RawArrayBuf, RawBson, RawDocumentBuf, doc, rawdoc};
+use mongodb::bson::{Bson, DateTime, Document, RawDocumentBuf, doc, rawdoc};
+use std::{sync::LazyLock, time::Duration};
 
 /// A command, encoded already where it is sent often.
 pub(crate) enum Command {
@@ -53,15 +40,30 @@ impl From<Document> for Command {
     }
 }
 
-/// The short acquire, for a name that was free by the last news. It takes the lock if it is still free and
-/// its `keep` is null; in that case it decides as [`acquire`] does. In every other case it answers no
-/// document. The test and the write are one atomic step on the server's clock. When it runs twice, the second
-/// run finds the lock held. When it runs after `last`, it finds nothing.
+/// A hold that is expected to be the only one of its lock.
+#[derive(Clone, Debug)]
+pub(crate) struct Sole {
+    pub(crate) name: LockName,
+    pub(crate) owner: Owner,
+    pub(crate) hold: HoldId,
+}
+
+impl From<&Renew> for Sole {
+    fn from(entry: &Renew) -> Self {
+        Self {
+            name: entry.name.clone(),
+            owner: entry.owner,
+            hold: entry.hold,
+        }
+    }
+}
+
+/// Takes a lock that is available, as a new incarnation: it answers the token. In every other case, and after
+/// `last`, it answers no document. When it runs twice, the second run finds the lock held.
 pub(crate) fn take(collection: &str, req: &Acquire, last: DateTime) -> RawDocumentBuf {
-    let free = rawdoc! {
-        "_id": req.name.as_str(), "dlock": VERSION, "owner": RawBson::Null, "keep": RawBson::Null,
-        "$expr": { "$lte": ["$$NOW", "$$last"] },
-    };
+    let literal = |value: String| rawdoc! { "$literal": value };
+    let mut query = rawdoc! { "_id": req.name.as_str() };
+    append(&mut query, &AVAILABLE);
     let variables = rawdoc! {
         "owner": literal(owner_text(&req.owner)),
         "hold": literal(req.hold.to_string()),
@@ -69,233 +71,203 @@ pub(crate) fn take(collection: &str, req: &Acquire, last: DateTime) -> RawDocume
         "lease": length(req.lease.length()),
         "last": last,
     };
-    one(collection, free, Some(variables), &TAKE)
+    one(collection, query, Some(variables), &TAKE)
 }
 
-/// The short release, for a lock with one hold and a null `keep`. It frees the lock if the given hold is that
-/// one and lives; in that case it decides as [`release`] does. In every other case it answers no document.
-/// When it runs twice, the second run finds nothing. It has no not-after.
-pub(crate) fn give(collection: &str, given: &Given) -> RawDocumentBuf {
-    let inside = rawdoc! {
-        "_id": given.name.as_str(), "dlock": VERSION, "owner": owner_text(&given.owner), "keep": RawBson::Null,
-        "holds": { "$size": 1 }, "holds.0.id": given.hold.to_string(),
-        "$expr": { "$gt": [{ "$arrayElemAt": ["$holds.end", 0] }, "$$NOW"] },
-    };
-    one(collection, inside, None, &GIVE)
-}
-
-/// Several [`take`]s in one command. The server judges each document by itself and by its own not-after.
-/// [`find`] then tells which locks were taken. The server makes one plan and one journal flush for all of
-/// them.
-pub(crate) fn take_all(collection: &str, batch: &[&Taken]) -> RawDocumentBuf {
-    let names: RawArrayBuf = batch.iter().map(|(req, _)| req.name.as_str()).collect();
-    let asked = batch.iter().map(|(req, last)| {
-        rawdoc! {
-            "owner": owner_text(&req.owner),
-            "hold": req.hold.to_string(),
-            "note": req.note.to_string(),
-            "lease": length(req.lease.length()),
-            "last": *last,
-        }
-    });
-    let free = rawdoc! {
-        "_id": { "$in": names.clone() }, "dlock": VERSION, "owner": RawBson::Null, "keep": RawBson::Null,
-        "$expr": IN_TIME.clone(),
-    };
-    let taken = rawdoc! { "q": free, "u": [TAKE_ALL.clone()], "multi": true };
-    several(collection, taken, names, asked.collect(), "dlock acquire")
-}
-
-/// Creates free documents for names that have none. Their token is 0, so the first acquire gets its token
-/// from the clock. An existing document stays as it is; the error for it is ignored. The write is not
-/// confirmed by a majority: the command that takes the locks is.
-pub(crate) fn make<'a>(
+/// Several [`take`]s in one command, all with the lease and the note of the first. The server judges each
+/// document by itself, and answers how many it took; their documents carry its mark. It makes one plan and one
+/// journal flush for all of them.
+pub(crate) fn take_all(
     collection: &str,
-    names: impl Iterator<Item = &'a LockName>,
-) -> RawDocumentBuf {
-    let never = DateTime::from_millis(0);
-    let free: RawArrayBuf = names
-        .map(|name| {
-            rawdoc! {
-                "_id": name.as_str(), "dlock": VERSION, "owner": RawBson::Null, "token": 0_i64, "holds": [],
-                "since": never, "keep": RawBson::Null,
-            }
-        })
-        .collect();
-    rawdoc! {
+    batch: &[&Acquire],
+    last: DateTime,
+    mark: i64,
+) -> Document {
+    let first = batch.first();
+    let note = first.map_or_else(String::new, |req| req.note.to_string());
+    let names: Vec<_> = batch.iter().map(|req| req.name.as_str()).collect();
+    let mut query = doc! { "_id": { "$in": &names } };
+    query.extend(AVAILABLE.to_document().unwrap_or_default());
+    let place = |list: &str| {
+        doc! { "$arrayElemAt": [list, { "$indexOfArray": ["$$names", "$_id"] }] }.into()
+    };
+    let taken = vec![
+        taking(place("$$owners"), place("$$holds")),
+        doc! { "$set": { "mark": mark } },
+    ];
+    let mut command = several(collection, query, taken.into(), "dlock take", AT_MOST);
+    command.insert(
+        "let",
+        doc! {
+            "names": { "$literal": &names },
+            "owners": { "$literal": batch.iter().map(|req| owner_text(&req.owner)).collect::<Vec<_>>() },
+            "holds": { "$literal": batch.iter().map(|req| req.hold.to_string()).collect::<Vec<_>>() },
+            "note": { "$literal": note },
+            "lease": first.map_or(0, |req| length(req.lease.length())),
+            "last": last,
+        },
+    );
+    command
+}
+
+/// Releases the only hold of a lock that no minimum hold keeps. In every other case it answers no document.
+/// When it runs twice, the second run finds nothing. It has no not-after.
+pub(crate) fn free(collection: &str, sole: &Sole) -> RawDocumentBuf {
+    let inside = rawdoc! {
+        "_id": sole.name.as_str(), "dlock": VERSION, "owner": owner_text(&sole.owner),
+        "holds": { "$size": 1 }, "holds.0.id": sole.hold.to_string(),
+        "$expr": { "$and": [{ "$gt": ["$until", "$$NOW"] }, { "$lte": ["$keep", "$$NOW"] }] },
+    };
+    one(collection, inside, None, &FREE)
+}
+
+/// Several [`free`]s in one command, each judged by itself. It answers how many locks it freed; their
+/// documents carry its mark.
+pub(crate) fn free_all(collection: &str, batch: &[Sole], mark: i64) -> Document {
+    let query = inside(batch, doc! { "$lte": ["$keep", "$$NOW"] });
+    let mut freed = freed();
+    if let Ok(set) = freed.get_document_mut("$set") {
+        set.insert("mark", mark);
+    }
+    several(collection, query, freed.into(), "dlock release", AT_MOST)
+}
+
+/// Moves the ends of sole holds forward, never back: it answers how many it found. Each document is judged by
+/// itself; other documents stay as they are. When it runs twice, the lease counts from the second run.
+pub(crate) fn extend(
+    collection: &str,
+    batch: &[Sole],
+    lease: Duration,
+    last: DateTime,
+    at_most: i64,
+) -> Document {
+    let query = inside(batch, doc! { "$lte": ["$$NOW", last] });
+    let end = doc! { "$max": ["$until", { "$add": ["$$NOW", length(lease)] }] };
+    let longer = doc! { "$set": {
+        "holds": [{ "id": { "$arrayElemAt": ["$holds.id", 0] }, "end": end.clone() }],
+        "until": end,
+        "version": { "$add": ["$version", 1_i64] },
+    } };
+    several(
+        collection,
+        query,
+        vec![longer].into(),
+        "dlock renew",
+        at_most,
+    )
+}
+
+/// Creates a free document, which [`swap`] then replaces. The write is not confirmed by a majority: the one
+/// that follows is.
+pub(crate) fn make(collection: &str, name: &LockName, version: u64) -> Document {
+    let free = Record {
+        version,
+        ..Record::default()
+    };
+    let mut made = doc! { "_id": name.as_str(), "since": date(0) };
+    made.extend(fields(&free));
+    doc! {
         "insert": collection,
-        "documents": free,
-        "ordered": false,
+        "documents": [made],
         "comment": "dlock make",
         "writeConcern": { "w": 1 },
         "maxTimeMS": AT_MOST,
     }
 }
 
-/// Several [`give`]s in one command, each judged by itself. It answers how many locks it freed; their
-/// documents carry its mark.
-pub(crate) fn give_all(collection: &str, batch: &[Given], mark: i64) -> RawDocumentBuf {
-    let names: RawArrayBuf = batch.iter().map(|one| one.name.as_str()).collect();
-    let asked = batch.iter().map(|one| {
-        rawdoc! { "owner": owner_text(&one.owner), "hold": one.hold.to_string() }
-    });
-    let inside = rawdoc! {
-        "_id": { "$in": names.clone() }, "dlock": VERSION, "keep": RawBson::Null, "holds": { "$size": 1 },
-        "$expr": INSIDE.clone(),
-    };
-    let freed = rawdoc! {
-        "$set": { "owner": RawBson::Null, "holds": [], "mark": mark },
-        "$currentDate": { "since": true },
-    };
-    let freed = rawdoc! { "q": inside, "u": freed, "multi": true };
-    several(collection, freed, names, asked.collect(), "dlock release")
-}
-
-/// A request for a lock, and the server's time at its not-after.
-pub(crate) type Taken = (Acquire, DateTime);
-
-/// A hold to release, of a lock that is expected to have no other hold.
-#[derive(Clone, Debug)]
-pub(crate) struct Given {
-    pub(crate) name: LockName,
-    pub(crate) owner: Owner,
-    pub(crate) hold: HoldId,
-}
-
-/// Answers the document after the command: the request won if its hold is in it.
-pub(crate) fn acquire(collection: &str, req: &Acquire, last: DateTime) -> RawDocumentBuf {
-    let variables = rawdoc! {
-        "owner": literal(owner_text(&req.owner)),
-        "hold": literal(req.hold.to_string()),
-        "note": literal(req.note.to_string()),
-        "lease": length(req.lease.length()),
-        "last": last,
-        "join": literal(req.join.map_or(RawBson::Null, token)),
-    };
-    let mut command = one(collection, named(&req.name), Some(variables), &ACQUIRE);
-    command.append("upsert", req.join.is_none());
-    command
-}
-
-/// Answers the document before the command.
-pub(crate) fn release(collection: &str, req: &Release) -> RawDocumentBuf {
-    let hold = match req.holds {
-        Holds::One(hold) => RawBson::String(hold.to_string()),
-        Holds::All => RawBson::Null,
-    };
-    let variables = rawdoc! {
-        "owner": literal(owner_text(&req.owner)),
-        "hold": literal(hold),
-        "keep": literal(req.keep.map_or(RawBson::Null, |keep| RawBson::Int64(length(keep)))),
-    };
-    one(collection, named(&req.name), Some(variables), &RELEASE)
-}
-
-/// Answers the document before the command.
-pub(crate) fn break_lock(
-    collection: &str,
-    name: &LockName,
-    only: Option<FencingToken>,
-) -> RawDocumentBuf {
-    let variables = rawdoc! { "only": literal(only.map_or(RawBson::Null, token)) };
-    one(collection, named(name), Some(variables), &BREAK)
-}
-
-/// Answers how many documents it changed: as many as the batch has entries if each had a hold to prolong.
-pub(crate) fn renew(collection: &str, batch: &[Renew], last: DateTime) -> Document {
-    let hold = |entry: &Renew| Bson::from(entry.hold.to_string());
-    let entry = |entry: &Renew| {
-        let owner = owner_text(&entry.owner);
-        [entry.name.as_str().into(), owner.into(), hold(entry)]
-    };
-    let lease = |entry: &Renew| length(entry.lease.unwrap_or_default());
-    let alike = batch.windows(2).all(|two| two[0].lease == two[1].lease);
-    let lasts = match batch.first() {
-        Some(first) if alike => Lasts::All(lease(first)),
-        _ => Lasts::Each(names(batch), batch.iter().map(lease).collect()),
-    };
-    let holds: Vec<_> = batch.iter().map(hold).collect();
-    let update = doc! {
-        "q": {
-            "_id": { "$in": names(batch) }, "dlock": VERSION, "holds.id": { "$in": holds }, "$expr": LIVES.clone(),
-        },
-        "u": prolong(batch.iter().map(entry).collect(), lasts),
-        "multi": true,
-        "collation": simple(),
-    };
-    doc! {
-        "update": collection,
-        "updates": [update],
-        "let": { "last": last },
-        "comment": "dlock renew",
-        "writeConcern": concern(),
-        "maxTimeMS": AT_MOST,
+/// Replaces a record that is still what `before` says, unless it comes too late: it answers how many it
+/// replaced. When it runs twice, the second run finds another record.
+pub(crate) fn swap(collection: &str, write: &Write, class: Class, before: &Before) -> Document {
+    let mut query = doc! { "_id": write.name.as_str() };
+    let mut expected = Vec::new();
+    match before {
+        Before::Version(version) => {
+            query.insert("dlock", VERSION);
+            query.insert("version", signed(*version));
+        }
+        Before::Document(document) => {
+            expected.push(doc! { "$eq": ["$$ROOT", { "$literal": document }] });
+        }
     }
-}
-
-/// The same for one entry. It answers the document after the command, so no second command has to read the
-/// outcome.
-pub(crate) fn renew_one(collection: &str, entry: &Renew, last: DateTime) -> RawDocumentBuf {
-    let variables = rawdoc! {
-        "owner": literal(owner_text(&entry.owner)),
-        "hold": literal(entry.hold.to_string()),
-        "lease": length(entry.lease.unwrap_or_default()),
-        "last": last,
+    if write.not_after < u64::MAX {
+        expected.push(doc! { "$lte": ["$$NOW", last_moment(write.not_after)] });
+    }
+    if !expected.is_empty() {
+        query.insert("$expr", doc! { "$and": expected });
+    }
+    let mut set = fields(&write.record);
+    let mut update = doc! {};
+    if write.record.owner.is_some() {
+        set.insert("since", date(write.record.began));
+    } else {
+        update.insert("$currentDate", doc! { "since": true });
+    }
+    update.insert("$set", set);
+    let comment = match class {
+        Class::Acquire => "dlock acquire",
+        Class::Renewal => "dlock renew",
+        Class::Work => "dlock swap",
     };
-    one(
-        collection,
-        named(&entry.name),
-        Some(variables),
-        &PROLONG_ONE,
-    )
+    several(collection, query, update.into(), comment, AT_MOST)
 }
 
-/// Reads documents by their names. See [`reading`].
-pub(crate) fn find(collection: &str, wanted: Vec<Bson>, level: &str) -> Document {
-    let most = i64::try_from(wanted.len()).unwrap_or(i64::MAX);
-    let filter = match &wanted[..] {
+/// What [`swap`] replaces.
+pub(crate) enum Before {
+    /// A record of that version.
+    Version(u64),
+    /// This document, which is no record that can be read.
+    Document(Document),
+}
+
+/// Reads documents by their names.
+pub(crate) fn find<'a>(
+    collection: &str,
+    names: impl Iterator<Item = &'a LockName>,
+    level: &str,
+) -> Document {
+    let names: Vec<Bson> = names.map(|name| name.as_str().into()).collect();
+    let most = names.len();
+    let filter = match &names[..] {
         [name] => doc! { "_id": name.clone() },
-        _ => doc! { "_id": { "$in": wanted } },
+        _ => doc! { "_id": { "$in": names } },
     };
-    reading(collection, filter, most, level, "dlock look")
+    reading(collection, filter, (most, level), "dlock look")
 }
 
 /// Reads the next names in their order, free ones too, so the work of one step is bounded even where few
 /// locks are held.
 pub(crate) fn page(
     collection: &str,
-    from: &str,
-    inclusive: bool,
-    most: i64,
+    (prefix, after): (&str, &str),
+    most: usize,
     level: &str,
 ) -> Document {
-    let bound = if inclusive { "$gte" } else { "$gt" };
-    let mut command = reading(
-        collection,
-        doc! { "_id": { bound: from } },
-        most,
-        level,
-        "dlock list",
-    );
+    let filter = doc! { "_id": { "$gte": prefix, "$gt": after } };
+    let mut command = reading(collection, filter, (most, level), "dlock list");
     command.insert("sort", doc! { "_id": 1 });
     command
 }
 
 /// The names after `after` in their order, and whether each was unused for a day.
 pub(crate) fn old(collection: &str, after: &str) -> Document {
-    let mut command = reading(
-        collection,
-        doc! { "_id": { "$gt": after } },
-        PURGED,
-        "local",
-        "dlock purge",
-    );
+    let filter = doc! { "_id": { "$gt": after } };
+    let mut command = reading(collection, filter, (PURGED, "local"), "dlock purge");
     command.insert("sort", doc! { "_id": 1 });
-    command.insert(
-        "projection",
-        doc! { "_id": 1, "old": { "$and": [{ "$eq": ["$dlock", VERSION] }, unused()] } },
-    );
+    let old = doc! { "$and": [{ "$eq": ["$dlock", VERSION] }, unused()] };
+    command.insert("projection", doc! { "_id": 1, "old": old });
     command
+}
+
+/// The last name that [`old`] looked at, if there may be more, and the names that can be removed.
+pub(crate) fn purgeable(reply: &Document) -> (Option<String>, Vec<Bson>) {
+    let looked_at: Vec<_> = batch(reply).collect();
+    let last = looked_at.last().filter(|_| looked_at.len() == PURGED);
+    let last = last.and_then(|one| one.get_str("_id").ok());
+    let old = looked_at
+        .iter()
+        .filter(|one| one.get_bool("old").unwrap_or_default());
+    let old = old.filter_map(|one| one.get("_id").cloned()).collect();
+    (last.map(str::to_owned), old)
 }
 
 /// Removes these documents, each only if it is still unused for a day. The token counter goes with the
@@ -332,12 +304,13 @@ pub(crate) fn indexes_of(name: &str) -> Document {
     doc! { "listIndexes": name, "maxTimeMS": AT_MOST }
 }
 
-/// The changes that wake a waiter: a lock became free or unavailable (its owner became null), or its document
-/// was replaced or removed. A renewal, an added hold and a released hold that was not the last do not wake.
-/// The server sends only the name and the time of the event.
-pub(crate) fn freed(names: Option<Vec<Bson>>) -> Vec<Document> {
+/// The changes that wake a waiter: a lock became free or unavailable, or its document was replaced or
+/// removed. A renewal, an added hold and a released hold that was not the last do not wake. The server sends
+/// only the name and the time of the event.
+pub(crate) fn freed_names(names: Option<Vec<Bson>>) -> Vec<Document> {
     let freed = doc! { "$or": [
         { "updateDescription.updatedFields.owner": { "$type": "null" } },
+        { "updateDescription.updatedFields.until": date(0) },
         { "operationType": { "$in": ["delete", "replace"] } },
     ] };
     let mut wanted = doc! { "$and": [freed] };
@@ -352,12 +325,75 @@ pub(crate) fn freed(names: Option<Vec<Bson>>) -> Vec<Document> {
     ]
 }
 
-/// The names of a batch as `_id`s.
-pub(crate) fn names(batch: &[Renew]) -> Vec<Bson> {
-    batch
-        .iter()
-        .map(|entry| entry.name.as_str().into())
-        .collect()
+/// The rest of the filter of [`take`]. A document of which a token or a version cannot be counted on is left
+/// to the record driver.
+static AVAILABLE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
+    raw(&doc! {
+        "dlock": VERSION,
+        "token": { "$type": "long", "$lt": i64::MAX },
+        "version": { "$type": "long" },
+        "until": { "$type": "date" },
+        "$expr": { "$and": [{ "$lte": ["$until", "$$NOW"] }, { "$lte": ["$$NOW", "$$last"] }] },
+    })
+});
+
+static TAKE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
+    let taken = vec![taking("$$owner".into(), "$$hold".into())];
+    let shown = doc! { "_id": 0, "now": "$$NOW", "token": 1 };
+    constant(taken.into(), shown, true, "dlock take")
+});
+
+static FREE: LazyLock<RawDocumentBuf> =
+    LazyLock::new(|| constant(freed().into(), doc! { "_id": 1 }, false, "dlock release"));
+
+/// The stage that makes a new incarnation. The next token is the last one + 1, or the server's time in µs if
+/// that is greater; `$$NOW` counts in ms.
+fn taking(owner: Bson, hold: Bson) -> Document {
+    let micros = doc! { "$multiply": [{ "$toLong": "$$NOW" }, 1000_i64] };
+    let end = doc! { "$add": ["$$NOW", "$$lease"] };
+    doc! { "$set": {
+        "owner": owner,
+        "token": { "$max": [{ "$add": ["$token", 1_i64] }, micros] },
+        "holds": [{ "id": hold, "end": end.clone() }],
+        "until": end,
+        "keep": date(0),
+        "since": "$$NOW",
+        "note": "$$note",
+        "version": { "$add": ["$version", 1_i64] },
+    } }
+}
+
+/// The update that ends an incarnation.
+fn freed() -> Document {
+    doc! {
+        "$set": { "owner": null, "holds": [], "until": date(0), "keep": date(0), "note": "" },
+        "$inc": { "version": 1_i64 },
+        "$currentDate": { "since": true },
+    }
+}
+
+/// The documents of which one of these holds is the only one, and lives. The server finds a constant of the
+/// expression through a hash table.
+fn inside(batch: &[Sole], and: Document) -> Document {
+    let names: Vec<_> = batch.iter().map(|sole| sole.name.as_str()).collect();
+    let meant = |sole: &Sole| -> Bson {
+        let (name, owner) = (sole.name.as_str(), owner_text(&sole.owner));
+        vec![name.to_owned(), owner, sole.hold.to_string()].into()
+    };
+    let meant: Vec<_> = batch.iter().map(meant).collect();
+    let found = vec![
+        Bson::from("$_id"),
+        "$owner".into(),
+        doc! { "$arrayElemAt": ["$holds.id", 0] }.into(),
+    ];
+    doc! {
+        "_id": { "$in": names }, "dlock": VERSION, "holds": { "$size": 1 },
+        "$expr": { "$and": [
+            { "$gt": ["$until", "$$NOW"] },
+            { "$in": [found, { "$literal": meant }] },
+            and,
+        ] },
+    }
 }
 
 /// One `findAndModify`. Its constant part is encoded once and copied as bytes.
@@ -371,47 +407,68 @@ fn one(
     if let Some(variables) = variables {
         command.append("let", variables);
     }
+    append(&mut command, constant);
+    command
+}
+
+/// Adds the elements of a constant, as bytes.
+fn append(document: &mut RawDocumentBuf, constant: &RawDocumentBuf) {
     // A BSON document is its length, its elements and a zero byte.
-    let (own, more) = (command.as_bytes(), constant.as_bytes());
+    let (own, more) = (document.as_bytes(), constant.as_bytes());
     let length = own.len() - ZERO + more.len() - LENGTH;
     let mut bytes = Vec::with_capacity(length + MORE);
     bytes.extend_from_slice(&u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes());
     bytes.extend_from_slice(&own[LENGTH..own.len() - ZERO]);
     bytes.extend_from_slice(&more[LENGTH..]);
-    RawDocumentBuf::from_bytes(bytes).expect("BUG: two documents make one")
+    *document = RawDocumentBuf::from_bytes(bytes).expect("BUG: two documents make one");
 }
 
-/// One `update` of several documents. A document finds its entry by the position of its name in `names`.
+/// The parts of a `findAndModify` other than its name, its filter and its variables. With `new` it answers
+/// the document after the command.
+fn constant(update: Bson, shown: Document, new: bool, comment: &str) -> RawDocumentBuf {
+    raw(&doc! {
+        "update": update,
+        "fields": shown,
+        "new": new,
+        "collation": simple(),
+        "comment": comment,
+        "writeConcern": concern(),
+        "maxTimeMS": AT_MOST,
+    })
+}
+
+fn raw(constant: &Document) -> RawDocumentBuf {
+    RawDocumentBuf::from_document(constant).expect("its keys are those above")
+}
+
+/// One `update`, of as many documents as the query finds.
 fn several(
     collection: &str,
-    mut statement: RawDocumentBuf,
-    names: RawArrayBuf,
-    asked: RawArrayBuf,
+    query: Document,
+    update: Bson,
     comment: &str,
-) -> RawDocumentBuf {
-    statement.append("collation", rawdoc! { "locale": "simple" });
-    rawdoc! {
+    at_most: i64,
+) -> Document {
+    doc! {
         "update": collection,
-        "updates": [statement],
-        "let": { "names": { "$literal": names }, "asked": { "$literal": asked } },
+        "updates": [{ "q": query, "u": update, "multi": true, "collation": simple() }],
         "comment": comment,
-        "writeConcern": { "w": "majority", "j": true, "wtimeout": AT_MOST },
-        "maxTimeMS": AT_MOST,
+        "writeConcern": concern(),
+        "maxTimeMS": at_most,
     }
 }
 
-fn named(name: &LockName) -> RawDocumentBuf {
-    rawdoc! { "_id": name.as_str() }
-}
-
-/// A read. Its level is `linearizable` where there is a replica set: after the read the primary proves, by a
-/// write that a majority confirms, that it still is the primary. So neither a cut-off primary nor a direct
-/// connection to another member shows an outdated document, and what was read cannot be rolled back.
-fn reading(collection: &str, filter: Document, most: i64, level: &str, comment: &str) -> Document {
+fn reading(
+    collection: &str,
+    filter: Document,
+    (most, level): (usize, &str),
+    comment: &str,
+) -> Document {
+    let most = i64::try_from(most).unwrap_or(i64::MAX);
     doc! {
         "find": collection,
         "filter": filter,
-        "projection": SHOWN.clone(),
+        "projection": shown(),
         "batchSize": most,
         "limit": most,
         "singleBatch": true,
@@ -422,53 +479,38 @@ fn reading(collection: &str, filter: Document, most: i64, level: &str, comment: 
     }
 }
 
-fn literal(value: impl Into<RawBson>) -> RawDocumentBuf {
-    rawdoc! { "$literal": value.into() }
+/// Whether the lock is available and its last end and its token are a day old. The next acquire of the name
+/// then gets a greater token from the clock.
+fn unused() -> Document {
+    let day = doc! { "$subtract": ["$$NOW", UNUSED] };
+    let micros = doc! { "$multiply": [{ "$toLong": day.clone() }, 1000_i64] };
+    doc! { "$and": [
+        { "$eq": [{ "$type": "$until" }, "date"] },
+        { "$lt": ["$until", day.clone()] },
+        { "$lt": ["$since", day] },
+        { "$lt": ["$token", micros] },
+    ] }
 }
 
-fn token(token: FencingToken) -> RawBson {
-    RawBson::Int64(i64::try_from(token.0).unwrap_or(i64::MAX))
+/// The write concern of every write, whatever the URL or the application's client says.
+fn concern() -> Document {
+    doc! { "w": "majority", "j": true, "wtimeout": AT_MOST }
 }
 
+/// The collation that compares names byte by byte, whatever the collection's own collation is.
+fn simple() -> Document {
+    doc! { "locale": "simple" }
+}
+
+/// The server runs no lock command longer than this, in ms. So no command takes effect later than this after
+/// its `$$NOW`, and none waits longer for a majority.
+pub(crate) const AT_MOST: i64 = 1_000;
 /// Documents that one step of the purge reads.
-pub(crate) const PURGED: i64 = 500;
+const PURGED: usize = 1_000;
+/// The minimum time in ms for which the document of an unused name stays, with the counter in it.
+const UNUSED: i64 = 24 * 60 * 60 * 1_000;
 /// Bytes of a BSON document before and after its elements.
 const LENGTH: usize = 4;
 const ZERO: usize = 1;
 /// Room for what the native client adds.
 const MORE: usize = 128;
-
-#[cfg(test)]
-mod tests {
-    use super::{Given, concern, give_all, purge, renew, take_all};
-    use dlock_core::{
-        Clock, HoldId, Lease, LockName, Owner,
-        driver::{Acquire, Renew},
-    };
-    use mongodb::bson::{DateTime, doc};
-
-    #[test]
-    fn batches_have_a_time_limit_and_a_majority() {
-        let name: LockName = "a".parse().unwrap();
-        let (owner, hold) = (Owner::from_seed("o"), HoldId::from_bits(1));
-        let entry = Renew::new(name.clone(), owner, hold, None);
-        let now = Clock::boot().now();
-        let acquire = Acquire::new(name.clone(), owner, hold, Lease::default(), now);
-        let commands = [
-            renew("locks", &[entry.clone(), entry], DateTime::now()),
-            purge("locks", vec!["a".into()]),
-            take_all("locks", &[&(acquire, DateTime::now())])
-                .to_document()
-                .unwrap(),
-            give_all("locks", &[Given { name, owner, hold }], 7)
-                .to_document()
-                .unwrap(),
-        ];
-        for command in commands {
-            assert_eq!(command.get_i64("maxTimeMS"), Ok(1_000));
-            let majority = doc! { "w": "majority", "j": true, "wtimeout": 1_000_i64 };
-            assert_eq!(command.get_document("writeConcern"), Ok(&majority));
-            assert_eq!(concern(), majority);
-        }
-    }
-}

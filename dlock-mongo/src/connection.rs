@@ -9,17 +9,21 @@
 use crate::{
     commands::{self, Command},
     config::MongoConfig,
+    deployment::Kind,
+    document::{batch, micros},
     error,
-    record::{Kind, Record, batch},
-    sending::{Aim, Carried, Place, Places},
+    sending::{Carried, Place, Places},
 };
 use dlock_core::{
     Clock, Instant,
-    driver::{Result, kit::ServerClock},
+    driver::{
+        Result,
+        kit::{Class, ServerClock, StoreTime},
+    },
 };
 use mongodb::{
     Client, Collection, Database, ServerType,
-    bson::{Bson, DateTime, Document, RawDocumentBuf},
+    bson::{DateTime, Document},
     error::Error as NativeError,
     event::{EventHandler, sdam::SdamEvent},
     options::{ClientOptions, ServerAddress},
@@ -54,8 +58,6 @@ struct Shared {
     seen: Mutex<Option<Instant>>,
     /// The primary, as the native client's monitors see it.
     primary: Mutex<Option<ServerAddress>>,
-    /// When the last step of the purge began, and the name after which the next step continues.
-    purged: Mutex<(Option<Instant>, String)>,
     places: Arc<Places>,
     /// How many times a member was lost.
     breaks: AtomicUsize,
@@ -131,18 +133,23 @@ impl Connection {
     }
 
     /// Runs a command to completion, even if the caller is cancelled.
-    pub(crate) async fn run(&self, aim: Aim, command: impl Into<Command>) -> Result<Document> {
-        let place = self.place(aim).await?;
+    pub(crate) async fn run(&self, class: Class, command: impl Into<Command>) -> Result<Document> {
+        let place = self.place(class).await?;
         self.send(&place, command).await
     }
 
     /// Waits for the permits that a request needs. A caller that is cancelled while it waits has sent
     /// nothing.
-    pub(crate) async fn place(&self, aim: Aim) -> Result<Arc<Place>> {
+    pub(crate) async fn place(&self, class: Class) -> Result<Arc<Place>> {
         if self.is_closed() {
             return Err(error::closed());
         }
-        Ok(Arc::new(self.shared.places.one(aim).await?))
+        Ok(Arc::new(self.shared.places.one(class).await?))
+    }
+
+    /// The same, to renew by itself an entry whose batch was held up.
+    pub(crate) async fn place_alone(&self) -> Result<Arc<Place>> {
+        Ok(Arc::new(self.shared.places.alone().await?))
     }
 
     /// Runs a command with these permits, as [`run`](Self::run) does.
@@ -153,22 +160,6 @@ impl Connection {
     ) -> Result<Document> {
         let answer = self.ask(place, command.into()).await?;
         error::confirmed(answer)
-    }
-
-    /// Runs an upsert, as [`send`](Self::send) does. If two upserts of one name meet, one creates the
-    /// document. The other has written nothing and is tried again.
-    pub(crate) async fn upsert(
-        &self,
-        place: &Arc<Place>,
-        command: &RawDocumentBuf,
-    ) -> Result<Document> {
-        let mut met = 0;
-        loop {
-            match self.ask(place, command.clone().into()).await? {
-                Err(cause) if error::is_duplicate(&cause) && met < MEETINGS => met += 1,
-                answer => return error::confirmed(answer),
-            }
-        }
     }
 
     /// Answers what the server says, with the errors inside its reply.
@@ -212,7 +203,7 @@ impl Connection {
         let at = match self.shared.server.at(give_up) {
             Some(at) if known => at,
             _ => {
-                self.hello().await?;
+                drop(self.hello().await?);
                 self.shared.server.at(give_up).unwrap_or_default()
             }
         };
@@ -224,52 +215,36 @@ impl Connection {
     /// Notes the server's time from a reply. It is the time at which the command began, and the command may
     /// have waited for a majority since. Of two observations of one clock the later one is more exact, so an
     /// observation that only shows that delay is left out.
-    pub(crate) fn observe(&self, millis: i64) {
-        let server = Duration::from_millis(u64::try_from(millis).unwrap_or(0));
+    pub(crate) fn observe(&self, time: StoreTime) {
+        let server = Duration::from_micros(time.now);
         let now = self.now();
-        let seen = *self
+        let mut seen = self
             .shared
             .seen
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let is_fresh = seen.is_some_and(|seen| now.since(seen) < CLOCK_GOOD);
-        let ahead = self
-            .shared
-            .server
-            .at(now)
-            .and_then(|known| known.checked_sub(server));
+        let known = self.shared.server.at(now);
+        let ahead = known.and_then(|known| known.checked_sub(server));
         if is_fresh && ahead.is_some_and(|ahead| ahead <= LONGEST_COMMAND) {
             return;
         }
         self.shared.server.observe(server, now);
-        *self
-            .shared
-            .seen
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(now);
+        *seen = Some(now);
     }
 
-    /// Reads one document as every command shows it, and notes the server's time in it.
-    pub(crate) fn seen(&self, shown: &Document) -> Result<Record> {
-        let record = Record::read(shown)?;
-        self.observe(record.now);
-        Ok(record)
+    /// The server's time.
+    pub(crate) async fn time(&self) -> Result<StoreTime> {
+        let (_, time) = self.hello().await?;
+        Ok(time)
     }
 
-    /// The record in the answer of a `findAndModify`. `None`: there is no document.
-    pub(crate) fn answered(&self, reply: &Document) -> Result<Option<Record>> {
-        match reply.get("value") {
-            Some(Bson::Document(shown)) => self.seen(shown).map(Some),
-            Some(Bson::Null) => Ok(None),
-            _ => Err(error::garbled()),
-        }
-    }
-
-    async fn hello(&self) -> Result<Document> {
-        let hello = self.run(Aim::Renew, commands::hello()).await?;
-        let time = hello.get("localTime").and_then(Bson::as_datetime);
-        self.observe(time.ok_or_else(error::garbled)?.timestamp_millis());
-        Ok(hello)
+    async fn hello(&self) -> Result<(Document, StoreTime)> {
+        let hello = self.run(Class::Renewal, commands::hello()).await?;
+        let time = micros(hello.get("localTime")).map(StoreTime::wall);
+        let time = time.ok_or_else(error::garbled)?;
+        self.observe(time);
+        Ok((hello, time))
     }
 
     /// How many times a member was lost so far, as the native client's monitors saw it. For the application's
@@ -285,7 +260,7 @@ impl Connection {
 
     /// Asks for the kind of the deployment, and refuses one that could not keep locks.
     pub(crate) async fn greet(&self) -> Result<Kind> {
-        let kind = Kind::of(&self.hello().await?)?;
+        let kind = Kind::of(&self.hello().await?.0)?;
         self.refuse_unfit().await?;
         if kind == Kind::Routed {
             self.refuse_sharded_elsewhere().await?;
@@ -365,70 +340,15 @@ impl Connection {
 
     /// The documents of a cursor's only batch, or none where the right to ask is missing.
     async fn all(&self, command: Document) -> Result<Vec<Document>> {
-        let place = self.place(Aim::Other).await?;
+        let place = self.place(Class::Work).await?;
         match self.ask(&place, command.into()).await? {
-            Ok(reply) => Ok(batch(&reply)),
+            Ok(reply) => Ok(batch(&reply).cloned().collect()),
             Err(cause) if error::no_stream(&cause) => {
                 tracing::debug!(%cause, "mongodb: the collection's settings cannot be read");
                 Ok(Vec::new())
             }
             Err(cause) => Err(error::failed(&cause)),
         }
-    }
-
-    /// Runs one step of the purge in the background, at most one in each pause, when a lock was acquired. The
-    /// purge walks over the names and removes documents that were unused for a day. Several clients may purge
-    /// at the same time: the command that removes a document judges it again.
-    pub(crate) fn purge_a_little(&self) {
-        let now = self.now();
-        let after = {
-            let mut purged = self
-                .shared
-                .purged
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            let last = *purged.0.get_or_insert(now);
-            if now.since(last) < PURGE_PAUSE {
-                return;
-            }
-            purged.0 = Some(now);
-            purged.1.clone()
-        };
-        let connection = self.clone();
-        self.runtime.spawn(async move {
-            // After the last name, or after a failed step, the purge begins again at the first name.
-            let next = connection
-                .purge(&after)
-                .await
-                .ok()
-                .flatten()
-                .unwrap_or_default();
-            let shared = &connection.shared;
-            shared
-                .purged
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .1 = next;
-        });
-    }
-
-    /// Purges the names after `after`, and answers the name after which the next step continues.
-    pub(crate) async fn purge(&self, after: &str) -> Result<Option<String>> {
-        let place = self.place(Aim::Other).await?;
-        let old = commands::old(&self.collection, after);
-        let looked_at = batch(&self.send(&place, old).await?);
-        let name = |one: &Document| one.get("_id").cloned();
-        let old = looked_at
-            .iter()
-            .filter(|one| one.get_bool("old").unwrap_or_default());
-        let old: Vec<_> = old.filter_map(name).collect();
-        if !old.is_empty() {
-            let purge = commands::purge(&self.collection, old);
-            self.send(&place, purge).await?;
-        }
-        let whole = i64::try_from(looked_at.len()) == Ok(commands::PURGED);
-        let last = looked_at.last().filter(|_| whole).and_then(name);
-        Ok(last.as_ref().and_then(Bson::as_str).map(str::to_owned))
     }
 
     /// Refuses new requests. Requests in flight run to completion.
@@ -469,7 +389,6 @@ impl Shared {
             clock: Clock::boot(),
             seen: Mutex::new(None),
             primary: Mutex::new(None),
-            purged: Mutex::default(),
             places: Places::new(pool),
             breaks: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
@@ -497,17 +416,11 @@ const HEARTBEAT: Duration = Duration::from_secs(2);
 const POOL: u32 = 128;
 /// The pool size of the application's client where its URL does not say it.
 const NATIVE_POOL: u32 = 10;
-/// Retries of an upsert that met another of the same name. After each meeting the document exists, so the
-/// next meeting needs a purge in between.
-const MEETINGS: u32 = 4;
 /// `maxTimeMS` of every command, plus the round trip.
 const LONGEST_COMMAND: Duration = Duration::from_millis(1_500);
 /// How long the server's clock may go unread. Drift in that time is negligible; a step of the clock or a new
 /// primary is noticed.
 const CLOCK_GOOD: Duration = Duration::from_secs(10);
-/// Time between two steps of the purge. With 500 documents a step, a client walks over a hundred thousand
-/// names in half an hour.
-const PURGE_PAUSE: Duration = Duration::from_secs(10);
 /// Poll interval and number of polls while `close` waits for requests in flight: as long as the core waits
 /// for a call.
 const CLOSE_LOOK: Duration = Duration::from_millis(20);

@@ -98,7 +98,7 @@ const TABLE: [Class; 40] = {
         row(9001, Unavailable, Later, Unknown, "the server lost its own connection to another"),
         row(10058, Unavailable, Later, None, "this member is no primary: an election is under way, or the URL names the wrong one"),
         row(10107, Unavailable, Later, None, "this member is no primary: an election is under way, or the URL names the wrong one"),
-        row(11000, Unavailable, Now, None, "another client created the record at the same time"),
+        row(DUPLICATE, Unavailable, Now, None, "another client created the record at the same time"),
         row(11600, Unavailable, Later, Unknown, "the server is shutting down"),
         row(11602, Unavailable, Later, Unknown, "the member changed its role while the request ran: an election is under way"),
         row(13388, Unavailable, Now, None, "a router's map of the shards was outdated"),
@@ -115,6 +115,7 @@ const TABLE: [Class; 40] = {
     ]
 };
 
+const DUPLICATE: i32 = 11000;
 const NETWORK: i32 = -1;
 const UNREACHED: i32 = -2;
 const NO_PRIMARY: i32 = -3;
@@ -150,7 +151,7 @@ pub(crate) fn failed(cause: &NativeError) -> DriverError {
 }
 
 /// The error of a failed command for several documents, which may have ended half-way.
-pub(crate) fn half_done(cause: &NativeError) -> DriverError {
+fn half_done(cause: &NativeError) -> DriverError {
     let error = failed(cause);
     let answered = matches!(&*cause.kind, Native::Command(_) | Native::Write(_));
     if answered && !cause.contains_label(NO_WRITES) {
@@ -177,7 +178,7 @@ pub(crate) fn untold() -> DriverError {
 ///
 /// A write concern error comes after the write, and the write is not undone. Whatever its code, it is not
 /// known what a majority will have.
-pub(crate) fn doubted(reply: &Document) -> Result<(), DriverError> {
+fn doubted(reply: &Document) -> Result<(), DriverError> {
     if let Ok(errors) = reply.get_array("writeErrors")
         && let Some(error) = errors.first().and_then(|error| error.as_document())
     {
@@ -215,10 +216,29 @@ pub(crate) fn confirmed(answer: Result<Document, NativeError>) -> Result<Documen
     Ok(reply)
 }
 
-/// Whether a concurrent upsert of the same name was faster. Nothing was written, and the next try finds the
-/// record.
-pub(crate) fn is_duplicate(cause: &NativeError) -> bool {
-    code(cause) == Some(11000)
+/// How many documents a command for several met.
+pub(crate) fn met(answer: Result<Document, NativeError>) -> Result<usize, DriverError> {
+    let reply = answer.map_err(|cause| half_done(&cause))?;
+    doubted(&reply).map_err(open)?;
+    count(&reply)
+}
+
+/// The count in the reply of a write.
+pub(crate) fn count(reply: &Document) -> Result<usize, DriverError> {
+    let met = reply.get_i32("n").map_err(|_| garbled())?;
+    usize::try_from(met).map_err(|_| garbled())
+}
+
+/// Whether another client created the document at the same time.
+pub(crate) fn is_duplicate(answer: &Result<Document, NativeError>) -> bool {
+    match answer {
+        Ok(reply) => reply
+            .get_array("writeErrors")
+            .ok()
+            .and_then(|errors| errors.first()?.as_document()?.get_i32("code").ok())
+            .is_some_and(|code| code == DUPLICATE),
+        Err(cause) => code(cause) == Some(DUPLICATE),
+    }
 }
 
 /// Whether a single document may have stopped a command for several: it is part of a foreign open
@@ -249,13 +269,6 @@ pub(crate) fn garbled() -> DriverError {
     DriverError::unanswered("the answer could not be read")
 }
 
-/// The server executed the request after its not-after. It changed nothing, and the answer told the server's
-/// time again.
-pub(crate) fn late() -> DriverError {
-    DriverError::unavailable("the request reached the server too late and was refused")
-        .with_retry(RetryClass::Now)
-}
-
 /// The request waited for a permit until its caller's time was over.
 pub(crate) fn unsent() -> DriverError {
     DriverError::unavailable(
@@ -264,25 +277,17 @@ pub(crate) fn unsent() -> DriverError {
     .with_retry(RetryClass::Now)
 }
 
-pub(crate) fn full() -> DriverError {
-    let message = format!(
-        "the lock has {} holds already, the most that one name can have",
-        dlock_core::MAX_HOLDS
-    );
-    DriverError::new(ErrorKind::Overloaded, message).with_retry(RetryClass::Later)
-}
-
 pub(crate) fn crowded(most: usize) -> DriverError {
     let message =
         format!("this client has {most} unanswered requests already, the most that it allows");
     DriverError::new(ErrorKind::Overloaded, message).with_retry(RetryClass::Later)
 }
 
-pub(crate) fn foreign(difference: &str) -> DriverError {
-    let message = format!(
-        "the document of that name is not one of dlock's, and was left as it is: {difference}; remove it, or name another collection in dlock.collection"
-    );
-    DriverError::new(ErrorKind::Misuse, message)
+/// A break found a document that dlock did not write.
+pub(crate) fn foreign() -> DriverError {
+    misuse(
+        "the document of that name is not one of dlock's, and was left as it is: remove it, or name another collection in dlock.collection",
+    )
 }
 
 pub(crate) fn misuse(why: impl Into<String>) -> DriverError {
@@ -293,19 +298,8 @@ pub(crate) fn unsupported(why: impl Into<String>) -> DriverError {
     DriverError::new(ErrorKind::Unsupported, why.into())
 }
 
-/// A copy of the error for another request of the same batch.
-pub(crate) fn again(error: &DriverError) -> DriverError {
-    DriverError::new(error.kind(), error.to_string())
-        .with_retry(error.retry())
-        .with_effect(error.effect())
-}
-
 pub(crate) fn closed() -> DriverError {
     DriverError::new(ErrorKind::ShuttingDown, "the driver was closed")
-}
-
-pub(crate) fn bad_cursor() -> DriverError {
-    DriverError::new(ErrorKind::Misuse, "the cursor is none of this driver's")
 }
 
 fn raise(class: &Class, said: Said) -> DriverError {

@@ -94,11 +94,6 @@ impl Heard {
         self.names.entry(name.clone()).or_default()
     }
 
-    /// This client released the lock, and no minimum hold remains.
-    pub(crate) fn freed(&mut self, name: &LockName) {
-        self.of(name).free = true;
-    }
-
     /// Whether the name was free by the last news. The answer is given once, because the caller is about to
     /// take the lock.
     pub(crate) fn is_free(&mut self, name: &LockName) -> bool {
@@ -433,11 +428,9 @@ mod tests {
     fn what_was_heard_is_said_once_and_forgotten_when_it_is_much() {
         let mut heard = Heard::default();
         assert!(!heard.is_free(&name(0)));
-        heard.freed(&name(0));
-        assert!(heard.is_free(&name(0)) && !heard.is_free(&name(0)));
         assert_eq!(heard.release(&name(0), None), Wake::Now);
-        assert!(heard.is_free(&name(0)));
-        (0..2 * MOST).for_each(|at| heard.freed(&name(at)));
+        assert!(heard.is_free(&name(0)) && !heard.is_free(&name(0)));
+        (0..2 * MOST).for_each(|at| heard.refused(&name(at), 1, 0));
         assert!(heard.names.len() <= MOST);
     }
 }

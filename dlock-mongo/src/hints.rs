@@ -18,15 +18,18 @@
 use crate::{
     commands,
     connection::Connection,
+    deployment::Kind,
+    document::found,
     error,
     heard::{Heard, Later, Wake},
-    record::{Kind, Record, batch},
-    sending::Aim,
     stream::{listen, open},
 };
 use dlock_core::{
     LockName,
-    driver::{Hint, Result, Ticket},
+    driver::{
+        Hint, Result, Ticket,
+        kit::{Class, Record, StoreTime},
+    },
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
@@ -49,15 +52,6 @@ use tokio::{
 pub(crate) struct Hints {
     shared: Arc<Shared>,
     stream: Mutex<Option<mpsc::Receiver<Hint>>>,
-}
-
-/// Whether a name is listened to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ear {
-    /// The name is not listened to, and its waiters get no wake-up.
-    Deaf,
-    /// The name is listened to, or will be in a moment.
-    Open,
 }
 
 pub(crate) struct Shared {
@@ -143,14 +137,14 @@ impl Hints {
         }
     }
 
-    /// Registers a ticket that waits for a name.
-    pub(crate) fn listen(&self, name: &LockName, ticket: Ticket) -> Ear {
+    /// Registers a ticket that waits for a name. Answers whether the name is listened to, or will be in a moment.
+    pub(crate) fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
         let mut waiting = self.shared.waiting();
         if waiting.hints.is_none() {
-            return Ear::Deaf;
+            return false;
         }
         if !waiting.names.contains_key(name) && waiting.names.len() >= MOST {
-            return Ear::Deaf;
+            return false;
         }
         let tickets = waiting.names.entry(name.clone()).or_default();
         tickets.insert(ticket);
@@ -165,7 +159,7 @@ impl Hints {
             );
             self.shared.connection.runtime().spawn(kept);
         }
-        if waiting.deaf { Ear::Deaf } else { Ear::Open }
+        !waiting.deaf
     }
 
     /// Removes a ticket. The filter keeps the name until the next stream, so a waiter that comes back soon is
@@ -180,27 +174,18 @@ impl Hints {
         }
     }
 
-    /// See [`Heard`].
-    pub(crate) fn freed(&self, name: &LockName) {
-        self.shared.waiting().heard.freed(name);
-    }
-
-    pub(crate) fn is_free(&self, name: &LockName) -> bool {
-        self.shared.waiting().heard.is_free(name)
-    }
-
-    /// Notes a refusal with the document that the server showed, and registers the ticket. It is called last,
-    /// because a listening waiter may be woken next.
-    pub(crate) fn refused(&self, name: &LockName, ticket: Ticket, record: &Record) -> Ear {
-        let mut waiting = self.shared.waiting();
-        waiting.heard.refused(name, record.token, record.came());
-        drop(waiting);
-        self.listen(name, ticket)
-    }
-
-    /// Notes a lost race.
-    pub(crate) fn lost(&self, name: &LockName, record: &Record) {
-        let later = self.shared.waiting().heard.lost(name, record.token);
+    /// Notes a refusal with the record that the server showed: a lost race, if the name was free by the last news.
+    pub(crate) fn refused(&self, name: &LockName, record: &Record, time: StoreTime) {
+        // A primary whose clock is behind its predecessor's may read the document before that time.
+        let since = record.began.min(time.now) / 1_000;
+        let later = {
+            let mut waiting = self.shared.waiting();
+            let has_lost = waiting.heard.is_free(name) && record.owner.is_some();
+            let later = has_lost.then(|| waiting.heard.lost(name, record.token));
+            let since = i64::try_from(since).unwrap_or(i64::MAX);
+            waiting.heard.refused(name, record.token, since);
+            later.flatten()
+        };
         if let Some(later) = later {
             self.shared.later(name.clone(), later);
         }
@@ -353,18 +338,14 @@ fn time_of(event: &Document, kind: Kind) -> Option<i64> {
 /// Reads names that the previous stream lacked: a release may have come before the new stream.
 async fn look(shared: Weak<Shared>, connection: Connection, names: Vec<LockName>) {
     for some in names.chunks(LISTED) {
-        let wanted = some.iter().map(|name| name.as_str().into()).collect();
-        let find = commands::find(connection.collection(), wanted, "local");
+        let find = commands::find(connection.collection(), some.iter(), "local");
         // A document that cannot be read may be free.
-        let found = connection.run(Aim::Other, find).await;
-        let found = found.map_or_else(|_| Vec::new(), |reply| batch(&reply));
-        let held =
-            |shown: &&Document| Record::read(shown).is_ok_and(|record| record.rest().is_some());
-        let held = found.iter().filter(held);
-        let held: HashSet<_> = held.filter_map(|shown| shown.get_str("_id").ok()).collect();
+        let reply = connection.run(Class::Work, find).await;
+        let found = reply.map(|reply| found(&reply)).unwrap_or_default();
+        let held = |name: &LockName| found.get(name).and_then(|seen| seen.unavailable());
         let Some(here) = shared.upgrade() else { return };
         let waiting = here.waiting();
-        let free = some.iter().filter(|name| !held.contains(name.as_str()));
+        let free = some.iter().filter(|name| held(name).is_none());
         free.filter(|name| waiting.names.contains_key(*name))
             .for_each(|name| here.emit(&waiting, Hint::Free(name.clone())));
     }
@@ -486,7 +467,7 @@ const MOST: usize = 10_000;
 #[cfg(test)]
 mod tests {
     use super::time_of;
-    use crate::record::Kind;
+    use crate::deployment::Kind;
     use mongodb::bson::{DateTime, doc};
 
     #[test]

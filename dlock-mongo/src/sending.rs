@@ -4,7 +4,7 @@
 //! there. So requests wait here instead, and some connections are reserved for what keeps locks alive.
 
 use crate::{error, renewals::ALONE};
-use dlock_core::driver::Result;
+use dlock_core::driver::{Result, kit::Class};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
@@ -18,19 +18,6 @@ use tokio::{
     runtime::Handle,
     sync::{OwnedSemaphorePermit, Semaphore},
 };
-
-/// The class of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Aim {
-    /// Acquiring a lock, or reading whether that is possible.
-    Acquire,
-    /// Renewing locks, and the reads that a renewal needs.
-    Renew,
-    /// Renewing by itself an entry whose batch was held up.
-    Alone,
-    /// Releasing, inspecting, purging.
-    Other,
-}
 
 /// The permits for the connections of a pool.
 pub(crate) struct Places {
@@ -46,9 +33,7 @@ pub(crate) struct Places {
 /// The permits of one request. They are held until all of its commands are answered.
 pub(crate) struct Place {
     places: Arc<Places>,
-    permits: [Option<OwnedSemaphorePermit>; 2],
-    /// The permits were not available at once.
-    pub(crate) waited: bool,
+    permits: Vec<OwnedSemaphorePermit>,
 }
 
 impl Places {
@@ -66,29 +51,33 @@ impl Places {
     }
 
     /// Waits for the permits of one request. A batch of renewals needs none and does not wait.
-    pub(crate) async fn one(self: &Arc<Self>, aim: Aim) -> Result<Place> {
+    pub(crate) async fn one(self: &Arc<Self>, class: Class) -> Result<Place> {
+        let both = [&self.acquiring, &self.sending];
+        let wanted = match class {
+            Class::Acquire => &both[..],
+            Class::Work => &both[1..],
+            Class::Renewal => &[],
+        };
+        self.of(wanted).await
+    }
+
+    /// Waits for the permit to renew by itself an entry whose batch was held up.
+    pub(crate) async fn alone(self: &Arc<Self>) -> Result<Place> {
+        self.of(&[&self.alone]).await
+    }
+
+    async fn of(self: &Arc<Self>, wanted: &[&Arc<Semaphore>]) -> Result<Place> {
         let before = self.unanswered.fetch_add(1, Ordering::Relaxed);
         let mut place = Place {
             places: Arc::clone(self),
-            permits: [None, None],
-            waited: false,
+            permits: Vec::new(),
         };
         if before >= UNANSWERED {
             return Err(error::crowded(UNANSWERED));
         }
-        let wanted = match aim {
-            Aim::Acquire => [Some(&self.acquiring), Some(&self.sending)],
-            Aim::Other => [None, Some(&self.sending)],
-            Aim::Renew => [None, None],
-            Aim::Alone => [None, Some(&self.alone)],
-        };
-        for (permit, from) in place.permits.iter_mut().zip(wanted) {
-            let Some(from) = from else { continue };
-            *permit = Arc::clone(from).try_acquire_owned().ok();
-            if permit.is_none() {
-                place.waited = true;
-                *permit = Arc::clone(from).acquire_owned().await.ok();
-            }
+        for from in wanted {
+            let permit = Arc::clone(from).acquire_owned().await;
+            place.permits.extend(permit.ok());
         }
         Ok(place)
     }

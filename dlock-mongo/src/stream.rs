@@ -30,7 +30,7 @@ pub(crate) async fn open(
     let opening = connection.runtime().spawn(async move {
         let watch = collection
             .watch()
-            .pipeline(commands::freed(names))
+            .pipeline(commands::freed_names(names))
             .max_await_time(AWAIT)
             .read_concern(ReadConcern::majority())
             .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary));

@@ -217,7 +217,7 @@ impl Connections {
     pub(crate) async fn turn(&self, call: Call) -> Result<Turn<'_>> {
         let give_up = call.give_up;
         let set = match call.class {
-            Class::Work => &self.work,
+            Class::Acquire | Class::Work => &self.work,
             Class::Renewal => &self.renewals,
         };
         // The rare waits are boxed, to keep the future of each request small.

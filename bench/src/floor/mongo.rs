@@ -105,8 +105,10 @@ impl SameCommands {
     /// Creates the document: the driver, too, takes a name the short way from the second time on.
     pub(crate) async fn new(database: &Database, name: &str) -> Result<Self> {
         let locks = database.collection::<Document>(SAME);
+        let never = DateTime::from_millis(0);
         let free = doc! {
-            "dlock": 1, "owner": Bson::Null, "token": 0_i64, "holds": [], "since": DateTime::now(), "keep": Bson::Null,
+            "since": DateTime::now(), "dlock": 1, "owner": Bson::Null, "token": 0_i64, "holds": [], "until": never,
+            "keep": never, "note": "", "version": 1_i64,
         };
         let of = doc! { "_id": name };
         locks.replace_one(of, free).upsert(true).await?;
@@ -139,8 +141,9 @@ impl Contender for SameCommands {
         let command = rawdoc! {
             "findAndModify": SAME,
             "query": {
-                "_id": &*self.name, "dlock": 1, "owner": null, "keep": null,
-                "$expr": { "$lte": ["$$NOW", "$$last"] },
+                "_id": &*self.name, "dlock": 1, "token": { "$type": "long", "$lt": i64::MAX },
+                "version": { "$type": "long" }, "until": { "$type": "date" },
+                "$expr": { "$and": [{ "$lte": ["$until", "$$NOW"] }, { "$lte": ["$$NOW", "$$last"] }] },
             },
             "let": {
                 "owner": { "$literal": &*owner },
@@ -151,21 +154,16 @@ impl Contender for SameCommands {
             },
         };
         let answer = self.run(command, &TAKE).await?;
-        let taken = answer.get_document("value")?.get_document("lock")?;
-        if taken.get_str("owner")? == owner {
-            Ok((owner, hold))
-        } else {
-            Err("an uncontended lock was refused".into())
-        }
+        answer.get_document("value")?.get_i64("token")?;
+        Ok((owner, hold))
     }
 
     async fn release(&self, (owner, hold): Self::Held) -> Result {
         let command = rawdoc! {
             "findAndModify": SAME,
             "query": {
-                "_id": &*self.name, "dlock": 1, "owner": owner, "keep": null,
-                "holds": { "$size": 1 }, "holds.0.id": hold,
-                "$expr": { "$gt": [{ "$arrayElemAt": ["$holds.end", 0] }, "$$NOW"] },
+                "_id": &*self.name, "dlock": 1, "owner": owner, "holds": { "$size": 1 }, "holds.0.id": hold,
+                "$expr": { "$and": [{ "$gt": ["$until", "$$NOW"] }, { "$lte": ["$keep", "$$NOW"] }] },
             },
         };
         let answer = self.run(command, &GIVE).await?;
@@ -180,15 +178,24 @@ static TAKE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
     let update = doc! { "$set": {
         "owner": "$$owner",
         "token": { "$max": [{ "$add": ["$token", 1_i64] }, micros] },
-        "holds": [{ "id": "$$hold", "end": end, "note": "$$note" }],
+        "holds": [{ "id": "$$hold", "end": end.clone() }],
+        "until": end,
+        "keep": DateTime::from_millis(0),
         "since": "$$NOW",
+        "note": "$$note",
+        "version": { "$add": ["$version", 1_i64] },
     } };
-    let shown = doc! { "_id": 1, "now": "$$NOW", "lock": "$$ROOT" };
+    let shown = doc! { "_id": 0, "now": "$$NOW", "token": 1 };
     constant(vec![update].into(), shown, true)
 });
 
 static GIVE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
-    let update = doc! { "$set": { "owner": null, "holds": [] }, "$currentDate": { "since": true } };
+    let never = DateTime::from_millis(0);
+    let update = doc! {
+        "$set": { "owner": null, "holds": [], "until": never, "keep": never, "note": "" },
+        "$inc": { "version": 1_i64 },
+        "$currentDate": { "since": true },
+    };
     constant(update.into(), doc! { "_id": 1 }, false)
 });
 

@@ -16,7 +16,16 @@ async fn a_write_that_was_executed_and_not_confirmed_is_unknown_and_found_by_the
         .into_iter()
         .enumerate()
     {
-        let req = t.acquire(&format!("n{at}"), SECOND * 30);
+        // The first acquire of a name, by a write of its record; and one by the short command.
+        let name = format!("n{at}");
+        let fresh = t.acquire(&name, SECOND * 30);
+        let doubt = doc! { "writeConcernError": { "code": code, "errmsg": "later" } };
+        t.fail("update", doubt).await;
+        let error = t.driver.acquire(&fresh).await.map(drop).unwrap_err();
+        assert_eq!(error.effect(), Effect::Unknown, "{code}: {error:?}");
+        assert_eq!(t.granted(&fresh).await.holds.get(), 1, "{code}");
+        t.release(&fresh).await;
+        let req = t.acquire(&name, SECOND * 30);
         t.fail(
             "findAndModify",
             doc! { "writeConcernError": { "code": code, "errmsg": "later" } },
@@ -136,13 +145,10 @@ async fn an_error_of_the_server_has_the_class_that_was_meant_and_did_nothing() {
     let error = t.driver.acquire(&req).await.map(drop).unwrap_err();
     assert_eq!((error.retry(), error.effect()), (Later, None), "{error:?}");
     assert!(t.locks().find_one(doc! {}).await.unwrap().is_none());
-    // A meeting of two upserts is not reported to the caller.
+    // Two clients that create a document at the same time are not reported to the caller.
     let met = doc! { "keyPattern": { "_id": 1 }, "keyValue": { "_id": "a" } };
-    t.fail(
-        "findAndModify",
-        doc! { "errorCode": 11000, "errorExtraInfo": met },
-    )
-    .await;
+    t.fail("insert", doc! { "errorCode": 11000, "errorExtraInfo": met })
+        .await;
     t.granted(&t.acquire("a", SECOND)).await;
 }
 
@@ -169,7 +175,7 @@ async fn whoever_waits_for_a_connection_when_all_are_given_up_may_ask_again_at_o
     let held = t.acquire("a", SECOND * 30);
     t.granted(&held).await;
     let slow = doc! { "blockConnection": true, "blockTimeMS": 800, "closeConnection": true };
-    t.fail_times("findAndModify", 4, slow).await;
+    t.fail_times("update", 4, slow).await;
     let lease = Some(SECOND * 30);
     let renew = [Renew::new(held.name.clone(), held.owner, held.hold, lease)];
     let renew = || t.driver.renew(Lane(0), &renew, t.soon());

@@ -165,15 +165,23 @@ async fn however_many_batches_are_held_up_few_renewals_go_alone_at_a_time() {
         tokio::spawn(async move { driver.renew(Lane(0), &batch, give_up).await })
     });
     let batches: Vec<_> = batches.collect();
-    let alone = doc! { "command.comment": "dlock renew", "command.findAndModify": "locks" };
-    let pipeline = vec![doc! { "$currentOp": {} }, doc! { "$match": alone }];
+    let pipeline = vec![
+        doc! { "$currentOp": {} },
+        doc! { "$match": { "op": "update", "ns": "dlock.locks" } },
+    ];
     let look = doc! { "aggregate": 1, "pipeline": pipeline, "cursor": {} };
+    let names = |running: &Bson| {
+        let command = running.as_document()?.get_document("command").ok()?;
+        let names = command.get_document("q").ok()?.get_document("_id").ok()?;
+        Some(names.get_array("$in").ok()?.len())
+    };
     let mut most = 0;
     while !batches.iter().all(JoinHandle::is_finished) {
         let seen = t.raw.database("admin").run_command(look.clone()).await;
         let seen = seen.unwrap();
         let cursor = seen.get_document("cursor").unwrap();
-        most = most.max(cursor.get_array("firstBatch").unwrap().len());
+        let running = cursor.get_array("firstBatch").unwrap().iter();
+        most = most.max(running.filter(|one| names(one) == Some(1)).count());
     }
     assert!((9..=16).contains(&most), "{most} at a time");
     blocker.abort_transaction().await.unwrap();
@@ -218,7 +226,35 @@ async fn whoever_may_have_been_taken_together_with_it_is_not_told_that_nothing_h
     let t = Testbed::start().await;
     let crowd = t.crowd_of(40).await;
     let mut blocker = t.blocker("n30").await;
-    // The requests that are then sent alone meet a primary that steps down.
+    // What became of a batch cannot be read, and the requests that are sent alone meet a primary that steps
+    // down.
+    t.fail_all_of(&["findAndModify", "find"], doc! { "errorCode": 10107 })
+        .await;
+    let answers = join_all(crowd.iter().map(|req| t.driver.acquire(req))).await;
+    t.heal().await;
+    blocker.abort_transaction().await.unwrap();
+    let mut taken = 0;
+    for (at, answer) in answers.into_iter().enumerate() {
+        let error = answer.map(drop).unwrap_err();
+        let holds = t.driver.inspect(&crowd[at].name).await.unwrap().holds;
+        assert!(
+            holds == 0 || error.effect() == Effect::Unknown,
+            "{at}: {error:?}"
+        );
+        taken += holds;
+    }
+    assert!(
+        taken > 0,
+        "the server came to some of them before it was held up"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_was_taken_together_with_it_is_told_so() {
+    let t = Testbed::start().await;
+    let crowd = t.crowd_of(40).await;
+    let mut blocker = t.blocker("n30").await;
+    // The requests that are sent alone fail.
     t.fail_times("findAndModify", 1_000, doc! { "errorCode": 10107 })
         .await;
     let answers = join_all(crowd.iter().map(|req| t.driver.acquire(req))).await;
@@ -226,13 +262,12 @@ async fn whoever_may_have_been_taken_together_with_it_is_not_told_that_nothing_h
     blocker.abort_transaction().await.unwrap();
     let mut taken = 0;
     for (at, answer) in answers.into_iter().enumerate() {
-        // The requests that did not go in its batch are granted.
-        let Err(error) = answer else { continue };
         let holds = t.driver.inspect(&crowd[at].name).await.unwrap().holds;
-        assert!(
-            holds == 0 || error.effect() == Effect::Unknown,
-            "{at}: {error:?}"
-        );
+        match answer {
+            Ok(Acquired::Granted(_)) => assert_eq!(holds, 1, "{at}"),
+            Err(error) => assert_eq!(holds, 0, "{at}: {error:?}"),
+            other => panic!("{at}: {other:?}"),
+        }
         taken += holds;
     }
     assert!(

@@ -111,7 +111,7 @@ async fn an_applications_own_client_is_enough_and_its_weak_concerns_do_not_count
     ));
     let profiled: Collection<Document> = client.database("app").collection("system.profile");
     let seen = profiled
-        .find_one(doc! { "command.comment": "dlock acquire" })
+        .find_one(doc! { "command.comment": "dlock take" })
         .await
         .unwrap()
         .unwrap();

@@ -73,8 +73,17 @@ impl Testbed {
         self.fail_times(command, 1, data).await;
     }
 
-    pub(crate) async fn fail_times(&self, command: &str, times: i32, mut data: Document) {
-        data.insert("failCommands", vec![command]);
+    pub(crate) async fn fail_times(&self, command: &str, times: i32, data: Document) {
+        self.fail_some(&[command], times, data).await;
+    }
+
+    /// Makes all commands with these names fail.
+    pub(crate) async fn fail_all_of(&self, commands: &[&str], data: Document) {
+        self.fail_some(commands, 1_000, data).await;
+    }
+
+    async fn fail_some(&self, commands: &[&str], times: i32, mut data: Document) {
+        data.insert("failCommands", commands);
         data.insert("appName", "dlock");
         let point =
             doc! { "configureFailPoint": "failCommand", "mode": { "times": times }, "data": data };

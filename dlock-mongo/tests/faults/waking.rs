@@ -105,7 +105,7 @@ async fn a_look_that_no_release_woke_takes_nothing() {
     let mut looks = t.waits("a", 1).await;
     looks.look = true;
     // Every command that could take the lock fails, so the answer comes from a read.
-    t.fail_times("findAndModify", 1_000, doc! { "errorCode": 11600 })
+    t.fail_all_of(&["findAndModify", "update"], doc! { "errorCode": 11600 })
         .await;
     let held = t.held(&looks).await;
     assert_eq!(held.by.unwrap().owner, holder.owner.fingerprint());

@@ -70,6 +70,11 @@ impl HoldSet {
         self.0.len() < before
     }
 
+    /// The holds and their ends, in the order in which they came.
+    pub fn iter(&self) -> impl Iterator<Item = (HoldId, u64)> {
+        self.0.iter().copied()
+    }
+
     /// The latest end; `None` when the set is empty.
     #[must_use]
     pub fn latest(&self) -> Option<u64> {

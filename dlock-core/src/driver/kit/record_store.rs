@@ -31,6 +31,16 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     /// When the store did not answer.
     async fn read(&self, names: &[LockName], call: Call) -> Result<Read>;
 
+    /// Reads one record for a decision, in less time than [`read`](Self::read) where that has a price: what it shows may be outdated, or
+    /// undone later. The driver writes what was decided, which fails if the record is another one, or answers that the lock is held.
+    /// For any other answer it reads. Default: nothing, and the driver reads.
+    ///
+    /// # Errors
+    /// When the store did not answer.
+    async fn glance(&self, _name: &LockName, _call: Call) -> Result<Option<Read>> {
+        Ok(None)
+    }
+
     /// Replaces records: one answer per entry, in order, each judged alone.
     ///
     /// - Compare and write are one atomic step: of two writes that expect the same record one is [`Written::Changed`].
@@ -114,6 +124,12 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
         stream::empty().boxed()
     }
 
+    /// Whether waiters mark the record, and a release that finds the mark calls [`notify`](Self::notify). Not where the store itself tells
+    /// of releases.
+    fn marks(&self) -> bool {
+        true
+    }
+
     /// Begins to listen for wake-ups of a name, for that ticket. Called before the record is read and marked, so that no release is
     /// missed. Answers whether wake-ups can be expected; where they cannot, the waiter polls.
     fn listen(&self, _name: &LockName, _ticket: Ticket) -> bool {
@@ -145,6 +161,8 @@ pub struct Call {
 pub enum Class {
     /// A renewal: it must not wait behind other requests.
     Renewal,
+    /// An acquire: of these there may be many.
+    Acquire,
     /// Any other request.
     Work,
 }

@@ -113,32 +113,57 @@ impl<S: RecordStore> RecordDriver<S> {
     }
 
     /// One attempt: reads, decides and writes. `None`: another client was faster, or what the decision relied on is over.
+    ///
+    /// `is_safe`: an answer that harms nobody if it is outdated.
     async fn attempt<A>(
         &self,
         name: &LockName,
-        call: Call,
-        bound: Bound,
-        decide: impl Fn(Stored, StoreTime) -> Result<Decision<A>> + Send,
+        (call, bound): (Call, Bound),
+        decide: impl Fn(Stored, StoreTime) -> Result<Decision<A>> + Send + Sync,
+        is_safe: impl Fn(&A) -> bool + Send + Sync,
     ) -> Result<Option<A>> {
-        let read = self.store.read(std::slice::from_ref(name), call).await?;
-        let received = self.clock.now();
-        if bound == Bound::GiveUp && received >= call.give_up {
-            return Err(late());
-        }
-        let not_after = bound.of(read.time, call.give_up, received);
-        let stored = one(read.records)?;
-        let expected = Expected::of(&stored);
-        let decision = decide(stored, read.time)?;
-        let Some(record) = decision.write else {
-            return Ok(Some(decision.answer));
-        };
-        let not_after = not_after.min(decision.not_after);
-        let write = replacing(name, expected, record, read.time, not_after);
-        let written = self.store.write(std::slice::from_ref(&write), call).await?;
-        match one(written)? {
-            Written::Written => Ok(Some(decision.answer)),
-            Written::Changed | Written::Late => Ok(None),
-            Written::Failed(error) => Err(error),
+        let mut is_final = false;
+        loop {
+            let glanced = match is_final {
+                true => None,
+                false => self.store.glance(name, call).await?,
+            };
+            let read = match glanced {
+                Some(read) => read,
+                None => {
+                    is_final = true;
+                    self.store.read(std::slice::from_ref(name), call).await?
+                }
+            };
+            let received = self.clock.now();
+            if bound == Bound::GiveUp && received >= call.give_up {
+                return Err(late());
+            }
+            let not_after = bound.of(read.time, call.give_up, received);
+            let stored = one(read.records)?;
+            let expected = Expected::of(&stored);
+            let decision = match decide(stored, read.time) {
+                Err(_) if !is_final => {
+                    is_final = true;
+                    continue;
+                }
+                decision => decision?,
+            };
+            let Some(record) = decision.write else {
+                if is_final || is_safe(&decision.answer) {
+                    return Ok(Some(decision.answer));
+                }
+                is_final = true;
+                continue;
+            };
+            let not_after = not_after.min(decision.not_after);
+            let write = replacing(name, expected, record, read.time, not_after);
+            let written = self.store.write(std::slice::from_ref(&write), call).await?;
+            return match one(written)? {
+                Written::Written => Ok(Some(decision.answer)),
+                Written::Changed | Written::Late => Ok(None),
+                Written::Failed(error) => Err(error),
+            };
         }
     }
 
@@ -179,23 +204,26 @@ impl<S: RecordStore> RecordDriver<S> {
                 .line
                 .is_some_and(|ticket| self.store.listen(&req.name, ticket));
         let call = Call {
-            class: Class::Work,
+            class: Class::Acquire,
             give_up: req.give_up,
         };
+        let marks = listens && self.store.marks();
+        let decide = |stored: Stored, time: StoreTime| {
+            let record = stored.record()?;
+            let mut decision = record.acquire(req, time)?;
+            let waits = match decision.answer {
+                Acquired::Held(_) => marks,
+                Acquired::Granted(_) => marks && req.next.is_some(),
+                Acquired::Gone => false,
+            };
+            if waits {
+                mark(&mut decision, &record, time);
+            }
+            Ok(decision)
+        };
+        let is_held = |acquired: &Acquired| matches!(acquired, Acquired::Held(_));
         let acquired = self
-            .attempt(&req.name, call, Bound::GiveUp, |stored, time| {
-                let record = stored.record()?;
-                let mut decision = record.acquire(req, time)?;
-                let waits = match decision.answer {
-                    Acquired::Held(_) => listens,
-                    Acquired::Granted(_) => listens && req.next.is_some(),
-                    Acquired::Gone => false,
-                };
-                if waits {
-                    mark(&mut decision, &record, time);
-                }
-                Ok(decision)
-            })
+            .attempt(&req.name, (call, Bound::GiveUp), decide, is_held)
             .await?;
         self.store.check()?;
         Ok(match acquired {
@@ -293,7 +321,7 @@ impl<S: RecordStore> RecordDriver<S> {
                         Ok(stored.record()?.renew(entry, time))
                     };
                     let renewed = self.settled(give_up, || {
-                        self.attempt(&entry.name, call, Bound::GiveUp, decide)
+                        self.attempt(&entry.name, (call, Bound::GiveUp), decide, |_| false)
                     });
                     answers[at] = renewed.await;
                 }
@@ -330,11 +358,12 @@ impl<S: RecordStore> RecordDriver<S> {
 
     /// Releases by reading, deciding and writing.
     async fn decide_release(&self, req: &Release, call: Call) -> Result<Option<Released>> {
-        let released = self.attempt(&req.name, call, Bound::None, |stored, time| {
+        let decide = |stored: Stored, time: StoreTime| {
             let record = stored.record()?;
             let waited_for = record.may_have_waiters(time);
             Ok(record.release(req, time).with(waited_for))
-        });
+        };
+        let released = self.attempt(&req.name, (call, Bound::None), decide, |_| false);
         let Some((released, waited_for)) = released.await? else {
             return Ok(None);
         };
@@ -387,7 +416,7 @@ impl<S: RecordStore> RecordDriver<S> {
             Ok(record.break_lock(only, time).with(waited_for))
         };
         let broken = self.settled(call.give_up, || {
-            self.attempt(name, call, Bound::None, decide)
+            self.attempt(name, (call, Bound::None), decide, |_| false)
         });
         let (broken, waited_for) = broken.await?;
         if waited_for && matches!(broken, Broken::Freed { .. }) {

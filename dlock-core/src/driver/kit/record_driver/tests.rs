@@ -4,7 +4,7 @@ use super::{DistributedLock, RecordDriver};
 use crate::{
     clock::Clock,
     driver::{
-        Acquire, Acquired, Broken, Capabilities, Lane, Renew, Renewed, Result,
+        Acquire, Acquired, Broken, Capabilities, Lane, Release, Released, Renew, Renewed, Result,
         kit::{
             Call, DamagedRecord, Expected, Listed, Read, Record, RecordStore, StoreTime, Stored,
             Write, Written,
@@ -35,6 +35,8 @@ struct Scripted {
     capabilities: Capabilities,
     records: Mutex<BTreeMap<LockName, Stored>>,
     script: Mutex<VecDeque<Fault>>,
+    /// What the next glances show.
+    glances: Mutex<VecDeque<Stored>>,
     repairs: AtomicU32,
     /// Sweeps wait for a permit.
     sweeps: Semaphore,
@@ -58,6 +60,7 @@ impl Scripted {
             capabilities: Capabilities::new("scripted", "here"),
             records: Mutex::default(),
             script: Mutex::new(script.into_iter().collect()),
+            glances: Mutex::default(),
             repairs: AtomicU32::new(0),
             sweeps: Semaphore::new(0),
         })
@@ -102,6 +105,14 @@ impl RecordStore for Scripted {
             time: now(),
             records,
         })
+    }
+
+    async fn glance(&self, _: &LockName, _: Call) -> Result<Option<Read>> {
+        let glanced = self.glances.lock().unwrap().pop_front();
+        Ok(glanced.map(|stored| Read {
+            time: now(),
+            records: vec![stored],
+        }))
     }
 
     async fn write(&self, writes: &[Write], _: Call) -> Result<Vec<Written>> {
@@ -238,6 +249,39 @@ async fn an_attempt_is_repeated_under_contention_and_after_a_repair() {
     }
     driver.acquire(&late).await.unwrap_err();
     assert!(matches!(driver.store().stored(&late.name), Stored::Absent));
+}
+
+#[tokio::test]
+async fn a_glance_decides_what_is_written_or_refused_and_nothing_else() {
+    let driver = Scripted::driver([]);
+    let show = |stored| driver.store().glances.lock().unwrap().push_back(stored);
+    let req = acquire("a");
+    // Outdated: the lock is held, and its owner is told so.
+    taken(&driver, &req).await;
+    let held = driver.store().stored(&req.name);
+    let release = Release::new(req.name.clone(), req.owner, req.hold);
+    show(Stored::Absent);
+    let released = driver.release(&release).await.unwrap();
+    assert!(matches!(released, Released::Freed), "{released:?}");
+    // Outdated: the hold is over, and nobody is granted it again without a look.
+    show(held.clone());
+    let next = taken(&driver, &req).await;
+    assert!(Some(next.0) > held.clone().record().ok().map(|held| held.token));
+    // Outdated: the lock is free, and the write finds another record.
+    let mut other = acquire("a");
+    other.owner = Owner::from_seed("them");
+    show(Stored::Absent);
+    let refused = driver.acquire(&other).await.unwrap();
+    assert!(matches!(refused, Acquired::Held(_)), "{refused:?}");
+    assert_eq!(driver.repeats(), 1);
+    // Damaged or not, and what a break found: the record tells.
+    show(Stored::Damaged(DamagedRecord::new("holds")));
+    assert_eq!(taken(&driver, &req).await, next, "a repeat");
+    // A refusal needs no more, though the lock may be free by now.
+    driver.break_lock(&req.name, None).await.unwrap();
+    show(held);
+    let refused = driver.acquire(&other).await.unwrap();
+    assert!(matches!(refused, Acquired::Held(_)), "{refused:?}");
 }
 
 #[tokio::test]

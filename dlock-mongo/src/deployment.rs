@@ -1,0 +1,86 @@
+//! Deployment: the kind of server that answers.
+
+use crate::error;
+use dlock_core::driver::DriverError;
+use mongodb::bson::Document;
+
+/// The kind of deployment that answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// One server without an oplog: no change streams, and a majority of one.
+    Standalone,
+    /// A replica set.
+    Replicated,
+    /// Routers in front of several shards.
+    Routed,
+}
+
+impl Kind {
+    /// The read concern of a read that an answer rests on. A standalone server has no other member to ask.
+    ///
+    /// `linearizable`: after the read the primary proves, by a write that a majority confirms, that it still
+    /// is the primary. So neither a cut-off primary nor a direct connection to another member shows an
+    /// outdated document, and what was read cannot be rolled back.
+    pub(crate) fn proven(self) -> &'static str {
+        match self {
+            Self::Standalone => "local",
+            Self::Replicated | Self::Routed => "linearizable",
+        }
+    }
+
+    /// The read concern of a read after a write that a majority confirmed: it shows that write, and nothing
+    /// that no majority has.
+    pub(crate) fn confirmed(self) -> &'static str {
+        match self {
+            Self::Standalone => "local",
+            Self::Replicated | Self::Routed => "majority",
+        }
+    }
+
+    /// Reads the answer to `hello`, and refuses a server that is too old or is no primary.
+    pub(crate) fn of(hello: &Document) -> Result<Self, DriverError> {
+        let wire = hello.get_i32("maxWireVersion").unwrap_or_default();
+        if wire < OLDEST {
+            return Err(error::unsupported(format!(
+                "the server is too old (wire version {wire}): dlock needs MongoDB 5.0 or newer"
+            )));
+        }
+        if !hello.get_bool("isWritablePrimary").unwrap_or_default() {
+            return Err(DriverError::unavailable(
+                "this member is no primary: leave out directConnection, or wait for the election to end",
+            ));
+        }
+        let is_router = hello.get_str("msg").is_ok_and(|what| what == "isdbgrid");
+        Ok(match (is_router, hello.contains_key("setName")) {
+            (true, _) => Self::Routed,
+            (false, true) => Self::Replicated,
+            (false, false) => Self::Standalone,
+        })
+    }
+}
+
+/// `$$NOW` in projections and `let` in updates need MongoDB 5.0.
+const OLDEST: i32 = 13;
+
+#[cfg(test)]
+mod tests {
+    use super::Kind;
+    use dlock_core::ErrorKind;
+    use mongodb::bson::doc;
+
+    #[test]
+    fn a_server_that_is_too_old_or_no_primary_is_refused_and_a_router_is_known() {
+        let kind = |hello| Kind::of(&hello).map_err(|error| error.kind());
+        let old = doc! { "isWritablePrimary": true, "maxWireVersion": 9, "setName": "rs0" };
+        assert_eq!(kind(old), Err(ErrorKind::Unsupported));
+        assert_eq!(kind(doc! {}), Err(ErrorKind::Unsupported));
+        let second = doc! { "isWritablePrimary": false, "maxWireVersion": 17, "setName": "rs0" };
+        assert_eq!(kind(second), Err(ErrorKind::Unavailable));
+        let set = doc! { "isWritablePrimary": true, "maxWireVersion": 13, "setName": "rs0" };
+        assert_eq!(kind(set), Ok(Kind::Replicated));
+        let alone = doc! { "isWritablePrimary": true, "maxWireVersion": 17 };
+        assert_eq!(kind(alone), Ok(Kind::Standalone));
+        let router = doc! { "isWritablePrimary": true, "maxWireVersion": 17, "msg": "isdbgrid" };
+        assert_eq!(kind(router), Ok(Kind::Routed));
+    }
+}

@@ -1,0 +1,267 @@
+//! Record store: one document per name in a collection of the server.
+
+use crate::{
+    batches::{Frees, Server, Takes, policy},
+    commands::{self, Before, Sole},
+    config::MongoConfig,
+    connection::Connection,
+    deployment::Kind,
+    document::{Seen, batch, found},
+    error,
+    hints::Hints,
+    renewals::{ALONE, RENEW_BATCH},
+};
+use async_trait::async_trait;
+use dlock_core::{
+    FencingToken, Holds, Instant, LockName,
+    driver::{
+        Acquire, Capabilities, Hint, Release, Renew, Renewed, Result, Ticket, Wake,
+        kit::{
+            Batcher, Call, Class, Expected, Freed, Listed, Read, RecordStore, StoreTime, Stored,
+            Write, Written,
+        },
+    },
+};
+use futures_core::stream::BoxStream;
+use futures_util::{StreamExt, stream};
+use std::{fmt, iter, time::Duration};
+
+/// The documents of a collection of locks.
+pub struct MongoStore {
+    capabilities: Capabilities,
+    server: Server,
+    hints: Hints,
+    takes: Batcher<Takes>,
+    frees: Batcher<Frees>,
+}
+
+impl fmt::Debug for MongoStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MongoStore")
+            .field("capabilities", &self.capabilities)
+            .field("connection", &self.server.connection)
+            .field("hints", &self.hints)
+            .finish_non_exhaustive()
+    }
+}
+
+impl MongoStore {
+    pub(crate) async fn greeted(connection: Connection, config: &MongoConfig) -> Result<Self> {
+        let kind = connection.greet().await?;
+        let streams = match kind {
+            Kind::Standalone => {
+                tracing::warn!(
+                    "mongodb: a standalone server keeps locks no longer than its disk does, and waiters poll; use a replica set"
+                );
+                false
+            }
+            Kind::Replicated | Kind::Routed => Hints::can_be_had(&connection).await?,
+        };
+        let mut capabilities = Capabilities::new("mongodb", config.store());
+        capabilities.wake = if streams { Wake::Hints } else { Wake::Poll };
+        capabilities.late = LATE;
+        capabilities.renew_batch = RENEW_BATCH;
+        let server = Server { connection, kind };
+        Ok(Self {
+            capabilities,
+            hints: Hints::new(server.connection.clone(), streams, kind),
+            takes: Batcher::new(Takes(server.clone()), policy(kind)),
+            frees: Batcher::new(Frees(server.clone()), policy(kind)),
+            server,
+        })
+    }
+
+    fn connection(&self) -> &Connection {
+        &self.server.connection
+    }
+
+    async fn look(&self, names: &[LockName], class: Class, level: &str) -> Result<Read> {
+        let find = commands::find(self.connection().collection(), names.iter(), level);
+        let mut found = found(&self.connection().run(class, find).await?);
+        let time = match found.values().next() {
+            Some(seen) => seen.time,
+            // No document shows the time. None of these decisions is about an end, so the time may be later.
+            None => self.connection().time().await?,
+        };
+        self.connection().observe(time);
+        let stored = |name| {
+            found
+                .remove(name)
+                .map_or(Stored::Absent, |seen| seen.stored)
+        };
+        let records = names.iter().map(stored).collect();
+        Ok(Read { time, records })
+    }
+
+    async fn replace(&self, write: &Write, class: Class) -> Result<Written> {
+        let connection = self.connection();
+        let collection = connection.collection();
+        let place = connection.place(class).await?;
+        let before = match write.expected {
+            Expected::Version(version) => Before::Version(version),
+            Expected::Absent => {
+                let version = write.record.version.saturating_sub(1);
+                let make = commands::make(collection, &write.name, version);
+                let answer = connection.ask(&place, make.into()).await?;
+                if error::is_duplicate(&answer) {
+                    return Ok(Written::Changed);
+                }
+                error::confirmed(answer)?;
+                Before::Version(version)
+            }
+            Expected::Damaged => {
+                let find = commands::find(collection, iter::once(&write.name), "local");
+                let reply = connection.send(&place, find).await?;
+                let Some(shown) = batch(&reply).next() else {
+                    return Ok(Written::Changed);
+                };
+                match Seen::read(shown).map(|seen| seen.stored) {
+                    Some(Stored::Damaged(_)) => {}
+                    _ => return Ok(Written::Changed),
+                }
+                let damaged = shown.get_document("lock").map_err(|_| error::foreign())?;
+                Before::Document(damaged.clone())
+            }
+        };
+        let swap = commands::swap(collection, write, class, &before);
+        let reply = connection.send(&place, swap).await?;
+        Ok(match error::count(&reply)? {
+            0 => Written::Changed,
+            _ => Written::Written,
+        })
+    }
+}
+
+#[async_trait]
+impl RecordStore for MongoStore {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    async fn read(&self, names: &[LockName], call: Call) -> Result<Read> {
+        self.look(names, call.class, self.server.kind.proven())
+            .await
+    }
+
+    /// What the primary has at this moment, perhaps not for good.
+    async fn glance(&self, name: &LockName, call: Call) -> Result<Option<Read>> {
+        let read = self.look(std::slice::from_ref(name), call.class, "local");
+        let read = read.await?;
+        if let (Class::Acquire, [Stored::Record(record)]) = (call.class, &read.records[..])
+            && record.is_unavailable(read.time)
+        {
+            self.hints.refused(name, record, read.time);
+        }
+        Ok(Some(read))
+    }
+
+    async fn write(&self, writes: &[Write], call: Call) -> Result<Vec<Written>> {
+        let each: Vec<_> = writes
+            .iter()
+            .map(|write| self.replace(write, call.class))
+            .collect();
+        let written = stream::iter(each).buffered(ALONE);
+        let written = written.map(|written| written.unwrap_or_else(Written::Failed));
+        let written: Vec<_> = written.collect().await;
+        if let (Class::Acquire, [write], [Written::Written]) = (call.class, writes, &written[..]) {
+            self.hints.won(&write.name);
+        }
+        Ok(written)
+    }
+
+    async fn list(&self, prefix: &str, after: &[u8], limit: usize) -> Result<Listed> {
+        let after = String::from_utf8_lossy(after);
+        let connection = self.connection();
+        let level = self.server.kind.proven();
+        let page = commands::page(connection.collection(), (prefix, &after), limit, level);
+        let reply = connection.run(Class::Work, page).await?;
+        let looked_at: Vec<Seen> = batch(&reply).filter_map(Seen::read).collect();
+        let last = looked_at.last().filter(|_| looked_at.len() == limit);
+        let last = last.filter(|last| last.name.starts_with(prefix));
+        let next = last.map(|last| last.name.clone().into_bytes());
+        let time = looked_at
+            .first()
+            .map_or_else(StoreTime::default, |seen| seen.time);
+        let here = looked_at
+            .into_iter()
+            .take_while(|seen| seen.name.starts_with(prefix));
+        // A document whose `_id` is no lock name is no lock.
+        let records = here.filter_map(|seen| Some((seen.name.parse().ok()?, seen.stored)));
+        Ok(Listed {
+            time,
+            records: records.collect(),
+            next,
+        })
+    }
+
+    async fn forget(&self, after: &[u8]) -> Result<Option<Vec<u8>>> {
+        let connection = self.connection();
+        let after = String::from_utf8_lossy(after);
+        let old = commands::old(connection.collection(), &after);
+        let looked_at = connection.run(Class::Work, old).await?;
+        let (last, old) = commands::purgeable(&looked_at);
+        if !old.is_empty() {
+            let purge = commands::purge(connection.collection(), old);
+            connection.run(Class::Work, purge).await?;
+        }
+        Ok(last.map(String::into_bytes))
+    }
+
+    fn grants_per_sweep(&self) -> u32 {
+        SWEEP_GRANTS
+    }
+
+    async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
+        let taken = self.takes.ask(req).await?;
+        if taken.is_some() && req.line.is_some() {
+            self.hints.won(&req.name);
+        }
+        Ok(taken)
+    }
+
+    async fn free(&self, req: &Release) -> Result<Freed> {
+        match (req.holds, req.keep) {
+            (Holds::One(hold), None) => {
+                let (name, owner) = (req.name.clone(), req.owner);
+                self.frees.ask(&Sole { name, owner, hold }).await
+            }
+            _ => Ok(Freed::Undecided),
+        }
+    }
+
+    async fn extend(
+        &self,
+        batch: &[Renew],
+        give_up: Instant,
+    ) -> Result<Vec<Option<Result<Renewed>>>> {
+        self.server.extend_all(batch, give_up).await
+    }
+
+    fn wake_ups(&self) -> BoxStream<'static, Hint> {
+        self.hints.stream()
+    }
+
+    /// The change stream tells of releases.
+    fn marks(&self) -> bool {
+        false
+    }
+
+    fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
+        self.hints.listen(name, ticket)
+    }
+
+    fn forget_ticket(&self, name: &LockName, ticket: Ticket) {
+        self.hints.forget(name, ticket);
+    }
+
+    /// Requests in flight run to completion. The driver accepts no new ones.
+    async fn close(&self) {
+        self.hints.close();
+        self.connection().close();
+    }
+}
+
+/// `maxTimeMS` of every command that may take a lock.
+const LATE: Duration = Duration::from_secs(1);
+/// A sweep looks at four times as many names, so deletion keeps up even if every grant is of a new name.
+const SWEEP_GRANTS: u32 = 256;

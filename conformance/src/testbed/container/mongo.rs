@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use super::Image;
-use crate::testbed::mongo::{self, field};
+use crate::testbed::mongo;
 
 /// MongoDB in a container: a replica set of one, [`REPLICA_SET`](Self::REPLICA_SET), which is its own primary when it is ready.
 #[derive(Clone, Debug, Default)]
@@ -54,7 +54,7 @@ impl Image for Mongo {
         let Ok(hello) = mongo::hello(addr) else {
             return false;
         };
-        if field(&hello, "setName").is_none() {
+        if !mongo::is_member(&hello) {
             drop(mongo::begin(&[addr], addr));
         }
         mongo::is_primary(&hello)

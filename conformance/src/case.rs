@@ -71,12 +71,19 @@ impl Case {
     }
 }
 
-/// A row of a clause's table. The case has the name of its function.
-macro_rules! case {
-    ($clause:expr, $function:ident) => {
-        $crate::case::Case::new($clause, stringify!($function), |ctx| {
-            Box::pin($function(ctx))
-        })
+/// The table `CASES` of a file. The case has the name of its function; `needs` names what it cannot run
+/// without, `bullet` the beginning of the sentence of the driver trait's docs that it tests.
+macro_rules! cases {
+    ($([Clause::$clause:ident] $(
+        $function:ident $(needs($($need:ident),+))? $(bullet($bullet:expr))?;
+    )+)+) => {
+        pub(super) const CASES: &[$crate::Case] = &[$($(
+            $crate::Case::new($crate::Clause::$clause, stringify!($function), |ctx| {
+                Box::pin($function(ctx))
+            })
+            $(.needs(&[$($crate::Need::$need),+]))?
+            $(.bullet($bullet))?,
+        )+)+];
     };
 }
-pub(crate) use case;
+pub(crate) use cases;

@@ -27,5 +27,5 @@ pub use fixture::{
     Backend, Call, Faults, Fixture, Gap, Keeps, MakeFixture, Need, Network, Records, Remote,
     Server, StoreTime, Time,
 };
-pub use mutants::{Mutant, Mutants, Twist, mutants};
+pub use mutants::{Mutant, Mutants, mutants};
 pub use runner::main;

@@ -1,37 +1,27 @@
 //! `admin`: inspecting changes nothing and shows everything; breaking frees only the named lock.
 
 use super::held;
-use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
+use crate::{Ctx, Failure, case::cases, ensure, same};
 use dlock_core::{Broken, FencingToken, HolderInfo, LockName};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Admin, a_name_never_heard_of_is_free)
-        .bullet("changes nothing. A name never heard of is a free name"),
-    case!(Clause::Admin, inspect_changes_nothing)
-        .bullet("changes nothing. A name never heard of is a free name"),
-    case!(Clause::Admin, inspect_shows_who_is_inside).bullet("no answer carries an owner"),
-    case!(Clause::Admin, list_shows_every_name_held_shut_or_reserved),
-    case!(Clause::Admin, a_walk_finds_every_name_held_throughout)
-        .bullet("`next: None` is the only end"),
-    case!(Clause::Admin, list_changes_nothing).bullet("`next: None` is the only end"),
-    case!(Clause::Admin, list_takes_its_prefix_literally),
-    case!(Clause::Admin, breaking_with_its_token_frees_the_incarnation).needs(&[]),
-    case!(Clause::Admin, breaking_with_another_token_changes_nothing)
-        .bullet("another token: `Changed`"),
-    case!(Clause::Admin, breaking_a_free_name_says_so).bullet("a free name: `WasFree`"),
-    case!(Clause::Admin, breaking_ends_every_hold).bullet("holders learn it at their next `renew`"),
-    case!(Clause::Admin, a_broken_holder_learns_it_at_its_next_renewal)
-        .bullet("holders learn it at their next `renew`"),
-    case!(
-        Clause::Admin,
-        breaking_opens_a_name_reserved_and_the_line_goes_on
-    )
-    .needs(&[Need::Line])
-    .bullet("opens what was kept shut or reserved"),
-    case!(Clause::Admin, breaking_serves_the_line)
-        .needs(&[Need::Line])
-        .bullet("opens what was kept shut or reserved"),
-];
+cases! {
+    [Clause::Admin]
+    a_name_never_heard_of_is_free bullet("changes nothing. A name never heard of is a free name");
+    inspect_changes_nothing bullet("changes nothing. A name never heard of is a free name");
+    inspect_shows_who_is_inside bullet("no answer carries an owner");
+    list_shows_every_name_held_shut_or_reserved;
+    a_walk_finds_every_name_held_throughout bullet("`next: None` is the only end");
+    list_changes_nothing bullet("`next: None` is the only end");
+    list_takes_its_prefix_literally;
+    breaking_with_its_token_frees_the_incarnation;
+    breaking_with_another_token_changes_nothing bullet("another token: `Changed`");
+    breaking_a_free_name_says_so bullet("a free name: `WasFree`");
+    breaking_ends_every_hold bullet("holders learn it at their next `renew`");
+    a_broken_holder_learns_it_at_its_next_renewal bullet("holders learn it at their next `renew`");
+    breaking_opens_a_name_reserved_and_the_line_goes_on needs(Line)
+        bullet("opens what was kept shut or reserved");
+    breaking_serves_the_line needs(Line) bullet("opens what was kept shut or reserved");
+}
 
 async fn a_name_never_heard_of_is_free(ctx: Ctx) -> Result<(), Failure> {
     let caller = ctx.caller().await?;

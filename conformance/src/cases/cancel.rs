@@ -1,50 +1,30 @@
 //! `cancel`: a cancelled request leaves no hold and no waiter.
 
 use super::held;
-use crate::{
-    Case, Clause, Ctx, Failure, Need, case::case, client_cases::task::polled, ensure, same,
-};
+use crate::{Ctx, Failure, case::cases, client_cases::task::polled, ensure, same};
 use dlock_core::{
     Lease,
     driver::{Acquire, Release},
 };
 use futures_util::future::join_all;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Cancel, refused_without_a_ticket_leaves_no_trace).bullet("refused without"),
-    case!(Clause::Cancel, a_ticket_that_left_is_not_served)
-        .needs(&[Need::Line])
-        .bullet("afterwards the ticket is not served, and delays no other"),
-    case!(Clause::Cancel, a_turn_that_is_left_is_handed_on)
-        .needs(&[Need::Line])
-        .bullet("afterwards the ticket is not served, and delays no other"),
-    case!(
-        Clause::Cancel,
-        a_turn_that_nobody_else_waits_for_is_left_free
-    )
-    .needs(&[Need::Line])
-    .bullet("afterwards the ticket is not served, and delays no other"),
-    case!(Clause::Cancel, tickets_of_two_clients_are_two)
-        .needs(&[Need::Line])
-        .bullet("afterwards the ticket is not served, and delays no other"),
-    case!(
-        Clause::Cancel,
-        leaving_with_an_unknown_ticket_changes_nothing
-    )
-    .bullet("an unknown ticket, or one used up"),
-    case!(Clause::Cancel, leaving_with_a_ticket_used_up_ends_no_hold)
-        .bullet("an unknown ticket, or one used up"),
-    case!(
-        Clause::Cancel,
-        an_acquire_dropped_anywhere_is_settled_by_a_release
-    ),
-    case!(
-        Clause::Cancel,
-        a_wait_dropped_anywhere_is_settled_by_leaving
-    )
-    .needs(&[Need::Line]),
-    case!(Clause::Cancel, a_driver_works_on_after_any_call_was_dropped),
-];
+cases! {
+    [Clause::Cancel]
+    refused_without_a_ticket_leaves_no_trace bullet("refused without");
+    a_ticket_that_left_is_not_served needs(Line)
+        bullet("afterwards the ticket is not served, and delays no other");
+    a_turn_that_is_left_is_handed_on needs(Line)
+        bullet("afterwards the ticket is not served, and delays no other");
+    a_turn_that_nobody_else_waits_for_is_left_free needs(Line)
+        bullet("afterwards the ticket is not served, and delays no other");
+    tickets_of_two_clients_are_two needs(Line)
+        bullet("afterwards the ticket is not served, and delays no other");
+    leaving_with_an_unknown_ticket_changes_nothing bullet("an unknown ticket, or one used up");
+    leaving_with_a_ticket_used_up_ends_no_hold bullet("an unknown ticket, or one used up");
+    an_acquire_dropped_anywhere_is_settled_by_a_release;
+    a_wait_dropped_anywhere_is_settled_by_leaving needs(Line);
+    a_driver_works_on_after_any_call_was_dropped;
+}
 
 async fn refused_without_a_ticket_leaves_no_trace(ctx: Ctx) -> Result<(), Failure> {
     let ([holder, refused, other], name, hold) = held(&ctx).await?;

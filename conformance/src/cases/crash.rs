@@ -2,8 +2,8 @@
 
 use super::held;
 use crate::{
-    Ask, Case, Clause, Ctx, Failure, Keeps, MakeFixture, Need,
-    case::case,
+    Ask, Ctx, Failure, Keeps, MakeFixture,
+    case::cases,
     ensure, job, same,
     testbed::worker::{self, Job, Worker},
 };
@@ -13,28 +13,17 @@ use dlock_core::{
 };
 use std::{num::NonZeroU64, process::ExitCode, sync::Arc, time::Duration};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Crash, a_killed_holder_is_gone_with_its_lease).needs(&[Need::Processes]),
-    case!(Clause::Crash, killed_waiters_delay_nobody_for_long)
-        .needs(&[Need::Processes, Need::Line]),
-    case!(
-        Clause::Crash,
-        what_a_closed_client_held_outlives_it_by_its_lease
-    )
-    .bullet("what it held outlives it by no more than its leases"),
-    case!(
-        Clause::Crash,
-        waiters_of_a_closed_client_delay_nobody_for_long
-    )
-    .needs(&[Need::Line]),
-    case!(
-        Clause::Crash,
-        any_number_of_dead_waiters_costs_one_entry_deadline
-    )
-    .needs(&[Need::Line]),
-    case!(Clause::Crash, a_turn_not_taken_passes_on).needs(&[Need::Line]),
-    case!(Clause::Crash, a_killed_server_finds_what_it_keeps).needs(&[Need::Server]),
-];
+cases! {
+    [Clause::Crash]
+    a_killed_holder_is_gone_with_its_lease needs(Processes);
+    killed_waiters_delay_nobody_for_long needs(Processes, Line);
+    what_a_closed_client_held_outlives_it_by_its_lease
+        bullet("what it held outlives it by no more than its leases");
+    waiters_of_a_closed_client_delay_nobody_for_long needs(Line);
+    any_number_of_dead_waiters_costs_one_entry_deadline needs(Line);
+    a_turn_not_taken_passes_on needs(Line);
+    a_killed_server_finds_what_it_keeps needs(Server);
+}
 
 async fn a_killed_holder_is_gone_with_its_lease(ctx: Ctx) -> Result<(), Failure> {
     let other = ctx.caller().await?;

@@ -1,36 +1,22 @@
 //! `error`: contention is a value; an error has a kind, a retry class, and a truthful effect.
 
 use super::held;
-use crate::{Call, Case, Clause, Ctx, Failure, Need, caller::entry, case::case, ensure, same};
+use crate::{Call, Ctx, Failure, caller::entry, case::cases, ensure, same};
 use dlock_core::{
     Effect, ErrorKind, MAX_HOLDS, RetryClass,
     driver::{Cursor, Release},
 };
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        Clause::Error,
-        one_hold_too_many_is_overloaded_and_changes_nothing
-    )
-    .bullet("more than [`MAX_HOLDS`]"),
-    case!(Clause::Error, a_refusal_tells_the_truth_about_the_holder),
-    case!(
-        Clause::Error,
-        a_request_that_came_too_late_is_unavailable_without_effect
-    ),
-    case!(Clause::Error, a_cursor_of_nobody_is_misuse),
-    case!(Clause::Error, no_answer_and_no_debug_shows_an_owner),
-    case!(
-        Clause::Error,
-        what_was_executed_is_not_said_to_have_had_no_effect
-    )
-    .needs(&[Need::Network]),
-    case!(
-        Clause::Error,
-        a_store_that_is_away_is_unavailable_and_comes_back
-    )
-    .needs(&[Need::Network]),
-];
+cases! {
+    [Clause::Error]
+    one_hold_too_many_is_overloaded_and_changes_nothing bullet("more than [`MAX_HOLDS`]");
+    a_refusal_tells_the_truth_about_the_holder;
+    a_request_that_came_too_late_is_unavailable_without_effect;
+    a_cursor_of_nobody_is_misuse;
+    no_answer_and_no_debug_shows_an_owner;
+    what_was_executed_is_not_said_to_have_had_no_effect needs(Network);
+    a_store_that_is_away_is_unavailable_and_comes_back needs(Network);
+}
 
 async fn one_hold_too_many_is_overloaded_and_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
     let ([caller, other], name, first) = held(&ctx).await?;

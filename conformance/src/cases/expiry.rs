@@ -2,27 +2,19 @@
 //! token counter is used again.
 
 use super::held;
-use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
+use crate::{Ctx, Failure, case::cases, ensure, same};
 use dlock_core::MAX_HOLDS;
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        Clause::Expiry,
-        a_holder_that_stops_renewing_loses_the_lock_within_its_lease
-    )
-    .bullet("a hold past its end is gone"),
-    case!(Clause::Expiry, a_lapsed_hold_counts_nowhere).bullet("a hold past its end is gone"),
-    case!(Clause::Expiry, lapsed_holds_make_room_for_as_many).bullet("a hold past its end is gone"),
-    case!(Clause::Expiry, the_former_owner_starts_a_new_incarnation)
-        .bullet("a hold past its end is gone"),
-    case!(Clause::Expiry, nothing_of_a_lapsed_holder_is_shown)
-        .bullet("a hold past its end is gone"),
-    case!(
-        Clause::Expiry,
-        the_first_hold_may_lapse_and_the_incarnation_goes_on
-    )
-    .bullet("a hold past its end is gone"),
-];
+cases! {
+    [Clause::Expiry]
+    a_holder_that_stops_renewing_loses_the_lock_within_its_lease
+        bullet("a hold past its end is gone");
+    a_lapsed_hold_counts_nowhere bullet("a hold past its end is gone");
+    lapsed_holds_make_room_for_as_many bullet("a hold past its end is gone");
+    the_former_owner_starts_a_new_incarnation bullet("a hold past its end is gone");
+    nothing_of_a_lapsed_holder_is_shown bullet("a hold past its end is gone");
+    the_first_hold_may_lapse_and_the_incarnation_goes_on bullet("a hold past its end is gone");
+}
 
 async fn a_holder_that_stops_renewing_loses_the_lock_within_its_lease(
     ctx: Ctx,

@@ -2,51 +2,32 @@
 //! earlier ones ended.
 
 use super::held;
-use crate::{Caller, Case, Clause, Ctx, Failure, Hold, Need, case::case, ensure};
+use crate::{Caller, Ctx, Failure, Hold, case::cases, ensure};
 use dlock_core::{FencingToken, LockName};
 use futures_util::future::join_all;
 use std::time::Duration;
 use tokio::sync::Mutex;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Fencing, the_token_grows_with_every_release)
-        .bullet("a grant that is no re-entry has a token greater"),
-    case!(
-        Clause::Fencing,
-        the_token_grows_in_the_order_of_those_who_take_turns
-    )
-    .bullet("a grant that is no re-entry has a token greater"),
-    case!(Clause::Fencing, the_token_grows_over_expiry)
-        .bullet("a grant that is no re-entry has a token greater"),
-    case!(Clause::Fencing, the_token_grows_over_a_break)
-        .bullet("opens what was kept shut or reserved. The token counter stays"),
-    case!(Clause::Fencing, the_token_grows_over_a_name_kept_shut)
-        .bullet("a grant that is no re-entry has a token greater"),
-    case!(Clause::Fencing, the_token_grows_over_a_turn)
-        .needs(&[Need::Line])
-        .bullet("a grant that is no re-entry has a token greater"),
-    case!(Clause::Fencing, the_token_grows_over_a_lost_record)
-        .needs(&[Need::Records])
-        .bullet("tokens grow over a lost record"),
-    case!(Clause::Fencing, the_token_grows_over_a_restart)
-        .needs(&[Need::Server])
-        .bullet("tokens grow over a lost record"),
-    case!(
-        Clause::Fencing,
-        the_token_grows_over_a_flush_while_the_clock_goes_on
-    )
-    .needs(&[Need::Flush])
-    .bullet("tokens grow over a lost record"),
-    case!(
-        Clause::Fencing,
-        the_token_grows_though_the_clock_is_set_back
-    )
-    .needs(&[Need::StoreTime])
-    .bullet("a grant that is no re-entry has a token greater"),
-    case!(Clause::Fencing, the_token_grows_over_days_of_disuse)
-        .needs(&[Need::StoreTime])
-        .bullet("a grant that is no re-entry has a token greater"),
-];
+cases! {
+    [Clause::Fencing]
+    the_token_grows_with_every_release bullet("a grant that is no re-entry has a token greater");
+    the_token_grows_in_the_order_of_those_who_take_turns
+        bullet("a grant that is no re-entry has a token greater");
+    the_token_grows_over_expiry bullet("a grant that is no re-entry has a token greater");
+    the_token_grows_over_a_break
+        bullet("opens what was kept shut or reserved. The token counter stays");
+    the_token_grows_over_a_name_kept_shut bullet("a grant that is no re-entry has a token greater");
+    the_token_grows_over_a_turn needs(Line)
+        bullet("a grant that is no re-entry has a token greater");
+    the_token_grows_over_a_lost_record needs(Records) bullet("tokens grow over a lost record");
+    the_token_grows_over_a_restart needs(Server) bullet("tokens grow over a lost record");
+    the_token_grows_over_a_flush_while_the_clock_goes_on needs(Flush)
+        bullet("tokens grow over a lost record");
+    the_token_grows_though_the_clock_is_set_back needs(StoreTime)
+        bullet("a grant that is no re-entry has a token greater");
+    the_token_grows_over_days_of_disuse needs(StoreTime)
+        bullet("a grant that is no re-entry has a token greater");
+}
 
 async fn the_token_grows_with_every_release(ctx: Ctx) -> Result<(), Failure> {
     let callers = ctx.callers::<2>().await?;

@@ -2,51 +2,23 @@
 //! leaked and never counted twice.
 
 use super::held;
-use crate::{Call, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
+use crate::{Call, Ctx, Failure, case::cases, ensure, same};
 use dlock_core::driver::{Acquired, Release};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Indeterminate, a_repeat_counts_once).bullet("`req.hold` is inside already"),
-    case!(Clause::Indeterminate, a_repeat_has_the_same_token)
-        .bullet("`req.hold` is inside already"),
-    case!(
-        Clause::Indeterminate,
-        a_repeat_prolongs_nothing_and_promises_what_is_left
-    )
-    .bullet("`req.hold` is inside already"),
-    case!(
-        Clause::Indeterminate,
-        a_repeat_in_a_full_house_is_no_hold_more
-    )
-    .bullet("`req.hold` is inside already"),
-    case!(Clause::Indeterminate, a_repeat_puts_nobody_in_line)
-        .needs(&[Need::Line])
-        .bullet("`req.hold` is inside already"),
-    case!(
-        Clause::Indeterminate,
-        a_copy_after_its_release_is_ended_by_one_release_more
-    ),
-    case!(
-        Clause::Indeterminate,
-        a_copy_after_the_settling_release_takes_nothing
-    ),
-    case!(
-        Clause::Indeterminate,
-        a_lost_answer_of_acquire_is_found_by_the_repeat
-    )
-    .needs(&[Need::Network]),
-    case!(
-        Clause::Indeterminate,
-        a_lost_answer_of_acquire_is_settled_by_a_release
-    )
-    .needs(&[Need::Network]),
-    case!(Clause::Indeterminate, a_lost_answer_of_renew_is_repeated).needs(&[Need::Network]),
-    case!(
-        Clause::Indeterminate,
-        a_lost_answer_of_release_hurts_nobody_when_repeated
-    )
-    .needs(&[Need::Network]),
-];
+cases! {
+    [Clause::Indeterminate]
+    a_repeat_counts_once bullet("`req.hold` is inside already");
+    a_repeat_has_the_same_token bullet("`req.hold` is inside already");
+    a_repeat_prolongs_nothing_and_promises_what_is_left bullet("`req.hold` is inside already");
+    a_repeat_in_a_full_house_is_no_hold_more bullet("`req.hold` is inside already");
+    a_repeat_puts_nobody_in_line needs(Line) bullet("`req.hold` is inside already");
+    a_copy_after_its_release_is_ended_by_one_release_more;
+    a_copy_after_the_settling_release_takes_nothing;
+    a_lost_answer_of_acquire_is_found_by_the_repeat needs(Network);
+    a_lost_answer_of_acquire_is_settled_by_a_release needs(Network);
+    a_lost_answer_of_renew_is_repeated needs(Network);
+    a_lost_answer_of_release_hurts_nobody_when_repeated needs(Network);
+}
 
 async fn a_repeat_counts_once(ctx: Ctx) -> Result<(), Failure> {
     let ([caller, other], name, first) = held(&ctx).await?;

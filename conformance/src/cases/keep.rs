@@ -1,34 +1,28 @@
 //! `keep`: a lock released early stays unavailable to all owners for its minimum hold.
 
 use super::held;
-use crate::{Ask, Caller, Case, Clause, Ctx, Failure, Hold, Need, case::case, ensure, same};
+use crate::{Ask, Caller, Ctx, Failure, Hold, case::cases, ensure, same};
 use dlock_core::{Broken, Instant, driver::Released};
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        Clause::Keep,
-        a_name_stays_shut_for_everybody_as_long_as_was_asked
-    )
-    .bullet("with `req.keep` and no hold left the name stays shut that long"),
-    case!(Clause::Keep, its_last_owner_is_refused_too)
-        .bullet("kept shut: `Held`, for its last owner too"),
-    case!(Clause::Keep, the_longest_counts_when_it_goes_first)
-        .bullet("with `req.keep` and no hold left the name stays shut that long"),
-    case!(Clause::Keep, the_longest_counts_when_it_goes_last)
-        .bullet("with `req.keep` and no hold left the name stays shut that long"),
-    case!(Clause::Keep, a_name_is_not_shut_while_a_hold_is_left)
-        .bullet("with `req.keep` and no hold left the name stays shut that long"),
-    case!(Clause::Keep, inspect_and_list_say_shut)
-        .bullet("kept shut: `Held`, for its last owner too"),
-    case!(Clause::Keep, breaking_opens_it).bullet("opens what was kept shut"),
-    case!(Clause::Keep, it_outlives_the_client).needs(&[Need::Detached]),
-    case!(Clause::Keep, after_a_lapse_the_lease_alone_decides)
-        .bullet("ends with the incarnation: after a lapse"),
-    case!(Clause::Keep, a_new_incarnation_knows_nothing_of_it)
-        .bullet("ends with the incarnation: after a lapse"),
-    case!(Clause::Keep, a_repeat_of_the_release_leaves_it_shut),
-];
+cases! {
+    [Clause::Keep]
+    a_name_stays_shut_for_everybody_as_long_as_was_asked
+        bullet("with `req.keep` and no hold left the name stays shut that long");
+    its_last_owner_is_refused_too bullet("kept shut: `Held`, for its last owner too");
+    the_longest_counts_when_it_goes_first
+        bullet("with `req.keep` and no hold left the name stays shut that long");
+    the_longest_counts_when_it_goes_last
+        bullet("with `req.keep` and no hold left the name stays shut that long");
+    a_name_is_not_shut_while_a_hold_is_left
+        bullet("with `req.keep` and no hold left the name stays shut that long");
+    inspect_and_list_say_shut bullet("kept shut: `Held`, for its last owner too");
+    breaking_opens_it bullet("opens what was kept shut");
+    it_outlives_the_client needs(Detached);
+    after_a_lapse_the_lease_alone_decides bullet("ends with the incarnation: after a lapse");
+    a_new_incarnation_knows_nothing_of_it bullet("ends with the incarnation: after a lapse");
+    a_repeat_of_the_release_leaves_it_shut;
+}
 
 async fn a_name_stays_shut_for_everybody_as_long_as_was_asked(ctx: Ctx) -> Result<(), Failure> {
     let ([caller, other], name, hold) = held(&ctx).await?;

@@ -1,46 +1,32 @@
 //! `late`: a request that the server executes long after its sender gave up takes nothing that lasts.
 
 use super::held;
-use crate::{Call, Case, Clause, Ctx, Failure, Need, caller::entry, case::case, ensure, same};
+use crate::{Call, Ctx, Failure, caller::entry, case::cases, ensure, same};
 use dlock_core::{
     Instant,
     driver::{Acquired, Release, Renewed},
 };
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Late, an_acquire_past_its_end_takes_nothing)
-        .bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued"),
-    case!(Clause::Late, a_reentry_past_its_end_takes_nothing)
-        .bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued"),
-    case!(Clause::Late, an_acquire_past_its_end_stands_in_no_line)
-        .needs(&[Need::Line])
-        .bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued"),
-    case!(
-        Clause::Late,
-        an_acquire_held_back_past_its_end_takes_nothing
-    )
-    .needs(&[Need::Network])
-    .bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued"),
-    case!(
-        Clause::Late,
-        an_acquire_that_lay_in_a_stopped_server_takes_nothing
-    )
-    .needs(&[Need::Server])
-    .bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued"),
-    case!(Clause::Late, an_acquire_held_back_for_less_is_granted).needs(&[Need::Network]),
-    case!(Clause::Late, a_renewal_past_its_end_prolongs_nothing)
-        .bullet("`late`: executed after `give_up + late`: nothing is prolonged"),
-    case!(
-        Clause::Late,
-        a_renewal_held_back_past_its_end_prolongs_nothing
-    )
-    .needs(&[Need::Network])
-    .bullet("`late`: executed after `give_up + late`: nothing is prolonged"),
-    case!(Clause::Late, a_release_is_never_late)
-        .needs(&[Need::Network])
-        .bullet("never refused for being late"),
-];
+cases! {
+    [Clause::Late]
+    an_acquire_past_its_end_takes_nothing
+        bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued");
+    a_reentry_past_its_end_takes_nothing
+        bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued");
+    an_acquire_past_its_end_stands_in_no_line needs(Line)
+        bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued");
+    an_acquire_held_back_past_its_end_takes_nothing needs(Network)
+        bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued");
+    an_acquire_that_lay_in_a_stopped_server_takes_nothing needs(Server)
+        bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued");
+    an_acquire_held_back_for_less_is_granted needs(Network);
+    a_renewal_past_its_end_prolongs_nothing
+        bullet("`late`: executed after `give_up + late`: nothing is prolonged");
+    a_renewal_held_back_past_its_end_prolongs_nothing needs(Network)
+        bullet("`late`: executed after `give_up + late`: nothing is prolonged");
+    a_release_is_never_late needs(Network) bullet("never refused for being late");
+}
 
 async fn an_acquire_past_its_end_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
     let [caller, other] = ctx.callers().await?;

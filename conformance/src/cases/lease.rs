@@ -1,23 +1,21 @@
 //! `lease`: each hold has its own end; nothing shortens what remains, and releasing one hold leaves the
 //! others what they asked for.
 
-use crate::{Caller, Case, Clause, Ctx, Failure, Hold, case::case, ensure};
+use crate::{Caller, Ctx, Failure, Hold, case::cases, ensure};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Lease, reentry_with_a_shorter_lease_never_shortens)
-        .bullet("the record then lasts until the latest end of its living holds"),
-    case!(Clause::Lease, reentry_with_a_longer_lease_prolongs)
-        .bullet("the record then lasts until the latest end of its living holds"),
-    case!(
-        Clause::Lease,
-        releasing_the_longest_hold_leaves_what_the_others_asked_for
-    )
-    .bullet("other holds stay, and the record lasts until the latest end among them"),
-    case!(Clause::Lease, releasing_a_shorter_hold_leaves_the_longest)
-        .bullet("other holds stay, and the record lasts until the latest end among them"),
-    case!(Clause::Lease, renewing_a_shorter_hold_leaves_the_longest),
-    case!(Clause::Lease, no_grant_promises_more_than_its_lease),
-];
+cases! {
+    [Clause::Lease]
+    reentry_with_a_shorter_lease_never_shortens
+        bullet("the record then lasts until the latest end of its living holds");
+    reentry_with_a_longer_lease_prolongs
+        bullet("the record then lasts until the latest end of its living holds");
+    releasing_the_longest_hold_leaves_what_the_others_asked_for
+        bullet("other holds stay, and the record lasts until the latest end among them");
+    releasing_a_shorter_hold_leaves_the_longest
+        bullet("other holds stay, and the record lasts until the latest end among them");
+    renewing_a_shorter_hold_leaves_the_longest;
+    no_grant_promises_more_than_its_lease;
+}
 
 async fn reentry_with_a_shorter_lease_never_shortens(ctx: Ctx) -> Result<(), Failure> {
     let [caller, other] = ctx.callers().await?;

@@ -2,13 +2,14 @@
 //! next renewal.
 
 use super::held;
-use crate::{Case, Clause, Ctx, Failure, Need, case::case};
+use crate::{Ctx, Failure, case::cases};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Loss, a_hold_whose_record_was_lost_is_not_held).needs(&[Need::Records]),
-    case!(Clause::Loss, a_flushed_store_holds_nothing).needs(&[Need::Flush]),
-    case!(Clause::Loss, a_hold_that_was_broken_and_taken_is_not_held),
-];
+cases! {
+    [Clause::Loss]
+    a_hold_whose_record_was_lost_is_not_held needs(Records);
+    a_flushed_store_holds_nothing needs(Flush);
+    a_hold_that_was_broken_and_taken_is_not_held;
+}
 
 async fn a_hold_whose_record_was_lost_is_not_held(ctx: Ctx) -> Result<(), Failure> {
     let [caller, other] = ctx.callers().await?;

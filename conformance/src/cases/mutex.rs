@@ -1,22 +1,19 @@
 //! `mutex`: at any instant at most one owner holds a name, its lease unexpired by the server's clock.
 
 use super::held;
-use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
+use crate::{Ctx, Failure, case::cases, ensure, same};
 use futures_util::future::{join_all, try_join_all};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Mutex, a_free_name_is_granted_at_once),
-    case!(
-        Clause::Mutex,
-        held_by_another_owner_is_refused_and_nothing_changes
-    )
-    .bullet("held by another owner, its lease unexpired"),
-    case!(Clause::Mutex, one_of_many_contenders_wins).bullet("held by another owner"),
-    case!(Clause::Mutex, nobody_gets_in_before_the_lease_is_over)
-        .bullet("held by another owner, its lease unexpired"),
-    case!(Clause::Mutex, never_two_inside_while_many_take_turns).bullet("held by another owner"),
-];
+cases! {
+    [Clause::Mutex]
+    a_free_name_is_granted_at_once;
+    held_by_another_owner_is_refused_and_nothing_changes
+        bullet("held by another owner, its lease unexpired");
+    one_of_many_contenders_wins bullet("held by another owner");
+    nobody_gets_in_before_the_lease_is_over bullet("held by another owner, its lease unexpired");
+    never_two_inside_while_many_take_turns bullet("held by another owner");
+}
 
 async fn a_free_name_is_granted_at_once(ctx: Ctx) -> Result<(), Failure> {
     let ([caller], name, hold) = held(&ctx).await?;

@@ -1,21 +1,19 @@
 //! `name`: any UTF-8 of 1 to 512 bytes without NUL is a name, and names that differ in a byte are two locks.
 
-use crate::{Caller, Case, Clause, Ctx, Failure, Hold, case::case, ensure, same};
+use crate::{Caller, Ctx, Failure, Hold, case::cases, ensure, same};
 use dlock_core::{LockName, MAX_NAME_BYTES};
 use futures_util::future::try_join_all;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Name, names_that_differ_in_a_byte_are_two_locks)
-        .bullet("two names that differ in a byte are two locks"),
-    case!(Clause::Name, the_longest_names_count_to_their_last_byte)
-        .bullet("two names that differ in a byte are two locks"),
-    case!(
-        Clause::Name,
-        names_like_the_keys_beside_a_lock_are_locks_of_their_own
-    )
-    .bullet("two names that differ in a byte are two locks"),
-    case!(Clause::Name, names_come_back_byte_for_byte),
-];
+cases! {
+    [Clause::Name]
+    names_that_differ_in_a_byte_are_two_locks
+        bullet("two names that differ in a byte are two locks");
+    the_longest_names_count_to_their_last_byte
+        bullet("two names that differ in a byte are two locks");
+    names_like_the_keys_beside_a_lock_are_locks_of_their_own
+        bullet("two names that differ in a byte are two locks");
+    names_come_back_byte_for_byte;
+}
 
 /// Names that folding, trimming, escaping, patterns and collations confuse.
 const TAILS: &[&str] = &[

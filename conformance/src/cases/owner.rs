@@ -2,23 +2,24 @@
 //! nothing.
 
 use super::held;
-use crate::{Case, Clause, Ctx, Failure, Hold, caller::entry, case::case, ensure, same};
+use crate::{Ctx, Failure, Hold, caller::entry, case::cases, ensure, same};
 use dlock_core::driver::{Released, Renewed};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Owner, another_owner_neither_renews_nor_releases).bullet(NOT_THERE),
-    case!(Clause::Owner, another_hold_of_the_owner_neither_renews_nor_releases).bullet(NOT_THERE),
-    case!(Clause::Owner, a_second_release_hurts_nobody).bullet(NOT_THERE),
-    case!(Clause::Owner, an_owner_that_came_back_has_lost_its_old_hold).bullet(NOT_THERE),
-    case!(Clause::Owner, a_hold_past_its_end_is_not_held).bullet(NOT_THERE),
-    case!(Clause::Owner, a_hold_taken_over_after_its_end_is_not_held).bullet(NOT_THERE),
-    case!(Clause::Owner, a_hold_past_its_end_is_not_held_though_another_lives).bullet(NOT_THERE),
-    case!(Clause::Owner, a_hold_is_good_for_its_own_name_only).bullet(NOT_THERE),
-    case!(Clause::Owner, a_batch_answers_each_entry_alone_and_in_order)
-        .bullet("a hold that is not there, is another owner's or is past its end: `NotHeld`, nothing changed; others"),
-    case!(Clause::Owner, the_largest_batch_is_served_whole),
-    case!(Clause::Owner, releasing_all_takes_the_holds_of_that_owner_only).bullet(NOT_THERE),
-];
+cases! {
+    [Clause::Owner]
+    another_owner_neither_renews_nor_releases bullet(NOT_THERE);
+    another_hold_of_the_owner_neither_renews_nor_releases bullet(NOT_THERE);
+    a_second_release_hurts_nobody bullet(NOT_THERE);
+    an_owner_that_came_back_has_lost_its_old_hold bullet(NOT_THERE);
+    a_hold_past_its_end_is_not_held bullet(NOT_THERE);
+    a_hold_taken_over_after_its_end_is_not_held bullet(NOT_THERE);
+    a_hold_past_its_end_is_not_held_though_another_lives bullet(NOT_THERE);
+    a_hold_is_good_for_its_own_name_only bullet(NOT_THERE);
+    a_batch_answers_each_entry_alone_and_in_order
+        bullet("a hold that is not there, is another owner's or is past its end: `NotHeld`, nothing changed; others");
+    the_largest_batch_is_served_whole;
+    releasing_all_takes_the_holds_of_that_owner_only bullet(NOT_THERE);
+}
 
 /// The beginning of two bullets, one of `renew` and one of `release`.
 const NOT_THERE: &str = "a hold that is not there, is another owner's or is past its end";

@@ -2,41 +2,32 @@
 //! from any client.
 
 use super::held;
-use crate::{Caller, Case, Clause, Ctx, Failure, Hold, Need, case::case, same};
+use crate::{Caller, Ctx, Failure, Hold, case::cases, same};
 use dlock_core::FencingToken;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Reentry, the_owner_enters_again_with_one_hold_more)
-        .bullet("a hold of `req.owner` lives"),
-    case!(Clause::Reentry, the_token_is_that_of_the_incarnation)
-        .bullet("a hold of `req.owner` lives"),
-    case!(Clause::Reentry, the_owner_enters_from_another_client)
-        .bullet("a hold of `req.owner` lives"),
-    case!(Clause::Reentry, the_owner_enters_past_everybody_who_waits)
-        .bullet("a hold of `req.owner` lives"),
-    case!(
-        Clause::Reentry,
-        free_when_the_last_hold_is_gone_in_whatever_order
-    )
-    .bullet("free only when the last hold is gone"),
-    case!(Clause::Reentry, another_client_may_release)
-        .needs(&[Need::Detached])
-        .bullet("free only when the last hold is gone"),
-    case!(Clause::Reentry, a_join_enters_the_incarnation_that_it_names).needs(&[]),
-    case!(Clause::Reentry, a_join_of_a_released_incarnation_is_gone)
-        .bullet("`req.join` is given and that incarnation is over"),
-    case!(Clause::Reentry, a_join_of_a_lapsed_incarnation_is_gone)
-        .bullet("`req.join` is given and that incarnation is over"),
-    case!(Clause::Reentry, a_join_is_gone_though_its_owner_is_back)
-        .bullet("`req.join` is given and that incarnation is over"),
-    case!(Clause::Reentry, a_join_of_anothers_incarnation_is_gone)
-        .bullet("`req.join` is given and that incarnation is over"),
-    case!(Clause::Reentry, a_join_of_an_incarnation_kept_shut_is_gone)
-        .bullet("`req.join` is given and that incarnation is over"),
-    case!(Clause::Reentry, a_join_that_is_gone_stands_in_no_line)
-        .needs(&[Need::Line])
-        .bullet("`req.join` is given and that incarnation is over"),
-];
+cases! {
+    [Clause::Reentry]
+    the_owner_enters_again_with_one_hold_more bullet("a hold of `req.owner` lives");
+    the_token_is_that_of_the_incarnation bullet("a hold of `req.owner` lives");
+    the_owner_enters_from_another_client bullet("a hold of `req.owner` lives");
+    the_owner_enters_past_everybody_who_waits bullet("a hold of `req.owner` lives");
+    free_when_the_last_hold_is_gone_in_whatever_order
+        bullet("free only when the last hold is gone");
+    another_client_may_release needs(Detached) bullet("free only when the last hold is gone");
+    a_join_enters_the_incarnation_that_it_names;
+    a_join_of_a_released_incarnation_is_gone
+        bullet("`req.join` is given and that incarnation is over");
+    a_join_of_a_lapsed_incarnation_is_gone
+        bullet("`req.join` is given and that incarnation is over");
+    a_join_is_gone_though_its_owner_is_back
+        bullet("`req.join` is given and that incarnation is over");
+    a_join_of_anothers_incarnation_is_gone
+        bullet("`req.join` is given and that incarnation is over");
+    a_join_of_an_incarnation_kept_shut_is_gone
+        bullet("`req.join` is given and that incarnation is over");
+    a_join_that_is_gone_stands_in_no_line needs(Line)
+        bullet("`req.join` is given and that incarnation is over");
+}
 
 async fn the_owner_enters_again_with_one_hold_more(ctx: Ctx) -> Result<(), Failure> {
     let ([caller, other], name, first) = held(&ctx).await?;

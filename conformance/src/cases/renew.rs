@@ -1,31 +1,23 @@
 //! `renew`: renewal prolongs an existing hold, and creates nothing.
 
 use super::held;
-use crate::{Caller, Case, Clause, Ctx, Failure, Hold, case::case, ensure, same};
+use crate::{Caller, Ctx, Failure, Hold, case::cases, ensure, same};
 use dlock_core::driver::{Released, Renewed};
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        Clause::Renew,
-        a_hold_lasts_the_lease_asked_for_from_its_renewal_on
-    )
-    .bullet("a hold that is there lasts the lease asked for"),
-    case!(Clause::Renew, a_shorter_lease_never_shortens)
-        .bullet("a hold that is there lasts the lease asked for"),
-    case!(Clause::Renew, a_hold_outlives_many_leases)
-        .bullet("a hold that is there lasts the lease asked for"),
-    case!(Clause::Renew, a_proof_without_a_lease_prolongs_nothing)
-        .bullet("without a lease a hold that is there keeps its end"),
-    case!(Clause::Renew, a_renewal_moves_the_end_of_its_own_hold_only),
-    case!(Clause::Renew, a_name_without_a_record_gets_none)
-        .bullet("never creates a hold or a record"),
-    case!(Clause::Renew, a_released_hold_does_not_come_back)
-        .bullet("never creates a hold or a record"),
-    case!(Clause::Renew, a_lapsed_hold_does_not_come_back)
-        .bullet("never creates a hold or a record"),
-    case!(Clause::Renew, a_name_kept_shut_is_not_entered)
-        .bullet("never creates a hold or a record"),
-];
+cases! {
+    [Clause::Renew]
+    a_hold_lasts_the_lease_asked_for_from_its_renewal_on
+        bullet("a hold that is there lasts the lease asked for");
+    a_shorter_lease_never_shortens bullet("a hold that is there lasts the lease asked for");
+    a_hold_outlives_many_leases bullet("a hold that is there lasts the lease asked for");
+    a_proof_without_a_lease_prolongs_nothing
+        bullet("without a lease a hold that is there keeps its end");
+    a_renewal_moves_the_end_of_its_own_hold_only;
+    a_name_without_a_record_gets_none bullet("never creates a hold or a record");
+    a_released_hold_does_not_come_back bullet("never creates a hold or a record");
+    a_lapsed_hold_does_not_come_back bullet("never creates a hold or a record");
+    a_name_kept_shut_is_not_entered bullet("never creates a hold or a record");
+}
 
 async fn a_hold_lasts_the_lease_asked_for_from_its_renewal_on(ctx: Ctx) -> Result<(), Failure> {
     let [holder, other] = ctx.callers().await?;

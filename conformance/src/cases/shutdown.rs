@@ -1,19 +1,15 @@
 //! `shutdown`: closing a driver closes its connections and ends no hold.
 
 use super::held;
-use crate::{Case, Clause, Ctx, Failure, Need, case::case};
+use crate::{Ctx, Failure, case::cases};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Shutdown, closing_ends_no_hold).bullet("ends no hold"),
-    case!(
-        Clause::Shutdown,
-        a_hold_of_a_closed_client_lives_on_elsewhere
-    )
-    .needs(&[Need::Detached])
-    .bullet("ends no hold"),
-    case!(Clause::Shutdown, closing_ends_the_hints).needs(&[Need::Push]),
-    case!(Clause::Shutdown, closing_twice_is_closing_once),
-];
+cases! {
+    [Clause::Shutdown]
+    closing_ends_no_hold bullet("ends no hold");
+    a_hold_of_a_closed_client_lives_on_elsewhere needs(Detached) bullet("ends no hold");
+    closing_ends_the_hints needs(Push);
+    closing_twice_is_closing_once;
+}
 
 async fn closing_ends_no_hold(ctx: Ctx) -> Result<(), Failure> {
     let [caller, other] = ctx.callers().await?;

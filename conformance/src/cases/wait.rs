@@ -2,54 +2,34 @@
 //! what a store owes them.
 
 use super::held;
-use crate::{Ask, Caller, Case, Clause, Ctx, Failure, Hold, Need, case::case, ensure, same};
+use crate::{Ask, Caller, Ctx, Failure, Hold, case::cases, ensure, same};
 use dlock_core::{LockName, driver::Hint};
 use futures_util::StreamExt;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Wait, a_release_wakes_whoever_stands_in_line)
-        .needs(&[Need::Push])
-        .bullet("a client that was refused with `req.line` is listening"),
-    case!(Clause::Wait, turns_come_in_the_order_of_standing)
-        .needs(&[Need::Line])
-        .bullet("refused with `req.line`"),
-    case!(Clause::Wait, looking_again_keeps_the_place)
-        .needs(&[Need::Line])
-        .bullet("refused with `req.line`"),
-    case!(Clause::Wait, the_number_ahead_is_right_where_it_is_told)
-        .needs(&[Need::Line])
-        .bullet("refused with `req.line`"),
-    case!(Clause::Wait, a_turn_is_refused_to_everybody_else)
-        .needs(&[Need::Line])
-        .bullet("reserved for another ticket"),
-    case!(Clause::Wait, a_turn_is_taken_without_having_heard_of_it).needs(&[Need::Line]),
-    case!(Clause::Wait, nobody_passes_a_line_when_the_holder_lapsed)
-        .needs(&[Need::Line])
-        .bullet("free while others stand in line"),
-    case!(Clause::Wait, a_granted_ticket_is_used_up)
-        .needs(&[Need::Line])
-        .bullet("granted: `req.line` is used up"),
-    case!(Clause::Wait, the_next_ticket_stands_at_the_end)
-        .needs(&[Need::Line])
-        .bullet("granted: `req.line` is used up"),
-    case!(Clause::Wait, the_next_ticket_stands_though_nobody_else_does)
-        .needs(&[Need::Line])
-        .bullet("granted: `req.line` is used up"),
-    case!(Clause::Wait, whoever_is_next_is_told_when_to_look).needs(&[Need::Line, Need::Told]),
-    case!(
-        Clause::Wait,
-        a_name_that_opens_again_goes_to_the_first_in_line
-    )
-    .needs(&[Need::Line]),
-    case!(Clause::Wait, after_a_gap_look_again_is_said)
-        .needs(&[Need::Push, Need::Network])
-        .bullet("hints may be lost, late, doubled or wrong"),
-    case!(Clause::Wait, a_store_that_only_answers_has_no_hints)
-        .needs(&[Need::Poll])
-        .bullet("stores that only answer: an empty stream"),
-    case!(Clause::Wait, hints_are_taken_once),
-    case!(Clause::Wait, a_waiter_that_looks_needs_no_hint),
-];
+cases! {
+    [Clause::Wait]
+    a_release_wakes_whoever_stands_in_line needs(Push)
+        bullet("a client that was refused with `req.line` is listening");
+    turns_come_in_the_order_of_standing needs(Line) bullet("refused with `req.line`");
+    looking_again_keeps_the_place needs(Line) bullet("refused with `req.line`");
+    the_number_ahead_is_right_where_it_is_told needs(Line) bullet("refused with `req.line`");
+    a_turn_is_refused_to_everybody_else needs(Line) bullet("reserved for another ticket");
+    a_turn_is_taken_without_having_heard_of_it needs(Line);
+    nobody_passes_a_line_when_the_holder_lapsed needs(Line)
+        bullet("free while others stand in line");
+    a_granted_ticket_is_used_up needs(Line) bullet("granted: `req.line` is used up");
+    the_next_ticket_stands_at_the_end needs(Line) bullet("granted: `req.line` is used up");
+    the_next_ticket_stands_though_nobody_else_does needs(Line)
+        bullet("granted: `req.line` is used up");
+    whoever_is_next_is_told_when_to_look needs(Line, Told);
+    a_name_that_opens_again_goes_to_the_first_in_line needs(Line);
+    after_a_gap_look_again_is_said needs(Push, Network)
+        bullet("hints may be lost, late, doubled or wrong");
+    a_store_that_only_answers_has_no_hints needs(Poll)
+        bullet("stores that only answer: an empty stream");
+    hints_are_taken_once;
+    a_waiter_that_looks_needs_no_hint;
+}
 
 async fn a_release_wakes_whoever_stands_in_line(ctx: Ctx) -> Result<(), Failure> {
     let ([holder, waiter], name, hold) = held(&ctx).await?;

@@ -1,24 +1,17 @@
 //! `admin` and `fencing` as a client shows them.
 
 use super::peer::{Peer, frees, stays_held};
-use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
+use crate::{Ctx, Failure, case::cases, ensure, same};
 use dlock_core::{Broken, FencingToken, LockName};
 use futures_util::TryStreamExt;
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        Clause::Fencing,
-        guards_one_after_the_other_have_growing_tokens
-    ),
-    case!(
-        Clause::Admin,
-        a_client_shows_who_holds_a_lock_and_changes_nothing
-    ),
-    case!(
-        Clause::Admin,
-        a_client_breaks_the_incarnation_that_was_named
-    ),
-];
+cases! {
+    [Clause::Fencing]
+    guards_one_after_the_other_have_growing_tokens;
+    [Clause::Admin]
+    a_client_shows_who_holds_a_lock_and_changes_nothing;
+    a_client_breaks_the_incarnation_that_was_named;
+}
 
 async fn guards_one_after_the_other_have_growing_tokens(ctx: Ctx) -> Result<(), Failure> {
     let peers = Peer::several::<2>(&ctx).await?;

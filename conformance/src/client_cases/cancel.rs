@@ -8,7 +8,7 @@ use super::{
     peer::{Peer, frees, left_untouched, stays_held},
     task::{Task, polled},
 };
-use crate::{Case, Clause, Ctx, Failure, case::case, same};
+use crate::{Ctx, Failure, case::cases, same};
 use dlock_core::{Guard, LockName, Pass};
 use futures_util::{
     StreamExt, TryStreamExt,
@@ -18,47 +18,21 @@ use futures_util::{
 use std::{future::IntoFuture, time::Duration};
 use tokio::sync::Mutex;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Cancel, try_acquire_dropped_anywhere_leaves_nothing),
-    case!(
-        Clause::Cancel,
-        acquire_of_a_free_lock_dropped_anywhere_leaves_nothing
-    ),
-    case!(
-        Clause::Cancel,
-        acquire_of_a_held_lock_dropped_anywhere_leaves_nothing
-    ),
-    case!(
-        Clause::Cancel,
-        acquire_within_dropped_anywhere_leaves_nothing
-    ),
-    case!(
-        Clause::Cancel,
-        acquire_by_an_owner_dropped_anywhere_leaves_nothing
-    ),
-    case!(
-        Clause::Cancel,
-        join_dropped_anywhere_leaves_the_others_alone
-    ),
-    case!(
-        Clause::Cancel,
-        release_dropped_anywhere_goes_on_in_the_background
-    ),
-    case!(
-        Clause::Cancel,
-        a_guard_dropped_is_released_in_the_background
-    ),
-    case!(Clause::Cancel, run_and_lost_dropped_anywhere_change_nothing),
-    case!(
-        Clause::Cancel,
-        shutdown_dropped_anywhere_leaves_nothing_held_for_good
-    ),
-    case!(Clause::Cancel, a_waiter_cancelled_at_the_head_delays_nobody),
-    case!(
-        Clause::Cancel,
-        a_client_dropped_with_everything_under_way_leaves_nothing
-    ),
-];
+cases! {
+    [Clause::Cancel]
+    try_acquire_dropped_anywhere_leaves_nothing;
+    acquire_of_a_free_lock_dropped_anywhere_leaves_nothing;
+    acquire_of_a_held_lock_dropped_anywhere_leaves_nothing;
+    acquire_within_dropped_anywhere_leaves_nothing;
+    acquire_by_an_owner_dropped_anywhere_leaves_nothing;
+    join_dropped_anywhere_leaves_the_others_alone;
+    release_dropped_anywhere_goes_on_in_the_background;
+    a_guard_dropped_is_released_in_the_background;
+    run_and_lost_dropped_anywhere_change_nothing;
+    shutdown_dropped_anywhere_leaves_nothing_held_for_good;
+    a_waiter_cancelled_at_the_head_delays_nobody;
+    a_client_dropped_with_everything_under_way_leaves_nothing;
+}
 
 async fn try_acquire_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
     every(&ctx, &[Step::Acquire, Step::Release], |peer, name| {

@@ -4,24 +4,16 @@ use super::{
     peer::{Peer, frees, left_untouched},
     task::Task,
 };
-use crate::{Case, Clause, Ctx, Failure, case::case, in_time};
+use crate::{Ctx, Failure, case::cases, in_time};
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        Clause::Crash,
-        the_lock_of_a_dead_client_is_free_within_its_lease
-    ),
-    case!(Clause::Crash, dead_waiters_delay_nobody),
-    case!(
-        Clause::Crash,
-        stopped_waiters_delay_others_by_one_entry_deadline_together
-    ),
-    case!(
-        Clause::Crash,
-        a_client_that_dies_while_it_is_served_costs_its_turn
-    ),
-];
+cases! {
+    [Clause::Crash]
+    the_lock_of_a_dead_client_is_free_within_its_lease;
+    dead_waiters_delay_nobody;
+    stopped_waiters_delay_others_by_one_entry_deadline_together;
+    a_client_that_dies_while_it_is_served_costs_its_turn;
+}
 
 async fn the_lock_of_a_dead_client_is_free_within_its_lease(ctx: Ctx) -> Result<(), Failure> {
     for connected in [false, true] {

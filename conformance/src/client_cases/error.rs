@@ -5,36 +5,24 @@ use super::{
     peer::{Peer, fails, frees},
     task::Task,
 };
-use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
+use crate::{Ctx, Failure, case::cases, ensure, same};
 use dlock_core::{
     Effect, Error, ErrorKind, Lease, MAX_HOLDS, MAX_LEASE, MIN_LEASE, Owner, Pass, RetryClass,
     TimeoutPhase,
 };
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Error, contention_is_a_value),
-    case!(
-        Clause::Error,
-        whoever_has_no_time_to_wait_is_told_who_holds_the_lock
-    ),
-    case!(
-        Clause::Error,
-        a_store_that_is_away_is_an_error_with_its_class_and_its_place
-    ),
-    case!(
-        Clause::Error,
-        a_wait_outlasts_a_store_that_is_away_for_a_while
-    ),
-    case!(
-        Clause::Error,
-        a_store_that_stays_away_is_told_to_all_who_wait_at_once
-    )
-    .needs(&[Need::Jump]),
-    case!(Clause::Error, what_can_never_work_is_misuse_and_asks_nobody),
-    case!(Clause::Error, too_many_holds_of_a_name_are_refused),
-    case!(Clause::Error, nothing_shows_an_owner),
-];
+cases! {
+    [Clause::Error]
+    contention_is_a_value;
+    whoever_has_no_time_to_wait_is_told_who_holds_the_lock;
+    a_store_that_is_away_is_an_error_with_its_class_and_its_place;
+    a_wait_outlasts_a_store_that_is_away_for_a_while;
+    a_store_that_stays_away_is_told_to_all_who_wait_at_once needs(Jump);
+    what_can_never_work_is_misuse_and_asks_nobody;
+    too_many_holds_of_a_name_are_refused;
+    nothing_shows_an_owner;
+}
 
 async fn contention_is_a_value(ctx: Ctx) -> Result<(), Failure> {
     let [peer, other] = Peer::several(&ctx).await?;

@@ -5,17 +5,14 @@ use super::{
     peer::{Peer, frees},
     task::Task,
 };
-use crate::{Case, Clause, Ctx, Failure, Need, case::case, same};
+use crate::{Ctx, Failure, case::cases, same};
 use std::{collections::BTreeSet, time::Duration};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Wait, a_loss_wakes_who_waits_in_the_same_client),
-    case!(
-        Clause::Wait,
-        the_second_waiter_stands_in_line_when_the_first_is_granted
-    )
-    .needs(&[Need::Line]),
-];
+cases! {
+    [Clause::Wait]
+    a_loss_wakes_who_waits_in_the_same_client;
+    the_second_waiter_stands_in_line_when_the_first_is_granted needs(Line);
+}
 
 async fn a_loss_wakes_who_waits_in_the_same_client(ctx: Ctx) -> Result<(), Failure> {
     let peer = Peer::new(&ctx).await?;

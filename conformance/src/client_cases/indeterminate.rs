@@ -6,57 +6,24 @@ use super::{
     peer::{Peer, fails, frees, left_untouched, stays_held},
     task::{Task, polled},
 };
-use crate::{Caller, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
+use crate::{Caller, Ctx, Failure, case::cases, ensure, same};
 use dlock_core::{Effect, ErrorKind, LockName, ReleaseOutcome, RetryClass, TimeoutPhase};
 use std::{collections::BTreeSet, time::Duration};
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        Clause::Indeterminate,
-        an_acquire_whose_answer_was_lost_is_one_hold
-    ),
-    case!(
-        Clause::Indeterminate,
-        a_wait_whose_answers_are_lost_is_one_hold
-    ),
-    case!(
-        Clause::Indeterminate,
-        a_join_whose_answer_was_lost_is_one_hold
-    ),
-    case!(
-        Clause::Indeterminate,
-        a_renewal_whose_answer_was_lost_is_a_renewal
-    ),
-    case!(
-        Clause::Indeterminate,
-        a_release_whose_answer_was_lost_is_a_release
-    ),
-    case!(
-        Clause::Indeterminate,
-        a_release_that_is_never_answered_says_so_and_goes_on
-    ),
-    case!(
-        Clause::Indeterminate,
-        an_acquire_that_is_never_answered_leaves_nothing
-    ),
-    case!(
-        Clause::Indeterminate,
-        a_wait_that_was_never_answered_leaves_nothing
-    ),
-    case!(
-        Clause::Indeterminate,
-        a_grant_that_is_worth_nothing_is_given_back
-    ),
-    case!(
-        Clause::Indeterminate,
-        the_ticket_of_a_lost_grant_stays_nowhere
-    ),
-    case!(
-        Clause::Indeterminate,
-        too_much_unsettled_refuses_new_acquires_until_it_is_settled
-    )
-    .needs(&[Need::Jump]),
-];
+cases! {
+    [Clause::Indeterminate]
+    an_acquire_whose_answer_was_lost_is_one_hold;
+    a_wait_whose_answers_are_lost_is_one_hold;
+    a_join_whose_answer_was_lost_is_one_hold;
+    a_renewal_whose_answer_was_lost_is_a_renewal;
+    a_release_whose_answer_was_lost_is_a_release;
+    a_release_that_is_never_answered_says_so_and_goes_on;
+    an_acquire_that_is_never_answered_leaves_nothing;
+    a_wait_that_was_never_answered_leaves_nothing;
+    a_grant_that_is_worth_nothing_is_given_back;
+    the_ticket_of_a_lost_grant_stays_nowhere;
+    too_much_unsettled_refuses_new_acquires_until_it_is_settled needs(Jump);
+}
 
 async fn an_acquire_whose_answer_was_lost_is_one_hold(ctx: Ctx) -> Result<(), Failure> {
     let observer = ctx.caller().await?;

@@ -1,19 +1,20 @@
 //! `keep`: a minimum hold lasts, however quickly its guard is released or dropped.
 
 use super::peer::{Peer, frees, left_untouched};
-use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
+use crate::{Ctx, Failure, case::cases, ensure, same};
 use dlock_core::{ErrorKind, Guard, Lease, LockName, ReleaseOutcome};
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Keep, a_quick_holder_leaves_the_name_shut),
-    case!(Clause::Keep, its_own_owner_is_shut_out_as_well),
-    case!(Clause::Keep, a_dropped_guard_leaves_the_name_shut),
-    case!(Clause::Keep, whoever_took_his_time_leaves_it_free),
-    case!(Clause::Keep, the_longest_of_those_inside_counts),
-    case!(Clause::Keep, what_is_shut_outlives_its_client).needs(&[Need::Detached]),
-    case!(Clause::Keep, the_least_time_must_fit_the_most),
-];
+cases! {
+    [Clause::Keep]
+    a_quick_holder_leaves_the_name_shut;
+    its_own_owner_is_shut_out_as_well;
+    a_dropped_guard_leaves_the_name_shut;
+    whoever_took_his_time_leaves_it_free;
+    the_longest_of_those_inside_counts;
+    what_is_shut_outlives_its_client needs(Detached);
+    the_least_time_must_fit_the_most;
+}
 
 /// Acquires a name with this minimum hold.
 async fn takes(peer: &Peer, name: &LockName, least: Duration) -> Result<Guard, Failure> {

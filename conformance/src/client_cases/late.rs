@@ -5,25 +5,20 @@ use super::{
     peer::{Peer, frees, left_untouched, stays_held},
     task::polled,
 };
-use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
+use crate::{Ctx, Failure, case::cases, ensure, same};
 use dlock_core::{Instant, LockName};
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Late, a_copy_that_revives_a_released_hold_is_settled),
-    case!(Clause::Late, a_copy_that_revives_a_lost_hold_is_settled),
-    case!(Clause::Late, a_cancelled_acquire_executed_later_is_settled),
-    case!(
-        Clause::Late,
-        an_acquire_executed_after_its_give_up_takes_nothing_that_lasts
-    ),
-    case!(
-        Clause::Late,
-        a_settling_release_that_was_slow_is_followed_by_another
-    ),
-    case!(Clause::Late, a_late_acquire_leaves_no_waiter),
-    case!(Clause::Late, a_late_renewal_changes_nothing),
-];
+cases! {
+    [Clause::Late]
+    a_copy_that_revives_a_released_hold_is_settled;
+    a_copy_that_revives_a_lost_hold_is_settled;
+    a_cancelled_acquire_executed_later_is_settled;
+    an_acquire_executed_after_its_give_up_takes_nothing_that_lasts;
+    a_settling_release_that_was_slow_is_followed_by_another;
+    a_late_acquire_leaves_no_waiter;
+    a_late_renewal_changes_nothing;
+}
 
 async fn a_copy_that_revives_a_released_hold_is_settled(ctx: Ctx) -> Result<(), Failure> {
     for drops in [false, true] {

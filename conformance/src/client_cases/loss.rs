@@ -5,7 +5,7 @@ use super::{
     peer::{Peer, fails, frees, left_untouched, not_lost, stays_held},
     task::{Task, polled},
 };
-use crate::{Caller, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
+use crate::{Caller, Ctx, Failure, case::cases, ensure, same};
 use dlock_core::{ErrorKind, Guard, GuardState, Lock, LockName, LossReason, ReleaseOutcome};
 use std::{
     sync::{
@@ -15,41 +15,24 @@ use std::{
     time::Duration,
 };
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        Clause::Loss,
-        lost_resolves_before_another_gets_in_while_the_store_is_away
-    ),
-    case!(Clause::Loss, the_deadline_counts_from_before_the_request),
-    case!(Clause::Loss, what_remains_is_never_more_than_the_store_has),
-    case!(Clause::Loss, after_a_pause_the_first_look_says_lost).needs(&[Need::Jump]),
-    case!(Clause::Loss, an_answer_after_the_deadline_revives_nothing).needs(&[Need::Jump]),
-    case!(Clause::Loss, work_is_dropped_the_moment_the_lock_is_lost),
-    case!(Clause::Loss, work_that_is_done_in_time_gives_its_result),
-    case!(Clause::Loss, doubt_comes_and_goes_and_loss_stays),
-    case!(Clause::Loss, a_broken_lock_is_lost_with_that_reason),
-    case!(
-        Clause::Loss,
-        a_fixed_lease_whose_record_is_gone_is_lost_within_a_third
-    ),
-    case!(
-        Clause::Loss,
-        a_dead_guard_does_not_share_in_its_owners_next_lock
-    ),
-    case!(
-        Clause::Loss,
-        a_living_guard_hears_that_its_owner_has_the_lock_anew
-    ),
-    case!(
-        Clause::Loss,
-        a_guard_is_lost_the_moment_its_owner_has_another_token
-    ),
-    case!(Clause::Loss, a_release_that_finds_nothing_says_lost),
-    case!(
-        Clause::Loss,
-        a_lost_guard_takes_nothing_from_the_next_holder
-    ),
-];
+cases! {
+    [Clause::Loss]
+    lost_resolves_before_another_gets_in_while_the_store_is_away;
+    the_deadline_counts_from_before_the_request;
+    what_remains_is_never_more_than_the_store_has;
+    after_a_pause_the_first_look_says_lost needs(Jump);
+    an_answer_after_the_deadline_revives_nothing needs(Jump);
+    work_is_dropped_the_moment_the_lock_is_lost;
+    work_that_is_done_in_time_gives_its_result;
+    doubt_comes_and_goes_and_loss_stays;
+    a_broken_lock_is_lost_with_that_reason;
+    a_fixed_lease_whose_record_is_gone_is_lost_within_a_third;
+    a_dead_guard_does_not_share_in_its_owners_next_lock;
+    a_living_guard_hears_that_its_owner_has_the_lock_anew;
+    a_guard_is_lost_the_moment_its_owner_has_another_token;
+    a_release_that_finds_nothing_says_lost;
+    a_lost_guard_takes_nothing_from_the_next_holder;
+}
 
 async fn lost_resolves_before_another_gets_in_while_the_store_is_away(
     ctx: Ctx,

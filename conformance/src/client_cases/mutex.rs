@@ -1,7 +1,7 @@
 //! `mutex`: holders that go through a client exclude each other.
 
 use super::peer::Peer;
-use crate::{Case, Clause, Ctx, Failure, case::case, same};
+use crate::{Ctx, Failure, case::cases, same};
 use dlock_core::{Lock, LockName};
 use futures_util::future::{join_all, try_join_all};
 use std::sync::{
@@ -10,11 +10,12 @@ use std::sync::{
 };
 use tokio::task::yield_now;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Mutex, tasks_of_one_client_never_lose_a_count),
-    case!(Clause::Mutex, clients_never_lose_a_count),
-    case!(Clause::Mutex, of_those_who_try_at_once_one_gets_it),
-];
+cases! {
+    [Clause::Mutex]
+    tasks_of_one_client_never_lose_a_count;
+    clients_never_lose_a_count;
+    of_those_who_try_at_once_one_gets_it;
+}
 
 async fn tasks_of_one_client_never_lose_a_count(ctx: Ctx) -> Result<(), Failure> {
     let peer = Peer::new(&ctx).await?;

@@ -5,37 +5,23 @@ use super::{
     peer::{Peer, frees, left_untouched, not_lost},
     task::Task,
 };
-use crate::{Call, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
+use crate::{Call, Ctx, Failure, case::cases, ensure, same};
 use dlock_core::{GuardState, LossReason, ReleaseOutcome};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Renew, a_broken_connection_costs_no_lock).needs(&[Need::Network]),
-    case!(
-        Clause::Loss,
-        a_network_that_is_down_for_a_lease_is_a_loss_in_time
-    )
-    .needs(&[Need::Network]),
-    case!(
-        Clause::Indeterminate,
-        replies_lost_on_the_wire_count_nothing_twice
-    )
-    .needs(&[Need::Network]),
-    case!(
-        Clause::Wait,
-        a_broken_connection_costs_a_waiter_a_look_at_most
-    )
-    .needs(&[Need::Network]),
-    case!(
-        Clause::Late,
-        a_request_held_back_on_the_wire_takes_nothing_that_lasts
-    )
-    .needs(&[Need::Network]),
-    case!(
-        Clause::Renew,
-        a_server_that_stands_still_for_half_a_lease_costs_no_lock
-    )
-    .needs(&[Need::Server]),
-];
+cases! {
+    [Clause::Renew]
+    a_broken_connection_costs_no_lock needs(Network);
+    [Clause::Loss]
+    a_network_that_is_down_for_a_lease_is_a_loss_in_time needs(Network);
+    [Clause::Indeterminate]
+    replies_lost_on_the_wire_count_nothing_twice needs(Network);
+    [Clause::Wait]
+    a_broken_connection_costs_a_waiter_a_look_at_most needs(Network);
+    [Clause::Late]
+    a_request_held_back_on_the_wire_takes_nothing_that_lasts needs(Network);
+    [Clause::Renew]
+    a_server_that_stands_still_for_half_a_lease_costs_no_lock needs(Server);
+}
 
 async fn a_broken_connection_costs_no_lock(ctx: Ctx) -> Result<(), Failure> {
     let (peer, network) = Peer::behind_a_network(&ctx).await?;

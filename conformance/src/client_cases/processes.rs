@@ -6,29 +6,25 @@ use super::{
     task::{Task, polled},
 };
 use crate::{
-    Case, Clause, Ctx, Failure, MakeFixture, Need,
-    case::case,
+    Ctx, Failure, MakeFixture,
+    case::cases,
     in_time, job, same,
     testbed::worker::{self, Job, Worker},
 };
 use dlock_core::{Client, Clock, Lease, Lock, LockName, LossReason};
 use std::{fs, io::Write, process::ExitCode, sync::Arc, time::Duration};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Mutex, processes_never_lose_a_count).needs(&[Need::Processes]),
-    case!(Clause::Reentry, a_pass_enters_from_another_process).needs(&[Need::Processes]),
-    case!(
-        Clause::Loss,
-        a_stopped_process_says_lost_before_its_next_write
-    )
-    .needs(&[Need::Processes]),
-    case!(
-        Clause::Crash,
-        a_killed_process_frees_what_it_kept_within_a_lease
-    )
-    .needs(&[Need::Processes]),
-    case!(Clause::Crash, killed_processes_that_waited_delay_nobody).needs(&[Need::Processes]),
-];
+cases! {
+    [Clause::Mutex]
+    processes_never_lose_a_count needs(Processes);
+    [Clause::Reentry]
+    a_pass_enters_from_another_process needs(Processes);
+    [Clause::Loss]
+    a_stopped_process_says_lost_before_its_next_write needs(Processes);
+    [Clause::Crash]
+    a_killed_process_frees_what_it_kept_within_a_lease needs(Processes);
+    killed_processes_that_waited_delay_nobody needs(Processes);
+}
 
 async fn processes_never_lose_a_count(ctx: Ctx) -> Result<(), Failure> {
     let folder = tempfile::tempdir()?;

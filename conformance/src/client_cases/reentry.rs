@@ -5,53 +5,27 @@ use super::{
     peer::{Peer, frees, left_untouched, stays_held},
     task::{Task, permutations},
 };
-use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
+use crate::{Ctx, Failure, case::cases, ensure, same};
 use dlock_core::{
     ErrorKind, FencingToken, Guard, GuardState, LockName, LossReason, Pass, ReleaseOutcome,
 };
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        Clause::Reentry,
-        a_pass_enters_from_this_client_and_another_past_those_who_wait
-    ),
-    case!(
-        Clause::Reentry,
-        an_owner_enters_from_this_client_and_another_past_those_who_wait
-    ),
-    case!(
-        Clause::Reentry,
-        a_scope_enters_its_own_incarnation_and_nothing_else
-    ),
-    case!(Clause::Reentry, a_task_spawned_in_a_scope_is_outside),
-    case!(
-        Clause::Reentry,
-        joined_holds_go_in_every_order_while_others_wait
-    ),
-    case!(
-        Clause::Reentry,
-        a_pass_of_what_is_over_is_gone_and_takes_nothing
-    ),
-    case!(
-        Clause::Reentry,
-        a_pass_of_an_earlier_incarnation_harms_no_later_one
-    ),
-    case!(Clause::Reentry, a_pass_of_another_name_or_store_is_misuse),
-    case!(Clause::Reentry, a_dead_co_owner_leaves_no_ghost),
-    case!(
-        Clause::Reentry,
-        an_owner_whose_lock_is_gone_is_told_when_it_enters_again
-    ),
-    case!(
-        Clause::Reentry,
-        an_owner_that_waits_enters_when_its_own_hold_appears
-    ),
-    case!(
-        Clause::Reentry,
-        an_owner_that_waits_enters_when_it_is_inside_elsewhere
-    ),
-];
+cases! {
+    [Clause::Reentry]
+    a_pass_enters_from_this_client_and_another_past_those_who_wait;
+    an_owner_enters_from_this_client_and_another_past_those_who_wait;
+    a_scope_enters_its_own_incarnation_and_nothing_else;
+    a_task_spawned_in_a_scope_is_outside;
+    joined_holds_go_in_every_order_while_others_wait;
+    a_pass_of_what_is_over_is_gone_and_takes_nothing;
+    a_pass_of_an_earlier_incarnation_harms_no_later_one;
+    a_pass_of_another_name_or_store_is_misuse;
+    a_dead_co_owner_leaves_no_ghost;
+    an_owner_whose_lock_is_gone_is_told_when_it_enters_again;
+    an_owner_that_waits_enters_when_its_own_hold_appears;
+    an_owner_that_waits_enters_when_it_is_inside_elsewhere;
+}
 
 async fn a_pass_enters_from_this_client_and_another_past_those_who_wait(
     ctx: Ctx,

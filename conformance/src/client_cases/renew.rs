@@ -5,35 +5,27 @@ use super::{
     loss::within_the_stores_end,
     peer::{Peer, frees, left_untouched, not_lost, stays_held},
 };
-use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
+use crate::{Ctx, Failure, case::cases, ensure, same};
 use dlock_core::{
     Guard, GuardState, Lease, LossReason,
     driver::{Lane, Release},
 };
 use tokio::sync::Mutex;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Renew, a_kept_lock_is_kept_past_many_leases),
-    case!(Clause::Renew, a_fixed_lease_is_never_renewed),
-    case!(Clause::Renew, one_failed_renewal_is_not_the_end),
-    case!(
-        Clause::Renew,
-        a_store_away_for_most_of_a_lease_costs_nothing
-    ),
-    case!(
-        Clause::Renew,
-        a_lock_that_was_hard_to_get_is_renewed_before_its_deadline
-    ),
-    case!(
-        Clause::Renew,
-        a_renewal_answered_after_its_give_up_counts_from_its_send
-    ),
-    case!(Clause::Renew, nothing_renews_after_a_release),
-    case!(Clause::Renew, nothing_renews_after_a_loss),
-    case!(Clause::Renew, a_stalled_lane_delays_no_other),
-    case!(Clause::Renew, each_lock_of_a_batch_is_judged_alone),
-    case!(Clause::Renew, many_locks_are_renewed_by_few_calls),
-];
+cases! {
+    [Clause::Renew]
+    a_kept_lock_is_kept_past_many_leases;
+    a_fixed_lease_is_never_renewed;
+    one_failed_renewal_is_not_the_end;
+    a_store_away_for_most_of_a_lease_costs_nothing;
+    a_lock_that_was_hard_to_get_is_renewed_before_its_deadline;
+    a_renewal_answered_after_its_give_up_counts_from_its_send;
+    nothing_renews_after_a_release;
+    nothing_renews_after_a_loss;
+    a_stalled_lane_delays_no_other;
+    each_lock_of_a_batch_is_judged_alone;
+    many_locks_are_renewed_by_few_calls;
+}
 
 async fn a_kept_lock_is_kept_past_many_leases(ctx: Ctx) -> Result<(), Failure> {
     let [peer, other] = Peer::several(&ctx).await?;

@@ -5,51 +5,28 @@ use super::{
     peer::{Peer, fails, frees, left_untouched, stays_held},
     task::{Task, polled},
 };
-use crate::{Case, Clause, Ctx, Failure, case::case, ensure, in_time, same};
+use crate::{Ctx, Failure, case::cases, ensure, in_time, same};
 use dlock_core::{
     Client, ErrorKind, GuardState, LossReason, ShutdownOutcome as Part, ShutdownReport,
 };
 use std::{future::IntoFuture, sync::Arc, time::Duration};
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        Clause::Shutdown,
-        new_acquires_are_refused_and_waiters_cancelled
-    ),
-    case!(
-        Clause::Shutdown,
-        a_waiter_whose_request_hangs_is_cancelled_at_once
-    ),
-    case!(
-        Clause::Shutdown,
-        holders_are_told_and_keep_their_locks_for_the_grace
-    ),
-    case!(
-        Clause::Shutdown,
-        what_is_given_back_in_time_is_reported_released
-    ),
-    case!(Clause::Shutdown, what_was_lost_before_is_reported_lost),
-    case!(
-        Clause::Shutdown,
-        a_holder_that_ignores_it_is_left_to_its_lease
-    ),
-    case!(
-        Clause::Shutdown,
-        what_is_left_is_not_released_by_its_guard_either
-    ),
-    case!(Clause::Shutdown, nothing_renews_afterwards),
-    case!(Clause::Shutdown, forced_it_releases_what_is_held),
-    case!(Clause::Shutdown, an_acquire_under_way_ends_without_a_lock),
-    case!(
-        Clause::Shutdown,
-        a_store_that_does_not_answer_delays_it_no_longer_than_the_grace
-    ),
-    case!(
-        Clause::Shutdown,
-        without_locks_it_is_done_at_once_and_only_once
-    ),
-    case!(Clause::Shutdown, dropped_once_it_has_begun_it_goes_on),
-];
+cases! {
+    [Clause::Shutdown]
+    new_acquires_are_refused_and_waiters_cancelled;
+    a_waiter_whose_request_hangs_is_cancelled_at_once;
+    holders_are_told_and_keep_their_locks_for_the_grace;
+    what_is_given_back_in_time_is_reported_released;
+    what_was_lost_before_is_reported_lost;
+    a_holder_that_ignores_it_is_left_to_its_lease;
+    what_is_left_is_not_released_by_its_guard_either;
+    nothing_renews_afterwards;
+    forced_it_releases_what_is_held;
+    an_acquire_under_way_ends_without_a_lock;
+    a_store_that_does_not_answer_delays_it_no_longer_than_the_grace;
+    without_locks_it_is_done_at_once_and_only_once;
+    dropped_once_it_has_begun_it_goes_on;
+}
 
 async fn new_acquires_are_refused_and_waiters_cancelled(ctx: Ctx) -> Result<(), Failure> {
     let [peer, other] = Peer::several(&ctx).await?;

@@ -6,17 +6,19 @@ use super::{
     peer::{Peer, left_untouched},
     task::Task,
 };
-use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
+use crate::{Ctx, Failure, case::cases, ensure, same};
 use dlock_core::{Guard, Lock};
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Mutex, a_storm_lets_nobody_in_beside_another),
-    case!(Clause::Wait, a_storm_of_cancelled_waiters_forgets_nobody),
-];
+cases! {
+    [Clause::Mutex]
+    a_storm_lets_nobody_in_beside_another;
+    [Clause::Wait]
+    a_storm_of_cancelled_waiters_forgets_nobody;
+}
 
 async fn a_storm_lets_nobody_in_beside_another(ctx: Ctx) -> Result<(), Failure> {
     let name = ctx.name()?;

@@ -4,18 +4,22 @@ use super::{
     gate::Step,
     peer::{Peer, fails, frees, left_untouched, not_lost},
 };
-use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
+use crate::{Ctx, Failure, case::cases, ensure, same};
 use dlock_core::{Detached, ErrorKind, Guard, LossReason};
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Loss, a_longest_hold_ends_though_it_is_renewed),
-    case!(Clause::Renew, nothing_renews_what_is_detached).needs(&[Need::Detached]),
-    case!(Clause::Renew, what_is_attached_again_is_kept).needs(&[Need::Detached]),
-    case!(Clause::Owner, what_is_over_cannot_be_attached).needs(&[Need::Detached]),
-    case!(Clause::Owner, what_has_a_guard_is_not_attached_twice).needs(&[Need::Detached]),
-    case!(Clause::Shutdown, what_is_detached_is_not_touched).needs(&[Need::Detached]),
-];
+cases! {
+    [Clause::Loss]
+    a_longest_hold_ends_though_it_is_renewed;
+    [Clause::Renew]
+    nothing_renews_what_is_detached needs(Detached);
+    what_is_attached_again_is_kept needs(Detached);
+    [Clause::Owner]
+    what_is_over_cannot_be_attached needs(Detached);
+    what_has_a_guard_is_not_attached_twice needs(Detached);
+    [Clause::Shutdown]
+    what_is_detached_is_not_touched needs(Detached);
+}
 
 async fn a_longest_hold_ends_though_it_is_renewed(ctx: Ctx) -> Result<(), Failure> {
     let [peer, other] = Peer::several(&ctx).await?;

@@ -6,7 +6,7 @@ use super::{
     peer::{Peer, fails, frees, left_untouched},
     task::Task,
 };
-use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
+use crate::{Ctx, Failure, case::cases, ensure, same};
 use dlock_core::{
     ErrorKind, Lock, TimeoutPhase,
     driver::{Hint, Lane, Ticket, Wake},
@@ -18,34 +18,22 @@ use std::{
     time::Duration,
 };
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Wait, tasks_of_one_client_are_served_in_order),
-    case!(
-        Clause::Wait,
-        clients_are_served_in_order_where_the_store_keeps_one
-    )
-    .needs(&[Need::Line]),
-    case!(Clause::Wait, the_store_sees_one_waiter_of_a_client),
-    case!(Clause::Wait, a_long_wait_asks_the_store_seldom),
-    case!(Clause::Wait, a_release_is_pushed_to_the_next).needs(&[Need::Push]),
-    case!(Clause::Wait, a_lost_wake_up_costs_a_look_interval),
-    case!(
-        Clause::Wait,
-        a_local_release_wakes_the_next_without_the_store
-    ),
-    case!(Clause::Wait, wrong_wake_ups_fail_nothing),
-    case!(Clause::Wait, a_turn_that_nobody_wants_is_handed_on).needs(&[Need::Push]),
-    case!(
-        Clause::Wait,
-        a_wait_that_is_too_long_says_so_and_who_holds_it
-    ),
-    case!(
-        Clause::Wait,
-        a_wait_for_oneself_says_where_the_lock_was_acquired
-    ),
-    case!(Clause::Wait, a_waiter_out_of_time_passes_its_place_on),
-    case!(Clause::Wait, a_wait_ends_when_the_lease_of_the_holder_does),
-];
+cases! {
+    [Clause::Wait]
+    tasks_of_one_client_are_served_in_order;
+    clients_are_served_in_order_where_the_store_keeps_one needs(Line);
+    the_store_sees_one_waiter_of_a_client;
+    a_long_wait_asks_the_store_seldom;
+    a_release_is_pushed_to_the_next needs(Push);
+    a_lost_wake_up_costs_a_look_interval;
+    a_local_release_wakes_the_next_without_the_store;
+    wrong_wake_ups_fail_nothing;
+    a_turn_that_nobody_wants_is_handed_on needs(Push);
+    a_wait_that_is_too_long_says_so_and_who_holds_it;
+    a_wait_for_oneself_says_where_the_lock_was_acquired;
+    a_waiter_out_of_time_passes_its_place_on;
+    a_wait_ends_when_the_lease_of_the_holder_does;
+}
 
 async fn tasks_of_one_client_are_served_in_order(ctx: Ctx) -> Result<(), Failure> {
     let peer = Peer::new(&ctx).await?;

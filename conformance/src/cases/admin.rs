@@ -1,7 +1,7 @@
 //! `admin`: inspecting changes nothing and shows everything; breaking frees only the named lock.
 
-use super::held;
-use crate::{Ctx, Failure, case::cases, ensure, same};
+use super::{held, held_for};
+use crate::{Ctx, Failure, Result, case::cases, ensure, same};
 use dlock_core::{Broken, FencingToken, HolderInfo, LockName};
 
 cases! {
@@ -23,7 +23,7 @@ cases! {
     breaking_serves_the_line needs(Line) bullet("opens what was kept shut or reserved");
 }
 
-async fn a_name_never_heard_of_is_free(ctx: Ctx) -> Result<(), Failure> {
+async fn a_name_never_heard_of_is_free(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let name = ctx.name()?;
     caller.sees_free(&name).await?;
@@ -34,10 +34,8 @@ async fn a_name_never_heard_of_is_free(ctx: Ctx) -> Result<(), Failure> {
     )
 }
 
-async fn inspect_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn inspect_changes_nothing(ctx: Ctx) -> Result {
+    let ([_holder, other], name, hold) = held_for(&ctx, ctx.short()).await?;
     ctx.eventually(
         "the lease ends while others inspect it",
         ctx.until_over(&hold),
@@ -47,7 +45,7 @@ async fn inspect_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
     other.take_soon(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn inspect_shows_who_is_inside(ctx: Ctx) -> Result<(), Failure> {
+async fn inspect_shows_who_is_inside(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let name = ctx.name()?;
     let note = HolderInfo::new("a-host", 42);
@@ -77,7 +75,7 @@ async fn inspect_shows_who_is_inside(ctx: Ctx) -> Result<(), Failure> {
     other.sees_free(&name).await
 }
 
-async fn list_shows_every_name_held_shut_or_reserved(ctx: Ctx) -> Result<(), Failure> {
+async fn list_shows_every_name_held_shut_or_reserved(ctx: Ctx) -> Result {
     let [caller, waiter] = ctx.callers().await?;
     let base = ctx.text();
     let of = |kind: &str| LockName::new(format!("{base}/{kind}"));
@@ -113,7 +111,7 @@ async fn list_shows_every_name_held_shut_or_reserved(ctx: Ctx) -> Result<(), Fai
     )
 }
 
-async fn a_walk_finds_every_name_held_throughout(ctx: Ctx) -> Result<(), Failure> {
+async fn a_walk_finds_every_name_held_throughout(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let base = ctx.text();
     let name = |number: usize| LockName::new(format!("{base}/{number}"));
@@ -151,10 +149,8 @@ async fn a_walk_finds_every_name_held_throughout(ctx: Ctx) -> Result<(), Failure
     )
 }
 
-async fn list_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn list_changes_nothing(ctx: Ctx) -> Result {
+    let ([_holder, other], name, hold) = held_for(&ctx, ctx.short()).await?;
     ctx.eventually(
         "the lease ends while others list",
         ctx.until_over(&hold),
@@ -164,7 +160,7 @@ async fn list_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
     other.take_soon(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn list_takes_its_prefix_literally(ctx: Ctx) -> Result<(), Failure> {
+async fn list_takes_its_prefix_literally(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let base = ctx.text();
     for special in ["*", "?", "[ab]", "%", "_", "\\", ".", "{", "$", "^"] {
@@ -195,7 +191,7 @@ async fn list_takes_its_prefix_literally(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn breaking_with_its_token_frees_the_incarnation(ctx: Ctx) -> Result<(), Failure> {
+async fn breaking_with_its_token_frees_the_incarnation(ctx: Ctx) -> Result {
     let ([_caller, other], name, hold) = held(&ctx).await?;
     let token = Some(hold.token);
     same(
@@ -207,7 +203,7 @@ async fn breaking_with_its_token_frees_the_incarnation(ctx: Ctx) -> Result<(), F
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn breaking_with_another_token_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn breaking_with_another_token_changes_nothing(ctx: Ctx) -> Result {
     let ([caller, other], name, past) = held(&ctx).await?;
     caller.frees(&past).await?;
     let hold = caller.take(&ctx.ask(&name)).await?;
@@ -227,7 +223,7 @@ async fn breaking_with_another_token_changes_nothing(ctx: Ctx) -> Result<(), Fai
     caller.frees(&hold).await
 }
 
-async fn breaking_a_free_name_says_so(ctx: Ctx) -> Result<(), Failure> {
+async fn breaking_a_free_name_says_so(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let (never, past, lapsed) = (ctx.name()?, ctx.name()?, ctx.name()?);
     let hold = caller.take(&ctx.ask(&past)).await?;
@@ -246,7 +242,7 @@ async fn breaking_a_free_name_says_so(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn breaking_ends_every_hold(ctx: Ctx) -> Result<(), Failure> {
+async fn breaking_ends_every_hold(ctx: Ctx) -> Result {
     let ([caller, other], name, first) = held(&ctx).await?;
     let mut holds = vec![first.clone()];
     for _ in 0..2 {
@@ -267,7 +263,7 @@ async fn breaking_ends_every_hold(ctx: Ctx) -> Result<(), Failure> {
     same("the number of holds", next.holds, 1)
 }
 
-async fn a_broken_holder_learns_it_at_its_next_renewal(ctx: Ctx) -> Result<(), Failure> {
+async fn a_broken_holder_learns_it_at_its_next_renewal(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     other.breaks(&name, None).await?;
     caller.cannot_renew(&hold).await?;
@@ -276,7 +272,7 @@ async fn a_broken_holder_learns_it_at_its_next_renewal(ctx: Ctx) -> Result<(), F
     other.frees(&next).await
 }
 
-async fn breaking_opens_a_name_reserved_and_the_line_goes_on(ctx: Ctx) -> Result<(), Failure> {
+async fn breaking_opens_a_name_reserved_and_the_line_goes_on(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
     first
         .refused(&ctx.ask(&name).in_line(first.ticket()))
@@ -290,7 +286,7 @@ async fn breaking_opens_a_name_reserved_and_the_line_goes_on(ctx: Ctx) -> Result
     second.take(&waiting).await.map(drop)
 }
 
-async fn breaking_serves_the_line(ctx: Ctx) -> Result<(), Failure> {
+async fn breaking_serves_the_line(ctx: Ctx) -> Result {
     let [holder, waiter, other] = ctx.callers().await?;
     let name = ctx.name()?;
     holder.take(&ctx.ask(&name)).await?;

@@ -1,7 +1,7 @@
 //! `error`: contention is a value; an error has a kind, a retry class, and a truthful effect.
 
 use super::held;
-use crate::{Call, Ctx, Failure, caller::entry, case::cases, ensure, same};
+use crate::{Call, Ctx, Failure, Result, caller::entry, case::cases, ensure, same};
 use dlock_core::{
     Effect, ErrorKind, MAX_HOLDS, RetryClass,
     driver::{Cursor, Release},
@@ -18,7 +18,7 @@ cases! {
     a_store_that_is_away_is_unavailable_and_comes_back needs(Network);
 }
 
-async fn one_hold_too_many_is_overloaded_and_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn one_hold_too_many_is_overloaded_and_changes_nothing(ctx: Ctx) -> Result {
     let ([caller, other], name, first) = held(&ctx).await?;
     let mut last = first.clone();
     for count in 2..=MAX_HOLDS {
@@ -46,7 +46,7 @@ async fn one_hold_too_many_is_overloaded_and_changes_nothing(ctx: Ctx) -> Result
     )
 }
 
-async fn a_refusal_tells_the_truth_about_the_holder(ctx: Ctx) -> Result<(), Failure> {
+async fn a_refusal_tells_the_truth_about_the_holder(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     let held = other.refused(&ctx.ask(&name)).await?;
     if let Some(by) = held.by {
@@ -71,9 +71,7 @@ async fn a_refusal_tells_the_truth_about_the_holder(ctx: Ctx) -> Result<(), Fail
     caller.frees(&hold).await
 }
 
-async fn a_request_that_came_too_late_is_unavailable_without_effect(
-    ctx: Ctx,
-) -> Result<(), Failure> {
+async fn a_request_that_came_too_late_is_unavailable_without_effect(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let late = caller.driver().capabilities().late;
     let ask = ctx.ask(&ctx.name()?).until(ctx.now() - late - ctx.short());
@@ -92,7 +90,7 @@ async fn a_request_that_came_too_late_is_unavailable_without_effect(
     }
 }
 
-async fn a_cursor_of_nobody_is_misuse(ctx: Ctx) -> Result<(), Failure> {
+async fn a_cursor_of_nobody_is_misuse(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let prefix = ctx.text();
     for bytes in [&b"\xff\xfe no cursor"[..], b""] {
@@ -105,7 +103,7 @@ async fn a_cursor_of_nobody_is_misuse(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn no_answer_and_no_debug_shows_an_owner(ctx: Ctx) -> Result<(), Failure> {
+async fn no_answer_and_no_debug_shows_an_owner(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     let shown = [
         format!("{:?}", other.refused(&ctx.ask(&name)).await?),
@@ -126,7 +124,7 @@ async fn no_answer_and_no_debug_shows_an_owner(ctx: Ctx) -> Result<(), Failure> 
     caller.frees(&hold).await
 }
 
-async fn what_was_executed_is_not_said_to_have_had_no_effect(ctx: Ctx) -> Result<(), Failure> {
+async fn what_was_executed_is_not_said_to_have_had_no_effect(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     let other = ctx.caller().await?;
     let name = ctx.name()?;
@@ -165,7 +163,7 @@ async fn what_was_executed_is_not_said_to_have_had_no_effect(ctx: Ctx) -> Result
     Ok(())
 }
 
-async fn a_store_that_is_away_is_unavailable_and_comes_back(ctx: Ctx) -> Result<(), Failure> {
+async fn a_store_that_is_away_is_unavailable_and_comes_back(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     let name = ctx.name()?;
     let hold = caller.take(&ctx.ask(&name)).await?;

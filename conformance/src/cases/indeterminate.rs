@@ -1,8 +1,8 @@
 //! `indeterminate`: an unanswered request is repeated with the same hold id or cleaned up; it is never
 //! leaked and never counted twice.
 
-use super::held;
-use crate::{Call, Ctx, Failure, case::cases, ensure, same};
+use super::{held, held_for};
+use crate::{Call, Ctx, Failure, Result, case::cases, ensure, same};
 use dlock_core::driver::{Acquired, Release};
 
 cases! {
@@ -20,7 +20,7 @@ cases! {
     a_lost_answer_of_release_hurts_nobody_when_repeated needs(Network);
 }
 
-async fn a_repeat_counts_once(ctx: Ctx) -> Result<(), Failure> {
+async fn a_repeat_counts_once(ctx: Ctx) -> Result {
     let ([caller, other], name, first) = held(&ctx).await?;
     for caller in [&caller, &other] {
         let repeat = caller.take(&first.ask).await?;
@@ -36,7 +36,7 @@ async fn a_repeat_counts_once(ctx: Ctx) -> Result<(), Failure> {
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_repeat_has_the_same_token(ctx: Ctx) -> Result<(), Failure> {
+async fn a_repeat_has_the_same_token(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let first = caller.take(&ctx.ask(&ctx.name()?)).await?;
     for caller in [&caller, &other] {
@@ -46,10 +46,8 @@ async fn a_repeat_has_the_same_token(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn a_repeat_prolongs_nothing_and_promises_what_is_left(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn a_repeat_prolongs_nothing_and_promises_what_is_left(ctx: Ctx) -> Result {
+    let ([caller, other], name, first) = held_for(&ctx, ctx.short()).await?;
     ctx.time_passes(ctx.short() / 2).await;
     let repeat = caller.take(&first.ask).await?;
     ensure(
@@ -72,7 +70,7 @@ async fn a_repeat_prolongs_nothing_and_promises_what_is_left(ctx: Ctx) -> Result
     )
 }
 
-async fn a_repeat_in_a_full_house_is_no_hold_more(ctx: Ctx) -> Result<(), Failure> {
+async fn a_repeat_in_a_full_house_is_no_hold_more(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let first = caller.take(&ctx.ask(&ctx.name()?)).await?;
     for _ in 1..dlock_core::MAX_HOLDS {
@@ -82,7 +80,7 @@ async fn a_repeat_in_a_full_house_is_no_hold_more(ctx: Ctx) -> Result<(), Failur
     same("the number of holds", repeat.holds, dlock_core::MAX_HOLDS)
 }
 
-async fn a_repeat_puts_nobody_in_line(ctx: Ctx) -> Result<(), Failure> {
+async fn a_repeat_puts_nobody_in_line(ctx: Ctx) -> Result {
     let ([holder, waiter, other], name, hold) = held(&ctx).await?;
     let (ticket, next) = (waiter.ticket(), waiter.ticket());
     let waiting = ctx.ask(&name).in_line(ticket);
@@ -98,7 +96,7 @@ async fn a_repeat_puts_nobody_in_line(ctx: Ctx) -> Result<(), Failure> {
 }
 
 /// Why only a release sent after `give_up + late` cleans up a hold with an unanswered attempt.
-async fn a_copy_after_its_release_is_ended_by_one_release_more(ctx: Ctx) -> Result<(), Failure> {
+async fn a_copy_after_its_release_is_ended_by_one_release_more(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     caller.frees(&hold).await?;
     let copy = caller.take(&hold.ask).await?;
@@ -107,7 +105,7 @@ async fn a_copy_after_its_release_is_ended_by_one_release_more(ctx: Ctx) -> Resu
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_copy_after_the_settling_release_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn a_copy_after_the_settling_release_takes_nothing(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let name = ctx.name()?;
     let give_up = ctx.now() + ctx.short();
@@ -126,7 +124,7 @@ async fn a_copy_after_the_settling_release_takes_nothing(ctx: Ctx) -> Result<(),
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_lost_answer_of_acquire_is_found_by_the_repeat(ctx: Ctx) -> Result<(), Failure> {
+async fn a_lost_answer_of_acquire_is_found_by_the_repeat(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     let other = ctx.caller().await?;
     let name = ctx.name()?;
@@ -141,7 +139,7 @@ async fn a_lost_answer_of_acquire_is_found_by_the_repeat(ctx: Ctx) -> Result<(),
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_lost_answer_of_acquire_is_settled_by_a_release(ctx: Ctx) -> Result<(), Failure> {
+async fn a_lost_answer_of_acquire_is_settled_by_a_release(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     let other = ctx.caller().await?;
     let name = ctx.name()?;
@@ -163,7 +161,7 @@ async fn a_lost_answer_of_acquire_is_settled_by_a_release(ctx: Ctx) -> Result<()
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_lost_answer_of_renew_is_repeated(ctx: Ctx) -> Result<(), Failure> {
+async fn a_lost_answer_of_renew_is_repeated(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     let other = ctx.caller().await?;
     let hold = caller.take(&ctx.ask(&ctx.name()?)).await?;
@@ -185,7 +183,7 @@ async fn a_lost_answer_of_renew_is_repeated(ctx: Ctx) -> Result<(), Failure> {
     other.sees_holds(&hold.ask.name, 1).await
 }
 
-async fn a_lost_answer_of_release_hurts_nobody_when_repeated(ctx: Ctx) -> Result<(), Failure> {
+async fn a_lost_answer_of_release_hurts_nobody_when_repeated(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     let other = ctx.caller().await?;
     let name = ctx.name()?;

@@ -1,7 +1,7 @@
 //! `keep`: a lock released early stays unavailable to all owners for its minimum hold.
 
-use super::held;
-use crate::{Ask, Caller, Ctx, Failure, Hold, case::cases, ensure, same};
+use super::{held, held_for};
+use crate::{Ask, Caller, Ctx, Failure, Hold, Result, case::cases, ensure, same};
 use dlock_core::{Broken, Instant, driver::Released};
 use std::time::Duration;
 
@@ -24,19 +24,19 @@ cases! {
     a_repeat_of_the_release_leaves_it_shut;
 }
 
-async fn a_name_stays_shut_for_everybody_as_long_as_was_asked(ctx: Ctx) -> Result<(), Failure> {
+async fn a_name_stays_shut_for_everybody_as_long_as_was_asked(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     let shut = shuts(&ctx, &caller, &hold, ctx.short()).await?;
     opens_then(&ctx, &other, &ctx.ask(&name), &shut).await
 }
 
-async fn its_last_owner_is_refused_too(ctx: Ctx) -> Result<(), Failure> {
+async fn its_last_owner_is_refused_too(ctx: Ctx) -> Result {
     let ([caller], _, hold) = held(&ctx).await?;
     let shut = shuts(&ctx, &caller, &hold, ctx.short()).await?;
     opens_then(&ctx, &caller, &hold.ask.again(), &shut).await
 }
 
-async fn the_longest_counts_when_it_goes_first(ctx: Ctx) -> Result<(), Failure> {
+async fn the_longest_counts_when_it_goes_first(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     for second_keep in [None, Some(ctx.short() / 10)] {
         let name = ctx.name()?;
@@ -62,7 +62,7 @@ async fn the_longest_counts_when_it_goes_first(ctx: Ctx) -> Result<(), Failure> 
     Ok(())
 }
 
-async fn the_longest_counts_when_it_goes_last(ctx: Ctx) -> Result<(), Failure> {
+async fn the_longest_counts_when_it_goes_last(ctx: Ctx) -> Result {
     let ([caller, other], name, first) = held(&ctx).await?;
     let second = caller.take(&first.ask.again()).await?;
     let answer = caller.release(&second, Some(ctx.short() / 10)).await?;
@@ -74,7 +74,7 @@ async fn the_longest_counts_when_it_goes_last(ctx: Ctx) -> Result<(), Failure> {
     opens_then(&ctx, &other, &ctx.ask(&name), &shut).await
 }
 
-async fn a_name_is_not_shut_while_a_hold_is_left(ctx: Ctx) -> Result<(), Failure> {
+async fn a_name_is_not_shut_while_a_hold_is_left(ctx: Ctx) -> Result {
     let ([caller, other], name, first) = held(&ctx).await?;
     let second = caller.take(&first.ask.again()).await?;
     let answer = caller.release(&second, Some(ctx.short())).await?;
@@ -93,7 +93,7 @@ async fn a_name_is_not_shut_while_a_hold_is_left(ctx: Ctx) -> Result<(), Failure
     caller.frees(&third).await
 }
 
-async fn inspect_and_list_say_shut(ctx: Ctx) -> Result<(), Failure> {
+async fn inspect_and_list_say_shut(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     shuts(&ctx, &caller, &hold, ctx.long()).await?;
     let listed = other.list(name.as_str(), 10).await?;
@@ -113,7 +113,7 @@ async fn inspect_and_list_say_shut(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn breaking_opens_it(ctx: Ctx) -> Result<(), Failure> {
+async fn breaking_opens_it(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     shuts(&ctx, &caller, &hold, ctx.long()).await?;
     same(
@@ -125,17 +125,15 @@ async fn breaking_opens_it(ctx: Ctx) -> Result<(), Failure> {
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn it_outlives_the_client(ctx: Ctx) -> Result<(), Failure> {
+async fn it_outlives_the_client(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     let shut = shuts(&ctx, &caller, &hold, ctx.short()).await?;
     caller.driver().close().await;
     opens_then(&ctx, &other, &ctx.ask(&name), &shut).await
 }
 
-async fn after_a_lapse_the_lease_alone_decides(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let lapses = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn after_a_lapse_the_lease_alone_decides(ctx: Ctx) -> Result {
+    let ([caller, other], name, lapses) = held_for(&ctx, ctx.short()).await?;
     let kept = caller.take(&lapses.ask.again()).await?;
     let answer = caller.release(&kept, Some(ctx.long())).await?;
     ensure(
@@ -147,10 +145,8 @@ async fn after_a_lapse_the_lease_alone_decides(ctx: Ctx) -> Result<(), Failure> 
     other.take_soon(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_new_incarnation_knows_nothing_of_it(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn a_new_incarnation_knows_nothing_of_it(ctx: Ctx) -> Result {
+    let ([caller, other], name, first) = held_for(&ctx, ctx.short()).await?;
     let second = caller.take(&first.ask.again()).await?;
     caller.release(&second, Some(ctx.long())).await?;
     ctx.sleep_past(&second).await;
@@ -166,7 +162,7 @@ async fn a_new_incarnation_knows_nothing_of_it(ctx: Ctx) -> Result<(), Failure> 
     caller.frees(&last).await
 }
 
-async fn a_repeat_of_the_release_leaves_it_shut(ctx: Ctx) -> Result<(), Failure> {
+async fn a_repeat_of_the_release_leaves_it_shut(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     let shut = shuts(&ctx, &caller, &hold, ctx.short()).await?;
     // Shorter, longer, and no minimum hold at all: no holder is left that could ask for it.
@@ -183,7 +179,7 @@ struct Shut {
 }
 
 /// Releases the last hold; the answer must say that the name stays unavailable.
-async fn shuts(ctx: &Ctx, caller: &Caller, hold: &Hold, keep: Duration) -> Result<Shut, Failure> {
+async fn shuts(ctx: &Ctx, caller: &Caller, hold: &Hold, keep: Duration) -> Result<Shut> {
     let sent = ctx.now();
     let answer = caller.release(hold, Some(keep)).await?;
     let shut = Shut {
@@ -199,7 +195,7 @@ async fn shuts(ctx: &Ctx, caller: &Caller, hold: &Hold, keep: Duration) -> Resul
 }
 
 /// Refused until the name becomes available, and no longer.
-async fn opens_then(ctx: &Ctx, caller: &Caller, ask: &Ask, shut: &Shut) -> Result<(), Failure> {
+async fn opens_then(ctx: &Ctx, caller: &Caller, ask: &Ask, shut: &Shut) -> Result {
     let rest = shut.by.since(ctx.now()) + ctx.rounding();
     let next = caller.take_within(ask, rest).await?;
     let early = shut.from.since(next.after);

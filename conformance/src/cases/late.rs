@@ -1,7 +1,7 @@
 //! `late`: a request that the server executes long after its sender gave up takes nothing that lasts.
 
-use super::held;
-use crate::{Call, Ctx, Failure, caller::entry, case::cases, ensure, same};
+use super::{held, held_for};
+use crate::{Call, Ctx, Result, caller::entry, case::cases, ensure, same};
 use dlock_core::{
     Instant,
     driver::{Acquired, Release, Renewed},
@@ -28,7 +28,7 @@ cases! {
     a_release_is_never_late needs(Network) bullet("never refused for being late");
 }
 
-async fn an_acquire_past_its_end_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn an_acquire_past_its_end_takes_nothing(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let name = ctx.name()?;
     let ask = ctx
@@ -39,7 +39,7 @@ async fn an_acquire_past_its_end_takes_nothing(ctx: Ctx) -> Result<(), Failure> 
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_reentry_past_its_end_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn a_reentry_past_its_end_takes_nothing(ctx: Ctx) -> Result {
     let ([caller], name, hold) = held(&ctx).await?;
     let ask = hold
         .ask
@@ -50,7 +50,7 @@ async fn a_reentry_past_its_end_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
     caller.frees(&hold).await
 }
 
-async fn an_acquire_past_its_end_stands_in_no_line(ctx: Ctx) -> Result<(), Failure> {
+async fn an_acquire_past_its_end_stands_in_no_line(ctx: Ctx) -> Result {
     let ([holder, caller, other], name, hold) = held(&ctx).await?;
     let ask = ctx.ask(&name).in_line(caller.ticket());
     let ask = ask.until(past(&ctx, caller.driver().capabilities().late));
@@ -59,7 +59,7 @@ async fn an_acquire_past_its_end_stands_in_no_line(ctx: Ctx) -> Result<(), Failu
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn an_acquire_held_back_past_its_end_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn an_acquire_held_back_past_its_end_takes_nothing(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     let other = ctx.caller().await?;
     let name = ctx.name()?;
@@ -75,7 +75,7 @@ async fn an_acquire_held_back_past_its_end_takes_nothing(ctx: Ctx) -> Result<(),
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn an_acquire_that_lay_in_a_stopped_server_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn an_acquire_that_lay_in_a_stopped_server_takes_nothing(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let name = ctx.name()?;
     // Connects first, so that only the request itself is left to do once the server is stopped.
@@ -97,7 +97,7 @@ async fn an_acquire_that_lay_in_a_stopped_server_takes_nothing(ctx: Ctx) -> Resu
         .map(drop)
 }
 
-async fn an_acquire_held_back_for_less_is_granted(ctx: Ctx) -> Result<(), Failure> {
+async fn an_acquire_held_back_for_less_is_granted(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     faults.delay(ctx.short() / 10).await?;
     let name = ctx.name()?;
@@ -112,10 +112,8 @@ async fn an_acquire_held_back_for_less_is_granted(ctx: Ctx) -> Result<(), Failur
     )
 }
 
-async fn a_renewal_past_its_end_prolongs_nothing(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn a_renewal_past_its_end_prolongs_nothing(ctx: Ctx) -> Result {
+    let ([caller, other], name, hold) = held_for(&ctx, ctx.short()).await?;
     let give_up = past(&ctx, caller.driver().capabilities().late);
     let driver = caller.driver();
     let before = ctx.now();
@@ -140,7 +138,7 @@ async fn a_renewal_past_its_end_prolongs_nothing(ctx: Ctx) -> Result<(), Failure
         .map(drop)
 }
 
-async fn a_renewal_held_back_past_its_end_prolongs_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn a_renewal_held_back_past_its_end_prolongs_nothing(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     let other = ctx.caller().await?;
     let name = ctx.name()?;
@@ -163,7 +161,7 @@ async fn a_renewal_held_back_past_its_end_prolongs_nothing(ctx: Ctx) -> Result<(
         .map(drop)
 }
 
-async fn a_release_is_never_late(ctx: Ctx) -> Result<(), Failure> {
+async fn a_release_is_never_late(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     let other = ctx.caller().await?;
     let name = ctx.name()?;
@@ -189,7 +187,7 @@ fn held_back(ctx: &Ctx, late: Duration) -> Duration {
     ctx.short() / 2 + late
 }
 
-fn granted_nothing(answer: Option<Acquired>) -> Result<(), Failure> {
+fn granted_nothing(answer: Option<Acquired>) -> Result {
     ensure(
         !matches!(answer, Some(Acquired::Granted(_))),
         format_args!("it came too late and was granted: {answer:?}"),

@@ -1,7 +1,7 @@
 //! `lease`: each hold has its own end; nothing shortens what remains, and releasing one hold leaves the
 //! others what they asked for.
 
-use crate::{Caller, Ctx, Failure, Hold, case::cases, ensure};
+use crate::{Caller, Ctx, Hold, Result, case::cases, ensure};
 
 cases! {
     [Clause::Lease]
@@ -17,7 +17,7 @@ cases! {
     no_grant_promises_more_than_its_lease;
 }
 
-async fn reentry_with_a_shorter_lease_never_shortens(ctx: Ctx) -> Result<(), Failure> {
+async fn reentry_with_a_shorter_lease_never_shortens(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let ask = ctx.ask(&ctx.name()?);
     let longer = caller.take(&ask.clone().lasting(ctx.short() * 2)).await?;
@@ -25,7 +25,7 @@ async fn reentry_with_a_shorter_lease_never_shortens(ctx: Ctx) -> Result<(), Fai
     lasts_as_long_as(&ctx, &other, &longer).await
 }
 
-async fn reentry_with_a_longer_lease_prolongs(ctx: Ctx) -> Result<(), Failure> {
+async fn reentry_with_a_longer_lease_prolongs(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let ask = ctx.ask(&ctx.name()?);
     caller.take(&ask.clone().lasting(ctx.short())).await?;
@@ -33,9 +33,7 @@ async fn reentry_with_a_longer_lease_prolongs(ctx: Ctx) -> Result<(), Failure> {
     lasts_as_long_as(&ctx, &other, &longer).await
 }
 
-async fn releasing_the_longest_hold_leaves_what_the_others_asked_for(
-    ctx: Ctx,
-) -> Result<(), Failure> {
+async fn releasing_the_longest_hold_leaves_what_the_others_asked_for(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let ask = ctx.ask(&ctx.name()?);
     for longest_first in [true, false] {
@@ -59,7 +57,7 @@ async fn releasing_the_longest_hold_leaves_what_the_others_asked_for(
     Ok(())
 }
 
-async fn releasing_a_shorter_hold_leaves_the_longest(ctx: Ctx) -> Result<(), Failure> {
+async fn releasing_a_shorter_hold_leaves_the_longest(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let ask = ctx.ask(&ctx.name()?);
     let longest = caller.take(&ask.clone().lasting(ctx.short() * 2)).await?;
@@ -68,7 +66,7 @@ async fn releasing_a_shorter_hold_leaves_the_longest(ctx: Ctx) -> Result<(), Fai
     lasts_as_long_as(&ctx, &other, &longest).await
 }
 
-async fn renewing_a_shorter_hold_leaves_the_longest(ctx: Ctx) -> Result<(), Failure> {
+async fn renewing_a_shorter_hold_leaves_the_longest(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let ask = ctx.ask(&ctx.name()?);
     let longest = caller.take(&ask.clone().lasting(ctx.short() * 2)).await?;
@@ -77,7 +75,7 @@ async fn renewing_a_shorter_hold_leaves_the_longest(ctx: Ctx) -> Result<(), Fail
     lasts_as_long_as(&ctx, &other, &longest).await
 }
 
-async fn no_grant_promises_more_than_its_lease(ctx: Ctx) -> Result<(), Failure> {
+async fn no_grant_promises_more_than_its_lease(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let ask = ctx.ask(&ctx.name()?);
     for lease in [ctx.long(), ctx.short(), ctx.short() * 2] {
@@ -92,7 +90,7 @@ async fn no_grant_promises_more_than_its_lease(ctx: Ctx) -> Result<(), Failure> 
 }
 
 /// Others are refused until that hold is over, and no longer.
-async fn lasts_as_long_as(ctx: &Ctx, other: &Caller, last: &Hold) -> Result<(), Failure> {
+async fn lasts_as_long_as(ctx: &Ctx, other: &Caller, last: &Hold) -> Result {
     let contender = ctx.ask(&last.ask.name);
     let next = other.take_within(&contender, ctx.until_over(last)).await?;
     ensure(

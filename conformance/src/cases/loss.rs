@@ -2,7 +2,7 @@
 //! next renewal.
 
 use super::held;
-use crate::{Ctx, Failure, case::cases};
+use crate::{Ctx, Result, case::cases};
 
 cases! {
     [Clause::Loss]
@@ -11,7 +11,7 @@ cases! {
     a_hold_that_was_broken_and_taken_is_not_held;
 }
 
-async fn a_hold_whose_record_was_lost_is_not_held(ctx: Ctx) -> Result<(), Failure> {
+async fn a_hold_whose_record_was_lost_is_not_held(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let (name, beside) = (ctx.name()?, ctx.name()?);
     let lost = caller.take(&ctx.ask(&name)).await?;
@@ -25,7 +25,7 @@ async fn a_hold_whose_record_was_lost_is_not_held(ctx: Ctx) -> Result<(), Failur
     caller.frees(&stays).await
 }
 
-async fn a_flushed_store_holds_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn a_flushed_store_holds_nothing(ctx: Ctx) -> Result {
     let ([caller, other], name, lost) = held(&ctx).await?;
     ctx.records()?.flush().await?;
     caller.cannot_renew(&lost).await?;
@@ -34,7 +34,7 @@ async fn a_flushed_store_holds_nothing(ctx: Ctx) -> Result<(), Failure> {
     caller.cannot_renew(&lost).await
 }
 
-async fn a_hold_that_was_broken_and_taken_is_not_held(ctx: Ctx) -> Result<(), Failure> {
+async fn a_hold_that_was_broken_and_taken_is_not_held(ctx: Ctx) -> Result {
     let ([caller, other], name, lost) = held(&ctx).await?;
     other.breaks(&name, None).await?;
     let next = other.take(&ctx.ask(&name)).await?;

@@ -1,7 +1,7 @@
 //! `mutex`: at any instant at most one owner holds a name, its lease unexpired by the server's clock.
 
-use super::held;
-use crate::{Ctx, Failure, case::cases, ensure, same};
+use super::{held, held_for};
+use crate::{Ctx, Failure, Result, case::cases, ensure, same};
 use futures_util::future::{join_all, try_join_all};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -15,7 +15,7 @@ cases! {
     never_two_inside_while_many_take_turns bullet("held by another owner");
 }
 
-async fn a_free_name_is_granted_at_once(ctx: Ctx) -> Result<(), Failure> {
+async fn a_free_name_is_granted_at_once(ctx: Ctx) -> Result {
     let ([caller], name, hold) = held(&ctx).await?;
     same("the number of holds", hold.holds, 1)?;
     let promised = hold.valid_for;
@@ -27,7 +27,7 @@ async fn a_free_name_is_granted_at_once(ctx: Ctx) -> Result<(), Failure> {
     caller.sees_free(&name).await
 }
 
-async fn held_by_another_owner_is_refused_and_nothing_changes(ctx: Ctx) -> Result<(), Failure> {
+async fn held_by_another_owner_is_refused_and_nothing_changes(ctx: Ctx) -> Result {
     let ([holder, other], name, hold) = held(&ctx).await?;
     for contender in [&holder, &other] {
         contender.refused(&ctx.ask(&name)).await?;
@@ -41,7 +41,7 @@ async fn held_by_another_owner_is_refused_and_nothing_changes(ctx: Ctx) -> Resul
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn one_of_many_contenders_wins(ctx: Ctx) -> Result<(), Failure> {
+async fn one_of_many_contenders_wins(ctx: Ctx) -> Result {
     let callers = ctx.callers::<4>().await?;
     for _ in 0..8 {
         let name = ctx.name()?;
@@ -53,10 +53,8 @@ async fn one_of_many_contenders_wins(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn nobody_gets_in_before_the_lease_is_over(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn nobody_gets_in_before_the_lease_is_over(ctx: Ctx) -> Result {
+    let ([_holder, other], name, first) = held_for(&ctx, ctx.short()).await?;
     let second = other.take_within(&ctx.ask(&name), ctx.short() * 2).await?;
     ensure(
         second.after >= first.before + first.valid_for,
@@ -76,7 +74,7 @@ async fn nobody_gets_in_before_the_lease_is_over(ctx: Ctx) -> Result<(), Failure
     )
 }
 
-async fn never_two_inside_while_many_take_turns(ctx: Ctx) -> Result<(), Failure> {
+async fn never_two_inside_while_many_take_turns(ctx: Ctx) -> Result {
     let callers = ctx.callers::<4>().await?;
     let name = ctx.name()?;
     let inside = AtomicU32::new(0);

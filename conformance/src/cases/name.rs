@@ -1,6 +1,6 @@
 //! `name`: any UTF-8 of 1 to 512 bytes without NUL is a name, and names that differ in a byte are two locks.
 
-use crate::{Caller, Ctx, Failure, Hold, case::cases, ensure, same};
+use crate::{Caller, Ctx, Failure, Hold, Result, case::cases, ensure, same};
 use dlock_core::{LockName, MAX_NAME_BYTES};
 use futures_util::future::try_join_all;
 
@@ -123,7 +123,7 @@ const BESIDE: &[&str] = &[
     "\u{1}token",
 ];
 
-async fn names_that_differ_in_a_byte_are_two_locks(ctx: Ctx) -> Result<(), Failure> {
+async fn names_that_differ_in_a_byte_are_two_locks(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let base = ctx.text();
     let before = TAILS.iter().map(|tail| format!("{base}:{tail}"));
@@ -133,7 +133,7 @@ async fn names_that_differ_in_a_byte_are_two_locks(ctx: Ctx) -> Result<(), Failu
     all_at_once(&ctx, &caller, &other, &names).await
 }
 
-async fn the_longest_names_count_to_their_last_byte(ctx: Ctx) -> Result<(), Failure> {
+async fn the_longest_names_count_to_their_last_byte(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let base = ctx.text();
     let full = |tail: &str| {
@@ -155,7 +155,7 @@ async fn the_longest_names_count_to_their_last_byte(ctx: Ctx) -> Result<(), Fail
     all_at_once(&ctx, &caller, &other, &names).await
 }
 
-async fn names_like_the_keys_beside_a_lock_are_locks_of_their_own(ctx: Ctx) -> Result<(), Failure> {
+async fn names_like_the_keys_beside_a_lock_are_locks_of_their_own(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let base = ctx.text();
     let plain = LockName::new(&base)?;
@@ -180,7 +180,7 @@ async fn names_like_the_keys_beside_a_lock_are_locks_of_their_own(ctx: Ctx) -> R
     caller.frees(&hold).await
 }
 
-async fn names_come_back_byte_for_byte(ctx: Ctx) -> Result<(), Failure> {
+async fn names_come_back_byte_for_byte(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let base = ctx.text();
     let mut names = Vec::new();
@@ -202,12 +202,7 @@ async fn names_come_back_byte_for_byte(ctx: Ctx) -> Result<(), Failure> {
 }
 
 /// Acquires all of them for different owners, inspects each, and releases all.
-async fn all_at_once(
-    ctx: &Ctx,
-    caller: &Caller,
-    other: &Caller,
-    names: &[String],
-) -> Result<(), Failure> {
+async fn all_at_once(ctx: &Ctx, caller: &Caller, other: &Caller, names: &[String]) -> Result {
     let mut holds: Vec<Hold> = Vec::new();
     for name in names {
         let name = LockName::new(name)?;
@@ -230,7 +225,7 @@ async fn all_at_once(
     Ok(())
 }
 
-async fn is_held(other: &Caller, hold: &Hold) -> Result<(), Failure> {
+async fn is_held(other: &Caller, hold: &Hold) -> Result {
     let name = &hold.ask.name;
     let seen = other.inspect(name).await?;
     let owners: Vec<_> = seen.holders.iter().map(|holder| holder.owner).collect();

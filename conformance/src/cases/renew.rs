@@ -1,7 +1,7 @@
 //! `renew`: renewal prolongs an existing hold, and creates nothing.
 
-use super::held;
-use crate::{Caller, Ctx, Failure, Hold, case::cases, ensure, same};
+use super::{held, held_for};
+use crate::{Caller, Ctx, Failure, Hold, Result, case::cases, ensure, same};
 use dlock_core::driver::{Released, Renewed};
 
 cases! {
@@ -19,10 +19,8 @@ cases! {
     a_name_kept_shut_is_not_entered bullet("never creates a hold or a record");
 }
 
-async fn a_hold_lasts_the_lease_asked_for_from_its_renewal_on(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn a_hold_lasts_the_lease_asked_for_from_its_renewal_on(ctx: Ctx) -> Result {
+    let ([holder, other], name, hold) = held_for(&ctx, ctx.short()).await?;
     ctx.time_passes(ctx.short() / 2).await;
     let renewed = renew(&ctx, &holder, &hold).await?;
     let next = other
@@ -39,12 +37,8 @@ async fn a_hold_lasts_the_lease_asked_for_from_its_renewal_on(ctx: Ctx) -> Resul
     )
 }
 
-async fn a_shorter_lease_never_shortens(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder
-        .take(&ctx.ask(&name).lasting(ctx.short() * 2))
-        .await?;
+async fn a_shorter_lease_never_shortens(ctx: Ctx) -> Result {
+    let ([holder, other], name, hold) = held_for(&ctx, ctx.short() * 2).await?;
     let before = ctx.now();
     let promised = holder.renews(&hold, ctx.short()).await?;
     ensure(
@@ -60,7 +54,7 @@ async fn a_shorter_lease_never_shortens(ctx: Ctx) -> Result<(), Failure> {
     )
 }
 
-async fn a_hold_outlives_many_leases(ctx: Ctx) -> Result<(), Failure> {
+async fn a_hold_outlives_many_leases(ctx: Ctx) -> Result {
     let [holder, other] = ctx.callers().await?;
     let name = ctx.name()?;
     let mut hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
@@ -73,10 +67,8 @@ async fn a_hold_outlives_many_leases(ctx: Ctx) -> Result<(), Failure> {
     holder.frees(&hold).await
 }
 
-async fn a_proof_without_a_lease_prolongs_nothing(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn a_proof_without_a_lease_prolongs_nothing(ctx: Ctx) -> Result {
+    let ([holder, other], name, hold) = held_for(&ctx, ctx.short()).await?;
     ctx.time_passes(ctx.short() / 2).await;
     let before = ctx.now();
     let Renewed::Until { valid_for } = holder.renew_one(&hold, None).await? else {
@@ -96,7 +88,7 @@ async fn a_proof_without_a_lease_prolongs_nothing(ctx: Ctx) -> Result<(), Failur
     )
 }
 
-async fn a_renewal_moves_the_end_of_its_own_hold_only(ctx: Ctx) -> Result<(), Failure> {
+async fn a_renewal_moves_the_end_of_its_own_hold_only(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let ask = ctx.ask(&ctx.name()?).lasting(ctx.short());
     let first = caller.take(&ask).await?;
@@ -107,7 +99,7 @@ async fn a_renewal_moves_the_end_of_its_own_hold_only(ctx: Ctx) -> Result<(), Fa
     caller.frees(&second).await
 }
 
-async fn a_name_without_a_record_gets_none(ctx: Ctx) -> Result<(), Failure> {
+async fn a_name_without_a_record_gets_none(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let (never, broken) = (ctx.name()?, ctx.name()?);
     let hold = caller.take(&ctx.ask(&broken)).await?;
@@ -123,7 +115,7 @@ async fn a_name_without_a_record_gets_none(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn a_released_hold_does_not_come_back(ctx: Ctx) -> Result<(), Failure> {
+async fn a_released_hold_does_not_come_back(ctx: Ctx) -> Result {
     let ([caller, other], name, first) = held(&ctx).await?;
     let second = caller.take(&first.ask.again()).await?;
     caller.leaves(&second, 1).await?;
@@ -135,17 +127,15 @@ async fn a_released_hold_does_not_come_back(ctx: Ctx) -> Result<(), Failure> {
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_lapsed_hold_does_not_come_back(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn a_lapsed_hold_does_not_come_back(ctx: Ctx) -> Result {
+    let ([caller, other], name, hold) = held_for(&ctx, ctx.short()).await?;
     ctx.sleep_past(&hold).await;
     caller.cannot_renew(&hold).await?;
     other.sees_free(&name).await?;
     other.take_soon(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_name_kept_shut_is_not_entered(ctx: Ctx) -> Result<(), Failure> {
+async fn a_name_kept_shut_is_not_entered(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     let answer = caller.release(&hold, Some(ctx.short())).await?;
     let kept = ctx.now();
@@ -160,7 +150,7 @@ async fn a_name_kept_shut_is_not_entered(ctx: Ctx) -> Result<(), Failure> {
 }
 
 /// Renews a hold for the lease that it asked for; its end then counts from this renewal.
-async fn renew(ctx: &Ctx, caller: &Caller, hold: &Hold) -> Result<Hold, Failure> {
+async fn renew(ctx: &Ctx, caller: &Caller, hold: &Hold) -> Result<Hold> {
     let before = ctx.now();
     let valid_for = caller.renews(hold, hold.ask.lease).await?;
     ensure(

@@ -1,7 +1,7 @@
 //! `shutdown`: closing a driver closes its connections and ends no hold.
 
 use super::held;
-use crate::{Ctx, Failure, case::cases};
+use crate::{Ctx, Result, case::cases};
 
 cases! {
     [Clause::Shutdown]
@@ -11,7 +11,7 @@ cases! {
     closing_twice_is_closing_once;
 }
 
-async fn closing_ends_no_hold(ctx: Ctx) -> Result<(), Failure> {
+async fn closing_ends_no_hold(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let name = ctx.name()?;
     caller.take(&ctx.ask(&name)).await?;
@@ -26,7 +26,7 @@ async fn closing_ends_no_hold(ctx: Ctx) -> Result<(), Failure> {
     other.refused(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_hold_of_a_closed_client_lives_on_elsewhere(ctx: Ctx) -> Result<(), Failure> {
+async fn a_hold_of_a_closed_client_lives_on_elsewhere(ctx: Ctx) -> Result {
     let ([caller, other], _, first) = held(&ctx).await?;
     let second = caller.take(&first.ask.again()).await?;
     caller.driver().close().await;
@@ -35,13 +35,13 @@ async fn a_hold_of_a_closed_client_lives_on_elsewhere(ctx: Ctx) -> Result<(), Fa
     other.frees(&first).await
 }
 
-async fn closing_ends_the_hints(ctx: Ctx) -> Result<(), Failure> {
+async fn closing_ends_the_hints(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     caller.driver().close().await;
     caller.no_hint_left(ctx.answer()).await
 }
 
-async fn closing_twice_is_closing_once(ctx: Ctx) -> Result<(), Failure> {
+async fn closing_twice_is_closing_once(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     for _ in 0..2 {
         ctx.within(

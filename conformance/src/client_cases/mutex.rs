@@ -1,7 +1,7 @@
 //! `mutex`: holders that go through a client exclude each other.
 
 use super::peer::Peer;
-use crate::{Ctx, Failure, case::cases, same};
+use crate::{Ctx, Result, case::cases, same};
 use dlock_core::{Lock, LockName};
 use futures_util::future::{join_all, try_join_all};
 use std::sync::{
@@ -17,19 +17,19 @@ cases! {
     of_those_who_try_at_once_one_gets_it;
 }
 
-async fn tasks_of_one_client_never_lose_a_count(ctx: Ctx) -> Result<(), Failure> {
+async fn tasks_of_one_client_never_lose_a_count(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     counted(&ctx, &[peer], &name, 8, 4).await
 }
 
-async fn clients_never_lose_a_count(ctx: Ctx) -> Result<(), Failure> {
+async fn clients_never_lose_a_count(ctx: Ctx) -> Result {
     let peers = Peer::several::<3>(&ctx).await?;
     let name = ctx.name()?;
     counted(&ctx, &peers, &name, 3, 4).await
 }
 
-async fn of_those_who_try_at_once_one_gets_it(ctx: Ctx) -> Result<(), Failure> {
+async fn of_those_who_try_at_once_one_gets_it(ctx: Ctx) -> Result {
     let peers = Peer::several::<2>(&ctx).await?;
     for _ in 0..4 {
         let name = ctx.name()?;
@@ -45,13 +45,7 @@ async fn of_those_who_try_at_once_one_gets_it(ctx: Ctx) -> Result<(), Failure> {
 }
 
 /// Tasks of these clients add to a counter that only the lock protects.
-async fn counted(
-    ctx: &Ctx,
-    peers: &[Peer],
-    name: &LockName,
-    tasks: u32,
-    turns: u32,
-) -> Result<(), Failure> {
+async fn counted(ctx: &Ctx, peers: &[Peer], name: &LockName, tasks: u32, turns: u32) -> Result {
     let counter = Arc::new(AtomicU32::new(0));
     let mut all = Vec::new();
     let mut wanted = 0;

@@ -1,20 +1,23 @@
 //! Redis: a server to test against.
 
-use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
-use std::process::Command;
-use std::time::Duration;
-
 use ::redis::{Client, ConnectionInfo, IntoConnectionInfo, RedisResult, Value};
+use std::{
+    io,
+    net::{SocketAddr, ToSocketAddrs},
+    path::PathBuf,
+    process::Command,
+    time::Duration,
+};
 use url::Url;
 
 #[cfg(feature = "containers")]
-use super::container::{self, Container};
-use super::process::on_path;
-use super::running::{Kind, Running};
-use super::server::{ServerError, ServerProcess, Service, Site};
-use super::station::Station;
+use super::container::{Container, Image};
+use super::{
+    process::on_path,
+    running::{Kind, Running},
+    server::{ServerError, ServerProcess, Service, Site},
+    station::Station,
+};
 
 /// A reply of Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,7 +117,6 @@ impl RedisServer {
     /// Starts the `redis-server` on `PATH`.
     ///
     /// # Errors
-    ///
     /// [`ServerError::Missing`] when there is none, else the error of the start.
     pub fn start(options: RedisOptions) -> Result<Self, ServerError> {
         let program = on_path(PROGRAM).ok_or(MISSING)?;
@@ -130,11 +132,10 @@ impl RedisServer {
     /// Starts `redis:7` in a container.
     ///
     /// # Errors
-    ///
     /// [`ServerError::NoEngine`] when there is no engine, else the error of the start.
     #[cfg(feature = "containers")]
     pub fn in_container(options: RedisOptions) -> Result<Self, ServerError> {
-        Ok(Self::local(Container::start(container::Redis(options))?))
+        Ok(Self::local(Container::start(Image::redis(&options))?))
     }
 
     fn local(station: impl Station) -> Self {
@@ -145,7 +146,6 @@ impl RedisServer {
     /// Runs one command on a connection of its own.
     ///
     /// # Errors
-    ///
     /// When the server cannot be reached, does not answer within 30 s, or answers with an error (its text).
     pub fn command(&self, words: &[&str]) -> io::Result<Reply> {
         run(&self.kind.client, words, COMMAND_LIMIT)

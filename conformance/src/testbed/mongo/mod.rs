@@ -2,23 +2,25 @@
 
 mod wire;
 
-use std::env;
-use std::io;
-use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::Command;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
-
 use bson::{Bson, Document, doc};
+use std::{
+    env, io,
+    net::SocketAddr,
+    path::PathBuf,
+    process::Command,
+    thread::sleep,
+    time::{Duration, Instant},
+};
 use url::Url;
 
 #[cfg(feature = "containers")]
-use super::container::{self, Container};
-use super::process::on_path;
-use super::running::{Kind, Running};
-use super::server::{ServerError, ServerProcess, Service, Site};
-use super::station::Station;
+use super::container::{Container, Image};
+use super::{
+    process::on_path,
+    running::{Kind, Running},
+    server::{ServerError, ServerProcess, Service, Site},
+    station::Station,
+};
 
 /// The deployment of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +76,7 @@ impl MongoServer {
     /// [`ServerError::NoEngine`] when there is no engine, else the error of the start.
     #[cfg(feature = "containers")]
     pub fn in_container() -> Result<Self, ServerError> {
-        let container = Container::start(container::Mongo::default())?;
+        let container = Container::start(Image::mongo())?;
         let deployment = Deployment::ReplicaSet;
         Ok(Self::ours(Mongo { deployment }, container, url_at))
     }

@@ -2,11 +2,12 @@
 //!
 //! The native client looks for a primary first and logs in; this asks a member for what it is.
 
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
-
 use bson::Document;
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
 
 /// Runs one command in a database; an `ok: 0`, or the first write error, is an error with the server's text.
 pub(super) fn command(

@@ -1,15 +1,17 @@
 //! ZooKeeper ensemble of three servers.
 
-use std::fmt::Write as _;
-use std::fs;
-use std::io;
-use std::net::SocketAddr;
-use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
-
-use super::super::server::{ServerError, ServerProcess, Service, Site, free_port};
-use super::{CONFIG, Java, SERVER, ZooKeeperOptions, ask, write_config};
+use super::{
+    super::server::{ServerError, ServerProcess, Service, Site, free_port},
+    CONFIG, Java, SERVER, ZooKeeperOptions, ask, write_config,
+};
+use std::{
+    fmt::Write as _,
+    fs, io,
+    net::SocketAddr,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
 
 /// An ensemble of three servers on loopback. Dropping it ends them.
 #[derive(Debug)]
@@ -22,7 +24,6 @@ impl ZooKeeperEnsemble {
     /// Starts three servers and waits until all of them serve.
     ///
     /// # Errors
-    ///
     /// [`ServerError`]: without Java or the jars, when one ends, or when they do not agree in time.
     pub fn start(options: &ZooKeeperOptions) -> Result<Self, ServerError> {
         Self::start_seen_as(options, |_, _, own| Ok(own))
@@ -33,7 +34,6 @@ impl ZooKeeperEnsemble {
     /// Elections bypass it.
     ///
     /// # Errors
-    ///
     /// As [`start`](Self::start), and any error of `seen_as`.
     pub fn start_seen_as(
         options: &ZooKeeperOptions,
@@ -95,7 +95,6 @@ impl ZooKeeperEnsemble {
     /// One server's process.
     ///
     /// # Panics
-    ///
     /// When there is no such server; there are 0, 1 and 2.
     #[must_use]
     pub fn server(&self, at: usize) -> &ServerProcess {
@@ -129,7 +128,6 @@ impl ZooKeeperEnsemble {
     /// Waits until there is a leader and at least one follower.
     ///
     /// # Errors
-    ///
     /// When that takes longer than a minute.
     pub fn until_it_serves(&self) -> Result<(), ServerError> {
         self.until(AGREE_LIMIT, "a quorum serves", |roles| {

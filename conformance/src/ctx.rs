@@ -5,7 +5,7 @@ use crate::{
     ask::{Ask, Hold},
     caller::Caller,
     expect::seen_from_here,
-    failure::{Failure, in_time},
+    failure::{Failure, ensure, in_time},
     fixture::{Faults, Fixture, MakeFixture, Records, Server, StoreTime},
     mutants::Twist,
     pace::Pace,
@@ -214,6 +214,15 @@ impl Ctx {
     /// How long from now this hold can still exist if it is never renewed.
     pub(crate) fn until_over(&self, hold: &Hold) -> Duration {
         hold.over_by().since(self.now()) + self.rounding()
+    }
+
+    /// A promise made after `before` ends with this hold, or earlier.
+    #[track_caller]
+    pub(crate) fn ends_with(&self, hold: &Hold, before: Instant, valid_for: Duration) -> Result {
+        ensure(
+            before + valid_for <= hold.over_by() + self.rounding(),
+            format_args!("{valid_for:?} are promised, which is more than is left"),
+        )
     }
 
     /// The precision of a lease end: that of a store that counts milliseconds, or the delay of a client

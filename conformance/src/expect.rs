@@ -54,6 +54,29 @@ impl Caller {
         seen_from_here(async move { self.take_within(ask, Duration::ZERO).await })
     }
 
+    /// Acquires the name of this hold for a fresh owner as soon as the hold is over.
+    #[track_caller]
+    pub(crate) fn follows(&self, last: &Hold) -> impl Future<Output = Result<Hold>> + Send {
+        seen_from_here(async move {
+            let ask = self.ctx.ask(&last.ask.name);
+            self.take_within(&ask, self.ctx.until_over(last)).await
+        })
+    }
+
+    /// The same, and not before.
+    #[track_caller]
+    pub(crate) fn takes_over(&self, last: &Hold) -> impl Future<Output = Result<Hold>> + Send {
+        seen_from_here(async move {
+            let next = self.follows(last).await?;
+            let (after, lease) = (next.after.since(last.before), last.ask.lease);
+            ensure(
+                next.after >= last.over_from(),
+                format_args!("taken {after:?} after a hold was asked for that lasts {lease:?}"),
+            )?;
+            Ok(next)
+        })
+    }
+
     /// Sends one acquire request, which must be refused.
     #[track_caller]
     pub(crate) fn refused(&self, ask: &Ask) -> impl Future<Output = Result<Held>> + Send {
@@ -180,6 +203,17 @@ impl Caller {
         })
     }
 
+    /// Inspects a name, whose only holder must be the owner of this hold.
+    #[track_caller]
+    pub(crate) fn sees_holder(&self, hold: &Hold) -> impl Future<Output = Result> + Send {
+        seen_from_here(async move {
+            let seen = self.inspect(&hold.ask.name).await?;
+            let owners: Vec<_> = seen.holders.iter().map(|holder| holder.owner).collect();
+            let what = format_args!("who holds {:?}", hold.ask.name);
+            same(what, owners, vec![hold.ask.owner.fingerprint()])
+        })
+    }
+
     /// Waits for one particular hint; others may come before it.
     #[track_caller]
     pub(crate) fn hears(
@@ -253,6 +287,15 @@ pub(crate) fn seen_from_here<T>(
 ) -> impl Future<Output = Result<T>> + Send {
     let here = Location::caller();
     async move { expected.await.map_err(|failure| failure.seen_from(here)) }
+}
+
+/// Of a lease of this length, something is left, and no more than all of it.
+#[track_caller]
+pub(crate) fn is_left(rest: Duration, lease: Duration) -> Result {
+    ensure(
+        !rest.is_zero() && rest <= lease,
+        format_args!("{rest:?} are left or promised of {lease:?}"),
+    )
 }
 
 /// How many of the unexpected wake-ups a failure lists.

@@ -69,13 +69,10 @@ async fn killed_waiters_delay_nobody_for_long(ctx: Ctx) -> Result {
 }
 
 async fn what_a_closed_client_held_outlives_it_by_its_lease(ctx: Ctx) -> Result {
-    let ([caller, other], name, first) = held_for(&ctx, ctx.short()).await?;
+    let ([caller, other], _, first) = held_for(&ctx, ctx.short()).await?;
     let last = caller.take(&first.ask.again()).await?;
     caller.driver().close().await;
-    other
-        .take_within(&ctx.ask(&name), ctx.until_over(&last))
-        .await
-        .map(drop)
+    other.follows(&last).await.map(drop)
 }
 
 async fn waiters_of_a_closed_client_delay_nobody_for_long(ctx: Ctx) -> Result {

@@ -1,7 +1,9 @@
 //! `error`: contention is a value; an error has a kind, a retry class, and a truthful effect.
 
 use super::held;
-use crate::{Call, Ctx, Failure, Result, caller::entry, case::cases, ensure, same};
+use crate::{
+    Call, Ctx, Failure, Result, caller::entry, case::cases, ensure, expect::is_left, same,
+};
 use dlock_core::{
     Effect, ErrorKind, MAX_HOLDS, RetryClass,
     driver::{Cursor, Release},
@@ -55,19 +57,11 @@ async fn a_refusal_tells_the_truth_about_the_holder(ctx: Ctx) -> Result {
             by.token.is_none() || by.token == Some(hold.token),
             format_args!("its token is {:?}", by.token),
         )?;
-        let sane = by
-            .rest
-            .is_none_or(|rest| !rest.is_zero() && rest <= ctx.long());
-        ensure(
-            sane,
-            format_args!("of a lease of {:?} is left {:?}", ctx.long(), by.rest),
-        )?;
+        by.rest.map_or(Ok(()), |rest| is_left(rest, ctx.long()))?;
     }
     // Not before the lease can be over, and never later than it can last.
-    let sane = held
-        .poll_in
-        .is_none_or(|poll_in| !poll_in.is_zero() && poll_in <= ctx.long());
-    ensure(sane, format_args!("poll again in {:?}", held.poll_in))?;
+    held.poll_in
+        .map_or(Ok(()), |poll_in| is_left(poll_in, ctx.long()))?;
     caller.frees(&hold).await
 }
 

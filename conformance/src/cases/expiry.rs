@@ -17,10 +17,8 @@ cases! {
 }
 
 async fn a_holder_that_stops_renewing_loses_the_lock_within_its_lease(ctx: Ctx) -> Result {
-    let ([_holder, other], name, lapses) = held_for(&ctx, ctx.short()).await?;
-    let next = other
-        .take_within(&ctx.ask(&name), ctx.until_over(&lapses))
-        .await?;
+    let ([_holder, other], _, lapses) = held_for(&ctx, ctx.short()).await?;
+    let next = other.follows(&lapses).await?;
     same("the number of holds", next.holds, 1)
 }
 
@@ -72,9 +70,7 @@ async fn nothing_of_a_lapsed_holder_is_shown(ctx: Ctx) -> Result {
         format_args!("a lapsed name is listed: {listed:?}"),
     )?;
     let next = other.take(&ctx.ask(&name)).await?;
-    let seen = holder.inspect(&name).await?;
-    let owners: Vec<_> = seen.holders.iter().map(|holder| holder.owner).collect();
-    same("who is inside", owners, vec![next.ask.owner.fingerprint()])
+    holder.sees_holder(&next).await
 }
 
 async fn the_first_hold_may_lapse_and_the_incarnation_goes_on(ctx: Ctx) -> Result {

@@ -1,7 +1,7 @@
 //! `late`: a request that the server executes long after its sender gave up takes nothing that lasts.
 
 use super::{held, held_for};
-use crate::{Call, Ctx, Result, caller::entry, case::cases, ensure, same};
+use crate::{Call, Ctx, Result, caller::entry, case::cases, ensure, expect::is_left, same};
 use dlock_core::{
     Instant,
     driver::{Acquired, Release, Renewed},
@@ -102,14 +102,7 @@ async fn an_acquire_held_back_for_less_is_granted(ctx: Ctx) -> Result {
     faults.delay(ctx.short() / 10).await?;
     let name = ctx.name()?;
     let hold = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
-    ensure(
-        hold.valid_for <= ctx.short(),
-        format_args!(
-            "{:?} are promised of {:?}, counted from before",
-            hold.valid_for,
-            ctx.short()
-        ),
-    )
+    is_left(hold.valid_for, ctx.short())
 }
 
 async fn a_renewal_past_its_end_prolongs_nothing(ctx: Ctx) -> Result {
@@ -126,16 +119,10 @@ async fn a_renewal_past_its_end_prolongs_nothing(ctx: Ctx) -> Result {
         .await;
     for answer in answers.into_iter().flatten().flatten() {
         if let Renewed::Until { valid_for } = answer {
-            ensure(
-                before + valid_for <= hold.over_by() + ctx.rounding(),
-                format_args!("{valid_for:?} are promised by a renewal that came too late"),
-            )?;
+            ctx.ends_with(&hold, before, valid_for)?;
         }
     }
-    other
-        .take_within(&ctx.ask(&name), ctx.until_over(&hold))
-        .await
-        .map(drop)
+    other.follows(&hold).await.map(drop)
 }
 
 async fn a_renewal_held_back_past_its_end_prolongs_nothing(ctx: Ctx) -> Result {
@@ -155,10 +142,7 @@ async fn a_renewal_held_back_past_its_end_prolongs_nothing(ctx: Ctx) -> Result {
     );
     let call = caller.driver().renew(lane, &batch, give_up);
     drop(tokio::time::timeout(give_up.since(ctx.now()), call).await);
-    other
-        .take_within(&ctx.ask(&name), ctx.until_over(&hold))
-        .await
-        .map(drop)
+    other.follows(&hold).await.map(drop)
 }
 
 async fn a_release_is_never_late(ctx: Ctx) -> Result {

@@ -1,7 +1,7 @@
 //! `mutex`: at any instant at most one owner holds a name, its lease unexpired by the server's clock.
 
 use super::{held, held_for};
-use crate::{Ctx, Failure, Result, case::cases, ensure, same};
+use crate::{Ctx, Failure, Result, case::cases, ensure, expect::is_left, same};
 use futures_util::future::{join_all, try_join_all};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -18,11 +18,7 @@ cases! {
 async fn a_free_name_is_granted_at_once(ctx: Ctx) -> Result {
     let ([caller], name, hold) = held(&ctx).await?;
     same("the number of holds", hold.holds, 1)?;
-    let promised = hold.valid_for;
-    ensure(
-        !promised.is_zero() && promised <= ctx.long(),
-        format_args!("{promised:?} are promised of a lease of {:?}", ctx.long()),
-    )?;
+    is_left(hold.valid_for, ctx.long())?;
     caller.frees(&hold).await?;
     caller.sees_free(&name).await
 }
@@ -31,10 +27,8 @@ async fn held_by_another_owner_is_refused_and_nothing_changes(ctx: Ctx) -> Resul
     let ([holder, other], name, hold) = held(&ctx).await?;
     for contender in [&holder, &other] {
         contender.refused(&ctx.ask(&name)).await?;
-        let seen = other.inspect(&name).await?;
-        let owners: Vec<_> = seen.holders.iter().map(|holder| holder.owner).collect();
-        same("who is inside", owners, vec![hold.ask.owner.fingerprint()])?;
-        same("the number of holds", seen.holds, 1)?;
+        other.sees_holder(&hold).await?;
+        other.sees_holds(&name, 1).await?;
     }
     holder.renews(&hold, ctx.long()).await?;
     holder.frees(&hold).await?;

@@ -38,10 +38,7 @@ async fn another_owner_neither_renews_nor_releases(ctx: Ctx) -> Result {
     let hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
     stolen.ask.hold = hold.ask.hold;
     stranger.cannot_renew(&stolen).await?;
-    stranger
-        .take_within(&ctx.ask(&name), ctx.until_over(&hold))
-        .await
-        .map(drop)
+    stranger.follows(&hold).await.map(drop)
 }
 
 async fn another_hold_of_the_owner_neither_renews_nor_releases(ctx: Ctx) -> Result {

@@ -1,7 +1,7 @@
 //! `renew`: renewal prolongs an existing hold, and creates nothing.
 
 use super::{held, held_for};
-use crate::{Caller, Ctx, Failure, Hold, Result, case::cases, ensure, same};
+use crate::{Caller, Ctx, Failure, Hold, Result, case::cases, ensure, expect::is_left, same};
 use dlock_core::driver::{Released, Renewed};
 
 cases! {
@@ -20,12 +20,10 @@ cases! {
 }
 
 async fn a_hold_lasts_the_lease_asked_for_from_its_renewal_on(ctx: Ctx) -> Result {
-    let ([holder, other], name, hold) = held_for(&ctx, ctx.short()).await?;
+    let ([holder, other], _, hold) = held_for(&ctx, ctx.short()).await?;
     ctx.time_passes(ctx.short() / 2).await;
     let renewed = renew(&ctx, &holder, &hold).await?;
-    let next = other
-        .take_within(&ctx.ask(&name), ctx.until_over(&renewed))
-        .await?;
+    let next = other.follows(&renewed).await?;
     ensure(
         next.after >= renewed.over_from() && next.after >= renewed.before + renewed.valid_for,
         format_args!(
@@ -38,20 +36,11 @@ async fn a_hold_lasts_the_lease_asked_for_from_its_renewal_on(ctx: Ctx) -> Resul
 }
 
 async fn a_shorter_lease_never_shortens(ctx: Ctx) -> Result {
-    let ([holder, other], name, hold) = held_for(&ctx, ctx.short() * 2).await?;
+    let ([holder, other], _, hold) = held_for(&ctx, ctx.short() * 2).await?;
     let before = ctx.now();
     let promised = holder.renews(&hold, ctx.short()).await?;
-    ensure(
-        before + promised <= hold.over_by() + ctx.rounding(),
-        format_args!("{promised:?} are promised, which is more than is left"),
-    )?;
-    let next = other
-        .take_within(&ctx.ask(&name), ctx.until_over(&hold))
-        .await?;
-    ensure(
-        next.after >= hold.over_from(),
-        format_args!("a lease of {:?} ended early", hold.ask.lease),
-    )
+    ctx.ends_with(&hold, before, promised)?;
+    other.takes_over(&hold).await.map(drop)
 }
 
 async fn a_hold_outlives_many_leases(ctx: Ctx) -> Result {
@@ -68,19 +57,14 @@ async fn a_hold_outlives_many_leases(ctx: Ctx) -> Result {
 }
 
 async fn a_proof_without_a_lease_prolongs_nothing(ctx: Ctx) -> Result {
-    let ([holder, other], name, hold) = held_for(&ctx, ctx.short()).await?;
+    let ([holder, other], _, hold) = held_for(&ctx, ctx.short()).await?;
     ctx.time_passes(ctx.short() / 2).await;
     let before = ctx.now();
     let Renewed::Until { valid_for } = holder.renew_one(&hold, None).await? else {
         return Err(Failure::new("a hold that is there was not found"));
     };
-    ensure(
-        before + valid_for <= hold.over_by() + ctx.rounding(),
-        format_args!("{valid_for:?} are promised, which is more than is left"),
-    )?;
-    other
-        .take_within(&ctx.ask(&name), ctx.until_over(&hold))
-        .await?;
+    ctx.ends_with(&hold, before, valid_for)?;
+    other.follows(&hold).await?;
     same(
         "renew",
         holder.renew_one(&hold, None).await?,
@@ -153,13 +137,7 @@ async fn a_name_kept_shut_is_not_entered(ctx: Ctx) -> Result {
 async fn renew(ctx: &Ctx, caller: &Caller, hold: &Hold) -> Result<Hold> {
     let before = ctx.now();
     let valid_for = caller.renews(hold, hold.ask.lease).await?;
-    ensure(
-        !valid_for.is_zero() && valid_for <= hold.ask.lease,
-        format_args!(
-            "{valid_for:?} are promised of a lease of {:?}",
-            hold.ask.lease
-        ),
-    )?;
+    is_left(valid_for, hold.ask.lease)?;
     let (valid_for, after) = (valid_for, ctx.now());
     Ok(Hold {
         valid_for,

@@ -52,10 +52,7 @@ async fn lost_resolves_before_another_gets_in_while_the_store_is_away(ctx: Ctx) 
         let clock = ctx.clock().clone();
         let watched = Arc::clone(&guard);
         let watch = Task::spawn(async move { (watched.lost().await, clock.now()) });
-        let next = other
-            .lock(&name)?
-            .acquire_timeout(ctx.short() * 2 + ctx.slack());
-        let next = next.await?;
+        let next = other.gets(&name, ctx.short() * 2 + ctx.slack()).await?;
         let won = ctx.now();
         let state = EXPIRED;
         same(
@@ -98,7 +95,7 @@ async fn the_deadline_counts_from_before_the_request(ctx: Ctx) -> Result {
             ctx.now().since(before)
         ),
     )?;
-    let next = other.lock(&name)?.acquire_timeout(ctx.short() * 2).await?;
+    let next = other.gets(&name, ctx.short() * 2).await?;
     let error = fails("the first one's check", guard.check(), ErrorKind::Lost)?;
     same("the reason", error.loss(), Some(LossReason::Deadline))?;
     frees(&ctx, next).await?;
@@ -227,10 +224,7 @@ async fn work_is_dropped_the_moment_the_lock_is_lost(ctx: Ctx) -> Result {
         let ran = ran.await;
         (ran, guard)
     });
-    let next = other
-        .lock(&name)?
-        .acquire_timeout(ctx.short() * 2 + ctx.slack());
-    let next = next.await?;
+    let next = other.gets(&name, ctx.short() * 2 + ctx.slack()).await?;
     same(
         "the work is dropped when the next one is inside",
         dropped.load(SeqCst),

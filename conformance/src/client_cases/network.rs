@@ -55,7 +55,7 @@ async fn a_network_that_is_down_for_a_lease_is_a_loss_in_time(ctx: Ctx) -> Resul
     drop(guard);
     frees(&ctx, next).await?;
     // The client reconnects by itself.
-    let again = peer.lock(&name)?.acquire_timeout(ctx.answer()).await?;
+    let again = peer.gets(&name, ctx.answer()).await?;
     frees(&ctx, again).await?;
     peer.settles(ctx.answer()).await
 }
@@ -66,7 +66,7 @@ async fn replies_lost_on_the_wire_count_nothing_twice(ctx: Ctx) -> Result {
     let name = ctx.name()?;
     network.lose_reply(Call::Acquire).await?;
     let limit = ctx.answer();
-    let guard = peer.lock(&name)?.acquire_timeout(limit).await?;
+    let guard = peer.gets(&name, limit).await?;
     observer.sees_holds(&name, 1).await?;
     network.lose_reply(Call::Release).await?;
     let released = ctx.within("release is answered", limit, guard.release());

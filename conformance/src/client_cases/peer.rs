@@ -131,6 +131,11 @@ impl Peer {
         })
     }
 
+    /// Acquires a lock of long lease within this time.
+    pub(crate) async fn gets(&self, name: &LockName, limit: Duration) -> Result<Guard> {
+        Ok(self.lock(name)?.acquire_timeout(limit).await?)
+    }
+
     /// Breaks a lock, whichever incarnation it is.
     pub(crate) async fn breaks(&self, name: &LockName) -> Result<Broken> {
         Ok(self.client.admin().break_lock(name.as_str(), None).await?)

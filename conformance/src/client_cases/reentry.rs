@@ -197,10 +197,7 @@ async fn a_dead_co_owner_leaves_no_ghost(ctx: Ctx) -> Result {
     dead.gate.kill().await;
     let outcome = guard.release().await?;
     same("a release beside a living hold", outcome, ONE_LEFT)?;
-    let next = peer
-        .lock(&name)?
-        .acquire_timeout(ctx.short() * 2 + ctx.slack());
-    let next = next.await?;
+    let next = peer.gets(&name, ctx.short() * 2 + ctx.slack()).await?;
     drop(ghost);
     frees(&ctx, next).await
 }

@@ -17,7 +17,6 @@ use std::{
 #[derive(Debug)]
 pub struct ZooKeeperEnsemble {
     servers: Vec<ServerProcess>,
-    links: Vec<(u16, u16)>,
 }
 
 impl ZooKeeperEnsemble {
@@ -74,7 +73,7 @@ impl ZooKeeperEnsemble {
                 .map_err(|_| failed(io::Error::other("a start panicked")))?;
             servers.push(started?);
         }
-        let ensemble = Self { servers, links };
+        let ensemble = Self { servers };
         ensemble.until(AGREE_LIMIT, "all three serve", |roles| {
             roles.iter().all(|role| *role != Role::None)
         })?;
@@ -105,12 +104,6 @@ impl ZooKeeperEnsemble {
     #[must_use]
     pub fn addr(&self, at: usize) -> SocketAddr {
         self.servers[at].addr()
-    }
-
-    /// The ports where the servers listen for each other: data and election.
-    #[must_use]
-    pub fn links(&self) -> &[(u16, u16)] {
-        &self.links
     }
 
     /// The index of the leader, if there is one now.

@@ -6,25 +6,25 @@ use std::{sync::Arc, time::Duration};
 /// An acquire request as data: the fields of [`Acquire`](dlock_core::driver::Acquire) without its instants,
 /// which are filled in when it is sent.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub(crate) struct Ask {
     /// The lock to acquire.
-    pub name: LockName,
+    pub(crate) name: LockName,
     /// The owner that acquires.
-    pub owner: Owner,
+    pub(crate) owner: Owner,
     /// The identity of this hold.
-    pub hold: HoldId,
+    pub(crate) hold: HoldId,
     /// The lease that it asks for.
-    pub lease: Duration,
+    pub(crate) lease: Duration,
     /// The ticket to queue with when refused.
-    pub line: Option<Ticket>,
+    pub(crate) line: Option<Ticket>,
     /// The ticket to put at the end of the queue when granted.
-    pub next: Option<Ticket>,
+    pub(crate) next: Option<Ticket>,
     /// Re-enter this incarnation, and acquire nothing else.
-    pub join: Option<FencingToken>,
+    pub(crate) join: Option<FencingToken>,
     /// When the sender gives up; `None`: long after the answer must have come.
-    pub give_up: Option<Instant>,
+    pub(crate) give_up: Option<Instant>,
     /// The holder info to store.
-    pub note: Arc<HolderInfo>,
+    pub(crate) note: Arc<HolderInfo>,
 }
 
 impl Ask {
@@ -43,8 +43,7 @@ impl Ask {
     }
 
     /// The same owner's request for one more hold, without tickets.
-    #[must_use]
-    pub fn again(&self) -> Self {
+    pub(crate) fn again(&self) -> Self {
         Self {
             hold: fresh_hold(),
             line: None,
@@ -55,43 +54,37 @@ impl Ask {
     }
 
     /// With this lease.
-    #[must_use]
-    pub fn lasting(mut self, lease: Duration) -> Self {
+    pub(crate) fn lasting(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
     /// Queues with this ticket when refused.
-    #[must_use]
-    pub fn in_line(mut self, ticket: Ticket) -> Self {
+    pub(crate) fn in_line(mut self, ticket: Ticket) -> Self {
         self.line = Some(ticket);
         self
     }
 
     /// With another waiter of the same client behind it.
-    #[must_use]
-    pub fn then(mut self, next: Ticket) -> Self {
+    pub(crate) fn then(mut self, next: Ticket) -> Self {
         self.next = Some(next);
         self
     }
 
     /// Re-enters this incarnation only.
-    #[must_use]
-    pub fn joining(mut self, token: FencingToken) -> Self {
+    pub(crate) fn joining(mut self, token: FencingToken) -> Self {
         self.join = Some(token);
         self
     }
 
     /// With this holder info.
-    #[must_use]
-    pub fn noting(mut self, note: HolderInfo) -> Self {
+    pub(crate) fn noting(mut self, note: HolderInfo) -> Self {
         self.note = Arc::new(note);
         self
     }
 
     /// Given up at this instant.
-    #[must_use]
-    pub fn until(mut self, give_up: Instant) -> Self {
+    pub(crate) fn until(mut self, give_up: Instant) -> Self {
         self.give_up = Some(give_up);
         self
     }
@@ -104,31 +97,29 @@ fn fresh_hold() -> HoldId {
 
 /// A hold that was granted.
 #[derive(Clone, Debug)]
-pub struct Hold {
+pub(crate) struct Hold {
     /// The request.
-    pub ask: Ask,
+    pub(crate) ask: Ask,
     /// The incarnation's fencing token.
-    pub token: FencingToken,
+    pub(crate) token: FencingToken,
     /// The number of holds after the grant.
-    pub holds: u32,
+    pub(crate) holds: u32,
     /// The lease that the store promised, counted from `before`.
-    pub valid_for: Duration,
+    pub(crate) valid_for: Duration,
     /// The instant before the request was sent: the lease ends at the earliest `lease` after it.
-    pub before: Instant,
+    pub(crate) before: Instant,
     /// The instant after the answer: the lease ends at the latest `lease` after it.
-    pub after: Instant,
+    pub(crate) after: Instant,
 }
 
 impl Hold {
     /// The earliest instant at which the hold can be over.
-    #[must_use]
-    pub fn over_from(&self) -> Instant {
+    pub(crate) fn over_from(&self) -> Instant {
         self.before + self.ask.lease
     }
 
     /// The latest instant at which the hold can still exist if it is never renewed.
-    #[must_use]
-    pub fn over_by(&self) -> Instant {
+    pub(crate) fn over_by(&self) -> Instant {
         self.after + self.ask.lease
     }
 }

@@ -1,6 +1,7 @@
 //! Client process as cases see it: a driver whose calls are bounded in time.
 
 use crate::{
+    Result,
     ask::{Ask, Hold},
     ctx::Ctx,
     failure::{Failure, same},
@@ -25,7 +26,7 @@ use std::{
 use tokio::sync::Mutex;
 
 /// One client process.
-pub struct Caller {
+pub(crate) struct Caller {
     driver: Arc<dyn DistributedLock>,
     pub(crate) ctx: Ctx,
     pub(crate) hints: Mutex<BoxStream<'static, Hint>>,
@@ -44,23 +45,18 @@ impl Caller {
     }
 
     /// The driver itself.
-    #[must_use]
-    pub fn driver(&self) -> &Arc<dyn DistributedLock> {
+    pub(crate) fn driver(&self) -> &Arc<dyn DistributedLock> {
         &self.driver
     }
 
     /// A ticket that this client has not used before. Two clients begin with the same numbers.
-    #[must_use]
-    pub fn ticket(&self) -> Ticket {
+    pub(crate) fn ticket(&self) -> Ticket {
         let number = self.tickets.fetch_add(1, Ordering::Relaxed);
         Ticket(NonZeroU64::new(number).unwrap_or(NonZeroU64::MAX))
     }
 
     /// Sends one acquire request without a time limit and returns any answer.
-    ///
-    /// # Errors
-    /// The driver's error.
-    pub async fn acquire(&self, ask: &Ask) -> Result<Acquired, DriverError> {
+    pub(crate) async fn acquire(&self, ask: &Ask) -> Result<Acquired, DriverError> {
         let give_up = ask
             .give_up
             .unwrap_or_else(|| self.ctx.now() + self.ctx.answer());
@@ -75,10 +71,7 @@ impl Caller {
     }
 
     /// Sends one acquire request; `None` means refused.
-    ///
-    /// # Errors
-    /// When the answer is late, an error, or `Gone`.
-    pub async fn try_take(&self, ask: &Ask) -> Result<Option<Hold>, Failure> {
+    pub(crate) async fn try_take(&self, ask: &Ask) -> Result<Option<Hold>> {
         let before = self.ctx.now();
         let answer = self.answered("acquire", self.acquire(ask)).await??;
         match answer {
@@ -96,18 +89,12 @@ impl Caller {
     }
 
     /// Sends one release request without a time limit and returns any answer.
-    ///
-    /// # Errors
-    /// The driver's error.
-    pub async fn release_as(&self, request: &Release) -> Result<Released, DriverError> {
+    pub(crate) async fn release_as(&self, request: &Release) -> Result<Released, DriverError> {
         self.driver.release(request).await
     }
 
     /// Releases a hold, with this minimum hold.
-    ///
-    /// # Errors
-    /// When the answer is late or an error.
-    pub async fn release(&self, hold: &Hold, keep: Option<Duration>) -> Result<Released, Failure> {
+    pub(crate) async fn release(&self, hold: &Hold, keep: Option<Duration>) -> Result<Released> {
         let ask = &hold.ask;
         let mut request = Release::new(ask.name.clone(), ask.owner, ask.hold);
         request.keep = keep;
@@ -116,10 +103,7 @@ impl Caller {
     }
 
     /// Releases all holds of this owner.
-    ///
-    /// # Errors
-    /// When the answer is late or an error.
-    pub async fn release_all(&self, ask: &Ask) -> Result<Released, Failure> {
+    pub(crate) async fn release_all(&self, ask: &Ask) -> Result<Released> {
         let mut request = Release::new(ask.name.clone(), ask.owner, ask.hold);
         request.holds = Holds::All;
         let answer = self.answered("release", self.release_as(&request)).await?;
@@ -127,13 +111,7 @@ impl Caller {
     }
 
     /// Renews holds in one batch of one lane.
-    ///
-    /// # Errors
-    /// When the answer is late, an error, or has another number of entries.
-    pub async fn renew(
-        &self,
-        batch: &[Renew],
-    ) -> Result<Vec<Result<Renewed, DriverError>>, Failure> {
+    pub(crate) async fn renew(&self, batch: &[Renew]) -> Result<Vec<Result<Renewed, DriverError>>> {
         let give_up = self.ctx.now() + self.ctx.answer();
         let lane = match batch.first() {
             Some(entry) => self.driver.lane(&entry.name),
@@ -146,14 +124,7 @@ impl Caller {
     }
 
     /// Renews one hold.
-    ///
-    /// # Errors
-    /// When the answer is late or an error.
-    pub async fn renew_one(
-        &self,
-        hold: &Hold,
-        lease: Option<Duration>,
-    ) -> Result<Renewed, Failure> {
+    pub(crate) async fn renew_one(&self, hold: &Hold, lease: Option<Duration>) -> Result<Renewed> {
         let entry = entry(hold, lease);
         let mut answers = self.renew(&[entry]).await?;
         let answer = answers.pop();
@@ -161,20 +132,14 @@ impl Caller {
     }
 
     /// Takes a ticket out of the queue.
-    ///
-    /// # Errors
-    /// When the answer is late or an error.
-    pub async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<(), Failure> {
+    pub(crate) async fn leave(&self, name: &LockName, ticket: Ticket) -> Result {
         Ok(self
             .answered("leave", self.driver.leave(name, ticket))
             .await??)
     }
 
     /// Inspects a name.
-    ///
-    /// # Errors
-    /// When the answer is late or an error.
-    pub async fn inspect(&self, name: &LockName) -> Result<Snapshot, Failure> {
+    pub(crate) async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
         let seen = self
             .answered("inspect", self.driver.inspect(name))
             .await??;
@@ -183,15 +148,12 @@ impl Caller {
     }
 
     /// Reads one page of a listing.
-    ///
-    /// # Errors
-    /// When the answer is late or an error.
-    pub async fn page(
+    pub(crate) async fn page(
         &self,
         prefix: &str,
         from: Option<&Cursor>,
         limit: usize,
-    ) -> Result<(Vec<Snapshot>, Option<Cursor>), Failure> {
+    ) -> Result<(Vec<Snapshot>, Option<Cursor>)> {
         let page = self
             .answered("list", self.driver.list(prefix, from, limit))
             .await??;
@@ -199,10 +161,7 @@ impl Caller {
     }
 
     /// Reads all pages of a listing.
-    ///
-    /// # Errors
-    /// When a page fails, or the listing does not end.
-    pub async fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Snapshot>, Failure> {
+    pub(crate) async fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Snapshot>> {
         let (mut found, mut from) = (Vec::new(), None);
         for _ in 0..STEPS {
             let (page, next) = self.page(prefix, from.as_ref(), limit).await?;
@@ -216,14 +175,11 @@ impl Caller {
     }
 
     /// Breaks a lock.
-    ///
-    /// # Errors
-    /// When the answer is late or an error.
-    pub async fn breaks(
+    pub(crate) async fn breaks(
         &self,
         name: &LockName,
         only: Option<FencingToken>,
-    ) -> Result<Broken, Failure> {
+    ) -> Result<Broken> {
         Ok(self
             .answered("break_lock", self.driver.break_lock(name, only))
             .await??)
@@ -234,14 +190,13 @@ impl Caller {
         &self,
         call: &str,
         answer: impl Future<Output = T> + Send,
-    ) -> Result<T, Failure> {
+    ) -> Result<T> {
         let what = format!("{call} is answered");
         self.ctx.within(&what, self.ctx.answer(), answer).await
     }
 }
 
 /// The batch entry of this hold.
-#[must_use]
 pub(crate) fn entry(hold: &Hold, lease: Option<Duration>) -> Renew {
     Renew::new(hold.ask.name.clone(), hold.ask.owner, hold.ask.hold, lease)
 }

@@ -4,7 +4,7 @@ use crate::{clause::Clause, ctx::Ctx, failure::Failure, fixture::Need};
 use futures_util::future::BoxFuture;
 
 /// The function of a case.
-pub type Run = fn(Ctx) -> BoxFuture<'static, Result<(), Failure>>;
+pub(crate) type Run = fn(Ctx) -> BoxFuture<'static, Result<(), Failure>>;
 
 /// One sentence of the contract, tested on one store.
 #[derive(Clone, Copy, Debug)]
@@ -19,14 +19,14 @@ pub struct Case {
     /// What it cannot run without.
     pub needs: &'static [Need],
     /// What it tests.
-    pub level: Level,
+    pub(crate) level: Level,
     /// The function.
-    pub run: Run,
+    pub(crate) run: Run,
 }
 
 /// The subject of a case or a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
+pub(crate) enum Level {
     /// A driver, called as the core calls it.
     Driver,
     /// The core over that driver.
@@ -65,18 +65,24 @@ impl Case {
     }
 
     /// Whether it needs a store of its own.
-    #[must_use]
-    pub fn is_exclusive(&self) -> bool {
+    pub(crate) fn is_exclusive(&self) -> bool {
         self.needs.iter().any(|need| need.is_exclusive())
     }
 }
 
-/// A row of a clause's table. The case has the name of its function.
-macro_rules! case {
-    ($clause:expr, $function:ident) => {
-        $crate::case::Case::new($clause, stringify!($function), |ctx| {
-            Box::pin($function(ctx))
-        })
+/// The table `CASES` of a file. The case has the name of its function; `needs` names what it cannot run
+/// without, `bullet` the beginning of the sentence of the driver trait's docs that it tests.
+macro_rules! cases {
+    ($([Clause::$clause:ident] $(
+        $function:ident $(needs($($need:ident),+))? $(bullet($bullet:expr))?;
+    )+)+) => {
+        pub(super) const CASES: &[$crate::Case] = &[$($(
+            $crate::Case::new($crate::Clause::$clause, stringify!($function), |ctx| {
+                Box::pin($function(ctx))
+            })
+            $(.needs(&[$($crate::Need::$need),+]))?
+            $(.bullet($bullet))?,
+        )+)+];
     };
 }
-pub(crate) use case;
+pub(crate) use cases;

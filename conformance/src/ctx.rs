@@ -1,10 +1,11 @@
 //! Context of a case.
 
 use crate::{
+    Result,
     ask::{Ask, Hold},
     caller::Caller,
     expect::seen_from_here,
-    failure::{Failure, in_time},
+    failure::{Failure, ensure, in_time},
     fixture::{Faults, Fixture, MakeFixture, Records, Server, StoreTime},
     mutants::Twist,
     pace::Pace,
@@ -13,7 +14,7 @@ use dlock_core::{
     Clock, Instant, LockName,
     driver::{DistributedLock, DriverError},
 };
-use futures_util::future::join_all;
+use futures_util::future::{join_all, ready};
 use std::{
     fmt,
     sync::{
@@ -25,7 +26,7 @@ use std::{
 
 /// A store, fresh names, the clock, and callers: drivers that each stand for one client process.
 #[derive(Clone)]
-pub struct Ctx(Arc<Inner>);
+pub(crate) struct Ctx(Arc<Inner>);
 
 struct Inner {
     maker: Arc<dyn MakeFixture>,
@@ -61,19 +62,12 @@ impl Ctx {
     }
 
     /// A client process with a driver of its own.
-    ///
-    /// # Errors
-    /// When the store cannot be reached.
-    pub async fn caller(&self) -> Result<Caller, Failure> {
-        let driver = self.0.fixture.driver().await?;
-        Ok(self.caller_with(driver))
+    pub(crate) async fn caller(&self) -> Result<Caller> {
+        Ok(Caller::new(self.driver().await?, self.clone()))
     }
 
     /// Several client processes.
-    ///
-    /// # Errors
-    /// When the store cannot be reached.
-    pub async fn callers<const N: usize>(&self) -> Result<[Caller; N], Failure> {
+    pub(crate) async fn callers<const N: usize>(&self) -> Result<[Caller; N]> {
         let mut callers = Vec::with_capacity(N);
         for _ in 0..N {
             callers.push(self.caller().await?);
@@ -84,26 +78,18 @@ impl Ctx {
     }
 
     /// A client process behind a network that fails on demand.
-    ///
-    /// # Errors
-    /// When the store cannot be reached, or its fixture has no such network.
-    pub async fn faulty(&self) -> Result<(Caller, Box<dyn Faults>), Failure> {
-        let network = self.0.fixture.network().map_err(Failure::new)?;
-        let (driver, faults) = network.faulty_driver().await?;
-        Ok((self.caller_with(driver), faults))
+    pub(crate) async fn faulty(&self) -> Result<(Caller, Box<dyn Faults>)> {
+        let (driver, faults) = self.faulty_driver().await?;
+        Ok((Caller::new(driver, self.clone()), faults))
     }
 
     /// The same for a client of the core.
     pub(crate) async fn faulty_driver(
         &self,
-    ) -> Result<(Arc<dyn DistributedLock>, Box<dyn Faults>), Failure> {
+    ) -> Result<(Arc<dyn DistributedLock>, Box<dyn Faults>)> {
         let network = self.0.fixture.network().map_err(Failure::new)?;
         let (driver, faults) = network.faulty_driver().await?;
         Ok((self.opened(driver), faults))
-    }
-
-    fn caller_with(&self, driver: Arc<dyn DistributedLock>) -> Caller {
-        Caller::new(self.opened(driver), self.clone())
     }
 
     fn opened(&self, driver: Arc<dyn DistributedLock>) -> Arc<dyn DistributedLock> {
@@ -117,7 +103,7 @@ impl Ctx {
     }
 
     /// A driver for a client of the core.
-    pub(crate) async fn driver(&self) -> Result<Arc<dyn DistributedLock>, Failure> {
+    pub(crate) async fn driver(&self) -> Result<Arc<dyn DistributedLock>> {
         Ok(self.opened(self.0.fixture.driver().await?))
     }
 
@@ -133,160 +119,139 @@ impl Ctx {
     }
 
     /// The server, for cases that need [`Need::Server`](crate::Need::Server).
-    ///
-    /// # Errors
-    /// When there is none.
-    pub fn server(&self) -> Result<&dyn Server, Failure> {
+    pub(crate) fn server(&self) -> Result<&dyn Server> {
         self.0.fixture.server().map_err(Failure::new)
     }
 
     /// The records, for cases that need [`Need::Records`](crate::Need::Records).
-    ///
-    /// # Errors
-    /// When they cannot be reached.
-    pub fn records(&self) -> Result<&dyn Records, Failure> {
+    pub(crate) fn records(&self) -> Result<&dyn Records> {
         self.0.fixture.records().map_err(Failure::new)
     }
 
     /// The store's clock, for cases that need [`Need::StoreTime`](crate::Need::StoreTime).
-    ///
-    /// # Errors
-    /// When it cannot be set.
-    pub fn store_time(&self) -> Result<&dyn StoreTime, Failure> {
+    pub(crate) fn store_time(&self) -> Result<&dyn StoreTime> {
         self.0.fixture.store_time().map_err(Failure::new)
     }
 
     /// The URL of the store for other processes, for cases that need
     /// [`Need::Processes`](crate::Need::Processes).
-    ///
-    /// # Errors
-    /// When the store lives inside one process.
-    pub fn url(&self) -> Result<String, Failure> {
+    pub(crate) fn url(&self) -> Result<String> {
         self.0.fixture.url().map_err(Failure::new)
     }
 
     /// The name of the fixture.
-    #[must_use]
-    pub fn fixture(&self) -> &str {
+    pub(crate) fn fixture(&self) -> &str {
         self.0.maker.name()
     }
 
     /// A name that was not used before.
-    ///
-    /// # Errors
-    /// Never: its length is far below the limit.
-    pub fn name(&self) -> Result<LockName, Failure> {
+    pub(crate) fn name(&self) -> Result<LockName> {
         Ok(LockName::new(self.text())?)
     }
 
     /// A text that was not used before, for names that a case builds itself.
-    #[must_use]
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let count = self.0.count.fetch_add(1, Ordering::Relaxed);
         format!("{}.{count}", self.0.prefix)
     }
 
     /// A request for this name with a fresh owner, a fresh hold and the long lease.
-    #[must_use]
-    pub fn ask(&self, name: &LockName) -> Ask {
+    pub(crate) fn ask(&self, name: &LockName) -> Ask {
         Ask::new(name.clone(), &self.text(), self.long())
     }
 
     /// A lease short enough to wait for its end.
-    #[must_use]
-    pub fn short(&self) -> Duration {
+    pub(crate) fn short(&self) -> Duration {
         self.0.pace.short
     }
 
     /// A lease that does not end during a case.
-    #[must_use]
-    pub fn long(&self) -> Duration {
+    pub(crate) fn long(&self) -> Duration {
         self.0.pace.long
     }
 
     /// The allowance for a busy machine in an upper bound.
-    #[must_use]
-    pub fn slack(&self) -> Duration {
+    pub(crate) fn slack(&self) -> Duration {
         self.0.pace.slack
     }
 
     /// The most that a call may take where no fault is injected.
-    #[must_use]
-    pub fn answer(&self) -> Duration {
+    pub(crate) fn answer(&self) -> Duration {
         self.0.pace.answer
     }
 
     /// The clock that the drivers use.
-    #[must_use]
-    pub fn clock(&self) -> &Clock {
+    pub(crate) fn clock(&self) -> &Clock {
         &self.0.clock
     }
 
     /// The current instant of that clock.
-    #[must_use]
-    pub fn now(&self) -> Instant {
+    pub(crate) fn now(&self) -> Instant {
         self.0.clock.now()
     }
 
     /// Waits while leases run, renewals come due and queue entries grow old: only time does that. For
     /// events, await the event.
-    pub async fn time_passes(&self, length: Duration) {
+    pub(crate) async fn time_passes(&self, length: Duration) {
         tokio::time::sleep(length).await;
     }
 
     /// Waits for as long as a mistake may take to show, where nothing may happen.
-    pub async fn would_show_within(&self, length: Duration) {
+    pub(crate) async fn would_show_within(&self, length: Duration) {
         tokio::time::sleep(length).await;
     }
 
     /// Waits until this instant.
-    pub async fn sleep_until(&self, at: Instant) {
+    pub(crate) async fn sleep_until(&self, at: Instant) {
         self.0.clock.sleep_until(at).await;
     }
 
     /// Waits until this hold is certainly over if it is never renewed.
-    pub async fn sleep_past(&self, hold: &Hold) {
+    pub(crate) async fn sleep_past(&self, hold: &Hold) {
         self.sleep_until(hold.over_by() + self.rounding()).await;
     }
 
     /// How long from now this hold can still exist if it is never renewed.
-    #[must_use]
-    pub fn until_over(&self, hold: &Hold) -> Duration {
+    pub(crate) fn until_over(&self, hold: &Hold) -> Duration {
         hold.over_by().since(self.now()) + self.rounding()
+    }
+
+    /// A promise made after `before` ends with this hold, or earlier.
+    #[track_caller]
+    pub(crate) fn ends_with(&self, hold: &Hold, before: Instant, valid_for: Duration) -> Result {
+        ensure(
+            before + valid_for <= hold.over_by() + self.rounding(),
+            format_args!("{valid_for:?} are promised, which is more than is left"),
+        )
     }
 
     /// The precision of a lease end: that of a store that counts milliseconds, or the delay of a client
     /// that ends a hold by a request.
-    #[must_use]
-    pub fn rounding(&self) -> Duration {
+    pub(crate) fn rounding(&self) -> Duration {
         self.0.pace.rounding
     }
 
     /// A lease that is renewed in time even if other tests use the machine for half a second, and short
     /// enough to wait for its end.
-    #[must_use]
-    pub fn kept(&self) -> Duration {
+    pub(crate) fn kept(&self) -> Duration {
         self.0.pace.kept
     }
 
     /// The most that a dead process costs, where a lease alone would cost `bound`. Where holds and
     /// queue entries end with a session, it is that session and two ticks, if that is more.
-    #[must_use]
-    pub fn dead_for(&self, bound: Duration) -> Duration {
+    pub(crate) fn dead_for(&self, bound: Duration) -> Duration {
         let session = self.0.pace.session.unwrap_or_default();
         bound.max(session + session / 4)
     }
 
     /// How long a server may take a killed process for a live one that does not take its turn.
-    #[must_use]
     pub(crate) fn unheard(&self) -> Duration {
         self.0.pace.unheard
     }
 
     /// The least lease that a grant must promise: half of the lease asked for, or a quarter where a
     /// session has to be proven.
-    #[must_use]
-    pub fn promised(&self, lease: Duration) -> Duration {
+    pub(crate) fn promised(&self, lease: Duration) -> Duration {
         self.0
             .pace
             .session
@@ -294,26 +259,21 @@ impl Ctx {
     }
 
     /// Whether holds end with their client's session, and no other client can renew them.
-    #[must_use]
-    pub fn is_session_bound(&self) -> bool {
+    pub(crate) fn is_session_bound(&self) -> bool {
         self.0.pace.session.is_some()
     }
 
     /// Waits until the condition holds, at most `bound` plus the slack.
-    ///
-    /// # Errors
-    /// When the condition does not hold in time, with `what` in the message; or the error of the
-    /// condition.
     #[track_caller]
-    pub fn eventually<C, F>(
+    pub(crate) fn eventually<C, F>(
         &self,
         what: &str,
         bound: Duration,
         mut condition: C,
-    ) -> impl Future<Output = Result<(), Failure>> + Send
+    ) -> impl Future<Output = Result> + Send
     where
         C: FnMut() -> F + Send,
-        F: Future<Output = Result<bool, Failure>> + Send,
+        F: Future<Output = Result<bool>> + Send,
     {
         seen_from_here(async move {
             let end = self.now() + bound + self.slack();
@@ -329,17 +289,25 @@ impl Ctx {
         })
     }
 
-    /// The output of the future, within the bound plus the slack.
-    ///
-    /// # Errors
-    /// When the future is not done in time, with `what` in the message.
+    /// The same for a condition that needs no answer of the store.
     #[track_caller]
-    pub fn within<F>(
+    pub(crate) fn until(
+        &self,
+        what: &str,
+        bound: Duration,
+        mut condition: impl FnMut() -> bool + Send,
+    ) -> impl Future<Output = Result> + Send {
+        self.eventually(what, bound, move || ready(Ok(condition())))
+    }
+
+    /// The output of the future, within the bound plus the slack.
+    #[track_caller]
+    pub(crate) fn within<F>(
         &self,
         what: &str,
         bound: Duration,
         future: F,
-    ) -> impl Future<Output = Result<F::Output, Failure>> + Send
+    ) -> impl Future<Output = Result<F::Output>> + Send
     where
         F: Future + Send,
     {
@@ -351,22 +319,19 @@ impl Ctx {
     }
 
     /// Names of one lane, which one batch of renewals may contain.
-    ///
-    /// # Errors
-    /// When a thousand candidate names per lock do not yield enough names of one lane.
-    pub fn names_of_one_lane(
+    pub(crate) fn names_of_one_lane(
         &self,
-        caller: &Caller,
+        driver: &dyn DistributedLock,
         count: usize,
-    ) -> Result<Vec<LockName>, Failure> {
+    ) -> Result<Vec<LockName>> {
         let mut names = vec![self.name()?];
-        let lane = caller.driver().lane(&names[0]);
+        let lane = driver.lane(&names[0]);
         for _ in 0..count * 1_000 {
             if names.len() >= count {
                 return Ok(names);
             }
             let name = self.name()?;
-            if caller.driver().lane(&name) == lane {
+            if driver.lane(&name) == lane {
                 names.push(name);
             }
         }
@@ -375,13 +340,10 @@ impl Ctx {
 
     /// Expects no answer to a request whose reply a fault removes: it fails, or does not return within
     /// a short lease.
-    ///
-    /// # Errors
-    /// When the request is answered.
-    pub async fn unanswered<T: fmt::Debug>(
+    pub(crate) async fn unanswered<T: fmt::Debug>(
         &self,
         call: impl Future<Output = Result<T, DriverError>> + Send,
-    ) -> Result<Option<DriverError>, Failure> {
+    ) -> Result<Option<DriverError>> {
         match tokio::time::timeout(self.short(), call).await {
             Ok(Ok(answer)) => Err(Failure::new(format_args!(
                 "its answer was lost, yet it got {answer:?}"

@@ -1,6 +1,7 @@
 //! Expected answers of a client process. Each failure names the line of the case that expected it.
 
 use crate::{
+    Result,
     ask::{Ask, Hold},
     caller::Caller,
     failure::{Failure, ensure, same},
@@ -15,11 +16,8 @@ use tokio::sync::Mutex;
 
 impl Caller {
     /// Sends one acquire request, which must be granted.
-    ///
-    /// # Errors
-    /// When it is not granted.
     #[track_caller]
-    pub fn take(&self, ask: &Ask) -> impl Future<Output = Result<Hold, Failure>> + Send {
+    pub(crate) fn take(&self, ask: &Ask) -> impl Future<Output = Result<Hold>> + Send {
         seen_from_here(async move {
             let hold = self.try_take(ask).await?;
             hold.ok_or_else(|| Failure::new(format_args!("refused: {:?}", ask.name)))
@@ -27,15 +25,12 @@ impl Caller {
     }
 
     /// Repeats an acquire request, which must be granted within the bound.
-    ///
-    /// # Errors
-    /// When it is not granted.
     #[track_caller]
-    pub fn take_within(
+    pub(crate) fn take_within(
         &self,
         ask: &Ask,
         bound: Duration,
-    ) -> impl Future<Output = Result<Hold, Failure>> + Send {
+    ) -> impl Future<Output = Result<Hold>> + Send {
         seen_from_here(async move {
             let taken = Mutex::new(None);
             let what = format!("{:?} is granted", ask.name);
@@ -54,20 +49,37 @@ impl Caller {
     }
 
     /// Acquires a lock that must be free by now, as a step of a case; a second try is allowed.
-    ///
-    /// # Errors
-    /// When it is not granted.
     #[track_caller]
-    pub fn take_soon(&self, ask: &Ask) -> impl Future<Output = Result<Hold, Failure>> + Send {
+    pub(crate) fn take_soon(&self, ask: &Ask) -> impl Future<Output = Result<Hold>> + Send {
         seen_from_here(async move { self.take_within(ask, Duration::ZERO).await })
     }
 
-    /// Sends one acquire request, which must be refused.
-    ///
-    /// # Errors
-    /// When it is granted, or the incarnation is gone.
+    /// Acquires the name of this hold for a fresh owner as soon as the hold is over.
     #[track_caller]
-    pub fn refused(&self, ask: &Ask) -> impl Future<Output = Result<Held, Failure>> + Send {
+    pub(crate) fn follows(&self, last: &Hold) -> impl Future<Output = Result<Hold>> + Send {
+        seen_from_here(async move {
+            let ask = self.ctx.ask(&last.ask.name);
+            self.take_within(&ask, self.ctx.until_over(last)).await
+        })
+    }
+
+    /// The same, and not before.
+    #[track_caller]
+    pub(crate) fn takes_over(&self, last: &Hold) -> impl Future<Output = Result<Hold>> + Send {
+        seen_from_here(async move {
+            let next = self.follows(last).await?;
+            let (after, lease) = (next.after.since(last.before), last.ask.lease);
+            ensure(
+                next.after >= last.over_from(),
+                format_args!("taken {after:?} after a hold was asked for that lasts {lease:?}"),
+            )?;
+            Ok(next)
+        })
+    }
+
+    /// Sends one acquire request, which must be refused.
+    #[track_caller]
+    pub(crate) fn refused(&self, ask: &Ask) -> impl Future<Output = Result<Held>> + Send {
         seen_from_here(async move {
             let answer = self.answered("acquire", self.acquire(ask)).await??;
             match answer {
@@ -81,11 +93,8 @@ impl Caller {
     }
 
     /// Sends one acquire request, whose answer must be that the incarnation is over.
-    ///
-    /// # Errors
-    /// When the answer is any other.
     #[track_caller]
-    pub fn gone(&self, ask: &Ask) -> impl Future<Output = Result<(), Failure>> + Send {
+    pub(crate) fn gone(&self, ask: &Ask) -> impl Future<Output = Result> + Send {
         seen_from_here(async move {
             let answer = self.answered("acquire", self.acquire(ask)).await??;
             ensure(
@@ -96,11 +105,8 @@ impl Caller {
     }
 
     /// Releases a hold, which must be the last one.
-    ///
-    /// # Errors
-    /// When other holds remain.
     #[track_caller]
-    pub fn frees(&self, hold: &Hold) -> impl Future<Output = Result<(), Failure>> + Send {
+    pub(crate) fn frees(&self, hold: &Hold) -> impl Future<Output = Result> + Send {
         seen_from_here(async move {
             let answer = self.release(hold, None).await?;
             ensure(
@@ -111,15 +117,8 @@ impl Caller {
     }
 
     /// Releases a hold; this number must remain.
-    ///
-    /// # Errors
-    /// When another number remains.
     #[track_caller]
-    pub fn leaves(
-        &self,
-        hold: &Hold,
-        holds: u32,
-    ) -> impl Future<Output = Result<(), Failure>> + Send {
+    pub(crate) fn leaves(&self, hold: &Hold, holds: u32) -> impl Future<Output = Result> + Send {
         seen_from_here(async move {
             let answer = self.release(hold, None).await?;
             match answer {
@@ -134,11 +133,8 @@ impl Caller {
     }
 
     /// Releases a hold that does not exist.
-    ///
-    /// # Errors
-    /// When it did exist.
     #[track_caller]
-    pub fn cannot_release(&self, hold: &Hold) -> impl Future<Output = Result<(), Failure>> + Send {
+    pub(crate) fn cannot_release(&self, hold: &Hold) -> impl Future<Output = Result> + Send {
         seen_from_here(async move {
             let answer = self.release(hold, None).await?;
             ensure(
@@ -149,15 +145,12 @@ impl Caller {
     }
 
     /// Renews one hold, which must exist, and returns how long it lasts.
-    ///
-    /// # Errors
-    /// When it does not exist.
     #[track_caller]
-    pub fn renews(
+    pub(crate) fn renews(
         &self,
         hold: &Hold,
         lease: Duration,
-    ) -> impl Future<Output = Result<Duration, Failure>> + Send {
+    ) -> impl Future<Output = Result<Duration>> + Send {
         seen_from_here(async move {
             match self.renew_one(hold, Some(lease)).await? {
                 Renewed::Until { valid_for } => Ok(valid_for),
@@ -175,11 +168,8 @@ impl Caller {
     }
 
     /// Renews one hold, which must not exist.
-    ///
-    /// # Errors
-    /// When it exists.
     #[track_caller]
-    pub fn cannot_renew(&self, hold: &Hold) -> impl Future<Output = Result<(), Failure>> + Send {
+    pub(crate) fn cannot_renew(&self, hold: &Hold) -> impl Future<Output = Result> + Send {
         seen_from_here(async move {
             let lease = hold.ask.lease;
             same(
@@ -191,11 +181,8 @@ impl Caller {
     }
 
     /// Inspects a name, which must be free.
-    ///
-    /// # Errors
-    /// When it is held or unavailable.
     #[track_caller]
-    pub fn sees_free(&self, name: &LockName) -> impl Future<Output = Result<(), Failure>> + Send {
+    pub(crate) fn sees_free(&self, name: &LockName) -> impl Future<Output = Result> + Send {
         seen_from_here(async move {
             let seen = self.inspect(name).await?;
             let free = seen.holders.is_empty() && seen.holds == 0 && seen.shut.is_none();
@@ -204,32 +191,37 @@ impl Caller {
     }
 
     /// Inspects a name, which must have this number of holds.
-    ///
-    /// # Errors
-    /// When it has more or fewer.
     #[track_caller]
-    pub fn sees_holds(
+    pub(crate) fn sees_holds(
         &self,
         name: &LockName,
         holds: u32,
-    ) -> impl Future<Output = Result<(), Failure>> + Send {
+    ) -> impl Future<Output = Result> + Send {
         seen_from_here(async move {
             let seen = self.inspect(name).await?;
             same("the number of holds that inspect shows", seen.holds, holds)
         })
     }
 
-    /// Waits for one particular hint; others may come before it.
-    ///
-    /// # Errors
-    /// When it does not come within the bound, or the stream ends.
+    /// Inspects a name, whose only holder must be the owner of this hold.
     #[track_caller]
-    pub fn hears(
+    pub(crate) fn sees_holder(&self, hold: &Hold) -> impl Future<Output = Result> + Send {
+        seen_from_here(async move {
+            let seen = self.inspect(&hold.ask.name).await?;
+            let owners: Vec<_> = seen.holders.iter().map(|holder| holder.owner).collect();
+            let what = format_args!("who holds {:?}", hold.ask.name);
+            same(what, owners, vec![hold.ask.owner.fingerprint()])
+        })
+    }
+
+    /// Waits for one particular hint; others may come before it.
+    #[track_caller]
+    pub(crate) fn hears(
         &self,
         what: &str,
         bound: Duration,
         mut wanted: impl FnMut(&Hint) -> bool + Send,
-    ) -> impl Future<Output = Result<Hint, Failure>> + Send {
+    ) -> impl Future<Output = Result<Hint>> + Send {
         seen_from_here(async move {
             let mut hints = self.hints.lock().await;
             let mut others = Vec::new();
@@ -258,16 +250,13 @@ impl Caller {
     }
 
     /// Waits for the hint that it is this ticket's turn.
-    ///
-    /// # Errors
-    /// When it does not come within the bound.
     #[track_caller]
-    pub fn hears_turn(
+    pub(crate) fn hears_turn(
         &self,
         name: &LockName,
         ticket: Ticket,
         bound: Duration,
-    ) -> impl Future<Output = Result<(), Failure>> + Send {
+    ) -> impl Future<Output = Result> + Send {
         seen_from_here(async move {
             let turn = Hint::Turn {
                 name: name.clone(),
@@ -280,14 +269,8 @@ impl Caller {
     }
 
     /// Waits for the end of the hint stream.
-    ///
-    /// # Errors
-    /// When a hint comes instead, or the end does not come within the bound.
     #[track_caller]
-    pub fn no_hint_left(
-        &self,
-        bound: Duration,
-    ) -> impl Future<Output = Result<(), Failure>> + Send {
+    pub(crate) fn no_hint_left(&self, bound: Duration) -> impl Future<Output = Result> + Send {
         seen_from_here(async move {
             let mut hints = self.hints.lock().await;
             let what = "the hints come to their end";
@@ -300,10 +283,19 @@ impl Caller {
 /// The output of the future; a failure names the line that called the caller.
 #[track_caller]
 pub(crate) fn seen_from_here<T>(
-    expected: impl Future<Output = Result<T, Failure>> + Send,
-) -> impl Future<Output = Result<T, Failure>> + Send {
+    expected: impl Future<Output = Result<T>> + Send,
+) -> impl Future<Output = Result<T>> + Send {
     let here = Location::caller();
     async move { expected.await.map_err(|failure| failure.seen_from(here)) }
+}
+
+/// Of a lease of this length, something is left, and no more than all of it.
+#[track_caller]
+pub(crate) fn is_left(rest: Duration, lease: Duration) -> Result {
+    ensure(
+        !rest.is_zero() && rest <= lease,
+        format_args!("{rest:?} are left or promised of {lease:?}"),
+    )
 }
 
 /// How many of the unexpected wake-ups a failure lists.

@@ -59,6 +59,9 @@ impl Failure {
     }
 }
 
+/// The result of a case, or of a step of it.
+pub(crate) type Result<T = (), E = Failure> = std::result::Result<T, E>;
+
 impl<E: Error + 'static> From<E> for Failure {
     #[track_caller]
     fn from(error: E) -> Self {
@@ -104,11 +107,8 @@ impl Debug for Failure {
 }
 
 /// Fails with `words` unless `holds`.
-///
-/// # Errors
-/// A failure with `words`.
 #[track_caller]
-pub fn ensure(holds: bool, words: impl Display) -> Result<(), Failure> {
+pub(crate) fn ensure(holds: bool, words: impl Display) -> Result<(), Failure> {
     if holds {
         Ok(())
     } else {
@@ -117,11 +117,8 @@ pub fn ensure(holds: bool, words: impl Display) -> Result<(), Failure> {
 }
 
 /// Fails with `words`, as late, unless `holds`: for an upper bound.
-///
-/// # Errors
-/// A failure with `words`.
 #[track_caller]
-pub fn in_time(holds: bool, words: impl Display) -> Result<(), Failure> {
+pub(crate) fn in_time(holds: bool, words: impl Display) -> Result<(), Failure> {
     if holds {
         Ok(())
     } else {
@@ -130,11 +127,12 @@ pub fn in_time(holds: bool, words: impl Display) -> Result<(), Failure> {
 }
 
 /// Fails unless both are equal.
-///
-/// # Errors
-/// A failure with both values.
 #[track_caller]
-pub fn same<T: PartialEq + Debug>(what: impl Display, is: T, should: T) -> Result<(), Failure> {
+pub(crate) fn same<T: PartialEq + Debug>(
+    what: impl Display,
+    is: T,
+    should: T,
+) -> Result<(), Failure> {
     if is == should {
         Ok(())
     } else {

@@ -1,11 +1,11 @@
 //! Jobs of processes that a case starts.
 
-use crate::{Failure, MakeFixture, testbed::worker::Job};
+use crate::{Failure, MakeFixture, Result, testbed::worker::Job};
 use dlock_core::driver::DistributedLock;
 use std::{process::ExitCode, sync::Arc};
 
 /// Runs the job to its end and reports the result to the process that started it.
-pub(crate) fn done(job: &Job, work: impl Future<Output = Result<(), Failure>>) -> ExitCode {
+pub(crate) fn done(job: &Job, work: impl Future<Output = Result>) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -25,7 +25,7 @@ pub(crate) fn done(job: &Job, work: impl Future<Output = Result<(), Failure>>) -
 pub(crate) async fn driver(
     job: &Job,
     fixtures: &[Arc<dyn MakeFixture>],
-) -> Result<Arc<dyn DistributedLock>, Failure> {
+) -> Result<Arc<dyn DistributedLock>> {
     let wanted = job.arg("fixture")?;
     let maker = fixtures.iter().find(|fixture| fixture.name() == wanted);
     let maker = maker.ok_or_else(|| Failure::new(format_args!("no fixture is called {wanted}")))?;

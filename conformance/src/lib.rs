@@ -16,16 +16,18 @@ mod pace;
 mod runner;
 pub mod testbed;
 
-pub use ask::{Ask, Hold};
-pub use caller::Caller;
-pub use case::{Case, Level, Run};
+pub use case::Case;
 pub use cases::cases;
 pub use clause::{Binds, Clause};
-pub use ctx::Ctx;
-pub use failure::{Failure, ensure, in_time, same};
+pub use failure::Failure;
 pub use fixture::{
     Backend, Call, Faults, Fixture, Gap, Keeps, MakeFixture, Need, Network, Records, Remote,
     Server, StoreTime, Time,
 };
-pub use mutants::{Mutant, Mutants, Twist, mutants};
+pub use mutants::{Mutant, Mutants, mutants};
 pub use runner::main;
+
+pub(crate) use ask::{Ask, Hold};
+pub(crate) use caller::Caller;
+pub(crate) use ctx::Ctx;
+pub(crate) use failure::{Result, ensure, in_time, same};

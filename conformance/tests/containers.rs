@@ -8,7 +8,8 @@ use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_conformance::testbed::container::{self, Container, Image};
+use dlock_conformance::testbed::container::{Container, Image};
+use dlock_conformance::testbed::mariadb::MariadbOptions;
 use dlock_conformance::testbed::redis::{Aof, RedisOptions};
 use dlock_conformance::testbed::server::ServerError;
 use dlock_conformance::testbed::{Home, RedisServer, Station, Worker, is_unprivileged, worker};
@@ -28,13 +29,11 @@ fn main() -> ExitCode {
             redis_stays_stopped,
         ),
         trial("mariadb_stands_as_a_station", || {
-            stands(container::MariaDb::default())
+            stands(Image::mariadb(&MariadbOptions::default()))
         }),
-        trial("mongo_stands_as_a_station", || {
-            stands(container::Mongo::default())
-        }),
+        trial("mongo_stands_as_a_station", || stands(Image::mongo())),
         trial("zookeeper_stands_as_a_station", || {
-            stands(container::ZooKeeper::default())
+            stands(Image::zookeeper())
         }),
         trial("a_server_that_ends_at_once_is_an_error_with_its_log", ends),
         trial("a_server_that_is_never_ready_is_removed", never_ready),
@@ -103,33 +102,23 @@ fn redis_stays_stopped() -> Outcome {
 
 /// The promises of every kind: ready means ready, and after a stop and a restart it is ready again at
 /// the same address.
-fn stands(image: impl Image + Copying) -> Outcome {
-    let container = Container::start(image.again())?;
+fn stands(image: Image) -> Outcome {
+    let ready = image.ready;
+    let container = Container::start(image)?;
     let addr = container.addr();
-    assert!(addr.ip().is_loopback() && image.ready(addr));
+    assert!(addr.ip().is_loopback() && ready(addr));
     container.stop()?;
-    assert!(!image.ready(addr), "a paused server answers");
+    assert!(!ready(addr), "a paused server answers");
     container.cont()?;
-    assert!(soon(|| image.ready(addr)), "it does not go on");
+    assert!(soon(|| ready(addr)), "it does not go on");
     container.stop()?;
     container.restart()?;
-    assert!(image.ready(addr) && container.addr() == addr);
+    assert!(ready(addr) && container.addr() == addr);
     assert!(!container.log().is_empty());
     let id = container.id().to_owned();
     drop(container);
-    assert!(!exists(&id)? && !image.ready(addr));
+    assert!(!exists(&id)? && !ready(addr));
     Ok(())
-}
-
-/// A copy of a kind of server: one is started, the other one checks it.
-trait Copying {
-    fn again(&self) -> Self;
-}
-
-impl<T: Clone> Copying for T {
-    fn again(&self) -> Self {
-        self.clone()
-    }
 }
 
 fn ends() -> Outcome {
@@ -143,40 +132,18 @@ fn ends() -> Outcome {
     Ok(())
 }
 
-/// A Redis with an impossible setting, or with another image name.
-#[derive(Debug)]
-struct Odd {
-    tag: &'static str,
-}
-
-impl Image for Odd {
-    fn name(&self) -> &'static str {
-        "redis"
-    }
-
-    fn tag(&self) -> &'static str {
-        self.tag
-    }
-
-    fn port(&self, _: u16) -> u16 {
-        6379
-    }
-
-    fn command(&self, _: u16) -> Vec<String> {
-        vec!["redis-server".to_owned()]
-    }
-
-    fn ready(&self, _: std::net::SocketAddr) -> bool {
-        false
-    }
-
-    fn start_limit(&self) -> Duration {
-        Duration::from_millis(500)
+/// A Redis that is never ready, with this tag.
+fn odd(tag: &'static str) -> Image {
+    Image {
+        tag,
+        ready: |_| false,
+        start_limit: Duration::from_millis(500),
+        ..Image::redis(&RedisOptions::default())
     }
 }
 
 fn never_ready() -> Outcome {
-    let error = Container::start(Odd { tag: "7" }).expect_err("it never is");
+    let error = Container::start(odd("7")).expect_err("it never is");
     let ServerError::NotReady { log, .. } = error else {
         return Err(error.into());
     };
@@ -185,7 +152,7 @@ fn never_ready() -> Outcome {
 }
 
 fn no_image() -> Outcome {
-    let error = Container::start(Odd { tag: "no-such-tag" }).expect_err("there is none");
+    let error = Container::start(odd("no-such-tag")).expect_err("there is none");
     let words = error.to_string();
     assert!(
         words.contains("redis:no-such-tag") && words.contains("build.sh"),
@@ -213,7 +180,7 @@ fn sweeps() -> Outcome {
 
 /// The job of a worker: starts a container, reports it, and ends on command.
 fn work() -> Outcome {
-    let container = Container::start(container::Redis::default())?;
+    let container = Container::start(Image::redis(&RedisOptions::default()))?;
     worker::say(&format!("started {}", container.id()))?;
     while worker::commands().blocking_recv().is_some() {}
     Ok(())

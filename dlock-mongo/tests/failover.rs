@@ -4,12 +4,10 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
-use dlock_conformance::testbed::{
-    MongoSet, Proxy,
-    mongo::{Value, document, field},
-};
+use dlock_conformance::testbed::{MongoSet, Proxy};
 use dlock_core::{Client, Error, ErrorKind, Guard, Lease, LossReason};
 use dlock_mongo::MongoDriver;
+use mongodb::bson::doc;
 use std::{
     collections::HashMap,
     sync::{
@@ -156,11 +154,8 @@ async fn a_primary_cut_off_from_the_majority_grants_nothing_that_lasts() {
     let guard = hold(&stale, SECOND * 3).await;
     // No member reaches it through its name in the set, so no member copies its writes. It also does not step
     // down when it hears of a newer term.
-    let deaf = [
-        ("configureFailPoint", "blockHeartbeatStepdown".into()),
-        ("mode", "alwaysOn".into()),
-    ];
-    set.command(old, "admin", document(deaf)).unwrap();
+    let deaf = doc! {"configureFailPoint": "blockHeartbeatStepdown", "mode": "alwaysOn"};
+    set.command(old, "admin", deaf).unwrap();
     let cut_off = |on: bool| {
         let proxies = proxies.lock().unwrap();
         proxies[old].refuse(on);
@@ -189,11 +184,8 @@ async fn a_primary_cut_off_from_the_majority_grants_nothing_that_lasts() {
         );
     }
     next.check().unwrap();
-    let off = [
-        ("configureFailPoint", "blockHeartbeatStepdown".into()),
-        ("mode", "off".into()),
-    ];
-    set.command(old, "admin", document(off)).unwrap();
+    let off = doc! {"configureFailPoint": "blockHeartbeatStepdown", "mode": "off"};
+    set.command(old, "admin", off).unwrap();
     cut_off(false);
     next.check().unwrap();
     next.release().await.unwrap();
@@ -316,11 +308,11 @@ async fn lose_primaries(rounds: u32, load: Load) {
         tokio::task::spawn_blocking(move || {
             let primary = lost.primary().unwrap();
             if round % 2 == 0 {
-                let down = document([
-                    ("replSetStepDown", Value::Int(10)),
-                    ("secondaryCatchUpPeriodSecs", Value::Int(1)),
-                    ("force", true.into()),
-                ]);
+                let down = doc! {
+                    "replSetStepDown": 10,
+                    "secondaryCatchUpPeriodSecs": 1,
+                    "force": true,
+                };
                 // The answer may be lost with the connections that a step-down closes.
                 drop(lost.command(primary, "admin", down));
             } else {
@@ -441,9 +433,8 @@ impl Seen {
 }
 
 fn says_primary(set: &MongoSet, member: usize) -> bool {
-    let hello = document([("hello", Value::Int(1))]);
-    let hello = set.command(member, "admin", hello).unwrap();
-    field(&hello, "isWritablePrimary") == Some(&Value::Bool(true))
+    let hello = set.command(member, "admin", doc! {"hello": 1}).unwrap();
+    hello.get_bool("isWritablePrimary") == Ok(true)
 }
 
 async fn client(url: &str) -> Client {

@@ -1,39 +1,29 @@
 //! `admin`: inspecting changes nothing and shows everything; breaking frees only the named lock.
 
-use super::held;
-use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
+use super::{held, held_for};
+use crate::{Ctx, Failure, Result, case::cases, ensure, expect::is_left, same};
 use dlock_core::{Broken, FencingToken, HolderInfo, LockName};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Admin, a_name_never_heard_of_is_free)
-        .bullet("changes nothing. A name never heard of is a free name"),
-    case!(Clause::Admin, inspect_changes_nothing)
-        .bullet("changes nothing. A name never heard of is a free name"),
-    case!(Clause::Admin, inspect_shows_who_is_inside).bullet("no answer carries an owner"),
-    case!(Clause::Admin, list_shows_every_name_held_shut_or_reserved),
-    case!(Clause::Admin, a_walk_finds_every_name_held_throughout)
-        .bullet("`next: None` is the only end"),
-    case!(Clause::Admin, list_changes_nothing).bullet("`next: None` is the only end"),
-    case!(Clause::Admin, list_takes_its_prefix_literally),
-    case!(Clause::Admin, breaking_with_its_token_frees_the_incarnation).needs(&[]),
-    case!(Clause::Admin, breaking_with_another_token_changes_nothing)
-        .bullet("another token: `Changed`"),
-    case!(Clause::Admin, breaking_a_free_name_says_so).bullet("a free name: `WasFree`"),
-    case!(Clause::Admin, breaking_ends_every_hold).bullet("holders learn it at their next `renew`"),
-    case!(Clause::Admin, a_broken_holder_learns_it_at_its_next_renewal)
-        .bullet("holders learn it at their next `renew`"),
-    case!(
-        Clause::Admin,
-        breaking_opens_a_name_reserved_and_the_line_goes_on
-    )
-    .needs(&[Need::Line])
-    .bullet("opens what was kept shut or reserved"),
-    case!(Clause::Admin, breaking_serves_the_line)
-        .needs(&[Need::Line])
-        .bullet("opens what was kept shut or reserved"),
-];
+cases! {
+    [Clause::Admin]
+    a_name_never_heard_of_is_free bullet("changes nothing. A name never heard of is a free name");
+    inspect_changes_nothing bullet("changes nothing. A name never heard of is a free name");
+    inspect_shows_who_is_inside bullet("no answer carries an owner");
+    list_shows_every_name_held_shut_or_reserved;
+    a_walk_finds_every_name_held_throughout bullet("`next: None` is the only end");
+    list_changes_nothing bullet("`next: None` is the only end");
+    list_takes_its_prefix_literally;
+    breaking_with_its_token_frees_the_incarnation;
+    breaking_with_another_token_changes_nothing bullet("another token: `Changed`");
+    breaking_a_free_name_says_so bullet("a free name: `WasFree`");
+    breaking_ends_every_hold bullet("holders learn it at their next `renew`");
+    a_broken_holder_learns_it_at_its_next_renewal bullet("holders learn it at their next `renew`");
+    breaking_opens_a_name_reserved_and_the_line_goes_on needs(Line)
+        bullet("opens what was kept shut or reserved");
+    breaking_serves_the_line needs(Line) bullet("opens what was kept shut or reserved");
+}
 
-async fn a_name_never_heard_of_is_free(ctx: Ctx) -> Result<(), Failure> {
+async fn a_name_never_heard_of_is_free(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let name = ctx.name()?;
     caller.sees_free(&name).await?;
@@ -44,10 +34,8 @@ async fn a_name_never_heard_of_is_free(ctx: Ctx) -> Result<(), Failure> {
     )
 }
 
-async fn inspect_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn inspect_changes_nothing(ctx: Ctx) -> Result {
+    let ([_holder, other], name, hold) = held_for(&ctx, ctx.short()).await?;
     ctx.eventually(
         "the lease ends while others inspect it",
         ctx.until_over(&hold),
@@ -57,7 +45,7 @@ async fn inspect_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
     other.take_soon(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn inspect_shows_who_is_inside(ctx: Ctx) -> Result<(), Failure> {
+async fn inspect_shows_who_is_inside(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let name = ctx.name()?;
     let note = HolderInfo::new("a-host", 42);
@@ -75,19 +63,15 @@ async fn inspect_shows_who_is_inside(ctx: Ctx) -> Result<(), Failure> {
     same("the owner", holder.owner, hold.ask.owner.fingerprint())?;
     same("the token", holder.token, Some(hold.token))?;
     same("the note", &holder.note, &note)?;
-    let sane = holder
+    holder
         .rest
-        .is_none_or(|rest| !rest.is_zero() && rest <= ctx.long());
-    ensure(
-        sane,
-        format_args!("of a lease of {:?} is left {:?}", ctx.long(), holder.rest),
-    )?;
+        .map_or(Ok(()), |rest| is_left(rest, ctx.long()))?;
     caller.leaves(&more, 1).await?;
     caller.frees(&hold).await?;
     other.sees_free(&name).await
 }
 
-async fn list_shows_every_name_held_shut_or_reserved(ctx: Ctx) -> Result<(), Failure> {
+async fn list_shows_every_name_held_shut_or_reserved(ctx: Ctx) -> Result {
     let [caller, waiter] = ctx.callers().await?;
     let base = ctx.text();
     let of = |kind: &str| LockName::new(format!("{base}/{kind}"));
@@ -123,7 +107,7 @@ async fn list_shows_every_name_held_shut_or_reserved(ctx: Ctx) -> Result<(), Fai
     )
 }
 
-async fn a_walk_finds_every_name_held_throughout(ctx: Ctx) -> Result<(), Failure> {
+async fn a_walk_finds_every_name_held_throughout(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let base = ctx.text();
     let name = |number: usize| LockName::new(format!("{base}/{number}"));
@@ -161,10 +145,8 @@ async fn a_walk_finds_every_name_held_throughout(ctx: Ctx) -> Result<(), Failure
     )
 }
 
-async fn list_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn list_changes_nothing(ctx: Ctx) -> Result {
+    let ([_holder, other], name, hold) = held_for(&ctx, ctx.short()).await?;
     ctx.eventually(
         "the lease ends while others list",
         ctx.until_over(&hold),
@@ -174,7 +156,7 @@ async fn list_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
     other.take_soon(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn list_takes_its_prefix_literally(ctx: Ctx) -> Result<(), Failure> {
+async fn list_takes_its_prefix_literally(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let base = ctx.text();
     for special in ["*", "?", "[ab]", "%", "_", "\\", ".", "{", "$", "^"] {
@@ -205,7 +187,7 @@ async fn list_takes_its_prefix_literally(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn breaking_with_its_token_frees_the_incarnation(ctx: Ctx) -> Result<(), Failure> {
+async fn breaking_with_its_token_frees_the_incarnation(ctx: Ctx) -> Result {
     let ([_caller, other], name, hold) = held(&ctx).await?;
     let token = Some(hold.token);
     same(
@@ -217,7 +199,7 @@ async fn breaking_with_its_token_frees_the_incarnation(ctx: Ctx) -> Result<(), F
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn breaking_with_another_token_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn breaking_with_another_token_changes_nothing(ctx: Ctx) -> Result {
     let ([caller, other], name, past) = held(&ctx).await?;
     caller.frees(&past).await?;
     let hold = caller.take(&ctx.ask(&name)).await?;
@@ -237,7 +219,7 @@ async fn breaking_with_another_token_changes_nothing(ctx: Ctx) -> Result<(), Fai
     caller.frees(&hold).await
 }
 
-async fn breaking_a_free_name_says_so(ctx: Ctx) -> Result<(), Failure> {
+async fn breaking_a_free_name_says_so(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let (never, past, lapsed) = (ctx.name()?, ctx.name()?, ctx.name()?);
     let hold = caller.take(&ctx.ask(&past)).await?;
@@ -256,7 +238,7 @@ async fn breaking_a_free_name_says_so(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn breaking_ends_every_hold(ctx: Ctx) -> Result<(), Failure> {
+async fn breaking_ends_every_hold(ctx: Ctx) -> Result {
     let ([caller, other], name, first) = held(&ctx).await?;
     let mut holds = vec![first.clone()];
     for _ in 0..2 {
@@ -277,7 +259,7 @@ async fn breaking_ends_every_hold(ctx: Ctx) -> Result<(), Failure> {
     same("the number of holds", next.holds, 1)
 }
 
-async fn a_broken_holder_learns_it_at_its_next_renewal(ctx: Ctx) -> Result<(), Failure> {
+async fn a_broken_holder_learns_it_at_its_next_renewal(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     other.breaks(&name, None).await?;
     caller.cannot_renew(&hold).await?;
@@ -286,7 +268,7 @@ async fn a_broken_holder_learns_it_at_its_next_renewal(ctx: Ctx) -> Result<(), F
     other.frees(&next).await
 }
 
-async fn breaking_opens_a_name_reserved_and_the_line_goes_on(ctx: Ctx) -> Result<(), Failure> {
+async fn breaking_opens_a_name_reserved_and_the_line_goes_on(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
     first
         .refused(&ctx.ask(&name).in_line(first.ticket()))
@@ -300,7 +282,7 @@ async fn breaking_opens_a_name_reserved_and_the_line_goes_on(ctx: Ctx) -> Result
     second.take(&waiting).await.map(drop)
 }
 
-async fn breaking_serves_the_line(ctx: Ctx) -> Result<(), Failure> {
+async fn breaking_serves_the_line(ctx: Ctx) -> Result {
     let [holder, waiter, other] = ctx.callers().await?;
     let name = ctx.name()?;
     holder.take(&ctx.ask(&name)).await?;

@@ -1,52 +1,32 @@
 //! `cancel`: a cancelled request leaves no hold and no waiter.
 
 use super::held;
-use crate::{
-    Case, Clause, Ctx, Failure, Need, case::case, client_cases::task::polled, ensure, same,
-};
+use crate::{Ctx, Result, case::cases, client_cases::task::polled, ensure, same};
 use dlock_core::{
     Lease,
     driver::{Acquire, Release},
 };
 use futures_util::future::join_all;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Cancel, refused_without_a_ticket_leaves_no_trace).bullet("refused without"),
-    case!(Clause::Cancel, a_ticket_that_left_is_not_served)
-        .needs(&[Need::Line])
-        .bullet("afterwards the ticket is not served, and delays no other"),
-    case!(Clause::Cancel, a_turn_that_is_left_is_handed_on)
-        .needs(&[Need::Line])
-        .bullet("afterwards the ticket is not served, and delays no other"),
-    case!(
-        Clause::Cancel,
-        a_turn_that_nobody_else_waits_for_is_left_free
-    )
-    .needs(&[Need::Line])
-    .bullet("afterwards the ticket is not served, and delays no other"),
-    case!(Clause::Cancel, tickets_of_two_clients_are_two)
-        .needs(&[Need::Line])
-        .bullet("afterwards the ticket is not served, and delays no other"),
-    case!(
-        Clause::Cancel,
-        leaving_with_an_unknown_ticket_changes_nothing
-    )
-    .bullet("an unknown ticket, or one used up"),
-    case!(Clause::Cancel, leaving_with_a_ticket_used_up_ends_no_hold)
-        .bullet("an unknown ticket, or one used up"),
-    case!(
-        Clause::Cancel,
-        an_acquire_dropped_anywhere_is_settled_by_a_release
-    ),
-    case!(
-        Clause::Cancel,
-        a_wait_dropped_anywhere_is_settled_by_leaving
-    )
-    .needs(&[Need::Line]),
-    case!(Clause::Cancel, a_driver_works_on_after_any_call_was_dropped),
-];
+cases! {
+    [Clause::Cancel]
+    refused_without_a_ticket_leaves_no_trace bullet("refused without");
+    a_ticket_that_left_is_not_served needs(Line)
+        bullet("afterwards the ticket is not served, and delays no other");
+    a_turn_that_is_left_is_handed_on needs(Line)
+        bullet("afterwards the ticket is not served, and delays no other");
+    a_turn_that_nobody_else_waits_for_is_left_free needs(Line)
+        bullet("afterwards the ticket is not served, and delays no other");
+    tickets_of_two_clients_are_two needs(Line)
+        bullet("afterwards the ticket is not served, and delays no other");
+    leaving_with_an_unknown_ticket_changes_nothing bullet("an unknown ticket, or one used up");
+    leaving_with_a_ticket_used_up_ends_no_hold bullet("an unknown ticket, or one used up");
+    an_acquire_dropped_anywhere_is_settled_by_a_release;
+    a_wait_dropped_anywhere_is_settled_by_leaving needs(Line);
+    a_driver_works_on_after_any_call_was_dropped;
+}
 
-async fn refused_without_a_ticket_leaves_no_trace(ctx: Ctx) -> Result<(), Failure> {
+async fn refused_without_a_ticket_leaves_no_trace(ctx: Ctx) -> Result {
     let ([holder, refused, other], name, hold) = held(&ctx).await?;
     for _ in 0..3 {
         refused.refused(&ctx.ask(&name)).await?;
@@ -61,7 +41,7 @@ async fn refused_without_a_ticket_leaves_no_trace(ctx: Ctx) -> Result<(), Failur
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_ticket_that_left_is_not_served(ctx: Ctx) -> Result<(), Failure> {
+async fn a_ticket_that_left_is_not_served(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
     let leaving = ctx.ask(&name).in_line(first.ticket());
     let waiting = ctx.ask(&name).in_line(second.ticket());
@@ -74,7 +54,7 @@ async fn a_ticket_that_left_is_not_served(ctx: Ctx) -> Result<(), Failure> {
     second.take(&waiting).await.map(drop)
 }
 
-async fn a_turn_that_is_left_is_handed_on(ctx: Ctx) -> Result<(), Failure> {
+async fn a_turn_that_is_left_is_handed_on(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
     let leaving = first.ticket();
     first.refused(&ctx.ask(&name).in_line(leaving)).await?;
@@ -86,7 +66,7 @@ async fn a_turn_that_is_left_is_handed_on(ctx: Ctx) -> Result<(), Failure> {
     second.take(&waiting).await.map(drop)
 }
 
-async fn a_turn_that_nobody_else_waits_for_is_left_free(ctx: Ctx) -> Result<(), Failure> {
+async fn a_turn_that_nobody_else_waits_for_is_left_free(ctx: Ctx) -> Result {
     let ([holder, waiter, other], name, hold) = held(&ctx).await?;
     let ticket = waiter.ticket();
     waiter.refused(&ctx.ask(&name).in_line(ticket)).await?;
@@ -97,7 +77,7 @@ async fn a_turn_that_nobody_else_waits_for_is_left_free(ctx: Ctx) -> Result<(), 
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn tickets_of_two_clients_are_two(ctx: Ctx) -> Result<(), Failure> {
+async fn tickets_of_two_clients_are_two(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
     let (leaving, ticket) = (first.ticket(), second.ticket());
     same("the first tickets of two clients", leaving, ticket)?;
@@ -110,7 +90,7 @@ async fn tickets_of_two_clients_are_two(ctx: Ctx) -> Result<(), Failure> {
     second.take(&waiting).await.map(drop)
 }
 
-async fn leaving_with_an_unknown_ticket_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn leaving_with_an_unknown_ticket_changes_nothing(ctx: Ctx) -> Result {
     let [holder, waiter, other] = ctx.callers().await?;
     let name = ctx.name()?;
     other.leave(&name, other.ticket()).await?;
@@ -125,7 +105,7 @@ async fn leaving_with_an_unknown_ticket_changes_nothing(ctx: Ctx) -> Result<(), 
     waiter.take(&waiting).await.map(drop)
 }
 
-async fn leaving_with_a_ticket_used_up_ends_no_hold(ctx: Ctx) -> Result<(), Failure> {
+async fn leaving_with_a_ticket_used_up_ends_no_hold(ctx: Ctx) -> Result {
     let ([holder, waiter, other], name, hold) = held(&ctx).await?;
     let ticket = waiter.ticket();
     let waiting = ctx.ask(&name).in_line(ticket);
@@ -140,7 +120,7 @@ async fn leaving_with_a_ticket_used_up_ends_no_hold(ctx: Ctx) -> Result<(), Fail
     waiter.frees(&turn).await
 }
 
-async fn an_acquire_dropped_anywhere_is_settled_by_a_release(ctx: Ctx) -> Result<(), Failure> {
+async fn an_acquire_dropped_anywhere_is_settled_by_a_release(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let late = caller.driver().capabilities().late;
     let drops = (0..POLLS).map(|polls| {
@@ -165,7 +145,7 @@ async fn an_acquire_dropped_anywhere_is_settled_by_a_release(ctx: Ctx) -> Result
     join_all(drops).await.into_iter().collect()
 }
 
-async fn a_wait_dropped_anywhere_is_settled_by_leaving(ctx: Ctx) -> Result<(), Failure> {
+async fn a_wait_dropped_anywhere_is_settled_by_leaving(ctx: Ctx) -> Result {
     let [holder, caller, other] = ctx.callers().await?;
     let late = caller.driver().capabilities().late;
     let drops = (0..POLLS).map(|polls| {
@@ -186,7 +166,7 @@ async fn a_wait_dropped_anywhere_is_settled_by_leaving(ctx: Ctx) -> Result<(), F
     join_all(drops).await.into_iter().collect()
 }
 
-async fn a_driver_works_on_after_any_call_was_dropped(ctx: Ctx) -> Result<(), Failure> {
+async fn a_driver_works_on_after_any_call_was_dropped(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let driver = caller.driver();
     let (name, give_up) = (ctx.name()?, ctx.now() + ctx.answer());

@@ -1,9 +1,9 @@
 //! `crash`: a dead process costs its lease and no more.
 
-use super::held;
+use super::{held, held_for};
 use crate::{
-    Ask, Case, Clause, Ctx, Failure, Keeps, MakeFixture, Need,
-    case::case,
+    Ask, Ctx, Failure, Keeps, MakeFixture, Result,
+    case::cases,
     ensure, job, same,
     testbed::worker::{self, Job, Worker},
 };
@@ -13,30 +13,19 @@ use dlock_core::{
 };
 use std::{num::NonZeroU64, process::ExitCode, sync::Arc, time::Duration};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Crash, a_killed_holder_is_gone_with_its_lease).needs(&[Need::Processes]),
-    case!(Clause::Crash, killed_waiters_delay_nobody_for_long)
-        .needs(&[Need::Processes, Need::Line]),
-    case!(
-        Clause::Crash,
-        what_a_closed_client_held_outlives_it_by_its_lease
-    )
-    .bullet("what it held outlives it by no more than its leases"),
-    case!(
-        Clause::Crash,
-        waiters_of_a_closed_client_delay_nobody_for_long
-    )
-    .needs(&[Need::Line]),
-    case!(
-        Clause::Crash,
-        any_number_of_dead_waiters_costs_one_entry_deadline
-    )
-    .needs(&[Need::Line]),
-    case!(Clause::Crash, a_turn_not_taken_passes_on).needs(&[Need::Line]),
-    case!(Clause::Crash, a_killed_server_finds_what_it_keeps).needs(&[Need::Server]),
-];
+cases! {
+    [Clause::Crash]
+    a_killed_holder_is_gone_with_its_lease needs(Processes);
+    killed_waiters_delay_nobody_for_long needs(Processes, Line);
+    what_a_closed_client_held_outlives_it_by_its_lease
+        bullet("what it held outlives it by no more than its leases");
+    waiters_of_a_closed_client_delay_nobody_for_long needs(Line);
+    any_number_of_dead_waiters_costs_one_entry_deadline needs(Line);
+    a_turn_not_taken_passes_on needs(Line);
+    a_killed_server_finds_what_it_keeps needs(Server);
+}
 
-async fn a_killed_holder_is_gone_with_its_lease(ctx: Ctx) -> Result<(), Failure> {
+async fn a_killed_holder_is_gone_with_its_lease(ctx: Ctx) -> Result {
     let other = ctx.caller().await?;
     let name = ctx.name()?;
     // Where a session ends the holds of a dead process, no lease is longer than the session.
@@ -60,7 +49,7 @@ async fn a_killed_holder_is_gone_with_its_lease(ctx: Ctx) -> Result<(), Failure>
     )
 }
 
-async fn killed_waiters_delay_nobody_for_long(ctx: Ctx) -> Result<(), Failure> {
+async fn killed_waiters_delay_nobody_for_long(ctx: Ctx) -> Result {
     let ([holder, other], name, hold) = held(&ctx).await?;
     let mut waiters = Vec::new();
     for _ in 0..3 {
@@ -79,19 +68,14 @@ async fn killed_waiters_delay_nobody_for_long(ctx: Ctx) -> Result<(), Failure> {
         .map(drop)
 }
 
-async fn what_a_closed_client_held_outlives_it_by_its_lease(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn what_a_closed_client_held_outlives_it_by_its_lease(ctx: Ctx) -> Result {
+    let ([caller, other], _, first) = held_for(&ctx, ctx.short()).await?;
     let last = caller.take(&first.ask.again()).await?;
     caller.driver().close().await;
-    other
-        .take_within(&ctx.ask(&name), ctx.until_over(&last))
-        .await
-        .map(drop)
+    other.follows(&last).await.map(drop)
 }
 
-async fn waiters_of_a_closed_client_delay_nobody_for_long(ctx: Ctx) -> Result<(), Failure> {
+async fn waiters_of_a_closed_client_delay_nobody_for_long(ctx: Ctx) -> Result {
     let ([holder, closed, living], name, hold) = held(&ctx).await?;
     closed
         .refused(&waiting(&ctx, &name).in_line(closed.ticket()))
@@ -106,7 +90,7 @@ async fn waiters_of_a_closed_client_delay_nobody_for_long(ctx: Ctx) -> Result<()
         .map(drop)
 }
 
-async fn any_number_of_dead_waiters_costs_one_entry_deadline(ctx: Ctx) -> Result<(), Failure> {
+async fn any_number_of_dead_waiters_costs_one_entry_deadline(ctx: Ctx) -> Result {
     let ([holder, other], name, hold) = held(&ctx).await?;
     for _ in 0..40 {
         let dead = ctx.caller().await?;
@@ -121,7 +105,7 @@ async fn any_number_of_dead_waiters_costs_one_entry_deadline(ctx: Ctx) -> Result
         .map(drop)
 }
 
-async fn a_turn_not_taken_passes_on(ctx: Ctx) -> Result<(), Failure> {
+async fn a_turn_not_taken_passes_on(ctx: Ctx) -> Result {
     let ([holder, stopped, living], name, hold) = held(&ctx).await?;
     stopped
         .refused(&waiting(&ctx, &name).in_line(stopped.ticket()))
@@ -137,7 +121,7 @@ async fn a_turn_not_taken_passes_on(ctx: Ctx) -> Result<(), Failure> {
     living.frees(&turn).await
 }
 
-async fn a_killed_server_finds_what_it_keeps(ctx: Ctx) -> Result<(), Failure> {
+async fn a_killed_server_finds_what_it_keeps(ctx: Ctx) -> Result {
     let ([caller], name, hold) = held(&ctx).await?;
     let stopped = ctx.now();
     ctx.server()?.restart().await?;
@@ -184,7 +168,7 @@ fn entry_deadline(lease: Duration) -> Duration {
 const HOLD: &str = "hold";
 const WAIT: &str = "wait";
 
-fn spawn(ctx: &Ctx, job: &str, name: &LockName, lease: Duration) -> Result<Worker, Failure> {
+fn spawn(ctx: &Ctx, job: &str, name: &LockName, lease: Duration) -> Result<Worker> {
     let (url, lease) = (ctx.url()?, lease.as_millis().to_string());
     let args = [
         ("fixture", ctx.fixture()),
@@ -201,7 +185,7 @@ pub(crate) fn work(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> ExitCode {
 }
 
 /// Acquires the lock or queues for it, and then does nothing until it is killed.
-async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result<(), Failure> {
+async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result {
     let driver = job::driver(job, fixtures).await?;
     let lease = Lease::renewed(Duration::from_millis(job.arg("lease")?.parse()?));
     let owner = Owner::from_seed(&format!("worker {}", std::process::id()));

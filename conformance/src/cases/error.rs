@@ -1,38 +1,26 @@
 //! `error`: contention is a value; an error has a kind, a retry class, and a truthful effect.
 
 use super::held;
-use crate::{Call, Case, Clause, Ctx, Failure, Need, caller::entry, case::case, ensure, same};
+use crate::{
+    Call, Ctx, Failure, Result, caller::entry, case::cases, ensure, expect::is_left, same,
+};
 use dlock_core::{
     Effect, ErrorKind, MAX_HOLDS, RetryClass,
     driver::{Cursor, Release},
 };
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        Clause::Error,
-        one_hold_too_many_is_overloaded_and_changes_nothing
-    )
-    .bullet("more than [`MAX_HOLDS`]"),
-    case!(Clause::Error, a_refusal_tells_the_truth_about_the_holder),
-    case!(
-        Clause::Error,
-        a_request_that_came_too_late_is_unavailable_without_effect
-    ),
-    case!(Clause::Error, a_cursor_of_nobody_is_misuse),
-    case!(Clause::Error, no_answer_and_no_debug_shows_an_owner),
-    case!(
-        Clause::Error,
-        what_was_executed_is_not_said_to_have_had_no_effect
-    )
-    .needs(&[Need::Network]),
-    case!(
-        Clause::Error,
-        a_store_that_is_away_is_unavailable_and_comes_back
-    )
-    .needs(&[Need::Network]),
-];
+cases! {
+    [Clause::Error]
+    one_hold_too_many_is_overloaded_and_changes_nothing bullet("more than [`MAX_HOLDS`]");
+    a_refusal_tells_the_truth_about_the_holder;
+    a_request_that_came_too_late_is_unavailable_without_effect;
+    a_cursor_of_nobody_is_misuse;
+    no_answer_and_no_debug_shows_an_owner;
+    what_was_executed_is_not_said_to_have_had_no_effect needs(Network);
+    a_store_that_is_away_is_unavailable_and_comes_back needs(Network);
+}
 
-async fn one_hold_too_many_is_overloaded_and_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn one_hold_too_many_is_overloaded_and_changes_nothing(ctx: Ctx) -> Result {
     let ([caller, other], name, first) = held(&ctx).await?;
     let mut last = first.clone();
     for count in 2..=MAX_HOLDS {
@@ -60,7 +48,7 @@ async fn one_hold_too_many_is_overloaded_and_changes_nothing(ctx: Ctx) -> Result
     )
 }
 
-async fn a_refusal_tells_the_truth_about_the_holder(ctx: Ctx) -> Result<(), Failure> {
+async fn a_refusal_tells_the_truth_about_the_holder(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     let held = other.refused(&ctx.ask(&name)).await?;
     if let Some(by) = held.by {
@@ -69,25 +57,15 @@ async fn a_refusal_tells_the_truth_about_the_holder(ctx: Ctx) -> Result<(), Fail
             by.token.is_none() || by.token == Some(hold.token),
             format_args!("its token is {:?}", by.token),
         )?;
-        let sane = by
-            .rest
-            .is_none_or(|rest| !rest.is_zero() && rest <= ctx.long());
-        ensure(
-            sane,
-            format_args!("of a lease of {:?} is left {:?}", ctx.long(), by.rest),
-        )?;
+        by.rest.map_or(Ok(()), |rest| is_left(rest, ctx.long()))?;
     }
     // Not before the lease can be over, and never later than it can last.
-    let sane = held
-        .poll_in
-        .is_none_or(|poll_in| !poll_in.is_zero() && poll_in <= ctx.long());
-    ensure(sane, format_args!("poll again in {:?}", held.poll_in))?;
+    held.poll_in
+        .map_or(Ok(()), |poll_in| is_left(poll_in, ctx.long()))?;
     caller.frees(&hold).await
 }
 
-async fn a_request_that_came_too_late_is_unavailable_without_effect(
-    ctx: Ctx,
-) -> Result<(), Failure> {
+async fn a_request_that_came_too_late_is_unavailable_without_effect(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let late = caller.driver().capabilities().late;
     let ask = ctx.ask(&ctx.name()?).until(ctx.now() - late - ctx.short());
@@ -106,7 +84,7 @@ async fn a_request_that_came_too_late_is_unavailable_without_effect(
     }
 }
 
-async fn a_cursor_of_nobody_is_misuse(ctx: Ctx) -> Result<(), Failure> {
+async fn a_cursor_of_nobody_is_misuse(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let prefix = ctx.text();
     for bytes in [&b"\xff\xfe no cursor"[..], b""] {
@@ -119,7 +97,7 @@ async fn a_cursor_of_nobody_is_misuse(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn no_answer_and_no_debug_shows_an_owner(ctx: Ctx) -> Result<(), Failure> {
+async fn no_answer_and_no_debug_shows_an_owner(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     let shown = [
         format!("{:?}", other.refused(&ctx.ask(&name)).await?),
@@ -140,7 +118,7 @@ async fn no_answer_and_no_debug_shows_an_owner(ctx: Ctx) -> Result<(), Failure> 
     caller.frees(&hold).await
 }
 
-async fn what_was_executed_is_not_said_to_have_had_no_effect(ctx: Ctx) -> Result<(), Failure> {
+async fn what_was_executed_is_not_said_to_have_had_no_effect(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     let other = ctx.caller().await?;
     let name = ctx.name()?;
@@ -179,7 +157,7 @@ async fn what_was_executed_is_not_said_to_have_had_no_effect(ctx: Ctx) -> Result
     Ok(())
 }
 
-async fn a_store_that_is_away_is_unavailable_and_comes_back(ctx: Ctx) -> Result<(), Failure> {
+async fn a_store_that_is_away_is_unavailable_and_comes_back(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     let name = ctx.name()?;
     let hold = caller.take(&ctx.ask(&name)).await?;

@@ -1,45 +1,29 @@
 //! `expiry`: a holder that stops renewing loses the lock within its lease; of its incarnation, only the
 //! token counter is used again.
 
-use super::held;
-use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
+use super::{held, held_for};
+use crate::{Ctx, Result, case::cases, ensure, same};
 use dlock_core::MAX_HOLDS;
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        Clause::Expiry,
-        a_holder_that_stops_renewing_loses_the_lock_within_its_lease
-    )
-    .bullet("a hold past its end is gone"),
-    case!(Clause::Expiry, a_lapsed_hold_counts_nowhere).bullet("a hold past its end is gone"),
-    case!(Clause::Expiry, lapsed_holds_make_room_for_as_many).bullet("a hold past its end is gone"),
-    case!(Clause::Expiry, the_former_owner_starts_a_new_incarnation)
-        .bullet("a hold past its end is gone"),
-    case!(Clause::Expiry, nothing_of_a_lapsed_holder_is_shown)
-        .bullet("a hold past its end is gone"),
-    case!(
-        Clause::Expiry,
-        the_first_hold_may_lapse_and_the_incarnation_goes_on
-    )
-    .bullet("a hold past its end is gone"),
-];
+cases! {
+    [Clause::Expiry]
+    a_holder_that_stops_renewing_loses_the_lock_within_its_lease
+        bullet("a hold past its end is gone");
+    a_lapsed_hold_counts_nowhere bullet("a hold past its end is gone");
+    lapsed_holds_make_room_for_as_many bullet("a hold past its end is gone");
+    the_former_owner_starts_a_new_incarnation bullet("a hold past its end is gone");
+    nothing_of_a_lapsed_holder_is_shown bullet("a hold past its end is gone");
+    the_first_hold_may_lapse_and_the_incarnation_goes_on bullet("a hold past its end is gone");
+}
 
-async fn a_holder_that_stops_renewing_loses_the_lock_within_its_lease(
-    ctx: Ctx,
-) -> Result<(), Failure> {
-    let [holder, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let lapses = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
-    let next = other
-        .take_within(&ctx.ask(&name), ctx.until_over(&lapses))
-        .await?;
+async fn a_holder_that_stops_renewing_loses_the_lock_within_its_lease(ctx: Ctx) -> Result {
+    let ([_holder, other], _, lapses) = held_for(&ctx, ctx.short()).await?;
+    let next = other.follows(&lapses).await?;
     same("the number of holds", next.holds, 1)
 }
 
-async fn a_lapsed_hold_counts_nowhere(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let lapses = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn a_lapsed_hold_counts_nowhere(ctx: Ctx) -> Result {
+    let ([caller, other], name, lapses) = held_for(&ctx, ctx.short()).await?;
     let lives = caller.take(&lapses.ask.again().lasting(ctx.long())).await?;
     ctx.sleep_past(&lapses).await;
     other.sees_holds(&name, 1).await?;
@@ -50,7 +34,7 @@ async fn a_lapsed_hold_counts_nowhere(ctx: Ctx) -> Result<(), Failure> {
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn lapsed_holds_make_room_for_as_many(ctx: Ctx) -> Result<(), Failure> {
+async fn lapsed_holds_make_room_for_as_many(ctx: Ctx) -> Result {
     let ([caller], _, lives) = held(&ctx).await?;
     let mut last = lives.clone();
     for _ in 1..MAX_HOLDS {
@@ -64,10 +48,8 @@ async fn lapsed_holds_make_room_for_as_many(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn the_former_owner_starts_a_new_incarnation(ctx: Ctx) -> Result<(), Failure> {
-    let caller = ctx.caller().await?;
-    let name = ctx.name()?;
-    let old = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn the_former_owner_starts_a_new_incarnation(ctx: Ctx) -> Result {
+    let ([caller], _, old) = held_for(&ctx, ctx.short()).await?;
     ctx.sleep_past(&old).await;
     let new = caller.take(&old.ask.again()).await?;
     same("the number of holds", new.holds, 1)?;
@@ -78,10 +60,8 @@ async fn the_former_owner_starts_a_new_incarnation(ctx: Ctx) -> Result<(), Failu
     )
 }
 
-async fn nothing_of_a_lapsed_holder_is_shown(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let lapses = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn nothing_of_a_lapsed_holder_is_shown(ctx: Ctx) -> Result {
+    let ([holder, other], name, lapses) = held_for(&ctx, ctx.short()).await?;
     ctx.sleep_past(&lapses).await;
     other.sees_free(&name).await?;
     let listed = other.list(name.as_str(), 10).await?;
@@ -90,15 +70,11 @@ async fn nothing_of_a_lapsed_holder_is_shown(ctx: Ctx) -> Result<(), Failure> {
         format_args!("a lapsed name is listed: {listed:?}"),
     )?;
     let next = other.take(&ctx.ask(&name)).await?;
-    let seen = holder.inspect(&name).await?;
-    let owners: Vec<_> = seen.holders.iter().map(|holder| holder.owner).collect();
-    same("who is inside", owners, vec![next.ask.owner.fingerprint()])
+    holder.sees_holder(&next).await
 }
 
-async fn the_first_hold_may_lapse_and_the_incarnation_goes_on(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn the_first_hold_may_lapse_and_the_incarnation_goes_on(ctx: Ctx) -> Result {
+    let ([caller, other], name, first) = held_for(&ctx, ctx.short()).await?;
     let second = caller.take(&first.ask.again().lasting(ctx.long())).await?;
     ctx.sleep_past(&first).await;
     other.refused(&ctx.ask(&name)).await?;

@@ -2,53 +2,34 @@
 //! earlier ones ended.
 
 use super::held;
-use crate::{Caller, Case, Clause, Ctx, Failure, Hold, Need, case::case, ensure};
+use crate::{Caller, Ctx, Hold, Result, case::cases, ensure};
 use dlock_core::{FencingToken, LockName};
 use futures_util::future::join_all;
 use std::time::Duration;
 use tokio::sync::Mutex;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Fencing, the_token_grows_with_every_release)
-        .bullet("a grant that is no re-entry has a token greater"),
-    case!(
-        Clause::Fencing,
-        the_token_grows_in_the_order_of_those_who_take_turns
-    )
-    .bullet("a grant that is no re-entry has a token greater"),
-    case!(Clause::Fencing, the_token_grows_over_expiry)
-        .bullet("a grant that is no re-entry has a token greater"),
-    case!(Clause::Fencing, the_token_grows_over_a_break)
-        .bullet("opens what was kept shut or reserved. The token counter stays"),
-    case!(Clause::Fencing, the_token_grows_over_a_name_kept_shut)
-        .bullet("a grant that is no re-entry has a token greater"),
-    case!(Clause::Fencing, the_token_grows_over_a_turn)
-        .needs(&[Need::Line])
-        .bullet("a grant that is no re-entry has a token greater"),
-    case!(Clause::Fencing, the_token_grows_over_a_lost_record)
-        .needs(&[Need::Records])
-        .bullet("tokens grow over a lost record"),
-    case!(Clause::Fencing, the_token_grows_over_a_restart)
-        .needs(&[Need::Server])
-        .bullet("tokens grow over a lost record"),
-    case!(
-        Clause::Fencing,
-        the_token_grows_over_a_flush_while_the_clock_goes_on
-    )
-    .needs(&[Need::Flush])
-    .bullet("tokens grow over a lost record"),
-    case!(
-        Clause::Fencing,
-        the_token_grows_though_the_clock_is_set_back
-    )
-    .needs(&[Need::StoreTime])
-    .bullet("a grant that is no re-entry has a token greater"),
-    case!(Clause::Fencing, the_token_grows_over_days_of_disuse)
-        .needs(&[Need::StoreTime])
-        .bullet("a grant that is no re-entry has a token greater"),
-];
+cases! {
+    [Clause::Fencing]
+    the_token_grows_with_every_release bullet("a grant that is no re-entry has a token greater");
+    the_token_grows_in_the_order_of_those_who_take_turns
+        bullet("a grant that is no re-entry has a token greater");
+    the_token_grows_over_expiry bullet("a grant that is no re-entry has a token greater");
+    the_token_grows_over_a_break
+        bullet("opens what was kept shut or reserved. The token counter stays");
+    the_token_grows_over_a_name_kept_shut bullet("a grant that is no re-entry has a token greater");
+    the_token_grows_over_a_turn needs(Line)
+        bullet("a grant that is no re-entry has a token greater");
+    the_token_grows_over_a_lost_record needs(Records) bullet("tokens grow over a lost record");
+    the_token_grows_over_a_restart needs(Server) bullet("tokens grow over a lost record");
+    the_token_grows_over_a_flush_while_the_clock_goes_on needs(Flush)
+        bullet("tokens grow over a lost record");
+    the_token_grows_though_the_clock_is_set_back needs(StoreTime)
+        bullet("a grant that is no re-entry has a token greater");
+    the_token_grows_over_days_of_disuse needs(StoreTime)
+        bullet("a grant that is no re-entry has a token greater");
+}
 
-async fn the_token_grows_with_every_release(ctx: Ctx) -> Result<(), Failure> {
+async fn the_token_grows_with_every_release(ctx: Ctx) -> Result {
     let callers = ctx.callers::<2>().await?;
     let name = ctx.name()?;
     let owner = ctx.ask(&name);
@@ -68,7 +49,7 @@ async fn the_token_grows_with_every_release(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn the_token_grows_in_the_order_of_those_who_take_turns(ctx: Ctx) -> Result<(), Failure> {
+async fn the_token_grows_in_the_order_of_those_who_take_turns(ctx: Ctx) -> Result {
     let callers = ctx.callers::<4>().await?;
     let name = ctx.name()?;
     let last = Mutex::new(FencingToken(0));
@@ -85,7 +66,7 @@ async fn the_token_grows_in_the_order_of_those_who_take_turns(ctx: Ctx) -> Resul
     join_all(turns).await.into_iter().collect()
 }
 
-async fn the_token_grows_over_expiry(ctx: Ctx) -> Result<(), Failure> {
+async fn the_token_grows_over_expiry(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let name = ctx.name()?;
     let mut last = FencingToken(0);
@@ -99,7 +80,7 @@ async fn the_token_grows_over_expiry(ctx: Ctx) -> Result<(), Failure> {
     takes_greater(&ctx, &caller, last, &name).await
 }
 
-async fn the_token_grows_over_a_break(ctx: Ctx) -> Result<(), Failure> {
+async fn the_token_grows_over_a_break(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let name = ctx.name()?;
     let mut last = FencingToken(0);
@@ -111,14 +92,14 @@ async fn the_token_grows_over_a_break(ctx: Ctx) -> Result<(), Failure> {
     takes_greater(&ctx, &other, last, &name).await
 }
 
-async fn the_token_grows_over_a_name_kept_shut(ctx: Ctx) -> Result<(), Failure> {
+async fn the_token_grows_over_a_name_kept_shut(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     caller.release(&hold, Some(ctx.short())).await?;
     let next = other.take_within(&ctx.ask(&name), ctx.short()).await?;
     greater(hold.token, &next).map(drop)
 }
 
-async fn the_token_grows_over_a_turn(ctx: Ctx) -> Result<(), Failure> {
+async fn the_token_grows_over_a_turn(ctx: Ctx) -> Result {
     let ([caller, other], name, first) = held(&ctx).await?;
     let waiting = ctx.ask(&name).in_line(other.ticket());
     other.refused(&waiting).await?;
@@ -127,13 +108,13 @@ async fn the_token_grows_over_a_turn(ctx: Ctx) -> Result<(), Failure> {
     greater(first.token, &second).map(drop)
 }
 
-async fn the_token_grows_over_a_lost_record(ctx: Ctx) -> Result<(), Failure> {
+async fn the_token_grows_over_a_lost_record(ctx: Ctx) -> Result {
     let ([caller], name, hold) = held(&ctx).await?;
     ctx.records()?.delete(&name).await?;
     takes_greater(&ctx, &caller, hold.token, &name).await
 }
 
-async fn the_token_grows_over_a_restart(ctx: Ctx) -> Result<(), Failure> {
+async fn the_token_grows_over_a_restart(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let (released, held) = (ctx.name()?, ctx.name()?);
     let first = caller.take(&ctx.ask(&released)).await?;
@@ -153,38 +134,33 @@ async fn the_token_grows_over_a_restart(ctx: Ctx) -> Result<(), Failure> {
 
 /// The limit that every backend declares: tokens may go back when a counter is lost while the clock is
 /// behind the last token.
-async fn the_token_grows_over_a_flush_while_the_clock_goes_on(ctx: Ctx) -> Result<(), Failure> {
+async fn the_token_grows_over_a_flush_while_the_clock_goes_on(ctx: Ctx) -> Result {
     let ([caller], name, hold) = held(&ctx).await?;
     ctx.time_passes(ctx.rounding()).await;
     ctx.records()?.flush().await?;
     takes_greater(&ctx, &caller, hold.token, &name).await
 }
 
-async fn the_token_grows_though_the_clock_is_set_back(ctx: Ctx) -> Result<(), Failure> {
+async fn the_token_grows_though_the_clock_is_set_back(ctx: Ctx) -> Result {
     let ([caller], name, hold) = held(&ctx).await?;
     caller.frees(&hold).await?;
     ctx.store_time()?.back(HOUR).await?;
     takes_greater(&ctx, &ctx.caller().await?, hold.token, &name).await
 }
 
-async fn the_token_grows_over_days_of_disuse(ctx: Ctx) -> Result<(), Failure> {
+async fn the_token_grows_over_days_of_disuse(ctx: Ctx) -> Result {
     let ([caller], name, hold) = held(&ctx).await?;
     caller.frees(&hold).await?;
     ctx.store_time()?.forward(HOUR * 24 * 3).await?;
     takes_greater(&ctx, &ctx.caller().await?, hold.token, &name).await
 }
 
-async fn takes_greater(
-    ctx: &Ctx,
-    caller: &Caller,
-    last: FencingToken,
-    name: &LockName,
-) -> Result<(), Failure> {
+async fn takes_greater(ctx: &Ctx, caller: &Caller, last: FencingToken, name: &LockName) -> Result {
     let hold = caller.take_soon(&ctx.ask(name)).await?;
     greater(last, &hold).map(drop)
 }
 
-fn greater(last: FencingToken, hold: &Hold) -> Result<FencingToken, Failure> {
+fn greater(last: FencingToken, hold: &Hold) -> Result<FencingToken> {
     let token = hold.token;
     ensure(
         token > last,

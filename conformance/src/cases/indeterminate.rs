@@ -1,54 +1,26 @@
 //! `indeterminate`: an unanswered request is repeated with the same hold id or cleaned up; it is never
 //! leaked and never counted twice.
 
-use super::held;
-use crate::{Call, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
+use super::{held, held_for};
+use crate::{Call, Ctx, Failure, Result, case::cases, ensure, same};
 use dlock_core::driver::{Acquired, Release};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Indeterminate, a_repeat_counts_once).bullet("`req.hold` is inside already"),
-    case!(Clause::Indeterminate, a_repeat_has_the_same_token)
-        .bullet("`req.hold` is inside already"),
-    case!(
-        Clause::Indeterminate,
-        a_repeat_prolongs_nothing_and_promises_what_is_left
-    )
-    .bullet("`req.hold` is inside already"),
-    case!(
-        Clause::Indeterminate,
-        a_repeat_in_a_full_house_is_no_hold_more
-    )
-    .bullet("`req.hold` is inside already"),
-    case!(Clause::Indeterminate, a_repeat_puts_nobody_in_line)
-        .needs(&[Need::Line])
-        .bullet("`req.hold` is inside already"),
-    case!(
-        Clause::Indeterminate,
-        a_copy_after_its_release_is_ended_by_one_release_more
-    ),
-    case!(
-        Clause::Indeterminate,
-        a_copy_after_the_settling_release_takes_nothing
-    ),
-    case!(
-        Clause::Indeterminate,
-        a_lost_answer_of_acquire_is_found_by_the_repeat
-    )
-    .needs(&[Need::Network]),
-    case!(
-        Clause::Indeterminate,
-        a_lost_answer_of_acquire_is_settled_by_a_release
-    )
-    .needs(&[Need::Network]),
-    case!(Clause::Indeterminate, a_lost_answer_of_renew_is_repeated).needs(&[Need::Network]),
-    case!(
-        Clause::Indeterminate,
-        a_lost_answer_of_release_hurts_nobody_when_repeated
-    )
-    .needs(&[Need::Network]),
-];
+cases! {
+    [Clause::Indeterminate]
+    a_repeat_counts_once bullet("`req.hold` is inside already");
+    a_repeat_has_the_same_token bullet("`req.hold` is inside already");
+    a_repeat_prolongs_nothing_and_promises_what_is_left bullet("`req.hold` is inside already");
+    a_repeat_in_a_full_house_is_no_hold_more bullet("`req.hold` is inside already");
+    a_repeat_puts_nobody_in_line needs(Line) bullet("`req.hold` is inside already");
+    a_copy_after_its_release_is_ended_by_one_release_more;
+    a_copy_after_the_settling_release_takes_nothing;
+    a_lost_answer_of_acquire_is_found_by_the_repeat needs(Network);
+    a_lost_answer_of_acquire_is_settled_by_a_release needs(Network);
+    a_lost_answer_of_renew_is_repeated needs(Network);
+    a_lost_answer_of_release_hurts_nobody_when_repeated needs(Network);
+}
 
-async fn a_repeat_counts_once(ctx: Ctx) -> Result<(), Failure> {
+async fn a_repeat_counts_once(ctx: Ctx) -> Result {
     let ([caller, other], name, first) = held(&ctx).await?;
     for caller in [&caller, &other] {
         let repeat = caller.take(&first.ask).await?;
@@ -64,7 +36,7 @@ async fn a_repeat_counts_once(ctx: Ctx) -> Result<(), Failure> {
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_repeat_has_the_same_token(ctx: Ctx) -> Result<(), Failure> {
+async fn a_repeat_has_the_same_token(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let first = caller.take(&ctx.ask(&ctx.name()?)).await?;
     for caller in [&caller, &other] {
@@ -74,10 +46,8 @@ async fn a_repeat_has_the_same_token(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn a_repeat_prolongs_nothing_and_promises_what_is_left(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn a_repeat_prolongs_nothing_and_promises_what_is_left(ctx: Ctx) -> Result {
+    let ([caller, other], _, first) = held_for(&ctx, ctx.short()).await?;
     ctx.time_passes(ctx.short() / 2).await;
     let repeat = caller.take(&first.ask).await?;
     ensure(
@@ -91,16 +61,10 @@ async fn a_repeat_prolongs_nothing_and_promises_what_is_left(ctx: Ctx) -> Result
         !repeat.valid_for.is_zero(),
         "nothing is promised, yet half is left",
     )?;
-    let next = other
-        .take_within(&ctx.ask(&name), ctx.until_over(&first))
-        .await?;
-    ensure(
-        next.after >= first.over_from(),
-        "the repeat shortened the lease",
-    )
+    other.takes_over(&first).await.map(drop)
 }
 
-async fn a_repeat_in_a_full_house_is_no_hold_more(ctx: Ctx) -> Result<(), Failure> {
+async fn a_repeat_in_a_full_house_is_no_hold_more(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let first = caller.take(&ctx.ask(&ctx.name()?)).await?;
     for _ in 1..dlock_core::MAX_HOLDS {
@@ -110,7 +74,7 @@ async fn a_repeat_in_a_full_house_is_no_hold_more(ctx: Ctx) -> Result<(), Failur
     same("the number of holds", repeat.holds, dlock_core::MAX_HOLDS)
 }
 
-async fn a_repeat_puts_nobody_in_line(ctx: Ctx) -> Result<(), Failure> {
+async fn a_repeat_puts_nobody_in_line(ctx: Ctx) -> Result {
     let ([holder, waiter, other], name, hold) = held(&ctx).await?;
     let (ticket, next) = (waiter.ticket(), waiter.ticket());
     let waiting = ctx.ask(&name).in_line(ticket);
@@ -126,7 +90,7 @@ async fn a_repeat_puts_nobody_in_line(ctx: Ctx) -> Result<(), Failure> {
 }
 
 /// Why only a release sent after `give_up + late` cleans up a hold with an unanswered attempt.
-async fn a_copy_after_its_release_is_ended_by_one_release_more(ctx: Ctx) -> Result<(), Failure> {
+async fn a_copy_after_its_release_is_ended_by_one_release_more(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     caller.frees(&hold).await?;
     let copy = caller.take(&hold.ask).await?;
@@ -135,7 +99,7 @@ async fn a_copy_after_its_release_is_ended_by_one_release_more(ctx: Ctx) -> Resu
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_copy_after_the_settling_release_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn a_copy_after_the_settling_release_takes_nothing(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let name = ctx.name()?;
     let give_up = ctx.now() + ctx.short();
@@ -154,7 +118,7 @@ async fn a_copy_after_the_settling_release_takes_nothing(ctx: Ctx) -> Result<(),
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_lost_answer_of_acquire_is_found_by_the_repeat(ctx: Ctx) -> Result<(), Failure> {
+async fn a_lost_answer_of_acquire_is_found_by_the_repeat(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     let other = ctx.caller().await?;
     let name = ctx.name()?;
@@ -169,7 +133,7 @@ async fn a_lost_answer_of_acquire_is_found_by_the_repeat(ctx: Ctx) -> Result<(),
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_lost_answer_of_acquire_is_settled_by_a_release(ctx: Ctx) -> Result<(), Failure> {
+async fn a_lost_answer_of_acquire_is_settled_by_a_release(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     let other = ctx.caller().await?;
     let name = ctx.name()?;
@@ -191,7 +155,7 @@ async fn a_lost_answer_of_acquire_is_settled_by_a_release(ctx: Ctx) -> Result<()
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_lost_answer_of_renew_is_repeated(ctx: Ctx) -> Result<(), Failure> {
+async fn a_lost_answer_of_renew_is_repeated(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     let other = ctx.caller().await?;
     let hold = caller.take(&ctx.ask(&ctx.name()?)).await?;
@@ -213,7 +177,7 @@ async fn a_lost_answer_of_renew_is_repeated(ctx: Ctx) -> Result<(), Failure> {
     other.sees_holds(&hold.ask.name, 1).await
 }
 
-async fn a_lost_answer_of_release_hurts_nobody_when_repeated(ctx: Ctx) -> Result<(), Failure> {
+async fn a_lost_answer_of_release_hurts_nobody_when_repeated(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     let other = ctx.caller().await?;
     let name = ctx.name()?;

@@ -1,48 +1,34 @@
 //! `late`: a request that the server executes long after its sender gave up takes nothing that lasts.
 
-use super::held;
-use crate::{Call, Case, Clause, Ctx, Failure, Need, caller::entry, case::case, ensure, same};
+use super::{held, held_for};
+use crate::{Call, Ctx, Result, caller::entry, case::cases, ensure, expect::is_left, same};
 use dlock_core::{
     Instant,
     driver::{Acquired, Release, Renewed},
 };
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Late, an_acquire_past_its_end_takes_nothing)
-        .bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued"),
-    case!(Clause::Late, a_reentry_past_its_end_takes_nothing)
-        .bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued"),
-    case!(Clause::Late, an_acquire_past_its_end_stands_in_no_line)
-        .needs(&[Need::Line])
-        .bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued"),
-    case!(
-        Clause::Late,
-        an_acquire_held_back_past_its_end_takes_nothing
-    )
-    .needs(&[Need::Network])
-    .bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued"),
-    case!(
-        Clause::Late,
-        an_acquire_that_lay_in_a_stopped_server_takes_nothing
-    )
-    .needs(&[Need::Server])
-    .bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued"),
-    case!(Clause::Late, an_acquire_held_back_for_less_is_granted).needs(&[Need::Network]),
-    case!(Clause::Late, a_renewal_past_its_end_prolongs_nothing)
-        .bullet("`late`: executed after `give_up + late`: nothing is prolonged"),
-    case!(
-        Clause::Late,
-        a_renewal_held_back_past_its_end_prolongs_nothing
-    )
-    .needs(&[Need::Network])
-    .bullet("`late`: executed after `give_up + late`: nothing is prolonged"),
-    case!(Clause::Late, a_release_is_never_late)
-        .needs(&[Need::Network])
-        .bullet("never refused for being late"),
-];
+cases! {
+    [Clause::Late]
+    an_acquire_past_its_end_takes_nothing
+        bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued");
+    a_reentry_past_its_end_takes_nothing
+        bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued");
+    an_acquire_past_its_end_stands_in_no_line needs(Line)
+        bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued");
+    an_acquire_held_back_past_its_end_takes_nothing needs(Network)
+        bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued");
+    an_acquire_that_lay_in_a_stopped_server_takes_nothing needs(Server)
+        bullet("`late`: executed after `give_up + late`: nothing is taken and no ticket queued");
+    an_acquire_held_back_for_less_is_granted needs(Network);
+    a_renewal_past_its_end_prolongs_nothing
+        bullet("`late`: executed after `give_up + late`: nothing is prolonged");
+    a_renewal_held_back_past_its_end_prolongs_nothing needs(Network)
+        bullet("`late`: executed after `give_up + late`: nothing is prolonged");
+    a_release_is_never_late needs(Network) bullet("never refused for being late");
+}
 
-async fn an_acquire_past_its_end_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn an_acquire_past_its_end_takes_nothing(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let name = ctx.name()?;
     let ask = ctx
@@ -53,7 +39,7 @@ async fn an_acquire_past_its_end_takes_nothing(ctx: Ctx) -> Result<(), Failure> 
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_reentry_past_its_end_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn a_reentry_past_its_end_takes_nothing(ctx: Ctx) -> Result {
     let ([caller], name, hold) = held(&ctx).await?;
     let ask = hold
         .ask
@@ -64,7 +50,7 @@ async fn a_reentry_past_its_end_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
     caller.frees(&hold).await
 }
 
-async fn an_acquire_past_its_end_stands_in_no_line(ctx: Ctx) -> Result<(), Failure> {
+async fn an_acquire_past_its_end_stands_in_no_line(ctx: Ctx) -> Result {
     let ([holder, caller, other], name, hold) = held(&ctx).await?;
     let ask = ctx.ask(&name).in_line(caller.ticket());
     let ask = ask.until(past(&ctx, caller.driver().capabilities().late));
@@ -73,7 +59,7 @@ async fn an_acquire_past_its_end_stands_in_no_line(ctx: Ctx) -> Result<(), Failu
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn an_acquire_held_back_past_its_end_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn an_acquire_held_back_past_its_end_takes_nothing(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     let other = ctx.caller().await?;
     let name = ctx.name()?;
@@ -89,7 +75,7 @@ async fn an_acquire_held_back_past_its_end_takes_nothing(ctx: Ctx) -> Result<(),
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn an_acquire_that_lay_in_a_stopped_server_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn an_acquire_that_lay_in_a_stopped_server_takes_nothing(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let name = ctx.name()?;
     // Connects first, so that only the request itself is left to do once the server is stopped.
@@ -111,25 +97,16 @@ async fn an_acquire_that_lay_in_a_stopped_server_takes_nothing(ctx: Ctx) -> Resu
         .map(drop)
 }
 
-async fn an_acquire_held_back_for_less_is_granted(ctx: Ctx) -> Result<(), Failure> {
+async fn an_acquire_held_back_for_less_is_granted(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     faults.delay(ctx.short() / 10).await?;
     let name = ctx.name()?;
     let hold = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
-    ensure(
-        hold.valid_for <= ctx.short(),
-        format_args!(
-            "{:?} are promised of {:?}, counted from before",
-            hold.valid_for,
-            ctx.short()
-        ),
-    )
+    is_left(hold.valid_for, ctx.short())
 }
 
-async fn a_renewal_past_its_end_prolongs_nothing(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn a_renewal_past_its_end_prolongs_nothing(ctx: Ctx) -> Result {
+    let ([caller, other], name, hold) = held_for(&ctx, ctx.short()).await?;
     let give_up = past(&ctx, caller.driver().capabilities().late);
     let driver = caller.driver();
     let before = ctx.now();
@@ -142,19 +119,13 @@ async fn a_renewal_past_its_end_prolongs_nothing(ctx: Ctx) -> Result<(), Failure
         .await;
     for answer in answers.into_iter().flatten().flatten() {
         if let Renewed::Until { valid_for } = answer {
-            ensure(
-                before + valid_for <= hold.over_by() + ctx.rounding(),
-                format_args!("{valid_for:?} are promised by a renewal that came too late"),
-            )?;
+            ctx.ends_with(&hold, before, valid_for)?;
         }
     }
-    other
-        .take_within(&ctx.ask(&name), ctx.until_over(&hold))
-        .await
-        .map(drop)
+    other.follows(&hold).await.map(drop)
 }
 
-async fn a_renewal_held_back_past_its_end_prolongs_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn a_renewal_held_back_past_its_end_prolongs_nothing(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     let other = ctx.caller().await?;
     let name = ctx.name()?;
@@ -171,13 +142,10 @@ async fn a_renewal_held_back_past_its_end_prolongs_nothing(ctx: Ctx) -> Result<(
     );
     let call = caller.driver().renew(lane, &batch, give_up);
     drop(tokio::time::timeout(give_up.since(ctx.now()), call).await);
-    other
-        .take_within(&ctx.ask(&name), ctx.until_over(&hold))
-        .await
-        .map(drop)
+    other.follows(&hold).await.map(drop)
 }
 
-async fn a_release_is_never_late(ctx: Ctx) -> Result<(), Failure> {
+async fn a_release_is_never_late(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
     let other = ctx.caller().await?;
     let name = ctx.name()?;
@@ -203,7 +171,7 @@ fn held_back(ctx: &Ctx, late: Duration) -> Duration {
     ctx.short() / 2 + late
 }
 
-fn granted_nothing(answer: Option<Acquired>) -> Result<(), Failure> {
+fn granted_nothing(answer: Option<Acquired>) -> Result {
     ensure(
         !matches!(answer, Some(Acquired::Granted(_))),
         format_args!("it came too late and was granted: {answer:?}"),

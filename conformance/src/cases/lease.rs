@@ -1,43 +1,39 @@
 //! `lease`: each hold has its own end; nothing shortens what remains, and releasing one hold leaves the
 //! others what they asked for.
 
-use crate::{Caller, Case, Clause, Ctx, Failure, Hold, case::case, ensure};
+use crate::{Ctx, Result, case::cases, expect::is_left};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Lease, reentry_with_a_shorter_lease_never_shortens)
-        .bullet("the record then lasts until the latest end of its living holds"),
-    case!(Clause::Lease, reentry_with_a_longer_lease_prolongs)
-        .bullet("the record then lasts until the latest end of its living holds"),
-    case!(
-        Clause::Lease,
-        releasing_the_longest_hold_leaves_what_the_others_asked_for
-    )
-    .bullet("other holds stay, and the record lasts until the latest end among them"),
-    case!(Clause::Lease, releasing_a_shorter_hold_leaves_the_longest)
-        .bullet("other holds stay, and the record lasts until the latest end among them"),
-    case!(Clause::Lease, renewing_a_shorter_hold_leaves_the_longest),
-    case!(Clause::Lease, no_grant_promises_more_than_its_lease),
-];
+cases! {
+    [Clause::Lease]
+    reentry_with_a_shorter_lease_never_shortens
+        bullet("the record then lasts until the latest end of its living holds");
+    reentry_with_a_longer_lease_prolongs
+        bullet("the record then lasts until the latest end of its living holds");
+    releasing_the_longest_hold_leaves_what_the_others_asked_for
+        bullet("other holds stay, and the record lasts until the latest end among them");
+    releasing_a_shorter_hold_leaves_the_longest
+        bullet("other holds stay, and the record lasts until the latest end among them");
+    renewing_a_shorter_hold_leaves_the_longest;
+    no_grant_promises_more_than_its_lease;
+}
 
-async fn reentry_with_a_shorter_lease_never_shortens(ctx: Ctx) -> Result<(), Failure> {
+async fn reentry_with_a_shorter_lease_never_shortens(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let ask = ctx.ask(&ctx.name()?);
     let longer = caller.take(&ask.clone().lasting(ctx.short() * 2)).await?;
     caller.take(&ask.again().lasting(ctx.short())).await?;
-    lasts_as_long_as(&ctx, &other, &longer).await
+    other.takes_over(&longer).await.map(drop)
 }
 
-async fn reentry_with_a_longer_lease_prolongs(ctx: Ctx) -> Result<(), Failure> {
+async fn reentry_with_a_longer_lease_prolongs(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let ask = ctx.ask(&ctx.name()?);
     caller.take(&ask.clone().lasting(ctx.short())).await?;
     let longer = caller.take(&ask.again().lasting(ctx.short() * 2)).await?;
-    lasts_as_long_as(&ctx, &other, &longer).await
+    other.takes_over(&longer).await.map(drop)
 }
 
-async fn releasing_the_longest_hold_leaves_what_the_others_asked_for(
-    ctx: Ctx,
-) -> Result<(), Failure> {
+async fn releasing_the_longest_hold_leaves_what_the_others_asked_for(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let ask = ctx.ask(&ctx.name()?);
     for longest_first in [true, false] {
@@ -55,54 +51,36 @@ async fn releasing_the_longest_hold_leaves_what_the_others_asked_for(
             (second, first)
         };
         caller.leaves(&longest, 1).await?;
-        lasts_as_long_as(&ctx, &other, &shorter).await?;
+        other.takes_over(&shorter).await?;
         other.breaks(&ask.name, None).await?;
     }
     Ok(())
 }
 
-async fn releasing_a_shorter_hold_leaves_the_longest(ctx: Ctx) -> Result<(), Failure> {
+async fn releasing_a_shorter_hold_leaves_the_longest(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let ask = ctx.ask(&ctx.name()?);
     let longest = caller.take(&ask.clone().lasting(ctx.short() * 2)).await?;
     let shorter = caller.take(&ask.again().lasting(ctx.short())).await?;
     caller.leaves(&shorter, 1).await?;
-    lasts_as_long_as(&ctx, &other, &longest).await
+    other.takes_over(&longest).await.map(drop)
 }
 
-async fn renewing_a_shorter_hold_leaves_the_longest(ctx: Ctx) -> Result<(), Failure> {
+async fn renewing_a_shorter_hold_leaves_the_longest(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let ask = ctx.ask(&ctx.name()?);
     let longest = caller.take(&ask.clone().lasting(ctx.short() * 2)).await?;
     let shorter = caller.take(&ask.again().lasting(ctx.short())).await?;
     caller.renew_one(&shorter, Some(ctx.short() / 2)).await?;
-    lasts_as_long_as(&ctx, &other, &longest).await
+    other.takes_over(&longest).await.map(drop)
 }
 
-async fn no_grant_promises_more_than_its_lease(ctx: Ctx) -> Result<(), Failure> {
+async fn no_grant_promises_more_than_its_lease(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let ask = ctx.ask(&ctx.name()?);
     for lease in [ctx.long(), ctx.short(), ctx.short() * 2] {
         let hold = caller.take(&ask.again().lasting(lease)).await?;
-        let promised = hold.valid_for;
-        ensure(
-            !promised.is_zero() && promised <= lease,
-            format_args!("{promised:?} are promised of a lease of {lease:?}"),
-        )?;
+        is_left(hold.valid_for, lease)?;
     }
     Ok(())
-}
-
-/// Others are refused until that hold is over, and no longer.
-async fn lasts_as_long_as(ctx: &Ctx, other: &Caller, last: &Hold) -> Result<(), Failure> {
-    let contender = ctx.ask(&last.ask.name);
-    let next = other.take_within(&contender, ctx.until_over(last)).await?;
-    ensure(
-        next.after >= last.over_from(),
-        format_args!(
-            "taken {:?} after a hold was asked for that lasts {:?}",
-            next.after.since(last.before),
-            last.ask.lease
-        ),
-    )
 }

@@ -2,15 +2,16 @@
 //! next renewal.
 
 use super::held;
-use crate::{Case, Clause, Ctx, Failure, Need, case::case};
+use crate::{Ctx, Result, case::cases};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Loss, a_hold_whose_record_was_lost_is_not_held).needs(&[Need::Records]),
-    case!(Clause::Loss, a_flushed_store_holds_nothing).needs(&[Need::Flush]),
-    case!(Clause::Loss, a_hold_that_was_broken_and_taken_is_not_held),
-];
+cases! {
+    [Clause::Loss]
+    a_hold_whose_record_was_lost_is_not_held needs(Records);
+    a_flushed_store_holds_nothing needs(Flush);
+    a_hold_that_was_broken_and_taken_is_not_held;
+}
 
-async fn a_hold_whose_record_was_lost_is_not_held(ctx: Ctx) -> Result<(), Failure> {
+async fn a_hold_whose_record_was_lost_is_not_held(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let (name, beside) = (ctx.name()?, ctx.name()?);
     let lost = caller.take(&ctx.ask(&name)).await?;
@@ -24,7 +25,7 @@ async fn a_hold_whose_record_was_lost_is_not_held(ctx: Ctx) -> Result<(), Failur
     caller.frees(&stays).await
 }
 
-async fn a_flushed_store_holds_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn a_flushed_store_holds_nothing(ctx: Ctx) -> Result {
     let ([caller, other], name, lost) = held(&ctx).await?;
     ctx.records()?.flush().await?;
     caller.cannot_renew(&lost).await?;
@@ -33,7 +34,7 @@ async fn a_flushed_store_holds_nothing(ctx: Ctx) -> Result<(), Failure> {
     caller.cannot_renew(&lost).await
 }
 
-async fn a_hold_that_was_broken_and_taken_is_not_held(ctx: Ctx) -> Result<(), Failure> {
+async fn a_hold_that_was_broken_and_taken_is_not_held(ctx: Ctx) -> Result {
     let ([caller, other], name, lost) = held(&ctx).await?;
     other.breaks(&name, None).await?;
     let next = other.take(&ctx.ask(&name)).await?;

@@ -19,8 +19,9 @@ mod renew;
 mod shutdown;
 mod wait;
 
-use crate::{Caller, Case, Ctx, Failure, Hold, client_cases, expect::seen_from_here};
+use crate::{Caller, Case, Ctx, Hold, Result, client_cases, expect::seen_from_here};
 use dlock_core::LockName;
+use std::time::Duration;
 
 /// All cases, in the order of the contract.
 #[must_use]
@@ -53,11 +54,20 @@ pub fn cases() -> Vec<Case> {
 #[track_caller]
 fn held<const N: usize>(
     ctx: &Ctx,
-) -> impl Future<Output = Result<([Caller; N], LockName, Hold), Failure>> + Send {
-    seen_from_here(async {
+) -> impl Future<Output = Result<([Caller; N], LockName, Hold)>> + Send {
+    held_for(ctx, ctx.long())
+}
+
+/// The same with this lease.
+#[track_caller]
+fn held_for<const N: usize>(
+    ctx: &Ctx,
+    lease: Duration,
+) -> impl Future<Output = Result<([Caller; N], LockName, Hold)>> + Send {
+    seen_from_here(async move {
         let callers = ctx.callers().await?;
         let name = ctx.name()?;
-        let hold = callers[0].take(&ctx.ask(&name)).await?;
+        let hold = callers[0].take(&ctx.ask(&name).lasting(lease)).await?;
         Ok((callers, name, hold))
     })
 }

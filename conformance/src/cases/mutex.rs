@@ -1,50 +1,41 @@
 //! `mutex`: at any instant at most one owner holds a name, its lease unexpired by the server's clock.
 
-use super::held;
-use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
+use super::{held, held_for};
+use crate::{Ctx, Failure, Result, case::cases, ensure, expect::is_left, same};
 use futures_util::future::{join_all, try_join_all};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Mutex, a_free_name_is_granted_at_once),
-    case!(
-        Clause::Mutex,
-        held_by_another_owner_is_refused_and_nothing_changes
-    )
-    .bullet("held by another owner, its lease unexpired"),
-    case!(Clause::Mutex, one_of_many_contenders_wins).bullet("held by another owner"),
-    case!(Clause::Mutex, nobody_gets_in_before_the_lease_is_over)
-        .bullet("held by another owner, its lease unexpired"),
-    case!(Clause::Mutex, never_two_inside_while_many_take_turns).bullet("held by another owner"),
-];
+cases! {
+    [Clause::Mutex]
+    a_free_name_is_granted_at_once;
+    held_by_another_owner_is_refused_and_nothing_changes
+        bullet("held by another owner, its lease unexpired");
+    one_of_many_contenders_wins bullet("held by another owner");
+    nobody_gets_in_before_the_lease_is_over bullet("held by another owner, its lease unexpired");
+    never_two_inside_while_many_take_turns bullet("held by another owner");
+}
 
-async fn a_free_name_is_granted_at_once(ctx: Ctx) -> Result<(), Failure> {
+async fn a_free_name_is_granted_at_once(ctx: Ctx) -> Result {
     let ([caller], name, hold) = held(&ctx).await?;
     same("the number of holds", hold.holds, 1)?;
-    let promised = hold.valid_for;
-    ensure(
-        !promised.is_zero() && promised <= ctx.long(),
-        format_args!("{promised:?} are promised of a lease of {:?}", ctx.long()),
-    )?;
+    is_left(hold.valid_for, ctx.long())?;
     caller.frees(&hold).await?;
     caller.sees_free(&name).await
 }
 
-async fn held_by_another_owner_is_refused_and_nothing_changes(ctx: Ctx) -> Result<(), Failure> {
+async fn held_by_another_owner_is_refused_and_nothing_changes(ctx: Ctx) -> Result {
     let ([holder, other], name, hold) = held(&ctx).await?;
     for contender in [&holder, &other] {
         contender.refused(&ctx.ask(&name)).await?;
-        let seen = other.inspect(&name).await?;
-        let owners: Vec<_> = seen.holders.iter().map(|holder| holder.owner).collect();
-        same("who is inside", owners, vec![hold.ask.owner.fingerprint()])?;
-        same("the number of holds", seen.holds, 1)?;
+        other.sees_holder(&hold).await?;
+        other.sees_holds(&name, 1).await?;
     }
     holder.renews(&hold, ctx.long()).await?;
     holder.frees(&hold).await?;
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn one_of_many_contenders_wins(ctx: Ctx) -> Result<(), Failure> {
+async fn one_of_many_contenders_wins(ctx: Ctx) -> Result {
     let callers = ctx.callers::<4>().await?;
     for _ in 0..8 {
         let name = ctx.name()?;
@@ -56,10 +47,8 @@ async fn one_of_many_contenders_wins(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn nobody_gets_in_before_the_lease_is_over(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let first = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn nobody_gets_in_before_the_lease_is_over(ctx: Ctx) -> Result {
+    let ([_holder, other], name, first) = held_for(&ctx, ctx.short()).await?;
     let second = other.take_within(&ctx.ask(&name), ctx.short() * 2).await?;
     ensure(
         second.after >= first.before + first.valid_for,
@@ -79,7 +68,7 @@ async fn nobody_gets_in_before_the_lease_is_over(ctx: Ctx) -> Result<(), Failure
     )
 }
 
-async fn never_two_inside_while_many_take_turns(ctx: Ctx) -> Result<(), Failure> {
+async fn never_two_inside_while_many_take_turns(ctx: Ctx) -> Result {
     let callers = ctx.callers::<4>().await?;
     let name = ctx.name()?;
     let inside = AtomicU32::new(0);

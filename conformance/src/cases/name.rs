@@ -1,21 +1,19 @@
 //! `name`: any UTF-8 of 1 to 512 bytes without NUL is a name, and names that differ in a byte are two locks.
 
-use crate::{Caller, Case, Clause, Ctx, Failure, Hold, case::case, ensure, same};
+use crate::{Caller, Ctx, Failure, Hold, Result, case::cases, ensure, same};
 use dlock_core::{LockName, MAX_NAME_BYTES};
 use futures_util::future::try_join_all;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Name, names_that_differ_in_a_byte_are_two_locks)
-        .bullet("two names that differ in a byte are two locks"),
-    case!(Clause::Name, the_longest_names_count_to_their_last_byte)
-        .bullet("two names that differ in a byte are two locks"),
-    case!(
-        Clause::Name,
-        names_like_the_keys_beside_a_lock_are_locks_of_their_own
-    )
-    .bullet("two names that differ in a byte are two locks"),
-    case!(Clause::Name, names_come_back_byte_for_byte),
-];
+cases! {
+    [Clause::Name]
+    names_that_differ_in_a_byte_are_two_locks
+        bullet("two names that differ in a byte are two locks");
+    the_longest_names_count_to_their_last_byte
+        bullet("two names that differ in a byte are two locks");
+    names_like_the_keys_beside_a_lock_are_locks_of_their_own
+        bullet("two names that differ in a byte are two locks");
+    names_come_back_byte_for_byte;
+}
 
 /// Names that folding, trimming, escaping, patterns and collations confuse.
 const TAILS: &[&str] = &[
@@ -125,7 +123,7 @@ const BESIDE: &[&str] = &[
     "\u{1}token",
 ];
 
-async fn names_that_differ_in_a_byte_are_two_locks(ctx: Ctx) -> Result<(), Failure> {
+async fn names_that_differ_in_a_byte_are_two_locks(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let base = ctx.text();
     let before = TAILS.iter().map(|tail| format!("{base}:{tail}"));
@@ -135,7 +133,7 @@ async fn names_that_differ_in_a_byte_are_two_locks(ctx: Ctx) -> Result<(), Failu
     all_at_once(&ctx, &caller, &other, &names).await
 }
 
-async fn the_longest_names_count_to_their_last_byte(ctx: Ctx) -> Result<(), Failure> {
+async fn the_longest_names_count_to_their_last_byte(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let base = ctx.text();
     let full = |tail: &str| {
@@ -157,7 +155,7 @@ async fn the_longest_names_count_to_their_last_byte(ctx: Ctx) -> Result<(), Fail
     all_at_once(&ctx, &caller, &other, &names).await
 }
 
-async fn names_like_the_keys_beside_a_lock_are_locks_of_their_own(ctx: Ctx) -> Result<(), Failure> {
+async fn names_like_the_keys_beside_a_lock_are_locks_of_their_own(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let base = ctx.text();
     let plain = LockName::new(&base)?;
@@ -182,7 +180,7 @@ async fn names_like_the_keys_beside_a_lock_are_locks_of_their_own(ctx: Ctx) -> R
     caller.frees(&hold).await
 }
 
-async fn names_come_back_byte_for_byte(ctx: Ctx) -> Result<(), Failure> {
+async fn names_come_back_byte_for_byte(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let base = ctx.text();
     let mut names = Vec::new();
@@ -204,12 +202,7 @@ async fn names_come_back_byte_for_byte(ctx: Ctx) -> Result<(), Failure> {
 }
 
 /// Acquires all of them for different owners, inspects each, and releases all.
-async fn all_at_once(
-    ctx: &Ctx,
-    caller: &Caller,
-    other: &Caller,
-    names: &[String],
-) -> Result<(), Failure> {
+async fn all_at_once(ctx: &Ctx, caller: &Caller, other: &Caller, names: &[String]) -> Result {
     let mut holds: Vec<Hold> = Vec::new();
     for name in names {
         let name = LockName::new(name)?;
@@ -224,21 +217,10 @@ async fn all_at_once(
         holds.push(hold);
     }
     // Immediately: without writes, a store may take its time to be sure of its answer.
-    try_join_all(holds.iter().map(|hold| is_held(other, hold))).await?;
+    try_join_all(holds.iter().map(|hold| other.sees_holder(hold))).await?;
     for hold in &holds {
         caller.frees(hold).await?;
     }
     try_join_all(holds.iter().map(|hold| other.sees_free(&hold.ask.name))).await?;
     Ok(())
-}
-
-async fn is_held(other: &Caller, hold: &Hold) -> Result<(), Failure> {
-    let name = &hold.ask.name;
-    let seen = other.inspect(name).await?;
-    let owners: Vec<_> = seen.holders.iter().map(|holder| holder.owner).collect();
-    same(
-        format_args!("who holds {name:?}"),
-        owners,
-        vec![hold.ask.owner.fingerprint()],
-    )
 }

@@ -1,29 +1,30 @@
 //! `owner`: only a hold renews or releases itself; any other request gets `NotHeld` and changes
 //! nothing.
 
-use super::held;
-use crate::{Case, Clause, Ctx, Failure, Hold, caller::entry, case::case, ensure, same};
+use super::{held, held_for};
+use crate::{Ctx, Hold, Result, caller::entry, case::cases, ensure, same};
 use dlock_core::driver::{Released, Renewed};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Owner, another_owner_neither_renews_nor_releases).bullet(NOT_THERE),
-    case!(Clause::Owner, another_hold_of_the_owner_neither_renews_nor_releases).bullet(NOT_THERE),
-    case!(Clause::Owner, a_second_release_hurts_nobody).bullet(NOT_THERE),
-    case!(Clause::Owner, an_owner_that_came_back_has_lost_its_old_hold).bullet(NOT_THERE),
-    case!(Clause::Owner, a_hold_past_its_end_is_not_held).bullet(NOT_THERE),
-    case!(Clause::Owner, a_hold_taken_over_after_its_end_is_not_held).bullet(NOT_THERE),
-    case!(Clause::Owner, a_hold_past_its_end_is_not_held_though_another_lives).bullet(NOT_THERE),
-    case!(Clause::Owner, a_hold_is_good_for_its_own_name_only).bullet(NOT_THERE),
-    case!(Clause::Owner, a_batch_answers_each_entry_alone_and_in_order)
-        .bullet("a hold that is not there, is another owner's or is past its end: `NotHeld`, nothing changed; others"),
-    case!(Clause::Owner, the_largest_batch_is_served_whole),
-    case!(Clause::Owner, releasing_all_takes_the_holds_of_that_owner_only).bullet(NOT_THERE),
-];
+cases! {
+    [Clause::Owner]
+    another_owner_neither_renews_nor_releases bullet(NOT_THERE);
+    another_hold_of_the_owner_neither_renews_nor_releases bullet(NOT_THERE);
+    a_second_release_hurts_nobody bullet(NOT_THERE);
+    an_owner_that_came_back_has_lost_its_old_hold bullet(NOT_THERE);
+    a_hold_past_its_end_is_not_held bullet(NOT_THERE);
+    a_hold_taken_over_after_its_end_is_not_held bullet(NOT_THERE);
+    a_hold_past_its_end_is_not_held_though_another_lives bullet(NOT_THERE);
+    a_hold_is_good_for_its_own_name_only bullet(NOT_THERE);
+    a_batch_answers_each_entry_alone_and_in_order
+        bullet("a hold that is not there, is another owner's or is past its end: `NotHeld`, nothing changed; others");
+    the_largest_batch_is_served_whole;
+    releasing_all_takes_the_holds_of_that_owner_only bullet(NOT_THERE);
+}
 
 /// The beginning of two bullets, one of `renew` and one of `release`.
 const NOT_THERE: &str = "a hold that is not there, is another owner's or is past its end";
 
-async fn another_owner_neither_renews_nor_releases(ctx: Ctx) -> Result<(), Failure> {
+async fn another_owner_neither_renews_nor_releases(ctx: Ctx) -> Result {
     let ([holder, stranger], name, hold) = held(&ctx).await?;
     let mut stolen = hold.clone();
     stolen.ask.owner = ctx.ask(&name).owner;
@@ -37,13 +38,10 @@ async fn another_owner_neither_renews_nor_releases(ctx: Ctx) -> Result<(), Failu
     let hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
     stolen.ask.hold = hold.ask.hold;
     stranger.cannot_renew(&stolen).await?;
-    stranger
-        .take_within(&ctx.ask(&name), ctx.until_over(&hold))
-        .await
-        .map(drop)
+    stranger.follows(&hold).await.map(drop)
 }
 
-async fn another_hold_of_the_owner_neither_renews_nor_releases(ctx: Ctx) -> Result<(), Failure> {
+async fn another_hold_of_the_owner_neither_renews_nor_releases(ctx: Ctx) -> Result {
     let ([caller], _, hold) = held(&ctx).await?;
     let mut unknown = hold.clone();
     unknown.ask = hold.ask.again();
@@ -53,7 +51,7 @@ async fn another_hold_of_the_owner_neither_renews_nor_releases(ctx: Ctx) -> Resu
     caller.frees(&hold).await
 }
 
-async fn a_second_release_hurts_nobody(ctx: Ctx) -> Result<(), Failure> {
+async fn a_second_release_hurts_nobody(ctx: Ctx) -> Result {
     let ([first, second], name, before) = held(&ctx).await?;
     first.frees(&before).await?;
     first.cannot_release(&before).await?;
@@ -64,7 +62,7 @@ async fn a_second_release_hurts_nobody(ctx: Ctx) -> Result<(), Failure> {
     second.frees(&after).await
 }
 
-async fn an_owner_that_came_back_has_lost_its_old_hold(ctx: Ctx) -> Result<(), Failure> {
+async fn an_owner_that_came_back_has_lost_its_old_hold(ctx: Ctx) -> Result {
     let ([first, second], _, old) = held(&ctx).await?;
     first.frees(&old).await?;
     let new = second.take(&old.ask.again()).await?;
@@ -74,7 +72,7 @@ async fn an_owner_that_came_back_has_lost_its_old_hold(ctx: Ctx) -> Result<(), F
     second.frees(&new).await
 }
 
-async fn a_hold_past_its_end_is_not_held(ctx: Ctx) -> Result<(), Failure> {
+async fn a_hold_past_its_end_is_not_held(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let name = ctx.name()?;
     for release in [false, true] {
@@ -92,10 +90,8 @@ async fn a_hold_past_its_end_is_not_held(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn a_hold_taken_over_after_its_end_is_not_held(ctx: Ctx) -> Result<(), Failure> {
-    let [first, second] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let old = first.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn a_hold_taken_over_after_its_end_is_not_held(ctx: Ctx) -> Result {
+    let ([first, second], name, old) = held_for(&ctx, ctx.short()).await?;
     let new = second.take_within(&ctx.ask(&name), ctx.short()).await?;
     first.cannot_renew(&old).await?;
     first.cannot_release(&old).await?;
@@ -104,10 +100,8 @@ async fn a_hold_taken_over_after_its_end_is_not_held(ctx: Ctx) -> Result<(), Fai
     second.frees(&new).await
 }
 
-async fn a_hold_past_its_end_is_not_held_though_another_lives(ctx: Ctx) -> Result<(), Failure> {
-    let caller = ctx.caller().await?;
-    let name = ctx.name()?;
-    let over = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn a_hold_past_its_end_is_not_held_though_another_lives(ctx: Ctx) -> Result {
+    let ([caller], _, over) = held_for(&ctx, ctx.short()).await?;
     let lives = caller.take(&over.ask.again().lasting(ctx.long())).await?;
     ctx.sleep_past(&over).await;
     caller.cannot_renew(&over).await?;
@@ -116,7 +110,7 @@ async fn a_hold_past_its_end_is_not_held_though_another_lives(ctx: Ctx) -> Resul
     caller.frees(&lives).await
 }
 
-async fn a_hold_is_good_for_its_own_name_only(ctx: Ctx) -> Result<(), Failure> {
+async fn a_hold_is_good_for_its_own_name_only(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let (one, other) = (ctx.name()?, ctx.name()?);
     let hold = caller.take(&ctx.ask(&one)).await?;
@@ -131,9 +125,9 @@ async fn a_hold_is_good_for_its_own_name_only(ctx: Ctx) -> Result<(), Failure> {
     caller.frees(&hold).await
 }
 
-async fn a_batch_answers_each_entry_alone_and_in_order(ctx: Ctx) -> Result<(), Failure> {
+async fn a_batch_answers_each_entry_alone_and_in_order(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
-    let names = ctx.names_of_one_lane(&caller, 7)?;
+    let names = ctx.names_of_one_lane(&**caller.driver(), 7)?;
     let mut holds: Vec<Hold> = Vec::new();
     for (at, name) in names.iter().enumerate() {
         let lease = if at == LAPSED {
@@ -174,11 +168,11 @@ const BROKEN: usize = 3;
 const TAKEN_OVER: usize = 4;
 const STRANGER: usize = 5;
 
-async fn the_largest_batch_is_served_whole(ctx: Ctx) -> Result<(), Failure> {
+async fn the_largest_batch_is_served_whole(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let most = caller.driver().capabilities().renew_batch;
     let mut holds = Vec::new();
-    for name in ctx.names_of_one_lane(&caller, most)? {
+    for name in ctx.names_of_one_lane(&**caller.driver(), most)? {
         holds.push(caller.take(&ctx.ask(&name)).await?);
     }
     let batch: Vec<_> = holds
@@ -194,7 +188,7 @@ async fn the_largest_batch_is_served_whole(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn releasing_all_takes_the_holds_of_that_owner_only(ctx: Ctx) -> Result<(), Failure> {
+async fn releasing_all_takes_the_holds_of_that_owner_only(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     for _ in 0..2 {
         caller.take(&hold.ask.again()).await?;

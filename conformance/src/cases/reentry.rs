@@ -1,44 +1,35 @@
 //! `reentry`: while one of its holds lives, the same owner acquires again at once, past every queue,
 //! from any client.
 
-use super::held;
-use crate::{Caller, Case, Clause, Ctx, Failure, Hold, Need, case::case, same};
+use super::{held, held_for};
+use crate::{Caller, Ctx, Hold, Result, case::cases, same};
 use dlock_core::FencingToken;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Reentry, the_owner_enters_again_with_one_hold_more)
-        .bullet("a hold of `req.owner` lives"),
-    case!(Clause::Reentry, the_token_is_that_of_the_incarnation)
-        .bullet("a hold of `req.owner` lives"),
-    case!(Clause::Reentry, the_owner_enters_from_another_client)
-        .bullet("a hold of `req.owner` lives"),
-    case!(Clause::Reentry, the_owner_enters_past_everybody_who_waits)
-        .bullet("a hold of `req.owner` lives"),
-    case!(
-        Clause::Reentry,
-        free_when_the_last_hold_is_gone_in_whatever_order
-    )
-    .bullet("free only when the last hold is gone"),
-    case!(Clause::Reentry, another_client_may_release)
-        .needs(&[Need::Detached])
-        .bullet("free only when the last hold is gone"),
-    case!(Clause::Reentry, a_join_enters_the_incarnation_that_it_names).needs(&[]),
-    case!(Clause::Reentry, a_join_of_a_released_incarnation_is_gone)
-        .bullet("`req.join` is given and that incarnation is over"),
-    case!(Clause::Reentry, a_join_of_a_lapsed_incarnation_is_gone)
-        .bullet("`req.join` is given and that incarnation is over"),
-    case!(Clause::Reentry, a_join_is_gone_though_its_owner_is_back)
-        .bullet("`req.join` is given and that incarnation is over"),
-    case!(Clause::Reentry, a_join_of_anothers_incarnation_is_gone)
-        .bullet("`req.join` is given and that incarnation is over"),
-    case!(Clause::Reentry, a_join_of_an_incarnation_kept_shut_is_gone)
-        .bullet("`req.join` is given and that incarnation is over"),
-    case!(Clause::Reentry, a_join_that_is_gone_stands_in_no_line)
-        .needs(&[Need::Line])
-        .bullet("`req.join` is given and that incarnation is over"),
-];
+cases! {
+    [Clause::Reentry]
+    the_owner_enters_again_with_one_hold_more bullet("a hold of `req.owner` lives");
+    the_token_is_that_of_the_incarnation bullet("a hold of `req.owner` lives");
+    the_owner_enters_from_another_client bullet("a hold of `req.owner` lives");
+    the_owner_enters_past_everybody_who_waits bullet("a hold of `req.owner` lives");
+    free_when_the_last_hold_is_gone_in_whatever_order
+        bullet("free only when the last hold is gone");
+    another_client_may_release needs(Detached) bullet("free only when the last hold is gone");
+    a_join_enters_the_incarnation_that_it_names;
+    a_join_of_a_released_incarnation_is_gone
+        bullet("`req.join` is given and that incarnation is over");
+    a_join_of_a_lapsed_incarnation_is_gone
+        bullet("`req.join` is given and that incarnation is over");
+    a_join_is_gone_though_its_owner_is_back
+        bullet("`req.join` is given and that incarnation is over");
+    a_join_of_anothers_incarnation_is_gone
+        bullet("`req.join` is given and that incarnation is over");
+    a_join_of_an_incarnation_kept_shut_is_gone
+        bullet("`req.join` is given and that incarnation is over");
+    a_join_that_is_gone_stands_in_no_line needs(Line)
+        bullet("`req.join` is given and that incarnation is over");
+}
 
-async fn the_owner_enters_again_with_one_hold_more(ctx: Ctx) -> Result<(), Failure> {
+async fn the_owner_enters_again_with_one_hold_more(ctx: Ctx) -> Result {
     let ([caller, other], name, first) = held(&ctx).await?;
     let mut holds = vec![first.clone()];
     for count in 2..=4 {
@@ -54,7 +45,7 @@ async fn the_owner_enters_again_with_one_hold_more(ctx: Ctx) -> Result<(), Failu
     caller.frees(&holds[0]).await
 }
 
-async fn the_token_is_that_of_the_incarnation(ctx: Ctx) -> Result<(), Failure> {
+async fn the_token_is_that_of_the_incarnation(ctx: Ctx) -> Result {
     let ([caller, other], _, first) = held(&ctx).await?;
     let second = caller.take(&first.ask.again()).await?;
     let third = other.take(&first.ask.again()).await?;
@@ -66,7 +57,7 @@ async fn the_token_is_that_of_the_incarnation(ctx: Ctx) -> Result<(), Failure> {
     same("the token of a re-entry", fourth.token, first.token)
 }
 
-async fn the_owner_enters_from_another_client(ctx: Ctx) -> Result<(), Failure> {
+async fn the_owner_enters_from_another_client(ctx: Ctx) -> Result {
     let ([here, there], name, first) = held(&ctx).await?;
     let second = there.take(&first.ask.again()).await?;
     same("the number of holds", second.holds, 2)?;
@@ -76,7 +67,7 @@ async fn the_owner_enters_from_another_client(ctx: Ctx) -> Result<(), Failure> {
     there.frees(&second).await
 }
 
-async fn the_owner_enters_past_everybody_who_waits(ctx: Ctx) -> Result<(), Failure> {
+async fn the_owner_enters_past_everybody_who_waits(ctx: Ctx) -> Result {
     let ([holder, waiter, other], name, first) = held(&ctx).await?;
     let waiting = ctx.ask(&name).in_line(waiter.ticket());
     waiter.refused(&waiting).await?;
@@ -94,7 +85,7 @@ async fn the_owner_enters_past_everybody_who_waits(ctx: Ctx) -> Result<(), Failu
     waiter.take(&waiting).await.map(drop)
 }
 
-async fn free_when_the_last_hold_is_gone_in_whatever_order(ctx: Ctx) -> Result<(), Failure> {
+async fn free_when_the_last_hold_is_gone_in_whatever_order(ctx: Ctx) -> Result {
     let [holder, waiter] = ctx.callers().await?;
     for order in [
         [0, 1, 2],
@@ -123,14 +114,14 @@ async fn free_when_the_last_hold_is_gone_in_whatever_order(ctx: Ctx) -> Result<(
     Ok(())
 }
 
-async fn another_client_may_release(ctx: Ctx) -> Result<(), Failure> {
+async fn another_client_may_release(ctx: Ctx) -> Result {
     let ([here, there], name, hold) = held(&ctx).await?;
     there.renews(&hold, ctx.long()).await?;
     there.frees(&hold).await?;
     here.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_join_enters_the_incarnation_that_it_names(ctx: Ctx) -> Result<(), Failure> {
+async fn a_join_enters_the_incarnation_that_it_names(ctx: Ctx) -> Result {
     let ([here, there, waiter], name, first) = held(&ctx).await?;
     waiter
         .refused(&ctx.ask(&name).in_line(waiter.ticket()))
@@ -144,7 +135,7 @@ async fn a_join_enters_the_incarnation_that_it_names(ctx: Ctx) -> Result<(), Fai
     here.frees(&again).await
 }
 
-async fn a_join_of_a_released_incarnation_is_gone(ctx: Ctx) -> Result<(), Failure> {
+async fn a_join_of_a_released_incarnation_is_gone(ctx: Ctx) -> Result {
     let ([caller], name, past) = held(&ctx).await?;
     caller.frees(&past).await?;
     cannot_join(&caller, &past).await?;
@@ -155,16 +146,14 @@ async fn a_join_of_a_released_incarnation_is_gone(ctx: Ctx) -> Result<(), Failur
     caller.frees(&held).await
 }
 
-async fn a_join_of_a_lapsed_incarnation_is_gone(ctx: Ctx) -> Result<(), Failure> {
-    let caller = ctx.caller().await?;
-    let name = ctx.name()?;
-    let past = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn a_join_of_a_lapsed_incarnation_is_gone(ctx: Ctx) -> Result {
+    let ([caller], name, past) = held_for(&ctx, ctx.short()).await?;
     ctx.sleep_past(&past).await;
     cannot_join(&caller, &past).await?;
     caller.sees_free(&name).await
 }
 
-async fn a_join_is_gone_though_its_owner_is_back(ctx: Ctx) -> Result<(), Failure> {
+async fn a_join_is_gone_though_its_owner_is_back(ctx: Ctx) -> Result {
     let ([caller], name, past) = held(&ctx).await?;
     caller.frees(&past).await?;
     let back = caller.take(&past.ask.again()).await?;
@@ -173,7 +162,7 @@ async fn a_join_is_gone_though_its_owner_is_back(ctx: Ctx) -> Result<(), Failure
     caller.frees(&back).await
 }
 
-async fn a_join_of_anothers_incarnation_is_gone(ctx: Ctx) -> Result<(), Failure> {
+async fn a_join_of_anothers_incarnation_is_gone(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     other.gone(&ctx.ask(&name).joining(hold.token)).await?;
     let FencingToken(token) = hold.token;
@@ -184,14 +173,14 @@ async fn a_join_of_anothers_incarnation_is_gone(ctx: Ctx) -> Result<(), Failure>
     caller.frees(&hold).await
 }
 
-async fn a_join_of_an_incarnation_kept_shut_is_gone(ctx: Ctx) -> Result<(), Failure> {
+async fn a_join_of_an_incarnation_kept_shut_is_gone(ctx: Ctx) -> Result {
     let ([caller], name, hold) = held(&ctx).await?;
     caller.release(&hold, Some(ctx.long())).await?;
     cannot_join(&caller, &hold).await?;
     same("the number of holds", caller.inspect(&name).await?.holds, 0)
 }
 
-async fn a_join_that_is_gone_stands_in_no_line(ctx: Ctx) -> Result<(), Failure> {
+async fn a_join_that_is_gone_stands_in_no_line(ctx: Ctx) -> Result {
     let ([caller, other], name, past) = held(&ctx).await?;
     caller.frees(&past).await?;
     let hold = caller.take(&ctx.ask(&name)).await?;
@@ -201,6 +190,6 @@ async fn a_join_that_is_gone_stands_in_no_line(ctx: Ctx) -> Result<(), Failure> 
     caller.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn cannot_join(caller: &Caller, past: &Hold) -> Result<(), Failure> {
+async fn cannot_join(caller: &Caller, past: &Hold) -> Result {
     caller.gone(&past.ask.again().joining(past.token)).await
 }

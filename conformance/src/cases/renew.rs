@@ -1,41 +1,29 @@
 //! `renew`: renewal prolongs an existing hold, and creates nothing.
 
-use super::held;
-use crate::{Caller, Case, Clause, Ctx, Failure, Hold, case::case, ensure, same};
+use super::{held, held_for};
+use crate::{Caller, Ctx, Failure, Hold, Result, case::cases, ensure, expect::is_left, same};
 use dlock_core::driver::{Released, Renewed};
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        Clause::Renew,
-        a_hold_lasts_the_lease_asked_for_from_its_renewal_on
-    )
-    .bullet("a hold that is there lasts the lease asked for"),
-    case!(Clause::Renew, a_shorter_lease_never_shortens)
-        .bullet("a hold that is there lasts the lease asked for"),
-    case!(Clause::Renew, a_hold_outlives_many_leases)
-        .bullet("a hold that is there lasts the lease asked for"),
-    case!(Clause::Renew, a_proof_without_a_lease_prolongs_nothing)
-        .bullet("without a lease a hold that is there keeps its end"),
-    case!(Clause::Renew, a_renewal_moves_the_end_of_its_own_hold_only),
-    case!(Clause::Renew, a_name_without_a_record_gets_none)
-        .bullet("never creates a hold or a record"),
-    case!(Clause::Renew, a_released_hold_does_not_come_back)
-        .bullet("never creates a hold or a record"),
-    case!(Clause::Renew, a_lapsed_hold_does_not_come_back)
-        .bullet("never creates a hold or a record"),
-    case!(Clause::Renew, a_name_kept_shut_is_not_entered)
-        .bullet("never creates a hold or a record"),
-];
+cases! {
+    [Clause::Renew]
+    a_hold_lasts_the_lease_asked_for_from_its_renewal_on
+        bullet("a hold that is there lasts the lease asked for");
+    a_shorter_lease_never_shortens bullet("a hold that is there lasts the lease asked for");
+    a_hold_outlives_many_leases bullet("a hold that is there lasts the lease asked for");
+    a_proof_without_a_lease_prolongs_nothing
+        bullet("without a lease a hold that is there keeps its end");
+    a_renewal_moves_the_end_of_its_own_hold_only;
+    a_name_without_a_record_gets_none bullet("never creates a hold or a record");
+    a_released_hold_does_not_come_back bullet("never creates a hold or a record");
+    a_lapsed_hold_does_not_come_back bullet("never creates a hold or a record");
+    a_name_kept_shut_is_not_entered bullet("never creates a hold or a record");
+}
 
-async fn a_hold_lasts_the_lease_asked_for_from_its_renewal_on(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn a_hold_lasts_the_lease_asked_for_from_its_renewal_on(ctx: Ctx) -> Result {
+    let ([holder, other], _, hold) = held_for(&ctx, ctx.short()).await?;
     ctx.time_passes(ctx.short() / 2).await;
     let renewed = renew(&ctx, &holder, &hold).await?;
-    let next = other
-        .take_within(&ctx.ask(&name), ctx.until_over(&renewed))
-        .await?;
+    let next = other.follows(&renewed).await?;
     ensure(
         next.after >= renewed.over_from() && next.after >= renewed.before + renewed.valid_for,
         format_args!(
@@ -47,28 +35,15 @@ async fn a_hold_lasts_the_lease_asked_for_from_its_renewal_on(ctx: Ctx) -> Resul
     )
 }
 
-async fn a_shorter_lease_never_shortens(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder
-        .take(&ctx.ask(&name).lasting(ctx.short() * 2))
-        .await?;
+async fn a_shorter_lease_never_shortens(ctx: Ctx) -> Result {
+    let ([holder, other], _, hold) = held_for(&ctx, ctx.short() * 2).await?;
     let before = ctx.now();
     let promised = holder.renews(&hold, ctx.short()).await?;
-    ensure(
-        before + promised <= hold.over_by() + ctx.rounding(),
-        format_args!("{promised:?} are promised, which is more than is left"),
-    )?;
-    let next = other
-        .take_within(&ctx.ask(&name), ctx.until_over(&hold))
-        .await?;
-    ensure(
-        next.after >= hold.over_from(),
-        format_args!("a lease of {:?} ended early", hold.ask.lease),
-    )
+    ctx.ends_with(&hold, before, promised)?;
+    other.takes_over(&hold).await.map(drop)
 }
 
-async fn a_hold_outlives_many_leases(ctx: Ctx) -> Result<(), Failure> {
+async fn a_hold_outlives_many_leases(ctx: Ctx) -> Result {
     let [holder, other] = ctx.callers().await?;
     let name = ctx.name()?;
     let mut hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
@@ -81,22 +56,15 @@ async fn a_hold_outlives_many_leases(ctx: Ctx) -> Result<(), Failure> {
     holder.frees(&hold).await
 }
 
-async fn a_proof_without_a_lease_prolongs_nothing(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn a_proof_without_a_lease_prolongs_nothing(ctx: Ctx) -> Result {
+    let ([holder, other], _, hold) = held_for(&ctx, ctx.short()).await?;
     ctx.time_passes(ctx.short() / 2).await;
     let before = ctx.now();
     let Renewed::Until { valid_for } = holder.renew_one(&hold, None).await? else {
         return Err(Failure::new("a hold that is there was not found"));
     };
-    ensure(
-        before + valid_for <= hold.over_by() + ctx.rounding(),
-        format_args!("{valid_for:?} are promised, which is more than is left"),
-    )?;
-    other
-        .take_within(&ctx.ask(&name), ctx.until_over(&hold))
-        .await?;
+    ctx.ends_with(&hold, before, valid_for)?;
+    other.follows(&hold).await?;
     same(
         "renew",
         holder.renew_one(&hold, None).await?,
@@ -104,7 +72,7 @@ async fn a_proof_without_a_lease_prolongs_nothing(ctx: Ctx) -> Result<(), Failur
     )
 }
 
-async fn a_renewal_moves_the_end_of_its_own_hold_only(ctx: Ctx) -> Result<(), Failure> {
+async fn a_renewal_moves_the_end_of_its_own_hold_only(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let ask = ctx.ask(&ctx.name()?).lasting(ctx.short());
     let first = caller.take(&ask).await?;
@@ -115,7 +83,7 @@ async fn a_renewal_moves_the_end_of_its_own_hold_only(ctx: Ctx) -> Result<(), Fa
     caller.frees(&second).await
 }
 
-async fn a_name_without_a_record_gets_none(ctx: Ctx) -> Result<(), Failure> {
+async fn a_name_without_a_record_gets_none(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let (never, broken) = (ctx.name()?, ctx.name()?);
     let hold = caller.take(&ctx.ask(&broken)).await?;
@@ -131,7 +99,7 @@ async fn a_name_without_a_record_gets_none(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn a_released_hold_does_not_come_back(ctx: Ctx) -> Result<(), Failure> {
+async fn a_released_hold_does_not_come_back(ctx: Ctx) -> Result {
     let ([caller, other], name, first) = held(&ctx).await?;
     let second = caller.take(&first.ask.again()).await?;
     caller.leaves(&second, 1).await?;
@@ -143,17 +111,15 @@ async fn a_released_hold_does_not_come_back(ctx: Ctx) -> Result<(), Failure> {
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_lapsed_hold_does_not_come_back(ctx: Ctx) -> Result<(), Failure> {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let hold = caller.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn a_lapsed_hold_does_not_come_back(ctx: Ctx) -> Result {
+    let ([caller, other], name, hold) = held_for(&ctx, ctx.short()).await?;
     ctx.sleep_past(&hold).await;
     caller.cannot_renew(&hold).await?;
     other.sees_free(&name).await?;
     other.take_soon(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_name_kept_shut_is_not_entered(ctx: Ctx) -> Result<(), Failure> {
+async fn a_name_kept_shut_is_not_entered(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     let answer = caller.release(&hold, Some(ctx.short())).await?;
     let kept = ctx.now();
@@ -168,16 +134,10 @@ async fn a_name_kept_shut_is_not_entered(ctx: Ctx) -> Result<(), Failure> {
 }
 
 /// Renews a hold for the lease that it asked for; its end then counts from this renewal.
-async fn renew(ctx: &Ctx, caller: &Caller, hold: &Hold) -> Result<Hold, Failure> {
+async fn renew(ctx: &Ctx, caller: &Caller, hold: &Hold) -> Result<Hold> {
     let before = ctx.now();
     let valid_for = caller.renews(hold, hold.ask.lease).await?;
-    ensure(
-        !valid_for.is_zero() && valid_for <= hold.ask.lease,
-        format_args!(
-            "{valid_for:?} are promised of a lease of {:?}",
-            hold.ask.lease
-        ),
-    )?;
+    is_left(valid_for, hold.ask.lease)?;
     let (valid_for, after) = (valid_for, ctx.now());
     Ok(Hold {
         valid_for,

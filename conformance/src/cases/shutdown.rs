@@ -1,21 +1,17 @@
 //! `shutdown`: closing a driver closes its connections and ends no hold.
 
 use super::held;
-use crate::{Case, Clause, Ctx, Failure, Need, case::case};
+use crate::{Ctx, Result, case::cases};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Shutdown, closing_ends_no_hold).bullet("ends no hold"),
-    case!(
-        Clause::Shutdown,
-        a_hold_of_a_closed_client_lives_on_elsewhere
-    )
-    .needs(&[Need::Detached])
-    .bullet("ends no hold"),
-    case!(Clause::Shutdown, closing_ends_the_hints).needs(&[Need::Push]),
-    case!(Clause::Shutdown, closing_twice_is_closing_once),
-];
+cases! {
+    [Clause::Shutdown]
+    closing_ends_no_hold bullet("ends no hold");
+    a_hold_of_a_closed_client_lives_on_elsewhere needs(Detached) bullet("ends no hold");
+    closing_ends_the_hints needs(Push);
+    closing_twice_is_closing_once;
+}
 
-async fn closing_ends_no_hold(ctx: Ctx) -> Result<(), Failure> {
+async fn closing_ends_no_hold(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let name = ctx.name()?;
     caller.take(&ctx.ask(&name)).await?;
@@ -30,7 +26,7 @@ async fn closing_ends_no_hold(ctx: Ctx) -> Result<(), Failure> {
     other.refused(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_hold_of_a_closed_client_lives_on_elsewhere(ctx: Ctx) -> Result<(), Failure> {
+async fn a_hold_of_a_closed_client_lives_on_elsewhere(ctx: Ctx) -> Result {
     let ([caller, other], _, first) = held(&ctx).await?;
     let second = caller.take(&first.ask.again()).await?;
     caller.driver().close().await;
@@ -39,13 +35,13 @@ async fn a_hold_of_a_closed_client_lives_on_elsewhere(ctx: Ctx) -> Result<(), Fa
     other.frees(&first).await
 }
 
-async fn closing_ends_the_hints(ctx: Ctx) -> Result<(), Failure> {
+async fn closing_ends_the_hints(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     caller.driver().close().await;
     caller.no_hint_left(ctx.answer()).await
 }
 
-async fn closing_twice_is_closing_once(ctx: Ctx) -> Result<(), Failure> {
+async fn closing_twice_is_closing_once(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     for _ in 0..2 {
         ctx.within(

@@ -1,57 +1,37 @@
 //! `wait`: the order of waiters and their wake-ups. The core has queues of its own; these cases test
 //! what a store owes them.
 
-use super::held;
-use crate::{Ask, Caller, Case, Clause, Ctx, Failure, Hold, Need, case::case, ensure, same};
+use super::{held, held_for};
+use crate::{Ask, Caller, Ctx, Failure, Hold, Result, case::cases, ensure, same};
 use dlock_core::{LockName, driver::Hint};
 use futures_util::StreamExt;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Wait, a_release_wakes_whoever_stands_in_line)
-        .needs(&[Need::Push])
-        .bullet("a client that was refused with `req.line` is listening"),
-    case!(Clause::Wait, turns_come_in_the_order_of_standing)
-        .needs(&[Need::Line])
-        .bullet("refused with `req.line`"),
-    case!(Clause::Wait, looking_again_keeps_the_place)
-        .needs(&[Need::Line])
-        .bullet("refused with `req.line`"),
-    case!(Clause::Wait, the_number_ahead_is_right_where_it_is_told)
-        .needs(&[Need::Line])
-        .bullet("refused with `req.line`"),
-    case!(Clause::Wait, a_turn_is_refused_to_everybody_else)
-        .needs(&[Need::Line])
-        .bullet("reserved for another ticket"),
-    case!(Clause::Wait, a_turn_is_taken_without_having_heard_of_it).needs(&[Need::Line]),
-    case!(Clause::Wait, nobody_passes_a_line_when_the_holder_lapsed)
-        .needs(&[Need::Line])
-        .bullet("free while others stand in line"),
-    case!(Clause::Wait, a_granted_ticket_is_used_up)
-        .needs(&[Need::Line])
-        .bullet("granted: `req.line` is used up"),
-    case!(Clause::Wait, the_next_ticket_stands_at_the_end)
-        .needs(&[Need::Line])
-        .bullet("granted: `req.line` is used up"),
-    case!(Clause::Wait, the_next_ticket_stands_though_nobody_else_does)
-        .needs(&[Need::Line])
-        .bullet("granted: `req.line` is used up"),
-    case!(Clause::Wait, whoever_is_next_is_told_when_to_look).needs(&[Need::Line, Need::Told]),
-    case!(
-        Clause::Wait,
-        a_name_that_opens_again_goes_to_the_first_in_line
-    )
-    .needs(&[Need::Line]),
-    case!(Clause::Wait, after_a_gap_look_again_is_said)
-        .needs(&[Need::Push, Need::Network])
-        .bullet("hints may be lost, late, doubled or wrong"),
-    case!(Clause::Wait, a_store_that_only_answers_has_no_hints)
-        .needs(&[Need::Poll])
-        .bullet("stores that only answer: an empty stream"),
-    case!(Clause::Wait, hints_are_taken_once),
-    case!(Clause::Wait, a_waiter_that_looks_needs_no_hint),
-];
+cases! {
+    [Clause::Wait]
+    a_release_wakes_whoever_stands_in_line needs(Push)
+        bullet("a client that was refused with `req.line` is listening");
+    turns_come_in_the_order_of_standing needs(Line) bullet("refused with `req.line`");
+    looking_again_keeps_the_place needs(Line) bullet("refused with `req.line`");
+    the_number_ahead_is_right_where_it_is_told needs(Line) bullet("refused with `req.line`");
+    a_turn_is_refused_to_everybody_else needs(Line) bullet("reserved for another ticket");
+    a_turn_is_taken_without_having_heard_of_it needs(Line);
+    nobody_passes_a_line_when_the_holder_lapsed needs(Line)
+        bullet("free while others stand in line");
+    a_granted_ticket_is_used_up needs(Line) bullet("granted: `req.line` is used up");
+    the_next_ticket_stands_at_the_end needs(Line) bullet("granted: `req.line` is used up");
+    the_next_ticket_stands_though_nobody_else_does needs(Line)
+        bullet("granted: `req.line` is used up");
+    whoever_is_next_is_told_when_to_look needs(Line, Told);
+    a_name_that_opens_again_goes_to_the_first_in_line needs(Line);
+    after_a_gap_look_again_is_said needs(Push, Network)
+        bullet("hints may be lost, late, doubled or wrong");
+    a_store_that_only_answers_has_no_hints needs(Poll)
+        bullet("stores that only answer: an empty stream");
+    hints_are_taken_once;
+    a_waiter_that_looks_needs_no_hint;
+}
 
-async fn a_release_wakes_whoever_stands_in_line(ctx: Ctx) -> Result<(), Failure> {
+async fn a_release_wakes_whoever_stands_in_line(ctx: Ctx) -> Result {
     let ([holder, waiter], name, hold) = held(&ctx).await?;
     let waiting = queue(&ctx, &waiter, &name).await?;
     // A driver that has just begun to listen may send `Resync`.
@@ -75,7 +55,7 @@ fn wakes(hint: &Hint, waiting: &Ask) -> bool {
     }
 }
 
-async fn turns_come_in_the_order_of_standing(ctx: Ctx) -> Result<(), Failure> {
+async fn turns_come_in_the_order_of_standing(ctx: Ctx) -> Result {
     let callers = ctx.callers::<4>().await?;
     let name = ctx.name()?;
     let mut inside = callers[0].take(&ctx.ask(&name)).await?;
@@ -97,7 +77,7 @@ async fn turns_come_in_the_order_of_standing(ctx: Ctx) -> Result<(), Failure> {
     callers[3].frees(&inside).await
 }
 
-async fn looking_again_keeps_the_place(ctx: Ctx) -> Result<(), Failure> {
+async fn looking_again_keeps_the_place(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
     let early = queue(&ctx, &first, &name).await?;
     let late = queue(&ctx, &second, &name).await?;
@@ -112,7 +92,7 @@ async fn looking_again_keeps_the_place(ctx: Ctx) -> Result<(), Failure> {
     second.take(&late).await.map(drop)
 }
 
-async fn the_number_ahead_is_right_where_it_is_told(ctx: Ctx) -> Result<(), Failure> {
+async fn the_number_ahead_is_right_where_it_is_told(ctx: Ctx) -> Result {
     let ([holder, waiter, other], name, hold) = held(&ctx).await?;
     for (ahead, caller) in [&waiter, &other].into_iter().enumerate() {
         let ask = ctx.ask(&name).in_line(caller.ticket());
@@ -130,7 +110,7 @@ async fn the_number_ahead_is_right_where_it_is_told(ctx: Ctx) -> Result<(), Fail
     holder.frees(&hold).await
 }
 
-async fn a_turn_is_refused_to_everybody_else(ctx: Ctx) -> Result<(), Failure> {
+async fn a_turn_is_refused_to_everybody_else(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
     let early = queue(&ctx, &first, &name).await?;
     let late = queue(&ctx, &second, &name).await?;
@@ -157,7 +137,7 @@ async fn a_turn_is_refused_to_everybody_else(ctx: Ctx) -> Result<(), Failure> {
     first.frees(&turn).await
 }
 
-async fn a_turn_is_taken_without_having_heard_of_it(ctx: Ctx) -> Result<(), Failure> {
+async fn a_turn_is_taken_without_having_heard_of_it(ctx: Ctx) -> Result {
     let ([holder, waiter], name, hold) = held(&ctx).await?;
     let waiting = queue(&ctx, &waiter, &name).await?;
     holder.frees(&hold).await?;
@@ -175,10 +155,8 @@ async fn a_turn_is_taken_without_having_heard_of_it(ctx: Ctx) -> Result<(), Fail
     waiter.frees(&turn).await
 }
 
-async fn nobody_passes_a_line_when_the_holder_lapsed(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, waiter, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let lapses = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn nobody_passes_a_line_when_the_holder_lapsed(ctx: Ctx) -> Result {
+    let ([_holder, waiter, other], name, lapses) = held_for(&ctx, ctx.short()).await?;
     let waiting = queue(&ctx, &waiter, &name).await?;
     ctx.sleep_past(&lapses).await;
     // No client has polled since the lapse: the next acquire serves the head of the queue and is
@@ -193,7 +171,7 @@ async fn nobody_passes_a_line_when_the_holder_lapsed(ctx: Ctx) -> Result<(), Fai
     waiter.take(&waiting).await.map(drop)
 }
 
-async fn a_granted_ticket_is_used_up(ctx: Ctx) -> Result<(), Failure> {
+async fn a_granted_ticket_is_used_up(ctx: Ctx) -> Result {
     let [holder, waiter, other] = ctx.callers().await?;
     let name = ctx.name()?;
     // Granted at its turn.
@@ -211,7 +189,7 @@ async fn a_granted_ticket_is_used_up(ctx: Ctx) -> Result<(), Failure> {
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn the_next_ticket_stands_at_the_end(ctx: Ctx) -> Result<(), Failure> {
+async fn the_next_ticket_stands_at_the_end(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
     let early = queue(&ctx, &first, &name).await?;
     let late = queue(&ctx, &second, &name).await?;
@@ -227,7 +205,7 @@ async fn the_next_ticket_stands_at_the_end(ctx: Ctx) -> Result<(), Failure> {
     first.take(&ctx.ask(&name).in_line(next)).await.map(drop)
 }
 
-async fn the_next_ticket_stands_though_nobody_else_does(ctx: Ctx) -> Result<(), Failure> {
+async fn the_next_ticket_stands_though_nobody_else_does(ctx: Ctx) -> Result {
     let [caller, other] = ctx.callers().await?;
     let name = ctx.name()?;
     let next = caller.ticket();
@@ -240,7 +218,7 @@ async fn the_next_ticket_stands_though_nobody_else_does(ctx: Ctx) -> Result<(), 
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn whoever_is_next_is_told_when_to_look(ctx: Ctx) -> Result<(), Failure> {
+async fn whoever_is_next_is_told_when_to_look(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
     queue(&ctx, &first, &name).await?;
     let waiting = queue(&ctx, &second, &name).await?;
@@ -267,7 +245,7 @@ async fn whoever_is_next_is_told_when_to_look(ctx: Ctx) -> Result<(), Failure> {
     second.take(&waiting).await.map(drop)
 }
 
-async fn a_name_that_opens_again_goes_to_the_first_in_line(ctx: Ctx) -> Result<(), Failure> {
+async fn a_name_that_opens_again_goes_to_the_first_in_line(ctx: Ctx) -> Result {
     let ([holder, waiter, other], name, hold) = held(&ctx).await?;
     let waiting = queue(&ctx, &waiter, &name).await?;
     holder.release(&hold, Some(ctx.short())).await?;
@@ -282,7 +260,7 @@ async fn a_name_that_opens_again_goes_to_the_first_in_line(ctx: Ctx) -> Result<(
     waiter.take(&waiting).await.map(drop)
 }
 
-async fn after_a_gap_look_again_is_said(ctx: Ctx) -> Result<(), Failure> {
+async fn after_a_gap_look_again_is_said(ctx: Ctx) -> Result {
     let (waiter, faults) = ctx.faulty().await?;
     let holder = ctx.caller().await?;
     let (first, second) = (ctx.name()?, ctx.name()?);
@@ -311,7 +289,7 @@ async fn after_a_gap_look_again_is_said(ctx: Ctx) -> Result<(), Failure> {
     holder.frees(&held).await
 }
 
-async fn a_store_that_only_answers_has_no_hints(ctx: Ctx) -> Result<(), Failure> {
+async fn a_store_that_only_answers_has_no_hints(ctx: Ctx) -> Result {
     let ([holder, waiter], name, hold) = held(&ctx).await?;
     let waiting = queue(&ctx, &waiter, &name).await?;
     holder.frees(&hold).await?;
@@ -319,7 +297,7 @@ async fn a_store_that_only_answers_has_no_hints(ctx: Ctx) -> Result<(), Failure>
     waiter.take(&waiting).await.map(drop)
 }
 
-async fn hints_are_taken_once(ctx: Ctx) -> Result<(), Failure> {
+async fn hints_are_taken_once(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     let mut second = caller.driver().hints();
     let what = "a second stream of hints ends at once";
@@ -330,10 +308,8 @@ async fn hints_are_taken_once(ctx: Ctx) -> Result<(), Failure> {
     )
 }
 
-async fn a_waiter_that_looks_needs_no_hint(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, waiter] = ctx.callers().await?;
-    let name = ctx.name()?;
-    let lapses = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+async fn a_waiter_that_looks_needs_no_hint(ctx: Ctx) -> Result {
+    let ([_holder, waiter], name, lapses) = held_for(&ctx, ctx.short()).await?;
     let waiting = queue(&ctx, &waiter, &name).await?;
     waiter
         .take_within(&waiting, ctx.until_over(&lapses))
@@ -342,7 +318,7 @@ async fn a_waiter_that_looks_needs_no_hint(ctx: Ctx) -> Result<(), Failure> {
 }
 
 /// Queues.
-async fn queue(ctx: &Ctx, caller: &Caller, name: &LockName) -> Result<Ask, Failure> {
+async fn queue(ctx: &Ctx, caller: &Caller, name: &LockName) -> Result<Ask> {
     let ask = ctx.ask(name).in_line(caller.ticket());
     caller.refused(&ask).await?;
     Ok(ask)

@@ -1,26 +1,19 @@
 //! `admin` and `fencing` as a client shows them.
 
-use super::peer::{Peer, frees, stays_held};
-use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
+use super::peer::{Peer, frees, held, stays_held};
+use crate::{Ctx, Result, case::cases, ensure, same};
 use dlock_core::{Broken, FencingToken, LockName};
 use futures_util::TryStreamExt;
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        Clause::Fencing,
-        guards_one_after_the_other_have_growing_tokens
-    ),
-    case!(
-        Clause::Admin,
-        a_client_shows_who_holds_a_lock_and_changes_nothing
-    ),
-    case!(
-        Clause::Admin,
-        a_client_breaks_the_incarnation_that_was_named
-    ),
-];
+cases! {
+    [Clause::Fencing]
+    guards_one_after_the_other_have_growing_tokens;
+    [Clause::Admin]
+    a_client_shows_who_holds_a_lock_and_changes_nothing;
+    a_client_breaks_the_incarnation_that_was_named;
+}
 
-async fn guards_one_after_the_other_have_growing_tokens(ctx: Ctx) -> Result<(), Failure> {
+async fn guards_one_after_the_other_have_growing_tokens(ctx: Ctx) -> Result {
     let peers = Peer::several::<2>(&ctx).await?;
     let name = ctx.name()?;
     let mut last = FencingToken(0);
@@ -39,10 +32,8 @@ async fn guards_one_after_the_other_have_growing_tokens(ctx: Ctx) -> Result<(), 
     Ok(())
 }
 
-async fn a_client_shows_who_holds_a_lock_and_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.lock(&name)?).await?;
+async fn a_client_shows_who_holds_a_lock_and_changes_nothing(ctx: Ctx) -> Result {
+    let ([_peer, other], name, guard) = held(&ctx, Peer::lock).await?;
     for _ in 0..2 {
         let seen = other.client.admin().inspect(name.as_str()).await?;
         let owners: Vec<_> = seen.holders.iter().map(|holder| holder.owner).collect();
@@ -58,10 +49,8 @@ async fn a_client_shows_who_holds_a_lock_and_changes_nothing(ctx: Ctx) -> Result
     frees(&ctx, guard).await
 }
 
-async fn a_client_breaks_the_incarnation_that_was_named(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.lock(&name)?).await?;
+async fn a_client_breaks_the_incarnation_that_was_named(ctx: Ctx) -> Result {
+    let ([_peer, other], name, guard) = held(&ctx, Peer::lock).await?;
     let token = guard.token();
     let wrong = Some(FencingToken(token.0.wrapping_add(1)));
     let broken = other
@@ -85,12 +74,12 @@ async fn a_client_breaks_the_incarnation_that_was_named(ctx: Ctx) -> Result<(), 
     ensure(next.token() > token, "the token counter survives")?;
     frees(&ctx, next).await?;
     drop(guard);
-    let broken = other.client.admin().break_lock(name.as_str(), None).await?;
+    let broken = other.breaks(&name).await?;
     same("break of a free lock", broken, Broken::WasFree)
 }
 
 /// The names that a full listing finds under this prefix.
-async fn listed(peer: &Peer, prefix: &LockName) -> Result<Vec<LockName>, Failure> {
+async fn listed(peer: &Peer, prefix: &LockName) -> Result<Vec<LockName>> {
     let names = peer.client.admin().list(prefix.as_str());
     Ok(names.map_ok(|shown| shown.name).try_collect().await?)
 }

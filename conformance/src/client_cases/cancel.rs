@@ -8,7 +8,7 @@ use super::{
     peer::{Peer, frees, left_untouched, stays_held},
     task::{Task, polled},
 };
-use crate::{Case, Clause, Ctx, Failure, case::case, same};
+use crate::{Ctx, Result, case::cases, same};
 use dlock_core::{Guard, LockName, Pass};
 use futures_util::{
     StreamExt, TryStreamExt,
@@ -18,49 +18,23 @@ use futures_util::{
 use std::{future::IntoFuture, time::Duration};
 use tokio::sync::Mutex;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Cancel, try_acquire_dropped_anywhere_leaves_nothing),
-    case!(
-        Clause::Cancel,
-        acquire_of_a_free_lock_dropped_anywhere_leaves_nothing
-    ),
-    case!(
-        Clause::Cancel,
-        acquire_of_a_held_lock_dropped_anywhere_leaves_nothing
-    ),
-    case!(
-        Clause::Cancel,
-        acquire_within_dropped_anywhere_leaves_nothing
-    ),
-    case!(
-        Clause::Cancel,
-        acquire_by_an_owner_dropped_anywhere_leaves_nothing
-    ),
-    case!(
-        Clause::Cancel,
-        join_dropped_anywhere_leaves_the_others_alone
-    ),
-    case!(
-        Clause::Cancel,
-        release_dropped_anywhere_goes_on_in_the_background
-    ),
-    case!(
-        Clause::Cancel,
-        a_guard_dropped_is_released_in_the_background
-    ),
-    case!(Clause::Cancel, run_and_lost_dropped_anywhere_change_nothing),
-    case!(
-        Clause::Cancel,
-        shutdown_dropped_anywhere_leaves_nothing_held_for_good
-    ),
-    case!(Clause::Cancel, a_waiter_cancelled_at_the_head_delays_nobody),
-    case!(
-        Clause::Cancel,
-        a_client_dropped_with_everything_under_way_leaves_nothing
-    ),
-];
+cases! {
+    [Clause::Cancel]
+    try_acquire_dropped_anywhere_leaves_nothing;
+    acquire_of_a_free_lock_dropped_anywhere_leaves_nothing;
+    acquire_of_a_held_lock_dropped_anywhere_leaves_nothing;
+    acquire_within_dropped_anywhere_leaves_nothing;
+    acquire_by_an_owner_dropped_anywhere_leaves_nothing;
+    join_dropped_anywhere_leaves_the_others_alone;
+    release_dropped_anywhere_goes_on_in_the_background;
+    a_guard_dropped_is_released_in_the_background;
+    run_and_lost_dropped_anywhere_change_nothing;
+    shutdown_dropped_anywhere_leaves_nothing_held_for_good;
+    a_waiter_cancelled_at_the_head_delays_nobody;
+    a_client_dropped_with_everything_under_way_leaves_nothing;
+}
 
-async fn try_acquire_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn try_acquire_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result {
     every(&ctx, &[Step::Acquire, Step::Release], |peer, name| {
         let lock = peer.kept(name)?;
         Ok(Box::pin(async move {
@@ -70,7 +44,7 @@ async fn try_acquire_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), Fai
     .await
 }
 
-async fn acquire_of_a_free_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn acquire_of_a_free_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result {
     every(
         &ctx,
         &[Step::Acquire, Step::Release, Step::Leave],
@@ -82,7 +56,7 @@ async fn acquire_of_a_free_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Res
     .await
 }
 
-async fn acquire_within_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn acquire_within_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result {
     let limit = ctx.kept() / 2;
     every(
         &ctx,
@@ -97,7 +71,7 @@ async fn acquire_within_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), 
     .await
 }
 
-async fn acquire_by_an_owner_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn acquire_by_an_owner_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result {
     every(&ctx, &[Step::Acquire, Step::Release], |peer, name| {
         let lock = peer.kept(name)?.with_owner(&peer.client.owner());
         Ok(Box::pin(async move { lock.acquire().await.is_ok() }))
@@ -105,7 +79,7 @@ async fn acquire_by_an_owner_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result
     .await
 }
 
-async fn acquire_of_a_held_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn acquire_of_a_held_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result {
     product(
         &ctx,
         &[Step::Acquire, Step::Leave],
@@ -125,7 +99,7 @@ async fn acquire_of_a_held_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Res
     .await
 }
 
-async fn join_dropped_anywhere_leaves_the_others_alone(ctx: Ctx) -> Result<(), Failure> {
+async fn join_dropped_anywhere_leaves_the_others_alone(ctx: Ctx) -> Result {
     product(
         &ctx,
         &[Step::Acquire, Step::Release],
@@ -148,7 +122,7 @@ async fn join_dropped_anywhere_leaves_the_others_alone(ctx: Ctx) -> Result<(), F
     .await
 }
 
-async fn release_dropped_anywhere_goes_on_in_the_background(ctx: Ctx) -> Result<(), Failure> {
+async fn release_dropped_anywhere_goes_on_in_the_background(ctx: Ctx) -> Result {
     product(&ctx, &[Step::Release], |ctx, case| async move {
         let (peer, name, guard) = held(&ctx).await?;
         peer.gate.always(case.step, case.fate);
@@ -165,7 +139,7 @@ async fn release_dropped_anywhere_goes_on_in_the_background(ctx: Ctx) -> Result<
     .await
 }
 
-async fn a_guard_dropped_is_released_in_the_background(ctx: Ctx) -> Result<(), Failure> {
+async fn a_guard_dropped_is_released_in_the_background(ctx: Ctx) -> Result {
     for fate in fates(&ctx) {
         let (peer, name, guard) = held(&ctx).await?;
         peer.gate.once(Step::Release, fate);
@@ -176,7 +150,7 @@ async fn a_guard_dropped_is_released_in_the_background(ctx: Ctx) -> Result<(), F
     Ok(())
 }
 
-async fn run_and_lost_dropped_anywhere_change_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn run_and_lost_dropped_anywhere_change_nothing(ctx: Ctx) -> Result {
     product(&ctx, &[Step::Renew], |ctx, case| async move {
         let (peer, name, guard) = held(&ctx).await?;
         peer.gate.once(case.step, case.fate);
@@ -192,7 +166,7 @@ async fn run_and_lost_dropped_anywhere_change_nothing(ctx: Ctx) -> Result<(), Fa
     .await
 }
 
-async fn shutdown_dropped_anywhere_leaves_nothing_held_for_good(ctx: Ctx) -> Result<(), Failure> {
+async fn shutdown_dropped_anywhere_leaves_nothing_held_for_good(ctx: Ctx) -> Result {
     product(&ctx, &[Step::Release], |ctx, case| async move {
         if matches!(case.fate, Fate::Never | Fate::Unsent) {
             return Ok(true); // left to its lease: `shutdown` tests that
@@ -210,7 +184,7 @@ async fn shutdown_dropped_anywhere_leaves_nothing_held_for_good(ctx: Ctx) -> Res
     .await
 }
 
-async fn a_waiter_cancelled_at_the_head_delays_nobody(ctx: Ctx) -> Result<(), Failure> {
+async fn a_waiter_cancelled_at_the_head_delays_nobody(ctx: Ctx) -> Result {
     product(
         &ctx,
         &[Step::Acquire, Step::Leave],
@@ -230,10 +204,9 @@ async fn a_waiter_cancelled_at_the_head_delays_nobody(ctx: Ctx) -> Result<(), Fa
             frees(&ctx, guard).await?;
             // One accept lease and one poll more than the call that hangs.
             let bound = case.free_within(&ctx) + ctx.kept() * 2 / 3;
-            let taken = second
-                .done(&ctx, "the second waiter gets it", bound)
-                .await??;
-            frees(&ctx, taken).await?;
+            second
+                .served(&ctx, "the second waiter gets it", bound)
+                .await?;
             case.settles(&ctx, &peer).await?;
             nothing_is_left(&ctx, &peer, &name, Duration::ZERO).await?;
             Ok(finished)
@@ -242,9 +215,7 @@ async fn a_waiter_cancelled_at_the_head_delays_nobody(ctx: Ctx) -> Result<(), Fa
     .await
 }
 
-async fn a_client_dropped_with_everything_under_way_leaves_nothing(
-    ctx: Ctx,
-) -> Result<(), Failure> {
+async fn a_client_dropped_with_everything_under_way_leaves_nothing(ctx: Ctx) -> Result {
     for fate in fates(&ctx) {
         let observer = ctx.caller().await?;
         let peer = Peer::new(&ctx).await?;
@@ -290,7 +261,7 @@ impl Drop {
     }
 
     /// Waits until the cleanup of the dropped future is done.
-    async fn settles(&self, ctx: &Ctx, peer: &Peer) -> Result<(), Failure> {
+    async fn settles(&self, ctx: &Ctx, peer: &Peer) -> Result {
         let bound = settled_within(ctx, self.free_within(ctx));
         peer.settles(bound).await
     }
@@ -317,10 +288,10 @@ const REAL_POLLS: [usize; 7] = [0, 1, 2, 3, 4, 8, 16];
 
 /// Runs the case for each fate of each step, and drops the future after 0, 1, 2, … polls, until it
 /// completes before the drop.
-async fn product<F, C>(ctx: &Ctx, steps: &[Step], case: F) -> Result<(), Failure>
+async fn product<F, C>(ctx: &Ctx, steps: &[Step], case: F) -> Result
 where
     F: Fn(Ctx, Drop) -> C,
-    C: Future<Output = Result<bool, Failure>> + Send,
+    C: Future<Output = Result<bool>> + Send,
 {
     let mut side_by_side = Vec::new();
     for &step in steps {
@@ -349,10 +320,7 @@ where
     done.try_for_each(|_| ready(Ok(()))).await
 }
 
-async fn told(
-    member: Drop,
-    done: impl Future<Output = Result<bool, Failure>> + Send,
-) -> Result<bool, Failure> {
+async fn told(member: Drop, done: impl Future<Output = Result<bool>> + Send) -> Result<bool> {
     done.await
         .map_err(|failure| failure.of(format_args!("{member:?}")))
 }
@@ -364,8 +332,8 @@ const AT_ONCE: usize = 12;
 async fn every(
     ctx: &Ctx,
     steps: &[Step],
-    acquire: impl Fn(&Peer, &LockName) -> Result<BoxFuture<'static, bool>, Failure> + Send + Sync,
-) -> Result<(), Failure> {
+    acquire: impl Fn(&Peer, &LockName) -> Result<BoxFuture<'static, bool>> + Send + Sync,
+) -> Result {
     let acquire = &acquire;
     product(ctx, steps, move |ctx, case| async move {
         let peer = Peer::new(&ctx).await?;
@@ -380,7 +348,7 @@ async fn every(
 }
 
 /// A lock, held.
-async fn held(ctx: &Ctx) -> Result<(Peer, LockName, Guard), Failure> {
+async fn held(ctx: &Ctx) -> Result<(Peer, LockName, Guard)> {
     let peer = Peer::new(ctx).await?;
     let name = ctx.name()?;
     let guard = peer.take(&peer.kept(&name)?).await?;
@@ -388,7 +356,7 @@ async fn held(ctx: &Ctx) -> Result<(Peer, LockName, Guard), Failure> {
 }
 
 /// A lock that another client holds; both clients live on.
-async fn held_by_another(ctx: &Ctx) -> Result<(Peer, LockName, Peer, Guard), Failure> {
+async fn held_by_another(ctx: &Ctx) -> Result<(Peer, LockName, Peer, Guard)> {
     let [peer, other] = Peer::several(ctx).await?;
     let name = ctx.name()?;
     let guard = other.take(&other.lock(&name)?).await?;
@@ -402,12 +370,7 @@ fn settled_within(ctx: &Ctx, bound: Duration) -> Duration {
 }
 
 /// Within the bound no client holds the lock or queues for it, and the next acquire is granted.
-async fn nothing_is_left(
-    ctx: &Ctx,
-    peer: &Peer,
-    name: &LockName,
-    bound: Duration,
-) -> Result<(), Failure> {
+async fn nothing_is_left(ctx: &Ctx, peer: &Peer, name: &LockName, bound: Duration) -> Result {
     let observer = ctx.caller().await?;
     left_untouched(ctx, &observer, name, bound).await?;
     // It may find calls of the dropped future in flight, and comes after them.

@@ -1,33 +1,23 @@
 //! `crash`: a dead client costs its lease, or its turn, and no more.
 
 use super::{
-    peer::{Peer, frees, left_untouched},
+    peer::{Peer, frees, held, left_untouched},
     task::Task,
 };
-use crate::{Case, Clause, Ctx, Failure, case::case, in_time};
+use crate::{Ctx, Result, case::cases, in_time};
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        Clause::Crash,
-        the_lock_of_a_dead_client_is_free_within_its_lease
-    ),
-    case!(Clause::Crash, dead_waiters_delay_nobody),
-    case!(
-        Clause::Crash,
-        stopped_waiters_delay_others_by_one_entry_deadline_together
-    ),
-    case!(
-        Clause::Crash,
-        a_client_that_dies_while_it_is_served_costs_its_turn
-    ),
-];
+cases! {
+    [Clause::Crash]
+    the_lock_of_a_dead_client_is_free_within_its_lease;
+    dead_waiters_delay_nobody;
+    stopped_waiters_delay_others_by_one_entry_deadline_together;
+    a_client_that_dies_while_it_is_served_costs_its_turn;
+}
 
-async fn the_lock_of_a_dead_client_is_free_within_its_lease(ctx: Ctx) -> Result<(), Failure> {
+async fn the_lock_of_a_dead_client_is_free_within_its_lease(ctx: Ctx) -> Result {
     for connected in [false, true] {
-        let [dead, peer] = Peer::several(&ctx).await?;
-        let name = ctx.name()?;
-        let guard = dead.take(&dead.short(&name)?).await?;
+        let ([dead, peer], name, guard) = held(&ctx, Peer::short).await?;
         ctx.time_passes(ctx.short() / 2).await;
         if connected {
             dead.gate.freeze();
@@ -53,11 +43,9 @@ async fn the_lock_of_a_dead_client_is_free_within_its_lease(ctx: Ctx) -> Result<
     Ok(())
 }
 
-async fn dead_waiters_delay_nobody(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, peer] = Peer::several(&ctx).await?;
+async fn dead_waiters_delay_nobody(ctx: Ctx) -> Result {
+    let ([_holder, peer], name, guard) = held(&ctx, Peer::lock).await?;
     let observer = ctx.caller().await?;
-    let name = ctx.name()?;
-    let guard = holder.take(&holder.lock(&name)?).await?;
     let mut dead = Vec::new();
     for waiter in Peer::several::<3>(&ctx).await? {
         let waiting = waits(&ctx, &waiter, waiter.lock(&name)?.acquire()).await?;
@@ -70,19 +58,14 @@ async fn dead_waiters_delay_nobody(ctx: Ctx) -> Result<(), Failure> {
     frees(&ctx, guard).await?;
     // A store that pushes notifies the living; other clients poll, and no entry stands before them.
     let bound = Duration::from_millis(250);
-    let taken = waiting
-        .done(&ctx, "the living one gets it", bound)
-        .await??;
-    frees(&ctx, taken).await?;
+    waiting
+        .served(&ctx, "the living one gets it", bound)
+        .await?;
     left_untouched(&ctx, &observer, &name, ENTRY).await
 }
 
-async fn stopped_waiters_delay_others_by_one_entry_deadline_together(
-    ctx: Ctx,
-) -> Result<(), Failure> {
-    let [holder, peer] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = holder.take(&holder.lock(&name)?).await?;
+async fn stopped_waiters_delay_others_by_one_entry_deadline_together(ctx: Ctx) -> Result {
+    let ([_holder, peer], name, guard) = held(&ctx, Peer::lock).await?;
     let mut stopped = Vec::new();
     for waiter in Peer::several::<3>(&ctx).await? {
         let waiting = waits(&ctx, &waiter, waiter.short(&name)?.acquire()).await?;
@@ -95,20 +78,17 @@ async fn stopped_waiters_delay_others_by_one_entry_deadline_together(
     frees(&ctx, guard).await?;
     // Its entry deadline is three polls of a third of the short lease each; one more poll notices it.
     let bound = ctx.short() + ctx.short() / 3;
-    let taken = waiting
-        .done(&ctx, "the living one gets it", bound)
-        .await??;
-    frees(&ctx, taken).await?;
+    waiting
+        .served(&ctx, "the living one gets it", bound)
+        .await?;
     for (waiter, _) in &stopped {
         waiter.gate.kill().await;
     }
     Ok(())
 }
 
-async fn a_client_that_dies_while_it_is_served_costs_its_turn(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, dead, peer] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = holder.take(&holder.lock(&name)?).await?;
+async fn a_client_that_dies_while_it_is_served_costs_its_turn(ctx: Ctx) -> Result {
+    let ([_holder, dead, peer], name, guard) = held(&ctx, Peer::lock).await?;
     let served = waits(&ctx, &dead, dead.short(&name)?.acquire()).await?;
     let waiting = waits(&ctx, &peer, peer.short(&name)?.acquire()).await?;
     // It stops between the notification of its turn and its acquire.
@@ -127,7 +107,7 @@ async fn waits<T: Send + 'static>(
     ctx: &Ctx,
     peer: &Peer,
     acquiring: impl Future<Output = T> + Send + 'static,
-) -> Result<Task<T>, Failure> {
+) -> Result<Task<T>> {
     let waiting = Task::spawn(acquiring);
     // Not before: an acquire in flight may be granted, and the process then dies as a holder.
     peer.stands(0).await?;

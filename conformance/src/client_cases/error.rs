@@ -2,44 +2,30 @@
 
 use super::{
     gate::{Fate, Step},
-    peer::{Peer, fails, frees},
+    peer::{Peer, fails, frees, held},
     task::Task,
 };
-use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
+use crate::{Ctx, Failure, Result, case::cases, ensure, same};
 use dlock_core::{
     Effect, Error, ErrorKind, Lease, MAX_HOLDS, MAX_LEASE, MIN_LEASE, Owner, Pass, RetryClass,
     TimeoutPhase,
 };
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Error, contention_is_a_value),
-    case!(
-        Clause::Error,
-        whoever_has_no_time_to_wait_is_told_who_holds_the_lock
-    ),
-    case!(
-        Clause::Error,
-        a_store_that_is_away_is_an_error_with_its_class_and_its_place
-    ),
-    case!(
-        Clause::Error,
-        a_wait_outlasts_a_store_that_is_away_for_a_while
-    ),
-    case!(
-        Clause::Error,
-        a_store_that_stays_away_is_told_to_all_who_wait_at_once
-    )
-    .needs(&[Need::Jump]),
-    case!(Clause::Error, what_can_never_work_is_misuse_and_asks_nobody),
-    case!(Clause::Error, too_many_holds_of_a_name_are_refused),
-    case!(Clause::Error, nothing_shows_an_owner),
-];
+cases! {
+    [Clause::Error]
+    contention_is_a_value;
+    whoever_has_no_time_to_wait_is_told_who_holds_the_lock;
+    a_store_that_is_away_is_an_error_with_its_class_and_its_place;
+    a_wait_outlasts_a_store_that_is_away_for_a_while;
+    a_store_that_stays_away_is_told_to_all_who_wait_at_once needs(Jump);
+    what_can_never_work_is_misuse_and_asks_nobody;
+    too_many_holds_of_a_name_are_refused;
+    nothing_shows_an_owner;
+}
 
-async fn contention_is_a_value(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.lock(&name)?).await?;
+async fn contention_is_a_value(ctx: Ctx) -> Result {
+    let ([peer, other], name, guard) = held(&ctx, Peer::lock).await?;
     for contender in [&peer, &other] {
         let tried = contender.lock(&name)?.try_acquire().await?;
         same("a held lock is granted", tried.is_some(), false)?;
@@ -47,10 +33,8 @@ async fn contention_is_a_value(ctx: Ctx) -> Result<(), Failure> {
     frees(&ctx, guard).await
 }
 
-async fn whoever_has_no_time_to_wait_is_told_who_holds_the_lock(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = other.take(&other.lock(&name)?).await?;
+async fn whoever_has_no_time_to_wait_is_told_who_holds_the_lock(ctx: Ctx) -> Result {
+    let ([_other, peer], name, guard) = held(&ctx, Peer::lock).await?;
     let lock = peer.lock(&name)?;
     let at_once = || {
         let trying = lock.acquire_timeout(Duration::ZERO);
@@ -69,12 +53,8 @@ async fn whoever_has_no_time_to_wait_is_told_who_holds_the_lock(ctx: Ctx) -> Res
     frees(&ctx, taken?).await
 }
 
-async fn a_store_that_is_away_is_an_error_with_its_class_and_its_place(
-    ctx: Ctx,
-) -> Result<(), Failure> {
-    let peer = Peer::new(&ctx).await?;
-    let name = ctx.name()?;
-    let before = peer.take(&peer.lock(&name)?).await?;
+async fn a_store_that_is_away_is_an_error_with_its_class_and_its_place(ctx: Ctx) -> Result {
+    let ([peer], name, before) = held(&ctx, Peer::lock).await?;
     frees(&ctx, before).await?;
     peer.gate.all(Fate::ErrorBefore);
     let tried = peer.short(&name)?.try_acquire().await;
@@ -93,7 +73,7 @@ async fn a_store_that_is_away_is_an_error_with_its_class_and_its_place(
     ensure(told, format_args!("the source is missing in {error:?}"))
 }
 
-async fn a_wait_outlasts_a_store_that_is_away_for_a_while(ctx: Ctx) -> Result<(), Failure> {
+async fn a_wait_outlasts_a_store_that_is_away_for_a_while(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     peer.gate.all(Fate::ErrorBefore);
@@ -106,11 +86,10 @@ async fn a_wait_outlasts_a_store_that_is_away_for_a_while(ctx: Ctx) -> Result<()
     peer.gate.clear();
     // The longest pause between two attempts.
     let bound = Duration::from_secs(1);
-    let guard = waiting.done(&ctx, "it is acquired", bound).await??;
-    frees(&ctx, guard).await
+    waiting.served(&ctx, "it is acquired", bound).await
 }
 
-async fn a_store_that_stays_away_is_told_to_all_who_wait_at_once(ctx: Ctx) -> Result<(), Failure> {
+async fn a_store_that_stays_away_is_told_to_all_who_wait_at_once(ctx: Ctx) -> Result {
     // A wait without a limit outlasts failures for a lease, at least five seconds.
     let patience = Duration::from_secs(5);
     for fate in [Fate::ErrorBefore, Fate::Unsent] {
@@ -136,7 +115,7 @@ async fn a_store_that_stays_away_is_told_to_all_who_wait_at_once(ctx: Ctx) -> Re
     Ok(())
 }
 
-async fn what_can_never_work_is_misuse_and_asks_nobody(ctx: Ctx) -> Result<(), Failure> {
+async fn what_can_never_work_is_misuse_and_asks_nobody(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     for wrong in ["", "a\0b", &"x".repeat(513)] {
         fails(
@@ -159,7 +138,7 @@ async fn what_can_never_work_is_misuse_and_asks_nobody(ctx: Ctx) -> Result<(), F
     same("the number of calls made", peer.gate.all_calls(), 0)
 }
 
-async fn too_many_holds_of_a_name_are_refused(ctx: Ctx) -> Result<(), Failure> {
+async fn too_many_holds_of_a_name_are_refused(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     let lock = peer.lock(&name)?;
@@ -180,7 +159,7 @@ async fn too_many_holds_of_a_name_are_refused(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn nothing_shows_an_owner(ctx: Ctx) -> Result<(), Failure> {
+async fn nothing_shows_an_owner(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let owner = Owner::from_seed(&ctx.text());
@@ -210,7 +189,7 @@ async fn nothing_shows_an_owner(ctx: Ctx) -> Result<(), Failure> {
         format!("{:?} {others:?}", other.client),
         format!("{:?}", peer.client.admin().inspect(name.as_str()).await?),
     ];
-    other.client.admin().break_lock(name.as_str(), None).await?;
+    other.breaks(&name).await?;
     let gone = refused(peer.lock(&name)?.join(&pass).await)?;
     let lost = refused(guard.release().await)?;
     for error in [timed_out, unanswered, misused, gone, lost] {
@@ -229,7 +208,7 @@ async fn nothing_shows_an_owner(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-fn refused<T>(answer: Result<T, Error>) -> Result<Error, Failure> {
+fn refused<T>(answer: Result<T, Error>) -> Result<Error> {
     answer
         .err()
         .ok_or_else(|| Failure::new("this should have been refused"))

@@ -2,25 +2,20 @@
 
 use super::{
     gate::Step,
-    peer::{Peer, frees},
+    peer::{Peer, frees, held},
     task::Task,
 };
-use crate::{Case, Clause, Ctx, Failure, Need, case::case, same};
+use crate::{Ctx, Result, case::cases, same};
 use std::{collections::BTreeSet, time::Duration};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Wait, a_loss_wakes_who_waits_in_the_same_client),
-    case!(
-        Clause::Wait,
-        the_second_waiter_stands_in_line_when_the_first_is_granted
-    )
-    .needs(&[Need::Line]),
-];
+cases! {
+    [Clause::Wait]
+    a_loss_wakes_who_waits_in_the_same_client;
+    the_second_waiter_stands_in_line_when_the_first_is_granted needs(Line);
+}
 
-async fn a_loss_wakes_who_waits_in_the_same_client(ctx: Ctx) -> Result<(), Failure> {
-    let peer = Peer::new(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.fixed(&name)?).await?;
+async fn a_loss_wakes_who_waits_in_the_same_client(ctx: Ctx) -> Result {
+    let ([peer], name, guard) = held(&ctx, Peer::fixed).await?;
     let waiting = Task::spawn(peer.lock(&name)?.acquire());
     peer.asks(1).await?;
     // Its polls are two seconds apart, whenever the lease ends.
@@ -30,13 +25,9 @@ async fn a_loss_wakes_who_waits_in_the_same_client(ctx: Ctx) -> Result<(), Failu
     frees(&ctx, taken).await
 }
 
-async fn the_second_waiter_stands_in_line_when_the_first_is_granted(
-    ctx: Ctx,
-) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
+async fn the_second_waiter_stands_in_line_when_the_first_is_granted(ctx: Ctx) -> Result {
+    let ([other, peer], name, held) = held(&ctx, Peer::lock).await?;
     let observer = ctx.caller().await?;
-    let name = ctx.name()?;
-    let held = other.take(&other.lock(&name)?).await?;
     let first = Task::spawn(peer.lock(&name)?.acquire());
     peer.stands(0).await?;
     let second = Task::begun(peer.lock(&name)?.acquire()).await;
@@ -60,8 +51,7 @@ async fn the_second_waiter_stands_in_line_when_the_first_is_granted(
         .await??;
     same("the third is inside", third.is_done(), false)?;
     frees(&ctx, guard).await?;
-    let guard = third
-        .done(&ctx, "the third has its turn", ctx.answer())
-        .await??;
-    frees(&ctx, guard).await
+    third
+        .served(&ctx, "the third has its turn", ctx.answer())
+        .await
 }

@@ -3,62 +3,29 @@
 
 use super::{
     gate::{Fate, Step},
-    peer::{Peer, fails, frees, left_untouched, stays_held},
+    peer::{ONE_LEFT, Peer, fails, frees, held, left_untouched, stays_held},
     task::{Task, polled},
 };
-use crate::{Caller, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
-use dlock_core::{Effect, ErrorKind, LockName, ReleaseOutcome, RetryClass, TimeoutPhase};
+use crate::{Caller, Ctx, Result, case::cases, ensure, same};
+use dlock_core::{Effect, ErrorKind, LockName, RetryClass, TimeoutPhase};
 use std::{collections::BTreeSet, time::Duration};
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        Clause::Indeterminate,
-        an_acquire_whose_answer_was_lost_is_one_hold
-    ),
-    case!(
-        Clause::Indeterminate,
-        a_wait_whose_answers_are_lost_is_one_hold
-    ),
-    case!(
-        Clause::Indeterminate,
-        a_join_whose_answer_was_lost_is_one_hold
-    ),
-    case!(
-        Clause::Indeterminate,
-        a_renewal_whose_answer_was_lost_is_a_renewal
-    ),
-    case!(
-        Clause::Indeterminate,
-        a_release_whose_answer_was_lost_is_a_release
-    ),
-    case!(
-        Clause::Indeterminate,
-        a_release_that_is_never_answered_says_so_and_goes_on
-    ),
-    case!(
-        Clause::Indeterminate,
-        an_acquire_that_is_never_answered_leaves_nothing
-    ),
-    case!(
-        Clause::Indeterminate,
-        a_wait_that_was_never_answered_leaves_nothing
-    ),
-    case!(
-        Clause::Indeterminate,
-        a_grant_that_is_worth_nothing_is_given_back
-    ),
-    case!(
-        Clause::Indeterminate,
-        the_ticket_of_a_lost_grant_stays_nowhere
-    ),
-    case!(
-        Clause::Indeterminate,
-        too_much_unsettled_refuses_new_acquires_until_it_is_settled
-    )
-    .needs(&[Need::Jump]),
-];
+cases! {
+    [Clause::Indeterminate]
+    an_acquire_whose_answer_was_lost_is_one_hold;
+    a_wait_whose_answers_are_lost_is_one_hold;
+    a_join_whose_answer_was_lost_is_one_hold;
+    a_renewal_whose_answer_was_lost_is_a_renewal;
+    a_release_whose_answer_was_lost_is_a_release;
+    a_release_that_is_never_answered_says_so_and_goes_on;
+    an_acquire_that_is_never_answered_leaves_nothing;
+    a_wait_that_was_never_answered_leaves_nothing;
+    a_grant_that_is_worth_nothing_is_given_back;
+    the_ticket_of_a_lost_grant_stays_nowhere;
+    too_much_unsettled_refuses_new_acquires_until_it_is_settled needs(Jump);
+}
 
-async fn an_acquire_whose_answer_was_lost_is_one_hold(ctx: Ctx) -> Result<(), Failure> {
+async fn an_acquire_whose_answer_was_lost_is_one_hold(ctx: Ctx) -> Result {
     let observer = ctx.caller().await?;
     for fate in [Fate::ErrorAfter, Fate::Never] {
         for tries in [true, false] {
@@ -90,15 +57,15 @@ async fn an_acquire_whose_answer_was_lost_is_one_hold(ctx: Ctx) -> Result<(), Fa
     Ok(())
 }
 
-async fn a_wait_whose_answers_are_lost_is_one_hold(ctx: Ctx) -> Result<(), Failure> {
+async fn a_wait_whose_answers_are_lost_is_one_hold(ctx: Ctx) -> Result {
     let observer = ctx.caller().await?;
-    let [peer, other] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let first = other.take(&other.lock(&name)?).await?;
+    let ([_other, peer], name, first) = held(&ctx, Peer::lock).await?;
     peer.gate.always(Step::Acquire, Fate::ErrorAfter);
     let waiting = Task::spawn(peer.kept(&name)?.acquire());
-    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 2) };
-    ctx.eventually("it asks again", ctx.answer(), asked).await?;
+    ctx.until("it asks again", ctx.answer(), || {
+        peer.gate.calls(Step::Acquire) > 2
+    })
+    .await?;
     frees(&ctx, first).await?;
     granted(&ctx, &observer, &name).await?;
     peer.gate.clear();
@@ -109,11 +76,9 @@ async fn a_wait_whose_answers_are_lost_is_one_hold(ctx: Ctx) -> Result<(), Failu
     left_untouched(&ctx, &observer, &name, ctx.answer()).await
 }
 
-async fn a_join_whose_answer_was_lost_is_one_hold(ctx: Ctx) -> Result<(), Failure> {
+async fn a_join_whose_answer_was_lost_is_one_hold(ctx: Ctx) -> Result {
     let observer = ctx.caller().await?;
-    let [peer, other] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.lock(&name)?).await?;
+    let ([_peer, other], name, guard) = held(&ctx, Peer::lock).await?;
     other.gate.once(Step::Acquire, Fate::ErrorAfter);
     other.gate.once(Step::Acquire, Fate::Never);
     let lock = other.kept(&name)?;
@@ -121,22 +86,16 @@ async fn a_join_whose_answer_was_lost_is_one_hold(ctx: Ctx) -> Result<(), Failur
     let joined = joining.await??;
     observer.sees_holds(&name, 2).await?;
     let outcome = guard.release().await?;
-    same(
-        "the first release",
-        outcome,
-        ReleaseOutcome::StillHeld { holds: 1 },
-    )?;
+    same("the first release", outcome, ONE_LEFT)?;
     frees(&ctx, joined).await?;
     other.settles(ctx.kept()).await?;
     observer.sees_free(&name).await
 }
 
-async fn a_renewal_whose_answer_was_lost_is_a_renewal(ctx: Ctx) -> Result<(), Failure> {
+async fn a_renewal_whose_answer_was_lost_is_a_renewal(ctx: Ctx) -> Result {
     let observer = ctx.caller().await?;
     for fate in [Fate::ErrorAfter, Fate::Never] {
-        let peer = Peer::new(&ctx).await?;
-        let name = ctx.name()?;
-        let guard = peer.take(&peer.kept(&name)?).await?;
+        let ([peer], name, guard) = held(&ctx, Peer::kept).await?;
         peer.gate.once(Step::Renew, fate);
         peer.gate.once(Step::Renew, fate);
         ctx.time_passes(ctx.kept() * 2).await;
@@ -148,11 +107,9 @@ async fn a_renewal_whose_answer_was_lost_is_a_renewal(ctx: Ctx) -> Result<(), Fa
     Ok(())
 }
 
-async fn a_release_whose_answer_was_lost_is_a_release(ctx: Ctx) -> Result<(), Failure> {
+async fn a_release_whose_answer_was_lost_is_a_release(ctx: Ctx) -> Result {
     let observer = ctx.caller().await?;
-    let [peer, other] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.lock(&name)?).await?;
+    let ([peer, other], name, guard) = held(&ctx, Peer::lock).await?;
     peer.gate.once(Step::Release, Fate::ErrorAfter);
     peer.gate.once(Step::Release, Fate::ErrorAfter);
     frees(&ctx, guard).await?;
@@ -168,12 +125,10 @@ async fn a_release_whose_answer_was_lost_is_a_release(ctx: Ctx) -> Result<(), Fa
     frees(&ctx, joined).await
 }
 
-async fn a_release_that_is_never_answered_says_so_and_goes_on(ctx: Ctx) -> Result<(), Failure> {
+async fn a_release_that_is_never_answered_says_so_and_goes_on(ctx: Ctx) -> Result {
     let observer = ctx.caller().await?;
     for fate in [Fate::Never, Fate::Unsent] {
-        let peer = Peer::new(&ctx).await?;
-        let name = ctx.name()?;
-        let guard = peer.take(&peer.short(&name)?).await?;
+        let ([peer], name, guard) = held(&ctx, Peer::short).await?;
         peer.gate.always(Step::Release, fate);
         let bound = ctx.short() + Duration::from_secs(1);
         let releasing = ctx.within("release comes to an end", bound, guard.release());
@@ -188,7 +143,7 @@ async fn a_release_that_is_never_answered_says_so_and_goes_on(ctx: Ctx) -> Resul
     Ok(())
 }
 
-async fn an_acquire_that_is_never_answered_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn an_acquire_that_is_never_answered_leaves_nothing(ctx: Ctx) -> Result {
     let observer = ctx.caller().await?;
     for fate in NO_ANSWER {
         let (peer, name) = unanswered(&ctx, fate).await?;
@@ -218,7 +173,7 @@ async fn an_acquire_that_is_never_answered_leaves_nothing(ctx: Ctx) -> Result<()
     Ok(())
 }
 
-async fn a_wait_that_was_never_answered_leaves_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn a_wait_that_was_never_answered_leaves_nothing(ctx: Ctx) -> Result {
     let observer = ctx.caller().await?;
     for fate in NO_ANSWER {
         let (peer, name) = unanswered(&ctx, fate).await?;
@@ -232,7 +187,7 @@ async fn a_wait_that_was_never_answered_leaves_nothing(ctx: Ctx) -> Result<(), F
 }
 
 /// Each grant comes when its lease is almost over.
-async fn a_grant_that_is_worth_nothing_is_given_back(ctx: Ctx) -> Result<(), Failure> {
+async fn a_grant_that_is_worth_nothing_is_given_back(ctx: Ctx) -> Result {
     let observer = ctx.caller().await?;
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
@@ -259,11 +214,9 @@ async fn a_grant_that_is_worth_nothing_is_given_back(ctx: Ctx) -> Result<(), Fai
 
 /// The store queued the next waiter's ticket when it granted the first; then that waiter stopped
 /// waiting.
-async fn the_ticket_of_a_lost_grant_stays_nowhere(ctx: Ctx) -> Result<(), Failure> {
+async fn the_ticket_of_a_lost_grant_stays_nowhere(ctx: Ctx) -> Result {
     let observer = ctx.caller().await?;
-    let peer = Peer::new(&ctx).await?;
-    let name = ctx.name()?;
-    let held = peer.take(&peer.lock(&name)?).await?;
+    let ([peer], name, held) = held(&ctx, Peer::lock).await?;
     let first = Task::spawn(peer.lock(&name)?.acquire());
     // Answered, not only sent: a first acquire that is sent while the lock is being released is granted
     // without a next one.
@@ -286,9 +239,7 @@ async fn the_ticket_of_a_lost_grant_stays_nowhere(ctx: Ctx) -> Result<(), Failur
     frees(&ctx, guard).await
 }
 
-async fn too_much_unsettled_refuses_new_acquires_until_it_is_settled(
-    ctx: Ctx,
-) -> Result<(), Failure> {
+async fn too_much_unsettled_refuses_new_acquires_until_it_is_settled(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     peer.gate.all(Fate::Unsent);
@@ -309,14 +260,14 @@ async fn too_much_unsettled_refuses_new_acquires_until_it_is_settled(
 }
 
 /// A client whose acquires meet this fate, and a name.
-async fn unanswered(ctx: &Ctx, fate: Fate) -> Result<(Peer, LockName), Failure> {
+async fn unanswered(ctx: &Ctx, fate: Fate) -> Result<(Peer, LockName)> {
     let peer = Peer::new(ctx).await?;
     peer.gate.always(Step::Acquire, fate);
     Ok((peer, ctx.name()?))
 }
 
 /// Waits until the store shows a hold.
-async fn granted(ctx: &Ctx, observer: &Caller, name: &LockName) -> Result<(), Failure> {
+async fn granted(ctx: &Ctx, observer: &Caller, name: &LockName) -> Result {
     let taken = || async { Ok(observer.inspect(name).await?.holds > 0) };
     ctx.eventually("the store has it", ctx.answer(), taken)
         .await

@@ -1,26 +1,27 @@
 //! `keep`: a minimum hold lasts, however quickly its guard is released or dropped.
 
-use super::peer::{Peer, frees, left_untouched};
-use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
+use super::peer::{ONE_LEFT, Peer, frees, left_untouched};
+use crate::{Ctx, Failure, Result, case::cases, ensure, same};
 use dlock_core::{ErrorKind, Guard, Lease, LockName, ReleaseOutcome};
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Keep, a_quick_holder_leaves_the_name_shut),
-    case!(Clause::Keep, its_own_owner_is_shut_out_as_well),
-    case!(Clause::Keep, a_dropped_guard_leaves_the_name_shut),
-    case!(Clause::Keep, whoever_took_his_time_leaves_it_free),
-    case!(Clause::Keep, the_longest_of_those_inside_counts),
-    case!(Clause::Keep, what_is_shut_outlives_its_client).needs(&[Need::Detached]),
-    case!(Clause::Keep, the_least_time_must_fit_the_most),
-];
+cases! {
+    [Clause::Keep]
+    a_quick_holder_leaves_the_name_shut;
+    its_own_owner_is_shut_out_as_well;
+    a_dropped_guard_leaves_the_name_shut;
+    whoever_took_his_time_leaves_it_free;
+    the_longest_of_those_inside_counts;
+    what_is_shut_outlives_its_client needs(Detached);
+    the_least_time_must_fit_the_most;
+}
 
 /// Acquires a name with this minimum hold.
-async fn takes(peer: &Peer, name: &LockName, least: Duration) -> Result<Guard, Failure> {
+async fn takes(peer: &Peer, name: &LockName, least: Duration) -> Result<Guard> {
     peer.take(&peer.lock(name)?.min_hold(least)).await
 }
 
-async fn a_quick_holder_leaves_the_name_shut(ctx: Ctx) -> Result<(), Failure> {
+async fn a_quick_holder_leaves_the_name_shut(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let began = ctx.now();
@@ -47,7 +48,7 @@ async fn a_quick_holder_leaves_the_name_shut(ctx: Ctx) -> Result<(), Failure> {
     frees(&ctx, next).await
 }
 
-async fn its_own_owner_is_shut_out_as_well(ctx: Ctx) -> Result<(), Failure> {
+async fn its_own_owner_is_shut_out_as_well(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     let owner = peer.client.owner();
@@ -58,7 +59,7 @@ async fn its_own_owner_is_shut_out_as_well(ctx: Ctx) -> Result<(), Failure> {
     peer.refused(&lock).await
 }
 
-async fn a_dropped_guard_leaves_the_name_shut(ctx: Ctx) -> Result<(), Failure> {
+async fn a_dropped_guard_leaves_the_name_shut(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let observer = ctx.caller().await?;
     let name = ctx.name()?;
@@ -78,7 +79,7 @@ async fn a_dropped_guard_leaves_the_name_shut(ctx: Ctx) -> Result<(), Failure> {
     left_untouched(&ctx, &observer, &name, bound).await
 }
 
-async fn whoever_took_his_time_leaves_it_free(ctx: Ctx) -> Result<(), Failure> {
+async fn whoever_took_his_time_leaves_it_free(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let least = ctx.short() / 2;
@@ -93,7 +94,7 @@ async fn whoever_took_his_time_leaves_it_free(ctx: Ctx) -> Result<(), Failure> {
     frees(&ctx, next).await
 }
 
-async fn the_longest_of_those_inside_counts(ctx: Ctx) -> Result<(), Failure> {
+async fn the_longest_of_those_inside_counts(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     for longest_goes_last in [false, true] {
         let name = ctx.name()?;
@@ -105,11 +106,7 @@ async fn the_longest_of_those_inside_counts(ctx: Ctx) -> Result<(), Failure> {
             (kept, joined)
         };
         let outcome = first.release().await?;
-        same(
-            "the first release",
-            outcome,
-            ReleaseOutcome::StillHeld { holds: 1 },
-        )?;
+        same("the first release", outcome, ONE_LEFT)?;
         let outcome = last.release().await?;
         ensure(
             matches!(outcome, ReleaseOutcome::Kept { .. }),
@@ -120,7 +117,7 @@ async fn the_longest_of_those_inside_counts(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn what_is_shut_outlives_its_client(ctx: Ctx) -> Result<(), Failure> {
+async fn what_is_shut_outlives_its_client(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let began = ctx.now();
@@ -137,7 +134,7 @@ async fn what_is_shut_outlives_its_client(ctx: Ctx) -> Result<(), Failure> {
     frees(&ctx, next).await
 }
 
-async fn the_least_time_must_fit_the_most(ctx: Ctx) -> Result<(), Failure> {
+async fn the_least_time_must_fit_the_most(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let lock = peer.lock(&ctx.name()?)?.min_hold(ctx.short() * 2);
     let fixed = lock.clone().lease(Lease::fixed(ctx.short()));

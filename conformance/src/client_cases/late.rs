@@ -2,30 +2,25 @@
 
 use super::{
     gate::{Fate, Step},
-    peer::{Peer, frees, left_untouched, stays_held},
+    peer::{Peer, frees, held, left_untouched, stays_held},
     task::polled,
 };
-use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
+use crate::{Ctx, Result, case::cases, ensure, same};
 use dlock_core::{Instant, LockName};
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Late, a_copy_that_revives_a_released_hold_is_settled),
-    case!(Clause::Late, a_copy_that_revives_a_lost_hold_is_settled),
-    case!(Clause::Late, a_cancelled_acquire_executed_later_is_settled),
-    case!(
-        Clause::Late,
-        an_acquire_executed_after_its_give_up_takes_nothing_that_lasts
-    ),
-    case!(
-        Clause::Late,
-        a_settling_release_that_was_slow_is_followed_by_another
-    ),
-    case!(Clause::Late, a_late_acquire_leaves_no_waiter),
-    case!(Clause::Late, a_late_renewal_changes_nothing),
-];
+cases! {
+    [Clause::Late]
+    a_copy_that_revives_a_released_hold_is_settled;
+    a_copy_that_revives_a_lost_hold_is_settled;
+    a_cancelled_acquire_executed_later_is_settled;
+    an_acquire_executed_after_its_give_up_takes_nothing_that_lasts;
+    a_settling_release_that_was_slow_is_followed_by_another;
+    a_late_acquire_leaves_no_waiter;
+    a_late_renewal_changes_nothing;
+}
 
-async fn a_copy_that_revives_a_released_hold_is_settled(ctx: Ctx) -> Result<(), Failure> {
+async fn a_copy_that_revives_a_released_hold_is_settled(ctx: Ctx) -> Result {
     for drops in [false, true] {
         let peer = Peer::new(&ctx).await?;
         let name = ctx.name()?;
@@ -44,7 +39,7 @@ async fn a_copy_that_revives_a_released_hold_is_settled(ctx: Ctx) -> Result<(), 
     Ok(())
 }
 
-async fn a_copy_that_revives_a_lost_hold_is_settled(ctx: Ctx) -> Result<(), Failure> {
+async fn a_copy_that_revives_a_lost_hold_is_settled(ctx: Ctx) -> Result {
     // After the first renewal, which finds the hold lost.
     let late = ctx.kept() / 2;
     let last = late + ctx.kept() / 3;
@@ -57,7 +52,7 @@ async fn a_copy_that_revives_a_lost_hold_is_settled(ctx: Ctx) -> Result<(), Fail
         let begun = ctx.now();
         // Revived for long enough to be visible.
         let guard = peer.take(&peer.kept(&name)?).await?;
-        other.client.admin().break_lock(name.as_str(), None).await?;
+        other.breaks(&name).await?;
         ctx.within("it is lost", ctx.kept() / 2, guard.lost())
             .await?;
         ctx.sleep_until(begun + kept_for).await;
@@ -67,7 +62,7 @@ async fn a_copy_that_revives_a_lost_hold_is_settled(ctx: Ctx) -> Result<(), Fail
     Ok(())
 }
 
-async fn a_cancelled_acquire_executed_later_is_settled(ctx: Ctx) -> Result<(), Failure> {
+async fn a_cancelled_acquire_executed_later_is_settled(ctx: Ctx) -> Result {
     for (fate, waits) in [(true, true), (true, false), (false, true), (false, false)] {
         let peer = Peer::new(&ctx).await?;
         let name = ctx.name()?;
@@ -93,9 +88,7 @@ async fn a_cancelled_acquire_executed_later_is_settled(ctx: Ctx) -> Result<(), F
     Ok(())
 }
 
-async fn an_acquire_executed_after_its_give_up_takes_nothing_that_lasts(
-    ctx: Ctx,
-) -> Result<(), Failure> {
+async fn an_acquire_executed_after_its_give_up_takes_nothing_that_lasts(ctx: Ctx) -> Result {
     let late = ctx.short() / 3;
     let give_up = ctx.short() / 3;
     for after in [late / 2, late * 2] {
@@ -117,7 +110,7 @@ async fn an_acquire_executed_after_its_give_up_takes_nothing_that_lasts(
     Ok(())
 }
 
-async fn a_settling_release_that_was_slow_is_followed_by_another(ctx: Ctx) -> Result<(), Failure> {
+async fn a_settling_release_that_was_slow_is_followed_by_another(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     peer.gate.once(Step::Acquire, Fate::Late(ctx.short() / 5));
@@ -140,11 +133,9 @@ async fn a_settling_release_that_was_slow_is_followed_by_another(ctx: Ctx) -> Re
     observer.sees_free(&name).await
 }
 
-async fn a_late_acquire_leaves_no_waiter(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
+async fn a_late_acquire_leaves_no_waiter(ctx: Ctx) -> Result {
+    let ([_other, peer], name, guard) = held(&ctx, Peer::lock).await?;
     let observer = ctx.caller().await?;
-    let name = ctx.name()?;
-    let guard = other.take(&other.lock(&name)?).await?;
     let late = ctx.short() / 5;
     peer.gate.always(Step::Acquire, Fate::Mute(late));
     let begun = ctx.now();
@@ -158,15 +149,17 @@ async fn a_late_acquire_leaves_no_waiter(ctx: Ctx) -> Result<(), Failure> {
     left_untouched(&ctx, &observer, &name, ctx.answer()).await
 }
 
-async fn a_late_renewal_changes_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn a_late_renewal_changes_nothing(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let observer = ctx.caller().await?;
     for taken in [false, true] {
         let name = ctx.name()?;
         let guard = peer.take(&peer.short(&name)?).await?;
         peer.gate.always(Step::Renew, Fate::Mute(ctx.short() / 10));
-        let sent = || async { Ok(!peer.gate.seen(Step::Renew, &name).is_empty()) };
-        ctx.eventually("it is renewed", ctx.short(), sent).await?;
+        ctx.until("it is renewed", ctx.short(), || {
+            !peer.gate.seen(Step::Renew, &name).is_empty()
+        })
+        .await?;
         frees(&ctx, guard).await?;
         let next = if taken {
             Some(other.take(&other.fixed(&name)?).await?)
@@ -201,7 +194,7 @@ async fn lasts_no_longer(
     name: &LockName,
     executed: Instant,
     last: Instant,
-) -> Result<(), Failure> {
+) -> Result {
     let observer = ctx.caller().await?;
     ctx.sleep_until(executed.max(last) + Duration::from_millis(5))
         .await;

@@ -2,11 +2,14 @@
 
 use super::{
     gate::{Fate, Step},
-    peer::{Peer, fails, frees, left_untouched, not_lost, stays_held},
+    peer::{
+        EXPIRED, NOT_HELD, ONE_LEFT, Peer, fails, frees, held, is_lost, left_untouched, not_lost,
+        stays_held,
+    },
     task::{Task, polled},
 };
-use crate::{Caller, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
-use dlock_core::{ErrorKind, Guard, GuardState, Lock, LockName, LossReason, ReleaseOutcome};
+use crate::{Caller, Ctx, Failure, Result, case::cases, ensure, same};
+use dlock_core::{ErrorKind, Guard, GuardState, Lock, LockName, LossReason};
 use std::{
     sync::{
         Arc,
@@ -15,45 +18,26 @@ use std::{
     time::Duration,
 };
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        Clause::Loss,
-        lost_resolves_before_another_gets_in_while_the_store_is_away
-    ),
-    case!(Clause::Loss, the_deadline_counts_from_before_the_request),
-    case!(Clause::Loss, what_remains_is_never_more_than_the_store_has),
-    case!(Clause::Loss, after_a_pause_the_first_look_says_lost).needs(&[Need::Jump]),
-    case!(Clause::Loss, an_answer_after_the_deadline_revives_nothing).needs(&[Need::Jump]),
-    case!(Clause::Loss, work_is_dropped_the_moment_the_lock_is_lost),
-    case!(Clause::Loss, work_that_is_done_in_time_gives_its_result),
-    case!(Clause::Loss, doubt_comes_and_goes_and_loss_stays),
-    case!(Clause::Loss, a_broken_lock_is_lost_with_that_reason),
-    case!(
-        Clause::Loss,
-        a_fixed_lease_whose_record_is_gone_is_lost_within_a_third
-    ),
-    case!(
-        Clause::Loss,
-        a_dead_guard_does_not_share_in_its_owners_next_lock
-    ),
-    case!(
-        Clause::Loss,
-        a_living_guard_hears_that_its_owner_has_the_lock_anew
-    ),
-    case!(
-        Clause::Loss,
-        a_guard_is_lost_the_moment_its_owner_has_another_token
-    ),
-    case!(Clause::Loss, a_release_that_finds_nothing_says_lost),
-    case!(
-        Clause::Loss,
-        a_lost_guard_takes_nothing_from_the_next_holder
-    ),
-];
+cases! {
+    [Clause::Loss]
+    lost_resolves_before_another_gets_in_while_the_store_is_away;
+    the_deadline_counts_from_before_the_request;
+    what_remains_is_never_more_than_the_store_has;
+    after_a_pause_the_first_look_says_lost needs(Jump);
+    an_answer_after_the_deadline_revives_nothing needs(Jump);
+    work_is_dropped_the_moment_the_lock_is_lost;
+    work_that_is_done_in_time_gives_its_result;
+    doubt_comes_and_goes_and_loss_stays;
+    a_broken_lock_is_lost_with_that_reason;
+    a_fixed_lease_whose_record_is_gone_is_lost_within_a_third;
+    a_dead_guard_does_not_share_in_its_owners_next_lock;
+    a_living_guard_hears_that_its_owner_has_the_lock_anew;
+    a_guard_is_lost_the_moment_its_owner_has_another_token;
+    a_release_that_finds_nothing_says_lost;
+    a_lost_guard_takes_nothing_from_the_next_holder;
+}
 
-async fn lost_resolves_before_another_gets_in_while_the_store_is_away(
-    ctx: Ctx,
-) -> Result<(), Failure> {
+async fn lost_resolves_before_another_gets_in_while_the_store_is_away(ctx: Ctx) -> Result {
     for fate in [Fate::ErrorBefore, Fate::Unsent, Fate::Barred] {
         let [peer, other] = Peer::several(&ctx).await?;
         let name = ctx.name()?;
@@ -68,12 +52,9 @@ async fn lost_resolves_before_another_gets_in_while_the_store_is_away(
         let clock = ctx.clock().clone();
         let watched = Arc::clone(&guard);
         let watch = Task::spawn(async move { (watched.lost().await, clock.now()) });
-        let next = other
-            .lock(&name)?
-            .acquire_timeout(ctx.short() * 2 + ctx.slack());
-        let next = next.await?;
+        let next = other.gets(&name, ctx.short() * 2 + ctx.slack()).await?;
         let won = ctx.now();
-        let state = GuardState::Lost(LossReason::Deadline);
+        let state = EXPIRED;
         same(
             "the first one's state when the second is inside",
             guard.state(),
@@ -97,7 +78,7 @@ async fn lost_resolves_before_another_gets_in_while_the_store_is_away(
     Ok(())
 }
 
-async fn the_deadline_counts_from_before_the_request(ctx: Ctx) -> Result<(), Failure> {
+async fn the_deadline_counts_from_before_the_request(ctx: Ctx) -> Result {
     let observer = ctx.caller().await?;
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
@@ -114,7 +95,7 @@ async fn the_deadline_counts_from_before_the_request(ctx: Ctx) -> Result<(), Fai
             ctx.now().since(before)
         ),
     )?;
-    let next = other.lock(&name)?.acquire_timeout(ctx.short() * 2).await?;
+    let next = other.gets(&name, ctx.short() * 2).await?;
     let error = fails("the first one's check", guard.check(), ErrorKind::Lost)?;
     same("the reason", error.loss(), Some(LossReason::Deadline))?;
     frees(&ctx, next).await?;
@@ -125,18 +106,17 @@ async fn the_deadline_counts_from_before_the_request(ctx: Ctx) -> Result<(), Fai
     // Less than half of what a renewal may take before it is given up.
     peer.gate.always(Step::Renew, Fate::Slow(ctx.kept() / 16));
     // The answer of the first renewal counts by the time that the second one is sent.
-    let renewed = || async { Ok(peer.gate.calls(Step::Renew) >= 2) };
-    ctx.eventually("it is renewed twice", ctx.kept() * 2, renewed)
-        .await?;
+    ctx.until("it is renewed twice", ctx.kept() * 2, || {
+        peer.gate.calls(Step::Renew) >= 2
+    })
+    .await?;
     not_lost(&guard)?;
     within_the_stores_end(&ctx, &observer, &guard).await
 }
 
-async fn what_remains_is_never_more_than_the_store_has(ctx: Ctx) -> Result<(), Failure> {
+async fn what_remains_is_never_more_than_the_store_has(ctx: Ctx) -> Result {
     let observer = ctx.caller().await?;
-    let peer = Peer::new(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.kept(&name)?).await?;
+    let ([peer], _, guard) = held(&ctx, Peer::kept).await?;
     let end = ctx.now() + ctx.kept() * 3;
     while ctx.now() < end {
         within_the_stores_end(&ctx, &observer, &guard).await?;
@@ -152,11 +132,7 @@ async fn what_remains_is_never_more_than_the_store_has(ctx: Ctx) -> Result<(), F
 }
 
 /// Asked later, the store still has at least the time left minus the time passed.
-pub(super) async fn within_the_stores_end(
-    ctx: &Ctx,
-    observer: &Caller,
-    guard: &Guard,
-) -> Result<(), Failure> {
+pub(super) async fn within_the_stores_end(ctx: &Ctx, observer: &Caller, guard: &Guard) -> Result {
     let (remaining, before) = (guard.remaining(), ctx.now());
     let seen = observer.inspect(guard.name()).await?;
     let passed = ctx.now().since(before);
@@ -171,12 +147,10 @@ pub(super) async fn within_the_stores_end(
     )
 }
 
-async fn after_a_pause_the_first_look_says_lost(ctx: Ctx) -> Result<(), Failure> {
-    let lost = GuardState::Lost(LossReason::Deadline);
+async fn after_a_pause_the_first_look_says_lost(ctx: Ctx) -> Result {
+    let lost = EXPIRED;
     for look in 0..6 {
-        let peer = Peer::new(&ctx).await?;
-        let name = ctx.name()?;
-        let guard = peer.take(&peer.short(&name)?).await?;
+        let ([peer], _, guard) = held(&ctx, Peer::short).await?;
         let calls = peer.gate.all_calls();
         // Nothing has run since: no task, no timer.
         ctx.clock().jump(ctx.short());
@@ -213,16 +187,16 @@ async fn after_a_pause_the_first_look_says_lost(ctx: Ctx) -> Result<(), Failure>
     Ok(())
 }
 
-async fn an_answer_after_the_deadline_revives_nothing(ctx: Ctx) -> Result<(), Failure> {
-    let peer = Peer::new(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.short(&name)?).await?;
+async fn an_answer_after_the_deadline_revives_nothing(ctx: Ctx) -> Result {
+    let ([peer], _, guard) = held(&ctx, Peer::short).await?;
     // The renewal is in flight when the pause begins, and the store has prolonged the lease.
     peer.gate.always(Step::Renew, Fate::Slow(ctx.short() / 8));
-    let asked = || async { Ok(peer.gate.calls(Step::Renew) > 0) };
-    ctx.eventually("it is renewed", ctx.short(), asked).await?;
+    ctx.until("it is renewed", ctx.short(), || {
+        peer.gate.calls(Step::Renew) > 0
+    })
+    .await?;
     ctx.clock().jump(ctx.short() * 7 / 10);
-    let lost = GuardState::Lost(LossReason::Deadline);
+    let lost = EXPIRED;
     same("its state after the pause", guard.state(), lost)?;
     peer.gate.clear();
     ctx.would_show_within(ctx.short() / 4).await;
@@ -231,16 +205,14 @@ async fn an_answer_after_the_deadline_revives_nothing(ctx: Ctx) -> Result<(), Fa
     same("lost", polled, Some(LossReason::Deadline))
 }
 
-async fn work_is_dropped_the_moment_the_lock_is_lost(ctx: Ctx) -> Result<(), Failure> {
+async fn work_is_dropped_the_moment_the_lock_is_lost(ctx: Ctx) -> Result {
     struct Dropped(Arc<AtomicBool>);
     impl Drop for Dropped {
         fn drop(&mut self) {
             self.0.store(true, SeqCst);
         }
     }
-    let [peer, other] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.short(&name)?).await?;
+    let ([peer, other], name, guard) = held(&ctx, Peer::short).await?;
     peer.gate.all(Fate::Unsent);
     let dropped = Arc::new(AtomicBool::new(false));
     let inside = Dropped(Arc::clone(&dropped));
@@ -252,10 +224,7 @@ async fn work_is_dropped_the_moment_the_lock_is_lost(ctx: Ctx) -> Result<(), Fai
         let ran = ran.await;
         (ran, guard)
     });
-    let next = other
-        .lock(&name)?
-        .acquire_timeout(ctx.short() * 2 + ctx.slack());
-    let next = next.await?;
+    let next = other.gets(&name, ctx.short() * 2 + ctx.slack()).await?;
     same(
         "the work is dropped when the next one is inside",
         dropped.load(SeqCst),
@@ -267,7 +236,7 @@ async fn work_is_dropped_the_moment_the_lock_is_lost(ctx: Ctx) -> Result<(), Fai
     frees(&ctx, next).await
 }
 
-async fn work_that_is_done_in_time_gives_its_result(ctx: Ctx) -> Result<(), Failure> {
+async fn work_that_is_done_in_time_gives_its_result(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let guard = peer.take(&peer.kept(&ctx.name()?)?).await?;
     let work = async {
@@ -278,7 +247,7 @@ async fn work_that_is_done_in_time_gives_its_result(ctx: Ctx) -> Result<(), Fail
     frees(&ctx, guard).await
 }
 
-async fn doubt_comes_and_goes_and_loss_stays(ctx: Ctx) -> Result<(), Failure> {
+async fn doubt_comes_and_goes_and_loss_stays(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let guard = peer.take(&peer.kept(&ctx.name()?)?).await?;
     stays_held(&ctx, "its state at first", &guard).await?;
@@ -298,26 +267,26 @@ async fn doubt_comes_and_goes_and_loss_stays(ctx: Ctx) -> Result<(), Failure> {
     let overdue = || is(guard.state() == GuardState::Uncertain)();
     ctx.eventually("an overdue renewal is a doubt", ctx.kept() * 2 / 3, overdue)
         .await?;
-    let lost = ctx.within("the doubt ends with the lease", ctx.kept(), guard.lost());
-    same("the reason", lost.await?, LossReason::Deadline)?;
+    is_lost(
+        &ctx,
+        "the doubt ends with the lease",
+        ctx.kept(),
+        &guard,
+        LossReason::Deadline,
+    )
+    .await?;
     peer.gate.clear();
     ctx.would_show_within(ctx.kept()).await;
-    same(
-        "its state",
-        guard.state(),
-        GuardState::Lost(LossReason::Deadline),
-    )
+    same("its state", guard.state(), EXPIRED)
 }
 
-async fn a_broken_lock_is_lost_with_that_reason(ctx: Ctx) -> Result<(), Failure> {
+async fn a_broken_lock_is_lost_with_that_reason(ctx: Ctx) -> Result {
     broken(&ctx, Peer::short).await
 }
 
 /// A fixed lease is checked as often as a renewed one is renewed; so is a lease that already lasts
 /// until its maximum hold.
-async fn a_fixed_lease_whose_record_is_gone_is_lost_within_a_third(
-    ctx: Ctx,
-) -> Result<(), Failure> {
+async fn a_fixed_lease_whose_record_is_gone_is_lost_within_a_third(ctx: Ctx) -> Result {
     broken(&ctx, Peer::fixed).await?;
     broken(&ctx, |peer, name| {
         Ok(peer.short(name)?.max_hold(ctx.short()))
@@ -327,10 +296,7 @@ async fn a_fixed_lease_whose_record_is_gone_is_lost_within_a_third(
 
 /// A lock that is broken and acquired by another client is lost to its holder a third of its lease
 /// later.
-async fn broken(
-    ctx: &Ctx,
-    lock: impl Fn(&Peer, &LockName) -> Result<Lock, Failure>,
-) -> Result<(), Failure> {
+async fn broken(ctx: &Ctx, lock: impl Fn(&Peer, &LockName) -> Result<Lock>) -> Result {
     let [peer, other] = Peer::several(ctx).await?;
     let name = ctx.name()?;
     let guard = peer.take(&lock(&peer, &name)?).await?;
@@ -340,12 +306,14 @@ async fn broken(
         .break_lock(name.as_str(), Some(guard.token()))
         .await?;
     let next = other.take(&other.lock(&name)?).await?;
-    let lost = ctx.within(
+    is_lost(
+        ctx,
         "it is lost at its next renewal or proof",
         ctx.short() / 2,
-        guard.lost(),
-    );
-    same("the reason", lost.await?, LossReason::NotHeld)?;
+        &guard,
+        LossReason::NotHeld,
+    )
+    .await?;
     let error = fails("release", guard.release().await, ErrorKind::Lost)?;
     same(
         "the reason of the error",
@@ -356,15 +324,14 @@ async fn broken(
     frees(ctx, next).await
 }
 
-async fn a_dead_guard_does_not_share_in_its_owners_next_lock(ctx: Ctx) -> Result<(), Failure> {
+async fn a_dead_guard_does_not_share_in_its_owners_next_lock(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let owner = peer.client.owner();
     let dead = peer.take(&peer.short(&name)?.with_owner(&owner)).await?;
     peer.gate.freeze();
     let again = other.kept(&name)?.with_owner(&owner);
-    let lost = ctx.within("it is lost", ctx.short(), dead.lost());
-    same("the reason", lost.await?, LossReason::Deadline)?;
+    is_lost(&ctx, "it is lost", ctx.short(), &dead, LossReason::Deadline).await?;
     ctx.time_passes(ctx.slack()).await;
     let living = other.take(&again).await?;
     ensure(
@@ -373,11 +340,7 @@ async fn a_dead_guard_does_not_share_in_its_owners_next_lock(ctx: Ctx) -> Result
     )?;
     peer.gate.thaw();
     ctx.would_show_within(ctx.short()).await;
-    same(
-        "the dead one's state",
-        dead.state(),
-        GuardState::Lost(LossReason::Deadline),
-    )?;
+    same("the dead one's state", dead.state(), EXPIRED)?;
     fails(
         "the dead one's release",
         dead.release().await,
@@ -388,19 +351,21 @@ async fn a_dead_guard_does_not_share_in_its_owners_next_lock(ctx: Ctx) -> Result
     frees(&ctx, living).await
 }
 
-async fn a_living_guard_hears_that_its_owner_has_the_lock_anew(ctx: Ctx) -> Result<(), Failure> {
+async fn a_living_guard_hears_that_its_owner_has_the_lock_anew(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let owner = peer.client.owner();
     let old = peer.take(&peer.short(&name)?.with_owner(&owner)).await?;
-    other.client.admin().break_lock(name.as_str(), None).await?;
+    other.breaks(&name).await?;
     let new = other.take(&other.kept(&name)?.with_owner(&owner)).await?;
-    let lost = ctx.within(
+    is_lost(
+        &ctx,
         "the old one is lost at its next renewal",
         ctx.short() / 2,
-        old.lost(),
-    );
-    same("the reason", lost.await?, LossReason::NotHeld)?;
+        &old,
+        LossReason::NotHeld,
+    )
+    .await?;
     drop(old);
     ctx.would_show_within(ctx.short()).await;
     stays_held(&ctx, "the new one's state", &new).await?;
@@ -409,23 +374,25 @@ async fn a_living_guard_hears_that_its_owner_has_the_lock_anew(ctx: Ctx) -> Resu
 
 /// Two acquisitions of one owner with answers from two incarnations; neither knew of the other when it
 /// was sent.
-async fn a_guard_is_lost_the_moment_its_owner_has_another_token(ctx: Ctx) -> Result<(), Failure> {
+async fn a_guard_is_lost_the_moment_its_owner_has_another_token(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let lock = peer.lock(&name)?.with_owner(&peer.client.owner());
     peer.gate.bar();
     let barred = Task::spawn(lock.acquire());
-    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 0) };
-    ctx.eventually("it asks", ctx.answer(), asked).await?;
+    ctx.until("it asks", ctx.answer(), || {
+        peer.gate.calls(Step::Acquire) > 0
+    })
+    .await?;
     peer.gate.all(Fate::Ok);
     let old = peer.take(&lock).await?;
-    other.client.admin().break_lock(name.as_str(), None).await?;
+    other.breaks(&name).await?;
     peer.gate.open();
     let new = barred
         .done(&ctx, "the barred one is answered", ctx.answer())
         .await??;
     ensure(new.token() > old.token(), "a greater token")?;
-    let lost = GuardState::Lost(LossReason::NotHeld);
+    let lost = NOT_HELD;
     same("the old one's state at once", old.state(), lost)?;
     drop(old);
     peer.settles(ctx.answer()).await?;
@@ -439,7 +406,7 @@ async fn a_guard_is_lost_the_moment_its_owner_has_another_token(ctx: Ctx) -> Res
     let taken = || async { Ok(observer.inspect(&name).await?.holds > 0) };
     ctx.eventually("the store has it", ctx.answer(), taken)
         .await?;
-    other.client.admin().break_lock(name.as_str(), None).await?;
+    other.breaks(&name).await?;
     let new = peer.take(&lock).await?;
     let again = slow
         .done(&ctx, "the slow one gets in", ctx.answer())
@@ -447,28 +414,20 @@ async fn a_guard_is_lost_the_moment_its_owner_has_another_token(ctx: Ctx) -> Res
     same("the token of who asked first", again.token(), new.token())?;
     stays_held(&ctx, "the new one's state", &new).await?;
     let outcome = again.release().await?;
-    same(
-        "its release",
-        outcome,
-        ReleaseOutcome::StillHeld { holds: 1 },
-    )?;
+    same("its release", outcome, ONE_LEFT)?;
     frees(&ctx, new).await
 }
 
-async fn a_release_that_finds_nothing_says_lost(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.lock(&name)?).await?;
-    other.client.admin().break_lock(name.as_str(), None).await?;
+async fn a_release_that_finds_nothing_says_lost(ctx: Ctx) -> Result {
+    let ([_peer, other], name, guard) = held(&ctx, Peer::lock).await?;
+    other.breaks(&name).await?;
     let error = fails("release", guard.release().await, ErrorKind::Lost)?;
     same("the reason", error.loss(), Some(LossReason::NotHeld))
 }
 
-async fn a_lost_guard_takes_nothing_from_the_next_holder(ctx: Ctx) -> Result<(), Failure> {
+async fn a_lost_guard_takes_nothing_from_the_next_holder(ctx: Ctx) -> Result {
     for releases in [true, false] {
-        let [peer, other] = Peer::several(&ctx).await?;
-        let name = ctx.name()?;
-        let guard = peer.take(&peer.fixed(&name)?).await?;
+        let ([peer, other], name, guard) = held(&ctx, Peer::fixed).await?;
         let next = other
             .kept(&name)?
             .acquire_timeout(ctx.short() * 2 + ctx.slack());

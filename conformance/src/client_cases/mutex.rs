@@ -1,7 +1,7 @@
 //! `mutex`: holders that go through a client exclude each other.
 
 use super::peer::Peer;
-use crate::{Case, Clause, Ctx, Failure, case::case, same};
+use crate::{Ctx, Result, case::cases, same};
 use dlock_core::{Lock, LockName};
 use futures_util::future::{join_all, try_join_all};
 use std::sync::{
@@ -10,25 +10,26 @@ use std::sync::{
 };
 use tokio::task::yield_now;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Mutex, tasks_of_one_client_never_lose_a_count),
-    case!(Clause::Mutex, clients_never_lose_a_count),
-    case!(Clause::Mutex, of_those_who_try_at_once_one_gets_it),
-];
+cases! {
+    [Clause::Mutex]
+    tasks_of_one_client_never_lose_a_count;
+    clients_never_lose_a_count;
+    of_those_who_try_at_once_one_gets_it;
+}
 
-async fn tasks_of_one_client_never_lose_a_count(ctx: Ctx) -> Result<(), Failure> {
+async fn tasks_of_one_client_never_lose_a_count(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     counted(&ctx, &[peer], &name, 8, 4).await
 }
 
-async fn clients_never_lose_a_count(ctx: Ctx) -> Result<(), Failure> {
+async fn clients_never_lose_a_count(ctx: Ctx) -> Result {
     let peers = Peer::several::<3>(&ctx).await?;
     let name = ctx.name()?;
     counted(&ctx, &peers, &name, 3, 4).await
 }
 
-async fn of_those_who_try_at_once_one_gets_it(ctx: Ctx) -> Result<(), Failure> {
+async fn of_those_who_try_at_once_one_gets_it(ctx: Ctx) -> Result {
     let peers = Peer::several::<2>(&ctx).await?;
     for _ in 0..4 {
         let name = ctx.name()?;
@@ -44,13 +45,7 @@ async fn of_those_who_try_at_once_one_gets_it(ctx: Ctx) -> Result<(), Failure> {
 }
 
 /// Tasks of these clients add to a counter that only the lock protects.
-async fn counted(
-    ctx: &Ctx,
-    peers: &[Peer],
-    name: &LockName,
-    tasks: u32,
-    turns: u32,
-) -> Result<(), Failure> {
+async fn counted(ctx: &Ctx, peers: &[Peer], name: &LockName, tasks: u32, turns: u32) -> Result {
     let counter = Arc::new(AtomicU32::new(0));
     let mut all = Vec::new();
     let mut wanted = 0;

@@ -2,42 +2,28 @@
 
 use super::{
     gate::Step,
-    peer::{Peer, frees, left_untouched, not_lost},
+    peer::{EXPIRED, Peer, frees, held, left_untouched, not_lost},
     task::Task,
 };
-use crate::{Call, Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
-use dlock_core::{GuardState, LossReason, ReleaseOutcome};
+use crate::{Call, Ctx, Result, case::cases, ensure, same};
+use dlock_core::ReleaseOutcome;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Renew, a_broken_connection_costs_no_lock).needs(&[Need::Network]),
-    case!(
-        Clause::Loss,
-        a_network_that_is_down_for_a_lease_is_a_loss_in_time
-    )
-    .needs(&[Need::Network]),
-    case!(
-        Clause::Indeterminate,
-        replies_lost_on_the_wire_count_nothing_twice
-    )
-    .needs(&[Need::Network]),
-    case!(
-        Clause::Wait,
-        a_broken_connection_costs_a_waiter_a_look_at_most
-    )
-    .needs(&[Need::Network]),
-    case!(
-        Clause::Late,
-        a_request_held_back_on_the_wire_takes_nothing_that_lasts
-    )
-    .needs(&[Need::Network]),
-    case!(
-        Clause::Renew,
-        a_server_that_stands_still_for_half_a_lease_costs_no_lock
-    )
-    .needs(&[Need::Server]),
-];
+cases! {
+    [Clause::Renew]
+    a_broken_connection_costs_no_lock needs(Network);
+    [Clause::Loss]
+    a_network_that_is_down_for_a_lease_is_a_loss_in_time needs(Network);
+    [Clause::Indeterminate]
+    replies_lost_on_the_wire_count_nothing_twice needs(Network);
+    [Clause::Wait]
+    a_broken_connection_costs_a_waiter_a_look_at_most needs(Network);
+    [Clause::Late]
+    a_request_held_back_on_the_wire_takes_nothing_that_lasts needs(Network);
+    [Clause::Renew]
+    a_server_that_stands_still_for_half_a_lease_costs_no_lock needs(Server);
+}
 
-async fn a_broken_connection_costs_no_lock(ctx: Ctx) -> Result<(), Failure> {
+async fn a_broken_connection_costs_no_lock(ctx: Ctx) -> Result {
     let (peer, network) = Peer::behind_a_network(&ctx).await?;
     let other = Peer::new(&ctx).await?;
     let name = ctx.name()?;
@@ -51,7 +37,7 @@ async fn a_broken_connection_costs_no_lock(ctx: Ctx) -> Result<(), Failure> {
     frees(&ctx, guard).await
 }
 
-async fn a_network_that_is_down_for_a_lease_is_a_loss_in_time(ctx: Ctx) -> Result<(), Failure> {
+async fn a_network_that_is_down_for_a_lease_is_a_loss_in_time(ctx: Ctx) -> Result {
     let (peer, network) = Peer::behind_a_network(&ctx).await?;
     let other = Peer::new(&ctx).await?;
     let name = ctx.name()?;
@@ -59,7 +45,7 @@ async fn a_network_that_is_down_for_a_lease_is_a_loss_in_time(ctx: Ctx) -> Resul
     network.down().await?;
     let limit = ctx.short() * 2 + ctx.slack();
     let next = other.short(&name)?.acquire_timeout(limit).await?;
-    let lost = GuardState::Lost(LossReason::Deadline);
+    let lost = EXPIRED;
     same(
         "the first one's state when the second is inside",
         guard.state(),
@@ -69,18 +55,18 @@ async fn a_network_that_is_down_for_a_lease_is_a_loss_in_time(ctx: Ctx) -> Resul
     drop(guard);
     frees(&ctx, next).await?;
     // The client reconnects by itself.
-    let again = peer.lock(&name)?.acquire_timeout(ctx.answer()).await?;
+    let again = peer.gets(&name, ctx.answer()).await?;
     frees(&ctx, again).await?;
     peer.settles(ctx.answer()).await
 }
 
-async fn replies_lost_on_the_wire_count_nothing_twice(ctx: Ctx) -> Result<(), Failure> {
+async fn replies_lost_on_the_wire_count_nothing_twice(ctx: Ctx) -> Result {
     let (peer, network) = Peer::behind_a_network(&ctx).await?;
     let observer = ctx.caller().await?;
     let name = ctx.name()?;
     network.lose_reply(Call::Acquire).await?;
     let limit = ctx.answer();
-    let guard = peer.lock(&name)?.acquire_timeout(limit).await?;
+    let guard = peer.gets(&name, limit).await?;
     observer.sees_holds(&name, 1).await?;
     network.lose_reply(Call::Release).await?;
     let released = ctx.within("release is answered", limit, guard.release());
@@ -89,11 +75,9 @@ async fn replies_lost_on_the_wire_count_nothing_twice(ctx: Ctx) -> Result<(), Fa
     left_untouched(&ctx, &observer, &name, ctx.answer()).await
 }
 
-async fn a_broken_connection_costs_a_waiter_a_look_at_most(ctx: Ctx) -> Result<(), Failure> {
+async fn a_broken_connection_costs_a_waiter_a_look_at_most(ctx: Ctx) -> Result {
     let (peer, network) = Peer::behind_a_network(&ctx).await?;
-    let other = Peer::new(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = other.take(&other.lock(&name)?).await?;
+    let ([_other], name, guard) = held(&ctx, Peer::lock).await?;
     let waiting = Task::spawn(peer.kept(&name)?.acquire());
     peer.asks(0).await?;
     network.cut().await?;
@@ -102,7 +86,7 @@ async fn a_broken_connection_costs_a_waiter_a_look_at_most(ctx: Ctx) -> Result<(
     frees(&ctx, taken.await??).await
 }
 
-async fn a_request_held_back_on_the_wire_takes_nothing_that_lasts(ctx: Ctx) -> Result<(), Failure> {
+async fn a_request_held_back_on_the_wire_takes_nothing_that_lasts(ctx: Ctx) -> Result {
     let (peer, network) = Peer::behind_a_network(&ctx).await?;
     let observer = ctx.caller().await?;
     let name = ctx.name()?;
@@ -120,12 +104,8 @@ async fn a_request_held_back_on_the_wire_takes_nothing_that_lasts(ctx: Ctx) -> R
     left_untouched(&ctx, &observer, &name, ctx.answer()).await
 }
 
-async fn a_server_that_stands_still_for_half_a_lease_costs_no_lock(
-    ctx: Ctx,
-) -> Result<(), Failure> {
-    let peer = Peer::new(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.kept(&name)?).await?;
+async fn a_server_that_stands_still_for_half_a_lease_costs_no_lock(ctx: Ctx) -> Result {
+    let ([peer], _, guard) = held(&ctx, Peer::kept).await?;
     // Half of the lease that is certain at any time, where that is less than the lease.
     let still = if ctx.is_session_bound() {
         ctx.promised(ctx.kept()) / 2

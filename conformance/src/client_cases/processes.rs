@@ -2,35 +2,31 @@
 
 use super::{
     gate::{Gate, Step},
-    peer::{Peer, frees, stays_held},
+    peer::{ONE_LEFT, Peer, frees, held, stays_held},
     task::{Task, polled},
 };
 use crate::{
-    Case, Clause, Ctx, Failure, MakeFixture, Need,
-    case::case,
+    Ctx, Failure, MakeFixture, Result,
+    case::cases,
     in_time, job, same,
     testbed::worker::{self, Job, Worker},
 };
 use dlock_core::{Client, Clock, Lease, Lock, LockName, LossReason};
 use std::{fs, io::Write, process::ExitCode, sync::Arc, time::Duration};
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Mutex, processes_never_lose_a_count).needs(&[Need::Processes]),
-    case!(Clause::Reentry, a_pass_enters_from_another_process).needs(&[Need::Processes]),
-    case!(
-        Clause::Loss,
-        a_stopped_process_says_lost_before_its_next_write
-    )
-    .needs(&[Need::Processes]),
-    case!(
-        Clause::Crash,
-        a_killed_process_frees_what_it_kept_within_a_lease
-    )
-    .needs(&[Need::Processes]),
-    case!(Clause::Crash, killed_processes_that_waited_delay_nobody).needs(&[Need::Processes]),
-];
+cases! {
+    [Clause::Mutex]
+    processes_never_lose_a_count needs(Processes);
+    [Clause::Reentry]
+    a_pass_enters_from_another_process needs(Processes);
+    [Clause::Loss]
+    a_stopped_process_says_lost_before_its_next_write needs(Processes);
+    [Clause::Crash]
+    a_killed_process_frees_what_it_kept_within_a_lease needs(Processes);
+    killed_processes_that_waited_delay_nobody needs(Processes);
+}
 
-async fn processes_never_lose_a_count(ctx: Ctx) -> Result<(), Failure> {
+async fn processes_never_lose_a_count(ctx: Ctx) -> Result {
     let folder = tempfile::tempdir()?;
     let counter = folder.path().join("counter");
     fs::write(&counter, "0")?;
@@ -52,21 +48,15 @@ async fn processes_never_lose_a_count(ctx: Ctx) -> Result<(), Failure> {
     same("the counter", count, 32)
 }
 
-async fn a_pass_enters_from_another_process(ctx: Ctx) -> Result<(), Failure> {
-    let peer = Peer::new(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.lock(&name)?).await?;
+async fn a_pass_enters_from_another_process(ctx: Ctx) -> Result {
+    let ([peer], name, guard) = held(&ctx, Peer::lock).await?;
     let waiting = Task::spawn(peer.lock(&name)?.acquire());
     let pass = guard.pass()?.expose();
     let mut worker = spawn(&ctx, "client_join", &name, &[("pass", &pass)])?;
     let token = worker.expect("joined ", ctx.answer()).await?;
     same("the token there", token, guard.token().to_string())?;
     let outcome = guard.release().await?;
-    same(
-        "a release beside the other",
-        outcome,
-        dlock_core::ReleaseOutcome::StillHeld { holds: 1 },
-    )?;
+    same("a release beside the other", outcome, ONE_LEFT)?;
     ctx.would_show_within(ctx.slack() / 10).await;
     same(
         "a waiter is inside beside the other",
@@ -75,17 +65,16 @@ async fn a_pass_enters_from_another_process(ctx: Ctx) -> Result<(), Failure> {
     )?;
     worker.send("release").await?;
     worker.expect("Released", ctx.answer()).await?;
-    let taken = waiting
-        .done(&ctx, "the waiter gets it", ctx.answer())
-        .await??;
-    frees(&ctx, taken).await?;
+    waiting
+        .served(&ctx, "the waiter gets it", ctx.answer())
+        .await?;
     // The pass is valid for that incarnation only.
     let mut worker = spawn(&ctx, "client_join", &name, &[("pass", &pass)])?;
     worker.expect("failed Gone", ctx.answer()).await.map(drop)?;
     Ok(())
 }
 
-async fn a_stopped_process_says_lost_before_its_next_write(ctx: Ctx) -> Result<(), Failure> {
+async fn a_stopped_process_says_lost_before_its_next_write(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("resource");
@@ -121,7 +110,7 @@ async fn a_stopped_process_says_lost_before_its_next_write(ctx: Ctx) -> Result<(
     frees(&ctx, next).await
 }
 
-async fn a_killed_process_frees_what_it_kept_within_a_lease(ctx: Ctx) -> Result<(), Failure> {
+async fn a_killed_process_frees_what_it_kept_within_a_lease(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("resource");
@@ -144,10 +133,8 @@ async fn a_killed_process_frees_what_it_kept_within_a_lease(ctx: Ctx) -> Result<
     frees(&ctx, next).await
 }
 
-async fn killed_processes_that_waited_delay_nobody(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, peer] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = holder.take(&holder.lock(&name)?).await?;
+async fn killed_processes_that_waited_delay_nobody(ctx: Ctx) -> Result {
+    let ([_holder, peer], name, guard) = held(&ctx, Peer::lock).await?;
     let mut waiters = Vec::new();
     for _ in 0..3 {
         let mut waiter = spawn(&ctx, "client_wait", &name, &[])?;
@@ -163,13 +150,10 @@ async fn killed_processes_that_waited_delay_nobody(ctx: Ctx) -> Result<(), Failu
     // Far less than a poll interval of so long a lease, unless queue entries end with sessions, or ends
     // are told late.
     let bound = ctx.dead_for(ctx.unheard()) + ctx.slack();
-    let taken = waiting
-        .done(&ctx, "the living one gets it", bound)
-        .await??;
-    frees(&ctx, taken).await
+    waiting.served(&ctx, "the living one gets it", bound).await
 }
 
-fn spawn(ctx: &Ctx, job: &str, name: &LockName, more: &[(&str, &str)]) -> Result<Worker, Failure> {
+fn spawn(ctx: &Ctx, job: &str, name: &LockName, more: &[(&str, &str)]) -> Result<Worker> {
     let (url, lease) = (ctx.url()?, ctx.kept().as_millis().to_string());
     let mut args = vec![
         ("fixture", ctx.fixture()),
@@ -189,7 +173,7 @@ pub(crate) fn work(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Option<ExitC
     Some(job::done(job, play(job, fixtures)))
 }
 
-async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result<(), Failure> {
+async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result {
     let driver = job::driver(job, fixtures).await?;
     let gate = Arc::new(Gate::new(driver, Clock::boot(), Duration::ZERO));
     let client = Client::builder(Arc::<Gate>::clone(&gate)).build()?;
@@ -205,7 +189,7 @@ async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result<(), Failur
 }
 
 /// Adds to a number in a file that only the lock protects.
-async fn count(job: &Job, lock: &Lock) -> Result<(), Failure> {
+async fn count(job: &Job, lock: &Lock) -> Result {
     let path = job.arg("path")?;
     for _ in 0..job.arg("turns")?.parse()? {
         let guard = lock.acquire().await?;
@@ -218,7 +202,7 @@ async fn count(job: &Job, lock: &Lock) -> Result<(), Failure> {
 }
 
 /// Reports when it has been refused once.
-async fn wait(gate: &Gate, lock: &Lock) -> Result<(), Failure> {
+async fn wait(gate: &Gate, lock: &Lock) -> Result {
     let mut waiting = Box::pin(lock.acquire());
     while gate.answered(Step::Acquire) == 0 {
         let granted = polled(&mut waiting, 1).await;
@@ -230,7 +214,7 @@ async fn wait(gate: &Gate, lock: &Lock) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn join(job: &Job, lock: &Lock) -> Result<(), Failure> {
+async fn join(job: &Job, lock: &Lock) -> Result {
     let pass = job.arg("pass")?.parse()?;
     let guard = match lock.join(&pass).await {
         Ok(guard) => guard,
@@ -242,7 +226,7 @@ async fn join(job: &Job, lock: &Lock) -> Result<(), Failure> {
 }
 
 /// Writes to a file on command, and only while it holds the lock.
-async fn write(job: &Job, lock: &Lock) -> Result<(), Failure> {
+async fn write(job: &Job, lock: &Lock) -> Result {
     let guard = lock.acquire().await?;
     let mut file = fs::OpenOptions::new()
         .create(true)

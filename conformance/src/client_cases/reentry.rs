@@ -2,63 +2,31 @@
 
 use super::{
     gate::Step,
-    peer::{Peer, frees, left_untouched, stays_held},
+    peer::{NOT_HELD, ONE_LEFT, Peer, frees, held, left_untouched, stays_held},
     task::{Task, permutations},
 };
-use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
-use dlock_core::{
-    ErrorKind, FencingToken, Guard, GuardState, LockName, LossReason, Pass, ReleaseOutcome,
-};
+use crate::{Ctx, Failure, Result, case::cases, ensure, same};
+use dlock_core::{ErrorKind, FencingToken, Guard, LockName, LossReason, Pass, ReleaseOutcome};
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        Clause::Reentry,
-        a_pass_enters_from_this_client_and_another_past_those_who_wait
-    ),
-    case!(
-        Clause::Reentry,
-        an_owner_enters_from_this_client_and_another_past_those_who_wait
-    ),
-    case!(
-        Clause::Reentry,
-        a_scope_enters_its_own_incarnation_and_nothing_else
-    ),
-    case!(Clause::Reentry, a_task_spawned_in_a_scope_is_outside),
-    case!(
-        Clause::Reentry,
-        joined_holds_go_in_every_order_while_others_wait
-    ),
-    case!(
-        Clause::Reentry,
-        a_pass_of_what_is_over_is_gone_and_takes_nothing
-    ),
-    case!(
-        Clause::Reentry,
-        a_pass_of_an_earlier_incarnation_harms_no_later_one
-    ),
-    case!(Clause::Reentry, a_pass_of_another_name_or_store_is_misuse),
-    case!(Clause::Reentry, a_dead_co_owner_leaves_no_ghost),
-    case!(
-        Clause::Reentry,
-        an_owner_whose_lock_is_gone_is_told_when_it_enters_again
-    ),
-    case!(
-        Clause::Reentry,
-        an_owner_that_waits_enters_when_its_own_hold_appears
-    ),
-    case!(
-        Clause::Reentry,
-        an_owner_that_waits_enters_when_it_is_inside_elsewhere
-    ),
-];
+cases! {
+    [Clause::Reentry]
+    a_pass_enters_from_this_client_and_another_past_those_who_wait;
+    an_owner_enters_from_this_client_and_another_past_those_who_wait;
+    a_scope_enters_its_own_incarnation_and_nothing_else;
+    a_task_spawned_in_a_scope_is_outside;
+    joined_holds_go_in_every_order_while_others_wait;
+    a_pass_of_what_is_over_is_gone_and_takes_nothing;
+    a_pass_of_an_earlier_incarnation_harms_no_later_one;
+    a_pass_of_another_name_or_store_is_misuse;
+    a_dead_co_owner_leaves_no_ghost;
+    an_owner_whose_lock_is_gone_is_told_when_it_enters_again;
+    an_owner_that_waits_enters_when_its_own_hold_appears;
+    an_owner_that_waits_enters_when_it_is_inside_elsewhere;
+}
 
-async fn a_pass_enters_from_this_client_and_another_past_those_who_wait(
-    ctx: Ctx,
-) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.lock(&name)?).await?;
+async fn a_pass_enters_from_this_client_and_another_past_those_who_wait(ctx: Ctx) -> Result {
+    let ([peer, other], name, guard) = held(&ctx, Peer::lock).await?;
     let waiting = [
         wait(&ctx, &peer, &name).await?,
         wait(&ctx, &other, &name).await?,
@@ -73,9 +41,7 @@ async fn a_pass_enters_from_this_client_and_another_past_those_who_wait(
     end_one_after_the_other(&ctx, inside, waiting).await
 }
 
-async fn an_owner_enters_from_this_client_and_another_past_those_who_wait(
-    ctx: Ctx,
-) -> Result<(), Failure> {
+async fn an_owner_enters_from_this_client_and_another_past_those_who_wait(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let owner = peer.client.owner();
@@ -102,7 +68,7 @@ async fn an_owner_enters_from_this_client_and_another_past_those_who_wait(
     end_one_after_the_other(&ctx, inside, waiting).await
 }
 
-async fn a_scope_enters_its_own_incarnation_and_nothing_else(ctx: Ctx) -> Result<(), Failure> {
+async fn a_scope_enters_its_own_incarnation_and_nothing_else(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let (name, second) = (ctx.name()?, ctx.name()?);
     let guard = peer.take(&peer.lock(&name)?).await?;
@@ -134,10 +100,8 @@ async fn a_scope_enters_its_own_incarnation_and_nothing_else(ctx: Ctx) -> Result
     frees(&ctx, guard).await
 }
 
-async fn a_task_spawned_in_a_scope_is_outside(ctx: Ctx) -> Result<(), Failure> {
-    let peer = Peer::new(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.lock(&name)?).await?;
+async fn a_task_spawned_in_a_scope_is_outside(ctx: Ctx) -> Result {
+    let ([peer], name, guard) = held(&ctx, Peer::lock).await?;
     let lock = peer.lock(&name)?;
     let spawned = guard.scope(async { Task::spawn(async move { lock.try_acquire().await }) });
     let entered = spawned.await.done(&ctx, "it is answered", ctx.answer());
@@ -145,7 +109,7 @@ async fn a_task_spawned_in_a_scope_is_outside(ctx: Ctx) -> Result<(), Failure> {
     same("a spawned task is inside", inside, false)
 }
 
-async fn joined_holds_go_in_every_order_while_others_wait(ctx: Ctx) -> Result<(), Failure> {
+async fn joined_holds_go_in_every_order_while_others_wait(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     for order in permutations(3) {
         let name = ctx.name()?;
@@ -167,11 +131,9 @@ async fn joined_holds_go_in_every_order_while_others_wait(ctx: Ctx) -> Result<()
     Ok(())
 }
 
-async fn a_pass_of_what_is_over_is_gone_and_takes_nothing(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
+async fn a_pass_of_what_is_over_is_gone_and_takes_nothing(ctx: Ctx) -> Result {
+    let ([peer, other], name, guard) = held(&ctx, Peer::lock).await?;
     let observer = ctx.caller().await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.lock(&name)?).await?;
     let pass = guard.pass()?;
     frees(&ctx, guard).await?;
     for late in [&peer, &other] {
@@ -188,7 +150,7 @@ async fn a_pass_of_what_is_over_is_gone_and_takes_nothing(ctx: Ctx) -> Result<()
     frees(&ctx, next).await
 }
 
-async fn a_pass_of_an_earlier_incarnation_harms_no_later_one(ctx: Ctx) -> Result<(), Failure> {
+async fn a_pass_of_an_earlier_incarnation_harms_no_later_one(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     let owner = peer.client.owner();
@@ -204,7 +166,7 @@ async fn a_pass_of_an_earlier_incarnation_harms_no_later_one(ctx: Ctx) -> Result
     frees(&ctx, second).await
 }
 
-async fn a_pass_of_another_name_or_store_is_misuse(ctx: Ctx) -> Result<(), Failure> {
+async fn a_pass_of_another_name_or_store_is_misuse(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let (name, other) = (ctx.name()?, ctx.name()?);
     let guard = peer.take(&peer.lock(&name)?).await?;
@@ -219,10 +181,8 @@ async fn a_pass_of_another_name_or_store_is_misuse(ctx: Ctx) -> Result<(), Failu
     frees(&ctx, guard).await
 }
 
-async fn a_dead_co_owner_leaves_no_ghost(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, dead] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.lock(&name)?).await?;
+async fn a_dead_co_owner_leaves_no_ghost(ctx: Ctx) -> Result {
+    let ([_peer, dead], name, guard) = held(&ctx, Peer::lock).await?;
     let before = ctx.now();
     let ghost = dead.join(dead.short(&name)?, &guard.pass()?).await?;
     dead.gate.kill().await;
@@ -236,20 +196,13 @@ async fn a_dead_co_owner_leaves_no_ghost(ctx: Ctx) -> Result<(), Failure> {
     let ghost = dead.join(dead.short(&name)?, &guard.pass()?).await?;
     dead.gate.kill().await;
     let outcome = guard.release().await?;
-    same(
-        "a release beside a living hold",
-        outcome,
-        ReleaseOutcome::StillHeld { holds: 1 },
-    )?;
-    let next = peer
-        .lock(&name)?
-        .acquire_timeout(ctx.short() * 2 + ctx.slack());
-    let next = next.await?;
+    same("a release beside a living hold", outcome, ONE_LEFT)?;
+    let next = peer.gets(&name, ctx.short() * 2 + ctx.slack()).await?;
     drop(ghost);
     frees(&ctx, next).await
 }
 
-async fn an_owner_whose_lock_is_gone_is_told_when_it_enters_again(ctx: Ctx) -> Result<(), Failure> {
+async fn an_owner_whose_lock_is_gone_is_told_when_it_enters_again(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let owner = peer.client.owner();
@@ -268,18 +221,14 @@ async fn an_owner_whose_lock_is_gone_is_told_when_it_enters_again(ctx: Ctx) -> R
         second.token() > first.token(),
         "a new incarnation has a greater token",
     )?;
-    same(
-        "its state",
-        first.state(),
-        GuardState::Lost(LossReason::NotHeld),
-    )?;
+    same("its state", first.state(), NOT_HELD)?;
     drop(first);
     peer.settles(ctx.answer()).await?;
     stays_held(&ctx, "the state of the second", &second).await?;
     frees(&ctx, second).await
 }
 
-async fn an_owner_that_waits_enters_when_its_own_hold_appears(ctx: Ctx) -> Result<(), Failure> {
+async fn an_owner_that_waits_enters_when_its_own_hold_appears(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let owner = peer.client.owner();
@@ -299,19 +248,13 @@ async fn an_owner_that_waits_enters_when_its_own_hold_appears(ctx: Ctx) -> Resul
         .await??;
     same("the token of the second", second.token(), first.token())?;
     let outcome = first.release().await?;
-    same(
-        "the first release",
-        outcome,
-        ReleaseOutcome::StillHeld { holds: 1 },
-    )?;
+    same("the first release", outcome, ONE_LEFT)?;
     frees(&ctx, second).await
 }
 
 /// It waits behind another owner of its own client, which is not granted the lock.
-async fn an_owner_that_waits_enters_when_it_is_inside_elsewhere(ctx: Ctx) -> Result<(), Failure> {
-    let [holder, peer, other] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let held = holder.take(&holder.lock(&name)?).await?;
+async fn an_owner_that_waits_enters_when_it_is_inside_elsewhere(ctx: Ctx) -> Result {
+    let ([_holder, peer, other], name, held) = held(&ctx, Peer::lock).await?;
     let owner = other.client.owner();
     let elsewhere = Task::spawn(other.lock(&name)?.with_owner(&owner).acquire());
     let stands = || async {
@@ -344,7 +287,7 @@ async fn an_owner_that_waits_enters_when_it_is_inside_elsewhere(ctx: Ctx) -> Res
 type Waiting = Task<Result<FencingToken, dlock_core::Error>>;
 
 /// A waiter of another owner that certainly has been refused once.
-async fn wait(ctx: &Ctx, peer: &Peer, name: &LockName) -> Result<Waiting, Failure> {
+async fn wait(ctx: &Ctx, peer: &Peer, name: &LockName) -> Result<Waiting> {
     let asked = peer.gate.calls(Step::Acquire);
     let lock = peer.lock(name)?;
     let waiting = Task::spawn(async move {
@@ -352,9 +295,10 @@ async fn wait(ctx: &Ctx, peer: &Peer, name: &LockName) -> Result<Waiting, Failur
         let token = guard.token();
         guard.release().await.map(|_| token)
     });
-    let refused = || async { Ok(peer.gate.calls(Step::Acquire) > asked) };
-    ctx.eventually("the waiter asks the store", ctx.answer(), refused)
-        .await?;
+    ctx.until("the waiter asks the store", ctx.answer(), || {
+        peer.gate.calls(Step::Acquire) > asked
+    })
+    .await?;
     Ok(waiting)
 }
 
@@ -363,7 +307,7 @@ async fn end_one_after_the_other<const N: usize>(
     ctx: &Ctx,
     inside: Vec<Guard>,
     waiting: [Waiting; N],
-) -> Result<(), Failure> {
+) -> Result {
     let (name, token) = match inside.first() {
         Some(guard) => (guard.name().clone(), guard.token()),
         None => return Err(Failure::new("BUG: the lock has no holder")),

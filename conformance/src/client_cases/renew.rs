@@ -3,42 +3,32 @@
 use super::{
     gate::{Fate, Step},
     loss::within_the_stores_end,
-    peer::{Peer, frees, left_untouched, not_lost, stays_held},
+    peer::{EXPIRED, Peer, frees, held, is_lost, left_untouched, not_lost, stays_held},
 };
-use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
+use crate::{Ctx, Failure, Result, case::cases, ensure, same};
 use dlock_core::{
     Guard, GuardState, Lease, LossReason,
     driver::{Lane, Release},
 };
 use tokio::sync::Mutex;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Renew, a_kept_lock_is_kept_past_many_leases),
-    case!(Clause::Renew, a_fixed_lease_is_never_renewed),
-    case!(Clause::Renew, one_failed_renewal_is_not_the_end),
-    case!(
-        Clause::Renew,
-        a_store_away_for_most_of_a_lease_costs_nothing
-    ),
-    case!(
-        Clause::Renew,
-        a_lock_that_was_hard_to_get_is_renewed_before_its_deadline
-    ),
-    case!(
-        Clause::Renew,
-        a_renewal_answered_after_its_give_up_counts_from_its_send
-    ),
-    case!(Clause::Renew, nothing_renews_after_a_release),
-    case!(Clause::Renew, nothing_renews_after_a_loss),
-    case!(Clause::Renew, a_stalled_lane_delays_no_other),
-    case!(Clause::Renew, each_lock_of_a_batch_is_judged_alone),
-    case!(Clause::Renew, many_locks_are_renewed_by_few_calls),
-];
+cases! {
+    [Clause::Renew]
+    a_kept_lock_is_kept_past_many_leases;
+    a_fixed_lease_is_never_renewed;
+    one_failed_renewal_is_not_the_end;
+    a_store_away_for_most_of_a_lease_costs_nothing;
+    a_lock_that_was_hard_to_get_is_renewed_before_its_deadline;
+    a_renewal_answered_after_its_give_up_counts_from_its_send;
+    nothing_renews_after_a_release;
+    nothing_renews_after_a_loss;
+    a_stalled_lane_delays_no_other;
+    each_lock_of_a_batch_is_judged_alone;
+    many_locks_are_renewed_by_few_calls;
+}
 
-async fn a_kept_lock_is_kept_past_many_leases(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.kept(&name)?).await?;
+async fn a_kept_lock_is_kept_past_many_leases(ctx: Ctx) -> Result {
+    let ([_peer, other], name, guard) = held(&ctx, Peer::kept).await?;
     let leases = if ctx.is_simulated() { 20 } else { 3 };
     let end = ctx.now() + ctx.kept() * leases;
     while ctx.now() < end {
@@ -49,29 +39,33 @@ async fn a_kept_lock_is_kept_past_many_leases(ctx: Ctx) -> Result<(), Failure> {
     frees(&ctx, guard).await
 }
 
-async fn a_fixed_lease_is_never_renewed(ctx: Ctx) -> Result<(), Failure> {
+async fn a_fixed_lease_is_never_renewed(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let observer = ctx.caller().await?;
     let name = ctx.name()?;
     let before = ctx.now();
     let guard = peer.take(&peer.fixed(&name)?).await?;
-    let ended = ctx.within("a fixed lease ends", ctx.short(), guard.lost());
-    same("the reason", ended.await?, LossReason::Deadline)?;
+    is_lost(
+        &ctx,
+        "a fixed lease ends",
+        ctx.short(),
+        &guard,
+        LossReason::Deadline,
+    )
+    .await?;
     ensure(ctx.now() > before + ctx.short() * 9 / 10, "it ended early")?;
     // The lease was checked meanwhile, which prolongs nothing.
     left_untouched(&ctx, &observer, &name, ctx.short() / 10).await
 }
 
-async fn one_failed_renewal_is_not_the_end(ctx: Ctx) -> Result<(), Failure> {
+async fn one_failed_renewal_is_not_the_end(ctx: Ctx) -> Result {
     for fate in [
         Fate::ErrorBefore,
         Fate::ErrorAfter,
         Fate::Never,
         Fate::Unsent,
     ] {
-        let peer = Peer::new(&ctx).await?;
-        let name = ctx.name()?;
-        let guard = peer.take(&peer.kept(&name)?).await?;
+        let ([peer], _, guard) = held(&ctx, Peer::kept).await?;
         peer.gate.once(Step::Renew, fate);
         ctx.time_passes(ctx.kept() * 2).await;
         stays_held(&ctx, &format!("after {fate:?}"), &guard).await?;
@@ -80,7 +74,7 @@ async fn one_failed_renewal_is_not_the_end(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn a_store_away_for_most_of_a_lease_costs_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn a_store_away_for_most_of_a_lease_costs_nothing(ctx: Ctx) -> Result {
     // A machine shared with other tests may sleep through a tenth of a short lease.
     let lease = ctx.kept();
     let away = if ctx.is_simulated() {
@@ -102,8 +96,10 @@ async fn a_store_away_for_most_of_a_lease_costs_nothing(ctx: Ctx) -> Result<(), 
         }
         if ctx.is_session_bound() {
             // The time for which a session is certain is less than a lease, and varies.
-            let uncertain = || async { Ok(guard.state() == GuardState::Uncertain) };
-            ctx.eventually("it is in doubt", away, uncertain).await?;
+            ctx.until("it is in doubt", away, || {
+                guard.state() == GuardState::Uncertain
+            })
+            .await?;
         } else {
             ctx.time_passes(away).await;
         }
@@ -123,9 +119,7 @@ async fn a_store_away_for_most_of_a_lease_costs_nothing(ctx: Ctx) -> Result<(), 
 
 /// Two attempts of a third of the lease each went unanswered; the third one finds a third of the lease
 /// left.
-async fn a_lock_that_was_hard_to_get_is_renewed_before_its_deadline(
-    ctx: Ctx,
-) -> Result<(), Failure> {
+async fn a_lock_that_was_hard_to_get_is_renewed_before_its_deadline(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     peer.gate.once(Step::Acquire, Fate::Never);
@@ -143,13 +137,9 @@ async fn a_lock_that_was_hard_to_get_is_renewed_before_its_deadline(
 }
 
 /// Each renewal is given up after a sixth of the lease, and its answer comes well before the deadline.
-async fn a_renewal_answered_after_its_give_up_counts_from_its_send(
-    ctx: Ctx,
-) -> Result<(), Failure> {
-    let peer = Peer::new(&ctx).await?;
+async fn a_renewal_answered_after_its_give_up_counts_from_its_send(ctx: Ctx) -> Result {
+    let ([peer], _, guard) = held(&ctx, Peer::kept).await?;
     let observer = ctx.caller().await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.kept(&name)?).await?;
     let slow = ctx.promised(ctx.kept()) / 2;
     peer.gate.always(Step::Renew, Fate::Slow(slow));
     let end = ctx.now() + ctx.kept() * 3;
@@ -162,7 +152,7 @@ async fn a_renewal_answered_after_its_give_up_counts_from_its_send(
     frees(&ctx, guard).await
 }
 
-async fn nothing_renews_after_a_release(ctx: Ctx) -> Result<(), Failure> {
+async fn nothing_renews_after_a_release(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let observer = ctx.caller().await?;
     for (drops, late) in [(false, false), (true, false), (false, true)] {
@@ -173,9 +163,10 @@ async fn nothing_renews_after_a_release(ctx: Ctx) -> Result<(), Failure> {
             // This one reaches the store when the lock has long been free.
             let renewals = peer.gate.seen(Step::Renew, &name).len();
             peer.gate.once(Step::Renew, Fate::Mute(ctx.kept() / 6));
-            let sent = || async { Ok(peer.gate.seen(Step::Renew, &name).len() > renewals) };
-            ctx.eventually("it is renewed again", ctx.kept(), sent)
-                .await?;
+            ctx.until("it is renewed again", ctx.kept(), || {
+                peer.gate.seen(Step::Renew, &name).len() > renewals
+            })
+            .await?;
         }
         if drops {
             drop(guard);
@@ -192,14 +183,18 @@ async fn nothing_renews_after_a_release(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn nothing_renews_after_a_loss(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
+async fn nothing_renews_after_a_loss(ctx: Ctx) -> Result {
+    let ([peer, other], name, guard) = held(&ctx, Peer::short).await?;
     let observer = ctx.caller().await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.short(&name)?).await?;
-    other.client.admin().break_lock(name.as_str(), None).await?;
-    let lost = ctx.within("it is lost at its next renewal", ctx.short(), guard.lost());
-    same("the reason", lost.await?, LossReason::NotHeld)?;
+    other.breaks(&name).await?;
+    is_lost(
+        &ctx,
+        "it is lost at its next renewal",
+        ctx.short(),
+        &guard,
+        LossReason::NotHeld,
+    )
+    .await?;
     let renewals = peer.gate.calls(Step::Renew);
     ctx.would_show_within(ctx.short()).await;
     same(
@@ -210,7 +205,7 @@ async fn nothing_renews_after_a_loss(ctx: Ctx) -> Result<(), Failure> {
     observer.sees_free(&name).await
 }
 
-async fn a_stalled_lane_delays_no_other(ctx: Ctx) -> Result<(), Failure> {
+async fn a_stalled_lane_delays_no_other(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let (stalled, lively) = (ctx.name()?, ctx.name()?);
     peer.gate.set_lane(&stalled, Lane(1_000_001));
@@ -223,7 +218,7 @@ async fn a_stalled_lane_delays_no_other(ctx: Ctx) -> Result<(), Failure> {
         stays_held(&ctx, "the state of the other lane's", &kept).await?;
         ctx.time_passes(ctx.kept() / 50).await;
     }
-    let lost = GuardState::Lost(LossReason::Deadline);
+    let lost = EXPIRED;
     same("the state of the stalled one", in_vain.state(), lost)?;
     for seen in peer.gate.seen(Step::Renew, &lively) {
         same("the lane it is renewed in", seen.lane, Lane(1_000_002))?;
@@ -231,10 +226,10 @@ async fn a_stalled_lane_delays_no_other(ctx: Ctx) -> Result<(), Failure> {
     frees(&ctx, kept).await
 }
 
-async fn each_lock_of_a_batch_is_judged_alone(ctx: Ctx) -> Result<(), Failure> {
+async fn each_lock_of_a_batch_is_judged_alone(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let observer = ctx.caller().await?;
-    let names = ctx.names_of_one_lane_for(&peer.gate, 3)?;
+    let names = ctx.names_of_one_lane(&*peer.gate, 3)?;
     let mut guards = Vec::new();
     for name in &names {
         guards.push(peer.take(&peer.kept(name)?).await?);
@@ -248,8 +243,14 @@ async fn each_lock_of_a_batch_is_judged_alone(ctx: Ctx) -> Result<(), Failure> {
     let behind = Release::new(names[1].clone(), *pass.owner(), hold);
     observer.release_as(&behind).await?;
     for gone in &guards[..2] {
-        let lost = ctx.within("it is lost at its next renewal", ctx.kept(), gone.lost());
-        same("the reason", lost.await?, LossReason::NotHeld)?;
+        is_lost(
+            &ctx,
+            "it is lost at its next renewal",
+            ctx.kept(),
+            gone,
+            LossReason::NotHeld,
+        )
+        .await?;
     }
     ctx.time_passes(ctx.kept() * 2).await;
     stays_held(&ctx, "the state of the third", &guards[2]).await?;
@@ -259,9 +260,9 @@ async fn each_lock_of_a_batch_is_judged_alone(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn many_locks_are_renewed_by_few_calls(ctx: Ctx) -> Result<(), Failure> {
+async fn many_locks_are_renewed_by_few_calls(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
-    let names = ctx.names_of_one_lane_for(&peer.gate, 40)?;
+    let names = ctx.names_of_one_lane(&*peer.gate, 40)?;
     let mut guards = Vec::new();
     for name in &names {
         guards.push(peer.take(&peer.kept(name)?).await?);
@@ -271,9 +272,10 @@ async fn many_locks_are_renewed_by_few_calls(ctx: Ctx) -> Result<(), Failure> {
             .iter()
             .map(|name| peer.gate.seen(Step::Renew, name).len())
     };
-    let thrice = || async { Ok(renewals().all(|renewals| renewals >= 3)) };
-    ctx.eventually("each is renewed thrice", ctx.kept() * 2, thrice)
-        .await?;
+    ctx.until("each is renewed thrice", ctx.kept() * 2, || {
+        renewals().all(|renewals| renewals >= 3)
+    })
+    .await?;
     let (calls, rounds) = (peer.gate.calls(Step::Renew), renewals().max().unwrap_or(0));
     // One batch a round; a busy machine may split a round into several.
     let most = rounds * if ctx.is_simulated() { 2 } else { 8 };
@@ -288,7 +290,7 @@ async fn many_locks_are_renewed_by_few_calls(ctx: Ctx) -> Result<(), Failure> {
 }
 
 /// Waits for a successful renewal: only that increases the time left.
-async fn renewed_once(ctx: &Ctx, guard: &Guard) -> Result<(), Failure> {
+async fn renewed_once(ctx: &Ctx, guard: &Guard) -> Result {
     let last = Mutex::new(guard.remaining());
     let renewed = || async {
         let mut last = last.lock().await;

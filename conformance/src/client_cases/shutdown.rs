@@ -2,60 +2,33 @@
 
 use super::{
     gate::{Fate, Step},
-    peer::{Peer, fails, frees, left_untouched, stays_held},
+    peer::{EXPIRED, Peer, SHUT_DOWN, fails, frees, held, is_lost, left_untouched, stays_held},
     task::{Task, polled},
 };
-use crate::{Case, Clause, Ctx, Failure, case::case, ensure, in_time, same};
-use dlock_core::{
-    Client, ErrorKind, GuardState, LossReason, ShutdownOutcome as Part, ShutdownReport,
-};
+use crate::{Ctx, Failure, Result, case::cases, ensure, in_time, same};
+use dlock_core::{Client, ErrorKind, LossReason, ShutdownOutcome as Part, ShutdownReport};
 use std::{future::IntoFuture, sync::Arc, time::Duration};
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        Clause::Shutdown,
-        new_acquires_are_refused_and_waiters_cancelled
-    ),
-    case!(
-        Clause::Shutdown,
-        a_waiter_whose_request_hangs_is_cancelled_at_once
-    ),
-    case!(
-        Clause::Shutdown,
-        holders_are_told_and_keep_their_locks_for_the_grace
-    ),
-    case!(
-        Clause::Shutdown,
-        what_is_given_back_in_time_is_reported_released
-    ),
-    case!(Clause::Shutdown, what_was_lost_before_is_reported_lost),
-    case!(
-        Clause::Shutdown,
-        a_holder_that_ignores_it_is_left_to_its_lease
-    ),
-    case!(
-        Clause::Shutdown,
-        what_is_left_is_not_released_by_its_guard_either
-    ),
-    case!(Clause::Shutdown, nothing_renews_afterwards),
-    case!(Clause::Shutdown, forced_it_releases_what_is_held),
-    case!(Clause::Shutdown, an_acquire_under_way_ends_without_a_lock),
-    case!(
-        Clause::Shutdown,
-        a_store_that_does_not_answer_delays_it_no_longer_than_the_grace
-    ),
-    case!(
-        Clause::Shutdown,
-        without_locks_it_is_done_at_once_and_only_once
-    ),
-    case!(Clause::Shutdown, dropped_once_it_has_begun_it_goes_on),
-];
+cases! {
+    [Clause::Shutdown]
+    new_acquires_are_refused_and_waiters_cancelled;
+    a_waiter_whose_request_hangs_is_cancelled_at_once;
+    holders_are_told_and_keep_their_locks_for_the_grace;
+    what_is_given_back_in_time_is_reported_released;
+    what_was_lost_before_is_reported_lost;
+    a_holder_that_ignores_it_is_left_to_its_lease;
+    what_is_left_is_not_released_by_its_guard_either;
+    nothing_renews_afterwards;
+    forced_it_releases_what_is_held;
+    an_acquire_under_way_ends_without_a_lock;
+    a_store_that_does_not_answer_delays_it_no_longer_than_the_grace;
+    without_locks_it_is_done_at_once_and_only_once;
+    dropped_once_it_has_begun_it_goes_on;
+}
 
-async fn new_acquires_are_refused_and_waiters_cancelled(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
+async fn new_acquires_are_refused_and_waiters_cancelled(ctx: Ctx) -> Result {
+    let ([_other, peer], name, guard) = held(&ctx, Peer::lock).await?;
     let observer = ctx.caller().await?;
-    let name = ctx.name()?;
-    let guard = other.take(&other.lock(&name)?).await?;
     let own = peer.take(&peer.lock(&ctx.name()?)?).await?;
     let pass = own.pass()?;
     let mut waiting = Vec::new();
@@ -63,9 +36,10 @@ async fn new_acquires_are_refused_and_waiters_cancelled(ctx: Ctx) -> Result<(), 
         waiting.push(Task::spawn(peer.lock(&name)?.acquire()));
     }
     waiting.push(Task::spawn(peer.lock(&name)?.acquire_timeout(ctx.long())));
-    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 1) };
-    ctx.eventually("a waiter asks the store", ctx.answer(), asked)
-        .await?;
+    ctx.until("a waiter asks the store", ctx.answer(), || {
+        peer.gate.calls(Step::Acquire) > 1
+    })
+    .await?;
     let closing = shut_down(&peer.client, ctx.short());
     for waiter in waiting {
         let waited = waiter.done(&ctx, "a waiter is cancelled", ctx.short() / 5);
@@ -89,15 +63,16 @@ async fn new_acquires_are_refused_and_waiters_cancelled(ctx: Ctx) -> Result<(), 
     left_untouched(&ctx, &observer, &name, ctx.answer()).await
 }
 
-async fn a_waiter_whose_request_hangs_is_cancelled_at_once(ctx: Ctx) -> Result<(), Failure> {
+async fn a_waiter_whose_request_hangs_is_cancelled_at_once(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     peer.gate.always(Step::Acquire, Fate::Never);
     let waiting = Task::spawn(peer.lock(&name)?.acquire());
     let trying = Task::spawn(peer.lock(&ctx.name()?)?.try_acquire());
-    let asked = || async { Ok(peer.gate.calls(Step::Acquire) > 1) };
-    ctx.eventually("both ask the store", ctx.answer(), asked)
-        .await?;
+    ctx.until("both ask the store", ctx.answer(), || {
+        peer.gate.calls(Step::Acquire) > 1
+    })
+    .await?;
     let _closing = shut_down(&peer.client, ctx.short());
     // Far less than the request itself may take.
     let bound = Duration::from_millis(100);
@@ -109,7 +84,7 @@ async fn a_waiter_whose_request_hangs_is_cancelled_at_once(ctx: Ctx) -> Result<(
     fails("try_acquire", tried, ErrorKind::ShuttingDown).map(drop)
 }
 
-async fn holders_are_told_and_keep_their_locks_for_the_grace(ctx: Ctx) -> Result<(), Failure> {
+async fn holders_are_told_and_keep_their_locks_for_the_grace(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let guard = Arc::new(peer.take(&peer.kept(&name)?).await?);
@@ -139,7 +114,7 @@ async fn holders_are_told_and_keep_their_locks_for_the_grace(ctx: Ctx) -> Result
     same("the report", report.locks, vec![(name, Part::Released)])
 }
 
-async fn what_is_given_back_in_time_is_reported_released(ctx: Ctx) -> Result<(), Failure> {
+async fn what_is_given_back_in_time_is_reported_released(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let observer = ctx.caller().await?;
     let (by_hand, by_drop) = (ctx.name()?, ctx.name()?);
@@ -167,13 +142,13 @@ async fn what_is_given_back_in_time_is_reported_released(ctx: Ctx) -> Result<(),
     Ok(())
 }
 
-async fn what_was_lost_before_is_reported_lost(ctx: Ctx) -> Result<(), Failure> {
+async fn what_was_lost_before_is_reported_lost(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let (seen, unseen) = (ctx.name()?, ctx.name()?);
     let first = peer.take(&peer.lock(&seen)?).await?;
     let second = peer.take(&peer.lock(&unseen)?).await?;
     for name in [&seen, &unseen] {
-        other.client.admin().break_lock(name.as_str(), None).await?;
+        other.breaks(name).await?;
     }
     let closing = shut_down(&peer.client, ctx.short());
     ctx.within(
@@ -199,17 +174,12 @@ async fn what_was_lost_before_is_reported_lost(ctx: Ctx) -> Result<(), Failure> 
     same("the report", report.locks, wanted)
 }
 
-async fn a_holder_that_ignores_it_is_left_to_its_lease(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.short(&name)?).await?;
+async fn a_holder_that_ignores_it_is_left_to_its_lease(ctx: Ctx) -> Result {
+    let ([peer, other], name, guard) = held(&ctx, Peer::short).await?;
+    // The rest is told when the grace is over; closing the connections may take any time after that.
+    let told = ctx.now() + ctx.short() / 4;
     let report = peer.client.shutdown(ctx.short() / 4).await?;
-    let parted = ctx.now();
-    same(
-        "its state",
-        guard.state(),
-        GuardState::Lost(LossReason::Shutdown),
-    )?;
+    same("its state", guard.state(), SHUT_DOWN)?;
     let reason = polled(guard.lost(), 1).await;
     same("lost()", reason, Some(LossReason::Shutdown))?;
     let rest = match report.locks.as_slice() {
@@ -226,8 +196,8 @@ async fn a_holder_that_ignores_it_is_left_to_its_lease(ctx: Ctx) -> Result<(), F
     )?;
     // The store keeps the hold for as long as it was granted; no other client gets in before.
     other.refused(&other.lock(&name)?).await?;
-    let next = other.lock(&name)?.acquire_timeout(ctx.short() * 2).await?;
-    let after = ctx.now().since(parted);
+    let next = other.gets(&name, ctx.short() * 2).await?;
+    let after = ctx.now().since(told);
     ensure(
         after + ctx.short() / 50 + Duration::from_millis(20) >= rest,
         format_args!("another got in after {after:?}, {rest:?} were left"),
@@ -236,7 +206,7 @@ async fn a_holder_that_ignores_it_is_left_to_its_lease(ctx: Ctx) -> Result<(), F
     frees(&ctx, next).await
 }
 
-async fn what_is_left_is_not_released_by_its_guard_either(ctx: Ctx) -> Result<(), Failure> {
+async fn what_is_left_is_not_released_by_its_guard_either(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let (name, second) = (ctx.name()?, ctx.name()?);
     let dropped = peer.take(&peer.lock(&name)?).await?;
@@ -258,7 +228,7 @@ async fn what_is_left_is_not_released_by_its_guard_either(ctx: Ctx) -> Result<()
     Ok(())
 }
 
-async fn nothing_renews_afterwards(ctx: Ctx) -> Result<(), Failure> {
+async fn nothing_renews_afterwards(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let guard = peer.take(&peer.short(&ctx.name()?)?).await?;
     peer.client.shutdown(ctx.short() / 2).await?;
@@ -266,17 +236,12 @@ async fn nothing_renews_afterwards(ctx: Ctx) -> Result<(), Failure> {
     ctx.would_show_within(ctx.short() * 2).await;
     same("the number of calls", peer.gate.all_calls(), calls)?;
     let state = guard.state();
-    in_time(
-        state != GuardState::Lost(LossReason::Deadline),
-        "the lease was over before the grace was",
-    )?;
-    same("its state", state, GuardState::Lost(LossReason::Shutdown))
+    in_time(state != EXPIRED, "the lease was over before the grace was")?;
+    same("its state", state, SHUT_DOWN)
 }
 
-async fn forced_it_releases_what_is_held(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.lock(&name)?).await?;
+async fn forced_it_releases_what_is_held(ctx: Ctx) -> Result {
+    let ([peer, other], name, guard) = held(&ctx, Peer::lock).await?;
     let forced = peer.client.shutdown(ctx.short() / 5).force();
     let report = ctx
         .within("it ends", ctx.short(), forced.into_future())
@@ -286,17 +251,13 @@ async fn forced_it_releases_what_is_held(ctx: Ctx) -> Result<(), Failure> {
         report.locks,
         vec![(name.clone(), Part::Released)],
     )?;
-    same(
-        "its state",
-        guard.state(),
-        GuardState::Lost(LossReason::Shutdown),
-    )?;
+    same("its state", guard.state(), SHUT_DOWN)?;
     let next = other.take(&other.lock(&name)?).await?;
     drop(guard);
     frees(&ctx, next).await
 }
 
-async fn an_acquire_under_way_ends_without_a_lock(ctx: Ctx) -> Result<(), Failure> {
+async fn an_acquire_under_way_ends_without_a_lock(ctx: Ctx) -> Result {
     let observer = ctx.caller().await?;
     for tries in [true, false] {
         let peer = Peer::new(&ctx).await?;
@@ -320,9 +281,7 @@ async fn an_acquire_under_way_ends_without_a_lock(ctx: Ctx) -> Result<(), Failur
     Ok(())
 }
 
-async fn a_store_that_does_not_answer_delays_it_no_longer_than_the_grace(
-    ctx: Ctx,
-) -> Result<(), Failure> {
+async fn a_store_that_does_not_answer_delays_it_no_longer_than_the_grace(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let (name, dropped) = (ctx.name()?, ctx.name()?);
     let guard = peer.take(&peer.lock(&name)?).await?;
@@ -347,14 +306,10 @@ async fn a_store_that_does_not_answer_delays_it_no_longer_than_the_grace(
         format_args!("{name:?} should be left, the report is {report:?}"),
     )?;
     same("what is unknown", report.unknown, vec![dropped])?;
-    same(
-        "its state",
-        guard.state(),
-        GuardState::Lost(LossReason::Shutdown),
-    )
+    same("its state", guard.state(), SHUT_DOWN)
 }
 
-async fn without_locks_it_is_done_at_once_and_only_once(ctx: Ctx) -> Result<(), Failure> {
+async fn without_locks_it_is_done_at_once_and_only_once(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let guard = peer.take(&peer.lock(&ctx.name()?)?).await?;
     frees(&ctx, guard).await?;
@@ -364,11 +319,9 @@ async fn without_locks_it_is_done_at_once_and_only_once(ctx: Ctx) -> Result<(), 
     fails("a second one", again, ErrorKind::ShuttingDown).map(drop)
 }
 
-async fn dropped_once_it_has_begun_it_goes_on(ctx: Ctx) -> Result<(), Failure> {
+async fn dropped_once_it_has_begun_it_goes_on(ctx: Ctx) -> Result {
     for polls in 0..4 {
-        let peer = Peer::new(&ctx).await?;
-        let name = ctx.name()?;
-        let guard = peer.take(&peer.short(&name)?).await?;
+        let ([peer], _, guard) = held(&ctx, Peer::short).await?;
         let grace = ctx.short() / 5;
         drop(polled(peer.client.shutdown(grace).into_future(), polls).await);
         let tried = peer.lock(&ctx.name()?)?.try_acquire().await;
@@ -378,8 +331,7 @@ async fn dropped_once_it_has_begun_it_goes_on(ctx: Ctx) -> Result<(), Failure> {
             continue;
         }
         fails("try_acquire", tried, ErrorKind::ShuttingDown)?;
-        let lost = ctx.within("the grace ends", grace, guard.lost());
-        same("the reason", lost.await?, LossReason::Shutdown)?;
+        is_lost(&ctx, "the grace ends", grace, &guard, LossReason::Shutdown).await?;
     }
     Ok(())
 }
@@ -392,6 +344,6 @@ fn shut_down(client: &Client, grace: Duration) -> Closing {
 }
 
 /// The report of the shutdown.
-async fn closed(ctx: &Ctx, closing: Closing, bound: Duration) -> Result<ShutdownReport, Failure> {
+async fn closed(ctx: &Ctx, closing: Closing, bound: Duration) -> Result<ShutdownReport> {
     Ok(closing.done(ctx, "the shutdown ends", bound).await??)
 }

@@ -6,19 +6,21 @@ use super::{
     peer::{Peer, left_untouched},
     task::Task,
 };
-use crate::{Case, Clause, Ctx, Failure, case::case, ensure, same};
+use crate::{Ctx, Failure, Result, case::cases, ensure, same};
 use dlock_core::{Guard, Lock};
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Mutex, a_storm_lets_nobody_in_beside_another),
-    case!(Clause::Wait, a_storm_of_cancelled_waiters_forgets_nobody),
-];
+cases! {
+    [Clause::Mutex]
+    a_storm_lets_nobody_in_beside_another;
+    [Clause::Wait]
+    a_storm_of_cancelled_waiters_forgets_nobody;
+}
 
-async fn a_storm_lets_nobody_in_beside_another(ctx: Ctx) -> Result<(), Failure> {
+async fn a_storm_lets_nobody_in_beside_another(ctx: Ctx) -> Result {
     let name = ctx.name()?;
     let inside = Inside::default();
     let (mut peers, mut tasks) = (Vec::new(), Vec::new());
@@ -64,7 +66,7 @@ async fn a_storm_lets_nobody_in_beside_another(ctx: Ctx) -> Result<(), Failure> 
 }
 
 /// A few turns, with acquires cancelled in between.
-async fn turns(ctx: Ctx, lock: Lock, inside: Inside) -> Result<(), Failure> {
+async fn turns(ctx: Ctx, lock: Lock, inside: Inside) -> Result {
     let step = ctx.short() / 100;
     for turn in 0..4 {
         let waiting = lock.acquire_timeout(step * (turn + 1));
@@ -83,7 +85,7 @@ async fn turns(ctx: Ctx, lock: Lock, inside: Inside) -> Result<(), Failure> {
 /// The guards of the present holders.
 type Inside = Arc<Mutex<Vec<Arc<Guard>>>>;
 
-async fn alone(ctx: &Ctx, inside: &Inside, guard: Guard, span: Duration) -> Result<(), Failure> {
+async fn alone(ctx: &Ctx, inside: &Inside, guard: Guard, span: Duration) -> Result {
     let guard = Arc::new(guard);
     {
         let mut inside = inside.lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,7 +109,7 @@ async fn alone(ctx: &Ctx, inside: &Inside, guard: Guard, span: Duration) -> Resu
     Ok(())
 }
 
-async fn a_storm_of_cancelled_waiters_forgets_nobody(ctx: Ctx) -> Result<(), Failure> {
+async fn a_storm_of_cancelled_waiters_forgets_nobody(ctx: Ctx) -> Result {
     let peers = Peer::several::<2>(&ctx).await?;
     let observer = ctx.caller().await?;
     let name = ctx.name()?;

@@ -1,6 +1,6 @@
 //! Futures that run beside a case, and futures that are dropped before they complete.
 
-use crate::{ctx::Ctx, failure::Failure};
+use crate::{Result, ctx::Ctx};
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 use tokio::task::JoinHandle;
 
@@ -31,12 +31,7 @@ impl<T: Send + 'static> Task<T> {
     }
 
     /// Its output, within the bound.
-    pub(crate) async fn done(
-        mut self,
-        ctx: &Ctx,
-        what: &str,
-        bound: Duration,
-    ) -> Result<T, Failure> {
+    pub(crate) async fn done(mut self, ctx: &Ctx, what: &str, bound: Duration) -> Result<T> {
         Ok(ctx.within(what, bound, &mut self.0).await??)
     }
 }

@@ -2,22 +2,26 @@
 
 use super::{
     gate::Step,
-    peer::{Peer, fails, frees, left_untouched, not_lost},
+    peer::{Peer, fails, frees, held, left_untouched, not_lost},
 };
-use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
+use crate::{Ctx, Failure, Result, case::cases, ensure, same};
 use dlock_core::{Detached, ErrorKind, Guard, LossReason};
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Loss, a_longest_hold_ends_though_it_is_renewed),
-    case!(Clause::Renew, nothing_renews_what_is_detached).needs(&[Need::Detached]),
-    case!(Clause::Renew, what_is_attached_again_is_kept).needs(&[Need::Detached]),
-    case!(Clause::Owner, what_is_over_cannot_be_attached).needs(&[Need::Detached]),
-    case!(Clause::Owner, what_has_a_guard_is_not_attached_twice).needs(&[Need::Detached]),
-    case!(Clause::Shutdown, what_is_detached_is_not_touched).needs(&[Need::Detached]),
-];
+cases! {
+    [Clause::Loss]
+    a_longest_hold_ends_though_it_is_renewed;
+    [Clause::Renew]
+    nothing_renews_what_is_detached needs(Detached);
+    what_is_attached_again_is_kept needs(Detached);
+    [Clause::Owner]
+    what_is_over_cannot_be_attached needs(Detached);
+    what_has_a_guard_is_not_attached_twice needs(Detached);
+    [Clause::Shutdown]
+    what_is_detached_is_not_touched needs(Detached);
+}
 
-async fn a_longest_hold_ends_though_it_is_renewed(ctx: Ctx) -> Result<(), Failure> {
+async fn a_longest_hold_ends_though_it_is_renewed(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let most = ctx.kept() * 2;
@@ -39,11 +43,11 @@ async fn a_longest_hold_ends_though_it_is_renewed(ctx: Ctx) -> Result<(), Failur
 }
 
 /// A guard turned into a value.
-fn detach(guard: Guard) -> Result<Detached, Failure> {
+fn detach(guard: Guard) -> Result<Detached> {
     guard.detach().map_err(|not| Failure::new(not.error))
 }
 
-async fn nothing_renews_what_is_detached(ctx: Ctx) -> Result<(), Failure> {
+async fn nothing_renews_what_is_detached(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let observer = ctx.caller().await?;
     let name = ctx.name()?;
@@ -57,10 +61,8 @@ async fn nothing_renews_what_is_detached(ctx: Ctx) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn what_is_attached_again_is_kept(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.kept(&name)?).await?;
+async fn what_is_attached_again_is_kept(ctx: Ctx) -> Result {
+    let ([peer, other], name, guard) = held(&ctx, Peer::kept).await?;
     let token = guard.token();
     let attached = other.client.attach(detach(guard)?);
     let attached = ctx.within("it is attached", ctx.answer(), attached).await?;
@@ -72,12 +74,10 @@ async fn what_is_attached_again_is_kept(ctx: Ctx) -> Result<(), Failure> {
     frees(&ctx, attached).await
 }
 
-async fn what_is_over_cannot_be_attached(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.lock(&name)?).await?;
+async fn what_is_over_cannot_be_attached(ctx: Ctx) -> Result {
+    let ([peer, other], name, guard) = held(&ctx, Peer::lock).await?;
     let detached = detach(guard)?;
-    peer.client.admin().break_lock(name.as_str(), None).await?;
+    peer.breaks(&name).await?;
     let next = other.take(&other.lock(&name)?).await?;
     let attached = peer.client.attach(detached);
     let attached = ctx
@@ -88,7 +88,7 @@ async fn what_is_over_cannot_be_attached(ctx: Ctx) -> Result<(), Failure> {
     frees(&ctx, next).await
 }
 
-async fn what_has_a_guard_is_not_attached_twice(ctx: Ctx) -> Result<(), Failure> {
+async fn what_has_a_guard_is_not_attached_twice(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     let detached = detach(peer.take(&peer.lock(&name)?).await?)?;
@@ -101,7 +101,7 @@ async fn what_has_a_guard_is_not_attached_twice(ctx: Ctx) -> Result<(), Failure>
     frees(&ctx, attached).await
 }
 
-async fn what_is_detached_is_not_touched(ctx: Ctx) -> Result<(), Failure> {
+async fn what_is_detached_is_not_touched(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let name = ctx.name()?;
     let detached = detach(peer.take(&peer.lock(&name)?).await?)?;

@@ -3,10 +3,10 @@
 
 use super::{
     gate::Step,
-    peer::{Peer, fails, frees, left_untouched},
+    peer::{Peer, fails, frees, held, left_untouched},
     task::Task,
 };
-use crate::{Case, Clause, Ctx, Failure, Need, case::case, ensure, same};
+use crate::{Ctx, Failure, Result, case::cases, ensure, same};
 use dlock_core::{
     ErrorKind, Lock, TimeoutPhase,
     driver::{Hint, Lane, Ticket, Wake},
@@ -18,36 +18,24 @@ use std::{
     time::Duration,
 };
 
-pub(super) const CASES: &[Case] = &[
-    case!(Clause::Wait, tasks_of_one_client_are_served_in_order),
-    case!(
-        Clause::Wait,
-        clients_are_served_in_order_where_the_store_keeps_one
-    )
-    .needs(&[Need::Line]),
-    case!(Clause::Wait, the_store_sees_one_waiter_of_a_client),
-    case!(Clause::Wait, a_long_wait_asks_the_store_seldom),
-    case!(Clause::Wait, a_release_is_pushed_to_the_next).needs(&[Need::Push]),
-    case!(Clause::Wait, a_lost_wake_up_costs_a_look_interval),
-    case!(
-        Clause::Wait,
-        a_local_release_wakes_the_next_without_the_store
-    ),
-    case!(Clause::Wait, wrong_wake_ups_fail_nothing),
-    case!(Clause::Wait, a_turn_that_nobody_wants_is_handed_on).needs(&[Need::Push]),
-    case!(
-        Clause::Wait,
-        a_wait_that_is_too_long_says_so_and_who_holds_it
-    ),
-    case!(
-        Clause::Wait,
-        a_wait_for_oneself_says_where_the_lock_was_acquired
-    ),
-    case!(Clause::Wait, a_waiter_out_of_time_passes_its_place_on),
-    case!(Clause::Wait, a_wait_ends_when_the_lease_of_the_holder_does),
-];
+cases! {
+    [Clause::Wait]
+    tasks_of_one_client_are_served_in_order;
+    clients_are_served_in_order_where_the_store_keeps_one needs(Line);
+    the_store_sees_one_waiter_of_a_client;
+    a_long_wait_asks_the_store_seldom;
+    a_release_is_pushed_to_the_next needs(Push);
+    a_lost_wake_up_costs_a_look_interval;
+    a_local_release_wakes_the_next_without_the_store;
+    wrong_wake_ups_fail_nothing;
+    a_turn_that_nobody_wants_is_handed_on needs(Push);
+    a_wait_that_is_too_long_says_so_and_who_holds_it;
+    a_wait_for_oneself_says_where_the_lock_was_acquired;
+    a_waiter_out_of_time_passes_its_place_on;
+    a_wait_ends_when_the_lease_of_the_holder_does;
+}
 
-async fn tasks_of_one_client_are_served_in_order(ctx: Ctx) -> Result<(), Failure> {
+async fn tasks_of_one_client_are_served_in_order(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     for local in [true, false] {
         let other = Peer::new(&ctx).await?;
@@ -66,7 +54,7 @@ async fn tasks_of_one_client_are_served_in_order(ctx: Ctx) -> Result<(), Failure
     Ok(())
 }
 
-async fn clients_are_served_in_order_where_the_store_keeps_one(ctx: Ctx) -> Result<(), Failure> {
+async fn clients_are_served_in_order_where_the_store_keeps_one(ctx: Ctx) -> Result {
     let peers = Peer::several::<4>(&ctx).await?;
     let name = ctx.name()?;
     let guard = peers[0].take(&peers[0].lock(&name)?).await?;
@@ -84,11 +72,9 @@ async fn clients_are_served_in_order_where_the_store_keeps_one(ctx: Ctx) -> Resu
     same("the order", order.seen(), (0..4).collect())
 }
 
-async fn the_store_sees_one_waiter_of_a_client(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
+async fn the_store_sees_one_waiter_of_a_client(ctx: Ctx) -> Result {
+    let ([_other, peer], name, guard) = held(&ctx, Peer::lock).await?;
     let observer = ctx.caller().await?;
-    let name = ctx.name()?;
-    let guard = other.take(&other.lock(&name)?).await?;
     let order = Order::default();
     let mut waiting = Vec::new();
     for number in 0..10 {
@@ -113,7 +99,7 @@ async fn the_store_sees_one_waiter_of_a_client(ctx: Ctx) -> Result<(), Failure> 
     left_untouched(&ctx, &observer, &name, ctx.answer()).await
 }
 
-async fn a_long_wait_asks_the_store_seldom(ctx: Ctx) -> Result<(), Failure> {
+async fn a_long_wait_asks_the_store_seldom(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let (local, foreign) = (ctx.name()?, ctx.name()?);
     let own = peer.take(&peer.lock(&local)?).await?;
@@ -161,7 +147,7 @@ async fn a_long_wait_asks_the_store_seldom(ctx: Ctx) -> Result<(), Failure> {
     frees(&ctx, others).await
 }
 
-async fn a_release_is_pushed_to_the_next(ctx: Ctx) -> Result<(), Failure> {
+async fn a_release_is_pushed_to_the_next(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     for _ in 0..3 {
         let name = ctx.name()?;
@@ -174,24 +160,20 @@ async fn a_release_is_pushed_to_the_next(ctx: Ctx) -> Result<(), Failure> {
         frees(&ctx, guard).await?;
         // Far less than a poll interval, which is two seconds for this lease.
         let bound = Duration::from_millis(100);
-        let taken = waiting.done(&ctx, "the next one is woken", bound).await??;
-        frees(&ctx, taken).await?;
+        waiting.served(&ctx, "the next one is woken", bound).await?;
     }
     Ok(())
 }
 
-async fn a_lost_wake_up_costs_a_look_interval(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
+async fn a_lost_wake_up_costs_a_look_interval(ctx: Ctx) -> Result {
+    let ([other, peer], name, guard) = held(&ctx, Peer::lock).await?;
     let observer = ctx.caller().await?;
-    let name = ctx.name()?;
-    let guard = other.take(&other.lock(&name)?).await?;
     let interval = ctx.short() / 3;
     let waiting = Task::spawn(peer.short(&name)?.acquire());
     peer.asks(0).await?;
     peer.gate.set_deaf(true);
     frees(&ctx, guard).await?;
-    let taken = waiting.done(&ctx, "it polls by itself", interval).await??;
-    frees(&ctx, taken).await?;
+    waiting.served(&ctx, "it polls by itself", interval).await?;
     // A waiter behind a deaf client waits at most for that client's accept lease, or for its own poll.
     peer.gate.set_deaf(false);
     let third = Peer::new(&ctx).await?;
@@ -214,7 +196,7 @@ async fn a_lost_wake_up_costs_a_look_interval(ctx: Ctx) -> Result<(), Failure> {
     left_untouched(&ctx, &observer, &name, ctx.short() + Duration::from_secs(6)).await
 }
 
-async fn a_local_release_wakes_the_next_without_the_store(ctx: Ctx) -> Result<(), Failure> {
+async fn a_local_release_wakes_the_next_without_the_store(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     for drops in [false, true] {
         let name = ctx.name()?;
@@ -228,13 +210,12 @@ async fn a_local_release_wakes_the_next_without_the_store(ctx: Ctx) -> Result<()
             frees(&ctx, guard).await?;
         }
         let bound = Duration::from_millis(100);
-        let taken = waiting.done(&ctx, "the next one is woken", bound).await??;
-        frees(&ctx, taken).await?;
+        waiting.served(&ctx, "the next one is woken", bound).await?;
     }
     Ok(())
 }
 
-async fn wrong_wake_ups_fail_nothing(ctx: Ctx) -> Result<(), Failure> {
+async fn wrong_wake_ups_fail_nothing(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     let (name, stranger) = (ctx.name()?, ctx.name()?);
     let guard = other.take(&other.lock(&name)?).await?;
@@ -267,13 +248,12 @@ async fn wrong_wake_ups_fail_nothing(ctx: Ctx) -> Result<(), Failure> {
         same("the wait is over", waiting.is_done(), false)?;
     }
     frees(&ctx, guard).await?;
-    let taken = waiting
-        .done(&ctx, "it gets in at last", ctx.answer())
-        .await??;
-    frees(&ctx, taken).await
+    waiting
+        .served(&ctx, "it gets in at last", ctx.answer())
+        .await
 }
 
-async fn a_turn_that_nobody_wants_is_handed_on(ctx: Ctx) -> Result<(), Failure> {
+async fn a_turn_that_nobody_wants_is_handed_on(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     peer.gate.inject(Hint::Turn {
@@ -289,11 +269,9 @@ async fn a_turn_that_nobody_wants_is_handed_on(ctx: Ctx) -> Result<(), Failure> 
     peer.settles(ctx.answer()).await
 }
 
-async fn a_wait_that_is_too_long_says_so_and_who_holds_it(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, other] = Peer::several(&ctx).await?;
+async fn a_wait_that_is_too_long_says_so_and_who_holds_it(ctx: Ctx) -> Result {
+    let ([_other, peer], name, guard) = held(&ctx, Peer::lock).await?;
     let observer = ctx.caller().await?;
-    let name = ctx.name()?;
-    let guard = other.take(&other.lock(&name)?).await?;
     for limit in [Duration::ZERO, Duration::from_millis(1), ctx.short() / 2] {
         let begun = ctx.now();
         let waiting = peer.lock(&name)?.acquire_timeout(limit);
@@ -320,7 +298,7 @@ async fn a_wait_that_is_too_long_says_so_and_who_holds_it(ctx: Ctx) -> Result<()
     frees(&ctx, guard).await
 }
 
-async fn a_wait_for_oneself_says_where_the_lock_was_acquired(ctx: Ctx) -> Result<(), Failure> {
+async fn a_wait_for_oneself_says_where_the_lock_was_acquired(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
     let lock = peer.lock(&name)?;
@@ -342,10 +320,8 @@ async fn a_wait_for_oneself_says_where_the_lock_was_acquired(ctx: Ctx) -> Result
     frees(&ctx, guard).await
 }
 
-async fn a_waiter_out_of_time_passes_its_place_on(ctx: Ctx) -> Result<(), Failure> {
-    let [peer, other, third] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = other.take(&other.lock(&name)?).await?;
+async fn a_waiter_out_of_time_passes_its_place_on(ctx: Ctx) -> Result {
+    let ([_other, peer, third], name, guard) = held(&ctx, Peer::lock).await?;
     let (limit, order) = (ctx.short() / 2, Order::default());
     let impatient = Task::spawn(peer.lock(&name)?.acquire_timeout(limit));
     peer.stands(0).await?;
@@ -371,7 +347,7 @@ async fn a_waiter_out_of_time_passes_its_place_on(ctx: Ctx) -> Result<(), Failur
     same("the order", order.seen(), wanted)
 }
 
-async fn a_wait_ends_when_the_lease_of_the_holder_does(ctx: Ctx) -> Result<(), Failure> {
+async fn a_wait_ends_when_the_lease_of_the_holder_does(ctx: Ctx) -> Result {
     let [peer, other] = Peer::several(&ctx).await?;
     for local in [true, false] {
         let name = ctx.name()?;
@@ -395,10 +371,7 @@ async fn a_wait_ends_when_the_lease_of_the_holder_does(ctx: Ctx) -> Result<(), F
 
 /// The bound holds for all of them together: a store without wake-ups serves each after a poll interval,
 /// and gets no extra time for that.
-async fn all_served(
-    ctx: &Ctx,
-    waiting: Vec<Task<Result<(), dlock_core::Error>>>,
-) -> Result<(), Failure> {
+async fn all_served(ctx: &Ctx, waiting: Vec<Task<Result<(), dlock_core::Error>>>) -> Result {
     let end = ctx.now() + ctx.answer();
     for waiter in waiting {
         let rest = end.since(ctx.now());

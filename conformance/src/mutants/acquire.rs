@@ -1,74 +1,50 @@
 //! Drivers that acquire wrongly.
 
 use super::{
-    FAR, Mutant, Twist,
+    Batch, Edit, FAR, Inner, Renewals, Twist,
     memory::{PerName, Who, who},
+    table,
 };
 use crate::clause::Clause;
 use async_trait::async_trait;
 use dlock_core::{
-    ErrorKind, HoldId, Holds, Instant, Owner,
-    driver::{
-        Acquire, Acquired, DistributedLock, Held, Lane, Release, Released, Renew, Renewed, Result,
-    },
+    ErrorKind, HoldId, Holds, Owner,
+    driver::{Acquire, Acquired, Held, Release, Released, Renewed, Result},
 };
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
+use tokio::time::Instant;
 
-pub(super) const MUTANTS: &[Mutant] = &[
-    Mutant {
-        name: "a_lease_nearly_over_counts_as_over",
-        breaks: &[
-            Clause::Mutex,
-            Clause::Lease,
-            Clause::Renew,
-            Clause::Indeterminate,
-        ],
-        needs: &[],
-        twist: || Arc::new(Impatient),
-    },
-    Mutant {
-        name: "a_lapsed_holder_refuses_whoever_finds_it",
-        breaks: &[Clause::Expiry],
-        needs: &[],
-        twist: || Arc::new(Sweeper::default()),
-    },
-    Mutant {
-        name: "a_reentry_sets_the_end_of_all",
-        breaks: &[Clause::Lease],
-        needs: &[],
-        twist: || Arc::new(LastLease::default()),
-    },
-    Mutant {
-        name: "a_repeat_is_one_hold_more",
-        breaks: &[Clause::Indeterminate],
-        needs: &[],
-        twist: || Arc::new(CountedTwice::default()),
-    },
-    Mutant {
-        name: "a_repeat_promises_the_whole_lease",
-        breaks: &[Clause::Indeterminate],
-        needs: &[],
-        twist: || Arc::new(WholeLease),
-    },
-    Mutant {
-        name: "lapsed_holds_are_counted",
-        breaks: &[Clause::Expiry],
-        needs: &[],
-        twist: || Arc::new(Ghosts::default()),
-    },
-    Mutant {
-        name: "late_is_not_looked_at",
-        breaks: &[Clause::Indeterminate, Clause::Late, Clause::Error],
-        needs: &[],
-        twist: || Arc::new(NeverLate),
-    },
-    Mutant {
-        name: "one_hold_too_many_is_refused_as_held",
-        breaks: &[Clause::Error],
-        needs: &[],
-        twist: || Arc::new(FullIsHeld),
-    },
-];
+table! {
+    a_lease_nearly_over_counts_as_over
+        breaks(Clause::Mutex, Clause::Lease, Clause::Renew, Clause::Indeterminate) => Impatient;
+    a_lapsed_holder_refuses_whoever_finds_it breaks(Clause::Expiry) => Sweeper::default();
+    a_reentry_sets_the_end_of_all breaks(Clause::Lease) => LastLease::default();
+    a_repeat_is_one_hold_more breaks(Clause::Indeterminate) => CountedTwice::default();
+    lapsed_holds_are_counted breaks(Clause::Expiry) => Ghosts::default();
+    a_repeat_promises_the_whole_lease breaks(Clause::Indeterminate) => Edit {
+        acquired: |req, mut answer| {
+            if let Ok(Acquired::Granted(grant)) = &mut answer {
+                grant.valid_for = req.lease.length();
+            }
+            answer
+        },
+        ..Edit::NONE
+    };
+    // Sends no not-after.
+    late_is_not_looked_at breaks(Clause::Indeterminate, Clause::Late, Clause::Error) => Edit {
+        acquire: |req| req.give_up = req.give_up + FAR,
+        renew: |batch| batch.give_up = batch.give_up + FAR,
+        ..Edit::NONE
+    };
+    // Tells a holder to wait for itself.
+    one_hold_too_many_is_refused_as_held breaks(Clause::Error) => Edit {
+        acquired: |_, answer| match answer {
+            Err(error) if error.kind() == ErrorKind::Overloaded => Ok(Acquired::Held(Held::default())),
+            answer => answer,
+        },
+        ..Edit::NONE
+    };
+}
 
 /// Takes a lock with less than [`NEARLY`] left of its lease.
 #[derive(Debug)]
@@ -80,7 +56,7 @@ const NEARLY: Duration = Duration::from_millis(250);
 
 #[async_trait]
 impl Twist for Impatient {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
+    async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let answer = inner.acquire(req).await?;
         if matches!(answer, Acquired::Held(_)) {
             let seen = inner.inspect(&req.name).await?;
@@ -97,13 +73,13 @@ impl Twist for Impatient {
 /// An acquire that finds a lapsed holder only cleans up, and is refused.
 #[derive(Debug, Default)]
 struct Sweeper {
-    ends: PerName<(Owner, tokio::time::Instant)>,
+    ends: PerName<(Owner, Instant)>,
 }
 
 #[async_trait]
 impl Twist for Sweeper {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        let now = tokio::time::Instant::now();
+    async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
+        let now = Instant::now();
         if let Some((owner, end)) = self.ends.get(&req.name)
             && owner != req.owner
             && end <= now
@@ -123,13 +99,13 @@ impl Twist for Sweeper {
 /// One end for the whole record: the one that was asked for last.
 #[derive(Debug, Default)]
 struct LastLease {
-    ends: PerName<tokio::time::Instant>,
+    ends: PerName<Instant>,
 }
 
 #[async_trait]
 impl Twist for LastLease {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        let now = tokio::time::Instant::now();
+    async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
+        let now = Instant::now();
         let mut answer = inner.acquire(req).await?;
         let over = self.ends.get(&req.name).is_some_and(|end| end <= now);
         let refused = matches!(answer, Acquired::Held(_));
@@ -143,16 +119,10 @@ impl Twist for LastLease {
         Ok(answer)
     }
 
-    async fn renew(
-        &self,
-        inner: &dyn DistributedLock,
-        lane: Lane,
-        batch: &[Renew],
-        give_up: Instant,
-    ) -> Result<Vec<Result<Renewed>>> {
-        let now = tokio::time::Instant::now();
-        let answers = inner.renew(lane, batch, give_up).await?;
-        for (entry, answer) in batch.iter().zip(&answers) {
+    async fn renew(&self, batch: Batch<'_>) -> Renewals {
+        let now = Instant::now();
+        let answers = batch.send().await?;
+        for (entry, answer) in batch.entries.iter().zip(&answers) {
             if let Ok(Renewed::Until { valid_for }) = answer {
                 let end = self.ends.get(&entry.name).unwrap_or(now);
                 self.ends.put(&entry.name, end.max(now + *valid_for));
@@ -161,7 +131,7 @@ impl Twist for LastLease {
         Ok(answers)
     }
 
-    async fn release(&self, inner: &dyn DistributedLock, req: &Release) -> Result<Released> {
+    async fn release(&self, inner: &Inner, req: &Release) -> Result<Released> {
         self.ends.take(&req.name);
         inner.release(req).await
     }
@@ -175,7 +145,7 @@ struct CountedTwice {
 
 #[async_trait]
 impl Twist for CountedTwice {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
+    async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let mut again = req.clone();
         if self.inside.has(&req.name, &who(req)) {
             again.hold = HoldId::from_bits(req.hold.to_bits() ^ 1);
@@ -187,26 +157,11 @@ impl Twist for CountedTwice {
         Ok(answer)
     }
 
-    async fn release(&self, inner: &dyn DistributedLock, req: &Release) -> Result<Released> {
+    async fn release(&self, inner: &Inner, req: &Release) -> Result<Released> {
         if let Holds::One(hold) = req.holds {
             self.inside.strike(&req.name, &(req.owner, hold));
         }
         inner.release(req).await
-    }
-}
-
-/// Promises the lease asked for, whatever is left.
-#[derive(Debug)]
-struct WholeLease;
-
-#[async_trait]
-impl Twist for WholeLease {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        let mut answer = inner.acquire(req).await?;
-        if let Acquired::Granted(grant) = &mut answer {
-            grant.valid_for = req.lease.length();
-        }
-        Ok(answer)
     }
 }
 
@@ -218,7 +173,7 @@ struct Ghosts {
 
 #[async_trait]
 impl Twist for Ghosts {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
+    async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let mut answer = inner.acquire(req).await?;
         if let Acquired::Granted(grant) = &mut answer {
             if grant.holds.get() == 1 {
@@ -232,49 +187,10 @@ impl Twist for Ghosts {
         Ok(answer)
     }
 
-    async fn release(&self, inner: &dyn DistributedLock, req: &Release) -> Result<Released> {
+    async fn release(&self, inner: &Inner, req: &Release) -> Result<Released> {
         if let Holds::One(hold) = req.holds {
             self.inside.strike(&req.name, &(req.owner, hold));
         }
         inner.release(req).await
-    }
-}
-
-/// Sends no not-after.
-#[derive(Debug)]
-struct NeverLate;
-
-#[async_trait]
-impl Twist for NeverLate {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        let mut whenever = req.clone();
-        whenever.give_up = req.give_up + FAR;
-        inner.acquire(&whenever).await
-    }
-
-    async fn renew(
-        &self,
-        inner: &dyn DistributedLock,
-        lane: Lane,
-        batch: &[Renew],
-        give_up: Instant,
-    ) -> Result<Vec<Result<Renewed>>> {
-        inner.renew(lane, batch, give_up + FAR).await
-    }
-}
-
-/// Tells a holder to wait for itself.
-#[derive(Debug)]
-struct FullIsHeld;
-
-#[async_trait]
-impl Twist for FullIsHeld {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        match inner.acquire(req).await {
-            Err(error) if error.kind() == ErrorKind::Overloaded => {
-                Ok(Acquired::Held(Held::default()))
-            }
-            answer => answer,
-        }
     }
 }

@@ -1,67 +1,29 @@
 //! Drivers that inspect, list, break, report errors or map names wrongly.
 
-use super::{FAR, Mutant, Twist, memory::PerName};
-use crate::{clause::Clause, fixture::Need};
+use super::{Edit, FAR, Inner, Twist, memory::PerName, table};
+use crate::clause::Clause;
 use async_trait::async_trait;
 use dlock_core::{
     Broken, Effect, FencingToken, LockName, Snapshot,
-    driver::{
-        Acquire, Acquired, Cursor, DistributedLock, DriverError, Page, Release, Released, Renew,
-        Result,
-    },
+    driver::{Acquire, Acquired, Cursor, DriverError, Page, Release, Released, Renew, Result},
 };
-use std::sync::Arc;
 
-pub(super) const MUTANTS: &[Mutant] = &[
-    Mutant {
-        name: "inspect_prolongs",
-        breaks: &[Clause::Admin],
-        needs: &[],
-        twist: || Arc::new(InspectProlongs::default()),
-    },
-    Mutant {
-        name: "inspect_shows_no_name_kept_shut",
-        breaks: &[Clause::Keep],
-        needs: &[],
-        twist: || Arc::new(ShutUnseen),
-    },
-    Mutant {
-        name: "break_does_not_look_at_the_token",
-        breaks: &[Clause::Admin],
-        needs: &[],
-        twist: || Arc::new(BreakAnything),
-    },
-    Mutant {
-        name: "list_skips_between_pages",
-        breaks: &[Clause::Admin],
-        needs: &[],
-        twist: || Arc::new(ListSkips),
-    },
-    Mutant {
-        name: "list_takes_its_prefix_for_a_pattern",
-        breaks: &[Clause::Admin],
-        needs: &[],
-        twist: || Arc::new(Like),
-    },
-    Mutant {
-        name: "what_was_executed_is_said_to_have_had_no_effect",
-        breaks: &[Clause::Error],
-        needs: &[Need::Network],
-        twist: || Arc::new(NoEffect),
-    },
-    Mutant {
-        name: "names_are_folded_to_lower_case",
-        breaks: &[Clause::Name],
-        needs: &[],
-        twist: || Arc::new(Renamed(|name| name.to_lowercase())),
-    },
-    Mutant {
-        name: "names_lose_trailing_blanks",
-        breaks: &[Clause::Name],
-        needs: &[],
-        twist: || Arc::new(Renamed(|name| name.trim_end_matches(' ').to_owned())),
-    },
-];
+table! {
+    inspect_prolongs breaks(Clause::Admin) => InspectProlongs::default();
+    inspect_shows_no_name_kept_shut breaks(Clause::Keep) => ShutUnseen;
+    break_does_not_look_at_the_token breaks(Clause::Admin) => BreakAnything;
+    list_skips_between_pages breaks(Clause::Admin) => ListSkips;
+    list_takes_its_prefix_for_a_pattern breaks(Clause::Admin) => Like;
+    // Takes a lost answer for a lost request.
+    what_was_executed_is_said_to_have_had_no_effect breaks(Clause::Error) needs(Network) => Edit {
+        acquired: |_, answer| answer.map_err(without_effect),
+        released: |answer| answer.map_err(without_effect),
+        ..Edit::NONE
+    };
+    names_are_folded_to_lower_case breaks(Clause::Name) => Renamed(|name| name.to_lowercase());
+    names_lose_trailing_blanks breaks(Clause::Name)
+        => Renamed(|name| name.trim_end_matches(' ').to_owned());
+}
 
 /// Prolongs the holds that it shows.
 #[derive(Debug, Default)]
@@ -71,7 +33,7 @@ struct InspectProlongs {
 
 #[async_trait]
 impl Twist for InspectProlongs {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
+    async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let answer = inner.acquire(req).await?;
         if matches!(answer, Acquired::Granted(_)) {
             self.last.put(&req.name, req.clone());
@@ -79,7 +41,7 @@ impl Twist for InspectProlongs {
         Ok(answer)
     }
 
-    async fn inspect(&self, inner: &dyn DistributedLock, name: &LockName) -> Result<Snapshot> {
+    async fn inspect(&self, inner: &Inner, name: &LockName) -> Result<Snapshot> {
         if let Some(last) = self.last.get(name) {
             let entry = Renew::new(
                 name.clone(),
@@ -101,7 +63,7 @@ struct ShutUnseen;
 
 #[async_trait]
 impl Twist for ShutUnseen {
-    async fn inspect(&self, inner: &dyn DistributedLock, name: &LockName) -> Result<Snapshot> {
+    async fn inspect(&self, inner: &Inner, name: &LockName) -> Result<Snapshot> {
         let mut seen = inner.inspect(name).await?;
         if seen.waiters.unwrap_or(0) == 0 {
             seen.shut = None;
@@ -118,7 +80,7 @@ struct BreakAnything;
 impl Twist for BreakAnything {
     async fn break_lock(
         &self,
-        inner: &dyn DistributedLock,
+        inner: &Inner,
         name: &LockName,
         _: Option<FencingToken>,
     ) -> Result<Broken> {
@@ -134,7 +96,7 @@ struct ListSkips;
 impl Twist for ListSkips {
     async fn list(
         &self,
-        inner: &dyn DistributedLock,
+        inner: &Inner,
         prefix: &str,
         from: Option<&Cursor>,
         limit: usize,
@@ -155,7 +117,7 @@ struct Like;
 impl Twist for Like {
     async fn list(
         &self,
-        inner: &dyn DistributedLock,
+        inner: &Inner,
         prefix: &str,
         from: Option<&Cursor>,
         limit: usize,
@@ -172,25 +134,10 @@ impl Twist for Like {
     }
 }
 
-/// Takes a lost answer for a lost request.
-#[derive(Debug)]
-struct NoEffect;
-
 fn without_effect(error: DriverError) -> DriverError {
     match error.effect() {
         Effect::None => error,
         Effect::Unknown => error.with_effect(Effect::None),
-    }
-}
-
-#[async_trait]
-impl Twist for NoEffect {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        inner.acquire(req).await.map_err(without_effect)
-    }
-
-    async fn release(&self, inner: &dyn DistributedLock, req: &Release) -> Result<Released> {
-        inner.release(req).await.map_err(without_effect)
     }
 }
 
@@ -206,19 +153,19 @@ impl Renamed {
 
 #[async_trait]
 impl Twist for Renamed {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
+    async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let mut req = req.clone();
         req.name = self.of(&req.name);
         inner.acquire(&req).await
     }
 
-    async fn release(&self, inner: &dyn DistributedLock, req: &Release) -> Result<Released> {
+    async fn release(&self, inner: &Inner, req: &Release) -> Result<Released> {
         let mut req = req.clone();
         req.name = self.of(&req.name);
         inner.release(&req).await
     }
 
-    async fn inspect(&self, inner: &dyn DistributedLock, name: &LockName) -> Result<Snapshot> {
+    async fn inspect(&self, inner: &Inner, name: &LockName) -> Result<Snapshot> {
         let mut seen = inner.inspect(&self.of(name)).await?;
         seen.name = name.clone();
         Ok(seen)

@@ -1,54 +1,28 @@
 //! Drivers that number incarnations wrongly, or enter the wrong one.
 
 use super::{
-    Mutant, Twist,
-    memory::{PerName, Who, who},
+    Edit, Inner, Twist,
+    memory::{PerName, Who, address, who},
+    table,
 };
 use crate::clause::Clause;
 use async_trait::async_trait;
 use dlock_core::{
     Broken, FencingToken, LockName, Snapshot,
-    driver::{Acquire, Acquired, DistributedLock, Held, Release, Released, Result},
+    driver::{Acquire, Acquired, Held, Release, Released, Result},
 };
-use std::sync::Arc;
 
-pub(super) const MUTANTS: &[Mutant] = &[
-    Mutant {
-        name: "a_token_repeats_after_expiry",
-        breaks: &[Clause::Expiry, Clause::Fencing],
-        needs: &[],
-        twist: || Arc::new(TokenAgain::default()),
-    },
-    Mutant {
-        name: "a_token_is_a_time_without_a_counter",
-        breaks: &[
-            Clause::Reentry,
-            Clause::Expiry,
-            Clause::Fencing,
-            Clause::Admin,
-        ],
-        needs: &[],
-        twist: || Arc::new(TokenOfTheHour),
-    },
-    Mutant {
-        name: "a_reentry_has_a_token_of_its_own",
-        breaks: &[Clause::Reentry],
-        needs: &[],
-        twist: || Arc::new(TokenPerHold::default()),
-    },
-    Mutant {
-        name: "a_reentry_from_another_client_waits",
-        breaks: &[Clause::Reentry],
-        needs: &[],
-        twist: || Arc::new(PerClient::default()),
-    },
-    Mutant {
-        name: "a_join_is_an_acquire",
-        breaks: &[Clause::Reentry],
-        needs: &[],
-        twist: || Arc::new(JoinIgnored),
-    },
-];
+table! {
+    a_token_repeats_after_expiry breaks(Clause::Expiry, Clause::Fencing) => TokenAgain::default();
+    a_token_is_a_time_without_a_counter
+        breaks(Clause::Reentry, Clause::Expiry, Clause::Fencing, Clause::Admin) => TokenOfTheHour;
+    a_reentry_has_a_token_of_its_own breaks(Clause::Reentry) => TokenPerHold::default();
+    a_reentry_from_another_client_waits breaks(Clause::Reentry) => PerClient::default();
+    a_join_is_an_acquire breaks(Clause::Reentry) => Edit {
+        acquire: |req| req.join = None,
+        ..Edit::NONE
+    };
+}
 
 /// Does not count after a lapse: the counter moves only with a release or a break.
 #[derive(Debug, Default)]
@@ -58,7 +32,7 @@ struct TokenAgain {
 
 #[async_trait]
 impl Twist for TokenAgain {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
+    async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let mut answer = inner.acquire(req).await?;
         if let Acquired::Granted(grant) = &mut answer {
             match self.last.get(&req.name) {
@@ -71,7 +45,7 @@ impl Twist for TokenAgain {
         Ok(answer)
     }
 
-    async fn release(&self, inner: &dyn DistributedLock, req: &Release) -> Result<Released> {
+    async fn release(&self, inner: &Inner, req: &Release) -> Result<Released> {
         let answer = inner.release(req).await;
         self.last.take(&req.name);
         answer
@@ -79,7 +53,7 @@ impl Twist for TokenAgain {
 
     async fn break_lock(
         &self,
-        inner: &dyn DistributedLock,
+        inner: &Inner,
         name: &LockName,
         only: Option<FencingToken>,
     ) -> Result<Broken> {
@@ -99,11 +73,7 @@ impl TokenOfTheHour {
     }
 
     /// The real token behind a rounded one, if it is the current one.
-    async fn known(
-        inner: &dyn DistributedLock,
-        name: &LockName,
-        wanted: FencingToken,
-    ) -> Result<FencingToken> {
+    async fn known(inner: &Inner, name: &LockName, wanted: FencingToken) -> Result<FencingToken> {
         let seen = inner.inspect(name).await?;
         let real = seen.holders.iter().find_map(|holder| holder.token);
         Ok(real
@@ -114,7 +84,7 @@ impl TokenOfTheHour {
 
 #[async_trait]
 impl Twist for TokenOfTheHour {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
+    async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let mut req = req.clone();
         if let Some(token) = req.join {
             req.join = Some(Self::known(inner, &req.name, token).await?);
@@ -128,7 +98,7 @@ impl Twist for TokenOfTheHour {
         Ok(answer)
     }
 
-    async fn inspect(&self, inner: &dyn DistributedLock, name: &LockName) -> Result<Snapshot> {
+    async fn inspect(&self, inner: &Inner, name: &LockName) -> Result<Snapshot> {
         let mut seen = inner.inspect(name).await?;
         for holder in &mut seen.holders {
             holder.token = holder.token.map(Self::rounded);
@@ -138,7 +108,7 @@ impl Twist for TokenOfTheHour {
 
     async fn break_lock(
         &self,
-        inner: &dyn DistributedLock,
+        inner: &Inner,
         name: &LockName,
         only: Option<FencingToken>,
     ) -> Result<Broken> {
@@ -166,7 +136,7 @@ struct TokenPerHold {
 
 #[async_trait]
 impl Twist for TokenPerHold {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
+    async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let mut answer = inner.acquire(req).await?;
         if let Acquired::Granted(grant) = &mut answer {
             let repeat = self.inside.add(&req.name, who(req));
@@ -188,8 +158,8 @@ struct PerClient {
 
 #[async_trait]
 impl Twist for PerClient {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        let me = std::ptr::from_ref(inner).cast::<()>().addr();
+    async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
+        let me = address(inner);
         let seen = inner.inspect(&req.name).await?;
         let mut owners = seen.holders.iter().map(|holder| holder.owner);
         let mine = owners.any(|owner| owner == req.owner.fingerprint());
@@ -205,18 +175,5 @@ impl Twist for PerClient {
             self.inside.add(&req.name, who(req));
         }
         Ok(answer)
-    }
-}
-
-/// Does not read `join`.
-#[derive(Debug)]
-struct JoinIgnored;
-
-#[async_trait]
-impl Twist for JoinIgnored {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        let mut plain = req.clone();
-        plain.join = None;
-        inner.acquire(&plain).await
     }
 }

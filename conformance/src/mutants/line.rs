@@ -1,72 +1,43 @@
 //! Drivers that order the queue wrongly, or send no wake-ups.
 
-use super::{Mutant, Twist};
-use crate::{clause::Clause, fixture::Need};
+use super::{Edit, Inner, Twist, table};
+use crate::clause::Clause;
 use async_trait::async_trait;
 use dlock_core::{
     LockName,
-    driver::{Acquire, Acquired, DistributedLock, Hint, Result, Ticket},
+    driver::{Acquire, Acquired, Hint, Result, Ticket},
 };
-use futures_core::stream::BoxStream;
-use futures_util::{StreamExt, future::ready};
-use std::{num::NonZeroU64, sync::Arc};
+use std::num::NonZeroU64;
 
-pub(super) const MUTANTS: &[Mutant] = &[
-    Mutant {
-        name: "a_turn_is_open_to_whoever_asks",
-        breaks: &[Clause::Wait],
-        needs: &[Need::Line],
-        twist: || Arc::new(Barging),
-    },
-    Mutant {
-        name: "the_next_ticket_is_forgotten",
-        breaks: &[Clause::Wait],
-        needs: &[Need::Line],
-        twist: || Arc::new(NextForgotten),
-    },
-    Mutant {
-        name: "a_granted_ticket_stays_in_line",
-        breaks: &[Clause::Indeterminate, Clause::Wait],
-        needs: &[Need::Line],
-        twist: || Arc::new(TicketStays),
-    },
-    Mutant {
-        name: "refused_without_a_ticket_stands_all_the_same",
-        breaks: &[
-            Clause::Mutex,
-            Clause::Indeterminate,
-            Clause::Cancel,
-            Clause::Wait,
-            Clause::Late,
-        ],
-        needs: &[Need::Line],
-        twist: || Arc::new(EverybodyStands),
-    },
-    Mutant {
-        name: "leave_does_nothing",
-        breaks: &[Clause::Cancel],
-        needs: &[Need::Line],
-        twist: || Arc::new(LeaveSwallowed),
-    },
-    Mutant {
-        name: "a_turn_that_is_left_is_handed_to_nobody",
-        breaks: &[Clause::Cancel],
-        needs: &[Need::Line],
-        twist: || Arc::new(TurnLost),
-    },
-    Mutant {
-        name: "hints_are_never_told",
-        breaks: &[Clause::Wait],
-        needs: &[Need::Push],
-        twist: || Arc::new(Silent),
-    },
-    Mutant {
-        name: "a_gap_is_never_told",
-        breaks: &[Clause::Wait],
-        needs: &[Need::Push, Need::Network],
-        twist: || Arc::new(NoGaps),
-    },
-];
+table! {
+    a_turn_is_open_to_whoever_asks breaks(Clause::Wait) needs(Line) => Barging;
+    the_next_ticket_is_forgotten breaks(Clause::Wait) needs(Line) => Edit {
+        acquire: |req| req.next = None,
+        ..Edit::NONE
+    };
+    a_granted_ticket_stays_in_line breaks(Clause::Indeterminate, Clause::Wait) needs(Line) => Edit {
+        acquire: |req| req.next = req.next.or(req.line),
+        ..Edit::NONE
+    };
+    // Queues it under a ticket of the mutant's own.
+    refused_without_a_ticket_stands_all_the_same
+        breaks(Clause::Mutex, Clause::Indeterminate, Clause::Cancel, Clause::Wait, Clause::Late)
+        needs(Line) => Edit {
+            acquire: |req| req.line = req.line.or(NonZeroU64::new(req.hold.to_bits()).map(Ticket)),
+            ..Edit::NONE
+        };
+    leave_does_nothing breaks(Clause::Cancel) needs(Line) => LeaveSwallowed;
+    a_turn_that_is_left_is_handed_to_nobody breaks(Clause::Cancel) needs(Line) => TurnLost;
+    hints_are_never_told breaks(Clause::Wait) needs(Push) => Edit {
+        hint: |_| false,
+        ..Edit::NONE
+    };
+    // Reconnects without reporting it.
+    a_gap_is_never_told breaks(Clause::Wait) needs(Push, Network) => Edit {
+        hint: |hint| *hint != Hint::Resync,
+        ..Edit::NONE
+    };
+}
 
 /// Takes a lock that is reserved for another ticket.
 #[derive(Debug)]
@@ -74,7 +45,7 @@ struct Barging;
 
 #[async_trait]
 impl Twist for Barging {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
+    async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let answer = inner.acquire(req).await?;
         if matches!(answer, Acquired::Held(_)) && req.line.is_none() {
             let seen = inner.inspect(&req.name).await?;
@@ -87,55 +58,13 @@ impl Twist for Barging {
     }
 }
 
-/// Does not read `next`.
-#[derive(Debug)]
-struct NextForgotten;
-
-#[async_trait]
-impl Twist for NextForgotten {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        let mut alone = req.clone();
-        alone.next = None;
-        inner.acquire(&alone).await
-    }
-}
-
-/// Puts the used ticket at the end of the queue again.
-#[derive(Debug)]
-struct TicketStays;
-
-#[async_trait]
-impl Twist for TicketStays {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        let mut stays = req.clone();
-        stays.next = req.next.or(req.line);
-        inner.acquire(&stays).await
-    }
-}
-
-/// Queues a request without a ticket under a ticket of the mutant's own.
-#[derive(Debug)]
-struct EverybodyStands;
-
-#[async_trait]
-impl Twist for EverybodyStands {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        let mut stands = req.clone();
-        if req.line.is_none() {
-            let number = NonZeroU64::new(req.hold.to_bits());
-            stands.line = number.map(Ticket);
-        }
-        inner.acquire(&stands).await
-    }
-}
-
 /// Sends nothing: the server has to find out.
 #[derive(Debug)]
 struct LeaveSwallowed;
 
 #[async_trait]
 impl Twist for LeaveSwallowed {
-    async fn leave(&self, _: &dyn DistributedLock, _: &LockName, _: Ticket) -> Result<()> {
+    async fn leave(&self, _: &Inner, _: &LockName, _: Ticket) -> Result<()> {
         Ok(())
     }
 }
@@ -146,41 +75,11 @@ struct TurnLost;
 
 #[async_trait]
 impl Twist for TurnLost {
-    async fn leave(
-        &self,
-        inner: &dyn DistributedLock,
-        name: &LockName,
-        ticket: Ticket,
-    ) -> Result<()> {
+    async fn leave(&self, inner: &Inner, name: &LockName, ticket: Ticket) -> Result<()> {
         let seen = inner.inspect(name).await?;
         if seen.shut.is_some() {
             return Ok(());
         }
         inner.leave(name, ticket).await
-    }
-}
-
-/// Its connection for hints is silent.
-#[derive(Debug)]
-struct Silent;
-
-#[async_trait]
-impl Twist for Silent {
-    fn hints(&self, inner: &dyn DistributedLock) -> BoxStream<'static, Hint> {
-        inner.hints().filter(|_| ready(false)).boxed()
-    }
-}
-
-/// Reconnects without reporting it.
-#[derive(Debug)]
-struct NoGaps;
-
-#[async_trait]
-impl Twist for NoGaps {
-    fn hints(&self, inner: &dyn DistributedLock) -> BoxStream<'static, Hint> {
-        inner
-            .hints()
-            .filter(|hint| ready(*hint != Hint::Resync))
-            .boxed()
     }
 }

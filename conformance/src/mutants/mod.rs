@@ -2,6 +2,7 @@
 
 mod acquire;
 mod admin;
+mod edit;
 mod enter;
 mod line;
 mod memory;
@@ -10,8 +11,10 @@ mod renew;
 mod run;
 mod twist;
 
-pub use twist::Twist;
-pub(crate) use {run::trial, twist::twisted};
+use edit::Edit;
+pub(crate) use run::trial;
+use twist::{Batch, Inner, Renewals};
+pub(crate) use twist::{Twist, twisted};
 
 use crate::{clause::Clause, fixture::Need};
 use std::{sync::Arc, time::Duration};
@@ -29,8 +32,21 @@ pub struct Mutant {
     /// Without these needs it is no different from a right one.
     pub needs: &'static [Need],
     /// Makes a fresh one, which all drivers of one case share.
-    pub twist: fn() -> Arc<dyn Twist>,
+    pub(crate) twist: fn() -> Arc<dyn Twist>,
 }
+
+/// The table `MUTANTS` of a file.
+macro_rules! table {
+    ($($name:ident breaks($($clause:path),+) $(needs($($need:ident),+))? => $twist:expr;)+) => {
+        pub(super) const MUTANTS: &[$crate::Mutant] = &[$($crate::Mutant {
+            name: stringify!($name),
+            breaks: &[$($clause),+],
+            needs: &[$($($crate::Need::$need),+)?],
+            twist: || std::sync::Arc::new($twist),
+        }),+];
+    };
+}
+use table;
 
 /// How much of the suite runs over each mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,67 +1,42 @@
 //! Drivers that release wrongly.
 
 use super::{
-    FAR, Mutant, Twist,
-    memory::{PerName, Who, who},
+    Edit, FAR, Inner, Twist,
+    memory::{PerName, Who, address, who},
+    table,
 };
-use crate::{clause::Clause, fixture::Need};
+use crate::clause::Clause;
 use async_trait::async_trait;
 use dlock_core::{
     Holds, Instant, Owner,
-    driver::{Acquire, Acquired, DistributedLock, Release, Released, Renew, Result},
+    driver::{Acquire, Acquired, Release, Released, Renew, Result},
 };
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-pub(super) const MUTANTS: &[Mutant] = &[
-    Mutant {
-        name: "release_goes_by_the_owner",
-        breaks: &[Clause::Owner],
-        needs: &[],
-        twist: || Arc::new(ByOwner),
-    },
-    Mutant {
-        name: "release_of_nothing_is_freed",
-        breaks: &[Clause::Owner],
-        needs: &[],
-        twist: || Arc::new(AlwaysFreed),
-    },
-    Mutant {
-        name: "the_first_hold_takes_the_others_with_it",
-        breaks: &[Clause::Owner, Clause::Reentry, Clause::Lease, Clause::Keep],
-        needs: &[],
-        twist: || Arc::new(FirstEndsAll::default()),
-    },
-    Mutant {
-        name: "what_is_left_lasts_as_long_as_what_went",
-        breaks: &[Clause::Lease],
-        needs: &[],
-        twist: || Arc::new(Heirs::default()),
-    },
-    Mutant {
-        name: "a_keep_is_forgotten_while_a_hold_is_left",
-        breaks: &[Clause::Keep],
-        needs: &[],
-        twist: || Arc::new(KeepOfTheLast),
-    },
-    Mutant {
-        name: "a_keep_is_for_others_only",
-        breaks: &[Clause::Keep],
-        needs: &[],
-        twist: || Arc::new(KeepForOthers::default()),
-    },
-    Mutant {
-        name: "close_gives_back_what_it_held",
-        breaks: &[Clause::Shutdown],
-        needs: &[Need::Detached],
-        twist: || Arc::new(CloseReleases::default()),
-    },
-    Mutant {
-        name: "close_renews_a_last_time",
-        breaks: &[Clause::Crash],
-        needs: &[],
-        twist: || Arc::new(CloseRenews::default()),
-    },
-];
+table! {
+    release_goes_by_the_owner breaks(Clause::Owner) => ByOwner;
+    release_of_nothing_is_freed breaks(Clause::Owner) => Edit {
+        released: |answer| match answer {
+            Ok(Released::NotHeld { .. }) => Ok(Released::Freed),
+            answer => answer,
+        },
+        ..Edit::NONE
+    };
+    the_first_hold_takes_the_others_with_it
+        breaks(Clause::Owner, Clause::Reentry, Clause::Lease, Clause::Keep)
+        => FirstEndsAll::default();
+    what_is_left_lasts_as_long_as_what_went breaks(Clause::Lease) => Heirs::default();
+    a_keep_is_forgotten_while_a_hold_is_left breaks(Clause::Keep) => KeepOfTheLast;
+    a_keep_is_for_others_only breaks(Clause::Keep) => KeepForOthers::default();
+    close_gives_back_what_it_held breaks(Clause::Shutdown) needs(Detached) => Close {
+        renews: false,
+        held: PerName::default(),
+    };
+    close_renews_a_last_time breaks(Clause::Crash) => Close {
+        renews: true,
+        held: PerName::default(),
+    };
+}
 
 /// Where the hold does not exist, releases all holds of the owner.
 #[derive(Debug)]
@@ -69,7 +44,7 @@ struct ByOwner;
 
 #[async_trait]
 impl Twist for ByOwner {
-    async fn release(&self, inner: &dyn DistributedLock, req: &Release) -> Result<Released> {
+    async fn release(&self, inner: &Inner, req: &Release) -> Result<Released> {
         let answer = inner.release(req).await?;
         if matches!(answer, Released::NotHeld { .. }) {
             let mut all = req.clone();
@@ -77,20 +52,6 @@ impl Twist for ByOwner {
             return inner.release(&all).await;
         }
         Ok(answer)
-    }
-}
-
-/// Does not check whether there was a hold.
-#[derive(Debug)]
-struct AlwaysFreed;
-
-#[async_trait]
-impl Twist for AlwaysFreed {
-    async fn release(&self, inner: &dyn DistributedLock, req: &Release) -> Result<Released> {
-        Ok(match inner.release(req).await? {
-            Released::NotHeld { .. } => Released::Freed,
-            answer => answer,
-        })
     }
 }
 
@@ -102,7 +63,7 @@ struct FirstEndsAll {
 
 #[async_trait]
 impl Twist for FirstEndsAll {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
+    async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let answer = inner.acquire(req).await?;
         if let Acquired::Granted(grant) = &answer
             && grant.holds.get() == 1
@@ -112,7 +73,7 @@ impl Twist for FirstEndsAll {
         Ok(answer)
     }
 
-    async fn release(&self, inner: &dyn DistributedLock, req: &Release) -> Result<Released> {
+    async fn release(&self, inner: &Inner, req: &Release) -> Result<Released> {
         let mut req = req.clone();
         if let Holds::One(hold) = req.holds
             && self.first.get(&req.name) == Some((req.owner, hold))
@@ -131,7 +92,7 @@ struct Heirs {
 
 #[async_trait]
 impl Twist for Heirs {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
+    async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let answer = inner.acquire(req).await?;
         if let Acquired::Granted(grant) = &answer {
             if grant.holds.get() == 1 {
@@ -143,7 +104,7 @@ impl Twist for Heirs {
         Ok(answer)
     }
 
-    async fn release(&self, inner: &dyn DistributedLock, req: &Release) -> Result<Released> {
+    async fn release(&self, inner: &Inner, req: &Release) -> Result<Released> {
         let answer = inner.release(req).await?;
         let inside = self.inside.get(&req.name).unwrap_or_default();
         let longest = inside.iter().map(|(_, lease, _)| *lease).max();
@@ -164,7 +125,7 @@ struct KeepOfTheLast;
 
 #[async_trait]
 impl Twist for KeepOfTheLast {
-    async fn release(&self, inner: &dyn DistributedLock, req: &Release) -> Result<Released> {
+    async fn release(&self, inner: &Inner, req: &Release) -> Result<Released> {
         let mut req = req.clone();
         if req.keep.is_some() && inner.inspect(&req.name).await?.holds > 1 {
             req.keep = None;
@@ -181,7 +142,7 @@ struct KeepForOthers {
 
 #[async_trait]
 impl Twist for KeepForOthers {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
+    async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let answer = inner.acquire(req).await?;
         if matches!(answer, Acquired::Held(_)) && self.last.get(&req.name) == Some(req.owner) {
             self.last.take(&req.name);
@@ -191,7 +152,7 @@ impl Twist for KeepForOthers {
         Ok(answer)
     }
 
-    async fn release(&self, inner: &dyn DistributedLock, req: &Release) -> Result<Released> {
+    async fn release(&self, inner: &Inner, req: &Release) -> Result<Released> {
         let answer = inner.release(req).await?;
         if matches!(answer, Released::Kept { .. }) {
             self.last.put(&req.name, req.owner);
@@ -200,69 +161,37 @@ impl Twist for KeepForOthers {
     }
 }
 
-/// The latest hold of each name, and the driver that acquired it.
-type Holdings = PerName<(usize, Acquire)>;
-
-fn note(held: &Holdings, inner: &dyn DistributedLock, req: &Acquire, answer: &Acquired) {
-    if matches!(answer, Acquired::Granted(_)) {
-        held.put(&req.name, (address(inner), req.clone()));
-    }
-}
-
-fn held_by(held: &Holdings, inner: &dyn DistributedLock) -> Vec<Acquire> {
-    let all = held.all();
-    let mine = all.values().filter(|(at, _)| *at == address(inner));
-    mine.map(|(_, req)| req.clone()).collect()
-}
-
-fn address(inner: &dyn DistributedLock) -> usize {
-    std::ptr::from_ref(inner).cast::<()>().addr()
-}
-
-/// Releases locks of code that still runs.
-#[derive(Debug, Default)]
-struct CloseReleases {
-    held: Holdings,
+/// Releases the locks of code that still runs before it closes, or renews them for a long lease.
+#[derive(Debug)]
+struct Close {
+    renews: bool,
+    /// The latest hold of each name, and the driver that acquired it.
+    held: PerName<(usize, Acquire)>,
 }
 
 #[async_trait]
-impl Twist for CloseReleases {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
+impl Twist for Close {
+    async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let answer = inner.acquire(req).await?;
-        note(&self.held, inner, req, &answer);
-        Ok(answer)
-    }
-
-    async fn close(&self, inner: &dyn DistributedLock) {
-        for req in held_by(&self.held, inner) {
-            inner
-                .release(&Release::new(req.name, req.owner, req.hold))
-                .await
-                .ok();
+        if matches!(answer, Acquired::Granted(_)) {
+            self.held.put(&req.name, (address(inner), req.clone()));
         }
-        inner.close().await;
-    }
-}
-
-/// Renews all holds for a long lease before closing.
-#[derive(Debug, Default)]
-struct CloseRenews {
-    held: Holdings,
-}
-
-#[async_trait]
-impl Twist for CloseRenews {
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
-        let answer = inner.acquire(req).await?;
-        note(&self.held, inner, req, &answer);
         Ok(answer)
     }
 
-    async fn close(&self, inner: &dyn DistributedLock) {
-        for req in held_by(&self.held, inner) {
-            let lane = inner.lane(&req.name);
-            let entry = Renew::new(req.name, req.owner, req.hold, Some(FAR));
-            inner.renew(lane, &[entry], req.give_up + FAR).await.ok();
+    async fn close(&self, inner: &Inner) {
+        let all: Vec<_> = self.held.all().values().cloned().collect();
+        for (_, req) in all.into_iter().filter(|(at, _)| *at == address(inner)) {
+            let Acquire {
+                name, owner, hold, ..
+            } = req;
+            if self.renews {
+                let lane = inner.lane(&name);
+                let entry = Renew::new(name, owner, hold, Some(FAR));
+                inner.renew(lane, &[entry], req.give_up + FAR).await.ok();
+            } else {
+                inner.release(&Release::new(name, owner, hold)).await.ok();
+            }
         }
         inner.close().await;
     }

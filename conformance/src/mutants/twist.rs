@@ -11,54 +11,60 @@ use dlock_core::{
 use futures_core::stream::BoxStream;
 use std::{fmt::Debug, sync::Arc};
 
-/// One mistake: it overrides the calls that it gets wrong; all others pass through.
+/// The right driver inside.
+pub(super) type Inner = dyn DistributedLock;
+/// The answers to a batch of renewals.
+pub(super) type Renewals = Result<Vec<Result<Renewed>>>;
+
+/// A batch of renewals on its way to the right driver.
+pub(crate) struct Batch<'a> {
+    pub(super) inner: &'a Inner,
+    pub(super) entries: Vec<Renew>,
+    pub(super) give_up: Instant,
+    lane: Lane,
+}
+
+impl Batch<'_> {
+    pub(super) async fn send(&self) -> Renewals {
+        self.renew(&self.entries).await
+    }
+
+    /// The same with other entries.
+    pub(super) async fn renew(&self, entries: &[Renew]) -> Renewals {
+        self.inner.renew(self.lane, entries, self.give_up).await
+    }
+}
+
+/// One mistake: it overrides the calls of [`DistributedLock`] that it gets wrong; all others pass through.
 #[async_trait]
-pub trait Twist: Debug + Send + Sync + 'static {
-    /// See [`DistributedLock::acquire`].
-    async fn acquire(&self, inner: &dyn DistributedLock, req: &Acquire) -> Result<Acquired> {
+pub(crate) trait Twist: Debug + Send + Sync + 'static {
+    async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         inner.acquire(req).await
     }
 
-    /// See [`DistributedLock::leave`].
-    async fn leave(
-        &self,
-        inner: &dyn DistributedLock,
-        name: &LockName,
-        ticket: Ticket,
-    ) -> Result<()> {
+    async fn leave(&self, inner: &Inner, name: &LockName, ticket: Ticket) -> Result<()> {
         inner.leave(name, ticket).await
     }
 
-    /// See [`DistributedLock::renew`].
-    async fn renew(
-        &self,
-        inner: &dyn DistributedLock,
-        lane: Lane,
-        batch: &[Renew],
-        give_up: Instant,
-    ) -> Result<Vec<Result<Renewed>>> {
-        inner.renew(lane, batch, give_up).await
+    async fn renew(&self, batch: Batch<'_>) -> Renewals {
+        batch.send().await
     }
 
-    /// See [`DistributedLock::release`].
-    async fn release(&self, inner: &dyn DistributedLock, req: &Release) -> Result<Released> {
+    async fn release(&self, inner: &Inner, req: &Release) -> Result<Released> {
         inner.release(req).await
     }
 
-    /// See [`DistributedLock::hints`].
-    fn hints(&self, inner: &dyn DistributedLock) -> BoxStream<'static, Hint> {
+    fn hints(&self, inner: &Inner) -> BoxStream<'static, Hint> {
         inner.hints()
     }
 
-    /// See [`DistributedLock::inspect`].
-    async fn inspect(&self, inner: &dyn DistributedLock, name: &LockName) -> Result<Snapshot> {
+    async fn inspect(&self, inner: &Inner, name: &LockName) -> Result<Snapshot> {
         inner.inspect(name).await
     }
 
-    /// See [`DistributedLock::list`].
     async fn list(
         &self,
-        inner: &dyn DistributedLock,
+        inner: &Inner,
         prefix: &str,
         from: Option<&Cursor>,
         limit: usize,
@@ -66,18 +72,16 @@ pub trait Twist: Debug + Send + Sync + 'static {
         inner.list(prefix, from, limit).await
     }
 
-    /// See [`DistributedLock::break_lock`].
     async fn break_lock(
         &self,
-        inner: &dyn DistributedLock,
+        inner: &Inner,
         name: &LockName,
         only: Option<FencingToken>,
     ) -> Result<Broken> {
         inner.break_lock(name, only).await
     }
 
-    /// See [`DistributedLock::close`].
-    async fn close(&self, inner: &dyn DistributedLock) {
+    async fn close(&self, inner: &Inner) {
         inner.close().await;
     }
 }
@@ -114,13 +118,15 @@ impl DistributedLock for Twisted {
         self.twist.leave(&*self.inner, name, ticket).await
     }
 
-    async fn renew(
-        &self,
-        lane: Lane,
-        batch: &[Renew],
-        give_up: Instant,
-    ) -> Result<Vec<Result<Renewed>>> {
-        self.twist.renew(&*self.inner, lane, batch, give_up).await
+    async fn renew(&self, lane: Lane, batch: &[Renew], give_up: Instant) -> Renewals {
+        let (inner, entries) = (&*self.inner, batch.to_vec());
+        let batch = Batch {
+            inner,
+            entries,
+            give_up,
+            lane,
+        };
+        self.twist.renew(batch).await
     }
 
     async fn release(&self, req: &Release) -> Result<Released> {

@@ -75,22 +75,19 @@ impl Stage {
 
     /// The first of these needs that the store cannot offer, if any.
     pub(crate) fn lacks(&self, needs: &[Need]) -> Result<Option<Gap>, Failure> {
-        let probe = async {
-            let fixture = self.fixture(false).await?;
-            let store = capabilities(&*fixture).await?;
-            Ok(gap(needs, &*fixture, &store))
-        };
-        match self.time() {
-            Time::Simulated => paused()?.block_on(probe),
-            Time::Real => self.runtime()?.block_on(probe),
-        }
+        self.probe(|fixture, store| gap(needs, fixture, store))
     }
 
     /// Whether holds end with their client's session, which hides some mistakes.
     pub(crate) fn is_session_bound(&self) -> Result<bool, Failure> {
+        self.probe(|_, store| store.session_bound)
+    }
+
+    fn probe<T>(&self, found: impl Fn(&dyn Fixture, &Capabilities) -> T) -> Result<T, Failure> {
         let probe = async {
             let fixture = self.fixture(false).await?;
-            Ok(capabilities(&*fixture).await?.session_bound)
+            let store = capabilities(&*fixture).await?;
+            Ok(found(&*fixture, &store))
         };
         match self.time() {
             Time::Simulated => paused()?.block_on(probe),
@@ -259,7 +256,7 @@ mod tests {
         case::{Case, Run},
         clause::Clause,
         failure::{Failure, ensure, in_time},
-        fixture::{Fixture, Gap, MakeFixture, Network, Records, Server, StoreTime, Time},
+        fixture::{Fixture, MakeFixture, Time},
     };
     use async_trait::async_trait;
     use dlock_core::{
@@ -274,8 +271,6 @@ mod tests {
         },
         time::Duration,
     };
-
-    const NONE: Gap = Gap("not needed here");
 
     /// A store that claims this time.
     struct Store(Time, MemoryStore);
@@ -300,26 +295,6 @@ mod tests {
         async fn driver(&self) -> Result<Arc<dyn DistributedLock>, Failure> {
             let config = MemoryConfig::new(Wake::Poll);
             Ok(Arc::new(MemoryDriver::connect(&self.1, config)))
-        }
-
-        fn url(&self) -> Result<String, Gap> {
-            Err(NONE)
-        }
-
-        fn network(&self) -> Result<&dyn Network, Gap> {
-            Err(NONE)
-        }
-
-        fn server(&self) -> Result<&dyn Server, Gap> {
-            Err(NONE)
-        }
-
-        fn records(&self) -> Result<&dyn Records, Gap> {
-            Err(NONE)
-        }
-
-        fn store_time(&self) -> Result<&dyn StoreTime, Gap> {
-            Err(NONE)
         }
     }
 

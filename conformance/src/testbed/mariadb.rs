@@ -1,21 +1,23 @@
 //! MariaDB or MySQL: a server to test against.
 
-use std::env;
-use std::fs;
-use std::io::{self, Read};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
-
+use std::{
+    env, fs,
+    io::{self, Read},
+    net::{SocketAddr, TcpStream, ToSocketAddrs},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 use url::Url;
 
 #[cfg(feature = "containers")]
-use super::container::{self, Container};
-use super::process::on_path;
-use super::running::{Kind, Running};
-use super::server::{ServerError, ServerProcess, Service, Site};
+use super::container::{Container, Image};
+use super::{
+    process::on_path,
+    running::{Kind, Running},
+    server::{ServerError, ServerProcess, Service, Site},
+};
 
 /// Settings of a server that the testbed starts.
 #[derive(Clone, Debug, Default)]
@@ -45,7 +47,6 @@ impl MariadbServer {
     /// Starts the program that [`DLOCK_TEST_MYSQLD`](PROGRAM_VARIABLE) names, else the `mariadbd` on `PATH`, or in `/usr/sbin`.
     ///
     /// # Errors
-    ///
     /// [`ServerError::Missing`] when there is none, else the error of the start.
     pub fn start(options: MariadbOptions) -> Result<Self, ServerError> {
         let program = match env::var_os(PROGRAM_VARIABLE) {
@@ -61,13 +62,11 @@ impl MariadbServer {
     /// Starts `mariadb:10.11` in a container, with the empty database `dlock` too.
     ///
     /// # Errors
-    ///
     /// [`ServerError::NoEngine`] when there is no engine, else the error of the start.
     #[cfg(feature = "containers")]
     pub fn in_container(options: MariadbOptions) -> Result<Self, ServerError> {
-        let MariadbOptions { extra_args } = options;
-        let container = Container::start(container::MariaDb { extra_args })?;
-        let (password, database) = (container::MariaDb::PASSWORD, container::MariaDb::DATABASE);
+        let container = Container::start(Image::mariadb(&options))?;
+        let (password, database) = (Image::PASSWORD, Image::DATABASE);
         Ok(Self::ours(Mariadb, container, |addr| {
             format!("mysql://root:{password}@{addr}/{database}")
         }))
@@ -180,7 +179,7 @@ impl Service for Program {
 }
 
 /// Whether a server there greets in version 10 of the protocol: the fifth byte of the first packet.
-fn greets(addr: SocketAddr) -> bool {
+pub(super) fn greets(addr: SocketAddr) -> bool {
     let hello = || -> io::Result<bool> {
         let mut stream = TcpStream::connect_timeout(&addr, HELLO_LIMIT)?;
         stream.set_read_timeout(Some(HELLO_LIMIT))?;

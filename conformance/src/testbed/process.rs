@@ -1,14 +1,15 @@
 //! Child processes that do not outlive this one.
 
-use std::env;
-use std::ffi::OsStr;
-use std::io;
-use std::path::PathBuf;
-use std::process::Command;
-use std::sync::{OnceLock, mpsc};
-use std::thread;
-
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use std::{
+    env,
+    ffi::OsStr,
+    io,
+    path::PathBuf,
+    process::Command,
+    sync::{OnceLock, mpsc},
+    thread,
+};
 
 /// The first file of this name on `PATH`.
 pub(super) fn on_path(program: &str) -> Option<PathBuf> {

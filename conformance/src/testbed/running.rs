@@ -1,14 +1,11 @@
 //! Running server of any kind, and the URL that clients use.
 
-use std::env;
-use std::ffi::OsString;
-use std::fmt;
-use std::net::SocketAddr;
-
+use super::{
+    server::{ServerError, ServerProcess},
+    station::Station,
+};
+use std::{env, ffi::OsString, fmt, net::SocketAddr};
 use url::Url;
-
-use super::server::{ServerError, ServerProcess};
-use super::station::Station;
 
 /// The properties that only one kind of server has.
 pub trait Kind: fmt::Debug + Send + Sync + Sized + 'static {
@@ -19,7 +16,6 @@ pub trait Kind: fmt::Debug + Send + Sync + Sized + 'static {
     /// address where it listens.
     ///
     /// # Errors
-    ///
     /// A message that says what is wrong with the value; it never contains the value, which may hold a
     /// password.
     fn named(value: &str) -> Result<(Self, Url, SocketAddr), String>;
@@ -41,11 +37,9 @@ impl<K: Kind> Running<K> {
     /// of server starts.
     ///
     /// # Panics
-    ///
     /// When `url` returns no valid URL for an address.
     ///
     /// # Examples
-    ///
     /// ```no_run
     /// use dlock_conformance::testbed::{
     ///     Kind, Running, ServerProcess,
@@ -104,7 +98,6 @@ impl<K: Kind> Running<K> {
     /// The server that the environment names, else the one that `start` starts.
     ///
     /// # Errors
-    ///
     /// [`ServerError::Variable`] when the named server cannot be used; else the error of `start`.
     pub fn from_env_or(
         start: impl FnOnce() -> Result<Self, ServerError>,

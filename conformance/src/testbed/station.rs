@@ -1,11 +1,7 @@
 //! Managed server, as a process or in a container.
 
-use std::env;
-use std::fmt;
-use std::io;
-use std::net::SocketAddr;
-
 use super::server::{ServerError, ServerProcess};
+use std::{env, fmt, io, net::SocketAddr};
 
 /// A running server that tests may stop, continue and kill: a [`ServerProcess`] or a container.
 ///
@@ -17,21 +13,18 @@ pub trait Station: fmt::Debug + Send + Sync + 'static {
     /// Suspends it. Connections stay open, and no request is answered.
     ///
     /// # Errors
-    ///
     /// When it is not running.
     fn stop(&self) -> io::Result<()>;
 
     /// Resumes it.
     ///
     /// # Errors
-    ///
     /// When it is not running.
     fn cont(&self) -> io::Result<()>;
 
     /// Kills it, suspended or not, and starts it again at the same address; returns when it answers.
     ///
     /// # Errors
-    ///
     /// [`ServerError`]; the server is then not running.
     fn restart(&self) -> Result<(), ServerError>;
 
@@ -84,7 +77,6 @@ impl Home {
     /// Checks that servers can be started there.
     ///
     /// # Errors
-    ///
     /// [`ServerError::NoEngine`] for containers when no engine answers.
     pub fn check(self) -> Result<(), ServerError> {
         match self {

@@ -18,20 +18,22 @@
 //! }
 //! ```
 
-use std::collections::{BTreeMap, VecDeque};
-use std::env;
-use std::io::{self, BufRead, Write};
-use std::process::{Command, ExitStatus, Stdio};
-use std::thread;
-use std::time::Duration;
-
-use rustix::process::Pid;
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout};
-use tokio::sync::mpsc;
-use tokio::time::timeout;
-
 use super::process;
+use rustix::process::Pid;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    env,
+    io::{self, BufRead, Write},
+    process::{Command, ExitStatus, Stdio},
+    thread,
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
+    process::{Child, ChildStdin, ChildStdout},
+    sync::mpsc,
+    time::timeout,
+};
 
 /// The job that a worker process was started for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +47,6 @@ impl Job {
     /// The value of an argument.
     ///
     /// # Errors
-    ///
     /// When the job has no such argument.
     pub fn arg(&self, key: &str) -> io::Result<&str> {
         let missing = || invalid(format!("the job {} needs an argument {key}", self.name));
@@ -78,7 +79,6 @@ fn job_of(variables: impl Iterator<Item = (String, String)>) -> Option<Job> {
 /// In a worker: sends one line to the process that started it.
 ///
 /// # Errors
-///
 /// When that process is gone.
 pub fn say(line: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
@@ -115,7 +115,6 @@ impl Worker {
     /// It shares the standard error of this process. Needs a tokio runtime.
     ///
     /// # Errors
-    ///
     /// When the process cannot be started, or a key is not made of `a-z`, `0-9` and `_`.
     pub fn spawn(job: &str, args: &[(&str, &str)]) -> io::Result<Self> {
         let mut command = Command::new(env::current_exe()?);
@@ -149,11 +148,9 @@ impl Worker {
     /// The next line of its output; `None` when it has ended and all lines have been read.
     ///
     /// # Errors
-    ///
     /// When the line is not UTF-8.
     ///
     /// # Cancel safety
-    ///
     /// Dropped early, no line is lost.
     pub async fn line(&mut self) -> io::Result<Option<String>> {
         self.lines.next_line().await
@@ -162,12 +159,10 @@ impl Worker {
     /// Waits for a line that begins with `prefix` and returns the rest of it. Other lines are dropped.
     ///
     /// # Errors
-    ///
     /// When it ends, or the limit passes, before such a line. The message has the last lines that came
     /// instead.
     ///
     /// # Cancel safety
-    ///
     /// If dropped early, the skipped lines are lost, no others.
     pub async fn expect(&mut self, prefix: &str, limit: Duration) -> io::Result<String> {
         let mut others = VecDeque::new();
@@ -197,11 +192,9 @@ impl Worker {
     /// Sends it a line, which [`commands`] receives.
     ///
     /// # Errors
-    ///
     /// When it has ended, or [`close`](Self::close) was called.
     ///
     /// # Cancel safety
-    ///
     /// Dropped early, part of the line may have been sent.
     pub async fn send(&mut self, line: &str) -> io::Result<()> {
         let closed = || io::Error::new(io::ErrorKind::BrokenPipe, "the worker's input was closed");
@@ -224,7 +217,6 @@ impl Worker {
     /// Suspends it (SIGSTOP); returns once it is stopped.
     ///
     /// # Errors
-    ///
     /// When it has ended and been waited for.
     pub fn stop(&self) -> io::Result<()> {
         process::stop(self.running()?)
@@ -233,7 +225,6 @@ impl Worker {
     /// Resumes it (SIGCONT).
     ///
     /// # Errors
-    ///
     /// When it has ended and been waited for.
     pub fn cont(&self) -> io::Result<()> {
         process::cont(self.running()?)
@@ -243,11 +234,9 @@ impl Worker {
     /// read.
     ///
     /// # Errors
-    ///
     /// When the operating system refuses.
     ///
     /// # Cancel safety
-    ///
     /// Killed by the first poll; if dropped early, it has not been waited for.
     pub async fn kill_9(&mut self) -> io::Result<ExitStatus> {
         if self.child.id().is_some() {
@@ -259,11 +248,9 @@ impl Worker {
     /// Waits for its end, with its input left open.
     ///
     /// # Errors
-    ///
     /// When the operating system refuses.
     ///
     /// # Cancel safety
-    ///
     /// Dropped early, the process runs on and can be waited for again.
     pub async fn wait(&mut self) -> io::Result<ExitStatus> {
         // tokio's own wait() closes the input, so `commands` keeps it apart.

@@ -12,6 +12,10 @@ use tokio::net::TcpStream;
 
 use super::soon;
 
+fn text(word: &str) -> Reply {
+    Reply::Text(word.to_owned())
+}
+
 type Outcome = Result<(), Box<dyn Error>>;
 
 fn start(aof: Aof) -> Result<RedisServer, Box<dyn Error>> {
@@ -25,14 +29,11 @@ fn start(aof: Aof) -> Result<RedisServer, Box<dyn Error>> {
 fn commands_run_and_errors_are_errors() -> Outcome {
     let redis = start(Aof::Off)?;
     assert_eq!(redis.url(), format!("redis://{}/", redis.addr()));
-    assert_eq!(
-        redis.command(&["SET", "k", "v w"])?,
-        Reply::Simple("OK".to_owned())
-    );
-    assert_eq!(redis.command(&["GET", "k"])?, Reply::Bulk(b"v w".to_vec()));
+    assert_eq!(redis.command(&["SET", "k", "v w"])?, text("OK"));
+    assert_eq!(redis.command(&["GET", "k"])?, text("v w"));
     assert_eq!(
         redis.command(&["MGET", "k", "x"])?,
-        Reply::Array(vec![Reply::Bulk(b"v w".to_vec()), Reply::Nil])
+        Reply::Array(vec![text("v w"), Reply::Nil])
     );
     assert_eq!(redis.command(&["EXISTS", "k"])?, Reply::Int(1));
     assert!(
@@ -48,11 +49,7 @@ fn commands_run_and_errors_are_errors() -> Outcome {
         &["DEBUG", "SLEEP", "0"],
         &["CLIENT", "PAUSE", "1"],
     ] {
-        assert_eq!(
-            redis.command(words)?,
-            Reply::Simple("OK".to_owned()),
-            "{words:?}"
-        );
+        assert_eq!(redis.command(words)?, text("OK"), "{words:?}");
     }
     Ok(())
 }
@@ -85,10 +82,7 @@ fn a_stopped_server_answers_when_continued() -> Outcome {
     std::thread::scope(|scope| {
         let answer = scope.spawn(|| redis.command(&["PING"]));
         process.cont()?;
-        assert_eq!(
-            answer.join().expect("no panic")?,
-            Reply::Simple("PONG".to_owned())
-        );
+        assert_eq!(answer.join().expect("no panic")?, text("PONG"));
         Ok(())
     })
 }
@@ -115,7 +109,7 @@ fn extra_arguments_reach_the_server_and_wrong_ones_show_in_the_error() -> Outcom
 #[test]
 fn the_environment_or_the_path_gives_a_server() -> Outcome {
     let redis = RedisServer::from_env_or(|| RedisServer::start(RedisOptions::default()))?;
-    assert_eq!(redis.command(&["PING"])?, Reply::Simple("PONG".to_owned()));
+    assert_eq!(redis.command(&["PING"])?, text("PONG"));
     Ok(())
 }
 

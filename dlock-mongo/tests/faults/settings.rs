@@ -4,10 +4,7 @@ use crate::{
     testbed::{SECOND, Testbed},
     warnings,
 };
-use dlock_conformance::testbed::{
-    MongoServer,
-    mongo::{Deployment, Value, document},
-};
+use dlock_conformance::testbed::{MongoServer, mongo::Deployment};
 use dlock_core::{
     Effect, ErrorKind, RetryClass,
     driver::{Acquired, DistributedLock, Hint, Released, Renewed, Wake},
@@ -145,12 +142,8 @@ async fn the_rights_in_the_readme_are_enough_and_no_secret_is_shown() {
     std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o400)).unwrap();
     let args = ["--auth", "--keyFile", key.to_str().unwrap()];
     let server = MongoServer::start_with(Deployment::ReplicaSet, &args).unwrap();
-    let root = [
-        ("createUser", "root".into()),
-        ("pwd", "root".into()),
-        ("roles", Value::Array(vec!["root".into()])),
-    ];
-    server.command("admin", document(root)).unwrap();
+    let root = doc! {"createUser": "root", "pwd": "root", "roles": ["root"]};
+    server.command("admin", root).unwrap();
     let bare_url = server.url();
     let url = |who: &str| bare_url.replace("mongodb://", &format!("mongodb://{who}@"));
     let admin = Client::with_uri_str(url("root:root"))

@@ -83,7 +83,7 @@ fn every_bullet_of_the_trait_is_tried_by_a_case_and_no_case_tries_another() {
         .map(|(id, bullet)| format!("no case tries `{id}`: {bullet}"))
         .chain(unknown.map(|tried| format!("no bullet begins with {tried:?}")));
     demand(
-        &format!("{path} and the cases' `.bullet(\"…\")`:"),
+        &format!("{path} and the cases' `bullet(\"…\")`:"),
         complaints,
     );
 }
@@ -174,7 +174,7 @@ fn bullets(source: &str) -> Vec<(&str, &str)> {
 /// The beginnings that cases name, with or without the id before them.
 fn bullets_tried(source: &str) -> impl Iterator<Item = &str> {
     let named = source
-        .split(".bullet(")
+        .split(" bullet(")
         .skip(1)
         .filter_map(|rest| rest.split('"').nth(1));
     named.map(|text| text.split_once("`: ").map_or(text, |(_, text)| text))
@@ -214,7 +214,7 @@ fn rule_finds_ids_where_they_are_written() {
             ("wait", "reserved.")
         ]
     );
-    let cases = "case!(A, b).bullet(\n \"shut\"), case!(A, c).bullet(\"`wait`: reserved\")";
+    let cases = "b\n    bullet(\"shut\"); c needs(Line) bullet(\"`wait`: reserved\");";
     assert_eq!(
         bullets_tried(cases).collect::<Vec<_>>(),
         ["shut", "reserved"]

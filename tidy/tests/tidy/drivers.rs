@@ -54,7 +54,7 @@ fn every_driver_readme_has_the_same_headings() {
     );
 }
 
-/// First lines of statements that are neither docs, attributes, `mod x;` nor `pub use`.
+/// First lines of statements that are neither docs, attributes, `mod x;` nor exports.
 fn logic_in_lib(lib: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut open = None; // what ends the statement or attribute that runs over several lines
@@ -71,6 +71,7 @@ fn logic_in_lib(lib: &str) -> Vec<String> {
         } else if line.starts_with("#[") || line.starts_with("#![") {
             "]"
         } else if line.starts_with("pub use ")
+            || line.starts_with("pub(crate) use ")
             || line.starts_with("mod ")
             || line.starts_with("pub mod ")
         {

@@ -1,24 +1,34 @@
 //! Container engine client for blocking code.
 
-use std::collections::HashMap;
-use std::error::Error;
-use std::fs;
-use std::path::Path;
-use std::process;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{LazyLock, OnceLock, mpsc};
-use std::time::Duration;
-
-use testcontainers::bollard::Docker;
-use testcontainers::bollard::errors::Error as EngineError;
-use testcontainers::bollard::query_parameters::{
-    KillContainerOptionsBuilder, ListContainersOptionsBuilder, RemoveContainerOptionsBuilder,
-};
-use testcontainers::core::client::docker_client_instance;
-use tokio::runtime::{Builder, Runtime};
-use tokio::time::{sleep, timeout};
-
 use crate::testbed::server::ServerError;
+use std::{
+    collections::HashMap,
+    error::Error,
+    fs,
+    path::Path,
+    process,
+    sync::{
+        LazyLock, OnceLock,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+use testcontainers::{
+    bollard::{
+        Docker,
+        errors::Error as EngineError,
+        query_parameters::{
+            KillContainerOptionsBuilder, ListContainersOptionsBuilder,
+            RemoveContainerOptionsBuilder,
+        },
+    },
+    core::client::docker_client_instance,
+};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::{sleep, timeout},
+};
 
 /// The label on every container of the testbed; its value is the [`owner`].
 pub(super) const LABEL: &str = "dlock.testbed";

@@ -1,65 +1,27 @@
 //! Container: a real server of any kind, in a container of an engine on this machine.
 
 mod engine;
-mod mariadb;
-mod mongo;
-mod redis;
-mod zookeeper;
+mod image;
 
-use std::fmt;
-use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::unix::process::ExitStatusExt;
-use std::process::ExitStatus;
-use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
-
-use testcontainers::core::IntoContainerPort;
-use testcontainers::runners::AsyncRunner;
-use testcontainers::{ContainerAsync, GenericImage, ImageExt};
-
-use super::server::{ServerError, free_port};
-use super::station::Station;
+use super::{
+    server::{ServerError, free_port},
+    station::Station,
+};
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    os::unix::process::ExitStatusExt,
+    process::ExitStatus,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+use testcontainers::{
+    ContainerAsync, GenericImage, ImageExt, core::IntoContainerPort, runners::AsyncRunner,
+};
 
 pub(super) use engine::check as check_engine;
-pub use mariadb::MariaDb;
-pub use mongo::Mongo;
-pub use redis::Redis;
-pub use zookeeper::ZooKeeper;
-
-/// The description of a kind of server that [`Container`] runs.
-pub trait Image: fmt::Debug + Send + Sync + 'static {
-    /// The name of the image without its tag, also for messages.
-    fn name(&self) -> &'static str;
-
-    /// Its tag.
-    fn tag(&self) -> &'static str;
-
-    /// The port where it listens in the container; clients see it as `outside`.
-    ///
-    /// The same number for a server that tells its clients its address.
-    fn port(&self, outside: u16) -> u16;
-
-    /// Its command line.
-    fn command(&self, outside: u16) -> Vec<String>;
-
-    /// Its environment.
-    fn environment(&self) -> Vec<(&'static str, String)> {
-        Vec::new()
-    }
-
-    /// Whether it answers there; called every few milliseconds, so it must not wait long.
-    ///
-    /// The engine accepts connections before the server does, so only an answer of the server itself
-    /// counts.
-    fn ready(&self, addr: SocketAddr) -> bool;
-
-    /// How long a start may take.
-    fn start_limit(&self) -> Duration {
-        Duration::from_secs(60)
-    }
-}
+pub use image::Image;
 
 /// A running container. Dropping it removes it with its data. Containers of a killed test are removed
 /// by the next test that starts one.
@@ -69,7 +31,7 @@ pub trait Image: fmt::Debug + Send + Sync + 'static {
 /// All methods block, also in async code.
 #[derive(Debug)]
 pub struct Container {
-    image: Arc<dyn Image>,
+    image: Image,
     addr: SocketAddr,
     /// `None` only while it is dropped.
     running: Option<Arc<ContainerAsync<GenericImage>>>,
@@ -80,12 +42,10 @@ impl Container {
     /// meantime, it tries another port. An image that the engine does not have is pulled.
     ///
     /// # Errors
-    ///
     /// [`ServerError`]: [`NoEngine`](ServerError::NoEngine) when none answers, else the error of the
     /// start, with the server's log where there is one.
-    pub fn start(image: impl Image) -> Result<Self, ServerError> {
+    pub fn start(image: Image) -> Result<Self, ServerError> {
         check_engine()?;
-        let image: Arc<dyn Image> = Arc::new(image);
         let mut attempt = 1;
         let container = loop {
             match Self::launch(&image) {
@@ -101,13 +61,15 @@ impl Container {
         Ok(container)
     }
 
-    fn launch(image: &Arc<dyn Image>) -> Result<Self, Launch> {
+    fn launch(image: &Image) -> Result<Self, Launch> {
         let failed = |words: String| Launch::Failed(image.failed("start", words));
         let port = free_port().map_err(|error| failed(error.to_string()))?;
-        let inside = image.port(port).tcp();
-        let name = engine::fresh_name(image.name());
-        let mut request = GenericImage::new(image.name(), image.tag())
-            .with_cmd(image.command(port))
+        let inside = image.port.unwrap_or(port).tcp();
+        let words = image.command.iter();
+        let command = words.map(|word| word.replace("{port}", &port.to_string()));
+        let name = engine::fresh_name(image.name);
+        let mut request = GenericImage::new(image.name, image.tag)
+            .with_cmd(command)
             .with_container_name(&name)
             .with_label(engine::LABEL, engine::owner())
             .with_mapped_port(port, inside)
@@ -118,12 +80,12 @@ impl Container {
                     }
                 }
             });
-        for (key, value) in image.environment() {
+        for (key, value) in image.environment.clone() {
             request = request.with_env_var(key, value);
         }
         match engine::run(request.start()) {
             Ok(container) => Ok(Self {
-                image: Arc::clone(image),
+                image: image.clone(),
                 addr: (Ipv4Addr::LOCALHOST, port).into(),
                 running: Some(Arc::new(container)),
             }),
@@ -154,11 +116,11 @@ impl Container {
     }
 
     fn wait_until_ready(&self) -> Result<(), ServerError> {
-        let (server, limit) = (self.image.name(), self.image.start_limit());
+        let (server, limit) = (self.image.name, self.image.start_limit);
         let began = Instant::now();
         let mut looked = began;
         loop {
-            if self.image.ready(self.addr) {
+            if (self.image.ready)(self.addr) {
                 return Ok(());
             }
             if looked.elapsed() > LOOK_INTERVAL {
@@ -264,22 +226,14 @@ enum Launch {
     Failed(ServerError),
 }
 
-impl dyn Image {
+impl Image {
     fn failed(&self, step: &'static str, words: impl Into<String>) -> ServerError {
         ServerError::System {
-            server: self.name(),
+            server: self.name,
             step,
             source: io::Error::other(words.into()),
         }
     }
-}
-
-/// A connection to a server that may not be ready.
-fn connect(addr: SocketAddr) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&addr, QUESTION_LIMIT)?;
-    stream.set_read_timeout(Some(QUESTION_LIMIT))?;
-    stream.set_write_timeout(Some(QUESTION_LIMIT))?;
-    Ok(stream)
 }
 
 /// The messages of engines for a port that is taken.
@@ -292,5 +246,4 @@ const READY_INTERVAL: Duration = Duration::from_millis(10);
 /// A container that ends at once should not take the whole limit; a status request costs the engine
 /// more than a question to the server.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
-const QUESTION_LIMIT: Duration = Duration::from_millis(500);
 const LOG_TAIL: usize = 16 * 1024;

@@ -1,25 +1,26 @@
-//! MongoDB: a server or a replica set to test against, and enough of its protocol to inject faults.
+//! MongoDB: a server or a replica set to test against.
 
 mod wire;
 
-use std::env;
-use std::io;
-use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::Command;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
-
+use bson::{Bson, Document, doc};
+use std::{
+    env, io,
+    net::SocketAddr,
+    path::PathBuf,
+    process::Command,
+    thread::sleep,
+    time::{Duration, Instant},
+};
 use url::Url;
 
 #[cfg(feature = "containers")]
-use super::container::{self, Container};
-use super::process::on_path;
-use super::running::{Kind, Running};
-use super::server::{ServerError, ServerProcess, Service, Site};
-use super::station::Station;
-
-pub use wire::{Fields, Value, document, field};
+use super::container::{Container, Image};
+use super::{
+    process::on_path,
+    running::{Kind, Running},
+    server::{ServerError, ServerProcess, Service, Site},
+    station::Station,
+};
 
 /// The deployment of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +76,7 @@ impl MongoServer {
     /// [`ServerError::NoEngine`] when there is no engine, else the error of the start.
     #[cfg(feature = "containers")]
     pub fn in_container() -> Result<Self, ServerError> {
-        let container = Container::start(container::Mongo::default())?;
+        let container = Container::start(Image::mongo())?;
         let deployment = Deployment::ReplicaSet;
         Ok(Self::ours(Mongo { deployment }, container, url_at))
     }
@@ -97,7 +98,7 @@ impl MongoServer {
     ///
     /// # Errors
     /// When the server cannot be reached, does not answer within 30 s, or answers with an error (its text).
-    pub fn command(&self, database: &str, command: Fields) -> io::Result<Fields> {
+    pub fn command(&self, database: &str, command: Document) -> io::Result<Document> {
         wire::command(self.addr(), database, command, COMMAND_LIMIT)
     }
 
@@ -106,15 +107,7 @@ impl MongoServer {
     /// # Errors
     /// As [`command`](Self::command).
     pub fn delete(&self, database: &str, collection: &str, id: &str) -> io::Result<()> {
-        let one = document([
-            ("q", document([("_id", id.into())]).into()),
-            ("limit", 1.into()),
-        ]);
-        let delete = document([
-            ("delete", collection.into()),
-            ("deletes", Value::Array(vec![one.into()])),
-        ]);
-        self.command(database, delete).map(drop)
+        self.remove(database, collection, doc! {"q": {"_id": id}, "limit": 1})
     }
 
     /// Removes a collection's documents.
@@ -122,11 +115,11 @@ impl MongoServer {
     /// # Errors
     /// As [`command`](Self::command).
     pub fn drop_collection(&self, database: &str, collection: &str) -> io::Result<()> {
-        let all = document([("q", document([]).into()), ("limit", 0.into())]);
-        let delete = document([
-            ("delete", collection.into()),
-            ("deletes", Value::Array(vec![all.into()])),
-        ]);
+        self.remove(database, collection, doc! {"q": {}, "limit": 0})
+    }
+
+    fn remove(&self, database: &str, collection: &str, which: Document) -> io::Result<()> {
+        let delete = doc! {"delete": collection, "deletes": [which]};
         self.command(database, delete).map(drop)
     }
 }
@@ -140,12 +133,12 @@ impl Kind for Mongo {
             .map(|rest| rest.split(['/', '?']).next().unwrap_or(rest))
             .and_then(|host| host.parse().ok())
             .ok_or("mongodb://IP:PORT/ is wanted here")?;
-        let hello = document([("hello", 1.into())]);
-        let hello = wire::command(addr, "admin", hello, COMMAND_LIMIT);
+        let hello = wire::command(addr, "admin", doc! {"hello": 1}, COMMAND_LIMIT);
         let hello = hello.map_err(|error| format!("{addr} does not answer: {error}"))?;
-        let deployment = match field(&hello, "setName") {
-            Some(_) => Deployment::ReplicaSet,
-            None => Deployment::Standalone,
+        let deployment = if is_member(&hello) {
+            Deployment::ReplicaSet
+        } else {
+            Deployment::Standalone
         };
         let url = Url::parse(&url_at(addr)).map_err(|error| error.to_string())?;
         Ok((Self { deployment }, url, addr))
@@ -223,9 +216,7 @@ impl MongoSet {
         let began = Instant::now();
         let is_settled = |member: &ServerProcess| {
             let hello = hello(member.addr()).unwrap_or_default();
-            ["isWritablePrimary", "secondary"]
-                .iter()
-                .any(|role| field(&hello, role) == Some(&Value::Bool(true)))
+            is_primary(&hello) || hello.get_bool("secondary") == Ok(true)
         };
         while began.elapsed() < ELECTION_LIMIT {
             if self.members.iter().all(is_settled) {
@@ -242,7 +233,12 @@ impl MongoSet {
     ///
     /// # Errors
     /// As [`MongoServer::command`].
-    pub fn command(&self, member: usize, database: &str, command: Fields) -> io::Result<Fields> {
+    pub fn command(
+        &self,
+        member: usize,
+        database: &str,
+        command: Document,
+    ) -> io::Result<Document> {
         wire::command(
             self.members[member].addr(),
             database,
@@ -335,36 +331,34 @@ fn initiate(names: &[SocketAddr], first: SocketAddr) -> io::Result<()> {
 /// Initiates a set of these members. On a second call, the server answers that the set exists and does
 /// nothing.
 pub(super) fn begin(names: &[SocketAddr], first: SocketAddr) -> io::Result<()> {
-    let members: Vec<Value> = (0..)
+    let members: Vec<Bson> = (0..)
         .zip(names)
-        .map(|(id, name)| {
-            document([("_id", Value::Int(id)), ("host", name.to_string().into())]).into()
-        })
+        .map(|(id, name): (i32, _)| doc! {"_id": id, "host": name.to_string()}.into())
         .collect();
-    let settings = document([
-        ("electionTimeoutMillis", 1000.into()),
-        ("heartbeatIntervalMillis", 200.into()),
-        ("heartbeatTimeoutSecs", 1.into()),
-        ("catchUpTimeoutMillis", 1000.into()),
-    ]);
-    let config = document([
-        ("_id", SET.into()),
-        ("members", Value::Array(members)),
-        ("settings", settings.into()),
-    ]);
-    let begin = document([("replSetInitiate", config.into())]);
+    let settings = doc! {
+        "electionTimeoutMillis": 1000,
+        "heartbeatIntervalMillis": 200,
+        "heartbeatTimeoutSecs": 1,
+        "catchUpTimeoutMillis": 1000,
+    };
+    let config = doc! {"_id": SET, "members": members, "settings": settings};
+    let begin = doc! {"replSetInitiate": config};
     wire::command(first, "admin", begin, COMMAND_LIMIT).map(drop)
 }
 
 /// The answer of a server to `hello`, which needs no authentication.
-pub(super) fn hello(addr: SocketAddr) -> io::Result<Fields> {
-    let asked = document([("hello", 1.into())]);
-    wire::command(addr, "admin", asked, HELLO_LIMIT)
+pub(super) fn hello(addr: SocketAddr) -> io::Result<Document> {
+    wire::command(addr, "admin", doc! {"hello": 1}, HELLO_LIMIT)
+}
+
+/// Whether it says that it is a member of a replica set.
+pub(super) fn is_member(hello: &Document) -> bool {
+    hello.contains_key("setName")
 }
 
 /// Whether it says that it accepts writes.
-pub(super) fn is_primary(hello: &Fields) -> bool {
-    field(hello, "isWritablePrimary") == Some(&Value::Bool(true))
+pub(super) fn is_primary(hello: &Document) -> bool {
+    hello.get_bool("isWritablePrimary") == Ok(true)
 }
 
 fn primary_of(members: &[SocketAddr], limit: Duration) -> io::Result<usize> {
@@ -372,13 +366,10 @@ fn primary_of(members: &[SocketAddr], limit: Duration) -> io::Result<usize> {
     while began.elapsed() < limit {
         let terms = members.iter().enumerate().filter_map(|(member, addr)| {
             is_primary(&hello(*addr).ok()?).then_some(())?;
-            let asked = document([("replSetGetStatus", 1.into())]);
+            let asked = doc! {"replSetGetStatus": 1};
             // With users, an unauthenticated client may ask a set of one only for a greeting.
             let status = wire::command(*addr, "admin", asked, HELLO_LIMIT).unwrap_or_default();
-            Some((
-                field(&status, "term").and_then(Value::number).unwrap_or(0),
-                member,
-            ))
+            Some((wire::number(&status, "term").unwrap_or(0), member))
         });
         if let Some((_, member)) = terms.max() {
             return Ok(member);
@@ -435,17 +426,12 @@ mod tests {
     #[test]
     fn a_set_of_one_takes_writes_and_keeps_them_over_a_kill() {
         let server = MongoServer::start(Deployment::ReplicaSet).unwrap();
-        let kept = document([("_id", "a".into())]);
-        let insert = document([
-            ("insert", "locks".into()),
-            ("documents", Value::Array(vec![kept.into()])),
-        ]);
+        let insert = doc! {"insert": "locks", "documents": [{"_id": "a"}]};
         server.command("dlock", insert).unwrap();
         server.restart().unwrap();
-        let count = document([("count", "locks".into())]);
         let counted = |server: &MongoServer| {
-            let reply = server.command("dlock", count.clone()).unwrap();
-            field(&reply, "n").and_then(Value::number)
+            let reply = server.command("dlock", doc! {"count": "locks"}).unwrap();
+            wire::number(&reply, "n")
         };
         assert_eq!(counted(&server), Some(1));
         server.delete("dlock", "locks", "a").unwrap();

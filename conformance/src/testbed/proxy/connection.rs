@@ -1,19 +1,25 @@
 //! One proxied connection: two streams, each read into a bounded queue and delivered from it.
 
-use std::collections::VecDeque;
-use std::future::pending;
-use std::sync::{Arc, Mutex, PoisonError};
-
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::net::tcp::{ReadHalf, WriteHalf};
-use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until};
-
-use super::Shared;
-use super::link::{Direction, Link};
-use super::strike::{Fault, Strike};
-use super::triggers::Tail;
+use super::{
+    Shared,
+    link::{Direction, Link},
+    strike::{Fault, Strike},
+    triggers::Tail,
+};
+use std::{
+    collections::VecDeque,
+    future::pending,
+    sync::{Arc, Mutex, PoisonError},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpStream,
+        tcp::{ReadHalf, WriteHalf},
+    },
+    sync::{mpsc, watch},
+    time::{Instant, sleep_until},
+};
 
 /// The registration of a connection in the proxy. It ends on drop, so also when the connection's task
 /// is aborted.

@@ -1,8 +1,6 @@
 //! State of one proxied connection, which controls its bytes.
 
-use std::collections::HashMap;
-use std::time::Duration;
-
+use std::{collections::HashMap, time::Duration};
 use tokio::sync::watch;
 
 /// One of the two byte streams of a connection.

@@ -7,17 +7,19 @@ mod strike;
 mod tally;
 mod triggers;
 
-use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-
-use tokio::net::TcpListener;
-use tokio::task::{AbortHandle, JoinSet};
-
 use connection::Registered;
 use link::{Lane, Link, Table};
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 use tally::Tally;
+use tokio::{
+    net::TcpListener,
+    task::{AbortHandle, JoinSet},
+};
 use triggers::Triggers;
 
 pub use link::{Direction, Flow, Reach};
@@ -50,11 +52,9 @@ impl Proxy {
     /// Starts a proxy for the server at `upstream`, which need not be up yet.
     ///
     /// # Errors
-    ///
     /// When no loopback port can be bound.
     ///
     /// # Cancel safety
-    ///
     /// If dropped early, nothing runs and no port is taken.
     pub async fn start(upstream: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
@@ -138,7 +138,6 @@ impl Proxy {
     /// Counts occurrences of some bytes (1 to 256) in one direction from now on, whether or not they are delivered.
     ///
     /// # Panics
-    ///
     /// When `needle` is empty or too long.
     #[must_use]
     pub fn watch(&self, direction: Direction, needle: impl Into<Vec<u8>>) -> Watch {
@@ -154,7 +153,6 @@ impl Proxy {
     /// Waits until the counters satisfy a condition, such as `|c| c.open == 2`.
     ///
     /// # Cancel safety
-    ///
     /// Dropped early, nothing is lost.
     pub async fn until(&self, condition: impl Fn(&Counters) -> bool + Send) {
         self.shared.tally.until(condition).await;

@@ -1,7 +1,6 @@
 //! Faults that strike one request, found by its bytes.
 
 use std::sync::Arc;
-
 use tokio::sync::watch;
 
 /// The request that a fault is for: one whose bytes contain a needle.
@@ -15,7 +14,6 @@ impl Trigger {
     /// The next request that contains these bytes (1 to 256), wherever TCP happens to split them.
     ///
     /// # Panics
-    ///
     /// When `needle` is empty or too long.
     #[must_use]
     pub fn on(needle: impl Into<Vec<u8>>) -> Self {
@@ -87,7 +85,6 @@ impl Strike {
     /// Waits until the fault has struck; [`Fault`] says when that is for each.
     ///
     /// # Cancel safety
-    ///
     /// Dropped early, nothing is lost.
     pub async fn struck(&self) {
         self.wait(|phase| phase.struck).await;
@@ -110,7 +107,6 @@ impl Strike {
     /// For a held request that is after its release, whether or not there is still a client.
     ///
     /// # Cancel safety
-    ///
     /// Dropped early, nothing is lost.
     pub async fn answered(&self) {
         self.wait(|phase| phase.answered).await;

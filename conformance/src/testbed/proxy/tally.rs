@@ -1,10 +1,8 @@
 //! Counters of a proxy: connections, bytes, occurrences of a needle.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use tokio::sync::{Notify, watch};
-
 use super::link::Direction;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::{Notify, watch};
 
 /// A snapshot of a proxy's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -124,7 +122,6 @@ impl Watch {
     /// Waits until there have been `n` occurrences since the mark; for ever if the proxy ends before.
     ///
     /// # Cancel safety
-    ///
     /// Dropped early, nothing is lost.
     pub async fn reaches(&self, n: u64) {
         let mut seen = self.seen.clone();

@@ -1,10 +1,11 @@
 //! Armed faults and running watches of a proxy, and the search for their needles.
 
+use super::{
+    link::Direction,
+    strike::{Fault, LONGEST_NEEDLE, Strike, Trigger, checked},
+    tally::Watch,
+};
 use tokio::sync::watch;
-
-use super::link::Direction;
-use super::strike::{Fault, LONGEST_NEEDLE, Strike, Trigger, checked};
-use super::tally::Watch;
 
 /// All armed faults and running watches of a proxy.
 #[derive(Debug, Default)]

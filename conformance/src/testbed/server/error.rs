@@ -1,8 +1,6 @@
 //! Errors of starting a server.
 
-use std::io;
-use std::process::ExitStatus;
-use std::time::Duration;
+use std::{io, process::ExitStatus, time::Duration};
 
 /// Why a server could not be started.
 #[derive(Debug, thiserror::Error)]

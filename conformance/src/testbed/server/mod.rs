@@ -2,22 +2,24 @@
 
 mod error;
 
-use std::fmt;
-use std::fs::{self, File, OpenOptions};
-use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
-
-use rustix::process::Pid;
-use tempfile::TempDir;
-
 use super::process;
+use rustix::process::Pid;
+use std::{
+    fmt,
+    fs::{self, File, OpenOptions},
+    io,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    ops::Range,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
 
 pub use error::ServerError;
 
@@ -29,7 +31,6 @@ pub trait Service: fmt::Debug + Send + Sync + 'static {
     /// Fills the empty folder before the first start: configuration files, a copied template.
     ///
     /// # Errors
-    ///
     /// Any error of that.
     fn prepare(&self, site: &Site) -> io::Result<()> {
         let _ = site;
@@ -93,7 +94,6 @@ impl ServerProcess {
     /// it tries another port.
     ///
     /// # Errors
-    ///
     /// [`ServerError`], with the server's log where there is one.
     pub fn start(service: impl Service) -> Result<Self, ServerError> {
         let mut attempt = 1;
@@ -143,7 +143,6 @@ impl ServerProcess {
     /// answered.
     ///
     /// # Errors
-    ///
     /// When it is not running.
     pub fn stop(&self) -> io::Result<()> {
         process::stop(running(&mut self.child())?)
@@ -152,7 +151,6 @@ impl ServerProcess {
     /// Resumes it (SIGCONT).
     ///
     /// # Errors
-    ///
     /// When it is not running.
     pub fn cont(&self) -> io::Result<()> {
         process::cont(running(&mut self.child())?)
@@ -162,7 +160,6 @@ impl ServerProcess {
     /// does nothing.
     ///
     /// # Errors
-    ///
     /// When the operating system refuses.
     pub fn kill(&self) -> io::Result<ExitStatus> {
         end(&mut self.child())
@@ -171,7 +168,6 @@ impl ServerProcess {
     /// Starts it again on the same port and in the same folder; if it still runs, kills it first.
     ///
     /// # Errors
-    ///
     /// [`ServerError`]; the server is then not running.
     pub fn restart(&self) -> Result<(), ServerError> {
         let mut child = self.child();

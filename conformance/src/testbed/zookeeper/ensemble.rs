@@ -1,28 +1,28 @@
 //! ZooKeeper ensemble of three servers.
 
-use std::fmt::Write as _;
-use std::fs;
-use std::io;
-use std::net::SocketAddr;
-use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
-
-use super::super::server::{ServerError, ServerProcess, Service, Site, free_port};
-use super::{CONFIG, Java, SERVER, ZooKeeperOptions, ask, write_config};
+use super::{
+    super::server::{ServerError, ServerProcess, Service, Site, free_port},
+    CONFIG, Java, SERVER, ZooKeeperOptions, ask, write_config,
+};
+use std::{
+    fmt::Write as _,
+    fs, io,
+    net::SocketAddr,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
 
 /// An ensemble of three servers on loopback. Dropping it ends them.
 #[derive(Debug)]
 pub struct ZooKeeperEnsemble {
     servers: Vec<ServerProcess>,
-    links: Vec<(u16, u16)>,
 }
 
 impl ZooKeeperEnsemble {
     /// Starts three servers and waits until all of them serve.
     ///
     /// # Errors
-    ///
     /// [`ServerError`]: without Java or the jars, when one ends, or when they do not agree in time.
     pub fn start(options: &ZooKeeperOptions) -> Result<Self, ServerError> {
         Self::start_seen_as(options, |_, _, own| Ok(own))
@@ -33,7 +33,6 @@ impl ZooKeeperEnsemble {
     /// Elections bypass it.
     ///
     /// # Errors
-    ///
     /// As [`start`](Self::start), and any error of `seen_as`.
     pub fn start_seen_as(
         options: &ZooKeeperOptions,
@@ -74,7 +73,7 @@ impl ZooKeeperEnsemble {
                 .map_err(|_| failed(io::Error::other("a start panicked")))?;
             servers.push(started?);
         }
-        let ensemble = Self { servers, links };
+        let ensemble = Self { servers };
         ensemble.until(AGREE_LIMIT, "all three serve", |roles| {
             roles.iter().all(|role| *role != Role::None)
         })?;
@@ -95,7 +94,6 @@ impl ZooKeeperEnsemble {
     /// One server's process.
     ///
     /// # Panics
-    ///
     /// When there is no such server; there are 0, 1 and 2.
     #[must_use]
     pub fn server(&self, at: usize) -> &ServerProcess {
@@ -106,12 +104,6 @@ impl ZooKeeperEnsemble {
     #[must_use]
     pub fn addr(&self, at: usize) -> SocketAddr {
         self.servers[at].addr()
-    }
-
-    /// The ports where the servers listen for each other: data and election.
-    #[must_use]
-    pub fn links(&self) -> &[(u16, u16)] {
-        &self.links
     }
 
     /// The index of the leader, if there is one now.
@@ -129,7 +121,6 @@ impl ZooKeeperEnsemble {
     /// Waits until there is a leader and at least one follower.
     ///
     /// # Errors
-    ///
     /// When that takes longer than a minute.
     pub fn until_it_serves(&self) -> Result<(), ServerError> {
         self.until(AGREE_LIMIT, "a quorum serves", |roles| {

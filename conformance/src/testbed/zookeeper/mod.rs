@@ -2,21 +2,23 @@
 
 mod ensemble;
 
-use std::env;
-use std::fs;
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
-
+use std::{
+    env, fs,
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpStream, ToSocketAddrs},
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 use url::Url;
 
 #[cfg(feature = "containers")]
-use super::container::{self, Container};
-use super::process::on_path;
-use super::running::{Kind, Running};
-use super::server::{ServerError, ServerProcess, Service, Site};
+use super::container::{Container, Image};
+use super::{
+    process::on_path,
+    running::{Kind, Running},
+    server::{ServerError, ServerProcess, Service, Site},
+};
 
 pub use ensemble::ZooKeeperEnsemble;
 
@@ -52,7 +54,6 @@ impl ZooKeeperServer {
     /// Starts one server from the installed jars.
     ///
     /// # Errors
-    ///
     /// [`ServerError::Missing`] without Java or the jars, else the error of the start.
     pub fn start(options: ZooKeeperOptions) -> Result<Self, ServerError> {
         let java = Java::find()?;
@@ -63,18 +64,16 @@ impl ZooKeeperServer {
     /// Starts `zookeeper:3.8` in a container.
     ///
     /// # Errors
-    ///
     /// [`ServerError::NoEngine`] when there is no engine, else the error of the start.
     #[cfg(feature = "containers")]
     pub fn in_container() -> Result<Self, ServerError> {
-        let container = Container::start(container::ZooKeeper::default())?;
+        let container = Container::start(Image::zookeeper())?;
         Ok(Self::ours(ZooKeeper, container, url_at))
     }
 
     /// Its answer to a four-letter word.
     ///
     /// # Errors
-    ///
     /// When it cannot be reached.
     pub fn word(&self, word: &str) -> io::Result<String> {
         ask(self.addr(), word)
@@ -83,7 +82,6 @@ impl ZooKeeperServer {
     /// One value of `mntr`, such as `zk_watch_count`.
     ///
     /// # Errors
-    ///
     /// When the server cannot be reached, or has no such value.
     pub fn figure(&self, name: &str) -> io::Result<u64> {
         let text = self.word("mntr")?;

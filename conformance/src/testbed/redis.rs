@@ -1,24 +1,63 @@
-//! Redis: a server to test against, and enough of its protocol to inject faults.
+//! Redis: a server to test against.
 
-mod wire;
-
-use std::io;
-use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::Command;
-use std::time::Duration;
-
+use ::redis::{Client, ConnectionInfo, IntoConnectionInfo, RedisResult, Value};
+use std::{
+    io,
+    net::{SocketAddr, ToSocketAddrs},
+    path::PathBuf,
+    process::Command,
+    time::Duration,
+};
 use url::Url;
 
 #[cfg(feature = "containers")]
-use super::container::{self, Container};
-use super::process::on_path;
-use super::running::{Kind, Running};
-use super::server::{ServerError, ServerProcess, Service, Site};
-use super::station::Station;
-use wire::Target;
+use super::container::{Container, Image};
+use super::{
+    process::on_path,
+    running::{Kind, Running},
+    server::{ServerError, ServerProcess, Service, Site},
+    station::Station,
+};
 
-pub use wire::Reply;
+/// A reply of Redis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// A number.
+    Int(i64),
+    /// Bytes or a status such as `OK`.
+    Text(String),
+    /// A null.
+    Nil,
+    /// An array.
+    Array(Vec<Self>),
+}
+
+impl Reply {
+    /// The answer as text, if it is one word or one value.
+    #[must_use]
+    pub fn text(&self) -> Option<String> {
+        match self {
+            Self::Text(text) => Some(text.clone()),
+            Self::Int(number) => Some(number.to_string()),
+            Self::Nil | Self::Array(_) => None,
+        }
+    }
+}
+
+impl From<Value> for Reply {
+    fn from(value: Value) -> Self {
+        match value {
+            Value::Int(number) => Self::Int(number),
+            Value::Nil => Self::Nil,
+            Value::Array(values) => Self::Array(values.into_iter().map(Self::from).collect()),
+            Value::BulkString(bytes) => Self::Text(String::from_utf8_lossy(&bytes).into_owned()),
+            Value::SimpleString(text) => Self::Text(text),
+            Value::Okay => Self::Text("OK".to_owned()),
+            // Errors inside an array; the other types belong to a later protocol.
+            other => Self::Text(format!("{other:?}")),
+        }
+    }
+}
 
 /// When a started server writes its append-only file to disk, and so what it still has after a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,7 +106,7 @@ pub type RedisServer = Running<Redis>;
 /// The state that only this kind of server has.
 #[derive(Debug)]
 pub struct Redis {
-    target: Target,
+    client: Client,
 }
 
 /// Names a server to use instead of starting one, as `redis://[user:password@]host[:port][/db]`. Tests
@@ -78,7 +117,6 @@ impl RedisServer {
     /// Starts the `redis-server` on `PATH`.
     ///
     /// # Errors
-    ///
     /// [`ServerError::Missing`] when there is none, else the error of the start.
     pub fn start(options: RedisOptions) -> Result<Self, ServerError> {
         let program = on_path(PROGRAM).ok_or(MISSING)?;
@@ -94,25 +132,23 @@ impl RedisServer {
     /// Starts `redis:7` in a container.
     ///
     /// # Errors
-    ///
     /// [`ServerError::NoEngine`] when there is no engine, else the error of the start.
     #[cfg(feature = "containers")]
     pub fn in_container(options: RedisOptions) -> Result<Self, ServerError> {
-        Ok(Self::local(Container::start(container::Redis(options))?))
+        Ok(Self::local(Container::start(Image::redis(&options))?))
     }
 
     fn local(station: impl Station) -> Self {
-        let target = Target::local(station.addr());
-        Self::ours(Redis { target }, station, |addr| format!("redis://{addr}/"))
+        let client = client_at(station.addr());
+        Self::ours(Redis { client }, station, |addr| format!("redis://{addr}/"))
     }
 
     /// Runs one command on a connection of its own.
     ///
     /// # Errors
-    ///
     /// When the server cannot be reached, does not answer within 30 s, or answers with an error (its text).
     pub fn command(&self, words: &[&str]) -> io::Result<Reply> {
-        self.kind.target.command(words, COMMAND_LIMIT)
+        run(&self.kind.client, words, COMMAND_LIMIT)
     }
 }
 
@@ -120,12 +156,45 @@ impl Kind for Redis {
     const VARIABLE: &'static str = VARIABLE;
 
     fn named(value: &str) -> Result<(Self, Url, SocketAddr), String> {
-        let (url, target) = Target::parse(value)?;
-        let addr = target.addr();
-        let answer = target.command(&["PING"], COMMAND_LIMIT);
+        let url = Url::parse(value).map_err(|error| format!("not a URL: {error}"))?;
+        if url.scheme() != "redis" {
+            return Err(format!("redis:// is wanted here, not {}://", url.scheme()));
+        }
+        let host = url.host_str().filter(|host| !host.is_empty());
+        let host = host.ok_or("no host")?.trim_matches(['[', ']']);
+        let found = (host, url.port().unwrap_or(6379)).to_socket_addrs();
+        let mut found = found.map_err(|error| format!("{host}: {error}"))?;
+        let addr = found
+            .next()
+            .ok_or_else(|| format!("{host} has no address"))?;
+        let client = client(url.clone()).map_err(|error| error.to_string())?;
+        let answer = run(&client, &["PING"], COMMAND_LIMIT);
         answer.map_err(|error| format!("{addr} does not answer: {error}"))?;
-        Ok((Self { target }, url, addr))
+        Ok((Self { client }, url, addr))
     }
+}
+
+fn client_at(addr: SocketAddr) -> Client {
+    client(format!("redis://{addr}/")).expect("an address makes a URL")
+}
+
+/// A client whose connections send nothing that no test asked for.
+fn client(info: impl IntoConnectionInfo) -> RedisResult<Client> {
+    let info: ConnectionInfo = info.into_connection_info()?;
+    let quiet = info.redis_settings().clone().set_skip_set_lib_name();
+    Client::open(info.set_redis_settings(quiet))
+}
+
+/// Runs one command on a connection of its own.
+fn run(client: &Client, words: &[&str], limit: Duration) -> io::Result<Reply> {
+    let run = || {
+        let mut connection = client.get_connection_with_timeout(limit)?;
+        connection.set_read_timeout(Some(limit))?;
+        connection.set_write_timeout(Some(limit))?;
+        let mut command = ::redis::Cmd::new();
+        command.arg(words).query::<Value>(&mut connection)
+    };
+    run().map(Reply::from).map_err(io::Error::other)
 }
 
 /// The child process.
@@ -172,7 +241,7 @@ impl Service for Program {
 /// Whether a Redis answers there that has loaded its data and whose `INFO` contains this text.
 pub(super) fn answers(addr: SocketAddr, asked: impl FnOnce(&str) -> bool) -> bool {
     // While it loads its append-only file, it answers INFO and little else.
-    let info = Target::local(addr).command(&["INFO"], READY_LIMIT);
+    let info = run(&client_at(addr), &["INFO"], READY_LIMIT);
     let text = info.ok().and_then(|reply| reply.text()).unwrap_or_default();
     text.lines().any(|line| line == "loading:0") && asked(&text)
 }

@@ -10,6 +10,15 @@ use std::{env, fmt, net::IpAddr, path::PathBuf, str::FromStr};
 use url::Url;
 
 /// The settings of a [`PostgresDriver`](crate::PostgresDriver).
+///
+/// # Examples
+/// ```
+/// use dlock_postgres::PostgresConfig;
+///
+/// let config: PostgresConfig = "postgres://locker:secret@db.internal/orders?dlock.connections=4".parse()?;
+/// assert!(!format!("{config:?}").contains("secret"));
+/// # Ok::<(), dlock_core::driver::DriverError>(())
+/// ```
 #[derive(Clone)]
 pub struct PostgresConfig {
     pub(crate) options: PgConnectOptions,
@@ -19,11 +28,88 @@ pub struct PostgresConfig {
 }
 
 impl PostgresConfig {
-    /// Reads a URL, `postgres://user:password@host:port/database`. The README has its options.
+    fn with(mut self, key: &str, value: &str) -> Result<Self> {
+        let path = PathBuf::from(value);
+        self.options = match key {
+            "sslmode" => self.options.ssl_mode(value.parse().map_err(|_| {
+                misuse("sslmode must be disable, allow, prefer, require, verify-ca or verify-full")
+            })?),
+            "sslrootcert" => self.options.ssl_root_cert(path),
+            "sslcert" => self.options.ssl_client_cert(path),
+            "sslkey" => self.options.ssl_client_key(path),
+            "application_name" => self.options.application_name(value),
+            "dlock.table" => return Ok(self.with_table(value.parse()?)),
+            "dlock.create" => {
+                let create = value
+                    .parse()
+                    .map_err(|_| misuse("dlock.create must be true or false"))?;
+                return Ok(self.with_create(create));
+            }
+            "dlock.connections" => {
+                let most = value.parse().ok().filter(|most| (1..=64).contains(most));
+                self.connections =
+                    most.ok_or_else(|| misuse("dlock.connections must be 1 to 64"))?;
+                return Ok(self);
+            }
+            _ => {
+                return Err(misuse(format!(
+                    "the URL has an unknown option `{}`",
+                    key.escape_default()
+                )));
+            }
+        };
+        if !cfg!(feature = "tls") && !matches!(self.options.get_ssl_mode(), PgSslMode::Disable) {
+            return Err(misuse("TLS needs the feature `tls` of dlock-postgres"));
+        }
+        Ok(self)
+    }
+
+    /// Keeps the locks in this table.
     ///
-    /// # Errors
-    /// `Misuse` when the URL is wrong. The message never contains the URL, which may hold a password.
-    pub fn from_url(url: &str) -> Result<Self> {
+    /// # Examples
+    /// ```
+    /// use dlock_postgres::PostgresConfig;
+    ///
+    /// let config: PostgresConfig = "postgres://locker:secret@db.internal/orders".parse()?;
+    /// let config = config.with_table("ops.locks".parse()?);
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
+    #[must_use]
+    pub fn with_table(mut self, table: TableName) -> Self {
+        self.table = table;
+        self
+    }
+
+    /// Whether a missing table is made. It is, by default.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_postgres::PostgresConfig;
+    ///
+    /// let config: PostgresConfig = "postgres://locker:secret@db.internal/orders".parse()?;
+    /// let config = config.with_create(false);
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
+    #[must_use]
+    pub fn with_create(mut self, create: bool) -> Self {
+        self.create = create;
+        self
+    }
+
+    /// The store, for people and passes: no user, no password.
+    pub(crate) fn store(&self) -> String {
+        let (host, port) = (self.options.get_host(), self.options.get_port());
+        let database = self.options.get_database().unwrap_or_default();
+        format!("postgres://{host}:{port}/{database} {}", self.table)
+    }
+}
+
+/// Reads a URL, `postgres://user:password@host:port/database`. The README has its options. No error contains the URL, which may hold a
+/// password.
+impl FromStr for PostgresConfig {
+    type Err = DriverError;
+
+    fn from_str(url: &str) -> Result<Self> {
         let url =
             Url::parse(url).map_err(|error| misuse(format!("the URL cannot be read: {error}")))?;
         if !matches!(url.scheme(), "postgres" | "postgresql") {
@@ -62,63 +148,6 @@ impl PostgresConfig {
                 config.with(&key, &value)
             })
     }
-
-    fn with(mut self, key: &str, value: &str) -> Result<Self> {
-        let path = PathBuf::from(value);
-        self.options = match key {
-            "sslmode" => self.options.ssl_mode(value.parse().map_err(|_| {
-                misuse("sslmode must be disable, allow, prefer, require, verify-ca or verify-full")
-            })?),
-            "sslrootcert" => self.options.ssl_root_cert(path),
-            "sslcert" => self.options.ssl_client_cert(path),
-            "sslkey" => self.options.ssl_client_key(path),
-            "application_name" => self.options.application_name(value),
-            "dlock.table" => return Ok(self.with_table(value.parse()?)),
-            "dlock.create" => {
-                let create = value
-                    .parse()
-                    .map_err(|_| misuse("dlock.create must be true or false"))?;
-                return Ok(self.with_create(create));
-            }
-            "dlock.connections" => {
-                let most = value.parse().ok().filter(|most| (1..=64).contains(most));
-                self.connections =
-                    most.ok_or_else(|| misuse("dlock.connections must be 1 to 64"))?;
-                return Ok(self);
-            }
-            _ => {
-                return Err(misuse(format!(
-                    "the URL has an unknown option `{}`",
-                    key.escape_default()
-                )));
-            }
-        };
-        if !cfg!(feature = "tls") && !matches!(self.options.get_ssl_mode(), PgSslMode::Disable) {
-            return Err(misuse("TLS needs the feature `tls` of dlock-postgres"));
-        }
-        Ok(self)
-    }
-
-    /// Keeps the locks in this table.
-    #[must_use]
-    pub fn with_table(mut self, table: TableName) -> Self {
-        self.table = table;
-        self
-    }
-
-    /// Whether a missing table is made. It is, by default.
-    #[must_use]
-    pub fn with_create(mut self, create: bool) -> Self {
-        self.create = create;
-        self
-    }
-
-    /// The store, for people and passes: no user, no password.
-    pub(crate) fn store(&self) -> String {
-        let (host, port) = (self.options.get_host(), self.options.get_port());
-        let database = self.options.get_database().unwrap_or_default();
-        format!("postgres://{host}:{port}/{database} {}", self.table)
-    }
 }
 
 /// The options of the application. What they took from the environment stays.
@@ -154,6 +183,14 @@ impl fmt::Debug for PostgresConfig {
 }
 
 /// The name of a table, perhaps with its schema: `table` or `schema.table`, of letters, digits and `_`.
+///
+/// # Examples
+/// ```
+/// use dlock_postgres::TableName;
+///
+/// assert!("ops.locks".parse::<TableName>().is_ok());
+/// assert!("no spaces".parse::<TableName>().is_err());
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableName(String);
 

@@ -7,6 +7,14 @@ use dlock_core::driver::{
 };
 
 /// A driver that keeps its locks in one table of a PostgreSQL server.
+///
+/// # Examples
+/// ```no_run
+/// # async fn example() -> dlock_core::driver::Result<()> {
+/// let driver = dlock_postgres::PostgresDriver::connect("postgres://locker:secret@db.internal/orders").await?;
+/// let client = dlock_core::Client::new(driver).unwrap();
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct PostgresDriver(RecordDriver<Table>);
 
@@ -18,8 +26,15 @@ impl PostgresDriver {
     ///
     /// # Cancel safety
     /// Dropped early, nothing is connected; the table may have been made.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn example() -> dlock_core::driver::Result<()> {
+    /// let driver = dlock_postgres::PostgresDriver::connect("postgres://locker:secret@db.internal/orders").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn connect(url: &str) -> Result<Self> {
-        Self::open(PostgresConfig::from_url(url)?).await
+        Self::open(url.parse()?).await
     }
 
     /// Connects with these settings, and makes the table if it is missing.
@@ -29,12 +44,30 @@ impl PostgresDriver {
     ///
     /// # Cancel safety
     /// As [`connect`](Self::connect).
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn example() -> dlock_core::driver::Result<()> {
+    /// use dlock_postgres::{PostgresConfig, PostgresDriver};
+    ///
+    /// let config: PostgresConfig = "postgres://locker:secret@db.internal/orders".parse()?;
+    /// let driver = PostgresDriver::open(config.with_create(false)).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn open(config: PostgresConfig) -> Result<Self> {
         check_runtime()?;
         Ok(Self(RecordDriver::new(Table::open(config).await?)))
     }
 
     /// How many attempts were repeated because another client was faster, or because a row or the table was locked.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn example() -> dlock_core::driver::Result<()> {
+    /// let driver = dlock_postgres::PostgresDriver::connect("postgres://locker:secret@db.internal/orders").await?;
+    /// println!("{} repeats", driver.repeats());
+    /// # Ok(()) }
+    /// ```
     pub fn repeats(&self) -> u64 {
         self.0.repeats()
     }

@@ -361,7 +361,7 @@ async fn settings_of_the_server_change_no_lock() -> Outcome {
 async fn no_password_and_no_owner_is_ever_shown() -> Outcome {
     let (url, mut stranger) = database("secrets").await?;
     let with_password = url.replace("postgres@", "postgres:CANARY@");
-    let config = PostgresConfig::from_url(&with_password)?;
+    let config: PostgresConfig = with_password.parse()?;
     assert!(!format!("{config:?}").contains("CANARY"));
     let driver = PostgresDriver::open(config).await?;
     assert!(!format!("{driver:?}").contains("CANARY"), "{driver:?}");
@@ -384,7 +384,7 @@ async fn no_password_and_no_owner_is_ever_shown() -> Outcome {
         "postgres://u:CANARY@h:x/db",
         "mysql://u:CANARY@h/db",
     ] {
-        let refused = PostgresConfig::from_url(url).expect_err("it is wrong");
+        let refused = url.parse::<PostgresConfig>().expect_err("it is wrong");
         assert_eq!(refused.kind(), ErrorKind::Misuse);
         assert!(
             !format!("{refused:?} {refused}").contains("CANARY"),

@@ -23,6 +23,14 @@ use std::{fmt, sync::Arc, time::Duration};
 
 impl Client {
     /// The administration of the locks in this client's store.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+    /// let shown = client.admin().inspect("orders:42").await?;
+    /// println!("{} holds", shown.holds);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn admin(&self) -> Admin {
         let engine = Arc::clone(&self.engine);
@@ -57,6 +65,15 @@ impl Admin {
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(admin: dlock_core::Admin) -> Result<(), dlock_core::Error> {
+    /// for holder in admin.inspect("orders:42").await?.holders {
+    ///     println!("held by {}, on {}", holder.owner, holder.note);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Snapshot, Error> {
         let name = LockName::new(name)?;
         let (driver, asked) = (Arc::clone(&self.engine.driver), name.clone());
@@ -77,6 +94,16 @@ impl Admin {
     ///
     /// # Cancel safety
     /// Dropping the stream loses nothing.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(admin: dlock_core::Admin) -> Result<(), dlock_core::Error> {
+    /// use futures_util::TryStreamExt;
+    ///
+    /// let held: Vec<_> = admin.list("orders:").try_collect().await?;
+    /// println!("{} locks", held.len());
+    /// # Ok(()) }
+    /// ```
     pub fn list(&self, prefix: &str) -> BoxStream<'static, Result<Snapshot, Error>> {
         let pages = Pages {
             engine: Arc::clone(&self.engine),
@@ -100,6 +127,16 @@ impl Admin {
     ///
     /// # Cancel safety
     /// If the future is dropped while the request is in flight, the request may or may not be executed.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(admin: dlock_core::Admin) -> Result<(), dlock_core::Error> {
+    /// let shown = admin.inspect("orders:42").await?;
+    /// if let Some(token) = shown.holders.first().and_then(|holder| holder.token) {
+    ///     admin.break_lock("orders:42", Some(token)).await?; // not a later holder's
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn break_lock(
         &self,
         name: impl AsRef<str>,
@@ -121,6 +158,16 @@ impl Admin {
     ///
     /// # Cancel safety
     /// If the future is dropped while the request is in flight, the request may or may not be executed.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(admin: dlock_core::Admin, detached: dlock_core::Detached) -> Result<(), dlock_core::Error> {
+    /// # use std::time::Duration;
+    /// let pass = detached.pass()?;
+    /// let left = admin.renew(pass.name(), pass.owner(), detached.hold(), Duration::from_secs(30)).await?;
+    /// println!("held for another {left:?}");
+    /// # Ok(()) }
+    /// ```
     pub async fn renew(
         &self,
         name: impl AsRef<str>,
@@ -161,6 +208,15 @@ impl Admin {
     ///
     /// # Cancel safety
     /// If the future is dropped while the request is in flight, the request may or may not be executed.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(admin: dlock_core::Admin, owner: dlock_core::Owner) -> Result<(), dlock_core::Error> {
+    /// use dlock_core::Holds;
+    ///
+    /// admin.release("orders:42", &owner, Holds::All).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn release(
         &self,
         name: impl AsRef<str>,

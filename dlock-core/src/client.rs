@@ -60,6 +60,19 @@ pub struct Client {
 }
 
 /// Builder of a [`Client`].
+///
+/// # Examples
+/// ```
+/// # async fn example(driver: impl dlock_core::driver::DistributedLock) -> Result<(), dlock_core::Error> {
+/// use dlock_core::{Client, Lease};
+/// use std::{sync::Arc, time::Duration};
+///
+/// let client = Client::builder(Arc::new(driver))
+///     .lease(Lease::renewed(Duration::from_secs(10)))
+///     .poll_interval(Duration::from_millis(50))
+///     .build()?;
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct ClientBuilder {
     driver: Arc<dyn DistributedLock>,
@@ -76,11 +89,26 @@ impl Client {
     ///
     /// # Errors
     /// `Misuse` outside a runtime, and on one without timers.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(driver: impl dlock_core::driver::DistributedLock) -> Result<(), dlock_core::Error> {
+    /// let client = dlock_core::Client::new(driver)?;
+    /// # Ok(()) }
+    /// ```
     pub fn new(driver: impl DistributedLock) -> Result<Self, Error> {
         Self::builder(Arc::new(driver)).build()
     }
 
     /// Starts a builder, to change the defaults.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(driver: impl dlock_core::driver::DistributedLock) -> Result<(), dlock_core::Error> {
+    /// # use std::sync::Arc;
+    /// let client = dlock_core::Client::builder(Arc::new(driver)).build()?;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn builder(driver: Arc<dyn DistributedLock>) -> ClientBuilder {
         ClientBuilder {
@@ -97,12 +125,28 @@ impl Client {
     ///
     /// # Errors
     /// `Misuse` when the name is not legal: see [`LockName`].
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+    /// let lock = client.lock(format!("orders:{}", 42))?;
+    /// assert!(client.lock("").is_err()); // not a legal name
+    /// # Ok(()) }
+    /// ```
     pub fn lock(&self, name: impl AsRef<str>) -> Result<Lock, Error> {
         let name = LockName::new(name)?;
         Ok(Lock::new(Arc::clone(&self.engine), name, self.engine.lease))
     }
 
     /// The capabilities of the store.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+    /// let caps = client.capabilities();
+    /// println!("{}, leases from {:?} to {:?}", caps.backend, caps.leases.start(), caps.leases.end());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
         &self.engine.caps
@@ -114,6 +158,14 @@ impl Client {
     ///
     /// When the operating system, which gave random numbers when the client was built, gives none any more.
     /// An acquire is then an error.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+    /// let owner = client.owner();
+    /// let guard = client.lock("report")?.with_owner(&owner).acquire().await?;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn owner(&self) -> Owner {
         let owner = self.engine.fresh_owner();
@@ -127,12 +179,30 @@ impl Client {
     /// [`Shutdown::force`] for processes that have stopped that code.
     ///
     /// Nothing happens until it is awaited.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+    /// # use std::time::Duration;
+    /// let report = client.shutdown(Duration::from_secs(5)).await?;
+    /// for (name, outcome) in &report.locks {
+    ///     println!("{name}: {outcome:?}");
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[must_use = "nothing is shut down until it is awaited"]
     pub fn shutdown(&self, grace: Duration) -> Shutdown {
         Shutdown::new(Arc::clone(&self.engine), grace)
     }
 
     /// The number of acquisitions and releases that the cleanup still has to settle.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+    /// println!("{} requests of cancelled calls still to undo", client.unsettled());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn unsettled(&self) -> usize {
         self.engine.cleanup.len()
@@ -141,6 +211,17 @@ impl Client {
 
 impl ClientBuilder {
     /// The clock that the client uses; the boot clock unless a simulation sets another.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(driver: impl dlock_core::driver::DistributedLock) -> Result<(), dlock_core::Error> {
+    /// # use std::sync::Arc;
+    /// use dlock_core::{Client, Clock};
+    ///
+    /// // In a test with tokio's paused time: a lease of 30 s passes at once.
+    /// let client = Client::builder(Arc::new(driver)).clock(Clock::simulated()).build()?;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
@@ -149,6 +230,14 @@ impl ClientBuilder {
 
     /// The lease of locks that set none. The default is 30 s, or the session's length on a store that binds
     /// holds to a session.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(builder: dlock_core::ClientBuilder) -> Result<(), dlock_core::Error> {
+    /// # use std::time::Duration;
+    /// let client = builder.lease(dlock_core::Lease::renewed(Duration::from_secs(10))).build()?;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn lease(mut self, lease: Lease) -> Self {
         self.lease = Some(lease);
@@ -156,6 +245,14 @@ impl ClientBuilder {
     }
 
     /// The longest pause between two polls of a store without wake-ups while a task waits; at least 1 ms.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(builder: dlock_core::ClientBuilder) -> Result<(), dlock_core::Error> {
+    /// # use std::time::Duration;
+    /// let client = builder.poll_interval(Duration::from_millis(250)).build()?; // fewer requests, slower hand-offs
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn poll_interval(mut self, cap: Duration) -> Self {
         self.poll_interval = cap.max(Duration::from_millis(1));
@@ -164,6 +261,14 @@ impl ClientBuilder {
 
     /// The holder info that the store shows for this client's locks; by default host and pid of this
     /// process.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(builder: dlock_core::ClientBuilder) -> Result<(), dlock_core::Error> {
+    /// let info = dlock_core::HolderInfo::new("billing-7", std::process::id());
+    /// let client = builder.holder_info(info).build()?;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn holder_info(mut self, info: HolderInfo) -> Self {
         self.note = info;
@@ -172,6 +277,13 @@ impl ClientBuilder {
 
     /// Makes owners, hold ids and jitter repeatable. For tests and simulation only: the owners are then no
     /// secrets.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(builder: dlock_core::ClientBuilder) -> Result<(), dlock_core::Error> {
+    /// let client = builder.seed(7).build()?; // tests only
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
@@ -183,6 +295,13 @@ impl ClientBuilder {
     /// # Errors
     /// `Misuse` outside a tokio runtime, and on one without timers. `Unsupported` when the store cannot
     /// give the default lease. `Unavailable` when the operating system gives no random numbers.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(builder: dlock_core::ClientBuilder) -> Result<(), dlock_core::Error> {
+    /// let client = builder.build()?;
+    /// # Ok(()) }
+    /// ```
     pub fn build(self) -> Result<Client, Error> {
         let handle = runtime::current()?;
         let caps = self.driver.capabilities().clone();

@@ -19,6 +19,15 @@ use tokio::sync::oneshot;
 
 /// A point on a [`Clock`]: nanoseconds since its origin (boot, outside tests). Points are comparable within
 /// one machine and boot.
+///
+/// # Examples
+/// ```
+/// use dlock_core::Instant;
+/// use std::time::Duration;
+///
+/// let later = Instant::from_nanos(7) + Duration::from_nanos(3);
+/// assert_eq!(later.since(Instant::from_nanos(7)), Duration::from_nanos(3));
+/// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 
@@ -29,18 +38,39 @@ impl Instant {
     pub const FAR: Self = Self(u64::MAX);
 
     /// The point that many nanoseconds after the origin.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Instant;
+    ///
+    /// assert_eq!(Instant::from_nanos(7).as_nanos(), 7);
+    /// ```
     #[must_use]
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
     /// Nanoseconds since the origin.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Instant;
+    ///
+    /// assert_eq!(Instant::from_nanos(7).as_nanos(), 7);
+    /// ```
     #[must_use]
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
     /// The time from `earlier` to this point, zero if it is not earlier.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Instant;
+    ///
+    /// assert_eq!(Instant::ORIGIN.since(Instant::FAR), std::time::Duration::ZERO);
+    /// ```
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
@@ -75,6 +105,14 @@ fn nanos(duration: Duration) -> u64 {
 }
 
 /// The time source of the core. Cheap to clone.
+///
+/// # Examples
+/// ```
+/// use dlock_core::Clock;
+///
+/// let clock = Clock::boot();
+/// assert!(clock.now() <= clock.now());
+/// ```
 #[derive(Clone, Default)]
 pub struct Clock(Source);
 
@@ -92,6 +130,13 @@ struct Simulation {
 
 impl Clock {
     /// The machine's boot clock.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Clock;
+    ///
+    /// assert!(!Clock::boot().is_simulated());
+    /// ```
     #[must_use]
     pub fn boot() -> Self {
         Self(Source::Boot)
@@ -100,6 +145,19 @@ impl Clock {
     /// A clock that follows tokio's paused time, starting one hour after its origin.
     ///
     /// Call it inside a runtime with `start_paused`: time then advances only when every task waits.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Clock;
+    /// use std::time::Duration;
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap().block_on(async {
+    /// let clock = Clock::simulated();
+    /// let before = clock.now();
+    /// tokio::time::sleep(Duration::from_secs(30)).await; // takes no time
+    /// assert!(clock.now().since(before) >= Duration::from_secs(30));
+    /// # })
+    /// ```
     #[must_use]
     pub fn simulated() -> Self {
         Self(Source::Simulated(Arc::new(Simulation {
@@ -110,6 +168,19 @@ impl Clock {
 
     /// Sets a simulated clock forward without waking any timer, as a suspend or a stopped process does.
     /// Other clocks do not change.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Clock;
+    /// use std::time::Duration;
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap().block_on(async {
+    /// let clock = Clock::simulated();
+    /// let before = clock.now();
+    /// clock.jump(Duration::from_secs(60)); // as if the machine had slept
+    /// assert!(clock.now().since(before) >= Duration::from_secs(60));
+    /// # })
+    /// ```
     pub fn jump(&self, by: Duration) {
         if let Source::Simulated(simulation) = &self.0 {
             simulation.jumped.fetch_add(nanos(by), Ordering::SeqCst);
@@ -117,12 +188,28 @@ impl Clock {
     }
 
     /// Whether it follows tokio's time.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Clock;
+    ///
+    /// assert!(!Clock::boot().is_simulated());
+    /// ```
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         matches!(self.0, Source::Simulated(_))
     }
 
     /// The time now.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Clock;
+    ///
+    /// let clock = Clock::boot();
+    /// let before = clock.now();
+    /// assert!(before <= clock.now());
+    /// ```
     #[must_use]
     pub fn now(&self) -> Instant {
         match &self.0 {
@@ -138,6 +225,15 @@ impl Clock {
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+    /// # use std::time::Duration;
+    /// let clock = dlock_core::Clock::boot();
+    /// clock.sleep_until(clock.now() + Duration::from_secs(1)).await; // also when the machine sleeps meanwhile
+    /// # Ok(()) }
+    /// ```
     pub async fn sleep_until(&self, at: Instant) {
         if at == Instant::FAR {
             return std::future::pending().await;

@@ -24,6 +24,15 @@ use std::{fmt, panic::Location, sync::Arc};
 /// It lasts for the rest of its lease at the time of detaching. Nothing renews it, and dropping the value
 /// releases nothing. The watchdog does not check it either: a lost record or a broken lock shows when the
 /// hold is attached, renewed or released.
+///
+/// # Examples
+/// ```
+/// # async fn example(client: dlock_core::Client, guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+/// let detached = guard.detach()?;
+/// println!("{detached}"); // hold 2f… of "orders:42"
+/// let guard = client.attach(detached).await?;
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 #[must_use = "the lock stays held until its lease is over, unless this is attached again"]
 pub struct Detached {
@@ -39,6 +48,16 @@ pub struct Detached {
 impl Detached {
     /// Builds one from its written parts: the pass, the hold id, and the lease to use when it is attached
     /// again.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client, pass: dlock_core::Pass, hold: u64) -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Detached, HoldId, Lease};
+    ///
+    /// let detached = Detached::new(pass, HoldId::from_bits(hold), Lease::default());
+    /// let guard = client.attach(detached).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn new(pass: Pass, hold: HoldId, lease: Lease) -> Self {
         Self {
             pass,
@@ -68,6 +87,15 @@ impl Detached {
     ///
     /// # Errors
     /// As [`Guard::pass`].
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(detached: dlock_core::Detached) -> Result<(), dlock_core::Error> {
+    /// let (pass, hold, lease) = (detached.pass()?.expose(), detached.hold().to_bits(), detached.lease());
+    /// // `Detached::new` builds it again from these three.
+    /// # let _ = (pass, hold, lease);
+    /// # Ok(()) }
+    /// ```
     pub fn pass(&self) -> Result<&Pass, Error> {
         match self.reusable {
             false => Ok(&self.pass),
@@ -76,12 +104,26 @@ impl Detached {
     }
 
     /// The id of the hold.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(detached: dlock_core::Detached) -> Result<(), dlock_core::Error> {
+    /// println!("{:016x}", detached.hold().to_bits());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn hold(&self) -> HoldId {
         self.hold
     }
 
     /// The lease to use when it is attached again.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(detached: dlock_core::Detached) -> Result<(), dlock_core::Error> {
+    /// println!("attach it within {:?}", detached.lease().length());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn lease(&self) -> Lease {
         self.terms.lease()
@@ -89,6 +131,16 @@ impl Detached {
 }
 
 /// A guard that could not be detached, and why.
+///
+/// # Examples
+/// ```
+/// # async fn example(guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+/// match guard.detach() {
+///     Ok(detached) => println!("{detached}"),
+///     Err(not) => drop(not.guard.release().await?), // as where holds end with the session
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 #[non_exhaustive]
@@ -112,6 +164,14 @@ impl Client {
     /// # Cancel safety
     /// Dropping the future drops the value. The hold, perhaps renewed once, lasts for the rest of its
     /// lease.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client, detached: dlock_core::Detached) -> Result<(), dlock_core::Error> {
+    /// let guard = client.attach(detached).await?;
+    /// guard.release().await?;
+    /// # Ok(()) }
+    /// ```
     #[track_caller]
     pub fn attach(
         &self,
@@ -130,6 +190,17 @@ impl Client {
 }
 
 /// A hold that could not be attached again, and why.
+///
+/// # Examples
+/// ```
+/// # async fn example(client: dlock_core::Client, detached: dlock_core::Detached) -> Result<(), dlock_core::Error> {
+/// match client.attach(detached).await {
+///     Ok(guard) => drop(guard.release().await?),
+///     Err(not) if not.error.is_retryable() => println!("try again with {}", not.detached),
+///     Err(not) => return Err(not.error),
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 #[non_exhaustive]
@@ -139,6 +210,13 @@ pub struct NotAttached {
     /// Why.
     #[source]
     pub error: Error,
+}
+
+/// Drops the guard, which releases the lock in the background.
+impl From<NotDetached> for Error {
+    fn from(not: NotDetached) -> Self {
+        not.error
+    }
 }
 
 impl From<NotAttached> for Error {

@@ -8,6 +8,19 @@ use crate::{
 use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
 
 /// What went wrong, for the program to match on.
+///
+/// # Examples
+/// ```
+/// # async fn example(lock: dlock_core::Lock) -> Result<(), dlock_core::Error> {
+/// use dlock_core::ErrorKind;
+///
+/// match lock.acquire().await {
+///     Ok(guard) => drop(guard.release().await?),
+///     Err(error) if error.kind() == ErrorKind::ShuttingDown => {}
+///     Err(error) => return Err(error),
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -38,6 +51,19 @@ pub enum ErrorKind {
 }
 
 /// What the call was waiting for when the time was up.
+///
+/// # Examples
+/// ```
+/// # async fn example(error: dlock_core::Error) -> Result<(), dlock_core::Error> {
+/// use dlock_core::{ErrorKind, TimeoutPhase};
+///
+/// match error.kind() {
+///     ErrorKind::Timeout { phase: TimeoutPhase::Wait } => println!("another owner held the lock"),
+///     ErrorKind::Timeout { .. } => println!("the store was slow"),
+///     _ => {}
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TimeoutPhase {
@@ -48,6 +74,14 @@ pub enum TimeoutPhase {
 }
 
 /// Whether the same call may succeed later.
+///
+/// # Examples
+/// ```
+/// # async fn example(error: dlock_core::Error) -> Result<(), dlock_core::Error> {
+/// println!("{:?}", error.retry());
+/// assert_eq!(error.is_retryable(), error.retry() != dlock_core::RetryClass::Never);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RetryClass {
@@ -60,6 +94,15 @@ pub enum RetryClass {
 }
 
 /// What the failed call may have done in the store.
+///
+/// # Examples
+/// ```
+/// # async fn example(error: dlock_core::Error) -> Result<(), dlock_core::Error> {
+/// if error.effect() == dlock_core::Effect::None {
+///     println!("the store did nothing");
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
     /// Nothing: it was not executed, or executed and refused.
@@ -69,6 +112,17 @@ pub enum Effect {
 }
 
 /// Why a lock can no longer be trusted.
+///
+/// # Examples
+/// ```
+/// # async fn example(guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+/// use dlock_core::LossReason;
+///
+/// if guard.lost().await == LossReason::Deadline {
+///     println!("no renewal succeeded for a whole lease");
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossReason {
@@ -97,6 +151,14 @@ impl fmt::Display for LossReason {
 }
 
 /// The error of a driver's call.
+///
+/// # Examples
+/// ```
+/// use dlock_core::{Effect, ErrorKind, driver::DriverError};
+///
+/// let refused = DriverError::new(ErrorKind::Unsupported, "the server is older than 6.2").with_effect(Effect::None);
+/// assert_eq!(refused.kind(), ErrorKind::Unsupported);
+/// ```
 #[derive(Debug)]
 pub struct DriverError {
     kind: ErrorKind,
@@ -190,9 +252,19 @@ impl StdError for DriverError {
 /// Match on [`kind`](Self::kind). For people, use `Display`, which names the lock and the backend and says
 /// what to do. The store's own error is its [`source`](StdError::source). Owners, passes and passwords
 /// never appear in it.
-pub struct Error(Box<Engine>);
+///
+/// # Examples
+/// ```
+/// # async fn example(lock: dlock_core::Lock) -> Result<(), dlock_core::Error> {
+/// if let Err(error) = lock.acquire().await {
+///     println!("{error}"); // for logs: with lock name and backend
+///     println!("{}", error.summary()); // for others: without
+/// }
+/// # Ok(()) }
+/// ```
+pub struct Error(Box<Inner>);
 
-struct Engine {
+struct Inner {
     kind: ErrorKind,
     retry: RetryClass,
     effect: Effect,
@@ -205,7 +277,7 @@ struct Engine {
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
-        Self(Box::new(Engine {
+        Self(Box::new(Inner {
             kind,
             retry: RetryClass::Never,
             effect: Effect::None,
@@ -289,12 +361,26 @@ impl Error {
     }
 
     /// What went wrong.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(error: dlock_core::Error) -> Result<(), dlock_core::Error> {
+    /// println!("{:?}", error.kind());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
     /// Whether the same call may succeed later.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(error: dlock_core::Error) -> Result<(), dlock_core::Error> {
+    /// println!("{:?}", error.retry());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn retry(&self) -> RetryClass {
         self.0.retry
@@ -302,6 +388,13 @@ impl Error {
 
     /// What the failed call may have done in the store. The client undoes it in the background: the caller
     /// has nothing to clean up.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(error: dlock_core::Error) -> Result<(), dlock_core::Error> {
+    /// println!("{:?}", error.effect());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn effect(&self) -> Effect {
         self.0.effect
@@ -329,6 +422,14 @@ impl Error {
     }
 
     /// Whether another owner held the lock until the time limit ran out.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(error: dlock_core::Error) -> Result<(), dlock_core::Error> {
+    /// let status = if error.is_contended() { 409 } else { 503 };
+    /// # let _ = status;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn is_contended(&self) -> bool {
         let phase = TimeoutPhase::Wait;
@@ -336,12 +437,30 @@ impl Error {
     }
 
     /// Whether the lock that the call relied on is lost; [`loss`](Self::loss) says why.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(error: dlock_core::Error) -> Result<(), dlock_core::Error> {
+    /// if error.is_lost() {
+    ///     println!("{:?}", error.loss());
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.0.kind == ErrorKind::Lost
     }
 
     /// Whether the same call may succeed later.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(error: dlock_core::Error) -> Result<(), dlock_core::Error> {
+    /// if !error.is_retryable() {
+    ///     return Err(error);
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         self.0.retry != RetryClass::Never
@@ -349,6 +468,14 @@ impl Error {
 
     /// A short text for a response that leaves the service. It has no lock name, host, process, path or
     /// text of the store. `Display` is for logs.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(error: dlock_core::Error) -> Result<(), dlock_core::Error> {
+    /// let body = format!("try again later: {}", error.summary());
+    /// # let _ = body;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn summary(&self) -> &'static str {
         match self.0.kind {
@@ -369,18 +496,39 @@ impl Error {
     }
 
     /// Why the lock was lost, when the kind is [`ErrorKind::Lost`].
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(error: dlock_core::Error) -> Result<(), dlock_core::Error> {
+    /// println!("{:?}", error.loss());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn loss(&self) -> Option<LossReason> {
         self.0.loss
     }
 
     /// The backend in which it happened; empty before one was chosen.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(error: dlock_core::Error) -> Result<(), dlock_core::Error> {
+    /// println!("{}", error.backend());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn backend(&self) -> &'static str {
         self.0.backend
     }
 
     /// The lock that it concerns, if any.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(error: dlock_core::Error) -> Result<(), dlock_core::Error> {
+    /// println!("{:?}", error.name());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn name(&self) -> Option<&LockName> {
         self.0.name.as_ref()
@@ -398,7 +546,7 @@ impl fmt::Display for Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Engine {
+        let Inner {
             kind,
             retry,
             effect,

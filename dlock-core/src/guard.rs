@@ -28,6 +28,16 @@ use std::{fmt, future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration}
 /// Call [`check`](Self::check) before a write, and run cancellable work under [`run`](Self::run). Where a
 /// late write is costly, send [`token`](Self::token) along and let the resource refuse a token smaller than
 /// one it has seen.
+///
+/// # Examples
+/// ```
+/// # async fn example(lock: dlock_core::Lock) -> Result<(), dlock_core::Error> {
+/// let guard = lock.acquire().await?;
+/// // … some work …
+/// guard.check()?; // still held: now write, with guard.token()
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
 #[must_use = "the lock is released when the guard is dropped"]
 #[clippy::has_significant_drop]
 pub struct Guard {
@@ -37,6 +47,19 @@ pub struct Guard {
 }
 
 /// The outcome of a release.
+///
+/// # Examples
+/// ```
+/// # async fn example(guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+/// use dlock_core::ReleaseOutcome;
+///
+/// match guard.release().await? {
+///     ReleaseOutcome::StillHeld { holds } => println!("{holds} more holds of this owner"),
+///     ReleaseOutcome::Kept { rest } => println!("unavailable for another {rest:?}"),
+///     _ => println!("free"),
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReleaseOutcome {
@@ -75,18 +98,47 @@ impl Guard {
     }
 
     /// The name of the lock.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+    /// println!("working under {}", guard.name());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn name(&self) -> &LockName {
         &self.hold.name
     }
 
     /// The fencing token, never 0: send it with every write to the protected resource.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+    /// let sql = "UPDATE account SET balance = ?, fence = ? WHERE id = ? AND fence <= ?";
+    /// let fence = guard.token().0;
+    /// # let _ = (sql, fence);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.hold.token
     }
 
     /// How far the lock can be trusted now. It compares clocks and does no I/O.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+    /// use dlock_core::GuardState;
+    ///
+    /// match guard.state() {
+    ///     GuardState::Held => {}
+    ///     GuardState::Uncertain => println!("a renewal is late, {:?} left", guard.remaining()),
+    ///     other => println!("{other:?}"),
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn state(&self) -> GuardState {
         self.hold.state(&self.engine.clock)
@@ -98,6 +150,16 @@ impl Guard {
     ///
     /// # Errors
     /// `Lost` with the reason.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+    /// for page in 0..100 {
+    ///     guard.check()?; // stops the loop with `Lost`
+    ///     println!("page {page}");
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn check(&self) -> Result<(), Error> {
         match self.state() {
             GuardState::Held | GuardState::Uncertain => Ok(()),
@@ -107,6 +169,16 @@ impl Guard {
 
     /// How long the lock is certain to be held from now if no further renewal succeeds; zero when it is
     /// lost.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+    /// # use std::time::Duration;
+    /// if guard.remaining() > Duration::from_secs(5) {
+    ///     println!("time enough for a write that takes at most 5 s");
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn remaining(&self) -> Duration {
         match self.state() {
@@ -117,6 +189,13 @@ impl Guard {
 
     /// How long the lock would stay unavailable if it were released now: the rest of
     /// [`Lock::min_hold`](crate::Lock::min_hold).
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+    /// println!("other hosts wait {:?} after the release", guard.min_hold_remaining());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn min_hold_remaining(&self) -> Duration {
         self.engine.rest(self.hold.keep()).unwrap_or_default()
@@ -127,6 +206,17 @@ impl Guard {
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing; it may be called again.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+    /// # async fn work() {}
+    /// tokio::select! {
+    ///     () = work() => println!("done"),
+    ///     reason = guard.lost() => println!("stopped: {reason:?}"),
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn lost(&self) -> LossReason {
         self.hold.lost(&self.engine.clock).await
     }
@@ -136,6 +226,20 @@ impl Guard {
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+    /// # async fn next_item() {}
+    /// loop {
+    ///     tokio::select! {
+    ///         () = next_item() => guard.check()?,
+    ///         () = guard.shutting_down() => break,
+    ///     }
+    /// }
+    /// guard.release().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn shutting_down(&self) {
         self.engine.shutting_down().await;
     }
@@ -176,11 +280,27 @@ impl Guard {
     ///
     /// # Cancel safety
     /// Dropping it drops the work.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(lock: dlock_core::Lock, guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+    /// // A library that acquires the same name by itself gets in, instead of waiting for its caller.
+    /// let inner = guard.scope(async { lock.acquire().await }).await?;
+    /// assert_eq!(inner.token(), guard.token());
+    /// # Ok(()) }
+    /// ```
     pub async fn scope<F: Future>(&self, work: F) -> F::Output {
         scope::enter(&self.engine.store, &self.hold, work).await
     }
 
     /// The fingerprint of its owner, as logs, errors and [`inspect`](crate::Admin::inspect) show it.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+    /// println!("held by {}", guard.owner()); // 8 hex digits, safe to log
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn owner(&self) -> Fingerprint {
         self.hold.owner.fingerprint()
@@ -193,6 +313,15 @@ impl Guard {
     /// `Misuse` when the owner was given by [`with_owner`](crate::Lock::with_owner), because the bearer
     /// would be that owner in every other lock, too. Hand on the owner itself, or acquire without
     /// `with_owner`.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+    /// let pass = guard.pass()?;
+    /// let mut child = std::process::Command::new("worker");
+    /// child.env("LOCK_PASS", pass.expose()); // the worker joins with it
+    /// # Ok(()) }
+    /// ```
     pub fn pass(&self) -> Result<Pass, Error> {
         if self.hold.reusable {
             return Err(Pass::refused().at(self.engine.caps.backend, &self.hold.name));
@@ -220,6 +349,17 @@ impl Guard {
     ///
     /// # Cancel safety
     /// Dropping the future leaves the release to the background, as dropping the guard does.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+    /// match guard.release().await {
+    ///     Ok(_) => println!("done"),
+    ///     Err(error) if error.is_lost() => println!("the last work may have run beside another holder"),
+    ///     Err(error) => println!("the lease ends it: {error}"),
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn release(mut self) -> Result<ReleaseOutcome, Error> {
         self.done = true;
         match Releasing::begin(&self.engine, &self.hold) {
@@ -240,6 +380,15 @@ impl Guard {
     /// # Errors
     /// [`NotDetached`] returns the guard: `Unsupported` where holds are bound to the client's session,
     /// `Lost` when the lock is lost.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client, guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+    /// let detached = guard.detach()?; // held for the rest of its lease, and not renewed
+    /// // … later, or in another process from its written parts …
+    /// let guard = client.attach(detached).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn detach(mut self) -> Result<Detached, NotDetached> {
         let refused = if self.engine.caps.session_bound {
             let message =

@@ -16,6 +16,16 @@ pub const MIN_LEASE: Duration = Duration::from_millis(100);
 pub const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// How long a hold lasts, between [`MIN_LEASE`] and [`MAX_LEASE`], and whether the watchdog renews it.
+///
+/// # Examples
+/// ```
+/// use dlock_core::Lease;
+/// use std::time::Duration;
+///
+/// let lease = Lease::default();
+/// assert!(lease.is_renewed());
+/// assert_eq!(lease.length(), Duration::from_secs(30));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lease {
     length: Duration,
@@ -24,6 +34,14 @@ pub struct Lease {
 
 impl Lease {
     /// A lease that the watchdog renews every third of its length for as long as the guard lives.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Lease;
+    /// use std::time::Duration;
+    ///
+    /// assert!(Lease::renewed(Duration::from_secs(10)).is_renewed());
+    /// ```
     #[must_use]
     pub const fn renewed(length: Duration) -> Self {
         Self {
@@ -34,6 +52,14 @@ impl Lease {
 
     /// A lease that ends by itself. The watchdog does not renew it; it only checks every third of its
     /// length that the hold is still there.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Lease;
+    /// use std::time::Duration;
+    ///
+    /// assert!(!Lease::fixed(Duration::from_secs(10)).is_renewed());
+    /// ```
     #[must_use]
     pub const fn fixed(length: Duration) -> Self {
         Self {
@@ -46,6 +72,15 @@ impl Lease {
     ///
     /// # Errors
     /// [`LeaseError`] when the length is out of bounds.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Lease;
+    /// use std::time::Duration;
+    ///
+    /// assert!(Lease::fixed(Duration::from_secs(10)).checked().is_ok());
+    /// assert!(Lease::fixed(Duration::from_millis(10)).checked().is_err());
+    /// ```
     pub fn checked(self) -> Result<Self, LeaseError> {
         if (MIN_LEASE..=MAX_LEASE).contains(&self.length) {
             Ok(self)
@@ -104,12 +139,28 @@ impl Lease {
     }
 
     /// The length of the lease.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Lease;
+    /// use std::time::Duration;
+    ///
+    /// assert_eq!(Lease::fixed(Duration::from_secs(10)).length(), Duration::from_secs(10));
+    /// ```
     #[must_use]
     pub const fn length(self) -> Duration {
         self.length
     }
 
     /// Whether the watchdog renews it.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Lease;
+    /// use std::time::Duration;
+    ///
+    /// assert!(Lease::default().is_renewed());
+    /// ```
     #[must_use]
     pub const fn is_renewed(self) -> bool {
         self.renewed
@@ -120,6 +171,14 @@ impl Lease {
     ///
     /// A hundredth covers clocks whose rates differ by 1 % (quartz and NTP slew stay far below); 2 ms cover
     /// a timer's granularity.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Lease;
+    /// use std::time::Duration;
+    ///
+    /// assert_eq!(Lease::margin(Duration::from_secs(30)), Duration::from_millis(300));
+    /// ```
     #[must_use]
     pub fn margin(length: Duration) -> Duration {
         (length / 100).max(Duration::from_millis(2))
@@ -149,12 +208,21 @@ impl Default for Lease {
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if self.renewed { "Kept" } else { "Fixed" };
+        let kind = if self.renewed { "Renewed" } else { "Fixed" };
         write!(f, "{kind}({:?})", self.length)
     }
 }
 
 /// A lease that is too short or too long.
+///
+/// # Examples
+/// ```
+/// use dlock_core::Lease;
+/// use std::time::Duration;
+///
+/// let error = Lease::fixed(Duration::ZERO).checked().unwrap_err();
+/// assert!(error.to_string().starts_with("the lease (0ns) must be between"));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the lease ({length:?}) must be between {MIN_LEASE:?} and {MAX_LEASE:?}")]
 pub struct LeaseError {

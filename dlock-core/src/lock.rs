@@ -21,6 +21,17 @@ use tracing::Instrument;
 /// ([`Wake`](crate::driver::Wake)). A lock is **not** re-entered by the task that holds it, because ownership is a
 /// value. A second `acquire` by the same task waits, and logs that it does. [`Guard::scope`],
 /// [`join`](Self::join) and [`with_owner`](Self::with_owner) re-enter.
+///
+/// # Examples
+/// ```
+/// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+/// let lock = client.lock("orders:42")?; // no I/O
+/// if let Some(guard) = lock.try_acquire().await? {
+///     println!("held, with token {}", guard.token());
+///     guard.release().await?;
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Lock {
     engine: Arc<Engine>,
@@ -40,6 +51,13 @@ impl Lock {
     }
 
     /// The name of the lock.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+    /// assert_eq!(client.lock("orders:42")?.name().as_str(), "orders:42");
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn name(&self) -> &LockName {
         &self.name
@@ -99,6 +117,16 @@ impl Lock {
     ///
     /// A `time` shorter than the shortest lease or than [`min_hold`](Self::min_hold) is an error of the
     /// acquire: `Misuse`, with both values.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+    /// # use std::time::Duration;
+    /// // A job that hangs gives the lock up after an hour, and `run` drops its work then.
+    /// let guard = client.lock("nightly")?.max_hold(Duration::from_secs(3600)).acquire().await?;
+    /// guard.run(async { /* the job */ }).await?;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn max_hold(mut self, time: Duration) -> Self {
         self.terms = self.terms.at_most(time);
@@ -110,6 +138,15 @@ impl Lock {
     ///
     /// # Errors
     /// As an acquire: `Misuse` or `Unsupported`.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+    /// # use std::time::Duration;
+    /// let lock = client.lock("report")?.max_hold(Duration::from_secs(10));
+    /// assert_eq!(lock.effective_lease()?.length(), Duration::from_secs(10)); // the client's 30 s would be longer
+    /// # Ok(()) }
+    /// ```
     pub fn effective_lease(&self) -> Result<Lease, Error> {
         Ok(self.possible()?.lease())
     }
@@ -123,6 +160,17 @@ impl Lock {
 
     /// Sets the owner to acquire as, instead of a fresh one. The acquire re-enters at once while any hold
     /// of that owner lives, in this client or another.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+    /// let owner = client.owner();
+    /// let lock = client.lock("report")?.with_owner(&owner);
+    /// let outer = lock.acquire().await?;
+    /// let inner = lock.acquire().await?; // at once: the same owner
+    /// assert_eq!(outer.token(), inner.token());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn with_owner(mut self, owner: &Owner) -> Self {
         self.owner = Some(*owner);
@@ -162,6 +210,18 @@ impl Lock {
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(lock: dlock_core::Lock) -> Result<(), dlock_core::Error> {
+    /// # use std::time::Duration;
+    /// match lock.acquire_timeout(Duration::from_secs(5)).await {
+    ///     Ok(guard) => drop(guard.release().await?),
+    ///     Err(error) if error.is_contended() => println!("{error}"), // names the holder, where the store tells
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[track_caller]
     pub fn acquire_timeout(
         &self,
@@ -179,6 +239,16 @@ impl Lock {
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(lock: dlock_core::Lock) -> Result<(), dlock_core::Error> {
+    /// match lock.try_acquire().await? {
+    ///     Some(guard) => drop(guard.release().await?),
+    ///     None => println!("another host does it"),
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[track_caller]
     pub fn try_acquire(&self) -> impl Future<Output = Result<Option<Guard>, Error>> + Send + use<> {
         self.options(WaitPolicy::Try, Location::caller())
@@ -193,6 +263,16 @@ impl Lock {
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(lock: dlock_core::Lock, guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+    /// let pass = guard.pass()?; // send it to another task or process
+    /// let inner = lock.join(&pass).await?;
+    /// assert_eq!(inner.token(), guard.token());
+    /// inner.release().await?; // the outer hold is left
+    /// # Ok(()) }
+    /// ```
     #[track_caller]
     pub fn join(&self, pass: &Pass) -> impl Future<Output = Result<Guard, Error>> + Send + use<> {
         let options = self

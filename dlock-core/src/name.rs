@@ -38,6 +38,14 @@ impl LockName {
     ///
     /// # Errors
     /// [`NameError`] says what is wrong with it.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{LockName, NameError};
+    ///
+    /// assert!(LockName::new("orders:42").is_ok());
+    /// assert_eq!(LockName::new(""), Err(NameError::Empty));
+    /// ```
     pub fn new(name: impl AsRef<str>) -> Result<Self, NameError> {
         let name = name.as_ref();
         match name.len() {
@@ -54,6 +62,14 @@ impl LockName {
     }
 
     /// The name as text.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::LockName;
+    ///
+    /// assert_eq!(LockName::new("orders:42")?.as_str(), "orders:42");
+    /// # Ok::<(), dlock_core::NameError>(())
+    /// ```
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
@@ -74,6 +90,12 @@ impl FromStr for LockName {
     }
 }
 
+impl AsRef<str> for LockName {
+    fn as_ref(&self) -> &str {
+        &self.text
+    }
+}
+
 impl fmt::Display for LockName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
@@ -87,6 +109,13 @@ impl fmt::Debug for LockName {
 }
 
 /// Why a text is not a lock name.
+///
+/// # Examples
+/// ```
+/// use dlock_core::{LockName, NameError};
+///
+/// assert_eq!(LockName::new("a\0b"), Err(NameError::Nul { at: 1 }));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {

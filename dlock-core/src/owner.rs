@@ -9,6 +9,15 @@ use uuid::{Builder, Uuid};
 ///
 /// Each acquisition has a fresh random owner unless the caller gives one. It is a **bearer secret**:
 /// `Debug` and `Display` show its [`Fingerprint`] only.
+///
+/// # Examples
+/// ```
+/// use dlock_core::Owner;
+///
+/// let owner = Owner::from_seed("trace-7");
+/// println!("{owner}"); // its fingerprint
+/// assert_eq!(Owner::from_uuid(owner.expose()), owner);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner(Uuid);
 
@@ -16,6 +25,14 @@ impl Owner {
     /// Draws a fresh owner from a source of random bits. Outside tests the source must be cryptographically
     /// secure. Where processes fork or machines are cloned it must be the operating system itself, because
     /// a copied generator repeats its owners.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+    /// let owner = client.owner(); // draws it from the operating system
+    /// println!("{owner}");
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn random(rng: &mut (impl Rng + ?Sized)) -> Self {
         let mut bytes = [0; 16];
@@ -27,24 +44,55 @@ impl Owner {
     /// process (UUIDv5, RFC 9562).
     ///
     /// Code that can guess the seed can re-enter the lock. Never use it where that matters.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Owner;
+    ///
+    /// assert_eq!(Owner::from_seed("trace-7"), Owner::from_seed("trace-7"));
+    /// ```
     #[must_use]
     pub fn from_seed(seed: &str) -> Self {
         Self(Uuid::new_v5(&SEEDED, seed.as_bytes()))
     }
 
     /// Restores an owner that [`expose`](Self::expose) gave.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Owner;
+    ///
+    /// let owner = Owner::from_seed("trace-7");
+    /// assert_eq!(Owner::from_uuid(owner.expose()), owner);
+    /// ```
     #[must_use]
     pub fn from_uuid(uuid: Uuid) -> Self {
         Self(uuid)
     }
 
     /// The secret itself, to send to the store or to hand on.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Owner;
+    ///
+    /// let owner = Owner::from_seed("trace-7");
+    /// assert_eq!(owner.expose().to_string().parse(), Ok(owner));
+    /// ```
     #[must_use]
     pub fn expose(&self) -> Uuid {
         self.0
     }
 
     /// The part of it that logs and errors may show.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Owner;
+    ///
+    /// let owner = Owner::from_seed("trace-7");
+    /// assert_eq!(format!("#{}", owner.fingerprint()), owner.to_string());
+    /// ```
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         let mut text = Uuid::encode_buffer();
@@ -78,11 +126,26 @@ impl fmt::Display for Owner {
 ///
 /// Drivers hash the owner's text as the store has it. For dlock's own owners that is the hyphenated UUID in
 /// lower case.
+///
+/// # Examples
+/// ```
+/// use dlock_core::Owner;
+///
+/// assert_eq!(Owner::from_seed("trace-7").fingerprint().to_string().len(), 8);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint([u8; 4]);
 
 impl Fingerprint {
     /// The fingerprint of an owner as the store writes it.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{Fingerprint, Owner};
+    ///
+    /// let owner = Owner::from_seed("trace-7");
+    /// assert_eq!(Fingerprint::of(owner.expose().to_string().as_bytes()), owner.fingerprint());
+    /// ```
     #[must_use]
     pub fn of(owner: &[u8]) -> Self {
         let hash = Sha256::digest(owner);
@@ -106,6 +169,13 @@ impl fmt::Debug for Fingerprint {
 ///
 /// It has 64 random bits: it must be unique among the at most [`MAX_HOLDS`] holds of one owner, not among
 /// all holds.
+///
+/// # Examples
+/// ```
+/// use dlock_core::HoldId;
+///
+/// assert_eq!(HoldId::from_bits(7).to_string(), "0000000000000007");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HoldId(u64);
 
@@ -120,12 +190,26 @@ impl HoldId {
     }
 
     /// Restores a hold id that was written down.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::HoldId;
+    ///
+    /// assert_eq!(HoldId::from_bits(7).to_bits(), 7);
+    /// ```
     #[must_use]
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
     /// The bits of the id, for the store.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::HoldId;
+    ///
+    /// assert_eq!(HoldId::from_bits(7).to_bits(), 7);
+    /// ```
     #[must_use]
     pub const fn to_bits(self) -> u64 {
         self.0

@@ -12,6 +12,17 @@ use uuid::Uuid;
 /// `Display` show a fingerprint. [`expose`](Self::expose) gives the secret as text, for an RPC header or an
 /// environment variable, and `FromStr` reads it. With the feature `serde`, `exposed_pass` writes and reads
 /// that text in fields with `#[serde(with = "dlock::exposed_pass")]`.
+///
+/// # Examples
+/// ```
+/// # async fn example(lock: dlock_core::Lock, guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+/// use dlock_core::Pass;
+///
+/// let text = guard.pass()?.expose(); // a secret
+/// let pass: Pass = text.parse().expect("a pass that was exposed");
+/// let inner = lock.join(&pass).await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Pass {
     pub(crate) store: Arc<str>,
@@ -23,6 +34,16 @@ pub struct Pass {
 impl Pass {
     /// Builds a pass from its parts. Its bearer can use everything else that the owner owns, so only the
     /// pass of an owner with this one lock is safe to hand on.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{FencingToken, LockName, Owner, Pass};
+    ///
+    /// let name = LockName::new("orders:42")?;
+    /// let pass = Pass::new("redis://db:6379/0", name, Owner::from_seed("trace-7"), FencingToken(3));
+    /// assert_eq!(pass.expose().parse(), Ok(pass));
+    /// # Ok::<(), dlock_core::NameError>(())
+    /// ```
     #[must_use]
     pub fn new(
         store: impl Into<Arc<str>>,
@@ -39,24 +60,52 @@ impl Pass {
     }
 
     /// The store in which it is valid, as [`Capabilities::store`](crate::driver::Capabilities::store) names it.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(pass: dlock_core::Pass) -> Result<(), dlock_core::Error> {
+    /// println!("valid in {}", pass.store());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn store(&self) -> &str {
         &self.store
     }
 
     /// The lock that it is for.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(pass: dlock_core::Pass) -> Result<(), dlock_core::Error> {
+    /// println!("opens {}", pass.name());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn name(&self) -> &LockName {
         &self.name
     }
 
     /// The owner that its bearer acts as.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(pass: dlock_core::Pass) -> Result<(), dlock_core::Error> {
+    /// println!("acts as {}", pass.owner()); // the fingerprint
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn owner(&self) -> &Owner {
         &self.owner
     }
 
     /// The token of the incarnation that it is for.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(pass: dlock_core::Pass) -> Result<(), dlock_core::Error> {
+    /// println!("of the incarnation {}", pass.token());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.token
@@ -64,6 +113,15 @@ impl Pass {
 
     /// The secret itself, as text without blanks, commas or control characters: `1:OWNER:TOKEN:STORE:NAME`,
     /// the last two percent-encoded.
+    ///
+    /// # Examples
+    /// ```
+    /// # fn example(pass: dlock_core::Pass) {
+    /// println!("{pass}"); // safe to log: the fingerprint
+    /// let header = pass.expose(); // the secret
+    /// assert_eq!(header.parse::<dlock_core::Pass>().as_ref(), Ok(&pass));
+    /// # }
+    /// ```
     // Do not change: passes travel between versions.
     #[must_use]
     pub fn expose(&self) -> String {
@@ -132,6 +190,13 @@ fn plain(text: &str) -> Result<String, PassError> {
 }
 
 /// Why a text is not a pass. The error never repeats the text, which may be a secret.
+///
+/// # Examples
+/// ```
+/// use dlock_core::{Pass, PassError};
+///
+/// assert_eq!("secret".parse::<Pass>(), Err(PassError::Fields { count: 1 }));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PassError {

@@ -22,6 +22,14 @@ use std::{
 ///
 /// # Cancel safety
 /// Once awaited, it runs to its end by itself: dropping the future loses the report and nothing else.
+///
+/// # Examples
+/// ```
+/// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+/// # use std::time::Duration;
+/// client.shutdown(Duration::from_secs(5)).await?;
+/// # Ok(()) }
+/// ```
 #[must_use = "nothing is shut down until it is awaited"]
 pub struct Shutdown {
     engine: Arc<Engine>,
@@ -30,6 +38,17 @@ pub struct Shutdown {
 }
 
 /// The outcome for the locks that were held when the shutdown began.
+///
+/// # Examples
+/// ```
+/// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+/// # use std::time::Duration;
+/// let report = client.shutdown(Duration::from_secs(5)).await?;
+/// if !report.unknown.is_empty() {
+///     println!("the store did not answer for {:?}; the leases end what is left", report.unknown);
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShutdownReport {
@@ -44,6 +63,19 @@ pub struct ShutdownReport {
 }
 
 /// The outcome for one lock.
+///
+/// # Examples
+/// ```
+/// # async fn example(report: dlock_core::ShutdownReport) -> Result<(), dlock_core::Error> {
+/// use dlock_core::ShutdownOutcome;
+///
+/// for (name, outcome) in &report.locks {
+///     if let ShutdownOutcome::Left { rest } = outcome {
+///         println!("{name} stays held for {rest:?}");
+///     }
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ShutdownOutcome {
@@ -75,6 +107,15 @@ impl Shutdown {
     /// Releases the locks that are still held when the grace is over, instead of leaving them to their
     /// leases. Code that still runs under such a lock **runs beside its next holder**. Use it only in a
     /// process that is certain to have stopped that code.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+    /// # use std::time::Duration;
+    /// // Every task that worked under a lock was joined before.
+    /// client.shutdown(Duration::ZERO).force().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn force(mut self) -> Self {
         self.force = true;
         self

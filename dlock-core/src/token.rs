@@ -7,6 +7,14 @@ use std::fmt;
 ///
 /// It increases strictly per name and may skip numbers. Re-entry repeats the token of the incarnation it
 /// enters.
+///
+/// # Examples
+/// ```
+/// use dlock_core::FencingToken;
+///
+/// let (late, newest) = (FencingToken(6), FencingToken(7));
+/// assert!(late < newest); // refuse the late write
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(pub u64);
 

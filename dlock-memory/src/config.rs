@@ -33,6 +33,14 @@ pub struct MemoryConfig {
 
 impl MemoryConfig {
     /// The defaults with another wake-up mode.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::driver::Wake;
+    /// use dlock_memory::MemoryConfig;
+    ///
+    /// assert_eq!(MemoryConfig::new(Wake::Poll).wake, Wake::Poll);
+    /// ```
     #[must_use]
     pub fn new(wake: Wake) -> Self {
         Self {

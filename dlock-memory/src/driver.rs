@@ -24,6 +24,18 @@ use std::time::Duration;
 /// One client's driver over a [`MemoryStore`].
 ///
 /// Calls complete without waiting unless the server is stopped or the fault script says otherwise.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::{Client, Clock};
+/// use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
+///
+/// let store = MemoryStore::new(Clock::boot());
+/// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+/// let guard = Client::new(driver)?.lock("orders:42")?.acquire().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct MemoryDriver {
     connection: Connection,
@@ -34,6 +46,18 @@ pub struct MemoryDriver {
 impl MemoryDriver {
     /// Connects to that store. It never fails, not even while the store is down. The config's name is
     /// ignored.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::Clock;
+    /// use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+    /// let other = MemoryDriver::connect(&store, MemoryConfig::default()); // another client of that server
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn connect(store: &MemoryStore, config: MemoryConfig) -> Self {
         let mut capabilities = Capabilities::new("memory", store.label());
@@ -50,18 +74,49 @@ impl MemoryDriver {
     ///
     /// # Errors
     /// `Misuse` when the URL is not that of a memory store, or has an unknown parameter.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+    /// let driver = dlock_memory::MemoryDriver::from_url("memory:orders")?;
+    /// # Ok(()) }
+    /// ```
     pub fn from_url(url: &str) -> Result<Self, Error> {
         let config: MemoryConfig = url.parse()?;
         Ok(Self::connect(&MemoryStore::named(&config.name), config))
     }
 
     /// The fault script between this driver and its store.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::Clock;
+    /// use dlock_memory::{Call, Fault, MemoryConfig, MemoryDriver, MemoryStore};
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+    /// driver.faults().once(Call::Release, Fault::ErrorAfter);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn faults(&self) -> &Faults {
         &self.connection.faults
     }
 
     /// The server.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::Clock;
+    /// use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+    /// driver.store().flush(); // as if the server had lost its memory
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn store(&self) -> &MemoryStore {
         &self.connection.store

@@ -10,6 +10,20 @@ use std::{
 };
 
 /// The kinds of call that faults and counters distinguish.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::Clock;
+/// use dlock_memory::{Call, MemoryConfig, MemoryDriver, MemoryStore};
+///
+/// let store = MemoryStore::new(Clock::boot());
+/// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+/// for call in Call::ALL {
+///     assert_eq!(driver.faults().made(call), 0);
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Call {
@@ -47,6 +61,19 @@ impl Call {
 }
 
 /// What happens to one call.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::{Client, Clock};
+/// use dlock_memory::{Call, Fault, MemoryConfig, MemoryDriver, MemoryStore};
+///
+/// let store = MemoryStore::new(Clock::boot());
+/// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+/// driver.faults().always(Call::Renew, Fault::Never);
+/// let client = Client::new(driver)?; // its renewals are not answered
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
@@ -71,6 +98,18 @@ pub enum Fault {
 }
 
 /// What happens to the hints of one driver.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::Clock;
+/// use dlock_memory::{HintFault, MemoryConfig, MemoryDriver, MemoryStore};
+///
+/// let store = MemoryStore::new(Clock::boot());
+/// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+/// driver.faults().hints(HintFault::Lose);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HintFault {
@@ -90,6 +129,22 @@ pub enum HintFault {
 ///
 /// A call takes the first of: the oldest [`once`](Self::once) of its kind, the [`always`](Self::always) of
 /// its kind, a draw from the [`plan`](Self::plan).
+///
+/// # Examples
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::{Client, Clock};
+/// use dlock_memory::{Call, Fault, MemoryConfig, MemoryDriver, MemoryStore};
+///
+/// let store = MemoryStore::new(Clock::boot());
+/// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+/// let faults = driver.faults().clone();
+/// let lock = Client::new(driver)?.lock("orders:42")?;
+/// faults.once(Call::Acquire, Fault::ErrorBefore);
+/// assert!(lock.try_acquire().await?.is_some()); // the client repeats what was not executed
+/// assert_eq!(faults.made(Call::Acquire), 2);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Faults {
     script: Arc<Mutex<Script>>,
@@ -114,21 +169,71 @@ impl Faults {
     }
 
     /// The next call of that kind without a queued fault meets this one.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::Clock;
+    /// use dlock_memory::{Call, Fault, MemoryConfig, MemoryDriver, MemoryStore};
+    /// use std::time::Duration;
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+    /// driver.faults().once(Call::Acquire, Fault::Slow(Duration::from_millis(50)));
+    /// # Ok(()) }
+    /// ```
     pub fn once(&self, call: Call, fault: Fault) {
         self.script().once[call.index()].push_back(fault);
     }
 
     /// Every call of that kind meets this fault from now on; [`Fault::Ok`] ends it.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::Clock;
+    /// use dlock_memory::{Call, Fault, MemoryConfig, MemoryDriver, MemoryStore};
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+    /// driver.faults().always(Call::Renew, Fault::ErrorBefore);
+    /// # Ok(()) }
+    /// ```
     pub fn always(&self, call: Call, fault: Fault) {
         self.script().always[call.index()] = fault;
     }
 
     /// Every call of every kind meets this fault from now on.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::Clock;
+    /// use dlock_memory::{Fault, MemoryConfig, MemoryDriver, MemoryStore};
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+    /// driver.faults().always_all(Fault::Never);
+    /// # Ok(()) }
+    /// ```
     pub fn always_all(&self, fault: Fault) {
         self.script().always.fill(fault);
     }
 
     /// Calls and hints meet what the plan draws, until [`clear`](Self::clear) or another plan.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::Clock;
+    /// use dlock_memory::{FaultPlan, MemoryConfig, MemoryDriver, MemoryStore, Rates};
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+    /// let rates = Rates { error_after: 0.1, ..Rates::default() };
+    /// driver.faults().plan(FaultPlan::seeded(7, rates));
+    /// # Ok(()) }
+    /// ```
     pub fn plan(&self, plan: FaultPlan) {
         self.inbox.plan(Some(plan.clone()));
         self.script().plan = Some(plan);
@@ -136,11 +241,36 @@ impl Faults {
 
     /// In every batch of renewals from now on, the entry of this name alone fails (effect none), like a
     /// locked row.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Clock, LockName};
+    /// use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+    /// driver.faults().stick(LockName::new("orders:42")?);
+    /// # Ok(()) }
+    /// ```
     pub fn stick(&self, name: LockName) {
         self.script().stuck.insert(name);
     }
 
     /// From now on nothing fails. Calls that are already late, slow or unanswered stay so.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::Clock;
+    /// use dlock_memory::{Fault, MemoryConfig, MemoryDriver, MemoryStore};
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+    /// driver.faults().always_all(Fault::Never);
+    /// driver.faults().clear();
+    /// # Ok(()) }
+    /// ```
     pub fn clear(&self) {
         let mut script = self.script();
         *script = Script {
@@ -153,16 +283,54 @@ impl Faults {
     }
 
     /// Sets the fault of this driver's hints from now on.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::Clock;
+    /// use dlock_memory::{HintFault, MemoryConfig, MemoryDriver, MemoryStore};
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+    /// driver.faults().hints(HintFault::Double);
+    /// # Ok(()) }
+    /// ```
     pub fn hints(&self, fault: HintFault) {
         self.inbox.set_fault(fault);
     }
 
     /// Delivers a hint that the server never sent.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::Clock;
+    /// use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+    /// driver.faults().inject(dlock_core::driver::Hint::Resync);
+    /// # Ok(()) }
+    /// ```
     pub fn inject(&self, hint: Hint) {
         self.inbox.put(hint);
     }
 
     /// The number of calls of that kind that this driver was asked for, including failed ones.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Client, Clock};
+    /// use dlock_memory::{Call, MemoryConfig, MemoryDriver, MemoryStore};
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+    /// let faults = driver.faults().clone();
+    /// let _guard = Client::new(driver)?.lock("orders:42")?.acquire().await?;
+    /// assert_eq!(faults.made(Call::Acquire), 1);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn made(&self, call: Call) -> u64 {
         self.script().made[call.index()]
@@ -193,6 +361,15 @@ impl Faults {
 
 /// How often each fault is drawn: probabilities from 0 to 1, their sum at most 1. The rest is
 /// [`Fault::Ok`].
+///
+/// # Examples
+/// ```
+/// use dlock_memory::{FaultPlan, Rates};
+/// use std::time::Duration;
+///
+/// let rates = Rates { slow: 0.2, longest: Duration::from_millis(50), ..Rates::default() };
+/// let plan = FaultPlan::seeded(7, rates);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
     /// Probability of [`Fault::ErrorBefore`].
@@ -218,6 +395,13 @@ pub struct Rates {
 }
 
 /// Faults drawn at random; the same seed and the same calls give the same faults.
+///
+/// # Examples
+/// ```
+/// use dlock_memory::{FaultPlan, Rates};
+///
+/// let plan = FaultPlan::seeded(7, Rates { never: 0.01, ..Rates::default() });
+/// ```
 #[derive(Clone, Debug)]
 pub struct FaultPlan {
     rng: Rng,
@@ -227,6 +411,13 @@ pub struct FaultPlan {
 
 impl FaultPlan {
     /// Faults for calls of every kind.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_memory::{FaultPlan, Rates};
+    ///
+    /// let plan = FaultPlan::seeded(7, Rates { late: 0.05, ..Rates::default() });
+    /// ```
     #[must_use]
     pub fn seeded(seed: u64, rates: Rates) -> Self {
         Self {
@@ -237,6 +428,14 @@ impl FaultPlan {
     }
 
     /// Faults for some kinds only; the others never fail.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_memory::{Call, FaultPlan, Rates};
+    ///
+    /// let rates = Rates { error_before: 0.5, ..Rates::default() };
+    /// let plan = FaultPlan::seeded(7, rates).only(&[Call::Renew]);
+    /// ```
     #[must_use]
     pub fn only(mut self, calls: &[Call]) -> Self {
         self.calls = [false; Call::ALL.len()];

@@ -28,6 +28,15 @@ use tokio::sync::oneshot;
 /// It executes one request at a time, at once, by its own clock: the given [`Clock`] plus an epoch, which a
 /// test may step.
 /// Nothing outlives the process.
+///
+/// # Examples
+/// ```
+/// use dlock_core::Clock;
+/// use dlock_memory::MemoryStore;
+///
+/// let store = MemoryStore::new(Clock::boot());
+/// assert_eq!(store.names(), 0);
+/// ```
 #[derive(Clone)]
 pub struct MemoryStore(Arc<Shared>);
 
@@ -84,6 +93,15 @@ type Handover = Box<dyn FnOnce() + Send>;
 
 impl MemoryStore {
     /// An empty store of its own, at a fixed epoch: the same calls at the same times give the same tokens.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Clock;
+    /// use dlock_memory::MemoryStore;
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let other = MemoryStore::new(Clock::boot()); // has other locks
+    /// ```
     #[must_use]
     pub fn new(clock: Clock) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -96,6 +114,14 @@ impl MemoryStore {
     /// It lives as long as the process, like a server, so that a hold outlives the client that took it. It
     /// runs on the boot clock, from the wall clock's time at its start: tokens grow over restarts of the
     /// process as well.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_memory::MemoryStore;
+    ///
+    /// let store = MemoryStore::named("orders"); // what `memory:orders` connects to
+    /// assert_eq!(store.names(), 0);
+    /// ```
     #[must_use]
     pub fn named(name: &str) -> Self {
         static STORES: LazyLock<Mutex<BTreeMap<String, MemoryStore>>> =
@@ -122,35 +148,101 @@ impl MemoryStore {
     }
 
     /// The clock that the server's clock follows.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Clock;
+    /// use dlock_memory::MemoryStore;
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// assert!(!store.clock().is_simulated());
+    /// ```
     #[must_use]
     pub fn clock(&self) -> &Clock {
         &self.0.clock
     }
 
     /// The server's time now, since the Unix epoch.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Clock;
+    /// use dlock_memory::MemoryStore;
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// println!("{:?} since 1970", store.server_time());
+    /// ```
     #[must_use]
     pub fn server_time(&self) -> Duration {
         self.time_at(self.0.clock.now())
     }
 
     /// Sets the server's clock forward: leases end earlier by that much.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Clock;
+    /// use dlock_memory::MemoryStore;
+    /// use std::time::Duration;
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let before = store.server_time();
+    /// store.step_clock(Duration::from_secs(60));
+    /// assert!(store.server_time() >= before + Duration::from_secs(60));
+    /// ```
     pub fn step_clock(&self, by: Duration) {
         self.0.epoch.fetch_add(nanos(by), Ordering::SeqCst);
     }
 
     /// Sets the server's clock back: leases end later by that much.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Clock;
+    /// use dlock_memory::MemoryStore;
+    /// use std::time::Duration;
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let before = store.server_time();
+    /// store.step_clock_back(Duration::from_secs(60));
+    /// assert!(store.server_time() < before);
+    /// ```
     pub fn step_clock_back(&self, by: Duration) {
         let back = nanos(by).min(self.0.epoch.load(Ordering::SeqCst));
         self.0.epoch.fetch_sub(back, Ordering::SeqCst);
     }
 
     /// Loses every record, queue and token counter, as `FLUSHALL` does. No client is told.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Client, Clock};
+    /// use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+    /// let guard = Client::new(driver)?.lock("orders:42")?.acquire().await?;
+    /// store.flush(); // the guard learns of it at its next renewal
+    /// assert_eq!(store.names(), 0);
+    /// # Ok(()) }
+    /// ```
     pub fn flush(&self) {
         self.lock().state.lose_all();
     }
 
     /// Executes nothing from now on, as after `SIGSTOP`: requests wait. Must not be called while the server
     /// is down.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Clock;
+    /// use dlock_memory::MemoryStore;
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// store.stop(); // requests wait
+    /// store.cont();
+    /// ```
     pub fn stop(&self) {
         let mut server = self.lock();
         if server.condition == Condition::Running {
@@ -159,6 +251,17 @@ impl MemoryStore {
     }
 
     /// Executes the waiting requests in the order of their arrival, and goes on.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Clock;
+    /// use dlock_memory::MemoryStore;
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// store.stop();
+    /// assert_eq!(store.unexecuted(), 0);
+    /// store.cont();
+    /// ```
     pub fn cont(&self) {
         let mut server = self.lock();
         if server.condition == Condition::Stopped {
@@ -169,6 +272,21 @@ impl MemoryStore {
 
     /// Refuses connections from now on: calls fail with effect none. Waiting requests are lost (effect
     /// unknown). Records stay and their leases run.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Client, Clock};
+    /// use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
+    /// use std::time::Duration;
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+    /// let lock = Client::new(driver)?.lock("orders:42")?;
+    /// store.down();
+    /// assert!(lock.acquire_timeout(Duration::from_millis(50)).await.is_err());
+    /// # Ok(()) }
+    /// ```
     pub fn down(&self) {
         let mut server = self.lock();
         server.condition = Condition::Down;
@@ -179,6 +297,21 @@ impl MemoryStore {
 
     /// Accepts connections again, with all its state. Clients have missed hints:
     /// [`Hint::Resync`](dlock_core::driver::Hint::Resync).
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Client, Clock};
+    /// use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+    /// let lock = Client::new(driver)?.lock("orders:42")?;
+    /// store.down();
+    /// store.up();
+    /// assert!(lock.try_acquire().await?.is_some());
+    /// # Ok(()) }
+    /// ```
     pub fn up(&self) {
         let mut server = self.lock();
         if server.condition == Condition::Down {
@@ -191,6 +324,16 @@ impl MemoryStore {
     /// Kills the server and starts it again, running. With `keep` it has everything that was executed, else
     /// nothing, not even token counters. Waiting requests are lost (effect unknown). Clients have missed
     /// hints: [`Hint::Resync`](dlock_core::driver::Hint::Resync).
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Clock;
+    /// use dlock_memory::MemoryStore;
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// store.restart(true); // with everything that it had executed
+    /// store.restart(false); // empty
+    /// ```
     pub fn restart(&self, keep: bool) {
         self.down();
         if !keep {
@@ -200,11 +343,31 @@ impl MemoryStore {
     }
 
     /// Executes no request of that lane from now on; other lanes are not delayed.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Clock;
+    /// use dlock_memory::MemoryStore;
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// store.stall_lane(dlock_core::driver::Lane(1));
+    /// store.resume_lane(dlock_core::driver::Lane(1));
+    /// ```
     pub fn stall_lane(&self, lane: Lane) {
         self.lock().stalled.insert(lane);
     }
 
     /// Executes the waiting requests of that lane in the order of their arrival, and goes on.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Clock;
+    /// use dlock_memory::MemoryStore;
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// store.stall_lane(dlock_core::driver::Lane(1));
+    /// store.resume_lane(dlock_core::driver::Lane(1));
+    /// ```
     pub fn resume_lane(&self, lane: Lane) {
         let mut server = self.lock();
         server.stalled.remove(&lane);
@@ -213,18 +376,49 @@ impl MemoryStore {
 
     /// The number of calls of that kind that the server has executed, of all clients; a batch of renewals
     /// is one.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Client, Clock};
+    /// use dlock_memory::{Call, MemoryConfig, MemoryDriver, MemoryStore};
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+    /// let _guard = Client::new(driver)?.lock("orders:42")?.acquire().await?;
+    /// assert_eq!(store.executed(Call::Acquire), 1);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn executed(&self, call: Call) -> u64 {
         self.lock().executed[call.index()]
     }
 
     /// The number of calls that it refused because of their not-after.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Clock;
+    /// use dlock_memory::MemoryStore;
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// assert_eq!(store.refused_late(), 0);
+    /// ```
     #[must_use]
     pub fn refused_late(&self) -> u64 {
         self.lock().late
     }
 
     /// The number of requests that wait in it unexecuted.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Clock;
+    /// use dlock_memory::MemoryStore;
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// assert_eq!(store.unexecuted(), 0);
+    /// ```
     #[must_use]
     pub fn unexecuted(&self) -> usize {
         self.lock().waiting.len()
@@ -232,6 +426,16 @@ impl MemoryStore {
 
     /// The number of tickets that are queued for that name or wait for its hints, including dead ones not
     /// yet removed.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{Clock, LockName};
+    /// use dlock_memory::MemoryStore;
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// assert_eq!(store.tickets(&LockName::new("orders:42")?), 0);
+    /// # Ok::<(), dlock_core::NameError>(())
+    /// ```
     #[must_use]
     pub fn tickets(&self, name: &LockName) -> usize {
         let server = self.lock();
@@ -240,6 +444,19 @@ impl MemoryStore {
     }
 
     /// The number of names of which it keeps any state, including free ones with a token counter.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Client, Clock};
+    /// use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
+    ///
+    /// let store = MemoryStore::new(Clock::boot());
+    /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+    /// let _guard = Client::new(driver)?.lock("orders:42")?.acquire().await?;
+    /// assert_eq!(store.names(), 1);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn names(&self) -> usize {
         self.lock().state.names.len()

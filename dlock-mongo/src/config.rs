@@ -46,6 +46,15 @@ db.createUser({ user: "locker", pwd: passwordPrompt(), roles: ["dlock"] })
 "#;
 
     /// The database. Default: the one in the URL's path, else `dlock`. URL: `dlock.database`.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_mongo::MongoConfig;
+    ///
+    /// let config: MongoConfig = "mongodb://user:secret@a.internal,b.internal/app?replicaSet=rs0".parse()?;
+    /// assert_eq!(config.database(), "app");
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn database(&self) -> &str {
         &self.database
@@ -55,6 +64,15 @@ db.createUser({ user: "locker", pwd: passwordPrompt(), roles: ["dlock"] })
     ///
     /// # Errors
     /// `Misuse` for a name that MongoDB does not take, and for `admin`, `config` and `local`.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_mongo::MongoConfig;
+    ///
+    /// let config: MongoConfig = "mongodb://user:secret@a.internal,b.internal/app?replicaSet=rs0".parse()?;
+    /// assert_eq!(config.with_database("ops")?.database(), "ops");
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     pub fn with_database(mut self, name: impl Into<String>) -> Result<Self> {
         let name = name.into();
         if ["admin", "config", "local"].contains(&&*name) {
@@ -73,6 +91,15 @@ db.createUser({ user: "locker", pwd: passwordPrompt(), roles: ["dlock"] })
     }
 
     /// The collection, which must be dlock's own. Default `locks`. URL: `dlock.collection`.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_mongo::MongoConfig;
+    ///
+    /// let config: MongoConfig = "mongodb://user:secret@a.internal,b.internal/app?replicaSet=rs0".parse()?;
+    /// assert_eq!(config.collection(), "locks");
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn collection(&self) -> &str {
         &self.collection
@@ -83,6 +110,15 @@ db.createUser({ user: "locker", pwd: passwordPrompt(), roles: ["dlock"] })
     ///
     /// # Errors
     /// `Misuse` for a name that MongoDB does not take.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_mongo::MongoConfig;
+    ///
+    /// let config: MongoConfig = "mongodb://user:secret@a.internal,b.internal/app?replicaSet=rs0".parse()?;
+    /// assert_eq!(config.with_collection("billing")?.collection(), "billing");
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     pub fn with_collection(mut self, name: impl Into<String>) -> Result<Self> {
         let name = name.into();
         let legal = |c: char| !c.is_control() && c != '$';
@@ -102,12 +138,30 @@ db.createUser({ user: "locker", pwd: passwordPrompt(), roles: ["dlock"] })
 
     /// The time limit for finding a primary, and for one attempt to connect. Default 5 s, or less where the
     /// URL says so (`serverSelectionTimeoutMS`, `connectTimeoutMS`).
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_mongo::MongoConfig;
+    ///
+    /// let config: MongoConfig = "mongodb://user:secret@a.internal,b.internal/app?replicaSet=rs0".parse()?;
+    /// assert_eq!(config.connect_within().as_secs(), 5);
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn connect_within(&self) -> Duration {
         self.connect_within
     }
 
     /// Changes [`connect_within`](Self::connect_within).
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_mongo::MongoConfig;
+    ///
+    /// let config: MongoConfig = "mongodb://user:secret@a.internal,b.internal/app?replicaSet=rs0".parse()?;
+    /// let config = config.with_connect_within(std::time::Duration::from_secs(2));
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn with_connect_within(mut self, span: Duration) -> Self {
         self.connect_within = span;

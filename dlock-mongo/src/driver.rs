@@ -29,6 +29,14 @@ use mongodb::bson::DateTime;
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 /// Locks in a MongoDB collection.
+///
+/// # Examples
+/// ```no_run
+/// # async fn example() -> dlock_core::driver::Result<()> {
+/// let driver = dlock_mongo::MongoDriver::connect("mongodb://user:secret@a.internal,b.internal/app?replicaSet=rs0").await?;
+/// let client = dlock_core::Client::new(driver).unwrap();
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct MongoDriver {
     capabilities: Capabilities,
@@ -49,6 +57,13 @@ impl MongoDriver {
     ///
     /// # Cancel safety
     /// A dropped future leaves nothing behind.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn example() -> dlock_core::driver::Result<()> {
+    /// let driver = dlock_mongo::MongoDriver::connect("mongodb://user:secret@a.internal,b.internal/app?replicaSet=rs0").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn connect(url: &str) -> Result<Self> {
         Self::open(url.parse()?).await
     }
@@ -60,6 +75,16 @@ impl MongoDriver {
     ///
     /// # Cancel safety
     /// As [`connect`](Self::connect).
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn example() -> dlock_core::driver::Result<()> {
+    /// use dlock_mongo::{MongoConfig, MongoDriver};
+    ///
+    /// let config: MongoConfig = "mongodb://user:secret@a.internal,b.internal/app?replicaSet=rs0".parse()?;
+    /// let driver = MongoDriver::open(config.with_collection("billing")?).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn open(config: MongoConfig) -> Result<Self> {
         check_runtime()?;
         let connection = Connection::open(&config).await?;
@@ -81,6 +106,14 @@ impl MongoDriver {
     ///
     /// # Cancel safety
     /// As [`connect`](Self::connect).
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn example(client: mongodb::Client) -> dlock_core::driver::Result<()> {
+    /// let config = "mongodb://user:secret@a.internal,b.internal/app?replicaSet=rs0".parse()?;
+    /// let driver = dlock_mongo::MongoDriver::from_client(client, config).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn from_client(client: mongodb::Client, config: MongoConfig) -> Result<Self> {
         check_runtime()?;
         Self::greeted(Connection::of(client, &config), &config).await

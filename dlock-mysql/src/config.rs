@@ -31,12 +31,26 @@ pub struct MysqlConfig {
 
 impl MysqlConfig {
     /// SQL for an administrator: the default table, and the rights of a user that only takes locks.
+    ///
+    /// # Examples
+    /// ```
+    /// assert!(dlock_mysql::MysqlConfig::schema().contains("CREATE TABLE"));
+    /// ```
     #[must_use]
     pub fn schema() -> String {
         Self::schema_of(&Table::default())
     }
 
     /// The same SQL for another table.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_mysql::{MysqlConfig, Table};
+    ///
+    /// let table: Table = "ops.locks".parse()?;
+    /// assert!(MysqlConfig::schema_of(&table).contains("`ops`.`locks`"));
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn schema_of(table: &Table) -> String {
         let rights = "-- With these the table must be there. To let dlock make it, grant CREATE on it too.\n\
@@ -51,12 +65,31 @@ impl MysqlConfig {
     /// The lock table's name. Default `dlock_locks`, in the URL's database.
     ///
     /// URL: `dlock.table`, as `table` or `database.table`.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_mysql::MysqlConfig;
+    ///
+    /// let config: MysqlConfig = "mysql://locker:secret@db.internal/orders?dlock.table=locks".parse()?;
+    /// assert_eq!(config.table().to_string(), "locks");
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn table(&self) -> &Table {
         &self.table
     }
 
     /// Sets the [`table`](Self::table). Clients with different tables do not see each other's locks.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_mysql::MysqlConfig;
+    ///
+    /// let config: MysqlConfig = "mysql://locker:secret@db.internal/orders?dlock.table=locks".parse()?;
+    /// let config = config.with_table("ops.locks".parse()?);
+    /// assert_eq!(config.table().to_string(), "ops.locks");
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn with_table(mut self, table: Table) -> Self {
         self.table = table;
@@ -64,12 +97,30 @@ impl MysqlConfig {
     }
 
     /// Whether the driver makes a missing table. Default `true`. URL: `dlock.create`.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_mysql::MysqlConfig;
+    ///
+    /// let config: MysqlConfig = "mysql://locker:secret@db.internal/orders?dlock.table=locks".parse()?;
+    /// assert!(config.creates());
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn creates(&self) -> bool {
         self.create
     }
 
     /// Sets [`creates`](Self::creates).
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_mysql::MysqlConfig;
+    ///
+    /// let config: MysqlConfig = "mysql://locker:secret@db.internal/orders?dlock.table=locks".parse()?;
+    /// assert!(!config.with_create(false).creates());
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn with_create(mut self, create: bool) -> Self {
         self.create = create;
@@ -80,12 +131,30 @@ impl MysqlConfig {
     ///
     /// They are opened when needed. Renewals use up to 4 more of their own. Default 16. URL:
     /// `dlock.connections`.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_mysql::MysqlConfig;
+    ///
+    /// let config: MysqlConfig = "mysql://locker:secret@db.internal/orders?dlock.table=locks".parse()?;
+    /// assert_eq!(config.connections(), 16);
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn connections(&self) -> u32 {
         self.connections
     }
 
     /// Sets [`connections`](Self::connections), clamped to its range.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_mysql::MysqlConfig;
+    ///
+    /// let config: MysqlConfig = "mysql://locker:secret@db.internal/orders?dlock.table=locks".parse()?;
+    /// assert_eq!(config.with_connections(1_000).connections(), 64);
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn with_connections(mut self, most: u32) -> Self {
         self.connections = most.clamp(*MOST.start(), *MOST.end());
@@ -93,12 +162,30 @@ impl MysqlConfig {
     }
 
     /// How long one attempt to connect may take, including name resolution, TLS and log-in. Default 5 s.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_mysql::MysqlConfig;
+    ///
+    /// let config: MysqlConfig = "mysql://locker:secret@db.internal/orders?dlock.table=locks".parse()?;
+    /// assert_eq!(config.connect_within().as_secs(), 5);
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn connect_within(&self) -> Duration {
         self.connect_within
     }
 
     /// Sets [`connect_within`](Self::connect_within).
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_mysql::MysqlConfig;
+    ///
+    /// let config: MysqlConfig = "mysql://locker:secret@db.internal/orders?dlock.table=locks".parse()?;
+    /// let config = config.with_connect_within(std::time::Duration::from_secs(2));
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn with_connect_within(mut self, span: Duration) -> Self {
         self.connect_within = span;
@@ -283,6 +370,14 @@ fn is_local(server: &MySqlConnectOptions) -> bool {
 }
 
 /// A table name, optionally with its database: letters, digits, `_` and `$`, at most 64 characters each.
+///
+/// # Examples
+/// ```
+/// use dlock_mysql::Table;
+///
+/// assert!("ops.locks".parse::<Table>().is_ok());
+/// assert!("no spaces".parse::<Table>().is_err());
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Table {
     database: Option<String>,

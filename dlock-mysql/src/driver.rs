@@ -8,6 +8,14 @@ use dlock_core::driver::{
 use std::sync::atomic::Ordering;
 
 /// Locks in a table of a MySQL or MariaDB server.
+///
+/// # Examples
+/// ```no_run
+/// # async fn example() -> dlock_core::driver::Result<()> {
+/// let driver = dlock_mysql::MysqlDriver::connect("mysql://locker:secret@db.internal/orders").await?;
+/// let client = dlock_core::Client::new(driver).unwrap();
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct MysqlDriver(RecordDriver<MysqlStore>);
 
@@ -23,6 +31,13 @@ impl MysqlDriver {
     ///
     /// # Cancel safety
     /// A dropped call may leave the empty table behind.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn example() -> dlock_core::driver::Result<()> {
+    /// let driver = dlock_mysql::MysqlDriver::connect("mysql://locker:secret@db.internal/orders").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn connect(url: &str) -> Result<Self> {
         Self::open(url.parse()?).await
     }
@@ -34,12 +49,29 @@ impl MysqlDriver {
     ///
     /// # Cancel safety
     /// As [`connect`](Self::connect).
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn example() -> dlock_core::driver::Result<()> {
+    /// use dlock_mysql::{MysqlConfig, MysqlDriver};
+    ///
+    /// let config: MysqlConfig = "mysql://locker:secret@db.internal/orders".parse()?;
+    /// let driver = MysqlDriver::open(config.with_create(false)).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn open(config: MysqlConfig) -> Result<Self> {
         Ok(Self(RecordDriver::new(MysqlStore::open(config).await?)))
     }
 
     /// How often this driver repeated an attempt because of a deadlock (1213), a locked row (1205) or a
     /// faster client.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(driver: dlock_mysql::MysqlDriver) -> dlock_core::driver::Result<()> {
+    /// println!("{} attempts were repeated", driver.repeats());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn repeats(&self) -> u64 {
         let renewals = &self.0.store().table.repeats;

@@ -38,12 +38,31 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__
 ";
 
     /// The beginning of every key, before `:{name}`. Default `dlock`. URL: `dlock.prefix`.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_redis::RedisConfig;
+    ///
+    /// let config: RedisConfig = "redis://user:secret@cache.internal/0?dlock.prefix=billing".parse()?;
+    /// assert_eq!(config.prefix().as_str(), "billing");
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn prefix(&self) -> &Prefix {
         &self.prefix
     }
 
     /// Sets the [`prefix`](Self::prefix). Clients with different prefixes do not see each other's locks.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_redis::RedisConfig;
+    ///
+    /// let config: RedisConfig = "redis://user:secret@cache.internal/0?dlock.prefix=billing".parse()?;
+    /// let config = config.with_prefix("ops".parse()?);
+    /// assert_eq!(config.prefix().as_str(), "ops");
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn with_prefix(mut self, prefix: Prefix) -> Self {
         self.prefix = prefix;
@@ -54,12 +73,30 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__
     ///
     /// With leases of less than 15 s the first attempt may take a third of the shortest lease, but at
     /// least 1 s. Each further attempt may take twice as long, up to this limit.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_redis::RedisConfig;
+    ///
+    /// let config: RedisConfig = "redis://user:secret@cache.internal/0?dlock.prefix=billing".parse()?;
+    /// assert_eq!(config.connect_within().as_secs(), 5);
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn connect_within(&self) -> Duration {
         self.connect_within
     }
 
     /// Sets [`connect_within`](Self::connect_within).
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_redis::RedisConfig;
+    ///
+    /// let config: RedisConfig = "redis://user:secret@cache.internal/0?dlock.prefix=billing".parse()?;
+    /// let config = config.with_connect_within(std::time::Duration::from_secs(2));
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn with_connect_within(mut self, span: Duration) -> Self {
         self.connect_within = span;
@@ -212,11 +249,26 @@ impl fmt::Debug for RedisConfig {
 
 /// The beginning of all keys of one application: 1 to 64 bytes without braces, blanks or control
 /// characters.
+///
+/// # Examples
+/// ```
+/// use dlock_redis::Prefix;
+///
+/// assert!("billing".parse::<Prefix>().is_ok());
+/// assert!("{billing}".parse::<Prefix>().is_err());
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Prefix(String);
 
 impl Prefix {
     /// The prefix as text.
+    ///
+    /// # Examples
+    /// ```
+    /// let prefix: dlock_redis::Prefix = "billing".parse()?;
+    /// assert_eq!(prefix.as_str(), "billing");
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

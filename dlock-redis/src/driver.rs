@@ -26,6 +26,14 @@ use redis::Value;
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 /// The driver for locks on one Redis server.
+///
+/// # Examples
+/// ```no_run
+/// # async fn example() -> dlock_core::driver::Result<()> {
+/// let driver = dlock_redis::RedisDriver::connect("redis://cache.internal/").await?;
+/// let client = dlock_core::Client::new(driver).unwrap();
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct RedisDriver {
     config: RedisConfig,
@@ -48,6 +56,13 @@ impl RedisDriver {
     ///
     /// # Cancel safety
     /// A dropped call leaves nothing behind.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn example() -> dlock_core::driver::Result<()> {
+    /// let driver = dlock_redis::RedisDriver::connect("redis://cache.internal/").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn connect(url: &str) -> Result<Self> {
         Self::open(url.parse()?).await
     }
@@ -59,6 +74,16 @@ impl RedisDriver {
     ///
     /// # Cancel safety
     /// As [`connect`](Self::connect).
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn example() -> dlock_core::driver::Result<()> {
+    /// use dlock_redis::{RedisConfig, RedisDriver};
+    ///
+    /// let config: RedisConfig = "redis://cache.internal/".parse()?;
+    /// let driver = RedisDriver::open(config.with_prefix("ops".parse()?)).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn open(config: RedisConfig) -> Result<Self> {
         check_runtime()?;
         config.check_tls()?;
@@ -90,6 +115,14 @@ impl RedisDriver {
     ///
     /// # Cancel safety
     /// As [`connect`](Self::connect).
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn example(client: redis::Client) -> dlock_core::driver::Result<()> {
+    /// let config = "redis://cache.internal/".parse()?;
+    /// let driver = dlock_redis::RedisDriver::from_client(&client, config).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn from_client(client: &redis::Client, config: RedisConfig) -> Result<Self> {
         Self::open(config.at(client.get_connection_info().clone())).await
     }

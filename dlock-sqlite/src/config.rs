@@ -32,6 +32,14 @@ pub struct SqliteConfig {
 impl SqliteConfig {
     /// A file, made with mode 0600 if it is missing, in a directory that is made with mode 0700 if it is
     /// missing.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_sqlite::SqliteConfig;
+    ///
+    /// let config = SqliteConfig::new("/run/billing/locks.db");
+    /// assert!(config.creates());
+    /// ```
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -42,6 +50,15 @@ impl SqliteConfig {
     }
 
     /// Where the file is.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_sqlite::SqliteConfig;
+    ///
+    /// let config: SqliteConfig = "sqlite:/run/billing/locks.db?mode=rw&dlock.wake=poll".parse()?;
+    /// assert_eq!(config.path(), "/run/billing/locks.db");
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -49,12 +66,30 @@ impl SqliteConfig {
 
     /// Whether the file is made if it is missing. Default `true`. URL: `mode=rwc`, or `mode=rw` for
     /// `false`.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_sqlite::SqliteConfig;
+    ///
+    /// let config: SqliteConfig = "sqlite:/run/billing/locks.db?mode=rw&dlock.wake=poll".parse()?;
+    /// assert!(!config.creates());
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn creates(&self) -> bool {
         self.create
     }
 
     /// Changes [`creates`](Self::creates).
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_sqlite::SqliteConfig;
+    ///
+    /// let config: SqliteConfig = "sqlite:/run/billing/locks.db?mode=rw&dlock.wake=poll".parse()?;
+    /// assert!(config.with_create(true).creates());
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn with_create(mut self, create: bool) -> Self {
         self.create = create;
@@ -62,12 +97,30 @@ impl SqliteConfig {
     }
 
     /// How waiters are woken. Default [`WakeBy::Hints`]. URL: `dlock.wake=hints` or `dlock.wake=poll`.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_sqlite::SqliteConfig;
+    ///
+    /// let config: SqliteConfig = "sqlite:/run/billing/locks.db?mode=rw&dlock.wake=poll".parse()?;
+    /// assert_eq!(config.wake(), dlock_sqlite::WakeBy::Poll);
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn wake(&self) -> WakeBy {
         self.wake
     }
 
     /// Changes [`wake`](Self::wake).
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_sqlite::SqliteConfig;
+    ///
+    /// let config: SqliteConfig = "sqlite:/run/billing/locks.db?mode=rw&dlock.wake=poll".parse()?;
+    /// let config = config.with_wake(dlock_sqlite::WakeBy::Hints);
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn with_wake(mut self, wake: WakeBy) -> Self {
         self.wake = wake;
@@ -136,6 +189,13 @@ impl FromStr for SqliteConfig {
 }
 
 /// How a waiter learns that a name may be free.
+///
+/// # Examples
+/// ```
+/// use dlock_sqlite::{SqliteConfig, WakeBy};
+///
+/// let config = SqliteConfig::new("/run/billing/locks.db").with_wake(WakeBy::Poll);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WakeBy {
     /// A release touches a file beside the database that waiters watch (`inotify`).

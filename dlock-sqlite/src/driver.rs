@@ -7,6 +7,14 @@ use dlock_core::driver::{
 };
 
 /// Locks in a file of this machine, shared by its processes.
+///
+/// # Examples
+/// ```no_run
+/// # async fn example() -> dlock_core::driver::Result<()> {
+/// let driver = dlock_sqlite::SqliteDriver::connect("sqlite:/run/billing/locks.db").await?;
+/// let client = dlock_core::Client::new(driver).unwrap();
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct SqliteDriver(RecordDriver<SqliteStore>);
 
@@ -20,6 +28,13 @@ impl SqliteDriver {
     ///
     /// # Cancel safety
     /// Dropped, it may leave an empty lock file behind.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn example() -> dlock_core::driver::Result<()> {
+    /// let driver = dlock_sqlite::SqliteDriver::connect("sqlite:/run/billing/locks.db").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn connect(url: &str) -> Result<Self> {
         Self::open(url.parse()?).await
     }
@@ -31,6 +46,15 @@ impl SqliteDriver {
     ///
     /// # Cancel safety
     /// As [`connect`](Self::connect).
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn example() -> dlock_core::driver::Result<()> {
+    /// use dlock_sqlite::{SqliteConfig, SqliteDriver};
+    ///
+    /// let driver = SqliteDriver::open(SqliteConfig::new("/run/billing/locks.db")).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn open(config: SqliteConfig) -> Result<Self> {
         Self::open_on(config, Machine::here()?).await
     }

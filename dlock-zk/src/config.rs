@@ -41,6 +41,15 @@ pub(crate) struct Login {
 }
 
 /// The access rights of the nodes that the driver creates.
+///
+/// # Examples
+/// ```
+/// use dlock_zk::{AclRule, ZkConfig};
+///
+/// let config: ZkConfig = "zk://billing:secret@a.internal:2181/locks?dlock.acl=creator".parse()?;
+/// assert_eq!(config.acl(), AclRule::Creator);
+/// # Ok::<(), dlock_core::driver::DriverError>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AclRule {
     /// All rights for every client (`world:anyone`): each client that reaches the servers can acquire, read
@@ -63,6 +72,13 @@ setAcl /dlock auth:locker:cdrwa
 
     /// Uses the servers of `hosts`, in the format of the native client (`host:port,host:port`), and defaults
     /// for all other settings.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_zk::ZkConfig;
+    ///
+    /// assert_eq!(ZkConfig::new("a.internal:2181,b.internal:2181").root(), "/dlock");
+    /// ```
     #[must_use]
     pub fn new(hosts: impl Into<String>) -> Self {
         Self {
@@ -78,6 +94,15 @@ setAcl /dlock auth:locker:cdrwa
     }
 
     /// The node above all locks. Default `/dlock`. URL: its path.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_zk::ZkConfig;
+    ///
+    /// let config: ZkConfig = "zk://a.internal:2181,b.internal:2181/billing/locks".parse()?;
+    /// assert_eq!(config.root(), "/billing/locks");
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn root(&self) -> &str {
         &self.root.0
@@ -88,6 +113,15 @@ setAcl /dlock auth:locker:cdrwa
     ///
     /// Default 30 s; the servers grant from 2 to 20 of their ticks unless configured otherwise. URL:
     /// `dlock.session`.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_zk::ZkConfig;
+    ///
+    /// let config: ZkConfig = "zk://a.internal:2181,b.internal:2181/billing/locks".parse()?;
+    /// assert_eq!(config.session().as_secs(), 30);
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn session(&self) -> Duration {
         self.session
@@ -97,6 +131,15 @@ setAcl /dlock auth:locker:cdrwa
     ///
     /// # Errors
     /// `Misuse` when it is below the shortest lease or beyond an hour.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_zk::ZkConfig;
+    ///
+    /// let config: ZkConfig = "zk://a.internal:2181,b.internal:2181/billing/locks".parse()?;
+    /// let config = config.with_session(std::time::Duration::from_secs(10))?;
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     pub fn with_session(mut self, session: Duration) -> Result<Self> {
         if !(MIN_LEASE..=LONGEST_SESSION).contains(&session) {
             return Err(misuse(format!(
@@ -109,6 +152,15 @@ setAcl /dlock auth:locker:cdrwa
 
     /// The most sessions of one client, 1 to 4; the driver spreads lock names over them. Default 2: a session
     /// is a queue in the server. URL: `dlock.sessions`.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_zk::ZkConfig;
+    ///
+    /// let config: ZkConfig = "zk://a.internal:2181,b.internal:2181/billing/locks".parse()?;
+    /// assert_eq!(config.sessions(), 2);
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn sessions(&self) -> u32 {
         self.sessions
@@ -118,6 +170,15 @@ setAcl /dlock auth:locker:cdrwa
     ///
     /// # Errors
     /// `Misuse` unless it is 1 to 4.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_zk::ZkConfig;
+    ///
+    /// let config: ZkConfig = "zk://a.internal:2181,b.internal:2181/billing/locks".parse()?;
+    /// assert!(config.with_sessions(5).is_err());
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     pub fn with_sessions(mut self, sessions: u32) -> Result<Self> {
         if !(1..=MOST_SESSIONS).contains(&sessions) {
             return Err(misuse(format!(
@@ -130,6 +191,15 @@ setAcl /dlock auth:locker:cdrwa
 
     /// The access rights of the nodes. Default [`AclRule::Open`]. URL: `dlock.acl=open` or
     /// `dlock.acl=creator`.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_zk::ZkConfig;
+    ///
+    /// let config: ZkConfig = "zk://a.internal:2181,b.internal:2181/billing/locks".parse()?;
+    /// assert_eq!(config.acl(), dlock_zk::AclRule::Open);
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn acl(&self) -> AclRule {
         self.acl
@@ -137,6 +207,15 @@ setAcl /dlock auth:locker:cdrwa
 
     /// The certificate authority of the servers, a PEM file, for `zk+tls://`. Default: none, and then
     /// `zk+tls://` is refused. URL: `dlock.ca`.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_zk::ZkConfig;
+    ///
+    /// let config: ZkConfig = "zk://a.internal:2181,b.internal:2181/billing/locks".parse()?;
+    /// assert!(config.ca().is_none());
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     #[must_use]
     pub fn ca(&self) -> Option<&PathBuf> {
         self.ca.as_ref()

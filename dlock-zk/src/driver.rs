@@ -29,6 +29,14 @@ use zookeeper_client::{Client, Error as Native, OneshotWatcher, Stat};
 ///
 /// A hold lives as long as its session. Each hold also has an end of its own, at which this client removes
 /// it. `Debug` shows no password.
+///
+/// # Examples
+/// ```no_run
+/// # async fn example() -> dlock_core::driver::Result<()> {
+/// let driver = dlock_zk::ZkDriver::connect("zk://a.internal:2181,b.internal:2181/billing/locks").await?;
+/// let client = dlock_core::Client::new(driver).unwrap();
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct ZkDriver {
     lanes: Lanes,

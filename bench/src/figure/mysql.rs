@@ -58,10 +58,14 @@ async fn statements_of_a_cycle(url: &str) -> Result<f64> {
     };
     cycles(20).await?; // creates the table, the row and the connections
     let counter = Mutex::new(connect(url).await?);
-    let before = questions(&counter).await?;
-    cycles(COUNTED).await?;
-    let asked = questions(&counter).await? - before - 1;
-    Ok(asked as f64 / f64::from(COUNTED))
+    let mut least = u64::MAX;
+    // A sweep in the background begins at one grant in 1,024: into most of these it does not fall.
+    for _ in 0..3 {
+        let before = questions(&counter).await?;
+        cycles(COUNTED).await?;
+        least = least.min(questions(&counter).await? - before - 1);
+    }
+    Ok(least as f64 / f64::from(COUNTED))
 }
 
 /// Many tasks, each with its own lock.

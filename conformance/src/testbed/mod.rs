@@ -12,6 +12,7 @@
 pub mod container;
 pub mod mariadb;
 pub mod mongo;
+pub mod postgres;
 mod process;
 pub mod proxy;
 pub mod redis;
@@ -25,6 +26,7 @@ pub mod zookeeper;
 pub use container::Container;
 pub use mariadb::MariadbServer;
 pub use mongo::{MongoServer, MongoSet};
+pub use postgres::PostgresServer;
 pub use proxy::Proxy;
 pub use redis::RedisServer;
 pub use running::{Kind, Running};

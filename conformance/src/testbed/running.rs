@@ -34,7 +34,8 @@ pub struct Running<K> {
 
 impl<K: Kind> Running<K> {
     /// A started server with this URL for clients: what a [`Backend`](crate::Backend) over another kind
-    /// of server starts.
+    /// of server starts. A server of one process is a [`ServerProcess`]; one of several needs a [`Station`] of
+    /// its own that stops and kills them all, as `postgres.rs` beside this file has it.
     ///
     /// # Panics
     /// When `url` returns no valid URL for an address.
@@ -48,16 +49,19 @@ impl<K: Kind> Running<K> {
     /// use std::{net::SocketAddr, process::Command};
     ///
     /// #[derive(Debug)]
-    /// struct Postgres;
+    /// struct Etcd;
     ///
-    /// impl Service for Postgres {
+    /// impl Service for Etcd {
     ///     fn name(&self) -> &'static str {
-    ///         "postgres"
+    ///         "etcd"
     ///     }
     ///
     ///     fn command(&self, site: &Site) -> Command {
-    ///         let mut command = Command::new("postgres");
-    ///         command.arg("-p").arg(site.port.to_string()).arg("-D").arg(&site.dir);
+    ///         let mut command = Command::new("etcd");
+    ///         command.arg("--data-dir").arg(&site.dir);
+    ///         let url = format!("http://{}", site.addr());
+    ///         command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
+    ///         command.args(["--listen-peer-urls", "http://127.0.0.1:0"]);
     ///         command
     ///     }
     ///
@@ -66,20 +70,20 @@ impl<K: Kind> Running<K> {
     ///     }
     /// }
     ///
-    /// impl Kind for Postgres {
-    ///     const VARIABLE: &'static str = "DLOCK_TEST_POSTGRES_URL";
+    /// impl Kind for Etcd {
+    ///     const VARIABLE: &'static str = "DLOCK_TEST_ETCD_URL";
     ///
     ///     fn named(value: &str) -> Result<(Self, url::Url, SocketAddr), String> {
     ///         let url = url::Url::parse(value).map_err(|error| error.to_string())?;
-    ///         let addr = url.socket_addrs(|| Some(5432)).map_err(|error| error.to_string())?;
+    ///         let addr = url.socket_addrs(|| Some(2379)).map_err(|error| error.to_string())?;
     ///         Ok((Self, url, addr[0]))
     ///     }
     /// }
     ///
-    /// fn start() -> Result<Running<Postgres>, ServerError> {
+    /// fn start() -> Result<Running<Etcd>, ServerError> {
     ///     Running::from_env_or(|| {
-    ///         let process = ServerProcess::start(Postgres)?;
-    ///         Ok(Running::ours(Postgres, process, |addr| format!("postgres://{addr}/postgres")))
+    ///         let process = ServerProcess::start(Etcd)?;
+    ///         Ok(Running::ours(Etcd, process, |addr| format!("etcd://{addr}")))
     ///     })
     /// }
     /// ```

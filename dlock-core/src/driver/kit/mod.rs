@@ -14,8 +14,16 @@
 #![doc = include_str!("../../../examples/directory.rs")]
 //! ```
 //!
-//! What a real store adds: a clock of the server's own, read in the same step as the records; a write that compares and swaps on the
-//! server; wake-ups instead of polling; and an error table that tells "not executed" from "unknown" for every native error.
+//! What a real store adds:
+//!
+//! - a clock of the server's own, read in the same step as the records or before it;
+//! - a write that compares and swaps on the server, and a limit on how long the server may work on it: the limit and a commit are
+//!   [`Capabilities::late`](super::Capabilities::late), which is 0 by default;
+//! - the fast paths: see [`RecordStore`];
+//! - an error table that tells "not executed" from "unknown" for every native error;
+//! - connections: some for renewals alone; one that failed, or whose request was dropped, is closed, and so are those opened before it;
+//! - capabilities: [`Capabilities::new`](super::Capabilities::new), then its public fields;
+//! - wake-ups instead of polling.
 
 mod backoff;
 mod batch;

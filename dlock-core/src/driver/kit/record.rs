@@ -35,7 +35,8 @@ pub struct Record {
     pub waiters_until: u64,
     /// What the first holder said of itself.
     pub holder_info: HolderInfo,
-    /// One more with every write; 0: the name has no record.
+    /// One more with every write; a new record begins at the store's wall clock, beyond the version of one that was deleted before. 0: the
+    /// name has no record.
     pub version: u64,
 }
 

@@ -15,6 +15,29 @@ use std::fmt::Debug;
 
 /// A store that keeps one [`Record`] per name and can replace a record that is unchanged since it was read.
 ///
+/// Every time in a record, and every not-after, is the store's own. [`write`](Self::write) is given its not-after; a fast path makes one of
+/// its `give_up`, with a [`ServerClock`](super::ServerClock).
+///
+/// # Fast paths
+/// [`take`](Self::take), [`free`](Self::free) and [`extend`](Self::extend) do nothing by default. A store that has them decides in one step
+/// what [`Record`] would decide for the common case, and leaves every other case alone. Each write also adds one to `version`; the condition
+/// is judged by the store's time at the moment at which the record is changed, after any wait for it.
+///
+/// | step | when | what it leaves |
+/// |---|---|---|
+/// | `take` | `unavailable_until` is not in the future, the record is not damaged and its token below `i64::MAX` | `owner`; one hold that ends a lease from now, as `unavailable_until` does; `token`: the greater of the last one plus one and `wall`; `began`: now; `min_hold_until`: 0; `holder_info`: `req.note`; `waiters_until` as it was |
+/// | `take` | there is no record | the same; `token` and `version`: `wall`, so that they exceed those of a record that was forgotten; `waiters_until`: 0 |
+/// | `free` | that owner's only hold is the one, and lives; no `req.keep`; `min_hold_until` is not in the future | no owner, no holds, no `holder_info`; `unavailable_until` and `min_hold_until`: 0; the rest as it was |
+/// | `extend` | that owner's only hold is the one, and lives; the entry has a lease | the end of the hold and `unavailable_until`: the greater of the end and a lease from now; the rest as it was |
+///
+/// # Tests
+/// The suite loses and delays single requests, which it finds by a mark on the wire: see `Backend::request` of the suite. A `write` is not
+/// told what it is for. Mark `take` as acquire, `free` as release and `extend` as renew: they are the first request of each. A store without
+/// them tells its writes apart by [`Call::class`], and a release by a record without owner.
+///
+/// # Secrets
+/// [`RecordDriver`](super::RecordDriver) shows the store in its `Debug`. Options with a password need a `Debug` by hand.
+///
 /// # Cancel safety
 /// A dropped future gives up at most the connection it used; what it asked for may still happen until `not_after`.
 #[async_trait]
@@ -25,6 +48,9 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     /// Reads the records of `names`, in their order, and the store's time in the same step or before it.
     ///
     /// - A record that is read was written completely; what cannot be read is [`Stored::Damaged`].
+    /// - The time is not later than the state that the records show. With a later one a hold that was just renewed would look over, and
+    ///   `NotHeld` needs no write that could fail. A SQL server may read its clock after it fixed what a statement sees: use the time at
+    ///   which the statement arrived.
     /// - Every write that was answered before this call is seen.
     ///
     /// # Errors
@@ -91,7 +117,8 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     }
 
     /// Fast path: takes a lock that is available in one step, and answers its token. `None`: nothing was done, and the driver reads, decides
-    /// and writes. Called first for a request that is not likely to be refused.
+    /// and writes. Called first for a request that is not likely to be refused; never with `req.join`. Where [`Capabilities::wake`] is not
+    /// `Poll`, answer `None` to a request with `req.next`: its record has to be marked for waiters.
     ///
     /// # Errors
     /// As [`write`](Self::write); past `req.give_up` nothing is done.
@@ -208,7 +235,8 @@ pub enum Expected {
     Absent,
     /// The record has this version.
     Version(u64),
-    /// What is there cannot be read: `break` replaces it.
+    /// What is there cannot be read: `break` replaces it. It carries no version, which may be what is damaged: where the store cannot parse
+    /// a record, its condition for "damaged" has to hold for exactly the rows that [`RecordStore::read`] shows as [`Stored::Damaged`].
     Damaged,
 }
 

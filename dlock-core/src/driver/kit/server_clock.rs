@@ -11,7 +11,8 @@ use std::{
 /// The result is the server time of the last reply plus (`give_up` − the instant at which that reply was
 /// received). It therefore errs on the early side by one half of a round trip. It follows a server whose
 /// clock is stepped from the next reply on. Use one per connection: forget it at reconnect, and read the
-/// server's time in the handshake, so that every request carries one.
+/// server's time in the handshake, so that every request carries one. Connections to one and the same server
+/// may share one, if each handshake records the time.
 ///
 /// An error reply without the server's time changes nothing: the last estimate stays. After a connection
 /// error, or a missing reply, the next request uses another connection, with the estimate of its handshake.

@@ -1,0 +1,332 @@
+//! Statements of PostgreSQL.
+//!
+//! Each request is one message of the simple protocol, and one transaction: [`framed`]. It needs no prepared statement and no setting of
+//! the session, so a proxy may share sessions. Every literal is a number, hex digits or a UUID: nothing is quoted.
+//!
+//! The clock is the server's `clock_timestamp()`. It is volatile, so a condition on it is judged again on the newest row after a wait for
+//! another transaction.
+
+use crate::config::TableName;
+use dlock_core::{
+    HoldId, HolderInfo, LockName, Owner,
+    driver::{
+        Acquire, Renew,
+        kit::{DamagedRecord, Expected, Record, Stored, Write},
+    },
+};
+use sqlx::{Row, postgres::PgRow};
+use std::{fmt::Write as _, time::Duration};
+
+/// Microseconds since 1970.
+const NOW: &str = "(extract(epoch FROM clock_timestamp())*1000000)::bigint";
+
+/// The same when the message arrived: before the snapshot that a read sees.
+const BEGUN: &str = "(extract(epoch FROM statement_timestamp())*1000000)::bigint";
+
+/// That dlock wrote the row of this alias. The table has it as a check, too.
+fn sound(row: &str) -> String {
+    let numbers = ["token", "expires", "keep_until", "began", "waiters"]
+        .map(|column| format!("{row}{column} >= 0 AND "));
+    format!(
+        "{} {row}version > 0 AND length({row}holds) <= 2048 AND {row}holds ~ '^([0-9a-f]{{32}})*$'",
+        numbers.concat()
+    )
+}
+
+/// The message: what may take how long, the statements, and the server's time. READ COMMITTED judges a row again after a wait for it;
+/// another default of the server would refuse it. The time limit counts the waits for locks, too.
+pub(crate) fn framed(what: &str, body: &str) -> String {
+    format!(
+        "/* dlock {what} */ SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {RUN_MS}; \
+         {body}; SELECT {BEGUN} AS begun, {NOW} AS now"
+    )
+}
+
+/// How long one statement may take, its waits for locks included, in milliseconds.
+pub(crate) const RUN_MS: u32 = 1000;
+
+pub(crate) const IS_STANDBY: &str =
+    "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS standby";
+
+/// Runs twice without harm. HOT updates need the free half of each page, and no index on what changes.
+pub(crate) fn create(table: &TableName) -> String {
+    format!(
+        "CREATE TABLE IF NOT EXISTS {table} (name bytea PRIMARY KEY, owner uuid, token bigint NOT NULL, holds text NOT NULL, \
+         expires bigint NOT NULL, keep_until bigint NOT NULL, began bigint NOT NULL, waiters bigint NOT NULL, note text NOT NULL, \
+         version bigint NOT NULL, CHECK ({})) \
+         WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000)",
+        sound("")
+    )
+}
+
+/// Whether the table has the columns and can be read: no row.
+pub(crate) fn probe(table: &TableName) -> String {
+    format!("SELECT {COLUMNS} FROM {table} WHERE false")
+}
+
+const COLUMNS: &str =
+    "name, owner, token, holds, expires, keep_until, began, waiters, note, version";
+
+/// What [`stored`] reads: text whatever the session says of the output of bytes.
+fn shown() -> String {
+    format!(
+        "encode(name, 'hex') AS name, owner::text AS owner, token, holds, expires, keep_until, began, waiters, note, version, \
+         ({}) AS sound",
+        sound("")
+    )
+}
+
+/// The rows of these names; of names without a row nothing.
+pub(crate) fn read(table: &TableName, names: &[LockName]) -> String {
+    let names: Vec<_> = names
+        .iter()
+        .map(|name| bytes(name.as_str().as_bytes()))
+        .collect();
+    format!(
+        "SELECT {} FROM {table} WHERE name IN ({})",
+        shown(),
+        names.join(", ")
+    )
+}
+
+/// A page of names. Names are compared by bytes, and no byte of UTF-8 is 255, so the end of a prefix is its last byte and one.
+pub(crate) fn list(table: &TableName, prefix: &str, after: &[u8], limit: usize) -> String {
+    let mut end = prefix.as_bytes().to_vec();
+    let before = end
+        .last_mut()
+        .map(|last| *last += 1)
+        .map(|()| format!("AND name < {}", bytes(&end)));
+    format!(
+        "SELECT {} FROM {table} WHERE name > {} AND name >= {} {} ORDER BY name LIMIT {limit}",
+        shown(),
+        bytes(after),
+        bytes(prefix.as_bytes()),
+        before.unwrap_or_default()
+    )
+}
+
+/// Deletes what is unused for a day among the next names; answers the last name looked at. The delete judges the newest row.
+pub(crate) fn forget(table: &TableName, after: &[u8]) -> String {
+    format!(
+        "WITH page AS (SELECT name FROM {table} WHERE name > {} ORDER BY name LIMIT {PAGE}), \
+         gone AS (DELETE FROM {table} l USING page WHERE l.name = page.name AND expires <= {NOW} AND token <= {NOW} - {DAY} AND {}) \
+         SELECT encode(name, 'hex') AS name FROM page ORDER BY page.name OFFSET {PAGE} - 1",
+        bytes(after),
+        sound("l.")
+    )
+}
+
+/// The number of names that one sweep checks.
+const PAGE: usize = 1024;
+
+/// A day in microseconds, as in `Record::is_forgettable`.
+const DAY: u64 = 24 * 60 * 60 * 1_000_000;
+
+/// Replaces a row if it is as expected and it is not late: a row comes back. Run twice, the second changes nothing.
+pub(crate) fn replace(table: &TableName, write: &Write) -> String {
+    let Write {
+        name,
+        expected,
+        record,
+        not_after,
+    } = write;
+    let (name, last, values) = (
+        bytes(name.as_str().as_bytes()),
+        number(*not_after),
+        values(record),
+    );
+    match expected {
+        Expected::Absent => format!(
+            "INSERT INTO {table} ({COLUMNS}) SELECT {name}, {values} WHERE {NOW} <= {last} ON CONFLICT DO NOTHING RETURNING 1"
+        ),
+        Expected::Version(version) => {
+            let version = number(*version);
+            update(
+                table,
+                &values,
+                &format!("name = {name} AND version = {version} AND {NOW} <= {last}"),
+            )
+        }
+        Expected::Damaged => update(
+            table,
+            &values,
+            &format!("name = {name} AND NOT ({}) AND {NOW} <= {last}", sound("")),
+        ),
+    }
+}
+
+fn update(table: &TableName, values: &str, condition: &str) -> String {
+    let (_, columns) = COLUMNS.split_once(", ").unwrap_or_default();
+    format!("UPDATE {table} SET ({columns}) = ROW({values}) WHERE {condition} RETURNING 1")
+}
+
+/// The values of a record in the order of the columns after the name.
+fn values(record: &Record) -> String {
+    let owner = record
+        .owner
+        .as_ref()
+        .map_or_else(|| "NULL::uuid".to_owned(), uuid);
+    format!(
+        "{owner}, {}, '{}', {}, {}, {}, {}, {}, {}",
+        number(record.token),
+        record.holds,
+        number(record.unavailable_until),
+        number(record.min_hold_until),
+        number(record.began),
+        number(record.waiters_until),
+        text(&record.holder_info.to_string()),
+        number(record.version)
+    )
+}
+
+/// Takes a lock that is available: its token comes back, or no row. The condition is judged when the row is locked, and the end is counted
+/// from then. A new row's version is the time, so that it is greater than that of a row that was forgotten.
+pub(crate) fn take(table: &TableName, req: &Acquire, last: u64) -> String {
+    let (name, owner, note) = (
+        bytes(req.name.as_str().as_bytes()),
+        uuid(&req.owner),
+        text(&req.note.to_string()),
+    );
+    let (end, last) = (
+        format!("n.now + {}", span(req.lease.length())),
+        number(last),
+    );
+    let holds = one(req.hold, &end);
+    format!(
+        "INSERT INTO {table} AS l ({COLUMNS}) SELECT {name}, {owner}, n.now, {holds}, {end}, 0, n.now, 0, {note}, n.now \
+         FROM (SELECT {NOW} AS now OFFSET 0) n WHERE n.now <= {last} \
+         ON CONFLICT (name) DO UPDATE SET (owner, token, holds, expires, keep_until, began, note, version) = \
+         (SELECT excluded.owner, greatest(l.token + 1, n.now), {holds}, {end}, 0, n.now, excluded.note, l.version + 1 \
+         FROM (SELECT {NOW} + 0 * l.version AS now OFFSET 0) n) \
+         WHERE l.expires <= {NOW} AND {NOW} <= {last} AND l.token < {MAX} AND {} RETURNING token",
+        sound("l.")
+    )
+}
+
+/// Ends the only hold if no minimum hold keeps the lock: a row comes back. Never late.
+pub(crate) fn free(table: &TableName, name: &LockName, owner: &Owner, hold: HoldId) -> String {
+    format!(
+        "UPDATE {table} SET owner = NULL, holds = '', expires = 0, keep_until = 0, note = '', version = version + 1 \
+         WHERE name = {} AND owner = {} AND holds = {} AND expires > {NOW} AND keep_until <= {NOW} RETURNING waiters > {NOW} AS waited",
+        bytes(name.as_str().as_bytes()),
+        uuid(owner),
+        one(hold, "expires")
+    )
+}
+
+/// Renews sole holds; a row comes back for each. A row that another transaction has locked is left out, so no renewal waits for another
+/// lock's row, and two batches cannot deadlock.
+pub(crate) fn extend(table: &TableName, batch: &[(&Renew, Duration)], last: u64) -> String {
+    let mut asked = String::new();
+    for (entry, lease) in batch {
+        let (name, owner) = (bytes(entry.name.as_str().as_bytes()), uuid(&entry.owner));
+        let comma = if asked.is_empty() { "" } else { ", " };
+        // Writing to a string does not fail.
+        let _written = write!(
+            asked,
+            "{comma}({name}, {owner}, '{:016x}', {})",
+            entry.hold.to_bits(),
+            span(*lease)
+        );
+    }
+    let last = number(last);
+    format!(
+        "WITH mine AS (SELECT l.name, a.lease FROM {table} l JOIN (VALUES {asked}) a (name, owner, hold, lease) ON l.name = a.name \
+         WHERE l.owner = a.owner AND l.holds = a.hold || lpad(to_hex(l.expires), 16, '0') AND l.expires > {NOW} \
+         FOR UPDATE OF l SKIP LOCKED) \
+         UPDATE {table} l SET (expires, holds, version) = (SELECT n.until, left(l.holds, 16) || lpad(to_hex(n.until), 16, '0'), \
+         l.version + 1 FROM (SELECT greatest(l.expires, {NOW} + mine.lease) AS until OFFSET 0) n) \
+         FROM mine WHERE l.name = mine.name AND l.expires > {NOW} AND {NOW} <= {last} \
+         RETURNING encode(l.name, 'hex') AS name, l.expires - {NOW} AS rest"
+    )
+}
+
+/// The bytes of a row's name, and its record.
+pub(crate) fn stored(row: &PgRow) -> Result<(Vec<u8>, Stored), sqlx::Error> {
+    let token: i64 = row.try_get("token")?;
+    let token = u64::try_from(token).unwrap_or(0);
+    let stored = match record(row)? {
+        Ok(record) => Stored::Record(record),
+        Err(field) => Stored::Damaged(DamagedRecord::new(field).with_token(token)),
+    };
+    Ok((name_of(row)?, stored))
+}
+
+/// The record, or the field that dlock did not write.
+fn record(row: &PgRow) -> Result<Result<Record, &'static str>, sqlx::Error> {
+    let mut wrong = (!row.try_get::<bool, _>("sound")?).then_some("holds");
+    let mut number = |column: &'static str| {
+        let value: i64 = row.try_get(column)?;
+        Ok::<_, sqlx::Error>(u64::try_from(value).unwrap_or_else(|_| {
+            wrong = Some(column);
+            0
+        }))
+    };
+    let mut record = Record {
+        token: number("token")?,
+        unavailable_until: number("expires")?,
+        min_hold_until: number("keep_until")?,
+        began: number("began")?,
+        waiters_until: number("waiters")?,
+        version: number("version")?,
+        holder_info: HolderInfo::parse(row.try_get("note")?),
+        ..Record::default()
+    };
+    let owner = row
+        .try_get::<Option<String>, _>("owner")?
+        .map(|owner| owner.parse())
+        .transpose();
+    let holds = row.try_get::<&str, _>("holds")?.parse();
+    Ok(match (wrong, owner, holds) {
+        (None, Ok(owner), Ok(holds)) => {
+            (record.owner, record.holds) = (owner, holds);
+            Ok(record)
+        }
+        (wrong, ..) => Err(wrong.unwrap_or("holds")),
+    })
+}
+
+/// The column `name`, which is in hex.
+pub(crate) fn name_of(row: &PgRow) -> Result<Vec<u8>, sqlx::Error> {
+    let hex: &str = row.try_get("name")?;
+    let bytes = (0..hex.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(hex.get(at..at + 2)?, 16).ok());
+    bytes
+        .collect::<Option<_>>()
+        .ok_or_else(|| sqlx::Error::Decode("a name is not in hex".into()))
+}
+
+/// The text of one hold, with its end as an expression.
+fn one(hold: HoldId, end: &str) -> String {
+    format!("'{:016x}' || lpad(to_hex({end}), 16, '0')", hold.to_bits())
+}
+
+fn bytes(bytes: &[u8]) -> String {
+    let mut hex = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        // Writing to a string does not fail.
+        let _written = write!(hex, "{byte:02x}");
+    }
+    format!("decode('{hex}', 'hex')")
+}
+
+fn text(text: &str) -> String {
+    format!("convert_from({}, 'UTF8')", bytes(text.as_bytes()))
+}
+
+fn uuid(owner: &Owner) -> String {
+    format!("'{}'::uuid", owner.expose())
+}
+
+/// A number that PostgreSQL can hold.
+fn number(value: u64) -> u64 {
+    value.min(MAX)
+}
+
+fn span(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).map_or(MAX, number)
+}
+
+/// The greatest `bigint`.
+const MAX: u64 = i64::MAX.unsigned_abs();

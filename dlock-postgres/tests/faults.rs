@@ -1,0 +1,395 @@
+//! Faults that only PostgreSQL has: locked rows and tables, killed sessions, a read-only server, foreign tables.
+
+use dlock_conformance::testbed::PostgresServer;
+use dlock_core::{
+    Clock, Effect, ErrorKind, HoldId, Lease, LockName, Owner,
+    driver::{
+        Acquire, Acquired, DistributedLock, DriverError, Lane, Release, Released, Renew, Renewed,
+        kit::{RecordBacked, RecordStore},
+        system_random,
+    },
+};
+use dlock_postgres::{
+    PostgresConfig, PostgresDriver,
+    sqlx::{self, AssertSqlSafe, Connection, PgConnection, Row},
+};
+use std::{error::Error, sync::LazyLock, time::Duration};
+
+type Outcome = Result<(), Box<dyn Error>>;
+
+/// One server for all tests here; each has a database of its own.
+static SERVER: LazyLock<PostgresServer> =
+    LazyLock::new(|| PostgresServer::start(&[]).expect("a PostgreSQL server can be started"));
+
+/// A fresh database, its URL, and a superuser's connection to it.
+async fn database(name: &str) -> Result<(String, PgConnection), Box<dyn Error>> {
+    let server = tokio::task::spawn_blocking(|| SERVER.url()).await?;
+    let mut connection = PgConnection::connect(&server).await?;
+    run(&mut connection, &format!("CREATE DATABASE {name}")).await?;
+    let (server, _) = server.rsplit_once('/').ok_or("the URL names a database")?;
+    let url = format!("{server}/{name}");
+    let connection = PgConnection::connect(&url).await?;
+    Ok((url, connection))
+}
+
+async fn run(connection: &mut PgConnection, sql: &str) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+fn ask(name: &str, within: Duration) -> Result<Acquire, Box<dyn Error>> {
+    let (owner, hold) = (
+        Owner::from_seed(&system_random()?.to_string()),
+        HoldId::from_bits(system_random()?),
+    );
+    let lease = Lease::renewed(Duration::from_secs(30));
+    Ok(Acquire::new(
+        LockName::new(name)?,
+        owner,
+        hold,
+        lease,
+        Clock::boot().now() + within,
+    ))
+}
+
+async fn take(driver: &PostgresDriver, name: &str) -> Result<Acquire, Box<dyn Error>> {
+    let asked = ask(name, Duration::from_secs(5))?;
+    match driver.acquire(&asked).await? {
+        Acquired::Granted(_) => Ok(asked),
+        refused => Err(format!("{refused:?}").into()),
+    }
+}
+
+async fn release(driver: &PostgresDriver, held: &Acquire) -> Result<Released, DriverError> {
+    driver
+        .release(&Release::new(held.name.clone(), held.owner, held.hold))
+        .await
+}
+
+#[tokio::test]
+async fn a_locked_row_delays_its_own_renewal_only_and_nothing_is_taken_late() -> Outcome {
+    let (url, mut stranger) = database("locked_row").await?;
+    let driver = PostgresDriver::connect(&url).await?;
+    let (locked, other) = (
+        take(&driver, "locked").await?,
+        take(&driver, "other").await?,
+    );
+    run(
+        &mut stranger,
+        "BEGIN; SELECT 1 FROM dlock_locks WHERE name = 'locked' FOR UPDATE",
+    )
+    .await?;
+
+    let entry = |held: &Acquire| {
+        Renew::new(
+            held.name.clone(),
+            held.owner,
+            held.hold,
+            Some(held.lease.length()),
+        )
+    };
+    let give_up = Clock::boot().now() + Duration::from_secs(5);
+    let renewed = driver
+        .renew(Lane(0), &[entry(&locked), entry(&other)], give_up)
+        .await?;
+    assert!(
+        matches!(&renewed[0], Err(error) if error.effect() == Effect::None),
+        "{:?}",
+        renewed[0]
+    );
+    assert!(
+        matches!(renewed[1], Ok(Renewed::Until { .. })),
+        "{:?}",
+        renewed[1]
+    );
+
+    run(&mut stranger, "ROLLBACK").await?;
+    assert!(matches!(release(&driver, &locked).await?, Released::Freed));
+    run(
+        &mut stranger,
+        "BEGIN; SELECT 1 FROM dlock_locks WHERE name = 'locked' FOR UPDATE",
+    )
+    .await?;
+    let refused = driver
+        .acquire(&ask("locked", Duration::from_millis(1500))?)
+        .await;
+    assert!(
+        matches!(&refused, Err(error) if error.effect() == Effect::None),
+        "{refused:?}"
+    );
+    run(&mut stranger, "ROLLBACK").await?;
+    assert!(driver.repeats() > 0);
+    take(&driver, "locked").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_locked_table_is_waited_for_and_taken_when_it_is_free() -> Outcome {
+    let (url, mut stranger) = database("locked_table").await?;
+    let driver = PostgresDriver::connect(&url).await?;
+    run(&mut stranger, "BEGIN; LOCK TABLE dlock_locks").await?;
+    let asked = ask("a", Duration::from_secs(10))?;
+    let acquire = tokio::spawn(async move { driver.acquire(&asked).await });
+    // Until its statement waits for the lock.
+    let mut watcher = PgConnection::connect(&url).await?;
+    let waits = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()";
+    while !sqlx::query_scalar::<_, bool>(waits)
+        .fetch_one(&mut watcher)
+        .await?
+    {
+        tokio::task::yield_now().await;
+    }
+    run(&mut stranger, "ROLLBACK").await?;
+    assert!(matches!(acquire.await??, Acquired::Granted(_)));
+    Ok(())
+}
+
+#[tokio::test]
+async fn killed_sessions_are_replaced_and_no_lock_is_lost() -> Outcome {
+    let (url, mut stranger) = database("killed").await?;
+    let driver = PostgresDriver::connect(&url).await?;
+    let held = take(&driver, "a").await?;
+    run(
+        &mut stranger,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()",
+    )
+    .await?;
+    let failed = driver.acquire(&ask("a", Duration::from_secs(5))?).await;
+    assert!(
+        matches!(&failed, Err(error) if error.effect() == Effect::Unknown),
+        "{failed:?}"
+    );
+    let refused = driver.acquire(&ask("a", Duration::from_secs(5))?).await?;
+    assert!(matches!(refused, Acquired::Held(_)), "{refused:?}");
+    assert!(matches!(release(&driver, &held).await?, Released::Freed));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_dropped_table_is_made_again_and_tokens_grow() -> Outcome {
+    let (url, mut stranger) = database("dropped").await?;
+    let driver = PostgresDriver::connect(&url).await?;
+    let held = take(&driver, "a").await?;
+    let token = async |driver: &PostgresDriver| {
+        let snapshot = driver.inspect(&LockName::new("a")?).await?;
+        Ok::<_, Box<dyn Error>>(snapshot.holders.first().and_then(|holder| holder.token))
+    };
+    let first = token(&driver).await?;
+    run(&mut stranger, "DROP TABLE dlock_locks").await?;
+    assert!(matches!(
+        release(&driver, &held).await?,
+        Released::NotHeld { .. }
+    ));
+    take(&driver, "a").await?;
+    assert!(token(&driver).await? > first);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_missing_or_foreign_table_is_misuse_and_left_alone() -> Outcome {
+    let (url, mut stranger) = database("foreign_table").await?;
+    let missing = PostgresDriver::connect(&format!("{url}?dlock.create=false")).await;
+    assert!(
+        matches!(&missing, Err(error) if error.kind() == ErrorKind::Misuse),
+        "{missing:?}"
+    );
+    run(
+        &mut stranger,
+        "CREATE TABLE dlock_locks (name text); INSERT INTO dlock_locks VALUES ('theirs')",
+    )
+    .await?;
+    let foreign = PostgresDriver::connect(&url).await;
+    assert!(
+        matches!(&foreign, Err(error) if error.kind() == ErrorKind::Misuse),
+        "{foreign:?}"
+    );
+    let theirs: String = sqlx::query_scalar("SELECT name FROM dlock_locks")
+        .fetch_one(&mut stranger)
+        .await?;
+    assert_eq!(theirs, "theirs");
+    let beside = PostgresDriver::connect(&format!("{url}?dlock.table=public.Locks_2")).await?;
+    take(&beside, "a").await?;
+    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM \"public\".\"Locks_2\"")
+        .fetch_one(&mut stranger)
+        .await?;
+    assert_eq!(rows, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_read_only_server_is_refused_and_serves_again_later() -> Outcome {
+    let (url, mut stranger) = database("read_only").await?;
+    let driver = PostgresDriver::connect(&url).await?;
+    run(
+        &mut stranger,
+        "ALTER DATABASE read_only SET default_transaction_read_only = on",
+    )
+    .await?;
+    let refused = PostgresDriver::connect(&url).await;
+    assert!(
+        matches!(&refused, Err(error) if error.kind() == ErrorKind::Unavailable),
+        "{refused:?}"
+    );
+    run(
+        &mut stranger,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()",
+    )
+    .await?;
+    for _ in 0..2 {
+        let failed = driver.acquire(&ask("a", Duration::from_secs(5))?).await;
+        assert!(
+            matches!(&failed, Err(error) if error.kind() == ErrorKind::Unavailable || error.effect() == Effect::Unknown),
+            "{failed:?}"
+        );
+    }
+    run(
+        &mut stranger,
+        "ALTER DATABASE read_only RESET default_transaction_read_only",
+    )
+    .await?;
+    take(&driver, "a").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_row_that_dlock_did_not_write_is_shown_as_damaged_and_broken() -> Outcome {
+    let (url, mut stranger) = database("damaged").await?;
+    let driver = PostgresDriver::connect(&url).await?;
+    for name in ["a", "b"] {
+        let held = take(&driver, name).await?;
+        release(&driver, &held).await?;
+    }
+    let refused = run(
+        &mut stranger,
+        "UPDATE dlock_locks SET holds = 'theirs' WHERE name = 'a'",
+    )
+    .await;
+    assert!(refused.is_err(), "the check refuses it");
+    run(
+        &mut stranger,
+        "ALTER TABLE dlock_locks DROP CONSTRAINT dlock_locks_check; UPDATE dlock_locks SET holds = 'theirs' WHERE name = 'a'",
+    )
+    .await?;
+    let page = driver.list("", None, 10).await?;
+    assert!(
+        page.found
+            .iter()
+            .any(|found| found.name.as_str() == "a" && found.damaged.is_some()),
+        "{page:?}"
+    );
+    let refused = driver.acquire(&ask("a", Duration::from_secs(5))?).await;
+    assert!(
+        matches!(&refused, Err(error) if error.effect() == Effect::None),
+        "{refused:?}"
+    );
+    take(&driver, "b").await?;
+    driver.break_lock(&LockName::new("a")?, None).await?;
+    take(&driver, "a").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_name_unused_for_a_day_is_forgotten_and_nothing_else() -> Outcome {
+    let (url, mut stranger) = database("forgotten").await?;
+    let driver = PostgresDriver::connect(&url).await?;
+    for name in ["held", "new", "old"] {
+        let held = take(&driver, name).await?;
+        if name != "held" {
+            release(&driver, &held).await?;
+        }
+    }
+    run(
+        &mut stranger,
+        "UPDATE dlock_locks SET token = token - 86400000001 WHERE name IN ('held', 'old')",
+    )
+    .await?;
+    let store = driver.record_driver().store();
+    assert_eq!(store.forget(b"p").await?, None, "fewer names than a page");
+    let left =
+        sqlx::query("SELECT convert_from(name, 'UTF8') AS name FROM dlock_locks ORDER BY name");
+    let names = |rows: Vec<sqlx::postgres::PgRow>| -> Vec<String> {
+        rows.iter().map(|row| row.get("name")).collect()
+    };
+    assert_eq!(
+        names(left.fetch_all(&mut stranger).await?),
+        ["held", "new", "old"],
+        "`old` is before `p`"
+    );
+    assert_eq!(store.forget(b"").await?, None);
+    let left =
+        sqlx::query("SELECT convert_from(name, 'UTF8') AS name FROM dlock_locks ORDER BY name");
+    assert_eq!(names(left.fetch_all(&mut stranger).await?), ["held", "new"]);
+
+    run(
+        &mut stranger,
+        "INSERT INTO dlock_locks SELECT decode(lpad(to_hex(n), 8, '0'), 'hex'), NULL, 1, '', 0, 0, 0, 0, '', 1 FROM generate_series(1, 1500) n",
+    )
+    .await?;
+    let next = store.forget(b"").await?.expect("more than a page of names");
+    assert_eq!(next, 1024_u32.to_be_bytes());
+    assert_eq!(store.forget(&next).await?, None);
+    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM dlock_locks")
+        .fetch_one(&mut stranger)
+        .await?;
+    assert_eq!(rows, 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn settings_of_the_server_change_no_lock() -> Outcome {
+    let (url, mut stranger) = database("settings").await?;
+    run(
+        &mut stranger,
+        "ALTER DATABASE settings SET bytea_output = 'escape'; ALTER DATABASE settings SET standard_conforming_strings = off; \
+         ALTER DATABASE settings SET default_transaction_isolation = 'serializable'; ALTER DATABASE settings SET timezone = 'Asia/Kolkata'",
+    )
+    .await?;
+    let driver = PostgresDriver::connect(&url).await?;
+    let held = take(&driver, "caf\u{e9} 'quoted' \\ %").await?;
+    let page = driver.list("caf\u{e9} 'q", None, 10).await?;
+    assert_eq!(
+        page.found.first().map(|found| found.name.clone()),
+        Some(held.name.clone())
+    );
+    assert!(matches!(release(&driver, &held).await?, Released::Freed));
+    Ok(())
+}
+
+#[tokio::test]
+async fn no_password_and_no_owner_is_ever_shown() -> Outcome {
+    let (url, mut stranger) = database("secrets").await?;
+    let with_password = url.replace("postgres@", "postgres:CANARY@");
+    let config: PostgresConfig = with_password.parse()?;
+    assert!(!format!("{config:?}").contains("CANARY"));
+    let driver = PostgresDriver::open(config).await?;
+    assert!(!format!("{driver:?}").contains("CANARY"), "{driver:?}");
+    let held = take(&driver, "a").await?;
+    run(
+        &mut stranger,
+        "ALTER TABLE dlock_locks ADD CHECK (note = 'x') NOT VALID",
+    )
+    .await?;
+    let failed = release(&driver, &held)
+        .await
+        .expect_err("the check refuses every change");
+    assert!(
+        !format!("{failed:?} {failed}").contains(&held.owner.expose().to_string()),
+        "{failed:?}"
+    );
+    for url in [
+        "postgres://u:CANARY@/db",
+        "postgres://u:CANARY@h/db?x=1",
+        "postgres://u:CANARY@h:x/db",
+        "mysql://u:CANARY@h/db",
+    ] {
+        let refused = url.parse::<PostgresConfig>().expect_err("it is wrong");
+        assert_eq!(refused.kind(), ErrorKind::Misuse);
+        assert!(
+            !format!("{refused:?} {refused}").contains("CANARY"),
+            "{refused:?}"
+        );
+    }
+    Ok(())
+}

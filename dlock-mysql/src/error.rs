@@ -235,7 +235,7 @@ fn classify(cause: &sqlx::Error) -> &'static Class {
 fn by_number(number: u16) -> &'static Class {
     TABLE
         .iter()
-        .find(|class| class.number == number)
+        .find(|class| class.code == number)
         .unwrap_or(&OTHER)
 }
 
@@ -260,10 +260,10 @@ mod tests {
 
     #[test]
     fn each_number_has_one_row() {
-        let numbers: HashSet<_> = TABLE.iter().map(|class| class.number).collect();
+        let numbers: HashSet<_> = TABLE.iter().map(|class| class.code).collect();
         assert_eq!(numbers.len(), TABLE.len());
         for number in KNOWN {
-            assert_eq!(by_number(number).number, number);
+            assert_eq!(by_number(number).code, number);
         }
         assert_eq!(by_number(9_999), &OTHER);
     }
@@ -273,7 +273,7 @@ mod tests {
         let open: Vec<_> = TABLE
             .iter()
             .filter(|class| class.effect == Effect::Unknown)
-            .map(|class| class.number)
+            .map(|class| class.code)
             .collect();
         assert_eq!(
             open,
@@ -287,7 +287,7 @@ mod tests {
         let never: Vec<_> = TABLE
             .iter()
             .filter(|class| class.retry == RetryClass::Never)
-            .map(|class| class.number)
+            .map(|class| class.code)
             .collect();
         assert_eq!(
             never,
@@ -312,7 +312,7 @@ mod tests {
             (sqlx::Error::Tls("x".into()), TLS),
             (sqlx::Error::Configuration("x".into()), CONFIG),
         ] {
-            assert_eq!(classify(&cause).number, number, "{cause}");
+            assert_eq!(classify(&cause).code, number, "{cause}");
         }
         assert_eq!(classify(&sqlx::Error::Decode("x".into())), &GARBLED);
         let error = unreached(broken());

@@ -7,7 +7,7 @@ use crate::{
     connection::Connection,
     dialer::Dialer,
     error,
-    hints::{Hints, LOOK, look_at_end},
+    hints::{Hints, POLL_INTERVAL, poll_at_end},
     requests::{Acquires, POLICY, Releases},
     server::{MOST_ROUNDS, Server},
 };
@@ -132,7 +132,7 @@ impl RedisDriver {
         Self::open(config.at(client.get_connection_info().clone())).await
     }
 
-    async fn look(&self, name: LockName) -> Result<Snapshot> {
+    async fn snapshot(&self, name: LockName) -> Result<Snapshot> {
         let (record, waiters) = self.server.inspect(&name).await?;
         let inside = Incarnation::of(&record);
         let mut shown = Snapshot::free(name);
@@ -246,7 +246,7 @@ impl DistributedLock for RedisDriver {
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
-        self.look(name.clone()).await
+        self.snapshot(name.clone()).await
     }
 
     async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
@@ -259,13 +259,12 @@ impl DistributedLock for RedisDriver {
         let answer = self.server.connection.command(scan).await?;
         let (next, found) = commands::read_scan(&answer).ok_or_else(error::garbled)?;
         let names = found.into_iter().filter_map(|key| keys.name(key));
-        let looks: Vec<_> = names.map(|name| self.look(name)).collect();
-        let shown: Vec<Snapshot> = stream::iter(looks).buffered(A_SCRIPT).try_collect().await?;
-        let shown = shown
-            .into_iter()
-            .filter(|name| !name.holders.is_empty() || name.shut.is_some());
+        let snapshots: Vec<_> = names.map(|name| self.snapshot(name)).collect();
+        let snapshots = stream::iter(snapshots).buffered(A_SCRIPT);
+        let mut shown: Vec<Snapshot> = snapshots.try_collect().await?;
+        shown.retain(|name| !name.holders.is_empty() || name.shut.is_some());
         let next = (next != 0).then(|| Cursor(next.to_string().into_bytes()));
-        Ok(Page::new(shown.collect(), next))
+        Ok(Page::new(shown, next))
     }
 
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
@@ -304,8 +303,8 @@ fn ended_before(repeat: Releasing) -> Releasing {
 }
 
 fn held(refusal: &Refusal, req: &Acquire) -> Held {
-    let interval = (req.lease.length() / 3).min(LOOK);
-    let rest = refusal.record.rest.map_or(LOOK, look_at_end);
+    let interval = (req.lease.length() / 3).min(POLL_INTERVAL);
+    let rest = refusal.record.rest.map_or(POLL_INTERVAL, poll_at_end);
     let mut held = Held::default();
     held.by = Incarnation::of(&refusal.record).holder;
     held.ahead = refusal.ahead;

@@ -137,7 +137,7 @@ impl Hints {
         drop(listening);
         if !runs {
             let asked = Arc::downgrade(connection);
-            connection.spawn(find_out(Arc::downgrade(self), asked));
+            connection.spawn(check_notifications(Arc::downgrade(self), asked));
         }
     }
 
@@ -210,7 +210,7 @@ impl Hints {
             Some(rest) => Hint::First {
                 name,
                 ticket,
-                poll_in: look_at_end(rest),
+                poll_in: poll_at_end(rest),
             },
         });
     }
@@ -244,13 +244,13 @@ impl fmt::Debug for Hints {
 }
 
 /// The remaining time is in whole milliseconds, rounded down, so one more has to pass.
-pub(crate) fn look_at_end(rest: Duration) -> Duration {
-    (rest + Duration::from_millis(1)).min(LOOK)
+pub(crate) fn poll_at_end(rest: Duration) -> Duration {
+    (rest + Duration::from_millis(1)).min(POLL_INTERVAL)
 }
 
 /// Ends the connection that listens if no echo arrives over it. Then pauses for a poll interval before
 /// the next check.
-async fn find_out(shared: Weak<Hints>, connection: Weak<Connection>) {
+async fn check_notifications(shared: Weak<Hints>, connection: Weak<Connection>) {
     loop {
         if let (Some(shared), Some(connection)) = (shared.upgrade(), connection.upgrade()) {
             // While another connection is being opened there is nothing to check.
@@ -263,7 +263,7 @@ async fn find_out(shared: Weak<Hints>, connection: Weak<Connection>) {
                 shared.changed.notify_one();
             }
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         let Some(shared) = shared.upgrade() else {
             return;
         };
@@ -366,7 +366,7 @@ async fn follow(shared: &Weak<Hints>, changed: &Notify, gap: bool) -> RedisResul
 /// The pause after a refusal: rights can be granted while a service runs.
 const REFUSED: Duration = Duration::from_secs(5);
 /// The longest poll interval: the most that a lost notification costs.
-pub(crate) const LOOK: Duration = Duration::from_secs(2);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// The beginning of an echo; its number follows.
 const ECHO: char = 'E';
 /// An echo arrives right after the answer to its publish, however slow the path is: both connections

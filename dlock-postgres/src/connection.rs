@@ -124,7 +124,7 @@ impl Connections {
     async fn lend(&self, call: Call) -> Result<Lent<'_>> {
         let slots = match call.class {
             Class::Renewal => &self.renewals,
-            Class::Work => &self.work,
+            Class::Acquire | Class::Work => &self.work,
         };
         let lending = async {
             // The semaphore is never closed.

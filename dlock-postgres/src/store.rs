@@ -62,7 +62,7 @@ impl Table {
         let what = match call.class {
             Class::Renewal => RENEW,
             Class::Work if write.record.owner.is_none() => RELEASE,
-            Class::Work => ACQUIRE,
+            Class::Acquire | Class::Work => ACQUIRE,
         };
         let answer = self
             .ask(what, call, |_| commands::replace(&self.name, write))

@@ -4,8 +4,8 @@ use async_trait::async_trait;
 use dlock_core::{
     Broken, FencingToken, Instant, LockName, Snapshot,
     driver::{
-        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Hint, Lane, Page,
-        Release, Released, Renew, Renewed, Ticket, Wake,
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Lane, Page, Release,
+        Released, Renew, Renewed, Ticket, Wake, WakeUp,
     },
 };
 use futures_util::{StreamExt, stream::BoxStream};
@@ -89,10 +89,10 @@ impl<D: DistributedLock> DistributedLock for Counted<D> {
         self.driver.release(req).await
     }
 
-    fn hints(&self) -> BoxStream<'static, Hint> {
+    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
         match self.capabilities.wake {
             Wake::Poll => futures_util::stream::empty().boxed(),
-            _ => self.driver.hints(),
+            _ => self.driver.wake_ups(),
         }
     }
 

@@ -9,8 +9,8 @@ use crate::{
 use dlock_core::{
     Broken, FencingToken, Holds, Lease, LockName, Snapshot,
     driver::{
-        Acquire, Acquired, Cursor, DistributedLock, DriverError, Hint, Release, Released, Renew,
-        Renewed, Ticket,
+        Acquire, Acquired, Cursor, DistributedLock, DriverError, Release, Released, Renew, Renewed,
+        Ticket, WakeUp,
     },
 };
 use futures_core::stream::BoxStream;
@@ -29,7 +29,7 @@ use tokio::sync::Mutex;
 pub(crate) struct Caller {
     driver: Arc<dyn DistributedLock>,
     pub(crate) ctx: Ctx,
-    pub(crate) hints: Mutex<BoxStream<'static, Hint>>,
+    pub(crate) wake_ups: Mutex<BoxStream<'static, WakeUp>>,
     tickets: AtomicU64,
 }
 
@@ -37,7 +37,7 @@ impl Caller {
     pub(crate) fn new(driver: Arc<dyn DistributedLock>, ctx: Ctx) -> Self {
         Self {
             // Subscribes from the beginning, as a client does, so that no wake-up is missed.
-            hints: Mutex::new(driver.hints()),
+            wake_ups: Mutex::new(driver.wake_ups()),
             driver,
             ctx,
             tickets: AtomicU64::new(1),

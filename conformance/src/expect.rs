@@ -8,7 +8,7 @@ use crate::{
 };
 use dlock_core::{
     LockName,
-    driver::{Acquired, Held, Hint, Released, Renewed, Ticket},
+    driver::{Acquired, Held, Released, Renewed, Ticket, WakeUp},
 };
 use futures_util::{FutureExt, StreamExt};
 use std::{panic::Location, time::Duration};
@@ -214,42 +214,44 @@ impl Caller {
         })
     }
 
-    /// Waits for one particular hint; others may come before it.
+    /// Waits for one particular wake-up; others may come before it.
     #[track_caller]
     pub(crate) fn hears(
         &self,
         what: &str,
         bound: Duration,
-        mut wanted: impl FnMut(&Hint) -> bool + Send,
-    ) -> impl Future<Output = Result<Hint>> + Send {
+        mut wanted: impl FnMut(&WakeUp) -> bool + Send,
+    ) -> impl Future<Output = Result<WakeUp>> + Send {
         seen_from_here(async move {
-            let mut hints = self.hints.lock().await;
+            let mut wake_ups = self.wake_ups.lock().await;
             let mut others = Vec::new();
             let heard = async {
-                while let Some(hint) = hints.next().await {
-                    if wanted(&hint) {
-                        return Ok(hint);
+                while let Some(wake_up) = wake_ups.next().await {
+                    if wanted(&wake_up) {
+                        return Ok(wake_up);
                     }
-                    others.push(hint);
+                    others.push(wake_up);
                 }
-                Err(Failure::new(format_args!("the hints ended before: {what}")))
+                Err(Failure::new(format_args!(
+                    "the wake-ups ended before: {what}"
+                )))
             };
             let heard = self.ctx.within(what, bound, heard).await;
             let came = others.len();
-            others.truncate(HINTS_SHOWN);
+            others.truncate(WAKE_UPS_SHOWN);
             heard.flatten().map_err(|failure| {
                 failure.of(format_args!("{came} other wake-ups came, {others:?}"))
             })
         })
     }
 
-    /// Drops the hints that have already come.
-    pub(crate) async fn passes_over_hints(&self) {
-        let mut hints = self.hints.lock().await;
-        while let Some(Some(_)) = hints.next().now_or_never() {}
+    /// Drops the wake-ups that have already come.
+    pub(crate) async fn passes_over_wake_ups(&self) {
+        let mut wake_ups = self.wake_ups.lock().await;
+        while let Some(Some(_)) = wake_ups.next().now_or_never() {}
     }
 
-    /// Waits for the hint that it is this ticket's turn.
+    /// Waits for the wake-up that it is this ticket's turn.
     #[track_caller]
     pub(crate) fn hears_turn(
         &self,
@@ -258,24 +260,29 @@ impl Caller {
         bound: Duration,
     ) -> impl Future<Output = Result> + Send {
         seen_from_here(async move {
-            let turn = Hint::Turn {
+            let turn = WakeUp::Turn {
                 name: name.clone(),
                 ticket,
             };
-            self.hears("the ticket's turn is told", bound, |hint| *hint == turn)
-                .await
-                .map(drop)
+            self.hears("the ticket's turn is told", bound, |wake_up| {
+                *wake_up == turn
+            })
+            .await
+            .map(drop)
         })
     }
 
-    /// Waits for the end of the hint stream.
+    /// Waits for the end of the wake-up stream.
     #[track_caller]
-    pub(crate) fn no_hint_left(&self, bound: Duration) -> impl Future<Output = Result> + Send {
+    pub(crate) fn no_wake_up_left(&self, bound: Duration) -> impl Future<Output = Result> + Send {
         seen_from_here(async move {
-            let mut hints = self.hints.lock().await;
-            let what = "the hints come to their end";
-            let hint = self.ctx.within(what, bound, hints.next()).await?;
-            ensure(hint.is_none(), format_args!("a hint came: {hint:?}"))
+            let mut wake_ups = self.wake_ups.lock().await;
+            let what = "the wake-ups come to their end";
+            let wake_up = self.ctx.within(what, bound, wake_ups.next()).await?;
+            ensure(
+                wake_up.is_none(),
+                format_args!("a wake-up came: {wake_up:?}"),
+            )
         })
     }
 }
@@ -299,4 +306,4 @@ pub(crate) fn is_left(rest: Duration, lease: Duration) -> Result {
 }
 
 /// How many of the unexpected wake-ups a failure lists.
-const HINTS_SHOWN: usize = 20;
+const WAKE_UPS_SHOWN: usize = 20;

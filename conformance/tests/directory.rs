@@ -14,7 +14,7 @@ use dlock_conformance::{
 use dlock_core::{
     LockName,
     driver::{
-        Capabilities, DistributedLock, Hint, Ticket, Wake,
+        Capabilities, DistributedLock, Ticket, Wake, WakeUp,
         kit::{Call, Listed, Read, RecordDriver, RecordStore, Write, Written},
     },
 };
@@ -123,7 +123,7 @@ impl Records for Folder {
 struct Woken {
     directory: Directory,
     capabilities: Capabilities,
-    /// The hints for this driver's waiters; dropped when it is closed.
+    /// The wake-ups for this driver's waiters; dropped when it is closed.
     heard: std::sync::Mutex<Option<broadcast::Receiver<LockName>>>,
     closed: Arc<tokio::sync::Notify>,
 }
@@ -131,7 +131,7 @@ struct Woken {
 impl Woken {
     fn new(directory: Directory) -> Self {
         let mut capabilities = directory.capabilities().clone();
-        capabilities.wake = Wake::Hints;
+        capabilities.wake = Wake::Notify;
         Self {
             directory,
             capabilities,
@@ -183,22 +183,22 @@ impl RecordStore for Woken {
         true
     }
 
-    fn wake_ups(&self) -> BoxStream<'static, Hint> {
+    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
         let heard = self.heard.lock().expect("no test panics with it").take();
         let closed = Arc::clone(&self.closed);
         stream::unfold(heard, move |heard| {
             let closed = Arc::clone(&closed);
             async move {
                 let mut heard = heard?;
-                let hint = tokio::select! {
+                let wake_up = tokio::select! {
                     () = closed.notified() => return None,
                     freed = heard.recv() => match freed {
-                        Ok(name) => Hint::Free(name),
-                        Err(RecvError::Lagged(_)) => Hint::Resync,
+                        Ok(name) => WakeUp::Free(name),
+                        Err(RecvError::Lagged(_)) => WakeUp::Resync,
                         Err(RecvError::Closed) => return None,
                     },
                 };
-                Some((hint, Some(heard)))
+                Some((wake_up, Some(heard)))
             }
         })
         .boxed()

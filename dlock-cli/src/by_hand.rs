@@ -199,7 +199,7 @@ pub(crate) async fn release(client: &Client, args: Release, output: &Output) -> 
         Ok(ReleaseOutcome::StillHeld { holds }) => {
             (holds, None, format!("released; other holds left: {holds}"))
         }
-        Ok(ReleaseOutcome::Kept { rest }) => (
+        Ok(ReleaseOutcome::MinHold { rest }) => (
             0,
             Some(millis(rest)),
             format!("released; shut until {}", until(rest)),

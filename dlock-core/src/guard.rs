@@ -55,7 +55,7 @@ pub struct Guard {
 ///
 /// match guard.release().await? {
 ///     ReleaseOutcome::StillHeld { holds } => println!("{holds} more holds of this owner"),
-///     ReleaseOutcome::Kept { rest } => println!("unavailable for another {rest:?}"),
+///     ReleaseOutcome::MinHold { rest } => println!("unavailable for another {rest:?}"),
 ///     _ => println!("free"),
 /// }
 /// # Ok(()) }
@@ -71,7 +71,7 @@ pub enum ReleaseOutcome {
         holds: u32,
     },
     /// No hold is left, and the lock stays unavailable for its minimum hold.
-    Kept {
+    MinHold {
         /// For how long.
         rest: Duration,
     },
@@ -82,7 +82,7 @@ impl ReleaseOutcome {
     pub(crate) fn of(released: &Released) -> Self {
         match released {
             Released::StillHeld { holds } => Self::StillHeld { holds: holds.get() },
-            Released::Kept { rest } => Self::Kept { rest: *rest },
+            Released::MinHold { rest } => Self::MinHold { rest: *rest },
             Released::Freed | Released::NotHeld { .. } => Self::Released,
         }
     }

@@ -8,8 +8,8 @@ use dlock_core::{
     Broken, Client, Clock, ErrorKind, FencingToken, GuardState, Instant, Lease, LockName,
     LossReason, Snapshot,
     driver::{
-        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Hint, Lane, Page, Release,
-        Released, Renew, Renewed, Result, Ticket,
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Lane, Page, Release, Released,
+        Renew, Renewed, Result, Ticket, WakeUp,
     },
 };
 use dlock_memory::{Call, Fault, Faults, MemoryConfig, MemoryDriver, MemoryStore};
@@ -78,8 +78,8 @@ impl DistributedLock for Session {
         self.driver.release(req).await
     }
 
-    fn hints(&self) -> BoxStream<'static, Hint> {
-        self.driver.hints()
+    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
+        self.driver.wake_ups()
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {

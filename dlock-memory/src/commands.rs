@@ -101,7 +101,7 @@ pub(crate) fn release(state: &mut State, now: Duration, req: &Release) -> Releas
     match released {
         Released::Freed => entry.open(&mut command),
         // The first in the queue is told until when the lock is unavailable.
-        Released::Kept { rest } => entry.line.tell_first(&mut command, rest),
+        Released::MinHold { rest } => entry.line.tell_first(&mut command, rest),
         _ => {}
     }
     released
@@ -268,7 +268,7 @@ impl Entry {
         if shown.holders.is_empty() {
             shown.shut = shown.shut.or(self.turn_left(now));
         }
-        if wake == Wake::Line {
+        if wake == Wake::Queue {
             shown.waiters = u32::try_from(self.line.waiters(clients, now)).ok();
         }
         shown

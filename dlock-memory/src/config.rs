@@ -6,7 +6,7 @@ use std::{num::NonZeroU32, str::FromStr, time::Duration};
 
 /// The settings of one driver, and the name of the store for URLs.
 ///
-/// As a URL: `memory:NAME?dlock.wake=line`. The name is used as it is, byte for byte.
+/// As a URL: `memory:NAME?dlock.wake=queue`. The name is used as it is, byte for byte.
 ///
 /// ```
 /// use dlock_core::driver::Wake;
@@ -21,7 +21,7 @@ pub struct MemoryConfig {
     /// Which of the process's stores [`MemoryDriver::from_url`](crate::MemoryDriver::from_url) connects to.
     /// Default: the empty name.
     pub name: String,
-    /// How waiters are woken (`dlock.wake`: `line`, `hints` or `poll`). Default: [`Wake::Line`].
+    /// How waiters are woken (`dlock.wake`: `queue`, `notify` or `poll`). Default: [`Wake::Queue`].
     pub wake: Wake,
     /// How long a turn stays reserved: at least 1 ms, and at most a third of the lease for which the ticket waits. Not
     /// in URLs: for tests of waiters that are late. Default: 1 s.
@@ -54,8 +54,8 @@ impl MemoryConfig {
     fn set(&mut self, pair: &str) -> Result<(), MemoryError> {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         self.wake = match (key, value) {
-            ("dlock.wake", "line") => Wake::Line,
-            ("dlock.wake", "hints") => Wake::Hints,
+            ("dlock.wake", "queue") => Wake::Queue,
+            ("dlock.wake", "notify") => Wake::Notify,
             ("dlock.wake", "poll") => Wake::Poll,
             ("dlock.wake", _) => return Err(MemoryError::Wake(value.to_owned())),
             _ => return Err(MemoryError::Parameter(key.to_owned())),
@@ -66,7 +66,7 @@ impl MemoryConfig {
 
 impl Default for MemoryConfig {
     fn default() -> Self {
-        Self::new(Wake::Line)
+        Self::new(Wake::Queue)
     }
 }
 
@@ -97,9 +97,9 @@ mod tests {
     #[test]
     fn a_url_says_what_it_says_and_the_rest_is_default() {
         assert_eq!(parse("memory:"), MemoryConfig::default());
-        let config = parse("memory:a/b c?dlock.wake=hints");
-        assert_eq!((config.name.as_str(), config.wake), ("a/b c", Wake::Hints));
-        assert_eq!(parse("memory:x?dlock.wake=line").wake, Wake::Line);
+        let config = parse("memory:a/b c?dlock.wake=notify");
+        assert_eq!((config.name.as_str(), config.wake), ("a/b c", Wake::Notify));
+        assert_eq!(parse("memory:x?dlock.wake=queue").wake, Wake::Queue);
     }
 
     #[test]
@@ -110,8 +110,8 @@ mod tests {
             ("memory:x?other=1", "dlock.wake"),
             ("memory:x?dlock.lanes=2", "dlock.wake"),
             ("memory:x?dlock.accept=1s", "dlock.wake"),
-            ("memory:x?dlock.wake=never", "line, hints or poll"),
-            ("memory:x?dlock.wake", "line, hints or poll"),
+            ("memory:x?dlock.wake=never", "queue, notify or poll"),
+            ("memory:x?dlock.wake", "queue, notify or poll"),
         ] {
             let error = url.parse::<MemoryConfig>().unwrap_err().to_string();
             assert!(error.contains(wanted), "{url}: {error}");

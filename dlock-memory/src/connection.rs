@@ -8,7 +8,7 @@ use crate::{
     line::{ClientId, Place},
     store::{MemoryStore, Request, Submitted, Work},
 };
-use dlock_core::driver::{Hint, Result, Ticket};
+use dlock_core::driver::{Result, Ticket, WakeUp};
 use futures_core::Stream;
 use futures_util::StreamExt;
 use std::{
@@ -104,12 +104,12 @@ impl Connection {
         submitted
     }
 
-    /// The hints, which can be taken once.
-    pub(crate) fn hints(&self) -> Option<impl Stream<Item = Hint> + Send + use<>> {
+    /// The wake-ups, which can be taken once.
+    pub(crate) fn wake_ups(&self) -> Option<impl Stream<Item = WakeUp> + Send + use<>> {
         let places = Arc::clone(&self.places);
-        let hints = self.inbox.take()?;
-        Some(hints.inspect(move |hint| {
-            if let Hint::Turn { ticket, .. } = hint {
+        let wake_ups = self.inbox.take()?;
+        Some(wake_ups.inspect(move |wake_up| {
+            if let WakeUp::Turn { ticket, .. } = wake_up {
                 places.turned(*ticket);
             }
         }))

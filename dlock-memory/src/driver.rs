@@ -13,8 +13,8 @@ use async_trait::async_trait;
 use dlock_core::{
     Broken, Error, FencingToken, Instant, LockName, Snapshot,
     driver::{
-        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Hint, Lane, Page, Release,
-        Released, Renew, Renewed, Result, Ticket, Wake,
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Lane, Page, Release, Released,
+        Renew, Renewed, Result, Ticket, Wake, WakeUp,
     },
 };
 use futures_core::stream::BoxStream;
@@ -69,7 +69,7 @@ impl MemoryDriver {
         }
     }
 
-    /// Connects to the process's store of a URL, `memory:NAME?dlock.wake=line|hints|poll`: see
+    /// Connects to the process's store of a URL, `memory:NAME?dlock.wake=queue|notify|poll`: see
     /// [`MemoryConfig`].
     ///
     /// # Errors
@@ -230,9 +230,9 @@ impl DistributedLock for MemoryDriver {
         self.connection.call(request, work).await
     }
 
-    fn hints(&self) -> BoxStream<'static, Hint> {
-        match self.connection.hints() {
-            Some(hints) if self.config.wake != Wake::Poll => hints.boxed(),
+    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
+        match self.connection.wake_ups() {
+            Some(wake_ups) if self.config.wake != Wake::Poll => wake_ups.boxed(),
             _ => stream::empty().boxed(),
         }
     }

@@ -44,7 +44,7 @@ pub(crate) enum MemoryError {
     #[error("a memory store's URL is memory:NAME")]
     Scheme,
     /// A URL with a wake-up mode that there is not.
-    #[error("dlock.wake must be line, hints or poll, not {0:?}")]
+    #[error("dlock.wake must be queue, notify or poll, not {0:?}")]
     Wake(String),
     /// A URL with another parameter.
     #[error("unknown parameter {0:?}: a memory store knows dlock.wake")]

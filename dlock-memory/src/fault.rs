@@ -1,7 +1,7 @@
 //! Fault script: the faults between a driver and its server.
 
 use crate::inbox::Inbox;
-use dlock_core::{LockName, driver::Hint};
+use dlock_core::{LockName, driver::WakeUp};
 use fastrand::Rng;
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -97,31 +97,31 @@ pub enum Fault {
     Delayed(Duration),
 }
 
-/// What happens to the hints of one driver.
+/// What happens to the wake-ups of one driver.
 ///
 /// # Examples
 /// ```
 /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
 /// use dlock_core::Clock;
-/// use dlock_memory::{HintFault, MemoryConfig, MemoryDriver, MemoryStore};
+/// use dlock_memory::{WakeUpFault, MemoryConfig, MemoryDriver, MemoryStore};
 ///
 /// let store = MemoryStore::new(Clock::boot());
 /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
-/// driver.faults().hints(HintFault::Lose);
+/// driver.faults().wake_ups(WakeUpFault::Lose);
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum HintFault {
+pub enum WakeUpFault {
     /// No fault.
     #[default]
     Deliver,
-    /// Hints are lost, and the server does not know: a client that is stopped or cut off.
+    /// Wake-ups are lost, and the server does not know: a client that is stopped or cut off.
     Lose,
-    /// Hints cannot be sent, and the server knows: the connection for hints is down, the client has no
-    /// receivers. The end of this fault is a reconnect, so [`Hint::Resync`] follows.
+    /// Wake-ups cannot be sent, and the server knows: the connection for wake-ups is down, the client has no
+    /// receivers. The end of this fault is a reconnect, so [`WakeUp::Resync`] follows.
     Cut,
-    /// Each hint comes twice.
+    /// Each wake-up comes twice.
     Double,
 }
 
@@ -220,7 +220,7 @@ impl Faults {
         self.script().always.fill(fault);
     }
 
-    /// Calls and hints meet what the plan draws, until [`clear`](Self::clear) or another plan.
+    /// Calls and wake-ups meet what the plan draws, until [`clear`](Self::clear) or another plan.
     ///
     /// # Examples
     /// ```
@@ -279,27 +279,27 @@ impl Faults {
         };
         drop(script);
         self.inbox.plan(None);
-        self.inbox.set_fault(HintFault::Deliver);
+        self.inbox.set_fault(WakeUpFault::Deliver);
     }
 
-    /// Sets the fault of this driver's hints from now on.
+    /// Sets the fault of this driver's wake-ups from now on.
     ///
     /// # Examples
     /// ```
     /// # #[tokio::main] async fn main() -> Result<(), dlock_core::Error> {
     /// use dlock_core::Clock;
-    /// use dlock_memory::{HintFault, MemoryConfig, MemoryDriver, MemoryStore};
+    /// use dlock_memory::{WakeUpFault, MemoryConfig, MemoryDriver, MemoryStore};
     ///
     /// let store = MemoryStore::new(Clock::boot());
     /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
-    /// driver.faults().hints(HintFault::Double);
+    /// driver.faults().wake_ups(WakeUpFault::Double);
     /// # Ok(()) }
     /// ```
-    pub fn hints(&self, fault: HintFault) {
+    pub fn wake_ups(&self, fault: WakeUpFault) {
         self.inbox.set_fault(fault);
     }
 
-    /// Delivers a hint that the server never sent.
+    /// Delivers a wake-up that the server never sent.
     ///
     /// # Examples
     /// ```
@@ -309,11 +309,11 @@ impl Faults {
     ///
     /// let store = MemoryStore::new(Clock::boot());
     /// let driver = MemoryDriver::connect(&store, MemoryConfig::default());
-    /// driver.faults().inject(dlock_core::driver::Hint::Resync);
+    /// driver.faults().inject(dlock_core::driver::WakeUp::Resync);
     /// # Ok(()) }
     /// ```
-    pub fn inject(&self, hint: Hint) {
-        self.inbox.put(hint);
+    pub fn inject(&self, wake_up: WakeUp) {
+        self.inbox.put(wake_up);
     }
 
     /// The number of calls of that kind that this driver was asked for, including failed ones.
@@ -388,10 +388,10 @@ pub struct Rates {
     pub delayed: f64,
     /// The longest delay of a slow, late or delayed call; each is drawn evenly between zero and this.
     pub longest: Duration,
-    /// Probability that a hint is lost, unknown to the client and the server.
-    pub hint_lost: f64,
-    /// Probability that a hint comes twice.
-    pub hint_doubled: f64,
+    /// Probability that a wake-up is lost, unknown to the client and the server.
+    pub wake_up_lost: f64,
+    /// Probability that a wake-up comes twice.
+    pub wake_up_doubled: f64,
 }
 
 /// Faults drawn at random; the same seed and the same calls give the same faults.
@@ -471,14 +471,14 @@ impl FaultPlan {
         Fault::Ok
     }
 
-    pub(crate) fn draw_hint(&mut self) -> HintFault {
+    pub(crate) fn draw_wake_up(&mut self) -> WakeUpFault {
         let drawn = self.rng.f64();
-        if drawn < self.rates.hint_lost {
-            HintFault::Lose
-        } else if drawn < self.rates.hint_lost + self.rates.hint_doubled {
-            HintFault::Double
+        if drawn < self.rates.wake_up_lost {
+            WakeUpFault::Lose
+        } else if drawn < self.rates.wake_up_lost + self.rates.wake_up_doubled {
+            WakeUpFault::Double
         } else {
-            HintFault::Deliver
+            WakeUpFault::Deliver
         }
     }
 }

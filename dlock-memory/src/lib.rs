@@ -38,5 +38,5 @@ mod store;
 
 pub use config::MemoryConfig;
 pub use driver::MemoryDriver;
-pub use fault::{Call, Fault, FaultPlan, Faults, HintFault, Rates};
+pub use fault::{Call, Fault, FaultPlan, Faults, Rates, WakeUpFault};
 pub use store::MemoryStore;

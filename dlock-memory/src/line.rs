@@ -3,7 +3,7 @@
 use crate::{config::MemoryConfig, inbox::Inbox};
 use dlock_core::{
     Lease, LockName,
-    driver::{Hint, Ticket, Wake},
+    driver::{Ticket, Wake, WakeUp},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -76,9 +76,9 @@ impl Terms {
     /// When a refused ticket polls next, with so many before it in the queue, if the lock is available after `rest`.
     pub(crate) fn poll_in(&self, rest: Duration, ahead: Option<usize>) -> Duration {
         match self.wake {
-            Wake::Line if ahead == Some(0) => rest.min(self.interval),
-            Wake::Line => self.interval,
-            Wake::Hints => rest.min(LONGEST_INTERVAL),
+            Wake::Queue if ahead == Some(0) => rest.min(self.interval),
+            Wake::Queue => self.interval,
+            Wake::Notify => rest.min(LONGEST_INTERVAL),
             _ => rest,
         }
     }
@@ -98,8 +98,8 @@ pub(crate) struct Command<'a> {
 }
 
 impl Command<'_> {
-    fn push(&mut self, client: ClientId, hint: Hint) {
-        self.clients.pushes.push((client, hint));
+    fn push(&mut self, client: ClientId, wake_up: WakeUp) {
+        self.clients.pushes.push((client, wake_up));
     }
 }
 
@@ -115,8 +115,8 @@ impl Line {
     ) -> Option<Place> {
         let deadline = command.now + terms.silence();
         match terms.wake {
-            Wake::Line => {}
-            Wake::Hints => {
+            Wake::Queue => {}
+            Wake::Notify => {
                 self.watchers.retain(|watcher| watcher.ticket != ticket);
                 self.watchers.push(Watcher { ticket, deadline });
                 return None;
@@ -176,7 +176,7 @@ impl Line {
             self.tell_first(command, first.terms.turn);
             let ClientTicket { client, ticket } = first.ticket;
             let name = command.name.clone();
-            command.push(client, Hint::Turn { name, ticket });
+            command.push(client, WakeUp::Turn { name, ticket });
             return Some(Turn {
                 ticket: first.ticket,
                 until: command.now + first.terms.turn,
@@ -191,12 +191,12 @@ impl Line {
         let living = self.queued.iter().position(lives);
         self.queued.drain(..living.unwrap_or(self.queued.len()));
         if let Some(first) = self.queued.first() {
-            let hint = Hint::First {
+            let wake_up = WakeUp::First {
                 name: command.name.clone(),
                 ticket: first.ticket.ticket,
                 poll_in: rest.min(first.terms.interval),
             };
-            command.push(first.ticket.client, hint);
+            command.push(first.ticket.client, wake_up);
         }
     }
 
@@ -206,7 +206,7 @@ impl Line {
             .retain(|one| one.deadline > command.now && command.clients.listens(one.ticket.client));
         let watching: BTreeSet<_> = self.watchers.iter().map(|one| one.ticket.client).collect();
         for client in watching {
-            command.push(client, Hint::Free(command.name.clone()));
+            command.push(client, WakeUp::Free(command.name.clone()));
         }
     }
 
@@ -240,14 +240,14 @@ impl Queued {
 #[derive(Debug, Default)]
 pub(crate) struct Clients {
     pub(crate) inboxes: BTreeMap<ClientId, Arc<Inbox>>,
-    pub(crate) pushes: Vec<(ClientId, Hint)>,
+    pub(crate) pushes: Vec<(ClientId, WakeUp)>,
     /// Distinguishes places of one instant.
     placed: u64,
     connected: u64,
 }
 
 impl Clients {
-    /// Registers a new client, whose hints go to that inbox.
+    /// Registers a new client, whose wake-ups go to that inbox.
     pub(crate) fn connect(&mut self, inbox: Arc<Inbox>) -> ClientId {
         self.connected += 1;
         let client = ClientId(self.connected);
@@ -255,11 +255,11 @@ impl Clients {
         client
     }
 
-    /// Every client may have missed a hint.
+    /// Every client may have missed a wake-up.
     pub(crate) fn resync(&mut self) {
         let clients = self.inboxes.keys();
         self.pushes
-            .extend(clients.map(|client| (*client, Hint::Resync)));
+            .extend(clients.map(|client| (*client, WakeUp::Resync)));
     }
 
     fn next_place(&mut self, now: Duration) -> Place {

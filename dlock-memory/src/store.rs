@@ -295,8 +295,8 @@ impl MemoryStore {
         drop(lost);
     }
 
-    /// Accepts connections again, with all its state. Clients have missed hints:
-    /// [`Hint::Resync`](dlock_core::driver::Hint::Resync).
+    /// Accepts connections again, with all its state. Clients have missed wake-ups:
+    /// [`WakeUp::Resync`](dlock_core::driver::WakeUp::Resync).
     ///
     /// # Examples
     /// ```
@@ -323,7 +323,7 @@ impl MemoryStore {
 
     /// Kills the server and starts it again, running. With `keep` it has everything that was executed, else
     /// nothing, not even token counters. Waiting requests are lost (effect unknown). Clients have missed
-    /// hints: [`Hint::Resync`](dlock_core::driver::Hint::Resync).
+    /// wake-ups: [`WakeUp::Resync`](dlock_core::driver::WakeUp::Resync).
     ///
     /// # Examples
     /// ```
@@ -424,7 +424,7 @@ impl MemoryStore {
         self.lock().waiting.len()
     }
 
-    /// The number of tickets that are queued for that name or wait for its hints, including dead ones not
+    /// The number of tickets that are queued for that name or wait for its wake-ups, including dead ones not
     /// yet removed.
     ///
     /// # Examples
@@ -472,7 +472,7 @@ impl MemoryStore {
         Duration::from_nanos(self.0.epoch.load(Ordering::SeqCst)) + at.since(Instant::ORIGIN)
     }
 
-    /// Registers a new client, whose hints go to that inbox.
+    /// Registers a new client, whose wake-ups go to that inbox.
     pub(crate) fn connect(&self, inbox: Arc<Inbox>) -> ClientId {
         self.lock().state.clients.connect(inbox)
     }
@@ -562,11 +562,11 @@ fn deliver(mut server: MutexGuard<'_, Server>) {
     let pushes: Vec<_> = clients
         .pushes
         .drain(..)
-        .filter_map(|(client, hint)| Some((Arc::clone(clients.inboxes.get(&client)?), hint)))
+        .filter_map(|(client, wake_up)| Some((Arc::clone(clients.inboxes.get(&client)?), wake_up)))
         .collect();
     drop(server);
-    for (inbox, hint) in pushes {
-        inbox.push(hint);
+    for (inbox, wake_up) in pushes {
+        inbox.push(wake_up);
     }
 }
 

@@ -9,15 +9,15 @@ use dlock_core::{
     Clock, LockName,
     driver::{DistributedLock, Wake},
 };
-use dlock_memory::{Fault, HintFault, MemoryConfig, MemoryDriver, MemoryStore};
+use dlock_memory::{Fault, MemoryConfig, MemoryDriver, MemoryStore, WakeUpFault};
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
 fn main() -> ExitCode {
     let memory = |name, wake, keeps| Box::new(Memory { name, wake, keeps }) as Box<dyn MakeFixture>;
     suite(
         vec![
-            memory("memory-line", Wake::Line, Keeps::Everything),
-            memory("memory-hints", Wake::Hints, Keeps::Nothing),
+            memory("memory-queue", Wake::Queue, Keeps::Everything),
+            memory("memory-notify", Wake::Notify, Keeps::Nothing),
             memory("memory-poll", Wake::Poll, Keeps::Nothing),
         ],
         Mutants::Whole,
@@ -115,8 +115,8 @@ impl Faults for Script {
     }
 
     async fn cut(&self) -> Result<(), Failure> {
-        self.0.hints(HintFault::Cut);
-        self.0.hints(HintFault::Deliver);
+        self.0.wake_ups(WakeUpFault::Cut);
+        self.0.wake_ups(WakeUpFault::Deliver);
         Ok(())
     }
 

@@ -296,7 +296,7 @@ fn unread(url: &str, cause: &mongodb::error::Error) -> DriverError {
     ]
     .into_iter()
     .find(|word| said.contains(word));
-    let hint = match (
+    let advice = match (
         url.starts_with("mongodb+srv:") && !cfg!(feature = "srv"),
         reason,
     ) {
@@ -309,7 +309,7 @@ fn unread(url: &str, cause: &mongodb::error::Error) -> DriverError {
         (false, Some(word)) => format!("look at its {word}"),
         (false, None) => "see the native client's documentation of connection strings".to_owned(),
     };
-    error::misuse(format!("the MongoDB URL cannot be read: {hint}"))
+    error::misuse(format!("the MongoDB URL cannot be read: {advice}"))
 }
 
 /// Takes dlock's settings out of a URL's query and leaves the rest as it was, byte for byte.

@@ -13,7 +13,7 @@ mod document;
 mod driver;
 mod error;
 mod heard;
-mod hints;
+mod listener;
 mod renewals;
 mod sending;
 mod store;

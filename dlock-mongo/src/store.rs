@@ -8,14 +8,14 @@ use crate::{
     deployment::Kind,
     document::{Seen, batch, found},
     error,
-    hints::Hints,
+    listener::Listener,
     renewals::{ALONE, RENEW_BATCH},
 };
 use async_trait::async_trait;
 use dlock_core::{
     FencingToken, Holds, Instant, LockName,
     driver::{
-        Acquire, Capabilities, Hint, Release, Renew, Renewed, Result, Ticket, Wake,
+        Acquire, Capabilities, Release, Renew, Renewed, Result, Ticket, Wake, WakeUp,
         kit::{
             Batcher, Call, Class, Expected, Freed, Listed, Read, RecordStore, StoreTime, Stored,
             Write, Written,
@@ -30,7 +30,7 @@ use std::{fmt, iter, time::Duration};
 pub struct MongoStore {
     capabilities: Capabilities,
     server: Server,
-    hints: Hints,
+    wake_ups: Listener,
     takes: Batcher<Takes>,
     frees: Batcher<Frees>,
 }
@@ -40,7 +40,7 @@ impl fmt::Debug for MongoStore {
         f.debug_struct("MongoStore")
             .field("capabilities", &self.capabilities)
             .field("connection", &self.server.connection)
-            .field("hints", &self.hints)
+            .field("wake_ups", &self.wake_ups)
             .finish_non_exhaustive()
     }
 }
@@ -55,16 +55,16 @@ impl MongoStore {
                 );
                 false
             }
-            Kind::Replicated | Kind::Routed => Hints::can_be_had(&connection).await?,
+            Kind::Replicated | Kind::Routed => Listener::can_be_had(&connection).await?,
         };
         let mut capabilities = Capabilities::new("mongodb", config.store());
-        capabilities.wake = if streams { Wake::Hints } else { Wake::Poll };
+        capabilities.wake = if streams { Wake::Notify } else { Wake::Poll };
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
         let server = Server { connection, kind };
         Ok(Self {
             capabilities,
-            hints: Hints::new(server.connection.clone(), streams, kind),
+            wake_ups: Listener::new(server.connection.clone(), streams, kind),
             takes: Batcher::new(Takes(server.clone()), policy(kind)),
             frees: Batcher::new(Frees(server.clone()), policy(kind)),
             server,
@@ -150,7 +150,7 @@ impl RecordStore for MongoStore {
         if let (Class::Acquire, [Stored::Record(record)]) = (call.class, &read.records[..])
             && record.is_unavailable(read.time)
         {
-            self.hints.refused(name, record, read.time);
+            self.wake_ups.refused(name, record, read.time);
         }
         Ok(Some(read))
     }
@@ -164,7 +164,7 @@ impl RecordStore for MongoStore {
         let written = written.map(|written| written.unwrap_or_else(Written::Failed));
         let written: Vec<_> = written.collect().await;
         if let (Class::Acquire, [write], [Written::Written]) = (call.class, writes, &written[..]) {
-            self.hints.won(&write.name);
+            self.wake_ups.won(&write.name);
         }
         Ok(written)
     }
@@ -214,7 +214,7 @@ impl RecordStore for MongoStore {
     async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
         let taken = self.takes.ask(req).await?;
         if taken.is_some() && req.line.is_some() {
-            self.hints.won(&req.name);
+            self.wake_ups.won(&req.name);
         }
         Ok(taken)
     }
@@ -237,8 +237,8 @@ impl RecordStore for MongoStore {
         self.server.extend_all(batch, give_up).await
     }
 
-    fn wake_ups(&self) -> BoxStream<'static, Hint> {
-        self.hints.stream()
+    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
+        self.wake_ups.stream()
     }
 
     /// The change stream tells of releases.
@@ -247,16 +247,16 @@ impl RecordStore for MongoStore {
     }
 
     fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
-        self.hints.listen(name, ticket)
+        self.wake_ups.listen(name, ticket)
     }
 
     fn forget_ticket(&self, name: &LockName, ticket: Ticket) {
-        self.hints.forget(name, ticket);
+        self.wake_ups.forget(name, ticket);
     }
 
     /// Requests in flight run to completion. The driver accepts no new ones.
     async fn close(&self) {
-        self.hints.close();
+        self.wake_ups.close();
         self.connection().close();
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A request for changes costs the server work at each write, so the stream is not read without need.
 
-use crate::{commands, connection::Connection, hints::Shared};
+use crate::{commands, connection::Connection, listener::Shared};
 use mongodb::{
     bson::{Bson, Document},
     change_stream::ChangeStream,

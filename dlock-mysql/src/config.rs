@@ -467,7 +467,7 @@ mod tests {
 
     #[test]
     fn what_cannot_work_is_refused_with_what_can() {
-        for (url, hint) in [
+        for (url, advice) in [
             (
                 "mysql://h/d?dlock.tabel=x",
                 "known: dlock.table, dlock.create, dlock.connections",
@@ -492,7 +492,7 @@ mod tests {
         ] {
             let error = url.parse::<MysqlConfig>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Misuse, "{url}");
-            assert!(error.to_string().contains(hint), "{url}: {error}");
+            assert!(error.to_string().contains(advice), "{url}: {error}");
         }
         config("mysql://h?dlock.table=d.t");
     }

@@ -7,7 +7,7 @@ use crate::{
     connection::Connection,
     dialer::Dialer,
     error,
-    hints::{Hints, POLL_INTERVAL, poll_at_end},
+    listener::{Listener, POLL_INTERVAL, poll_at_end},
     requests::{Acquires, POLICY, Releases},
     server::{MOST_ROUNDS, Server},
 };
@@ -15,8 +15,8 @@ use async_trait::async_trait;
 use dlock_core::{
     Broken, FencingToken, Fingerprint, Holder, HolderInfo, Holds, Instant, LockName, Snapshot,
     driver::{
-        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Held, Hint, Lane, Page, Release,
-        Released, Renew, Renewed, Result, Ticket, Wake, check_runtime,
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Held, Lane, Page, Release,
+        Released, Renew, Renewed, Result, Ticket, Wake, WakeUp, check_runtime,
         kit::{Batcher, again},
     },
 };
@@ -89,18 +89,18 @@ impl RedisDriver {
         config.check_tls()?;
         let dialer = Dialer::new(&config).map_err(|cause| error::failed(cause).error);
         let dialer = Arc::new(dialer?);
-        let hints = Hints::new(dialer.clone(), config.prefix().clone())?;
+        let wake_ups = Listener::new(dialer.clone(), config.prefix().clone())?;
         let connection = Connection::open(dialer).await?;
         connection.warn_of_settings().await;
-        hints.ready(&connection).await?;
+        wake_ups.ready(&connection).await?;
         let mut capabilities = Capabilities::new("redis", config.store());
-        capabilities.wake = Wake::Line;
+        capabilities.wake = Wake::Queue;
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
         let server = Arc::new(Server {
             prefix: config.prefix,
             connection,
-            hints,
+            wake_ups,
         });
         Ok(Self {
             capabilities,
@@ -164,10 +164,12 @@ impl DistributedLock for RedisDriver {
         server.connection.dialer.keeps(req.lease.length());
         let mut turned = false;
         if let Some(ticket) = req.line {
-            server.hints.allowed()?;
-            (_, turned) = server.hints.tickets.enters(ticket);
+            server.wake_ups.allowed()?;
+            (_, turned) = server.wake_ups.tickets.enters(ticket);
         }
-        let _next = req.next.map(|ticket| server.hints.tickets.awaits(ticket));
+        let _next = req
+            .next
+            .map(|ticket| server.wake_ups.tickets.awaits(ticket));
         let mut answer = match (req.next, req.join, turned) {
             (None, None, false) => self.acquires.ask(req).await?,
             _ => server.acquire(req).await?,
@@ -189,7 +191,7 @@ impl DistributedLock for RedisDriver {
     }
 
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
-        self.server.hints.tickets.forget(ticket);
+        self.server.wake_ups.tickets.forget(ticket);
         if !self.server.leave(name, Some(ticket)).await? {
             self.server.go_on(name.clone());
         }
@@ -234,15 +236,15 @@ impl DistributedLock for RedisDriver {
                 Released::Freed
             }
             Releasing::Left(holds) => Released::StillHeld { holds },
-            Releasing::Kept(rest) => Released::Kept { rest },
+            Releasing::Kept(rest) => Released::MinHold { rest },
             Releasing::NotHeld(record) => Released::NotHeld {
                 by: Incarnation::of(&record).holder,
             },
         })
     }
 
-    fn hints(&self) -> BoxStream<'static, Hint> {
-        self.server.hints.stream()
+    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
+        self.server.wake_ups.stream()
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
@@ -286,7 +288,7 @@ impl DistributedLock for RedisDriver {
     /// Requests in flight keep their connection until they are answered; new requests are refused.
     async fn close(&self) {
         self.server.connection.close();
-        self.server.hints.close().await;
+        self.server.wake_ups.close().await;
     }
 }
 

@@ -6,7 +6,7 @@ mod connection;
 mod dialer;
 mod driver;
 mod error;
-mod hints;
+mod listener;
 mod requests;
 mod scripts;
 mod server;

@@ -37,14 +37,14 @@ impl Batch for Acquires {
     }
 
     async fn send(&self, batch: &[Acquire]) -> Result<Vec<Option<Result<Acquisition>>>> {
-        let (server, tickets) = (&self.0, &self.0.hints.tickets);
+        let (server, tickets) = (&self.0, &self.0.wake_ups.tickets);
         let keys: Vec<_> = batch.iter().map(|req| server.keys(&req.name)).collect();
         let places: Vec<_> = batch.iter().map(|req| tickets.place(req.line).0).collect();
         // The script does nothing if one request is late: each then goes alone.
         let first = batch.iter().map(|req| req.give_up).min();
         let first = first.unwrap_or(Instant::FAR);
         let acquires = |link: &Link| {
-            let channel = &server.hints.channel;
+            let channel = &server.wake_ups.channel;
             commands::acquires(&keys, batch, channel, &places, not_after(link, first)).into()
         };
         let answer = server.connection.eval(&ACQUIRES, first, acquires);

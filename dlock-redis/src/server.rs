@@ -6,7 +6,7 @@ use crate::{
     config::{Keys, Prefix},
     connection::{Connection, Link, Request},
     error,
-    hints::Hints,
+    listener::Listener,
     scripts::{self, Lua},
 };
 use dlock_core::{
@@ -24,16 +24,16 @@ use std::{
 pub(crate) struct Server {
     pub(crate) prefix: Prefix,
     pub(crate) connection: Arc<Connection>,
-    pub(crate) hints: Arc<Hints>,
+    pub(crate) wake_ups: Arc<Listener>,
 }
 
 impl Server {
     /// Sends one acquire with the place of its ticket.
     pub(crate) async fn acquire(&self, req: &Acquire) -> Result<Acquisition> {
-        let (keys, stand) = (self.keys(&req.name), self.hints.tickets.place(req.line));
+        let (keys, stand) = (self.keys(&req.name), self.wake_ups.tickets.place(req.line));
         let acquire = |link: &Link| {
             let not_after = not_after(link, req.give_up);
-            commands::acquire(&keys, req, &self.hints.channel, stand, not_after).into()
+            commands::acquire(&keys, req, &self.wake_ups.channel, stand, not_after).into()
         };
         let evaluated = self
             .connection
@@ -52,7 +52,7 @@ impl Server {
         let read = commands::read_acquire(answer, req.lease.length());
         let (acquisition, now) = read.ok_or_else(error::garbled)?;
         link.server.observe(now, self.connection.now());
-        let tickets = &self.hints.tickets;
+        let tickets = &self.wake_ups.tickets;
         let unheard = match (&acquisition, req.line) {
             (Acquisition::Granted(_, behind), line) => {
                 if let (Some(next), Some(place)) = (req.next, *behind) {
@@ -67,7 +67,7 @@ impl Server {
             _ => false,
         };
         if unheard {
-            self.hints.doubt(&self.connection);
+            self.wake_ups.doubt(&self.connection);
         }
         Ok(acquisition)
     }
@@ -76,7 +76,7 @@ impl Server {
         let keys = self.keys(&req.name);
         let release = |_: &Link| Request {
             cmd: commands::release(&keys, req),
-            last: self.hints.tickets.brought(req.holds),
+            last: self.wake_ups.tickets.brought(req.holds),
         };
         let answer = self.run(&scripts::RELEASE, release).await?;
         commands::read_release(&answer).ok_or_else(error::garbled)
@@ -103,7 +103,7 @@ impl Server {
     /// Ends a ticket. `false`: the queue has more dead tickets than one script removes.
     pub(crate) async fn leave(&self, name: &LockName, ticket: Option<Ticket>) -> Result<bool> {
         let keys = self.keys(name);
-        let leave = |_: &Link| commands::leave(&keys, &self.hints.channel, ticket).into();
+        let leave = |_: &Link| commands::leave(&keys, &self.wake_ups.channel, ticket).into();
         let answer = self.run(&scripts::LEAVE, leave).await?;
         commands::read_leave(&answer).ok_or_else(error::garbled)
     }

@@ -45,7 +45,7 @@ impl SqliteConfig {
         Self {
             path: path.into(),
             create: true,
-            wake: WakeBy::Hints,
+            wake: WakeBy::Notify,
         }
     }
 
@@ -96,7 +96,7 @@ impl SqliteConfig {
         self
     }
 
-    /// How waiters are woken. Default [`WakeBy::Hints`]. URL: `dlock.wake=hints` or `dlock.wake=poll`.
+    /// How waiters are woken. Default [`WakeBy::Notify`]. URL: `dlock.wake=notify` or `dlock.wake=poll`.
     ///
     /// # Examples
     /// ```
@@ -118,7 +118,7 @@ impl SqliteConfig {
     /// use dlock_sqlite::SqliteConfig;
     ///
     /// let config: SqliteConfig = "sqlite:/run/billing/locks.db?mode=rw&dlock.wake=poll".parse()?;
-    /// let config = config.with_wake(dlock_sqlite::WakeBy::Hints);
+    /// let config = config.with_wake(dlock_sqlite::WakeBy::Notify);
     /// # Ok::<(), dlock_core::driver::DriverError>(())
     /// ```
     #[must_use]
@@ -194,7 +194,7 @@ impl FromStr for SqliteConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WakeBy {
     /// A release touches a file beside the database that waiters watch (`inotify`).
-    Hints,
+    Notify,
     /// Waiters poll: for machines where inotify instances are scarce.
     Poll,
 }
@@ -204,10 +204,10 @@ impl FromStr for WakeBy {
 
     fn from_str(wake: &str) -> Result<Self> {
         match wake {
-            "hints" => Ok(Self::Hints),
+            "notify" => Ok(Self::Notify),
             "poll" => Ok(Self::Poll),
             _ => Err(misuse(format!(
-                "dlock.wake must be hints or poll, not {wake:?}"
+                "dlock.wake must be notify or poll, not {wake:?}"
             ))),
         }
     }
@@ -216,7 +216,7 @@ impl FromStr for WakeBy {
 impl fmt::Display for WakeBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Hints => "hints",
+            Self::Notify => "notify",
             Self::Poll => "poll",
         })
     }
@@ -260,7 +260,7 @@ mod tests {
     fn settings_have_their_defaults_and_their_names() {
         let config: SqliteConfig = "sqlite:a".parse().unwrap();
         assert!(config.creates());
-        assert_eq!(config.wake(), WakeBy::Hints);
+        assert_eq!(config.wake(), WakeBy::Notify);
         let config: SqliteConfig = "sqlite:a?mode=rw&dlock.wake=poll".parse().unwrap();
         assert!(!config.creates());
         assert_eq!(config.wake(), WakeBy::Poll);
@@ -272,9 +272,9 @@ mod tests {
 
     #[test]
     fn what_cannot_work_is_refused_with_what_can() {
-        for (url, hint) in [
+        for (url, advice) in [
             ("sqlite:a?dlock.wak=poll", "known: dlock.wake, mode"),
-            ("sqlite:a?dlock.wake=push", "hints or poll"),
+            ("sqlite:a?dlock.wake=push", "notify or poll"),
             ("sqlite:a?mode=memory", "mode=rwc and mode=rw"),
             ("sqlite:a?immutable=true", "mode=rwc and mode=rw"),
             ("sqlite::memory:", "memory:NAME"),
@@ -286,7 +286,7 @@ mod tests {
         ] {
             let error = url.parse::<SqliteConfig>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Misuse, "{url}");
-            assert!(error.to_string().contains(hint), "{url}: {error}");
+            assert!(error.to_string().contains(advice), "{url}: {error}");
         }
     }
 }

@@ -6,7 +6,7 @@ mod connection;
 mod driver;
 mod error;
 mod folder;
-mod hints;
+mod listener;
 mod machine;
 mod store;
 

@@ -5,14 +5,15 @@ use crate::{
     config::{SqliteConfig, WakeBy},
     connection::{Connection, Place, Turn},
     error,
-    hints::Hints,
+    listener::Listener,
     machine::{Machine, Moment},
 };
 use async_trait::async_trait;
 use dlock_core::{
     FencingToken, Holds, Instant, LockName,
     driver::{
-        Acquire, Capabilities, Hint, Release, Renew, Renewed, Result, Ticket, Wake, check_runtime,
+        Acquire, Capabilities, Release, Renew, Renewed, Result, Ticket, Wake, WakeUp,
+        check_runtime,
         kit::{
             Call, Expected, Freed, Listed, Read, RecordStore, StoreTime, Stored, Write, Written,
         },
@@ -26,7 +27,7 @@ use std::time::Duration;
 pub struct SqliteStore {
     capabilities: Capabilities,
     pub(crate) connection: Connection,
-    hints: Hints,
+    wake_ups: Listener,
     machine: Machine,
 }
 
@@ -40,12 +41,12 @@ impl SqliteStore {
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
         capabilities.wake = match wake {
-            WakeBy::Hints => Wake::Hints,
+            WakeBy::Notify => Wake::Notify,
             WakeBy::Poll => Wake::Poll,
         };
         Ok(Self {
             capabilities,
-            hints: Hints::new(&place.path, wake == WakeBy::Hints),
+            wake_ups: Listener::new(&place.path, wake == WakeBy::Notify),
             connection: Connection::open(place).await?,
             machine,
         })
@@ -189,7 +190,7 @@ impl RecordStore for SqliteStore {
         };
         // If this client itself waits, the row shows a waiter; asking for a row without waiters would be in
         // vain.
-        let waited_for = self.hints.hears(&req.name);
+        let waited_for = self.wake_ups.hears(&req.name);
         let mut turn = self.connection.turn().await?;
         let at = self.machine.moment();
         let which = (&req.name, &req.owner, hold);
@@ -228,25 +229,25 @@ impl RecordStore for SqliteStore {
         Ok(answers)
     }
 
-    fn wake_ups(&self) -> BoxStream<'static, Hint> {
-        self.hints.stream()
+    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
+        self.wake_ups.stream()
     }
 
     fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
-        self.hints.listen(name, ticket)
+        self.wake_ups.listen(name, ticket)
     }
 
     fn forget_ticket(&self, name: &LockName, ticket: Ticket) {
-        self.hints.forget(name, ticket);
+        self.wake_ups.forget(name, ticket);
     }
 
     async fn notify(&self, name: &LockName) {
-        self.hints.wake(name);
+        self.wake_ups.wake(name);
     }
 
     /// A statement under way is answered; no more are accepted.
     async fn close(&self) {
-        self.hints.close();
+        self.wake_ups.close();
         self.connection.close().await;
     }
 }

@@ -8,8 +8,8 @@ use dlock_conformance::{
 use dlock_core::{
     Broken, FencingToken, Instant, LockName, Snapshot,
     driver::{
-        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Hint, Lane, Page,
-        Release, Released, Renew, Renewed, Result, Ticket,
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Lane, Page, Release,
+        Released, Renew, Renewed, Result, Ticket, WakeUp,
     },
 };
 use dlock_sqlite::SqliteDriver;
@@ -298,8 +298,8 @@ impl DistributedLock for Slow {
         .await
     }
 
-    fn hints(&self) -> BoxStream<'static, Hint> {
-        self.inner.hints()
+    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
+        self.inner.wake_ups()
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {

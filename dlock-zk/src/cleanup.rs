@@ -8,7 +8,7 @@ use crate::{
     connection::Session,
     seats::{Mine, Node, Phase},
 };
-use dlock_core::driver::Hint;
+use dlock_core::driver::WakeUp;
 use std::{sync::Arc, time::Duration};
 use zookeeper_client::Error as Native;
 
@@ -32,8 +32,8 @@ pub(crate) async fn attend(session: Arc<Session>) {
     if session.is_over() {
         session.seats.clear();
         tracing::warn!(target: "dlock::zk", lane = session.lane.0, "the session is over, and its locks are lost");
-        session.hints.say(Hint::Over(session.lane));
-        session.hints.say(Hint::Resync);
+        session.wake_ups.say(WakeUp::Over(session.lane));
+        session.wake_ups.say(WakeUp::Resync);
     } else {
         session.leave().await;
     }

@@ -13,7 +13,7 @@ use crate::{
     commands::token,
     config::{AclRule, Root, ZkConfig},
     error::{closed, failed, over, unreached},
-    hints::Hints,
+    listener::Listener,
     seats::{Phase, Seats},
 };
 use dlock_core::{
@@ -43,7 +43,7 @@ pub(crate) struct Lanes {
     slots: Vec<Slot>,
     /// The application's own connection. If present it is the only one.
     given: Option<Client>,
-    pub(crate) hints: Hints,
+    pub(crate) wake_ups: Listener,
     pub(crate) clock: Clock,
     closed: AtomicBool,
 }
@@ -61,7 +61,7 @@ impl Lanes {
             config,
             slots: (0..count).map(|_| Slot::default()).collect(),
             given,
-            hints: Hints::new(),
+            wake_ups: Listener::new(),
             clock: Clock::boot(),
             closed: AtomicBool::new(false),
         }
@@ -153,7 +153,7 @@ impl Lanes {
     /// Closes the sessions, and opens no more.
     pub(crate) fn close(&self) {
         self.closed.store(true, SeqCst);
-        self.hints.close();
+        self.wake_ups.close();
         for session in self.open_ones() {
             session.close();
         }
@@ -175,7 +175,7 @@ pub(crate) struct Session {
     pub(crate) root: Root,
     acl: AclRule,
     pub(crate) seats: Seats,
-    pub(crate) hints: Hints,
+    pub(crate) wake_ups: Listener,
     pub(crate) clock: Clock,
     /// The server's clock, estimated from its writes: for displayed ages, never for a decision.
     server: ServerClock,
@@ -212,7 +212,7 @@ impl Session {
             root: lanes.config.root.clone(),
             acl: lanes.config.acl,
             seats: Seats::default(),
-            hints: lanes.hints.clone(),
+            wake_ups: lanes.wake_ups.clone(),
             clock: lanes.clock.clone(),
             server: ServerClock::new(),
             gates: Mutex::default(),

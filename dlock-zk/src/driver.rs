@@ -13,8 +13,8 @@ use async_trait::async_trait;
 use dlock_core::{
     Broken, FencingToken, Holds, Instant, LockName, MIN_LEASE, Snapshot,
     driver::{
-        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Hint, Lane, Page,
-        Release, Released, Renew, Renewed, Result, Ticket, Wake, check_runtime,
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Lane, Page, Release,
+        Released, Renew, Renewed, Result, Ticket, Wake, WakeUp, check_runtime,
     },
 };
 use futures_core::stream::BoxStream;
@@ -115,7 +115,7 @@ impl ZkDriver {
             session.prove_twice().await?;
         }
         let mut caps = Capabilities::new("zookeeper", store);
-        caps.wake = Wake::Line;
+        caps.wake = Wake::Queue;
         caps.leases = MIN_LEASE.min(session.timeout)..=session.timeout;
         caps.late = session.timeout;
         caps.session_bound = true;
@@ -194,8 +194,8 @@ impl DistributedLock for ZkDriver {
         }
     }
 
-    fn hints(&self) -> BoxStream<'static, Hint> {
-        self.lanes.hints.stream()
+    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
+        self.lanes.wake_ups.stream()
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {

@@ -5,7 +5,7 @@
 use crate::{connection::Session, seats::Mine};
 use dlock_core::{
     HoldId, Owner,
-    driver::{Acquire, Acquired, Hint, Ticket},
+    driver::{Acquire, Acquired, Ticket, WakeUp},
 };
 use std::{
     sync::Arc,
@@ -47,7 +47,7 @@ impl Session {
             if !matches!(stood, Ok(Some(Acquired::Held(_)))) {
                 // Its turn, or no seat: the core has to ask.
                 let name = next.name.clone();
-                session.hints.say(Hint::Turn { name, ticket });
+                session.wake_ups.say(WakeUp::Turn { name, ticket });
             }
         });
         // Its first poll sends the request.

@@ -149,7 +149,7 @@ impl Session {
         }
         let rests = others.iter().filter_map(|taken| self.shut(name, taken));
         let rest = rests.chain(keep).max();
-        rest.map_or(Released::Freed, |rest| Released::Kept { rest })
+        rest.map_or(Released::Freed, |rest| Released::MinHold { rest })
     }
 }
 

@@ -268,7 +268,7 @@ mod memory {
         let client = dlock::connect(url).await.unwrap();
         assert_eq!(client.capabilities().wake, Wake::Poll);
         let client = dlock::connect("memory:both?dlock.poll=5ms").await.unwrap();
-        assert_eq!(client.capabilities().wake, Wake::Line);
+        assert_eq!(client.capabilities().wake, Wake::Queue);
     }
 
     #[tokio::test]

@@ -87,7 +87,7 @@ async fn list_shows_every_name_held_shut_or_reserved(ctx: Ctx) -> Result {
     let gone = caller.take(&ctx.ask(&free)).await?;
     caller.frees(&gone).await?;
     let mut wanted = vec![held.clone(), shut];
-    if caller.driver().capabilities().wake == dlock_core::driver::Wake::Line {
+    if caller.driver().capabilities().wake == dlock_core::driver::Wake::Queue {
         wanted.push(reserved);
     }
     let listed = waiter.list(&base, 10).await?;

@@ -206,9 +206,9 @@ async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result {
             )));
         }
     }
-    let hints = driver.hints();
+    let wake_ups = driver.wake_ups();
     // The process is killed here; the channel closes when its parent is gone.
     while worker::commands().recv().await.is_some() {}
-    drop(hints);
+    drop(wake_ups);
     Ok(())
 }

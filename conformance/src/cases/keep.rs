@@ -54,7 +54,7 @@ async fn the_longest_counts_when_it_goes_first(ctx: Ctx) -> Result {
         )?;
         let answer = caller.release(&first, second_keep).await?;
         ensure(
-            matches!(answer, Released::Kept { .. }),
+            matches!(answer, Released::MinHold { .. }),
             format_args!("release: {answer:?}"),
         )?;
         opens_then(&ctx, &other, &ctx.ask(&name), &shut).await?;
@@ -169,7 +169,7 @@ async fn shuts(ctx: &Ctx, caller: &Caller, hold: &Hold, keep: Duration) -> Resul
         by: ctx.now() + keep,
     };
     match answer {
-        Released::Kept { rest } if !rest.is_zero() && rest <= keep => Ok(shut),
+        Released::MinHold { rest } if !rest.is_zero() && rest <= keep => Ok(shut),
         other => Err(Failure::new(format_args!(
             "kept for {keep:?}, release answered {other:?}"
         ))),

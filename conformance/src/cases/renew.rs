@@ -124,7 +124,7 @@ async fn a_name_kept_shut_is_not_entered(ctx: Ctx) -> Result {
     let answer = caller.release(&hold, Some(ctx.short())).await?;
     let kept = ctx.now();
     ensure(
-        matches!(answer, Released::Kept { .. }),
+        matches!(answer, Released::MinHold { .. }),
         format_args!("release answered {answer:?}"),
     )?;
     caller.cannot_renew(&hold).await?;

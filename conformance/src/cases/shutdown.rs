@@ -7,7 +7,7 @@ cases! {
     [Clause::Shutdown]
     closing_ends_no_hold bullet("ends no hold");
     a_hold_of_a_closed_client_lives_on_elsewhere needs(Detached) bullet("ends no hold");
-    closing_ends_the_hints needs(Push);
+    closing_ends_the_wake_ups needs(Push);
     closing_twice_is_closing_once;
 }
 
@@ -35,10 +35,10 @@ async fn a_hold_of_a_closed_client_lives_on_elsewhere(ctx: Ctx) -> Result {
     other.frees(&first).await
 }
 
-async fn closing_ends_the_hints(ctx: Ctx) -> Result {
+async fn closing_ends_the_wake_ups(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     caller.driver().close().await;
-    caller.no_hint_left(ctx.answer()).await
+    caller.no_wake_up_left(ctx.answer()).await
 }
 
 async fn closing_twice_is_closing_once(ctx: Ctx) -> Result {

@@ -3,7 +3,7 @@
 
 use super::{held, held_for};
 use crate::{Ask, Caller, Ctx, Failure, Hold, Result, case::cases, ensure, same};
-use dlock_core::{LockName, driver::Hint};
+use dlock_core::{LockName, driver::WakeUp};
 use futures_util::StreamExt;
 
 cases! {
@@ -24,33 +24,33 @@ cases! {
     whoever_is_next_is_told_when_to_look needs(Line, Told);
     a_name_that_opens_again_goes_to_the_first_in_line needs(Line);
     after_a_gap_look_again_is_said needs(Push, Network)
-        bullet("hints may be lost, late, doubled or wrong");
-    a_store_that_only_answers_has_no_hints needs(Poll)
+        bullet("wake-ups may be lost, late, doubled or wrong");
+    a_store_that_only_answers_has_no_wake_ups needs(Poll)
         bullet("stores that only answer: an empty stream");
-    hints_are_taken_once;
-    a_waiter_that_looks_needs_no_hint;
+    wake_ups_are_taken_once;
+    a_waiter_that_looks_needs_no_wake_up;
 }
 
 async fn a_release_wakes_whoever_stands_in_line(ctx: Ctx) -> Result {
     let ([holder, waiter], name, hold) = held(&ctx).await?;
     let waiting = queue(&ctx, &waiter, &name).await?;
     // A driver that has just begun to listen may send `Resync`.
-    waiter.passes_over_hints().await;
+    waiter.passes_over_wake_ups().await;
     holder.frees(&hold).await?;
     waiter
-        .hears("a release wakes the waiter", ctx.short(), |hint| {
-            wakes(hint, &waiting)
+        .hears("a release wakes the waiter", ctx.short(), |wake_up| {
+            wakes(wake_up, &waiting)
         })
         .await?;
     waiter.take(&waiting).await.map(drop)
 }
 
-/// Whether this hint gives a client with this request a reason to poll.
-fn wakes(hint: &Hint, waiting: &Ask) -> bool {
-    match hint {
-        Hint::Turn { name, ticket } => *name == waiting.name && Some(*ticket) == waiting.line,
-        Hint::Free(name) => *name == waiting.name,
-        Hint::Resync => true,
+/// Whether this wake-up gives a client with this request a reason to poll.
+fn wakes(wake_up: &WakeUp, waiting: &Ask) -> bool {
+    match wake_up {
+        WakeUp::Turn { name, ticket } => *name == waiting.name && Some(*ticket) == waiting.line,
+        WakeUp::Free(name) => *name == waiting.name,
+        WakeUp::Resync => true,
         _ => false,
     }
 }
@@ -223,15 +223,15 @@ async fn whoever_is_next_is_told_when_to_look(ctx: Ctx) -> Result {
     queue(&ctx, &first, &name).await?;
     let waiting = queue(&ctx, &second, &name).await?;
     holder.frees(&hold).await?;
-    let told = |hint: &Hint| matches!(hint, Hint::First { name: of, ticket, .. } if *of == name && Some(*ticket) == waiting.line);
-    let hint = second
+    let told = |wake_up: &WakeUp| matches!(wake_up, WakeUp::First { name: of, ticket, .. } if *of == name && Some(*ticket) == waiting.line);
+    let wake_up = second
         .hears(
             "the second waiter is told that it is next",
             ctx.short(),
             told,
         )
         .await?;
-    let Hint::First { poll_in, .. } = hint else {
+    let WakeUp::First { poll_in, .. } = wake_up else {
         return Err(Failure::new(
             "BUG: heard something else than was waited for",
         ));
@@ -268,17 +268,17 @@ async fn after_a_gap_look_again_is_said(ctx: Ctx) -> Result {
     let waiting = queue(&ctx, &waiter, &first).await?;
     let held = holder.take(&ctx.ask(&second)).await?;
     queue(&ctx, &waiter, &second).await?;
-    // After the first hint the client is listening, so it can miss one for the other name.
-    waiter.passes_over_hints().await;
+    // After the first wake-up the client is listening, so it can miss one for the other name.
+    waiter.passes_over_wake_ups().await;
     holder.frees(&hold).await?;
     waiter
-        .hears("a release wakes the waiter", ctx.answer(), |hint| {
-            wakes(hint, &waiting)
+        .hears("a release wakes the waiter", ctx.answer(), |wake_up| {
+            wakes(wake_up, &waiting)
         })
         .await?;
-    waiter.passes_over_hints().await;
+    waiter.passes_over_wake_ups().await;
     faults.cut().await?;
-    let again = |hint: &Hint| *hint == Hint::Resync;
+    let again = |wake_up: &WakeUp| *wake_up == WakeUp::Resync;
     waiter
         .hears(
             "after a gap the client is told to poll",
@@ -289,26 +289,26 @@ async fn after_a_gap_look_again_is_said(ctx: Ctx) -> Result {
     holder.frees(&held).await
 }
 
-async fn a_store_that_only_answers_has_no_hints(ctx: Ctx) -> Result {
+async fn a_store_that_only_answers_has_no_wake_ups(ctx: Ctx) -> Result {
     let ([holder, waiter], name, hold) = held(&ctx).await?;
     let waiting = queue(&ctx, &waiter, &name).await?;
     holder.frees(&hold).await?;
-    waiter.no_hint_left(ctx.short()).await?;
+    waiter.no_wake_up_left(ctx.short()).await?;
     waiter.take(&waiting).await.map(drop)
 }
 
-async fn hints_are_taken_once(ctx: Ctx) -> Result {
+async fn wake_ups_are_taken_once(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
-    let mut second = caller.driver().hints();
-    let what = "a second stream of hints ends at once";
-    let hint = ctx.within(what, ctx.short(), second.next()).await?;
+    let mut second = caller.driver().wake_ups();
+    let what = "a second stream of wake-ups ends at once";
+    let wake_up = ctx.within(what, ctx.short(), second.next()).await?;
     ensure(
-        hint.is_none(),
-        format_args!("a second stream gave {hint:?}"),
+        wake_up.is_none(),
+        format_args!("a second stream gave {wake_up:?}"),
     )
 }
 
-async fn a_waiter_that_looks_needs_no_hint(ctx: Ctx) -> Result {
+async fn a_waiter_that_looks_needs_no_wake_up(ctx: Ctx) -> Result {
     let ([_holder, waiter], name, lapses) = held_for(&ctx, ctx.short()).await?;
     let waiting = queue(&ctx, &waiter, &name).await?;
     waiter
@@ -327,15 +327,15 @@ async fn queue(ctx: &Ctx, caller: &Caller, name: &LockName) -> Result<Ask> {
 #[cfg(test)]
 mod tests {
     use super::{Ask, wakes};
-    use dlock_core::{LockName, driver::Hint};
+    use dlock_core::{LockName, driver::WakeUp};
     use std::time::Duration;
 
     #[test]
     fn a_gap_wakes_a_waiter_as_its_own_name_does() {
         let [own, other]: [LockName; 2] = ["a", "b"].map(|name| name.parse().unwrap());
         let waiting = Ask::new(own.clone(), "x", Duration::from_secs(1));
-        assert!(wakes(&Hint::Resync, &waiting));
-        assert!(wakes(&Hint::Free(own), &waiting));
-        assert!(!wakes(&Hint::Free(other), &waiting));
+        assert!(wakes(&WakeUp::Resync, &waiting));
+        assert!(wakes(&WakeUp::Free(own), &waiting));
+        assert!(!wakes(&WakeUp::Free(other), &waiting));
     }
 }

@@ -5,8 +5,8 @@ use async_trait::async_trait;
 use dlock_core::{
     Broken, Clock, FencingToken, HoldId, Instant, LockName, Snapshot,
     driver::{
-        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Hint, Lane, Page,
-        Release, Released, Renew, Renewed, Result, Ticket,
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Lane, Page, Release,
+        Released, Renew, Renewed, Result, Ticket, WakeUp,
     },
 };
 use futures_core::stream::BoxStream;
@@ -86,10 +86,10 @@ pub(crate) struct Seen {
     pub(crate) lane: Lane,
 }
 
-/// The sink for hints that a case sends itself.
+/// The sink for wake-ups that a case sends itself.
 struct Injected {
-    sender: Option<mpsc::UnboundedSender<Hint>>,
-    receiver: Option<mpsc::UnboundedReceiver<Hint>>,
+    sender: Option<mpsc::UnboundedSender<WakeUp>>,
+    receiver: Option<mpsc::UnboundedReceiver<WakeUp>>,
 }
 
 impl Injected {
@@ -181,16 +181,16 @@ impl Gate {
         self.worthless.store(worthless, SeqCst);
     }
 
-    /// From now on no hint arrives, and the store does not know; or hints arrive again.
+    /// From now on no wake-up arrives, and the store does not know; or wake-ups arrive again.
     pub(crate) fn set_deaf(&self, deaf: bool) {
         self.deaf.store(deaf, SeqCst);
     }
 
-    /// Sends a hint that did not come from the store.
-    pub(crate) fn inject(&self, hint: Hint) {
+    /// Sends a wake-up that did not come from the store.
+    pub(crate) fn inject(&self, wake_up: WakeUp) {
         if let Some(injected) = &self.injected().sender {
             // A client that is gone receives nothing.
-            drop(injected.send(hint));
+            drop(injected.send(wake_up));
         }
     }
 
@@ -404,14 +404,14 @@ impl DistributedLock for Gate {
             .await
     }
 
-    fn hints(&self) -> BoxStream<'static, Hint> {
+    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
         let Some(mut injected) = self.injected().receiver.take() else {
             return stream::empty().boxed();
         };
         let deaf = Arc::clone(&self.deaf);
         let heard = self
             .inner
-            .hints()
+            .wake_ups()
             .filter(move |_| ready(!deaf.load(SeqCst)));
         let injected = stream::poll_fn(move |cx| injected.poll_recv(cx));
         stream::select(heard, injected).boxed()

@@ -28,7 +28,7 @@ async fn a_quick_holder_leaves_the_name_shut(ctx: Ctx) -> Result {
     let guard = takes(&peer, &name, ctx.short()).await?;
     let outcome = ctx.within("release is answered", ctx.answer(), guard.release());
     let outcome = outcome.await??;
-    let ReleaseOutcome::Kept { rest } = outcome else {
+    let ReleaseOutcome::MinHold { rest } = outcome else {
         return Err(Failure::new(format_args!(
             "the name is not kept: {outcome:?}"
         )));
@@ -109,7 +109,7 @@ async fn the_longest_of_those_inside_counts(ctx: Ctx) -> Result {
         same("the first release", outcome, ONE_LEFT)?;
         let outcome = last.release().await?;
         ensure(
-            matches!(outcome, ReleaseOutcome::Kept { .. }),
+            matches!(outcome, ReleaseOutcome::MinHold { .. }),
             format_args!("the last release should leave it unavailable, answered {outcome:?}"),
         )?;
         other.refused(&other.lock(&name)?).await?;

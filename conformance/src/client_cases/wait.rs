@@ -9,7 +9,7 @@ use super::{
 use crate::{Ctx, Failure, Result, case::cases, ensure, same};
 use dlock_core::{
     ErrorKind, Lock, TimeoutPhase,
-    driver::{Hint, Lane, Ticket, Wake},
+    driver::{Lane, Ticket, Wake, WakeUp},
 };
 use std::{
     collections::BTreeSet,
@@ -230,20 +230,20 @@ async fn wrong_wake_ups_fail_nothing(ctx: Ctx) -> Result {
     for _ in 0..20 {
         for (name, ticket) in [(&name, own), (&name, ticket(77)), (&stranger, ticket(1))] {
             let name = name.clone();
-            peer.gate.inject(Hint::Turn {
+            peer.gate.inject(WakeUp::Turn {
                 name: name.clone(),
                 ticket,
             });
             let poll_in = Duration::ZERO;
-            peer.gate.inject(Hint::First {
+            peer.gate.inject(WakeUp::First {
                 name: name.clone(),
                 ticket,
                 poll_in,
             });
-            peer.gate.inject(Hint::Free(name));
+            peer.gate.inject(WakeUp::Free(name));
         }
-        peer.gate.inject(Hint::Resync);
-        peer.gate.inject(Hint::Over(Lane(77)));
+        peer.gate.inject(WakeUp::Resync);
+        peer.gate.inject(WakeUp::Over(Lane(77)));
         ctx.would_show_within(Duration::from_millis(5)).await;
         same("the wait is over", waiting.is_done(), false)?;
     }
@@ -256,7 +256,7 @@ async fn wrong_wake_ups_fail_nothing(ctx: Ctx) -> Result {
 async fn a_turn_that_nobody_wants_is_handed_on(ctx: Ctx) -> Result {
     let peer = Peer::new(&ctx).await?;
     let name = ctx.name()?;
-    peer.gate.inject(Hint::Turn {
+    peer.gate.inject(WakeUp::Turn {
         name: name.clone(),
         ticket: ticket(77),
     });
@@ -327,7 +327,7 @@ async fn a_waiter_out_of_time_passes_its_place_on(ctx: Ctx) -> Result {
     peer.stands(0).await?;
     let mut waiting = vec![order.wait(&ctx, peer.lock(&name)?, 1).await];
     ctx.time_passes(limit / 10).await;
-    let in_line = peer.client.capabilities().wake == Wake::Line;
+    let in_line = peer.client.capabilities().wake == Wake::Queue;
     if in_line {
         // Behind the queue entry of the first client, whichever of its waiters uses that.
         waiting.push(order.wait(&ctx, third.lock(&name)?, 2).await);

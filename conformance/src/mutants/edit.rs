@@ -2,7 +2,7 @@
 
 use super::{Batch, Inner, Renewals, Twist};
 use async_trait::async_trait;
-use dlock_core::driver::{Acquire, Acquired, Hint, Release, Released, Renew, Renewed, Result};
+use dlock_core::driver::{Acquire, Acquired, Release, Released, Renew, Renewed, Result, WakeUp};
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, future::ready};
 
@@ -16,7 +16,7 @@ pub(super) struct Edit {
     pub(super) renewed: fn(&Renew, Result<Renewed>) -> Result<Renewed>,
     pub(super) released: fn(Result<Released>) -> Result<Released>,
     /// Whether the client is told of it.
-    pub(super) hint: fn(&Hint) -> bool,
+    pub(super) wake_up: fn(&WakeUp) -> bool,
 }
 
 impl Edit {
@@ -27,7 +27,7 @@ impl Edit {
         renew: |_| {},
         renewed: |_, answer| answer,
         released: |answer| answer,
-        hint: |_| true,
+        wake_up: |_| true,
     };
 }
 
@@ -53,8 +53,11 @@ impl Twist for Edit {
         (self.released)(inner.release(req).await)
     }
 
-    fn hints(&self, inner: &Inner) -> BoxStream<'static, Hint> {
-        let told = self.hint;
-        inner.hints().filter(move |hint| ready(told(hint))).boxed()
+    fn wake_ups(&self, inner: &Inner) -> BoxStream<'static, WakeUp> {
+        let told = self.wake_up;
+        inner
+            .wake_ups()
+            .filter(move |wake_up| ready(told(wake_up)))
+            .boxed()
     }
 }

@@ -5,7 +5,7 @@ use crate::clause::Clause;
 use async_trait::async_trait;
 use dlock_core::{
     LockName,
-    driver::{Acquire, Acquired, Hint, Result, Ticket},
+    driver::{Acquire, Acquired, Result, Ticket, WakeUp},
 };
 use std::num::NonZeroU64;
 
@@ -28,13 +28,13 @@ table! {
         };
     leave_does_nothing breaks(Clause::Cancel) needs(Line) => LeaveSwallowed;
     a_turn_that_is_left_is_handed_to_nobody breaks(Clause::Cancel) needs(Line) => TurnLost;
-    hints_are_never_told breaks(Clause::Wait) needs(Push) => Edit {
-        hint: |_| false,
+    wake_ups_are_never_told breaks(Clause::Wait) needs(Push) => Edit {
+        wake_up: |_| false,
         ..Edit::NONE
     };
     // Reconnects without reporting it.
     a_gap_is_never_told breaks(Clause::Wait) needs(Push, Network) => Edit {
-        hint: |hint| *hint != Hint::Resync,
+        wake_up: |wake_up| *wake_up != WakeUp::Resync,
         ..Edit::NONE
     };
 }

@@ -154,7 +154,7 @@ impl Twist for KeepForOthers {
 
     async fn release(&self, inner: &Inner, req: &Release) -> Result<Released> {
         let answer = inner.release(req).await?;
-        if matches!(answer, Released::Kept { .. }) {
+        if matches!(answer, Released::MinHold { .. }) {
             self.last.put(&req.name, req.owner);
         }
         Ok(answer)

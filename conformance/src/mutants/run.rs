@@ -14,7 +14,7 @@ use std::{
     sync::Arc,
 };
 
-/// One mutant over one fixture, as a trial: `memory-line::mutant::renew_revives`.
+/// One mutant over one fixture, as a trial: `memory-queue::mutant::renew_revives`.
 pub(crate) fn trial(stage: &Arc<Stage>, mutant: Mutant, how: Mutants) -> Trial {
     let name = format!("{}::mutant::{}", stage.name(), mutant.name);
     let stage = Arc::clone(stage);

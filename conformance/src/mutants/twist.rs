@@ -4,8 +4,8 @@ use async_trait::async_trait;
 use dlock_core::{
     Broken, FencingToken, Instant, LockName, Snapshot,
     driver::{
-        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Hint, Lane, Page, Release,
-        Released, Renew, Renewed, Result, Ticket,
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Lane, Page, Release, Released,
+        Renew, Renewed, Result, Ticket, WakeUp,
     },
 };
 use futures_core::stream::BoxStream;
@@ -54,8 +54,8 @@ pub(crate) trait Twist: Debug + Send + Sync + 'static {
         inner.release(req).await
     }
 
-    fn hints(&self, inner: &Inner) -> BoxStream<'static, Hint> {
-        inner.hints()
+    fn wake_ups(&self, inner: &Inner) -> BoxStream<'static, WakeUp> {
+        inner.wake_ups()
     }
 
     async fn inspect(&self, inner: &Inner, name: &LockName) -> Result<Snapshot> {
@@ -133,8 +133,8 @@ impl DistributedLock for Twisted {
         self.twist.release(&*self.inner, req).await
     }
 
-    fn hints(&self) -> BoxStream<'static, Hint> {
-        self.twist.hints(&*self.inner)
+    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
+        self.twist.wake_ups(&*self.inner)
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {

@@ -261,7 +261,7 @@ mod tests {
     use async_trait::async_trait;
     use dlock_core::{
         Client, Clock,
-        driver::{DistributedLock, DriverError, Hint, Wake},
+        driver::{DistributedLock, DriverError, Wake, WakeUp},
     };
     use dlock_memory::{Fault, MemoryConfig, MemoryDriver, MemoryStore};
     use std::{
@@ -384,8 +384,8 @@ mod tests {
         let outcome = played(Time::Simulated, |ctx| {
             Box::pin(async move {
                 let store = MemoryStore::new(ctx.clock().clone());
-                let driver = MemoryDriver::connect(&store, MemoryConfig::new(Wake::Hints));
-                driver.faults().inject(Hint::Resync);
+                let driver = MemoryDriver::connect(&store, MemoryConfig::new(Wake::Notify));
+                driver.faults().inject(WakeUp::Resync);
                 let caller = Caller::new(Arc::new(driver), ctx);
                 let second = Duration::from_secs(1);
                 caller.hears("a turn", second, |_| false).await.map(drop)

@@ -165,7 +165,7 @@ impl Place {
             how.to_owned()
         } else {
             match guard.release().await {
-                Ok(ReleaseOutcome::Kept { .. }) => "kept".to_owned(),
+                Ok(ReleaseOutcome::MinHold { .. }) => "kept".to_owned(),
                 Ok(ReleaseOutcome::StillHeld { .. }) => "still".to_owned(),
                 Ok(_) => "released".to_owned(),
                 Err(error) => word(&error),

@@ -175,7 +175,7 @@ impl<'a> Job<'a> {
         match released {
             Ok(Ok(outcome)) => {
                 let shut = match outcome {
-                    ReleaseOutcome::Kept { rest } => Some(rest),
+                    ReleaseOutcome::MinHold { rest } => Some(rest),
                     _ => None,
                 };
                 let until_then = shut.map(|rest| format!("; shut until {}", until(rest)));

@@ -5,12 +5,12 @@
 //! bullet is the clause that the case belongs to.
 //!
 //! The core and the suite build requests, the driver builds answers. Each type has a `new` with its
-//! mandatory fields and is `#[non_exhaustive]`, so that a new field or hint breaks no driver.
+//! mandatory fields and is `#[non_exhaustive]`, so that a new field or wake-up breaks no driver.
 //!
 //! # What the core never assumes
 //! The core never assumes that a name has one holder, one hold, or a token; that a grant lasts for the
 //! lease asked for; that an error means "not executed"; that one confirmed release ends a hold while an
-//! unanswered acquire is younger than `give_up + late`; that calls run in the order sent; that hints
+//! unanswered acquire is younger than `give_up + late`; that calls run in the order sent; that wake-ups
 //! arrive; that `by`, `poll_in` or `waiters` are known; that waiting is fair; that the store's time relates
 //! to the client's or to another lane's; that a driver is one server, one connection or one failure; that
 //! holds die with the client or outlive it; that `NotHeld` before the deadline is benign.
@@ -25,7 +25,7 @@ pub use crate::{engine::system_random, error::DriverError};
 pub use request::{Acquire, Lane, Release, Renew, Ticket};
 pub(crate) use request::{HolderInfo, Holds};
 pub use response::{
-    Acquired, Capabilities, Cursor, Grant, Held, Hint, Page, Released, Renewed, Wake,
+    Acquired, Capabilities, Cursor, Grant, Held, Page, Released, Renewed, Wake, WakeUp,
 };
 pub(crate) use response::{Broken, Holder, Snapshot};
 
@@ -40,7 +40,7 @@ pub type Result<T, E = DriverError> = std::result::Result<T, E>;
 /// A store of locks: a handful of atomic steps, each answered once.
 ///
 /// The core limits the time of every call. One driver serves one [`Client`](crate::Client), to which its
-/// tickets and hints belong.
+/// tickets and wake-ups belong.
 ///
 /// # Cancel safety
 /// A dropped future gives up at most the connection that it used. Its request may still be executed, at the
@@ -126,11 +126,11 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     /// The wake-ups for every ticket of this client. The core takes the stream once; a second call gives an
     /// empty one. The stream ends with [`close`](Self::close).
     ///
-    /// - `wait`: hints may be lost, late, doubled or wrong; after a gap in which some may have been lost: [`Hint::Resync`].
+    /// - `wait`: wake-ups may be lost, late, doubled or wrong; after a gap in which some may have been lost: [`WakeUp::Resync`].
     /// - `wait`: a client that was refused with `req.line` is listening: it began before the refusal was answered. A release after that
-    ///   brings [`Hint::Turn`] where there is a line, else [`Hint::Free`], or [`Hint::Resync`]. Only a broken connection loses it.
+    ///   brings [`WakeUp::Turn`] where there is a line, else [`WakeUp::Free`], or [`WakeUp::Resync`]. Only a broken connection loses it.
     /// - `wait`: stores that only answer: an empty stream.
-    fn hints(&self) -> BoxStream<'static, Hint>;
+    fn wake_ups(&self) -> BoxStream<'static, WakeUp>;
 
     /// Shows the state of one name.
     ///

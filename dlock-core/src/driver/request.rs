@@ -31,7 +31,7 @@ pub struct Acquire {
     /// The lease to grant.
     pub lease: Lease,
     /// The ticket that enters the queue when the acquire is refused; `None`: leave no trace. On a store
-    /// without a queue ([`Wake::Hints`](crate::driver::Wake::Hints)), the client listens for the name from then on,
+    /// without a queue ([`Wake::Notify`](crate::driver::Wake::Notify)), the client listens for the name from then on,
     /// until [`leave`](crate::driver::DistributedLock::leave) or a grant. [`Wake::Poll`](crate::driver::Wake::Poll): ignore
     /// it.
     pub line: Option<Ticket>,

@@ -113,7 +113,7 @@ pub enum Released {
         holds: NonZeroU32,
     },
     /// No hold is left, and the lock stays unavailable for its minimum hold.
-    Kept {
+    MinHold {
         /// For how long.
         rest: Duration,
     },
@@ -127,7 +127,7 @@ pub enum Released {
 /// A wake-up from the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Hint {
+pub enum WakeUp {
     /// The lock is reserved for this ticket: acquire with it, or leave.
     Turn {
         /// The lock.
@@ -282,10 +282,10 @@ impl Capabilities {
 #[non_exhaustive]
 pub enum Wake {
     /// It keeps tickets in a queue, reserves a free name for the first one, and notifies its client
-    /// ([`Hint::Turn`], [`Hint::First`]).
-    Line,
-    /// It only notifies that a name may be free ([`Hint::Free`]): waiters race, and no name is reserved.
-    Hints,
+    /// ([`WakeUp::Turn`], [`WakeUp::First`]).
+    Queue,
+    /// It only notifies that a name may be free ([`WakeUp::Free`]): waiters race, and no name is reserved.
+    Notify,
     /// It sends no wake-ups: the core polls, and tickets mean nothing.
     Poll,
 }

@@ -5,7 +5,7 @@
 
 use crate::{
     clock::{Clock, Instant},
-    driver::{Hint, Ticket},
+    driver::{Ticket, WakeUp},
     engine::{hold::Hold, spread::SpreadMap},
     name::LockName,
     owner::Owner,
@@ -140,9 +140,9 @@ impl LockTable {
     }
 
     /// Passes a wake-up to its queue. Returns whether a waiter wants it.
-    pub(crate) fn hint(&mut self, hint: &Hint, now: Instant) -> bool {
-        match hint {
-            Hint::Turn { name, ticket } => {
+    pub(crate) fn wake_up(&mut self, wake_up: &WakeUp, now: Instant) -> bool {
+        match wake_up {
+            WakeUp::Turn { name, ticket } => {
                 let Some(entry) = self.entries.get_mut(name) else {
                     return false;
                 };
@@ -156,7 +156,7 @@ impl LockTable {
                     early
                 }
             }
-            Hint::First {
+            WakeUp::First {
                 name,
                 ticket,
                 poll_in,
@@ -168,14 +168,14 @@ impl LockTable {
                 }
                 true
             }
-            Hint::Free(name) => {
+            WakeUp::Free(name) => {
                 if let Some(entry) = self.entries.get_mut(name) {
                     entry.queue.wake();
                 }
                 true
             }
             // These concern no single name.
-            Hint::Resync | Hint::Over(_) => true,
+            WakeUp::Resync | WakeUp::Over(_) => true,
         }
     }
 
@@ -317,7 +317,7 @@ mod tests {
     use super::{LockTable, Queue, Seat, Waiter};
     use crate::{
         clock::Instant,
-        driver::{Hint, Ticket},
+        driver::{Ticket, WakeUp},
     };
     use std::{cell::Cell, cmp::Ordering, num::NonZeroU64, sync::Arc};
 
@@ -403,7 +403,7 @@ mod tests {
         let mut wanted = |number| {
             let name = name.clone();
             let ticket = ticket(number);
-            table.hint(&Hint::Turn { name, ticket }, Instant::ORIGIN)
+            table.wake_up(&WakeUp::Turn { name, ticket }, Instant::ORIGIN)
         };
         assert!(!wanted(3));
         assert!(wanted(8), "of the next one");

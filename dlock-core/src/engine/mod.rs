@@ -20,7 +20,7 @@ pub use runtime::check_runtime;
 
 use crate::{
     clock::{Clock, Instant},
-    driver::{Capabilities, DistributedLock, Hint, HolderInfo, Ticket},
+    driver::{Capabilities, DistributedLock, HolderInfo, Ticket, WakeUp},
     engine::{
         call::CallContext,
         cleanup::{Cleanup, CleanupJob},
@@ -81,27 +81,27 @@ pub(crate) struct Engine {
 
 /// Reads the store's wake-ups until the driver is closed or the client dropped.
 pub(crate) async fn listen(client: Weak<Engine>) {
-    let Some(mut hints) = client.upgrade().map(|engine| engine.driver.hints()) else {
+    let Some(mut wake_ups) = client.upgrade().map(|engine| engine.driver.wake_ups()) else {
         return;
     };
-    while let Some(hint) = hints.next().await {
+    while let Some(wake_up) = wake_ups.next().await {
         let Some(engine) = client.upgrade() else {
             return;
         };
-        engine.heard(hint);
+        engine.heard(wake_up);
     }
 }
 
 impl Engine {
-    fn heard(self: &Arc<Self>, hint: Hint) {
-        tracing::trace!(target: "dlock::hint", backend = self.caps.backend, ?hint);
+    fn heard(self: &Arc<Self>, wake_up: WakeUp) {
+        tracing::trace!(target: "dlock::wake_up", backend = self.caps.backend, ?wake_up);
         let now = self.clock.now();
-        let wanted = self.table().hint(&hint, now);
-        match hint {
+        let wanted = self.table().wake_up(&wake_up, now);
+        match wake_up {
             // The waiters behind an unwanted turn should not have to wait until its accept lease ends.
-            Hint::Turn { name, ticket } if !wanted => self.leave_line(&name, ticket),
-            Hint::Over(lane) => self.watchdog.over(lane, now),
-            Hint::Resync => self.poll_all(),
+            WakeUp::Turn { name, ticket } if !wanted => self.leave_line(&name, ticket),
+            WakeUp::Over(lane) => self.watchdog.over(lane, now),
+            WakeUp::Resync => self.poll_all(),
             _ => {}
         }
     }
@@ -233,7 +233,7 @@ impl Engine {
     /// The lock may be free: makes this client's waiters poll. A store with a queue notifies its head
     /// itself.
     pub(crate) fn wake(&self, name: &LockName) {
-        if self.caps.wake != crate::driver::Wake::Line
+        if self.caps.wake != crate::driver::Wake::Queue
             && let Some(entry) = self.table().find(name)
         {
             entry.queue.wake();

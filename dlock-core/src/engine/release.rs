@@ -111,7 +111,7 @@ impl Releasing {
             Released::NotHeld { by: Some(by) } if found && by.token == Some(self.hold.token) => {
                 ReleaseOutcome::StillHeld { holds: 1 }
             }
-            Released::NotHeld { .. } if found && self.kept().is_some() => ReleaseOutcome::Kept {
+            Released::NotHeld { .. } if found && self.kept().is_some() => ReleaseOutcome::MinHold {
                 rest: self.kept().unwrap_or_default(),
             },
             Released::NotHeld { .. } if found => ReleaseOutcome::Released,

@@ -13,7 +13,7 @@ const LOST: GuardState = GuardState::Lost(LossReason::Deadline);
 /// the user of the second hold checks it.
 #[tokio::test(start_paused = true)]
 async fn a_hold_that_its_user_finds_lost_as_its_renewal_arrives_is_given_up_by_the_client() {
-    let bench = Bench::new(Wake::Line);
+    let bench = Bench::new(Wake::Queue);
     let (client, _) = bench.client();
     let [first, second] = ["a", "b"].map(|name| client.lock(name).unwrap());
     let first = first.acquire().await.unwrap();
@@ -33,7 +33,7 @@ async fn a_hold_that_its_user_finds_lost_as_its_renewal_arrives_is_given_up_by_t
 /// The guard's own timer would check the state once a second, and not at the time of the renewal.
 #[tokio::test(start_paused = true)]
 async fn a_task_that_awaits_the_loss_is_woken_when_a_renewal_finds_nothing() {
-    let bench = Bench::new(Wake::Line);
+    let bench = Bench::new(Wake::Queue);
     let ((client, _), (other, _)) = (bench.client(), bench.client());
     let guard = client.lock("x").unwrap().acquire().await.unwrap();
     let acquired = time::Instant::now();
@@ -46,7 +46,7 @@ async fn a_task_that_awaits_the_loss_is_woken_when_a_renewal_finds_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn minimum_and_maximum_hold_of_an_attached_hold_count_from_its_first_acquisition() {
-    let (client, _) = Bench::new(Wake::Line).client();
+    let (client, _) = Bench::new(Wake::Queue).client();
     let lock = client.lock("x").unwrap().max_hold(40 * SECOND);
     let lock = lock.min_hold(20 * SECOND);
     let guard = lock.acquire().await.unwrap();
@@ -62,7 +62,7 @@ async fn minimum_and_maximum_hold_of_an_attached_hold_count_from_its_first_acqui
 
 #[tokio::test(start_paused = true)]
 async fn an_attached_hold_is_no_longer_reported_as_detached() {
-    let (client, _) = Bench::new(Wake::Line).client();
+    let (client, _) = Bench::new(Wake::Queue).client();
     let guard = client.lock("x").unwrap().acquire().await.unwrap();
     let guard = client.attach(guard.detach().unwrap()).await.unwrap();
     guard.release().await.unwrap();
@@ -72,7 +72,7 @@ async fn an_attached_hold_is_no_longer_reported_as_detached() {
 
 #[tokio::test(start_paused = true)]
 async fn a_scope_does_not_re_enter_its_lock_name_in_another_store() {
-    let [here, there] = [(); 2].map(|()| Bench::new(Wake::Line).client().0);
+    let [here, there] = [(); 2].map(|()| Bench::new(Wake::Queue).client().0);
     let guard = here.lock("x").unwrap().acquire().await.unwrap();
     let elsewhere = there.lock("x").unwrap();
     let acquired = guard.scope(elsewhere.try_acquire()).await;
@@ -81,7 +81,7 @@ async fn a_scope_does_not_re_enter_its_lock_name_in_another_store() {
 
 #[tokio::test(start_paused = true)]
 async fn a_release_whose_caller_is_gone_is_polled_until_it_is_abandoned() {
-    let (client, faults) = Bench::new(Wake::Line).client();
+    let (client, faults) = Bench::new(Wake::Queue).client();
     let guard = client.lock("x").unwrap().acquire().await.unwrap();
     faults.once(Call::Release, Fault::Never);
     let before = tasks();

@@ -20,7 +20,7 @@ use tokio::{runtime::Builder, time};
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_does_not_report_as_unknown_what_was_settled_in_its_grace() {
-    let (client, faults) = Bench::new(Wake::Line).client();
+    let (client, faults) = Bench::new(Wake::Queue).client();
     let guard = client.lock("x").unwrap().acquire().await.unwrap();
     faults.once(Call::Release, Fault::Slow(SECOND));
     drop(guard);
@@ -30,7 +30,7 @@ async fn a_shutdown_does_not_report_as_unknown_what_was_settled_in_its_grace() {
 
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_is_heard_of_after_the_shutdown_began_is_given_back() {
-    let bench = Bench::new(Wake::Line);
+    let bench = Bench::new(Wake::Queue);
     let (client, faults) = bench.client();
     faults.once(Call::Acquire, Fault::Slow(SECOND));
     let mut acquiring = pin!(client.lock("x").unwrap().acquire());
@@ -54,7 +54,7 @@ fn a_hold_that_is_entered_while_the_shutdown_ends_is_never_renewed() {
     let runtime = builder.enable_time().start_paused(true).build().unwrap();
     let runtime = Arc::new(runtime);
     let _inside = runtime.enter();
-    let (client, faults) = Bench::new(Wake::Line).client();
+    let (client, faults) = Bench::new(Wake::Queue).client();
     let lock = client.lock("x").unwrap().with_owner(&client.owner());
     faults.once(Call::Acquire, Fault::Delayed(SECOND));
     let mut newer = pin!(lock.acquire());
@@ -82,7 +82,7 @@ fn a_hold_that_is_entered_while_the_shutdown_ends_is_never_renewed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_dropped_client_closes_its_driver() {
-    let bench = Bench::new(Wake::Line);
+    let bench = Bench::new(Wake::Queue);
     let driver = Arc::new(bench.driver());
     drop(bench.client_over(Arc::clone(&driver)));
     tokio::task::yield_now().await;

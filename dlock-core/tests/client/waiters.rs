@@ -3,7 +3,7 @@
 
 use super::{Bench, SECOND};
 use dlock_core::{ErrorKind, TimeoutPhase, driver::Wake};
-use dlock_memory::{Call, Fault, HintFault};
+use dlock_memory::{Call, Fault, WakeUpFault};
 use std::time::Duration;
 use tokio::time;
 
@@ -12,7 +12,7 @@ const MOMENT: Duration = Duration::from_millis(10);
 
 #[tokio::test(start_paused = true)]
 async fn the_next_waiter_gets_the_lock_though_its_wake_up_is_lost() {
-    let bench = Bench::new(Wake::Line);
+    let bench = Bench::new(Wake::Queue);
     let ((client, faults), (other, _)) = (bench.client(), bench.client());
     let lock = client.lock("x").unwrap();
     let holder = other.lock("x").unwrap().acquire().await.unwrap();
@@ -20,7 +20,7 @@ async fn the_next_waiter_gets_the_lock_though_its_wake_up_is_lost() {
     time::sleep(MOMENT).await;
     holder.release().await.unwrap();
     let first = first.await.unwrap().unwrap();
-    faults.hints(HintFault::Lose);
+    faults.wake_ups(WakeUpFault::Lose);
     first.release().await.unwrap();
     let second = time::timeout(10 * SECOND, second).await;
     drop(second.expect("it polls").unwrap().unwrap());
@@ -28,7 +28,7 @@ async fn the_next_waiter_gets_the_lock_though_its_wake_up_is_lost() {
 
 #[tokio::test(start_paused = true)]
 async fn try_acquire_does_not_overtake_a_waiter_of_its_client() {
-    for wake in [Wake::Poll, Wake::Hints] {
+    for wake in [Wake::Poll, Wake::Notify] {
         let bench = Bench::new(wake);
         let ((client, _), (other, _)) = (bench.client(), bench.client());
         let lock = client.lock("x").unwrap();
@@ -56,7 +56,7 @@ async fn try_acquire_of_a_store_that_fails_is_a_timeout() {
 /// The attempt in flight uses the first ticket up and puts the second in the queue.
 #[tokio::test(start_paused = true)]
 async fn the_ticket_of_an_attempt_under_way_is_not_handed_on() {
-    let bench = Bench::new(Wake::Line);
+    let bench = Bench::new(Wake::Queue);
     let ((client, faults), (other, _)) = (bench.client(), bench.client());
     let lock = client.lock("x").unwrap();
     let holder = other.lock("x").unwrap().acquire().await.unwrap();
@@ -75,7 +75,7 @@ async fn the_ticket_of_an_attempt_under_way_is_not_handed_on() {
 
 #[tokio::test(start_paused = true)]
 async fn a_turn_of_the_next_waiter_that_comes_before_the_grant_it_follows_is_used() {
-    let bench = Bench::new(Wake::Line);
+    let bench = Bench::new(Wake::Queue);
     let ((client, faults), (other, _)) = (bench.client(), bench.client());
     let lock = client.lock("x").unwrap();
     let holder = other.lock("x").unwrap().acquire().await.unwrap();
@@ -94,7 +94,7 @@ async fn a_turn_of_the_next_waiter_that_comes_before_the_grant_it_follows_is_use
 /// A copy of the request that runs after the waiter has left puts its ticket in the queue again.
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_waiter_leaves_the_line_again_when_its_last_request_must_have_come() {
-    let bench = Bench::new(Wake::Line);
+    let bench = Bench::new(Wake::Queue);
     let ((client, faults), (other, _)) = (bench.client(), bench.client());
     let _holder = other.lock("x").unwrap().acquire().await.unwrap();
     faults.once(Call::Acquire, Fault::Late(SECOND));

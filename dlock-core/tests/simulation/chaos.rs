@@ -1,8 +1,8 @@
 //! Chaos: faults other than those of single calls.
 
 use crate::{rig::Rig, world::World};
-use dlock_core::driver::{Hint, Lane, Ticket};
-use dlock_memory::{Fault, HintFault};
+use dlock_core::driver::{Lane, Ticket, WakeUp};
+use dlock_memory::{Fault, WakeUpFault};
 use fastrand::Rng;
 use std::{
     num::NonZeroU64,
@@ -94,22 +94,22 @@ async fn cut_off(world: &World, rng: &mut Rng) {
         rig.id
     ));
     rig.faults.always_all(fault);
-    rig.faults.hints(HintFault::Cut);
+    rig.faults.wake_ups(WakeUpFault::Cut);
     time::sleep(span).await;
     rig.faults.always_all(Fault::Ok);
-    rig.faults.hints(HintFault::Deliver);
+    rig.faults.wake_ups(WakeUpFault::Deliver);
 }
 
 async fn deafen(world: &World, rng: &mut Rng) {
     let (rig, span) = (world.rig(rng), ms(rng, 3_000));
-    let fault = [HintFault::Lose, HintFault::Cut, HintFault::Double][rng.usize(..3)];
+    let fault = [WakeUpFault::Lose, WakeUpFault::Cut, WakeUpFault::Double][rng.usize(..3)];
     world.judge.note(format_args!(
-        "chaos: hints of client {}: {fault:?} for {span:?}",
+        "chaos: wake-ups of client {}: {fault:?} for {span:?}",
         rig.id
     ));
-    rig.faults.hints(fault);
+    rig.faults.wake_ups(fault);
     time::sleep(span).await;
-    rig.faults.hints(HintFault::Deliver);
+    rig.faults.wake_ups(WakeUpFault::Deliver);
 }
 
 /// A wake-up that the server never sent.
@@ -117,21 +117,21 @@ fn whisper(world: &World, rng: &mut Rng) {
     let rig = world.rig(rng);
     let name = world.plan.names[rng.usize(..world.plan.names.len())].clone();
     let ticket = Ticket(NonZeroU64::new(rng.u64(1..20)).unwrap());
-    let hint = match rng.u8(..5) {
-        0 => Hint::Turn { name, ticket },
-        1 => Hint::First {
+    let wake_up = match rng.u8(..5) {
+        0 => WakeUp::Turn { name, ticket },
+        1 => WakeUp::First {
             name,
             ticket,
             poll_in: ms(rng, 100),
         },
-        2 => Hint::Free(name),
-        3 => Hint::Over(Lane(rng.u32(..3))),
-        _ => Hint::Resync,
+        2 => WakeUp::Free(name),
+        3 => WakeUp::Over(Lane(rng.u32(..3))),
+        _ => WakeUp::Resync,
     };
     world
         .judge
-        .note(format_args!("chaos: client {} hears {hint:?}", rig.id));
-    rig.faults.inject(hint);
+        .note(format_args!("chaos: client {} hears {wake_up:?}", rig.id));
+    rig.faults.inject(wake_up);
 }
 
 fn jump(world: &World, rng: &mut Rng) {

@@ -84,7 +84,7 @@ impl Plan {
 }
 
 fn config(rng: &mut Rng) -> MemoryConfig {
-    let wake = [Wake::Line, Wake::Line, Wake::Hints, Wake::Poll];
+    let wake = [Wake::Queue, Wake::Queue, Wake::Notify, Wake::Poll];
     let mut config = MemoryConfig::new(wake[rng.usize(..wake.len())]);
     config.lanes = NonZeroU32::new(rng.u32(1..=3)).unwrap();
     config.accept = Duration::from_millis(rng.u64(50..=1_000));
@@ -109,8 +109,8 @@ fn rates(rng: &mut Rng) -> Rates {
         *kind = scale * rng.f64() * 2.0 / count;
     }
     rates.longest = Duration::from_millis(rng.u64(1..=LONGEST_DELAY.as_secs() * 1_000));
-    rates.hint_lost = scale * rng.f64();
-    rates.hint_doubled = scale * rng.f64();
+    rates.wake_up_lost = scale * rng.f64();
+    rates.wake_up_doubled = scale * rng.f64();
     rates
 }
 

@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use dlock_core::{
     Broken, Clock, FencingToken, Holds, Instant, LockName, Snapshot,
     driver::{
-        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Hint, Lane, Page, Release,
-        Released, Renew, Renewed, Result, Ticket,
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Lane, Page, Release, Released,
+        Renew, Renewed, Result, Ticket, WakeUp,
     },
 };
 use dlock_memory::MemoryDriver;
@@ -135,8 +135,8 @@ impl DistributedLock for Wire {
         self.counted(req, self.driver.release(req)).await
     }
 
-    fn hints(&self) -> BoxStream<'static, Hint> {
-        self.driver.hints()
+    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
+        self.driver.wake_ups()
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {

@@ -1,11 +1,11 @@
-//! Faults of a server, its lanes, its hints and its clients.
+//! Faults of a server, its lanes, its wake-ups and its clients.
 
 use super::{Bench, SECOND, is_none, is_unknown, name, release};
 use dlock_core::{
     Clock, ErrorKind, HoldId, Instant, Lease, LockName, Owner, RetryClass,
-    driver::{Acquire, Acquired, DistributedLock, Hint, Lane, Renew, Renewed, Ticket, Wake},
+    driver::{Acquire, Acquired, DistributedLock, Lane, Renew, Renewed, Ticket, Wake, WakeUp},
 };
-use dlock_memory::{HintFault, MemoryConfig, MemoryDriver, MemoryStore};
+use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore, WakeUpFault};
 use futures_util::{FutureExt, StreamExt};
 use std::{
     num::{NonZeroU32, NonZeroU64},
@@ -54,14 +54,14 @@ async fn a_server_that_is_killed_while_stopped_loses_what_it_did_not_execute() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_is_down_refuses_and_keeps_what_it_has() {
     let bench = Bench::new();
-    let mut hints = bench.driver.hints();
+    let mut wake_ups = bench.driver.wake_ups();
     assert!(bench.acquire("a").await.unwrap());
     bench.store.down();
     bench.store.stop();
     bench.store.cont();
     assert!(is_none(&bench.acquire("a").await.unwrap_err()));
     bench.store.up();
-    assert_eq!(hints.next().await, Some(Hint::Resync));
+    assert_eq!(wake_ups.next().await, Some(WakeUp::Resync));
     assert!(!bench.acquire("b").await.unwrap());
     assert_eq!(bench.holds().await, 1);
 }
@@ -69,10 +69,10 @@ async fn a_server_that_is_down_refuses_and_keeps_what_it_has() {
 #[tokio::test(start_paused = true)]
 async fn a_restart_keeps_everything_or_nothing() {
     let bench = Bench::new();
-    let mut hints = bench.driver.hints();
+    let mut wake_ups = bench.driver.wake_ups();
     assert!(bench.acquire("a").await.unwrap());
     bench.store.restart(true);
-    assert_eq!(hints.next().await, Some(Hint::Resync));
+    assert_eq!(wake_ups.next().await, Some(WakeUp::Resync));
     assert!(!bench.acquire("b").await.unwrap());
     bench.store.restart(false);
     assert_eq!(bench.store.names(), 0);
@@ -188,31 +188,31 @@ async fn a_batch_of_two_lanes_is_a_bug_of_the_core() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hints_are_lost_doubled_or_cut() {
+async fn wake_ups_are_lost_doubled_or_cut() {
     let bench = Bench::new();
-    let mut hints = bench.driver.hints();
+    let mut wake_ups = bench.driver.wake_ups();
     let waiter = bench.driver.faults();
     let holder = MemoryDriver::connect(&bench.store, MemoryConfig::default());
     let mut look = bench.ask("b");
     let mut heard = Vec::new();
     for (number, fault) in [
-        (1, HintFault::Deliver),
-        (2, HintFault::Lose),
-        (3, HintFault::Double),
-        (4, HintFault::Cut),
+        (1, WakeUpFault::Deliver),
+        (2, WakeUpFault::Lose),
+        (3, WakeUpFault::Double),
+        (4, WakeUpFault::Cut),
     ] {
         holder.acquire(&bench.ask("a")).await.unwrap();
         look.line = Some(Ticket(NonZeroU64::new(number).unwrap()));
         bench.driver.acquire(&look).await.unwrap();
-        waiter.hints(fault);
+        waiter.wake_ups(fault);
         holder.release(&release("a")).await.unwrap();
         let shown = bench.driver.inspect(&name()).await.unwrap();
         // The server knows that a client without receivers cannot be served.
-        assert_eq!(shown.shut.is_some(), fault != HintFault::Cut, "{fault:?}");
-        waiter.hints(HintFault::Deliver);
+        assert_eq!(shown.shut.is_some(), fault != WakeUpFault::Cut, "{fault:?}");
+        waiter.wake_ups(WakeUpFault::Deliver);
         let mut came = 0;
-        while let Some(Some(hint)) = hints.next().now_or_never() {
-            assert_eq!(hint == Hint::Resync, fault == HintFault::Cut);
+        while let Some(Some(wake_up)) = wake_ups.next().now_or_never() {
+            assert_eq!(wake_up == WakeUp::Resync, fault == WakeUpFault::Cut);
             came += 1;
         }
         heard.push(came);

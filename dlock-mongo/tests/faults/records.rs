@@ -129,7 +129,7 @@ async fn the_short_way_in_and_out_leaves_the_same_record() {
     kept.keep = Some(SECOND * 30);
     assert!(matches!(
         other.release(&kept).await.unwrap(),
-        Released::Kept { .. }
+        Released::MinHold { .. }
     ));
     assert!(t.held(&t.acquire("a", SECOND)).await.by.is_none());
 }

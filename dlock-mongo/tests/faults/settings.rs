@@ -7,7 +7,7 @@ use crate::{
 use dlock_conformance::testbed::{MongoServer, mongo::Deployment};
 use dlock_core::{
     Effect, ErrorKind, RetryClass,
-    driver::{Acquired, DistributedLock, Hint, Released, Renewed, Wake},
+    driver::{Acquired, DistributedLock, Released, Renewed, Wake, WakeUp},
 };
 use dlock_mongo::{MongoConfig, MongoDriver};
 use futures_util::StreamExt;
@@ -53,7 +53,7 @@ async fn a_standalone_server_works_and_its_waiters_look() {
     let t = Testbed::on(Deployment::Standalone).await;
     assert_eq!(warnings::count("a standalone server"), 1);
     assert_eq!(t.driver.capabilities().wake, Wake::Poll);
-    let mut hints = t.driver.hints();
+    let mut wake_ups = t.driver.wake_ups();
     let held = [t.acquire("a", SECOND * 30), t.acquire("b", SECOND * 30)];
     for req in &held {
         t.granted(req).await;
@@ -77,7 +77,7 @@ async fn a_standalone_server_works_and_its_waiters_look() {
     assert!(matches!(t.release(&held[0]).await, Released::Freed));
     t.granted(&waiter).await;
     t.driver.close().await;
-    assert_eq!(hints.next().await, None);
+    assert_eq!(wake_ups.next().await, None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -188,8 +188,8 @@ async fn the_rights_in_the_readme_are_enough_and_no_secret_is_shown() {
 
     let mut t = Testbed::around(server, &url("locker:secret")).await;
     assert!(!format!("{:?}", t.driver).contains("secret"));
-    assert_eq!(t.driver.capabilities().wake, Wake::Hints);
-    let mut hints = t.driver.hints();
+    assert_eq!(t.driver.capabilities().wake, Wake::Notify);
+    let mut wake_ups = t.driver.wake_ups();
     let held = [t.acquire("a", SECOND * 30), t.acquire("b", SECOND * 30)];
     for req in &held {
         t.granted(req).await;
@@ -199,7 +199,10 @@ async fn the_rights_in_the_readme_are_enough_and_no_secret_is_shown() {
         .await;
     assert_eq!(t.driver.list("", None, 100).await.unwrap().found.len(), 2);
     t.driver.break_lock(&held[0].name, None).await.unwrap();
-    assert_eq!(hints.next().await, Some(Hint::Free("a".parse().unwrap())));
+    assert_eq!(
+        wake_ups.next().await,
+        Some(WakeUp::Free("a".parse().unwrap()))
+    );
     t.release(&held[1]).await;
 
     t.driver = Arc::new(MongoDriver::connect(&url("looker:secret")).await.unwrap());

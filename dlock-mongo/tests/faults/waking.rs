@@ -6,7 +6,7 @@ use crate::{
 };
 use dlock_core::{
     Effect, ErrorKind,
-    driver::{Acquire, Acquired, DistributedLock, Hint, Release, Released},
+    driver::{Acquire, Acquired, DistributedLock, Release, Released, WakeUp},
 };
 use dlock_mongo::MongoDriver;
 use futures_util::StreamExt;
@@ -15,31 +15,31 @@ use mongodb::bson::doc;
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_is_woken_by_a_release_and_by_a_break_and_not_by_a_renewal() {
     let t = Testbed::start().await;
-    let mut hints = t.driver.hints();
-    assert!(t.driver.hints().next().await.is_none(), "taken once");
+    let mut wake_ups = t.driver.wake_ups();
+    assert!(t.driver.wake_ups().next().await.is_none(), "taken once");
     let holder = t.acquire("a", SECOND * 30);
     t.granted(&holder).await;
     let waiter = t.waits("a", 1).await;
-    let free = Hint::Free("a".parse().unwrap());
+    let free = WakeUp::Free("a".parse().unwrap());
     t.renew(&[&holder]).await;
     t.granted(&t.acquire("elsewhere", SECOND)).await;
-    let quiet = tokio::time::timeout(SECOND / 3, hints.next()).await;
+    let quiet = tokio::time::timeout(SECOND / 3, wake_ups.next()).await;
     assert!(
         quiet.is_err(),
         "nor because a stream was opened while it is held: {quiet:?}"
     );
     t.release(&holder).await;
-    assert_eq!(hints.next().await, Some(free.clone()));
+    assert_eq!(wake_ups.next().await, Some(free.clone()));
     t.granted(&waiter).await;
     t.waits("a", 2).await;
     t.driver.break_lock(&waiter.name, None).await.unwrap();
     assert_eq!(
-        hints.next().await,
+        wake_ups.next().await,
         Some(free),
         "the name was heard of still"
     );
     t.driver.close().await;
-    assert_eq!(hints.next().await, None);
+    assert_eq!(wake_ups.next().await, None);
     let error = t.driver.acquire(&waiter).await.map(drop).unwrap_err();
     assert_eq!(
         (error.kind(), error.effect()),
@@ -50,23 +50,26 @@ async fn a_waiter_is_woken_by_a_release_and_by_a_break_and_not_by_a_renewal() {
 #[tokio::test(flavor = "multi_thread")]
 async fn waiters_look_again_when_the_change_stream_was_lost() {
     let t = Testbed::start().await;
-    let mut hints = t.driver.hints();
+    let mut wake_ups = t.driver.wake_ups();
     let holder = t.acquire("a", SECOND * 30);
     t.granted(&holder).await;
     t.waits("a", 1).await;
     for lost in [286, 280] {
         t.fail("getMore", doc! { "errorCode": lost }).await;
-        assert_eq!(hints.next().await, Some(Hint::Resync), "{lost}");
+        assert_eq!(wake_ups.next().await, Some(WakeUp::Resync), "{lost}");
     }
     t.release(&holder).await;
-    assert_eq!(hints.next().await, Some(Hint::Free("a".parse().unwrap())));
+    assert_eq!(
+        wake_ups.next().await,
+        Some(WakeUp::Free("a".parse().unwrap()))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn while_no_stream_can_be_opened_waiters_look_often() {
     warnings::listen();
     let t = Testbed::start().await;
-    let mut hints = t.driver.hints();
+    let mut wake_ups = t.driver.wake_ups();
     t.granted(&t.acquire("a", SECOND * 30)).await;
     t.fail_times("aggregate", 1_000, doc! { "errorCode": 13 })
         .await;
@@ -78,7 +81,7 @@ async fn while_no_stream_can_be_opened_waiters_look_often() {
     let said = "no change stream for now";
     assert_eq!(warnings::count(said), 1, "said once");
     t.heal().await;
-    assert_eq!(hints.next().await, Some(Hint::Resync));
+    assert_eq!(wake_ups.next().await, Some(WakeUp::Resync));
     assert_eq!(looks().await, SECOND * 2);
     assert_eq!(warnings::count(said), 1);
 }
@@ -86,7 +89,7 @@ async fn while_no_stream_can_be_opened_waiters_look_often() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_between_the_refusal_and_the_stream_is_heard() {
     let t = Testbed::start().await;
-    let mut hints = t.driver.hints();
+    let mut wake_ups = t.driver.wake_ups();
     let holder = t.acquire("a", SECOND * 30);
     t.granted(&holder).await;
     let blocked = doc! { "blockConnection": true, "blockTimeMS": 1_000 };
@@ -94,7 +97,10 @@ async fn a_release_between_the_refusal_and_the_stream_is_heard() {
     t.waits("a", 1).await;
     t.release(&holder).await;
     // The poll interval would be two seconds, so this is a wake-up.
-    assert_eq!(hints.next().await, Some(Hint::Free("a".parse().unwrap())));
+    assert_eq!(
+        wake_ups.next().await,
+        Some(WakeUp::Free("a".parse().unwrap()))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -117,18 +123,18 @@ async fn a_look_that_no_release_woke_takes_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn while_nobody_waits_the_stream_is_open_and_not_read() {
     let t = Testbed::start().await;
-    let mut hints = t.driver.hints();
+    let mut wake_ups = t.driver.wake_ups();
     let holder = held_and_waited_for_no_more(&t).await;
     t.waits("a", 2).await;
     t.release(&holder).await;
     // A monitor that a busy machine delays makes all waiters poll.
-    while hints.next().await.unwrap() != Hint::Free("a".parse().unwrap()) {}
+    while wake_ups.next().await.unwrap() != WakeUp::Free("a".parse().unwrap()) {}
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_lay_unread_for_long_is_replaced_and_no_release_is_missed() {
     let t = Testbed::start().await;
-    let mut hints = t.driver.hints();
+    let mut wake_ups = t.driver.wake_ups();
     let holder = held_and_waited_for_no_more(&t).await;
     // Only time makes the stream outdated: two seconds.
     for _ in 0..2 {
@@ -139,7 +145,7 @@ async fn a_stream_that_lay_unread_for_long_is_replaced_and_no_release_is_missed(
     t.waits("a", 2).await;
     t.release(&holder).await;
     // A monitor that a busy machine delays makes all waiters poll.
-    while hints.next().await.unwrap() != Hint::Free("a".parse().unwrap()) {}
+    while wake_ups.next().await.unwrap() != WakeUp::Free("a".parse().unwrap()) {}
     t.until(async || opened().await > before).await;
 }
 
@@ -158,7 +164,7 @@ async fn who_lost_many_races_hears_of_a_release_that_nobody_else_wants() {
         let answer = rival.release(&release).await.unwrap();
         assert!(matches!(answer, Released::Freed), "{answer:?}");
     };
-    let mut hints = t.driver.hints();
+    let mut wake_ups = t.driver.wake_ups();
     for round in 1..=3 {
         let mut inside = takes().await;
         let mut waiter = t.waits("a", round).await;
@@ -168,13 +174,13 @@ async fn who_lost_many_races_hears_of_a_release_that_nobody_else_wants() {
             inside = takes().await;
             // Before there is a stream, no notification arrives. The waiter then polls, as it would in the
             // core.
-            drop(tokio::time::timeout(SECOND * 2, hints.next()).await);
+            drop(tokio::time::timeout(SECOND * 2, wake_ups.next()).await);
             t.held(&waiter).await;
         }
         // The waiter may pause just now, and the rival does not come back.
         gives(inside).await;
-        let hint = tokio::time::timeout(SECOND * 20, hints.next()).await;
-        hint.expect("a rest is over within a second").unwrap();
+        let wake_up = tokio::time::timeout(SECOND * 20, wake_ups.next()).await;
+        wake_up.expect("a rest is over within a second").unwrap();
         t.granted(&waiter).await;
         t.release(&waiter).await;
     }
@@ -208,7 +214,7 @@ async fn open(t: &Testbed) -> i64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn many_names_have_one_stream() {
     let t = Testbed::start().await;
-    let mut hints = t.driver.hints();
+    let mut wake_ups = t.driver.wake_ups();
     let names: Vec<_> = (1..=40).map(|at| (format!("n{at}"), at)).collect();
     let mut held = Vec::new();
     for (name, ticket) in &names {
@@ -221,7 +227,7 @@ async fn many_names_have_one_stream() {
     for req in held.iter().rev() {
         t.release(req).await;
         // A monitor that a busy machine delays makes all waiters poll.
-        while hints.next().await.unwrap() != Hint::Free(req.name.clone()) {}
+        while wake_ups.next().await.unwrap() != WakeUp::Free(req.name.clone()) {}
     }
     assert_eq!(open(&t).await, 1);
 }

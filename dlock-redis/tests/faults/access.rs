@@ -4,7 +4,7 @@ use crate::bed::{SECOND, Testbed, ticket};
 use dlock_conformance::testbed::redis::Reply;
 use dlock_core::{
     Broken, Effect, ErrorKind, RetryClass,
-    driver::{Acquired, DistributedLock, DriverError, Hint, Released, Renewed},
+    driver::{Acquired, DistributedLock, DriverError, Released, Renewed, WakeUp},
 };
 use dlock_redis::{RedisConfig, RedisDriver};
 use futures_util::{StreamExt, future::join_all};
@@ -203,7 +203,7 @@ async fn while_subscribing_is_refused_there_is_no_storm_and_a_close_waits_for_no
 #[tokio::test(flavor = "multi_thread")]
 async fn the_rights_in_the_readme_are_enough_for_everything() {
     let t = without("").await;
-    let mut hints = t.driver.hints();
+    let mut wake_ups = t.driver.wake_ups();
     let first = t.acquire("a", SECOND * 30);
     t.granted(&first).await;
     let second = t.again(&first, SECOND * 60);
@@ -222,16 +222,16 @@ async fn the_rights_in_the_readme_are_enough_for_everything() {
     keeping.keep = Some(SECOND);
     assert!(matches!(
         t.driver.release(&keeping).await.unwrap(),
-        Released::Kept { .. }
+        Released::MinHold { .. }
     ));
     assert!(matches!(
         t.driver.break_lock(&first.name, None).await.unwrap(),
         Broken::Freed { .. }
     ));
-    let told = |hint: &Hint| matches!(hint, Hint::First { name, .. } | Hint::Turn { name, .. } if *name == first.name);
+    let told = |wake_up: &WakeUp| matches!(wake_up, WakeUp::First { name, .. } | WakeUp::Turn { name, .. } if *name == first.name);
     for _ in 0..3 {
-        let hint = hints.next().await.unwrap();
-        assert!(told(&hint), "{hint:?}");
+        let wake_up = wake_ups.next().await.unwrap();
+        assert!(told(&wake_up), "{wake_up:?}");
     }
     t.granted(&waiter).await;
     t.driver.leave(&waiter.name, ticket(2)).await.unwrap();

@@ -298,7 +298,7 @@ async fn a_kept_name_is_shut_for_all_until_the_longest_keep_of_its_incarnation()
     ));
     let mut shorter = t.release_of(&second);
     shorter.keep = Some(SECOND);
-    let Released::Kept { rest } = t.driver.release(&shorter).await.unwrap() else {
+    let Released::MinHold { rest } = t.driver.release(&shorter).await.unwrap() else {
         panic!()
     };
     assert!(rest > SECOND * 19 && rest <= SECOND * 20);

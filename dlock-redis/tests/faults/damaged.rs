@@ -3,7 +3,7 @@
 use crate::bed::{SECOND, Testbed};
 use dlock_core::{
     Broken, Effect, ErrorKind, RetryClass,
-    driver::{Acquired, DistributedLock, DriverError, Hint, Released},
+    driver::{Acquired, DistributedLock, DriverError, Released, WakeUp},
 };
 use futures_util::{StreamExt, future::join_all};
 use redis::AsyncCommands;
@@ -167,7 +167,7 @@ async fn a_damaged_record_is_said_to_be_damaged_and_a_break_frees_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_greatest_and_least_numbers_that_can_stand_in_a_store_panic_nowhere() {
     let t = Testbed::start().await;
-    let (mut raw, mut hints) = (t.raw().await, t.driver.hints());
+    let (mut raw, mut wake_ups) = (t.raw().await, t.driver.wake_ups());
     let held = t.acquire("a", SECOND * 30);
     t.granted(&held).await;
     let owner = format!("{}:0", held.owner.expose());
@@ -186,8 +186,8 @@ async fn the_greatest_and_least_numbers_that_can_stand_in_a_store_panic_nowhere(
     }
     let told = format!("F1 {number} dlock:{{a}}");
     let _: () = raw.publish(t.channel().await, told).await.unwrap();
-    let hint = hints.next().await.unwrap();
-    assert!(matches!(hint, Hint::First { poll_in, .. } if poll_in <= SECOND * 2));
+    let wake_up = wake_ups.next().await.unwrap();
+    assert!(matches!(wake_up, WakeUp::First { poll_in, .. } if poll_in <= SECOND * 2));
 }
 
 #[tokio::test(flavor = "multi_thread")]

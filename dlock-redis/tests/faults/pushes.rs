@@ -7,7 +7,7 @@ use dlock_conformance::testbed::{
 };
 use dlock_core::{
     Effect, ErrorKind, RetryClass,
-    driver::{Acquired, DistributedLock, Hint},
+    driver::{Acquired, DistributedLock, WakeUp},
 };
 use dlock_redis::RedisDriver;
 use futures_util::StreamExt;
@@ -17,7 +17,7 @@ use std::{sync::Arc, time::Duration};
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_has_one_channel_whatever_it_waits_for() {
     let t = Testbed::start().await;
-    let mut hints = t.driver.hints();
+    let mut wake_ups = t.driver.wake_ups();
     assert_eq!(t.listeners().await, 1, "before any ticket");
     for (at, name) in ["a", "b"].into_iter().enumerate() {
         let holder = t.acquire(name, SECOND * 30);
@@ -26,12 +26,12 @@ async fn a_client_has_one_channel_whatever_it_waits_for() {
         assert_eq!(t.held(&waiter).await.ahead, Some(0));
         t.release(&holder).await;
         let (name, ticket) = (t.name(name), ticket(at as u64 + 1));
-        assert_eq!(hints.next().await, Some(Hint::Turn { name, ticket }));
+        assert_eq!(wake_ups.next().await, Some(WakeUp::Turn { name, ticket }));
         t.granted(&waiter).await;
         assert_eq!(t.listeners().await, 1);
     }
     t.driver.close().await;
-    assert_eq!(hints.next().await, None);
+    assert_eq!(wake_ups.next().await, None);
     t.until(async || t.listeners().await == 0).await;
     let error = t.driver.acquire(&t.acquire("c", SECOND)).await.unwrap_err();
     assert_eq!(
@@ -59,10 +59,10 @@ async fn a_client_has_one_connection_for_commands_and_one_for_pushes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_stopped_reading_hints_is_given_no_turns() {
+async fn a_client_that_stopped_reading_wake_ups_is_given_no_turns() {
     let t = Testbed::start().await;
-    let hints = t.driver.hints();
-    drop(hints);
+    let wake_ups = t.driver.wake_ups();
+    drop(wake_ups);
     t.until(async || t.listeners().await == 0).await;
     let holder = t.acquire("a", SECOND * 30);
     t.granted(&holder).await;
@@ -74,25 +74,25 @@ async fn a_client_that_stopped_reading_hints_is_given_no_turns() {
 #[tokio::test(flavor = "multi_thread")]
 async fn waiters_look_again_when_their_connection_was_cut() {
     let t = Testbed::start().await;
-    let mut hints = t.driver.hints();
+    let mut wake_ups = t.driver.wake_ups();
     let holder = t.acquire("a", SECOND * 30);
     t.granted(&holder).await;
     let waiter = t.in_line("a", SECOND * 30, 1);
     t.held(&waiter).await;
     for _ in 0..3 {
         t.kill("pubsub").await;
-        assert_eq!(hints.next().await, Some(Hint::Resync));
+        assert_eq!(wake_ups.next().await, Some(WakeUp::Resync));
         assert_eq!(t.listeners().await, 1);
     }
     t.driver.break_lock(&holder.name, None).await.unwrap();
     let (name, ticket) = (t.name("a"), ticket(1));
-    assert_eq!(hints.next().await, Some(Hint::Turn { name, ticket }));
+    assert_eq!(wake_ups.next().await, Some(WakeUp::Turn { name, ticket }));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hints_that_nobody_reads_are_bounded_and_end_in_one_look() {
+async fn wake_ups_that_nobody_reads_are_bounded_and_end_in_one_look() {
     let t = Testbed::start().await;
-    let mut hints = t.driver.hints();
+    let mut wake_ups = t.driver.wake_ups();
     let channel = t.channel().await;
     let mut raw = t.raw().await;
     for ticket in 1..=3_000 {
@@ -115,9 +115,10 @@ async fn hints_that_nobody_reads_are_bounded_and_end_in_one_look() {
     }
     t.until(async || format!("{:?}", t.driver).contains("some missed"))
         .await;
-    assert_eq!(hints.next().await, Some(Hint::Resync));
+    assert_eq!(wake_ups.next().await, Some(WakeUp::Resync));
     let mut read = 0;
-    while let Ok(Some(_)) = tokio::time::timeout(Duration::from_millis(100), hints.next()).await {
+    while let Ok(Some(_)) = tokio::time::timeout(Duration::from_millis(100), wake_ups.next()).await
+    {
         read += 1;
     }
     assert!(read <= 1_100, "{read}");
@@ -127,10 +128,10 @@ async fn hints_that_nobody_reads_are_bounded_and_end_in_one_look() {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_clients_over_one_driver_are_told_so() {
     let t = Testbed::start().await;
-    let hints = t.driver.hints();
+    let wake_ups = t.driver.wake_ups();
     t.granted(&t.in_line("a", SECOND * 30, 1)).await;
     // Both clients draw tickets from 1 on, so the first would receive the turns of the second.
-    assert!(t.driver.hints().next().await.is_none(), "taken once");
+    assert!(t.driver.wake_ups().next().await.is_none(), "taken once");
     let waiter = t.in_line("a", SECOND * 30, 1);
     let error = t.driver.acquire(&waiter).await.unwrap_err();
     assert_eq!(
@@ -139,7 +140,7 @@ async fn two_clients_over_one_driver_are_told_so() {
     );
     assert!(error.to_string().contains("one client"), "{error}");
     assert_eq!(t.inspect("a").await.waiters, Some(0));
-    drop(hints);
+    drop(wake_ups);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -156,24 +157,25 @@ async fn a_ticket_that_has_left_is_not_remembered_again() {
     let (driver, asked) = (t.driver.clone(), req.clone());
     let asking = tokio::spawn(async move { driver.acquire(&asked).await });
     strike.struck().await;
-    assert!(kept().contains("Hints(2 tickets)"), "{}", kept());
+    assert!(kept().contains("WakeUps(2 tickets)"), "{}", kept());
     let (driver, name) = (t.driver.clone(), req.name.clone());
     let leaving = tokio::spawn(async move { driver.leave(&name, ticket(2)).await });
-    t.until(async || kept().contains("Hints(1 tickets)")).await;
+    t.until(async || kept().contains("WakeUps(1 tickets)"))
+        .await;
     strike.release();
     assert!(matches!(
         asking.await.unwrap().unwrap(),
         Acquired::Granted(_)
     ));
     leaving.await.unwrap().unwrap();
-    assert!(kept().contains("Hints(0 tickets)"), "{}", kept());
+    assert!(kept().contains("WakeUps(0 tickets)"), "{}", kept());
     // After a refusal the next ticket is not in the queue.
     let mut refused = t.in_line("a", SECOND * 30, 3);
     refused.next = Some(ticket(4));
     t.held(&refused).await;
-    assert!(kept().contains("Hints(1 tickets)"), "{}", kept());
+    assert!(kept().contains("WakeUps(1 tickets)"), "{}", kept());
     t.driver.leave(&refused.name, ticket(3)).await.unwrap();
-    assert!(kept().contains("Hints(0 tickets)"), "{}", kept());
+    assert!(kept().contains("WakeUps(0 tickets)"), "{}", kept());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,8 +13,8 @@ use dlock_conformance::testbed::{
 use dlock_core::{
     Broken, Clock, FencingToken, HoldId, Lease, LockName, Owner, Snapshot,
     driver::{
-        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Hint, Lane, Page,
-        Release, Released, Renew, Renewed, Ticket,
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Lane, Page, Release,
+        Released, Renew, Renewed, Ticket, WakeUp,
     },
 };
 use dlock_redis::RedisDriver;
@@ -217,14 +217,15 @@ impl DistributedLock for Forgetful {
         self.inner.release(req).await
     }
 
-    fn hints(&self) -> BoxStream<'static, Hint> {
+    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
         let (lost, wholly) = (self.lost.clone(), self.wholly);
-        let arrives = move |hint: &Hint| {
-            let loses = wholly || matches!(hint, Hint::Turn { .. }) && fastrand::u8(0..20) == 0;
+        let arrives = move |wake_up: &WakeUp| {
+            let loses =
+                wholly || matches!(wake_up, WakeUp::Turn { .. }) && fastrand::u8(0..20) == 0;
             lost.fetch_add(usize::from(loses), Ordering::Relaxed);
             future::ready(!loses)
         };
-        self.inner.hints().filter(arrives).boxed()
+        self.inner.wake_ups().filter(arrives).boxed()
     }
 
     async fn inspect(&self, name: &LockName) -> Answer<Snapshot> {

@@ -199,7 +199,7 @@ fn acquired(answer: Result<Acquired>) -> String {
 fn released(answer: Result<Released>) -> String {
     match answer {
         Ok(Released::NotHeld { by }) => format!("held by {:?}", by.map(|by| by.owner)),
-        Ok(Released::Kept { .. }) => "kept".to_owned(),
+        Ok(Released::MinHold { .. }) => "kept".to_owned(),
         Ok(other) => format!("{other:?}"),
         other => failed(other),
     }

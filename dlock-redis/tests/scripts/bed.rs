@@ -3,7 +3,7 @@
 use dlock_conformance::testbed::{RedisServer, redis::RedisOptions};
 use dlock_core::{
     Clock, HoldId, Lease, LockName, Owner,
-    driver::{Acquire, Acquired, DistributedLock, Grant, Held, Hint, Release, Released, Ticket},
+    driver::{Acquire, Acquired, DistributedLock, Grant, Held, Release, Released, Ticket, WakeUp},
 };
 use dlock_redis::RedisDriver;
 use futures_util::{StreamExt, stream::BoxStream};
@@ -31,7 +31,7 @@ pub(crate) struct Testbed {
 pub(crate) struct Client {
     pub(crate) driver: RedisDriver,
     /// A stream is not `Sync`, and only one task reads it.
-    hints: Mutex<BoxStream<'static, Hint>>,
+    wake_ups: Mutex<BoxStream<'static, WakeUp>>,
 }
 
 /// A subscribed connection.
@@ -74,10 +74,10 @@ impl Client {
 
     /// The number of the next ticket that gets its turn.
     pub(crate) async fn turn(&self) -> u64 {
-        let mut hints = self.hints.lock().await;
+        let mut wake_ups = self.wake_ups.lock().await;
         loop {
-            let hint = tokio::time::timeout(SECOND * 5, hints.next()).await;
-            if let Hint::Turn { ticket, .. } = hint.expect("a turn").expect("a stream") {
+            let wake_up = tokio::time::timeout(SECOND * 5, wake_ups.next()).await;
+            if let WakeUp::Turn { ticket, .. } = wake_up.expect("a turn").expect("a stream") {
                 return ticket.0.get();
             }
         }
@@ -108,10 +108,10 @@ impl Testbed {
 
     pub(crate) async fn client(&self) -> Client {
         let driver = RedisDriver::connect(&self.server.url()).await.unwrap();
-        let hints = driver.hints();
+        let wake_ups = driver.wake_ups();
         Client {
             driver,
-            hints: Mutex::new(hints),
+            wake_ups: Mutex::new(wake_ups),
         }
     }
 

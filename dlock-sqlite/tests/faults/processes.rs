@@ -5,7 +5,7 @@ use super::{LIMIT, SECOND, trial};
 use dlock_conformance::testbed::worker::{self, Worker};
 use dlock_core::{
     Client, Clock, Effect, ErrorKind, RetryClass,
-    driver::{DistributedLock, Hint, Wake},
+    driver::{DistributedLock, Wake, WakeUp},
 };
 use dlock_sqlite::SqliteDriver;
 use futures_util::{FutureExt, StreamExt, future::join_all};
@@ -159,7 +159,7 @@ async fn a_release_touches_a_file_only_where_somebody_waits() {
         "without a ticket no trace is left"
     );
 
-    let mut hints = waiter.hints();
+    let mut wake_ups = waiter.wake_ups();
     let second = acquire("a", SECOND * 30);
     granted(&holder, &second).await;
     let mut waiting = acquire("a", SECOND);
@@ -167,9 +167,9 @@ async fn a_release_touches_a_file_only_where_somebody_waits() {
     assert_eq!(held(&waiter, &waiting).await.poll_in, Some(SECOND * 2));
     let before = touched(&bed);
     assert_eq!(before.len(), 1);
-    assert_eq!(hints.next().now_or_never(), None);
+    assert_eq!(wake_ups.next().now_or_never(), None);
     frees(&holder, &second).await;
-    assert_eq!(hints.next().await, Some(Hint::Free(name("a"))));
+    assert_eq!(wake_ups.next().await, Some(WakeUp::Free(name("a"))));
     assert!(touched(&bed) > before);
     // A name without a waiter.
     let before = touched(&bed);
@@ -181,26 +181,26 @@ async fn a_release_touches_a_file_only_where_somebody_waits() {
     let third = acquire("a", SECOND * 30);
     granted(&holder, &third).await;
     holder.break_lock(&third.name, None).await.unwrap();
-    assert_eq!(hints.next().await, Some(Hint::Free(name("a"))));
+    assert_eq!(wake_ups.next().await, Some(WakeUp::Free(name("a"))));
     waiter.leave(&name("a"), ticket()).await.unwrap();
 }
 
 async fn every_release_wakes_a_waiter_that_asked_once() {
     let bed = Bed::new();
     let (holder, waiter) = (bed.driver().await, bed.driver().await);
-    let mut hints = waiter.hints();
+    let mut wake_ups = waiter.wake_ups();
     let first = acquire("a", SECOND * 30);
     granted(&holder, &first).await;
     let mut waiting = acquire("a", SECOND);
     waiting.line = Some(ticket());
     held(&waiter, &waiting).await;
     frees(&holder, &first).await;
-    assert_eq!(hints.next().await, Some(Hint::Free(name("a"))));
+    assert_eq!(wake_ups.next().await, Some(WakeUp::Free(name("a"))));
     // Taken and given back before the waiter asks again.
     let second = acquire("a", SECOND * 30);
     granted(&holder, &second).await;
     frees(&holder, &second).await;
-    assert_eq!(hints.next().await, Some(Hint::Free(name("a"))));
+    assert_eq!(wake_ups.next().await, Some(WakeUp::Free(name("a"))));
 }
 
 pub(super) async fn wait(file: &Path) {
@@ -242,7 +242,7 @@ async fn without_wake_ups_waiters_look_and_leave_no_files() {
     let url = format!("sqlite:{}?dlock.wake=poll", bed.file.display());
     let polling = SqliteDriver::connect(&url).await.unwrap();
     assert_eq!(polling.capabilities().wake, Wake::Poll);
-    assert_eq!(polling.hints().next().await, None);
+    assert_eq!(polling.wake_ups().next().await, None);
     let first = acquire("a", SECOND * 30);
     granted(&polling, &first).await;
     let mut waiting = acquire("a", SECOND);

@@ -294,7 +294,7 @@ pub(crate) async fn whoever_gives_back_for_another_client_is_told_how_long_the_n
     let last = Release::new(name.clone(), owner, HoldId::from_bits(2));
     let left = two.release(&last).await.unwrap();
     assert!(
-        matches!(left, Released::Kept { rest } if rest > SESSION),
+        matches!(left, Released::MinHold { rest } if rest > SESSION),
         "{left:?}"
     );
 }

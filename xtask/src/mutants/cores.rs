@@ -104,8 +104,8 @@ pub(super) const CORES: &[Core] = &[
         name: "a_client_that_hears_no_wake_ups",
         edits: &[Edit {
             file: "engine/mod.rs",
-            right: "        let wanted = self.table().hint(&hint, now);\n",
-            wrong: "        if now > Instant::ORIGIN {\n            return;\n        }\n        let wanted = self.table().hint(&hint, now);\n",
+            right: "        let wanted = self.table().wake_up(&wake_up, now);\n",
+            wrong: "        if now > Instant::ORIGIN {\n            return;\n        }\n        let wanted = self.table().wake_up(&wake_up, now);\n",
         }],
         breaks: &["wait", "crash"],
     },

@@ -36,7 +36,7 @@ mod record_store;
 mod server_clock;
 mod sweep;
 mod url;
-mod wakeups;
+mod wake_ups;
 
 pub use backoff::Backoff;
 pub use batch::{Batch, BatchPolicy, Batcher, again};
@@ -51,4 +51,4 @@ pub use record_store::{
 };
 pub use server_clock::ServerClock;
 pub use url::{split_url, unknown_setting};
-pub use wakeups::WakeUps;
+pub use wake_ups::WakeUps;

@@ -254,7 +254,7 @@ impl Record {
             next.holder_info = HolderInfo::default();
             if next.min_hold_until > time.now {
                 next.unavailable_until = next.min_hold_until;
-                Released::Kept {
+                Released::MinHold {
                     rest: time.until(next.min_hold_until),
                 }
             } else {
@@ -613,7 +613,7 @@ mod tests {
         let gone = one.release(&release(2, None), at(6));
         assert!(gone.write.is_none() && matches!(gone.answer, Released::NotHeld { by: Some(_) }));
         let shut = one.release(&release(1, None), at(7));
-        assert!(matches!(shut.answer, Released::Kept { rest } if rest == SECOND * 19));
+        assert!(matches!(shut.answer, Released::MinHold { rest } if rest == SECOND * 19));
         let shut = written(shut);
         assert!(shut.holder(at(8)).is_none());
         let refused = shut.acquire(&acquire("us", 3), at(8)).unwrap().answer;

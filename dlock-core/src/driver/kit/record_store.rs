@@ -3,7 +3,7 @@
 use super::record::{DamagedRecord, Record, StoreTime};
 use crate::{
     clock::Instant,
-    driver::{Acquire, Capabilities, Hint, Release, Renew, Renewed, Result, Ticket},
+    driver::{Acquire, Capabilities, Release, Renew, Renewed, Result, Ticket, WakeUp},
     error::DriverError,
     name::LockName,
     token::FencingToken,
@@ -146,8 +146,8 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
         Ok(batch.iter().map(|_| None).collect())
     }
 
-    /// Wake-ups: [`Hint::Free`] for a name that [`notify`](Self::notify) was called for, [`Hint::Resync`] after a gap. Taken once.
-    fn wake_ups(&self) -> BoxStream<'static, Hint> {
+    /// Wake-ups: [`WakeUp::Free`] for a name that [`notify`](Self::notify) was called for, [`WakeUp::Resync`] after a gap. Taken once.
+    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
         stream::empty().boxed()
     }
 

@@ -107,7 +107,7 @@ async fn once(
     // Its end comes first: however the store failed, a caller without time to wait is told of a timeout.
     let mut retry = RetryState::new(Duration::MAX, within);
     // On a store without a queue, this attempt would overtake the waiters of this client.
-    if !given && engine.caps.wake != Wake::Line && engine.has_waiters(attempt.name()) {
+    if !given && engine.caps.wake != Wake::Queue && engine.has_waiters(attempt.name()) {
         return Ok(Err(None));
     }
     let mut now = began;

@@ -353,14 +353,14 @@ impl Place {
 
 /// Says which task of this client holds the lock, which explains the usual self-deadlock.
 pub(super) fn describe_own_holder(own: &Hold, now: Instant) -> String {
-    let (whose, hint) = if own.by == Caller::current() {
-        let hint = ": unless another branch of it releases the lock, it waits for itself (guard.scope, or a pass, re-enters)";
-        ("this very task", hint)
+    let (whose, advice) = if own.by == Caller::current() {
+        let advice = ": unless another branch of it releases the lock, it waits for itself (guard.scope, or a pass, re-enters)";
+        ("this very task", advice)
     } else {
         ("another task of this client", "")
     };
     let ago = about(now.since(own.since));
-    format!("{whose} acquired at {}, {ago} ago{hint}", own.at)
+    format!("{whose} acquired at {}, {ago} ago{advice}", own.at)
 }
 
 impl Drop for Wait {

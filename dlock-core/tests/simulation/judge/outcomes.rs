@@ -74,7 +74,7 @@ impl Judge {
             Ok(ReleaseOutcome::Released) if given.is_keeping => {
                 self.unless_calm(format_args!("#{id} is not kept shut"));
             }
-            Ok(ReleaseOutcome::Kept { rest }) => {
+            Ok(ReleaseOutcome::MinHold { rest }) => {
                 let until = given.began + *rest;
                 if !is_void {
                     let mut facts = self.facts();

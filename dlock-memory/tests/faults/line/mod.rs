@@ -1,11 +1,11 @@
 //! The queue: which waiter is served, which one is notified, and what dead waiters cost.
 
-mod hints;
 mod order;
+mod wake_ups;
 
 use dlock_core::{
     Clock, HoldId, Instant, Lease, LockName, Owner,
-    driver::{Acquire, Acquired, DistributedLock, Held, Hint, Release, Released, Ticket, Wake},
+    driver::{Acquire, Acquired, DistributedLock, Held, Release, Released, Ticket, Wake, WakeUp},
 };
 use dlock_memory::{MemoryConfig, MemoryDriver, MemoryStore};
 use futures_core::stream::BoxStream;
@@ -13,7 +13,7 @@ use futures_util::{FutureExt, StreamExt};
 use std::{num::NonZeroU64, time::Duration};
 
 const ACCEPT: Duration = Duration::from_secs(1);
-/// How many hints one client may leave unread.
+/// How many wake-ups one client may leave unread.
 const CAPACITY: usize = 1024;
 const INTERVAL: Duration = Duration::from_secs(2);
 
@@ -28,7 +28,7 @@ fn ticket(number: u64) -> Ticket {
 /// A client with at most one hold and one ticket. Its calls must be done when polled once: the store never makes them wait.
 struct Waiter {
     driver: MemoryDriver,
-    hints: BoxStream<'static, Hint>,
+    wake_ups: BoxStream<'static, WakeUp>,
     owner: Owner,
     next: u64,
     lease: Lease,
@@ -38,7 +38,7 @@ impl Waiter {
     fn new(store: &MemoryStore, number: u64, wake: Wake) -> Self {
         let driver = MemoryDriver::connect(store, MemoryConfig::new(wake));
         Self {
-            hints: driver.hints(),
+            wake_ups: driver.wake_ups(),
             driver,
             owner: Owner::from_seed(&number.to_string()),
             next: 1,
@@ -90,22 +90,22 @@ impl Waiter {
         self.driver.release(&req).now_or_never().unwrap().unwrap()
     }
 
-    fn heard(&mut self) -> Vec<Hint> {
+    fn heard(&mut self) -> Vec<WakeUp> {
         let mut heard = Vec::new();
-        while let Some(Some(hint)) = self.hints.next().now_or_never() {
-            heard.push(hint);
+        while let Some(Some(wake_up)) = self.wake_ups.next().now_or_never() {
+            heard.push(wake_up);
         }
         heard
     }
 
-    fn turn(&self) -> Hint {
+    fn turn(&self) -> WakeUp {
         let (name, ticket) = (name(), ticket(self.next));
-        Hint::Turn { name, ticket }
+        WakeUp::Turn { name, ticket }
     }
 
-    fn first(&self, poll_in: Duration) -> Hint {
+    fn first(&self, poll_in: Duration) -> WakeUp {
         let (name, ticket) = (name(), ticket(self.next));
-        Hint::First {
+        WakeUp::First {
             name,
             ticket,
             poll_in,
@@ -119,7 +119,7 @@ fn line<const N: usize>() -> (Clock, MemoryStore, [Waiter; N]) {
     let store = MemoryStore::new(clock.clone());
     let waiters = std::array::from_fn(|at| {
         let at = u32::try_from(at).unwrap();
-        let waiter = Waiter::new(&store, at.into(), Wake::Line);
+        let waiter = Waiter::new(&store, at.into(), Wake::Queue);
         assert_eq!(waiter.ahead(), at.checked_sub(1));
         waiter
     });
@@ -259,7 +259,7 @@ async fn leave_hands_on_what_was_reserved() {
 async fn a_turn_outlives_the_search_for_unused_records() {
     let (day, clock) = (Duration::from_secs(24 * 60 * 60), Clock::simulated());
     let store = MemoryStore::new(clock.clone());
-    let [mut a, b, mut c] = [0, 1, 2].map(|at| Waiter::new(&store, at, Wake::Line));
+    let [mut a, b, mut c] = [0, 1, 2].map(|at| Waiter::new(&store, at, Wake::Queue));
     a.lease = Lease::fixed(2 * day);
     assert!(a.takes());
     clock.jump(day);
@@ -312,7 +312,7 @@ async fn reentry_goes_past_the_line() {
 async fn a_kept_release_tells_the_head_when_to_look() {
     let (clock, _store, [mut a, mut b]) = line();
     let keep = Duration::from_millis(1500);
-    assert!(matches!(a.releases(Some(keep)), Released::Kept { rest } if rest == keep));
+    assert!(matches!(a.releases(Some(keep)), Released::MinHold { rest } if rest == keep));
     assert_eq!(b.heard(), [b.first(keep)]);
     assert!(!a.takes(), "its last owner is shut out too");
     clock.jump(keep - Duration::from_nanos(1));

@@ -15,13 +15,13 @@ async fn the_line_is_first_come_first_served() {
     for seed in 0..60 {
         let mut rng = fastrand::Rng::with_seed(seed);
         let store = MemoryStore::new(Clock::simulated());
-        let mut holder = Waiter::new(&store, 0, Wake::Line);
+        let mut holder = Waiter::new(&store, 0, Wake::Queue);
         assert!(holder.takes());
         let mut waiting = VecDeque::new();
         for number in 1..300 {
             match rng.u8(0..10) {
                 0..4 => {
-                    let waiter = Waiter::new(&store, number, Wake::Line);
+                    let waiter = Waiter::new(&store, number, Wake::Queue);
                     assert_eq!(waiter.ahead().unwrap() as usize, store.tickets(&name()) - 1);
                     waiting.push_back(waiter);
                 }
@@ -34,7 +34,7 @@ async fn the_line_is_first_come_first_served() {
                 5 if !waiting.is_empty() => {
                     assert!(waiting[rng.usize(..waiting.len())].looks().is_some());
                 }
-                6 => assert!(!Waiter::new(&store, number, Wake::Line).takes()),
+                6 => assert!(!Waiter::new(&store, number, Wake::Queue).takes()),
                 _ => {
                     let Some(mut next) = waiting.pop_front() else {
                         continue;
@@ -59,7 +59,7 @@ async fn whoever_goes_on_looking_gets_it() {
         let clock = Clock::simulated();
         let store = MemoryStore::new(clock.clone());
         let mut waiters: Vec<_> = (0..8)
-            .map(|at| Waiter::new(&store, at, Wake::Line))
+            .map(|at| Waiter::new(&store, at, Wake::Queue))
             .collect();
         let mut inside: Option<(usize, Instant)> = None;
         for _ in 0..400 {

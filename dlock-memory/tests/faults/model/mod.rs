@@ -86,7 +86,7 @@ impl Store {
         match self.driver.release(&req).now_or_never().unwrap().unwrap() {
             Released::Freed => "freed".to_owned(),
             Released::StillHeld { holds } => format!("still held {holds}"),
-            Released::Kept { rest } => format!("kept {rest:?}"),
+            Released::MinHold { rest } => format!("kept {rest:?}"),
             _ => "not held".to_owned(),
         }
     }

@@ -13,8 +13,8 @@ use super::{
 use crate::{
     clock::{Clock, Instant},
     driver::{
-        Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, Grant, Hint, Lane, Page,
-        Release, Released, Renew, Renewed, Result, Snapshot, Ticket, Wake,
+        Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, Grant, Lane, Page,
+        Release, Released, Renew, Renewed, Result, Snapshot, Ticket, Wake, WakeUp,
     },
     error::{DriverError, Effect, ErrorKind, RetryClass},
     name::LockName,
@@ -477,7 +477,7 @@ impl<D: RecordBacked> DistributedLock for D {
         self.record_driver().serve_release(req).await
     }
 
-    fn hints(&self) -> BoxStream<'static, Hint> {
+    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
         self.record_driver().store.wake_ups()
     }
 

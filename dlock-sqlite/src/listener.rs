@@ -11,7 +11,7 @@
 use crate::folder::Folder;
 use dlock_core::{
     LockName,
-    driver::{Hint, Ticket, kit::WakeUps},
+    driver::{Ticket, WakeUp, kit::WakeUps},
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
@@ -33,12 +33,12 @@ use tokio::{
 };
 
 /// The tickets that wait, and the task that reads releases for them.
-pub(crate) struct Hints(Arc<Shared>);
+pub(crate) struct Listener(Arc<Shared>);
 
 struct Shared {
     folder: Folder,
     waiting: Mutex<Waiting>,
-    wakeups: WakeUps,
+    wake_ups: WakeUps,
 }
 
 struct Waiting {
@@ -66,12 +66,12 @@ impl Drop for Watcher {
     }
 }
 
-impl Hints {
+impl Listener {
     /// For that database. With `on` false no waiter is ever woken.
     pub(crate) fn new(database: &Path, on: bool) -> Self {
-        let wakeups = WakeUps::new();
+        let wake_ups = WakeUps::new();
         if !on {
-            wakeups.close();
+            wake_ups.close();
         }
         let waiting = Waiting {
             files: HashMap::new(),
@@ -82,7 +82,7 @@ impl Hints {
         let shared = Shared {
             folder: Folder::of(database),
             waiting: Mutex::new(waiting),
-            wakeups,
+            wake_ups,
         };
         Self(Arc::new(shared))
     }
@@ -91,7 +91,7 @@ impl Hints {
     pub(crate) fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
         let file = file_of(name);
         let waiting = &mut *self.0.waiting();
-        if self.0.wakeups.is_closed() {
+        if self.0.wake_ups.is_closed() {
             return false;
         }
         if let Some(watched) = waiting.files.get_mut(&file) {
@@ -160,30 +160,30 @@ impl Hints {
         }
     }
 
-    pub(crate) fn stream(&self) -> BoxStream<'static, Hint> {
-        let wakeups = self.0.wakeups.take();
-        wakeups.unwrap_or_else(|| stream::empty().boxed())
+    pub(crate) fn stream(&self) -> BoxStream<'static, WakeUp> {
+        let wake_ups = self.0.wake_ups.take();
+        wake_ups.unwrap_or_else(|| stream::empty().boxed())
     }
 
     /// Ends the stream, the watches and their task.
     pub(crate) fn close(&self) {
         let mut waiting = self.0.waiting();
-        self.0.wakeups.close();
+        self.0.wake_ups.close();
         waiting.files.clear();
         waiting.names = 0;
         waiting.watcher = None;
     }
 }
 
-impl Drop for Hints {
+impl Drop for Listener {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-impl fmt::Debug for Hints {
+impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Hints({} names)", self.0.waiting().names)
+        write!(f, "Listener({} names)", self.0.waiting().names)
     }
 }
 
@@ -220,7 +220,7 @@ impl Shared {
     fn heard(&self, watch: i32, what: ReadFlags) {
         let mut waiting = self.waiting();
         if what.contains(ReadFlags::QUEUE_OVERFLOW) {
-            return self.wakeups.send(Hint::Resync);
+            return self.wake_ups.send(WakeUp::Resync);
         }
         let found = waiting.files.iter().find(|(_, it)| it.watch == watch);
         let Some((&file, watched)) = found else {
@@ -228,7 +228,7 @@ impl Shared {
         };
         if !what.intersects(ReadFlags::IGNORED | ReadFlags::MOVE_SELF) {
             for name in watched.names.keys() {
-                self.wakeups.send(Hint::Free(name.clone()));
+                self.wake_ups.send(WakeUp::Free(name.clone()));
             }
             return;
         }
@@ -247,7 +247,7 @@ impl Shared {
                 waiting.names -= lost.map_or(0, |lost| lost.names.len());
             }
         }
-        self.wakeups.send(Hint::Resync);
+        self.wake_ups.send(WakeUp::Resync);
     }
 }
 
@@ -303,10 +303,10 @@ const MOST: usize = 10_000;
 
 #[cfg(test)]
 mod tests {
-    use super::{FILES, Hints, file_of};
+    use super::{FILES, Listener, file_of};
     use dlock_core::{
         LockName,
-        driver::{Hint, Ticket},
+        driver::{Ticket, WakeUp},
     };
     use futures_util::StreamExt;
     use std::{fs, num::NonZeroU64, os::unix::fs::PermissionsExt, path::Path};
@@ -338,8 +338,8 @@ mod tests {
         let database = folder.path().join("locks.db");
         fs::write(&database, "").unwrap();
         fs::set_permissions(&database, fs::Permissions::from_mode(0o660)).unwrap();
-        let hints = Hints::new(&database, true);
-        assert!(hints.listen(&name("a"), ticket(1)));
+        let wake_ups = Listener::new(&database, true);
+        assert!(wake_ups.listen(&name("a"), ticket(1)));
         let wake = folder.path().join("locks.db.wake");
         assert_eq!(mode(&wake), 0o2770);
         assert_eq!(mode(&wake.join("0c0")), 0o660);
@@ -350,33 +350,36 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let database = folder.path().join("locks.db");
         fs::write(&database, "").unwrap();
-        let (waiter, releaser) = (Hints::new(&database, true), Hints::new(&database, true));
-        let mut hints = waiter.stream();
+        let (waiter, releaser) = (
+            Listener::new(&database, true),
+            Listener::new(&database, true),
+        );
+        let mut wake_ups = waiter.stream();
         let orders = name("orders");
         releaser.wake(&orders); // no client listens
         assert!(waiter.listen(&orders, ticket(1)));
         assert!(waiter.listen(&orders, ticket(2)));
-        let free = Some(Hint::Free(orders.clone()));
+        let free = Some(WakeUp::Free(orders.clone()));
         releaser.wake(&orders);
-        assert_eq!(hints.next().await, free);
+        assert_eq!(wake_ups.next().await, free);
         fs::remove_dir_all(folder.path().join("locks.db.wake")).unwrap();
         // Losing its last name changes the file too.
-        while hints.next().await != Some(Hint::Resync) {}
+        while wake_ups.next().await != Some(WakeUp::Resync) {}
         releaser.wake(&orders);
-        assert_eq!(hints.next().await, free);
+        assert_eq!(wake_ups.next().await, free);
         waiter.forget(&orders, ticket(1));
         releaser.wake(&orders);
-        assert_eq!(hints.next().await, free);
+        assert_eq!(wake_ups.next().await, free);
         waiter.forget(&orders, ticket(2));
         releaser.wake(&orders);
         waiter.close();
-        assert_eq!(hints.next().await, None);
+        assert_eq!(wake_ups.next().await, None);
     }
 
     #[tokio::test]
     async fn nobody_is_woken_where_it_was_not_wanted() {
         let folder = tempfile::tempdir().unwrap();
-        let off = Hints::new(&folder.path().join("locks.db"), false);
+        let off = Listener::new(&folder.path().join("locks.db"), false);
         assert!(!off.listen(&name("a"), ticket(1)));
         assert_eq!(off.stream().next().await, None);
     }

@@ -18,7 +18,7 @@ use crate::{
     error,
     tickets::Tickets,
 };
-use dlock_core::driver::{Hint, Result, kit::WakeUps, system_random};
+use dlock_core::driver::{Result, WakeUp, kit::WakeUps, system_random};
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
 use redis::{Cmd, PushInfo, PushKind, RedisError, RedisResult, Value};
@@ -37,13 +37,13 @@ use tokio::{
 };
 
 /// The notifications of this client, and the task that listens for them.
-pub(crate) struct Hints {
+pub(crate) struct Listener {
     dialer: Arc<Dialer>,
     prefix: Prefix,
     /// The channel of this client; its tickets begin with it.
     pub(crate) channel: String,
     listening: Mutex<Listening>,
-    wakeups: WakeUps,
+    wake_ups: WakeUps,
     pub(crate) tickets: Tickets,
     /// Whether the first attempt to subscribe is over, with any outcome, and whether listening is.
     stage: watch::Sender<Stage>,
@@ -73,30 +73,30 @@ struct Listening {
     doubt: Option<bool>,
 }
 
-impl Hints {
+impl Listener {
     /// Starts to listen. Needs a runtime.
     pub(crate) fn new(dialer: Arc<Dialer>, prefix: Prefix) -> Result<Arc<Self>> {
         // Two clients with one channel would have the same tickets.
         let channel = prefix.channel(system_random()?);
-        let hints = Arc::new(Self {
+        let wake_ups = Arc::new(Self {
             dialer,
             channel,
             prefix,
             listening: Mutex::default(),
-            wakeups: WakeUps::new(),
+            wake_ups: WakeUps::new(),
             tickets: Tickets::default(),
             stage: watch::Sender::new(Stage::New),
             changed: Arc::default(),
             echo: watch::Sender::new(0),
             two: AtomicBool::new(false),
         });
-        let (weak, stage) = (Arc::downgrade(&hints), hints.stage.clone());
-        let changed = hints.changed.clone();
+        let (weak, stage) = (Arc::downgrade(&wake_ups), wake_ups.stage.clone());
+        let changed = wake_ups.changed.clone();
         tokio::spawn(async move {
             listen(weak, changed).await;
             stage.send_replace(Stage::Over);
         });
-        Ok(hints)
+        Ok(wake_ups)
     }
 
     /// Resolves when the subscription succeeded or failed, and the user has the rights that turns need.
@@ -141,8 +141,8 @@ impl Hints {
         }
     }
 
-    pub(crate) fn stream(&self) -> BoxStream<'static, Hint> {
-        self.wakeups.take().unwrap_or_else(|| {
+    pub(crate) fn stream(&self) -> BoxStream<'static, WakeUp> {
+        self.wake_ups.take().unwrap_or_else(|| {
             self.two.store(true, Ordering::Relaxed);
             stream::empty().boxed()
         })
@@ -151,7 +151,7 @@ impl Hints {
     /// Ends the stream, the subscription and its connection. Then no lock waits for a turn of this
     /// client.
     pub(crate) async fn close(&self) {
-        self.wakeups.close();
+        self.wake_ups.close();
         self.changed.notify_one();
         self.reaches(Stage::Over, FAREWELL).await;
     }
@@ -205,9 +205,9 @@ impl Hints {
         };
         // A turn of a ticket without a waiting task is reported too: the core hands it on.
         self.tickets.told(ticket, push.first_for.is_none());
-        self.wakeups.send(match push.first_for {
-            None => Hint::Turn { name, ticket },
-            Some(rest) => Hint::First {
+        self.wake_ups.send(match push.first_for {
+            None => WakeUp::Turn { name, ticket },
+            Some(rest) => WakeUp::First {
                 name,
                 ticket,
                 poll_in: poll_at_end(rest),
@@ -226,19 +226,19 @@ impl Hints {
     }
 }
 
-impl Drop for Hints {
+impl Drop for Listener {
     fn drop(&mut self) {
         self.changed.notify_one();
     }
 }
 
-impl fmt::Debug for Hints {
+impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "Hints({} tickets), {:?}",
+            "Listener({} tickets), {:?}",
             self.tickets.len(),
-            self.wakeups
+            self.wake_ups
         )
     }
 }
@@ -250,7 +250,7 @@ pub(crate) fn poll_at_end(rest: Duration) -> Duration {
 
 /// Ends the connection that listens if no echo arrives over it. Then pauses for a poll interval before
 /// the next check.
-async fn check_notifications(shared: Weak<Hints>, connection: Weak<Connection>) {
+async fn check_notifications(shared: Weak<Listener>, connection: Weak<Connection>) {
     loop {
         if let (Some(shared), Some(connection)) = (shared.upgrade(), connection.upgrade()) {
             // While another connection is being opened there is nothing to check.
@@ -276,7 +276,7 @@ async fn check_notifications(shared: Weak<Hints>, connection: Weak<Connection>) 
 }
 
 /// Keeps one subscription alive until the driver or the stream ends.
-async fn listen(shared: Weak<Hints>, changed: Arc<Notify>) {
+async fn listen(shared: Weak<Listener>, changed: Arc<Notify>) {
     let (mut pause, mut gap, mut told) = (Duration::ZERO, false, false);
     loop {
         let began = Instant::now();
@@ -302,7 +302,7 @@ async fn listen(shared: Weak<Hints>, changed: Arc<Notify>) {
         let mut again = pin!(again);
         loop {
             // Closed during the pause.
-            if shared.upgrade().is_none_or(|it| it.wakeups.is_closed()) {
+            if shared.upgrade().is_none_or(|it| it.wake_ups.is_closed()) {
                 return;
             }
             tokio::select! {
@@ -314,7 +314,7 @@ async fn listen(shared: Weak<Hints>, changed: Arc<Notify>) {
 }
 
 /// The life of one connection. `Ok`: the driver or its stream has ended.
-async fn follow(shared: &Weak<Hints>, changed: &Notify, gap: bool) -> RedisResult<()> {
+async fn follow(shared: &Weak<Listener>, changed: &Notify, gap: bool) -> RedisResult<()> {
     let Some(strong) = shared.upgrade() else {
         return Ok(());
     };
@@ -344,11 +344,11 @@ async fn follow(shared: &Weak<Hints>, changed: &Notify, gap: bool) -> RedisResul
         strong.tried(Some(gone.clone()), None);
         // All earlier notifications are lost.
         if gap || strong.tickets.len() > 0 {
-            strong.wakeups.send(Hint::Resync);
+            strong.wake_ups.send(WakeUp::Resync);
         }
     }
-    while let Some(shared) = shared.upgrade().filter(|it| !it.wakeups.is_closed()) {
-        let abandoned = shared.wakeups.abandoned();
+    while let Some(shared) = shared.upgrade().filter(|it| !it.wake_ups.is_closed()) {
+        let abandoned = shared.wake_ups.abandoned();
         drop(shared);
         if gone.load(Ordering::SeqCst) {
             return Err(io::Error::from(io::ErrorKind::ConnectionAborted).into());

@@ -1,9 +1,9 @@
-//! Wake-up stream: hands a driver's hints to the core through a bounded queue.
+//! Wake-up stream: hands a driver's wake-ups to the core through a bounded queue.
 //!
-//! A driver must not wait for a slow reader. So a hint that finds the queue full is dropped, and the reader gets [`Hint::Resync`] instead:
+//! A driver must not wait for a slow reader. So a wake-up that finds the queue full is dropped, and the reader gets [`WakeUp::Resync`] instead:
 //! every waiter then polls once.
 
-use crate::driver::Hint;
+use crate::driver::WakeUp;
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
 use std::{
@@ -15,13 +15,13 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// The sending side of [`DistributedLock::hints`](crate::driver::DistributedLock::hints).
+/// The sending side of [`DistributedLock::wake_ups`](crate::driver::DistributedLock::wake_ups).
 pub struct WakeUps {
     /// `None` once closed.
-    sender: Mutex<Option<mpsc::Sender<Hint>>>,
+    sender: Mutex<Option<mpsc::Sender<WakeUp>>>,
     /// `None` once taken.
-    stream: Mutex<Option<mpsc::Receiver<Hint>>>,
-    /// A hint was dropped because the queue was full.
+    stream: Mutex<Option<mpsc::Receiver<WakeUp>>>,
+    /// A wake-up was dropped because the queue was full.
     missed: Arc<AtomicBool>,
 }
 
@@ -37,31 +37,31 @@ impl WakeUps {
         }
     }
 
-    /// Queues a hint for the reader. After [`close`](Self::close) it is dropped.
-    pub fn send(&self, hint: Hint) {
+    /// Queues a wake-up for the reader. After [`close`](Self::close) it is dropped.
+    pub fn send(&self, wake_up: WakeUp) {
         if let Some(sender) = &*lock(&self.sender)
-            && sender.try_send(hint).is_err()
+            && sender.try_send(wake_up).is_err()
         {
             self.missed.store(true, Ordering::Relaxed);
         }
     }
 
     /// The stream; `None`: it was taken before.
-    pub fn take(&self) -> Option<BoxStream<'static, Hint>> {
-        let hints = lock(&self.stream).take()?;
+    pub fn take(&self) -> Option<BoxStream<'static, WakeUp>> {
+        let wake_ups = lock(&self.stream).take()?;
         let missed = Arc::clone(&self.missed);
-        let next = |(mut hints, missed): (mpsc::Receiver<Hint>, Arc<AtomicBool>)| async move {
-            // Hints were dropped while the queue was full, so this is read before it runs dry.
-            let hint = match missed.swap(false, Ordering::Relaxed) {
-                true => Hint::Resync,
-                false => hints.recv().await?,
+        let next = |(mut wake_ups, missed): (mpsc::Receiver<WakeUp>, Arc<AtomicBool>)| async move {
+            // Wake-ups were dropped while the queue was full, so this is read before it runs dry.
+            let wake_up = match missed.swap(false, Ordering::Relaxed) {
+                true => WakeUp::Resync,
+                false => wake_ups.recv().await?,
             };
-            Some((hint, (hints, missed)))
+            Some((wake_up, (wake_ups, missed)))
         };
-        Some(stream::unfold((hints, missed), next).boxed())
+        Some(stream::unfold((wake_ups, missed), next).boxed())
     }
 
-    /// Ends the stream after the hints that are queued.
+    /// Ends the stream after the wake-ups that are queued.
     pub fn close(&self) {
         lock(&self.sender).take();
     }
@@ -104,51 +104,51 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Hints that the core has not read yet.
+/// Wake-ups that the core has not read yet.
 const UNREAD: usize = 1_024;
 
 #[cfg(test)]
 mod tests {
     use super::{UNREAD, WakeUps};
-    use crate::driver::Hint;
+    use crate::driver::WakeUp;
     use futures_util::{FutureExt, StreamExt};
 
-    fn free() -> Hint {
-        Hint::Free("a".parse().unwrap())
+    fn free() -> WakeUp {
+        WakeUp::Free("a".parse().unwrap())
     }
 
     #[test]
-    fn hints_that_do_not_fit_become_one_resync_and_a_closed_stream_ends() {
-        let wakeups = WakeUps::new();
-        let mut stream = wakeups.take().unwrap();
-        assert!(wakeups.take().is_none(), "it has one reader");
+    fn wake_ups_that_do_not_fit_become_one_resync_and_a_closed_stream_ends() {
+        let wake_ups = WakeUps::new();
+        let mut stream = wake_ups.take().unwrap();
+        assert!(wake_ups.take().is_none(), "it has one reader");
         for _ in 0..UNREAD + 2 {
-            wakeups.send(free());
+            wake_ups.send(free());
         }
         let mut next = || stream.next().now_or_never();
-        assert_eq!(next(), Some(Some(Hint::Resync)));
+        assert_eq!(next(), Some(Some(WakeUp::Resync)));
         for _ in 0..UNREAD {
             assert_eq!(next(), Some(Some(free())));
         }
         assert_eq!(next(), None, "nothing is left, and the stream is open");
-        wakeups.send(free());
-        wakeups.close();
-        wakeups.send(free());
+        wake_ups.send(free());
+        wake_ups.close();
+        wake_ups.send(free());
         assert_eq!(next(), Some(Some(free())), "it was queued before");
         assert_eq!(next(), Some(None));
-        assert!(wakeups.is_closed());
+        assert!(wake_ups.is_closed());
     }
 
     #[test]
     fn a_reader_that_goes_away_is_noticed() {
-        let wakeups = WakeUps::new();
-        let stream = wakeups.take().unwrap();
-        let mut abandoned = Box::pin(wakeups.abandoned());
+        let wake_ups = WakeUps::new();
+        let stream = wake_ups.take().unwrap();
+        let mut abandoned = Box::pin(wake_ups.abandoned());
         assert_eq!((&mut abandoned).now_or_never(), None);
-        assert!(!wakeups.is_closed());
+        assert!(!wake_ups.is_closed());
         drop(stream);
         assert_eq!(abandoned.now_or_never(), Some(()));
-        assert!(wakeups.is_closed());
-        wakeups.send(free());
+        assert!(wake_ups.is_closed());
+        wake_ups.send(free());
     }
 }

@@ -27,7 +27,7 @@ use crate::{
 use dlock_core::{
     LockName,
     driver::{
-        Hint, Result, Ticket,
+        Result, Ticket, WakeUp,
         kit::{Class, Record, StoreTime},
     },
 };
@@ -49,9 +49,9 @@ use tokio::{
 };
 
 /// The waiters of a client, and the tasks that listen for them.
-pub(crate) struct Hints {
+pub(crate) struct Listener {
     shared: Arc<Shared>,
-    stream: Mutex<Option<mpsc::Receiver<Hint>>>,
+    stream: Mutex<Option<mpsc::Receiver<WakeUp>>>,
 }
 
 pub(crate) struct Shared {
@@ -79,7 +79,7 @@ struct Waiting {
     /// The warning was logged.
     told: bool,
     /// `None` when the driver was closed, or when it offers no wake-ups.
-    hints: Option<mpsc::Sender<Hint>>,
+    wake_ups: Option<mpsc::Sender<WakeUp>>,
 }
 
 #[derive(Debug)]
@@ -97,10 +97,10 @@ impl Filter {
     }
 }
 
-impl Hints {
+impl Listener {
     /// With `on` false there are no wake-ups.
     pub(crate) fn new(connection: Connection, on: bool, kind: Kind) -> Self {
-        let (hints, stream) = mpsc::channel(UNREAD);
+        let (wake_ups, stream) = mpsc::channel(UNREAD);
         let waiting = Waiting {
             names: HashMap::new(),
             heard: Heard::default(),
@@ -109,7 +109,7 @@ impl Hints {
             keeper: false,
             deaf: false,
             told: false,
-            hints: on.then_some(hints),
+            wake_ups: on.then_some(wake_ups),
         };
         let shared = Shared {
             connection,
@@ -140,7 +140,7 @@ impl Hints {
     /// Registers a ticket that waits for a name. Answers whether the name is listened to, or will be in a moment.
     pub(crate) fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
         let mut waiting = self.shared.waiting();
-        if waiting.hints.is_none() {
+        if waiting.wake_ups.is_none() {
             return false;
         }
         if !waiting.names.contains_key(name) && waiting.names.len() >= MOST {
@@ -195,36 +195,36 @@ impl Hints {
         self.shared.waiting().heard.won(name);
     }
 
-    pub(crate) fn stream(&self) -> BoxStream<'static, Hint> {
+    pub(crate) fn stream(&self) -> BoxStream<'static, WakeUp> {
         let taken = self
             .stream
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        let Some(hints) = taken else {
+        let Some(wake_ups) = taken else {
             return stream::empty().boxed();
         };
         let shared = Arc::downgrade(&self.shared);
-        let next = |(mut hints, shared): (mpsc::Receiver<Hint>, Weak<Shared>)| async move {
+        let next = |(mut wake_ups, shared): (mpsc::Receiver<WakeUp>, Weak<Shared>)| async move {
             // A wake-up that did not fit was dropped while the channel was full, so this is read before the
             // channel is empty.
             let missed = shared
                 .upgrade()
                 .is_some_and(|shared| shared.missed.swap(false, Ordering::Relaxed));
-            let hint = if missed {
-                Hint::Resync
+            let wake_up = if missed {
+                WakeUp::Resync
             } else {
-                hints.recv().await?
+                wake_ups.recv().await?
             };
-            Some((hint, (hints, shared)))
+            Some((wake_up, (wake_ups, shared)))
         };
-        stream::unfold((hints, shared), next).boxed()
+        stream::unfold((wake_ups, shared), next).boxed()
     }
 
     /// Ends the wake-ups and the change stream.
     pub(crate) fn close(&self) {
         let mut waiting = self.shared.waiting();
-        waiting.hints = None;
+        waiting.wake_ups = None;
         waiting.names.clear();
         waiting.generation += 1;
         self.shared.changed.notify_one();
@@ -232,15 +232,15 @@ impl Hints {
     }
 }
 
-impl Drop for Hints {
+impl Drop for Listener {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-impl fmt::Debug for Hints {
+impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Hints({} names)", self.shared.waiting().names.len())
+        write!(f, "Listener({} names)", self.shared.waiting().names.len())
     }
 }
 
@@ -249,16 +249,16 @@ impl Shared {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn emit(&self, waiting: &Waiting, hint: Hint) {
-        if let Some(hints) = &waiting.hints
-            && hints.try_send(hint).is_err()
+    fn emit(&self, waiting: &Waiting, wake_up: WakeUp) {
+        if let Some(wake_ups) = &waiting.wake_ups
+            && wake_ups.try_send(wake_up).is_err()
         {
             self.missed.store(true, Ordering::Relaxed);
         }
     }
 
     pub(crate) fn look_again(&self) {
-        self.emit(&self.waiting(), Hint::Resync);
+        self.emit(&self.waiting(), WakeUp::Resync);
     }
 
     /// Handles a change of a document.
@@ -273,7 +273,7 @@ impl Shared {
             return;
         }
         match waiting.heard.release(&name, time_of(event, self.kind)) {
-            Wake::Now => self.emit(&waiting, Hint::Free(name)),
+            Wake::Now => self.emit(&waiting, WakeUp::Free(name)),
             Wake::Later(later) => self.later(name, later),
             Wake::None => {}
         }
@@ -286,7 +286,7 @@ impl Shared {
             let Some(here) = shared.upgrade() else { return };
             let mut waiting = here.waiting();
             if waiting.names.contains_key(&name) && waiting.heard.is_due(&name, later) {
-                here.emit(&waiting, Hint::Free(name));
+                here.emit(&waiting, WakeUp::Free(name));
             }
         });
     }
@@ -294,7 +294,7 @@ impl Shared {
     /// How long the newest stream need not be read. Events of that time stay in the stream.
     pub(crate) fn pause(&self, generation: u64) -> Option<Duration> {
         let waiting = self.waiting();
-        if waiting.generation != generation || waiting.hints.is_none() {
+        if waiting.generation != generation || waiting.wake_ups.is_none() {
             return None;
         }
         if waiting.names.len() > RESTING {
@@ -320,7 +320,7 @@ impl Shared {
 
     pub(crate) fn is_current(&self, generation: u64) -> bool {
         let waiting = self.waiting();
-        waiting.generation == generation && waiting.hints.is_some()
+        waiting.generation == generation && waiting.wake_ups.is_some()
     }
 }
 
@@ -347,7 +347,7 @@ async fn look(shared: Weak<Shared>, connection: Connection, names: Vec<LockName>
         let waiting = here.waiting();
         let free = some.iter().filter(|name| held(name).is_none());
         free.filter(|name| waiting.names.contains_key(*name))
-            .for_each(|name| here.emit(&waiting, Hint::Free(name.clone())));
+            .for_each(|name| here.emit(&waiting, WakeUp::Free(name.clone())));
     }
 }
 
@@ -361,7 +361,7 @@ async fn keep(shared: Weak<Shared>, changed: Arc<Notify>) {
         let lost = ended.swap(false, Ordering::Relaxed);
         let wanted = {
             let mut waiting = here.waiting();
-            if waiting.hints.is_none() {
+            if waiting.wake_ups.is_none() {
                 waiting.keeper = false;
                 return;
             }
@@ -431,7 +431,7 @@ impl Shared {
         self.stirred.notify_waiters();
         let was_deaf = std::mem::take(&mut waiting.deaf);
         if lost || was_deaf {
-            self.emit(&waiting, Hint::Resync);
+            self.emit(&waiting, WakeUp::Resync);
             return (waiting.generation, Vec::new());
         }
         let heard = |name: &&LockName| !before.has(name) && waiting.filter.has(name);

@@ -5,7 +5,7 @@ use crate::{
     connection::Session,
     seats::{Mine, Phase, Watch},
 };
-use dlock_core::driver::Hint;
+use dlock_core::driver::WakeUp;
 use futures_core::stream::BoxStream;
 use futures_util::{FutureExt, StreamExt, stream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,18 +17,18 @@ use zookeeper_client::{
     Error as Native, EventType, OneshotWatcher, SessionState, StateWatcher, WatchedEvent,
 };
 
-/// The bounded channel of notifications to the core. When it overflows, the core gets [`Hint::Resync`]
+/// The bounded channel of notifications to the core. When it overflows, the core gets [`WakeUp::Resync`]
 /// in place of those it missed.
 #[derive(Clone, Debug)]
-pub(crate) struct Hints(Arc<Mutex<Ends>>);
+pub(crate) struct Listener(Arc<Mutex<Ends>>);
 
 #[derive(Debug)]
 struct Ends {
-    sender: Option<broadcast::Sender<Hint>>,
-    receiver: Option<broadcast::Receiver<Hint>>,
+    sender: Option<broadcast::Sender<WakeUp>>,
+    receiver: Option<broadcast::Receiver<WakeUp>>,
 }
 
-impl Hints {
+impl Listener {
     pub(crate) fn new() -> Self {
         let (sender, receiver) = broadcast::channel(ROOM);
         Self(Arc::new(Mutex::new(Ends {
@@ -37,20 +37,20 @@ impl Hints {
         })))
     }
 
-    pub(crate) fn say(&self, hint: Hint) {
+    pub(crate) fn say(&self, wake_up: WakeUp) {
         if let Some(sender) = &self.ends().sender {
-            drop(sender.send(hint)); // an error: the core dropped the stream
+            drop(sender.send(wake_up)); // an error: the core dropped the stream
         }
     }
 
     /// The stream, once.
-    pub(crate) fn stream(&self) -> BoxStream<'static, Hint> {
+    pub(crate) fn stream(&self) -> BoxStream<'static, WakeUp> {
         let receiver = self.ends().receiver.take();
         stream::unfold(receiver, |receiver| async {
             let mut receiver = receiver?;
             match receiver.recv().await {
-                Ok(hint) => Some((hint, Some(receiver))),
-                Err(RecvError::Lagged(_)) => Some((Hint::Resync, Some(receiver))),
+                Ok(wake_up) => Some((wake_up, Some(receiver))),
+                Err(RecvError::Lagged(_)) => Some((WakeUp::Resync, Some(receiver))),
                 Err(RecvError::Closed) => None,
             }
         })
@@ -223,7 +223,7 @@ impl Session {
     pub(crate) fn turn(&self, mine: &Mine) {
         if let Some(ticket) = mine.ticket {
             let name = mine.name.clone();
-            self.hints.say(Hint::Turn { name, ticket });
+            self.wake_ups.say(WakeUp::Turn { name, ticket });
         }
     }
 
@@ -232,7 +232,7 @@ impl Session {
         if state == SessionState::Disconnected {
             tracing::debug!(target: "dlock::zk", lane = self.lane.0, "disconnected");
         } else if !state.is_terminated() {
-            self.hints.say(Hint::Resync);
+            self.wake_ups.say(WakeUp::Resync);
         }
     }
 }
@@ -247,15 +247,15 @@ mod tests {
 
     #[tokio::test]
     async fn what_does_not_fit_is_said_as_look_again() {
-        let hints = Hints::new();
+        let wake_ups = Listener::new();
         for lane in 0..=1024 {
-            hints.say(Hint::Over(Lane(lane)));
+            wake_ups.say(WakeUp::Over(Lane(lane)));
         }
-        hints.close();
-        let heard: Vec<_> = hints.stream().collect().await;
+        wake_ups.close();
+        let heard: Vec<_> = wake_ups.stream().collect().await;
         assert_eq!(heard.len(), ROOM + 1);
-        assert_eq!(heard.first(), Some(&Hint::Resync));
-        assert_eq!(heard.last(), Some(&Hint::Over(Lane(1024))));
-        assert_eq!(hints.stream().count().await, 0);
+        assert_eq!(heard.first(), Some(&WakeUp::Resync));
+        assert_eq!(heard.last(), Some(&WakeUp::Over(Lane(1024))));
+        assert_eq!(wake_ups.stream().count().await, 0);
     }
 }

@@ -13,23 +13,20 @@ use dlock_postgres::{
     PostgresConfig, PostgresDriver,
     sqlx::{self, AssertSqlSafe, Connection, PgConnection, Row},
 };
-use std::{error::Error, sync::LazyLock, time::Duration};
+use std::{error::Error, time::Duration};
 
 type Outcome = Result<(), Box<dyn Error>>;
 
-/// One server for all tests here; each has a database of its own.
-static SERVER: LazyLock<PostgresServer> =
-    LazyLock::new(|| PostgresServer::start(&[]).expect("a PostgreSQL server can be started"));
-
-/// A fresh database, its URL, and a superuser's connection to it.
-async fn database(name: &str) -> Result<(String, PgConnection), Box<dyn Error>> {
-    let server = tokio::task::spawn_blocking(|| SERVER.url()).await?;
-    let mut connection = PgConnection::connect(&server).await?;
+/// A server with a fresh database, its URL, and a superuser's connection to it.
+async fn database(name: &str) -> Result<(PostgresServer, String, PgConnection), Box<dyn Error>> {
+    let server = tokio::task::spawn_blocking(|| PostgresServer::start(&[])).await??;
+    let mut connection = PgConnection::connect(&server.url()).await?;
     run(&mut connection, &format!("CREATE DATABASE {name}")).await?;
-    let (server, _) = server.rsplit_once('/').ok_or("the URL names a database")?;
-    let url = format!("{server}/{name}");
+    let url = server.url();
+    let (address, _) = url.rsplit_once('/').ok_or("the URL names a database")?;
+    let url = format!("{address}/{name}");
     let connection = PgConnection::connect(&url).await?;
-    Ok((url, connection))
+    Ok((server, url, connection))
 }
 
 async fn run(connection: &mut PgConnection, sql: &str) -> Result<(), sqlx::Error> {
@@ -70,7 +67,7 @@ async fn release(driver: &PostgresDriver, held: &Acquire) -> Result<Released, Dr
 
 #[tokio::test]
 async fn a_locked_row_delays_its_own_renewal_only_and_nothing_is_taken_late() -> Outcome {
-    let (url, mut stranger) = database("locked_row").await?;
+    let (_server, url, mut stranger) = database("locked_row").await?;
     let driver = PostgresDriver::connect(&url).await?;
     let (locked, other) = (
         take(&driver, "locked").await?,
@@ -127,7 +124,7 @@ async fn a_locked_row_delays_its_own_renewal_only_and_nothing_is_taken_late() ->
 
 #[tokio::test]
 async fn a_locked_table_is_waited_for_and_taken_when_it_is_free() -> Outcome {
-    let (url, mut stranger) = database("locked_table").await?;
+    let (_server, url, mut stranger) = database("locked_table").await?;
     let driver = PostgresDriver::connect(&url).await?;
     run(&mut stranger, "BEGIN; LOCK TABLE dlock_locks").await?;
     let asked = ask("a", Duration::from_secs(10))?;
@@ -148,7 +145,7 @@ async fn a_locked_table_is_waited_for_and_taken_when_it_is_free() -> Outcome {
 
 #[tokio::test]
 async fn killed_sessions_are_replaced_and_no_lock_is_lost() -> Outcome {
-    let (url, mut stranger) = database("killed").await?;
+    let (_server, url, mut stranger) = database("killed").await?;
     let driver = PostgresDriver::connect(&url).await?;
     let held = take(&driver, "a").await?;
     run(
@@ -169,7 +166,7 @@ async fn killed_sessions_are_replaced_and_no_lock_is_lost() -> Outcome {
 
 #[tokio::test]
 async fn a_dropped_table_is_made_again_and_tokens_grow() -> Outcome {
-    let (url, mut stranger) = database("dropped").await?;
+    let (_server, url, mut stranger) = database("dropped").await?;
     let driver = PostgresDriver::connect(&url).await?;
     let held = take(&driver, "a").await?;
     let token = async |driver: &PostgresDriver| {
@@ -189,7 +186,7 @@ async fn a_dropped_table_is_made_again_and_tokens_grow() -> Outcome {
 
 #[tokio::test]
 async fn a_missing_or_foreign_table_is_misuse_and_left_alone() -> Outcome {
-    let (url, mut stranger) = database("foreign_table").await?;
+    let (_server, url, mut stranger) = database("foreign_table").await?;
     let missing = PostgresDriver::connect(&format!("{url}?dlock.create=false")).await;
     assert!(
         matches!(&missing, Err(error) if error.kind() == ErrorKind::Misuse),
@@ -220,7 +217,7 @@ async fn a_missing_or_foreign_table_is_misuse_and_left_alone() -> Outcome {
 
 #[tokio::test]
 async fn a_read_only_server_is_refused_and_serves_again_later() -> Outcome {
-    let (url, mut stranger) = database("read_only").await?;
+    let (_server, url, mut stranger) = database("read_only").await?;
     let driver = PostgresDriver::connect(&url).await?;
     run(
         &mut stranger,
@@ -255,7 +252,7 @@ async fn a_read_only_server_is_refused_and_serves_again_later() -> Outcome {
 
 #[tokio::test]
 async fn a_row_that_dlock_did_not_write_is_shown_as_damaged_and_broken() -> Outcome {
-    let (url, mut stranger) = database("damaged").await?;
+    let (_server, url, mut stranger) = database("damaged").await?;
     let driver = PostgresDriver::connect(&url).await?;
     for name in ["a", "b"] {
         let held = take(&driver, name).await?;
@@ -292,7 +289,7 @@ async fn a_row_that_dlock_did_not_write_is_shown_as_damaged_and_broken() -> Outc
 
 #[tokio::test]
 async fn a_name_unused_for_a_day_is_forgotten_and_nothing_else() -> Outcome {
-    let (url, mut stranger) = database("forgotten").await?;
+    let (_server, url, mut stranger) = database("forgotten").await?;
     let driver = PostgresDriver::connect(&url).await?;
     for name in ["held", "new", "old"] {
         let held = take(&driver, name).await?;
@@ -339,7 +336,7 @@ async fn a_name_unused_for_a_day_is_forgotten_and_nothing_else() -> Outcome {
 
 #[tokio::test]
 async fn settings_of_the_server_change_no_lock() -> Outcome {
-    let (url, mut stranger) = database("settings").await?;
+    let (_server, url, mut stranger) = database("settings").await?;
     run(
         &mut stranger,
         "ALTER DATABASE settings SET bytea_output = 'escape'; ALTER DATABASE settings SET standard_conforming_strings = off; \
@@ -359,7 +356,7 @@ async fn settings_of_the_server_change_no_lock() -> Outcome {
 
 #[tokio::test]
 async fn no_password_and_no_owner_is_ever_shown() -> Outcome {
-    let (url, mut stranger) = database("secrets").await?;
+    let (_server, url, mut stranger) = database("secrets").await?;
     let with_password = url.replace("postgres@", "postgres:CANARY@");
     let config: PostgresConfig = with_password.parse()?;
     assert!(!format!("{config:?}").contains("CANARY"));

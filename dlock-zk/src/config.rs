@@ -24,6 +24,7 @@ use url::form_urlencoded;
 #[derive(Clone, Debug)]
 pub struct ZkConfig {
     pub(crate) hosts: String,
+    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "read with TLS only"))]
     pub(crate) tls: bool,
     pub(crate) login: Option<Login>,
     pub(crate) root: Root,

@@ -59,7 +59,7 @@ impl<D: DistributedLock> DistributedLock for Counted<D> {
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired, DriverError> {
         let answer = self.driver.acquire(req).await;
-        if req.look && matches!(answer, Ok(Acquired::Held(_))) {
+        if req.retry && matches!(answer, Ok(Acquired::Held(_))) {
             self.asked.looks.fetch_add(1, Relaxed);
         }
         answer

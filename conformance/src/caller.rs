@@ -63,10 +63,10 @@ impl Caller {
         // Cases ask only for leases that the contract allows.
         let lease = Lease::renewed(ask.lease);
         let mut request = Acquire::new(ask.name.clone(), ask.owner, ask.hold, lease, give_up);
-        request.line = ask.line;
-        request.next = ask.next;
+        request.ticket = ask.line;
+        request.next_ticket = ask.next;
         request.join = ask.join;
-        request.note = Arc::clone(&ask.note);
+        request.info = Arc::clone(&ask.note);
         self.driver.acquire(&request).await
     }
 
@@ -97,7 +97,7 @@ impl Caller {
     pub(crate) async fn release(&self, hold: &Hold, keep: Option<Duration>) -> Result<Released> {
         let ask = &hold.ask;
         let mut request = Release::new(ask.name.clone(), ask.owner, ask.hold);
-        request.keep = keep;
+        request.min_hold = keep;
         let answer = self.answered("release", self.release_as(&request)).await?;
         Ok(answer?)
     }

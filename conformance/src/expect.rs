@@ -185,7 +185,7 @@ impl Caller {
     pub(crate) fn sees_free(&self, name: &LockName) -> impl Future<Output = Result> + Send {
         seen_from_here(async move {
             let seen = self.inspect(name).await?;
-            let free = seen.holders.is_empty() && seen.holds == 0 && seen.shut.is_none();
+            let free = seen.holders.is_empty() && seen.holds == 0 && seen.unavailable_for.is_none();
             ensure(free, format_args!("{name:?} should be free, is {seen:?}"))
         })
     }

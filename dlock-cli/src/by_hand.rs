@@ -202,7 +202,7 @@ pub(crate) async fn release(client: &Client, args: Release, output: &Output) -> 
         Ok(ReleaseOutcome::MinHold { rest }) => (
             0,
             Some(millis(rest)),
-            format!("released; shut until {}", until(rest)),
+            format!("released; unavailable until {}", until(rest)),
         ),
         Ok(_) => (0, None, "released".to_owned()),
         Err(error) => return output.fail(&error, Exit::of_change(&error)),

@@ -199,7 +199,7 @@ pub(crate) fn result(name: &str, backend: &str, known: Value) -> Value {
 pub(crate) fn object(snapshot: &Snapshot, backend: &str) -> Value {
     let holder = snapshot.holders.first();
     let note = holder
-        .map(|holder| &holder.note)
+        .map(|holder| &holder.info)
         .filter(|note| !note.host.is_empty());
     let known = json!({
         "held": snapshot.damaged.is_none().then_some(!snapshot.holders.is_empty()),
@@ -207,7 +207,7 @@ pub(crate) fn object(snapshot: &Snapshot, backend: &str) -> Value {
         "token": holder.and_then(|holder| holder.token).map(|token| token.to_string()),
         "holds": snapshot.damaged.is_none().then_some(snapshot.holds),
         "remaining_ms": holder.and_then(|holder| holder.rest).map(millis),
-        "shut_ms": snapshot.shut.map(millis),
+        "shut_ms": snapshot.unavailable_for.map(millis),
         "age_ms": snapshot.age.map(millis),
         "waiters": snapshot.waiters,
         "damaged": snapshot.damaged,
@@ -231,11 +231,13 @@ pub(crate) fn busy(snapshot: &Snapshot) -> Option<String> {
         return Some(format!("damaged: {why}; `dlock break` frees it"));
     }
     let Some(holder) = snapshot.holders.first() else {
-        return snapshot.shut.map(|rest| format!("shut for {}", span(rest)));
+        return snapshot
+            .unavailable_for
+            .map(|rest| format!("shut for {}", span(rest)));
     };
     let mut words = format!("held by #{}", holder.owner);
-    if !holder.note.host.is_empty() {
-        let note = &holder.note;
+    if !holder.info.host.is_empty() {
+        let note = &holder.info;
         words.push_str(&format!(" (process {} on {})", note.pid, note.host));
     }
     if let Some(token) = holder.token {

@@ -70,7 +70,7 @@ impl Admin {
     /// ```
     /// # async fn example(admin: dlock_core::Admin) -> Result<(), dlock_core::Error> {
     /// for holder in admin.inspect("orders:42").await?.holders {
-    ///     println!("held by {}, on {}", holder.owner, holder.note);
+    ///     println!("held by {}, on {}", holder.owner, holder.info);
     /// }
     /// # Ok(()) }
     /// ```

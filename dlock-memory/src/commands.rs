@@ -30,7 +30,7 @@ pub(crate) struct Entry {
 #[derive(Debug)]
 pub(crate) struct Attempt {
     pub(crate) req: Acquire,
-    /// `req.line` and `req.next`, as the server knows them.
+    /// `req.ticket` and `req.next_ticket`, as the server knows them.
     pub(crate) line: Option<ClientTicket>,
     pub(crate) next: Option<ClientTicket>,
     pub(crate) terms: Terms,
@@ -161,7 +161,7 @@ pub(crate) fn list(
             return Ok(Page::new(found, next));
         }
         let shown = entry.snapshot(&state.clients, now, name, wake);
-        if !shown.holders.is_empty() || shown.shut.is_some() {
+        if !shown.holders.is_empty() || shown.unavailable_for.is_some() {
             found.push(shown);
         }
         next = Some(Cursor([CURSOR, name.as_str().as_bytes()].concat()));
@@ -266,7 +266,7 @@ impl Entry {
     fn snapshot(&self, clients: &Clients, now: Duration, name: &LockName, wake: Wake) -> Snapshot {
         let mut shown = self.record.snapshot(name.clone(), time(now));
         if shown.holders.is_empty() {
-            shown.shut = shown.shut.or(self.turn_left(now));
+            shown.unavailable_for = shown.unavailable_for.or(self.turn_left(now));
         }
         if wake == Wake::Queue {
             shown.waiters = u32::try_from(self.line.waiters(clients, now)).ok();

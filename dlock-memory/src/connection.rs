@@ -210,7 +210,7 @@ mod tests {
                 Lease::default(),
                 Instant::FAR,
             );
-            (req.line, req.next) = (line, next);
+            (req.ticket, req.next_ticket) = (line, next);
             req
         };
         let known = || driver.places().lock().len();

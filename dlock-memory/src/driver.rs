@@ -139,12 +139,12 @@ impl MemoryDriver {
     /// Remembers the tickets' present places: the server may forget a ticket at any time.
     fn remember(&self, req: &Acquire, answer: &Answer) {
         let places = &self.connection.places;
-        match (req.line, &answer.acquired) {
+        match (req.ticket, &answer.acquired) {
             (Some(ticket), Acquired::Granted(_)) => places.forget(ticket),
             (Some(ticket), _) => places.refused(ticket, answer.place),
             (None, _) => {}
         }
-        if let (Some(ticket), Some(place)) = (req.next, answer.next) {
+        if let (Some(ticket), Some(place)) = (req.next_ticket, answer.next) {
             places.queued(ticket, place);
         }
     }
@@ -170,10 +170,10 @@ impl DistributedLock for MemoryDriver {
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
         let attempt = Attempt {
-            line: req.line.map(|ticket| self.ticket(ticket)),
-            next: req.next.map(|ticket| self.ticket(ticket)),
+            line: req.ticket.map(|ticket| self.ticket(ticket)),
+            next: req.next_ticket.map(|ticket| self.ticket(ticket)),
             terms: Terms::new(&self.config, req.lease),
-            place: req.line.and_then(|line| self.connection.places.of(line)),
+            place: req.ticket.and_then(|line| self.connection.places.of(line)),
             req: req.clone(),
         };
         let request = Request {

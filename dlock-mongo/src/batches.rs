@@ -43,7 +43,7 @@ impl Batch for Takes {
     }
 
     fn goes_with(first: &Acquire, other: &Acquire) -> bool {
-        first.lease.length() == other.lease.length() && first.note == other.note
+        first.lease.length() == other.lease.length() && first.info == other.info
     }
 
     async fn send_one(&self, req: &Acquire) -> Result<Option<FencingToken>> {

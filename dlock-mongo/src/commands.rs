@@ -67,7 +67,7 @@ pub(crate) fn take(collection: &str, req: &Acquire, last: DateTime) -> RawDocume
     let variables = rawdoc! {
         "owner": literal(owner_text(&req.owner)),
         "hold": literal(req.hold.to_string()),
-        "note": literal(req.note.to_string()),
+        "note": literal(req.info.to_string()),
         "lease": length(req.lease.length()),
         "last": last,
     };
@@ -84,7 +84,7 @@ pub(crate) fn take_all(
     mark: i64,
 ) -> Document {
     let first = batch.first();
-    let note = first.map_or_else(String::new, |req| req.note.to_string());
+    let note = first.map_or_else(String::new, |req| req.info.to_string());
     let names: Vec<_> = batch.iter().map(|req| req.name.as_str()).collect();
     let mut query = doc! { "_id": { "$in": &names } };
     query.extend(AVAILABLE.to_document().unwrap_or_default());

@@ -213,14 +213,14 @@ impl RecordStore for MongoStore {
 
     async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
         let taken = self.takes.ask(req).await?;
-        if taken.is_some() && req.line.is_some() {
+        if taken.is_some() && req.ticket.is_some() {
             self.wake_ups.won(&req.name);
         }
         Ok(taken)
     }
 
     async fn free(&self, req: &Release) -> Result<Freed> {
-        match (req.holds, req.keep) {
+        match (req.holds, req.min_hold) {
             (Holds::One(hold), None) => {
                 let (name, owner) = (req.name.clone(), req.owner);
                 self.frees.ask(&Sole { name, owner, hold }).await

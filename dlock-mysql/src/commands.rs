@@ -246,7 +246,7 @@ impl Statements {
             .bind(bytes(req.hold))
             .bind(lease)
             .bind(lease)
-            .bind(bytes(&req.note))
+            .bind(bytes(&req.info))
             .bind(req.name.as_str().as_bytes())
             .bind(not_after)
     }
@@ -257,7 +257,7 @@ impl Statements {
         let (text, size) = self.take_all.fitting(batch.len());
         let first = batch.first();
         let lease = first.map_or(0, |req| micros(req.lease.length()));
-        let note = first.map_or_else(Vec::new, |req| bytes(&req.note));
+        let note = first.map_or_else(Vec::new, |req| bytes(&req.info));
         let holds: String = batch.iter().map(|req| req.hold.to_string()).collect();
         let owners: Vec<u8> = batch.iter().flat_map(|req| written(&req.owner)).collect();
         let names = || filled(batch.iter().map(|req| req.name.as_str().as_bytes()), size);

@@ -117,7 +117,7 @@ impl RecordStore for MysqlStore {
     }
 
     async fn free(&self, req: &Release) -> Result<Freed> {
-        match (req.holds, req.keep) {
+        match (req.holds, req.min_hold) {
             (Holds::One(_), None) => self.frees.ask(req).await,
             _ => Ok(Freed::Undecided),
         }

@@ -185,7 +185,7 @@ pub(crate) fn take(table: &TableName, req: &Acquire, last: u64) -> String {
     let (name, owner, note) = (
         bytes(req.name.as_str().as_bytes()),
         uuid(&req.owner),
-        text(&req.note.to_string()),
+        text(&req.info.to_string()),
     );
     let (end, last) = (
         format!("n.now + {}", span(req.lease.length())),

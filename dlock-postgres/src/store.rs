@@ -171,7 +171,7 @@ impl RecordStore for Table {
     }
 
     async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
-        if req.join.is_some() || req.next.is_some() {
+        if req.join.is_some() || req.next_ticket.is_some() {
             return Ok(None);
         }
         let call = Call {
@@ -190,7 +190,7 @@ impl RecordStore for Table {
     }
 
     async fn free(&self, req: &Release) -> Result<Freed> {
-        let (Holds::One(hold), None) = (req.holds, req.keep) else {
+        let (Holds::One(hold), None) = (req.holds, req.min_hold) else {
             return Ok(Freed::Undecided);
         };
         let (call, sql) = (

@@ -17,7 +17,7 @@ use std::{io::Write, num::NonZeroU32, slice, time::Duration};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place(u64);
 
-/// Asks for the lock. `channel` is where this client listens; `stand` is the earlier place of `req.line` in
+/// Asks for the lock. `channel` is where this client listens; `stand` is the earlier place of `req.ticket` in
 /// the queue, and whether its turn came.
 pub(crate) fn acquire(
     keys: &Keys,
@@ -31,11 +31,11 @@ pub(crate) fn acquire(
     cmd.arg(&hold_field(req.hold)[..]);
     write_terms(&mut cmd, req, not_after);
     // Empty arguments at the end are left out: arguments are the largest cost of a request.
-    if req.line.is_some() || req.next.is_some() || req.join.is_some() {
-        let next = ticket_field(channel, req.next, None);
+    if req.ticket.is_some() || req.next_ticket.is_some() || req.join.is_some() {
+        let next = ticket_field(channel, req.next_ticket, None);
         let join = req.join.map_or_else(String::new, |it| it.0.to_string());
         let turned = if turned { "1" } else { "" };
-        let line = ticket_field(channel, req.line, place);
+        let line = ticket_field(channel, req.ticket, place);
         let rest = [&*line, &*next, &*join, turned];
         let last = rest.iter().rposition(|it| !it.is_empty()).unwrap_or(0);
         cmd.arg(&rest[..=last]);
@@ -58,7 +58,7 @@ pub(crate) fn acquires(
         write_terms(&mut cmd, first, not_after);
     }
     let tickets = batch.iter().zip(places);
-    let tickets = tickets.map(|(req, place)| ticket_field(channel, req.line, *place));
+    let tickets = tickets.map(|(req, place)| ticket_field(channel, req.ticket, *place));
     cmd.arg(tickets.collect::<Vec<_>>().join("\n"));
     cmd
 }
@@ -78,7 +78,7 @@ pub(crate) fn release(keys: &Keys, req: &Release) -> Cmd {
         Holds::One(hold) => cmd.arg(&hold_field(hold)[..]),
         Holds::All => cmd.arg("*"),
     };
-    cmd.arg(req.keep.map(millis));
+    cmd.arg(req.min_hold.map(millis));
     cmd
 }
 
@@ -139,7 +139,7 @@ fn call(lua: &Lua, each: usize, locks: &[Keys], arguments: usize) -> Cmd {
 /// Lease, not-after, and the holder info behind the mark of a hold that lasts as long as the record.
 fn write_terms(cmd: &mut Cmd, req: &Acquire, not_after: Duration) {
     cmd.arg(millis(req.lease.length())).arg(micros(not_after));
-    cmd.write_arg_fmt(format_args!("= {}", req.note));
+    cmd.write_arg_fmt(format_args!("= {}", req.info));
 }
 
 /// Writes one argument of several parts.

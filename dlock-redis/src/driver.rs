@@ -141,7 +141,7 @@ impl RedisDriver {
             shown.holds = inside.holds;
             shown.age = inside.began.map(|began| record.now.saturating_sub(began));
         } else {
-            shown.shut = record.rest;
+            shown.unavailable_for = record.rest;
         }
         shown.holders.extend(inside.holder);
         Ok(shown)
@@ -163,14 +163,14 @@ impl DistributedLock for RedisDriver {
         let server = &self.server;
         server.connection.dialer.keeps(req.lease.length());
         let mut turned = false;
-        if let Some(ticket) = req.line {
+        if let Some(ticket) = req.ticket {
             server.wake_ups.allowed()?;
             (_, turned) = server.wake_ups.tickets.enters(ticket);
         }
         let _next = req
-            .next
+            .next_ticket
             .map(|ticket| server.wake_ups.tickets.awaits(ticket));
-        let mut answer = match (req.next, req.join, turned) {
+        let mut answer = match (req.next_ticket, req.join, turned) {
             (None, None, false) => self.acquires.ask(req).await?,
             _ => server.acquire(req).await?,
         };
@@ -220,7 +220,7 @@ impl DistributedLock for RedisDriver {
     }
 
     async fn release(&self, req: &Release) -> Result<Released> {
-        let mut releasing = match (req.holds, req.keep) {
+        let mut releasing = match (req.holds, req.min_hold) {
             (Holds::One(hold), None) => self.releases.ask(&(req.clone(), hold)).await,
             _ => self.server.release(req).await,
         };
@@ -264,7 +264,7 @@ impl DistributedLock for RedisDriver {
         let snapshots: Vec<_> = names.map(|name| self.snapshot(name)).collect();
         let snapshots = stream::iter(snapshots).buffered(A_SCRIPT);
         let mut shown: Vec<Snapshot> = snapshots.try_collect().await?;
-        shown.retain(|name| !name.holders.is_empty() || name.shut.is_some());
+        shown.retain(|name| !name.holders.is_empty() || name.unavailable_for.is_some());
         let next = (next != 0).then(|| Cursor(next.to_string().into_bytes()));
         Ok(Page::new(shown, next))
     }
@@ -310,7 +310,7 @@ fn held(refusal: &Refusal, req: &Acquire) -> Held {
     let mut held = Held::default();
     held.by = Incarnation::of(&refusal.record).holder;
     held.ahead = refusal.ahead;
-    held.poll_in = Some(match (req.line, refusal.ahead) {
+    held.poll_in = Some(match (req.ticket, refusal.ahead) {
         // A waiter behind others need not poll at the end of a lease: the first waiter does, and each is
         // notified when it becomes first.
         (Some(_), Some(1..)) => interval,
@@ -356,7 +356,7 @@ impl Incarnation {
             // An owner of dlock is hashed as the core hashes it, a foreign owner's field as a whole.
             let owner = owner.strip_suffix(b":0").unwrap_or(owner);
             let mut holder = Holder::new(Fingerprint::of(owner));
-            (holder.token, holder.rest, holder.note) = (token, record.rest, note);
+            (holder.token, holder.rest, holder.info) = (token, record.rest, note);
             holder
         });
         Self {

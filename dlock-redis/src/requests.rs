@@ -29,7 +29,7 @@ impl Batch for Acquires {
     }
 
     fn goes_with(first: &Acquire, other: &Acquire) -> bool {
-        first.lease.length() == other.lease.length() && first.note == other.note
+        first.lease.length() == other.lease.length() && first.info == other.info
     }
 
     async fn send_one(&self, request: &Acquire) -> Result<Acquisition> {
@@ -39,7 +39,10 @@ impl Batch for Acquires {
     async fn send(&self, batch: &[Acquire]) -> Result<Vec<Option<Result<Acquisition>>>> {
         let (server, tickets) = (&self.0, &self.0.wake_ups.tickets);
         let keys: Vec<_> = batch.iter().map(|req| server.keys(&req.name)).collect();
-        let places: Vec<_> = batch.iter().map(|req| tickets.place(req.line).0).collect();
+        let places: Vec<_> = batch
+            .iter()
+            .map(|req| tickets.place(req.ticket).0)
+            .collect();
         // The script does nothing if one request is late: each then goes alone.
         let first = batch.iter().map(|req| req.give_up).min();
         let first = first.unwrap_or(Instant::FAR);

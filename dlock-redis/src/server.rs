@@ -30,7 +30,10 @@ pub(crate) struct Server {
 impl Server {
     /// Sends one acquire with the place of its ticket.
     pub(crate) async fn acquire(&self, req: &Acquire) -> Result<Acquisition> {
-        let (keys, stand) = (self.keys(&req.name), self.wake_ups.tickets.place(req.line));
+        let (keys, stand) = (
+            self.keys(&req.name),
+            self.wake_ups.tickets.place(req.ticket),
+        );
         let acquire = |link: &Link| {
             let not_after = not_after(link, req.give_up);
             commands::acquire(&keys, req, &self.wake_ups.channel, stand, not_after).into()
@@ -53,9 +56,9 @@ impl Server {
         let (acquisition, now) = read.ok_or_else(error::garbled)?;
         link.server.observe(now, self.connection.now());
         let tickets = &self.wake_ups.tickets;
-        let unheard = match (&acquisition, req.line) {
+        let unheard = match (&acquisition, req.ticket) {
             (Acquisition::Granted(_, behind), line) => {
-                if let (Some(next), Some(place)) = (req.next, *behind) {
+                if let (Some(next), Some(place)) = (req.next_ticket, *behind) {
                     tickets.stands(next, place);
                 }
                 line.is_some_and(|ticket| tickets.taken(ticket, req.hold))

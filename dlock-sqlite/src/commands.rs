@@ -215,7 +215,7 @@ pub(crate) async fn take(
     at: &Moment<'_>,
 ) -> sqlx::Result<bool> {
     let end = at.after(req.lease.length());
-    let waiters = req.next.map_or(0, |_| at.after(WAITERS));
+    let waiters = req.next_ticket.map_or(0, |_| at.after(WAITERS));
     let query = sqlx::query(TAKE)
         .bind(req.name.as_str().as_bytes())
         .bind(written(&req.owner))
@@ -224,7 +224,7 @@ pub(crate) async fn take(
         .bind(end)
         .bind(at.boot)
         .bind(at.now)
-        .bind(req.note.to_string())
+        .bind(req.info.to_string())
         .bind(waiters)
         .bind(at.booted());
     changes(native, query).await

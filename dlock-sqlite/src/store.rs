@@ -185,7 +185,7 @@ impl RecordStore for SqliteStore {
     }
 
     async fn free(&self, req: &Release) -> Result<Freed> {
-        let (Holds::One(hold), None) = (req.holds, req.keep) else {
+        let (Holds::One(hold), None) = (req.holds, req.min_hold) else {
             return Ok(Freed::Undecided);
         };
         // If this client itself waits, the row shows a waiter; asking for a row without waiters would be in

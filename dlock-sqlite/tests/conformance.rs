@@ -258,7 +258,7 @@ impl DistributedLock for Slow {
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
         let req = req.clone();
-        if req.line.is_some() {
+        if req.ticket.is_some() {
             let mut script = self.script.lock().unwrap_or_else(PoisonError::into_inner);
             script.waits.insert(req.name.clone());
         }

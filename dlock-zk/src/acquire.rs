@@ -44,7 +44,7 @@ impl Session {
                 Some(answer) => {
                     if let Acquired::Granted(_) = answer {
                         self.used_up(req);
-                        if let Some(next) = req.next {
+                        if let Some(next) = req.next_ticket {
                             self.stand_next(req, next, gate);
                         }
                     }
@@ -62,8 +62,8 @@ impl Session {
         let fits = |mine: &Mine| !(enters && mine.is_sequential() && mine.phase.is_idle());
         let of_hold =
             |mine: &Mine| mine.is_hold(req.hold, req.owner) && !mine.phase.is_over() && fits(mine);
-        let waits = |mine: &Mine| !enters && mine.phase.is_idle() && mine.ticket == req.line;
-        let of_ticket = || req.line.and_then(|_| self.seats.find(&req.name, waits));
+        let waits = |mine: &Mine| !enters && mine.phase.is_idle() && mine.ticket == req.ticket;
+        let of_ticket = || req.ticket.and_then(|_| self.seats.find(&req.name, waits));
         self.seats.find(&req.name, of_hold).or_else(of_ticket)
     }
 
@@ -102,7 +102,7 @@ impl Session {
             let told = Mine {
                 owner: req.owner,
                 hold: req.hold,
-                note: Arc::clone(&req.note),
+                note: Arc::clone(&req.info),
                 ..mine.clone()
             };
             let (written, line) =
@@ -123,7 +123,7 @@ impl Session {
         is_next: bool,
     ) -> Result<Step> {
         let mine = Mine {
-            ticket: req.line,
+            ticket: req.ticket,
             waits: is_next,
             ..Mine::asked(req, stem(req.hold.to_bits()))
         };
@@ -269,7 +269,7 @@ impl Session {
     ) -> Result<Step> {
         let folder = self.root.folder(&req.name);
         let reading = read(&self.client, &folder, line.inside());
-        let ticket = req.line.or(mine.ticket);
+        let ticket = req.ticket.or(mine.ticket);
         let (Some(_), Some(ahead)) = (ticket, line.ahead_of(node.number)) else {
             // Refused without a ticket: the seat is removed before the answer.
             let taken = reading.await.map_err(unanswered)?;

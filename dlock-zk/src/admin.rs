@@ -43,11 +43,12 @@ impl Session {
             seen.age = began.and_then(|began| self.since(began));
         } else {
             let rests = taken.iter().filter_map(|taken| self.shut(name, taken));
-            seen.shut = rests.max();
-            if seen.shut.is_none() && taken.iter().any(|taken| taken.used() != Use::Held) {
+            seen.unavailable_for = rests.max();
+            if seen.unavailable_for.is_none() && taken.iter().any(|taken| taken.used() != Use::Held)
+            {
                 // Reserved for the first waiter, which is being notified.
                 waiting += 1;
-                seen.shut = Some(self.turn_length());
+                seen.unavailable_for = Some(self.turn_length());
             }
         }
         seen.waiters = u32::try_from(waiting).ok();
@@ -108,7 +109,7 @@ impl Session {
         let mut found = Vec::new();
         while let Some(seen) = looking.next().await {
             let seen = seen?;
-            if seen.holds > 0 || seen.shut.is_some() || seen.damaged.is_some() {
+            if seen.holds > 0 || seen.unavailable_for.is_some() || seen.damaged.is_some() {
                 found.push(seen);
             }
         }

@@ -117,7 +117,7 @@ impl Taken {
             None => (Fingerprint::of(&self.data), HolderInfo::default()),
         };
         let mut holder = Holder::new(owner);
-        (holder.token, holder.note) = (self.token(), note);
+        (holder.token, holder.info) = (self.token(), note);
         holder
     }
 }

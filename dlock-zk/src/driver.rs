@@ -189,7 +189,7 @@ impl DistributedLock for ZkDriver {
         let held = |mine: &Mine| is(mine) && mine.held_until().is_some();
         let found = session.seats.find(&req.name, held);
         match found.or_else(|| session.seats.find(&req.name, is)) {
-            Some(mine) => session.release(&mine, req.keep).await,
+            Some(mine) => session.release(&mine, req.min_hold).await,
             None => session.release_elsewhere(&req.name, req.owner, hold).await,
         }
     }

@@ -17,8 +17,8 @@ use tokio::sync::OwnedMutexGuard;
 impl Session {
     /// Removes the seat of a ticket whose request was granted without that seat.
     pub(crate) fn used_up(&self, req: &Acquire) {
-        let is_idle = |mine: &Mine| mine.ticket == req.line && mine.held_until().is_none();
-        if let Some(mine) = req.line.and_then(|_| self.seats.find(&req.name, is_idle)) {
+        let is_idle = |mine: &Mine| mine.ticket == req.ticket && mine.held_until().is_none();
+        if let Some(mine) = req.ticket.and_then(|_| self.seats.find(&req.name, is_idle)) {
             self.doom(mine.id, Duration::ZERO);
         }
     }
@@ -36,7 +36,7 @@ impl Session {
             return;
         }
         let mut next = req.clone();
-        (next.line, next.next, next.join) = (Some(ticket), None, None);
+        (next.ticket, next.next_ticket, next.join) = (Some(ticket), None, None);
         // Not yet assigned: the poll that takes the seat writes the waiter's owner and hold to it.
         next.owner = Owner::from_seed(&format!("{} {ticket}", req.hold));
         next.hold = HoldId::from_bits(next.hold.to_bits().rotate_left(1) ^ ticket.0.get());

@@ -113,7 +113,7 @@ impl Mine {
             name: req.name.clone(),
             owner: req.owner,
             hold: req.hold,
-            note: Arc::clone(&req.note),
+            note: Arc::clone(&req.info),
             stem,
             node: None,
             phase: Phase::Asked(req.give_up),

@@ -147,7 +147,7 @@ async fn excludes_and_hands_over(one: &Client, two: &Client) -> Result<(), Error
     );
     let seen = two.admin().inspect("orders:42").await?;
     let holder = &seen.holders[0];
-    assert_eq!(holder.note.pid, std::process::id());
+    assert_eq!(holder.info.pid, std::process::id());
     assert_eq!(holder.token, Some(first.token()));
 
     // Of the two the wait is asked first.

@@ -19,8 +19,8 @@ cases! {
     breaking_ends_every_hold bullet("holders learn it at their next `renew`");
     a_broken_holder_learns_it_at_its_next_renewal bullet("holders learn it at their next `renew`");
     breaking_opens_a_name_reserved_and_the_line_goes_on needs(Line)
-        bullet("opens what was kept shut or reserved");
-    breaking_serves_the_line needs(Line) bullet("opens what was kept shut or reserved");
+        bullet("frees what was unavailable or reserved");
+    breaking_serves_the_line needs(Line) bullet("frees what was unavailable or reserved");
 }
 
 async fn a_name_never_heard_of_is_free(ctx: Ctx) -> Result {
@@ -53,7 +53,7 @@ async fn inspect_shows_who_is_inside(ctx: Ctx) -> Result {
     let more = caller.take(&hold.ask.again()).await?;
     let seen = other.inspect(&name).await?;
     same("the number of holds", seen.holds, 2)?;
-    same("shut", seen.shut, None)?;
+    same("shut", seen.unavailable_for, None)?;
     let [holder] = &seen.holders[..] else {
         return Err(Failure::new(format_args!(
             "one is inside, seen are {:?}",
@@ -62,7 +62,7 @@ async fn inspect_shows_who_is_inside(ctx: Ctx) -> Result {
     };
     same("the owner", holder.owner, hold.ask.owner.fingerprint())?;
     same("the token", holder.token, Some(hold.token))?;
-    same("the note", &holder.note, &note)?;
+    same("the note", &holder.info, &note)?;
     holder
         .rest
         .map_or(Ok(()), |rest| is_left(rest, ctx.long()))?;

@@ -194,7 +194,7 @@ async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result {
     let give_up = now + Duration::from_secs(5);
     let mut request = Acquire::new(job.arg("name")?.parse()?, owner, hold, lease, give_up);
     if job.name == WAIT {
-        request.line = Some(Ticket(NonZeroU64::MIN));
+        request.ticket = Some(Ticket(NonZeroU64::MIN));
     }
     let answer = driver.acquire(&request).await?;
     match (job.name.as_str(), answer) {

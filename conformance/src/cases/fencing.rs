@@ -15,7 +15,7 @@ cases! {
         bullet("a grant that is no re-entry has a token greater");
     the_token_grows_over_expiry bullet("a grant that is no re-entry has a token greater");
     the_token_grows_over_a_break
-        bullet("opens what was kept shut or reserved. The token counter stays");
+        bullet("frees what was unavailable or reserved. The token counter stays");
     the_token_grows_over_a_name_kept_shut bullet("a grant that is no re-entry has a token greater");
     the_token_grows_over_a_turn needs(Line)
         bullet("a grant that is no re-entry has a token greater");

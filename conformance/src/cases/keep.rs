@@ -8,16 +8,16 @@ use std::time::Duration;
 cases! {
     [Clause::Keep]
     a_name_stays_shut_for_everybody_as_long_as_was_asked
-        bullet("with `req.keep` and no hold left the name stays shut that long");
-    its_last_owner_is_refused_too bullet("kept shut: `Held`, for its last owner too");
+        bullet("with `req.min_hold` and no hold left the name stays unavailable that long");
+    its_last_owner_is_refused_too bullet("in its minimum hold: `Held`, for its last owner too");
     the_longest_counts_when_it_goes_first
-        bullet("with `req.keep` and no hold left the name stays shut that long");
+        bullet("with `req.min_hold` and no hold left the name stays unavailable that long");
     the_longest_counts_when_it_goes_last
-        bullet("with `req.keep` and no hold left the name stays shut that long");
+        bullet("with `req.min_hold` and no hold left the name stays unavailable that long");
     a_name_is_not_shut_while_a_hold_is_left
-        bullet("with `req.keep` and no hold left the name stays shut that long");
-    inspect_and_list_say_shut bullet("kept shut: `Held`, for its last owner too");
-    breaking_opens_it bullet("opens what was kept shut");
+        bullet("with `req.min_hold` and no hold left the name stays unavailable that long");
+    inspect_and_list_say_shut bullet("in its minimum hold: `Held`, for its last owner too");
+    breaking_opens_it bullet("frees what was unavailable");
     it_outlives_the_client needs(Detached);
     after_a_lapse_the_lease_alone_decides bullet("ends with the incarnation: after a lapse");
     a_new_incarnation_knows_nothing_of_it bullet("ends with the incarnation: after a lapse");
@@ -94,7 +94,7 @@ async fn inspect_and_list_say_shut(ctx: Ctx) -> Result {
     for seen in [other.inspect(&name).await?, listed] {
         let unheld = seen.holders.is_empty() && seen.holds == 0;
         ensure(unheld, format_args!("no holder should be shown: {seen:?}"))?;
-        is_left(seen.shut.unwrap_or_default(), ctx.long())?;
+        is_left(seen.unavailable_for.unwrap_or_default(), ctx.long())?;
     }
     Ok(())
 }

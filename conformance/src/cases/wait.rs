@@ -9,18 +9,18 @@ use futures_util::StreamExt;
 cases! {
     [Clause::Wait]
     a_release_wakes_whoever_stands_in_line needs(Push)
-        bullet("a client that was refused with `req.line` is listening");
-    turns_come_in_the_order_of_standing needs(Line) bullet("refused with `req.line`");
-    looking_again_keeps_the_place needs(Line) bullet("refused with `req.line`");
-    the_number_ahead_is_right_where_it_is_told needs(Line) bullet("refused with `req.line`");
+        bullet("a client that was refused with `req.ticket` is listening");
+    turns_come_in_the_order_of_standing needs(Line) bullet("refused with `req.ticket`");
+    looking_again_keeps_the_place needs(Line) bullet("refused with `req.ticket`");
+    the_number_ahead_is_right_where_it_is_told needs(Line) bullet("refused with `req.ticket`");
     a_turn_is_refused_to_everybody_else needs(Line) bullet("reserved for another ticket");
     a_turn_is_taken_without_having_heard_of_it needs(Line);
     nobody_passes_a_line_when_the_holder_lapsed needs(Line)
         bullet("free while others stand in line");
-    a_granted_ticket_is_used_up needs(Line) bullet("granted: `req.line` is used up");
-    the_next_ticket_stands_at_the_end needs(Line) bullet("granted: `req.line` is used up");
+    a_granted_ticket_is_used_up needs(Line) bullet("granted: `req.ticket` is used up");
+    the_next_ticket_stands_at_the_end needs(Line) bullet("granted: `req.ticket` is used up");
     the_next_ticket_stands_though_nobody_else_does needs(Line)
-        bullet("granted: `req.line` is used up");
+        bullet("granted: `req.ticket` is used up");
     whoever_is_next_is_told_when_to_look needs(Line, Told);
     a_name_that_opens_again_goes_to_the_first_in_line needs(Line);
     after_a_gap_look_again_is_said needs(Push, Network)
@@ -124,7 +124,7 @@ async fn a_turn_is_refused_to_everybody_else(ctx: Ctx) -> Result {
     let seen = second.inspect(&name).await?;
     same("who is inside", seen.holders.len(), 0)?;
     ensure(
-        seen.shut.is_some(),
+        seen.unavailable_for.is_some(),
         format_args!("a reserved name should be unavailable: {seen:?}"),
     )?;
     // Any local waiter of that client may use the turn.

@@ -355,7 +355,7 @@ impl DistributedLock for Gate {
     }
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
-        self.asked(Step::Acquire, &req.name, Some(req.hold), req.line);
+        self.asked(Step::Acquire, &req.name, Some(req.hold), req.ticket);
         let (inner, mut req) = (Arc::clone(&self.inner), req.clone());
         // The gate's `late` exceeds that of its store by this much, so the store must refuse that much later.
         req.give_up = req.give_up + (self.capabilities.late - inner.capabilities().late);

@@ -66,7 +66,7 @@ async fn a_dropped_guard_leaves_the_name_shut(ctx: Ctx) -> Result {
     drop(takes(&peer, &name, ctx.short()).await?);
     let shut = || async {
         let seen = observer.inspect(&name).await?;
-        Ok(seen.holders.is_empty() && seen.shut.is_some())
+        Ok(seen.holders.is_empty() && seen.unavailable_for.is_some())
     };
     ctx.eventually(
         "the name is unavailable without a holder",

@@ -282,7 +282,7 @@ fn overdue(error: Error) -> Failure {
 
 /// No client holds the lock, and none queues for it as far as the store can tell.
 pub(crate) fn is_untouched(seen: &Snapshot) -> bool {
-    let free = seen.holders.is_empty() && seen.holds == 0 && seen.shut.is_none();
+    let free = seen.holders.is_empty() && seen.holds == 0 && seen.unavailable_for.is_none();
     free && seen.waiters.unwrap_or(0) == 0
 }
 

@@ -66,7 +66,7 @@ impl Twist for ShutUnseen {
     async fn inspect(&self, inner: &Inner, name: &LockName) -> Result<Snapshot> {
         let mut seen = inner.inspect(name).await?;
         if seen.waiters.unwrap_or(0) == 0 {
-            seen.shut = None;
+            seen.unavailable_for = None;
         }
         Ok(seen)
     }

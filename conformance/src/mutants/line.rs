@@ -12,18 +12,18 @@ use std::num::NonZeroU64;
 table! {
     a_turn_is_open_to_whoever_asks breaks(Clause::Wait) needs(Line) => Barging;
     the_next_ticket_is_forgotten breaks(Clause::Wait) needs(Line) => Edit {
-        acquire: |req| req.next = None,
+        acquire: |req| req.next_ticket = None,
         ..Edit::NONE
     };
     a_granted_ticket_stays_in_line breaks(Clause::Indeterminate, Clause::Wait) needs(Line) => Edit {
-        acquire: |req| req.next = req.next.or(req.line),
+        acquire: |req| req.next_ticket = req.next_ticket.or(req.ticket),
         ..Edit::NONE
     };
     // Queues it under a ticket of the mutant's own.
     refused_without_a_ticket_stands_all_the_same
         breaks(Clause::Mutex, Clause::Indeterminate, Clause::Cancel, Clause::Wait, Clause::Late)
         needs(Line) => Edit {
-            acquire: |req| req.line = req.line.or(NonZeroU64::new(req.hold.to_bits()).map(Ticket)),
+            acquire: |req| req.ticket = req.ticket.or(NonZeroU64::new(req.hold.to_bits()).map(Ticket)),
             ..Edit::NONE
         };
     leave_does_nothing breaks(Clause::Cancel) needs(Line) => LeaveSwallowed;
@@ -47,9 +47,10 @@ struct Barging;
 impl Twist for Barging {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let answer = inner.acquire(req).await?;
-        if matches!(answer, Acquired::Held(_)) && req.line.is_none() {
+        if matches!(answer, Acquired::Held(_)) && req.ticket.is_none() {
             let seen = inner.inspect(&req.name).await?;
-            if seen.holders.is_empty() && seen.shut.is_some() && seen.waiters != Some(0) {
+            if seen.holders.is_empty() && seen.unavailable_for.is_some() && seen.waiters != Some(0)
+            {
                 inner.break_lock(&req.name, None).await?;
                 return inner.acquire(req).await;
             }
@@ -77,7 +78,7 @@ struct TurnLost;
 impl Twist for TurnLost {
     async fn leave(&self, inner: &Inner, name: &LockName, ticket: Ticket) -> Result<()> {
         let seen = inner.inspect(name).await?;
-        if seen.shut.is_some() {
+        if seen.unavailable_for.is_some() {
             return Ok(());
         }
         inner.leave(name, ticket).await

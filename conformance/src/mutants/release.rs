@@ -127,8 +127,8 @@ struct KeepOfTheLast;
 impl Twist for KeepOfTheLast {
     async fn release(&self, inner: &Inner, req: &Release) -> Result<Released> {
         let mut req = req.clone();
-        if req.keep.is_some() && inner.inspect(&req.name).await?.holds > 1 {
-            req.keep = None;
+        if req.min_hold.is_some() && inner.inspect(&req.name).await?.holds > 1 {
+            req.min_hold = None;
         }
         inner.release(&req).await
     }

@@ -211,7 +211,7 @@ impl<'a> Job<'a> {
             for _ in 0..OPENING.as_millis() / LOOK.as_millis() {
                 tokio::time::sleep(LOOK).await;
                 let seen = self.client.admin().inspect(self.lock.name().as_str()).await;
-                if seen.is_ok_and(|seen| seen.shut.is_none()) {
+                if seen.is_ok_and(|seen| seen.unavailable_for.is_none()) {
                     return true;
                 }
             }

@@ -34,21 +34,21 @@ pub struct Acquire {
     /// without a queue ([`Wake::Notify`](crate::driver::Wake::Notify)), the client listens for the name from then on,
     /// until [`leave`](crate::driver::DistributedLock::leave) or a grant. [`Wake::Poll`](crate::driver::Wake::Poll): ignore
     /// it.
-    pub line: Option<Ticket>,
+    pub ticket: Option<Ticket>,
     /// The ticket that enters the queue for this client's further waiters when this acquire is granted. On
-    /// a store without a queue, the client listens with this ticket from then on, in place of `line`.
+    /// a store without a queue, the client listens with this ticket from then on, in place of `ticket`.
     /// [`Wake::Poll`](crate::driver::Wake::Poll): ignore it.
-    pub next: Option<Ticket>,
+    pub next_ticket: Option<Ticket>,
     /// Re-enter this incarnation only.
     pub join: Option<FencingToken>,
     /// This is not the first attempt, so it is probably refused. A store whose write costs more than a read
     /// can read first. Ignoring it is correct.
-    pub look: bool,
+    pub retry: bool,
     /// When the core stops waiting for the answer. The driver converts it into its server's time
     /// ([`ServerClock`](crate::driver::kit::ServerClock) helps).
     pub give_up: Instant,
     /// The holder info that `inspect` shows. It ends with the hold.
-    pub note: Arc<HolderInfo>,
+    pub info: Arc<HolderInfo>,
 }
 
 impl Acquire {
@@ -62,12 +62,12 @@ impl Acquire {
             owner,
             hold,
             lease,
-            line: None,
-            next: None,
+            ticket: None,
+            next_ticket: None,
             join: None,
-            look: false,
+            retry: false,
             give_up,
-            note: Arc::clone(&NOTHING),
+            info: Arc::clone(&NOTHING),
         }
     }
 }
@@ -161,7 +161,7 @@ pub struct Release {
     /// The holds to release.
     pub holds: Holds,
     /// The rest of the minimum hold. When no hold is left, the name stays unavailable that long.
-    pub keep: Option<Duration>,
+    pub min_hold: Option<Duration>,
 }
 
 impl Release {
@@ -172,7 +172,7 @@ impl Release {
             name,
             owner,
             holds: Holds::One(hold),
-            keep: None,
+            min_hold: None,
         }
     }
 }

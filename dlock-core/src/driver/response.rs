@@ -72,7 +72,7 @@ pub struct Holder {
     /// The rest of its lease.
     pub rest: Option<Duration>,
     /// The holder info that it sent with its acquire.
-    pub note: HolderInfo,
+    pub info: HolderInfo,
 }
 
 impl Holder {
@@ -83,7 +83,7 @@ impl Holder {
             owner,
             token: None,
             rest: None,
-            note: HolderInfo::default(),
+            info: HolderInfo::default(),
         }
     }
 }
@@ -205,7 +205,7 @@ pub struct Snapshot {
     pub holds: u32,
     /// How long the name stays unavailable without a holder: for its minimum hold, or because it is
     /// reserved.
-    pub shut: Option<Duration>,
+    pub unavailable_for: Option<Duration>,
     /// How many clients wait, where the store knows.
     pub waiters: Option<u32>,
     /// How long ago the incarnation began, where the store knows.
@@ -223,7 +223,7 @@ impl Snapshot {
             name,
             holders: Vec::new(),
             holds: 0,
-            shut: None,
+            unavailable_for: None,
             waiters: None,
             age: None,
             damaged: None,

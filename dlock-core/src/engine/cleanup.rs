@@ -257,7 +257,7 @@ impl Engine {
         let mut pause = PAUSE.0;
         while self.goes_on(job, over) {
             let mut request = Release::new(job.name.clone(), target.owner, target.hold);
-            request.keep = self.rest(job.keep);
+            request.min_hold = self.rest(job.keep);
             let give_up = self.clock.now() + ATTEMPT;
             match self.release_once(request, give_up).await {
                 Some(Ok(_)) => {

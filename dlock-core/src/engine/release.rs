@@ -64,7 +64,7 @@ impl Releasing {
         let mut pause = Duration::from_millis(5);
         loop {
             let mut request = Release::new(self.hold.name.clone(), self.hold.owner, self.hold.id);
-            request.keep = self.engine.rest(self.hold.keep());
+            request.min_hold = self.engine.rest(self.hold.keep());
             match self.engine.release_once(request, end).await {
                 Some(Ok(released)) => return self.finish(released, unanswered, sent),
                 Some(Err(error)) => {

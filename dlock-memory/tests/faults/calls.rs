@@ -124,7 +124,7 @@ async fn late_is_refused_after_its_not_after() {
     bench.driver.faults().once(Call::Renew, late);
     bench.driver.faults().once(Call::Release, late);
     let mut queued = bench.ask("b");
-    queued.line = Some(Ticket(NonZeroU64::MIN));
+    queued.ticket = Some(Ticket(NonZeroU64::MIN));
     bench.driver.acquire(&queued).await.unwrap_err();
     let renew = [Renew::new(
         name(),

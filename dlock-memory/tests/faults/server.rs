@@ -202,13 +202,17 @@ async fn wake_ups_are_lost_doubled_or_cut() {
         (4, WakeUpFault::Cut),
     ] {
         holder.acquire(&bench.ask("a")).await.unwrap();
-        look.line = Some(Ticket(NonZeroU64::new(number).unwrap()));
+        look.ticket = Some(Ticket(NonZeroU64::new(number).unwrap()));
         bench.driver.acquire(&look).await.unwrap();
         waiter.wake_ups(fault);
         holder.release(&release("a")).await.unwrap();
         let shown = bench.driver.inspect(&name()).await.unwrap();
         // The server knows that a client without receivers cannot be served.
-        assert_eq!(shown.shut.is_some(), fault != WakeUpFault::Cut, "{fault:?}");
+        assert_eq!(
+            shown.unavailable_for.is_some(),
+            fault != WakeUpFault::Cut,
+            "{fault:?}"
+        );
         waiter.wake_ups(WakeUpFault::Deliver);
         let mut came = 0;
         while let Some(Some(wake_up)) = wake_ups.next().now_or_never() {
@@ -218,7 +222,7 @@ async fn wake_ups_are_lost_doubled_or_cut() {
         heard.push(came);
         bench
             .driver
-            .leave(&name(), look.line.unwrap())
+            .leave(&name(), look.ticket.unwrap())
             .await
             .unwrap();
     }

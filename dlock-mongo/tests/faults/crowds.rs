@@ -79,7 +79,7 @@ async fn each_of_many_is_judged_as_if_it_came_alone() {
     let keeps = t.acquire("n13", SECOND * 30);
     grant(other.acquire(&keeps).await);
     let mut kept = Release::new(keeps.name.clone(), keeps.owner, keeps.hold);
-    kept.keep = Some(SECOND * 30);
+    kept.min_hold = Some(SECOND * 30);
     other.release(&kept).await.unwrap();
     let foreign = doc! { "owner": Bson::Null, "keep": Bson::Null, "holds": "many" };
     t.locks()
@@ -93,7 +93,7 @@ async fn each_of_many_is_judged_as_if_it_came_alone() {
     .await;
     // The same request twice, and a note that looks like an expression.
     crowd.push(crowd[20].clone());
-    crowd[21].note = Arc::new(dlock_core::HolderInfo::new("$$ROOT", 7));
+    crowd[21].info = Arc::new(dlock_core::HolderInfo::new("$$ROOT", 7));
     // The lease of this one will have ended at its release.
     crowd[30].lease = Lease::fixed(SECOND);
     let before = (t.sent("findAndModify").await, t.sent("update").await);

@@ -36,7 +36,7 @@ fn ended(document: &Document) -> bool {
 async fn the_document_is_pinned_while_held_and_when_free() {
     let t = Testbed::start().await;
     let mut req = t.acquire("a.$b", SECOND * 30);
-    req.note = Arc::new(HolderInfo::new("$_id", 4711));
+    req.info = Arc::new(HolderInfo::new("$_id", 4711));
     let grant = t.granted(&req).await;
     let held = t.document("a.$b").await;
     assert_eq!(keys(&held), KEYS);
@@ -70,7 +70,7 @@ async fn the_short_way_in_and_out_leaves_the_same_record() {
     // read the record and write it.
     for round in 0..4 {
         let mut req = t.acquire("a", SECOND * 30);
-        req.note = Arc::new(HolderInfo::new("host", round));
+        req.info = Arc::new(HolderInfo::new("host", round));
         let grant = t.granted(&req).await;
         let held = t.document("a").await;
         assert_eq!(keys(&held), KEYS);
@@ -126,7 +126,7 @@ async fn the_short_way_in_and_out_leaves_the_same_record() {
     let by = t.held(&t.acquire("a", SECOND)).await.by.unwrap();
     assert_eq!(by.owner, theirs.owner.fingerprint());
     let mut kept = Release::new(theirs.name.clone(), theirs.owner, theirs.hold);
-    kept.keep = Some(SECOND * 30);
+    kept.min_hold = Some(SECOND * 30);
     assert!(matches!(
         other.release(&kept).await.unwrap(),
         Released::MinHold { .. }
@@ -168,7 +168,7 @@ async fn what_looks_like_an_expression_is_a_name_or_a_word() {
         .collect();
     for req in &held {
         let mut req = req.clone();
-        req.note = Arc::new(HolderInfo::new("$$ROOT.owner", 1));
+        req.info = Arc::new(HolderInfo::new("$$ROOT.owner", 1));
         t.granted(&req).await;
         let by = t
             .held(&t.acquire(req.name.as_str(), SECOND))
@@ -176,7 +176,7 @@ async fn what_looks_like_an_expression_is_a_name_or_a_word() {
             .by
             .unwrap();
         assert_eq!(
-            (by.owner, by.note.host.as_str()),
+            (by.owner, by.info.host.as_str()),
             (req.owner.fingerprint(), "$$ROOT.owner")
         );
     }

@@ -333,7 +333,7 @@ async fn every_command_has_a_time_limit_and_every_write_a_majority() {
             t.granted(req).await; // a write of the record, then the short command
         }
         let mut looks = t.waits("a", 1).await;
-        looks.look = true;
+        looks.retry = true;
         t.held(&looks).await;
         t.renew(&[&held[0]]).await;
         t.renew(&[&held[0], &held[1]]).await;

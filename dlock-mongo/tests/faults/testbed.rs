@@ -135,7 +135,7 @@ impl Testbed {
 
     pub(crate) fn asks(&self, name: &str, ticket: u64) -> Acquire {
         let mut req = self.acquire(name, SECOND * 30);
-        req.line = Some(Ticket(NonZeroU64::new(ticket).unwrap()));
+        req.ticket = Some(Ticket(NonZeroU64::new(ticket).unwrap()));
         req
     }
 

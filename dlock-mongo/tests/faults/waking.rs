@@ -109,7 +109,7 @@ async fn a_look_that_no_release_woke_takes_nothing() {
     let holder = t.acquire("a", SECOND * 30);
     t.granted(&holder).await;
     let mut looks = t.waits("a", 1).await;
-    looks.look = true;
+    looks.retry = true;
     // Every command that could take the lock fails, so the answer comes from a read.
     t.fail_all_of(&["findAndModify", "update"], doc! { "errorCode": 11600 })
         .await;
@@ -168,7 +168,7 @@ async fn who_lost_many_races_hears_of_a_release_that_nobody_else_wants() {
     for round in 1..=3 {
         let mut inside = takes().await;
         let mut waiter = t.waits("a", round).await;
-        waiter.look = true;
+        waiter.retry = true;
         for _ in 0..10 {
             gives(inside).await;
             inside = takes().await;
@@ -192,7 +192,7 @@ async fn held_and_waited_for_no_more(t: &Testbed) -> Acquire {
     t.granted(&holder).await;
     let waiter = t.waits("a", 1).await;
     t.until(async || open(t).await == 1).await;
-    let left = t.driver.leave(&waiter.name, waiter.line.unwrap());
+    let left = t.driver.leave(&waiter.name, waiter.ticket.unwrap());
     left.await.unwrap();
     t.until(async || is_unread(t).await).await;
     holder

@@ -361,7 +361,7 @@ async fn who_comes_after_a_release_is_not_found_to_have_come_before() {
     token(&take(t.table(), &asks).await.unwrap()[0]);
     // This one reads the row first, and writes it if it is unchanged.
     let mut looks = t.ask("c", "them", 6);
-    looks.look = true;
+    looks.retry = true;
     t.taken(&looks).await;
     let began = "SELECT MIN(LEAST(began, changed)) FROM dlock_locks WHERE name < 'd'";
     assert_eq!(t.number(began).await, FAR);
@@ -559,7 +559,7 @@ async fn a_damaged_row_is_free_past_its_end_and_a_break_keeps_its_token() {
         .await;
     assert!(t.holder("a").await.is_none());
     let mut looks = t.ask("a", "them", 2);
-    looks.look = true;
+    looks.retry = true;
     assert_eq!(t.taken(&looks).await, FAR.unsigned_abs() + 2);
     // No token is greater than the last one; a break begins anew.
     t.run(format!(
@@ -591,7 +591,7 @@ async fn no_number_in_a_row_is_too_great_or_too_small() {
             again.hold = HoldId::from_bits(2);
             drop(t.driver.acquire(&again).await);
             let mut kept = release(&again);
-            kept.keep = Some(Duration::MAX);
+            kept.min_hold = Some(Duration::MAX);
             drop(t.driver.release(&kept).await);
             let page = t.driver.list(name, None, 10).await.unwrap();
             assert_eq!(page.found.len(), 1, "{name}");

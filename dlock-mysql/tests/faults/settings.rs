@@ -76,7 +76,7 @@ async fn names_times_and_texts_do_not_depend_on_the_servers_settings() {
     }
     // Another session, with a zone of its own, sees the same.
     let mut other = t.ask("a", SECOND);
-    other.look = true;
+    other.retry = true;
     assert!(matches!(
         t.driver.acquire(&other).await.unwrap(),
         Acquired::Held(_)

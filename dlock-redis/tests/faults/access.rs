@@ -219,7 +219,7 @@ async fn the_rights_in_the_readme_are_enough_for_everything() {
     t.release(&second).await;
     assert_eq!(t.list("", 100).await, ["a"]);
     let mut keeping = t.release_of(&first);
-    keeping.keep = Some(SECOND);
+    keeping.min_hold = Some(SECOND);
     assert!(matches!(
         t.driver.release(&keeping).await.unwrap(),
         Released::MinHold { .. }

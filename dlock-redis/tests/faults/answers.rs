@@ -15,7 +15,7 @@ const TICK: Duration = Duration::from_millis(1);
 async fn a_free_lock_is_granted_and_a_held_one_refused_with_its_holder() {
     let t = Testbed::start().await;
     let mut first = t.acquire("a", SECOND * 30);
-    first.note = Arc::new(HolderInfo::new("host", 4711));
+    first.info = Arc::new(HolderInfo::new("host", 4711));
     let grant = t.granted(&first).await;
     assert_eq!(grant.holds.get(), 1);
     assert_eq!(grant.valid_for, SECOND * 30);
@@ -23,7 +23,7 @@ async fn a_free_lock_is_granted_and_a_held_one_refused_with_its_holder() {
     let by = held.by.unwrap();
     assert_eq!(by.owner, first.owner.fingerprint());
     assert_eq!(by.token, Some(grant.token));
-    assert_eq!(by.note, HolderInfo::new("host", 4711));
+    assert_eq!(by.info, HolderInfo::new("host", 4711));
     assert!(by.rest.unwrap() > SECOND * 29 && by.rest.unwrap() <= SECOND * 30);
     assert_eq!(held.poll_in, Some(SECOND * 2));
     assert!(matches!(t.release(&first).await, Released::Freed));
@@ -291,13 +291,13 @@ async fn a_kept_name_is_shut_for_all_until_the_longest_keep_of_its_incarnation()
     let second = t.again(&first, SECOND * 30);
     t.granted(&second).await;
     let mut keeping = t.release_of(&first);
-    keeping.keep = Some(SECOND * 20);
+    keeping.min_hold = Some(SECOND * 20);
     assert!(matches!(
         t.driver.release(&keeping).await.unwrap(),
         Released::StillHeld { .. }
     ));
     let mut shorter = t.release_of(&second);
-    shorter.keep = Some(SECOND);
+    shorter.min_hold = Some(SECOND);
     let Released::MinHold { rest } = t.driver.release(&shorter).await.unwrap() else {
         panic!()
     };
@@ -311,7 +311,7 @@ async fn a_kept_name_is_shut_for_all_until_the_longest_keep_of_its_incarnation()
         Released::NotHeld { by: None }
     ));
     let shown = t.inspect("a").await;
-    assert!(shown.holders.is_empty() && shown.shut.unwrap() > SECOND * 19);
+    assert!(shown.holders.is_empty() && shown.unavailable_for.unwrap() > SECOND * 19);
     assert!(matches!(
         t.breaks("a", Some(1)).await,
         Broken::Changed { token: None }
@@ -325,7 +325,7 @@ async fn a_kept_name_is_shut_for_all_until_the_longest_keep_of_its_incarnation()
     let inner = t.again(&crashed, Duration::from_millis(100));
     t.granted(&inner).await;
     let mut keeping = t.release_of(&inner);
-    keeping.keep = Some(SECOND * 20);
+    keeping.min_hold = Some(SECOND * 20);
     t.driver.release(&keeping).await.unwrap();
     t.sleep(170).await;
     t.granted(&t.acquire("a", SECOND)).await;
@@ -378,7 +378,7 @@ async fn list_walks_every_held_or_shut_name_of_a_prefix_and_decodes_it() {
     let shut = t.acquire("x:shut", SECOND * 30);
     t.granted(&shut).await;
     let mut keeping = t.release_of(&shut);
-    keeping.keep = Some(SECOND * 30);
+    keeping.min_hold = Some(SECOND * 30);
     t.driver.release(&keeping).await.unwrap();
     let gone = t.acquire("x:gone", SECOND);
     t.granted(&gone).await;
@@ -397,7 +397,7 @@ async fn list_walks_every_held_or_shut_name_of_a_prefix_and_decodes_it() {
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Misuse);
     let free = t.inspect("never").await;
-    assert!(free.holders.is_empty() && free.shut.is_none() && free.holds == 0);
+    assert!(free.holders.is_empty() && free.unavailable_for.is_none() && free.holds == 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -75,7 +75,7 @@ impl Testbed {
     /// An acquire that waits in the queue.
     pub(crate) fn in_line(&self, name: &str, lease: Duration, number: u64) -> Acquire {
         let mut req = self.acquire(name, lease);
-        req.line = Some(ticket(number));
+        req.ticket = Some(ticket(number));
         req
     }
 

@@ -139,7 +139,7 @@ async fn a_release_or_break_beside_somebody_elses_key_says_what_it_did() {
         ));
         let req = held(t.draw()).await;
         let mut keeping = t.release_of(&req);
-        keeping.keep = Some(SECOND * 30);
+        keeping.min_hold = Some(SECOND * 30);
         let released = t.driver.release(&keeping).await.unwrap();
         assert!(matches!(released, Released::MinHold { .. }), "{released:?}");
         let _: u64 = t.raw().await.del(&key).await.unwrap();

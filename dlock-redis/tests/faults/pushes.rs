@@ -152,7 +152,7 @@ async fn a_ticket_that_has_left_is_not_remembered_again() {
     let kept = || format!("{:?}", t.driver);
     // Granted, but answered only after the next ticket was given up.
     let mut req = t.in_line("a", SECOND * 30, 1);
-    req.next = Some(ticket(2));
+    req.next_ticket = Some(ticket(2));
     let strike = proxy.on_next(Trigger::on("EVALSHA"), Fault::HoldRequest);
     let (driver, asked) = (t.driver.clone(), req.clone());
     let asking = tokio::spawn(async move { driver.acquire(&asked).await });
@@ -171,7 +171,7 @@ async fn a_ticket_that_has_left_is_not_remembered_again() {
     assert!(kept().contains("WakeUps(0 tickets)"), "{}", kept());
     // After a refusal the next ticket is not in the queue.
     let mut refused = t.in_line("a", SECOND * 30, 3);
-    refused.next = Some(ticket(4));
+    refused.next_ticket = Some(ticket(4));
     t.held(&refused).await;
     assert!(kept().contains("WakeUps(1 tickets)"), "{}", kept());
     t.driver.leave(&refused.name, ticket(3)).await.unwrap();

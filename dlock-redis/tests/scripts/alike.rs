@@ -137,7 +137,7 @@ impl Side {
 
     async fn keeps_shut(&self, held: &Acquire) {
         let mut keeping = Release::new(held.name.clone(), held.owner, held.hold);
-        keeping.keep = Some(SECOND * 60);
+        keeping.min_hold = Some(SECOND * 60);
         self.client.driver.release(&keeping).await.unwrap();
     }
 

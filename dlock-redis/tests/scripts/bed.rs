@@ -49,7 +49,7 @@ impl Client {
     /// An acquire that waits with that ticket.
     pub(crate) fn waits(&self, t: &Testbed, number: u64) -> Acquire {
         let mut req = t.acquire(SECOND * 30);
-        req.line = Some(ticket(number));
+        req.ticket = Some(ticket(number));
         req
     }
 

@@ -17,7 +17,7 @@ async fn an_uncontended_cycle_pays_one_command_for_the_line_on_either_side() {
     client.granted(&req).await;
     client.release(&req).await;
     for next in [None, None] {
-        req.next = next;
+        req.next_ticket = next;
         t.raw_command(&["CONFIG", "RESETSTAT"]).await;
         client.granted(&req).await;
         let taken = ["time", "exists", "set", "hset", "pexpire"].map(|name| (name.to_owned(), 1));
@@ -80,7 +80,7 @@ async fn a_hand_off_is_two_scripts() {
         one.release(&inside).await;
         two.turn().await;
         let mut taking = two.waits(&t, number - 1);
-        taking.line = Some(ticket(if number == 2 { 1 } else { number - 1 }));
+        taking.ticket = Some(ticket(if number == 2 { 1 } else { number - 1 }));
         two.granted(&taking).await;
         one.held(&one.waits(&t, number)).await;
         inside = taking;
@@ -205,7 +205,7 @@ async fn what_fails_on_a_key_of_somebody_elses_takes_nothing_and_leaves_no_key_w
         waiter.turn().await;
         let _: () = t.raw().await.set_ex(foreign, "foreign", 60).await.unwrap();
         // A waiter uses its turn, with the client's next ticket behind it.
-        taking.next = Some(ticket(t.draw()));
+        taking.next_ticket = Some(ticket(t.draw()));
         let error = waiter.driver.acquire(&taking).await.unwrap_err();
         assert_eq!(
             (error.kind(), error.effect()),
@@ -227,7 +227,7 @@ async fn a_repeat_finds_its_hold_and_puts_its_next_ticket_in_line_once() {
     let t = Testbed::start();
     let [client, other] = [t.client().await, t.client().await];
     let mut req = client.waits(&t, 1);
-    req.next = Some(ticket(2));
+    req.next_ticket = Some(ticket(2));
     let grant = client.granted(&req).await;
     let stands = t.line().await;
     assert_eq!(stands.len(), 1);

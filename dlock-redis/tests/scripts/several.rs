@@ -24,7 +24,7 @@ async fn requests_that_are_alike_go_in_one_script_and_leave_what_each_alone_woul
     let mut wanted = t.of_many_names(MANY);
     // A request that would wait carries a ticket, and some would wait.
     for (req, number) in wanted.iter_mut().step_by(3).zip(1..) {
-        req.line = Some(ticket(number));
+        req.ticket = Some(ticket(number));
     }
     for _ in 0..2 {
         t.raw_command(&["CONFIG", "RESETSTAT"]).await;
@@ -152,7 +152,7 @@ async fn a_late_request_in_a_script_of_several_makes_no_other_late() {
     let driver = t.client().await.driver;
     let mut wanted = t.of_many_names(MANY);
     let late = 9;
-    wanted[late].line = Some(ticket(1));
+    wanted[late].ticket = Some(ticket(1));
     wanted[late].give_up = Clock::boot().now() - SECOND;
     let answers = join_all(wanted.iter().map(|req| driver.acquire(req))).await;
     for (at, answer) in answers.into_iter().enumerate() {

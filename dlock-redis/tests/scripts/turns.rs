@@ -71,7 +71,7 @@ async fn a_turn_is_a_record_with_nothing_but_the_ticket_and_an_end() {
     assert_eq!(t.record().await, HashMap::from([("~r".to_owned(), stands)]));
     assert!(!t.keys().await.iter().any(|key| key == LINE || key == ENDS));
     let shown = holder.driver.inspect(&name()).await.unwrap();
-    assert!(shown.holders.is_empty() && shown.shut.is_some());
+    assert!(shown.holders.is_empty() && shown.unavailable_for.is_some());
     assert_eq!(shown.waiters, Some(0));
     // The turn is taken, and its expiry is gone with it.
     let grant = waiter.granted(&req).await;
@@ -111,7 +111,7 @@ async fn the_second_in_line_hears_before_the_first_and_redissons_waiters_only_of
     holder.granted(&inside).await;
     t.put("dlock:c:x:3", 1, SECOND * 60, 1_000).await;
     let mut keeping = Release::new(name(), inside.owner, inside.hold);
-    keeping.keep = Some(SECOND * 9);
+    keeping.min_hold = Some(SECOND * 9);
     holder.driver.release(&keeping).await.unwrap();
     let told = channels.hears().await;
     let millis: u64 = told

@@ -143,7 +143,7 @@ async fn a_walk_over_more_names_than_a_page_meets_each_once() {
         granted(&driver, &req).await;
         if lock == "a/2" {
             let mut kept = Release::new(req.name.clone(), req.owner, req.hold);
-            (kept.holds, kept.keep) = (Holds::All, Some(SECOND * 30));
+            (kept.holds, kept.min_hold) = (Holds::All, Some(SECOND * 30));
             driver.release(&kept).await.unwrap();
         }
     }

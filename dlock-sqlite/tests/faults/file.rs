@@ -58,7 +58,7 @@ async fn what_is_made_is_for_its_user_alone() {
     let first = acquire("a", SECOND * 30);
     granted(&driver, &first).await;
     let mut waiter = acquire("a", SECOND);
-    waiter.line = Some(ticket());
+    waiter.ticket = Some(ticket());
     held(&driver, &waiter).await;
     for folder in ["new", "new/deep", "new/deep/locks.db.wake"] {
         assert_eq!(mode(&bed.at(folder)), 0o700, "{folder}");
@@ -210,7 +210,7 @@ async fn a_record_of_an_earlier_boot_is_free() {
     bed.sql("UPDATE locks SET boot = 'an earlier boot', written = 1")
         .await;
     let free = driver.inspect(&first.name).await.unwrap();
-    assert!(free.holders.is_empty() && free.shut.is_none());
+    assert!(free.holders.is_empty() && free.unavailable_for.is_none());
     assert!(matches!(renew(&driver, &first).await, Ok(Renewed::NotHeld)));
     assert!(matches!(
         release(&driver, &first).await,

@@ -86,7 +86,7 @@ pub(super) async fn deaf(file: &Path) {
     let first = acquire("a", SECOND * 30);
     granted(&driver, &first).await;
     let mut waiting = acquire("a", SECOND);
-    waiting.line = Some(ticket());
+    waiting.ticket = Some(ticket());
     let refusal = held(&driver, &waiting).await;
     assert_eq!(refusal.poll_in, Some(SECOND / 10));
     let other = Client::builder(Arc::new(open(file).await)).build().unwrap();

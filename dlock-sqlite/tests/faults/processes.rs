@@ -132,7 +132,7 @@ async fn a_writer_that_stands_still_makes_writes_fail_and_looks_succeed() {
     assert!(error.to_string().contains("busy"), "{error}");
     assert!(waited > SECOND / 2 && waited < SECOND * 3, "{waited:?}");
     let mut look = acquire("a", SECOND);
-    look.look = true;
+    look.retry = true;
     held(&driver, &look).await;
     assert_eq!(driver.inspect(&first.name).await.unwrap().holds, 1);
     writer.kill_9().await.unwrap();
@@ -163,7 +163,7 @@ async fn a_release_touches_a_file_only_where_somebody_waits() {
     let second = acquire("a", SECOND * 30);
     granted(&holder, &second).await;
     let mut waiting = acquire("a", SECOND);
-    waiting.line = Some(ticket());
+    waiting.ticket = Some(ticket());
     assert_eq!(held(&waiter, &waiting).await.poll_in, Some(SECOND * 2));
     let before = touched(&bed);
     assert_eq!(before.len(), 1);
@@ -192,7 +192,7 @@ async fn every_release_wakes_a_waiter_that_asked_once() {
     let first = acquire("a", SECOND * 30);
     granted(&holder, &first).await;
     let mut waiting = acquire("a", SECOND);
-    waiting.line = Some(ticket());
+    waiting.ticket = Some(ticket());
     held(&waiter, &waiting).await;
     frees(&holder, &first).await;
     assert_eq!(wake_ups.next().await, Some(WakeUp::Free(name("a"))));
@@ -246,7 +246,7 @@ async fn without_wake_ups_waiters_look_and_leave_no_files() {
     let first = acquire("a", SECOND * 30);
     granted(&polling, &first).await;
     let mut waiting = acquire("a", SECOND);
-    waiting.line = Some(ticket());
+    waiting.ticket = Some(ticket());
     let rest = held(&polling, &waiting).await.poll_in.unwrap();
     assert!(rest > SECOND * 29, "{rest:?}");
     let client = Client::builder(Arc::new(polling)).build().unwrap();

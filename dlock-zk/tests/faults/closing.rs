@@ -23,7 +23,7 @@ fn waiting(name: &LockName, hold: u64) -> Acquire {
     let hold = HoldId::from_bits(hold);
     let lease = Lease::renewed(SESSION);
     let mut wish = Acquire::new(name.clone(), owner, hold, lease, give_up);
-    wish.line = Some(Ticket(NonZeroU64::MIN));
+    wish.ticket = Some(Ticket(NonZeroU64::MIN));
     wish
 }
 

@@ -199,7 +199,7 @@ pub(crate) async fn who_asks_after_the_release_is_not_told_of_before() {
             assert!(matches!(taken, Acquired::Granted(_)), "{taken:?}");
         }
         let mut wish = ask("waiter", 3);
-        wish.line = Some(Ticket(NonZeroU64::MIN));
+        wish.ticket = Some(Ticket(NonZeroU64::MIN));
         let held = waiter.acquire(&wish).await.unwrap();
         assert!(matches!(held, Acquired::Held(_)), "{held:?}");
         // Notifications of the waiter's server come late, and so do its answers.
@@ -288,7 +288,7 @@ pub(crate) async fn whoever_gives_back_for_another_client_is_told_how_long_the_n
         assert!(matches!(taken, Acquired::Granted(_)), "{taken:?}");
     }
     let mut first = Release::new(name.clone(), owner, HoldId::from_bits(1));
-    first.keep = Some(SESSION * 100);
+    first.min_hold = Some(SESSION * 100);
     let left = one.release(&first).await.unwrap();
     assert!(matches!(left, Released::StillHeld { .. }), "{left:?}");
     let last = Release::new(name.clone(), owner, HoldId::from_bits(2));

@@ -31,7 +31,7 @@ pub(crate) async fn no_number_in_a_node_panics_and_each_is_shown_and_broken() {
         let what = format!("{suffix}: {}", String::from_utf8_lossy(data));
         let seen = driver.inspect(&name).await.unwrap();
         assert!(is_taken(&seen), "{what}: {seen:?}");
-        if let Some(shut) = seen.shut {
+        if let Some(shut) = seen.unavailable_for {
             assert!(shut >= Duration::from_millis(1), "{what}: {shut:?}");
         }
         let page = driver.list("strange-", None, 100).await.unwrap();
@@ -61,7 +61,7 @@ pub(crate) async fn no_number_in_a_node_panics_and_each_is_shown_and_broken() {
 }
 
 fn is_taken(seen: &Snapshot) -> bool {
-    seen.holds > 0 || seen.shut.is_some()
+    seen.holds > 0 || seen.unavailable_for.is_some()
 }
 
 /// Below every number that a server gives.

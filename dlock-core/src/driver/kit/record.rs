@@ -200,7 +200,7 @@ impl Record {
             min_hold_until: 0,
             began: time.now,
             waiters_until: self.waiters_until,
-            holder_info: HolderInfo::clone(&req.note),
+            holder_info: HolderInfo::clone(&req.info),
             version: self.version,
         };
         let answer = next.granted(req.lease.length());
@@ -243,7 +243,7 @@ impl Record {
                 by: self.holder(time),
             });
         }
-        if let Some(rest) = req.keep {
+        if let Some(rest) = req.min_hold {
             next.min_hold_until = next.min_hold_until.max(time.after(rest));
         }
         let answer = if let Some(holds) = NonZeroU32::new(next.holds.len()) {
@@ -303,7 +303,7 @@ impl Record {
                 shown.age = Some(Duration::from_micros(time.now.saturating_sub(self.began)));
             }
             None if self.is_unavailable(time) => {
-                shown.shut = Some(time.until(self.unavailable_until));
+                shown.unavailable_for = Some(time.until(self.unavailable_until));
             }
             None => {}
         }
@@ -317,7 +317,7 @@ impl Record {
         let mut holder = Holder::new(owner.fingerprint());
         holder.token = Some(FencingToken(self.token));
         holder.rest = Some(time.until(self.unavailable_until));
-        holder.note = self.holder_info.clone();
+        holder.info = self.holder_info.clone();
         Some(holder)
     }
 
@@ -504,7 +504,7 @@ mod tests {
     fn release(hold: u64, min_hold: Option<Duration>) -> Release {
         let asked = acquire("us", hold);
         let mut release = Release::new(asked.name, asked.owner, asked.hold);
-        release.keep = min_hold;
+        release.min_hold = min_hold;
         release
     }
 

@@ -110,12 +110,12 @@ impl Attempt {
             owner: self.owner,
             hold: self.hold,
             lease: self.lease(),
-            line: tickets.line,
-            next: tickets.next,
+            ticket: tickets.line,
+            next_ticket: tickets.next,
             join: self.join,
-            look,
+            retry: look,
             give_up,
-            note: Arc::clone(&self.engine.note),
+            info: Arc::clone(&self.engine.note),
         };
         let driver = Arc::clone(&self.engine.driver);
         let call = Call::new(&self.engine.calls, give_up, async move {

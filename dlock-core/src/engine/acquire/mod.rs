@@ -249,8 +249,8 @@ impl Engine {
         match held.map(|held| held.by.as_ref()) {
             Some(Some(by)) => {
                 message.push_str(&format!("; held by owner #{}", by.owner));
-                if !by.note.host.is_empty() {
-                    message.push_str(&format!(" (process {} on {})", by.note.pid, by.note.host));
+                if !by.info.host.is_empty() {
+                    message.push_str(&format!(" (process {} on {})", by.info.pid, by.info.host));
                 }
             }
             Some(None) => message.push_str(

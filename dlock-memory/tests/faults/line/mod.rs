@@ -63,7 +63,7 @@ impl Waiter {
     /// Polls with its ticket: `None` is granted.
     fn looks(&self) -> Option<Held> {
         let mut req = self.ask();
-        req.line = Some(ticket(self.next));
+        req.ticket = Some(ticket(self.next));
         match self.acquire(&req) {
             Acquired::Granted(_) => None,
             Acquired::Held(held) => Some(held),
@@ -85,7 +85,7 @@ impl Waiter {
 
     fn releases(&mut self, keep: Option<Duration>) -> Released {
         let mut req = Release::new(name(), self.owner, HoldId::from_bits(self.next));
-        req.keep = keep;
+        req.min_hold = keep;
         self.next += 1;
         self.driver.release(&req).now_or_never().unwrap().unwrap()
     }
@@ -134,7 +134,7 @@ async fn a_release_reserves_for_the_head_and_tells_the_one_behind_it() {
     assert_eq!(c.heard(), [c.first(ACCEPT)]);
     let shown = b.driver.inspect(&name()).await.unwrap();
     assert_eq!(
-        (shown.holds, shown.shut, shown.waiters),
+        (shown.holds, shown.unavailable_for, shown.waiters),
         (0, Some(ACCEPT), Some(1))
     );
     assert!(!a.takes(), "no client barges");
@@ -281,7 +281,7 @@ async fn a_grant_uses_up_the_ticket_and_puts_the_next_at_the_end() {
     let (_clock, _store, [mut a, mut b, mut c]) = line();
     a.releases(None);
     let mut req = b.ask();
-    (req.line, req.next) = (Some(ticket(1)), Some(ticket(2)));
+    (req.ticket, req.next_ticket) = (Some(ticket(1)), Some(ticket(2)));
     assert!(matches!(b.acquire(&req), Acquired::Granted(_)));
     assert!(matches!(b.acquire(&req), Acquired::Granted(_)), "a repeat");
     b.releases(None);
@@ -300,7 +300,7 @@ async fn reentry_goes_past_the_line() {
     // Its own ticket may be queued there too, and is used up then.
     let mut strange = a.ask();
     strange.owner = Owner::from_seed("another of the same client");
-    strange.line = Some(ticket(7));
+    strange.ticket = Some(ticket(7));
     assert!(matches!(a.acquire(&strange), Acquired::Held(_)));
     assert_eq!(store.tickets(&name()), 2);
     a.next = 7;

@@ -82,7 +82,7 @@ impl Store {
         let owner = Owner::from_seed(&owner.to_string());
         let mut req = Release::new(name(), owner, HoldId::from_bits(0));
         req.holds = hold.map_or(Holds::All, |hold| Holds::One(HoldId::from_bits(hold)));
-        req.keep = keep;
+        req.min_hold = keep;
         match self.driver.release(&req).now_or_never().unwrap().unwrap() {
             Released::Freed => "freed".to_owned(),
             Released::StillHeld { holds } => format!("still held {holds}"),
@@ -108,7 +108,10 @@ impl Store {
         let holder = shown.holders.first();
         let token = holder.and_then(|holder| holder.token).map(|token| token.0);
         let rest = holder.and_then(|holder| holder.rest);
-        format!("{} {token:?} {rest:?} {:?}", shown.holds, shown.shut)
+        format!(
+            "{} {token:?} {rest:?} {:?}",
+            shown.holds, shown.unavailable_for
+        )
     }
 }
 

@@ -169,10 +169,10 @@ impl<S: RecordStore> RecordDriver<S> {
 
     /// The ticket of a granted request is used up; the next one first, so that a name that is still waited for keeps its wake-ups.
     fn waits_no_more(&self, req: &Acquire) {
-        if let Some(next) = req.next {
+        if let Some(next) = req.next_ticket {
             self.store.listen(&req.name, next);
         }
-        if let Some(ticket) = req.line {
+        if let Some(ticket) = req.ticket {
             self.store.forget_ticket(&req.name, ticket);
         }
     }
@@ -187,7 +187,7 @@ impl<S: RecordStore> RecordDriver<S> {
     }
 
     async fn try_acquire(&self, req: &Acquire) -> Result<Option<Acquired>> {
-        let likely_refused = req.look || req.join.is_some();
+        let likely_refused = req.retry || req.join.is_some();
         if !likely_refused && let Some(token) = self.store.take(req).await? {
             let grant = Grant::new(token, NonZeroU32::MIN, req.lease.length());
             return Ok(Some(Acquired::Granted(grant)));
@@ -201,7 +201,7 @@ impl<S: RecordStore> RecordDriver<S> {
         let wakes = self.store.capabilities().wake != Wake::Poll;
         let listens = wakes
             && req
-                .line
+                .ticket
                 .is_some_and(|ticket| self.store.listen(&req.name, ticket));
         let call = Call {
             class: Class::Acquire,
@@ -213,7 +213,7 @@ impl<S: RecordStore> RecordDriver<S> {
             let mut decision = record.acquire(req, time)?;
             let waits = match decision.answer {
                 Acquired::Held(_) => marks,
-                Acquired::Granted(_) => marks && req.next.is_some(),
+                Acquired::Granted(_) => marks && req.next_ticket.is_some(),
                 Acquired::Gone => false,
             };
             if waits {
@@ -228,7 +228,7 @@ impl<S: RecordStore> RecordDriver<S> {
         self.store.check()?;
         Ok(match acquired {
             Some(Acquired::Held(mut held)) if wakes => {
-                let unheard = req.line.is_some() && !listens;
+                let unheard = req.ticket.is_some() && !listens;
                 let longest = if unheard { POLL_UNHEARD } else { LONGEST_POLL };
                 held.poll_in = held.poll_in.map(|rest| rest.min(longest));
                 Some(Acquired::Held(held))

@@ -178,7 +178,7 @@ impl<'a> Job<'a> {
                     ReleaseOutcome::MinHold { rest } => Some(rest),
                     _ => None,
                 };
-                let until_then = shut.map(|rest| format!("; shut until {}", until(rest)));
+                let until_then = shut.map(|rest| format!("; unavailable until {}", until(rest)));
                 let until_then = until_then.unwrap_or_default();
                 self.output.note(&format!("released {name:?}{until_then}"));
                 self.keep_shut(shut.unwrap_or(least), signals).await;

@@ -22,7 +22,7 @@ fn min_hold_keeps_dlock_there_and_the_name_is_open_when_it_ends() {
     let held = ["-v", "exec", "--min-hold", "2s", "min-hold", "--", "true"];
     let out = run(at(&url(), &held)).expect(0);
     assert!(began.elapsed() >= Duration::from_secs(2), "{out:?}");
-    assert!(out.stderr.contains("shut until"), "{out:?}");
+    assert!(out.stderr.contains("unavailable until"), "{out:?}");
     // The session would have lasted 30 s.
     run(at(&url(), &["exec", "-w", "10", "min-hold", "--", "true"])).expect(0);
 }
@@ -35,7 +35,7 @@ fn a_signal_while_the_name_is_kept_shut_ends_dlock_which_says_until_when() {
     let running = start(at(&url(), &held));
     desk.line("in");
     until("the name to be shut", || {
-        running.stderr().contains("shut until")
+        running.stderr().contains("unavailable until")
     });
     running.signal(Signal::SIGTERM);
     let out = running.wait().expect(0);

@@ -75,6 +75,9 @@ impl WakeUps {
     }
 
     /// Resolves when the reader is gone; at once if the stream is closed. Does not resolve when it is closed later.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
     pub fn abandoned(&self) -> impl Future<Output = ()> + Send + use<> {
         let sender = lock(&self.sender).clone();
         async move {

@@ -34,6 +34,11 @@ pub(crate) fn in_the_clear(url: &str) -> Option<InTheClear> {
         {
             "ssl-mode=verify_identity"
         }
+        "postgres" | "postgresql"
+            if parts.says(&["sslmode", "ssl-mode"], &["disable", "allow", "prefer"]) =>
+        {
+            "sslmode=verify-full"
+        }
         _ => return None,
     };
     let host = parts.hosts().find(|host| !is_local(host))?;
@@ -138,6 +143,7 @@ mod tests {
             ("mongodb://u:p@[::1]:1,[fe80::1]:2/?w=majority", "fe80::1"),
             ("mongodb+srv://u:p@h/?ssl=false", "h"),
             ("mysql://u:p@h/d?ssl-mode=PREFERRED", "h"),
+            ("postgres://u:p@h/d?sslmode=disable", "h"),
         ] {
             let found = in_the_clear(url).map(|clear| clear.host);
             assert_eq!(found.as_deref(), Some(host), "{url}");
@@ -156,6 +162,7 @@ mod tests {
             "mongodb+srv://u:p@h/",
             // Its driver verifies the server's identity unless it is told otherwise.
             "mysql://u:p@h/d",
+            "postgres://u:p@h/d",
             "mysql://u:p@h/d?ssl-mode=required",
             "mysql://u:p@h/d?ssl-mode=disabled&socket=/s",
             "sqlite:/a:b@c",

@@ -153,6 +153,8 @@ pub(crate) fn provide_tls(url: &str) {
             | "mongodb+srv"
             | "mysql"
             | "mariadb"
+            | "postgres"
+            | "postgresql"
             | "zk"
     ) {
         drop(rustls::crypto::ring::default_provider().install_default()); // fails only if one is installed

@@ -2,12 +2,24 @@
 
 use dlock_core::{
     ErrorKind,
-    driver::{DriverError, Result},
+    driver::{DriverError, Result, kit::unknown_setting},
 };
 use percent_encoding::percent_decode_str;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use std::{env, fmt, net::IpAddr, path::PathBuf, str::FromStr};
 use url::Url;
+
+/// The settings that a URL may have.
+const KNOWN: [&str; 8] = [
+    "application_name",
+    "dlock.connections",
+    "dlock.create",
+    "dlock.table",
+    "sslcert",
+    "sslkey",
+    "sslmode",
+    "sslrootcert",
+];
 
 /// The settings of a [`PostgresDriver`](crate::PostgresDriver).
 ///
@@ -52,16 +64,32 @@ impl PostgresConfig {
                 return Ok(self);
             }
             _ => {
-                return Err(misuse(format!(
-                    "the URL has an unknown option `{}`",
-                    key.escape_default()
-                )));
+                return Err(unknown_setting("PostgreSQL", key, &KNOWN));
             }
         };
         if !cfg!(feature = "tls") && !matches!(self.options.get_ssl_mode(), PgSslMode::Disable) {
             return Err(misuse("TLS needs the feature `tls` of dlock-postgres"));
         }
         Ok(self)
+    }
+
+    /// SQL for an administrator: the table, and the rights of a user that only takes locks.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_postgres::PostgresConfig;
+    ///
+    /// let config: PostgresConfig = "postgres://locker@h/orders?dlock.table=ops.locks".parse()?;
+    /// assert!(config.schema().contains("CREATE TABLE"));
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
+    #[must_use]
+    pub fn schema(&self) -> String {
+        let (create, table) = (crate::commands::create(&self.table), &self.table);
+        format!(
+            "{create};\n-- With these the table must be there; set dlock.create=false.\n\
+             -- CREATE ROLE locker LOGIN PASSWORD 'secret';\n-- GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO locker;\n"
+        )
     }
 
     /// Keeps the locks in this table.

@@ -12,6 +12,7 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 /// | `rediss://…` | `redis-tls` | the same over TLS |
 /// | `sqlite:PATH` | `sqlite` | a file, shared by the processes of one machine |
 /// | `mysql://…`, `mariadb://…` | `mysql`, with TLS `mysql-tls` | a table of one MySQL or MariaDB server |
+/// | `postgres://…`, `postgresql://…` | `postgres`, with TLS `postgres-tls` | a table of one PostgreSQL server |
 /// | `mongodb://…` | `mongo` | a MongoDB replica set, a single server, or (not tested) a sharded cluster |
 /// | `mongodb+srv://…` | `mongo-srv` | the same, found by DNS records |
 /// | `zk://…` | `zk` | a ZooKeeper server or ensemble |
@@ -27,7 +28,7 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 ///
 /// Each backend has parameters of its own, listed with its config: `dlock::mysql::MysqlConfig`,
 /// `dlock::memory::MemoryConfig`, `dlock::redis::RedisConfig`, `dlock::sqlite::SqliteConfig`,
-/// `dlock::mongo::MongoConfig`, `dlock::zk::ZkConfig`.
+/// `dlock::mongo::MongoConfig`, `dlock::postgres::PostgresConfig`, `dlock::zk::ZkConfig`.
 ///
 /// # Errors
 /// - `Misuse` when the URL has an unknown scheme or parameter, or an illegal value: the message lists the
@@ -89,6 +90,7 @@ pub async fn builder(url: &str) -> Result<ClientBuilder, Error> {
     not(any(
         feature = "mongo",
         feature = "mysql",
+        feature = "postgres",
         feature = "redis",
         feature = "sqlite",
         feature = "zk"
@@ -103,6 +105,7 @@ pub async fn builder(url: &str) -> Result<ClientBuilder, Error> {
         feature = "memory",
         feature = "mongo",
         feature = "mysql",
+        feature = "postgres",
         feature = "redis",
         feature = "sqlite",
         feature = "zk"
@@ -125,6 +128,10 @@ async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn DistributedLock>, Err
         "mongodb+srv" => Ok(Arc::new(dlock_mongo::MongoDriver::connect(url).await?)),
         #[cfg(feature = "mysql")]
         "mysql" | "mariadb" => Ok(Arc::new(dlock_mysql::MysqlDriver::connect(url).await?)),
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => Ok(Arc::new(
+            dlock_postgres::PostgresDriver::connect(url).await?,
+        )),
         #[cfg(feature = "zk")]
         "zk" => Ok(Arc::new(dlock_zk::ZkDriver::connect(url).await?)),
         #[cfg(feature = "zk-tls")]
@@ -134,7 +141,7 @@ async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn DistributedLock>, Err
 }
 
 /// Every scheme, and the feature that includes its driver.
-const SCHEMES: [(&str, &str); 11] = [
+const SCHEMES: [(&str, &str); 13] = [
     ("memory", "memory"),
     ("redis", "redis"),
     ("rediss", "redis-tls"),
@@ -144,6 +151,8 @@ const SCHEMES: [(&str, &str); 11] = [
     ("mongodb+srv", "mongo-srv"),
     ("mysql", "mysql"),
     ("mariadb", "mysql"),
+    ("postgres", "postgres"),
+    ("postgresql", "postgres"),
     ("zk", "zk"),
     ("zk+tls", "zk-tls"),
 ];
@@ -165,7 +174,7 @@ pub(crate) fn no_driver(scheme: &str) -> Error {
 }
 
 /// A URL without the parameters of dlock itself, as its driver reads it.
-#[cfg(feature = "mysql")]
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) fn without_settings(url: &str) -> Result<String, Error> {
     Settings::split(url).map(|(url, _)| url)
 }

@@ -61,7 +61,7 @@
 //!
 //! The scheme of the URL chooses the backend, and a feature builds it in: see [`connect`] for schemes,
 //! features and parameters. Each backend's own types are under `dlock::memory`, `dlock::mongo`,
-//! `dlock::mysql`, `dlock::redis`, `dlock::sqlite` and `dlock::zk`. [`Client::builder`] makes a client of a
+//! `dlock::mysql`, `dlock::postgres`, `dlock::redis`, `dlock::sqlite` and `dlock::zk`. [`Client::builder`] makes a client of a
 //! driver that was built from them.
 //!
 //! # Telemetry
@@ -92,6 +92,8 @@ pub use dlock_memory as memory;
 pub use dlock_mongo as mongo;
 #[cfg(feature = "mysql")]
 pub use dlock_mysql as mysql;
+#[cfg(feature = "postgres")]
+pub use dlock_postgres as postgres;
 #[cfg(feature = "redis")]
 pub use dlock_redis as redis;
 #[cfg(feature = "sqlite")]

@@ -30,6 +30,12 @@ pub fn schema(url: &str) -> Result<Cow<'static, str>, Error> {
                 config.table(),
             )))
         }
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => {
+            let config: dlock_postgres::PostgresConfig =
+                crate::connect::without_settings(url)?.parse()?;
+            Ok(Cow::Owned(config.schema()))
+        }
         _ => fixed(&scheme).map(Cow::Borrowed),
     }
 }

@@ -2,7 +2,7 @@
 
 use dlock::{Error, ErrorKind};
 
-const SCHEMES: &str = "there is memory:, redis:, rediss:, redis+unix:, sqlite:, mongodb:, mongodb+srv:, mysql:, mariadb:, zk:, zk+tls:";
+const SCHEMES: &str = "there is memory:, redis:, rediss:, redis+unix:, sqlite:, mongodb:, mongodb+srv:, mysql:, mariadb:, postgres:, postgresql:, zk:, zk+tls:";
 
 async fn refused(url: &str) -> Error {
     match dlock::connect(url).await {
@@ -19,7 +19,7 @@ async fn misuse(url: &str, message: &str) {
 
 #[tokio::test]
 async fn an_unknown_scheme_is_refused_with_the_known_ones() {
-    for scheme in ["etcd", "postgres", "x-1.2+y"] {
+    for scheme in ["etcd", "oracle", "x-1.2+y"] {
         misuse(
             &format!("{scheme}://host/"),
             &format!("no store has the scheme {scheme:?}; {SCHEMES}"),
@@ -56,6 +56,8 @@ async fn a_scheme_whose_feature_is_off_names_the_feature() {
         ("rediss", "redis-tls", cfg!(feature = "redis-tls")),
         ("mysql", "mysql", cfg!(feature = "mysql")),
         ("mariadb", "mysql", cfg!(feature = "mysql")),
+        ("postgres", "postgres", cfg!(feature = "postgres")),
+        ("postgresql", "postgres", cfg!(feature = "postgres")),
         ("zk", "zk", cfg!(feature = "zk")),
         ("zk+tls", "zk-tls", cfg!(feature = "zk-tls")),
         ("sqlite", "sqlite", cfg!(feature = "sqlite")),
@@ -134,6 +136,7 @@ async fn our_parameters_without_their_prefix_are_refused_with_it() {
         "memory:x",
         "redis://u:canary@h/",
         "mysql://h/d",
+        "postgres://h/d",
         "mongodb://h/",
         "zk://h",
         "sqlite:x",
@@ -166,6 +169,7 @@ async fn no_error_shows_a_password() {
         "mongodb://user:canary@h/?dlock.leese=1s",
         "mongodb://user:canary@h/?w=1",
         "mysql://user:canary@host/",
+        "postgres://user:canary@host/?dlock.leese=1s",
         "zk://user:canary@127.0.0.1:1/x//y",
         "zk://user:canary@127.0.0.1:1?dlock.leese=1s",
         "user:canary@host",
@@ -455,6 +459,11 @@ fn connect_says_what_its_runtime_lacks() {
             "mysql://me@127.0.0.1:1/db".to_owned(),
         ),
         (
+            "postgres",
+            cfg!(feature = "postgres"),
+            "postgres://me@127.0.0.1:1/db".to_owned(),
+        ),
+        (
             "mongodb",
             cfg!(feature = "mongo"),
             "mongodb://127.0.0.1:1".to_owned(),
@@ -482,4 +491,40 @@ fn connect_says_what_its_runtime_lacks() {
         !file.exists(),
         "nothing is made before the runtime is checked"
     );
+}
+
+#[cfg(feature = "postgres")]
+mod postgres {
+    use super::refused;
+    use dlock::{ErrorKind, RetryClass};
+
+    #[tokio::test]
+    async fn a_server_that_is_not_there_is_unavailable_and_worth_another_try() {
+        let error = refused("postgres://root@127.0.0.1:1/db?dlock.lease=10s").await;
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        assert_eq!(error.retry(), RetryClass::Later);
+    }
+
+    #[tokio::test]
+    async fn an_unknown_parameter_is_refused_with_all_known_ones() {
+        let error = refused("postgresql://u:canary@127.0.0.1:1/db?dlock.leese=10s").await;
+        assert_eq!(error.kind(), ErrorKind::Misuse);
+        let message = error.to_string();
+        for word in ["dlock.leese", "dlock.table", "dlock.lease", "dlock.poll"] {
+            assert!(message.contains(word), "{word}: {message}");
+        }
+        assert!(!format!("{error:?}").contains("canary"));
+    }
+
+    #[test]
+    fn the_schema_is_that_of_the_table_that_the_url_names() {
+        let url = "postgres://me@h/db?dlock.lease=10s&dlock.table=ops.locks";
+        let schema = dlock::schema(url).unwrap();
+        for word in [
+            "CREATE TABLE IF NOT EXISTS \"ops\".\"locks\"",
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON \"ops\".\"locks\"",
+        ] {
+            assert!(schema.contains(word), "{schema}");
+        }
+    }
 }

@@ -31,9 +31,8 @@ use std::fmt::Debug;
 /// | `extend` | that owner's only hold is the one, and lives; the entry has a lease | the end of the hold and `unavailable_until`: the greater of the end and a lease from now; the rest as it was |
 ///
 /// # Tests
-/// The suite loses and delays single requests, which it finds by a mark on the wire: see `Backend::request` of the suite. A `write` is not
-/// told what it is for. Mark `take` as acquire, `free` as release and `extend` as renew: they are the first request of each. A store without
-/// them tells its writes apart by [`Call::class`], and a release by a record without owner.
+/// The suite loses and delays single requests, which it finds by a mark on the wire: see `Backend::request` of the suite. Mark `take` as acquire, `free`
+/// as release and `extend` as renew: they are the first request of each. [`Call::class`] tells what a `write` is for.
 ///
 /// # Secrets
 /// [`RecordDriver`](super::RecordDriver) shows the store in its `Debug`. Options with a password need a `Debug` by hand.

@@ -147,7 +147,7 @@ impl RecordStore for MongoStore {
     async fn glance(&self, name: &LockName, call: Call) -> Result<Option<Read>> {
         let read = self.look(std::slice::from_ref(name), call.class, "local");
         let read = read.await?;
-        if let (Class::Acquire, [Stored::Record(record)]) = (call.class, &read.records[..])
+        if let [Stored::Record(record)] = &read.records[..]
             && record.is_unavailable(read.time)
         {
             self.wake_ups.refused(name, record, read.time);

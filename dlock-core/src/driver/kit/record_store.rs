@@ -56,9 +56,9 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     /// When the store did not answer.
     async fn read(&self, names: &[LockName], call: Call) -> Result<Read>;
 
-    /// Reads one record for a decision, in less time than [`read`](Self::read) where that has a price: what it shows may be outdated, or
-    /// undone later. The driver writes what was decided, which fails if the record is another one, or answers that the lock is held.
-    /// For any other answer it reads. Default: nothing, and the driver reads.
+    /// Reads one record for an acquire, in less time than [`read`](Self::read) where that has a price: what it shows may be outdated, or
+    /// undone later. The driver only refuses by it. Nothing is written over what it shows, because another record may get the version of one
+    /// that was undone. Default: nothing, and the driver reads.
     ///
     /// # Errors
     /// When the store did not answer.

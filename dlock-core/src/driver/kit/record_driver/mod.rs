@@ -113,57 +113,32 @@ impl<S: RecordStore> RecordDriver<S> {
     }
 
     /// One attempt: reads, decides and writes. `None`: another client was faster, or what the decision relied on is over.
-    ///
-    /// `is_safe`: an answer that harms nobody if it is outdated.
     async fn attempt<A>(
         &self,
         name: &LockName,
-        (call, bound): (Call, Bound),
-        decide: impl Fn(Stored, StoreTime) -> Result<Decision<A>> + Send + Sync,
-        is_safe: impl Fn(&A) -> bool + Send + Sync,
+        call: Call,
+        bound: Bound,
+        decide: impl Fn(Stored, StoreTime) -> Result<Decision<A>> + Send,
     ) -> Result<Option<A>> {
-        let mut is_final = false;
-        loop {
-            let glanced = match is_final {
-                true => None,
-                false => self.store.glance(name, call).await?,
-            };
-            let read = match glanced {
-                Some(read) => read,
-                None => {
-                    is_final = true;
-                    self.store.read(std::slice::from_ref(name), call).await?
-                }
-            };
-            let received = self.clock.now();
-            if bound == Bound::GiveUp && received >= call.give_up {
-                return Err(late());
-            }
-            let not_after = bound.of(read.time, call.give_up, received);
-            let stored = one(read.records)?;
-            let expected = Expected::of(&stored);
-            let decision = match decide(stored, read.time) {
-                Err(_) if !is_final => {
-                    is_final = true;
-                    continue;
-                }
-                decision => decision?,
-            };
-            let Some(record) = decision.write else {
-                if is_final || is_safe(&decision.answer) {
-                    return Ok(Some(decision.answer));
-                }
-                is_final = true;
-                continue;
-            };
-            let not_after = not_after.min(decision.not_after);
-            let write = replacing(name, expected, record, read.time, not_after);
-            let written = self.store.write(std::slice::from_ref(&write), call).await?;
-            return match one(written)? {
-                Written::Written => Ok(Some(decision.answer)),
-                Written::Changed | Written::Late => Ok(None),
-                Written::Failed(error) => Err(error),
-            };
+        let read = self.store.read(std::slice::from_ref(name), call).await?;
+        let received = self.clock.now();
+        if bound == Bound::GiveUp && received >= call.give_up {
+            return Err(late());
+        }
+        let not_after = bound.of(read.time, call.give_up, received);
+        let stored = one(read.records)?;
+        let expected = Expected::of(&stored);
+        let decision = decide(stored, read.time)?;
+        let Some(record) = decision.write else {
+            return Ok(Some(decision.answer));
+        };
+        let not_after = not_after.min(decision.not_after);
+        let write = replacing(name, expected, record, read.time, not_after);
+        let written = self.store.write(std::slice::from_ref(&write), call).await?;
+        match one(written)? {
+            Written::Written => Ok(Some(decision.answer)),
+            Written::Changed | Written::Late => Ok(None),
+            Written::Failed(error) => Err(error),
         }
     }
 
@@ -189,8 +164,7 @@ impl<S: RecordStore> RecordDriver<S> {
     async fn try_acquire(&self, req: &Acquire) -> Result<Option<Acquired>> {
         let likely_refused = req.retry || req.join.is_some();
         if !likely_refused && let Some(token) = self.store.take(req).await? {
-            let grant = Grant::new(token, NonZeroU32::MIN, req.lease.length());
-            return Ok(Some(Acquired::Granted(grant)));
+            return Ok(Some(granted(token, req)));
         }
         // Boxed, to keep the future of a request that is granted at once small.
         Box::pin(self.decide_acquire(req)).await
@@ -221,10 +195,10 @@ impl<S: RecordStore> RecordDriver<S> {
             }
             Ok(decision)
         };
-        let is_held = |acquired: &Acquired| matches!(acquired, Acquired::Held(_));
-        let acquired = self
-            .attempt(&req.name, (call, Bound::GiveUp), decide, is_held)
-            .await?;
+        let acquired = match self.glance(req, call, &decide).await? {
+            Some(acquired) => Some(acquired),
+            None => self.attempt(&req.name, call, Bound::GiveUp, decide).await?,
+        };
         self.store.check()?;
         Ok(match acquired {
             Some(Acquired::Held(mut held)) if wakes => {
@@ -235,6 +209,34 @@ impl<S: RecordStore> RecordDriver<S> {
             }
             acquired => acquired,
         })
+    }
+
+    /// Refuses by a cheap read, if the store has one. What that shows may be undone later, and a version with it, so nothing is written over
+    /// it: where it shows no holder, the request is given to [`RecordStore::take`], which the store decides.
+    async fn glance(
+        &self,
+        req: &Acquire,
+        call: Call,
+        decide: impl Fn(Stored, StoreTime) -> Result<Decision<Acquired>> + Send + Sync,
+    ) -> Result<Option<Acquired>> {
+        let Some(read) = self.store.glance(&req.name, call).await? else {
+            return Ok(None);
+        };
+        if self.clock.now() >= call.give_up {
+            return Err(late());
+        }
+        match decide(one(read.records)?, read.time) {
+            Ok(Decision {
+                write: None,
+                answer: Acquired::Held(held),
+                ..
+            }) => Ok(Some(Acquired::Held(held))),
+            Ok(_) if req.join.is_none() => {
+                let token = self.store.take(req).await?;
+                Ok(token.map(|token| granted(token, req)))
+            }
+            _ => Ok(None),
+        }
     }
 
     async fn serve_renew(&self, batch: &[Renew], give_up: Instant) -> Result<Vec<Result<Renewed>>> {
@@ -321,7 +323,7 @@ impl<S: RecordStore> RecordDriver<S> {
                         Ok(stored.record()?.renew(entry, time))
                     };
                     let renewed = self.settled(give_up, || {
-                        self.attempt(&entry.name, (call, Bound::GiveUp), decide, |_| false)
+                        self.attempt(&entry.name, call, Bound::GiveUp, decide)
                     });
                     answers[at] = renewed.await;
                 }
@@ -363,7 +365,7 @@ impl<S: RecordStore> RecordDriver<S> {
             let waited_for = record.may_have_waiters(time);
             Ok(record.release(req, time).with(waited_for))
         };
-        let released = self.attempt(&req.name, (call, Bound::None), decide, |_| false);
+        let released = self.attempt(&req.name, call, Bound::None, decide);
         let Some((released, waited_for)) = released.await? else {
             return Ok(None);
         };
@@ -416,7 +418,7 @@ impl<S: RecordStore> RecordDriver<S> {
             Ok(record.break_lock(only, time).with(waited_for))
         };
         let broken = self.settled(call.give_up, || {
-            self.attempt(name, (call, Bound::None), decide, |_| false)
+            self.attempt(name, call, Bound::None, decide)
         });
         let (broken, waited_for) = broken.await?;
         if waited_for && matches!(broken, Broken::Freed { .. }) {
@@ -561,6 +563,11 @@ fn read_cursor(cursor: &Cursor) -> Result<&[u8]> {
         .0
         .strip_prefix(CURSOR)
         .ok_or_else(|| DriverError::new(ErrorKind::Misuse, "the cursor is none of this driver's"))
+}
+
+/// What a request that took the lock by the fast path is told.
+fn granted(token: FencingToken, req: &Acquire) -> Acquired {
+    Acquired::Granted(Grant::new(token, NonZeroU32::MIN, req.lease.length()))
 }
 
 fn late() -> DriverError {

@@ -4,7 +4,7 @@ use super::{DistributedLock, RecordDriver};
 use crate::{
     clock::Clock,
     driver::{
-        Acquire, Acquired, Broken, Capabilities, Lane, Release, Released, Renew, Renewed, Result,
+        Acquire, Acquired, Broken, Capabilities, Lane, Renew, Renewed, Result,
         kit::{
             Call, DamagedRecord, Expected, Listed, Read, Record, RecordStore, StoreTime, Stored,
             Write, Written,
@@ -252,34 +252,33 @@ async fn an_attempt_is_repeated_under_contention_and_after_a_repair() {
 }
 
 #[tokio::test]
-async fn a_glance_decides_what_is_written_or_refused_and_nothing_else() {
+async fn a_glance_refuses_and_nothing_is_written_over_what_it_shows() {
     let driver = Scripted::driver([]);
     let show = |stored| driver.store().glances.lock().unwrap().push_back(stored);
     let req = acquire("a");
-    // Outdated: the lock is held, and its owner is told so.
     taken(&driver, &req).await;
-    let held = driver.store().stored(&req.name);
-    let release = Release::new(req.name.clone(), req.owner, req.hold);
-    show(Stored::Absent);
-    let released = driver.release(&release).await.unwrap();
-    assert!(matches!(released, Released::Freed), "{released:?}");
-    // Outdated: the hold is over, and nobody is granted it again without a look.
-    show(held.clone());
-    let next = taken(&driver, &req).await;
-    assert!(Some(next.0) > held.clone().record().ok().map(|held| held.token));
-    // Outdated: the lock is free, and the write finds another record.
+    let held = driver.store().stored(&req.name).record().unwrap();
     let mut other = acquire("a");
     other.owner = Owner::from_seed("them");
+    // Outdated: the lock is free there.
     show(Stored::Absent);
     let refused = driver.acquire(&other).await.unwrap();
     assert!(matches!(refused, Acquired::Held(_)), "{refused:?}");
-    assert_eq!(driver.repeats(), 1);
-    // Damaged or not, and what a break found: the record tells.
+    // Undone: the store of before had freed the lock, and the one of now gave that version to the holder.
+    let undone = Record {
+        version: held.version,
+        ..Record::default()
+    };
+    show(Stored::Record(undone));
+    let refused = driver.acquire(&other).await.unwrap();
+    assert!(matches!(refused, Acquired::Held(_)), "{refused:?}");
+    // Damaged, or another hold's: the record tells.
     show(Stored::Damaged(DamagedRecord::new("holds")));
-    assert_eq!(taken(&driver, &req).await, next, "a repeat");
+    let again = taken(&driver, &req).await;
+    assert_eq!(again.0, held.token, "a repeat");
     // A refusal needs no more, though the lock may be free by now.
     driver.break_lock(&req.name, None).await.unwrap();
-    show(held);
+    show(Stored::Record(held));
     let refused = driver.acquire(&other).await.unwrap();
     assert!(matches!(refused, Acquired::Held(_)), "{refused:?}");
 }

@@ -398,41 +398,58 @@ mod sqlite {
     }
 }
 
-#[cfg(feature = "mysql")]
-mod mysql {
-    use super::refused;
-    use dlock::{ErrorKind, RetryClass};
+/// What the SQL servers share: `$at` is a URL up to the host.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+macro_rules! sql_server {
+    ($module:ident, $at:literal, $other:literal, $table:literal) => {
+        mod $module {
+            use super::refused;
+            use dlock::{ErrorKind, RetryClass};
 
-    #[tokio::test]
-    async fn a_server_that_is_not_there_is_unavailable_and_worth_another_try() {
-        let error = refused("mysql://root@127.0.0.1:1/db?dlock.lease=10s").await;
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-        assert_eq!(error.retry(), RetryClass::Later);
-    }
+            #[tokio::test]
+            async fn a_server_that_is_not_there_is_unavailable_and_worth_another_try() {
+                let url = concat!($at, "root@127.0.0.1:1/db?dlock.lease=10s");
+                let error = refused(url).await;
+                assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+                assert_eq!(error.retry(), RetryClass::Later);
+            }
 
-    #[tokio::test]
-    async fn an_unknown_parameter_is_refused_with_all_known_ones() {
-        let error = refused("mariadb://u:canary@127.0.0.1:1/db?dlock.leese=10s").await;
-        assert_eq!(error.kind(), ErrorKind::Misuse);
-        let message = error.to_string();
-        for word in ["dlock.leese", "dlock.table", "dlock.lease", "dlock.poll"] {
-            assert!(message.contains(word), "{word}: {message}");
+            #[tokio::test]
+            async fn an_unknown_parameter_is_refused_with_all_known_ones() {
+                let url = concat!($other, "u:canary@127.0.0.1:1/db?dlock.leese=10s");
+                let error = refused(url).await;
+                assert_eq!(error.kind(), ErrorKind::Misuse);
+                let message = error.to_string();
+                for word in ["dlock.leese", "dlock.table", "dlock.lease", "dlock.poll"] {
+                    assert!(message.contains(word), "{word}: {message}");
+                }
+                assert!(!format!("{error:?}").contains("canary"));
+            }
+
+            #[test]
+            fn the_schema_is_that_of_the_table_that_the_url_names() {
+                let url = concat!($at, "me@h/db?dlock.lease=10s&dlock.table=ops.locks");
+                let schema = dlock::schema(url).unwrap();
+                for word in [
+                    concat!("CREATE TABLE IF NOT EXISTS ", $table),
+                    concat!("GRANT SELECT, INSERT, UPDATE, DELETE ON ", $table),
+                ] {
+                    assert!(schema.contains(word), "{schema}");
+                }
+            }
         }
-        assert!(!format!("{error:?}").contains("canary"));
-    }
-
-    #[test]
-    fn the_schema_is_that_of_the_table_that_the_url_names() {
-        let url = "mysql://h/db?dlock.lease=10s&dlock.table=ops.locks";
-        let schema = dlock::schema(url).unwrap();
-        for word in [
-            "CREATE TABLE IF NOT EXISTS `ops`.`locks`",
-            "GRANT SELECT, INSERT, UPDATE, DELETE ON `ops`.`locks`",
-        ] {
-            assert!(schema.contains(word), "{schema}");
-        }
-    }
+    };
 }
+
+#[cfg(feature = "mysql")]
+sql_server!(mysql, "mysql://", "mariadb://", "`ops`.`locks`");
+#[cfg(feature = "postgres")]
+sql_server!(
+    postgres,
+    "postgres://",
+    "postgresql://",
+    "\"ops\".\"locks\""
+);
 
 /// The facade's own part of the API: futures that may be spawned.
 #[test]
@@ -491,40 +508,4 @@ fn connect_says_what_its_runtime_lacks() {
         !file.exists(),
         "nothing is made before the runtime is checked"
     );
-}
-
-#[cfg(feature = "postgres")]
-mod postgres {
-    use super::refused;
-    use dlock::{ErrorKind, RetryClass};
-
-    #[tokio::test]
-    async fn a_server_that_is_not_there_is_unavailable_and_worth_another_try() {
-        let error = refused("postgres://root@127.0.0.1:1/db?dlock.lease=10s").await;
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-        assert_eq!(error.retry(), RetryClass::Later);
-    }
-
-    #[tokio::test]
-    async fn an_unknown_parameter_is_refused_with_all_known_ones() {
-        let error = refused("postgresql://u:canary@127.0.0.1:1/db?dlock.leese=10s").await;
-        assert_eq!(error.kind(), ErrorKind::Misuse);
-        let message = error.to_string();
-        for word in ["dlock.leese", "dlock.table", "dlock.lease", "dlock.poll"] {
-            assert!(message.contains(word), "{word}: {message}");
-        }
-        assert!(!format!("{error:?}").contains("canary"));
-    }
-
-    #[test]
-    fn the_schema_is_that_of_the_table_that_the_url_names() {
-        let url = "postgres://me@h/db?dlock.lease=10s&dlock.table=ops.locks";
-        let schema = dlock::schema(url).unwrap();
-        for word in [
-            "CREATE TABLE IF NOT EXISTS \"ops\".\"locks\"",
-            "GRANT SELECT, INSERT, UPDATE, DELETE ON \"ops\".\"locks\"",
-        ] {
-            assert!(schema.contains(word), "{schema}");
-        }
-    }
 }

@@ -57,7 +57,7 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     async fn read(&self, names: &[LockName], call: Call) -> Result<Read>;
 
     /// Reads one record for an acquire, in less time than [`read`](Self::read) where that has a price: what it shows may be outdated, or
-    /// undone later. The driver only refuses by it. Nothing is written over what it shows, because another record may get the version of one
+    /// undone later. The driver refuses by it, or writes where it shows no record. It writes over no record that it shows, because another record may get the version of one
     /// that was undone. Default: nothing, and the driver reads.
     ///
     /// # Errors

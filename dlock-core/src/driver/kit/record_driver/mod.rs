@@ -7,7 +7,7 @@ use super::{
     backoff::Backoff,
     batch::again,
     record::{Decision, Record, StoreTime},
-    record_store::{Call, Class, Expected, Freed, RecordStore, Stored, Write, Written},
+    record_store::{Call, Class, Expected, Freed, Read, RecordStore, Stored, Write, Written},
     sweep::Sweeps,
 };
 use crate::{
@@ -121,6 +121,18 @@ impl<S: RecordStore> RecordDriver<S> {
         decide: impl Fn(Stored, StoreTime) -> Result<Decision<A>> + Send,
     ) -> Result<Option<A>> {
         let read = self.store.read(std::slice::from_ref(name), call).await?;
+        self.attempt_on(read, name, call, bound, decide).await
+    }
+
+    /// The rest of an attempt, after its read.
+    async fn attempt_on<A>(
+        &self,
+        read: Read,
+        name: &LockName,
+        call: Call,
+        bound: Bound,
+        decide: impl Fn(Stored, StoreTime) -> Result<Decision<A>> + Send,
+    ) -> Result<Option<A>> {
         let received = self.clock.now();
         if bound == Bound::GiveUp && received >= call.give_up {
             return Err(late());
@@ -195,10 +207,7 @@ impl<S: RecordStore> RecordDriver<S> {
             }
             Ok(decision)
         };
-        let acquired = match self.glance(req, call, &decide).await? {
-            Some(acquired) => Some(acquired),
-            None => self.attempt(&req.name, call, Bound::GiveUp, decide).await?,
-        };
+        let acquired = self.glance_or_attempt(req, call, decide).await?;
         self.store.check()?;
         Ok(match acquired {
             Some(Acquired::Held(mut held)) if wakes => {
@@ -211,32 +220,37 @@ impl<S: RecordStore> RecordDriver<S> {
         })
     }
 
-    /// Refuses by a cheap read, if the store has one. What that shows may be undone later, and a version with it, so nothing is written over
-    /// it: where it shows no holder, the request is given to [`RecordStore::take`], which the store decides.
-    async fn glance(
+    /// Uses a cheap read first, if the store has one. What that shows may be undone later, and a version with it, so no record is written over
+    /// one that it shows: it refuses, or the store itself decides by [`RecordStore::take`], or a record is made where there is none.
+    async fn glance_or_attempt(
         &self,
         req: &Acquire,
         call: Call,
         decide: impl Fn(Stored, StoreTime) -> Result<Decision<Acquired>> + Send + Sync,
     ) -> Result<Option<Acquired>> {
-        let Some(read) = self.store.glance(&req.name, call).await? else {
-            return Ok(None);
-        };
-        if self.clock.now() >= call.give_up {
-            return Err(late());
-        }
-        match decide(one(read.records)?, read.time) {
-            Ok(Decision {
-                write: None,
-                answer: Acquired::Held(held),
-                ..
-            }) => Ok(Some(Acquired::Held(held))),
-            Ok(_) if req.join.is_none() => {
-                let token = self.store.take(req).await?;
-                Ok(token.map(|token| granted(token, req)))
+        let (name, bound) = (&req.name, Bound::GiveUp);
+        if let Some(read) = self.store.glance(name, call).await? {
+            if self.clock.now() >= call.give_up {
+                return Err(late());
             }
-            _ => Ok(None),
+            if req.join.is_none() && matches!(read.records[..], [Stored::Absent]) {
+                return self.attempt_on(read, name, call, bound, decide).await;
+            }
+            match decide(one(read.records)?, read.time) {
+                Ok(Decision {
+                    write: None,
+                    answer: Acquired::Held(held),
+                    ..
+                }) => return Ok(Some(Acquired::Held(held))),
+                Ok(_) if req.join.is_none() => {
+                    if let Some(token) = self.store.take(req).await? {
+                        return Ok(Some(granted(token, req)));
+                    }
+                }
+                _ => {}
+            }
         }
+        self.attempt(name, call, bound, decide).await
     }
 
     async fn serve_renew(&self, batch: &[Renew], give_up: Instant) -> Result<Vec<Result<Renewed>>> {

@@ -310,12 +310,15 @@ async fn release_drop_and_break_race_the_watchdog_and_leave_nothing() {
     while client.unsettled() > 0 {
         tokio::task::yield_now().await;
     }
-    let renewed = store.executed(Call::Renew);
     assert!(client.admin().list("").next().await.is_none());
-    time::sleep(Duration::from_millis(150)).await;
-    assert_eq!(
-        store.executed(Call::Renew),
-        renewed,
-        "something is still renewed"
-    );
+    // A renewal that was sent before a release may be executed after it; no other follows.
+    let mut renewed = None;
+    for _ in 0..100 {
+        let executed = store.executed(Call::Renew);
+        if renewed.replace(executed) == Some(executed) {
+            return;
+        }
+        time::sleep(Duration::from_millis(150)).await;
+    }
+    panic!("something is still renewed");
 }

@@ -30,7 +30,7 @@ pub struct Postgres;
 pub const VARIABLE: &str = "DLOCK_TEST_POSTGRES_URL";
 
 impl PostgresServer {
-    /// Starts the newest `postgres` on `PATH`, or where Debian has it. Root starts it as `nobody`, because the server refuses root.
+    /// Starts the newest `postgres` on `PATH`, or where Debian has it. Root starts it as a user without rights, because the server refuses root.
     ///
     /// # Errors
     ///
@@ -169,7 +169,7 @@ impl Service for Program {
 
     fn prepare(&self, site: &Site) -> io::Result<()> {
         if is_root() {
-            chown(&site.dir, Some(NOBODY), Some(NOBODY))?;
+            chown(&site.dir, Some(UNPRIVILEGED), Some(UNPRIVILEGED))?;
         }
         let template = template(&self.programs)?;
         succeeds(Command::new("cp").arg("-a").arg(template).arg(data(site)))
@@ -246,7 +246,7 @@ fn make_template(programs: &Path) -> io::Result<PathBuf> {
     }
     let site = tempfile::Builder::new().prefix("dlock-initdb-").tempdir()?;
     if is_root() {
-        chown(site.path(), Some(NOBODY), Some(NOBODY))?;
+        chown(site.path(), Some(UNPRIVILEGED), Some(UNPRIVILEGED))?;
     }
     let made = site.path().join("data");
     let mut initdb = as_user(&programs.join("initdb"));
@@ -289,7 +289,10 @@ fn as_user(program: &Path) -> Command {
     }
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--clear-groups"]);
-    command.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")]);
+    command.args([
+        format!("--reuid={UNPRIVILEGED}"),
+        format!("--regid={UNPRIVILEGED}"),
+    ]);
     command.arg(program).current_dir("/");
     command
 }
@@ -318,8 +321,8 @@ fn programs() -> Option<PathBuf> {
 
 const PROGRAM: &str = "postgres";
 
-/// `nobody` on every Linux.
-const NOBODY: u32 = 65534;
+/// The user without rights on every Linux.
+const UNPRIVILEGED: u32 = 65534;
 
 /// Small and quick to start. What was answered survives `kill -9` of the server, not a crash of the machine.
 const OPTIONS: &[&str] = &[

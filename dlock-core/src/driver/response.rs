@@ -243,7 +243,7 @@ impl Snapshot {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// `redis`, `mysql`, ….
+    /// The backend, by the name of its cargo feature: `redis`, `mysql`, `zk`, ….
     pub backend: &'static str,
     /// The store, without secrets (scheme, hosts, database, prefix, layout): a [`Pass`](crate::Pass) is
     /// matched by it.

@@ -10,7 +10,10 @@ use dlock_conformance::{
         server::ServerError,
     },
 };
-use dlock_core::{LockName, driver::DistributedLock};
+use dlock_core::{
+    LockName,
+    driver::{DistributedLock, DriverError},
+};
 use dlock_mysql::{
     MysqlDriver,
     sqlx::{self, Connection, MySqlConnection},
@@ -43,7 +46,13 @@ impl Backend for Mysql {
     }
 
     async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
-        Ok(Arc::new(MysqlDriver::connect(url).await?))
+        // On a starved machine the server's limit of a second ends the checks at connect. No case is about that.
+        let is_starved = |error: &DriverError| error.to_string().contains("max_statement_time");
+        let mut driver = MysqlDriver::connect(url).await;
+        while driver.as_ref().is_err_and(is_starved) {
+            driver = MysqlDriver::connect(url).await;
+        }
+        Ok(Arc::new(driver?))
     }
 
     /// A prepared statement is executed by its number, which says nothing. But each execution is sent with

@@ -358,8 +358,8 @@ const FIELDS: [&str; 14] = [
     "name",
     "owner",
     "remaining_ms",
-    "unavailable_ms",
     "token",
+    "unavailable_ms",
     "waiters",
 ];
 

@@ -84,7 +84,7 @@ impl Caller {
                 after: self.ctx.now(),
             })),
             Acquired::Held(_) => Ok(None),
-            other => Err(Failure::new(format_args!("acquire answered {other:?}"))),
+            other => Err(Failure::new(format!("acquire answered {other:?}"))),
         }
     }
 
@@ -171,7 +171,7 @@ impl Caller {
             }
             from = next;
         }
-        Err(Failure::new(format_args!("no end after {STEPS} steps")))
+        Err(Failure::new(format!("no end after {STEPS} steps")))
     }
 
     /// Breaks a lock.

@@ -221,7 +221,7 @@ impl Ctx {
     pub(crate) fn ends_with(&self, hold: &Hold, before: Instant, valid_for: Duration) -> Result {
         ensure(
             before + valid_for <= hold.over_by() + self.rounding(),
-            format_args!("{valid_for:?} are promised, which is more than is left"),
+            format!("{valid_for:?} are promised, which is more than is left"),
         )
     }
 
@@ -283,7 +283,7 @@ impl Ctx {
                 if condition().await? {
                     return Ok(());
                 }
-                in_time(began < end, format_args!("not within {bound:?}: {what}"))?;
+                in_time(began < end, format!("not within {bound:?}: {what}"))?;
                 tokio::time::sleep(self.0.pace.step).await;
             }
         })
@@ -314,7 +314,7 @@ impl Ctx {
         seen_from_here(async move {
             tokio::time::timeout(bound + self.slack(), future)
                 .await
-                .map_err(|_| Failure::late(format_args!("not within {bound:?}: {what}")))
+                .map_err(|_| Failure::late(format!("not within {bound:?}: {what}")))
         })
     }
 
@@ -335,7 +335,7 @@ impl Ctx {
                 names.push(name);
             }
         }
-        Err(Failure::new(format_args!("no {count} names have one lane")))
+        Err(Failure::new(format!("no {count} names have one lane")))
     }
 
     /// Expects no answer to a request whose reply a fault removes: it fails, or does not return within
@@ -345,7 +345,7 @@ impl Ctx {
         call: impl Future<Output = Result<T, DriverError>> + Send,
     ) -> Result<Option<DriverError>> {
         match tokio::time::timeout(self.short(), call).await {
-            Ok(Ok(answer)) => Err(Failure::new(format_args!(
+            Ok(Ok(answer)) => Err(Failure::new(format!(
                 "its answer was lost, yet it got {answer:?}"
             ))),
             Ok(Err(error)) => Ok(Some(error)),

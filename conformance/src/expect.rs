@@ -20,7 +20,7 @@ impl Caller {
     pub(crate) fn take(&self, ask: &Ask) -> impl Future<Output = Result<Hold>> + Send {
         seen_from_here(async move {
             let hold = self.try_take(ask).await?;
-            hold.ok_or_else(|| Failure::new(format_args!("refused: {:?}", ask.name)))
+            hold.ok_or_else(|| Failure::new(format!("refused: {:?}", ask.name)))
         })
     }
 
@@ -71,7 +71,7 @@ impl Caller {
             let (after, lease) = (next.after.since(last.before), last.ask.lease);
             ensure(
                 next.after >= last.over_from(),
-                format_args!("taken {after:?} after a hold was asked for that lasts {lease:?}"),
+                format!("taken {after:?} after a hold was asked for that lasts {lease:?}"),
             )?;
             Ok(next)
         })
@@ -84,7 +84,7 @@ impl Caller {
             let answer = self.answered("acquire", self.acquire(ask)).await??;
             match answer {
                 Acquired::Held(held) => Ok(held),
-                other => Err(Failure::new(format_args!(
+                other => Err(Failure::new(format!(
                     "{:?} should be refused, got {other:?}",
                     ask.name
                 ))),
@@ -99,7 +99,7 @@ impl Caller {
             let answer = self.answered("acquire", self.acquire(ask)).await??;
             ensure(
                 matches!(answer, Acquired::Gone),
-                format_args!("{:?} should be gone, got {answer:?}", ask.name),
+                format!("{:?} should be gone, got {answer:?}", ask.name),
             )
         })
     }
@@ -111,7 +111,7 @@ impl Caller {
             let answer = self.release(hold, None).await?;
             ensure(
                 matches!(answer, Released::Freed),
-                format_args!("the last hold was released, should be Freed, got {answer:?}"),
+                format!("the last hold was released, should be Freed, got {answer:?}"),
             )
         })
     }
@@ -125,7 +125,7 @@ impl Caller {
                 Released::StillHeld { holds: left } => {
                     same("the number of holds left", left.get(), holds)
                 }
-                other => Err(Failure::new(format_args!(
+                other => Err(Failure::new(format!(
                     "{holds} holds should be left, got {other:?}"
                 ))),
             }
@@ -139,7 +139,7 @@ impl Caller {
             let answer = self.release(hold, None).await?;
             ensure(
                 matches!(answer, Released::NotHeld { .. }),
-                format_args!("that hold is not there, release should say NotHeld, got {answer:?}"),
+                format!("that hold is not there, release should say NotHeld, got {answer:?}"),
             )
         })
     }
@@ -186,7 +186,7 @@ impl Caller {
         seen_from_here(async move {
             let seen = self.inspect(name).await?;
             let free = seen.holders.is_empty() && seen.holds == 0 && seen.unavailable_for.is_none();
-            ensure(free, format_args!("{name:?} should be free, is {seen:?}"))
+            ensure(free, format!("{name:?} should be free, is {seen:?}"))
         })
     }
 
@@ -232,16 +232,14 @@ impl Caller {
                     }
                     others.push(wake_up);
                 }
-                Err(Failure::new(format_args!(
-                    "the wake-ups ended before: {what}"
-                )))
+                Err(Failure::new(format!("the wake-ups ended before: {what}")))
             };
             let heard = self.ctx.within(what, bound, heard).await;
             let came = others.len();
             others.truncate(WAKE_UPS_SHOWN);
-            heard.flatten().map_err(|failure| {
-                failure.of(format_args!("{came} other wake-ups came, {others:?}"))
-            })
+            heard
+                .flatten()
+                .map_err(|failure| failure.of(format!("{came} other wake-ups came, {others:?}")))
         })
     }
 
@@ -279,10 +277,7 @@ impl Caller {
             let mut wake_ups = self.wake_ups.lock().await;
             let what = "the wake-ups come to their end";
             let wake_up = self.ctx.within(what, bound, wake_ups.next()).await?;
-            ensure(
-                wake_up.is_none(),
-                format_args!("a wake-up came: {wake_up:?}"),
-            )
+            ensure(wake_up.is_none(), format!("a wake-up came: {wake_up:?}"))
         })
     }
 }
@@ -301,7 +296,7 @@ pub(crate) fn seen_from_here<T>(
 pub(crate) fn is_left(rest: Duration, lease: Duration) -> Result {
     ensure(
         !rest.is_zero() && rest <= lease,
-        format_args!("{rest:?} are left or promised of {lease:?}"),
+        format!("{rest:?} are left or promised of {lease:?}"),
     )
 }
 

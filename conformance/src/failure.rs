@@ -136,7 +136,7 @@ pub(crate) fn same<T: PartialEq + Debug>(
     if is == should {
         Ok(())
     } else {
-        Err(Failure::new(format_args!(
+        Err(Failure::new(format!(
             "{what} is {is:?}, should be {should:?}"
         )))
     }

@@ -28,6 +28,6 @@ pub(crate) async fn driver(
 ) -> Result<Arc<dyn DistributedLock>> {
     let wanted = job.arg("fixture")?;
     let maker = fixtures.iter().find(|fixture| fixture.name() == wanted);
-    let maker = maker.ok_or_else(|| Failure::new(format_args!("no fixture is called {wanted}")))?;
+    let maker = maker.ok_or_else(|| Failure::new(format!("no fixture is called {wanted}")))?;
     maker.connect(job.arg("url")?).await
 }

@@ -30,7 +30,7 @@ async fn a_name_never_heard_of_is_free(ctx: Ctx) -> Result {
     let listed = caller.list(name.as_str(), 10).await?;
     ensure(
         listed.is_empty(),
-        format_args!("looking made it a name: {listed:?}"),
+        format!("looking made it a name: {listed:?}"),
     )
 }
 
@@ -55,7 +55,7 @@ async fn inspect_shows_who_is_inside(ctx: Ctx) -> Result {
     same("the number of holds", seen.holds, 2)?;
     same("shut", seen.unavailable_for, None)?;
     let [holder] = &seen.holders[..] else {
-        return Err(Failure::new(format_args!(
+        return Err(Failure::new(format!(
             "one is inside, seen are {:?}",
             seen.holders
         )));
@@ -122,7 +122,7 @@ async fn a_walk_finds_every_name_held_throughout(ctx: Ctx) -> Result {
         for seen in page {
             ensure(
                 seen.name.as_str().starts_with(&base),
-                format_args!("listed: {:?}", seen.name),
+                format!("listed: {:?}", seen.name),
             )?;
             missing.remove(&seen.name);
         }
@@ -141,7 +141,7 @@ async fn a_walk_finds_every_name_held_throughout(ctx: Ctx) -> Result {
     }
     ensure(
         missing.is_empty(),
-        format_args!("held throughout and not found: {missing:?}"),
+        format!("held throughout and not found: {missing:?}"),
     )
 }
 
@@ -175,11 +175,7 @@ async fn list_takes_its_prefix_literally(ctx: Ctx) -> Result {
             .map(|seen| seen.name)
             .collect();
         names.dedup();
-        same(
-            format_args!("what begins with {prefix:?}"),
-            names,
-            vec![meant],
-        )?;
+        same(format!("what begins with {prefix:?}"), names, vec![meant])?;
         for hold in others.iter().chain([&hold]) {
             caller.frees(hold).await?;
         }

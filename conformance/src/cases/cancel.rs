@@ -34,7 +34,7 @@ async fn refused_without_a_ticket_leaves_no_trace(ctx: Ctx) -> Result {
     let waiters = other.inspect(&name).await?.waiters;
     ensure(
         waiters.unwrap_or(0) == 0,
-        format_args!("{waiters:?} waiters are shown, but none waits"),
+        format!("{waiters:?} waiters are shown, but none waits"),
     )?;
     holder.frees(&hold).await?;
     other.sees_free(&name).await?;

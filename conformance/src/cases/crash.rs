@@ -201,7 +201,7 @@ async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result {
         (HOLD, Acquired::Granted(_)) => worker::say(&format!("held since {}", now.as_nanos()))?,
         (WAIT, Acquired::Held(_)) => worker::say("waiting")?,
         (job, answer) => {
-            return Err(Failure::new(format_args!(
+            return Err(Failure::new(format!(
                 "the job was to {job}, got {answer:?}"
             )));
         }

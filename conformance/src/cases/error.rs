@@ -34,9 +34,7 @@ async fn one_hold_too_many_is_overloaded_and_changes_nothing(ctx: Ctx) -> Result
             same("the effect", error.effect(), Effect::None)?;
         }
         Ok(answer) => {
-            return Err(Failure::new(format_args!(
-                "one hold too many got {answer:?}"
-            )));
+            return Err(Failure::new(format!("one hold too many got {answer:?}")));
         }
     }
     other.sees_holds(&name, MAX_HOLDS).await?;
@@ -55,7 +53,7 @@ async fn a_refusal_tells_the_truth_about_the_holder(ctx: Ctx) -> Result {
         same("who holds it", by.owner, hold.ask.owner.fingerprint())?;
         ensure(
             by.token.is_none() || by.token == Some(hold.token),
-            format_args!("its token is {:?}", by.token),
+            format!("its token is {:?}", by.token),
         )?;
         by.rest.map_or(Ok(()), |rest| is_left(rest, ctx.long()))?;
     }
@@ -78,9 +76,7 @@ async fn a_request_that_came_too_late_is_unavailable_without_effect(ctx: Ctx) ->
                 "a repeat may well succeed",
             )
         }
-        Ok(answer) => Err(Failure::new(format_args!(
-            "it came too late and got {answer:?}"
-        ))),
+        Ok(answer) => Err(Failure::new(format!("it came too late and got {answer:?}"))),
     }
 }
 
@@ -91,7 +87,7 @@ async fn a_cursor_of_nobody_is_misuse(ctx: Ctx) -> Result {
         let cursor = Cursor(bytes.to_vec());
         match caller.driver().list(&prefix, Some(&cursor), 10).await {
             Err(error) => same("the kind", error.kind(), ErrorKind::Misuse)?,
-            Ok(page) => return Err(Failure::new(format_args!("no cursor got {page:?}"))),
+            Ok(page) => return Err(Failure::new(format!("no cursor got {page:?}"))),
         }
     }
     Ok(())
@@ -111,7 +107,7 @@ async fn no_answer_and_no_debug_shows_an_owner(ctx: Ctx) -> Result {
         for text in &shown {
             ensure(
                 !text.contains(&secret),
-                format_args!("an owner is shown: {text}"),
+                format!("an owner is shown: {text}"),
             )?;
         }
     }
@@ -143,12 +139,12 @@ async fn what_was_executed_is_not_said_to_have_had_no_effect(ctx: Ctx) -> Result
     for (call, error) in [("acquire", acquire), ("renew", renew), ("release", release)] {
         if let Some(error) = error {
             same(
-                format_args!("the effect of {call}"),
+                format!("the effect of {call}"),
                 error.effect(),
                 Effect::Unknown,
             )?;
             same(
-                format_args!("the kind of {call}"),
+                format!("the kind of {call}"),
                 error.kind(),
                 ErrorKind::Unavailable,
             )?;

@@ -56,7 +56,7 @@ async fn the_former_owner_starts_a_new_incarnation(ctx: Ctx) -> Result {
     let (old, new) = (old.token, new.token);
     ensure(
         new != old,
-        format_args!("token {old} of the lapsed incarnation is given again"),
+        format!("token {old} of the lapsed incarnation is given again"),
     )
 }
 
@@ -67,7 +67,7 @@ async fn nothing_of_a_lapsed_holder_is_shown(ctx: Ctx) -> Result {
     let listed = other.list(name.as_str(), 10).await?;
     ensure(
         listed.is_empty(),
-        format_args!("a lapsed name is listed: {listed:?}"),
+        format!("a lapsed name is listed: {listed:?}"),
     )?;
     let next = other.take(&ctx.ask(&name)).await?;
     holder.sees_holder(&next).await

@@ -164,7 +164,7 @@ fn greater(last: FencingToken, hold: &Hold) -> Result<FencingToken> {
     let token = hold.token;
     ensure(
         token > last,
-        format_args!("token {token} was given after {last}"),
+        format!("token {token} was given after {last}"),
     )?;
     Ok(token)
 }

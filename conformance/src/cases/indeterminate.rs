@@ -52,7 +52,7 @@ async fn a_repeat_prolongs_nothing_and_promises_what_is_left(ctx: Ctx) -> Result
     let repeat = caller.take(&first.ask).await?;
     ensure(
         repeat.before + repeat.valid_for <= first.over_by() + ctx.rounding(),
-        format_args!(
+        format!(
             "{:?} are promised, which is more than is left",
             repeat.valid_for
         ),
@@ -109,7 +109,7 @@ async fn a_copy_after_the_settling_release_takes_nothing(ctx: Ctx) -> Result {
     caller.frees(&hold).await?;
     for caller in [&caller, &other] {
         if let Ok(Acquired::Granted(grant)) = caller.acquire(&hold.ask).await {
-            return Err(Failure::new(format_args!(
+            return Err(Failure::new(format!(
                 "the late copy was granted: {grant:?}"
             )));
         }

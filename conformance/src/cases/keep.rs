@@ -50,12 +50,12 @@ async fn the_longest_counts_when_it_goes_first(ctx: Ctx) -> Result {
         };
         ensure(
             matches!(answer, Released::StillHeld { .. }),
-            format_args!("release: {answer:?}"),
+            format!("release: {answer:?}"),
         )?;
         let answer = caller.release(&first, second_keep).await?;
         ensure(
             matches!(answer, Released::MinHold { .. }),
-            format_args!("release: {answer:?}"),
+            format!("release: {answer:?}"),
         )?;
         opens_then(&ctx, &other, &ctx.ask(&name), &shut).await?;
     }
@@ -93,7 +93,7 @@ async fn inspect_and_list_say_shut(ctx: Ctx) -> Result {
     let listed = listed.ok_or_else(|| Failure::new("a name with a minimum hold is not listed"))?;
     for seen in [other.inspect(&name).await?, listed] {
         let unheld = seen.holders.is_empty() && seen.holds == 0;
-        ensure(unheld, format_args!("no holder should be shown: {seen:?}"))?;
+        ensure(unheld, format!("no holder should be shown: {seen:?}"))?;
         is_left(seen.unavailable_for.unwrap_or_default(), ctx.long())?;
     }
     Ok(())
@@ -170,7 +170,7 @@ async fn shuts(ctx: &Ctx, caller: &Caller, hold: &Hold, keep: Duration) -> Resul
     };
     match answer {
         Released::MinHold { rest } if !rest.is_zero() && rest <= keep => Ok(shut),
-        other => Err(Failure::new(format_args!(
+        other => Err(Failure::new(format!(
             "kept for {keep:?}, release answered {other:?}"
         ))),
     }
@@ -180,7 +180,7 @@ async fn shuts(ctx: &Ctx, caller: &Caller, hold: &Hold, keep: Duration) -> Resul
 async fn leaves_others(caller: &Caller, hold: &Hold, keep: Duration) -> Result {
     match caller.release(hold, Some(keep)).await? {
         Released::StillHeld { .. } => Ok(()),
-        other => Err(Failure::new(format_args!(
+        other => Err(Failure::new(format!(
             "others remain, release answered {other:?}"
         ))),
     }
@@ -193,7 +193,7 @@ async fn opens_then(ctx: &Ctx, caller: &Caller, ask: &Ask, shut: &Shut) -> Resul
     let early = shut.from.since(next.after);
     ensure(
         early.is_zero(),
-        format_args!("it became available {early:?} early"),
+        format!("it became available {early:?} early"),
     )?;
     same("the number of holds", next.holds, 1)?;
     caller.frees(&next).await

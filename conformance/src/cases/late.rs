@@ -174,6 +174,6 @@ fn held_back(ctx: &Ctx, late: Duration) -> Duration {
 fn granted_nothing(answer: Option<Acquired>) -> Result {
     ensure(
         !matches!(answer, Some(Acquired::Granted(_))),
-        format_args!("it came too late and was granted: {answer:?}"),
+        format!("it came too late and was granted: {answer:?}"),
     )
 }

@@ -52,7 +52,7 @@ async fn nobody_gets_in_before_the_lease_is_over(ctx: Ctx) -> Result {
     let second = other.take_within(&ctx.ask(&name), ctx.short() * 2).await?;
     ensure(
         second.after >= first.before + first.valid_for,
-        format_args!(
+        format!(
             "granted {:?} after the first request was sent, which was promised {:?}",
             second.after.since(first.before),
             first.valid_for
@@ -60,7 +60,7 @@ async fn nobody_gets_in_before_the_lease_is_over(ctx: Ctx) -> Result {
     )?;
     ensure(
         second.after >= first.over_from(),
-        format_args!(
+        format!(
             "granted {:?} after the first request was sent, whose lease is {:?}",
             second.after.since(first.before),
             first.ask.lease

@@ -208,12 +208,8 @@ async fn all_at_once(ctx: &Ctx, caller: &Caller, other: &Caller, names: &[String
         let name = LockName::new(name)?;
         let hold = caller.try_take(&ctx.ask(&name)).await?;
         let hold =
-            hold.ok_or_else(|| Failure::new(format_args!("{name:?} is held under another name")))?;
-        same(
-            format_args!("the number of holds of {name:?}"),
-            hold.holds,
-            1,
-        )?;
+            hold.ok_or_else(|| Failure::new(format!("{name:?} is held under another name")))?;
+        same(format!("the number of holds of {name:?}"), hold.holds, 1)?;
         holds.push(hold);
     }
     // Immediately: without writes, a store may take its time to be sure of its answer.

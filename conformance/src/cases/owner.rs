@@ -152,7 +152,7 @@ async fn a_batch_answers_each_entry_alone_and_in_order(ctx: Ctx) -> Result {
         let prolonged = matches!(answer?, Renewed::Until { .. });
         ensure(
             prolonged == lives,
-            format_args!("entry {at} is there: {lives}, renewed: {prolonged}"),
+            format!("entry {at} is there: {lives}, renewed: {prolonged}"),
         )?;
     }
     for free in [LAPSED, RELEASED, BROKEN] {
@@ -182,7 +182,7 @@ async fn the_largest_batch_is_served_whole(ctx: Ctx) -> Result {
     for (at, answer) in caller.renew(&batch).await?.into_iter().enumerate() {
         ensure(
             matches!(answer?, Renewed::Until { .. }),
-            format_args!("entry {at} is not held"),
+            format!("entry {at} is not held"),
         )?;
     }
     Ok(())
@@ -196,13 +196,13 @@ async fn releasing_all_takes_the_holds_of_that_owner_only(ctx: Ctx) -> Result {
     let answer = other.release_all(&ctx.ask(&name)).await?;
     ensure(
         matches!(answer, Released::NotHeld { .. }),
-        format_args!("a stranger got {answer:?}"),
+        format!("a stranger got {answer:?}"),
     )?;
     same("the number of holds", caller.inspect(&name).await?.holds, 3)?;
     let answer = other.release_all(&hold.ask).await?;
     ensure(
         matches!(answer, Released::Freed),
-        format_args!("the owner got {answer:?}"),
+        format!("the owner got {answer:?}"),
     )?;
     caller.cannot_renew(&hold).await?;
     other.take(&ctx.ask(&name)).await.map(drop)

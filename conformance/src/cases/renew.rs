@@ -26,7 +26,7 @@ async fn a_hold_lasts_the_lease_asked_for_from_its_renewal_on(ctx: Ctx) -> Resul
     let next = other.follows(&renewed).await?;
     ensure(
         next.after >= renewed.over_from() && next.after >= renewed.before + renewed.valid_for,
-        format_args!(
+        format!(
             "taken {:?} after a renewal for {:?} that promised {:?}",
             next.after.since(renewed.before),
             renewed.ask.lease,
@@ -125,7 +125,7 @@ async fn a_name_kept_shut_is_not_entered(ctx: Ctx) -> Result {
     let kept = ctx.now();
     ensure(
         matches!(answer, Released::MinHold { .. }),
-        format_args!("release answered {answer:?}"),
+        format!("release answered {answer:?}"),
     )?;
     caller.cannot_renew(&hold).await?;
     same("the number of holds", other.inspect(&name).await?.holds, 0)?;

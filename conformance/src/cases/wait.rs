@@ -105,7 +105,7 @@ async fn the_number_ahead_is_right_where_it_is_told(ctx: Ctx) -> Result {
     let waiters = holder.inspect(&name).await?.waiters;
     ensure(
         waiters.is_none_or(|n| n == 2),
-        format_args!("{waiters:?} wait, two do"),
+        format!("{waiters:?} wait, two do"),
     )?;
     holder.frees(&hold).await
 }
@@ -125,7 +125,7 @@ async fn a_turn_is_refused_to_everybody_else(ctx: Ctx) -> Result {
     same("who is inside", seen.holders.len(), 0)?;
     ensure(
         seen.unavailable_for.is_some(),
-        format_args!("a reserved name should be unavailable: {seen:?}"),
+        format!("a reserved name should be unavailable: {seen:?}"),
     )?;
     // Any local waiter of that client may use the turn.
     let turn = first
@@ -146,7 +146,7 @@ async fn a_turn_is_taken_without_having_heard_of_it(ctx: Ctx) -> Result {
     // The reservation is over; the lease asked for counts.
     ensure(
         turn.valid_for > ctx.promised(ctx.long()),
-        format_args!(
+        format!(
             "{:?} are promised of a lease of {:?}",
             turn.valid_for,
             ctx.long()
@@ -239,7 +239,7 @@ async fn whoever_is_next_is_told_when_to_look(ctx: Ctx) -> Result {
     // The turn before it lapses unused; after that a poll is enough.
     ensure(
         poll_in <= ctx.long() / 3,
-        format_args!("it is to poll in {poll_in:?}"),
+        format!("it is to poll in {poll_in:?}"),
     )?;
     ctx.time_passes(poll_in + ctx.rounding()).await;
     second.take(&waiting).await.map(drop)
@@ -304,7 +304,7 @@ async fn wake_ups_are_taken_once(ctx: Ctx) -> Result {
     let wake_up = ctx.within(what, ctx.short(), second.next()).await?;
     ensure(
         wake_up.is_none(),
-        format_args!("a second stream gave {wake_up:?}"),
+        format!("a second stream gave {wake_up:?}"),
     )
 }
 

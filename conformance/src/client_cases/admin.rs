@@ -21,7 +21,7 @@ async fn guards_one_after_the_other_have_growing_tokens(ctx: Ctx) -> Result {
         let guard = peer.take(&peer.lock(&name)?).await?;
         ensure(
             guard.token() > last,
-            format_args!("token {} came after {last}", guard.token()),
+            format!("token {} came after {last}", guard.token()),
         )?;
         last = guard.token();
         let joined = peer.join(peer.lock(&name)?, &guard.pass()?).await?;

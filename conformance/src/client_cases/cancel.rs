@@ -322,7 +322,7 @@ where
 
 async fn told(member: Drop, done: impl Future<Output = Result<bool>> + Send) -> Result<bool> {
     done.await
-        .map_err(|failure| failure.of(format_args!("{member:?}")))
+        .map_err(|failure| failure.of(format!("{member:?}")))
 }
 
 /// Members of a product that run concurrently on a real store: each has connections of its own.

@@ -36,7 +36,7 @@ async fn the_lock_of_a_dead_client_is_free_within_its_lease(ctx: Ctx) -> Result 
         let after = ctx.now().since(died);
         in_time(
             after <= ctx.short() + LOOK + ctx.slack(),
-            format_args!("after {after:?}"),
+            format!("after {after:?}"),
         )?;
         frees(&ctx, next).await?;
     }

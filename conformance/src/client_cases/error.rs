@@ -46,7 +46,7 @@ async fn whoever_has_no_time_to_wait_is_told_who_holds_the_lock(ctx: Ctx) -> Res
     let (words, holder) = (error.to_string(), guard.owner());
     ensure(
         words.contains(&holder.to_string()),
-        format_args!("who holds it is not in {words:?}"),
+        format!("who holds it is not in {words:?}"),
     )?;
     frees(&ctx, guard).await?;
     let taken = at_once().await?;
@@ -70,7 +70,7 @@ async fn a_store_that_is_away_is_an_error_with_its_class_and_its_place(ctx: Ctx)
         peer.client.capabilities().backend,
     )?;
     let told = std::error::Error::source(&error).is_some();
-    ensure(told, format_args!("the source is missing in {error:?}"))
+    ensure(told, format!("the source is missing in {error:?}"))
 }
 
 async fn a_wait_outlasts_a_store_that_is_away_for_a_while(ctx: Ctx) -> Result {
@@ -82,7 +82,7 @@ async fn a_wait_outlasts_a_store_that_is_away_for_a_while(ctx: Ctx) -> Result {
     ctx.time_passes(span).await;
     same("the wait is over", waiting.is_done(), false)?;
     let asked = peer.gate.calls(Step::Acquire);
-    ensure(asked <= 20, format_args!("{asked} attempts in {span:?}"))?;
+    ensure(asked <= 20, format!("{asked} attempts in {span:?}"))?;
     peer.gate.clear();
     // The longest pause between two attempts.
     let bound = Duration::from_secs(1);
@@ -199,10 +199,7 @@ async fn nothing_shows_an_owner(ctx: Ctx) -> Result {
         let uuid = owner.expose();
         for secret in [uuid.hyphenated().to_string(), uuid.simple().to_string()] {
             let telling = shown.iter().find(|shown| shown.contains(&secret[..12]));
-            ensure(
-                telling.is_none(),
-                format_args!("an owner is in {telling:?}"),
-            )?;
+            ensure(telling.is_none(), format!("an owner is in {telling:?}"))?;
         }
     }
     Ok(())

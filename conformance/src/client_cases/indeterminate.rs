@@ -159,11 +159,7 @@ async fn an_acquire_that_is_never_answered_leaves_nothing(ctx: Ctx) -> Result {
         } else {
             Effect::Unknown
         };
-        same(
-            format_args!("the effect after {fate:?}"),
-            error.effect(),
-            wanted,
-        )?;
+        same(format!("the effect after {fate:?}"), error.effect(), wanted)?;
         peer.gate.clear();
         peer.settles(ctx.short()).await?;
         observer.sees_free(&name).await?;
@@ -203,7 +199,7 @@ async fn a_grant_that_is_worth_nothing_is_given_back(ctx: Ctx) -> Result {
     let most = usize::try_from(ctx.short().as_millis() / 10)?;
     ensure(
         calls <= most,
-        format_args!("{calls} attempts in {:?}", ctx.short() * 4 / 3),
+        format!("{calls} attempts in {:?}", ctx.short() * 4 / 3),
     )?;
     peer.gate.set_worthless(false);
     peer.settles(ctx.short()).await?;

@@ -29,9 +29,7 @@ async fn a_quick_holder_leaves_the_name_shut(ctx: Ctx) -> Result {
     let outcome = ctx.within("release is answered", ctx.answer(), guard.release());
     let outcome = outcome.await??;
     let ReleaseOutcome::MinHold { rest } = outcome else {
-        return Err(Failure::new(format_args!(
-            "the name is not kept: {outcome:?}"
-        )));
+        return Err(Failure::new(format!("the name is not kept: {outcome:?}")));
     };
     ensure(
         rest <= ctx.short() + ctx.rounding(),
@@ -110,7 +108,7 @@ async fn the_longest_of_those_inside_counts(ctx: Ctx) -> Result {
         let outcome = last.release().await?;
         ensure(
             matches!(outcome, ReleaseOutcome::MinHold { .. }),
-            format_args!("the last release should leave it unavailable, answered {outcome:?}"),
+            format!("the last release should leave it unavailable, answered {outcome:?}"),
         )?;
         other.refused(&other.lock(&name)?).await?;
     }
@@ -142,7 +140,7 @@ async fn the_least_time_must_fit_the_most(ctx: Ctx) -> Result {
         let kind = refused.try_acquire().await.err().map(|error| error.kind());
         ensure(
             kind == Some(ErrorKind::Misuse),
-            format_args!("a minimum hold beyond the maximum should be misuse, is {kind:?}"),
+            format!("a minimum hold beyond the maximum should be misuse, is {kind:?}"),
         )?;
     }
     Ok(())

@@ -67,7 +67,7 @@ async fn lost_resolves_before_another_gets_in_while_the_store_is_away(ctx: Ctx) 
         let late = heard.since(after + ctx.short());
         ensure(
             late.is_zero() || !ctx.is_simulated(),
-            format_args!("lost() resolved {late:?} after the deadline"),
+            format!("lost() resolved {late:?} after the deadline"),
         )?;
         ensure(
             heard.since(before) > ctx.short() / 2,
@@ -90,7 +90,7 @@ async fn the_deadline_counts_from_before_the_request(ctx: Ctx) -> Result {
     let guard = peer.take(&peer.short(&name)?).await?;
     ensure(
         ctx.now() + guard.remaining() <= before + ctx.short(),
-        format_args!(
+        format!(
             "{:?} remain after {:?}",
             guard.remaining(),
             ctx.now().since(before)
@@ -144,7 +144,7 @@ pub(super) async fn within_the_stores_end(ctx: &Ctx, observer: &Caller, guard: &
     // Where a hold ends with a session, no other party knows when that is.
     ensure(
         rest.is_none_or(|rest| rest + passed + ctx.rounding() >= remaining),
-        format_args!("{remaining:?} remain, the store has {rest:?}, {passed:?} later"),
+        format!("{remaining:?} remain, the store has {rest:?}, {passed:?} later"),
     )
 }
 

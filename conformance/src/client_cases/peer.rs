@@ -86,7 +86,7 @@ impl Peer {
             let what = "a free lock is acquired";
             let taken = self.ctx.within(what, self.ctx.answer(), lock.try_acquire());
             let taken = taken.await??;
-            taken.ok_or_else(|| Failure::new(format_args!("{:?} should be free", lock.name())))
+            taken.ok_or_else(|| Failure::new(format!("{:?} should be free", lock.name())))
         })
     }
 
@@ -305,9 +305,7 @@ pub(crate) fn left_untouched(
 #[track_caller]
 pub(crate) fn fails<T>(what: &str, answer: Result<T, Error>, kind: ErrorKind) -> Result<Error> {
     match answer {
-        Ok(_) => Err(Failure::new(format_args!(
-            "{what} should fail with {kind:?}"
-        ))),
+        Ok(_) => Err(Failure::new(format!("{what} should fail with {kind:?}"))),
         Err(error) if error.kind() == kind => Ok(error),
         Err(error) => {
             let words = format!("{what} should fail with {kind:?}, failed with {error:?}");

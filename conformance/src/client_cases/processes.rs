@@ -128,7 +128,7 @@ async fn a_killed_process_frees_what_it_kept_within_a_lease(ctx: Ctx) -> Result 
     let bound = ctx.kept() + ctx.short() / 3 + ctx.slack();
     in_time(
         after <= bound,
-        format_args!("it was free {after:?} after the kill"),
+        format!("it was free {after:?} after the kill"),
     )?;
     frees(&ctx, next).await
 }
@@ -184,7 +184,7 @@ async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result {
         "client_join" => join(job, &lock).await,
         "client_write" => write(job, &lock).await,
         "client_wait" => wait(&gate, &lock).await,
-        other => Err(Failure::new(format_args!("no job {other}"))),
+        other => Err(Failure::new(format!("no job {other}"))),
     }
 }
 

@@ -129,7 +129,7 @@ async fn a_lock_that_was_hard_to_get_is_renewed_before_its_deadline(ctx: Ctx) ->
     let guard = acquiring.await??;
     ensure(
         guard.remaining() < ctx.kept() / 2,
-        format_args!("{:?} are left of it", guard.remaining()),
+        format!("{:?} are left of it", guard.remaining()),
     )?;
     ctx.time_passes(ctx.kept()).await;
     stays_held(&ctx, "its state a lease later", &guard).await?;
@@ -281,7 +281,7 @@ async fn many_locks_are_renewed_by_few_calls(ctx: Ctx) -> Result {
     let most = rounds * if ctx.is_simulated() { 2 } else { 8 };
     ensure(
         calls <= most,
-        format_args!(
+        format!(
             "{} locks were renewed {rounds} times by {calls} calls",
             names.len()
         ),

@@ -185,14 +185,12 @@ async fn a_holder_that_ignores_it_is_left_to_its_lease(ctx: Ctx) -> Result {
     let rest = match report.locks.as_slice() {
         [(left, Part::Left { rest })] if *left == name => *rest,
         other => {
-            return Err(Failure::new(format_args!(
-                "it should be left, is {other:?}"
-            )));
+            return Err(Failure::new(format!("it should be left, is {other:?}")));
         }
     };
     ensure(
         rest > ctx.short() / 2 && rest <= ctx.short(),
-        format_args!("{rest:?} are left of {:?}", ctx.short()),
+        format!("{rest:?} are left of {:?}", ctx.short()),
     )?;
     // The store keeps the hold for as long as it was granted; no other client gets in before.
     other.refused(&other.lock(&name)?).await?;
@@ -200,7 +198,7 @@ async fn a_holder_that_ignores_it_is_left_to_its_lease(ctx: Ctx) -> Result {
     let after = ctx.now().since(told);
     ensure(
         after + ctx.short() / 50 + Duration::from_millis(20) >= rest,
-        format_args!("another got in after {after:?}, {rest:?} were left"),
+        format!("another got in after {after:?}, {rest:?} were left"),
     )?;
     drop(guard);
     frees(&ctx, next).await
@@ -303,7 +301,7 @@ async fn a_store_that_does_not_answer_delays_it_no_longer_than_the_grace(ctx: Ct
         .any(|(of, part)| *of == name && matches!(part, Part::Left { .. }));
     ensure(
         left,
-        format_args!("{name:?} should be left, the report is {report:?}"),
+        format!("{name:?} should be left, the report is {report:?}"),
     )?;
     same("what is unknown", report.unknown, vec![dropped])?;
     same("its state", guard.state(), SHUT_DOWN)

@@ -134,12 +134,12 @@ async fn a_long_wait_asks_the_store_seldom(ctx: Ctx) -> Result {
         };
         ensure(
             asked as u128 <= most,
-            format_args!("a wait of {span:?} asked {asked} times, {most} are enough"),
+            format!("a wait of {span:?} asked {asked} times, {most} are enough"),
         )?;
         let least = usize::try_from(looks)? - 1;
         ensure(
             asked >= least,
-            format_args!("a wait of {span:?} asked {asked} times"),
+            format!("a wait of {span:?} asked {asked} times"),
         )?;
     }
     drop(waiting);
@@ -288,7 +288,7 @@ async fn a_wait_that_is_too_long_says_so_and_who_holds_it(ctx: Ctx) -> Result {
         let holder = guard.owner().to_string();
         ensure(
             words.contains(&holder),
-            format_args!("who holds it is not in {words:?}"),
+            format!("who holds it is not in {words:?}"),
         )?;
         ensure(!words.contains("waits for itself"), words)?;
     }
@@ -314,7 +314,7 @@ async fn a_wait_for_oneself_says_where_the_lock_was_acquired(ctx: Ctx) -> Result
     let (words, place) = (error.to_string(), format!("{}:{line}:", file!()));
     ensure(
         words.contains(&place),
-        format_args!("{place} is not in {words:?}"),
+        format!("{place} is not in {words:?}"),
     )?;
     ensure(words.contains("waits for itself"), words)?;
     frees(&ctx, guard).await

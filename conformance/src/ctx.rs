@@ -23,6 +23,7 @@ use std::{
     },
     time::Duration,
 };
+use tokio::sync::OnceCell;
 
 /// A store, fresh names, the clock, and callers: drivers that each stand for one client process.
 #[derive(Clone)]
@@ -37,6 +38,7 @@ struct Inner {
     prefix: String,
     count: AtomicU64,
     opened: Mutex<Vec<Arc<dyn DistributedLock>>>,
+    observer: OnceCell<Arc<dyn DistributedLock>>,
 }
 
 impl Ctx {
@@ -58,6 +60,7 @@ impl Ctx {
             prefix: format!("{case}.{:08x}", fastrand::u32(..)),
             count: AtomicU64::new(0),
             opened: Mutex::default(),
+            observer: OnceCell::new(),
         }))
     }
 
@@ -66,15 +69,15 @@ impl Ctx {
         Ok(Caller::new(self.driver().await?, self.clone()))
     }
 
-    /// Several client processes.
-    pub(crate) async fn callers<const N: usize>(&self) -> Result<[Caller; N]> {
-        let mut callers = Vec::with_capacity(N);
-        for _ in 0..N {
-            callers.push(self.caller().await?);
-        }
-        callers
-            .try_into()
-            .map_err(|_| Failure::new("BUG: as many callers as asked for were made"))
+    /// Several client processes, and a fresh name.
+    pub(crate) async fn callers<const N: usize>(&self) -> Result<([Caller; N], LockName)> {
+        Ok((several(|| self.caller()).await?, self.name()?))
+    }
+
+    /// A client process that only inspects. All observers of a case share its connections.
+    pub(crate) async fn observer(&self) -> Result<Caller> {
+        let driver = self.0.observer.get_or_try_init(|| self.driver()).await?;
+        Ok(Caller::new(Arc::clone(driver), self.clone()))
     }
 
     /// A client process behind a network that fails on demand.
@@ -318,6 +321,15 @@ impl Ctx {
         })
     }
 
+    /// The output of the future, within the time of one answer.
+    #[track_caller]
+    pub(crate) fn answered<F>(&self, future: F) -> impl Future<Output = Result<F::Output>> + Send
+    where
+        F: Future + Send,
+    {
+        self.within("it is answered", self.answer(), future)
+    }
+
     /// Names of one lane, which one batch of renewals may contain.
     pub(crate) fn names_of_one_lane(
         &self,
@@ -363,6 +375,21 @@ impl Ctx {
         // The `shutdown` cases test a close that hangs.
         drop(tokio::time::timeout(self.answer(), all).await);
     }
+}
+
+/// As many as asked for, made one after the other.
+pub(crate) async fn several<T: Send, const N: usize, F>(
+    make: impl Fn() -> F + Send,
+) -> Result<[T; N]>
+where
+    F: Future<Output = Result<T>> + Send,
+{
+    let mut made = Vec::with_capacity(N);
+    for _ in 0..N {
+        made.push(make().await?);
+    }
+    made.try_into()
+        .map_err(|_| Failure::new("BUG: as many as asked for were made"))
 }
 
 impl fmt::Debug for Ctx {

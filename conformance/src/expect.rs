@@ -7,8 +7,8 @@ use crate::{
     failure::{Failure, ensure, same},
 };
 use dlock_core::{
-    LockName,
-    driver::{Acquired, Held, Released, Renewed, Ticket, WakeUp},
+    LockName, Snapshot,
+    driver::{Acquired, Held, Released, Renewed, WakeUp},
 };
 use futures_util::{FutureExt, StreamExt};
 use std::{panic::Location, time::Duration};
@@ -92,6 +92,16 @@ impl Caller {
         })
     }
 
+    /// Is refused, and queues; returns its request.
+    #[track_caller]
+    pub(crate) fn queues(&self, name: &LockName) -> impl Future<Output = Result<Ask>> + Send {
+        seen_from_here(async move {
+            let ask = self.ctx.ask(name).in_line(self.ticket());
+            self.refused(&ask).await?;
+            Ok(ask)
+        })
+    }
+
     /// Sends one acquire request, whose answer must be that the incarnation is over.
     #[track_caller]
     pub(crate) fn gone(&self, ask: &Ask) -> impl Future<Output = Result> + Send {
@@ -172,11 +182,8 @@ impl Caller {
     pub(crate) fn cannot_renew(&self, hold: &Hold) -> impl Future<Output = Result> + Send {
         seen_from_here(async move {
             let lease = hold.ask.lease;
-            same(
-                "renew",
-                self.renew_one(hold, Some(lease)).await?,
-                Renewed::NotHeld,
-            )
+            let answer = self.renew_one(hold, Some(lease)).await?;
+            same("renew", answer, Renewed::NotHeld)
         })
     }
 
@@ -185,8 +192,10 @@ impl Caller {
     pub(crate) fn sees_free(&self, name: &LockName) -> impl Future<Output = Result> + Send {
         seen_from_here(async move {
             let seen = self.inspect(name).await?;
-            let free = seen.holders.is_empty() && seen.holds == 0 && seen.unavailable_for.is_none();
-            ensure(free, format!("{name:?} should be free, is {seen:?}"))
+            ensure(
+                is_free(&seen),
+                format!("{name:?} should be free, is {seen:?}"),
+            )
         })
     }
 
@@ -249,24 +258,15 @@ impl Caller {
         while let Some(Some(_)) = wake_ups.next().now_or_never() {}
     }
 
-    /// Waits for the wake-up that it is this ticket's turn.
+    /// Waits for the wake-up that it is the turn of this request's ticket.
     #[track_caller]
-    pub(crate) fn hears_turn(
-        &self,
-        name: &LockName,
-        ticket: Ticket,
-        bound: Duration,
-    ) -> impl Future<Output = Result> + Send {
+    pub(crate) fn hears_turn(&self, ask: &Ask) -> impl Future<Output = Result> + Send {
         seen_from_here(async move {
-            let turn = WakeUp::Turn {
-                name: name.clone(),
-                ticket,
-            };
-            self.hears("the ticket's turn is told", bound, |wake_up| {
-                *wake_up == turn
-            })
-            .await
-            .map(drop)
+            let (name, ticket) = (ask.name.clone(), ask.ticket()?);
+            let turn = WakeUp::Turn { name, ticket };
+            let told = |wake_up: &WakeUp| *wake_up == turn;
+            let what = "the ticket's turn is told";
+            self.hears(what, self.ctx.short(), told).await.map(drop)
         })
     }
 
@@ -287,8 +287,14 @@ impl Caller {
 pub(crate) fn seen_from_here<T>(
     expected: impl Future<Output = Result<T>> + Send,
 ) -> impl Future<Output = Result<T>> + Send {
-    let here = Location::caller();
+    // In a box: cases await such futures inside each other, and a thread's stack has room for few.
+    let (here, expected) = (Location::caller(), Box::pin(expected));
     async move { expected.await.map_err(|failure| failure.seen_from(here)) }
+}
+
+/// No client holds the name, and it can be acquired.
+pub(crate) fn is_free(seen: &Snapshot) -> bool {
+    seen.holders.is_empty() && seen.holds == 0 && seen.unavailable_for.is_none()
 }
 
 /// Of a lease of this length, something is left, and no more than all of it.

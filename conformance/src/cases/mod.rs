@@ -45,8 +45,9 @@ pub fn cases() -> Vec<Case> {
         error::CASES,
         name::CASES,
         shutdown::CASES,
-        &client_cases::cases(),
+        &[&client_cases::cases()],
     ]
+    .concat()
     .concat()
 }
 
@@ -65,9 +66,18 @@ fn held_for<const N: usize>(
     lease: Duration,
 ) -> impl Future<Output = Result<([Caller; N], LockName, Hold)>> + Send {
     seen_from_here(async move {
-        let callers = ctx.callers().await?;
-        let name = ctx.name()?;
+        let (callers, name): ([Caller; N], _) = ctx.callers().await?;
         let hold = callers[0].take(&ctx.ask(&name).lasting(lease)).await?;
         Ok((callers, name, hold))
     })
 }
+
+/// Every order of three.
+pub(crate) const ORDERS: [[usize; 3]; 6] = [
+    [0, 1, 2],
+    [0, 2, 1],
+    [1, 0, 2],
+    [1, 2, 0],
+    [2, 0, 1],
+    [2, 1, 0],
+];

@@ -3,16 +3,15 @@
 use crate::{Caller, Ctx, Failure, Hold, Result, case::cases, ensure, same};
 use dlock_core::{LockName, MAX_NAME_BYTES};
 use futures_util::future::try_join_all;
+use std::collections::BTreeSet;
 
 cases! {
     [Clause::Name]
-    names_that_differ_in_a_byte_are_two_locks
-        bullet("two names that differ in a byte are two locks");
-    the_longest_names_count_to_their_last_byte
-        bullet("two names that differ in a byte are two locks");
-    names_like_the_keys_beside_a_lock_are_locks_of_their_own
-        bullet("two names that differ in a byte are two locks");
     names_come_back_byte_for_byte;
+    [Clause::Name bullet("two names that differ in a byte are two locks")]
+    names_that_differ_in_a_byte_are_two_locks;
+    the_longest_names_count_to_their_last_byte;
+    names_like_the_keys_beside_a_lock_are_locks_of_their_own;
 }
 
 /// Names that folding, trimming, escaping, patterns and collations confuse.
@@ -124,7 +123,7 @@ const BESIDE: &[&str] = &[
 ];
 
 async fn names_that_differ_in_a_byte_are_two_locks(ctx: Ctx) -> Result {
-    let [caller, other] = ctx.callers().await?;
+    let ([caller, other], _) = ctx.callers().await?;
     let base = ctx.text();
     let before = TAILS.iter().map(|tail| format!("{base}:{tail}"));
     // Prefixes, too: code that strips a prefix does not strip a suffix.
@@ -134,13 +133,11 @@ async fn names_that_differ_in_a_byte_are_two_locks(ctx: Ctx) -> Result {
 }
 
 async fn the_longest_names_count_to_their_last_byte(ctx: Ctx) -> Result {
-    let [caller, other] = ctx.callers().await?;
+    let ([caller, other], _) = ctx.callers().await?;
     let base = ctx.text();
     let full = |tail: &str| {
-        format!(
-            "{base}{}{tail}",
-            "x".repeat(MAX_NAME_BYTES - base.len() - tail.len())
-        )
+        let rest = MAX_NAME_BYTES - base.len() - tail.len();
+        format!("{base}{}{tail}", "x".repeat(rest))
     };
     let mut names: Vec<_> = ["a", "b", "A", " ", "\u{1}", "}", "\u{e9}", "\u{e8}"]
         .map(full)
@@ -156,48 +153,35 @@ async fn the_longest_names_count_to_their_last_byte(ctx: Ctx) -> Result {
 }
 
 async fn names_like_the_keys_beside_a_lock_are_locks_of_their_own(ctx: Ctx) -> Result {
-    let [caller, other] = ctx.callers().await?;
+    let ([caller, other], _) = ctx.callers().await?;
     let base = ctx.text();
     let plain = LockName::new(&base)?;
     // A lock with everything in use: a counter, a queue, a minimum hold.
     let first = caller.take(&ctx.ask(&plain)).await?;
-    other
-        .refused(&ctx.ask(&plain).in_line(other.ticket()))
-        .await?;
+    other.queues(&plain).await?;
     caller.frees(&first).await?;
     other.breaks(&plain, None).await?;
     let names: Vec<_> = BESIDE.iter().map(|tail| format!("{base}{tail}")).collect();
     all_at_once(&ctx, &caller, &other, &names).await?;
     let hold = caller.take(&ctx.ask(&plain)).await?;
-    ensure(
-        hold.token >= first.token,
-        "the counter of the name was lost",
-    )?;
-    other
-        .refused(&ctx.ask(&plain).in_line(other.ticket()))
-        .await?;
+    let grows = hold.token >= first.token;
+    ensure(grows, "the counter of the name was lost")?;
+    other.queues(&plain).await?;
     all_at_once(&ctx, &caller, &other, &names[1..]).await?;
     caller.frees(&hold).await
 }
 
 async fn names_come_back_byte_for_byte(ctx: Ctx) -> Result {
-    let [caller, other] = ctx.callers().await?;
+    let ([caller, other], _) = ctx.callers().await?;
     let base = ctx.text();
-    let mut names = Vec::new();
+    let mut names = BTreeSet::new();
     for tail in TAILS {
         let name = LockName::new(format!("{base}:{tail}"))?;
         caller.take(&ctx.ask(&name)).await?;
-        names.push(name);
+        names.insert(name);
     }
-    let mut listed: Vec<_> = other
-        .list(&base, 1_000)
-        .await?
-        .into_iter()
-        .map(|seen| seen.name)
-        .collect();
-    listed.sort();
-    listed.dedup();
-    names.sort();
+    let listed = other.list(&base, 1_000).await?;
+    let listed = listed.into_iter().map(|seen| seen.name).collect();
     same("the names listed", listed, names)
 }
 

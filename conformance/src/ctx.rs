@@ -4,7 +4,7 @@ use crate::{
     Result,
     ask::{Ask, Hold},
     caller::Caller,
-    expect::seen_from_here,
+    expect::{Expected, seen_from_here},
     failure::{Failure, ensure, in_time},
     fixture::{Faults, Fixture, MakeFixture, Records, Server, StoreTime},
     mutants::Twist,
@@ -268,16 +268,12 @@ impl Ctx {
 
     /// Waits until the condition holds, at most `bound` plus the slack.
     #[track_caller]
-    pub(crate) fn eventually<C, F>(
-        &self,
-        what: &str,
+    pub(crate) fn eventually<'a, F: Future<Output = Result<bool>> + Send + 'a>(
+        &'a self,
+        what: &'a str,
         bound: Duration,
-        mut condition: C,
-    ) -> impl Future<Output = Result> + Send
-    where
-        C: FnMut() -> F + Send,
-        F: Future<Output = Result<bool>> + Send,
-    {
+        mut condition: impl FnMut() -> F + Send + 'a,
+    ) -> Expected<'a> {
         seen_from_here(async move {
             let end = self.now() + bound + self.slack();
             loop {
@@ -294,26 +290,23 @@ impl Ctx {
 
     /// The same for a condition that needs no answer of the store.
     #[track_caller]
-    pub(crate) fn until(
-        &self,
-        what: &str,
+    pub(crate) fn until<'a>(
+        &'a self,
+        what: &'a str,
         bound: Duration,
-        mut condition: impl FnMut() -> bool + Send,
-    ) -> impl Future<Output = Result> + Send {
+        mut condition: impl FnMut() -> bool + Send + 'a,
+    ) -> Expected<'a> {
         self.eventually(what, bound, move || ready(Ok(condition())))
     }
 
     /// The output of the future, within the bound plus the slack.
     #[track_caller]
-    pub(crate) fn within<F>(
-        &self,
-        what: &str,
+    pub(crate) fn within<'a, T>(
+        &'a self,
+        what: &'a str,
         bound: Duration,
-        future: F,
-    ) -> impl Future<Output = Result<F::Output>> + Send
-    where
-        F: Future + Send,
-    {
+        future: impl Future<Output = T> + Send + 'a,
+    ) -> Expected<'a, T> {
         seen_from_here(async move {
             tokio::time::timeout(bound + self.slack(), future)
                 .await
@@ -323,10 +316,10 @@ impl Ctx {
 
     /// The output of the future, within the time of one answer.
     #[track_caller]
-    pub(crate) fn answered<F>(&self, future: F) -> impl Future<Output = Result<F::Output>> + Send
-    where
-        F: Future + Send,
-    {
+    pub(crate) fn answered<'a, T>(
+        &'a self,
+        future: impl Future<Output = T> + Send + 'a,
+    ) -> Expected<'a, T> {
         self.within("it is answered", self.answer(), future)
     }
 

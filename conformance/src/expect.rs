@@ -10,14 +10,14 @@ use dlock_core::{
     LockName, Snapshot,
     driver::{Acquired, Held, Released, Renewed, WakeUp},
 };
-use futures_util::{FutureExt, StreamExt};
+use futures_util::{FutureExt, StreamExt, TryFutureExt, future::BoxFuture};
 use std::{panic::Location, time::Duration};
 use tokio::sync::Mutex;
 
 impl Caller {
     /// Sends one acquire request, which must be granted.
     #[track_caller]
-    pub(crate) fn take(&self, ask: &Ask) -> impl Future<Output = Result<Hold>> + Send {
+    pub(crate) fn take<'a>(&'a self, ask: &'a Ask) -> Expected<'a, Hold> {
         seen_from_here(async move {
             let hold = self.try_take(ask).await?;
             hold.ok_or_else(|| Failure::new(format!("refused: {:?}", ask.name)))
@@ -26,11 +26,7 @@ impl Caller {
 
     /// Repeats an acquire request, which must be granted within the bound.
     #[track_caller]
-    pub(crate) fn take_within(
-        &self,
-        ask: &Ask,
-        bound: Duration,
-    ) -> impl Future<Output = Result<Hold>> + Send {
+    pub(crate) fn take_within<'a>(&'a self, ask: &'a Ask, bound: Duration) -> Expected<'a, Hold> {
         seen_from_here(async move {
             let taken = Mutex::new(None);
             let what = format!("{:?} is granted", ask.name);
@@ -50,13 +46,13 @@ impl Caller {
 
     /// Acquires a lock that must be free by now, as a step of a case; a second try is allowed.
     #[track_caller]
-    pub(crate) fn take_soon(&self, ask: &Ask) -> impl Future<Output = Result<Hold>> + Send {
+    pub(crate) fn take_soon<'a>(&'a self, ask: &'a Ask) -> Expected<'a, Hold> {
         seen_from_here(async move { self.take_within(ask, Duration::ZERO).await })
     }
 
     /// Acquires the name of this hold for a fresh owner as soon as the hold is over.
     #[track_caller]
-    pub(crate) fn follows(&self, last: &Hold) -> impl Future<Output = Result<Hold>> + Send {
+    pub(crate) fn follows<'a>(&'a self, last: &'a Hold) -> Expected<'a, Hold> {
         seen_from_here(async move {
             let ask = self.ctx.ask(&last.ask.name);
             self.take_within(&ask, self.ctx.until_over(last)).await
@@ -65,7 +61,7 @@ impl Caller {
 
     /// The same, and not before.
     #[track_caller]
-    pub(crate) fn takes_over(&self, last: &Hold) -> impl Future<Output = Result<Hold>> + Send {
+    pub(crate) fn takes_over<'a>(&'a self, last: &'a Hold) -> Expected<'a, Hold> {
         seen_from_here(async move {
             let next = self.follows(last).await?;
             let (after, lease) = (next.after.since(last.before), last.ask.lease);
@@ -79,7 +75,7 @@ impl Caller {
 
     /// Sends one acquire request, which must be refused.
     #[track_caller]
-    pub(crate) fn refused(&self, ask: &Ask) -> impl Future<Output = Result<Held>> + Send {
+    pub(crate) fn refused<'a>(&'a self, ask: &'a Ask) -> Expected<'a, Held> {
         seen_from_here(async move {
             let answer = self.answered("acquire", self.acquire(ask)).await??;
             match answer {
@@ -94,7 +90,7 @@ impl Caller {
 
     /// Is refused, and queues; returns its request.
     #[track_caller]
-    pub(crate) fn queues(&self, name: &LockName) -> impl Future<Output = Result<Ask>> + Send {
+    pub(crate) fn queues<'a>(&'a self, name: &'a LockName) -> Expected<'a, Ask> {
         seen_from_here(async move {
             let ask = self.ctx.ask(name).in_line(self.ticket());
             self.refused(&ask).await?;
@@ -104,11 +100,12 @@ impl Caller {
 
     /// Sends one acquire request, whose answer must be that the incarnation is over.
     #[track_caller]
-    pub(crate) fn gone(&self, ask: &Ask) -> impl Future<Output = Result> + Send {
+    pub(crate) fn gone<'a>(&'a self, ask: &'a Ask) -> Expected<'a> {
         seen_from_here(async move {
             let answer = self.answered("acquire", self.acquire(ask)).await??;
+            let gone = matches!(answer, Acquired::Gone);
             ensure(
-                matches!(answer, Acquired::Gone),
+                gone,
                 format!("{:?} should be gone, got {answer:?}", ask.name),
             )
         })
@@ -116,19 +113,17 @@ impl Caller {
 
     /// Releases a hold, which must be the last one.
     #[track_caller]
-    pub(crate) fn frees(&self, hold: &Hold) -> impl Future<Output = Result> + Send {
+    pub(crate) fn frees<'a>(&'a self, hold: &'a Hold) -> Expected<'a> {
         seen_from_here(async move {
             let answer = self.release(hold, None).await?;
-            ensure(
-                matches!(answer, Released::Freed),
-                format!("the last hold was released, should be Freed, got {answer:?}"),
-            )
+            let freed = matches!(answer, Released::Freed);
+            ensure(freed, format!("it should be Freed, got {answer:?}"))
         })
     }
 
     /// Releases a hold; this number must remain.
     #[track_caller]
-    pub(crate) fn leaves(&self, hold: &Hold, holds: u32) -> impl Future<Output = Result> + Send {
+    pub(crate) fn leaves<'a>(&'a self, hold: &'a Hold, holds: u32) -> Expected<'a> {
         seen_from_here(async move {
             let answer = self.release(hold, None).await?;
             match answer {
@@ -144,23 +139,17 @@ impl Caller {
 
     /// Releases a hold that does not exist.
     #[track_caller]
-    pub(crate) fn cannot_release(&self, hold: &Hold) -> impl Future<Output = Result> + Send {
+    pub(crate) fn cannot_release<'a>(&'a self, hold: &'a Hold) -> Expected<'a> {
         seen_from_here(async move {
             let answer = self.release(hold, None).await?;
-            ensure(
-                matches!(answer, Released::NotHeld { .. }),
-                format!("that hold is not there, release should say NotHeld, got {answer:?}"),
-            )
+            let gone = matches!(answer, Released::NotHeld { .. });
+            ensure(gone, format!("it should be NotHeld, got {answer:?}"))
         })
     }
 
     /// Renews one hold, which must exist, and returns how long it lasts.
     #[track_caller]
-    pub(crate) fn renews(
-        &self,
-        hold: &Hold,
-        lease: Duration,
-    ) -> impl Future<Output = Result<Duration>> + Send {
+    pub(crate) fn renews<'a>(&'a self, hold: &'a Hold, lease: Duration) -> Expected<'a, Duration> {
         seen_from_here(async move {
             match self.renew_one(hold, Some(lease)).await? {
                 Renewed::Until { valid_for } => Ok(valid_for),
@@ -179,7 +168,7 @@ impl Caller {
 
     /// Renews one hold, which must not exist.
     #[track_caller]
-    pub(crate) fn cannot_renew(&self, hold: &Hold) -> impl Future<Output = Result> + Send {
+    pub(crate) fn cannot_renew<'a>(&'a self, hold: &'a Hold) -> Expected<'a> {
         seen_from_here(async move {
             let lease = hold.ask.lease;
             let answer = self.renew_one(hold, Some(lease)).await?;
@@ -189,7 +178,7 @@ impl Caller {
 
     /// Inspects a name, which must be free.
     #[track_caller]
-    pub(crate) fn sees_free(&self, name: &LockName) -> impl Future<Output = Result> + Send {
+    pub(crate) fn sees_free<'a>(&'a self, name: &'a LockName) -> Expected<'a> {
         seen_from_here(async move {
             let seen = self.inspect(name).await?;
             ensure(
@@ -201,11 +190,7 @@ impl Caller {
 
     /// Inspects a name, which must have this number of holds.
     #[track_caller]
-    pub(crate) fn sees_holds(
-        &self,
-        name: &LockName,
-        holds: u32,
-    ) -> impl Future<Output = Result> + Send {
+    pub(crate) fn sees_holds<'a>(&'a self, name: &'a LockName, holds: u32) -> Expected<'a> {
         seen_from_here(async move {
             let seen = self.inspect(name).await?;
             same("the number of holds that inspect shows", seen.holds, holds)
@@ -214,7 +199,7 @@ impl Caller {
 
     /// Inspects a name, whose only holder must be the owner of this hold.
     #[track_caller]
-    pub(crate) fn sees_holder(&self, hold: &Hold) -> impl Future<Output = Result> + Send {
+    pub(crate) fn sees_holder<'a>(&'a self, hold: &'a Hold) -> Expected<'a> {
         seen_from_here(async move {
             let seen = self.inspect(&hold.ask.name).await?;
             let owners: Vec<_> = seen.holders.iter().map(|holder| holder.owner).collect();
@@ -225,12 +210,12 @@ impl Caller {
 
     /// Waits for one particular wake-up; others may come before it.
     #[track_caller]
-    pub(crate) fn hears(
-        &self,
-        what: &str,
+    pub(crate) fn hears<'a>(
+        &'a self,
+        what: &'a str,
         bound: Duration,
-        mut wanted: impl FnMut(&WakeUp) -> bool + Send,
-    ) -> impl Future<Output = Result<WakeUp>> + Send {
+        mut wanted: impl FnMut(&WakeUp) -> bool + Send + 'a,
+    ) -> Expected<'a, WakeUp> {
         seen_from_here(async move {
             let mut wake_ups = self.wake_ups.lock().await;
             let mut others = Vec::new();
@@ -260,7 +245,7 @@ impl Caller {
 
     /// Waits for the wake-up that it is the turn of this request's ticket.
     #[track_caller]
-    pub(crate) fn hears_turn(&self, ask: &Ask) -> impl Future<Output = Result> + Send {
+    pub(crate) fn hears_turn<'a>(&'a self, ask: &'a Ask) -> Expected<'a> {
         seen_from_here(async move {
             let (name, ticket) = (ask.name.clone(), ask.ticket()?);
             let turn = WakeUp::Turn { name, ticket };
@@ -272,7 +257,7 @@ impl Caller {
 
     /// Waits for the end of the wake-up stream.
     #[track_caller]
-    pub(crate) fn no_wake_up_left(&self, bound: Duration) -> impl Future<Output = Result> + Send {
+    pub(crate) fn no_wake_up_left(&self, bound: Duration) -> Expected<'_> {
         seen_from_here(async move {
             let mut wake_ups = self.wake_ups.lock().await;
             let what = "the wake-ups come to their end";
@@ -284,13 +269,16 @@ impl Caller {
 
 /// The output of the future; a failure names the line that called the caller.
 #[track_caller]
-pub(crate) fn seen_from_here<T>(
-    expected: impl Future<Output = Result<T>> + Send,
-) -> impl Future<Output = Result<T>> + Send {
-    // In a box: cases await such futures inside each other, and a thread's stack has room for few.
-    let (here, expected) = (Location::caller(), Box::pin(expected));
-    async move { expected.await.map_err(|failure| failure.seen_from(here)) }
+pub(crate) fn seen_from_here<'a, T>(
+    expected: impl Future<Output = Result<T>> + Send + 'a,
+) -> Expected<'a, T> {
+    let here = Location::caller();
+    expected.map_err(|failure| failure.seen_from(here)).boxed()
 }
+
+/// What a step of a case comes to. In a box: cases await such futures inside each other, and a thread's
+/// stack has room for few.
+pub(crate) type Expected<'a, T = ()> = BoxFuture<'a, Result<T>>;
 
 /// No client holds the name, and it can be acquired.
 pub(crate) fn is_free(seen: &Snapshot) -> bool {

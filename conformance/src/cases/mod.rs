@@ -19,7 +19,10 @@ mod renew;
 mod shutdown;
 mod wait;
 
-use crate::{Caller, Case, Ctx, Hold, Result, client_cases, expect::seen_from_here};
+use crate::{
+    Caller, Case, Ctx, Hold, client_cases,
+    expect::{Expected, seen_from_here},
+};
 use dlock_core::LockName;
 use std::time::Duration;
 
@@ -53,9 +56,7 @@ pub fn cases() -> Vec<Case> {
 
 /// Several client processes, a fresh name, and a hold of that name by the first of them.
 #[track_caller]
-fn held<const N: usize>(
-    ctx: &Ctx,
-) -> impl Future<Output = Result<([Caller; N], LockName, Hold)>> + Send {
+fn held<const N: usize>(ctx: &Ctx) -> Expected<'_, ([Caller; N], LockName, Hold)> {
     held_for(ctx, ctx.long())
 }
 
@@ -64,7 +65,7 @@ fn held<const N: usize>(
 fn held_for<const N: usize>(
     ctx: &Ctx,
     lease: Duration,
-) -> impl Future<Output = Result<([Caller; N], LockName, Hold)>> + Send {
+) -> Expected<'_, ([Caller; N], LockName, Hold)> {
     seen_from_here(async move {
         let (callers, name): ([Caller; N], _) = ctx.callers().await?;
         let hold = callers[0].take(&ctx.ask(&name).lasting(lease)).await?;

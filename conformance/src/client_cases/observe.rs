@@ -1,8 +1,8 @@
 //! What the store shows to a client that holds nothing itself.
 
 use crate::{
-    Ctx, Result,
-    expect::{is_free, seen_from_here},
+    Ctx,
+    expect::{Expected, is_free, seen_from_here},
     same,
 };
 use dlock_core::LockName;
@@ -11,27 +11,19 @@ use std::time::Duration;
 impl Ctx {
     /// The store shows a free name.
     #[track_caller]
-    pub(crate) fn sees_free(&self, name: &LockName) -> impl Future<Output = Result> + Send {
+    pub(crate) fn sees_free<'a>(&'a self, name: &'a LockName) -> Expected<'a> {
         seen_from_here(async move { self.observer().await?.sees_free(name).await })
     }
 
     /// The store shows this number of holds.
     #[track_caller]
-    pub(crate) fn sees_holds(
-        &self,
-        name: &LockName,
-        holds: u32,
-    ) -> impl Future<Output = Result> + Send {
+    pub(crate) fn sees_holds<'a>(&'a self, name: &'a LockName, holds: u32) -> Expected<'a> {
         seen_from_here(async move { self.observer().await?.sees_holds(name, holds).await })
     }
 
     /// The store shows this number of queued waiters, if it knows it.
     #[track_caller]
-    pub(crate) fn sees_waiters(
-        &self,
-        name: &LockName,
-        count: u32,
-    ) -> impl Future<Output = Result> + Send {
+    pub(crate) fn sees_waiters<'a>(&'a self, name: &'a LockName, count: u32) -> Expected<'a> {
         seen_from_here(async move {
             let waiters = self.observer().await?.inspect(name).await?.waiters;
             same(
@@ -44,7 +36,7 @@ impl Ctx {
 
     /// Waits until the store shows a hold.
     #[track_caller]
-    pub(crate) fn until_granted(&self, name: &LockName) -> impl Future<Output = Result> + Send {
+    pub(crate) fn until_granted<'a>(&'a self, name: &'a LockName) -> Expected<'a> {
         seen_from_here(async move {
             let observer = self.observer().await?;
             let granted = || async { Ok(observer.inspect(name).await?.holds > 0) };
@@ -55,11 +47,11 @@ impl Ctx {
 
     /// Waits until no client holds the lock, and none queues for it as far as the store can tell.
     #[track_caller]
-    pub(crate) fn left_untouched(
-        &self,
-        name: &LockName,
+    pub(crate) fn left_untouched<'a>(
+        &'a self,
+        name: &'a LockName,
         bound: Duration,
-    ) -> impl Future<Output = Result> + Send {
+    ) -> Expected<'a> {
         seen_from_here(async move {
             let observer = self.observer().await?;
             let untouched = || async {

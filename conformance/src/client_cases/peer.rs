@@ -5,7 +5,11 @@ use super::{
     task::Task,
 };
 use crate::{
-    Ctx, Failure, Faults, Result, ctx::several, expect::seen_from_here, failure::is_late, same,
+    Ctx, Failure, Faults, Result,
+    ctx::several,
+    expect::{Expected, seen_from_here},
+    failure::is_late,
+    same,
 };
 use dlock_core::{
     Broken, Client, Error, ErrorKind, FencingToken, Guard, GuardState, Lease, Lock, LockName,
@@ -82,13 +86,13 @@ impl Peer {
 
     /// Acquires a free lock, with the long lease, within the time of one answer.
     #[track_caller]
-    pub(crate) fn acquire(&self, name: &LockName) -> impl Future<Output = Result<Guard>> + Send {
+    pub(crate) fn acquire<'a>(&'a self, name: &'a LockName) -> Expected<'a, Guard> {
         seen_from_here(async move { self.take(&self.lock(name)?).await })
     }
 
     /// The same with the terms of this lock.
     #[track_caller]
-    pub(crate) fn take(&self, lock: &Lock) -> impl Future<Output = Result<Guard>> + Send {
+    pub(crate) fn take<'a>(&'a self, lock: &'a Lock) -> Expected<'a, Guard> {
         seen_from_here(async move {
             let taken = self.ctx.answered(lock.try_acquire()).await??;
             taken.ok_or_else(|| Failure::new(format!("{:?} should be free", lock.name())))
@@ -97,23 +101,19 @@ impl Peer {
 
     /// Enters with a pass, within the time of one answer.
     #[track_caller]
-    pub(crate) fn join(
-        &self,
-        name: &LockName,
-        pass: &Pass,
-    ) -> impl Future<Output = Result<Guard>> + Send {
+    pub(crate) fn join<'a>(&'a self, name: &'a LockName, pass: &'a Pass) -> Expected<'a, Guard> {
         let joining = self.lock(name).map(|lock| lock.join(pass));
         seen_from_here(async move { Ok(self.ctx.answered(joining?).await??) })
     }
 
     /// Fails to enter with a pass.
     #[track_caller]
-    pub(crate) fn cannot_join(
-        &self,
-        name: &LockName,
-        pass: &Pass,
+    pub(crate) fn cannot_join<'a>(
+        &'a self,
+        name: &'a LockName,
+        pass: &'a Pass,
         kind: ErrorKind,
-    ) -> impl Future<Output = Result> + Send {
+    ) -> Expected<'a> {
         let joining = self.lock(name).map(|lock| lock.join(pass));
         seen_from_here(async move {
             fails(kind, self.ctx.answered(joining?).await?)?;
@@ -123,7 +123,7 @@ impl Peer {
 
     /// Is not granted a lock; the `error` cases test whether that is a value.
     #[track_caller]
-    pub(crate) fn refused(&self, name: &LockName) -> impl Future<Output = Result> + Send {
+    pub(crate) fn refused<'a>(&'a self, name: &'a LockName) -> Expected<'a> {
         seen_from_here(async move {
             let taken = self.ctx.answered(self.lock(name)?.try_acquire()).await?;
             let granted = matches!(taken, Ok(Some(_)));
@@ -138,7 +138,7 @@ impl Peer {
 
     /// A waiter whose first request has been answered: before that another client may come first.
     #[track_caller]
-    pub(crate) fn waits(&self, lock: Lock) -> impl Future<Output = Result<Waiter>> + Send {
+    pub(crate) fn waits(&self, lock: Lock) -> Expected<'_, Waiter> {
         let answered = self.gate.answered(Step::Acquire);
         seen_from_here(async move {
             let waiting = self.ctx.spawn(lock.acquire());
@@ -158,14 +158,14 @@ impl Peer {
 
     /// Waits until the client has sent this number of requests of this kind to the store.
     #[track_caller]
-    pub(crate) fn sends(&self, step: Step, count: usize) -> impl Future<Output = Result> + Send {
+    pub(crate) fn sends(&self, step: Step, count: usize) -> Expected<'_> {
         let sent = move || self.gate.calls(step) >= count;
         self.ctx.until("it asks the store", self.ctx.answer(), sent)
     }
 
     /// Waits until more than this number of acquires were answered.
     #[track_caller]
-    pub(crate) fn stands(&self, before: usize) -> impl Future<Output = Result> + Send {
+    pub(crate) fn stands(&self, before: usize) -> Expected<'_> {
         let answered = move || self.gate.answered(Step::Acquire) > before;
         self.ctx.until("it is queued", self.ctx.answer(), answered)
     }
@@ -173,7 +173,7 @@ impl Peer {
     /// Waits until the cleanup has nothing to do. A store that may execute an acquire late gets that
     /// time on top.
     #[track_caller]
-    pub(crate) fn settles(&self, bound: Duration) -> impl Future<Output = Result> + Send {
+    pub(crate) fn settles(&self, bound: Duration) -> Expected<'_> {
         let bound = bound + self.client.capabilities().late;
         let idle = move || self.client.unsettled() == 0;
         self.ctx.until("nothing is unsettled any more", bound, idle)
@@ -196,7 +196,7 @@ impl fmt::Debug for Peer {
 pub(crate) fn held<const N: usize>(
     ctx: &Ctx,
     kind: fn(&Peer, &LockName) -> Result<Lock>,
-) -> impl Future<Output = Result<([Peer; N], LockName, Guard)>> + Send {
+) -> Expected<'_, ([Peer; N], LockName, Guard)> {
     seen_from_here(async move {
         let (peers, name) = Peer::several(ctx).await?;
         let guard = peers[0].take(&kind(&peers[0], &name)?).await?;
@@ -207,7 +207,7 @@ pub(crate) fn held<const N: usize>(
 impl Waiter {
     /// It is granted the lock within the bound, and releases it as the only holder.
     #[track_caller]
-    pub(crate) fn served(self, bound: Duration) -> impl Future<Output = Result> + Send {
+    pub(crate) fn served(self, bound: Duration) -> Expected<'static> {
         let ctx = self.ctx.clone();
         seen_from_here(async move { frees(&ctx, self.done(bound).await??).await })
     }
@@ -215,12 +215,12 @@ impl Waiter {
 
 /// The guard learns within the bound that its lock is lost, for this reason.
 #[track_caller]
-pub(crate) fn is_lost(
-    ctx: &Ctx,
-    guard: &Guard,
+pub(crate) fn is_lost<'a>(
+    ctx: &'a Ctx,
+    guard: &'a Guard,
     reason: LossReason,
     bound: Duration,
-) -> impl Future<Output = Result> + Send {
+) -> Expected<'a> {
     seen_from_here(async move {
         let lost = ctx.within("the lock is lost", bound, guard.lost()).await?;
         same("the reason", lost, reason)
@@ -244,7 +244,7 @@ pub(crate) const POLL: Duration = Duration::from_secs(2);
 
 /// Releases a lock that has no other hold.
 #[track_caller]
-pub(crate) fn frees(ctx: &Ctx, guard: Guard) -> impl Future<Output = Result> + Send + use<'_> {
+pub(crate) fn frees(ctx: &Ctx, guard: Guard) -> Expected<'_> {
     seen_from_here(async move {
         let outcome = ctx.answered(guard.release()).await?;
         same(
@@ -257,11 +257,7 @@ pub(crate) fn frees(ctx: &Ctx, guard: Guard) -> impl Future<Output = Result> + S
 
 /// Releases a lock, or drops its guard.
 #[track_caller]
-pub(crate) fn ends(
-    ctx: &Ctx,
-    guard: Guard,
-    drops: bool,
-) -> impl Future<Output = Result> + Send + use<'_> {
+pub(crate) fn ends(ctx: &Ctx, guard: Guard, drops: bool) -> Expected<'_> {
     seen_from_here(async move {
         if drops {
             drop(guard);
@@ -273,7 +269,7 @@ pub(crate) fn ends(
 
 /// The lock is held, or in doubt until its next renewal: on a busy machine one may be late.
 #[track_caller]
-pub(crate) fn stays_held(ctx: &Ctx, guard: &Guard) -> impl Future<Output = Result> + Send {
+pub(crate) fn stays_held<'a>(ctx: &'a Ctx, guard: &'a Guard) -> Expected<'a> {
     seen_from_here(async move {
         let held = || async {
             not_lost(guard)?;

@@ -1,6 +1,9 @@
 //! Futures that run beside a case, and futures that are dropped before they complete.
 
-use crate::{Ctx, Result, expect::seen_from_here};
+use crate::{
+    Ctx,
+    expect::{Expected, seen_from_here},
+};
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 use tokio::task::JoinHandle;
 
@@ -45,7 +48,7 @@ impl<T: Send + 'static> Task<T> {
 
     /// Its output, within the bound.
     #[track_caller]
-    pub(crate) fn done(mut self, bound: Duration) -> impl Future<Output = Result<T>> + Send {
+    pub(crate) fn done(mut self, bound: Duration) -> Expected<'static, T> {
         let ctx = self.ctx.clone();
         seen_from_here(
             async move { Ok(ctx.within("a task ends", bound, &mut self.handle).await??) },

@@ -2,7 +2,7 @@
 //! leaked and never counted twice.
 
 use super::{held, held_for};
-use crate::{Call, Ctx, Failure, Result, case::cases, ensure, same};
+use crate::{Call, Ctx, Failure, Result, case::cases, ensure, in_time, same};
 use dlock_core::{MAX_HOLDS, driver::Acquired};
 
 cases! {
@@ -41,6 +41,9 @@ async fn a_repeat_prolongs_nothing_and_promises_what_is_left(ctx: Ctx) -> Result
     let ([caller, other], _, first) = held_for(&ctx, ctx.short()).await?;
     ctx.time_passes(ctx.short() / 2).await;
     let repeat = caller.take(&first.ask).await?;
+    // After that the repeat may be a new grant.
+    let in_lease = repeat.after < first.over_from();
+    in_time(in_lease, "the lease was over before the answer")?;
     ctx.ends_with(&first, repeat.before, repeat.valid_for)?;
     let some = !repeat.valid_for.is_zero();
     ensure(some, "nothing is promised, yet half is left")?;

@@ -249,7 +249,7 @@ const REAL_POLLS: [usize; 7] = [0, 1, 2, 3, 4, 8, 16];
 /// completes before the drop.
 async fn product<F, C>(ctx: &Ctx, steps: &[Step], case: F) -> Result
 where
-    F: Fn(Ctx, Drop) -> C,
+    F: Fn(Ctx, Drop) -> C + Send + Sync,
     C: Future<Output = Result<bool>> + Send,
 {
     let members = steps
@@ -284,7 +284,11 @@ where
 const AT_ONCE: usize = 12;
 
 /// The product over a future that acquires a free lock and returns whether it did.
-async fn acquires<A>(ctx: &Ctx, steps: &[Step], acquire: impl Fn(Lock) -> A + Copy + Send) -> Result
+async fn acquires<A>(
+    ctx: &Ctx,
+    steps: &[Step],
+    acquire: impl Fn(Lock) -> A + Copy + Send + Sync,
+) -> Result
 where
     A: Future<Output = bool> + Send,
 {

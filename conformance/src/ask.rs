@@ -1,6 +1,10 @@
 //! Acquire requests of cases, and the holds that they were granted.
 
-use dlock_core::{FencingToken, HoldId, HolderInfo, Instant, LockName, Owner, driver::Ticket};
+use crate::{Failure, Result};
+use dlock_core::{
+    FencingToken, HoldId, HolderInfo, Instant, LockName, Owner,
+    driver::{Release, Ticket},
+};
 use std::{sync::Arc, time::Duration};
 
 /// An acquire request as data: the fields of [`Acquire`](dlock_core::driver::Acquire) without its instants,
@@ -81,6 +85,17 @@ impl Ask {
     pub(crate) fn noting(mut self, note: HolderInfo) -> Self {
         self.note = Arc::new(note);
         self
+    }
+
+    /// The ticket that it queues with.
+    pub(crate) fn ticket(&self) -> Result<Ticket> {
+        let none = || Failure::new("BUG: it queues without a ticket");
+        self.line.ok_or_else(none)
+    }
+
+    /// The release of its hold.
+    pub(crate) fn release(&self) -> Release {
+        Release::new(self.name.clone(), self.owner, self.hold)
     }
 
     /// Given up at this instant.

@@ -7,10 +7,10 @@ use crate::{
     failure::{Failure, same},
 };
 use dlock_core::{
-    Broken, FencingToken, Holds, Lease, LockName, Snapshot,
+    Broken, FencingToken, Holds, Instant, Lease, LockName, Snapshot,
     driver::{
-        Acquire, Acquired, Cursor, DistributedLock, DriverError, Release, Released, Renew, Renewed,
-        Ticket, WakeUp,
+        Acquire, Acquired, Cursor, DistributedLock, DriverError, Released, Renew, Renewed, Ticket,
+        WakeUp,
     },
 };
 use futures_core::stream::BoxStream;
@@ -49,6 +49,11 @@ impl Caller {
         &self.driver
     }
 
+    /// How long after its give-up a request may still take effect.
+    pub(crate) fn late(&self) -> Duration {
+        self.driver.capabilities().late
+    }
+
     /// A ticket that this client has not used before. Two clients begin with the same numbers.
     pub(crate) fn ticket(&self) -> Ticket {
         let number = self.tickets.fetch_add(1, Ordering::Relaxed);
@@ -84,58 +89,77 @@ impl Caller {
                 after: self.ctx.now(),
             })),
             Acquired::Held(_) => Ok(None),
-            other => Err(Failure::new(format_args!("acquire answered {other:?}"))),
+            other => Err(Failure::new(format!("acquire answered {other:?}"))),
         }
     }
 
     /// Sends one release request without a time limit and returns any answer.
-    pub(crate) async fn release_as(&self, request: &Release) -> Result<Released, DriverError> {
-        self.driver.release(request).await
+    pub(crate) async fn release_as(&self, ask: &Ask) -> Result<Released, DriverError> {
+        self.driver.release(&ask.release()).await
     }
 
     /// Releases a hold, with this minimum hold.
     pub(crate) async fn release(&self, hold: &Hold, keep: Option<Duration>) -> Result<Released> {
-        let ask = &hold.ask;
-        let mut request = Release::new(ask.name.clone(), ask.owner, ask.hold);
+        let mut request = hold.ask.release();
         request.min_hold = keep;
-        let answer = self.answered("release", self.release_as(&request)).await?;
-        Ok(answer?)
+        Ok(self
+            .answered("release", self.driver.release(&request))
+            .await??)
     }
 
     /// Releases all holds of this owner.
     pub(crate) async fn release_all(&self, ask: &Ask) -> Result<Released> {
-        let mut request = Release::new(ask.name.clone(), ask.owner, ask.hold);
+        let mut request = ask.release();
         request.holds = Holds::All;
-        let answer = self.answered("release", self.release_as(&request)).await?;
-        Ok(answer?)
+        Ok(self
+            .answered("release", self.driver.release(&request))
+            .await??)
+    }
+
+    /// Sends one renewal without a time limit and returns any answer.
+    pub(crate) async fn renew_until(
+        &self,
+        hold: &Hold,
+        lease: Duration,
+        give_up: Instant,
+    ) -> Result<Renewed, DriverError> {
+        let (lane, entry) = (self.driver.lane(&hold.ask.name), entry(hold, Some(lease)));
+        let answers = self.driver.renew(lane, &[entry], give_up).await?;
+        let missing = || DriverError::unavailable("no answer for the entry");
+        answers.into_iter().next().ok_or_else(missing)?
     }
 
     /// Renews holds in one batch of one lane.
-    pub(crate) async fn renew(&self, batch: &[Renew]) -> Result<Vec<Result<Renewed, DriverError>>> {
+    pub(crate) async fn renew(
+        &self,
+        holds: &[Hold],
+        lease: Duration,
+    ) -> Result<Vec<Result<Renewed, DriverError>>> {
+        let batch: Vec<_> = holds.iter().map(|hold| entry(hold, Some(lease))).collect();
+        self.renew_batch(&batch).await
+    }
+
+    /// Renews one hold, or proves it.
+    pub(crate) async fn renew_one(&self, hold: &Hold, lease: Option<Duration>) -> Result<Renewed> {
+        let mut answers = self.renew_batch(&[entry(hold, lease)]).await?;
+        Ok(answers.remove(0)?)
+    }
+
+    /// The answers to a batch that is not empty.
+    async fn renew_batch(&self, batch: &[Renew]) -> Result<Vec<Result<Renewed, DriverError>>> {
         let give_up = self.ctx.now() + self.ctx.answer();
-        let lane = match batch.first() {
-            Some(entry) => self.driver.lane(&entry.name),
-            None => return Ok(Vec::new()),
-        };
-        let call = self.driver.renew(lane, batch, give_up);
+        let call = self
+            .driver
+            .renew(self.driver.lane(&batch[0].name), batch, give_up);
         let answers = self.answered("renew", call).await??;
         same("the number of answers", answers.len(), batch.len())?;
         Ok(answers)
     }
 
-    /// Renews one hold.
-    pub(crate) async fn renew_one(&self, hold: &Hold, lease: Option<Duration>) -> Result<Renewed> {
-        let entry = entry(hold, lease);
-        let mut answers = self.renew(&[entry]).await?;
-        let answer = answers.pop();
-        Ok(answer.ok_or_else(|| Failure::new("no answer for the entry"))??)
-    }
-
-    /// Takes a ticket out of the queue.
-    pub(crate) async fn leave(&self, name: &LockName, ticket: Ticket) -> Result {
-        Ok(self
-            .answered("leave", self.driver.leave(name, ticket))
-            .await??)
+    /// Takes the ticket of this request out of the queue.
+    pub(crate) async fn leave(&self, ask: &Ask) -> Result {
+        let leaving = self.driver.leave(&ask.name, ask.ticket()?);
+        Ok(self.answered("leave", leaving).await??)
     }
 
     /// Inspects a name.
@@ -171,7 +195,7 @@ impl Caller {
             }
             from = next;
         }
-        Err(Failure::new(format_args!("no end after {STEPS} steps")))
+        Err(Failure::new(format!("no end after {STEPS} steps")))
     }
 
     /// Breaks a lock.
@@ -196,8 +220,7 @@ impl Caller {
     }
 }
 
-/// The batch entry of this hold.
-pub(crate) fn entry(hold: &Hold, lease: Option<Duration>) -> Renew {
+fn entry(hold: &Hold, lease: Option<Duration>) -> Renew {
     Renew::new(hold.ask.name.clone(), hold.ask.owner, hold.ask.hold, lease)
 }
 

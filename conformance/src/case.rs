@@ -70,19 +70,24 @@ impl Case {
     }
 }
 
-/// The table `CASES` of a file. The case has the name of its function; `needs` names what it cannot run
-/// without, `bullet` the beginning of the sentence of the driver trait's docs that it tests.
+/// The table `CASES` of a file, in groups of one clause. The case has the name of its function; `needs`
+/// names what it cannot run without, `bullet` the beginning of the sentence of the driver trait's docs
+/// that it, or its group, tests.
 macro_rules! cases {
-    ($([Clause::$clause:ident] $(
-        $function:ident $(needs($($need:ident),+))? $(bullet($bullet:expr))?;
+    ($([Clause::$clause:ident $(bullet($all:literal))?] $(
+        $function:ident $(needs($($need:ident),+))? $(bullet($bullet:literal))?;
     )+)+) => {
-        pub(super) const CASES: &[$crate::Case] = &[$($(
-            $crate::Case::new($crate::Clause::$clause, stringify!($function), |ctx| {
-                Box::pin($function(ctx))
-            })
-            $(.needs(&[$($crate::Need::$need),+]))?
-            $(.bullet($bullet))?,
-        )+)+];
+        pub(super) const CASES: &[&[$crate::Case]] = &[$({
+            const BULLET: &str = concat!("" $(, $all)?);
+            &[$(
+                $crate::Case::new($crate::Clause::$clause, stringify!($function), |ctx| {
+                    Box::pin($function(ctx))
+                })
+                $(.needs(&[$($crate::Need::$need),+]))?
+                .bullet(BULLET)
+                $(.bullet($bullet))?,
+            )+]
+        }),+];
     };
 }
 pub(crate) use cases;

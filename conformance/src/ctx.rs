@@ -4,7 +4,7 @@ use crate::{
     Result,
     ask::{Ask, Hold},
     caller::Caller,
-    expect::seen_from_here,
+    expect::{Expected, seen_from_here},
     failure::{Failure, ensure, in_time},
     fixture::{Faults, Fixture, MakeFixture, Records, Server, StoreTime},
     mutants::Twist,
@@ -23,6 +23,7 @@ use std::{
     },
     time::Duration,
 };
+use tokio::sync::OnceCell;
 
 /// A store, fresh names, the clock, and callers: drivers that each stand for one client process.
 #[derive(Clone)]
@@ -37,6 +38,7 @@ struct Inner {
     prefix: String,
     count: AtomicU64,
     opened: Mutex<Vec<Arc<dyn DistributedLock>>>,
+    observer: OnceCell<Arc<dyn DistributedLock>>,
 }
 
 impl Ctx {
@@ -58,6 +60,7 @@ impl Ctx {
             prefix: format!("{case}.{:08x}", fastrand::u32(..)),
             count: AtomicU64::new(0),
             opened: Mutex::default(),
+            observer: OnceCell::new(),
         }))
     }
 
@@ -66,15 +69,15 @@ impl Ctx {
         Ok(Caller::new(self.driver().await?, self.clone()))
     }
 
-    /// Several client processes.
-    pub(crate) async fn callers<const N: usize>(&self) -> Result<[Caller; N]> {
-        let mut callers = Vec::with_capacity(N);
-        for _ in 0..N {
-            callers.push(self.caller().await?);
-        }
-        callers
-            .try_into()
-            .map_err(|_| Failure::new("BUG: as many callers as asked for were made"))
+    /// Several client processes, and a fresh name.
+    pub(crate) async fn callers<const N: usize>(&self) -> Result<([Caller; N], LockName)> {
+        Ok((several(|| self.caller()).await?, self.name()?))
+    }
+
+    /// A client process that only inspects. All observers of a case share its connections.
+    pub(crate) async fn observer(&self) -> Result<Caller> {
+        let driver = self.0.observer.get_or_try_init(|| self.driver()).await?;
+        Ok(Caller::new(Arc::clone(driver), self.clone()))
     }
 
     /// A client process behind a network that fails on demand.
@@ -221,7 +224,7 @@ impl Ctx {
     pub(crate) fn ends_with(&self, hold: &Hold, before: Instant, valid_for: Duration) -> Result {
         ensure(
             before + valid_for <= hold.over_by() + self.rounding(),
-            format_args!("{valid_for:?} are promised, which is more than is left"),
+            format!("{valid_for:?} are promised, which is more than is left"),
         )
     }
 
@@ -265,16 +268,12 @@ impl Ctx {
 
     /// Waits until the condition holds, at most `bound` plus the slack.
     #[track_caller]
-    pub(crate) fn eventually<C, F>(
-        &self,
-        what: &str,
+    pub(crate) fn eventually<'a, F: Future<Output = Result<bool>> + Send + 'a>(
+        &'a self,
+        what: &'a str,
         bound: Duration,
-        mut condition: C,
-    ) -> impl Future<Output = Result> + Send
-    where
-        C: FnMut() -> F + Send,
-        F: Future<Output = Result<bool>> + Send,
-    {
+        mut condition: impl FnMut() -> F + Send + 'a,
+    ) -> Expected<'a> {
         seen_from_here(async move {
             let end = self.now() + bound + self.slack();
             loop {
@@ -283,7 +282,7 @@ impl Ctx {
                 if condition().await? {
                     return Ok(());
                 }
-                in_time(began < end, format_args!("not within {bound:?}: {what}"))?;
+                in_time(began < end, format!("not within {bound:?}: {what}"))?;
                 tokio::time::sleep(self.0.pace.step).await;
             }
         })
@@ -291,31 +290,37 @@ impl Ctx {
 
     /// The same for a condition that needs no answer of the store.
     #[track_caller]
-    pub(crate) fn until(
-        &self,
-        what: &str,
+    pub(crate) fn until<'a>(
+        &'a self,
+        what: &'a str,
         bound: Duration,
-        mut condition: impl FnMut() -> bool + Send,
-    ) -> impl Future<Output = Result> + Send {
+        mut condition: impl FnMut() -> bool + Send + 'a,
+    ) -> Expected<'a> {
         self.eventually(what, bound, move || ready(Ok(condition())))
     }
 
     /// The output of the future, within the bound plus the slack.
     #[track_caller]
-    pub(crate) fn within<F>(
-        &self,
-        what: &str,
+    pub(crate) fn within<'a, T>(
+        &'a self,
+        what: &'a str,
         bound: Duration,
-        future: F,
-    ) -> impl Future<Output = Result<F::Output>> + Send
-    where
-        F: Future + Send,
-    {
+        future: impl Future<Output = T> + Send + 'a,
+    ) -> Expected<'a, T> {
         seen_from_here(async move {
             tokio::time::timeout(bound + self.slack(), future)
                 .await
-                .map_err(|_| Failure::late(format_args!("not within {bound:?}: {what}")))
+                .map_err(|_| Failure::late(format!("not within {bound:?}: {what}")))
         })
+    }
+
+    /// The output of the future, within the time of one answer.
+    #[track_caller]
+    pub(crate) fn answered<'a, T>(
+        &'a self,
+        future: impl Future<Output = T> + Send + 'a,
+    ) -> Expected<'a, T> {
+        self.within("it is answered", self.answer(), future)
     }
 
     /// Names of one lane, which one batch of renewals may contain.
@@ -335,7 +340,7 @@ impl Ctx {
                 names.push(name);
             }
         }
-        Err(Failure::new(format_args!("no {count} names have one lane")))
+        Err(Failure::new(format!("no {count} names have one lane")))
     }
 
     /// Expects no answer to a request whose reply a fault removes: it fails, or does not return within
@@ -345,7 +350,7 @@ impl Ctx {
         call: impl Future<Output = Result<T, DriverError>> + Send,
     ) -> Result<Option<DriverError>> {
         match tokio::time::timeout(self.short(), call).await {
-            Ok(Ok(answer)) => Err(Failure::new(format_args!(
+            Ok(Ok(answer)) => Err(Failure::new(format!(
                 "its answer was lost, yet it got {answer:?}"
             ))),
             Ok(Err(error)) => Ok(Some(error)),
@@ -363,6 +368,21 @@ impl Ctx {
         // The `shutdown` cases test a close that hangs.
         drop(tokio::time::timeout(self.answer(), all).await);
     }
+}
+
+/// As many as asked for, made one after the other.
+pub(crate) async fn several<T: Send, const N: usize, F>(
+    make: impl Fn() -> F + Send,
+) -> Result<[T; N]>
+where
+    F: Future<Output = Result<T>> + Send,
+{
+    let mut made = Vec::with_capacity(N);
+    for _ in 0..N {
+        made.push(make().await?);
+    }
+    made.try_into()
+        .map_err(|_| Failure::new("BUG: as many as asked for were made"))
 }
 
 impl fmt::Debug for Ctx {

@@ -67,20 +67,25 @@ impl<E: Error + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
         let any: &dyn Any = &error;
         let late = any.downcast_ref().is_some_and(is_late);
-        let mut words = error.to_string();
-        let mut source = error.source();
-        while let Some(cause) = source {
-            let said = cause.to_string();
-            if !words.contains(&said) {
-                words = format!("{words}: {said}");
-            }
-            source = cause.source();
-        }
         Self {
             late,
-            ..Self::new(words)
+            ..Self::new(with_causes(&error))
         }
     }
+}
+
+/// An error with its causes, each told once.
+pub(crate) fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let mut words = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let said = cause.to_string();
+        if !words.contains(&said) {
+            words = format!("{words}: {said}");
+        }
+        source = cause.source();
+    }
+    words
 }
 
 /// Whether the failure is only a wait of the core that ran out. An error that the driver answered, then
@@ -116,14 +121,13 @@ pub(crate) fn ensure(holds: bool, words: impl Display) -> Result<(), Failure> {
     }
 }
 
-/// Fails with `words`, as late, unless `holds`: for an upper bound.
+/// The same for an upper bound: the failure is late.
 #[track_caller]
 pub(crate) fn in_time(holds: bool, words: impl Display) -> Result<(), Failure> {
-    if holds {
-        Ok(())
-    } else {
-        Err(Failure::late(words))
-    }
+    ensure(holds, words).map_err(|failure| Failure {
+        late: true,
+        ..failure
+    })
 }
 
 /// Fails unless both are equal.
@@ -136,7 +140,7 @@ pub(crate) fn same<T: PartialEq + Debug>(
     if is == should {
         Ok(())
     } else {
-        Err(Failure::new(format_args!(
+        Err(Failure::new(format!(
             "{what} is {is:?}, should be {should:?}"
         )))
     }

@@ -71,30 +71,28 @@ impl Pace {
     }
 
     fn by(time: Time, shortest: Duration) -> Self {
+        let real = Self {
+            short: Duration::from_millis(500).max(shortest),
+            kept: Duration::from_millis(500).max(shortest) * 4,
+            rounding: Duration::from_millis(2),
+            session: None,
+            unheard: Duration::ZERO,
+            long: Duration::from_secs(30),
+            slack: Duration::from_millis(500),
+            step: Duration::from_millis(10),
+            answer: Duration::from_secs(5),
+            limit: Duration::from_secs(20),
+        };
         match time {
+            Time::Real => real,
             Time::Simulated => Self {
                 short: Duration::from_secs(3).max(shortest),
                 kept: Duration::from_secs(3).max(shortest),
-                rounding: Duration::from_millis(2),
-                session: None,
-                unheard: Duration::ZERO,
                 long: Duration::from_secs(60),
                 slack: Duration::from_millis(50),
-                step: Duration::from_millis(10),
                 answer: Duration::from_secs(30),
                 limit: Duration::from_secs(600),
-            },
-            Time::Real => Self {
-                short: Duration::from_millis(500).max(shortest),
-                kept: Duration::from_millis(500).max(shortest) * 4,
-                rounding: Duration::from_millis(2),
-                session: None,
-                unheard: Duration::ZERO,
-                long: Duration::from_secs(30),
-                slack: Duration::from_millis(500),
-                step: Duration::from_millis(10),
-                answer: Duration::from_secs(5),
-                limit: Duration::from_secs(20),
+                ..real
             },
         }
     }

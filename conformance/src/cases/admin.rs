@@ -1,8 +1,9 @@
 //! `admin`: inspecting changes nothing and shows everything; breaking frees only the named lock.
 
 use super::{held, held_for};
-use crate::{Ctx, Failure, Result, case::cases, ensure, expect::is_left, same};
-use dlock_core::{Broken, FencingToken, HolderInfo, LockName};
+use crate::{Caller, Ctx, Failure, Result, case::cases, ensure, expect::is_left, same};
+use dlock_core::{Broken, FencingToken, HolderInfo, LockName, driver::Wake};
+use std::collections::BTreeSet;
 
 cases! {
     [Clause::Admin]
@@ -10,44 +11,37 @@ cases! {
     inspect_changes_nothing bullet("changes nothing. A name never heard of is a free name");
     inspect_shows_who_is_inside bullet("no answer carries an owner");
     list_shows_every_name_held_shut_or_reserved;
-    a_walk_finds_every_name_held_throughout bullet("`next: None` is the only end");
-    list_changes_nothing bullet("`next: None` is the only end");
     list_takes_its_prefix_literally;
     breaking_with_its_token_frees_the_incarnation;
+    a_walk_finds_every_name_held_throughout bullet("`next: None` is the only end");
+    list_changes_nothing bullet("`next: None` is the only end");
     breaking_with_another_token_changes_nothing bullet("another token: `Changed`");
     breaking_a_free_name_says_so bullet("a free name: `WasFree`");
     breaking_ends_every_hold bullet("holders learn it at their next `renew`");
     a_broken_holder_learns_it_at_its_next_renewal bullet("holders learn it at their next `renew`");
-    breaking_opens_a_name_reserved_and_the_line_goes_on needs(Line)
-        bullet("frees what was unavailable or reserved");
-    breaking_serves_the_line needs(Line) bullet("frees what was unavailable or reserved");
+    [Clause::Admin bullet("frees what was unavailable or reserved")]
+    breaking_opens_a_name_reserved_and_the_line_goes_on needs(Line);
+    breaking_serves_the_line needs(Line);
 }
 
 async fn a_name_never_heard_of_is_free(ctx: Ctx) -> Result {
-    let caller = ctx.caller().await?;
-    let name = ctx.name()?;
+    let ([caller], name) = ctx.callers().await?;
     caller.sees_free(&name).await?;
     let listed = caller.list(name.as_str(), 10).await?;
-    ensure(
-        listed.is_empty(),
-        format_args!("looking made it a name: {listed:?}"),
-    )
+    same("what is listed", listed.len(), 0)
 }
 
 async fn inspect_changes_nothing(ctx: Ctx) -> Result {
     let ([_holder, other], name, hold) = held_for(&ctx, ctx.short()).await?;
-    ctx.eventually(
-        "the lease ends while others inspect it",
-        ctx.until_over(&hold),
-        || async { Ok(other.inspect(&name).await?.holders.is_empty()) },
-    )
-    .await?;
+    let over = || async { Ok(other.inspect(&name).await?.holders.is_empty()) };
+    let bound = ctx.until_over(&hold);
+    ctx.eventually("a lease ends under its observers", bound, over)
+        .await?;
     other.take_soon(&ctx.ask(&name)).await.map(drop)
 }
 
 async fn inspect_shows_who_is_inside(ctx: Ctx) -> Result {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
+    let ([caller, other], name) = ctx.callers().await?;
     let note = HolderInfo::new("a-host", 42);
     let hold = caller.take(&ctx.ask(&name).noting(note.clone())).await?;
     let more = caller.take(&hold.ask.again()).await?;
@@ -55,24 +49,19 @@ async fn inspect_shows_who_is_inside(ctx: Ctx) -> Result {
     same("the number of holds", seen.holds, 2)?;
     same("shut", seen.unavailable_for, None)?;
     let [holder] = &seen.holders[..] else {
-        return Err(Failure::new(format_args!(
-            "one is inside, seen are {:?}",
-            seen.holders
-        )));
+        return Err(Failure::new(format!("not one holder: {seen:?}")));
     };
     same("the owner", holder.owner, hold.ask.owner.fingerprint())?;
     same("the token", holder.token, Some(hold.token))?;
     same("the note", &holder.info, &note)?;
-    holder
-        .rest
-        .map_or(Ok(()), |rest| is_left(rest, ctx.long()))?;
+    is_left(holder.rest.unwrap_or(ctx.long()), ctx.long())?;
     caller.leaves(&more, 1).await?;
     caller.frees(&hold).await?;
     other.sees_free(&name).await
 }
 
 async fn list_shows_every_name_held_shut_or_reserved(ctx: Ctx) -> Result {
-    let [caller, waiter] = ctx.callers().await?;
+    let ([caller, waiter], _) = ctx.callers().await?;
     let base = ctx.text();
     let of = |kind: &str| LockName::new(format!("{base}/{kind}"));
     let (held, shut, reserved, free) = (of("held")?, of("shut")?, of("reserved")?, of("free")?);
@@ -80,38 +69,33 @@ async fn list_shows_every_name_held_shut_or_reserved(ctx: Ctx) -> Result {
     let kept = caller.take(&ctx.ask(&shut)).await?;
     caller.release(&kept, Some(ctx.long())).await?;
     let turn = caller.take(&ctx.ask(&reserved)).await?;
-    waiter
-        .refused(&ctx.ask(&reserved).in_line(waiter.ticket()))
-        .await?;
+    waiter.queues(&reserved).await?;
     caller.frees(&turn).await?;
     let gone = caller.take(&ctx.ask(&free)).await?;
     caller.frees(&gone).await?;
-    let mut wanted = vec![held.clone(), shut];
-    if caller.driver().capabilities().wake == dlock_core::driver::Wake::Queue {
-        wanted.push(reserved);
+    let mut wanted = BTreeSet::from([held.clone(), shut]);
+    if caller.driver().capabilities().wake == Wake::Queue {
+        wanted.insert(reserved);
     }
-    let listed = waiter.list(&base, 10).await?;
-    let mut names: Vec<_> = listed.iter().map(|seen| seen.name.clone()).collect();
-    names.sort();
-    names.dedup();
-    wanted.sort();
-    same("the names listed", &names, &wanted)?;
-    let seen = listed.iter().find(|seen| seen.name == held);
-    let owner = seen
-        .and_then(|seen| seen.holders.first())
-        .map(|holder| holder.owner);
-    same(
-        "the owner listed",
-        owner,
-        Some(hold.ask.owner.fingerprint()),
-    )
+    same("the names listed", names(&waiter, &base).await?, wanted)?;
+    let listed = waiter.list(held.as_str(), 10).await?;
+    let owners = listed.iter().flat_map(|seen| &seen.holders);
+    let owner = owners.map(|holder| holder.owner).next();
+    let wanted = Some(hold.ask.owner.fingerprint());
+    same("the owner listed", owner, wanted)
+}
+
+/// The names that a listing shows.
+async fn names(caller: &Caller, prefix: &str) -> Result<BTreeSet<LockName>> {
+    let listed = caller.list(prefix, 10).await?;
+    Ok(listed.into_iter().map(|seen| seen.name).collect())
 }
 
 async fn a_walk_finds_every_name_held_throughout(ctx: Ctx) -> Result {
-    let [caller, other] = ctx.callers().await?;
+    let ([caller, other], _) = ctx.callers().await?;
     let base = ctx.text();
     let name = |number: usize| LockName::new(format!("{base}/{number}"));
-    let mut missing = std::collections::BTreeSet::new();
+    let mut missing = BTreeSet::new();
     for number in 0..30 {
         caller.take(&ctx.ask(&name(number)?)).await?;
         missing.insert(name(number)?);
@@ -120,10 +104,8 @@ async fn a_walk_finds_every_name_held_throughout(ctx: Ctx) -> Result {
     loop {
         let (page, next) = other.page(&base, from.as_ref(), 4).await?;
         for seen in page {
-            ensure(
-                seen.name.as_str().starts_with(&base),
-                format_args!("listed: {:?}", seen.name),
-            )?;
+            let own = seen.name.as_str().starts_with(&base);
+            ensure(own, format!("listed: {:?}", seen.name))?;
             missing.remove(&seen.name);
         }
         // Other locks come and go during the listing.
@@ -139,25 +121,20 @@ async fn a_walk_finds_every_name_held_throughout(ctx: Ctx) -> Result {
         }
         from = next;
     }
-    ensure(
-        missing.is_empty(),
-        format_args!("held throughout and not found: {missing:?}"),
-    )
+    same("held throughout and not found", missing, BTreeSet::new())
 }
 
 async fn list_changes_nothing(ctx: Ctx) -> Result {
     let ([_holder, other], name, hold) = held_for(&ctx, ctx.short()).await?;
-    ctx.eventually(
-        "the lease ends while others list",
-        ctx.until_over(&hold),
-        || async { Ok(other.list(name.as_str(), 10).await?.is_empty()) },
-    )
-    .await?;
+    let over = || async { Ok(other.list(name.as_str(), 10).await?.is_empty()) };
+    let bound = ctx.until_over(&hold);
+    ctx.eventually("a lease ends while others list", bound, over)
+        .await?;
     other.take_soon(&ctx.ask(&name)).await.map(drop)
 }
 
 async fn list_takes_its_prefix_literally(ctx: Ctx) -> Result {
-    let [caller, other] = ctx.callers().await?;
+    let ([caller, other], _) = ctx.callers().await?;
     let base = ctx.text();
     for special in ["*", "?", "[ab]", "%", "_", "\\", ".", "{", "$", "^"] {
         let prefix = format!("{base}{special}");
@@ -175,11 +152,7 @@ async fn list_takes_its_prefix_literally(ctx: Ctx) -> Result {
             .map(|seen| seen.name)
             .collect();
         names.dedup();
-        same(
-            format_args!("what begins with {prefix:?}"),
-            names,
-            vec![meant],
-        )?;
+        same(format!("what begins with {prefix:?}"), names, vec![meant])?;
         for hold in others.iter().chain([&hold]) {
             caller.frees(hold).await?;
         }
@@ -190,11 +163,8 @@ async fn list_takes_its_prefix_literally(ctx: Ctx) -> Result {
 async fn breaking_with_its_token_frees_the_incarnation(ctx: Ctx) -> Result {
     let ([_caller, other], name, hold) = held(&ctx).await?;
     let token = Some(hold.token);
-    same(
-        "break",
-        other.breaks(&name, token).await?,
-        Broken::Freed { token },
-    )?;
+    let answer = other.breaks(&name, token).await?;
+    same("break", answer, Broken::Freed { token })?;
     other.sees_free(&name).await?;
     other.take(&ctx.ask(&name)).await.map(drop)
 }
@@ -203,16 +173,11 @@ async fn breaking_with_another_token_changes_nothing(ctx: Ctx) -> Result {
     let ([caller, other], name, past) = held(&ctx).await?;
     caller.frees(&past).await?;
     let hold = caller.take(&ctx.ask(&name)).await?;
-    let FencingToken(token) = hold.token;
-    for wrong in [past.token, FencingToken(token + 1), FencingToken(0)] {
+    let token = Some(hold.token);
+    let next = FencingToken(hold.token.0 + 1);
+    for wrong in [past.token, next, FencingToken(0)] {
         let answer = other.breaks(&name, Some(wrong)).await?;
-        same(
-            "break",
-            answer,
-            Broken::Changed {
-                token: Some(hold.token),
-            },
-        )?;
+        same("break", answer, Broken::Changed { token })?;
         other.refused(&ctx.ask(&name)).await?;
     }
     caller.renews(&hold, ctx.long()).await?;
@@ -227,12 +192,9 @@ async fn breaking_a_free_name_says_so(ctx: Ctx) -> Result {
     let hold = caller.take(&ctx.ask(&lapsed).lasting(ctx.short())).await?;
     ctx.sleep_past(&hold).await;
     for name in [&never, &past, &lapsed] {
-        same("break", caller.breaks(name, None).await?, Broken::WasFree)?;
-        same(
-            "break",
-            caller.breaks(name, Some(hold.token)).await?,
-            Broken::WasFree,
-        )?;
+        for only in [None, Some(hold.token)] {
+            same("break", caller.breaks(name, only).await?, Broken::WasFree)?;
+        }
         caller.take_soon(&ctx.ask(name)).await?;
     }
     Ok(())
@@ -245,18 +207,15 @@ async fn breaking_ends_every_hold(ctx: Ctx) -> Result {
         holds.push(caller.take(&first.ask.again()).await?);
     }
     let answer = other.breaks(&name, None).await?;
-    same(
-        "break",
-        answer,
-        Broken::Freed {
-            token: Some(first.token),
-        },
-    )?;
+    let token = Some(first.token);
+    same("break", answer, Broken::Freed { token })?;
     for hold in &holds {
         caller.cannot_renew(hold).await?;
     }
     let next = other.take(&first.ask.again()).await?;
-    same("the number of holds", next.holds, 1)
+    same("the number of holds", next.holds, 1)?;
+    caller.cannot_renew(&first).await?;
+    other.frees(&next).await
 }
 
 async fn a_broken_holder_learns_it_at_its_next_renewal(ctx: Ctx) -> Result {
@@ -270,11 +229,8 @@ async fn a_broken_holder_learns_it_at_its_next_renewal(ctx: Ctx) -> Result {
 
 async fn breaking_opens_a_name_reserved_and_the_line_goes_on(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
-    first
-        .refused(&ctx.ask(&name).in_line(first.ticket()))
-        .await?;
-    let waiting = ctx.ask(&name).in_line(second.ticket());
-    second.refused(&waiting).await?;
+    first.queues(&name).await?;
+    let waiting = second.queues(&name).await?;
     holder.frees(&hold).await?;
     let answer = holder.breaks(&name, None).await?;
     same("break", answer, Broken::Freed { token: None })?;
@@ -283,11 +239,9 @@ async fn breaking_opens_a_name_reserved_and_the_line_goes_on(ctx: Ctx) -> Result
 }
 
 async fn breaking_serves_the_line(ctx: Ctx) -> Result {
-    let [holder, waiter, other] = ctx.callers().await?;
-    let name = ctx.name()?;
+    let ([holder, waiter, other], name) = ctx.callers().await?;
     holder.take(&ctx.ask(&name)).await?;
-    let waiting = ctx.ask(&name).in_line(waiter.ticket());
-    waiter.refused(&waiting).await?;
+    let waiting = waiter.queues(&name).await?;
     other.breaks(&name, None).await?;
     other.refused(&ctx.ask(&name)).await?;
     waiter.take(&waiting).await.map(drop)

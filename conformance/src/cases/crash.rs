@@ -2,10 +2,10 @@
 
 use super::{held, held_for};
 use crate::{
-    Ask, Ctx, Failure, Keeps, MakeFixture, Result,
+    Ask, Caller, Ctx, Failure, Keeps, MakeFixture, Result,
     case::cases,
     ensure, job, same,
-    testbed::worker::{self, Job, Worker},
+    testbed::worker::{self, Job},
 };
 use dlock_core::{
     Clock, HoldId, Instant, Lease, LockName, Owner,
@@ -17,34 +17,32 @@ cases! {
     [Clause::Crash]
     a_killed_holder_is_gone_with_its_lease needs(Processes);
     killed_waiters_delay_nobody_for_long needs(Processes, Line);
-    what_a_closed_client_held_outlives_it_by_its_lease
-        bullet("what it held outlives it by no more than its leases");
     waiters_of_a_closed_client_delay_nobody_for_long needs(Line);
     any_number_of_dead_waiters_costs_one_entry_deadline needs(Line);
     a_turn_not_taken_passes_on needs(Line);
     a_killed_server_finds_what_it_keeps needs(Server);
+    what_a_closed_client_held_outlives_it_by_its_lease
+        bullet("what it held outlives it by no more than its leases");
 }
 
 async fn a_killed_holder_is_gone_with_its_lease(ctx: Ctx) -> Result {
-    let other = ctx.caller().await?;
-    let name = ctx.name()?;
+    let ([other], name) = ctx.callers().await?;
     // Where a session ends the holds of a dead process, no lease is longer than the session.
     let lease = if ctx.is_session_bound() {
         ctx.short()
     } else {
         ctx.short() * 2
     };
-    let mut holder = spawn(&ctx, HOLD, &name, lease)?;
+    let mut holder = job::spawn(&ctx, HOLD, &name, lease, &[])?;
     let sent = holder.expect("held since ", ctx.answer()).await?;
     holder.kill_9().await?;
     // One clock for all processes of a machine.
     let before = Instant::from_nanos(sent.parse()?);
-    let latest = ctx.now() + ctx.dead_for(lease);
-    let next = other
-        .take_within(&ctx.ask(&name), latest.since(ctx.now()))
-        .await?;
+    let latest = ctx.dead_for(lease);
+    let next = other.take_within(&ctx.ask(&name), latest).await?;
+    let over = next.after >= before + lease;
     ensure(
-        next.after >= before + lease,
+        over,
         "a killed holder lost its lock before its lease was over",
     )
 }
@@ -53,7 +51,7 @@ async fn killed_waiters_delay_nobody_for_long(ctx: Ctx) -> Result {
     let ([holder, other], name, hold) = held(&ctx).await?;
     let mut waiters = Vec::new();
     for _ in 0..3 {
-        waiters.push(spawn(&ctx, WAIT, &name, ctx.short())?);
+        waiters.push(job::spawn(&ctx, WAIT, &name, ctx.short(), &[])?);
     }
     for waiter in &mut waiters {
         waiter.expect("waiting", ctx.answer()).await?;
@@ -62,10 +60,8 @@ async fn killed_waiters_delay_nobody_for_long(ctx: Ctx) -> Result {
         waiter.kill_9().await?;
     }
     holder.frees(&hold).await?;
-    other
-        .take_within(&ctx.ask(&name), ctx.dead_for(entry_deadline(ctx.short())))
-        .await
-        .map(drop)
+    let bound = ctx.dead_for(entry_deadline(ctx.short()));
+    other.take_within(&ctx.ask(&name), bound).await.map(drop)
 }
 
 async fn what_a_closed_client_held_outlives_it_by_its_lease(ctx: Ctx) -> Result {
@@ -77,43 +73,32 @@ async fn what_a_closed_client_held_outlives_it_by_its_lease(ctx: Ctx) -> Result 
 
 async fn waiters_of_a_closed_client_delay_nobody_for_long(ctx: Ctx) -> Result {
     let ([holder, closed, living], name, hold) = held(&ctx).await?;
-    closed
-        .refused(&waiting(&ctx, &name).in_line(closed.ticket()))
-        .await?;
-    let behind = waiting(&ctx, &name).in_line(living.ticket());
-    living.refused(&behind).await?;
+    waits(&closed, &name).await?;
+    let behind = waits(&living, &name).await?;
     closed.driver().close().await;
     holder.frees(&hold).await?;
-    living
-        .take_within(&behind, accept_lease(ctx.short()))
-        .await
-        .map(drop)
+    let bound = accept_lease(ctx.short());
+    living.take_within(&behind, bound).await.map(drop)
 }
 
 async fn any_number_of_dead_waiters_costs_one_entry_deadline(ctx: Ctx) -> Result {
     let ([holder, other], name, hold) = held(&ctx).await?;
     for _ in 0..40 {
         let dead = ctx.caller().await?;
-        dead.refused(&waiting(&ctx, &name).in_line(dead.ticket()))
-            .await?;
+        waits(&dead, &name).await?;
         dead.driver().close().await;
     }
     holder.frees(&hold).await?;
-    other
-        .take_within(&ctx.ask(&name), entry_deadline(ctx.short()))
-        .await
-        .map(drop)
+    let bound = entry_deadline(ctx.short());
+    other.take_within(&ctx.ask(&name), bound).await.map(drop)
 }
 
 async fn a_turn_not_taken_passes_on(ctx: Ctx) -> Result {
     let ([holder, stopped, living], name, hold) = held(&ctx).await?;
-    stopped
-        .refused(&waiting(&ctx, &name).in_line(stopped.ticket()))
-        .await?;
-    let behind = waiting(&ctx, &name).in_line(living.ticket());
-    living.refused(&behind).await?;
+    waits(&stopped, &name).await?;
+    let behind = waits(&living, &name).await?;
     holder.frees(&hold).await?;
-    // It is alive and was notified, and does not take its turn.
+    // The one ahead is alive and was notified, and does not take its turn.
     let turn = living
         .take_within(&behind, accept_lease(ctx.short()))
         .await?;
@@ -150,9 +135,12 @@ async fn a_killed_server_finds_what_it_keeps(ctx: Ctx) -> Result {
     }
 }
 
-/// A request whose accept lease and entry deadline are short.
-fn waiting(ctx: &Ctx, name: &LockName) -> Ask {
-    ctx.ask(name).lasting(ctx.short())
+/// Queues with a request whose accept lease and entry deadline are short.
+async fn waits(caller: &Caller, name: &LockName) -> Result<Ask> {
+    let ask = caller.ctx.ask(name).lasting(caller.ctx.short());
+    let ask = ask.in_line(caller.ticket());
+    caller.refused(&ask).await?;
+    Ok(ask)
 }
 
 /// The longest time that a turn stays reserved for a request with this lease.
@@ -167,17 +155,6 @@ fn entry_deadline(lease: Duration) -> Duration {
 
 const HOLD: &str = "hold";
 const WAIT: &str = "wait";
-
-fn spawn(ctx: &Ctx, job: &str, name: &LockName, lease: Duration) -> Result<Worker> {
-    let (url, lease) = (ctx.url()?, lease.as_millis().to_string());
-    let args = [
-        ("fixture", ctx.fixture()),
-        ("url", &url),
-        ("name", name.as_str()),
-        ("lease", &lease),
-    ];
-    Ok(Worker::spawn(job, &args)?)
-}
 
 /// The job of a process that a case started in order to kill it.
 pub(crate) fn work(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> ExitCode {
@@ -201,7 +178,7 @@ async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result {
         (HOLD, Acquired::Granted(_)) => worker::say(&format!("held since {}", now.as_nanos()))?,
         (WAIT, Acquired::Held(_)) => worker::say("waiting")?,
         (job, answer) => {
-            return Err(Failure::new(format_args!(
+            return Err(Failure::new(format!(
                 "the job was to {job}, got {answer:?}"
             )));
         }

@@ -1,12 +1,10 @@
 //! `error`: contention is a value; an error has a kind, a retry class, and a truthful effect.
 
 use super::held;
-use crate::{
-    Call, Ctx, Failure, Result, caller::entry, case::cases, ensure, expect::is_left, same,
-};
+use crate::{Call, Ctx, Failure, Result, case::cases, ensure, expect::is_left, same};
 use dlock_core::{
     Effect, ErrorKind, MAX_HOLDS, RetryClass,
-    driver::{Cursor, Release},
+    driver::{Acquired, Cursor, DriverError},
 };
 
 cases! {
@@ -28,24 +26,28 @@ async fn one_hold_too_many_is_overloaded_and_changes_nothing(ctx: Ctx) -> Result
         same("the number of holds", last.holds, count)?;
     }
     let more = first.ask.again();
-    match caller.acquire(&more).await {
-        Err(error) => {
-            same("the kind", error.kind(), ErrorKind::Overloaded)?;
-            same("the effect", error.effect(), Effect::None)?;
-        }
-        Ok(answer) => {
-            return Err(Failure::new(format_args!(
-                "one hold too many got {answer:?}"
-            )));
-        }
-    }
+    let answer = caller.acquire(&more).await;
+    failed(answer, ErrorKind::Overloaded, Effect::None)?;
     other.sees_holds(&name, MAX_HOLDS).await?;
     caller.leaves(&last, MAX_HOLDS - 1).await?;
-    same(
-        "the number of holds",
-        caller.take(&more).await?.holds,
-        MAX_HOLDS,
-    )
+    let holds = caller.take(&more).await?.holds;
+    same("the number of holds", holds, MAX_HOLDS)
+}
+
+/// The error of an acquire, which must be of this kind.
+fn failed(
+    answer: Result<Acquired, DriverError>,
+    kind: ErrorKind,
+    effect: Effect,
+) -> Result<DriverError> {
+    match answer {
+        Ok(answer) => Err(Failure::new(format!("{kind:?} was due, got {answer:?}"))),
+        Err(error) => {
+            same("the kind", error.kind(), kind)?;
+            same("the effect", error.effect(), effect)?;
+            Ok(error)
+        }
+    }
 }
 
 async fn a_refusal_tells_the_truth_about_the_holder(ctx: Ctx) -> Result {
@@ -53,10 +55,8 @@ async fn a_refusal_tells_the_truth_about_the_holder(ctx: Ctx) -> Result {
     let held = other.refused(&ctx.ask(&name)).await?;
     if let Some(by) = held.by {
         same("who holds it", by.owner, hold.ask.owner.fingerprint())?;
-        ensure(
-            by.token.is_none() || by.token == Some(hold.token),
-            format_args!("its token is {:?}", by.token),
-        )?;
+        let token = by.token.unwrap_or(hold.token);
+        same("its token", token, hold.token)?;
         by.rest.map_or(Ok(()), |rest| is_left(rest, ctx.long()))?;
     }
     // Not before the lease can be over, and never later than it can last.
@@ -66,22 +66,12 @@ async fn a_refusal_tells_the_truth_about_the_holder(ctx: Ctx) -> Result {
 }
 
 async fn a_request_that_came_too_late_is_unavailable_without_effect(ctx: Ctx) -> Result {
-    let caller = ctx.caller().await?;
-    let late = caller.driver().capabilities().late;
-    let ask = ctx.ask(&ctx.name()?).until(ctx.now() - late - ctx.short());
-    match caller.acquire(&ask).await {
-        Err(error) => {
-            same("the kind", error.kind(), ErrorKind::Unavailable)?;
-            same("the effect", error.effect(), Effect::None)?;
-            ensure(
-                error.retry() != RetryClass::Never,
-                "a repeat may well succeed",
-            )
-        }
-        Ok(answer) => Err(Failure::new(format_args!(
-            "it came too late and got {answer:?}"
-        ))),
-    }
+    let ([caller], name) = ctx.callers().await?;
+    let past = ctx.now() - caller.late() - ctx.short();
+    let answer = caller.acquire(&ctx.ask(&name).until(past)).await;
+    let error = failed(answer, ErrorKind::Unavailable, Effect::None)?;
+    let may_repeat = error.retry() != RetryClass::Never;
+    ensure(may_repeat, "a repeat may well succeed")
 }
 
 async fn a_cursor_of_nobody_is_misuse(ctx: Ctx) -> Result {
@@ -91,7 +81,7 @@ async fn a_cursor_of_nobody_is_misuse(ctx: Ctx) -> Result {
         let cursor = Cursor(bytes.to_vec());
         match caller.driver().list(&prefix, Some(&cursor), 10).await {
             Err(error) => same("the kind", error.kind(), ErrorKind::Misuse)?,
-            Ok(page) => return Err(Failure::new(format_args!("no cursor got {page:?}"))),
+            Ok(page) => return Err(Failure::new(format!("no cursor got {page:?}"))),
         }
     }
     Ok(())
@@ -109,10 +99,8 @@ async fn no_answer_and_no_debug_shows_an_owner(ctx: Ctx) -> Result {
     let secret = hold.ask.owner.expose();
     for secret in [secret.to_string(), secret.simple().to_string()] {
         for text in &shown {
-            ensure(
-                !text.contains(&secret),
-                format_args!("an owner is shown: {text}"),
-            )?;
+            let shows = text.contains(&secret);
+            ensure(!shows, format!("an owner is shown: {text}"))?;
         }
     }
     caller.frees(&hold).await
@@ -120,38 +108,23 @@ async fn no_answer_and_no_debug_shows_an_owner(ctx: Ctx) -> Result {
 
 async fn what_was_executed_is_not_said_to_have_had_no_effect(ctx: Ctx) -> Result {
     let (caller, faults) = ctx.faulty().await?;
-    let other = ctx.caller().await?;
-    let name = ctx.name()?;
+    let ([other], name) = ctx.callers().await?;
     let ask = ctx.ask(&name);
     faults.lose_reply(Call::Acquire).await?;
     let acquire = ctx.unanswered(caller.acquire(&ask)).await?;
     let hold = other.take(&ask).await?;
     faults.lose_reply(Call::Renew).await?;
-    let (lane, batch) = (
-        caller.driver().lane(&name),
-        [entry(&hold, Some(ctx.long()))],
-    );
     let give_up = ctx.now() + ctx.answer();
-    let renew = ctx.unanswered(async {
-        let answers = caller.driver().renew(lane, &batch, give_up).await?;
-        answers.into_iter().collect::<Result<Vec<_>, _>>()
-    });
-    let renew = renew.await?;
+    let renew = caller.renew_until(&hold, ctx.long(), give_up);
+    let renew = ctx.unanswered(renew).await?;
     faults.lose_reply(Call::Release).await?;
-    let request = Release::new(name.clone(), ask.owner, ask.hold);
-    let release = ctx.unanswered(caller.release_as(&request)).await?;
+    let release = ctx.unanswered(caller.release_as(&ask)).await?;
     for (call, error) in [("acquire", acquire), ("renew", renew), ("release", release)] {
         if let Some(error) = error {
-            same(
-                format_args!("the effect of {call}"),
-                error.effect(),
-                Effect::Unknown,
-            )?;
-            same(
-                format_args!("the kind of {call}"),
-                error.kind(),
-                ErrorKind::Unavailable,
-            )?;
+            let effect = format!("the effect of {call}");
+            same(effect, error.effect(), Effect::Unknown)?;
+            let kind = format!("the kind of {call}");
+            same(kind, error.kind(), ErrorKind::Unavailable)?;
         }
     }
     Ok(())
@@ -166,10 +139,8 @@ async fn a_store_that_is_away_is_unavailable_and_comes_back(ctx: Ctx) -> Result 
         // No answer is allowed, too: the core bounds every call.
         if let Some(error) = ctx.unanswered(caller.acquire(&ctx.ask(&name))).await? {
             same("the kind", error.kind(), ErrorKind::Unavailable)?;
-            ensure(
-                error.retry() != RetryClass::Never,
-                "a store that is away may come back",
-            )?;
+            let may_repeat = error.retry() != RetryClass::Never;
+            ensure(may_repeat, "a store that is away may come back")?;
         }
     }
     faults.up().await?;

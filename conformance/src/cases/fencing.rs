@@ -10,28 +10,24 @@ use tokio::sync::Mutex;
 
 cases! {
     [Clause::Fencing]
-    the_token_grows_with_every_release bullet("a grant that is no re-entry has a token greater");
-    the_token_grows_in_the_order_of_those_who_take_turns
-        bullet("a grant that is no re-entry has a token greater");
-    the_token_grows_over_expiry bullet("a grant that is no re-entry has a token greater");
     the_token_grows_over_a_break
         bullet("frees what was unavailable or reserved. The token counter stays");
-    the_token_grows_over_a_name_kept_shut bullet("a grant that is no re-entry has a token greater");
-    the_token_grows_over_a_turn needs(Line)
-        bullet("a grant that is no re-entry has a token greater");
-    the_token_grows_over_a_lost_record needs(Records) bullet("tokens grow over a lost record");
-    the_token_grows_over_a_restart needs(Server) bullet("tokens grow over a lost record");
-    the_token_grows_over_a_flush_while_the_clock_goes_on needs(Flush)
-        bullet("tokens grow over a lost record");
-    the_token_grows_though_the_clock_is_set_back needs(StoreTime)
-        bullet("a grant that is no re-entry has a token greater");
-    the_token_grows_over_days_of_disuse needs(StoreTime)
-        bullet("a grant that is no re-entry has a token greater");
+    [Clause::Fencing bullet("a grant that is no re-entry has a token greater")]
+    the_token_grows_with_every_release;
+    the_token_grows_in_the_order_of_those_who_take_turns;
+    the_token_grows_over_expiry;
+    the_token_grows_over_a_name_kept_shut;
+    the_token_grows_over_a_turn needs(Line);
+    the_token_grows_though_the_clock_is_set_back needs(StoreTime);
+    the_token_grows_over_days_of_disuse needs(StoreTime);
+    [Clause::Fencing bullet("tokens grow over a lost record")]
+    the_token_grows_over_a_lost_record needs(Records);
+    the_token_grows_over_a_restart needs(Server);
+    the_token_grows_over_a_flush_while_the_clock_goes_on needs(Flush);
 }
 
 async fn the_token_grows_with_every_release(ctx: Ctx) -> Result {
-    let callers = ctx.callers::<2>().await?;
-    let name = ctx.name()?;
+    let (callers, name) = ctx.callers::<2>().await?;
     let owner = ctx.ask(&name);
     let mut last = FencingToken(0);
     for turn in 0..100 {
@@ -50,8 +46,7 @@ async fn the_token_grows_with_every_release(ctx: Ctx) -> Result {
 }
 
 async fn the_token_grows_in_the_order_of_those_who_take_turns(ctx: Ctx) -> Result {
-    let callers = ctx.callers::<4>().await?;
-    let name = ctx.name()?;
+    let (callers, name) = ctx.callers::<4>().await?;
     let last = Mutex::new(FencingToken(0));
     let turns = callers.iter().map(|caller| async {
         for _ in 0..8 {
@@ -67,13 +62,11 @@ async fn the_token_grows_in_the_order_of_those_who_take_turns(ctx: Ctx) -> Resul
 }
 
 async fn the_token_grows_over_expiry(ctx: Ctx) -> Result {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
+    let ([caller, other], name) = ctx.callers().await?;
     let mut last = FencingToken(0);
     for caller in [&caller, &other] {
-        let hold = caller
-            .take_soon(&ctx.ask(&name).lasting(ctx.short()))
-            .await?;
+        let ask = ctx.ask(&name).lasting(ctx.short());
+        let hold = caller.take_soon(&ask).await?;
         last = greater(last, &hold)?;
         ctx.sleep_past(&hold).await;
     }
@@ -81,8 +74,7 @@ async fn the_token_grows_over_expiry(ctx: Ctx) -> Result {
 }
 
 async fn the_token_grows_over_a_break(ctx: Ctx) -> Result {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
+    let ([caller, other], name) = ctx.callers().await?;
     let mut last = FencingToken(0);
     for _ in 0..3 {
         let hold = caller.take(&ctx.ask(&name)).await?;
@@ -101,8 +93,7 @@ async fn the_token_grows_over_a_name_kept_shut(ctx: Ctx) -> Result {
 
 async fn the_token_grows_over_a_turn(ctx: Ctx) -> Result {
     let ([caller, other], name, first) = held(&ctx).await?;
-    let waiting = ctx.ask(&name).in_line(other.ticket());
-    other.refused(&waiting).await?;
+    let waiting = other.queues(&name).await?;
     caller.frees(&first).await?;
     let second = other.take(&waiting).await?;
     greater(first.token, &second).map(drop)
@@ -162,10 +153,7 @@ async fn takes_greater(ctx: &Ctx, caller: &Caller, last: FencingToken, name: &Lo
 
 fn greater(last: FencingToken, hold: &Hold) -> Result<FencingToken> {
     let token = hold.token;
-    ensure(
-        token > last,
-        format_args!("token {token} was given after {last}"),
-    )?;
+    ensure(token > last, format!("token {token} came after {last}"))?;
     Ok(token)
 }
 

@@ -7,56 +7,42 @@ use std::time::Duration;
 
 cases! {
     [Clause::Keep]
-    a_name_stays_shut_for_everybody_as_long_as_was_asked
-        bullet("with `req.min_hold` and no hold left the name stays unavailable that long");
     its_last_owner_is_refused_too bullet("in its minimum hold: `Held`, for its last owner too");
-    the_longest_counts_when_it_goes_first
-        bullet("with `req.min_hold` and no hold left the name stays unavailable that long");
-    the_longest_counts_when_it_goes_last
-        bullet("with `req.min_hold` and no hold left the name stays unavailable that long");
-    a_name_is_not_shut_while_a_hold_is_left
-        bullet("with `req.min_hold` and no hold left the name stays unavailable that long");
     inspect_and_list_say_shut bullet("in its minimum hold: `Held`, for its last owner too");
     breaking_opens_it bullet("frees what was unavailable");
     it_outlives_the_client needs(Detached);
+    a_repeat_of_the_release_leaves_it_shut;
     after_a_lapse_the_lease_alone_decides bullet("ends with the incarnation: after a lapse");
     a_new_incarnation_knows_nothing_of_it bullet("ends with the incarnation: after a lapse");
-    a_repeat_of_the_release_leaves_it_shut;
+    [Clause::Keep bullet("with `req.min_hold` and no hold left the name stays unavailable")]
+    a_name_stays_shut_for_everybody_as_long_as_was_asked;
+    the_longest_counts_when_it_goes_first;
+    the_longest_counts_when_it_goes_last;
+    a_name_is_not_shut_while_a_hold_is_left;
 }
 
 async fn a_name_stays_shut_for_everybody_as_long_as_was_asked(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
-    let shut = shuts(&ctx, &caller, &hold, ctx.short()).await?;
+    let shut = shuts(&caller, &hold, ctx.short()).await?;
     opens_then(&ctx, &other, &ctx.ask(&name), &shut).await
 }
 
 async fn its_last_owner_is_refused_too(ctx: Ctx) -> Result {
     let ([caller], _, hold) = held(&ctx).await?;
-    let shut = shuts(&ctx, &caller, &hold, ctx.short()).await?;
+    let shut = shuts(&caller, &hold, ctx.short()).await?;
     opens_then(&ctx, &caller, &hold.ask.again(), &shut).await
 }
 
 async fn the_longest_counts_when_it_goes_first(ctx: Ctx) -> Result {
-    let [caller, other] = ctx.callers().await?;
+    let ([caller, other], _) = ctx.callers().await?;
     for second_keep in [None, Some(ctx.short() / 10)] {
         let name = ctx.name()?;
         let first = caller.take(&ctx.ask(&name)).await?;
         let second = caller.take(&first.ask.again()).await?;
-        let sent = ctx.now();
-        let answer = caller.release(&second, Some(ctx.short())).await?;
-        let shut = Shut {
-            from: sent + ctx.short(),
-            by: ctx.now() + ctx.short(),
-        };
-        ensure(
-            matches!(answer, Released::StillHeld { .. }),
-            format_args!("release: {answer:?}"),
-        )?;
+        let shut = leaves_others(&caller, &second, ctx.short()).await?;
         let answer = caller.release(&first, second_keep).await?;
-        ensure(
-            matches!(answer, Released::MinHold { .. }),
-            format_args!("release: {answer:?}"),
-        )?;
+        let kept = matches!(answer, Released::MinHold { .. });
+        ensure(kept, format!("release: {answer:?}"))?;
         opens_then(&ctx, &other, &ctx.ask(&name), &shut).await?;
     }
     Ok(())
@@ -66,7 +52,7 @@ async fn the_longest_counts_when_it_goes_last(ctx: Ctx) -> Result {
     let ([caller, other], name, first) = held(&ctx).await?;
     let second = caller.take(&first.ask.again()).await?;
     leaves_others(&caller, &second, ctx.short() / 10).await?;
-    let shut = shuts(&ctx, &caller, &first, ctx.short()).await?;
+    let shut = shuts(&caller, &first, ctx.short()).await?;
     opens_then(&ctx, &other, &ctx.ask(&name), &shut).await
 }
 
@@ -87,13 +73,13 @@ async fn a_name_is_not_shut_while_a_hold_is_left(ctx: Ctx) -> Result {
 
 async fn inspect_and_list_say_shut(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
-    shuts(&ctx, &caller, &hold, ctx.long()).await?;
+    shuts(&caller, &hold, ctx.long()).await?;
     let listed = other.list(name.as_str(), 10).await?;
     let listed = listed.into_iter().find(|seen| seen.name == name);
     let listed = listed.ok_or_else(|| Failure::new("a name with a minimum hold is not listed"))?;
     for seen in [other.inspect(&name).await?, listed] {
         let unheld = seen.holders.is_empty() && seen.holds == 0;
-        ensure(unheld, format_args!("no holder should be shown: {seen:?}"))?;
+        ensure(unheld, format!("no holder should be shown: {seen:?}"))?;
         is_left(seen.unavailable_for.unwrap_or_default(), ctx.long())?;
     }
     Ok(())
@@ -101,19 +87,16 @@ async fn inspect_and_list_say_shut(ctx: Ctx) -> Result {
 
 async fn breaking_opens_it(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
-    shuts(&ctx, &caller, &hold, ctx.long()).await?;
-    same(
-        "break",
-        other.breaks(&name, None).await?,
-        Broken::Freed { token: None },
-    )?;
+    shuts(&caller, &hold, ctx.long()).await?;
+    let answer = other.breaks(&name, None).await?;
+    same("break", answer, Broken::Freed { token: None })?;
     other.sees_free(&name).await?;
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
 async fn it_outlives_the_client(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
-    let shut = shuts(&ctx, &caller, &hold, ctx.short()).await?;
+    let shut = shuts(&caller, &hold, ctx.short()).await?;
     caller.driver().close().await;
     opens_then(&ctx, &other, &ctx.ask(&name), &shut).await
 }
@@ -146,7 +129,7 @@ async fn a_new_incarnation_knows_nothing_of_it(ctx: Ctx) -> Result {
 
 async fn a_repeat_of_the_release_leaves_it_shut(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
-    let shut = shuts(&ctx, &caller, &hold, ctx.short()).await?;
+    let shut = shuts(&caller, &hold, ctx.short()).await?;
     // Shorter, longer, and no minimum hold at all: no holder is left that could ask for it.
     for keep in [None, Some(ctx.short() / 10), Some(ctx.long())] {
         caller.release(&hold, keep).await?;
@@ -160,29 +143,27 @@ struct Shut {
     by: Instant,
 }
 
-/// Releases the last hold; the answer must say that the name stays unavailable.
-async fn shuts(ctx: &Ctx, caller: &Caller, hold: &Hold, keep: Duration) -> Result<Shut> {
-    let sent = ctx.now();
+/// Releases a hold with this minimum hold; also returns when that is over.
+async fn release(caller: &Caller, hold: &Hold, keep: Duration) -> Result<(Released, Shut)> {
+    let from = caller.ctx.now() + keep;
     let answer = caller.release(hold, Some(keep)).await?;
-    let shut = Shut {
-        from: sent + keep,
-        by: ctx.now() + keep,
-    };
-    match answer {
-        Released::MinHold { rest } if !rest.is_zero() && rest <= keep => Ok(shut),
-        other => Err(Failure::new(format_args!(
-            "kept for {keep:?}, release answered {other:?}"
-        ))),
+    let by = caller.ctx.now() + keep;
+    Ok((answer, Shut { from, by }))
+}
+
+/// Releases the last hold; the answer must say that the name stays unavailable.
+async fn shuts(caller: &Caller, hold: &Hold, keep: Duration) -> Result<Shut> {
+    match release(caller, hold, keep).await? {
+        (Released::MinHold { rest }, shut) if !rest.is_zero() && rest <= keep => Ok(shut),
+        (other, _) => Err(Failure::new(format!("kept for {keep:?}, got {other:?}"))),
     }
 }
 
 /// Releases one of several holds.
-async fn leaves_others(caller: &Caller, hold: &Hold, keep: Duration) -> Result {
-    match caller.release(hold, Some(keep)).await? {
-        Released::StillHeld { .. } => Ok(()),
-        other => Err(Failure::new(format_args!(
-            "others remain, release answered {other:?}"
-        ))),
+async fn leaves_others(caller: &Caller, hold: &Hold, keep: Duration) -> Result<Shut> {
+    match release(caller, hold, keep).await? {
+        (Released::StillHeld { .. }, shut) => Ok(shut),
+        (other, _) => Err(Failure::new(format!("others remain, got {other:?}"))),
     }
 }
 
@@ -191,10 +172,7 @@ async fn opens_then(ctx: &Ctx, caller: &Caller, ask: &Ask, shut: &Shut) -> Resul
     let rest = shut.by.since(ctx.now()) + ctx.rounding();
     let next = caller.take_within(ask, rest).await?;
     let early = shut.from.since(next.after);
-    ensure(
-        early.is_zero(),
-        format_args!("it became available {early:?} early"),
-    )?;
+    ensure(early.is_zero(), format!("{early:?} early"))?;
     same("the number of holds", next.holds, 1)?;
     caller.frees(&next).await
 }

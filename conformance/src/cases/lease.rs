@@ -1,78 +1,58 @@
 //! `lease`: each hold has its own end; nothing shortens what remains, and releasing one hold leaves the
 //! others what they asked for.
 
-use crate::{Ctx, Result, case::cases, expect::is_left};
+use super::held_for;
+use crate::{Caller, Ctx, Hold, Result, case::cases, expect::is_left};
+use std::time::Duration;
 
 cases! {
     [Clause::Lease]
-    reentry_with_a_shorter_lease_never_shortens
-        bullet("the record then lasts until the latest end of its living holds");
-    reentry_with_a_longer_lease_prolongs
-        bullet("the record then lasts until the latest end of its living holds");
-    releasing_the_longest_hold_leaves_what_the_others_asked_for
-        bullet("other holds stay, and the record lasts until the latest end among them");
-    releasing_a_shorter_hold_leaves_the_longest
-        bullet("other holds stay, and the record lasts until the latest end among them");
     renewing_a_shorter_hold_leaves_the_longest;
     no_grant_promises_more_than_its_lease;
+    [Clause::Lease bullet("the record then lasts until the latest end of its living holds")]
+    reentry_with_a_shorter_lease_never_shortens;
+    reentry_with_a_longer_lease_prolongs;
+    [Clause::Lease bullet("other holds stay, and the record lasts until the latest end among them")]
+    releasing_the_longest_hold_leaves_what_the_others_asked_for;
+    releasing_a_shorter_hold_leaves_the_longest;
 }
 
 async fn reentry_with_a_shorter_lease_never_shortens(ctx: Ctx) -> Result {
-    let [caller, other] = ctx.callers().await?;
-    let ask = ctx.ask(&ctx.name()?);
-    let longer = caller.take(&ask.clone().lasting(ctx.short() * 2)).await?;
-    caller.take(&ask.again().lasting(ctx.short())).await?;
+    let ([_caller, other], [longer, _]) = two(&ctx, ctx.short() * 2, ctx.short()).await?;
     other.takes_over(&longer).await.map(drop)
 }
 
 async fn reentry_with_a_longer_lease_prolongs(ctx: Ctx) -> Result {
-    let [caller, other] = ctx.callers().await?;
-    let ask = ctx.ask(&ctx.name()?);
-    caller.take(&ask.clone().lasting(ctx.short())).await?;
-    let longer = caller.take(&ask.again().lasting(ctx.short() * 2)).await?;
+    let ([_caller, other], [_, longer]) = two(&ctx, ctx.short(), ctx.short() * 2).await?;
     other.takes_over(&longer).await.map(drop)
 }
 
 async fn releasing_the_longest_hold_leaves_what_the_others_asked_for(ctx: Ctx) -> Result {
-    let [caller, other] = ctx.callers().await?;
-    let ask = ctx.ask(&ctx.name()?);
-    for longest_first in [true, false] {
-        let ask = ask.again();
-        let (first, second) = if longest_first {
-            (ctx.long(), ctx.short())
-        } else {
-            (ctx.short(), ctx.long())
-        };
-        let first = caller.take(&ask.clone().lasting(first)).await?;
-        let second = caller.take(&ask.again().lasting(second)).await?;
-        let (longest, shorter) = if longest_first {
-            (first, second)
-        } else {
-            (second, first)
-        };
-        caller.leaves(&longest, 1).await?;
-        other.takes_over(&shorter).await?;
-        other.breaks(&ask.name, None).await?;
-    }
-    Ok(())
+    let ([caller, other], [longest, shorter]) = two(&ctx, ctx.long(), ctx.short()).await?;
+    caller.leaves(&longest, 1).await?;
+    other.takes_over(&shorter).await?;
+    let ([caller, other], [shorter, longest]) = two(&ctx, ctx.short(), ctx.long()).await?;
+    caller.leaves(&longest, 1).await?;
+    other.takes_over(&shorter).await.map(drop)
 }
 
 async fn releasing_a_shorter_hold_leaves_the_longest(ctx: Ctx) -> Result {
-    let [caller, other] = ctx.callers().await?;
-    let ask = ctx.ask(&ctx.name()?);
-    let longest = caller.take(&ask.clone().lasting(ctx.short() * 2)).await?;
-    let shorter = caller.take(&ask.again().lasting(ctx.short())).await?;
+    let ([caller, other], [longest, shorter]) = two(&ctx, ctx.short() * 2, ctx.short()).await?;
     caller.leaves(&shorter, 1).await?;
     other.takes_over(&longest).await.map(drop)
 }
 
 async fn renewing_a_shorter_hold_leaves_the_longest(ctx: Ctx) -> Result {
-    let [caller, other] = ctx.callers().await?;
-    let ask = ctx.ask(&ctx.name()?);
-    let longest = caller.take(&ask.clone().lasting(ctx.short() * 2)).await?;
-    let shorter = caller.take(&ask.again().lasting(ctx.short())).await?;
+    let ([caller, other], [longest, shorter]) = two(&ctx, ctx.short() * 2, ctx.short()).await?;
     caller.renew_one(&shorter, Some(ctx.short() / 2)).await?;
     other.takes_over(&longest).await.map(drop)
+}
+
+/// Two client processes, and two holds of the first one's owner with these leases.
+async fn two(ctx: &Ctx, first: Duration, second: Duration) -> Result<([Caller; 2], [Hold; 2])> {
+    let (callers, _, first) = held_for(ctx, first).await?;
+    let second = callers[0].take(&first.ask.again().lasting(second)).await?;
+    Ok((callers, [first, second]))
 }
 
 async fn no_grant_promises_more_than_its_lease(ctx: Ctx) -> Result {

@@ -12,7 +12,7 @@ cases! {
 }
 
 async fn a_hold_whose_record_was_lost_is_not_held(ctx: Ctx) -> Result {
-    let [caller, other] = ctx.callers().await?;
+    let ([caller, other], _) = ctx.callers().await?;
     let (name, beside) = (ctx.name()?, ctx.name()?);
     let lost = caller.take(&ctx.ask(&name)).await?;
     let stays = caller.take(&ctx.ask(&beside)).await?;

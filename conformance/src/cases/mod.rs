@@ -19,7 +19,10 @@ mod renew;
 mod shutdown;
 mod wait;
 
-use crate::{Caller, Case, Ctx, Hold, Result, client_cases, expect::seen_from_here};
+use crate::{
+    Caller, Case, Ctx, Hold, client_cases,
+    expect::{Expected, seen_from_here},
+};
 use dlock_core::LockName;
 use std::time::Duration;
 
@@ -45,16 +48,15 @@ pub fn cases() -> Vec<Case> {
         error::CASES,
         name::CASES,
         shutdown::CASES,
-        &client_cases::cases(),
+        &[&client_cases::cases()],
     ]
+    .concat()
     .concat()
 }
 
 /// Several client processes, a fresh name, and a hold of that name by the first of them.
 #[track_caller]
-fn held<const N: usize>(
-    ctx: &Ctx,
-) -> impl Future<Output = Result<([Caller; N], LockName, Hold)>> + Send {
+fn held<const N: usize>(ctx: &Ctx) -> Expected<'_, ([Caller; N], LockName, Hold)> {
     held_for(ctx, ctx.long())
 }
 
@@ -63,11 +65,20 @@ fn held<const N: usize>(
 fn held_for<const N: usize>(
     ctx: &Ctx,
     lease: Duration,
-) -> impl Future<Output = Result<([Caller; N], LockName, Hold)>> + Send {
+) -> Expected<'_, ([Caller; N], LockName, Hold)> {
     seen_from_here(async move {
-        let callers = ctx.callers().await?;
-        let name = ctx.name()?;
+        let (callers, name): ([Caller; N], _) = ctx.callers().await?;
         let hold = callers[0].take(&ctx.ask(&name).lasting(lease)).await?;
         Ok((callers, name, hold))
     })
 }
+
+/// Every order of three.
+pub(crate) const ORDERS: [[usize; 3]; 6] = [
+    [0, 1, 2],
+    [0, 2, 1],
+    [1, 0, 2],
+    [1, 2, 0],
+    [2, 0, 1],
+    [2, 1, 0],
+];

@@ -2,27 +2,25 @@
 //! nothing.
 
 use super::{held, held_for};
-use crate::{Ctx, Hold, Result, caller::entry, case::cases, ensure, same};
+use crate::{Caller, Ctx, Hold, Result, case::cases, ensure, same};
 use dlock_core::driver::{Released, Renewed};
 
 cases! {
     [Clause::Owner]
-    another_owner_neither_renews_nor_releases bullet(NOT_THERE);
-    another_hold_of_the_owner_neither_renews_nor_releases bullet(NOT_THERE);
-    a_second_release_hurts_nobody bullet(NOT_THERE);
-    an_owner_that_came_back_has_lost_its_old_hold bullet(NOT_THERE);
-    a_hold_past_its_end_is_not_held bullet(NOT_THERE);
-    a_hold_taken_over_after_its_end_is_not_held bullet(NOT_THERE);
-    a_hold_past_its_end_is_not_held_though_another_lives bullet(NOT_THERE);
-    a_hold_is_good_for_its_own_name_only bullet(NOT_THERE);
     a_batch_answers_each_entry_alone_and_in_order
         bullet("a hold that is not there, is another owner's or is past its end: `NotHeld`, nothing changed; others");
     the_largest_batch_is_served_whole;
-    releasing_all_takes_the_holds_of_that_owner_only bullet(NOT_THERE);
+    [Clause::Owner bullet("a hold that is not there, is another owner's or is past its end")]
+    another_owner_neither_renews_nor_releases;
+    another_hold_of_the_owner_neither_renews_nor_releases;
+    a_second_release_hurts_nobody;
+    an_owner_that_came_back_has_lost_its_old_hold;
+    a_hold_past_its_end_is_not_held;
+    a_hold_taken_over_after_its_end_is_not_held;
+    a_hold_past_its_end_is_not_held_though_another_lives;
+    a_hold_is_good_for_its_own_name_only;
+    releasing_all_takes_the_holds_of_that_owner_only;
 }
-
-/// The beginning of two bullets, one of `renew` and one of `release`.
-const NOT_THERE: &str = "a hold that is not there, is another owner's or is past its end";
 
 async fn another_owner_neither_renews_nor_releases(ctx: Ctx) -> Result {
     let ([holder, stranger], name, hold) = held(&ctx).await?;
@@ -45,10 +43,20 @@ async fn another_hold_of_the_owner_neither_renews_nor_releases(ctx: Ctx) -> Resu
     let ([caller], _, hold) = held(&ctx).await?;
     let mut unknown = hold.clone();
     unknown.ask = hold.ask.again();
-    caller.cannot_renew(&unknown).await?;
-    caller.cannot_release(&unknown).await?;
-    caller.renews(&hold, ctx.long()).await?;
-    caller.frees(&hold).await
+    not_held(&caller, &unknown).await?;
+    lives(&caller, &hold).await
+}
+
+/// The hold is neither renewed nor released.
+async fn not_held(caller: &Caller, hold: &Hold) -> Result {
+    caller.cannot_renew(hold).await?;
+    caller.cannot_release(hold).await
+}
+
+/// The hold is renewed, and released as the last one.
+async fn lives(caller: &Caller, hold: &Hold) -> Result {
+    caller.renews(hold, caller.ctx.long()).await?;
+    caller.frees(hold).await
 }
 
 async fn a_second_release_hurts_nobody(ctx: Ctx) -> Result {
@@ -66,19 +74,15 @@ async fn an_owner_that_came_back_has_lost_its_old_hold(ctx: Ctx) -> Result {
     let ([first, second], _, old) = held(&ctx).await?;
     first.frees(&old).await?;
     let new = second.take(&old.ask.again()).await?;
-    first.cannot_renew(&old).await?;
-    first.cannot_release(&old).await?;
-    second.renews(&new, ctx.long()).await?;
-    second.frees(&new).await
+    not_held(&first, &old).await?;
+    lives(&second, &new).await
 }
 
 async fn a_hold_past_its_end_is_not_held(ctx: Ctx) -> Result {
-    let caller = ctx.caller().await?;
-    let name = ctx.name()?;
+    let ([caller], name) = ctx.callers().await?;
     for release in [false, true] {
-        let hold = caller
-            .take_soon(&ctx.ask(&name).lasting(ctx.short()))
-            .await?;
+        let ask = ctx.ask(&name).lasting(ctx.short());
+        let hold = caller.take_soon(&ask).await?;
         ctx.sleep_past(&hold).await;
         if release {
             caller.cannot_release(&hold).await?;
@@ -96,18 +100,15 @@ async fn a_hold_taken_over_after_its_end_is_not_held(ctx: Ctx) -> Result {
     first.cannot_renew(&old).await?;
     first.cannot_release(&old).await?;
     first.refused(&old.ask.again()).await?;
-    second.renews(&new, ctx.long()).await?;
-    second.frees(&new).await
+    lives(&second, &new).await
 }
 
 async fn a_hold_past_its_end_is_not_held_though_another_lives(ctx: Ctx) -> Result {
     let ([caller], _, over) = held_for(&ctx, ctx.short()).await?;
-    let lives = caller.take(&over.ask.again().lasting(ctx.long())).await?;
+    let other = caller.take(&over.ask.again().lasting(ctx.long())).await?;
     ctx.sleep_past(&over).await;
-    caller.cannot_renew(&over).await?;
-    caller.cannot_release(&over).await?;
-    caller.renews(&lives, ctx.long()).await?;
-    caller.frees(&lives).await
+    not_held(&caller, &over).await?;
+    lives(&caller, &other).await
 }
 
 async fn a_hold_is_good_for_its_own_name_only(ctx: Ctx) -> Result {
@@ -119,14 +120,13 @@ async fn a_hold_is_good_for_its_own_name_only(ctx: Ctx) -> Result {
     let beside = caller.take(&ask).await?;
     let mut elsewhere = hold.clone();
     elsewhere.ask.name = other;
-    caller.cannot_renew(&elsewhere).await?;
-    caller.cannot_release(&elsewhere).await?;
+    not_held(&caller, &elsewhere).await?;
     caller.frees(&beside).await?;
     caller.frees(&hold).await
 }
 
 async fn a_batch_answers_each_entry_alone_and_in_order(ctx: Ctx) -> Result {
-    let [caller, other] = ctx.callers().await?;
+    let ([caller, other], _) = ctx.callers().await?;
     let names = ctx.names_of_one_lane(&**caller.driver(), 7)?;
     let mut holds: Vec<Hold> = Vec::new();
     for (at, name) in names.iter().enumerate() {
@@ -143,17 +143,15 @@ async fn a_batch_answers_each_entry_alone_and_in_order(ctx: Ctx) -> Result {
     other.breaks(&names[TAKEN_OVER], None).await?;
     let thief = other.take(&ctx.ask(&names[TAKEN_OVER])).await?;
     holds[STRANGER].ask.owner = ctx.ask(&names[STRANGER]).owner;
-    let batch: Vec<_> = holds
-        .iter()
-        .map(|hold| entry(hold, Some(ctx.long())))
-        .collect();
-    for (at, answer) in caller.renew(&batch).await?.into_iter().enumerate() {
+    for (at, answer) in caller
+        .renew(&holds, ctx.long())
+        .await?
+        .into_iter()
+        .enumerate()
+    {
         let lives = at == 0 || at == names.len() - 1;
         let prolonged = matches!(answer?, Renewed::Until { .. });
-        ensure(
-            prolonged == lives,
-            format_args!("entry {at} is there: {lives}, renewed: {prolonged}"),
-        )?;
+        same(format!("entry {at} is renewed"), prolonged, lives)?;
     }
     for free in [LAPSED, RELEASED, BROKEN] {
         other.sees_free(&names[free]).await?;
@@ -175,15 +173,14 @@ async fn the_largest_batch_is_served_whole(ctx: Ctx) -> Result {
     for name in ctx.names_of_one_lane(&**caller.driver(), most)? {
         holds.push(caller.take(&ctx.ask(&name)).await?);
     }
-    let batch: Vec<_> = holds
-        .iter()
-        .map(|hold| entry(hold, Some(ctx.long())))
-        .collect();
-    for (at, answer) in caller.renew(&batch).await?.into_iter().enumerate() {
-        ensure(
-            matches!(answer?, Renewed::Until { .. }),
-            format_args!("entry {at} is not held"),
-        )?;
+    for (at, answer) in caller
+        .renew(&holds, ctx.long())
+        .await?
+        .into_iter()
+        .enumerate()
+    {
+        let renewed = matches!(answer?, Renewed::Until { .. });
+        ensure(renewed, format!("entry {at} is not held"))?;
     }
     Ok(())
 }
@@ -194,16 +191,12 @@ async fn releasing_all_takes_the_holds_of_that_owner_only(ctx: Ctx) -> Result {
         caller.take(&hold.ask.again()).await?;
     }
     let answer = other.release_all(&ctx.ask(&name)).await?;
-    ensure(
-        matches!(answer, Released::NotHeld { .. }),
-        format_args!("a stranger got {answer:?}"),
-    )?;
-    same("the number of holds", caller.inspect(&name).await?.holds, 3)?;
+    let refused = matches!(answer, Released::NotHeld { .. });
+    ensure(refused, format!("a stranger got {answer:?}"))?;
+    caller.sees_holds(&name, 3).await?;
     let answer = other.release_all(&hold.ask).await?;
-    ensure(
-        matches!(answer, Released::Freed),
-        format_args!("the owner got {answer:?}"),
-    )?;
+    let freed = matches!(answer, Released::Freed);
+    ensure(freed, format!("the owner got {answer:?}"))?;
     caller.cannot_renew(&hold).await?;
     other.take(&ctx.ask(&name)).await.map(drop)
 }

@@ -1,32 +1,28 @@
 //! `reentry`: while one of its holds lives, the same owner acquires again at once, past every queue,
 //! from any client.
 
-use super::{held, held_for};
+use super::{ORDERS, held, held_for};
 use crate::{Caller, Ctx, Hold, Result, case::cases, same};
 use dlock_core::FencingToken;
 
 cases! {
     [Clause::Reentry]
-    the_owner_enters_again_with_one_hold_more bullet("a hold of `req.owner` lives");
-    the_token_is_that_of_the_incarnation bullet("a hold of `req.owner` lives");
-    the_owner_enters_from_another_client bullet("a hold of `req.owner` lives");
-    the_owner_enters_past_everybody_who_waits bullet("a hold of `req.owner` lives");
-    free_when_the_last_hold_is_gone_in_whatever_order
-        bullet("free only when the last hold is gone");
-    another_client_may_release needs(Detached) bullet("free only when the last hold is gone");
     a_join_enters_the_incarnation_that_it_names;
-    a_join_of_a_released_incarnation_is_gone
-        bullet("`req.join` is given and that incarnation is over");
-    a_join_of_a_lapsed_incarnation_is_gone
-        bullet("`req.join` is given and that incarnation is over");
-    a_join_is_gone_though_its_owner_is_back
-        bullet("`req.join` is given and that incarnation is over");
-    a_join_of_anothers_incarnation_is_gone
-        bullet("`req.join` is given and that incarnation is over");
-    a_join_of_an_incarnation_kept_shut_is_gone
-        bullet("`req.join` is given and that incarnation is over");
-    a_join_that_is_gone_stands_in_no_line needs(Line)
-        bullet("`req.join` is given and that incarnation is over");
+    [Clause::Reentry bullet("a hold of `req.owner` lives")]
+    the_owner_enters_again_with_one_hold_more;
+    the_token_is_that_of_the_incarnation;
+    the_owner_enters_from_another_client;
+    the_owner_enters_past_everybody_who_waits;
+    [Clause::Reentry bullet("free only when the last hold is gone")]
+    free_when_the_last_hold_is_gone_in_whatever_order;
+    another_client_may_release needs(Detached);
+    [Clause::Reentry bullet("`req.join` is given and that incarnation is over")]
+    a_join_of_a_released_incarnation_is_gone;
+    a_join_of_a_lapsed_incarnation_is_gone;
+    a_join_is_gone_though_its_owner_is_back;
+    a_join_of_anothers_incarnation_is_gone;
+    a_join_of_an_incarnation_kept_shut_is_gone;
+    a_join_that_is_gone_stands_in_no_line needs(Line);
 }
 
 async fn the_owner_enters_again_with_one_hold_more(ctx: Ctx) -> Result {
@@ -69,11 +65,8 @@ async fn the_owner_enters_from_another_client(ctx: Ctx) -> Result {
 
 async fn the_owner_enters_past_everybody_who_waits(ctx: Ctx) -> Result {
     let ([holder, waiter, other], name, first) = held(&ctx).await?;
-    let waiting = ctx.ask(&name).in_line(waiter.ticket());
-    waiter.refused(&waiting).await?;
-    other
-        .refused(&ctx.ask(&name).in_line(other.ticket()))
-        .await?;
+    let waiting = waiter.queues(&name).await?;
+    other.queues(&name).await?;
     let second = holder.take(&first.ask.again()).await?;
     let third = other.take(&first.ask.again()).await?;
     same("the number of holds", third.holds, 3)?;
@@ -86,22 +79,14 @@ async fn the_owner_enters_past_everybody_who_waits(ctx: Ctx) -> Result {
 }
 
 async fn free_when_the_last_hold_is_gone_in_whatever_order(ctx: Ctx) -> Result {
-    let [holder, waiter] = ctx.callers().await?;
-    for order in [
-        [0, 1, 2],
-        [0, 2, 1],
-        [1, 0, 2],
-        [1, 2, 0],
-        [2, 0, 1],
-        [2, 1, 0],
-    ] {
+    let ([holder, waiter], _) = ctx.callers().await?;
+    for order in ORDERS {
         let name = ctx.name()?;
         let first = holder.take(&ctx.ask(&name)).await?;
         let second = holder.take(&first.ask.again()).await?;
         let third = holder.take(&first.ask.again()).await?;
         let holds = [first, second, third];
-        let waiting = ctx.ask(&name).in_line(waiter.ticket());
-        waiter.refused(&waiting).await?;
+        let waiting = waiter.queues(&name).await?;
         let [one, two, last] = order.map(|at| &holds[at]);
         holder.leaves(one, 2).await?;
         waiter.refused(&waiting).await?;
@@ -123,9 +108,7 @@ async fn another_client_may_release(ctx: Ctx) -> Result {
 
 async fn a_join_enters_the_incarnation_that_it_names(ctx: Ctx) -> Result {
     let ([here, there, waiter], name, first) = held(&ctx).await?;
-    waiter
-        .refused(&ctx.ask(&name).in_line(waiter.ticket()))
-        .await?;
+    waiter.queues(&name).await?;
     let joined = there.take(&first.ask.again().joining(first.token)).await?;
     same("the number of holds", joined.holds, 2)?;
     same("the token", joined.token, first.token)?;
@@ -142,7 +125,7 @@ async fn a_join_of_a_released_incarnation_is_gone(ctx: Ctx) -> Result {
     caller.sees_free(&name).await?;
     let held = caller.take(&ctx.ask(&name)).await?;
     cannot_join(&caller, &past).await?;
-    same("the number of holds", caller.inspect(&name).await?.holds, 1)?;
+    caller.sees_holds(&name, 1).await?;
     caller.frees(&held).await
 }
 
@@ -158,18 +141,16 @@ async fn a_join_is_gone_though_its_owner_is_back(ctx: Ctx) -> Result {
     caller.frees(&past).await?;
     let back = caller.take(&past.ask.again()).await?;
     cannot_join(&caller, &past).await?;
-    same("the number of holds", caller.inspect(&name).await?.holds, 1)?;
+    caller.sees_holds(&name, 1).await?;
     caller.frees(&back).await
 }
 
 async fn a_join_of_anothers_incarnation_is_gone(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     other.gone(&ctx.ask(&name).joining(hold.token)).await?;
-    let FencingToken(token) = hold.token;
-    other
-        .gone(&hold.ask.again().joining(FencingToken(token + 1)))
-        .await?;
-    same("the number of holds", other.inspect(&name).await?.holds, 1)?;
+    let next = FencingToken(hold.token.0 + 1);
+    other.gone(&hold.ask.again().joining(next)).await?;
+    other.sees_holds(&name, 1).await?;
     caller.frees(&hold).await
 }
 
@@ -177,7 +158,7 @@ async fn a_join_of_an_incarnation_kept_shut_is_gone(ctx: Ctx) -> Result {
     let ([caller], name, hold) = held(&ctx).await?;
     caller.release(&hold, Some(ctx.long())).await?;
     cannot_join(&caller, &hold).await?;
-    same("the number of holds", caller.inspect(&name).await?.holds, 0)
+    caller.sees_holds(&name, 0).await
 }
 
 async fn a_join_that_is_gone_stands_in_no_line(ctx: Ctx) -> Result {

@@ -12,15 +12,8 @@ cases! {
 }
 
 async fn closing_ends_no_hold(ctx: Ctx) -> Result {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
-    caller.take(&ctx.ask(&name)).await?;
-    ctx.within(
-        "close comes to its end",
-        ctx.answer(),
-        caller.driver().close(),
-    )
-    .await?;
+    let ([caller, other], name, _) = held(&ctx).await?;
+    ctx.answered(caller.driver().close()).await?;
     drop(caller);
     ctx.would_show_within(ctx.short() / 10).await;
     other.refused(&ctx.ask(&name)).await.map(drop)
@@ -44,12 +37,7 @@ async fn closing_ends_the_wake_ups(ctx: Ctx) -> Result {
 async fn closing_twice_is_closing_once(ctx: Ctx) -> Result {
     let caller = ctx.caller().await?;
     for _ in 0..2 {
-        ctx.within(
-            "close comes to its end",
-            ctx.answer(),
-            caller.driver().close(),
-        )
-        .await?;
+        ctx.answered(caller.driver().close()).await?;
     }
     Ok(())
 }

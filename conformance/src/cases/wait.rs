@@ -2,45 +2,45 @@
 //! what a store owes them.
 
 use super::{held, held_for};
-use crate::{Ask, Caller, Ctx, Failure, Hold, Result, case::cases, ensure, same};
-use dlock_core::{LockName, driver::WakeUp};
+use crate::{Ask, Ctx, Hold, Result, case::cases, ensure, same};
+use dlock_core::driver::WakeUp;
 use futures_util::StreamExt;
 
 cases! {
     [Clause::Wait]
     a_release_wakes_whoever_stands_in_line needs(Push)
         bullet("a client that was refused with `req.ticket` is listening");
-    turns_come_in_the_order_of_standing needs(Line) bullet("refused with `req.ticket`");
-    looking_again_keeps_the_place needs(Line) bullet("refused with `req.ticket`");
-    the_number_ahead_is_right_where_it_is_told needs(Line) bullet("refused with `req.ticket`");
     a_turn_is_refused_to_everybody_else needs(Line) bullet("reserved for another ticket");
     a_turn_is_taken_without_having_heard_of_it needs(Line);
-    nobody_passes_a_line_when_the_holder_lapsed needs(Line)
-        bullet("free while others stand in line");
-    a_granted_ticket_is_used_up needs(Line) bullet("granted: `req.ticket` is used up");
-    the_next_ticket_stands_at_the_end needs(Line) bullet("granted: `req.ticket` is used up");
-    the_next_ticket_stands_though_nobody_else_does needs(Line)
-        bullet("granted: `req.ticket` is used up");
     whoever_is_next_is_told_when_to_look needs(Line, Told);
     a_name_that_opens_again_goes_to_the_first_in_line needs(Line);
+    wake_ups_are_taken_once;
+    a_waiter_that_looks_needs_no_wake_up;
+    nobody_passes_a_line_when_the_holder_lapsed needs(Line)
+        bullet("free while others stand in line");
     after_a_gap_look_again_is_said needs(Push, Network)
         bullet("wake-ups may be lost, late, doubled or wrong");
     a_store_that_only_answers_has_no_wake_ups needs(Poll)
         bullet("stores that only answer: an empty stream");
-    wake_ups_are_taken_once;
-    a_waiter_that_looks_needs_no_wake_up;
+    [Clause::Wait bullet("refused with `req.ticket`")]
+    turns_come_in_the_order_of_standing needs(Line);
+    looking_again_keeps_the_place needs(Line);
+    the_number_ahead_is_right_where_it_is_told needs(Line);
+    [Clause::Wait bullet("granted: `req.ticket` is used up")]
+    a_granted_ticket_is_used_up needs(Line);
+    the_next_ticket_stands_at_the_end needs(Line);
+    the_next_ticket_stands_though_nobody_else_does needs(Line);
 }
 
 async fn a_release_wakes_whoever_stands_in_line(ctx: Ctx) -> Result {
     let ([holder, waiter], name, hold) = held(&ctx).await?;
-    let waiting = queue(&ctx, &waiter, &name).await?;
+    let waiting = waiter.queues(&name).await?;
     // A driver that has just begun to listen may send `Resync`.
     waiter.passes_over_wake_ups().await;
     holder.frees(&hold).await?;
+    let woken = |wake_up: &_| wakes(wake_up, &waiting);
     waiter
-        .hears("a release wakes the waiter", ctx.short(), |wake_up| {
-            wakes(wake_up, &waiting)
-        })
+        .hears("the waiter is woken", ctx.short(), woken)
         .await?;
     waiter.take(&waiting).await.map(drop)
 }
@@ -56,22 +56,18 @@ fn wakes(wake_up: &WakeUp, waiting: &Ask) -> bool {
 }
 
 async fn turns_come_in_the_order_of_standing(ctx: Ctx) -> Result {
-    let callers = ctx.callers::<4>().await?;
-    let name = ctx.name()?;
+    let (callers, name) = ctx.callers::<4>().await?;
     let mut inside = callers[0].take(&ctx.ask(&name)).await?;
     let mut waiting = Vec::new();
     for caller in &callers[1..] {
-        waiting.push(queue(&ctx, caller, &name).await?);
+        waiting.push(caller.queues(&name).await?);
     }
     for (at, caller) in callers[1..].iter().enumerate() {
         callers[at].frees(&inside).await?;
         for (later, ask) in callers[at + 2..].iter().zip(&waiting[at + 1..]) {
             later.refused(ask).await?;
         }
-        let turn = waiting[at]
-            .line
-            .ok_or_else(|| Failure::new("BUG: it waits without a ticket"))?;
-        caller.hears_turn(&name, turn, ctx.short()).await?;
+        caller.hears_turn(&waiting[at]).await?;
         inside = caller.take(&waiting[at]).await?;
     }
     callers[3].frees(&inside).await
@@ -79,8 +75,8 @@ async fn turns_come_in_the_order_of_standing(ctx: Ctx) -> Result {
 
 async fn looking_again_keeps_the_place(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
-    let early = queue(&ctx, &first, &name).await?;
-    let late = queue(&ctx, &second, &name).await?;
+    let early = first.queues(&name).await?;
+    let late = second.queues(&name).await?;
     for _ in 0..3 {
         first.refused(&early).await?;
         second.refused(&late).await?;
@@ -103,17 +99,14 @@ async fn the_number_ahead_is_right_where_it_is_told(ctx: Ctx) -> Result {
         }
     }
     let waiters = holder.inspect(&name).await?.waiters;
-    ensure(
-        waiters.is_none_or(|n| n == 2),
-        format_args!("{waiters:?} wait, two do"),
-    )?;
+    same("how many wait", waiters.unwrap_or(2), 2)?;
     holder.frees(&hold).await
 }
 
 async fn a_turn_is_refused_to_everybody_else(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
-    let early = queue(&ctx, &first, &name).await?;
-    let late = queue(&ctx, &second, &name).await?;
+    let early = first.queues(&name).await?;
+    let late = second.queues(&name).await?;
     holder.frees(&hold).await?;
     // The last owner, a new client, the next waiter, and another request of the client whose turn it
     // is.
@@ -123,60 +116,45 @@ async fn a_turn_is_refused_to_everybody_else(ctx: Ctx) -> Result {
     first.refused(&ctx.ask(&name)).await?;
     let seen = second.inspect(&name).await?;
     same("who is inside", seen.holders.len(), 0)?;
-    ensure(
-        seen.unavailable_for.is_some(),
-        format_args!("a reserved name should be unavailable: {seen:?}"),
-    )?;
+    let reserved = seen.unavailable_for.is_some();
+    ensure(reserved, format!("it should be unavailable: {seen:?}"))?;
     // Any local waiter of that client may use the turn.
-    let turn = first
-        .take(&Ask {
-            line: early.line,
-            ..ctx.ask(&name)
-        })
-        .await?;
+    let another = ctx.ask(&name).in_line(early.ticket()?);
+    let turn = first.take(&another).await?;
     first.frees(&turn).await
 }
 
 async fn a_turn_is_taken_without_having_heard_of_it(ctx: Ctx) -> Result {
     let ([holder, waiter], name, hold) = held(&ctx).await?;
-    let waiting = queue(&ctx, &waiter, &name).await?;
+    let waiting = waiter.queues(&name).await?;
     holder.frees(&hold).await?;
     let turn = waiter.take(&waiting).await?;
     same("the number of holds", turn.holds, 1)?;
     // The reservation is over; the lease asked for counts.
-    ensure(
-        turn.valid_for > ctx.promised(ctx.long()),
-        format_args!(
-            "{:?} are promised of a lease of {:?}",
-            turn.valid_for,
-            ctx.long()
-        ),
-    )?;
+    let promised = turn.valid_for;
+    let enough = promised > ctx.promised(ctx.long());
+    ensure(enough, format!("{promised:?} are promised"))?;
     waiter.frees(&turn).await
 }
 
 async fn nobody_passes_a_line_when_the_holder_lapsed(ctx: Ctx) -> Result {
     let ([_holder, waiter, other], name, lapses) = held_for(&ctx, ctx.short()).await?;
-    let waiting = queue(&ctx, &waiter, &name).await?;
+    let waiting = waiter.queues(&name).await?;
     ctx.sleep_past(&lapses).await;
     // No client has polled since the lapse: the next acquire serves the head of the queue and is
     // refused.
     for _ in 0..2 {
         other.refused(&ctx.ask(&name)).await?;
     }
-    let turn = waiting
-        .line
-        .ok_or_else(|| Failure::new("BUG: it waits without a ticket"))?;
-    waiter.hears_turn(&name, turn, ctx.short()).await?;
+    waiter.hears_turn(&waiting).await?;
     waiter.take(&waiting).await.map(drop)
 }
 
 async fn a_granted_ticket_is_used_up(ctx: Ctx) -> Result {
-    let [holder, waiter, other] = ctx.callers().await?;
-    let name = ctx.name()?;
+    let ([holder, waiter, other], name) = ctx.callers().await?;
     // Granted at its turn.
     let hold = holder.take(&ctx.ask(&name)).await?;
-    let waiting = queue(&ctx, &waiter, &name).await?;
+    let waiting = waiter.queues(&name).await?;
     holder.frees(&hold).await?;
     let turn = waiter.take(&waiting).await?;
     waiter.frees(&turn).await?;
@@ -191,63 +169,64 @@ async fn a_granted_ticket_is_used_up(ctx: Ctx) -> Result {
 
 async fn the_next_ticket_stands_at_the_end(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
-    let early = queue(&ctx, &first, &name).await?;
-    let late = queue(&ctx, &second, &name).await?;
+    let early = first.queues(&name).await?;
+    let late = second.queues(&name).await?;
     holder.frees(&hold).await?;
     let next = first.ticket();
     let turn = first.take(&early.then(next)).await?;
     first.frees(&turn).await?;
-    first.refused(&ctx.ask(&name).in_line(next)).await?;
+    let again = ctx.ask(&name).in_line(next);
+    first.refused(&again).await?;
     let turn = second.take(&late).await?;
     second.frees(&turn).await?;
     holder.refused(&ctx.ask(&name)).await?;
-    first.hears_turn(&name, next, ctx.short()).await?;
-    first.take(&ctx.ask(&name).in_line(next)).await.map(drop)
+    first.hears_turn(&again).await?;
+    first.take(&again).await.map(drop)
 }
 
 async fn the_next_ticket_stands_though_nobody_else_does(ctx: Ctx) -> Result {
-    let [caller, other] = ctx.callers().await?;
-    let name = ctx.name()?;
+    let ([caller, other], name) = ctx.callers().await?;
     let next = caller.ticket();
     let first = caller.take(&ctx.ask(&name).then(next)).await?;
     caller.frees(&first).await?;
     other.refused(&ctx.ask(&name)).await?;
-    caller.hears_turn(&name, next, ctx.short()).await?;
-    let second = caller.take(&ctx.ask(&name).in_line(next)).await?;
+    let again = ctx.ask(&name).in_line(next);
+    caller.hears_turn(&again).await?;
+    let second = caller.take(&again).await?;
     caller.frees(&second).await?;
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
 async fn whoever_is_next_is_told_when_to_look(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
-    queue(&ctx, &first, &name).await?;
-    let waiting = queue(&ctx, &second, &name).await?;
+    first.queues(&name).await?;
+    let waiting = second.queues(&name).await?;
     holder.frees(&hold).await?;
-    let told = |wake_up: &WakeUp| matches!(wake_up, WakeUp::First { name: of, ticket, .. } if *of == name && Some(*ticket) == waiting.line);
-    let wake_up = second
-        .hears(
-            "the second waiter is told that it is next",
-            ctx.short(),
-            told,
-        )
-        .await?;
-    let WakeUp::First { poll_in, .. } = wake_up else {
-        return Err(Failure::new(
-            "BUG: heard something else than was waited for",
-        ));
+    let mut told = None;
+    let next = |wake_up: &WakeUp| match wake_up {
+        WakeUp::First {
+            name: of,
+            ticket,
+            poll_in,
+        } if *of == name && Some(*ticket) == waiting.line => {
+            told = Some(*poll_in);
+            true
+        }
+        _ => false,
     };
+    second
+        .hears("it is told that it is next", ctx.short(), next)
+        .await?;
     // The turn before it lapses unused; after that a poll is enough.
-    ensure(
-        poll_in <= ctx.long() / 3,
-        format_args!("it is to poll in {poll_in:?}"),
-    )?;
+    let poll_in = told.unwrap_or_default();
+    ensure(poll_in <= ctx.long() / 3, format!("to poll in {poll_in:?}"))?;
     ctx.time_passes(poll_in + ctx.rounding()).await;
     second.take(&waiting).await.map(drop)
 }
 
 async fn a_name_that_opens_again_goes_to_the_first_in_line(ctx: Ctx) -> Result {
     let ([holder, waiter, other], name, hold) = held(&ctx).await?;
-    let waiting = queue(&ctx, &waiter, &name).await?;
+    let waiting = waiter.queues(&name).await?;
     holder.release(&hold, Some(ctx.short())).await?;
     let opens = Hold {
         ask: hold.ask.again().lasting(ctx.short()),
@@ -262,36 +241,30 @@ async fn a_name_that_opens_again_goes_to_the_first_in_line(ctx: Ctx) -> Result {
 
 async fn after_a_gap_look_again_is_said(ctx: Ctx) -> Result {
     let (waiter, faults) = ctx.faulty().await?;
-    let holder = ctx.caller().await?;
-    let (first, second) = (ctx.name()?, ctx.name()?);
-    let hold = holder.take(&ctx.ask(&first)).await?;
-    let waiting = queue(&ctx, &waiter, &first).await?;
+    let ([holder], first, hold) = held(&ctx).await?;
+    let second = ctx.name()?;
+    let waiting = waiter.queues(&first).await?;
     let held = holder.take(&ctx.ask(&second)).await?;
-    queue(&ctx, &waiter, &second).await?;
+    waiter.queues(&second).await?;
     // After the first wake-up the client is listening, so it can miss one for the other name.
     waiter.passes_over_wake_ups().await;
     holder.frees(&hold).await?;
+    let woken = |wake_up: &_| wakes(wake_up, &waiting);
     waiter
-        .hears("a release wakes the waiter", ctx.answer(), |wake_up| {
-            wakes(wake_up, &waiting)
-        })
+        .hears("the waiter is woken", ctx.answer(), woken)
         .await?;
     waiter.passes_over_wake_ups().await;
     faults.cut().await?;
     let again = |wake_up: &WakeUp| *wake_up == WakeUp::Resync;
     waiter
-        .hears(
-            "after a gap the client is told to poll",
-            ctx.answer(),
-            again,
-        )
+        .hears("it is told to poll", ctx.answer(), again)
         .await?;
     holder.frees(&held).await
 }
 
 async fn a_store_that_only_answers_has_no_wake_ups(ctx: Ctx) -> Result {
     let ([holder, waiter], name, hold) = held(&ctx).await?;
-    let waiting = queue(&ctx, &waiter, &name).await?;
+    let waiting = waiter.queues(&name).await?;
     holder.frees(&hold).await?;
     waiter.no_wake_up_left(ctx.short()).await?;
     waiter.take(&waiting).await.map(drop)
@@ -302,26 +275,14 @@ async fn wake_ups_are_taken_once(ctx: Ctx) -> Result {
     let mut second = caller.driver().wake_ups();
     let what = "a second stream of wake-ups ends at once";
     let wake_up = ctx.within(what, ctx.short(), second.next()).await?;
-    ensure(
-        wake_up.is_none(),
-        format_args!("a second stream gave {wake_up:?}"),
-    )
+    same("what a second stream gives", wake_up, None)
 }
 
 async fn a_waiter_that_looks_needs_no_wake_up(ctx: Ctx) -> Result {
     let ([_holder, waiter], name, lapses) = held_for(&ctx, ctx.short()).await?;
-    let waiting = queue(&ctx, &waiter, &name).await?;
-    waiter
-        .take_within(&waiting, ctx.until_over(&lapses))
-        .await
-        .map(drop)
-}
-
-/// Queues.
-async fn queue(ctx: &Ctx, caller: &Caller, name: &LockName) -> Result<Ask> {
-    let ask = ctx.ask(name).in_line(caller.ticket());
-    caller.refused(&ask).await?;
-    Ok(ask)
+    let waiting = waiter.queues(&name).await?;
+    let bound = ctx.until_over(&lapses);
+    waiter.take_within(&waiting, bound).await.map(drop)
 }
 
 #[cfg(test)]

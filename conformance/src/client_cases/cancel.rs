@@ -5,16 +5,12 @@
 
 use super::{
     gate::{Fate, Step},
-    peer::{Peer, frees, left_untouched, stays_held},
-    task::{Task, polled},
+    peer::{Peer, frees, held, stays_held},
+    task::polled,
 };
 use crate::{Ctx, Result, case::cases, same};
-use dlock_core::{Guard, LockName, Pass};
-use futures_util::{
-    StreamExt, TryStreamExt,
-    future::{BoxFuture, ready},
-    stream,
-};
+use dlock_core::{Lock, LockName};
+use futures_util::{StreamExt, TryStreamExt, future::ready, stream};
 use std::{future::IntoFuture, time::Duration};
 use tokio::sync::Mutex;
 
@@ -23,7 +19,6 @@ cases! {
     try_acquire_dropped_anywhere_leaves_nothing;
     acquire_of_a_free_lock_dropped_anywhere_leaves_nothing;
     acquire_of_a_held_lock_dropped_anywhere_leaves_nothing;
-    acquire_within_dropped_anywhere_leaves_nothing;
     acquire_by_an_owner_dropped_anywhere_leaves_nothing;
     join_dropped_anywhere_leaves_the_others_alone;
     release_dropped_anywhere_goes_on_in_the_background;
@@ -35,48 +30,20 @@ cases! {
 }
 
 async fn try_acquire_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result {
-    every(&ctx, &[Step::Acquire, Step::Release], |peer, name| {
-        let lock = peer.kept(name)?;
-        Ok(Box::pin(async move {
-            lock.try_acquire().await.is_ok_and(|guard| guard.is_some())
-        }))
-    })
-    .await
+    let tries = |lock: Lock| async move { matches!(lock.try_acquire().await, Ok(Some(_))) };
+    acquires(&ctx, &[Step::Acquire, Step::Release], tries).await
 }
 
 async fn acquire_of_a_free_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result {
-    every(
-        &ctx,
-        &[Step::Acquire, Step::Release, Step::Leave],
-        |peer, name| {
-            let lock = peer.kept(name)?;
-            Ok(Box::pin(async move { lock.acquire().await.is_ok() }))
-        },
-    )
-    .await
-}
-
-async fn acquire_within_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result {
-    let limit = ctx.kept() / 2;
-    every(
-        &ctx,
-        &[Step::Acquire, Step::Release, Step::Leave],
-        |peer, name| {
-            let lock = peer.kept(name)?;
-            Ok(Box::pin(async move {
-                lock.acquire_timeout(limit).await.is_ok()
-            }))
-        },
-    )
-    .await
+    let steps = [Step::Acquire, Step::Release, Step::Leave];
+    let acquiring = |lock: Lock| async move { lock.acquire().await.is_ok() };
+    acquires(&ctx, &steps, acquiring).await
 }
 
 async fn acquire_by_an_owner_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result {
-    every(&ctx, &[Step::Acquire, Step::Release], |peer, name| {
-        let lock = peer.kept(name)?.with_owner(&peer.client.owner());
-        Ok(Box::pin(async move { lock.acquire().await.is_ok() }))
-    })
-    .await
+    let owner = Peer::new(&ctx).await?.client.owner();
+    let acquiring = |lock: Lock| async move { lock.with_owner(&owner).acquire().await.is_ok() };
+    acquires(&ctx, &[Step::Acquire, Step::Release], acquiring).await
 }
 
 async fn acquire_of_a_held_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result {
@@ -84,12 +51,8 @@ async fn acquire_of_a_held_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Res
         &ctx,
         &[Step::Acquire, Step::Leave],
         |ctx, case| async move {
-            let (peer, name, _other, guard) = held_by_another(&ctx).await?;
-            peer.gate.always(case.step, case.fate);
-            let waited = polled(peer.kept(&name)?.acquire(), case.polls).await;
-            let finished = waited.is_some();
-            drop(waited);
-            peer.gate.clear();
+            let ([_other, peer], name, guard) = held(&ctx, Peer::lock).await?;
+            let finished = case.cuts(&peer, peer.kept(&name)?.acquire()).await;
             case.settles(&ctx, &peer).await?;
             frees(&ctx, guard).await?;
             nothing_is_left(&ctx, &peer, &name, Duration::ZERO).await?;
@@ -104,17 +67,12 @@ async fn join_dropped_anywhere_leaves_the_others_alone(ctx: Ctx) -> Result {
         &ctx,
         &[Step::Acquire, Step::Release],
         |ctx, case| async move {
-            let (peer, name, _other, guard) = held_by_another(&ctx).await?;
-            let pass: Pass = guard.pass()?;
-            peer.gate.always(case.step, case.fate);
-            let joined = polled(peer.kept(&name)?.join(&pass), case.polls).await;
-            let finished = joined.is_some();
-            drop(joined);
-            peer.gate.clear();
+            let ([_other, peer], name, guard) = held(&ctx, Peer::lock).await?;
+            let pass = guard.pass()?;
+            let finished = case.cuts(&peer, peer.kept(&name)?.join(&pass)).await;
             case.settles(&ctx, &peer).await?;
-            stays_held(&ctx, "the state of who was inside", &guard).await?;
-            let observer = ctx.caller().await?;
-            observer.sees_holds(&name, 1).await?;
+            stays_held(&ctx, &guard).await?;
+            ctx.sees_holds(&name, 1).await?;
             frees(&ctx, guard).await?;
             Ok(finished)
         },
@@ -124,15 +82,13 @@ async fn join_dropped_anywhere_leaves_the_others_alone(ctx: Ctx) -> Result {
 
 async fn release_dropped_anywhere_goes_on_in_the_background(ctx: Ctx) -> Result {
     product(&ctx, &[Step::Release], |ctx, case| async move {
-        let (peer, name, guard) = held(&ctx).await?;
-        peer.gate.always(case.step, case.fate);
-        let finished = polled(guard.release(), case.polls).await.is_some();
-        peer.gate.clear();
+        let ([peer], name, guard) = held(&ctx, Peer::kept).await?;
+        let finished = case.cuts(&peer, guard.release()).await;
         nothing_is_left(&ctx, &peer, &name, case.free_within(&ctx)).await?;
-        if !matches!(case.fate, Fate::Never | Fate::Unsent) {
+        if !case.hangs() {
             let what = "the dropped call is driven to its end";
-            let idle = || async { Ok(peer.gate.is_idle(Step::Release)) };
-            ctx.eventually(what, case.free_within(&ctx), idle).await?;
+            let idle = || peer.gate.is_idle(Step::Release);
+            ctx.until(what, case.free_within(&ctx), idle).await?;
         }
         Ok(finished)
     })
@@ -141,7 +97,7 @@ async fn release_dropped_anywhere_goes_on_in_the_background(ctx: Ctx) -> Result 
 
 async fn a_guard_dropped_is_released_in_the_background(ctx: Ctx) -> Result {
     for fate in fates(&ctx) {
-        let (peer, name, guard) = held(&ctx).await?;
+        let ([peer], name, guard) = held(&ctx, Peer::kept).await?;
         peer.gate.once(Step::Release, fate);
         drop(guard);
         let case = Drop::at_once(Step::Release, fate);
@@ -152,9 +108,9 @@ async fn a_guard_dropped_is_released_in_the_background(ctx: Ctx) -> Result {
 
 async fn run_and_lost_dropped_anywhere_change_nothing(ctx: Ctx) -> Result {
     product(&ctx, &[Step::Renew], |ctx, case| async move {
-        let (peer, name, guard) = held(&ctx).await?;
+        let ([peer], name, guard) = held(&ctx, Peer::kept).await?;
         peer.gate.once(case.step, case.fate);
-        let work = async { ctx.time_passes(ctx.kept() / 2).await };
+        let work = ctx.time_passes(ctx.kept() / 2);
         let ran = polled(guard.run(work), case.polls).await.is_some();
         let lost = polled(guard.lost(), case.polls.min(2)).await.is_some();
         same("it was lost", lost, false)?;
@@ -168,17 +124,16 @@ async fn run_and_lost_dropped_anywhere_change_nothing(ctx: Ctx) -> Result {
 
 async fn shutdown_dropped_anywhere_leaves_nothing_held_for_good(ctx: Ctx) -> Result {
     product(&ctx, &[Step::Release], |ctx, case| async move {
-        if matches!(case.fate, Fate::Never | Fate::Unsent) {
+        if case.hangs() {
             return Ok(true); // left to its lease: `shutdown` tests that
         }
-        let (peer, name, guard) = held(&ctx).await?;
+        let ([peer], name, guard) = held(&ctx, Peer::kept).await?;
         peer.gate.once(case.step, case.fate);
         let shutdown = peer.client.shutdown(ctx.kept() / 4).force().into_future();
         let finished = polled(shutdown, case.polls).await.is_some();
         drop(guard);
-        let observer = ctx.caller().await?;
         let bound = ctx.kept() / 4 + case.free_within(&ctx);
-        left_untouched(&ctx, &observer, &name, bound).await?;
+        ctx.left_untouched(&name, bound).await?;
         Ok(finished)
     })
     .await
@@ -189,13 +144,13 @@ async fn a_waiter_cancelled_at_the_head_delays_nobody(ctx: Ctx) -> Result {
         &ctx,
         &[Step::Acquire, Step::Leave],
         |ctx, case| async move {
-            let (peer, name, _other, guard) = held_by_another(&ctx).await?;
+            let ([_other, peer], name, guard) = held(&ctx, Peer::lock).await?;
             let (head, second) = (peer.kept(&name)?, peer.kept(&name)?);
             peer.gate.always(case.step, case.fate);
             let mut head = Box::pin(head.acquire());
             // The first poll queues it, before the second.
             let mut finished = polled(&mut head, case.polls.min(1)).await.is_some();
-            let second = Task::spawn(second.acquire());
+            let second = ctx.spawn(second.acquire());
             if !finished && case.polls > 1 {
                 finished = polled(&mut head, case.polls - 1).await.is_some();
             }
@@ -203,9 +158,8 @@ async fn a_waiter_cancelled_at_the_head_delays_nobody(ctx: Ctx) -> Result {
             peer.gate.clear();
             frees(&ctx, guard).await?;
             // One accept lease and one poll more than the call that hangs.
-            let bound = case.free_within(&ctx) + ctx.kept() * 2 / 3;
             second
-                .served(&ctx, "the second waiter gets it", bound)
+                .served(case.free_within(&ctx) + ctx.kept() * 2 / 3)
                 .await?;
             case.settles(&ctx, &peer).await?;
             nothing_is_left(&ctx, &peer, &name, Duration::ZERO).await?;
@@ -217,20 +171,17 @@ async fn a_waiter_cancelled_at_the_head_delays_nobody(ctx: Ctx) -> Result {
 
 async fn a_client_dropped_with_everything_under_way_leaves_nothing(ctx: Ctx) -> Result {
     for fate in fates(&ctx) {
-        let observer = ctx.caller().await?;
-        let peer = Peer::new(&ctx).await?;
-        let (name, waited) = (ctx.name()?, ctx.name()?);
-        let other = Peer::new(&ctx).await?;
-        let held = other.take(&other.lock(&waited)?).await?;
+        let ([_other, peer], waited, held) = held(&ctx, Peer::lock).await?;
+        let name = ctx.name()?;
         peer.gate.always(Step::Acquire, fate);
         drop(polled(peer.kept(&name)?.acquire(), 2).await);
         drop(polled(peer.kept(&waited)?.acquire(), 2).await);
         peer.gate.clear();
         drop(peer);
-        let case = Drop::at_once(Step::Acquire, fate);
-        left_untouched(&ctx, &observer, &name, case.free_within(&ctx)).await?;
+        let bound = Drop::at_once(Step::Acquire, fate).free_within(&ctx);
+        ctx.left_untouched(&name, bound).await?;
         frees(&ctx, held).await?;
-        left_untouched(&ctx, &observer, &waited, case.free_within(&ctx)).await?;
+        ctx.left_untouched(&waited, bound).await?;
     }
     Ok(())
 }
@@ -249,6 +200,20 @@ impl Drop {
         Self { step, fate, polls }
     }
 
+    /// Drops the future after its polls, while the calls of its step meet the fate; returns whether it
+    /// completed before.
+    async fn cuts(&self, peer: &Peer, future: impl Future) -> bool {
+        peer.gate.always(self.step, self.fate);
+        let finished = polled(future, self.polls).await.is_some();
+        peer.gate.clear();
+        finished
+    }
+
+    /// Whether a call without an answer costs the full time of a request.
+    fn hangs(&self) -> bool {
+        matches!(self.fate, Fate::Never | Fate::Unsent)
+    }
+
     /// When the store answers again, nothing is left one compensating round trip later; a call that
     /// hangs is given up first.
     fn free_within(&self, ctx: &Ctx) -> Duration {
@@ -262,21 +227,15 @@ impl Drop {
 
     /// Waits until the cleanup of the dropped future is done.
     async fn settles(&self, ctx: &Ctx, peer: &Peer) -> Result {
-        let bound = settled_within(ctx, self.free_within(ctx));
-        peer.settles(bound).await
+        peer.settles(settled_within(ctx, self.free_within(ctx)))
+            .await
     }
 }
 
-fn fates(ctx: &Ctx) -> Vec<Fate> {
+fn fates(ctx: &Ctx) -> [Fate; 6] {
     let slow = Fate::Slow(ctx.kept() / 20);
-    vec![
-        Fate::Ok,
-        Fate::ErrorBefore,
-        Fate::ErrorAfter,
-        slow,
-        Fate::Never,
-        Fate::Unsent,
-    ]
+    let (before, after) = (Fate::ErrorBefore, Fate::ErrorAfter);
+    [Fate::Ok, before, after, slow, Fate::Never, Fate::Unsent]
 }
 
 /// The most await points that are tried one by one; a future with more repeats itself.
@@ -290,77 +249,56 @@ const REAL_POLLS: [usize; 7] = [0, 1, 2, 3, 4, 8, 16];
 /// completes before the drop.
 async fn product<F, C>(ctx: &Ctx, steps: &[Step], case: F) -> Result
 where
-    F: Fn(Ctx, Drop) -> C,
+    F: Fn(Ctx, Drop) -> C + Send + Sync,
     C: Future<Output = Result<bool>> + Send,
 {
-    let mut side_by_side = Vec::new();
-    for &step in steps {
-        for fate in fates(ctx) {
-            let hangs = matches!(fate, Fate::Never | Fate::Unsent) && step != Step::Acquire;
-            if hangs && !ctx.is_simulated() {
-                continue; // each costs the full time of a request
-            }
-            let one_by_one: Vec<_> = (0..MOST_POLLS).collect();
-            for polls in if ctx.is_simulated() {
-                one_by_one
-            } else {
-                REAL_POLLS.to_vec()
-            } {
-                let member = Drop { step, fate, polls };
-                let done = told(member, case(ctx.clone(), member));
-                if !ctx.is_simulated() {
-                    side_by_side.push(done);
-                } else if done.await? {
+    let members = steps
+        .iter()
+        .flat_map(|&step| fates(ctx).map(|fate| Drop::at_once(step, fate)));
+    let told = |member: Drop| {
+        let done = case(ctx.clone(), member);
+        async move {
+            done.await
+                .map_err(|failure| failure.of(format!("{member:?}")))
+        }
+    };
+    if ctx.is_simulated() {
+        for member in members {
+            for polls in 0..MOST_POLLS {
+                if told(Drop { polls, ..member }).await? {
                     break;
                 }
             }
         }
+        return Ok(());
     }
+    // A call that hangs, other than an acquire, costs the full time of a request.
+    let members = members.filter(|member| !member.hangs() || member.step == Step::Acquire);
+    let members = members.flat_map(|member| REAL_POLLS.map(|polls| Drop { polls, ..member }));
+    let side_by_side: Vec<_> = members.map(told).collect();
     let done = stream::iter(side_by_side).buffer_unordered(AT_ONCE);
     done.try_for_each(|_| ready(Ok(()))).await
-}
-
-async fn told(member: Drop, done: impl Future<Output = Result<bool>> + Send) -> Result<bool> {
-    done.await
-        .map_err(|failure| failure.of(format_args!("{member:?}")))
 }
 
 /// Members of a product that run concurrently on a real store: each has connections of its own.
 const AT_ONCE: usize = 12;
 
 /// The product over a future that acquires a free lock and returns whether it did.
-async fn every(
+async fn acquires<A>(
     ctx: &Ctx,
     steps: &[Step],
-    acquire: impl Fn(&Peer, &LockName) -> Result<BoxFuture<'static, bool>> + Send + Sync,
-) -> Result {
-    let acquire = &acquire;
-    product(ctx, steps, move |ctx, case| async move {
-        let peer = Peer::new(&ctx).await?;
-        let name = ctx.name()?;
-        peer.gate.always(case.step, case.fate);
-        let finished = polled(acquire(&peer, &name)?, case.polls).await.is_some();
-        peer.gate.clear();
+    acquire: impl Fn(Lock) -> A + Copy + Send + Sync,
+) -> Result
+where
+    A: Future<Output = bool> + Send,
+{
+    product(ctx, steps, |ctx, case| async move {
+        let ([peer], name) = Peer::several(&ctx).await?;
+        let finished = case.cuts(&peer, acquire(peer.kept(&name)?)).await;
         nothing_is_left(&ctx, &peer, &name, case.free_within(&ctx)).await?;
         Ok(finished)
     })
     .await
-}
-
-/// A lock, held.
-async fn held(ctx: &Ctx) -> Result<(Peer, LockName, Guard)> {
-    let peer = Peer::new(ctx).await?;
-    let name = ctx.name()?;
-    let guard = peer.take(&peer.kept(&name)?).await?;
-    Ok((peer, name, guard))
-}
-
-/// A lock that another client holds; both clients live on.
-async fn held_by_another(ctx: &Ctx) -> Result<(Peer, LockName, Peer, Guard)> {
-    let [peer, other] = Peer::several(ctx).await?;
-    let name = ctx.name()?;
-    let guard = other.take(&other.lock(&name)?).await?;
-    Ok((peer, name, other, guard))
 }
 
 /// The cleanup of a copy with an unknown outcome is done when the copy can no longer be executed: at
@@ -371,8 +309,7 @@ fn settled_within(ctx: &Ctx, bound: Duration) -> Duration {
 
 /// Within the bound no client holds the lock or queues for it, and the next acquire is granted.
 async fn nothing_is_left(ctx: &Ctx, peer: &Peer, name: &LockName, bound: Duration) -> Result {
-    let observer = ctx.caller().await?;
-    left_untouched(ctx, &observer, name, bound).await?;
+    ctx.left_untouched(name, bound).await?;
     // It may find calls of the dropped future in flight, and comes after them.
     let (lock, next) = (peer.lock(name)?, Mutex::new(None));
     let granted = || async {
@@ -389,5 +326,5 @@ async fn nothing_is_left(ctx: &Ctx, peer: &Peer, name: &LockName, bound: Duratio
         frees(ctx, next).await?;
     }
     peer.settles(settled_within(ctx, bound)).await?;
-    left_untouched(ctx, &observer, name, Duration::ZERO).await
+    ctx.left_untouched(name, Duration::ZERO).await
 }

@@ -16,7 +16,7 @@ use futures_util::{
     stream,
 };
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     fmt, io,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -29,16 +29,16 @@ use tokio::{
     task::yield_now,
 };
 
+type Store = Arc<dyn DistributedLock>;
+
 /// One client's connection to its store. Each call has an await point before it is executed and one
 /// before it is answered, so that a future can be dropped at either.
 pub(crate) struct Gate {
-    inner: Arc<dyn DistributedLock>,
+    inner: Store,
     capabilities: Capabilities,
     clock: Clock,
     script: Mutex<Script>,
     deaf: Arc<AtomicBool>,
-    worthless: AtomicBool,
-    injected: Mutex<Injected>,
     open: watch::Sender<bool>,
 }
 
@@ -83,49 +83,39 @@ pub(crate) struct Seen {
     pub(crate) name: LockName,
     pub(crate) hold: Option<HoldId>,
     pub(crate) line: Option<Ticket>,
-    pub(crate) lane: Lane,
-}
-
-/// The sink for wake-ups that a case sends itself.
-struct Injected {
-    sender: Option<mpsc::UnboundedSender<WakeUp>>,
-    receiver: Option<mpsc::UnboundedReceiver<WakeUp>>,
-}
-
-impl Injected {
-    fn new() -> Self {
-        let (sender, receiver) = mpsc::unbounded_channel();
-        Self {
-            sender: Some(sender),
-            receiver: Some(receiver),
-        }
-    }
 }
 
 #[derive(Default)]
 struct Script {
     once: [VecDeque<Fate>; 4],
     standing: [Fate; 4],
-    lanes: BTreeMap<LockName, Lane>,
-    stalled: Option<Lane>,
     dead: bool,
+    worthless: bool,
     calls: [usize; 4],
     answered: [usize; 4],
     seen: Vec<Seen>,
+    /// The two ends of the channel for wake-ups that a case sends itself: one until the driver is
+    /// closed, the other until the client has taken its stream.
+    injects: Option<mpsc::UnboundedSender<WakeUp>>,
+    injected: Option<mpsc::UnboundedReceiver<WakeUp>>,
 }
 
 impl Gate {
-    pub(crate) fn new(inner: Arc<dyn DistributedLock>, clock: Clock, late: Duration) -> Self {
+    pub(crate) fn new(inner: Store, clock: Clock, late: Duration) -> Self {
         let mut capabilities = inner.capabilities().clone();
         capabilities.late += late;
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let script = Script {
+            injects: Some(sender),
+            injected: Some(receiver),
+            ..Script::default()
+        };
         Self {
             inner,
             capabilities,
             clock,
-            script: Mutex::default(),
+            script: Mutex::new(script),
             deaf: Arc::default(),
-            worthless: AtomicBool::new(false),
-            injected: Mutex::new(Injected::new()),
             open: watch::Sender::new(true),
         }
     }
@@ -150,7 +140,6 @@ impl Gate {
         let mut script = self.script();
         script.once = Default::default();
         script.standing = Default::default();
-        script.stalled = None;
         drop(script);
         self.open();
     }
@@ -166,19 +155,9 @@ impl Gate {
         self.open.send_replace(true);
     }
 
-    /// The lanes that the client sees.
-    pub(crate) fn set_lane(&self, name: &LockName, lane: Lane) {
-        self.script().lanes.insert(name.clone(), lane);
-    }
-
-    /// From now on renewals of this lane are not answered.
-    pub(crate) fn stall(&self, lane: Lane) {
-        self.script().stalled = Some(lane);
-    }
-
     /// Whether grants say that nothing is left of their lease.
     pub(crate) fn set_worthless(&self, worthless: bool) {
-        self.worthless.store(worthless, SeqCst);
+        self.script().worthless = worthless;
     }
 
     /// From now on no wake-up arrives, and the store does not know; or wake-ups arrive again.
@@ -188,9 +167,9 @@ impl Gate {
 
     /// Sends a wake-up that did not come from the store.
     pub(crate) fn inject(&self, wake_up: WakeUp) {
-        if let Some(injected) = &self.injected().sender {
+        if let Some(injects) = &self.script().injects {
             // A client that is gone receives nothing.
-            drop(injected.send(wake_up));
+            drop(injects.send(wake_up));
         }
     }
 
@@ -239,36 +218,34 @@ impl Gate {
         script.seen.iter().filter(of_it).cloned().collect()
     }
 
-    fn note(&self, seen: Seen) {
-        self.script().seen.push(seen);
-    }
-
     fn asked(&self, step: Step, name: &LockName, hold: Option<HoldId>, line: Option<Ticket>) {
-        self.note(Seen {
+        let name = name.clone();
+        self.script().seen.push(Seen {
             step,
-            name: name.clone(),
+            name,
             hold,
             line,
-            lane: self.lane(name),
         });
     }
 
-    fn fate(&self, step: Step, lane: Option<Lane>) -> (Step, Fate) {
+    fn fate(&self, step: Step) -> Fate {
         let mut script = self.script();
         script.calls[step as usize] += 1;
-        if script.dead || (lane.is_some() && script.stalled == lane) {
-            return (step, Fate::Unsent);
+        if script.dead {
+            return Fate::Unsent;
         }
         let next = script.once[step as usize].pop_front();
-        (step, next.unwrap_or(script.standing[step as usize]))
+        next.unwrap_or(script.standing[step as usize])
     }
 
-    async fn meet<T: Send + 'static>(
-        &self,
-        (step, fate): (Step, Fate),
-        call: impl Future<Output = Result<T>> + Send + 'static,
-    ) -> Result<T> {
-        let answer = self.done(fate, call).await;
+    /// Makes a call of the store, which meets its fate.
+    async fn meet<T, F>(&self, step: Step, call: impl FnOnce(Store) -> F + Send) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let fate = self.fate(step);
+        let answer = self.done(fate, call(Arc::clone(&self.inner))).await;
         self.script().answered[step as usize] += 1;
         answer
     }
@@ -333,10 +310,6 @@ impl Gate {
     fn script(&self) -> MutexGuard<'_, Script> {
         self.script.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn injected(&self) -> MutexGuard<'_, Injected> {
-        self.injected.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 fn unanswered() -> DriverError {
@@ -350,20 +323,17 @@ impl DistributedLock for Gate {
     }
 
     fn lane(&self, name: &LockName) -> Lane {
-        let own = self.script().lanes.get(name).copied();
-        own.unwrap_or_else(|| self.inner.lane(name))
+        self.inner.lane(name)
     }
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
         self.asked(Step::Acquire, &req.name, Some(req.hold), req.ticket);
-        let (inner, mut req) = (Arc::clone(&self.inner), req.clone());
+        let mut req = req.clone();
         // The gate's `late` exceeds that of its store by this much, so the store must refuse that much later.
-        req.give_up = req.give_up + (self.capabilities.late - inner.capabilities().late);
-        let fate = self.fate(Step::Acquire, None);
-        let mut answer = self
-            .meet(fate, async move { inner.acquire(&req).await })
-            .await;
-        if let (true, Ok(Acquired::Granted(grant))) = (self.worthless.load(SeqCst), &mut answer) {
+        req.give_up = req.give_up + (self.capabilities.late - self.inner.capabilities().late);
+        let call = |store: Store| async move { store.acquire(&req).await };
+        let mut answer = self.meet(Step::Acquire, call).await;
+        if let (true, Ok(Acquired::Granted(grant))) = (self.script().worthless, &mut answer) {
             grant.valid_for = Duration::ZERO;
         }
         answer
@@ -371,10 +341,9 @@ impl DistributedLock for Gate {
 
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
         self.asked(Step::Leave, name, None, Some(ticket));
-        let (inner, name) = (Arc::clone(&self.inner), name.clone());
-        let fate = self.fate(Step::Leave, None);
-        self.meet(fate, async move { inner.leave(&name, ticket).await })
-            .await
+        let name = name.clone();
+        let call = |store: Store| async move { store.leave(&name, ticket).await };
+        self.meet(Step::Leave, call).await
     }
 
     async fn renew(
@@ -386,26 +355,20 @@ impl DistributedLock for Gate {
         for entry in batch {
             self.asked(Step::Renew, &entry.name, Some(entry.hold), None);
         }
-        let (inner, batch) = (Arc::clone(&self.inner), batch.to_vec());
-        let fate = self.fate(Step::Renew, Some(lane));
-        let lane = batch.first().map_or(lane, |entry| inner.lane(&entry.name));
-        self.meet(
-            fate,
-            async move { inner.renew(lane, &batch, give_up).await },
-        )
-        .await
+        let batch = batch.to_vec();
+        let call = |store: Store| async move { store.renew(lane, &batch, give_up).await };
+        self.meet(Step::Renew, call).await
     }
 
     async fn release(&self, req: &Release) -> Result<Released> {
         self.asked(Step::Release, &req.name, None, None);
-        let (inner, req) = (Arc::clone(&self.inner), req.clone());
-        let fate = self.fate(Step::Release, None);
-        self.meet(fate, async move { inner.release(&req).await })
-            .await
+        let req = req.clone();
+        let call = |store: Store| async move { store.release(&req).await };
+        self.meet(Step::Release, call).await
     }
 
     fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
-        let Some(mut injected) = self.injected().receiver.take() else {
+        let Some(mut injected) = self.script().injected.take() else {
             return stream::empty().boxed();
         };
         let deaf = Arc::clone(&self.deaf);
@@ -430,7 +393,7 @@ impl DistributedLock for Gate {
     }
 
     async fn close(&self) {
-        self.injected().sender = None;
+        self.script().injects = None;
         self.inner.close().await;
     }
 }

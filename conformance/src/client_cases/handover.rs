@@ -3,7 +3,6 @@
 use super::{
     gate::Step,
     peer::{Peer, frees, held},
-    task::Task,
 };
 use crate::{Ctx, Result, case::cases, same};
 use std::{collections::BTreeSet, time::Duration};
@@ -16,42 +15,29 @@ cases! {
 
 async fn a_loss_wakes_who_waits_in_the_same_client(ctx: Ctx) -> Result {
     let ([peer], name, guard) = held(&ctx, Peer::fixed).await?;
-    let waiting = Task::spawn(peer.lock(&name)?.acquire());
-    peer.asks(1).await?;
+    let waiting = peer.waits(peer.lock(&name)?).await?;
     // Its polls are two seconds apart, whenever the lease ends.
-    let bound = guard.remaining() + ctx.short() / 50;
-    let taken = waiting.done(&ctx, "the next one is woken", bound).await??;
+    let taken = waiting.done(guard.remaining() + ctx.short() / 50).await??;
     drop(guard);
     frees(&ctx, taken).await
 }
 
 async fn the_second_waiter_stands_in_line_when_the_first_is_granted(ctx: Ctx) -> Result {
     let ([other, peer], name, held) = held(&ctx, Peer::lock).await?;
-    let observer = ctx.caller().await?;
-    let first = Task::spawn(peer.lock(&name)?.acquire());
-    peer.stands(0).await?;
-    let second = Task::begun(peer.lock(&name)?.acquire()).await;
+    let first = peer.waits(peer.lock(&name)?).await?;
+    let second = ctx.begin(peer.lock(&name)?.acquire()).await;
     frees(&ctx, held).await?;
-    let guard = first
-        .done(&ctx, "the first gets it", ctx.answer())
-        .await??;
+    let guard = first.done(ctx.answer()).await??;
     ctx.would_show_within(Duration::from_millis(20)).await;
-    let waiters = observer.inspect(&name).await?.waiters;
-    same("the number of queued waiters", waiters.unwrap_or(1), 1)?;
+    ctx.sees_waiters(&name, 1).await?;
     let asked = peer.gate.seen(Step::Acquire, &name);
     let asked: BTreeSet<_> = asked.iter().map(|seen| seen.line).collect();
     same("the number of tickets that asked", asked.len(), 1)?;
     // A later waiter comes after it.
-    let third = Task::spawn(other.lock(&name)?.acquire());
-    let before = other.gate.calls(Step::Acquire);
-    other.asks(before).await?;
+    let third = other.waits(other.lock(&name)?).await?;
     frees(&ctx, guard).await?;
-    let guard = second
-        .done(&ctx, "the second has its turn", ctx.answer())
-        .await??;
+    let guard = second.done(ctx.answer()).await??;
     same("the third is inside", third.is_done(), false)?;
     frees(&ctx, guard).await?;
-    third
-        .served(&ctx, "the third has its turn", ctx.answer())
-        .await
+    third.served(ctx.answer()).await
 }

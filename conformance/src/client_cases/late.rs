@@ -2,7 +2,7 @@
 
 use super::{
     gate::{Fate, Step},
-    peer::{Peer, frees, held, left_untouched, stays_held},
+    peer::{Peer, ends, frees, held, stays_held},
     task::polled,
 };
 use crate::{Ctx, Result, case::cases, ensure, same};
@@ -22,19 +22,14 @@ cases! {
 
 async fn a_copy_that_revives_a_released_hold_is_settled(ctx: Ctx) -> Result {
     for drops in [false, true] {
-        let peer = Peer::new(&ctx).await?;
-        let name = ctx.name()?;
+        let ([peer], name) = Peer::several(&ctx).await?;
         // Well before its give-up, a third of the lease after it was sent.
         let late = ctx.kept() / 5;
         peer.gate.once(Step::Acquire, Fate::Late(late));
         let begun = ctx.now();
         let guard = peer.take(&peer.kept(&name)?).await?;
-        if drops {
-            drop(guard);
-        } else {
-            frees(&ctx, guard).await?;
-        }
-        lasts_no_longer(&ctx, &peer, &name, begun + late, begun + ctx.kept() / 3).await?;
+        ends(&ctx, guard, drops).await?;
+        lasts_no_longer(&ctx, &peer, &name, begun + ctx.kept() / 3).await?;
     }
     Ok(())
 }
@@ -46,44 +41,39 @@ async fn a_copy_that_revives_a_lost_hold_is_settled(ctx: Ctx) -> Result {
     // Its user gives up before the copy arrives, and after it has arrived.
     for kept_for in [Duration::ZERO, last + ctx.rounding()] {
         let peer = Peer::later_than_the_store(&ctx, late).await?;
-        let other = Peer::new(&ctx).await?;
-        let name = ctx.name()?;
+        let ([other], name) = Peer::several(&ctx).await?;
         peer.gate.once(Step::Acquire, Fate::Late(late));
         let begun = ctx.now();
         // Revived for long enough to be visible.
         let guard = peer.take(&peer.kept(&name)?).await?;
-        other.breaks(&name).await?;
-        ctx.within("it is lost", ctx.kept() / 2, guard.lost())
-            .await?;
+        other.breaks(&name, None).await?;
+        let lost = ctx.within("it is lost", ctx.kept() / 2, guard.lost());
+        lost.await?;
         ctx.sleep_until(begun + kept_for).await;
         drop(guard);
-        lasts_no_longer(&ctx, &peer, &name, begun + late, begun + last).await?;
+        lasts_no_longer(&ctx, &peer, &name, begun + last).await?;
     }
     Ok(())
 }
 
 async fn a_cancelled_acquire_executed_later_is_settled(ctx: Ctx) -> Result {
-    for (fate, waits) in [(true, true), (true, false), (false, true), (false, false)] {
-        let peer = Peer::new(&ctx).await?;
-        let name = ctx.name()?;
-        let late = ctx.kept() / 5;
-        let fate = if fate {
-            Fate::Late(late)
-        } else {
-            Fate::Mute(late)
-        };
-        peer.gate.once(Step::Acquire, fate);
-        peer.gate.always(Step::Acquire, Fate::ErrorBefore);
-        let begun = ctx.now();
-        let lock = peer.kept(&name)?;
-        let finished = if waits {
-            polled(lock.acquire(), 2).await.is_some()
-        } else {
-            polled(lock.try_acquire(), 2).await.is_some()
-        };
-        same("it is at its end", finished, false)?;
-        peer.gate.clear();
-        lasts_no_longer(&ctx, &peer, &name, begun + late, begun + ctx.kept() / 3).await?;
+    let late = ctx.kept() / 5;
+    for fate in [Fate::Late(late), Fate::Mute(late)] {
+        for waits in [true, false] {
+            let ([peer], name) = Peer::several(&ctx).await?;
+            peer.gate.once(Step::Acquire, fate);
+            peer.gate.always(Step::Acquire, Fate::ErrorBefore);
+            let begun = ctx.now();
+            let lock = peer.kept(&name)?;
+            let finished = if waits {
+                polled(lock.acquire(), 2).await.is_some()
+            } else {
+                polled(lock.try_acquire(), 2).await.is_some()
+            };
+            same("it is at its end", finished, false)?;
+            peer.gate.clear();
+            lasts_no_longer(&ctx, &peer, &name, begun + ctx.kept() / 3).await?;
+        }
     }
     Ok(())
 }
@@ -93,26 +83,21 @@ async fn an_acquire_executed_after_its_give_up_takes_nothing_that_lasts(ctx: Ctx
     let give_up = ctx.short() / 3;
     for after in [late / 2, late * 2] {
         // One copy that may come late, and one that comes later than the store may execute it.
-        let peer = Peer::later_than_the_store(&ctx, late).await?;
-        let name = ctx.name()?;
-        peer.gate.always(Step::Acquire, Fate::Mute(give_up + after));
+        let (peer, name) = (Peer::later_than_the_store(&ctx, late).await?, ctx.name()?);
+        let executed = give_up + after;
+        peer.gate.always(Step::Acquire, Fate::Mute(executed));
         let begun = ctx.now();
-        let lock = peer.short(&name)?;
-        same(
-            "try_acquire is granted",
-            lock.try_acquire().await.is_ok(),
-            false,
-        )?;
+        let tried = peer.short(&name)?.try_acquire().await;
+        same("try_acquire is answered", tried.is_ok(), false)?;
         peer.gate.clear();
-        let last = begun + give_up + late;
-        lasts_no_longer(&ctx, &peer, &name, begun + give_up + after, last).await?;
+        let last = begun + executed.max(give_up + late);
+        lasts_no_longer(&ctx, &peer, &name, last).await?;
     }
     Ok(())
 }
 
 async fn a_settling_release_that_was_slow_is_followed_by_another(ctx: Ctx) -> Result {
-    let peer = Peer::new(&ctx).await?;
-    let name = ctx.name()?;
+    let ([peer], name) = Peer::several(&ctx).await?;
     peer.gate.once(Step::Acquire, Fate::Late(ctx.short() / 5));
     let begun = ctx.now();
     let guard = peer.take(&peer.short(&name)?).await?;
@@ -125,82 +110,50 @@ async fn a_settling_release_that_was_slow_is_followed_by_another(ctx: Ctx) -> Re
     let releases = peer.gate.calls(Step::Release);
     peer.gate.clear();
     peer.settles(slow * 2).await?;
-    ensure(
-        peer.gate.calls(Step::Release) > releases,
-        "it was settled by a release that was slow",
-    )?;
-    let observer = ctx.caller().await?;
-    observer.sees_free(&name).await
+    let more = peer.gate.calls(Step::Release) > releases;
+    ensure(more, "it was settled by a release that was slow")?;
+    ctx.sees_free(&name).await
 }
 
 async fn a_late_acquire_leaves_no_waiter(ctx: Ctx) -> Result {
     let ([_other, peer], name, guard) = held(&ctx, Peer::lock).await?;
-    let observer = ctx.caller().await?;
-    let late = ctx.short() / 5;
-    peer.gate.always(Step::Acquire, Fate::Mute(late));
+    let late = Fate::Mute(ctx.short() / 5);
+    peer.gate.always(Step::Acquire, late);
     let begun = ctx.now();
     let waited = polled(peer.short(&name)?.acquire(), 2).await;
     same("it is at its end", waited.is_some(), false)?;
     ctx.sleep_until(begun + ctx.short() / 3).await;
     peer.settles(ctx.short()).await?;
-    let waiters = observer.inspect(&name).await?.waiters;
-    same("the number of queued waiters", waiters.unwrap_or(0), 0)?;
+    ctx.sees_waiters(&name, 0).await?;
     frees(&ctx, guard).await?;
-    left_untouched(&ctx, &observer, &name, ctx.answer()).await
+    ctx.left_untouched(&name, ctx.answer()).await
 }
 
+/// It reaches the store when another client holds the lock, for a fixed lease.
 async fn a_late_renewal_changes_nothing(ctx: Ctx) -> Result {
-    let [peer, other] = Peer::several(&ctx).await?;
-    let observer = ctx.caller().await?;
-    for taken in [false, true] {
-        let name = ctx.name()?;
-        let guard = peer.take(&peer.short(&name)?).await?;
-        peer.gate.always(Step::Renew, Fate::Mute(ctx.short() / 10));
-        ctx.until("it is renewed", ctx.short(), || {
-            !peer.gate.seen(Step::Renew, &name).is_empty()
-        })
-        .await?;
-        frees(&ctx, guard).await?;
-        let next = if taken {
-            Some(other.take(&other.fixed(&name)?).await?)
-        } else {
-            None
-        };
-        ctx.time_passes(ctx.short() / 3).await;
-        match next {
-            Some(next) => {
-                let left = next.remaining();
-                let seen = observer.inspect(&name).await?;
-                let rest = seen.holders.first().and_then(|holder| holder.rest);
-                stays_held(&ctx, "the next one's state", &next).await?;
-                let bound = left + ctx.short() / 50 + ctx.slack();
-                ensure(
-                    rest.unwrap_or_default() <= bound,
-                    "another's lease was prolonged",
-                )?;
-                frees(&ctx, next).await?;
-            }
-            None => observer.sees_free(&name).await?,
-        }
-        peer.gate.clear();
-    }
-    Ok(())
+    let ([peer, other], name, guard) = held(&ctx, Peer::short).await?;
+    peer.gate.always(Step::Renew, Fate::Mute(ctx.short() / 10));
+    peer.sends(Step::Renew, 1).await?;
+    frees(&ctx, guard).await?;
+    let next = other.take(&other.fixed(&name)?).await?;
+    ctx.time_passes(ctx.short() / 3).await;
+    let left = next.remaining();
+    let seen = ctx.observer().await?.inspect(&name).await?;
+    let rest = seen.holders.first().and_then(|holder| holder.rest);
+    stays_held(&ctx, &next).await?;
+    let bound = left + ctx.short() / 50 + ctx.slack();
+    let kept = rest.unwrap_or_default() <= bound;
+    ensure(kept, "another's lease was prolonged")?;
+    frees(&ctx, next).await
 }
 
-/// When the last copy is executed at the last possible moment, nothing is left one round trip later.
-async fn lasts_no_longer(
-    ctx: &Ctx,
-    peer: &Peer,
-    name: &LockName,
-    executed: Instant,
-    last: Instant,
-) -> Result {
-    let observer = ctx.caller().await?;
-    ctx.sleep_until(executed.max(last) + Duration::from_millis(5))
-        .await;
+/// When the last copy has been executed, at the last possible moment, nothing is left one round trip
+/// later.
+async fn lasts_no_longer(ctx: &Ctx, peer: &Peer, name: &LockName, last: Instant) -> Result {
+    ctx.sleep_until(last + Duration::from_millis(5)).await;
     peer.settles(ctx.short()).await?;
-    observer.sees_free(name).await?;
-    let next = peer.take(&peer.lock(name)?).await?;
+    ctx.sees_free(name).await?;
+    let next = peer.acquire(name).await?;
     frees(ctx, next).await?;
-    left_untouched(ctx, &observer, name, Duration::ZERO).await
+    ctx.left_untouched(name, Duration::ZERO).await
 }

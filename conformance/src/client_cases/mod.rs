@@ -12,6 +12,7 @@ mod late;
 mod loss;
 mod mutex;
 mod network;
+mod observe;
 mod peer;
 pub(crate) mod processes;
 mod reentry;
@@ -46,5 +47,9 @@ pub(crate) fn cases() -> Vec<Case> {
         network::CASES,
         storm::CASES,
     ];
-    all.concat().into_iter().map(Case::of_the_core).collect()
+    all.concat()
+        .concat()
+        .into_iter()
+        .map(Case::of_the_core)
+        .collect()
 }

@@ -2,11 +2,9 @@
 
 use super::{
     gate::Step,
-    peer::{EXPIRED, Peer, frees, held, left_untouched, not_lost},
-    task::Task,
+    peer::{EXPIRED, Peer, frees, held, not_lost},
 };
 use crate::{Call, Ctx, Result, case::cases, ensure, same};
-use dlock_core::ReleaseOutcome;
 
 cases! {
     [Clause::Renew]
@@ -25,32 +23,25 @@ cases! {
 
 async fn a_broken_connection_costs_no_lock(ctx: Ctx) -> Result {
     let (peer, network) = Peer::behind_a_network(&ctx).await?;
-    let other = Peer::new(&ctx).await?;
-    let name = ctx.name()?;
+    let ([other], name) = Peer::several(&ctx).await?;
     let guard = peer.take(&peer.kept(&name)?).await?;
     for _ in 0..4 {
         network.cut().await?;
         ctx.time_passes(ctx.kept() / 2).await;
         not_lost(&guard)?;
-        other.refused(&other.lock(&name)?).await?;
+        other.refused(&name).await?;
     }
     frees(&ctx, guard).await
 }
 
 async fn a_network_that_is_down_for_a_lease_is_a_loss_in_time(ctx: Ctx) -> Result {
     let (peer, network) = Peer::behind_a_network(&ctx).await?;
-    let other = Peer::new(&ctx).await?;
-    let name = ctx.name()?;
+    let ([other], name) = Peer::several(&ctx).await?;
     let guard = peer.take(&peer.short(&name)?).await?;
     network.down().await?;
     let limit = ctx.short() * 2 + ctx.slack();
     let next = other.short(&name)?.acquire_timeout(limit).await?;
-    let lost = EXPIRED;
-    same(
-        "the first one's state when the second is inside",
-        guard.state(),
-        lost,
-    )?;
+    same("the state once another is inside", guard.state(), EXPIRED)?;
     network.up().await?;
     drop(guard);
     frees(&ctx, next).await?;
@@ -62,46 +53,40 @@ async fn a_network_that_is_down_for_a_lease_is_a_loss_in_time(ctx: Ctx) -> Resul
 
 async fn replies_lost_on_the_wire_count_nothing_twice(ctx: Ctx) -> Result {
     let (peer, network) = Peer::behind_a_network(&ctx).await?;
-    let observer = ctx.caller().await?;
     let name = ctx.name()?;
     network.lose_reply(Call::Acquire).await?;
-    let limit = ctx.answer();
-    let guard = peer.gets(&name, limit).await?;
-    observer.sees_holds(&name, 1).await?;
+    let guard = peer.gets(&name, ctx.answer()).await?;
+    ctx.sees_holds(&name, 1).await?;
     network.lose_reply(Call::Release).await?;
-    let released = ctx.within("release is answered", limit, guard.release());
-    same("release", released.await??, ReleaseOutcome::Released)?;
+    frees(&ctx, guard).await?;
     peer.settles(ctx.answer()).await?;
-    left_untouched(&ctx, &observer, &name, ctx.answer()).await
+    ctx.left_untouched(&name, ctx.answer()).await
 }
 
 async fn a_broken_connection_costs_a_waiter_a_look_at_most(ctx: Ctx) -> Result {
     let (peer, network) = Peer::behind_a_network(&ctx).await?;
     let ([_other], name, guard) = held(&ctx, Peer::lock).await?;
-    let waiting = Task::spawn(peer.kept(&name)?.acquire());
-    peer.asks(0).await?;
+    let waiting = ctx.spawn(peer.kept(&name)?.acquire());
+    peer.sends(Step::Acquire, 1).await?;
     network.cut().await?;
     frees(&ctx, guard).await?;
-    let taken = waiting.done(&ctx, "it polls by itself", ctx.kept() / 3 + ctx.slack());
-    frees(&ctx, taken.await??).await
+    waiting.served(ctx.kept() / 3 + ctx.slack()).await
 }
 
 async fn a_request_held_back_on_the_wire_takes_nothing_that_lasts(ctx: Ctx) -> Result {
     let (peer, network) = Peer::behind_a_network(&ctx).await?;
-    let observer = ctx.caller().await?;
     let name = ctx.name()?;
     // The request arrives long after the third of the lease that an attempt may take.
     let late = ctx.short() * 2 / 3;
     network.hold_back(Call::Acquire, late).await?;
     let begun = ctx.now();
-    let tried = peer.short(&name)?.try_acquire().await;
-    if let Ok(Some(guard)) = tried {
+    if let Ok(Some(guard)) = peer.short(&name)?.try_acquire().await {
         // A repeat on another connection was granted: the late copy must not revive the hold.
         frees(&ctx, guard).await?;
     }
     ctx.sleep_until(begun + late + ctx.short() / 3).await;
     peer.settles(ctx.short()).await?;
-    left_untouched(&ctx, &observer, &name, ctx.answer()).await
+    ctx.left_untouched(&name, ctx.answer()).await
 }
 
 async fn a_server_that_stands_still_for_half_a_lease_costs_no_lock(ctx: Ctx) -> Result {

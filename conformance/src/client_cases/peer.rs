@@ -4,12 +4,18 @@ use super::{
     gate::{Gate, Step},
     task::Task,
 };
-use crate::{Caller, Ctx, Failure, Faults, Result, expect::seen_from_here, failure::is_late, same};
-use dlock_core::{
-    Broken, Client, Error, ErrorKind, Guard, GuardState, Lease, Lock, LockName, LossReason, Pass,
-    ReleaseOutcome, Snapshot, driver::DistributedLock,
+use crate::{
+    Ctx, Failure, Faults, Result,
+    ctx::several,
+    expect::{Expected, seen_from_here},
+    failure::is_late,
+    same,
 };
-use std::{fmt, sync::Arc, time::Duration};
+use dlock_core::{
+    Broken, Client, Error, ErrorKind, FencingToken, Guard, GuardState, Lease, Lock, LockName,
+    LossReason, Pass, ReleaseOutcome, ShutdownReport, TimeoutPhase, driver::DistributedLock,
+};
+use std::{fmt, future::IntoFuture, sync::Arc, time::Duration};
 
 /// A client that reaches its store through a [`Gate`]. Each has owners and tickets of its own.
 pub(crate) struct Peer {
@@ -17,6 +23,10 @@ pub(crate) struct Peer {
     pub(crate) gate: Arc<Gate>,
     ctx: Ctx,
 }
+
+/// A waiter, and a shutdown, in tasks of their own.
+pub(crate) type Waiter<T = Guard> = Task<Result<T, Error>>;
+pub(crate) type Closing = Task<Result<ShutdownReport, Error>>;
 
 impl Peer {
     pub(crate) async fn new(ctx: &Ctx) -> Result<Self> {
@@ -49,14 +59,9 @@ impl Peer {
         })
     }
 
-    pub(crate) async fn several<const N: usize>(ctx: &Ctx) -> Result<[Self; N]> {
-        let mut peers = Vec::with_capacity(N);
-        for _ in 0..N {
-            peers.push(Self::new(ctx).await?);
-        }
-        peers
-            .try_into()
-            .map_err(|_| Failure::new("BUG: as many peers as asked for were made"))
+    /// Several clients, and a fresh name.
+    pub(crate) async fn several<const N: usize>(ctx: &Ctx) -> Result<([Self; N], LockName)> {
+        Ok((several(|| Self::new(ctx)).await?, ctx.name()?))
     }
 
     /// A lock with a renewed lease that does not end during a case.
@@ -79,54 +84,49 @@ impl Peer {
         Ok(self.lock(name)?.lease(Lease::fixed(self.ctx.short())))
     }
 
-    /// Acquires a free lock within the time of one answer.
+    /// Acquires a free lock, with the long lease, within the time of one answer.
     #[track_caller]
-    pub(crate) fn take(&self, lock: &Lock) -> impl Future<Output = Result<Guard>> + Send {
+    pub(crate) fn acquire<'a>(&'a self, name: &'a LockName) -> Expected<'a, Guard> {
+        seen_from_here(async move { self.take(&self.lock(name)?).await })
+    }
+
+    /// The same with the terms of this lock.
+    #[track_caller]
+    pub(crate) fn take<'a>(&'a self, lock: &'a Lock) -> Expected<'a, Guard> {
         seen_from_here(async move {
-            let what = "a free lock is acquired";
-            let taken = self.ctx.within(what, self.ctx.answer(), lock.try_acquire());
-            let taken = taken.await??;
-            taken.ok_or_else(|| Failure::new(format_args!("{:?} should be free", lock.name())))
+            let taken = self.ctx.answered(lock.try_acquire()).await??;
+            taken.ok_or_else(|| Failure::new(format!("{:?} should be free", lock.name())))
         })
     }
 
     /// Enters with a pass, within the time of one answer.
     #[track_caller]
-    pub(crate) fn join(
-        &self,
-        lock: Lock,
-        pass: &Pass,
-    ) -> impl Future<Output = Result<Guard>> + Send {
-        let joining = lock.join(pass);
-        seen_from_here(async move {
-            let what = "a pass enters";
-            Ok(self.ctx.within(what, self.ctx.answer(), joining).await??)
-        })
+    pub(crate) fn join<'a>(&'a self, name: &'a LockName, pass: &'a Pass) -> Expected<'a, Guard> {
+        let joining = self.lock(name).map(|lock| lock.join(pass));
+        seen_from_here(async move { Ok(self.ctx.answered(joining?).await??) })
     }
 
     /// Fails to enter with a pass.
     #[track_caller]
-    pub(crate) fn cannot_join(
-        &self,
-        lock: Lock,
-        pass: &Pass,
+    pub(crate) fn cannot_join<'a>(
+        &'a self,
+        name: &'a LockName,
+        pass: &'a Pass,
         kind: ErrorKind,
-    ) -> impl Future<Output = Result<Error>> + Send {
-        let joining = lock.join(pass);
+    ) -> Expected<'a> {
+        let joining = self.lock(name).map(|lock| lock.join(pass));
         seen_from_here(async move {
-            let what = "join is answered";
-            let joined = self.ctx.within(what, self.ctx.answer(), joining).await?;
-            fails("join", joined, kind)
+            fails(kind, self.ctx.answered(joining?).await?)?;
+            Ok(())
         })
     }
 
     /// Is not granted a lock; the `error` cases test whether that is a value.
     #[track_caller]
-    pub(crate) fn refused(&self, lock: &Lock) -> impl Future<Output = Result> + Send {
+    pub(crate) fn refused<'a>(&'a self, name: &'a LockName) -> Expected<'a> {
         seen_from_here(async move {
-            let what = "a held lock is refused";
-            let taken = self.ctx.within(what, self.ctx.answer(), lock.try_acquire());
-            let granted = matches!(taken.await?, Ok(Some(_)));
+            let taken = self.ctx.answered(self.lock(name)?.try_acquire()).await?;
+            let granted = matches!(taken, Ok(Some(_)));
             same("a lock that another holds is granted", granted, false)
         })
     }
@@ -136,54 +136,58 @@ impl Peer {
         Ok(self.lock(name)?.acquire_timeout(limit).await?)
     }
 
-    /// Breaks a lock, whichever incarnation it is.
-    pub(crate) async fn breaks(&self, name: &LockName) -> Result<Broken> {
-        Ok(self.client.admin().break_lock(name.as_str(), None).await?)
+    /// A waiter whose first request has been answered: before that another client may come first.
+    #[track_caller]
+    pub(crate) fn waits(&self, lock: Lock) -> Expected<'_, Waiter> {
+        let answered = self.gate.answered(Step::Acquire);
+        seen_from_here(async move {
+            let waiting = self.ctx.spawn(lock.acquire());
+            self.stands(answered).await?;
+            Ok(waiting)
+        })
     }
 
-    /// Waits until the client has sent more than this number of acquires to the store.
-    #[track_caller]
-    pub(crate) fn asks(&self, before: usize) -> impl Future<Output = Result> + Send {
-        self.counts("it asks the store", before, Gate::calls)
-    }
-
-    /// Waits until more than this number of acquires were answered: before that another client may come
-    /// first.
-    #[track_caller]
-    pub(crate) fn stands(&self, before: usize) -> impl Future<Output = Result> + Send {
-        self.counts("it is queued", before, Gate::answered)
-    }
-
-    #[track_caller]
-    fn counts(
+    /// Breaks a lock: this incarnation, or whichever it is.
+    pub(crate) async fn breaks(
         &self,
-        what: &'static str,
-        before: usize,
-        count: fn(&Gate, Step) -> usize,
-    ) -> impl Future<Output = Result> + Send {
-        let more = move || async move { Ok(count(&self.gate, Step::Acquire) > before) };
-        self.ctx.eventually(what, self.ctx.answer(), more)
+        name: &LockName,
+        only: Option<FencingToken>,
+    ) -> Result<Broken> {
+        Ok(self.client.admin().break_lock(name.as_str(), only).await?)
+    }
+
+    /// Waits until the client has sent this number of requests of this kind to the store.
+    #[track_caller]
+    pub(crate) fn sends(&self, step: Step, count: usize) -> Expected<'_> {
+        let sent = move || self.gate.calls(step) >= count;
+        self.ctx.until("it asks the store", self.ctx.answer(), sent)
+    }
+
+    /// Waits until more than this number of acquires were answered.
+    #[track_caller]
+    pub(crate) fn stands(&self, before: usize) -> Expected<'_> {
+        let answered = move || self.gate.answered(Step::Acquire) > before;
+        self.ctx.until("it is queued", self.ctx.answer(), answered)
     }
 
     /// Waits until the cleanup has nothing to do. A store that may execute an acquire late gets that
     /// time on top.
     #[track_caller]
-    pub(crate) fn settles(&self, bound: Duration) -> impl Future<Output = Result> + Send {
-        seen_from_here(async move {
-            let bound = bound + self.client.capabilities().late;
-            let idle = || async { Ok(self.client.unsettled() == 0) };
-            self.ctx
-                .eventually("nothing is unsettled any more", bound, idle)
-                .await
-        })
+    pub(crate) fn settles(&self, bound: Duration) -> Expected<'_> {
+        let bound = bound + self.client.capabilities().late;
+        let idle = move || self.client.unsettled() == 0;
+        self.ctx.until("nothing is unsettled any more", bound, idle)
+    }
+
+    /// Starts a shutdown.
+    pub(crate) fn shut_down(&self, grace: Duration) -> Closing {
+        self.ctx.spawn(self.client.shutdown(grace).into_future())
     }
 }
 
 impl fmt::Debug for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Peer")
-            .field("client", &self.client)
-            .finish_non_exhaustive()
+        f.debug_tuple("Peer").field(&self.client).finish()
     }
 }
 
@@ -192,39 +196,33 @@ impl fmt::Debug for Peer {
 pub(crate) fn held<const N: usize>(
     ctx: &Ctx,
     kind: fn(&Peer, &LockName) -> Result<Lock>,
-) -> impl Future<Output = Result<([Peer; N], LockName, Guard)>> + Send {
+) -> Expected<'_, ([Peer; N], LockName, Guard)> {
     seen_from_here(async move {
-        let peers = Peer::several(ctx).await?;
-        let name = ctx.name()?;
+        let (peers, name) = Peer::several(ctx).await?;
         let guard = peers[0].take(&kind(&peers[0], &name)?).await?;
         Ok((peers, name, guard))
     })
 }
 
-impl Task<Result<Guard, Error>> {
+impl Waiter {
     /// It is granted the lock within the bound, and releases it as the only holder.
     #[track_caller]
-    pub(crate) fn served(
-        self,
-        ctx: &Ctx,
-        what: &str,
-        bound: Duration,
-    ) -> impl Future<Output = Result> + Send {
-        seen_from_here(async move { frees(ctx, self.done(ctx, what, bound).await??).await })
+    pub(crate) fn served(self, bound: Duration) -> Expected<'static> {
+        let ctx = self.ctx.clone();
+        seen_from_here(async move { frees(&ctx, self.done(bound).await??).await })
     }
 }
 
 /// The guard learns within the bound that its lock is lost, for this reason.
 #[track_caller]
-pub(crate) fn is_lost(
-    ctx: &Ctx,
-    what: &str,
-    bound: Duration,
-    guard: &Guard,
+pub(crate) fn is_lost<'a>(
+    ctx: &'a Ctx,
+    guard: &'a Guard,
     reason: LossReason,
-) -> impl Future<Output = Result> + Send {
+    bound: Duration,
+) -> Expected<'a> {
     seen_from_here(async move {
-        let lost = ctx.within(what, bound, guard.lost()).await?;
+        let lost = ctx.within("the lock is lost", bound, guard.lost()).await?;
         same("the reason", lost, reason)
     })
 }
@@ -237,30 +235,47 @@ pub(crate) const NOT_HELD: GuardState = GuardState::Lost(LossReason::NotHeld);
 pub(crate) const SHUT_DOWN: GuardState = GuardState::Lost(LossReason::Shutdown);
 /// The outcome of a release beside one other hold.
 pub(crate) const ONE_LEFT: ReleaseOutcome = ReleaseOutcome::StillHeld { holds: 1 };
+/// The error of a wait that was too long.
+pub(crate) const OUT_OF_TIME: ErrorKind = ErrorKind::Timeout {
+    phase: TimeoutPhase::Wait,
+};
+/// The longest poll interval.
+pub(crate) const POLL: Duration = Duration::from_secs(2);
 
 /// Releases a lock that has no other hold.
 #[track_caller]
-pub(crate) fn frees(ctx: &Ctx, guard: Guard) -> impl Future<Output = Result> + Send + use<'_> {
+pub(crate) fn frees(ctx: &Ctx, guard: Guard) -> Expected<'_> {
     seen_from_here(async move {
-        let outcome = ctx.within("release is answered", ctx.answer(), guard.release());
-        let outcome = outcome.await?.map_err(overdue)?;
-        same("release", outcome, ReleaseOutcome::Released)
+        let outcome = ctx.answered(guard.release()).await?;
+        same(
+            "release",
+            outcome.map_err(overdue)?,
+            ReleaseOutcome::Released,
+        )
+    })
+}
+
+/// Releases a lock, or drops its guard.
+#[track_caller]
+pub(crate) fn ends(ctx: &Ctx, guard: Guard, drops: bool) -> Expected<'_> {
+    seen_from_here(async move {
+        if drops {
+            drop(guard);
+            return Ok(());
+        }
+        frees(ctx, guard).await
     })
 }
 
 /// The lock is held, or in doubt until its next renewal: on a busy machine one may be late.
 #[track_caller]
-pub(crate) fn stays_held(
-    ctx: &Ctx,
-    what: &str,
-    guard: &Guard,
-) -> impl Future<Output = Result> + Send {
+pub(crate) fn stays_held<'a>(ctx: &'a Ctx, guard: &'a Guard) -> Expected<'a> {
     seen_from_here(async move {
         let held = || async {
-            not_lost(guard).map_err(|failure| failure.of(what))?;
+            not_lost(guard)?;
             Ok(guard.state() == GuardState::Held)
         };
-        ctx.eventually(what, ctx.kept(), held).await
+        ctx.eventually("the lock is held", ctx.kept(), held).await
     })
 }
 
@@ -280,37 +295,14 @@ fn overdue(error: Error) -> Failure {
     }
 }
 
-/// No client holds the lock, and none queues for it as far as the store can tell.
-pub(crate) fn is_untouched(seen: &Snapshot) -> bool {
-    let free = seen.holders.is_empty() && seen.holds == 0 && seen.unavailable_for.is_none();
-    free && seen.waiters.unwrap_or(0) == 0
-}
-
-/// Waits until the store has nothing left of that name.
+/// Fails unless the answer is this error.
 #[track_caller]
-pub(crate) fn left_untouched(
-    ctx: &Ctx,
-    observer: &Caller,
-    name: &LockName,
-    bound: Duration,
-) -> impl Future<Output = Result> + Send {
-    seen_from_here(async move {
-        let what = format!("no client holds {name:?} or waits for it");
-        let untouched = || async { Ok(is_untouched(&observer.inspect(name).await?)) };
-        ctx.eventually(&what, bound, untouched).await
-    })
-}
-
-/// Fails unless the result is this error.
-#[track_caller]
-pub(crate) fn fails<T>(what: &str, answer: Result<T, Error>, kind: ErrorKind) -> Result<Error> {
+pub(crate) fn fails<T>(kind: ErrorKind, answer: Result<T, Error>) -> Result<Error> {
     match answer {
-        Ok(_) => Err(Failure::new(format_args!(
-            "{what} should fail with {kind:?}"
-        ))),
+        Ok(_) => Err(Failure::new(format!("it should fail with {kind:?}"))),
         Err(error) if error.kind() == kind => Ok(error),
         Err(error) => {
-            let words = format!("{what} should fail with {kind:?}, failed with {error:?}");
+            let words = format!("it should fail with {kind:?}, failed with {error:?}");
             Err(if is_late(&error) {
                 Failure::late(words)
             } else {

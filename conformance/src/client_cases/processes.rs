@@ -3,7 +3,7 @@
 use super::{
     gate::{Gate, Step},
     peer::{ONE_LEFT, Peer, frees, held, stays_held},
-    task::{Task, polled},
+    task::polled,
 };
 use crate::{
     Ctx, Failure, MakeFixture, Result,
@@ -13,6 +13,7 @@ use crate::{
 };
 use dlock_core::{Client, Clock, Lease, Lock, LockName, LossReason};
 use std::{fs, io::Write, process::ExitCode, sync::Arc, time::Duration};
+use tempfile::TempDir;
 
 cases! {
     [Clause::Mutex]
@@ -27,30 +28,24 @@ cases! {
 }
 
 async fn processes_never_lose_a_count(ctx: Ctx) -> Result {
-    let folder = tempfile::tempdir()?;
-    let counter = folder.path().join("counter");
-    fs::write(&counter, "0")?;
+    let (_folder, path) = file()?;
+    fs::write(&path, "0")?;
     let name = ctx.name()?;
-    let path = counter.to_string_lossy();
+    let more = [("path", path.as_str()), ("turns", "8")];
     let mut workers = Vec::new();
     for _ in 0..4 {
-        workers.push(spawn(
-            &ctx,
-            "client_count",
-            &name,
-            &[("path", &path), ("turns", "8")],
-        )?);
+        workers.push(spawn(&ctx, "client_count", &name, &more)?);
     }
     for worker in &mut workers {
         worker.expect("done", ctx.answer() * 3).await?;
     }
-    let count: u32 = fs::read_to_string(&counter)?.parse()?;
+    let count: u32 = fs::read_to_string(&path)?.parse()?;
     same("the counter", count, 32)
 }
 
 async fn a_pass_enters_from_another_process(ctx: Ctx) -> Result {
     let ([peer], name, guard) = held(&ctx, Peer::lock).await?;
-    let waiting = Task::spawn(peer.lock(&name)?.acquire());
+    let waiting = ctx.spawn(peer.lock(&name)?.acquire());
     let pass = guard.pass()?.expose();
     let mut worker = spawn(&ctx, "client_join", &name, &[("pass", &pass)])?;
     let token = worker.expect("joined ", ctx.answer()).await?;
@@ -58,78 +53,50 @@ async fn a_pass_enters_from_another_process(ctx: Ctx) -> Result {
     let outcome = guard.release().await?;
     same("a release beside the other", outcome, ONE_LEFT)?;
     ctx.would_show_within(ctx.slack() / 10).await;
-    same(
-        "a waiter is inside beside the other",
-        waiting.is_done(),
-        false,
-    )?;
+    same("a waiter is inside, too", waiting.is_done(), false)?;
     worker.send("release").await?;
     worker.expect("Released", ctx.answer()).await?;
-    waiting
-        .served(&ctx, "the waiter gets it", ctx.answer())
-        .await?;
+    waiting.served(ctx.answer()).await?;
     // The pass is valid for that incarnation only.
     let mut worker = spawn(&ctx, "client_join", &name, &[("pass", &pass)])?;
-    worker.expect("failed Gone", ctx.answer()).await.map(drop)?;
+    worker.expect("failed Gone", ctx.answer()).await?;
     Ok(())
 }
 
 async fn a_stopped_process_says_lost_before_its_next_write(ctx: Ctx) -> Result {
-    let peer = Peer::new(&ctx).await?;
-    let folder = tempfile::tempdir()?;
-    let file = folder.path().join("resource");
-    let name = ctx.name()?;
-    let path = file.to_string_lossy();
-    let mut worker = spawn(&ctx, "client_write", &name, &[("path", &path)])?;
-    worker.send("write").await?;
-    worker.expect("wrote", ctx.answer()).await?;
+    let ([peer], name) = Peer::several(&ctx).await?;
+    let (_folder, path) = file()?;
+    let mut worker = writer(&ctx, &name, &path).await?;
     worker.stop()?;
     let next = peer.kept(&name)?.acquire_timeout(ctx.kept() * 2).await?;
-    fs::OpenOptions::new()
-        .append(true)
-        .open(&file)?
-        .write_all(b"next\n")?;
+    append(&path, "next")?;
     worker.send("write").await?;
     worker.cont()?;
     let words = worker.expect("lost ", ctx.answer()).await?;
-    same(
-        "what the stopped one says",
-        words,
-        format!("{:?}", LossReason::Deadline),
-    )?;
+    let reason = format!("{:?}", LossReason::Deadline);
+    same("what the stopped one says", words, reason)?;
     worker.send("release").await?;
     worker.expect("failed Lost", ctx.answer()).await?;
     // Neither its late renewals nor its late release change anything for the next holder.
     ctx.would_show_within(ctx.kept()).await;
-    stays_held(&ctx, "the next one's state", &next).await?;
-    same(
-        "what was written",
-        fs::read_to_string(&file)?,
-        "first\nnext\n".to_owned(),
-    )?;
+    stays_held(&ctx, &next).await?;
+    let written = fs::read_to_string(&path)?;
+    same("what was written", written.as_str(), "first\nnext\n")?;
     frees(&ctx, next).await
 }
 
 async fn a_killed_process_frees_what_it_kept_within_a_lease(ctx: Ctx) -> Result {
-    let peer = Peer::new(&ctx).await?;
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("resource");
-    let path = path.to_string_lossy();
-    let name = ctx.name()?;
-    let mut worker = spawn(&ctx, "client_write", &name, &[("path", &path)])?;
-    worker.send("write").await?;
-    worker.expect("wrote", ctx.answer()).await?;
+    let ([peer], name) = Peer::several(&ctx).await?;
+    let (_folder, path) = file()?;
+    let mut worker = writer(&ctx, &name, &path).await?;
     ctx.time_passes(ctx.kept()).await; // its lease is renewed
-    peer.refused(&peer.short(&name)?).await?;
+    peer.refused(&name).await?;
     worker.kill_9().await?;
     let killed = ctx.now();
     let next = peer.short(&name)?.acquire_timeout(ctx.kept() * 2).await?;
     let after = ctx.now().since(killed);
     let bound = ctx.kept() + ctx.short() / 3 + ctx.slack();
-    in_time(
-        after <= bound,
-        format_args!("it was free {after:?} after the kill"),
-    )?;
+    in_time(after <= bound, format!("it was free after {after:?}"))?;
     frees(&ctx, next).await
 }
 
@@ -141,8 +108,8 @@ async fn killed_processes_that_waited_delay_nobody(ctx: Ctx) -> Result {
         waiter.expect("waiting", ctx.answer()).await?;
         waiters.push(waiter);
     }
-    let waiting = Task::spawn(peer.lock(&name)?.acquire());
-    peer.asks(0).await?;
+    let waiting = ctx.spawn(peer.lock(&name)?.acquire());
+    peer.sends(Step::Acquire, 1).await?;
     for waiter in &mut waiters {
         waiter.kill_9().await?;
     }
@@ -150,19 +117,34 @@ async fn killed_processes_that_waited_delay_nobody(ctx: Ctx) -> Result {
     // Far less than a poll interval of so long a lease, unless queue entries end with sessions, or ends
     // are told late.
     let bound = ctx.dead_for(ctx.unheard()) + ctx.slack();
-    waiting.served(&ctx, "the living one gets it", bound).await
+    waiting.served(bound).await
+}
+
+/// A file that a lock protects, and the folder that it ends with.
+fn file() -> Result<(TempDir, String)> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("resource");
+    Ok((folder, path.to_string_lossy().into_owned()))
+}
+
+fn append(path: &str, line: &str) -> Result {
+    let mut file = fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(path)?;
+    Ok(writeln!(file, "{line}")?)
+}
+
+/// A process that holds the lock and has written once.
+async fn writer(ctx: &Ctx, name: &LockName, path: &str) -> Result<Worker> {
+    let mut worker = spawn(ctx, "client_write", name, &[("path", path)])?;
+    worker.send("write").await?;
+    worker.expect("wrote", ctx.answer()).await?;
+    Ok(worker)
 }
 
 fn spawn(ctx: &Ctx, job: &str, name: &LockName, more: &[(&str, &str)]) -> Result<Worker> {
-    let (url, lease) = (ctx.url()?, ctx.kept().as_millis().to_string());
-    let mut args = vec![
-        ("fixture", ctx.fixture()),
-        ("url", &url),
-        ("name", name.as_str()),
-        ("lease", &lease),
-    ];
-    args.extend(more);
-    Ok(Worker::spawn(job, &args)?)
+    job::spawn(ctx, job, name, ctx.kept(), more)
 }
 
 /// The job of such a process; `None`: the job is none of these.
@@ -184,7 +166,7 @@ async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result {
         "client_join" => join(job, &lock).await,
         "client_write" => write(job, &lock).await,
         "client_wait" => wait(&gate, &lock).await,
-        other => Err(Failure::new(format_args!("no job {other}"))),
+        other => Err(Failure::new(format!("no job {other}"))),
     }
 }
 
@@ -228,27 +210,23 @@ async fn join(job: &Job, lock: &Lock) -> Result {
 /// Writes to a file on command, and only while it holds the lock.
 async fn write(job: &Job, lock: &Lock) -> Result {
     let guard = lock.acquire().await?;
-    let mut file = fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(job.arg("path")?)?;
     let mut commands = worker::commands();
     while let Some(command) = commands.recv().await {
         if command == "release" {
-            let released = guard.release().await;
-            let words = released.map_err(|error| format!("failed {:?}", error.kind()));
-            worker::say(&words.map_or_else(|failed| failed, |outcome| format!("{outcome:?}")))?;
+            let words = match guard.release().await {
+                Ok(outcome) => format!("{outcome:?}"),
+                Err(error) => format!("failed {:?}", error.kind()),
+            };
+            worker::say(&words)?;
             break;
         }
-        match guard.check() {
+        match guard.check().map_err(|error| error.loss()) {
             Ok(()) => {
-                file.write_all(b"first\n")?;
+                append(job.arg("path")?, "first")?;
                 worker::say("wrote")?;
             }
-            Err(error) => worker::say(&format!(
-                "lost {:?}",
-                error.loss().ok_or_else(|| Failure::new("no reason"))?
-            ))?,
+            Err(Some(reason)) => worker::say(&format!("lost {reason:?}"))?,
+            Err(None) => return Err(Failure::new("no reason")),
         }
     }
     while commands.recv().await.is_some() {}

@@ -2,11 +2,14 @@
 
 use super::{
     gate::{Fate, Step},
-    peer::{EXPIRED, Peer, SHUT_DOWN, fails, frees, held, is_lost, left_untouched, stays_held},
-    task::{Task, polled},
+    peer::{EXPIRED, Peer, SHUT_DOWN, fails, frees, held, is_lost, stays_held},
+    task::polled,
 };
 use crate::{Ctx, Failure, Result, case::cases, ensure, in_time, same};
-use dlock_core::{Client, ErrorKind, LossReason, ShutdownOutcome as Part, ShutdownReport};
+use dlock_core::{
+    ErrorKind::{Lost, ShuttingDown},
+    LockName, LossReason, ShutdownOutcome as Part, ShutdownReport,
+};
 use std::{future::IntoFuture, sync::Arc, time::Duration};
 
 cases! {
@@ -28,150 +31,105 @@ cases! {
 
 async fn new_acquires_are_refused_and_waiters_cancelled(ctx: Ctx) -> Result {
     let ([_other, peer], name, guard) = held(&ctx, Peer::lock).await?;
-    let observer = ctx.caller().await?;
-    let own = peer.take(&peer.lock(&ctx.name()?)?).await?;
+    let own = peer.acquire(&ctx.name()?).await?;
     let pass = own.pass()?;
-    let mut waiting = Vec::new();
-    for _ in 0..3 {
-        waiting.push(Task::spawn(peer.lock(&name)?.acquire()));
-    }
-    waiting.push(Task::spawn(peer.lock(&name)?.acquire_timeout(ctx.long())));
-    ctx.until("a waiter asks the store", ctx.answer(), || {
-        peer.gate.calls(Step::Acquire) > 1
-    })
-    .await?;
-    let closing = shut_down(&peer.client, ctx.short());
-    for waiter in waiting {
-        let waited = waiter.done(&ctx, "a waiter is cancelled", ctx.short() / 5);
-        fails("a wait", waited.await?, ErrorKind::ShuttingDown)?;
-    }
     let lock = peer.lock(&name)?;
-    let refused = ErrorKind::ShuttingDown;
-    fails("acquire", lock.acquire().await, refused)?;
-    fails(
-        "acquire_timeout",
-        lock.acquire_timeout(ctx.long()).await,
-        refused,
-    )?;
-    fails("try_acquire", lock.try_acquire().await, refused)?;
-    let joining = peer.lock(own.name())?.join(&pass).await;
-    fails("join", joining, refused)?;
+    let mut waiting = vec![peer.waits(lock.clone()).await?];
+    waiting.push(ctx.spawn(lock.acquire()));
+    waiting.push(ctx.spawn(lock.acquire_timeout(ctx.long())));
+    let closing = peer.shut_down(ctx.short());
+    for waiter in waiting {
+        fails(ShuttingDown, waiter.done(ctx.short() / 5).await?)?;
+    }
+    fails(ShuttingDown, lock.acquire().await)?;
+    fails(ShuttingDown, lock.acquire_timeout(ctx.long()).await)?;
+    fails(ShuttingDown, lock.try_acquire().await)?;
+    peer.cannot_join(own.name(), &pass, ShuttingDown).await?;
     frees(&ctx, own).await?;
-    let report = closed(&ctx, closing, ctx.short()).await?;
+    let report = closing.done(ctx.short()).await??;
     same("what is unknown", report.unknown, Vec::new())?;
     frees(&ctx, guard).await?;
-    left_untouched(&ctx, &observer, &name, ctx.answer()).await
+    ctx.left_untouched(&name, ctx.answer()).await
 }
 
 async fn a_waiter_whose_request_hangs_is_cancelled_at_once(ctx: Ctx) -> Result {
-    let peer = Peer::new(&ctx).await?;
-    let name = ctx.name()?;
+    let ([peer], name) = Peer::several(&ctx).await?;
     peer.gate.always(Step::Acquire, Fate::Never);
-    let waiting = Task::spawn(peer.lock(&name)?.acquire());
-    let trying = Task::spawn(peer.lock(&ctx.name()?)?.try_acquire());
-    ctx.until("both ask the store", ctx.answer(), || {
-        peer.gate.calls(Step::Acquire) > 1
-    })
-    .await?;
-    let _closing = shut_down(&peer.client, ctx.short());
+    let waiting = ctx.spawn(peer.lock(&name)?.acquire());
+    let trying = ctx.spawn(peer.lock(&ctx.name()?)?.try_acquire());
+    peer.sends(Step::Acquire, 2).await?;
+    let _closing = peer.shut_down(ctx.short());
     // Far less than the request itself may take.
     let bound = Duration::from_millis(100);
-    let waited = waiting.done(&ctx, "the waiter is cancelled", bound).await?;
-    fails("acquire", waited, ErrorKind::ShuttingDown)?;
-    let tried = trying
-        .done(&ctx, "the one who tries is cancelled", bound)
-        .await?;
-    fails("try_acquire", tried, ErrorKind::ShuttingDown).map(drop)
+    fails(ShuttingDown, waiting.done(bound).await?)?;
+    fails(ShuttingDown, trying.done(bound).await?).map(drop)
 }
 
 async fn holders_are_told_and_keep_their_locks_for_the_grace(ctx: Ctx) -> Result {
-    let [peer, other] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let guard = Arc::new(peer.take(&peer.kept(&name)?).await?);
+    let ([peer, other], name, guard) = held(&ctx, Peer::kept).await?;
+    let guard = Arc::new(guard);
     let told = Arc::clone(&guard);
-    let told = Task::spawn(async move { told.shutting_down().await });
+    let told = ctx.spawn(async move { told.shutting_down().await });
     ctx.would_show_within(ctx.short() / 10).await;
     same("shutting_down() has resolved before", told.is_done(), false)?;
     let grace = ctx.kept() * 2;
     let begun = ctx.now();
-    let closing = shut_down(&peer.client, grace);
-    told.done(&ctx, "shutting_down() resolves", ctx.short() / 10)
-        .await?;
+    let closing = peer.shut_down(grace);
+    told.done(ctx.short() / 10).await?;
     while ctx.now().since(begun) < grace * 9 / 10 {
-        stays_held(&ctx, "its state during the grace", &guard).await?;
-        other.refused(&other.lock(&name)?).await?;
+        stays_held(&ctx, &guard).await?;
+        other.refused(&name).await?;
         ctx.time_passes(ctx.kept() / 10).await;
     }
-    let again = ctx.within(
-        "shutting_down() resolves again",
-        Duration::ZERO,
-        guard.shutting_down(),
-    );
-    again.await?;
+    let again = polled(guard.shutting_down(), 1).await;
+    same("shutting_down() resolves again", again, Some(()))?;
     let guard = Arc::into_inner(guard).ok_or_else(|| Failure::new("BUG: it is shared"))?;
     frees(&ctx, guard).await?;
-    let report = closed(&ctx, closing, grace).await?;
+    let report = closing.done(grace).await??;
     same("the report", report.locks, vec![(name, Part::Released)])
 }
 
 async fn what_is_given_back_in_time_is_reported_released(ctx: Ctx) -> Result {
-    let peer = Peer::new(&ctx).await?;
-    let observer = ctx.caller().await?;
-    let (by_hand, by_drop) = (ctx.name()?, ctx.name()?);
-    let released = peer.take(&peer.lock(&by_hand)?).await?;
-    let dropped = peer.take(&peer.lock(&by_drop)?).await?;
+    let ([peer], by_hand, released) = held(&ctx, Peer::lock).await?;
+    let by_drop = ctx.name()?;
+    let dropped = peer.acquire(&by_drop).await?;
     let begun = ctx.now();
-    let closing = shut_down(&peer.client, ctx.long());
-    ctx.within(
-        "shutting_down() resolves",
-        ctx.short() / 10,
-        dropped.shutting_down(),
-    )
-    .await?;
+    let closing = peer.shut_down(ctx.long());
+    let told = ctx.within("it is told", ctx.short() / 10, dropped.shutting_down());
+    told.await?;
     drop(dropped);
     frees(&ctx, released).await?;
-    let report = closed(&ctx, closing, ctx.short()).await?;
+    let report = closing.done(ctx.short()).await??;
     ensure(ctx.now().since(begun) < ctx.long(), "it waited for nothing")?;
-    let mut wanted = vec![(by_hand, Part::Released), (by_drop, Part::Released)];
-    wanted.sort_by(|a, b| a.0.cmp(&b.0));
-    same("the report", &report.locks, &wanted)?;
-    same("what is unknown", report.unknown, Vec::new())?;
-    for (name, _) in &report.locks {
-        observer.sees_free(name).await?;
+    same("what is unknown", &report.unknown, &Vec::new())?;
+    for name in [&by_hand, &by_drop] {
+        ctx.sees_free(name).await?;
     }
-    Ok(())
+    reports(report, [by_hand, by_drop], Part::Released)
 }
 
 async fn what_was_lost_before_is_reported_lost(ctx: Ctx) -> Result {
-    let [peer, other] = Peer::several(&ctx).await?;
-    let (seen, unseen) = (ctx.name()?, ctx.name()?);
-    let first = peer.take(&peer.lock(&seen)?).await?;
-    let second = peer.take(&peer.lock(&unseen)?).await?;
-    for name in [&seen, &unseen] {
-        other.breaks(name).await?;
+    let ([peer, other], first, guard) = held(&ctx, Peer::lock).await?;
+    let second = ctx.name()?;
+    let guards = [guard, peer.acquire(&second).await?];
+    for name in [&first, &second] {
+        other.breaks(name, None).await?;
     }
-    let closing = shut_down(&peer.client, ctx.short());
-    ctx.within(
-        "shutting_down() resolves",
-        ctx.short() / 10,
-        first.shutting_down(),
-    )
-    .await?;
-    fails(
-        "the release of a broken lock",
-        first.release().await,
-        ErrorKind::Lost,
-    )?;
-    fails(
-        "the release of another",
-        second.release().await,
-        ErrorKind::Lost,
-    )?;
-    let report = closed(&ctx, closing, ctx.short()).await?;
-    let lost = Part::Lost(LossReason::NotHeld);
-    let mut wanted = vec![(seen, lost), (unseen, lost)];
-    wanted.sort_by(|a, b| a.0.cmp(&b.0));
-    same("the report", report.locks, wanted)
+    let closing = peer.shut_down(ctx.short());
+    let told = guards[0].shutting_down();
+    ctx.within("it is told", ctx.short() / 10, told).await?;
+    for guard in guards {
+        fails(Lost, guard.release().await)?;
+    }
+    let report = closing.done(ctx.short()).await??;
+    reports(report, [first, second], Part::Lost(LossReason::NotHeld))
+}
+
+/// Exactly these locks are reported, all with this outcome.
+fn reports(report: ShutdownReport, mut names: [LockName; 2], outcome: Part) -> Result {
+    names.sort();
+    let wanted = names.map(|name| (name, outcome));
+    same("the report", report.locks, wanted.into())
 }
 
 async fn a_holder_that_ignores_it_is_left_to_its_lease(ctx: Ctx) -> Result {
@@ -184,53 +142,40 @@ async fn a_holder_that_ignores_it_is_left_to_its_lease(ctx: Ctx) -> Result {
     same("lost()", reason, Some(LossReason::Shutdown))?;
     let rest = match report.locks.as_slice() {
         [(left, Part::Left { rest })] if *left == name => *rest,
-        other => {
-            return Err(Failure::new(format_args!(
-                "it should be left, is {other:?}"
-            )));
-        }
+        other => return Err(Failure::new(format!("it should be left, is {other:?}"))),
     };
-    ensure(
-        rest > ctx.short() / 2 && rest <= ctx.short(),
-        format_args!("{rest:?} are left of {:?}", ctx.short()),
-    )?;
+    let likely = rest > ctx.short() / 2 && rest <= ctx.short();
+    ensure(likely, format!("{rest:?} are left of {:?}", ctx.short()))?;
     // The store keeps the hold for as long as it was granted; no other client gets in before.
-    other.refused(&other.lock(&name)?).await?;
+    other.refused(&name).await?;
     let next = other.gets(&name, ctx.short() * 2).await?;
     let after = ctx.now().since(told);
     ensure(
         after + ctx.short() / 50 + Duration::from_millis(20) >= rest,
-        format_args!("another got in after {after:?}, {rest:?} were left"),
+        format!("another got in after {after:?}, {rest:?} were left"),
     )?;
     drop(guard);
     frees(&ctx, next).await
 }
 
 async fn what_is_left_is_not_released_by_its_guard_either(ctx: Ctx) -> Result {
-    let [peer, other] = Peer::several(&ctx).await?;
-    let (name, second) = (ctx.name()?, ctx.name()?);
-    let dropped = peer.take(&peer.lock(&name)?).await?;
-    let released = peer.take(&peer.lock(&second)?).await?;
+    let ([peer, other], name, dropped) = held(&ctx, Peer::lock).await?;
+    let second = ctx.name()?;
+    let released = peer.acquire(&second).await?;
     peer.client.shutdown(Duration::ZERO).await?;
     let releases = peer.gate.calls(Step::Release);
     drop(dropped);
-    let error = fails("its release", released.release().await, ErrorKind::Lost)?;
+    let error = fails(Lost, released.release().await)?;
     same("the reason", error.loss(), Some(LossReason::Shutdown))?;
     ctx.would_show_within(ctx.short() / 5).await;
-    same(
-        "the number of releases",
-        peer.gate.calls(Step::Release),
-        releases,
-    )?;
-    for name in [&name, &second] {
-        other.refused(&other.lock(name)?).await?;
-    }
-    Ok(())
+    let after = peer.gate.calls(Step::Release);
+    same("the number of releases", after, releases)?;
+    other.refused(&name).await?;
+    other.refused(&second).await
 }
 
 async fn nothing_renews_afterwards(ctx: Ctx) -> Result {
-    let peer = Peer::new(&ctx).await?;
-    let guard = peer.take(&peer.short(&ctx.name()?)?).await?;
+    let ([peer], _, guard) = held(&ctx, Peer::short).await?;
     peer.client.shutdown(ctx.short() / 2).await?;
     let calls = peer.gate.all_calls();
     ctx.would_show_within(ctx.short() * 2).await;
@@ -243,49 +188,40 @@ async fn nothing_renews_afterwards(ctx: Ctx) -> Result {
 async fn forced_it_releases_what_is_held(ctx: Ctx) -> Result {
     let ([peer, other], name, guard) = held(&ctx, Peer::lock).await?;
     let forced = peer.client.shutdown(ctx.short() / 5).force();
-    let report = ctx
-        .within("it ends", ctx.short(), forced.into_future())
-        .await??;
-    same(
-        "the report",
-        report.locks,
-        vec![(name.clone(), Part::Released)],
-    )?;
+    let report = ctx.spawn(forced.into_future()).done(ctx.short());
+    let locks = report.await??.locks;
+    same("the report", locks, vec![(name.clone(), Part::Released)])?;
     same("its state", guard.state(), SHUT_DOWN)?;
-    let next = other.take(&other.lock(&name)?).await?;
+    let next = other.acquire(&name).await?;
     drop(guard);
     frees(&ctx, next).await
 }
 
 async fn an_acquire_under_way_ends_without_a_lock(ctx: Ctx) -> Result {
-    let observer = ctx.caller().await?;
     for tries in [true, false] {
-        let peer = Peer::new(&ctx).await?;
-        let name = ctx.name()?;
+        let ([peer], name) = Peer::several(&ctx).await?;
         peer.gate.always(Step::Acquire, Fate::Slow(ctx.short() / 5));
         let lock = peer.short(&name)?;
-        let acquiring = Task::spawn(async move {
+        let acquiring = ctx.spawn(async move {
             if tries {
                 lock.try_acquire().await
             } else {
                 lock.acquire().await.map(Some)
             }
         });
-        peer.asks(0).await?;
-        let report = closed(&ctx, shut_down(&peer.client, ctx.short()), ctx.short());
-        same("the report", report.await?.locks, Vec::new())?;
-        let acquired = acquiring.done(&ctx, "it is answered", ctx.short()).await?;
-        fails("an acquire under way", acquired, ErrorKind::ShuttingDown)?;
-        left_untouched(&ctx, &observer, &name, ctx.short()).await?;
+        peer.sends(Step::Acquire, 1).await?;
+        let report = peer.shut_down(ctx.short()).done(ctx.short()).await??;
+        same("the report", report.locks, Vec::new())?;
+        fails(ShuttingDown, acquiring.done(ctx.short()).await?)?;
+        ctx.left_untouched(&name, ctx.short()).await?;
     }
     Ok(())
 }
 
 async fn a_store_that_does_not_answer_delays_it_no_longer_than_the_grace(ctx: Ctx) -> Result {
-    let peer = Peer::new(&ctx).await?;
-    let (name, dropped) = (ctx.name()?, ctx.name()?);
-    let guard = peer.take(&peer.lock(&name)?).await?;
-    let other = peer.take(&peer.lock(&dropped)?).await?;
+    let ([peer], name, guard) = held(&ctx, Peer::lock).await?;
+    let dropped = ctx.name()?;
+    let other = peer.acquire(&dropped).await?;
     peer.gate.all(Fate::Unsent);
     drop(other);
     // Within the time for which the hold is certain.
@@ -294,29 +230,22 @@ async fn a_store_that_does_not_answer_delays_it_no_longer_than_the_grace(ctx: Ct
     } else {
         ctx.short()
     };
-    let closing = shut_down(&peer.client, grace);
     // Closing the connections has a bound of its own.
-    let report = closed(&ctx, closing, grace + Duration::from_secs(2)).await?;
-    let left = report
-        .locks
-        .iter()
-        .any(|(of, part)| *of == name && matches!(part, Part::Left { .. }));
-    ensure(
-        left,
-        format_args!("{name:?} should be left, the report is {report:?}"),
-    )?;
+    let bound = grace + Duration::from_secs(2);
+    let report = peer.shut_down(grace).done(bound).await??;
+    let left = |(of, part): &(LockName, Part)| *of == name && matches!(part, Part::Left { .. });
+    let is_left = report.locks.iter().any(left);
+    ensure(is_left, format!("{name:?} should be left: {report:?}"))?;
     same("what is unknown", report.unknown, vec![dropped])?;
     same("its state", guard.state(), SHUT_DOWN)
 }
 
 async fn without_locks_it_is_done_at_once_and_only_once(ctx: Ctx) -> Result {
-    let peer = Peer::new(&ctx).await?;
-    let guard = peer.take(&peer.lock(&ctx.name()?)?).await?;
+    let ([peer], _, guard) = held(&ctx, Peer::lock).await?;
     frees(&ctx, guard).await?;
-    let report = closed(&ctx, shut_down(&peer.client, ctx.long()), ctx.short()).await?;
+    let report = peer.shut_down(ctx.long()).done(ctx.short()).await??;
     same("the report", report.locks, Vec::new())?;
-    let again = peer.client.shutdown(ctx.long()).await;
-    fails("a second one", again, ErrorKind::ShuttingDown).map(drop)
+    fails(ShuttingDown, peer.client.shutdown(ctx.long()).await).map(drop)
 }
 
 async fn dropped_once_it_has_begun_it_goes_on(ctx: Ctx) -> Result {
@@ -327,23 +256,11 @@ async fn dropped_once_it_has_begun_it_goes_on(ctx: Ctx) -> Result {
         let tried = peer.lock(&ctx.name()?)?.try_acquire().await;
         if polls == 0 {
             drop(tried?);
-            stays_held(&ctx, "its state", &guard).await?;
+            stays_held(&ctx, &guard).await?;
             continue;
         }
-        fails("try_acquire", tried, ErrorKind::ShuttingDown)?;
-        is_lost(&ctx, "the grace ends", grace, &guard, LossReason::Shutdown).await?;
+        fails(ShuttingDown, tried)?;
+        is_lost(&ctx, &guard, LossReason::Shutdown, grace).await?;
     }
     Ok(())
-}
-
-type Closing = Task<Result<ShutdownReport, dlock_core::Error>>;
-
-/// Starts a shutdown.
-fn shut_down(client: &Client, grace: Duration) -> Closing {
-    Task::spawn(client.shutdown(grace).into_future())
-}
-
-/// The report of the shutdown.
-async fn closed(ctx: &Ctx, closing: Closing, bound: Duration) -> Result<ShutdownReport> {
-    Ok(closing.done(ctx, "the shutdown ends", bound).await??)
 }

@@ -3,8 +3,7 @@
 
 use super::{
     gate::{Fate, Step},
-    peer::{Peer, left_untouched},
-    task::Task,
+    peer::Peer,
 };
 use crate::{Ctx, Failure, Result, case::cases, ensure, same};
 use dlock_core::{Guard, Lock};
@@ -21,48 +20,31 @@ cases! {
 }
 
 async fn a_storm_lets_nobody_in_beside_another(ctx: Ctx) -> Result {
-    let name = ctx.name()?;
-    let inside = Inside::default();
-    let (mut peers, mut tasks) = (Vec::new(), Vec::new());
-    for number in 0..3 {
-        let peer = Peer::new(&ctx).await?;
-        // One client's calls are slow, another's answers are lost now and then.
-        match number {
-            0 => peer
-                .gate
-                .always(Step::Acquire, Fate::Slow(ctx.short() / 100)),
-            1 => {
-                for step in [Step::Acquire, Step::Release, Step::Renew] {
-                    for fate in [
-                        Fate::Ok,
-                        Fate::ErrorAfter,
-                        Fate::ErrorBefore,
-                        Fate::Late(ctx.short() / 50),
-                    ] {
-                        peer.gate.once(step, fate);
-                    }
-                }
-            }
-            _ => peer.gate.set_deaf(true),
+    let ([slow, lossy, deaf], name) = Peer::several(&ctx).await?;
+    let delay = Fate::Slow(ctx.short() / 100);
+    slow.gate.always(Step::Acquire, delay);
+    for step in [Step::Acquire, Step::Release, Step::Renew] {
+        let late = Fate::Late(ctx.short() / 50);
+        for fate in [Fate::Ok, Fate::ErrorAfter, Fate::ErrorBefore, late] {
+            lossy.gate.once(step, fate);
         }
-        for _ in 0..4 {
-            let lock = peer.short(&name)?;
-            let turns = turns(ctx.clone(), lock, Arc::clone(&inside));
-            tasks.push(Task::spawn(turns));
-        }
-        peers.push(peer);
+    }
+    deaf.gate.set_deaf(true);
+    let (inside, peers) = (Inside::default(), [slow, lossy, deaf]);
+    let mut tasks = Vec::new();
+    for peer in peers.iter().cycle().take(12) {
+        let lock = peer.short(&name)?;
+        tasks.push(ctx.spawn(turns(ctx.clone(), lock, Arc::clone(&inside))));
     }
     for task in tasks {
         // The turns of deaf clients cost others an accept lease or a poll each: together more than ten
         // seconds where leases are sessions.
-        let bound = ctx.answer() * 6;
-        task.done(&ctx, "all have had their turns", bound).await??;
+        task.done(ctx.answer() * 6).await??;
     }
     for peer in &peers {
         peer.settles(ctx.short()).await?;
     }
-    let observer = ctx.caller().await?;
-    left_untouched(&ctx, &observer, &name, ctx.answer()).await
+    ctx.left_untouched(&name, ctx.answer()).await
 }
 
 /// A few turns, with acquires cancelled in between.
@@ -87,19 +69,14 @@ type Inside = Arc<Mutex<Vec<Arc<Guard>>>>;
 
 async fn alone(ctx: &Ctx, inside: &Inside, guard: Guard, span: Duration) -> Result {
     let guard = Arc::new(guard);
-    {
-        let mut inside = inside.lock().unwrap_or_else(PoisonError::into_inner);
-        // A task whose lock is lost may not have checked its guard yet.
-        let others = inside.iter().filter(|other| other.check().is_ok());
-        same("how many others are inside", others.count(), 0)?;
-        inside.push(Arc::clone(&guard));
-    }
+    let all = || inside.lock().unwrap_or_else(PoisonError::into_inner);
+    // A task whose lock is lost may not have checked its guard yet.
+    let others = all().iter().filter(|other| other.check().is_ok()).count();
+    same("how many others are inside", others, 0)?;
+    all().push(Arc::clone(&guard));
     ctx.time_passes(span).await;
     let held = guard.check().is_ok();
-    {
-        let mut inside = inside.lock().unwrap_or_else(PoisonError::into_inner);
-        inside.retain(|other| !Arc::ptr_eq(other, &guard));
-    }
+    all().retain(|other| !Arc::ptr_eq(other, &guard));
     // A slow or unavailable store may cost the lock, and then the guard says so.
     ensure(held || !ctx.is_simulated(), "it was lost")?;
     // Unconfirmed, the release goes on in the background.
@@ -110,51 +87,39 @@ async fn alone(ctx: &Ctx, inside: &Inside, guard: Guard, span: Duration) -> Resu
 }
 
 async fn a_storm_of_cancelled_waiters_forgets_nobody(ctx: Ctx) -> Result {
-    let peers = Peer::several::<2>(&ctx).await?;
-    let observer = ctx.caller().await?;
-    let name = ctx.name()?;
+    let (peers, name) = Peer::several::<2>(&ctx).await?;
     let rounds = if ctx.is_simulated() { 40 } else { 4 };
     for round in 0..rounds {
-        let holder = &peers[round % 2];
-        let guard = holder.take(&holder.lock(&name)?).await?;
+        let guard = peers[round % 2].acquire(&name).await?;
         let mut waiting = Vec::new();
         for number in 0..8 {
             let lock = peers[number % 2].lock(&name)?;
-            waiting.push(Task::spawn(async move {
+            waiting.push(Some(ctx.spawn(async move {
                 let guard = lock.acquire().await?;
                 guard.release().await.map(drop)
-            }));
+            })));
         }
         ctx.time_passes(ctx.rounding()).await;
         // Each round chooses anew which tasks are cancelled, and when: before the release, or in the
         // middle of the hand-off.
-        let (before, survivors): (Vec<_>, Vec<_>) = waiting
-            .into_iter()
-            .enumerate()
-            .partition(|(number, _)| (round * 7 + number * 5) % 3 == 0);
-        let mut after = Vec::new();
-        for (number, waiter) in before {
-            if number % 2 == 0 {
-                drop(waiter);
-            } else {
-                after.push(waiter);
-            }
-        }
+        let cancelled = |number: &usize| (round * 7 + number * 5).is_multiple_of(3);
+        let (before, after): (Vec<_>, Vec<_>) =
+            (0..8).filter(cancelled).partition(|number| number % 2 == 0);
+        before.into_iter().for_each(|number| waiting[number] = None);
         drop(guard);
         for _ in 0..round % 5 {
             tokio::task::yield_now().await;
         }
-        drop(after);
+        after.into_iter().for_each(|number| waiting[number] = None);
         // A task cancelled during its turn may cost its accept lease and a poll; not every one does.
         let end = ctx.now() + Duration::from_secs(4);
-        for (_, waiter) in survivors {
-            let what = "a waiter that stayed has its turn";
-            waiter.done(&ctx, what, end.since(ctx.now())).await??;
+        for waiter in waiting.into_iter().flatten() {
+            waiter.done(end.since(ctx.now())).await??;
         }
         for peer in &peers {
             peer.settles(ctx.answer()).await?;
         }
-        left_untouched(&ctx, &observer, &name, ctx.answer()).await?;
+        ctx.left_untouched(&name, ctx.answer()).await?;
     }
     Ok(())
 }

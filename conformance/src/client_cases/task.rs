@@ -1,44 +1,64 @@
 //! Futures that run beside a case, and futures that are dropped before they complete.
 
-use crate::{Result, ctx::Ctx};
+use crate::{
+    Ctx,
+    expect::{Expected, seen_from_here},
+};
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 use tokio::task::JoinHandle;
 
 /// A future in a task of its own, cancelled on drop.
 #[derive(Debug)]
-pub(crate) struct Task<T>(JoinHandle<T>);
+pub(crate) struct Task<T> {
+    handle: JoinHandle<T>,
+    pub(super) ctx: Ctx,
+}
 
-impl<T: Send + 'static> Task<T> {
-    pub(crate) fn spawn(future: impl Future<Output = T> + Send + 'static) -> Self {
-        Self(tokio::spawn(future))
+impl Ctx {
+    /// Runs a future beside the case.
+    pub(crate) fn spawn<T: Send + 'static>(
+        &self,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Task<T> {
+        let (handle, ctx) = (tokio::spawn(future), self.clone());
+        Task { handle, ctx }
     }
 
     /// The same, polled once before this returns: the order in which tasks start is not fixed, and a
     /// waiter enters its queue at its first poll.
-    pub(crate) async fn begun(future: impl Future<Output = T> + Send + 'static) -> Self {
+    pub(crate) async fn begin<T: Send + 'static>(
+        &self,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Task<T> {
         let mut future = Box::pin(future);
         let at_once = polled(&mut future, 1).await;
-        Self::spawn(async move {
+        self.spawn(async move {
             match at_once {
                 Some(output) => output,
                 None => future.await,
             }
         })
     }
+}
 
+impl<T: Send + 'static> Task<T> {
     pub(crate) fn is_done(&self) -> bool {
-        self.0.is_finished()
+        self.handle.is_finished()
     }
 
     /// Its output, within the bound.
-    pub(crate) async fn done(mut self, ctx: &Ctx, what: &str, bound: Duration) -> Result<T> {
-        Ok(ctx.within(what, bound, &mut self.0).await??)
+    #[track_caller]
+    pub(crate) fn done(mut self, bound: Duration) -> Expected<'static, T> {
+        let ctx = self.ctx.clone();
+        seen_from_here(
+            async move { Ok(ctx.within("a task ends", bound, &mut self.handle).await??) },
+        )
     }
 }
 
 impl<T> Drop for Task<T> {
     fn drop(&mut self) {
-        self.0.abort();
+        self.handle.abort();
     }
 }
 
@@ -59,35 +79,4 @@ pub(crate) async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Outp
         }
     })
     .await
-}
-
-/// Every permutation of the numbers below `count`.
-pub(crate) fn permutations(count: usize) -> Vec<Vec<usize>> {
-    let mut orders = vec![Vec::new()];
-    for next in 0..count {
-        orders = orders
-            .iter()
-            .flat_map(|order: &Vec<usize>| {
-                (0..=order.len()).map(|at| {
-                    let mut longer = order.clone();
-                    longer.insert(at, next);
-                    longer
-                })
-            })
-            .collect();
-    }
-    orders
-}
-
-#[cfg(test)]
-mod tests {
-    use super::permutations;
-    use std::collections::BTreeSet;
-
-    #[test]
-    fn there_are_as_many_orders_as_the_factorial_says() {
-        let orders: BTreeSet<_> = permutations(4).into_iter().collect();
-        assert_eq!(orders.len(), 24);
-        assert!(orders.iter().all(|order| order.len() == 4));
-    }
 }

@@ -2,10 +2,10 @@
 
 use super::{
     gate::Step,
-    peer::{Peer, fails, frees, held, left_untouched, not_lost},
+    peer::{Peer, fails, frees, held, not_lost},
 };
 use crate::{Ctx, Failure, Result, case::cases, ensure, same};
-use dlock_core::{Detached, ErrorKind, Guard, LossReason};
+use dlock_core::{Detached, Error, ErrorKind, Guard, LossReason};
 use std::time::Duration;
 
 cases! {
@@ -22,8 +22,7 @@ cases! {
 }
 
 async fn a_longest_hold_ends_though_it_is_renewed(ctx: Ctx) -> Result {
-    let [peer, other] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
+    let ([peer, other], name) = Peer::several(&ctx).await?;
     let most = ctx.kept() * 2;
     let began = ctx.now();
     let guard = peer.take(&peer.kept(&name)?.max_hold(most)).await?;
@@ -31,14 +30,12 @@ async fn a_longest_hold_ends_though_it_is_renewed(ctx: Ctx) -> Result {
     not_lost(&guard)?; // past its lease, so it was renewed
     let lost = ctx.within("it ends", most, guard.lost()).await?;
     same("the reason", lost, LossReason::Deadline)?;
-    ensure(
-        ctx.now() <= began + most + ctx.answer(),
-        "it was held for too long",
-    )?;
+    let over = began + most + ctx.answer();
+    ensure(ctx.now() <= over, "it was held for too long")?;
     let next = other.lock(&name)?.acquire_timeout(ctx.long());
     let bound = ctx.kept() + ctx.slack() + ctx.answer();
     let next = ctx.within("the next one gets in", bound, next).await??;
-    ensure(guard.check().is_err(), "the first one still counts on it")?;
+    fails(ErrorKind::Lost, guard.check())?;
     frees(&ctx, next).await
 }
 
@@ -47,15 +44,18 @@ fn detach(guard: Guard) -> Result<Detached> {
     guard.detach().map_err(|not| Failure::new(not.error))
 }
 
+async fn attach(ctx: &Ctx, peer: &Peer, detached: Detached) -> Result<Result<Guard, Error>> {
+    let attached = ctx.answered(peer.client.attach(detached)).await?;
+    Ok(attached.map_err(|not| not.error))
+}
+
 async fn nothing_renews_what_is_detached(ctx: Ctx) -> Result {
-    let [peer, other] = Peer::several(&ctx).await?;
-    let observer = ctx.caller().await?;
-    let name = ctx.name()?;
-    let detached = detach(peer.take(&peer.short(&name)?).await?)?;
+    let ([peer, other], name, guard) = held(&ctx, Peer::short).await?;
+    let detached = detach(guard)?;
     let renewals = peer.gate.calls(Step::Renew);
-    other.refused(&other.lock(&name)?).await?;
+    other.refused(&name).await?;
     let bound = ctx.short() + ctx.slack() + ctx.answer();
-    left_untouched(&ctx, &observer, &name, bound).await?;
+    ctx.left_untouched(&name, bound).await?;
     same("renewals of it", peer.gate.calls(Step::Renew), renewals)?;
     drop(detached);
     Ok(())
@@ -64,54 +64,41 @@ async fn nothing_renews_what_is_detached(ctx: Ctx) -> Result {
 async fn what_is_attached_again_is_kept(ctx: Ctx) -> Result {
     let ([peer, other], name, guard) = held(&ctx, Peer::kept).await?;
     let token = guard.token();
-    let attached = other.client.attach(detach(guard)?);
-    let attached = ctx.within("it is attached", ctx.answer(), attached).await?;
-    let attached = attached.map_err(|not| Failure::new(not.error))?;
+    let attached = attach(&ctx, &other, detach(guard)?).await??;
     same("the token", attached.token(), token)?;
     ctx.time_passes(ctx.kept() * 2).await;
     not_lost(&attached)?;
-    peer.refused(&peer.lock(&name)?).await?;
+    peer.refused(&name).await?;
     frees(&ctx, attached).await
 }
 
 async fn what_is_over_cannot_be_attached(ctx: Ctx) -> Result {
     let ([peer, other], name, guard) = held(&ctx, Peer::lock).await?;
     let detached = detach(guard)?;
-    peer.breaks(&name).await?;
-    let next = other.take(&other.lock(&name)?).await?;
-    let attached = peer.client.attach(detached);
-    let attached = ctx
-        .within("attach is answered", ctx.answer(), attached)
-        .await?;
-    fails("attach", attached.map_err(|not| not.error), ErrorKind::Gone)?;
+    peer.breaks(&name, None).await?;
+    let next = other.acquire(&name).await?;
+    fails(ErrorKind::Gone, attach(&ctx, &peer, detached).await?)?;
     next.check()?;
     frees(&ctx, next).await
 }
 
 async fn what_has_a_guard_is_not_attached_twice(ctx: Ctx) -> Result {
-    let peer = Peer::new(&ctx).await?;
-    let name = ctx.name()?;
-    let detached = detach(peer.take(&peer.lock(&name)?).await?)?;
+    let ([peer], _, guard) = held(&ctx, Peer::lock).await?;
+    let detached = detach(guard)?;
     let copy = Detached::new(detached.pass()?.clone(), detached.hold(), detached.lease());
-    let attached = peer.client.attach(detached).await;
-    let attached = attached.map_err(|not| Failure::new(not.error))?;
-    let again = peer.client.attach(copy).await.map_err(|not| not.error);
-    fails("a second attach", again, ErrorKind::Misuse)?;
+    let attached = attach(&ctx, &peer, detached).await??;
+    fails(ErrorKind::Misuse, attach(&ctx, &peer, copy).await?)?;
     attached.check()?;
     frees(&ctx, attached).await
 }
 
 async fn what_is_detached_is_not_touched(ctx: Ctx) -> Result {
-    let [peer, other] = Peer::several(&ctx).await?;
-    let name = ctx.name()?;
-    let detached = detach(peer.take(&peer.lock(&name)?).await?)?;
-    let closing = peer.client.shutdown(Duration::ZERO);
-    let report = ctx.within("shutdown ends", ctx.long(), async { closing.await });
-    let report = report.await??;
+    let ([peer, other], name, guard) = held(&ctx, Peer::lock).await?;
+    let detached = detach(guard)?;
+    let report = peer.shut_down(Duration::ZERO).done(ctx.long()).await??;
     same("locks reported", report.locks, Vec::new())?;
     same("what is detached", report.detached, 1)?;
-    other.refused(&other.lock(&name)?).await?;
-    let attached = other.client.attach(detached).await;
-    let attached = attached.map_err(|not| Failure::new(not.error))?;
+    other.refused(&name).await?;
+    let attached = attach(&ctx, &other, detached).await??;
     frees(&ctx, attached).await
 }

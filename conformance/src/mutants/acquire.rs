@@ -19,8 +19,8 @@ table! {
         breaks(Clause::Mutex, Clause::Lease, Clause::Renew, Clause::Indeterminate) => Impatient;
     a_lapsed_holder_refuses_whoever_finds_it breaks(Clause::Expiry) => Sweeper::default();
     a_reentry_sets_the_end_of_all breaks(Clause::Lease) => LastLease::default();
-    a_repeat_is_one_hold_more breaks(Clause::Indeterminate) => CountedTwice::default();
-    lapsed_holds_are_counted breaks(Clause::Expiry) => Ghosts::default();
+    a_repeat_is_one_hold_more breaks(Clause::Indeterminate) => Miscount::Repeats.made();
+    lapsed_holds_are_counted breaks(Clause::Expiry) => Miscount::Lapses.made();
     a_repeat_promises_the_whole_lease breaks(Clause::Indeterminate) => Edit {
         acquired: |req, mut answer| {
             if let Ok(Acquired::Granted(grant)) = &mut answer {
@@ -137,52 +137,49 @@ impl Twist for LastLease {
     }
 }
 
-/// Does not check its hold id: a counter in place of a set.
-#[derive(Debug, Default)]
-struct CountedTwice {
+/// Counts up and down in place of a set of holds.
+#[derive(Debug)]
+struct Counter {
+    mistake: Miscount,
     inside: PerName<Vec<Who>>,
 }
 
+#[derive(Debug)]
+enum Miscount {
+    /// Does not check its hold id.
+    Repeats,
+    /// A lapse does not change the count while the record lives.
+    Lapses,
+}
+
+impl Miscount {
+    fn made(self) -> Counter {
+        Counter {
+            mistake: self,
+            inside: PerName::default(),
+        }
+    }
+}
+
 #[async_trait]
-impl Twist for CountedTwice {
+impl Twist for Counter {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let mut again = req.clone();
-        if self.inside.has(&req.name, &who(req)) {
+        let repeats = matches!(self.mistake, Miscount::Repeats);
+        if repeats && self.inside.has(&req.name, &who(req)) {
             again.hold = HoldId::from_bits(req.hold.to_bits() ^ 1);
         }
-        let answer = inner.acquire(&again).await?;
-        if matches!(answer, Acquired::Granted(_)) {
-            self.inside.add(&req.name, who(req));
-        }
-        Ok(answer)
-    }
-
-    async fn release(&self, inner: &Inner, req: &Release) -> Result<Released> {
-        if let Holds::One(hold) = req.holds {
-            self.inside.strike(&req.name, &(req.owner, hold));
-        }
-        inner.release(req).await
-    }
-}
-
-/// Counts up and down; a lapse does not change the count while the record lives.
-#[derive(Debug, Default)]
-struct Ghosts {
-    inside: PerName<Vec<Who>>,
-}
-
-#[async_trait]
-impl Twist for Ghosts {
-    async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
-        let mut answer = inner.acquire(req).await?;
+        let mut answer = inner.acquire(&again).await?;
         if let Acquired::Granted(grant) = &mut answer {
-            if grant.holds.get() == 1 {
+            if grant.holds.get() == 1 && !repeats {
                 self.inside.take(&req.name);
             }
             self.inside.add(&req.name, who(req));
-            let count = self.inside.get(&req.name).map_or(0, |inside| inside.len());
-            let count = u32::try_from(count).unwrap_or(u32::MAX);
-            grant.holds = grant.holds.max(count.try_into().unwrap_or(grant.holds));
+            if !repeats {
+                let count = self.inside.get(&req.name).map_or(0, |inside| inside.len());
+                let count = u32::try_from(count).unwrap_or(u32::MAX);
+                grant.holds = grant.holds.max(count.try_into().unwrap_or(grant.holds));
+            }
         }
         Ok(answer)
     }

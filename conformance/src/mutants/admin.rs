@@ -1,11 +1,11 @@
 //! Drivers that inspect, list, break, report errors or map names wrongly.
 
-use super::{Edit, FAR, Inner, Twist, memory::PerName, table};
+use super::{Edit, FAR, Inner, Listing, Only, Twist, memory::PerName, table};
 use crate::clause::Clause;
 use async_trait::async_trait;
 use dlock_core::{
-    Broken, Effect, FencingToken, LockName, Snapshot,
-    driver::{Acquire, Acquired, Cursor, DriverError, Page, Release, Released, Renew, Result},
+    Broken, Effect, LockName, Snapshot,
+    driver::{Acquire, Acquired, DriverError, Page, Release, Released, Renew, Result},
 };
 
 table! {
@@ -43,15 +43,10 @@ impl Twist for InspectProlongs {
 
     async fn inspect(&self, inner: &Inner, name: &LockName) -> Result<Snapshot> {
         if let Some(last) = self.last.get(name) {
-            let entry = Renew::new(
-                name.clone(),
-                last.owner,
-                last.hold,
-                Some(last.lease.length()),
-            );
-            inner
-                .renew(inner.lane(name), &[entry], last.give_up + FAR)
-                .await?;
+            let lease = Some(last.lease.length());
+            let entry = Renew::new(name.clone(), last.owner, last.hold, lease);
+            let give_up = last.give_up + FAR;
+            inner.renew(inner.lane(name), &[entry], give_up).await?;
         }
         inner.inspect(name).await
     }
@@ -78,12 +73,7 @@ struct BreakAnything;
 
 #[async_trait]
 impl Twist for BreakAnything {
-    async fn break_lock(
-        &self,
-        inner: &Inner,
-        name: &LockName,
-        _: Option<FencingToken>,
-    ) -> Result<Broken> {
+    async fn break_lock(&self, inner: &Inner, name: &LockName, _: Only) -> Result<Broken> {
         inner.break_lock(name, None).await
     }
 }
@@ -94,13 +84,7 @@ struct ListSkips;
 
 #[async_trait]
 impl Twist for ListSkips {
-    async fn list(
-        &self,
-        inner: &Inner,
-        prefix: &str,
-        from: Option<&Cursor>,
-        limit: usize,
-    ) -> Result<Page> {
+    async fn list(&self, inner: &Inner, (prefix, from, limit): Listing<'_>) -> Result<Page> {
         let mut page = inner.list(prefix, from, limit).await?;
         if from.is_some() && !page.found.is_empty() {
             page.found.remove(0);
@@ -115,13 +99,7 @@ struct Like;
 
 #[async_trait]
 impl Twist for Like {
-    async fn list(
-        &self,
-        inner: &Inner,
-        prefix: &str,
-        from: Option<&Cursor>,
-        limit: usize,
-    ) -> Result<Page> {
+    async fn list(&self, inner: &Inner, (prefix, from, limit): Listing<'_>) -> Result<Page> {
         let plain = prefix.split('_').next().unwrap_or_default();
         let mut page = inner.list(plain, from, limit).await?;
         page.found.retain(|seen| {

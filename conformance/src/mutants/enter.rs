@@ -1,7 +1,7 @@
 //! Drivers that number incarnations wrongly, or enter the wrong one.
 
 use super::{
-    Edit, Inner, Twist,
+    Edit, Inner, Only, Twist,
     memory::{PerName, Who, address, who},
     table,
 };
@@ -51,12 +51,7 @@ impl Twist for TokenAgain {
         answer
     }
 
-    async fn break_lock(
-        &self,
-        inner: &Inner,
-        name: &LockName,
-        only: Option<FencingToken>,
-    ) -> Result<Broken> {
+    async fn break_lock(&self, inner: &Inner, name: &LockName, only: Only) -> Result<Broken> {
         self.last.take(name);
         inner.break_lock(name, only).await
     }
@@ -106,25 +101,16 @@ impl Twist for TokenOfTheHour {
         Ok(seen)
     }
 
-    async fn break_lock(
-        &self,
-        inner: &Inner,
-        name: &LockName,
-        only: Option<FencingToken>,
-    ) -> Result<Broken> {
+    async fn break_lock(&self, inner: &Inner, name: &LockName, only: Only) -> Result<Broken> {
         let only = match only {
             Some(token) => Some(Self::known(inner, name, token).await?),
             None => None,
         };
-        Ok(match inner.break_lock(name, only).await? {
-            Broken::Freed { token } => Broken::Freed {
-                token: token.map(Self::rounded),
-            },
-            Broken::Changed { token } => Broken::Changed {
-                token: token.map(Self::rounded),
-            },
-            other => other,
-        })
+        let mut broken = inner.break_lock(name, only).await?;
+        if let Broken::Freed { token } | Broken::Changed { token } = &mut broken {
+            *token = token.map(Self::rounded);
+        }
+        Ok(broken)
     }
 }
 

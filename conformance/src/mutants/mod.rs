@@ -13,7 +13,7 @@ mod twist;
 
 use edit::Edit;
 pub(crate) use run::trial;
-use twist::{Batch, Inner, Renewals};
+use twist::{Batch, Inner, Listing, Only, Renewals};
 pub(crate) use twist::{Twist, twisted};
 
 use crate::{clause::Clause, fixture::Need};

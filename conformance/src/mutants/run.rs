@@ -60,13 +60,14 @@ fn hidden(mutant: &str) -> Option<(&'static [Clause], &'static str)> {
 /// Every case, one after the other: in simulated time each takes milliseconds.
 fn whole(stage: &Stage, mutant: Mutant) -> Verdict {
     let mut verdict = Verdict::default();
-    for case in cases()
-        .into_iter()
-        .filter(|case| case.level == Level::Driver)
-    {
-        verdict.note(case, stage.run(case, Some((mutant.twist)())));
+    for case in cases().into_iter().filter(is_for_drivers) {
+        verdict.note((case, stage.run(case, Some((mutant.twist)()))));
     }
     verdict
+}
+
+fn is_for_drivers(case: &Case) -> bool {
+    case.level == Level::Driver
 }
 
 /// The cases of its clauses, concurrently on the shared server.
@@ -74,39 +75,41 @@ fn whole(stage: &Stage, mutant: Mutant) -> Verdict {
 /// Some mistakes show only in a moment that a busy machine may miss: clauses without a failure run once
 /// more, alone.
 fn listed(stage: &Stage, mutant: Mutant) -> Result<Verdict, Failed> {
-    let of = |clauses: Vec<Clause>| {
-        let wanted = move |case: &Case| {
-            let listed = clauses.contains(&case.clause) && case.level == Level::Driver;
-            listed && !case.is_exclusive()
-        };
-        stream::iter(cases().into_iter().filter(wanted))
-    };
     let mut verdict = Verdict::default();
-    let first = of(mutant.breaks.to_vec())
-        .map(|case| async move { (case, stage.play(case, Some((mutant.twist)())).await) })
-        .buffer_unordered(AT_ONCE)
-        .collect::<Vec<_>>();
-    for (case, outcome) in stage.block_on(first)? {
-        verdict.note(case, outcome);
-    }
+    let first = concurrently(mutant.breaks, |case| async move {
+        (case, stage.play(case, Some((mutant.twist)())).await)
+    });
+    stage
+        .block_on(first)?
+        .into_iter()
+        .for_each(|done| verdict.note(done));
     let blind = verdict.blind(mutant);
     if !blind.is_empty() {
         let again = async {
             let house = &Stage::alone().await;
-            of(blind)
-                .map(|case| async move {
-                    let twist = Some((mutant.twist)());
-                    (case, stage.play_in(house, case, twist).await)
-                })
-                .buffer_unordered(AT_ONCE)
-                .collect::<Vec<_>>()
-                .await
+            concurrently(&blind, |case| async move {
+                let twist = Some((mutant.twist)());
+                (case, stage.play_in(house, case, twist).await)
+            })
+            .await
         };
-        for (case, outcome) in stage.block_on(again)? {
-            verdict.note(case, outcome);
-        }
+        stage
+            .block_on(again)?
+            .into_iter()
+            .for_each(|done| verdict.note(done));
     }
     Ok(verdict)
+}
+
+/// The outcomes of the cases of these clauses that can share a server.
+async fn concurrently<F: Future<Output = (Case, Outcome)>>(
+    clauses: &[Clause],
+    play: impl FnMut(Case) -> F,
+) -> Vec<(Case, Outcome)> {
+    let listed = |case: &Case| clauses.contains(&case.clause) && !case.is_exclusive();
+    let wanted = cases().into_iter().filter(is_for_drivers).filter(listed);
+    let outcomes = stream::iter(wanted).map(play);
+    outcomes.buffer_unordered(AT_ONCE).collect().await
 }
 
 /// The outcomes of each clause's cases.
@@ -117,7 +120,7 @@ struct Verdict {
 }
 
 impl Verdict {
-    fn note(&mut self, case: Case, outcome: Outcome) {
+    fn note(&mut self, (case, outcome): (Case, Outcome)) {
         match outcome {
             Outcome::Passed | Outcome::Ignored(_) => {}
             Outcome::Failed(words) | Outcome::Late(words) => {
@@ -145,18 +148,12 @@ impl Verdict {
         if how == Mutants::Whole {
             for clause in found.difference(&wanted) {
                 complaints.push(format!("`{clause}` is not listed, yet failed:"));
-                complaints.extend(
-                    self.failed[clause]
-                        .iter()
-                        .map(|words| format!("    {words}")),
-                );
+                let words = self.failed[clause].iter();
+                complaints.extend(words.map(|words| format!("    {words}")));
             }
         }
-        complaints.extend(
-            self.hung
-                .iter()
-                .map(|name| format!("{name} hung without saying so")),
-        );
+        let hung = self.hung.iter();
+        complaints.extend(hung.map(|name| format!("{name} hung without saying so")));
         if complaints.is_empty() {
             return Ok(());
         }

@@ -13,6 +13,10 @@ use std::{fmt::Debug, sync::Arc};
 
 /// The right driver inside.
 pub(super) type Inner = dyn DistributedLock;
+/// A listing: its prefix, where it goes on, and the most names.
+pub(super) type Listing<'a> = (&'a str, Option<&'a Cursor>, usize);
+/// The incarnation to break, or whichever it is.
+pub(super) type Only = Option<FencingToken>;
 /// The answers to a batch of renewals.
 pub(super) type Renewals = Result<Vec<Result<Renewed>>>;
 
@@ -62,22 +66,11 @@ pub(crate) trait Twist: Debug + Send + Sync + 'static {
         inner.inspect(name).await
     }
 
-    async fn list(
-        &self,
-        inner: &Inner,
-        prefix: &str,
-        from: Option<&Cursor>,
-        limit: usize,
-    ) -> Result<Page> {
+    async fn list(&self, inner: &Inner, (prefix, from, limit): Listing<'_>) -> Result<Page> {
         inner.list(prefix, from, limit).await
     }
 
-    async fn break_lock(
-        &self,
-        inner: &Inner,
-        name: &LockName,
-        only: Option<FencingToken>,
-    ) -> Result<Broken> {
+    async fn break_lock(&self, inner: &Inner, name: &LockName, only: Only) -> Result<Broken> {
         inner.break_lock(name, only).await
     }
 
@@ -119,10 +112,9 @@ impl DistributedLock for Twisted {
     }
 
     async fn renew(&self, lane: Lane, batch: &[Renew], give_up: Instant) -> Renewals {
-        let (inner, entries) = (&*self.inner, batch.to_vec());
         let batch = Batch {
-            inner,
-            entries,
+            inner: &*self.inner,
+            entries: batch.to_vec(),
             give_up,
             lane,
         };
@@ -142,7 +134,7 @@ impl DistributedLock for Twisted {
     }
 
     async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
-        self.twist.list(&*self.inner, prefix, from, limit).await
+        self.twist.list(&*self.inner, (prefix, from, limit)).await
     }
 
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {

@@ -14,7 +14,7 @@ use futures_util::FutureExt;
 use std::{
     any::Any,
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex as StdMutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex as StdMutex, MutexGuard, OnceLock, PoisonError},
 };
 use tokio::{
     runtime::{self, Runtime},
@@ -64,12 +64,7 @@ impl Stage {
 
     /// Runs one case to its end.
     pub(crate) fn run(&self, case: Case, twist: Option<Arc<dyn Twist>>) -> Outcome {
-        let done = match self.time() {
-            Time::Simulated => paused().map(|runtime| runtime.block_on(self.play(case, twist))),
-            Time::Real => self
-                .runtime()
-                .map(|runtime| runtime.block_on(self.play(case, twist))),
-        };
+        let done = self.block_on(self.play(case, twist));
         done.unwrap_or_else(failed)
     }
 
@@ -89,15 +84,15 @@ impl Stage {
             let store = capabilities(&*fixture).await?;
             Ok(found(&*fixture, &store))
         };
-        match self.time() {
-            Time::Simulated => paused()?.block_on(probe),
-            Time::Real => self.runtime()?.block_on(probe),
-        }
+        self.block_on(probe)?
     }
 
-    /// Runs a future in the runtime of real time.
+    /// Runs a future in the runtime of real time, or in a paused one.
     pub(crate) fn block_on<F: Future>(&self, future: F) -> Result<F::Output, Failure> {
-        Ok(self.runtime()?.block_on(future))
+        Ok(match self.time() {
+            Time::Simulated => paused()?.block_on(future),
+            Time::Real => self.runtime()?.block_on(future),
+        })
     }
 
     /// The same as [`run`](Self::run), inside a runtime, concurrently with other cases.
@@ -108,15 +103,14 @@ impl Stage {
     pub(crate) async fn play(&self, case: Case, twist: Option<Arc<dyn Twist>>) -> Outcome {
         let first = {
             let _beside_others = HOUSE.read().await;
-            self.attempt(case, twist.clone()).await
+            self.staged(case, twist.clone())
+                .await
+                .unwrap_or_else(failed)
         };
         match first {
             Outcome::Late(words) if self.time() == Time::Real && twist.is_none() => {
                 let late = format!("{}::{}: {words}", self.name(), case.name);
-                self.late
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .push(late);
+                self.late().push(late);
                 let house = Self::alone().await;
                 self.play_in(&house, case, None).await
             }
@@ -126,8 +120,11 @@ impl Stage {
 
     /// The cases that were measured again, and the bounds that they missed.
     pub(crate) fn measured_again(&self) -> Vec<String> {
-        let late = self.late.lock();
-        late.unwrap_or_else(PoisonError::into_inner).clone()
+        self.late().clone()
+    }
+
+    fn late(&self) -> MutexGuard<'_, Vec<String>> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until no case runs, and lets none start.
@@ -142,10 +139,6 @@ impl Stage {
         case: Case,
         twist: Option<Arc<dyn Twist>>,
     ) -> Outcome {
-        self.attempt(case, twist).await
-    }
-
-    async fn attempt(&self, case: Case, twist: Option<Arc<dyn Twist>>) -> Outcome {
         self.staged(case, twist).await.unwrap_or_else(failed)
     }
 
@@ -306,22 +299,24 @@ mod tests {
         staged(time).run(Case::new(Clause::Mutex, "one", case), None)
     }
 
-    /// The error of a client whose store delays each request this way, after it has waited a moment.
-    async fn waited(fault: Fault) -> Result<(), Failure> {
+    /// A client whose store meets each request with this fault.
+    fn client(fault: Fault) -> Result<Client, Failure> {
         let store = MemoryStore::new(Clock::boot());
         let driver = MemoryDriver::connect(&store, MemoryConfig::new(Wake::Poll));
         driver.faults().always_all(fault);
-        let lock = Client::new(driver)?.lock("a")?;
+        Ok(Client::new(driver)?)
+    }
+
+    /// The error of such a client after it has waited a moment.
+    async fn waited(fault: Fault) -> Result<(), Failure> {
+        let lock = client(fault)?.lock("a")?;
         drop(lock.acquire_timeout(Duration::from_millis(50)).await?);
         Ok(())
     }
 
-    /// The error of a client whose store refuses a request that is not repeated.
+    /// The error of such a client for a request that is not repeated.
     async fn refused() -> Result<(), Failure> {
-        let store = MemoryStore::new(Clock::boot());
-        let driver = MemoryDriver::connect(&store, MemoryConfig::new(Wake::Poll));
-        driver.faults().always_all(Fault::ErrorBefore);
-        Client::new(driver)?.admin().inspect("a").await?;
+        client(Fault::ErrorBefore)?.admin().inspect("a").await?;
         Ok(())
     }
 
@@ -397,35 +392,29 @@ mod tests {
         assert!(words.contains("[Resync]: not within 1s: a turn"), "{words}");
     }
 
+    /// A case that fails each time, or but for the first time, is run this often.
     #[test]
-    fn what_is_late_again_has_failed() {
+    fn only_what_was_late_in_real_time_is_measured_again() {
         static RUNS: AtomicUsize = AtomicUsize::new(0);
-        let outcome = played(Time::Real, |_| {
+        let late: Run = |_| {
             RUNS.fetch_add(1, Ordering::Relaxed);
             Box::pin(async { Err(Failure::late("late")) })
-        });
-        assert!(matches!(outcome, Outcome::Late(_)), "{outcome:?}");
-        assert_eq!(RUNS.load(Ordering::Relaxed), 2);
-    }
-
-    #[test]
-    fn what_is_wrong_is_wrong_at_once() {
-        static RUNS: AtomicUsize = AtomicUsize::new(0);
-        let outcome = played(Time::Real, |_| {
-            Box::pin(async { ensure(RUNS.fetch_add(1, Ordering::Relaxed) > 0, "two holders") })
-        });
-        assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
-        assert_eq!(RUNS.load(Ordering::Relaxed), 1);
-    }
-
-    #[test]
-    fn nobody_is_late_in_simulated_time_for_want_of_a_machine() {
-        static RUNS: AtomicUsize = AtomicUsize::new(0);
-        let outcome = played(Time::Simulated, |_| {
-            RUNS.fetch_add(1, Ordering::Relaxed);
-            Box::pin(async { Err(Failure::late("late")) })
-        });
-        assert!(matches!(outcome, Outcome::Late(_)), "{outcome:?}");
-        assert_eq!(RUNS.load(Ordering::Relaxed), 1);
+        };
+        let wrong: Run =
+            |_| Box::pin(async { ensure(RUNS.fetch_add(1, Ordering::Relaxed) > 0, "two holders") });
+        for (time, case, runs) in [
+            (Time::Real, late, 2),
+            (Time::Simulated, late, 1),
+            (Time::Real, wrong, 1),
+        ] {
+            RUNS.store(0, Ordering::Relaxed);
+            let failed = match played(time, case) {
+                Outcome::Late(_) => runs == 2 || time == Time::Simulated,
+                Outcome::Failed(words) => words.starts_with("two holders"),
+                _ => false,
+            };
+            assert!(failed);
+            assert_eq!(RUNS.load(Ordering::Relaxed), runs);
+        }
     }
 }

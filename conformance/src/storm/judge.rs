@@ -132,7 +132,7 @@ impl Verdict {
                 }
                 ["failed", how] => {
                     if how == "Misuse" || how == "Unsupported" {
-                        self.find(Kind::Refused, format_args!("an acquire failed with {how}"));
+                        self.find(Kind::Refused, format!("an acquire failed with {how}"));
                     }
                     *self.failures.entry(how.to_owned()).or_default() += 1;
                 }
@@ -157,7 +157,7 @@ impl Verdict {
                 let by = earlier.believed.map_or(0, |last| last - hold.got);
                 self.find(
                     kind,
-                    format_args!(
+                    format!(
                         "{name}: {earlier} was believed in {:?} after {hold} had begun",
                         span(by)
                     ),
@@ -178,17 +178,14 @@ impl Verdict {
                 if token != hold.token {
                     self.find(
                         Kind::Token,
-                        format_args!("{name}: {hold} had token {token} before"),
+                        format!("{name}: {hold} had token {token} before"),
                     );
                 }
             }
             if hold.believed.is_some() {
                 let other = last.filter(|last| last.family != hold.family);
                 if let Some(last) = other.filter(|last| last.token >= hold.token) {
-                    self.find(
-                        Kind::Token,
-                        format_args!("{name}: {hold} came after {last}"),
-                    );
+                    self.find(Kind::Token, format!("{name}: {hold} came after {last}"));
                 }
                 last = Some(hold);
             }
@@ -204,9 +201,7 @@ impl Verdict {
                 let by = span(opens - next.got);
                 self.find(
                     Kind::Early,
-                    format_args!(
-                        "{name}: {next} came {by:?} before the minimum of {kept} was over"
-                    ),
+                    format!("{name}: {next} came {by:?} before the minimum of {kept} was over"),
                 );
             }
         }

@@ -9,6 +9,7 @@ use std::{
     process::Command,
     sync::{OnceLock, mpsc},
     thread,
+    time::{Duration, Instant},
 };
 
 /// The first file of this name on `PATH`.
@@ -20,6 +21,33 @@ fn find(program: &str, path: &OsStr) -> Option<PathBuf> {
     env::split_paths(path)
         .map(|folder| folder.join(program))
         .find(|file| file.is_file())
+}
+
+/// Runs a program to its end, which must be a success.
+pub(super) fn succeeds(command: &mut Command) -> io::Result<()> {
+    let output = command.output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let (program, status) = (command.get_program(), output.status);
+    Err(io::Error::other(format!("{program:?}: {status}: {said}")))
+}
+
+/// Asks again and again until there is an answer; `None`: not within the limit.
+pub(super) fn poll<T>(
+    limit: Duration,
+    interval: Duration,
+    mut ask: impl FnMut() -> Option<T>,
+) -> Option<T> {
+    let began = Instant::now();
+    loop {
+        let answer = ask();
+        if answer.is_some() || began.elapsed() > limit {
+            return answer;
+        }
+        thread::sleep(interval);
+    }
 }
 
 /// The same command, killed by the kernel when this process ends; unchanged where `setpriv` is missing.

@@ -166,6 +166,18 @@ impl<K: Kind> Running<K> {
     }
 }
 
+/// The URL of a named server, and the first address of its host.
+pub(super) fn parsed(value: &str, scheme: &str, port: u16) -> Result<(Url, SocketAddr), String> {
+    let url = Url::parse(value).map_err(|error| format!("not a URL: {error}"))?;
+    if url.scheme() != scheme {
+        let other = url.scheme();
+        return Err(format!("{scheme}:// is wanted here, not {other}://"));
+    }
+    let found = url.socket_addrs(|| Some(port)).unwrap_or_default();
+    let addr = *found.first().ok_or("its host has no address")?;
+    Ok((url, addr))
+}
+
 /// Hides the URL, which may have a password.
 impl<K: fmt::Debug> fmt::Debug for Running<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -180,6 +192,7 @@ impl<K: fmt::Debug> fmt::Debug for Running<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testbed::{mariadb, mongo, redis, zookeeper};
 
     #[derive(Debug)]
     struct Any;
@@ -216,6 +229,32 @@ mod tests {
     fn debug_output_has_no_password() {
         let text = format!("{:?}", running("redis://:canary@127.0.0.1"));
         assert!(text.contains("Any") && !text.contains("canary"), "{text}");
+    }
+
+    fn is_refused<K: Kind>(urls: &[&str]) {
+        for url in urls {
+            let error = Running::<K>::foreign((*url).into()).unwrap_err();
+            let text = format!("{error} {error:?}");
+            let named = text.starts_with(&format!("{}: ", K::VARIABLE));
+            assert!(named && !text.contains("canary"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_named_server_that_cannot_be_used_is_an_error_without_its_password() {
+        is_refused::<redis::Redis>(&[
+            "redis://:canary@127.0.0.1:1",
+            "rediss://:canary@localhost",
+            "canary",
+            "redis://:canary@",
+        ]);
+        is_refused::<mariadb::Mariadb>(&[
+            "mysql://u:canary@127.0.0.1:1/locks",
+            "mysql://u:canary@127.0.0.1",
+            "canary",
+        ]);
+        is_refused::<mongo::Mongo>(&["mongodb://127.0.0.1:1", "canary"]);
+        is_refused::<zookeeper::ZooKeeper>(&["zk://127.0.0.1:1", "redis://127.0.0.1:1", "zk://"]);
     }
 
     #[cfg(unix)]

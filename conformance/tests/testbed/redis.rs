@@ -141,17 +141,13 @@ async fn faults_decide_what_a_real_server_executes() -> Outcome {
     assert!(strike.has_struck());
     assert_eq!(count()?.as_deref(), Some("1"));
 
-    let strike = arm(Fault::CutMidReply { bytes: 2 });
-    assert_eq!(increment(proxy.addr(), false).await?, ":2");
-    assert!(strike.has_struck());
-
     let strike = arm(Fault::HoldRequest);
     increment(proxy.addr(), true).await?;
     soon(strike.struck()).await;
-    assert_eq!(count()?.as_deref(), Some("2"));
+    assert_eq!(count()?.as_deref(), Some("1"));
     strike.release();
     soon(strike.answered()).await;
-    assert_eq!(count()?.as_deref(), Some("3"));
+    assert_eq!(count()?.as_deref(), Some("2"));
     soon(proxy.until(|counters| counters.open == 0)).await;
     Ok(())
 }

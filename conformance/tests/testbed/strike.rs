@@ -67,21 +67,6 @@ async fn a_cut_after_the_request_leaves_it_executed_and_unanswered() -> io::Resu
 }
 
 #[tokio::test]
-async fn a_cut_mid_reply_delivers_exactly_that_many_bytes() -> io::Result<()> {
-    let bed = Bed::new().await?;
-    let strike = bed
-        .proxy
-        .on_next(Trigger::on("take"), Fault::CutMidReply { bytes: 5 });
-    let mut client = bed.client().await?;
-    assert_eq!(client.ask("look\n").await?, "re:look\n");
-    client.say("take\n").await?;
-    assert_eq!(client.rest().await, "re:ta");
-    soon(strike.struck()).await;
-    assert_eq!(bed.proxy.counters().to_clients, 8 + 5);
-    Ok(())
-}
-
-#[tokio::test]
 async fn a_held_request_is_executed_on_release_long_after_its_client_left() -> io::Result<()> {
     let mut bed = Bed::new().await?;
     let strike = bed.proxy.on_next(Trigger::on("take"), Fault::HoldRequest);
@@ -136,12 +121,8 @@ async fn faults_armed_together_strike_one_request_each() -> io::Result<()> {
 }
 
 #[tokio::test]
-async fn a_fault_disarmed_or_healed_does_not_strike() -> io::Result<()> {
+async fn a_fault_that_was_healed_does_not_strike() -> io::Result<()> {
     let bed = Bed::new().await?;
-    bed.proxy
-        .on_next(Trigger::on("take"), Fault::CutBeforeRequest)
-        .disarm();
-    assert_eq!(bed.client().await?.ask("take\n").await?, "re:take\n");
     let strike = bed
         .proxy
         .on_next(Trigger::on("take"), Fault::CutBeforeRequest);

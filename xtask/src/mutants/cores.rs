@@ -214,9 +214,7 @@ pub(super) const CORES: &[Core] = &[
             right: "            lease: self.lease(),\n",
             wrong: "            lease: Lease::renewed(self.lease().length() * 10),\n",
         }],
-        breaks: &[
-            "reentry", "renew", "loss", "wait", "late", "crash", "shutdown",
-        ],
+        breaks: &["reentry", "loss", "wait", "late", "crash", "shutdown"],
     },
     Core {
         name: "a_waiter_that_polls_all_the_time",

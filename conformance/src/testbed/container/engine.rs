@@ -1,6 +1,6 @@
 //! Container engine client for blocking code.
 
-use crate::testbed::server::ServerError;
+use crate::{failure::with_causes, testbed::server::ServerError};
 use std::{
     collections::HashMap,
     error::Error,
@@ -71,10 +71,12 @@ pub(super) fn run<T: Send + 'static>(job: impl Future<Output = T> + Send + 'stat
 pub(in crate::testbed) fn check() -> Result<(), ServerError> {
     static SWEPT: OnceLock<()> = OnceLock::new();
     let answer = run(async {
-        let docker = docker_client_instance().await.map_err(|e| words(&e))?;
+        let docker = docker_client_instance()
+            .await
+            .map_err(|e| with_causes(&e))?;
         match timeout(ANSWER_LIMIT, docker.ping()).await {
             Ok(Ok(_)) => Ok(docker),
-            Ok(Err(error)) => Err(words(&error)),
+            Ok(Err(error)) => Err(with_causes(&error)),
             Err(_) => Err(format!("it did not answer within {ANSWER_LIMIT:?}")),
         }
     });
@@ -147,20 +149,6 @@ fn other(error: impl Error + Send + Sync + 'static) -> EngineError {
     std::io::Error::other(error).into()
 }
 
-/// An error with its causes: the engine's client has "permission denied" in the third.
-pub(super) fn words(error: &(dyn Error + 'static)) -> String {
-    let mut words = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let cause_words = cause.to_string();
-        if !words.contains(&cause_words) {
-            words = format!("{words}: {cause_words}");
-        }
-        next = cause.source();
-    }
-    words
-}
-
 const NOT_RUNNING: u16 = 409;
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 const END_INTERVAL: Duration = Duration::from_millis(5);
@@ -176,12 +164,5 @@ mod tests {
         assert!(is_orphan(&format!("{}/{dead}", *NAMESPACE)));
         assert!(!is_orphan(&format!("another/machine/{dead}")));
         assert!(!is_orphan(""));
-    }
-
-    #[test]
-    fn causes_are_told_once() {
-        let inner = std::io::Error::other("permission denied");
-        let outer = std::io::Error::new(inner.kind(), inner);
-        assert_eq!(words(&outer), "permission denied");
     }
 }

@@ -3,8 +3,10 @@
 mod engine;
 mod image;
 
+use crate::failure::with_causes;
+
 use super::{
-    server::{ServerError, free_port},
+    server::{ServerError, free_port, tail},
     station::Station,
 };
 use std::{
@@ -91,7 +93,7 @@ impl Container {
             }),
             Err(error) => {
                 engine::remove(name); // created, but not started
-                let words = engine::words(&error);
+                let words = with_causes(&error);
                 if PORT_TAKEN.iter().any(|taken| words.contains(taken)) {
                     return Err(Launch::PortTaken);
                 }
@@ -168,7 +170,7 @@ impl Container {
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
         let done = engine::run(job(Arc::clone(self.running())));
-        done.map_err(|error| self.image.failed(step, engine::words(&error)))
+        done.map_err(|error| self.image.failed(step, with_causes(&error)))
     }
 }
 
@@ -205,8 +207,7 @@ impl Station for Container {
             Ok::<_, testcontainers::TestcontainersError>(printed)
         });
         let printed = printed.unwrap_or_else(|error| error.to_string().into_bytes());
-        let tail = &printed[printed.len().saturating_sub(LOG_TAIL)..];
-        String::from_utf8_lossy(tail).into_owned()
+        tail(&printed)
     }
 }
 
@@ -228,11 +229,7 @@ enum Launch {
 
 impl Image {
     fn failed(&self, step: &'static str, words: impl Into<String>) -> ServerError {
-        ServerError::System {
-            server: self.name,
-            step,
-            source: io::Error::other(words.into()),
-        }
+        ServerError::system(self.name, step)(io::Error::other(words.into()))
     }
 }
 
@@ -246,4 +243,3 @@ const READY_INTERVAL: Duration = Duration::from_millis(10);
 /// A container that ends at once should not take the whole limit; a status request costs the engine
 /// more than a question to the server.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
-const LOG_TAIL: usize = 16 * 1024;

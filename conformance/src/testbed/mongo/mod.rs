@@ -3,21 +3,14 @@
 mod wire;
 
 use bson::{Bson, Document, doc};
-use std::{
-    env, io,
-    net::SocketAddr,
-    path::PathBuf,
-    process::Command,
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::{env, io, net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 use url::Url;
 
 #[cfg(feature = "containers")]
 use super::container::{Container, Image};
 use super::{
-    process::on_path,
-    running::{Kind, Running},
+    process::{on_path, poll},
+    running::{Kind, Running, parsed},
     server::{ServerError, ServerProcess, Service, Site},
     station::Station,
 };
@@ -65,7 +58,7 @@ impl MongoServer {
         let server = Self::ours(Mongo { deployment }, process, url_at);
         if deployment == Deployment::ReplicaSet {
             let addr = server.addr();
-            initiate(&[addr], addr).map_err(|source| failed("initiate", source))?;
+            initiate(&[addr], addr).map_err(failed("initiate"))?;
         }
         Ok(server)
     }
@@ -88,8 +81,7 @@ impl MongoServer {
     pub fn restart(&self) -> Result<(), ServerError> {
         self.station().map_or(Ok(()), Station::restart)?;
         if self.kind.deployment == Deployment::ReplicaSet {
-            primary_of(&[self.addr()], ELECTION_LIMIT)
-                .map_err(|source| failed("restart", source))?;
+            primary_of(&[self.addr()]).map_err(failed("restart"))?;
         }
         Ok(())
     }
@@ -128,11 +120,7 @@ impl Kind for Mongo {
     const VARIABLE: &'static str = VARIABLE;
 
     fn named(value: &str) -> Result<(Self, Url, SocketAddr), String> {
-        let addr = value
-            .strip_prefix("mongodb://")
-            .map(|rest| rest.split(['/', '?']).next().unwrap_or(rest))
-            .and_then(|host| host.parse().ok())
-            .ok_or("mongodb://IP:PORT/ is wanted here")?;
+        let (_, addr) = parsed(value, "mongodb", 27017)?;
         let hello = wire::command(addr, "admin", doc! {"hello": 1}, COMMAND_LIMIT);
         let hello = hello.map_err(|error| format!("{addr} does not answer: {error}"))?;
         let deployment = if is_member(&hello) {
@@ -174,15 +162,15 @@ impl MongoSet {
             .map(|_| ServerProcess::start(Mongod::new(Deployment::ReplicaSet, &[])?))
             .collect::<Result<Vec<_>, _>>()?;
         let own: Vec<_> = members.iter().map(ServerProcess::addr).collect();
-        let begun = known_as(&own).and_then(|names| {
+        let begin = || {
+            let names = known_as(&own)?;
             initiate(&names, own[0])?;
-            Ok(names)
-        });
-        let names = begun.map_err(|source| failed("initiate", source))?;
-        let set = Self { members, names };
-        set.primary().map_err(|source| failed("initiate", source))?;
-        set.settled().map_err(|source| failed("initiate", source))?;
-        Ok(set)
+            let set = Self { members, names };
+            set.primary()?;
+            set.settled()?;
+            Ok(set)
+        };
+        begin().map_err(failed("initiate"))
     }
 
     /// The URL of the set for clients.
@@ -205,7 +193,7 @@ impl MongoSet {
     /// When no primary is elected within 30 s.
     pub fn primary(&self) -> io::Result<usize> {
         let own: Vec<_> = self.members.iter().map(ServerProcess::addr).collect();
-        primary_of(&own, ELECTION_LIMIT)
+        primary_of(&own)
     }
 
     /// Waits until every member is a primary or a secondary: before that it neither votes nor can be elected.
@@ -213,20 +201,13 @@ impl MongoSet {
     /// # Errors
     /// When they are not within 30 s.
     pub fn settled(&self) -> io::Result<()> {
-        let began = Instant::now();
         let is_settled = |member: &ServerProcess| {
             let hello = hello(member.addr()).unwrap_or_default();
             is_primary(&hello) || hello.get_bool("secondary") == Ok(true)
         };
-        while began.elapsed() < ELECTION_LIMIT {
-            if self.members.iter().all(is_settled) {
-                return Ok(());
-            }
-            sleep(Duration::from_millis(10));
-        }
-        Err(io::Error::other(format!(
-            "not every member took part within {ELECTION_LIMIT:?}"
-        )))
+        let all = || self.members.iter().all(is_settled).then_some(());
+        let late = || io::Error::other("not every member took part in time");
+        poll(ELECTION_LIMIT, POLL_INTERVAL, all).ok_or_else(late)
     }
 
     /// Runs one command on this member.
@@ -239,12 +220,8 @@ impl MongoSet {
         database: &str,
         command: Document,
     ) -> io::Result<Document> {
-        wire::command(
-            self.members[member].addr(),
-            database,
-            command,
-            COMMAND_LIMIT,
-        )
+        let addr = self.members[member].addr();
+        wire::command(addr, database, command, COMMAND_LIMIT)
     }
 }
 
@@ -281,21 +258,10 @@ impl Service for Mongod {
     fn command(&self, site: &Site) -> Command {
         let mut command = Command::new(&self.program);
         command
-            .args([
-                "--port",
-                &site.port.to_string(),
-                "--bind_ip",
-                "127.0.0.1",
-                "--nounixsocket",
-            ])
-            .args([
-                "--wiredTigerCacheSizeGB",
-                "0.25",
-                "--setParameter",
-                "diagnosticDataCollectionEnabled=false",
-            ])
+            .args("--bind_ip 127.0.0.1 --nounixsocket --wiredTigerCacheSizeGB 0.25".split(' '))
+            .args(["--setParameter", "diagnosticDataCollectionEnabled=false"])
             .args(["--setParameter", "enableTestCommands=1"])
-            .arg("--dbpath")
+            .args(["--port", &site.port.to_string(), "--dbpath"])
             .arg(site.dir.join("db"))
             .args(&self.extra_args);
         if self.deployment == Deployment::ReplicaSet {
@@ -323,7 +289,7 @@ fn url_at(addr: SocketAddr) -> String {
 fn initiate(names: &[SocketAddr], first: SocketAddr) -> io::Result<()> {
     begin(names, first)?;
     if names.len() == 1 {
-        primary_of(&[first], ELECTION_LIMIT)?;
+        primary_of(&[first])?;
     }
     Ok(())
 }
@@ -361,9 +327,8 @@ pub(super) fn is_primary(hello: &Document) -> bool {
     hello.get_bool("isWritablePrimary") == Ok(true)
 }
 
-fn primary_of(members: &[SocketAddr], limit: Duration) -> io::Result<usize> {
-    let began = Instant::now();
-    while began.elapsed() < limit {
+fn primary_of(members: &[SocketAddr]) -> io::Result<usize> {
+    let newest = || {
         let terms = members.iter().enumerate().filter_map(|(member, addr)| {
             is_primary(&hello(*addr).ok()?).then_some(())?;
             let asked = doc! {"replSetGetStatus": 1};
@@ -371,12 +336,15 @@ fn primary_of(members: &[SocketAddr], limit: Duration) -> io::Result<usize> {
             let status = wire::command(*addr, "admin", asked, HELLO_LIMIT).unwrap_or_default();
             Some((wire::number(&status, "term").unwrap_or(0), member))
         });
-        if let Some((_, member)) = terms.max() {
-            return Ok(member);
-        }
-        sleep(Duration::from_millis(10));
-    }
-    Err(io::Error::other(format!("no primary within {limit:?}")))
+        terms.max()
+    };
+    let found = poll(ELECTION_LIMIT, POLL_INTERVAL, newest);
+    let (_, member) = found.ok_or_else(|| io::Error::other("no primary in time"))?;
+    Ok(member)
+}
+
+fn failed(step: &'static str) -> impl Fn(io::Error) -> ServerError {
+    ServerError::system(PROGRAM, step)
 }
 
 /// The place where `cargo xtask test` installs it.
@@ -386,14 +354,6 @@ fn fetched() -> PathBuf {
         .map(PathBuf::from)
         .or_else(home);
     cache.unwrap_or_default().join("dlock/mongod-6.0.5")
-}
-
-fn failed(step: &'static str, source: io::Error) -> ServerError {
-    ServerError::System {
-        server: PROGRAM,
-        step,
-        source,
-    }
 }
 
 const PROGRAM: &str = "mongod";
@@ -407,21 +367,11 @@ const COMMAND_LIMIT: Duration = Duration::from_secs(30);
 /// A stopped member must not hold up the others' answers.
 const HELLO_LIMIT: Duration = Duration::from_millis(300);
 const ELECTION_LIMIT: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_missing_server_says_what_to_do() {
-        let text = MISSING.to_string();
-        assert!(
-            text.contains("no mongod")
-                && text.contains(VARIABLE)
-                && text.contains(PROGRAM_VARIABLE),
-            "{text}"
-        );
-    }
 
     #[test]
     fn a_set_of_one_takes_writes_and_keeps_them_over_a_kill() {

@@ -7,9 +7,8 @@ use super::{
     triggers::Tail,
 };
 use std::{
-    collections::VecDeque,
     future::pending,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -29,16 +28,19 @@ pub(super) struct Registered {
     link: watch::Sender<Link>,
     shared: Arc<Shared>,
     /// Faults whose request has been forwarded and whose reply has not begun to come.
-    unanswered: Mutex<VecDeque<Strike>>,
+    unanswered: Mutex<Vec<Strike>>,
 }
 
 impl Registered {
     pub(super) fn new(shared: &Arc<Shared>) -> Option<Self> {
         let Some((number, link)) = shared.table().admit() else {
-            shared.tally.refused();
+            shared.tally.count(|c| c.refused += 1);
             return None;
         };
-        shared.tally.accepted();
+        shared.tally.count(|c| {
+            c.accepted += 1;
+            c.open += 1;
+        });
         let shared = Arc::clone(shared);
         Some(Self {
             number,
@@ -53,25 +55,21 @@ impl Registered {
         drop(self.link.subscribe().wait_for(condition).await);
     }
 
-    fn expect_answer(&self, strike: Strike) {
+    fn unanswered(&self) -> MutexGuard<'_, Vec<Strike>> {
         self.unanswered
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .push_back(strike);
     }
 
-    fn next_answered(&self) -> Option<Strike> {
-        self.unanswered
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop_front()
+    fn swallowed(&self, bytes: usize) {
+        self.shared.tally.count(|c| c.swallowed += bytes as u64);
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
         self.shared.table().forget(self.number);
-        self.shared.tally.closed();
+        self.shared.tally.count(|c| c.open -= 1);
     }
 }
 
@@ -168,35 +166,28 @@ async fn read_requests(mut from: ReadHalf<'_>, feed: mpsc::Sender<Step>, here: &
 async fn read_replies(mut from: ReadHalf<'_>, feed: mpsc::Sender<Step>, here: &Registered) {
     let direction = Direction::ServerToClient;
     let (mut buffer, mut stream) = (vec![0; PIECE], Tail::default());
-    let mut cut: Option<(Strike, usize)> = None;
-    while let Some(mut piece) = read(&mut from, &mut buffer, direction, here).await {
+    while let Some(piece) = read(&mut from, &mut buffer, direction, here).await {
         here.shared.triggers().scan(direction, &mut stream, piece);
-        while let Some(strike) = here.next_answered() {
+        let answered = std::mem::take(&mut *here.unanswered());
+        let mut cut = None;
+        for strike in answered {
             strike.set_answered();
             match strike.fault() {
                 Fault::LoseReply => {
                     here.link.send_modify(|link| link.deaf = true);
                     strike.set_struck();
                 }
-                Fault::CutAfterRequest => cut = cut.or(Some((strike, 0))),
-                Fault::CutMidReply { bytes } => cut = cut.or(Some((strike, bytes))),
+                Fault::CutAfterRequest => cut = cut.or(Some(strike)),
                 Fault::CutBeforeRequest | Fault::HoldRequest => {}
             }
         }
         if here.link.borrow().deaf {
-            here.shared.tally.swallowed(piece.len());
-            continue;
-        }
-        if let Some((_, left)) = &mut cut {
-            piece = &piece[..piece.len().min(*left)];
-            *left -= piece.len();
-        }
-        if !hand_on(&feed, piece, direction, here).await {
-            return;
-        }
-        if let Some((strike, _)) = cut.take_if(|(_, left)| *left == 0) {
+            here.swallowed(piece.len());
+        } else if let Some(strike) = cut {
             drop(feed.send(Step::Strike(strike)).await);
             return pending().await; // the delivering end cuts
+        } else if !hand_on(&feed, piece, direction, here).await {
+            return;
         }
     }
 }
@@ -209,7 +200,7 @@ async fn read<'b>(
 ) -> Option<&'b [u8]> {
     // A reset counts as an end: everything read before it was sent, and is delivered.
     let length = from.read(buffer).await.ok().filter(|length| *length > 0)?;
-    here.shared.tally.read(direction, length);
+    here.shared.tally.count(|c| c.read(direction, length));
     Some(&buffer[..length])
 }
 
@@ -233,6 +224,7 @@ async fn deliver(
     direction: Direction,
     here: &Registered,
 ) -> End {
+    let tally = &here.shared.tally;
     let mut reachable = true;
     while let Some(step) = queue.recv().await {
         match step {
@@ -240,14 +232,14 @@ async fn deliver(
                 wait_until(due).await;
                 here.wait(|link| !link.stalls(direction)).await;
                 if here.link.borrow().swallows(direction) {
-                    here.shared.tally.swallowed(bytes.len());
+                    here.swallowed(bytes.len());
                     continue;
                 }
                 if !reachable {
                     continue;
                 }
                 match (to.write_all(&bytes).await, direction) {
-                    (Ok(()), _) => here.shared.tally.delivered(direction, bytes.len()),
+                    (Ok(()), _) => tally.count(|c| c.delivered(direction, bytes.len())),
                     (Err(_), Direction::ClientToServer) => return End::Broken,
                     // The client is gone; its requests, also held ones, are still to be executed.
                     (Err(_), Direction::ServerToClient) => reachable = false,
@@ -261,10 +253,10 @@ async fn deliver(
                 (Fault::HoldRequest, _) => {
                     strike.set_struck();
                     strike.released().await;
-                    here.expect_answer(strike);
+                    here.unanswered().push(strike);
                 }
-                (Fault::LoseReply | Fault::CutAfterRequest | Fault::CutMidReply { .. }, _) => {
-                    here.expect_answer(strike);
+                (Fault::LoseReply | Fault::CutAfterRequest, _) => {
+                    here.unanswered().push(strike);
                 }
             },
         }

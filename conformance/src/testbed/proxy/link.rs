@@ -44,8 +44,7 @@ pub(super) struct Lane {
 /// The state of one connection that its two streams check before every delivery.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Link {
-    to_server: Lane,
-    to_client: Lane,
+    pub(super) lanes: [Lane; 2],
     pub(super) blackhole: bool,
     pub(super) cut: bool,
     /// A reply was lost here. TCP cannot lose a piece and go on, so nothing reaches the client any
@@ -57,17 +56,11 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) const fn lane(&self, direction: Direction) -> &Lane {
-        match direction {
-            Direction::ClientToServer => &self.to_server,
-            Direction::ServerToClient => &self.to_client,
-        }
+        &self.lanes[direction as usize]
     }
 
     pub(super) const fn lane_mut(&mut self, direction: Direction) -> &mut Lane {
-        match direction {
-            Direction::ClientToServer => &mut self.to_server,
-            Direction::ServerToClient => &mut self.to_client,
-        }
+        &mut self.lanes[direction as usize]
     }
 
     pub(super) fn stalls(&self, direction: Direction) -> bool {

@@ -8,7 +8,7 @@ mod tally;
 mod triggers;
 
 use connection::Registered;
-use link::{Lane, Link, Table};
+use link::{Link, Table};
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
@@ -119,9 +119,7 @@ impl Proxy {
         self.shared.triggers().disarm_all();
         self.refuse(false);
         self.change(Reach::All, |link| {
-            for direction in [Direction::ClientToServer, Direction::ServerToClient] {
-                *link.lane_mut(direction) = Lane::default();
-            }
+            link.lanes = Default::default();
             link.blackhole = false;
         });
     }

@@ -1,8 +1,7 @@
 //! Counters of a proxy: connections, bytes, occurrences of a needle.
 
 use super::link::Direction;
-use std::sync::atomic::{AtomicU64, Ordering};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
 /// A snapshot of a proxy's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,74 +25,38 @@ pub struct Counters {
     pub swallowed: u64,
 }
 
-#[derive(Debug, Default)]
-pub(super) struct Tally {
-    accepted: AtomicU64,
-    refused: AtomicU64,
-    closed: AtomicU64,
-    read: [AtomicU64; 2],
-    delivered: [AtomicU64; 2],
-    swallowed: AtomicU64,
-    changed: Notify,
+impl Counters {
+    pub(super) fn read(&mut self, direction: Direction, bytes: usize) {
+        match direction {
+            Direction::ClientToServer => self.from_clients += bytes as u64,
+            Direction::ServerToClient => self.from_server += bytes as u64,
+        }
+    }
+
+    pub(super) fn delivered(&mut self, direction: Direction, bytes: usize) {
+        match direction {
+            Direction::ClientToServer => self.to_server += bytes as u64,
+            Direction::ServerToClient => self.to_clients += bytes as u64,
+        }
+    }
 }
 
+/// The counters, and the tasks that wait for a change of them.
+#[derive(Debug, Default)]
+pub(super) struct Tally(watch::Sender<Counters>);
+
 impl Tally {
-    pub(super) fn accepted(&self) {
-        self.add(&self.accepted, 1);
-    }
-
-    pub(super) fn refused(&self) {
-        self.add(&self.refused, 1);
-    }
-
-    pub(super) fn closed(&self) {
-        self.add(&self.closed, 1);
-    }
-
-    pub(super) fn read(&self, direction: Direction, bytes: usize) {
-        self.add(&self.read[direction as usize], bytes as u64);
-    }
-
-    pub(super) fn delivered(&self, direction: Direction, bytes: usize) {
-        self.add(&self.delivered[direction as usize], bytes as u64);
-    }
-
-    pub(super) fn swallowed(&self, bytes: usize) {
-        self.add(&self.swallowed, bytes as u64);
+    pub(super) fn count(&self, change: impl FnOnce(&mut Counters)) {
+        self.0.send_modify(change);
     }
 
     pub(super) fn counters(&self) -> Counters {
-        // `closed` first: read later, it could count a connection that `accepted` has not seen yet.
-        let closed = self.closed.load(Ordering::SeqCst);
-        let accepted = self.accepted.load(Ordering::SeqCst);
-        let [from_clients, from_server] = self.read.each_ref().map(|n| n.load(Ordering::SeqCst));
-        let [to_server, to_clients] = self.delivered.each_ref().map(|n| n.load(Ordering::SeqCst));
-        Counters {
-            accepted,
-            refused: self.refused.load(Ordering::SeqCst),
-            open: accepted - closed,
-            from_clients,
-            to_server,
-            from_server,
-            to_clients,
-            swallowed: self.swallowed.load(Ordering::SeqCst),
-        }
+        *self.0.borrow()
     }
 
     pub(super) async fn until(&self, condition: impl Fn(&Counters) -> bool + Send) {
-        loop {
-            // Subscribed before the check: a change after the check wakes this task.
-            let changed = self.changed.notified();
-            if condition(&self.counters()) {
-                return;
-            }
-            changed.await;
-        }
-    }
-
-    fn add(&self, counter: &AtomicU64, n: u64) {
-        counter.fetch_add(n, Ordering::SeqCst);
-        self.changed.notify_waiters();
+        // We hold the sender, so this cannot fail.
+        drop(self.0.subscribe().wait_for(condition).await);
     }
 }
 

@@ -52,11 +52,8 @@ impl Triggers {
 
     fn count(&mut self, direction: Direction, stream: &Tail, old: usize) {
         self.watches.retain(|(_, _, count)| !count.is_closed());
-        for (_, needle, count) in self
-            .watches
-            .iter()
-            .filter(|(watched, ..)| *watched == direction)
-        {
+        let watches = self.watches.iter();
+        for (_, needle, count) in watches.filter(|(watched, ..)| *watched == direction) {
             let found = stream.find(needle, old).count() as u64;
             if found > 0 {
                 count.send_modify(|count| *count += found);
@@ -65,15 +62,10 @@ impl Triggers {
     }
 
     fn take_struck(&mut self, stream: &Tail, old: usize) -> Vec<(usize, Strike)> {
-        self.armed.retain(|(_, strike)| !strike.is_disarmed());
         let mut taken: Vec<(Vec<u8>, usize)> = Vec::new();
         let mut strikes = Vec::new();
         self.armed.retain_mut(|(trigger, strike)| {
-            let free = |at: &usize| {
-                !taken
-                    .iter()
-                    .any(|(needle, place)| *needle == trigger.needle && place == at)
-            };
+            let free = |at: &usize| !taken.contains(&(trigger.needle.clone(), *at));
             let places: Vec<usize> = stream.find(&trigger.needle, old).filter(free).collect();
             let Some(&at) = places.get(trigger.skip) else {
                 trigger.skip -= places.len();
@@ -121,18 +113,11 @@ mod tests {
 
     fn scan(triggers: &mut Triggers, pieces: &[&[u8]]) -> Vec<Vec<usize>> {
         let mut stream = Tail::default();
-        let at = |(at, _)| at;
-        let direction = Direction::ClientToServer;
-        pieces
-            .iter()
-            .map(|piece| {
-                triggers
-                    .scan(direction, &mut stream, piece)
-                    .into_iter()
-                    .map(at)
-                    .collect()
-            })
-            .collect()
+        let mut scan = |piece: &&[u8]| {
+            let strikes = triggers.scan(Direction::ClientToServer, &mut stream, piece);
+            strikes.into_iter().map(|(at, _)| at).collect()
+        };
+        pieces.iter().map(&mut scan).collect()
     }
 
     #[test]
@@ -168,12 +153,5 @@ mod tests {
         assert_eq!(faults(next(b"G")), vec![first.fault()]);
         assert_eq!(faults(next(b"G")), vec![second.fault()]);
         assert_eq!(faults(next(b"G")), vec![]);
-    }
-
-    #[test]
-    fn a_disarmed_fault_finds_nothing() {
-        let mut triggers = Triggers::default();
-        triggers.arm(Trigger::on("G"), Fault::LoseReply).disarm();
-        assert_eq!(scan(&mut triggers, &[b"G"]), vec![Vec::<usize>::new()]);
     }
 }

@@ -62,3 +62,17 @@ pub enum ServerError {
         log: String,
     },
 }
+
+impl ServerError {
+    /// The operating system refused this step.
+    pub(in crate::testbed) fn system(
+        server: &'static str,
+        step: &'static str,
+    ) -> impl Fn(io::Error) -> Self {
+        move |source| Self::System {
+            server,
+            step,
+            source,
+        }
+    }
+}

@@ -174,7 +174,7 @@ impl ServerProcess {
     /// [`ServerError`]; the server is then not running.
     pub fn restart(&self) -> Result<(), ServerError> {
         let mut child = self.child();
-        end(&mut child).map_err(|source| self.service.failed("kill", source))?;
+        end(&mut child).map_err(ServerError::system(self.service.name(), "kill"))?;
         *child = launch(&*self.service, &self.site)?;
         Ok(())
     }
@@ -190,21 +190,11 @@ impl Drop for ServerProcess {
     }
 }
 
-impl dyn Service {
-    fn failed(&self, step: &'static str, source: io::Error) -> ServerError {
-        ServerError::System {
-            server: self.name(),
-            step,
-            source,
-        }
-    }
-}
-
 fn new_site(service: &dyn Service) -> Result<(Site, TempDir), ServerError> {
-    let failed = |source| service.failed("prepare a folder and a port for", source);
-    let dir = new_dir(service.name()).map_err(failed)?;
+    let failed = ServerError::system(service.name(), "prepare a folder and a port for");
+    let dir = new_dir(service.name()).map_err(&failed)?;
     let site = Site {
-        port: free_port().map_err(failed)?,
+        port: free_port().map_err(&failed)?,
         dir: dir.path().to_owned(),
     };
     service.prepare(&site).map_err(failed)?;
@@ -241,34 +231,32 @@ pub(super) fn free_port() -> io::Result<u16> {
 }
 
 fn launch(service: &dyn Service, site: &Site) -> Result<Child, ServerError> {
-    let mut child = spawn(service, site).map_err(|source| service.failed("start", source))?;
-    let began = Instant::now();
     let (server, limit) = (service.name(), service.start_limit());
+    let mut child = spawn(service, site).map_err(ServerError::system(server, "start"))?;
+    let began = Instant::now();
     loop {
         // Another process's server may answer while ours has just failed to bind: so check our process
         // after the answer.
         let ready = service.ready(site, child.id());
         match child.try_wait() {
             Ok(Some(status)) => {
+                let log = read_log(site);
                 return Err(ServerError::Ended {
                     server,
                     status,
-                    log: read_log(site),
+                    log,
                 });
             }
             Ok(None) if ready => return Ok(child),
             Ok(None) if began.elapsed() < limit => thread::sleep(READY_INTERVAL),
             Ok(None) => {
                 drop(end(&mut child));
-                return Err(ServerError::NotReady {
-                    server,
-                    limit,
-                    log: read_log(site),
-                });
+                let log = read_log(site);
+                return Err(ServerError::NotReady { server, limit, log });
             }
             Err(source) => {
                 drop(end(&mut child));
-                return Err(service.failed("watch", source));
+                return Err(ServerError::system(server, "watch")(source));
             }
         }
     }
@@ -303,8 +291,12 @@ fn end(child: &mut Child) -> io::Result<ExitStatus> {
 }
 
 fn read_log(site: &Site) -> String {
-    let bytes = fs::read(site.log()).unwrap_or_default();
-    let tail = &bytes[bytes.len().saturating_sub(LOG_TAIL)..];
+    tail(&fs::read(site.log()).unwrap_or_default())
+}
+
+/// The last 16 KiB of a log.
+pub(super) fn tail(log: &[u8]) -> String {
+    let tail = &log[log.len().saturating_sub(LOG_TAIL)..];
     String::from_utf8_lossy(tail).into_owned()
 }
 

@@ -1,17 +1,13 @@
 //! ZooKeeper ensemble of three servers.
 
 use super::{
-    super::server::{ServerError, ServerProcess, Service, Site, free_port},
+    super::{
+        process::poll,
+        server::{ServerError, ServerProcess, Service, Site, free_port},
+    },
     CONFIG, Java, SERVER, ZooKeeperOptions, ask, write_config,
 };
-use std::{
-    fmt::Write as _,
-    fs, io,
-    net::SocketAddr,
-    process::Command,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{fmt::Write as _, fs, io, net::SocketAddr, process::Command, thread, time::Duration};
 
 /// An ensemble of three servers on loopback. Dropping it ends them.
 #[derive(Debug)]
@@ -38,21 +34,17 @@ impl ZooKeeperEnsemble {
         options: &ZooKeeperOptions,
         mut seen_as: impl FnMut(usize, usize, u16) -> io::Result<u16>,
     ) -> Result<Self, ServerError> {
-        let failed = |source| ServerError::System {
-            server: SERVER,
-            step: "find ports for",
-            source,
-        };
+        let failed = ServerError::system(SERVER, "find ports for");
         let java = Java::find()?;
         let mut links = Vec::new();
         for _ in 0..SIZE {
-            links.push((free_port().map_err(failed)?, free_port().map_err(failed)?));
+            links.push((free_port().map_err(&failed)?, free_port().map_err(&failed)?));
         }
         let mut members = Vec::new();
         for id in 0..SIZE {
             let mut seen = links.clone();
             for (other, (data, _)) in seen.iter_mut().enumerate().filter(|(at, _)| *at != id) {
-                *data = seen_as(id, other, *data).map_err(failed)?;
+                *data = seen_as(id, other, *data).map_err(&failed)?;
             }
             members.push(Member {
                 java: java.clone(),
@@ -68,13 +60,11 @@ impl ZooKeeperEnsemble {
             .collect();
         let mut servers = Vec::new();
         for start in starts {
-            let started = start
-                .join()
-                .map_err(|_| failed(io::Error::other("a start panicked")))?;
-            servers.push(started?);
+            let panicked = |_| failed(io::Error::other("a start panicked"));
+            servers.push(start.join().map_err(panicked)??);
         }
         let ensemble = Self { servers };
-        ensemble.until(AGREE_LIMIT, "all three serve", |roles| {
+        ensemble.until("all three serve", |roles| {
             roles.iter().all(|role| *role != Role::None)
         })?;
         Ok(ensemble)
@@ -83,11 +73,8 @@ impl ZooKeeperEnsemble {
     /// The address of all three for clients.
     #[must_use]
     pub fn url(&self) -> String {
-        let hosts: Vec<_> = self
-            .servers
-            .iter()
-            .map(|server| server.addr().to_string())
-            .collect();
+        let hosts = self.servers.iter().map(|server| server.addr().to_string());
+        let hosts: Vec<_> = hosts.collect();
         format!("zk://{}", hosts.join(","))
     }
 
@@ -123,37 +110,23 @@ impl ZooKeeperEnsemble {
     /// # Errors
     /// When that takes longer than a minute.
     pub fn until_it_serves(&self) -> Result<(), ServerError> {
-        self.until(AGREE_LIMIT, "a quorum serves", |roles| {
+        self.until("a quorum serves", |roles| {
             roles.contains(&Role::Leader) && roles.contains(&Role::Follower)
         })
     }
 
-    fn until(
-        &self,
-        limit: Duration,
-        what: &str,
-        done: impl Fn(&[Role]) -> bool,
-    ) -> Result<(), ServerError> {
-        let began = Instant::now();
-        loop {
-            let roles: Vec<_> = (0..SIZE).map(|at| self.role(at)).collect();
-            if done(&roles) {
-                return Ok(());
+    fn until(&self, what: &str, done: impl Fn(&[Role]) -> bool) -> Result<(), ServerError> {
+        let roles = || (0..SIZE).map(|at| self.role(at)).collect::<Vec<_>>();
+        let is_done = || done(&roles()).then_some(());
+        poll(AGREE_LIMIT, LOOK, is_done).ok_or_else(|| {
+            let logs = self.servers.iter().map(|server| last_lines(&server.log()));
+            let (found, logs) = (roles(), logs.collect::<String>());
+            ServerError::NotReady {
+                server: SERVER,
+                limit: AGREE_LIMIT,
+                log: format!("waited until {what}, found {found:?}\n{logs}"),
             }
-            if began.elapsed() > limit {
-                let log = self
-                    .servers
-                    .iter()
-                    .map(|server| last_lines(&server.log()))
-                    .collect::<String>();
-                return Err(ServerError::NotReady {
-                    server: SERVER,
-                    limit,
-                    log: format!("waited until {what}, found {roles:?}\n{log}"),
-                });
-            }
-            thread::sleep(LOOK);
-        }
+        })
     }
 
     fn role(&self, at: usize) -> Role {

@@ -239,7 +239,7 @@ impl Statements {
     }
 
     /// `TAKE`: it matches one row if it took the lock, and tells the token.
-    pub(crate) fn take(&self, req: &Acquire, not_after: i64) -> Statement {
+    pub(crate) fn take(&self, req: &Acquire, not_after: u64) -> Statement {
         let lease = micros(req.lease.length());
         sqlx::query(self.take.clone())
             .bind(&written(&req.owner)[..])
@@ -248,12 +248,12 @@ impl Statements {
             .bind(lease)
             .bind(bytes(&req.info))
             .bind(req.name.as_str().as_bytes())
-            .bind(not_after)
+            .bind(signed(not_after))
     }
 
     /// `TAKE_ALL` for at most [`GATHERED`] names: it tells the server's time, which is the token of each row
     /// that it matched. All requests have the same lease and holder info.
-    pub(crate) fn take_all(&self, batch: &[Acquire], not_after: i64) -> Statement {
+    pub(crate) fn take_all(&self, batch: &[Acquire], not_after: u64) -> Statement {
         let (text, size) = self.take_all.fitting(batch.len());
         let first = batch.first();
         let lease = first.map_or(0, |req| micros(req.lease.length()));
@@ -264,7 +264,7 @@ impl Statements {
         let statement = sqlx::query(text).bind(lease).bind(holds.into_bytes());
         let statement = all(statement, names()).bind(lease).bind(owners);
         let statement = all(statement, names()).bind(note);
-        all(statement, names()).bind(not_after)
+        all(statement, names()).bind(signed(not_after))
     }
 
     /// `FREE`: it matches one row if it released the hold, and tells the server's time.
@@ -287,7 +287,7 @@ impl Statements {
     }
 
     /// `RENEW` for at most [`LIST_BATCH`] sole holds: it tells the server's time if it renewed any.
-    pub(crate) fn renew(&self, batch: &[&Renew], lease: Duration, not_after: i64) -> Statement {
+    pub(crate) fn renew(&self, batch: &[&Renew], lease: Duration, not_after: u64) -> Statement {
         let (text, size) = self.renew.fitting(batch.len());
         let lease = micros(lease);
         let names = filled(
@@ -298,7 +298,7 @@ impl Statements {
             .iter()
             .map(|entry| key(&entry.name, &entry.owner, entry.hold));
         let statement = sqlx::query(text).bind(lease).bind(lease);
-        all(all(statement, names), filled(keys, size)).bind(not_after)
+        all(all(statement, names), filled(keys, size)).bind(signed(not_after))
     }
 
     /// `INSERT`: it matches one row if it came in time.

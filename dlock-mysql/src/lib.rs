@@ -5,7 +5,6 @@ mod config;
 mod connection;
 mod driver;
 mod error;
-mod limit;
 mod requests;
 mod session;
 mod settings;

@@ -3,6 +3,7 @@
 use crate::{
     commands::{GATHERED, LIST_BATCH, Row},
     config::MysqlConfig,
+    connection::rows,
     error,
     requests::{Frees, Takes},
     table::LockTable,
@@ -56,7 +57,7 @@ impl RecordStore for MysqlStore {
 
     async fn read(&self, names: &[LockName], call: Call) -> Result<Read> {
         let names: Vec<&LockName> = names.iter().collect();
-        let mut turn = self.table.connections.turn(call).await?;
+        let mut turn = self.table.connections.lend(call).await?;
         let mut found = self.table.rows(&mut turn, &names).await?;
         let records = names
             .iter()
@@ -77,8 +78,12 @@ impl RecordStore for MysqlStore {
     }
 
     async fn list(&self, prefix: &str, after: &[u8], limit: usize) -> Result<Listed> {
-        let mut turn = self.table.work(self.table.patience()).await?;
-        let rows = turn.rows(self.table.sql.list(prefix, after, limit)).await?;
+        let mut turn = self
+            .table
+            .connections
+            .lend(self.table.connections.patience())
+            .await?;
+        let rows = rows(&mut turn, self.table.sql.list(prefix, after, limit)).await?;
         drop(turn);
         let rows: Vec<Row> = rows.iter().filter_map(Row::read).collect();
         let next = rows.last().filter(|_| rows.len() == limit);

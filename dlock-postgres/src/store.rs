@@ -3,7 +3,7 @@
 use crate::{
     PostgresConfig, commands,
     config::TableName,
-    connection::{Answer, Connections, micros_of},
+    connection::{Answer, Connections, Dialer, micros_of, run},
     error,
 };
 use async_trait::async_trait;
@@ -33,11 +33,12 @@ impl Table {
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
         let table = Self {
-            connections: Connections::new(config.options, config.connections),
+            connections: Connections::new(Dialer::new(config.options), config.connections, CONNECT),
             name: config.table,
             may_create: config.create,
             capabilities,
         };
+        drop(table.connections.first().await?);
         let call = table.connections.patience();
         if let Err(error) = table
             .ask("probe", call, |_| commands::probe(&table.name))
@@ -55,7 +56,7 @@ impl Table {
         call: Call,
         body: impl FnOnce(u64) -> String + Send,
     ) -> Result<Answer> {
-        self.connections.run(what, call, body).await
+        run(&self.connections, what, call, body).await
     }
 
     async fn replace(&self, write: &Write, call: Call) -> Result<Written> {
@@ -264,6 +265,9 @@ const RELEASE: &str = "release";
 
 /// A statement runs for a second at most after it judged the clock; its commit may wait for the disk.
 const LATE: Duration = Duration::from_secs(2);
+
+/// How long one attempt to connect may take, including name resolution, TLS and log-in.
+const CONNECT: Duration = Duration::from_secs(5);
 
 /// Renewals of one statement.
 const RENEW_BATCH: usize = 128;

@@ -25,8 +25,10 @@
 //! - capabilities: [`Capabilities::new`](super::Capabilities::new), then its public fields;
 //! - wake-ups instead of polling.
 
+mod answer_limit;
 mod backoff;
 mod batch;
+mod connections;
 mod deadlines;
 mod error_table;
 mod hold_set;
@@ -38,8 +40,10 @@ mod sweep;
 mod url;
 mod wake_ups;
 
+pub use answer_limit::AnswerLimit;
 pub use backoff::Backoff;
 pub use batch::{Batch, BatchPolicy, Batcher, again};
+pub use connections::{Connections, Dialer, Fate, Lent};
 pub use deadlines::{Deadline, Deadlines};
 pub use error_table::{ErrorClass, Failure};
 pub use hold_set::{HoldSet, HoldSetError};

@@ -28,12 +28,12 @@
 //! A list has one of a few lengths and is padded by repeating its last entry, so that each statement stays
 //! prepared.
 
-use crate::{config::Table, table::signed};
+use crate::table::signed;
 use dlock_core::{
     HoldId, HolderInfo, Holds, LockName, Owner,
     driver::{
         Acquire, Release, Renew,
-        kit::{DamagedRecord, Record, Stored, Write},
+        kit::{DamagedRecord, Record, Stored, TableName as Table, Write},
     },
 };
 use sqlx::{
@@ -212,7 +212,7 @@ impl Lengths {
 impl Statements {
     /// The table's name is checked and quoted; no other input is ever put into the SQL text.
     pub(crate) fn new(table: &Table) -> Self {
-        let table = table.quoted();
+        let table = table.quoted('`');
         let text = |sql: &str| ready(sql.replace("{table}", &table));
         let sized = |sql: &str, sizes: &[usize]| {
             let one = |size: &usize| {
@@ -519,7 +519,7 @@ fn micros(span: Duration) -> i64 {
 
 /// What `dlock schema` prints.
 pub(crate) fn ddl(table: &Table) -> String {
-    CREATE.replace("{table}", &table.quoted())
+    CREATE.replace("{table}", &table.quoted('`'))
 }
 
 /// The SQL with the expression for the server's time put in, shared so that handing it out copies nothing.

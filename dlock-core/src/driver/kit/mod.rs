@@ -37,6 +37,7 @@ mod record_driver;
 mod record_store;
 mod server_clock;
 mod sweep;
+mod table;
 mod url;
 mod wake_ups;
 
@@ -54,5 +55,6 @@ pub use record_store::{
     Written,
 };
 pub use server_clock::ServerClock;
+pub use table::{TableName, TableSettings};
 pub use url::{split_url, unknown_setting};
 pub use wake_ups::WakeUps;

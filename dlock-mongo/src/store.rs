@@ -246,7 +246,7 @@ impl RecordStore for MongoStore {
         false
     }
 
-    fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
+    async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
         self.wake_ups.listen(name, ticket)
     }
 

@@ -6,7 +6,6 @@
 //! The clock is the server's `clock_timestamp()`. It is volatile, so a condition on it is judged again on the newest row after a wait for
 //! another transaction.
 
-use crate::config::TableName;
 use dlock_core::{
     HoldId, HolderInfo, LockName, Owner,
     driver::{
@@ -45,11 +44,36 @@ pub(crate) fn framed(what: &str, body: &str) -> String {
 /// How long one statement may take, its waits for locks included, in milliseconds.
 pub(crate) const RUN_MS: u32 = 1000;
 
-pub(crate) const IS_STANDBY: &str =
-    "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS standby";
+/// Whether the server can be written, and whether the connection is to the server itself.
+pub(crate) fn greeting() -> String {
+    format!(
+        "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS standby, {IS_DIRECT} AS direct"
+    )
+}
+
+/// That the session has [`DIRECT`], so that it is no pool's and can listen. A database without an encoding may show text that is none.
+pub(crate) const IS_DIRECT: &str = "coalesce(current_setting('dlock.direct', true), '') = 'on' \
+     AND current_setting('server_encoding') <> 'SQL_ASCII'";
+
+/// A setting that a session gets when it begins: a proxy that shares sessions refuses or drops it.
+pub(crate) const DIRECT: (&str, &str) = ("dlock.direct", "on");
+
+/// The schema that the table is in, or would be made in.
+pub(crate) fn place(table: &str) -> String {
+    format!(
+        "SELECT coalesce((SELECT nspname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace \
+         WHERE c.oid = to_regclass('{table}')), current_schema())::text AS schema"
+    )
+}
+
+/// Wakes the waiters of a name. A message of its own: it writes nothing, so no commit waits for the disk while it has the lock that
+/// serialises all notifying transactions of the server.
+pub(crate) fn notify((channel, payload): &(String, String)) -> String {
+    format!("SELECT pg_notify('{channel}', '{payload}')")
+}
 
 /// Runs twice without harm. HOT updates need the free half of each page, and no index on what changes.
-pub(crate) fn create(table: &TableName) -> String {
+pub(crate) fn create(table: &str) -> String {
     format!(
         "CREATE TABLE IF NOT EXISTS {table} (name bytea PRIMARY KEY, owner uuid, token bigint NOT NULL, holds text NOT NULL, \
          expires bigint NOT NULL, keep_until bigint NOT NULL, began bigint NOT NULL, waiters bigint NOT NULL, note text NOT NULL, \
@@ -60,7 +84,7 @@ pub(crate) fn create(table: &TableName) -> String {
 }
 
 /// Whether the table has the columns and can be read: no row.
-pub(crate) fn probe(table: &TableName) -> String {
+pub(crate) fn probe(table: &str) -> String {
     format!("SELECT {COLUMNS} FROM {table} WHERE false")
 }
 
@@ -77,7 +101,7 @@ fn shown() -> String {
 }
 
 /// The rows of these names; of names without a row nothing.
-pub(crate) fn read(table: &TableName, names: &[LockName]) -> String {
+pub(crate) fn read(table: &str, names: &[LockName]) -> String {
     let names: Vec<_> = names
         .iter()
         .map(|name| bytes(name.as_str().as_bytes()))
@@ -90,7 +114,7 @@ pub(crate) fn read(table: &TableName, names: &[LockName]) -> String {
 }
 
 /// A page of names. Names are compared by bytes, and no byte of UTF-8 is 255, so the end of a prefix is its last byte and one.
-pub(crate) fn list(table: &TableName, prefix: &str, after: &[u8], limit: usize) -> String {
+pub(crate) fn list(table: &str, prefix: &str, after: &[u8], limit: usize) -> String {
     let mut end = prefix.as_bytes().to_vec();
     let before = end
         .last_mut()
@@ -106,7 +130,7 @@ pub(crate) fn list(table: &TableName, prefix: &str, after: &[u8], limit: usize) 
 }
 
 /// Deletes what is unused for a day among the next names; answers the last name looked at. The delete judges the newest row.
-pub(crate) fn forget(table: &TableName, after: &[u8]) -> String {
+pub(crate) fn forget(table: &str, after: &[u8]) -> String {
     format!(
         "WITH page AS (SELECT name FROM {table} WHERE name > {} ORDER BY name LIMIT {PAGE}), \
          gone AS (DELETE FROM {table} l USING page WHERE l.name = page.name AND expires <= {NOW} AND token <= {NOW} - {DAY} AND {}) \
@@ -123,7 +147,7 @@ const PAGE: usize = 1024;
 const DAY: u64 = 24 * 60 * 60 * 1_000_000;
 
 /// Replaces a row if it is as expected and it is not late: a row comes back. Run twice, the second changes nothing.
-pub(crate) fn replace(table: &TableName, write: &Write) -> String {
+pub(crate) fn replace(table: &str, write: &Write) -> String {
     let Write {
         name,
         expected,
@@ -155,7 +179,7 @@ pub(crate) fn replace(table: &TableName, write: &Write) -> String {
     }
 }
 
-fn update(table: &TableName, values: &str, condition: &str) -> String {
+fn update(table: &str, values: &str, condition: &str) -> String {
     let (_, columns) = COLUMNS.split_once(", ").unwrap_or_default();
     format!("UPDATE {table} SET ({columns}) = ROW({values}) WHERE {condition} RETURNING 1")
 }
@@ -181,7 +205,7 @@ fn values(record: &Record) -> String {
 
 /// Takes a lock that is available: its token comes back, or no row. The condition is judged when the row is locked, and the end is counted
 /// from then. A new row's version is the time, so that it is greater than that of a row that was forgotten.
-pub(crate) fn take(table: &TableName, req: &Acquire, last: u64) -> String {
+pub(crate) fn take(table: &str, req: &Acquire, last: u64) -> String {
     let (name, owner, note) = (
         bytes(req.name.as_str().as_bytes()),
         uuid(&req.owner),
@@ -204,7 +228,7 @@ pub(crate) fn take(table: &TableName, req: &Acquire, last: u64) -> String {
 }
 
 /// Ends the only hold if no minimum hold keeps the lock: a row comes back. Never late.
-pub(crate) fn free(table: &TableName, name: &LockName, owner: &Owner, hold: HoldId) -> String {
+pub(crate) fn free(table: &str, name: &LockName, owner: &Owner, hold: HoldId) -> String {
     format!(
         "UPDATE {table} SET owner = NULL, holds = '', expires = 0, keep_until = 0, note = '', version = version + 1 \
          WHERE name = {} AND owner = {} AND holds = {} AND expires > {NOW} AND keep_until <= {NOW} RETURNING waiters > {NOW} AS waited",
@@ -216,7 +240,7 @@ pub(crate) fn free(table: &TableName, name: &LockName, owner: &Owner, hold: Hold
 
 /// Renews sole holds; a row comes back for each. A row that another transaction has locked is left out, so no renewal waits for another
 /// lock's row, and two batches cannot deadlock.
-pub(crate) fn extend(table: &TableName, batch: &[(&Renew, Duration)], last: u64) -> String {
+pub(crate) fn extend(table: &str, batch: &[(&Renew, Duration)], last: u64) -> String {
     let mut asked = String::new();
     for (entry, lease) in batch {
         let (name, owner) = (bytes(entry.name.as_str().as_bytes()), uuid(&entry.owner));

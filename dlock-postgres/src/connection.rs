@@ -2,7 +2,7 @@
 
 use crate::{
     commands,
-    error::{failure, unreached},
+    error::{failure, is_refused_start, unreached},
 };
 use dlock_core::driver::{
     DriverError, Result,
@@ -12,13 +12,21 @@ use sqlx::{
     AssertSqlSafe, ConnectOptions, Connection, PgConnection, Row,
     postgres::{PgConnectOptions, PgRow},
 };
-use std::{io, time::Duration};
+use std::{
+    io,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 /// The connections of a driver.
 pub(crate) type Connections = kit::Connections<Dialer>;
 
 /// Opens connections, all with the same options.
-pub(crate) struct Dialer(PgConnectOptions);
+pub(crate) struct Dialer {
+    options: PgConnectOptions,
+    /// No proxy is in between, as far as is known.
+    direct: AtomicBool,
+}
 
 /// The rows of an answer, and the server's time.
 pub(crate) struct Answer {
@@ -31,7 +39,31 @@ pub(crate) struct Answer {
 
 impl Dialer {
     pub(crate) fn new(options: PgConnectOptions) -> Self {
-        Self(options.extra_float_digits(None).disable_statement_logging())
+        let options = options.extra_float_digits(None);
+        Self {
+            options: options.disable_statement_logging(),
+            direct: AtomicBool::new(true),
+        }
+    }
+
+    /// Whether the last connection was one to the server itself.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.direct.load(Ordering::Relaxed)
+    }
+
+    /// The options for a connection to the server itself.
+    pub(crate) fn direct(&self) -> PgConnectOptions {
+        self.options.clone().options([commands::DIRECT])
+    }
+
+    async fn connect(&self) -> sqlx::Result<PgConnection> {
+        if self.is_direct() {
+            match self.direct().connect().await {
+                Err(error) if is_refused_start(&error) => {}
+                connected => return connected,
+            }
+        }
+        self.options.connect().await
     }
 }
 
@@ -41,11 +73,13 @@ impl kit::Dialer for Dialer {
 
     /// A new connection, to a server that can be written.
     async fn dial(&self) -> Result<(PgConnection, Duration)> {
-        let mut connection = self.0.connect().await.map_err(unreached)?;
-        let greeting = ask(&mut connection, "greeting", commands::IS_STANDBY).await;
+        let mut connection = self.connect().await.map_err(unreached)?;
+        let greeting = ask(&mut connection, "greeting", &commands::greeting()).await;
         let greeting = greeting.map_err(unreached)?;
-        let standby = greeting.rows.first().map(|row| row.try_get("standby"));
-        if !matches!(standby, Some(Ok(false))) {
+        let told = |column| greeting.rows.first().map(|row| row.try_get(column));
+        self.direct
+            .store(matches!(told("direct"), Some(Ok(true))), Ordering::Relaxed);
+        if !matches!(told("standby"), Some(Ok(false))) {
             let refused = "the server is a standby or read-only: connect to the primary";
             return Err(DriverError::unavailable(refused));
         }
@@ -53,7 +87,7 @@ impl kit::Dialer for Dialer {
     }
 
     async fn time(&self, connection: &mut PgConnection) -> sqlx::Result<Duration> {
-        let answer = ask(connection, "greeting", commands::IS_STANDBY).await?;
+        let answer = ask(connection, "greeting", &commands::greeting()).await?;
         Ok(Duration::from_micros(answer.now))
     }
 

@@ -83,6 +83,12 @@ pub(crate) fn unreached(error: sqlx::Error) -> DriverError {
     DriverError::unavailable("the server could not be reached").with_source(error)
 }
 
+/// Whether a proxy refused what the connection asks for when it begins.
+pub(crate) fn is_refused_start(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    matches!(code.as_deref(), Some("08P01" | "0A000"))
+}
+
 fn by_code(code: &str) -> &'static Class {
     let fitting = TABLE.iter().filter(|class| code.starts_with(class.code));
     fitting

@@ -2,19 +2,23 @@
 
 use crate::{
     PostgresConfig, commands,
-    config::TableName,
+    config::misuse,
     connection::{Answer, Connections, Dialer, micros_of, run},
     error,
+    listener::Listener,
 };
 use async_trait::async_trait;
 use dlock_core::{
     FencingToken, Holds, Instant, LockName,
     driver::{
-        Acquire, Capabilities, DriverError, Release, Renew, Renewed, Result,
-        kit::{Call, Class, Freed, Listed, Read, RecordStore, StoreTime, Stored, Write, Written},
+        Acquire, Capabilities, DriverError, Release, Renew, Renewed, Result, Ticket, Wake, WakeUp,
+        kit::{
+            Call, Class, Freed, Listed, Read, RecordStore, StoreTime, Stored, Subscriptions, Write,
+            Written, hash_of,
+        },
     },
 };
-use futures_util::future::join_all;
+use futures_util::{future::join_all, stream::BoxStream};
 use sqlx::Row;
 use std::{collections::HashMap, time::Duration};
 
@@ -22,24 +26,50 @@ use std::{collections::HashMap, time::Duration};
 #[derive(Debug)]
 pub struct Table {
     connections: Connections,
-    name: TableName,
+    /// Quoted, with its schema.
+    name: String,
     may_create: bool,
     capabilities: Capabilities,
+    listener: Subscriptions<Listener>,
 }
 
 impl Table {
-    pub(crate) async fn open(config: PostgresConfig) -> Result<Self> {
+    pub(crate) async fn open(mut config: PostgresConfig) -> Result<Self> {
+        let most = config.table.connections as usize;
+        let connections = Connections::new(Dialer::new(config.options.clone()), most, CONNECT);
+        drop(connections.first().await?);
+        let call = connections.patience();
+        if config.table.name.schema().is_none() {
+            // No session's search path shall redirect a statement.
+            let name = config.table.name.quoted('"');
+            let answer = run(&connections, "place", call, |_| commands::place(&name)).await?;
+            let schema = answer.rows.first().map(|row| row.try_get("schema"));
+            let schema: Option<String> = schema.transpose().map_err(unreadable)?.flatten();
+            let schema = schema.ok_or_else(|| misuse(NO_SCHEMA))?;
+            config.table.name = config.table.name.within(schema);
+        }
         let mut capabilities = Capabilities::new("postgres", config.store());
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
-        let table = Self {
-            connections: Connections::new(Dialer::new(config.options), config.connections, CONNECT),
-            name: config.table,
-            may_create: config.create,
-            capabilities,
+        let name = config.table.name.quoted('"');
+        let listener = Subscriptions::new(Listener {
+            options: connections.dialer().direct(),
+            table: hash_of(&name),
+        });
+        capabilities.wake = match connections.dialer().is_direct() {
+            true => Wake::Notify,
+            false => Wake::Poll,
         };
-        drop(table.connections.first().await?);
-        let call = table.connections.patience();
+        if capabilities.wake == Wake::Poll {
+            listener.close();
+        }
+        let table = Self {
+            connections,
+            name,
+            may_create: config.table.create,
+            capabilities,
+            listener,
+        };
         if let Err(error) = table
             .ask("probe", call, |_| commands::probe(&table.name))
             .await
@@ -243,7 +273,33 @@ impl RecordStore for Table {
         Ok(renewed.collect())
     }
 
+    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
+        self.listener.stream()
+    }
+
+    async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
+        self.listener.listen(name, ticket).await
+    }
+
+    fn forget_ticket(&self, name: &LockName, ticket: Ticket) {
+        self.listener.forget(name, ticket);
+    }
+
+    async fn notify(&self, name: &LockName) {
+        let (call, notice) = (
+            self.connections.patience(),
+            self.listener.subscriber().notice(name),
+        );
+        if let Err(error) = self
+            .ask("notify", call, |_| commands::notify(&notice))
+            .await
+        {
+            tracing::debug!(%error, "postgres: waiters are not woken");
+        }
+    }
+
     async fn close(&self) {
+        self.listener.close();
         self.connections.close().await;
     }
 }
@@ -257,6 +313,8 @@ fn rows(answer: &Answer) -> Result<Vec<(Vec<u8>, Stored)>> {
 fn unreadable(error: sqlx::Error) -> DriverError {
     DriverError::unanswered("the server's answer could not be read").with_source(error)
 }
+
+const NO_SCHEMA: &str = "the search path has no schema for the table: name it in `dlock.table`";
 
 /// What a message says of itself.
 const ACQUIRE: &str = "acquire";

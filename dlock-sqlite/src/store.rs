@@ -233,7 +233,7 @@ impl RecordStore for SqliteStore {
         self.wake_ups.stream()
     }
 
-    fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
+    async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
         self.wake_ups.listen(name, ticket)
     }
 

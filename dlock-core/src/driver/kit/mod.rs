@@ -36,6 +36,7 @@ mod record;
 mod record_driver;
 mod record_store;
 mod server_clock;
+mod subscriptions;
 mod sweep;
 mod table;
 mod url;
@@ -55,6 +56,7 @@ pub use record_store::{
     Written,
 };
 pub use server_clock::ServerClock;
+pub use subscriptions::{Subscriber, Subscriptions, channel_of, hash_of};
 pub use table::{TableName, TableSettings};
 pub use url::{split_url, unknown_setting};
 pub use wake_ups::WakeUps;

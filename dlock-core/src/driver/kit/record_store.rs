@@ -157,8 +157,8 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     }
 
     /// Begins to listen for wake-ups of a name, for that ticket. Called before the record is read and marked, so that no release is
-    /// missed. Answers whether wake-ups can be expected; where they cannot, the waiter polls.
-    fn listen(&self, _name: &LockName, _ticket: Ticket) -> bool {
+    /// missed. Answers whether wake-ups can be expected; where they cannot, the waiter polls. A dropped future leaves the ticket registered.
+    async fn listen(&self, _name: &LockName, _ticket: Ticket) -> bool {
         false
     }
 

@@ -155,9 +155,9 @@ impl<S: RecordStore> RecordDriver<S> {
     }
 
     /// The ticket of a granted request is used up; the next one first, so that a name that is still waited for keeps its wake-ups.
-    fn waits_no_more(&self, req: &Acquire) {
+    async fn waits_no_more(&self, req: &Acquire) {
         if let Some(next) = req.next_ticket {
-            self.store.listen(&req.name, next);
+            self.store.listen(&req.name, next).await;
         }
         if let Some(ticket) = req.ticket {
             self.store.forget_ticket(&req.name, ticket);
@@ -167,7 +167,7 @@ impl<S: RecordStore> RecordDriver<S> {
     async fn serve_acquire(&self, req: &Acquire) -> Result<Acquired> {
         let acquired = self.settled(req.give_up, || self.try_acquire(req)).await?;
         if matches!(acquired, Acquired::Granted(_)) {
-            self.waits_no_more(req);
+            self.waits_no_more(req).await;
             self.sweeps.granted(&self.store, &req.name);
         }
         Ok(acquired)
@@ -185,10 +185,10 @@ impl<S: RecordStore> RecordDriver<S> {
     /// Acquires by reading, deciding and writing.
     async fn decide_acquire(&self, req: &Acquire) -> Result<Option<Acquired>> {
         let wakes = self.store.capabilities().wake != Wake::Poll;
-        let listens = wakes
-            && req
-                .ticket
-                .is_some_and(|ticket| self.store.listen(&req.name, ticket));
+        let listens = match req.ticket {
+            Some(ticket) if wakes => self.store.listen(&req.name, ticket).await,
+            _ => false,
+        };
         let call = Call {
             class: Class::Acquire,
             give_up: req.give_up,

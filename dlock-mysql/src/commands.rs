@@ -30,10 +30,10 @@
 
 use crate::table::signed;
 use dlock_core::{
-    HoldId, HolderInfo, Holds, LockName, Owner,
+    HoldId, Holds, LockName, Owner,
     driver::{
         Acquire, Release, Renew,
-        kit::{DamagedRecord, Record, Stored, TableName as Table, Write},
+        kit::{Columns, DamagedRecord, Record, Stored, TableName as Table, Write},
     },
 };
 use sqlx::{
@@ -400,14 +400,13 @@ impl Row {
 
     /// A row of `FIND` or `LIST`; `None`: it has only the time.
     pub(crate) fn read(row: &MySqlRow) -> Option<Self> {
-        let token = number(row, "token").unwrap_or(0);
         Some(Self {
             name: row.try_get::<Option<Vec<u8>>, _>("name").ok()??,
             now: Self::time(row).ok()?,
-            changed: number(row, "changed").unwrap_or(0),
+            changed: number(row, "changed"),
             version: row.try_get("version").ok()?,
-            expires: number(row, "expires").unwrap_or(0),
-            record: record(row).map_err(|field| DamagedRecord::new(field).with_token(token)),
+            expires: number(row, "expires"),
+            record: record(row),
         })
     }
 
@@ -427,10 +426,6 @@ impl Row {
         row.try_get::<i64, _>(1).is_ok_and(|unused| unused == 1)
     }
 
-    pub(crate) fn lock_name(&self) -> Option<LockName> {
-        LockName::new(std::str::from_utf8(&self.name).ok()?).ok()
-    }
-
     /// The record. A damaged row past its end is free, whatever else it says.
     pub(crate) fn stored(self) -> Stored {
         match self.record {
@@ -447,41 +442,32 @@ impl Row {
     }
 }
 
-/// The record, or the column that cannot be read: something other than dlock wrote it.
-fn record(row: &MySqlRow) -> Result<Record, &'static str> {
-    let text = |column: &'static str| {
-        let bytes = row
-            .try_get::<Option<&[u8]>, _>(column)
-            .map_err(|_| column)?;
-        std::str::from_utf8(bytes.unwrap_or_default()).map_err(|_| column)
+/// The record, or the column that something other than dlock wrote.
+fn record(row: &MySqlRow) -> Result<Record, DamagedRecord> {
+    let text = |column: &str| {
+        let bytes = row.try_get::<Option<&[u8]>, _>(column).ok()?;
+        std::str::from_utf8(bytes.unwrap_or_default()).ok()
     };
-    Ok(Record {
-        token: number(row, "token")?,
-        owner: match text("owner")? {
-            "" => None,
-            owner => Some(owner.parse().map_err(|_| "owner")?),
-        },
-        holds: text("holds")?.parse().map_err(|_| "holds")?,
-        unavailable_until: number(row, "expires")?,
-        min_hold_until: number(row, "keep_until")?,
-        began: number(row, "began")?,
-        waiters_until: 0,
-        holder_info: HolderInfo::parse(text("note")?),
-        version: match number(row, "version")? {
-            // One more does not fit.
-            LAST_VERSION => return Err("version"),
-            version => version,
-        },
-    })
+    let number = |column: &str| row.try_get(column).unwrap_or(i64::MIN);
+    let columns = Columns {
+        owner: text("owner"),
+        token: number("token"),
+        holds: text("holds"),
+        expires: number("expires"),
+        keep_until: number("keep_until"),
+        began: number("began"),
+        waiters: 0,
+        note: text("note"),
+        version: number("version"),
+    };
+    columns.record()
 }
 
-/// A time, a token or a version: dlock writes none below zero.
-fn number(row: &MySqlRow, column: &'static str) -> Result<u64, &'static str> {
-    let number = row.try_get::<i64, _>(column).map_err(|_| column)?;
-    u64::try_from(number).map_err(|_| column)
+/// A time; dlock writes none below zero.
+fn number(row: &MySqlRow, column: &str) -> u64 {
+    let number = row.try_get::<i64, _>(column).unwrap_or(0);
+    u64::try_from(number).unwrap_or(0)
 }
-
-const LAST_VERSION: u64 = i64::MAX.unsigned_abs();
 
 /// Pads a list by repeating its last entry.
 fn filled<T: Clone>(list: impl Iterator<Item = T> + Clone, size: usize) -> impl Iterator<Item = T> {

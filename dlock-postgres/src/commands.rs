@@ -7,10 +7,10 @@
 //! another transaction.
 
 use dlock_core::{
-    HoldId, HolderInfo, LockName, Owner,
+    HoldId, LockName, Owner,
     driver::{
-        Acquire, Renew,
-        kit::{DamagedRecord, Expected, Record, Stored, Write},
+        Acquire, Release, Renew,
+        kit::{Columns, Expected, Record, Stored, Write},
     },
 };
 use sqlx::{Row, postgres::PgRow};
@@ -27,7 +27,7 @@ fn sound(row: &str) -> String {
     let numbers = ["token", "expires", "keep_until", "began", "waiters"]
         .map(|column| format!("{row}{column} >= 0 AND "));
     format!(
-        "{} {row}version > 0 AND length({row}holds) <= 2048 AND {row}holds ~ '^([0-9a-f]{{32}})*$'",
+        "{} {row}version > 0 AND {row}version < {MAX} AND length({row}holds) <= 2048 AND {row}holds ~ '^([0-9a-f]{{32}})*$'",
         numbers.concat()
     )
 }
@@ -66,12 +66,6 @@ pub(crate) fn place(table: &str) -> String {
     )
 }
 
-/// Wakes the waiters of a name. A message of its own: it writes nothing, so no commit waits for the disk while it has the lock that
-/// serialises all notifying transactions of the server.
-pub(crate) fn notify((channel, payload): &(String, String)) -> String {
-    format!("SELECT pg_notify('{channel}', '{payload}')")
-}
-
 /// Runs twice without harm. HOT updates need the free half of each page, and no index on what changes.
 pub(crate) fn create(table: &str) -> String {
     format!(
@@ -102,10 +96,7 @@ fn shown() -> String {
 
 /// The rows of these names; of names without a row nothing.
 pub(crate) fn read(table: &str, names: &[LockName]) -> String {
-    let names: Vec<_> = names
-        .iter()
-        .map(|name| bytes(name.as_str().as_bytes()))
-        .collect();
+    let names: Vec<_> = names.iter().map(name_bytes).collect();
     format!(
         "SELECT {} FROM {table} WHERE name IN ({})",
         shown(),
@@ -154,11 +145,7 @@ pub(crate) fn replace(table: &str, write: &Write) -> String {
         record,
         not_after,
     } = write;
-    let (name, last, values) = (
-        bytes(name.as_str().as_bytes()),
-        number(*not_after),
-        values(record),
-    );
+    let (name, last, values) = (name_bytes(name), number(*not_after), values(record));
     match expected {
         Expected::Absent => format!(
             "INSERT INTO {table} ({COLUMNS}) SELECT {name}, {values} WHERE {NOW} <= {last} ON CONFLICT DO NOTHING RETURNING 1"
@@ -207,7 +194,7 @@ fn values(record: &Record) -> String {
 /// from then. A new row's version is the time, so that it is greater than that of a row that was forgotten.
 pub(crate) fn take(table: &str, req: &Acquire, last: u64) -> String {
     let (name, owner, note) = (
-        bytes(req.name.as_str().as_bytes()),
+        name_bytes(&req.name),
         uuid(&req.owner),
         text(&req.info.to_string()),
     );
@@ -228,12 +215,12 @@ pub(crate) fn take(table: &str, req: &Acquire, last: u64) -> String {
 }
 
 /// Ends the only hold if no minimum hold keeps the lock: a row comes back. Never late.
-pub(crate) fn free(table: &str, name: &LockName, owner: &Owner, hold: HoldId) -> String {
+pub(crate) fn free(table: &str, req: &Release, hold: HoldId) -> String {
     format!(
         "UPDATE {table} SET owner = NULL, holds = '', expires = 0, keep_until = 0, note = '', version = version + 1 \
          WHERE name = {} AND owner = {} AND holds = {} AND expires > {NOW} AND keep_until <= {NOW} RETURNING waiters > {NOW} AS waited",
-        bytes(name.as_str().as_bytes()),
-        uuid(owner),
+        name_bytes(&req.name),
+        uuid(&req.owner),
         one(hold, "expires")
     )
 }
@@ -241,19 +228,11 @@ pub(crate) fn free(table: &str, name: &LockName, owner: &Owner, hold: HoldId) ->
 /// Renews sole holds; a row comes back for each. A row that another transaction has locked is left out, so no renewal waits for another
 /// lock's row, and two batches cannot deadlock.
 pub(crate) fn extend(table: &str, batch: &[(&Renew, Duration)], last: u64) -> String {
-    let mut asked = String::new();
-    for (entry, lease) in batch {
-        let (name, owner) = (bytes(entry.name.as_str().as_bytes()), uuid(&entry.owner));
-        let comma = if asked.is_empty() { "" } else { ", " };
-        // Writing to a string does not fail.
-        let _written = write!(
-            asked,
-            "{comma}({name}, {owner}, '{:016x}', {})",
-            entry.hold.to_bits(),
-            span(*lease)
-        );
-    }
-    let last = number(last);
+    let asked = batch.iter().map(|(entry, lease)| {
+        let (name, owner) = (name_bytes(&entry.name), uuid(&entry.owner));
+        format!("({name}, {owner}, '{}', {})", entry.hold, span(*lease))
+    });
+    let (asked, last) = (asked.collect::<Vec<_>>().join(", "), number(last));
     format!(
         "WITH mine AS (SELECT l.name, a.lease FROM {table} l JOIN (VALUES {asked}) a (name, owner, hold, lease) ON l.name = a.name \
          WHERE l.owner = a.owner AND l.holds = a.hold || lpad(to_hex(l.expires), 16, '0') AND l.expires > {NOW} \
@@ -266,52 +245,30 @@ pub(crate) fn extend(table: &str, batch: &[(&Renew, Duration)], last: u64) -> St
 }
 
 /// The bytes of a row's name, and its record.
-pub(crate) fn stored(row: &PgRow) -> Result<(Vec<u8>, Stored), sqlx::Error> {
-    let token: i64 = row.try_get("token")?;
-    let token = u64::try_from(token).unwrap_or(0);
-    let stored = match record(row)? {
-        Ok(record) => Stored::Record(record),
-        Err(field) => Stored::Damaged(DamagedRecord::new(field).with_token(token)),
+pub(crate) fn stored(row: &PgRow) -> sqlx::Result<(Vec<u8>, Stored)> {
+    let is_sound: bool = row.try_get("sound")?;
+    let columns = Columns {
+        owner: Some(row.try_get::<Option<_>, _>("owner")?.unwrap_or_default()),
+        token: row.try_get("token")?,
+        holds: row
+            .try_get("holds")
+            .map(|holds| is_sound.then_some(holds))?,
+        expires: row.try_get("expires")?,
+        keep_until: row.try_get("keep_until")?,
+        began: row.try_get("began")?,
+        waiters: row.try_get("waiters")?,
+        note: Some(row.try_get("note")?),
+        version: row.try_get("version")?,
     };
-    Ok((name_of(row)?, stored))
-}
-
-/// The record, or the field that dlock did not write.
-fn record(row: &PgRow) -> Result<Result<Record, &'static str>, sqlx::Error> {
-    let mut wrong = (!row.try_get::<bool, _>("sound")?).then_some("holds");
-    let mut number = |column: &'static str| {
-        let value: i64 = row.try_get(column)?;
-        Ok::<_, sqlx::Error>(u64::try_from(value).unwrap_or_else(|_| {
-            wrong = Some(column);
-            0
-        }))
-    };
-    let mut record = Record {
-        token: number("token")?,
-        unavailable_until: number("expires")?,
-        min_hold_until: number("keep_until")?,
-        began: number("began")?,
-        waiters_until: number("waiters")?,
-        version: number("version")?,
-        holder_info: HolderInfo::parse(row.try_get("note")?),
-        ..Record::default()
-    };
-    let owner = row
-        .try_get::<Option<String>, _>("owner")?
-        .map(|owner| owner.parse())
-        .transpose();
-    let holds = row.try_get::<&str, _>("holds")?.parse();
-    Ok(match (wrong, owner, holds) {
-        (None, Ok(owner), Ok(holds)) => {
-            (record.owner, record.holds) = (owner, holds);
-            Ok(record)
-        }
-        (wrong, ..) => Err(wrong.unwrap_or("holds")),
-    })
+    let stored = columns.record();
+    Ok((
+        name_of(row)?,
+        stored.map_or_else(Stored::Damaged, Stored::Record),
+    ))
 }
 
 /// The column `name`, which is in hex.
-pub(crate) fn name_of(row: &PgRow) -> Result<Vec<u8>, sqlx::Error> {
+pub(crate) fn name_of(row: &PgRow) -> sqlx::Result<Vec<u8>> {
     let hex: &str = row.try_get("name")?;
     let bytes = (0..hex.len())
         .step_by(2)
@@ -323,7 +280,7 @@ pub(crate) fn name_of(row: &PgRow) -> Result<Vec<u8>, sqlx::Error> {
 
 /// The text of one hold, with its end as an expression.
 fn one(hold: HoldId, end: &str) -> String {
-    format!("'{:016x}' || lpad(to_hex({end}), 16, '0')", hold.to_bits())
+    format!("'{hold}' || lpad(to_hex({end}), 16, '0')")
 }
 
 fn bytes(bytes: &[u8]) -> String {
@@ -333,6 +290,10 @@ fn bytes(bytes: &[u8]) -> String {
         let _written = write!(hex, "{byte:02x}");
     }
     format!("decode('{hex}', 'hex')")
+}
+
+fn name_bytes(name: &LockName) -> String {
+    bytes(name.as_str().as_bytes())
 }
 
 fn text(text: &str) -> String {

@@ -6,7 +6,7 @@ use crate::{
 };
 use dlock_core::driver::{
     DriverError, Result,
-    kit::{self, Call, Failure, Fate},
+    kit::{self, Failure, Fate},
 };
 use sqlx::{
     AssertSqlSafe, ConnectOptions, Connection, PgConnection, Row,
@@ -105,23 +105,12 @@ impl kit::Dialer for Dialer {
     }
 }
 
-/// Sends statements in one message, as one transaction. `body` gets the server's time at `call.give_up`.
-pub(crate) async fn run(
-    connections: &Connections,
+/// Sends statements in one message, as one transaction.
+pub(crate) async fn ask(
+    connection: &mut PgConnection,
     what: &str,
-    call: Call,
-    body: impl FnOnce(u64) -> String + Send,
-) -> Result<Answer> {
-    let mut lent = connections.lend(call).await?;
-    let body = body(lent.not_after(call.give_up));
-    let limit = lent.limit();
-    let answer = limit.of(ask(lent.session(), what, &body)).await;
-    let answer = lent.heard(answer)?;
-    lent.told(Duration::from_micros(answer.now));
-    Ok(answer)
-}
-
-async fn ask(connection: &mut PgConnection, what: &str, body: &str) -> sqlx::Result<Answer> {
+    body: &str,
+) -> sqlx::Result<Answer> {
     let sql = AssertSqlSafe(commands::framed(what, body));
     let mut rows = sqlx::raw_sql(sql).fetch_all(connection).await?;
     let last = rows.pop().ok_or(sqlx::Error::RowNotFound)?;

@@ -28,6 +28,7 @@
 mod answer_limit;
 mod backoff;
 mod batch;
+mod columns;
 mod connections;
 mod deadlines;
 mod error_table;
@@ -45,6 +46,7 @@ mod wake_ups;
 pub use answer_limit::AnswerLimit;
 pub use backoff::Backoff;
 pub use batch::{Batch, BatchPolicy, Batcher, again};
+pub use columns::Columns;
 pub use connections::{Connections, Dialer, Fate, Lent};
 pub use deadlines::{Deadline, Deadlines};
 pub use error_table::{ErrorClass, Failure};
@@ -53,7 +55,7 @@ pub use record::{DamagedRecord, Decision, Record, StoreTime};
 pub use record_driver::{RecordBacked, RecordDriver};
 pub use record_store::{
     Call, Class, Expected, Freed, GRANTS_PER_SWEEP, Listed, Read, RecordStore, Stored, Write,
-    Written,
+    Written, renewed,
 };
 pub use server_clock::ServerClock;
 pub use subscriptions::{Subscriber, Subscriptions, channel_of, hash_of};

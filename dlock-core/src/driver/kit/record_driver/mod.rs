@@ -13,7 +13,7 @@ use super::{
 use crate::{
     clock::{Clock, Instant},
     driver::{
-        Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, Grant, Lane, Page,
+        Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, Grant, Holds, Lane, Page,
         Release, Released, Renew, Renewed, Result, Snapshot, Ticket, Wake, WakeUp,
     },
     error::{DriverError, Effect, ErrorKind, RetryClass},
@@ -175,16 +175,28 @@ impl<S: RecordStore> RecordDriver<S> {
 
     async fn try_acquire(&self, req: &Acquire) -> Result<Option<Acquired>> {
         let likely_refused = req.retry || req.join.is_some();
-        if !likely_refused && let Some(token) = self.store.take(req).await? {
+        if !likely_refused && let Some(token) = self.take(req).await? {
             return Ok(Some(granted(token, req)));
         }
         // Boxed, to keep the future of a request that is granted at once small.
         Box::pin(self.decide_acquire(req)).await
     }
 
+    /// The fast path. Whoever is granted the lock while others of its client wait has to mark the record.
+    async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
+        if req.next_ticket.is_some() && self.wakes() && self.store.marks() {
+            return Ok(None);
+        }
+        self.store.take(req).await
+    }
+
+    fn wakes(&self) -> bool {
+        self.store.capabilities().wake != Wake::Poll
+    }
+
     /// Acquires by reading, deciding and writing.
     async fn decide_acquire(&self, req: &Acquire) -> Result<Option<Acquired>> {
-        let wakes = self.store.capabilities().wake != Wake::Poll;
+        let wakes = self.wakes();
         let listens = match req.ticket {
             Some(ticket) if wakes => self.store.listen(&req.name, ticket).await,
             _ => false,
@@ -243,7 +255,7 @@ impl<S: RecordStore> RecordDriver<S> {
                     ..
                 }) => return Ok(Some(Acquired::Held(held))),
                 Ok(_) if req.join.is_none() => {
-                    if let Some(token) = self.store.take(req).await? {
+                    if let Some(token) = self.take(req).await? {
                         return Ok(Some(granted(token, req)));
                     }
                 }
@@ -362,7 +374,11 @@ impl<S: RecordStore> RecordDriver<S> {
     }
 
     async fn try_release(&self, req: &Release, call: Call) -> Result<Option<Released>> {
-        match self.store.free(req).await? {
+        let freed = match (req.holds, req.min_hold) {
+            (Holds::One(hold), None) => self.store.free(req, hold).await?,
+            _ => Freed::Undecided,
+        };
+        match freed {
             Freed::Free => Ok(Some(Released::Freed)),
             Freed::WaitedFor => {
                 self.store.notify(&req.name).await;

@@ -53,8 +53,8 @@ enum Store {
     Redis,
     Sqlite,
     Mysql,
-    Mongodb,
-    Zookeeper,
+    Mongo,
+    Zk,
 }
 
 /// Runs a storm to its end; returns whether there was no finding.
@@ -379,12 +379,12 @@ impl Target {
                 ..RedisOptions::default()
             })?),
             Store::Mysql => Box::new(MariadbServer::start(MariadbOptions::default())?),
-            Store::Mongodb => Box::new(MongoServer::start(Deployment::ReplicaSet)?),
-            Store::Zookeeper => Box::new(ZooKeeperServer::start(ZooKeeperOptions::default())?),
+            Store::Mongo => Box::new(MongoServer::start(Deployment::ReplicaSet)?),
+            Store::Zk => Box::new(ZooKeeperServer::start(ZooKeeperOptions::default())?),
         };
         let proxy = Proxy::start(running.addr()).await?;
         let url = |addr| match store {
-            Store::Zookeeper => format!(
+            Store::Zk => format!(
                 "{}/storm?dlock.session={:?}",
                 running.url_at(addr),
                 work::LEASE

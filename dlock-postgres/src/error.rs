@@ -21,7 +21,7 @@ const TABLE: [Class; 23] = {
     use RetryClass::{Later, Never, Now};
     [
         // A shutdown, a crash, an internal error: it may have come after the commit.
-        Class::new("", Unavailable, Later, Unknown, AllClosed, "the server ended the request"),
+        Class::new("", Unavailable, Later, Unknown, AllClosed, "the server ended the request or the connection"),
         Class::new("0A", Unsupported, Never, None, Kept, REFUSED),
         Class::new("21", Unsupported, Never, None, Kept, REFUSED),
         Class::new("22", Unsupported, Never, None, Kept, REFUSED),

@@ -21,9 +21,10 @@
 //!   [`Capabilities::late`](super::Capabilities::late), which is 0 by default;
 //! - the fast paths: see [`RecordStore`];
 //! - an error table that tells "not executed" from "unknown" for every native error;
-//! - connections: some for renewals alone; one that failed, or whose request was dropped, is closed, and so are those opened before it;
+//! - connections: some for renewals alone; one that failed, or whose request was dropped, is closed, and so are those opened before it:
+//!   [`Connections`] over a client of which one connection serves one request at a time;
 //! - capabilities: [`Capabilities::new`](super::Capabilities::new), then its public fields;
-//! - wake-ups instead of polling.
+//! - wake-ups instead of polling: [`Subscriptions`] where the server publishes what others say on channels.
 
 mod answer_limit;
 mod backoff;

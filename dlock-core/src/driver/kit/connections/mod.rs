@@ -328,6 +328,9 @@ impl<D: Dialer> Connections<D> {
     }
 
     /// Stops lending connections. Idle ones are closed now, and those in use when they are returned.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves some idle connections open until the list is dropped; none is lent.
     pub async fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         for list in [&self.work, &self.renewals] {

@@ -44,7 +44,7 @@ impl PostgresConfig {
         let path = PathBuf::from(value);
         self.options = match key {
             "sslmode" => self.options.ssl_mode(value.parse().map_err(|_| {
-                misuse("sslmode must be disable, allow, prefer, require, verify-ca or verify-full")
+                misuse("sslmode must be disable, allow, prefer, require or verify-full")
             })?),
             "sslrootcert" => self.options.ssl_root_cert(path),
             "sslcert" => self.options.ssl_client_cert(path),
@@ -85,10 +85,15 @@ impl PostgresConfig {
     /// ```
     #[must_use]
     pub fn schema(&self) -> String {
-        let (create, table) = (crate::commands::create(&self.table), &self.table);
+        let table = &self.table;
+        let create = crate::commands::create(table);
+        let usage = table.schema().map_or_else(String::new, |schema| {
+            format!("-- GRANT USAGE ON SCHEMA {schema} TO locker;\n")
+        });
         format!(
-            "{create};\n-- With these the table must be there; set dlock.create=false.\n\
-             -- CREATE ROLE locker LOGIN PASSWORD 'secret';\n-- GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO locker;\n"
+            "{create};\n-- With these the table must be there; set dlock.create=false. To let dlock make it, grant CREATE on the schema too.\n\
+             -- CREATE ROLE locker LOGIN PASSWORD 'secret';\n{usage}\
+             -- GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO locker;\n"
         )
     }
 
@@ -122,6 +127,16 @@ impl PostgresConfig {
     pub fn with_create(mut self, create: bool) -> Self {
         self.create = create;
         self
+    }
+
+    /// Refuses what sqlx ends the program for where the process has several TLS providers, or none that is its own.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.options.get_ssl_mode() {
+            PgSslMode::VerifyCa => Err(misuse(
+                "sslmode=verify-ca is not offered: use verify-full, which verifies the host's name, too",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// The store, for people and passes: no user, no password.
@@ -221,6 +236,13 @@ impl fmt::Debug for PostgresConfig {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableName(String);
+
+impl TableName {
+    /// The quoted name of the schema, if it is said.
+    fn schema(&self) -> Option<&str> {
+        self.0.split_once('.').map(|(schema, _)| schema)
+    }
+}
 
 impl FromStr for TableName {
     type Err = DriverError;

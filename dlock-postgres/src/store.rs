@@ -1,7 +1,7 @@
 //! Record store: one row per name in a table.
 
 use crate::{
-    PostgresConfig, commands,
+    PostgresConfig, checks, commands,
     config::TableName,
     connection::{Answer, Connections, micros_of},
     error,
@@ -46,6 +46,13 @@ impl Table {
         {
             return Err(error);
         }
+        let (name, call) = (&table.name, table.connections.patience());
+        checks::warn(
+            name,
+            table
+                .ask("settings", call, |_| checks::settings(name))
+                .await,
+        );
         Ok(table)
     }
 

@@ -114,37 +114,58 @@ mod tests {
     fn settings_that_void_a_lock_are_named_with_their_remedy() {
         let table = "ops.locks".parse().unwrap();
         assert!(good().doubts(&table).is_empty());
-        let changes: [(fn(&mut Settings), &str, &str); 6] = [
-            (|it| it.fsync = "off".to_owned(), "fsync", "set it to on"),
+        let off = || "off".to_owned();
+        let cases = [
             (
-                |it| it.full_page_writes = "off".to_owned(),
+                Settings {
+                    fsync: off(),
+                    ..good()
+                },
+                "fsync",
+                "set it to on",
+            ),
+            (
+                Settings {
+                    full_page_writes: off(),
+                    ..good()
+                },
                 "full_page_writes",
                 "set it to on",
             ),
             (
-                |it| it.synchronous_commit = "off".to_owned(),
+                Settings {
+                    synchronous_commit: off(),
+                    ..good()
+                },
                 "synchronous_commit",
                 "ALTER ROLE",
             ),
             (
-                |it| it.is_unlogged = true,
+                Settings {
+                    is_unlogged: true,
+                    ..good()
+                },
                 "unlogged",
                 "ALTER TABLE \"ops\".\"locks\" SET LOGGED",
             ),
             (
-                |it| it.is_asynchronous = true,
+                Settings {
+                    is_asynchronous: true,
+                    ..good()
+                },
                 "asynchronously",
                 "synchronous_standby_names",
             ),
             (
-                |it| it.dead = MANY_DEAD,
+                Settings {
+                    dead: MANY_DEAD,
+                    ..good()
+                },
                 "10000 dead row versions",
                 "pg_stat_activity",
             ),
         ];
-        for (change, word, remedy) in changes {
-            let mut settings = good();
-            change(&mut settings);
+        for (settings, word, remedy) in cases {
             let doubts = settings.doubts(&table);
             assert!(
                 doubts.len() == 1 && doubts[0].contains(word) && doubts[0].contains(remedy),

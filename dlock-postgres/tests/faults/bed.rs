@@ -157,23 +157,20 @@ impl Testbed {
     }
 
     pub(super) async fn until(&self, what: &str, holds: impl AsyncFn(&Self) -> bool) {
-        until(what, async || holds(self).await).await;
+        let begun = self.clock.now();
+        while !holds(self).await {
+            // Only a hang reaches it.
+            assert!(
+                self.clock.now().since(begun) < SECOND * 60,
+                "{what}: not soon"
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 }
 
 const OURS: &str = "application_name = 'dlock'";
 const WAITS: &str = "wait_event_type = 'Lock'";
-
-pub(super) async fn until(what: &str, holds: impl AsyncFn() -> bool) {
-    let limit = SECOND * 60; // only a hang reaches it
-    let condition = async {
-        while !holds().await {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    let met = tokio::time::timeout(limit, condition).await;
-    assert!(met.is_ok(), "not within {limit:?}: {what}");
-}
 
 /// The resource that one lock guards: it checks that there are never two holders and that tokens grow.
 #[derive(Default)]

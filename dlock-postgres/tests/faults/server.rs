@@ -10,7 +10,7 @@ use dlock_core::{
     },
 };
 use dlock_postgres::{
-    PostgresConfig, PostgresDriver,
+    PostgresDriver,
     sqlx::{self, AssertSqlSafe, Connection, PgConnection, Row},
 };
 use std::{error::Error, time::Duration};

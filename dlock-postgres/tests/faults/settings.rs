@@ -13,9 +13,7 @@ use dlock_postgres::{
     PostgresConfig, PostgresDriver,
     sqlx::{self, Connection, PgConnection},
 };
-use std::{
-    env, error::Error, fs, os::unix::fs::PermissionsExt, path::Path, process::Command, sync::Arc,
-};
+use std::{env, error::Error, fs, os::unix::fs::PermissionsExt, process::Command, sync::Arc};
 
 const GOOD: [&str; 3] = ["fsync=on", "full_page_writes=on", "synchronous_commit=on"];
 
@@ -103,7 +101,8 @@ async fn the_rights_of_the_schema_are_enough_and_fewer_are_told() {
 }
 
 /// A self-signed certificate for `localhost`, and its key.
-fn certificate(folder: &Path, name: &str) -> (String, String) {
+#[cfg(feature = "tls")]
+fn certificate(folder: &std::path::Path, name: &str) -> (String, String) {
     let path = |end: &str| folder.join(format!("{name}.{end}")).display().to_string();
     let wanted = "[req]\ndistinguished_name = dn\nx509_extensions = v3\nprompt = no\n[dn]\nCN = localhost\n\
         [v3]\nbasicConstraints = critical, CA:FALSE\nsubjectAltName = DNS:localhost\n";

@@ -2,7 +2,7 @@
 
 use super::{
     SECOND,
-    bed::{Log, Testbed, connected, granted, named, native, one, run, started, until},
+    bed::{Log, Testbed, connected, granted, named, native, one, run, started},
 };
 use dlock_conformance::testbed::{PostgresServer, Proxy, postgres::PostgresOptions, proxy::Reach};
 use dlock_core::{
@@ -180,10 +180,11 @@ async fn a_promoted_synchronous_standby_has_every_lock_that_was_granted() {
             panic!("the server was not killed in time");
         }));
     }
-    until("a hundred locks are taken", async || {
-        taken.lock().unwrap().len() >= 100
-    })
-    .await;
+    pair.t
+        .until("a hundred locks are taken", async |_: &Testbed| {
+            taken.lock().unwrap().len() >= 100
+        })
+        .await;
     pair.t.server.station().unwrap().kill().unwrap();
     for worker in workers {
         worker.await.unwrap();

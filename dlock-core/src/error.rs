@@ -508,7 +508,7 @@ impl Error {
         self.0.loss
     }
 
-    /// The backend in which it happened; empty before one was chosen.
+    /// The backend in which it happened, by the name of its cargo feature; empty before one was chosen.
     ///
     /// # Examples
     /// ```

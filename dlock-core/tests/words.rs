@@ -114,6 +114,28 @@ async fn whoever_has_no_time_to_wait_is_told_who_holds_the_lock() {
     drop(own);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_gives_up_is_told_how_many_stand_before_it() {
+    let clock = Clock::simulated();
+    let store = MemoryStore::new(clock.clone());
+    let locks = std::array::from_fn::<_, 4, _>(|_| {
+        let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+        let client = Client::builder(Arc::new(driver)).clock(clock.clone());
+        client.build().unwrap().lock("x").unwrap()
+    });
+    let guard = locks[0].acquire().await.unwrap();
+    let limits = [30, 20, 10].map(Duration::from_millis);
+    let [first, second, third] = std::array::from_fn(|i| locks[i + 1].acquire_timeout(limits[i]));
+    let (first, second, third) = tokio::join!(first, second, third);
+    let first = first.unwrap_err();
+    assert!(!first.to_string().contains("before this one"), "{first}");
+    let parts = ["1 waiter stands before this one"];
+    says(&second.unwrap_err(), WAIT, &parts);
+    let parts = ["2 waiters stand before this one"];
+    says(&third.unwrap_err(), WAIT, &parts);
+    drop(guard);
+}
+
 /// No request was sent, so the store has not failed.
 #[tokio::test]
 async fn whoever_has_next_to_no_time_is_not_told_of_the_trouble_of_another() {

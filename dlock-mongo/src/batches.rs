@@ -164,7 +164,7 @@ impl Server {
         all: Option<usize>,
     ) -> Result<(Found, Option<usize>)> {
         let connection = &self.connection;
-        let answer = connection.ask(place, command.into()).await?;
+        let answer = connection.ask(place, command).await?;
         // What such a command did is over, but confirmed by nobody.
         let (met, level) = match error::is_of_one_document(&answer) {
             true => (None, self.kind.proven()),

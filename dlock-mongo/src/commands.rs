@@ -19,26 +19,8 @@ use dlock_core::{
         kit::{Class, Record, Write},
     },
 };
-use mongodb::bson::{Bson, DateTime, Document, RawDocumentBuf, doc, rawdoc};
-use std::{sync::LazyLock, time::Duration};
-
-/// A command, encoded already where it is sent often.
-pub(crate) enum Command {
-    Written(RawDocumentBuf),
-    Document(Document),
-}
-
-impl From<RawDocumentBuf> for Command {
-    fn from(command: RawDocumentBuf) -> Self {
-        Self::Written(command)
-    }
-}
-
-impl From<Document> for Command {
-    fn from(command: Document) -> Self {
-        Self::Document(command)
-    }
-}
+use mongodb::bson::{Bson, DateTime, Document, doc};
+use std::time::Duration;
 
 /// A hold that is expected to be the only one of its lock.
 #[derive(Clone, Debug)]
@@ -60,18 +42,25 @@ impl From<&Renew> for Sole {
 
 /// Takes a lock that is available, as a new incarnation: it answers the token. In every other case, and after
 /// `last`, it answers no document. When it runs twice, the second run finds the lock held.
-pub(crate) fn take(collection: &str, req: &Acquire, last: DateTime) -> RawDocumentBuf {
-    let literal = |value: String| rawdoc! { "$literal": value };
-    let mut query = rawdoc! { "_id": req.name.as_str() };
-    append(&mut query, &AVAILABLE);
-    let variables = rawdoc! {
-        "owner": literal(owner_text(&req.owner)),
-        "hold": literal(req.hold.to_string()),
-        "note": literal(req.info.to_string()),
-        "lease": length(req.lease.length()),
-        "last": last,
-    };
-    one(collection, query, Some(variables), &TAKE)
+pub(crate) fn take(collection: &str, req: &Acquire, last: DateTime) -> Document {
+    let mut query = doc! { "_id": req.name.as_str() };
+    query.extend(available());
+    let taken = vec![taking("$$owner".into(), "$$hold".into())];
+    let shown = doc! { "_id": 0, "now": "$$NOW", "token": 1 };
+    let mut command = one(collection, query, taken.into(), shown, "dlock take");
+    command.insert("new", true);
+    let literal = |value: String| doc! { "$literal": value };
+    command.insert(
+        "let",
+        doc! {
+            "owner": literal(owner_text(&req.owner)),
+            "hold": literal(req.hold.to_string()),
+            "note": literal(req.info.to_string()),
+            "lease": length(req.lease.length()),
+            "last": last,
+        },
+    );
+    command
 }
 
 /// Several [`take`]s in one command, all with the lease and the note of the first. The server judges each
@@ -87,7 +76,7 @@ pub(crate) fn take_all(
     let note = first.map_or_else(String::new, |req| req.info.to_string());
     let names: Vec<_> = batch.iter().map(|req| req.name.as_str()).collect();
     let mut query = doc! { "_id": { "$in": &names } };
-    query.extend(AVAILABLE.to_document().unwrap_or_default());
+    query.extend(available());
     let place = |list: &str| {
         doc! { "$arrayElemAt": [list, { "$indexOfArray": ["$$names", "$_id"] }] }.into()
     };
@@ -112,13 +101,19 @@ pub(crate) fn take_all(
 
 /// Releases the only hold of a lock that no minimum hold keeps. In every other case it answers no document.
 /// When it runs twice, the second run finds nothing. It has no not-after.
-pub(crate) fn free(collection: &str, sole: &Sole) -> RawDocumentBuf {
-    let inside = rawdoc! {
+pub(crate) fn free(collection: &str, sole: &Sole) -> Document {
+    let inside = doc! {
         "_id": sole.name.as_str(), "dlock": VERSION, "owner": owner_text(&sole.owner),
         "holds": { "$size": 1 }, "holds.0.id": sole.hold.to_string(),
         "$expr": { "$and": [{ "$gt": ["$until", "$$NOW"] }, { "$lte": ["$keep", "$$NOW"] }] },
     };
-    one(collection, inside, None, &FREE)
+    one(
+        collection,
+        inside,
+        freed().into(),
+        doc! { "_id": 1 },
+        "dlock release",
+    )
 }
 
 /// Several [`free`]s in one command, each judged by itself. It answers how many locks it freed; their
@@ -306,7 +301,7 @@ pub(crate) fn indexes_of(name: &str) -> Document {
 
 /// The changes that wake a waiter: a lock became free or unavailable, or its document was replaced or
 /// removed. A renewal, an added hold and a released hold that was not the last do not wake. The server sends
-/// only the name and the time of the event.
+/// only the name.
 pub(crate) fn freed_names(names: Option<Vec<Bson>>) -> Vec<Document> {
     let freed = doc! { "$or": [
         { "updateDescription.updatedFields.owner": { "$type": "null" } },
@@ -319,32 +314,21 @@ pub(crate) fn freed_names(names: Option<Vec<Bson>>) -> Vec<Document> {
     }
     vec![
         doc! { "$match": wanted },
-        doc! { "$project": {
-            "_id": 1, "operationType": 1, "ns": 1, "documentKey": 1, "updateDescription.updatedFields.since": 1,
-        } },
+        doc! { "$project": { "_id": 1, "operationType": 1, "ns": 1, "documentKey": 1 } },
     ]
 }
 
 /// The rest of the filter of [`take`]. A document of which a token or a version cannot be counted on is left
 /// to the record driver.
-static AVAILABLE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
-    raw(&doc! {
+fn available() -> Document {
+    doc! {
         "dlock": VERSION,
         "token": { "$type": "long", "$lt": i64::MAX },
         "version": { "$type": "long" },
         "until": { "$type": "date" },
         "$expr": { "$and": [{ "$lte": ["$until", "$$NOW"] }, { "$lte": ["$$NOW", "$$last"] }] },
-    })
-});
-
-static TAKE: LazyLock<RawDocumentBuf> = LazyLock::new(|| {
-    let taken = vec![taking("$$owner".into(), "$$hold".into())];
-    let shown = doc! { "_id": 0, "now": "$$NOW", "token": 1 };
-    constant(taken.into(), shown, true, "dlock take")
-});
-
-static FREE: LazyLock<RawDocumentBuf> =
-    LazyLock::new(|| constant(freed().into(), doc! { "_id": 1 }, false, "dlock release"));
+    }
+}
 
 /// The stage that makes a new incarnation. The next token is the last one + 1, or the server's time in µs if
 /// that is greater; `$$NOW` counts in ms.
@@ -396,49 +380,24 @@ fn inside(batch: &[Sole], and: Document) -> Document {
     }
 }
 
-/// One `findAndModify`. Its constant part is encoded once and copied as bytes.
+/// One `findAndModify`.
 fn one(
     collection: &str,
-    query: RawDocumentBuf,
-    variables: Option<RawDocumentBuf>,
-    constant: &RawDocumentBuf,
-) -> RawDocumentBuf {
-    let mut command = rawdoc! { "findAndModify": collection, "query": query };
-    if let Some(variables) = variables {
-        command.append("let", variables);
-    }
-    append(&mut command, constant);
-    command
-}
-
-/// Adds the elements of a constant, as bytes.
-fn append(document: &mut RawDocumentBuf, constant: &RawDocumentBuf) {
-    // A BSON document is its length, its elements and a zero byte.
-    let (own, more) = (document.as_bytes(), constant.as_bytes());
-    let length = own.len() - ZERO + more.len() - LENGTH;
-    let mut bytes = Vec::with_capacity(length + MORE);
-    bytes.extend_from_slice(&u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes());
-    bytes.extend_from_slice(&own[LENGTH..own.len() - ZERO]);
-    bytes.extend_from_slice(&more[LENGTH..]);
-    *document = RawDocumentBuf::from_bytes(bytes).expect("BUG: two documents make one");
-}
-
-/// The parts of a `findAndModify` other than its name, its filter and its variables. With `new` it answers
-/// the document after the command.
-fn constant(update: Bson, shown: Document, new: bool, comment: &str) -> RawDocumentBuf {
-    raw(&doc! {
+    query: Document,
+    update: Bson,
+    shown: Document,
+    comment: &str,
+) -> Document {
+    doc! {
+        "findAndModify": collection,
+        "query": query,
         "update": update,
         "fields": shown,
-        "new": new,
         "collation": simple(),
         "comment": comment,
         "writeConcern": concern(),
         "maxTimeMS": AT_MOST,
-    })
-}
-
-fn raw(constant: &Document) -> RawDocumentBuf {
-    RawDocumentBuf::from_document(constant).expect("its keys are those above")
+    }
 }
 
 /// One `update`, of as many documents as the query finds.
@@ -509,8 +468,3 @@ pub(crate) const AT_MOST: i64 = 1_000;
 const PURGED: usize = 1_000;
 /// The minimum time in ms for which the document of an unused name stays, with the counter in it.
 const UNUSED: i64 = 24 * 60 * 60 * 1_000;
-/// Bytes of a BSON document before and after its elements.
-const LENGTH: usize = 4;
-const ZERO: usize = 1;
-/// Room for what the native client adds.
-const MORE: usize = 128;

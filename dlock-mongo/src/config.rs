@@ -1,7 +1,7 @@
 //! Configuration: the settings of the driver, and the checks that refuse a URL that would weaken a lock.
 
 use crate::error;
-use dlock_core::driver::{DriverError, Result};
+use dlock_core::driver::{DriverError, Result, kit::unknown_setting};
 use mongodb::options::{
     Acknowledgment, ConnectionString, HostInfo, ReadConcernLevel, ReadPreference, WriteConcern,
 };
@@ -210,10 +210,7 @@ db.createUser({ user: "locker", pwd: passwordPrompt(), roles: ["dlock"] })
         match key {
             "dlock.database" => self.with_database(value),
             "dlock.collection" => self.with_collection(value),
-            _ => Err(error::misuse(format!(
-                "the MongoDB URL has an unknown setting {key:?}; known: {}",
-                KNOWN.join(", ")
-            ))),
+            _ => Err(unknown_setting("MongoDB", key, &KNOWN)),
         }
     }
 }
@@ -326,21 +323,10 @@ fn split(url: &str) -> (String, String) {
 
 impl fmt::Debug for MongoConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let credential = self.server.credential.as_ref();
         f.debug_struct("MongoConfig")
             .field("store", &self.store())
-            .field(
-                "username",
-                &credential.and_then(|who| who.username.as_ref()),
-            )
-            .field(
-                "password",
-                &credential
-                    .and_then(|who| who.password.as_ref())
-                    .map(|_| "***"),
-            )
             .field("connect_within", &self.connect_within)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 

@@ -7,12 +7,12 @@
 //! effect, because only the core knows whether the hold is still wanted.
 
 use crate::{
-    commands::{self, Command},
+    commands,
     config::MongoConfig,
     deployment::Kind,
     document::{batch, micros},
     error,
-    sending::{Carried, Place, Places},
+    sending::{Place, Places},
 };
 use dlock_core::{
     Clock, Instant,
@@ -133,7 +133,7 @@ impl Connection {
     }
 
     /// Runs a command to completion, even if the caller is cancelled.
-    pub(crate) async fn run(&self, class: Class, command: impl Into<Command>) -> Result<Document> {
+    pub(crate) async fn run(&self, class: Class, command: Document) -> Result<Document> {
         let place = self.place(class).await?;
         self.send(&place, command).await
     }
@@ -153,12 +153,8 @@ impl Connection {
     }
 
     /// Runs a command with these permits, as [`run`](Self::run) does.
-    pub(crate) async fn send(
-        &self,
-        place: &Arc<Place>,
-        command: impl Into<Command>,
-    ) -> Result<Document> {
-        let answer = self.ask(place, command.into()).await?;
+    pub(crate) async fn send(&self, place: &Arc<Place>, command: Document) -> Result<Document> {
+        let answer = self.ask(place, command).await?;
         error::confirmed(answer)
     }
 
@@ -166,22 +162,19 @@ impl Connection {
     pub(crate) async fn ask(
         &self,
         place: &Arc<Place>,
-        command: Command,
+        command: Document,
     ) -> Result<Result<Document, NativeError>> {
         if self.is_closed() {
             return Err(error::closed());
         }
         let (place, database) = (Arc::clone(place), self.database.clone());
         let asked = async move {
-            let answer = match command {
-                Command::Written(command) => database.run_raw_command(command).await,
-                Command::Document(command) => database.run_command(command).await,
-            };
+            let answer = database.run_command(command).await;
             drop(place);
             answer
         };
-        let answer = Carried::new(&self.runtime, asked).await;
-        answer.ok_or_else(error::abandoned)
+        let answer = self.runtime.spawn(asked).await;
+        answer.map_err(|_| error::abandoned())
     }
 
     fn is_closed(&self) -> bool {
@@ -278,30 +271,28 @@ impl Connection {
             )))
         };
         let found = self.all(commands::collection_of(&self.collection)).await?;
-        if let Some(made) = found.first() {
-            if made.get_str("type").is_ok_and(|kind| kind != "collection") {
-                return unfit("is a view or a time series, which holds no documents of its own");
-            }
-            if let Ok(options) = made.get_document("options") {
-                if options.get_bool("capped").unwrap_or_default() {
-                    return unfit("is capped: it would drop the oldest locks, and their counters");
-                }
-                if options.contains_key("collation") {
-                    return unfit(
-                        "has a collation of its own: names that differ would be one lock",
-                    );
-                }
-                if options.contains_key("expireAfterSeconds") {
-                    return unfit(
-                        "expires its documents: that would end locks and lose their counters",
-                    );
-                }
-            }
-            for index in self.all(commands::indexes_of(&self.collection)).await? {
-                if index.contains_key("expireAfterSeconds") {
-                    return unfit("has a TTL index: it would delete locks and their counters");
-                }
-            }
+        let Some(made) = found.first() else {
+            return Ok(());
+        };
+        if made.get_str("type").is_ok_and(|kind| kind != "collection") {
+            return unfit("is a view or a time series, which holds no documents of its own");
+        }
+        let options = made.get_document("options").cloned().unwrap_or_default();
+        if options.get_bool("capped").unwrap_or_default() {
+            return unfit("is capped: it would drop the oldest locks, and their counters");
+        }
+        if options.contains_key("collation") {
+            return unfit("has a collation of its own: names that differ would be one lock");
+        }
+        if options.contains_key("expireAfterSeconds") {
+            return unfit("expires its documents: that would end locks and lose their counters");
+        }
+        let indexes = self.all(commands::indexes_of(&self.collection)).await?;
+        if indexes
+            .iter()
+            .any(|index| index.contains_key("expireAfterSeconds"))
+        {
+            return unfit("has a TTL index: it would delete locks and their counters");
         }
         Ok(())
     }
@@ -341,7 +332,7 @@ impl Connection {
     /// The documents of a cursor's only batch, or none where the right to ask is missing.
     async fn all(&self, command: Document) -> Result<Vec<Document>> {
         let place = self.place(Class::Work).await?;
-        match self.ask(&place, command.into()).await? {
+        match self.ask(&place, command).await? {
             Ok(reply) => Ok(batch(&reply).cloned().collect()),
             Err(cause) if error::no_stream(&cause) => {
                 tracing::debug!(%cause, "mongodb: the collection's settings cannot be read");

@@ -1,7 +1,10 @@
 //! Error classification: one table from the server's codes and the native client's errors to kind, retry
 //! class and effect.
 
-use dlock_core::{Effect, ErrorKind, Fingerprint, RetryClass, driver::DriverError};
+use dlock_core::{
+    Effect, ErrorKind, Fingerprint, RetryClass,
+    driver::{DriverError, kit::ErrorClass},
+};
 use mongodb::{
     bson::Document,
     error::{Error as NativeError, ErrorKind as Native, WriteFailure},
@@ -37,31 +40,7 @@ impl fmt::Display for Said {
 
 impl StdError for Said {}
 
-/// One row: what a code means for the program, the retry loop and the human.
-#[derive(Debug, PartialEq, Eq)]
-struct Class {
-    code: i32,
-    kind: ErrorKind,
-    retry: RetryClass,
-    effect: Effect,
-    advice: &'static str,
-}
-
-const fn row(
-    code: i32,
-    kind: ErrorKind,
-    retry: RetryClass,
-    effect: Effect,
-    advice: &'static str,
-) -> Class {
-    Class {
-        code,
-        kind,
-        retry,
-        effect,
-        advice,
-    }
-}
+type Class = ErrorClass<i32, ()>;
 
 /// The effect is that of a whole command that failed (`ok: 0`). A code that can end a command half-way leaves
 /// the effect unknown. The same code as a write concern error came after the write: see [`doubted`].
@@ -71,47 +50,47 @@ const TABLE: [Class; 40] = {
     use ErrorKind::{Misuse, ShuttingDown, Unavailable, Unsupported};
     use RetryClass::{Later, Never, Now};
     [
-        row(6, Unavailable, Later, Unknown, "a router could not reach its shard"),
-        row(7, Unavailable, Later, Unknown, "a router could not resolve its shard's name"),
-        row(11, Unavailable, Never, None, "the server does not know the user: see authSource"),
-        row(13, Unavailable, Never, None, "the user lacks a right: see the role in the README of dlock-mongo"),
-        row(18, Unavailable, Never, None, "the server refused user or password: see also authSource"),
-        row(26, Unavailable, Later, None, "the collection is not there: it is being dropped or restored"),
-        row(43, Unavailable, Now, None, "the server forgot a cursor"),
-        row(50, Unavailable, Now, Unknown, "the server did not finish in time: it is overloaded, or cannot reach a majority of its set"),
-        row(59, Unsupported, Never, None, "the server lacks a command: dlock needs MongoDB 5.0 or newer"),
-        row(61, Misuse, Never, None, "the collection is sharded by another field than _id, which cannot keep a name unique: shard it by _id or not at all"),
-        row(64, Unavailable, Now, Unknown, "no majority of the set confirmed in time: the write may stay or be undone"),
-        row(79, Misuse, Never, Unknown, "the set does not know the write concern"),
-        row(89, Unavailable, Later, Unknown, "the server lost its own connection to another"),
-        row(91, Unavailable, Later, Unknown, "the server is shutting down"),
-        row(112, Unavailable, Now, None, "the write conflicted with another one and has to be repeated"),
-        row(121, Misuse, Never, None, "a validator of the collection refuses the record: dlock needs a collection of its own"),
-        row(123, Unsupported, Never, None, "the server is no longer a member of a replica set: connect again"),
-        row(134, Unavailable, Later, None, "the server cannot tell yet what a majority has"),
-        row(166, Misuse, Never, None, "the collection is a view: name a collection of dlock's own in dlock.collection"),
-        row(189, Unavailable, Later, Unknown, "the primary stepped down: an election is under way"),
-        row(262, Unavailable, Later, Unknown, "the server's own time limit was reached"),
-        row(280, Unavailable, Now, None, "the change stream cannot be resumed"),
-        row(286, Unavailable, Now, None, "the change stream's history is gone: the oplog is too small for the gap"),
-        row(391, Unavailable, Now, None, "the log-in has to be renewed"),
-        row(9001, Unavailable, Later, Unknown, "the server lost its own connection to another"),
-        row(10058, Unavailable, Later, None, "this member is no primary: an election is under way, or the URL names the wrong one"),
-        row(10107, Unavailable, Later, None, "this member is no primary: an election is under way, or the URL names the wrong one"),
-        row(DUPLICATE, Unavailable, Now, None, "another client created the record at the same time"),
-        row(11600, Unavailable, Later, Unknown, "the server is shutting down"),
-        row(11602, Unavailable, Later, Unknown, "the member changed its role while the request ran: an election is under way"),
-        row(13388, Unavailable, Now, None, "a router's map of the shards was outdated"),
-        row(13435, Unavailable, Later, None, "this member is no primary: an election is under way, or the URL names the wrong one"),
-        row(13436, Unavailable, Later, None, "this member is starting or recovering"),
-        row(14031, Unavailable, Later, None, "the server's disk is full"),
+        Class::new(6, Unavailable, Later, Unknown, (), "a router could not reach its shard"),
+        Class::new(7, Unavailable, Later, Unknown, (), "a router could not resolve its shard's name"),
+        Class::new(11, Unavailable, Never, None, (), "the server does not know the user: see authSource"),
+        Class::new(13, Unavailable, Never, None, (), "the user lacks a right: see the role in the README of dlock-mongo"),
+        Class::new(18, Unavailable, Never, None, (), "the server refused user or password: see also authSource"),
+        Class::new(26, Unavailable, Later, None, (), "the collection is not there: it is being dropped or restored"),
+        Class::new(43, Unavailable, Now, None, (), "the server forgot a cursor"),
+        Class::new(50, Unavailable, Now, Unknown, (), "the server did not finish in time: it is overloaded, or cannot reach a majority of its set"),
+        Class::new(59, Unsupported, Never, None, (), "the server lacks a command: dlock needs MongoDB 5.0 or newer"),
+        Class::new(61, Misuse, Never, None, (), "the collection is sharded by another field than _id, which cannot keep a name unique: shard it by _id or not at all"),
+        Class::new(64, Unavailable, Now, Unknown, (), "no majority of the set confirmed in time: the write may stay or be undone"),
+        Class::new(79, Misuse, Never, Unknown, (), "the set does not know the write concern"),
+        Class::new(89, Unavailable, Later, Unknown, (), "the server lost its own connection to another"),
+        Class::new(91, Unavailable, Later, Unknown, (), "the server is shutting down"),
+        Class::new(112, Unavailable, Now, None, (), "the write conflicted with another one and has to be repeated"),
+        Class::new(121, Misuse, Never, None, (), "a validator of the collection refuses the record: dlock needs a collection of its own"),
+        Class::new(123, Unsupported, Never, None, (), "the server is no longer a member of a replica set: connect again"),
+        Class::new(134, Unavailable, Later, None, (), "the server cannot tell yet what a majority has"),
+        Class::new(166, Misuse, Never, None, (), "the collection is a view: name a collection of dlock's own in dlock.collection"),
+        Class::new(189, Unavailable, Later, Unknown, (), "the primary stepped down: an election is under way"),
+        Class::new(262, Unavailable, Later, Unknown, (), "the server's own time limit was reached"),
+        Class::new(280, Unavailable, Now, None, (), "the change stream cannot be resumed"),
+        Class::new(286, Unavailable, Now, None, (), "the change stream's history is gone: the oplog is too small for the gap"),
+        Class::new(391, Unavailable, Now, None, (), "the log-in has to be renewed"),
+        Class::new(9001, Unavailable, Later, Unknown, (), "the server lost its own connection to another"),
+        Class::new(10058, Unavailable, Later, None, (), "this member is no primary: an election is under way, or the URL names the wrong one"),
+        Class::new(10107, Unavailable, Later, None, (), "this member is no primary: an election is under way, or the URL names the wrong one"),
+        Class::new(DUPLICATE, Unavailable, Now, None, (), "another client created the record at the same time"),
+        Class::new(11600, Unavailable, Later, Unknown, (), "the server is shutting down"),
+        Class::new(11602, Unavailable, Later, Unknown, (), "the member changed its role while the request ran: an election is under way"),
+        Class::new(13388, Unavailable, Now, None, (), "a router's map of the shards was outdated"),
+        Class::new(13435, Unavailable, Later, None, (), "this member is no primary: an election is under way, or the URL names the wrong one"),
+        Class::new(13436, Unavailable, Later, None, (), "this member is starting or recovering"),
+        Class::new(14031, Unavailable, Later, None, (), "the server's disk is full"),
         // These are not codes of the server. They name what the native client itself reports.
-        row(NETWORK, Unavailable, Later, Unknown, "the connection failed before the answer came"),
-        row(UNREACHED, Unavailable, Later, None, "the server could not be reached"),
-        row(NO_PRIMARY, Unavailable, Later, None, "no primary could be found: is the set electing one, and are all its members' names reachable from here?"),
-        row(CLEARED, Unavailable, Now, Unknown, "the connections were given up because the server no longer answered"),
-        row(SETTINGS, Misuse, Never, None, "the MongoDB settings cannot work"),
-        row(CLOSED, ShuttingDown, Never, None, "the MongoDB client was shut down"),
+        Class::new(NETWORK, Unavailable, Later, Unknown, (), "the connection failed before the answer came"),
+        Class::new(UNREACHED, Unavailable, Later, None, (), "the server could not be reached"),
+        Class::new(NO_PRIMARY, Unavailable, Later, None, (), "no primary could be found: is the set electing one, and are all its members' names reachable from here?"),
+        Class::new(CLEARED, Unavailable, Now, Unknown, (), "the connections were given up because the server no longer answered"),
+        Class::new(SETTINGS, Misuse, Never, None, (), "the MongoDB settings cannot work"),
+        Class::new(CLOSED, ShuttingDown, Never, None, (), "the MongoDB client was shut down"),
     ]
 };
 
@@ -124,11 +103,12 @@ const SETTINGS: i32 = -5;
 const CLOSED: i32 = -6;
 
 /// An error that is not in the table.
-const OTHER: Class = row(
+const OTHER: Class = Class::new(
     0,
     ErrorKind::Unavailable,
     RetryClass::Later,
     Effect::Unknown,
+    (),
     "the server answered with an error",
 );
 
@@ -147,7 +127,11 @@ pub(crate) fn failed(cause: &NativeError) -> DriverError {
     } else {
         class.retry
     };
-    raise(class, said).with_retry(retry).with_effect(effect)
+    class
+        .failure(said)
+        .error
+        .with_retry(retry)
+        .with_effect(effect)
 }
 
 /// The error of a failed command for several documents, which may have ended half-way.
@@ -183,7 +167,7 @@ fn doubted(reply: &Document) -> Result<(), DriverError> {
         && let Some(error) = errors.first().and_then(|error| error.as_document())
     {
         let (class, said) = of_reply(error);
-        return Err(raise(class, said));
+        return Err(class.failure(said).error);
     }
     let Ok(error) = reply.get_document("writeConcernError") else {
         return Ok(());
@@ -300,13 +284,6 @@ pub(crate) fn unsupported(why: impl Into<String>) -> DriverError {
 
 pub(crate) fn closed() -> DriverError {
     DriverError::new(ErrorKind::ShuttingDown, "the driver was closed")
-}
-
-fn raise(class: &Class, said: Said) -> DriverError {
-    DriverError::new(class.kind, class.advice)
-        .with_retry(class.retry)
-        .with_effect(class.effect)
-        .with_source(said)
 }
 
 fn by_code(code: i32) -> Option<&'static Class> {

@@ -90,7 +90,7 @@ impl Server {
             last,
             at_most(patience),
         );
-        let answer = connection.ask(&place, extend.into()).await?;
+        let answer = connection.ask(&place, extend).await?;
         if error::is_of_one_document(&answer) && entries.len() > 1 {
             return Ok(self.each(entries, lease, give_up).await);
         }

@@ -1,23 +1,15 @@
-//! Admission: concurrency limits for each class of request; cancelled calls run to completion.
+//! Admission: concurrency limits for each class of request.
 //!
 //! The native client's pool serves requests as they arrive. A thousand polling waiters would delay a renewal
 //! there. So requests wait here instead, and some connections are reserved for what keeps locks alive.
 
 use crate::{error, renewals::ALONE};
 use dlock_core::driver::{Result, kit::Class};
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    task::{Context, Poll},
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
 };
-use tokio::{
-    runtime::Handle,
-    sync::{OwnedSemaphorePermit, Semaphore},
-};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The permits for the connections of a pool.
 pub(crate) struct Places {
@@ -90,53 +82,6 @@ impl Places {
 impl Drop for Place {
     fn drop(&mut self) {
         self.places.unanswered.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// A future of the native client, whose documentation wants it driven to completion. The caller drives it; if
-/// the caller is cancelled, a task does.
-pub(crate) struct Carried<T: Send + 'static> {
-    rest: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
-    runtime: Handle,
-}
-
-impl<T: Send + 'static> Carried<T> {
-    pub(crate) fn new(runtime: &Handle, call: impl Future<Output = T> + Send + 'static) -> Self {
-        Self {
-            rest: Some(Box::pin(call)),
-            runtime: runtime.clone(),
-        }
-    }
-}
-
-/// `None`: the future cannot complete, because the runtime of the client is gone.
-impl<T: Send + 'static> Future for Carried<T> {
-    type Output = Option<T>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
-        let Self { rest, runtime } = self.get_mut();
-        let Some(call) = rest else {
-            return Poll::Ready(None);
-        };
-        // The caller may run in another runtime, or in none. The timers and tasks belong to the client's.
-        let _inside = runtime.enter();
-        // A timer of a runtime that has ended panics.
-        let polled = catch_unwind(AssertUnwindSafe(|| call.as_mut().poll(cx)));
-        let answer = match polled {
-            Ok(Poll::Pending) => return Poll::Pending,
-            Ok(Poll::Ready(answer)) => Some(answer),
-            Err(_) => None,
-        };
-        *rest = None;
-        Poll::Ready(answer)
-    }
-}
-
-impl<T: Send + 'static> Drop for Carried<T> {
-    fn drop(&mut self) {
-        if let Some(rest) = self.rest.take() {
-            self.runtime.spawn(rest);
-        }
     }
 }
 

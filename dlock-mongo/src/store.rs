@@ -57,14 +57,14 @@ impl MongoStore {
             }
             Kind::Replicated | Kind::Routed => Listener::can_be_had(&connection).await?,
         };
-        let mut capabilities = Capabilities::new("mongodb", config.store());
+        let mut capabilities = Capabilities::new("mongo", config.store());
         capabilities.wake = if streams { Wake::Notify } else { Wake::Poll };
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
         let server = Server { connection, kind };
         Ok(Self {
             capabilities,
-            wake_ups: Listener::new(server.connection.clone(), streams, kind),
+            wake_ups: Listener::new(server.connection.clone(), streams),
             takes: Batcher::new(Takes(server.clone()), policy(kind)),
             frees: Batcher::new(Frees(server.clone()), policy(kind)),
             server,
@@ -102,7 +102,7 @@ impl MongoStore {
             Expected::Absent => {
                 let version = write.record.version.saturating_sub(1);
                 let make = commands::make(collection, &write.name, version);
-                let answer = connection.ask(&place, make.into()).await?;
+                let answer = connection.ask(&place, make).await?;
                 if error::is_duplicate(&answer) {
                     return Ok(Written::Changed);
                 }
@@ -150,7 +150,7 @@ impl RecordStore for MongoStore {
         if let [Stored::Record(record)] = &read.records[..]
             && record.is_unavailable(read.time)
         {
-            self.wake_ups.refused(name, record, read.time);
+            self.wake_ups.refused(name);
         }
         Ok(Some(read))
     }

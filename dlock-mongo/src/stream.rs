@@ -1,6 +1,4 @@
-//! One change stream: opens it, reads it while a waiter needs it, and ends it.
-//!
-//! A request for changes costs the server work at each write, so the stream is not read without need.
+//! One change stream: opens it, reads it, and ends it.
 
 use crate::{commands, connection::Connection, listener::Shared};
 use mongodb::{
@@ -10,7 +8,6 @@ use mongodb::{
     options::{ReadConcern, ReadPreference, SelectionCriteria},
 };
 use std::{
-    pin::pin,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, Ordering},
@@ -51,15 +48,6 @@ pub(crate) async fn listen(
     let mut breaks = None;
     let mut outdated = None;
     loop {
-        let before = Instant::now();
-        rest(&shared, generation).await;
-        if before.elapsed() > OUTDATED
-            && shared
-                .upgrade()
-                .is_none_or(|here| here.outdated(generation))
-        {
-            return;
-        }
         let event = stream.next_if_any().await;
         let Some(here) = shared.upgrade() else { return };
         let broken = here.connection.breaks();
@@ -91,22 +79,5 @@ pub(crate) async fn listen(
     }
 }
 
-/// Waits until a waiter has to be woken. A pending request for changes costs the server work at each write of
-/// any client, so none is sent until then.
-async fn rest(shared: &Weak<Shared>, generation: u64) {
-    loop {
-        let Some(here) = shared.upgrade() else { return };
-        // Registered before the check below, so that no change in between is missed.
-        let mut stirred = pin!(here.stirred.notified());
-        stirred.as_mut().enable();
-        let Some(pause) = here.pause(generation) else {
-            return;
-        };
-        drop(tokio::time::timeout(pause, stirred).await);
-    }
-}
-
 /// How long a request for changes waits in the server. An old stream lives that long beside a new one.
 const AWAIT: Duration = Duration::from_millis(500);
-/// Events that lie unread for longer than this are not read any more. No waiter rests for that long.
-const OUTDATED: Duration = Duration::from_secs(2);

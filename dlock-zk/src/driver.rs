@@ -114,7 +114,7 @@ impl ZkDriver {
         if proves {
             session.prove_twice().await?;
         }
-        let mut caps = Capabilities::new("zookeeper", store);
+        let mut caps = Capabilities::new("zk", store);
         caps.wake = Wake::Queue;
         caps.leases = MIN_LEASE.min(session.timeout)..=session.timeout;
         caps.late = session.timeout;

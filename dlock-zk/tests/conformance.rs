@@ -29,7 +29,7 @@ impl Backend for ZooKeeper {
     type Kind = zookeeper::ZooKeeper;
 
     fn name(&self) -> &'static str {
-        "zookeeper"
+        "zk"
     }
 
     fn start(&self, home: Home) -> Result<ZooKeeperServer, ServerError> {

@@ -53,7 +53,7 @@ async fn mongodb() {
     let server = MongoServer::start(Deployment::ReplicaSet).unwrap();
     let url = |place| with(&server.url(), &format!("dlock.lease=6s&{place}"));
     over(Store {
-        backend: "mongodb",
+        backend: "mongo",
         url: url("dlock.collection=here"),
         same: url("dlock.collection=here&dlock.database=dlock"),
         elsewhere: url("dlock.collection=elsewhere"),
@@ -97,7 +97,7 @@ async fn zookeeper() {
     // A lease is the session there.
     let url = |root| with(&format!("{}{root}", server.url()), "dlock.session=6s");
     over(Store {
-        backend: "zookeeper",
+        backend: "zk",
         url: url("/here/locks"),
         same: url("/here/locks/"),
         elsewhere: url("/elsewhere"),

@@ -2,7 +2,7 @@
 //! leaked and never counted twice.
 
 use super::{held, held_for};
-use crate::{Call, Ctx, Failure, Result, case::cases, ensure, same};
+use crate::{Call, Ctx, Failure, Result, case::cases, ensure, in_time, same};
 use dlock_core::driver::{Acquired, Release};
 
 cases! {
@@ -50,13 +50,12 @@ async fn a_repeat_prolongs_nothing_and_promises_what_is_left(ctx: Ctx) -> Result
     let ([caller, other], _, first) = held_for(&ctx, ctx.short()).await?;
     ctx.time_passes(ctx.short() / 2).await;
     let repeat = caller.take(&first.ask).await?;
-    ensure(
-        repeat.before + repeat.valid_for <= first.over_by() + ctx.rounding(),
-        format_args!(
-            "{:?} are promised, which is more than is left",
-            repeat.valid_for
-        ),
+    // After that the repeat may be a new grant.
+    in_time(
+        repeat.after < first.over_from(),
+        "the lease was over before the answer",
     )?;
+    ctx.ends_with(&first, repeat.before, repeat.valid_for)?;
     ensure(
         !repeat.valid_for.is_zero(),
         "nothing is promised, yet half is left",

@@ -55,8 +55,8 @@ enum Store {
     Sqlite,
     Mysql,
     Postgres,
-    Mongodb,
-    Zookeeper,
+    Mongo,
+    Zk,
 }
 
 /// Runs a storm to its end; returns whether there was no finding.
@@ -382,12 +382,12 @@ impl Target {
             })?),
             Store::Mysql => Box::new(MariadbServer::start(MariadbOptions::default())?),
             Store::Postgres => Box::new(PostgresServer::start(&[])?),
-            Store::Mongodb => Box::new(MongoServer::start(Deployment::ReplicaSet)?),
-            Store::Zookeeper => Box::new(ZooKeeperServer::start(ZooKeeperOptions::default())?),
+            Store::Mongo => Box::new(MongoServer::start(Deployment::ReplicaSet)?),
+            Store::Zk => Box::new(ZooKeeperServer::start(ZooKeeperOptions::default())?),
         };
         let proxy = Proxy::start(running.addr()).await?;
         let url = |addr| match store {
-            Store::Zookeeper => format!(
+            Store::Zk => format!(
                 "{}/storm?dlock.session={:?}",
                 running.url_at(addr),
                 work::LEASE

@@ -32,7 +32,7 @@ fn redis() {
 fn mongodb() {
     let server = MongoServer::start(Deployment::ReplicaSet).unwrap();
     over(&Store {
-        backend: "mongodb",
+        backend: "mongo",
         url: server.url(),
         outlives: true,
     });
@@ -65,7 +65,7 @@ fn postgres() {
 #[test]
 fn zookeeper() {
     over(&Store {
-        backend: "zookeeper",
+        backend: "zk",
         url: session::url(),
         outlives: false,
     });

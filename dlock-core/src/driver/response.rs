@@ -57,7 +57,7 @@ pub struct Held {
     /// Poll again after this time at the latest, even without a wake-up; `None`: after the core's own
     /// interval.
     pub poll_in: Option<Duration>,
-    /// How many tickets stand before this one.
+    /// How many tickets stand before this one; the error of a wait that timed out says it.
     pub ahead: Option<u32>,
 }
 
@@ -243,7 +243,7 @@ impl Snapshot {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// `redis`, `mysql`, ….
+    /// The backend, by the name of its cargo feature: `redis`, `mysql`, `zk`, ….
     pub backend: &'static str,
     /// The store, without secrets (scheme, hosts, database, prefix, layout): a [`Pass`](crate::Pass) is
     /// matched by it.

@@ -121,35 +121,6 @@ async fn a_look_that_no_release_woke_takes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_nobody_waits_the_stream_is_open_and_not_read() {
-    let t = Testbed::start().await;
-    let mut wake_ups = t.driver.wake_ups();
-    let holder = held_and_waited_for_no_more(&t).await;
-    t.waits("a", 2).await;
-    t.release(&holder).await;
-    // A monitor that a busy machine delays makes all waiters poll.
-    while wake_ups.next().await.unwrap() != WakeUp::Free("a".parse().unwrap()) {}
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_lay_unread_for_long_is_replaced_and_no_release_is_missed() {
-    let t = Testbed::start().await;
-    let mut wake_ups = t.driver.wake_ups();
-    let holder = held_and_waited_for_no_more(&t).await;
-    // Only time makes the stream outdated: two seconds.
-    for _ in 0..2 {
-        t.until(async || is_unread(&t).await).await;
-    }
-    let opened = async || t.counted(&["commands", "aggregate", "total"]).await;
-    let before = opened().await;
-    t.waits("a", 2).await;
-    t.release(&holder).await;
-    // A monitor that a busy machine delays makes all waiters poll.
-    while wake_ups.next().await.unwrap() != WakeUp::Free("a".parse().unwrap()) {}
-    t.until(async || opened().await > before).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn who_lost_many_races_hears_of_a_release_that_nobody_else_wants() {
     let t = Testbed::start().await;
     let rival = MongoDriver::connect(&t.server.url()).await.unwrap();
@@ -175,35 +146,17 @@ async fn who_lost_many_races_hears_of_a_release_that_nobody_else_wants() {
             // Before there is a stream, no notification arrives. The waiter then polls, as it would in the
             // core.
             drop(tokio::time::timeout(SECOND * 2, wake_ups.next()).await);
+            waiter.give_up = t.soon();
             t.held(&waiter).await;
         }
         // The waiter may pause just now, and the rival does not come back.
         gives(inside).await;
         let wake_up = tokio::time::timeout(SECOND * 20, wake_ups.next()).await;
         wake_up.expect("a rest is over within a second").unwrap();
+        waiter.give_up = t.soon();
         t.granted(&waiter).await;
         t.release(&waiter).await;
     }
-}
-
-/// A holder of `a`. A waiter had waited for it and has left.
-async fn held_and_waited_for_no_more(t: &Testbed) -> Acquire {
-    let holder = t.acquire("a", SECOND * 30);
-    t.granted(&holder).await;
-    let waiter = t.waits("a", 1).await;
-    t.until(async || open(t).await == 1).await;
-    let left = t.driver.leave(&waiter.name, waiter.ticket.unwrap());
-    left.await.unwrap();
-    t.until(async || is_unread(t).await).await;
-    holder
-}
-
-/// Whether the only stream is not read. A stream that is read would ask for changes twice in that time.
-async fn is_unread(t: &Testbed) -> bool {
-    let asked = async || t.counted(&["commands", "getMore", "total"]).await;
-    let before = asked().await;
-    t.sleep(1_100).await;
-    open(t).await == 1 && asked().await == before
 }
 
 /// Open cursors on the server.

@@ -259,6 +259,11 @@ impl Engine {
             None if own.is_none() => message.push_str("; other tasks of this client wait for it"),
             None => {}
         }
+        match held.and_then(|held| held.ahead) {
+            None | Some(0) => {}
+            Some(1) => message.push_str("; 1 waiter stands before this one"),
+            Some(ahead) => message.push_str(&format!("; {ahead} waiters stand before this one")),
+        }
         if let Some(own) = own {
             message.push_str(&format!(
                 "; {}",

@@ -1,12 +1,13 @@
 //! Checks of the server when a driver connects: settings that may void a lock, each told once with its remedy.
 
-use crate::{config::TableName, connection::Answer};
+use crate::connection::Answer;
 use dlock_core::driver::Result;
 use sqlx::{Row, postgres::PgRow};
+use std::fmt::Display;
 
 /// What is asked: one row. It needs no right but those of a user that takes locks; a standby's state that this user may not see counts
 /// as asynchronous where no standby is waited for.
-pub(crate) fn settings(table: &TableName) -> String {
+pub(crate) fn settings(table: &impl Display) -> String {
     format!(
         "SELECT current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes, \
          current_setting('synchronous_commit') AS synchronous_commit, \
@@ -19,7 +20,7 @@ pub(crate) fn settings(table: &TableName) -> String {
 }
 
 /// Warns of what was answered. A server that does not answer this can be used all the same.
-pub(crate) fn warn(table: &TableName, asked: Result<Answer>) {
+pub(crate) fn warn(table: &impl Display, asked: Result<Answer>) {
     let found = asked.map(|answer| answer.rows.first().map(Settings::read));
     match found {
         Ok(Some(Ok(settings))) => {
@@ -56,7 +57,7 @@ impl Settings {
     }
 
     /// What may void a lock, and what to do about it.
-    fn doubts(&self, table: &TableName) -> Vec<String> {
+    fn doubts(&self, table: &impl Display) -> Vec<String> {
         let dead = format!(
             "the table {table} has {} dead row versions, and each request reads some of them: end the transaction or drop the \
              replication slot with the oldest backend_xmin in pg_stat_activity, or xmin in pg_replication_slots",
@@ -112,7 +113,7 @@ mod tests {
 
     #[test]
     fn settings_that_void_a_lock_are_named_with_their_remedy() {
-        let table = "ops.locks".parse().unwrap();
+        let table = "\"ops\".\"locks\"";
         assert!(good().doubts(&table).is_empty());
         let off = || "off".to_owned();
         let cases = [

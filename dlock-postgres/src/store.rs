@@ -46,13 +46,9 @@ impl Table {
         {
             return Err(error);
         }
-        let (name, call) = (&table.name, table.connections.patience());
-        checks::warn(
-            name,
-            table
-                .ask("settings", call, |_| checks::settings(name))
-                .await,
-        );
+        let call = table.connections.patience();
+        let asked = table.ask("settings", call, |_| checks::settings(&table.name));
+        checks::warn(&table.name, asked.await);
         Ok(table)
     }
 

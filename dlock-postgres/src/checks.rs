@@ -8,6 +8,7 @@ use std::fmt::Display;
 /// What is asked: one row. It needs no right but those of a user that takes locks; a standby's state that this user may not see counts
 /// as asynchronous where no standby is waited for.
 pub(crate) fn settings(table: &impl Display) -> String {
+    let table = table.to_string().replace('\'', "''");
     format!(
         "SELECT current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes, \
          current_setting('synchronous_commit') AS synchronous_commit, \

@@ -37,7 +37,7 @@ async fn settings_that_forget_are_warned_about() {
         (
             "ALTER TABLE dlock_locks SET UNLOGGED",
             "ALTER TABLE dlock_locks SET LOGGED",
-            ["is unlogged", "ALTER TABLE \"dlock_locks\" SET LOGGED"],
+            ["is unlogged", "\"dlock_locks\" SET LOGGED"],
         ),
     ] {
         t.admin(change).await;

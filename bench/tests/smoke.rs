@@ -94,7 +94,9 @@ mod sqlite {
             assert!(built.success());
         }
         let figure = figure(&["cli-exec", "--seconds", "0.1"], 3)?;
-        assert!(goal(&figure, "more than true in ms")?["value"].as_f64() > Some(0.0));
+        // Beside other load a single run of `true` may take longer than that of the command.
+        let more = goal(&figure, "more than true in ms")?["value"].as_f64();
+        assert!(more.is_some_and(f64::is_finite), "{more:?}");
         Ok(())
     }
 

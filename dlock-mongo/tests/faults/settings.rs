@@ -51,7 +51,7 @@ async fn a_collection_that_would_weaken_a_lock_is_refused_with_the_reason() {
 async fn a_standalone_server_works_and_its_waiters_look() {
     warnings::listen();
     let t = Testbed::on(Deployment::Standalone).await;
-    assert_eq!(warnings::count("a standalone server"), 1);
+    assert_eq!(warnings::count(["a standalone server"]), 1);
     assert_eq!(t.driver.capabilities().wake, Wake::Poll);
     let mut wake_ups = t.driver.wake_ups();
     let held = [t.acquire("a", SECOND * 30), t.acquire("b", SECOND * 30)];

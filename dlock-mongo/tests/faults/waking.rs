@@ -78,7 +78,7 @@ async fn while_no_stream_can_be_opened_waiters_look_often() {
     t.until(async || looks().await <= SECOND / 10).await;
     // A second attempt fails like the first.
     t.until(async || t.failed().await >= 2).await;
-    let said = "no change stream for now";
+    let said = ["no change stream for now", "lacks a right"];
     assert_eq!(warnings::count(said), 1, "said once");
     t.heal().await;
     assert_eq!(wake_ups.next().await, Some(WakeUp::Resync));

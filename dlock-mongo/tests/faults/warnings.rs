@@ -22,11 +22,12 @@ pub(crate) fn listen() {
     });
 }
 
-/// How many of the warnings contain that text.
-pub(crate) fn count(text: &str) -> usize {
+/// How many of the warnings contain all these texts. Tests that run at the same time warn too.
+pub(crate) fn count<const N: usize>(texts: [&str; N]) -> usize {
     let heard = HEARD.get().map(Mutex::lock).unwrap();
     let heard = heard.unwrap_or_else(PoisonError::into_inner);
-    heard.iter().filter(|words| words.contains(text)).count()
+    let has_all = |words: &&String| texts.iter().all(|text| words.contains(text));
+    heard.iter().filter(has_all).count()
 }
 
 impl Subscriber for Listener {

@@ -233,8 +233,8 @@ fn min_hold_keeps_the_name_shut_after_a_quick_command() {
     ran(&["exec", "-n", &lock, "--", "true"]).expect(1);
     let seen = ran(&["--json", "inspect", &lock]).expect(0).json();
     assert_eq!(seen["held"], false);
-    let shut = seen["shut_ms"].as_u64().unwrap();
-    assert!((30_000..=40_000).contains(&shut), "{seen}");
+    let rest = seen["unavailable_ms"].as_u64().unwrap();
+    assert!((30_000..=40_000).contains(&rest), "{seen}");
     ran(&["break", "--force", &lock]).expect(0);
     is_free(&lock);
 }
@@ -358,7 +358,7 @@ const FIELDS: [&str; 14] = [
     "name",
     "owner",
     "remaining_ms",
-    "shut_ms",
+    "unavailable_ms",
     "token",
     "waiters",
 ];

@@ -195,7 +195,7 @@ pub(crate) async fn release(client: &Client, args: Release, output: &Output) -> 
         Ok((owner, hold)) => (owner, hold.map_or(Holds::All, Holds::One)),
         Err(wrong) => return wrong.refuse(client, &args.name, output).await,
     };
-    let (left, shut, words) = match client.admin().release(&args.name, &owner, holds).await {
+    let (left, unavailable, words) = match client.admin().release(&args.name, &owner, holds).await {
         Ok(ReleaseOutcome::StillHeld { holds }) => {
             (holds, None, format!("released; other holds left: {holds}"))
         }
@@ -208,7 +208,7 @@ pub(crate) async fn release(client: &Client, args: Release, output: &Output) -> 
         Err(error) => return output.fail(&error, Exit::of_change(&error)),
     };
     let known = json!({
-        "held": left > 0, "holds": left, "shut_ms": shut, "owner": owner.fingerprint().to_string(),
+        "held": left > 0, "holds": left, "unavailable_ms": unavailable, "owner": owner.fingerprint().to_string(),
     });
     let object = result(&args.name, client.capabilities().backend, known);
     output.print(&object, &words, Exit::DONE)

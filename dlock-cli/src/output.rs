@@ -186,7 +186,7 @@ fn kind(error: &Error) -> String {
 pub(crate) fn result(name: &str, backend: &str, known: Value) -> Value {
     let mut object = json!({
         "name": name, "held": Value::Null, "owner": Value::Null, "hold": Value::Null, "token": Value::Null,
-        "holds": Value::Null, "lease_ms": Value::Null, "remaining_ms": Value::Null, "shut_ms": Value::Null,
+        "holds": Value::Null, "lease_ms": Value::Null, "remaining_ms": Value::Null, "unavailable_ms": Value::Null,
         "age_ms": Value::Null, "waiters": Value::Null, "metadata": Value::Null, "damaged": Value::Null, "backend": backend,
     });
     if let (Value::Object(object), Value::Object(known)) = (&mut object, known) {
@@ -207,7 +207,7 @@ pub(crate) fn object(snapshot: &Snapshot, backend: &str) -> Value {
         "token": holder.and_then(|holder| holder.token).map(|token| token.to_string()),
         "holds": snapshot.damaged.is_none().then_some(snapshot.holds),
         "remaining_ms": holder.and_then(|holder| holder.rest).map(millis),
-        "shut_ms": snapshot.unavailable_for.map(millis),
+        "unavailable_ms": snapshot.unavailable_for.map(millis),
         "age_ms": snapshot.age.map(millis),
         "waiters": snapshot.waiters,
         "damaged": snapshot.damaged,
@@ -233,7 +233,7 @@ pub(crate) fn busy(snapshot: &Snapshot) -> Option<String> {
     let Some(holder) = snapshot.holders.first() else {
         return snapshot
             .unavailable_for
-            .map(|rest| format!("shut for {}", span(rest)));
+            .map(|rest| format!("unavailable for {}", span(rest)));
     };
     let mut words = format!("held by #{}", holder.owner);
     if !holder.info.host.is_empty() {

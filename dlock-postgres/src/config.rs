@@ -66,10 +66,14 @@ impl PostgresConfig {
     #[must_use]
     pub fn schema(&self) -> String {
         let table = self.table.name.quoted('"');
+        let create = commands::create(&table);
+        let usage = self.table.name.schema().map_or_else(String::new, |schema| {
+            format!("-- GRANT USAGE ON SCHEMA \"{schema}\" TO locker;\n")
+        });
         format!(
-            "{};\n-- With these the table must be there; set dlock.create=false.\n\
-             -- CREATE ROLE locker LOGIN PASSWORD 'secret';\n-- GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO locker;\n",
-            commands::create(&table)
+            "{create};\n-- With these the table must be there; set dlock.create=false. To let dlock make it, grant CREATE on the schema too.\n\
+             -- CREATE ROLE locker LOGIN PASSWORD 'secret';\n{usage}\
+             -- GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO locker;\n"
         )
     }
 
@@ -114,13 +118,23 @@ impl PostgresConfig {
             "sslkey" => self.options.ssl_client_key(path),
             "application_name" => self.options.application_name(value),
             _ => self.options.ssl_mode(value.parse().map_err(|_| {
-                misuse("sslmode must be disable, allow, prefer, require, verify-ca or verify-full")
+                misuse("sslmode must be disable, allow, prefer, require or verify-full")
             })?),
         };
         if !cfg!(feature = "tls") && !matches!(self.options.get_ssl_mode(), PgSslMode::Disable) {
             return Err(misuse("TLS needs the feature `tls` of dlock-postgres"));
         }
         Ok(self)
+    }
+
+    /// Refuses what sqlx ends the program for where the process has several TLS providers, or none that is its own.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.options.get_ssl_mode() {
+            PgSslMode::VerifyCa => Err(misuse(
+                "sslmode=verify-ca is not offered: use verify-full, which verifies the host's name, too",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// The store, for people and passes: no user, no password.

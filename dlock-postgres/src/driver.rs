@@ -57,6 +57,7 @@ impl PostgresDriver {
     /// ```
     pub async fn open(config: PostgresConfig) -> Result<Self> {
         check_runtime()?;
+        config.check()?;
         Ok(Self(RecordDriver::new(Table::open(config).await?)))
     }
 

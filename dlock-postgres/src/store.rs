@@ -1,7 +1,7 @@
 //! Record store: one row per name in a table.
 
 use crate::{
-    PostgresConfig, commands,
+    PostgresConfig, checks, commands,
     config::misuse,
     connection::{Answer, Connections, Dialer, ask, micros_of},
     error,
@@ -75,10 +75,14 @@ impl Table {
         };
         let call = table.connections.patience();
         let probe = table.ask("probe", call, |_| commands::probe(&table.name));
-        match probe.await {
-            Err(error) if !table.repair(&error, call.give_up).await => Err(error),
-            _ => Ok(table),
+        if let Err(error) = probe.await
+            && !table.repair(&error, call.give_up).await
+        {
+            return Err(error);
         }
+        let asked = table.ask("settings", call, |_| checks::settings(&table.name));
+        checks::warn(&table.name, asked.await);
+        Ok(table)
     }
 
     async fn ask(

@@ -8,8 +8,8 @@ use super::{
     peer::{Peer, frees, left_untouched, stays_held},
     task::{Task, polled},
 };
-use crate::{Ctx, Result, case::cases, same};
-use dlock_core::{Guard, LockName, Pass};
+use crate::{Ctx, Result, case::cases, failure::in_time, same};
+use dlock_core::{Guard, LockName, LossReason, Pass};
 use futures_util::{
     StreamExt, TryStreamExt,
     future::{BoxFuture, ready},
@@ -156,8 +156,11 @@ async fn run_and_lost_dropped_anywhere_change_nothing(ctx: Ctx) -> Result {
         peer.gate.once(case.step, case.fate);
         let work = async { ctx.time_passes(ctx.kept() / 2).await };
         let ran = polled(guard.run(work), case.polls).await.is_some();
-        let lost = polled(guard.lost(), case.polls.min(2)).await.is_some();
-        same("it was lost", lost, false)?;
+        let lost = polled(guard.lost(), case.polls.min(2)).await;
+        // On a busy machine a lease of two seconds may end before its renewal is answered.
+        let is_in_time = lost != Some(LossReason::Deadline);
+        in_time(is_in_time, "it was lost by time alone")?;
+        same("it was lost", lost, None)?;
         guard.check()?;
         frees(&ctx, guard).await?;
         nothing_is_left(&ctx, &peer, &name, Duration::ZERO).await?;

@@ -174,14 +174,16 @@ impl<'a> Job<'a> {
         let released = signals.unless(guard.release()).await;
         match released {
             Ok(Ok(outcome)) => {
-                let shut = match outcome {
+                let unavailable = match outcome {
                     ReleaseOutcome::MinHold { rest } => Some(rest),
                     _ => None,
                 };
-                let until_then = shut.map(|rest| format!("; unavailable until {}", until(rest)));
+                let until_then =
+                    unavailable.map(|rest| format!("; unavailable until {}", until(rest)));
                 let until_then = until_then.unwrap_or_default();
                 self.output.note(&format!("released {name:?}{until_then}"));
-                self.keep_shut(shut.unwrap_or(least), signals).await;
+                self.keep_unavailable(unavailable.unwrap_or(least), signals)
+                    .await;
                 true
             }
             Ok(Err(error)) if matches!(error.kind(), ErrorKind::Lost | ErrorKind::NotHeld) => {
@@ -200,7 +202,7 @@ impl<'a> Job<'a> {
 
     /// Where this client's session keeps the lock unavailable, dlock stays until the minimum hold ends:
     /// without dlock the lock would stay unavailable until the session is over.
-    async fn keep_shut(&self, rest: Duration, signals: &mut Signals) {
+    async fn keep_unavailable(&self, rest: Duration, signals: &mut Signals) {
         if !self.client.capabilities().session_bound || rest.is_zero() {
             return;
         }

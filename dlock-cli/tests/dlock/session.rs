@@ -34,7 +34,7 @@ fn a_signal_while_the_name_is_kept_shut_ends_dlock_which_says_until_when() {
     let held = ["-v", "exec", "--min-hold", "60s", "signalled", "-c", &text];
     let running = start(at(&url(), &held));
     desk.line("in");
-    until("the name to be shut", || {
+    until("the lock to be unavailable", || {
         running.stderr().contains("unavailable until")
     });
     running.signal(Signal::SIGTERM);

@@ -11,6 +11,7 @@ mod sessions;
 mod settings;
 mod snapshot;
 mod standby;
+mod waking;
 mod wire;
 
 const SECOND: Duration = Duration::from_secs(1);

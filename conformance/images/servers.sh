@@ -63,6 +63,7 @@ find_missing() {
   command -v mariadbd >/dev/null || missing+=(mariadb-server-core)
   command -v my_print_defaults >/dev/null || missing+=(mariadb-client-core) # mariadb-install-db calls it
   command -v postgres >/dev/null || compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || missing+=(postgresql)
+  command -v pgbouncer >/dev/null || missing+=(pgbouncer)
   [ -e /usr/share/java/zookeeper.jar ] || missing+=(libzookeeper-java)
   [ -e /usr/share/java/slf4j-simple.jar ] || missing+=(libslf4j-java)
   "$here/java.sh" >/dev/null 2>&1 || missing+=(default-jre-headless)

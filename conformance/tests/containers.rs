@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         trial("mariadb_stands_as_a_station", || {
             stands(Image::mariadb(&MariadbOptions::default()))
         }),
+        trial("postgres_stands_as_a_station", || stands(Image::postgres())),
         trial("mongo_stands_as_a_station", || stands(Image::mongo())),
         trial("zookeeper_stands_as_a_station", || {
             stands(Image::zookeeper())

@@ -179,7 +179,7 @@ impl RecordStore for Woken {
         self.directory.forget(after).await
     }
 
-    fn listen(&self, _: &LockName, _: Ticket) -> bool {
+    async fn listen(&self, _: &LockName, _: Ticket) -> bool {
         true
     }
 

@@ -29,3 +29,8 @@ fn a_short_storm_over_redis_finds_nothing() {
 fn a_short_storm_over_sqlite_finds_nothing() {
     storm("sqlite");
 }
+
+#[test]
+fn a_short_storm_over_postgres_finds_nothing() {
+    storm("postgres");
+}

@@ -13,7 +13,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use dlock_core::{
-    FencingToken, Holds, Instant, LockName,
+    FencingToken, HoldId, Instant, LockName,
     driver::{
         Acquire, Capabilities, Release, Renew, Renewed, Result, Ticket, Wake, WakeUp,
         kit::{
@@ -219,14 +219,9 @@ impl RecordStore for MongoStore {
         Ok(taken)
     }
 
-    async fn free(&self, req: &Release) -> Result<Freed> {
-        match (req.holds, req.min_hold) {
-            (Holds::One(hold), None) => {
-                let (name, owner) = (req.name.clone(), req.owner);
-                self.frees.ask(&Sole { name, owner, hold }).await
-            }
-            _ => Ok(Freed::Undecided),
-        }
+    async fn free(&self, req: &Release, hold: HoldId) -> Result<Freed> {
+        let (name, owner) = (req.name.clone(), req.owner);
+        self.frees.ask(&Sole { name, owner, hold }).await
     }
 
     async fn extend(
@@ -246,7 +241,7 @@ impl RecordStore for MongoStore {
         false
     }
 
-    fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
+    async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
         self.wake_ups.listen(name, ticket)
     }
 

@@ -28,12 +28,12 @@
 //! A list has one of a few lengths and is padded by repeating its last entry, so that each statement stays
 //! prepared.
 
-use crate::{config::Table, table::signed};
+use crate::table::signed;
 use dlock_core::{
-    HoldId, HolderInfo, Holds, LockName, Owner,
+    HoldId, Holds, LockName, Owner,
     driver::{
         Acquire, Release, Renew,
-        kit::{DamagedRecord, Record, Stored, Write},
+        kit::{Columns, DamagedRecord, Record, Stored, TableName as Table, Write},
     },
 };
 use sqlx::{
@@ -212,7 +212,7 @@ impl Lengths {
 impl Statements {
     /// The table's name is checked and quoted; no other input is ever put into the SQL text.
     pub(crate) fn new(table: &Table) -> Self {
-        let table = table.quoted();
+        let table = table.quoted('`');
         let text = |sql: &str| ready(sql.replace("{table}", &table));
         let sized = |sql: &str, sizes: &[usize]| {
             let one = |size: &usize| {
@@ -239,7 +239,7 @@ impl Statements {
     }
 
     /// `TAKE`: it matches one row if it took the lock, and tells the token.
-    pub(crate) fn take(&self, req: &Acquire, not_after: i64) -> Statement {
+    pub(crate) fn take(&self, req: &Acquire, not_after: u64) -> Statement {
         let lease = micros(req.lease.length());
         sqlx::query(self.take.clone())
             .bind(&written(&req.owner)[..])
@@ -248,12 +248,12 @@ impl Statements {
             .bind(lease)
             .bind(bytes(&req.info))
             .bind(req.name.as_str().as_bytes())
-            .bind(not_after)
+            .bind(signed(not_after))
     }
 
     /// `TAKE_ALL` for at most [`GATHERED`] names: it tells the server's time, which is the token of each row
     /// that it matched. All requests have the same lease and holder info.
-    pub(crate) fn take_all(&self, batch: &[Acquire], not_after: i64) -> Statement {
+    pub(crate) fn take_all(&self, batch: &[Acquire], not_after: u64) -> Statement {
         let (text, size) = self.take_all.fitting(batch.len());
         let first = batch.first();
         let lease = first.map_or(0, |req| micros(req.lease.length()));
@@ -264,7 +264,7 @@ impl Statements {
         let statement = sqlx::query(text).bind(lease).bind(holds.into_bytes());
         let statement = all(statement, names()).bind(lease).bind(owners);
         let statement = all(statement, names()).bind(note);
-        all(statement, names()).bind(not_after)
+        all(statement, names()).bind(signed(not_after))
     }
 
     /// `FREE`: it matches one row if it released the hold, and tells the server's time.
@@ -287,7 +287,7 @@ impl Statements {
     }
 
     /// `RENEW` for at most [`LIST_BATCH`] sole holds: it tells the server's time if it renewed any.
-    pub(crate) fn renew(&self, batch: &[&Renew], lease: Duration, not_after: i64) -> Statement {
+    pub(crate) fn renew(&self, batch: &[&Renew], lease: Duration, not_after: u64) -> Statement {
         let (text, size) = self.renew.fitting(batch.len());
         let lease = micros(lease);
         let names = filled(
@@ -298,7 +298,7 @@ impl Statements {
             .iter()
             .map(|entry| key(&entry.name, &entry.owner, entry.hold));
         let statement = sqlx::query(text).bind(lease).bind(lease);
-        all(all(statement, names), filled(keys, size)).bind(not_after)
+        all(all(statement, names), filled(keys, size)).bind(signed(not_after))
     }
 
     /// `INSERT`: it matches one row if it came in time.
@@ -400,14 +400,13 @@ impl Row {
 
     /// A row of `FIND` or `LIST`; `None`: it has only the time.
     pub(crate) fn read(row: &MySqlRow) -> Option<Self> {
-        let token = number(row, "token").unwrap_or(0);
         Some(Self {
             name: row.try_get::<Option<Vec<u8>>, _>("name").ok()??,
             now: Self::time(row).ok()?,
-            changed: number(row, "changed").unwrap_or(0),
+            changed: number(row, "changed"),
             version: row.try_get("version").ok()?,
-            expires: number(row, "expires").unwrap_or(0),
-            record: record(row).map_err(|field| DamagedRecord::new(field).with_token(token)),
+            expires: number(row, "expires"),
+            record: record(row),
         })
     }
 
@@ -427,10 +426,6 @@ impl Row {
         row.try_get::<i64, _>(1).is_ok_and(|unused| unused == 1)
     }
 
-    pub(crate) fn lock_name(&self) -> Option<LockName> {
-        LockName::new(std::str::from_utf8(&self.name).ok()?).ok()
-    }
-
     /// The record. A damaged row past its end is free, whatever else it says.
     pub(crate) fn stored(self) -> Stored {
         match self.record {
@@ -447,41 +442,32 @@ impl Row {
     }
 }
 
-/// The record, or the column that cannot be read: something other than dlock wrote it.
-fn record(row: &MySqlRow) -> Result<Record, &'static str> {
-    let text = |column: &'static str| {
-        let bytes = row
-            .try_get::<Option<&[u8]>, _>(column)
-            .map_err(|_| column)?;
-        std::str::from_utf8(bytes.unwrap_or_default()).map_err(|_| column)
+/// The record, or the column that something other than dlock wrote.
+fn record(row: &MySqlRow) -> Result<Record, DamagedRecord> {
+    let text = |column: &str| {
+        let bytes = row.try_get::<Option<&[u8]>, _>(column).ok()?;
+        std::str::from_utf8(bytes.unwrap_or_default()).ok()
     };
-    Ok(Record {
-        token: number(row, "token")?,
-        owner: match text("owner")? {
-            "" => None,
-            owner => Some(owner.parse().map_err(|_| "owner")?),
-        },
-        holds: text("holds")?.parse().map_err(|_| "holds")?,
-        unavailable_until: number(row, "expires")?,
-        min_hold_until: number(row, "keep_until")?,
-        began: number(row, "began")?,
-        waiters_until: 0,
-        holder_info: HolderInfo::parse(text("note")?),
-        version: match number(row, "version")? {
-            // One more does not fit.
-            LAST_VERSION => return Err("version"),
-            version => version,
-        },
-    })
+    let number = |column: &str| row.try_get(column).unwrap_or(i64::MIN);
+    let columns = Columns {
+        owner: text("owner"),
+        token: number("token"),
+        holds: text("holds"),
+        expires: number("expires"),
+        keep_until: number("keep_until"),
+        began: number("began"),
+        waiters: 0,
+        note: text("note"),
+        version: number("version"),
+    };
+    columns.record()
 }
 
-/// A time, a token or a version: dlock writes none below zero.
-fn number(row: &MySqlRow, column: &'static str) -> Result<u64, &'static str> {
-    let number = row.try_get::<i64, _>(column).map_err(|_| column)?;
-    u64::try_from(number).map_err(|_| column)
+/// A time; dlock writes none below zero.
+fn number(row: &MySqlRow, column: &str) -> u64 {
+    let number = row.try_get::<i64, _>(column).unwrap_or(0);
+    u64::try_from(number).unwrap_or(0)
 }
-
-const LAST_VERSION: u64 = i64::MAX.unsigned_abs();
 
 /// Pads a list by repeating its last entry.
 fn filled<T: Clone>(list: impl Iterator<Item = T> + Clone, size: usize) -> impl Iterator<Item = T> {
@@ -519,7 +505,7 @@ fn micros(span: Duration) -> i64 {
 
 /// What `dlock schema` prints.
 pub(crate) fn ddl(table: &Table) -> String {
-    CREATE.replace("{table}", &table.quoted())
+    CREATE.replace("{table}", &table.quoted('`'))
 }
 
 /// The SQL with the expression for the server's time put in, shared so that handing it out copies nothing.

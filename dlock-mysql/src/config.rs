@@ -3,13 +3,13 @@
 use crate::{commands, error};
 use dlock_core::driver::{
     DriverError, Result,
-    kit::{split_url, unknown_setting},
+    kit::{TableName as Table, TableSettings, split_url},
 };
 use sqlx::{
     ConnectOptions,
     mysql::{MySqlConnectOptions, MySqlSslMode},
 };
-use std::{fmt, net::IpAddr, ops::RangeInclusive, str::FromStr, time::Duration};
+use std::{fmt, net::IpAddr, str::FromStr, time::Duration};
 use url::Url;
 
 /// Where the server is and how dlock uses it.
@@ -26,9 +26,7 @@ use url::Url;
 #[derive(Clone)]
 pub struct MysqlConfig {
     server: MySqlConnectOptions,
-    table: Table,
-    create: bool,
-    connections: u32,
+    table: TableSettings,
     connect_within: Duration,
 }
 
@@ -61,7 +59,10 @@ impl MysqlConfig {
         format!(
             "{};\n{rights}-- GRANT SELECT, INSERT, UPDATE, DELETE ON {} TO locker@'%';\n",
             commands::ddl(table),
-            table.granted(),
+            // A right needs a database.
+            table
+                .within(table.schema().unwrap_or("<database>"))
+                .quoted('`'),
         )
     }
 
@@ -79,7 +80,7 @@ impl MysqlConfig {
     /// ```
     #[must_use]
     pub fn table(&self) -> &Table {
-        &self.table
+        &self.table.name
     }
 
     /// Sets the [`table`](Self::table). Clients with different tables do not see each other's locks.
@@ -95,7 +96,7 @@ impl MysqlConfig {
     /// ```
     #[must_use]
     pub fn with_table(mut self, table: Table) -> Self {
-        self.table = table;
+        self.table.name = table;
         self
     }
 
@@ -111,7 +112,7 @@ impl MysqlConfig {
     /// ```
     #[must_use]
     pub fn creates(&self) -> bool {
-        self.create
+        self.table.create
     }
 
     /// Sets [`creates`](Self::creates).
@@ -126,7 +127,7 @@ impl MysqlConfig {
     /// ```
     #[must_use]
     pub fn with_create(mut self, create: bool) -> Self {
-        self.create = create;
+        self.table.create = create;
         self
     }
 
@@ -145,7 +146,7 @@ impl MysqlConfig {
     /// ```
     #[must_use]
     pub fn connections(&self) -> u32 {
-        self.connections
+        self.table.connections
     }
 
     /// Sets [`connections`](Self::connections), clamped to its range.
@@ -160,7 +161,8 @@ impl MysqlConfig {
     /// ```
     #[must_use]
     pub fn with_connections(mut self, most: u32) -> Self {
-        self.connections = most.clamp(*MOST.start(), *MOST.end());
+        let range = TableSettings::CONNECTIONS;
+        self.table.connections = most.clamp(*range.start(), *range.end());
         self
     }
 
@@ -208,9 +210,9 @@ impl MysqlConfig {
 
     /// The table's database and name, for reading its columns.
     pub(crate) fn place(&self) -> Result<(&str, &str)> {
-        let database = self.table.database.as_deref();
+        let database = self.table.name.schema();
         match database.or(self.server.get_database()) {
-            Some(database) => Ok((database, &self.table.name)),
+            Some(database) => Ok((database, self.table.name.name())),
             None => Err(error::misuse(
                 "the MySQL URL names no database: write mysql://user@host/database, or dlock.table=database.table".to_owned(),
             )),
@@ -220,11 +222,8 @@ impl MysqlConfig {
     /// The table with its database, as statements name it. A `USE` in the server's `init_connect` thus
     /// redirects none.
     pub(crate) fn qualified(&self) -> Result<Table> {
-        let (database, name) = self.place()?;
-        Ok(Table {
-            database: Some(database.to_owned()),
-            name: name.to_owned(),
-        })
+        let (database, _) = self.place()?;
+        Ok(self.table.name.within(database))
     }
 
     /// The store's identity, without secrets: passes are matched by it.
@@ -250,25 +249,9 @@ impl MysqlConfig {
         };
         Self {
             server,
-            table: Table::default(),
-            create: true,
-            connections: 16,
+            table: TableSettings::default(),
             connect_within: Duration::from_secs(5),
         }
-    }
-
-    fn set(&mut self, key: &str, value: &str) -> Result<()> {
-        let wrong = |wanted: &str| error::misuse(format!("{key} must be {wanted}, not {value:?}"));
-        match key {
-            "dlock.table" => self.table = value.parse()?,
-            "dlock.create" => self.create = value.parse().map_err(|_| wrong("true or false"))?,
-            "dlock.connections" => match value.parse() {
-                Ok(most) if MOST.contains(&most) => self.connections = most,
-                _ => return Err(wrong("1 to 64")),
-            },
-            _ => return Err(unknown_setting("MySQL", key, &KNOWN)),
-        }
-        Ok(())
     }
 }
 
@@ -293,7 +276,6 @@ const KNOWN: [&str; 17] = [
     "time-zone",
 ];
 
-const MOST: RangeInclusive<u32> = 1..=64;
 /// More than there are statements: an evicted one must be prepared again, which costs two round trips.
 const STATEMENTS: usize = 100;
 
@@ -324,7 +306,7 @@ impl FromStr for MysqlConfig {
         let server = MySqlConnectOptions::from_url(&url).map_err(error::unreached)?;
         let mut config = Self::of(server, explicit);
         for (key, value) in &settings {
-            config.set(key, value)?;
+            config.table.set(key, value)?;
         }
         config.place()?;
         Ok(config)
@@ -342,8 +324,6 @@ impl fmt::Debug for MysqlConfig {
             .field("database", &self.server.get_database())
             .field("ssl_mode", &self.server.get_ssl_mode())
             .field("table", &self.table)
-            .field("create", &self.create)
-            .field("connections", &self.connections)
             .field("connect_within", &self.connect_within)
             .finish()
     }
@@ -355,83 +335,6 @@ fn is_local(server: &MySqlConnectOptions) -> bool {
     server.get_socket().is_some()
         || host.eq_ignore_ascii_case("localhost")
         || host.parse::<IpAddr>().is_ok_and(|addr| addr.is_loopback())
-}
-
-/// A table name, optionally with its database: letters, digits, `_` and `$`, at most 64 characters each.
-///
-/// # Examples
-/// ```
-/// use dlock_mysql::Table;
-///
-/// assert!("ops.locks".parse::<Table>().is_ok());
-/// assert!("no spaces".parse::<Table>().is_err());
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Table {
-    database: Option<String>,
-    name: String,
-}
-
-impl Table {
-    /// The quoted form for statements. A URL's database may have any name.
-    pub(crate) fn quoted(&self) -> String {
-        match &self.database {
-            Some(database) => format!("`{}`.`{}`", database.replace('`', "``"), self.name),
-            None => format!("`{}`", self.name),
-        }
-    }
-
-    /// The form for a `GRANT`, which needs a database.
-    fn granted(&self) -> String {
-        match self.database {
-            Some(_) => self.quoted(),
-            None => format!("`<database>`.{}", self.quoted()),
-        }
-    }
-}
-
-/// `dlock_locks`, in the database of the connection.
-impl Default for Table {
-    fn default() -> Self {
-        Self {
-            database: None,
-            name: "dlock_locks".to_owned(),
-        }
-    }
-}
-
-impl FromStr for Table {
-    type Err = DriverError;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let (database, name) = match text.split_once('.') {
-            Some((database, name)) => (Some(database), name),
-            None => (None, text),
-        };
-        let legal = |part: &str| {
-            let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '$');
-            (1..=64).contains(&part.len()) && part.chars().all(fits)
-        };
-        if legal(name) && database.is_none_or(legal) {
-            Ok(Self {
-                database: database.map(str::to_owned),
-                name: name.to_owned(),
-            })
-        } else {
-            Err(error::misuse(format!(
-                "the table {text:?} must be `table` or `database.table`, each of 1 to 64 letters, digits, _ or $"
-            )))
-        }
-    }
-}
-
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(database) = &self.database {
-            write!(f, "{database}.")?;
-        }
-        f.write_str(&self.name)
-    }
 }
 
 #[cfg(test)]
@@ -459,9 +362,9 @@ mod tests {
         let plain = config("mariadb://u@h/d");
         assert_eq!(plain.table(), &Table::default());
         assert_eq!(plain.store().unwrap(), "mysql://h:3306 d.dlock_locks");
-        assert_eq!(plain.qualified().unwrap().quoted(), "`d`.`dlock_locks`");
+        assert_eq!(plain.qualified().unwrap().quoted('`'), "`d`.`dlock_locks`");
         let odd = config("mysql://u@h/a%60b").qualified().unwrap();
-        assert_eq!(odd.quoted(), "`a``b`.`dlock_locks`");
+        assert_eq!(odd.quoted('`'), "`a``b`.`dlock_locks`");
         assert_eq!((plain.creates(), plain.connections()), (true, 16));
     }
 
@@ -500,15 +403,11 @@ mod tests {
     #[test]
     fn a_table_is_quoted_and_its_rights_are_named() {
         let table: Table = "ops.my_locks".parse().unwrap();
-        assert_eq!(table.quoted(), "`ops`.`my_locks`");
+        assert_eq!(table.quoted('`'), "`ops`.`my_locks`");
         let schema = MysqlConfig::schema_of(&table);
         assert!(schema.starts_with("CREATE TABLE IF NOT EXISTS `ops`.`my_locks` ("));
         assert!(schema.contains("GRANT SELECT, INSERT, UPDATE, DELETE ON `ops`.`my_locks` TO"));
         assert!(MysqlConfig::schema().contains("ON `<database>`.`dlock_locks` TO"));
-        let long = "x".repeat(65);
-        for text in ["", ".", "a.", ".a", "a b", "a;b", "ä", &long] {
-            text.parse::<Table>().unwrap_err();
-        }
     }
 
     #[test]

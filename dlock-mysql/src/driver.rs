@@ -104,7 +104,10 @@ mod tests {
         let driver = MysqlDriver::connect(&server.url()).await.unwrap();
         let name = LockName::new("n").unwrap();
         let (owner, hold) = (Owner::from_seed("us"), HoldId::from_bits(1));
-        let (lease, give_up) = (Lease::default(), driver.0.store().table.patience());
+        let (lease, give_up) = (
+            Lease::default(),
+            driver.0.store().table.connections.patience().give_up,
+        );
         let acquire = Acquire::new(name.clone(), owner, hold, lease, give_up);
         let release = Release::new(name, owner, hold);
         let (acquiring, releasing) = (driver.acquire(&acquire), driver.release(&release));

@@ -4,22 +4,11 @@ use dlock_core::{
     Effect, ErrorKind, RetryClass,
     driver::{
         DriverError,
-        kit::{ErrorClass, Failure},
+        kit::{ErrorClass, Failure, Fate},
     },
 };
 use sqlx::mysql::MySqlDatabaseError;
 use std::{fmt, io};
-
-/// What happens to the connection on which a statement failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
-    /// The server answered; the connection stays in use.
-    Kept,
-    /// The connection is closed.
-    Closed,
-    /// The connection is closed, and so are the idle ones, which are no better.
-    AllClosed,
-}
 
 type Class = ErrorClass<u16, Fate>;
 
@@ -184,13 +173,6 @@ pub(crate) fn locked() -> DriverError {
     DriverError::unavailable("the row is locked: another transaction is open on dlock's table")
 }
 
-/// All connections were busy until the request's give-up time.
-pub(crate) fn no_turn() -> DriverError {
-    DriverError::unavailable(
-        "all connections were busy: raise dlock.connections, or see why the server answers slowly",
-    )
-}
-
 /// No answer within the time in which the server itself would have ended the statement: the network path is
 /// dead, or the server hangs.
 pub(crate) fn silent() -> sqlx::Error {
@@ -198,19 +180,8 @@ pub(crate) fn silent() -> sqlx::Error {
     sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, message))
 }
 
-pub(crate) fn unreachable(why: Option<&str>) -> DriverError {
-    DriverError::unavailable(match why {
-        Some(why) => format!("the server could not be reached: {why}"),
-        None => "the server could not be reached".to_owned(),
-    })
-}
-
 pub(crate) fn garbled() -> DriverError {
     DriverError::new(GARBLED.kind, GARBLED.advice)
-}
-
-pub(crate) fn closed() -> DriverError {
-    DriverError::new(ErrorKind::ShuttingDown, "the driver was closed")
 }
 
 pub(crate) fn unsupported(message: String) -> DriverError {

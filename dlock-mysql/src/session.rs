@@ -3,6 +3,7 @@
 use crate::{
     commands::{self, COLUMNS, Statements},
     config::MysqlConfig,
+    connection::Session,
     error,
     settings::Flavour,
 };
@@ -95,8 +96,25 @@ impl Greeting {
     }
 }
 
+/// Warns about server settings, and checks the table, on the first connection.
+pub(crate) async fn check(
+    session: &mut Session,
+    config: &MysqlConfig,
+    sql: &Statements,
+) -> Result<()> {
+    for doubt in &session.doubts {
+        tracing::warn!("mysql: {doubt}");
+    }
+    if follows(&mut session.native).await {
+        tracing::warn!(
+            "mysql: this server follows another one: locks taken here are not seen there; connect to the primary"
+        );
+    }
+    check_table(&mut session.native, config, sql).await
+}
+
 /// Whether the server is a replica; `false` if the user lacks the right to ask.
-pub(crate) async fn follows(native: &mut MySqlConnection) -> bool {
+async fn follows(native: &mut MySqlConnection) -> bool {
     // MySQL has the first since 8.0.22 and dropped the second in 8.4. Both fail without the right to ask.
     for asked in ["SHOW REPLICA STATUS", "SHOW SLAVE STATUS"] {
         if let Ok(rows) = sqlx::raw_sql(asked).fetch_all(&mut *native).await {

@@ -3,13 +3,14 @@
 use crate::{
     commands::{GATHERED, LIST_BATCH, Row},
     config::MysqlConfig,
+    connection::rows,
     error,
     requests::{Frees, Takes},
     table::LockTable,
 };
 use async_trait::async_trait;
 use dlock_core::{
-    FencingToken, Holds, Instant, LockName,
+    FencingToken, HoldId, Instant, LockName,
     driver::{
         Acquire, Capabilities, DriverError, Release, Renew, Renewed, Result, Wake, check_runtime,
         kit::{
@@ -56,7 +57,7 @@ impl RecordStore for MysqlStore {
 
     async fn read(&self, names: &[LockName], call: Call) -> Result<Read> {
         let names: Vec<&LockName> = names.iter().collect();
-        let mut turn = self.table.connections.turn(call).await?;
+        let mut turn = self.table.connections.lend(call).await?;
         let mut found = self.table.rows(&mut turn, &names).await?;
         let records = names
             .iter()
@@ -77,22 +78,17 @@ impl RecordStore for MysqlStore {
     }
 
     async fn list(&self, prefix: &str, after: &[u8], limit: usize) -> Result<Listed> {
-        let mut turn = self.table.work(self.table.patience()).await?;
-        let rows = turn.rows(self.table.sql.list(prefix, after, limit)).await?;
+        let mut turn = self
+            .table
+            .connections
+            .lend(self.table.connections.patience())
+            .await?;
+        let rows = rows(&mut turn, self.table.sql.list(prefix, after, limit)).await?;
         drop(turn);
         let rows: Vec<Row> = rows.iter().filter_map(Row::read).collect();
-        let next = rows.last().filter(|_| rows.len() == limit);
-        let next = next.map(|row| row.name.clone());
         let time = StoreTime::wall(rows.last().map_or(0, |row| row.now));
-        // A row whose name is not a legal lock name is not a lock.
-        let records = rows
-            .into_iter()
-            .filter_map(|row| Some((row.lock_name()?, row.stored())));
-        Ok(Listed {
-            time,
-            records: records.collect(),
-            next,
-        })
+        let rows = rows.into_iter().map(|row| (row.name.clone(), row.stored()));
+        Ok(Listed::of(time, rows.collect(), limit))
     }
 
     async fn forget(&self, after: &[u8]) -> Result<Option<Vec<u8>>> {
@@ -116,11 +112,8 @@ impl RecordStore for MysqlStore {
         self.takes.ask(req).await
     }
 
-    async fn free(&self, req: &Release) -> Result<Freed> {
-        match (req.holds, req.min_hold) {
-            (Holds::One(_), None) => self.frees.ask(req).await,
-            _ => Ok(Freed::Undecided),
-        }
+    async fn free(&self, req: &Release, _: HoldId) -> Result<Freed> {
+        self.frees.ask(req).await
     }
 
     async fn extend(

@@ -6,12 +6,11 @@
 //! The clock is the server's `clock_timestamp()`. It is volatile, so a condition on it is judged again on the newest row after a wait for
 //! another transaction.
 
-use crate::config::TableName;
 use dlock_core::{
-    HoldId, HolderInfo, LockName, Owner,
+    HoldId, LockName, Owner,
     driver::{
-        Acquire, Renew,
-        kit::{DamagedRecord, Expected, Record, Stored, Write},
+        Acquire, Release, Renew,
+        kit::{Columns, Expected, Record, Stored, Write},
     },
 };
 use sqlx::{Row, postgres::PgRow};
@@ -28,7 +27,7 @@ fn sound(row: &str) -> String {
     let numbers = ["token", "expires", "keep_until", "began", "waiters"]
         .map(|column| format!("{row}{column} >= 0 AND "));
     format!(
-        "{} {row}version > 0 AND length({row}holds) <= 2048 AND {row}holds ~ '^([0-9a-f]{{32}})*$'",
+        "{} {row}version > 0 AND {row}version < {MAX} AND length({row}holds) <= 2048 AND {row}holds ~ '^([0-9a-f]{{32}})*$'",
         numbers.concat()
     )
 }
@@ -45,11 +44,30 @@ pub(crate) fn framed(what: &str, body: &str) -> String {
 /// How long one statement may take, its waits for locks included, in milliseconds.
 pub(crate) const RUN_MS: u32 = 1000;
 
-pub(crate) const IS_STANDBY: &str =
-    "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS standby";
+/// Whether the server can be written, and whether the connection is to the server itself.
+pub(crate) fn greeting() -> String {
+    format!(
+        "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS standby, {IS_DIRECT} AS direct"
+    )
+}
+
+/// That the session has [`DIRECT`], so that it is no pool's and can listen. A database without an encoding may show text that is none.
+pub(crate) const IS_DIRECT: &str = "coalesce(current_setting('dlock.direct', true), '') = 'on' \
+     AND current_setting('server_encoding') <> 'SQL_ASCII'";
+
+/// A setting that a session gets when it begins: a proxy that shares sessions refuses or drops it.
+pub(crate) const DIRECT: (&str, &str) = ("dlock.direct", "on");
+
+/// The schema that the table is in, or would be made in.
+pub(crate) fn place(table: &str) -> String {
+    format!(
+        "SELECT coalesce((SELECT nspname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace \
+         WHERE c.oid = to_regclass('{table}')), current_schema())::text AS schema"
+    )
+}
 
 /// Runs twice without harm. HOT updates need the free half of each page, and no index on what changes.
-pub(crate) fn create(table: &TableName) -> String {
+pub(crate) fn create(table: &str) -> String {
     format!(
         "CREATE TABLE IF NOT EXISTS {table} (name bytea PRIMARY KEY, owner uuid, token bigint NOT NULL, holds text NOT NULL, \
          expires bigint NOT NULL, keep_until bigint NOT NULL, began bigint NOT NULL, waiters bigint NOT NULL, note text NOT NULL, \
@@ -60,7 +78,7 @@ pub(crate) fn create(table: &TableName) -> String {
 }
 
 /// Whether the table has the columns and can be read: no row.
-pub(crate) fn probe(table: &TableName) -> String {
+pub(crate) fn probe(table: &str) -> String {
     format!("SELECT {COLUMNS} FROM {table} WHERE false")
 }
 
@@ -77,11 +95,8 @@ fn shown() -> String {
 }
 
 /// The rows of these names; of names without a row nothing.
-pub(crate) fn read(table: &TableName, names: &[LockName]) -> String {
-    let names: Vec<_> = names
-        .iter()
-        .map(|name| bytes(name.as_str().as_bytes()))
-        .collect();
+pub(crate) fn read(table: &str, names: &[LockName]) -> String {
+    let names: Vec<_> = names.iter().map(name_bytes).collect();
     format!(
         "SELECT {} FROM {table} WHERE name IN ({})",
         shown(),
@@ -90,7 +105,7 @@ pub(crate) fn read(table: &TableName, names: &[LockName]) -> String {
 }
 
 /// A page of names. Names are compared by bytes, and no byte of UTF-8 is 255, so the end of a prefix is its last byte and one.
-pub(crate) fn list(table: &TableName, prefix: &str, after: &[u8], limit: usize) -> String {
+pub(crate) fn list(table: &str, prefix: &str, after: &[u8], limit: usize) -> String {
     let mut end = prefix.as_bytes().to_vec();
     let before = end
         .last_mut()
@@ -106,7 +121,7 @@ pub(crate) fn list(table: &TableName, prefix: &str, after: &[u8], limit: usize) 
 }
 
 /// Deletes what is unused for a day among the next names; answers the last name looked at. The delete judges the newest row.
-pub(crate) fn forget(table: &TableName, after: &[u8]) -> String {
+pub(crate) fn forget(table: &str, after: &[u8]) -> String {
     format!(
         "WITH page AS (SELECT name FROM {table} WHERE name > {} ORDER BY name LIMIT {PAGE}), \
          gone AS (DELETE FROM {table} l USING page WHERE l.name = page.name AND expires <= {NOW} AND token <= {NOW} - {DAY} AND {}) \
@@ -123,18 +138,14 @@ const PAGE: usize = 1024;
 const DAY: u64 = 24 * 60 * 60 * 1_000_000;
 
 /// Replaces a row if it is as expected and it is not late: a row comes back. Run twice, the second changes nothing.
-pub(crate) fn replace(table: &TableName, write: &Write) -> String {
+pub(crate) fn replace(table: &str, write: &Write) -> String {
     let Write {
         name,
         expected,
         record,
         not_after,
     } = write;
-    let (name, last, values) = (
-        bytes(name.as_str().as_bytes()),
-        number(*not_after),
-        values(record),
-    );
+    let (name, last, values) = (name_bytes(name), number(*not_after), values(record));
     match expected {
         Expected::Absent => format!(
             "INSERT INTO {table} ({COLUMNS}) SELECT {name}, {values} WHERE {NOW} <= {last} ON CONFLICT DO NOTHING RETURNING 1"
@@ -155,7 +166,7 @@ pub(crate) fn replace(table: &TableName, write: &Write) -> String {
     }
 }
 
-fn update(table: &TableName, values: &str, condition: &str) -> String {
+fn update(table: &str, values: &str, condition: &str) -> String {
     let (_, columns) = COLUMNS.split_once(", ").unwrap_or_default();
     format!("UPDATE {table} SET ({columns}) = ROW({values}) WHERE {condition} RETURNING 1")
 }
@@ -181,9 +192,9 @@ fn values(record: &Record) -> String {
 
 /// Takes a lock that is available: its token comes back, or no row. The condition is judged when the row is locked, and the end is counted
 /// from then. A new row's version is the time, so that it is greater than that of a row that was forgotten.
-pub(crate) fn take(table: &TableName, req: &Acquire, last: u64) -> String {
+pub(crate) fn take(table: &str, req: &Acquire, last: u64) -> String {
     let (name, owner, note) = (
-        bytes(req.name.as_str().as_bytes()),
+        name_bytes(&req.name),
         uuid(&req.owner),
         text(&req.info.to_string()),
     );
@@ -204,32 +215,24 @@ pub(crate) fn take(table: &TableName, req: &Acquire, last: u64) -> String {
 }
 
 /// Ends the only hold if no minimum hold keeps the lock: a row comes back. Never late.
-pub(crate) fn free(table: &TableName, name: &LockName, owner: &Owner, hold: HoldId) -> String {
+pub(crate) fn free(table: &str, req: &Release, hold: HoldId) -> String {
     format!(
         "UPDATE {table} SET owner = NULL, holds = '', expires = 0, keep_until = 0, note = '', version = version + 1 \
          WHERE name = {} AND owner = {} AND holds = {} AND expires > {NOW} AND keep_until <= {NOW} RETURNING waiters > {NOW} AS waited",
-        bytes(name.as_str().as_bytes()),
-        uuid(owner),
+        name_bytes(&req.name),
+        uuid(&req.owner),
         one(hold, "expires")
     )
 }
 
 /// Renews sole holds; a row comes back for each. A row that another transaction has locked is left out, so no renewal waits for another
 /// lock's row, and two batches cannot deadlock.
-pub(crate) fn extend(table: &TableName, batch: &[(&Renew, Duration)], last: u64) -> String {
-    let mut asked = String::new();
-    for (entry, lease) in batch {
-        let (name, owner) = (bytes(entry.name.as_str().as_bytes()), uuid(&entry.owner));
-        let comma = if asked.is_empty() { "" } else { ", " };
-        // Writing to a string does not fail.
-        let _written = write!(
-            asked,
-            "{comma}({name}, {owner}, '{:016x}', {})",
-            entry.hold.to_bits(),
-            span(*lease)
-        );
-    }
-    let last = number(last);
+pub(crate) fn extend(table: &str, batch: &[(&Renew, Duration)], last: u64) -> String {
+    let asked = batch.iter().map(|(entry, lease)| {
+        let (name, owner) = (name_bytes(&entry.name), uuid(&entry.owner));
+        format!("({name}, {owner}, '{}', {})", entry.hold, span(*lease))
+    });
+    let (asked, last) = (asked.collect::<Vec<_>>().join(", "), number(last));
     format!(
         "WITH mine AS (SELECT l.name, a.lease FROM {table} l JOIN (VALUES {asked}) a (name, owner, hold, lease) ON l.name = a.name \
          WHERE l.owner = a.owner AND l.holds = a.hold || lpad(to_hex(l.expires), 16, '0') AND l.expires > {NOW} \
@@ -242,52 +245,30 @@ pub(crate) fn extend(table: &TableName, batch: &[(&Renew, Duration)], last: u64)
 }
 
 /// The bytes of a row's name, and its record.
-pub(crate) fn stored(row: &PgRow) -> Result<(Vec<u8>, Stored), sqlx::Error> {
-    let token: i64 = row.try_get("token")?;
-    let token = u64::try_from(token).unwrap_or(0);
-    let stored = match record(row)? {
-        Ok(record) => Stored::Record(record),
-        Err(field) => Stored::Damaged(DamagedRecord::new(field).with_token(token)),
+pub(crate) fn stored(row: &PgRow) -> sqlx::Result<(Vec<u8>, Stored)> {
+    let is_sound: bool = row.try_get("sound")?;
+    let columns = Columns {
+        owner: Some(row.try_get::<Option<_>, _>("owner")?.unwrap_or_default()),
+        token: row.try_get("token")?,
+        holds: row
+            .try_get("holds")
+            .map(|holds| is_sound.then_some(holds))?,
+        expires: row.try_get("expires")?,
+        keep_until: row.try_get("keep_until")?,
+        began: row.try_get("began")?,
+        waiters: row.try_get("waiters")?,
+        note: Some(row.try_get("note")?),
+        version: row.try_get("version")?,
     };
-    Ok((name_of(row)?, stored))
-}
-
-/// The record, or the field that dlock did not write.
-fn record(row: &PgRow) -> Result<Result<Record, &'static str>, sqlx::Error> {
-    let mut wrong = (!row.try_get::<bool, _>("sound")?).then_some("holds");
-    let mut number = |column: &'static str| {
-        let value: i64 = row.try_get(column)?;
-        Ok::<_, sqlx::Error>(u64::try_from(value).unwrap_or_else(|_| {
-            wrong = Some(column);
-            0
-        }))
-    };
-    let mut record = Record {
-        token: number("token")?,
-        unavailable_until: number("expires")?,
-        min_hold_until: number("keep_until")?,
-        began: number("began")?,
-        waiters_until: number("waiters")?,
-        version: number("version")?,
-        holder_info: HolderInfo::parse(row.try_get("note")?),
-        ..Record::default()
-    };
-    let owner = row
-        .try_get::<Option<String>, _>("owner")?
-        .map(|owner| owner.parse())
-        .transpose();
-    let holds = row.try_get::<&str, _>("holds")?.parse();
-    Ok(match (wrong, owner, holds) {
-        (None, Ok(owner), Ok(holds)) => {
-            (record.owner, record.holds) = (owner, holds);
-            Ok(record)
-        }
-        (wrong, ..) => Err(wrong.unwrap_or("holds")),
-    })
+    let stored = columns.record();
+    Ok((
+        name_of(row)?,
+        stored.map_or_else(Stored::Damaged, Stored::Record),
+    ))
 }
 
 /// The column `name`, which is in hex.
-pub(crate) fn name_of(row: &PgRow) -> Result<Vec<u8>, sqlx::Error> {
+pub(crate) fn name_of(row: &PgRow) -> sqlx::Result<Vec<u8>> {
     let hex: &str = row.try_get("name")?;
     let bytes = (0..hex.len())
         .step_by(2)
@@ -299,7 +280,7 @@ pub(crate) fn name_of(row: &PgRow) -> Result<Vec<u8>, sqlx::Error> {
 
 /// The text of one hold, with its end as an expression.
 fn one(hold: HoldId, end: &str) -> String {
-    format!("'{:016x}' || lpad(to_hex({end}), 16, '0')", hold.to_bits())
+    format!("'{hold}' || lpad(to_hex({end}), 16, '0')")
 }
 
 fn bytes(bytes: &[u8]) -> String {
@@ -309,6 +290,10 @@ fn bytes(bytes: &[u8]) -> String {
         let _written = write!(hex, "{byte:02x}");
     }
     format!("decode('{hex}', 'hex')")
+}
+
+fn name_bytes(name: &LockName) -> String {
+    bytes(name.as_str().as_bytes())
 }
 
 fn text(text: &str) -> String {

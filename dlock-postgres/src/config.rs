@@ -1,12 +1,19 @@
 //! Configuration: the server, the table, and how to use them.
 
+use crate::commands;
 use dlock_core::{
     ErrorKind,
-    driver::{DriverError, Result, kit::unknown_setting},
+    driver::{
+        DriverError, Result,
+        kit::{TableName, TableSettings, split_url},
+    },
 };
 use percent_encoding::percent_decode_str;
-use sqlx::postgres::{PgConnectOptions, PgSslMode};
-use std::{env, fmt, net::IpAddr, path::PathBuf, str::FromStr};
+use sqlx::{
+    PgPool,
+    postgres::{PgConnectOptions, PgSslMode},
+};
+use std::{env, fmt, net::IpAddr, path::Path, str::FromStr};
 use url::Url;
 
 /// The settings that a URL may have.
@@ -19,6 +26,14 @@ const KNOWN: [&str; 8] = [
     "sslkey",
     "sslmode",
     "sslrootcert",
+];
+
+/// sqlx takes these from the environment, and has no way to leave them out: a program's settings must not depend on it.
+const ENVIRONMENT: [(&str, &str); 4] = [
+    ("PGOPTIONS", ""),
+    ("PGSSLROOTCERT", "sslrootcert"),
+    ("PGSSLCERT", "sslcert"),
+    ("PGSSLKEY", "sslkey"),
 ];
 
 /// The settings of a [`PostgresDriver`](crate::PostgresDriver).
@@ -34,45 +49,10 @@ const KNOWN: [&str; 8] = [
 #[derive(Clone)]
 pub struct PostgresConfig {
     pub(crate) options: PgConnectOptions,
-    pub(crate) table: TableName,
-    pub(crate) create: bool,
-    pub(crate) connections: usize,
+    pub(crate) table: TableSettings,
 }
 
 impl PostgresConfig {
-    fn with(mut self, key: &str, value: &str) -> Result<Self> {
-        let path = PathBuf::from(value);
-        self.options = match key {
-            "sslmode" => self.options.ssl_mode(value.parse().map_err(|_| {
-                misuse("sslmode must be disable, allow, prefer, require, verify-ca or verify-full")
-            })?),
-            "sslrootcert" => self.options.ssl_root_cert(path),
-            "sslcert" => self.options.ssl_client_cert(path),
-            "sslkey" => self.options.ssl_client_key(path),
-            "application_name" => self.options.application_name(value),
-            "dlock.table" => return Ok(self.with_table(value.parse()?)),
-            "dlock.create" => {
-                let create = value
-                    .parse()
-                    .map_err(|_| misuse("dlock.create must be true or false"))?;
-                return Ok(self.with_create(create));
-            }
-            "dlock.connections" => {
-                let most = value.parse().ok().filter(|most| (1..=64).contains(most));
-                self.connections =
-                    most.ok_or_else(|| misuse("dlock.connections must be 1 to 64"))?;
-                return Ok(self);
-            }
-            _ => {
-                return Err(unknown_setting("PostgreSQL", key, &KNOWN));
-            }
-        };
-        if !cfg!(feature = "tls") && !matches!(self.options.get_ssl_mode(), PgSslMode::Disable) {
-            return Err(misuse("TLS needs the feature `tls` of dlock-postgres"));
-        }
-        Ok(self)
-    }
-
     /// SQL for an administrator: the table, and the rights of a user that only takes locks.
     ///
     /// # Examples
@@ -85,10 +65,15 @@ impl PostgresConfig {
     /// ```
     #[must_use]
     pub fn schema(&self) -> String {
-        let (create, table) = (crate::commands::create(&self.table), &self.table);
+        let table = self.table.name.quoted('"');
+        let create = commands::create(&table);
+        let usage = self.table.name.schema().map_or_else(String::new, |schema| {
+            format!("-- GRANT USAGE ON SCHEMA \"{schema}\" TO locker;\n")
+        });
         format!(
-            "{create};\n-- With these the table must be there; set dlock.create=false.\n\
-             -- CREATE ROLE locker LOGIN PASSWORD 'secret';\n-- GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO locker;\n"
+            "{create};\n-- With these the table must be there; set dlock.create=false. To let dlock make it, grant CREATE on the schema too.\n\
+             -- CREATE ROLE locker LOGIN PASSWORD 'secret';\n{usage}\
+             -- GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO locker;\n"
         )
     }
 
@@ -104,7 +89,7 @@ impl PostgresConfig {
     /// ```
     #[must_use]
     pub fn with_table(mut self, table: TableName) -> Self {
-        self.table = table;
+        self.table.name = table;
         self
     }
 
@@ -120,15 +105,44 @@ impl PostgresConfig {
     /// ```
     #[must_use]
     pub fn with_create(mut self, create: bool) -> Self {
-        self.create = create;
+        self.table.create = create;
         self
+    }
+
+    /// A setting of the native client.
+    fn with(mut self, key: &str, value: &str) -> Result<Self> {
+        let path = Path::new(value);
+        self.options = match key {
+            "sslrootcert" => self.options.ssl_root_cert(path),
+            "sslcert" => self.options.ssl_client_cert(path),
+            "sslkey" => self.options.ssl_client_key(path),
+            "application_name" => self.options.application_name(value),
+            _ => self.options.ssl_mode(value.parse().map_err(|_| {
+                misuse("sslmode must be disable, allow, prefer, require or verify-full")
+            })?),
+        };
+        if !cfg!(feature = "tls") && !matches!(self.options.get_ssl_mode(), PgSslMode::Disable) {
+            return Err(misuse("TLS needs the feature `tls` of dlock-postgres"));
+        }
+        Ok(self)
+    }
+
+    /// Refuses what sqlx ends the program for where the process has several TLS providers, or none that is its own.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.options.get_ssl_mode() {
+            PgSslMode::VerifyCa => Err(misuse(
+                "sslmode=verify-ca is not offered: use verify-full, which verifies the host's name, too",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// The store, for people and passes: no user, no password.
     pub(crate) fn store(&self) -> String {
         let (host, port) = (self.options.get_host(), self.options.get_port());
         let database = self.options.get_database().unwrap_or_default();
-        format!("postgres://{host}:{port}/{database} {}", self.table)
+        let table = self.table.name.quoted('"');
+        format!("postgres://{host}:{port}/{database} {table}")
     }
 }
 
@@ -138,28 +152,34 @@ impl FromStr for PostgresConfig {
     type Err = DriverError;
 
     fn from_str(url: &str) -> Result<Self> {
-        let url =
-            Url::parse(url).map_err(|error| misuse(format!("the URL cannot be read: {error}")))?;
+        let (native, settings) = split_url("PostgreSQL", url, &KNOWN)?;
+        let url = Url::parse(&native)
+            .map_err(|error| misuse(format!("the URL cannot be read: {error}")))?;
         if !matches!(url.scheme(), "postgres" | "postgresql") {
             return Err(misuse(
                 "the URL must begin with postgres:// or postgresql://",
             ));
         }
-        refuse_environment(&url)?;
+        for (variable, key) in ENVIRONMENT {
+            if env::var_os(variable).is_some() && !url.query_pairs().any(|(set, _)| set == key) {
+                return Err(misuse(format!(
+                    "the environment has {variable}, which would change the connection: unset it"
+                )));
+            }
+        }
         // The URL standard parses no address in a scheme that it does not know; IPv6 has brackets.
         let host = decoded(url.host_str().unwrap_or_default())?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
-        if host.is_empty() {
-            return Err(misuse("the URL must name a host"));
+        let (user, database) = (
+            decoded(url.username())?,
+            decoded(url.path().trim_start_matches('/'))?,
+        );
+        if host.is_empty() || user.is_empty() || database.is_empty() {
+            return Err(misuse("the URL must name a host, a user and a database"));
         }
         let is_near = host == "localhost"
             || host.starts_with('/')
             || host.parse::<IpAddr>().is_ok_and(|addr| addr.is_loopback());
-        let user = decoded(url.username())?;
-        let database = decoded(url.path().trim_start_matches('/'))?;
-        if user.is_empty() || database.is_empty() {
-            return Err(misuse("the URL must name a user and a database"));
-        }
         let options = PgConnectOptions::new_without_pgpass()
             .host(host)
             .port(url.port().unwrap_or(5432))
@@ -171,10 +191,12 @@ impl FromStr for PostgresConfig {
                 (false, true) => PgSslMode::VerifyFull,
                 _ => PgSslMode::Disable,
             });
+        let mut config = Self::from(options);
+        for (key, value) in &settings {
+            config.table.set(key, value)?;
+        }
         url.query_pairs()
-            .try_fold(Self::from(options), |config, (key, value)| {
-                config.with(&key, &value)
-            })
+            .try_fold(config, |config, (key, value)| config.with(&key, &value))
     }
 }
 
@@ -183,92 +205,27 @@ impl From<PgConnectOptions> for PostgresConfig {
     fn from(options: PgConnectOptions) -> Self {
         Self {
             options,
-            table: TableName("\"dlock_locks\"".into()),
-            create: true,
-            connections: 16,
+            table: TableSettings::default(),
         }
+    }
+}
+
+/// The server, log-in and TLS settings of the application's own pool. The connections are dlock's own: see
+/// [`PostgresDriver::from_pool`](crate::PostgresDriver::from_pool).
+impl From<&PgPool> for PostgresConfig {
+    fn from(pool: &PgPool) -> Self {
+        Self::from(PgConnectOptions::clone(&pool.connect_options()))
     }
 }
 
 /// Shows no password.
 impl fmt::Debug for PostgresConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            options,
-            table,
-            create,
-            connections,
-        } = self;
         f.debug_struct("PostgresConfig")
-            .field("host", &options.get_host())
-            .field("port", &options.get_port())
-            .field("database", &options.get_database())
-            .field("table", table)
-            .field("create", create)
-            .field("connections", connections)
+            .field("store", &self.store())
+            .field("table", &self.table)
             .finish_non_exhaustive()
     }
-}
-
-/// The name of a table, perhaps with its schema: `table` or `schema.table`, of letters, digits and `_`.
-///
-/// # Examples
-/// ```
-/// use dlock_postgres::TableName;
-///
-/// assert!("ops.locks".parse::<TableName>().is_ok());
-/// assert!("no spaces".parse::<TableName>().is_err());
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TableName(String);
-
-impl FromStr for TableName {
-    type Err = DriverError;
-
-    fn from_str(name: &str) -> Result<Self> {
-        let parts: Vec<_> = name.split('.').collect();
-        let is_word = |part: &&str| {
-            let legal = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
-            (1..=63).contains(&part.len()) && part.bytes().all(legal)
-        };
-        if parts.len() > 2 || !parts.iter().all(is_word) {
-            return Err(misuse(
-                "a table is `table` or `schema.table`, each of 1 to 63 letters, digits and `_`",
-            ));
-        }
-        Ok(Self(
-            parts
-                .iter()
-                .map(|part| format!("\"{part}\""))
-                .collect::<Vec<_>>()
-                .join("."),
-        ))
-    }
-}
-
-/// The quoted name.
-impl fmt::Display for TableName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// sqlx takes these from the environment, and has no way to leave them out: a program's settings must not depend on it.
-fn refuse_environment(url: &Url) -> Result<()> {
-    let set = [
-        ("PGOPTIONS", ""),
-        ("PGSSLROOTCERT", "sslrootcert"),
-        ("PGSSLCERT", "sslcert"),
-        ("PGSSLKEY", "sslkey"),
-    ];
-    for (variable, option) in set {
-        if env::var_os(variable).is_some() && !url.query_pairs().any(|(key, _)| key == option) {
-            return Err(misuse(format!(
-                "the environment has {variable}, which would change the connection: unset it"
-            )));
-        }
-    }
-    Ok(())
 }
 
 fn decoded(text: &str) -> Result<String> {
@@ -278,6 +235,6 @@ fn decoded(text: &str) -> Result<String> {
         .into_owned())
 }
 
-fn misuse(message: impl Into<String>) -> DriverError {
+pub(crate) fn misuse(message: impl Into<String>) -> DriverError {
     DriverError::new(ErrorKind::Misuse, message.into())
 }

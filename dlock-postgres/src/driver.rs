@@ -5,6 +5,7 @@ use dlock_core::driver::{
     Result, check_runtime,
     kit::{RecordBacked, RecordDriver},
 };
+use sqlx::PgPool;
 
 /// A driver that keeps its locks in one table of a PostgreSQL server.
 ///
@@ -56,7 +57,29 @@ impl PostgresDriver {
     /// ```
     pub async fn open(config: PostgresConfig) -> Result<Self> {
         check_runtime()?;
+        config.check()?;
         Ok(Self(RecordDriver::new(Table::open(config).await?)))
+    }
+
+    /// Connects with the server, log-in and TLS settings of the application's own pool; for other settings see [`PostgresConfig`].
+    ///
+    /// The connections are dlock's own. A request that waits for one of the pool's, or a renewal behind the application's queries, would be
+    /// late; and dlock must close a connection whose answer it did not read, and listen on one.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    ///
+    /// # Cancel safety
+    /// As [`connect`](Self::connect).
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn example(pool: dlock_postgres::sqlx::PgPool) -> dlock_core::driver::Result<()> {
+    /// let driver = dlock_postgres::PostgresDriver::from_pool(&pool).await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn from_pool(pool: &PgPool) -> Result<Self> {
+        Self::open(pool.into()).await
     }
 
     /// How many attempts were repeated because another client was faster, or because a row or the table was locked.

@@ -1,20 +1,24 @@
 //! Record store: one row per name in a table.
 
 use crate::{
-    PostgresConfig, commands,
-    config::TableName,
-    connection::{Answer, Connections, micros_of},
+    PostgresConfig, checks, commands,
+    config::misuse,
+    connection::{Answer, Connections, Dialer, ask, micros_of},
     error,
+    listener::Listener,
 };
 use async_trait::async_trait;
 use dlock_core::{
-    FencingToken, Holds, Instant, LockName,
+    FencingToken, HoldId, Instant, LockName,
     driver::{
-        Acquire, Capabilities, DriverError, Release, Renew, Renewed, Result,
-        kit::{Call, Class, Freed, Listed, Read, RecordStore, StoreTime, Stored, Write, Written},
+        Acquire, Capabilities, DriverError, Release, Renew, Renewed, Result, Ticket, Wake, WakeUp,
+        kit::{
+            Call, Class, Freed, Listed, Read, RecordStore, StoreTime, Stored, Subscriptions, Write,
+            Written, hash_of, renewed,
+        },
     },
 };
-use futures_util::future::join_all;
+use futures_util::{future::join_all, stream::BoxStream};
 use sqlx::Row;
 use std::{collections::HashMap, time::Duration};
 
@@ -22,30 +26,62 @@ use std::{collections::HashMap, time::Duration};
 #[derive(Debug)]
 pub struct Table {
     connections: Connections,
-    name: TableName,
+    /// Quoted, with its schema.
+    name: String,
     may_create: bool,
     capabilities: Capabilities,
+    listener: Subscriptions<Listener>,
 }
 
 impl Table {
-    pub(crate) async fn open(config: PostgresConfig) -> Result<Self> {
+    pub(crate) async fn open(mut config: PostgresConfig) -> Result<Self> {
+        let most = config.table.connections as usize;
+        let connections = Connections::new(Dialer::new(config.options.clone()), most, CONNECT);
+        drop(connections.first().await?);
+        if config.table.name.schema().is_none() {
+            // No session's search path shall redirect a statement.
+            let name = config.table.name.quoted('"');
+            let call = connections.patience();
+            let answer = send(&connections, "place", call, |_| commands::place(&name)).await?;
+            let schema = answer
+                .rows
+                .first()
+                .and_then(|row| row.try_get("schema").ok());
+            let schema: Option<String> = schema.flatten();
+            let schema = schema.ok_or_else(|| misuse(NO_SCHEMA))?;
+            config.table.name = config.table.name.within(schema);
+        }
+        let name = config.table.name.quoted('"');
         let mut capabilities = Capabilities::new("postgres", config.store());
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
+        let dialer = connections.dialer();
+        let listener = Subscriptions::new(Listener {
+            options: dialer.direct(),
+            table: hash_of(&name),
+        });
+        if dialer.is_direct() {
+            capabilities.wake = Wake::Notify;
+        } else {
+            capabilities.wake = Wake::Poll;
+            listener.close();
+        }
         let table = Self {
-            connections: Connections::new(config.options, config.connections),
-            name: config.table,
-            may_create: config.create,
+            connections,
+            name,
+            may_create: config.table.create,
             capabilities,
+            listener,
         };
         let call = table.connections.patience();
-        if let Err(error) = table
-            .ask("probe", call, |_| commands::probe(&table.name))
-            .await
+        let probe = table.ask("probe", call, |_| commands::probe(&table.name));
+        if let Err(error) = probe.await
             && !table.repair(&error, call.give_up).await
         {
             return Err(error);
         }
+        let asked = table.ask("settings", call, |_| checks::settings(&table.name));
+        checks::warn(&table.name, asked.await);
         Ok(table)
     }
 
@@ -55,7 +91,7 @@ impl Table {
         call: Call,
         body: impl FnOnce(u64) -> String + Send,
     ) -> Result<Answer> {
-        self.connections.run(what, call, body).await
+        send(&self.connections, what, call, body).await
     }
 
     async fn replace(&self, write: &Write, call: Call) -> Result<Written> {
@@ -64,9 +100,8 @@ impl Table {
             Class::Work if write.record.owner.is_none() => RELEASE,
             Class::Acquire | Class::Work => ACQUIRE,
         };
-        let answer = self
-            .ask(what, call, |_| commands::replace(&self.name, write))
-            .await?;
+        let replacing = self.ask(what, call, |_| commands::replace(&self.name, write));
+        let answer = replacing.await?;
         Ok(match answer.rows.is_empty() {
             false => Written::Written,
             true if answer.now > write.not_after => Written::Late,
@@ -82,19 +117,13 @@ impl RecordStore for Table {
     }
 
     async fn read(&self, names: &[LockName], call: Call) -> Result<Read> {
-        let answer = self
-            .ask("read", call, |_| commands::read(&self.name, names))
-            .await?;
-        let mut found = rows(&answer)?.into_iter().collect::<HashMap<_, _>>();
-        let records = names.iter().map(|name| {
-            found
-                .remove(name.as_str().as_bytes())
-                .unwrap_or(Stored::Absent)
-        });
-        Ok(Read {
-            time: StoreTime::wall(answer.begun),
-            records: records.collect(),
-        })
+        let reading = self.ask("read", call, |_| commands::read(&self.name, names));
+        let answer = reading.await?;
+        Ok(Read::of(
+            StoreTime::wall(answer.begun),
+            names,
+            rows(&answer)?,
+        ))
     }
 
     async fn write(&self, writes: &[Write], call: Call) -> Result<Vec<Written>> {
@@ -103,47 +132,31 @@ impl RecordStore for Table {
         }
         // Each in a transaction of its own: a row that is locked delays only its own write.
         let written = join_all(writes.iter().map(|write| self.replace(write, call))).await;
+        let written = written.into_iter();
         Ok(written
-            .into_iter()
             .map(|written| written.unwrap_or_else(Written::Failed))
             .collect())
     }
 
     async fn list(&self, prefix: &str, after: &[u8], limit: usize) -> Result<Listed> {
-        let call = self.connections.patience();
-        let answer = self
-            .ask("list", call, |_| {
-                commands::list(&self.name, prefix, after, limit)
-            })
-            .await?;
-        let rows = rows(&answer)?;
-        let next = rows
-            .last()
-            .filter(|_| rows.len() == limit)
-            .map(|(name, _)| name.clone());
-        // A row whose name is none of dlock's is no lock.
-        let records = rows.into_iter().filter_map(|(name, stored)| {
-            let name = LockName::new(String::from_utf8(name).ok()?).ok()?;
-            Some((name, stored))
-        });
-        Ok(Listed {
-            time: StoreTime::wall(answer.begun),
-            records: records.collect(),
-            next,
-        })
+        let (call, sql) = (
+            self.connections.patience(),
+            commands::list(&self.name, prefix, after, limit),
+        );
+        let answer = self.ask("list", call, |_| sql).await?;
+        Ok(Listed::of(
+            StoreTime::wall(answer.begun),
+            rows(&answer)?,
+            limit,
+        ))
     }
 
     async fn forget(&self, after: &[u8]) -> Result<Option<Vec<u8>>> {
         let call = self.connections.patience();
-        let answer = self
-            .ask("forget", call, |_| commands::forget(&self.name, after))
-            .await?;
-        answer
-            .rows
-            .first()
-            .map(commands::name_of)
-            .transpose()
-            .map_err(unreadable)
+        let forgetting = self.ask("forget", call, |_| commands::forget(&self.name, after));
+        let answer = forgetting.await?;
+        let last = answer.rows.first().map(commands::name_of);
+        last.transpose().map_err(unreadable)
     }
 
     fn grants_per_sweep(&self) -> u32 {
@@ -155,14 +168,13 @@ impl RecordStore for Table {
     }
 
     async fn repair(&self, error: &DriverError, give_up: Instant) -> bool {
-        let call = Call {
-            class: Class::Work,
-            give_up,
-        };
+        let class = Class::Work;
         self.may_create
             && error::is_missing(error)
             && match self
-                .ask("create", call, |_| commands::create(&self.name))
+                .ask("create", Call { class, give_up }, |_| {
+                    commands::create(&self.name)
+                })
                 .await
             {
                 Ok(_) => true,
@@ -171,33 +183,19 @@ impl RecordStore for Table {
     }
 
     async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
-        if req.join.is_some() || req.next_ticket.is_some() {
-            return Ok(None);
-        }
-        let call = Call {
-            class: Class::Work,
-            give_up: req.give_up,
-        };
-        let answer = self
-            .ask(ACQUIRE, call, |last| commands::take(&self.name, req, last))
-            .await?;
-        let Some(row) = answer.rows.first() else {
-            return Ok(None);
-        };
-        Ok(Some(FencingToken(
-            micros_of(row, "token").map_err(unreadable)?,
-        )))
+        let (class, give_up) = (Class::Work, req.give_up);
+        let taking = self.ask(ACQUIRE, Call { class, give_up }, |last| {
+            commands::take(&self.name, req, last)
+        });
+        let answer = taking.await?;
+        let token = answer.rows.first().map(|row| micros_of(row, "token"));
+        Ok(token.transpose().map_err(unreadable)?.map(FencingToken))
     }
 
-    async fn free(&self, req: &Release) -> Result<Freed> {
-        let (Holds::One(hold), None) = (req.holds, req.min_hold) else {
-            return Ok(Freed::Undecided);
-        };
-        let (call, sql) = (
-            self.connections.patience(),
-            commands::free(&self.name, &req.name, &req.owner, hold),
-        );
-        let answer = self.ask(RELEASE, call, |_| sql).await?;
+    async fn free(&self, req: &Release, hold: HoldId) -> Result<Freed> {
+        let call = self.connections.patience();
+        let freeing = self.ask(RELEASE, call, |_| commands::free(&self.name, req, hold));
+        let answer = freeing.await?;
         Ok(match answer.rows.first().map(|row| row.try_get("waited")) {
             None => Freed::Undecided,
             Some(Ok(false)) => Freed::Free,
@@ -210,52 +208,77 @@ impl RecordStore for Table {
         batch: &[Renew],
         give_up: Instant,
     ) -> Result<Vec<Option<Result<Renewed>>>> {
-        let asked: Vec<_> = batch
-            .iter()
-            .filter_map(|entry| Some((entry, entry.lease?)))
-            .collect();
-        if asked.is_empty() {
-            return Ok(batch.iter().map(|_| None).collect());
+        let leases = batch.iter().filter_map(|entry| Some((entry, entry.lease?)));
+        let leases: Vec<_> = leases.collect();
+        if leases.is_empty() {
+            return Ok(renewed(batch, &HashMap::new()));
         }
-        let call = Call {
-            class: Class::Renewal,
-            give_up,
-        };
-        let answer = self
-            .ask(RENEW, call, |last| {
-                commands::extend(&self.name, &asked, last)
-            })
-            .await?;
-        let rests = answer
-            .rows
-            .iter()
-            .map(|row| Ok((commands::name_of(row)?, micros_of(row, "rest")?)));
-        let rests: HashMap<_, _> = rests
-            .collect::<std::result::Result<_, _>>()
-            .map_err(unreadable)?;
-        let renewed = batch.iter().map(|entry| {
-            let rest = *rests.get(entry.name.as_str().as_bytes())?;
-            Some(Ok(Renewed::Until {
-                valid_for: Duration::from_micros(rest),
-            }))
+        let class = Class::Renewal;
+        let extending = self.ask(RENEW, Call { class, give_up }, |last| {
+            commands::extend(&self.name, &leases, last)
         });
-        Ok(renewed.collect())
+        let answer = extending.await?;
+        let rest = |row| {
+            let rest = Duration::from_micros(micros_of(row, "rest")?);
+            Ok((commands::name_of(row)?, rest))
+        };
+        let rests: sqlx::Result<HashMap<_, _>> = answer.rows.iter().map(rest).collect();
+        Ok(renewed(batch, &rests.map_err(unreadable)?))
+    }
+
+    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
+        self.listener.stream()
+    }
+
+    async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
+        self.listener.listen(name, ticket).await
+    }
+
+    fn forget_ticket(&self, name: &LockName, ticket: Ticket) {
+        self.listener.forget(name, ticket);
+    }
+
+    async fn notify(&self, name: &LockName) {
+        let sql = self.listener.subscriber().notify(name);
+        let call = self.connections.patience();
+        if let Err(error) = self.ask("notify", call, |_| sql).await {
+            tracing::debug!(%error, "postgres: waiters are not woken");
+        }
     }
 
     async fn close(&self) {
+        self.listener.close();
         self.connections.close().await;
     }
 }
 
+/// Sends statements in one message, as one transaction. `body` gets the server's time at `call.give_up`.
+async fn send(
+    connections: &Connections,
+    what: &str,
+    call: Call,
+    body: impl FnOnce(u64) -> String + Send,
+) -> Result<Answer> {
+    let mut lent = connections.lend(call).await?;
+    let body = body(lent.not_after(call.give_up));
+    let limit = lent.limit();
+    let answer = limit.of(ask(lent.session(), what, &body)).await;
+    let answer = lent.heard(answer)?;
+    lent.told(Duration::from_micros(answer.now));
+    Ok(answer)
+}
+
 fn rows(answer: &Answer) -> Result<Vec<(Vec<u8>, Stored)>> {
-    let rows = answer.rows.iter().map(commands::stored);
-    rows.collect::<std::result::Result<_, _>>()
-        .map_err(unreadable)
+    let rows: sqlx::Result<_> = answer.rows.iter().map(commands::stored).collect();
+    rows.map_err(unreadable)
 }
 
 fn unreadable(error: sqlx::Error) -> DriverError {
     DriverError::unanswered("the server's answer could not be read").with_source(error)
 }
+
+const NO_SCHEMA: &str =
+    "the search path has no schema for the table: name one in `dlock.table`, as `schema.table`";
 
 /// What a message says of itself.
 const ACQUIRE: &str = "acquire";
@@ -264,6 +287,9 @@ const RELEASE: &str = "release";
 
 /// A statement runs for a second at most after it judged the clock; its commit may wait for the disk.
 const LATE: Duration = Duration::from_secs(2);
+
+/// How long one attempt to connect may take, including name resolution, TLS and log-in.
+const CONNECT: Duration = Duration::from_secs(5);
 
 /// Renewals of one statement.
 const RENEW_BATCH: usize = 128;

@@ -1,78 +1,163 @@
-//! The conformance suite over a PostgreSQL server.
+//! The conformance suite over a PostgreSQL server, directly and through a pool, as a user with the rights that the schema grants.
 
 use async_trait::async_trait;
 use dlock_conformance::{
     Backend, Call, Failure, Gap, Mutants, Remote, main as suite,
     testbed::{
         Home, PostgresServer, Running,
-        postgres::Postgres,
+        postgres::{Postgres, PostgresOptions},
         proxy::{Fault, Trigger},
         server::ServerError,
     },
 };
 use dlock_core::{LockName, driver::DistributedLock};
 use dlock_postgres::{
-    PostgresDriver,
-    sqlx::{self, Connection, PgConnection},
+    PostgresConfig, PostgresDriver,
+    sqlx::{self, AssertSqlSafe, ConnectOptions, Connection, postgres::PgConnectOptions},
 };
-use std::{process::ExitCode, sync::Arc};
+use std::{fmt::Write, process::ExitCode, sync::Arc};
 
 fn main() -> ExitCode {
-    suite(
-        vec![Box::new(Remote::processes(OnPostgres))],
-        Mutants::Listed,
-    )
+    let mut all = Remote::everywhere(Directly);
+    all.push(Box::new(Remote::processes(Pooled)));
+    suite(all, Mutants::Listed)
 }
 
+/// Clients connect to the server. In a container, and to a server that the environment names, they make the table themselves.
 #[derive(Clone, Copy, Debug)]
-struct OnPostgres;
+struct Directly;
+
+/// Clients share the few connections of a PgBouncer in transaction mode.
+#[derive(Clone, Copy, Debug)]
+struct Pooled;
 
 #[async_trait]
-impl Backend for OnPostgres {
+impl Backend for Directly {
     type Kind = Postgres;
 
     fn name(&self) -> &'static str {
         "postgres"
     }
 
-    /// The suite has some hundred drivers at a time, and the server a process for each connection.
     fn url(&self, server: String) -> String {
-        format!("{server}?dlock.connections=4")
+        url(server)
     }
 
-    fn start(&self, _: Home) -> Result<PostgresServer, ServerError> {
-        Running::from_env_or(|| PostgresServer::start(&[]))
+    fn start(&self, home: Home) -> Result<PostgresServer, ServerError> {
+        match home {
+            Home::Container => PostgresServer::in_container(),
+            Home::Process => Running::from_env_or(|| PostgresServer::start_with(prepared())),
+        }
     }
 
     async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
-        Ok(Arc::new(PostgresDriver::connect(url).await?))
+        connect(url).await
     }
 
     fn request(&self, of: Call, _: Fault) -> Trigger {
-        Trigger::on(match of {
-            Call::Acquire => "/* dlock acquire */",
-            Call::Renew => "/* dlock renew */",
-            Call::Release => "/* dlock release */",
-        })
+        request(of)
     }
 
     async fn delete(&self, server: &PostgresServer, name: &LockName) -> Result<(), Failure> {
-        let mut connection = PgConnection::connect(&server.url()).await?;
-        let delete =
-            sqlx::query("DELETE FROM dlock_locks WHERE name = $1").bind(name.as_str().as_bytes());
-        delete.execute(&mut connection).await?;
-        Ok(connection.close().await?)
+        delete(server, Some(name)).await
     }
 
     async fn flush(&self, server: &PostgresServer) -> Result<(), Failure> {
-        let mut connection = PgConnection::connect(&server.url()).await?;
-        sqlx::query("TRUNCATE dlock_locks")
-            .execute(&mut connection)
-            .await?;
-        Ok(connection.close().await?)
+        delete(server, None).await
     }
 
     fn no_store_time(&self) -> Gap {
-        Gap("the server reads the machine's clock")
+        CLOCK
     }
 }
+
+#[async_trait]
+impl Backend for Pooled {
+    type Kind = Postgres;
+
+    fn name(&self) -> &'static str {
+        "postgres-pgbouncer"
+    }
+
+    fn url(&self, server: String) -> String {
+        url(server)
+    }
+
+    fn start(&self, _: Home) -> Result<PostgresServer, ServerError> {
+        PostgresServer::behind_pgbouncer(prepared())
+    }
+
+    async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
+        connect(url).await
+    }
+
+    fn request(&self, of: Call, _: Fault) -> Trigger {
+        request(of)
+    }
+
+    async fn delete(&self, server: &PostgresServer, name: &LockName) -> Result<(), Failure> {
+        delete(server, Some(name)).await
+    }
+
+    async fn flush(&self, server: &PostgresServer) -> Result<(), Failure> {
+        delete(server, None).await
+    }
+
+    fn no_store_time(&self) -> Gap {
+        CLOCK
+    }
+}
+
+/// A server with the table and the user that `dlock schema` prints, and nothing more.
+fn prepared() -> PostgresOptions {
+    let config: PostgresConfig = "postgres://locker@localhost/postgres"
+        .parse()
+        .expect("the URL is right");
+    let schema = config.schema();
+    let statements = schema.lines().map(|line| line.trim_start_matches("-- "));
+    let statements = statements.filter(|line| line.ends_with(';'));
+    PostgresOptions {
+        script: statements.map(|line| format!("{line}\n")).collect(),
+        user: Some(Postgres::LOCKER),
+        ..PostgresOptions::default()
+    }
+}
+
+/// The suite has some hundred drivers at a time, and the server a process for each connection.
+fn url(server: String) -> String {
+    let may_create = !server.contains("//locker@");
+    format!("{server}?dlock.connections=4&dlock.create={may_create}")
+}
+
+async fn connect(url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
+    Ok(Arc::new(PostgresDriver::connect(url).await?))
+}
+
+fn request(of: Call) -> Trigger {
+    Trigger::on(match of {
+        Call::Acquire => "/* dlock acquire */",
+        Call::Renew => "/* dlock renew */",
+        Call::Release => "/* dlock release */",
+    })
+}
+
+/// Deletes one row or all, with a statement that a pool may pass to any of its connections.
+async fn delete(server: &PostgresServer, name: Option<&LockName>) -> Result<(), Failure> {
+    let mut sql = "DELETE FROM dlock_locks".to_owned();
+    if let Some(name) = name {
+        sql += " WHERE name = '\\x";
+        for byte in name.as_str().bytes() {
+            write!(sql, "{byte:02x}").map_err(Failure::new)?;
+        }
+        sql += "'";
+    }
+    // A pool refuses what sqlx asks for by default.
+    let options: PgConnectOptions = server.url().parse()?;
+    let mut connection = options.extra_float_digits(None).connect().await?;
+    sqlx::raw_sql(AssertSqlSafe(sql))
+        .execute(&mut connection)
+        .await?;
+    Ok(connection.close().await?)
+}
+
+const CLOCK: Gap = Gap("the server reads the machine's clock");

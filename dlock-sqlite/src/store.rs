@@ -10,7 +10,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use dlock_core::{
-    FencingToken, Holds, Instant, LockName,
+    FencingToken, HoldId, Instant, LockName,
     driver::{
         Acquire, Capabilities, Release, Renew, Renewed, Result, Ticket, Wake, WakeUp,
         check_runtime,
@@ -184,10 +184,7 @@ impl RecordStore for SqliteStore {
         Ok(turn.heard(taken)?.then_some(token))
     }
 
-    async fn free(&self, req: &Release) -> Result<Freed> {
-        let (Holds::One(hold), None) = (req.holds, req.min_hold) else {
-            return Ok(Freed::Undecided);
-        };
+    async fn free(&self, req: &Release, hold: HoldId) -> Result<Freed> {
         // If this client itself waits, the row shows a waiter; asking for a row without waiters would be in
         // vain.
         let waited_for = self.wake_ups.hears(&req.name);
@@ -233,7 +230,7 @@ impl RecordStore for SqliteStore {
         self.wake_ups.stream()
     }
 
-    fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
+    async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
         self.wake_ups.listen(name, ticket)
     }
 

@@ -4,6 +4,7 @@
     feature = "redis",
     feature = "mongo",
     feature = "mysql",
+    feature = "postgres",
     feature = "zk"
 ))]
 #![allow(
@@ -74,6 +75,20 @@ async fn mysql() {
     .await;
 }
 
+#[cfg(feature = "postgres")]
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres() {
+    use dlock_conformance::testbed::PostgresServer;
+    let server = PostgresServer::start(&[]).unwrap();
+    over(Store::with_parts(
+        "postgres",
+        &server.url(),
+        "dlock.table",
+        ("postgres:", "postgresql:"),
+    ))
+    .await;
+}
+
 #[cfg(feature = "zk")]
 #[tokio::test(flavor = "multi_thread")]
 async fn zookeeper() {
@@ -90,7 +105,7 @@ async fn zookeeper() {
     .await;
 }
 
-#[cfg(any(feature = "redis", feature = "mysql"))]
+#[cfg(any(feature = "redis", feature = "mysql", feature = "postgres"))]
 impl Store {
     /// One whose parts a parameter names, and whose URL may begin in two ways.
     fn with_parts(backend: &'static str, url: &str, part: &str, ways: (&str, &str)) -> Self {

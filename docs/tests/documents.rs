@@ -23,6 +23,7 @@ fn every_test_that_the_guarantees_name_exists() {
         "dlock-memory",
         "dlock-redis",
         "dlock-mysql",
+        "dlock-postgres",
         "dlock-zk",
         "dlock-mongo",
         "dlock-sqlite",

@@ -8,8 +8,8 @@ use super::{
     peer::{Peer, frees, held, stays_held},
     task::polled,
 };
-use crate::{Ctx, Result, case::cases, same};
-use dlock_core::{Lock, LockName};
+use crate::{Ctx, Result, case::cases, in_time, same};
+use dlock_core::{Lock, LockName, LossReason};
 use futures_util::{StreamExt, TryStreamExt, future::ready, stream};
 use std::{future::IntoFuture, time::Duration};
 use tokio::sync::Mutex;
@@ -112,8 +112,11 @@ async fn run_and_lost_dropped_anywhere_change_nothing(ctx: Ctx) -> Result {
         peer.gate.once(case.step, case.fate);
         let work = ctx.time_passes(ctx.kept() / 2);
         let ran = polled(guard.run(work), case.polls).await.is_some();
-        let lost = polled(guard.lost(), case.polls.min(2)).await.is_some();
-        same("it was lost", lost, false)?;
+        let lost = polled(guard.lost(), case.polls.min(2)).await;
+        // On a busy machine a lease of two seconds may end before its renewal is answered.
+        let is_in_time = lost != Some(LossReason::Deadline);
+        in_time(is_in_time, "it was lost by time alone")?;
+        same("it was lost", lost, None)?;
         guard.check()?;
         frees(&ctx, guard).await?;
         nothing_is_left(&ctx, &peer, &name, Duration::ZERO).await?;

@@ -8,7 +8,8 @@ mod work;
 use clap::{Args, ValueEnum};
 use dlock::{Client, ErrorKind, Lock};
 use dlock_conformance::testbed::{
-    Kind, MariadbServer, MongoServer, Proxy, RedisServer, Running, ServerProcess, ZooKeeperServer,
+    Kind, MariadbServer, MongoServer, PostgresServer, Proxy, RedisServer, Running, Station,
+    ZooKeeperServer,
     mariadb::MariadbOptions,
     mongo::Deployment,
     proxy::Reach,
@@ -53,6 +54,7 @@ enum Store {
     Redis,
     Sqlite,
     Mysql,
+    Postgres,
     Mongo,
     Zk,
 }
@@ -171,20 +173,20 @@ impl Storm {
             }
             (_, None) => None,
             (Attack::KillServer, Some(server)) => {
-                server.process()?.kill()?;
+                server.station()?.kill()?;
                 Some("server killed")
             }
             (Attack::StartServer, Some(server)) => {
-                let process = server.process()?;
-                tokio::task::block_in_place(|| process.restart())?;
+                let station = server.station()?;
+                tokio::task::block_in_place(|| station.restart())?;
                 None
             }
             (Attack::StopServer, Some(server)) => {
-                server.process()?.stop()?;
+                server.station()?.stop()?;
                 Some("server stopped")
             }
             (Attack::ContinueServer, Some(server)) => {
-                server.process()?.cont()?;
+                server.station()?.cont()?;
                 None
             }
             (Attack::Cut, Some(server)) => {
@@ -329,22 +331,22 @@ struct Server {
 }
 
 impl Server {
-    fn process(&self) -> Result<&ServerProcess> {
+    fn station(&self) -> Result<&dyn Station> {
         self.running
-            .process()
+            .station()
             .ok_or_else(|| "the server is not ours".into())
     }
 }
 
 trait Ours: Send + Sync {
-    fn process(&self) -> Option<&ServerProcess>;
+    fn station(&self) -> Option<&dyn Station>;
     fn addr(&self) -> SocketAddr;
     fn url_at(&self, addr: SocketAddr) -> String;
 }
 
 impl<K: Kind> Ours for Running<K> {
-    fn process(&self) -> Option<&ServerProcess> {
-        self.process()
+    fn station(&self) -> Option<&dyn Station> {
+        self.station()
     }
 
     fn addr(&self) -> SocketAddr {
@@ -379,6 +381,7 @@ impl Target {
                 ..RedisOptions::default()
             })?),
             Store::Mysql => Box::new(MariadbServer::start(MariadbOptions::default())?),
+            Store::Postgres => Box::new(PostgresServer::start(&[])?),
             Store::Mongo => Box::new(MongoServer::start(Deployment::ReplicaSet)?),
             Store::Zk => Box::new(ZooKeeperServer::start(ZooKeeperOptions::default())?),
         };

@@ -12,6 +12,7 @@
 pub mod container;
 pub mod mariadb;
 pub mod mongo;
+mod pgbouncer;
 pub mod postgres;
 mod process;
 pub mod proxy;

@@ -1,19 +1,26 @@
 //! PostgreSQL: a server to test against.
 
+#[cfg(feature = "containers")]
+use super::container::{Container, Image};
 use super::{
-    Kind, Running, ServerProcess, Station,
+    Kind, Running, ServerProcess, Station, pgbouncer,
     server::{ServerError, Service, Site},
 };
 use rustix::process::{Pid, Signal, kill_process};
 use std::{
     fs, io,
     net::SocketAddr,
-    os::unix::fs::chown,
+    os::unix::fs::{PermissionsExt, chown},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::OnceLock,
     thread,
     time::{Duration, Instant},
+};
+#[cfg(feature = "containers")]
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
 };
 use url::Url;
 
@@ -29,24 +36,101 @@ pub struct Postgres;
 /// Names a server to use instead of starting one, as `postgres://user[:password]@host[:port]/database`. Tests destroy dlock's table there.
 pub const VARIABLE: &str = "DLOCK_TEST_POSTGRES_URL";
 
+/// What a server that the testbed starts begins with.
+#[derive(Clone, Debug, Default)]
+pub struct PostgresOptions {
+    /// Settings such as `wal_level=logical`; a later one counts more than an earlier one.
+    pub settings: Vec<String>,
+    /// Files in its data directory, as name and text: `pg_hba.conf`, `server.key`.
+    pub files: Vec<(&'static str, String)>,
+    /// What is executed before the first start, a statement a line: roles, tables.
+    pub script: String,
+    /// The user of the URL, who needs no password; without one `postgres`.
+    pub user: Option<&'static str>,
+    /// The server that it follows as a standby, at this address of the server or of a proxy before it.
+    pub primary: Option<SocketAddr>,
+}
+
 impl PostgresServer {
     /// Starts the newest `postgres` on `PATH`, or where Debian has it. Root starts it as a user without rights, because the server refuses root.
     ///
     /// # Errors
-    ///
     /// [`ServerError::Missing`] when there is none, else the error of the start.
-    pub fn start(options: &[&str]) -> Result<Self, ServerError> {
-        let missing = ServerError::Missing {
-            server: PROGRAM,
-            remedy: "install PostgreSQL (Debian: apt-get install postgresql), or name a server with DLOCK_TEST_POSTGRES_URL",
-        };
-        let programs = programs().ok_or(missing)?;
-        let options = options.iter().map(|&option| option.to_owned()).collect();
-        let server = Processes(ServerProcess::start(Program { programs, options })?);
-        Ok(Self::ours(Postgres, server, |addr| {
-            format!("postgres://postgres@{addr}/postgres")
+    pub fn start(settings: &[&str]) -> Result<Self, ServerError> {
+        let settings = settings.iter().map(|&one| one.to_owned()).collect();
+        Self::start_with(PostgresOptions {
+            settings,
+            ..PostgresOptions::default()
+        })
+    }
+
+    /// Starts it with files of its own, or as a standby. A standby gets its data from the primary and answers reads when this returns.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with(options: PostgresOptions) -> Result<Self, ServerError> {
+        let user = options.user;
+        Ok(Self::ours(Postgres, Processes::start(options)?, |addr| {
+            url(user, addr)
         }))
     }
+
+    /// Starts it behind a PgBouncer in transaction mode, which shares its few connections to the server among all clients. The URL and the
+    /// address are PgBouncer's; only the server is stopped and killed. Users who may connect are `postgres` and
+    /// [`LOCKER`](Postgres::LOCKER).
+    ///
+    /// # Errors
+    /// As [`start`](Self::start), and [`ServerError::Missing`] when there is no PgBouncer.
+    pub fn behind_pgbouncer(options: PostgresOptions) -> Result<Self, ServerError> {
+        let user = options.user;
+        let server = Processes::start(options)?;
+        let bouncer = pgbouncer::start(server.addr())?;
+        Ok(Self::ours(Postgres, Pooled { bouncer, server }, |addr| {
+            url(user, addr)
+        }))
+    }
+
+    /// Ends a server that the testbed started in order (a fast shutdown), as an administrator does before a [restart](Station::restart):
+    /// returns when it has ended.
+    ///
+    /// # Errors
+    /// When it is not ours, or does not end.
+    pub fn shut_down(&self) -> io::Result<()> {
+        let process = self.process();
+        let process = process.ok_or_else(|| io::Error::other("the server is not ours"))?;
+        let pid = i32::try_from(process.pid()).ok().and_then(Pid::from_raw);
+        kill_process(
+            pid.ok_or_else(|| io::Error::other("it has no pid"))?,
+            Signal::INT,
+        )?;
+        let begun = Instant::now();
+        while process.is_running() {
+            if begun.elapsed() > SHUTDOWN_LIMIT {
+                return Err(io::Error::other("the server did not shut down"));
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// Starts `postgres:15` in a container.
+    ///
+    /// # Errors
+    /// [`ServerError::NoEngine`] when there is no engine, else the error of the start.
+    #[cfg(feature = "containers")]
+    pub fn in_container() -> Result<Self, ServerError> {
+        let container = Container::start(Image::postgres())?;
+        Ok(Self::ours(Postgres, container, |addr| url(None, addr)))
+    }
+}
+
+impl Postgres {
+    /// The name of a user that a script may make.
+    pub const LOCKER: &str = "locker";
+}
+
+fn url(user: Option<&str>, addr: SocketAddr) -> String {
+    format!("postgres://{}@{addr}/postgres", user.unwrap_or("postgres"))
 }
 
 impl Kind for Postgres {
@@ -67,6 +151,14 @@ impl Kind for Postgres {
 struct Processes(ServerProcess);
 
 impl Processes {
+    fn start(options: PostgresOptions) -> Result<Self, ServerError> {
+        let programs = programs().ok_or(ServerError::Missing {
+            server: PROGRAM,
+            remedy: "install PostgreSQL (Debian: apt-get install postgresql), or name a server with DLOCK_TEST_POSTGRES_URL",
+        })?;
+        Ok(Self(ServerProcess::start(Program { programs, options })?))
+    }
+
     /// Sends a signal to the processes of the server's connections and tasks. Only the first process makes new ones.
     fn signal(&self, signal: Signal) -> io::Result<()> {
         for pid in children(self.0.pid())? {
@@ -114,9 +206,17 @@ impl Station for Processes {
         self.0.cont()
     }
 
+    /// The others first, while the first process makes no new ones. A second call does nothing.
+    fn kill(&self) -> io::Result<()> {
+        if self.0.is_running() {
+            self.0.stop()?;
+            self.signal(Signal::KILL)?;
+        }
+        self.0.kill().map(drop)
+    }
+
     fn restart(&self) -> Result<(), ServerError> {
-        let killed = self.0.stop().and_then(|()| self.signal(Signal::KILL));
-        killed.map_err(|source| ServerError::System {
+        self.kill().map_err(|source| ServerError::System {
             server: PROGRAM,
             step: "kill",
             source,
@@ -130,6 +230,44 @@ impl Station for Processes {
 
     fn process(&self) -> Option<&ServerProcess> {
         Some(&self.0)
+    }
+}
+
+/// A server, and the PgBouncer before it.
+#[derive(Debug)]
+struct Pooled {
+    /// Dropped first: it would try to connect for ever.
+    bouncer: ServerProcess,
+    server: Processes,
+}
+
+impl Station for Pooled {
+    fn addr(&self) -> SocketAddr {
+        self.bouncer.addr()
+    }
+
+    fn stop(&self) -> io::Result<()> {
+        self.server.stop()
+    }
+
+    fn cont(&self) -> io::Result<()> {
+        self.server.cont()
+    }
+
+    fn kill(&self) -> io::Result<()> {
+        self.server.kill()
+    }
+
+    fn restart(&self) -> Result<(), ServerError> {
+        self.server.restart()
+    }
+
+    fn log(&self) -> String {
+        format!("{}\n{}", self.server.log(), self.bouncer.log())
+    }
+
+    fn process(&self) -> Option<&ServerProcess> {
+        self.server.process()
     }
 }
 
@@ -159,7 +297,26 @@ fn state(pid: Pid) -> Option<(String, u32)> {
 struct Program {
     /// The folder of `postgres` and `initdb`.
     programs: PathBuf,
-    options: Vec<String>,
+    options: PostgresOptions,
+}
+
+impl Program {
+    /// Runs the script without a server. The program succeeds whatever its statements do, and tells of errors.
+    fn execute(&self, site: &Site) -> io::Result<()> {
+        let script = site.dir.join("script");
+        fs::write(&script, &self.options.script)?;
+        let mut alone = as_user(&self.programs.join(PROGRAM));
+        alone
+            .args(["--single", "-D"])
+            .arg(data(site))
+            .arg("postgres");
+        let output = alone.stdin(fs::File::open(script)?).output()?;
+        let words = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() && !words.contains("ERROR:") {
+            return Ok(());
+        }
+        Err(io::Error::other(format!("{}: {words}", output.status)))
+    }
 }
 
 impl Service for Program {
@@ -168,11 +325,29 @@ impl Service for Program {
     }
 
     fn prepare(&self, site: &Site) -> io::Result<()> {
-        if is_root() {
-            chown(&site.dir, Some(UNPRIVILEGED), Some(UNPRIVILEGED))?;
+        give(&site.dir)?;
+        if let Some(primary) = self.options.primary {
+            let mut backup = as_user(&self.programs.join("pg_basebackup"));
+            backup
+                .args(["-U", "postgres", "-h", &primary.ip().to_string()])
+                .args(["-p", &primary.port().to_string(), "--no-password"])
+                .args(["-R", "-X", "stream", "-c", "fast", "--no-sync", "-D"])
+                .arg(data(site));
+            succeeds(&mut backup)?;
+        } else {
+            let template = template(&self.programs)?;
+            succeeds(Command::new("cp").arg("-a").arg(template).arg(data(site)))?;
         }
-        let template = template(&self.programs)?;
-        succeeds(Command::new("cp").arg("-a").arg(template).arg(data(site)))
+        if !self.options.script.is_empty() {
+            self.execute(site)?;
+        }
+        for (name, text) in &self.options.files {
+            let path = data(site).join(name);
+            fs::write(&path, text)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+            give(&path)?;
+        }
+        Ok(())
     }
 
     fn command(&self, site: &Site) -> Command {
@@ -184,7 +359,7 @@ impl Service for Program {
             .arg("-p")
             .arg(site.port.to_string());
         command.args(OPTIONS.iter().flat_map(|&option| ["-c", option]));
-        command.args(self.options.iter().flat_map(|option| ["-c", option]));
+        command.args(self.options.settings.iter().flat_map(|one| ["-c", one]));
         command
     }
 
@@ -197,6 +372,24 @@ impl Service for Program {
 
 fn data(site: &Site) -> PathBuf {
     site.dir.join("data")
+}
+
+/// Whether a server there lets `postgres` in; one that starts says that it does.
+#[cfg(feature = "containers")]
+pub(super) fn answers(addr: SocketAddr) -> bool {
+    const VERSION: u32 = 196_608; // 3.0
+    let words = b"user\0postgres\0database\0postgres\0\0";
+    let ask = || -> io::Result<bool> {
+        let mut stream = TcpStream::connect_timeout(&addr, ANSWER_LIMIT)?;
+        stream.set_read_timeout(Some(ANSWER_LIMIT))?;
+        let length = u32::try_from(8 + words.len()).map_err(io::Error::other)?;
+        let message = [&length.to_be_bytes(), &VERSION.to_be_bytes(), &words[..]].concat();
+        stream.write_all(&message)?;
+        let mut kind = [0];
+        stream.read_exact(&mut kind)?;
+        Ok(kind == *b"R")
+    };
+    ask().unwrap_or(false)
 }
 
 /// The processes of a killed server end a moment after it, and a new one refuses to start beside them: the file `postmaster.pid` names the
@@ -245,9 +438,7 @@ fn make_template(programs: &Path) -> io::Result<PathBuf> {
         return Ok(folder);
     }
     let site = tempfile::Builder::new().prefix("dlock-initdb-").tempdir()?;
-    if is_root() {
-        chown(site.path(), Some(UNPRIVILEGED), Some(UNPRIVILEGED))?;
-    }
+    give(site.path())?;
     let made = site.path().join("data");
     let mut initdb = as_user(&programs.join("initdb"));
     initdb
@@ -282,8 +473,16 @@ fn succeeds(command: &mut Command) -> io::Result<()> {
     )))
 }
 
+/// Makes the user that the programs run as the owner.
+pub(super) fn give(path: &Path) -> io::Result<()> {
+    if is_root() {
+        chown(path, Some(UNPRIVILEGED), Some(UNPRIVILEGED))?;
+    }
+    Ok(())
+}
+
 /// The program, as a user that it accepts. A change of the user clears the signal that ends it with its parent, so it is set again.
-fn as_user(program: &Path) -> Command {
+pub(super) fn as_user(program: &Path) -> Command {
     if !is_root() {
         return Command::new(program);
     }
@@ -304,8 +503,11 @@ fn is_root() -> bool {
 /// The folder of `initdb` and `postgres`: on `PATH`, else the newest of Debian's.
 fn programs() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let on_path = std::env::split_paths(&path)
-        .find(|folder| folder.join("initdb").exists() && folder.join(PROGRAM).exists());
+    let on_path = std::env::split_paths(&path).find(|folder| {
+        ["initdb", PROGRAM, "pg_basebackup"]
+            .iter()
+            .all(|program| folder.join(program).exists())
+    });
     let debian = fs::read_dir("/usr/lib/postgresql")
         .into_iter()
         .flatten()
@@ -320,6 +522,8 @@ fn programs() -> Option<PathBuf> {
 }
 
 const PROGRAM: &str = "postgres";
+#[cfg(feature = "containers")]
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
 /// The user without rights on every Linux.
 const UNPRIVILEGED: u32 = 65534;
@@ -334,6 +538,9 @@ const OPTIONS: &[&str] = &[
     "dynamic_shared_memory_type=mmap",
     "log_min_messages=log",
 ];
+
+/// A shutdown writes a checkpoint.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
 
 /// Longer than the processes of a killed server need to notice it.
 const ORPHANS_END: Duration = Duration::from_secs(5);

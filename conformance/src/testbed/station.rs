@@ -22,7 +22,13 @@ pub trait Station: fmt::Debug + Send + Sync + 'static {
     /// When it is not running.
     fn cont(&self) -> io::Result<()>;
 
-    /// Kills it, suspended or not, and starts it again at the same address; returns when it answers.
+    /// Kills it, suspended or not. A second call does nothing.
+    ///
+    /// # Errors
+    /// When the operating system or the engine refuses.
+    fn kill(&self) -> io::Result<()>;
+
+    /// Kills it if it runs, suspended or not, and starts it again at the same address; returns when it answers.
     ///
     /// # Errors
     /// [`ServerError`]; the server is then not running.
@@ -48,6 +54,10 @@ impl Station for ServerProcess {
 
     fn cont(&self) -> io::Result<()> {
         self.cont()
+    }
+
+    fn kill(&self) -> io::Result<()> {
+        self.kill().map(drop)
     }
 
     fn restart(&self) -> Result<(), ServerError> {

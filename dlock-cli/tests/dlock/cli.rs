@@ -395,6 +395,19 @@ fn schema_needs_no_store() {
     assert!(out.stdout.contains("~dlock:*"), "{out:?}");
     let out = run(at("mysql://127.0.0.1:1/db?dlock.table=ops", &["schema"])).expect(0);
     assert!(out.stdout.starts_with("CREATE TABLE IF NOT EXISTS `ops`"));
+    let out = run(at(
+        "postgres://me@127.0.0.1:1/db?dlock.table=ops.locks",
+        &["schema"],
+    ));
+    if cfg!(feature = "postgres") {
+        let shown = out.expect(0).stdout;
+        assert!(shown.starts_with("CREATE TABLE IF NOT EXISTS \"ops\".\"locks\""));
+        for word in ["CREATE ROLE", "GRANT USAGE", "GRANT SELECT, INSERT"] {
+            assert!(shown.contains(word), "{shown}");
+        }
+    } else {
+        assert!(out.expect(64).stderr.contains("postgres"));
+    }
     let out = run(at("zk://127.0.0.1:1/dlock", &["schema"])).expect(0);
     assert!(out.stdout.contains("setAcl /dlock"), "{out:?}");
     let out = run(at("mongodb://127.0.0.1:1/", &["schema"]));

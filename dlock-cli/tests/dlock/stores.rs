@@ -3,7 +3,7 @@
 use crate::bed::{Desk, Out, Running, at, is_alive, name, run, server, start};
 use crate::session;
 use dlock_conformance::testbed::{
-    MariadbServer, MongoServer, mariadb::MariadbOptions, mongo::Deployment,
+    MariadbServer, MongoServer, PostgresServer, mariadb::MariadbOptions, mongo::Deployment,
 };
 use std::fs;
 
@@ -43,6 +43,20 @@ fn mysql() {
     let server = MariadbServer::start(MariadbOptions::default()).unwrap();
     over(&Store {
         backend: "mysql",
+        url: server.url(),
+        outlives: true,
+    });
+}
+
+#[test]
+#[cfg_attr(
+    not(feature = "postgres"),
+    ignore = "this dlock is built without the feature postgres"
+)]
+fn postgres() {
+    let server = PostgresServer::start(&[]).unwrap();
+    over(&Store {
+        backend: "postgres",
         url: server.url(),
         outlives: true,
     });

@@ -3,13 +3,13 @@
 use crate::{
     commands::{LIST_BATCH, Row, Statements},
     config::MysqlConfig,
-    connection::{Connections, Turn},
+    connection::{Connections, Dialer, Turn, rows, run},
     error, session,
 };
 use dlock_core::{
     Effect, FencingToken, Holds, Instant, LockName,
     driver::{
-        Acquire, Release, Renew, Renewed, Result,
+        Acquire, DriverError, Release, Renew, Renewed, Result,
         kit::{Call, Class, Expected, Freed, StoreTime, Write, Written, again},
     },
 };
@@ -42,7 +42,22 @@ impl LockTable {
     /// Connects, and makes or checks the table.
     pub(crate) async fn open(config: MysqlConfig) -> Result<Self> {
         let sql = Statements::new(&config.qualified()?);
-        let connections = Connections::open(&config, &sql).await?;
+        let connections = Connections::new(
+            Dialer::new(&config),
+            config.connections() as usize,
+            config.connect_within(),
+        );
+        let mut turn = connections.first().await?;
+        let session = turn.session();
+        let checking = tokio::time::timeout(
+            config.connect_within(),
+            session::check(session, &config, &sql),
+        );
+        match checking.await {
+            Ok(checked) => turn.heard(Ok(checked?))?,
+            Err(_) => return Err(DriverError::unavailable("no answer about the table")),
+        }
+        drop(turn);
         Ok(Self {
             config,
             sql,
@@ -55,14 +70,9 @@ impl LockTable {
         self.connections.clock().now()
     }
 
-    /// The give-up time for requests without one of their own.
-    pub(crate) fn patience(&self) -> Instant {
-        self.now() + PATIENCE
-    }
-
     pub(crate) async fn work(&self, give_up: Instant) -> Result<Turn<'_>> {
         let class = Class::Work;
-        self.connections.turn(Call { class, give_up }).await
+        self.connections.lend(Call { class, give_up }).await
     }
 
     /// Makes the table again if it may. It existed when the driver connected, and was dropped with every lock in it.
@@ -78,11 +88,12 @@ impl LockTable {
             return false;
         };
         let limit = turn.limit();
-        let checked = session::check_table(turn.native(), &self.config, &self.sql);
+        let native = &mut turn.session().native;
+        let checked = session::check_table(native, &self.config, &self.sql);
         let checked = limit.of(async { Ok(checked.await) }).await;
         let made = matches!(turn.heard(checked), Ok(Ok(())));
         if !made {
-            turn.leave(); // it is unknown which of its statements failed
+            turn.discard(); // it is unknown which of its statements failed
         }
         made
     }
@@ -91,17 +102,17 @@ impl LockTable {
     pub(crate) async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
         let mut turn = self.work(req.give_up).await?;
         let not_after = turn.not_after(req.give_up);
-        let done = turn.run(self.sql.take(req, not_after)).await?;
+        let done = run(&mut turn, self.sql.take(req, not_after)).await?;
         Ok((done.matched == 1).then_some(FencingToken(done.number)))
     }
 
     /// The same for several locks, with one statement.
     pub(crate) async fn take_all(&self, batch: &[Acquire]) -> Result<Vec<Option<FencingToken>>> {
         let give_up = batch.iter().map(|req| req.give_up).min();
-        let give_up = give_up.unwrap_or_else(|| self.patience());
+        let give_up = give_up.unwrap_or_else(|| self.connections.patience().give_up);
         let mut turn = self.work(give_up).await?;
         let not_after = turn.not_after(give_up);
-        let done = turn.run(self.sql.take_all(batch, not_after)).await?;
+        let done = run(&mut turn, self.sql.take_all(batch, not_after)).await?;
         let token = FencingToken(done.number);
         if done.matched > 0 {
             turn.told(Duration::from_micros(token.0));
@@ -127,9 +138,9 @@ impl LockTable {
         let Holds::One(hold) = req.holds else {
             return Ok(Freed::Undecided);
         };
-        let mut turn = self.work(self.patience()).await?;
+        let mut turn = self.work(self.connections.patience().give_up).await?;
         let freed = self.sql.free(&req.name, &req.owner, hold);
-        let done = turn.run(freed).await?;
+        let done = run(&mut turn, freed).await?;
         if done.matched == 0 {
             return Ok(Freed::Undecided);
         }
@@ -139,8 +150,8 @@ impl LockTable {
 
     /// The same for several locks, with one statement.
     pub(crate) async fn free_all(&self, batch: &[Release]) -> Result<Vec<Result<Freed>>> {
-        let mut turn = self.work(self.patience()).await?;
-        let done = turn.run(self.sql.free_all(batch)).await?;
+        let mut turn = self.work(self.connections.patience().give_up).await?;
+        let done = run(&mut turn, self.sql.free_all(batch)).await?;
         if done.matched == 0 {
             return Ok(batch.iter().map(|_| Ok(Freed::Undecided)).collect());
         }
@@ -205,13 +216,13 @@ impl LockTable {
         lease: Duration,
         give_up: Instant,
     ) -> Result<Vec<Option<Renewed>>> {
-        let mut turn = self.connections.turn(renewal(give_up)).await?;
+        let mut turn = self.connections.lend(renewal(give_up)).await?;
         let whole = Some(Renewed::Until { valid_for: lease });
         let mut was_refused = false;
         loop {
             let began = self.now();
             let not_after = turn.not_after(give_up);
-            let done = turn.run(self.sql.renew(entries, lease, not_after)).await?;
+            let done = run(&mut turn, self.sql.renew(entries, lease, not_after)).await?;
             if done.matched > 0 {
                 turn.told(Duration::from_micros(done.number));
             }
@@ -221,7 +232,7 @@ impl LockTable {
             let names = entries.iter().map(|entry| &entry.name).collect();
             let mut found = self.rows_after(&mut turn, names, done.matched).await?;
             // If the server's clock was set forward, all were refused in error.
-            let is_late = i64::try_from(found.now).is_ok_and(|now| now > not_after);
+            let is_late = found.now > not_after;
             if is_late && !was_refused && self.now() < give_up {
                 was_refused = true;
                 continue;
@@ -246,8 +257,8 @@ impl LockTable {
     /// The names whose rows no other transaction has locked, found without waiting for locked ones.
     async fn unlocked(&self, entries: &[&Renew], give_up: Instant) -> Result<HashSet<Vec<u8>>> {
         let names: Vec<&LockName> = entries.iter().map(|entry| &entry.name).collect();
-        let mut turn = self.connections.turn(renewal(give_up)).await?;
-        let rows = turn.rows(self.sql.unlocked(&names)).await?;
+        let mut turn = self.connections.lend(renewal(give_up)).await?;
+        let rows = rows(&mut turn, self.sql.unlocked(&names)).await?;
         Ok(rows.iter().filter_map(Row::name).collect())
     }
 
@@ -255,7 +266,7 @@ impl LockTable {
     pub(crate) async fn rows(&self, turn: &mut Turn<'_>, names: &[&LockName]) -> Result<Found> {
         let mut found = Found::default();
         for (at, some) in names.chunks(LIST_BATCH).enumerate() {
-            let rows = turn.rows(self.sql.find(some)).await?;
+            let rows = rows(turn, self.sql.find(some)).await?;
             // The server's time is in each row, and there is one without a name if no name has a row.
             let now = rows.first().and_then(|row| Row::time(row).ok());
             let now = now.ok_or_else(error::garbled)?;
@@ -283,7 +294,7 @@ impl LockTable {
 
     /// Writes one record. A connection for each, as a statement that fails may take it away.
     pub(crate) async fn replace(&self, write: &Write, call: Call) -> Result<Written> {
-        let mut turn = self.connections.turn(call).await?;
+        let mut turn = self.connections.lend(call).await?;
         let statement = match write.expected {
             Expected::Absent => self.sql.insert(write),
             Expected::Version(version) => self.sql.swap(write, signed(version)),
@@ -296,7 +307,7 @@ impl LockTable {
                 _ => return Ok(Written::Changed),
             },
         };
-        let done = turn.run(statement).await?;
+        let done = run(&mut turn, statement).await?;
         Ok(match done.matched {
             1 => Written::Written,
             _ => Written::Changed,
@@ -308,12 +319,12 @@ impl LockTable {
     pub(crate) async fn sweep(&self, after: &[u8]) -> Result<Option<Vec<u8>>> {
         let mut after = after.to_vec();
         for _ in 0..SWEPT_PAGES {
-            let mut turn = self.work(self.patience()).await?;
-            let page = turn.rows(self.sql.unused(&after, SWEPT)).await?;
+            let mut turn = self.work(self.connections.patience().give_up).await?;
+            let page = rows(&mut turn, self.sql.unused(&after, SWEPT)).await?;
             let unused = page.iter().filter(|row| Row::is_unused(row));
             for name in unused.filter_map(Row::name) {
                 // A row that cannot be deleted does not stop the walk.
-                if let Err(error) = turn.run(self.sql.forget(&name)).await {
+                if let Err(error) = run(&mut turn, self.sql.forget(&name)).await {
                     tracing::debug!(%error, "mysql: an unused row could not be deleted");
                     break;
                 }
@@ -389,8 +400,6 @@ pub(crate) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// The time for requests without a give-up time: as long as one attempt to acquire may take.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// Rows per page of a sweep, and pages per sweep.
 pub(crate) const SWEPT: usize = 256;
 pub(crate) const SWEPT_PAGES: usize = 16;

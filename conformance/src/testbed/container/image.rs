@@ -1,6 +1,6 @@
 //! Images of the servers, as data.
 
-use crate::testbed::{mariadb, mongo, redis, zookeeper};
+use crate::testbed::{mariadb, mongo, postgres, redis, zookeeper};
 use std::{net::SocketAddr, time::Duration};
 
 /// The description of a kind of server that [`Container`](super::Container) runs.
@@ -77,6 +77,24 @@ impl Image {
     pub const PASSWORD: &str = "dlock";
     /// The database in MariaDB, which exists from the start.
     pub const DATABASE: &str = "dlock";
+
+    /// PostgreSQL: user `postgres`, whose password is not asked for, and an empty database `postgres`.
+    #[must_use]
+    pub fn postgres() -> Self {
+        // Its disk is shared with every other test; written data survives the process all the same.
+        let settings = ["max_connections=2000", "fsync=off"];
+        let command = settings.into_iter().flat_map(|one| ["-c", one]);
+        Self {
+            port: Some(5432),
+            command: std::iter::once("postgres")
+                .chain(command)
+                .map(str::to_owned)
+                .collect(),
+            environment: vec![("POSTGRES_HOST_AUTH_METHOD", "trust".to_owned())],
+            // While it initialises itself it does not listen.
+            ..Self::new("postgres", "15", postgres::answers)
+        }
+    }
 
     /// MongoDB: a replica set of one, which is its own primary when it is ready. Its port is the same
     /// inside and outside: a member calls itself, and is called, by one address.

@@ -192,6 +192,13 @@ impl Station for Container {
         goes_on.map_err(io::Error::other)
     }
 
+    fn kill(&self) -> io::Result<()> {
+        let killed = self.engine("kill", |container| async move {
+            engine::kill(container.id()).await
+        });
+        killed.map_err(io::Error::other)
+    }
+
     fn restart(&self) -> Result<(), ServerError> {
         self.engine("kill", |container| async move {
             engine::kill(container.id()).await

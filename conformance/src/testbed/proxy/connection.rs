@@ -166,10 +166,10 @@ async fn read_requests(mut from: ReadHalf<'_>, feed: mpsc::Sender<Step>, here: &
 async fn read_replies(mut from: ReadHalf<'_>, feed: mpsc::Sender<Step>, here: &Registered) {
     let direction = Direction::ServerToClient;
     let (mut buffer, mut stream) = (vec![0; PIECE], Tail::default());
-    while let Some(piece) = read(&mut from, &mut buffer, direction, here).await {
+    let mut cut: Option<(Strike, usize)> = None;
+    while let Some(mut piece) = read(&mut from, &mut buffer, direction, here).await {
         here.shared.triggers().scan(direction, &mut stream, piece);
         let answered = std::mem::take(&mut *here.unanswered());
-        let mut cut = None;
         for strike in answered {
             strike.set_answered();
             match strike.fault() {
@@ -177,17 +177,25 @@ async fn read_replies(mut from: ReadHalf<'_>, feed: mpsc::Sender<Step>, here: &R
                     here.link.send_modify(|link| link.deaf = true);
                     strike.set_struck();
                 }
-                Fault::CutAfterRequest => cut = cut.or(Some(strike)),
+                Fault::CutAfterRequest => cut = cut.or(Some((strike, 0))),
+                Fault::CutMidReply { bytes } => cut = cut.or(Some((strike, bytes))),
                 Fault::CutBeforeRequest | Fault::HoldRequest => {}
             }
         }
         if here.link.borrow().deaf {
             here.swallowed(piece.len());
-        } else if let Some(strike) = cut {
+            continue;
+        }
+        if let Some((_, left)) = &mut cut {
+            piece = &piece[..piece.len().min(*left)];
+            *left -= piece.len();
+        }
+        if !hand_on(&feed, piece, direction, here).await {
+            return;
+        }
+        if let Some((strike, _)) = cut.take_if(|(_, left)| *left == 0) {
             drop(feed.send(Step::Strike(strike)).await);
             return pending().await; // the delivering end cuts
-        } else if !hand_on(&feed, piece, direction, here).await {
-            return;
         }
     }
 }
@@ -255,7 +263,7 @@ async fn deliver(
                     strike.released().await;
                     here.unanswered().push(strike);
                 }
-                (Fault::LoseReply | Fault::CutAfterRequest, _) => {
+                (Fault::LoseReply | Fault::CutAfterRequest | Fault::CutMidReply { .. }, _) => {
                     here.unanswered().push(strike);
                 }
             },

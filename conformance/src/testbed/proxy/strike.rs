@@ -45,6 +45,11 @@ pub enum Fault {
     /// The server executes it. The connection is cut when the reply has begun to come, and no byte of
     /// the reply is delivered.
     CutAfterRequest,
+    /// The connection is cut when this number of bytes of the reply has been delivered.
+    CutMidReply {
+        /// The number of bytes; a reply that is not longer arrives whole.
+        bytes: usize,
+    },
     /// Everything from the needle on is held until [`Strike::release`] and then delivered, even when
     /// the client has closed its connection long ago: the server executes it late.
     HoldRequest,
@@ -66,6 +71,7 @@ struct Phase {
     struck: bool,
     released: bool,
     answered: bool,
+    disarmed: bool,
 }
 
 impl Strike {
@@ -104,6 +110,15 @@ impl Strike {
     /// Dropped early, nothing is lost.
     pub async fn answered(&self) {
         self.wait(|phase| phase.answered).await;
+    }
+
+    /// Disarms the fault if it has not found its request yet.
+    pub fn disarm(&self) {
+        self.0.phase.send_modify(|phase| phase.disarmed = true);
+    }
+
+    pub(super) fn is_disarmed(&self) -> bool {
+        self.0.phase.borrow().disarmed
     }
 
     pub(super) fn fault(&self) -> Fault {

@@ -62,6 +62,7 @@ impl Triggers {
     }
 
     fn take_struck(&mut self, stream: &Tail, old: usize) -> Vec<(usize, Strike)> {
+        self.armed.retain(|(_, strike)| !strike.is_disarmed());
         let mut taken: Vec<(Vec<u8>, usize)> = Vec::new();
         let mut strikes = Vec::new();
         self.armed.retain_mut(|(trigger, strike)| {

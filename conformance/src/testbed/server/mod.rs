@@ -159,6 +159,12 @@ impl ServerProcess {
         process::cont(running(&mut self.child())?)
     }
 
+    /// Whether it has not ended, suspended or not.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        matches!(self.child().try_wait(), Ok(None))
+    }
+
     /// Kills it (SIGKILL), suspended or not, and waits for its end. Its folder stays. A second call
     /// does nothing.
     ///

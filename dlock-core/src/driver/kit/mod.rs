@@ -21,12 +21,16 @@
 //!   [`Capabilities::late`](super::Capabilities::late), which is 0 by default;
 //! - the fast paths: see [`RecordStore`];
 //! - an error table that tells "not executed" from "unknown" for every native error;
-//! - connections: some for renewals alone; one that failed, or whose request was dropped, is closed, and so are those opened before it;
+//! - connections: some for renewals alone; one that failed, or whose request was dropped, is closed, and so are those opened before it:
+//!   [`Connections`] over a client of which one connection serves one request at a time;
 //! - capabilities: [`Capabilities::new`](super::Capabilities::new), then its public fields;
-//! - wake-ups instead of polling.
+//! - wake-ups instead of polling: [`Subscriptions`] where the server publishes what others say on channels.
 
+mod answer_limit;
 mod backoff;
 mod batch;
+mod columns;
+mod connections;
 mod deadlines;
 mod error_table;
 mod hold_set;
@@ -34,12 +38,17 @@ mod record;
 mod record_driver;
 mod record_store;
 mod server_clock;
+mod subscriptions;
 mod sweep;
+mod table;
 mod url;
 mod wake_ups;
 
+pub use answer_limit::AnswerLimit;
 pub use backoff::Backoff;
 pub use batch::{Batch, BatchPolicy, Batcher, again};
+pub use columns::Columns;
+pub use connections::{Connections, Dialer, Fate, Lent};
 pub use deadlines::{Deadline, Deadlines};
 pub use error_table::{ErrorClass, Failure};
 pub use hold_set::{HoldSet, HoldSetError};
@@ -47,8 +56,10 @@ pub use record::{DamagedRecord, Decision, Record, StoreTime};
 pub use record_driver::{RecordBacked, RecordDriver};
 pub use record_store::{
     Call, Class, Expected, Freed, GRANTS_PER_SWEEP, Listed, Read, RecordStore, Stored, Write,
-    Written,
+    Written, renewed,
 };
 pub use server_clock::ServerClock;
+pub use subscriptions::{Subscriber, Subscriptions, channel_of, hash_of};
+pub use table::{TableName, TableSettings};
 pub use url::{split_url, unknown_setting};
 pub use wake_ups::WakeUps;

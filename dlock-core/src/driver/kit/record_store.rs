@@ -6,12 +6,13 @@ use crate::{
     driver::{Acquire, Capabilities, Release, Renew, Renewed, Result, Ticket, WakeUp},
     error::DriverError,
     name::LockName,
+    owner::HoldId,
     token::FencingToken,
 };
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
-use std::fmt::Debug;
+use std::{collections::HashMap, fmt::Debug, time::Duration};
 
 /// A store that keeps one [`Record`] per name and can replace a record that is unchanged since it was read.
 ///
@@ -27,7 +28,7 @@ use std::fmt::Debug;
 /// |---|---|---|
 /// | `take` | `unavailable_until` is not in the future, the record is not damaged and its token below `i64::MAX` | `owner`; one hold that ends a lease from now, as `unavailable_until` does; `token`: the greater of the last one plus one and `wall`; `began`: now; `min_hold_until`: 0; `holder_info`: `req.info`; `waiters_until` as it was |
 /// | `take` | there is no record | the same; `token` and `version`: `wall`, so that they exceed those of a record that was forgotten; `waiters_until`: 0 |
-/// | `free` | that owner's only hold is the one, and lives; no `req.min_hold`; `min_hold_until` is not in the future | no owner, no holds, no `holder_info`; `unavailable_until` and `min_hold_until`: 0; the rest as it was |
+/// | `free` | that owner's only hold is the one, and lives; `min_hold_until` is not in the future | no owner, no holds, no `holder_info`; `unavailable_until` and `min_hold_until`: 0; the rest as it was |
 /// | `extend` | that owner's only hold is the one, and lives; the entry has a lease | the end of the hold and `unavailable_until`: the greater of the end and a lease from now; the rest as it was |
 ///
 /// # Tests
@@ -116,8 +117,8 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     }
 
     /// Fast path: takes a lock that is available in one step, and answers its token. `None`: nothing was done, and the driver reads, decides
-    /// and writes. Called first for a request that is not likely to be refused; never with `req.join`. Where [`Capabilities::wake`] is not
-    /// `Poll`, answer `None` to a request with `req.next_ticket`: its record has to be marked for waiters.
+    /// and writes. Called first for a request that is not likely to be refused; never with `req.join`, nor where the record
+    /// has to be marked for waiters.
     ///
     /// # Errors
     /// As [`write`](Self::write); past `req.give_up` nothing is done.
@@ -125,11 +126,12 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
         Ok(None)
     }
 
-    /// Fast path: releases a lock whose only hold this is, if no minimum hold keeps it.
+    /// Fast path: releases a lock whose only hold this is, if no minimum hold keeps it. Called only without `req.min_hold`, for the one hold
+    /// of `req.holds`.
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    async fn free(&self, _req: &Release) -> Result<Freed> {
+    async fn free(&self, _req: &Release, _hold: HoldId) -> Result<Freed> {
         Ok(Freed::Undecided)
     }
 
@@ -157,8 +159,8 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     }
 
     /// Begins to listen for wake-ups of a name, for that ticket. Called before the record is read and marked, so that no release is
-    /// missed. Answers whether wake-ups can be expected; where they cannot, the waiter polls.
-    fn listen(&self, _name: &LockName, _ticket: Ticket) -> bool {
+    /// missed. Answers whether wake-ups can be expected; where they cannot, the waiter polls. A dropped future leaves the ticket registered.
+    async fn listen(&self, _name: &LockName, _ticket: Ticket) -> bool {
         false
     }
 
@@ -200,6 +202,25 @@ pub struct Read {
     pub time: StoreTime,
     /// One entry per name asked for, in order.
     pub records: Vec<Stored>,
+}
+
+impl Read {
+    /// What the rows that were found, in any order, say of `names`.
+    pub fn of(
+        time: StoreTime,
+        names: &[LockName],
+        rows: impl IntoIterator<Item = (Vec<u8>, Stored)>,
+    ) -> Self {
+        let mut found: HashMap<_, _> = rows.into_iter().collect();
+        let mut take = |name: &LockName| found.remove(name.as_str().as_bytes());
+        let records = names
+            .iter()
+            .map(|name| take(name).unwrap_or(Stored::Absent));
+        Self {
+            time,
+            records: records.collect(),
+        }
+    }
 }
 
 /// What a store has of a name.
@@ -286,6 +307,37 @@ pub struct Listed {
     pub records: Vec<(LockName, Stored)>,
     /// The last name that was looked at; `None`: the walk is at its end.
     pub next: Option<Vec<u8>>,
+}
+
+impl Listed {
+    /// A page of at most `limit` rows, in the order of their names. A row whose name is none of dlock's is no lock.
+    #[must_use]
+    pub fn of(time: StoreTime, rows: Vec<(Vec<u8>, Stored)>, limit: usize) -> Self {
+        let next = rows.last().filter(|_| rows.len() == limit);
+        let next = next.map(|(name, _)| name.clone());
+        let records = rows.into_iter().filter_map(|(name, stored)| {
+            let name = LockName::new(String::from_utf8(name).ok()?).ok()?;
+            Some((name, stored))
+        });
+        Self {
+            time,
+            records: records.collect(),
+            next,
+        }
+    }
+}
+
+/// The answers of [`RecordStore::extend`] where these names were renewed, each with what is left.
+#[must_use]
+pub fn renewed(
+    batch: &[Renew],
+    rests: &HashMap<Vec<u8>, Duration>,
+) -> Vec<Option<Result<Renewed>>> {
+    let renewed = batch.iter().map(|entry| {
+        let valid_for = *rests.get(entry.name.as_str().as_bytes())?;
+        Some(Ok(Renewed::Until { valid_for }))
+    });
+    renewed.collect()
 }
 
 /// What [`RecordStore::free`] answers.

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     clock::{Clock, Instant},
     driver::{
-        Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, Grant, Lane, Page,
+        Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, Grant, Holds, Lane, Page,
         Release, Released, Renew, Renewed, Result, Snapshot, Ticket, Wake, WakeUp,
     },
     error::{DriverError, Effect, ErrorKind, RetryClass},
@@ -155,9 +155,9 @@ impl<S: RecordStore> RecordDriver<S> {
     }
 
     /// The ticket of a granted request is used up; the next one first, so that a name that is still waited for keeps its wake-ups.
-    fn waits_no_more(&self, req: &Acquire) {
+    async fn waits_no_more(&self, req: &Acquire) {
         if let Some(next) = req.next_ticket {
-            self.store.listen(&req.name, next);
+            self.store.listen(&req.name, next).await;
         }
         if let Some(ticket) = req.ticket {
             self.store.forget_ticket(&req.name, ticket);
@@ -167,7 +167,7 @@ impl<S: RecordStore> RecordDriver<S> {
     async fn serve_acquire(&self, req: &Acquire) -> Result<Acquired> {
         let acquired = self.settled(req.give_up, || self.try_acquire(req)).await?;
         if matches!(acquired, Acquired::Granted(_)) {
-            self.waits_no_more(req);
+            self.waits_no_more(req).await;
             self.sweeps.granted(&self.store, &req.name);
         }
         Ok(acquired)
@@ -175,20 +175,32 @@ impl<S: RecordStore> RecordDriver<S> {
 
     async fn try_acquire(&self, req: &Acquire) -> Result<Option<Acquired>> {
         let likely_refused = req.retry || req.join.is_some();
-        if !likely_refused && let Some(token) = self.store.take(req).await? {
+        if !likely_refused && let Some(token) = self.take(req).await? {
             return Ok(Some(granted(token, req)));
         }
         // Boxed, to keep the future of a request that is granted at once small.
         Box::pin(self.decide_acquire(req)).await
     }
 
+    /// The fast path. Whoever is granted the lock while others of its client wait has to mark the record.
+    async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
+        if req.next_ticket.is_some() && self.wakes() && self.store.marks() {
+            return Ok(None);
+        }
+        self.store.take(req).await
+    }
+
+    fn wakes(&self) -> bool {
+        self.store.capabilities().wake != Wake::Poll
+    }
+
     /// Acquires by reading, deciding and writing.
     async fn decide_acquire(&self, req: &Acquire) -> Result<Option<Acquired>> {
-        let wakes = self.store.capabilities().wake != Wake::Poll;
-        let listens = wakes
-            && req
-                .ticket
-                .is_some_and(|ticket| self.store.listen(&req.name, ticket));
+        let wakes = self.wakes();
+        let listens = match req.ticket {
+            Some(ticket) if wakes => self.store.listen(&req.name, ticket).await,
+            _ => false,
+        };
         let call = Call {
             class: Class::Acquire,
             give_up: req.give_up,
@@ -243,7 +255,7 @@ impl<S: RecordStore> RecordDriver<S> {
                     ..
                 }) => return Ok(Some(Acquired::Held(held))),
                 Ok(_) if req.join.is_none() => {
-                    if let Some(token) = self.store.take(req).await? {
+                    if let Some(token) = self.take(req).await? {
                         return Ok(Some(granted(token, req)));
                     }
                 }
@@ -362,7 +374,11 @@ impl<S: RecordStore> RecordDriver<S> {
     }
 
     async fn try_release(&self, req: &Release, call: Call) -> Result<Option<Released>> {
-        match self.store.free(req).await? {
+        let freed = match (req.holds, req.min_hold) {
+            (Holds::One(hold), None) => self.store.free(req, hold).await?,
+            _ => Freed::Undecided,
+        };
+        match freed {
             Freed::Free => Ok(Some(Released::Freed)),
             Freed::WaitedFor => {
                 self.store.notify(&req.name).await;

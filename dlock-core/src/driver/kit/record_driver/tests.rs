@@ -4,10 +4,11 @@ use super::{DistributedLock, RecordDriver};
 use crate::{
     clock::Clock,
     driver::{
-        Acquire, Acquired, Broken, Capabilities, Lane, Renew, Renewed, Result,
+        Acquire, Acquired, Broken, Capabilities, Holds, Lane, Release, Renew, Renewed, Result,
+        Ticket, Wake,
         kit::{
-            Call, DamagedRecord, Expected, Listed, Read, Record, RecordStore, StoreTime, Stored,
-            Write, Written,
+            Call, DamagedRecord, Expected, Freed, Listed, Read, Record, RecordStore, StoreTime,
+            Stored, Write, Written,
         },
     },
     error::{DriverError, Effect, RetryClass},
@@ -40,6 +41,8 @@ struct Scripted {
     repairs: AtomicU32,
     /// Sweeps wait for a permit.
     sweeps: Semaphore,
+    /// The holds that fast paths were asked to take and free.
+    asked: Mutex<Vec<(&'static str, HoldId)>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +66,7 @@ impl Scripted {
             glances: Mutex::default(),
             repairs: AtomicU32::new(0),
             sweeps: Semaphore::new(0),
+            asked: Mutex::default(),
         })
     }
 
@@ -161,6 +165,16 @@ impl RecordStore for Scripted {
         self.repairs
             .fetch_add(u32::from(repaired), Ordering::Relaxed);
         repaired
+    }
+
+    async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
+        self.asked.lock().unwrap().push(("take", req.hold));
+        Ok(None)
+    }
+
+    async fn free(&self, _: &Release, hold: HoldId) -> Result<Freed> {
+        self.asked.lock().unwrap().push(("free", hold));
+        Ok(Freed::Undecided)
     }
 
     async fn close(&self) {}
@@ -316,4 +330,32 @@ async fn a_damaged_record_is_broken_and_its_token_that_can_be_read_is_not_given_
         Stored::Record(Record { owner: None, .. })
     ));
     assert_eq!(taken(&driver, &req).await.0, ahead + 1);
+}
+
+#[tokio::test]
+async fn a_fast_path_is_asked_only_for_what_it_can_decide() {
+    for (wake, takes) in [(Wake::Notify, 1), (Wake::Poll, 2)] {
+        let mut driver = Scripted::driver([]);
+        let store = std::sync::Arc::get_mut(&mut driver.store).unwrap();
+        store.capabilities.wake = wake;
+        let asked = || std::mem::take(&mut *driver.store.asked.lock().unwrap());
+        let mut req = acquire("a");
+        taken(&driver, &req).await;
+        let release = Release::new(req.name.clone(), req.owner, req.hold);
+        driver.release(&release).await.unwrap();
+        // Its record has to be marked for the client's next waiter.
+        req.next_ticket = Some(Ticket(std::num::NonZeroU64::MIN));
+        taken(&driver, &req).await;
+        let once = [("take", req.hold), ("free", req.hold)];
+        let again = [("take", req.hold)];
+        assert_eq!(asked(), [&once[..], &again[..takes - 1]].concat());
+
+        let mut all = release.clone();
+        all.holds = Holds::All;
+        driver.release(&all).await.unwrap();
+        let mut kept = release;
+        kept.min_hold = Some(SECOND);
+        driver.release(&kept).await.unwrap();
+        assert_eq!(asked(), []);
+    }
 }

@@ -1,11 +1,12 @@
-//! Statement timeout: bounds how long one statement may go unanswered.
+//! Answer limit: bounds how long one statement may go unanswered.
 //!
 //! A timer set and cancelled for each statement would wake the thread that waits for the network, twice a
 //! cycle, while the server needs the processor. So each connection keeps one timer, which is moved only when
 //! it fires.
 
-use crate::{connection::Dialer, error};
+use super::connections::Dialer;
 use std::{
+    fmt,
     future::poll_fn,
     pin::{Pin, pin},
     sync::{
@@ -20,49 +21,56 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-/// The timeout of one statement.
-#[derive(Default)]
-pub(crate) struct Limit {
-    deadline: Arc<Deadline>,
-    kill: Option<(Arc<Dialer>, u64, Arc<AtomicBool>)>,
+/// The time limit of one statement: see [`Lent::limit`](super::Lent::limit).
+pub struct AnswerLimit<D> {
+    pub(super) timer: Arc<Timer>,
+    /// For a server without a limit of its own: the connection whose statement to end after [`RUNS`], and the flag that records it.
+    pub(super) end: Option<(Arc<D>, u64, Arc<AtomicBool>)>,
 }
 
-impl Limit {
-    /// `kill`: for a server without a limit of its own, the connection whose statement to end after [`RUNS`],
-    /// and the flag that records it.
-    pub(crate) fn new(
-        deadline: Arc<Deadline>,
-        kill: Option<(Arc<Dialer>, u64, Arc<AtomicBool>)>,
-    ) -> Self {
-        Self { deadline, kill }
-    }
-
-    /// The answer, or a timeout error after [`SILENCE`]. Time counts from when the statement first has to
-    /// wait, which is when it has been sent.
-    pub(crate) async fn of<T>(
+impl<D: Dialer> AnswerLimit<D> {
+    /// The answer, or [`Dialer::silent`] after four seconds. Time counts from when the statement first has to wait, which is when it has been
+    /// sent.
+    ///
+    /// # Errors
+    /// What the statement failed with, or that it was not answered.
+    ///
+    /// # Cancel safety
+    /// A dropped statement may be executed, and its answer may still arrive: its connection must not be used again. [`Lent`](super::Lent)
+    /// sees to it.
+    pub async fn of<T>(
         self,
-        answer: impl Future<Output = sqlx::Result<T>> + Send,
-    ) -> sqlx::Result<T> {
+        answer: impl Future<Output = Result<T, D::Error>> + Send,
+    ) -> Result<T, D::Error> {
         let mut began = None;
         let mut answer = pin!(answer);
-        if let Some((dialer, id, killed)) = self.kill {
-            let answered = self.deadline.before(RUNS, &mut began, answer.as_mut());
+        if let Some((dialer, id, ended)) = self.end {
+            let answered = self.timer.before(RUNS, &mut began, answer.as_mut());
             if let Some(answer) = answered.await {
                 return answer;
             }
-            killed.store(true, Ordering::Relaxed);
-            tokio::spawn(dialer.kill(id));
+            ended.store(true, Ordering::Relaxed);
+            tokio::spawn(dialer.end(id));
         }
-        let answer = self.deadline.before(SILENCE, &mut began, answer).await;
-        answer.unwrap_or_else(|| Err(error::silent()))
+        let answer = self.timer.before(SILENCE, &mut began, answer).await;
+        answer.unwrap_or_else(|| Err(D::silent()))
+    }
+}
+
+// A timer and a dialer are of no use in output.
+impl<D> fmt::Debug for AnswerLimit<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AnswerLimit")
+            .field("ends", &self.end.is_some())
+            .finish_non_exhaustive()
     }
 }
 
 /// A timer that one statement after another uses, and the runtime that it belongs to.
 #[derive(Default)]
-pub(crate) struct Deadline(Mutex<Option<(runtime::Id, Pin<Box<Sleep>>)>>);
+pub(super) struct Timer(Mutex<Option<(runtime::Id, Pin<Box<Sleep>>)>>);
 
-impl Deadline {
+impl Timer {
     /// The future's output, or `None` if it took longer than `within` since it first had to wait. The timer
     /// is only touched then, while the server works.
     async fn before<F: Future>(
@@ -108,11 +116,11 @@ impl Deadline {
 /// server.
 const SILENCE: Duration = Duration::from_secs(4);
 /// A server that waits one second for a row reports it within two, with a better error than a kill gives.
-pub(crate) const RUNS: Duration = Duration::from_secs(2);
+pub(super) const RUNS: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
-    use super::{Deadline, Instant};
+    use super::{Instant, Timer};
     use std::{
         future::{pending, ready},
         pin::pin,
@@ -123,23 +131,21 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn it_rings_at_the_end_of_each_whatever_was_before() {
-        let deadline = Deadline::default();
+        let timer = Timer::default();
         let mut began = None;
-        let answered = deadline
-            .before(SECOND * 4, &mut began, pin!(ready(7)))
-            .await;
+        let answered = timer.before(SECOND * 4, &mut began, pin!(ready(7))).await;
         assert_eq!((answered, began), (Some(7), None));
         // The timer was left set later, then earlier, and then it has fired.
         for (after, lasts) in [(1, 2), (1, 4), (1, 4), (9, 4)] {
             tokio::time::sleep(SECOND * after).await;
             let slow = pin!(tokio::time::sleep(SECOND * (lasts - 1)));
-            let answered = deadline.before(SECOND * lasts, &mut None, slow).await;
+            let answered = timer.before(SECOND * lasts, &mut None, slow).await;
             assert_eq!(answered, Some(()));
             let (end, mut began) = (Instant::now() + SECOND * lasts, None);
             // The second wait gets the rest of the same statement's time.
             for _ in 0..2 {
                 let silent = pin!(pending::<()>());
-                let silent = deadline.before(SECOND * lasts, &mut began, silent).await;
+                let silent = timer.before(SECOND * lasts, &mut began, silent).await;
                 assert_eq!(silent, None);
                 let late = Instant::now() - end;
                 assert!(late < Duration::from_millis(10), "{late:?}");
@@ -149,13 +155,13 @@ mod tests {
 
     #[test]
     fn a_runtime_that_has_ended_takes_its_timer_along() {
-        let deadline = Deadline::default();
+        let timer = Timer::default();
         for _ in 0..2 {
             let mut runtime = tokio::runtime::Builder::new_current_thread();
             let runtime = runtime.enable_time().start_paused(true).build().unwrap();
             runtime.block_on(async {
                 let slow = pin!(tokio::time::sleep(SECOND * 9));
-                assert_eq!(deadline.before(SECOND, &mut None, slow).await, None);
+                assert_eq!(timer.before(SECOND, &mut None, slow).await, None);
             });
         }
     }

@@ -1,0 +1,178 @@
+//! Checks of the server when a driver connects: settings that may void a lock, each told once with its remedy.
+
+use crate::connection::Answer;
+use dlock_core::driver::Result;
+use sqlx::{Row, postgres::PgRow};
+use std::fmt::Display;
+
+/// What is asked: one row. It needs no right but those of a user that takes locks; a standby's state that this user may not see counts
+/// as asynchronous where no standby is waited for.
+pub(crate) fn settings(table: &impl Display) -> String {
+    let table = table.to_string().replace('\'', "''");
+    format!(
+        "SELECT current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes, \
+         current_setting('synchronous_commit') AS synchronous_commit, \
+         (SELECT relpersistence = 'u' FROM pg_class WHERE oid = '{table}'::regclass) AS unlogged, \
+         EXISTS (SELECT FROM pg_stat_replication WHERE state IS DISTINCT FROM 'backup' \
+         AND (sync_state IN ('async', 'potential') OR current_setting('synchronous_commit') IN ('off', 'local') \
+         OR sync_state IS NULL AND current_setting('synchronous_standby_names') = '')) AS asynchronous, \
+         pg_stat_get_dead_tuples('{table}'::regclass) AS dead"
+    )
+}
+
+/// Warns of what was answered. A server that does not answer this can be used all the same.
+pub(crate) fn warn(table: &impl Display, asked: Result<Answer>) {
+    let found = asked.map(|answer| answer.rows.first().map(Settings::read));
+    match found {
+        Ok(Some(Ok(settings))) => {
+            for doubt in settings.doubts(table) {
+                tracing::warn!("postgres: {doubt}");
+            }
+        }
+        other => tracing::debug!(?other, "postgres: the server's settings could not be read"),
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Settings {
+    fsync: String,
+    full_page_writes: String,
+    synchronous_commit: String,
+    is_unlogged: bool,
+    /// A standby follows that no commit waits for.
+    is_asynchronous: bool,
+    /// Versions of rows that were not removed yet.
+    dead: i64,
+}
+
+impl Settings {
+    fn read(row: &PgRow) -> std::result::Result<Self, sqlx::Error> {
+        Ok(Self {
+            fsync: row.try_get("fsync")?,
+            full_page_writes: row.try_get("full_page_writes")?,
+            synchronous_commit: row.try_get("synchronous_commit")?,
+            is_unlogged: row.try_get("unlogged")?,
+            is_asynchronous: row.try_get("asynchronous")?,
+            dead: row.try_get("dead")?,
+        })
+    }
+
+    /// What may void a lock, and what to do about it.
+    fn doubts(&self, table: &impl Display) -> Vec<String> {
+        let dead = format!(
+            "the table {table} has {} dead row versions, and each request reads some of them: end the transaction or drop the \
+             replication slot with the oldest backend_xmin in pg_stat_activity, or xmin in pg_replication_slots",
+            self.dead
+        );
+        let unlogged = format!(
+            "the table {table} is unlogged: a crash of the server empties it, and every lock is free: run ALTER TABLE {table} SET LOGGED"
+        );
+        let doubts = [
+            (
+                self.fsync == "off",
+                "fsync is off: a crash of the machine may lose every lock: set it to on",
+            ),
+            (
+                self.full_page_writes == "off",
+                "full_page_writes is off: a crash of the machine may damage the table of locks: set it to on",
+            ),
+            (
+                self.synchronous_commit == "off",
+                "synchronous_commit is off: a crash of the server loses its last locks and grants them again: set it to on, for this \
+                 user at least (ALTER ROLE .. SET synchronous_commit = on)",
+            ),
+            (self.is_unlogged, &unlogged),
+            (
+                self.is_asynchronous,
+                "a standby follows asynchronously: if it is promoted, it lacks the last locks and grants them again: name it in \
+                 synchronous_standby_names, or let the resource check the fencing token",
+            ),
+            (self.dead >= MANY_DEAD, &dead),
+        ];
+        let doubts = doubts.into_iter().filter(|(holds, _)| *holds);
+        doubts.map(|(_, words)| words.to_owned()).collect()
+    }
+}
+
+/// Ten times what makes PostgreSQL clean the table, so something prevents it.
+const MANY_DEAD: i64 = 10_000;
+
+#[cfg(test)]
+mod tests {
+    use super::{MANY_DEAD, Settings};
+
+    fn good() -> Settings {
+        Settings {
+            fsync: "on".to_owned(),
+            full_page_writes: "on".to_owned(),
+            synchronous_commit: "on".to_owned(),
+            is_unlogged: false,
+            is_asynchronous: false,
+            dead: MANY_DEAD - 1,
+        }
+    }
+
+    #[test]
+    fn settings_that_void_a_lock_are_named_with_their_remedy() {
+        let table = "\"ops\".\"locks\"";
+        assert!(good().doubts(&table).is_empty());
+        let off = || "off".to_owned();
+        let cases = [
+            (
+                Settings {
+                    fsync: off(),
+                    ..good()
+                },
+                "fsync",
+                "set it to on",
+            ),
+            (
+                Settings {
+                    full_page_writes: off(),
+                    ..good()
+                },
+                "full_page_writes",
+                "set it to on",
+            ),
+            (
+                Settings {
+                    synchronous_commit: off(),
+                    ..good()
+                },
+                "synchronous_commit",
+                "ALTER ROLE",
+            ),
+            (
+                Settings {
+                    is_unlogged: true,
+                    ..good()
+                },
+                "unlogged",
+                "ALTER TABLE \"ops\".\"locks\" SET LOGGED",
+            ),
+            (
+                Settings {
+                    is_asynchronous: true,
+                    ..good()
+                },
+                "asynchronously",
+                "synchronous_standby_names",
+            ),
+            (
+                Settings {
+                    dead: MANY_DEAD,
+                    ..good()
+                },
+                "10000 dead row versions",
+                "pg_stat_activity",
+            ),
+        ];
+        for (settings, word, remedy) in cases {
+            let doubts = settings.doubts(&table);
+            assert!(
+                doubts.len() == 1 && doubts[0].contains(word) && doubts[0].contains(remedy),
+                "{doubts:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Rows and tables that another session has locked, and the limits of roles.
+
+use super::{
+    SECOND,
+    bed::{Testbed, connected, lasts, run},
+};
+use dlock_core::{
+    Effect, ErrorKind,
+    driver::{Acquired, DistributedLock},
+};
+use std::{sync::Arc, time::Duration};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_taken_behind_a_strangers_row() {
+    behind("SELECT FROM dlock_locks FOR UPDATE").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_taken_behind_a_locked_table() {
+    behind("LOCK TABLE dlock_locks").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_taken_behind_a_table_that_is_altered() {
+    behind("ALTER TABLE dlock_locks ADD COLUMN theirs int").await;
+}
+
+/// Another session locks everything until the server works on no request any more. What gave up before then has taken nothing and takes
+/// nothing, and a lease that could not be renewed keeps its end.
+async fn behind(lock: &str) {
+    let t = Testbed::start(&[]).await;
+    t.release(&t.taken("row").await).await;
+    let held = t.taken("held").await;
+    let mut blocker = t.native().await;
+    run(&mut blocker, "BEGIN").await;
+    run(&mut blocker, lock).await;
+    let mut ask = t.ask("row", SECOND * 90);
+    ask.give_up = t.clock.now() + SECOND / 2;
+    let asked = tokio::spawn({
+        let driver = Arc::clone(&t.driver);
+        async move { driver.acquire(&ask).await }
+    });
+    t.until("it waits", async |t: &Testbed| t.waiting().await > 0)
+        .await;
+    let renewed = t.renew(std::slice::from_ref(&held), SECOND * 600).await;
+    assert!(
+        !renewed.is_ok_and(|all| all.iter().any(|one| lasts(one, SECOND * 600))),
+        "renewed behind {lock}"
+    );
+    let error = asked.await.unwrap().unwrap_err();
+    assert_eq!(
+        (error.kind(), error.effect()),
+        (ErrorKind::Unavailable, Effect::None),
+        "{error}"
+    );
+    t.until("nothing is left to be executed", async |t: &Testbed| {
+        t.sessions("state <> 'idle'").await == 0
+    })
+    .await;
+    run(&mut blocker, "ROLLBACK").await;
+    assert!(t.inspect("row").await.holders.is_empty());
+    let rest = t.inspect("held").await.holders[0].rest.unwrap();
+    assert!(rest <= SECOND * 60, "{rest:?}");
+    t.taken("row").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn renewals_do_not_queue_behind_acquires_of_a_locked_row() {
+    let t = Testbed::start(&[]).await;
+    let held = t.taken("held").await;
+    t.release(&t.taken("stuck").await).await;
+    let mut blocker = t.blocker("stuck").await;
+    let waiting: Vec<_> = (0..40)
+        .map(|_| {
+            let (driver, ask) = (Arc::clone(&t.driver), t.ask("stuck", SECOND * 60));
+            tokio::spawn(async move { driver.acquire(&ask).await })
+        })
+        .collect();
+    t.until(
+        "every connection for acquires waits",
+        async |t: &Testbed| t.waiting().await >= 16,
+    )
+    .await;
+    // Behind the others each would take seconds; on a busy machine, one quick answer is enough.
+    let mut quickest = Duration::MAX;
+    for _ in 0..5 {
+        let began = std::time::Instant::now();
+        let renewed = t.renew(std::slice::from_ref(&held), SECOND * 90).await;
+        assert!(lasts(&renewed.unwrap()[0], SECOND * 90));
+        quickest = quickest.min(began.elapsed());
+    }
+    assert!(quickest < SECOND, "{quickest:?}");
+    run(&mut blocker, "ROLLBACK").await;
+    let mut granted = 0;
+    for waiting in waiting {
+        granted += u32::from(matches!(waiting.await.unwrap(), Ok(Acquired::Granted(_))));
+    }
+    assert_eq!(granted, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_of_a_role_end_requests_sooner_and_change_no_lock() {
+    let t = Testbed::start(&[]).await;
+    t.release(&t.taken("a").await).await;
+    for (limit, name) in [
+        ("lock_timeout = '50ms'", "locks"),
+        ("statement_timeout = '200ms'", "statements"),
+        ("idle_in_transaction_session_timeout = '1ms'", "idle"),
+    ] {
+        t.admin(&format!(
+            "CREATE ROLE {name} LOGIN; GRANT SELECT, INSERT, UPDATE, DELETE ON dlock_locks TO {name}; ALTER ROLE {name} SET {limit}"
+        ))
+        .await;
+        let url = t.server.url().replace("postgres@", &format!("{name}@"));
+        let driver = Arc::new(connected(&url).await);
+        let mut blocker = t.blocker("a").await;
+        let ask = t.ask("a", SECOND * 60);
+        let asked = tokio::spawn({
+            let (driver, ask) = (Arc::clone(&driver), ask.clone());
+            async move { driver.acquire(&ask).await }
+        });
+        t.until("it was refused and is sent again", async |_: &Testbed| {
+            driver.repeats() > 0
+        })
+        .await;
+        run(&mut blocker, "ROLLBACK").await;
+        let acquired = asked.await.unwrap();
+        assert!(
+            matches!(acquired, Ok(Acquired::Granted(_))),
+            "{limit}: {acquired:?}"
+        );
+        assert_eq!(t.inspect("a").await.holds, 1, "{limit}");
+        t.release(&ask).await;
+    }
+}

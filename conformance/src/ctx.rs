@@ -241,10 +241,11 @@ impl Ctx {
     }
 
     /// The most that a dead process costs, where a lease alone would cost `bound`. Where holds and
-    /// queue entries end with a session, it is that session and two ticks, if that is more.
+    /// queue entries end with a session, it is that session and two ticks, if that is more. Where the store
+    /// ends leases late, it is that much more.
     pub(crate) fn dead_for(&self, bound: Duration) -> Duration {
         let session = self.0.pace.session.unwrap_or_default();
-        bound.max(session + session / 4)
+        bound.max(session + session / 4) + self.0.pace.lapse
     }
 
     /// How long a server may take a killed process for a live one that does not take its turn.

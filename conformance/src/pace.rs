@@ -19,6 +19,8 @@ pub(crate) struct Pace {
     pub(crate) slack: Duration,
     /// The precision with which a store ends a lease.
     pub(crate) rounding: Duration,
+    /// How late the store ends the hold of a client that is gone.
+    pub(crate) lapse: Duration,
     /// The session of a holder, where holds end with it: a crash costs that much, however short the
     /// lease.
     pub(crate) session: Option<Duration>,
@@ -50,6 +52,11 @@ impl Pace {
             // process is gone.
             pace.unheard = pace.kept / 3 + Duration::from_secs(2);
         }
+        if !store.lapse.is_zero() {
+            // A client that lives ends its holds by requests.
+            (pace.lapse, pace.rounding) = (store.lapse, pace.slack / 4);
+            pace.kept = Duration::from_secs(2).max(shortest);
+        }
         if !store.session_bound {
             // A case that drops at each step waits each time until the cleanup of what it dropped is
             // done.
@@ -75,6 +82,7 @@ impl Pace {
             short: Duration::from_millis(500).max(shortest),
             kept: Duration::from_millis(500).max(shortest) * 4,
             rounding: Duration::from_millis(2),
+            lapse: Duration::ZERO,
             session: None,
             unheard: Duration::ZERO,
             long: Duration::from_secs(30),

@@ -25,6 +25,7 @@ pub(crate) fn in_the_clear(url: &str) -> Option<InTheClear> {
     let instead = match parts.scheme.as_str() {
         "redis" => "rediss://",
         "zk" => "zk+tls://",
+        "etcd" => "etcd+tls://",
         // These use TLS unless the URL says otherwise.
         "mongodb+srv" if parts.says(&["tls", "ssl"], &["false"]) => "tls=true",
         "mongodb" if !parts.says(&["tls", "ssl"], &["true"]) => "tls=true",
@@ -140,6 +141,7 @@ mod tests {
             ("redis://:p@db.internal:6379/", "db.internal"),
             ("REDIS://u:p@10.0.0.1", "10.0.0.1"),
             ("zk://u:p@127.0.0.1:1,b:2/x", "b"),
+            ("etcd://u:p@127.0.0.1:1,b:2/x", "b"),
             ("mongodb://u:p@[::1]:1,[fe80::1]:2/?w=majority", "fe80::1"),
             ("mongodb+srv://u:p@h/?ssl=false", "h"),
             ("mysql://u:p@h/d?ssl-mode=PREFERRED", "h"),
@@ -157,6 +159,7 @@ mod tests {
             "rediss://:p@db.internal/",
             "redis+unix:///s.sock?pass=p",
             "zk+tls://u:p@h/",
+            "etcd+tls://u:p@h/",
             "mongodb://u:p@h/?tls=true",
             "mongodb://u:p@%2Ftmp%2Fmongodb.sock/",
             "mongodb+srv://u:p@h/",

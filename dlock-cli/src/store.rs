@@ -155,6 +155,8 @@ pub(crate) fn provide_tls(url: &str) {
             | "mariadb"
             | "postgres"
             | "postgresql"
+            | "etcd"
+            | "etcd+tls"
             | "zk"
     ) {
         drop(rustls::crypto::ring::default_provider().install_default()); // fails only if one is installed

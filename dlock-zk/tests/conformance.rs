@@ -72,6 +72,10 @@ impl Backend for ZooKeeper {
         remove(server, "/dlock").await
     }
 
+    fn is_chained(&self) -> bool {
+        true
+    }
+
     fn no_store_time(&self) -> Gap {
         Gap("sessions end by the server's monotonic clock")
     }

@@ -15,6 +15,8 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 /// | `postgres://…`, `postgresql://…` | `postgres`, with TLS `postgres-tls` | a table of one PostgreSQL server |
 /// | `mongodb://…` | `mongo` | a MongoDB replica set, a single server, or (not tested) a sharded cluster |
 /// | `mongodb+srv://…` | `mongo-srv` | the same, found by DNS records |
+/// | `etcd://…` | `etcd` | an etcd cluster |
+/// | `etcd+tls://…` | `etcd-tls` | the same over TLS |
 /// | `zk://…` | `zk` | a ZooKeeper server or ensemble |
 /// | `zk+tls://…` | `zk-tls` | the same over TLS |
 ///
@@ -28,7 +30,8 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 ///
 /// Each backend has parameters of its own, listed with its config: `dlock::mysql::MysqlConfig`,
 /// `dlock::memory::MemoryConfig`, `dlock::redis::RedisConfig`, `dlock::sqlite::SqliteConfig`,
-/// `dlock::mongo::MongoConfig`, `dlock::postgres::PostgresConfig`, `dlock::zk::ZkConfig`.
+/// `dlock::mongo::MongoConfig`, `dlock::postgres::PostgresConfig`, `dlock::etcd::EtcdConfig`,
+/// `dlock::zk::ZkConfig`.
 ///
 /// # Errors
 /// - `Misuse` when the URL has an unknown scheme or parameter, or an illegal value: the message lists the
@@ -88,6 +91,7 @@ pub async fn builder(url: &str) -> Result<ClientBuilder, Error> {
 
 #[cfg_attr(
     not(any(
+        feature = "etcd",
         feature = "mongo",
         feature = "mysql",
         feature = "postgres",
@@ -102,6 +106,7 @@ pub async fn builder(url: &str) -> Result<ClientBuilder, Error> {
 )]
 #[cfg_attr(
     not(any(
+        feature = "etcd",
         feature = "memory",
         feature = "mongo",
         feature = "mysql",
@@ -132,6 +137,10 @@ async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn DistributedLock>, Err
         "postgres" | "postgresql" => Ok(Arc::new(
             dlock_postgres::PostgresDriver::connect(url).await?,
         )),
+        #[cfg(feature = "etcd")]
+        "etcd" => Ok(Arc::new(dlock_etcd::EtcdDriver::connect(url).await?)),
+        #[cfg(feature = "etcd-tls")]
+        "etcd+tls" => Ok(Arc::new(dlock_etcd::EtcdDriver::connect(url).await?)),
         #[cfg(feature = "zk")]
         "zk" => Ok(Arc::new(dlock_zk::ZkDriver::connect(url).await?)),
         #[cfg(feature = "zk-tls")]
@@ -141,7 +150,7 @@ async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn DistributedLock>, Err
 }
 
 /// Every scheme, and the feature that includes its driver.
-const SCHEMES: [(&str, &str); 13] = [
+const SCHEMES: [(&str, &str); 15] = [
     ("memory", "memory"),
     ("redis", "redis"),
     ("rediss", "redis-tls"),
@@ -153,6 +162,8 @@ const SCHEMES: [(&str, &str); 13] = [
     ("mariadb", "mysql"),
     ("postgres", "postgres"),
     ("postgresql", "postgres"),
+    ("etcd", "etcd"),
+    ("etcd+tls", "etcd-tls"),
     ("zk", "zk"),
     ("zk+tls", "zk-tls"),
 ];

@@ -86,6 +86,8 @@ pub use dlock_core::{
     ReleaseOutcome, RetryClass, Shutdown, ShutdownOutcome, ShutdownReport, Snapshot, TimeoutPhase,
     driver,
 };
+#[cfg(feature = "etcd")]
+pub use dlock_etcd as etcd;
 #[cfg(feature = "memory")]
 pub use dlock_memory as memory;
 #[cfg(feature = "mongo")]

@@ -53,6 +53,8 @@ fn fixed(scheme: &str) -> Result<&'static str, Error> {
         }
         #[cfg(feature = "mongo")]
         "mongodb" | "mongodb+srv" => Ok(dlock_mongo::MongoConfig::RIGHTS),
+        #[cfg(feature = "etcd")]
+        "etcd" | "etcd+tls" => Ok(dlock_etcd::EtcdConfig::RIGHTS),
         #[cfg(feature = "zk")]
         "zk" | "zk+tls" => Ok(dlock_zk::ZkConfig::RIGHTS),
         _ => Err(no_driver(scheme)),

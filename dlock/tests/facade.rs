@@ -2,7 +2,7 @@
 
 use dlock::{Error, ErrorKind};
 
-const SCHEMES: &str = "there is memory:, redis:, rediss:, redis+unix:, sqlite:, mongodb:, mongodb+srv:, mysql:, mariadb:, postgres:, postgresql:, zk:, zk+tls:";
+const SCHEMES: &str = "there is memory:, redis:, rediss:, redis+unix:, sqlite:, mongodb:, mongodb+srv:, mysql:, mariadb:, postgres:, postgresql:, etcd:, etcd+tls:, zk:, zk+tls:";
 
 async fn refused(url: &str) -> Error {
     match dlock::connect(url).await {
@@ -19,7 +19,7 @@ async fn misuse(url: &str, message: &str) {
 
 #[tokio::test]
 async fn an_unknown_scheme_is_refused_with_the_known_ones() {
-    for scheme in ["etcd", "oracle", "x-1.2+y"] {
+    for scheme in ["consul", "oracle", "x-1.2+y"] {
         misuse(
             &format!("{scheme}://host/"),
             &format!("no store has the scheme {scheme:?}; {SCHEMES}"),
@@ -58,6 +58,8 @@ async fn a_scheme_whose_feature_is_off_names_the_feature() {
         ("mariadb", "mysql", cfg!(feature = "mysql")),
         ("postgres", "postgres", cfg!(feature = "postgres")),
         ("postgresql", "postgres", cfg!(feature = "postgres")),
+        ("etcd", "etcd", cfg!(feature = "etcd")),
+        ("etcd+tls", "etcd-tls", cfg!(feature = "etcd-tls")),
         ("zk", "zk", cfg!(feature = "zk")),
         ("zk+tls", "zk-tls", cfg!(feature = "zk-tls")),
         ("sqlite", "sqlite", cfg!(feature = "sqlite")),
@@ -138,6 +140,7 @@ async fn our_parameters_without_their_prefix_are_refused_with_it() {
         "mysql://h/d",
         "postgres://h/d",
         "mongodb://h/",
+        "etcd://h",
         "zk://h",
         "sqlite:x",
     ] {
@@ -170,6 +173,8 @@ async fn no_error_shows_a_password() {
         "mongodb://user:canary@h/?w=1",
         "mysql://user:canary@host/",
         "postgres://user:canary@host/?dlock.leese=1s",
+        "etcd://user:canary@127.0.0.1:1/x//y",
+        "etcd://user:canary@127.0.0.1:1?dlock.leese=1s",
         "zk://user:canary@127.0.0.1:1/x//y",
         "zk://user:canary@127.0.0.1:1?dlock.leese=1s",
         "user:canary@host",
@@ -484,6 +489,11 @@ fn connect_says_what_its_runtime_lacks() {
             "mongodb",
             cfg!(feature = "mongo"),
             "mongodb://127.0.0.1:1".to_owned(),
+        ),
+        (
+            "etcd",
+            cfg!(feature = "etcd"),
+            "etcd://127.0.0.1:1".to_owned(),
         ),
         ("zk", cfg!(feature = "zk"), "zk://127.0.0.1:1".to_owned()),
         (

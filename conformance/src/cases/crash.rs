@@ -68,7 +68,8 @@ async fn what_a_closed_client_held_outlives_it_by_its_lease(ctx: Ctx) -> Result 
     let ([caller, other], _, first) = held_for(&ctx, ctx.short()).await?;
     let last = caller.take(&first.ask.again()).await?;
     caller.driver().close().await;
-    other.follows(&last).await.map(drop)
+    let (ask, bound) = (ctx.ask(&last.ask.name), ctx.dead_for(ctx.until_over(&last)));
+    other.take_within(&ask, bound).await.map(drop)
 }
 
 async fn waiters_of_a_closed_client_delay_nobody_for_long(ctx: Ctx) -> Result {

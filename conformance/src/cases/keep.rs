@@ -98,6 +98,10 @@ async fn it_outlives_the_client(ctx: Ctx) -> Result {
     let ([caller, other], name, hold) = held(&ctx).await?;
     let shut = shuts(&caller, &hold, ctx.short()).await?;
     caller.driver().close().await;
+    let shut = Shut {
+        by: ctx.now() + ctx.dead_for(shut.by.since(ctx.now())),
+        ..shut
+    };
     opens_then(&ctx, &other, &ctx.ask(&name), &shut).await
 }
 

@@ -78,6 +78,11 @@ impl Stage {
         self.probe(|_, store| store.session_bound)
     }
 
+    /// Whether the store ends leases late, and tells their rest in whole seconds.
+    pub(crate) fn ends_late(&self) -> Result<bool, Failure> {
+        self.probe(|_, store| !store.lapse.is_zero())
+    }
+
     fn probe<T>(&self, found: impl Fn(&dyn Fixture, &Capabilities) -> T) -> Result<T, Failure> {
         let probe = async {
             let fixture = self.fixture(false).await?;

@@ -10,6 +10,7 @@
 
 #[cfg(feature = "containers")]
 pub mod container;
+pub mod etcd;
 pub mod mariadb;
 pub mod mongo;
 mod pgbouncer;
@@ -25,6 +26,7 @@ pub mod zookeeper;
 
 #[cfg(feature = "containers")]
 pub use container::Container;
+pub use etcd::{EtcdCluster, EtcdServer};
 pub use mariadb::MariadbServer;
 pub use mongo::{MongoServer, MongoSet};
 pub use postgres::PostgresServer;

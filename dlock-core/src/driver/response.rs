@@ -254,6 +254,9 @@ pub struct Capabilities {
     pub leases: RangeInclusive<Duration>,
     /// How long after `give_up` an acquire could still take the lock, while the server runs.
     pub late: Duration,
+    /// How long after its end a hold of a client that is gone may still keep the lock from others, because the
+    /// store ends it late.
+    pub lapse: Duration,
     /// The most entries of one batch of renewals.
     pub renew_batch: usize,
     /// Holds end with the client's session, not before. There is no detach, and the core ends a fixed lease
@@ -271,6 +274,7 @@ impl Capabilities {
             wake: Wake::Poll,
             leases: crate::MIN_LEASE..=crate::MAX_LEASE,
             late: Duration::ZERO,
+            lapse: Duration::ZERO,
             renew_batch: 100,
             session_bound: false,
         }

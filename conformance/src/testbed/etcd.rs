@@ -1,0 +1,271 @@
+//! etcd: a server to test against.
+
+use super::{
+    Kind, Running, ServerProcess,
+    process::on_path,
+    server::{ServerError, Service, Site, free_port},
+};
+use std::{
+    env,
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpStream},
+    path::PathBuf,
+    process::Command,
+    thread,
+    time::Duration,
+};
+use url::Url;
+
+/// An etcd server: one that the testbed starts, or the one that [`DLOCK_TEST_ETCD_URL`](VARIABLE) names.
+///
+/// A started server is a cluster of one whose shortest lease is a second.
+pub type EtcdServer = Running<Etcd>;
+
+/// The state that only this kind of server has: none.
+#[derive(Clone, Copy, Debug)]
+pub struct Etcd;
+
+/// Names a server to use instead of starting one, as `etcd://host:port`: without authentication. Tests destroy what is below `/dlock`.
+pub const VARIABLE: &str = "DLOCK_TEST_ETCD_URL";
+/// Names the program, where it is neither on `PATH` nor where `cargo xtask test` builds it.
+pub const PROGRAM_VARIABLE: &str = "ETCD";
+
+impl EtcdServer {
+    /// Starts a server, with more arguments on its command line.
+    ///
+    /// # Errors
+    /// [`ServerError::Missing`] when there is no `etcd`, else the error of the start.
+    pub fn start(options: &[&str]) -> Result<Self, ServerError> {
+        let program = program()?;
+        let options = options.iter().map(|&option| option.to_owned()).collect();
+        let server = ServerProcess::start(Program {
+            program,
+            options,
+            cluster: None,
+        })?;
+        Ok(Self::ours(Etcd, server, |addr| format!("etcd://{addr}")))
+    }
+}
+
+impl Kind for Etcd {
+    const VARIABLE: &'static str = VARIABLE;
+
+    fn named(value: &str) -> Result<(Self, Url, SocketAddr), String> {
+        let url = Url::parse(value).map_err(|error| error.to_string())?;
+        let addrs = url
+            .socket_addrs(|| Some(2379))
+            .map_err(|error| error.to_string())?;
+        let addr = *addrs.first().ok_or("it names no address")?;
+        Ok((Self, url, addr))
+    }
+}
+
+/// How the process is run.
+#[derive(Debug)]
+struct Program {
+    program: PathBuf,
+    options: Vec<String>,
+    /// This member, and the peer ports of all.
+    cluster: Option<(usize, Vec<u16>)>,
+}
+
+impl Program {
+    fn is_secure(&self) -> bool {
+        self.options.iter().any(|option| option == "--cert-file")
+    }
+
+    /// A name that no other server has.
+    fn member(&self, site: &Site) -> String {
+        match &self.cluster {
+            Some((at, ports)) => format!("member-{}", ports[*at]),
+            None => {
+                let dir = site.dir.file_name().unwrap_or_default();
+                dir.to_string_lossy().into_owned()
+            }
+        }
+    }
+}
+
+impl Service for Program {
+    fn name(&self) -> &'static str {
+        PROGRAM
+    }
+
+    fn command(&self, site: &Site) -> Command {
+        let scheme = if self.is_secure() { "https" } else { "http" };
+        let url = format!("{scheme}://{}", site.addr());
+        let mut command = Command::new(&self.program);
+        command.arg("--data-dir").arg(site.dir.join("data"));
+        command.args(["--name", &self.member(site)]);
+        command.args([
+            "--listen-client-urls",
+            &url,
+            "--advertise-client-urls",
+            &url,
+        ]);
+        match &self.cluster {
+            None => command
+                .args(["--listen-peer-urls", "http://127.0.0.1:0"])
+                .args(OPTIONS),
+            Some((at, ports)) => {
+                let peer = format!("http://127.0.0.1:{}", ports[*at]);
+                let all = ports
+                    .iter()
+                    .map(|port| format!("member-{port}=http://127.0.0.1:{port}"));
+                let all = all.collect::<Vec<_>>().join(",");
+                command
+                    .args(["--listen-peer-urls", &peer])
+                    .args(["--initial-advertise-peer-urls", &peer])
+                    .args(["--initial-cluster", &all])
+                    .args(CLUSTER_OPTIONS)
+            }
+        };
+        command.args(&self.options);
+        command
+    }
+
+    fn ready(&self, site: &Site, _: u32) -> bool {
+        if self.is_secure() {
+            return TcpStream::connect_timeout(&site.addr(), ANSWER).is_ok();
+        }
+        // The name tells this server from another one that took the port.
+        ask(site.addr(), "cluster/member/list")
+            .is_ok_and(|members| members.contains(&self.member(site)))
+    }
+}
+
+/// Three servers on loopback that elect a leader. Dropping it ends them. Their shortest lease is a second.
+#[derive(Debug)]
+pub struct EtcdCluster {
+    servers: Vec<ServerProcess>,
+}
+
+impl EtcdCluster {
+    /// Starts three servers and waits until all of them serve.
+    ///
+    /// # Errors
+    /// As [`EtcdServer::start`].
+    pub fn start() -> Result<Self, ServerError> {
+        let failed = |source| ServerError::System {
+            server: PROGRAM,
+            step: "find ports for",
+            source,
+        };
+        let ports = (0..3)
+            .map(|_| free_port())
+            .collect::<io::Result<Vec<_>>>()
+            .map_err(failed)?;
+        let program = program()?;
+        // Started concurrently: none of them serves before two are there.
+        let starts: Vec<_> = (0..3)
+            .map(|at| {
+                let service = Program {
+                    program: program.clone(),
+                    options: Vec::new(),
+                    cluster: Some((at, ports.clone())),
+                };
+                thread::spawn(move || ServerProcess::start(service))
+            })
+            .collect();
+        let mut servers = Vec::new();
+        for start in starts {
+            let started = start
+                .join()
+                .map_err(|_| failed(io::Error::other("a start panicked")))?;
+            servers.push(started?);
+        }
+        Ok(Self { servers })
+    }
+
+    /// The address of all three for clients.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let hosts: Vec<_> = self
+            .servers
+            .iter()
+            .map(|server| server.addr().to_string())
+            .collect();
+        format!("etcd://{}", hosts.join(","))
+    }
+
+    /// One server's process.
+    ///
+    /// # Panics
+    /// When there is no such server; there are 0, 1 and 2.
+    #[must_use]
+    pub fn server(&self, at: usize) -> &ServerProcess {
+        &self.servers[at]
+    }
+
+    /// The index of the leader, if a member that answers knows one.
+    #[must_use]
+    pub fn leader(&self) -> Option<usize> {
+        (0..self.servers.len()).find(|at| {
+            let status = ask(self.servers[*at].addr(), "maintenance/status").unwrap_or_default();
+            let of = |key| {
+                let (_, rest) = status.split_once(&format!("\"{key}\":\""))?;
+                rest.split('"').next()
+            };
+            of("leader").is_some_and(|leader| leader != "0" && of("member_id") == Some(leader))
+        })
+    }
+}
+
+/// Sends a request without arguments; the answer is JSON. A list of members is answered when there is a leader.
+fn ask(addr: SocketAddr, what: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&addr, ANSWER)?;
+    stream.set_read_timeout(Some(ANSWER))?;
+    let request = format!(
+        "POST /v3/{what} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{{}}"
+    );
+    stream.write_all(request.as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+/// The program that the environment names, else the one that `cargo xtask test` built, else the one on `PATH`, which may be too old.
+pub(super) fn program() -> Result<PathBuf, ServerError> {
+    let named = env::var_os(PROGRAM_VARIABLE).map(PathBuf::from);
+    let found = named
+        .or_else(|| Some(built()).filter(|path| path.exists()))
+        .or_else(|| on_path(PROGRAM));
+    found.ok_or(ServerError::Missing {
+        server: PROGRAM,
+        remedy: "run `cargo xtask test`, which builds it, install etcd 3.5.13 or newer, or set ETCD to the program or DLOCK_TEST_ETCD_URL to a server",
+    })
+}
+
+/// The place where `cargo xtask test` builds it.
+fn built() -> PathBuf {
+    let home = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    let cache = env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(home);
+    cache.unwrap_or_default().join("dlock/etcd-3.6.16")
+}
+
+const PROGRAM: &str = "etcd";
+
+/// A short election time-out makes leases of a second possible.
+const OPTIONS: &[&str] = &[
+    "--heartbeat-interval",
+    "10",
+    "--election-timeout",
+    "100",
+    "--log-level",
+    "warn",
+];
+
+/// Elections take half a second, so that a busy machine seldom needs one.
+const CLUSTER_OPTIONS: &[&str] = &[
+    "--heartbeat-interval",
+    "50",
+    "--election-timeout",
+    "500",
+    "--log-level",
+    "warn",
+];
+
+/// A server that starts may accept and not answer.
+const ANSWER: Duration = Duration::from_millis(300);

@@ -1,0 +1,389 @@
+//! Acquire: takes the lock, enters the incarnation of its owner, or stands in line.
+//!
+//! The common case is one transaction, beside the keep-alive of a spare lease. Only a request that is refused with a ticket needs a second
+//! one, which judges anew and puts the waiter into the queue.
+
+use crate::{
+    commands::{Keys, Line, Place, Record, Taken, join, rehang, take, token},
+    driver::Inner,
+    error::{contended, is_lease_gone, late, unanswered},
+    holds::Unanswered,
+    table::{Held, Hold, Lease, Waiter, WaiterKey},
+};
+use dlock_core::{
+    Effect, ErrorKind, FencingToken, HolderInfo, Instant, MAX_HOLDS,
+    driver::{self, Acquire, Acquired, DriverError, Grant, Result, Ticket},
+};
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
+
+/// The result of one attempt. `None`: try again, because something changed meanwhile.
+type Step = Option<Acquired>;
+
+impl Inner {
+    pub(crate) async fn acquire(self: &Arc<Self>, req: &Acquire) -> Result<Acquired> {
+        let entered = self.clock.now();
+        for _ in 0..ATTEMPTS {
+            if self.clock.now() >= req.give_up {
+                return Err(late());
+            }
+            if let Some(answer) = self.attempt(req, entered).await? {
+                return Ok(answer);
+            }
+        }
+        Err(contended())
+    }
+
+    async fn attempt(self: &Arc<Self>, req: &Acquire, entered: Instant) -> Result<Step> {
+        let key = (req.name.clone(), req.hold);
+        let found = self.table().holds.get(&key).cloned();
+        let (lease, is_spare, open) = match found.filter(|hold| hold.owner == req.owner) {
+            Some(Hold {
+                held: Some(held), ..
+            }) => return self.repeat(req, held, entered).await,
+            // Its sender gave up, so it is being undone.
+            Some(hold) if hold.give_up <= self.clock.now() => {
+                self.undo(&key).await?;
+                return Ok(None);
+            }
+            Some(hold) => (hold.lease, true, true),
+            None => {
+                let (lease, is_spare) = self.lease(req.lease.length()).await?;
+                (lease, is_spare, false)
+            }
+        };
+        let request = Request {
+            inner: self,
+            req,
+            keys: self.keys(&req.name),
+            lease,
+            next: match req.next_ticket {
+                Some(next) => Some(self.new_waiter(req, next).await?),
+                None => None,
+            },
+        };
+        let hold = Hold {
+            owner: req.owner,
+            lease,
+            others: Vec::new(),
+            held: None,
+            open,
+            give_up: req.give_up,
+        };
+        let asked = Unanswered::new(self, &key, hold);
+        let keep = async {
+            match is_spare {
+                true => self.connection.keep_alive(lease.id).await,
+                false => Ok(lease.length.as_secs()),
+            }
+        };
+        let answer = match tokio::join!(request.ask(), keep) {
+            // The lease was over, and with it what hung on it.
+            (Ok(_), Ok(0)) => Answer::Over,
+            (Ok(answer), Ok(_)) => answer,
+            (Err(error), _) if is_lease_gone(&error) => Answer::Over,
+            (Err(error), _) if error.effect() == Effect::None => {
+                asked.refused();
+                request.leave_next();
+                return Err(error);
+            }
+            (Err(error), _) => return Err(error),
+            (Ok(_), Err(error)) => return Err(unanswered().with_source(error)),
+        };
+        let refused = match answer {
+            Answer::Granted(grant) => return Ok(request.granted(asked, grant, entered)),
+            Answer::Elsewhere(taken, holds) => {
+                return request.adopt(asked, &taken, holds, entered).await;
+            }
+            Answer::Over => {
+                asked.over();
+                request.leave_next();
+                return Ok(None);
+            }
+            Answer::Again => None,
+            Answer::Refused(refused) => Some(refused),
+        };
+        asked.refused();
+        request.leave_next();
+        Ok(refused)
+    }
+
+    /// Records a waiter whose key a request is about to create.
+    async fn new_waiter(&self, req: &Acquire, ticket: Ticket) -> Result<(String, i64)> {
+        // As short as the server grants: a waiter that is dead delays the others for as long.
+        let (mut lease, is_spare) = self.lease(Duration::ZERO).await?;
+        if is_spare && self.connection.keep_alive(lease.id).await? == 0 {
+            lease = self.grant(Duration::ZERO).await?;
+        }
+        let key = (req.name.clone(), ticket);
+        // One whose key may have been created by a request without an answer loses its place.
+        self.forget(&key);
+        let waiter = Waiter {
+            key: self.keys(&req.name).waiter(&self.client, ticket),
+            lease,
+            created: None,
+            turn_length: (req.lease.length() / 3).min(LONGEST_TURN),
+            turn: None,
+            watch: None,
+        };
+        let named = (waiter.key.clone(), lease.id);
+        self.table().waiters.insert(key, waiter);
+        Ok(named)
+    }
+
+    /// Repeats the grant of a hold of this client.
+    async fn repeat(&self, req: &Acquire, held: Held, entered: Instant) -> Result<Step> {
+        let keys = self.keys(&req.name);
+        let (line, own) = (self.line(&keys).await?, keys.hold(req.hold));
+        let is_there = line.taken.iter().any(|taken| taken.key == own);
+        if !is_there || held.end <= self.clock.now() {
+            self.ended(&(req.name.clone(), req.hold), req.owner);
+            return Ok(None);
+        }
+        let holds = count(line.holds().count());
+        let valid_for = held.promised.since(entered);
+        Ok(Some(Acquired::Granted(Grant::new(
+            held.token, holds, valid_for,
+        ))))
+    }
+}
+
+/// One attempt of a request, with its lease.
+struct Request<'a> {
+    inner: &'a Arc<Inner>,
+    req: &'a Acquire,
+    keys: Keys,
+    lease: Lease,
+    /// The key and the lease of the client's next waiter.
+    next: Option<(String, i64)>,
+}
+
+/// What the server answered.
+enum Answer {
+    Granted(Granted),
+    /// The hold is there already, on a lease of another client.
+    Elsewhere(Taken, usize),
+    /// The lease of the request was over.
+    Over,
+    /// Something changed between two transactions.
+    Again,
+    Refused(Acquired),
+}
+
+struct Granted {
+    created: i64,
+    token: FencingToken,
+    holds: usize,
+    /// The revision at which the next waiter stands, if it does.
+    next: Option<i64>,
+}
+
+impl Request<'_> {
+    async fn ask(&self) -> Result<Answer> {
+        let (inner, req) = (self.inner, self.req);
+        let ticket = req.ticket.map(|ticket| (req.name.clone(), ticket));
+        let place = ticket.as_ref().map_or(Place::None, |key| inner.place(key));
+        let line = match req.join {
+            Some(_) => inner.line(&self.keys).await?,
+            None => match self.take(&place).await? {
+                Ok(granted) => return Ok(Answer::Granted(granted)),
+                Err(line) => line,
+            },
+        };
+        let own = self.keys.hold(req.hold);
+        if let Some(taken) = line.taken.iter().find(|taken| taken.key == own) {
+            return Ok(self.found(taken, &line));
+        }
+        let inside = line.holds().find(|taken| taken.is_of(req.owner));
+        if let Some(inside) = inside
+            && (req.join.is_none() || req.join == inside.token())
+        {
+            return self.enter(inside, &line, &place).await;
+        }
+        if req.join.is_some() {
+            return Ok(Answer::Refused(Acquired::Gone));
+        }
+        let Some(key) = ticket else {
+            return Ok(Answer::Refused(Acquired::Held(held(&line, None))));
+        };
+        match place {
+            Place::Stands(own, _) if line.waiters.iter().any(|(key, _)| *key == own) => {
+                Ok(self.waits(&key, &line))
+            }
+            Place::Stands(..) => {
+                inner.forget(&key);
+                Ok(Answer::Again)
+            }
+            _ => self.stand(&key).await,
+        }
+    }
+
+    /// Sends the transaction that takes the lock. Refused, it tells what is in the way.
+    async fn take(&self, place: &Place) -> Result<Result<Granted, Line>> {
+        let record = self.record(0);
+        let hold = (self.req.hold, &record, self.lease.id);
+        let txn = take(&self.keys, hold, place, self.next.as_ref());
+        let answer = self.inner.connection.txn(txn).await?;
+        let line = Line::read(&answer);
+        if !answer.succeeded() {
+            return Ok(Err(line));
+        }
+        Ok(Ok(Granted {
+            created: line.revision,
+            token: token(line.revision),
+            holds: 1,
+            next: Some(line.revision),
+        }))
+    }
+
+    fn record(&self, token: u64) -> Record {
+        Record {
+            owner: self.req.owner,
+            token,
+            info: HolderInfo::clone(&self.req.info),
+        }
+    }
+
+    /// A copy of this request was executed.
+    fn found(&self, taken: &Taken, line: &Line) -> Answer {
+        let holds = line.holds().count();
+        match taken.token().filter(|_| taken.is_of(self.req.owner)) {
+            Some(token) if taken.lease == self.lease.id => Answer::Granted(Granted {
+                created: taken.created,
+                token,
+                holds,
+                next: None,
+            }),
+            Some(_) => Answer::Elsewhere(taken.clone(), holds),
+            None => Answer::Refused(Acquired::Held(held(line, None))),
+        }
+    }
+
+    /// Adds a hold to the owner's incarnation, past the queue.
+    async fn enter(&self, inside: &Taken, line: &Line, place: &Place) -> Result<Answer> {
+        let holds = line.holds().count();
+        if holds >= usize::try_from(MAX_HOLDS).unwrap_or(usize::MAX) {
+            let message =
+                format!("the owner has {MAX_HOLDS} holds of this lock, which is the maximum");
+            return Err(DriverError::new(ErrorKind::Overloaded, message));
+        }
+        let Some(token) = inside.token() else {
+            return Ok(Answer::Again);
+        };
+        let used = match place {
+            Place::Stands(key, _) => Some(key.clone()),
+            _ => None,
+        };
+        let record = self.record(token.0);
+        let hold = (self.req.hold, &record, self.lease.id);
+        let through = (inside, line.revision);
+        let txn = join(&self.keys, hold, through, used, self.next.as_ref());
+        let answer = self.inner.connection.txn(txn).await?;
+        if !answer.succeeded() {
+            return Ok(Answer::Again);
+        }
+        let created = Line::read(&answer).revision;
+        Ok(Answer::Granted(Granted {
+            created,
+            token,
+            holds: holds + 1,
+            next: Some(created),
+        }))
+    }
+
+    /// Takes the lock, or enters the queue.
+    async fn stand(&self, key: &WaiterKey) -> Result<Answer> {
+        let (name, lease) = self.inner.new_waiter(self.req, key.1).await?;
+        match self.take(&Place::Enters(name, lease)).await? {
+            Ok(granted) => Ok(Answer::Granted(granted)),
+            Err(line) => {
+                self.inner.stands(key, line.revision);
+                Ok(self.waits(key, &line))
+            }
+        }
+    }
+
+    fn waits(&self, key: &WaiterKey, line: &Line) -> Answer {
+        let ahead = self.inner.watch_line(key, line);
+        Answer::Refused(Acquired::Held(held(line, ahead)))
+    }
+
+    fn granted(&self, asked: Unanswered, granted: Granted, entered: Instant) -> Step {
+        let length = self.req.lease.length().min(self.lease.length);
+        asked.granted(Held {
+            created: granted.created,
+            token: granted.token,
+            promised: entered + length,
+            end: self.inner.clock.now() + length,
+        })?;
+        let waiter = |ticket| (self.req.name.clone(), ticket);
+        if let Some(ticket) = self
+            .req
+            .ticket
+            .filter(|_| self.req.ticket != self.req.next_ticket)
+        {
+            self.inner.used_up(&waiter(ticket));
+        }
+        match (self.req.next_ticket, granted.next) {
+            (Some(next), Some(created)) => {
+                self.inner.stands(&waiter(next), created);
+                self.inner.look_again(waiter(next));
+            }
+            _ => self.leave_next(),
+        }
+        let grant = Grant::new(granted.token, count(granted.holds), length);
+        Some(Acquired::Granted(grant))
+    }
+
+    /// Takes over a hold that another client began: it hangs on a lease of this client then, and lasts as long as before.
+    async fn adopt(
+        &self,
+        asked: Unanswered,
+        taken: &Taken,
+        holds: usize,
+        entered: Instant,
+    ) -> Result<Step> {
+        let connection = &self.inner.connection;
+        self.leave_next();
+        let rest = connection.rest(taken.lease).await?;
+        let moved = connection.txn(rehang(taken, self.lease.id)).await?;
+        let (Some(rest), Some(token), true) = (rest, taken.token(), moved.succeeded()) else {
+            asked.refused();
+            return Ok(None);
+        };
+        let rest = rest.min(self.lease.length);
+        let granted = asked.granted(Held {
+            created: taken.created,
+            token,
+            promised: entered + rest,
+            end: self.inner.clock.now() + rest + SECOND,
+        });
+        let grant = Grant::new(token, count(holds), rest);
+        Ok(granted.map(|()| Acquired::Granted(grant)))
+    }
+
+    fn leave_next(&self) {
+        if let Some(next) = self.req.next_ticket {
+            self.inner.forget(&(self.req.name.clone(), next));
+        }
+    }
+}
+
+/// A refusal.
+fn held(line: &Line, ahead: Option<usize>) -> driver::Held {
+    let mut held = driver::Held::default();
+    held.by = line.holds().next().map(Taken::holder);
+    held.ahead = ahead.and_then(|ahead| u32::try_from(ahead).ok());
+    held
+}
+
+fn count(holds: usize) -> NonZeroU32 {
+    let holds = u32::try_from(holds).unwrap_or(u32::MAX);
+    NonZeroU32::new(holds).unwrap_or(NonZeroU32::MIN)
+}
+
+/// How often one call reads again because something changed meanwhile.
+const ATTEMPTS: usize = 16;
+/// How long a turn may stay unused.
+const LONGEST_TURN: Duration = Duration::from_secs(1);
+/// The precision of the rest of a lease.
+const SECOND: Duration = Duration::from_secs(1);

@@ -1,0 +1,172 @@
+//! Inspecting, listing and breaking locks.
+
+use crate::{
+    commands::{Keys, Line, Taken, delete_all, encode, made, name_in, unchanged},
+    driver::Inner,
+    error::{contended, misuse},
+};
+use dlock_core::{
+    Broken, FencingToken, LockName, Snapshot,
+    driver::{Cursor, Page, Result},
+};
+use etcd_client::{GetOptions, Txn, TxnOp};
+use std::{sync::Arc, time::Duration};
+
+impl Inner {
+    /// Shows a lock. What its holds have left takes a request for each.
+    pub(crate) async fn snapshot(
+        &self,
+        name: &LockName,
+        line: &Line,
+        rests: bool,
+    ) -> Result<Snapshot> {
+        let mut shown = Snapshot::free(name.clone());
+        let is_foreign = |taken: &&Taken| taken.record.is_none() && !taken.is_min_hold();
+        if line.taken.iter().any(|taken| is_foreign(&taken)) {
+            return Ok(Snapshot::damaged(
+                name.clone(),
+                "a hold of it was not written by dlock",
+            ));
+        }
+        shown.waiters = u32::try_from(line.waiters.len()).ok();
+        shown.holds = u32::try_from(line.holds().count()).unwrap_or(u32::MAX);
+        if let Some(first) = line.holds().next() {
+            let mut holder = first.holder();
+            let mut longest = Duration::ZERO;
+            for hold in line.holds().take(if rests { MOST_RESTS } else { 0 }) {
+                longest = longest.max(self.connection.rest(hold.lease).await?.unwrap_or_default());
+            }
+            // The server tells whole seconds.
+            holder.rest = rests.then(|| longest + Duration::from_secs(1));
+            shown.holders.push(holder);
+        }
+        if let Some(min_hold) = line.taken.iter().find(|taken| taken.is_min_hold()) {
+            let rest = self.connection.rest(min_hold.lease).await?;
+            shown.unavailable_for = rest.map(|rest| rest.max(Duration::from_millis(1)));
+        } else if line.taken.is_empty() && !line.waiters.is_empty() {
+            shown.unavailable_for = Some(TURN);
+        }
+        Ok(shown)
+    }
+
+    pub(crate) async fn list(
+        &self,
+        prefix: &str,
+        from: Option<&Cursor>,
+        limit: usize,
+    ) -> Result<Page> {
+        let begin = format!("{}/{}", self.root, encode(prefix));
+        let from = match from {
+            None => begin.clone(),
+            Some(cursor) => match std::str::from_utf8(&cursor.0) {
+                Ok(from) if from.starts_with(&begin) => from.to_owned(),
+                _ => return Err(misuse("the cursor is not one of this listing")),
+            },
+        };
+        let most = limit;
+        let limit = i64::try_from(limit + KEYS).unwrap_or(i64::MAX);
+        // No code of a name, and no rest of a key, has this character.
+        let options = GetOptions::new().with_range(format!("{begin}\u{7f}"));
+        let options = options.with_limit(limit);
+        let got = self
+            .connection
+            .call(|client| async move { client.kv_client().get(from, Some(options)).await });
+        let got = got.await?;
+        let mut names: Vec<(LockName, Line)> = Vec::new();
+        for kv in got.kvs() {
+            let key = String::from_utf8_lossy(kv.key());
+            let Some((name, _)) = name_in(&self.root, &key) else {
+                continue;
+            };
+            if names.last().is_none_or(|(last, _)| *last != name) {
+                names.push((name, Line::default()));
+            }
+            if let Some((_, line)) = names.last_mut() {
+                line.sort(kv);
+            }
+        }
+        let mut next = None;
+        if names.len() > most {
+            next = Some(Cursor(self.keys(&names[most].0).all().into()));
+            names.truncate(most);
+        } else if got.more() {
+            next = got
+                .kvs()
+                .last()
+                .map(|last| Cursor([last.key(), b"\0"].concat()));
+            // The keys of the last name may go on behind the page.
+            if names.len() > 1 {
+                let last = names.pop();
+                next = last.map(|(name, _)| Cursor(self.keys(&name).all().into()));
+            } else if let Some((name, line)) = names.last_mut() {
+                let keys = self.keys(name);
+                *line = self.line(&keys).await?;
+                next = Some(Cursor(format!("{}\u{7f}", keys.all()).into()));
+            }
+        }
+        let mut found = Vec::new();
+        for (name, line) in names {
+            let shown = self.snapshot(&name, &line, false).await?;
+            if !shown.holders.is_empty()
+                || shown.unavailable_for.is_some()
+                || shown.damaged.is_some()
+            {
+                found.push(shown);
+            }
+        }
+        Ok(Page::new(found, next))
+    }
+
+    pub(crate) async fn break_lock(
+        self: &Arc<Self>,
+        name: &LockName,
+        only: Option<FencingToken>,
+    ) -> Result<Broken> {
+        let keys = self.keys(name);
+        for _ in 0..ATTEMPTS {
+            let line = self.line(&keys).await?;
+            let token = line.holds().find_map(Taken::token);
+            if only.is_some() && only != token {
+                return Ok(match token {
+                    Some(_) => Broken::Changed { token },
+                    None => Broken::WasFree,
+                });
+            }
+            let Some(txn) = break_txn(&keys, &line) else {
+                return Ok(Broken::WasFree);
+            };
+            if self.connection.txn(txn).await?.succeeded() {
+                return Ok(Broken::Freed { token });
+            }
+        }
+        Err(contended())
+    }
+}
+
+/// Removes what was read: all holds, or else the waiter whose turn it is. Run twice, the second run finds it gone.
+fn break_txn(keys: &Keys, line: &Line) -> Option<Txn> {
+    if let Some(first) = line.taken.first() {
+        let when = [
+            made(&first.key, first.created),
+            unchanged(&keys.holds(), line.revision),
+        ];
+        let then = [delete_all(&keys.holds()), delete_all(&keys.pending())];
+        return Some(Txn::new().when(when).and_then(then));
+    }
+    let (first, created) = line.waiters.first()?;
+    let when = [made(first, *created), unchanged(&keys.holds(), 0)];
+    Some(
+        Txn::new()
+            .when(when)
+            .and_then([TxnOp::delete(first.as_str(), None)]),
+    )
+}
+
+/// Of how many holds the longest rest is looked for.
+const MOST_RESTS: usize = 8;
+/// How often one call reads again because something changed meanwhile.
+const ATTEMPTS: usize = 16;
+/// Keys that a page reads beyond its limit: more than one name has without a crowd of waiters.
+const KEYS: usize = 128;
+/// A name without a hold is reserved for its first waiter for that long, if that one lives.
+const TURN: Duration = Duration::from_secs(1);

@@ -1,0 +1,381 @@
+//! Keys, records and transactions.
+//!
+//! They stand in one place because their conditions decide who holds a lock. All keys of a lock begin with `PREFIX/NAME/`:
+//!
+//! | key | what | its lease |
+//! |---|---|---|
+//! | `h/HOLD` | one hold; the incarnation's token is the revision at which its first hold was created | the hold's own |
+//! | `h/~LEASE` | no hold: a minimum hold of the last incarnation keeps the lock unavailable | of that length |
+//! | `w/CLIENT.TICKET` | one waiting client; the order is that of the revisions of creation | the waiter's own |
+//! | `pending/LEASE` | a hold that went first asked for a minimum hold: becomes `h/~LEASE` with the last hold | of that length |
+//!
+//! etcd judges a comparison over an empty range with a key of revision 0, and over other ranges for every key. So "no hold" and "none
+//! before mine" are conditions of one transaction, executed by every member at the same place of the log. A put fails when its lease is
+//! over: so a request whose lease was revoked has no effect, however late it is executed.
+
+use dlock_core::{
+    FencingToken, Fingerprint, HoldId, Holder, HolderInfo, LockName, Owner, driver::Ticket,
+};
+use etcd_client::{
+    Compare, CompareOp, DeleteOptions, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget,
+    Txn, TxnOp, TxnOpResponse, TxnResponse,
+};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
+/// The keys of one lock.
+#[derive(Clone, Debug)]
+pub(crate) struct Keys(String);
+
+impl Keys {
+    pub(crate) fn of(root: &str, name: &LockName) -> Self {
+        Self(format!("{root}/{}/", encode(name.as_str())))
+    }
+
+    pub(crate) fn holds(&self) -> String {
+        format!("{}h/", self.0)
+    }
+
+    pub(crate) fn hold(&self, hold: HoldId) -> String {
+        format!("{}h/{hold}", self.0)
+    }
+
+    pub(crate) fn min_hold(&self, lease: i64) -> String {
+        format!("{}h/~{lease:x}", self.0)
+    }
+
+    pub(crate) fn pending(&self) -> String {
+        format!("{}pending/", self.0)
+    }
+
+    pub(crate) fn waiters(&self) -> String {
+        format!("{}w/", self.0)
+    }
+
+    pub(crate) fn waiter(&self, client: &str, ticket: Ticket) -> String {
+        format!("{}w/{client}.{ticket}", self.0)
+    }
+
+    /// The beginning of all of them.
+    pub(crate) fn all(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Encodes a name as one part of a key: all bytes but letters, digits and `- _ . : @ = + ,` become `%XX`. A beginning of a name becomes a
+/// beginning of its code.
+pub(crate) fn encode(name: &str) -> String {
+    utf8_percent_encode(name, ENCODED).to_string()
+}
+
+/// The name in a key below the root; `None`: a foreign key.
+pub(crate) fn name_in<'a>(root: &str, key: &'a str) -> Option<(LockName, &'a str)> {
+    let (code, rest) = key.strip_prefix(root)?.strip_prefix('/')?.split_once('/')?;
+    let name = LockName::new(percent_decode_str(code).decode_utf8().ok()?).ok()?;
+    (encode(name.as_str()) == code).then_some((name, rest))
+}
+
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b':')
+    .remove(b'@')
+    .remove(b'=')
+    .remove(b'+')
+    .remove(b',');
+
+/// The value of a hold, five lines: version, use, owner, token (0: the revision at which the key was created), holder info.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) owner: Owner,
+    pub(crate) token: u64,
+    pub(crate) info: HolderInfo,
+}
+
+impl Record {
+    pub(crate) fn encode(&self) -> String {
+        let Self { owner, token, info } = self;
+        format!("{VERSION}\nheld\n{}\n{token}\n{info}", owner.expose())
+    }
+
+    pub(crate) fn decode(value: &[u8]) -> Option<Self> {
+        let mut lines = std::str::from_utf8(value).ok()?.split('\n');
+        lines.next().filter(|version| *version == VERSION)?;
+        lines.next().filter(|used| *used == "held")?;
+        Some(Self {
+            owner: Owner::from_uuid(lines.next()?.parse().ok()?),
+            token: lines.next()?.parse().ok()?,
+            info: HolderInfo::parse(lines.next()?),
+        })
+    }
+}
+
+const VERSION: &str = "dlock 1";
+
+/// A key below `h/`.
+#[derive(Clone, Debug)]
+pub(crate) struct Taken {
+    pub(crate) key: String,
+    pub(crate) value: Vec<u8>,
+    pub(crate) created: i64,
+    pub(crate) lease: i64,
+    /// `None`: a minimum hold, or not written by dlock.
+    pub(crate) record: Option<Record>,
+}
+
+impl Taken {
+    pub(crate) fn new(kv: &KeyValue) -> Self {
+        Self {
+            key: String::from_utf8_lossy(kv.key()).into_owned(),
+            value: kv.value().to_vec(),
+            created: kv.create_revision(),
+            lease: kv.lease(),
+            record: Record::decode(kv.value()),
+        }
+    }
+
+    pub(crate) fn is_min_hold(&self) -> bool {
+        self.key.contains("/h/~")
+    }
+
+    pub(crate) fn is_of(&self, owner: Owner) -> bool {
+        (self.record.as_ref()).is_some_and(|record| record.owner == owner)
+    }
+
+    pub(crate) fn token(&self) -> Option<FencingToken> {
+        let record = self.record.as_ref()?;
+        Some(match record.token {
+            0 => token(self.created),
+            token => FencingToken(token),
+        })
+    }
+
+    pub(crate) fn holder(&self) -> Holder {
+        let Some(record) = &self.record else {
+            return Holder::new(Fingerprint::of(&self.value));
+        };
+        let mut holder = Holder::new(record.owner.fingerprint());
+        (holder.token, holder.info) = (self.token(), record.info.clone());
+        holder
+    }
+}
+
+pub(crate) fn token(revision: i64) -> FencingToken {
+    FencingToken(revision.unsigned_abs())
+}
+
+/// One lock at one revision.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Line {
+    /// Everything below `h/`.
+    pub(crate) taken: Vec<Taken>,
+    /// The waiters and when each was created, in order.
+    pub(crate) waiters: Vec<(String, i64)>,
+    /// Minimum holds that wait for the last hold.
+    pub(crate) pending: Vec<Taken>,
+    pub(crate) revision: i64,
+}
+
+impl Line {
+    pub(crate) fn holds(&self) -> impl Iterator<Item = &Taken> {
+        self.taken.iter().filter(|taken| taken.record.is_some())
+    }
+
+    pub(crate) fn sort(&mut self, kv: &KeyValue) {
+        let taken = Taken::new(kv);
+        if taken.key.contains("/pending/") {
+            self.pending.push(taken);
+        } else if taken.key.contains("/h/") {
+            self.taken.push(taken);
+        } else {
+            self.waiters.push((taken.key, taken.created));
+        }
+    }
+
+    /// Sorts what the operations of a transaction have read.
+    pub(crate) fn read(answer: &TxnResponse) -> Self {
+        let mut line = Self {
+            revision: revision(answer),
+            ..Self::default()
+        };
+        for response in answer.op_responses() {
+            if let TxnOpResponse::Get(got) = response {
+                got.kvs().iter().for_each(|kv| line.sort(kv));
+            }
+        }
+        line.waiters.sort_by_key(|(_, created)| *created);
+        line
+    }
+}
+
+pub(crate) fn revision(answer: &TxnResponse) -> i64 {
+    answer
+        .header()
+        .map_or(0, etcd_client::ResponseHeader::revision)
+}
+
+/// Where a request stands in the queue.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// Nowhere, and a refusal leaves no trace.
+    None,
+    /// Its key was created at that revision.
+    Stands(String, i64),
+    /// A refusal creates the key, with that lease.
+    Enters(String, i64),
+}
+
+/// Takes the lock if there is no hold and no waiter before this one. Refused, it reads the lock, and may enter the queue first. Run twice,
+/// the second run finds the hold.
+pub(crate) fn take(
+    keys: &Keys,
+    (hold, record, lease): (HoldId, &Record, i64),
+    place: &Place,
+    next: Option<&(String, i64)>,
+) -> Txn {
+    let mut when = vec![none(&keys.holds())];
+    let mut then = vec![put(keys.hold(hold), record.encode(), lease)];
+    let mut otherwise = Vec::new();
+    match place {
+        Place::Stands(key, created) => {
+            let first = Compare::create_revision(keys.waiters(), CompareOp::Greater, created - 1);
+            when.extend([made(key, *created), first.with_prefix()]);
+            then.push(TxnOp::delete(key.as_str(), None));
+        }
+        Place::Enters(key, lease) => {
+            when.push(none(&keys.waiters()));
+            otherwise.push(put(key.clone(), "", *lease));
+        }
+        Place::None => when.push(none(&keys.waiters())),
+    }
+    then.extend(next.map(|(key, lease)| put(key.clone(), "", *lease)));
+    otherwise.extend(read(keys));
+    Txn::new().when(when).and_then(then).or_else(otherwise)
+}
+
+/// Adds a hold to the incarnation of `inside`, if that one still lives and none came since `revision`. Run twice, the second run finds the
+/// hold.
+pub(crate) fn join(
+    keys: &Keys,
+    (hold, record, lease): (HoldId, &Record, i64),
+    (inside, revision): (&Taken, i64),
+    used: Option<String>,
+    next: Option<&(String, i64)>,
+) -> Txn {
+    let mut then = vec![put(keys.hold(hold), record.encode(), lease)];
+    then.extend(used.map(|key| TxnOp::delete(key, None)));
+    then.extend(next.map(|(key, lease)| put(key.clone(), "", *lease)));
+    let when = [
+        made(&inside.key, inside.created),
+        unchanged(&keys.holds(), revision),
+    ];
+    Txn::new().when(when).and_then(then)
+}
+
+/// Moves a hold to another lease, if its key is as it was read. The revision of its creation stays. Run twice, the second run changes
+/// nothing.
+pub(crate) fn rehang(taken: &Taken, lease: i64) -> Txn {
+    let when = [
+        made(&taken.key, taken.created),
+        Compare::lease(taken.key.as_str(), CompareOp::Equal, taken.lease),
+    ];
+    let put = put(taken.key.clone(), taken.value.clone(), lease);
+    Txn::new().when(when).and_then([put])
+}
+
+/// Ends a hold, if no minimum hold waits for the last one, and reads what is left. Run twice, the second run finds nothing.
+pub(crate) fn release(keys: &Keys, hold: HoldId, created: i64) -> Txn {
+    let key = keys.hold(hold);
+    let when = [made(&key, created), none(&keys.pending())];
+    let left = GetOptions::new().with_prefix();
+    Txn::new()
+        .when(when)
+        .and_then([
+            TxnOp::delete(key, None),
+            TxnOp::get(keys.holds(), Some(left)),
+        ])
+        .or_else(read(keys))
+}
+
+/// Reads the lock.
+pub(crate) fn look(keys: &Keys) -> Txn {
+    Txn::new().and_then(read(keys))
+}
+
+fn read(keys: &Keys) -> [TxnOp; 3] {
+    let waiters = GetOptions::new().with_prefix().with_keys_only();
+    let waiters = waiters.with_sort(SortTarget::Create, SortOrder::Ascend);
+    [
+        TxnOp::get(keys.holds(), Some(GetOptions::new().with_prefix())),
+        TxnOp::get(keys.pending(), Some(GetOptions::new().with_prefix())),
+        TxnOp::get(keys.waiters(), Some(waiters)),
+    ]
+}
+
+/// Nothing begins with that.
+pub(crate) fn none(prefix: &str) -> Compare {
+    Compare::create_revision(prefix, CompareOp::Equal, 0).with_prefix()
+}
+
+/// The key was created at that revision, and is still there.
+pub(crate) fn made(key: &str, created: i64) -> Compare {
+    Compare::create_revision(key, CompareOp::Equal, created)
+}
+
+/// No key that begins with that was created after that revision.
+pub(crate) fn unchanged(prefix: &str, revision: i64) -> Compare {
+    Compare::create_revision(prefix, CompareOp::Less, revision + 1).with_prefix()
+}
+
+pub(crate) fn put(key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>, lease: i64) -> TxnOp {
+    TxnOp::put(key, value, Some(PutOptions::new().with_lease(lease)))
+}
+
+pub(crate) fn delete_all(prefix: &str) -> TxnOp {
+    TxnOp::delete(prefix, Some(DeleteOptions::new().with_prefix()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_as_it_was_written_and_strangers_are_strangers() {
+        let record = Record {
+            owner: Owner::from_seed("x"),
+            token: 9,
+            info: HolderInfo::new("host", 3),
+        };
+        assert_eq!(Record::decode(record.encode().as_bytes()), Some(record));
+        for value in [
+            &b"10.0.0.1"[..],
+            b"",
+            b"dlock 1\nheld",
+            b"dlock 2\nheld\n",
+            b"\xff",
+        ] {
+            assert_eq!(Record::decode(value), None);
+        }
+    }
+
+    /// Changing any of these moves locks: two versions of dlock would not see each other's locks.
+    #[test]
+    fn keys_are_pinned() {
+        for (name, code) in [
+            ("orders:42", "orders:42"),
+            (".", "."),
+            ("a/b", "a%2Fb"),
+            ("a%2Fb", "a%252Fb"),
+            ("A b ", "A%20b%20"),
+            ("\u{1}é~", "%01%C3%A9%7E"),
+        ] {
+            let name = LockName::new(name).unwrap();
+            let keys = Keys::of("/dlock", &name);
+            assert_eq!(keys.holds(), format!("/dlock/{code}/h/"));
+            assert_eq!(name_in("/dlock", &keys.min_hold(15)), Some((name, "h/~f")));
+        }
+        for foreign in ["/dlock/a", "/dlock/%61/h/1", "/dlocks/a/h/1", "/dlock//h/1"] {
+            assert_eq!(name_in("/dlock", foreign), None, "{foreign}");
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! Connection: one member at a time, and the stream of keep-alives.
+//!
+//! A request that failed, or that stayed unanswered for a while, ends the use of its connection: the next request goes to the next member.
+//! Requests and streams of one connection share their fate, so that a member which stands still or is cut off is left as a whole.
+
+use crate::{
+    EtcdConfig,
+    error::{check_version, failed, is_open, misuse, unanswered, unreached},
+};
+use dlock_core::driver::{DriverError, Result};
+use etcd_client::{
+    Client, ConnectOptions, Error as Native, LeaseGrantOptions, LeaseKeepAliveStream, LeaseKeeper,
+    Txn, TxnResponse,
+};
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{
+    runtime::Handle,
+    sync::{Mutex, mpsc, oneshot, watch},
+    time::{Instant, timeout},
+};
+
+/// The connection to the cluster.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    config: EtcdConfig,
+    options: ConnectOptions,
+    current: Mutex<Current>,
+    keep_alives: mpsc::UnboundedSender<KeepAlive>,
+}
+
+#[derive(Debug, Default)]
+struct Current {
+    link: Option<Arc<Link>>,
+    /// The member to connect to next.
+    next: usize,
+}
+
+/// The connection to one member.
+pub(crate) struct Link {
+    pub(crate) client: Client,
+    lost: watch::Sender<bool>,
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link")
+            .field("lost", &self.is_lost())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    /// Ends its use. Requests in flight may still be answered; streams end.
+    pub(crate) fn lose(&self) {
+        self.lost.send_replace(true);
+    }
+
+    pub(crate) async fn lost(&self) {
+        // An error: the sender is gone, which `self` prevents.
+        drop(self.lost.subscribe().wait_for(|lost| *lost).await);
+    }
+
+    fn is_lost(&self) -> bool {
+        *self.lost.borrow()
+    }
+}
+
+/// A request in flight. Dropped without an answer after a while, it shows that the connection does not answer.
+struct InFlight<'a> {
+    link: &'a Link,
+    sent: Instant,
+    answered: bool,
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        if !self.answered && self.sent.elapsed() >= SILENT {
+            self.link.lose();
+        }
+    }
+}
+
+/// One keep-alive, and where its answer goes: the seconds that the lease lasts, 0 if it is over.
+#[derive(Debug)]
+pub(crate) struct KeepAlive {
+    lease: i64,
+    answer: oneshot::Sender<u64>,
+}
+
+/// The stream of keep-alives, to be run by [`keep_alives`].
+pub(crate) type KeepAlives = mpsc::UnboundedReceiver<KeepAlive>;
+
+impl Connection {
+    /// Connects to one of the members.
+    pub(crate) async fn open(config: EtcdConfig) -> Result<(Self, KeepAlives)> {
+        let (keep_alives, requests) = mpsc::unbounded_channel();
+        let connection = Self {
+            options: options(&config).await?,
+            config,
+            current: Mutex::default(),
+            keep_alives,
+        };
+        connection.link().await?;
+        Ok((connection, requests))
+    }
+
+    /// The connection in use, or a new one to the next member that answers.
+    pub(crate) async fn link(&self) -> Result<Arc<Link>> {
+        let mut current = self.current.lock().await;
+        if let Some(link) = current.link.as_ref().filter(|link| !link.is_lost()) {
+            return Ok(Arc::clone(link));
+        }
+        let mut refused = None;
+        for _ in 0..self.config.hosts.len() {
+            let host = &self.config.hosts[current.next % self.config.hosts.len()];
+            current.next = current.next.wrapping_add(1);
+            let connected = timeout(CONNECT, self.connect_to(host)).await;
+            match connected.unwrap_or_else(|_| Err(DriverError::unavailable(SLOW_MEMBER))) {
+                Ok(client) => {
+                    let (lost, _) = watch::channel(false);
+                    let link = Arc::new(Link { client, lost });
+                    current.link = Some(Arc::clone(&link));
+                    return Ok(link);
+                }
+                Err(error) => {
+                    tracing::debug!(target: "dlock::etcd", host, %error, "a member cannot be used");
+                    refused = Some(error);
+                }
+            }
+        }
+        Err(refused.unwrap_or_else(|| misuse("the etcd URL names no hosts")))
+    }
+
+    async fn connect_to(&self, host: &str) -> Result<Client> {
+        let scheme = if self.config.tls { "https" } else { "http" };
+        let host = format!("{scheme}://{host}");
+        let mut client = Client::connect([host], Some(self.options.clone()))
+            .await
+            .map_err(unreached)?;
+        let status = client.status().await.map_err(unreached)?;
+        check_version(status.version())?;
+        if status.is_learner() {
+            return Err(DriverError::unavailable(
+                "the member is a learner, which serves no locks",
+            ));
+        }
+        if status.leader() == 0 {
+            return Err(DriverError::unavailable("the member knows no leader"));
+        }
+        Ok(client)
+    }
+
+    /// Sends one request.
+    ///
+    /// # Cancel safety
+    /// The request may still be executed.
+    pub(crate) async fn call<T, F>(&self, send: impl FnOnce(Client) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T, Native>>,
+    {
+        let link = self.link().await?;
+        let mut flight = InFlight {
+            link: &link,
+            sent: Instant::now(),
+            answered: false,
+        };
+        let answer = send(link.client.clone()).await;
+        flight.answered = true;
+        answer.map_err(|error| {
+            if is_open(&error) {
+                link.lose();
+            }
+            failed(error)
+        })
+    }
+
+    /// Runs a request to its end, also when its caller is gone.
+    pub(crate) async fn detached<T: Send + 'static>(
+        &self,
+        runtime: &Handle,
+        request: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let link = self.link().await?;
+        let mut flight = InFlight {
+            link: &link,
+            sent: Instant::now(),
+            answered: false,
+        };
+        let answer = runtime.spawn(timeout(LONGEST, request)).await;
+        flight.answered = true;
+        match answer {
+            Ok(Ok(answer)) => answer,
+            _ => Err(unanswered()),
+        }
+    }
+
+    pub(crate) async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        self.call(|client| async move { client.kv_client().txn(txn).await })
+            .await
+    }
+
+    /// Makes a lease with this number. The answer is how many seconds it lasts, which may be more than asked for.
+    pub(crate) async fn grant(&self, lease: i64, seconds: u64) -> Result<u64> {
+        let options = Some(LeaseGrantOptions::new().with_id(lease));
+        let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
+        let granted = self.call(|client| async move {
+            let mut client = client.lease_client();
+            client.grant(seconds, options).await
+        });
+        Ok(granted.await?.ttl().unsigned_abs())
+    }
+
+    /// Ends a lease and the key that hangs on it. Afterwards no request that needs the lease can have an effect.
+    pub(crate) async fn revoke(&self, lease: i64) -> Result<()> {
+        let revoked = self.call(|client| async move { client.lease_client().revoke(lease).await });
+        match revoked.await {
+            Err(error) if !crate::error::is_lease_gone(&error) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// The whole seconds that a lease lasts at least; `None`: it is over.
+    pub(crate) async fn rest(&self, lease: i64) -> Result<Option<Duration>> {
+        let rest = self
+            .call(|client| async move { client.lease_client().time_to_live(lease, None).await });
+        match rest.await {
+            Ok(rest) => Ok(u64::try_from(rest.ttl()).ok().map(Duration::from_secs)),
+            Err(error) if crate::error::is_lease_gone(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Prolongs a lease to its length from now on. The answer is that length in seconds, 0 if the lease is over.
+    pub(crate) async fn keep_alive(&self, lease: i64) -> Result<u64> {
+        let link = self.link().await?;
+        let (answer, answered) = oneshot::channel();
+        // An error: the driver is closed.
+        drop(self.keep_alives.send(KeepAlive { lease, answer }));
+        let mut flight = InFlight {
+            link: &link,
+            sent: Instant::now(),
+            answered: false,
+        };
+        let answer = answered.await;
+        flight.answered = true;
+        answer.map_err(|_| unanswered())
+    }
+}
+
+/// Runs the stream of keep-alives, one for all leases, and opens it anew when it breaks.
+pub(crate) async fn keep_alives(connection: Arc<Connection>, mut requests: KeepAlives) {
+    let mut unsent = VecDeque::new();
+    loop {
+        if unsent.is_empty() {
+            let Some(request) = requests.recv().await else {
+                return;
+            };
+            unsent.push_back(request);
+        }
+        let Ok(link) = connection.link().await else {
+            unsent.clear(); // their senders are told by the drop
+            continue;
+        };
+        let first = unsent.front().map_or(0, |first: &KeepAlive| first.lease);
+        let mut leases = link.client.lease_client();
+        let opened = tokio::select! {
+            opened = leases.keep_alive(first) => opened,
+            () = link.lost() => continue,
+        };
+        match opened {
+            Ok(stream) => keep(&mut unsent, &mut requests, stream, &link).await,
+            // The first answer on the stream says so.
+            Err(Native::LeaseKeepAliveError(_)) => {
+                unsent.pop_front().map(|first| first.answer.send(0));
+            }
+            Err(_) => {
+                link.lose();
+                unsent.pop_front();
+            }
+        }
+    }
+}
+
+/// Carries keep-alives over one stream until it ends. The first is sent again: the answer that opened the stream did not say how long the
+/// lease lasts.
+async fn keep(
+    unsent: &mut VecDeque<KeepAlive>,
+    requests: &mut KeepAlives,
+    (mut keeper, mut stream): (LeaseKeeper, LeaseKeepAliveStream),
+    link: &Link,
+) {
+    let mut sent: HashMap<i64, VecDeque<oneshot::Sender<u64>>> = HashMap::new();
+    loop {
+        tokio::select! {
+            Some(request) = requests.recv() => unsent.push_back(request),
+            Ok(()) = send_first(&mut keeper, unsent), if !unsent.is_empty() => {
+                if let Some(KeepAlive { lease, answer }) = unsent.pop_front() {
+                    sent.entry(lease).or_default().push_back(answer);
+                }
+            }
+            answer = stream.message() => {
+                let Ok(Some(answer)) = answer else { return link.lose() };
+                if let Some(waiting) = sent.get_mut(&answer.id()) {
+                    // An error: the one that asked is gone.
+                    let seconds = u64::try_from(answer.ttl()).unwrap_or(0);
+                    waiting.pop_front().map(|first| first.send(seconds));
+                    if waiting.is_empty() {
+                        sent.remove(&answer.id());
+                    }
+                }
+            }
+            () = link.lost() => return,
+        }
+    }
+}
+
+/// Sends the first request when there is room. Dropped before that, it has sent nothing.
+async fn send_first(keeper: &mut LeaseKeeper, unsent: &VecDeque<KeepAlive>) -> Result<(), Native> {
+    if let Some(first) = unsent.front() {
+        // The stream serves every lease, not only the one that opened it.
+        keeper.id = first.lease;
+        keeper.keep_alive().await?;
+    }
+    Ok(())
+}
+
+#[cfg_attr(
+    not(feature = "tls"),
+    expect(clippy::unused_async, reason = "files are read with TLS only")
+)]
+async fn options(config: &EtcdConfig) -> Result<ConnectOptions> {
+    let mut options = ConnectOptions::new()
+        .with_connect_timeout(CONNECT)
+        .with_keep_alive(PING, PING_ANSWER)
+        .with_keep_alive_while_idle(false)
+        .with_require_leader(true)
+        .with_auto_token_refresh(true);
+    if let Some((user, password)) = &config.login {
+        options = options.with_user(user, password);
+    }
+    #[cfg(feature = "tls")]
+    if config.tls {
+        options = options.with_tls(tls(config).await?);
+    }
+    Ok(options)
+}
+
+/// Trusts the authority of `dlock.ca`, else those of the system, and identifies itself with `dlock.cert`.
+#[cfg(feature = "tls")]
+async fn tls(config: &EtcdConfig) -> Result<etcd_client::TlsOptions> {
+    async fn read(path: &std::path::Path) -> Result<Vec<u8>> {
+        let unread =
+            |cause| misuse(format!("{} cannot be read", path.display())).with_source(cause);
+        tokio::fs::read(path).await.map_err(unread)
+    }
+    let mut tls = etcd_client::TlsOptions::new();
+    tls = match &config.ca {
+        Some(ca) => tls.ca_certificate(etcd_client::Certificate::from_pem(read(ca).await?)),
+        None => tls.with_native_roots(),
+    };
+    if let (Some(cert), Some(key)) = (&config.cert, &config.key) {
+        let identity = etcd_client::Identity::from_pem(read(cert).await?, read(key).await?);
+        tls = tls.identity(identity);
+    }
+    Ok(tls)
+}
+
+/// How long a request may stay unanswered before its connection is suspected, if it is given up then.
+const SILENT: Duration = Duration::from_millis(200);
+/// How long a request goes on whose caller is gone.
+const LONGEST: Duration = Duration::from_secs(10);
+/// The most that connecting to one member may take.
+const CONNECT: Duration = Duration::from_secs(2);
+/// Between two pings. Servers close connections with a ping more often than every 5 s, or without a request or a stream.
+const PING: Duration = Duration::from_secs(6);
+const PING_ANSWER: Duration = Duration::from_secs(2);
+
+const SLOW_MEMBER: &str = "a member of the etcd cluster did not answer in time";

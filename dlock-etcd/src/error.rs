@@ -1,0 +1,178 @@
+//! Error classification: what each error of etcd means for the program, and whether the request may have been executed.
+
+use dlock_core::{
+    Effect, ErrorKind, RetryClass,
+    driver::{DriverError, Result},
+};
+use etcd_client::Error as Native;
+
+/// What an error means, and what to do about it.
+struct Class(ErrorKind, RetryClass, Effect, &'static str);
+
+/// The texts of etcd's errors; the codes alone do not tell them apart. All others have an unknown outcome.
+const REFUSED: &[(&str, Class)] = &[
+    (
+        LEASE_GONE,
+        Class(
+            ErrorKind::Unavailable,
+            RetryClass::Now,
+            Effect::None,
+            "the lease of the request was over before it was executed",
+        ),
+    ),
+    (
+        "database space exceeded",
+        Class(
+            ErrorKind::Unavailable,
+            RetryClass::Later,
+            Effect::None,
+            "etcd's quota is used up: compact, defragment and disarm the alarm, and turn on auto-compaction",
+        ),
+    ),
+    (
+        "too many requests",
+        Class(
+            ErrorKind::Unavailable,
+            RetryClass::Later,
+            Effect::None,
+            "the server is overloaded and refused the request",
+        ),
+    ),
+    (
+        "permission denied",
+        Class(
+            ErrorKind::Misuse,
+            RetryClass::Never,
+            Effect::None,
+            "the user may not read and write below the prefix: grant its role readwrite",
+        ),
+    ),
+    (
+        "user name is empty",
+        Class(
+            ErrorKind::Misuse,
+            RetryClass::Never,
+            Effect::None,
+            "the server asks for a user: etcd://user:password@host",
+        ),
+    ),
+    (
+        "authentication failed",
+        Class(
+            ErrorKind::Misuse,
+            RetryClass::Never,
+            Effect::None,
+            "the server refused the user or the password",
+        ),
+    ),
+    (
+        "authentication is not enabled",
+        Class(
+            ErrorKind::Misuse,
+            RetryClass::Never,
+            Effect::None,
+            "the URL has a user, and the server has authentication turned off",
+        ),
+    ),
+    (
+        "rpc not supported for learner",
+        Class(
+            ErrorKind::Unavailable,
+            RetryClass::Later,
+            Effect::None,
+            "the endpoint is a learner, which serves no locks: name voting members",
+        ),
+    ),
+];
+
+/// The error of a failed request.
+pub(crate) fn failed(cause: Native) -> DriverError {
+    if let Native::GRpcStatus(status) = &cause {
+        let text = status.message();
+        if let Some((_, class)) = REFUSED.iter().find(|(part, _)| text.contains(part)) {
+            let Class(kind, retry, effect, advice) = *class;
+            return DriverError::new(kind, advice)
+                .with_retry(retry)
+                .with_effect(effect)
+                .with_source(cause);
+        }
+    }
+    DriverError::unanswered("the request failed before etcd confirmed it").with_source(cause)
+}
+
+/// Whether the error says nothing about the request, so that the connection, or the member behind it, is not trusted any more.
+pub(crate) fn is_open(cause: &Native) -> bool {
+    match cause {
+        Native::GRpcStatus(status) => !REFUSED
+            .iter()
+            .any(|(part, _)| status.message().contains(part)),
+        _ => true,
+    }
+}
+
+/// Whether the lease of a request was over.
+pub(crate) fn is_lease_gone(error: &DriverError) -> bool {
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<Native>());
+    matches!(cause, Some(Native::GRpcStatus(status)) if status.message().contains(LEASE_GONE))
+}
+
+/// The error of a member that could not be used: no request of a lock was sent.
+pub(crate) fn unreached(cause: Native) -> DriverError {
+    match failed(cause) {
+        error if error.effect() == Effect::None => error,
+        error => DriverError::unavailable("no member of the etcd cluster could be reached")
+            .with_source(error),
+    }
+}
+
+pub(crate) fn unanswered() -> DriverError {
+    DriverError::unanswered("the connection to etcd was lost before the answer came")
+}
+
+pub(crate) fn contended() -> DriverError {
+    DriverError::unavailable("the lock changed during each attempt").with_retry(RetryClass::Now)
+}
+
+/// The request came after its give-up: nothing was sent.
+pub(crate) fn late() -> DriverError {
+    DriverError::unavailable("the request was given up before it was sent")
+}
+
+pub(crate) fn misuse(message: impl Into<String>) -> DriverError {
+    DriverError::new(ErrorKind::Misuse, message.into())
+}
+
+/// Refuses servers whose leases are not safe.
+pub(crate) fn check_version(version: &str) -> Result<()> {
+    let mut parts = version
+        .split(['.', '-', '+'])
+        .map(|part| part.parse().unwrap_or(0));
+    let version_of = std::array::from_fn::<u32, 3, _>(|_| parts.next().unwrap_or(0));
+    if version_of >= OLDEST {
+        return Ok(());
+    }
+    let message = format!(
+        "etcd {version} is too old, 3.5.13 is needed: before it, a leader that stood still goes on renewing leases that the next \
+         leader has ended, or ends those of others (etcd issue 15247)"
+    );
+    Err(DriverError::new(ErrorKind::Unsupported, message))
+}
+
+const LEASE_GONE: &str = "requested lease not found";
+const OLDEST: [u32; 3] = [3, 5, 13];
+
+#[cfg(test)]
+mod tests {
+    use super::check_version;
+
+    #[test]
+    fn servers_whose_leases_are_not_safe_are_refused() {
+        for version in ["3.5.13", "3.5.30", "3.6.0", "3.6.16", "4.0.0", "3.7.0-rc.1"] {
+            assert!(check_version(version).is_ok(), "{version}");
+        }
+        for version in ["3.4.31", "3.5.12", "2.3.8", "3.3", "", "unknown"] {
+            let error = check_version(version).unwrap_err().to_string();
+            assert!(error.contains("15247"), "{error}");
+        }
+    }
+}

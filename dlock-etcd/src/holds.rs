@@ -1,0 +1,247 @@
+//! Leases and holds of this client: how they begin, and how they end for certain.
+
+use crate::{
+    commands::{Taken, rehang},
+    driver::Inner,
+    error::contended,
+    table::{Held, Hold, HoldKey, Lease, WaiterKey},
+};
+use dlock_core::{
+    Instant, LockName, Owner,
+    driver::{Result, Ticket},
+};
+use std::{sync::Arc, time::Duration};
+use tokio::time::{sleep, timeout};
+
+impl Inner {
+    /// A lease of at least that length: a spare one, which needs a keep-alive before it counts, or a new one.
+    pub(crate) async fn lease(&self, length: Duration) -> Result<(Lease, bool)> {
+        let seconds = self.seconds(length);
+        let now = self.clock.now();
+        let spare = {
+            let mut table = self.table();
+            let fits =
+                |spare: &Lease| spare.length.as_secs() == seconds && spare.until > now + SOON;
+            let at = table.spares.iter().rposition(fits);
+            at.map(|at| table.spares.remove(at))
+        };
+        match spare {
+            Some(spare) => Ok((spare, true)),
+            None => Ok((self.grant(length).await?, false)),
+        }
+    }
+
+    /// A new lease of at least that length.
+    pub(crate) async fn grant(&self, length: Duration) -> Result<Lease> {
+        let (id, sent) = (self.next_id(), self.clock.now());
+        let granted = self.connection.grant(id, self.seconds(length)).await?;
+        let length = Duration::from_secs(granted);
+        Ok(Lease {
+            id,
+            length,
+            until: sent + length,
+        })
+    }
+
+    fn seconds(&self, length: Duration) -> u64 {
+        let whole = length.as_secs() + u64::from(length.subsec_nanos() > 0);
+        whole.max(self.least)
+    }
+
+    /// Takes back a lease on which nothing hangs, and of which no request is unanswered.
+    pub(crate) fn spare(&self, lease: Lease) {
+        let mut table = self.table();
+        if table.spares.len() < SPARES {
+            table.spares.push(lease);
+        } else {
+            drop(table);
+            self.end(lease.id);
+        }
+    }
+
+    /// Ends a lease in the background, however often that has to be tried.
+    pub(crate) fn end(&self, lease: i64) {
+        let connection = Arc::clone(&self.connection);
+        self.runtime.spawn(async move {
+            for _ in 0..ENDING {
+                match timeout(ANSWER, connection.revoke(lease)).await {
+                    Ok(Ok(())) => return,
+                    _ => sleep(PAUSE).await,
+                }
+            }
+        });
+    }
+
+    /// Ends the leases of a hold whose outcome is not known, so that no request of it can have an effect any more.
+    pub(crate) async fn undo(&self, key: &HoldKey) -> Result<()> {
+        // Taken out first: a request of it that is answered now finds that it was undone.
+        let Some(hold) = self.table().take_open(key, Instant::FAR) else {
+            return Ok(());
+        };
+        // In the background as well, for a caller that goes away.
+        hold.leases().for_each(|lease| self.end(lease));
+        for lease in hold.leases() {
+            self.connection.revoke(lease).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes a hold from the table. Its lease is used again if nothing else can hang on it.
+    pub(crate) fn ended(&self, key: &HoldKey, owner: Owner) {
+        let mut table = self.table();
+        let is_own = table.holds.get(key).is_some_and(|hold| hold.owner == owner);
+        let Some(hold) = is_own.then(|| table.holds.remove(key)).flatten() else {
+            return;
+        };
+        drop(table);
+        if hold.open {
+            hold.leases().for_each(|lease| self.end(lease));
+        } else {
+            hold.others.iter().for_each(|lease| self.end(*lease));
+            self.spare(hold.lease);
+        }
+    }
+
+    /// Moves a hold to a new lease of at least that length. If that is not answered, the hold may hang on either.
+    pub(crate) async fn rehang(
+        &self,
+        key: &HoldKey,
+        taken: &Taken,
+        length: Duration,
+    ) -> Result<Lease> {
+        let lease = self.grant(length).await?;
+        // Recorded before the request is sent.
+        if let Some(hold) = self.table().holds.get_mut(key) {
+            hold.others.push(lease.id);
+        }
+        let moved = self.connection.txn(rehang(taken, lease.id)).await?;
+        if !moved.succeeded() {
+            return Err(contended());
+        }
+        if let Some(hold) = self.table().holds.get_mut(key) {
+            hold.others.retain(|other| *other != lease.id);
+            hold.others.push(hold.lease.id);
+            hold.lease = lease;
+        }
+        Ok(lease)
+    }
+
+    /// Removes a waiter from the table, and from the queue in the background. `false`: it was not there.
+    pub(crate) fn forget(&self, key: &WaiterKey) -> bool {
+        let removed = self.table().remove_waiter(key);
+        if let Some(waiter) = &removed {
+            self.unwatch(waiter);
+            self.end(waiter.lease.id);
+        }
+        removed.is_some()
+    }
+
+    /// Removes a waiter whose key a grant removed. Its lease is used again if no request without an answer needs it.
+    pub(crate) fn used_up(&self, key: &WaiterKey) {
+        let Some(waiter) = self.table().remove_waiter(key) else {
+            return;
+        };
+        self.unwatch(&waiter);
+        match waiter.created {
+            Some(_) => self.spare(waiter.lease),
+            None => self.end(waiter.lease.id),
+        }
+    }
+
+    /// Removes a waiter from the queue.
+    pub(crate) async fn leave(&self, key: &(LockName, Ticket)) -> Result<()> {
+        let Some(waiter) = self.table().waiters.get(key).cloned() else {
+            return Ok(());
+        };
+        self.connection.revoke(waiter.lease.id).await?;
+        if let Some(waiter) = self.table().remove_waiter(key) {
+            self.unwatch(&waiter);
+        }
+        Ok(())
+    }
+}
+
+/// A request that needs the lease of a hold, from before it is sent. Dropped without an answer, the hold is undone when its sender has given
+/// up: until then the sender may repeat it.
+pub(crate) struct Unanswered {
+    inner: Arc<Inner>,
+    key: Option<HoldKey>,
+    owner: Owner,
+    lease: i64,
+    give_up: Instant,
+}
+
+impl Unanswered {
+    pub(crate) fn new(inner: &Arc<Inner>, key: &HoldKey, hold: Hold) -> Self {
+        let (owner, lease, give_up) = (hold.owner, hold.lease.id, hold.give_up);
+        inner.table().holds.insert(key.clone(), hold);
+        Self {
+            inner: Arc::clone(inner),
+            key: Some(key.clone()),
+            owner,
+            lease,
+            give_up,
+        }
+    }
+
+    /// The request was answered: granted, and the hold stays in the table. `None`: it was undone meanwhile.
+    pub(crate) fn granted(mut self, held: Held) -> Option<()> {
+        let key = self.key.take()?;
+        let mut table = self.inner.table();
+        let hold = table
+            .holds
+            .get_mut(&key)
+            .filter(|hold| hold.lease.id == self.lease)?;
+        hold.held = Some(held);
+        drop(table);
+        self.inner.earlier.notify_one();
+        Some(())
+    }
+
+    /// The lease of the request was over before it was executed.
+    pub(crate) fn over(mut self) {
+        if let Some(key) = self.key.take()
+            && let Some(hold) = self.inner.table().holds.remove(&key)
+        {
+            hold.leases().for_each(|lease| self.inner.end(lease));
+        }
+    }
+
+    /// The request was answered, and had no effect.
+    pub(crate) fn refused(mut self) {
+        if let Some(key) = self.key.take() {
+            self.inner.ended(&key, self.owner);
+        }
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        let Some(key) = self.key.take() else { return };
+        let (inner, lease, give_up) = (Arc::clone(&self.inner), self.lease, self.give_up);
+        if let Some(hold) = inner.table().holds.get_mut(&key) {
+            hold.open = true;
+        }
+        self.inner.runtime.spawn(async move {
+            inner.clock.sleep_until(give_up).await;
+            let mut table = inner.table();
+            let is_same = |hold: &Hold| hold.lease.id == lease;
+            if table.holds.get(&key).is_some_and(is_same)
+                && let Some(hold) = table.take_open(&key, give_up)
+            {
+                drop(table);
+                hold.leases().for_each(|lease| inner.end(lease));
+            }
+        });
+    }
+}
+
+/// Leases that are kept for later requests.
+const SPARES: usize = 64;
+/// A spare lease with less left may be over before its keep-alive arrives.
+const SOON: Duration = Duration::from_millis(200);
+/// How long the end of a lease may take before it is tried on another connection.
+const ANSWER: Duration = Duration::from_millis(300);
+const PAUSE: Duration = Duration::from_millis(50);
+/// How often that is tried. A lease that could not be ended ends by itself.
+const ENDING: usize = 100;

@@ -1,0 +1,170 @@
+//! Release: removes a hold, and keeps the lock unavailable for a minimum hold.
+
+use crate::{
+    commands::{self, Keys, Line, Taken, delete_all, made, put, unchanged},
+    driver::Inner,
+    error::contended,
+    table::{Held, Hold, HoldKey},
+};
+use dlock_core::{
+    Holds, Owner,
+    driver::{Release, Released, Result},
+};
+use etcd_client::{Txn, TxnOp};
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
+
+impl Inner {
+    pub(crate) async fn release(self: &Arc<Self>, req: &Release) -> Result<Released> {
+        let keys = self.keys(&req.name);
+        let Holds::One(hold) = req.holds else {
+            return self.release_slowly(req, &keys).await;
+        };
+        let key = (req.name.clone(), hold);
+        let found = self.table().holds.get(&key).cloned();
+        match found.filter(|found| found.owner == req.owner) {
+            Some(Hold { held: None, .. }) => self.undo(&key).await?,
+            Some(Hold {
+                held: Some(held), ..
+            }) if held.end <= self.clock.now() => {
+                return Ok(Released::NotHeld { by: None });
+            }
+            Some(Hold {
+                held: Some(held), ..
+            }) if req.min_hold.is_none() => {
+                if let Some(left) = self.release_known(&keys, (&key, req.owner), held).await? {
+                    return Ok(released(left, None));
+                }
+            }
+            _ => {}
+        }
+        let answer = self.release_slowly(req, &keys).await?;
+        self.ended(&key, req.owner);
+        Ok(answer)
+    }
+
+    /// Removes a hold of this client. The answer is how many are left; `None`: it is not there, or a minimum hold waits for the last one.
+    async fn release_known(
+        &self,
+        keys: &Keys,
+        (key, owner): (&HoldKey, Owner),
+        held: Held,
+    ) -> Result<Option<usize>> {
+        let txn = commands::release(keys, key.1, held.created);
+        let answer = self.connection.txn(txn).await?;
+        if !answer.succeeded() {
+            return Ok(None);
+        }
+        self.ended(key, owner);
+        Ok(Some(Line::read(&answer).holds().count()))
+    }
+
+    /// Reads the lock, and removes holds if nothing changed meanwhile.
+    async fn release_slowly(&self, req: &Release, keys: &Keys) -> Result<Released> {
+        let min_hold = match req.min_hold {
+            Some(length) => Some((self.grant(length).await?.id, length)),
+            None => None,
+        };
+        let answer = self.try_release(req, keys, min_hold).await;
+        if let Some((lease, length)) = min_hold {
+            match &answer {
+                Ok(Released::NotHeld { .. }) => self.end(lease),
+                _ => {
+                    let end = self.clock.now() + length;
+                    self.table().min_holds.push((end, lease));
+                    self.earlier.notify_one();
+                }
+            }
+        }
+        answer
+    }
+
+    async fn try_release(
+        &self,
+        req: &Release,
+        keys: &Keys,
+        min_hold: Option<(i64, Duration)>,
+    ) -> Result<Released> {
+        for _ in 0..ATTEMPTS {
+            let line = self.line(keys).await?;
+            let is_meant = |taken: &&Taken| {
+                let is_named = match req.holds {
+                    Holds::One(hold) => taken.key == keys.hold(hold),
+                    Holds::All => true,
+                };
+                is_named && taken.is_of(req.owner)
+            };
+            let (meant, others): (Vec<_>, Vec<_>) = line.holds().partition(is_meant);
+            let Some(token) = meant.first().and_then(|first| first.token()) else {
+                let by = others.first().map(|other| other.holder());
+                return Ok(Released::NotHeld { by });
+            };
+            let mut when: Vec<_> = meant
+                .iter()
+                .map(|taken| made(&taken.key, taken.created))
+                .collect();
+            when.push(unchanged(&keys.holds(), line.revision));
+            when.extend(others.first().map(|other| made(&other.key, other.created)));
+            let mut then: Vec<_> = meant
+                .iter()
+                .map(|taken| TxnOp::delete(taken.key.as_str(), None))
+                .collect();
+            let mark = token.0.to_string();
+            let lasting = self.lasting(&line, &mark, min_hold).await?;
+            if others.is_empty() {
+                then.push(delete_all(&keys.pending()));
+                let min_hold = |(lease, _): &(i64, _)| put(keys.min_hold(*lease), "", *lease);
+                then.extend(lasting.iter().map(min_hold));
+            } else if let Some((lease, _)) = min_hold {
+                let key = format!("{}{lease:x}", keys.pending());
+                then.push(put(key, mark, lease));
+            }
+            let longest = lasting.into_iter().map(|(_, length)| length).max();
+            if self
+                .connection
+                .txn(Txn::new().when(when).and_then(then))
+                .await?
+                .succeeded()
+            {
+                return Ok(released(others.len(), longest));
+            }
+        }
+        Err(contended())
+    }
+
+    /// The minimum holds that keep the lock unavailable after the last hold, this one and those of holds that went before. A lease tells its
+    /// rest in whole seconds, so of two that end in the same second both count.
+    async fn lasting(
+        &self,
+        line: &Line,
+        mark: &str,
+        min_hold: Option<(i64, Duration)>,
+    ) -> Result<Vec<(i64, Duration)>> {
+        let mut lasting: Vec<_> = min_hold.into_iter().collect();
+        for pending in &line.pending {
+            if pending.value == mark.as_bytes()
+                && let Some(rest) = self.connection.rest(pending.lease).await?
+            {
+                lasting.push((pending.lease, rest));
+            }
+        }
+        let longest = lasting.iter().map(|(_, length)| *length).max();
+        lasting.retain(|(_, length)| Some(*length + Duration::from_secs(1)) > longest);
+        Ok(lasting)
+    }
+}
+
+fn released(left: usize, min_hold: Option<Duration>) -> Released {
+    match (
+        NonZeroU32::new(u32::try_from(left).unwrap_or(u32::MAX)),
+        min_hold,
+    ) {
+        (Some(holds), _) => Released::StillHeld { holds },
+        (None, Some(rest)) => Released::MinHold {
+            rest: rest.max(Duration::from_millis(1)),
+        },
+        (None, None) => Released::Freed,
+    }
+}
+
+/// How often one call reads again because something changed meanwhile.
+const ATTEMPTS: usize = 16;

@@ -1,0 +1,184 @@
+//! Table: this client's holds, waiters and spare leases, with their deadlines.
+//!
+//! The server ends a lease only after whole seconds; what this client asked for ends by its own request, in time. The server's end counts when
+//! the client is gone.
+
+use dlock_core::{FencingToken, HoldId, Instant, LockName, Owner, driver::Ticket};
+use std::{collections::HashMap, time::Duration};
+
+/// A lease of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lease {
+    pub(crate) id: i64,
+    /// How long a keep-alive makes it last.
+    pub(crate) length: Duration,
+    /// The server has not ended it before that, unless it was revoked.
+    pub(crate) until: Instant,
+}
+
+/// A hold of this client, from before its request is sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Hold {
+    pub(crate) owner: Owner,
+    pub(crate) lease: Lease,
+    /// Other leases on which its key may hang, because a move was not confirmed.
+    pub(crate) others: Vec<i64>,
+    /// `None`: the outcome is not known.
+    pub(crate) held: Option<Held>,
+    /// A request that needs the lease was not answered: it may be executed later, for as long as the lease lasts.
+    pub(crate) open: bool,
+    /// When the sender gave up.
+    pub(crate) give_up: Instant,
+}
+
+/// A hold that was granted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    /// The revision at which its key was created.
+    pub(crate) created: i64,
+    pub(crate) token: FencingToken,
+    /// What was promised: the server does not end it before.
+    pub(crate) promised: Instant,
+    /// When this client ends it.
+    pub(crate) end: Instant,
+}
+
+impl Hold {
+    pub(crate) fn leases(&self) -> impl Iterator<Item = i64> {
+        self.others.iter().copied().chain([self.lease.id])
+    }
+}
+
+/// A waiting client's place in a queue.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiter {
+    pub(crate) key: String,
+    pub(crate) lease: Lease,
+    /// The revision at which its key was created; `None`: it is not known whether there is one.
+    pub(crate) created: Option<i64>,
+    /// How long its turn may stay unused.
+    pub(crate) turn_length: Duration,
+    /// When its turn is over; far away: it is, if nothing is in the way.
+    pub(crate) turn: Option<Instant>,
+    pub(crate) watch: Option<Watch>,
+}
+
+/// What a waiter watches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Watch {
+    pub(crate) id: i64,
+    /// The waiter before it; `None`: it is the first, and watches the holds.
+    pub(crate) ahead: Option<String>,
+    /// The first revision that it has not seen.
+    pub(crate) from: i64,
+}
+
+pub(crate) type HoldKey = (LockName, HoldId);
+pub(crate) type WaiterKey = (LockName, Ticket);
+
+/// What this client has in the store.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    pub(crate) holds: HashMap<HoldKey, Hold>,
+    pub(crate) waiters: HashMap<WaiterKey, Waiter>,
+    /// The waiter of each watch.
+    pub(crate) watches: HashMap<i64, WaiterKey>,
+    /// Leases without a key.
+    pub(crate) spares: Vec<Lease>,
+    /// Leases of minimum holds, and when they end.
+    pub(crate) min_holds: Vec<(Instant, i64)>,
+}
+
+/// What is due.
+#[derive(Debug, Default)]
+pub(crate) struct Due {
+    /// Leases to end.
+    pub(crate) ended: Vec<i64>,
+    /// Waiters whose turn was not used.
+    pub(crate) unused: Vec<WaiterKey>,
+    /// Waiters to keep alive.
+    pub(crate) waiting: Vec<(WaiterKey, Lease)>,
+    /// Spares to keep alive for those who wait.
+    pub(crate) spares: Vec<Lease>,
+}
+
+impl Table {
+    /// When the next deadline is.
+    pub(crate) fn next(&self) -> Instant {
+        let holds = self.holds.values();
+        let ends = holds.filter_map(|hold| hold.held.map(|held| held.end));
+        let min_holds = self.min_holds.iter().map(|(end, _)| *end);
+        let waiters = self
+            .waiters
+            .values()
+            .filter(|waiter| waiter.created.is_some());
+        let waits = waiters.map(|waiter| {
+            waiter
+                .turn
+                .unwrap_or(Instant::FAR)
+                .min(waiter.lease.refresh())
+        });
+        ends.chain(min_holds)
+            .chain(waits)
+            .min()
+            .unwrap_or(Instant::FAR)
+    }
+
+    /// Takes out what is over, and marks what is to be kept alive.
+    pub(crate) fn due(&mut self, now: Instant) -> Due {
+        let mut due = Due::default();
+        self.holds.retain(|_, hold| {
+            let over = hold.held.is_some_and(|held| held.end <= now);
+            if over {
+                due.ended.extend(hold.leases());
+            }
+            !over
+        });
+        self.min_holds.retain(|(end, lease)| {
+            if *end <= now {
+                due.ended.push(*lease);
+            }
+            *end > now
+        });
+        for (key, waiter) in &mut self.waiters {
+            if waiter.turn.is_some_and(|turn| turn <= now) {
+                due.unused.push(key.clone());
+                waiter.turn = Some(Instant::FAR);
+            } else if waiter.created.is_some() && waiter.lease.refresh() <= now {
+                due.waiting.push((key.clone(), waiter.lease));
+                waiter.lease.until = now + waiter.lease.length;
+            }
+        }
+        self.spares.retain(|spare| spare.until > now);
+        for spare in &mut self.spares {
+            if !self.waiters.is_empty() && spare.refresh() <= now {
+                due.spares.push(*spare);
+                spare.until = now + spare.length;
+            }
+        }
+        due
+    }
+
+    /// Takes out a hold whose outcome is not known, if its sender gave up by then.
+    pub(crate) fn take_open(&mut self, key: &HoldKey, by: Instant) -> Option<Hold> {
+        let is_open = |hold: &Hold| hold.held.is_none() && hold.give_up <= by;
+        let is_open = self.holds.get(key).is_some_and(is_open);
+        is_open.then(|| self.holds.remove(key)).flatten()
+    }
+
+    /// Removes a waiter and its watch.
+    pub(crate) fn remove_waiter(&mut self, key: &WaiterKey) -> Option<Waiter> {
+        let waiter = self.waiters.remove(key)?;
+        if let Some(watch) = &waiter.watch {
+            self.watches.remove(&watch.id);
+        }
+        Some(waiter)
+    }
+}
+
+impl Lease {
+    /// When it is time for the next keep-alive: two more fit into what is left.
+    fn refresh(&self) -> Instant {
+        self.until - self.length * 2 / 3
+    }
+}

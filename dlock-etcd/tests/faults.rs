@@ -1,0 +1,341 @@
+//! Faults of real servers: leaders that are lost, compaction, a full quota, expired log-ins, certificates.
+
+use dlock_conformance::testbed::{EtcdCluster, EtcdServer};
+use dlock_core::{
+    Client, Effect, ErrorKind, Lease,
+    driver::{Acquire, DistributedLock},
+};
+use dlock_core::{Clock, HoldId, Owner};
+use dlock_etcd::{
+    EtcdDriver,
+    etcd_client::{self, Permission, PermissionType},
+};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+use tokio::{
+    task::{JoinSet, spawn_blocking},
+    time::{sleep, timeout},
+};
+
+const LEASE: Duration = Duration::from_secs(3);
+
+async fn server(options: &'static [&str]) -> EtcdServer {
+    spawn_blocking(move || EtcdServer::start(options).expect("it works"))
+        .await
+        .expect("it works")
+}
+
+async fn client(url: &str) -> Client {
+    Client::new(EtcdDriver::connect(url).await.expect("it works")).expect("it works")
+}
+
+async fn native(server: &EtcdServer) -> etcd_client::Client {
+    let host = server.addr().to_string();
+    etcd_client::Client::connect([host], None)
+        .await
+        .expect("it works")
+}
+
+/// A counter under the lock that a double hold would break.
+#[derive(Default)]
+struct Load {
+    inside: AtomicU32,
+    count: AtomicU64,
+    last: AtomicU64,
+    over: AtomicBool,
+}
+
+impl Load {
+    /// Waits until that many more holds were granted.
+    async fn goes_on(&self, by: u64) {
+        let counted = self.count.load(SeqCst);
+        let go_on = async {
+            while self.count.load(SeqCst) < counted + by {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_secs(60), go_on)
+            .await
+            .expect("it goes on");
+    }
+}
+
+async fn load(client: Client, shared: Arc<Load>) {
+    while !shared.over.load(SeqCst) {
+        let lock = client
+            .lock("led")
+            .expect("it works")
+            .lease(Lease::renewed(LEASE));
+        let Ok(guard) = lock.acquire_timeout(Duration::from_secs(5)).await else {
+            continue;
+        };
+        if guard.check().is_ok() {
+            assert_eq!(shared.inside.fetch_add(1, SeqCst), 0, "two inside");
+            // Holds the lock for a moment: a second holder would be seen.
+            sleep(Duration::from_millis(2)).await;
+            let held = guard.check().is_ok();
+            shared.inside.fetch_sub(1, SeqCst);
+            if held {
+                let before = shared.last.swap(guard.token().0, SeqCst);
+                assert!(guard.token().0 > before, "a token that does not grow");
+                shared.count.fetch_add(1, SeqCst);
+            }
+        }
+        drop(guard.release().await);
+    }
+}
+
+/// Kills and stops leaders by turns, while clients take one lock.
+async fn leaders_are_lost(times: u32) {
+    let cluster = spawn_blocking(|| EtcdCluster::start().expect("it works")).await;
+    let cluster = Arc::new(cluster.expect("it works"));
+    let (shared, mut tasks) = (Arc::new(Load::default()), JoinSet::new());
+    for _ in 0..4 {
+        let client = client(&cluster.url()).await;
+        tasks.spawn(load(client, Arc::clone(&shared)));
+    }
+    for time in 0..times {
+        shared.goes_on(20).await;
+        let servers = Arc::clone(&cluster);
+        let lost = spawn_blocking(move || {
+            let leader = loop {
+                if let Some(leader) = servers.leader() {
+                    break leader;
+                }
+            };
+            match time % 2 {
+                0 => drop(servers.server(leader).kill().expect("it works")),
+                _ => servers.server(leader).stop().expect("it works"),
+            }
+            leader
+        });
+        let lost = lost.await.expect("it works");
+        // The others elect a leader, and it goes on with that.
+        shared.goes_on(4).await;
+        let servers = Arc::clone(&cluster);
+        let back = spawn_blocking(move || match time % 2 {
+            0 => servers.server(lost).restart().expect("it works"),
+            _ => servers.server(lost).cont().expect("it works"),
+        });
+        back.await.expect("it works");
+    }
+    shared.goes_on(20).await;
+    shared.over.store(true, SeqCst);
+    println!("{} holds, {times} leaders lost", shared.count.load(SeqCst));
+    tasks.join_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn four_lost_leaders_under_load_lose_nothing() {
+    leaders_are_lost(4).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "soak: minutes"]
+async fn soak_twenty_lost_leaders_under_load_lose_nothing() {
+    leaders_are_lost(20).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_is_woken_though_the_revisions_before_are_compacted() {
+    let server = server(&[]).await;
+    let [holder, waiter] = [client(&server.url()).await, client(&server.url()).await];
+    let guard = holder
+        .lock("x")
+        .expect("it works")
+        .acquire()
+        .await
+        .expect("it works");
+    let lock = waiter.lock("x").expect("it works");
+    let waiting = tokio::spawn(async move { lock.acquire_timeout(Duration::from_secs(30)).await });
+    let mut native = native(&server).await;
+    let stands = async {
+        while holder.admin().inspect("x").await.expect("it works").waiters != Some(1) {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(Duration::from_secs(10), stands)
+        .await
+        .expect("it works");
+    for _ in 0..20 {
+        let put = native.put("other", "x", None).await.expect("it works");
+        let revision = put.header().expect("it works").revision();
+        native.compact(revision, None).await.expect("it works");
+    }
+    guard.release().await.expect("it works");
+    let next = timeout(Duration::from_secs(10), waiting).await;
+    next.expect("it works")
+        .expect("it works")
+        .expect("it works")
+        .release()
+        .await
+        .expect("it works");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_server_refuses_without_effect_and_keeps_what_is_held() {
+    let server = server(&["--quota-backend-bytes", "1048576"]).await;
+    let driver = EtcdDriver::connect(&server.url()).await.expect("it works");
+    let client = client(&server.url()).await;
+    let lock = client
+        .lock("held")
+        .expect("it works")
+        .lease(Lease::renewed(LEASE));
+    let guard = lock.acquire().await.expect("it works");
+    let mut native = native(&server).await;
+    let mut count = 0;
+    while native
+        .put(format!("fill{count}"), vec![0; 100_000], None)
+        .await
+        .is_ok()
+    {
+        count += 1;
+        assert!(count < 1_000, "the quota does not count");
+    }
+    let clock = Clock::boot();
+    let give_up = clock.now() + Duration::from_secs(5);
+    let hold = HoldId::from_bits(1);
+    let lease = Lease::renewed(LEASE);
+    let request = Acquire::new(
+        "new".parse().expect("it works"),
+        Owner::from_seed("x"),
+        hold,
+        lease,
+        give_up,
+    );
+    let error = driver.acquire(&request).await.expect_err("it is refused");
+    assert_eq!(
+        (error.kind(), error.effect()),
+        (ErrorKind::Unavailable, Effect::None),
+        "{error}"
+    );
+    assert!(error.to_string().contains("quota"), "{error}");
+    // Renewals write nothing.
+    sleep(LEASE * 2).await;
+    guard.check().expect("it works");
+    guard.release().await.expect("it works");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_with_rights_below_the_prefix_holds_past_the_end_of_its_tokens() {
+    let server = server(&["--auth-token-ttl", "1"]).await;
+    let mut native = native(&server).await;
+    native.role_add("locker").await.expect("it works");
+    let below = Permission::new(PermissionType::Readwrite, "/dlock/").with_prefix();
+    native
+        .role_grant_permission("locker", below)
+        .await
+        .expect("it works");
+    for (user, role) in [("root", "root"), ("me", "locker")] {
+        native
+            .user_add(user, "canary", None)
+            .await
+            .expect("it works");
+        if user == "root" {
+            native.role_add("root").await.expect("it works");
+        }
+        native.user_grant_role(user, role).await.expect("it works");
+    }
+    native.auth_enable().await.expect("it works");
+    let at = |login: &str| server.url().replace("etcd://", &format!("etcd://{login}@"));
+    for wrong in [server.url(), at("me:wrong"), at("nobody:canary")] {
+        let error = EtcdDriver::connect(&wrong)
+            .await
+            .expect_err("it is refused");
+        assert_eq!(error.kind(), ErrorKind::Misuse, "{error}");
+    }
+    let [holder, waiter] = [
+        client(&at("me:canary")).await,
+        client(&at("me:canary")).await,
+    ];
+    let lock = holder
+        .lock("x")
+        .expect("it works")
+        .lease(Lease::renewed(LEASE));
+    let guard = lock.acquire().await.expect("it works");
+    let lock = waiter.lock("x").expect("it works");
+    let waiting = tokio::spawn(async move { lock.acquire_timeout(Duration::from_secs(30)).await });
+    sleep(LEASE * 2).await;
+    guard.check().expect("it works");
+    guard.release().await.expect("it works");
+    let next = timeout(Duration::from_secs(10), waiting).await;
+    next.expect("it works")
+        .expect("it works")
+        .expect("it works")
+        .release()
+        .await
+        .expect("it works");
+    let elsewhere = EtcdDriver::connect(&format!("{}/elsewhere", at("me:canary"))).await;
+    let elsewhere = Client::new(elsewhere.expect("it works")).expect("it works");
+    let error = elsewhere
+        .lock("x")
+        .expect("it works")
+        .acquire()
+        .await
+        .expect_err("it is refused");
+    assert_eq!(error.kind(), ErrorKind::Misuse, "{error}");
+    assert!(!format!("{error:?}").contains("canary"), "{error:?}");
+}
+
+#[cfg(feature = "tls")]
+#[tokio::test(flavor = "multi_thread")]
+async fn both_sides_show_certificates_and_strangers_are_refused() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/certificates");
+    let path = |file: &str| format!("{folder}/{file}");
+    let (ca, cert, key) = (path("ca.pem"), path("cert.pem"), path("key.pem"));
+    let options = [
+        "--cert-file",
+        &cert,
+        "--key-file",
+        &key,
+        "--client-cert-auth",
+        "--trusted-ca-file",
+        &ca,
+    ];
+    let options: Vec<_> = options.iter().map(|&option| option.to_owned()).collect();
+    let secure = spawn_blocking(move || {
+        let options: Vec<_> = options.iter().map(String::as_str).collect();
+        EtcdServer::start(&options).expect("it works")
+    });
+    let secure = secure.await.expect("it works");
+    let url = secure.url().replace("etcd://", "etcd+tls://");
+    let url = |settings: &str| format!("{url}/dlock?{settings}");
+    let known = url(&format!("dlock.ca={ca}&dlock.cert={cert}&dlock.key={key}"));
+    let connected = timeout(Duration::from_secs(30), async {
+        loop {
+            match EtcdDriver::connect(&known).await {
+                Ok(driver) => return driver,
+                // It accepts connections before it has a leader.
+                Err(error) => println!("{error:?}"),
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+    });
+    let client = Client::new(connected.await.expect("it works")).expect("it works");
+    let guard = client
+        .lock("x")
+        .expect("it works")
+        .acquire()
+        .await
+        .expect("it works");
+    guard.release().await.expect("it works");
+    let missing = format!("dlock.ca={}", path("none.pem"));
+    for (settings, kind) in [
+        (format!("dlock.ca={ca}"), ErrorKind::Unavailable),
+        (
+            format!("dlock.cert={cert}&dlock.key={key}"),
+            ErrorKind::Unavailable,
+        ),
+        (missing, ErrorKind::Misuse),
+    ] {
+        let error = EtcdDriver::connect(&url(&settings))
+            .await
+            .expect_err("it is refused");
+        assert_eq!(error.kind(), kind, "{settings}: {error}");
+    }
+}

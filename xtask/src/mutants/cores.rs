@@ -47,7 +47,7 @@ pub(super) const CORES: &[Core] = &[
             wrong: "        if self.unsettled.is_some() {\n            self.hold = self.engine.hold_id().unwrap_or(self.hold);\n        }\n        \
                     let give_up = (sent + self.attempt_limit()).min(end);\n",
         }],
-        breaks: &["renew", "indeterminate", "cancel", "late"],
+        breaks: &["indeterminate", "cancel", "late"],
     },
     Core {
         name: "a_cleanup_that_does_nothing",

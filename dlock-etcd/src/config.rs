@@ -132,25 +132,19 @@ impl FromStr for EtcdConfig {
     }
 }
 
-/// `host:port`; the port is 2379 where there is none.
+/// `host:port`; the port is 2379 where there is none. An IPv6 address stands in brackets.
 fn parse_host(host: &str) -> Result<String> {
+    let end = host.find(']').map_or(0, |end| end + 1);
+    let (name, port) = match host[end..].split_once(':') {
+        Some((rest, port)) => (&host[..end + rest.len()], port),
+        None => (host, "2379"),
+    };
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.:[]".contains(c);
-    let name = host.trim_end_matches(|c: char| c.is_ascii_digit());
-    let (has_port, digits) = (
-        name.ends_with(':') && !name.ends_with("::"),
-        &host[name.len()..],
-    );
-    let bad_port = has_port && digits.parse::<u16>().is_err();
-    if host.is_empty() || host.starts_with(':') || !host.chars().all(is_plain) || bad_port {
+    if name.is_empty() || !name.chars().all(is_plain) || port.parse::<u16>().is_err() {
         let message = "the hosts of an etcd URL are host:port, separated by commas";
         return Err(misuse(message));
     }
-    let has_port = has_port && !(host.starts_with('[') && host.ends_with(']'));
-    Ok(if has_port {
-        host.to_owned()
-    } else {
-        format!("{host}:2379")
-    })
+    Ok(format!("{name}:{port}"))
 }
 
 fn parse_login(text: &str) -> Result<(String, String)> {

@@ -12,7 +12,7 @@ pub(crate) fn settings(table: &impl Display) -> String {
     format!(
         "SELECT current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes, \
          current_setting('synchronous_commit') AS synchronous_commit, \
-         (SELECT relpersistence = 'u' FROM pg_class WHERE oid = '{table}'::regclass) AS unlogged, \
+         (SELECT relpersistence = 'u' FROM pg_class WHERE oid = '{table}'::regclass::oid) AS unlogged, \
          EXISTS (SELECT FROM pg_stat_replication WHERE state IS DISTINCT FROM 'backup' \
          AND (sync_state IN ('async', 'potential') OR current_setting('synchronous_commit') IN ('off', 'local') \
          OR sync_state IS NULL AND current_setting('synchronous_standby_names') = '')) AS asynchronous, \

@@ -16,11 +16,13 @@ use dlock_core::{
 use sqlx::{Row, postgres::PgRow};
 use std::{fmt::Write as _, time::Duration};
 
-/// Microseconds since 1970.
-const NOW: &str = "(extract(epoch FROM clock_timestamp())*1000000)::bigint";
+/// Microseconds since 1970. The operator is named in full: any role that may create in a schema of the search path could define one for these
+/// types, and `pg_catalog` has none that fits them exactly.
+const NOW: &str = "(extract(epoch FROM clock_timestamp()) OPERATOR(pg_catalog.*) 1000000)::bigint";
 
 /// The same when the message arrived: before the snapshot that a read sees.
-const BEGUN: &str = "(extract(epoch FROM statement_timestamp())*1000000)::bigint";
+const BEGUN: &str =
+    "(extract(epoch FROM statement_timestamp()) OPERATOR(pg_catalog.*) 1000000)::bigint";
 
 /// That dlock wrote the row of this alias. The table has it as a check, too.
 fn sound(row: &str) -> String {
@@ -33,10 +35,12 @@ fn sound(row: &str) -> String {
 }
 
 /// The message: what may take how long, the statements, and the server's time. READ COMMITTED judges a row again after a wait for it;
-/// another default of the server would refuse it. The time limit counts the waits for locks, too.
+/// another default of the server would refuse it. The statement's limit counts its waits for locks, too; the limit of a lock also bounds a
+/// notifying commit, which waits for the one before it.
 pub(crate) fn framed(what: &str, body: &str) -> String {
     format!(
         "/* dlock {what} */ SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {RUN_MS}; \
+         SET LOCAL lock_timeout = {RUN_MS}; \
          {body}; SELECT {BEGUN} AS begun, {NOW} AS now"
     )
 }
@@ -148,7 +152,7 @@ pub(crate) fn replace(table: &str, write: &Write) -> String {
     let (name, last, values) = (name_bytes(name), number(*not_after), values(record));
     match expected {
         Expected::Absent => format!(
-            "INSERT INTO {table} ({COLUMNS}) SELECT {name}, {values} WHERE {NOW} <= {last} ON CONFLICT DO NOTHING RETURNING 1"
+            "INSERT INTO {table} ({COLUMNS}) SELECT {name}, {values} WHERE {NOW} <= {last} ON CONFLICT (name) DO NOTHING RETURNING 1"
         ),
         Expected::Version(version) => {
             let version = number(*version);
@@ -297,7 +301,10 @@ fn name_bytes(name: &LockName) -> String {
 }
 
 fn text(text: &str) -> String {
-    format!("convert_from({}, 'UTF8')", bytes(text.as_bytes()))
+    format!(
+        "pg_catalog.convert_from({}, 'UTF8')",
+        bytes(text.as_bytes())
+    )
 }
 
 fn uuid(owner: &Owner) -> String {

@@ -113,8 +113,8 @@ impl<S: Subscriber> Subscriptions<S> {
         wake_ups.unwrap_or_else(|| stream::empty().boxed())
     }
 
-    /// Registers a ticket as waiting for a name, and subscribes to its channel: see [`RecordStore::listen`](super::RecordStore::listen). Call
-    /// it inside a runtime.
+    /// Registers a ticket as waiting for a name, and subscribes to its channel: see [`RecordStore::listen`](super::RecordStore::listen). Where
+    /// that takes long, it answers `false` and goes on: the waiter polls, and its next poll finds the channel. Call it inside a runtime.
     ///
     /// # Cancel safety
     /// The ticket stays registered.
@@ -140,7 +140,7 @@ impl<S: Subscriber> Subscriptions<S> {
             wishes.send((channel_of(hash), done)).await.ok()?;
             answer.await.ok()
         };
-        matches!(timeout(ANSWER, subscribing).await, Ok(Some(())))
+        matches!(timeout(LISTEN, subscribing).await, Ok(Some(())))
     }
 
     /// What connects.
@@ -262,6 +262,10 @@ impl<S: Subscriber> Shared<S> {
 
 async fn follow<S: Subscriber>(shared: Arc<Shared<S>>, mut asked: mpsc::Receiver<Wish>) {
     while let Some(wish) = asked.recv().await {
+        let away_until = shared.state().away_until;
+        if away_until.is_some_and(|end| Instant::now() < end) {
+            continue; // asked before the failure
+        }
         let lost = Lost(&shared);
         if let Err(error) = shared.serve(wish, &mut asked).await {
             tracing::debug!(%error, "wake-ups are missed: waiters poll");
@@ -306,6 +310,8 @@ const CHANNELS: u64 = 64;
 const MOST: usize = 10_000;
 /// Waiters that ask for a channel at the same time; more wait for their turn.
 const UNREAD: usize = 64;
+/// How long an acquire waits for its channel: it has yet to read the record, in the time of one attempt.
+const LISTEN: Duration = Duration::from_millis(250);
 /// How long the server may take for one step.
 const ANSWER: Duration = Duration::from_secs(4);
 /// How often channels without waiters are left, and the server is asked for an answer.

@@ -257,7 +257,7 @@ impl Inner {
     /// Reads a lock.
     pub(crate) async fn line(&self, keys: &Keys) -> Result<Line> {
         let answer = self.connection.txn(crate::commands::look(keys)).await?;
-        Ok(Line::read(&answer))
+        Ok(Line::read(keys, &answer))
     }
 
     /// Ends a request when its sender gives up, so that its connection is suspected and what it left behind is undone.

@@ -223,7 +223,7 @@ impl Request<'_> {
         let hold = (self.req.hold, &record, self.lease.id);
         let txn = take(&self.keys, hold, place, self.next.as_ref());
         let answer = self.inner.connection.txn(txn).await?;
-        let line = Line::read(&answer);
+        let line = Line::read(&self.keys, &answer);
         if !answer.succeeded() {
             return Ok(Err(line));
         }
@@ -281,7 +281,7 @@ impl Request<'_> {
         if !answer.succeeded() {
             return Ok(Answer::Again);
         }
-        let created = Line::read(&answer).revision;
+        let created = Line::read(&self.keys, &answer).revision;
         Ok(Answer::Granted(Granted {
             created,
             token,

@@ -75,14 +75,14 @@ impl Inner {
         let mut names: Vec<(LockName, Line)> = Vec::new();
         for kv in got.kvs() {
             let key = String::from_utf8_lossy(kv.key());
-            let Some((name, _)) = name_in(&self.root, &key) else {
+            let Some((name, rest)) = name_in(&self.root, &key) else {
                 continue;
             };
             if names.last().is_none_or(|(last, _)| *last != name) {
                 names.push((name, Line::default()));
             }
             if let Some((_, line)) = names.last_mut() {
-                line.sort(kv);
+                line.sort(rest, kv);
             }
         }
         let mut next = None;

@@ -135,7 +135,8 @@ impl Taken {
     }
 
     pub(crate) fn is_min_hold(&self) -> bool {
-        self.key.contains("/h/~")
+        let last = self.key.rsplit_once('/');
+        last.is_some_and(|(_, hold)| hold.starts_with('~'))
     }
 
     pub(crate) fn is_of(&self, owner: Owner) -> bool {
@@ -181,26 +182,31 @@ impl Line {
         self.taken.iter().filter(|taken| taken.record.is_some())
     }
 
-    pub(crate) fn sort(&mut self, kv: &KeyValue) {
+    /// Sorts a key by what follows the lock's own part of it: names and prefixes may have parts like those behind them.
+    pub(crate) fn sort(&mut self, rest: &str, kv: &KeyValue) {
         let taken = Taken::new(kv);
-        if taken.key.contains("/pending/") {
-            self.pending.push(taken);
-        } else if taken.key.contains("/h/") {
+        if rest.starts_with("h/") {
             self.taken.push(taken);
-        } else {
+        } else if rest.starts_with("w/") {
             self.waiters.push((taken.key, taken.created));
+        } else if rest.starts_with("pending/") {
+            self.pending.push(taken);
         }
     }
 
     /// Sorts what the operations of a transaction have read.
-    pub(crate) fn read(answer: &TxnResponse) -> Self {
+    pub(crate) fn read(keys: &Keys, answer: &TxnResponse) -> Self {
         let mut line = Self {
             revision: revision(answer),
             ..Self::default()
         };
         for response in answer.op_responses() {
             if let TxnOpResponse::Get(got) = response {
-                got.kvs().iter().for_each(|kv| line.sort(kv));
+                for kv in got.kvs() {
+                    if let Some(rest) = kv.key().strip_prefix(keys.all().as_bytes()) {
+                        line.sort(&String::from_utf8_lossy(rest), kv);
+                    }
+                }
             }
         }
         line.waiters.sort_by_key(|(_, created)| *created);

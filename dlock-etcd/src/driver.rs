@@ -4,7 +4,7 @@ use crate::{
     EtcdConfig,
     commands::{Keys, Line},
     connection::{Connection, keep_alives},
-    error::late,
+    error::{given_up, late},
     listener::{Order, listen},
     table::{Table, WaiterKey},
 };
@@ -151,7 +151,7 @@ impl DistributedLock for EtcdDriver {
     }
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
-        self.inner.acquire(req).await
+        self.inner.until(req.give_up, self.inner.acquire(req)).await
     }
 
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
@@ -167,7 +167,7 @@ impl DistributedLock for EtcdDriver {
         if self.inner.clock.now() >= give_up {
             return Err(late());
         }
-        self.inner.renew(batch).await
+        self.inner.until(give_up, self.inner.renew(batch)).await
     }
 
     async fn release(&self, req: &Release) -> Result<Released> {
@@ -257,7 +257,20 @@ impl Inner {
     /// Reads a lock.
     pub(crate) async fn line(&self, keys: &Keys) -> Result<Line> {
         let answer = self.connection.txn(crate::commands::look(keys)).await?;
-        Ok(Line::read(&answer))
+        Ok(Line::read(keys, &answer))
+    }
+
+    /// Ends a request when its sender gives up, so that its connection is suspected and what it left behind is undone.
+    async fn until<T>(
+        &self,
+        give_up: Instant,
+        request: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        tokio::select! {
+            biased;
+            answer = request => answer,
+            () = self.clock.sleep_until(give_up) => Err(given_up()),
+        }
     }
 
     /// A number that no other lease has.

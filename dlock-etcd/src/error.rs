@@ -133,6 +133,11 @@ pub(crate) fn contended() -> DriverError {
     DriverError::unavailable("the lock changed during each attempt").with_retry(RetryClass::Now)
 }
 
+/// The request was sent, and given up before its answer.
+pub(crate) fn given_up() -> DriverError {
+    DriverError::unanswered("etcd did not answer before the request was given up")
+}
+
 /// The request came after its give-up: nothing was sent.
 pub(crate) fn late() -> DriverError {
     DriverError::unavailable("the request was given up before it was sent")

@@ -94,7 +94,7 @@ impl Inner {
             return;
         };
         drop(table);
-        if hold.open {
+        if hold.open || hold.held.is_none() {
             hold.leases().for_each(|lease| self.end(lease));
         } else {
             hold.others.iter().for_each(|lease| self.end(*lease));
@@ -166,19 +166,17 @@ impl Inner {
 pub(crate) struct Unanswered {
     inner: Arc<Inner>,
     key: Option<HoldKey>,
-    owner: Owner,
     lease: i64,
     give_up: Instant,
 }
 
 impl Unanswered {
     pub(crate) fn new(inner: &Arc<Inner>, key: &HoldKey, hold: Hold) -> Self {
-        let (owner, lease, give_up) = (hold.owner, hold.lease.id, hold.give_up);
+        let (lease, give_up) = (hold.lease.id, hold.give_up);
         inner.table().holds.insert(key.clone(), hold);
         Self {
             inner: Arc::clone(inner),
             key: Some(key.clone()),
-            owner,
             lease,
             give_up,
         }
@@ -198,20 +196,39 @@ impl Unanswered {
         Some(())
     }
 
-    /// The lease of the request was over before it was executed.
+    /// The lease of the request was over before it was executed, or must not be used again.
     pub(crate) fn over(mut self) {
-        if let Some(key) = self.key.take()
-            && let Some(hold) = self.inner.table().holds.remove(&key)
-        {
+        if let Some(hold) = self.take_own() {
             hold.leases().for_each(|lease| self.inner.end(lease));
         }
     }
 
     /// The request was answered, and had no effect.
     pub(crate) fn refused(mut self) {
-        if let Some(key) = self.key.take() {
-            self.inner.ended(&key, self.owner);
+        match self.take_own() {
+            // A copy of it may still be executed.
+            Some(hold) if hold.open => hold.leases().for_each(|lease| self.inner.end(lease)),
+            Some(hold) => self.inner.spare(hold.lease),
+            None => {}
         }
+    }
+
+    /// Takes the hold of the request out of the table, unless it belongs to a repeat of it: a late answer says nothing about that one.
+    fn take_own(&mut self) -> Option<Hold> {
+        let key = self.key.take()?;
+        let mut table = self.inner.table();
+        let found = table.holds.get(&key);
+        // Another copy of the request was granted with the same lease.
+        if found.is_some_and(|hold| hold.held.is_some() && hold.leases().any(|id| id == self.lease))
+        {
+            return None;
+        }
+        if found.is_some_and(|hold| hold.held.is_none() && hold.lease.id == self.lease) {
+            return table.holds.remove(&key);
+        }
+        drop(table);
+        self.inner.end(self.lease);
+        None
     }
 }
 
@@ -219,7 +236,9 @@ impl Drop for Unanswered {
     fn drop(&mut self) {
         let Some(key) = self.key.take() else { return };
         let (inner, lease, give_up) = (Arc::clone(&self.inner), self.lease, self.give_up);
-        if let Some(hold) = inner.table().holds.get_mut(&key) {
+        if let Some(hold) = inner.table().holds.get_mut(&key)
+            && hold.lease.id == lease
+        {
             hold.open = true;
         }
         self.inner.runtime.spawn(async move {

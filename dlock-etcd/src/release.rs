@@ -55,7 +55,7 @@ impl Inner {
             return Ok(None);
         }
         self.ended(key, owner);
-        Ok(Some(Line::read(&answer).holds().count()))
+        Ok(Some(Line::read(keys, &answer).holds().count()))
     }
 
     /// Reads the lock, and removes holds if nothing changed meanwhile.

@@ -82,7 +82,7 @@ impl Inner {
             (Ok(answer), Ok(_)) => answer,
             (Err(error), _) if is_lease_gone(&error) => Answer::Over,
             (Err(error), _) if error.effect() == Effect::None => {
-                asked.refused();
+                asked.over(); // a lease whose request failed is not worth the doubt
                 request.leave_next();
                 return Err(error);
             }

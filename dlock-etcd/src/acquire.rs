@@ -345,11 +345,16 @@ impl Request<'_> {
         let connection = &self.inner.connection;
         self.leave_next();
         let rest = connection.rest(taken.lease).await?;
-        let moved = connection.txn(rehang(taken, self.lease.id)).await?;
-        let (Some(rest), Some(token), true) = (rest, taken.token(), moved.succeeded()) else {
+        // Without a rest the hold is over: moved, it would come back on a lease that counts as spare.
+        let (Some(rest), Some(token)) = (rest, taken.token()) else {
             asked.refused();
             return Ok(None);
         };
+        let moved = connection.txn(rehang(taken, self.lease.id)).await?;
+        if !moved.succeeded() {
+            asked.refused();
+            return Ok(None);
+        }
         let rest = rest.min(self.lease.length);
         let granted = asked.granted(Held {
             created: taken.created,

@@ -82,7 +82,7 @@ impl Inner {
             (Ok(answer), Ok(_)) => answer,
             (Err(error), _) if is_lease_gone(&error) => Answer::Over,
             (Err(error), _) if error.effect() == Effect::None => {
-                asked.refused();
+                asked.over(); // a lease whose request failed is not worth the doubt
                 request.leave_next();
                 return Err(error);
             }
@@ -206,13 +206,17 @@ impl Request<'_> {
             return Ok(Answer::Refused(Acquired::Held(held(&line, None))));
         };
         match place {
-            Place::Stands(own, _) if line.waiters.iter().any(|(key, _)| *key == own) => {
-                Ok(self.waits(&key, &line))
-            }
-            Place::Stands(..) => {
-                inner.forget(&key);
-                Ok(Answer::Again)
-            }
+            Place::Stands(own, recorded) => match line.created(&own) {
+                Some(created) if created == recorded => Ok(self.waits(&key, &line)),
+                Some(created) => {
+                    inner.stands_since(&key, recorded, created);
+                    Ok(Answer::Again)
+                }
+                None => {
+                    inner.forget(&key);
+                    Ok(Answer::Again)
+                }
+            },
             _ => self.stand(&key).await,
         }
     }
@@ -293,13 +297,17 @@ impl Request<'_> {
     /// Takes the lock, or enters the queue.
     async fn stand(&self, key: &WaiterKey) -> Result<Answer> {
         let (name, lease) = self.inner.new_waiter(self.req, key.1).await?;
-        match self.take(&Place::Enters(name, lease)).await? {
-            Ok(granted) => Ok(Answer::Granted(granted)),
-            Err(line) => {
-                self.inner.stands(key, line.revision);
-                Ok(self.waits(key, &line))
-            }
-        }
+        let place = Place::Enters(name.clone(), lease);
+        let line = match self.take(&place).await? {
+            Ok(granted) => return Ok(Answer::Granted(granted)),
+            Err(line) => line,
+        };
+        // Not the revision of this transaction: an earlier copy of the request may have created the key.
+        let Some(created) = line.created(&name) else {
+            return Ok(Answer::Again);
+        };
+        self.inner.stands(key, lease, created);
+        Ok(self.waits(key, &line))
     }
 
     fn waits(&self, key: &WaiterKey, line: &Line) -> Answer {
@@ -323,9 +331,9 @@ impl Request<'_> {
         {
             self.inner.used_up(&waiter(ticket));
         }
-        match (self.req.next_ticket, granted.next) {
-            (Some(next), Some(created)) => {
-                self.inner.stands(&waiter(next), created);
+        match (self.req.next_ticket.zip(self.next.as_ref()), granted.next) {
+            (Some((next, (_, lease))), Some(created)) => {
+                self.inner.stands(&waiter(next), *lease, created);
                 self.inner.look_again(waiter(next));
             }
             _ => self.leave_next(),
@@ -345,11 +353,16 @@ impl Request<'_> {
         let connection = &self.inner.connection;
         self.leave_next();
         let rest = connection.rest(taken.lease).await?;
-        let moved = connection.txn(rehang(taken, self.lease.id)).await?;
-        let (Some(rest), Some(token), true) = (rest, taken.token(), moved.succeeded()) else {
+        // Without a rest the hold is over: moved, it would come back on a lease that counts as spare.
+        let (Some(rest), Some(token)) = (rest, taken.token()) else {
             asked.refused();
             return Ok(None);
         };
+        let moved = connection.txn(rehang(taken, self.lease.id)).await?;
+        if !moved.succeeded() {
+            asked.refused();
+            return Ok(None);
+        }
         let rest = rest.min(self.lease.length);
         let granted = asked.granted(Held {
             created: taken.created,

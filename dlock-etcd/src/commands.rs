@@ -182,6 +182,13 @@ impl Line {
         self.taken.iter().filter(|taken| taken.record.is_some())
     }
 
+    /// The revision at which a waiter's key was created; `None`: it is not there.
+    pub(crate) fn created(&self, waiter: &str) -> Option<i64> {
+        let mut waiters = self.waiters.iter();
+        let found = waiters.find(|(key, _)| key == waiter);
+        found.map(|(_, created)| *created)
+    }
+
     /// Sorts a key by what follows the lock's own part of it: names and prefixes may have parts like those behind them.
     pub(crate) fn sort(&mut self, rest: &str, kv: &KeyValue) {
         let taken = Taken::new(kv);

@@ -25,7 +25,8 @@ const REFUSED: &[(&str, Class)] = &[
         Class(
             ErrorKind::Unavailable,
             RetryClass::Later,
-            Effect::None,
+            // The member that finds it out has executed the request before it refuses it.
+            Effect::Unknown,
             "etcd's quota is used up: compact, defragment and disarm the alarm, and turn on auto-compaction",
         ),
     ),

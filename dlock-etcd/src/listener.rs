@@ -45,12 +45,23 @@ impl Inner {
         }
     }
 
-    /// Records that a waiter stands since that revision.
-    pub(crate) fn stands(&self, key: &WaiterKey, created: i64) {
-        if let Some(waiter) = self.table().waiters.get_mut(key) {
+    /// Records that a waiter with that lease stands since that revision.
+    pub(crate) fn stands(&self, key: &WaiterKey, lease: i64, created: i64) {
+        if let Some(waiter) = self.table().waiters.get_mut(key)
+            && waiter.lease.id == lease
+        {
             waiter.created = Some(created);
         }
         self.earlier.notify_one();
+    }
+
+    /// Corrects since when a waiter stands: with a wrong revision its turn would never come.
+    pub(crate) fn stands_since(&self, key: &WaiterKey, recorded: i64, created: i64) {
+        if let Some(waiter) = self.table().waiters.get_mut(key)
+            && waiter.created == Some(recorded)
+        {
+            waiter.created = Some(created);
+        }
     }
 
     /// Watches what a waiter waits for, as a listing shows it. The answer is how many stand before it.

@@ -178,7 +178,7 @@ async fn a_waiter_is_woken_though_the_revisions_before_are_compacted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_server_refuses_without_effect_and_keeps_what_is_held() {
+async fn a_full_server_refuses_and_keeps_what_is_held() {
     let server = server(&["--quota-backend-bytes", "1048576"]).await;
     let driver = EtcdDriver::connect(&server.url()).await.expect("it works");
     let client = client(&server.url()).await;
@@ -211,7 +211,7 @@ async fn a_full_server_refuses_without_effect_and_keeps_what_is_held() {
     let error = driver.acquire(&request).await.expect_err("it is refused");
     assert_eq!(
         (error.kind(), error.effect()),
-        (ErrorKind::Unavailable, Effect::None),
+        (ErrorKind::Unavailable, Effect::Unknown),
         "{error}"
     );
     assert!(error.to_string().contains("quota"), "{error}");

@@ -161,8 +161,8 @@ impl Inner {
     /// Tells the core that it is the turn of a waiter. Not used soon, the turn passes on.
     fn turn(&self, key: &WaiterKey) {
         if let Some(waiter) = self.table().waiters.get_mut(key) {
-            let turn = self.clock.now() + waiter.turn_length;
-            waiter.turn.get_or_insert(turn);
+            // Anew with each end of a hold: the one before may have left others in the way.
+            waiter.turn = Some(self.clock.now() + waiter.turn_length);
         }
         self.earlier.notify_one();
         let (name, ticket) = key.clone();

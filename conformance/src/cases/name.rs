@@ -12,6 +12,7 @@ cases! {
     names_that_differ_in_a_byte_are_two_locks;
     the_longest_names_count_to_their_last_byte;
     names_like_the_keys_beside_a_lock_are_locks_of_their_own;
+    names_that_are_parts_of_keys_are_locks_like_others;
 }
 
 /// Names that folding, trimming, escaping, patterns and collations confuse.
@@ -62,6 +63,9 @@ const BESIDE: &[&str] = &[
     "\u{1}token",
 ];
 
+/// What drivers put behind a name in a key.
+const PARTS: &[&str] = &["h", "w", "pending"];
+
 async fn names_that_differ_in_a_byte_are_two_locks(ctx: Ctx) -> Result {
     let ([caller, other], _) = ctx.callers().await?;
     let base = ctx.text();
@@ -109,6 +113,23 @@ async fn names_like_the_keys_beside_a_lock_are_locks_of_their_own(ctx: Ctx) -> R
     other.queues(&plain).await?;
     all_at_once(&ctx, &caller, &other, &names[1..]).await?;
     caller.frees(&hold).await
+}
+
+/// Nothing makes these names unique, so a copy of the case may be under way.
+async fn names_that_are_parts_of_keys_are_locks_like_others(ctx: Ctx) -> Result {
+    let ([caller, other], _) = ctx.callers().await?;
+    for part in PARTS {
+        let name = LockName::new(*part)?;
+        let ask = ctx.ask(&name).lasting(ctx.short());
+        let hold = caller
+            .take_within(&ask, ctx.short() * 4 + ctx.slack())
+            .await?;
+        let waits = other.queues(&name).await?;
+        other.sees_holder(&hold).await?;
+        other.leave(&waits).await?;
+        caller.frees(&hold).await?;
+    }
+    Ok(())
 }
 
 async fn names_come_back_byte_for_byte(ctx: Ctx) -> Result {

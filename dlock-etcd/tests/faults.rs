@@ -136,7 +136,7 @@ async fn four_lost_leaders_under_load_lose_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "soak: minutes"]
+#[ignore = "a soak of minutes: --ignored soak_twenty runs it"]
 async fn soak_twenty_lost_leaders_under_load_lose_nothing() {
     leaders_are_lost(20).await;
 }

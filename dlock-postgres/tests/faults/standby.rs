@@ -221,7 +221,7 @@ async fn a_commit_that_waits_for_its_standby_takes_effect_with_its_old_end() {
     .await;
     let time = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
     let given_up = one(&mut t.native().await, time).await;
-    // Meanwhile nobody gets in beside it.
+    // Meanwhile no other owner gets in.
     let mut other = t.ask("row", SECOND);
     other.give_up = t.clock.now() + SECOND * 2;
     let error = t.driver.acquire(&other).await.unwrap_err();

@@ -203,7 +203,7 @@ async fn the_time_is_read_anew_before_it_drifts_and_a_failure_of_that_had_no_eff
     let failed = all.lend(all.patience()).await.unwrap_err();
     assert_eq!(failed.effect(), Effect::None);
     assert_eq!(next(&all).await, 1);
-    // One that nobody used is not used any more.
+    // An idle connection is not used any more.
     tokio::time::sleep(IDLE + SECOND).await;
     assert_eq!(next(&all).await, 2);
 }

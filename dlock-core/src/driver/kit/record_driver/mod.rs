@@ -182,7 +182,7 @@ impl<S: RecordStore> RecordDriver<S> {
         Box::pin(self.decide_acquire(req)).await
     }
 
-    /// The fast path. Whoever is granted the lock while others of its client wait has to mark the record.
+    /// The fast path. A task that is granted the lock while others of its client wait has to mark the record.
     async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
         if req.next_ticket.is_some() && self.wakes() && self.store.marks() {
             return Ok(None);

@@ -116,7 +116,7 @@ async fn waiters_of_a_name_hear_of_it_and_the_channel_is_left_after_them() {
     assert!(subscriptions.listen(&name("c"), ticket(3)).await);
     let channels = [channel_of(hash), channel_of(hash_of("c"))];
     assert_eq!(server.channels(), channels);
-    // One that nobody here waits for, as of another client or of somebody who makes it up.
+    // One without a waiter here, as of another client or a forged one.
     server.publish(hash.wrapping_add(CHANNELS));
     server.publish(hash);
     assert_eq!(wake_ups.next().await, Some(WakeUp::Free(a.clone())));
@@ -124,7 +124,7 @@ async fn waiters_of_a_name_hear_of_it_and_the_channel_is_left_after_them() {
 
     subscriptions.forget(&a, ticket(1));
     tokio::time::sleep(TICK * 2).await;
-    assert_eq!(server.channels(), channels, "somebody still waits");
+    assert_eq!(server.channels(), channels, "a waiter is left");
     subscriptions.forget(&a, ticket(2));
     subscriptions.forget(&a, ticket(2));
     tokio::time::sleep(TICK * 2).await;

@@ -96,11 +96,19 @@ impl Testbed {
         asks: &[Acquire],
         lease: Duration,
     ) -> Result<Vec<Result<Renewed, DriverError>>, DriverError> {
+        self.renew_within(asks, lease, SECOND * 10).await
+    }
+
+    pub(super) async fn renew_within(
+        &self,
+        asks: &[Acquire],
+        lease: Duration,
+        within: Duration,
+    ) -> Result<Vec<Result<Renewed, DriverError>>, DriverError> {
         let entry = |ask: &Acquire| Renew::new(ask.name.clone(), ask.owner, ask.hold, Some(lease));
         let batch: Vec<_> = asks.iter().map(entry).collect();
-        self.driver
-            .renew(Lane::default(), &batch, self.give_up())
-            .await
+        let give_up = self.clock.now() + within;
+        self.driver.renew(Lane::default(), &batch, give_up).await
     }
 
     pub(super) async fn inspect(&self, name: &str) -> Snapshot {
@@ -273,13 +281,18 @@ impl Log {
 
     /// What a driver that connects to this URL warns of.
     pub(super) async fn of_connecting(url: &str) -> String {
+        Self::of(async { drop(connected(url).await) }).await
+    }
+
+    /// What a future warns of on this thread.
+    pub(super) async fn of(done: impl Future<Output = ()>) -> String {
         let log = Self::default();
         let subscriber = tracing_subscriber::fmt()
             .with_ansi(false)
             .with_writer(log.clone())
             .finish();
         let here = tracing::subscriber::set_default(subscriber);
-        connected(url).await;
+        done.await;
         drop(here);
         log.text()
     }

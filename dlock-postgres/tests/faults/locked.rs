@@ -2,8 +2,9 @@
 
 use super::{
     SECOND,
-    bed::{Testbed, connected, lasts, run},
+    bed::{Testbed, connected, run},
 };
+use dlock_conformance::under_test::lasts;
 use dlock_core::{
     Effect, ErrorKind,
     driver::{Acquired, DistributedLock},
@@ -75,7 +76,8 @@ async fn a_locked_row_costs_only_its_own_renewal_of_a_short_lease_too() {
     // The give-up is that of a lease of six seconds, and as long as a statement may run. A batch that waited for the row would be given up with
     // all its entries. On a busy machine the time may not be enough for all others, so the rest is sent again, as a watchdog does.
     for _ in 0..10 {
-        let renewed = tokio::time::timeout(SECOND, t.renew_within(&left, SECOND * 60, SECOND));
+        let renewed = t.renew_until(&left, SECOND * 60, t.clock.now() + SECOND);
+        let renewed = tokio::time::timeout(SECOND, renewed);
         let Ok(Ok(renewed)) = renewed.await else {
             continue;
         };

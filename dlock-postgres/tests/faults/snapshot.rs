@@ -2,8 +2,9 @@
 
 use super::{
     SECOND,
-    bed::{Log, Testbed, lasts, one, run},
+    bed::{Testbed, one, run, warnings, warnings_of_connecting},
 };
+use dlock_conformance::under_test::lasts;
 use dlock_core::driver::{
     Acquired, DistributedLock,
     kit::{RecordBacked, RecordStore},
@@ -65,11 +66,11 @@ async fn a_thousand_leases_are_renewed_beside_an_old_snapshot_and_it_is_warned_a
         let store = t.driver.record_driver().store();
         store.forget(b"").await.unwrap();
     };
-    let text = Log::of_connecting(&t.server.url()).await;
+    let text = warnings_of_connecting(&t.server.url()).await;
     assert!(is_warning(&text), "{text}");
-    let text = Log::of(sweep()).await;
+    let text = warnings(sweep()).await;
     assert!(is_warning(&text), "{text}");
-    let text = Log::of(sweep()).await;
+    let text = warnings(sweep()).await;
     assert!(!is_warning(&text), "{text}");
     run(&mut forgotten, "ROLLBACK").await;
     t.until("they are removed", async |t: &Testbed| {
@@ -77,7 +78,7 @@ async fn a_thousand_leases_are_renewed_beside_an_old_snapshot_and_it_is_warned_a
         dead(t).await < 10_000
     })
     .await;
-    let text = Log::of_connecting(&t.server.url()).await;
+    let text = warnings_of_connecting(&t.server.url()).await;
     assert!(!is_warning(&text), "{text}");
     let renewed = t.renew(&asks[..BATCH], LEASE).await.unwrap();
     assert!(renewed.iter().all(|one| lasts(one, LEASE)));

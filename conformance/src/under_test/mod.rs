@@ -81,6 +81,9 @@ impl<D: DistributedLock> UnderTest<D> {
     }
 
     /// Sends a release that is answered.
+    ///
+    /// # Panics
+    /// When it fails.
     pub async fn release(&self, ask: &Acquire) -> Released {
         let released = self.give_back(ask).await;
         released.expect("a release is answered")
@@ -127,12 +130,18 @@ impl<D: DistributedLock> UnderTest<D> {
     }
 
     /// Reads a lock.
+    ///
+    /// # Panics
+    /// When the read fails.
     pub async fn inspect(&self, name: &str) -> Snapshot {
         let shown = self.driver.inspect(&named(name)).await;
         shown.expect("an inspect is answered")
     }
 
     /// How long the store holds a lock that is held.
+    ///
+    /// # Panics
+    /// When it is not held.
     pub async fn rest(&self, name: &str) -> Duration {
         let shown = self.inspect(name).await;
         let holder = shown.holders.first().expect("it is held");

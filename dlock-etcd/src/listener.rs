@@ -160,10 +160,7 @@ impl Inner {
 
     /// Tells the core that it is the turn of a waiter. Not used soon, the turn passes on.
     fn turn(&self, key: &WaiterKey) {
-        if let Some(waiter) = self.table().waiters.get_mut(key) {
-            // Anew with each end of a hold: the one before may have left others in the way.
-            waiter.turn = Some(self.clock.now() + waiter.turn_length);
-        }
+        self.table().begin_turn(key, self.clock.now());
         self.earlier.notify_one();
         let (name, ticket) = key.clone();
         self.wake_ups.send(WakeUp::Turn { name, ticket });

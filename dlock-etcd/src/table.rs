@@ -166,6 +166,13 @@ impl Table {
         is_open.then(|| self.holds.remove(key)).flatten()
     }
 
+    /// Begins the turn of a waiter, anew with each end of a hold: the one before may have left others in the way.
+    pub(crate) fn begin_turn(&mut self, key: &WaiterKey, now: Instant) {
+        if let Some(waiter) = self.waiters.get_mut(key) {
+            waiter.turn = Some(now + waiter.turn_length);
+        }
+    }
+
     /// Removes a waiter and its watch.
     pub(crate) fn remove_waiter(&mut self, key: &WaiterKey) -> Option<Waiter> {
         let waiter = self.waiters.remove(key)?;
@@ -180,5 +187,41 @@ impl Lease {
     /// When it is time for the next keep-alive: two more fit into what is left.
     fn refresh(&self) -> Instant {
         self.until - self.length * 2 / 3
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Lease, Table, Waiter};
+    use dlock_core::{Instant, driver::Ticket};
+    use std::{num::NonZeroU64, time::Duration};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_turn_begins_anew_with_each_end_of_a_hold() {
+        let (mut table, begin) = (Table::default(), Instant::ORIGIN);
+        let key = ("x".parse().unwrap(), Ticket(NonZeroU64::MIN));
+        let lease = Lease {
+            id: 1,
+            length: SECOND * 60,
+            until: begin + SECOND * 60,
+        };
+        let waiter = Waiter {
+            key: "w/1".into(),
+            lease,
+            created: Some(1),
+            turn_length: SECOND,
+            turn: None,
+            watch: None,
+        };
+        table.waiters.insert(key.clone(), waiter);
+        let half = SECOND / 2;
+        // The hold ends, and then its minimum hold.
+        table.begin_turn(&key, begin);
+        table.begin_turn(&key, begin + half);
+        assert_eq!(table.next(), begin + half + SECOND);
+        assert!(table.due(begin + SECOND).unused.is_empty());
+        assert_eq!(table.due(begin + half + SECOND).unused, [key]);
     }
 }

@@ -1,14 +1,14 @@
 //! Faults of a cluster of three: lost leaders, and a holder that is cut off.
 
-use crate::bed::{LEASE, client};
-use dlock_conformance::testbed::EtcdCluster;
-use dlock_core::{Client, Lease};
+use crate::bed::{LEASE, client, comes, until};
+use dlock_conformance::testbed::{EtcdCluster, Proxy, proxy::Reach};
+use dlock_core::{Client, Guard, Lease};
 use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     task::{JoinSet, spawn_blocking},
@@ -64,39 +64,93 @@ async fn load(client: Client, shared: Arc<Load>) {
     }
 }
 
-/// Kills and stops leaders by turns, while clients take one lock.
+/// What happens to a leader.
+#[derive(Clone, Copy, Debug)]
+enum Loss {
+    Killed,
+    Stopped,
+}
+
+/// Three servers of which one after the other is lost.
+#[derive(Clone)]
+struct Cluster(Arc<EtcdCluster>);
+
+impl Cluster {
+    async fn start() -> Self {
+        let started = spawn_blocking(|| EtcdCluster::start().unwrap()).await;
+        Self(Arc::new(started.unwrap()))
+    }
+
+    async fn with<T: Send + 'static>(
+        &self,
+        run: impl FnOnce(&EtcdCluster) -> T + Send + 'static,
+    ) -> T {
+        let cluster = Arc::clone(&self.0);
+        spawn_blocking(move || run(&cluster)).await.unwrap()
+    }
+
+    async fn leader(&self) -> usize {
+        let leader = self.with(|cluster| {
+            loop {
+                if let Some(leader) = cluster.leader() {
+                    break leader;
+                }
+            }
+        });
+        comes("a leader", leader).await
+    }
+
+    async fn lose(&self, at: usize, loss: Loss) {
+        self.with(move |cluster| match loss {
+            Loss::Killed => drop(cluster.server(at).kill().unwrap()),
+            Loss::Stopped => cluster.server(at).stop().unwrap(),
+        })
+        .await;
+    }
+
+    async fn regain(&self, at: usize, loss: Loss) {
+        self.with(move |cluster| match loss {
+            Loss::Killed => cluster.server(at).restart().unwrap(),
+            Loss::Stopped => cluster.server(at).cont().unwrap(),
+        })
+        .await;
+    }
+}
+
+/// A proxy before each server, and the URL of a client that reaches the cluster only through them.
+async fn proxies(cluster: &EtcdCluster) -> (Vec<Proxy>, String) {
+    let mut proxies = Vec::new();
+    for at in 0..3 {
+        proxies.push(Proxy::start(cluster.server(at).addr()).await.unwrap());
+    }
+    let hosts: Vec<_> = proxies
+        .iter()
+        .map(|proxy| proxy.addr().to_string())
+        .collect();
+    (proxies, format!("etcd://{}", hosts.join(",")))
+}
+
+/// Kills and stops leaders by turns, while clients take one lock. One of them is cut off meanwhile.
 async fn leaders_are_lost(times: u32) {
-    let cluster = spawn_blocking(|| EtcdCluster::start().expect("it works")).await;
-    let cluster = Arc::new(cluster.expect("it works"));
+    let cluster = Cluster::start().await;
+    let (proxies, cut_off) = proxies(&cluster.0).await;
     let (shared, mut tasks) = (Arc::new(Load::default()), JoinSet::new());
-    for _ in 0..4 {
-        let client = client(&cluster.url()).await;
-        tasks.spawn(load(client, Arc::clone(&shared)));
+    let url = cluster.0.url();
+    for url in [&url, &url, &url, &cut_off] {
+        tasks.spawn(load(client(url).await, Arc::clone(&shared)));
     }
     for time in 0..times {
         shared.goes_on(20).await;
-        let servers = Arc::clone(&cluster);
-        let lost = spawn_blocking(move || {
-            let leader = loop {
-                if let Some(leader) = servers.leader() {
-                    break leader;
-                }
-            };
-            match time % 2 {
-                0 => drop(servers.server(leader).kill().expect("it works")),
-                _ => servers.server(leader).stop().expect("it works"),
-            }
-            leader
-        });
-        let lost = lost.await.expect("it works");
+        let loss = [Loss::Killed, Loss::Stopped][time as usize % 2];
+        let leader = cluster.leader().await;
+        proxies
+            .iter()
+            .for_each(|proxy| proxy.blackhole(Reach::All, true));
+        cluster.lose(leader, loss).await;
         // The others elect a leader, and it goes on with that.
         shared.goes_on(4).await;
-        let servers = Arc::clone(&cluster);
-        let back = spawn_blocking(move || match time % 2 {
-            0 => servers.server(lost).restart().expect("it works"),
-            _ => servers.server(lost).cont().expect("it works"),
-        });
-        back.await.expect("it works");
+        cluster.regain(leader, loss).await;
+        proxies.iter().for_each(Proxy::heal);
     }
     shared.goes_on(20).await;
     shared.over.store(true, SeqCst);
@@ -115,3 +169,57 @@ async fn soak_twenty_lost_leaders_under_load_lose_nothing() {
     leaders_are_lost(20).await;
 }
 
+/// Takes the lock once the holder cannot be heard any more; the holder has to know of its loss before.
+async fn is_lost_before_another_gets_in(holder: Guard, waiter: &Client, cut: impl AsyncFnOnce()) {
+    let lock = waiter.lock("cut").unwrap().lease(Lease::renewed(LEASE));
+    let next = tokio::spawn(async move { (lock.acquire().await.unwrap(), Instant::now()) });
+    until("it waits", async || {
+        waiter.admin().inspect("cut").await.unwrap().waiters == Some(1)
+    })
+    .await;
+    cut().await;
+    comes("the loss", holder.lost()).await;
+    let lost = Instant::now();
+    let (next, taken) = comes("the next holder", next).await.unwrap();
+    assert!(lost < taken, "granted before the holder knew of its loss");
+    assert!(next.token() > holder.token());
+    drop(holder);
+    next.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_that_is_cut_off_while_the_leader_changes_is_lost_before_another_gets_in() {
+    let cluster = Cluster::start().await;
+    let (proxies, cut_off) = proxies(&cluster.0).await;
+    let [holder, waiter] = [client(&cut_off).await, client(&cluster.0.url()).await];
+    for loss in [Loss::Killed, Loss::Stopped] {
+        let lock = holder.lock("cut").unwrap().lease(Lease::renewed(LEASE));
+        let guard = comes("the lock", lock.acquire()).await.unwrap();
+        let leader = cluster.leader().await;
+        let cut = async || {
+            proxies
+                .iter()
+                .for_each(|proxy| proxy.blackhole(Reach::All, true));
+            cluster.lose(leader, loss).await;
+        };
+        is_lost_before_another_gets_in(guard, &waiter, cut).await;
+        cluster.regain(leader, loss).await;
+        proxies.iter().for_each(Proxy::heal);
+    }
+}
+
+/// The member that the holder uses leads, stands still, and goes on when another one leads.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_whose_member_stands_still_is_lost_before_another_gets_in() {
+    let cluster = Cluster::start().await;
+    let waiter = client(&cluster.0.url()).await;
+    for _ in 0..2 {
+        let leader = cluster.leader().await;
+        let holder = client(&format!("etcd://{}", cluster.0.server(leader).addr())).await;
+        let lock = holder.lock("cut").unwrap().lease(Lease::renewed(LEASE));
+        let guard = comes("the lock", lock.acquire()).await.unwrap();
+        let cut = async || cluster.lose(leader, Loss::Stopped).await;
+        is_lost_before_another_gets_in(guard, &waiter, cut).await;
+        cluster.regain(leader, Loss::Stopped).await;
+    }
+}

@@ -1,14 +1,17 @@
 //! Faults of one server: compaction, a full quota, expired log-ins, certificates.
 
-use crate::bed::{LEASE, client, native, server};
-use dlock_conformance::testbed::EtcdServer;
+use crate::bed::{
+    LEASE, LONG, ask, client, comes, driver, granted, is_refused, native, proxied, server, turn,
+    waiting,
+};
+use dlock_conformance::testbed::{EtcdServer, Proxy, proxy::Direction};
 use dlock_core::{
     Client, Clock, Effect, ErrorKind, HoldId, Lease, Owner,
-    driver::{Acquire, DistributedLock},
+    driver::{Acquire, DistributedLock, Release},
 };
 use dlock_etcd::{
     EtcdDriver,
-    etcd_client::{Permission, PermissionType},
+    etcd_client::{self, ConnectOptions, Permission, PermissionType},
 };
 use std::time::Duration;
 use tokio::{
@@ -50,6 +53,44 @@ async fn a_waiter_is_woken_though_the_revisions_before_are_compacted() {
         .release()
         .await
         .expect("it works");
+}
+
+/// The waiter's watch is set again from a revision that is compacted by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_that_was_cut_off_during_a_release_and_a_compaction_gets_its_turn() {
+    // Leases of six seconds at least: the waiter keeps its place.
+    let (server, proxy) = proxied(&["--election-timeout", "4000"]).await;
+    let mut native = native(server.addr()).await;
+    let [holder, waiter] = [
+        driver(&server.url()).await,
+        driver(&server.url_at(proxy.addr())).await,
+    ];
+    let mut wake_ups = waiter.wake_ups();
+    let holds = ask("x", 1, LONG, LONG);
+    granted(&holder.acquire(&holds).await.unwrap());
+    let told = proxy.watch(Direction::ServerToClient, *b"dlock/x/");
+    let waits = waiting("x", 2);
+    assert!(is_refused(&waiter.acquire(&waits).await.unwrap()));
+    comes("the refusal", told.reaches(1)).await;
+    proxy.refuse(true);
+    proxy.cut();
+    let release = Release::new(holds.name, holds.owner, holds.hold);
+    holder.release(&release).await.unwrap();
+    let put = native.put("other", "x", None).await.unwrap();
+    let revision = put.header().unwrap().revision();
+    native.compact(revision, None).await.unwrap();
+    proxy.heal();
+    comes("its turn", turn(&mut wake_ups)).await;
+    granted(&waiter.acquire(&waits).await.unwrap());
+}
+
+/// Ends the tokens of a user by a new password, which is the old one.
+async fn end_tokens(server: &EtcdServer, user: &str) {
+    let root = ConnectOptions::new().with_user("root", "canary");
+    let host = server.addr().to_string();
+    let native = etcd_client::Client::connect([host], Some(root)).await;
+    let changed = native.unwrap().user_change_password(user, "canary").await;
+    changed.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -124,8 +165,9 @@ async fn a_user_with_rights_below_the_prefix_holds_past_the_end_of_its_tokens() 
             .expect_err("it is refused");
         assert_eq!(error.kind(), ErrorKind::Misuse, "{error}");
     }
+    let proxy = Proxy::start(server.addr()).await.unwrap();
     let [holder, waiter] = [
-        client(&at("me:canary")).await,
+        client(&format!("etcd://me:canary@{}", proxy.addr())).await,
         client(&at("me:canary")).await,
     ];
     let lock = holder
@@ -135,6 +177,10 @@ async fn a_user_with_rights_below_the_prefix_holds_past_the_end_of_its_tokens() 
     let guard = lock.acquire().await.expect("it works");
     let lock = waiter.lock("x").expect("it works");
     let waiting = tokio::spawn(async move { lock.acquire_timeout(Duration::from_secs(30)).await });
+    let log_ins = proxy.watch(Direction::ClientToServer, *b"canary");
+    end_tokens(&server, "me").await;
+    comes("another log-in of the holder", log_ins.reaches(1)).await;
+    // Real time must pass: without renewals the hold would end.
     sleep(LEASE * 2).await;
     guard.check().expect("it works");
     guard.release().await.expect("it works");

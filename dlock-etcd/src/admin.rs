@@ -64,7 +64,7 @@ impl Inner {
             },
         };
         let most = limit;
-        let limit = i64::try_from(limit + KEYS).unwrap_or(i64::MAX);
+        let limit = i64::try_from(limit.saturating_add(KEYS)).unwrap_or(i64::MAX);
         // No code of a name, and no rest of a key, has this character.
         let options = GetOptions::new().with_range(format!("{begin}\u{7f}"));
         let options = options.with_limit(limit);

@@ -14,7 +14,6 @@ use etcd_client::{
 };
 use std::{
     collections::{HashMap, VecDeque},
-    fmt,
     sync::Arc,
     time::Duration,
 };
@@ -24,8 +23,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-/// The connection to the cluster.
-#[derive(Debug)]
+/// The connection to the cluster. Without `Debug`: the options have the password.
 pub(crate) struct Connection {
     config: EtcdConfig,
     options: ConnectOptions,
@@ -33,7 +31,7 @@ pub(crate) struct Connection {
     keep_alives: mpsc::UnboundedSender<KeepAlive>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Current {
     link: Option<Arc<Link>>,
     /// The member to connect to next.
@@ -44,14 +42,6 @@ struct Current {
 pub(crate) struct Link {
     pub(crate) client: Client,
     lost: watch::Sender<bool>,
-}
-
-impl fmt::Debug for Link {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link")
-            .field("lost", &self.is_lost())
-            .finish_non_exhaustive()
-    }
 }
 
 impl Link {

@@ -14,7 +14,7 @@ use etcd_client::{
 };
 use std::{
     collections::{HashMap, VecDeque},
-    sync::Arc,
+    sync::{Arc, MutexGuard, PoisonError},
     time::Duration,
 };
 use tokio::{
@@ -42,6 +42,8 @@ struct Current {
 pub(crate) struct Link {
     pub(crate) client: Client,
     lost: watch::Sender<bool>,
+    /// When a request was last answered.
+    heard: std::sync::Mutex<Instant>,
 }
 
 impl Link {
@@ -58,18 +60,34 @@ impl Link {
     fn is_lost(&self) -> bool {
         *self.lost.borrow()
     }
+
+    /// Waits for the answer to a request. Dropped after a while in which none was answered, it ends the use of the connection.
+    async fn answered<T>(&self, request: impl Future<Output = T>) -> T {
+        let flight = InFlight {
+            link: self,
+            sent: Instant::now(),
+        };
+        let answer = request.await;
+        *self.heard() = Instant::now();
+        drop(flight);
+        answer
+    }
+
+    fn heard(&self) -> MutexGuard<'_, Instant> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-/// A request in flight. Dropped without an answer after a while, it shows that the connection does not answer.
+/// A request in flight.
 struct InFlight<'a> {
     link: &'a Link,
     sent: Instant,
-    answered: bool,
 }
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        if !self.answered && self.sent.elapsed() >= SILENT {
+        let heard = *self.link.heard();
+        if heard.max(self.sent).elapsed() >= SILENT {
             self.link.lose();
         }
     }
@@ -113,7 +131,11 @@ impl Connection {
             match connected.unwrap_or_else(|_| Err(DriverError::unavailable(SLOW_MEMBER))) {
                 Ok(client) => {
                     let (lost, _) = watch::channel(false);
-                    let link = Arc::new(Link { client, lost });
+                    let link = Arc::new(Link {
+                        client,
+                        lost,
+                        heard: std::sync::Mutex::new(Instant::now()),
+                    });
                     current.link = Some(Arc::clone(&link));
                     return Ok(link);
                 }
@@ -154,13 +176,7 @@ impl Connection {
         F: Future<Output = Result<T, Native>>,
     {
         let link = self.link().await?;
-        let mut flight = InFlight {
-            link: &link,
-            sent: Instant::now(),
-            answered: false,
-        };
-        let answer = send(link.client.clone()).await;
-        flight.answered = true;
+        let answer = link.answered(send(link.client.clone())).await;
         answer.map_err(|error| {
             if is_open(&error) {
                 link.lose();
@@ -176,13 +192,9 @@ impl Connection {
         request: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         let link = self.link().await?;
-        let mut flight = InFlight {
-            link: &link,
-            sent: Instant::now(),
-            answered: false,
-        };
-        let answer = runtime.spawn(timeout(LONGEST, request)).await;
-        flight.answered = true;
+        let answer = link
+            .answered(runtime.spawn(timeout(LONGEST, request)))
+            .await;
         match answer {
             Ok(Ok(answer)) => answer,
             _ => Err(unanswered()),
@@ -231,13 +243,7 @@ impl Connection {
         let (answer, answered) = oneshot::channel();
         // An error: the driver is closed.
         drop(self.keep_alives.send(KeepAlive { lease, answer }));
-        let mut flight = InFlight {
-            link: &link,
-            sent: Instant::now(),
-            answered: false,
-        };
-        let answer = answered.await;
-        flight.answered = true;
+        let answer = link.answered(answered).await;
         answer.map_err(|_| unanswered())
     }
 }
@@ -360,7 +366,7 @@ async fn tls(config: &EtcdConfig) -> Result<etcd_client::TlsOptions> {
     Ok(tls)
 }
 
-/// How long a request may stay unanswered before its connection is suspected, if it is given up then.
+/// How long a connection may answer nothing before it is suspected, if a request on it is given up then.
 const SILENT: Duration = Duration::from_millis(200);
 /// How long a request goes on whose caller is gone.
 const LONGEST: Duration = Duration::from_secs(10);

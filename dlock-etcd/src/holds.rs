@@ -97,7 +97,7 @@ impl Inner {
         if hold.open || hold.held.is_none() {
             hold.leases().for_each(|lease| self.end(lease));
         } else {
-            hold.others.iter().for_each(|lease| self.end(*lease));
+            hold.others.iter().for_each(|lease| self.end(lease.id));
             self.spare(hold.lease);
         }
     }
@@ -112,16 +112,14 @@ impl Inner {
         let lease = self.grant(length).await?;
         // Recorded before the request is sent.
         if let Some(hold) = self.table().holds.get_mut(key) {
-            hold.others.push(lease.id);
+            hold.others.push(lease);
         }
         let moved = self.connection.txn(rehang(taken, lease.id)).await?;
         if !moved.succeeded() {
             return Err(contended());
         }
         if let Some(hold) = self.table().holds.get_mut(key) {
-            hold.others.retain(|other| *other != lease.id);
-            hold.others.push(hold.lease.id);
-            hold.lease = lease;
+            hold.hangs_on(lease.id);
         }
         Ok(lease)
     }

@@ -147,7 +147,7 @@ impl Inner {
             };
             waiter.turn = match looked {
                 Ok(Ok(_)) => None,
-                _ => Some(inner.clock.now()), // looked at again soon
+                _ => Some(inner.clock.now() + ANSWER), // looked at again soon
             };
             drop(table);
             if is_free {

@@ -22,7 +22,7 @@ pub(crate) struct Hold {
     pub(crate) owner: Owner,
     pub(crate) lease: Lease,
     /// Other leases on which its key may hang, because a move was not confirmed.
-    pub(crate) others: Vec<i64>,
+    pub(crate) others: Vec<Lease>,
     /// `None`: the outcome is not known.
     pub(crate) held: Option<Held>,
     /// A request that needs the lease was not answered: it may be executed later, for as long as the lease lasts.
@@ -44,8 +44,19 @@ pub(crate) struct Held {
 }
 
 impl Hold {
+    /// Its key hangs on that lease now.
+    pub(crate) fn hangs_on(&mut self, lease: i64) {
+        let mut others = self.others.iter_mut();
+        if let Some(other) = others.find(|other| other.id == lease) {
+            std::mem::swap(other, &mut self.lease);
+        }
+    }
+
     pub(crate) fn leases(&self) -> impl Iterator<Item = i64> {
-        self.others.iter().copied().chain([self.lease.id])
+        self.others
+            .iter()
+            .chain([&self.lease])
+            .map(|lease| lease.id)
     }
 }
 

@@ -13,7 +13,7 @@ use dlock_etcd::{
     EtcdDriver,
     etcd_client::{self, ConnectOptions, Permission, PermissionType},
 };
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::{
     task::spawn_blocking,
     time::{sleep, timeout},
@@ -91,6 +91,29 @@ async fn end_tokens(server: &EtcdServer, user: &str) {
     let native = etcd_client::Client::connect([host], Some(root)).await;
     let changed = native.unwrap().user_change_password(user, "canary").await;
     changed.unwrap();
+}
+
+/// A waiter that did not use its turn is looked for again and again, at intervals.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unused_turn_on_a_server_that_cannot_be_reached_is_looked_at_now_and_then() {
+    let (server, proxy) = proxied(&[]).await;
+    let [holder, waiter] = [
+        driver(&server.url()).await,
+        driver(&server.url_at(proxy.addr())).await,
+    ];
+    let mut wake_ups = waiter.wake_ups();
+    let holds = ask("x", 1, LONG, LONG);
+    granted(&holder.acquire(&holds).await.unwrap());
+    assert!(is_refused(&waiter.acquire(&waiting("x", 2)).await.unwrap()));
+    let release = Release::new(holds.name, holds.owner, holds.hold);
+    holder.release(&release).await.unwrap();
+    comes("its turn", turn(&mut wake_ups)).await;
+    proxy.refuse(true);
+    proxy.cut();
+    // Its turn is over after a second.
+    let begin = Instant::now();
+    comes("attempts", proxy.until(|counters| counters.refused >= 200)).await;
+    assert!(begin.elapsed() > Duration::from_secs(3), "it spins");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -246,13 +246,11 @@ pub(crate) async fn listen(inner: Arc<Inner>, mut orders: mpsc::UnboundedReceive
                 if let Err(error) = ended {
                     tracing::debug!(target: "dlock::etcd", %error, "the watches have to be set again");
                 }
-                link.lose();
             }
-            Err(_) => {
-                link.lose();
-                sleep(PAUSE).await;
-            }
+            Err(_) => {}
         }
+        link.lose();
+        sleep(PAUSE).await;
     }
 }
 
@@ -272,6 +270,8 @@ async fn carry(
                 unsent.pop_front();
             }
             told = stream.message() => match told? {
+                // It does not say which one: the token with which the stream was opened has expired.
+                Some(told) if told.canceled() && told.watch_id() == REFUSED => return Ok(()),
                 Some(told) => inner.heard(&told),
                 None => return Ok(()),
             },
@@ -292,6 +292,8 @@ async fn send_first(
     }
 }
 
+/// The number in place of that of a watch that is refused.
+const REFUSED: i64 = -1;
 /// How long a look may take; after that the core polls.
 const ANSWER: Duration = Duration::from_millis(500);
 /// Between two attempts to open the stream.

@@ -93,6 +93,36 @@ async fn end_tokens(server: &EtcdServer, user: &str) {
     changed.unwrap();
 }
 
+/// A stream of watches keeps the token with which it was opened.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_is_refused_because_the_token_is_over_is_set_again() {
+    let server = server(&[]).await;
+    let mut native = native(server.addr()).await;
+    native.user_add("root", "canary", None).await.unwrap();
+    native.role_add("root").await.unwrap();
+    native.user_grant_role("root", "root").await.unwrap();
+    native.auth_enable().await.unwrap();
+    let proxy = Proxy::start(server.addr()).await.unwrap();
+    let url = format!("etcd://root:canary@{}", proxy.addr());
+    let [holder, waiter] = [driver(&url).await, driver(&url).await];
+    let mut wake_ups = waiter.wake_ups();
+    for (hold, name) in [(1, "first"), (2, "second")] {
+        granted(&holder.acquire(&ask(name, hold, LONG, LONG)).await.unwrap());
+    }
+    let first = waiting("first", 3);
+    assert!(is_refused(&waiter.acquire(&first).await.unwrap()));
+    let log_ins = proxy.watch(Direction::ClientToServer, *b"canary");
+    end_tokens(&server, "root").await;
+    let second = waiting("second", 4);
+    assert!(is_refused(&waiter.acquire(&second).await.unwrap()));
+    assert!(log_ins.seen() > 0, "the token is over");
+    let held = ask("second", 2, LONG, LONG);
+    let release = Release::new(held.name, held.owner, held.hold);
+    holder.release(&release).await.unwrap();
+    comes("its turn", turn(&mut wake_ups)).await;
+    granted(&waiter.acquire(&second).await.unwrap());
+}
+
 /// A waiter that did not use its turn is looked for again and again, at intervals.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unused_turn_on_a_server_that_cannot_be_reached_is_looked_at_now_and_then() {

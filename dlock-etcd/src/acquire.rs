@@ -134,7 +134,7 @@ impl Inner {
     async fn repeat(&self, req: &Acquire, held: Held, entered: Instant) -> Result<Step> {
         let keys = self.keys(&req.name);
         let (line, own) = (self.line(&keys).await?, keys.hold(req.hold));
-        let is_there = line.taken.iter().any(|taken| taken.key == own);
+        let is_there = line.taken.iter().any(|taken| taken.key == own.as_bytes());
         if !is_there || held.end <= self.clock.now() {
             self.ended(&(req.name.clone(), req.hold), req.owner);
             return Ok(None);
@@ -190,7 +190,7 @@ impl Request<'_> {
             },
         };
         let own = self.keys.hold(req.hold);
-        if let Some(taken) = line.taken.iter().find(|taken| taken.key == own) {
+        if let Some(taken) = line.taken.iter().find(|taken| taken.key == own.as_bytes()) {
             return Ok(self.found(taken, &line));
         }
         let inside = line.holds().find(|taken| taken.is_of(req.owner));

@@ -74,8 +74,7 @@ impl Inner {
         let got = got.await?;
         let mut names: Vec<(LockName, Line)> = Vec::new();
         for kv in got.kvs() {
-            let key = String::from_utf8_lossy(kv.key());
-            let Some((name, rest)) = name_in(&self.root, &key) else {
+            let Some((name, rest)) = name_in(&self.root, kv.key()) else {
                 continue;
             };
             if names.last().is_none_or(|(last, _)| *last != name) {
@@ -147,18 +146,21 @@ impl Inner {
 fn break_txn(keys: &Keys, line: &Line) -> Option<Txn> {
     if let Some(first) = line.taken.first() {
         let when = [
-            made(&first.key, first.created),
+            made(first.key.as_slice(), first.created),
             unchanged(&keys.holds(), line.revision),
         ];
         let then = [delete_all(&keys.holds()), delete_all(&keys.pending())];
         return Some(Txn::new().when(when).and_then(then));
     }
     let (first, created) = line.waiters.first()?;
-    let when = [made(first, *created), unchanged(&keys.holds(), 0)];
+    let when = [
+        made(first.as_slice(), *created),
+        unchanged(&keys.holds(), 0),
+    ];
     Some(
         Txn::new()
             .when(when)
-            .and_then([TxnOp::delete(first.as_str(), None)]),
+            .and_then([TxnOp::delete(first.as_slice(), None)]),
     )
 }
 

@@ -23,7 +23,7 @@ use tokio::{
 /// A change of what is watched.
 #[derive(Debug)]
 pub(crate) enum Order {
-    Begin(String, WatchOptions),
+    Begin(Vec<u8>, WatchOptions),
     End(i64),
 }
 
@@ -71,7 +71,7 @@ impl Inner {
         let at = line
             .waiters
             .iter()
-            .position(|(name, _)| *name == waiter.key)?;
+            .position(|(name, _)| name == waiter.key.as_bytes())?;
         let ahead = at.checked_sub(1).map(|ahead| line.waiters[ahead].0.clone());
         let watched = waiter.watch.as_ref();
         if watched.is_some_and(|watch| watch.ahead == ahead) {
@@ -100,7 +100,7 @@ impl Inner {
             .with_filters([WatchFilterType::NoPut]);
         match &watch.ahead {
             Some(ahead) => Order::Begin(ahead.clone(), options),
-            None => Order::Begin(self.keys(&key.0).holds(), options.with_prefix()),
+            None => Order::Begin(self.keys(&key.0).holds().into(), options.with_prefix()),
         }
     }
 
@@ -286,7 +286,9 @@ async fn send_first(
     unsent: &VecDeque<Order>,
 ) -> Result<(), Native> {
     match unsent.front() {
-        Some(Order::Begin(key, options)) => sender.watch(key.as_str(), Some(options.clone())).await,
+        Some(Order::Begin(key, options)) => {
+            sender.watch(key.as_slice(), Some(options.clone())).await
+        }
         Some(Order::End(id)) => sender.cancel(*id).await,
         None => Ok(()),
     }

@@ -88,7 +88,7 @@ impl Inner {
             let line = self.line(keys).await?;
             let is_meant = |taken: &&Taken| {
                 let is_named = match req.holds {
-                    Holds::One(hold) => taken.key == keys.hold(hold),
+                    Holds::One(hold) => taken.key == keys.hold(hold).as_bytes(),
                     Holds::All => true,
                 };
                 is_named && taken.is_of(req.owner)
@@ -100,13 +100,17 @@ impl Inner {
             };
             let mut when: Vec<_> = meant
                 .iter()
-                .map(|taken| made(&taken.key, taken.created))
+                .map(|taken| made(taken.key.as_slice(), taken.created))
                 .collect();
             when.push(unchanged(&keys.holds(), line.revision));
-            when.extend(others.first().map(|other| made(&other.key, other.created)));
+            when.extend(
+                others
+                    .first()
+                    .map(|other| made(other.key.as_slice(), other.created)),
+            );
             let mut then: Vec<_> = meant
                 .iter()
-                .map(|taken| TxnOp::delete(taken.key.as_str(), None))
+                .map(|taken| TxnOp::delete(taken.key.as_slice(), None))
                 .collect();
             let mark = token.0.to_string();
             let lasting = self.lasting(&line, &mark, min_hold).await?;

@@ -79,7 +79,7 @@ pub(crate) struct Waiter {
 pub(crate) struct Watch {
     pub(crate) id: i64,
     /// The waiter before it; `None`: it is the first, and watches the holds.
-    pub(crate) ahead: Option<String>,
+    pub(crate) ahead: Option<Vec<u8>>,
     /// The first revision that it has not seen.
     pub(crate) from: i64,
 }

@@ -6,7 +6,7 @@ use crate::bed::{
 };
 use dlock_conformance::testbed::{EtcdServer, Proxy, proxy::Direction};
 use dlock_core::{
-    Client, Clock, Effect, ErrorKind, HoldId, Lease, Owner,
+    Broken, Client, Clock, Effect, ErrorKind, HoldId, Lease, Owner,
     driver::{Acquire, DistributedLock, Release},
 };
 use dlock_etcd::{
@@ -121,6 +121,27 @@ async fn a_watch_that_is_refused_because_the_token_is_over_is_set_again() {
     holder.release(&release).await.unwrap();
     comes("its turn", turn(&mut wake_ups)).await;
     granted(&waiter.acquire(&second).await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_break_removes_keys_that_are_no_text() {
+    let server = server(&[]).await;
+    let mut native = native(server.addr()).await;
+    let driver = driver(&server.url()).await;
+    for part in ["h", "w"] {
+        let key = [format!("/dlock/x/{part}/").as_bytes(), b"\xff"].concat();
+        native.put(key, "x", None).await.unwrap();
+        let request = ask("x", 1, LONG, LONG);
+        assert!(is_refused(&driver.acquire(&request).await.unwrap()));
+        let broken = driver.break_lock(&request.name, None).await.unwrap();
+        assert!(
+            matches!(broken, Broken::Freed { token: None }),
+            "{broken:?}"
+        );
+        granted(&driver.acquire(&request).await.unwrap());
+        let release = Release::new(request.name, request.owner, request.hold);
+        driver.release(&release).await.unwrap();
+    }
 }
 
 /// A waiter that did not use its turn is looked for again and again, at intervals.

@@ -13,7 +13,7 @@ use etcd_client::{
     Txn, TxnResponse,
 };
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     sync::{Arc, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -98,6 +98,13 @@ impl Drop for InFlight<'_> {
 pub(crate) struct KeepAlive {
     lease: i64,
     answer: oneshot::Sender<u64>,
+}
+
+impl KeepAlive {
+    fn answer(self, seconds: u64) {
+        // An error: the one that asked is gone.
+        self.answer.send(seconds).ok();
+    }
 }
 
 /// The stream of keep-alives, to be run by [`keep_alives`].
@@ -248,81 +255,64 @@ impl Connection {
     }
 }
 
-/// Runs the stream of keep-alives, one for all leases, and opens it anew when it breaks.
+/// Runs the stream of keep-alives, one for all leases, and opens it anew when it breaks. What it carried then stays unanswered.
 pub(crate) async fn keep_alives(connection: Arc<Connection>, mut requests: KeepAlives) {
-    let mut unsent = VecDeque::new();
-    loop {
-        if unsent.is_empty() {
-            let Some(request) = requests.recv().await else {
-                return;
-            };
-            unsent.push_back(request);
-        }
+    while let Some(first) = requests.recv().await {
         let Ok(link) = connection.link().await else {
-            unsent.clear(); // their senders are told by the drop
             continue;
         };
-        let first = unsent.front().map_or(0, |first: &KeepAlive| first.lease);
         let mut leases = link.client.lease_client();
-        let opened = tokio::select! {
-            opened = leases.keep_alive(first) => opened,
-            () = link.lost() => continue,
+        let carried = async {
+            match leases.keep_alive(first.lease).await {
+                Ok(stream) => carry(first, &mut requests, stream).await,
+                // The answer that opens the stream says so.
+                Err(Native::LeaseKeepAliveError(_)) => return first.answer(0),
+                Err(_) => {}
+            }
+            link.lose();
         };
-        match opened {
-            Ok(stream) => keep(&mut unsent, &mut requests, stream, &link).await,
-            // The first answer on the stream says so.
-            Err(Native::LeaseKeepAliveError(_)) => {
-                unsent.pop_front().map(|first| first.answer.send(0));
-            }
-            Err(_) => {
-                link.lose();
-                unsent.pop_front();
-            }
+        tokio::select! {
+            biased; // a request that comes after the loss waits for the next stream
+            () = link.lost() => {}
+            () = carried => {}
         }
     }
 }
 
 /// Carries keep-alives over one stream until it ends. The first is sent again: the answer that opened the stream did not say how long the
 /// lease lasts.
-async fn keep(
-    unsent: &mut VecDeque<KeepAlive>,
+async fn carry(
+    first: KeepAlive,
     requests: &mut KeepAlives,
     (mut keeper, mut stream): (LeaseKeeper, LeaseKeepAliveStream),
-    link: &Link,
 ) {
-    let mut sent: HashMap<i64, VecDeque<oneshot::Sender<u64>>> = HashMap::new();
-    loop {
-        tokio::select! {
-            Some(request) = requests.recv() => unsent.push_back(request),
-            Ok(()) = send_first(&mut keeper, unsent), if !unsent.is_empty() => {
-                if let Some(KeepAlive { lease, answer }) = unsent.pop_front() {
-                    sent.entry(lease).or_default().push_back(answer);
-                }
+    let sent = std::sync::Mutex::new(VecDeque::new());
+    let sent = || sent.lock().unwrap_or_else(PoisonError::into_inner);
+    let sending = async {
+        let mut next = Some(first);
+        while let Some(request) = next {
+            // The stream serves every lease, not only the one that opened it.
+            keeper.id = request.lease;
+            sent().push_back(request);
+            if keeper.keep_alive().await.is_err() {
+                return;
             }
-            answer = stream.message() => {
-                let Ok(Some(answer)) = answer else { return link.lose() };
-                if let Some(waiting) = sent.get_mut(&answer.id()) {
-                    // An error: the one that asked is gone.
-                    let seconds = u64::try_from(answer.ttl()).unwrap_or(0);
-                    waiting.pop_front().map(|first| first.send(seconds));
-                    if waiting.is_empty() {
-                        sent.remove(&answer.id());
-                    }
-                }
-            }
-            () = link.lost() => return,
+            next = requests.recv().await;
         }
+    };
+    let hearing = async {
+        while let Ok(Some(answer)) = stream.message().await {
+            let mut sent = sent();
+            let asked = sent.iter().position(|asked| asked.lease == answer.id());
+            if let Some(asked) = asked.and_then(|at| sent.remove(at)) {
+                asked.answer(u64::try_from(answer.ttl()).unwrap_or(0));
+            }
+        }
+    };
+    tokio::select! {
+        () = sending => {}
+        () = hearing => {}
     }
-}
-
-/// Sends the first request when there is room. Dropped before that, it has sent nothing.
-async fn send_first(keeper: &mut LeaseKeeper, unsent: &VecDeque<KeepAlive>) -> Result<(), Native> {
-    if let Some(first) = unsent.front() {
-        // The stream serves every lease, not only the one that opened it.
-        keeper.id = first.lease;
-        keeper.keep_alive().await?;
-    }
-    Ok(())
 }
 
 #[cfg_attr(

@@ -164,9 +164,6 @@ impl DistributedLock for EtcdDriver {
         batch: &[Renew],
         give_up: Instant,
     ) -> Result<Vec<Result<Renewed>>> {
-        if self.inner.clock.now() >= give_up {
-            return Err(late());
-        }
         self.inner.until(give_up, self.inner.renew(batch)).await
     }
 
@@ -266,6 +263,9 @@ impl Inner {
         give_up: Instant,
         request: impl Future<Output = Result<T>>,
     ) -> Result<T> {
+        if self.clock.now() >= give_up {
+            return Err(late());
+        }
         tokio::select! {
             biased;
             answer = request => answer,

@@ -183,15 +183,6 @@ impl Table {
             waiter.turn = Some(now + waiter.turn_length);
         }
     }
-
-    /// Removes a waiter and its watch.
-    pub(crate) fn remove_waiter(&mut self, key: &WaiterKey) -> Option<Waiter> {
-        let waiter = self.waiters.remove(key)?;
-        if let Some(watch) = &waiter.watch {
-            self.watches.remove(&watch.id);
-        }
-        Some(waiter)
-    }
 }
 
 impl Lease {

@@ -135,6 +135,11 @@ impl Taken {
         }
     }
 
+    /// The key is there, as old as when it was read.
+    pub(crate) fn stays(&self) -> Compare {
+        made(self.key.as_slice(), self.created)
+    }
+
     pub(crate) fn is_min_hold(&self) -> bool {
         let last = self.key.rsplit(|byte| *byte == b'/').next();
         last.is_some_and(|hold| hold.starts_with(b"~"))
@@ -279,10 +284,7 @@ pub(crate) fn join(
     let mut then = vec![put(keys.hold(hold), record.encode(), lease)];
     then.extend(used.map(|key| TxnOp::delete(key, None)));
     then.extend(next.map(|(key, lease)| put(key.clone(), "", *lease)));
-    let when = [
-        made(inside.key.as_slice(), inside.created),
-        unchanged(&keys.holds(), revision),
-    ];
+    let when = [inside.stays(), unchanged(&keys.holds(), revision)];
     Txn::new().when(when).and_then(then)
 }
 
@@ -290,7 +292,7 @@ pub(crate) fn join(
 /// nothing.
 pub(crate) fn rehang(taken: &Taken, lease: i64) -> Txn {
     let when = [
-        made(taken.key.as_slice(), taken.created),
+        taken.stays(),
         Compare::lease(taken.key.as_slice(), CompareOp::Equal, taken.lease),
     ];
     let put = put(taken.key.clone(), taken.value.clone(), lease);

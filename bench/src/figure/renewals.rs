@@ -62,8 +62,14 @@ impl<D: DistributedLock> Renewals<D> {
                 })
             }),
             Contestant::new("dlock: the watchdog's renewals", move |span| {
-                let lease = (span.clamp(SHORTEST, LONGEST) * RENEWALS).max(least);
-                kept(client.clone(), asked.clone(), watched.clone(), locks, lease)
+                let interval = span.clamp(SHORTEST, LONGEST).max(least);
+                kept(
+                    client.clone(),
+                    asked.clone(),
+                    watched.clone(),
+                    locks,
+                    interval,
+                )
             }),
         ];
         let runs = interleave(plan, &servers, &contestants).await?;
@@ -186,10 +192,9 @@ async fn kept(
     asked: Asked,
     servers: Vec<u32>,
     locks: u32,
-    lease: Duration,
+    interval: Duration,
 ) -> Result<Work> {
-    let interval = lease / RENEWALS;
-    let guards = guards(&client, locks, lease).await?;
+    let guards = guards(&client, locks, interval * 3).await?;
     tokio::time::sleep(interval).await; // until each hold was renewed in its turn
     let (renewed, meter) = (asked.renewed.load(Relaxed), Meter::start(&servers));
     tokio::time::sleep(interval).await;
@@ -255,9 +260,7 @@ const AT_ONCE: usize = 128;
 const ATTEMPTS: u32 = 10;
 /// Longer than the whole figure.
 const LONG: Duration = Duration::from_secs(3_000);
-/// Renewals of the watchdog in a lease.
-const RENEWALS: u32 = 3;
-/// Bounds of the watchdog's renewal interval; a store may have only longer leases.
+/// Bounds of the watchdog's renewal interval, where the store's shortest lease is no longer.
 const SHORTEST: Duration = Duration::from_millis(400);
 const LONGEST: Duration = Duration::from_secs(1);
 /// Indices of the contestants.

@@ -10,7 +10,7 @@ use dlock_core::{
     HoldId, LockName, Owner,
     driver::{
         Acquire, Release, Renew,
-        kit::{Columns, Expected, Record, Stored, Write},
+        kit::{Columns, Expected, Record, Stored, WAITERS_MARK, Write},
     },
 };
 use sqlx::{Row, postgres::PgRow};
@@ -196,7 +196,7 @@ fn values(record: &Record) -> String {
 
 /// Takes a lock that is available: its token comes back, or no row. The condition is judged when the row is locked, and the end is counted
 /// from then. A new row's version is the time, so that it is greater than that of a row that was forgotten.
-pub(crate) fn take(table: &str, req: &Acquire, last: u64) -> String {
+pub(crate) fn take(table: &str, req: &Acquire, marks: bool, last: u64) -> String {
     let (name, owner, note) = (
         name_bytes(&req.name),
         uuid(&req.owner),
@@ -207,11 +207,17 @@ pub(crate) fn take(table: &str, req: &Acquire, last: u64) -> String {
         number(last),
     );
     let holds = one(req.hold, &end);
+    let waiters = if marks {
+        format!("n.now + {}", span(WAITERS_MARK))
+    } else {
+        "0".to_owned()
+    };
     format!(
-        "INSERT INTO {table} AS l ({COLUMNS}) SELECT {name}, {owner}, n.now, {holds}, {end}, 0, n.now, 0, {note}, n.now \
+        "INSERT INTO {table} AS l ({COLUMNS}) SELECT {name}, {owner}, n.now, {holds}, {end}, 0, n.now, {waiters}, {note}, n.now \
          FROM (SELECT {NOW} AS now OFFSET 0) n WHERE n.now <= {last} \
-         ON CONFLICT (name) DO UPDATE SET (owner, token, holds, expires, keep_until, began, note, version) = \
-         (SELECT excluded.owner, greatest(l.token + 1, n.now), {holds}, {end}, 0, n.now, excluded.note, l.version + 1 \
+         ON CONFLICT (name) DO UPDATE SET (owner, token, holds, expires, keep_until, began, waiters, note, version) = \
+         (SELECT excluded.owner, greatest(l.token + 1, n.now), {holds}, {end}, 0, n.now, greatest(l.waiters, excluded.waiters), \
+         excluded.note, l.version + 1 \
          FROM (SELECT {NOW} + 0 * l.version AS now OFFSET 0) n) \
          WHERE l.expires <= {NOW} AND {NOW} <= {last} AND l.token < {MAX} AND {} RETURNING token",
         sound("l.")

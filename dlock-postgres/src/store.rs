@@ -184,8 +184,9 @@ impl RecordStore for Table {
 
     async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
         let (class, give_up) = (Class::Work, req.give_up);
+        let marks = req.next_ticket.is_some() && self.capabilities.wake == Wake::Notify;
         let taking = self.ask(ACQUIRE, Call { class, give_up }, |last| {
-            commands::take(&self.name, req, last)
+            commands::take(&self.name, req, marks, last)
         });
         let answer = taking.await?;
         let token = answer.rows.first().map(|row| micros_of(row, "token"));

@@ -31,7 +31,7 @@ use dlock_core::{
     HoldId, HolderInfo, LockName, Owner,
     driver::{
         Acquire, Renew,
-        kit::{DamagedRecord, HoldSet, Record, Write},
+        kit::{DamagedRecord, HoldSet, Record, WAITERS_MARK, Write},
     },
 };
 use futures_util::TryStreamExt;
@@ -165,9 +165,6 @@ static RENEWALS: LazyLock<[(usize, String); 3]> =
 
 /// Entries of one renewal: some 0.5 ms, for which every other writer of the file waits.
 pub(crate) const RENEW_BATCH: usize = 64;
-/// How long a record shows a waiter: several polls. A release that touches a file without a waiter costs
-/// only a microsecond.
-const WAITERS: Duration = Duration::from_secs(10);
 /// Names that one [`PURGE`] visits: some 0.2 ms.
 pub(crate) const PAGE: i64 = 256;
 
@@ -215,7 +212,7 @@ pub(crate) async fn take(
     at: &Moment<'_>,
 ) -> sqlx::Result<bool> {
     let end = at.after(req.lease.length());
-    let waiters = req.next_ticket.map_or(0, |_| at.after(WAITERS));
+    let waiters = req.next_ticket.map_or(0, |_| at.after(WAITERS_MARK));
     let query = sqlx::query(TAKE)
         .bind(req.name.as_str().as_bytes())
         .bind(written(&req.owner))

@@ -1,6 +1,6 @@
 //! What is checked: what is quick and what fails often comes first.
 
-use crate::step::{cargo, cargo_step, run, step, succeeds};
+use crate::step::{cargo, cargo_step, run, run_tests, step, succeeds};
 use crate::workspace::{Package, Workspace};
 use crate::{Result, examples, mysql};
 use std::process::Command;
@@ -26,7 +26,7 @@ pub(crate) fn everything(workspace: &Workspace) -> Result {
     })?;
     // Unit tests, suites, faults, mutants, the tidy test and every library's doc tests.
     step("tests", || {
-        run(cargo(["test", "--no-fail-fast"]).args(WORKSPACE))
+        run_tests(cargo(["test", "--no-fail-fast"]).args(WORKSPACE))
     })?;
     step("tests on a MySQL", || mysql::run(&WORKSPACE))?;
     examples::run_all(workspace)?;
@@ -49,7 +49,7 @@ pub(crate) fn everything(workspace: &Workspace) -> Result {
 pub(crate) fn quick() -> Result {
     format_and_lints()?;
     step("unit tests", || {
-        run(cargo(["test", "--lib", "--bins", "--no-fail-fast"]).args(WORKSPACE))
+        run_tests(cargo(["test", "--lib", "--bins", "--no-fail-fast"]).args(WORKSPACE))
     })?;
     cargo_step("tidy", ["test", "--package", "dlock-tidy", "--locked"])
 }
@@ -61,7 +61,7 @@ pub(crate) fn of(packages: &[&Package]) -> Result {
             lints(&["--all-targets"], &selection)
         })?;
         step(&format!("tests of {name}"), || {
-            run(cargo(["test", "--no-fail-fast"]).args(selection))
+            run_tests(cargo(["test", "--no-fail-fast"]).args(selection))
         })?;
         if name == mysql::PACKAGE {
             step("tests on a MySQL", || mysql::run(&selection))?;

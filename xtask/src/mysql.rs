@@ -43,7 +43,7 @@ pub(crate) fn run(selection: &[&str]) -> Result {
             tests.args(["--skip", TLS]);
         }
         let tests = tests.env("DLOCK_TEST_MYSQLD", &mysqld);
-        step::run(tests.current_dir(PACKAGE))?;
+        step::run_tests(tests.current_dir(PACKAGE))?;
     }
     Ok(())
 }

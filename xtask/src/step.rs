@@ -3,6 +3,7 @@
 use crate::Result;
 use std::env;
 use std::ffi::OsStr;
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -53,6 +54,43 @@ pub(crate) fn run(command: &mut Command) -> Result {
     }
 }
 
+/// Runs test programs to their end, which must be success. A failure names the tests, because they stand far above the end
+/// of what was printed.
+pub(crate) fn run_tests(command: &mut Command) -> Result {
+    let mut tests = command.stdout(Stdio::piped()).spawn()?;
+    let printed = tests.stdout.take().ok_or("no pipe")?;
+    let failed = pass_on(printed, io::stdout())?;
+    let status = tests.wait()?;
+    if status.success() {
+        Ok(())
+    } else if failed.is_empty() {
+        Err(format!("{status}, and no test failed: see above").into())
+    } else {
+        Err(format!("{status}; failed: {}", failed.join(", ")).into())
+    }
+}
+
+/// Writes what test programs print, and returns the names of the tests that failed.
+fn pass_on(printed: impl Read, mut to: impl Write) -> Result<Vec<String>> {
+    let mut failed = Vec::new();
+    for line in BufReader::new(printed).split(b'\n') {
+        let mut line = line?;
+        failed.extend(failed_test(&String::from_utf8_lossy(&line)).map(str::to_owned));
+        line.push(b'\n');
+        to.write_all(&line)?;
+    }
+    Ok(failed)
+}
+
+/// The name of the test that this line of a test program says has failed.
+pub(crate) fn failed_test(line: &str) -> Option<&str> {
+    Some(
+        line.strip_prefix("test ")?
+            .strip_suffix("... FAILED")?
+            .trim_end(),
+    )
+}
+
 /// What a command writes to its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>> {
     let output = command.stderr(Stdio::inherit()).output()?;
@@ -67,4 +105,19 @@ pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>> {
 pub(crate) fn succeeds(mut command: Command) -> bool {
     let silent = command.stdout(Stdio::null()).stderr(Stdio::null());
     silent.status().is_ok_and(|status| status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pass_on;
+
+    #[test]
+    fn what_tests_print_is_passed_on_and_the_failed_ones_are_named() {
+        let printed =
+            b"test a::b ... ok\ntest c::d   ... FAILED\ntest result: FAILED. 1 passed; 1 failed\n";
+        let mut written = Vec::new();
+        let failed = pass_on(&printed[..], &mut written).unwrap();
+        assert_eq!(failed, ["c::d"]);
+        assert_eq!(written, printed);
+    }
 }

@@ -10,6 +10,7 @@ cases! {
     [Clause::Wait]
     a_release_wakes_whoever_stands_in_line needs(Push)
         bullet("a client that was refused with `req.ticket` is listening");
+    the_next_ticket_hears_what_another_client_releases needs(Push);
     a_turn_is_refused_to_everybody_else needs(Line) bullet("reserved for another ticket");
     a_turn_is_taken_without_having_heard_of_it needs(Line);
     whoever_is_next_is_told_when_to_look needs(Line, Told);
@@ -43,6 +44,20 @@ async fn a_release_wakes_whoever_stands_in_line(ctx: Ctx) -> Result {
         .hears("the waiter is woken", ctx.short(), woken)
         .await?;
     waiter.take(&waiting).await.map(drop)
+}
+
+async fn the_next_ticket_hears_what_another_client_releases(ctx: Ctx) -> Result {
+    let ([caller, other], name) = ctx.callers().await?;
+    let next = caller.ticket();
+    let hold = caller.take(&ctx.ask(&name).then(next)).await?;
+    caller.passes_over_wake_ups().await;
+    other.frees(&hold).await?;
+    let waiting = ctx.ask(&name).in_line(next);
+    let woken = |wake_up: &_| wakes(wake_up, &waiting);
+    caller
+        .hears("the next waiter is woken", ctx.short(), woken)
+        .await?;
+    caller.take(&waiting).await.map(drop)
 }
 
 /// Whether this wake-up gives a client with this request a reason to poll.

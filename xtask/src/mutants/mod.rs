@@ -8,7 +8,7 @@
 mod cores;
 
 use crate::Result;
-use crate::step::{cargo, output, run, step};
+use crate::step::{cargo, failed_test, output, run, step};
 use crate::workspace::Workspace;
 use cores::CORES;
 use std::collections::BTreeSet;
@@ -138,10 +138,9 @@ fn broken(copy: &Path) -> Result<BTreeSet<String>> {
     if !printed.contains("test result:") {
         return Err(format!("the suite did not end by itself: {printed}").into());
     }
-    let failed = printed
+    Ok(printed
         .lines()
-        .filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" FAILED"));
-    Ok(failed
+        .filter_map(failed_test)
         .filter_map(|trial| trial.split("::").nth(1))
         .map(str::to_owned)
         .collect())

@@ -53,7 +53,7 @@ pub use deadlines::{Deadline, Deadlines};
 pub use error_table::{ErrorClass, Failure};
 pub use hold_set::{HoldSet, HoldSetError};
 pub use record::{DamagedRecord, Decision, Record, StoreTime};
-pub use record_driver::{RecordBacked, RecordDriver};
+pub use record_driver::{RecordBacked, RecordDriver, WAITERS_MARK};
 pub use record_store::{
     Call, Class, Expected, Freed, GRANTS_PER_SWEEP, Listed, Read, RecordStore, Stored, Write,
     Written, renewed,

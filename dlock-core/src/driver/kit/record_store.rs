@@ -26,8 +26,8 @@ use std::{collections::HashMap, fmt::Debug, time::Duration};
 ///
 /// | step | when | what it leaves |
 /// |---|---|---|
-/// | `take` | `unavailable_until` is not in the future, the record is not damaged and its token below `i64::MAX` | `owner`; one hold that ends a lease from now, as `unavailable_until` does; `token`: the greater of the last one plus one and `wall`; `began`: now; `min_hold_until`: 0; `holder_info`: `req.info`; `waiters_until` as it was |
-/// | `take` | there is no record | the same; `token` and `version`: `wall`, so that they exceed those of a record that was forgotten; `waiters_until`: 0 |
+/// | `take` | `unavailable_until` is not in the future, the record is not damaged and its token below `i64::MAX` | `owner`; one hold that ends a lease from now, as `unavailable_until` does; `token`: the greater of the last one plus one and `wall`; `began`: now; `min_hold_until`: 0; `holder_info`: `req.info`; `waiters_until` as it was, later with `req.next_ticket` |
+/// | `take` | there is no record | the same; `token` and `version`: `wall`, so that they exceed those of a record that was forgotten; `waiters_until`: 0, later with `req.next_ticket` |
 /// | `free` | that owner's only hold is the one, and lives; `min_hold_until` is not in the future | no owner, no holds, no `holder_info`; `unavailable_until` and `min_hold_until`: 0; the rest as it was |
 /// | `extend` | that owner's only hold is the one, and lives; the entry has a lease | the end of the hold and `unavailable_until`: the greater of the end and a lease from now; the rest as it was |
 ///
@@ -117,8 +117,8 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     }
 
     /// Fast path: takes a lock that is available in one step, and answers its token. `None`: nothing was done, and the driver reads, decides
-    /// and writes. Called first for a request that is not likely to be refused; never with `req.join`, nor where the record
-    /// has to be marked for waiters.
+    /// and writes. Called first for a request that is not likely to be refused; never with `req.join`. With `req.next_ticket`, another task of
+    /// the client waits: a store whose waiters mark the record does so here, for [`WAITERS_MARK`](super::WAITERS_MARK), or leaves the request alone.
     ///
     /// # Errors
     /// As [`write`](Self::write); past `req.give_up` nothing is done.

@@ -175,19 +175,11 @@ impl<S: RecordStore> RecordDriver<S> {
 
     async fn try_acquire(&self, req: &Acquire) -> Result<Option<Acquired>> {
         let likely_refused = req.retry || req.join.is_some();
-        if !likely_refused && let Some(token) = self.take(req).await? {
+        if !likely_refused && let Some(token) = self.store.take(req).await? {
             return Ok(Some(granted(token, req)));
         }
         // Boxed, to keep the future of a request that is granted at once small.
         Box::pin(self.decide_acquire(req)).await
-    }
-
-    /// The fast path. A task that is granted the lock while others of its client wait has to mark the record.
-    async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
-        if req.next_ticket.is_some() && self.wakes() && self.store.marks() {
-            return Ok(None);
-        }
-        self.store.take(req).await
     }
 
     fn wakes(&self) -> bool {
@@ -205,12 +197,12 @@ impl<S: RecordStore> RecordDriver<S> {
             class: Class::Acquire,
             give_up: req.give_up,
         };
-        let marks = listens && self.store.marks();
+        let marks = wakes && self.store.marks();
         let decide = |stored: Stored, time: StoreTime| {
             let record = stored.record()?;
             let mut decision = record.acquire(req, time)?;
             let waits = match decision.answer {
-                Acquired::Held(_) => marks,
+                Acquired::Held(_) => marks && listens,
                 Acquired::Granted(_) => marks && req.next_ticket.is_some(),
                 Acquired::Gone => false,
             };
@@ -255,7 +247,7 @@ impl<S: RecordStore> RecordDriver<S> {
                     ..
                 }) => return Ok(Some(Acquired::Held(held))),
                 Ok(_) if req.join.is_none() => {
-                    if let Some(token) = self.take(req).await? {
+                    if let Some(token) = self.store.take(req).await? {
                         return Ok(Some(granted(token, req)));
                     }
                 }
@@ -551,9 +543,9 @@ impl Bound {
 
 /// Marks that clients may be waiting, if the earlier mark ends soon.
 fn mark<A>(decision: &mut Decision<A>, record: &Record, time: StoreTime) {
-    if record.waiters_until < time.after(WAITERS / 2) {
+    if record.waiters_until < time.after(WAITERS_MARK / 2) {
         let marked = decision.write.get_or_insert_with(|| record.clone());
-        marked.waiters_until = time.after(WAITERS);
+        marked.waiters_until = time.after(WAITERS_MARK);
     }
 }
 
@@ -615,8 +607,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The first pause after a lost race, and the longest.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(500);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
-/// How long a waiter's mark lasts: waiters poll more often than that, and renew it when half of it is gone.
-const WAITERS: Duration = Duration::from_secs(10);
+/// How long the mark of a waiter lasts: waiters poll more often than that, and renew it when half of it is gone.
+pub const WAITERS_MARK: Duration = Duration::from_secs(10);
 /// A lost wake-up costs at most this long.
 const LONGEST_POLL: Duration = Duration::from_secs(2);
 /// How often a waiter polls that no wake-up can reach: what the core does on stores that only answer.

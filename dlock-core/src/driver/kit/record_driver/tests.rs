@@ -5,7 +5,6 @@ use crate::{
     clock::Clock,
     driver::{
         Acquire, Acquired, Broken, Capabilities, Holds, Lane, Release, Renew, Renewed, Result,
-        Ticket, Wake,
         kit::{
             Call, DamagedRecord, Expected, Freed, Listed, Read, Record, RecordStore, StoreTime,
             Stored, Write, Written,
@@ -334,28 +333,21 @@ async fn a_damaged_record_is_broken_and_its_token_that_can_be_read_is_not_given_
 
 #[tokio::test]
 async fn a_fast_path_is_asked_only_for_what_it_can_decide() {
-    for (wake, takes) in [(Wake::Notify, 1), (Wake::Poll, 2)] {
-        let mut driver = Scripted::driver([]);
-        let store = std::sync::Arc::get_mut(&mut driver.store).unwrap();
-        store.capabilities.wake = wake;
-        let asked = || std::mem::take(&mut *driver.store.asked.lock().unwrap());
-        let mut req = acquire("a");
-        taken(&driver, &req).await;
-        let release = Release::new(req.name.clone(), req.owner, req.hold);
-        driver.release(&release).await.unwrap();
-        // Its record has to be marked for the client's next waiter.
-        req.next_ticket = Some(Ticket(std::num::NonZeroU64::MIN));
-        taken(&driver, &req).await;
-        let once = [("take", req.hold), ("free", req.hold)];
-        let again = [("take", req.hold)];
-        assert_eq!(asked(), [&once[..], &again[..takes - 1]].concat());
+    let driver = Scripted::driver([]);
+    let asked = || std::mem::take(&mut *driver.store.asked.lock().unwrap());
+    let mut req = acquire("a");
+    taken(&driver, &req).await;
+    let release = Release::new(req.name.clone(), req.owner, req.hold);
+    driver.release(&release).await.unwrap();
+    assert_eq!(asked(), [("take", req.hold), ("free", req.hold)]);
 
-        let mut all = release.clone();
-        all.holds = Holds::All;
-        driver.release(&all).await.unwrap();
-        let mut kept = release;
-        kept.min_hold = Some(SECOND);
-        driver.release(&kept).await.unwrap();
-        assert_eq!(asked(), []);
-    }
+    let mut all = release.clone();
+    all.holds = Holds::All;
+    driver.release(&all).await.unwrap();
+    let mut kept = release;
+    kept.min_hold = Some(SECOND);
+    driver.release(&kept).await.unwrap();
+    req.retry = true;
+    taken(&driver, &req).await;
+    assert_eq!(asked(), []);
 }

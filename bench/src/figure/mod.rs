@@ -122,7 +122,7 @@ pub(crate) fn all() -> Vec<Figure> {
             Box::pin(postgres::throughput(plan))
         }),
         #[cfg(feature = "postgres")]
-        figure("postgres-handoff", 90, |plan| {
+        figure("postgres-handoff", 120, |plan| {
             Box::pin(postgres::handoff(plan))
         }),
         #[cfg(feature = "postgres")]

@@ -99,8 +99,16 @@ fn own_cpu() -> Duration {
     process_cpu(std::process::id())
 }
 
+/// With their children: some servers have a process for each connection.
 pub(crate) fn cpu_of(processes: &[u32]) -> Duration {
-    processes.iter().copied().map(process_cpu).sum()
+    let of_one = |pid: &u32| {
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        let children = children.unwrap_or_default();
+        let children = children.split_ascii_whitespace();
+        let children = children.filter_map(|pid| pid.parse().ok());
+        process_cpu(*pid) + children.map(process_cpu).sum::<Duration>()
+    };
+    processes.iter().map(of_one).sum()
 }
 
 /// The CPU time of all threads that a process ever had, in nanoseconds; `/proc/PID/stat` counts in

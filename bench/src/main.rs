@@ -6,8 +6,10 @@
         feature = "redis",
         feature = "sqlite",
         feature = "mysql",
+        feature = "postgres",
         feature = "mongo",
-        feature = "zk"
+        feature = "zk",
+        feature = "etcd"
     )),
     allow(dead_code, reason = "a part of the stores alone")
 )]

@@ -159,6 +159,21 @@ pub(crate) async fn again<C: Contender>(contender: Arc<C>, span: Duration) -> Re
     Ok(work)
 }
 
+/// One acquire of a free lock after a few ms of idleness, again and again.
+pub(crate) async fn idle<C: Contender>(contender: Arc<C>, span: Duration) -> Result<Work> {
+    let mut work = Work::default();
+    let began = Instant::now();
+    while work.operations == 0 || began.elapsed() < span {
+        tokio::time::sleep(hold_time()).await;
+        let start = Instant::now();
+        let held = contender.acquire().await?;
+        work.latencies.push(nanos(start.elapsed()));
+        work.operations += 1;
+        contender.release(held).await?;
+    }
+    Ok(work)
+}
+
 /// The counters of a workload, without its lead-in and its end.
 #[derive(Clone, Default)]
 pub(crate) struct Probe {

@@ -198,6 +198,42 @@ mod mysql {
     }
 }
 
+#[cfg(feature = "postgres")]
+mod postgres {
+    use super::{Outcome, figure, goal};
+
+    #[test]
+    fn a_cycle_is_compared_with_its_statements() -> Outcome {
+        let figure = figure(&["postgres-cycle", "--seconds", "0.4"], 4)?;
+        assert!(goal(&figure, "p50 ÷ the two statements")?["value"].as_f64() > Some(0.0));
+        Ok(())
+    }
+
+    #[test]
+    fn throughput_is_compared_with_a_pool() -> Outcome {
+        let figure = figure(&["postgres-throughput", "--seconds", "0.8"], 4)?;
+        assert!(goal(&figure, "cycles/s ÷ pool")?["value"].as_f64() > Some(0.0));
+        Ok(())
+    }
+
+    #[test]
+    fn handoff_lets_nobody_in_twice() -> Outcome {
+        let figure = figure(&["postgres-handoff", "--seconds", "2.5"], 14)?;
+        assert_eq!(goal(&figure, "two inside at once")?["met"], true);
+        Ok(())
+    }
+
+    #[test]
+    fn renewals_lose_no_lock() -> Outcome {
+        let figure = figure(
+            &["postgres-renewals", "--seconds", "0.5", "--locks", "300"],
+            3,
+        )?;
+        assert_eq!(goal(&figure, "locks lost")?["met"], true);
+        Ok(())
+    }
+}
+
 #[cfg(feature = "mongo")]
 mod mongo {
     use super::{Outcome, figure, goal};
@@ -253,6 +289,39 @@ mod zk {
     fn handoff_lets_nobody_in_twice() -> Outcome {
         let figure = figure(&["zk-handoff", "--seconds", "1"], 5)?;
         assert_eq!(goal(&figure, "two inside at once")?["met"], true);
+        Ok(())
+    }
+}
+
+#[cfg(feature = "etcd")]
+mod etcd {
+    use super::{Outcome, figure, goal};
+
+    #[test]
+    fn a_cycle_is_compared_with_its_transactions() -> Outcome {
+        let figure = figure(&["etcd-cycle", "--seconds", "0.4"], 4)?;
+        assert!(goal(&figure, "p50 ÷ the two transactions")?["value"].as_f64() > Some(0.0));
+        Ok(())
+    }
+
+    #[test]
+    fn throughput_is_compared_with_its_transactions() -> Outcome {
+        let figure = figure(&["etcd-throughput", "--seconds", "0.8"], 4)?;
+        assert!(goal(&figure, "cycles/s ÷ the two transactions")?["value"].as_f64() > Some(0.0));
+        Ok(())
+    }
+
+    #[test]
+    fn handoff_lets_nobody_in_twice() -> Outcome {
+        let figure = figure(&["etcd-handoff", "--seconds", "1.5"], 8)?;
+        assert_eq!(goal(&figure, "two inside at once")?["met"], true);
+        Ok(())
+    }
+
+    #[test]
+    fn renewals_lose_no_lock() -> Outcome {
+        let figure = figure(&["etcd-renewals", "--seconds", "0.5", "--locks", "300"], 3)?;
+        assert_eq!(goal(&figure, "locks lost")?["met"], true);
         Ok(())
     }
 }

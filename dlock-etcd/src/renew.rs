@@ -81,7 +81,9 @@ impl Inner {
         };
         if taken.lease != hold.lease.id {
             // A move that was not answered was executed, or not: the next renewal knows its lease.
-            self.is_on(&key, taken.lease);
+            if let Some(hold) = self.table().holds.get_mut(&key) {
+                hold.hangs_on(taken.lease);
+            }
             return Err(unanswered());
         }
         let kept = Duration::from_secs(kept.ok_or_else(contended)?);
@@ -109,14 +111,6 @@ impl Inner {
         }
         Renewed::Until {
             valid_for: held.promised.since(entered),
-        }
-    }
-
-    fn is_on(&self, key: &HoldKey, lease: i64) {
-        if let Some(hold) = self.table().holds.get_mut(key) {
-            hold.others.retain(|other| *other != lease);
-            hold.others.push(hold.lease.id);
-            hold.lease.id = lease;
         }
     }
 

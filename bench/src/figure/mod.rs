@@ -1,6 +1,8 @@
 //! The figures, in the order they are printed.
 
 mod cycle;
+#[cfg(feature = "etcd")]
+mod etcd;
 #[cfg(feature = "sqlite")]
 mod exec;
 mod memory_cycle;
@@ -12,6 +14,8 @@ mod mongo;
 mod mysql;
 #[cfg(feature = "peers")]
 mod peer;
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "sqlite")]
 mod processes;
 #[cfg(feature = "redis")]
@@ -111,6 +115,20 @@ pub(crate) fn all() -> Vec<Figure> {
         figure("mysql-handoff", 90, |plan| Box::pin(mysql::handoff(plan))),
         #[cfg(feature = "mysql")]
         figure("mysql-renewals", 20, |plan| Box::pin(mysql::renewals(plan))),
+        #[cfg(feature = "postgres")]
+        figure("postgres-cycle", 20, |plan| Box::pin(postgres::cycle(plan))),
+        #[cfg(feature = "postgres")]
+        figure("postgres-throughput", 20, |plan| {
+            Box::pin(postgres::throughput(plan))
+        }),
+        #[cfg(feature = "postgres")]
+        figure("postgres-handoff", 120, |plan| {
+            Box::pin(postgres::handoff(plan))
+        }),
+        #[cfg(feature = "postgres")]
+        figure("postgres-renewals", 20, |plan| {
+            Box::pin(postgres::renewals(plan))
+        }),
         #[cfg(feature = "mongo")]
         figure("mongo-cycle", 30, |plan| Box::pin(mongo::cycle(plan))),
         #[cfg(feature = "mongo")]
@@ -127,6 +145,16 @@ pub(crate) fn all() -> Vec<Figure> {
         figure("zk-throughput", 30, |plan| Box::pin(zk::throughput(plan))),
         #[cfg(feature = "zk")]
         figure("zk-handoff", 60, |plan| Box::pin(zk::handoff(plan))),
+        #[cfg(feature = "etcd")]
+        figure("etcd-cycle", 20, |plan| Box::pin(etcd::cycle(plan))),
+        #[cfg(feature = "etcd")]
+        figure("etcd-throughput", 30, |plan| {
+            Box::pin(etcd::throughput(plan))
+        }),
+        #[cfg(feature = "etcd")]
+        figure("etcd-handoff", 60, |plan| Box::pin(etcd::handoff(plan))),
+        #[cfg(feature = "etcd")]
+        figure("etcd-renewals", 20, |plan| Box::pin(etcd::renewals(plan))),
     ]
 }
 

@@ -51,6 +51,7 @@ impl<D: DistributedLock> Renewals<D> {
         } = self;
         let driver = Arc::new(driver);
         let holds = Arc::new(held(&driver, plan.locks).await?);
+        let least = *driver.capabilities().leases.start();
         let (locks, watched) = (plan.locks, servers.clone());
         let contestants = [
             Contestant::new(floor_name, move |span| rounds(span, locks, floor.clone())),
@@ -61,7 +62,14 @@ impl<D: DistributedLock> Renewals<D> {
                 })
             }),
             Contestant::new("dlock: the watchdog's renewals", move |span| {
-                kept(client.clone(), asked.clone(), watched.clone(), locks, span)
+                let interval = span.clamp(SHORTEST, LONGEST).max(least);
+                kept(
+                    client.clone(),
+                    asked.clone(),
+                    watched.clone(),
+                    locks,
+                    interval,
+                )
             }),
         ];
         let runs = interleave(plan, &servers, &contestants).await?;
@@ -184,9 +192,8 @@ async fn kept(
     asked: Asked,
     servers: Vec<u32>,
     locks: u32,
-    span: Duration,
+    interval: Duration,
 ) -> Result<Work> {
-    let interval = span.clamp(SHORTEST, LONGEST);
     let guards = guards(&client, locks, interval * 3).await?;
     tokio::time::sleep(interval).await; // until each hold was renewed in its turn
     let (renewed, meter) = (asked.renewed.load(Relaxed), Meter::start(&servers));
@@ -253,7 +260,7 @@ const AT_ONCE: usize = 128;
 const ATTEMPTS: u32 = 10;
 /// Longer than the whole figure.
 const LONG: Duration = Duration::from_secs(3_000);
-/// Bounds of the watchdog's renewal interval.
+/// Bounds of the watchdog's renewal interval, where the store's shortest lease is no longer.
 const SHORTEST: Duration = Duration::from_millis(400);
 const LONGEST: Duration = Duration::from_secs(1);
 /// Indices of the contestants.

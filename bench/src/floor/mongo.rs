@@ -6,7 +6,7 @@
 
 use crate::{
     Result,
-    work::{Contender, Work, hold_time, nanos},
+    work::{Contender, Work, hold_time, idle, nanos},
 };
 use futures_util::StreamExt;
 use mongodb::{
@@ -216,18 +216,8 @@ fn majority() -> Document {
 /// One majority write of a client after a few ms of idleness, beside this number of streams.
 pub(crate) async fn idle_writes(url: String, beside: usize, span: Duration) -> Result<Work> {
     let _beside = listeners(&url, beside).await?;
-    let mut work = Work::default();
     let name = SameCommands::new(&connect(&url, None).await?, "idle").await?;
-    let began = Instant::now();
-    while work.operations == 0 || began.elapsed() < span {
-        tokio::time::sleep(hold_time()).await;
-        let start = Instant::now();
-        let held = name.acquire().await?;
-        work.latencies.push(nanos(start.elapsed()));
-        work.operations += 1;
-        name.release(held).await?;
-    }
-    Ok(work)
+    idle(Arc::new(name), span).await
 }
 
 /// From before the release of one client to the event in another one's change stream, beside this

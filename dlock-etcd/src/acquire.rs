@@ -4,7 +4,7 @@
 //! one, which judges anew and puts the waiter into the queue.
 
 use crate::{
-    commands::{Keys, Line, Place, Record, Taken, join, rehang, take, token},
+    commands::{Keys, Line, Place, Record, Taken, join, take, token},
     driver::Inner,
     error::{contended, is_lease_gone, unanswered},
     holds::Unanswered,
@@ -89,7 +89,13 @@ impl Inner {
         let (is_usable, refused) = match answer {
             Answer::Granted(grant) => return Ok(request.granted(asked, grant, entered)),
             Answer::Elsewhere(taken, holds) => {
-                return request.adopt(asked, &taken, holds, entered).await;
+                asked.refused(true);
+                request.leave_next();
+                let taken_over = self.take_over(&key, &taken, Duration::ZERO, entered);
+                let granted = taken_over
+                    .await?
+                    .map(|(token, rest)| Acquired::Granted(Grant::new(token, count(holds), rest)));
+                return Ok(granted);
             }
             Answer::Over => (false, None),
             Answer::Again => (true, None),
@@ -331,38 +337,6 @@ impl Request<'_> {
         Some(Acquired::Granted(grant))
     }
 
-    /// Takes over a hold that another client began: it hangs on a lease of this client then, and lasts as long as before.
-    async fn adopt(
-        &self,
-        asked: Unanswered,
-        taken: &Taken,
-        holds: usize,
-        entered: Instant,
-    ) -> Result<Step> {
-        let connection = &self.inner.connection;
-        self.leave_next();
-        let rest = connection.rest(taken.lease).await?;
-        // Without a rest the hold is over: moved, it would come back on a lease that counts as spare.
-        let (Some(rest), Some(token)) = (rest, taken.token()) else {
-            asked.refused(true);
-            return Ok(None);
-        };
-        let moved = connection.txn(rehang(taken, self.lease.id)).await?;
-        if !moved.succeeded() {
-            asked.refused(true);
-            return Ok(None);
-        }
-        let rest = rest.min(self.lease.length);
-        let granted = asked.granted(Held {
-            created: taken.created,
-            token,
-            promised: entered + rest,
-            end: self.inner.clock.now() + rest + SECOND,
-        });
-        let grant = Grant::new(token, count(holds), rest);
-        Ok(granted.map(|()| Acquired::Granted(grant)))
-    }
-
     fn leave_next(&self) {
         if let Some(next) = self.req.next_ticket {
             self.inner.forget(&(self.req.name.clone(), next));
@@ -387,5 +361,3 @@ fn count(holds: usize) -> NonZeroU32 {
 const ATTEMPTS: usize = 16;
 /// How long a turn may stay unused.
 const LONGEST_TURN: Duration = Duration::from_secs(1);
-/// The precision of the rest of a lease.
-const SECOND: Duration = Duration::from_secs(1);

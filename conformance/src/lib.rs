@@ -15,6 +15,7 @@ mod mutants;
 mod pace;
 mod runner;
 pub mod testbed;
+pub mod under_test;
 
 pub use case::Case;
 pub use cases::cases;

@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         }),
         trial("postgres_stands_as_a_station", || stands(Image::postgres())),
         trial("mongo_stands_as_a_station", || stands(Image::mongo())),
+        trial("etcd_stands_as_a_station", || stands(Image::etcd())),
         trial("zookeeper_stands_as_a_station", || {
             stands(Image::zookeeper())
         }),

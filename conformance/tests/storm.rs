@@ -34,3 +34,8 @@ fn a_short_storm_over_sqlite_finds_nothing() {
 fn a_short_storm_over_postgres_finds_nothing() {
     storm("postgres");
 }
+
+#[test]
+fn a_short_storm_over_etcd_finds_nothing() {
+    storm("etcd");
+}

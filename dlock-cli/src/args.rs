@@ -11,8 +11,8 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 #[derive(Debug, Parser)]
 #[command(name = "dlock", version, max_term_width = 100, after_help = CODES)]
 pub(crate) struct Cli {
-    /// The store: sqlite:PATH, redis://HOST:PORT/, mysql://…, mongodb://…, zk://…. One with a password
-    /// belongs in $DLOCK_URL or --url-file, where ps does not show it.
+    /// The store: sqlite:PATH, redis://HOST:PORT/, mysql://…, postgres://…, mongodb://…, etcd://…, zk://….
+    /// One with a password belongs in $DLOCK_URL or --url-file, where ps does not show it.
     #[arg(long, global = true, value_name = "URL", help_heading = EVERYWHERE)]
     pub(crate) url: Option<String>,
     /// Read the URL from a file of one line; - is standard input.

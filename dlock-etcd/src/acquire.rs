@@ -4,9 +4,9 @@
 //! one, which judges anew and puts the waiter into the queue.
 
 use crate::{
-    commands::{Keys, Line, Place, Record, Taken, join, rehang, take, token},
+    commands::{Keys, Line, Place, Record, Taken, join, take, token},
     driver::Inner,
-    error::{contended, is_lease_gone, late, unanswered},
+    error::{contended, is_lease_gone, unanswered},
     holds::Unanswered,
     table::{Held, Hold, Lease, Waiter, WaiterKey},
 };
@@ -23,9 +23,6 @@ impl Inner {
     pub(crate) async fn acquire(self: &Arc<Self>, req: &Acquire) -> Result<Acquired> {
         let entered = self.clock.now();
         for _ in 0..ATTEMPTS {
-            if self.clock.now() >= req.give_up {
-                return Err(late());
-            }
             if let Some(answer) = self.attempt(req, entered).await? {
                 return Ok(answer);
             }
@@ -82,27 +79,29 @@ impl Inner {
             (Ok(answer), Ok(_)) => answer,
             (Err(error), _) if is_lease_gone(&error) => Answer::Over,
             (Err(error), _) if error.effect() == Effect::None => {
-                asked.over(); // a lease whose request failed is not worth the doubt
+                asked.refused(false); // a lease whose request failed is not worth the doubt
                 request.leave_next();
                 return Err(error);
             }
             (Err(error), _) => return Err(error),
             (Ok(_), Err(error)) => return Err(unanswered().with_source(error)),
         };
-        let refused = match answer {
+        let (is_usable, refused) = match answer {
             Answer::Granted(grant) => return Ok(request.granted(asked, grant, entered)),
             Answer::Elsewhere(taken, holds) => {
-                return request.adopt(asked, &taken, holds, entered).await;
-            }
-            Answer::Over => {
-                asked.over();
+                asked.refused(true);
                 request.leave_next();
-                return Ok(None);
+                let taken_over = self.take_over(&key, &taken, Duration::ZERO, entered);
+                let granted = taken_over
+                    .await?
+                    .map(|(token, rest)| Acquired::Granted(Grant::new(token, count(holds), rest)));
+                return Ok(granted);
             }
-            Answer::Again => None,
-            Answer::Refused(refused) => Some(refused),
+            Answer::Over => (false, None),
+            Answer::Again => (true, None),
+            Answer::Refused(refused) => (true, Some(refused)),
         };
-        asked.refused();
+        asked.refused(is_usable);
         request.leave_next();
         Ok(refused)
     }
@@ -134,7 +133,7 @@ impl Inner {
     async fn repeat(&self, req: &Acquire, held: Held, entered: Instant) -> Result<Step> {
         let keys = self.keys(&req.name);
         let (line, own) = (self.line(&keys).await?, keys.hold(req.hold));
-        let is_there = line.taken.iter().any(|taken| taken.key == own);
+        let is_there = line.taken.iter().any(|taken| taken.key == own.as_bytes());
         if !is_there || held.end <= self.clock.now() {
             self.ended(&(req.name.clone(), req.hold), req.owner);
             return Ok(None);
@@ -190,7 +189,7 @@ impl Request<'_> {
             },
         };
         let own = self.keys.hold(req.hold);
-        if let Some(taken) = line.taken.iter().find(|taken| taken.key == own) {
+        if let Some(taken) = line.taken.iter().find(|taken| taken.key == own.as_bytes()) {
             return Ok(self.found(taken, &line));
         }
         let inside = line.holds().find(|taken| taken.is_of(req.owner));
@@ -206,17 +205,13 @@ impl Request<'_> {
             return Ok(Answer::Refused(Acquired::Held(held(&line, None))));
         };
         match place {
-            Place::Stands(own, recorded) => match line.created(&own) {
-                Some(created) if created == recorded => Ok(self.waits(&key, &line)),
-                Some(created) => {
-                    inner.stands_since(&key, recorded, created);
-                    Ok(Answer::Again)
-                }
-                None => {
-                    inner.forget(&key);
-                    Ok(Answer::Again)
-                }
-            },
+            Place::Stands(own, created) if line.created(&own) == Some(created) => {
+                Ok(self.waits(&key, &line))
+            }
+            Place::Stands(..) => {
+                inner.forget(&key);
+                Ok(Answer::Again)
+            }
             _ => self.stand(&key).await,
         }
     }
@@ -342,38 +337,6 @@ impl Request<'_> {
         Some(Acquired::Granted(grant))
     }
 
-    /// Takes over a hold that another client began: it hangs on a lease of this client then, and lasts as long as before.
-    async fn adopt(
-        &self,
-        asked: Unanswered,
-        taken: &Taken,
-        holds: usize,
-        entered: Instant,
-    ) -> Result<Step> {
-        let connection = &self.inner.connection;
-        self.leave_next();
-        let rest = connection.rest(taken.lease).await?;
-        // Without a rest the hold is over: moved, it would come back on a lease that counts as spare.
-        let (Some(rest), Some(token)) = (rest, taken.token()) else {
-            asked.refused();
-            return Ok(None);
-        };
-        let moved = connection.txn(rehang(taken, self.lease.id)).await?;
-        if !moved.succeeded() {
-            asked.refused();
-            return Ok(None);
-        }
-        let rest = rest.min(self.lease.length);
-        let granted = asked.granted(Held {
-            created: taken.created,
-            token,
-            promised: entered + rest,
-            end: self.inner.clock.now() + rest + SECOND,
-        });
-        let grant = Grant::new(token, count(holds), rest);
-        Ok(granted.map(|()| Acquired::Granted(grant)))
-    }
-
     fn leave_next(&self) {
         if let Some(next) = self.req.next_ticket {
             self.inner.forget(&(self.req.name.clone(), next));
@@ -398,5 +361,3 @@ fn count(holds: usize) -> NonZeroU32 {
 const ATTEMPTS: usize = 16;
 /// How long a turn may stay unused.
 const LONGEST_TURN: Duration = Duration::from_secs(1);
-/// The precision of the rest of a lease.
-const SECOND: Duration = Duration::from_secs(1);

@@ -63,8 +63,7 @@ impl Inner {
                 _ => return Err(misuse("the cursor is not one of this listing")),
             },
         };
-        let most = limit;
-        let limit = i64::try_from(limit + KEYS).unwrap_or(i64::MAX);
+        let limit = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
         // No code of a name, and no rest of a key, has this character.
         let options = GetOptions::new().with_range(format!("{begin}\u{7f}"));
         let options = options.with_limit(limit);
@@ -74,8 +73,7 @@ impl Inner {
         let got = got.await?;
         let mut names: Vec<(LockName, Line)> = Vec::new();
         for kv in got.kvs() {
-            let key = String::from_utf8_lossy(kv.key());
-            let Some((name, rest)) = name_in(&self.root, &key) else {
+            let Some((name, rest)) = name_in(&self.root, kv.key()) else {
                 continue;
             };
             if names.last().is_none_or(|(last, _)| *last != name) {
@@ -86,10 +84,7 @@ impl Inner {
             }
         }
         let mut next = None;
-        if names.len() > most {
-            next = Some(Cursor(self.keys(&names[most].0).all().into()));
-            names.truncate(most);
-        } else if got.more() {
+        if got.more() {
             next = got
                 .kvs()
                 .last()
@@ -146,19 +141,19 @@ impl Inner {
 /// Removes what was read: all holds, or else the waiter whose turn it is. Run twice, the second run finds it gone.
 fn break_txn(keys: &Keys, line: &Line) -> Option<Txn> {
     if let Some(first) = line.taken.first() {
-        let when = [
-            made(&first.key, first.created),
-            unchanged(&keys.holds(), line.revision),
-        ];
+        let when = [first.stays(), unchanged(&keys.holds(), line.revision)];
         let then = [delete_all(&keys.holds()), delete_all(&keys.pending())];
         return Some(Txn::new().when(when).and_then(then));
     }
     let (first, created) = line.waiters.first()?;
-    let when = [made(first, *created), unchanged(&keys.holds(), 0)];
+    let when = [
+        made(first.as_slice(), *created),
+        unchanged(&keys.holds(), 0),
+    ];
     Some(
         Txn::new()
             .when(when)
-            .and_then([TxnOp::delete(first.as_str(), None)]),
+            .and_then([TxnOp::delete(first.as_slice(), None)]),
     )
 }
 
@@ -166,7 +161,5 @@ fn break_txn(keys: &Keys, line: &Line) -> Option<Txn> {
 const MOST_RESTS: usize = 8;
 /// How often one call reads again because something changed meanwhile.
 const ATTEMPTS: usize = 16;
-/// Keys that a page reads beyond its limit: more than one name has without a crowd of waiters.
-const KEYS: usize = 128;
 /// A name without a hold is reserved for its first waiter for that long, if that one lives.
 const TURN: Duration = Duration::from_secs(1);

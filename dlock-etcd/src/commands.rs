@@ -20,7 +20,7 @@ use etcd_client::{
     Compare, CompareOp, DeleteOptions, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget,
     Txn, TxnOp, TxnOpResponse, TxnResponse,
 };
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, utf8_percent_encode};
 
 /// The keys of one lock.
 #[derive(Clone, Debug)]
@@ -67,11 +67,12 @@ pub(crate) fn encode(name: &str) -> String {
     utf8_percent_encode(name, ENCODED).to_string()
 }
 
-/// The name in a key below the root; `None`: a foreign key.
-pub(crate) fn name_in<'a>(root: &str, key: &'a str) -> Option<(LockName, &'a str)> {
-    let (code, rest) = key.strip_prefix(root)?.strip_prefix('/')?.split_once('/')?;
-    let name = LockName::new(percent_decode_str(code).decode_utf8().ok()?).ok()?;
-    (encode(name.as_str()) == code).then_some((name, rest))
+/// The name in a key below the root, and what follows it; `None`: a foreign key.
+pub(crate) fn name_in<'a>(root: &str, key: &'a [u8]) -> Option<(LockName, &'a [u8])> {
+    let key = key.strip_prefix(root.as_bytes())?.strip_prefix(b"/")?;
+    let (code, rest) = key.split_at(key.iter().position(|byte| *byte == b'/')?);
+    let name = LockName::new(percent_decode(code).decode_utf8().ok()?).ok()?;
+    (encode(name.as_str()).as_bytes() == code).then_some((name, &rest[1..]))
 }
 
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
@@ -112,10 +113,10 @@ impl Record {
 
 const VERSION: &str = "dlock 1";
 
-/// A key below `h/`.
+/// A key below `h/`. It may be no text, if dlock did not write it.
 #[derive(Clone, Debug)]
 pub(crate) struct Taken {
-    pub(crate) key: String,
+    pub(crate) key: Vec<u8>,
     pub(crate) value: Vec<u8>,
     pub(crate) created: i64,
     pub(crate) lease: i64,
@@ -126,7 +127,7 @@ pub(crate) struct Taken {
 impl Taken {
     pub(crate) fn new(kv: &KeyValue) -> Self {
         Self {
-            key: String::from_utf8_lossy(kv.key()).into_owned(),
+            key: kv.key().to_vec(),
             value: kv.value().to_vec(),
             created: kv.create_revision(),
             lease: kv.lease(),
@@ -134,9 +135,14 @@ impl Taken {
         }
     }
 
+    /// The key is there, as old as when it was read.
+    pub(crate) fn stays(&self) -> Compare {
+        made(self.key.as_slice(), self.created)
+    }
+
     pub(crate) fn is_min_hold(&self) -> bool {
-        let last = self.key.rsplit_once('/');
-        last.is_some_and(|(_, hold)| hold.starts_with('~'))
+        let last = self.key.rsplit(|byte| *byte == b'/').next();
+        last.is_some_and(|hold| hold.starts_with(b"~"))
     }
 
     pub(crate) fn is_of(&self, owner: Owner) -> bool {
@@ -171,7 +177,7 @@ pub(crate) struct Line {
     /// Everything below `h/`.
     pub(crate) taken: Vec<Taken>,
     /// The waiters and when each was created, in order.
-    pub(crate) waiters: Vec<(String, i64)>,
+    pub(crate) waiters: Vec<(Vec<u8>, i64)>,
     /// Minimum holds that wait for the last hold.
     pub(crate) pending: Vec<Taken>,
     pub(crate) revision: i64,
@@ -185,18 +191,18 @@ impl Line {
     /// The revision at which a waiter's key was created; `None`: it is not there.
     pub(crate) fn created(&self, waiter: &str) -> Option<i64> {
         let mut waiters = self.waiters.iter();
-        let found = waiters.find(|(key, _)| key == waiter);
+        let found = waiters.find(|(key, _)| key == waiter.as_bytes());
         found.map(|(_, created)| *created)
     }
 
     /// Sorts a key by what follows the lock's own part of it: names and prefixes may have parts like those behind them.
-    pub(crate) fn sort(&mut self, rest: &str, kv: &KeyValue) {
+    pub(crate) fn sort(&mut self, rest: &[u8], kv: &KeyValue) {
         let taken = Taken::new(kv);
-        if rest.starts_with("h/") {
+        if rest.starts_with(b"h/") {
             self.taken.push(taken);
-        } else if rest.starts_with("w/") {
+        } else if rest.starts_with(b"w/") {
             self.waiters.push((taken.key, taken.created));
-        } else if rest.starts_with("pending/") {
+        } else if rest.starts_with(b"pending/") {
             self.pending.push(taken);
         }
     }
@@ -211,7 +217,7 @@ impl Line {
             if let TxnOpResponse::Get(got) = response {
                 for kv in got.kvs() {
                     if let Some(rest) = kv.key().strip_prefix(keys.all().as_bytes()) {
-                        line.sort(&String::from_utf8_lossy(rest), kv);
+                        line.sort(rest, kv);
                     }
                 }
             }
@@ -252,7 +258,7 @@ pub(crate) fn take(
     match place {
         Place::Stands(key, created) => {
             let first = Compare::create_revision(keys.waiters(), CompareOp::Greater, created - 1);
-            when.extend([made(key, *created), first.with_prefix()]);
+            when.extend([made(key.as_str(), *created), first.with_prefix()]);
             then.push(TxnOp::delete(key.as_str(), None));
         }
         Place::Enters(key, lease) => {
@@ -278,10 +284,7 @@ pub(crate) fn join(
     let mut then = vec![put(keys.hold(hold), record.encode(), lease)];
     then.extend(used.map(|key| TxnOp::delete(key, None)));
     then.extend(next.map(|(key, lease)| put(key.clone(), "", *lease)));
-    let when = [
-        made(&inside.key, inside.created),
-        unchanged(&keys.holds(), revision),
-    ];
+    let when = [inside.stays(), unchanged(&keys.holds(), revision)];
     Txn::new().when(when).and_then(then)
 }
 
@@ -289,8 +292,8 @@ pub(crate) fn join(
 /// nothing.
 pub(crate) fn rehang(taken: &Taken, lease: i64) -> Txn {
     let when = [
-        made(&taken.key, taken.created),
-        Compare::lease(taken.key.as_str(), CompareOp::Equal, taken.lease),
+        taken.stays(),
+        Compare::lease(taken.key.as_slice(), CompareOp::Equal, taken.lease),
     ];
     let put = put(taken.key.clone(), taken.value.clone(), lease);
     Txn::new().when(when).and_then([put])
@@ -299,7 +302,7 @@ pub(crate) fn rehang(taken: &Taken, lease: i64) -> Txn {
 /// Ends a hold, if no minimum hold waits for the last one, and reads what is left. Run twice, the second run finds nothing.
 pub(crate) fn release(keys: &Keys, hold: HoldId, created: i64) -> Txn {
     let key = keys.hold(hold);
-    let when = [made(&key, created), none(&keys.pending())];
+    let when = [made(key.as_str(), created), none(&keys.pending())];
     let left = GetOptions::new().with_prefix();
     Txn::new()
         .when(when)
@@ -331,7 +334,7 @@ pub(crate) fn none(prefix: &str) -> Compare {
 }
 
 /// The key was created at that revision, and is still there.
-pub(crate) fn made(key: &str, created: i64) -> Compare {
+pub(crate) fn made(key: impl Into<Vec<u8>>, created: i64) -> Compare {
     Compare::create_revision(key, CompareOp::Equal, created)
 }
 
@@ -385,10 +388,13 @@ mod tests {
             let name = LockName::new(name).unwrap();
             let keys = Keys::of("/dlock", &name);
             assert_eq!(keys.holds(), format!("/dlock/{code}/h/"));
-            assert_eq!(name_in("/dlock", &keys.min_hold(15)), Some((name, "h/~f")));
+            assert_eq!(
+                name_in("/dlock", keys.min_hold(15).as_bytes()),
+                Some((name, &b"h/~f"[..]))
+            );
         }
         for foreign in ["/dlock/a", "/dlock/%61/h/1", "/dlocks/a/h/1", "/dlock//h/1"] {
-            assert_eq!(name_in("/dlock", foreign), None, "{foreign}");
+            assert_eq!(name_in("/dlock", foreign.as_bytes()), None, "{foreign}");
         }
     }
 }

@@ -106,11 +106,11 @@ impl FromStr for EtcdConfig {
             !part.is_empty()
                 && part
                     .chars()
-                    .all(|c| c.is_ascii_graphic() && !"%#?".contains(c))
+                    .all(|c| c.is_ascii_graphic() && !"%#?@".contains(c))
         };
         if !prefix[1..].split('/').all(plain) {
             let message =
-                "the prefix in an etcd URL is /part/part of printable ASCII without % and #";
+                "the prefix in an etcd URL is /part/part of printable ASCII without %, # and @";
             return Err(misuse(message));
         }
         let mut config = Self {
@@ -195,6 +195,8 @@ mod tests {
             ("etcd://a//x", "prefix"),
             ("etcd://a:1?dlock.ca=/x", "needs TLS"),
             ("etcd://canary@a:1", "user:password"),
+            // A password with a slash that is not percent-encoded.
+            ("etcd://me:12/canary@a:1/x", "prefix"),
             (
                 "etcd://a:1?dlock.prefix=x",
                 "known: dlock.ca, dlock.cert, dlock.key",

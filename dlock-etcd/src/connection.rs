@@ -13,9 +13,8 @@ use etcd_client::{
     Txn, TxnResponse,
 };
 use std::{
-    collections::{HashMap, VecDeque},
-    fmt,
-    sync::Arc,
+    collections::VecDeque,
+    sync::{Arc, MutexGuard, PoisonError},
     time::Duration,
 };
 use tokio::{
@@ -24,8 +23,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-/// The connection to the cluster.
-#[derive(Debug)]
+/// The connection to the cluster. Without `Debug`: the options have the password.
 pub(crate) struct Connection {
     config: EtcdConfig,
     options: ConnectOptions,
@@ -33,7 +31,7 @@ pub(crate) struct Connection {
     keep_alives: mpsc::UnboundedSender<KeepAlive>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Current {
     link: Option<Arc<Link>>,
     /// The member to connect to next.
@@ -44,14 +42,8 @@ struct Current {
 pub(crate) struct Link {
     pub(crate) client: Client,
     lost: watch::Sender<bool>,
-}
-
-impl fmt::Debug for Link {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link")
-            .field("lost", &self.is_lost())
-            .finish_non_exhaustive()
-    }
+    /// When a request was last answered.
+    heard: std::sync::Mutex<Instant>,
 }
 
 impl Link {
@@ -68,18 +60,34 @@ impl Link {
     fn is_lost(&self) -> bool {
         *self.lost.borrow()
     }
+
+    /// Waits for the answer to a request. Dropped after a while in which none was answered, it ends the use of the connection.
+    async fn answered<T>(&self, request: impl Future<Output = T>) -> T {
+        let flight = InFlight {
+            link: self,
+            sent: Instant::now(),
+        };
+        let answer = request.await;
+        *self.heard() = Instant::now();
+        drop(flight);
+        answer
+    }
+
+    fn heard(&self) -> MutexGuard<'_, Instant> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-/// A request in flight. Dropped without an answer after a while, it shows that the connection does not answer.
+/// A request in flight.
 struct InFlight<'a> {
     link: &'a Link,
     sent: Instant,
-    answered: bool,
 }
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        if !self.answered && self.sent.elapsed() >= SILENT {
+        let heard = *self.link.heard();
+        if heard.max(self.sent).elapsed() >= SILENT {
             self.link.lose();
         }
     }
@@ -90,6 +98,13 @@ impl Drop for InFlight<'_> {
 pub(crate) struct KeepAlive {
     lease: i64,
     answer: oneshot::Sender<u64>,
+}
+
+impl KeepAlive {
+    fn answer(self, seconds: u64) {
+        // An error: the one that asked is gone.
+        self.answer.send(seconds).ok();
+    }
 }
 
 /// The stream of keep-alives, to be run by [`keep_alives`].
@@ -123,7 +138,11 @@ impl Connection {
             match connected.unwrap_or_else(|_| Err(DriverError::unavailable(SLOW_MEMBER))) {
                 Ok(client) => {
                     let (lost, _) = watch::channel(false);
-                    let link = Arc::new(Link { client, lost });
+                    let link = Arc::new(Link {
+                        client,
+                        lost,
+                        heard: std::sync::Mutex::new(Instant::now()),
+                    });
                     current.link = Some(Arc::clone(&link));
                     return Ok(link);
                 }
@@ -164,13 +183,7 @@ impl Connection {
         F: Future<Output = Result<T, Native>>,
     {
         let link = self.link().await?;
-        let mut flight = InFlight {
-            link: &link,
-            sent: Instant::now(),
-            answered: false,
-        };
-        let answer = send(link.client.clone()).await;
-        flight.answered = true;
+        let answer = link.answered(send(link.client.clone())).await;
         answer.map_err(|error| {
             if is_open(&error) {
                 link.lose();
@@ -186,13 +199,9 @@ impl Connection {
         request: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         let link = self.link().await?;
-        let mut flight = InFlight {
-            link: &link,
-            sent: Instant::now(),
-            answered: false,
-        };
-        let answer = runtime.spawn(timeout(LONGEST, request)).await;
-        flight.answered = true;
+        let answer = link
+            .answered(runtime.spawn(timeout(LONGEST, request)))
+            .await;
         match answer {
             Ok(Ok(answer)) => answer,
             _ => Err(unanswered()),
@@ -241,92 +250,69 @@ impl Connection {
         let (answer, answered) = oneshot::channel();
         // An error: the driver is closed.
         drop(self.keep_alives.send(KeepAlive { lease, answer }));
-        let mut flight = InFlight {
-            link: &link,
-            sent: Instant::now(),
-            answered: false,
-        };
-        let answer = answered.await;
-        flight.answered = true;
+        let answer = link.answered(answered).await;
         answer.map_err(|_| unanswered())
     }
 }
 
-/// Runs the stream of keep-alives, one for all leases, and opens it anew when it breaks.
+/// Runs the stream of keep-alives, one for all leases, and opens it anew when it breaks. What it carried then stays unanswered.
 pub(crate) async fn keep_alives(connection: Arc<Connection>, mut requests: KeepAlives) {
-    let mut unsent = VecDeque::new();
-    loop {
-        if unsent.is_empty() {
-            let Some(request) = requests.recv().await else {
-                return;
-            };
-            unsent.push_back(request);
-        }
+    while let Some(first) = requests.recv().await {
         let Ok(link) = connection.link().await else {
-            unsent.clear(); // their senders are told by the drop
             continue;
         };
-        let first = unsent.front().map_or(0, |first: &KeepAlive| first.lease);
         let mut leases = link.client.lease_client();
-        let opened = tokio::select! {
-            opened = leases.keep_alive(first) => opened,
-            () = link.lost() => continue,
+        let carried = async {
+            match leases.keep_alive(first.lease).await {
+                Ok(stream) => carry(first, &mut requests, stream).await,
+                // The answer that opens the stream says so.
+                Err(Native::LeaseKeepAliveError(_)) => return first.answer(0),
+                Err(_) => {}
+            }
+            link.lose();
         };
-        match opened {
-            Ok(stream) => keep(&mut unsent, &mut requests, stream, &link).await,
-            // The first answer on the stream says so.
-            Err(Native::LeaseKeepAliveError(_)) => {
-                unsent.pop_front().map(|first| first.answer.send(0));
-            }
-            Err(_) => {
-                link.lose();
-                unsent.pop_front();
-            }
+        tokio::select! {
+            biased; // a request that comes after the loss waits for the next stream
+            () = link.lost() => {}
+            () = carried => {}
         }
     }
 }
 
 /// Carries keep-alives over one stream until it ends. The first is sent again: the answer that opened the stream did not say how long the
 /// lease lasts.
-async fn keep(
-    unsent: &mut VecDeque<KeepAlive>,
+async fn carry(
+    first: KeepAlive,
     requests: &mut KeepAlives,
     (mut keeper, mut stream): (LeaseKeeper, LeaseKeepAliveStream),
-    link: &Link,
 ) {
-    let mut sent: HashMap<i64, VecDeque<oneshot::Sender<u64>>> = HashMap::new();
-    loop {
-        tokio::select! {
-            Some(request) = requests.recv() => unsent.push_back(request),
-            Ok(()) = send_first(&mut keeper, unsent), if !unsent.is_empty() => {
-                if let Some(KeepAlive { lease, answer }) = unsent.pop_front() {
-                    sent.entry(lease).or_default().push_back(answer);
-                }
+    let sent = std::sync::Mutex::new(VecDeque::new());
+    let sent = || sent.lock().unwrap_or_else(PoisonError::into_inner);
+    let sending = async {
+        let mut next = Some(first);
+        while let Some(request) = next {
+            // The stream serves every lease, not only the one that opened it.
+            keeper.id = request.lease;
+            sent().push_back(request);
+            if keeper.keep_alive().await.is_err() {
+                return;
             }
-            answer = stream.message() => {
-                let Ok(Some(answer)) = answer else { return link.lose() };
-                if let Some(waiting) = sent.get_mut(&answer.id()) {
-                    // An error: the one that asked is gone.
-                    let seconds = u64::try_from(answer.ttl()).unwrap_or(0);
-                    waiting.pop_front().map(|first| first.send(seconds));
-                    if waiting.is_empty() {
-                        sent.remove(&answer.id());
-                    }
-                }
-            }
-            () = link.lost() => return,
+            next = requests.recv().await;
         }
+    };
+    let hearing = async {
+        while let Ok(Some(answer)) = stream.message().await {
+            let mut sent = sent();
+            let asked = sent.iter().position(|asked| asked.lease == answer.id());
+            if let Some(asked) = asked.and_then(|at| sent.remove(at)) {
+                asked.answer(u64::try_from(answer.ttl()).unwrap_or(0));
+            }
+        }
+    };
+    tokio::select! {
+        () = sending => {}
+        () = hearing => {}
     }
-}
-
-/// Sends the first request when there is room. Dropped before that, it has sent nothing.
-async fn send_first(keeper: &mut LeaseKeeper, unsent: &VecDeque<KeepAlive>) -> Result<(), Native> {
-    if let Some(first) = unsent.front() {
-        // The stream serves every lease, not only the one that opened it.
-        keeper.id = first.lease;
-        keeper.keep_alive().await?;
-    }
-    Ok(())
 }
 
 #[cfg_attr(
@@ -370,7 +356,7 @@ async fn tls(config: &EtcdConfig) -> Result<etcd_client::TlsOptions> {
     Ok(tls)
 }
 
-/// How long a request may stay unanswered before its connection is suspected, if it is given up then.
+/// How long a connection may answer nothing before it is suspected, if a request on it is given up then.
 const SILENT: Duration = Duration::from_millis(200);
 /// How long a request goes on whose caller is gone.
 const LONGEST: Duration = Duration::from_secs(10);

@@ -164,9 +164,6 @@ impl DistributedLock for EtcdDriver {
         batch: &[Renew],
         give_up: Instant,
     ) -> Result<Vec<Result<Renewed>>> {
-        if self.inner.clock.now() >= give_up {
-            return Err(late());
-        }
         self.inner.until(give_up, self.inner.renew(batch)).await
     }
 
@@ -266,6 +263,9 @@ impl Inner {
         give_up: Instant,
         request: impl Future<Output = Result<T>>,
     ) -> Result<T> {
+        if self.clock.now() >= give_up {
+            return Err(late());
+        }
         tokio::select! {
             biased;
             answer = request => answer,
@@ -303,8 +303,8 @@ fn lease_id(number: i64) -> i64 {
 
 /// Longer than the end of the lease of a request that was given up takes.
 const LATE: Duration = Duration::from_secs(1);
-/// etcd looks for leases that are over twice a second, and ends them by a write.
-const LAPSE: Duration = Duration::from_secs(1);
+/// A lease is rounded up to whole seconds. Twice a second etcd looks for those that are over, and ends them by a write.
+const LAPSE: Duration = Duration::from_secs(2);
 /// How long a request for waiters may take.
 const WAITS: Duration = Duration::from_secs(1);
 const TAG: i64 = 0x44;

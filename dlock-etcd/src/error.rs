@@ -6,109 +6,66 @@ use dlock_core::{
 };
 use etcd_client::Error as Native;
 
-/// What an error means, and what to do about it.
-struct Class(ErrorKind, RetryClass, Effect, &'static str);
+/// What an error means for the program, the retry loop, and its effect.
+type Class = (ErrorKind, RetryClass, Effect);
 
-/// The texts of etcd's errors; the codes alone do not tell them apart. All others have an unknown outcome.
-const REFUSED: &[(&str, Class)] = &[
+const NOW: Class = (ErrorKind::Unavailable, RetryClass::Now, Effect::None);
+const LATER: Class = (ErrorKind::Unavailable, RetryClass::Later, Effect::None);
+const UNKNOWN: Class = (ErrorKind::Unavailable, RetryClass::Later, Effect::Unknown);
+const MISUSE: Class = (ErrorKind::Misuse, RetryClass::Never, Effect::None);
+
+/// The texts of etcd's refusals, which the codes alone do not tell apart, with advice.
+const REFUSALS: &[(&str, Class, &str)] = &[
     (
         LEASE_GONE,
-        Class(
-            ErrorKind::Unavailable,
-            RetryClass::Now,
-            Effect::None,
-            "the lease of the request was over before it was executed",
-        ),
+        NOW,
+        "the lease of the request was over before it was executed",
     ),
-    (
-        "database space exceeded",
-        Class(
-            ErrorKind::Unavailable,
-            RetryClass::Later,
-            // The member that finds it out has executed the request before it refuses it.
-            Effect::Unknown,
-            "etcd's quota is used up: compact, defragment and disarm the alarm, and turn on auto-compaction",
-        ),
-    ),
+    // The member that finds it out has executed the request before it refuses it.
+    ("database space exceeded", UNKNOWN, QUOTA),
     (
         "too many requests",
-        Class(
-            ErrorKind::Unavailable,
-            RetryClass::Later,
-            Effect::None,
-            "the server is overloaded and refused the request",
-        ),
+        LATER,
+        "the server is overloaded and refused the request",
     ),
-    (
-        "permission denied",
-        Class(
-            ErrorKind::Misuse,
-            RetryClass::Never,
-            Effect::None,
-            "the user may not read and write below the prefix: grant its role readwrite",
-        ),
-    ),
+    ("permission denied", MISUSE, DENIED),
     (
         "user name is empty",
-        Class(
-            ErrorKind::Misuse,
-            RetryClass::Never,
-            Effect::None,
-            "the server asks for a user: etcd://user:password@host",
-        ),
+        MISUSE,
+        "the server asks for a user: etcd://user:password@host",
     ),
     (
         "authentication failed",
-        Class(
-            ErrorKind::Misuse,
-            RetryClass::Never,
-            Effect::None,
-            "the server refused the user or the password",
-        ),
+        MISUSE,
+        "the server refused the user or the password",
     ),
-    (
-        "authentication is not enabled",
-        Class(
-            ErrorKind::Misuse,
-            RetryClass::Never,
-            Effect::None,
-            "the URL has a user, and the server has authentication turned off",
-        ),
-    ),
-    (
-        "rpc not supported for learner",
-        Class(
-            ErrorKind::Unavailable,
-            RetryClass::Later,
-            Effect::None,
-            "the endpoint is a learner, which serves no locks: name voting members",
-        ),
-    ),
+    ("authentication is not enabled", MISUSE, NO_USERS),
+    ("rpc not supported for learner", LATER, LEARNER),
 ];
+
+/// What the text of a refusal says; `None`: the outcome of the request is unknown.
+fn refusal(cause: &Native) -> Option<&'static (&'static str, Class, &'static str)> {
+    let Native::GRpcStatus(status) = cause else {
+        return None;
+    };
+    let text = status.message();
+    REFUSALS.iter().find(|(part, ..)| text.contains(part))
+}
 
 /// The error of a failed request.
 pub(crate) fn failed(cause: Native) -> DriverError {
-    if let Native::GRpcStatus(status) = &cause {
-        let text = status.message();
-        if let Some((_, class)) = REFUSED.iter().find(|(part, _)| text.contains(part)) {
-            let Class(kind, retry, effect, advice) = *class;
-            return DriverError::new(kind, advice)
-                .with_retry(retry)
-                .with_effect(effect)
-                .with_source(cause);
-        }
-    }
-    DriverError::unanswered("the request failed before etcd confirmed it").with_source(cause)
+    let lost = "the request failed before etcd confirmed it";
+    let ((kind, retry, effect), advice) =
+        refusal(&cause).map_or((UNKNOWN, lost), |(_, class, advice)| (*class, *advice));
+    DriverError::new(kind, advice)
+        .with_retry(retry)
+        .with_effect(effect)
+        .with_source(cause)
 }
 
 /// Whether the error says nothing about the request, so that the connection, or the member behind it, is not trusted any more.
 pub(crate) fn is_open(cause: &Native) -> bool {
-    match cause {
-        Native::GRpcStatus(status) => !REFUSED
-            .iter()
-            .any(|(part, _)| status.message().contains(part)),
-        _ => true,
-    }
+    refusal(cause).is_none()
 }
 
 /// Whether the lease of a request was over.
@@ -164,6 +121,10 @@ pub(crate) fn check_version(version: &str) -> Result<()> {
     Err(DriverError::new(ErrorKind::Unsupported, message))
 }
 
+const QUOTA: &str = "etcd's quota is used up: compact, defragment and disarm the alarm, and turn on auto-compaction";
+const DENIED: &str = "the user may not read and write below the prefix: grant its role readwrite";
+const NO_USERS: &str = "the URL has a user, and the server has authentication turned off";
+const LEARNER: &str = "the member is a learner, which serves no locks: name voting members";
 const LEASE_GONE: &str = "requested lease not found";
 const OLDEST: [u32; 3] = [3, 5, 13];
 

@@ -4,12 +4,10 @@ use crate::{
     commands::{Taken, rehang},
     driver::Inner,
     error::contended,
-    table::{Held, Hold, HoldKey, Lease, WaiterKey},
+    listener::Order,
+    table::{Held, Hold, HoldKey, Lease, Waiter, WaiterKey},
 };
-use dlock_core::{
-    Instant, LockName, Owner,
-    driver::{Result, Ticket},
-};
+use dlock_core::{FencingToken, Instant, Owner, driver::Result};
 use std::{sync::Arc, time::Duration};
 use tokio::time::{sleep, timeout};
 
@@ -97,7 +95,7 @@ impl Inner {
         if hold.open || hold.held.is_none() {
             hold.leases().for_each(|lease| self.end(lease));
         } else {
-            hold.others.iter().for_each(|lease| self.end(*lease));
+            hold.others.iter().for_each(|lease| self.end(lease.id));
             self.spare(hold.lease);
         }
     }
@@ -112,51 +110,85 @@ impl Inner {
         let lease = self.grant(length).await?;
         // Recorded before the request is sent.
         if let Some(hold) = self.table().holds.get_mut(key) {
-            hold.others.push(lease.id);
+            hold.others.push(lease);
         }
         let moved = self.connection.txn(rehang(taken, lease.id)).await?;
         if !moved.succeeded() {
             return Err(contended());
         }
         if let Some(hold) = self.table().holds.get_mut(key) {
-            hold.others.retain(|other| *other != lease.id);
-            hold.others.push(hold.lease.id);
-            hold.lease = lease;
+            hold.hangs_on(lease.id);
         }
         Ok(lease)
     }
 
-    /// Removes a waiter from the table, and from the queue in the background. `false`: it was not there.
-    pub(crate) fn forget(&self, key: &WaiterKey) -> bool {
-        let removed = self.table().remove_waiter(key);
-        if let Some(waiter) = &removed {
-            self.unwatch(waiter);
-            self.end(waiter.lease.id);
+    /// Moves a hold that another client took to a lease of this one, so that neither client ends what the other renewed. Afterwards it lasts
+    /// that long, and no less than before. `None`: it is over.
+    pub(crate) async fn take_over(
+        &self,
+        key: &HoldKey,
+        taken: &Taken,
+        lease: Duration,
+        entered: Instant,
+    ) -> Result<Option<(FencingToken, Duration)>> {
+        // Without a rest the hold is over: moved, it would come back.
+        let rest = self.connection.rest(taken.lease).await?;
+        let (Some(rest), Some(record), Some(token)) = (rest, &taken.record, taken.token()) else {
+            return Ok(None);
+        };
+        // A rest is told in whole seconds.
+        let (lasts, length) = (lease.max(rest), lease.max(rest + Duration::from_secs(1)));
+        let hold = Hold {
+            owner: record.owner,
+            lease: self.rehang(key, taken, length).await?,
+            others: Vec::new(),
+            held: Some(Held {
+                created: taken.created,
+                token,
+                promised: entered + lasts,
+                end: self.clock.now() + length,
+            }),
+            open: false,
+            give_up: entered,
+        };
+        self.table().holds.insert(key.clone(), hold);
+        self.earlier.notify_one();
+        Ok(Some((token, lasts)))
+    }
+
+    /// Removes a waiter and its watch from the table.
+    fn remove_waiter(&self, key: &WaiterKey) -> Option<Waiter> {
+        let mut table = self.table();
+        let waiter = table.waiters.remove(key)?;
+        if let Some(watch) = &waiter.watch {
+            table.watches.remove(&watch.id);
+            self.order(Order::End(watch.id));
         }
-        removed.is_some()
+        Some(waiter)
+    }
+
+    /// Removes a waiter, from the queue in the background. `false`: it was not there.
+    pub(crate) fn forget(&self, key: &WaiterKey) -> bool {
+        let removed = self.remove_waiter(key);
+        removed.map(|waiter| self.end(waiter.lease.id)).is_some()
     }
 
     /// Removes a waiter whose key a grant removed. Its lease is used again if no request without an answer needs it.
     pub(crate) fn used_up(&self, key: &WaiterKey) {
-        let Some(waiter) = self.table().remove_waiter(key) else {
-            return;
-        };
-        self.unwatch(&waiter);
-        match waiter.created {
-            Some(_) => self.spare(waiter.lease),
-            None => self.end(waiter.lease.id),
+        match self.remove_waiter(key) {
+            Some(waiter) if waiter.created.is_some() => self.spare(waiter.lease),
+            Some(waiter) => self.end(waiter.lease.id),
+            None => {}
         }
     }
 
     /// Removes a waiter from the queue.
-    pub(crate) async fn leave(&self, key: &(LockName, Ticket)) -> Result<()> {
+    pub(crate) async fn leave(&self, key: &WaiterKey) -> Result<()> {
         let Some(waiter) = self.table().waiters.get(key).cloned() else {
             return Ok(());
         };
         self.connection.revoke(waiter.lease.id).await?;
-        if let Some(waiter) = self.table().remove_waiter(key) {
-            self.unwatch(&waiter);
-        }
+        self.remove_waiter(key);
         Ok(())
     }
 }
@@ -196,19 +228,12 @@ impl Unanswered {
         Some(())
     }
 
-    /// The lease of the request was over before it was executed, or must not be used again.
-    pub(crate) fn over(mut self) {
-        if let Some(hold) = self.take_own() {
-            hold.leases().for_each(|lease| self.inner.end(lease));
-        }
-    }
-
-    /// The request was answered, and had no effect.
-    pub(crate) fn refused(mut self) {
+    /// The request was answered, and had no effect. Its lease can be used again, unless it is over or in doubt.
+    pub(crate) fn refused(mut self, is_usable: bool) {
         match self.take_own() {
-            // A copy of it may still be executed.
-            Some(hold) if hold.open => hold.leases().for_each(|lease| self.inner.end(lease)),
-            Some(hold) => self.inner.spare(hold.lease),
+            // A copy of it may still be executed, if it is open.
+            Some(hold) if is_usable && !hold.open => self.inner.spare(hold.lease),
+            Some(hold) => hold.leases().for_each(|lease| self.inner.end(lease)),
             None => {}
         }
     }

@@ -12,9 +12,8 @@ use crate::{
 use dlock_core::{Instant, driver::WakeUp};
 use etcd_client::{
     Error as Native, WatchFilterType, WatchOptions, WatchRequestSender, WatchResponse,
-    WatchResponseStream,
 };
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
@@ -23,7 +22,7 @@ use tokio::{
 /// A change of what is watched.
 #[derive(Debug)]
 pub(crate) enum Order {
-    Begin(String, WatchOptions),
+    Begin(Vec<u8>, WatchOptions),
     End(i64),
 }
 
@@ -55,15 +54,6 @@ impl Inner {
         self.earlier.notify_one();
     }
 
-    /// Corrects since when a waiter stands: with a wrong revision its turn would never come.
-    pub(crate) fn stands_since(&self, key: &WaiterKey, recorded: i64, created: i64) {
-        if let Some(waiter) = self.table().waiters.get_mut(key)
-            && waiter.created == Some(recorded)
-        {
-            waiter.created = Some(created);
-        }
-    }
-
     /// Watches what a waiter waits for, as a listing shows it. The answer is how many stand before it.
     pub(crate) fn watch_line(&self, key: &WaiterKey, line: &Line) -> Option<usize> {
         let mut table = self.table();
@@ -71,7 +61,7 @@ impl Inner {
         let at = line
             .waiters
             .iter()
-            .position(|(name, _)| *name == waiter.key)?;
+            .position(|(name, _)| name == waiter.key.as_bytes())?;
         let ahead = at.checked_sub(1).map(|ahead| line.waiters[ahead].0.clone());
         let watched = waiter.watch.as_ref();
         if watched.is_some_and(|watch| watch.ahead == ahead) {
@@ -100,26 +90,25 @@ impl Inner {
             .with_filters([WatchFilterType::NoPut]);
         match &watch.ahead {
             Some(ahead) => Order::Begin(ahead.clone(), options),
-            None => Order::Begin(self.keys(&key.0).holds(), options.with_prefix()),
+            None => Order::Begin(self.keys(&key.0).holds().into(), options.with_prefix()),
         }
     }
 
-    pub(crate) fn unwatch(&self, waiter: &Waiter) {
-        if let Some(watch) = &waiter.watch {
-            self.order(Order::End(watch.id));
-        }
-    }
-
-    fn order(&self, order: Order) {
+    pub(crate) fn order(&self, order: Order) {
         drop(self.orders.send(order)); // an error: the driver is closed
+    }
+
+    /// Reads the lock of a waiter; `None`: not answered in time.
+    async fn looked(&self, key: &WaiterKey) -> Option<Line> {
+        let keys = self.keys(&key.0);
+        timeout(ANSWER, self.line(&keys)).await.ok()?.ok()
     }
 
     /// Looks in the background what a waiter waits for now.
     pub(crate) fn look_again(self: &Arc<Self>, key: WaiterKey) {
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
-            let looked = timeout(ANSWER, inner.line(&inner.keys(&key.0))).await;
-            let Ok(Ok(line)) = looked else {
+            let Some(line) = inner.looked(&key).await else {
                 return inner.turn(&key); // the next poll looks
             };
             match inner.watch_line(&key, &line) {
@@ -137,20 +126,17 @@ impl Inner {
     pub(crate) fn turn_over(self: &Arc<Self>, key: WaiterKey) {
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
-            let looked = timeout(ANSWER, inner.line(&inner.keys(&key.0))).await;
-            let is_free = matches!(&looked, Ok(Ok(line)) if line.taken.is_empty());
+            let line = inner.looked(&key).await;
             let mut table = inner.table();
             let waiter = table.waiters.get_mut(&key);
             // Otherwise it is used just now.
             let Some(waiter) = waiter.filter(|waiter| waiter.turn == Some(Instant::FAR)) else {
                 return;
             };
-            waiter.turn = match looked {
-                Ok(Ok(_)) => None,
-                _ => Some(inner.clock.now()), // looked at again soon
-            };
+            // Not answered, it is looked at again soon.
+            waiter.turn = line.is_none().then(|| inner.clock.now() + ANSWER);
             drop(table);
-            if is_free {
+            if line.is_some_and(|line| line.taken.is_empty()) {
                 inner.forget(&key);
             } else {
                 inner.earlier.notify_one();
@@ -160,10 +146,7 @@ impl Inner {
 
     /// Tells the core that it is the turn of a waiter. Not used soon, the turn passes on.
     fn turn(&self, key: &WaiterKey) {
-        if let Some(waiter) = self.table().waiters.get_mut(key) {
-            // Anew with each end of a hold: the one before may have left others in the way.
-            waiter.turn = Some(self.clock.now() + waiter.turn_length);
-        }
+        self.table().begin_turn(key, self.clock.now());
         self.earlier.notify_one();
         let (name, ticket) = key.clone();
         self.wake_ups.send(WakeUp::Turn { name, ticket });
@@ -204,9 +187,11 @@ impl Inner {
         }
     }
 
-    /// All watches, from the first revision that each has not seen.
-    fn watches(&self) -> VecDeque<Order> {
+    /// All watches, from the first revision that each has not seen, in place of the orders so far.
+    fn watches(&self, orders: &mut mpsc::UnboundedReceiver<Order>) -> Vec<Order> {
+        // Under the lock orders are given as well: none is missed, and none is carried twice.
         let table = self.table();
+        while orders.try_recv().is_ok() {}
         let watches = table.waiters.iter().filter_map(|(key, waiter)| {
             let watch = waiter.watch.as_ref()?;
             Some(self.begin(key, watch))
@@ -219,43 +204,22 @@ impl Inner {
 pub(crate) async fn listen(inner: Arc<Inner>, mut orders: mpsc::UnboundedReceiver<Order>) {
     let mut is_again = false;
     loop {
-        if inner.watches().is_empty() {
+        while inner.table().watches.is_empty() {
             if orders.recv().await.is_none() {
                 return;
             }
-            continue;
         }
-        let Ok(link) = inner.connection.link().await else {
-            sleep(PAUSE).await;
-            continue;
-        };
-        // What they say is in the table.
-        while orders.try_recv().is_ok() {}
-        let mut watches = inner.watches();
-        let Some(Order::Begin(key, options)) = watches.pop_front() else {
-            continue;
-        };
-        let mut client = link.client.watch_client();
-        let opened = tokio::select! {
-            opened = client.watch(key, Some(options)) => opened,
-            () = link.lost() => continue,
-        };
-        match opened {
-            Ok(stream) => {
-                if std::mem::replace(&mut is_again, true) {
-                    inner.wake_ups.send(WakeUp::Resync);
-                }
-                let ended = carry(&inner, &mut orders, watches, stream.split(), &link).await;
-                if let Err(error) = ended {
-                    tracing::debug!(target: "dlock::etcd", %error, "the watches have to be set again");
-                }
-                link.lose();
+        if let Ok(link) = inner.connection.link().await {
+            let ended = tokio::select! {
+                ended = carry(&inner, &mut orders, &link, &mut is_again) => ended,
+                () = link.lost() => Ok(()),
+            };
+            if let Err(error) = ended {
+                tracing::debug!(target: "dlock::etcd", %error, "the watches have to be set again");
             }
-            Err(_) => {
-                link.lose();
-                sleep(PAUSE).await;
-            }
+            link.lose();
         }
+        sleep(PAUSE).await;
     }
 }
 
@@ -263,38 +227,52 @@ pub(crate) async fn listen(inner: Arc<Inner>, mut orders: mpsc::UnboundedReceive
 async fn carry(
     inner: &Arc<Inner>,
     orders: &mut mpsc::UnboundedReceiver<Order>,
-    mut unsent: VecDeque<Order>,
-    (mut sender, mut stream): (WatchRequestSender, WatchResponseStream),
     link: &Link,
+    is_again: &mut bool,
 ) -> Result<(), Native> {
-    loop {
-        tokio::select! {
-            Some(order) = orders.recv() => unsent.push_back(order),
-            sent = send_first(&mut sender, &unsent), if !unsent.is_empty() => {
-                sent?;
-                unsent.pop_front();
-            }
-            told = stream.message() => match told? {
-                Some(told) => inner.heard(&told),
-                None => return Ok(()),
-            },
-            () = link.lost() => return Ok(()),
+    let mut watches = inner.watches(orders);
+    let Some(Order::Begin(key, options)) = watches.pop() else {
+        return Ok(());
+    };
+    let opened = link.client.watch_client().watch(key, Some(options)).await?;
+    let (mut sender, mut stream) = opened.split();
+    if std::mem::replace(is_again, true) {
+        inner.wake_ups.send(WakeUp::Resync);
+    }
+    let sending = async {
+        for order in watches {
+            send(&mut sender, order).await?;
         }
+        while let Some(order) = orders.recv().await {
+            send(&mut sender, order).await?;
+        }
+        Ok(())
+    };
+    let hearing = async {
+        while let Some(told) = stream.message().await? {
+            // It does not say which one: the token with which the stream was opened has expired.
+            if told.canceled() && told.watch_id() == REFUSED {
+                break;
+            }
+            inner.heard(&told);
+        }
+        Ok(())
+    };
+    tokio::select! {
+        ended = sending => ended,
+        ended = hearing => ended,
     }
 }
 
-/// Sends the first order when there is room. Dropped before that, it has sent nothing.
-async fn send_first(
-    sender: &mut WatchRequestSender,
-    unsent: &VecDeque<Order>,
-) -> Result<(), Native> {
-    match unsent.front() {
-        Some(Order::Begin(key, options)) => sender.watch(key.as_str(), Some(options.clone())).await,
-        Some(Order::End(id)) => sender.cancel(*id).await,
-        None => Ok(()),
+async fn send(sender: &mut WatchRequestSender, order: Order) -> Result<(), Native> {
+    match order {
+        Order::Begin(key, options) => sender.watch(key, Some(options)).await,
+        Order::End(id) => sender.cancel(id).await,
     }
 }
 
+/// The number in place of that of a watch that is refused.
+const REFUSED: i64 = -1;
 /// How long a look may take; after that the core polls.
 const ANSWER: Duration = Duration::from_millis(500);
 /// Between two attempts to open the stream.

@@ -1,7 +1,7 @@
 //! Release: removes a hold, and keeps the lock unavailable for a minimum hold.
 
 use crate::{
-    commands::{self, Keys, Line, Taken, delete_all, made, put, unchanged},
+    commands::{self, Keys, Line, Taken, delete_all, put, unchanged},
     driver::Inner,
     error::contended,
     table::{Held, Hold, HoldKey},
@@ -88,7 +88,7 @@ impl Inner {
             let line = self.line(keys).await?;
             let is_meant = |taken: &&Taken| {
                 let is_named = match req.holds {
-                    Holds::One(hold) => taken.key == keys.hold(hold),
+                    Holds::One(hold) => taken.key == keys.hold(hold).as_bytes(),
                     Holds::All => true,
                 };
                 is_named && taken.is_of(req.owner)
@@ -98,16 +98,15 @@ impl Inner {
                 let by = others.first().map(|other| other.holder());
                 return Ok(Released::NotHeld { by });
             };
-            let mut when: Vec<_> = meant
-                .iter()
-                .map(|taken| made(&taken.key, taken.created))
-                .collect();
-            when.push(unchanged(&keys.holds(), line.revision));
-            when.extend(others.first().map(|other| made(&other.key, other.created)));
-            let mut then: Vec<_> = meant
-                .iter()
-                .map(|taken| TxnOp::delete(taken.key.as_str(), None))
-                .collect();
+            let mut when = vec![unchanged(&keys.holds(), line.revision)];
+            when.extend(
+                meant
+                    .iter()
+                    .chain(others.first())
+                    .map(|taken| taken.stays()),
+            );
+            let delete = |taken: &&Taken| TxnOp::delete(taken.key.as_slice(), None);
+            let mut then: Vec<_> = meant.iter().map(delete).collect();
             let mark = token.0.to_string();
             let lasting = self.lasting(&line, &mark, min_hold).await?;
             if others.is_empty() {
@@ -119,12 +118,8 @@ impl Inner {
                 then.push(put(key, mark, lease));
             }
             let longest = lasting.into_iter().map(|(_, length)| length).max();
-            if self
-                .connection
-                .txn(Txn::new().when(when).and_then(then))
-                .await?
-                .succeeded()
-            {
+            let txn = Txn::new().when(when).and_then(then);
+            if self.connection.txn(txn).await?.succeeded() {
                 return Ok(released(others.len(), longest));
             }
         }
@@ -154,10 +149,8 @@ impl Inner {
 }
 
 fn released(left: usize, min_hold: Option<Duration>) -> Released {
-    match (
-        NonZeroU32::new(u32::try_from(left).unwrap_or(u32::MAX)),
-        min_hold,
-    ) {
+    let left = u32::try_from(left).unwrap_or(u32::MAX);
+    match (NonZeroU32::new(left), min_hold) {
         (Some(holds), _) => Released::StillHeld { holds },
         (None, Some(rest)) => Released::MinHold {
             rest: rest.max(Duration::from_millis(1)),

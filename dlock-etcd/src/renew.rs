@@ -7,7 +7,7 @@ use crate::{
     commands::Taken,
     driver::Inner,
     error::{contended, unanswered},
-    table::{Held, Hold, HoldKey},
+    table::{Hold, HoldKey},
 };
 use dlock_core::{
     Instant,
@@ -81,7 +81,9 @@ impl Inner {
         };
         if taken.lease != hold.lease.id {
             // A move that was not answered was executed, or not: the next renewal knows its lease.
-            self.is_on(&key, taken.lease);
+            if let Some(hold) = self.table().holds.get_mut(&key) {
+                hold.hangs_on(taken.lease);
+            }
             return Err(unanswered());
         }
         let kept = Duration::from_secs(kept.ok_or_else(contended)?);
@@ -112,48 +114,21 @@ impl Inner {
         }
     }
 
-    fn is_on(&self, key: &HoldKey, lease: i64) {
-        if let Some(hold) = self.table().holds.get_mut(key) {
-            hold.others.retain(|other| *other != lease);
-            hold.others.push(hold.lease.id);
-            hold.lease.id = lease;
-        }
-    }
-
-    /// Renews a hold that another client took. It then hangs on a lease of this one, so that neither client ends what the other renewed.
+    /// Renews a hold that another client took.
     async fn renew_elsewhere(
         &self,
         entry: &Renew,
         taken: &Taken,
         entered: Instant,
     ) -> Result<Renewed> {
-        let Some(rest) = self.connection.rest(taken.lease).await? else {
-            return Ok(Renewed::NotHeld);
+        let rest = match entry.lease {
+            None => self.connection.rest(taken.lease).await?,
+            Some(lease) => {
+                let key = (entry.name.clone(), entry.hold);
+                let taken_over = self.take_over(&key, taken, lease, entered).await?;
+                taken_over.map(|(_, rest)| rest)
+            }
         };
-        let (Some(lease), Some(token)) = (entry.lease, taken.token()) else {
-            return Ok(Renewed::Until { valid_for: rest });
-        };
-        let key = (entry.name.clone(), entry.hold);
-        let length = lease.max(rest + Duration::from_secs(1));
-        let moved = self.rehang(&key, taken, length).await?;
-        let held = Held {
-            created: taken.created,
-            token,
-            promised: entered + lease.max(rest),
-            end: self.clock.now() + length,
-        };
-        let hold = Hold {
-            owner: entry.owner,
-            lease: moved,
-            others: Vec::new(),
-            held: Some(held),
-            open: false,
-            give_up: entered,
-        };
-        self.table().holds.insert(key, hold);
-        self.earlier.notify_one();
-        Ok(Renewed::Until {
-            valid_for: lease.max(rest),
-        })
+        Ok(rest.map_or(Renewed::NotHeld, |valid_for| Renewed::Until { valid_for }))
     }
 }

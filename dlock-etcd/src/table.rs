@@ -22,7 +22,7 @@ pub(crate) struct Hold {
     pub(crate) owner: Owner,
     pub(crate) lease: Lease,
     /// Other leases on which its key may hang, because a move was not confirmed.
-    pub(crate) others: Vec<i64>,
+    pub(crate) others: Vec<Lease>,
     /// `None`: the outcome is not known.
     pub(crate) held: Option<Held>,
     /// A request that needs the lease was not answered: it may be executed later, for as long as the lease lasts.
@@ -44,8 +44,19 @@ pub(crate) struct Held {
 }
 
 impl Hold {
+    /// Its key hangs on that lease now.
+    pub(crate) fn hangs_on(&mut self, lease: i64) {
+        let mut others = self.others.iter_mut();
+        if let Some(other) = others.find(|other| other.id == lease) {
+            std::mem::swap(other, &mut self.lease);
+        }
+    }
+
     pub(crate) fn leases(&self) -> impl Iterator<Item = i64> {
-        self.others.iter().copied().chain([self.lease.id])
+        self.others
+            .iter()
+            .chain([&self.lease])
+            .map(|lease| lease.id)
     }
 }
 
@@ -68,7 +79,7 @@ pub(crate) struct Waiter {
 pub(crate) struct Watch {
     pub(crate) id: i64,
     /// The waiter before it; `None`: it is the first, and watches the holds.
-    pub(crate) ahead: Option<String>,
+    pub(crate) ahead: Option<Vec<u8>>,
     /// The first revision that it has not seen.
     pub(crate) from: i64,
 }
@@ -166,13 +177,11 @@ impl Table {
         is_open.then(|| self.holds.remove(key)).flatten()
     }
 
-    /// Removes a waiter and its watch.
-    pub(crate) fn remove_waiter(&mut self, key: &WaiterKey) -> Option<Waiter> {
-        let waiter = self.waiters.remove(key)?;
-        if let Some(watch) = &waiter.watch {
-            self.watches.remove(&watch.id);
+    /// Begins the turn of a waiter, anew with each end of a hold: the one before may have left others in the way.
+    pub(crate) fn begin_turn(&mut self, key: &WaiterKey, now: Instant) {
+        if let Some(waiter) = self.waiters.get_mut(key) {
+            waiter.turn = Some(now + waiter.turn_length);
         }
-        Some(waiter)
     }
 }
 
@@ -180,5 +189,41 @@ impl Lease {
     /// When it is time for the next keep-alive: two more fit into what is left.
     fn refresh(&self) -> Instant {
         self.until - self.length * 2 / 3
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Lease, Table, Waiter};
+    use dlock_core::{Instant, driver::Ticket};
+    use std::{num::NonZeroU64, time::Duration};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_turn_begins_anew_with_each_end_of_a_hold() {
+        let (mut table, begin) = (Table::default(), Instant::ORIGIN);
+        let key = ("x".parse().unwrap(), Ticket(NonZeroU64::MIN));
+        let lease = Lease {
+            id: 1,
+            length: SECOND * 60,
+            until: begin + SECOND * 60,
+        };
+        let waiter = Waiter {
+            key: "w/1".into(),
+            lease,
+            created: Some(1),
+            turn_length: SECOND,
+            turn: None,
+            watch: None,
+        };
+        table.waiters.insert(key.clone(), waiter);
+        let half = SECOND / 2;
+        // The hold ends, and then its minimum hold.
+        table.begin_turn(&key, begin);
+        table.begin_turn(&key, begin + half);
+        assert_eq!(table.next(), begin + half + SECOND);
+        assert!(table.due(begin + SECOND).unused.is_empty());
+        assert_eq!(table.due(begin + half + SECOND).unused, [key]);
     }
 }

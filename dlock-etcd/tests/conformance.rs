@@ -18,7 +18,7 @@ use dlock_etcd::{
 use std::{process::ExitCode, sync::Arc};
 
 fn main() -> ExitCode {
-    suite(vec![Box::new(Remote::processes(OnEtcd))], Mutants::Listed)
+    suite(Remote::everywhere(OnEtcd), Mutants::Listed)
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -32,8 +32,11 @@ impl Backend for OnEtcd {
         "etcd"
     }
 
-    fn start(&self, _: Home) -> Result<EtcdServer, ServerError> {
-        Running::from_env_or(|| EtcdServer::start(&[]))
+    fn start(&self, home: Home) -> Result<EtcdServer, ServerError> {
+        match home {
+            Home::Container => EtcdServer::in_container(),
+            Home::Process => Running::from_env_or(|| EtcdServer::start(&[])),
+        }
     }
 
     async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {

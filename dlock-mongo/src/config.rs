@@ -1,12 +1,14 @@
 //! Configuration: the settings of the driver, and the checks that refuse a URL that would weaken a lock.
 
 use crate::error;
-use dlock_core::driver::{DriverError, Result, kit::unknown_setting};
+use dlock_core::driver::{
+    DriverError, Result,
+    kit::{split_settings, unknown_setting},
+};
 use mongodb::options::{
     Acknowledgment, ConnectionString, HostInfo, ReadConcernLevel, ReadPreference, WriteConcern,
 };
 use std::{fmt, str::FromStr, time::Duration};
-use url::form_urlencoded;
 
 /// Where the servers are and how dlock uses them.
 ///
@@ -268,10 +270,10 @@ impl FromStr for MongoConfig {
     type Err = DriverError;
 
     fn from_str(url: &str) -> Result<Self> {
-        let (url, ours) = split(url);
+        let (url, settings) = split_settings(url);
         let server = ConnectionString::parse(&url).map_err(|cause| unread(&url, &cause))?;
         let mut config = Self::of(server)?;
-        for (key, value) in form_urlencoded::parse(ours.as_bytes()) {
+        for (key, value) in settings {
             config = config.set(&key, &value)?;
         }
         Ok(config)
@@ -307,18 +309,6 @@ fn unread(url: &str, cause: &mongodb::error::Error) -> DriverError {
         (false, None) => "see the native client's documentation of connection strings".to_owned(),
     };
     error::misuse(format!("the MongoDB URL cannot be read: {advice}"))
-}
-
-/// Takes dlock's settings out of a URL's query and leaves the rest as it was, byte for byte.
-fn split(url: &str) -> (String, String) {
-    let Some((base, query)) = url.split_once('?') else {
-        return (url.to_owned(), String::new());
-    };
-    let (ours, theirs): (Vec<_>, Vec<_>) = query
-        .split('&')
-        .partition(|pair| pair.starts_with("dlock."));
-    let mark = if theirs.is_empty() { "" } else { "?" };
-    (format!("{base}{mark}{}", theirs.join("&")), ours.join("&"))
 }
 
 impl fmt::Debug for MongoConfig {

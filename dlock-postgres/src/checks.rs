@@ -1,33 +1,35 @@
-//! Checks of the server when a driver connects: settings that may void a lock, each told once with its remedy.
+//! Checks of the server: settings that may void a lock, each told when a driver connects, with its remedy; and dead rows, also later.
 
-use crate::connection::Answer;
+use crate::{commands, connection::Answer};
 use dlock_core::driver::Result;
 use sqlx::{Row, postgres::PgRow};
-use std::fmt::Display;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 /// What is asked: one row. It needs no right but those of a user that takes locks; a standby's state that this user may not see counts
 /// as asynchronous where no standby is waited for.
-pub(crate) fn settings(table: &impl Display) -> String {
-    let table = table.to_string().replace('\'', "''");
+pub(crate) fn settings(table: &str) -> String {
     format!(
         "SELECT current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes, \
          current_setting('synchronous_commit') AS synchronous_commit, \
-         (SELECT relpersistence = 'u' FROM pg_class WHERE oid = '{table}'::regclass::oid) AS unlogged, \
+         (SELECT relpersistence = 'u' FROM pg_class WHERE oid = {}::regclass::oid) AS unlogged, \
          EXISTS (SELECT FROM pg_stat_replication WHERE state IS DISTINCT FROM 'backup' \
          AND (sync_state IN ('async', 'potential') OR current_setting('synchronous_commit') IN ('off', 'local') \
          OR sync_state IS NULL AND current_setting('synchronous_standby_names') = '')) AS asynchronous, \
-         pg_stat_get_dead_tuples('{table}'::regclass) AS dead"
+         {} AS dead",
+        commands::literal(table),
+        commands::dead(table)
     )
 }
 
 /// Warns of what was answered. A server that does not answer this can be used all the same.
-pub(crate) fn warn(table: &impl Display, asked: Result<Answer>) {
+pub(crate) fn warn(table: &str, dead: &Dead, asked: Result<Answer>) {
     let found = asked.map(|answer| answer.rows.first().map(Settings::read));
     match found {
         Ok(Some(Ok(settings))) => {
             for doubt in settings.doubts(table) {
                 tracing::warn!("postgres: {doubt}");
             }
+            dead.warn(table, settings.dead);
         }
         other => tracing::debug!(?other, "postgres: the server's settings could not be read"),
     }
@@ -58,12 +60,7 @@ impl Settings {
     }
 
     /// What may void a lock, and what to do about it.
-    fn doubts(&self, table: &impl Display) -> Vec<String> {
-        let dead = format!(
-            "the table {table} has {} dead row versions, and each request reads some of them: end the transaction or drop the \
-             replication slot with the oldest backend_xmin in pg_stat_activity, or xmin in pg_replication_slots",
-            self.dead
-        );
+    fn doubts(&self, table: &str) -> Vec<String> {
         let unlogged = format!(
             "the table {table} is unlogged: a crash of the server empties it, and every lock is free: run ALTER TABLE {table} SET LOGGED"
         );
@@ -87,10 +84,29 @@ impl Settings {
                 "a standby follows asynchronously: if it is promoted, it lacks the last locks and grants them again: name it in \
                  synchronous_standby_names, or let the resource check the fencing token",
             ),
-            (self.dead >= MANY_DEAD, &dead),
         ];
         let doubts = doubts.into_iter().filter(|(holds, _)| *holds);
         doubts.map(|(_, words)| words.to_owned()).collect()
+    }
+}
+
+/// Versions of rows that PostgreSQL cannot remove, which slow each request down: how many were warned of last.
+#[derive(Debug, Default)]
+pub(crate) struct Dead(AtomicI64);
+
+impl Dead {
+    /// Warns of many, and again when they have doubled.
+    pub(crate) fn warn(&self, table: &str, dead: i64) {
+        let warned = self.0.load(Ordering::Relaxed);
+        if dead < MANY_DEAD {
+            self.0.store(0, Ordering::Relaxed);
+        } else if dead / 2 >= warned {
+            self.0.store(dead, Ordering::Relaxed);
+            tracing::warn!(
+                "postgres: the table {table} has {dead} dead row versions, and each request reads some of them: end the transaction or \
+                 drop the replication slot with the oldest backend_xmin in pg_stat_activity, or xmin in pg_replication_slots"
+            );
+        }
     }
 }
 
@@ -99,7 +115,7 @@ const MANY_DEAD: i64 = 10_000;
 
 #[cfg(test)]
 mod tests {
-    use super::{MANY_DEAD, Settings};
+    use super::Settings;
 
     fn good() -> Settings {
         Settings {
@@ -108,14 +124,14 @@ mod tests {
             synchronous_commit: "on".to_owned(),
             is_unlogged: false,
             is_asynchronous: false,
-            dead: MANY_DEAD - 1,
+            dead: 0,
         }
     }
 
     #[test]
     fn settings_that_void_a_lock_are_named_with_their_remedy() {
         let table = "\"ops\".\"locks\"";
-        assert!(good().doubts(&table).is_empty());
+        assert!(good().doubts(table).is_empty());
         let off = || "off".to_owned();
         let cases = [
             (
@@ -158,17 +174,9 @@ mod tests {
                 "asynchronously",
                 "synchronous_standby_names",
             ),
-            (
-                Settings {
-                    dead: MANY_DEAD,
-                    ..good()
-                },
-                "10000 dead row versions",
-                "pg_stat_activity",
-            ),
         ];
         for (settings, word, remedy) in cases {
-            let doubts = settings.doubts(&table);
+            let doubts = settings.doubts(table);
             assert!(
                 doubts.len() == 1 && doubts[0].contains(word) && doubts[0].contains(remedy),
                 "{doubts:?}"

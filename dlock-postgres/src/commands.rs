@@ -35,18 +35,18 @@ fn sound(row: &str) -> String {
 }
 
 /// The message: what may take how long, the statements, and the server's time. READ COMMITTED judges a row again after a wait for it;
-/// another default of the server would refuse it. The statement's limit counts its waits for locks, too; the limit of a lock also bounds a
-/// notifying commit, which waits for the one before it.
-pub(crate) fn framed(what: &str, body: &str) -> String {
+/// another default of the server would refuse it. The statement's limit counts its waits for locks, too; `lock_ms`, the limit of a lock, also
+/// bounds a notifying commit, which waits for the one before it.
+pub(crate) fn framed(what: &str, lock_ms: u64, body: &str) -> String {
     format!(
         "/* dlock {what} */ SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {RUN_MS}; \
-         SET LOCAL lock_timeout = {RUN_MS}; \
+         SET LOCAL lock_timeout = {lock_ms}; \
          {body}; SELECT {BEGUN} AS begun, {NOW} AS now"
     )
 }
 
 /// How long one statement may take, its waits for locks included, in milliseconds.
-pub(crate) const RUN_MS: u32 = 1000;
+pub(crate) const RUN_MS: u64 = 1000;
 
 /// Whether the server can be written, and whether the connection is to the server itself.
 pub(crate) fn greeting() -> String {
@@ -81,9 +81,11 @@ pub(crate) fn create(table: &str) -> String {
     )
 }
 
-/// Whether the table has the columns and can be read: no row.
+/// Whether the table has the columns and a unique index on the name, and can be read and written: no row.
 pub(crate) fn probe(table: &str) -> String {
-    format!("SELECT {COLUMNS} FROM {table} WHERE false")
+    format!(
+        "INSERT INTO {table} ({COLUMNS}) SELECT {COLUMNS} FROM {table} WHERE false ON CONFLICT (name) DO NOTHING"
+    )
 }
 
 const COLUMNS: &str =
@@ -124,15 +126,27 @@ pub(crate) fn list(table: &str, prefix: &str, after: &[u8], limit: usize) -> Str
     )
 }
 
-/// Deletes what is unused for a day among the next names; answers the last name looked at. The delete judges the newest row.
+/// Deletes what is unused for a day among the next names; answers the last name looked at if more may follow, and how many versions of
+/// rows were not removed yet. The delete judges the newest row.
 pub(crate) fn forget(table: &str, after: &[u8]) -> String {
     format!(
         "WITH page AS (SELECT name FROM {table} WHERE name > {} ORDER BY name LIMIT {PAGE}), \
          gone AS (DELETE FROM {table} l USING page WHERE l.name = page.name AND expires <= {NOW} AND token <= {NOW} - {DAY} AND {}) \
-         SELECT encode(name, 'hex') AS name FROM page ORDER BY page.name OFFSET {PAGE} - 1",
+         SELECT encode((SELECT name FROM page ORDER BY name OFFSET {PAGE} - 1), 'hex') AS name, {} AS dead",
         bytes(after),
-        sound("l.")
+        sound("l."),
+        dead(table)
     )
+}
+
+/// How many versions of rows were not removed yet.
+pub(crate) fn dead(table: &str) -> String {
+    format!("pg_stat_get_dead_tuples({}::regclass)", literal(table))
+}
+
+/// A text as a literal: the schema of a table may have any character.
+pub(crate) fn literal(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
 }
 
 /// The number of names that one sweep checks.

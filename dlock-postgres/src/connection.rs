@@ -74,7 +74,8 @@ impl kit::Dialer for Dialer {
     /// A new connection, to a server that can be written.
     async fn dial(&self) -> Result<(PgConnection, Duration)> {
         let mut connection = self.connect().await.map_err(unreached)?;
-        let greeting = ask(&mut connection, "greeting", &commands::greeting()).await;
+        let greeting = commands::framed("greeting", commands::RUN_MS, &commands::greeting());
+        let greeting = ask(&mut connection, greeting).await;
         let greeting = greeting.map_err(unreached)?;
         let told = |column| greeting.rows.first().map(|row| row.try_get(column));
         self.direct
@@ -87,7 +88,8 @@ impl kit::Dialer for Dialer {
     }
 
     async fn time(&self, connection: &mut PgConnection) -> sqlx::Result<Duration> {
-        let answer = ask(connection, "greeting", &commands::greeting()).await?;
+        let greeting = commands::framed("greeting", commands::RUN_MS, &commands::greeting());
+        let answer = ask(connection, greeting).await?;
         Ok(Duration::from_micros(answer.now))
     }
 
@@ -105,14 +107,10 @@ impl kit::Dialer for Dialer {
     }
 }
 
-/// Sends statements in one message, as one transaction.
-pub(crate) async fn ask(
-    connection: &mut PgConnection,
-    what: &str,
-    body: &str,
-) -> sqlx::Result<Answer> {
-    let sql = AssertSqlSafe(commands::framed(what, body));
-    let mut rows = sqlx::raw_sql(sql).fetch_all(connection).await?;
+/// Sends [framed](commands::framed) statements.
+pub(crate) async fn ask(connection: &mut PgConnection, sql: String) -> sqlx::Result<Answer> {
+    let sql = sqlx::raw_sql(AssertSqlSafe(sql));
+    let mut rows = sql.fetch_all(connection).await?;
     let last = rows.pop().ok_or(sqlx::Error::RowNotFound)?;
     let (begun, now) = (micros_of(&last, "begun")?, micros_of(&last, "now")?);
     Ok(Answer { rows, begun, now })

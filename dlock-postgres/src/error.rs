@@ -7,6 +7,7 @@ use dlock_core::{
         kit::{ErrorClass, Failure, Fate},
     },
 };
+use sqlx::postgres::{PgDatabaseError, PgSeverity};
 use std::error::Error;
 
 type Class = ErrorClass<&'static str, Fate>;
@@ -14,7 +15,7 @@ type Class = ErrorClass<&'static str, Fate>;
 /// The classification, by the longest code that begins the SQLSTATE. A message is one transaction, so a server that refuses or interrupts
 /// it has rolled it back. If the answer is lost, or the server was shutting down, the effect is unknown.
 #[rustfmt::skip]
-const TABLE: [Class; 23] = {
+const TABLE: [Class; 26] = {
     use Effect::{None, Unknown};
     use ErrorKind::{Misuse, Unavailable, Unsupported};
     use Fate::{AllClosed, Closed, Kept};
@@ -25,6 +26,7 @@ const TABLE: [Class; 23] = {
         Class::new("0A", Unsupported, Never, None, Kept, REFUSED),
         Class::new("21", Unsupported, Never, None, Kept, REFUSED),
         Class::new("22", Unsupported, Never, None, Kept, REFUSED),
+        Class::new("22P05", Unsupported, Never, None, Kept, "the encoding of the database lacks a character of the holder's host name: use UTF8"),
         Class::new("23", Unsupported, Never, None, Kept, REFUSED),
         Class::new("25", Unsupported, Never, None, Kept, REFUSED),
         Class::new("25006", Unavailable, Later, None, AllClosed, "the server is read-only: connect to the primary"),
@@ -40,8 +42,10 @@ const TABLE: [Class; 23] = {
         Class::new("42809", Misuse, Never, None, Kept, FOREIGN),
         Class::new("42883", Misuse, Never, None, Kept, FOREIGN),
         Class::new("42P01", Misuse, Never, None, Kept, "the table of locks is missing: create it, or allow dlock to"),
+        Class::new("42P10", Misuse, Never, None, Kept, NOT_UNIQUE),
         Class::new("44", Unsupported, Never, None, Kept, REFUSED),
         Class::new("53", Unavailable, Later, None, Kept, "the server has no room for the request"),
+        Class::new("55000", Misuse, Never, None, Kept, NOT_UNIQUE),
         Class::new("55P03", Unavailable, Now, None, Kept, LOCKED),
         Class::new("57014", Unavailable, Now, None, Kept, LOCKED),
     ]
@@ -49,6 +53,7 @@ const TABLE: [Class; 23] = {
 
 const REFUSED: &str = "BUG: the server refused a statement of dlock";
 const LOCKED: &str = "another transaction has locked the row or the table";
+const NOT_UNIQUE: &str = "the table has no unique index on `name` that is checked at once: make it as `dlock schema` prints it";
 const FOREIGN: &str = "the table is not dlock's: name another one with `dlock.table`";
 
 /// What the server said. The details of its message are left out: they may show a row, and with it an owner.
@@ -61,26 +66,55 @@ struct ServerError {
 
 /// Classifies a request that failed after it was sent.
 pub(crate) fn failure(error: sqlx::Error) -> Failure<Fate> {
-    let sqlx::Error::Database(error) = error else {
-        let lost = DriverError::unanswered("the connection failed before the server answered");
-        return Failure {
-            error: lost.with_source(error),
-            link: Fate::AllClosed,
-        };
+    let (error, is_fatal) = match said(error) {
+        Ok(said) => said,
+        Err(error) => {
+            let lost = DriverError::unanswered("the connection failed before the server answered");
+            return Failure {
+                error: lost.with_source(error),
+                link: Fate::AllClosed,
+            };
+        }
     };
-    let error = ServerError {
-        code: error.code().unwrap_or_default().into_owned(),
-        message: error.message().to_owned(),
-    };
-    by_code(&error.code).failure(error)
+    class_of(&error.code, is_fatal).failure(error)
 }
 
 /// Classifies a failure to connect. Whatever the reason, no request was sent.
 pub(crate) fn unreached(error: sqlx::Error) -> DriverError {
-    if let sqlx::Error::Database(_) = error {
-        return failure(error).error.with_effect(Effect::None);
+    match said(error) {
+        Ok((error, _)) => by_code(&error.code)
+            .failure(error)
+            .error
+            .with_effect(Effect::None),
+        Err(error) => {
+            DriverError::unavailable("the server could not be reached").with_source(error)
+        }
     }
-    DriverError::unavailable("the server could not be reached").with_source(error)
+}
+
+/// What the server said, and whether it ended the connection with it.
+fn said(error: sqlx::Error) -> Result<(ServerError, bool), sqlx::Error> {
+    let sqlx::Error::Database(error) = error else {
+        return Err(error);
+    };
+    let severity = error
+        .try_downcast_ref::<PgDatabaseError>()
+        .map(PgDatabaseError::severity);
+    let said = ServerError {
+        code: error.code().unwrap_or_default().into_owned(),
+        message: error.message().to_owned(),
+    };
+    let is_fatal = matches!(severity, Some(PgSeverity::Fatal | PgSeverity::Panic));
+    Ok((said, is_fatal))
+}
+
+/// The class of a request's error. One that ends the connection, such as a disk that is full at a commit, may have come after the commit,
+/// whatever its code; a log-in that is refused is none of these.
+fn class_of(code: &str, is_fatal: bool) -> &'static Class {
+    match by_code(code) {
+        class if is_fatal && class.link == Fate::Kept => &TABLE[0],
+        class => class,
+    }
 }
 
 /// Whether a proxy refused what the connection asks for when it begins.
@@ -118,7 +152,7 @@ fn code(error: &DriverError) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Fate, LOCKED, TABLE, by_code};
+    use super::{Fate, LOCKED, TABLE, by_code, class_of};
     use dlock_core::{Effect, ErrorKind, RetryClass};
 
     #[test]
@@ -141,6 +175,27 @@ mod tests {
             .filter(|class| class.effect == Effect::Unknown)
             .map(|class| (class.code, class.link));
         assert!(unknown.eq([("", Fate::AllClosed)]));
+    }
+
+    #[test]
+    fn what_ends_the_connection_may_have_been_done_unless_it_is_a_refused_log_in() {
+        for (code, row) in [
+            ("25P03", ""),
+            ("25P04", ""),
+            ("53100", ""),
+            ("53300", ""),
+            ("57014", ""),
+            ("57P01", ""),
+            ("57P03", ""),
+            ("57P05", ""),
+            ("25006", "25006"),
+            ("28000", "28"),
+            ("28P01", "28"),
+            ("3D000", "3D000"),
+        ] {
+            assert_eq!(class_of(code, true).code, row, "{code}");
+        }
+        assert_eq!(class_of("53100", false).code, "53");
     }
 
     #[test]

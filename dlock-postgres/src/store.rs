@@ -1,7 +1,8 @@
 //! Record store: one row per name in a table.
 
 use crate::{
-    PostgresConfig, checks, commands,
+    PostgresConfig, checks,
+    commands::{self, RUN_MS},
     config::misuse,
     connection::{Answer, Connections, Dialer, ask, micros_of},
     error,
@@ -19,7 +20,7 @@ use dlock_core::{
     },
 };
 use futures_util::{future::join_all, stream::BoxStream};
-use sqlx::Row;
+use sqlx::{Row, postgres::PgRow};
 use std::{collections::HashMap, time::Duration};
 
 /// The table of locks of one server.
@@ -31,6 +32,7 @@ pub struct Table {
     may_create: bool,
     capabilities: Capabilities,
     listener: Subscriptions<Listener>,
+    dead: checks::Dead,
 }
 
 impl Table {
@@ -72,6 +74,7 @@ impl Table {
             may_create: config.table.create,
             capabilities,
             listener,
+            dead: checks::Dead::default(),
         };
         let call = table.connections.patience();
         let probe = table.ask("probe", call, |_| commands::probe(&table.name));
@@ -81,7 +84,7 @@ impl Table {
             return Err(error);
         }
         let asked = table.ask("settings", call, |_| checks::settings(&table.name));
-        checks::warn(&table.name, asked.await);
+        checks::warn(&table.name, &table.dead, asked.await);
         Ok(table)
     }
 
@@ -155,8 +158,13 @@ impl RecordStore for Table {
         let call = self.connections.patience();
         let forgetting = self.ask("forget", call, |_| commands::forget(&self.name, after));
         let answer = forgetting.await?;
-        let last = answer.rows.first().map(commands::name_of);
-        last.transpose().map_err(unreadable)
+        let swept = |row: &PgRow| {
+            self.dead.warn(&self.name, row.try_get("dead")?);
+            let last: Option<&str> = row.try_get("name")?;
+            last.map(|_| commands::name_of(row)).transpose()
+        };
+        let last = answer.rows.first().map(swept).transpose();
+        last.map(Option::flatten).map_err(unreadable)
     }
 
     fn grants_per_sweep(&self) -> u32 {
@@ -262,8 +270,12 @@ async fn send(
 ) -> Result<Answer> {
     let mut lent = connections.lend(call).await?;
     let body = body(lent.not_after(call.give_up));
+    // A batch of renewals is answered as a whole: a row that a stranger has locked must not take its time away from the others.
+    let rest = call.give_up.since(connections.clock().now()).as_millis() / 2;
+    let lock_ms = u64::try_from(rest).map_or(RUN_MS, |rest| rest.clamp(1, RUN_MS));
+    let sql = commands::framed(what, lock_ms, &body);
     let limit = lent.limit();
-    let answer = limit.of(ask(lent.session(), what, &body)).await;
+    let answer = limit.of(ask(lent.session(), sql)).await;
     let answer = lent.heard(answer)?;
     lent.told(Duration::from_micros(answer.now));
     Ok(answer)

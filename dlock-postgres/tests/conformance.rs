@@ -18,44 +18,53 @@ use dlock_postgres::{
 use std::{fmt::Write, process::ExitCode, sync::Arc};
 
 fn main() -> ExitCode {
-    let mut all = Remote::everywhere(Directly);
-    all.push(Box::new(Remote::processes(Pooled)));
+    let mut all = Remote::everywhere(OnPostgres { pooled: false });
+    all.push(Box::new(Remote::processes(OnPostgres { pooled: true })));
     suite(all, Mutants::Listed)
 }
 
 /// Clients connect to the server. In a container, and to a server that the environment names, they make the table themselves.
 #[derive(Clone, Copy, Debug)]
-struct Directly;
-
-/// Clients share the few connections of a PgBouncer in transaction mode.
-#[derive(Clone, Copy, Debug)]
-struct Pooled;
+struct OnPostgres {
+    /// Clients share the few connections of a PgBouncer in transaction mode.
+    pooled: bool,
+}
 
 #[async_trait]
-impl Backend for Directly {
+impl Backend for OnPostgres {
     type Kind = Postgres;
 
     fn name(&self) -> &'static str {
-        "postgres"
+        match self.pooled {
+            false => "postgres",
+            true => "postgres-pgbouncer",
+        }
     }
 
+    /// The suite has some hundred drivers at a time, and the server a process for each connection.
     fn url(&self, server: String) -> String {
-        url(server)
+        let may_create = !server.contains("//locker@");
+        format!("{server}?dlock.connections=4&dlock.create={may_create}")
     }
 
     fn start(&self, home: Home) -> Result<PostgresServer, ServerError> {
         match home {
+            _ if self.pooled => PostgresServer::behind_pgbouncer(prepared()),
             Home::Container => PostgresServer::in_container(),
             Home::Process => Running::from_env_or(|| PostgresServer::start_with(prepared())),
         }
     }
 
     async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
-        connect(url).await
+        Ok(Arc::new(PostgresDriver::connect(url).await?))
     }
 
     fn request(&self, of: Call, _: Fault) -> Trigger {
-        request(of)
+        Trigger::on(match of {
+            Call::Acquire => "/* dlock acquire */",
+            Call::Renew => "/* dlock renew */",
+            Call::Release => "/* dlock release */",
+        })
     }
 
     async fn delete(&self, server: &PostgresServer, name: &LockName) -> Result<(), Failure> {
@@ -67,44 +76,7 @@ impl Backend for Directly {
     }
 
     fn no_store_time(&self) -> Gap {
-        CLOCK
-    }
-}
-
-#[async_trait]
-impl Backend for Pooled {
-    type Kind = Postgres;
-
-    fn name(&self) -> &'static str {
-        "postgres-pgbouncer"
-    }
-
-    fn url(&self, server: String) -> String {
-        url(server)
-    }
-
-    fn start(&self, _: Home) -> Result<PostgresServer, ServerError> {
-        PostgresServer::behind_pgbouncer(prepared())
-    }
-
-    async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
-        connect(url).await
-    }
-
-    fn request(&self, of: Call, _: Fault) -> Trigger {
-        request(of)
-    }
-
-    async fn delete(&self, server: &PostgresServer, name: &LockName) -> Result<(), Failure> {
-        delete(server, Some(name)).await
-    }
-
-    async fn flush(&self, server: &PostgresServer) -> Result<(), Failure> {
-        delete(server, None).await
-    }
-
-    fn no_store_time(&self) -> Gap {
-        CLOCK
+        Gap("the server reads the machine's clock")
     }
 }
 
@@ -121,24 +93,6 @@ fn prepared() -> PostgresOptions {
         user: Some(Postgres::LOCKER),
         ..PostgresOptions::default()
     }
-}
-
-/// The suite has some hundred drivers at a time, and the server a process for each connection.
-fn url(server: String) -> String {
-    let may_create = !server.contains("//locker@");
-    format!("{server}?dlock.connections=4&dlock.create={may_create}")
-}
-
-async fn connect(url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
-    Ok(Arc::new(PostgresDriver::connect(url).await?))
-}
-
-fn request(of: Call) -> Trigger {
-    Trigger::on(match of {
-        Call::Acquire => "/* dlock acquire */",
-        Call::Renew => "/* dlock renew */",
-        Call::Release => "/* dlock release */",
-    })
 }
 
 /// Deletes one row or all, with a statement that a pool may pass to any of its connections.
@@ -159,5 +113,3 @@ async fn delete(server: &PostgresServer, name: Option<&LockName>) -> Result<(), 
         .await?;
     Ok(connection.close().await?)
 }
-
-const CLOCK: Gap = Gap("the server reads the machine's clock");

@@ -3,11 +3,13 @@
 use crate::line::{MARK, Seat};
 use dlock_core::{
     ErrorKind, LockName, MIN_LEASE,
-    driver::{DriverError, Result},
+    driver::{
+        DriverError, Result,
+        kit::{split_url, unknown_setting},
+    },
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
-use url::form_urlencoded;
 
 /// The servers that store the locks, the node above all locks, and how dlock uses them.
 ///
@@ -256,12 +258,13 @@ setAcl /dlock auth:locker:cdrwa
                 let ca = Some(value.into());
                 Ok(Self { ca, ..self })
             }
-            _ => Err(misuse(format!(
-                "the ZooKeeper URL has an unknown setting {key:?}; known: dlock.session, dlock.sessions, dlock.acl, dlock.ca"
-            ))),
+            _ => Err(unknown_setting("ZooKeeper", key, &KNOWN)),
         }
     }
 }
+
+/// Settings that a URL may carry.
+const KNOWN: [&str; 4] = ["dlock.session", "dlock.sessions", "dlock.acl", "dlock.ca"];
 
 impl FromStr for ZkConfig {
     type Err = DriverError;
@@ -276,7 +279,7 @@ impl FromStr for ZkConfig {
             let message = "zk+tls:// needs the feature `tls` of dlock-zk";
             return Err(DriverError::new(ErrorKind::Unsupported, message));
         }
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (rest, settings) = split_url("ZooKeeper", rest, &KNOWN)?;
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let (login, hosts) = match authority.rsplit_once('@') {
             Some((login, hosts)) => (Some(Login::parse(login)?), hosts),
@@ -302,7 +305,7 @@ impl FromStr for ZkConfig {
         if !path.is_empty() {
             config.root = Root::parse(path)?;
         }
-        for (key, value) in form_urlencoded::parse(query.as_bytes()) {
+        for (key, value) in settings {
             config = config.set(&key, &value)?;
         }
         if config.acl == AclRule::Creator && config.login.is_none() {
@@ -464,6 +467,7 @@ mod tests {
             ("zk://a:1?dlock.session=1ms", "must be between"),
             ("zk://a:1?dlock.acl=creator", "needs a user"),
             ("zk://canary@a:1", "user:password"),
+            ("zk://u:12?canary@a:1/x", "unknown setting \"?\""),
             (
                 "zk://a:1?dlock.prefix=x",
                 "known: dlock.session, dlock.sessions, dlock.acl, dlock.ca",

@@ -60,9 +60,9 @@
 //! # Backends
 //!
 //! The scheme of the URL chooses the backend, and a feature builds it in: see [`connect`] for schemes,
-//! features and parameters. Each backend's own types are under `dlock::memory`, `dlock::mongo`,
-//! `dlock::mysql`, `dlock::postgres`, `dlock::redis`, `dlock::sqlite` and `dlock::zk`. [`Client::builder`] makes a client of a
-//! driver that was built from them.
+//! features and parameters. Each backend's own types are under `dlock::etcd`, `dlock::memory`,
+//! `dlock::mongo`, `dlock::mysql`, `dlock::postgres`, `dlock::redis`, `dlock::sqlite` and `dlock::zk`.
+//! [`Client::builder`] makes a client of a driver that was built from them.
 //!
 //! # Telemetry
 //!

@@ -5,6 +5,7 @@
     feature = "mongo",
     feature = "mysql",
     feature = "postgres",
+    feature = "etcd",
     feature = "zk"
 ))]
 #![allow(
@@ -86,6 +87,21 @@ async fn postgres() {
         "dlock.table",
         ("postgres:", "postgresql:"),
     ))
+    .await;
+}
+
+#[cfg(feature = "etcd")]
+#[tokio::test(flavor = "multi_thread")]
+async fn etcd() {
+    use dlock_conformance::testbed::EtcdServer;
+    let server = EtcdServer::start(&[]).unwrap();
+    let url = |prefix| with(&format!("{}{prefix}", server.url()), "dlock.lease=6s");
+    over(Store {
+        backend: "etcd",
+        url: url("/here/locks"),
+        same: url("/here/locks/"),
+        elsewhere: url("/elsewhere"),
+    })
     .await;
 }
 

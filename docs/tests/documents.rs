@@ -24,6 +24,7 @@ fn every_test_that_the_guarantees_name_exists() {
         "dlock-redis",
         "dlock-mysql",
         "dlock-postgres",
+        "dlock-etcd",
         "dlock-zk",
         "dlock-mongo",
         "dlock-sqlite",

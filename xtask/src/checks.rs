@@ -10,6 +10,9 @@ use std::time::Instant;
 /// features than one that is built with the workspace.
 const WORKSPACE: [&str; 3] = ["--workspace", "--all-features", "--locked"];
 
+/// What checks the workflows, from the registry of Go modules.
+const ACTIONLINT: &str = "github.com/rhysd/actionlint/cmd/actionlint@v1.7.12";
+
 pub(crate) fn everything(workspace: &Workspace) -> Result {
     let began = Instant::now();
     cargo_step("fetch dependencies", ["fetch", "--locked"])?;
@@ -35,9 +38,12 @@ pub(crate) fn everything(workspace: &Workspace) -> Result {
         cargo(["deny", "--version"]),
         cargo(["deny", "check", "licenses", "bans", "sources"]),
     )?;
-    let mut actionlint = Command::new("actionlint");
-    actionlint.arg("--version");
-    optional("workflows", actionlint, Command::new("actionlint"))?;
+    // As in CI.
+    let mut go = Command::new("go");
+    go.arg("version");
+    let mut actionlint = Command::new("go");
+    actionlint.args(["run", ACTIONLINT]);
+    optional("workflows", go, actionlint)?;
     // Last, since it compiles the dependencies with many other sets of features, and seldom finds anything.
     for package in workspace.packages.iter().filter(|one| one.is_published) {
         each_feature_alone(package)?;

@@ -7,11 +7,11 @@ use crate::{
     clause::Clause,
     runner::{Outcome, Stage},
 };
-use futures_util::{StreamExt, stream};
+use futures_util::{StreamExt, future, stream};
 use libtest_mimic::{Completion, Failed, Trial};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 /// One mutant over one fixture, as a trial: `memory-queue::mutant::renew_revives`.
@@ -105,15 +105,45 @@ fn listed(stage: &Stage, mutant: Mutant) -> Result<Verdict, Failed> {
     Ok(verdict)
 }
 
-/// The outcomes of the cases of these clauses that can share a server.
+/// The outcomes of the cases of these clauses that can share a server. A clause that has failed needs no further case: its rest is left out.
 async fn concurrently<F: Future<Output = (Case, Outcome)>>(
     clauses: &[Clause],
-    play: impl FnMut(Case) -> F,
+    mut play: impl FnMut(Case) -> F,
 ) -> Vec<(Case, Outcome)> {
     let listed = |case: &Case| clauses.contains(&case.clause) && !case.is_exclusive();
-    let wanted = cases().into_iter().filter(is_for_drivers).filter(listed);
-    let outcomes = stream::iter(wanted).map(play);
-    outcomes.buffer_unordered(AT_ONCE).collect().await
+    let mut wanted: Vec<_> = cases()
+        .into_iter()
+        .filter(is_for_drivers)
+        .filter(listed)
+        .collect();
+    // The first cases of all clauses come before the second of any.
+    let mut places = BTreeMap::<_, usize>::new();
+    wanted.sort_by_cached_key(|case| {
+        let place = places.entry(case.clause).or_default();
+        *place += 1;
+        *place
+    });
+    let failed = Mutex::new(BTreeSet::new());
+    let outcomes = stream::iter(wanted).map(|case| {
+        let (playing, failed) = (play(case), &failed);
+        async move {
+            let has_failed = |clause| lock(failed).contains(clause);
+            if has_failed(&case.clause) {
+                return None;
+            }
+            let (case, outcome) = playing.await;
+            if matches!(outcome, Outcome::Failed(_) | Outcome::Late(_)) {
+                lock(failed).insert(case.clause);
+            }
+            Some((case, outcome))
+        }
+    });
+    let outcomes = outcomes.buffer_unordered(AT_ONCE);
+    outcomes.filter_map(future::ready).collect().await
+}
+
+fn lock(failed: &Mutex<BTreeSet<Clause>>) -> MutexGuard<'_, BTreeSet<Clause>> {
+    failed.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The outcomes of each clause's cases.

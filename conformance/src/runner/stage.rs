@@ -18,13 +18,15 @@ use std::{
 };
 use tokio::{
     runtime::{self, Runtime},
-    sync::{Mutex, RwLock, RwLockWriteGuard},
+    sync::{Mutex, OnceCell, RwLock, RwLockWriteGuard},
 };
 
 /// The environment of one fixture; in real time, with the server and the runtime that its cases share.
 pub(crate) struct Stage {
     maker: Arc<dyn MakeFixture>,
     shared: Mutex<Option<Arc<dyn Fixture>>>,
+    /// What the store of real time can do. Asking costs a driver.
+    store: OnceCell<Capabilities>,
     runtime: OnceLock<std::io::Result<Runtime>>,
     late: StdMutex<Vec<String>>,
 }
@@ -49,6 +51,7 @@ impl Stage {
         Self {
             maker,
             shared: Mutex::default(),
+            store: OnceCell::new(),
             runtime: OnceLock::new(),
             late: StdMutex::default(),
         }
@@ -85,8 +88,8 @@ impl Stage {
 
     fn probe<T>(&self, found: impl Fn(&dyn Fixture, &Capabilities) -> T) -> Result<T, Failure> {
         let probe = async {
-            let fixture = self.fixture(false).await?;
-            let store = capabilities(&*fixture).await?;
+            let fixture = self.fixture().await?;
+            let store = self.capabilities(&*fixture).await?;
             Ok(found(&*fixture, &store))
         };
         self.block_on(probe)?
@@ -152,10 +155,13 @@ impl Stage {
             Err(_) if is_unprivileged() => return Ok(Outcome::Ignored(UNPRIVILEGED_GAP)),
             home => home?,
         }
-        let fixture = self.fixture(case.is_exclusive()).await?;
-        let store = capabilities(&*fixture).await?;
+        let mut fixture = self.fixture().await?;
+        let store = self.capabilities(&*fixture).await?;
         if let Some(gap) = gap(case.needs, &*fixture, &store) {
             return Ok(Outcome::Ignored(gap));
+        }
+        if case.is_exclusive() && self.time() == Time::Real {
+            fixture = self.maker.make().await?;
         }
         let pace = Pace::of(self.maker.home(), self.time(), &store);
         let ctx = Ctx::new(case.name, Arc::clone(&self.maker), fixture, twist, pace);
@@ -170,9 +176,9 @@ impl Stage {
         Ok(outcome)
     }
 
-    /// The shared store, or a new one.
-    async fn fixture(&self, own: bool) -> Result<Arc<dyn Fixture>, Failure> {
-        if own || self.time() == Time::Simulated {
+    /// The shared store; in simulated time a new one.
+    async fn fixture(&self) -> Result<Arc<dyn Fixture>, Failure> {
+        if self.time() == Time::Simulated {
             return self.maker.make().await;
         }
         let mut shared = self.shared.lock().await;
@@ -182,6 +188,16 @@ impl Stage {
         let fixture = self.maker.make().await?;
         *shared = Some(Arc::clone(&fixture));
         Ok(fixture)
+    }
+
+    async fn capabilities(&self, fixture: &dyn Fixture) -> Result<Capabilities, Failure> {
+        match self.time() {
+            Time::Simulated => capabilities(fixture).await,
+            Time::Real => {
+                let store = self.store.get_or_try_init(|| capabilities(fixture)).await;
+                store.cloned()
+            }
+        }
     }
 
     fn runtime(&self) -> Result<&Runtime, Failure> {

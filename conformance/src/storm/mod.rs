@@ -8,8 +8,8 @@ mod work;
 use clap::{Args, ValueEnum};
 use dlock::{Client, ErrorKind, Lock};
 use dlock_conformance::testbed::{
-    Kind, MariadbServer, MongoServer, PostgresServer, Proxy, RedisServer, Running, Station,
-    ZooKeeperServer,
+    EtcdServer, Kind, MariadbServer, MongoServer, PostgresServer, Proxy, RedisServer, Running,
+    Station, ZooKeeperServer,
     mariadb::MariadbOptions,
     mongo::Deployment,
     proxy::Reach,
@@ -56,6 +56,7 @@ enum Store {
     Mysql,
     Postgres,
     Mongo,
+    Etcd,
     Zk,
 }
 
@@ -383,6 +384,7 @@ impl Target {
             Store::Mysql => Box::new(MariadbServer::start(MariadbOptions::default())?),
             Store::Postgres => Box::new(PostgresServer::start(&[])?),
             Store::Mongo => Box::new(MongoServer::start(Deployment::ReplicaSet)?),
+            Store::Etcd => Box::new(EtcdServer::start(&[])?),
             Store::Zk => Box::new(ZooKeeperServer::start(ZooKeeperOptions::default())?),
         };
         let proxy = Proxy::start(running.addr()).await?;

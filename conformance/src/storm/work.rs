@@ -101,7 +101,8 @@ impl Place {
             0 => millis(rng, 50..400),
             _ => Duration::ZERO,
         };
-        let lock = terms(self.client.lock(&name)?, least, rng);
+        let shortest = *self.client.capabilities().leases.start();
+        let lock = terms(self.client.lock(&name)?, least, shortest, rng);
         let asked = now();
         let mut family = format!("{}-{asked}", std::process::id());
         let took = match rng.u8(..10) {
@@ -189,11 +190,12 @@ impl Place {
     }
 }
 
-/// A lock with one of the leases.
-fn terms(lock: Lock, least: Duration, rng: &mut Rng) -> Lock {
+/// A lock with one of the leases, none below the shortest that the store offers.
+fn terms(lock: Lock, least: Duration, shortest: Duration, rng: &mut Rng) -> Lock {
+    let short = |rng| millis(rng, 500..1_500).max(shortest);
     let lock = match rng.u8(..4) {
-        0 => lock.lease(Lease::fixed(millis(rng, 500..1_500))),
-        1 => renewed(lock, LEASE).max_hold(millis(rng, 500..1_500)),
+        0 => lock.lease(Lease::fixed(short(rng))),
+        1 => renewed(lock, LEASE).max_hold(short(rng)),
         2 => renewed(lock, LEASE / 2),
         _ => renewed(lock, LEASE),
     };

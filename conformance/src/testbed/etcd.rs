@@ -1,5 +1,7 @@
 //! etcd: a server to test against.
 
+#[cfg(feature = "containers")]
+use super::container::{Container, Image};
 use super::{
     Kind, Running, ServerProcess,
     process::on_path,
@@ -44,6 +46,16 @@ impl EtcdServer {
             cluster: None,
         })?;
         Ok(Self::ours(Etcd, server, |addr| format!("etcd://{addr}")))
+    }
+
+    /// Starts `etcd:3.6` in a container.
+    ///
+    /// # Errors
+    /// [`ServerError::NoEngine`] when there is no engine, else the error of the start.
+    #[cfg(feature = "containers")]
+    pub fn in_container() -> Result<Self, ServerError> {
+        let container = Container::start(Image::etcd())?;
+        Ok(Self::ours(Etcd, container, |addr| format!("etcd://{addr}")))
     }
 }
 
@@ -224,6 +236,12 @@ fn ask(addr: SocketAddr, what: &str) -> io::Result<String> {
     Ok(answer)
 }
 
+/// Whether a server there has a leader.
+#[cfg(feature = "containers")]
+pub(super) fn answers(addr: SocketAddr) -> bool {
+    ask(addr, "cluster/member/list").is_ok_and(|answer| answer.contains("\"members\""))
+}
+
 /// The program that the environment names, else the one that `cargo xtask test` built, else the one on `PATH`, which may be too old.
 pub(super) fn program() -> Result<PathBuf, ServerError> {
     let named = env::var_os(PROGRAM_VARIABLE).map(PathBuf::from);
@@ -248,7 +266,7 @@ fn built() -> PathBuf {
 const PROGRAM: &str = "etcd";
 
 /// A short election time-out makes leases of a second possible.
-const OPTIONS: &[&str] = &[
+pub(super) const OPTIONS: &[&str] = &[
     "--heartbeat-interval",
     "10",
     "--election-timeout",

@@ -416,6 +416,12 @@ fn schema_needs_no_store() {
     } else {
         assert!(out.expect(64).stderr.contains("--features mongo"));
     }
+    let out = run(at("etcd://127.0.0.1:1/", &["schema"]));
+    if cfg!(feature = "etcd") {
+        assert!(out.expect(0).stdout.contains("etcdctl role"));
+    } else {
+        assert!(out.expect(64).stderr.contains("--features etcd"));
+    }
 }
 
 #[test]

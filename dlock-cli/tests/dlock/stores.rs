@@ -3,7 +3,8 @@
 use crate::bed::{Desk, Out, Running, at, is_alive, name, run, server, start};
 use crate::session;
 use dlock_conformance::testbed::{
-    MariadbServer, MongoServer, PostgresServer, mariadb::MariadbOptions, mongo::Deployment,
+    EtcdServer, MariadbServer, MongoServer, PostgresServer, mariadb::MariadbOptions,
+    mongo::Deployment,
 };
 use std::fs;
 
@@ -57,6 +58,20 @@ fn postgres() {
     let server = PostgresServer::start(&[]).unwrap();
     over(&Store {
         backend: "postgres",
+        url: server.url(),
+        outlives: true,
+    });
+}
+
+#[test]
+#[cfg_attr(
+    not(feature = "etcd"),
+    ignore = "this dlock is built without the feature etcd"
+)]
+fn etcd() {
+    let server = EtcdServer::start(&[]).unwrap();
+    over(&Store {
+        backend: "etcd",
         url: server.url(),
         outlives: true,
     });

@@ -1,14 +1,10 @@
-//! Test bed: a server, a driver under test, requests, and an administrator's session that disturbs them.
+//! Test bed: a server, a driver under test, and an administrator's session that disturbs them.
 
-use super::SECOND;
-use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
-use dlock_core::{
-    Clock, Guard, HoldId, Instant, Lease, Lock, LockName, Owner, RetryClass, Snapshot,
-    driver::{
-        Acquire, Acquired, DistributedLock, DriverError, Grant, Lane, Release, Released, Renew,
-        Renewed,
-    },
+use dlock_conformance::{
+    testbed::{MariadbServer, mariadb::MariadbOptions},
+    under_test::{self, Crowd, UnderTest},
 };
+use dlock_core::{Client, RetryClass};
 use dlock_mysql::{
     MysqlDriver,
     sqlx::{
@@ -16,119 +12,37 @@ use dlock_mysql::{
         mysql::MySqlConnectOptions,
     },
 };
-use std::{
-    io::Write,
-    num::NonZeroU64,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    time::Duration,
-};
-use tracing_subscriber::fmt::MakeWriter;
+use std::ops::Deref;
 
 /// A server with a driver under test and an administrator's access.
 pub(super) struct Testbed {
     pub(super) server: MariadbServer,
-    pub(super) driver: Arc<MysqlDriver>,
-    pub(super) clock: Clock,
-    holds: AtomicU64,
+    tested: UnderTest<MysqlDriver>,
+}
+
+impl Deref for Testbed {
+    type Target = UnderTest<MysqlDriver>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.tested
+    }
 }
 
 impl Testbed {
     pub(super) async fn start(extra: &[&str]) -> Self {
         let extra_args = extra.iter().map(|arg| (*arg).to_owned()).collect();
         let server = MariadbServer::start(MariadbOptions { extra_args }).unwrap();
-        let driver = Arc::new(connected(&server.url()).await);
-        Self {
-            server,
-            driver,
-            clock: Clock::boot(),
-            holds: AtomicU64::new(1),
+        let tested = UnderTest::new(connected(&server.url()).await);
+        Self { server, tested }
+    }
+
+    /// Tasks of several clients.
+    pub(super) async fn crowd(&self, clients: usize, names: usize, tasks: usize) -> Crowd {
+        let mut all = Vec::new();
+        for _ in 0..clients {
+            all.push(Client::new(connected(&self.server.url()).await).unwrap());
         }
-    }
-
-    pub(super) fn name(&self, name: &str) -> LockName {
-        LockName::new(name).unwrap()
-    }
-
-    pub(super) fn ask(&self, name: &str, lease: Duration) -> Acquire {
-        let hold = self.holds.fetch_add(1, Ordering::Relaxed);
-        let owner = Owner::from_seed(&format!("owner {hold}"));
-        self.asked(name, owner, lease, hold)
-    }
-
-    pub(super) fn again(&self, first: &Acquire, lease: Duration) -> Acquire {
-        let hold = self.holds.fetch_add(1, Ordering::Relaxed);
-        self.asked(first.name.as_str(), first.owner, lease, hold)
-    }
-
-    pub(super) fn asked(&self, name: &str, owner: Owner, lease: Duration, hold: u64) -> Acquire {
-        let hold = HoldId::from_bits(NonZeroU64::new(hold).unwrap().get());
-        let lease = Lease::fixed(lease);
-        Acquire::new(self.name(name), owner, hold, lease, self.give_up())
-    }
-
-    pub(super) fn give_up(&self) -> Instant {
-        self.clock.now() + SECOND * 10
-    }
-
-    pub(super) async fn granted(&self, ask: &Acquire) -> Grant {
-        match self.driver.acquire(ask).await.unwrap() {
-            Acquired::Granted(grant) => grant,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    pub(super) async fn taken(&self, name: &str) -> Acquire {
-        let ask = self.ask(name, SECOND * 30);
-        self.granted(&ask).await;
-        ask
-    }
-
-    pub(super) async fn release(&self, ask: &Acquire) -> Released {
-        let release = Release::new(ask.name.clone(), ask.owner, ask.hold);
-        self.driver.release(&release).await.unwrap()
-    }
-
-    pub(super) async fn give_back(&self, ask: &Acquire) -> Result<(), DriverError> {
-        let release = Release::new(ask.name.clone(), ask.owner, ask.hold);
-        self.driver.release(&release).await.map(drop)
-    }
-
-    pub(super) fn entry(&self, ask: &Acquire, lease: Duration) -> Renew {
-        Renew::new(ask.name.clone(), ask.owner, ask.hold, Some(lease))
-    }
-
-    pub(super) async fn renew(
-        &self,
-        asks: &[Acquire],
-        lease: Duration,
-    ) -> Vec<Result<Renewed, DriverError>> {
-        self.renew_once(asks, lease).await.unwrap()
-    }
-
-    pub(super) async fn renew_once(
-        &self,
-        asks: &[Acquire],
-        lease: Duration,
-    ) -> Result<Vec<Result<Renewed, DriverError>>, DriverError> {
-        let batch: Vec<_> = asks.iter().map(|ask| self.entry(ask, lease)).collect();
-        self.driver
-            .renew(Lane::default(), &batch, self.give_up())
-            .await
-    }
-
-    pub(super) fn lasts(&self, renewed: &Result<Renewed, DriverError>, lease: Duration) -> bool {
-        matches!(renewed, Ok(Renewed::Until { valid_for }) if *valid_for <= lease && *valid_for + SECOND * 5 > lease)
-    }
-
-    pub(super) async fn inspect(&self, name: &str) -> Snapshot {
-        self.driver.inspect(&self.name(name)).await.unwrap()
-    }
-
-    pub(super) async fn rest(&self, name: &str) -> Duration {
-        self.inspect(name).await.holders[0].rest.unwrap()
+        Crowd::of(all, names, tasks)
     }
 
     pub(super) async fn native(&self) -> MySqlConnection {
@@ -236,52 +150,7 @@ impl Testbed {
     }
 
     pub(super) async fn until(&self, what: &str, holds: impl AsyncFn(&Self) -> bool) {
-        for _ in 0..6_000 {
-            if holds(self).await {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        panic!("not within half a minute: {what}");
-    }
-}
-
-/// The resource that one lock guards: it checks that there are never two holders and that tokens grow.
-#[derive(Default)]
-pub(super) struct Room {
-    inside: AtomicBool,
-    last: AtomicU64,
-    cycles: AtomicU64,
-}
-
-impl Room {
-    /// Enters and leaves once.
-    pub(super) async fn visit(&self, guard: &Guard) {
-        assert!(!self.inside.swap(true, Ordering::SeqCst), "two were inside");
-        let token = guard.token().0;
-        assert!(
-            self.last.swap(token, Ordering::SeqCst) < token,
-            "tokens grow"
-        );
-        tokio::task::yield_now().await;
-        self.inside.store(false, Ordering::SeqCst);
-        self.cycles.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Enters and leaves until `over`, whatever happens to the server. The client's cleanup releases requests
-    /// that got no answer.
-    pub(super) async fn besiege(self: Arc<Self>, lock: Lock, over: Arc<AtomicBool>) {
-        while !over.load(Ordering::Relaxed) {
-            let Ok(guard) = lock.acquire().await else {
-                continue;
-            };
-            self.visit(&guard).await;
-            drop(guard.release().await);
-        }
-    }
-
-    pub(super) fn cycles(&self) -> u64 {
-        self.cycles.load(Ordering::Relaxed)
+        under_test::until(what, async || holds(self).await).await;
     }
 }
 
@@ -299,33 +168,4 @@ pub(super) async fn connected(url: &str) -> MysqlDriver {
 
 pub(super) async fn run(native: &mut MySqlConnection, sql: &'static str) {
     sqlx::raw_sql(sql).execute(native).await.unwrap();
-}
-
-/// Collects all traces.
-#[derive(Clone, Default)]
-pub(super) struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    pub(super) fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-    }
-}
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl MakeWriter<'_> for Log {
-    type Writer = Self;
-
-    fn make_writer(&self) -> Self {
-        self.clone()
-    }
 }

@@ -2,19 +2,10 @@
 
 use super::{
     SECOND,
-    bed::{Room, Testbed, connected, run},
+    bed::{Testbed, run},
 };
-use dlock_core::{
-    Client, Lease,
-    driver::{Acquired, DistributedLock, Release, Released},
-};
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Instant,
-};
+use dlock_core::driver::{Acquired, DistributedLock, Release, Released};
+use std::{sync::Arc, time::Instant};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn those_who_ask_at_the_same_time_share_statements() {
@@ -89,46 +80,15 @@ async fn a_locked_row_delays_those_who_ask_for_others_by_a_second_or_so() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crowd_at_shared_names_is_never_two_inside_though_server_and_sessions_are_killed() {
-    const NAMES: usize = 40;
     let t = Testbed::start(&[]).await;
-    let rooms: Vec<_> = (0..NAMES).map(|_| Arc::new(Room::default())).collect();
-    let over = Arc::new(AtomicBool::new(false));
-    let mut workers = Vec::new();
-    for _ in 0..3 {
-        let client = connected(&t.server.url()).await;
-        let client = Client::new(client).unwrap();
-        for task in 0..70 {
-            let at = task % NAMES;
-            let lock = client.lock(format!("n{at}")).unwrap();
-            let lock = lock.lease(Lease::renewed(SECOND * 60));
-            workers.push(tokio::spawn(
-                Arc::clone(&rooms[at]).besiege(lock, Arc::clone(&over)),
-            ));
-        }
-    }
-    let cycles = || rooms.iter().map(|room| room.cycles()).sum::<u64>();
+    let crowd = t.crowd(3, 40, 70).await;
     for round in 1..=6 {
-        let enough = cycles() + 400;
-        t.until("the locks were taken again", async |_: &Testbed| {
-            cycles() >= enough
-        })
-        .await;
+        crowd.goes_on(400).await;
         if round == 3 {
             tokio::task::block_in_place(|| t.server.station().unwrap().restart()).unwrap();
         } else {
             t.kill_all().await;
         }
     }
-    over.store(true, Ordering::Relaxed);
-    for worker in workers {
-        worker.await.unwrap();
-    }
-    for at in 0..NAMES {
-        t.until("no lock is held any more", async |t: &Testbed| {
-            // The first attempt may meet its killed session.
-            let shown = t.driver.inspect(&t.name(&format!("n{at}"))).await;
-            shown.is_ok_and(|shown| shown.holders.is_empty())
-        })
-        .await;
-    }
+    crowd.ends().await;
 }

@@ -4,6 +4,7 @@ use super::{
     LATE, SECOND,
     bed::{Testbed, run},
 };
+use dlock_conformance::under_test::lasts;
 use dlock_core::{
     Effect, ErrorKind, RetryClass,
     driver::{Acquired, DistributedLock, Lane, Renew, Renewed},
@@ -21,7 +22,7 @@ async fn a_locked_row_costs_only_its_own_renewal() {
     }
     let mut blocker = t.blocker("n17").await;
     let began = std::time::Instant::now();
-    let renewed = t.renew(&asks, SECOND * 60).await;
+    let renewed = t.renew(&asks, SECOND * 60).await.unwrap();
     let took = began.elapsed();
     for (at, renewed) in renewed.iter().enumerate() {
         match renewed {
@@ -32,7 +33,7 @@ async fn a_locked_row_costs_only_its_own_renewal() {
                     "{error}"
                 );
             }
-            renewed => assert!(t.lasts(renewed, SECOND * 60), "{at}: {renewed:?}"),
+            renewed => assert!(lasts(renewed, SECOND * 60), "{at}: {renewed:?}"),
         }
     }
     assert!(
@@ -40,7 +41,10 @@ async fn a_locked_row_costs_only_its_own_renewal() {
         "{took:?}: one wait of a second, not one for each half"
     );
     run(&mut blocker, "ROLLBACK").await;
-    assert!(t.lasts(&t.renew(&asks[17..18], SECOND * 60).await[0], SECOND * 60));
+    assert!(lasts(
+        &t.renew(&asks[17..18], SECOND * 60).await.unwrap()[0],
+        SECOND * 60
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -71,7 +75,7 @@ async fn renewals_do_not_queue_behind_those_who_wait_for_a_row() {
         let began = std::time::Instant::now();
         let renewed = t.driver.renew(Lane::default(), &batch, t.give_up()).await;
         let renewed = renewed.unwrap();
-        assert!(t.lasts(&renewed[0], SECOND * 60), "{renewed:?}");
+        assert!(lasts(&renewed[0], SECOND * 60), "{renewed:?}");
         assert!(
             matches!(renewed[1], Ok(Renewed::Until { .. })),
             "{renewed:?}"
@@ -163,7 +167,7 @@ async fn a_deadlock_with_somebodys_transaction_is_told_as_a_locked_row_and_soon_
         "UPDATE dlock_locks SET note = 'x' WHERE name = 'b'",
     )
     .await;
-    let renewing = t.renew_once(&held, SECOND * 60);
+    let renewing = t.renew(&held, SECOND * 60);
     let closing = async {
         t.until(
             "the renewal waits for the second row",
@@ -186,8 +190,8 @@ async fn a_deadlock_with_somebodys_transaction_is_told_as_a_locked_row_and_soon_
     assert!(error.to_string().contains("locked"), "{error}");
     assert!(t.driver.repeats() > 0);
     run(&mut blocker, "ROLLBACK").await;
-    for renewed in t.renew(&held, SECOND * 60).await {
-        assert!(t.lasts(&renewed, SECOND * 60), "{renewed:?}");
+    for renewed in t.renew(&held, SECOND * 60).await.unwrap() {
+        assert!(lasts(&renewed, SECOND * 60), "{renewed:?}");
     }
 }
 

@@ -2,113 +2,34 @@
 
 use super::{
     SECOND,
-    bed::{Room, Testbed, connected, run},
+    bed::{Testbed, connected, run},
 };
+use dlock_conformance::under_test::ended_sessions_are_replaced;
 use dlock_core::{
-    Broken, Client, Effect, ErrorKind, Lease, RetryClass,
-    driver::{Acquired, DistributedLock, DriverError, Lane},
+    Effect, ErrorKind, RetryClass,
+    driver::{Acquired, DistributedLock},
 };
 use dlock_mysql::{
     MysqlDriver,
     sqlx::{Connection, MySqlConnection},
 };
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::Arc;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_connection_is_replaced_whatever_it_was_for() {
     let t = Testbed::start(&[]).await;
-    let first = t.taken("a").await;
-    let second = t.again(&first, SECOND * 30);
-    let steps: [&str; 8] = [
-        "join",
-        "inspect",
-        "renew",
-        "release one",
-        "release",
-        "insert",
-        "list",
-        "break",
-    ];
-    for step in steps {
-        t.kill_all().await;
-        // The one attempt that meets the closed connection reports it; repeating it is harmless, and the core
-        // does so.
-        let mut tries = 0;
-        loop {
-            let done: Result<(), DriverError> = match step {
-                "join" => t.driver.acquire(&second).await.map(|acquired| {
-                    assert!(matches!(acquired, Acquired::Granted(grant) if grant.holds.get() == 2));
-                }),
-                "inspect" => t
-                    .driver
-                    .inspect(&t.name("a"))
-                    .await
-                    .map(|shown| assert_eq!(shown.holds, 2)),
-                "renew" => {
-                    let give_up = t.clock.now() + SECOND * 5;
-                    let entry = t.entry(&first, SECOND * 40);
-                    let renewed = t.driver.renew(Lane::default(), &[entry], give_up).await;
-                    renewed.map(|renewed| assert!(t.lasts(&renewed[0], SECOND * 40)))
-                }
-                "release one" => t.give_back(&second).await,
-                "release" => t.give_back(&first).await,
-                "insert" => t.driver.acquire(&t.ask("b", SECOND * 30)).await.map(drop),
-                "list" => t
-                    .driver
-                    .list("", None, 10)
-                    .await
-                    .map(|page| assert_eq!(page.found.len(), 1)),
-                "break" => t.driver.break_lock(&t.name("b"), None).await.map(|broken| {
-                    assert!(matches!(broken, Broken::Freed { token: Some(_) }));
-                }),
-                _ => unreachable!("all steps are there"),
-            };
-            match done {
-                Ok(()) => break,
-                Err(error) => {
-                    assert_eq!(error.kind(), ErrorKind::Unavailable, "{step}: {error}");
-                    assert_ne!(error.retry(), RetryClass::Never, "{step}: {error}");
-                }
-            }
-            tries += 1;
-            assert!(tries < 3, "{step}: one failed attempt closes what is dead");
-        }
-    }
+    ended_sessions_are_replaced(&t, async || t.kill_all().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_killed_again_and_again_let_nobody_in_beside_another() {
     let t = Testbed::start(&[]).await;
-    let (room, over) = (Arc::new(Room::default()), Arc::new(AtomicBool::new(false)));
-    let mut workers = Vec::new();
-    for _ in 0..6 {
-        let driver = connected(&t.server.url()).await;
-        let lock = Client::new(driver).unwrap().lock("one").unwrap();
-        let lock = lock.lease(Lease::renewed(SECOND * 30));
-        workers.push(tokio::spawn(
-            Arc::clone(&room).besiege(lock, Arc::clone(&over)),
-        ));
-    }
-    for round in 1..=20 {
-        t.until("the lock was taken again", async |_: &Testbed| {
-            room.cycles() >= round * 5
-        })
-        .await;
+    let crowd = t.crowd(6, 1, 1).await;
+    for _ in 0..20 {
+        crowd.goes_on(5).await;
         t.kill_all().await;
     }
-    over.store(true, Ordering::Relaxed);
-    for worker in workers {
-        worker.await.unwrap();
-    }
-    t.until("the lock is held no more", async |t: &Testbed| {
-        // The first attempt may meet its killed session.
-        let shown = t.driver.inspect(&t.name("one")).await;
-        shown.is_ok_and(|shown| shown.holders.is_empty())
-    })
-    .await;
+    crowd.ends().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

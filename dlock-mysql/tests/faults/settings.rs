@@ -2,8 +2,9 @@
 
 use super::{
     SECOND,
-    bed::{Log, Testbed, connected},
+    bed::{Testbed, connected},
 };
+use dlock_conformance::under_test::{Log, lasts};
 #[cfg(feature = "tls")]
 use dlock_core::Effect;
 use dlock_core::{
@@ -71,7 +72,7 @@ async fn names_times_and_texts_do_not_depend_on_the_servers_settings() {
     let batch: Vec<_> = asks.iter().map(|ask| t.entry(ask, SECOND * 30)).collect();
     let renewed = driver.renew(Lane::default(), &batch, t.give_up()).await;
     for (at, renewed) in renewed.unwrap().iter().enumerate() {
-        let lasts = t.lasts(renewed, SECOND * 30);
+        let lasts = lasts(renewed, SECOND * 30);
         assert_eq!(lasts, at != 2, "{:?}: {renewed:?}", names[at]);
     }
     // Another session, with a zone of its own, sees the same.
@@ -105,7 +106,7 @@ async fn settings_that_forget_are_warned_about_and_a_follower_too() {
     ])
     .await;
     let log = Log::default();
-    let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).finish();
+    let subscriber = tracing_subscriber::fmt().with_writer(log.writer()).finish();
     let _here = tracing::subscriber::set_default(subscriber);
     MysqlDriver::connect(&t.server.url()).await.unwrap();
     let text = log.text();
@@ -165,7 +166,7 @@ async fn what_init_connect_leaves_in_a_session_changes_no_lock() {
             assert!(t.rest(left).await >= least(SECOND * 30), "{left}");
             let entry = [t.entry(&ask, SECOND * 60)];
             let renewed = driver.renew(Lane::default(), &entry, t.give_up()).await;
-            assert!(t.lasts(&renewed.unwrap()[0], SECOND * 60), "{left}");
+            assert!(lasts(&renewed.unwrap()[0], SECOND * 60), "{left}");
             assert!(t.rest(left).await >= least(SECOND * 60), "{left}");
             let second = t.again(&ask, SECOND * 60);
             let entered = driver.acquire(&second).await.unwrap();
@@ -331,7 +332,7 @@ async fn no_password_and_no_owner_is_ever_written_down() {
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(tracing::Level::TRACE)
         .with_ansi(false)
-        .with_writer(log.clone())
+        .with_writer(log.writer())
         .finish();
     let _ = tracing::subscriber::set_global_default(subscriber);
     let t = Testbed::start(&[]).await;

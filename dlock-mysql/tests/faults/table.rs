@@ -1,6 +1,7 @@
 //! A table that is dropped, emptied, renamed, rebuilt, or foreign.
 
 use super::{SECOND, bed::Testbed};
+use dlock_conformance::under_test::{lasts, named};
 use dlock_core::{
     Broken, Effect, ErrorKind, RetryClass,
     driver::{Acquired, DistributedLock, Released, Renewed},
@@ -15,7 +16,9 @@ async fn a_table_dropped_while_in_use_is_made_again_and_every_hold_is_over() {
     let first = t.granted(&held).await;
     t.admin("DROP TABLE dlock_locks").await;
     assert!(matches!(
-        t.renew(std::slice::from_ref(&held), SECOND * 30).await[0],
+        t.renew(std::slice::from_ref(&held), SECOND * 30)
+            .await
+            .unwrap()[0],
         Ok(Renewed::NotHeld)
     ));
     t.admin("DROP TABLE dlock_locks").await;
@@ -43,8 +46,8 @@ async fn a_table_rebuilt_while_in_use_loses_nothing_and_reaches_no_caller() {
             let ask = t.taken("cycle").await;
             assert!(matches!(t.release(&ask).await, Released::Freed));
             // A renewal that had to wait for a second did nothing, and the core sends it again.
-            match t.renew_once(std::slice::from_ref(&held), SECOND * 30).await {
-                Ok(renewed) => assert!(t.lasts(&renewed[0], SECOND * 30), "{renewed:?}"),
+            match t.renew(std::slice::from_ref(&held), SECOND * 30).await {
+                Ok(renewed) => assert!(lasts(&renewed[0], SECOND * 30), "{renewed:?}"),
                 Err(error) => assert_eq!(error.effect(), Effect::None, "{error}"),
             }
         }
@@ -85,7 +88,9 @@ async fn a_table_emptied_while_in_use_holds_nothing_and_tokens_grow() {
     let first = t.granted(&held).await;
     t.admin("TRUNCATE TABLE dlock_locks").await;
     assert!(matches!(
-        t.renew(std::slice::from_ref(&held), SECOND * 30).await[0],
+        t.renew(std::slice::from_ref(&held), SECOND * 30)
+            .await
+            .unwrap()[0],
         Ok(Renewed::NotHeld)
     ));
     assert!(matches!(
@@ -154,7 +159,7 @@ async fn a_walk_shows_a_damaged_row_and_goes_on_and_break_frees_it() {
         let wanted = [("a", false, 1), ("b", true, 0), ("c", true, 0)];
         assert_eq!(damaged.collect::<Vec<_>>(), wanted);
     }
-    let broken = t.driver.break_lock(&t.name("b"), None).await.unwrap();
+    let broken = t.driver.break_lock(&named("b"), None).await.unwrap();
     assert!(matches!(broken, Broken::Freed { .. }), "{broken:?}");
     t.taken("b").await;
 }

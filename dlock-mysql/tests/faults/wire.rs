@@ -4,12 +4,15 @@ use super::{
     LATE, SECOND,
     bed::{Testbed, connected},
 };
-use dlock_conformance::testbed::{
-    Proxy,
-    proxy::{Direction, Fault, Flow, Reach, Strike, Trigger},
+use dlock_conformance::{
+    testbed::{
+        Proxy,
+        proxy::{Direction, Fault, Flow, Reach, Strike, Trigger},
+    },
+    under_test::{finds_the_next_holder, lasts, unknown},
 };
 use dlock_core::{
-    Client, Effect, ErrorKind, Lease, LossReason, Snapshot,
+    Client, ErrorKind, Lease, LossReason, Snapshot,
     driver::{Acquire, Acquired, DistributedLock, DriverError, Lane, Release, Released, Renewed},
 };
 use dlock_mysql::MysqlDriver;
@@ -60,14 +63,7 @@ async fn a_release_whose_reply_is_lost_has_released() {
     let release = Release::new(ask.name.clone(), ask.owner, ask.hold);
     unknown(t.driver.release(&release).await);
     assert!(strike.has_struck());
-    let next = t.bed.taken("a").await;
-    // Its repeat finds the next holder and leaves it alone.
-    let by = match t.driver.release(&release).await.unwrap() {
-        Released::NotHeld { by } => by.unwrap().owner,
-        other => panic!("{other:?}"),
-    };
-    assert_eq!(by, next.owner.fingerprint());
-    assert_eq!(t.bed.inspect("a").await.holds, 1);
+    finds_the_next_holder(&t.bed, &t.driver, &ask).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -79,7 +75,7 @@ async fn a_renewal_whose_reply_is_lost_has_renewed() {
     unknown(renewed.and_then(|one| one));
     assert!(strike.has_struck());
     assert!(t.bed.rest("a").await > SECOND * 55);
-    assert!(t.bed.lasts(&t.renews(&ask).await.unwrap(), SECOND * 60));
+    assert!(lasts(&t.renews(&ask).await.unwrap(), SECOND * 60));
     assert_eq!(t.bed.inspect("a").await.holds, 1);
 }
 
@@ -100,7 +96,7 @@ async fn a_connection_that_breaks_in_a_batch_of_written_renewals_costs_one_of_th
     };
     let mut renewed = renew().await.unwrap();
     assert!(strike.has_struck());
-    let lasts = |one: &Result<Renewed, DriverError>| t.bed.lasts(one, SECOND * 60);
+    let lasts = |one: &Result<Renewed, DriverError>| lasts(one, SECOND * 60);
     assert!(renewed[1..].iter().all(lasts), "{renewed:?}");
     unknown(renewed.remove(0));
     assert!(
@@ -123,7 +119,7 @@ async fn a_renewal_held_back_prolongs_just_before_the_end_and_revives_nothing_af
                 rest.is_none_or(|rest| rest < SECOND)
             })
             .await;
-        lives = t.bed.lasts(&renewed, SECOND * 60);
+        lives = lasts(&renewed, SECOND * 60);
         if lives {
             tokio::time::sleep(SECOND * 2).await; // past the first lease
             assert!(t.bed.rest(ask.name.as_str()).await > SECOND * 45);
@@ -259,14 +255,4 @@ impl Wire {
         let mut answers = self.driver.renew(Lane::default(), &batch, give_up).await?;
         Ok(answers.remove(0))
     }
-}
-
-#[track_caller]
-fn unknown<T: std::fmt::Debug>(answer: Result<T, DriverError>) {
-    let error = answer.expect_err("its reply was lost");
-    assert_eq!(
-        (error.kind(), error.effect()),
-        (ErrorKind::Unavailable, Effect::Unknown),
-        "{error}"
-    );
 }

@@ -2,7 +2,7 @@
 
 use dlock_conformance::testbed::PostgresServer;
 use dlock_core::{
-    Clock, Effect, ErrorKind, HoldId, Lease, LockName, Owner,
+    Clock, Effect, ErrorKind, HoldId, HolderInfo, Lease, LockName, Owner,
     driver::{
         Acquire, Acquired, DistributedLock, DriverError, Lane, Release, Released, Renew, Renewed,
         kit::{RecordBacked, RecordStore},
@@ -13,7 +13,7 @@ use dlock_postgres::{
     PostgresDriver,
     sqlx::{self, AssertSqlSafe, Connection, PgConnection, Row},
 };
-use std::{error::Error, time::Duration};
+use std::{error::Error, sync::Arc, time::Duration};
 
 type Outcome = Result<(), Box<dyn Error>>;
 
@@ -212,6 +212,51 @@ async fn a_missing_or_foreign_table_is_misuse_and_left_alone() -> Outcome {
         .fetch_one(&mut stranger)
         .await?;
     assert_eq!(rows, 1);
+    // The columns without the index: two clients could each make a row of a name.
+    run(&mut stranger, "CREATE TABLE by_hand (LIKE \"Locks_2\")").await?;
+    let by_hand = PostgresDriver::connect(&format!("{url}?dlock.table=by_hand")).await;
+    assert!(
+        matches!(&by_hand, Err(error) if error.kind() == ErrorKind::Misuse && error.to_string().contains("unique index")),
+        "{by_hand:?}"
+    );
+    // A constraint that is checked at commit decides nothing either.
+    run(
+        &mut stranger,
+        "ALTER TABLE by_hand ADD UNIQUE (name) DEFERRABLE",
+    )
+    .await?;
+    let refused = match PostgresDriver::connect(&format!("{url}?dlock.table=by_hand")).await {
+        Ok(driver) => driver
+            .acquire(&ask("a", Duration::from_secs(5))?)
+            .await
+            .map(drop),
+        Err(error) => Err(error),
+    };
+    assert!(
+        matches!(&refused, Err(error) if error.kind() == ErrorKind::Misuse && error.effect() == Effect::None),
+        "{refused:?}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_server_without_free_connections_is_unavailable_and_serves_those_who_have_one() -> Outcome
+{
+    let (_server, url, mut stranger) = database("crowded").await?;
+    let driver = PostgresDriver::connect(&url).await?;
+    // A limit of the database counts for users without rights.
+    run(
+        &mut stranger,
+        "CREATE ROLE locker LOGIN; GRANT ALL ON dlock_locks TO locker; ALTER DATABASE crowded CONNECTION LIMIT 0",
+    )
+    .await?;
+    let refused = PostgresDriver::connect(&url.replace("postgres@", "locker@")).await;
+    assert!(
+        matches!(&refused, Err(error) if (error.kind(), error.effect()) == (ErrorKind::Unavailable, Effect::None)
+            && error.to_string().contains("no room")),
+        "{refused:?}"
+    );
+    take(&driver, "a").await?;
     Ok(())
 }
 
@@ -331,6 +376,40 @@ async fn a_name_unused_for_a_day_is_forgotten_and_nothing_else() -> Outcome {
         .fetch_one(&mut stranger)
         .await?;
     assert_eq!(rows, 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn names_of_all_characters_are_locks_in_a_database_of_few() -> Outcome {
+    let (_server, url, mut stranger) = database("other").await?;
+    run(
+        &mut stranger,
+        "CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0",
+    )
+    .await?;
+    let driver = PostgresDriver::connect(&url.replace("/other", "/latin")).await?;
+    let held = take(&driver, "\u{6771}caf\u{e9}").await?;
+    let page = driver.list("\u{6771}", None, 10).await?;
+    let found = page.found.first().map(|found| found.name.clone());
+    assert_eq!(found, Some(held.name.clone()));
+    assert!(matches!(release(&driver, &held).await?, Released::Freed));
+    // What people read has the encoding of the database.
+    let mut asked = ask("a", Duration::from_secs(5))?;
+    asked.info = Arc::new(HolderInfo::new("caf\u{e9}", 1));
+    assert!(matches!(
+        driver.acquire(&asked).await?,
+        Acquired::Granted(_)
+    ));
+    let seen = driver.inspect(&asked.name).await?;
+    assert_eq!(seen.holders[0].info.host, asked.info.host);
+    let mut asked = ask("b", Duration::from_secs(5))?;
+    asked.info = Arc::new(HolderInfo::new("\u{6771}", 1));
+    let refused = driver.acquire(&asked).await;
+    assert!(
+        matches!(&refused, Err(error) if (error.kind(), error.effect()) == (ErrorKind::Unsupported, Effect::None)
+            && error.to_string().contains("encoding")),
+        "{refused:?}"
+    );
     Ok(())
 }
 

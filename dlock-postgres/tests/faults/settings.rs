@@ -2,9 +2,12 @@
 
 use super::{
     SECOND,
-    bed::{Log, Testbed, granted, one, run, started},
+    bed::{Testbed, one, run, started, warnings_of_connecting},
 };
-use dlock_conformance::testbed::{PostgresServer, postgres::PostgresOptions};
+use dlock_conformance::{
+    testbed::{PostgresServer, postgres::PostgresOptions},
+    under_test::{Log, granted},
+};
 use dlock_core::{
     Effect, ErrorKind, RetryClass,
     driver::{Acquired, DistributedLock},
@@ -13,7 +16,7 @@ use dlock_postgres::{
     PostgresConfig, PostgresDriver,
     sqlx::{self, Connection, PgConnection},
 };
-use std::{env, error::Error, fs, os::unix::fs::PermissionsExt, process::Command, sync::Arc};
+use std::{env, error::Error, fs, os::unix::fs::PermissionsExt, process::Command};
 
 const GOOD: [&str; 3] = ["fsync=on", "full_page_writes=on", "synchronous_commit=on"];
 
@@ -26,7 +29,7 @@ async fn settings_that_forget_are_warned_about() {
     .await;
     // A user without any other right sees it all.
     let url = t.server.url().replace("postgres@", "locker@");
-    let text = Log::of_connecting(&url).await;
+    let text = warnings_of_connecting(&url).await;
     assert!(!text.contains("WARN"), "{text}");
     for (change, back, words) in [
         (
@@ -41,7 +44,7 @@ async fn settings_that_forget_are_warned_about() {
         ),
     ] {
         t.admin(change).await;
-        let text = Log::of_connecting(&url).await;
+        let text = warnings_of_connecting(&url).await;
         assert_eq!(text.matches("WARN").count(), 1, "{text}");
         for word in words {
             assert!(text.contains(word), "{text}");
@@ -49,7 +52,7 @@ async fn settings_that_forget_are_warned_about() {
         t.admin(back).await;
     }
     let t = Testbed::start(&["fsync=off", "full_page_writes=off"]).await;
-    let text = Log::of_connecting(&t.server.url()).await;
+    let text = warnings_of_connecting(&t.server.url()).await;
     for word in ["fsync is off", "full_page_writes is off", "set it to on"] {
         assert!(text.contains(word), "{text}");
     }
@@ -307,7 +310,7 @@ async fn no_password_and_no_owner_is_ever_written_down() {
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(tracing::Level::TRACE)
         .with_ansi(false)
-        .with_writer(log.clone())
+        .with_writer(log.writer())
         .finish();
     // Also of other threads; other tests of this process have other words.
     tracing::subscriber::set_global_default(subscriber).unwrap();
@@ -315,7 +318,7 @@ async fn no_password_and_no_owner_is_ever_written_down() {
     let url = with_password(&server, "canary");
     let t = Testbed::start(&[]).await; // makes requests
     let config: PostgresConfig = url.parse().unwrap();
-    let driver = Arc::new(PostgresDriver::open(config.clone()).await.unwrap());
+    let driver = PostgresDriver::open(config.clone()).await.unwrap();
     let ask = t.ask("a", SECOND * 60);
     granted(&driver, &ask).await;
     granted(&driver, &t.again(&ask, SECOND * 60)).await;

@@ -2,9 +2,12 @@
 
 use super::{
     SECOND,
-    bed::{Log, Testbed, connected, granted, named, native, one, run, started},
+    bed::{Testbed, connected, native, one, run, started, warnings_of_connecting},
 };
-use dlock_conformance::testbed::{PostgresServer, Proxy, postgres::PostgresOptions, proxy::Reach};
+use dlock_conformance::{
+    testbed::{PostgresServer, Proxy, postgres::PostgresOptions, proxy::Reach},
+    under_test::{granted, named},
+};
 use dlock_core::{
     Client, Effect, ErrorKind, Lease, LossReason,
     driver::{Acquire, Acquired, DistributedLock, DriverError},
@@ -111,13 +114,13 @@ async fn a_standby_that_no_commit_waits_for_is_warned_about() {
         pair.t.server.url().replace("postgres@", &user)
     });
     for url in &urls {
-        let text = Log::of_connecting(url).await;
+        let text = warnings_of_connecting(url).await;
         assert!(text.contains("a standby follows asynchronously"), "{text}");
         assert!(text.contains("synchronous_standby_names"), "{text}");
     }
     pair.synchronous().await;
     for url in &urls {
-        let text = Log::of_connecting(url).await;
+        let text = warnings_of_connecting(url).await;
         assert!(!text.contains("WARN"), "{text}");
     }
 }

@@ -2,17 +2,16 @@
 
 use super::{
     SECOND,
-    bed::{Testbed, connected, lasts},
+    bed::{Testbed, connected},
 };
-use dlock_conformance::testbed::{
-    Proxy,
-    proxy::{Fault, Trigger},
+use dlock_conformance::{
+    testbed::{
+        Proxy,
+        proxy::{Fault, Trigger},
+    },
+    under_test::{UnderTest, finds_the_next_holder, lasts, unknown},
 };
-use dlock_core::{
-    Effect, ErrorKind,
-    driver::{Acquired, DistributedLock, DriverError, Released},
-};
-use std::sync::Arc;
+use dlock_core::driver::{Acquired, DistributedLock, Released};
 
 const ACQUIRE: &str = "/* dlock acquire */";
 const RENEW: &str = "/* dlock renew */";
@@ -22,7 +21,7 @@ const RELEASE: &str = "/* dlock release */";
 async fn wired() -> (Testbed, Proxy) {
     let mut t = Testbed::start(&[]).await;
     let proxy = Proxy::start(t.server.addr()).await.unwrap();
-    t.driver = Arc::new(connected(&t.server.url_at(proxy.addr())).await);
+    t.tested = UnderTest::new(connected(&t.server.url_at(proxy.addr())).await);
     (t, proxy)
 }
 
@@ -67,13 +66,7 @@ async fn a_release_or_renewal_whose_reply_is_cut_has_been_done() {
     let strike = proxy.on_next(Trigger::on(RELEASE), Fault::CutMidReply { bytes: 20 });
     unknown(t.give_back(&ask).await);
     assert!(strike.has_struck());
-    // Its repeat finds the next holder and leaves it alone.
-    let next = t.taken("a").await;
-    match t.release(&ask).await {
-        Released::NotHeld { by } => assert_eq!(by.unwrap().owner, next.owner.fingerprint()),
-        other => panic!("{other:?}"),
-    }
-    assert_eq!(t.inspect("a").await.holds, 1);
+    finds_the_next_holder(&t, &t.driver, &ask).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -85,14 +78,4 @@ async fn a_server_that_never_answers_is_given_up_and_has_one_hold() {
     assert!(strike.has_struck());
     assert_eq!(t.granted(&ask).await.holds.get(), 1);
     assert!(matches!(t.release(&ask).await, Released::Freed));
-}
-
-#[track_caller]
-fn unknown<T: std::fmt::Debug>(answer: Result<T, DriverError>) {
-    let error = answer.expect_err("its reply was lost");
-    assert_eq!(
-        (error.kind(), error.effect()),
-        (ErrorKind::Unavailable, Effect::Unknown),
-        "{error}"
-    );
 }

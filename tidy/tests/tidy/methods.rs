@@ -1,19 +1,15 @@
 //! Async methods say what errors and dropping mean; clippy sees neither behind a boxed future.
 
-use crate::tree::{below, demand};
+use crate::tree::{below, demand, drivers};
 
 #[test]
 fn every_public_async_method_says_what_errors_and_dropping_mean() {
-    let folders = [
-        "dlock-core/src/",
-        "dlock-memory/src/",
-        "dlock-redis/src/",
-        "dlock-sqlite/src/",
-        "dlock/src/",
-    ];
+    let folders = ["dlock-core/src/", "dlock/src/"].map(str::to_owned);
+    let drivers = drivers().map(|driver| format!("dlock-{driver}/src/"));
     let complaints = folders
         .into_iter()
-        .flat_map(|folder| below(folder, ".rs"))
+        .chain(drivers)
+        .flat_map(|folder| below(&folder, ".rs").collect::<Vec<_>>())
         .flat_map(|(path, text)| {
             let found = methods(text)
                 .into_iter()

@@ -1,6 +1,6 @@
 //! Images of the servers, as data.
 
-use crate::testbed::{mariadb, mongo, postgres, redis, zookeeper};
+use crate::testbed::{etcd, mariadb, mongo, postgres, redis, zookeeper};
 use std::{net::SocketAddr, time::Duration};
 
 /// The description of a kind of server that [`Container`](super::Container) runs.
@@ -114,6 +114,22 @@ impl Image {
         Self {
             command: words.map(str::to_owned).collect(),
             ..Self::new("mongo", "6", ready)
+        }
+    }
+
+    /// etcd: a cluster of one, whose shortest lease is a second. The registry has no image of this name: `images/build.sh` makes it, or the
+    /// project's own is tagged so.
+    #[must_use]
+    pub fn etcd() -> Self {
+        let words = "/usr/local/bin/etcd --data-dir /etcd-data --listen-client-urls http://0.0.0.0:2379 \
+                     --advertise-client-urls http://127.0.0.1:{port}";
+        let words = words
+            .split_whitespace()
+            .chain(etcd::OPTIONS.iter().copied());
+        Self {
+            port: Some(2379),
+            command: words.map(str::to_owned).collect(),
+            ..Self::new("etcd", "3.6", etcd::answers)
         }
     }
 

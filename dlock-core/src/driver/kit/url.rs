@@ -19,17 +19,26 @@ pub fn split_url(
     url: &str,
     known: &[&str],
 ) -> Result<(String, Vec<(String, String)>)> {
-    let (rest, fragment) = url.split_at(url.find('#').unwrap_or(url.len()));
-    let (base, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let key = decoded(key);
+    let (_, query) = parts(url);
+    for pair in pairs(query) {
+        let key = decoded(pair.split_once('=').map_or(pair, |(key, _)| key));
         if !known.contains(&&*key) {
             // An `@` shows that this is the rest of a password that is not percent-encoded.
             let key = if query.contains('@') { "?" } else { &key };
             return Err(unknown_setting(store, key, known));
         }
+    }
+    Ok(split_settings(url))
+}
+
+/// As [`split_url`], for a native client that refuses unknown parameters itself.
+#[must_use]
+pub fn split_settings(url: &str) -> (String, Vec<(String, String)>) {
+    let ((base, fragment), query) = parts(url);
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for pair in pairs(query) {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let key = decoded(key);
         if key.starts_with("dlock.") {
             ours.push((key, decoded(value)));
         } else {
@@ -38,7 +47,18 @@ pub fn split_url(
     }
     let mark = if theirs.is_empty() { "" } else { "?" };
     let native = format!("{base}{mark}{}{fragment}", theirs.join("&"));
-    Ok((native, ours))
+    (native, ours)
+}
+
+/// What stands before the query and after it, and the query.
+fn parts(url: &str) -> ((&str, &str), &str) {
+    let (rest, fragment) = url.split_at(url.find('#').unwrap_or(url.len()));
+    let (base, query) = rest.split_once('?').unwrap_or((rest, ""));
+    ((base, fragment), query)
+}
+
+fn pairs(query: &str) -> impl Iterator<Item = &str> {
+    query.split('&').filter(|pair| !pair.is_empty())
 }
 
 /// The error for a setting that a store does not have.

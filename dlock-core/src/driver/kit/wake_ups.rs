@@ -1,17 +1,14 @@
 //! Wake-up stream: hands a driver's wake-ups to the core through a bounded queue.
 //!
-//! A driver must not wait for a slow reader. So a wake-up that finds the queue full is dropped, and the reader gets [`WakeUp::Resync`] instead:
-//! every waiter then polls once.
+//! A driver must not wait for a slow reader. So the last place of the queue goes to [`WakeUp::Resync`], after which every waiter polls once, and
+//! a wake-up that finds the queue full is dropped: the `Resync` is still to be read.
 
 use crate::driver::WakeUp;
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
 use std::{
     fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 use tokio::sync::mpsc;
 
@@ -21,8 +18,6 @@ pub struct WakeUps {
     sender: Mutex<Option<mpsc::Sender<WakeUp>>>,
     /// `None` once taken.
     stream: Mutex<Option<mpsc::Receiver<WakeUp>>>,
-    /// A wake-up was dropped because the queue was full.
-    missed: Arc<AtomicBool>,
 }
 
 impl WakeUps {
@@ -33,32 +28,28 @@ impl WakeUps {
         Self {
             sender: Mutex::new(Some(sender)),
             stream: Mutex::new(Some(stream)),
-            missed: Arc::default(),
         }
     }
 
     /// Queues a wake-up for the reader. After [`close`](Self::close) it is dropped.
     pub fn send(&self, wake_up: WakeUp) {
-        if let Some(sender) = &*lock(&self.sender)
-            && sender.try_send(wake_up).is_err()
-        {
-            self.missed.store(true, Ordering::Relaxed);
+        if let Some(sender) = &*lock(&self.sender) {
+            // One thread at a time sends, so the queue grows by nothing else. A reader that is gone misses nothing.
+            let _sent = match sender.capacity() {
+                0 => return,
+                1 => sender.try_send(WakeUp::Resync),
+                _ => sender.try_send(wake_up),
+            };
         }
     }
 
     /// The stream; `None`: it was taken before.
     pub fn take(&self) -> Option<BoxStream<'static, WakeUp>> {
         let wake_ups = lock(&self.stream).take()?;
-        let missed = Arc::clone(&self.missed);
-        let next = |(mut wake_ups, missed): (mpsc::Receiver<WakeUp>, Arc<AtomicBool>)| async move {
-            // Wake-ups were dropped while the queue was full, so this is read before it runs dry.
-            let wake_up = match missed.swap(false, Ordering::Relaxed) {
-                true => WakeUp::Resync,
-                false => wake_ups.recv().await?,
-            };
-            Some((wake_up, (wake_ups, missed)))
+        let next = |mut wake_ups: mpsc::Receiver<WakeUp>| async {
+            Some((wake_ups.recv().await?, wake_ups))
         };
-        Some(stream::unfold((wake_ups, missed), next).boxed())
+        Some(stream::unfold(wake_ups, next).boxed())
     }
 
     /// Ends the stream after the wake-ups that are queued.
@@ -97,9 +88,7 @@ impl Default for WakeUps {
 impl fmt::Debug for WakeUps {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = if self.is_closed() { "closed" } else { "open" };
-        let missed = self.missed.load(Ordering::Relaxed);
-        let missed = if missed { ", some missed" } else { "" };
-        write!(f, "WakeUps({state}{missed})")
+        write!(f, "WakeUps({state})")
     }
 }
 
@@ -129,10 +118,14 @@ mod tests {
             wake_ups.send(free());
         }
         let mut next = || stream.next().now_or_never();
-        assert_eq!(next(), Some(Some(WakeUp::Resync)));
-        for _ in 0..UNREAD {
+        for _ in 1..UNREAD {
             assert_eq!(next(), Some(Some(free())));
         }
+        assert_eq!(
+            next(),
+            Some(Some(WakeUp::Resync)),
+            "behind what it stands for"
+        );
         assert_eq!(next(), None, "nothing is left, and the stream is open");
         wake_ups.send(free());
         wake_ups.close();

@@ -141,9 +141,13 @@ impl<D: Dialer> List<D> {
         idle.pop()
     }
 
-    fn push(&self, link: Link<D>) {
-        self.idle().push(link);
-        self.back.notify_one();
+    /// Returns a connection, unless all were closed: [`Connections::close`] takes out the idle ones after it has set `closed`.
+    fn push(&self, link: Link<D>, closed: &AtomicBool) {
+        let mut idle = self.idle();
+        if !closed.load(Ordering::Relaxed) {
+            idle.push(link);
+            self.back.notify_one();
+        }
     }
 }
 
@@ -466,14 +470,14 @@ impl<D: Dialer> Lent<'_, D> {
 
 impl<D: Dialer> Drop for Lent<'_, D> {
     fn drop(&mut self) {
-        let usable = !self.unheard && !self.was_ended() && !self.all.closed.load(Ordering::Relaxed);
+        let usable = !self.unheard && !self.was_ended();
         if let Some(mut link) = self.link.take()
             && usable
             && link.age == self.all.age.load(Ordering::Relaxed)
         {
             // An early time is safe here, and saves a reading of the clock.
             link.used = self.began;
-            self.list.push(link);
+            self.list.push(link, &self.all.closed);
         }
     }
 }

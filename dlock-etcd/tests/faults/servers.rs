@@ -1,145 +1,23 @@
-//! Faults of real servers: leaders that are lost, compaction, a full quota, expired log-ins, certificates.
+//! Faults of one server: compaction, a full quota, expired log-ins, certificates.
 
-use dlock_conformance::testbed::{EtcdCluster, EtcdServer};
-use dlock_core::{
-    Client, Effect, ErrorKind, Lease,
-    driver::{Acquire, DistributedLock},
+use crate::bed::{
+    LEASE, LONG, ask, client, comes, driver, granted, is_refused, native, proxied, server, turn,
+    waiting,
 };
-use dlock_core::{Clock, HoldId, Owner};
+use dlock_conformance::testbed::{EtcdServer, Proxy, proxy::Direction};
+use dlock_core::{
+    Broken, Client, Clock, Effect, ErrorKind, HoldId, Lease, Owner,
+    driver::{Acquire, DistributedLock, Release},
+};
 use dlock_etcd::{
     EtcdDriver,
-    etcd_client::{self, Permission, PermissionType},
+    etcd_client::{self, ConnectOptions, Permission, PermissionType},
 };
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst},
-    },
-    time::Duration,
-};
+use std::time::{Duration, Instant};
 use tokio::{
-    task::{JoinSet, spawn_blocking},
+    task::spawn_blocking,
     time::{sleep, timeout},
 };
-
-const LEASE: Duration = Duration::from_secs(3);
-
-async fn server(options: &'static [&str]) -> EtcdServer {
-    spawn_blocking(move || EtcdServer::start(options).expect("it works"))
-        .await
-        .expect("it works")
-}
-
-async fn client(url: &str) -> Client {
-    Client::new(EtcdDriver::connect(url).await.expect("it works")).expect("it works")
-}
-
-async fn native(server: &EtcdServer) -> etcd_client::Client {
-    let host = server.addr().to_string();
-    etcd_client::Client::connect([host], None)
-        .await
-        .expect("it works")
-}
-
-/// A counter under the lock that a double hold would break.
-#[derive(Default)]
-struct Load {
-    inside: AtomicU32,
-    count: AtomicU64,
-    last: AtomicU64,
-    over: AtomicBool,
-}
-
-impl Load {
-    /// Waits until that many more holds were granted.
-    async fn goes_on(&self, by: u64) {
-        let counted = self.count.load(SeqCst);
-        let go_on = async {
-            while self.count.load(SeqCst) < counted + by {
-                sleep(Duration::from_millis(10)).await;
-            }
-        };
-        timeout(Duration::from_secs(60), go_on)
-            .await
-            .expect("it goes on");
-    }
-}
-
-async fn load(client: Client, shared: Arc<Load>) {
-    while !shared.over.load(SeqCst) {
-        let lock = client
-            .lock("led")
-            .expect("it works")
-            .lease(Lease::renewed(LEASE));
-        let Ok(guard) = lock.acquire_timeout(Duration::from_secs(5)).await else {
-            continue;
-        };
-        if guard.check().is_ok() {
-            assert_eq!(shared.inside.fetch_add(1, SeqCst), 0, "two inside");
-            // Holds the lock for a moment: a second holder would be seen.
-            sleep(Duration::from_millis(2)).await;
-            let held = guard.check().is_ok();
-            shared.inside.fetch_sub(1, SeqCst);
-            if held {
-                let before = shared.last.swap(guard.token().0, SeqCst);
-                assert!(guard.token().0 > before, "a token that does not grow");
-                shared.count.fetch_add(1, SeqCst);
-            }
-        }
-        drop(guard.release().await);
-    }
-}
-
-/// Kills and stops leaders by turns, while clients take one lock.
-async fn leaders_are_lost(times: u32) {
-    let cluster = spawn_blocking(|| EtcdCluster::start().expect("it works")).await;
-    let cluster = Arc::new(cluster.expect("it works"));
-    let (shared, mut tasks) = (Arc::new(Load::default()), JoinSet::new());
-    for _ in 0..4 {
-        let client = client(&cluster.url()).await;
-        tasks.spawn(load(client, Arc::clone(&shared)));
-    }
-    for time in 0..times {
-        shared.goes_on(20).await;
-        let servers = Arc::clone(&cluster);
-        let lost = spawn_blocking(move || {
-            let leader = loop {
-                if let Some(leader) = servers.leader() {
-                    break leader;
-                }
-            };
-            match time % 2 {
-                0 => drop(servers.server(leader).kill().expect("it works")),
-                _ => servers.server(leader).stop().expect("it works"),
-            }
-            leader
-        });
-        let lost = lost.await.expect("it works");
-        // The others elect a leader, and it goes on with that.
-        shared.goes_on(4).await;
-        let servers = Arc::clone(&cluster);
-        let back = spawn_blocking(move || match time % 2 {
-            0 => servers.server(lost).restart().expect("it works"),
-            _ => servers.server(lost).cont().expect("it works"),
-        });
-        back.await.expect("it works");
-    }
-    shared.goes_on(20).await;
-    shared.over.store(true, SeqCst);
-    println!("{} holds, {times} leaders lost", shared.count.load(SeqCst));
-    tasks.join_all().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn four_lost_leaders_under_load_lose_nothing() {
-    leaders_are_lost(4).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "a soak of minutes: --ignored soak_twenty runs it"]
-async fn soak_twenty_lost_leaders_under_load_lose_nothing() {
-    leaders_are_lost(20).await;
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_is_woken_though_the_revisions_before_are_compacted() {
@@ -153,7 +31,7 @@ async fn a_waiter_is_woken_though_the_revisions_before_are_compacted() {
         .expect("it works");
     let lock = waiter.lock("x").expect("it works");
     let waiting = tokio::spawn(async move { lock.acquire_timeout(Duration::from_secs(30)).await });
-    let mut native = native(&server).await;
+    let mut native = native(server.addr()).await;
     let stands = async {
         while holder.admin().inspect("x").await.expect("it works").waiters != Some(1) {
             sleep(Duration::from_millis(10)).await;
@@ -177,6 +55,118 @@ async fn a_waiter_is_woken_though_the_revisions_before_are_compacted() {
         .expect("it works");
 }
 
+/// The waiter's watch is set again from a revision that is compacted by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_that_was_cut_off_during_a_release_and_a_compaction_gets_its_turn() {
+    // Leases of six seconds at least: the waiter keeps its place.
+    let (server, proxy) = proxied(&["--election-timeout", "4000"]).await;
+    let mut native = native(server.addr()).await;
+    let [holder, waiter] = [
+        driver(&server.url()).await,
+        driver(&server.url_at(proxy.addr())).await,
+    ];
+    let mut wake_ups = waiter.wake_ups();
+    let holds = ask("x", 1, LONG, LONG);
+    granted(&holder.acquire(&holds).await.unwrap());
+    let told = proxy.watch(Direction::ServerToClient, *b"dlock/x/");
+    let waits = waiting("x", 2);
+    assert!(is_refused(&waiter.acquire(&waits).await.unwrap()));
+    comes("the refusal", told.reaches(1)).await;
+    proxy.refuse(true);
+    proxy.cut();
+    let release = Release::new(holds.name, holds.owner, holds.hold);
+    holder.release(&release).await.unwrap();
+    let put = native.put("other", "x", None).await.unwrap();
+    let revision = put.header().unwrap().revision();
+    native.compact(revision, None).await.unwrap();
+    proxy.heal();
+    comes("its turn", turn(&mut wake_ups)).await;
+    granted(&waiter.acquire(&waits).await.unwrap());
+}
+
+/// Ends the tokens of a user by a new password, which is the old one.
+async fn end_tokens(server: &EtcdServer, user: &str) {
+    let root = ConnectOptions::new().with_user("root", "canary");
+    let host = server.addr().to_string();
+    let native = etcd_client::Client::connect([host], Some(root)).await;
+    let changed = native.unwrap().user_change_password(user, "canary").await;
+    changed.unwrap();
+}
+
+/// A stream of watches keeps the token with which it was opened.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_is_refused_because_the_token_is_over_is_set_again() {
+    let server = server(&[]).await;
+    let mut native = native(server.addr()).await;
+    native.user_add("root", "canary", None).await.unwrap();
+    native.role_add("root").await.unwrap();
+    native.user_grant_role("root", "root").await.unwrap();
+    native.auth_enable().await.unwrap();
+    let proxy = Proxy::start(server.addr()).await.unwrap();
+    let url = format!("etcd://root:canary@{}", proxy.addr());
+    let [holder, waiter] = [driver(&url).await, driver(&url).await];
+    let mut wake_ups = waiter.wake_ups();
+    for (hold, name) in [(1, "first"), (2, "second")] {
+        granted(&holder.acquire(&ask(name, hold, LONG, LONG)).await.unwrap());
+    }
+    let first = waiting("first", 3);
+    assert!(is_refused(&waiter.acquire(&first).await.unwrap()));
+    let log_ins = proxy.watch(Direction::ClientToServer, *b"canary");
+    end_tokens(&server, "root").await;
+    let second = waiting("second", 4);
+    assert!(is_refused(&waiter.acquire(&second).await.unwrap()));
+    assert!(log_ins.seen() > 0, "the token is over");
+    let held = ask("second", 2, LONG, LONG);
+    let release = Release::new(held.name, held.owner, held.hold);
+    holder.release(&release).await.unwrap();
+    comes("its turn", turn(&mut wake_ups)).await;
+    granted(&waiter.acquire(&second).await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_break_removes_keys_that_are_no_text() {
+    let server = server(&[]).await;
+    let mut native = native(server.addr()).await;
+    let driver = driver(&server.url()).await;
+    for part in ["h", "w"] {
+        let key = [format!("/dlock/x/{part}/").as_bytes(), b"\xff"].concat();
+        native.put(key, "x", None).await.unwrap();
+        let request = ask("x", 1, LONG, LONG);
+        assert!(is_refused(&driver.acquire(&request).await.unwrap()));
+        let broken = driver.break_lock(&request.name, None).await.unwrap();
+        assert!(
+            matches!(broken, Broken::Freed { token: None }),
+            "{broken:?}"
+        );
+        granted(&driver.acquire(&request).await.unwrap());
+        let release = Release::new(request.name, request.owner, request.hold);
+        driver.release(&release).await.unwrap();
+    }
+}
+
+/// A waiter that did not use its turn is looked for again and again, at intervals.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unused_turn_on_a_server_that_cannot_be_reached_is_looked_at_now_and_then() {
+    let (server, proxy) = proxied(&[]).await;
+    let [holder, waiter] = [
+        driver(&server.url()).await,
+        driver(&server.url_at(proxy.addr())).await,
+    ];
+    let mut wake_ups = waiter.wake_ups();
+    let holds = ask("x", 1, LONG, LONG);
+    granted(&holder.acquire(&holds).await.unwrap());
+    assert!(is_refused(&waiter.acquire(&waiting("x", 2)).await.unwrap()));
+    let release = Release::new(holds.name, holds.owner, holds.hold);
+    holder.release(&release).await.unwrap();
+    comes("its turn", turn(&mut wake_ups)).await;
+    proxy.refuse(true);
+    proxy.cut();
+    // Its turn is over after a second.
+    let begin = Instant::now();
+    comes("attempts", proxy.until(|counters| counters.refused >= 200)).await;
+    assert!(begin.elapsed() > Duration::from_secs(3), "it spins");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_server_refuses_and_keeps_what_is_held() {
     let server = server(&["--quota-backend-bytes", "1048576"]).await;
@@ -187,7 +177,7 @@ async fn a_full_server_refuses_and_keeps_what_is_held() {
         .expect("it works")
         .lease(Lease::renewed(LEASE));
     let guard = lock.acquire().await.expect("it works");
-    let mut native = native(&server).await;
+    let mut native = native(server.addr()).await;
     let mut count = 0;
     while native
         .put(format!("fill{count}"), vec![0; 100_000], None)
@@ -224,7 +214,7 @@ async fn a_full_server_refuses_and_keeps_what_is_held() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_user_with_rights_below_the_prefix_holds_past_the_end_of_its_tokens() {
     let server = server(&["--auth-token-ttl", "1"]).await;
-    let mut native = native(&server).await;
+    let mut native = native(server.addr()).await;
     native.role_add("locker").await.expect("it works");
     let below = Permission::new(PermissionType::Readwrite, "/dlock/").with_prefix();
     native
@@ -249,8 +239,9 @@ async fn a_user_with_rights_below_the_prefix_holds_past_the_end_of_its_tokens() 
             .expect_err("it is refused");
         assert_eq!(error.kind(), ErrorKind::Misuse, "{error}");
     }
+    let proxy = Proxy::start(server.addr()).await.unwrap();
     let [holder, waiter] = [
-        client(&at("me:canary")).await,
+        client(&format!("etcd://me:canary@{}", proxy.addr())).await,
         client(&at("me:canary")).await,
     ];
     let lock = holder
@@ -260,6 +251,10 @@ async fn a_user_with_rights_below_the_prefix_holds_past_the_end_of_its_tokens() 
     let guard = lock.acquire().await.expect("it works");
     let lock = waiter.lock("x").expect("it works");
     let waiting = tokio::spawn(async move { lock.acquire_timeout(Duration::from_secs(30)).await });
+    let log_ins = proxy.watch(Direction::ClientToServer, *b"canary");
+    end_tokens(&server, "me").await;
+    comes("another log-in of the holder", log_ins.reaches(1)).await;
+    // Real time must pass: without renewals the hold would end.
     sleep(LEASE * 2).await;
     guard.check().expect("it works");
     guard.release().await.expect("it works");

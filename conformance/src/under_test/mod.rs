@@ -1,0 +1,226 @@
+//! Driver under test: requests, and what a driver over sessions has to survive, for fault tests of one store.
+//!
+//! The suite has requests of its own; these are for tests that also disturb the store as only its administrator can.
+
+mod room;
+mod sessions;
+
+pub use room::{Crowd, Room};
+pub use sessions::{ended_sessions_are_replaced, finds_the_next_holder, unknown};
+
+use dlock_core::{
+    Clock, HoldId, Instant, Lease, LockName, Owner, Snapshot,
+    driver::{
+        Acquire, Acquired, DistributedLock, DriverError, Grant, Lane, Release, Released, Renew,
+        Renewed,
+    },
+};
+use std::{
+    io,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+/// A driver, and requests for it.
+#[derive(Debug)]
+pub struct UnderTest<D> {
+    /// The driver.
+    pub driver: Arc<D>,
+    /// The clock of the give-ups.
+    pub clock: Clock,
+    holds: AtomicU64,
+}
+
+impl<D: DistributedLock> UnderTest<D> {
+    /// Wraps a driver.
+    #[must_use]
+    pub fn new(driver: D) -> Self {
+        Self {
+            driver: Arc::new(driver),
+            clock: Clock::boot(),
+            holds: AtomicU64::new(1),
+        }
+    }
+
+    /// An acquire by a fresh owner.
+    pub fn ask(&self, name: &str, lease: Duration) -> Acquire {
+        let hold = self.holds.fetch_add(1, Ordering::Relaxed);
+        let owner = Owner::from_seed(&format!("owner {hold}"));
+        self.asked(name, owner, lease, hold)
+    }
+
+    /// One more acquire by the owner of another.
+    pub fn again(&self, first: &Acquire, lease: Duration) -> Acquire {
+        let hold = self.holds.fetch_add(1, Ordering::Relaxed);
+        self.asked(first.name.as_str(), first.owner, lease, hold)
+    }
+
+    fn asked(&self, name: &str, owner: Owner, lease: Duration, hold: u64) -> Acquire {
+        let (hold, lease) = (HoldId::from_bits(hold), Lease::fixed(lease));
+        Acquire::new(named(name), owner, hold, lease, self.give_up())
+    }
+
+    /// Far enough away for every request that gets an answer.
+    pub fn give_up(&self) -> Instant {
+        self.clock.now() + SECOND * 10
+    }
+
+    /// Sends an acquire that is granted.
+    pub async fn granted(&self, ask: &Acquire) -> Grant {
+        granted(&*self.driver, ask).await
+    }
+
+    /// Takes a free lock for [`TAKEN`].
+    pub async fn taken(&self, name: &str) -> Acquire {
+        let ask = self.ask(name, TAKEN);
+        self.granted(&ask).await;
+        ask
+    }
+
+    /// Sends a release that is answered.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub async fn release(&self, ask: &Acquire) -> Released {
+        let released = self.give_back(ask).await;
+        released.expect("a release is answered")
+    }
+
+    /// Sends a release.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub async fn give_back(&self, ask: &Acquire) -> Result<Released, DriverError> {
+        let release = Release::new(ask.name.clone(), ask.owner, ask.hold);
+        self.driver.release(&release).await
+    }
+
+    /// The entry of a hold in a batch of renewals.
+    pub fn entry(&self, ask: &Acquire, lease: Duration) -> Renew {
+        Renew::new(ask.name.clone(), ask.owner, ask.hold, Some(lease))
+    }
+
+    /// Sends a batch of renewals.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub async fn renew(
+        &self,
+        asks: &[Acquire],
+        lease: Duration,
+    ) -> Result<Vec<Result<Renewed, DriverError>>, DriverError> {
+        self.renew_until(asks, lease, self.give_up()).await
+    }
+
+    /// The same with a give-up of its own.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub async fn renew_until(
+        &self,
+        asks: &[Acquire],
+        lease: Duration,
+        give_up: Instant,
+    ) -> Result<Vec<Result<Renewed, DriverError>>, DriverError> {
+        let batch: Vec<_> = asks.iter().map(|ask| self.entry(ask, lease)).collect();
+        self.driver.renew(Lane::default(), &batch, give_up).await
+    }
+
+    /// Reads a lock.
+    ///
+    /// # Panics
+    /// When the read fails.
+    pub async fn inspect(&self, name: &str) -> Snapshot {
+        let shown = self.driver.inspect(&named(name)).await;
+        shown.expect("an inspect is answered")
+    }
+
+    /// How long the store holds a lock that is held.
+    ///
+    /// # Panics
+    /// When it is not held.
+    pub async fn rest(&self, name: &str) -> Duration {
+        let shown = self.inspect(name).await;
+        let holder = shown.holders.first().expect("it is held");
+        holder.rest.expect("the store tells the rest")
+    }
+}
+
+/// A name.
+///
+/// # Panics
+/// When the text is none.
+#[must_use]
+pub fn named(name: &str) -> LockName {
+    LockName::new(name).expect("it is a name")
+}
+
+/// Sends an acquire that is granted.
+///
+/// # Panics
+/// When it is not.
+pub async fn granted<D: DistributedLock + ?Sized>(driver: &D, ask: &Acquire) -> Grant {
+    match driver.acquire(ask).await {
+        Ok(Acquired::Granted(grant)) => grant,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+/// Whether a hold was renewed for about that long.
+#[must_use]
+pub fn lasts(renewed: &Result<Renewed, DriverError>, lease: Duration) -> bool {
+    matches!(renewed, Ok(Renewed::Until { valid_for }) if *valid_for <= lease && *valid_for + SECOND * 10 > lease)
+}
+
+/// Waits for a condition.
+///
+/// # Panics
+/// When it does not come about for a minute.
+pub async fn until(what: &str, holds: impl AsyncFn() -> bool) {
+    let clock = Clock::boot();
+    let begun = clock.now();
+    while !holds().await {
+        assert!(clock.now().since(begun) < HANG, "{what}: not soon");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Collects traces.
+#[derive(Clone, Debug, Default)]
+pub struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    /// For `tracing_subscriber::fmt().with_writer(log.writer())`.
+    pub fn writer(&self) -> impl Fn() -> Self + Send + Sync + use<> {
+        let log = self.clone();
+        move || log.clone()
+    }
+
+    /// What was written so far.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The lease of [`UnderTest::taken`].
+pub const TAKEN: Duration = Duration::from_secs(30);
+const SECOND: Duration = Duration::from_secs(1);
+/// Only a hang reaches it.
+const HANG: Duration = Duration::from_secs(60);

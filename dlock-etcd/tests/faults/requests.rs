@@ -1,0 +1,225 @@
+//! Requests whose answer or execution is late, each once a way to two owners, a leaked lease or a waiter that is never served.
+
+use crate::bed::{
+    LONG, after, ask, comes, driver, granted, is_refused, keys, leases, native, proxied, server,
+    takes, turn, until, waiting,
+};
+use dlock_conformance::testbed::proxy::{Direction, Fault, Flow, Reach, Trigger};
+use dlock_core::{
+    Effect,
+    driver::{Acquire, Acquired, DistributedLock, Lane, Release, Released, Renew},
+};
+use dlock_etcd::EtcdDriver;
+use futures_util::future::join_all;
+use std::{sync::Arc, time::Duration};
+use tokio::time::timeout;
+
+/// Releases the hold of that request, the only one of its lock.
+async fn frees(driver: &EtcdDriver, request: &Acquire) {
+    let release = Release::new(request.name.clone(), request.owner, request.hold);
+    let released = driver.release(&release).await.unwrap();
+    assert!(matches!(released, Released::Freed), "{released:?}");
+}
+
+/// A request that ends a lease, as it is on the wire.
+fn revoke(lease: i64) -> Vec<u8> {
+    let (mut bytes, mut rest) = (vec![0, 0, 0, 0, 10, 8], lease.unsigned_abs());
+    while rest > 0x7f {
+        bytes.push(0x80 | u8::try_from(rest & 0x7f).unwrap());
+        rest >>= 7;
+    }
+    bytes.push(u8::try_from(rest).unwrap());
+    bytes
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_refusal_ends_no_hold_that_a_repeat_of_the_request_was_granted() {
+    let (server, proxy) = proxied(&[]).await;
+    let one = Arc::new(driver(&server.url_at(proxy.addr())).await);
+    let two = driver(&server.url()).await;
+    let before = ask("x", 1, LONG, LONG);
+    granted(&two.acquire(&before).await.unwrap());
+    let request = ask("x", 2, LONG, LONG);
+    // The refusal stays in the network.
+    let sent = proxy.on_next(takes(), Fault::HoldRequest);
+    let first = tokio::spawn({
+        let (one, request) = (Arc::clone(&one), request.clone());
+        async move { one.acquire(&request).await }
+    });
+    comes("the request", sent.struck()).await;
+    proxy.set_flow(Reach::Existing, Direction::ServerToClient, Flow::Stall);
+    let refusal = proxy.watch(Direction::ServerToClient, *b"\nheld\n");
+    sent.release();
+    comes("the refusal", refusal.reaches(1)).await;
+    // Another request shows that the connection does not answer.
+    let silent = timeout(SECOND, one.inspect(&request.name)).await;
+    silent.expect_err("nothing is answered");
+    frees(&two, &before).await;
+    granted(&one.acquire(&request).await.unwrap());
+    proxy.set_flow(Reach::Existing, Direction::ServerToClient, Flow::Pass);
+    let late = comes("the late refusal", first).await.unwrap().unwrap();
+    assert!(is_refused(&late), "{late:?}");
+    let other = ask("x", 3, LONG, LONG);
+    for _ in 0..100 {
+        let answer = two.acquire(&other).await.unwrap();
+        assert!(is_refused(&answer), "two owners: {answer:?}");
+    }
+    frees(&one, &request).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_ends_when_it_is_given_up_and_takes_nothing_when_it_is_executed_late() {
+    let (server, proxy) = proxied(&[]).await;
+    let mut native = native(server.addr()).await;
+    let [one, two] = [
+        driver(&server.url_at(proxy.addr())).await,
+        driver(&server.url()).await,
+    ];
+    let sent = proxy.on_next(takes(), Fault::HoldRequest);
+    let request = ask("x", 1, LONG, SECOND);
+    let error = comes("its end", one.acquire(&request)).await.unwrap_err();
+    assert_eq!(error.effect(), Effect::Unknown, "{error}");
+    assert!(error.to_string().contains("given up"), "{error}");
+    assert!(sent.has_struck());
+    until("its lease is ended", async || {
+        leases(&mut native).await.is_empty()
+    })
+    .await;
+    sent.release();
+    granted(&two.acquire(&ask("x", 2, LONG, LONG)).await.unwrap());
+    // A renewal: its connection is not used again.
+    let request = ask("y", 3, LONG, LONG);
+    granted(&one.acquire(&request).await.unwrap());
+    let sent = proxy.on_next(Trigger::on(*b"/dlock/y/h/"), Fault::HoldRequest);
+    let entry = [Renew::new(
+        request.name,
+        request.owner,
+        request.hold,
+        Some(LONG),
+    )];
+    let renewal = one.renew(Lane(0), &entry, after(SECOND));
+    let error = comes("its end", renewal).await.unwrap_err();
+    assert!(error.to_string().contains("given up"), "{error}");
+    assert!(sent.has_struck());
+    let renewal = one.renew(Lane(0), &entry, after(LONG));
+    comes("the next", renewal).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefix_may_have_parts_like_those_of_keys() {
+    let server = server(&[]).await;
+    for parts in ["h", "w", "pending", "h/pending/w", "w/~h"] {
+        let url = format!("{}/{parts}", server.url());
+        let [one, two] = [driver(&url).await, driver(&url).await];
+        let (holds, waits) = (ask("x", 1, LONG, LONG), waiting("x", 2));
+        granted(&one.acquire(&holds).await.unwrap());
+        assert!(is_refused(&two.acquire(&waits).await.unwrap()), "{parts}");
+        let shown = one.inspect(&holds.name).await.unwrap();
+        assert_eq!((shown.holds, shown.waiters), (1, Some(1)), "{parts}");
+        let mut release = Release::new(holds.name.clone(), holds.owner, holds.hold);
+        release.min_hold = Some(SECOND);
+        let released = one.release(&release).await.unwrap();
+        assert!(matches!(released, Released::MinHold { .. }), "{released:?}");
+        let shown = one.inspect(&holds.name).await.unwrap();
+        assert!(shown.unavailable_for.is_some(), "{parts}: {shown:?}");
+    }
+}
+
+/// etcd may refuse a request for its quota after it has executed it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lease_of_a_request_that_the_quota_refused_is_not_used_again() {
+    let server = server(&["--quota-backend-bytes", "1048576"]).await;
+    let one = driver(&server.url()).await;
+    let mut native = native(server.addr()).await;
+    let before = ask("x", 1, LONG, LONG);
+    granted(&one.acquire(&before).await.unwrap());
+    frees(&one, &before).await;
+    let spare = leases(&mut native).await;
+    assert_eq!(
+        spare.len(),
+        1,
+        "the next request uses the lease of the last"
+    );
+    while native.put("fill", vec![0; 100_000], None).await.is_ok() {}
+    let error = one.acquire(&ask("x", 2, LONG, SECOND)).await.unwrap_err();
+    assert!(error.to_string().contains("quota"), "{error}");
+    until("its lease is ended", async || {
+        leases(&mut native).await.is_empty()
+    })
+    .await;
+}
+
+/// The server ends no more than a thousand leases a second: a hold may be over, and its key there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_whose_lease_is_over_is_not_taken_over() {
+    let server = server(&[]).await;
+    let mut native = native(server.addr()).await;
+    let request = ask("x", 1, SECOND * 4, LONG);
+    // Its leases end just before that of the hold.
+    let crowd = (0..4_000).map(|_| {
+        let mut native = native.clone();
+        async move { native.lease_grant(4, None).await.unwrap() }
+    });
+    join_all(crowd).await;
+    let one = driver(&server.url()).await;
+    let token = granted(&one.acquire(&request).await.unwrap()).token;
+    drop(one);
+    let key = format!("/dlock/x/h/{}", request.hold);
+    let got = native.get(key, None).await.unwrap();
+    let lease = got.kvs()[0].lease();
+    until("the lease is over", async || {
+        let rest = native.lease_time_to_live(lease, None).await.unwrap();
+        rest.ttl() < 0
+    })
+    .await;
+    let two = driver(&server.url()).await;
+    match two.acquire(&request).await {
+        Ok(Acquired::Granted(grant)) => assert!(grant.token > token, "a hold that is over"),
+        Ok(answer) => panic!("{answer:?}"),
+        // It changed during each attempt.
+        Err(error) => assert_eq!(error.effect(), Effect::None, "{error}"),
+    }
+    until("its key is gone", async || {
+        let keys = keys(&mut native, "/dlock/x/h/").await;
+        keys.iter()
+            .all(|(_, created)| created.unsigned_abs() > token.0)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_waiter_whose_key_an_earlier_copy_of_its_request_created_gets_its_turn() {
+    // Leases of six seconds at least: the key outlives the copy that created it.
+    let (server, proxy) = proxied(&["--election-timeout", "4000"]).await;
+    let mut native = native(server.addr()).await;
+    let [one, two] = [
+        driver(&server.url_at(proxy.addr())).await,
+        driver(&server.url()).await,
+    ];
+    let mut wake_ups = one.wake_ups();
+    let before = ask("x", 1, LONG, LONG);
+    granted(&two.acquire(&before).await.unwrap());
+    let mut waits = waiting("x", 2);
+    waits.give_up = after(SECOND);
+    // The second transaction creates the key.
+    let lost = proxy.on_next(takes().skip(1), Fault::LoseReply);
+    comes("its end", one.acquire(&waits)).await.unwrap_err();
+    assert!(lost.has_struck());
+    until("it was executed", async || {
+        !keys(&mut native, "/dlock/x/w/").await.is_empty()
+    })
+    .await;
+    let (key, _) = keys(&mut native, "/dlock/x/w/").await.remove(0);
+    let lease = native.get(key, None).await.unwrap().kvs()[0].lease();
+    // The end of the first copy's lease comes after the second copy.
+    let end = proxy.on_next(Trigger::on(revoke(lease)), Fault::HoldRequest);
+    waits.give_up = after(LONG);
+    let refused = comes("the refusal", one.acquire(&waits)).await.unwrap();
+    assert!(is_refused(&refused), "{refused:?}");
+    comes("the end of the lease", end.struck()).await;
+    frees(&two, &before).await;
+    comes("its turn", turn(&mut wake_ups)).await;
+    granted(&one.acquire(&waits).await.unwrap());
+}

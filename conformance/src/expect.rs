@@ -3,8 +3,8 @@
 use crate::{
     Result,
     ask::{Ask, Hold},
-    caller::Caller,
     failure::{Failure, ensure, same},
+    test_driver::TestDriver,
 };
 use dlock_core::{
     LockName, Snapshot,
@@ -14,7 +14,7 @@ use futures_util::{FutureExt, StreamExt, TryFutureExt, future::BoxFuture};
 use std::{panic::Location, time::Duration};
 use tokio::sync::Mutex;
 
-impl Caller {
+impl TestDriver {
     /// Sends one acquire request, which must be granted.
     #[track_caller]
     pub(crate) fn take<'a>(&'a self, ask: &'a Ask) -> Expected<'a, Hold> {

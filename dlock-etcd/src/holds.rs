@@ -7,7 +7,7 @@ use crate::{
     listener::Order,
     table::{Held, Hold, HoldKey, Lease, Waiter, WaiterKey},
 };
-use dlock_core::{Instant, Owner, driver::Result};
+use dlock_core::{FencingToken, Instant, Owner, driver::Result};
 use std::{sync::Arc, time::Duration};
 use tokio::time::{sleep, timeout};
 
@@ -120,6 +120,40 @@ impl Inner {
             hold.hangs_on(lease.id);
         }
         Ok(lease)
+    }
+
+    /// Moves a hold that another client took to a lease of this one, so that neither client ends what the other renewed. Afterwards it lasts
+    /// that long, and no less than before. `None`: it is over.
+    pub(crate) async fn take_over(
+        &self,
+        key: &HoldKey,
+        taken: &Taken,
+        lease: Duration,
+        entered: Instant,
+    ) -> Result<Option<(FencingToken, Duration)>> {
+        // Without a rest the hold is over: moved, it would come back.
+        let rest = self.connection.rest(taken.lease).await?;
+        let (Some(rest), Some(record), Some(token)) = (rest, &taken.record, taken.token()) else {
+            return Ok(None);
+        };
+        // A rest is told in whole seconds.
+        let (lasts, length) = (lease.max(rest), lease.max(rest + Duration::from_secs(1)));
+        let hold = Hold {
+            owner: record.owner,
+            lease: self.rehang(key, taken, length).await?,
+            others: Vec::new(),
+            held: Some(Held {
+                created: taken.created,
+                token,
+                promised: entered + lasts,
+                end: self.clock.now() + length,
+            }),
+            open: false,
+            give_up: entered,
+        };
+        self.table().holds.insert(key.clone(), hold);
+        self.earlier.notify_one();
+        Ok(Some((token, lasts)))
     }
 
     /// Removes a waiter and its watch from the table.

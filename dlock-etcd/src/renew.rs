@@ -1,4 +1,4 @@
-//! Renew: a keep-alive of the lease, and a look at the key.
+//! Renew: a keep-alive of the lease, and a read of the key.
 //!
 //! A lease may live without its key, because the lock was broken or the hold moved to another lease. So all keys of a batch are read, in one
 //! request beside the keep-alives.
@@ -7,7 +7,7 @@ use crate::{
     commands::Taken,
     driver::Inner,
     error::{contended, unanswered},
-    table::{Held, Hold, HoldKey},
+    table::{Hold, HoldKey},
 };
 use dlock_core::{
     Instant,
@@ -114,40 +114,21 @@ impl Inner {
         }
     }
 
-    /// Renews a hold that another client took. It then hangs on a lease of this one, so that neither client ends what the other renewed.
+    /// Renews a hold that another client took.
     async fn renew_elsewhere(
         &self,
         entry: &Renew,
         taken: &Taken,
         entered: Instant,
     ) -> Result<Renewed> {
-        let Some(rest) = self.connection.rest(taken.lease).await? else {
-            return Ok(Renewed::NotHeld);
+        let rest = match entry.lease {
+            None => self.connection.rest(taken.lease).await?,
+            Some(lease) => {
+                let key = (entry.name.clone(), entry.hold);
+                let taken_over = self.take_over(&key, taken, lease, entered).await?;
+                taken_over.map(|(_, rest)| rest)
+            }
         };
-        let (Some(lease), Some(token)) = (entry.lease, taken.token()) else {
-            return Ok(Renewed::Until { valid_for: rest });
-        };
-        let key = (entry.name.clone(), entry.hold);
-        let length = lease.max(rest + Duration::from_secs(1));
-        let moved = self.rehang(&key, taken, length).await?;
-        let held = Held {
-            created: taken.created,
-            token,
-            promised: entered + lease.max(rest),
-            end: self.clock.now() + length,
-        };
-        let hold = Hold {
-            owner: entry.owner,
-            lease: moved,
-            others: Vec::new(),
-            held: Some(held),
-            open: false,
-            give_up: entered,
-        };
-        self.table().holds.insert(key, hold);
-        self.earlier.notify_one();
-        Ok(Renewed::Until {
-            valid_for: lease.max(rest),
-        })
+        Ok(rest.map_or(Renewed::NotHeld, |valid_for| Renewed::Until { valid_for }))
     }
 }

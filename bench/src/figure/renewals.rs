@@ -3,7 +3,7 @@
 use crate::{
     Result,
     clock::Meter,
-    counted::Asked,
+    counted::CallCounts,
     measure::{Contestant, Plan, interleave},
     report::{Cell, Limit, Table},
     work::{Work, nanos},
@@ -22,9 +22,9 @@ use tokio::task::JoinSet;
 /// One side of the comparison.
 pub(super) struct Renewals<D> {
     pub(super) driver: D,
-    /// Over a driver that counts renewals in [`Asked`].
+    /// Over a driver that counts renewals in [`CallCounts`].
     pub(super) client: Client,
-    pub(super) asked: Asked,
+    pub(super) asked: CallCounts,
     pub(super) servers: Vec<u32>,
     /// The most that the driver's round may take, in rounds of the floor.
     pub(super) most: f64,
@@ -189,7 +189,7 @@ async fn renew<D: DistributedLock>(driver: Arc<D>, holds: Arc<Vec<Renew>>) -> Re
 /// Holds all locks through a client and measures its watchdog for a whole renewal interval.
 async fn kept(
     client: Client,
-    asked: Asked,
+    asked: CallCounts,
     servers: Vec<u32>,
     locks: u32,
     interval: Duration,

@@ -180,10 +180,36 @@ pub fn lasts(renewed: &Result<Renewed, DriverError>, lease: Duration) -> bool {
 /// # Panics
 /// When it does not come about for a minute.
 pub async fn until(what: &str, holds: impl AsyncFn() -> bool) {
-    let clock = Clock::boot();
-    let begun = clock.now();
+    let waiting = Waiting::new(what);
     while !holds().await {
-        assert!(clock.now().since(begun) < HANG, "{what}: not soon");
+        waiting.pause().await;
+    }
+}
+
+/// A wait for a condition that is checked again after each pause.
+#[derive(Debug)]
+pub struct Waiting<'a> {
+    what: &'a str,
+    clock: Clock,
+    begun: Instant,
+}
+
+impl<'a> Waiting<'a> {
+    /// Begins to wait.
+    #[must_use]
+    pub fn new(what: &'a str) -> Self {
+        let clock = Clock::boot();
+        let begun = clock.now();
+        Self { what, clock, begun }
+    }
+
+    /// Waits for some milliseconds.
+    ///
+    /// # Panics
+    /// After a minute.
+    pub async fn pause(&self) {
+        let since = self.clock.now().since(self.begun);
+        assert!(since < HANG, "{}: not soon", self.what);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

@@ -28,7 +28,7 @@ use std::{
 };
 use tokio::{
     runtime::Handle,
-    sync::{Notify, mpsc},
+    sync::{Notify, Semaphore, mpsc},
     task::AbortHandle,
     time::timeout,
 };
@@ -64,6 +64,8 @@ pub(crate) struct Inner {
     pub(crate) ids: AtomicI64,
     /// A deadline may have come nearer.
     pub(crate) earlier: Notify,
+    /// Permits to end leases, so that the end of thousands at once delays no keep-alive.
+    pub(crate) ending: Arc<Semaphore>,
     table: Mutex<Table>,
 }
 
@@ -124,6 +126,7 @@ impl EtcdDriver {
             least,
             ids: AtomicI64::new(ids.wrapping_add(1)),
             earlier: Notify::new(),
+            ending: Arc::new(Semaphore::new(ENDED_AT_ONCE)),
             table: Mutex::default(),
         });
         let tasks = vec![
@@ -305,6 +308,8 @@ fn lease_id(number: i64) -> i64 {
 const LATE: Duration = Duration::from_secs(1);
 /// A lease is rounded up to whole seconds. Twice a second etcd looks for those that are over, and ends them by a write.
 const LAPSE: Duration = Duration::from_secs(2);
+/// How many leases are ended at once.
+const ENDED_AT_ONCE: usize = 64;
 /// How long a request for waiters may take.
 const WAITS: Duration = Duration::from_secs(1);
 const TAG: i64 = 0x44;

@@ -59,8 +59,9 @@ impl Inner {
 
     /// Ends a lease in the background, however often that has to be tried.
     pub(crate) fn end(&self, lease: i64) {
-        let connection = Arc::clone(&self.connection);
+        let (connection, ending) = (Arc::clone(&self.connection), Arc::clone(&self.ending));
         self.runtime.spawn(async move {
+            let _permit = ending.acquire().await;
             for _ in 0..ENDING {
                 match timeout(ANSWER, connection.revoke(lease)).await {
                     Ok(Ok(())) => return,

@@ -16,9 +16,9 @@ use std::sync::{
 
 /// The calls so far, of all drivers that share this.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Asked {
+pub(crate) struct CallCounts {
     /// Acquires of waiters that were refused again.
-    pub(crate) looks: Arc<AtomicU64>,
+    pub(crate) polls: Arc<AtomicU64>,
     /// Holds that were renewed.
     pub(crate) renewed: Arc<AtomicU64>,
 }
@@ -27,12 +27,12 @@ pub(crate) struct Asked {
 #[derive(Debug)]
 pub(crate) struct Counted<D> {
     driver: D,
-    asked: Asked,
+    asked: CallCounts,
     capabilities: Capabilities,
 }
 
 impl<D: DistributedLock> Counted<D> {
-    pub(crate) fn new(driver: D, asked: &Asked) -> Self {
+    pub(crate) fn new(driver: D, asked: &CallCounts) -> Self {
         Self {
             capabilities: driver.capabilities().clone(),
             asked: asked.clone(),
@@ -60,7 +60,7 @@ impl<D: DistributedLock> DistributedLock for Counted<D> {
     async fn acquire(&self, req: &Acquire) -> Result<Acquired, DriverError> {
         let answer = self.driver.acquire(req).await;
         if req.retry && matches!(answer, Ok(Acquired::Held(_))) {
-            self.asked.looks.fetch_add(1, Relaxed);
+            self.asked.polls.fetch_add(1, Relaxed);
         }
         answer
     }

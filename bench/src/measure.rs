@@ -59,7 +59,7 @@ pub(crate) struct Sample {
     /// For each operation: commands, statements or packets sent to the server, and driver calls that
     /// were only polls.
     pub(crate) asked: f64,
-    pub(crate) looks: f64,
+    pub(crate) polls: f64,
     steal: f64,
     foreign: f64,
 }
@@ -80,7 +80,7 @@ impl Sample {
             operations: work.operations,
             violations: work.violations,
             asked: work.asked as f64 / operations,
-            looks: work.looks as f64 / operations,
+            polls: work.polls as f64 / operations,
             steal: seen.steal,
             foreign: seen.foreign,
         }

@@ -32,7 +32,7 @@ pub(crate) struct Work {
     /// The requests to the server meanwhile, and the calls of a driver that were polls, where that is
     /// counted.
     pub(crate) asked: u64,
-    pub(crate) looks: u64,
+    pub(crate) polls: u64,
     /// The cost, where the workload has parts that do not count.
     pub(crate) seen: Option<Seen>,
 }
@@ -182,7 +182,7 @@ pub(crate) struct Probe {
     /// The number of requests to the server so far.
     pub(crate) asked: Option<Counter>,
     /// The number of driver calls so far that were polls.
-    pub(crate) looks: Option<Arc<AtomicU64>>,
+    pub(crate) polls: Option<Arc<AtomicU64>>,
 }
 
 pub(crate) type Counter = Arc<dyn Fn() -> Counting + Send + Sync>;
@@ -192,14 +192,14 @@ type Counting = Pin<Box<dyn Future<Output = Result<u64>> + Send>>;
 pub(crate) struct Probing {
     meter: Meter,
     asked: u64,
-    looks: u64,
+    polls: u64,
 }
 
 impl Probe {
     pub(crate) async fn begin(&self) -> Result<Probing> {
         Ok(Probing {
             asked: self.asked().await?,
-            looks: self.looks(),
+            polls: self.polls(),
             meter: Meter::start(&self.servers),
         })
     }
@@ -209,7 +209,7 @@ impl Probe {
         let seen = since.meter.stop();
         work.took = Some(seen.took);
         work.seen = Some(seen);
-        work.looks = self.looks() - since.looks;
+        work.polls = self.polls() - since.polls;
         work.asked = self.asked().await? - since.asked;
         Ok(())
     }
@@ -221,8 +221,8 @@ impl Probe {
         }
     }
 
-    fn looks(&self) -> u64 {
-        self.looks.as_ref().map_or(0, |looks| looks.load(SeqCst))
+    fn polls(&self) -> u64 {
+        self.polls.as_ref().map_or(0, |polls| polls.load(SeqCst))
     }
 }
 

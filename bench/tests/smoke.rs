@@ -43,7 +43,7 @@ fn memory_cycle_counts_time_and_allocations() -> Outcome {
 }
 
 #[test]
-fn memory_handoff_lets_nobody_in_twice() -> Outcome {
+fn memory_handoff_admits_one_holder_at_a_time() -> Outcome {
     let figure = figure(&["memory-handoff", "--seconds", "0.3"], 4)?;
     assert_eq!(goal(&figure, "two inside at once")?["met"], true);
     Ok(())
@@ -72,7 +72,7 @@ mod sqlite {
     }
 
     #[test]
-    fn processes_and_tasks_hand_over_and_nobody_gets_in_twice() -> Outcome {
+    fn processes_and_tasks_hand_over_to_one_holder_at_a_time() -> Outcome {
         let figure = figure(
             &["sqlite-handoff", "--seconds", "1.5", "--processes", "3"],
             5,
@@ -135,14 +135,14 @@ mod redis {
     }
 
     #[test]
-    fn recovery_kills_holders_and_nobody_is_early() -> Outcome {
+    fn recovery_kills_holders_and_no_client_acquires_early() -> Outcome {
         let figure = figure(&["redis-recovery", "--kills", "3"], 3)?;
         assert_eq!(goal(&figure, "acquired before the end")?["met"], true);
         Ok(())
     }
 
     #[test]
-    fn handoff_lets_nobody_in_twice() -> Outcome {
+    fn handoff_admits_one_holder_at_a_time() -> Outcome {
         let figure = figure(&["redis-handoff", "--seconds", "0.6"], 8)?;
         assert_eq!(goal(&figure, "two inside at once")?["met"], true);
         Ok(())
@@ -160,7 +160,7 @@ mod redis {
 #[test]
 fn redis_waiters_are_counted_while_nothing_happens() -> Outcome {
     let figure = figure(&["redis-waiters", "--seconds", "0.5"], 3)?;
-    goal(&figure, "commands of a waiter in a look interval").map(drop)
+    goal(&figure, "commands of a waiter in a poll interval").map(drop)
 }
 
 #[cfg(feature = "mysql")]
@@ -184,7 +184,7 @@ mod mysql {
     }
 
     #[test]
-    fn handoff_lets_nobody_in_twice() -> Outcome {
+    fn handoff_admits_one_holder_at_a_time() -> Outcome {
         let figure = figure(&["mysql-handoff", "--seconds", "1.5"], 5)?;
         assert_eq!(goal(&figure, "two inside at once")?["met"], true);
         Ok(())
@@ -217,7 +217,7 @@ mod postgres {
     }
 
     #[test]
-    fn handoff_lets_nobody_in_twice() -> Outcome {
+    fn handoff_admits_one_holder_at_a_time() -> Outcome {
         let figure = figure(&["postgres-handoff", "--seconds", "2.5"], 14)?;
         assert_eq!(goal(&figure, "two inside at once")?["met"], true);
         Ok(())
@@ -253,7 +253,7 @@ mod mongo {
     }
 
     #[test]
-    fn handoff_lets_nobody_in_twice() -> Outcome {
+    fn handoff_admits_one_holder_at_a_time() -> Outcome {
         let figure = figure(&["mongo-handoff", "--seconds", "1.5"], 8)?;
         assert_eq!(goal(&figure, "two inside at once")?["met"], true);
         Ok(())
@@ -286,7 +286,7 @@ mod zk {
     }
 
     #[test]
-    fn handoff_lets_nobody_in_twice() -> Outcome {
+    fn handoff_admits_one_holder_at_a_time() -> Outcome {
         let figure = figure(&["zk-handoff", "--seconds", "1"], 5)?;
         assert_eq!(goal(&figure, "two inside at once")?["met"], true);
         Ok(())
@@ -312,7 +312,7 @@ mod etcd {
     }
 
     #[test]
-    fn handoff_lets_nobody_in_twice() -> Outcome {
+    fn handoff_admits_one_holder_at_a_time() -> Outcome {
         let figure = figure(&["etcd-handoff", "--seconds", "1.5"], 8)?;
         assert_eq!(goal(&figure, "two inside at once")?["met"], true);
         Ok(())

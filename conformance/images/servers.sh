@@ -185,7 +185,7 @@ start_engine() {
   "$here/engine.sh" up
 }
 
-# Stand-ins that somebody else's engine did not have are taken out of it again: they hide the registry's images of the same names.
+# Stand-ins that another user's engine did not have are taken out of it again: they hide the registry's images of the same names.
 build_images() {
   local before=()
   [ -n "${engine_is_ours:-}" ] || mapfile -t before < <(docker images -q --filter label=dlock.stand-in)

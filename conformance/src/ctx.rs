@@ -3,12 +3,12 @@
 use crate::{
     Result,
     ask::{Ask, Hold},
-    caller::Caller,
     expect::{Expected, seen_from_here},
     failure::{Failure, ensure, in_time},
     fixture::{Faults, Fixture, MakeFixture, Records, Server, StoreTime},
-    mutants::Twist,
+    mutants::Mutation,
     pace::Pace,
+    test_driver::TestDriver,
 };
 use dlock_core::{
     Clock, Instant, LockName,
@@ -32,7 +32,7 @@ pub(crate) struct Ctx(Arc<Inner>);
 struct Inner {
     maker: Arc<dyn MakeFixture>,
     fixture: Arc<dyn Fixture>,
-    twist: Option<Arc<dyn Twist>>,
+    mutation: Option<Arc<dyn Mutation>>,
     pace: Pace,
     clock: Clock,
     prefix: String,
@@ -46,14 +46,14 @@ impl Ctx {
         case: &str,
         maker: Arc<dyn MakeFixture>,
         fixture: Arc<dyn Fixture>,
-        twist: Option<Arc<dyn Twist>>,
+        mutation: Option<Arc<dyn Mutation>>,
         pace: Pace,
     ) -> Self {
         let clock = fixture.clock();
         Self(Arc::new(Inner {
             maker,
             fixture,
-            twist,
+            mutation,
             pace,
             clock,
             // Cases run side by side on one server, and again on the same server.
@@ -65,25 +65,25 @@ impl Ctx {
     }
 
     /// A client process with a driver of its own.
-    pub(crate) async fn caller(&self) -> Result<Caller> {
-        Ok(Caller::new(self.driver().await?, self.clone()))
+    pub(crate) async fn test_driver(&self) -> Result<TestDriver> {
+        Ok(TestDriver::new(self.driver().await?, self.clone()))
     }
 
     /// Several client processes, and a fresh name.
-    pub(crate) async fn callers<const N: usize>(&self) -> Result<([Caller; N], LockName)> {
-        Ok((several(|| self.caller()).await?, self.name()?))
+    pub(crate) async fn test_drivers<const N: usize>(&self) -> Result<([TestDriver; N], LockName)> {
+        Ok((several(|| self.test_driver()).await?, self.name()?))
     }
 
     /// A client process that only inspects. All observers of a case share its connections.
-    pub(crate) async fn observer(&self) -> Result<Caller> {
+    pub(crate) async fn observer(&self) -> Result<TestDriver> {
         let driver = self.0.observer.get_or_try_init(|| self.driver()).await?;
-        Ok(Caller::new(Arc::clone(driver), self.clone()))
+        Ok(TestDriver::new(Arc::clone(driver), self.clone()))
     }
 
     /// A client process behind a network that fails on demand.
-    pub(crate) async fn faulty(&self) -> Result<(Caller, Box<dyn Faults>)> {
+    pub(crate) async fn faulty(&self) -> Result<(TestDriver, Box<dyn Faults>)> {
         let (driver, faults) = self.faulty_driver().await?;
-        Ok((Caller::new(driver, self.clone()), faults))
+        Ok((TestDriver::new(driver, self.clone()), faults))
     }
 
     /// The same for a client of the core.
@@ -99,8 +99,8 @@ impl Ctx {
         let mut opened = self.0.opened.lock().unwrap_or_else(PoisonError::into_inner);
         opened.push(Arc::clone(&driver));
         drop(opened);
-        match &self.0.twist {
-            Some(twist) => crate::mutants::twisted(driver, Arc::clone(twist)),
+        match &self.0.mutation {
+            Some(mutation) => crate::mutants::mutated(driver, Arc::clone(mutation)),
             None => driver,
         }
     }

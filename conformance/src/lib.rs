@@ -1,7 +1,6 @@
 #![doc = include_str!("../README.md")]
 
 mod ask;
-mod caller;
 mod case;
 mod cases;
 mod clause;
@@ -14,6 +13,7 @@ mod job;
 mod mutants;
 mod pace;
 mod runner;
+mod test_driver;
 pub mod testbed;
 pub mod under_test;
 
@@ -22,13 +22,13 @@ pub use cases::cases;
 pub use clause::{Binds, Clause};
 pub use failure::Failure;
 pub use fixture::{
-    Backend, Call, Faults, Fixture, Gap, Keeps, MakeFixture, Need, Network, Records, Remote,
-    Server, StoreTime, Time,
+    Backend, Call, Faults, Fixture, Keeps, MakeFixture, Need, Network, Records, Remote, Server,
+    StoreTime, Time, Unsupported,
 };
 pub use mutants::{Mutant, Mutants, mutants};
 pub use runner::main;
 
 pub(crate) use ask::{Ask, Hold};
-pub(crate) use caller::Caller;
 pub(crate) use ctx::Ctx;
 pub(crate) use failure::{Result, ensure, in_time, same};
+pub(crate) use test_driver::TestDriver;

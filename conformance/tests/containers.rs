@@ -12,7 +12,9 @@ use dlock_conformance::testbed::container::{Container, Image};
 use dlock_conformance::testbed::mariadb::MariadbOptions;
 use dlock_conformance::testbed::redis::{Aof, RedisOptions};
 use dlock_conformance::testbed::server::ServerError;
-use dlock_conformance::testbed::{Home, RedisServer, Station, Worker, is_unprivileged, worker};
+use dlock_conformance::testbed::{
+    Home, ManagedServer, RedisServer, Worker, is_unprivileged, worker,
+};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use tokio::runtime::Builder;
 
@@ -39,7 +41,7 @@ fn main() -> ExitCode {
         }),
         trial("a_server_that_ends_at_once_is_an_error_with_its_log", ends),
         trial("a_server_that_is_never_ready_is_removed", never_ready),
-        trial("an_image_that_nobody_has_is_an_error", no_image),
+        trial("an_image_that_does_not_exist_is_an_error", no_image),
         trial("what_a_killed_test_left_is_removed_by_the_next", sweeps),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
@@ -65,38 +67,38 @@ fn redis(aof: Aof) -> Result<RedisServer, ServerError> {
 
 fn redis_runs() -> Outcome {
     let redis = redis(Aof::Always)?;
-    let station = redis.station().ok_or("it is ours")?;
-    assert!(redis.process().is_none() && station.addr().ip().is_loopback());
+    let managed = redis.managed().ok_or("it is ours")?;
+    assert!(redis.process().is_none() && managed.addr().ip().is_loopback());
     redis.command(&["SET", "k", "v"])?;
-    station.stop()?;
+    managed.stop()?;
     thread::scope(|scope| {
         let answer = scope.spawn(|| redis.command(&["GET", "k"]));
         thread::sleep(Duration::from_millis(200));
         assert!(!answer.is_finished(), "a paused server answers");
-        station.cont()?;
+        managed.cont()?;
         let answer = answer.join().map_err(|_| "it panicked")??;
         assert_eq!(answer.text().as_deref(), Some("v"));
         Ok::<_, Box<dyn Error>>(())
     })?;
-    station.restart()?;
+    managed.restart()?;
     let kept = redis.command(&["GET", "k"])?;
     assert_eq!(kept.text().as_deref(), Some("v"));
-    assert!(station.log().contains("Ready to accept connections"));
+    assert!(managed.log().contains("Ready to accept connections"));
     Ok(())
 }
 
 fn redis_stays_stopped() -> Outcome {
     let redis = redis(Aof::Always)?;
-    let station = redis.station().ok_or("it is ours")?;
-    station.stop()?;
+    let managed = redis.managed().ok_or("it is ours")?;
+    managed.stop()?;
     let mut late = TcpStream::connect(redis.addr())?;
     late.write_all(b"SET late 1\r\n")?;
-    station.restart()?;
+    managed.restart()?;
     let found = redis.command(&["EXISTS", "late"])?;
     assert_eq!(found.text().as_deref(), Some("0"));
     // Commands in flight at the restart are killed as well, with their connections.
     late = TcpStream::connect(redis.addr())?;
-    station.restart()?;
+    managed.restart()?;
     late.set_read_timeout(Some(LIMIT))?;
     assert!(!matches!(late.read(&mut [0]), Ok(1)));
     Ok(())

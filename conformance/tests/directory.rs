@@ -8,7 +8,7 @@ mod directory;
 use async_trait::async_trait;
 use directory::Directory;
 use dlock_conformance::{
-    Failure, Fixture, Gap, MakeFixture, Mutants, Network, Records, Server, StoreTime, Time,
+    Failure, Fixture, MakeFixture, Mutants, Network, Records, Server, StoreTime, Time, Unsupported,
     main as suite,
 };
 use dlock_core::{
@@ -84,24 +84,26 @@ impl Fixture for Folder {
             .await
     }
 
-    fn url(&self) -> Result<String, Gap> {
+    fn url(&self) -> Result<String, Unsupported> {
         Ok(self.folder.path().to_string_lossy().into_owned())
     }
 
-    fn network(&self) -> Result<&dyn Network, Gap> {
-        Err(Gap("nothing stands between the driver and its files"))
+    fn network(&self) -> Result<&dyn Network, Unsupported> {
+        Err(Unsupported(
+            "nothing stands between the driver and its files",
+        ))
     }
 
-    fn server(&self) -> Result<&dyn Server, Gap> {
-        Err(Gap("there is no server"))
+    fn server(&self) -> Result<&dyn Server, Unsupported> {
+        Err(Unsupported("there is no server"))
     }
 
-    fn records(&self) -> Result<&dyn Records, Gap> {
+    fn records(&self) -> Result<&dyn Records, Unsupported> {
         Ok(self)
     }
 
-    fn store_time(&self) -> Result<&dyn StoreTime, Gap> {
-        Err(Gap("it reads the machine's clock"))
+    fn store_time(&self) -> Result<&dyn StoreTime, Unsupported> {
+        Err(Unsupported("it reads the machine's clock"))
     }
 }
 

@@ -79,7 +79,7 @@ inside it enters this lock instead of waiting for it.";
 
 /// How long to wait for a lock, as flock(1) has it.
 #[derive(Debug, Args)]
-pub(crate) struct Patience {
+pub(crate) struct WaitArgs {
     /// Fail at once when it is held.
     #[arg(short = 'n', long, conflicts_with = "wait")]
     pub(crate) nonblock: bool,
@@ -88,7 +88,7 @@ pub(crate) struct Patience {
     pub(crate) wait: Option<Duration>,
 }
 
-impl Patience {
+impl WaitArgs {
     /// The limit; `None`: no limit.
     pub(crate) fn limit(&self) -> Option<Duration> {
         if self.nonblock {
@@ -105,7 +105,7 @@ impl Patience {
 #[derive(Debug, Args)]
 pub(crate) struct Exec {
     #[command(flatten)]
-    pub(crate) patience: Patience,
+    pub(crate) wait_args: WaitArgs,
     /// The exit code when the lock is held by another and the time is up.
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = Exit::HELD.0)]
     pub(crate) conflict_exit_code: u8,
@@ -163,7 +163,7 @@ pub(crate) enum OnLost {
 #[derive(Debug, Args)]
 pub(crate) struct Acquire {
     #[command(flatten)]
-    pub(crate) patience: Patience,
+    pub(crate) wait_args: WaitArgs,
     /// How long the hold lasts without renewal. Default: 30s, or dlock.lease of the URL.
     #[arg(long, value_name = "DUR", value_parser = time)]
     pub(crate) lease: Option<Duration>,
@@ -238,7 +238,7 @@ fn time(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cli, Patience, time};
+    use super::{Cli, WaitArgs, time};
     use clap::CommandFactory;
     use std::time::Duration;
 
@@ -252,7 +252,7 @@ mod tests {
         let limit = |wait: Option<f64>| {
             let wait = wait.map(Duration::from_secs_f64);
             let nonblock = false;
-            Patience { nonblock, wait }.limit()
+            WaitArgs { nonblock, wait }.limit()
         };
         assert_eq!(limit(None), None);
         assert_eq!(limit(Some(0.000_000_1)), Some(Duration::ZERO));

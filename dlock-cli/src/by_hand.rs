@@ -3,10 +3,10 @@
 use crate::{
     admin::quoted,
     args::{Acquire, Hold, Release, Renew},
+    cleanup::{until, withdraw},
     exit::Exit,
     output::{Output, busy, millis, result, span},
     secret,
-    settle::{until, withdraw},
     signals::{Ended as Signalled, Signals},
 };
 use dlock::{
@@ -33,7 +33,7 @@ pub(crate) async fn acquire(
     if let Some(exit) = refused(client, output) {
         return exit;
     }
-    let exit = match signals.unless(within(&lock, args.patience.limit())).await {
+    let exit = match signals.unless(within(&lock, args.wait_args.limit())).await {
         Ok(Ok(Some(guard))) => match signals.ended() {
             // A user that pressed Ctrl-C does not want the lock.
             Some(Signalled(number)) => {

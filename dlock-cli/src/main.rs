@@ -3,12 +3,12 @@
 mod admin;
 mod args;
 mod by_hand;
+mod cleanup;
 mod clear;
 mod exec;
 mod exit;
 mod output;
 mod secret;
-mod settle;
 mod signals;
 mod store;
 

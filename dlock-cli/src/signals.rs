@@ -49,7 +49,7 @@ pub(crate) fn survive_limits() -> io::Result<()> {
 
 /// An event.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Heard {
+pub(crate) enum SignalEvent {
     /// A signal, and whether dlock's whole process group got it: from the terminal, not from a process that
     /// meant dlock.
     Signal(Number, bool),
@@ -84,14 +84,14 @@ impl Signals {
 
     /// # Cancel safety
     /// No signal is lost when it is dropped.
-    pub(crate) async fn next(&mut self) -> io::Result<Heard> {
+    pub(crate) async fn next(&mut self) -> io::Result<SignalEvent> {
         if let Some((number, all)) = self.early.pop_front() {
-            return Ok(Heard::Signal(number, all));
+            return Ok(SignalEvent::Signal(number, all));
         }
         tokio::select! {
             biased;
-            _ = self.child.recv() => Ok(Heard::Child),
-            read = read(&self.fd) => read.map(|(number, all)| Heard::Signal(number, all)),
+            _ = self.child.recv() => Ok(SignalEvent::Child),
+            read = read(&self.fd) => read.map(|(number, all)| SignalEvent::Signal(number, all)),
         }
     }
 
@@ -106,10 +106,10 @@ impl Signals {
                 heard = self.next() => heard,
             };
             match heard {
-                Ok(Heard::Signal(number, _)) if ENDS.contains(&number) => {
+                Ok(SignalEvent::Signal(number, _)) if ENDS.contains(&number) => {
                     return Err(Ended(number as i32));
                 }
-                Ok(Heard::Signal(Number::SIGTSTP, _)) => {
+                Ok(SignalEvent::Signal(Number::SIGTSTP, _)) => {
                     self.stop(false);
                 }
                 Ok(_) => {} // no effect on a wait

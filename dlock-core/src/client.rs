@@ -195,16 +195,16 @@ impl Client {
         Shutdown::new(Arc::clone(&self.engine), grace)
     }
 
-    /// The number of acquisitions and releases that the cleanup still has to settle.
+    /// The number of acquisitions and releases that the cleanup still has to undo.
     ///
     /// # Examples
     /// ```
     /// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
-    /// println!("{} requests of cancelled calls still to undo", client.unsettled());
+    /// println!("{} requests of cancelled calls still to undo", client.pending_cleanups());
     /// # Ok(()) }
     /// ```
     #[must_use]
-    pub fn unsettled(&self) -> usize {
+    pub fn pending_cleanups(&self) -> usize {
         self.engine.cleanup.len()
     }
 }

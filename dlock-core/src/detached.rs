@@ -42,7 +42,7 @@ pub struct Detached {
     hold: HoldId,
     terms: Terms,
     first: Option<First>,
-    unsettled: Option<Instant>,
+    indeterminate_until: Option<Instant>,
 }
 
 impl Detached {
@@ -65,7 +65,7 @@ impl Detached {
             hold,
             terms: lease.into(),
             first: None,
-            unsettled: None,
+            indeterminate_until: None,
         }
     }
 
@@ -79,7 +79,7 @@ impl Detached {
                 sent: hold.sent,
                 since: hold.since,
             }),
-            unsettled: hold.unsettled,
+            indeterminate_until: hold.indeterminate_until,
         }
     }
 
@@ -261,7 +261,7 @@ async fn attach(
         valid_for,
         first: detached.first,
         at,
-        unsettled: detached.unsettled,
+        indeterminate_until: detached.indeterminate_until,
         ticket: None,
     };
     let guard = engine.begin(start, engine.clock.now(), None);

@@ -198,7 +198,9 @@ impl Guard {
     /// ```
     #[must_use]
     pub fn min_hold_remaining(&self) -> Duration {
-        self.engine.rest(self.hold.keep()).unwrap_or_default()
+        self.engine
+            .rest(self.hold.min_hold_until())
+            .unwrap_or_default()
     }
 
     /// Resolves when the lock can no longer be trusted: at or before its deadline, even while a renewal

@@ -174,7 +174,7 @@ impl Shutdown {
 }
 
 impl Engine {
-    /// Waits until nothing is held, in flight or being settled, for at most `limit`.
+    /// Waits until nothing is held, in flight or being cleaned up, for at most `limit`.
     async fn quiet_by(&self, limit: Duration) {
         let end = self.clock.now() + limit;
         let quiet = async {
@@ -208,7 +208,7 @@ impl Engine {
                 if !force {
                     return ShutdownOutcome::Left { rest };
                 }
-                self.settle(CleanupJob::of(hold));
+                self.clean_up(CleanupJob::of(hold));
                 ShutdownOutcome::Unknown
             }
             GuardState::Lost(_) if hold.is_given_up() => ShutdownOutcome::Unknown,

@@ -307,7 +307,7 @@ async fn release_drop_and_break_race_the_watchdog_and_leave_nothing() {
     while let Some(ended) = tasks.join_next().await {
         ended.unwrap();
     }
-    while client.unsettled() > 0 {
+    while client.pending_cleanups() > 0 {
         tokio::task::yield_now().await;
     }
     assert!(client.admin().list("").next().await.is_none());

@@ -150,7 +150,7 @@ fn a_lock_is_released_through_a_client_whose_runtime_is_gone() {
 
 /// The driver's timers are gone with the runtime of the caller; the store's grant is released all the same.
 #[test]
-fn an_acquire_whose_runtime_ended_is_settled() {
+fn an_acquire_whose_runtime_ended_is_cleaned_up() {
     let (store, home, other) = (store(), workers(1), current_thread());
     let asking = home.block_on(async {
         let driver = MemoryDriver::connect(&store, MemoryConfig::default());
@@ -188,9 +188,9 @@ fn a_client_dropped_after_its_runtime_panics_nowhere() {
     drop(runtime);
     drop(wait);
     assert_eq!(
-        client.unsettled(),
+        client.pending_cleanups(),
         0,
-        "what cannot be settled is not counted for ever"
+        "what cannot be cleaned up is not counted for ever"
     );
     drop(client);
 }
@@ -213,7 +213,7 @@ fn a_client_is_not_made_on_a_runtime_without_timers() {
 
 /// The time is that of a paused runtime, in which only the waiter runs, so what it sees is exact.
 #[test]
-fn lost_is_timed_by_whoever_waits_and_resolves_not_after_the_deadline() {
+fn lost_is_timed_by_its_waiter_and_resolves_not_after_the_deadline() {
     let paused = || {
         let mut builder = Builder::new_current_thread();
         builder.enable_time().start_paused(true).build().unwrap()

@@ -142,7 +142,7 @@ impl Bench {
 
     /// The client has no hold and no request left.
     async fn ends(self) {
-        assert_eq!(self.client.unsettled(), 0);
+        assert_eq!(self.client.pending_cleanups(), 0);
         let report = self.client.shutdown(Duration::ZERO).await.unwrap();
         assert!(report.locks.is_empty(), "{report:?}");
     }

@@ -93,7 +93,7 @@ async fn a_store_slower_than_a_third_of_the_lease_is_told_with_that_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_has_no_time_to_wait_is_told_who_holds_the_lock() {
+async fn a_wait_of_no_time_reports_the_holder() {
     let (client, _, other) = clients();
     let guard = other.lock("x").unwrap().acquire().await.unwrap();
     let lock = client.lock("x").unwrap();
@@ -105,7 +105,7 @@ async fn whoever_has_no_time_to_wait_is_told_who_holds_the_lock() {
     says(&waited.unwrap_err(), WAIT, &parts);
     guard.release().await.unwrap();
     // The waiter that gave up has left the queue.
-    while client.unsettled() > 0 {
+    while client.pending_cleanups() > 0 {
         tokio::task::yield_now().await;
     }
     let own = lock.acquire_timeout(Duration::ZERO).await.unwrap();
@@ -138,7 +138,7 @@ async fn a_waiter_that_gives_up_is_told_how_many_stand_before_it() {
 
 /// No request was sent, so the store has not failed.
 #[tokio::test]
-async fn whoever_has_next_to_no_time_is_not_told_of_the_trouble_of_another() {
+async fn a_wait_of_next_to_no_time_does_not_report_the_failure_of_another() {
     let store = MemoryStore::new(Clock::boot());
     let driver = MemoryDriver::connect(&store, MemoryConfig::default());
     let faults = driver.faults().clone();

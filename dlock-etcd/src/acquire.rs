@@ -1,10 +1,10 @@
-//! Acquire: takes the lock, enters the incarnation of its owner, or stands in line.
+//! Acquire: takes the lock, enters the incarnation of its owner, or queues.
 //!
 //! The common case is one transaction, beside the keep-alive of a spare lease. Only a request that is refused with a ticket needs a second
 //! one, which judges anew and puts the waiter into the queue.
 
 use crate::{
-    commands::{Keys, Line, Place, Record, Taken, join, take, token},
+    commands::{Keys, Line, QueuePosition, Record, Taken, join, take, token},
     driver::Inner,
     error::{contended, is_lease_gone, unanswered},
     holds::Unanswered,
@@ -114,7 +114,7 @@ impl Inner {
             lease = self.grant(Duration::ZERO).await?;
         }
         let key = (req.name.clone(), ticket);
-        // One whose key may have been created by a request without an answer loses its place.
+        // One whose key may have been created by a request without an answer loses its position.
         self.forget(&key);
         let waiter = Waiter {
             key: self.keys(&req.name).waiter(&self.client, ticket),
@@ -180,10 +180,12 @@ impl Request<'_> {
     async fn ask(&self) -> Result<Answer> {
         let (inner, req) = (self.inner, self.req);
         let ticket = req.ticket.map(|ticket| (req.name.clone(), ticket));
-        let place = ticket.as_ref().map_or(Place::None, |key| inner.place(key));
+        let position = ticket
+            .as_ref()
+            .map_or(QueuePosition::None, |key| inner.position(key));
         let line = match req.join {
             Some(_) => inner.line(&self.keys).await?,
-            None => match self.take(&place).await? {
+            None => match self.take(&position).await? {
                 Ok(granted) => return Ok(Answer::Granted(granted)),
                 Err(line) => line,
             },
@@ -196,7 +198,7 @@ impl Request<'_> {
         if let Some(inside) = inside
             && (req.join.is_none() || req.join == inside.token())
         {
-            return self.enter(inside, &line, &place).await;
+            return self.enter(inside, &line, &position).await;
         }
         if req.join.is_some() {
             return Ok(Answer::Refused(Acquired::Gone));
@@ -204,11 +206,11 @@ impl Request<'_> {
         let Some(key) = ticket else {
             return Ok(Answer::Refused(Acquired::Held(held(&line, None))));
         };
-        match place {
-            Place::Stands(own, created) if line.created(&own) == Some(created) => {
+        match position {
+            QueuePosition::Stands(own, created) if line.created(&own) == Some(created) => {
                 Ok(self.waits(&key, &line))
             }
-            Place::Stands(..) => {
+            QueuePosition::Stands(..) => {
                 inner.forget(&key);
                 Ok(Answer::Again)
             }
@@ -217,10 +219,10 @@ impl Request<'_> {
     }
 
     /// Sends the transaction that takes the lock. Refused, it tells what is in the way.
-    async fn take(&self, place: &Place) -> Result<Result<Granted, Line>> {
+    async fn take(&self, position: &QueuePosition) -> Result<Result<Granted, Line>> {
         let record = self.record(0);
         let hold = (self.req.hold, &record, self.lease.id);
-        let txn = take(&self.keys, hold, place, self.next.as_ref());
+        let txn = take(&self.keys, hold, position, self.next.as_ref());
         let answer = self.inner.connection.txn(txn).await?;
         let line = Line::read(&self.keys, &answer);
         if !answer.succeeded() {
@@ -258,7 +260,7 @@ impl Request<'_> {
     }
 
     /// Adds a hold to the owner's incarnation, past the queue.
-    async fn enter(&self, inside: &Taken, line: &Line, place: &Place) -> Result<Answer> {
+    async fn enter(&self, inside: &Taken, line: &Line, position: &QueuePosition) -> Result<Answer> {
         let holds = line.holds().count();
         if holds >= usize::try_from(MAX_HOLDS).unwrap_or(usize::MAX) {
             let message =
@@ -268,8 +270,8 @@ impl Request<'_> {
         let Some(token) = inside.token() else {
             return Ok(Answer::Again);
         };
-        let used = match place {
-            Place::Stands(key, _) => Some(key.clone()),
+        let used = match position {
+            QueuePosition::Stands(key, _) => Some(key.clone()),
             _ => None,
         };
         let record = self.record(token.0);
@@ -292,8 +294,8 @@ impl Request<'_> {
     /// Takes the lock, or enters the queue.
     async fn stand(&self, key: &WaiterKey) -> Result<Answer> {
         let (name, lease) = self.inner.new_waiter(self.req, key.1).await?;
-        let place = Place::Enters(name.clone(), lease);
-        let line = match self.take(&place).await? {
+        let position = QueuePosition::Enters(name.clone(), lease);
+        let line = match self.take(&position).await? {
             Ok(granted) => return Ok(Answer::Granted(granted)),
             Err(line) => line,
         };
@@ -329,7 +331,7 @@ impl Request<'_> {
         match (self.req.next_ticket.zip(self.next.as_ref()), granted.next) {
             (Some((next, (_, lease))), Some(created)) => {
                 self.inner.stands(&waiter(next), *lease, created);
-                self.inner.look_again(waiter(next));
+                self.inner.read_again(waiter(next));
             }
             _ => self.leave_next(),
         }

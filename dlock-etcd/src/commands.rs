@@ -235,7 +235,7 @@ pub(crate) fn revision(answer: &TxnResponse) -> i64 {
 
 /// Where a request stands in the queue.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
+pub(crate) enum QueuePosition {
     /// Nowhere, and a refusal leaves no trace.
     None,
     /// Its key was created at that revision.
@@ -249,23 +249,23 @@ pub(crate) enum Place {
 pub(crate) fn take(
     keys: &Keys,
     (hold, record, lease): (HoldId, &Record, i64),
-    place: &Place,
+    position: &QueuePosition,
     next: Option<&(String, i64)>,
 ) -> Txn {
     let mut when = vec![none(&keys.holds())];
     let mut then = vec![put(keys.hold(hold), record.encode(), lease)];
     let mut otherwise = Vec::new();
-    match place {
-        Place::Stands(key, created) => {
+    match position {
+        QueuePosition::Stands(key, created) => {
             let first = Compare::create_revision(keys.waiters(), CompareOp::Greater, created - 1);
             when.extend([made(key.as_str(), *created), first.with_prefix()]);
             then.push(TxnOp::delete(key.as_str(), None));
         }
-        Place::Enters(key, lease) => {
+        QueuePosition::Enters(key, lease) => {
             when.push(none(&keys.waiters()));
             otherwise.push(put(key.clone(), "", *lease));
         }
-        Place::None => when.push(none(&keys.waiters())),
+        QueuePosition::None => when.push(none(&keys.waiters())),
     }
     then.extend(next.map(|(key, lease)| put(key.clone(), "", *lease)));
     otherwise.extend(read(keys));
@@ -314,7 +314,7 @@ pub(crate) fn release(keys: &Keys, hold: HoldId, created: i64) -> Txn {
 }
 
 /// Reads the lock.
-pub(crate) fn look(keys: &Keys) -> Txn {
+pub(crate) fn inspect(keys: &Keys) -> Txn {
     Txn::new().and_then(read(keys))
 }
 

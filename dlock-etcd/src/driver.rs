@@ -253,7 +253,7 @@ impl Inner {
 
     /// Reads a lock.
     pub(crate) async fn line(&self, keys: &Keys) -> Result<Line> {
-        let answer = self.connection.txn(crate::commands::look(keys)).await?;
+        let answer = self.connection.txn(crate::commands::inspect(keys)).await?;
         Ok(Line::read(keys, &answer))
     }
 

@@ -1,10 +1,10 @@
 //! Wake-ups: each waiter watches the one before it, the first one watches the holds.
 //!
 //! So the end of a hold wakes one waiter, not all. A watch begins behind the revision that the waiter has seen. So nothing is missed between a
-//! refusal and the watch, nor while the connection is changed; what the servers have compacted meanwhile is looked up.
+//! refusal and the watch, nor while the connection is changed; what the servers have compacted meanwhile is read.
 
 use crate::{
-    commands::{Line, Place},
+    commands::{Line, QueuePosition},
     connection::Link,
     driver::Inner,
     table::{Waiter, WaiterKey, Watch},
@@ -28,7 +28,7 @@ pub(crate) enum Order {
 
 impl Inner {
     /// Where a waiter stands. Its turn, if it came, is being used.
-    pub(crate) fn place(&self, key: &WaiterKey) -> Place {
+    pub(crate) fn position(&self, key: &WaiterKey) -> QueuePosition {
         let mut table = self.table();
         match table.waiters.get_mut(key) {
             Some(Waiter {
@@ -38,9 +38,9 @@ impl Inner {
                 ..
             }) => {
                 *turn = None;
-                Place::Stands(key.clone(), *created)
+                QueuePosition::Stands(key.clone(), *created)
             }
-            _ => Place::None,
+            _ => QueuePosition::None,
         }
     }
 
@@ -99,17 +99,17 @@ impl Inner {
     }
 
     /// Reads the lock of a waiter; `None`: not answered in time.
-    async fn looked(&self, key: &WaiterKey) -> Option<Line> {
+    async fn answer(&self, key: &WaiterKey) -> Option<Line> {
         let keys = self.keys(&key.0);
         timeout(ANSWER, self.line(&keys)).await.ok()?.ok()
     }
 
-    /// Looks in the background what a waiter waits for now.
-    pub(crate) fn look_again(self: &Arc<Self>, key: WaiterKey) {
+    /// Reads in the background what a waiter waits for now.
+    pub(crate) fn read_again(self: &Arc<Self>, key: WaiterKey) {
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
-            let Some(line) = inner.looked(&key).await else {
-                return inner.turn(&key); // the next poll looks
+            let Some(line) = inner.answer(&key).await else {
+                return inner.turn(&key); // the next poll reads it
             };
             match inner.watch_line(&key, &line) {
                 Some(0) if line.taken.is_empty() => inner.turn(&key),
@@ -126,14 +126,14 @@ impl Inner {
     pub(crate) fn turn_over(self: &Arc<Self>, key: WaiterKey) {
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
-            let line = inner.looked(&key).await;
+            let line = inner.answer(&key).await;
             let mut table = inner.table();
             let waiter = table.waiters.get_mut(&key);
             // Otherwise it is used just now.
             let Some(waiter) = waiter.filter(|waiter| waiter.turn == Some(Instant::FAR)) else {
                 return;
             };
-            // Not answered, it is looked at again soon.
+            // Not answered, it is answer at again soon.
             waiter.turn = line.is_none().then(|| inner.clock.now() + ANSWER);
             drop(table);
             if line.is_some_and(|line| line.taken.is_empty()) {
@@ -172,7 +172,7 @@ impl Inner {
         watch.from = watch.from.max(revision + 1);
         let is_first = watch.ahead.is_none();
         if has_ended {
-            // Forgotten, so that the next look sets a new one.
+            // Forgotten, so that the next poll sets a new one.
             let id = watch.id;
             table.watches.remove(&id);
             if let Some(waiter) = table.waiters.get_mut(&key) {
@@ -183,11 +183,11 @@ impl Inner {
         if is_first && !has_ended {
             self.turn(&key);
         } else {
-            self.look_again(key);
+            self.read_again(key);
         }
     }
 
-    /// All watches, from the first revision that each has not seen, in place of the orders so far.
+    /// All watches, from the first revision that each has not seen, in position of the orders so far.
     fn watches(&self, orders: &mut mpsc::UnboundedReceiver<Order>) -> Vec<Order> {
         // Under the lock orders are given as well: none is missed, and none is carried twice.
         let table = self.table();
@@ -271,9 +271,9 @@ async fn send(sender: &mut WatchRequestSender, order: Order) -> Result<(), Nativ
     }
 }
 
-/// The number in place of that of a watch that is refused.
+/// The number in position of that of a watch that is refused.
 const REFUSED: i64 = -1;
-/// How long a look may take; after that the core polls.
+/// How long a read may take; after that the core polls.
 const ANSWER: Duration = Duration::from_millis(500);
 /// Between two attempts to open the stream.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -1,4 +1,4 @@
-//! Renew: a keep-alive of the lease, and a look at the key.
+//! Renew: a keep-alive of the lease, and a read of the key.
 //!
 //! A lease may live without its key, because the lock was broken or the hold moved to another lease. So all keys of a batch are read, in one
 //! request beside the keep-alives.

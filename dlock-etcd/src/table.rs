@@ -60,7 +60,7 @@ impl Hold {
     }
 }
 
-/// A waiting client's place in a queue.
+/// A waiting client's position in a queue.
 #[derive(Clone, Debug)]
 pub(crate) struct Waiter {
     pub(crate) key: String,

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use dlock_conformance::{
-    Backend, Call, Failure, Gap, Mutants, Remote, main as suite,
+    Backend, Call, Failure, Mutants, Remote, Unsupported, main as suite,
     testbed::{
         EtcdServer, Home, Running,
         etcd::Etcd,
@@ -68,8 +68,8 @@ impl Backend for OnEtcd {
         true
     }
 
-    fn no_store_time(&self) -> Gap {
-        Gap("leases end by the leader's monotonic clock")
+    fn no_store_time(&self) -> Unsupported {
+        Unsupported("leases end by the leader's monotonic clock")
     }
 }
 

@@ -5,7 +5,7 @@
 
 use crate::{
     error::MemoryError,
-    line::{ClientTicket, Clients, Command, Line, Place, Terms, Turn},
+    line::{ClientTicket, Clients, Command, Line, QueuePosition, Terms, Turn},
     store::State,
 };
 use dlock_core::{
@@ -35,24 +35,24 @@ pub(crate) struct Attempt {
     pub(crate) next: Option<ClientTicket>,
     pub(crate) terms: Terms,
     /// Where `line` was in the queue before; `None`: at the end, if it is not queued.
-    pub(crate) place: Option<Place>,
+    pub(crate) position: Option<QueuePosition>,
 }
 
 /// The answer to an [`Attempt`], and where its tickets are in the queue now.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) acquired: Acquired,
-    /// The place of `line`, refused.
-    pub(crate) place: Option<Place>,
-    /// The place of `next`, granted.
-    pub(crate) next: Option<Place>,
+    /// The position of `line`, refused.
+    pub(crate) position: Option<QueuePosition>,
+    /// The position of `next`, granted.
+    pub(crate) next: Option<QueuePosition>,
 }
 
 impl From<Acquired> for Answer {
     fn from(acquired: Acquired) -> Self {
         Self {
             acquired,
-            place: None,
+            position: None,
             next: None,
         }
     }
@@ -214,7 +214,7 @@ impl Entry {
             return Some(turn.ticket) == attempt.line;
         }
         if !self.line.is_empty() {
-            // Queued first, so that its old place counts.
+            // Queued first, so that its old position counts.
             self.queue(command, attempt);
             self.turn = self.line.serve(command, attempt.line);
         }
@@ -223,21 +223,21 @@ impl Entry {
 
     /// Refuses, and keeps the ticket in the queue.
     fn refuse(&mut self, command: &mut Command<'_>, attempt: &Attempt, mut held: Held) -> Answer {
-        let place = self.queue(command, attempt);
-        let ahead = place.map(|place| self.line.ahead(place));
+        let position = self.queue(command, attempt);
+        let ahead = position.map(|position| self.line.ahead(position));
         let rest = held.poll_in.or(self.turn_left(command.now));
         held.poll_in = Some(attempt.terms.poll_in(rest.unwrap_or_default(), ahead));
         held.ahead = ahead.and_then(|ahead| u32::try_from(ahead).ok());
         Answer {
-            place,
+            position,
             ..Acquired::Held(held).into()
         }
     }
 
     /// Queues the ticket, where it was before if it knows.
-    fn queue(&mut self, command: &mut Command<'_>, attempt: &Attempt) -> Option<Place> {
-        let (ticket, place) = (attempt.line?, attempt.place);
-        self.line.put(command, ticket, attempt.terms, place)
+    fn queue(&mut self, command: &mut Command<'_>, attempt: &Attempt) -> Option<QueuePosition> {
+        let (ticket, position) = (attempt.line?, attempt.position);
+        self.line.put(command, ticket, attempt.terms, position)
     }
 
     /// Gives the lock, if it is free, to the first in the queue, or notifies the clients that watch it.

@@ -1,11 +1,11 @@
-//! Client connection: the client's identity at the server, the places of its tickets, and the faults that
+//! Client connection: the client's identity at the server, the positions of its tickets, and the faults that
 //! its calls meet.
 
 use crate::{
     error::MemoryError,
     fault::{Fault, Faults},
     inbox::Inbox,
-    line::{ClientId, Place},
+    line::{ClientId, QueuePosition},
     store::{MemoryStore, Request, Submitted, Work},
 };
 use dlock_core::driver::{Result, Ticket, WakeUp};
@@ -27,7 +27,7 @@ pub(crate) struct Connection {
     pub(crate) store: MemoryStore,
     pub(crate) client: ClientId,
     pub(crate) faults: Faults,
-    pub(crate) places: Arc<Places>,
+    pub(crate) positions: Arc<QueuePositions>,
     inbox: Arc<Inbox>,
     closed: AtomicBool,
 }
@@ -39,7 +39,7 @@ impl Connection {
             store: store.clone(),
             client: store.connect(Arc::clone(&inbox)),
             faults: Faults::new(Arc::clone(&inbox)),
-            places: Arc::default(),
+            positions: Arc::default(),
             inbox,
             closed: AtomicBool::new(false),
         }
@@ -106,11 +106,11 @@ impl Connection {
 
     /// The wake-ups, which can be taken once.
     pub(crate) fn wake_ups(&self) -> Option<impl Stream<Item = WakeUp> + Send + use<>> {
-        let places = Arc::clone(&self.places);
+        let positions = Arc::clone(&self.positions);
         let wake_ups = self.inbox.take()?;
         Some(wake_ups.inspect(move |wake_up| {
             if let WakeUp::Turn { ticket, .. } = wake_up {
-                places.turned(*ticket);
+                positions.turned(*ticket);
             }
         }))
     }
@@ -130,43 +130,43 @@ impl Drop for Connection {
     }
 }
 
-/// The places of a client's tickets, remembered by the client so that the server need not. A ticket that
+/// The positions of a client's tickets, remembered by the client so that the server need not. A ticket that
 /// was removed from the queue comes back where it was; after a second turn that lapsed, it goes to the end.
 #[derive(Debug, Default)]
-pub(crate) struct Places(Mutex<HashMap<Ticket, Remembered>>);
+pub(crate) struct QueuePositions(Mutex<HashMap<Ticket, Remembered>>);
 
 #[derive(Debug, Default)]
 struct Remembered {
-    place: Option<Place>,
+    position: Option<QueuePosition>,
     /// A turn came, and the ticket has not answered since.
     turned: bool,
     /// An earlier turn ended in a refusal.
     lapsed: bool,
 }
 
-impl Places {
+impl QueuePositions {
     /// Where the ticket is to be queued in the next request; `None`: at the end. It is remembered from now
     /// on.
-    pub(crate) fn of(&self, ticket: Ticket) -> Option<Place> {
-        let mut places = self.lock();
-        let remembered = places.entry(ticket).or_default();
+    pub(crate) fn of(&self, ticket: Ticket) -> Option<QueuePosition> {
+        let mut positions = self.lock();
+        let remembered = positions.entry(ticket).or_default();
         if remembered.turned && remembered.lapsed {
             return None;
         }
-        remembered.place
+        remembered.position
     }
 
     /// The ticket was refused, and is queued there. Ignored for a ticket that has left meanwhile.
-    pub(crate) fn refused(&self, ticket: Ticket, place: Option<Place>) {
-        if let (Some(place), Some(remembered)) = (place, self.lock().get_mut(&ticket)) {
-            remembered.place = Some(place);
+    pub(crate) fn refused(&self, ticket: Ticket, position: Option<QueuePosition>) {
+        if let (Some(position), Some(remembered)) = (position, self.lock().get_mut(&ticket)) {
+            remembered.position = Some(position);
             remembered.lapsed |= std::mem::take(&mut remembered.turned);
         }
     }
 
     /// The ticket is queued there for the first time.
-    pub(crate) fn queued(&self, ticket: Ticket, place: Place) {
-        self.lock().entry(ticket).or_default().place = Some(place);
+    pub(crate) fn queued(&self, ticket: Ticket, position: QueuePosition) {
+        self.lock().entry(ticket).or_default().position = Some(position);
     }
 
     /// The ticket got a turn.
@@ -213,12 +213,12 @@ mod tests {
             (req.ticket, req.next_ticket) = (line, next);
             req
         };
-        let known = || driver.places().lock().len();
+        let known = || driver.positions().lock().len();
         driver
             .acquire(&ask("a", Some(one), Some(two)))
             .await
             .unwrap();
-        assert_eq!(known(), 1, "the next one stands in line");
+        assert_eq!(known(), 1, "the next one is queued");
         driver.acquire(&ask("b", Some(two), None)).await.unwrap();
         driver.leave(&ask("b", None, None).name, two).await.unwrap();
         assert_eq!(known(), 0);

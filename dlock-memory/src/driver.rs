@@ -136,22 +136,22 @@ impl MemoryDriver {
         ClientTicket { client, ticket }
     }
 
-    /// Remembers the tickets' present places: the server may forget a ticket at any time.
+    /// Remembers the tickets' present positions: the server may forget a ticket at any time.
     fn remember(&self, req: &Acquire, answer: &Answer) {
-        let places = &self.connection.places;
+        let positions = &self.connection.positions;
         match (req.ticket, &answer.acquired) {
-            (Some(ticket), Acquired::Granted(_)) => places.forget(ticket),
-            (Some(ticket), _) => places.refused(ticket, answer.place),
+            (Some(ticket), Acquired::Granted(_)) => positions.forget(ticket),
+            (Some(ticket), _) => positions.refused(ticket, answer.position),
             (None, _) => {}
         }
-        if let (Some(ticket), Some(place)) = (req.next_ticket, answer.next) {
-            places.queued(ticket, place);
+        if let (Some(ticket), Some(position)) = (req.next_ticket, answer.next) {
+            positions.queued(ticket, position);
         }
     }
 
     #[cfg(test)]
-    pub(crate) fn places(&self) -> &crate::connection::Places {
-        &self.connection.places
+    pub(crate) fn positions(&self) -> &crate::connection::QueuePositions {
+        &self.connection.positions
     }
 }
 
@@ -173,7 +173,9 @@ impl DistributedLock for MemoryDriver {
             line: req.ticket.map(|ticket| self.ticket(ticket)),
             next: req.next_ticket.map(|ticket| self.ticket(ticket)),
             terms: Terms::new(&self.config, req.lease),
-            place: req.ticket.and_then(|line| self.connection.places.of(line)),
+            position: req
+                .ticket
+                .and_then(|line| self.connection.positions.of(line)),
             req: req.clone(),
         };
         let request = Request {
@@ -187,7 +189,7 @@ impl DistributedLock for MemoryDriver {
     }
 
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
-        self.connection.places.forget(ticket);
+        self.connection.positions.forget(ticket);
         let request = self.request(Call::Leave, name);
         let (name, ticket) = (name.clone(), self.ticket(ticket));
         let work = move |state: &mut _, now| {

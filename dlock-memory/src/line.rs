@@ -14,7 +14,7 @@ use std::{
 /// The waiters of one name.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
-    /// Sorted by place.
+    /// Sorted by position.
     queued: Vec<Queued>,
     /// In no order.
     watchers: Vec<Watcher>,
@@ -27,13 +27,13 @@ pub(crate) struct ClientTicket {
     pub(crate) ticket: Ticket,
 }
 
-/// A ticket's place in the queue: the server's time when it was first queued, and a number for tickets of one instant.
+/// A ticket's position in the queue: the server's time when it was first queued, and a number for tickets of one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place(Duration, u64);
+pub(crate) struct QueuePosition(Duration, u64);
 
 #[derive(Clone, Copy, Debug)]
 struct Queued {
-    place: Place,
+    position: QueuePosition,
     ticket: ClientTicket,
     /// The ticket counts as dead from then on, unless it polls.
     deadline: Duration,
@@ -104,15 +104,15 @@ impl Command<'_> {
 }
 
 impl Line {
-    /// Adds a waiting ticket as its driver is woken; returns its place in the queue, if it has one. A ticket that is
-    /// queued already keeps its place, and its deadline is moved.
+    /// Adds a waiting ticket as its driver is woken; returns its position in the queue, if it has one. A ticket that is
+    /// queued already keeps its position, and its deadline is moved.
     pub(crate) fn put(
         &mut self,
         command: &mut Command<'_>,
         ticket: ClientTicket,
         terms: Terms,
-        place: Option<Place>,
-    ) -> Option<Place> {
+        position: Option<QueuePosition>,
+    ) -> Option<QueuePosition> {
         let deadline = command.now + terms.silence();
         match terms.wake {
             Wake::Queue => {}
@@ -125,22 +125,23 @@ impl Line {
         }
         if let Some(queued) = self.queued.iter_mut().find(|one| one.ticket == ticket) {
             queued.deadline = deadline;
-            return Some(queued.place);
+            return Some(queued.position);
         }
-        let place = place.unwrap_or_else(|| command.clients.next_place(command.now));
+        let position = position.unwrap_or_else(|| command.clients.next_position(command.now));
         let queued = Queued {
-            place,
+            position,
             ticket,
             deadline,
             terms,
         };
-        self.queued.insert(self.ahead(place), queued);
-        Some(place)
+        self.queued.insert(self.ahead(position), queued);
+        Some(position)
     }
 
-    /// The number of tickets before that place.
-    pub(crate) fn ahead(&self, place: Place) -> usize {
-        self.queued.partition_point(|other| other.place < place)
+    /// The number of tickets before that position.
+    pub(crate) fn ahead(&self, position: QueuePosition) -> usize {
+        self.queued
+            .partition_point(|other| other.position < position)
     }
 
     /// Whether the queue is empty, without even a dead ticket.
@@ -157,7 +158,7 @@ impl Line {
     }
 
     /// Gives a free lock to the first living ticket in the queue. `None`: that is the requester `me`, or no ticket is
-    /// left. Tickets that are removed on the way are forgotten: their clients know their places, and the next poll
+    /// left. Tickets that are removed on the way are forgotten: their clients know their positions, and the next poll
     /// puts them back.
     pub(crate) fn serve(
         &mut self,
@@ -241,7 +242,7 @@ impl Queued {
 pub(crate) struct Clients {
     pub(crate) inboxes: BTreeMap<ClientId, Arc<Inbox>>,
     pub(crate) pushes: Vec<(ClientId, WakeUp)>,
-    /// Distinguishes places of one instant.
+    /// Distinguishes positions of one instant.
     placed: u64,
     connected: u64,
 }
@@ -262,9 +263,9 @@ impl Clients {
             .extend(clients.map(|client| (*client, WakeUp::Resync)));
     }
 
-    fn next_place(&mut self, now: Duration) -> Place {
+    fn next_position(&mut self, now: Duration) -> QueuePosition {
         self.placed += 1;
-        Place(now, self.placed)
+        QueuePosition(now, self.placed)
     }
 
     /// Whether a push to that client would find a receiver.

@@ -2,8 +2,8 @@
 
 use async_trait::async_trait;
 use dlock_conformance::{
-    Call, Failure, Faults, Fixture, Gap, Keeps, MakeFixture, Mutants, Network, Records, Server,
-    StoreTime, Time, main as suite,
+    Call, Failure, Faults, Fixture, Keeps, MakeFixture, Mutants, Network, Records, Server,
+    StoreTime, Time, Unsupported, main as suite,
 };
 use dlock_core::{
     Clock, LockName,
@@ -69,23 +69,23 @@ impl Fixture for Model {
         self.store.clock().clone()
     }
 
-    fn url(&self) -> Result<String, Gap> {
-        Err(Gap("the store lives inside one process"))
+    fn url(&self) -> Result<String, Unsupported> {
+        Err(Unsupported("the store lives inside one process"))
     }
 
-    fn network(&self) -> Result<&dyn Network, Gap> {
+    fn network(&self) -> Result<&dyn Network, Unsupported> {
         Ok(self)
     }
 
-    fn server(&self) -> Result<&dyn Server, Gap> {
+    fn server(&self) -> Result<&dyn Server, Unsupported> {
         Ok(self)
     }
 
-    fn records(&self) -> Result<&dyn Records, Gap> {
+    fn records(&self) -> Result<&dyn Records, Unsupported> {
         Ok(self)
     }
 
-    fn store_time(&self) -> Result<&dyn StoreTime, Gap> {
+    fn store_time(&self) -> Result<&dyn StoreTime, Unsupported> {
         Ok(self)
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     deployment::Kind,
     document::{Found, found, time},
     error,
-    sending::Place,
+    sending::RequestPermits,
 };
 use dlock_core::{
     FencingToken, LockName,
@@ -48,10 +48,10 @@ impl Batch for Takes {
 
     async fn send_one(&self, req: &Acquire) -> Result<Option<FencingToken>> {
         let connection = &self.0.connection;
-        let place = connection.place(Class::Acquire).await?;
+        let permits = connection.reserve(Class::Acquire).await?;
         let last = connection.not_after(req.give_up).await?;
         let take = commands::take(connection.collection(), req, last);
-        let reply = connection.send(&place, take).await?;
+        let reply = connection.send(&permits, take).await?;
         let Some(Bson::Document(taken)) = reply.get("value") else {
             return Ok(None);
         };
@@ -62,7 +62,7 @@ impl Batch for Takes {
 
     async fn send(&self, asked: &[Acquire]) -> Result<Vec<Option<Result<Option<FencingToken>>>>> {
         let connection = &self.0.connection;
-        let place = connection.place(Class::Acquire).await?;
+        let permits = connection.reserve(Class::Acquire).await?;
         // One without time left would make all the others late.
         let now = connection.now();
         let in_time = |req: &&Acquire| req.give_up > now;
@@ -74,7 +74,7 @@ impl Batch for Takes {
         let mark = random()?;
         let take = commands::take_all(connection.collection(), &due, last, mark);
         let names = due.iter().map(|req| &req.name);
-        let (found, _) = self.0.told(&place, take, names, None).await?;
+        let (found, _) = self.0.told(&permits, take, names, None).await?;
         let taken = |req: &Acquire| {
             if !in_time(&req) {
                 return Err(error::unsent());
@@ -112,10 +112,13 @@ impl Batch for Frees {
     async fn send(&self, asked: &[Sole]) -> Result<Vec<Option<Result<Freed>>>> {
         let connection = &self.0.connection;
         let mark = random()?;
-        let place = connection.place(Class::Work).await?;
+        let permits = connection.reserve(Class::Work).await?;
         let free = commands::free_all(connection.collection(), asked, mark);
         let names = asked.iter().map(|sole| &sole.name);
-        let (found, freed) = self.0.told(&place, free, names, Some(asked.len())).await?;
+        let (found, freed) = self
+            .0
+            .told(&permits, free, names, Some(asked.len()))
+            .await?;
         if freed == Some(asked.len()) {
             return Ok(asked.iter().map(|_| Some(Ok(Freed::Free))).collect());
         }
@@ -158,14 +161,14 @@ impl Server {
     /// it met `all`. `None`: one document stopped it, and how many it met before that is not known.
     async fn told<'a>(
         &self,
-        place: &Arc<Place>,
+        permits: &Arc<RequestPermits>,
         command: Document,
         names: impl Iterator<Item = &'a LockName> + Send,
         all: Option<usize>,
     ) -> Result<(Found, Option<usize>)> {
         let connection = &self.connection;
-        let answer = connection.ask(place, command).await?;
-        // What such a command did is over, but confirmed by nobody.
+        let answer = connection.ask(permits, command).await?;
+        // What such a command did is over but unconfirmed.
         let (met, level) = match error::is_of_one_document(&answer) {
             true => (None, self.kind.proven()),
             false => (Some(error::met(answer)?), self.kind.confirmed()),
@@ -174,7 +177,7 @@ impl Server {
             return Ok((Found::new(), met));
         }
         let find = commands::find(connection.collection(), names, level);
-        let reply = connection.send(place, find).await.map_err(error::open)?;
+        let reply = connection.send(permits, find).await.map_err(error::open)?;
         Ok((found(&reply), met))
     }
 }
@@ -240,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_freed_is_told_from_what_was_lost_and_what_nobody_knows_is_an_error() {
+    fn freed_is_told_from_lost_and_an_unknown_outcome_is_an_error() {
         let names = ["freed", "over", "broken", "gone"];
         let asked: Vec<_> = names.iter().enumerate().map(sole).collect();
         let found: Found = [

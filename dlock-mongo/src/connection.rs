@@ -12,7 +12,7 @@ use crate::{
     deployment::Kind,
     document::{batch, micros},
     error,
-    sending::{Place, Places},
+    sending::{PermitPools, RequestPermits},
 };
 use dlock_core::{
     Clock, Instant,
@@ -58,7 +58,7 @@ struct Shared {
     seen: Mutex<Option<Instant>>,
     /// The primary, as the native client's monitors see it.
     primary: Mutex<Option<ServerAddress>>,
-    places: Arc<Places>,
+    pools: Arc<PermitPools>,
     /// How many times a member was lost.
     breaks: AtomicUsize,
     closed: AtomicBool,
@@ -134,43 +134,47 @@ impl Connection {
 
     /// Runs a command to completion, even if the caller is cancelled.
     pub(crate) async fn run(&self, class: Class, command: Document) -> Result<Document> {
-        let place = self.place(class).await?;
-        self.send(&place, command).await
+        let permits = self.reserve(class).await?;
+        self.send(&permits, command).await
     }
 
     /// Waits for the permits that a request needs. A caller that is cancelled while it waits has sent
     /// nothing.
-    pub(crate) async fn place(&self, class: Class) -> Result<Arc<Place>> {
+    pub(crate) async fn reserve(&self, class: Class) -> Result<Arc<RequestPermits>> {
         if self.is_closed() {
             return Err(error::closed());
         }
-        Ok(Arc::new(self.shared.places.one(class).await?))
+        Ok(Arc::new(self.shared.pools.one(class).await?))
     }
 
     /// The same, to renew by itself an entry whose batch was held up.
-    pub(crate) async fn place_alone(&self) -> Result<Arc<Place>> {
-        Ok(Arc::new(self.shared.places.alone().await?))
+    pub(crate) async fn reserve_alone(&self) -> Result<Arc<RequestPermits>> {
+        Ok(Arc::new(self.shared.pools.alone().await?))
     }
 
     /// Runs a command with these permits, as [`run`](Self::run) does.
-    pub(crate) async fn send(&self, place: &Arc<Place>, command: Document) -> Result<Document> {
-        let answer = self.ask(place, command).await?;
+    pub(crate) async fn send(
+        &self,
+        permits: &Arc<RequestPermits>,
+        command: Document,
+    ) -> Result<Document> {
+        let answer = self.ask(permits, command).await?;
         error::confirmed(answer)
     }
 
     /// Answers what the server says, with the errors inside its reply.
     pub(crate) async fn ask(
         &self,
-        place: &Arc<Place>,
+        permits: &Arc<RequestPermits>,
         command: Document,
     ) -> Result<Result<Document, NativeError>> {
         if self.is_closed() {
             return Err(error::closed());
         }
-        let (place, database) = (Arc::clone(place), self.database.clone());
+        let (permits, database) = (Arc::clone(permits), self.database.clone());
         let asked = async move {
             let answer = database.run_command(command).await;
-            drop(place);
+            drop(permits);
             answer
         };
         let answer = self.runtime.spawn(asked).await;
@@ -331,8 +335,8 @@ impl Connection {
 
     /// The documents of a cursor's only batch, or none where the right to ask is missing.
     async fn all(&self, command: Document) -> Result<Vec<Document>> {
-        let place = self.place(Class::Work).await?;
-        match self.ask(&place, command).await? {
+        let permits = self.reserve(Class::Work).await?;
+        match self.ask(&permits, command).await? {
             Ok(reply) => Ok(batch(&reply).cloned().collect()),
             Err(cause) if error::no_stream(&cause) => {
                 tracing::debug!(%cause, "mongodb: the collection's settings cannot be read");
@@ -349,12 +353,12 @@ impl Connection {
             self.runtime.spawn(async move {
                 // A stalled server does not answer what was sent to it. Its connections then close with the
                 // last handle of the client.
-                for _ in 0..CLOSE_LOOKS {
-                    if shared.places.unanswered() == 0 {
+                for _ in 0..CLOSE_POLLS {
+                    if shared.pools.unanswered() == 0 {
                         client.shutdown().immediate(true).await;
                         return;
                     }
-                    tokio::time::sleep(CLOSE_LOOK).await;
+                    tokio::time::sleep(CLOSE_POLL).await;
                 }
             });
         }
@@ -363,7 +367,7 @@ impl Connection {
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let unanswered = self.shared.places.unanswered();
+        let unanswered = self.shared.pools.unanswered();
         write!(
             f,
             "Connection({}.{}, {unanswered} unanswered)",
@@ -380,7 +384,7 @@ impl Shared {
             clock: Clock::boot(),
             seen: Mutex::new(None),
             primary: Mutex::new(None),
-            places: Places::new(pool),
+            pools: PermitPools::new(pool),
             breaks: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         }
@@ -414,5 +418,5 @@ const LONGEST_COMMAND: Duration = Duration::from_millis(1_500);
 const CLOCK_GOOD: Duration = Duration::from_secs(10);
 /// Poll interval and number of polls while `close` waits for requests in flight: as long as the core waits
 /// for a call.
-const CLOSE_LOOK: Duration = Duration::from_millis(20);
-const CLOSE_LOOKS: u32 = 1_500;
+const CLOSE_POLL: Duration = Duration::from_millis(20);
+const CLOSE_POLLS: u32 = 1_500;

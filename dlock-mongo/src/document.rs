@@ -184,7 +184,7 @@ fn number(value: Option<&Bson>) -> Option<u64> {
     u64::try_from(value?.as_i64()?).ok()
 }
 
-/// A document of somebody else.
+/// A document of another program.
 const FOREIGN: DamagedRecord = DamagedRecord::new("dlock");
 /// The version of the document's shape.
 pub(crate) const VERSION: i32 = 1;

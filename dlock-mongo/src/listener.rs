@@ -191,7 +191,7 @@ impl Shared {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn look_again(&self) {
+    pub(crate) fn resync(&self) {
         self.wake_ups.send(WakeUp::Resync);
     }
 
@@ -229,7 +229,7 @@ impl Shared {
 }
 
 /// Reads names that the previous stream lacked: a release may have come before the new stream.
-async fn look(shared: Weak<Shared>, connection: Connection, names: Vec<LockName>) {
+async fn read_missed(shared: Weak<Shared>, connection: Connection, names: Vec<LockName>) {
     for some in names.chunks(LISTED) {
         let find = commands::find(connection.collection(), some.iter(), "local");
         // A document that cannot be read may be free.
@@ -291,7 +291,7 @@ async fn keep(shared: Weak<Shared>, changed: Arc<Notify>) {
                     pause = SHORTEST;
                     let (generation, new) = here.opened(filter, lost);
                     let (runtime, connection) = (here.connection.runtime(), &here.connection);
-                    runtime.spawn(look(Arc::downgrade(&here), connection.clone(), new));
+                    runtime.spawn(read_missed(Arc::downgrade(&here), connection.clone(), new));
                     let listening = listen(
                         Arc::downgrade(&here),
                         generation,
@@ -325,7 +325,7 @@ impl Shared {
         waiting.generation += 1;
         let was_deaf = std::mem::take(&mut waiting.deaf);
         if lost || was_deaf {
-            self.look_again();
+            self.resync();
             return (waiting.generation, Vec::new());
         }
         let heard = |name: &&LockName| !shows(&before, name) && shows(&waiting.filter, name);

@@ -73,7 +73,7 @@ impl Server {
     async fn some(&self, entries: &[Sole], lease: Duration, give_up: Instant) -> Result<Answers> {
         let connection = &self.connection;
         let last = connection.not_after(give_up).await?;
-        let place = connection.place(Class::Renewal).await?;
+        let permits = connection.reserve(Class::Renewal).await?;
         let began = connection.now();
         if began >= give_up {
             return Err(error::unsent());
@@ -90,7 +90,7 @@ impl Server {
             last,
             at_most(patience),
         );
-        let answer = connection.ask(&place, extend).await?;
+        let answer = connection.ask(&permits, extend).await?;
         if error::is_of_one_document(&answer) && entries.len() > 1 {
             return Ok(self.each(entries, lease, give_up).await);
         }
@@ -100,7 +100,7 @@ impl Server {
         }
         let names = entries.iter().map(|sole| &sole.name);
         let find = commands::find(connection.collection(), names, self.kind.proven());
-        let reply = connection.send(&place, find).await;
+        let reply = connection.send(&permits, find).await;
         let found = found(&reply.map_err(error::open)?);
         let seen = connection.now().since(began);
         let answer = |sole: &Sole| {
@@ -168,7 +168,7 @@ impl Server {
     ) -> Result<Option<Renewed>> {
         let connection = &self.connection;
         let last = connection.not_after(give_up).await?;
-        let place = connection.place_alone().await?;
+        let permits = connection.reserve_alone().await?;
         // It ends before the give-up, so that the answers of the others still count.
         let patience = give_up.since(connection.now()) / 4 * 3;
         if patience.is_zero() {
@@ -182,7 +182,7 @@ impl Server {
             last,
             at_most(patience),
         );
-        let met = error::count(&connection.send(&place, extend).await?)?;
+        let met = error::count(&connection.send(&permits, extend).await?)?;
         let renewed = Renewed::Until { valid_for: lease };
         Ok(self.is_all(met, batch).then_some(renewed))
     }

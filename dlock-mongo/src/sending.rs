@@ -12,7 +12,7 @@ use std::sync::{
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The permits for the connections of a pool.
-pub(crate) struct Places {
+pub(crate) struct PermitPools {
     acquiring: Arc<Semaphore>,
     /// For all requests but renewals.
     sending: Arc<Semaphore>,
@@ -23,12 +23,12 @@ pub(crate) struct Places {
 }
 
 /// The permits of one request. They are held until all of its commands are answered.
-pub(crate) struct Place {
-    places: Arc<Places>,
+pub(crate) struct RequestPermits {
+    pools: Arc<PermitPools>,
     permits: Vec<OwnedSemaphorePermit>,
 }
 
-impl Places {
+impl PermitPools {
     pub(crate) fn new(connections: u32) -> Arc<Self> {
         let connections = usize::try_from(connections).unwrap_or(usize::MAX);
         let kept = (connections / SHARE).max(1);
@@ -43,7 +43,7 @@ impl Places {
     }
 
     /// Waits for the permits of one request. A batch of renewals needs none and does not wait.
-    pub(crate) async fn one(self: &Arc<Self>, class: Class) -> Result<Place> {
+    pub(crate) async fn one(self: &Arc<Self>, class: Class) -> Result<RequestPermits> {
         let both = [&self.acquiring, &self.sending];
         let wanted = match class {
             Class::Acquire => &both[..],
@@ -54,14 +54,14 @@ impl Places {
     }
 
     /// Waits for the permit to renew by itself an entry whose batch was held up.
-    pub(crate) async fn alone(self: &Arc<Self>) -> Result<Place> {
+    pub(crate) async fn alone(self: &Arc<Self>) -> Result<RequestPermits> {
         self.of(&[&self.alone]).await
     }
 
-    async fn of(self: &Arc<Self>, wanted: &[&Arc<Semaphore>]) -> Result<Place> {
+    async fn of(self: &Arc<Self>, wanted: &[&Arc<Semaphore>]) -> Result<RequestPermits> {
         let before = self.unanswered.fetch_add(1, Ordering::Relaxed);
-        let mut place = Place {
-            places: Arc::clone(self),
+        let mut reserved = RequestPermits {
+            pools: Arc::clone(self),
             permits: Vec::new(),
         };
         if before >= UNANSWERED {
@@ -69,9 +69,9 @@ impl Places {
         }
         for from in wanted {
             let permit = Arc::clone(from).acquire_owned().await;
-            place.permits.extend(permit.ok());
+            reserved.permits.extend(permit.ok());
         }
-        Ok(place)
+        Ok(reserved)
     }
 
     pub(crate) fn unanswered(&self) -> usize {
@@ -79,9 +79,9 @@ impl Places {
     }
 }
 
-impl Drop for Place {
+impl Drop for RequestPermits {
     fn drop(&mut self) {
-        self.places.unanswered.fetch_sub(1, Ordering::Relaxed);
+        self.pools.unanswered.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

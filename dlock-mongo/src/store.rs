@@ -75,7 +75,7 @@ impl MongoStore {
         &self.server.connection
     }
 
-    async fn look(&self, names: &[LockName], class: Class, level: &str) -> Result<Read> {
+    async fn find(&self, names: &[LockName], class: Class, level: &str) -> Result<Read> {
         let find = commands::find(self.connection().collection(), names.iter(), level);
         let mut found = found(&self.connection().run(class, find).await?);
         let time = match found.values().next() {
@@ -96,13 +96,13 @@ impl MongoStore {
     async fn replace(&self, write: &Write, class: Class) -> Result<Written> {
         let connection = self.connection();
         let collection = connection.collection();
-        let place = connection.place(class).await?;
+        let permits = connection.reserve(class).await?;
         let before = match write.expected {
             Expected::Version(version) => Before::Version(version),
             Expected::Absent => {
                 let version = write.record.version.saturating_sub(1);
                 let make = commands::make(collection, &write.name, version);
-                let answer = connection.ask(&place, make).await?;
+                let answer = connection.ask(&permits, make).await?;
                 if error::is_duplicate(&answer) {
                     return Ok(Written::Changed);
                 }
@@ -111,7 +111,7 @@ impl MongoStore {
             }
             Expected::Damaged => {
                 let find = commands::find(collection, iter::once(&write.name), "local");
-                let reply = connection.send(&place, find).await?;
+                let reply = connection.send(&permits, find).await?;
                 let Some(shown) = batch(&reply).next() else {
                     return Ok(Written::Changed);
                 };
@@ -124,7 +124,7 @@ impl MongoStore {
             }
         };
         let swap = commands::swap(collection, write, class, &before);
-        let reply = connection.send(&place, swap).await?;
+        let reply = connection.send(&permits, swap).await?;
         Ok(match error::count(&reply)? {
             0 => Written::Changed,
             _ => Written::Written,
@@ -139,13 +139,13 @@ impl RecordStore for MongoStore {
     }
 
     async fn read(&self, names: &[LockName], call: Call) -> Result<Read> {
-        self.look(names, call.class, self.server.kind.proven())
+        self.find(names, call.class, self.server.kind.proven())
             .await
     }
 
     /// What the primary has at this moment, perhaps not for good.
     async fn glance(&self, name: &LockName, call: Call) -> Result<Option<Read>> {
-        let read = self.look(std::slice::from_ref(name), call.class, "local");
+        let read = self.find(std::slice::from_ref(name), call.class, "local");
         let read = read.await?;
         if let [Stored::Record(record)] = &read.records[..]
             && record.is_unavailable(read.time)

@@ -55,7 +55,7 @@ pub(crate) async fn listen(
             .replace(broken)
             .is_some_and(|before| before != broken)
         {
-            here.look_again();
+            here.resync();
         }
         let is_current = here.is_current(generation);
         match event {

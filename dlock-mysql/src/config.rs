@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn identity_is_verified_where_somebody_could_stand_between() {
+    fn identity_is_verified_where_a_connection_could_be_intercepted() {
         let mode = |url: &str| format!("{:?}", config(url).options().get_ssl_mode());
         let wanted = if cfg!(feature = "tls") {
             "VerifyIdentity"

@@ -8,7 +8,7 @@ use crate::{
 };
 use dlock_core::driver::{
     Result,
-    kit::{self, Failure, Fate, Lent},
+    kit::{self, ConnectionOutcome, Failure, Lent},
 };
 use futures_util::TryStreamExt;
 use sqlx::{
@@ -21,7 +21,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 pub(crate) type Connections = kit::Connections<Dialer>;
 
 /// A connection lent to one request.
-pub(crate) type Turn<'a> = Lent<'a, Dialer>;
+pub(crate) type Checkout<'a> = Lent<'a, Dialer>;
 
 /// Opens connections, all with the same options.
 pub(crate) struct Dialer {
@@ -68,7 +68,7 @@ impl kit::Dialer for Dialer {
         commands::clock(&mut session.native).await
     }
 
-    fn failure(&self, error: sqlx::Error, ended: bool) -> Failure<Fate> {
+    fn failure(&self, error: sqlx::Error, ended: bool) -> Failure<ConnectionOutcome> {
         error::failed(error, ended)
     }
 
@@ -108,9 +108,9 @@ pub(crate) struct Done {
 }
 
 /// Runs a statement that returns no rows.
-pub(crate) async fn run(turn: &mut Turn<'_>, statement: Statement) -> Result<Done> {
-    let limit = turn.limit();
-    let native = &mut turn.session().native;
+pub(crate) async fn run(checkout: &mut Checkout<'_>, statement: Statement) -> Result<Done> {
+    let limit = checkout.limit();
+    let native = &mut checkout.session().native;
     // The client's own `execute` does the same with two more boxes and another stream.
     let answer = {
         let running = pin!(async {
@@ -123,7 +123,7 @@ pub(crate) async fn run(turn: &mut Turn<'_>, statement: Statement) -> Result<Don
         });
         limit.of(running).await
     };
-    let done = turn.heard(answer)?;
+    let done = checkout.heard(answer)?;
     Ok(Done {
         matched: usize::try_from(done.rows_affected()).unwrap_or(usize::MAX),
         number: done.last_insert_id(),
@@ -131,10 +131,15 @@ pub(crate) async fn run(turn: &mut Turn<'_>, statement: Statement) -> Result<Don
 }
 
 /// Runs a statement that returns rows.
-pub(crate) async fn rows(turn: &mut Turn<'_>, statement: Statement) -> Result<Vec<MySqlRow>> {
-    let limit = turn.limit();
-    let answer = limit.of(turn.session().native.fetch_all(statement)).await;
-    turn.heard(answer)
+pub(crate) async fn rows(
+    checkout: &mut Checkout<'_>,
+    statement: Statement,
+) -> Result<Vec<MySqlRow>> {
+    let limit = checkout.limit();
+    let answer = limit
+        .of(checkout.session().native.fetch_all(statement))
+        .await;
+    checkout.heard(answer)
 }
 
 #[cfg(test)]
@@ -157,9 +162,9 @@ mod tests {
             class: Class::Work,
             give_up: all.clock().now() + Duration::from_secs(20),
         };
-        let mut turn = all.lend(call).await.unwrap();
+        let mut checkout = all.lend(call).await.unwrap();
         // Either family is made to behave like a server that ends no write.
-        let session = turn.session();
+        let session = checkout.session();
         let unbound = match session.flavour {
             Flavour::Mariadb => "SET SESSION max_statement_time = 0",
             Flavour::Mysql => "SET SESSION max_execution_time = 0",
@@ -167,13 +172,15 @@ mod tests {
         let unbound = sqlx::raw_sql(unbound).execute(&mut session.native).await;
         session.flavour = Flavour::Mysql;
         let id = session.id;
-        turn.heard(unbound).unwrap();
+        checkout.heard(unbound).unwrap();
         let began = Instant::now();
-        let limit = turn.limit();
+        let limit = checkout.limit();
         let slept =
             sqlx::raw_sql("SELECT COUNT(*) FROM information_schema.COLUMNS WHERE SLEEP(0.1) = 0");
-        let slept = limit.of(slept.execute(&mut turn.session().native)).await;
-        let error = turn.heard(slept).unwrap_err();
+        let slept = limit
+            .of(slept.execute(&mut checkout.session().native))
+            .await;
+        let error = checkout.heard(slept).unwrap_err();
         assert!(error.to_string().contains("two seconds"), "{error:?}");
         assert!(error::is_contention(&error) && error.effect() == Effect::None);
         assert!(
@@ -181,8 +188,8 @@ mod tests {
             "{:?}",
             began.elapsed()
         );
-        drop(turn);
-        let mut turn = all.lend(call).await.unwrap();
-        assert_ne!(turn.session().id, id);
+        drop(checkout);
+        let mut checkout = all.lend(call).await.unwrap();
+        assert_ne!(checkout.session().id, id);
     }
 }

@@ -106,7 +106,7 @@ mod tests {
         let (owner, hold) = (Owner::from_seed("us"), HoldId::from_bits(1));
         let (lease, give_up) = (
             Lease::default(),
-            driver.0.store().table.connections.patience().give_up,
+            driver.0.store().table.connections.default_call().give_up,
         );
         let acquire = Acquire::new(name.clone(), owner, hold, lease, give_up);
         let release = Release::new(name, owner, hold);

@@ -4,13 +4,13 @@ use dlock_core::{
     Effect, ErrorKind, RetryClass,
     driver::{
         DriverError,
-        kit::{ErrorClass, Failure, Fate},
+        kit::{ConnectionOutcome, ErrorClass, Failure},
     },
 };
 use sqlx::mysql::MySqlDatabaseError;
 use std::{fmt, io};
 
-type Class = ErrorClass<u16, Fate>;
+type Class = ErrorClass<u16, ConnectionOutcome>;
 
 /// The classification. Each statement is a transaction, so a server that refuses or interrupts it has rolled
 /// it back. If the answer is lost, or the server was shutting down, the effect is unknown.
@@ -18,7 +18,7 @@ type Class = ErrorClass<u16, Fate>;
 const TABLE: [Class; 50] = {
     use Effect::{None, Unknown};
     use ErrorKind::{Misuse, Unavailable, Unsupported};
-    use Fate::{AllClosed, Closed, Kept};
+    use ConnectionOutcome::{AllClosed, Closed, Kept};
     use RetryClass::{Later, Never, Now};
     [
         Class::new(1020, Unavailable, Now, None, Kept, "another client changed the row at the same time"),
@@ -91,7 +91,7 @@ const OTHER: Class = Class::new(
     ErrorKind::Unavailable,
     RetryClass::Later,
     Effect::Unknown,
-    Fate::Closed,
+    ConnectionOutcome::Closed,
     "the server answered with an error",
 );
 
@@ -101,12 +101,12 @@ const GARBLED: Class = Class::new(
     ErrorKind::Unavailable,
     RetryClass::Never,
     Effect::None,
-    Fate::Closed,
+    ConnectionOutcome::Closed,
     "a row of dlock's table holds a value that dlock did not write: break that lock, or delete the row while it is unused",
 );
 
 /// Classifies a failed statement. `by_us`: it ran for too long and the driver killed it.
-pub(crate) fn failed(cause: sqlx::Error, by_us: bool) -> Failure<Fate> {
+pub(crate) fn failed(cause: sqlx::Error, by_us: bool) -> Failure<ConnectionOutcome> {
     if by_us && number(&cause) == Some(KILLED) {
         return by_number(ENDED).failure(Ended(cause));
     }
@@ -218,7 +218,9 @@ fn number(cause: &sqlx::Error) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
-    use super::{CONFIG, Fate, GARBLED, IO, OTHER, TABLE, TLS, by_number, classify, unreached};
+    use super::{
+        CONFIG, ConnectionOutcome, GARBLED, IO, OTHER, TABLE, TLS, by_number, classify, unreached,
+    };
     use dlock_core::{Effect, ErrorKind, RetryClass};
     use std::{collections::HashSet, io};
 
@@ -267,10 +269,10 @@ mod tests {
             ]
         );
         for number in [1047, 1290, 1792, 1836, 3032] {
-            assert_eq!(by_number(number).link, Fate::AllClosed);
+            assert_eq!(by_number(number).link, ConnectionOutcome::AllClosed);
         }
         for number in [1020, 1062, 1205, 1213, 1412] {
-            assert_eq!(by_number(number).link, Fate::Kept);
+            assert_eq!(by_number(number).link, ConnectionOutcome::Kept);
         }
     }
 

@@ -57,8 +57,8 @@ impl RecordStore for MysqlStore {
 
     async fn read(&self, names: &[LockName], call: Call) -> Result<Read> {
         let names: Vec<&LockName> = names.iter().collect();
-        let mut turn = self.table.connections.lend(call).await?;
-        let mut found = self.table.rows(&mut turn, &names).await?;
+        let mut checkout = self.table.connections.lend(call).await?;
+        let mut found = self.table.rows(&mut checkout, &names).await?;
         let records = names
             .iter()
             .map(|name| found.take(name).map_or(Stored::Absent, Row::stored));
@@ -78,13 +78,13 @@ impl RecordStore for MysqlStore {
     }
 
     async fn list(&self, prefix: &str, after: &[u8], limit: usize) -> Result<Listed> {
-        let mut turn = self
+        let mut checkout = self
             .table
             .connections
-            .lend(self.table.connections.patience())
+            .lend(self.table.connections.default_call())
             .await?;
-        let rows = rows(&mut turn, self.table.sql.list(prefix, after, limit)).await?;
-        drop(turn);
+        let rows = rows(&mut checkout, self.table.sql.list(prefix, after, limit)).await?;
+        drop(checkout);
         let rows: Vec<Row> = rows.iter().filter_map(Row::read).collect();
         let time = StoreTime::wall(rows.last().map_or(0, |row| row.now));
         let rows = rows.into_iter().map(|row| (row.name.clone(), row.stored()));

@@ -6,7 +6,7 @@ use crate::{
 };
 use dlock_core::driver::{
     DriverError, Result,
-    kit::{self, Failure, Fate},
+    kit::{self, ConnectionOutcome, Failure},
 };
 use sqlx::{
     AssertSqlSafe, ConnectOptions, Connection, PgConnection, Row,
@@ -93,7 +93,7 @@ impl kit::Dialer for Dialer {
         Ok(Duration::from_micros(answer.now))
     }
 
-    fn failure(&self, error: sqlx::Error, _ended: bool) -> Failure<Fate> {
+    fn failure(&self, error: sqlx::Error, _ended: bool) -> Failure<ConnectionOutcome> {
         failure(error)
     }
 

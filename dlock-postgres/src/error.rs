@@ -1,16 +1,16 @@
-//! Errors: one table classifies the server's SQLSTATEs by kind, retry class, effect and fate of the connection.
+//! Errors: one table classifies the server's SQLSTATEs by kind, retry class, effect and outcome for the connection.
 
 use dlock_core::{
     Effect, ErrorKind, RetryClass,
     driver::{
         DriverError,
-        kit::{ErrorClass, Failure, Fate},
+        kit::{ConnectionOutcome, ErrorClass, Failure},
     },
 };
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 use std::error::Error;
 
-type Class = ErrorClass<&'static str, Fate>;
+type Class = ErrorClass<&'static str, ConnectionOutcome>;
 
 /// The classification, by the longest code that begins the SQLSTATE. A message is one transaction, so a server that refuses or interrupts
 /// it has rolled it back. If the answer is lost, or the server was shutting down, the effect is unknown.
@@ -18,7 +18,7 @@ type Class = ErrorClass<&'static str, Fate>;
 const TABLE: [Class; 26] = {
     use Effect::{None, Unknown};
     use ErrorKind::{Misuse, Unavailable, Unsupported};
-    use Fate::{AllClosed, Closed, Kept};
+    use ConnectionOutcome::{AllClosed, Closed, Kept};
     use RetryClass::{Later, Never, Now};
     [
         // A shutdown, a crash, an internal error: it may have come after the commit.
@@ -65,14 +65,14 @@ struct ServerError {
 }
 
 /// Classifies a request that failed after it was sent.
-pub(crate) fn failure(error: sqlx::Error) -> Failure<Fate> {
+pub(crate) fn failure(error: sqlx::Error) -> Failure<ConnectionOutcome> {
     let (error, is_fatal) = match said(error) {
         Ok(said) => said,
         Err(error) => {
             let lost = DriverError::unanswered("the connection failed before the server answered");
             return Failure {
                 error: lost.with_source(error),
-                link: Fate::AllClosed,
+                link: ConnectionOutcome::AllClosed,
             };
         }
     };
@@ -112,7 +112,7 @@ fn said(error: sqlx::Error) -> Result<(ServerError, bool), sqlx::Error> {
 /// whatever its code; a log-in that is refused is none of these.
 fn class_of(code: &str, is_fatal: bool) -> &'static Class {
     match by_code(code) {
-        class if is_fatal && class.link == Fate::Kept => &TABLE[0],
+        class if is_fatal && class.link == ConnectionOutcome::Kept => &TABLE[0],
         class => class,
     }
 }
@@ -152,7 +152,7 @@ fn code(error: &DriverError) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Fate, LOCKED, TABLE, by_code, class_of};
+    use super::{ConnectionOutcome, LOCKED, TABLE, by_code, class_of};
     use dlock_core::{Effect, ErrorKind, RetryClass};
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
             .iter()
             .filter(|class| class.effect == Effect::Unknown)
             .map(|class| (class.code, class.link));
-        assert!(unknown.eq([("", Fate::AllClosed)]));
+        assert!(unknown.eq([("", ConnectionOutcome::AllClosed)]));
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl Table {
         if config.table.name.schema().is_none() {
             // No session's search path shall redirect a statement.
             let name = config.table.name.quoted('"');
-            let call = connections.patience();
+            let call = connections.default_call();
             let answer = send(&connections, "place", call, |_| commands::place(&name)).await?;
             let schema = answer
                 .rows
@@ -76,7 +76,7 @@ impl Table {
             listener,
             dead: checks::Dead::default(),
         };
-        let call = table.connections.patience();
+        let call = table.connections.default_call();
         let probe = table.ask("probe", call, |_| commands::probe(&table.name));
         if let Err(error) = probe.await
             && !table.repair(&error, call.give_up).await
@@ -143,7 +143,7 @@ impl RecordStore for Table {
 
     async fn list(&self, prefix: &str, after: &[u8], limit: usize) -> Result<Listed> {
         let (call, sql) = (
-            self.connections.patience(),
+            self.connections.default_call(),
             commands::list(&self.name, prefix, after, limit),
         );
         let answer = self.ask("list", call, |_| sql).await?;
@@ -155,7 +155,7 @@ impl RecordStore for Table {
     }
 
     async fn forget(&self, after: &[u8]) -> Result<Option<Vec<u8>>> {
-        let call = self.connections.patience();
+        let call = self.connections.default_call();
         let forgetting = self.ask("forget", call, |_| commands::forget(&self.name, after));
         let answer = forgetting.await?;
         let swept = |row: &PgRow| {
@@ -202,7 +202,7 @@ impl RecordStore for Table {
     }
 
     async fn free(&self, req: &Release, hold: HoldId) -> Result<Freed> {
-        let call = self.connections.patience();
+        let call = self.connections.default_call();
         let freeing = self.ask(RELEASE, call, |_| commands::free(&self.name, req, hold));
         let answer = freeing.await?;
         Ok(match answer.rows.first().map(|row| row.try_get("waited")) {
@@ -249,7 +249,7 @@ impl RecordStore for Table {
 
     async fn notify(&self, name: &LockName) {
         let sql = self.listener.subscriber().notify(name);
-        let call = self.connections.patience();
+        let call = self.connections.default_call();
         if let Err(error) = self.ask("notify", call, |_| sql).await {
             tracing::debug!(%error, "postgres: waiters are not woken");
         }

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use dlock_conformance::{
-    Backend, Call, Failure, Gap, Mutants, Remote, main as suite,
+    Backend, Call, Failure, Mutants, Remote, Unsupported, main as suite,
     testbed::{
         Home, PostgresServer, Running,
         postgres::{Postgres, PostgresOptions},
@@ -75,8 +75,8 @@ impl Backend for OnPostgres {
         delete(server, None).await
     }
 
-    fn no_store_time(&self) -> Gap {
-        Gap("the server reads the machine's clock")
+    fn no_store_time(&self) -> Unsupported {
+        Unsupported("the server reads the machine's clock")
     }
 }
 

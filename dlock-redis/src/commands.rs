@@ -15,7 +15,7 @@ use std::{io::Write, num::NonZeroU32, slice, time::Duration};
 
 /// Where a ticket first entered the queue: the server's time, in µs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place(u64);
+pub(crate) struct QueuePosition(u64);
 
 /// Asks for the lock. `channel` is where this client listens; `stand` is the earlier place of `req.ticket` in
 /// the queue, and whether its turn came.
@@ -48,7 +48,7 @@ pub(crate) fn acquires(
     keys: &[Keys],
     batch: &[Acquire],
     channel: &str,
-    places: &[Option<Place>],
+    places: &[Option<QueuePosition>],
     not_after: Duration,
 ) -> Cmd {
     let mut cmd = call(&ACQUIRES, 4, keys, 6);
@@ -152,9 +152,9 @@ fn write_joined(cmd: &mut Cmd, parts: impl IntoIterator<Item = impl AsRef<[u8]>>
 }
 
 /// The ticket begins with the channel of its client, so the server knows where that client listens.
-fn ticket_field(channel: &str, ticket: Option<Ticket>, place: Option<Place>) -> String {
+fn ticket_field(channel: &str, ticket: Option<Ticket>, place: Option<QueuePosition>) -> String {
     match (ticket, place) {
-        (Some(it), Some(Place(place))) => format!("{channel}:{it} {place}"),
+        (Some(it), Some(QueuePosition(place))) => format!("{channel}:{it} {place}"),
         (Some(it), None) => format!("{channel}:{it}"),
         (None, _) => String::new(),
     }
@@ -197,7 +197,7 @@ pub(crate) fn read_info(answer: &Value) -> Option<&str> {
 /// The answer to [`ACQUIRE`].
 pub(crate) enum Acquisition {
     /// With the place of the next ticket, if there is one.
-    Granted(Grant, Option<Place>),
+    Granted(Grant, Option<QueuePosition>),
     Held(Refusal),
     Gone,
     Late,
@@ -208,7 +208,7 @@ pub(crate) enum Acquisition {
 pub(crate) struct Refusal {
     pub(crate) record: Record,
     pub(crate) ahead: Option<u32>,
-    pub(crate) place: Option<Place>,
+    pub(crate) place: Option<QueuePosition>,
     /// The lock is free: the queue had more dead tickets than one script removes.
     pub(crate) unserved: bool,
 }
@@ -253,12 +253,12 @@ pub(crate) fn read_acquire(answer: &Value, lease: Duration) -> Option<(Acquisiti
     let acquisition = match fields {
         [Value::Int(1), _, token, holds, rest, behind @ ..] => {
             let grant = Grant::new(FencingToken(number(token)?), holds_of(holds)?, span(rest)?);
-            Acquisition::Granted(grant, behind.first().and_then(number).map(Place))
+            Acquisition::Granted(grant, behind.first().and_then(number).map(QueuePosition))
         }
         [Value::Int(0), _, rest, all, ahead, place, unserved] => Acquisition::Held(Refusal {
             record: Record::read(now, rest, all)?,
             ahead: count(ahead),
-            place: number(place).map(Place),
+            place: number(place).map(QueuePosition),
             unserved: number(unserved)? != 0,
         }),
         [Value::Int(-1), _] => Acquisition::Gone,

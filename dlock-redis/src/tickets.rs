@@ -1,7 +1,7 @@
 //! Ticket table: the client's state of its tickets, their places and what they were told.
 //! The client remembers it so that the server need not.
 
-use crate::{commands::Place, connection::Link};
+use crate::{commands::QueuePosition, connection::Link};
 use dlock_core::{FencingToken, HoldId, Holds, driver::Ticket};
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -29,7 +29,7 @@ struct Kept {
 /// The state of one ticket.
 #[derive(Default)]
 struct Standing {
-    place: Option<Place>,
+    place: Option<QueuePosition>,
     /// A turn came, and no answer since.
     turned: bool,
     /// An earlier turn ended in a refusal.
@@ -47,7 +47,7 @@ impl Standing {
 }
 
 /// The place of a ticket in the next request (`None`: at the end), and whether its turn came.
-pub(crate) type Stand = (Option<Place>, bool);
+pub(crate) type Stand = (Option<QueuePosition>, bool);
 
 /// The ticket's position in its last answer: none yet, behind others, or first, and then behind which
 /// incarnation.
@@ -98,7 +98,7 @@ impl Tickets {
     pub(crate) fn refused(
         &self,
         ticket: Ticket,
-        (place, ahead): (Option<Place>, Option<u32>),
+        (place, ahead): (Option<QueuePosition>, Option<u32>),
         token: Option<FencingToken>,
         link: &Arc<Link>,
     ) -> bool {
@@ -123,7 +123,7 @@ impl Tickets {
     }
 
     /// Records the ticket's first place in the queue.
-    pub(crate) fn stands(&self, ticket: Ticket, place: Place) {
+    pub(crate) fn stands(&self, ticket: Ticket, place: QueuePosition) {
         if let Some(standing) = self.kept().standing.get_mut(&ticket) {
             standing.place = Some(place);
         }

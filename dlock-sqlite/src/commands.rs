@@ -98,7 +98,7 @@ WHERE name = ?1 AND owner = ?2 AND length(holds) = 32 AND substr(holds, 1, 16) =
   AND until > ?4 AND keep <= ?4 AND waiters <= ?7";
 
 /// Shows one name at one moment; writes nothing.
-const LOOK: &str = "SELECT * FROM locks WHERE name = ?1";
+const FIND: &str = "SELECT * FROM locks WHERE name = ?1";
 
 /// Writes the first row of a name. Run twice, the second run finds a row.
 const INSERT: &str = "
@@ -184,7 +184,7 @@ pub(crate) async fn identify(native: &mut SqliteConnection) -> sqlx::Result<Iden
     })
 }
 
-/// Turns on the write-ahead log, which lets readers run beside the writer: [`LOOK`] never waits. Returns
+/// Turns on the write-ahead log, which lets readers run beside the writer: [`FIND`] never waits. Returns
 /// the mode that the file then has.
 pub(crate) async fn journal(native: &mut SqliteConnection) -> sqlx::Result<String> {
     let row = sqlx::query("PRAGMA journal_mode = WAL")
@@ -255,11 +255,11 @@ pub(crate) struct Row {
     pub(crate) record: Result<Record, DamagedRecord>,
 }
 
-pub(crate) async fn look(
+pub(crate) async fn find(
     native: &mut SqliteConnection,
     name: &LockName,
 ) -> sqlx::Result<Option<Row>> {
-    let row = sqlx::query(LOOK)
+    let row = sqlx::query(FIND)
         .bind(name.as_str().as_bytes())
         .fetch_optional(native)
         .await?;

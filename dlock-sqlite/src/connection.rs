@@ -2,7 +2,7 @@
 //! fail.
 //!
 //! SQLite runs on a thread of its own, one statement at a time, so a client needs only one connection: the
-//! connections of a pool would wait for each other's write lock. A request that has the [`Turn`] uses the
+//! connections of a pool would wait for each other's write lock. A request that has the [`Checkout`] uses the
 //! connection; the others queue for it.
 
 use crate::{
@@ -39,14 +39,14 @@ use tokio::{
 
 /// A lock file, by whatever name it was reached.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct LockFile {
     /// Without symlinks.
     pub(crate) path: PathBuf,
     /// Device and inode.
     id: (u64, u64),
 }
 
-impl Place {
+impl LockFile {
     /// Finds or makes the file. Blocks.
     pub(crate) fn prepare(config: &SqliteConfig) -> Result<Self> {
         let path = std::path::absolute(&config.path)
@@ -226,7 +226,7 @@ fn unreadable(path: &Path, cause: io::Error) -> DriverError {
 
 /// The one connection to the lock file.
 pub(crate) struct Connection {
-    place: Place,
+    lock_file: LockFile,
     state: Mutex<State>,
     closed: AtomicBool,
 }
@@ -238,10 +238,10 @@ struct State {
 }
 
 impl Connection {
-    pub(crate) async fn open(place: Place) -> Result<Self> {
-        let native = opened(&place).await?;
+    pub(crate) async fn open(lock_file: LockFile) -> Result<Self> {
+        let native = opened(&lock_file).await?;
         Ok(Self {
-            place,
+            lock_file,
             state: Mutex::new(State {
                 native: Some(native),
                 unheard: false,
@@ -250,14 +250,14 @@ impl Connection {
         })
     }
 
-    /// Waits for this request's turn, and reopens the file if needed.
-    pub(crate) async fn turn(&self) -> Result<Turn<'_>> {
+    /// Checks the connection out for one request, and reopens the file if needed.
+    pub(crate) async fn checkout(&self) -> Result<Checkout<'_>> {
         let mut state = self.state.lock().await;
         if self.closed.load(Ordering::Relaxed) {
             return Err(error::closed());
         }
         if state.unheard {
-            // Time is read when a turn begins and may pass only while the file is busy. So the statement
+            // Time is read when a checkout begins and may pass only while the file is busy. So the statement
             // before must be over.
             if let Some(native) = &mut state.native
                 && native.ping().await.is_err()
@@ -267,13 +267,13 @@ impl Connection {
             state.unheard = false;
         }
         if state.native.is_none() {
-            state.native = Some(opened(&self.place).await?);
+            state.native = Some(opened(&self.lock_file).await?);
         }
-        Ok(Turn { state })
+        Ok(Checkout { state })
     }
 
-    pub(crate) fn place(&self) -> &Place {
-        &self.place
+    pub(crate) fn lock_file(&self) -> &LockFile {
+        &self.lock_file
     }
 
     pub(crate) async fn close(&self) {
@@ -289,21 +289,23 @@ impl Connection {
 
 impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Connection({})", self.place.path.display())
+        write!(f, "Connection({})", self.lock_file.path.display())
     }
 }
 
 /// The right to use the connection, until it is dropped.
-pub(crate) struct Turn<'a> {
+pub(crate) struct Checkout<'a> {
     state: MutexGuard<'a, State>,
 }
 
-impl Turn<'_> {
+impl Checkout<'_> {
     /// For one statement, whose answer goes to [`heard`](Self::heard).
     pub(crate) fn native(&mut self) -> &mut SqliteConnection {
         self.state.unheard = true;
         let native = self.state.native.as_mut();
-        native.expect("a turn begins with a connection, and ends with the error that takes it away")
+        native.expect(
+            "a checkout begins with a connection, and ends with the error that takes it away",
+        )
     }
 
     /// Takes the statement's answer, and drops the connection if the error says so.
@@ -321,10 +323,10 @@ impl Turn<'_> {
 
 /// Opens the file, also while other processes make it. Changing the journal mode needs the file alone, and
 /// SQLite does not wait for that.
-async fn opened(place: &Place) -> Result<SqliteConnection> {
+async fn opened(lock_file: &LockFile) -> Result<SqliteConnection> {
     let until = Instant::now() + OPEN_WITHIN;
     loop {
-        match place.open().await {
+        match lock_file.open().await {
             Err(error) if is_busy(&error) && Instant::now() < until => {
                 tokio::time::sleep(Duration::from_micros(fastrand::u64(1_000..20_000))).await;
             }

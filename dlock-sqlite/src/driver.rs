@@ -106,9 +106,9 @@ mod tests {
     }
 
     async fn names(driver: &SqliteDriver) -> i64 {
-        let mut turn = driver.0.store().connection.turn().await.unwrap();
+        let mut checkout = driver.0.store().connection.checkout().await.unwrap();
         let names = sqlx::query_scalar("SELECT count(*) FROM locks");
-        names.fetch_one(turn.native()).await.unwrap()
+        names.fetch_one(checkout.native()).await.unwrap()
     }
 
     #[tokio::test]

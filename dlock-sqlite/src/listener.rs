@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_waits_is_woken_also_after_its_file_was_taken_away() {
+    async fn a_waiter_is_woken_also_after_its_file_was_removed() {
         let folder = tempfile::tempdir().unwrap();
         let database = folder.path().join("locks.db");
         fs::write(&database, "").unwrap();
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_is_woken_where_it_was_not_wanted() {
+    async fn no_waiter_is_woken_where_wake_ups_are_off() {
         let folder = tempfile::tempdir().unwrap();
         let off = Listener::new(&folder.path().join("locks.db"), false);
         assert!(!off.listen(&name("a"), ticket(1)));

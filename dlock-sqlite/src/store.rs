@@ -3,7 +3,7 @@
 use crate::{
     commands::{self, RENEW_BATCH, Row},
     config::{SqliteConfig, WakeBy},
-    connection::{Connection, Place, Turn},
+    connection::{Checkout, Connection, LockFile},
     error,
     listener::Listener,
     machine::{Machine, Moment},
@@ -35,9 +35,9 @@ impl SqliteStore {
     pub(crate) async fn open_on(config: SqliteConfig, machine: Machine) -> Result<Self> {
         check_runtime()?;
         let wake = config.wake;
-        let place = tokio::task::spawn_blocking(move || Place::prepare(&config));
-        let place = place.await.map_err(|_| error::closed())??;
-        let mut capabilities = Capabilities::new("sqlite", place.store());
+        let lock_file = tokio::task::spawn_blocking(move || LockFile::prepare(&config));
+        let lock_file = lock_file.await.map_err(|_| error::closed())??;
+        let mut capabilities = Capabilities::new("sqlite", lock_file.store());
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
         capabilities.wake = match wake {
@@ -46,8 +46,8 @@ impl SqliteStore {
         };
         Ok(Self {
             capabilities,
-            wake_ups: Listener::new(&place.path, wake == WakeBy::Notify),
-            connection: Connection::open(place).await?,
+            wake_ups: Listener::new(&lock_file.path, wake == WakeBy::Notify),
+            connection: Connection::open(lock_file).await?,
             machine,
         })
     }
@@ -70,8 +70,8 @@ impl SqliteStore {
             });
         }
         if row.written >= at.booted() {
-            let place = &self.connection.place().path;
-            return Err(error::other_kernel(place, &row.boot, at.boot));
+            let lock_file = &self.connection.lock_file().path;
+            return Err(error::other_kernel(lock_file, &row.boot, at.boot));
         }
         Ok(match row.record {
             Ok(record) => Stored::Record(record.lapsed()),
@@ -79,27 +79,27 @@ impl SqliteStore {
         })
     }
 
-    async fn replace(&self, turn: &mut Turn<'_>, write: &Write) -> Result<Written> {
+    async fn replace(&self, checkout: &mut Checkout<'_>, write: &Write) -> Result<Written> {
         let at = self.machine.moment();
         if unsigned(at.now) > write.not_after {
             return Ok(Written::Late);
         }
         let expected = match write.expected {
             Expected::Absent => {
-                let inserted = commands::insert(turn.native(), write, &at).await;
-                return Ok(outcome(turn.heard(inserted)?));
+                let inserted = commands::insert(checkout.native(), write, &at).await;
+                return Ok(outcome(checkout.heard(inserted)?));
             }
             Expected::Version(version) => signed(version),
             Expected::Damaged => {
-                let found = commands::look(turn.native(), &write.name).await;
-                match turn.heard(found)? {
+                let found = commands::find(checkout.native(), &write.name).await;
+                match checkout.heard(found)? {
                     Some(row) if row.record.is_err() => row.version,
                     _ => return Ok(Written::Changed),
                 }
             }
         };
-        let swapped = commands::swap(turn.native(), write, expected, &at).await;
-        Ok(outcome(turn.heard(swapped)?))
+        let swapped = commands::swap(checkout.native(), write, expected, &at).await;
+        Ok(outcome(checkout.heard(swapped)?))
     }
 }
 
@@ -110,12 +110,12 @@ impl RecordStore for SqliteStore {
     }
 
     async fn read(&self, names: &[LockName], _: Call) -> Result<Read> {
-        let mut turn = self.connection.turn().await?;
+        let mut checkout = self.connection.checkout().await?;
         let at = self.machine.moment();
         let mut records = Vec::with_capacity(names.len());
         for name in names {
-            let found = commands::look(turn.native(), name).await;
-            records.push(match turn.heard(found)? {
+            let found = commands::find(checkout.native(), name).await;
+            records.push(match checkout.heard(found)? {
                 Some(row) => self.stored(row, &at)?,
                 None => Stored::Absent,
             });
@@ -127,9 +127,9 @@ impl RecordStore for SqliteStore {
     async fn write(&self, writes: &[Write], _: Call) -> Result<Vec<Written>> {
         let mut written = Vec::with_capacity(writes.len());
         for write in writes {
-            // A turn each: a statement that fails may take the connection with it.
-            let one = match self.connection.turn().await {
-                Ok(mut turn) => self.replace(&mut turn, write).await,
+            // One checkout each: a statement that fails may take the connection with it.
+            let one = match self.connection.checkout().await {
+                Ok(mut checkout) => self.replace(&mut checkout, write).await,
                 Err(error) => Err(error),
             };
             written.push(one.unwrap_or_else(Written::Failed));
@@ -138,15 +138,15 @@ impl RecordStore for SqliteStore {
     }
 
     fn check(&self) -> Result<()> {
-        self.connection.place().still_there()
+        self.connection.lock_file().still_there()
     }
 
     async fn list(&self, prefix: &str, after: &[u8], limit: usize) -> Result<Listed> {
-        let mut turn = self.connection.turn().await?;
+        let mut checkout = self.connection.checkout().await?;
         let at = self.machine.moment();
-        let rows = commands::list(turn.native(), (prefix, after), limit).await;
-        let rows = turn.heard(rows)?;
-        drop(turn);
+        let rows = commands::list(checkout.native(), (prefix, after), limit).await;
+        let rows = checkout.heard(rows)?;
+        drop(checkout);
         let next = rows.last().filter(|_| rows.len() == limit);
         let next = next.map(|(name, _)| name.clone());
         let mut records = Vec::with_capacity(rows.len());
@@ -169,30 +169,30 @@ impl RecordStore for SqliteStore {
     }
 
     async fn forget(&self, after: &[u8]) -> Result<Option<Vec<u8>>> {
-        let mut turn = self.connection.turn().await?;
+        let mut checkout = self.connection.checkout().await?;
         let at = self.machine.moment();
-        let purged = commands::purge(turn.native(), after, &at).await;
-        turn.heard(purged)
+        let purged = commands::purge(checkout.native(), after, &at).await;
+        checkout.heard(purged)
     }
 
     async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
-        let mut turn = self.connection.turn().await?;
-        self.connection.place().still_there()?;
+        let mut checkout = self.connection.checkout().await?;
+        self.connection.lock_file().still_there()?;
         let at = self.in_time(req.give_up)?;
-        let taken = commands::take(turn.native(), req, &at).await;
+        let taken = commands::take(checkout.native(), req, &at).await;
         let token = FencingToken(unsigned(at.wall));
-        Ok(turn.heard(taken)?.then_some(token))
+        Ok(checkout.heard(taken)?.then_some(token))
     }
 
     async fn free(&self, req: &Release, hold: HoldId) -> Result<Freed> {
         // If this client itself waits, the row shows a waiter; asking for a row without waiters would be in
         // vain.
         let waited_for = self.wake_ups.hears(&req.name);
-        let mut turn = self.connection.turn().await?;
+        let mut checkout = self.connection.checkout().await?;
         let at = self.machine.moment();
         let which = (&req.name, &req.owner, hold);
-        let freed = commands::free(turn.native(), which, waited_for, &at).await;
-        Ok(match (turn.heard(freed)?, waited_for) {
+        let freed = commands::free(checkout.native(), which, waited_for, &at).await;
+        Ok(match (checkout.heard(freed)?, waited_for) {
             (false, _) => Freed::Undecided,
             (true, false) => Freed::Free,
             (true, true) => Freed::WaitedFor,
@@ -204,19 +204,19 @@ impl RecordStore for SqliteStore {
         batch: &[Renew],
         give_up: Instant,
     ) -> Result<Vec<Option<Result<Renewed>>>> {
-        if self.connection.place().is_replaced() {
+        if self.connection.lock_file().is_replaced() {
             // The next client opens the file that has the path now, and finds no holder.
-            tracing::warn!(place = ?self.connection, "sqlite: the lock file was moved, deleted or replaced: the locks held in it are over");
+            tracing::warn!(lock_file = ?self.connection, "sqlite: the lock file was moved, deleted or replaced: the locks held in it are over");
             return Ok(batch.iter().map(|_| Some(Ok(Renewed::NotHeld))).collect());
         }
         let mut answers = Vec::with_capacity(batch.len());
         for some in batch.chunks(RENEW_BATCH) {
             let leases = some.iter().filter_map(|entry| Some((entry, entry.lease?)));
             let leases: Vec<_> = leases.collect();
-            let mut turn = self.connection.turn().await?;
+            let mut checkout = self.connection.checkout().await?;
             let at = self.in_time(give_up)?;
-            let ends = commands::renew(turn.native(), &leases, &at).await;
-            let ends = turn.heard(ends)?;
+            let ends = commands::renew(checkout.native(), &leases, &at).await;
+            let ends = checkout.heard(ends)?;
             answers.extend(some.iter().map(|entry| {
                 let end = ends.get(entry.name.as_str().as_bytes())?;
                 let valid_for = at.until(*end);

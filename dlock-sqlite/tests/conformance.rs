@@ -2,8 +2,8 @@
 
 use async_trait::async_trait;
 use dlock_conformance::{
-    Call, Failure, Faults, Fixture, Gap, MakeFixture, Mutants, Network, Records, Server, StoreTime,
-    Time, main as suite,
+    Call, Failure, Faults, Fixture, MakeFixture, Mutants, Network, Records, Server, StoreTime,
+    Time, Unsupported, main as suite,
 };
 use dlock_core::{
     Broken, FencingToken, Instant, LockName, Snapshot,
@@ -42,7 +42,7 @@ impl MakeFixture for Sqlite {
 
     async fn make(&self) -> Result<Arc<dyn Fixture>, Failure> {
         let folder = tempfile::tempdir()?;
-        Ok(Arc::new(Place { folder }))
+        Ok(Arc::new(LockFolder { folder }))
     }
 
     async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
@@ -51,11 +51,11 @@ impl MakeFixture for Sqlite {
 }
 
 /// One file, of which every driver has its own connection.
-struct Place {
+struct LockFolder {
     folder: TempDir,
 }
 
-impl Place {
+impl LockFolder {
     fn address(&self) -> String {
         format!("sqlite:{}/locks.db", self.folder.path().display())
     }
@@ -68,36 +68,36 @@ impl Place {
 }
 
 #[async_trait]
-impl Fixture for Place {
+impl Fixture for LockFolder {
     async fn driver(&self) -> Result<Arc<dyn DistributedLock>, Failure> {
         Sqlite.connect(&self.address()).await
     }
 
-    fn url(&self) -> Result<String, Gap> {
+    fn url(&self) -> Result<String, Unsupported> {
         Ok(self.address())
     }
 
-    fn network(&self) -> Result<&dyn Network, Gap> {
+    fn network(&self) -> Result<&dyn Network, Unsupported> {
         Ok(self)
     }
 
-    fn server(&self) -> Result<&dyn Server, Gap> {
-        Err(Gap(
+    fn server(&self) -> Result<&dyn Server, Unsupported> {
+        Err(Unsupported(
             "a file has no server: stopping one process stops no other",
         ))
     }
 
-    fn records(&self) -> Result<&dyn Records, Gap> {
+    fn records(&self) -> Result<&dyn Records, Unsupported> {
         Ok(self)
     }
 
-    fn store_time(&self) -> Result<&dyn StoreTime, Gap> {
-        Err(Gap("the boot clock cannot be set"))
+    fn store_time(&self) -> Result<&dyn StoreTime, Unsupported> {
+        Err(Unsupported("the boot clock cannot be set"))
     }
 }
 
 #[async_trait]
-impl Records for Place {
+impl Records for LockFolder {
     async fn delete(&self, name: &LockName) -> Result<(), Failure> {
         let mut native = self.native().await?;
         let gone = "UPDATE locks SET owner = NULL, holds = '', until = 0, version = version + 1 WHERE name = ?";
@@ -117,7 +117,7 @@ impl Records for Place {
 /// Between a program and its file there is no wire, but a queue, a thread and a disk, which can be as slow
 /// and as silent.
 #[async_trait]
-impl Network for Place {
+impl Network for LockFolder {
     async fn faulty_driver(&self) -> Result<(Arc<dyn DistributedLock>, Box<dyn Faults>), Failure> {
         let script = Arc::new(Mutex::new(Script::default()));
         let driver = Slow {
@@ -125,7 +125,7 @@ impl Network for Place {
             script: Arc::clone(&script),
         };
         let wake = self.folder.path().join("locks.db.wake");
-        Ok((Arc::new(driver), Box::new(Told { script, wake })))
+        Ok((Arc::new(driver), Box::new(ScriptedFaults { script, wake })))
     }
 }
 
@@ -139,12 +139,12 @@ struct Script {
     waits: HashSet<LockName>,
 }
 
-struct Told {
+struct ScriptedFaults {
     script: Arc<Mutex<Script>>,
     wake: PathBuf,
 }
 
-impl Told {
+impl ScriptedFaults {
     fn write(&self, how: impl FnOnce(&mut Script)) -> Result<(), Failure> {
         how(&mut self.script.lock().unwrap_or_else(PoisonError::into_inner));
         Ok(())
@@ -152,7 +152,7 @@ impl Told {
 }
 
 #[async_trait]
-impl Faults for Told {
+impl Faults for ScriptedFaults {
     async fn lose_reply(&self, of: Call) -> Result<(), Failure> {
         self.write(|script| script.lost = Some(of))
     }

@@ -3,7 +3,7 @@
 //! Turns the order of seats into grants. All attempts run under the gate of the lock name.
 
 use crate::{
-    commands::{self, Taken, Use, look, read},
+    commands::{self, Taken, Use, list_seats, read},
     connection::Session,
     error::{contended, failed, is_open},
     line::{Line, stem},
@@ -96,7 +96,7 @@ impl Session {
         }
         let folder = self.root.folder(&req.name);
         let line = if is_same {
-            look(&self.client, &folder).await
+            list_seats(&self.client, &folder).await
         } else {
             // Created for another task: the same round trip writes the new owner and hold to its node.
             let told = Mine {
@@ -106,7 +106,7 @@ impl Session {
                 ..mine.clone()
             };
             let (written, line) =
-                futures_util::join!(self.write_waits(&told), look(&self.client, &folder));
+                futures_util::join!(self.write_waits(&told), list_seats(&self.client, &folder));
             written.map_err(failed)?;
             line
         };

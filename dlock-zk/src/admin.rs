@@ -3,7 +3,7 @@
 //! They show locks to operators, and no grant depends on them.
 
 use crate::{
-    commands::{Taken, Use, look, read},
+    commands::{Taken, Use, list_seats, read},
     config::decode,
     connection::Session,
     error::failed,
@@ -91,10 +91,10 @@ impl Session {
         names.truncate(limit);
         let last = names.last().filter(|_| more);
         let next = last.map(|name| Cursor(format!("{CURSOR}{name}").into_bytes()));
-        let mut looking = stream::iter(names)
+        let mut listing = stream::iter(names)
             .map(|name| async move {
                 let seen = async {
-                    let line = look(&self.client, &self.root.folder(&name)).await?;
+                    let line = list_seats(&self.client, &self.root.folder(&name)).await?;
                     self.snapshot(&name, &line).await
                 };
                 match seen.await {
@@ -107,7 +107,7 @@ impl Session {
             })
             .buffered(AT_ONCE);
         let mut found = Vec::new();
-        while let Some(seen) = looking.next().await {
+        while let Some(seen) = listing.next().await {
             let seen = seen?;
             if seen.holds > 0 || seen.unavailable_for.is_some() || seen.damaged.is_some() {
                 found.push(seen);

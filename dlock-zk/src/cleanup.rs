@@ -4,7 +4,7 @@
 //! repeats, and removals that were not confirmed.
 
 use crate::{
-    commands::{look_now, token},
+    commands::{list_seats_synced, token},
     connection::Session,
     seats::{Mine, Node, Phase},
 };
@@ -90,7 +90,7 @@ impl Session {
                 }
             }
             Phase::Waits(_) => {
-                let line = look_now(&self.client, &self.root.folder(&mine.name)).await?;
+                let line = list_seats_synced(&self.client, &self.root.folder(&mine.name)).await?;
                 if line.inside().first().map(|seat| seat.number) != number {
                     // Only a seat further ahead left: the next poll watches the one before.
                     self.seats.change(seat, |mine| mine.phase = self.waits());
@@ -123,7 +123,7 @@ impl Session {
     /// Finds the node of a request whose answer was lost with its connection. When a new connection of the
     /// session answers this, the server has closed the old one. So a node that does not exist now never will.
     pub(crate) async fn found(&self, mine: &Mine) -> Result<Option<Node>, Native> {
-        let line = look_now(&self.client, &self.root.folder(&mine.name)).await?;
+        let line = list_seats_synced(&self.client, &self.root.folder(&mine.name)).await?;
         for seat in line.begin_with(&mine.stem) {
             let path = self.path(&mine.name, &seat.file);
             // The node of another session for the same hold is left alone.

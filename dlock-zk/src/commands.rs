@@ -143,12 +143,12 @@ pub(crate) async fn stand(
     let path = format!("{folder}/{stem}");
     let options = CreateMode::EphemeralSequential.with_acls(acls);
     let made = client.create(&path, data, &options);
-    futures_util::join!(made, look(client, folder))
+    futures_util::join!(made, list_seats(client, folder))
 }
 
 /// Lists the seats as this session's server knows them, which includes all writes of this session. A missing
 /// folder has no seats.
-pub(crate) async fn look(client: &Client, folder: &str) -> Result<Line, Native> {
+pub(crate) async fn list_seats(client: &Client, folder: &str) -> Result<Line, Native> {
     match client.list_children(folder).await {
         Ok(children) => Ok(Line::new(&children)),
         Err(Native::NoNode) => Ok(Line::default()),
@@ -158,8 +158,8 @@ pub(crate) async fn look(client: &Client, folder: &str) -> Result<Line, Native> 
 
 /// Lists the seats not older than this call. The sync brings everything committed before it to the server,
 /// which then answers the read.
-pub(crate) async fn look_now(client: &Client, folder: &str) -> Result<Line, Native> {
-    let (synced, line) = futures_util::join!(client.sync(folder), look(client, folder));
+pub(crate) async fn list_seats_synced(client: &Client, folder: &str) -> Result<Line, Native> {
+    let (synced, line) = futures_util::join!(client.sync(folder), list_seats(client, folder));
     synced.and(line)
 }
 

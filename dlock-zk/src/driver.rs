@@ -3,7 +3,7 @@
 //! The core bounds the duration of every call; the driver returns what the servers answered.
 
 use crate::{
-    commands::{Taken, look_now, read, remove_all},
+    commands::{Taken, list_seats_synced, read, remove_all},
     config::ZkConfig,
     connection::{Lanes, Session},
     error::{contended, failed, late},
@@ -200,7 +200,7 @@ impl DistributedLock for ZkDriver {
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
         let session = self.session(name).await?;
-        let line = look_now(&session.client, &session.root.folder(name)).await;
+        let line = list_seats_synced(&session.client, &session.root.folder(name)).await;
         let seen = session.snapshot(name, &line.map_err(failed)?).await;
         seen.map_err(failed)
     }
@@ -214,7 +214,9 @@ impl DistributedLock for ZkDriver {
         let session = self.session(name).await?;
         let folder = session.root.folder(name);
         for _ in 0..ATTEMPTS {
-            let line = look_now(&session.client, &folder).await.map_err(failed)?;
+            let line = list_seats_synced(&session.client, &folder)
+                .await
+                .map_err(failed)?;
             if line.is_empty() {
                 return Ok(Broken::WasFree);
             }

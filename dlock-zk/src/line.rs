@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_shares_a_number_is_inside_together() {
+    fn seats_that_share_a_number_are_inside_together() {
         let seats = line(&[
             "b-lock-0000000009",
             "a-lock-0000000008.02",

@@ -1,7 +1,7 @@
 //! Wake-ups: the watches of waiting seats, and the notifications to the core.
 
 use crate::{
-    commands::look,
+    commands::list_seats,
     connection::Session,
     seats::{Mine, Phase, Watch},
 };
@@ -186,7 +186,7 @@ impl Session {
             return self.turn(&mine);
         };
         let watched = self.client.get_and_watch_data(&path);
-        match futures_util::join!(watched, look(&self.client, &folder)) {
+        match futures_util::join!(watched, list_seats(&self.client, &folder)) {
             (Ok((.., watcher)), line) => {
                 // A concurrent poll may have set a watch already, or found the seat to hold the lock.
                 let bare = |seat: &mut Mine| seat.ahead.is_none() && seat.phase.is_idle();
@@ -246,7 +246,7 @@ mod tests {
     use dlock_core::driver::Lane;
 
     #[tokio::test]
-    async fn what_does_not_fit_is_said_as_look_again() {
+    async fn what_does_not_fit_is_sent_as_a_resync() {
         let wake_ups = Listener::new();
         for lane in 0..=1024 {
             wake_ups.say(WakeUp::Over(Lane(lane)));

@@ -4,7 +4,7 @@
 
 use crate::{
     acquire::{Step, unanswered},
-    commands::{self, Taken, Use, look, look_now, read},
+    commands::{self, Taken, Use, list_seats, list_seats_synced, read},
     connection::Session,
     error::{failed, is_open, no_token},
     line::{Line, beside},
@@ -21,7 +21,9 @@ impl Session {
     /// Repeats the grant of a hold that exists.
     pub(crate) async fn repeat(&self, mine: &Mine, end: Instant, entered: Instant) -> Result<Step> {
         let folder = self.root.folder(&mine.name);
-        let line = look(&self.client, &folder).await.map_err(unanswered)?;
+        let line = list_seats(&self.client, &folder)
+            .await
+            .map_err(unanswered)?;
         let node = (mine.node.as_ref()).filter(|node| line.find(&node.file).is_some());
         let Some(node) = node.filter(|_| end > self.clock.now()) else {
             let ended = |mine: &mut Mine| mine.phase = Phase::Doomed(entered);
@@ -92,7 +94,9 @@ impl Session {
         entered: Instant,
     ) -> Result<Step> {
         let folder = self.root.folder(&req.name);
-        let line = look_now(&self.client, &folder).await.map_err(unanswered)?;
+        let line = list_seats_synced(&self.client, &folder)
+            .await
+            .map_err(unanswered)?;
         let taken = read(&self.client, &folder, line.inside()).await;
         let taken = taken.map_err(unanswered)?;
         let token = taken.iter().find_map(Taken::token);

@@ -3,7 +3,7 @@
 //! Conditional on the version of the node, so that a hold which entered meanwhile is never lost.
 
 use crate::{
-    commands::{Taken, Use, look, look_now, read, remove_all},
+    commands::{Taken, Use, list_seats, list_seats_synced, read, remove_all},
     connection::Session,
     error::{contended, failed},
     seats::{Mine, Node, Phase},
@@ -72,7 +72,7 @@ impl Session {
         let (folder, now) = (self.root.folder(&mine.name), self.clock.now());
         let mut others = Vec::new();
         if version.is_none() {
-            let line = look(&self.client, &folder).await?;
+            let line = list_seats(&self.client, &folder).await?;
             others = read(&self.client, &folder, line.of(node.number)).await?;
             let own = others.iter().position(|taken| taken.seat.file == node.file);
             version = Some(others.remove(own.ok_or(Native::NoNode)?).stat.version);
@@ -115,7 +115,9 @@ impl Session {
     ) -> Result<Released> {
         let folder = self.root.folder(name);
         for _ in 0..ATTEMPTS {
-            let line = look_now(&self.client, &folder).await.map_err(failed)?;
+            let line = list_seats_synced(&self.client, &folder)
+                .await
+                .map_err(failed)?;
             let taken = read(&self.client, &folder, line.inside()).await;
             let named = |taken: &Taken| {
                 self.lives(name, taken)

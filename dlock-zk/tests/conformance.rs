@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use dlock_conformance::{
-    Backend, Call, Failure, Gap, Mutants, Remote, main as suite,
+    Backend, Call, Failure, Mutants, Remote, Unsupported, main as suite,
     testbed::{
         Home, ZooKeeperServer,
         proxy::{Fault, Trigger},
@@ -76,8 +76,8 @@ impl Backend for ZooKeeper {
         true
     }
 
-    fn no_store_time(&self) -> Gap {
-        Gap("sessions end by the server's monotonic clock")
+    fn no_store_time(&self) -> Unsupported {
+        Unsupported("sessions end by the server's monotonic clock")
     }
 }
 

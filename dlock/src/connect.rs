@@ -215,7 +215,7 @@ fn known_schemes() -> String {
 #[derive(Debug, Default)]
 struct Settings {
     lease: Option<Lease>,
-    look: Option<Duration>,
+    poll_interval: Option<Duration>,
 }
 
 impl Settings {
@@ -245,16 +245,16 @@ impl Settings {
                     .map_err(|error| Error::misuse(format!("{key}={value}: {error}")))?;
                 self.lease.replace(lease).is_some()
             }
-            LOOK => {
-                let look = time(key, value)?;
-                if !(SHORTEST_LOOK..=LONGEST_LOOK).contains(&look) {
+            POLL => {
+                let poll_interval = time(key, value)?;
+                if !(SHORTEST_POLL..=LONGEST_POLL).contains(&poll_interval) {
                     return Err(Error::misuse(format!(
-                        "{key}={value}: it must be between {SHORTEST_LOOK:?} and {LONGEST_LOOK:?}"
+                        "{key}={value}: it must be between {SHORTEST_POLL:?} and {LONGEST_POLL:?}"
                     )));
                 }
-                self.look.replace(look).is_some()
+                self.poll_interval.replace(poll_interval).is_some()
             }
-            _ if [LEASE, LOOK].contains(&format!("{PREFIX}{key}").as_str()) => {
+            _ if [LEASE, POLL].contains(&format!("{PREFIX}{key}").as_str()) => {
                 return Err(Error::misuse(format!(
                     "{key} is no setting of any store: write {PREFIX}{key}={value}"
                 )));
@@ -271,8 +271,8 @@ impl Settings {
         if let Some(lease) = self.lease {
             builder = builder.lease(lease);
         }
-        if let Some(look) = self.look {
-            builder = builder.poll_interval(look);
+        if let Some(poll_interval) = self.poll_interval {
+            builder = builder.poll_interval(poll_interval);
         }
         builder
     }
@@ -294,7 +294,7 @@ fn also_known(error: Error, url: &str) -> Error {
         .is_some_and(|(_, query)| query.split('&').any(|pair| pair.starts_with(PREFIX)));
     if ours && error.kind() == ErrorKind::Misuse && error.source().is_none() {
         Error::misuse(format!(
-            "{error}; every backend's URL also knows {LEASE} and {LOOK}"
+            "{error}; every backend's URL also knows {LEASE} and {POLL}"
         ))
     } else {
         error
@@ -303,9 +303,9 @@ fn also_known(error: Error, url: &str) -> Error {
 
 const PREFIX: &str = "dlock.";
 const LEASE: &str = "dlock.lease";
-const LOOK: &str = "dlock.poll";
+const POLL: &str = "dlock.poll";
 
 /// The timers of a runtime are no finer.
-const SHORTEST_LOOK: Duration = Duration::from_millis(1);
+const SHORTEST_POLL: Duration = Duration::from_millis(1);
 /// To poll less often than once a minute, call `try_acquire` in a loop.
-const LONGEST_LOOK: Duration = Duration::from_secs(60);
+const LONGEST_POLL: Duration = Duration::from_secs(60);

@@ -67,7 +67,7 @@
 //! # Telemetry
 //!
 //! dlock emits `tracing` events under the targets `dlock::acquire`, `dlock::renew`, `dlock::lost`,
-//! `dlock::release`, `dlock::settle` and `dlock::wake_up`, with the fields `lock` and `backend`. A lost lock
+//! `dlock::release`, `dlock::cleanup` and `dlock::wake_up`, with the fields `lock` and `backend`. A lost lock
 //! and a failing renewal are warnings; the rest is `debug` and below. Owners appear as fingerprints only.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -213,7 +213,7 @@ mod memory {
     }
 
     #[tokio::test]
-    async fn everybody_who_names_a_store_shares_it() {
+    async fn all_clients_that_name_a_store_share_it() {
         let held = guard("memory:shared").await.unwrap();
         let other = dlock::connect("memory:shared").await.unwrap();
         assert!(

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Result,
-    counted::{Asked, Counted},
+    counted::{CallCounts, Counted},
     floor::etcd::{Api, Hop, Leases, TwoTransactions, connect, lease},
     measure::Plan,
     report::{Limit, Table},
@@ -75,10 +75,10 @@ async fn cycles(
 pub(super) async fn handoff(plan: Plan) -> Result<Table> {
     let (server, pid) = server().await?;
     let addr = server.addr().to_string();
-    let asked = Asked::default();
+    let asked = CallCounts::default();
     let probe = Probe {
         servers: vec![pid],
-        looks: Some(Arc::clone(&asked.looks)),
+        polls: Some(Arc::clone(&asked.polls)),
         ..Probe::default()
     };
     let mut ring = Ring::default();
@@ -121,7 +121,7 @@ pub(super) async fn renewals(plan: Plan) -> Result<Table> {
     let (server, pid) = server().await?;
     let client = connect(&server.addr().to_string()).await?;
     let leases = Arc::new(Leases::take(&client, plan.locks).await?);
-    let asked = Asked::default();
+    let asked = CallCounts::default();
     let ours = Renewals {
         driver: driver(&server).await?,
         client: Client::new(Counted::new(driver(&server).await?, &asked))?,

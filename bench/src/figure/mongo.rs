@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Result,
-    counted::{Asked, Counted},
+    counted::{CallCounts, Counted},
     floor::mongo::{Leases, SameCommands, TwoCommands, commands, connect, idle_hops, idle_writes},
     measure::{Plan, Sample},
     report::{Cell, Limit, Table},
@@ -93,7 +93,7 @@ async fn cycles(
 pub(super) async fn handoff(plan: Plan) -> Result<Table> {
     let (server, pid) = server().await?;
     let url = server.url();
-    let asked = Asked::default();
+    let asked = CallCounts::default();
     let counter = connect(&url, None).await?;
     let probe = Probe {
         servers: vec![pid],
@@ -101,7 +101,7 @@ pub(super) async fn handoff(plan: Plan) -> Result<Table> {
             let counter = counter.clone();
             Box::pin(async move { commands(&counter).await })
         })),
-        looks: Some(Arc::clone(&asked.looks)),
+        polls: Some(Arc::clone(&asked.polls)),
     };
     let mut ring = Ring::default();
     let client = Client::new(driver(&url).await?)?;
@@ -117,7 +117,7 @@ pub(super) async fn handoff(plan: Plan) -> Result<Table> {
     for waiters in [2, 64] {
         let among_as_many = floor(&mut ring, &url, waiters);
         for deaf in [false, true] {
-            let how = if deaf { ", looking" } else { "" };
+            let how = if deaf { ", polling" } else { "" };
             let name = format!("{waiters} waiting clients{how}");
             let mut locks = Vec::new();
             for _ in 0..=waiters {
@@ -172,7 +172,7 @@ pub(super) async fn renewals(plan: Plan) -> Result<Table> {
     let size = driver_alone.capabilities().renew_batch;
     let leases = Leases::take(connect(&url, None).await?, plan.locks, size).await?;
     let leases = Arc::new(leases);
-    let asked = Asked::default();
+    let asked = CallCounts::default();
     let ours = Renewals {
         driver: driver_alone,
         client: Client::new(Counted::new(driver(&url).await?, &asked))?,

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Result,
-    counted::{Asked, Counted},
+    counted::{CallCounts, Counted},
     floor::mysql::{Leases, Over, Statements, TwoStatements, connect, prepare, questions},
     measure::{Plan, Sample},
     report::{Cell, Limit, Table},
@@ -123,7 +123,7 @@ fn note_thin(done: &mut Cycled, number: fn(&Sample) -> f64) {
 pub(super) async fn handoff(plan: Plan) -> Result<Table> {
     let (server, pid) = server().await?;
     let url = server.url();
-    let asked = Asked::default();
+    let asked = CallCounts::default();
     let counter = Arc::new(Mutex::new(connect(&url).await?));
     let probe = Probe {
         servers: vec![pid],
@@ -131,7 +131,7 @@ pub(super) async fn handoff(plan: Plan) -> Result<Table> {
             let counter = Arc::clone(&counter);
             Box::pin(async move { questions(&counter).await })
         })),
-        looks: Some(Arc::clone(&asked.looks)),
+        polls: Some(Arc::clone(&asked.polls)),
     };
     let mut ring = Ring::default();
     let client = Client::new(driver(&url).await?)?;
@@ -146,7 +146,7 @@ pub(super) async fn handoff(plan: Plan) -> Result<Table> {
         ring.within(at, &[alone], 1.1);
     }
     for waiters in [2, 64] {
-        let name = format!("{waiters} waiting clients, looking");
+        let name = format!("{waiters} waiting clients, polling");
         let mut locks = Vec::new();
         for _ in 0..=waiters {
             let driver = Counted::new(driver(&url).await?, &asked);
@@ -154,44 +154,44 @@ pub(super) async fn handoff(plan: Plan) -> Result<Table> {
         }
         let at = ring.enter(name, among(&locks, &probe));
         ring.over(at, &[alone]);
-        ring.within_millis(at, LOOK_CAP.as_secs_f64() * 1e3 * 0.6);
+        ring.within_millis(at, POLL_CAP.as_secs_f64() * 1e3 * 0.6);
     }
-    let title = "hold 3–8 ms; asked: statements; look cap 100 ms";
+    let title = "hold 3–8 ms; asked: statements; poll cap 100 ms";
     let (mut table, _) = ring.run(&plan, &[pid], ("mysql-handoff", title)).await?;
-    let looks = looks_per_second(&url, plan.seconds / 20).await?;
+    let polls = polls_per_second(&url, plan.seconds / 20).await?;
     table.goal(
-        "looks a second of one client with 16 waiting tasks",
-        looks,
-        Limit::AtMost(2.0 / LOOK_CAP.as_secs_f64()),
+        "polls a second of one client with 16 waiting tasks",
+        polls,
+        Limit::AtMost(2.0 / POLL_CAP.as_secs_f64()),
     );
     Ok(table)
 }
 
 /// However many tasks of a client wait for one name, one of them polls: on average after three quarters
 /// of the poll interval, at the earliest after half of it.
-async fn looks_per_second(url: &str, span: Duration) -> Result<f64> {
-    let asked = Asked::default();
+async fn polls_per_second(url: &str, span: Duration) -> Result<f64> {
+    let asked = CallCounts::default();
     let client = Client::new(Counted::new(driver(url).await?, &asked))?;
-    let held = Client::new(driver(url).await?)?.lock("looked at")?;
+    let held = Client::new(driver(url).await?)?.lock("polled")?;
     let held = held.acquire().await?;
     let mut waiting = JoinSet::new();
     for _ in 0..16 {
-        waiting.spawn(client.lock("looked at")?.acquire());
+        waiting.spawn(client.lock("polled")?.acquire());
     }
-    tokio::time::sleep(LOOK_CAP * 5).await; // past the first quick polls
-    let (before, began) = (asked.looks.load(Relaxed), Instant::now());
-    tokio::time::sleep(span.max(LOOK_CAP * 4)).await;
-    let looks = (asked.looks.load(Relaxed) - before) as f64 / began.elapsed().as_secs_f64();
+    tokio::time::sleep(POLL_CAP * 5).await; // past the first quick polls
+    let (before, began) = (asked.polls.load(Relaxed), Instant::now());
+    tokio::time::sleep(span.max(POLL_CAP * 4)).await;
+    let polls = (asked.polls.load(Relaxed) - before) as f64 / began.elapsed().as_secs_f64();
     waiting.shutdown().await;
     held.release().await?;
-    Ok(looks)
+    Ok(polls)
 }
 
 pub(super) async fn renewals(plan: Plan) -> Result<Table> {
     let (server, pid) = server().await?;
     let url = server.url();
     let leases = Arc::new(Leases::take(&url, plan.locks, A_STATEMENT, CONNECTIONS).await?);
-    let asked = Asked::default();
+    let asked = CallCounts::default();
     let ours = Renewals {
         driver: driver(&url).await?,
         client: Client::new(Counted::new(driver(&url).await?, &asked))?,
@@ -231,7 +231,7 @@ const TURNS: usize = 8;
 const THIN: usize = 1;
 const DLOCK: usize = 3;
 /// The default of `dlock.poll`.
-const LOOK_CAP: Duration = Duration::from_millis(100);
+const POLL_CAP: Duration = Duration::from_millis(100);
 /// How much the driver sends in one statement, and over how many connections at most: the floor does
 /// the same.
 const A_STATEMENT: usize = 512;

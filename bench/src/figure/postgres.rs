@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Result,
-    counted::{Asked, Counted},
+    counted::{CallCounts, Counted},
     floor::postgres::{Advisory, Hop, Leases, Over, TwoStatements, database, listeners, prepare},
     measure::Plan,
     report::{Limit, Table},
@@ -84,10 +84,10 @@ pub(super) async fn handoff(plan: Plan) -> Result<Table> {
         "release + acquire by oneself",
         by_oneself(client.lock("alone")?),
     );
-    let asked = Asked::default();
+    let asked = CallCounts::default();
     let probe = Probe {
         servers: vec![pid],
-        looks: Some(Arc::clone(&asked.looks)),
+        polls: Some(Arc::clone(&asked.polls)),
         ..Probe::default()
     };
     let name = "one client, 2 waiting tasks";
@@ -132,7 +132,7 @@ pub(super) async fn renewals(plan: Plan) -> Result<Table> {
     let driver_alone = driver(&url).await?;
     let size = driver_alone.capabilities().renew_batch;
     let leases = Arc::new(Leases::take(&url, plan.locks, size, CONNECTIONS).await?);
-    let asked = Asked::default();
+    let asked = CallCounts::default();
     let ours = Renewals {
         driver: driver_alone,
         client: Client::new(Counted::new(driver(&url).await?, &asked))?,

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Result,
-    counted::{Asked, Counted},
+    counted::{CallCounts, Counted},
     floor::redis::{Hop, Setting, calls_of, connect},
     home::Home,
     measure::Plan,
@@ -28,7 +28,7 @@ pub(crate) async fn run(plan: Plan) -> Result<Table> {
     let mut ring = Ring::default();
 
     let connection = connect(&url, Setting::Default).await?;
-    let asked = Asked::default();
+    let asked = CallCounts::default();
     let probe = Probe {
         servers: vec![pid],
         asked: Some(Arc::new({
@@ -38,7 +38,7 @@ pub(crate) async fn run(plan: Plan) -> Result<Table> {
                 Box::pin(async move { calls_of(&mut connection, "evalsha").await })
             }
         })),
-        looks: Some(Arc::clone(&asked.looks)),
+        polls: Some(Arc::clone(&asked.polls)),
     };
     let alone = ring.enter(
         "release + acquire by oneself",

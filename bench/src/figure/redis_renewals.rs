@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     Result,
-    counted::{Asked, Counted},
+    counted::{CallCounts, Counted},
     floor::redis::{Leases, Setting, Textbook, connect},
     measure::Plan,
     report::Table,
@@ -20,7 +20,7 @@ pub(crate) async fn run(plan: Plan) -> Result<Table> {
     let mut connection = connect(&url, Setting::Default).await?;
     Textbook::load(&mut connection).await?;
     let leases = Arc::new(Leases::take(connection, plan.locks).await?);
-    let asked = Asked::default();
+    let asked = CallCounts::default();
     let ours = Renewals {
         driver: driver(&url).await?,
         client: Client::new(Counted::new(driver(&url).await?, &asked))?,

@@ -36,7 +36,7 @@ pub(crate) async fn run(plan: Plan) -> Result<Table> {
     let (asked, began) = (asked(&mut connection).await?, Instant::now());
     tokio::time::sleep(plan.seconds).await;
     let asked = self::asked(&mut connection).await? - asked;
-    let intervals = began.elapsed().as_secs_f64() / LOOK.as_secs_f64();
+    let intervals = began.elapsed().as_secs_f64() / POLL_INTERVAL.as_secs_f64();
     let each = |bytes: u64| bytes as f64 / WAITERS as f64;
 
     let columns = ["a waiting client", "value"];
@@ -45,22 +45,22 @@ pub(crate) async fn run(plan: Plan) -> Result<Table> {
         plan.seconds
     );
     let mut table = Table::new("redis-waiters", title, &columns);
-    let per_look = asked as f64 / WAITERS as f64 / intervals;
+    let per_interval = asked as f64 / WAITERS as f64 / intervals;
     table.row([
-        Cell::text("commands in a look interval of 2 s"),
-        Cell::Number(per_look),
+        Cell::text("commands in a poll interval of 2 s"),
+        Cell::Number(per_interval),
     ]);
     table.row([
         Cell::text("server memory of its connections, bytes"),
         Cell::Number(each(connected.saturating_sub(before))),
     ]);
     table.row([
-        Cell::text("server memory of its place in line, bytes"),
+        Cell::text("server memory of its queue entry, bytes"),
         Cell::Number(each(standing.saturating_sub(connected))),
     ]);
     table.goal(
-        "commands of a waiter in a look interval",
-        per_look,
+        "commands of a waiter in a poll interval",
+        per_interval,
         Limit::AtMost(1.0),
     );
     waiting.shutdown().await;
@@ -88,6 +88,6 @@ async fn asked(connection: &mut redis::aio::MultiplexedConnection) -> Result<u64
 
 const WAITERS: usize = 64;
 /// The poll interval of the core where the store pushes.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// Until all waiters are in the queue and have polled once.
 const SETTLE: Duration = Duration::from_secs(3);

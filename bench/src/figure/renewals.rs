@@ -3,7 +3,7 @@
 use crate::{
     Result,
     clock::Meter,
-    counted::Asked,
+    counted::CallCounts,
     measure::{Contestant, Plan, interleave},
     report::{Cell, Limit, Table},
     work::{Work, nanos},
@@ -22,9 +22,9 @@ use tokio::task::JoinSet;
 /// One side of the comparison.
 pub(super) struct Renewals<D> {
     pub(super) driver: D,
-    /// Over a driver that counts renewals in [`Asked`].
+    /// Over a driver that counts renewals in [`CallCounts`].
     pub(super) client: Client,
-    pub(super) asked: Asked,
+    pub(super) asked: CallCounts,
     pub(super) servers: Vec<u32>,
     /// The most that the driver's round may take, in rounds of the floor.
     pub(super) most: f64,
@@ -189,7 +189,7 @@ async fn renew<D: DistributedLock>(driver: Arc<D>, holds: Arc<Vec<Renew>>) -> Re
 /// Holds all locks through a client and measures its watchdog for a whole renewal interval.
 async fn kept(
     client: Client,
-    asked: Asked,
+    asked: CallCounts,
     servers: Vec<u32>,
     locks: u32,
     interval: Duration,
@@ -200,28 +200,30 @@ async fn kept(
     tokio::time::sleep(interval).await;
     let seen = meter.stop();
     let renewed = asked.renewed.load(Relaxed) - renewed;
-    let lost = guards.iter().filter(|guard| guard.check().is_err()).count();
-    let mut releasing = JoinSet::new();
-    for guard in guards.into_iter().filter(|guard| guard.check().is_ok()) {
-        if releasing.len() >= AT_ONCE {
-            releasing.join_next().await.transpose()?.transpose()?;
+    let (mut lost, mut releasing) = (0, JoinSet::new());
+    for guard in guards {
+        if releasing.len() >= AT_ONCE
+            && let Some(released) = releasing.join_next().await
+        {
+            lost += released??;
         }
         releasing.spawn(async {
-            match guard.release().await {
+            match guard.release().await.map_err(|error| (error.kind(), error)) {
+                Err((ErrorKind::Lost | ErrorKind::NotHeld, _)) => Ok(1),
                 // A slow disk is not what this measures: the renewal goes on, and the next repetition
                 // waits for it.
-                Err(error) if error.kind() == ErrorKind::Indeterminate => Ok(()),
-                released => released.map(drop),
+                Ok(_) | Err((ErrorKind::Indeterminate, _)) => Ok(0),
+                Err((_, error)) => Err(error),
             }
         });
     }
     while let Some(released) = releasing.join_next().await {
-        released??;
+        lost += released??;
     }
     Ok(Work {
         operations: renewed,
         took: Some(seen.took),
-        violations: u64::try_from(lost)?,
+        violations: lost,
         seen: Some(seen),
         ..Work::default()
     })

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     Result,
-    counted::{Asked, Counted},
+    counted::{CallCounts, Counted},
     floor::zk::{Bare, Hop, Recipe, connect},
     measure::Plan,
     report::{Limit, Table},
@@ -71,7 +71,7 @@ pub(super) async fn throughput(plan: Plan) -> Result<Table> {
 
 pub(super) async fn handoff(plan: Plan) -> Result<Table> {
     let (server, pid) = server().await?;
-    let asked = Asked::default();
+    let asked = CallCounts::default();
     let counted = Arc::clone(&server);
     let probe = Probe {
         servers: vec![pid],
@@ -82,7 +82,7 @@ pub(super) async fn handoff(plan: Plan) -> Result<Table> {
                 Ok(tokio::task::spawn_blocking(packets).await??)
             })
         })),
-        looks: Some(Arc::clone(&asked.looks)),
+        polls: Some(Arc::clone(&asked.polls)),
     };
     let mut ring = Ring::default();
     let client = Client::new(driver(&server, "").await?)?;

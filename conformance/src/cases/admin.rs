@@ -1,7 +1,7 @@
 //! `admin`: inspecting changes nothing and shows everything; breaking frees only the named lock.
 
 use super::{held, held_for};
-use crate::{Caller, Ctx, Failure, Result, case::cases, ensure, expect::is_left, same};
+use crate::{Ctx, Failure, Result, TestDriver, case::cases, ensure, expect::is_left, same};
 use dlock_core::{Broken, FencingToken, HolderInfo, LockName, driver::Wake};
 use std::collections::BTreeSet;
 
@@ -20,14 +20,14 @@ cases! {
     breaking_ends_every_hold bullet("holders learn it at their next `renew`");
     a_broken_holder_learns_it_at_its_next_renewal bullet("holders learn it at their next `renew`");
     [Clause::Admin bullet("frees what was unavailable or reserved")]
-    breaking_opens_a_name_reserved_and_the_line_goes_on needs(Line);
-    breaking_serves_the_line needs(Line);
+    breaking_frees_a_reserved_name_and_the_queue_goes_on needs(Queue);
+    breaking_serves_the_queue needs(Queue);
 }
 
 async fn a_name_never_heard_of_is_free(ctx: Ctx) -> Result {
-    let ([caller], name) = ctx.callers().await?;
-    caller.sees_free(&name).await?;
-    let listed = caller.list(name.as_str(), 10).await?;
+    let ([driver], name) = ctx.test_drivers().await?;
+    driver.sees_free(&name).await?;
+    let listed = driver.list(name.as_str(), 10).await?;
     same("what is listed", listed.len(), 0)
 }
 
@@ -41,10 +41,10 @@ async fn inspect_changes_nothing(ctx: Ctx) -> Result {
 }
 
 async fn inspect_shows_who_is_inside(ctx: Ctx) -> Result {
-    let ([caller, other], name) = ctx.callers().await?;
+    let ([driver, other], name) = ctx.test_drivers().await?;
     let note = HolderInfo::new("a-host", 42);
-    let hold = caller.take(&ctx.ask(&name).noting(note.clone())).await?;
-    let more = caller.take(&hold.ask.again()).await?;
+    let hold = driver.take(&ctx.ask(&name).noting(note.clone())).await?;
+    let more = driver.take(&hold.ask.again()).await?;
     let seen = other.inspect(&name).await?;
     same("the number of holds", seen.holds, 2)?;
     same("shut", seen.unavailable_for, None)?;
@@ -55,26 +55,26 @@ async fn inspect_shows_who_is_inside(ctx: Ctx) -> Result {
     same("the token", holder.token, Some(hold.token))?;
     same("the note", &holder.info, &note)?;
     is_left(holder.rest.unwrap_or(ctx.long()), ctx.long())?;
-    caller.leaves(&more, 1).await?;
-    caller.frees(&hold).await?;
+    driver.leaves(&more, 1).await?;
+    driver.frees(&hold).await?;
     other.sees_free(&name).await
 }
 
 async fn list_shows_every_name_held_shut_or_reserved(ctx: Ctx) -> Result {
-    let ([caller, waiter], _) = ctx.callers().await?;
+    let ([driver, waiter], _) = ctx.test_drivers().await?;
     let base = ctx.text();
     let of = |kind: &str| LockName::new(format!("{base}/{kind}"));
     let (held, shut, reserved, free) = (of("held")?, of("shut")?, of("reserved")?, of("free")?);
-    let hold = caller.take(&ctx.ask(&held)).await?;
-    let kept = caller.take(&ctx.ask(&shut)).await?;
-    caller.release(&kept, Some(ctx.long())).await?;
-    let turn = caller.take(&ctx.ask(&reserved)).await?;
+    let hold = driver.take(&ctx.ask(&held)).await?;
+    let kept = driver.take(&ctx.ask(&shut)).await?;
+    driver.release(&kept, Some(ctx.long())).await?;
+    let turn = driver.take(&ctx.ask(&reserved)).await?;
     waiter.queues(&reserved).await?;
-    caller.frees(&turn).await?;
-    let gone = caller.take(&ctx.ask(&free)).await?;
-    caller.frees(&gone).await?;
+    driver.frees(&turn).await?;
+    let gone = driver.take(&ctx.ask(&free)).await?;
+    driver.frees(&gone).await?;
     let mut wanted = BTreeSet::from([held.clone(), shut]);
-    if caller.driver().capabilities().wake == Wake::Queue {
+    if driver.inner().capabilities().wake == Wake::Queue {
         wanted.insert(reserved);
     }
     same("the names listed", names(&waiter, &base).await?, wanted)?;
@@ -86,18 +86,18 @@ async fn list_shows_every_name_held_shut_or_reserved(ctx: Ctx) -> Result {
 }
 
 /// The names that a listing shows.
-async fn names(caller: &Caller, prefix: &str) -> Result<BTreeSet<LockName>> {
-    let listed = caller.list(prefix, 10).await?;
+async fn names(driver: &TestDriver, prefix: &str) -> Result<BTreeSet<LockName>> {
+    let listed = driver.list(prefix, 10).await?;
     Ok(listed.into_iter().map(|seen| seen.name).collect())
 }
 
 async fn a_walk_finds_every_name_held_throughout(ctx: Ctx) -> Result {
-    let ([caller, other], _) = ctx.callers().await?;
+    let ([driver, other], _) = ctx.test_drivers().await?;
     let base = ctx.text();
     let name = |number: usize| LockName::new(format!("{base}/{number}"));
     let mut missing = BTreeSet::new();
     for number in 0..30 {
-        caller.take(&ctx.ask(&name(number)?)).await?;
+        driver.take(&ctx.ask(&name(number)?)).await?;
         missing.insert(name(number)?);
     }
     let (mut from, mut churn) = (None, 100);
@@ -111,9 +111,9 @@ async fn a_walk_finds_every_name_held_throughout(ctx: Ctx) -> Result {
         // Other locks come and go during the listing.
         if churn < 200 {
             churn += 1;
-            let passing = caller.take(&ctx.ask(&name(churn)?)).await?;
+            let passing = driver.take(&ctx.ask(&name(churn)?)).await?;
             if churn % 2 == 0 {
-                caller.frees(&passing).await?;
+                driver.frees(&passing).await?;
             }
         }
         if next.is_none() {
@@ -134,16 +134,16 @@ async fn list_changes_nothing(ctx: Ctx) -> Result {
 }
 
 async fn list_takes_its_prefix_literally(ctx: Ctx) -> Result {
-    let ([caller, other], _) = ctx.callers().await?;
+    let ([driver, other], _) = ctx.test_drivers().await?;
     let base = ctx.text();
     for special in ["*", "?", "[ab]", "%", "_", "\\", ".", "{", "$", "^"] {
         let prefix = format!("{base}{special}");
         let meant = LockName::new(format!("{prefix}/x"))?;
         let beside = ["a", "b", "0"].map(|other| LockName::new(format!("{base}{other}/x")));
-        let hold = caller.take(&ctx.ask(&meant)).await?;
+        let hold = driver.take(&ctx.ask(&meant)).await?;
         let mut others = Vec::new();
         for name in beside {
-            others.push(caller.take(&ctx.ask(&name?)).await?);
+            others.push(driver.take(&ctx.ask(&name?)).await?);
         }
         let mut names: Vec<_> = other
             .list(&prefix, 10)
@@ -154,7 +154,7 @@ async fn list_takes_its_prefix_literally(ctx: Ctx) -> Result {
         names.dedup();
         same(format!("what begins with {prefix:?}"), names, vec![meant])?;
         for hold in others.iter().chain([&hold]) {
-            caller.frees(hold).await?;
+            driver.frees(hold).await?;
         }
     }
     Ok(())
@@ -170,9 +170,9 @@ async fn breaking_with_its_token_frees_the_incarnation(ctx: Ctx) -> Result {
 }
 
 async fn breaking_with_another_token_changes_nothing(ctx: Ctx) -> Result {
-    let ([caller, other], name, past) = held(&ctx).await?;
-    caller.frees(&past).await?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let ([driver, other], name, past) = held(&ctx).await?;
+    driver.frees(&past).await?;
+    let hold = driver.take(&ctx.ask(&name)).await?;
     let token = Some(hold.token);
     let next = FencingToken(hold.token.0 + 1);
     for wrong in [past.token, next, FencingToken(0)] {
@@ -180,54 +180,54 @@ async fn breaking_with_another_token_changes_nothing(ctx: Ctx) -> Result {
         same("break", answer, Broken::Changed { token })?;
         other.refused(&ctx.ask(&name)).await?;
     }
-    caller.renews(&hold, ctx.long()).await?;
-    caller.frees(&hold).await
+    driver.renews(&hold, ctx.long()).await?;
+    driver.frees(&hold).await
 }
 
 async fn breaking_a_free_name_says_so(ctx: Ctx) -> Result {
-    let caller = ctx.caller().await?;
+    let driver = ctx.test_driver().await?;
     let (never, past, lapsed) = (ctx.name()?, ctx.name()?, ctx.name()?);
-    let hold = caller.take(&ctx.ask(&past)).await?;
-    caller.frees(&hold).await?;
-    let hold = caller.take(&ctx.ask(&lapsed).lasting(ctx.short())).await?;
+    let hold = driver.take(&ctx.ask(&past)).await?;
+    driver.frees(&hold).await?;
+    let hold = driver.take(&ctx.ask(&lapsed).lasting(ctx.short())).await?;
     ctx.sleep_past(&hold).await;
     for name in [&never, &past, &lapsed] {
         for only in [None, Some(hold.token)] {
-            same("break", caller.breaks(name, only).await?, Broken::WasFree)?;
+            same("break", driver.breaks(name, only).await?, Broken::WasFree)?;
         }
-        caller.take_soon(&ctx.ask(name)).await?;
+        driver.take_soon(&ctx.ask(name)).await?;
     }
     Ok(())
 }
 
 async fn breaking_ends_every_hold(ctx: Ctx) -> Result {
-    let ([caller, other], name, first) = held(&ctx).await?;
+    let ([driver, other], name, first) = held(&ctx).await?;
     let mut holds = vec![first.clone()];
     for _ in 0..2 {
-        holds.push(caller.take(&first.ask.again()).await?);
+        holds.push(driver.take(&first.ask.again()).await?);
     }
     let answer = other.breaks(&name, None).await?;
     let token = Some(first.token);
     same("break", answer, Broken::Freed { token })?;
     for hold in &holds {
-        caller.cannot_renew(hold).await?;
+        driver.cannot_renew(hold).await?;
     }
     let next = other.take(&first.ask.again()).await?;
     same("the number of holds", next.holds, 1)?;
-    caller.cannot_renew(&first).await?;
+    driver.cannot_renew(&first).await?;
     other.frees(&next).await
 }
 
 async fn a_broken_holder_learns_it_at_its_next_renewal(ctx: Ctx) -> Result {
-    let ([caller, other], name, hold) = held(&ctx).await?;
+    let ([driver, other], name, hold) = held(&ctx).await?;
     other.breaks(&name, None).await?;
-    caller.cannot_renew(&hold).await?;
+    driver.cannot_renew(&hold).await?;
     let next = other.take(&ctx.ask(&name)).await?;
-    caller.cannot_renew(&hold).await?;
+    driver.cannot_renew(&hold).await?;
     other.frees(&next).await
 }
 
-async fn breaking_opens_a_name_reserved_and_the_line_goes_on(ctx: Ctx) -> Result {
+async fn breaking_frees_a_reserved_name_and_the_queue_goes_on(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
     first.queues(&name).await?;
     let waiting = second.queues(&name).await?;
@@ -238,8 +238,8 @@ async fn breaking_opens_a_name_reserved_and_the_line_goes_on(ctx: Ctx) -> Result
     second.take(&waiting).await.map(drop)
 }
 
-async fn breaking_serves_the_line(ctx: Ctx) -> Result {
-    let ([holder, waiter, other], name) = ctx.callers().await?;
+async fn breaking_serves_the_queue(ctx: Ctx) -> Result {
+    let ([holder, waiter, other], name) = ctx.test_drivers().await?;
     holder.take(&ctx.ask(&name)).await?;
     let waiting = waiter.queues(&name).await?;
     other.breaks(&name, None).await?;

@@ -1,7 +1,7 @@
 //! `cancel`: a cancelled request leaves no hold and no waiter.
 
 use super::held;
-use crate::{Caller, Ctx, Result, case::cases, client_cases::task::polled, same};
+use crate::{Ctx, Result, TestDriver, case::cases, client_cases::task::polled, same};
 use futures_util::future::join_all;
 
 cases! {
@@ -9,14 +9,14 @@ cases! {
     refused_without_a_ticket_leaves_no_trace bullet("refused without");
     leaving_with_an_unknown_ticket_changes_nothing bullet("an unknown ticket, or one used up");
     leaving_with_a_ticket_used_up_ends_no_hold bullet("an unknown ticket, or one used up");
-    an_acquire_dropped_anywhere_is_settled_by_a_release;
-    a_wait_dropped_anywhere_is_settled_by_leaving needs(Line);
+    an_acquire_dropped_anywhere_is_undone_by_a_release;
+    a_wait_dropped_anywhere_is_undone_by_leaving needs(Queue);
     a_driver_works_on_after_any_call_was_dropped;
     [Clause::Cancel bullet("afterwards the ticket is not served, and delays no other")]
-    a_ticket_that_left_is_not_served needs(Line);
-    a_turn_that_is_left_is_handed_on needs(Line);
-    a_turn_that_nobody_else_waits_for_is_left_free needs(Line);
-    tickets_of_two_clients_are_two needs(Line);
+    a_ticket_that_left_is_not_served needs(Queue);
+    a_turn_that_is_left_is_handed_on needs(Queue);
+    a_turn_that_no_other_client_waits_for_is_left_free needs(Queue);
+    tickets_of_two_clients_are_two needs(Queue);
 }
 
 async fn refused_without_a_ticket_leaves_no_trace(ctx: Ctx) -> Result {
@@ -50,7 +50,7 @@ async fn a_turn_that_is_left_is_handed_on(ctx: Ctx) -> Result {
     second.take(&waiting).await.map(drop)
 }
 
-async fn a_turn_that_nobody_else_waits_for_is_left_free(ctx: Ctx) -> Result {
+async fn a_turn_that_no_other_client_waits_for_is_left_free(ctx: Ctx) -> Result {
     let ([holder, waiter, other], name, hold) = held(&ctx).await?;
     let leaving = waiter.queues(&name).await?;
     holder.frees(&hold).await?;
@@ -76,8 +76,8 @@ async fn tickets_of_two_clients_are_two(ctx: Ctx) -> Result {
 }
 
 async fn leaving_with_an_unknown_ticket_changes_nothing(ctx: Ctx) -> Result {
-    let ([holder, waiter, other], name) = ctx.callers().await?;
-    let unknown = |caller: &Caller| ctx.ask(&name).in_line(caller.ticket());
+    let ([holder, waiter, other], name) = ctx.test_drivers().await?;
+    let unknown = |driver: &TestDriver| ctx.ask(&name).in_line(driver.ticket());
     other.leave(&unknown(&other)).await?;
     other.sees_free(&name).await?;
     let hold = holder.take(&ctx.ask(&name)).await?;
@@ -102,31 +102,31 @@ async fn leaving_with_a_ticket_used_up_ends_no_hold(ctx: Ctx) -> Result {
     waiter.frees(&turn).await
 }
 
-async fn an_acquire_dropped_anywhere_is_settled_by_a_release(ctx: Ctx) -> Result {
-    let ([caller, other], _) = ctx.callers().await?;
+async fn an_acquire_dropped_anywhere_is_undone_by_a_release(ctx: Ctx) -> Result {
+    let ([driver, other], _) = ctx.test_drivers().await?;
     let drops = (0..POLLS).map(async |polls| {
         let name = ctx.name()?;
         let give_up = ctx.now() + ctx.short();
         let ask = ctx.ask(&name).until(give_up);
-        polled(caller.acquire(&ask), polls).await;
-        ctx.sleep_until(give_up + caller.late()).await;
-        ctx.answered(caller.release_as(&ask)).await??;
+        polled(driver.acquire(&ask), polls).await;
+        ctx.sleep_until(give_up + driver.late()).await;
+        ctx.answered(driver.release_as(&ask)).await??;
         other.sees_free(&name).await?;
         other.take(&ctx.ask(&name)).await.map(drop)
     });
     join_all(drops).await.into_iter().collect()
 }
 
-async fn a_wait_dropped_anywhere_is_settled_by_leaving(ctx: Ctx) -> Result {
-    let ([holder, caller, other], _) = ctx.callers().await?;
+async fn a_wait_dropped_anywhere_is_undone_by_leaving(ctx: Ctx) -> Result {
+    let ([holder, driver, other], _) = ctx.test_drivers().await?;
     let drops = (0..POLLS).map(async |polls| {
         let name = ctx.name()?;
         let hold = holder.take(&ctx.ask(&name)).await?;
         let give_up = ctx.now() + ctx.short();
-        let ask = ctx.ask(&name).in_line(caller.ticket()).until(give_up);
-        polled(caller.acquire(&ask), polls).await;
-        ctx.sleep_until(give_up + caller.late()).await;
-        caller.leave(&ask).await?;
+        let ask = ctx.ask(&name).in_line(driver.ticket()).until(give_up);
+        polled(driver.acquire(&ask), polls).await;
+        ctx.sleep_until(give_up + driver.late()).await;
+        driver.leave(&ask).await?;
         holder.frees(&hold).await?;
         other.take(&ctx.ask(&name)).await.map(drop)
     });
@@ -134,23 +134,23 @@ async fn a_wait_dropped_anywhere_is_settled_by_leaving(ctx: Ctx) -> Result {
 }
 
 async fn a_driver_works_on_after_any_call_was_dropped(ctx: Ctx) -> Result {
-    let ([caller], name) = ctx.callers().await?;
-    let (driver, give_up) = (caller.driver(), ctx.now() + ctx.answer());
-    let beside = caller.take(&ctx.ask(&ctx.name()?)).await?;
+    let ([driver], name) = ctx.test_drivers().await?;
+    let (inner, give_up) = (driver.inner(), ctx.now() + ctx.answer());
+    let beside = driver.take(&ctx.ask(&ctx.name()?)).await?;
     for polls in 0..POLLS {
         let ask = ctx.ask(&name).until(give_up);
-        polled(caller.acquire(&ask), polls).await;
-        polled(caller.renew_until(&beside, ctx.long(), give_up), polls).await;
-        polled(caller.release_as(&ask), polls).await;
-        polled(driver.inspect(&name), polls).await;
-        polled(driver.list(name.as_str(), None, 10), polls).await;
-        polled(driver.leave(&name, caller.ticket()), polls).await;
-        polled(driver.break_lock(&name, None), polls).await;
+        polled(driver.acquire(&ask), polls).await;
+        polled(driver.renew_until(&beside, ctx.long(), give_up), polls).await;
+        polled(driver.release_as(&ask), polls).await;
+        polled(inner.inspect(&name), polls).await;
+        polled(inner.list(name.as_str(), None, 10), polls).await;
+        polled(inner.leave(&name, driver.ticket()), polls).await;
+        polled(inner.break_lock(&name, None), polls).await;
     }
-    let fresh = caller.take(&ctx.ask(&ctx.name()?)).await?;
-    caller.renews(&beside, ctx.long()).await?;
-    caller.frees(&fresh).await?;
-    caller.frees(&beside).await
+    let fresh = driver.take(&ctx.ask(&ctx.name()?)).await?;
+    driver.renews(&beside, ctx.long()).await?;
+    driver.frees(&fresh).await?;
+    driver.frees(&beside).await
 }
 
 /// More than the await points of a call that waits for one answer.

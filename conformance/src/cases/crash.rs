@@ -2,7 +2,7 @@
 
 use super::{held, held_for};
 use crate::{
-    Ask, Caller, Ctx, Failure, Keeps, MakeFixture, Result,
+    Ask, Ctx, Failure, Keeps, MakeFixture, Result, TestDriver,
     case::cases,
     ensure, job, same,
     testbed::worker::{self, Job},
@@ -16,17 +16,17 @@ use std::{num::NonZeroU64, process::ExitCode, sync::Arc, time::Duration};
 cases! {
     [Clause::Crash]
     a_killed_holder_is_gone_with_its_lease needs(Processes);
-    killed_waiters_delay_nobody_for_long needs(Processes, Line);
-    waiters_of_a_closed_client_delay_nobody_for_long needs(Line);
-    any_number_of_dead_waiters_costs_one_entry_deadline needs(Line);
-    a_turn_not_taken_passes_on needs(Line);
+    killed_waiters_delay_no_client_for_long needs(Processes, Queue);
+    waiters_of_a_closed_client_delay_no_client_for_long needs(Queue);
+    any_number_of_dead_waiters_costs_one_entry_deadline needs(Queue);
+    a_turn_not_taken_passes_on needs(Queue);
     a_killed_server_finds_what_it_keeps needs(Server);
     what_a_closed_client_held_outlives_it_by_its_lease
         bullet("what it held outlives it by no more than its leases");
 }
 
 async fn a_killed_holder_is_gone_with_its_lease(ctx: Ctx) -> Result {
-    let ([other], name) = ctx.callers().await?;
+    let ([other], name) = ctx.test_drivers().await?;
     // Where a session ends the holds of a dead process, no lease is longer than the session.
     let lease = if ctx.is_session_bound() {
         ctx.short()
@@ -47,7 +47,7 @@ async fn a_killed_holder_is_gone_with_its_lease(ctx: Ctx) -> Result {
     )
 }
 
-async fn killed_waiters_delay_nobody_for_long(ctx: Ctx) -> Result {
+async fn killed_waiters_delay_no_client_for_long(ctx: Ctx) -> Result {
     let ([holder, other], name, hold) = held(&ctx).await?;
     let mut waiters = Vec::new();
     for _ in 0..3 {
@@ -65,18 +65,18 @@ async fn killed_waiters_delay_nobody_for_long(ctx: Ctx) -> Result {
 }
 
 async fn what_a_closed_client_held_outlives_it_by_its_lease(ctx: Ctx) -> Result {
-    let ([caller, other], _, first) = held_for(&ctx, ctx.short()).await?;
-    let last = caller.take(&first.ask.again()).await?;
-    caller.driver().close().await;
+    let ([driver, other], _, first) = held_for(&ctx, ctx.short()).await?;
+    let last = driver.take(&first.ask.again()).await?;
+    driver.inner().close().await;
     let (ask, bound) = (ctx.ask(&last.ask.name), ctx.dead_for(ctx.until_over(&last)));
     other.take_within(&ask, bound).await.map(drop)
 }
 
-async fn waiters_of_a_closed_client_delay_nobody_for_long(ctx: Ctx) -> Result {
+async fn waiters_of_a_closed_client_delay_no_client_for_long(ctx: Ctx) -> Result {
     let ([holder, closed, living], name, hold) = held(&ctx).await?;
     waits(&closed, &name).await?;
     let behind = waits(&living, &name).await?;
-    closed.driver().close().await;
+    closed.inner().close().await;
     holder.frees(&hold).await?;
     let bound = accept_lease(ctx.short());
     living.take_within(&behind, bound).await.map(drop)
@@ -85,9 +85,9 @@ async fn waiters_of_a_closed_client_delay_nobody_for_long(ctx: Ctx) -> Result {
 async fn any_number_of_dead_waiters_costs_one_entry_deadline(ctx: Ctx) -> Result {
     let ([holder, other], name, hold) = held(&ctx).await?;
     for _ in 0..40 {
-        let dead = ctx.caller().await?;
+        let dead = ctx.test_driver().await?;
         waits(&dead, &name).await?;
-        dead.driver().close().await;
+        dead.inner().close().await;
     }
     holder.frees(&hold).await?;
     let bound = entry_deadline(ctx.short());
@@ -108,39 +108,39 @@ async fn a_turn_not_taken_passes_on(ctx: Ctx) -> Result {
 }
 
 async fn a_killed_server_finds_what_it_keeps(ctx: Ctx) -> Result {
-    let ([caller], name, hold) = held(&ctx).await?;
+    let ([driver], name, hold) = held(&ctx).await?;
     let stopped = ctx.now();
     ctx.server()?.restart().await?;
     let away = ctx.now().since(stopped);
     // Drivers reconnect by themselves; the contract does not say how soon.
     let what = "the client reaches the new server";
     ctx.eventually(what, ctx.answer(), || async {
-        Ok(caller.driver().inspect(&name).await.is_ok())
+        Ok(driver.inner().inspect(&name).await.is_ok())
     })
     .await?;
-    let other = ctx.caller().await?;
+    let other = ctx.test_driver().await?;
     match ctx.server()?.keeps() {
         // The machine was so busy that the start took longer than half a session. The contract does not
         // say whether the session then survives. If it does, its holder can release the hold.
         Keeps::Everything if ctx.is_session_bound() && away > ctx.short() / 2 => {
-            drop(caller.release(&hold, None).await);
+            drop(driver.release(&hold, None).await);
             let bound = ctx.dead_for(Duration::ZERO);
             other.take_within(&ctx.ask(&name), bound).await.map(drop)
         }
         Keeps::Everything => {
             other.refused(&ctx.ask(&name)).await?;
-            caller.renews(&hold, ctx.long()).await?;
-            caller.frees(&hold).await
+            driver.renews(&hold, ctx.long()).await?;
+            driver.frees(&hold).await
         }
         Keeps::Nothing => other.take(&ctx.ask(&name)).await.map(drop),
     }
 }
 
 /// Queues with a request whose accept lease and entry deadline are short.
-async fn waits(caller: &Caller, name: &LockName) -> Result<Ask> {
-    let ask = caller.ctx.ask(name).lasting(caller.ctx.short());
-    let ask = ask.in_line(caller.ticket());
-    caller.refused(&ask).await?;
+async fn waits(driver: &TestDriver, name: &LockName) -> Result<Ask> {
+    let ask = driver.ctx.ask(name).lasting(driver.ctx.short());
+    let ask = ask.in_line(driver.ticket());
+    driver.refused(&ask).await?;
     Ok(ask)
 }
 

@@ -22,35 +22,35 @@ async fn a_holder_that_stops_renewing_loses_the_lock_within_its_lease(ctx: Ctx) 
 }
 
 async fn a_lapsed_hold_counts_nowhere(ctx: Ctx) -> Result {
-    let ([caller, other], name, lapses) = held_for(&ctx, ctx.short()).await?;
-    let lives = caller.take(&lapses.ask.again().lasting(ctx.long())).await?;
+    let ([driver, other], name, lapses) = held_for(&ctx, ctx.short()).await?;
+    let lives = driver.take(&lapses.ask.again().lasting(ctx.long())).await?;
     ctx.sleep_past(&lapses).await;
     other.sees_holds(&name, 1).await?;
-    let more = caller.take(&lives.ask.again()).await?;
+    let more = driver.take(&lives.ask.again()).await?;
     same("the number of holds", more.holds, 2)?;
-    caller.leaves(&lives, 1).await?;
-    caller.frees(&more).await?;
+    driver.leaves(&lives, 1).await?;
+    driver.frees(&more).await?;
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
 async fn lapsed_holds_make_room_for_as_many(ctx: Ctx) -> Result {
-    let ([caller], _, lives) = held(&ctx).await?;
+    let ([driver], _, lives) = held(&ctx).await?;
     let mut last = lives.clone();
     for _ in 1..MAX_HOLDS {
-        last = caller.take(&lives.ask.again().lasting(ctx.short())).await?;
+        last = driver.take(&lives.ask.again().lasting(ctx.short())).await?;
     }
     ctx.sleep_past(&last).await;
     for count in 2..=MAX_HOLDS {
-        let hold = caller.take(&lives.ask.again()).await?;
+        let hold = driver.take(&lives.ask.again()).await?;
         same("the number of holds", hold.holds, count)?;
     }
     Ok(())
 }
 
 async fn the_former_owner_starts_a_new_incarnation(ctx: Ctx) -> Result {
-    let ([caller], _, old) = held_for(&ctx, ctx.short()).await?;
+    let ([driver], _, old) = held_for(&ctx, ctx.short()).await?;
     ctx.sleep_past(&old).await;
-    let new = caller.take(&old.ask.again()).await?;
+    let new = driver.take(&old.ask.again()).await?;
     same("the number of holds", new.holds, 1)?;
     let (old, new) = (old.token, new.token);
     ensure(new != old, format!("token {old} is given again"))
@@ -67,12 +67,12 @@ async fn nothing_of_a_lapsed_holder_is_shown(ctx: Ctx) -> Result {
 }
 
 async fn the_first_hold_may_lapse_and_the_incarnation_goes_on(ctx: Ctx) -> Result {
-    let ([caller, other], name, first) = held_for(&ctx, ctx.short()).await?;
-    let second = caller.take(&first.ask.again().lasting(ctx.long())).await?;
+    let ([driver, other], name, first) = held_for(&ctx, ctx.short()).await?;
+    let second = driver.take(&first.ask.again().lasting(ctx.long())).await?;
     ctx.sleep_past(&first).await;
     other.refused(&ctx.ask(&name)).await?;
-    let third = caller.take(&first.ask.again().joining(first.token)).await?;
+    let third = driver.take(&first.ask.again().joining(first.token)).await?;
     same("the number of holds", third.holds, 2)?;
-    caller.leaves(&second, 1).await?;
-    caller.frees(&third).await
+    driver.leaves(&second, 1).await?;
+    driver.frees(&third).await
 }

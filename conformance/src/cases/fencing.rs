@@ -2,7 +2,7 @@
 //! earlier ones ended.
 
 use super::held;
-use crate::{Caller, Ctx, Hold, Result, case::cases, ensure};
+use crate::{Ctx, Hold, Result, TestDriver, case::cases, ensure};
 use dlock_core::{FencingToken, LockName};
 use futures_util::future::join_all;
 use std::time::Duration;
@@ -17,7 +17,7 @@ cases! {
     the_token_grows_in_the_order_of_those_who_take_turns;
     the_token_grows_over_expiry;
     the_token_grows_over_a_name_kept_shut;
-    the_token_grows_over_a_turn needs(Line);
+    the_token_grows_over_a_turn needs(Queue);
     the_token_grows_though_the_clock_is_set_back needs(StoreTime);
     the_token_grows_over_days_of_disuse needs(StoreTime);
     [Clause::Fencing bullet("tokens grow over a lost record")]
@@ -27,34 +27,34 @@ cases! {
 }
 
 async fn the_token_grows_with_every_release(ctx: Ctx) -> Result {
-    let (callers, name) = ctx.callers::<2>().await?;
+    let (drivers, name) = ctx.test_drivers::<2>().await?;
     let owner = ctx.ask(&name);
     let mut last = FencingToken(0);
     for turn in 0..100 {
         // Two clients, and an owner that returns as well as fresh ones.
-        let caller = &callers[turn % 2];
+        let driver = &drivers[turn % 2];
         let ask = if turn % 3 == 0 {
             owner.again()
         } else {
             ctx.ask(&name)
         };
-        let hold = caller.take(&ask).await?;
+        let hold = driver.take(&ask).await?;
         last = greater(last, &hold)?;
-        caller.frees(&hold).await?;
+        driver.frees(&hold).await?;
     }
     Ok(())
 }
 
 async fn the_token_grows_in_the_order_of_those_who_take_turns(ctx: Ctx) -> Result {
-    let (callers, name) = ctx.callers::<4>().await?;
+    let (drivers, name) = ctx.test_drivers::<4>().await?;
     let last = Mutex::new(FencingToken(0));
-    let turns = callers.iter().map(|caller| async {
+    let turns = drivers.iter().map(|driver| async {
         for _ in 0..8 {
-            let hold = caller.take_within(&ctx.ask(&name), ctx.answer()).await?;
+            let hold = driver.take_within(&ctx.ask(&name), ctx.answer()).await?;
             let mut last = last.lock().await;
             *last = greater(*last, &hold)?;
             drop(last);
-            caller.frees(&hold).await?;
+            driver.frees(&hold).await?;
         }
         Ok(())
     });
@@ -62,22 +62,22 @@ async fn the_token_grows_in_the_order_of_those_who_take_turns(ctx: Ctx) -> Resul
 }
 
 async fn the_token_grows_over_expiry(ctx: Ctx) -> Result {
-    let ([caller, other], name) = ctx.callers().await?;
+    let ([driver, other], name) = ctx.test_drivers().await?;
     let mut last = FencingToken(0);
-    for caller in [&caller, &other] {
+    for driver in [&driver, &other] {
         let ask = ctx.ask(&name).lasting(ctx.short());
-        let hold = caller.take_soon(&ask).await?;
+        let hold = driver.take_soon(&ask).await?;
         last = greater(last, &hold)?;
         ctx.sleep_past(&hold).await;
     }
-    takes_greater(&ctx, &caller, last, &name).await
+    takes_greater(&ctx, &driver, last, &name).await
 }
 
 async fn the_token_grows_over_a_break(ctx: Ctx) -> Result {
-    let ([caller, other], name) = ctx.callers().await?;
+    let ([driver, other], name) = ctx.test_drivers().await?;
     let mut last = FencingToken(0);
     for _ in 0..3 {
-        let hold = caller.take(&ctx.ask(&name)).await?;
+        let hold = driver.take(&ctx.ask(&name)).await?;
         last = greater(last, &hold)?;
         other.breaks(&name, None).await?;
     }
@@ -85,69 +85,74 @@ async fn the_token_grows_over_a_break(ctx: Ctx) -> Result {
 }
 
 async fn the_token_grows_over_a_name_kept_shut(ctx: Ctx) -> Result {
-    let ([caller, other], name, hold) = held(&ctx).await?;
-    caller.release(&hold, Some(ctx.short())).await?;
+    let ([driver, other], name, hold) = held(&ctx).await?;
+    driver.release(&hold, Some(ctx.short())).await?;
     let next = other.take_within(&ctx.ask(&name), ctx.short()).await?;
     greater(hold.token, &next).map(drop)
 }
 
 async fn the_token_grows_over_a_turn(ctx: Ctx) -> Result {
-    let ([caller, other], name, first) = held(&ctx).await?;
+    let ([driver, other], name, first) = held(&ctx).await?;
     let waiting = other.queues(&name).await?;
-    caller.frees(&first).await?;
+    driver.frees(&first).await?;
     let second = other.take(&waiting).await?;
     greater(first.token, &second).map(drop)
 }
 
 async fn the_token_grows_over_a_lost_record(ctx: Ctx) -> Result {
-    let ([caller], name, hold) = held(&ctx).await?;
+    let ([driver], name, hold) = held(&ctx).await?;
     ctx.records()?.delete(&name).await?;
-    takes_greater(&ctx, &caller, hold.token, &name).await
+    takes_greater(&ctx, &driver, hold.token, &name).await
 }
 
 async fn the_token_grows_over_a_restart(ctx: Ctx) -> Result {
-    let caller = ctx.caller().await?;
+    let driver = ctx.test_driver().await?;
     let (released, held) = (ctx.name()?, ctx.name()?);
-    let first = caller.take(&ctx.ask(&released)).await?;
-    caller.frees(&first).await?;
-    let second = caller.take(&ctx.ask(&held).lasting(ctx.short())).await?;
+    let first = driver.take(&ctx.ask(&released)).await?;
+    driver.frees(&first).await?;
+    let second = driver.take(&ctx.ask(&held).lasting(ctx.short())).await?;
     // Even a server without persistence does not restart within the microsecond that the last token was
     // made from.
     ctx.time_passes(ctx.rounding()).await;
     ctx.server()?.restart().await?;
-    let caller = ctx.caller().await?;
-    takes_greater(&ctx, &caller, first.token, &released).await?;
+    let driver = ctx.test_driver().await?;
+    takes_greater(&ctx, &driver, first.token, &released).await?;
     // A server with sessions restarts their timeouts.
     let rest = ctx.until_over(&second).max(ctx.dead_for(Duration::ZERO));
-    let next = caller.take_within(&ctx.ask(&held), rest).await?;
+    let next = driver.take_within(&ctx.ask(&held), rest).await?;
     greater(second.token, &next).map(drop)
 }
 
 /// The limit that every backend declares: tokens may go back when a counter is lost while the clock is
 /// behind the last token.
 async fn the_token_grows_over_a_flush_while_the_clock_goes_on(ctx: Ctx) -> Result {
-    let ([caller], name, hold) = held(&ctx).await?;
+    let ([driver], name, hold) = held(&ctx).await?;
     ctx.time_passes(ctx.rounding()).await;
     ctx.records()?.flush().await?;
-    takes_greater(&ctx, &caller, hold.token, &name).await
+    takes_greater(&ctx, &driver, hold.token, &name).await
 }
 
 async fn the_token_grows_though_the_clock_is_set_back(ctx: Ctx) -> Result {
-    let ([caller], name, hold) = held(&ctx).await?;
-    caller.frees(&hold).await?;
+    let ([driver], name, hold) = held(&ctx).await?;
+    driver.frees(&hold).await?;
     ctx.store_time()?.back(HOUR).await?;
-    takes_greater(&ctx, &ctx.caller().await?, hold.token, &name).await
+    takes_greater(&ctx, &ctx.test_driver().await?, hold.token, &name).await
 }
 
 async fn the_token_grows_over_days_of_disuse(ctx: Ctx) -> Result {
-    let ([caller], name, hold) = held(&ctx).await?;
-    caller.frees(&hold).await?;
+    let ([driver], name, hold) = held(&ctx).await?;
+    driver.frees(&hold).await?;
     ctx.store_time()?.forward(HOUR * 24 * 3).await?;
-    takes_greater(&ctx, &ctx.caller().await?, hold.token, &name).await
+    takes_greater(&ctx, &ctx.test_driver().await?, hold.token, &name).await
 }
 
-async fn takes_greater(ctx: &Ctx, caller: &Caller, last: FencingToken, name: &LockName) -> Result {
-    let hold = caller.take_soon(&ctx.ask(name)).await?;
+async fn takes_greater(
+    ctx: &Ctx,
+    driver: &TestDriver,
+    last: FencingToken,
+    name: &LockName,
+) -> Result {
+    let hold = driver.take_soon(&ctx.ask(name)).await?;
     greater(last, &hold).map(drop)
 }
 

@@ -8,39 +8,39 @@ use dlock_core::{MAX_HOLDS, driver::Acquired};
 cases! {
     [Clause::Indeterminate]
     a_copy_after_its_release_is_ended_by_one_release_more;
-    a_copy_after_the_settling_release_takes_nothing;
+    a_copy_after_the_cleanup_release_takes_nothing;
     a_lost_answer_of_acquire_is_found_by_the_repeat needs(Network);
-    a_lost_answer_of_acquire_is_settled_by_a_release needs(Network);
+    a_lost_answer_of_acquire_is_undone_by_a_release needs(Network);
     a_lost_answer_of_renew_is_repeated needs(Network);
-    a_lost_answer_of_release_hurts_nobody_when_repeated needs(Network);
+    a_release_repeated_after_a_lost_answer_ends_no_other_hold needs(Network);
     [Clause::Indeterminate bullet("`req.hold` is inside already")]
     a_repeat_counts_once;
     a_repeat_prolongs_nothing_and_promises_what_is_left;
     a_repeat_in_a_full_house_is_no_hold_more;
-    a_repeat_puts_nobody_in_line needs(Line);
+    a_repeat_queues_no_second_ticket needs(Queue);
 }
 
 async fn a_repeat_counts_once(ctx: Ctx) -> Result {
-    let ([caller, other], name, first) = held(&ctx).await?;
-    for caller in [&caller, &other] {
-        let repeat = caller.take(&first.ask).await?;
+    let ([driver, other], name, first) = held(&ctx).await?;
+    for driver in [&driver, &other] {
+        let repeat = driver.take(&first.ask).await?;
         same("the number of holds", repeat.holds, 1)?;
         same("the token of the repeat", repeat.token, first.token)?;
     }
-    let second = caller.take(&first.ask.again()).await?;
+    let second = driver.take(&first.ask.again()).await?;
     for ask in [&first.ask, &second.ask] {
         same("the number of holds", other.take(ask).await?.holds, 2)?;
     }
     other.sees_holds(&name, 2).await?;
-    caller.leaves(&second, 1).await?;
-    caller.frees(&first).await?;
+    driver.leaves(&second, 1).await?;
+    driver.frees(&first).await?;
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
 async fn a_repeat_prolongs_nothing_and_promises_what_is_left(ctx: Ctx) -> Result {
-    let ([caller, other], _, first) = held_for(&ctx, ctx.short()).await?;
+    let ([driver, other], _, first) = held_for(&ctx, ctx.short()).await?;
     ctx.time_passes(ctx.short() / 2).await;
-    let repeat = caller.take(&first.ask).await?;
+    let repeat = driver.take(&first.ask).await?;
     // After that the repeat may be a new grant.
     let in_lease = repeat.after < first.over_from();
     in_time(in_lease, "the lease was over before the answer")?;
@@ -51,15 +51,15 @@ async fn a_repeat_prolongs_nothing_and_promises_what_is_left(ctx: Ctx) -> Result
 }
 
 async fn a_repeat_in_a_full_house_is_no_hold_more(ctx: Ctx) -> Result {
-    let ([caller], _, first) = held(&ctx).await?;
+    let ([driver], _, first) = held(&ctx).await?;
     for _ in 1..MAX_HOLDS {
-        caller.take(&first.ask.again()).await?;
+        driver.take(&first.ask.again()).await?;
     }
-    let repeat = caller.take(&first.ask).await?;
+    let repeat = driver.take(&first.ask).await?;
     same("the number of holds", repeat.holds, MAX_HOLDS)
 }
 
-async fn a_repeat_puts_nobody_in_line(ctx: Ctx) -> Result {
+async fn a_repeat_queues_no_second_ticket(ctx: Ctx) -> Result {
     let ([holder, waiter, other], name, hold) = held(&ctx).await?;
     let waiting = waiter.queues(&name).await?;
     let next = waiter.ticket();
@@ -75,23 +75,23 @@ async fn a_repeat_puts_nobody_in_line(ctx: Ctx) -> Result {
 
 /// Why only a release sent after `give_up + late` cleans up a hold with an unanswered attempt.
 async fn a_copy_after_its_release_is_ended_by_one_release_more(ctx: Ctx) -> Result {
-    let ([caller, other], name, hold) = held(&ctx).await?;
-    caller.frees(&hold).await?;
-    let copy = caller.take(&hold.ask).await?;
+    let ([driver, other], name, hold) = held(&ctx).await?;
+    driver.frees(&hold).await?;
+    let copy = driver.take(&hold.ask).await?;
     same("the number of holds", copy.holds, 1)?;
-    caller.frees(&hold).await?;
+    driver.frees(&hold).await?;
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_copy_after_the_settling_release_takes_nothing(ctx: Ctx) -> Result {
-    let ([caller, other], name) = ctx.callers().await?;
+async fn a_copy_after_the_cleanup_release_takes_nothing(ctx: Ctx) -> Result {
+    let ([driver, other], name) = ctx.test_drivers().await?;
     let give_up = ctx.now() + ctx.short();
-    let hold = caller.take(&ctx.ask(&name).until(give_up)).await?;
-    ctx.sleep_until(give_up + caller.late() + ctx.rounding())
+    let hold = driver.take(&ctx.ask(&name).until(give_up)).await?;
+    ctx.sleep_until(give_up + driver.late() + ctx.rounding())
         .await;
-    caller.frees(&hold).await?;
-    for caller in [&caller, &other] {
-        if let Ok(Acquired::Granted(grant)) = caller.acquire(&hold.ask).await {
+    driver.frees(&hold).await?;
+    for driver in [&driver, &other] {
+        if let Ok(Acquired::Granted(grant)) = driver.acquire(&hold.ask).await {
             return Err(Failure::new(format!(
                 "the late copy was granted: {grant:?}"
             )));
@@ -102,11 +102,11 @@ async fn a_copy_after_the_settling_release_takes_nothing(ctx: Ctx) -> Result {
 }
 
 async fn a_lost_answer_of_acquire_is_found_by_the_repeat(ctx: Ctx) -> Result {
-    let (caller, faults) = ctx.faulty().await?;
-    let ([other], name) = ctx.callers().await?;
+    let (driver, faults) = ctx.faulty().await?;
+    let ([other], name) = ctx.test_drivers().await?;
     let ask = ctx.ask(&name);
     faults.lose_reply(Call::Acquire).await?;
-    ctx.unanswered(caller.acquire(&ask)).await?;
+    ctx.unanswered(driver.acquire(&ask)).await?;
     // The request was executed: others find the name held, and the repeat finds its own hold.
     other.refused(&ctx.ask(&name)).await?;
     let repeat = other.take(&ask).await?;
@@ -115,18 +115,18 @@ async fn a_lost_answer_of_acquire_is_found_by_the_repeat(ctx: Ctx) -> Result {
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn a_lost_answer_of_acquire_is_settled_by_a_release(ctx: Ctx) -> Result {
-    let (caller, faults) = ctx.faulty().await?;
-    let ([other], name) = ctx.callers().await?;
+async fn a_lost_answer_of_acquire_is_undone_by_a_release(ctx: Ctx) -> Result {
+    let (driver, faults) = ctx.faulty().await?;
+    let ([other], name) = ctx.test_drivers().await?;
     let give_up = ctx.now() + ctx.short();
     let ask = ctx.ask(&name).until(give_up);
     faults.lose_reply(Call::Acquire).await?;
-    ctx.unanswered(caller.acquire(&ask)).await?;
-    ctx.sleep_until(give_up + caller.late()).await;
+    ctx.unanswered(driver.acquire(&ask)).await?;
+    ctx.sleep_until(give_up + driver.late()).await;
     // The same client, over the connection that lost the answer or over a new one.
-    let what = "the settling release is answered";
+    let what = "the cleanup release is answered";
     ctx.eventually(what, ctx.answer(), || async {
-        let settled = tokio::time::timeout(ctx.short(), caller.release_as(&ask));
+        let settled = tokio::time::timeout(ctx.short(), driver.release_as(&ask));
         Ok(matches!(settled.await, Ok(Ok(_))))
     })
     .await?;
@@ -135,15 +135,15 @@ async fn a_lost_answer_of_acquire_is_settled_by_a_release(ctx: Ctx) -> Result {
 }
 
 async fn a_lost_answer_of_renew_is_repeated(ctx: Ctx) -> Result {
-    let (caller, faults) = ctx.faulty().await?;
-    let ([other], name) = ctx.callers().await?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+    let (driver, faults) = ctx.faulty().await?;
+    let ([other], name) = ctx.test_drivers().await?;
+    let hold = driver.take(&ctx.ask(&name)).await?;
     faults.lose_reply(Call::Renew).await?;
     let give_up = ctx.now() + ctx.short();
-    ctx.unanswered(caller.renew_until(&hold, ctx.long(), give_up))
+    ctx.unanswered(driver.renew_until(&hold, ctx.long(), give_up))
         .await?;
     let by = if ctx.is_session_bound() {
-        &caller
+        &driver
     } else {
         &other
     };
@@ -151,12 +151,12 @@ async fn a_lost_answer_of_renew_is_repeated(ctx: Ctx) -> Result {
     other.sees_holds(&name, 1).await
 }
 
-async fn a_lost_answer_of_release_hurts_nobody_when_repeated(ctx: Ctx) -> Result {
-    let (caller, faults) = ctx.faulty().await?;
-    let ([other], name) = ctx.callers().await?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+async fn a_release_repeated_after_a_lost_answer_ends_no_other_hold(ctx: Ctx) -> Result {
+    let (driver, faults) = ctx.faulty().await?;
+    let ([other], name) = ctx.test_drivers().await?;
+    let hold = driver.take(&ctx.ask(&name)).await?;
     faults.lose_reply(Call::Release).await?;
-    ctx.unanswered(caller.release_as(&hold.ask)).await?;
+    ctx.unanswered(driver.release_as(&hold.ask)).await?;
     let next = other.take(&ctx.ask(&name)).await?;
     other.release(&hold, None).await?;
     other.renews(&next, ctx.long()).await?;

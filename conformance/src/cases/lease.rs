@@ -2,7 +2,7 @@
 //! others what they asked for.
 
 use super::held_for;
-use crate::{Caller, Ctx, Hold, Result, case::cases, expect::is_left};
+use crate::{Ctx, Hold, Result, TestDriver, case::cases, expect::is_left};
 use std::time::Duration;
 
 cases! {
@@ -28,38 +28,38 @@ async fn reentry_with_a_longer_lease_prolongs(ctx: Ctx) -> Result {
 }
 
 async fn releasing_the_longest_hold_leaves_what_the_others_asked_for(ctx: Ctx) -> Result {
-    let ([caller, other], [longest, shorter]) = two(&ctx, ctx.long(), ctx.short()).await?;
-    caller.leaves(&longest, 1).await?;
+    let ([driver, other], [longest, shorter]) = two(&ctx, ctx.long(), ctx.short()).await?;
+    driver.leaves(&longest, 1).await?;
     other.takes_over(&shorter).await?;
-    let ([caller, other], [shorter, longest]) = two(&ctx, ctx.short(), ctx.long()).await?;
-    caller.leaves(&longest, 1).await?;
+    let ([driver, other], [shorter, longest]) = two(&ctx, ctx.short(), ctx.long()).await?;
+    driver.leaves(&longest, 1).await?;
     other.takes_over(&shorter).await.map(drop)
 }
 
 async fn releasing_a_shorter_hold_leaves_the_longest(ctx: Ctx) -> Result {
-    let ([caller, other], [longest, shorter]) = two(&ctx, ctx.short() * 2, ctx.short()).await?;
-    caller.leaves(&shorter, 1).await?;
+    let ([driver, other], [longest, shorter]) = two(&ctx, ctx.short() * 2, ctx.short()).await?;
+    driver.leaves(&shorter, 1).await?;
     other.takes_over(&longest).await.map(drop)
 }
 
 async fn renewing_a_shorter_hold_leaves_the_longest(ctx: Ctx) -> Result {
-    let ([caller, other], [longest, shorter]) = two(&ctx, ctx.short() * 2, ctx.short()).await?;
-    caller.renew_one(&shorter, Some(ctx.short() / 2)).await?;
+    let ([driver, other], [longest, shorter]) = two(&ctx, ctx.short() * 2, ctx.short()).await?;
+    driver.renew_one(&shorter, Some(ctx.short() / 2)).await?;
     other.takes_over(&longest).await.map(drop)
 }
 
 /// Two client processes, and two holds of the first one's owner with these leases.
-async fn two(ctx: &Ctx, first: Duration, second: Duration) -> Result<([Caller; 2], [Hold; 2])> {
-    let (callers, _, first) = held_for(ctx, first).await?;
-    let second = callers[0].take(&first.ask.again().lasting(second)).await?;
-    Ok((callers, [first, second]))
+async fn two(ctx: &Ctx, first: Duration, second: Duration) -> Result<([TestDriver; 2], [Hold; 2])> {
+    let (drivers, _, first) = held_for(ctx, first).await?;
+    let second = drivers[0].take(&first.ask.again().lasting(second)).await?;
+    Ok((drivers, [first, second]))
 }
 
 async fn no_grant_promises_more_than_its_lease(ctx: Ctx) -> Result {
-    let caller = ctx.caller().await?;
+    let driver = ctx.test_driver().await?;
     let ask = ctx.ask(&ctx.name()?);
     for lease in [ctx.long(), ctx.short(), ctx.short() * 2] {
-        let hold = caller.take(&ask.again().lasting(lease)).await?;
+        let hold = driver.take(&ask.again().lasting(lease)).await?;
         is_left(hold.valid_for, lease)?;
     }
     Ok(())

@@ -12,33 +12,33 @@ cases! {
 }
 
 async fn a_hold_whose_record_was_lost_is_not_held(ctx: Ctx) -> Result {
-    let ([caller, other], _) = ctx.callers().await?;
+    let ([driver, other], _) = ctx.test_drivers().await?;
     let (name, beside) = (ctx.name()?, ctx.name()?);
-    let lost = caller.take(&ctx.ask(&name)).await?;
-    let stays = caller.take(&ctx.ask(&beside)).await?;
+    let lost = driver.take(&ctx.ask(&name)).await?;
+    let stays = driver.take(&ctx.ask(&beside)).await?;
     ctx.records()?.delete(&name).await?;
-    caller.cannot_renew(&lost).await?;
+    driver.cannot_renew(&lost).await?;
     other.sees_free(&name).await?;
     let next = other.take(&ctx.ask(&name)).await?;
-    caller.cannot_renew(&lost).await?;
+    driver.cannot_renew(&lost).await?;
     other.frees(&next).await?;
-    caller.frees(&stays).await
+    driver.frees(&stays).await
 }
 
 async fn a_flushed_store_holds_nothing(ctx: Ctx) -> Result {
-    let ([caller, other], name, lost) = held(&ctx).await?;
+    let ([driver, other], name, lost) = held(&ctx).await?;
     ctx.records()?.flush().await?;
-    caller.cannot_renew(&lost).await?;
+    driver.cannot_renew(&lost).await?;
     other.sees_free(&name).await?;
     other.take(&ctx.ask(&name)).await?;
-    caller.cannot_renew(&lost).await
+    driver.cannot_renew(&lost).await
 }
 
 async fn a_hold_that_was_broken_and_taken_is_not_held(ctx: Ctx) -> Result {
-    let ([caller, other], name, lost) = held(&ctx).await?;
+    let ([driver, other], name, lost) = held(&ctx).await?;
     other.breaks(&name, None).await?;
     let next = other.take(&ctx.ask(&name)).await?;
-    caller.cannot_renew(&lost).await?;
+    driver.cannot_renew(&lost).await?;
     other.renews(&next, ctx.long()).await?;
     other.frees(&next).await
 }

@@ -20,7 +20,7 @@ mod shutdown;
 mod wait;
 
 use crate::{
-    Caller, Case, Ctx, Hold, client_cases,
+    Case, Ctx, Hold, TestDriver, client_cases,
     expect::{Expected, seen_from_here},
 };
 use dlock_core::LockName;
@@ -56,7 +56,7 @@ pub fn cases() -> Vec<Case> {
 
 /// Several client processes, a fresh name, and a hold of that name by the first of them.
 #[track_caller]
-fn held<const N: usize>(ctx: &Ctx) -> Expected<'_, ([Caller; N], LockName, Hold)> {
+fn held<const N: usize>(ctx: &Ctx) -> Expected<'_, ([TestDriver; N], LockName, Hold)> {
     held_for(ctx, ctx.long())
 }
 
@@ -65,11 +65,11 @@ fn held<const N: usize>(ctx: &Ctx) -> Expected<'_, ([Caller; N], LockName, Hold)
 fn held_for<const N: usize>(
     ctx: &Ctx,
     lease: Duration,
-) -> Expected<'_, ([Caller; N], LockName, Hold)> {
+) -> Expected<'_, ([TestDriver; N], LockName, Hold)> {
     seen_from_here(async move {
-        let (callers, name): ([Caller; N], _) = ctx.callers().await?;
-        let hold = callers[0].take(&ctx.ask(&name).lasting(lease)).await?;
-        Ok((callers, name, hold))
+        let (drivers, name): ([TestDriver; N], _) = ctx.test_drivers().await?;
+        let hold = drivers[0].take(&ctx.ask(&name).lasting(lease)).await?;
+        Ok((drivers, name, hold))
     })
 }
 

@@ -12,15 +12,15 @@ cases! {
     never_two_inside_while_many_take_turns bullet("held by another owner");
     [Clause::Mutex bullet("held by another owner, its lease unexpired")]
     held_by_another_owner_is_refused_and_nothing_changes;
-    nobody_gets_in_before_the_lease_is_over;
+    no_client_acquires_before_the_lease_is_over;
 }
 
 async fn a_free_name_is_granted_at_once(ctx: Ctx) -> Result {
-    let ([caller], name, hold) = held(&ctx).await?;
+    let ([driver], name, hold) = held(&ctx).await?;
     same("the number of holds", hold.holds, 1)?;
     is_left(hold.valid_for, ctx.long())?;
-    caller.frees(&hold).await?;
-    caller.sees_free(&name).await
+    driver.frees(&hold).await?;
+    driver.sees_free(&name).await
 }
 
 async fn held_by_another_owner_is_refused_and_nothing_changes(ctx: Ctx) -> Result {
@@ -36,18 +36,18 @@ async fn held_by_another_owner_is_refused_and_nothing_changes(ctx: Ctx) -> Resul
 }
 
 async fn one_of_many_contenders_wins(ctx: Ctx) -> Result {
-    let (callers, _) = ctx.callers::<4>().await?;
+    let (drivers, _) = ctx.test_drivers::<4>().await?;
     for _ in 0..8 {
         let name = ctx.name()?;
         let asks: Vec<_> = (0..16).map(|_| ctx.ask(&name)).collect();
-        let tries = asks.iter().zip(callers.iter().cycle());
-        let taken = try_join_all(tries.map(|(ask, caller)| caller.try_take(ask))).await?;
+        let tries = asks.iter().zip(drivers.iter().cycle());
+        let taken = try_join_all(tries.map(|(ask, driver)| driver.try_take(ask))).await?;
         same("the number of winners", taken.iter().flatten().count(), 1)?;
     }
     Ok(())
 }
 
-async fn nobody_gets_in_before_the_lease_is_over(ctx: Ctx) -> Result {
+async fn no_client_acquires_before_the_lease_is_over(ctx: Ctx) -> Result {
     let ([_holder, other], name, first) = held_for(&ctx, ctx.short()).await?;
     let second = other.take_within(&ctx.ask(&name), ctx.short() * 2).await?;
     let after = second.after.since(first.before);
@@ -59,16 +59,16 @@ async fn nobody_gets_in_before_the_lease_is_over(ctx: Ctx) -> Result {
 }
 
 async fn never_two_inside_while_many_take_turns(ctx: Ctx) -> Result {
-    let (callers, name) = ctx.callers::<4>().await?;
+    let (drivers, name) = ctx.test_drivers::<4>().await?;
     let inside = AtomicU32::new(0);
-    let turns = callers.iter().map(|caller| async {
+    let turns = drivers.iter().map(|driver| async {
         for _ in 0..8 {
-            let hold = caller.take_within(&ctx.ask(&name), ctx.answer()).await?;
+            let hold = driver.take_within(&ctx.ask(&name), ctx.answer()).await?;
             let others = inside.fetch_add(1, Ordering::SeqCst);
             tokio::task::yield_now().await;
             inside.fetch_sub(1, Ordering::SeqCst);
             same("the number of others inside", others, 0)?;
-            caller.frees(&hold).await?;
+            driver.frees(&hold).await?;
         }
         Ok::<_, Failure>(())
     });

@@ -1,6 +1,6 @@
 //! `name`: any UTF-8 of 1 to 512 bytes without NUL is a name, and names that differ in a byte are two locks.
 
-use crate::{Caller, Ctx, Failure, Hold, Result, case::cases, ensure, same};
+use crate::{Ctx, Failure, Hold, Result, TestDriver, case::cases, ensure, same};
 use dlock_core::{LockName, MAX_NAME_BYTES};
 use futures_util::future::try_join_all;
 use std::collections::BTreeSet;
@@ -67,17 +67,17 @@ const BESIDE: &[&str] = &[
 const PARTS: &[&str] = &["h", "w", "pending"];
 
 async fn names_that_differ_in_a_byte_are_two_locks(ctx: Ctx) -> Result {
-    let ([caller, other], _) = ctx.callers().await?;
+    let ([driver, other], _) = ctx.test_drivers().await?;
     let base = ctx.text();
     let before = tails().map(|tail| format!("{base}:{tail}"));
     // Prefixes, too: code that strips a prefix does not strip a suffix.
     let after = tails().map(|head| format!("{head}:{base}"));
     let names: Vec<String> = before.chain(after).collect();
-    all_at_once(&ctx, &caller, &other, &names).await
+    all_at_once(&ctx, &driver, &other, &names).await
 }
 
 async fn the_longest_names_count_to_their_last_byte(ctx: Ctx) -> Result {
-    let ([caller, other], _) = ctx.callers().await?;
+    let ([driver, other], _) = ctx.test_drivers().await?;
     let base = ctx.text();
     let full = |tail: &str| {
         let rest = MAX_NAME_BYTES - base.len() - tail.len();
@@ -93,52 +93,52 @@ async fn the_longest_names_count_to_their_last_byte(ctx: Ctx) -> Result {
         names.push(format!("{base}{}", wide.repeat(room)));
         names.push(format!("{base}{}", wide.repeat(room - 1)));
     }
-    all_at_once(&ctx, &caller, &other, &names).await
+    all_at_once(&ctx, &driver, &other, &names).await
 }
 
 async fn names_like_the_keys_beside_a_lock_are_locks_of_their_own(ctx: Ctx) -> Result {
-    let ([caller, other], _) = ctx.callers().await?;
+    let ([driver, other], _) = ctx.test_drivers().await?;
     let base = ctx.text();
     let plain = LockName::new(&base)?;
     // A lock with everything in use: a counter, a queue, a minimum hold.
-    let first = caller.take(&ctx.ask(&plain)).await?;
+    let first = driver.take(&ctx.ask(&plain)).await?;
     other.queues(&plain).await?;
-    caller.frees(&first).await?;
+    driver.frees(&first).await?;
     other.breaks(&plain, None).await?;
     let names: Vec<_> = BESIDE.iter().map(|tail| format!("{base}{tail}")).collect();
-    all_at_once(&ctx, &caller, &other, &names).await?;
-    let hold = caller.take(&ctx.ask(&plain)).await?;
+    all_at_once(&ctx, &driver, &other, &names).await?;
+    let hold = driver.take(&ctx.ask(&plain)).await?;
     let grows = hold.token >= first.token;
     ensure(grows, "the counter of the name was lost")?;
     other.queues(&plain).await?;
-    all_at_once(&ctx, &caller, &other, &names[1..]).await?;
-    caller.frees(&hold).await
+    all_at_once(&ctx, &driver, &other, &names[1..]).await?;
+    driver.frees(&hold).await
 }
 
 /// Nothing makes these names unique, so a copy of the case may be under way.
 async fn names_that_are_parts_of_keys_are_locks_like_others(ctx: Ctx) -> Result {
-    let ([caller, other], _) = ctx.callers().await?;
+    let ([driver, other], _) = ctx.test_drivers().await?;
     for part in PARTS {
         let name = LockName::new(*part)?;
         let ask = ctx.ask(&name).lasting(ctx.short());
-        let hold = caller
+        let hold = driver
             .take_within(&ask, ctx.short() * 4 + ctx.slack())
             .await?;
         let waits = other.queues(&name).await?;
         other.sees_holder(&hold).await?;
         other.leave(&waits).await?;
-        caller.frees(&hold).await?;
+        driver.frees(&hold).await?;
     }
     Ok(())
 }
 
 async fn names_come_back_byte_for_byte(ctx: Ctx) -> Result {
-    let ([caller, other], _) = ctx.callers().await?;
+    let ([driver, other], _) = ctx.test_drivers().await?;
     let base = ctx.text();
     let mut names = BTreeSet::new();
     for tail in tails() {
         let name = LockName::new(format!("{base}:{tail}"))?;
-        caller.take(&ctx.ask(&name)).await?;
+        driver.take(&ctx.ask(&name)).await?;
         names.insert(name);
     }
     let listed = other.list(&base, 1_000).await?;
@@ -147,11 +147,16 @@ async fn names_come_back_byte_for_byte(ctx: Ctx) -> Result {
 }
 
 /// Acquires all of them for different owners, inspects each, and releases all.
-async fn all_at_once(ctx: &Ctx, caller: &Caller, other: &Caller, names: &[String]) -> Result {
+async fn all_at_once(
+    ctx: &Ctx,
+    driver: &TestDriver,
+    other: &TestDriver,
+    names: &[String],
+) -> Result {
     let mut holds: Vec<Hold> = Vec::new();
     for name in names {
         let name = LockName::new(name)?;
-        let hold = caller.try_take(&ctx.ask(&name)).await?;
+        let hold = driver.try_take(&ctx.ask(&name)).await?;
         let hold =
             hold.ok_or_else(|| Failure::new(format!("{name:?} is held under another name")))?;
         same(format!("the number of holds of {name:?}"), hold.holds, 1)?;
@@ -160,7 +165,7 @@ async fn all_at_once(ctx: &Ctx, caller: &Caller, other: &Caller, names: &[String
     // Immediately: without writes, a store may take its time to be sure of its answer.
     try_join_all(holds.iter().map(|hold| other.sees_holder(hold))).await?;
     for hold in &holds {
-        caller.frees(hold).await?;
+        driver.frees(hold).await?;
     }
     try_join_all(holds.iter().map(|hold| other.sees_free(&hold.ask.name))).await?;
     Ok(())

@@ -2,7 +2,7 @@
 //! nothing.
 
 use super::{held, held_for};
-use crate::{Caller, Ctx, Hold, Result, case::cases, ensure, same};
+use crate::{Ctx, Hold, Result, TestDriver, case::cases, ensure, same};
 use dlock_core::driver::{Released, Renewed};
 
 cases! {
@@ -13,7 +13,7 @@ cases! {
     [Clause::Owner bullet("a hold that is not there, is another owner's or is past its end")]
     another_owner_neither_renews_nor_releases;
     another_hold_of_the_owner_neither_renews_nor_releases;
-    a_second_release_hurts_nobody;
+    a_second_release_ends_no_other_hold;
     an_owner_that_came_back_has_lost_its_old_hold;
     a_hold_past_its_end_is_not_held;
     a_hold_taken_over_after_its_end_is_not_held;
@@ -26,9 +26,9 @@ async fn another_owner_neither_renews_nor_releases(ctx: Ctx) -> Result {
     let ([holder, stranger], name, hold) = held(&ctx).await?;
     let mut stolen = hold.clone();
     stolen.ask.owner = ctx.ask(&name).owner;
-    for caller in [&stranger, &holder] {
-        caller.cannot_renew(&stolen).await?;
-        caller.cannot_release(&stolen).await?;
+    for driver in [&stranger, &holder] {
+        driver.cannot_renew(&stolen).await?;
+        driver.cannot_release(&stolen).await?;
     }
     stranger.sees_holds(&name, 1).await?;
     holder.frees(&hold).await?;
@@ -40,26 +40,26 @@ async fn another_owner_neither_renews_nor_releases(ctx: Ctx) -> Result {
 }
 
 async fn another_hold_of_the_owner_neither_renews_nor_releases(ctx: Ctx) -> Result {
-    let ([caller], _, hold) = held(&ctx).await?;
+    let ([driver], _, hold) = held(&ctx).await?;
     let mut unknown = hold.clone();
     unknown.ask = hold.ask.again();
-    not_held(&caller, &unknown).await?;
-    lives(&caller, &hold).await
+    not_held(&driver, &unknown).await?;
+    lives(&driver, &hold).await
 }
 
 /// The hold is neither renewed nor released.
-async fn not_held(caller: &Caller, hold: &Hold) -> Result {
-    caller.cannot_renew(hold).await?;
-    caller.cannot_release(hold).await
+async fn not_held(driver: &TestDriver, hold: &Hold) -> Result {
+    driver.cannot_renew(hold).await?;
+    driver.cannot_release(hold).await
 }
 
 /// The hold is renewed, and released as the last one.
-async fn lives(caller: &Caller, hold: &Hold) -> Result {
-    caller.renews(hold, caller.ctx.long()).await?;
-    caller.frees(hold).await
+async fn lives(driver: &TestDriver, hold: &Hold) -> Result {
+    driver.renews(hold, driver.ctx.long()).await?;
+    driver.frees(hold).await
 }
 
-async fn a_second_release_hurts_nobody(ctx: Ctx) -> Result {
+async fn a_second_release_ends_no_other_hold(ctx: Ctx) -> Result {
     let ([first, second], name, before) = held(&ctx).await?;
     first.frees(&before).await?;
     first.cannot_release(&before).await?;
@@ -79,17 +79,17 @@ async fn an_owner_that_came_back_has_lost_its_old_hold(ctx: Ctx) -> Result {
 }
 
 async fn a_hold_past_its_end_is_not_held(ctx: Ctx) -> Result {
-    let ([caller], name) = ctx.callers().await?;
+    let ([driver], name) = ctx.test_drivers().await?;
     for release in [false, true] {
         let ask = ctx.ask(&name).lasting(ctx.short());
-        let hold = caller.take_soon(&ask).await?;
+        let hold = driver.take_soon(&ask).await?;
         ctx.sleep_past(&hold).await;
         if release {
-            caller.cannot_release(&hold).await?;
+            driver.cannot_release(&hold).await?;
         } else {
-            caller.cannot_renew(&hold).await?;
+            driver.cannot_renew(&hold).await?;
         }
-        caller.sees_free(&name).await?;
+        driver.sees_free(&name).await?;
     }
     Ok(())
 }
@@ -104,30 +104,30 @@ async fn a_hold_taken_over_after_its_end_is_not_held(ctx: Ctx) -> Result {
 }
 
 async fn a_hold_past_its_end_is_not_held_though_another_lives(ctx: Ctx) -> Result {
-    let ([caller], _, over) = held_for(&ctx, ctx.short()).await?;
-    let other = caller.take(&over.ask.again().lasting(ctx.long())).await?;
+    let ([driver], _, over) = held_for(&ctx, ctx.short()).await?;
+    let other = driver.take(&over.ask.again().lasting(ctx.long())).await?;
     ctx.sleep_past(&over).await;
-    not_held(&caller, &over).await?;
-    lives(&caller, &other).await
+    not_held(&driver, &over).await?;
+    lives(&driver, &other).await
 }
 
 async fn a_hold_is_good_for_its_own_name_only(ctx: Ctx) -> Result {
-    let caller = ctx.caller().await?;
+    let driver = ctx.test_driver().await?;
     let (one, other) = (ctx.name()?, ctx.name()?);
-    let hold = caller.take(&ctx.ask(&one)).await?;
+    let hold = driver.take(&ctx.ask(&one)).await?;
     let mut ask = hold.ask.again();
     ask.name = other.clone();
-    let beside = caller.take(&ask).await?;
+    let beside = driver.take(&ask).await?;
     let mut elsewhere = hold.clone();
     elsewhere.ask.name = other;
-    not_held(&caller, &elsewhere).await?;
-    caller.frees(&beside).await?;
-    caller.frees(&hold).await
+    not_held(&driver, &elsewhere).await?;
+    driver.frees(&beside).await?;
+    driver.frees(&hold).await
 }
 
 async fn a_batch_answers_each_entry_alone_and_in_order(ctx: Ctx) -> Result {
-    let ([caller, other], _) = ctx.callers().await?;
-    let names = ctx.names_of_one_lane(&**caller.driver(), 7)?;
+    let ([driver, other], _) = ctx.test_drivers().await?;
+    let names = ctx.names_of_one_lane(&**driver.inner(), 7)?;
     let mut holds: Vec<Hold> = Vec::new();
     for (at, name) in names.iter().enumerate() {
         let lease = if at == LAPSED {
@@ -135,15 +135,15 @@ async fn a_batch_answers_each_entry_alone_and_in_order(ctx: Ctx) -> Result {
         } else {
             ctx.long()
         };
-        holds.push(caller.take(&ctx.ask(name).lasting(lease)).await?);
+        holds.push(driver.take(&ctx.ask(name).lasting(lease)).await?);
     }
     ctx.sleep_past(&holds[LAPSED]).await;
-    caller.frees(&holds[RELEASED]).await?;
+    driver.frees(&holds[RELEASED]).await?;
     other.breaks(&names[BROKEN], None).await?;
     other.breaks(&names[TAKEN_OVER], None).await?;
     let thief = other.take(&ctx.ask(&names[TAKEN_OVER])).await?;
     holds[STRANGER].ask.owner = ctx.ask(&names[STRANGER]).owner;
-    for (at, answer) in caller
+    for (at, answer) in driver
         .renew(&holds, ctx.long())
         .await?
         .into_iter()
@@ -167,13 +167,13 @@ const TAKEN_OVER: usize = 4;
 const STRANGER: usize = 5;
 
 async fn the_largest_batch_is_served_whole(ctx: Ctx) -> Result {
-    let caller = ctx.caller().await?;
-    let most = caller.driver().capabilities().renew_batch;
+    let driver = ctx.test_driver().await?;
+    let most = driver.inner().capabilities().renew_batch;
     let mut holds = Vec::new();
-    for name in ctx.names_of_one_lane(&**caller.driver(), most)? {
-        holds.push(caller.take(&ctx.ask(&name)).await?);
+    for name in ctx.names_of_one_lane(&**driver.inner(), most)? {
+        holds.push(driver.take(&ctx.ask(&name)).await?);
     }
-    for (at, answer) in caller
+    for (at, answer) in driver
         .renew(&holds, ctx.long())
         .await?
         .into_iter()
@@ -186,17 +186,17 @@ async fn the_largest_batch_is_served_whole(ctx: Ctx) -> Result {
 }
 
 async fn releasing_all_takes_the_holds_of_that_owner_only(ctx: Ctx) -> Result {
-    let ([caller, other], name, hold) = held(&ctx).await?;
+    let ([driver, other], name, hold) = held(&ctx).await?;
     for _ in 0..2 {
-        caller.take(&hold.ask.again()).await?;
+        driver.take(&hold.ask.again()).await?;
     }
     let answer = other.release_all(&ctx.ask(&name)).await?;
     let refused = matches!(answer, Released::NotHeld { .. });
     ensure(refused, format!("a stranger got {answer:?}"))?;
-    caller.sees_holds(&name, 3).await?;
+    driver.sees_holds(&name, 3).await?;
     let answer = other.release_all(&hold.ask).await?;
     let freed = matches!(answer, Released::Freed);
     ensure(freed, format!("the owner got {answer:?}"))?;
-    caller.cannot_renew(&hold).await?;
+    driver.cannot_renew(&hold).await?;
     other.take(&ctx.ask(&name)).await.map(drop)
 }

@@ -2,7 +2,7 @@
 //! from any client.
 
 use super::{ORDERS, held, held_for};
-use crate::{Caller, Ctx, Hold, Result, case::cases, same};
+use crate::{Ctx, Hold, Result, TestDriver, case::cases, same};
 use dlock_core::FencingToken;
 
 cases! {
@@ -12,7 +12,7 @@ cases! {
     the_owner_enters_again_with_one_hold_more;
     the_token_is_that_of_the_incarnation;
     the_owner_enters_from_another_client;
-    the_owner_enters_past_everybody_who_waits;
+    the_owner_enters_past_every_waiter;
     [Clause::Reentry bullet("free only when the last hold is gone")]
     free_when_the_last_hold_is_gone_in_whatever_order;
     another_client_may_release needs(Detached);
@@ -22,33 +22,33 @@ cases! {
     a_join_is_gone_though_its_owner_is_back;
     a_join_of_anothers_incarnation_is_gone;
     a_join_of_an_incarnation_kept_shut_is_gone;
-    a_join_that_is_gone_stands_in_no_line needs(Line);
+    a_join_that_is_gone_is_not_queued needs(Queue);
 }
 
 async fn the_owner_enters_again_with_one_hold_more(ctx: Ctx) -> Result {
-    let ([caller, other], name, first) = held(&ctx).await?;
+    let ([driver, other], name, first) = held(&ctx).await?;
     let mut holds = vec![first.clone()];
     for count in 2..=4 {
-        let hold = caller.take(&first.ask.again()).await?;
+        let hold = driver.take(&first.ask.again()).await?;
         same("the number of holds", hold.holds, count)?;
         holds.push(hold);
     }
     other.sees_holds(&name, 4).await?;
     for left in (1..=3).rev() {
-        caller.leaves(&holds.swap_remove(0), left).await?;
+        driver.leaves(&holds.swap_remove(0), left).await?;
         other.refused(&ctx.ask(&name)).await?;
     }
-    caller.frees(&holds[0]).await
+    driver.frees(&holds[0]).await
 }
 
 async fn the_token_is_that_of_the_incarnation(ctx: Ctx) -> Result {
-    let ([caller, other], _, first) = held(&ctx).await?;
-    let second = caller.take(&first.ask.again()).await?;
+    let ([driver, other], _, first) = held(&ctx).await?;
+    let second = driver.take(&first.ask.again()).await?;
     let third = other.take(&first.ask.again()).await?;
     same("the token of a re-entry", second.token, first.token)?;
     // The hold that began the incarnation is gone; the incarnation lives on.
-    caller.leaves(&first, 2).await?;
-    let fourth = caller.take(&first.ask.again()).await?;
+    driver.leaves(&first, 2).await?;
+    let fourth = driver.take(&first.ask.again()).await?;
     same("the token of a re-entry", third.token, first.token)?;
     same("the token of a re-entry", fourth.token, first.token)
 }
@@ -63,7 +63,7 @@ async fn the_owner_enters_from_another_client(ctx: Ctx) -> Result {
     there.frees(&second).await
 }
 
-async fn the_owner_enters_past_everybody_who_waits(ctx: Ctx) -> Result {
+async fn the_owner_enters_past_every_waiter(ctx: Ctx) -> Result {
     let ([holder, waiter, other], name, first) = held(&ctx).await?;
     let waiting = waiter.queues(&name).await?;
     other.queues(&name).await?;
@@ -79,7 +79,7 @@ async fn the_owner_enters_past_everybody_who_waits(ctx: Ctx) -> Result {
 }
 
 async fn free_when_the_last_hold_is_gone_in_whatever_order(ctx: Ctx) -> Result {
-    let ([holder, waiter], _) = ctx.callers().await?;
+    let ([holder, waiter], _) = ctx.test_drivers().await?;
     for order in ORDERS {
         let name = ctx.name()?;
         let first = holder.take(&ctx.ask(&name)).await?;
@@ -119,58 +119,58 @@ async fn a_join_enters_the_incarnation_that_it_names(ctx: Ctx) -> Result {
 }
 
 async fn a_join_of_a_released_incarnation_is_gone(ctx: Ctx) -> Result {
-    let ([caller], name, past) = held(&ctx).await?;
-    caller.frees(&past).await?;
-    cannot_join(&caller, &past).await?;
-    caller.sees_free(&name).await?;
-    let held = caller.take(&ctx.ask(&name)).await?;
-    cannot_join(&caller, &past).await?;
-    caller.sees_holds(&name, 1).await?;
-    caller.frees(&held).await
+    let ([driver], name, past) = held(&ctx).await?;
+    driver.frees(&past).await?;
+    cannot_join(&driver, &past).await?;
+    driver.sees_free(&name).await?;
+    let held = driver.take(&ctx.ask(&name)).await?;
+    cannot_join(&driver, &past).await?;
+    driver.sees_holds(&name, 1).await?;
+    driver.frees(&held).await
 }
 
 async fn a_join_of_a_lapsed_incarnation_is_gone(ctx: Ctx) -> Result {
-    let ([caller], name, past) = held_for(&ctx, ctx.short()).await?;
+    let ([driver], name, past) = held_for(&ctx, ctx.short()).await?;
     ctx.sleep_past(&past).await;
-    cannot_join(&caller, &past).await?;
-    caller.sees_free(&name).await
+    cannot_join(&driver, &past).await?;
+    driver.sees_free(&name).await
 }
 
 async fn a_join_is_gone_though_its_owner_is_back(ctx: Ctx) -> Result {
-    let ([caller], name, past) = held(&ctx).await?;
-    caller.frees(&past).await?;
-    let back = caller.take(&past.ask.again()).await?;
-    cannot_join(&caller, &past).await?;
-    caller.sees_holds(&name, 1).await?;
-    caller.frees(&back).await
+    let ([driver], name, past) = held(&ctx).await?;
+    driver.frees(&past).await?;
+    let back = driver.take(&past.ask.again()).await?;
+    cannot_join(&driver, &past).await?;
+    driver.sees_holds(&name, 1).await?;
+    driver.frees(&back).await
 }
 
 async fn a_join_of_anothers_incarnation_is_gone(ctx: Ctx) -> Result {
-    let ([caller, other], name, hold) = held(&ctx).await?;
+    let ([driver, other], name, hold) = held(&ctx).await?;
     other.gone(&ctx.ask(&name).joining(hold.token)).await?;
     let next = FencingToken(hold.token.0 + 1);
     other.gone(&hold.ask.again().joining(next)).await?;
     other.sees_holds(&name, 1).await?;
-    caller.frees(&hold).await
+    driver.frees(&hold).await
 }
 
 async fn a_join_of_an_incarnation_kept_shut_is_gone(ctx: Ctx) -> Result {
-    let ([caller], name, hold) = held(&ctx).await?;
-    caller.release(&hold, Some(ctx.long())).await?;
-    cannot_join(&caller, &hold).await?;
-    caller.sees_holds(&name, 0).await
+    let ([driver], name, hold) = held(&ctx).await?;
+    driver.release(&hold, Some(ctx.long())).await?;
+    cannot_join(&driver, &hold).await?;
+    driver.sees_holds(&name, 0).await
 }
 
-async fn a_join_that_is_gone_stands_in_no_line(ctx: Ctx) -> Result {
-    let ([caller, other], name, past) = held(&ctx).await?;
-    caller.frees(&past).await?;
-    let hold = caller.take(&ctx.ask(&name)).await?;
+async fn a_join_that_is_gone_is_not_queued(ctx: Ctx) -> Result {
+    let ([driver, other], name, past) = held(&ctx).await?;
+    driver.frees(&past).await?;
+    let hold = driver.take(&ctx.ask(&name)).await?;
     let late = past.ask.again().joining(past.token).in_line(other.ticket());
     other.gone(&late).await?;
-    caller.frees(&hold).await?;
-    caller.take(&ctx.ask(&name)).await.map(drop)
+    driver.frees(&hold).await?;
+    driver.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn cannot_join(caller: &Caller, past: &Hold) -> Result {
-    caller.gone(&past.ask.again().joining(past.token)).await
+async fn cannot_join(driver: &TestDriver, past: &Hold) -> Result {
+    driver.gone(&past.ask.again().joining(past.token)).await
 }

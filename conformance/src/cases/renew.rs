@@ -1,7 +1,7 @@
 //! `renew`: renewal prolongs an existing hold, and creates nothing.
 
 use super::{held, held_for};
-use crate::{Caller, Ctx, Failure, Hold, Result, case::cases, ensure, expect::is_left, same};
+use crate::{Ctx, Failure, Hold, Result, TestDriver, case::cases, ensure, expect::is_left, same};
 use dlock_core::driver::{Released, Renewed};
 
 cases! {
@@ -41,7 +41,7 @@ async fn a_shorter_lease_never_shortens(ctx: Ctx) -> Result {
 }
 
 async fn a_hold_outlives_many_leases(ctx: Ctx) -> Result {
-    let ([holder, other], name) = ctx.callers().await?;
+    let ([holder, other], name) = ctx.test_drivers().await?;
     let mut hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
     for _ in 0..6 {
         ctx.time_passes(ctx.short() / 3).await;
@@ -66,25 +66,25 @@ async fn a_proof_without_a_lease_prolongs_nothing(ctx: Ctx) -> Result {
 }
 
 async fn a_renewal_moves_the_end_of_its_own_hold_only(ctx: Ctx) -> Result {
-    let caller = ctx.caller().await?;
+    let driver = ctx.test_driver().await?;
     let ask = ctx.ask(&ctx.name()?).lasting(ctx.short());
-    let first = caller.take(&ask).await?;
-    let second = caller.take(&ask.again()).await?;
-    caller.renews(&second, ctx.long()).await?;
+    let first = driver.take(&ask).await?;
+    let second = driver.take(&ask.again()).await?;
+    driver.renews(&second, ctx.long()).await?;
     ctx.sleep_past(&first).await;
-    caller.cannot_renew(&first).await?;
-    caller.frees(&second).await
+    driver.cannot_renew(&first).await?;
+    driver.frees(&second).await
 }
 
 async fn a_name_without_a_record_gets_none(ctx: Ctx) -> Result {
-    let ([caller, other], _) = ctx.callers().await?;
+    let ([driver, other], _) = ctx.test_drivers().await?;
     let (never, broken) = (ctx.name()?, ctx.name()?);
-    let hold = caller.take(&ctx.ask(&broken)).await?;
+    let hold = driver.take(&ctx.ask(&broken)).await?;
     other.breaks(&broken, None).await?;
-    caller.cannot_renew(&hold).await?;
+    driver.cannot_renew(&hold).await?;
     let mut unheard = hold.clone();
     unheard.ask.name = never.clone();
-    caller.cannot_renew(&unheard).await?;
+    driver.cannot_renew(&unheard).await?;
     for name in [&never, &broken] {
         other.sees_free(name).await?;
         other.take(&ctx.ask(name)).await?;
@@ -93,33 +93,33 @@ async fn a_name_without_a_record_gets_none(ctx: Ctx) -> Result {
 }
 
 async fn a_released_hold_does_not_come_back(ctx: Ctx) -> Result {
-    let ([caller, other], name, first) = held(&ctx).await?;
-    let second = caller.take(&first.ask.again()).await?;
-    caller.leaves(&second, 1).await?;
-    caller.cannot_renew(&second).await?;
+    let ([driver, other], name, first) = held(&ctx).await?;
+    let second = driver.take(&first.ask.again()).await?;
+    driver.leaves(&second, 1).await?;
+    driver.cannot_renew(&second).await?;
     other.sees_holds(&name, 1).await?;
-    caller.frees(&first).await?;
-    caller.cannot_renew(&first).await?;
+    driver.frees(&first).await?;
+    driver.cannot_renew(&first).await?;
     other.sees_free(&name).await?;
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
 async fn a_name_kept_shut_is_not_entered(ctx: Ctx) -> Result {
-    let ([caller, other], name, hold) = held(&ctx).await?;
-    let answer = caller.release(&hold, Some(ctx.short())).await?;
+    let ([driver, other], name, hold) = held(&ctx).await?;
+    let answer = driver.release(&hold, Some(ctx.short())).await?;
     let kept = ctx.now();
     let shut = matches!(answer, Released::MinHold { .. });
     ensure(shut, format!("release answered {answer:?}"))?;
-    caller.cannot_renew(&hold).await?;
+    driver.cannot_renew(&hold).await?;
     other.sees_holds(&name, 0).await?;
     let rest = (kept + ctx.short()).since(ctx.now());
     other.take_within(&ctx.ask(&name), rest).await.map(drop)
 }
 
 /// Renews a hold for the lease that it asked for; its end then counts from this renewal.
-async fn renew(ctx: &Ctx, caller: &Caller, hold: &Hold) -> Result<Hold> {
+async fn renew(ctx: &Ctx, driver: &TestDriver, hold: &Hold) -> Result<Hold> {
     let before = ctx.now();
-    let valid_for = caller.renews(hold, hold.ask.lease).await?;
+    let valid_for = driver.renews(hold, hold.ask.lease).await?;
     is_left(valid_for, hold.ask.lease)?;
     Ok(Hold {
         valid_for,

@@ -8,32 +8,32 @@ use futures_util::StreamExt;
 
 cases! {
     [Clause::Wait]
-    a_release_wakes_whoever_stands_in_line needs(Push)
+    a_release_wakes_the_queued_waiter needs(Push)
         bullet("a client that was refused with `req.ticket` is listening");
     the_next_ticket_hears_what_another_client_releases needs(Push);
-    a_turn_is_refused_to_everybody_else needs(Line) bullet("reserved for another ticket");
-    a_turn_is_taken_without_having_heard_of_it needs(Line);
-    whoever_is_next_is_told_when_to_look needs(Line, Told);
-    a_name_that_opens_again_goes_to_the_first_in_line needs(Line);
+    a_turn_is_refused_to_every_other_request needs(Queue) bullet("reserved for another ticket");
+    a_turn_is_taken_without_having_heard_of_it needs(Queue);
+    the_next_waiter_is_told_when_to_poll needs(Queue, NextNotified);
+    a_name_past_its_minimum_hold_goes_to_the_head_of_the_queue needs(Queue);
     wake_ups_are_taken_once;
-    a_waiter_that_looks_needs_no_wake_up;
-    nobody_passes_a_line_when_the_holder_lapsed needs(Line)
-        bullet("free while others stand in line");
-    after_a_gap_look_again_is_said needs(Push, Network)
+    a_waiter_that_polls_needs_no_wake_up;
+    no_client_passes_the_queue_when_the_holder_lapsed needs(Queue)
+        bullet("free while others are queued");
+    after_a_gap_a_resync_is_sent needs(Push, Network)
         bullet("wake-ups may be lost, late, doubled or wrong");
     a_store_that_only_answers_has_no_wake_ups needs(Poll)
         bullet("stores that only answer: an empty stream");
     [Clause::Wait bullet("refused with `req.ticket`")]
-    turns_come_in_the_order_of_standing needs(Line);
-    looking_again_keeps_the_place needs(Line);
-    the_number_ahead_is_right_where_it_is_told needs(Line);
+    turns_come_in_the_order_of_the_queue needs(Queue);
+    polling_again_keeps_the_position needs(Queue);
+    the_number_ahead_is_right_where_it_is_told needs(Queue);
     [Clause::Wait bullet("granted: `req.ticket` is used up")]
-    a_granted_ticket_is_used_up needs(Line);
-    the_next_ticket_stands_at_the_end needs(Line);
-    the_next_ticket_stands_though_nobody_else_does needs(Line);
+    a_granted_ticket_is_used_up needs(Queue);
+    the_next_ticket_is_queued_at_the_end needs(Queue);
+    the_next_ticket_is_queued_though_no_other_is needs(Queue);
 }
 
-async fn a_release_wakes_whoever_stands_in_line(ctx: Ctx) -> Result {
+async fn a_release_wakes_the_queued_waiter(ctx: Ctx) -> Result {
     let ([holder, waiter], name, hold) = held(&ctx).await?;
     let waiting = waiter.queues(&name).await?;
     // A driver that has just begun to listen may send `Resync`.
@@ -47,17 +47,17 @@ async fn a_release_wakes_whoever_stands_in_line(ctx: Ctx) -> Result {
 }
 
 async fn the_next_ticket_hears_what_another_client_releases(ctx: Ctx) -> Result {
-    let ([caller, other], name) = ctx.callers().await?;
-    let next = caller.ticket();
-    let hold = caller.take(&ctx.ask(&name).then(next)).await?;
-    caller.passes_over_wake_ups().await;
+    let ([driver, other], name) = ctx.test_drivers().await?;
+    let next = driver.ticket();
+    let hold = driver.take(&ctx.ask(&name).then(next)).await?;
+    driver.passes_over_wake_ups().await;
     other.frees(&hold).await?;
     let waiting = ctx.ask(&name).in_line(next);
     let woken = |wake_up: &_| wakes(wake_up, &waiting);
-    caller
+    driver
         .hears("the next waiter is woken", ctx.short(), woken)
         .await?;
-    caller.take(&waiting).await.map(drop)
+    driver.take(&waiting).await.map(drop)
 }
 
 /// Whether this wake-up gives a client with this request a reason to poll.
@@ -70,25 +70,25 @@ fn wakes(wake_up: &WakeUp, waiting: &Ask) -> bool {
     }
 }
 
-async fn turns_come_in_the_order_of_standing(ctx: Ctx) -> Result {
-    let (callers, name) = ctx.callers::<4>().await?;
-    let mut inside = callers[0].take(&ctx.ask(&name)).await?;
+async fn turns_come_in_the_order_of_the_queue(ctx: Ctx) -> Result {
+    let (drivers, name) = ctx.test_drivers::<4>().await?;
+    let mut inside = drivers[0].take(&ctx.ask(&name)).await?;
     let mut waiting = Vec::new();
-    for caller in &callers[1..] {
-        waiting.push(caller.queues(&name).await?);
+    for driver in &drivers[1..] {
+        waiting.push(driver.queues(&name).await?);
     }
-    for (at, caller) in callers[1..].iter().enumerate() {
-        callers[at].frees(&inside).await?;
-        for (later, ask) in callers[at + 2..].iter().zip(&waiting[at + 1..]) {
+    for (at, driver) in drivers[1..].iter().enumerate() {
+        drivers[at].frees(&inside).await?;
+        for (later, ask) in drivers[at + 2..].iter().zip(&waiting[at + 1..]) {
             later.refused(ask).await?;
         }
-        caller.hears_turn(&waiting[at]).await?;
-        inside = caller.take(&waiting[at]).await?;
+        driver.hears_turn(&waiting[at]).await?;
+        inside = driver.take(&waiting[at]).await?;
     }
-    callers[3].frees(&inside).await
+    drivers[3].frees(&inside).await
 }
 
-async fn looking_again_keeps_the_place(ctx: Ctx) -> Result {
+async fn polling_again_keeps_the_position(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
     let early = first.queues(&name).await?;
     let late = second.queues(&name).await?;
@@ -105,10 +105,10 @@ async fn looking_again_keeps_the_place(ctx: Ctx) -> Result {
 
 async fn the_number_ahead_is_right_where_it_is_told(ctx: Ctx) -> Result {
     let ([holder, waiter, other], name, hold) = held(&ctx).await?;
-    for (ahead, caller) in [&waiter, &other].into_iter().enumerate() {
-        let ask = ctx.ask(&name).in_line(caller.ticket());
+    for (ahead, driver) in [&waiter, &other].into_iter().enumerate() {
+        let ask = ctx.ask(&name).in_line(driver.ticket());
         for _ in 0..2 {
-            if let Some(told) = caller.refused(&ask).await?.ahead {
+            if let Some(told) = driver.refused(&ask).await?.ahead {
                 same("how many stand before it", usize::try_from(told)?, ahead)?;
             }
         }
@@ -118,17 +118,18 @@ async fn the_number_ahead_is_right_where_it_is_told(ctx: Ctx) -> Result {
     holder.frees(&hold).await
 }
 
-async fn a_turn_is_refused_to_everybody_else(ctx: Ctx) -> Result {
+async fn a_turn_is_refused_to_every_other_request(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
     let early = first.queues(&name).await?;
     let late = second.queues(&name).await?;
+    let since = ctx.now();
     holder.frees(&hold).await?;
     // The last owner, a new client, the next waiter, and another request of the client whose turn it
     // is.
-    holder.refused(&hold.ask.again()).await?;
-    holder.refused(&ctx.ask(&name)).await?;
-    second.refused(&late).await?;
-    first.refused(&ctx.ask(&name)).await?;
+    holder.refused_in_turn(&hold.ask.again(), since).await?;
+    holder.refused_in_turn(&ctx.ask(&name), since).await?;
+    second.refused_in_turn(&late, since).await?;
+    first.refused_in_turn(&ctx.ask(&name), since).await?;
     let seen = second.inspect(&name).await?;
     same("who is inside", seen.holders.len(), 0)?;
     let reserved = seen.unavailable_for.is_some();
@@ -152,7 +153,7 @@ async fn a_turn_is_taken_without_having_heard_of_it(ctx: Ctx) -> Result {
     waiter.frees(&turn).await
 }
 
-async fn nobody_passes_a_line_when_the_holder_lapsed(ctx: Ctx) -> Result {
+async fn no_client_passes_the_queue_when_the_holder_lapsed(ctx: Ctx) -> Result {
     let ([_holder, waiter, other], name, lapses) = held_for(&ctx, ctx.short()).await?;
     let waiting = waiter.queues(&name).await?;
     ctx.sleep_past(&lapses).await;
@@ -166,7 +167,7 @@ async fn nobody_passes_a_line_when_the_holder_lapsed(ctx: Ctx) -> Result {
 }
 
 async fn a_granted_ticket_is_used_up(ctx: Ctx) -> Result {
-    let ([holder, waiter, other], name) = ctx.callers().await?;
+    let ([holder, waiter, other], name) = ctx.test_drivers().await?;
     // Granted at its turn.
     let hold = holder.take(&ctx.ask(&name)).await?;
     let waiting = waiter.queues(&name).await?;
@@ -182,7 +183,7 @@ async fn a_granted_ticket_is_used_up(ctx: Ctx) -> Result {
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn the_next_ticket_stands_at_the_end(ctx: Ctx) -> Result {
+async fn the_next_ticket_is_queued_at_the_end(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
     let early = first.queues(&name).await?;
     let late = second.queues(&name).await?;
@@ -193,26 +194,28 @@ async fn the_next_ticket_stands_at_the_end(ctx: Ctx) -> Result {
     let again = ctx.ask(&name).in_line(next);
     first.refused(&again).await?;
     let turn = second.take(&late).await?;
+    let since = ctx.now();
     second.frees(&turn).await?;
-    holder.refused(&ctx.ask(&name)).await?;
+    holder.refused_in_turn(&ctx.ask(&name), since).await?;
     first.hears_turn(&again).await?;
     first.take(&again).await.map(drop)
 }
 
-async fn the_next_ticket_stands_though_nobody_else_does(ctx: Ctx) -> Result {
-    let ([caller, other], name) = ctx.callers().await?;
-    let next = caller.ticket();
-    let first = caller.take(&ctx.ask(&name).then(next)).await?;
-    caller.frees(&first).await?;
-    other.refused(&ctx.ask(&name)).await?;
+async fn the_next_ticket_is_queued_though_no_other_is(ctx: Ctx) -> Result {
+    let ([driver, other], name) = ctx.test_drivers().await?;
+    let next = driver.ticket();
+    let first = driver.take(&ctx.ask(&name).then(next)).await?;
+    let since = ctx.now();
+    driver.frees(&first).await?;
+    other.refused_in_turn(&ctx.ask(&name), since).await?;
     let again = ctx.ask(&name).in_line(next);
-    caller.hears_turn(&again).await?;
-    let second = caller.take(&again).await?;
-    caller.frees(&second).await?;
+    driver.hears_turn(&again).await?;
+    let second = driver.take(&again).await?;
+    driver.frees(&second).await?;
     other.take(&ctx.ask(&name)).await.map(drop)
 }
 
-async fn whoever_is_next_is_told_when_to_look(ctx: Ctx) -> Result {
+async fn the_next_waiter_is_told_when_to_poll(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
     first.queues(&name).await?;
     let waiting = second.queues(&name).await?;
@@ -239,7 +242,7 @@ async fn whoever_is_next_is_told_when_to_look(ctx: Ctx) -> Result {
     second.take(&waiting).await.map(drop)
 }
 
-async fn a_name_that_opens_again_goes_to_the_first_in_line(ctx: Ctx) -> Result {
+async fn a_name_past_its_minimum_hold_goes_to_the_head_of_the_queue(ctx: Ctx) -> Result {
     let ([holder, waiter, other], name, hold) = held(&ctx).await?;
     let waiting = waiter.queues(&name).await?;
     holder.release(&hold, Some(ctx.short())).await?;
@@ -250,11 +253,13 @@ async fn a_name_that_opens_again_goes_to_the_first_in_line(ctx: Ctx) -> Result {
     };
     waiter.refused(&waiting).await?;
     ctx.sleep_past(&opens).await;
-    other.refused(&ctx.ask(&name)).await?;
+    other
+        .refused_in_turn(&ctx.ask(&name), opens.over_by())
+        .await?;
     waiter.take(&waiting).await.map(drop)
 }
 
-async fn after_a_gap_look_again_is_said(ctx: Ctx) -> Result {
+async fn after_a_gap_a_resync_is_sent(ctx: Ctx) -> Result {
     let (waiter, faults) = ctx.faulty().await?;
     let ([holder], first, hold) = held(&ctx).await?;
     let second = ctx.name()?;
@@ -286,14 +291,14 @@ async fn a_store_that_only_answers_has_no_wake_ups(ctx: Ctx) -> Result {
 }
 
 async fn wake_ups_are_taken_once(ctx: Ctx) -> Result {
-    let caller = ctx.caller().await?;
-    let mut second = caller.driver().wake_ups();
+    let driver = ctx.test_driver().await?;
+    let mut second = driver.inner().wake_ups();
     let what = "a second stream of wake-ups ends at once";
     let wake_up = ctx.within(what, ctx.short(), second.next()).await?;
     same("what a second stream gives", wake_up, None)
 }
 
-async fn a_waiter_that_looks_needs_no_wake_up(ctx: Ctx) -> Result {
+async fn a_waiter_that_polls_needs_no_wake_up(ctx: Ctx) -> Result {
     let ([_holder, waiter], name, lapses) = held_for(&ctx, ctx.short()).await?;
     let waiting = waiter.queues(&name).await?;
     let bound = ctx.until_over(&lapses);

@@ -1,6 +1,6 @@
 //! `admin` and `fencing` as a client shows them.
 
-use super::peer::{Peer, frees, held, stays_held};
+use super::test_client::{TestClient, frees, held, stays_held};
 use crate::{Ctx, Result, case::cases, ensure, same};
 use dlock_core::{Broken, FencingToken, LockName};
 use futures_util::TryStreamExt;
@@ -14,14 +14,14 @@ cases! {
 }
 
 async fn guards_one_after_the_other_have_growing_tokens(ctx: Ctx) -> Result {
-    let (peers, name) = Peer::several::<2>(&ctx).await?;
+    let (clients, name) = TestClient::several::<2>(&ctx).await?;
     let mut last = FencingToken(0);
-    for peer in peers.iter().cycle().take(8) {
-        let guard = peer.acquire(&name).await?;
+    for client in clients.iter().cycle().take(8) {
+        let guard = client.acquire(&name).await?;
         let token = guard.token();
         ensure(token > last, format!("token {token} came after {last}"))?;
         last = token;
-        let joined = peer.join(&name, &guard.pass()?).await?;
+        let joined = client.join(&name, &guard.pass()?).await?;
         same("the token of who joined", joined.token(), last)?;
         guard.release().await?;
         frees(&ctx, joined).await?;
@@ -30,13 +30,13 @@ async fn guards_one_after_the_other_have_growing_tokens(ctx: Ctx) -> Result {
 }
 
 async fn a_client_shows_who_holds_a_lock_and_changes_nothing(ctx: Ctx) -> Result {
-    let ([_peer, other], name, guard) = held(&ctx, Peer::lock).await?;
+    let ([_client, other], name, guard) = held(&ctx, TestClient::lock).await?;
     for _ in 0..2 {
-        let seen = other.client.admin().inspect(name.as_str()).await?;
+        let seen = other.inner.admin().inspect(name.as_str()).await?;
         let owners: Vec<_> = seen.holders.iter().map(|holder| holder.owner).collect();
         same("who is inside", owners, vec![guard.owner()])?;
         same("the number of holds", seen.holds, 1)?;
-        let listed = other.client.admin().list(name.as_str());
+        let listed = other.inner.admin().list(name.as_str());
         let listed: Vec<LockName> = listed.map_ok(|shown| shown.name).try_collect().await?;
         same("what is listed", &listed, &vec![name.clone()])?;
     }
@@ -45,7 +45,7 @@ async fn a_client_shows_who_holds_a_lock_and_changes_nothing(ctx: Ctx) -> Result
 }
 
 async fn a_client_breaks_the_incarnation_that_was_named(ctx: Ctx) -> Result {
-    let ([_peer, other], name, guard) = held(&ctx, Peer::lock).await?;
+    let ([_client, other], name, guard) = held(&ctx, TestClient::lock).await?;
     let token = Some(guard.token());
     let wrong = FencingToken(guard.token().0.wrapping_add(1));
     let broken = other.breaks(&name, Some(wrong)).await?;

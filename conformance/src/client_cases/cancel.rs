@@ -1,12 +1,12 @@
 //! `cancel`: a future dropped at any of its awaits leaves no hold and no waiter.
 //!
-//! Each case is a product: a future, the fate of its calls, the call that meets it, and the number of
+//! Each case is a product: a future, the outcome of its calls, the call that meets it, and the number of
 //! polls before the drop.
 
 use super::{
-    gate::{Fate, Step},
-    peer::{Peer, frees, held, stays_held},
+    gated_driver::{CallOutcome, Step},
     task::polled,
+    test_client::{TestClient, frees, held, stays_held},
 };
 use crate::{Ctx, Result, case::cases, in_time, same};
 use dlock_core::{Lock, LockName, LossReason};
@@ -25,7 +25,7 @@ cases! {
     a_guard_dropped_is_released_in_the_background;
     run_and_lost_dropped_anywhere_change_nothing;
     shutdown_dropped_anywhere_leaves_nothing_held_for_good;
-    a_waiter_cancelled_at_the_head_delays_nobody;
+    a_waiter_cancelled_at_the_head_delays_no_other_waiter;
     a_client_dropped_with_everything_under_way_leaves_nothing;
 }
 
@@ -41,7 +41,7 @@ async fn acquire_of_a_free_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Res
 }
 
 async fn acquire_by_an_owner_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result {
-    let owner = Peer::new(&ctx).await?.client.owner();
+    let owner = TestClient::new(&ctx).await?.inner.owner();
     let acquiring = |lock: Lock| async move { lock.with_owner(&owner).acquire().await.is_ok() };
     acquires(&ctx, &[Step::Acquire, Step::Release], acquiring).await
 }
@@ -51,11 +51,11 @@ async fn acquire_of_a_held_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Res
         &ctx,
         &[Step::Acquire, Step::Leave],
         |ctx, case| async move {
-            let ([_other, peer], name, guard) = held(&ctx, Peer::lock).await?;
-            let finished = case.cuts(&peer, peer.kept(&name)?.acquire()).await;
-            case.settles(&ctx, &peer).await?;
+            let ([_other, client], name, guard) = held(&ctx, TestClient::lock).await?;
+            let finished = case.cuts(&client, client.kept(&name)?.acquire()).await;
+            case.cleans_up(&ctx, &client).await?;
             frees(&ctx, guard).await?;
-            nothing_is_left(&ctx, &peer, &name, Duration::ZERO).await?;
+            nothing_is_left(&ctx, &client, &name, Duration::ZERO).await?;
             Ok(finished)
         },
     )
@@ -67,10 +67,10 @@ async fn join_dropped_anywhere_leaves_the_others_alone(ctx: Ctx) -> Result {
         &ctx,
         &[Step::Acquire, Step::Release],
         |ctx, case| async move {
-            let ([_other, peer], name, guard) = held(&ctx, Peer::lock).await?;
+            let ([_other, client], name, guard) = held(&ctx, TestClient::lock).await?;
             let pass = guard.pass()?;
-            let finished = case.cuts(&peer, peer.kept(&name)?.join(&pass)).await;
-            case.settles(&ctx, &peer).await?;
+            let finished = case.cuts(&client, client.kept(&name)?.join(&pass)).await;
+            case.cleans_up(&ctx, &client).await?;
             stays_held(&ctx, &guard).await?;
             ctx.sees_holds(&name, 1).await?;
             frees(&ctx, guard).await?;
@@ -82,12 +82,12 @@ async fn join_dropped_anywhere_leaves_the_others_alone(ctx: Ctx) -> Result {
 
 async fn release_dropped_anywhere_goes_on_in_the_background(ctx: Ctx) -> Result {
     product(&ctx, &[Step::Release], |ctx, case| async move {
-        let ([peer], name, guard) = held(&ctx, Peer::kept).await?;
-        let finished = case.cuts(&peer, guard.release()).await;
-        nothing_is_left(&ctx, &peer, &name, case.free_within(&ctx)).await?;
+        let ([client], name, guard) = held(&ctx, TestClient::kept).await?;
+        let finished = case.cuts(&client, guard.release()).await;
+        nothing_is_left(&ctx, &client, &name, case.free_within(&ctx)).await?;
         if !case.hangs() {
             let what = "the dropped call is driven to its end";
-            let idle = || peer.gate.is_idle(Step::Release);
+            let idle = || client.gate.is_idle(Step::Release);
             ctx.until(what, case.free_within(&ctx), idle).await?;
         }
         Ok(finished)
@@ -96,20 +96,20 @@ async fn release_dropped_anywhere_goes_on_in_the_background(ctx: Ctx) -> Result 
 }
 
 async fn a_guard_dropped_is_released_in_the_background(ctx: Ctx) -> Result {
-    for fate in fates(&ctx) {
-        let ([peer], name, guard) = held(&ctx, Peer::kept).await?;
-        peer.gate.once(Step::Release, fate);
+    for outcome in outcomes(&ctx) {
+        let ([client], name, guard) = held(&ctx, TestClient::kept).await?;
+        client.gate.once(Step::Release, outcome);
         drop(guard);
-        let case = Drop::at_once(Step::Release, fate);
-        nothing_is_left(&ctx, &peer, &name, case.free_within(&ctx)).await?;
+        let case = Drop::at_once(Step::Release, outcome);
+        nothing_is_left(&ctx, &client, &name, case.free_within(&ctx)).await?;
     }
     Ok(())
 }
 
 async fn run_and_lost_dropped_anywhere_change_nothing(ctx: Ctx) -> Result {
     product(&ctx, &[Step::Renew], |ctx, case| async move {
-        let ([peer], name, guard) = held(&ctx, Peer::kept).await?;
-        peer.gate.once(case.step, case.fate);
+        let ([client], name, guard) = held(&ctx, TestClient::kept).await?;
+        client.gate.once(case.step, case.outcome);
         let work = ctx.time_passes(ctx.kept() / 2);
         let ran = polled(guard.run(work), case.polls).await.is_some();
         let lost = polled(guard.lost(), case.polls.min(2)).await;
@@ -119,7 +119,7 @@ async fn run_and_lost_dropped_anywhere_change_nothing(ctx: Ctx) -> Result {
         same("it was lost", lost, None)?;
         guard.check()?;
         frees(&ctx, guard).await?;
-        nothing_is_left(&ctx, &peer, &name, Duration::ZERO).await?;
+        nothing_is_left(&ctx, &client, &name, Duration::ZERO).await?;
         Ok(ran)
     })
     .await
@@ -130,9 +130,9 @@ async fn shutdown_dropped_anywhere_leaves_nothing_held_for_good(ctx: Ctx) -> Res
         if case.hangs() {
             return Ok(true); // left to its lease: `shutdown` tests that
         }
-        let ([peer], name, guard) = held(&ctx, Peer::kept).await?;
-        peer.gate.once(case.step, case.fate);
-        let shutdown = peer.client.shutdown(ctx.kept() / 4).force().into_future();
+        let ([client], name, guard) = held(&ctx, TestClient::kept).await?;
+        client.gate.once(case.step, case.outcome);
+        let shutdown = client.inner.shutdown(ctx.kept() / 4).force().into_future();
         let finished = polled(shutdown, case.polls).await.is_some();
         drop(guard);
         let bound = ctx.kept() / 4 + case.free_within(&ctx);
@@ -142,14 +142,14 @@ async fn shutdown_dropped_anywhere_leaves_nothing_held_for_good(ctx: Ctx) -> Res
     .await
 }
 
-async fn a_waiter_cancelled_at_the_head_delays_nobody(ctx: Ctx) -> Result {
+async fn a_waiter_cancelled_at_the_head_delays_no_other_waiter(ctx: Ctx) -> Result {
     product(
         &ctx,
         &[Step::Acquire, Step::Leave],
         |ctx, case| async move {
-            let ([_other, peer], name, guard) = held(&ctx, Peer::lock).await?;
-            let (head, second) = (peer.kept(&name)?, peer.kept(&name)?);
-            peer.gate.always(case.step, case.fate);
+            let ([_other, client], name, guard) = held(&ctx, TestClient::lock).await?;
+            let (head, second) = (client.kept(&name)?, client.kept(&name)?);
+            client.gate.always(case.step, case.outcome);
             let mut head = Box::pin(head.acquire());
             // The first poll queues it, before the second.
             let mut finished = polled(&mut head, case.polls.min(1)).await.is_some();
@@ -158,14 +158,14 @@ async fn a_waiter_cancelled_at_the_head_delays_nobody(ctx: Ctx) -> Result {
                 finished = polled(&mut head, case.polls - 1).await.is_some();
             }
             drop(head);
-            peer.gate.clear();
+            client.gate.clear();
             frees(&ctx, guard).await?;
             // One accept lease and one poll more than the call that hangs.
             second
                 .served(case.free_within(&ctx) + ctx.kept() * 2 / 3)
                 .await?;
-            case.settles(&ctx, &peer).await?;
-            nothing_is_left(&ctx, &peer, &name, Duration::ZERO).await?;
+            case.cleans_up(&ctx, &client).await?;
+            nothing_is_left(&ctx, &client, &name, Duration::ZERO).await?;
             Ok(finished)
         },
     )
@@ -173,15 +173,15 @@ async fn a_waiter_cancelled_at_the_head_delays_nobody(ctx: Ctx) -> Result {
 }
 
 async fn a_client_dropped_with_everything_under_way_leaves_nothing(ctx: Ctx) -> Result {
-    for fate in fates(&ctx) {
-        let ([_other, peer], waited, held) = held(&ctx, Peer::lock).await?;
+    for outcome in outcomes(&ctx) {
+        let ([_other, client], waited, held) = held(&ctx, TestClient::lock).await?;
         let name = ctx.name()?;
-        peer.gate.always(Step::Acquire, fate);
-        drop(polled(peer.kept(&name)?.acquire(), 2).await);
-        drop(polled(peer.kept(&waited)?.acquire(), 2).await);
-        peer.gate.clear();
-        drop(peer);
-        let bound = Drop::at_once(Step::Acquire, fate).free_within(&ctx);
+        client.gate.always(Step::Acquire, outcome);
+        drop(polled(client.kept(&name)?.acquire(), 2).await);
+        drop(polled(client.kept(&waited)?.acquire(), 2).await);
+        client.gate.clear();
+        drop(client);
+        let bound = Drop::at_once(Step::Acquire, outcome).free_within(&ctx);
         ctx.left_untouched(&name, bound).await?;
         frees(&ctx, held).await?;
         ctx.left_untouched(&waited, bound).await?;
@@ -193,52 +193,64 @@ async fn a_client_dropped_with_everything_under_way_leaves_nothing(ctx: Ctx) -> 
 #[derive(Clone, Copy, Debug)]
 struct Drop {
     step: Step,
-    fate: Fate,
+    outcome: CallOutcome,
     polls: usize,
 }
 
 impl Drop {
-    const fn at_once(step: Step, fate: Fate) -> Self {
+    const fn at_once(step: Step, outcome: CallOutcome) -> Self {
         let polls = 0;
-        Self { step, fate, polls }
+        Self {
+            step,
+            outcome,
+            polls,
+        }
     }
 
-    /// Drops the future after its polls, while the calls of its step meet the fate; returns whether it
+    /// Drops the future after its polls, while the calls of its step meet the outcome; returns whether it
     /// completed before.
-    async fn cuts(&self, peer: &Peer, future: impl Future) -> bool {
-        peer.gate.always(self.step, self.fate);
+    async fn cuts(&self, client: &TestClient, future: impl Future) -> bool {
+        client.gate.always(self.step, self.outcome);
         let finished = polled(future, self.polls).await.is_some();
-        peer.gate.clear();
+        client.gate.clear();
         finished
     }
 
     /// Whether a call without an answer costs the full time of a request.
     fn hangs(&self) -> bool {
-        matches!(self.fate, Fate::Never | Fate::Unsent)
+        matches!(self.outcome, CallOutcome::Never | CallOutcome::Unsent)
     }
 
     /// When the store answers again, nothing is left one compensating round trip later; a call that
     /// hangs is given up first.
     fn free_within(&self, ctx: &Ctx) -> Duration {
-        match (self.fate, self.step) {
-            (Fate::Never | Fate::Unsent, Step::Acquire) => ctx.kept() / 3,
-            (Fate::Never | Fate::Unsent, _) => Duration::from_secs(5),
-            (Fate::Slow(span), _) => span,
+        match (self.outcome, self.step) {
+            (CallOutcome::Never | CallOutcome::Unsent, Step::Acquire) => ctx.kept() / 3,
+            (CallOutcome::Never | CallOutcome::Unsent, _) => Duration::from_secs(5),
+            (CallOutcome::Slow(span), _) => span,
             _ => Duration::from_millis(50),
         }
     }
 
     /// Waits until the cleanup of the dropped future is done.
-    async fn settles(&self, ctx: &Ctx, peer: &Peer) -> Result {
-        peer.settles(settled_within(ctx, self.free_within(ctx)))
+    async fn cleans_up(&self, ctx: &Ctx, client: &TestClient) -> Result {
+        client
+            .cleans_up(cleaned_up_within(ctx, self.free_within(ctx)))
             .await
     }
 }
 
-fn fates(ctx: &Ctx) -> [Fate; 6] {
-    let slow = Fate::Slow(ctx.kept() / 20);
-    let (before, after) = (Fate::ErrorBefore, Fate::ErrorAfter);
-    [Fate::Ok, before, after, slow, Fate::Never, Fate::Unsent]
+fn outcomes(ctx: &Ctx) -> [CallOutcome; 6] {
+    let slow = CallOutcome::Slow(ctx.kept() / 20);
+    let (before, after) = (CallOutcome::ErrorBefore, CallOutcome::ErrorAfter);
+    [
+        CallOutcome::Ok,
+        before,
+        after,
+        slow,
+        CallOutcome::Never,
+        CallOutcome::Unsent,
+    ]
 }
 
 /// The most await points that are tried one by one; a future with more repeats itself.
@@ -248,7 +260,7 @@ const MOST_POLLS: usize = 12;
 /// times for one request, and its work after a failed request is to be dropped as well.
 const REAL_POLLS: [usize; 7] = [0, 1, 2, 3, 4, 8, 16];
 
-/// Runs the case for each fate of each step, and drops the future after 0, 1, 2, … polls, until it
+/// Runs the case for each outcome of each step, and drops the future after 0, 1, 2, … polls, until it
 /// completes before the drop.
 async fn product<F, C>(ctx: &Ctx, steps: &[Step], case: F) -> Result
 where
@@ -257,7 +269,7 @@ where
 {
     let members = steps
         .iter()
-        .flat_map(|&step| fates(ctx).map(|fate| Drop::at_once(step, fate)));
+        .flat_map(|&step| outcomes(ctx).map(|outcome| Drop::at_once(step, outcome)));
     let told = |member: Drop| {
         let done = case(ctx.clone(), member);
         async move {
@@ -296,9 +308,9 @@ where
     A: Future<Output = bool> + Send,
 {
     product(ctx, steps, |ctx, case| async move {
-        let ([peer], name) = Peer::several(&ctx).await?;
-        let finished = case.cuts(&peer, acquire(peer.kept(&name)?)).await;
-        nothing_is_left(&ctx, &peer, &name, case.free_within(&ctx)).await?;
+        let ([client], name) = TestClient::several(&ctx).await?;
+        let finished = case.cuts(&client, acquire(client.kept(&name)?)).await;
+        nothing_is_left(&ctx, &client, &name, case.free_within(&ctx)).await?;
         Ok(finished)
     })
     .await
@@ -306,15 +318,20 @@ where
 
 /// The cleanup of a copy with an unknown outcome is done when the copy can no longer be executed: at
 /// its give-up.
-fn settled_within(ctx: &Ctx, bound: Duration) -> Duration {
+fn cleaned_up_within(ctx: &Ctx, bound: Duration) -> Duration {
     bound.max(ctx.kept() / 3)
 }
 
 /// Within the bound no client holds the lock or queues for it, and the next acquire is granted.
-async fn nothing_is_left(ctx: &Ctx, peer: &Peer, name: &LockName, bound: Duration) -> Result {
+async fn nothing_is_left(
+    ctx: &Ctx,
+    client: &TestClient,
+    name: &LockName,
+    bound: Duration,
+) -> Result {
     ctx.left_untouched(name, bound).await?;
     // It may find calls of the dropped future in flight, and comes after them.
-    let (lock, next) = (peer.lock(name)?, Mutex::new(None));
+    let (lock, next) = (client.lock(name)?, Mutex::new(None));
     let granted = || async {
         let mut next = next.lock().await;
         *next = lock.try_acquire().await.ok().flatten();
@@ -328,6 +345,6 @@ async fn nothing_is_left(ctx: &Ctx, peer: &Peer, name: &LockName, bound: Duratio
     if let Some(next) = next.into_inner() {
         frees(ctx, next).await?;
     }
-    peer.settles(settled_within(ctx, bound)).await?;
+    client.cleans_up(cleaned_up_within(ctx, bound)).await?;
     ctx.left_untouched(name, Duration::ZERO).await
 }

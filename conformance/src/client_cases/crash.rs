@@ -1,19 +1,19 @@
 //! `crash`: a dead client costs its lease, or its turn, and no more.
 
-use super::peer::{POLL, Peer, frees, held};
+use super::test_client::{POLL, TestClient, frees, held};
 use crate::{Ctx, Result, case::cases, in_time};
 use std::time::Duration;
 
 cases! {
     [Clause::Crash]
     the_lock_of_a_dead_client_is_free_within_its_lease;
-    dead_waiters_delay_nobody;
+    dead_waiters_delay_no_client;
     a_client_that_dies_while_it_is_served_costs_its_turn;
 }
 
 async fn the_lock_of_a_dead_client_is_free_within_its_lease(ctx: Ctx) -> Result {
     for connected in [false, true] {
-        let ([dead, peer], name, guard) = held(&ctx, Peer::short).await?;
+        let ([dead, client], name, guard) = held(&ctx, TestClient::short).await?;
         ctx.time_passes(ctx.short() / 2).await;
         if connected {
             dead.gate.freeze();
@@ -26,7 +26,10 @@ async fn the_lock_of_a_dead_client_is_free_within_its_lease(ctx: Ctx) -> Result 
         // It waits for a lease of its own, so its polls are two seconds apart unless it was told the
         // end.
         let bound = ctx.short() + POLL;
-        let next = ctx.spawn(peer.lock(&name)?.acquire()).done(bound).await??;
+        let next = ctx
+            .spawn(client.lock(&name)?.acquire())
+            .done(bound)
+            .await??;
         let after = ctx.now().since(died);
         in_time(after <= bound + ctx.slack(), format!("after {after:?}"))?;
         frees(&ctx, next).await?;
@@ -34,11 +37,11 @@ async fn the_lock_of_a_dead_client_is_free_within_its_lease(ctx: Ctx) -> Result 
     Ok(())
 }
 
-async fn dead_waiters_delay_nobody(ctx: Ctx) -> Result {
-    let ([_holder, peer], name, guard) = held(&ctx, Peer::lock).await?;
-    let (dead, _) = Peer::several::<3>(&ctx).await?;
+async fn dead_waiters_delay_no_client(ctx: Ctx) -> Result {
+    let ([_holder, client], name, guard) = held(&ctx, TestClient::lock).await?;
+    let (dead, _) = TestClient::several::<3>(&ctx).await?;
     let mut waiting = Vec::new();
-    for waiter in dead.iter().chain([&peer]) {
+    for waiter in dead.iter().chain([&client]) {
         // Not before the answer: an acquire in flight may be granted, and the process then dies as a
         // holder.
         waiting.push(waiter.waits(waiter.lock(&name)?).await?);
@@ -55,9 +58,9 @@ async fn dead_waiters_delay_nobody(ctx: Ctx) -> Result {
 }
 
 async fn a_client_that_dies_while_it_is_served_costs_its_turn(ctx: Ctx) -> Result {
-    let ([_holder, dead, peer], name, guard) = held(&ctx, Peer::lock).await?;
+    let ([_holder, dead, client], name, guard) = held(&ctx, TestClient::lock).await?;
     let served = dead.waits(dead.short(&name)?).await?;
-    let waiting = peer.waits(peer.short(&name)?).await?;
+    let waiting = client.waits(client.short(&name)?).await?;
     ctx.time_passes(READ).await;
     // It stops between the notification of its turn and its acquire.
     dead.gate.freeze();

@@ -1,8 +1,8 @@
 //! `error`: contention is a value, an error says what it may have done, and no output shows a secret.
 
 use super::{
-    gate::{Fate, Step},
-    peer::{Peer, fails, frees, held},
+    gated_driver::{CallOutcome, Step},
+    test_client::{TestClient, fails, frees, held},
 };
 use crate::{Ctx, Failure, Result, case::cases, ensure, same};
 use dlock_core::{Effect, Error, ErrorKind, Lease, MAX_LEASE, MIN_LEASE, Owner, Pass, RetryClass};
@@ -14,13 +14,13 @@ cases! {
     a_store_that_is_away_is_an_error_with_its_class_and_its_place;
     a_wait_outlasts_a_store_that_is_away_for_a_while;
     a_store_that_stays_away_is_told_to_all_who_wait_at_once needs(Jump);
-    what_can_never_work_is_misuse_and_asks_nobody;
+    what_can_never_work_is_misuse_and_sends_no_request;
     nothing_shows_an_owner;
 }
 
 async fn contention_is_a_value(ctx: Ctx) -> Result {
-    let ([peer, other], name, guard) = held(&ctx, Peer::lock).await?;
-    for contender in [&peer, &other] {
+    let ([client, other], name, guard) = held(&ctx, TestClient::lock).await?;
+    for contender in [&client, &other] {
         let tried = contender.lock(&name)?.try_acquire().await?;
         same("a held lock is granted", tried.is_some(), false)?;
     }
@@ -28,28 +28,28 @@ async fn contention_is_a_value(ctx: Ctx) -> Result {
 }
 
 async fn a_store_that_is_away_is_an_error_with_its_class_and_its_place(ctx: Ctx) -> Result {
-    let ([peer], name, before) = held(&ctx, Peer::lock).await?;
+    let ([client], name, before) = held(&ctx, TestClient::lock).await?;
     frees(&ctx, before).await?;
-    peer.gate.all(Fate::ErrorBefore);
-    let error = refused(peer.short(&name)?.try_acquire().await)?;
+    client.gate.all(CallOutcome::ErrorBefore);
+    let error = refused(client.short(&name)?.try_acquire().await)?;
     same("the retry class", error.retry(), RetryClass::Later)?;
     same("the effect", error.effect(), Effect::None)?;
     same("the name", error.name(), Some(&name))?;
-    let backend = peer.client.capabilities().backend;
+    let backend = client.inner.capabilities().backend;
     same("the backend", error.backend(), backend)?;
     ensure(error.source().is_some(), format!("no source in {error:?}"))
 }
 
 async fn a_wait_outlasts_a_store_that_is_away_for_a_while(ctx: Ctx) -> Result {
-    let ([peer], name) = Peer::several(&ctx).await?;
-    peer.gate.all(Fate::ErrorBefore);
-    let waiting = ctx.spawn(peer.lock(&name)?.acquire());
+    let ([client], name) = TestClient::several(&ctx).await?;
+    client.gate.all(CallOutcome::ErrorBefore);
+    let waiting = ctx.spawn(client.lock(&name)?.acquire());
     let span = Duration::from_secs(2);
     ctx.time_passes(span).await;
     same("the wait is over", waiting.is_done(), false)?;
-    let asked = peer.gate.calls(Step::Acquire);
+    let asked = client.gate.calls(Step::Acquire);
     ensure(asked <= 20, format!("{asked} attempts in {span:?}"))?;
-    peer.gate.clear();
+    client.gate.clear();
     // The longest pause between two attempts.
     waiting.served(Duration::from_secs(1)).await
 }
@@ -57,15 +57,15 @@ async fn a_wait_outlasts_a_store_that_is_away_for_a_while(ctx: Ctx) -> Result {
 async fn a_store_that_stays_away_is_told_to_all_who_wait_at_once(ctx: Ctx) -> Result {
     // A wait without a limit outlasts failures for a lease, at least five seconds.
     let patience = Duration::from_secs(5);
-    for fate in [Fate::ErrorBefore, Fate::Unsent] {
-        let ([peer], name) = Peer::several(&ctx).await?;
-        peer.gate.all(fate);
-        let lock = peer.short(&name)?;
+    for outcome in [CallOutcome::ErrorBefore, CallOutcome::Unsent] {
+        let ([client], name) = TestClient::several(&ctx).await?;
+        client.gate.all(outcome);
+        let lock = client.short(&name)?;
         let begun = ctx.now();
         let waiting = [(); 4].map(|()| ctx.spawn(lock.acquire()));
         // The first one's last pause or attempt, then one attempt of each waiter behind it.
-        let bound = match fate {
-            Fate::Unsent => patience + ctx.short() * 5 / 3,
+        let bound = match outcome {
+            CallOutcome::Unsent => patience + ctx.short() * 5 / 3,
             _ => patience + Duration::from_secs(1),
         };
         for waiter in waiting {
@@ -78,43 +78,43 @@ async fn a_store_that_stays_away_is_told_to_all_who_wait_at_once(ctx: Ctx) -> Re
     Ok(())
 }
 
-async fn what_can_never_work_is_misuse_and_asks_nobody(ctx: Ctx) -> Result {
-    let ([peer], name) = Peer::several(&ctx).await?;
+async fn what_can_never_work_is_misuse_and_sends_no_request(ctx: Ctx) -> Result {
+    let ([client], name) = TestClient::several(&ctx).await?;
     for wrong in ["", "a\0b", &"x".repeat(513)] {
-        fails(ErrorKind::Misuse, peer.client.lock(wrong))?;
+        fails(ErrorKind::Misuse, client.inner.lock(wrong))?;
     }
     let too_long = MAX_LEASE + Duration::from_secs(1);
     for length in [Duration::ZERO, MIN_LEASE / 2, too_long] {
         for lease in [Lease::fixed(length), Lease::renewed(length)] {
-            let taken = peer.lock(&name)?.lease(lease).try_acquire().await;
+            let taken = client.lock(&name)?.lease(lease).try_acquire().await;
             fails(ErrorKind::Misuse, taken)?;
         }
     }
-    same("the number of calls made", peer.gate.all_calls(), 0)
+    same("the number of calls made", client.gate.all_calls(), 0)
 }
 
 async fn nothing_shows_an_owner(ctx: Ctx) -> Result {
-    let ([peer, other], name) = Peer::several(&ctx).await?;
+    let ([client, other], name) = TestClient::several(&ctx).await?;
     let owner = Owner::from_seed(&ctx.text());
-    let lock = peer.lock(&name)?.with_owner(&owner);
-    let guard = peer.take(&lock).await?;
-    let store = peer.client.capabilities().store.as_str();
+    let lock = client.lock(&name)?.with_owner(&owner);
+    let guard = client.take(&lock).await?;
+    let store = client.inner.capabilities().store.as_str();
     let pass = Pass::new(store, name.clone(), owner, guard.token());
-    let stranger = other.client.owner();
+    let stranger = other.inner.owner();
     let others = other.lock(&name)?.with_owner(&stranger);
     let timed_out = refused(others.acquire_timeout(Duration::from_millis(1)).await)?;
-    other.gate.always(Step::Acquire, Fate::ErrorAfter);
+    other.gate.always(Step::Acquire, CallOutcome::ErrorAfter);
     let short = other.short(&name)?.with_owner(&stranger);
     let unanswered = refused(short.try_acquire().await)?;
     other.gate.clear();
-    let misused = refused(peer.lock(&ctx.name()?)?.join(&pass).await)?;
-    let seen = peer.client.admin().inspect(name.as_str()).await?;
+    let misused = refused(client.lock(&ctx.name()?)?.join(&pass).await)?;
+    let seen = client.inner.admin().inspect(name.as_str()).await?;
     let mut shown = vec![
         format!("{lock:?} {guard:?} {pass:?} {pass} {others:?} {seen:?}"),
-        format!("{:?} {:?}", peer.client, other.client),
+        format!("{:?} {:?}", client.inner, other.inner),
     ];
     other.breaks(&name, None).await?;
-    let gone = refused(peer.lock(&name)?.join(&pass).await)?;
+    let gone = refused(client.lock(&name)?.join(&pass).await)?;
     let lost = refused(guard.release().await)?;
     for error in [timed_out, unanswered, misused, gone, lost] {
         shown.push(format!("{error} {error:?}"));

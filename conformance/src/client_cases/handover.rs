@@ -1,8 +1,8 @@
 //! `wait`: local hand-offs between users of one client, without a request to the store.
 
 use super::{
-    gate::Step,
-    peer::{Peer, frees, held},
+    gated_driver::Step,
+    test_client::{TestClient, frees, held},
 };
 use crate::{Ctx, Result, case::cases, same};
 use std::{collections::BTreeSet, time::Duration};
@@ -10,27 +10,27 @@ use std::{collections::BTreeSet, time::Duration};
 cases! {
     [Clause::Wait]
     a_loss_wakes_who_waits_in_the_same_client;
-    the_second_waiter_stands_in_line_when_the_first_is_granted needs(Line);
+    the_second_waiter_is_queued_when_the_first_is_granted needs(Queue);
 }
 
 async fn a_loss_wakes_who_waits_in_the_same_client(ctx: Ctx) -> Result {
-    let ([peer], name, guard) = held(&ctx, Peer::fixed).await?;
-    let waiting = peer.waits(peer.lock(&name)?).await?;
+    let ([client], name, guard) = held(&ctx, TestClient::fixed).await?;
+    let waiting = client.waits(client.lock(&name)?).await?;
     // Its polls are two seconds apart, whenever the lease ends.
     let taken = waiting.done(guard.remaining() + ctx.short() / 50).await??;
     drop(guard);
     frees(&ctx, taken).await
 }
 
-async fn the_second_waiter_stands_in_line_when_the_first_is_granted(ctx: Ctx) -> Result {
-    let ([other, peer], name, held) = held(&ctx, Peer::lock).await?;
-    let first = peer.waits(peer.lock(&name)?).await?;
-    let second = ctx.begin(peer.lock(&name)?.acquire()).await;
+async fn the_second_waiter_is_queued_when_the_first_is_granted(ctx: Ctx) -> Result {
+    let ([other, client], name, held) = held(&ctx, TestClient::lock).await?;
+    let first = client.waits(client.lock(&name)?).await?;
+    let second = ctx.begin(client.lock(&name)?.acquire()).await;
     frees(&ctx, held).await?;
     let guard = first.done(ctx.answer()).await??;
     ctx.would_show_within(Duration::from_millis(20)).await;
     ctx.sees_waiters(&name, 1).await?;
-    let asked = peer.gate.seen(Step::Acquire, &name);
+    let asked = client.gate.seen(Step::Acquire, &name);
     let asked: BTreeSet<_> = asked.iter().map(|seen| seen.line).collect();
     same("the number of tickets that asked", asked.len(), 1)?;
     // A later waiter comes after it.

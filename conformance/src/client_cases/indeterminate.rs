@@ -2,9 +2,9 @@
 //! and never counted twice.
 
 use super::{
-    gate::{Fate, Step},
-    peer::{ONE_LEFT, Peer, fails, frees, held, stays_held},
+    gated_driver::{CallOutcome, Step},
     task::polled,
+    test_client::{ONE_LEFT, TestClient, fails, frees, held, stays_held},
 };
 use crate::{Ctx, Result, case::cases, ensure, same};
 use dlock_core::{Effect, ErrorKind, LockName, RetryClass, TimeoutPhase};
@@ -22,72 +22,72 @@ cases! {
     a_wait_that_was_never_answered_leaves_nothing;
     a_grant_that_is_worth_nothing_is_given_back;
     the_ticket_of_a_lost_grant_stays_nowhere;
-    too_much_unsettled_refuses_new_acquires_until_it_is_settled needs(Jump);
+    too_many_pending_cleanups_refuse_new_acquires_until_they_end needs(Jump);
 }
 
 async fn an_acquire_whose_answer_was_lost_is_one_hold(ctx: Ctx) -> Result {
     // After `Never`, nothing is left of the time of `try_acquire`.
-    for (fate, tries) in [
-        (Fate::ErrorAfter, true),
-        (Fate::ErrorAfter, false),
-        (Fate::Never, false),
+    for (outcome, tries) in [
+        (CallOutcome::ErrorAfter, true),
+        (CallOutcome::ErrorAfter, false),
+        (CallOutcome::Never, false),
     ] {
-        let ([peer], name) = Peer::several(&ctx).await?;
-        peer.gate.once(Step::Acquire, fate);
-        let lock = peer.kept(&name)?;
+        let ([client], name) = TestClient::several(&ctx).await?;
+        client.gate.once(Step::Acquire, outcome);
+        let lock = client.kept(&name)?;
         let guard = if tries {
-            peer.take(&lock).await?
+            client.take(&lock).await?
         } else {
             let acquiring = ctx.within("it is acquired", ctx.kept(), lock.acquire());
             acquiring.await??
         };
         ctx.sees_holds(&name, 1).await?;
-        let asked = peer.gate.seen(Step::Acquire, &name);
+        let asked = client.gate.seen(Step::Acquire, &name);
         let holds: BTreeSet<_> = asked.iter().map(|seen| seen.hold).collect();
         same("the number of hold ids", holds.len(), 1)?;
         ensure(asked.len() > 1, "it was repeated")?;
         stays_held(&ctx, &guard).await?;
         frees(&ctx, guard).await?;
         ctx.sees_free(&name).await?;
-        peer.settles(ctx.kept()).await?;
+        client.cleans_up(ctx.kept()).await?;
         ctx.sees_free(&name).await?;
     }
     Ok(())
 }
 
 async fn a_wait_whose_answers_are_lost_is_one_hold(ctx: Ctx) -> Result {
-    let ([_other, peer], name, first) = held(&ctx, Peer::lock).await?;
-    peer.gate.always(Step::Acquire, Fate::ErrorAfter);
-    let waiting = ctx.spawn(peer.kept(&name)?.acquire());
-    peer.sends(Step::Acquire, 3).await?;
+    let ([_other, client], name, first) = held(&ctx, TestClient::lock).await?;
+    client.gate.always(Step::Acquire, CallOutcome::ErrorAfter);
+    let waiting = ctx.spawn(client.kept(&name)?.acquire());
+    client.sends(Step::Acquire, 3).await?;
     frees(&ctx, first).await?;
     ctx.until_granted(&name).await?;
-    peer.gate.clear();
+    client.gate.clear();
     let guard = waiting.done(ctx.answer()).await??;
     ctx.sees_holds(&name, 1).await?;
     frees(&ctx, guard).await?;
-    peer.settles(ctx.answer()).await?;
+    client.cleans_up(ctx.answer()).await?;
     ctx.left_untouched(&name, ctx.answer()).await
 }
 
 async fn a_join_whose_answer_was_lost_is_one_hold(ctx: Ctx) -> Result {
-    let ([_peer, other], name, guard) = held(&ctx, Peer::lock).await?;
-    other.gate.once(Step::Acquire, Fate::ErrorAfter);
-    other.gate.once(Step::Acquire, Fate::Never);
+    let ([_client, other], name, guard) = held(&ctx, TestClient::lock).await?;
+    other.gate.once(Step::Acquire, CallOutcome::ErrorAfter);
+    other.gate.once(Step::Acquire, CallOutcome::Never);
     let joining = other.kept(&name)?.join(&guard.pass()?);
     let joined = ctx.within("it joins", ctx.kept(), joining).await??;
     ctx.sees_holds(&name, 2).await?;
     same("the first release", guard.release().await?, ONE_LEFT)?;
     frees(&ctx, joined).await?;
-    other.settles(ctx.kept()).await?;
+    other.cleans_up(ctx.kept()).await?;
     ctx.sees_free(&name).await
 }
 
 async fn a_renewal_whose_answer_was_lost_is_a_renewal(ctx: Ctx) -> Result {
-    for fate in [Fate::ErrorAfter, Fate::Never] {
-        let ([peer], name, guard) = held(&ctx, Peer::kept).await?;
-        peer.gate.once(Step::Renew, fate);
-        peer.gate.once(Step::Renew, fate);
+    for outcome in [CallOutcome::ErrorAfter, CallOutcome::Never] {
+        let ([client], name, guard) = held(&ctx, TestClient::kept).await?;
+        client.gate.once(Step::Renew, outcome);
+        client.gate.once(Step::Renew, outcome);
         ctx.time_passes(ctx.kept() * 2).await;
         stays_held(&ctx, &guard).await?;
         ctx.sees_holds(&name, 1).await?;
@@ -98,16 +98,16 @@ async fn a_renewal_whose_answer_was_lost_is_a_renewal(ctx: Ctx) -> Result {
 }
 
 async fn a_release_whose_answer_was_lost_is_a_release(ctx: Ctx) -> Result {
-    let ([peer, other], name, guard) = held(&ctx, Peer::lock).await?;
-    peer.gate.once(Step::Release, Fate::ErrorAfter);
-    peer.gate.once(Step::Release, Fate::ErrorAfter);
+    let ([client, other], name, guard) = held(&ctx, TestClient::lock).await?;
+    client.gate.once(Step::Release, CallOutcome::ErrorAfter);
+    client.gate.once(Step::Release, CallOutcome::ErrorAfter);
     frees(&ctx, guard).await?;
     ctx.sees_free(&name).await?;
-    peer.settles(ctx.answer()).await?;
+    client.cleans_up(ctx.answer()).await?;
     // Two holds: the first one is not counted twice.
-    let guard = peer.acquire(&name).await?;
+    let guard = client.acquire(&name).await?;
     let joined = other.join(&name, &guard.pass()?).await?;
-    peer.gate.once(Step::Release, Fate::ErrorAfter);
+    client.gate.once(Step::Release, CallOutcome::ErrorAfter);
     guard.release().await?;
     ctx.sees_holds(&name, 1).await?;
     stays_held(&ctx, &joined).await?;
@@ -115,52 +115,59 @@ async fn a_release_whose_answer_was_lost_is_a_release(ctx: Ctx) -> Result {
 }
 
 async fn a_release_that_is_never_answered_says_so_and_goes_on(ctx: Ctx) -> Result {
-    for fate in [Fate::Never, Fate::Unsent] {
-        let ([peer], name, guard) = held(&ctx, Peer::short).await?;
-        peer.gate.always(Step::Release, fate);
+    for outcome in [CallOutcome::Never, CallOutcome::Unsent] {
+        let ([client], name, guard) = held(&ctx, TestClient::short).await?;
+        client.gate.always(Step::Release, outcome);
         let bound = ctx.short() + Duration::from_secs(1);
         let released = ctx.within("release ends", bound, guard.release()).await?;
         let error = fails(ErrorKind::Indeterminate, released)?;
         same("the effect", error.effect(), Effect::Unknown)?;
-        ensure(peer.client.unsettled() > 0, "it goes on being released")?;
-        peer.gate.clear();
+        ensure(
+            client.inner.pending_cleanups() > 0,
+            "it goes on being released",
+        )?;
+        client.gate.clear();
         // A request that hangs is repeated within the time that one request may take.
-        peer.settles(Duration::from_secs(6)).await?;
+        client.cleans_up(Duration::from_secs(6)).await?;
         ctx.sees_free(&name).await?;
     }
     Ok(())
 }
 
 async fn an_acquire_that_is_never_answered_leaves_nothing(ctx: Ctx) -> Result {
-    for fate in NO_ANSWER {
-        let (peer, name) = unanswered(&ctx, fate).await?;
-        let trying = peer.short(&name)?.try_acquire();
+    for outcome in NO_ANSWER {
+        let (client, name) = unanswered(&ctx, outcome).await?;
+        let trying = client.short(&name)?.try_acquire();
         let error = match ctx.within("it ends", ctx.short() / 2, trying).await? {
             Err(error) if error.kind() == ErrorKind::Unavailable => error,
             other => fails(TIMEOUT, other)?,
         };
         same("the retry class", error.retry(), RetryClass::Later)?;
-        let effect = match fate {
-            Fate::ErrorBefore => Effect::None,
+        let effect = match outcome {
+            CallOutcome::ErrorBefore => Effect::None,
             _ => Effect::Unknown,
         };
-        same(format!("the effect after {fate:?}"), error.effect(), effect)?;
-        peer.gate.clear();
-        peer.settles(ctx.short()).await?;
+        same(
+            format!("the effect after {outcome:?}"),
+            error.effect(),
+            effect,
+        )?;
+        client.gate.clear();
+        client.cleans_up(ctx.short()).await?;
         ctx.sees_free(&name).await?;
-        let next = peer.acquire(&name).await?;
+        let next = client.acquire(&name).await?;
         frees(&ctx, next).await?;
     }
     Ok(())
 }
 
 async fn a_wait_that_was_never_answered_leaves_nothing(ctx: Ctx) -> Result {
-    for fate in NO_ANSWER {
-        let (peer, name) = unanswered(&ctx, fate).await?;
-        let waiting = peer.short(&name)?.acquire_timeout(ctx.short());
+    for outcome in NO_ANSWER {
+        let (client, name) = unanswered(&ctx, outcome).await?;
+        let waiting = client.short(&name)?.acquire_timeout(ctx.short());
         fails(TIMEOUT, waiting.await)?;
-        peer.gate.clear();
-        peer.settles(ctx.short()).await?;
+        client.gate.clear();
+        client.cleans_up(ctx.short()).await?;
         ctx.left_untouched(&name, ctx.answer()).await?;
     }
     Ok(())
@@ -168,79 +175,79 @@ async fn a_wait_that_was_never_answered_leaves_nothing(ctx: Ctx) -> Result {
 
 /// Each grant comes when its lease is almost over.
 async fn a_grant_that_is_worth_nothing_is_given_back(ctx: Ctx) -> Result {
-    let ([peer], name) = Peer::several(&ctx).await?;
-    peer.gate.set_worthless(true);
-    let lock = peer.short(&name)?;
+    let ([client], name) = TestClient::several(&ctx).await?;
+    client.gate.set_worthless(true);
+    let lock = client.short(&name)?;
     fails(TIMEOUT, lock.acquire_timeout(ctx.short()).await)?;
     // Until the cleanup has released its last grant, a try is refused.
-    peer.settles(ctx.short()).await?;
+    client.cleans_up(ctx.short()).await?;
     fails(TIMEOUT, lock.try_acquire().await)?;
-    let calls = peer.gate.calls(Step::Acquire);
+    let calls = client.gate.calls(Step::Acquire);
     let most = usize::try_from(ctx.short().as_millis() / 10)?;
     ensure(
         calls <= most,
         format!("{calls} attempts, {most} are enough"),
     )?;
-    peer.gate.set_worthless(false);
-    peer.settles(ctx.short()).await?;
+    client.gate.set_worthless(false);
+    client.cleans_up(ctx.short()).await?;
     ctx.left_untouched(&name, ctx.answer()).await?;
-    let guard = peer.take(&lock).await?;
+    let guard = client.take(&lock).await?;
     frees(&ctx, guard).await
 }
 
 /// The store queued the next waiter's ticket when it granted the first; then that waiter stopped
 /// waiting.
 async fn the_ticket_of_a_lost_grant_stays_nowhere(ctx: Ctx) -> Result {
-    let ([peer], name, held) = held(&ctx, Peer::lock).await?;
+    let ([client], name, held) = held(&ctx, TestClient::lock).await?;
     // Answered, not only sent: a first acquire that is sent while the lock is being released is granted
     // without a next one.
-    let first = peer.waits(peer.lock(&name)?).await?;
+    let first = client.waits(client.lock(&name)?).await?;
     // It queues behind the first and sends no request to the store.
-    let second = ctx.begin(peer.lock(&name)?.acquire()).await;
-    peer.gate.always(Step::Acquire, Fate::ErrorAfter);
+    let second = ctx.begin(client.lock(&name)?.acquire()).await;
+    client.gate.always(Step::Acquire, CallOutcome::ErrorAfter);
     frees(&ctx, held).await?;
     ctx.until_granted(&name).await?;
     drop(second);
-    // The requests of its end meet the same fate.
+    // The requests of its end meet the same outcome.
     ctx.time_passes(Duration::from_millis(1)).await;
-    peer.gate.clear();
+    client.gate.clear();
     let guard = first.done(ctx.answer()).await??;
-    peer.settles(ctx.answer()).await?;
+    client.cleans_up(ctx.answer()).await?;
     ctx.sees_waiters(&name, 0).await?;
     frees(&ctx, guard).await
 }
 
-async fn too_much_unsettled_refuses_new_acquires_until_it_is_settled(ctx: Ctx) -> Result {
-    let ([peer], name) = Peer::several(&ctx).await?;
-    peer.gate.all(Fate::Unsent);
-    let lock = peer.lock(&name)?;
+async fn too_many_pending_cleanups_refuse_new_acquires_until_they_end(ctx: Ctx) -> Result {
+    let ([client], name) = TestClient::several(&ctx).await?;
+    client.gate.all(CallOutcome::Unsent);
+    let lock = client.lock(&name)?;
     for _ in 0..CAPACITY {
         drop(polled(lock.try_acquire(), 2).await);
     }
     let error = fails(ErrorKind::Overloaded, lock.try_acquire().await)?;
     same("the retry class", error.retry(), RetryClass::Later)?;
     fails(ErrorKind::Overloaded, lock.acquire().await)?;
-    peer.gate.clear();
-    peer.settles(Duration::from_secs(30)).await?;
+    client.gate.clear();
+    client.cleans_up(Duration::from_secs(30)).await?;
     for name in [ctx.name()?, name] {
-        let guard = peer.acquire(&name).await?;
+        let guard = client.acquire(&name).await?;
         frees(&ctx, guard).await?;
     }
     Ok(())
 }
 
-/// A client whose acquires meet this fate, and a name.
-async fn unanswered(ctx: &Ctx, fate: Fate) -> Result<(Peer, LockName)> {
-    let ([peer], name) = Peer::several(ctx).await?;
-    peer.gate.always(Step::Acquire, fate);
-    Ok((peer, name))
+/// A client whose acquires meet this outcome, and a name.
+async fn unanswered(ctx: &Ctx, outcome: CallOutcome) -> Result<(TestClient, LockName)> {
+    let ([client], name) = TestClient::several(ctx).await?;
+    client.gate.always(Step::Acquire, outcome);
+    Ok((client, name))
 }
 
-const NO_ANSWER: [Fate; 4] = [
-    Fate::Never,
-    Fate::Unsent,
-    Fate::ErrorAfter,
-    Fate::ErrorBefore,
+const NO_ANSWER: [CallOutcome; 4] = [
+    CallOutcome::Never,
+    CallOutcome::Unsent,
+    CallOutcome::ErrorAfter,
+    CallOutcome::ErrorBefore,
 ];
 const TIMEOUT: ErrorKind = ErrorKind::Timeout {
     phase: TimeoutPhase::Request,

@@ -1,29 +1,29 @@
 //! `keep`: a minimum hold lasts, however quickly its guard is released or dropped.
 
-use super::peer::{ONE_LEFT, Peer, fails, frees};
+use super::test_client::{ONE_LEFT, TestClient, fails, frees};
 use crate::{Ctx, Failure, Result, case::cases, ensure, same};
 use dlock_core::{ErrorKind, Guard, Lease, LockName, ReleaseOutcome};
 use std::time::Duration;
 
 cases! {
     [Clause::Keep]
-    a_quick_holder_leaves_the_name_shut;
-    its_own_owner_is_shut_out_as_well;
-    a_dropped_guard_leaves_the_name_shut;
-    whoever_took_his_time_leaves_it_free;
+    a_quick_holder_leaves_the_name_unavailable;
+    its_own_owner_is_refused_as_well;
+    a_dropped_guard_leaves_the_name_unavailable;
+    a_hold_past_its_minimum_leaves_the_name_free;
     the_longest_of_those_inside_counts;
     the_least_time_must_fit_the_most;
 }
 
 /// Acquires a name with this minimum hold.
-async fn takes(peer: &Peer, name: &LockName, least: Duration) -> Result<Guard> {
-    peer.take(&peer.lock(name)?.min_hold(least)).await
+async fn takes(client: &TestClient, name: &LockName, least: Duration) -> Result<Guard> {
+    client.take(&client.lock(name)?.min_hold(least)).await
 }
 
-async fn a_quick_holder_leaves_the_name_shut(ctx: Ctx) -> Result {
-    let ([peer, other], name) = Peer::several(&ctx).await?;
+async fn a_quick_holder_leaves_the_name_unavailable(ctx: Ctx) -> Result {
+    let ([client, other], name) = TestClient::several(&ctx).await?;
     let began = ctx.now();
-    let guard = takes(&peer, &name, ctx.short()).await?;
+    let guard = takes(&client, &name, ctx.short()).await?;
     let outcome = ctx.answered(guard.release()).await??;
     let ReleaseOutcome::MinHold { rest } = outcome else {
         return Err(Failure::new(format!("the name is not kept: {outcome:?}")));
@@ -45,20 +45,20 @@ async fn a_quick_holder_leaves_the_name_shut(ctx: Ctx) -> Result {
     frees(&ctx, next).await
 }
 
-async fn its_own_owner_is_shut_out_as_well(ctx: Ctx) -> Result {
-    let ([peer], name) = Peer::several(&ctx).await?;
-    let owner = peer.client.owner();
-    let lock = peer.lock(&name)?.with_owner(&owner).min_hold(ctx.short());
-    let guard = peer.take(&lock).await?;
+async fn its_own_owner_is_refused_as_well(ctx: Ctx) -> Result {
+    let ([client], name) = TestClient::several(&ctx).await?;
+    let owner = client.inner.owner();
+    let lock = client.lock(&name)?.with_owner(&owner).min_hold(ctx.short());
+    let guard = client.take(&lock).await?;
     ctx.answered(guard.release()).await??;
     let again = ctx.answered(lock.try_acquire()).await?;
     same("its owner is inside", matches!(again, Ok(Some(_))), false)
 }
 
-async fn a_dropped_guard_leaves_the_name_shut(ctx: Ctx) -> Result {
-    let ([peer, other], name) = Peer::several(&ctx).await?;
+async fn a_dropped_guard_leaves_the_name_unavailable(ctx: Ctx) -> Result {
+    let ([client, other], name) = TestClient::several(&ctx).await?;
     let observer = ctx.observer().await?;
-    drop(takes(&peer, &name, ctx.short()).await?);
+    drop(takes(&client, &name, ctx.short()).await?);
     let shut = || async {
         let seen = observer.inspect(&name).await?;
         Ok(seen.holders.is_empty() && seen.unavailable_for.is_some())
@@ -70,10 +70,10 @@ async fn a_dropped_guard_leaves_the_name_shut(ctx: Ctx) -> Result {
     ctx.left_untouched(&name, bound).await
 }
 
-async fn whoever_took_his_time_leaves_it_free(ctx: Ctx) -> Result {
-    let ([peer, other], name) = Peer::several(&ctx).await?;
+async fn a_hold_past_its_minimum_leaves_the_name_free(ctx: Ctx) -> Result {
+    let ([client, other], name) = TestClient::several(&ctx).await?;
     let least = ctx.short() / 2;
-    let guard = takes(&peer, &name, least).await?;
+    let guard = takes(&client, &name, least).await?;
     ctx.time_passes(least + ctx.rounding()).await;
     same("the rest of it", guard.min_hold_remaining(), Duration::ZERO)?;
     frees(&ctx, guard).await?;
@@ -82,10 +82,10 @@ async fn whoever_took_his_time_leaves_it_free(ctx: Ctx) -> Result {
 }
 
 async fn the_longest_of_those_inside_counts(ctx: Ctx) -> Result {
-    let ([peer, other], _) = Peer::several(&ctx).await?;
+    let ([client, other], _) = TestClient::several(&ctx).await?;
     for longest_goes_last in [false, true] {
         let name = ctx.name()?;
-        let kept = takes(&peer, &name, ctx.short()).await?;
+        let kept = takes(&client, &name, ctx.short()).await?;
         let joined = other.join(&name, &kept.pass()?).await?;
         let (first, last) = if longest_goes_last {
             (joined, kept)
@@ -102,8 +102,8 @@ async fn the_longest_of_those_inside_counts(ctx: Ctx) -> Result {
 }
 
 async fn the_least_time_must_fit_the_most(ctx: Ctx) -> Result {
-    let ([peer], name) = Peer::several(&ctx).await?;
-    let lock = peer.lock(&name)?.min_hold(ctx.short() * 2);
+    let ([client], name) = TestClient::several(&ctx).await?;
+    let lock = client.lock(&name)?.min_hold(ctx.short() * 2);
     let fixed = lock.clone().lease(Lease::fixed(ctx.short()));
     for lock in [lock.max_hold(ctx.short()), fixed] {
         fails(ErrorKind::Misuse, lock.try_acquire().await)?;

@@ -1,9 +1,9 @@
 //! `late`: a request that the store executes long after its sender gave up takes nothing that lasts.
 
 use super::{
-    gate::{Fate, Step},
-    peer::{Peer, ends, frees, held, stays_held},
+    gated_driver::{CallOutcome, Step},
     task::polled,
+    test_client::{TestClient, ends, frees, held, stays_held},
 };
 use crate::{Ctx, Result, case::cases, ensure, same};
 use dlock_core::{Instant, LockName};
@@ -11,68 +11,68 @@ use std::time::Duration;
 
 cases! {
     [Clause::Late]
-    a_copy_that_revives_a_released_hold_is_settled;
-    a_copy_that_revives_a_lost_hold_is_settled;
-    a_cancelled_acquire_executed_later_is_settled;
+    a_copy_that_revives_a_released_hold_is_cleaned_up;
+    a_copy_that_revives_a_lost_hold_is_cleaned_up;
+    a_cancelled_acquire_executed_later_is_cleaned_up;
     an_acquire_executed_after_its_give_up_takes_nothing_that_lasts;
-    a_settling_release_that_was_slow_is_followed_by_another;
+    a_cleanup_release_that_was_slow_is_followed_by_another;
     a_late_acquire_leaves_no_waiter;
     a_late_renewal_changes_nothing;
 }
 
-async fn a_copy_that_revives_a_released_hold_is_settled(ctx: Ctx) -> Result {
+async fn a_copy_that_revives_a_released_hold_is_cleaned_up(ctx: Ctx) -> Result {
     for drops in [false, true] {
-        let ([peer], name) = Peer::several(&ctx).await?;
+        let ([client], name) = TestClient::several(&ctx).await?;
         // Well before its give-up, a third of the lease after it was sent.
         let late = ctx.kept() / 5;
-        peer.gate.once(Step::Acquire, Fate::Late(late));
+        client.gate.once(Step::Acquire, CallOutcome::Late(late));
         let begun = ctx.now();
-        let guard = peer.take(&peer.kept(&name)?).await?;
+        let guard = client.take(&client.kept(&name)?).await?;
         ends(&ctx, guard, drops).await?;
-        lasts_no_longer(&ctx, &peer, &name, begun + ctx.kept() / 3).await?;
+        lasts_no_longer(&ctx, &client, &name, begun + ctx.kept() / 3).await?;
     }
     Ok(())
 }
 
-async fn a_copy_that_revives_a_lost_hold_is_settled(ctx: Ctx) -> Result {
+async fn a_copy_that_revives_a_lost_hold_is_cleaned_up(ctx: Ctx) -> Result {
     // After the first renewal, which finds the hold lost.
     let late = ctx.kept() / 2;
     let last = late + ctx.kept() / 3;
     // Its user gives up before the copy arrives, and after it has arrived.
     for kept_for in [Duration::ZERO, last + ctx.rounding()] {
-        let peer = Peer::later_than_the_store(&ctx, late).await?;
-        let ([other], name) = Peer::several(&ctx).await?;
-        peer.gate.once(Step::Acquire, Fate::Late(late));
+        let client = TestClient::later_than_the_store(&ctx, late).await?;
+        let ([other], name) = TestClient::several(&ctx).await?;
+        client.gate.once(Step::Acquire, CallOutcome::Late(late));
         let begun = ctx.now();
         // Revived for long enough to be visible.
-        let guard = peer.take(&peer.kept(&name)?).await?;
+        let guard = client.take(&client.kept(&name)?).await?;
         other.breaks(&name, None).await?;
         let lost = ctx.within("it is lost", ctx.kept() / 2, guard.lost());
         lost.await?;
         ctx.sleep_until(begun + kept_for).await;
         drop(guard);
-        lasts_no_longer(&ctx, &peer, &name, begun + last).await?;
+        lasts_no_longer(&ctx, &client, &name, begun + last).await?;
     }
     Ok(())
 }
 
-async fn a_cancelled_acquire_executed_later_is_settled(ctx: Ctx) -> Result {
+async fn a_cancelled_acquire_executed_later_is_cleaned_up(ctx: Ctx) -> Result {
     let late = ctx.kept() / 5;
-    for fate in [Fate::Late(late), Fate::Mute(late)] {
+    for outcome in [CallOutcome::Late(late), CallOutcome::Mute(late)] {
         for waits in [true, false] {
-            let ([peer], name) = Peer::several(&ctx).await?;
-            peer.gate.once(Step::Acquire, fate);
-            peer.gate.always(Step::Acquire, Fate::ErrorBefore);
+            let ([client], name) = TestClient::several(&ctx).await?;
+            client.gate.once(Step::Acquire, outcome);
+            client.gate.always(Step::Acquire, CallOutcome::ErrorBefore);
             let begun = ctx.now();
-            let lock = peer.kept(&name)?;
+            let lock = client.kept(&name)?;
             let finished = if waits {
                 polled(lock.acquire(), 2).await.is_some()
             } else {
                 polled(lock.try_acquire(), 2).await.is_some()
             };
             same("it is at its end", finished, false)?;
-            peer.gate.clear();
-            lasts_no_longer(&ctx, &peer, &name, begun + ctx.kept() / 3).await?;
+            client.gate.clear();
+            lasts_no_longer(&ctx, &client, &name, begun + ctx.kept() / 3).await?;
         }
     }
     Ok(())
@@ -83,47 +83,58 @@ async fn an_acquire_executed_after_its_give_up_takes_nothing_that_lasts(ctx: Ctx
     let give_up = ctx.short() / 3;
     for after in [late / 2, late * 2] {
         // One copy that may come late, and one that comes later than the store may execute it.
-        let (peer, name) = (Peer::later_than_the_store(&ctx, late).await?, ctx.name()?);
+        let (client, name) = (
+            TestClient::later_than_the_store(&ctx, late).await?,
+            ctx.name()?,
+        );
         let executed = give_up + after;
-        peer.gate.always(Step::Acquire, Fate::Mute(executed));
+        client
+            .gate
+            .always(Step::Acquire, CallOutcome::Mute(executed));
         let begun = ctx.now();
-        let tried = peer.short(&name)?.try_acquire().await;
+        let tried = client.short(&name)?.try_acquire().await;
         same("try_acquire is answered", tried.is_ok(), false)?;
-        peer.gate.clear();
+        client.gate.clear();
         let last = begun + executed.max(give_up + late);
-        lasts_no_longer(&ctx, &peer, &name, last).await?;
+        lasts_no_longer(&ctx, &client, &name, last).await?;
     }
     Ok(())
 }
 
-async fn a_settling_release_that_was_slow_is_followed_by_another(ctx: Ctx) -> Result {
-    let ([peer], name) = Peer::several(&ctx).await?;
-    peer.gate.once(Step::Acquire, Fate::Late(ctx.short() / 5));
+async fn a_cleanup_release_that_was_slow_is_followed_by_another(ctx: Ctx) -> Result {
+    let ([client], name) = TestClient::several(&ctx).await?;
+    client
+        .gate
+        .once(Step::Acquire, CallOutcome::Late(ctx.short() / 5));
     let begun = ctx.now();
-    let guard = peer.take(&peer.short(&name)?).await?;
+    let guard = client.take(&client.short(&name)?).await?;
     frees(&ctx, guard).await?;
     // Each release may have been executed before the copy that it should clean up.
     let slow = Duration::from_millis(1_100);
-    peer.gate.always(Step::Release, Fate::Slow(slow));
+    client.gate.always(Step::Release, CallOutcome::Slow(slow));
     ctx.sleep_until(begun + ctx.short() / 3 + slow * 3).await;
-    same("how much is settled", peer.client.unsettled(), 1)?;
-    let releases = peer.gate.calls(Step::Release);
-    peer.gate.clear();
-    peer.settles(slow * 2).await?;
-    let more = peer.gate.calls(Step::Release) > releases;
-    ensure(more, "it was settled by a release that was slow")?;
+    same(
+        "how many cleanups are pending",
+        client.inner.pending_cleanups(),
+        1,
+    )?;
+    let releases = client.gate.calls(Step::Release);
+    client.gate.clear();
+    client.cleans_up(slow * 2).await?;
+    let more = client.gate.calls(Step::Release) > releases;
+    ensure(more, "it was cleaned up by a release that was slow")?;
     ctx.sees_free(&name).await
 }
 
 async fn a_late_acquire_leaves_no_waiter(ctx: Ctx) -> Result {
-    let ([_other, peer], name, guard) = held(&ctx, Peer::lock).await?;
-    let late = Fate::Mute(ctx.short() / 5);
-    peer.gate.always(Step::Acquire, late);
+    let ([_other, client], name, guard) = held(&ctx, TestClient::lock).await?;
+    let late = CallOutcome::Mute(ctx.short() / 5);
+    client.gate.always(Step::Acquire, late);
     let begun = ctx.now();
-    let waited = polled(peer.short(&name)?.acquire(), 2).await;
+    let waited = polled(client.short(&name)?.acquire(), 2).await;
     same("it is at its end", waited.is_some(), false)?;
     ctx.sleep_until(begun + ctx.short() / 3).await;
-    peer.settles(ctx.short()).await?;
+    client.cleans_up(ctx.short()).await?;
     ctx.sees_waiters(&name, 0).await?;
     frees(&ctx, guard).await?;
     ctx.left_untouched(&name, ctx.answer()).await
@@ -131,9 +142,11 @@ async fn a_late_acquire_leaves_no_waiter(ctx: Ctx) -> Result {
 
 /// It reaches the store when another client holds the lock, for a fixed lease.
 async fn a_late_renewal_changes_nothing(ctx: Ctx) -> Result {
-    let ([peer, other], name, guard) = held(&ctx, Peer::short).await?;
-    peer.gate.always(Step::Renew, Fate::Mute(ctx.short() / 10));
-    peer.sends(Step::Renew, 1).await?;
+    let ([client, other], name, guard) = held(&ctx, TestClient::short).await?;
+    client
+        .gate
+        .always(Step::Renew, CallOutcome::Mute(ctx.short() / 10));
+    client.sends(Step::Renew, 1).await?;
     frees(&ctx, guard).await?;
     let next = other.take(&other.fixed(&name)?).await?;
     ctx.time_passes(ctx.short() / 3).await;
@@ -149,11 +162,11 @@ async fn a_late_renewal_changes_nothing(ctx: Ctx) -> Result {
 
 /// When the last copy has been executed, at the last possible moment, nothing is left one round trip
 /// later.
-async fn lasts_no_longer(ctx: &Ctx, peer: &Peer, name: &LockName, last: Instant) -> Result {
+async fn lasts_no_longer(ctx: &Ctx, client: &TestClient, name: &LockName, last: Instant) -> Result {
     ctx.sleep_until(last + Duration::from_millis(5)).await;
-    peer.settles(ctx.short()).await?;
+    client.cleans_up(ctx.short()).await?;
     ctx.sees_free(name).await?;
-    let next = peer.acquire(name).await?;
+    let next = client.acquire(name).await?;
     frees(ctx, next).await?;
     ctx.left_untouched(name, Duration::ZERO).await
 }

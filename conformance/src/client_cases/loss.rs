@@ -1,9 +1,11 @@
 //! `loss`: a holder learns in time that it lost the lock.
 
 use super::{
-    gate::{Fate, Step},
-    peer::{EXPIRED, NOT_HELD, ONE_LEFT, Peer, fails, frees, held, is_lost, not_lost, stays_held},
+    gated_driver::{CallOutcome, Step},
     task::polled,
+    test_client::{
+        EXPIRED, NOT_HELD, ONE_LEFT, TestClient, fails, frees, held, is_lost, not_lost, stays_held,
+    },
 };
 use crate::{Ctx, Failure, Result, case::cases, ensure, same};
 use dlock_core::{Error, ErrorKind, Guard, GuardState, Lock, LockName, LossReason};
@@ -21,7 +23,7 @@ cases! {
     lost_resolves_before_another_gets_in_while_the_store_is_away;
     the_deadline_counts_from_before_the_request;
     what_remains_is_never_more_than_the_store_has;
-    after_a_pause_the_first_look_says_lost needs(Jump);
+    after_a_pause_the_first_check_says_lost needs(Jump);
     work_is_dropped_the_moment_the_lock_is_lost;
     work_that_is_done_in_time_gives_its_result;
     doubt_comes_and_goes_and_loss_stays;
@@ -34,15 +36,19 @@ cases! {
 }
 
 async fn lost_resolves_before_another_gets_in_while_the_store_is_away(ctx: Ctx) -> Result {
-    for fate in [Fate::ErrorBefore, Fate::Unsent, Fate::Barred] {
-        let ([peer, other], name) = Peer::several(&ctx).await?;
+    for outcome in [
+        CallOutcome::ErrorBefore,
+        CallOutcome::Unsent,
+        CallOutcome::Barred,
+    ] {
+        let ([client, other], name) = TestClient::several(&ctx).await?;
         let before = ctx.now();
-        let guard = Arc::new(peer.take(&peer.short(&name)?).await?);
+        let guard = Arc::new(client.take(&client.short(&name)?).await?);
         let after = ctx.now();
-        if fate == Fate::Barred {
-            peer.gate.bar();
+        if outcome == CallOutcome::Barred {
+            client.gate.bar();
         } else {
-            peer.gate.all(fate);
+            client.gate.all(outcome);
         }
         let (clock, watched) = (ctx.clock().clone(), Arc::clone(&guard));
         let watch = ctx.spawn(async move { (watched.lost().await, clock.now()) });
@@ -64,13 +70,13 @@ async fn lost_resolves_before_another_gets_in_while_the_store_is_away(ctx: Ctx) 
 }
 
 async fn the_deadline_counts_from_before_the_request(ctx: Ctx) -> Result {
-    let ([peer, other], name) = Peer::several(&ctx).await?;
+    let ([client, other], name) = TestClient::several(&ctx).await?;
     // Half of what the acquire may take: a store that needs several commands has the other half.
     let slow = ctx.short() / 6;
-    peer.gate.all(Fate::Slow(slow));
-    peer.gate.always(Step::Renew, Fate::Unsent);
+    client.gate.all(CallOutcome::Slow(slow));
+    client.gate.always(Step::Renew, CallOutcome::Unsent);
     let before = ctx.now();
-    let guard = peer.take(&peer.short(&name)?).await?;
+    let guard = client.take(&client.short(&name)?).await?;
     let (rest, end) = (guard.remaining(), before + ctx.short());
     ensure(ctx.now() + rest <= end, format!("{rest:?} remain"))?;
     let next = other.gets(&name, ctx.short() * 2).await?;
@@ -79,20 +85,20 @@ async fn the_deadline_counts_from_before_the_request(ctx: Ctx) -> Result {
     frees(&ctx, next).await?;
     // A renewal counts like an acquire.
     let name = ctx.name()?;
-    peer.gate.clear();
-    let guard = peer.take(&peer.kept(&name)?).await?;
+    client.gate.clear();
+    let guard = client.take(&client.kept(&name)?).await?;
     // Less than half of what a renewal may take before it is given up.
-    let slow = Fate::Slow(ctx.kept() / 16);
-    peer.gate.always(Step::Renew, slow);
+    let slow = CallOutcome::Slow(ctx.kept() / 16);
+    client.gate.always(Step::Renew, slow);
     // The answer of the first renewal counts by the time that the second one is sent.
-    let renewals = peer.gate.calls(Step::Renew);
-    peer.sends(Step::Renew, renewals + 2).await?;
+    let renewals = client.gate.calls(Step::Renew);
+    client.sends(Step::Renew, renewals + 2).await?;
     not_lost(&guard)?;
     within_the_stores_end(&ctx, &guard).await
 }
 
 async fn what_remains_is_never_more_than_the_store_has(ctx: Ctx) -> Result {
-    let ([peer], _, guard) = held(&ctx, Peer::kept).await?;
+    let ([client], _, guard) = held(&ctx, TestClient::kept).await?;
     let end = ctx.now() + ctx.kept() * 3;
     while ctx.now() < end {
         within_the_stores_end(&ctx, &guard).await?;
@@ -102,7 +108,7 @@ async fn what_remains_is_never_more_than_the_store_has(ctx: Ctx) -> Result {
     // When the hold is over nothing remains; the store may have lost it. A fixed lease was checked
     // meanwhile, which prolongs nothing.
     let (name, begun) = (ctx.name()?, ctx.now());
-    let guard = peer.take(&peer.fixed(&name)?).await?;
+    let guard = client.take(&client.fixed(&name)?).await?;
     is_lost(&ctx, &guard, LossReason::Deadline, ctx.short()).await?;
     let early = ctx.now() <= begun + ctx.short() * 9 / 10;
     ensure(!early, "it ended early")?;
@@ -125,10 +131,10 @@ pub(super) async fn within_the_stores_end(ctx: &Ctx, guard: &Guard) -> Result {
     )
 }
 
-async fn after_a_pause_the_first_look_says_lost(ctx: Ctx) -> Result {
+async fn after_a_pause_the_first_check_says_lost(ctx: Ctx) -> Result {
     for look in 0..6 {
-        let ([peer], _, guard) = held(&ctx, Peer::short).await?;
-        let calls = peer.gate.all_calls();
+        let ([client], _, guard) = held(&ctx, TestClient::short).await?;
+        let calls = client.gate.all_calls();
         // Nothing has run since: no task, no timer.
         let pause = || ctx.clock().jump(ctx.short());
         if look < 5 {
@@ -152,7 +158,7 @@ async fn after_a_pause_the_first_look_says_lost(ctx: Ctx) -> Result {
             }
             _ => drop(fails(ErrorKind::Lost, guard.run(async { pause() }).await)?),
         }
-        same("the number of calls made", peer.gate.all_calls(), calls)?;
+        same("the number of calls made", client.gate.all_calls(), calls)?;
         same("its state afterwards", guard.state(), EXPIRED)?;
     }
     Ok(())
@@ -165,8 +171,8 @@ async fn work_is_dropped_the_moment_the_lock_is_lost(ctx: Ctx) -> Result {
             self.0.store(true, SeqCst);
         }
     }
-    let ([peer, other], name, guard) = held(&ctx, Peer::short).await?;
-    peer.gate.all(Fate::Unsent);
+    let ([client, other], name, guard) = held(&ctx, TestClient::short).await?;
+    client.gate.all(CallOutcome::Unsent);
     let dropped = Arc::new(AtomicBool::new(false));
     let inside = Dropped(Arc::clone(&dropped));
     let running = ctx.spawn(async move {
@@ -186,7 +192,7 @@ async fn work_is_dropped_the_moment_the_lock_is_lost(ctx: Ctx) -> Result {
 }
 
 async fn work_that_is_done_in_time_gives_its_result(ctx: Ctx) -> Result {
-    let ([_peer], _, guard) = held(&ctx, Peer::kept).await?;
+    let ([_client], _, guard) = held(&ctx, TestClient::kept).await?;
     let work = async {
         ctx.time_passes(ctx.kept() * 2).await;
         7
@@ -196,24 +202,24 @@ async fn work_that_is_done_in_time_gives_its_result(ctx: Ctx) -> Result {
 }
 
 async fn doubt_comes_and_goes_and_loss_stays(ctx: Ctx) -> Result {
-    let ([peer], _, guard) = held(&ctx, Peer::kept).await?;
+    let ([client], _, guard) = held(&ctx, TestClient::kept).await?;
     stays_held(&ctx, &guard).await?;
-    peer.gate.always(Step::Renew, Fate::ErrorBefore);
+    client.gate.always(Step::Renew, CallOutcome::ErrorBefore);
     let bound = ctx.kept() / 2;
     let doubted = || guard.state() == GuardState::Uncertain;
     ctx.until("a failed renewal is a doubt", bound, doubted)
         .await?;
     guard.check()?;
-    peer.gate.clear();
+    client.gate.clear();
     let held = || guard.state() == GuardState::Held;
     ctx.until("a renewal ends the doubt", bound, held).await?;
     // A renewal that is not answered in time is a doubt, too.
-    peer.gate.always(Step::Renew, Fate::Unsent);
+    client.gate.always(Step::Renew, CallOutcome::Unsent);
     let bound = ctx.kept() * 2 / 3;
     ctx.until("an overdue renewal is a doubt", bound, doubted)
         .await?;
     is_lost(&ctx, &guard, LossReason::Deadline, ctx.kept()).await?;
-    peer.gate.clear();
+    client.gate.clear();
     ctx.would_show_within(ctx.kept()).await;
     same("its state", guard.state(), EXPIRED)
 }
@@ -221,23 +227,24 @@ async fn doubt_comes_and_goes_and_loss_stays(ctx: Ctx) -> Result {
 /// A fixed lease is checked as often as a renewed one is renewed; so is a lease that already lasts
 /// until its maximum hold. After the loss nothing is renewed or checked.
 async fn a_fixed_lease_whose_record_is_gone_is_lost_within_a_third(ctx: Ctx) -> Result {
-    broken(&ctx, Peer::short).await?;
-    broken(&ctx, Peer::fixed).await?;
-    let longest = |peer: &Peer, name: &LockName| Ok(peer.short(name)?.max_hold(ctx.short()));
+    broken(&ctx, TestClient::short).await?;
+    broken(&ctx, TestClient::fixed).await?;
+    let longest =
+        |client: &TestClient, name: &LockName| Ok(client.short(name)?.max_hold(ctx.short()));
     broken(&ctx, longest).await
 }
 
 /// A lock that is broken and acquired by another client is lost to its holder a third of its lease
 /// later.
-async fn broken(ctx: &Ctx, lock: impl Fn(&Peer, &LockName) -> Result<Lock>) -> Result {
-    let ([peer, other], name) = Peer::several(ctx).await?;
-    let guard = peer.take(&lock(&peer, &name)?).await?;
+async fn broken(ctx: &Ctx, lock: impl Fn(&TestClient, &LockName) -> Result<Lock>) -> Result {
+    let ([client, other], name) = TestClient::several(ctx).await?;
+    let guard = client.take(&lock(&client, &name)?).await?;
     other.breaks(&name, Some(guard.token())).await?;
     let next = other.acquire(&name).await?;
     is_lost(ctx, &guard, LossReason::NotHeld, ctx.short() / 2).await?;
-    let renewals = peer.gate.calls(Step::Renew);
+    let renewals = client.gate.calls(Step::Renew);
     ctx.would_show_within(ctx.short()).await;
-    let after = peer.gate.calls(Step::Renew);
+    let after = client.gate.calls(Step::Renew);
     same("the number of renewals a lease later", after, renewals)?;
     finds_nothing(guard.release().await)?;
     stays_held(ctx, &next).await?;
@@ -251,10 +258,12 @@ fn finds_nothing<T>(released: Result<T, Error>) -> Result {
 }
 
 async fn a_dead_guard_does_not_share_in_its_owners_next_lock(ctx: Ctx) -> Result {
-    let ([peer, other], name) = Peer::several(&ctx).await?;
-    let owner = peer.client.owner();
-    let dead = peer.take(&peer.short(&name)?.with_owner(&owner)).await?;
-    peer.gate.freeze();
+    let ([client, other], name) = TestClient::several(&ctx).await?;
+    let owner = client.inner.owner();
+    let dead = client
+        .take(&client.short(&name)?.with_owner(&owner))
+        .await?;
+    client.gate.freeze();
     let again = other.kept(&name)?.with_owner(&owner);
     is_lost(&ctx, &dead, LossReason::Deadline, ctx.short()).await?;
     ctx.time_passes(ctx.slack()).await;
@@ -263,19 +272,21 @@ async fn a_dead_guard_does_not_share_in_its_owners_next_lock(ctx: Ctx) -> Result
         living.token() > dead.token(),
         "a new incarnation is greater",
     )?;
-    peer.gate.thaw();
+    client.gate.thaw();
     ctx.would_show_within(ctx.short()).await;
     same("the dead one's state", dead.state(), EXPIRED)?;
     fails(ErrorKind::Lost, dead.release().await)?;
-    peer.settles(ctx.answer()).await?;
+    client.cleans_up(ctx.answer()).await?;
     stays_held(&ctx, &living).await?;
     frees(&ctx, living).await
 }
 
 async fn a_living_guard_hears_that_its_owner_has_the_lock_anew(ctx: Ctx) -> Result {
-    let ([peer, other], name) = Peer::several(&ctx).await?;
-    let owner = peer.client.owner();
-    let old = peer.take(&peer.short(&name)?.with_owner(&owner)).await?;
+    let ([client, other], name) = TestClient::several(&ctx).await?;
+    let owner = client.inner.owner();
+    let old = client
+        .take(&client.short(&name)?.with_owner(&owner))
+        .await?;
     other.breaks(&name, None).await?;
     let new = other.take(&other.kept(&name)?.with_owner(&owner)).await?;
     is_lost(&ctx, &old, LossReason::NotHeld, ctx.short() / 2).await?;
@@ -288,29 +299,29 @@ async fn a_living_guard_hears_that_its_owner_has_the_lock_anew(ctx: Ctx) -> Resu
 /// Two acquisitions of one owner with answers from two incarnations; neither knew of the other when it
 /// was sent.
 async fn a_guard_is_lost_the_moment_its_owner_has_another_token(ctx: Ctx) -> Result {
-    let ([peer, other], name) = Peer::several(&ctx).await?;
-    let lock = peer.lock(&name)?.with_owner(&peer.client.owner());
-    peer.gate.bar();
+    let ([client, other], name) = TestClient::several(&ctx).await?;
+    let lock = client.lock(&name)?.with_owner(&client.inner.owner());
+    client.gate.bar();
     let barred = ctx.spawn(lock.acquire());
-    peer.sends(Step::Acquire, 1).await?;
-    peer.gate.all(Fate::Ok);
-    let old = peer.take(&lock).await?;
+    client.sends(Step::Acquire, 1).await?;
+    client.gate.all(CallOutcome::Ok);
+    let old = client.take(&lock).await?;
     other.breaks(&name, None).await?;
-    peer.gate.open();
+    client.gate.open();
     let new = barred.done(ctx.answer()).await??;
     ensure(new.token() > old.token(), "a greater token")?;
     same("the old one's state at once", old.state(), NOT_HELD)?;
     drop(old);
-    peer.settles(ctx.answer()).await?;
+    client.cleans_up(ctx.answer()).await?;
     stays_held(&ctx, &new).await?;
     frees(&ctx, new).await?;
     // The reverse: the answer of the older incarnation comes last, and makes no guard.
-    let slow = Fate::Slow(Duration::from_secs(1));
-    peer.gate.once(Step::Acquire, slow);
+    let slow = CallOutcome::Slow(Duration::from_secs(1));
+    client.gate.once(Step::Acquire, slow);
     let slow = ctx.spawn(lock.acquire());
     ctx.until_granted(&name).await?;
     other.breaks(&name, None).await?;
-    let new = peer.take(&lock).await?;
+    let new = client.take(&lock).await?;
     let again = slow.done(ctx.answer()).await??;
     same("the token of who asked first", again.token(), new.token())?;
     stays_held(&ctx, &new).await?;
@@ -319,14 +330,14 @@ async fn a_guard_is_lost_the_moment_its_owner_has_another_token(ctx: Ctx) -> Res
 }
 
 async fn a_release_that_finds_nothing_says_lost(ctx: Ctx) -> Result {
-    let ([_peer, other], name, guard) = held(&ctx, Peer::lock).await?;
+    let ([_client, other], name, guard) = held(&ctx, TestClient::lock).await?;
     other.breaks(&name, None).await?;
     finds_nothing(guard.release().await)
 }
 
 async fn a_lost_guard_takes_nothing_from_the_next_holder(ctx: Ctx) -> Result {
     for releases in [true, false] {
-        let ([peer, other], name, guard) = held(&ctx, Peer::fixed).await?;
+        let ([client, other], name, guard) = held(&ctx, TestClient::fixed).await?;
         let limit = ctx.short() * 2 + ctx.slack();
         let next = other.kept(&name)?.acquire_timeout(limit).await?;
         if releases {
@@ -334,7 +345,7 @@ async fn a_lost_guard_takes_nothing_from_the_next_holder(ctx: Ctx) -> Result {
         } else {
             drop(guard);
         }
-        peer.settles(ctx.answer()).await?;
+        client.cleans_up(ctx.answer()).await?;
         // At its next renewal.
         ctx.would_show_within(ctx.kept() / 2).await;
         stays_held(&ctx, &next).await?;

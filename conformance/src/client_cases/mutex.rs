@@ -1,6 +1,6 @@
 //! `mutex`: holders that go through a client exclude each other.
 
-use super::peer::Peer;
+use super::test_client::TestClient;
 use crate::{Ctx, Result, case::cases, same};
 use dlock_core::{Error, Lock};
 use futures_util::future::try_join_all;
@@ -16,12 +16,12 @@ cases! {
 }
 
 async fn clients_never_lose_a_count(ctx: Ctx) -> Result {
-    let (peers, name) = Peer::several::<3>(&ctx).await?;
+    let (clients, name) = TestClient::several::<3>(&ctx).await?;
     let counter = Arc::new(AtomicU32::new(0));
     let mut tasks = Vec::new();
-    for peer in &peers {
+    for client in &clients {
         for _ in 0..TASKS {
-            tasks.push(tokio::spawn(add(peer.lock(&name)?, Arc::clone(&counter))));
+            tasks.push(tokio::spawn(add(client.lock(&name)?, Arc::clone(&counter))));
         }
     }
     let done = ctx.within("all have had a turn", ctx.answer() * 3, try_join_all(tasks));

@@ -1,8 +1,8 @@
 //! Clients behind a network that breaks: the faults that the gate simulates, on the wire.
 
 use super::{
-    gate::Step,
-    peer::{EXPIRED, Peer, frees, held, not_lost},
+    gated_driver::Step,
+    test_client::{EXPIRED, TestClient, frees, held, not_lost},
 };
 use crate::{Call, Ctx, Result, case::cases, ensure, same};
 
@@ -14,7 +14,7 @@ cases! {
     [Clause::Indeterminate]
     replies_lost_on_the_wire_count_nothing_twice needs(Network);
     [Clause::Wait]
-    a_broken_connection_costs_a_waiter_a_look_at_most needs(Network);
+    a_broken_connection_costs_a_waiter_a_poll_at_most needs(Network);
     [Clause::Late]
     a_request_held_back_on_the_wire_takes_nothing_that_lasts needs(Network);
     [Clause::Renew]
@@ -22,9 +22,9 @@ cases! {
 }
 
 async fn a_broken_connection_costs_no_lock(ctx: Ctx) -> Result {
-    let (peer, network) = Peer::behind_a_network(&ctx).await?;
-    let ([other], name) = Peer::several(&ctx).await?;
-    let guard = peer.take(&peer.kept(&name)?).await?;
+    let (client, network) = TestClient::behind_a_network(&ctx).await?;
+    let ([other], name) = TestClient::several(&ctx).await?;
+    let guard = client.take(&client.kept(&name)?).await?;
     for _ in 0..4 {
         network.cut().await?;
         ctx.time_passes(ctx.kept() / 2).await;
@@ -35,9 +35,9 @@ async fn a_broken_connection_costs_no_lock(ctx: Ctx) -> Result {
 }
 
 async fn a_network_that_is_down_for_a_lease_is_a_loss_in_time(ctx: Ctx) -> Result {
-    let (peer, network) = Peer::behind_a_network(&ctx).await?;
-    let ([other], name) = Peer::several(&ctx).await?;
-    let guard = peer.take(&peer.short(&name)?).await?;
+    let (client, network) = TestClient::behind_a_network(&ctx).await?;
+    let ([other], name) = TestClient::several(&ctx).await?;
+    let guard = client.take(&client.short(&name)?).await?;
     network.down().await?;
     let limit = ctx.short() * 2 + ctx.slack();
     let next = other.short(&name)?.acquire_timeout(limit).await?;
@@ -46,51 +46,51 @@ async fn a_network_that_is_down_for_a_lease_is_a_loss_in_time(ctx: Ctx) -> Resul
     drop(guard);
     frees(&ctx, next).await?;
     // The client reconnects by itself.
-    let again = peer.gets(&name, ctx.answer()).await?;
+    let again = client.gets(&name, ctx.answer()).await?;
     frees(&ctx, again).await?;
-    peer.settles(ctx.answer()).await
+    client.cleans_up(ctx.answer()).await
 }
 
 async fn replies_lost_on_the_wire_count_nothing_twice(ctx: Ctx) -> Result {
-    let (peer, network) = Peer::behind_a_network(&ctx).await?;
+    let (client, network) = TestClient::behind_a_network(&ctx).await?;
     let name = ctx.name()?;
     network.lose_reply(Call::Acquire).await?;
-    let guard = peer.gets(&name, ctx.answer()).await?;
+    let guard = client.gets(&name, ctx.answer()).await?;
     ctx.sees_holds(&name, 1).await?;
     network.lose_reply(Call::Release).await?;
     frees(&ctx, guard).await?;
-    peer.settles(ctx.answer()).await?;
+    client.cleans_up(ctx.answer()).await?;
     ctx.left_untouched(&name, ctx.answer()).await
 }
 
-async fn a_broken_connection_costs_a_waiter_a_look_at_most(ctx: Ctx) -> Result {
-    let (peer, network) = Peer::behind_a_network(&ctx).await?;
-    let ([_other], name, guard) = held(&ctx, Peer::lock).await?;
-    let waiting = ctx.spawn(peer.kept(&name)?.acquire());
-    peer.sends(Step::Acquire, 1).await?;
+async fn a_broken_connection_costs_a_waiter_a_poll_at_most(ctx: Ctx) -> Result {
+    let (client, network) = TestClient::behind_a_network(&ctx).await?;
+    let ([_other], name, guard) = held(&ctx, TestClient::lock).await?;
+    let waiting = ctx.spawn(client.kept(&name)?.acquire());
+    client.sends(Step::Acquire, 1).await?;
     network.cut().await?;
     frees(&ctx, guard).await?;
     waiting.served(ctx.kept() / 3 + ctx.slack()).await
 }
 
 async fn a_request_held_back_on_the_wire_takes_nothing_that_lasts(ctx: Ctx) -> Result {
-    let (peer, network) = Peer::behind_a_network(&ctx).await?;
+    let (client, network) = TestClient::behind_a_network(&ctx).await?;
     let name = ctx.name()?;
     // The request arrives long after the third of the lease that an attempt may take.
     let late = ctx.short() * 2 / 3;
     network.hold_back(Call::Acquire, late).await?;
     let begun = ctx.now();
-    if let Ok(Some(guard)) = peer.short(&name)?.try_acquire().await {
+    if let Ok(Some(guard)) = client.short(&name)?.try_acquire().await {
         // A repeat on another connection was granted: the late copy must not revive the hold.
         frees(&ctx, guard).await?;
     }
     ctx.sleep_until(begun + late + ctx.short() / 3).await;
-    peer.settles(ctx.short()).await?;
+    client.cleans_up(ctx.short()).await?;
     ctx.left_untouched(&name, ctx.answer()).await
 }
 
 async fn a_server_that_stands_still_for_half_a_lease_costs_no_lock(ctx: Ctx) -> Result {
-    let ([peer], _, guard) = held(&ctx, Peer::kept).await?;
+    let ([client], _, guard) = held(&ctx, TestClient::kept).await?;
     // Half of the lease that is certain at any time, where that is less than the lease.
     let still = if ctx.is_session_bound() {
         ctx.promised(ctx.kept()) / 2
@@ -104,6 +104,6 @@ async fn a_server_that_stands_still_for_half_a_lease_costs_no_lock(ctx: Ctx) -> 
         ctx.time_passes(ctx.kept() / 2).await;
         not_lost(&guard)?;
     }
-    ensure(peer.gate.calls(Step::Renew) > 0, "it was renewed")?;
+    ensure(client.gate.calls(Step::Renew) > 0, "it was renewed")?;
     frees(&ctx, guard).await
 }

@@ -1,9 +1,9 @@
 //! Clients in processes of their own, to be stopped, killed, or merely elsewhere.
 
 use super::{
-    gate::{Gate, Step},
-    peer::{ONE_LEFT, Peer, frees, held, stays_held},
+    gated_driver::{GatedDriver, Step},
     task::polled,
+    test_client::{ONE_LEFT, TestClient, frees, held, stays_held},
 };
 use crate::{
     Ctx, Failure, MakeFixture, Result,
@@ -24,7 +24,7 @@ cases! {
     a_stopped_process_says_lost_before_its_next_write needs(Processes);
     [Clause::Crash]
     a_killed_process_frees_what_it_kept_within_a_lease needs(Processes);
-    killed_processes_that_waited_delay_nobody needs(Processes);
+    killed_processes_that_waited_delay_no_client needs(Processes);
 }
 
 async fn processes_never_lose_a_count(ctx: Ctx) -> Result {
@@ -44,8 +44,8 @@ async fn processes_never_lose_a_count(ctx: Ctx) -> Result {
 }
 
 async fn a_pass_enters_from_another_process(ctx: Ctx) -> Result {
-    let ([peer], name, guard) = held(&ctx, Peer::lock).await?;
-    let waiting = ctx.spawn(peer.lock(&name)?.acquire());
+    let ([client], name, guard) = held(&ctx, TestClient::lock).await?;
+    let waiting = ctx.spawn(client.lock(&name)?.acquire());
     let pass = guard.pass()?.expose();
     let mut worker = spawn(&ctx, "client_join", &name, &[("pass", &pass)])?;
     let token = worker.expect("joined ", ctx.answer()).await?;
@@ -64,11 +64,11 @@ async fn a_pass_enters_from_another_process(ctx: Ctx) -> Result {
 }
 
 async fn a_stopped_process_says_lost_before_its_next_write(ctx: Ctx) -> Result {
-    let ([peer], name) = Peer::several(&ctx).await?;
+    let ([client], name) = TestClient::several(&ctx).await?;
     let (_folder, path) = file()?;
     let mut worker = writer(&ctx, &name, &path).await?;
     worker.stop()?;
-    let next = peer.kept(&name)?.acquire_timeout(ctx.kept() * 2).await?;
+    let next = client.kept(&name)?.acquire_timeout(ctx.kept() * 2).await?;
     append(&path, "next")?;
     worker.send("write").await?;
     worker.cont()?;
@@ -86,30 +86,30 @@ async fn a_stopped_process_says_lost_before_its_next_write(ctx: Ctx) -> Result {
 }
 
 async fn a_killed_process_frees_what_it_kept_within_a_lease(ctx: Ctx) -> Result {
-    let ([peer], name) = Peer::several(&ctx).await?;
+    let ([client], name) = TestClient::several(&ctx).await?;
     let (_folder, path) = file()?;
     let mut worker = writer(&ctx, &name, &path).await?;
     ctx.time_passes(ctx.kept()).await; // its lease is renewed
-    peer.refused(&name).await?;
+    client.refused(&name).await?;
     worker.kill_9().await?;
     let killed = ctx.now();
-    let next = peer.short(&name)?.acquire_timeout(ctx.kept() * 2).await?;
+    let next = client.short(&name)?.acquire_timeout(ctx.kept() * 2).await?;
     let after = ctx.now().since(killed);
     let bound = ctx.kept() + ctx.short() / 3 + ctx.slack();
     in_time(after <= bound, format!("it was free after {after:?}"))?;
     frees(&ctx, next).await
 }
 
-async fn killed_processes_that_waited_delay_nobody(ctx: Ctx) -> Result {
-    let ([_holder, peer], name, guard) = held(&ctx, Peer::lock).await?;
+async fn killed_processes_that_waited_delay_no_client(ctx: Ctx) -> Result {
+    let ([_holder, client], name, guard) = held(&ctx, TestClient::lock).await?;
     let mut waiters = Vec::new();
     for _ in 0..3 {
         let mut waiter = spawn(&ctx, "client_wait", &name, &[])?;
         waiter.expect("waiting", ctx.answer()).await?;
         waiters.push(waiter);
     }
-    let waiting = ctx.spawn(peer.lock(&name)?.acquire());
-    peer.sends(Step::Acquire, 1).await?;
+    let waiting = ctx.spawn(client.lock(&name)?.acquire());
+    client.sends(Step::Acquire, 1).await?;
     for waiter in &mut waiters {
         waiter.kill_9().await?;
     }
@@ -157,8 +157,8 @@ pub(crate) fn work(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Option<ExitC
 
 async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result {
     let driver = job::driver(job, fixtures).await?;
-    let gate = Arc::new(Gate::new(driver, Clock::boot(), Duration::ZERO));
-    let client = Client::builder(Arc::<Gate>::clone(&gate)).build()?;
+    let gate = Arc::new(GatedDriver::new(driver, Clock::boot(), Duration::ZERO));
+    let client = Client::builder(Arc::<GatedDriver>::clone(&gate)).build()?;
     let lease = Duration::from_millis(job.arg("lease")?.parse()?);
     let lock = client.lock(job.arg("name")?)?.lease(Lease::renewed(lease));
     match job.name.as_str() {
@@ -184,7 +184,7 @@ async fn count(job: &Job, lock: &Lock) -> Result {
 }
 
 /// Reports when it has been refused once.
-async fn wait(gate: &Gate, lock: &Lock) -> Result {
+async fn wait(gate: &GatedDriver, lock: &Lock) -> Result {
     let mut waiting = Box::pin(lock.acquire());
     while gate.answered(Step::Acquire) == 0 {
         let granted = polled(&mut waiting, 1).await;

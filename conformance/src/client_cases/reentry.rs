@@ -1,8 +1,8 @@
 //! `reentry`: ownership is a value, and a task that has it enters past every queue.
 
 use super::{
-    gate::Step,
-    peer::{NOT_HELD, ONE_LEFT, Peer, Waiter, frees, held, stays_held},
+    gated_driver::Step,
+    test_client::{NOT_HELD, ONE_LEFT, TestClient, Waiter, frees, held, stays_held},
 };
 use crate::{Ctx, Failure, Result, case::cases, cases::ORDERS, ensure, same};
 use dlock_core::{ErrorKind, FencingToken, Guard, LockName, LossReason, Pass, ReleaseOutcome};
@@ -23,16 +23,16 @@ cases! {
 }
 
 async fn an_owner_enters_from_this_client_and_another_past_those_who_wait(ctx: Ctx) -> Result {
-    let ([peer, other], name) = Peer::several(&ctx).await?;
-    let owner = peer.client.owner();
-    let guard = peer.take(&peer.lock(&name)?.with_owner(&owner)).await?;
+    let ([client, other], name) = TestClient::several(&ctx).await?;
+    let owner = client.inner.owner();
+    let guard = client.take(&client.lock(&name)?.with_owner(&owner)).await?;
     let token = guard.token();
     let waiting = [
-        wait(&ctx, &peer, &name).await?,
+        wait(&ctx, &client, &name).await?,
         wait(&ctx, &other, &name).await?,
     ];
     let mut inside = vec![guard];
-    for entrant in [&peer, &other] {
+    for entrant in [&client, &other] {
         let lock = entrant.lock(&name)?.with_owner(&owner);
         inside.push(ctx.answered(lock.acquire()).await??);
         inside.push(entrant.take(&lock).await?);
@@ -43,12 +43,12 @@ async fn an_owner_enters_from_this_client_and_another_past_those_who_wait(ctx: C
 }
 
 async fn a_scope_enters_its_own_incarnation_and_nothing_else(ctx: Ctx) -> Result {
-    let ([peer, other], name) = Peer::several(&ctx).await?;
+    let ([client, other], name) = TestClient::several(&ctx).await?;
     let second = ctx.name()?;
-    let guard = peer.acquire(&name).await?;
-    let elsewhere = peer.acquire(&second).await?;
+    let guard = client.acquire(&name).await?;
+    let elsewhere = client.acquire(&second).await?;
     let inside = guard.scope(async {
-        for entrant in [&peer, &other] {
+        for entrant in [&client, &other] {
             let again = entrant.acquire(&name).await?;
             same("the token inside", again.token(), guard.token())?;
             let nested = again.scope(entrant.acquire(&name)).await?;
@@ -62,16 +62,16 @@ async fn a_scope_enters_its_own_incarnation_and_nothing_else(ctx: Ctx) -> Result
         Ok::<_, Failure>(())
     });
     inside.await?;
-    peer.refused(&name).await?;
+    client.refused(&name).await?;
     drop(elsewhere);
-    peer.settles(ctx.answer()).await?;
-    other.settles(ctx.answer()).await?;
+    client.cleans_up(ctx.answer()).await?;
+    other.cleans_up(ctx.answer()).await?;
     frees(&ctx, guard).await
 }
 
 async fn a_task_spawned_in_a_scope_is_outside(ctx: Ctx) -> Result {
-    let ([peer], name, guard) = held(&ctx, Peer::lock).await?;
-    let lock = peer.lock(&name)?;
+    let ([client], name, guard) = held(&ctx, TestClient::lock).await?;
+    let lock = client.lock(&name)?;
     let spawned = guard.scope(async { ctx.spawn(async move { lock.try_acquire().await }) });
     let entered = spawned.await.done(ctx.answer()).await?;
     let inside = matches!(entered, Ok(Some(_)));
@@ -79,16 +79,16 @@ async fn a_task_spawned_in_a_scope_is_outside(ctx: Ctx) -> Result {
 }
 
 async fn joined_holds_go_in_every_order_while_others_wait(ctx: Ctx) -> Result {
-    let ([peer, other], _) = Peer::several(&ctx).await?;
+    let ([client, other], _) = TestClient::several(&ctx).await?;
     for order in ORDERS {
         let name = ctx.name()?;
-        let first = peer.acquire(&name).await?;
+        let first = client.acquire(&name).await?;
         let pass = first.pass()?;
         let waiting = [
-            wait(&ctx, &peer, &name).await?,
+            wait(&ctx, &client, &name).await?,
             wait(&ctx, &other, &name).await?,
         ];
-        let second = peer.join(&name, &pass).await?;
+        let second = client.join(&name, &pass).await?;
         let third = other.join(&name, &pass).await?;
         same("the token of who joined", third.token(), pass.token())?;
         let mut inside = [first, second, third].map(Some);
@@ -99,15 +99,15 @@ async fn joined_holds_go_in_every_order_while_others_wait(ctx: Ctx) -> Result {
 }
 
 async fn a_pass_of_what_is_over_is_gone_and_takes_nothing(ctx: Ctx) -> Result {
-    let ([peer, other], name, guard) = held(&ctx, Peer::lock).await?;
+    let ([client, other], name, guard) = held(&ctx, TestClient::lock).await?;
     let pass = guard.pass()?;
     frees(&ctx, guard).await?;
-    for late in [&peer, &other] {
+    for late in [&client, &other] {
         late.cannot_join(&name, &pass, ErrorKind::Gone).await?;
         ctx.sees_free(&name).await?;
     }
     let next = other.acquire(&name).await?;
-    for late in [&peer, &other] {
+    for late in [&client, &other] {
         late.cannot_join(&name, &pass, ErrorKind::Gone).await?;
     }
     stays_held(&ctx, &next).await?;
@@ -115,19 +115,19 @@ async fn a_pass_of_what_is_over_is_gone_and_takes_nothing(ctx: Ctx) -> Result {
 }
 
 async fn a_pass_of_another_name_or_store_is_misuse(ctx: Ctx) -> Result {
-    let ([peer], name, guard) = held(&ctx, Peer::lock).await?;
+    let ([client], name, guard) = held(&ctx, TestClient::lock).await?;
     let (other, pass) = (ctx.name()?, guard.pass()?);
     let foreign = Pass::new("elsewhere", name.clone(), *pass.owner(), pass.token());
-    let calls = peer.gate.all_calls();
+    let calls = client.gate.all_calls();
     for (name, pass) in [(&other, &pass), (&name, &foreign)] {
-        peer.cannot_join(name, pass, ErrorKind::Misuse).await?;
+        client.cannot_join(name, pass, ErrorKind::Misuse).await?;
     }
-    same("the number of calls made", peer.gate.all_calls(), calls)?;
+    same("the number of calls made", client.gate.all_calls(), calls)?;
     frees(&ctx, guard).await
 }
 
 async fn a_dead_co_owner_leaves_no_ghost(ctx: Ctx) -> Result {
-    let ([_peer, dead], name, guard) = held(&ctx, Peer::lock).await?;
+    let ([_client, dead], name, guard) = held(&ctx, TestClient::lock).await?;
     let before = ctx.now();
     let ghost = dead.short(&name)?.join(&guard.pass()?).await?;
     dead.gate.kill().await;
@@ -136,20 +136,20 @@ async fn a_dead_co_owner_leaves_no_ghost(ctx: Ctx) -> Result {
     ctx.sleep_until(before + ctx.short() + ctx.slack()).await;
     // Its hold is past its end, so the other's release is the last.
     frees(&ctx, guard).await?;
-    let ([peer, dead], name, guard) = held(&ctx, Peer::lock).await?;
+    let ([client, dead], name, guard) = held(&ctx, TestClient::lock).await?;
     let ghost = dead.short(&name)?.join(&guard.pass()?).await?;
     dead.gate.kill().await;
     let outcome = guard.release().await?;
     same("a release beside a living hold", outcome, ONE_LEFT)?;
-    let next = peer.gets(&name, ctx.short() * 2 + ctx.slack()).await?;
+    let next = client.gets(&name, ctx.short() * 2 + ctx.slack()).await?;
     drop(ghost);
     frees(&ctx, next).await
 }
 
 async fn an_owner_whose_lock_is_gone_is_told_when_it_enters_again(ctx: Ctx) -> Result {
-    let ([peer, other], name) = Peer::several(&ctx).await?;
-    let lock = peer.lock(&name)?.with_owner(&peer.client.owner());
-    let first = peer.take(&lock).await?;
+    let ([client, other], name) = TestClient::several(&ctx).await?;
+    let lock = client.lock(&name)?.with_owner(&client.inner.owner());
+    let first = client.take(&lock).await?;
     other.breaks(&name, Some(first.token())).await?;
     // It believes that it is inside. The store answers that this incarnation is over, and grants a new
     // one.
@@ -158,14 +158,14 @@ async fn an_owner_whose_lock_is_gone_is_told_when_it_enters_again(ctx: Ctx) -> R
     ensure(greater, "a new incarnation has a greater token")?;
     same("its state", first.state(), NOT_HELD)?;
     drop(first);
-    peer.settles(ctx.answer()).await?;
+    client.cleans_up(ctx.answer()).await?;
     stays_held(&ctx, &second).await?;
     frees(&ctx, second).await
 }
 
 async fn an_owner_that_waits_enters_when_its_own_hold_appears(ctx: Ctx) -> Result {
-    let ([_peer, other], name, foreign) = held(&ctx, Peer::lock).await?;
-    let owned = other.lock(&name)?.with_owner(&other.client.owner());
+    let ([_client, other], name, foreign) = held(&ctx, TestClient::lock).await?;
+    let owned = other.lock(&name)?.with_owner(&other.inner.owner());
     // Both wait in one queue; the one served second has the same owner as the first.
     let first = ctx.begin(owned.acquire()).await;
     let second = ctx.begin(owned.acquire()).await;
@@ -180,8 +180,8 @@ async fn an_owner_that_waits_enters_when_its_own_hold_appears(ctx: Ctx) -> Resul
 
 /// It waits behind another owner of its own client, which is not granted the lock.
 async fn an_owner_that_waits_enters_when_it_is_inside_elsewhere(ctx: Ctx) -> Result {
-    let ([_holder, peer, other], name, held) = held(&ctx, Peer::lock).await?;
-    let owner = other.client.owner();
+    let ([_holder, client, other], name, held) = held(&ctx, TestClient::lock).await?;
+    let owner = other.inner.owner();
     let elsewhere = ctx.spawn(other.lock(&name)?.with_owner(&owner).acquire());
     let stands = || {
         let asked = other.gate.seen(Step::Acquire, &name);
@@ -189,32 +189,32 @@ async fn an_owner_that_waits_enters_when_it_is_inside_elsewhere(ctx: Ctx) -> Res
     };
     ctx.until("it waits elsewhere", ctx.answer(), stands)
         .await?;
-    let stranger = wait(&ctx, &peer, &name).await?;
-    let asked = peer.gate.calls(Step::Acquire);
-    let here = ctx.spawn(peer.kept(&name)?.with_owner(&owner).acquire());
-    let refused = || peer.gate.calls(Step::Acquire) > asked && peer.gate.is_idle(Step::Acquire);
+    let stranger = wait(&ctx, &client, &name).await?;
+    let asked = client.gate.calls(Step::Acquire);
+    let here = ctx.spawn(client.kept(&name)?.with_owner(&owner).acquire());
+    let refused = || client.gate.calls(Step::Acquire) > asked && client.gate.is_idle(Step::Acquire);
     let what = "it asks past the queue in vain";
     ctx.until(what, ctx.answer(), refused).await?;
     // The other owner requests nothing while the lock changes hands.
-    peer.gate.bar();
+    client.gate.bar();
     frees(&ctx, held).await?;
     let inside = elsewhere.done(ctx.answer()).await??;
-    peer.gate.clear();
+    client.gate.clear();
     let again = here.done(ctx.kept() / 3).await??;
     same("the token", again.token(), inside.token())?;
     end_one_after_the_other(&ctx, vec![inside, again], [stranger]).await
 }
 
 /// A waiter of another owner that has sent its first request.
-async fn wait(ctx: &Ctx, peer: &Peer, name: &LockName) -> Result<Waiter<FencingToken>> {
-    let asked = peer.gate.calls(Step::Acquire);
-    let lock = peer.lock(name)?;
+async fn wait(ctx: &Ctx, client: &TestClient, name: &LockName) -> Result<Waiter<FencingToken>> {
+    let asked = client.gate.calls(Step::Acquire);
+    let lock = client.lock(name)?;
     let waiting = ctx.spawn(async move {
         let guard = lock.acquire().await?;
         let token = guard.token();
         guard.release().await.map(|_| token)
     });
-    peer.sends(Step::Acquire, asked + 1).await?;
+    client.sends(Step::Acquire, asked + 1).await?;
     Ok(waiting)
 }
 

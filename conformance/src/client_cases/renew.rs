@@ -1,9 +1,9 @@
 //! `renew`: the watchdog renews held locks, and nothing else.
 
 use super::{
-    gate::{Fate, Step},
+    gated_driver::{CallOutcome, Step},
     loss::within_the_stores_end,
-    peer::{Peer, ends, frees, held, not_lost, stays_held},
+    test_client::{TestClient, ends, frees, held, not_lost, stays_held},
 };
 use crate::{Ctx, Result, case::cases, same};
 use dlock_core::{Guard, GuardState};
@@ -19,7 +19,7 @@ cases! {
 }
 
 async fn a_kept_lock_is_kept_past_many_leases(ctx: Ctx) -> Result {
-    let ([_peer, other], name, guard) = held(&ctx, Peer::kept).await?;
+    let ([_client, other], name, guard) = held(&ctx, TestClient::kept).await?;
     let leases = if ctx.is_simulated() { 20 } else { 3 };
     let end = ctx.now() + ctx.kept() * leases;
     while ctx.now() < end {
@@ -32,9 +32,9 @@ async fn a_kept_lock_is_kept_past_many_leases(ctx: Ctx) -> Result {
 
 /// The `indeterminate` cases try those whose answer is lost.
 async fn one_failed_renewal_is_not_the_end(ctx: Ctx) -> Result {
-    for fate in [Fate::ErrorBefore, Fate::Unsent] {
-        let ([peer], _, guard) = held(&ctx, Peer::kept).await?;
-        peer.gate.once(Step::Renew, fate);
+    for outcome in [CallOutcome::ErrorBefore, CallOutcome::Unsent] {
+        let ([client], _, guard) = held(&ctx, TestClient::kept).await?;
+        client.gate.once(Step::Renew, outcome);
         ctx.time_passes(ctx.kept() * 2).await;
         stays_held(&ctx, &guard).await?;
         frees(&ctx, guard).await?;
@@ -50,12 +50,12 @@ async fn a_store_away_for_most_of_a_lease_costs_nothing(ctx: Ctx) -> Result {
         ctx.kept() * 3 / 4
     };
     for barred in [false, true] {
-        let ([peer], _, guard) = held(&ctx, Peer::kept).await?;
+        let ([client], _, guard) = held(&ctx, TestClient::kept).await?;
         renewed_once(&ctx, &guard).await?;
         if barred {
-            peer.gate.bar();
+            client.gate.bar();
         } else {
-            peer.gate.all(Fate::ErrorBefore);
+            client.gate.all(CallOutcome::ErrorBefore);
         }
         let in_doubt = || guard.state() == GuardState::Uncertain;
         if ctx.is_session_bound() {
@@ -66,7 +66,7 @@ async fn a_store_away_for_most_of_a_lease_costs_nothing(ctx: Ctx) -> Result {
         }
         not_lost(&guard)?;
         same("it is in doubt", in_doubt(), true)?;
-        peer.gate.clear();
+        client.gate.clear();
         ctx.time_passes(ctx.kept()).await;
         stays_held(&ctx, &guard).await?;
         frees(&ctx, guard).await?;
@@ -76,34 +76,36 @@ async fn a_store_away_for_most_of_a_lease_costs_nothing(ctx: Ctx) -> Result {
 
 /// Each renewal is given up after a sixth of the lease, and its answer comes well before the deadline.
 async fn a_renewal_answered_after_its_give_up_counts_from_its_send(ctx: Ctx) -> Result {
-    let ([peer], _, guard) = held(&ctx, Peer::kept).await?;
+    let ([client], _, guard) = held(&ctx, TestClient::kept).await?;
     let slow = ctx.promised(ctx.kept()) / 2;
-    peer.gate.always(Step::Renew, Fate::Slow(slow));
+    client.gate.always(Step::Renew, CallOutcome::Slow(slow));
     let end = ctx.now() + ctx.kept() * 3;
     while ctx.now() < end {
         not_lost(&guard)?;
         within_the_stores_end(&ctx, &guard).await?;
         ctx.time_passes(ctx.kept() / 20).await;
     }
-    peer.gate.clear();
+    client.gate.clear();
     frees(&ctx, guard).await
 }
 
 async fn nothing_renews_after_a_release(ctx: Ctx) -> Result {
     for (drops, late) in [(false, false), (true, false), (false, true)] {
-        let ([peer], name, guard) = held(&ctx, Peer::kept).await?;
+        let ([client], name, guard) = held(&ctx, TestClient::kept).await?;
         renewed_once(&ctx, &guard).await?;
         if late {
             // This one reaches the store when the lock has long been free.
-            let renewals = peer.gate.calls(Step::Renew);
-            peer.gate.once(Step::Renew, Fate::Mute(ctx.kept() / 6));
-            peer.sends(Step::Renew, renewals + 1).await?;
+            let renewals = client.gate.calls(Step::Renew);
+            client
+                .gate
+                .once(Step::Renew, CallOutcome::Mute(ctx.kept() / 6));
+            client.sends(Step::Renew, renewals + 1).await?;
         }
         ends(&ctx, guard, drops).await?;
-        let renewals = peer.gate.calls(Step::Renew);
+        let renewals = client.gate.calls(Step::Renew);
         ctx.left_untouched(&name, ctx.answer()).await?;
         ctx.would_show_within(ctx.kept()).await;
-        let after = peer.gate.calls(Step::Renew);
+        let after = client.gate.calls(Step::Renew);
         same("the number of renewals a lease later", after, renewals)?;
         ctx.sees_free(&name).await?;
     }

@@ -2,8 +2,8 @@
 //! that must come out right.
 
 use super::{
-    gate::{Fate, Step},
-    peer::Peer,
+    gated_driver::{CallOutcome, Step},
+    test_client::TestClient,
 };
 use crate::{Ctx, Failure, Result, case::cases, ensure, same};
 use dlock_core::{Guard, Lock};
@@ -14,26 +14,31 @@ use std::{
 
 cases! {
     [Clause::Mutex]
-    a_storm_lets_nobody_in_beside_another;
+    a_storm_admits_one_holder_at_a_time;
     [Clause::Wait]
-    a_storm_of_cancelled_waiters_forgets_nobody;
+    a_storm_of_cancelled_waiters_forgets_no_waiter;
 }
 
-async fn a_storm_lets_nobody_in_beside_another(ctx: Ctx) -> Result {
-    let ([slow, lossy, deaf], name) = Peer::several(&ctx).await?;
-    let delay = Fate::Slow(ctx.short() / 100);
+async fn a_storm_admits_one_holder_at_a_time(ctx: Ctx) -> Result {
+    let ([slow, lossy, deaf], name) = TestClient::several(&ctx).await?;
+    let delay = CallOutcome::Slow(ctx.short() / 100);
     slow.gate.always(Step::Acquire, delay);
     for step in [Step::Acquire, Step::Release, Step::Renew] {
-        let late = Fate::Late(ctx.short() / 50);
-        for fate in [Fate::Ok, Fate::ErrorAfter, Fate::ErrorBefore, late] {
-            lossy.gate.once(step, fate);
+        let late = CallOutcome::Late(ctx.short() / 50);
+        for outcome in [
+            CallOutcome::Ok,
+            CallOutcome::ErrorAfter,
+            CallOutcome::ErrorBefore,
+            late,
+        ] {
+            lossy.gate.once(step, outcome);
         }
     }
     deaf.gate.set_deaf(true);
-    let (inside, peers) = (Inside::default(), [slow, lossy, deaf]);
+    let (inside, clients) = (Inside::default(), [slow, lossy, deaf]);
     let mut tasks = Vec::new();
-    for peer in peers.iter().cycle().take(12) {
-        let lock = peer.short(&name)?;
+    for client in clients.iter().cycle().take(12) {
+        let lock = client.short(&name)?;
         tasks.push(ctx.spawn(turns(ctx.clone(), lock, Arc::clone(&inside))));
     }
     for task in tasks {
@@ -41,8 +46,8 @@ async fn a_storm_lets_nobody_in_beside_another(ctx: Ctx) -> Result {
         // seconds where leases are sessions.
         task.done(ctx.answer() * 6).await??;
     }
-    for peer in &peers {
-        peer.settles(ctx.short()).await?;
+    for client in &clients {
+        client.cleans_up(ctx.short()).await?;
     }
     ctx.left_untouched(&name, ctx.answer()).await
 }
@@ -86,14 +91,14 @@ async fn alone(ctx: &Ctx, inside: &Inside, guard: Guard, span: Duration) -> Resu
     Ok(())
 }
 
-async fn a_storm_of_cancelled_waiters_forgets_nobody(ctx: Ctx) -> Result {
-    let (peers, name) = Peer::several::<2>(&ctx).await?;
+async fn a_storm_of_cancelled_waiters_forgets_no_waiter(ctx: Ctx) -> Result {
+    let (clients, name) = TestClient::several::<2>(&ctx).await?;
     let rounds = if ctx.is_simulated() { 40 } else { 4 };
     for round in 0..rounds {
-        let guard = peers[round % 2].acquire(&name).await?;
+        let guard = clients[round % 2].acquire(&name).await?;
         let mut waiting = Vec::new();
         for number in 0..8 {
-            let lock = peers[number % 2].lock(&name)?;
+            let lock = clients[number % 2].lock(&name)?;
             waiting.push(Some(ctx.spawn(async move {
                 let guard = lock.acquire().await?;
                 guard.release().await.map(drop)
@@ -116,8 +121,8 @@ async fn a_storm_of_cancelled_waiters_forgets_nobody(ctx: Ctx) -> Result {
         for waiter in waiting.into_iter().flatten() {
             waiter.done(end.since(ctx.now())).await??;
         }
-        for peer in &peers {
-            peer.settles(ctx.answer()).await?;
+        for client in &clients {
+            client.cleans_up(ctx.answer()).await?;
         }
         ctx.left_untouched(&name, ctx.answer()).await?;
     }

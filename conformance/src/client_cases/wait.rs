@@ -2,8 +2,8 @@
 //! poll.
 
 use super::{
-    gate::Step,
-    peer::{OUT_OF_TIME, POLL, Peer, Waiter, ends, fails, frees, held},
+    gated_driver::Step,
+    test_client::{OUT_OF_TIME, POLL, TestClient, Waiter, ends, fails, frees, held},
 };
 use crate::{Ctx, Failure, Result, case::cases, ensure, same};
 use dlock_core::{
@@ -20,28 +20,28 @@ use std::{
 cases! {
     [Clause::Wait]
     tasks_of_one_client_are_served_in_order;
-    clients_are_served_in_order_where_the_store_keeps_one needs(Line);
+    clients_are_served_in_order_where_the_store_keeps_one needs(Queue);
     the_store_sees_one_waiter_of_a_client;
     a_long_wait_asks_the_store_seldom;
     a_release_is_pushed_to_the_next needs(Push);
-    a_lost_wake_up_costs_a_look_interval;
+    a_lost_wake_up_costs_a_poll_interval;
     a_local_release_wakes_the_next_without_the_store;
     wrong_wake_ups_fail_nothing;
-    a_turn_that_nobody_wants_is_handed_on needs(Push);
+    a_turn_that_no_waiter_wants_is_handed_on needs(Push);
     a_wait_that_is_too_long_says_so_and_who_holds_it;
     a_wait_for_oneself_says_where_the_lock_was_acquired;
-    a_waiter_out_of_time_passes_its_place_on;
+    a_waiter_out_of_time_passes_its_position_on;
     a_wait_ends_when_the_lease_of_the_holder_does;
 }
 
 async fn tasks_of_one_client_are_served_in_order(ctx: Ctx) -> Result {
-    let ([peer, other], _) = Peer::several(&ctx).await?;
-    for holder in [&peer, &other] {
+    let ([client, other], _) = TestClient::several(&ctx).await?;
+    for holder in [&client, &other] {
         let name = ctx.name()?;
         let guard = holder.acquire(&name).await?;
         let mut order = Order::default();
         for number in 0..6 {
-            order.wait(&ctx, peer.lock(&name)?, number).await;
+            order.wait(&ctx, client.lock(&name)?, number).await;
         }
         frees(&ctx, guard).await?;
         order.is(&ctx, (0..6).collect()).await?;
@@ -50,13 +50,13 @@ async fn tasks_of_one_client_are_served_in_order(ctx: Ctx) -> Result {
 }
 
 async fn clients_are_served_in_order_where_the_store_keeps_one(ctx: Ctx) -> Result {
-    let (peers, name) = Peer::several::<4>(&ctx).await?;
-    let guard = peers[0].acquire(&name).await?;
+    let (clients, name) = TestClient::several::<4>(&ctx).await?;
+    let guard = clients[0].acquire(&name).await?;
     let mut order = Order::default();
-    for (number, peer) in peers.iter().enumerate() {
-        let asked = peer.gate.answered(Step::Acquire);
-        order.wait(&ctx, peer.lock(&name)?, number).await;
-        peer.stands(asked).await?;
+    for (number, client) in clients.iter().enumerate() {
+        let asked = client.gate.answered(Step::Acquire);
+        order.wait(&ctx, client.lock(&name)?, number).await;
+        client.stands(asked).await?;
         // Queue positions that are times differ.
         ctx.time_passes(Duration::from_millis(5)).await;
     }
@@ -65,13 +65,13 @@ async fn clients_are_served_in_order_where_the_store_keeps_one(ctx: Ctx) -> Resu
 }
 
 async fn the_store_sees_one_waiter_of_a_client(ctx: Ctx) -> Result {
-    let ([_other, peer], name, guard) = held(&ctx, Peer::lock).await?;
+    let ([_other, client], name, guard) = held(&ctx, TestClient::lock).await?;
     let mut order = Order::default();
     for number in 0..10 {
-        order.wait(&ctx, peer.lock(&name)?, number).await;
+        order.wait(&ctx, client.lock(&name)?, number).await;
     }
     ctx.would_show_within(ctx.short() / 2).await;
-    let asked = peer.gate.seen(Step::Acquire, &name);
+    let asked = client.gate.seen(Step::Acquire, &name);
     let tickets: BTreeSet<_> = asked.iter().map(|seen| seen.line).collect();
     same("the number of tickets in use", tickets.len(), 1)?;
     ctx.sees_waiters(&name, 1).await?;
@@ -81,12 +81,12 @@ async fn the_store_sees_one_waiter_of_a_client(ctx: Ctx) -> Result {
 }
 
 async fn a_long_wait_asks_the_store_seldom(ctx: Ctx) -> Result {
-    let ([other, peer], foreign, others) = held(&ctx, Peer::lock).await?;
+    let ([other, client], foreign, others) = held(&ctx, TestClient::lock).await?;
     let local = ctx.name()?;
-    let own = peer.acquire(&local).await?;
+    let own = client.acquire(&local).await?;
     let mut waiting = Vec::new();
     for name in [&local, &foreign, &local, &foreign] {
-        waiting.push(ctx.spawn(peer.lock(name)?.acquire()));
+        waiting.push(ctx.spawn(client.lock(name)?.acquire()));
     }
     let span = if ctx.is_simulated() {
         ctx.long() / 2
@@ -101,10 +101,10 @@ async fn a_long_wait_asks_the_store_seldom(ctx: Ctx) -> Result {
     };
     let polls = span.as_millis() / interval.as_millis();
     for name in [&local, &foreign] {
-        let asked = peer.gate.seen(Step::Acquire, name).len() as u128;
+        let asked = client.gate.seen(Step::Acquire, name).len() as u128;
         // A store without wake-ups is polled after 1, 2, 4 … 100 ms, jittered down to a half, unless
         // the lock is held by this client.
-        let often = peer.client.capabilities().wake == Wake::Poll && *name == foreign;
+        let often = client.inner.capabilities().wake == Wake::Poll && *name == foreign;
         let most = if often {
             span.as_millis() / 50 + 8
         } else {
@@ -120,8 +120,8 @@ async fn a_long_wait_asks_the_store_seldom(ctx: Ctx) -> Result {
 
 async fn a_release_is_pushed_to_the_next(ctx: Ctx) -> Result {
     for _ in 0..3 {
-        let ([_other, peer], name, guard) = held(&ctx, Peer::lock).await?;
-        let waiting = peer.waits(peer.lock(&name)?).await?;
+        let ([_other, client], name, guard) = held(&ctx, TestClient::lock).await?;
+        let waiting = client.waits(client.lock(&name)?).await?;
         // A store that pushes may begin a moment after its answer.
         ctx.time_passes(Duration::from_millis(20)).await;
         frees(&ctx, guard).await?;
@@ -132,19 +132,19 @@ async fn a_release_is_pushed_to_the_next(ctx: Ctx) -> Result {
 }
 
 /// The `crash` cases try a waiter behind one that hears nothing.
-async fn a_lost_wake_up_costs_a_look_interval(ctx: Ctx) -> Result {
-    let ([_other, peer], name, guard) = held(&ctx, Peer::lock).await?;
-    let waiting = ctx.spawn(peer.short(&name)?.acquire());
-    peer.sends(Step::Acquire, 1).await?;
-    peer.gate.set_deaf(true);
+async fn a_lost_wake_up_costs_a_poll_interval(ctx: Ctx) -> Result {
+    let ([_other, client], name, guard) = held(&ctx, TestClient::lock).await?;
+    let waiting = ctx.spawn(client.short(&name)?.acquire());
+    client.sends(Step::Acquire, 1).await?;
+    client.gate.set_deaf(true);
     frees(&ctx, guard).await?;
     waiting.served(ctx.short() / 3).await
 }
 
 async fn a_local_release_wakes_the_next_without_the_store(ctx: Ctx) -> Result {
     for drops in [false, true] {
-        let ([peer], name, guard) = held(&ctx, Peer::lock).await?;
-        let waiting = ctx.begin(peer.lock(&name)?.acquire()).await;
+        let ([client], name, guard) = held(&ctx, TestClient::lock).await?;
+        let waiting = ctx.begin(client.lock(&name)?.acquire()).await;
         // Long enough for the waiter to be asleep.
         ctx.time_passes(ctx.short() / 5).await;
         ends(&ctx, guard, drops).await?;
@@ -154,26 +154,26 @@ async fn a_local_release_wakes_the_next_without_the_store(ctx: Ctx) -> Result {
 }
 
 async fn wrong_wake_ups_fail_nothing(ctx: Ctx) -> Result {
-    let ([_other, peer], name, guard) = held(&ctx, Peer::lock).await?;
+    let ([_other, client], name, guard) = held(&ctx, TestClient::lock).await?;
     let stranger = ctx.name()?;
-    let waiting = ctx.spawn(peer.lock(&name)?.acquire());
-    peer.sends(Step::Acquire, 1).await?;
-    let own = peer.gate.seen(Step::Acquire, &name);
+    let waiting = ctx.spawn(client.lock(&name)?.acquire());
+    client.sends(Step::Acquire, 1).await?;
+    let own = client.gate.seen(Step::Acquire, &name);
     let own = own.first().and_then(|seen| seen.line);
     let own = own.ok_or_else(|| Failure::new("the head of the queue has no ticket"))?;
     for _ in 0..20 {
         for (name, ticket) in [(&name, own), (&name, ticket(77)), (&stranger, ticket(1))] {
             let (name, poll_in) = (name.clone(), Duration::ZERO);
-            peer.gate.inject(turn(&name, ticket));
-            peer.gate.inject(WakeUp::Free(name.clone()));
-            peer.gate.inject(WakeUp::First {
+            client.gate.inject(turn(&name, ticket));
+            client.gate.inject(WakeUp::Free(name.clone()));
+            client.gate.inject(WakeUp::First {
                 name,
                 ticket,
                 poll_in,
             });
         }
-        peer.gate.inject(WakeUp::Resync);
-        peer.gate.inject(WakeUp::Over(Lane(77)));
+        client.gate.inject(WakeUp::Resync);
+        client.gate.inject(WakeUp::Over(Lane(77)));
         ctx.would_show_within(Duration::from_millis(5)).await;
         same("the wait is over", waiting.is_done(), false)?;
     }
@@ -181,23 +181,23 @@ async fn wrong_wake_ups_fail_nothing(ctx: Ctx) -> Result {
     waiting.served(ctx.answer()).await
 }
 
-async fn a_turn_that_nobody_wants_is_handed_on(ctx: Ctx) -> Result {
-    let ([peer], name) = Peer::several(&ctx).await?;
-    peer.gate.inject(turn(&name, ticket(77)));
+async fn a_turn_that_no_waiter_wants_is_handed_on(ctx: Ctx) -> Result {
+    let ([client], name) = TestClient::several(&ctx).await?;
+    client.gate.inject(turn(&name, ticket(77)));
     let left = || {
-        let left = peer.gate.seen(Step::Leave, &name);
+        let left = client.gate.seen(Step::Leave, &name);
         left.iter().any(|seen| seen.line == Some(ticket(77)))
     };
     let bound = Duration::from_millis(100);
     ctx.until("the ticket is given up", bound, left).await?;
-    peer.settles(ctx.answer()).await
+    client.cleans_up(ctx.answer()).await
 }
 
 async fn a_wait_that_is_too_long_says_so_and_who_holds_it(ctx: Ctx) -> Result {
-    let ([_other, peer], name, guard) = held(&ctx, Peer::lock).await?;
+    let ([_other, client], name, guard) = held(&ctx, TestClient::lock).await?;
     for limit in [Duration::ZERO, Duration::from_millis(1), ctx.short() / 2] {
         let begun = ctx.now();
-        let waiting = peer.lock(&name)?.acquire_timeout(limit);
+        let waiting = client.lock(&name)?.acquire_timeout(limit);
         let waited = ctx.within("the wait ends", limit, waiting).await?;
         ensure(ctx.now().since(begun) >= limit, "it ended early")?;
         if limit < Duration::from_millis(100) {
@@ -210,14 +210,14 @@ async fn a_wait_that_is_too_long_says_so_and_who_holds_it(ctx: Ctx) -> Result {
         ensure(told, format!("who holds it is not in {words:?}"))?;
         ensure(!words.contains("waits for itself"), words)?;
     }
-    peer.settles(ctx.answer()).await?;
+    client.cleans_up(ctx.answer()).await?;
     ctx.sees_waiters(&name, 0).await?;
     frees(&ctx, guard).await
 }
 
 async fn a_wait_for_oneself_says_where_the_lock_was_acquired(ctx: Ctx) -> Result {
-    let ([peer], name) = Peer::several(&ctx).await?;
-    let lock = peer.lock(&name)?;
+    let ([client], name) = TestClient::several(&ctx).await?;
+    let lock = client.lock(&name)?;
     let (line, guard) = (line!(), lock.acquire().await?);
     let waited = lock.acquire_timeout(ctx.short() / 2).await;
     let words = fails(OUT_OF_TIME, waited)?.to_string();
@@ -230,14 +230,14 @@ async fn a_wait_for_oneself_says_where_the_lock_was_acquired(ctx: Ctx) -> Result
     frees(&ctx, guard).await
 }
 
-async fn a_waiter_out_of_time_passes_its_place_on(ctx: Ctx) -> Result {
-    let ([_other, peer, third], name, guard) = held(&ctx, Peer::lock).await?;
+async fn a_waiter_out_of_time_passes_its_position_on(ctx: Ctx) -> Result {
+    let ([_other, client, third], name, guard) = held(&ctx, TestClient::lock).await?;
     let (limit, mut order) = (ctx.short() / 2, Order::default());
-    let impatient = ctx.spawn(peer.lock(&name)?.acquire_timeout(limit));
-    peer.stands(0).await?;
-    order.wait(&ctx, peer.lock(&name)?, 1).await;
+    let impatient = ctx.spawn(client.lock(&name)?.acquire_timeout(limit));
+    client.stands(0).await?;
+    order.wait(&ctx, client.lock(&name)?, 1).await;
     ctx.time_passes(limit / 10).await;
-    let in_line = peer.client.capabilities().wake == Wake::Queue;
+    let in_line = client.inner.capabilities().wake == Wake::Queue;
     if in_line {
         // Behind the queue entry of the first client, whichever of its waiters uses that.
         order.wait(&ctx, third.lock(&name)?, 2).await;
@@ -251,13 +251,13 @@ async fn a_waiter_out_of_time_passes_its_place_on(ctx: Ctx) -> Result {
 }
 
 async fn a_wait_ends_when_the_lease_of_the_holder_does(ctx: Ctx) -> Result {
-    let ([peer, other], _) = Peer::several(&ctx).await?;
-    for holder in [&peer, &other] {
+    let ([client, other], _) = TestClient::several(&ctx).await?;
+    for holder in [&client, &other] {
         let name = ctx.name()?;
         let begun = ctx.now();
         let guard = holder.take(&holder.fixed(&name)?).await?;
         // The end of the lease is known where the store tells it; otherwise the next poll finds it.
-        let waiting = ctx.spawn(peer.lock(&name)?.acquire());
+        let waiting = ctx.spawn(client.lock(&name)?.acquire());
         let taken = waiting.done(ctx.short() + POLL).await??;
         let over = ctx.now().since(begun) >= ctx.short();
         ensure(over, "it got in before the lease was over")?;

@@ -1,7 +1,7 @@
 //! Drivers that acquire wrongly.
 
 use super::{
-    Batch, Edit, FAR, Inner, Renewals, Twist,
+    Batch, Edit, FAR, Inner, Mutation, Renewals,
     memory::{PerName, Who, who},
     table,
 };
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 table! {
     a_lease_nearly_over_counts_as_over
         breaks(Clause::Mutex, Clause::Lease, Clause::Renew, Clause::Indeterminate) => Impatient;
-    a_lapsed_holder_refuses_whoever_finds_it breaks(Clause::Expiry) => Sweeper::default();
+    a_lapsed_holder_refuses_the_client_that_finds_it breaks(Clause::Expiry) => Sweeper::default();
     a_reentry_sets_the_end_of_all breaks(Clause::Lease) => LastLease::default();
     a_repeat_is_one_hold_more breaks(Clause::Indeterminate) => Miscount::Repeats.made();
     lapsed_holds_are_counted breaks(Clause::Expiry) => Miscount::Lapses.made();
@@ -55,7 +55,7 @@ struct Impatient;
 const NEARLY: Duration = Duration::from_millis(250);
 
 #[async_trait]
-impl Twist for Impatient {
+impl Mutation for Impatient {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let answer = inner.acquire(req).await?;
         if matches!(answer, Acquired::Held(_)) {
@@ -77,7 +77,7 @@ struct Sweeper {
 }
 
 #[async_trait]
-impl Twist for Sweeper {
+impl Mutation for Sweeper {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let now = Instant::now();
         if let Some((owner, end)) = self.ends.get(&req.name)
@@ -103,7 +103,7 @@ struct LastLease {
 }
 
 #[async_trait]
-impl Twist for LastLease {
+impl Mutation for LastLease {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let now = Instant::now();
         let mut answer = inner.acquire(req).await?;
@@ -162,7 +162,7 @@ impl Miscount {
 }
 
 #[async_trait]
-impl Twist for Counter {
+impl Mutation for Counter {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let mut again = req.clone();
         let repeats = matches!(self.mistake, Miscount::Repeats);

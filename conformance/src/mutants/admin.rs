@@ -1,6 +1,6 @@
 //! Drivers that inspect, list, break, report errors or map names wrongly.
 
-use super::{Edit, FAR, Inner, Listing, Only, Twist, memory::PerName, table};
+use super::{Edit, FAR, Inner, Listing, Mutation, Only, memory::PerName, table};
 use crate::clause::Clause;
 use async_trait::async_trait;
 use dlock_core::{
@@ -32,7 +32,7 @@ struct InspectProlongs {
 }
 
 #[async_trait]
-impl Twist for InspectProlongs {
+impl Mutation for InspectProlongs {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let answer = inner.acquire(req).await?;
         if matches!(answer, Acquired::Granted(_)) {
@@ -57,7 +57,7 @@ impl Twist for InspectProlongs {
 struct ShutUnseen;
 
 #[async_trait]
-impl Twist for ShutUnseen {
+impl Mutation for ShutUnseen {
     async fn inspect(&self, inner: &Inner, name: &LockName) -> Result<Snapshot> {
         let mut seen = inner.inspect(name).await?;
         if seen.waiters.unwrap_or(0) == 0 {
@@ -72,7 +72,7 @@ impl Twist for ShutUnseen {
 struct BreakAnything;
 
 #[async_trait]
-impl Twist for BreakAnything {
+impl Mutation for BreakAnything {
     async fn break_lock(&self, inner: &Inner, name: &LockName, _: Only) -> Result<Broken> {
         inner.break_lock(name, None).await
     }
@@ -83,7 +83,7 @@ impl Twist for BreakAnything {
 struct ListSkips;
 
 #[async_trait]
-impl Twist for ListSkips {
+impl Mutation for ListSkips {
     async fn list(&self, inner: &Inner, (prefix, from, limit): Listing<'_>) -> Result<Page> {
         let mut page = inner.list(prefix, from, limit).await?;
         if from.is_some() && !page.found.is_empty() {
@@ -98,7 +98,7 @@ impl Twist for ListSkips {
 struct Like;
 
 #[async_trait]
-impl Twist for Like {
+impl Mutation for Like {
     async fn list(&self, inner: &Inner, (prefix, from, limit): Listing<'_>) -> Result<Page> {
         let plain = prefix.split('_').next().unwrap_or_default();
         let mut page = inner.list(plain, from, limit).await?;
@@ -130,7 +130,7 @@ impl Renamed {
 }
 
 #[async_trait]
-impl Twist for Renamed {
+impl Mutation for Renamed {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let mut req = req.clone();
         req.name = self.of(&req.name);

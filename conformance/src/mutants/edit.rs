@@ -1,6 +1,6 @@
 //! Mistakes without a memory: a request or an answer, edited on its way.
 
-use super::{Batch, Inner, Renewals, Twist};
+use super::{Batch, Inner, Mutation, Renewals};
 use async_trait::async_trait;
 use dlock_core::driver::{Acquire, Acquired, Release, Released, Renew, Renewed, Result, WakeUp};
 use futures_core::stream::BoxStream;
@@ -32,7 +32,7 @@ impl Edit {
 }
 
 #[async_trait]
-impl Twist for Edit {
+impl Mutation for Edit {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let mut edited = req.clone();
         (self.acquire)(&mut edited);

@@ -1,7 +1,7 @@
 //! Drivers that number incarnations wrongly, or enter the wrong one.
 
 use super::{
-    Edit, Inner, Only, Twist,
+    Edit, Inner, Mutation, Only,
     memory::{PerName, Who, address, who},
     table,
 };
@@ -31,7 +31,7 @@ struct TokenAgain {
 }
 
 #[async_trait]
-impl Twist for TokenAgain {
+impl Mutation for TokenAgain {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let mut answer = inner.acquire(req).await?;
         if let Acquired::Granted(grant) = &mut answer {
@@ -78,7 +78,7 @@ impl TokenOfTheHour {
 }
 
 #[async_trait]
-impl Twist for TokenOfTheHour {
+impl Mutation for TokenOfTheHour {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let mut req = req.clone();
         if let Some(token) = req.join {
@@ -121,7 +121,7 @@ struct TokenPerHold {
 }
 
 #[async_trait]
-impl Twist for TokenPerHold {
+impl Mutation for TokenPerHold {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let mut answer = inner.acquire(req).await?;
         if let Acquired::Granted(grant) = &mut answer {
@@ -143,7 +143,7 @@ struct PerClient {
 }
 
 #[async_trait]
-impl Twist for PerClient {
+impl Mutation for PerClient {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let me = address(inner);
         let seen = inner.inspect(&req.name).await?;

@@ -1,6 +1,6 @@
 //! Drivers that order the queue wrongly, or send no wake-ups.
 
-use super::{Edit, Inner, Twist, table};
+use super::{Edit, Inner, Mutation, table};
 use crate::clause::Clause;
 use async_trait::async_trait;
 use dlock_core::{
@@ -10,24 +10,24 @@ use dlock_core::{
 use std::num::NonZeroU64;
 
 table! {
-    a_turn_is_open_to_whoever_asks breaks(Clause::Wait) needs(Line) => Barging;
-    the_next_ticket_is_forgotten breaks(Clause::Wait) needs(Line) => Edit {
+    a_turn_is_open_to_every_client breaks(Clause::Wait) needs(Queue) => Barging;
+    the_next_ticket_is_forgotten breaks(Clause::Wait) needs(Queue) => Edit {
         acquire: |req| req.next_ticket = None,
         ..Edit::NONE
     };
-    a_granted_ticket_stays_in_line breaks(Clause::Indeterminate, Clause::Wait) needs(Line) => Edit {
+    a_granted_ticket_stays_in_the_queue breaks(Clause::Indeterminate, Clause::Wait) needs(Queue) => Edit {
         acquire: |req| req.next_ticket = req.next_ticket.or(req.ticket),
         ..Edit::NONE
     };
     // Queues it under a ticket of the mutant's own.
-    refused_without_a_ticket_stands_all_the_same
+    refused_without_a_ticket_is_queued_all_the_same
         breaks(Clause::Mutex, Clause::Indeterminate, Clause::Cancel, Clause::Wait, Clause::Late)
-        needs(Line) => Edit {
+        needs(Queue) => Edit {
             acquire: |req| req.ticket = req.ticket.or(NonZeroU64::new(req.hold.to_bits()).map(Ticket)),
             ..Edit::NONE
         };
-    leave_does_nothing breaks(Clause::Cancel) needs(Line) => LeaveSwallowed;
-    a_turn_that_is_left_is_handed_to_nobody breaks(Clause::Cancel) needs(Line) => TurnLost;
+    leave_does_nothing breaks(Clause::Cancel) needs(Queue) => LeaveSwallowed;
+    a_turn_that_is_left_is_handed_to_no_waiter breaks(Clause::Cancel) needs(Queue) => TurnLost;
     wake_ups_are_never_told breaks(Clause::Wait) needs(Push) => Edit {
         wake_up: |_| false,
         ..Edit::NONE
@@ -44,7 +44,7 @@ table! {
 struct Barging;
 
 #[async_trait]
-impl Twist for Barging {
+impl Mutation for Barging {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let answer = inner.acquire(req).await?;
         if matches!(answer, Acquired::Held(_)) && req.ticket.is_none() {
@@ -64,7 +64,7 @@ impl Twist for Barging {
 struct LeaveSwallowed;
 
 #[async_trait]
-impl Twist for LeaveSwallowed {
+impl Mutation for LeaveSwallowed {
     async fn leave(&self, _: &Inner, _: &LockName, _: Ticket) -> Result<()> {
         Ok(())
     }
@@ -75,7 +75,7 @@ impl Twist for LeaveSwallowed {
 struct TurnLost;
 
 #[async_trait]
-impl Twist for TurnLost {
+impl Mutation for TurnLost {
     async fn leave(&self, inner: &Inner, name: &LockName, ticket: Ticket) -> Result<()> {
         let seen = inner.inspect(name).await?;
         if seen.unavailable_for.is_some() {

@@ -6,15 +6,15 @@ mod edit;
 mod enter;
 mod line;
 mod memory;
+mod mutation;
 mod release;
 mod renew;
 mod run;
-mod twist;
 
 use edit::Edit;
+use mutation::{Batch, Inner, Listing, Only, Renewals};
+pub(crate) use mutation::{Mutation, mutated};
 pub(crate) use run::trial;
-use twist::{Batch, Inner, Listing, Only, Renewals};
-pub(crate) use twist::{Twist, twisted};
 
 use crate::{clause::Clause, fixture::Need};
 use std::{sync::Arc, time::Duration};
@@ -32,17 +32,17 @@ pub struct Mutant {
     /// Without these needs it is no different from a right one.
     pub needs: &'static [Need],
     /// Makes a fresh one, which all drivers of one case share.
-    pub(crate) twist: fn() -> Arc<dyn Twist>,
+    pub(crate) mutation: fn() -> Arc<dyn Mutation>,
 }
 
 /// The table `MUTANTS` of a file.
 macro_rules! table {
-    ($($name:ident breaks($($clause:path),+) $(needs($($need:ident),+))? => $twist:expr;)+) => {
+    ($($name:ident breaks($($clause:path),+) $(needs($($need:ident),+))? => $mutation:expr;)+) => {
         pub(super) const MUTANTS: &[$crate::Mutant] = &[$($crate::Mutant {
             name: stringify!($name),
             breaks: &[$($clause),+],
             needs: &[$($($crate::Need::$need),+)?],
-            twist: || std::sync::Arc::new($twist),
+            mutation: || std::sync::Arc::new($mutation),
         }),+];
     };
 }

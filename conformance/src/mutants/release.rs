@@ -1,7 +1,7 @@
 //! Drivers that release wrongly.
 
 use super::{
-    Edit, FAR, Inner, Twist,
+    Edit, FAR, Inner, Mutation,
     memory::{PerName, Who, address, who},
     table,
 };
@@ -43,7 +43,7 @@ table! {
 struct ByOwner;
 
 #[async_trait]
-impl Twist for ByOwner {
+impl Mutation for ByOwner {
     async fn release(&self, inner: &Inner, req: &Release) -> Result<Released> {
         let answer = inner.release(req).await?;
         if matches!(answer, Released::NotHeld { .. }) {
@@ -62,7 +62,7 @@ struct FirstEndsAll {
 }
 
 #[async_trait]
-impl Twist for FirstEndsAll {
+impl Mutation for FirstEndsAll {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let answer = inner.acquire(req).await?;
         if let Acquired::Granted(grant) = &answer
@@ -91,7 +91,7 @@ struct Heirs {
 }
 
 #[async_trait]
-impl Twist for Heirs {
+impl Mutation for Heirs {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let answer = inner.acquire(req).await?;
         if let Acquired::Granted(grant) = &answer {
@@ -124,7 +124,7 @@ impl Twist for Heirs {
 struct KeepOfTheLast;
 
 #[async_trait]
-impl Twist for KeepOfTheLast {
+impl Mutation for KeepOfTheLast {
     async fn release(&self, inner: &Inner, req: &Release) -> Result<Released> {
         let mut req = req.clone();
         if req.min_hold.is_some() && inner.inspect(&req.name).await?.holds > 1 {
@@ -141,7 +141,7 @@ struct KeepForOthers {
 }
 
 #[async_trait]
-impl Twist for KeepForOthers {
+impl Mutation for KeepForOthers {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let answer = inner.acquire(req).await?;
         if matches!(answer, Acquired::Held(_)) && self.last.get(&req.name) == Some(req.owner) {
@@ -170,7 +170,7 @@ struct Close {
 }
 
 #[async_trait]
-impl Twist for Close {
+impl Mutation for Close {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let answer = inner.acquire(req).await?;
         if matches!(answer, Acquired::Granted(_)) {

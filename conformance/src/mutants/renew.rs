@@ -1,7 +1,7 @@
 //! Drivers that renew wrongly.
 
 use super::{
-    Batch, Edit, FAR, Inner, Renewals, Twist,
+    Batch, Edit, FAR, Inner, Mutation, Renewals,
     memory::{PerName, Who, who},
     table,
 };
@@ -66,7 +66,7 @@ table! {
 struct Revives;
 
 #[async_trait]
-impl Twist for Revives {
+impl Mutation for Revives {
     async fn renew(&self, batch: Batch<'_>) -> Renewals {
         let mut answers = batch.send().await?;
         for (entry, answer) in batch.entries.iter().zip(&mut answers) {
@@ -90,7 +90,7 @@ impl Twist for Revives {
 struct StopsEarly;
 
 #[async_trait]
-impl Twist for StopsEarly {
+impl Mutation for StopsEarly {
     async fn renew(&self, batch: Batch<'_>) -> Renewals {
         let mut answers = Vec::new();
         for entry in &batch.entries {
@@ -111,7 +111,7 @@ struct AllOfThem {
 }
 
 #[async_trait]
-impl Twist for AllOfThem {
+impl Mutation for AllOfThem {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let answer = inner.acquire(req).await?;
         if matches!(answer, Acquired::Granted(_)) {

@@ -19,8 +19,8 @@ pub(crate) fn trial(stage: &Arc<Stage>, mutant: Mutant, how: Mutants) -> Trial {
     let name = format!("{}::mutant::{}", stage.name(), mutant.name);
     let stage = Arc::clone(stage);
     Trial::ignorable_test(name, move || {
-        if let Some(gap) = stage.lacks(mutant.needs).map_err(Failed::from)? {
-            return Ok(Completion::ignored_with(gap));
+        if let Some(unsupported) = stage.lacks(mutant.needs).map_err(Failed::from)? {
+            return Ok(Completion::ignored_with(unsupported));
         }
         let mut mutant = mutant;
         let session = stage.is_session_bound().map_err(Failed::from)?;
@@ -53,7 +53,7 @@ fn hidden(mutant: &str) -> Option<(&'static [Clause], &'static str)> {
             "no client is told exactly what the hold of another has left",
         )),
         "inspect_prolongs" => Some((&[], "no client prolongs what another session holds")),
-        "refused_without_a_ticket_stands_all_the_same" => Some((
+        "refused_without_a_ticket_is_queued_all_the_same" => Some((
             &[Mutex, Indeterminate, Cancel, Wait],
             "a turn lapses before a session would",
         )),
@@ -65,7 +65,7 @@ fn hidden(mutant: &str) -> Option<(&'static [Clause], &'static str)> {
 fn whole(stage: &Stage, mutant: Mutant) -> Verdict {
     let mut verdict = Verdict::default();
     for case in cases().into_iter().filter(is_for_drivers) {
-        verdict.note((case, stage.run(case, Some((mutant.twist)()))));
+        verdict.note((case, stage.run(case, Some((mutant.mutation)()))));
     }
     verdict
 }
@@ -81,7 +81,7 @@ fn is_for_drivers(case: &Case) -> bool {
 fn listed(stage: &Stage, mutant: Mutant) -> Result<Verdict, Failed> {
     let mut verdict = Verdict::default();
     let first = concurrently(mutant.breaks, |case| async move {
-        (case, stage.play(case, Some((mutant.twist)())).await)
+        (case, stage.play(case, Some((mutant.mutation)())).await)
     });
     stage
         .block_on(first)?
@@ -92,8 +92,8 @@ fn listed(stage: &Stage, mutant: Mutant) -> Result<Verdict, Failed> {
         let again = async {
             let house = &Stage::alone().await;
             concurrently(&blind, |case| async move {
-                let twist = Some((mutant.twist)());
-                (case, stage.play_in(house, case, twist).await)
+                let mutation = Some((mutant.mutation)());
+                (case, stage.play_in(house, case, mutation).await)
             })
             .await
         };

@@ -86,7 +86,7 @@ fn trial(stage: &Arc<Stage>, case: Case) -> Trial {
     let stage = Arc::clone(stage);
     Trial::ignorable_test(name, move || match stage.run(case, None) {
         Outcome::Passed => Ok(Completion::Completed),
-        Outcome::Ignored(gap) => Ok(Completion::ignored_with(gap)),
+        Outcome::Ignored(unsupported) => Ok(Completion::ignored_with(unsupported)),
         Outcome::Failed(words) | Outcome::Late(words) => Err(Failed::from(words)),
         Outcome::Hung => Err(Failed::from("the case did not come to its end in time")),
     })

@@ -4,8 +4,8 @@ use crate::{
     case::Case,
     ctx::Ctx,
     failure::Failure,
-    fixture::{Fixture, Gap, MakeFixture, Need, Time},
-    mutants::Twist,
+    fixture::{Fixture, MakeFixture, Need, Time, Unsupported},
+    mutants::Mutation,
     pace::Pace,
     testbed::is_unprivileged,
 };
@@ -18,13 +18,15 @@ use std::{
 };
 use tokio::{
     runtime::{self, Runtime},
-    sync::{Mutex, RwLock, RwLockWriteGuard},
+    sync::{Mutex, OnceCell, RwLock, RwLockWriteGuard},
 };
 
 /// The environment of one fixture; in real time, with the server and the runtime that its cases share.
 pub(crate) struct Stage {
     maker: Arc<dyn MakeFixture>,
     shared: Mutex<Option<Arc<dyn Fixture>>>,
+    /// What the store of real time can do. Asking costs a driver.
+    store: OnceCell<Capabilities>,
     runtime: OnceLock<std::io::Result<Runtime>>,
     late: StdMutex<Vec<String>>,
 }
@@ -35,7 +37,7 @@ pub(crate) enum Outcome {
     /// It passed.
     Passed,
     /// It could not run.
-    Ignored(Gap),
+    Ignored(Unsupported),
     /// It failed, with this message.
     Failed(String),
     /// Its answers were right, but one came after its bound.
@@ -49,6 +51,7 @@ impl Stage {
         Self {
             maker,
             shared: Mutex::default(),
+            store: OnceCell::new(),
             runtime: OnceLock::new(),
             late: StdMutex::default(),
         }
@@ -63,14 +66,14 @@ impl Stage {
     }
 
     /// Runs one case to its end.
-    pub(crate) fn run(&self, case: Case, twist: Option<Arc<dyn Twist>>) -> Outcome {
-        let done = self.block_on(self.play(case, twist));
+    pub(crate) fn run(&self, case: Case, mutation: Option<Arc<dyn Mutation>>) -> Outcome {
+        let done = self.block_on(self.play(case, mutation));
         done.unwrap_or_else(failed)
     }
 
     /// The first of these needs that the store cannot offer, if any.
-    pub(crate) fn lacks(&self, needs: &[Need]) -> Result<Option<Gap>, Failure> {
-        self.probe(|fixture, store| gap(needs, fixture, store))
+    pub(crate) fn lacks(&self, needs: &[Need]) -> Result<Option<Unsupported>, Failure> {
+        self.probe(|fixture, store| unsupported(needs, fixture, store))
     }
 
     /// Whether holds end with their client's session, which hides some mistakes.
@@ -85,8 +88,8 @@ impl Stage {
 
     fn probe<T>(&self, found: impl Fn(&dyn Fixture, &Capabilities) -> T) -> Result<T, Failure> {
         let probe = async {
-            let fixture = self.fixture(false).await?;
-            let store = capabilities(&*fixture).await?;
+            let fixture = self.fixture().await?;
+            let store = self.capabilities(&*fixture).await?;
             Ok(found(&*fixture, &store))
         };
         self.block_on(probe)?
@@ -105,15 +108,15 @@ impl Stage {
     /// In real time, a case that missed an upper bound while other cases ran is measured once more,
     /// alone, and is counted. Nothing else is forgiven that way: two holders, a wrong answer, an error
     /// of the store or a hang fails at once.
-    pub(crate) async fn play(&self, case: Case, twist: Option<Arc<dyn Twist>>) -> Outcome {
+    pub(crate) async fn play(&self, case: Case, mutation: Option<Arc<dyn Mutation>>) -> Outcome {
         let first = {
             let _beside_others = HOUSE.read().await;
-            self.staged(case, twist.clone())
+            self.staged(case, mutation.clone())
                 .await
                 .unwrap_or_else(failed)
         };
         match first {
-            Outcome::Late(words) if self.time() == Time::Real && twist.is_none() => {
+            Outcome::Late(words) if self.time() == Time::Real && mutation.is_none() => {
                 let late = format!("{}::{}: {words}", self.name(), case.name);
                 self.late().push(late);
                 let house = Self::alone().await;
@@ -142,23 +145,30 @@ impl Stage {
         &self,
         _: &Alone,
         case: Case,
-        twist: Option<Arc<dyn Twist>>,
+        mutation: Option<Arc<dyn Mutation>>,
     ) -> Outcome {
-        self.staged(case, twist).await.unwrap_or_else(failed)
+        self.staged(case, mutation).await.unwrap_or_else(failed)
     }
 
-    async fn staged(&self, case: Case, twist: Option<Arc<dyn Twist>>) -> Result<Outcome, Failure> {
+    async fn staged(
+        &self,
+        case: Case,
+        mutation: Option<Arc<dyn Mutation>>,
+    ) -> Result<Outcome, Failure> {
         match self.maker.home().check() {
-            Err(_) if is_unprivileged() => return Ok(Outcome::Ignored(UNPRIVILEGED_GAP)),
+            Err(_) if is_unprivileged() => return Ok(Outcome::Ignored(NO_ENGINE)),
             home => home?,
         }
-        let fixture = self.fixture(case.is_exclusive()).await?;
-        let store = capabilities(&*fixture).await?;
-        if let Some(gap) = gap(case.needs, &*fixture, &store) {
-            return Ok(Outcome::Ignored(gap));
+        let mut fixture = self.fixture().await?;
+        let store = self.capabilities(&*fixture).await?;
+        if let Some(unsupported) = unsupported(case.needs, &*fixture, &store) {
+            return Ok(Outcome::Ignored(unsupported));
+        }
+        if case.is_exclusive() && self.time() == Time::Real {
+            fixture = self.maker.make().await?;
         }
         let pace = Pace::of(self.maker.home(), self.time(), &store);
-        let ctx = Ctx::new(case.name, Arc::clone(&self.maker), fixture, twist, pace);
+        let ctx = Ctx::new(case.name, Arc::clone(&self.maker), fixture, mutation, pace);
         let run = AssertUnwindSafe((case.run)(ctx.clone())).catch_unwind();
         let outcome = match tokio::time::timeout(pace.limit, run).await {
             Ok(Ok(Ok(()))) => Outcome::Passed,
@@ -170,9 +180,9 @@ impl Stage {
         Ok(outcome)
     }
 
-    /// The shared store, or a new one.
-    async fn fixture(&self, own: bool) -> Result<Arc<dyn Fixture>, Failure> {
-        if own || self.time() == Time::Simulated {
+    /// The shared store; in simulated time a new one.
+    async fn fixture(&self) -> Result<Arc<dyn Fixture>, Failure> {
+        if self.time() == Time::Simulated {
             return self.maker.make().await;
         }
         let mut shared = self.shared.lock().await;
@@ -182,6 +192,16 @@ impl Stage {
         let fixture = self.maker.make().await?;
         *shared = Some(Arc::clone(&fixture));
         Ok(fixture)
+    }
+
+    async fn capabilities(&self, fixture: &dyn Fixture) -> Result<Capabilities, Failure> {
+        match self.time() {
+            Time::Simulated => capabilities(fixture).await,
+            Time::Real => {
+                let store = self.store.get_or_try_init(|| capabilities(fixture)).await;
+                store.cloned()
+            }
+        }
     }
 
     fn runtime(&self) -> Result<&Runtime, Failure> {
@@ -226,8 +246,10 @@ async fn capabilities(fixture: &dyn Fixture) -> Result<Capabilities, Failure> {
     Ok(store)
 }
 
-fn gap(needs: &[Need], fixture: &dyn Fixture, store: &Capabilities) -> Option<Gap> {
-    needs.iter().find_map(|need| need.gap(fixture, store).err())
+fn unsupported(needs: &[Need], fixture: &dyn Fixture, store: &Capabilities) -> Option<Unsupported> {
+    needs
+        .iter()
+        .find_map(|need| need.unsupported(fixture, store).err())
 }
 
 fn paused() -> Result<Runtime, Failure> {
@@ -238,7 +260,8 @@ fn paused() -> Result<Runtime, Failure> {
 }
 
 /// Without that variable the case fails instead, and the failure has the full reason.
-const UNPRIVILEGED_GAP: Gap = Gap("no container engine answers, and DLOCK_TEST_UNPRIVILEGED is 1");
+const NO_ENGINE: Unsupported =
+    Unsupported("no container engine answers, and DLOCK_TEST_UNPRIVILEGED is 1");
 
 fn words_of(panic: &(dyn Any + Send)) -> String {
     let words = panic.downcast_ref::<String>().map(String::as_str);
@@ -250,11 +273,11 @@ fn words_of(panic: &(dyn Any + Send)) -> String {
 mod tests {
     use super::{Outcome, Stage};
     use crate::{
-        caller::Caller,
         case::{Case, Run},
         clause::Clause,
         failure::{Failure, ensure, in_time},
         fixture::{Fixture, MakeFixture, Time},
+        test_driver::TestDriver,
     };
     use async_trait::async_trait;
     use dlock_core::{
@@ -386,7 +409,7 @@ mod tests {
                 let store = MemoryStore::new(ctx.clock().clone());
                 let driver = MemoryDriver::connect(&store, MemoryConfig::new(Wake::Notify));
                 driver.faults().inject(WakeUp::Resync);
-                let caller = Caller::new(Arc::new(driver), ctx);
+                let caller = TestDriver::new(Arc::new(driver), ctx);
                 let second = Duration::from_secs(1);
                 caller.hears("a turn", second, |_| false).await.map(drop)
             })

@@ -28,7 +28,7 @@ pub(crate) enum Kind {
     /// Two incarnations believed at the same instant that they hold one name.
     Overlap,
     /// A guard was still Ok after another incarnation had begun.
-    ToldLate,
+    NoticedLate,
     /// A later incarnation has no greater token, or one incarnation has two.
     Token,
     /// The name was granted before its minimum hold was over.
@@ -151,7 +151,7 @@ impl Verdict {
                     Some(_) => Kind::Overlap,
                     // The grant happened at some instant after the request, possibly long before the
                     // answer.
-                    None if hold.asked >= earlier.got => Kind::ToldLate,
+                    None if hold.asked >= earlier.got => Kind::NoticedLate,
                     None => continue,
                 };
                 let by = earlier.believed.map_or(0, |last| last - hold.got);
@@ -288,7 +288,7 @@ mod tests {
     fn a_guard_that_is_ok_after_another_began_is_told_late() {
         let one = told("x", 1, [0, 5, 10], Some(21), "released");
         let two = |asked| told("y", 2, [0, asked, 20], None, "lost");
-        assert_eq!(found(&[one.clone(), two(10)]), [Kind::ToldLate]);
+        assert_eq!(found(&[one.clone(), two(10)]), [Kind::NoticedLate]);
         // It may have been granted before the first one, and learned so after a long stop.
         assert!(found(&[one, two(9)]).is_empty());
     }

@@ -8,8 +8,8 @@ mod work;
 use clap::{Args, ValueEnum};
 use dlock::{Client, ErrorKind, Lock};
 use dlock_conformance::testbed::{
-    EtcdServer, Kind, MariadbServer, MongoServer, PostgresServer, Proxy, RedisServer, Running,
-    Station, ZooKeeperServer,
+    EtcdServer, Kind, ManagedServer, MariadbServer, MongoServer, PostgresServer, Proxy,
+    RedisServer, Running, ZooKeeperServer,
     mariadb::MariadbOptions,
     mongo::Deployment,
     proxy::Reach,
@@ -174,20 +174,20 @@ impl Storm {
             }
             (_, None) => None,
             (Attack::KillServer, Some(server)) => {
-                server.station()?.kill()?;
+                server.managed()?.kill()?;
                 Some("server killed")
             }
             (Attack::StartServer, Some(server)) => {
-                let station = server.station()?;
-                tokio::task::block_in_place(|| station.restart())?;
+                let managed = server.managed()?;
+                tokio::task::block_in_place(|| managed.restart())?;
                 None
             }
             (Attack::StopServer, Some(server)) => {
-                server.station()?.stop()?;
+                server.managed()?.stop()?;
                 Some("server stopped")
             }
             (Attack::ContinueServer, Some(server)) => {
-                server.station()?.cont()?;
+                server.managed()?.cont()?;
                 None
             }
             (Attack::Cut, Some(server)) => {
@@ -332,22 +332,22 @@ struct Server {
 }
 
 impl Server {
-    fn station(&self) -> Result<&dyn Station> {
+    fn managed(&self) -> Result<&dyn ManagedServer> {
         self.running
-            .station()
+            .managed()
             .ok_or_else(|| "the server is not ours".into())
     }
 }
 
 trait Ours: Send + Sync {
-    fn station(&self) -> Option<&dyn Station>;
+    fn managed(&self) -> Option<&dyn ManagedServer>;
     fn addr(&self) -> SocketAddr;
     fn url_at(&self, addr: SocketAddr) -> String;
 }
 
 impl<K: Kind> Ours for Running<K> {
-    fn station(&self) -> Option<&dyn Station> {
-        self.station()
+    fn managed(&self) -> Option<&dyn ManagedServer> {
+        self.managed()
     }
 
     fn addr(&self) -> SocketAddr {

@@ -53,7 +53,7 @@ pub(crate) async fn work(job: &Job) -> Result {
             return Ok(());
         }
     };
-    let place = Arc::new(Place {
+    let shared = Arc::new(SharedState {
         client,
         log,
         run: job.arg("run")?.to_owned(),
@@ -63,22 +63,22 @@ pub(crate) async fn work(job: &Job) -> Result {
     let seed: u64 = job.arg("seed")?.parse()?;
     let tasks: Vec<_> = (0..TASKS as u64)
         .map(|task| {
-            let (place, rng) = (
-                Arc::clone(&place),
+            let (shared, rng) = (
+                Arc::clone(&shared),
                 Rng::with_seed(seed * TASKS as u64 + task),
             );
-            tokio::spawn(async move { place.turns(rng).await })
+            tokio::spawn(async move { shared.turns(rng).await })
         })
         .collect();
     for task in tasks {
         task.await??;
     }
-    drop(place.client.shutdown(LEASE).await);
+    drop(shared.client.shutdown(LEASE).await);
     Ok(())
 }
 
 /// What the tasks of a worker share.
-struct Place {
+struct SharedState {
     client: Client,
     log: Log,
     run: String,
@@ -87,7 +87,7 @@ struct Place {
     stop: Arc<AtomicBool>,
 }
 
-impl Place {
+impl SharedState {
     async fn turns(&self, mut rng: Rng) -> Result {
         while !self.stop.load(Ordering::Relaxed) {
             self.turn(&mut rng).await?;

@@ -3,7 +3,7 @@
 #[cfg(feature = "containers")]
 use super::container::{Container, Image};
 use super::{
-    Kind, Running, ServerProcess, Station, pgbouncer,
+    Kind, ManagedServer, Running, ServerProcess, pgbouncer,
     server::{ServerError, Service, Site},
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -90,7 +90,7 @@ impl PostgresServer {
         }))
     }
 
-    /// Ends a server that the testbed started in order (a fast shutdown), as an administrator does before a [restart](Station::restart):
+    /// Ends a server that the testbed started in order (a fast shutdown), as an administrator does before a [restart](ManagedServer::restart):
     /// returns when it has ended.
     ///
     /// # Errors
@@ -185,7 +185,7 @@ impl Drop for Processes {
     }
 }
 
-impl Station for Processes {
+impl ManagedServer for Processes {
     fn addr(&self) -> SocketAddr {
         self.0.addr()
     }
@@ -241,7 +241,7 @@ struct Pooled {
     server: Processes,
 }
 
-impl Station for Pooled {
+impl ManagedServer for Pooled {
     fn addr(&self) -> SocketAddr {
         self.bouncer.addr()
     }

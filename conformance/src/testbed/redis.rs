@@ -7,10 +7,10 @@ use url::Url;
 #[cfg(feature = "containers")]
 use super::container::{Container, Image};
 use super::{
+    managed_server::ManagedServer,
     process::on_path,
     running::{Kind, Running, parsed},
     server::{ServerError, ServerProcess, Service, Site},
-    station::Station,
 };
 
 /// A reply of Redis.
@@ -129,9 +129,9 @@ impl RedisServer {
         Ok(Self::local(Container::start(Image::redis(&options))?))
     }
 
-    fn local(station: impl Station) -> Self {
-        let client = client_at(station.addr());
-        Self::ours(Redis { client }, station, |addr| format!("redis://{addr}/"))
+    fn local(managed: impl ManagedServer) -> Self {
+        let client = client_at(managed.addr());
+        Self::ours(Redis { client }, managed, |addr| format!("redis://{addr}/"))
     }
 
     /// Runs one command on a connection of its own.

@@ -1,8 +1,8 @@
 //! Running server of any kind, and the URL that clients use.
 
 use super::{
+    managed_server::ManagedServer,
     server::{ServerError, ServerProcess},
-    station::Station,
 };
 use std::{env, ffi::OsString, fmt, net::SocketAddr};
 use url::Url;
@@ -29,12 +29,12 @@ pub struct Running<K> {
     url: Url,
     addr: SocketAddr,
     /// `None`: the testbed did not start it.
-    station: Option<Box<dyn Station>>,
+    managed: Option<Box<dyn ManagedServer>>,
 }
 
 impl<K: Kind> Running<K> {
     /// A started server with this URL for clients: what a [`Backend`](crate::Backend) over another kind
-    /// of server starts. A server of one process is a [`ServerProcess`]; one of several needs a [`Station`] of
+    /// of server starts. A server of one process is a [`ServerProcess`]; one of several needs a [`ManagedServer`] of
     /// its own that stops and kills them all, as `postgres.rs` beside this file has it.
     ///
     /// # Panics
@@ -88,14 +88,18 @@ impl<K: Kind> Running<K> {
     /// }
     /// ```
     #[must_use]
-    pub fn ours(kind: K, station: impl Station, url: impl FnOnce(SocketAddr) -> String) -> Self {
-        let addr = station.addr();
+    pub fn ours(
+        kind: K,
+        managed: impl ManagedServer,
+        url: impl FnOnce(SocketAddr) -> String,
+    ) -> Self {
+        let addr = managed.addr();
         let url = Url::parse(&url(addr)).expect("an address makes a URL");
         Self {
             kind,
             url,
             addr,
-            station: Some(Box::new(station)),
+            managed: Some(Box::new(managed)),
         }
     }
 
@@ -120,7 +124,7 @@ impl<K: Kind> Running<K> {
             kind,
             url,
             addr,
-            station: None,
+            managed: None,
         })
     }
 
@@ -156,13 +160,13 @@ impl<K: Kind> Running<K> {
     /// Its process; `None` when it is in a container, or was not started here.
     #[must_use]
     pub fn process(&self) -> Option<&ServerProcess> {
-        self.station()?.process()
+        self.managed()?.process()
     }
 
     /// The handle to stop, continue and restart it; `None` when it was not started here.
     #[must_use]
-    pub fn station(&self) -> Option<&dyn Station> {
-        self.station.as_deref()
+    pub fn managed(&self) -> Option<&dyn ManagedServer> {
+        self.managed.as_deref()
     }
 }
 
@@ -184,7 +188,7 @@ impl<K: fmt::Debug> fmt::Debug for Running<K> {
         f.debug_struct("Running")
             .field("kind", &self.kind)
             .field("addr", &self.addr)
-            .field("station", &self.station)
+            .field("managed", &self.managed)
             .finish_non_exhaustive()
     }
 }

@@ -81,6 +81,9 @@ impl<D: DistributedLock> UnderTest<D> {
     }
 
     /// Sends a release that is answered.
+    ///
+    /// # Panics
+    /// When it fails.
     pub async fn release(&self, ask: &Acquire) -> Released {
         let released = self.give_back(ask).await;
         released.expect("a release is answered")
@@ -127,12 +130,18 @@ impl<D: DistributedLock> UnderTest<D> {
     }
 
     /// Reads a lock.
+    ///
+    /// # Panics
+    /// When the read fails.
     pub async fn inspect(&self, name: &str) -> Snapshot {
         let shown = self.driver.inspect(&named(name)).await;
         shown.expect("an inspect is answered")
     }
 
     /// How long the store holds a lock that is held.
+    ///
+    /// # Panics
+    /// When it is not held.
     pub async fn rest(&self, name: &str) -> Duration {
         let shown = self.inspect(name).await;
         let holder = shown.holders.first().expect("it is held");
@@ -171,10 +180,36 @@ pub fn lasts(renewed: &Result<Renewed, DriverError>, lease: Duration) -> bool {
 /// # Panics
 /// When it does not come about for a minute.
 pub async fn until(what: &str, holds: impl AsyncFn() -> bool) {
-    let clock = Clock::boot();
-    let begun = clock.now();
+    let waiting = Waiting::new(what);
     while !holds().await {
-        assert!(clock.now().since(begun) < HANG, "{what}: not soon");
+        waiting.pause().await;
+    }
+}
+
+/// A wait for a condition that is checked again after each pause.
+#[derive(Debug)]
+pub struct Waiting<'a> {
+    what: &'a str,
+    clock: Clock,
+    begun: Instant,
+}
+
+impl<'a> Waiting<'a> {
+    /// Begins to wait.
+    #[must_use]
+    pub fn new(what: &'a str) -> Self {
+        let clock = Clock::boot();
+        let begun = clock.now();
+        Self { what, clock, begun }
+    }
+
+    /// Waits for some milliseconds.
+    ///
+    /// # Panics
+    /// After a minute.
+    pub async fn pause(&self) {
+        let since = self.clock.now().since(self.begun);
+        assert!(since < HANG, "{}: not soon", self.what);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

@@ -1,9 +1,9 @@
 //! Tests of the testbed itself.
 
+mod fault;
 mod proxy;
 mod redis;
 mod server;
-mod strike;
 
 use std::time::Duration;
 

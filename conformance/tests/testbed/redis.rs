@@ -131,22 +131,22 @@ async fn faults_decide_what_a_real_server_executes() -> Outcome {
     let count = || redis.command(&["GET", "n"]).map(|reply| reply.text());
     let arm = |fault| proxy.on_next(Trigger::on("INCR"), fault);
 
-    let strike = arm(Fault::CutBeforeRequest);
+    let armed = arm(Fault::CutBeforeRequest);
     assert_eq!(increment(proxy.addr(), false).await?, "");
-    assert!(strike.has_struck());
+    assert!(armed.has_struck());
     assert_eq!(count()?, None);
 
-    let strike = arm(Fault::CutAfterRequest);
+    let armed = arm(Fault::CutAfterRequest);
     assert_eq!(increment(proxy.addr(), false).await?, "");
-    assert!(strike.has_struck());
+    assert!(armed.has_struck());
     assert_eq!(count()?.as_deref(), Some("1"));
 
-    let strike = arm(Fault::HoldRequest);
+    let armed = arm(Fault::HoldRequest);
     increment(proxy.addr(), true).await?;
-    soon(strike.struck()).await;
+    soon(armed.struck()).await;
     assert_eq!(count()?.as_deref(), Some("1"));
-    strike.release();
-    soon(strike.answered()).await;
+    armed.release();
+    soon(armed.answered()).await;
     assert_eq!(count()?.as_deref(), Some("2"));
     soon(proxy.until(|counters| counters.open == 0)).await;
     Ok(())

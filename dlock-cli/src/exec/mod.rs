@@ -14,9 +14,9 @@ pub(crate) use stage::Stage;
 use crate::{
     args::{Exec, OnLost},
     by_hand::{held, within},
+    cleanup::{until, withdraw},
     exit::Exit,
     output::{Output, span},
-    settle::{until, withdraw},
     signals::{Ended as Signalled, Signals},
     store::{self, Store},
 };
@@ -105,7 +105,7 @@ impl<'a> Job<'a> {
     /// Acquires, or enters the incarnation that an outer `dlock exec` of the same name holds.
     async fn enter(&self) -> Result<Option<Guard>, Error> {
         let store = &self.client.capabilities().store;
-        let limit = self.args.patience.limit();
+        let limit = self.args.wait_args.limit();
         // A pass that is over never becomes an acquire of its own: the holder of the outer lock has lost
         // it.
         let Some(pass) = self.passes.of(store, self.lock.name()) else {
@@ -210,8 +210,8 @@ impl<'a> Job<'a> {
             tokio::time::sleep(rest).await;
             // The driver makes the lock available now. While another owner holds it, that cannot be
             // observed.
-            for _ in 0..OPENING.as_millis() / LOOK.as_millis() {
-                tokio::time::sleep(LOOK).await;
+            for _ in 0..OPENING.as_millis() / POLL_INTERVAL.as_millis() {
+                tokio::time::sleep(POLL_INTERVAL).await;
                 let seen = self.client.admin().inspect(self.lock.name().as_str()).await;
                 if seen.is_ok_and(|seen| seen.unavailable_for.is_none()) {
                     return true;
@@ -295,7 +295,7 @@ fn unanswered(limit: Duration) -> Error {
 
 /// How long the driver may take to make an unavailable lock available, and the poll interval for that.
 const OPENING: Duration = Duration::from_secs(5);
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long -n waits for the store to judge a pass, as it would for an acquire.
 const ANSWER: Duration = Duration::from_secs(5);

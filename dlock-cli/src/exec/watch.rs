@@ -4,7 +4,7 @@ use crate::{
     exec::child::{Change, Child, terminal},
     exit::Exit,
     output::{Output, span},
-    signals::{Heard, Signals},
+    signals::{SignalEvent, Signals},
 };
 use dlock::{Guard, GuardState, LossReason};
 use nix::{
@@ -56,9 +56,9 @@ impl Watch<'_> {
             }
             tokio::select! {
                 biased;
-                heard = signals.next() => match heard {
-                    Ok(Heard::Signal(number, all)) => self.heard(&child, number, all, signals, &mut course),
-                    Ok(Heard::Child) => {}
+                event = signals.next() => match event {
+                    Ok(SignalEvent::Signal(number, all)) => self.on_signal(&child, number, all, signals, &mut course),
+                    Ok(SignalEvent::Child) => {}
                     // Without signals only polling shows when the command ends.
                     Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
                 },
@@ -175,7 +175,7 @@ impl Watch<'_> {
         child.signal(Signal::SIGCONT);
     }
 
-    fn heard(
+    fn on_signal(
         &self,
         child: &Child,
         number: Signal,

@@ -2,7 +2,7 @@
 
 use dlock_conformance::testbed::{
     Proxy, RedisServer,
-    proxy::{Fault, Reach, Strike, Trigger},
+    proxy::{ArmedFault, Fault, Reach, Trigger},
     redis::RedisOptions,
 };
 use nix::{
@@ -325,7 +325,7 @@ impl Net {
     }
 
     /// The next request about this name is executed, and its answer lost.
-    pub(crate) fn lose_reply_to(&self, name: &str) -> Strike {
+    pub(crate) fn lose_reply_to(&self, name: &str) -> ArmedFault {
         self.proxy.on_next(Trigger::on(name), Fault::LoseReply)
     }
 }

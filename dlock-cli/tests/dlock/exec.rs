@@ -204,13 +204,13 @@ fn ctrl_c_while_waiting_leaves_nothing_behind() {
 #[test]
 fn ctrl_c_while_the_store_hangs_ends_within_seconds_and_says_until_when() {
     let (lock, net) = (name("hangs"), Net::new());
-    let strike = net.lose_reply_to(&lock);
+    let armed = net.lose_reply_to(&lock);
     let waiter = start(at(
         &net.url(),
         &["exec", "--lease", "20s", &lock, "--", "true"],
     ));
     // From then on a request is under way, and the lock may be this waiter's.
-    until("its request to be executed", || strike.has_struck());
+    until("its request to be executed", || armed.has_struck());
     net.break_off();
     let began = Instant::now();
     waiter.signal(Signal::SIGTERM);

@@ -61,7 +61,7 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     /// Takes the lock if it is free, expired, reserved for `req.ticket`, or already this owner's, even if
     /// other owners wait.
     ///
-    /// - `mutex`: held by another owner, its lease unexpired by the store's clock: `Held`, nothing changed but the line.
+    /// - `mutex`: held by another owner, its lease unexpired by the store's clock: `Held`, nothing changed but the queue.
     /// - `name`: two names that differ in a byte are two locks.
     /// - `reentry`: a hold of `req.owner` lives: granted with the same token and one hold more, past every queue.
     /// - `reentry`: `req.join` is given and that incarnation is over or another owner's: `Gone`, nothing changed.
@@ -70,9 +70,9 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     /// - `fencing`: a grant that is no re-entry has a token greater than every earlier one of the name.
     /// - `expiry`: a hold past its end is gone: it excludes no request, counts nowhere, and nothing of its incarnation but the token counter is used again.
     /// - `keep`: in its minimum hold: `Held`, for its last owner too. `wait`: reserved for another ticket: `Held`.
-    /// - `wait`: free while others stand in line: `Held`, and the head of the line is served.
-    /// - `wait`: refused with `req.ticket`: that ticket stands, or keeps its place, in line, in the same step. `cancel`: refused without: no trace is left.
-    /// - `wait`: granted: `req.ticket` is used up, and `req.next_ticket` stands at the end of the line.
+    /// - `wait`: free while others are queued: `Held`, and the head of the queue is served.
+    /// - `wait`: refused with `req.ticket`: that ticket is queued, or keeps its position, in the same step. `cancel`: refused without: no trace is left.
+    /// - `wait`: granted: `req.ticket` is used up, and `req.next_ticket` is queued at the end.
     /// - `late`: executed after `give_up + late`: nothing is taken and no ticket queued. If it is still answered: with
     ///   an error of effect none that may be retried, or `Held`; never `Granted`.
     /// - `fencing`: tokens grow over a lost record, a restart and a flush of the store while its clock goes on: a counter in the record is not
@@ -116,8 +116,8 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     /// - `lease`: other holds stay, and the record lasts until the latest end among them.
     /// - `reentry`: free only when the last hold is gone, in whatever order they go.
     /// - `late`: never refused for being late.
-    /// - `keep`: with `req.min_hold` and no hold left the name stays unavailable that long, and until the longest `keep` of this incarnation, whichever hold goes last.
-    /// - `keep`: ends with the incarnation: after a lapse of the last hold the name is free, whatever `keep` another hold was released with.
+    /// - `keep`: with `req.min_hold` and no hold left the name stays unavailable that long, and until the longest `min_hold` of this incarnation, whichever hold goes last.
+    /// - `keep`: ends with the incarnation: after a lapse of the last hold the name is free, whatever `min_hold` another hold was released with.
     ///
     /// # Errors
     /// When the store did not answer; repeating is harmless.
@@ -128,7 +128,7 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     ///
     /// - `wait`: wake-ups may be lost, late, doubled or wrong; after a gap in which some may have been lost: [`WakeUp::Resync`].
     /// - `wait`: a client that was refused with `req.ticket` is listening: it began before the refusal was answered. A release after that
-    ///   brings [`WakeUp::Turn`] where there is a line, else [`WakeUp::Free`], or [`WakeUp::Resync`]. Only a broken connection loses it.
+    ///   brings [`WakeUp::Turn`] where there is a queue, else [`WakeUp::Free`], or [`WakeUp::Resync`]. Only a broken connection loses it.
     /// - `wait`: stores that only answer: an empty stream.
     fn wake_ups(&self) -> BoxStream<'static, WakeUp>;
 
@@ -154,7 +154,7 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     /// Frees the name, whatever owner holds it, if `only` is `None` or its token. Then it serves the queue.
     ///
     /// - `admin`: another token: `Changed`, nothing changed. - `admin`: a free name: `WasFree`.
-    /// - `admin`: frees what was unavailable or reserved. The token counter stays; the line goes on.
+    /// - `admin`: frees what was unavailable or reserved. The token counter stays; the queue goes on.
     /// - `admin`: holders learn it at their next `renew`, as `NotHeld`.
     ///
     /// # Errors

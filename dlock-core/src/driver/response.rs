@@ -57,7 +57,7 @@ pub struct Held {
     /// Poll again after this time at the latest, even without a wake-up; `None`: after the core's own
     /// interval.
     pub poll_in: Option<Duration>,
-    /// How many tickets stand before this one; the error of a wait that timed out says it.
+    /// How many tickets are queued before this one; the error of a wait that timed out says it.
     pub ahead: Option<u32>,
 }
 

@@ -79,13 +79,13 @@ impl<T: Send + 'static> Call<T> {
 
     /// As [`answer`](Self::answer), for a call that began on another runtime. What the driver had on that
     /// runtime may be gone with it, and the call may panic. Its outcome is then unknown, but the request
-    /// still has to be settled.
+    /// still has to be cleaned up.
     pub(crate) async fn answer_elsewhere(&mut self) -> Option<T> {
         let answer = AssertUnwindSafe(self.answer()).catch_unwind().await;
         answer.unwrap_or_else(|_| {
             self.rest = None;
             tracing::error!(
-                "a call panicked after its caller was gone; it is settled as an unanswered one"
+                "a call panicked after its caller was gone; it is cleaned up as an unanswered one"
             );
             None
         })

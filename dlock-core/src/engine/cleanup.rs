@@ -2,8 +2,8 @@
 //! store.
 //!
 //! A repeat of an acquire is harmless only while its hold is wanted, and a late copy revives a hold that
-//! was released. A hold with an unanswered attempt is therefore *settled* only by a release that was sent
-//! after `give_up + late` and answered. Earlier answers free it but do not settle it. A job ends when that
+//! was released. A hold with an unanswered attempt is therefore *cleaned up* only by a release that was sent
+//! after `give_up + late` and answered. Earlier answers free it but do not clean it up. A job ends when that
 //! is done, or when the lease of anything that it could have left must be over. Until then nothing is
 //! dropped. The number of open jobs is bounded: when there are too many, new acquires are refused.
 
@@ -32,7 +32,7 @@ use std::{
 /// that the store has been down for long.
 pub(crate) const CAPACITY: usize = 10_000;
 
-/// A settling release that is answered slower than this may not have run in time, and is followed by
+/// A cleanup release that is answered slower than this may not have run in time, and is followed by
 /// another one.
 pub(crate) const PROMPT: Duration = Duration::from_secs(1);
 
@@ -40,8 +40,8 @@ pub(crate) const PROMPT: Duration = Duration::from_secs(1);
 /// number of jobs, so that they do not all reach a recovered store in one second.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
-/// How long a ticket can stand in a queue that no client serves: the longest entry deadline.
-const LINE: Duration = Duration::from_secs(6);
+/// How long a ticket can stay in a queue that no client serves: the longest entry deadline.
+const QUEUED_AT_MOST: Duration = Duration::from_secs(6);
 
 #[derive(Debug, Default)]
 pub(crate) struct Cleanup {
@@ -75,11 +75,11 @@ pub(crate) struct CleanupJob {
     /// The hold to mark as released when the store confirms it.
     pub(crate) held: Option<Arc<Hold>>,
     /// Until when an unanswered copy of its acquire may still take hold.
-    pub(crate) unsettled: Option<Instant>,
+    pub(crate) indeterminate_until: Option<Instant>,
     /// The job does not begin before this time.
     pub(crate) after: Instant,
     /// The end of the minimum hold, until which the lock stays unavailable.
-    pub(crate) keep: Option<Instant>,
+    pub(crate) min_hold_until: Option<Instant>,
     /// Tickets that must not stay in the queue.
     pub(crate) tickets: Vec<Ticket>,
 }
@@ -99,9 +99,9 @@ impl CleanupJob {
             name,
             hold: None,
             held: None,
-            unsettled: None,
+            indeterminate_until: None,
             after: Instant::ORIGIN,
-            keep: None,
+            min_hold_until: None,
             tickets: Vec::new(),
         }
     }
@@ -115,9 +115,9 @@ impl CleanupJob {
                 lease: hold.lease().length(),
             }),
             held: Some(Arc::clone(hold)),
-            unsettled: hold.unsettled,
+            indeterminate_until: hold.indeterminate_until,
             tickets: hold.ticket.into_iter().collect(),
-            keep: hold.keep(),
+            min_hold_until: hold.min_hold_until(),
             ..Self::new(hold.name.clone())
         }
     }
@@ -178,15 +178,20 @@ impl Drop for Slot {
 impl Engine {
     /// Starts a job. It runs in a task of the client's runtime; if that runtime is gone, the lease ends
     /// what is left.
-    pub(crate) fn settle(self: &Arc<Self>, job: CleanupJob) {
-        self.settle_after(job, None);
+    pub(crate) fn clean_up(self: &Arc<Self>, job: CleanupJob) {
+        self.clean_up_after(job, None);
     }
 
     /// Starts a job whose acquire is still in flight.
-    pub(crate) fn settle_after(self: &Arc<Self>, job: CleanupJob, under_way: Option<AcquireCall>) {
+    pub(crate) fn clean_up_after(
+        self: &Arc<Self>,
+        job: CleanupJob,
+        under_way: Option<AcquireCall>,
+    ) {
         // The releases of guards are bounded by the guards. Everything else with an unknown outcome is
         // counted.
-        let unknown = under_way.is_some() || job.unsettled.is_some() || !job.tickets.is_empty();
+        let unknown =
+            under_way.is_some() || job.indeterminate_until.is_some() || !job.tickets.is_empty();
         let slot = Slot::new(self, &job.name, unknown);
         self.calls.handle.spawn(async move {
             slot.engine.run_job(job, under_way).await;
@@ -194,11 +199,11 @@ impl Engine {
     }
 
     /// Takes a ticket out of the store's queue, because no task waits with it any more.
-    pub(crate) fn leave_line(self: &Arc<Self>, name: &LockName, ticket: Ticket) {
+    pub(crate) fn leave_queue(self: &Arc<Self>, name: &LockName, ticket: Ticket) {
         if self.caps.wake != Wake::Poll {
             let mut job = CleanupJob::new(name.clone());
             job.tickets.push(ticket);
-            self.settle(job);
+            self.clean_up(job);
         }
     }
 
@@ -209,11 +214,13 @@ impl Engine {
             let late = call.give_up() + self.caps.late;
             match call.answer_elsewhere().await {
                 Some(Ok(Acquired::Granted(_))) => {}
-                Some(Ok(_)) => there = job.unsettled.is_some(),
+                Some(Ok(_)) => there = job.indeterminate_until.is_some(),
                 Some(Err(error)) if error.effect() == Effect::None => {
-                    there = job.unsettled.is_some();
+                    there = job.indeterminate_until.is_some();
                 }
-                Some(Err(_)) | None => job.unsettled = job.unsettled.max(Some(late)),
+                Some(Err(_)) | None => {
+                    job.indeterminate_until = job.indeterminate_until.max(Some(late))
+                }
             }
         }
         let over = self.over(&job);
@@ -221,31 +228,31 @@ impl Engine {
             self.give_back(&job, over).await;
         }
         self.leave_lines(&job, over).await;
-        while let Some(until) = job.unsettled.filter(|until| *until < over) {
+        while let Some(until) = job.indeterminate_until.filter(|until| *until < over) {
             self.clock.sleep_until(until).await;
             let sent = self.clock.now();
             self.give_back(&job, over).await;
             self.leave_lines(&job, over).await;
             let took = self.clock.now().since(sent);
-            job.unsettled = (took > PROMPT).then(|| self.clock.now() + self.caps.late);
+            job.indeterminate_until = (took > PROMPT).then(|| self.clock.now() + self.caps.late);
         }
         tracing::debug!(
-            target: "dlock::settle", lock = %job.name, backend = self.caps.backend, "settled"
+            target: "dlock::cleanup", lock = %job.name, backend = self.caps.backend, "cleaned up"
         );
     }
 
     /// The time by which everything that the job could have left must have ended by itself.
     fn over(&self, job: &CleanupJob) -> Instant {
         let from = job
-            .unsettled
+            .indeterminate_until
             .unwrap_or(Instant::ORIGIN)
             .max(self.clock.now())
             + self.caps.late;
         match job.hold {
             // Such a hold lasts as long as its session, which is this client's.
             Some(_) if self.caps.session_bound => Instant::FAR,
-            Some(target) => from + target.lease.max(LINE),
-            None => from + LINE,
+            Some(target) => from + target.lease.max(QUEUED_AT_MOST),
+            None => from + QUEUED_AT_MOST,
         }
     }
 
@@ -257,7 +264,7 @@ impl Engine {
         let mut pause = PAUSE.0;
         while self.goes_on(job, over) {
             let mut request = Release::new(job.name.clone(), target.owner, target.hold);
-            request.min_hold = self.rest(job.keep);
+            request.min_hold = self.rest(job.min_hold_until);
             let give_up = self.clock.now() + ATTEMPT;
             match self.release_once(request, give_up).await {
                 Some(Ok(_)) => {
@@ -300,7 +307,7 @@ impl Engine {
         let goes_on = self.clock.now() < over && !self.is_closed();
         if !goes_on {
             tracing::debug!(
-                target: "dlock::settle", lock = %job.name, backend = self.caps.backend,
+                target: "dlock::cleanup", lock = %job.name, backend = self.caps.backend,
                 "left to its lease: the store did not confirm that it is gone"
             );
         }
@@ -309,8 +316,8 @@ impl Engine {
 
     fn report(&self, job: &CleanupJob, error: &DriverError) {
         tracing::debug!(
-            target: "dlock::settle", lock = %job.name, backend = self.caps.backend, %error,
-            "not settled yet, will be repeated"
+            target: "dlock::cleanup", lock = %job.name, backend = self.caps.backend, %error,
+            "not cleaned up yet, will be repeated"
         );
     }
 

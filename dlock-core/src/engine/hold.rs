@@ -53,8 +53,8 @@ pub(crate) struct Hold {
     /// The task that acquired it.
     pub(crate) by: Caller,
     /// Until when an unanswered copy of its acquire may still take the lock: a release before then does not
-    /// settle it.
-    pub(crate) unsettled: Option<Instant>,
+    /// clean it up.
+    pub(crate) indeterminate_until: Option<Instant>,
     /// The ticket that such a copy would put in the queue again.
     pub(crate) ticket: Option<Ticket>,
     key: OnceLock<Key>,
@@ -89,7 +89,7 @@ pub(crate) struct Start {
     /// from there.
     pub(crate) first: Option<First>,
     pub(crate) at: &'static Location<'static>,
-    pub(crate) unsettled: Option<Instant>,
+    pub(crate) indeterminate_until: Option<Instant>,
     /// The ticket that was used up by the grant.
     pub(crate) ticket: Option<Ticket>,
 }
@@ -131,8 +131,8 @@ impl Hold {
             sent,
             at: start.at,
             by: Caller::current(),
-            unsettled: start.unsettled,
-            ticket: start.ticket.filter(|_| start.unsettled.is_some()),
+            indeterminate_until: start.indeterminate_until,
+            ticket: start.ticket.filter(|_| start.indeterminate_until.is_some()),
             key: OnceLock::new(),
             phase: AtomicU8::new(HELD),
             confirmed: AtomicBool::new(false),
@@ -156,7 +156,7 @@ impl Hold {
     }
 
     /// The end of its minimum hold, until which the lock stays unavailable after a release.
-    pub(crate) fn keep(&self) -> Option<Instant> {
+    pub(crate) fn min_hold_until(&self) -> Option<Instant> {
         self.terms.least().map(|least| self.since + least)
     }
 

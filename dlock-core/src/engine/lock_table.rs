@@ -65,7 +65,7 @@ pub(crate) struct Seat(i64);
 /// The tickets that an attempt names: the waiter's place in the store's queue, and the next head's.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tickets {
-    pub(crate) line: Option<Ticket>,
+    pub(crate) current: Option<Ticket>,
     pub(crate) next: Option<Ticket>,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Granted {
     /// An attempt before it was not answered.
     pub(crate) open: bool,
     /// The next head need not ask at once.
-    pub(crate) stands: bool,
+    pub(crate) queued: bool,
     pub(crate) poll_at: Instant,
     pub(crate) now: Instant,
 }
@@ -272,14 +272,14 @@ impl Queue {
             return unwanted; // granted past the queue, which waits on
         }
         let next_stands = waiter.tickets.next.is_some();
-        if waiter.tickets.line.is_some() {
+        if waiter.tickets.current.is_some() {
             // An unanswered attempt may have put its `next` ticket in the queue, though this one did not.
             let next = self.next.take();
             self.ticket = next.filter(|_| next_stands);
             unwanted.extend(next.filter(|_| !next_stands && waiter.open));
             // A next head without a ticket in the queue asks at once to get one.
-            let stands = self.ticket.is_some() || waiter.stands;
-            self.poll_at = if stands { waiter.poll_at } else { waiter.now };
+            let queued = self.ticket.is_some() || waiter.queued;
+            self.poll_at = if queued { waiter.poll_at } else { waiter.now };
         }
         self.polls = 0;
         self.not_before = Instant::ORIGIN;
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_longest_is_the_next_head_whoever_leaves() {
+    fn the_longest_waiter_is_the_next_head_whichever_leaves() {
         let mut queue = Queue::default();
         let waiter = Arc::new(Waiter::default());
         let [a, b, c, d] = [(); 4].map(|()| queue.enter(&waiter));
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_nobody_wants_is_said_to_be_so_also_after_one_that_came_early() {
+    fn an_unwanted_turn_is_reported_also_after_one_that_came_early() {
         let name = "a".parse().unwrap();
         let mut table = LockTable::default();
         let queue = &mut table.entry(&name).queue;

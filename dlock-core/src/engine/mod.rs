@@ -99,7 +99,7 @@ impl Engine {
         let wanted = self.table().wake_up(&wake_up, now);
         match wake_up {
             // The waiters behind an unwanted turn should not have to wait until its accept lease ends.
-            WakeUp::Turn { name, ticket } if !wanted => self.leave_line(&name, ticket),
+            WakeUp::Turn { name, ticket } if !wanted => self.leave_queue(&name, ticket),
             WakeUp::Over(lane) => self.watchdog.over(lane, now),
             WakeUp::Resync => self.poll_all(),
             _ => {}
@@ -141,7 +141,7 @@ impl Engine {
         let hold = Arc::new(Hold::new(&start, now, deadline));
         let unwanted = self.enter(&hold, waiter)?;
         for ticket in unwanted {
-            self.leave_line(&hold.name, ticket);
+            self.leave_queue(&hold.name, ticket);
         }
         let key = self.watchdog.watch(Watched {
             what: Arc::clone(&hold),
@@ -225,7 +225,7 @@ impl Engine {
             // The session would hold it beyond its end. A release ends it, at its full end and not before.
             let mut job = CleanupJob::of(hold);
             job.after = hold.sent + end + Lease::margin(hold.lease().length());
-            self.settle(job);
+            self.clean_up(job);
         }
         self.wake(&hold.name);
     }
@@ -246,7 +246,7 @@ impl Engine {
         Active(engine)
     }
 
-    /// Whether nothing is held, in flight or being settled.
+    /// Whether nothing is held, in flight or being cleaned up.
     pub(crate) fn is_quiet(&self) -> bool {
         self.active.load(SeqCst) == 0 && self.cleanup.len() == 0 && self.table().is_unheld()
     }

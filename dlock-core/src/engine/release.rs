@@ -44,7 +44,7 @@ impl Releasing {
     /// unnoticed. A hold that shutdown left to its lease is not released.
     fn unless(mut self, before: GuardState) -> Self {
         let lease = self.hold.lease().length();
-        let copy = self.hold.unsettled;
+        let copy = self.hold.indeterminate_until;
         let revivable = copy.is_some_and(|until| until + lease > self.began);
         self.open = match before {
             GuardState::Held | GuardState::Uncertain | GuardState::Lost(LossReason::Deadline) => {
@@ -64,7 +64,7 @@ impl Releasing {
         let mut pause = Duration::from_millis(5);
         loop {
             let mut request = Release::new(self.hold.name.clone(), self.hold.owner, self.hold.id);
-            request.min_hold = self.engine.rest(self.hold.keep());
+            request.min_hold = self.engine.rest(self.hold.min_hold_until());
             match self.engine.release_once(request, end).await {
                 Some(Ok(released)) => return self.finish(released, unanswered, sent),
                 Some(Err(error)) => {
@@ -104,7 +104,7 @@ impl Releasing {
             self.hold.not_found();
         }
         self.engine.wake(&self.hold.name);
-        self.settle_late_copies(sent);
+        self.clean_up_late_copies(sent);
         let Engine { caps, .. } = &**self.engine;
         let outcome = match released {
             // An earlier copy released it and its answer was lost; `by` shows what is left.
@@ -134,20 +134,20 @@ impl Releasing {
     /// An unanswered copy of the acquire may still run and revive the hold. A second release follows,
     /// unless this one was sent when the copy no longer could run, and was answered fast enough to prove
     /// that it ran then.
-    fn settle_late_copies(&self, sent: Instant) {
-        let Some(until) = self.hold.unsettled else {
+    fn clean_up_late_copies(&self, sent: Instant) {
+        let Some(until) = self.hold.indeterminate_until else {
             return;
         };
         let now = self.engine.clock.now();
         if until > sent || now.since(sent) > PROMPT {
             let mut job = CleanupJob::of(&self.hold);
-            job.unsettled = Some(until.max(now));
-            self.engine.settle(job);
+            job.indeterminate_until = Some(until.max(now));
+            self.engine.clean_up(job);
         }
     }
 
     fn kept(&self) -> Option<Duration> {
-        self.engine.rest(self.hold.keep())
+        self.engine.rest(self.hold.min_hold_until())
     }
 
     fn unknown(&self) -> Error {
@@ -164,7 +164,7 @@ impl Releasing {
 impl Drop for Releasing {
     fn drop(&mut self) {
         if self.open {
-            self.engine.settle(CleanupJob::of(&self.hold));
+            self.engine.clean_up(CleanupJob::of(&self.hold));
         }
     }
 }
@@ -177,8 +177,9 @@ impl Engine {
     }
 
     /// The rest of a minimum hold.
-    pub(crate) fn rest(&self, keep: Option<Instant>) -> Option<Duration> {
-        keep.map(|until| until.since(self.clock.now()))
+    pub(crate) fn rest(&self, min_hold_until: Option<Instant>) -> Option<Duration> {
+        min_hold_until
+            .map(|until| until.since(self.clock.now()))
             .filter(|rest| !rest.is_zero())
     }
 

@@ -88,7 +88,7 @@ async fn a_release_whose_caller_is_gone_is_polled_until_it_is_abandoned() {
     assert!(guard.release().now_or_never().is_none());
     // Its give-up is 5 s after it was sent, and it is abandoned 30 s later.
     time::sleep(34 * SECOND).await;
-    assert_eq!((client.unsettled(), tasks()), (0, before + 1));
+    assert_eq!((client.pending_cleanups(), tasks()), (0, before + 1));
     time::sleep(2 * SECOND).await;
     assert_eq!(tasks(), before);
 }

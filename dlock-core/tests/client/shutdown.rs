@@ -19,7 +19,7 @@ use std::{
 use tokio::{runtime::Builder, time};
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_does_not_report_as_unknown_what_was_settled_in_its_grace() {
+async fn a_shutdown_does_not_report_as_unknown_what_ended_in_its_grace() {
     let (client, faults) = Bench::new(Wake::Queue).client();
     let guard = client.lock("x").unwrap().acquire().await.unwrap();
     faults.once(Call::Release, Fault::Slow(SECOND));

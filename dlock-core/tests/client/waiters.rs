@@ -68,7 +68,7 @@ async fn the_ticket_of_an_attempt_under_way_is_not_handed_on() {
     head.abort();
     // The grant is released as soon as it is answered, which serves the queue.
     let guard = time::timeout(MOMENT * 2, next).await;
-    let guard = guard.expect("it stands in line").unwrap().unwrap();
+    let guard = guard.expect("it is queued").unwrap().unwrap();
     guard.release().await.unwrap();
     drop(last.await.unwrap().unwrap());
 }
@@ -93,7 +93,7 @@ async fn a_turn_of_the_next_waiter_that_comes_before_the_grant_it_follows_is_use
 
 /// A copy of the request that runs after the waiter has left puts its ticket in the queue again.
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_waiter_leaves_the_line_again_when_its_last_request_must_have_come() {
+async fn a_cancelled_waiter_leaves_the_queue_again_when_its_last_request_must_have_come() {
     let bench = Bench::new(Wake::Queue);
     let ((client, faults), (other, _)) = (bench.client(), bench.client());
     let _holder = other.lock("x").unwrap().acquire().await.unwrap();
@@ -104,7 +104,7 @@ async fn a_cancelled_waiter_leaves_the_line_again_when_its_last_request_must_hav
     time::sleep(SECOND).await;
     let name = "x".parse().unwrap();
     assert_eq!(bench.store.tickets(&name), 1, "the copy has come");
-    while client.unsettled() > 0 {
+    while client.pending_cleanups() > 0 {
         time::sleep(MOMENT).await;
     }
     assert_eq!(bench.store.tickets(&name), 0);

@@ -111,7 +111,7 @@ impl Actor {
                 _ if is_shared => None,
                 _ => Some(judge.queues(rig.id, lock.name())),
             };
-            let place = Place {
+            let position = QueuePosition {
                 judge: &judge,
                 rig,
                 lock,
@@ -122,16 +122,16 @@ impl Actor {
                 Way::Within(limit) => lock.acquire_timeout(limit).await.map(Some),
                 Way::Forever => lock.acquire().await.map(Some),
             };
-            (acquired, place)
+            (acquired, position)
         };
         let outcome = cancellable(asked, cancel).await;
         let took = judge.now() - since;
-        let Some((acquired, place)) = outcome else {
+        let Some((acquired, position)) = outcome else {
             judge.note(format_args!("task {} gave up after {took:?}", self.number));
             return None;
         };
         self.judge_wait(rig, lock, way, (took, began), &acquired);
-        let queued = place.queued;
+        let queued = position.queued;
         let is_keeping = terms.at_least.is_some();
         let grant = Grant {
             since,
@@ -317,18 +317,18 @@ impl Terms {
     }
 }
 
-/// A place in a client's queue. It is left when the wait ends, for whatever reason.
-struct Place<'a> {
+/// A position in a client's queue. It is left when the wait ends, for whatever reason.
+struct QueuePosition<'a> {
     judge: &'a crate::judge::Judge,
     rig: &'a Rig,
     lock: &'a Lock,
     queued: Option<u64>,
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueuePosition<'_> {
     fn drop(&mut self) {
-        if let Some(place) = self.queued {
-            self.judge.leaves(self.rig.id, self.lock.name(), place);
+        if let Some(position) = self.queued {
+            self.judge.leaves(self.rig.id, self.lock.name(), position);
         }
     }
 }

@@ -14,11 +14,11 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(30);
 pub(crate) async fn check(world: &World, mut rng: Rng) {
     if time::timeout(SETTLED_WITHIN, settled(world)).await.is_err() {
         for rig in world.every_rig() {
-            let (id, left) = (rig.id, rig.client.unsettled());
+            let (id, left) = (rig.id, rig.client.pending_cleanups());
             if left > 0 {
-                world
-                    .judge
-                    .breach(format_args!("client {id} has {left} unsettled for ever"));
+                world.judge.breach(format_args!(
+                    "client {id} has {left} pending cleanups for ever"
+                ));
             }
         }
     }
@@ -42,7 +42,7 @@ pub(crate) async fn check(world: &World, mut rng: Rng) {
 
 async fn settled(world: &World) {
     for rig in world.every_rig() {
-        while rig.client.unsettled() > 0 {
+        while rig.client.pending_cleanups() > 0 {
             time::sleep(Duration::from_millis(5)).await;
         }
     }

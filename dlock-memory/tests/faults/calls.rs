@@ -161,7 +161,7 @@ async fn late_is_said_with_the_servers_time_and_is_worth_repeating() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn delayed_executes_and_answers_later_also_when_nobody_listens() {
+async fn a_delayed_request_executes_and_answers_later_also_when_dropped() {
     let bench = Bench::new();
     let delayed = Fault::Delayed(2 * SECOND);
     bench.driver.faults().once(Call::Acquire, delayed);

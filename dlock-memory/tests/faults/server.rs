@@ -13,7 +13,7 @@ use std::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn a_stopped_server_executes_later_in_order_whoever_is_left() {
+async fn a_stopped_server_executes_later_in_order_also_dropped_requests() {
     let bench = Bench::new();
     bench.store.stop();
     let give_up = bench.acquire("a").now_or_never();

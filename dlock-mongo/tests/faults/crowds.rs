@@ -238,7 +238,7 @@ async fn a_crowd_without_an_answer_is_in_doubt_and_its_repeats_find_what_was_don
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_document_that_cannot_be_written_spoils_nobody_elses() {
+async fn a_document_that_cannot_be_written_spoils_no_other() {
     let t = Testbed::start().await;
     let crowd = t.crowd().await;
     let valid = doc! { "$or": [{ "_id": { "$ne": "n20" } }, { "owner": Bson::Null }] };

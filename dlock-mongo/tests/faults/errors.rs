@@ -168,7 +168,7 @@ async fn a_connection_closed_before_the_answer_leaves_the_outcome_open() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_waits_for_a_connection_when_all_are_given_up_may_ask_again_at_once() {
+async fn a_request_without_a_connection_when_all_are_given_up_may_be_repeated_at_once() {
     let server = MongoServer::start(Deployment::ReplicaSet).unwrap();
     let url = format!("{}&maxPoolSize=4", server.url());
     let t = Testbed::around(server, &url).await;

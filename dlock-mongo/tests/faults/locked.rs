@@ -222,7 +222,7 @@ async fn a_document_in_a_transaction_keeps_no_other_name_from_being_taken_and_fr
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_may_have_been_taken_together_with_it_is_not_told_that_nothing_happened() {
+async fn requests_possibly_taken_with_a_failed_one_have_an_unknown_outcome() {
     let t = Testbed::start().await;
     let crowd = t.crowd_of(40).await;
     let mut blocker = t.blocker("n30").await;
@@ -250,7 +250,7 @@ async fn whoever_may_have_been_taken_together_with_it_is_not_told_that_nothing_h
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_was_taken_together_with_it_is_told_so() {
+async fn requests_taken_with_a_failed_one_are_granted() {
     let t = Testbed::start().await;
     let crowd = t.crowd_of(40).await;
     let mut blocker = t.blocker("n30").await;

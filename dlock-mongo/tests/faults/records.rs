@@ -289,7 +289,7 @@ async fn the_token_grows_over_a_counter_that_is_ahead_of_the_clock() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_used_for_a_day_is_purged_and_nothing_else() {
+async fn records_unused_for_a_day_are_purged_and_nothing_else() {
     let t = Testbed::start().await;
     let old = DateTime::from_millis(DateTime::now().timestamp_millis() - 25 * 3_600_000);
     let micros = old.timestamp_millis() * 1_000;

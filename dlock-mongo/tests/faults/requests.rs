@@ -88,7 +88,7 @@ async fn a_batch_prolongs_the_holds_it_names_and_no_others() {
     let named = |name: &Acquire, owner: Owner, hold: &Acquire| {
         Renew::new(name.name.clone(), owner, hold.hold, Some(SECOND * 60))
     };
-    let nobodys = [
+    let not_held = [
         // Expired, and without a document; each with the other's hold; with another owner.
         [
             named(&short, short.owner, &short),
@@ -103,7 +103,7 @@ async fn a_batch_prolongs_the_holds_it_names_and_no_others() {
             named(&other, stranger, &other),
         ],
     ];
-    for batch in nobodys {
+    for batch in not_held {
         for answer in t.driver.renew(Lane(0), &batch, t.soon()).await.unwrap() {
             assert_eq!(answer.unwrap(), Renewed::NotHeld, "{batch:?}");
         }
@@ -261,7 +261,7 @@ async fn a_caller_that_goes_leaves_the_client_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_looks_at_a_slow_server_do_not_hold_up_a_renewal() {
+async fn a_thousand_polls_of_a_slow_server_do_not_hold_up_a_renewal() {
     let mut t = Testbed::start().await;
     let url = format!("{}&maxPoolSize=8", t.server.url());
     t.driver = Arc::new(MongoDriver::connect(&url).await.unwrap());

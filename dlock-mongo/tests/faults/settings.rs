@@ -48,7 +48,7 @@ async fn a_collection_that_would_weaken_a_lock_is_refused_with_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_standalone_server_works_and_its_waiters_look() {
+async fn a_standalone_server_works_and_its_waiters_poll() {
     warnings::listen();
     let t = Testbed::on(Deployment::Standalone).await;
     assert_eq!(warnings::count(["a standalone server"]), 1);

@@ -48,7 +48,7 @@ async fn a_waiter_is_woken_by_a_release_and_by_a_break_and_not_by_a_renewal() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn waiters_look_again_when_the_change_stream_was_lost() {
+async fn waiters_poll_again_when_the_change_stream_was_lost() {
     let t = Testbed::start().await;
     let mut wake_ups = t.driver.wake_ups();
     let holder = t.acquire("a", SECOND * 30);
@@ -66,7 +66,7 @@ async fn waiters_look_again_when_the_change_stream_was_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_no_stream_can_be_opened_waiters_look_often() {
+async fn while_no_stream_can_be_opened_waiters_poll_often() {
     warnings::listen();
     let t = Testbed::start().await;
     let mut wake_ups = t.driver.wake_ups();
@@ -74,15 +74,15 @@ async fn while_no_stream_can_be_opened_waiters_look_often() {
     t.fail_times("aggregate", 1_000, doc! { "errorCode": 13 })
         .await;
     t.waits("a", 1).await;
-    let looks = async || t.held(&t.asks("a", 1)).await.poll_in.unwrap();
-    t.until(async || looks().await <= SECOND / 10).await;
+    let polls = async || t.held(&t.asks("a", 1)).await.poll_in.unwrap();
+    t.until(async || polls().await <= SECOND / 10).await;
     // A second attempt fails like the first.
     t.until(async || t.failed().await >= 2).await;
     let said = ["no change stream for now", "lacks a right"];
     assert_eq!(warnings::count(said), 1, "said once");
     t.heal().await;
     assert_eq!(wake_ups.next().await, Some(WakeUp::Resync));
-    assert_eq!(looks().await, SECOND * 2);
+    assert_eq!(polls().await, SECOND * 2);
     assert_eq!(warnings::count(said), 1);
 }
 
@@ -104,24 +104,24 @@ async fn a_release_between_the_refusal_and_the_stream_is_heard() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_look_that_no_release_woke_takes_nothing() {
+async fn a_poll_that_no_release_woke_takes_nothing() {
     let t = Testbed::start().await;
     let holder = t.acquire("a", SECOND * 30);
     t.granted(&holder).await;
-    let mut looks = t.waits("a", 1).await;
-    looks.retry = true;
+    let mut polls = t.waits("a", 1).await;
+    polls.retry = true;
     // Every command that could take the lock fails, so the answer comes from a read.
     t.fail_all_of(&["findAndModify", "update"], doc! { "errorCode": 11600 })
         .await;
-    let held = t.held(&looks).await;
+    let held = t.held(&polls).await;
     assert_eq!(held.by.unwrap().owner, holder.owner.fingerprint());
     t.heal().await;
     t.release(&holder).await;
-    t.granted(&looks).await;
+    t.granted(&polls).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_lost_many_races_hears_of_a_release_that_nobody_else_wants() {
+async fn a_loser_of_many_races_hears_of_a_release_that_no_other_waiter_wants() {
     let t = Testbed::start().await;
     let rival = MongoDriver::connect(&t.server.url()).await.unwrap();
     let takes = async || {

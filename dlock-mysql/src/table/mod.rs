@@ -1,9 +1,9 @@
-//! Lock table: the steps of the store, each one statement, or a statement and a look at the rows that it did not change.
+//! Lock table: the steps of the store, each one statement, or a statement and a read of the rows that it did not change.
 
 use crate::{
     commands::{LIST_BATCH, Row, Statements},
     config::MysqlConfig,
-    connection::{Connections, Dialer, Turn, rows, run},
+    connection::{Checkout, Connections, Dialer, rows, run},
     error, session,
 };
 use dlock_core::{
@@ -47,17 +47,17 @@ impl LockTable {
             config.connections() as usize,
             config.connect_within(),
         );
-        let mut turn = connections.first().await?;
-        let session = turn.session();
+        let mut checkout = connections.first().await?;
+        let session = checkout.session();
         let checking = tokio::time::timeout(
             config.connect_within(),
             session::check(session, &config, &sql),
         );
         match checking.await {
-            Ok(checked) => turn.heard(Ok(checked?))?,
+            Ok(checked) => checkout.heard(Ok(checked?))?,
             Err(_) => return Err(DriverError::unavailable("no answer about the table")),
         }
-        drop(turn);
+        drop(checkout);
         Ok(Self {
             config,
             sql,
@@ -70,7 +70,7 @@ impl LockTable {
         self.connections.clock().now()
     }
 
-    pub(crate) async fn work(&self, give_up: Instant) -> Result<Turn<'_>> {
+    pub(crate) async fn work(&self, give_up: Instant) -> Result<Checkout<'_>> {
         let class = Class::Work;
         self.connections.lend(Call { class, give_up }).await
     }
@@ -84,44 +84,44 @@ impl LockTable {
             "mysql: the table {} was dropped, with every lock in it; it is made again",
             self.config.table()
         );
-        let Ok(mut turn) = self.work(give_up).await else {
+        let Ok(mut checkout) = self.work(give_up).await else {
             return false;
         };
-        let limit = turn.limit();
-        let native = &mut turn.session().native;
+        let limit = checkout.limit();
+        let native = &mut checkout.session().native;
         let checked = session::check_table(native, &self.config, &self.sql);
         let checked = limit.of(async { Ok(checked.await) }).await;
-        let made = matches!(turn.heard(checked), Ok(Ok(())));
+        let made = matches!(checkout.heard(checked), Ok(Ok(())));
         if !made {
-            turn.discard(); // it is unknown which of its statements failed
+            checkout.discard(); // it is unknown which of its statements failed
         }
         made
     }
 
     /// Takes the lock if one statement can: its token.
     pub(crate) async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
-        let mut turn = self.work(req.give_up).await?;
-        let not_after = turn.not_after(req.give_up);
-        let done = run(&mut turn, self.sql.take(req, not_after)).await?;
+        let mut checkout = self.work(req.give_up).await?;
+        let not_after = checkout.not_after(req.give_up);
+        let done = run(&mut checkout, self.sql.take(req, not_after)).await?;
         Ok((done.matched == 1).then_some(FencingToken(done.number)))
     }
 
     /// The same for several locks, with one statement.
     pub(crate) async fn take_all(&self, batch: &[Acquire]) -> Result<Vec<Option<FencingToken>>> {
         let give_up = batch.iter().map(|req| req.give_up).min();
-        let give_up = give_up.unwrap_or_else(|| self.connections.patience().give_up);
-        let mut turn = self.work(give_up).await?;
-        let not_after = turn.not_after(give_up);
-        let done = run(&mut turn, self.sql.take_all(batch, not_after)).await?;
+        let give_up = give_up.unwrap_or_else(|| self.connections.default_call().give_up);
+        let mut checkout = self.work(give_up).await?;
+        let not_after = checkout.not_after(give_up);
+        let done = run(&mut checkout, self.sql.take_all(batch, not_after)).await?;
         let token = FencingToken(done.number);
         if done.matched > 0 {
-            turn.told(Duration::from_micros(token.0));
+            checkout.told(Duration::from_micros(token.0));
         }
         if done.matched == batch.len() {
             return Ok(vec![Some(token); batch.len()]);
         }
         let names = batch.iter().map(|req| &req.name).collect();
-        let mut found = self.rows_after(&mut turn, names, done.matched).await?;
+        let mut found = self.rows_after(&mut checkout, names, done.matched).await?;
         // Each row that the statement took has this token.
         let taken = |req: &Acquire| {
             let record = found.take(&req.name)?.record.ok()?;
@@ -138,29 +138,29 @@ impl LockTable {
         let Holds::One(hold) = req.holds else {
             return Ok(Freed::Undecided);
         };
-        let mut turn = self.work(self.connections.patience().give_up).await?;
+        let mut checkout = self.work(self.connections.default_call().give_up).await?;
         let freed = self.sql.free(&req.name, &req.owner, hold);
-        let done = run(&mut turn, freed).await?;
+        let done = run(&mut checkout, freed).await?;
         if done.matched == 0 {
             return Ok(Freed::Undecided);
         }
-        turn.told(Duration::from_micros(done.number));
+        checkout.told(Duration::from_micros(done.number));
         Ok(Freed::Free)
     }
 
     /// The same for several locks, with one statement.
     pub(crate) async fn free_all(&self, batch: &[Release]) -> Result<Vec<Result<Freed>>> {
-        let mut turn = self.work(self.connections.patience().give_up).await?;
-        let done = run(&mut turn, self.sql.free_all(batch)).await?;
+        let mut checkout = self.work(self.connections.default_call().give_up).await?;
+        let done = run(&mut checkout, self.sql.free_all(batch)).await?;
         if done.matched == 0 {
             return Ok(batch.iter().map(|_| Ok(Freed::Undecided)).collect());
         }
-        turn.told(Duration::from_micros(done.number));
+        checkout.told(Duration::from_micros(done.number));
         if done.matched == batch.len() {
             return Ok(batch.iter().map(|_| Ok(Freed::Free)).collect());
         }
         let names = batch.iter().map(|req| &req.name).collect();
-        let mut found = self.rows_after(&mut turn, names, done.matched).await?;
+        let mut found = self.rows_after(&mut checkout, names, done.matched).await?;
         let freed = |req: &Release| freed(req, found.take(&req.name), done.number);
         Ok(batch.iter().map(freed).collect())
     }
@@ -216,21 +216,21 @@ impl LockTable {
         lease: Duration,
         give_up: Instant,
     ) -> Result<Vec<Option<Renewed>>> {
-        let mut turn = self.connections.lend(renewal(give_up)).await?;
+        let mut checkout = self.connections.lend(renewal(give_up)).await?;
         let whole = Some(Renewed::Until { valid_for: lease });
         let mut was_refused = false;
         loop {
             let began = self.now();
-            let not_after = turn.not_after(give_up);
-            let done = run(&mut turn, self.sql.renew(entries, lease, not_after)).await?;
+            let not_after = checkout.not_after(give_up);
+            let done = run(&mut checkout, self.sql.renew(entries, lease, not_after)).await?;
             if done.matched > 0 {
-                turn.told(Duration::from_micros(done.number));
+                checkout.told(Duration::from_micros(done.number));
             }
             if done.matched == entries.len() {
                 return Ok(vec![whole; entries.len()]);
             }
             let names = entries.iter().map(|entry| &entry.name).collect();
-            let mut found = self.rows_after(&mut turn, names, done.matched).await?;
+            let mut found = self.rows_after(&mut checkout, names, done.matched).await?;
             // If the server's clock was set forward, all were refused in error.
             let is_late = found.now > not_after;
             if is_late && !was_refused && self.now() < give_up {
@@ -257,16 +257,20 @@ impl LockTable {
     /// The names whose rows no other transaction has locked, found without waiting for locked ones.
     async fn unlocked(&self, entries: &[&Renew], give_up: Instant) -> Result<HashSet<Vec<u8>>> {
         let names: Vec<&LockName> = entries.iter().map(|entry| &entry.name).collect();
-        let mut turn = self.connections.lend(renewal(give_up)).await?;
-        let rows = rows(&mut turn, self.sql.unlocked(&names)).await?;
+        let mut checkout = self.connections.lend(renewal(give_up)).await?;
+        let rows = rows(&mut checkout, self.sql.unlocked(&names)).await?;
         Ok(rows.iter().filter_map(Row::name).collect())
     }
 
     /// Reads rows; locks nothing and waits for nothing.
-    pub(crate) async fn rows(&self, turn: &mut Turn<'_>, names: &[&LockName]) -> Result<Found> {
+    pub(crate) async fn rows(
+        &self,
+        checkout: &mut Checkout<'_>,
+        names: &[&LockName],
+    ) -> Result<Found> {
         let mut found = Found::default();
         for (at, some) in names.chunks(LIST_BATCH).enumerate() {
-            let rows = rows(turn, self.sql.find(some)).await?;
+            let rows = rows(checkout, self.sql.find(some)).await?;
             // The server's time is in each row, and there is one without a name if no name has a row.
             let now = rows.first().and_then(|row| Row::time(row).ok());
             let now = now.ok_or_else(error::garbled)?;
@@ -274,18 +278,18 @@ impl LockTable {
             let rows = rows.iter().filter_map(Row::read);
             found.rows.extend(rows.map(|row| (row.name.clone(), row)));
         }
-        turn.told(Duration::from_micros(found.now));
+        checkout.told(Duration::from_micros(found.now));
         Ok(found)
     }
 
     /// Reads the rows after a statement for several names, of which it changed `some`. If they cannot be read, the effect on each is unknown.
     async fn rows_after(
         &self,
-        turn: &mut Turn<'_>,
+        checkout: &mut Checkout<'_>,
         names: Vec<&LockName>,
         some: usize,
     ) -> Result<Found> {
-        let found = self.rows(turn, &names).await;
+        let found = self.rows(checkout, &names).await;
         found.map_err(|error| match some {
             0 => error,
             _ => error.with_effect(Effect::Unknown),
@@ -294,12 +298,12 @@ impl LockTable {
 
     /// Writes one record. A connection for each, as a statement that fails may take it away.
     pub(crate) async fn replace(&self, write: &Write, call: Call) -> Result<Written> {
-        let mut turn = self.connections.lend(call).await?;
+        let mut checkout = self.connections.lend(call).await?;
         let statement = match write.expected {
             Expected::Absent => self.sql.insert(write),
             Expected::Version(version) => self.sql.swap(write, signed(version)),
             Expected::Damaged => match self
-                .rows(&mut turn, &[&write.name])
+                .rows(&mut checkout, &[&write.name])
                 .await?
                 .take(&write.name)
             {
@@ -307,7 +311,7 @@ impl LockTable {
                 _ => return Ok(Written::Changed),
             },
         };
-        let done = run(&mut turn, statement).await?;
+        let done = run(&mut checkout, statement).await?;
         Ok(match done.matched {
             1 => Written::Written,
             _ => Written::Changed,
@@ -319,12 +323,12 @@ impl LockTable {
     pub(crate) async fn sweep(&self, after: &[u8]) -> Result<Option<Vec<u8>>> {
         let mut after = after.to_vec();
         for _ in 0..SWEPT_PAGES {
-            let mut turn = self.work(self.connections.patience().give_up).await?;
-            let page = rows(&mut turn, self.sql.unused(&after, SWEPT)).await?;
+            let mut checkout = self.work(self.connections.default_call().give_up).await?;
+            let page = rows(&mut checkout, self.sql.unused(&after, SWEPT)).await?;
             let unused = page.iter().filter(|row| Row::is_unused(row));
             for name in unused.filter_map(Row::name) {
                 // A row that cannot be deleted does not stop the walk.
-                if let Err(error) = run(&mut turn, self.sql.forget(&name)).await {
+                if let Err(error) = run(&mut checkout, self.sql.forget(&name)).await {
                     tracing::debug!(%error, "mysql: an unused row could not be deleted");
                     break;
                 }

@@ -37,7 +37,7 @@ const FIND: &[u8] =
 const FAR: i64 = 9_000_000_000_000_000;
 
 type Taken = Option<Result<Option<FencingToken>>>;
-type Told = Option<Result<Freed>>;
+type FreeAnswer = Option<Result<Freed>>;
 
 /// A server of its own, a driver on it, and a separate session.
 struct Bed {
@@ -148,7 +148,7 @@ async fn take(table: &Arc<LockTable>, batch: &[Acquire]) -> Result<Vec<Taken>> {
     Takes(Arc::clone(table)).send(batch).await
 }
 
-async fn free(table: &Arc<LockTable>, batch: &[Release]) -> Result<Vec<Told>> {
+async fn free(table: &Arc<LockTable>, batch: &[Release]) -> Result<Vec<FreeAnswer>> {
     Frees(Arc::clone(table)).send(batch).await
 }
 
@@ -160,7 +160,7 @@ fn releases(asks: &[Acquire]) -> Vec<Release> {
     asks.iter().map(release).collect()
 }
 
-fn is_freed(told: &Told) -> bool {
+fn is_freed(told: &FreeAnswer) -> bool {
     matches!(told, Some(Ok(Freed::Free)))
 }
 
@@ -307,7 +307,7 @@ async fn each_release_of_a_batch_is_told_by_its_own_row() {
     }
     // If none was freed, no answer is in doubt.
     let told = free(t.table(), &wanted[3..5]).await.unwrap();
-    let undecided = |told: &Told| matches!(told, Some(Ok(Freed::Undecided)));
+    let undecided = |told: &FreeAnswer| matches!(told, Some(Ok(Freed::Undecided)));
     assert!(told.iter().all(undecided), "{told:?}");
 }
 
@@ -360,9 +360,9 @@ async fn who_comes_after_a_release_is_not_found_to_have_come_before() {
     let asks = [t.ask("b", "them", 4), t.ask("d", "them", 5)];
     token(&take(t.table(), &asks).await.unwrap()[0]);
     // This one reads the row first, and writes it if it is unchanged.
-    let mut looks = t.ask("c", "them", 6);
-    looks.retry = true;
-    t.taken(&looks).await;
+    let mut polls = t.ask("c", "them", 6);
+    polls.retry = true;
+    t.taken(&polls).await;
     let began = "SELECT MIN(LEAST(began, changed)) FROM dlock_locks WHERE name < 'd'";
     assert_eq!(t.number(began).await, FAR);
     // Who enters what is held, or releases a part of it, begins nothing.
@@ -426,7 +426,7 @@ async fn a_batch_whose_reply_is_lost_is_unknown_and_found_by_the_repeat() {
 }
 
 #[tokio::test]
-async fn where_the_look_after_a_batch_is_lost_nobody_is_told_that_nothing_happened() {
+async fn a_lost_read_after_a_batch_leaves_every_outcome_unknown() {
     let t = Bed::start().await;
     let proxy = Proxy::start(t.server.addr()).await.unwrap();
     let table = t.through(proxy.addr()).await;
@@ -478,10 +478,10 @@ async fn a_clock_that_was_set_forward_costs_one_statement_more_for_a_batch() {
     }
     // The connection's estimate of the server's time is made a minute late.
     let renewals = t.call(Class::Renewal);
-    let mut turn = t.table().connections.lend(renewals).await.unwrap();
-    let now = turn.not_after(t.table().now());
-    turn.told(Duration::from_micros(now) - SECOND * 60);
-    drop(turn);
+    let mut checkout = t.table().connections.lend(renewals).await.unwrap();
+    let now = checkout.not_after(t.table().now());
+    checkout.told(Duration::from_micros(now) - SECOND * 60);
+    drop(checkout);
     let before = t.statements().await;
     let answers = t.driver.store().extend(&all, renewals.give_up).await;
     for answer in answers.unwrap() {
@@ -533,9 +533,9 @@ async fn a_damaged_row_is_free_past_its_end_and_a_break_keeps_its_token() {
     t.run("UPDATE dlock_locks SET holds = 'zzz', expires = 1")
         .await;
     assert!(t.holder("a").await.is_none());
-    let mut looks = t.ask("a", "them", 2);
-    looks.retry = true;
-    assert_eq!(t.taken(&looks).await, FAR.unsigned_abs() + 2);
+    let mut polls = t.ask("a", "them", 2);
+    polls.retry = true;
+    assert_eq!(t.taken(&polls).await, FAR.unsigned_abs() + 2);
     // No token is greater than the last one; a break begins anew.
     t.run(format!(
         "UPDATE dlock_locks SET expires = 0, holds = '', owner = NULL, token = {}",

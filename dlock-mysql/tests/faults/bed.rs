@@ -2,7 +2,7 @@
 
 use dlock_conformance::{
     testbed::{MariadbServer, mariadb::MariadbOptions},
-    under_test::{self, Crowd, UnderTest},
+    under_test::{Crowd, UnderTest, Waiting},
 };
 use dlock_core::{Client, RetryClass};
 use dlock_mysql::{
@@ -150,7 +150,10 @@ impl Testbed {
     }
 
     pub(super) async fn until(&self, what: &str, holds: impl AsyncFn(&Self) -> bool) {
-        under_test::until(what, async || holds(self).await).await;
+        let waiting = Waiting::new(what);
+        while !holds(self).await {
+            waiting.pause().await;
+        }
     }
 }
 

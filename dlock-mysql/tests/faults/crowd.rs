@@ -85,7 +85,7 @@ async fn a_crowd_at_shared_names_is_never_two_inside_though_server_and_sessions_
     for round in 1..=6 {
         crowd.goes_on(400).await;
         if round == 3 {
-            tokio::task::block_in_place(|| t.server.station().unwrap().restart()).unwrap();
+            tokio::task::block_in_place(|| t.server.managed().unwrap().restart()).unwrap();
         } else {
             t.kill_all().await;
         }

@@ -150,7 +150,7 @@ async fn who_joins_what_is_over_by_the_second_try_is_told_that_it_is_gone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deadlock_with_somebodys_transaction_is_told_as_a_locked_row_and_soon_over() {
+async fn a_deadlock_with_a_foreign_transaction_is_reported_as_a_locked_row_and_ends_soon() {
     let t = Testbed::start(&[]).await;
     let held = [t.taken("a").await, t.taken("b").await];
     let mut blocker = t.native().await;

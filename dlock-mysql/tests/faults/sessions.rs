@@ -22,7 +22,7 @@ async fn a_killed_connection_is_replaced_whatever_it_was_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sessions_killed_again_and_again_let_nobody_in_beside_another() {
+async fn sessions_killed_again_and_again_admit_one_holder_at_a_time() {
     let t = Testbed::start(&[]).await;
     let crowd = t.crowd(6, 1, 1).await;
     for _ in 0..20 {

@@ -101,7 +101,7 @@ async fn a_table_emptied_while_in_use_holds_nothing_and_tokens_grow() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn somebody_elses_table_is_refused_with_the_difference_and_left_alone() {
+async fn a_foreign_table_is_refused_with_the_difference_and_left_alone() {
     let t = Testbed::start(&[]).await;
     let shedlock = "CREATE TABLE shedlock (name VARCHAR(64) NOT NULL PRIMARY KEY, lock_until TIMESTAMP(3) NOT NULL, \
         locked_at TIMESTAMP(3) NOT NULL, locked_by VARCHAR(255) NOT NULL) CHARACTER SET latin1";

@@ -7,7 +7,7 @@ use super::{
 use dlock_conformance::{
     testbed::{
         Proxy,
-        proxy::{Direction, Fault, Flow, Reach, Strike, Trigger},
+        proxy::{ArmedFault, Direction, Fault, Flow, Reach, Trigger},
     },
     under_test::{finds_the_next_holder, lasts, unknown},
 };
@@ -41,9 +41,9 @@ async fn a_take_whose_reply_is_lost_is_one_hold() {
         } else {
             Fault::CutAfterRequest
         };
-        let (strike, began) = (t.strike(needle, lost), Instant::now());
+        let (armed, began) = (t.arm(needle, lost), Instant::now());
         unknown(t.driver.acquire(&ask).await);
-        assert!(strike.has_struck(), "{name}");
+        assert!(armed.has_struck(), "{name}");
         assert!(began.elapsed() < SECOND * 20, "{name}: a silent server");
         let token = t.bed.inspect(name).await.holders[0].token;
         let Acquired::Granted(again) = t.driver.acquire(&ask).await.unwrap() else {
@@ -59,10 +59,10 @@ async fn a_take_whose_reply_is_lost_is_one_hold() {
 async fn a_release_whose_reply_is_lost_has_released() {
     let t = Wire::start().await;
     let ask = t.bed.taken("a").await;
-    let strike = t.strike(FREE, Fault::CutAfterRequest);
+    let armed = t.arm(FREE, Fault::CutAfterRequest);
     let release = Release::new(ask.name.clone(), ask.owner, ask.hold);
     unknown(t.driver.release(&release).await);
-    assert!(strike.has_struck());
+    assert!(armed.has_struck());
     finds_the_next_holder(&t.bed, &t.driver, &ask).await;
 }
 
@@ -70,10 +70,10 @@ async fn a_release_whose_reply_is_lost_has_released() {
 async fn a_renewal_whose_reply_is_lost_has_renewed() {
     let t = Wire::start().await;
     let ask = t.bed.taken("a").await;
-    let strike = t.strike(RENEW, Fault::CutAfterRequest);
+    let armed = t.arm(RENEW, Fault::CutAfterRequest);
     let renewed = t.renews(&ask).await;
     unknown(renewed.and_then(|one| one));
-    assert!(strike.has_struck());
+    assert!(armed.has_struck());
     assert!(t.bed.rest("a").await > SECOND * 55);
     assert!(lasts(&t.renews(&ask).await.unwrap(), SECOND * 60));
     assert_eq!(t.bed.inspect("a").await.holds, 1);
@@ -89,13 +89,13 @@ async fn a_connection_that_breaks_in_a_batch_of_written_renewals_costs_one_of_th
         t.bed.granted(&t.bed.again(&first, SECOND * 20)).await;
         batch.push(t.bed.entry(&first, SECOND * 60));
     }
-    let strike = t.strike(SWAP, Fault::CutAfterRequest);
+    let armed = t.arm(SWAP, Fault::CutAfterRequest);
     let renew = || {
         let give_up = t.bed.give_up();
         t.driver.renew(Lane::default(), &batch, give_up)
     };
     let mut renewed = renew().await.unwrap();
-    assert!(strike.has_struck());
+    assert!(armed.has_struck());
     let lasts = |one: &Result<Renewed, DriverError>| lasts(one, SECOND * 60);
     assert!(renewed[1..].iter().all(lasts), "{renewed:?}");
     unknown(renewed.remove(0));
@@ -146,14 +146,14 @@ async fn a_take_held_back_past_its_time_takes_nothing() {
         let name = if needle == TAKE { "row" } else { "new" };
         let mut ask = t.bed.ask(name, SECOND * 60);
         ask.give_up = t.bed.clock.now() + SECOND;
-        let strike = t.strike(needle, Fault::HoldRequest);
+        let armed = t.arm(needle, Fault::HoldRequest);
         let later = async {
             tokio::time::sleep(SECOND * 3 / 2).await; // past the request's give-up time
-            strike.release();
+            armed.release();
         };
         let (acquired, ()) = tokio::join!(t.driver.acquire(&ask), later);
         assert!(acquired.is_err(), "{name}: {acquired:?}");
-        assert!(strike.has_struck(), "{name}");
+        assert!(armed.has_struck(), "{name}");
         tokio::time::sleep(LATE - SECOND).await; // the latest possible moment
         assert!(t.bed.inspect(name).await.holders.is_empty(), "{name}");
     }
@@ -217,7 +217,7 @@ impl Wire {
         Self { bed, proxy, driver }
     }
 
-    fn strike(&self, needle: &[u8], fault: Fault) -> Strike {
+    fn arm(&self, needle: &[u8], fault: Fault) -> ArmedFault {
         self.proxy.on_next(Trigger::on(needle), fault)
     }
 
@@ -229,14 +229,14 @@ impl Wire {
     ) -> (Acquire, Result<Renewed, DriverError>) {
         let ask = self.bed.ask(name, SECOND * 2);
         self.bed.granted(&ask).await;
-        let strike = self.strike(RENEW, Fault::HoldRequest);
+        let armed = self.arm(RENEW, Fault::HoldRequest);
         let later = async {
             self.bed
                 .until("its time has come", async |bed: &Testbed| {
                     due(&bed.inspect(name).await)
                 })
                 .await;
-            strike.release();
+            armed.release();
         };
         let (renewed, ()) = tokio::join!(self.renews(&ask), later);
         (ask, renewed.and_then(|one| one))

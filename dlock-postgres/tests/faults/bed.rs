@@ -2,7 +2,7 @@
 
 use dlock_conformance::{
     testbed::{PostgresServer, postgres::PostgresOptions},
-    under_test::{self, Crowd, Log, UnderTest},
+    under_test::{Crowd, Log, UnderTest, Waiting},
 };
 use dlock_core::{Client, RetryClass};
 use dlock_postgres::{
@@ -100,7 +100,10 @@ impl Testbed {
     }
 
     pub(super) async fn until(&self, what: &str, holds: impl AsyncFn(&Self) -> bool) {
-        under_test::until(what, async || holds(self).await).await;
+        let waiting = Waiting::new(what);
+        while !holds(self).await {
+            waiting.pause().await;
+        }
     }
 }
 

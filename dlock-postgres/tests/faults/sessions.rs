@@ -67,11 +67,11 @@ async fn a_crowd_never_shares_a_name_though_server_and_sessions_are_ended() {
         match round {
             "sessions" => t.end_all().await,
             "kill" => {
-                tokio::task::block_in_place(|| t.server.station().unwrap().restart()).unwrap()
+                tokio::task::block_in_place(|| t.server.managed().unwrap().restart()).unwrap()
             }
             _ => tokio::task::block_in_place(|| {
                 t.server.shut_down().unwrap();
-                t.server.station().unwrap().restart()
+                t.server.managed().unwrap().restart()
             })
             .unwrap(),
         }

@@ -61,7 +61,7 @@ async fn a_thousand_leases_are_renewed_beside_an_old_snapshot_and_it_is_warned_a
         dead(t).await >= 10_000
     })
     .await;
-    // Whoever connects is warned, and who was there before, when its grants sweep the table; once.
+    // Each new client is warned, and an earlier one when its grants sweep the table; once.
     let sweep = || async {
         let store = t.driver.record_driver().store();
         store.forget(b"").await.unwrap();

@@ -151,7 +151,7 @@ async fn a_promoted_asynchronous_standby_grants_again_what_it_lacks() {
     let renewed = pair.t.renew(std::slice::from_ref(&known), LEASE).await;
     renewed.unwrap().remove(0).unwrap();
     guard.check().unwrap();
-    pair.t.server.station().unwrap().kill().unwrap();
+    pair.t.server.managed().unwrap().kill().unwrap();
     let killed = Instant::now();
     assert_eq!(guard.lost().await, LossReason::Deadline);
     let (alone, together) = (killed.elapsed(), both.elapsed());
@@ -188,7 +188,7 @@ async fn a_promoted_synchronous_standby_has_every_lock_that_was_granted() {
             taken.lock().unwrap().len() >= 100
         })
         .await;
-    pair.t.server.station().unwrap().kill().unwrap();
+    pair.t.server.managed().unwrap().kill().unwrap();
     for worker in workers {
         worker.await.unwrap();
     }

@@ -33,11 +33,11 @@ async fn a_reply_cut_at_any_byte_is_unknown_and_its_repeat_finds_one_hold() {
         let name = format!("n{bytes}");
         let ask = t.ask(&name, SECOND * 60);
         let cut = Fault::CutMidReply { bytes };
-        let strike = proxy.on_next(Trigger::on(ACQUIRE), cut);
+        let armed = proxy.on_next(Trigger::on(ACQUIRE), cut);
         let first = t.driver.acquire(&ask).await;
         if matches!(first, Ok(Acquired::Granted(_))) {
             // The reply is not longer: it came whole.
-            strike.disarm();
+            armed.disarm();
             break;
         }
         unknown(first);
@@ -54,18 +54,18 @@ async fn a_reply_cut_at_any_byte_is_unknown_and_its_repeat_finds_one_hold() {
 async fn a_release_or_renewal_whose_reply_is_cut_has_been_done() {
     let (t, proxy) = wired().await;
     let ask = t.taken("a").await;
-    let strike = proxy.on_next(Trigger::on(RENEW), Fault::CutMidReply { bytes: 20 });
+    let armed = proxy.on_next(Trigger::on(RENEW), Fault::CutMidReply { bytes: 20 });
     let renewed = t.renew(std::slice::from_ref(&ask), SECOND * 600).await;
     unknown(renewed.and_then(|mut one| one.remove(0)));
-    assert!(strike.has_struck());
+    assert!(armed.has_struck());
     let rest = t.inspect("a").await.holders[0].rest.unwrap();
     assert!(rest > SECOND * 500, "{rest:?}");
     let renewed = t.renew(std::slice::from_ref(&ask), SECOND * 600).await;
     assert!(lasts(&renewed.unwrap()[0], SECOND * 600));
 
-    let strike = proxy.on_next(Trigger::on(RELEASE), Fault::CutMidReply { bytes: 20 });
+    let armed = proxy.on_next(Trigger::on(RELEASE), Fault::CutMidReply { bytes: 20 });
     unknown(t.give_back(&ask).await);
-    assert!(strike.has_struck());
+    assert!(armed.has_struck());
     finds_the_next_holder(&t, &t.driver, &ask).await;
 }
 
@@ -73,9 +73,9 @@ async fn a_release_or_renewal_whose_reply_is_cut_has_been_done() {
 async fn a_server_that_never_answers_is_given_up_and_has_one_hold() {
     let (t, proxy) = wired().await;
     let ask = t.ask("a", SECOND * 60);
-    let strike = proxy.on_next(Trigger::on(ACQUIRE), Fault::LoseReply);
+    let armed = proxy.on_next(Trigger::on(ACQUIRE), Fault::LoseReply);
     unknown(t.driver.acquire(&ask).await);
-    assert!(strike.has_struck());
+    assert!(armed.has_struck());
     assert_eq!(t.granted(&ask).await.holds.get(), 1);
     assert!(matches!(t.release(&ask).await, Released::Freed));
 }

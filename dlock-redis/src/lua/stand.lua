@@ -13,10 +13,10 @@ local function stand(ticket, place)
   if call('ZADD', line, 'NX', place, ticket) == 0 then
     place = string.format('%.0f', call('ZSCORE', line, ticket))
   end
-  local look = math.max(1, math.min(math.floor(lease / 3), 2000))
-  local deadline = math.floor(micros / 1000) + 3 * look
+  local interval = math.max(1, math.min(math.floor(lease / 3), 2000))
+  local deadline = math.floor(micros / 1000) + 3 * interval
   call('PEXPIRE', line, '10000')
-  call('HSET', ends, ticket, deadline .. ' ' .. math.min(look, 1000))
+  call('HSET', ends, ticket, deadline .. ' ' .. math.min(interval, 1000))
   call('PEXPIRE', ends, '10000')
   return place
 end

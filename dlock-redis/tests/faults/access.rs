@@ -113,7 +113,7 @@ async fn a_user_without_a_right_that_turns_need_is_refused_at_connect() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_the_right_to_subscribe_is_taken_away_no_waiter_stands_in_line_unheard() {
+async fn while_the_right_to_subscribe_is_taken_away_no_waiter_is_queued_unheard() {
     let t = without("").await;
     let holder = t.acquire("a", SECOND * 30);
     t.granted(&holder).await;

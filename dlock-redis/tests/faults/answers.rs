@@ -73,7 +73,7 @@ async fn an_owner_re_enters_and_the_record_lasts_until_its_latest_living_hold() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hold_past_its_end_is_gone_for_everybody() {
+async fn a_hold_past_its_end_is_gone_for_every_client() {
     let t = Testbed::start().await;
     let short = t.acquire("a", Duration::from_millis(150));
     let first = t.granted(&short).await;

@@ -230,7 +230,7 @@ impl Testbed {
         let began = Instant::now();
         while !condition().await {
             assert!(began.elapsed() < LIMIT, "it never comes about");
-            tokio::time::sleep(Duration::from_millis(1)).await; // between two looks
+            tokio::time::sleep(Duration::from_millis(1)).await; // between two polls
         }
     }
 

@@ -191,7 +191,7 @@ async fn the_greatest_and_least_numbers_that_can_stand_in_a_store_panic_nowhere(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_of_somebody_elses_beside_a_lock_hides_no_other_from_a_walk() {
+async fn a_foreign_key_beside_a_lock_hides_no_other_from_a_walk() {
     let t = Testbed::start().await;
     for name in ["a", "b", "c"] {
         t.granted(&t.acquire(name, SECOND * 30)).await;
@@ -204,7 +204,7 @@ async fn a_key_of_somebody_elses_beside_a_lock_hides_no_other_from_a_walk() {
 /// The queue heals by itself: a ticket without a client is removed, and a turn ends after a second
 /// whatever is written there.
 #[tokio::test(flavor = "multi_thread")]
-async fn damaged_places_and_deadlines_in_the_line_keep_the_lock_from_nobody() {
+async fn damaged_positions_and_deadlines_in_the_queue_block_no_client() {
     let t = Testbed::start().await;
     let mut raw = t.raw().await;
     for place in ["inf", "-inf", "1e300", "9007199254740993"] {

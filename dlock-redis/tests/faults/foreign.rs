@@ -115,7 +115,7 @@ async fn one_failing_command_among_many_fails_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_release_or_break_beside_somebody_elses_key_says_what_it_did() {
+async fn a_release_or_break_beside_a_foreign_key_says_what_it_did() {
     let t = Testbed::start().await;
     for (name, foreign) in [("a", "dlock:{a}:line"), ("b", "dlock:{b}:ends")] {
         let held = |stands: u64| {

@@ -72,7 +72,7 @@ async fn a_client_that_stopped_reading_wake_ups_is_given_no_turns() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn waiters_look_again_when_their_connection_was_cut() {
+async fn waiters_poll_again_when_their_connection_was_cut() {
     let t = Testbed::start().await;
     let mut wake_ups = t.driver.wake_ups();
     let holder = t.acquire("a", SECOND * 30);
@@ -90,7 +90,7 @@ async fn waiters_look_again_when_their_connection_was_cut() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wake_ups_that_nobody_reads_are_bounded_and_end_in_one_look() {
+async fn wake_ups_that_no_task_reads_are_bounded_and_end_in_one_poll() {
     let t = Testbed::start().await;
     let mut wake_ups = t.driver.wake_ups();
     let channel = t.channel().await;
@@ -153,16 +153,16 @@ async fn a_ticket_that_has_left_is_not_remembered_again() {
     // Granted, but answered only after the next ticket was given up.
     let mut req = t.in_line("a", SECOND * 30, 1);
     req.next_ticket = Some(ticket(2));
-    let strike = proxy.on_next(Trigger::on("EVALSHA"), Fault::HoldRequest);
+    let armed = proxy.on_next(Trigger::on("EVALSHA"), Fault::HoldRequest);
     let (driver, asked) = (t.driver.clone(), req.clone());
     let asking = tokio::spawn(async move { driver.acquire(&asked).await });
-    strike.struck().await;
+    armed.struck().await;
     assert!(kept().contains("Listener(2 tickets)"), "{}", kept());
     let (driver, name) = (t.driver.clone(), req.name.clone());
     let leaving = tokio::spawn(async move { driver.leave(&name, ticket(2)).await });
     t.until(async || kept().contains("Listener(1 tickets)"))
         .await;
-    strike.release();
+    armed.release();
     assert!(matches!(
         asking.await.unwrap().unwrap(),
         Acquired::Granted(_)

@@ -269,7 +269,7 @@ async fn what_voids_a_lock_is_warned_about_once_in_the_life_of_a_client() {
     let began = Instant::now();
     while !says(&master, "connected_slaves:1") || !says(&replica, "master_link_status:up") {
         assert!(began.elapsed() < SECOND * 60, "no replica");
-        tokio::time::sleep(Duration::from_millis(10)).await; // between two looks
+        tokio::time::sleep(Duration::from_millis(10)).await; // between two polls
     }
     for (server, words) in [
         (&master, &["allkeys-lru", "1 replicas", "append-only"][..]),

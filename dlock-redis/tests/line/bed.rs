@@ -102,7 +102,7 @@ impl Bed {
             }
             ensure!(
                 began.elapsed() < LIMIT,
-                "{standing} stand in line, not {count}"
+                "{standing} are queued, not {count}"
             );
             tokio::time::sleep(MILLI).await; // between two polls
         }

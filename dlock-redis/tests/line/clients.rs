@@ -41,7 +41,7 @@ pub(crate) fn trials() -> Vec<Trial> {
             released,
         ),
         trial(
-            "waiters_that_give_up_at_any_time_are_in_nobodys_way",
+            "waiters_that_give_up_at_any_time_delay_no_other_waiter",
             || gives_up(8, SECOND * 3),
         ),
         trial("a_token_is_remembered_for_a_day", token),
@@ -236,7 +236,7 @@ async fn dropped() -> Outcome {
             "after {polls} polls the next acquire took {took:?}"
         );
         bed.until_standing(0).await?;
-        while two.unsettled() > 0 {
+        while two.pending_cleanups() > 0 {
             tokio::time::sleep(MILLI).await; // between two polls
         }
         let keys = bed.say(&["EXISTS", "dlock:{a}", "dlock:{a}:ends"])?;
@@ -284,7 +284,7 @@ async fn released() -> Outcome {
             took < SECOND * 5,
             "after {polls} polls the next acquire took {took:?}"
         );
-        while clients.iter().any(|client| client.unsettled() > 0) {
+        while clients.iter().any(|client| client.pending_cleanups() > 0) {
             tokio::time::sleep(MILLI).await; // between two polls
         }
         let keys = bed.say(&["EXISTS", "dlock:{a}", "dlock:{a}:line", "dlock:{a}:ends"])?;

@@ -12,7 +12,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     let usual = SECOND * 3;
     vec![
         trial(
-            "flushed_with_waiters_standing_they_are_served_within_a_look",
+            "waiters_of_a_flushed_server_are_served_within_a_poll_interval",
             move || flushed(usual),
         ),
         trial(
@@ -49,7 +49,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 
 /// Leases of three seconds: a poll each second.
 const LEASE: Duration = SECOND.saturating_mul(3);
-const LOOK: Duration = SECOND;
+const POLL_INTERVAL: Duration = SECOND;
 
 async fn storm(bed: &Bed, lasts: Duration) -> Outcome<Storm> {
     let clients = bed.clients(12, LEASE).await?;
@@ -71,7 +71,7 @@ async fn flushed(lasts: Duration) -> Outcome {
     storm
         .end(&voids)
         .await?
-        .within("flush", flushed, LOOK + MARGIN)
+        .within("flush", flushed, POLL_INTERVAL + MARGIN)
 }
 
 async fn restarted(aof: Aof, lasts: Duration) -> Outcome {
@@ -93,7 +93,7 @@ async fn restarted(aof: Aof, lasts: Duration) -> Outcome {
     let report = storm.end(&voids).await?;
     // The downtime, then the time to the next poll. If an answer died with the server, the turn or hold
     // lasts until its client asks again.
-    report.within("restart", restarted, longest + LOOK * 2 + MARGIN)
+    report.within("restart", restarted, longest + POLL_INTERVAL * 2 + MARGIN)
 }
 
 async fn commands(words: &[&[&str]], pause: Duration, lasts: Duration, free: Duration) -> Outcome {

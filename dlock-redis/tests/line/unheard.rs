@@ -1,4 +1,4 @@
-//! Tests of missed notifications: the connection only looks alive, or the notification was never sent.
+//! Tests of missed notifications: the connection only polls alive, or the notification was never sent.
 
 use crate::{
     bed::{ACCEPT, Bed, LIMIT, MARGIN, MILLI, NAME, Outcome, SECOND, connect, ensure, over},
@@ -27,11 +27,11 @@ pub(crate) fn trials() -> Vec<Trial> {
             || deaf(2),
         ),
         trial(
-            "pushes_that_never_come_cost_looks_however_long_the_lease",
+            "pushes_that_never_come_cost_polls_however_long_the_lease",
             for_an_hour,
         ),
         trial(
-            "a_head_that_leaves_costs_the_next_one_a_look_at_most",
+            "a_head_that_leaves_costs_the_next_one_a_poll_at_most",
             head_left,
         ),
     ]
@@ -49,7 +49,7 @@ async fn deaf(ends: usize) -> Outcome {
     let two = connect(&bed.server.url_at(proxy.addr()), lease).await?;
     let guard = one.lock(NAME)?.acquire().await?;
     let waiting = bed.stand(&two).await?;
-    let mut looks = proxy.watch(Direction::ClientToServer, "EVALSHA");
+    let mut polls = proxy.watch(Direction::ClientToServer, "EVALSHA");
     let mut before = 0;
     for end in 1..=ends {
         proxy.refuse(true);
@@ -59,10 +59,10 @@ async fn deaf(ends: usize) -> Outcome {
         if end == ends {
             proxy.set_flow(Reach::Existing, Direction::ServerToClient, Flow::Swallow);
         }
-        looks.mark();
+        polls.mark();
         before = proxy.counters().accepted;
         proxy.refuse(false);
-        looks.reaches(1).await;
+        polls.reaches(1).await;
     }
     let began = Instant::now();
     // The command connection and the one for notifications.
@@ -114,7 +114,7 @@ async fn for_an_hour() -> Outcome {
     let began = Instant::now();
     guard.release().await?;
     let (guard, at) = waiting.await??;
-    within_a_look("behind one that was stopped", at - began)?;
+    within_a_poll_interval("behind one that was stopped", at - began)?;
     guard.release().await?;
     drop(head);
     let guard = one.lock(NAME)?.acquire_timeout(LIMIT).await?;
@@ -122,12 +122,12 @@ async fn for_an_hour() -> Outcome {
     let began = Instant::now();
     guard.release().await?;
     let (guard, at) = waiting.await??;
-    within_a_look("its own turn", at - began)?;
+    within_a_poll_interval("its own turn", at - began)?;
     guard.release().await?;
     Ok(())
 }
 
-fn within_a_look(what: &str, free: Duration) -> Outcome {
+fn within_a_poll_interval(what: &str, free: Duration) -> Outcome {
     println!("nothing heard, {what}: free for {free:?}");
     // Two seconds to its next poll. If another turn is in flight then, the answer says when that ends.
     let bound = SECOND * 2 + ACCEPT + MARGIN;

@@ -27,7 +27,7 @@ const TERMS: Terms = Terms {
     lease: 3,
     attempt: 1,
     accept: 1,
-    look: 1,
+    poll_in: 1,
     entry: 2,
     budget: 2,
     mutant: Mutant::None,
@@ -43,7 +43,7 @@ const SMALL: Line = Line {
     slow: false,
     // A fault costs a turn (an accept lease) or a poll interval, and one more poll until a client sees
     // it.
-    idle_at_most: 2 * (TERMS.accept + TERMS.look),
+    idle_at_most: 2 * (TERMS.accept + TERMS.poll_in),
 };
 
 #[test]
@@ -140,7 +140,7 @@ fn a_dead_grantee_costs_its_accept_lease() {
 const GRANTEE: Line = Line {
     clients: 3,
     terms: Terms {
-        look: 3,
+        poll_in: 3,
         entry: 9,
         ..TERMS
     },
@@ -203,7 +203,7 @@ fn a_reservation_without_an_end_shuts_the_name() {
 }
 
 #[test]
-fn without_not_after_a_late_request_takes_the_lock_for_nobody() {
+fn without_not_after_a_late_request_takes_the_lock_for_no_client() {
     fails(Mutant::NoNotAfter, SLOW, LEFT_IS_LEFT);
 }
 
@@ -213,8 +213,8 @@ fn a_release_that_does_not_say_that_it_is_unfinished_leaves_the_lock_lying() {
 }
 
 #[test]
-fn a_successor_who_is_not_told_comes_a_look_later() {
-    fails(Mutant::NobodyTold, GRANTEE, NOT_FORGOTTEN);
+fn a_successor_that_is_not_notified_comes_a_poll_later() {
+    fails(Mutant::FirstNotNotified, GRANTEE, NOT_FORGOTTEN);
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn an_early_release_settles_nothing() {
 }
 
 #[test]
-fn a_turn_that_nobody_answers_costs_an_accept_lease() {
+fn a_turn_that_no_client_answers_costs_an_accept_lease() {
     fails(Mutant::StrayTurnKept, CALM, NOT_FORGOTTEN);
 }
 

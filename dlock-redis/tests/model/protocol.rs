@@ -22,7 +22,7 @@ pub(crate) enum Mutant {
     /// A release whose budget ran out does not report it.
     FinishedAnyway,
     /// A ticket that becomes first is not told.
-    NobodyTold,
+    FirstNotNotified,
     /// The cleanup of a given-up wait ends with a release that a late copy of its acquire outlives.
     SettledTooEarly,
     /// A turn without a waiting client is not answered.
@@ -84,7 +84,7 @@ pub(crate) struct Terms {
     /// The not-after of a request, which is also how long its sender waits for the answer.
     pub(crate) attempt: u8,
     pub(crate) accept: u8,
-    pub(crate) look: u8,
+    pub(crate) poll_in: u8,
     /// An entry's deadline, from its client's last poll on.
     pub(crate) entry: u8,
     pub(crate) budget: u8,
@@ -231,7 +231,7 @@ impl World {
             if over || !self.client(first.whose).subscribed {
                 continue;
             }
-            if terms.mutant != Mutant::NobodyTold {
+            if terms.mutant != Mutant::FirstNotNotified {
                 self.tell_first(terms, budget);
             }
             self.push(Push::Turn(first.whose));

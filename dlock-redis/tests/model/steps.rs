@@ -205,7 +205,7 @@ impl Model for Line {
                 let under_way = !world.requests.is_empty()
                     || world.clients.iter().any(|client| client.owes)
                     || world.clients.iter().any(Client::attempt_is_due);
-                !world.freed || under_way || !world.somebody_stands()
+                !world.freed || under_way || !world.has_reachable_waiter()
             }),
         ]
     }
@@ -330,7 +330,7 @@ impl World {
         client.asked = Some(0);
         client.turn &= client.poked;
         client.poked = false;
-        client.look = terms.look;
+        client.poll_in = terms.poll_in;
         let place = if client.refused_turns < 2 {
             client.place
         } else {
@@ -385,7 +385,7 @@ impl World {
         let client = self.client_mut(request.whose);
         if client.waits_with(request.whose.round) {
             client.asked = None;
-            client.look = 0;
+            client.poll_in = 0;
             client.unsettled = client.unsettled.max(request.not_after);
         }
     }
@@ -415,10 +415,10 @@ impl World {
                     client.refused_turns = (client.refused_turns + 1).min(2);
                 }
                 if first {
-                    client.look = client.look.min(rest.max(1));
+                    client.poll_in = client.poll_in.min(rest.max(1));
                 }
             }
-            Answer::Late => client.look = 0,
+            Answer::Late => client.poll_in = 0,
         }
     }
 
@@ -432,7 +432,7 @@ impl World {
         self.requests.sort_unstable();
         let client = &mut self.clients[at];
         client.asked = None;
-        client.look = 0;
+        client.poll_in = 0;
         self.forget_dead(terms);
     }
 
@@ -457,7 +457,9 @@ impl World {
             Push::Turn(_) if terms.mutant == Mutant::StrayTurnKept => {}
             // No wait has this ticket.
             Push::Turn(_) => self.leave_with(number, round),
-            Push::First(_, rest) if client.waits_with(round) => client.look = client.look.min(rest),
+            Push::First(_, rest) if client.waits_with(round) => {
+                client.poll_in = client.poll_in.min(rest)
+            }
             Push::First(..) => {}
         }
     }
@@ -528,7 +530,7 @@ impl World {
 
     fn tick(&mut self, line: &Line) {
         let free = !matches!(self.record, Record::Held { .. });
-        self.idle = match free && !line.slow && self.somebody_waits() {
+        self.idle = match free && !line.slow && self.has_waiting_client() {
             true => (self.idle + 1).min(line.idle_at_most + 1),
             false => 0,
         };
@@ -559,7 +561,7 @@ impl World {
         self.forget_dead(&line.terms);
         for at in 0..self.clients.len() {
             let client = &mut self.clients[at];
-            client.look = client.look.saturating_sub(1);
+            client.poll_in = client.poll_in.saturating_sub(1);
             client.unsettled = client.unsettled.saturating_sub(1);
             client.asked = client
                 .asked

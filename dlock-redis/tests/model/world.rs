@@ -43,7 +43,7 @@ pub(crate) struct Client {
     /// The attempt that is due or in flight answers a turn.
     pub(crate) turn: bool,
     /// Ticks until the next poll.
-    pub(crate) look: u8,
+    pub(crate) poll_in: u8,
     /// How long ago the attempt in flight was sent.
     pub(crate) asked: Option<u8>,
     pub(crate) answer: Option<Answer>,
@@ -138,7 +138,7 @@ impl Client {
             refused_turns: 0,
             poked: false,
             turn: false,
-            look: 0,
+            poll_in: 0,
             asked: None,
             answer: None,
             unsettled: 0,
@@ -161,7 +161,7 @@ impl Client {
         self.runs()
             && self.phase == Phase::Waiting
             && self.asked.is_none()
-            && (self.poked || self.look == 0)
+            && (self.poked || self.poll_in == 0)
     }
 
     pub(crate) fn give_up_is_due(&self, attempt: u8) -> bool {
@@ -223,14 +223,14 @@ impl World {
         self.clients.iter().filter(inside).count()
     }
 
-    pub(crate) fn somebody_waits(&self) -> bool {
+    pub(crate) fn has_waiting_client(&self) -> bool {
         self.clients
             .iter()
             .any(|client| client.runs() && client.phase == Phase::Waiting)
     }
 
     /// Whether the queue has a ticket whose client a turn would reach.
-    pub(crate) fn somebody_stands(&self) -> bool {
+    pub(crate) fn has_reachable_waiter(&self) -> bool {
         self.line.iter().any(|entry| {
             let client = self.client(entry.whose);
             entry.deadline > 0 && client.subscribed && client.runs()

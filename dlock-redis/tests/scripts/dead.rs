@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use redis::AsyncCommands;
 
 #[tokio::test]
-async fn the_dead_of_all_names_in_a_script_have_one_budget_and_nobody_is_left_unserved() {
+async fn the_dead_of_all_names_in_a_script_share_a_budget_and_each_waiter_is_served() {
     let t = Testbed::start();
     let [client, other] = [t.client().await, t.client().await];
     let wanted = t.of_many_names(MANY);

@@ -9,7 +9,7 @@ use redis::AsyncCommands;
 use std::{collections::BTreeMap, time::Duration};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_uncontended_cycle_pays_one_command_for_the_line_on_either_side() {
+async fn an_uncontended_cycle_pays_one_command_for_the_queue_on_either_side() {
     let t = Testbed::start();
     let client = t.client().await;
     let mut req = client.waits(&t, 1);
@@ -193,7 +193,7 @@ async fn nothing_is_queued_by_what_is_refused_for_another_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_fails_on_a_key_of_somebody_elses_takes_nothing_and_leaves_no_key_without_an_end() {
+async fn what_fails_on_a_foreign_key_takes_nothing_and_leaves_no_key_without_an_end() {
     let t = Testbed::start();
     let [holder, waiter] = [t.client().await, t.client().await];
     for foreign in [LINE, ENDS] {
@@ -223,7 +223,7 @@ async fn what_fails_on_a_key_of_somebody_elses_takes_nothing_and_leaves_no_key_w
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_repeat_finds_its_hold_and_puts_its_next_ticket_in_line_once() {
+async fn a_repeat_finds_its_hold_and_queues_its_next_ticket_once() {
     let t = Testbed::start();
     let [client, other] = [t.client().await, t.client().await];
     let mut req = client.waits(&t, 1);
@@ -239,9 +239,9 @@ async fn a_repeat_finds_its_hold_and_puts_its_next_ticket_in_line_once() {
     assert_eq!(t.line().await.len(), 2);
     // The client remembers the place: if the server forgets it, the next poll restores it.
     let _: () = t.raw().await.zrem(LINE, &stands[0].0).await.unwrap();
-    let mut look = client.waits(&t, 2);
-    look.lease = Lease::fixed(SECOND);
-    client.held(&look).await;
+    let mut poll = client.waits(&t, 2);
+    poll.lease = Lease::fixed(SECOND);
+    client.held(&poll).await;
     assert_eq!(t.line().await[0], stands[0]);
 }
 

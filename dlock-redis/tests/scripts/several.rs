@@ -221,7 +221,7 @@ async fn what_a_server_has_forgotten_is_told_to_it_again_also_for_several() {
 }
 
 #[tokio::test]
-async fn who_stops_waiting_takes_nobody_along() {
+async fn a_dropped_request_cancels_no_other() {
     let t = Testbed::start();
     let driver = t.client().await.driver;
     let wanted = t.of_many_names(MANY);

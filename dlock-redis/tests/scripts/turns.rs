@@ -12,7 +12,7 @@ use std::{
 };
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_ticket_stands_with_place_deadline_and_ttl_and_a_look_moves_the_deadline_alone() {
+async fn a_refused_ticket_has_position_deadline_and_ttl_and_a_poll_moves_its_deadline() {
     let t = Testbed::start();
     let [holder, waiter] = [t.client().await, t.client().await];
     holder.granted(&t.acquire(SECOND * 30)).await;
@@ -81,7 +81,7 @@ async fn a_turn_is_a_record_with_nothing_but_the_ticket_and_an_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_second_in_line_hears_before_the_first_and_redissons_waiters_only_of_a_free_name() {
+async fn the_second_waiter_hears_before_the_first_and_redisson_only_of_a_free_name() {
     let t = Testbed::start();
     let holder = t.client().await;
     let inside = t.acquire(SECOND * 30);
@@ -204,7 +204,7 @@ async fn an_orphan_ticket_costs_one_hop() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_line_of_dead_entries_only_is_no_line() {
+async fn a_queue_of_dead_entries_only_is_empty() {
     let t = Testbed::start();
     let client = t.client().await;
     for dead in [1, 40, 100] {
@@ -228,7 +228,7 @@ async fn a_line_of_dead_entries_only_is_no_line() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_release_over_a_hundred_dead_goes_on_until_somebody_has_it() {
+async fn a_release_past_a_hundred_dead_waiters_reaches_the_living_one() {
     let t = Testbed::start();
     let [holder, waiter] = [t.client().await, t.client().await];
     for how in ["release", "break", "leave"] {
@@ -252,7 +252,10 @@ async fn a_release_over_a_hundred_dead_goes_on_until_somebody_has_it() {
         }
         waiter.turn().await;
         let took = began.elapsed();
-        assert!(took < SECOND, "{how}: {took:?}, far below any look");
+        assert!(
+            took < SECOND,
+            "{how}: {took:?}, far below any poll interval"
+        );
         assert_eq!(t.calls("evalsha").await, 4, "{how}: 32 a script");
         waiter.granted(&req).await;
         waiter.release(&req).await;
@@ -260,7 +263,7 @@ async fn a_release_over_a_hundred_dead_goes_on_until_somebody_has_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_clock_set_back_shuts_nothing_and_passes_nobody() {
+async fn a_clock_set_back_blocks_no_lock_and_passes_no_waiter() {
     let t = Testbed::start();
     let [holder, waiter] = [t.client().await, t.client().await];
     // The place that the server gave when its clock was ahead.

@@ -26,7 +26,7 @@ pub(super) fn trials() -> Vec<Trial> {
         a_record_of_an_earlier_boot_is_free,
         a_younger_record_of_another_boot_is_another_kernel,
         a_wall_clock_that_was_set_back_gives_greater_tokens_still,
-        a_record_that_somebody_else_wrote_is_an_error_of_that_name_alone,
+        a_foreign_record_is_an_error_of_that_name_alone,
         a_walk_shows_a_damaged_record_and_goes_on_and_break_frees_it,
         no_number_in_a_row_is_too_great_or_too_small_and_a_break_mends_each,
     })
@@ -274,7 +274,7 @@ async fn a_wall_clock_that_was_set_back_gives_greater_tokens_still() {
     }
 }
 
-async fn a_record_that_somebody_else_wrote_is_an_error_of_that_name_alone() {
+async fn a_foreign_record_is_an_error_of_that_name_alone() {
     let bed = Bed::new();
     let driver = bed.driver().await;
     granted(&driver, &acquire("a", SECOND * 30)).await;

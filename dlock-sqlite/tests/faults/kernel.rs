@@ -13,7 +13,7 @@ pub(super) fn trials() -> Vec<Trial> {
     Vec::from(tests! { isolated:
         a_full_disk_takes_nothing_and_keeps_what_is_held,
         a_read_only_file_system_is_refused,
-        without_inotify_waiters_look,
+        without_inotify_waiters_poll,
         a_time_namespace_is_another_clock,
         a_file_that_is_mounted_alone_is_refused_and_its_folder_is_not,
     })
@@ -98,7 +98,7 @@ pub(super) async fn deaf(file: &Path) {
     drop(soon.unwrap().unwrap().unwrap());
 }
 
-fn without_inotify_waiters_look() -> Outcome {
+fn without_inotify_waiters_poll() -> Outcome {
     let none = "echo 0 > /proc/sys/user/max_inotify_instances";
     alone(&[], none, "deaf", &Bed::new().file)
 }

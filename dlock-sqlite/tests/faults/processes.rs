@@ -19,10 +19,10 @@ pub(super) fn trials() -> Vec<Trial> {
         a_killed_holder_is_gone_with_its_lease,
         a_writer_killed_in_mid_transaction_is_rolled_back,
         a_writer_that_stands_still_makes_writes_fail_and_looks_succeed,
-        a_release_touches_a_file_only_where_somebody_waits,
+        a_release_touches_a_file_only_for_a_name_with_a_waiter,
         every_release_wakes_a_waiter_that_asked_once,
         a_waiter_in_another_process_is_woken,
-        without_wake_ups_waiters_look_and_leave_no_files,
+        without_wake_ups_waiters_poll_and_leave_no_files,
     })
 }
 
@@ -131,9 +131,9 @@ async fn a_writer_that_stands_still_makes_writes_fail_and_looks_succeed() {
     );
     assert!(error.to_string().contains("busy"), "{error}");
     assert!(waited > SECOND / 2 && waited < SECOND * 3, "{waited:?}");
-    let mut look = acquire("a", SECOND);
-    look.retry = true;
-    held(&driver, &look).await;
+    let mut poll = acquire("a", SECOND);
+    poll.retry = true;
+    held(&driver, &poll).await;
     assert_eq!(driver.inspect(&first.name).await.unwrap().holds, 1);
     writer.kill_9().await.unwrap();
     granted(&driver, &acquire("b", SECOND)).await;
@@ -147,7 +147,7 @@ fn touched(bed: &Bed) -> Vec<SystemTime> {
         .collect()
 }
 
-async fn a_release_touches_a_file_only_where_somebody_waits() {
+async fn a_release_touches_a_file_only_for_a_name_with_a_waiter() {
     let bed = Bed::new();
     let (holder, waiter) = (bed.driver().await, bed.driver().await);
     let first = acquire("a", SECOND * 30);
@@ -237,7 +237,7 @@ async fn a_waiter_in_another_process_is_woken() {
     assert!(quickest < SECOND / 4, "{quickest:?}");
 }
 
-async fn without_wake_ups_waiters_look_and_leave_no_files() {
+async fn without_wake_ups_waiters_poll_and_leave_no_files() {
     let bed = Bed::new();
     let url = format!("sqlite:{}?dlock.wake=poll", bed.file.display());
     let polling = SqliteDriver::connect(&url).await.unwrap();

@@ -82,7 +82,7 @@ pub(crate) async fn two_hundred_waiters_are_served_in_order_with_one_watch_fired
 
 /// The next waiter knows of all seats ahead without a request, including holds that enter while it receives
 /// nothing.
-pub(crate) async fn whoever_is_next_waits_for_those_who_came_in_beside_the_holder() {
+pub(crate) async fn the_next_waiter_waits_for_holds_that_joined_beside_the_holder() {
     let server = server(ZooKeeperOptions::default()).await;
     let (one, two) = (client(&server.url()).await, client(&server.url()).await);
     let (hosts, name) = (server.addr().to_string(), "beside");
@@ -273,7 +273,7 @@ pub(crate) async fn a_repeat_of_what_was_broken_is_not_granted_beside_the_next()
 }
 
 /// One hold is released early with a minimum hold, and the last one by another client.
-pub(crate) async fn whoever_gives_back_for_another_client_is_told_how_long_the_name_is_shut() {
+pub(crate) async fn a_release_for_another_client_says_how_long_the_name_is_unavailable() {
     let server = server(ZooKeeperOptions::default()).await;
     let url = format!("{}/dlock", server.url());
     let (one, two) = (

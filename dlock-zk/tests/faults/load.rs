@@ -128,8 +128,8 @@ async fn replies_are_lost(faults: u32) {
             1 => &[0, 0, 0, 2, 0, 0, 0],
             _ => b"/dlock/lossy",
         };
-        let strike = proxy.on_next(Trigger::on(needle), Fault::CutAfterRequest);
-        let struck = timeout(Duration::from_secs(60), strike.struck()).await;
+        let armed = proxy.on_next(Trigger::on(needle), Fault::CutAfterRequest);
+        let struck = timeout(Duration::from_secs(60), armed.struck()).await;
         struck.expect("a reply to lose");
         shared.goes_on(10).await;
     }

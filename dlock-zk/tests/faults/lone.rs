@@ -105,11 +105,11 @@ pub(crate) async fn a_hold_whose_making_was_not_answered_is_found_again() {
         // The transaction that adds a hold: the numbers of its operation and of its first write.
         let multi = Trigger::on([0, 0, 0, 14, 0, 0, 0, 5]);
         let fault = [Fault::CutAfterRequest, Fault::CutBeforeRequest][round % 2];
-        let strike = proxy.on_next(multi, fault);
+        let armed = proxy.on_next(multi, fault);
         let pass = outer.pass().unwrap();
         let inner = timeout(SESSION * 10, two.lock("found").unwrap().join(&pass)).await;
         let inner = inner.expect("an answer").unwrap();
-        assert!(strike.has_struck(), "it was another request");
+        assert!(armed.has_struck(), "it was another request");
         assert_eq!(inner.token(), outer.token());
         let seen = one.admin().inspect("found").await.unwrap();
         assert_eq!((seen.holds, seats(&hosts, "found").await.len()), (2, 2));
@@ -188,7 +188,7 @@ pub(crate) async fn a_folder_that_the_cleaner_removed_is_made_again_and_tokens_g
     guard.release().await.unwrap();
 }
 
-pub(crate) async fn a_seat_that_somebody_removed_is_taken_anew_by_its_waiter() {
+pub(crate) async fn a_seat_that_was_removed_is_taken_anew_by_its_waiter() {
     let server = server(ZooKeeperOptions::default()).await;
     let (holder, waiter) = (client(&server.url()).await, client(&server.url()).await);
     let hosts = server.addr().to_string();

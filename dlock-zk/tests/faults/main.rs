@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         a_server_that_stands_still_past_the_session_costs_the_lock_in_time,
         a_client_cut_off_past_its_session_is_lost_before_another_holds,
         a_folder_that_the_cleaner_removed_is_made_again_and_tokens_grow,
-        a_seat_that_somebody_removed_is_taken_anew_by_its_waiter,
+        a_seat_that_was_removed_is_taken_anew_by_its_waiter,
         the_applications_own_session_carries_locks_as_long_as_it_lasts,
         a_client_that_was_given_a_chroot_meets_the_others_there,
         roots_below_one_another_share_folders_and_no_locks,
@@ -62,13 +62,13 @@ fn main() -> ExitCode {
     trials.extend(tests!(
         line:
         two_hundred_waiters_are_served_in_order_with_one_watch_fired_each,
-        whoever_is_next_waits_for_those_who_came_in_beside_the_holder,
+        the_next_waiter_waits_for_holds_that_joined_beside_the_holder,
         who_asks_after_the_release_is_not_told_of_before,
         a_break_ends_the_incarnation_it_names_and_no_other,
         a_second_process_keeps_the_name_when_the_first_is_killed,
         who_came_in_before_the_watch_stood_is_waited_for,
         a_repeat_of_what_was_broken_is_not_granted_beside_the_next,
-        whoever_gives_back_for_another_client_is_told_how_long_the_name_is_shut,
+        a_release_for_another_client_says_how_long_the_name_is_unavailable,
         killed_waiters_cost_one_session_and_two_ticks_together,
     ));
     trials.extend(tests!(
@@ -78,7 +78,7 @@ fn main() -> ExitCode {
     ));
     trials.extend(tests!(
         quorum:
-        without_a_quorum_a_holder_is_lost_in_time_and_nobody_gets_in,
+        without_a_quorum_a_holder_is_lost_in_time_and_no_client_acquires,
         a_holder_on_a_follower_that_stands_still_is_lost_before_another_holds,
         a_holder_whose_follower_was_cut_off_is_lost_before_another_holds,
     ));

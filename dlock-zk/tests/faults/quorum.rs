@@ -14,7 +14,7 @@ use std::{
 };
 use tokio::{runtime::Handle, time::timeout};
 
-pub(crate) async fn without_a_quorum_a_holder_is_lost_in_time_and_nobody_gets_in() {
+pub(crate) async fn without_a_quorum_a_holder_is_lost_in_time_and_no_client_acquires() {
     let ensemble = ensemble().await;
     let (client, other) = (client(&ensemble.url()).await, client(&ensemble.url()).await);
     let guard = take(&client, "quorum").await;

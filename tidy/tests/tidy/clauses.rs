@@ -214,7 +214,7 @@ fn rule_finds_ids_where_they_are_written() {
             ("wait", "reserved.")
         ]
     );
-    let cases = "b\n    bullet(\"shut\"); c needs(Line) bullet(\"`wait`: reserved\");";
+    let cases = "b\n    bullet(\"shut\"); c needs(Queue) bullet(\"`wait`: reserved\");";
     assert_eq!(
         bullets_tried(cases).collect::<Vec<_>>(),
         ["shut", "reserved"]

@@ -44,7 +44,7 @@ pub(super) const CORES: &[Core] = &[
         edits: &[Edit {
             file: "engine/acquire/attempt.rs",
             right: "        let give_up = (sent + self.attempt_limit()).min(end);\n",
-            wrong: "        if self.unsettled.is_some() {\n            self.hold = self.engine.hold_id().unwrap_or(self.hold);\n        }\n        \
+            wrong: "        if self.indeterminate_until.is_some() {\n            self.hold = self.engine.hold_id().unwrap_or(self.hold);\n        }\n        \
                     let give_up = (sent + self.attempt_limit()).min(end);\n",
         }],
         breaks: &["indeterminate", "cancel", "late"],
@@ -70,8 +70,8 @@ pub(super) const CORES: &[Core] = &[
         name: "a_cleanup_that_believes_the_first_answer",
         edits: &[Edit {
             file: "engine/cleanup.rs",
-            right: "        while let Some(until) = job.unsettled.filter(|until| *until < over) {",
-            wrong: "        while let Some(until) = job.unsettled.filter(|_| false) {",
+            right: "        while let Some(until) = job.indeterminate_until.filter(|until| *until < over) {",
+            wrong: "        while let Some(until) = job.indeterminate_until.filter(|_| false) {",
         }],
         breaks: &["late"],
     },

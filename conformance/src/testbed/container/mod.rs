@@ -6,8 +6,8 @@ mod image;
 use crate::failure::with_causes;
 
 use super::{
+    managed_server::ManagedServer,
     server::{ServerError, free_port, tail},
-    station::Station,
 };
 use std::{
     io,
@@ -120,13 +120,13 @@ impl Container {
     fn wait_until_ready(&self) -> Result<(), ServerError> {
         let (server, limit) = (self.image.name, self.image.start_limit);
         let began = Instant::now();
-        let mut looked = began;
+        let mut polled = began;
         loop {
             if (self.image.ready)(self.addr) {
                 return Ok(());
             }
-            if looked.elapsed() > LOOK_INTERVAL {
-                looked = Instant::now();
+            if polled.elapsed() > POLL_INTERVAL {
+                polled = Instant::now();
                 if let Some(code) = self.exit_code()? {
                     return Err(ServerError::Ended {
                         server,
@@ -174,7 +174,7 @@ impl Container {
     }
 }
 
-impl Station for Container {
+impl ManagedServer for Container {
     fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -249,4 +249,4 @@ const START_ATTEMPTS: u32 = 4;
 const READY_INTERVAL: Duration = Duration::from_millis(10);
 /// A container that ends at once should not take the whole limit; a status request costs the engine
 /// more than a question to the server.
-const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);

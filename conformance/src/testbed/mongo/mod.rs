@@ -9,10 +9,10 @@ use url::Url;
 #[cfg(feature = "containers")]
 use super::container::{Container, Image};
 use super::{
+    managed_server::ManagedServer,
     process::{on_path, poll},
     running::{Kind, Running, parsed},
     server::{ServerError, ServerProcess, Service, Site},
-    station::Station,
 };
 
 /// The deployment of a server.
@@ -79,7 +79,7 @@ impl MongoServer {
     /// # Errors
     /// [`ServerError`]; the server is then not running.
     pub fn restart(&self) -> Result<(), ServerError> {
-        self.station().map_or(Ok(()), Station::restart)?;
+        self.managed().map_or(Ok(()), ManagedServer::restart)?;
         if self.kind.deployment == Deployment::ReplicaSet {
             primary_of(&[self.addr()]).map_err(failed("restart"))?;
         }

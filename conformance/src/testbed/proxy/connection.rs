@@ -2,8 +2,8 @@
 
 use super::{
     Shared,
+    fault::{ArmedFault, Fault},
     link::{Direction, Link},
-    strike::{Fault, Strike},
     triggers::Tail,
 };
 use std::{
@@ -28,7 +28,7 @@ pub(super) struct Registered {
     link: watch::Sender<Link>,
     shared: Arc<Shared>,
     /// Faults whose request has been forwarded and whose reply has not begun to come.
-    unanswered: Mutex<Vec<Strike>>,
+    unanswered: Mutex<Vec<ArmedFault>>,
 }
 
 impl Registered {
@@ -55,7 +55,7 @@ impl Registered {
         drop(self.link.subscribe().wait_for(condition).await);
     }
 
-    fn unanswered(&self) -> MutexGuard<'_, Vec<Strike>> {
+    fn unanswered(&self) -> MutexGuard<'_, Vec<ArmedFault>> {
         self.unanswered
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -131,7 +131,7 @@ enum Step {
         bytes: Vec<u8>,
     },
     /// A fault takes effect before the bytes that follow.
-    Strike(Strike),
+    Fault(ArmedFault),
 }
 
 enum End {
@@ -146,12 +146,12 @@ async fn read_requests(mut from: ReadHalf<'_>, feed: mpsc::Sender<Step>, here: &
     let (mut buffer, mut stream) = (vec![0; PIECE], Tail::default());
     while let Some(mut piece) = read(&mut from, &mut buffer, direction, here).await {
         let mut start = 0;
-        let strikes = here.shared.triggers().scan(direction, &mut stream, piece);
-        for (at, strike) in strikes {
+        let hits = here.shared.triggers().scan(direction, &mut stream, piece);
+        for (at, armed) in hits {
             let (before, rest) = piece.split_at(at - start);
             (piece, start) = (rest, at);
             if !(hand_on(&feed, before, direction, here).await
-                && feed.send(Step::Strike(strike)).await.is_ok())
+                && feed.send(Step::Fault(armed)).await.is_ok())
             {
                 return;
             }
@@ -166,19 +166,19 @@ async fn read_requests(mut from: ReadHalf<'_>, feed: mpsc::Sender<Step>, here: &
 async fn read_replies(mut from: ReadHalf<'_>, feed: mpsc::Sender<Step>, here: &Registered) {
     let direction = Direction::ServerToClient;
     let (mut buffer, mut stream) = (vec![0; PIECE], Tail::default());
-    let mut cut: Option<(Strike, usize)> = None;
+    let mut cut: Option<(ArmedFault, usize)> = None;
     while let Some(mut piece) = read(&mut from, &mut buffer, direction, here).await {
         here.shared.triggers().scan(direction, &mut stream, piece);
         let answered = std::mem::take(&mut *here.unanswered());
-        for strike in answered {
-            strike.set_answered();
-            match strike.fault() {
+        for armed in answered {
+            armed.set_answered();
+            match armed.fault() {
                 Fault::LoseReply => {
                     here.link.send_modify(|link| link.deaf = true);
-                    strike.set_struck();
+                    armed.set_struck();
                 }
-                Fault::CutAfterRequest => cut = cut.or(Some((strike, 0))),
-                Fault::CutMidReply { bytes } => cut = cut.or(Some((strike, bytes))),
+                Fault::CutAfterRequest => cut = cut.or(Some((armed, 0))),
+                Fault::CutMidReply { bytes } => cut = cut.or(Some((armed, bytes))),
                 Fault::CutBeforeRequest | Fault::HoldRequest => {}
             }
         }
@@ -193,8 +193,8 @@ async fn read_replies(mut from: ReadHalf<'_>, feed: mpsc::Sender<Step>, here: &R
         if !hand_on(&feed, piece, direction, here).await {
             return;
         }
-        if let Some((strike, _)) = cut.take_if(|(_, left)| *left == 0) {
-            drop(feed.send(Step::Strike(strike)).await);
+        if let Some((armed, _)) = cut.take_if(|(_, left)| *left == 0) {
+            drop(feed.send(Step::Fault(armed)).await);
             return pending().await; // the delivering end cuts
         }
     }
@@ -253,18 +253,18 @@ async fn deliver(
                     (Err(_), Direction::ServerToClient) => reachable = false,
                 }
             }
-            Step::Strike(strike) => match (strike.fault(), direction) {
+            Step::Fault(armed) => match (armed.fault(), direction) {
                 (Fault::CutBeforeRequest, _) | (_, Direction::ServerToClient) => {
-                    strike.set_struck();
+                    armed.set_struck();
                     return End::Broken;
                 }
                 (Fault::HoldRequest, _) => {
-                    strike.set_struck();
-                    strike.released().await;
-                    here.unanswered().push(strike);
+                    armed.set_struck();
+                    armed.released().await;
+                    here.unanswered().push(armed);
                 }
                 (Fault::LoseReply | Fault::CutAfterRequest | Fault::CutMidReply { .. }, _) => {
-                    here.unanswered().push(strike);
+                    here.unanswered().push(armed);
                 }
             },
         }

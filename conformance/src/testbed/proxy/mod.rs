@@ -2,8 +2,8 @@
 //! use.
 
 mod connection;
+mod fault;
 mod link;
-mod strike;
 mod tally;
 mod triggers;
 
@@ -22,8 +22,8 @@ use tokio::{
 };
 use triggers::Triggers;
 
+pub use fault::{ArmedFault, Fault, Trigger};
 pub use link::{Direction, Flow, Reach};
-pub use strike::{Fault, Strike, Trigger};
 pub use tally::{Counters, Watch};
 
 /// A TCP proxy on a free port of 127.0.0.1 in front of one server.
@@ -114,7 +114,7 @@ impl Proxy {
 
     /// Clears every condition, and disarms every fault that has not struck.
     ///
-    /// A held request stays held until its [`Strike`] is released.
+    /// A held request stays held until its [`ArmedFault`] is released.
     pub fn heal(&self) {
         self.shared.triggers().disarm_all();
         self.refuse(false);
@@ -128,8 +128,8 @@ impl Proxy {
     ///
     /// Several may be armed: each occurrence of a needle goes to the first fault, in the order of arming, that does not
     /// skip it. Arming the same fault `n` times thus strikes `n` requests.
-    #[must_use = "the strike tells when the fault has struck, and releases a held request"]
-    pub fn on_next(&self, trigger: Trigger, fault: Fault) -> Strike {
+    #[must_use = "the armed fault tells when the fault has struck, and releases a held request"]
+    pub fn on_next(&self, trigger: Trigger, fault: Fault) -> ArmedFault {
         self.shared.triggers().arm(trigger, fault)
     }
 

@@ -1,8 +1,8 @@
 //! Armed faults and running watches of a proxy, and the search for their needles.
 
 use super::{
+    fault::{ArmedFault, Fault, LONGEST_NEEDLE, Trigger, checked},
     link::Direction,
-    strike::{Fault, LONGEST_NEEDLE, Strike, Trigger, checked},
     tally::Watch,
 };
 use tokio::sync::watch;
@@ -10,15 +10,15 @@ use tokio::sync::watch;
 /// All armed faults and running watches of a proxy.
 #[derive(Debug, Default)]
 pub(super) struct Triggers {
-    armed: Vec<(Trigger, Strike)>,
+    armed: Vec<(Trigger, ArmedFault)>,
     watches: Vec<(Direction, Vec<u8>, watch::Sender<u64>)>,
 }
 
 impl Triggers {
-    pub(super) fn arm(&mut self, trigger: Trigger, fault: Fault) -> Strike {
-        let strike = Strike::new(fault);
-        self.armed.push((trigger, strike.clone()));
-        strike
+    pub(super) fn arm(&mut self, trigger: Trigger, fault: Fault) -> ArmedFault {
+        let armed = ArmedFault::new(fault);
+        self.armed.push((trigger, armed.clone()));
+        armed
     }
 
     pub(super) fn disarm_all(&mut self) {
@@ -38,16 +38,16 @@ impl Triggers {
         direction: Direction,
         stream: &mut Tail,
         piece: &[u8],
-    ) -> Vec<(usize, Strike)> {
+    ) -> Vec<(usize, ArmedFault)> {
         let old = stream.extend(piece);
         self.count(direction, stream, old);
-        let mut strikes = match direction {
+        let mut hits = match direction {
             Direction::ClientToServer => self.take_struck(stream, old),
             Direction::ServerToClient => Vec::new(),
         };
-        strikes.sort_by_key(|(at, _)| *at);
+        hits.sort_by_key(|(at, _)| *at);
         stream.trim();
-        strikes
+        hits
     }
 
     fn count(&mut self, direction: Direction, stream: &Tail, old: usize) {
@@ -61,11 +61,11 @@ impl Triggers {
         }
     }
 
-    fn take_struck(&mut self, stream: &Tail, old: usize) -> Vec<(usize, Strike)> {
-        self.armed.retain(|(_, strike)| !strike.is_disarmed());
+    fn take_struck(&mut self, stream: &Tail, old: usize) -> Vec<(usize, ArmedFault)> {
+        self.armed.retain(|(_, armed)| !armed.is_disarmed());
         let mut taken: Vec<(Vec<u8>, usize)> = Vec::new();
-        let mut strikes = Vec::new();
-        self.armed.retain_mut(|(trigger, strike)| {
+        let mut hits = Vec::new();
+        self.armed.retain_mut(|(trigger, armed)| {
             let free = |at: &usize| !taken.contains(&(trigger.needle.clone(), *at));
             let places: Vec<usize> = stream.find(&trigger.needle, old).filter(free).collect();
             let Some(&at) = places.get(trigger.skip) else {
@@ -74,10 +74,10 @@ impl Triggers {
             };
             taken.push((trigger.needle.clone(), at));
             // A needle that began in an earlier piece can only be stopped from here on.
-            strikes.push((at.saturating_sub(old), strike.clone()));
+            hits.push((at.saturating_sub(old), armed.clone()));
             false
         });
-        strikes
+        hits
     }
 }
 
@@ -115,8 +115,8 @@ mod tests {
     fn scan(triggers: &mut Triggers, pieces: &[&[u8]]) -> Vec<Vec<usize>> {
         let mut stream = Tail::default();
         let mut scan = |piece: &&[u8]| {
-            let strikes = triggers.scan(Direction::ClientToServer, &mut stream, piece);
-            strikes.into_iter().map(|(at, _)| at).collect()
+            let hits = triggers.scan(Direction::ClientToServer, &mut stream, piece);
+            hits.into_iter().map(|(at, _)| at).collect()
         };
         pieces.iter().map(&mut scan).collect()
     }
@@ -137,8 +137,8 @@ mod tests {
         let mut triggers = Triggers::default();
         let _strike = triggers.arm(Trigger::on("GET"), Fault::HoldRequest);
         let _strike = triggers.arm(Trigger::on("GET"), Fault::HoldRequest);
-        let strikes = scan(&mut triggers, &[b"abcGETxxG", b"ETGET"]);
-        assert_eq!(strikes, vec![vec![3], vec![0]]);
+        let hits = scan(&mut triggers, &[b"abcGETxxG", b"ETGET"]);
+        assert_eq!(hits, vec![vec![3], vec![0]]);
     }
 
     #[test]
@@ -148,8 +148,8 @@ mod tests {
         let first = triggers.arm(Trigger::on("G"), Fault::CutBeforeRequest);
         let mut stream = Tail::default();
         let mut next = |piece: &[u8]| triggers.scan(Direction::ClientToServer, &mut stream, piece);
-        let faults = |strikes: Vec<(usize, Strike)>| {
-            strikes.iter().map(|(_, s)| s.fault()).collect::<Vec<_>>()
+        let faults = |hits: Vec<(usize, ArmedFault)>| {
+            hits.iter().map(|(_, s)| s.fault()).collect::<Vec<_>>()
         };
         assert_eq!(faults(next(b"G")), vec![first.fault()]);
         assert_eq!(faults(next(b"G")), vec![second.fault()]);

@@ -118,7 +118,7 @@ impl ZooKeeperEnsemble {
     fn until(&self, what: &str, done: impl Fn(&[Role]) -> bool) -> Result<(), ServerError> {
         let roles = || (0..SIZE).map(|at| self.role(at)).collect::<Vec<_>>();
         let is_done = || done(&roles()).then_some(());
-        poll(AGREE_LIMIT, LOOK, is_done).ok_or_else(|| {
+        poll(AGREE_LIMIT, POLL_INTERVAL, is_done).ok_or_else(|| {
             let logs = self.servers.iter().map(|server| last_lines(&server.log()));
             let (found, logs) = (roles(), logs.collect::<String>());
             ServerError::NotReady {
@@ -193,7 +193,7 @@ const SIZE: usize = 3;
 /// Elections take some hundred milliseconds on an idle machine.
 const AGREE_LIMIT: Duration = Duration::from_secs(60);
 /// A poll is a connection to each of them, and a line in its log.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// A server that gets no vote asks again after twice the time, by default up to a minute: on a busy
 /// machine an election takes that long.
 const QUICK: &str = "-Dzookeeper.fastleader.maxNotificationInterval=1000";

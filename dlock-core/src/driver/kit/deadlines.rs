@@ -1,8 +1,8 @@
 //! Deadline list: one timer task for all waits of a client or of a driver's connection.
 //!
 //! A fast request should not pay for a runtime timer that would have given it up after 5 s, nor for an
-//! entry in a second list of requests that a shutdown cancels. Here both are one place in one list. A
-//! request takes the place when it has to wait and leaves it when it is answered. A task of the client
+//! entry in a second list of requests that a shutdown cancels. Here both are one slot in one list. A
+//! request takes the slot when it has to wait and leaves it when it is answered. A task of the client
 //! sleeps until the earliest deadline that it knows of and reads the list again then. Mostly the request
 //! with that deadline is long gone, so the list is read once in seconds, however many requests come and go.
 //!
@@ -22,7 +22,7 @@ use tokio::{
     sync::Notify,
 };
 
-/// The deadlines of one client, or of one connection of a driver. Setting one and leaving it costs a place
+/// The deadlines of one client, or of one connection of a driver. Setting one and leaving it costs a slot
 /// in a list. A timer of the runtime costs the wake-up of a thread when it is the next to fire.
 pub struct Deadlines {
     clock: Clock,
@@ -33,17 +33,17 @@ pub struct Deadlines {
 }
 
 struct List {
-    places: Vec<Place>,
+    slots: Vec<Slot>,
     free: Vec<usize>,
     /// Until when the task sleeps.
     armed: Instant,
-    /// A place was taken since the task last read the list.
+    /// A slot was taken since the task last read the list.
     used: bool,
     /// The task is gone.
     stopped: bool,
 }
 
-enum Place {
+enum Slot {
     Free,
     Set(Instant, Waker),
     /// Its time has come, and its waiter was woken.
@@ -61,7 +61,7 @@ impl Deadlines {
             clock: clock.clone(),
             home: handle.id(),
             list: Mutex::new(List {
-                places: Vec::new(),
+                slots: Vec::new(),
                 free: Vec::new(),
                 armed: Instant::FAR,
                 used: false,
@@ -82,7 +82,7 @@ impl Deadlines {
         Deadline {
             deadlines: self,
             at,
-            place: None,
+            slot: None,
             own: None,
         }
     }
@@ -90,9 +90,9 @@ impl Deadlines {
     /// Wakes every waiter, because something changed that each of them checks.
     pub(crate) fn wake_all(&self) {
         let list = self.list();
-        let waiting = list.places.iter().filter_map(|place| match place {
-            Place::Set(_, waker) => Some(waker.clone()),
-            Place::Free | Place::Due => None,
+        let waiting = list.slots.iter().filter_map(|slot| match slot {
+            Slot::Set(_, waker) => Some(waker.clone()),
+            Slot::Free | Slot::Due => None,
         });
         let woken: Vec<_> = waiting.collect();
         drop(list); // a woken waiter may run at once
@@ -130,17 +130,17 @@ impl Drop for TimerTask {
 }
 
 impl List {
-    /// Takes a place. Returns whether the task has to be woken for it.
+    /// Takes a slot. Returns whether the task has to be woken for it.
     fn take(&mut self, at: Instant, waker: Waker) -> (usize, bool) {
-        let set = Place::Set(at, waker);
-        let place = match self.free.pop() {
-            Some(place) => {
-                self.places[place] = set;
-                place
+        let set = Slot::Set(at, waker);
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                self.slots[slot] = set;
+                slot
             }
             None => {
-                self.places.push(set);
-                self.places.len() - 1
+                self.slots.push(set);
+                self.slots.len() - 1
             }
         };
         self.used = true;
@@ -148,15 +148,15 @@ impl List {
         if earlier {
             self.armed = at;
         }
-        (place, earlier)
+        (slot, earlier)
     }
 
-    fn leave(&mut self, place: usize) {
-        self.places[place] = Place::Free;
-        self.free.push(place);
-        if self.free.len() == self.places.len() && self.places.len() > MANY {
+    fn leave(&mut self, slot: usize) {
+        self.slots[slot] = Slot::Free;
+        self.free.push(slot);
+        if self.free.len() == self.slots.len() && self.slots.len() > MANY {
             // One burst should not cost memory and time for ever.
-            (self.places, self.free) = (Vec::new(), Vec::new());
+            (self.slots, self.free) = (Vec::new(), Vec::new());
         }
     }
 
@@ -164,15 +164,15 @@ impl List {
     fn due(&mut self, now: Instant) -> (Vec<Waker>, Instant) {
         let mut due = Vec::new();
         let mut next = None;
-        for place in &mut self.places {
-            match place {
-                Place::Set(at, _) if *at <= now => {
-                    if let Place::Set(_, waker) = std::mem::replace(place, Place::Due) {
+        for slot in &mut self.slots {
+            match slot {
+                Slot::Set(at, _) if *at <= now => {
+                    if let Slot::Set(_, waker) = std::mem::replace(slot, Slot::Due) {
                         due.push(waker);
                     }
                 }
-                Place::Set(at, _) => next = Some(next.map_or(*at, |next: Instant| next.min(*at))),
-                Place::Free | Place::Due => {}
+                Slot::Set(at, _) => next = Some(next.map_or(*at, |next: Instant| next.min(*at))),
+                Slot::Free | Slot::Due => {}
             }
         }
         let idle = match std::mem::take(&mut self.used) {
@@ -195,7 +195,7 @@ type Timer = Pin<Box<dyn Future<Output = ()> + Send>>;
 pub struct Deadline<'a> {
     deadlines: &'a Deadlines,
     at: Instant,
-    place: Option<usize>,
+    slot: Option<usize>,
     own: Option<(Option<Id>, Timer)>,
 }
 
@@ -205,28 +205,28 @@ impl Future for Deadline<'_> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
         let deadlines = this.deadlines;
-        let stopped = match this.place {
+        let stopped = match this.slot {
             None => {
                 let mut list = deadlines.list();
-                let (place, earlier) = list.take(this.at, cx.waker().clone());
+                let (slot, earlier) = list.take(this.at, cx.waker().clone());
                 let stopped = list.stopped;
                 drop(list);
-                this.place = Some(place);
+                this.slot = Some(slot);
                 if earlier {
                     deadlines.earlier.notify_one();
                 }
                 stopped
             }
-            Some(place) => {
+            Some(slot) => {
                 if deadlines.clock.now() >= this.at {
                     return Poll::Ready(());
                 }
                 let mut list = deadlines.list();
-                match &mut list.places[place] {
-                    Place::Set(_, waker) => waker.clone_from(cx.waker()),
+                match &mut list.slots[slot] {
+                    Slot::Set(_, waker) => waker.clone_from(cx.waker()),
                     // Its time came just now, and the waker of an earlier poll was woken.
-                    Place::Due => return Poll::Ready(()),
-                    Place::Free => {}
+                    Slot::Due => return Poll::Ready(()),
+                    Slot::Free => {}
                 }
                 list.stopped
             }
@@ -250,8 +250,8 @@ impl Future for Deadline<'_> {
 
 impl Drop for Deadline<'_> {
     fn drop(&mut self) {
-        if let Some(place) = self.place {
-            self.deadlines.list().leave(place);
+        if let Some(slot) = self.slot {
+            self.deadlines.list().leave(slot);
         }
     }
 }
@@ -290,7 +290,7 @@ mod tests {
 
     fn taken(deadlines: &Deadlines) -> usize {
         let list = deadlines.list();
-        list.places.len() - list.free.len()
+        list.slots.len() - list.free.len()
     }
 
     #[tokio::test(start_paused = true)]
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_place_is_left_and_a_crowd_forgotten() {
+    async fn a_slot_is_left_and_a_crowd_forgotten() {
         let clock = Clock::simulated();
         let deadlines = started(&clock);
         let end = clock.now() + Duration::from_secs(5);
@@ -333,7 +333,7 @@ mod tests {
         }
         assert_eq!(taken(&deadlines), MANY + 1);
         drop(crowd);
-        assert_eq!((taken(&deadlines), deadlines.list().places.len()), (0, 0));
+        assert_eq!((taken(&deadlines), deadlines.list().slots.len()), (0, 0));
         let mut alone = pin!(deadlines.at(end));
         assert!(alone.as_mut().poll(&mut cx).is_pending());
         assert_eq!(taken(&deadlines), 1);
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_rang_for_somebody_else_has_rung() {
+    async fn a_deadline_that_fired_for_another_task_has_fired() {
         let clock = Clock::simulated();
         let deadlines = started(&clock);
         let mut deadline = pin!(deadlines.at(clock.now() + LINGER));
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_when_the_task_ends_goes_on_by_himself() {
+    fn a_waiter_whose_timer_task_ended_goes_on_alone() {
         let runtime = Builder::new_current_thread().enable_time().build().unwrap();
         let clock = Clock::boot();
         runtime.block_on(async {

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_wrote_is_refused() {
+    fn foreign_text_is_refused() {
         for text in ["0", &"g".repeat(32), &"é".repeat(16), &"0".repeat(33)] {
             text.parse::<HoldSet>().unwrap_err();
         }

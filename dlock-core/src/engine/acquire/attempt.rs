@@ -35,7 +35,7 @@ pub(super) struct Attempt {
     at: &'static Location<'static>,
     call: Option<AcquireCall>,
     /// Until when an unanswered attempt may still take the lock.
-    unsettled: Option<Instant>,
+    indeterminate_until: Option<Instant>,
 }
 
 /// The outcome of one attempt.
@@ -73,7 +73,7 @@ impl Attempt {
             terms,
             at,
             call: None,
-            unsettled: None,
+            indeterminate_until: None,
         }
     }
 
@@ -100,7 +100,7 @@ impl Attempt {
     pub(super) async fn send(
         &mut self,
         tickets: Tickets,
-        look: bool,
+        retry: bool,
         sent: Instant,
         end: Instant,
     ) -> Answer {
@@ -110,10 +110,10 @@ impl Attempt {
             owner: self.owner,
             hold: self.hold,
             lease: self.lease(),
-            ticket: tickets.line,
+            ticket: tickets.current,
             next_ticket: tickets.next,
             join: self.join,
-            retry: look,
+            retry,
             give_up,
             info: Arc::clone(&self.engine.note),
         };
@@ -143,12 +143,14 @@ impl Attempt {
     }
 
     fn unanswered(&mut self, give_up: Instant) {
-        self.unsettled = self.unsettled.max(Some(give_up + self.engine.caps.late));
+        self.indeterminate_until = self
+            .indeterminate_until
+            .max(Some(give_up + self.engine.caps.late));
     }
 
     /// Whether the store may have executed an attempt without the client knowing.
     pub(super) fn is_open(&self) -> bool {
-        self.call.is_some() || self.unsettled.is_some()
+        self.call.is_some() || self.indeterminate_until.is_some()
     }
 
     /// Makes a guard of a grant. `None` when the grant came too late to be of use, or after the shutdown
@@ -175,12 +177,12 @@ impl Attempt {
             valid_for: grant.valid_for,
             first: None,
             at: self.at,
-            unsettled: self.unsettled,
-            ticket: waiter.as_ref().and_then(|waiter| waiter.tickets.line),
+            indeterminate_until: self.indeterminate_until,
+            ticket: waiter.as_ref().and_then(|waiter| waiter.tickets.current),
         };
         let guard = self.engine.begin(start, now, waiter);
         if guard.is_some() {
-            self.unsettled = None;
+            self.indeterminate_until = None;
         } else {
             self.give_back()?;
         }
@@ -191,8 +193,8 @@ impl Attempt {
     fn give_back(&mut self) -> Result<(), Error> {
         let mut job = CleanupJob::new(self.name.clone());
         job.hold = Some(self.target());
-        job.unsettled = self.unsettled.take();
-        self.engine.settle(job);
+        job.indeterminate_until = self.indeterminate_until.take();
+        self.engine.clean_up(job);
         self.hold = self.engine.hold_id()?;
         Ok(())
     }
@@ -221,14 +223,14 @@ impl Attempt {
     /// Gives up: the cleanup undoes whatever the store may have executed, and removes these tickets.
     pub(super) fn abandon(&mut self, tickets: Vec<Ticket>) {
         let call = self.call.take();
-        let unsettled = self.unsettled.take();
-        let open = call.is_some() || unsettled.is_some();
+        let indeterminate_until = self.indeterminate_until.take();
+        let open = call.is_some() || indeterminate_until.is_some();
         if open || !tickets.is_empty() {
             let mut job = CleanupJob::new(self.name.clone());
             job.hold = open.then_some(self.target());
-            job.unsettled = unsettled;
+            job.indeterminate_until = indeterminate_until;
             job.tickets = tickets;
-            self.engine.settle_after(job, call);
+            self.engine.clean_up_after(job, call);
         }
     }
 }

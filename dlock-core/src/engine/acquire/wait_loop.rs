@@ -1,6 +1,6 @@
 //! Waiting loop: one for stores that queue and notify, that only notify, and that only answer.
 //!
-//! Waiters of a client stand in a local queue, first in, first out. Only its head talks to the store. It
+//! Waiters of a client wait in a local queue, first in, first out. Only its head talks to the store. It
 //! attempts with the queue's ticket when a wake-up came or the poll time is reached, whichever is first,
 //! and sleeps in between. A wake-up only ever triggers a poll, so one that is lost, late or wrong costs
 //! time and nothing else. A waiter that leaves passes head and ticket on.
@@ -34,7 +34,7 @@ const STORE_MAY_FAIL: (Duration, Duration) = (Duration::from_secs(5), Duration::
 
 pub(super) struct Wait {
     attempt: Attempt,
-    place: Place,
+    position: QueuePosition,
     given: bool,
     end: Instant,
     began: Instant,
@@ -48,16 +48,16 @@ pub(super) struct Wait {
     last: Option<Held>,
 }
 
-/// A waiter's place in the queue of its lock.
+/// A waiter's position in the queue of its lock.
 #[derive(Default)]
-struct Place {
+struct QueuePosition {
     waiter: Arc<Waiter>,
     /// Set while the waiter is in the queue.
     seat: Option<Seat>,
 }
 
 enum Step {
-    Attempt { tickets: Tickets, look: bool },
+    Attempt { tickets: Tickets, retry: bool },
     Sleep(Instant),
 }
 
@@ -67,7 +67,7 @@ impl Wait {
         let within = attempt.attempt_limit();
         Self {
             attempt,
-            place: Place::default(),
+            position: QueuePosition::default(),
             given,
             end,
             began: Instant::ORIGIN,
@@ -97,15 +97,15 @@ impl Wait {
                 Step::Sleep(until) => {
                     tokio::select! {
                         biased;
-                        () = self.place.waiter.wake.notified() => {}
+                        () = self.position.waiter.wake.notified() => {}
                         () = engine.shutting_down() => {}
                         () = engine.clock.sleep_until(until.min(self.end)) => {}
                     }
                 }
-                Step::Attempt { tickets, look } => {
+                Step::Attempt { tickets, retry } => {
                     let answer = tokio::select! {
                         biased;
-                        answer = self.attempt.send(tickets, look, now, self.end) => answer,
+                        answer = self.attempt.send(tickets, retry, now, self.end) => answer,
                         () = engine.shutting_down_meanwhile() => return Err(closing()),
                     };
                     if let Some(guard) = self.judge(engine, name, answer, tickets)? {
@@ -121,9 +121,9 @@ impl Wait {
     fn step(&mut self, engine: &Arc<Engine>, name: &LockName, now: Instant) -> Step {
         let past = Step::Attempt {
             tickets: Tickets::default(),
-            look: false,
+            retry: false,
         };
-        if self.given && self.place.seat.is_none() {
+        if self.given && self.position.seat.is_none() {
             // A given owner makes its first attempt past every queue.
             return if now >= self.ask_at {
                 past
@@ -133,8 +133,8 @@ impl Wait {
         }
         let mut table = engine.table();
         let queue = &mut table.entry(name).queue;
-        self.place.enter(queue);
-        if !self.place.is_head(queue) {
+        self.position.enter(queue);
+        if !self.position.is_head(queue) {
             return match self.given {
                 true if now >= self.ask_at => past,
                 true => Step::Sleep(self.ask_at),
@@ -154,10 +154,10 @@ impl Wait {
         let others = queue.len() > 1;
         Step::Attempt {
             tickets: Tickets {
-                line: Some(*queue.ticket.get_or_insert_with(|| engine.ticket())),
+                current: Some(*queue.ticket.get_or_insert_with(|| engine.ticket())),
                 next: others.then(|| *queue.next.get_or_insert_with(|| engine.ticket())),
             },
-            look: queue.polls > 0,
+            retry: queue.polls > 0,
         }
     }
 
@@ -169,27 +169,27 @@ impl Wait {
         tickets: Tickets,
     ) -> Result<Option<Guard>, Error> {
         let now = engine.clock.now();
-        let as_head = tickets.line.is_some();
+        let as_head = tickets.current.is_some();
         match answer {
             Answer::Granted(grant, sent) => {
                 let waiter = Granted {
-                    seat: self.place.seat,
+                    seat: self.position.seat,
                     tickets,
                     open: self.attempt.is_open(),
                     // A store without wake-ups gains nothing from being asked now.
-                    stands: engine.caps.wake == Wake::Poll,
+                    queued: engine.caps.wake == Wake::Poll,
                     poll_at: now + self.interval,
                     now,
                 };
                 if let Some(guard) = self.attempt.succeed(grant, sent, now, Some(waiter))? {
-                    self.place.seat = None; // it left the queue with the grant
+                    self.position.seat = None; // it left the queue with the grant
                     return Ok(Some(guard));
                 }
                 engine.store_answers(name);
-                if let (Some(line), Some(entry)) = (tickets.line, engine.table().find(name)) {
+                if let (Some(current), Some(entry)) = (tickets.current, engine.table().find(name)) {
                     // A worthless grant used the ticket up.
                     let queue = &mut entry.queue;
-                    if queue.ticket == Some(line) {
+                    if queue.ticket == Some(current) {
                         queue.ticket = queue.next.take().filter(|_| tickets.next.is_some());
                     }
                 }
@@ -234,7 +234,7 @@ impl Wait {
             let mut table = engine.table();
             let entry = table.entry(name);
             let own = entry.live(&engine.clock);
-            if as_head && self.place.is_head(&entry.queue) {
+            if as_head && self.position.is_head(&entry.queue) {
                 let pause = match engine.caps.wake {
                     // This client holds the lock, so the store is not polled often: its release wakes the
                     // queue.
@@ -247,7 +247,7 @@ impl Wait {
                 entry.queue.polls = entry.queue.polls.saturating_add(1);
                 entry.queue.poll_at = now + pause.max(SHORTEST);
             }
-            self.place.enter(&mut entry.queue);
+            self.position.enter(&mut entry.queue);
             own
         };
         self.last = Some(held);
@@ -270,7 +270,7 @@ impl Wait {
         if let Some(entry) = engine
             .table()
             .find(name)
-            .filter(|entry| self.place.is_head(&entry.queue))
+            .filter(|entry| self.position.is_head(&entry.queue))
         {
             self.retry.inherit(*entry.queue.failing.get_or_insert(now));
         }
@@ -300,7 +300,7 @@ impl Wait {
     /// Leaves the queue without the lock. This waiter's tickets go to the next one, or are returned to be
     /// given up.
     fn withdraw(&mut self) -> Vec<Ticket> {
-        let Some(seat) = self.place.seat.take() else {
+        let Some(seat) = self.position.seat.take() else {
             return Vec::new();
         };
         let open = self.attempt.is_open();
@@ -334,7 +334,7 @@ impl Wait {
     }
 }
 
-impl Place {
+impl QueuePosition {
     /// Enters the queue.
     fn enter(&mut self, queue: &mut Queue) {
         if self.seat.is_some() {

@@ -61,7 +61,7 @@ impl Waiter {
     }
 
     /// Polls with its ticket: `None` is granted.
-    fn looks(&self) -> Option<Held> {
+    fn polls(&self) -> Option<Held> {
         let mut req = self.ask();
         req.ticket = Some(ticket(self.next));
         match self.acquire(&req) {
@@ -73,7 +73,7 @@ impl Waiter {
     }
 
     fn ahead(&self) -> Option<u32> {
-        self.looks().and_then(|held| held.ahead)
+        self.polls().and_then(|held| held.ahead)
     }
 
     fn leaves(&mut self) {
@@ -138,12 +138,12 @@ async fn a_release_reserves_for_the_head_and_tells_the_one_behind_it() {
         (0, Some(ACCEPT), Some(1))
     );
     assert!(!a.takes(), "no client barges");
-    let held = c.looks().unwrap();
+    let held = c.polls().unwrap();
     assert_eq!((held.ahead, held.poll_in), (Some(0), Some(ACCEPT)));
-    assert!(b.looks().is_none());
+    assert!(b.polls().is_none());
     assert_eq!(store.tickets(&name()), 1);
     // The rest of the lease is far away, so it polls at its interval.
-    assert_eq!(c.looks().unwrap().poll_in, Some(INTERVAL));
+    assert_eq!(c.polls().unwrap().poll_in, Some(INTERVAL));
 }
 
 #[tokio::test(start_paused = true)]
@@ -153,7 +153,7 @@ async fn clients_that_are_gone_are_passed_over_at_once() {
     e.driver.close().await;
     a.releases(None);
     assert_eq!(d.heard(), [d.turn()]);
-    assert!(d.looks().is_none());
+    assert!(d.polls().is_none());
     d.releases(None);
     // Only dead waiters are left in the queue.
     assert!(a.takes());
@@ -170,15 +170,15 @@ async fn a_plain_acquire_takes_what_only_the_dead_wait_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_plain_acquire_of_a_lapsed_lock_serves_the_line() {
+async fn a_plain_acquire_of_a_lapsed_lock_serves_the_queue() {
     let (clock, store, [a, mut b]) = line();
     clock.jump(a.lease.length() - Duration::from_secs(1));
-    b.looks();
+    b.polls();
     clock.jump(Duration::from_secs(1));
     let late = Waiter::new(&store, 9, Wake::Poll);
     assert!(!late.takes());
     assert_eq!(b.heard(), [b.turn()]);
-    assert!(b.looks().is_none());
+    assert!(b.polls().is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -192,19 +192,19 @@ async fn the_one_behind_is_told_past_the_dead() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_look_at_a_free_name_goes_by_its_old_place() {
+async fn a_poll_of_a_free_name_goes_by_its_old_position() {
     let (clock, _store, [mut a, b, c]) = line();
     a.releases(None);
     clock.jump(ACCEPT);
-    assert!(b.looks().is_none(), "it looked before c did");
+    assert!(b.polls().is_none(), "it polled before c did");
     assert_eq!(c.ahead(), Some(0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_leaves_a_free_name_serves_the_next() {
+async fn a_waiter_that_leaves_a_free_name_serves_the_next() {
     let (clock, _store, [a, mut b, mut c]) = line();
     clock.jump(a.lease.length() - Duration::from_secs(1));
-    assert!(b.looks().is_some() && c.looks().is_some());
+    assert!(b.polls().is_some() && c.polls().is_some());
     clock.jump(Duration::from_secs(1));
     b.leaves();
     assert_eq!(c.heard(), [c.turn()]);
@@ -216,15 +216,15 @@ async fn a_ticket_keeps_its_place_over_one_lapsed_turn_and_not_over_two() {
     a.releases(None);
     assert_eq!(b.heard(), [b.turn()]);
     clock.jump(ACCEPT);
-    assert!(d.looks().is_some(), "the one before it is served first");
+    assert!(d.polls().is_some(), "the one before it is served first");
     assert_eq!(c.heard(), [c.first(ACCEPT), c.turn()]);
     assert_eq!(b.ahead(), Some(0), "back at its old place");
     assert_eq!(d.ahead(), Some(1));
-    assert!(c.looks().is_none());
+    assert!(c.polls().is_none());
     c.releases(None);
     assert_eq!(b.heard(), [b.turn()]);
     clock.jump(ACCEPT);
-    assert!(d.looks().is_none(), "b is in no line until it looks");
+    assert!(d.polls().is_none(), "b is in no line until it polls");
     assert_eq!(c.ahead(), Some(0));
     assert_eq!(b.ahead(), Some(1), "two turns lapsed");
     d.releases(None);
@@ -236,7 +236,7 @@ async fn stopped_clients_together_cost_one_entry_deadline() {
     let (clock, _store, [mut a, b, c, d, e, f, g, h, mut last]) = line();
     a.releases(None);
     let start = clock.now();
-    while last.looks().is_some() {
+    while last.polls().is_some() {
         last.heard();
         clock.jump(ACCEPT);
     }
@@ -251,7 +251,7 @@ async fn leave_hands_on_what_was_reserved() {
     b.leaves();
     assert_eq!(c.heard(), [c.first(ACCEPT), c.turn()]);
     b.leaves();
-    assert!(c.looks().is_none());
+    assert!(c.polls().is_none());
     assert_eq!(store.tickets(&name()), 0);
 }
 
@@ -273,7 +273,7 @@ async fn a_turn_outlives_the_search_for_unused_records() {
         c.next += 1;
     }
     assert!(!c.takes(), "no client barges");
-    assert!(b.looks().is_none());
+    assert!(b.polls().is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -287,15 +287,15 @@ async fn a_grant_uses_up_the_ticket_and_puts_the_next_at_the_end() {
     b.releases(None);
     assert_eq!(c.heard().last(), Some(&c.turn()));
     assert_eq!(b.heard().last(), Some(&b.first(ACCEPT)));
-    assert!(c.looks().is_none());
+    assert!(c.polls().is_none());
     assert_eq!(b.ahead(), Some(0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn reentry_goes_past_the_line() {
+async fn reentry_goes_past_the_queue() {
     let (_clock, store, [mut a, b]) = line();
     a.next += 1;
-    assert!(a.looks().is_none());
+    assert!(a.polls().is_none());
     assert_eq!(b.ahead(), Some(0));
     // Its own ticket may be queued there too, and is used up then.
     let mut strange = a.ask();
@@ -304,22 +304,22 @@ async fn reentry_goes_past_the_line() {
     assert!(matches!(a.acquire(&strange), Acquired::Held(_)));
     assert_eq!(store.tickets(&name()), 2);
     a.next = 7;
-    assert!(a.looks().is_none());
+    assert!(a.polls().is_none());
     assert_eq!(store.tickets(&name()), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kept_release_tells_the_head_when_to_look() {
+async fn a_release_with_a_minimum_hold_tells_the_head_when_to_poll() {
     let (clock, _store, [mut a, mut b]) = line();
     let keep = Duration::from_millis(1500);
     assert!(matches!(a.releases(Some(keep)), Released::MinHold { rest } if rest == keep));
     assert_eq!(b.heard(), [b.first(keep)]);
     assert!(!a.takes(), "its last owner is shut out too");
     clock.jump(keep - Duration::from_nanos(1));
-    assert!(b.looks().is_some());
+    assert!(b.polls().is_some());
     clock.jump(Duration::from_nanos(1));
-    assert!(b.looks().is_none());
-    assert!(a.looks().is_some());
+    assert!(b.polls().is_none());
+    assert!(a.polls().is_some());
     b.releases(Some(10 * INTERVAL));
     assert_eq!(
         a.heard(),
@@ -336,14 +336,14 @@ async fn a_break_opens_a_reservation_and_serves_the_next() {
     a.driver.break_lock(&name(), None).await.unwrap();
     assert_eq!(c.heard().last(), Some(&c.turn()));
     assert_eq!(b.ahead(), Some(0));
-    assert!(c.looks().is_none());
+    assert!(c.polls().is_none());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_flushed_line_comes_back_with_the_looks() {
+async fn a_flushed_queue_comes_back_with_the_polls() {
     let (_clock, store, [a, b, c]) = line();
     store.flush();
-    assert!(b.looks().is_none(), "the first waiter to poll has it");
+    assert!(b.polls().is_none(), "the first waiter to poll has it");
     assert_eq!(c.ahead(), Some(0));
-    assert!(a.looks().is_some());
+    assert!(a.polls().is_some());
 }

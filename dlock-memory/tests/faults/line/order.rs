@@ -11,7 +11,7 @@ use std::{collections::VecDeque, time::Duration};
 /// Whatever is released, left, killed or tried in between: waiters that are still there are served in the
 /// order of their arrival.
 #[tokio::test(start_paused = true)]
-async fn the_line_is_first_come_first_served() {
+async fn the_queue_is_first_come_first_served() {
     for seed in 0..60 {
         let mut rng = fastrand::Rng::with_seed(seed);
         let store = MemoryStore::new(Clock::simulated());
@@ -32,7 +32,7 @@ async fn the_line_is_first_come_first_served() {
                     }
                 }
                 5 if !waiting.is_empty() => {
-                    assert!(waiting[rng.usize(..waiting.len())].looks().is_some());
+                    assert!(waiting[rng.usize(..waiting.len())].polls().is_some());
                 }
                 6 => assert!(!Waiter::new(&store, number, Wake::Queue).takes()),
                 _ => {
@@ -41,8 +41,8 @@ async fn the_line_is_first_come_first_served() {
                     };
                     holder.releases(None);
                     assert_eq!(next.heard().last(), Some(&next.turn()), "seed {seed}");
-                    assert!(waiting.iter().all(|other| other.looks().is_some()));
-                    assert!(next.looks().is_none(), "seed {seed}");
+                    assert!(waiting.iter().all(|other| other.polls().is_some()));
+                    assert!(next.polls().is_none(), "seed {seed}");
                     holder = next;
                 }
             }
@@ -53,7 +53,7 @@ async fn the_line_is_first_come_first_served() {
 /// Whatever lapses, is lost or is stopped for a while: a waiter that goes on polling gets the lock, one at
 /// a time.
 #[tokio::test(start_paused = true)]
-async fn whoever_goes_on_looking_gets_it() {
+async fn a_waiter_that_goes_on_polling_gets_the_lock() {
     for seed in 0..60 {
         let mut rng = fastrand::Rng::with_seed(seed);
         let clock = Clock::simulated();
@@ -82,7 +82,7 @@ async fn whoever_goes_on_looking_gets_it() {
                 }
                 _ if is_inside => {}
                 _ => {
-                    if waiters[at].looks().is_none() {
+                    if waiters[at].polls().is_none() {
                         assert!(inside.is_none(), "seed {seed}");
                         inside = Some((at, clock.now() + waiters[at].lease.length()));
                     }
@@ -98,7 +98,7 @@ async fn whoever_goes_on_looking_gets_it() {
             clock.jump(INTERVAL);
             left.retain_mut(|waiter| {
                 waiter.heard();
-                let granted = waiter.looks().is_none();
+                let granted = waiter.polls().is_none();
                 if granted {
                     waiter.releases(None);
                 }

@@ -15,11 +15,11 @@ async fn free_is_said_once_to_each_client_that_waits() {
     let mut waiters: Vec<_> = (1..4)
         .map(|at| Waiter::new(&store, at, Wake::Notify))
         .collect();
-    assert!(holder.looks().is_none());
+    assert!(holder.polls().is_none());
     for waiter in &mut waiters {
-        assert_eq!(waiter.looks().unwrap().poll_in, Some(INTERVAL));
+        assert_eq!(waiter.polls().unwrap().poll_in, Some(INTERVAL));
         waiter.next += 1;
-        waiter.looks();
+        waiter.polls();
     }
     waiters[1].leaves();
     waiters[1].next -= 2;
@@ -29,7 +29,7 @@ async fn free_is_said_once_to_each_client_that_waits() {
     assert_eq!(waiters[1].heard(), []);
     assert_eq!(waiters[2].heard(), [WakeUp::Free(name())]);
     assert_eq!(holder.heard(), []);
-    assert!(waiters[2].looks().is_none(), "no queue: first to poll");
+    assert!(waiters[2].polls().is_none(), "no queue: first to poll");
 }
 
 #[tokio::test(start_paused = true)]
@@ -37,15 +37,15 @@ async fn polling_drivers_hear_nothing_and_learn_the_rest() {
     let store = MemoryStore::new(Clock::simulated());
     let mut holder = Waiter::new(&store, 0, Wake::Poll);
     let mut waiter = Waiter::new(&store, 1, Wake::Poll);
-    assert!(holder.looks().is_none());
-    let held = waiter.looks().unwrap();
+    assert!(holder.polls().is_none());
+    let held = waiter.polls().unwrap();
     assert_eq!(
         (held.poll_in, held.ahead),
         (Some(waiter.lease.length()), None)
     );
     holder.releases(None);
     assert_eq!(waiter.wake_ups.next().await, None);
-    assert!(waiter.looks().is_none());
+    assert!(waiter.polls().is_none());
     assert_eq!(waiter.heard(), []);
 }
 
@@ -60,7 +60,7 @@ async fn wake_ups_are_taken_once_and_end_with_close() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wake_ups_that_do_not_fit_become_one_look_again() {
+async fn wake_ups_that_do_not_fit_become_one_resync() {
     let store = MemoryStore::new(Clock::simulated());
     let mut waiter = Waiter::new(&store, 0, Wake::Queue);
     for _ in 0..CAPACITY + 5 {

@@ -86,19 +86,19 @@ struct State<B: Batch> {
 }
 
 /// The answer of a batch to one request; `None`: it goes alone.
-type Told<B> = Option<Result<<B as Batch>::Answer>>;
+type BatchAnswer<B> = Option<Result<<B as Batch>::Answer>>;
 
 struct Waiting<B: Batch> {
     id: u64,
     request: B::Request,
-    answer: oneshot::Sender<Told<B>>,
+    answer: oneshot::Sender<BatchAnswer<B>>,
     runtime: Handle,
 }
 
-enum Place<B: Batch> {
+enum Admission<B: Batch> {
     /// The slot stays occupied until the request is answered.
     Alone(Option<Slot<B>>),
-    Waits(u64, oneshot::Receiver<Told<B>>),
+    Waits(u64, oneshot::Receiver<BatchAnswer<B>>),
 }
 
 impl<B: Batch> Batcher<B> {
@@ -129,9 +129,9 @@ impl<B: Batch> Batcher<B> {
     /// dropped as [`Batch::send_one`] is.
     pub async fn ask(&self, request: &B::Request) -> Result<B::Answer> {
         let slot = match self.enter(request) {
-            Place::Alone(slot) => slot,
+            Admission::Alone(slot) => slot,
             // The rare wait is boxed, to keep the future of each request small.
-            Place::Waits(id, answer) => match Box::pin(self.0.told(id, answer)).await {
+            Admission::Waits(id, answer) => match Box::pin(self.0.batch_answer(id, answer)).await {
                 Some(answer) => return answer,
                 None => None,
             },
@@ -141,12 +141,12 @@ impl<B: Batch> Batcher<B> {
         answer
     }
 
-    fn enter(&self, request: &B::Request) -> Place<B> {
+    fn enter(&self, request: &B::Request) -> Admission<B> {
         let policy = &self.0.policy;
         let mut state = self.0.state();
         let paused = state.alone_until.is_some_and(|end| Instant::now() < end);
         if paused || state.waiting.len() >= policy.waiting {
-            return Place::Alone(None);
+            return Admission::Alone(None);
         }
         state.alone_until = None;
         let slot = |begun| Slot {
@@ -157,10 +157,10 @@ impl<B: Batch> Batcher<B> {
         if state.in_flight < policy.alone && state.last <= 1 {
             let slot = slot(true);
             state.in_flight += 1;
-            return Place::Alone(Some(slot));
+            return Admission::Alone(Some(slot));
         }
         let Ok(runtime) = Handle::try_current() else {
-            return Place::Alone(None);
+            return Admission::Alone(None);
         };
         // If requests wait already, the next batch takes them all along.
         let begins = state.in_flight < policy.in_flight && state.waiting.is_empty();
@@ -179,7 +179,7 @@ impl<B: Batch> Batcher<B> {
             drop(state);
             runtime.spawn(carry(slot));
         }
-        Place::Waits(id, receiver)
+        Admission::Waits(id, receiver)
     }
 }
 
@@ -214,7 +214,7 @@ async fn carry<B: Batch>(mut slot: Slot<B>) {
 }
 
 impl<B: Batch> Inner<B> {
-    async fn send(&self, requests: &[B::Request]) -> Vec<Told<B>> {
+    async fn send(&self, requests: &[B::Request]) -> Vec<BatchAnswer<B>> {
         if let [one] = requests {
             return vec![Some(self.batch.send_one(one).await)];
         }
@@ -231,7 +231,11 @@ impl<B: Batch> Inner<B> {
     }
 
     /// Waits for the answer from a batch; `None`: the request goes alone.
-    async fn told(&self, id: u64, mut answer: oneshot::Receiver<Told<B>>) -> Told<B> {
+    async fn batch_answer(
+        &self,
+        id: u64,
+        mut answer: oneshot::Receiver<BatchAnswer<B>>,
+    ) -> BatchAnswer<B> {
         let told = match tokio::time::timeout(self.policy.untaken, &mut answer).await {
             Ok(told) => Some(told),
             Err(_) if self.withdrawn(id) => return None,

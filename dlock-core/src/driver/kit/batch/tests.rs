@@ -1,6 +1,6 @@
 //! Tests of the batcher, over a store that serves one round trip per permit.
 
-use super::{Batch, BatchPolicy, Batcher, Place, Told};
+use super::{Admission, Batch, BatchAnswer, BatchPolicy, Batcher};
 use crate::{
     driver::Result,
     error::{DriverError, Effect},
@@ -60,7 +60,7 @@ impl Batch for At {
         Ok(0)
     }
 
-    async fn send(&self, batch: &[Ask]) -> Result<Vec<Told<Self>>> {
+    async fn send(&self, batch: &[Ask]) -> Result<Vec<BatchAnswer<Self>>> {
         let names = batch.iter().map(|ask| ask.0.as_str());
         self.0.send(names.collect::<Vec<_>>().join(" ")).await;
         assert!(!self.0.dies.load(Ordering::Relaxed), "it was told to");
@@ -192,7 +192,7 @@ async fn where_several_went_the_next_wait_for_company_until_there_is_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_stops_waiting_is_not_sent_and_disturbs_nobody() {
+async fn a_dropped_request_is_not_sent_and_disturbs_no_other() {
     let bed = Bed::new(POLICY);
     let first = bed.asks("first", 0);
     settle().await;
@@ -230,10 +230,13 @@ async fn one_that_stands_still_holds_the_others_up_for_a_moment_and_once() {
     tokio::time::sleep((PAUSE + UNTAKEN * 2).saturating_sub(began.elapsed())).await;
     let asked = bed.batcher.enter(&of("e", 0));
     assert!(
-        matches!(asked, Place::Alone(Some(_))),
+        matches!(asked, Admission::Alone(Some(_))),
         "batching goes on again"
     );
-    assert!(matches!(bed.batcher.enter(&of("f", 0)), Place::Waits(..)));
+    assert!(matches!(
+        bed.batcher.enter(&of("f", 0)),
+        Admission::Waits(..)
+    ));
     drop(asked);
 }
 
@@ -306,7 +309,7 @@ async fn when_the_task_that_sends_dies_its_requests_are_unknown_and_others_go_on
 }
 
 #[test]
-fn a_runtime_that_has_ended_sends_everybody_alone() {
+fn a_batcher_whose_runtime_has_ended_sends_each_request_alone() {
     let bed = Bed::new(POLICY);
     let [here, gone] = [(); 2].map(|()| {
         let mut runtime = runtime::Builder::new_current_thread();
@@ -315,14 +318,14 @@ fn a_runtime_that_has_ended_sends_everybody_alone() {
     let enters = |runtime: &runtime::Runtime, name: &str| {
         runtime.block_on(async { bed.batcher.enter(&of(name, 0)) })
     };
-    let Place::Alone(Some(first)) = enters(&here, "first") else {
+    let Admission::Alone(Some(first)) = enters(&here, "first") else {
         panic!("no request is in flight");
     };
     let mut waiting = Vec::new();
     for (runtime, name) in [(&gone, "a"), (&here, "b")] {
         match enters(runtime, name) {
-            Place::Waits(_, answer) => waiting.push(answer),
-            Place::Alone(_) => panic!("the first is under way"),
+            Admission::Waits(_, answer) => waiting.push(answer),
+            Admission::Alone(_) => panic!("the first is under way"),
         }
     }
     drop(gone);

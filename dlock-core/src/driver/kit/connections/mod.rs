@@ -48,7 +48,7 @@ pub trait Dialer: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Duration, Self::Error>> + Send;
 
     /// What a failed statement means. `ended`: it ran for too long and [`end`](Self::end) was called.
-    fn failure(&self, error: Self::Error, ended: bool) -> Failure<Fate>;
+    fn failure(&self, error: Self::Error, ended: bool) -> Failure<ConnectionOutcome>;
 
     /// The error of a statement that the server did not answer: of unknown effect.
     fn silent() -> Self::Error;
@@ -70,7 +70,7 @@ pub trait Dialer: Send + Sync + 'static {
 
 /// What happens to the connection on which a statement failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum ConnectionOutcome {
     /// The server answered; the connection stays in use.
     Kept,
     /// The connection is closed.
@@ -179,7 +179,7 @@ impl<D: Dialer> Connections<D> {
     }
 
     /// What a request without a give-up of its own may use.
-    pub fn patience(&self) -> Call {
+    pub fn default_call(&self) -> Call {
         Call {
             class: Class::Work,
             give_up: self.clock.now() + PATIENCE,
@@ -418,9 +418,9 @@ impl<D: Dialer> Lent<'_, D> {
         };
         let failure = self.all.dialer.failure(error, self.was_ended());
         match failure.link {
-            Fate::Kept => self.unheard = false,
-            Fate::Closed => self.discard(),
-            Fate::AllClosed => {
+            ConnectionOutcome::Kept => self.unheard = false,
+            ConnectionOutcome::Closed => self.discard(),
+            ConnectionOutcome::AllClosed => {
                 self.discard();
                 self.all.age.fetch_add(1, Ordering::Relaxed);
                 for list in [&self.all.work, &self.all.renewals] {

@@ -1,6 +1,6 @@
 //! Tests of the connection list over a client that only counts.
 
-use super::{Connections, Dialer, Failure, Fate, IDLE, PATIENCE, TIMED};
+use super::{ConnectionOutcome, Connections, Dialer, Failure, IDLE, PATIENCE, TIMED};
 use crate::{
     clock::Clock,
     driver::{
@@ -20,7 +20,7 @@ use std::{
 
 const SECOND: Duration = Duration::from_secs(1);
 /// What the counting client reports when the server is silent.
-const SILENT: Fate = Fate::Closed;
+const SILENT: ConnectionOutcome = ConnectionOutcome::Closed;
 
 #[derive(Default)]
 struct Counting {
@@ -40,7 +40,7 @@ struct Session {
 
 impl Dialer for Counting {
     type Session = Session;
-    type Error = Fate;
+    type Error = ConnectionOutcome;
 
     async fn dial(&self) -> Result<(Session, Duration)> {
         let id = self.dialled.fetch_add(1, Ordering::Relaxed);
@@ -51,20 +51,20 @@ impl Dialer for Counting {
         }
     }
 
-    async fn time(&self, _: &mut Session) -> Result<Duration, Fate> {
+    async fn time(&self, _: &mut Session) -> Result<Duration, ConnectionOutcome> {
         self.times.fetch_add(1, Ordering::Relaxed);
         match self.tells_no_time.load(Ordering::Relaxed) {
-            true => Err(Fate::AllClosed),
+            true => Err(ConnectionOutcome::AllClosed),
             false => Ok(SECOND * 2_000),
         }
     }
 
-    fn failure(&self, link: Fate, ended: bool) -> Failure<Fate> {
+    fn failure(&self, link: ConnectionOutcome, ended: bool) -> Failure<ConnectionOutcome> {
         let error = DriverError::unanswered(if ended { "ended" } else { "failed" });
         Failure { error, link }
     }
 
-    fn silent() -> Fate {
+    fn silent() -> ConnectionOutcome {
         SILENT
     }
 
@@ -90,13 +90,13 @@ fn connections(dialer: Counting, most: usize) -> Connections<Counting> {
 fn renewal(all: &Connections<Counting>) -> Call {
     Call {
         class: Class::Renewal,
-        ..all.patience()
+        ..all.default_call()
     }
 }
 
 /// The connection that the next request gets.
 async fn next(all: &Connections<Counting>) -> u64 {
-    let mut lent = all.lend(all.patience()).await.unwrap();
+    let mut lent = all.lend(all.default_call()).await.unwrap();
     let id = lent.session().id;
     lent.heard(Ok(())).unwrap();
     id
@@ -107,13 +107,13 @@ async fn a_connection_is_used_again_only_if_its_answer_was_read() {
     let all = connections(Counting::default(), 2);
     assert_eq!([next(&all).await, next(&all).await], [0, 0]);
     // Lent without a statement: nothing is in flight.
-    drop(all.lend(all.patience()).await.unwrap());
+    drop(all.lend(all.default_call()).await.unwrap());
     assert_eq!(next(&all).await, 0);
-    let mut lent = all.lend(all.patience()).await.unwrap();
+    let mut lent = all.lend(all.default_call()).await.unwrap();
     lent.session();
     drop(lent);
     assert_eq!(next(&all).await, 1);
-    let mut lent = all.lend(all.patience()).await.unwrap();
+    let mut lent = all.lend(all.default_call()).await.unwrap();
     lent.discard();
     drop(lent);
     assert_eq!(next(&all).await, 2);
@@ -121,22 +121,22 @@ async fn a_connection_is_used_again_only_if_its_answer_was_read() {
 
 #[tokio::test(start_paused = true)]
 async fn the_error_says_what_becomes_of_its_connection_and_of_the_others() {
-    for (fate, lends, renews) in [
-        (Fate::Kept, 0, 1),
-        (Fate::Closed, 2, 1),
-        (Fate::AllClosed, 2, 3),
+    for (outcome, lends, renews) in [
+        (ConnectionOutcome::Kept, 0, 1),
+        (ConnectionOutcome::Closed, 2, 1),
+        (ConnectionOutcome::AllClosed, 2, 3),
     ] {
         let all = connections(Counting::default(), 2);
-        let mut lent = all.lend(all.patience()).await.unwrap();
+        let mut lent = all.lend(all.default_call()).await.unwrap();
         // A renewal's, which is in use meanwhile.
         let renewal = all.lend(renewal(&all)).await.unwrap();
         lent.session();
-        let failed = lent.heard::<()>(Err(fate)).unwrap_err();
+        let failed = lent.heard::<()>(Err(outcome)).unwrap_err();
         assert_eq!(failed.effect(), Effect::Unknown);
         drop((lent, renewal));
-        assert_eq!(next(&all).await, lends, "{fate:?}");
+        assert_eq!(next(&all).await, lends, "{outcome:?}");
         let mut renewal = all.lend(self::renewal(&all)).await.unwrap();
-        assert_eq!(renewal.session().id, renews, "{fate:?}");
+        assert_eq!(renewal.session().id, renews, "{outcome:?}");
     }
 }
 
@@ -144,14 +144,14 @@ async fn the_error_says_what_becomes_of_its_connection_and_of_the_others() {
 async fn a_request_waits_for_a_connection_until_it_gives_up_and_renewals_do_not() {
     let all = connections(Counting::default(), 1);
     let lent = all.first().await.unwrap();
-    let refused = all.lend(all.patience()).await.unwrap_err();
+    let refused = all.lend(all.default_call()).await.unwrap_err();
     assert_eq!(
         (refused.effect(), refused.retry()),
         (Effect::None, RetryClass::Later)
     );
     assert!(refused.to_string().contains("dlock.connections"));
     drop(all.lend(renewal(&all)).await.unwrap());
-    let waiting = async { all.lend(all.patience()).await.map(drop) };
+    let waiting = async { all.lend(all.default_call()).await.map(drop) };
     let (waited, ()) = tokio::join!(waiting, async { drop(lent) });
     waited.unwrap();
     assert_eq!(all.dialer().dialled.load(Ordering::Relaxed), 2);
@@ -165,7 +165,7 @@ async fn a_server_that_is_away_is_tried_with_pauses_and_one_that_refuses_once() 
     };
     let all = connections(refusing(RetryClass::Later), 1);
     let began = all.clock.now();
-    let failed = all.lend(all.patience()).await.unwrap_err();
+    let failed = all.lend(all.default_call()).await.unwrap_err();
     assert!(failed.to_string().ends_with("reached: no room"), "{failed}");
     assert_eq!(failed.effect(), Effect::None);
     assert!(all.clock.now().since(began) >= PATIENCE);
@@ -173,11 +173,11 @@ async fn a_server_that_is_away_is_tried_with_pauses_and_one_that_refuses_once() 
     let dialled = all.dialer().dialled.load(Ordering::Relaxed);
     assert!((6..40).contains(&dialled), "{dialled}");
     *all.dialer().refuses.lock().unwrap() = None;
-    drop(all.lend(all.patience()).await.unwrap());
+    drop(all.lend(all.default_call()).await.unwrap());
 
     let all = connections(refusing(RetryClass::Never), 1);
     let began = all.clock.now();
-    all.lend(all.patience()).await.unwrap_err();
+    all.lend(all.default_call()).await.unwrap_err();
     all.first().await.unwrap_err();
     assert_eq!(all.dialer().dialled.load(Ordering::Relaxed), 2);
     assert!(all.clock.now().since(began) < SECOND);
@@ -187,7 +187,7 @@ async fn a_server_that_is_away_is_tried_with_pauses_and_one_that_refuses_once() 
 async fn the_time_is_read_anew_before_it_drifts_and_a_failure_of_that_had_no_effect() {
     let all = connections(Counting::default(), 1);
     let not_after = async || {
-        let lent = all.lend(all.patience()).await.unwrap();
+        let lent = all.lend(all.default_call()).await.unwrap();
         lent.not_after(all.clock.now()) / 1_000_000
     };
     assert_eq!(not_after().await, 1_000);
@@ -195,12 +195,15 @@ async fn the_time_is_read_anew_before_it_drifts_and_a_failure_of_that_had_no_eff
     assert_eq!(not_after().await, 2_000);
     assert_eq!(not_after().await, 2_000);
     assert_eq!(all.dialer().times.load(Ordering::Relaxed), 1);
-    all.lend(all.patience()).await.unwrap().told(SECOND * 3_000);
+    all.lend(all.default_call())
+        .await
+        .unwrap()
+        .told(SECOND * 3_000);
     assert_eq!(not_after().await, 3_000);
 
     tokio::time::sleep(TIMED + SECOND).await;
     all.dialer().tells_no_time.store(true, Ordering::Relaxed);
-    let failed = all.lend(all.patience()).await.unwrap_err();
+    let failed = all.lend(all.default_call()).await.unwrap_err();
     assert_eq!(failed.effect(), Effect::None);
     assert_eq!(next(&all).await, 1);
     // An idle connection is not used any more.
@@ -216,10 +219,10 @@ async fn a_statement_without_an_answer_is_left_after_a_while_and_ended_where_the
             ..Counting::default()
         };
         let all = connections(dialer, 1);
-        let mut lent = all.lend(all.patience()).await.unwrap();
+        let mut lent = all.lend(all.default_call()).await.unwrap();
         let (limit, began) = (lent.limit(), all.clock.now());
         lent.session();
-        let silent = limit.of(pending::<Result<(), Fate>>()).await;
+        let silent = limit.of(pending::<Result<(), ConnectionOutcome>>()).await;
         assert!(all.clock.now().since(began) >= SECOND * 4);
         let failed = lent.heard(silent).unwrap_err();
         let wanted = if endless { "ended" } else { "failed" };
@@ -229,7 +232,7 @@ async fn a_statement_without_an_answer_is_left_after_a_while_and_ended_where_the
         assert_eq!(ended, if endless { vec![0] } else { vec![] });
         assert_eq!(next(&all).await, 1);
         // One that was ended and answered all the same is not used again either.
-        let mut lent = all.lend(all.patience()).await.unwrap();
+        let mut lent = all.lend(all.default_call()).await.unwrap();
         let limit = lent.limit();
         lent.session();
         let slow = async {
@@ -252,7 +255,7 @@ async fn a_closed_list_lends_nothing_and_takes_nothing_back() {
     drop(in_use);
     assert_eq!(all.dialer().hung_up.load(Ordering::Relaxed), 1);
     assert!(all.renewals.idle().is_empty());
-    for call in [all.patience(), renewal(&all)] {
+    for call in [all.default_call(), renewal(&all)] {
         let refused = all.lend(call).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ShuttingDown);
     }

@@ -352,7 +352,7 @@ impl<S: RecordStore> RecordDriver<S> {
     }
 
     /// What a request without a give-up of its own may use.
-    fn patience(&self) -> Call {
+    fn default_call(&self) -> Call {
         Call {
             class: Class::Work,
             give_up: self.clock.now() + PATIENCE,
@@ -360,7 +360,7 @@ impl<S: RecordStore> RecordDriver<S> {
     }
 
     async fn serve_release(&self, req: &Release) -> Result<Released> {
-        let call = self.patience();
+        let call = self.default_call();
         self.settled(call.give_up, || self.try_release(req, call))
             .await
     }
@@ -398,7 +398,9 @@ impl<S: RecordStore> RecordDriver<S> {
     }
 
     async fn serve_inspect(&self, name: &LockName) -> Result<Snapshot> {
-        let read = self.store.read(std::slice::from_ref(name), self.patience());
+        let read = self
+            .store
+            .read(std::slice::from_ref(name), self.default_call());
         let read = read.await?;
         let record = one(read.records)?.record()?;
         Ok(record.snapshot(name.clone(), read.time))
@@ -428,7 +430,7 @@ impl<S: RecordStore> RecordDriver<S> {
         name: &LockName,
         only: Option<FencingToken>,
     ) -> Result<Broken> {
-        let call = self.patience();
+        let call = self.default_call();
         let decide = |stored: Stored, time: StoreTime| -> Result<_> {
             let (record, only) = match stored {
                 Stored::Damaged(damaged) if only.is_none_or(|only| only.0 == damaged.token) => {

@@ -123,7 +123,7 @@ fn a_batch_is_given_up_when_the_first_of_it_must_be() {
 }
 
 #[test]
-fn a_loss_in_a_batch_takes_nobody_along() {
+fn a_loss_in_a_batch_loses_no_other_lock() {
     let mut bench = Bench::new();
     bench.watch(kept(1, 0));
     bench.watch(kept(2, 0));

@@ -26,14 +26,14 @@ use std::{
 use tokio::sync::Mutex;
 
 /// One client process.
-pub(crate) struct Caller {
+pub(crate) struct TestDriver {
     driver: Arc<dyn DistributedLock>,
     pub(crate) ctx: Ctx,
     pub(crate) wake_ups: Mutex<BoxStream<'static, WakeUp>>,
     tickets: AtomicU64,
 }
 
-impl Caller {
+impl TestDriver {
     pub(crate) fn new(driver: Arc<dyn DistributedLock>, ctx: Ctx) -> Self {
         Self {
             // Subscribes from the beginning, as a client does, so that no wake-up is missed.
@@ -45,7 +45,7 @@ impl Caller {
     }
 
     /// The driver itself.
-    pub(crate) fn driver(&self) -> &Arc<dyn DistributedLock> {
+    pub(crate) fn inner(&self) -> &Arc<dyn DistributedLock> {
         &self.driver
     }
 
@@ -224,9 +224,9 @@ fn entry(hold: &Hold, lease: Option<Duration>) -> Renew {
     Renew::new(hold.ask.name.clone(), hold.ask.owner, hold.ask.hold, lease)
 }
 
-impl fmt::Debug for Caller {
+impl fmt::Debug for TestDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Caller")
+        f.debug_struct("TestDriver")
             .field("driver", &self.driver)
             .finish_non_exhaustive()
     }

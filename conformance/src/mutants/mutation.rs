@@ -41,7 +41,7 @@ impl Batch<'_> {
 
 /// One mistake: it overrides the calls of [`DistributedLock`] that it gets wrong; all others pass through.
 #[async_trait]
-pub(crate) trait Twist: Debug + Send + Sync + 'static {
+pub(crate) trait Mutation: Debug + Send + Sync + 'static {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         inner.acquire(req).await
     }
@@ -80,21 +80,21 @@ pub(crate) trait Twist: Debug + Send + Sync + 'static {
 }
 
 /// The driver with this mistake.
-pub(crate) fn twisted(
+pub(crate) fn mutated(
     inner: Arc<dyn DistributedLock>,
-    twist: Arc<dyn Twist>,
+    mutation: Arc<dyn Mutation>,
 ) -> Arc<dyn DistributedLock> {
-    Arc::new(Twisted { inner, twist })
+    Arc::new(Mutated { inner, mutation })
 }
 
 #[derive(Debug)]
-struct Twisted {
+struct Mutated {
     inner: Arc<dyn DistributedLock>,
-    twist: Arc<dyn Twist>,
+    mutation: Arc<dyn Mutation>,
 }
 
 #[async_trait]
-impl DistributedLock for Twisted {
+impl DistributedLock for Mutated {
     fn capabilities(&self) -> &Capabilities {
         self.inner.capabilities()
     }
@@ -104,11 +104,11 @@ impl DistributedLock for Twisted {
     }
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
-        self.twist.acquire(&*self.inner, req).await
+        self.mutation.acquire(&*self.inner, req).await
     }
 
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
-        self.twist.leave(&*self.inner, name, ticket).await
+        self.mutation.leave(&*self.inner, name, ticket).await
     }
 
     async fn renew(&self, lane: Lane, batch: &[Renew], give_up: Instant) -> Renewals {
@@ -118,30 +118,32 @@ impl DistributedLock for Twisted {
             give_up,
             lane,
         };
-        self.twist.renew(batch).await
+        self.mutation.renew(batch).await
     }
 
     async fn release(&self, req: &Release) -> Result<Released> {
-        self.twist.release(&*self.inner, req).await
+        self.mutation.release(&*self.inner, req).await
     }
 
     fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
-        self.twist.wake_ups(&*self.inner)
+        self.mutation.wake_ups(&*self.inner)
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
-        self.twist.inspect(&*self.inner, name).await
+        self.mutation.inspect(&*self.inner, name).await
     }
 
     async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
-        self.twist.list(&*self.inner, (prefix, from, limit)).await
+        self.mutation
+            .list(&*self.inner, (prefix, from, limit))
+            .await
     }
 
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
-        self.twist.break_lock(&*self.inner, name, only).await
+        self.mutation.break_lock(&*self.inner, name, only).await
     }
 
     async fn close(&self) {
-        self.twist.close(&*self.inner).await;
+        self.mutation.close(&*self.inner).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Gate: a driver between a client and its store, which counts calls and injects the faults that a case
+//! Gated driver: stands between a client and its store, which counts calls and injects the faults that a case
 //! asks for.
 
 use async_trait::async_trait;
@@ -33,7 +33,7 @@ type Store = Arc<dyn DistributedLock>;
 
 /// One client's connection to its store. Each call has an await point before it is executed and one
 /// before it is answered, so that a future can be dropped at either.
-pub(crate) struct Gate {
+pub(crate) struct GatedDriver {
     inner: Store,
     capabilities: Capabilities,
     clock: Clock,
@@ -42,7 +42,7 @@ pub(crate) struct Gate {
     open: watch::Sender<bool>,
 }
 
-/// The kinds of call that a fate can be given to.
+/// The kinds of call that a outcome can be given to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Acquire,
@@ -53,7 +53,7 @@ pub(crate) enum Step {
 
 /// The outcome of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum CallOutcome {
     /// Executed and answered.
     #[default]
     Ok,
@@ -72,7 +72,7 @@ pub(crate) enum Fate {
     Late(Duration),
     /// Never answered, and executed this much later, whether or not its sender still exists.
     Mute(Duration),
-    /// Waits until [`Gate::open`], then is executed and answered: a stopped server.
+    /// Waits until [`GatedDriver::open`], then is executed and answered: a stopped server.
     Barred,
 }
 
@@ -87,8 +87,8 @@ pub(crate) struct Seen {
 
 #[derive(Default)]
 struct Script {
-    once: [VecDeque<Fate>; 4],
-    standing: [Fate; 4],
+    once: [VecDeque<CallOutcome>; 4],
+    standing: [CallOutcome; 4],
     dead: bool,
     worthless: bool,
     calls: [usize; 4],
@@ -100,7 +100,7 @@ struct Script {
     injected: Option<mpsc::UnboundedReceiver<WakeUp>>,
 }
 
-impl Gate {
+impl GatedDriver {
     pub(crate) fn new(inner: Store, clock: Clock, late: Duration) -> Self {
         let mut capabilities = inner.capabilities().clone();
         capabilities.late += late;
@@ -120,19 +120,19 @@ impl Gate {
         }
     }
 
-    /// The next call of this kind without a fate meets this one.
-    pub(crate) fn once(&self, step: Step, fate: Fate) {
-        self.script().once[step as usize].push_back(fate);
+    /// The next call of this kind without a outcome meets this one.
+    pub(crate) fn once(&self, step: Step, outcome: CallOutcome) {
+        self.script().once[step as usize].push_back(outcome);
     }
 
     /// From now on every call of this kind meets this one.
-    pub(crate) fn always(&self, step: Step, fate: Fate) {
-        self.script().standing[step as usize] = fate;
+    pub(crate) fn always(&self, step: Step, outcome: CallOutcome) {
+        self.script().standing[step as usize] = outcome;
     }
 
     /// From now on every call meets this one.
-    pub(crate) fn all(&self, fate: Fate) {
-        self.script().standing = [fate; 4];
+    pub(crate) fn all(&self, outcome: CallOutcome) {
+        self.script().standing = [outcome; 4];
     }
 
     /// From now on nothing fails.
@@ -144,10 +144,10 @@ impl Gate {
         self.open();
     }
 
-    /// From now on every call is [`Fate::Barred`].
+    /// From now on every call is [`CallOutcome::Barred`].
     pub(crate) fn bar(&self) {
         self.open.send_replace(false);
-        self.all(Fate::Barred);
+        self.all(CallOutcome::Barred);
     }
 
     /// Barred calls go on.
@@ -228,63 +228,63 @@ impl Gate {
         });
     }
 
-    fn fate(&self, step: Step) -> Fate {
+    fn outcome(&self, step: Step) -> CallOutcome {
         let mut script = self.script();
         script.calls[step as usize] += 1;
         if script.dead {
-            return Fate::Unsent;
+            return CallOutcome::Unsent;
         }
         let next = script.once[step as usize].pop_front();
         next.unwrap_or(script.standing[step as usize])
     }
 
-    /// Makes a call of the store, which meets its fate.
+    /// Makes a call of the store, which meets its outcome.
     async fn meet<T, F>(&self, step: Step, call: impl FnOnce(Store) -> F + Send) -> Result<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        let fate = self.fate(step);
-        let answer = self.done(fate, call(Arc::clone(&self.inner))).await;
+        let outcome = self.outcome(step);
+        let answer = self.done(outcome, call(Arc::clone(&self.inner))).await;
         self.script().answered[step as usize] += 1;
         answer
     }
 
     async fn done<T: Send + 'static>(
         &self,
-        fate: Fate,
+        outcome: CallOutcome,
         call: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         yield_now().await;
-        let answer = match fate {
-            Fate::Ok => call.await,
-            Fate::ErrorBefore => {
+        let answer = match outcome {
+            CallOutcome::Ok => call.await,
+            CallOutcome::ErrorBefore => {
                 let cause = io::Error::from(io::ErrorKind::ConnectionRefused);
                 return Err(DriverError::unavailable("the gate is closed").with_source(cause));
             }
-            Fate::ErrorAfter => {
+            CallOutcome::ErrorAfter => {
                 drop(call.await);
                 Err(unanswered())
             }
-            Fate::Slow(span) => {
+            CallOutcome::Slow(span) => {
                 let answer = call.await;
                 self.clock.sleep_until(self.clock.now() + span).await;
                 answer
             }
-            Fate::Never => {
+            CallOutcome::Never => {
                 drop(call.await);
                 pending().await
             }
-            Fate::Unsent => pending().await,
-            Fate::Late(span) => {
+            CallOutcome::Unsent => pending().await,
+            CallOutcome::Late(span) => {
                 self.later(span, call);
                 Err(unanswered())
             }
-            Fate::Mute(span) => {
+            CallOutcome::Mute(span) => {
                 self.later(span, call);
                 pending().await
             }
-            Fate::Barred => {
+            CallOutcome::Barred => {
                 // The sender lives as long as this gate.
                 drop(self.open.subscribe().wait_for(|open| *open).await);
                 call.await
@@ -317,7 +317,7 @@ fn unanswered() -> DriverError {
 }
 
 #[async_trait]
-impl DistributedLock for Gate {
+impl DistributedLock for GatedDriver {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
@@ -398,8 +398,8 @@ impl DistributedLock for Gate {
     }
 }
 
-impl fmt::Debug for Gate {
+impl fmt::Debug for GatedDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Gate").field(&self.inner).finish()
+        f.debug_tuple("GatedDriver").field(&self.inner).finish()
     }
 }

@@ -11,12 +11,12 @@ use tokio::time::timeout;
 /// Releases all holds and attempts, as far as the store answers within two seconds. For the rest it reports
 /// until when it may last.
 pub(crate) async fn withdraw(client: &Client, lock: &Lock, output: &Output) {
-    if client.unsettled() == 0 && !client.capabilities().session_bound {
+    if client.pending_cleanups() == 0 && !client.capabilities().session_bound {
         return;
     }
     // A cut-short shutdown means the same as an outcome that is reported as unknown.
-    drop(timeout(SETTLE, client.shutdown(Duration::ZERO)).await);
-    if client.unsettled() > 0 {
+    drop(timeout(CLEANUP_LIMIT, client.shutdown(Duration::ZERO)).await);
+    if client.pending_cleanups() > 0 {
         let rest = lock.effective_lease().unwrap_or_default().length() + client.capabilities().late;
         output.say(&format!(
             "the store did not confirm that {:?} was given back: what it may have of us ends by itself, at {} at the latest",
@@ -39,7 +39,7 @@ pub(crate) fn until(rest: Duration) -> String {
     }
 }
 
-const SETTLE: Duration = Duration::from_secs(2);
+const CLEANUP_LIMIT: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {

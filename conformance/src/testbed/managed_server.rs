@@ -6,7 +6,7 @@ use std::{env, fmt, io, net::SocketAddr};
 /// A running server that tests may stop, continue and kill: a [`ServerProcess`] or a container.
 ///
 /// All methods block; see [`ServerProcess`].
-pub trait Station: fmt::Debug + Send + Sync + 'static {
+pub trait ManagedServer: fmt::Debug + Send + Sync + 'static {
     /// The address where it listens, also after a restart.
     fn addr(&self) -> SocketAddr;
 
@@ -43,7 +43,7 @@ pub trait Station: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-impl Station for ServerProcess {
+impl ManagedServer for ServerProcess {
     fn addr(&self) -> SocketAddr {
         self.addr()
     }

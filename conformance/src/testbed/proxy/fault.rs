@@ -50,7 +50,7 @@ pub enum Fault {
         /// The number of bytes; a reply that is not longer arrives whole.
         bytes: usize,
     },
-    /// Everything from the needle on is held until [`Strike::release`] and then delivered, even when
+    /// Everything from the needle on is held until [`ArmedFault::release`] and then delivered, even when
     /// the client has closed its connection long ago: the server executes it late.
     HoldRequest,
 }
@@ -58,7 +58,7 @@ pub enum Fault {
 /// An armed fault, which reports when it has struck. Dropping it changes nothing; a held request is
 /// then held for ever.
 #[derive(Clone, Debug)]
-pub struct Strike(Arc<State>);
+pub struct ArmedFault(Arc<State>);
 
 #[derive(Debug)]
 struct State {
@@ -74,7 +74,7 @@ struct Phase {
     disarmed: bool,
 }
 
-impl Strike {
+impl ArmedFault {
     pub(super) fn new(fault: Fault) -> Self {
         Self(Arc::new(State {
             fault,

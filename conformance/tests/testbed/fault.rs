@@ -11,12 +11,12 @@ use super::soon;
 async fn a_lost_reply_leaves_the_request_executed_and_the_connection_open_and_deaf()
 -> io::Result<()> {
     let mut bed = Bed::new().await?;
-    let strike = bed.proxy.on_next(Trigger::on("take"), Fault::LoseReply);
+    let armed = bed.proxy.on_next(Trigger::on("take"), Fault::LoseReply);
     let mut client = bed.client().await?;
     assert_eq!(client.ask("look\n").await?, "re:look\n");
-    assert!(!strike.has_struck());
+    assert!(!armed.has_struck());
     client.say("take\n").await?;
-    soon(strike.struck()).await;
+    soon(armed.struck()).await;
     client.say("more\n").await?;
     assert_eq!(
         [
@@ -37,12 +37,12 @@ async fn a_lost_reply_leaves_the_request_executed_and_the_connection_open_and_de
 #[tokio::test]
 async fn a_cut_before_the_request_leaves_it_unexecuted() -> io::Result<()> {
     let mut bed = Bed::new().await?;
-    let strike = bed
+    let armed = bed
         .proxy
         .on_next(Trigger::on("take"), Fault::CutBeforeRequest);
     let mut client = bed.client().await?;
     client.say("look\ntake\n").await?;
-    soon(strike.struck()).await;
+    soon(armed.struck()).await;
     // A reply in flight at the cut may be lost with it.
     assert!(["", "re:look\n"].contains(&client.rest().await.as_str()));
     assert_eq!(
@@ -55,12 +55,12 @@ async fn a_cut_before_the_request_leaves_it_unexecuted() -> io::Result<()> {
 #[tokio::test]
 async fn a_cut_after_the_request_leaves_it_executed_and_unanswered() -> io::Result<()> {
     let mut bed = Bed::new().await?;
-    let strike = bed
+    let armed = bed
         .proxy
         .on_next(Trigger::on("take"), Fault::CutAfterRequest);
     let mut client = bed.client().await?;
     client.say("take\n").await?;
-    soon(strike.struck()).await;
+    soon(armed.struck()).await;
     assert_eq!(bed.executed().await, "take");
     assert_eq!(client.rest().await, "");
     Ok(())
@@ -69,10 +69,10 @@ async fn a_cut_after_the_request_leaves_it_executed_and_unanswered() -> io::Resu
 #[tokio::test]
 async fn a_held_request_is_executed_on_release_long_after_its_client_left() -> io::Result<()> {
     let mut bed = Bed::new().await?;
-    let strike = bed.proxy.on_next(Trigger::on("take"), Fault::HoldRequest);
+    let armed = bed.proxy.on_next(Trigger::on("take"), Fault::HoldRequest);
     let mut client = bed.client().await?;
     client.say("look\ntake\n").await?;
-    soon(strike.struck()).await;
+    soon(armed.struck()).await;
     assert_eq!(client.hear().await?, "re:look\n");
     drop(client);
     assert_eq!(bed.client().await?.ask("other\n").await?, "re:other\n");
@@ -82,8 +82,8 @@ async fn a_held_request_is_executed_on_release_long_after_its_client_left() -> i
     );
     bed.proxy.heal();
     assert_eq!(bed.executed().await, "end"); // of the other client: nothing of the held request
-    strike.release();
-    soon(strike.answered()).await;
+    armed.release();
+    soon(armed.answered()).await;
     assert_eq!(
         [bed.executed().await, bed.executed().await],
         ["take", "end"]
@@ -94,11 +94,11 @@ async fn a_held_request_is_executed_on_release_long_after_its_client_left() -> i
 #[tokio::test]
 async fn a_held_request_whose_client_waited_is_answered() -> io::Result<()> {
     let bed = Bed::new().await?;
-    let strike = bed.proxy.on_next(Trigger::on("take"), Fault::HoldRequest);
+    let armed = bed.proxy.on_next(Trigger::on("take"), Fault::HoldRequest);
     let mut client = bed.client().await?;
     client.say("take\nmore\n").await?;
-    soon(strike.struck()).await;
-    strike.release();
+    soon(armed.struck()).await;
+    armed.release();
     assert_eq!(
         [client.hear().await?, client.hear().await?],
         ["re:take\n", "re:more\n"]
@@ -111,10 +111,10 @@ async fn faults_armed_together_strike_one_request_each() -> io::Result<()> {
     let bed = Bed::new().await?;
     let arm = || bed.proxy.on_next(Trigger::on("take"), Fault::LoseReply);
     let strikes = [arm(), arm()];
-    for strike in &strikes {
-        assert!(!strike.has_struck());
+    for armed in &strikes {
+        assert!(!armed.has_struck());
         bed.client().await?.say("take\n").await?;
-        soon(strike.struck()).await;
+        soon(armed.struck()).await;
     }
     assert_eq!(bed.client().await?.ask("take\n").await?, "re:take\n");
     Ok(())
@@ -123,12 +123,12 @@ async fn faults_armed_together_strike_one_request_each() -> io::Result<()> {
 #[tokio::test]
 async fn a_fault_that_was_healed_does_not_strike() -> io::Result<()> {
     let bed = Bed::new().await?;
-    let strike = bed
+    let armed = bed
         .proxy
         .on_next(Trigger::on("take"), Fault::CutBeforeRequest);
     bed.proxy.heal();
     assert_eq!(bed.client().await?.ask("take\n").await?, "re:take\n");
-    assert!(!strike.has_struck());
+    assert!(!armed.has_struck());
     Ok(())
 }
 

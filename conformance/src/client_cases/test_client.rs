@@ -1,7 +1,7 @@
 //! A client process as client-level cases see it.
 
 use super::{
-    gate::{Gate, Step},
+    gated_driver::{GatedDriver, Step},
     task::Task,
 };
 use crate::{
@@ -17,10 +17,10 @@ use dlock_core::{
 };
 use std::{fmt, future::IntoFuture, sync::Arc, time::Duration};
 
-/// A client that reaches its store through a [`Gate`]. Each has owners and tickets of its own.
-pub(crate) struct Peer {
-    pub(crate) client: Client,
-    pub(crate) gate: Arc<Gate>,
+/// A client that reaches its store through a [`GatedDriver`]. Each has owners and tickets of its own.
+pub(crate) struct TestClient {
+    pub(crate) inner: Client,
+    pub(crate) gate: Arc<GatedDriver>,
     ctx: Ctx,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Peer {
 pub(crate) type Waiter<T = Guard> = Task<Result<T, Error>>;
 pub(crate) type Closing = Task<Result<ShutdownReport, Error>>;
 
-impl Peer {
+impl TestClient {
     pub(crate) async fn new(ctx: &Ctx) -> Result<Self> {
         Self::later_than_the_store(ctx, Duration::ZERO).await
     }
@@ -45,15 +45,15 @@ impl Peer {
     }
 
     fn over(ctx: &Ctx, driver: Arc<dyn DistributedLock>, late: Duration) -> Result<Self> {
-        let gate = Arc::new(Gate::new(driver, ctx.clock().clone(), late));
-        let mut builder = Client::builder(Arc::<Gate>::clone(&gate))
+        let gate = Arc::new(GatedDriver::new(driver, ctx.clock().clone(), late));
+        let mut builder = Client::builder(Arc::<GatedDriver>::clone(&gate))
             .clock(ctx.clock().clone())
             .lease(Lease::renewed(ctx.long()));
         if let Some(seed) = ctx.seed() {
             builder = builder.seed(seed);
         }
         Ok(Self {
-            client: builder.build()?,
+            inner: builder.build()?,
             gate,
             ctx: ctx.clone(),
         })
@@ -66,7 +66,7 @@ impl Peer {
 
     /// A lock with a renewed lease that does not end during a case.
     pub(crate) fn lock(&self, name: &LockName) -> Result<Lock> {
-        Ok(self.client.lock(name.as_str())?)
+        Ok(self.inner.lock(name.as_str())?)
     }
 
     /// A lock with a short renewed lease.
@@ -153,7 +153,7 @@ impl Peer {
         name: &LockName,
         only: Option<FencingToken>,
     ) -> Result<Broken> {
-        Ok(self.client.admin().break_lock(name.as_str(), only).await?)
+        Ok(self.inner.admin().break_lock(name.as_str(), only).await?)
     }
 
     /// Waits until the client has sent this number of requests of this kind to the store.
@@ -173,21 +173,21 @@ impl Peer {
     /// Waits until the cleanup has nothing to do. A store that may execute an acquire late gets that
     /// time on top.
     #[track_caller]
-    pub(crate) fn settles(&self, bound: Duration) -> Expected<'_> {
-        let bound = bound + self.client.capabilities().late;
-        let idle = move || self.client.unsettled() == 0;
-        self.ctx.until("nothing is unsettled any more", bound, idle)
+    pub(crate) fn cleans_up(&self, bound: Duration) -> Expected<'_> {
+        let bound = bound + self.inner.capabilities().late;
+        let idle = move || self.inner.pending_cleanups() == 0;
+        self.ctx.until("no cleanup is pending", bound, idle)
     }
 
     /// Starts a shutdown.
     pub(crate) fn shut_down(&self, grace: Duration) -> Closing {
-        self.ctx.spawn(self.client.shutdown(grace).into_future())
+        self.ctx.spawn(self.inner.shutdown(grace).into_future())
     }
 }
 
-impl fmt::Debug for Peer {
+impl fmt::Debug for TestClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Peer").field(&self.client).finish()
+        f.debug_tuple("TestClient").field(&self.inner).finish()
     }
 }
 
@@ -195,12 +195,12 @@ impl fmt::Debug for Peer {
 #[track_caller]
 pub(crate) fn held<const N: usize>(
     ctx: &Ctx,
-    kind: fn(&Peer, &LockName) -> Result<Lock>,
-) -> Expected<'_, ([Peer; N], LockName, Guard)> {
+    kind: fn(&TestClient, &LockName) -> Result<Lock>,
+) -> Expected<'_, ([TestClient; N], LockName, Guard)> {
     seen_from_here(async move {
-        let (peers, name) = Peer::several(ctx).await?;
-        let guard = peers[0].take(&kind(&peers[0], &name)?).await?;
-        Ok((peers, name, guard))
+        let (clients, name) = TestClient::several(ctx).await?;
+        let guard = clients[0].take(&kind(&clients[0], &name)?).await?;
+        Ok((clients, name, guard))
     })
 }
 

@@ -156,14 +156,14 @@ async fn the_lease_of_a_request_that_the_quota_refused_is_not_used_again() {
 async fn a_hold_whose_lease_is_over_is_not_taken_over() {
     let server = server(&[]).await;
     let mut native = native(server.addr()).await;
-    let request = ask("x", 1, SECOND * 4, LONG);
-    // Its leases end just before that of the hold.
-    let crowd = (0..4_000).map(|_| {
+    let [one, two] = [driver(&server.url()).await, driver(&server.url()).await];
+    let request = ask("x", 1, SECOND * 6, LONG);
+    // Its leases end just before that of the hold, which waits for seconds therefore.
+    let crowd = (0..8_000).map(|_| {
         let mut native = native.clone();
-        async move { native.lease_grant(4, None).await.unwrap() }
+        async move { native.lease_grant(6, None).await.unwrap() }
     });
     join_all(crowd).await;
-    let one = driver(&server.url()).await;
     let token = granted(&one.acquire(&request).await.unwrap()).token;
     drop(one);
     let key = format!("/dlock/x/h/{}", request.hold);
@@ -174,7 +174,6 @@ async fn a_hold_whose_lease_is_over_is_not_taken_over() {
         rest.ttl() < 0
     })
     .await;
-    let two = driver(&server.url()).await;
     match two.acquire(&request).await {
         Ok(Acquired::Granted(grant)) => assert!(grant.token > token, "a hold that is over"),
         Ok(answer) => panic!("{answer:?}"),

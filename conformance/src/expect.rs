@@ -3,11 +3,11 @@
 use crate::{
     Result,
     ask::{Ask, Hold},
-    failure::{Failure, ensure, same},
+    failure::{Failure, ensure, in_time, same},
     test_driver::TestDriver,
 };
 use dlock_core::{
-    LockName, Snapshot,
+    Instant, LockName, Snapshot,
     driver::{Acquired, Held, Released, Renewed, WakeUp},
 };
 use futures_util::{FutureExt, StreamExt, TryFutureExt, future::BoxFuture};
@@ -85,6 +85,24 @@ impl TestDriver {
                     ask.name
                 ))),
             }
+        })
+    }
+
+    /// Is refused while the lock is reserved for a waiter since `since`. A reservation lasts [`TURN`]: after
+    /// that, a grant is evidence against the machine first.
+    #[track_caller]
+    pub(crate) fn refused_in_turn<'a>(
+        &'a self,
+        ask: &'a Ask,
+        since: Instant,
+    ) -> Expected<'a, Held> {
+        seen_from_here(async move {
+            let reserved_until = since + TURN.min(ask.lease / 3);
+            let refused = self.refused(ask).await;
+            if refused.is_err() {
+                in_time(self.ctx.now() < reserved_until, "the turn may be over")?;
+            }
+            refused
         })
     }
 
@@ -296,3 +314,5 @@ pub(crate) fn is_left(rest: Duration, lease: Duration) -> Result {
 
 /// How many of the unexpected wake-ups a failure lists.
 const WAKE_UPS_SHOWN: usize = 20;
+/// How long a store reserves a lock for the waiter whose turn it is, of a lease of three times that or more.
+const TURN: Duration = Duration::from_secs(1);

@@ -122,13 +122,14 @@ async fn a_turn_is_refused_to_every_other_request(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
     let early = first.queues(&name).await?;
     let late = second.queues(&name).await?;
+    let since = ctx.now();
     holder.frees(&hold).await?;
     // The last owner, a new client, the next waiter, and another request of the client whose turn it
     // is.
-    holder.refused(&hold.ask.again()).await?;
-    holder.refused(&ctx.ask(&name)).await?;
-    second.refused(&late).await?;
-    first.refused(&ctx.ask(&name)).await?;
+    holder.refused_in_turn(&hold.ask.again(), since).await?;
+    holder.refused_in_turn(&ctx.ask(&name), since).await?;
+    second.refused_in_turn(&late, since).await?;
+    first.refused_in_turn(&ctx.ask(&name), since).await?;
     let seen = second.inspect(&name).await?;
     same("who is inside", seen.holders.len(), 0)?;
     let reserved = seen.unavailable_for.is_some();
@@ -193,8 +194,9 @@ async fn the_next_ticket_is_queued_at_the_end(ctx: Ctx) -> Result {
     let again = ctx.ask(&name).in_line(next);
     first.refused(&again).await?;
     let turn = second.take(&late).await?;
+    let since = ctx.now();
     second.frees(&turn).await?;
-    holder.refused(&ctx.ask(&name)).await?;
+    holder.refused_in_turn(&ctx.ask(&name), since).await?;
     first.hears_turn(&again).await?;
     first.take(&again).await.map(drop)
 }
@@ -203,8 +205,9 @@ async fn the_next_ticket_is_queued_though_no_other_is(ctx: Ctx) -> Result {
     let ([driver, other], name) = ctx.test_drivers().await?;
     let next = driver.ticket();
     let first = driver.take(&ctx.ask(&name).then(next)).await?;
+    let since = ctx.now();
     driver.frees(&first).await?;
-    other.refused(&ctx.ask(&name)).await?;
+    other.refused_in_turn(&ctx.ask(&name), since).await?;
     let again = ctx.ask(&name).in_line(next);
     driver.hears_turn(&again).await?;
     let second = driver.take(&again).await?;
@@ -250,7 +253,9 @@ async fn a_name_past_its_minimum_hold_goes_to_the_head_of_the_queue(ctx: Ctx) ->
     };
     waiter.refused(&waiting).await?;
     ctx.sleep_past(&opens).await;
-    other.refused(&ctx.ask(&name)).await?;
+    other
+        .refused_in_turn(&ctx.ask(&name), opens.over_by())
+        .await?;
     waiter.take(&waiting).await.map(drop)
 }
 

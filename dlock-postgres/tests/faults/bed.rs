@@ -99,7 +99,6 @@ impl Testbed {
         .await;
     }
 
-    #[expect(clippy::future_not_send, reason = "awaited where it is made")]
     pub(super) async fn until(&self, what: &str, holds: impl AsyncFn(&Self) -> bool) {
         let waiting = Waiting::new(what);
         while !holds(self).await {

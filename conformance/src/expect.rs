@@ -3,7 +3,7 @@
 use crate::{
     Result,
     ask::{Ask, Hold},
-    failure::{Failure, ensure, in_time, same},
+    failure::{Failure, ensure, same},
     test_driver::TestDriver,
 };
 use dlock_core::{
@@ -98,11 +98,16 @@ impl TestDriver {
     ) -> Expected<'a, Held> {
         seen_from_here(async move {
             let reserved_until = since + TURN.min(ask.lease / 3);
-            let refused = self.refused(ask).await;
-            if refused.is_err() {
-                in_time(self.ctx.now() < reserved_until, "the turn may be over")?;
+            match self.answered("acquire", self.acquire(ask)).await?? {
+                Acquired::Held(held) => Ok(held),
+                Acquired::Granted(_) if self.ctx.now() >= reserved_until => Err(Failure::late(
+                    format!("{:?} was granted, perhaps after the turn", ask.name),
+                )),
+                other => Err(Failure::new(format!(
+                    "{:?} should be refused, got {other:?}",
+                    ask.name
+                ))),
             }
-            refused
         })
     }
 

@@ -195,12 +195,12 @@ impl Client {
         Shutdown::new(Arc::clone(&self.engine), grace)
     }
 
-    /// The number of acquisitions and releases that the cleanup still has to undo.
+    /// The number of acquisitions and releases that the cleanup still has to clean up.
     ///
     /// # Examples
     /// ```
     /// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
-    /// println!("{} requests of cancelled calls still to undo", client.pending_cleanups());
+    /// println!("{} requests of cancelled calls still to clean up", client.pending_cleanups());
     /// # Ok(()) }
     /// ```
     #[must_use]

@@ -133,7 +133,7 @@ impl Inner {
             let Some(waiter) = waiter.filter(|waiter| waiter.turn == Some(Instant::FAR)) else {
                 return;
             };
-            // Not answered, it is answer at again soon.
+            // Not answered, it is read again soon.
             waiter.turn = line.is_none().then(|| inner.clock.now() + ANSWER);
             drop(table);
             if line.is_some_and(|line| line.taken.is_empty()) {
@@ -187,7 +187,7 @@ impl Inner {
         }
     }
 
-    /// All watches, from the first revision that each has not seen, in position of the orders so far.
+    /// All watches, from the first revision that each has not seen, in place of the orders so far.
     fn watches(&self, orders: &mut mpsc::UnboundedReceiver<Order>) -> Vec<Order> {
         // Under the lock orders are given as well: none is missed, and none is carried twice.
         let table = self.table();
@@ -271,7 +271,7 @@ async fn send(sender: &mut WatchRequestSender, order: Order) -> Result<(), Nativ
     }
 }
 
-/// The number in position of that of a watch that is refused.
+/// The number in place of that of a watch that is refused.
 const REFUSED: i64 = -1;
 /// How long a read may take; after that the core polls.
 const ANSWER: Duration = Duration::from_millis(500);

@@ -270,6 +270,11 @@ impl FromStr for MongoConfig {
     type Err = DriverError;
 
     fn from_str(url: &str) -> Result<Self> {
+        if url.contains('#') {
+            return Err(error::misuse(
+                "a # in a MongoDB URL is written as %23".to_owned(),
+            ));
+        }
         let (url, settings) = split_settings(url);
         let server = ConnectionString::parse(&url).map_err(|cause| unread(&url, &cause))?;
         let mut config = Self::of(server)?;

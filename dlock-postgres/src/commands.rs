@@ -81,7 +81,7 @@ pub(crate) fn create(table: &str) -> String {
     )
 }
 
-/// Whether the table has the columns and a unique index on the name, and can be read and written: no row.
+/// Whether the table has the columns and a unique index on the name, and can be read and inserted into: no row.
 pub(crate) fn probe(table: &str) -> String {
     format!(
         "INSERT INTO {table} ({COLUMNS}) SELECT {COLUMNS} FROM {table} WHERE false ON CONFLICT (name) DO NOTHING"

@@ -82,10 +82,14 @@ pub(crate) fn failure(error: sqlx::Error) -> Failure<ConnectionOutcome> {
 /// Classifies a failure to connect. Whatever the reason, no request was sent.
 pub(crate) fn unreached(error: sqlx::Error) -> DriverError {
     match said(error) {
-        Ok((error, _)) => by_code(&error.code)
-            .failure(error)
-            .error
-            .with_effect(Effect::None),
+        Ok((error, _)) => {
+            // Of a table it says that an index is deferrable, of a database that it takes no connections just now.
+            let class = match &*error.code {
+                "55000" => &TABLE[0],
+                code => by_code(code),
+            };
+            class.failure(error).error.with_effect(Effect::None)
+        }
         Err(error) => {
             DriverError::unavailable("the server could not be reached").with_source(error)
         }
@@ -132,7 +136,7 @@ fn by_code(code: &str) -> &'static Class {
 
 /// Whether another client's transaction was in the way; nothing was done.
 pub(crate) fn is_contention(error: &DriverError) -> bool {
-    code(error).is_some_and(|code| by_code(code).advice == LOCKED)
+    error.effect() == Effect::None && code(error).is_some_and(|code| by_code(code).advice == LOCKED)
 }
 
 /// Whether the table does not exist.

@@ -79,6 +79,7 @@ impl Table {
         let call = table.connections.default_call();
         let probe = table.ask("probe", call, |_| commands::probe(&table.name));
         if let Err(error) = probe.await
+            && !error::is_contention(&error)
             && !table.repair(&error, call.give_up).await
         {
             return Err(error);

@@ -279,6 +279,9 @@ impl FromStr for ZkConfig {
             let message = "zk+tls:// needs the feature `tls` of dlock-zk";
             return Err(DriverError::new(ErrorKind::Unsupported, message));
         }
+        if rest.contains('#') {
+            return Err(misuse("a # in a ZooKeeper URL is written as %23"));
+        }
         let (rest, settings) = split_url("ZooKeeper", rest, &KNOWN)?;
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let (login, hosts) = match authority.rsplit_once('@') {
@@ -468,6 +471,7 @@ mod tests {
             ("zk://a:1?dlock.acl=creator", "needs a user"),
             ("zk://canary@a:1", "user:password"),
             ("zk://u:12?canary@a:1/x", "unknown setting \"?\""),
+            ("zk://u:canary#x@a:1/x", "%23"),
             (
                 "zk://a:1?dlock.prefix=x",
                 "known: dlock.session, dlock.sessions, dlock.acl, dlock.ca",

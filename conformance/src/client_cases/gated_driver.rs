@@ -42,7 +42,7 @@ pub(crate) struct GatedDriver {
     open: watch::Sender<bool>,
 }
 
-/// The kinds of call that a outcome can be given to.
+/// The kinds of call that an outcome can be given to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Acquire,
@@ -120,7 +120,7 @@ impl GatedDriver {
         }
     }
 
-    /// The next call of this kind without a outcome meets this one.
+    /// The next call of this kind without an outcome meets this one.
     pub(crate) fn once(&self, step: Step, outcome: CallOutcome) {
         self.script().once[step as usize].push_back(outcome);
     }

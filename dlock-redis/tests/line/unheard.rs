@@ -1,4 +1,4 @@
-//! Tests of missed notifications: the connection only polls alive, or the notification was never sent.
+//! Tests of missed notifications: the connection only looks alive, or the notification was never sent.
 
 use crate::{
     bed::{ACCEPT, Bed, LIMIT, MARGIN, MILLI, NAME, Outcome, SECOND, connect, ensure, over},

@@ -19,12 +19,13 @@ pub fn split_url(
     url: &str,
     known: &[&str],
 ) -> Result<(String, Vec<(String, String)>)> {
-    let (_, query) = parts(url);
+    let ((_, fragment), query) = parts(url);
     for pair in pairs(query) {
         let key = decoded(pair.split_once('=').map_or(pair, |(key, _)| key));
         if !known.contains(&&*key) {
             // An `@` shows that this is the rest of a password that is not percent-encoded.
-            let key = if query.contains('@') { "?" } else { &key };
+            let is_password = query.contains('@') || fragment.contains('@');
+            let key = if is_password { "?" } else { &key };
             return Err(unknown_setting(store, key, known));
         }
     }
@@ -106,6 +107,7 @@ mod tests {
             ("x://h?protocol=3&lease=1s", "\"lease\""),
             ("x://u:12?canary@h/x", "\"?\""),
             ("x://u:12?canary&x@h/x", "\"?\""),
+            ("x://u:12?canary#x@h/x", "\"?\""),
         ] {
             let error = split_url("X", url, &KNOWN).unwrap_err().to_string();
             let known = "known: dlock.prefix, dlock.create, protocol";

@@ -1,7 +1,7 @@
 //! Wake-up stream: hands a driver's wake-ups to the core through a bounded queue.
 //!
-//! A driver must not wait for a slow reader. So the last place of the queue goes to [`WakeUp::Resync`], after which every waiter polls once, and
-//! a wake-up that finds the queue full is dropped: the `Resync` is still to be read.
+//! A driver must not wait for a slow reader. So the last place of the queue goes to [`WakeUp::Resync`], after which every waiter polls once.
+//! Wake-ups after it are dropped until half of the queue was read: until then the `Resync` is still to be read.
 
 use crate::driver::WakeUp;
 use futures_core::stream::BoxStream;
@@ -15,9 +15,15 @@ use tokio::sync::mpsc;
 /// The sending side of [`DistributedLock::wake_ups`](crate::driver::DistributedLock::wake_ups).
 pub struct WakeUps {
     /// `None` once closed.
-    sender: Mutex<Option<mpsc::Sender<WakeUp>>>,
+    sender: Mutex<Option<Open>>,
     /// `None` once taken.
     stream: Mutex<Option<mpsc::Receiver<WakeUp>>>,
+}
+
+struct Open {
+    sender: mpsc::Sender<WakeUp>,
+    /// The queue was full, and less than half of it was read since.
+    is_full: bool,
 }
 
 impl WakeUps {
@@ -26,21 +32,29 @@ impl WakeUps {
     pub fn new() -> Self {
         let (sender, stream) = mpsc::channel(UNREAD);
         Self {
-            sender: Mutex::new(Some(sender)),
+            sender: Mutex::new(Some(Open {
+                sender,
+                is_full: false,
+            })),
             stream: Mutex::new(Some(stream)),
         }
     }
 
     /// Queues a wake-up for the reader. After [`close`](Self::close) it is dropped.
     pub fn send(&self, wake_up: WakeUp) {
-        if let Some(sender) = &*lock(&self.sender) {
-            // One thread at a time sends, so the queue grows by nothing else. A reader that is gone misses nothing.
-            let _sent = match sender.capacity() {
-                0 => return,
-                1 => sender.try_send(WakeUp::Resync),
-                _ => sender.try_send(wake_up),
-            };
+        let mut open = lock(&self.sender);
+        let Some(Open { sender, is_full }) = &mut *open else {
+            return;
+        };
+        let room = sender.capacity();
+        *is_full &= room <= UNREAD / 2;
+        if *is_full {
+            return;
         }
+        *is_full = room == 1;
+        let queued = if *is_full { WakeUp::Resync } else { wake_up };
+        // There is room, since nothing else sends. A reader that is gone misses nothing.
+        let _sent = sender.try_send(queued);
     }
 
     /// The stream; `None`: it was taken before.
@@ -62,7 +76,7 @@ impl WakeUps {
     pub fn is_closed(&self) -> bool {
         lock(&self.sender)
             .as_ref()
-            .is_none_or(mpsc::Sender::is_closed)
+            .is_none_or(|open| open.sender.is_closed())
     }
 
     /// Resolves when the reader is gone; at once if the stream is closed. Does not resolve when it is closed later.
@@ -70,7 +84,7 @@ impl WakeUps {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub fn abandoned(&self) -> impl Future<Output = ()> + Send + use<> {
-        let sender = lock(&self.sender).clone();
+        let sender = lock(&self.sender).as_ref().map(|open| open.sender.clone());
         async move {
             if let Some(sender) = sender {
                 sender.closed().await;
@@ -87,7 +101,11 @@ impl Default for WakeUps {
 
 impl fmt::Debug for WakeUps {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = if self.is_closed() { "closed" } else { "open" };
+        let state = match &*lock(&self.sender) {
+            None => "closed",
+            Some(Open { is_full: true, .. }) => "open, some missed",
+            Some(_) => "open",
+        };
         write!(f, "WakeUps({state})")
     }
 }

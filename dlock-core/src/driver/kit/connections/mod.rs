@@ -141,10 +141,10 @@ impl<D: Dialer> List<D> {
         idle.pop()
     }
 
-    /// Returns a connection, unless all were closed: [`Connections::close`] takes out the idle ones after it has set `closed`.
-    fn push(&self, link: Link<D>, closed: &AtomicBool) {
+    /// Returns a connection, unless all were closed, or all of its age: what closes them takes out the idle ones after saying so.
+    fn push(&self, link: Link<D>, closed: &AtomicBool, age: &AtomicU64) {
         let mut idle = self.idle();
-        if !closed.load(Ordering::Relaxed) {
+        if !closed.load(Ordering::Relaxed) && link.age == age.load(Ordering::Relaxed) {
             idle.push(link);
             self.back.notify_one();
         }
@@ -473,11 +473,10 @@ impl<D: Dialer> Drop for Lent<'_, D> {
         let usable = !self.unheard && !self.was_ended();
         if let Some(mut link) = self.link.take()
             && usable
-            && link.age == self.all.age.load(Ordering::Relaxed)
         {
             // An early time is safe here, and saves a reading of the clock.
             link.used = self.began;
-            self.list.push(link, &self.all.closed);
+            self.list.push(link, &self.all.closed, &self.all.age);
         }
     }
 }

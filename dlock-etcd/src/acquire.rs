@@ -89,13 +89,14 @@ impl Inner {
         let (is_usable, refused) = match answer {
             Answer::Granted(grant) => return Ok(request.granted(asked, grant, entered)),
             Answer::Elsewhere(taken, holds) => {
-                asked.refused(true);
                 request.leave_next();
                 let taken_over = self.take_over(&key, &taken, Duration::ZERO, entered);
-                let granted = taken_over
-                    .await?
-                    .map(|(token, rest)| Acquired::Granted(Grant::new(token, count(holds), rest)));
-                return Ok(granted);
+                // Until it is answered, the move is undone with the request.
+                let taken_over = taken_over.await?;
+                asked.refused(true);
+                return Ok(taken_over.map(|(token, rest)| {
+                    Acquired::Granted(Grant::new(token, count(holds), rest))
+                }));
             }
             Answer::Over => (false, None),
             Answer::Again => (true, None),
@@ -326,7 +327,11 @@ impl Request<'_> {
             .ticket
             .filter(|_| self.req.ticket != self.req.next_ticket)
         {
-            self.inner.used_up(&waiter(ticket));
+            // An earlier copy of the request, which took the hold, may have had no ticket: then the key is still there.
+            match granted.next {
+                Some(_) => self.inner.used_up(&waiter(ticket)),
+                None => drop(self.inner.forget(&waiter(ticket))),
+            }
         }
         match (self.req.next_ticket.zip(self.next.as_ref()), granted.next) {
             (Some((next, (_, lease))), Some(created)) => {

@@ -291,11 +291,14 @@ async fn carry(
     let sending = async {
         let mut next = Some(first);
         while let Some(request) = next {
-            // The stream serves every lease, not only the one that opened it.
-            keeper.id = request.lease;
-            sent().push_back(request);
-            if keeper.keep_alive().await.is_err() {
-                return;
+            // One that was given up while it waited would delay the others, and prolong a lease that is not wanted.
+            if !request.answer.is_closed() {
+                // The stream serves every lease, not only the one that opened it.
+                keeper.id = request.lease;
+                sent().push_back(request);
+                if keeper.keep_alive().await.is_err() {
+                    return;
+                }
             }
             next = requests.recv().await;
         }

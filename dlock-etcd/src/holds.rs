@@ -115,6 +115,7 @@ impl Inner {
         }
         let moved = self.connection.txn(rehang(taken, lease.id)).await?;
         if !moved.succeeded() {
+            self.end(lease.id);
             return Err(contended());
         }
         if let Some(hold) = self.table().holds.get_mut(key) {
@@ -185,12 +186,15 @@ impl Inner {
 
     /// Removes a waiter from the queue.
     pub(crate) async fn leave(&self, key: &WaiterKey) -> Result<()> {
-        let Some(waiter) = self.table().waiters.get(key).cloned() else {
+        // Taken out first: a grant that is answered meanwhile must not keep its lease as a spare.
+        let Some(waiter) = self.remove_waiter(key) else {
             return Ok(());
         };
-        self.connection.revoke(waiter.lease.id).await?;
-        self.remove_waiter(key);
-        Ok(())
+        let left = self.connection.revoke(waiter.lease.id).await;
+        if left.is_err() {
+            self.end(waiter.lease.id);
+        }
+        left
     }
 }
 

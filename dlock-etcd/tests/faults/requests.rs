@@ -222,3 +222,34 @@ async fn a_waiter_whose_key_an_earlier_copy_of_its_request_created_gets_its_turn
     comes("its turn", turn(&mut wake_ups)).await;
     granted(&one.acquire(&waits).await.unwrap());
 }
+
+#[tokio::test]
+async fn a_ticket_leaves_the_queue_though_an_earlier_copy_of_the_request_had_none() {
+    let (server, proxy) = proxied(&[]).await;
+    let mut native = native(server.addr()).await;
+    let [one, two] = [
+        driver(&server.url_at(proxy.addr())).await,
+        driver(&server.url()).await,
+    ];
+    let before = ask("x", 1, LONG, LONG);
+    granted(&two.acquire(&before).await.unwrap());
+    granted(&two.acquire(&ask("y", 2, LONG, LONG)).await.unwrap());
+    let waits = waiting("x", 3);
+    // A client with a waiter keeps its spare leases alive.
+    for request in [&waits, &waiting("y", 4)] {
+        let refused = one.acquire(request).await.unwrap();
+        assert!(is_refused(&refused), "{refused:?}");
+    }
+    // The owner enters through the other client, past the queue: the second transaction.
+    let mut again = ask("x", 5, LONG, LONG);
+    again.owner = before.owner;
+    let lost = proxy.on_next(takes().skip(1), Fault::LoseReply);
+    comes("its end", one.acquire(&again)).await.unwrap_err();
+    assert!(lost.has_struck());
+    again.ticket = waits.ticket;
+    granted(&comes("the repeat", one.acquire(&again)).await.unwrap());
+    until("the queue is empty", async || {
+        keys(&mut native, "/dlock/x/w/").await.is_empty()
+    })
+    .await;
+}

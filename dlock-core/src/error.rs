@@ -1,10 +1,7 @@
 //! Errors: a kind for the program, a retry class and an effect for the retry loop, a message and a source
 //! for people.
 
-use crate::{
-    lease::{Lease, LeaseError},
-    name::{LockName, NameError},
-};
+use crate::name::{LockName, NameError};
 use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
 
 /// What went wrong, for the program to match on.
@@ -299,9 +296,10 @@ impl Error {
         Self::lost_because(reason, "")
     }
 
-    /// A renewed lease expired that may have been too short to be renewed in time.
-    pub(crate) fn lost_too_short(lease: Duration) -> Self {
-        let each = about(Lease::renew_within(lease));
+    /// A renewed lease expired that may have been too short to be renewed in time: each renewal had
+    /// `within` to be answered.
+    pub(crate) fn lost_too_short(lease: Duration, within: Duration) -> Self {
+        let each = about(within);
         let why = format!(
             " (a renewal of this {} lease had {each} to be answered: a store that takes longer needs a longer lease)",
             about(lease)
@@ -594,12 +592,6 @@ impl From<DriverError> for Error {
 
 impl From<NameError> for Error {
     fn from(error: NameError) -> Self {
-        Self::misuse(error.to_string())
-    }
-}
-
-impl From<LeaseError> for Error {
-    fn from(error: LeaseError) -> Self {
         Self::misuse(error.to_string())
     }
 }

@@ -1,9 +1,6 @@
 //! Leases: how long a hold lasts, and whether the watchdog renews it.
 
-use crate::{
-    driver::Capabilities,
-    error::{Error, ErrorKind},
-};
+use crate::error::Error;
 use std::{fmt, time::Duration};
 
 /// The lease of a lock that sets none.
@@ -98,46 +95,6 @@ impl Lease {
         }
     }
 
-    /// Adapts the lease to a store. Where holds are bound to a session, a renewed lease *is* that session.
-    pub(crate) fn on(self, caps: &Capabilities) -> Result<Self, Error> {
-        let (least, most) = (*caps.leases.start(), *caps.leases.end());
-        let (possible, least) = match (caps.session_bound, self.renewed) {
-            (true, true) => (self.length >= most, most),
-            (true, false) => (self.length >= least, least),
-            (false, _) => (caps.leases.contains(&self.length), least),
-        };
-        if possible {
-            return Ok(if caps.session_bound && self.renewed {
-                self.no_longer_than(most)
-            } else {
-                self
-            });
-        }
-        let message = if caps.session_bound {
-            format!(
-                "the lease ({:?}) must be at least the session ({least:?}) here",
-                self.length
-            )
-        } else {
-            format!(
-                "the lease ({:?}) must be between {least:?} and {most:?} here",
-                self.length
-            )
-        };
-        Err(Error::new(ErrorKind::Unsupported, message).of(caps.backend))
-    }
-
-    /// Lengthens the lease to the session's length, where the store has sessions, or to the store's
-    /// minimum.
-    pub(crate) fn at_least(self, caps: &Capabilities) -> Self {
-        let length = if caps.session_bound {
-            *caps.leases.end()
-        } else {
-            self.length.max(*caps.leases.start())
-        };
-        Self { length, ..self }
-    }
-
     /// The length of the lease.
     ///
     /// # Examples
@@ -227,6 +184,12 @@ impl fmt::Debug for Lease {
 #[error("the lease ({length:?}) must be between {MIN_LEASE:?} and {MAX_LEASE:?}")]
 pub struct LeaseError {
     length: Duration,
+}
+
+impl From<LeaseError> for Error {
+    fn from(error: LeaseError) -> Self {
+        Self::misuse(error.to_string())
+    }
 }
 
 #[cfg(test)]

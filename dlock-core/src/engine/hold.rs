@@ -4,7 +4,7 @@
 use crate::{
     clock::{Clock, Instant},
     driver::Ticket,
-    engine::{caller::Caller, watchdog::Key},
+    engine::{caller::Caller, watchdog::key::Key},
     error::LossReason,
     lease::Lease,
     name::LockName,

@@ -12,9 +12,50 @@ use crate::{
         hold::{GuardState, Hold},
     },
     error::{DriverError, Effect, Error, ErrorKind, LossReason, RetryClass},
-    guard::ReleaseOutcome,
 };
 use std::{sync::Arc, time::Duration};
+
+/// The outcome of a release.
+///
+/// # Examples
+/// ```
+/// # async fn example(guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+/// use dlock_core::ReleaseOutcome;
+///
+/// match guard.release().await? {
+///     ReleaseOutcome::StillHeld { holds } => println!("{holds} more holds of this owner"),
+///     ReleaseOutcome::MinHold { rest } => println!("unavailable for another {rest:?}"),
+///     _ => println!("free"),
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReleaseOutcome {
+    /// The name is free, or was handed to the next waiter.
+    Released,
+    /// Other holds of the same incarnation are left.
+    StillHeld {
+        /// How many. It is 1, too, when a lost answer leaves only the fact that some are left.
+        holds: u32,
+    },
+    /// No hold is left, and the lock stays unavailable for its minimum hold.
+    MinHold {
+        /// For how long.
+        rest: Duration,
+    },
+}
+
+impl ReleaseOutcome {
+    /// The outcome of a release that found its hold.
+    pub(crate) fn of(released: &Released) -> Self {
+        match released {
+            Released::StillHeld { holds } => Self::StillHeld { holds: holds.get() },
+            Released::MinHold { rest } => Self::MinHold { rest: *rest },
+            Released::Freed | Released::NotHeld { .. } => Self::Released,
+        }
+    }
+}
 
 /// A release in flight. When it is dropped, the cleanup finishes it in the background.
 pub(crate) struct Releasing {

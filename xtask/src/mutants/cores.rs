@@ -246,7 +246,7 @@ pub(super) const CORES: &[Core] = &[
     Core {
         name: "a_detached_hold_that_is_renewed",
         edits: &[Edit {
-            file: "guard.rs",
+            file: "detached.rs",
             right: "        self.engine.stop_renewing(&self.hold);\n",
             wrong: "",
         }],

@@ -4,7 +4,7 @@
 //! cycle, while the server needs the processor. So each connection keeps one timer, which is moved only when
 //! it fires.
 
-use super::connections::Dialer;
+use super::connections::dialer::Dialer;
 use std::{
     fmt,
     future::poll_fn,

@@ -4,6 +4,7 @@
 //! scope).
 
 mod attempt;
+mod refusal;
 mod retry;
 mod wait_loop;
 
@@ -11,30 +12,18 @@ use crate::{
     clock::Instant,
     driver::{Held, Wake},
     engine::{Engine, lock_table::Tickets, scope},
-    error::{Error, ErrorKind, LossReason, RetryClass, TimeoutPhase, about},
+    error::{Error, ErrorKind, LossReason, RetryClass},
     guard::Guard,
     name::LockName,
     options::{AcquireOptions, WaitPolicy},
-    owner::{HoldId, Owner},
+    owner::Owner,
     token::FencingToken,
 };
-use attempt::{Answer, Attempt};
+use attempt::{Answer, Attempt, Identity};
+use refusal::{closing, gone};
 use retry::RetryState;
 use std::{sync::Arc, time::Duration};
 use wait_loop::Wait;
-
-/// The identity that the store sees.
-struct Identity {
-    owner: Owner,
-    hold: HoldId,
-    join: Option<FencingToken>,
-    /// The owner was not made for this acquisition alone, so it may hold the lock already.
-    given: bool,
-    /// The core chose to join, because the owner has a guard in this client.
-    implied: bool,
-    /// The owner comes from `with_owner` and may own other locks, too.
-    reusable: bool,
-}
 
 /// Acquires the lock. `None` only from [`WaitPolicy::Try`], when another owner holds it.
 // A block, because an async function stores its arguments twice.
@@ -145,14 +134,6 @@ async fn once(
     }
 }
 
-fn gone() -> Error {
-    Error::new(
-        ErrorKind::Gone,
-        "the incarnation to re-enter is over, so the work that ran under it has lost the lock; \
-         stop that work, or acquire the lock afresh",
-    )
-}
-
 impl Engine {
     /// Whether a new acquire may begin.
     fn admit(&self) -> Result<(), Error> {
@@ -238,46 +219,4 @@ impl Engine {
             self.lose(&hold, LossReason::NotHeld);
         }
     }
-
-    /// The error for a wait that timed out, with what is known of the holder.
-    fn not_acquired(&self, name: &LockName, waited: Duration, held: Option<&Held>) -> Error {
-        let mut message = match waited {
-            Duration::ZERO => "not acquired at once".to_owned(),
-            _ => format!("not acquired within {}", about(waited)),
-        };
-        let own = (self.table().find(name)).and_then(|entry| entry.live(&self.clock));
-        match held.map(|held| held.by.as_ref()) {
-            Some(Some(by)) => {
-                message.push_str(&format!("; held by owner #{}", by.owner));
-                if !by.info.host.is_empty() {
-                    message.push_str(&format!(" (process {} on {})", by.info.pid, by.info.host));
-                }
-            }
-            Some(None) => message.push_str(
-                "; the store names no holder: the lock may be reserved for another waiter, or unavailable for its minimum hold",
-            ),
-            None if own.is_none() => message.push_str("; other tasks of this client wait for it"),
-            None => {}
-        }
-        match held.and_then(|held| held.ahead) {
-            None | Some(0) => {}
-            Some(1) => message.push_str("; 1 waiter stands before this one"),
-            Some(ahead) => message.push_str(&format!("; {ahead} waiters stand before this one")),
-        }
-        if let Some(own) = own {
-            message.push_str(&format!(
-                "; {}",
-                wait_loop::describe_own_holder(&own, self.clock.now())
-            ));
-        }
-        let phase = TimeoutPhase::Wait;
-        Error::new(ErrorKind::Timeout { phase }, message).with_retry(RetryClass::Later)
-    }
-}
-
-pub(super) fn closing() -> Error {
-    Error::new(
-        ErrorKind::ShuttingDown,
-        "the client is shutting down and takes no new locks; connect another client if this program goes on",
-    )
 }

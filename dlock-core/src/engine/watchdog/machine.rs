@@ -6,6 +6,7 @@
 //! store then granted, less the margin (the validity of the Redlock description, counted from the send). No
 //! reply can therefore make a hold last longer than the store has it.
 
+use super::key::Key;
 use crate::{
     clock::Instant,
     driver::{Lane, Renewed},
@@ -18,10 +19,6 @@ use std::{
     collections::{BTreeSet, HashSet, hash_map::Entry as Slot},
     time::Duration,
 };
-
-/// The id of a hold's entry in the watchdog. Never used twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Key(u64);
 
 /// The id of a batch in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

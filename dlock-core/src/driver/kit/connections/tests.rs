@@ -1,11 +1,11 @@
 //! Tests of the connection list over a client that only counts.
 
-use super::{ConnectionOutcome, Connections, Dialer, Failure, IDLE, PATIENCE, TIMED};
+use super::{ConnectionOutcome, Connections, Dialer, IDLE, PATIENCE, TIMED};
 use crate::{
     clock::Clock,
     driver::{
         Result,
-        kit::{Call, Class},
+        kit::{Call, Class, Failure},
     },
     error::{DriverError, Effect, ErrorKind, RetryClass},
 };

@@ -4,7 +4,10 @@ use super::{Answer, Bench, Did, GONE, at, fixed, kept, ms, proven};
 use crate::{
     clock::Instant,
     driver::{Lane, Renewed},
-    engine::watchdog::machine::{BatchId, Key, Watched},
+    engine::watchdog::{
+        key::Key,
+        machine::{BatchId, Watched},
+    },
 };
 use proptest::prelude::{Strategy, any, prop, prop_oneof, proptest};
 use std::{

@@ -322,15 +322,14 @@ impl Guard {
     /// ```
     pub async fn release(mut self) -> Result<ReleaseOutcome, Error> {
         self.done = true;
-        match Releasing::begin(&self.engine, &self.hold) {
-            (GuardState::Lost(reason), _releasing) => Err(self.lost_error(reason)), // dropping `_releasing` does the rest
-            (_, mut releasing) => {
-                // If this is refused, the background releases the hold.
-                let here = self.engine.check_runtime();
-                here.map_err(|error| error.at(self.engine.caps.backend, &self.hold.name))?;
-                releasing.answered().await
-            }
+        // When this returns early, dropping it leaves the rest to the background.
+        let mut releasing = Releasing::begin(&self.engine, &self.hold);
+        if let GuardState::Lost(reason) = releasing.before() {
+            return Err(self.lost_error(reason));
         }
+        let here = self.engine.check_runtime();
+        here.map_err(|error| error.at(self.engine.caps.backend, &self.hold.name))?;
+        releasing.answered().await
     }
 
     pub(crate) fn lost_error(&self, reason: LossReason) -> Error {

@@ -48,7 +48,7 @@ pub use answer_limit::AnswerLimit;
 pub use backoff::Backoff;
 pub use batch::{Batch, BatchPolicy, Batcher, again};
 pub use columns::Columns;
-pub use connections::{ConnectionOutcome, Connections, Dialer, Lent};
+pub use connections::{ConnectionOutcome, Connections, Dialed, Dialer, Lent};
 pub use deadlines::{Deadline, Deadlines};
 pub use error_table::{ErrorClass, Failure};
 pub use hold_set::{HoldSet, HoldSetError};

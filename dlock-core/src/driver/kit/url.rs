@@ -19,7 +19,9 @@ pub fn split_url(
     url: &str,
     known: &[&str],
 ) -> Result<(String, Vec<(String, String)>)> {
-    let ((_, fragment), query) = parts(url);
+    let Parts {
+        query, fragment, ..
+    } = parts(url);
     for pair in pairs(query) {
         let key = decoded(pair.split_once('=').map_or(pair, |(key, _)| key));
         if !known.contains(&&*key) {
@@ -35,7 +37,11 @@ pub fn split_url(
 /// As [`split_url`], for a native client that refuses unknown parameters itself.
 #[must_use]
 pub fn split_settings(url: &str) -> (String, Vec<(String, String)>) {
-    let ((base, fragment), query) = parts(url);
+    let Parts {
+        base,
+        query,
+        fragment,
+    } = parts(url);
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for pair in pairs(query) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -51,11 +57,20 @@ pub fn split_settings(url: &str) -> (String, Vec<(String, String)>) {
     (native, ours)
 }
 
-/// What stands before the query and after it, and the query.
-fn parts(url: &str) -> ((&str, &str), &str) {
+struct Parts<'a> {
+    base: &'a str,
+    query: &'a str,
+    fragment: &'a str,
+}
+
+fn parts(url: &str) -> Parts<'_> {
     let (rest, fragment) = url.split_at(url.find('#').unwrap_or(url.len()));
     let (base, query) = rest.split_once('?').unwrap_or((rest, ""));
-    ((base, fragment), query)
+    Parts {
+        base,
+        query,
+        fragment,
+    }
 }
 
 fn pairs(query: &str) -> impl Iterator<Item = &str> {

@@ -93,9 +93,8 @@ impl Attempt {
         &self.name
     }
 
-    /// The client and the lock name.
-    pub(super) fn of(&self) -> (&Engine, &LockName) {
-        (&self.engine, &self.name)
+    pub(super) fn engine(&self) -> &Engine {
+        &self.engine
     }
 
     fn lease(&self) -> Lease {

@@ -45,17 +45,22 @@ pub(crate) fn acquire(
         let acquired = match wait_policy {
             WaitPolicy::Try => {
                 let mut attempt = attempt();
-                let tried = once(&engine, &mut attempt, identity.given, began).await;
-                tried.map(Result::ok)
+                match once(&engine, &mut attempt, identity.given, began).await {
+                    Ok(Tried::Acquired(guard)) => Ok(Some(guard)),
+                    Ok(Tried::Refused(_)) => Ok(None),
+                    Err(error) => Err(error),
+                }
             }
             // A caller without any time still asks once.
             WaitPolicy::Within(Duration::ZERO) => {
                 let mut attempt = attempt();
-                let tried = once(&engine, &mut attempt, identity.given, began).await;
-                tried.and_then(|guard| match guard {
-                    Ok(guard) => Ok(Some(guard)),
-                    Err(by) => Err(engine.not_acquired(&options.name, Duration::ZERO, by.as_ref())),
-                })
+                match once(&engine, &mut attempt, identity.given, began).await {
+                    Ok(Tried::Acquired(guard)) => Ok(Some(guard)),
+                    Ok(Tried::Refused(held)) => {
+                        Err(engine.not_acquired(&options.name, Duration::ZERO, held.as_ref()))
+                    }
+                    Err(error) => Err(error),
+                }
             }
             wait_policy => {
                 let end = match wait_policy {
@@ -83,21 +88,27 @@ pub(crate) fn acquire(
     }
 }
 
-/// Gets one answer of the store, whatever it is, and asks again only while there is none. If another owner
-/// holds the lock, it returns what the store told about the holder.
+/// The outcome of a try.
+enum Tried {
+    Acquired(Guard),
+    /// Another owner holds the lock, and what the store told of it, if it was asked.
+    Refused(Option<Held>),
+}
+
+/// Gets one answer of the store, whatever it is, and asks again only while there is none.
 async fn once(
     engine: &Arc<Engine>,
     attempt: &mut Attempt,
     given: bool,
     began: Instant,
-) -> Result<Result<Guard, Option<Held>>, Error> {
+) -> Result<Tried, Error> {
     let end = began + attempt.attempt_limit();
     let within = attempt.attempt_limit();
     // Its end comes first: however the store failed, a caller without time to wait is told of a timeout.
     let mut retry = RetryState::new(Duration::MAX, within);
     // On a store without a queue, this attempt would overtake the waiters of this client.
     if !given && engine.caps.wake != Wake::Queue && engine.has_waiters(attempt.name()) {
-        return Ok(Err(None));
+        return Ok(Tried::Refused(None));
     }
     let mut now = began;
     loop {
@@ -115,10 +126,10 @@ async fn once(
         now = engine.clock.now();
         match answer {
             Answer::Granted(grant, sent) => match attempt.succeed(grant, sent, now, None)? {
-                Some(guard) => return Ok(Ok(guard)),
+                Some(guard) => return Ok(Tried::Acquired(guard)),
                 None => retry.too_late(now)?,
             },
-            Answer::Held(held) => return Ok(Err(Some(held))),
+            Answer::Held(held) => return Ok(Tried::Refused(Some(held))),
             Answer::Gone if attempt.unjoin() => continue,
             Answer::Gone => return Err(gone()),
             Answer::Failed(error) => retry.failed(error, now)?,

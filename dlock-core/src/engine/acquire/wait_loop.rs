@@ -303,7 +303,7 @@ impl Wait {
             return Vec::new();
         };
         let open = self.attempt.is_open();
-        let (engine, name) = self.attempt.of();
+        let (engine, name) = (self.attempt.engine(), self.attempt.name());
         let mut table = engine.table();
         let Some(entry) = table.find(name) else {
             return Vec::new();

@@ -14,7 +14,7 @@ pub trait Dialer: Send + Sync + 'static {
     ///
     /// # Errors
     /// Of effect none: no request was sent. After one that is worth repeating the list tries again, with pauses, while the request has time.
-    fn dial(&self) -> impl Future<Output = Result<(Self::Session, Duration)>> + Send;
+    fn dial(&self) -> impl Future<Output = Result<Dialed<Self::Session>>> + Send;
 
     /// Reads the server's time.
     fn time(
@@ -41,6 +41,15 @@ pub trait Dialer: Send + Sync + 'static {
     fn end(self: Arc<Self>, _id: u64) -> impl Future<Output = ()> + Send {
         async {}
     }
+}
+
+/// A new connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Dialed<S> {
+    /// The connection.
+    pub session: S,
+    /// The server's time, read last.
+    pub time: Duration,
 }
 
 /// What happens to the connection on which a statement failed.

@@ -8,7 +8,7 @@
 
 pub(super) mod dialer;
 
-pub use dialer::{ConnectionOutcome, Dialer};
+pub use dialer::{ConnectionOutcome, Dialed, Dialer};
 
 use super::{
     answer_limit::{AnswerLimit, Timer},
@@ -252,7 +252,7 @@ impl<D: Dialer> Connections<D> {
     async fn dial(&self) -> Result<Link<D>> {
         let age = self.age.load(Ordering::Relaxed);
         let dialled = tokio::time::timeout(self.within, self.dialer.dial()).await;
-        let (session, time) = match dialled {
+        let Dialed { session, time } = match dialled {
             Ok(dialled) => dialled?,
             Err(_) => return Err(unreachable(Some("no answer while connecting"))),
         };

@@ -213,7 +213,7 @@ mod tests {
             (req.ticket, req.next_ticket) = (line, next);
             req
         };
-        let known = || driver.positions().lock().len();
+        let known = || driver.connection.positions.lock().len();
         driver
             .acquire(&ask("a", Some(one), Some(two)))
             .await

@@ -381,23 +381,11 @@ pub(crate) struct Row {
     /// When the row was last written.
     pub(crate) changed: u64,
     pub(crate) version: i64,
-    expires: u64,
+    pub(crate) expires: u64,
     pub(crate) record: Result<Record, DamagedRecord>,
 }
 
 impl Row {
-    #[cfg(test)]
-    pub(crate) fn of(record: Record, changed: u64) -> Self {
-        Self {
-            name: Vec::new(),
-            now: 0,
-            changed,
-            version: 1,
-            expires: 0,
-            record: Ok(record),
-        }
-    }
-
     /// A row of `FIND` or `LIST`; `None`: it has only the time.
     pub(crate) fn read(row: &MySqlRow) -> Option<Self> {
         Some(Self {

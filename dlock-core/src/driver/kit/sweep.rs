@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 pub(super) struct Sweeps {
     cursor: Arc<SweepCursor>,
     grants: AtomicU32,
-    running: Arc<tokio::sync::Mutex<()>>,
+    pub(super) running: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Sweeps {
@@ -50,11 +50,6 @@ impl Sweeps {
             }
             drop(running);
         });
-    }
-
-    #[cfg(test)]
-    pub(super) fn is_running(&self) -> bool {
-        self.running.try_lock().is_err()
     }
 }
 

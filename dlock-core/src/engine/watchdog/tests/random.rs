@@ -204,7 +204,12 @@ impl World {
     }
 
     fn check(&self) {
-        let timers = self.bench.machine.timers();
+        let machine = &self.bench.machine;
+        let timers: HashMap<_, _> = machine.timers.iter().map(|(at, key)| (*key, *at)).collect();
+        assert_eq!(timers.len(), machine.timers.len(), "one timer each");
+        for (key, entry) in &machine.entries {
+            assert_eq!(timers[key], entry.timer);
+        }
         assert_eq!(timers.len(), self.live.len());
         for Live { key, deadline, .. } in self.live.values() {
             let last = (*deadline).max(at(self.now));

@@ -34,7 +34,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     pub(crate) fn open(store: &MemoryStore) -> Self {
-        let inbox = Arc::new(Inbox::new());
+        let inbox = Arc::<Inbox>::default();
         Self {
             store: store.clone(),
             client: store.connect(Arc::clone(&inbox)),

@@ -78,7 +78,8 @@ impl Deadlines {
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
-    pub fn at(&self, at: Instant) -> Deadline<'_> {
+    #[must_use = "it waits when it is polled"]
+    pub fn at(&self, at: Instant) -> impl Future<Output = ()> + Send {
         Deadline {
             deadlines: self,
             at,
@@ -203,8 +204,7 @@ const MANY: usize = 1024;
 type Timer = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A wait until a deadline: see [`Deadlines::at`].
-#[must_use = "it waits when it is polled"]
-pub struct Deadline<'a> {
+struct Deadline<'a> {
     deadlines: &'a Deadlines,
     at: Instant,
     slot: Option<usize>,

@@ -49,14 +49,13 @@ pub use backoff::Backoff;
 pub use batch::{Batch, BatchPolicy, Batcher, again};
 pub use columns::Columns;
 pub use connections::{ConnectionOutcome, Connections, Dialed, Dialer, Lent};
-pub use deadlines::{Deadline, Deadlines};
+pub use deadlines::Deadlines;
 pub use error_table::{ErrorClass, Failure};
 pub use hold_set::{HoldSet, HoldSetError};
 pub use record::{DamagedRecord, Decision, Record, StoreTime};
 pub use record_driver::{RecordBacked, RecordDriver, WAITERS_MARK};
 pub use record_store::{
-    Call, Class, Expected, Freed, GRANTS_PER_SWEEP, Listed, Read, RecordStore, Stored, Write,
-    Written, renewed,
+    Call, Class, Expected, Freed, Listed, Read, RecordStore, Stored, Write, Written, renewed,
 };
 pub use server_clock::ServerClock;
 pub use subscriptions::{Subscriber, Subscriptions, channel_of, hash_of};

@@ -352,4 +352,4 @@ pub enum Freed {
 }
 
 /// Grants of a client per call of [`RecordStore::forget`], unless the store says otherwise.
-pub const GRANTS_PER_SWEEP: u32 = 64;
+const GRANTS_PER_SWEEP: u32 = 64;

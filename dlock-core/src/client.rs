@@ -31,6 +31,17 @@ use tokio::sync::Notify;
 
 /// The default poll interval: the longest pause between two polls of a store without wake-ups
 /// ([`Wake::Poll`](crate::driver::Wake::Poll)) while a task waits.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::{Client, DEFAULT_POLL_INTERVAL};
+/// use std::sync::Arc;
+///
+/// let driver = dlock_memory::MemoryDriver::from_url("memory:polled?dlock.wake=poll")?;
+/// let client = Client::builder(Arc::new(driver)).poll_interval(DEFAULT_POLL_INTERVAL / 10).build()?;
+/// # Ok(()) }
+/// ```
 pub const DEFAULT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A handle to the locks in one store. Cheap to clone. All clones share one watchdog, one local queue per

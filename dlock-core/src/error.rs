@@ -181,12 +181,26 @@ impl DriverError {
     }
 
     /// The store is down or refuses for now. The call had no effect and is worth repeating later.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{RetryClass, driver::DriverError};
+    ///
+    /// assert_eq!(DriverError::unavailable("connection refused").retry(), RetryClass::Later);
+    /// ```
     #[must_use]
     pub fn unavailable(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::Unavailable, message).with_retry(RetryClass::Later)
     }
 
     /// The request was sent and no answer came: it may have been executed, or may be later.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{Effect, driver::DriverError};
+    ///
+    /// assert_eq!(DriverError::unanswered("the connection broke").effect(), Effect::Unknown);
+    /// ```
     #[must_use]
     pub fn unanswered(message: impl Into<Cow<'static, str>>) -> Self {
         Self::unavailable(message).with_effect(Effect::Unknown)
@@ -287,6 +301,13 @@ impl Error {
     }
 
     /// A mistake of the caller. Backends also use it to refuse a URL or an option before there is a client.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{Error, ErrorKind};
+    ///
+    /// assert_eq!(Error::misuse("the URL has no host").kind(), ErrorKind::Misuse);
+    /// ```
     #[must_use]
     pub fn misuse(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::Misuse, message)

@@ -4,12 +4,35 @@ use crate::error::Error;
 use std::{fmt, time::Duration};
 
 /// The lease of a lock that sets none.
+///
+/// # Examples
+/// ```
+/// use dlock_core::{DEFAULT_LEASE, Lease};
+///
+/// assert_eq!(Lease::default(), Lease::renewed(DEFAULT_LEASE));
+/// ```
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
 /// The shortest lease. Below it, the margin and one round trip leave no usable time.
+///
+/// # Examples
+/// ```
+/// use dlock_core::{Lease, MIN_LEASE};
+///
+/// assert!(Lease::fixed(MIN_LEASE).checked().is_ok());
+/// assert!(Lease::fixed(MIN_LEASE / 2).checked().is_err());
+/// ```
 pub const MIN_LEASE: Duration = Duration::from_millis(100);
 
 /// The longest lease: a year. Longer values are unit mistakes, and overflow the counters of some stores.
+///
+/// # Examples
+/// ```
+/// use dlock_core::{Lease, MAX_LEASE};
+///
+/// assert!(Lease::fixed(MAX_LEASE).checked().is_ok());
+/// assert!(Lease::fixed(MAX_LEASE * 2).checked().is_err());
+/// ```
 pub const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// How long a hold lasts, between [`MIN_LEASE`] and [`MAX_LEASE`], and whether the watchdog renews it.

@@ -24,6 +24,21 @@ use tokio::{
 
 /// The deadlines of one client, or of one connection of a driver. Setting one and leaving it costs a slot
 /// in a list. A timer of the runtime costs the wake-up of a thread when it is the next to fire.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::{Clock, driver::kit::Deadlines};
+/// use std::time::Duration;
+///
+/// let clock = Clock::boot();
+/// let (deadlines, task) = Deadlines::start(&clock, &tokio::runtime::Handle::current());
+/// let end = clock.now() + Duration::from_millis(5);
+/// deadlines.at(end).await;
+/// assert!(clock.now() >= end);
+/// task.abort();
+/// # Ok(()) }
+/// ```
 pub struct Deadlines {
     clock: Clock,
     home: Id,

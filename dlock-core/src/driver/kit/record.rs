@@ -17,6 +17,19 @@ use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};
 /// What a store keeps of one name. All times are the store's, in microseconds.
 ///
 /// A name is available when [`unavailable_until`](Self::unavailable_until) is not in the future, whatever else the record says.
+///
+/// # Examples
+/// ```
+/// use dlock_core::{Clock, HoldId, Lease, Owner, driver::{Acquire, Acquired, kit::{Record, StoreTime}}};
+///
+/// let give_up = Clock::boot().now();
+/// let acquire = Acquire::new("orders:42".parse()?, Owner::from_seed("me"), HoldId::from_bits(1), Lease::default(), give_up);
+/// let free = Record::default();
+/// let decision = free.acquire(&acquire, StoreTime::wall(1_700_000_000_000_000))?;
+/// assert!(matches!(decision.answer, Acquired::Granted(_)));
+/// assert!(decision.write.is_some(), "write it over the one that was read, if that is unchanged");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// The fencing token given last; 0: none was given.
@@ -41,6 +54,15 @@ pub struct Record {
 }
 
 /// The store's time, read in the same step as the records.
+///
+/// # Examples
+/// ```
+/// use dlock_core::driver::kit::StoreTime;
+/// use std::time::Duration;
+///
+/// let time = StoreTime::wall(1_700_000_000_000_000);
+/// assert_eq!(time.after(Duration::from_secs(1)), 1_700_000_001_000_000);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreTime {
     /// What leases are judged by, in microseconds.

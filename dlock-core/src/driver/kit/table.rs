@@ -115,6 +115,17 @@ impl TableSettings {
     ///
     /// # Errors
     /// `Misuse` for a value that cannot be, and for any other key.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::driver::kit::TableSettings;
+    ///
+    /// let mut settings = TableSettings { name: "dlock".parse()?, create: true, connections: 8 };
+    /// settings.set("dlock.connections", "16")?;
+    /// assert_eq!(settings.connections, 16);
+    /// assert!(settings.set("dlock.connections", "0").is_err());
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     pub fn set(&mut self, key: &str, value: &str) -> Result<()> {
         let wrong = |wanted: &str| misuse(format!("{key} must be {wanted}, not {value:?}"));
         match key {

@@ -14,6 +14,18 @@ use percent_encoding::percent_decode_str;
 ///
 /// # Errors
 /// `Misuse` for a key that is not in `known`. The message quotes no text that may be part of a password.
+///
+/// # Examples
+/// ```
+/// use dlock_core::driver::kit::split_url;
+///
+/// let known = ["dlock.table", "ssl-mode"];
+/// let (native, settings) = split_url("mysql", "mysql://db/app?ssl-mode=required&dlock.table=jobs", &known)?;
+/// assert_eq!(native, "mysql://db/app?ssl-mode=required");
+/// assert_eq!(settings, [("dlock.table".to_owned(), "jobs".to_owned())]);
+/// assert!(split_url("mysql", "mysql://db/app?lease=1s", &known).is_err());
+/// # Ok::<(), dlock_core::driver::DriverError>(())
+/// ```
 pub fn split_url(
     store: &str,
     url: &str,

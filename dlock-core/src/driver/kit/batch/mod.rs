@@ -66,6 +66,46 @@ pub struct BatchPolicy {
 }
 
 /// The batcher of requests of one kind.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::{LockName, driver::{Result, kit::{Batch, BatchPolicy, Batcher}}};
+/// use std::time::Duration;
+///
+/// /// Asks a server which names exist, one by one or many in one command.
+/// struct Exists;
+///
+/// impl Batch for Exists {
+///     type Request = LockName;
+///     type Answer = bool;
+///
+///     fn name(name: &LockName) -> &LockName {
+///         name
+///     }
+///
+///     async fn send_one(&self, name: &LockName) -> Result<bool> {
+///         Ok(name.as_str() == "orders:42")
+///     }
+///
+///     async fn send(&self, names: &[LockName]) -> Result<Vec<Option<Result<bool>>>> {
+///         Ok(names.iter().map(|name| Some(Ok(name.as_str() == "orders:42"))).collect())
+///     }
+/// }
+///
+/// let policy = BatchPolicy {
+///     alone: 2,
+///     in_flight: 4,
+///     most: 100,
+///     waiting: 10_000,
+///     untaken: Duration::from_secs(1),
+///     unanswered: Duration::from_secs(2),
+///     pause: Duration::from_secs(2),
+/// };
+/// let batcher = Batcher::new(Exists, policy);
+/// assert!(batcher.ask(&"orders:42".parse()?).await?);
+/// # Ok(()) }
+/// ```
 pub struct Batcher<B: Batch>(Arc<Inner<B>>);
 
 struct Inner<B: Batch> {
@@ -331,6 +371,14 @@ impl<B: Batch> Drop for Slot<B> {
 }
 
 /// The same error for one more request of a batch, with its cause as text.
+///
+/// # Examples
+/// ```
+/// use dlock_core::driver::{DriverError, kit::again};
+///
+/// let error = DriverError::unanswered("the connection broke");
+/// assert_eq!(again(&error).effect(), error.effect());
+/// ```
 #[must_use]
 pub fn again(error: &DriverError) -> DriverError {
     let cause =

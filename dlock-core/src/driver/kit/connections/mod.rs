@@ -32,6 +32,55 @@ use std::{
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
 /// All connections of a driver.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::driver::{
+///     DriverError, Result,
+///     kit::{ConnectionOutcome, Connections, Dialed, Dialer, Failure},
+/// };
+/// use std::{io, time::Duration};
+///
+/// /// Opens connections that echo; a real one keeps the native client's options.
+/// struct Echoes;
+///
+/// impl Dialer for Echoes {
+///     type Session = String;
+///     type Error = io::Error;
+///
+///     async fn dial(&self) -> Result<Dialed<String>> {
+///         Ok(Dialed { session: String::new(), time: Duration::from_secs(1_700_000_000) })
+///     }
+///
+///     async fn time(&self, _: &mut String) -> io::Result<Duration> {
+///         Ok(Duration::from_secs(1_700_000_000))
+///     }
+///
+///     fn failure(&self, error: io::Error, _ended: bool) -> Failure<ConnectionOutcome> {
+///         let error = DriverError::unanswered("the server did not answer").with_source(error);
+///         Failure { error, link: ConnectionOutcome::Closed }
+///     }
+///
+///     fn silent() -> io::Error {
+///         io::ErrorKind::TimedOut.into()
+///     }
+///
+///     async fn hang_up(&self, _: String) {}
+/// }
+///
+/// let all = Connections::new(Echoes, 4, Duration::from_secs(5));
+/// let mut lent = all.lend(all.default_call()).await?;
+/// let limit = lent.limit();
+/// let session = lent.session();
+/// let answer = limit.of(async {
+///     session.push_str("hello");
+///     Ok(session.len())
+/// });
+/// let answer = answer.await;
+/// assert_eq!(lent.heard(answer)?, 5);
+/// # Ok(()) }
+/// ```
 pub struct Connections<D: Dialer> {
     dialer: Arc<D>,
     within: Duration,

@@ -299,6 +299,14 @@ pub fn hash_of(name: &str) -> u64 {
 }
 
 /// The channel of a hash.
+///
+/// # Examples
+/// ```
+/// use dlock_core::driver::kit::{channel_of, hash_of};
+///
+/// // A release of this name is published on this channel, with the hash as text.
+/// assert!(channel_of(hash_of("orders:42")) < 64);
+/// ```
 #[must_use]
 pub const fn channel_of(hash: u64) -> u64 {
     hash % CHANNELS

@@ -5,6 +5,7 @@ mod clauses;
 mod dependencies;
 mod documents;
 mod drivers;
+mod links;
 mod methods;
 mod sources;
 mod tree;

@@ -1,5 +1,5 @@
-//! Acquire options: which lock to acquire as which owner, for how long to wait, and the terms of the hold (lease, minimum hold,
-//! maximum hold).
+//! Acquire options: which lock to acquire as which owner, for how long to wait, and the terms of the hold
+//! (lease, minimum hold, maximum hold).
 
 use crate::{
     driver::Capabilities,

@@ -18,7 +18,8 @@ pub(crate) fn everything(workspace: &Workspace) -> Result {
     cargo_step("fetch dependencies", ["fetch", "--locked"])?;
     format_and_lints()?;
     step("docs", || {
-        // With examples, tests' dependencies count, as they do for the lints; else half of all crates were checked again.
+        // With examples, tests' dependencies count, as they do for the lints; else half of all crates were
+        // checked again.
         let targets = ["--lib", "--examples", "--bin", "dlock-bench"];
         let mut doc = cargo(["doc", "--no-deps"]);
         doc.args(targets);
@@ -89,8 +90,8 @@ fn lints(targets: &[&str], selection: &[&str]) -> Result {
         .args(["--", "-D", "warnings"]))
 }
 
-/// Finds code behind a feature that compiles only beside another feature. Clippy and not check, because an unused import
-/// is the usual trace.
+/// Finds code behind a feature that compiles only beside another feature. Clippy and not check, because an
+/// unused import is the usual trace.
 fn each_feature_alone(package: &Package) -> Result {
     if package.features.is_empty() {
         return Ok(());

@@ -54,8 +54,8 @@ pub(crate) fn run(command: &mut Command) -> Result {
     }
 }
 
-/// Runs test programs to their end, which must be success. A failure names the tests, because they stand far above the end
-/// of what was printed.
+/// Runs test programs to their end, which must be success. A failure names the tests, because they stand far
+/// above the end of what was printed.
 pub(crate) fn run_tests(command: &mut Command) -> Result {
     let mut tests = command.stdout(Stdio::piped()).spawn()?;
     let printed = tests.stdout.take().ok_or("no pipe")?;

@@ -47,9 +47,9 @@ pub struct Acquire {
     /// The lease to grant.
     pub lease: Lease,
     /// The ticket that enters the queue when the acquire is refused; `None`: leave no trace. On a store
-    /// without a queue ([`Wake::Notify`](crate::driver::Wake::Notify)), the client listens for the name from then on,
-    /// until [`leave`](crate::driver::DistributedLock::leave) or a grant. [`Wake::Poll`](crate::driver::Wake::Poll): ignore
-    /// it.
+    /// without a queue ([`Wake::Notify`](crate::driver::Wake::Notify)), the client listens for the name from
+    /// then on, until [`leave`](crate::driver::DistributedLock::leave) or a grant.
+    /// [`Wake::Poll`](crate::driver::Wake::Poll): ignore it.
     pub ticket: Option<Ticket>,
     /// The ticket that enters the queue for this client's further waiters when this acquire is granted. On
     /// a store without a queue, the client listens with this ticket from then on, in place of `ticket`.

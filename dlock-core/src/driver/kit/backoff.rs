@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// Pauses that double from `shortest` to `longest`, each shortened at random by up to a half, so that of several losers one gets through.
+/// Pauses that double from `shortest` to `longest`, each shortened at random by up to a half, so that of
+/// several losers one gets through.
 ///
 /// # Examples
 /// ```

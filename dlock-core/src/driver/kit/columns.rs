@@ -3,7 +3,8 @@
 use super::record::{DamagedRecord, Record};
 use crate::driver::HolderInfo;
 
-/// The columns of a row. A column that cannot be read as its type has a value that dlock never writes: a negative number, no text.
+/// The columns of a row. A column that cannot be read as its type has a value that dlock never writes: a
+/// negative number, no text.
 ///
 /// # Examples
 /// ```

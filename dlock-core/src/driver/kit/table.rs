@@ -6,7 +6,8 @@ use crate::{
 };
 use std::{fmt, ops::RangeInclusive, str::FromStr};
 
-/// A table's name, optionally with its schema (MySQL: its database): `table` or `schema.table`, each of 1 to 63 letters, digits, `_` or `$`.
+/// A table's name, optionally with its schema (MySQL: its database): `table` or `schema.table`, each of 1 to
+/// 63 letters, digits, `_` or `$`.
 ///
 /// # Examples
 /// ```
@@ -103,7 +104,8 @@ pub struct TableSettings {
     pub name: TableName,
     /// Whether the driver makes a missing table. URL: `dlock.create`.
     pub create: bool,
-    /// How many connections requests may use at the same time; renewals use more of their own. URL: `dlock.connections`.
+    /// How many connections requests may use at the same time; renewals use more of their own. URL:
+    /// `dlock.connections`.
     pub connections: u32,
 }
 

@@ -8,9 +8,10 @@ use percent_encoding::percent_decode_str;
 
 /// Splits a URL into the native client's part and dlock's own settings.
 ///
-/// The native part is the URL without the parameters that begin with `dlock.`, otherwise unchanged byte for byte. The settings are decoded,
-/// in order. `known` are the keys that a URL of this store may have, dlock's and the native client's: a client that ignores a misspelt key
-/// would run with other settings than its user wrote.
+/// The native part is the URL without the parameters that begin with `dlock.`, otherwise unchanged byte for
+/// byte. The settings are decoded, in order. `known` are the keys that a URL of this store may have, dlock's
+/// and the native client's: a client that ignores a misspelt key would run with other settings than its user
+/// wrote.
 ///
 /// # Errors
 /// `Misuse` for a key that is not in `known`. The message quotes no text that may be part of a password.

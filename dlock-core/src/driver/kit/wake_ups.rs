@@ -1,7 +1,8 @@
 //! Wake-up stream: hands a driver's wake-ups to the core through a bounded queue.
 //!
-//! A driver must not wait for a slow reader. So the last place of the queue goes to [`WakeUp::Resync`], after which every waiter polls once.
-//! Wake-ups after it are dropped until half of the queue was read: until then the `Resync` is still to be read.
+//! A driver must not wait for a slow reader. So the last place of the queue goes to [`WakeUp::Resync`], after
+//! which every waiter polls once. Wake-ups after it are dropped until half of the queue was read: until then
+//! the `Resync` is still to be read.
 
 use crate::driver::WakeUp;
 use futures_core::stream::BoxStream;

@@ -1,8 +1,9 @@
 //! Request batcher: merges concurrent requests of one kind into one round trip.
 //!
-//! While few requests of a kind are in flight, each is sent alone, in the task that asks. Otherwise a request waits with others, and a
-//! spawned task sends them together. Each request gets its own answer, and a dropped one does not affect the others. A request that no batch
-//! took for a while goes alone. So do all others for some time after that, because something is blocking the requests in flight.
+//! While few requests of a kind are in flight, each is sent alone, in the task that asks. Otherwise a request
+//! waits with others, and a spawned task sends them together. Each request gets its own answer, and a dropped
+//! one does not affect the others. A request that no batch took for a while goes alone. So do all others for
+//! some time after that, because something is blocking the requests in flight.
 
 use crate::{
     driver::Result,
@@ -38,8 +39,9 @@ pub trait Batch: Send + Sync + 'static {
         request: &Self::Request,
     ) -> impl Future<Output = Result<Self::Answer>> + Send;
 
-    /// Sends several requests: one answer per request, in order. `None`: nothing was done for that one, and it goes alone. After an error
-    /// without effect each goes alone, and if the cause may last, so do all others for [`BatchPolicy::pause`].
+    /// Sends several requests: one answer per request, in order. `None`: nothing was done for that one, and
+    /// it goes alone. After an error without effect each goes alone, and if the cause may last, so do all
+    /// others for [`BatchPolicy::pause`].
     fn send(
         &self,
         batch: &[Self::Request],
@@ -57,7 +59,8 @@ pub struct BatchPolicy {
     pub most: usize,
     /// The most requests that wait. Any further one goes alone.
     pub waiting: usize,
-    /// How long a request waits for a batch to take it: longer than a batch takes that is not blocked, even on a busy machine.
+    /// How long a request waits for a batch to take it: longer than a batch takes that is not blocked, even
+    /// on a busy machine.
     pub untaken: Duration,
     /// The longest wait for the answer of a batch.
     pub unanswered: Duration,
@@ -165,8 +168,8 @@ impl<B: Batch> Batcher<B> {
     /// As [`Batch::send_one`]; of unknown effect, when the task that sent the batch ended.
     ///
     /// # Cancel safety
-    /// A request that no batch took is not sent. One in a batch is sent with the others, and its answer is lost; one that is sent alone is
-    /// dropped as [`Batch::send_one`] is.
+    /// A request that no batch took is not sent. One in a batch is sent with the others, and its answer is
+    /// lost; one that is sent alone is dropped as [`Batch::send_one`] is.
     pub async fn ask(&self, request: &B::Request) -> Result<B::Answer> {
         let slot = match self.enter(request) {
             Admission::Alone(slot) => slot,

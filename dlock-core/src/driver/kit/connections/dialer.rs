@@ -13,7 +13,8 @@ pub trait Dialer: Send + Sync + 'static {
     /// Opens a connection to a server that can keep locks, and reads the server's time last.
     ///
     /// # Errors
-    /// Of effect none: no request was sent. After one that is worth repeating the list tries again, with pauses, while the request has time.
+    /// Of effect none: no request was sent. After one that is worth repeating the list tries again, with
+    /// pauses, while the request has time.
     fn dial(&self) -> impl Future<Output = Result<Dialed<Self::Session>>> + Send;
 
     /// Reads the server's time.
@@ -36,8 +37,8 @@ pub trait Dialer: Send + Sync + 'static {
         None
     }
 
-    /// Ends the statement that runs on that connection, from another one. The connection is not used again, so a late end hits no other
-    /// statement.
+    /// Ends the statement that runs on that connection, from another one. The connection is not used again,
+    /// so a late end hits no other statement.
     fn end(self: Arc<Self>, _id: u64) -> impl Future<Output = ()> + Send {
         async {}
     }

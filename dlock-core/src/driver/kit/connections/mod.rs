@@ -1,10 +1,11 @@
-//! Connection list: opens the connections of a store's client, lends each to one request at a time, and discards those in an unknown
-//! state.
+//! Connection list: opens the connections of a store's client, lends each to one request at a time, and
+//! discards those in an unknown state.
 //!
-//! A client's own pool pings at each checkout and return, which costs much of its throughput. It also hands out a connection whose last
-//! answer was never read. Here a statement whose answer was not fully read closes its connection, since the rest of the answer may still
-//! arrive on it. The connection returned last is used first, so a quiet client keeps one connection warm and the others end. Renewals have
-//! permits and connections of their own and never wait behind waiters.
+//! A client's own pool pings at each checkout and return, which costs much of its throughput. It also hands
+//! out a connection whose last answer was never read. Here a statement whose answer was not fully read closes
+//! its connection, since the rest of the answer may still arrive on it. The connection returned last is used
+//! first, so a quiet client keeps one connection warm and the others end. Renewals have permits and
+//! connections of their own and never wait behind waiters.
 
 pub(super) mod dialer;
 
@@ -133,7 +134,8 @@ impl<D: Dialer> List<D> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the connection used last, and drops those idle for so long that the server or a firewall is about to end them.
+    /// Takes the connection used last, and drops those idle for so long that the server or a firewall is
+    /// about to end them.
     fn pop(&self, now: Instant) -> Option<Link<D>> {
         let mut idle = self.idle();
         let is_old = |link: &&Link<D>| now.since(link.used) > IDLE;
@@ -142,7 +144,8 @@ impl<D: Dialer> List<D> {
         idle.pop()
     }
 
-    /// Returns a connection, unless all were closed, or all of its age: what closes them takes out the idle ones after saying so.
+    /// Returns a connection, unless all were closed, or all of its age: what closes them takes out the idle
+    /// ones after saying so.
     fn push(&self, link: Link<D>, closed: &AtomicBool, age: &AtomicU64) {
         let mut idle = self.idle();
         if !closed.load(Ordering::Relaxed) && link.age == age.load(Ordering::Relaxed) {
@@ -153,8 +156,8 @@ impl<D: Dialer> List<D> {
 }
 
 impl<D: Dialer> Connections<D> {
-    /// An empty list. `most`: how many requests that are no renewals may have a connection at the same time. `within`: how long one attempt
-    /// to connect may take.
+    /// An empty list. `most`: how many requests that are no renewals may have a connection at the same time.
+    /// `within`: how long one attempt to connect may take.
     #[must_use]
     pub fn new(dialer: D, most: usize, within: Duration) -> Self {
         Self {
@@ -363,7 +366,8 @@ impl<D: Dialer> fmt::Debug for Connections<D> {
     }
 }
 
-/// A connection lent to one request. It goes back to the list on drop, unless a statement was sent whose answer was not read.
+/// A connection lent to one request. It goes back to the list on drop, unless a statement was sent whose
+/// answer was not read.
 pub struct Lent<'a, D: Dialer> {
     all: &'a Connections<D>,
     list: &'a List<D>,
@@ -379,7 +383,8 @@ pub struct Lent<'a, D: Dialer> {
 }
 
 impl<D: Dialer> Lent<'_, D> {
-    /// The connection for one statement. It must run under [`limit`](Self::limit), and its answer must go to [`heard`](Self::heard).
+    /// The connection for one statement. It must run under [`limit`](Self::limit), and its answer must go to
+    /// [`heard`](Self::heard).
     ///
     /// # Panics
     /// After an error that closed the connection, or [`discard`](Self::discard).
@@ -451,7 +456,8 @@ impl<D: Dialer> Lent<'_, D> {
         }
     }
 
-    /// The server's time at `give_up`, in microseconds. A request carries it so that it takes nothing when it runs later.
+    /// The server's time at `give_up`, in microseconds. A request carries it so that it takes nothing when it
+    /// runs later.
     #[must_use]
     pub fn not_after(&self, give_up: Instant) -> u64 {
         let known = self.link.as_ref().and_then(|link| link.server.at(give_up));

@@ -121,7 +121,31 @@ impl Connection {
             keep_alives,
         };
         connection.link().await?;
+        connection.warn().await;
         Ok((connection, requests))
+    }
+
+    /// Warns of a cluster that is weaker than it looks. One that does not tell can be used all the same.
+    async fn warn(&self) {
+        let members =
+            self.call(|client| async move { client.cluster_client().member_list().await });
+        match members.await {
+            Ok(list) => {
+                let members = list.members().iter();
+                let voters = members.filter(|member| !member.is_learner()).count();
+                if voters % 2 == 0 {
+                    tracing::warn!(
+                        target: "dlock::etcd",
+                        "the etcd cluster has {voters} voting members, and serves no locks once {} of them are lost, as with one member \
+                         less: add or remove one",
+                        voters / 2
+                    );
+                }
+            }
+            Err(error) => {
+                tracing::debug!(target: "dlock::etcd", %error, "the members could not be read")
+            }
+        }
     }
 
     /// The connection in use, or a new one to the next member that answers.

@@ -1,6 +1,9 @@
 //! Test bed: servers, drivers, and what a client without dlock sees of them.
 
-use dlock_conformance::testbed::{EtcdServer, Proxy, proxy::Trigger};
+use dlock_conformance::{
+    testbed::{EtcdServer, Proxy, proxy::Trigger},
+    under_test::Log,
+};
 use dlock_core::{
     Client, Clock, HoldId, Instant, Lease, Owner,
     driver::{
@@ -109,6 +112,19 @@ pub(crate) async fn renewed(
     let entry = Renew::new(held.name.clone(), held.owner, held.hold, lease);
     let answers = driver.renew(Lane(0), &[entry], after(give_up)).await?;
     answers.into_iter().next().unwrap()
+}
+
+/// What a future warns of on this thread.
+pub(crate) async fn warnings(of: impl Future<Output = ()>) -> String {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(log.writer())
+        .finish();
+    let here = tracing::subscriber::set_default(subscriber);
+    of.await;
+    drop(here);
+    log.text()
 }
 
 /// Waits for a turn.

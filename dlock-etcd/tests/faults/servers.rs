@@ -11,7 +11,7 @@ use dlock_core::{
 };
 use dlock_etcd::{
     EtcdDriver,
-    etcd_client::{self, ConnectOptions, Permission, PermissionType},
+    etcd_client::{self, AlarmAction, AlarmType, ConnectOptions, Permission, PermissionType},
 };
 use std::time::{Duration, Instant};
 use tokio::{
@@ -170,6 +170,22 @@ async fn a_listing_goes_on_behind_keys_that_are_no_text() {
         }
     }
     assert_eq!(names, [request.name]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_with_an_alarm_is_refused_and_the_error_says_what_to_do() {
+    for (alarm, words) in [
+        (AlarmType::Nospace, "auto-compaction"),
+        (AlarmType::Corrupt, "replace the damaged one"),
+    ] {
+        let server = server(&[]).await;
+        let mut native = native(server.addr()).await;
+        let raised = native.alarm(AlarmAction::Activate, alarm, None).await;
+        raised.unwrap();
+        let error = EtcdDriver::connect(&server.url()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+    }
 }
 
 /// A waiter that did not use its turn is looked for again and again, at intervals.

@@ -322,6 +322,34 @@ async fn a_user_with_rights_below_the_prefix_holds_past_the_end_of_its_tokens() 
     assert!(!format!("{error:?}").contains("canary"), "{error:?}");
 }
 
+/// A token lasts longer with each request, so none is sent meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_was_idle_for_longer_than_its_token_lasts_logs_in_again() {
+    let server = server(&["--auth-token-ttl", "1"]).await;
+    with_root(&server).await;
+    let proxy = Proxy::start(server.addr()).await.unwrap();
+    let idle = driver(&format!("etcd://root:canary@{}", proxy.addr())).await;
+    let mut wake_ups = idle.wake_ups();
+    let root = ConnectOptions::new().with_user("root", "canary");
+    let host = server.addr().to_string();
+    let native = etcd_client::Client::connect([host], Some(root)).await;
+    let log_ins = proxy.watch(Direction::ClientToServer, *b"canary");
+    // Real time must pass. A token lasts a second, and the server looks once a second.
+    sleep(SECOND * 4).await;
+    let error = native.unwrap().get("x", None).await.unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("invalid auth token"), "it lasts: {error}");
+    let request = ask("x", 1, LONG, LONG);
+    granted(&comes("the grant", idle.acquire(&request)).await.unwrap());
+    assert!(log_ins.seen() > 0, "the token is over");
+    let waits = waiting("x", 2);
+    assert!(is_refused(&idle.acquire(&waits).await.unwrap()));
+    let release = Release::new(request.name, request.owner, request.hold);
+    idle.release(&release).await.unwrap();
+    comes("its turn", turn(&mut wake_ups)).await;
+    granted(&idle.acquire(&waits).await.unwrap());
+}
+
 #[cfg(feature = "tls")]
 #[tokio::test(flavor = "multi_thread")]
 async fn both_sides_show_certificates_and_strangers_are_refused() {

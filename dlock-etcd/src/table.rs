@@ -12,7 +12,7 @@ pub(crate) struct Lease {
     pub(crate) id: i64,
     /// How long a keep-alive makes it last.
     pub(crate) length: Duration,
-    /// The server has not ended it before that, unless it was revoked: from before the grant or the keep-alive that was answered last.
+    /// The server has not ended it before that, unless it was revoked. It counts from before a request that was answered.
     pub(crate) until: Instant,
     /// When the next keep-alive of a waiter is due.
     pub(crate) refresh: Instant,

@@ -8,7 +8,7 @@ use dlock_conformance::testbed::proxy::{Direction, Flow, Reach};
 use dlock_core::driver::{DistributedLock, Renewed};
 use futures_util::future::{join, join_all};
 use std::{thread, time::Duration};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// The server ends no more than a thousand leases a second, and answers the keep-alive of one that is over only when it has ended it.
 #[tokio::test]
@@ -88,6 +88,8 @@ async fn a_last_waiter_that_leaves_while_the_watches_are_set_again_costs_no_conn
     proxy.cut();
     let connects = proxy.until(|counters| counters.accepted > before);
     comes("the next connection", connects).await;
+    // The watches wait for it, too, at the latest after a pause of theirs.
+    sleep(SECOND / 4).await;
     let ticket = waits.ticket.unwrap();
     let mut leaves = Box::pin(one.leave(&waits.name, ticket));
     let left = timeout(Duration::ZERO, &mut leaves).await;

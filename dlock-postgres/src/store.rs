@@ -2,9 +2,9 @@
 
 use crate::{
     PostgresConfig, checks,
-    commands::{self, RUN_MS},
+    commands::{self, RUN_MS, Values},
     config::misuse,
-    connection::{Answer, Connections, Dialer, ask, micros_of},
+    connection::{Answer, Connections, Dialer, micros_of},
     error,
     listener::Listener,
 };
@@ -93,7 +93,7 @@ impl Table {
         &self,
         what: &str,
         call: Call,
-        body: impl FnOnce(u64) -> String + Send,
+        body: impl FnOnce(&mut Values) -> String + Send,
     ) -> Result<Answer> {
         send(&self.connections, what, call, body).await
     }
@@ -104,7 +104,9 @@ impl Table {
             Class::Work if write.record.owner.is_none() => RELEASE,
             Class::Acquire | Class::Work => ACQUIRE,
         };
-        let replacing = self.ask(what, call, |_| commands::replace(&self.name, write));
+        let replacing = self.ask(what, call, |values| {
+            commands::replace(&self.name, write, values)
+        });
         let answer = replacing.await?;
         Ok(match answer.rows.is_empty() {
             false => Written::Written,
@@ -194,8 +196,8 @@ impl RecordStore for Table {
     async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
         let (class, give_up) = (Class::Work, req.give_up);
         let marks = req.next_ticket.is_some() && self.capabilities.wake == Wake::Notify;
-        let taking = self.ask(ACQUIRE, Call { class, give_up }, |last| {
-            commands::take(&self.name, req, marks, last)
+        let taking = self.ask(ACQUIRE, Call { class, give_up }, |values| {
+            commands::take(&self.name, req, marks, values)
         });
         let answer = taking.await?;
         let token = answer.rows.first().map(|row| micros_of(row, "token"));
@@ -204,7 +206,9 @@ impl RecordStore for Table {
 
     async fn free(&self, req: &Release, hold: HoldId) -> Result<Freed> {
         let call = self.connections.default_call();
-        let freeing = self.ask(RELEASE, call, |_| commands::free(&self.name, req, hold));
+        let freeing = self.ask(RELEASE, call, |values| {
+            commands::free(&self.name, req, hold, values)
+        });
         let answer = freeing.await?;
         Ok(match answer.rows.first().map(|row| row.try_get("waited")) {
             None => Freed::Undecided,
@@ -224,8 +228,8 @@ impl RecordStore for Table {
             return Ok(renewed(batch, &HashMap::new()));
         }
         let class = Class::Renewal;
-        let extending = self.ask(RENEW, Call { class, give_up }, |last| {
-            commands::extend(&self.name, &leases, last)
+        let extending = self.ask(RENEW, Call { class, give_up }, |values| {
+            commands::extend(&self.name, &leases, values)
         });
         let answer = extending.await?;
         let rest = |row| {
@@ -262,21 +266,21 @@ impl RecordStore for Table {
     }
 }
 
-/// Sends statements in one message, as one transaction. `body` gets the server's time at `call.give_up`.
+/// Sends statements in one message, as one transaction. `body` gets the server's time at `call.give_up`, with the values.
 async fn send(
     connections: &Connections,
     what: &str,
     call: Call,
-    body: impl FnOnce(u64) -> String + Send,
+    body: impl FnOnce(&mut Values) -> String + Send,
 ) -> Result<Answer> {
     let mut lent = connections.lend(call).await?;
-    let body = body(lent.not_after(call.give_up));
+    let last = lent.not_after(call.give_up);
     // A batch of renewals is answered as a whole: a row that a stranger has locked must not take its time away from the others.
     let rest = call.give_up.since(connections.clock().now()).as_millis() / 2;
     let lock_ms = u64::try_from(rest).map_or(RUN_MS, |rest| rest.clamp(1, RUN_MS));
-    let sql = commands::framed(what, lock_ms, &body);
     let limit = lent.limit();
-    let answer = limit.of(ask(lent.session(), sql)).await;
+    let asking = lent.session().ask(what, lock_ms, last, body);
+    let answer = limit.of(asking).await;
     let answer = lent.heard(answer)?;
     lent.told(Duration::from_micros(answer.now));
     Ok(answer)

@@ -7,7 +7,7 @@ use super::{
 use dlock_conformance::under_test::lasts;
 use dlock_core::{
     Effect, ErrorKind,
-    driver::{Acquired, DistributedLock},
+    driver::{Acquire, Acquired, DistributedLock, Released},
 };
 use std::{sync::Arc, time::Duration};
 
@@ -63,6 +63,51 @@ async fn behind(lock: &str) {
     let rest = t.inspect("held").await.holders[0].rest.unwrap();
     assert!(rest <= SECOND * 60, "{rest:?}");
     t.taken("row").await;
+}
+
+/// What a prepared statement sees is fixed before it waits for the table, and a rewritten table has none of the rows of then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_is_rewritten_while_a_request_waits_has_lost_no_lock() {
+    let t = Testbed::start(&[]).await;
+    let held = t.taken("held").await;
+    // Their statements have been prepared on the connections that are used next.
+    t.release(&t.taken("a").await).await;
+    renewed(&t, &held).await;
+    let mut blocker = t.native().await;
+    for (is_release, rewrite) in [(false, "SET UNLOGGED"), (true, "SET LOGGED")] {
+        let rewrite = format!("BEGIN; ALTER TABLE dlock_locks {rewrite}");
+        run(&mut blocker, &rewrite).await;
+        let request = async {
+            match is_release {
+                false => renewed(&t, &held).await,
+                true => assert!(matches!(t.release(&held).await, Released::Freed)),
+            }
+        };
+        let rewritten = async {
+            t.until("the request waits", async |t: &Testbed| {
+                t.waiting().await > 0
+            })
+            .await;
+            run(&mut blocker, "COMMIT").await;
+        };
+        tokio::join!(request, rewritten);
+    }
+}
+
+/// Renews a hold; again if it took too long.
+async fn renewed(t: &Testbed, held: &Acquire) {
+    let renewed = async || {
+        let renewed = t.renew(std::slice::from_ref(held), SECOND * 60).await;
+        renewed.and_then(|mut all| all.remove(0))
+    };
+    let mut answer = renewed().await;
+    for _ in 0..10 {
+        if answer.is_ok() {
+            break;
+        }
+        answer = renewed().await;
+    }
+    assert!(lasts(&answer, SECOND * 60), "{answer:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,16 +1,19 @@
 //! Statements of PostgreSQL.
 //!
-//! Each request is one message of the simple protocol, and one transaction. Every literal is a number, hex digits or a UUID: nothing is quoted.
+//! Each request is one message of the simple protocol, and one transaction. Every literal is a number, hex digits or a
+//! UUID: nothing is quoted.
 //!
-//! - Through a proxy that may share sessions the message is [`framed`]: it brings its limits, and needs neither a prepared statement nor a
-//!   setting of the session.
-//! - On a session of its own ([`SESSION`]) it is [`short`]: the session has the limits, and a statement with [`Values`] is prepared by the first
-//!   message that needs it. It stays `EXECUTE` with literals, not the protocol's own prepared statement, so that both ways have the same text
-//!   in one message, which can say what it is and bring a shorter limit.
+//! - Through a proxy that may share sessions the message is [`framed`]: it brings its limits, and needs neither a
+//!   prepared statement nor a setting of the session.
+//! - On a session of its own ([`SESSION`]) it is [`short`]: the session has the limits, and a statement with [`Values`]
+//!   is prepared by the first message that needs it. It stays `EXECUTE` with literals, not the protocol's own prepared
+//!   statement, so that both ways have the same text in one message, which can say what it is and bring a shorter
+//!   limit.
 //!
-//! The clock is the server's `clock_timestamp()`. It is volatile, so a condition on it is judged again on the newest row after a wait for
-//! another transaction. An `EXECUTE` fixes what it sees before it waits for the table, so it may miss all rows of a table that was rewritten
-//! meanwhile. What is prepared changes rows or answers that it did not; what says that there is no row, [`read`], is not prepared.
+//! The clock is the server's `clock_timestamp()`. It is volatile, so a condition on it is judged again on the newest
+//! row after a wait for another transaction. An `EXECUTE` fixes what it sees before it waits for the table, so it may
+//! miss all rows of a table that was rewritten meanwhile. What is prepared changes rows or answers that it did not;
+//! what says that there is no row, [`read`], is not prepared.
 
 use dlock_core::{
     HoldId, LockName, Owner,
@@ -26,8 +29,8 @@ use std::{
     time::Duration,
 };
 
-/// Microseconds since 1970. The operator is named in full: any role that may create in a schema of the search path could define one for these
-/// types, and `pg_catalog` has none that fits them exactly.
+/// Microseconds since 1970. The operator is named in full: any role that may create in a schema of the search path
+/// could define one for these types, and `pg_catalog` has none that fits them exactly.
 const NOW: &str = "(extract(epoch FROM clock_timestamp()) OPERATOR(pg_catalog.*) 1000000)::bigint";
 
 /// The server's time when the message arrived, before the snapshot that a read sees, and now.
@@ -44,9 +47,10 @@ fn sound(row: &str) -> String {
     )
 }
 
-/// The message that brings its limits: what may take how long, the statements, and the server's time. READ COMMITTED judges a row again after
-/// a wait for it; another default of the server would refuse it. The statement's limit counts its waits for locks, too; `lock_ms`, the limit of a
-/// lock, also bounds a notifying commit, which waits for the one before it.
+/// The message that brings its limits: what may take how long, the statements, and the server's time. READ COMMITTED
+/// judges a row again after a wait for it; another default of the server would refuse it. The statement's limit counts
+/// its waits for locks, too; `lock_ms`, the limit of a lock, also bounds a notifying commit, which waits for the one
+/// before it.
 pub(crate) fn framed(what: &str, lock_ms: u64, body: &str) -> String {
     format!(
         "/* dlock {what} */ SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {RUN_MS}; \
@@ -54,8 +58,8 @@ pub(crate) fn framed(what: &str, lock_ms: u64, body: &str) -> String {
     )
 }
 
-/// The message on a session that has the limits. `prepared`: the statements that it has, by their texts; `None`: not known. A statement is
-/// prepared even if the message fails later, and its name says its text.
+/// The message on a session that has the limits. `prepared`: the statements that it has, by their texts; `None`: not
+/// known. A statement is prepared even if the message fails later, and its name says its text.
 pub(crate) fn short(
     what: &str,
     lock_ms: u64,
@@ -131,9 +135,13 @@ impl Values {
     }
 
     /// An array of what needs no quotes.
-    fn array(&mut self, items: impl Iterator<Item = String>, kind: &str) -> String {
-        let items: Vec<_> = items.collect();
+    fn array(&mut self, items: impl Iterator<Item = impl ToString>, kind: &str) -> String {
+        let items: Vec<_> = items.map(|item| item.to_string()).collect();
         self.add(format!("'{{{}}}'", items.join(",")), kind)
+    }
+
+    fn names<'a>(&mut self, names: impl Iterator<Item = &'a LockName>) -> String {
+        self.array(names.map(|name| hex(name.as_str().as_bytes())), "text[]")
     }
 
     /// The last moment for the statement.
@@ -152,12 +160,13 @@ pub(crate) fn greeting() -> String {
     )
 }
 
-/// That the session has [`SESSION`], so that it is no pool's and can listen. A database without an encoding may show text that is none.
+/// That the session has [`SESSION`], so that it is no pool's and can listen. A database without an encoding may show
+/// text that is none.
 pub(crate) const IS_DIRECT: &str = "coalesce(current_setting('dlock.direct', true), '') = 'on' \
      AND current_setting('server_encoding') <> 'SQL_ASCII'";
 
-/// What a session gets when it begins; a proxy that shares sessions refuses or drops it. Each statement finds its rows by the key, so a
-/// plan that was made for a small table is right for a large one.
+/// What a session gets when it begins; a proxy that shares sessions refuses or drops it. Each statement finds its rows
+/// by the key, so a plan that was made for a small table is right for a large one.
 pub(crate) const SESSION: [(&str, &str); 6] = [
     ("dlock.direct", "on"),
     ("default_transaction_isolation", "read committed"),
@@ -215,7 +224,8 @@ pub(crate) fn read(table: &str, names: &[LockName]) -> String {
     )
 }
 
-/// A page of names. Names are compared by bytes, and no byte of UTF-8 is 255, so the end of a prefix is its last byte and one.
+/// A page of names. Names are compared by bytes, and no byte of UTF-8 is 255, so the end of a prefix is its last byte
+/// and one.
 pub(crate) fn list(table: &str, prefix: &str, after: &[u8], limit: usize) -> String {
     let mut end = prefix.as_bytes().to_vec();
     let before = end
@@ -231,8 +241,8 @@ pub(crate) fn list(table: &str, prefix: &str, after: &[u8], limit: usize) -> Str
     )
 }
 
-/// Deletes what is unused for a day among the next names; answers the last name looked at if more may follow, and how many versions of
-/// rows were not removed yet. The delete judges the newest row.
+/// Deletes what is unused for a day among the next names; answers the last name looked at if more may follow, and how
+/// many versions of rows were not removed yet. The delete judges the newest row.
 pub(crate) fn forget(table: &str, after: &[u8]) -> String {
     format!(
         "WITH page AS (SELECT name FROM {table} WHERE name > {} ORDER BY name LIMIT {PAGE}), \
@@ -296,26 +306,38 @@ fn row(record: &Record, values: &mut Values) -> String {
     row.join(", ")
 }
 
-/// Takes a lock that is available: its token comes back, or no row. The condition is judged when the row is locked, and the end is counted
-/// from then. A new row's version is the time, so that it is greater than that of a row that was forgotten.
-pub(crate) fn take(table: &str, req: &Acquire, marks: bool, values: &mut Values) -> String {
-    let (name, owner) = (values.name(&req.name), values.owner(Some(&req.owner)));
-    let note = values.text(&req.info.to_string());
-    let end = format!("n.now + {}", values.number(span(req.lease.length())));
-    let holds = one(&values.digits(req.hold), &end);
-    let waiters = match marks {
-        true => format!("n.now + {}", span(WAITERS_MARK)),
-        false => "0".to_owned(),
+/// Takes locks that are available, each by its row and in the order of their names, so that two batches cannot
+/// deadlock: their names and tokens come back. The condition is judged when the row is locked, and the end is counted
+/// from then. A new row's version is the time, so that it is greater than that of a row that was forgotten. All
+/// requests have the same holder info.
+pub(crate) fn take(table: &str, batch: &[Acquire], marks: bool, values: &mut Values) -> String {
+    let mark = |req: &Acquire| match marks && req.next_ticket.is_some() {
+        true => span(WAITERS_MARK),
+        false => 0,
     };
-    let last = values.last();
+    let each = batch.iter();
+    let asked = [
+        values.names(each.clone().map(|req| &req.name)),
+        values.array(each.clone().map(|req| req.owner.expose()), "uuid[]"),
+        values.array(each.clone().map(|req| req.hold), "text[]"),
+        values.array(each.clone().map(|req| span(req.lease.length())), "bigint[]"),
+        values.array(each.map(mark), "bigint[]"),
+    ];
+    let note = batch.first().map(|req| req.info.to_string());
+    let note = values.text(&note.unwrap_or_default());
+    let (asked, last) = (asked.join(", "), values.last());
+    let first = one("a.hold", "n.now + a.lease");
+    let lease = "excluded.expires - excluded.began";
+    let again = one("left(excluded.holds, 16)", &format!("n.now + {lease}"));
     format!(
-        "INSERT INTO {table} AS l ({COLUMNS}) SELECT {name}, {owner}, n.now, {holds}, {end}, 0, n.now, {waiters}, {note}, n.now \
-         FROM (SELECT {NOW} AS now OFFSET 0) n WHERE n.now <= {last} \
+        "INSERT INTO {table} AS l ({COLUMNS}) SELECT decode(a.name, 'hex'), a.owner, n.now, {first}, n.now + a.lease, 0, n.now, \
+         CASE a.mark WHEN 0 THEN 0 ELSE n.now + a.mark END, {note}, n.now \
+         FROM (SELECT {NOW} AS now OFFSET 0) n, unnest({asked}) a (name, owner, hold, lease, mark) WHERE n.now <= {last} ORDER BY a.name \
          ON CONFLICT (name) DO UPDATE SET (owner, token, holds, expires, keep_until, began, waiters, note, version) = \
-         (SELECT excluded.owner, greatest(l.token + 1, n.now), {holds}, {end}, 0, n.now, greatest(l.waiters, excluded.waiters), \
-         excluded.note, l.version + 1 \
+         (SELECT excluded.owner, greatest(l.token + 1, n.now), {again}, n.now + {lease}, 0, n.now, \
+         greatest(l.waiters, excluded.waiters), excluded.note, l.version + 1 \
          FROM (SELECT {NOW} + 0 * l.version AS now OFFSET 0) n) \
-         WHERE l.expires <= {NOW} AND {NOW} <= {last} AND l.token < {MAX} AND {} RETURNING token",
+         WHERE l.expires <= {NOW} AND {NOW} <= {last} AND l.token < {MAX} AND {} RETURNING encode(name, 'hex') AS name, token",
         sound("l.")
     )
 }
@@ -331,29 +353,46 @@ pub(crate) fn free(table: &str, req: &Release, hold: HoldId, values: &mut Values
     )
 }
 
-/// Renews sole holds; a row comes back for each. A row that another transaction has locked is left out, so no renewal waits for another
-/// lock's row, and two batches cannot deadlock.
-pub(crate) fn extend(table: &str, batch: &[(&Renew, Duration)], values: &mut Values) -> String {
-    let each = || batch.iter().copied();
-    let names = each().map(|(entry, _)| hex(entry.name.as_str().as_bytes()));
-    let asked = [
-        values.array(names, "text[]"),
-        values.array(
-            each().map(|(entry, _)| entry.owner.expose().to_string()),
-            "uuid[]",
-        ),
-        values.array(each().map(|(entry, _)| entry.hold.to_string()), "text[]"),
-        values.array(each().map(|(_, lease)| span(lease).to_string()), "bigint[]"),
-    ];
-    let (asked, last) = (asked.join(", "), values.last());
+/// The same for several locks; the names of those that were released come back.
+pub(crate) fn free_all(table: &str, batch: &[(&Release, HoldId)], values: &mut Values) -> String {
+    let sole = |(req, hold): &(&Release, _)| (req.name.clone(), req.owner, *hold, 0);
+    let sole = soles(table, batch.iter().map(sole).collect(), values);
     format!(
-        "WITH mine AS (SELECT l.name, a.lease FROM unnest({asked}) a (name, owner, hold, lease) JOIN {table} l ON l.name = decode(a.name, 'hex') \
-         WHERE l.owner = a.owner AND l.holds = a.hold || lpad(to_hex(l.expires), 16, '0') AND l.expires > {NOW} \
-         FOR UPDATE OF l SKIP LOCKED) \
-         UPDATE {table} l SET (expires, holds, version) = (SELECT n.until, left(l.holds, 16) || lpad(to_hex(n.until), 16, '0'), \
+        "{sole} UPDATE {table} l SET owner = NULL, holds = '', expires = 0, keep_until = 0, note = '', version = version + 1 FROM mine \
+         WHERE l.name = mine.name AND expires > {NOW} AND keep_until <= {NOW} \
+         RETURNING encode(l.name, 'hex') AS name, waiters > {NOW} AS waited"
+    )
+}
+
+/// Renews sole holds; a row comes back for each.
+pub(crate) fn extend(table: &str, batch: &[(&Renew, Duration)], values: &mut Values) -> String {
+    let sole =
+        |(entry, lease): &(&Renew, _)| (entry.name.clone(), entry.owner, entry.hold, span(*lease));
+    let sole = soles(table, batch.iter().map(sole).collect(), values);
+    let last = values.last();
+    format!(
+        "{sole} UPDATE {table} l SET (expires, holds, version) = (SELECT n.until, left(l.holds, 16) || lpad(to_hex(n.until), 16, '0'), \
          l.version + 1 FROM (SELECT greatest(l.expires, {NOW} + mine.lease) AS until OFFSET 0) n) \
          FROM mine WHERE l.name = mine.name AND l.expires > {NOW} AND {NOW} <= {last} \
          RETURNING encode(l.name, 'hex') AS name, l.expires - {NOW} AS rest"
+    )
+}
+
+/// Locks the rows of these sole holds, as `mine`. A row that another transaction has locked is left out, so no request
+/// waits for another lock's row, and two batches cannot deadlock.
+fn soles(table: &str, holds: Vec<(LockName, Owner, HoldId, u64)>, values: &mut Values) -> String {
+    let each = holds.iter();
+    let asked = [
+        values.names(each.clone().map(|(name, ..)| name)),
+        values.array(each.clone().map(|(_, owner, ..)| owner.expose()), "uuid[]"),
+        values.array(each.clone().map(|(_, _, hold, _)| *hold), "text[]"),
+        values.array(each.map(|(.., lease)| *lease), "bigint[]"),
+    ];
+    format!(
+        "WITH mine AS (SELECT l.name, a.lease FROM unnest({}) a (name, owner, hold, lease) JOIN {table} l ON l.name = decode(a.name, 'hex') \
+         WHERE l.owner = a.owner AND l.holds = a.hold || lpad(to_hex(l.expires), 16, '0') AND l.expires > {NOW} \
+         FOR UPDATE OF l SKIP LOCKED)",
+        asked.join(", ")
     )
 }
 

@@ -6,7 +6,7 @@ use crate::{
 };
 use dlock_core::driver::{
     DriverError, Result,
-    kit::{self, ConnectionOutcome, Failure},
+    kit::{self, ConnectionOutcome, Dialed, Failure},
 };
 use sqlx::{
     AssertSqlSafe, ConnectOptions, Connection, PgConnection, Row,
@@ -82,7 +82,7 @@ impl kit::Dialer for Dialer {
     type Error = sqlx::Error;
 
     /// A new connection, to a server that can be written.
-    async fn dial(&self) -> Result<(Session, Duration)> {
+    async fn dial(&self) -> Result<Dialed<Session>> {
         let mut session = Session {
             connection: self.connect().await.map_err(unreached)?,
             is_direct: false,
@@ -96,7 +96,8 @@ impl kit::Dialer for Dialer {
             let refused = "the server is a standby or read-only: connect to the primary";
             return Err(DriverError::unavailable(refused));
         }
-        Ok((session, Duration::from_micros(greeting.now)))
+        let time = Duration::from_micros(greeting.now);
+        Ok(Dialed { session, time })
     }
 
     async fn time(&self, session: &mut Session) -> sqlx::Result<Duration> {

@@ -12,15 +12,16 @@ use crate::{
     },
     error::Error,
     lease::Lease,
-    lock::Lock,
+    lock::{Lock, RwLock},
     name::LockName,
-    owner::Owner,
+    owner::{MAX_SHARERS, Mode, Owner},
     random::Random,
     runtime,
     shutdown::Shutdown,
 };
 use std::{
     fmt,
+    num::NonZeroU32,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, AtomicUsize},
@@ -146,7 +147,58 @@ impl Client {
     /// ```
     pub fn lock(&self, name: impl AsRef<str>) -> Result<Lock, Error> {
         let name = LockName::new(name)?;
-        Ok(Lock::new(Arc::clone(&self.engine), name, self.engine.lease))
+        Lock::new(Arc::clone(&self.engine), name, Mode::Exclusive)
+    }
+
+    /// Returns the lock of this name, to be held by many readers or one writer. It does no I/O.
+    ///
+    /// # Errors
+    /// `Misuse` when the name is not legal: see [`LockName`]. `Unsupported` when the store cannot share locks.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+    /// let catalog = client.rw_lock("catalog")?;
+    /// let reader = catalog.read().acquire().await?;
+    /// # drop(reader); Ok(()) }
+    /// ```
+    pub fn rw_lock(&self, name: impl AsRef<str>) -> Result<RwLock, Error> {
+        RwLock::new(&self.engine, LockName::new(name)?)
+    }
+
+    /// Returns the lock of this name, to be held by up to `permits` at once: 1 to [`MAX_SHARERS`]. It does no I/O.
+    ///
+    /// Each guard is a permit with a lease of its own: the permit of a process that dies is free again when its lease
+    /// ends. All who hold a permit at the same time have the same fencing token, so a token does not tell two of
+    /// them apart.
+    ///
+    /// All users of a name must agree on the number. One that names another number than the present holders is
+    /// told `Misuse` when it acquires. While any of them holds a permit, the name is not free for
+    /// [`lock`](Self::lock) and [`rw_lock`](Self::rw_lock).
+    ///
+    /// # Errors
+    /// `Misuse` when the name or the number is not legal. `Unsupported` when the store cannot share locks.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+    /// # let client = dlock_core::Client::new(dlock_memory::MemoryDriver::from_url("memory:permits")?)?;
+    /// let uploads = client.semaphore("uploads", 2)?;
+    /// let (one, two) = (uploads.acquire().await?, uploads.acquire().await?);
+    /// assert!(uploads.try_acquire().await?.is_none());
+    /// one.release().await?;
+    /// let three = uploads.acquire().await?;
+    /// # drop((two, three)); Ok(()) }
+    /// ```
+    pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Result<Lock, Error> {
+        let name = LockName::new(name)?;
+        match NonZeroU32::new(permits).filter(|_| permits <= MAX_SHARERS) {
+            Some(of) => Lock::new(Arc::clone(&self.engine), name, Mode::Permit { of }),
+            None => {
+                let message = format!("a semaphore has 1 to {MAX_SHARERS} permits, not {permits}");
+                Err(Error::misuse(message).at(self.engine.caps.backend, &name))
+            }
+        }
     }
 
     /// The capabilities of the store.

@@ -35,9 +35,9 @@ pub use engine::{GuardState, ReleaseOutcome};
 pub use error::{Effect, Error, ErrorKind, LossReason, RetryClass, TimeoutPhase};
 pub use guard::Guard;
 pub use lease::{DEFAULT_LEASE, Lease, LeaseError, MAX_LEASE, MIN_LEASE};
-pub use lock::Lock;
+pub use lock::{Lock, RwLock};
 pub use name::{LockName, MAX_NAME_BYTES, NameError};
-pub use owner::{Fingerprint, HoldId, MAX_HOLDS, Owner};
+pub use owner::{Fingerprint, HoldId, MAX_HOLDS, MAX_SHARERS, Mode, Owner};
 #[cfg(feature = "serde")]
 pub use pass::exposed_pass;
 pub use pass::{Pass, PassError};

@@ -7,7 +7,7 @@ use crate::{
     lease::Lease,
     name::LockName,
     options::{AcquireOptions, Terms, WaitPolicy},
-    owner::Owner,
+    owner::{Mode, Owner},
     pass::Pass,
 };
 use futures_util::FutureExt;
@@ -38,16 +38,27 @@ pub struct Lock {
     name: LockName,
     terms: Terms,
     owner: Option<Owner>,
+    mode: Mode,
 }
 
 impl Lock {
-    pub(crate) fn new(engine: Arc<Engine>, name: LockName, lease: Lease) -> Self {
-        Self {
+    /// A lock that is acquired in this mode.
+    ///
+    /// # Errors
+    /// `Unsupported` when the store cannot share locks.
+    pub(crate) fn new(engine: Arc<Engine>, name: LockName, mode: Mode) -> Result<Self, Error> {
+        if mode != Mode::Exclusive && !engine.caps.shares {
+            let message = "this store has no shared locks and no permits: use an exclusive lock here, or another store";
+            let error = Error::new(ErrorKind::Unsupported, message);
+            return Err(error.at(engine.caps.backend, &name));
+        }
+        Ok(Self {
+            terms: engine.lease.into(),
             engine,
             name,
-            terms: lease.into(),
             owner: None,
-        }
+            mode,
+        })
     }
 
     /// The name of the lock.
@@ -309,10 +320,18 @@ impl Lock {
     }
 
     fn plain(&self, at: &'static Location<'static>) -> Result<AcquireOptions, Error> {
+        let shares = |owner: Owner| owner.mode() != Mode::Exclusive;
+        if self.owner.is_some_and(shares) || (self.owner.is_some() && self.mode != Mode::Exclusive)
+        {
+            let message = "all who share a lock do so as one owner, which dlock chooses: leave `with_owner` away, \
+                           or acquire the lock exclusively";
+            return Err(Error::misuse(message).at(self.engine.caps.backend, &self.name));
+        }
         Ok(AcquireOptions {
             name: self.name.clone(),
             terms: self.possible()?,
             owner: self.owner,
+            mode: self.mode,
             join: None,
             at,
         })
@@ -332,6 +351,79 @@ impl Lock {
 }
 
 /// A wait ends with a guard or an error.
+/// A lock that many may hold to read, or one to write. [`Client::rw_lock`](crate::Client::rw_lock) makes it.
+///
+/// Both ways give the same [`Guard`] with the same lease, renewal and loss signal as a [`Lock`], and each reader has
+/// a lease of its own: one that dies frees only its own part.
+///
+/// - **Writers do not starve.** While a writer waits, new readers wait behind it. So a task that reads must not read
+///   the same name again while it does ([`Guard::scope`] re-enters).
+/// - **Tokens.** All who read at the same time have the same fencing token, and every writer a greater one. A
+///   resource that refuses a smaller token thus refuses a reader that comes after the next writer; it does not tell
+///   two readers apart.
+/// - **No upgrade.** A reader does not become a writer: two that tried would wait for each other. Inside the scope of
+///   a reader, to write is `Misuse`. Inside the scope of a writer, to read re-enters.
+/// - A writer excludes, and is, the exclusive [`Lock`] of the same name.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// # let client = dlock_core::Client::new(dlock_memory::MemoryDriver::from_url("memory:rw")?)?;
+/// let catalog = client.rw_lock("catalog")?;
+/// let (one, two) = (catalog.read().acquire().await?, catalog.read().acquire().await?);
+/// assert_eq!(one.token(), two.token());
+/// assert!(catalog.write().try_acquire().await?.is_none());
+///
+/// one.release().await?;
+/// two.release().await?;
+/// let writer = catalog.write().acquire().await?;
+/// assert!(catalog.read().try_acquire().await?.is_none());
+/// # drop(writer); Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct RwLock {
+    exclusive: Lock,
+    shared: Lock,
+}
+
+impl RwLock {
+    pub(crate) fn new(engine: &Arc<Engine>, name: LockName) -> Result<Self, Error> {
+        let lock = |mode| Lock::new(Arc::clone(engine), name.clone(), mode);
+        Ok(Self {
+            exclusive: lock(Mode::Exclusive)?,
+            shared: lock(Mode::Shared)?,
+        })
+    }
+
+    /// The lock as a reader acquires it, beside up to [`MAX_SHARERS`](crate::MAX_SHARERS) others.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+    /// let reader = client.rw_lock("catalog")?.read().acquire().await?;
+    /// # drop(reader); Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn read(&self) -> Lock {
+        self.shared.clone()
+    }
+
+    /// The lock as a writer acquires it, alone.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client) -> Result<(), dlock_core::Error> {
+    /// # use std::time::Duration;
+    /// let catalog = client.rw_lock("catalog")?;
+    /// let writer = catalog.write().acquire_timeout(Duration::from_secs(5)).await?;
+    /// # drop(writer); Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn write(&self) -> Lock {
+        self.exclusive.clone()
+    }
+}
+
 fn sure(acquired: Result<Option<Guard>, Error>) -> Result<Guard, Error> {
     acquired?.ok_or_else(|| {
         Error::new(
@@ -347,6 +439,7 @@ impl fmt::Debug for Lock {
             .field("name", &self.name)
             .field("terms", &self.terms)
             .field("owner", &self.owner)
+            .field("mode", &self.mode)
             .finish_non_exhaustive()
     }
 }

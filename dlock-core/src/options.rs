@@ -6,7 +6,7 @@ use crate::{
     error::{Error, ErrorKind},
     lease::{Lease, MAX_LEASE, MIN_LEASE},
     name::LockName,
-    owner::Owner,
+    owner::{Mode, Owner},
     token::FencingToken,
 };
 use std::{panic::Location, time::Duration};
@@ -16,7 +16,10 @@ use std::{panic::Location, time::Duration};
 pub(crate) struct AcquireOptions {
     pub(crate) name: LockName,
     pub(crate) terms: Terms,
+    /// The owner to acquire as, which may hold the lock already.
     pub(crate) owner: Option<Owner>,
+    /// Whether it shares the lock with others.
+    pub(crate) mode: Mode,
     pub(crate) join: Option<FencingToken>,
     pub(crate) at: &'static Location<'static>,
 }

@@ -2,7 +2,7 @@
 
 use rand::Rng;
 use sha2::{Digest, Sha256};
-use std::{fmt, str::FromStr};
+use std::{fmt, num::NonZeroU32, str::FromStr};
 use uuid::{Builder, Uuid};
 
 /// The owner of a lock. It is a value, never a thread or a task: code that has the value may re-enter.
@@ -100,6 +100,68 @@ impl Owner {
     }
 }
 
+/// Owners that are no secret: every client that shares the lock acquires as the same one, so that to the store
+/// it is a re-entry.
+impl Owner {
+    /// The owner of all who hold a lock shared ([`RwLock::read`](crate::RwLock::read)).
+    pub(crate) const SHARED: Self = Self(Uuid::from_u128(SHARERS));
+
+    /// The owner of all who hold one of that many permits ([`Client::semaphore`](crate::Client::semaphore)).
+    /// The number is part of it, so that clients that disagree about it never share.
+    pub(crate) const fn permits(permits: NonZeroU32) -> Self {
+        Self(Uuid::from_u128(SHARERS | permits.get() as u128))
+    }
+
+    /// How the holds of this owner stand to each other.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{Mode, Owner};
+    ///
+    /// assert_eq!(Owner::from_seed("trace-7").mode(), Mode::Exclusive);
+    /// ```
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        let bits = self.0.as_u128();
+        if bits & !u128::from(u32::MAX) != SHARERS {
+            return Mode::Exclusive;
+        }
+        let of = u32::try_from(bits & u128::from(u32::MAX)).ok();
+        of.and_then(NonZeroU32::new)
+            .map_or(Mode::Shared, |of| Mode::Permit { of })
+    }
+}
+
+/// How a lock is held.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// # let client = dlock_core::Client::new(dlock_memory::MemoryDriver::from_url("memory:modes")?)?;
+/// use dlock_core::Mode;
+///
+/// let _reader = client.rw_lock("orders")?.read().acquire().await?;
+/// let shown = client.admin().inspect("orders").await?;
+/// assert_eq!(shown.holders[0].owner.mode(), Mode::Shared);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Mode {
+    /// By one owner, which may re-enter.
+    Exclusive,
+    /// By any number of readers, up to [`MAX_SHARERS`].
+    Shared,
+    /// By holders of a permit.
+    Permit {
+        /// How many permits the lock has.
+        of: NonZeroU32,
+    },
+}
+
+/// The most holds that share one name.
+pub const MAX_SHARERS: u32 = 1024;
+
 /// Parses the text form of [`Owner::expose`], in which stores keep it.
 impl FromStr for Owner {
     type Err = uuid::Error;
@@ -134,7 +196,10 @@ impl fmt::Display for Owner {
 /// assert_eq!(Owner::from_seed("trace-7").fingerprint().to_string().len(), 8);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Fingerprint([u8; 4]);
+pub struct Fingerprint {
+    hash: [u8; 4],
+    mode: Mode,
+}
 
 impl Fingerprint {
     /// The fingerprint of an owner as the store writes it.
@@ -149,13 +214,32 @@ impl Fingerprint {
     #[must_use]
     pub fn of(owner: &[u8]) -> Self {
         let hash = Sha256::digest(owner);
-        Self([hash[0], hash[1], hash[2], hash[3]])
+        let known = std::str::from_utf8(owner)
+            .ok()
+            .and_then(|text| text.parse().ok());
+        Self {
+            hash: [hash[0], hash[1], hash[2], hash[3]],
+            mode: known.map_or(Mode::Exclusive, |owner: Owner| owner.mode()),
+        }
+    }
+
+    /// How the holds of this owner stand to each other.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{Mode, Owner};
+    ///
+    /// assert_eq!(Owner::from_seed("trace-7").fingerprint().mode(), Mode::Exclusive);
+    /// ```
+    #[must_use]
+    pub const fn mode(&self) -> Mode {
+        self.mode
     }
 }
 
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:08x}", u32::from_be_bytes(self.0))
+        write!(f, "{:08x}", u32::from_be_bytes(self.hash))
     }
 }
 
@@ -256,9 +340,36 @@ impl fmt::Debug for HoldId {
 /// different versions.
 const SEEDED: Uuid = Uuid::from_u128(0x6b1f_a1c5_2f0e_4c0f_9d43_646c_6f63_6b00);
 
+/// The owner of sharers, a UUID of version 8 that spells its use; the last 32 bits are the number of permits, 0 of
+/// a shared lock.
+const SHARERS: u128 = 0x646c_6f63_6b2d_8073_8861_7265_0000_0000;
+
 #[cfg(test)]
 mod tests {
-    use super::{Fingerprint, Owner};
+    use super::{Fingerprint, Mode, Owner};
+    use std::num::NonZeroU32;
+
+    #[test]
+    fn the_owner_of_sharers_is_pinned_and_shows_its_mode_through_the_store_s_text() {
+        let of = NonZeroU32::new(10).unwrap();
+        for (owner, text, mode) in [
+            (
+                Owner::SHARED,
+                "646c6f63-6b2d-8073-8861-726500000000",
+                Mode::Shared,
+            ),
+            (
+                Owner::permits(of),
+                "646c6f63-6b2d-8073-8861-72650000000a",
+                Mode::Permit { of },
+            ),
+        ] {
+            assert_eq!(owner.expose().to_string(), text);
+            assert_eq!(owner.fingerprint().mode(), mode);
+            assert_eq!(Fingerprint::of(text.as_bytes()), owner.fingerprint());
+        }
+        assert_eq!(Fingerprint::of(b"not ours").mode(), Mode::Exclusive);
+    }
 
     #[test]
     fn seeded_owners_are_pinned() {

@@ -9,7 +9,7 @@ use crate::{
     store::State,
 };
 use dlock_core::{
-    Broken, FencingToken, LockName, Snapshot,
+    Broken, FencingToken, LockName, Mode, Snapshot,
     driver::{
         Acquire, Acquired, Cursor, Held, Page, Release, Released, Renew, Renewed, Result, Wake,
         kit::{Decision, Record, StoreTime},
@@ -102,6 +102,9 @@ pub(crate) fn release(state: &mut State, now: Duration, req: &Release) -> Releas
         Released::Freed => entry.open(&mut command),
         // The first in the queue is told until when the lock is unavailable.
         Released::MinHold { rest } => entry.line.tell_first(&mut command, rest),
+        Released::StillHeld { .. } if matches!(req.owner.mode(), Mode::Permit { .. }) => {
+            entry.offer(&mut command);
+        }
         _ => {}
     }
     released
@@ -193,8 +196,16 @@ impl Entry {
         let Some(record) = decision.write else {
             return Ok(granted.into());
         };
-        if !self.record.is_unavailable(time) && !self.admits(command, attempt) {
-            return Ok(self.refuse(command, attempt, Held::default()));
+        let share = attempt.req.share();
+        let is_admitted = match self.record.is_unavailable(time) {
+            false => self.admits(command, attempt),
+            // A re-entry passes the queue, a sharer does not.
+            true => share.is_none() || self.line.is_first(command, attempt.line),
+        };
+        if !is_admitted {
+            let mut held = Held::default();
+            held.by = self.record.holder(time);
+            return Ok(self.refuse(command, attempt, held));
         }
         self.record = record;
         self.turn = None;
@@ -204,6 +215,9 @@ impl Entry {
         let mut answer = Answer::from(granted);
         if let Some(ticket) = attempt.next {
             answer.next = self.line.put(command, ticket, attempt.terms, None);
+        }
+        if share.is_some_and(|most| self.record.holds.len() < most) {
+            self.offer(command);
         }
         Ok(answer)
     }
@@ -223,6 +237,13 @@ impl Entry {
 
     /// Refuses, and keeps the ticket in the queue.
     fn refuse(&mut self, command: &mut Command<'_>, attempt: &Attempt, mut held: Held) -> Answer {
+        if let Some(interval) = attempt.terms.without_queue()
+            && let Some(claimed) = self
+                .record
+                .claimed(&attempt.req, time(command.now), interval)
+        {
+            self.record = claimed;
+        }
         let position = self.queue(command, attempt);
         let ahead = position.map(|position| self.line.ahead(position));
         let rest = held.poll_in.or(self.turn_left(command.now));
@@ -248,6 +269,12 @@ impl Entry {
                 self.line.tell_watchers(command);
             }
         }
+    }
+
+    /// Tells those who wait that another sharer may enter.
+    fn offer(&mut self, command: &mut Command<'_>) {
+        self.line.tell_first(command, Duration::ZERO);
+        self.line.tell_watchers(command);
     }
 
     /// Decided and written in one step of the server, so that no decision is ever too late to write.

@@ -61,6 +61,7 @@ impl MemoryDriver {
     #[must_use]
     pub fn connect(store: &MemoryStore, config: MemoryConfig) -> Self {
         let mut capabilities = Capabilities::new("memory", store.label());
+        capabilities.shares = true;
         capabilities.wake = config.wake;
         Self {
             connection: Connection::open(store),

@@ -84,6 +84,11 @@ impl Terms {
         }
     }
 
+    /// The poll interval of a ticket that has no queue to wait in.
+    pub(crate) fn without_queue(&self) -> Option<Duration> {
+        (self.wake != Wake::Queue).then_some(self.interval)
+    }
+
     /// How long a ticket counts after a poll: three polls, so one may be lost and another late.
     fn silence(&self) -> Duration {
         self.interval * 3
@@ -148,6 +153,17 @@ impl Line {
     /// Whether the queue is empty, without even a dead ticket.
     pub(crate) fn is_empty(&self) -> bool {
         self.queued.is_empty()
+    }
+
+    /// Whether no living ticket waits before this one.
+    pub(crate) fn is_first(&self, command: &Command<'_>, ticket: Option<ClientTicket>) -> bool {
+        let mut living = self
+            .queued
+            .iter()
+            .filter(|one| one.lives(command.clients, command.now));
+        living
+            .next()
+            .is_none_or(|first| Some(first.ticket) == ticket)
     }
 
     /// Removes a ticket. Returns whether it was in the queue.

@@ -58,6 +58,7 @@ impl MongoStore {
             Kind::Replicated | Kind::Routed => Listener::can_be_had(&connection).await?,
         };
         let mut capabilities = Capabilities::new("mongo", config.store());
+        capabilities.shares = true;
         capabilities.wake = if streams { Wake::Notify } else { Wake::Poll };
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;

@@ -50,7 +50,7 @@ const CREATE: &str = "CREATE TABLE IF NOT EXISTS {table} (
   name       VARBINARY(512)  NOT NULL PRIMARY KEY,
   owner      VARBINARY(36),
   token      BIGINT          NOT NULL,
-  holds      VARBINARY(2048) NOT NULL,
+  holds      VARBINARY(32800) NOT NULL,
   expires    BIGINT          NOT NULL,
   keep_until BIGINT          NOT NULL,
   began      BIGINT          NOT NULL,
@@ -64,7 +64,7 @@ pub(crate) const COLUMNS: [(&str, &str, Option<u64>, bool, bool); 10] = [
     ("name", "varbinary", Some(512), false, true),
     ("owner", "varbinary", Some(36), true, false),
     ("token", "bigint", None, false, false),
-    ("holds", "varbinary", Some(2048), false, false),
+    ("holds", "varbinary", Some(32800), false, false),
     ("expires", "bigint", None, false, false),
     ("keep_until", "bigint", None, false, false),
     ("began", "bigint", None, false, false),
@@ -525,7 +525,7 @@ pub(crate) async fn kill(native: &mut MySqlConnection, id: u64) -> sqlx::Result<
 #[cfg(test)]
 mod tests {
     use super::{Statements, ddl, filled};
-    use dlock_core::MAX_HOLDS;
+    use dlock_core::MAX_SHARERS;
 
     #[test]
     fn nothing_is_left_open_in_a_text() {
@@ -551,7 +551,7 @@ mod tests {
             assert!(line.contains(&kind), "{line}");
         }
         assert_eq!(made.matches(" not null").count(), super::COLUMNS.len() - 1);
-        assert!(made.contains(&format!("holds      varbinary({})", MAX_HOLDS * 32)));
+        assert!(made.contains(&format!("holds      varbinary({})", (MAX_SHARERS + 1) * 32)));
     }
 
     #[test]

@@ -42,7 +42,7 @@ fn sound(row: &str) -> String {
     let numbers = ["token", "expires", "keep_until", "began", "waiters"]
         .map(|column| format!("{row}{column} >= 0 AND "));
     format!(
-        "{} {row}version > 0 AND {row}version < {MAX} AND length({row}holds) <= 2048 AND {row}holds ~ '^([0-9a-f]{{32}})*$'",
+        "{} {row}version > 0 AND {row}version < {MAX} AND length({row}holds) <= 32800 AND {row}holds ~ '^([0-9a-f]{{32}})*$'",
         numbers.concat()
     )
 }

@@ -59,6 +59,7 @@ impl Table {
             server.table = config.table.name.quoted('"');
         }
         let mut capabilities = Capabilities::new("postgres", config.store());
+        capabilities.shares = true;
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
         let dialer = server.connections.dialer();

@@ -304,7 +304,7 @@ const LEASES: &str = "INSERT INTO floor_same SELECT convert_to('floor:lease:' ||
     FROM generate_series(1, $2) n";
 const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 const SOUND: &str = "l.token >= 0 AND l.expires >= 0 AND l.keep_until >= 0 AND l.began >= 0 AND l.waiters >= 0 \
-    AND l.version > 0 AND l.version < 9223372036854775807 AND length(l.holds) <= 2048 \
+    AND l.version > 0 AND l.version < 9223372036854775807 AND length(l.holds) <= 32800 \
     AND l.holds ~ '^([0-9a-f]{32})*$'";
 /// In microseconds.
 const LEASE: i64 = 30_000_000;

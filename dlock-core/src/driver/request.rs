@@ -4,7 +4,7 @@ use crate::{
     clock::Instant,
     lease::Lease,
     name::LockName,
-    owner::{HoldId, Owner},
+    owner::{HoldId, MAX_SHARERS, Mode, Owner},
     token::FencingToken,
 };
 use std::{
@@ -84,6 +84,23 @@ impl Acquire {
             retry: false,
             give_up,
             info: Arc::clone(&NOTHING),
+        }
+    }
+
+    /// How many holds of its owner the lock may have, this one included; `None`: any number, because the owner
+    /// is one holder that re-enters.
+    ///
+    /// A sharer is refused ([`Acquired::Held`](crate::driver::Acquired::Held)) while its owner has that many
+    /// holds that live, and while a request of another owner waits before it, so that readers do not starve a
+    /// writer. Its `ticket` then waits in the queue like any other. A request that joins is a re-entry and no
+    /// new sharer.
+    #[must_use]
+    pub fn share(&self) -> Option<u32> {
+        match self.owner.mode() {
+            _ if self.join.is_some() => None,
+            Mode::Exclusive => None,
+            Mode::Shared => Some(MAX_SHARERS),
+            Mode::Permit { of } => Some(of.get().min(MAX_SHARERS)),
         }
     }
 }

@@ -340,6 +340,9 @@ pub struct Capabilities {
     /// Holds end with the client's session, not before. There is no detach, and the core ends a fixed lease
     /// by a release.
     pub session_bound: bool,
+    /// Locks can be shared, and have permits: the driver obeys [`Acquire::share`](crate::driver::Acquire::share).
+    /// Without it the core refuses both.
+    pub shares: bool,
 }
 
 impl Capabilities {
@@ -355,6 +358,7 @@ impl Capabilities {
             lapse: Duration::ZERO,
             renew_batch: 100,
             session_bound: false,
+            shares: false,
         }
     }
 }

@@ -79,6 +79,8 @@ pub(crate) struct Granted {
     pub(crate) open: bool,
     /// The next head need not ask at once.
     pub(crate) queued: bool,
+    /// The lock has room for the next head, too, if that is another sharer.
+    pub(crate) has_room: bool,
     pub(crate) poll_at: Instant,
     pub(crate) now: Instant,
 }
@@ -283,7 +285,7 @@ impl Queue {
         }
         self.polls = 0;
         self.not_before = Instant::ORIGIN;
-        self.woken = std::mem::take(&mut self.next_woken) && next_stands;
+        self.woken = std::mem::take(&mut self.next_woken) && next_stands || waiter.has_room;
         if self.len() == 0 {
             unwanted.extend(self.ticket.take());
         }

@@ -1,7 +1,7 @@
 //! Hold set: the holds of one incarnation as SQL stores keep them, in one text column of fixed-width
 //! entries.
 
-use crate::owner::{HoldId, MAX_HOLDS};
+use crate::owner::HoldId;
 use std::{fmt, str::FromStr};
 
 /// A set of (hold, end): the holds of a lock, each with its own end in the store's time, in microseconds
@@ -14,6 +14,9 @@ use std::{fmt, str::FromStr};
 /// [`prolong`](Self::prolong) never moves an end back. [`living`](Self::living) drops the holds past their
 /// end, so that the next writer prunes them.
 ///
+/// A client that waits to hold a shared lock alone leaves a [claim](Self::claim): an entry of its own at the end,
+/// of which the hold is all ones. It is no hold, and outlives the holds beside it.
+///
 /// # Examples
 /// ```
 /// use dlock_core::{HoldId, driver::kit::HoldSet};
@@ -25,6 +28,9 @@ use std::{fmt, str::FromStr};
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HoldSet(Vec<(HoldId, u64)>);
+
+/// The entry of a claim has this in the place of a hold.
+const CLAIM: HoldId = HoldId::from_bits(u64::MAX);
 
 /// The width of an entry in characters.
 const HOLD_WIDTH: usize = 32;
@@ -50,14 +56,28 @@ impl HoldSet {
         found.map(|(_, end)| *end)
     }
 
-    /// Adds a hold. Returns `false`, and changes nothing, when there are [`MAX_HOLDS`](crate::MAX_HOLDS).
+    /// Adds an entry that is not in the set.
+    pub fn insert(&mut self, hold: HoldId, end: u64) {
+        self.0.push((hold, end));
+        self.0.sort_by_key(|(hold, _)| *hold == CLAIM);
+    }
+
+    /// Until when a client may be waiting to hold the lock alone; 0: none is.
     #[must_use]
-    pub fn insert(&mut self, hold: HoldId, end: u64) -> bool {
-        let free = self.len() < MAX_HOLDS;
-        if free {
-            self.0.push((hold, end));
+    pub fn claimed_until(&self) -> u64 {
+        self.end_of(CLAIM).unwrap_or(0)
+    }
+
+    /// Claims the lock until then for a client that waits to hold it alone: no sharer enters before.
+    pub fn claim(&mut self, until: u64) {
+        if !self.prolong(CLAIM, until) {
+            self.insert(CLAIM, until);
         }
-        free
+    }
+
+    /// Removes all holds. A claim stays.
+    pub fn clear(&mut self) {
+        self.0.retain(|(hold, _)| *hold == CLAIM);
     }
 
     /// Moves the end of a hold forward, never back. Returns whether it is in the set.
@@ -80,27 +100,38 @@ impl HoldSet {
         self.0.len() < before
     }
 
-    /// The holds and their ends, in the order in which they came.
+    /// The entries, in the order in which they came: the holds and their ends, and a claim.
     pub fn iter(&self) -> impl Iterator<Item = (HoldId, u64)> {
         self.0.iter().copied()
     }
 
-    /// The latest end; `None` when the set is empty.
+    fn ends(&self) -> impl Iterator<Item = u64> {
+        let holds = self.0.iter().filter(|(hold, _)| *hold != CLAIM);
+        holds.map(|(_, end)| *end)
+    }
+
+    /// The latest end of a hold; `None` when the set is empty.
     #[must_use]
     pub fn latest(&self) -> Option<u64> {
-        self.0.iter().map(|(_, end)| *end).max()
+        self.ends().max()
+    }
+
+    /// The earliest end of a hold; `None` when the set is empty.
+    #[must_use]
+    pub fn earliest(&self) -> Option<u64> {
+        self.ends().min()
     }
 
     /// The number of holds.
     #[must_use]
     pub fn len(&self) -> u32 {
-        u32::try_from(self.0.len()).unwrap_or(u32::MAX)
+        u32::try_from(self.ends().count()).unwrap_or(u32::MAX)
     }
 
-    /// Whether the set is empty.
+    /// Whether the set has no hold.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.ends().next().is_none()
     }
 }
 
@@ -139,7 +170,7 @@ pub struct HoldSetError(String);
 #[cfg(test)]
 mod tests {
     use super::HoldSet;
-    use crate::owner::{HoldId, MAX_HOLDS};
+    use crate::owner::HoldId;
     use proptest::prelude::{any, prop, proptest};
 
     const A: HoldId = HoldId::from_bits(0xa);
@@ -148,7 +179,7 @@ mod tests {
     #[test]
     fn its_text_is_pinned() {
         let mut set = HoldSet::one(A, 1_000_000);
-        assert!(set.insert(B, u64::MAX));
+        set.insert(B, u64::MAX);
         let text = "000000000000000a00000000000f4240000000000000000bffffffffffffffff";
         assert_eq!(set.to_string(), text);
         assert_eq!(text.parse(), Ok(set));
@@ -168,21 +199,29 @@ mod tests {
         assert!(set.prolong(A, 40));
         assert_eq!(set.end_of(A), Some(50));
         assert!(!set.prolong(B, 60));
-        assert!(set.insert(B, 60));
+        set.insert(B, 60);
         assert_eq!(set.latest(), Some(60));
         let set = set.living(50);
         assert_eq!((set.len(), set.end_of(A)), (1, None));
     }
 
     #[test]
-    fn a_full_set_takes_no_more() {
-        let mut set = HoldSet::default();
-        for bits in 0..u64::from(MAX_HOLDS) {
-            assert!(set.insert(HoldId::from_bits(bits), 1));
-        }
-        assert!(!set.insert(HoldId::from_bits(99), 1));
-        assert!(set.remove(HoldId::from_bits(0)));
-        assert!(set.insert(HoldId::from_bits(99), 1));
+    fn a_claim_is_no_hold_stays_behind_the_holds_and_ends() {
+        let mut set = HoldSet::one(A, 50);
+        set.claim(70);
+        set.insert(B, 60);
+        assert_eq!(
+            (set.len(), set.earliest(), set.latest()),
+            (2, Some(50), Some(60))
+        );
+        assert_eq!(set.iter().last().map(|(_, end)| end), Some(70));
+        set.clear();
+        assert!(set.is_empty());
+        let read: HoldSet = set.to_string().parse().unwrap();
+        assert_eq!(
+            (read.claimed_until(), read.living(70).claimed_until()),
+            (70, 0)
+        );
     }
 
     proptest! {
@@ -190,7 +229,7 @@ mod tests {
         fn every_set_survives_its_text(entries in prop::collection::vec(any::<(u64, u64)>(), 0..64)) {
             let mut set = HoldSet::default();
             for (hold, end) in entries {
-                assert!(set.insert(HoldId::from_bits(hold), end));
+                set.insert(HoldId::from_bits(hold), end);
             }
             assert_eq!(set.to_string().parse(), Ok(set));
         }

@@ -10,7 +10,7 @@ use crate::{
     },
     error::{DriverError, ErrorKind, RetryClass},
     name::LockName,
-    owner::{HoldId, MAX_HOLDS, Owner},
+    owner::{HoldId, MAX_HOLDS, Mode, Owner},
     token::FencingToken,
 };
 use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};
@@ -179,12 +179,19 @@ impl Record {
 
     /// Takes a lock that is available, or enters one of the same owner.
     ///
+    /// A sharer is refused while the lock is [claimed](HoldSet::claim), and waits until the claim or a hold ends.
+    ///
     /// # Errors
-    /// `Overloaded` when the lock has [`MAX_HOLDS`] holds.
+    /// `Overloaded` when the owner is one holder with [`MAX_HOLDS`] holds.
     pub fn acquire(&self, req: &Acquire, time: StoreTime) -> Result<Decision<Acquired>> {
+        let (share, claimed_until) = (req.share(), self.holds.claimed_until());
+        let is_claimed = share.is_some() && claimed_until > time.now;
         if !self.is_unavailable(time) {
             return Ok(match req.join {
                 Some(_) => Decision::keep(Acquired::Gone),
+                None if is_claimed => {
+                    Decision::keep(Acquired::Held(self.refusal(claimed_until, time)))
+                }
                 None => self.begin(req, time)?,
             });
         }
@@ -193,17 +200,26 @@ impl Record {
             Some(token) if !inside || self.token != token.0 => {
                 return Ok(Decision::keep(Acquired::Gone));
             }
-            None if !inside => return Ok(Decision::keep(Acquired::Held(self.refusal(time)))),
+            None if !inside => {
+                let held = self.refusal(self.unavailable_until, time);
+                return Ok(Decision::keep(Acquired::Held(held)));
+            }
             _ => {}
         }
         let mut next = self.living(time);
         if let Some(end) = next.holds.end_of(req.hold) {
             return Ok(Decision::keep(next.granted(time.until(end))));
         }
-        let end = time.after(req.lease.length());
-        if !next.holds.insert(req.hold, end) {
+        let holds = next.holds.len();
+        if share.is_some_and(|most| holds >= most || is_claimed) {
+            let end = next.holds.earliest().unwrap_or(self.unavailable_until);
+            return Ok(Decision::keep(Acquired::Held(self.refusal(end, time))));
+        }
+        if share.is_none() && holds >= MAX_HOLDS {
             return Err(too_many_holds());
         }
+        let end = time.after(req.lease.length());
+        next.holds.insert(req.hold, end);
         next.unavailable_until = next.unavailable_until.max(end);
         let answer = next.granted(req.lease.length());
         Ok(Decision::write(
@@ -261,7 +277,7 @@ impl Record {
         let removed = match req.holds {
             Holds::One(hold) => next.holds.remove(hold),
             Holds::All => {
-                next.holds = HoldSet::default();
+                next.holds.clear();
                 true
             }
         };
@@ -348,12 +364,31 @@ impl Record {
         Some(holder)
     }
 
-    fn refusal(&self, time: StoreTime) -> Held {
+    fn refusal(&self, until: u64, time: StoreTime) -> Held {
         Held {
             by: self.holder(time),
-            poll_in: Some(time.until(self.unavailable_until)),
+            poll_in: Some(time.until(until)),
             ..Held::default()
         }
+    }
+
+    /// The record with a claim for a request that was refused, and waits to hold a shared lock alone, so that sharers
+    /// that come later do not starve it; `None`: it needs no claim, or no other. For stores without a queue.
+    ///
+    /// The claim lasts twice as long as the attempt may take, so until past the next poll: a waiter that polls on
+    /// keeps it, and that of one that is gone ends.
+    #[must_use]
+    pub fn claimed(&self, req: &Acquire, time: StoreTime, attempt: Duration) -> Option<Self> {
+        let owner = self.owner.filter(|_| self.is_unavailable(time))?;
+        let waits_alone = req.ticket.is_some() && req.owner.mode() == Mode::Exclusive;
+        let span = (attempt * 2).min(LONGEST_CLAIM);
+        let lasts = self.holds.claimed_until() >= time.after(span * 3 / 4);
+        if owner.mode() == Mode::Exclusive || !waits_alone || lasts {
+            return None;
+        }
+        let mut claimed = self.clone();
+        claimed.holds.claim(time.after(span));
+        Some(claimed)
     }
 
     fn granted(&self, valid_for: Duration) -> Acquired {
@@ -492,6 +527,9 @@ fn micros(span: Duration) -> u64 {
 
 /// The greatest token: stores count in signed numbers. One that is reached was not given by dlock in this millennium.
 const LAST_TOKEN: u64 = i64::MAX.unsigned_abs();
+
+/// Three of the longest polls.
+const LONGEST_CLAIM: Duration = Duration::from_secs(6);
 
 /// How long an unused record is kept for its token: a day, in microseconds.
 const UNUSED: u64 = 86_400_000_000;

@@ -11,12 +11,12 @@ use crate::{
         hold::Start,
         lock_table::{Granted, Tickets},
     },
-    error::{DriverError, Effect, Error},
+    error::{DriverError, Effect, Error, ErrorKind},
     guard::Guard,
     lease::Lease,
     name::LockName,
     options::Terms,
-    owner::{HoldId, Owner},
+    owner::{HoldId, MAX_SHARERS, Mode, Owner},
     token::FencingToken,
 };
 use std::{panic::Location, sync::Arc, time::Duration};
@@ -138,7 +138,10 @@ impl Attempt {
         self.call = None;
         match answer {
             Some(Ok(Acquired::Granted(grant))) => Answer::Granted(grant, sent),
-            Some(Ok(Acquired::Held(held))) => Answer::Held(held),
+            Some(Ok(Acquired::Held(held))) => match self.disagreement(&held) {
+                Some(error) => Answer::Failed(error),
+                None => Answer::Held(held),
+            },
             Some(Ok(Acquired::Gone)) => Answer::Gone,
             Some(Err(error)) => {
                 if error.effect() == Effect::Unknown {
@@ -151,6 +154,30 @@ impl Attempt {
                 Answer::Unanswered
             }
         }
+    }
+
+    /// Two users of a semaphore disagree about its number of permits: neither would ever be let in beside the
+    /// other.
+    fn disagreement(&self, held: &Held) -> Option<DriverError> {
+        let (theirs, ours) = (held.by.as_ref()?.owner.mode(), self.owner.mode());
+        let (Mode::Permit { of: theirs }, Mode::Permit { of: ours }) = (theirs, ours) else {
+            return None;
+        };
+        let message = format!(
+            "the semaphore has {theirs} permits for its present holders, and {ours} here: all its users must name the same number"
+        );
+        (theirs != ours)
+            .then(|| DriverError::new(ErrorKind::Misuse, message).with_effect(Effect::None))
+    }
+
+    /// Whether a grant leaves room for another sharer.
+    pub(super) fn leaves_room(&self, grant: &Grant) -> bool {
+        let most = match self.owner.mode() {
+            Mode::Permit { of } => of.get(),
+            Mode::Shared => MAX_SHARERS,
+            Mode::Exclusive => 0,
+        };
+        grant.holds.get() < most
     }
 
     fn unanswered(&mut self, give_up: Instant) {

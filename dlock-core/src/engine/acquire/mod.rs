@@ -16,7 +16,7 @@ use crate::{
     guard::Guard,
     name::LockName,
     options::{AcquireOptions, WaitPolicy},
-    owner::Owner,
+    owner::{Mode, Owner},
     token::FencingToken,
 };
 use attempt::{Answer, Attempt, Identity};
@@ -186,15 +186,27 @@ impl Engine {
                 },
             });
         }
-        Ok(match scope::entered(&self.store, &options.name) {
-            Some(outer) => Identity {
+        if let Some(outer) = scope::entered(&self.store, &options.name) {
+            let inside = outer.owner.mode();
+            if inside != Mode::Exclusive && inside != options.mode {
+                return Err(Error::misuse(
+                    "the work runs in the scope of a guard that shares this lock, and asks for it in another mode: \
+                     release that guard first, because a shared hold cannot be upgraded",
+                ));
+            }
+            return Ok(Identity {
                 reusable: outer.reusable,
                 ..enters(outer.owner, Some(outer.token))
-            },
-            None => Identity {
-                given: false,
-                ..enters(self.fresh_owner()?, None)
-            },
+            });
+        }
+        let owner = match options.mode {
+            Mode::Exclusive => self.fresh_owner()?,
+            Mode::Shared => Owner::SHARED,
+            Mode::Permit { of } => Owner::permits(of),
+        };
+        Ok(Identity {
+            given: false,
+            ..enters(owner, None)
         })
     }
 

@@ -7,6 +7,7 @@ use crate::{
     engine::{Engine, caller::Caller, hold::Hold},
     error::{Error, ErrorKind, RetryClass, TimeoutPhase, about},
     name::LockName,
+    owner::Mode,
 };
 use std::time::Duration;
 
@@ -25,7 +26,11 @@ impl Engine {
         let own = (self.table().find(name)).and_then(|entry| entry.live(&self.clock));
         match held.map(|held| held.by.as_ref()) {
             Some(Some(by)) => {
-                message.push_str(&format!("; held by owner #{}", by.owner));
+                match by.owner.mode() {
+                    Mode::Exclusive => message.push_str(&format!("; held by owner #{}", by.owner)),
+                    Mode::Shared => message.push_str("; held shared, or another waits to hold it alone"),
+                    Mode::Permit { of } => message.push_str(&format!("; held by holders of its {of} permits")),
+                }
                 if !by.info.host.is_empty() {
                     message.push_str(&format!(" (process {} on {})", by.info.pid, by.info.host));
                 }

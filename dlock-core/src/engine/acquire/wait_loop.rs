@@ -22,6 +22,7 @@ use crate::{
     guard::Guard,
     lease::Lease,
     name::LockName,
+    owner::Mode,
 };
 use std::{sync::Arc, time::Duration};
 
@@ -177,6 +178,7 @@ impl Wait {
                     open: self.attempt.is_open(),
                     // A store without wake-ups gains nothing from being asked now.
                     queued: engine.caps.wake == Wake::Poll,
+                    has_room: self.attempt.leaves_room(&grant),
                     poll_at: now + self.interval,
                     now,
                 };
@@ -237,7 +239,13 @@ impl Wait {
                 let pause = match engine.caps.wake {
                     // This client holds the lock, so the store is not polled often: its release wakes the
                     // queue.
-                    Wake::Poll if own.is_some() => self.interval,
+                    Wake::Poll
+                        if own
+                            .as_ref()
+                            .is_some_and(|own| own.owner.mode() == Mode::Exclusive) =>
+                    {
+                        self.interval
+                    }
                     Wake::Poll => engine.poll_pause(entry.queue.polls, held.poll_in),
                     _ => held
                         .poll_in

@@ -19,6 +19,7 @@ use crate::{
     },
     error::{DriverError, Effect, ErrorKind, RetryClass},
     name::LockName,
+    owner::Mode,
     token::FencingToken,
 };
 use async_trait::async_trait;
@@ -177,7 +178,8 @@ impl<S: RecordStore> RecordDriver<S> {
     }
 
     async fn try_acquire(&self, req: &Acquire) -> Result<Option<Acquired>> {
-        let likely_refused = req.retry || req.join.is_some();
+        // A sharer must not pass a claim, which the fast path does not see.
+        let likely_refused = req.retry || req.join.is_some() || req.share().is_some();
         if !likely_refused && let Some(token) = self.store.take(req).await? {
             return Ok(Some(granted(token, req)));
         }
@@ -211,6 +213,15 @@ impl<S: RecordStore> RecordDriver<S> {
             };
             if waits {
                 mark(&mut decision, &record, time);
+            }
+            if let Acquired::Held(_) = decision.answer {
+                let attempt = req.give_up.since(self.clock.now());
+                let claimed = decision
+                    .write
+                    .as_ref()
+                    .unwrap_or(&record)
+                    .claimed(req, time, attempt);
+                decision.write = claimed.or(decision.write);
             }
             Ok(decision)
         };
@@ -250,7 +261,7 @@ impl<S: RecordStore> RecordDriver<S> {
                     answer: Acquired::Held(held),
                     ..
                 }) => return Ok(Some(Acquired::Held(held))),
-                Ok(_) if req.join.is_none() => {
+                Ok(_) if req.join.is_none() && req.share().is_none() => {
                     if let Some(token) = self.store.take(req).await? {
                         return Ok(Some(granted(token, req)));
                     }
@@ -395,7 +406,13 @@ impl<S: RecordStore> RecordDriver<S> {
         let Some((released, waited_for)) = released.await? else {
             return Ok(None);
         };
-        if waited_for && matches!(released, Released::Freed) {
+        // A permit that was given back is of use to a waiter.
+        let is_of_use = match released {
+            Released::StillHeld { .. } => matches!(req.owner.mode(), Mode::Permit { .. }),
+            Released::Freed => true,
+            _ => false,
+        };
+        if waited_for && is_of_use {
             self.store.notify(&req.name).await;
         }
         Ok(Some(released))

@@ -82,9 +82,9 @@ pub use dlock_core::{
     Admin, Broken, Client, ClientBuilder, Clock, DEFAULT_LEASE, DEFAULT_POLL_INTERVAL, Detached,
     Effect, Error, ErrorKind, FencingToken, Fingerprint, Guard, GuardState, HoldId, Holder,
     HolderInfo, Holds, Instant, Lease, LeaseError, Lock, LockName, LossReason, MAX_LEASE,
-    MAX_NAME_BYTES, MIN_LEASE, NameError, NotAttached, NotDetached, Owner, Pass, PassError,
-    ReleaseOutcome, RetryClass, Shutdown, ShutdownOutcome, ShutdownReport, Snapshot, TimeoutPhase,
-    driver,
+    MAX_NAME_BYTES, MAX_SHARERS, MIN_LEASE, Mode, NameError, NotAttached, NotDetached, Owner, Pass,
+    PassError, ReleaseOutcome, RetryClass, RwLock, Shutdown, ShutdownOutcome, ShutdownReport,
+    Snapshot, TimeoutPhase, driver,
 };
 #[cfg(feature = "etcd")]
 pub use dlock_etcd as etcd;

@@ -257,3 +257,41 @@ async fn a_foreign_key_in_the_place_of_the_queue_lets_no_second_sharer_in() {
     client.driver.acquire(&two).await.unwrap_err();
     assert!(!t.record().await.contains_key(&format!("~h:{}", two.hold)));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sharer_that_ended_is_not_counted_among_those_that_a_release_leaves() {
+    let t = Testbed::start();
+    let client = t.client().await;
+    let (mut short, mut middle, long) = (t.share(3), t.share(3), t.share(3));
+    short.lease = Lease::fixed(Duration::from_millis(300));
+    middle.lease = Lease::fixed(SECOND * 20);
+    for req in [&long, &middle, &short] {
+        client.granted(req).await;
+    }
+    let field = format!("~h:{}", short.hold);
+    while client.driver.inspect(&name()).await.unwrap().holds > 2 {
+        assert!(t.record().await.contains_key(&field), "no step removed it");
+        tokio::time::sleep(SECOND / 100).await;
+    }
+    assert_eq!(left(&client.release(&middle).await), Some(1));
+    assert!(!t.record().await.contains_key(&field));
+    assert!(matches!(client.release(&long).await, Released::Freed));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sharer_that_the_server_forgot_enters_at_its_old_place() {
+    let t = Testbed::start();
+    let [inside, early, late] = [t.client().await, t.client().await, t.client().await];
+    let (one, two) = (t.share(2), t.share(2));
+    inside.granted(&one).await;
+    inside.granted(&two).await;
+    let (req, writes) = (t.share_waits(2, 1), late.waits(&t, 1));
+    early.held(&req).await;
+    late.held(&writes).await;
+    let forgotten = t.line().await[0].0.clone();
+    t.raw_command(&["ZREM", LINE, &forgotten]).await;
+    inside.release(&one).await;
+    assert_eq!(late.turn().await, 1);
+    assert_eq!(late.held(&writes).await.ahead, Some(0));
+    assert_eq!(holds(&early, &req).await, 2);
+}

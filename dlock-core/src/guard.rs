@@ -414,7 +414,7 @@ impl Guard {
         Ok(Detached::of(&self.hold, self.credential()))
     }
 
-    fn lost_error(&self, reason: LossReason) -> Error {
+    pub(crate) fn lost_error(&self, reason: LossReason) -> Error {
         let lease = self.hold.lease();
         let hurried =
             lease.is_renewed() && lease.length() < HURRIED && self.hold.terms.end().is_none();

@@ -7,6 +7,7 @@
 //! means.
 
 mod admin;
+mod any;
 mod client;
 mod clock;
 mod detached;
@@ -20,10 +21,12 @@ mod name;
 mod options;
 mod owner;
 mod pass;
+mod set;
 mod shutdown;
 mod token;
 
 pub use admin::Admin;
+pub use any::AnyLock;
 pub use client::{Client, ClientBuilder, DEFAULT_POLL_INTERVAL};
 pub use clock::{Clock, Instant};
 pub use detached::{Detached, NotAttached, NotDetached};
@@ -39,5 +42,6 @@ pub use owner::{Fingerprint, HoldId, MAX_HOLDS, Owner};
 #[cfg(feature = "serde")]
 pub use pass::exposed_pass;
 pub use pass::{Pass, PassError};
+pub use set::{LockSet, SetGuard};
 pub use shutdown::{Shutdown, ShutdownOutcome, ShutdownReport};
 pub use token::FencingToken;

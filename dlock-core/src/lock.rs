@@ -300,7 +300,7 @@ impl Lock {
         Err(Error::misuse(message).at(self.engine.caps.backend, &self.name))
     }
 
-    fn options(
+    pub(crate) fn options(
         &self,
         wait_policy: WaitPolicy,
         at: &'static Location<'static>,
@@ -332,7 +332,7 @@ impl Lock {
 }
 
 /// A wait ends with a guard or an error.
-fn sure(acquired: Result<Option<Guard>, Error>) -> Result<Guard, Error> {
+pub(crate) fn sure<T>(acquired: Result<Option<T>, Error>) -> Result<T, Error> {
     acquired?.ok_or_else(|| {
         Error::new(
             ErrorKind::Unavailable,

@@ -79,12 +79,12 @@ pub use connect::{builder, connect};
 #[cfg(feature = "serde")]
 pub use dlock_core::exposed_pass;
 pub use dlock_core::{
-    Admin, Broken, Client, ClientBuilder, Clock, DEFAULT_LEASE, DEFAULT_POLL_INTERVAL, Detached,
-    Effect, Error, ErrorKind, FencingToken, Fingerprint, Guard, GuardState, HoldId, Holder,
-    HolderInfo, Holds, Instant, Lease, LeaseError, Lock, LockName, LossReason, MAX_LEASE,
-    MAX_NAME_BYTES, MIN_LEASE, NameError, NotAttached, NotDetached, Owner, Pass, PassError,
-    ReleaseOutcome, RetryClass, Shutdown, ShutdownOutcome, ShutdownReport, Snapshot, TimeoutPhase,
-    driver,
+    Admin, AnyLock, Broken, Client, ClientBuilder, Clock, DEFAULT_LEASE, DEFAULT_POLL_INTERVAL,
+    Detached, Effect, Error, ErrorKind, FencingToken, Fingerprint, Guard, GuardState, HoldId,
+    Holder, HolderInfo, Holds, Instant, Lease, LeaseError, Lock, LockName, LockSet, LossReason,
+    MAX_LEASE, MAX_NAME_BYTES, MIN_LEASE, NameError, NotAttached, NotDetached, Owner, Pass,
+    PassError, ReleaseOutcome, RetryClass, SetGuard, Shutdown, ShutdownOutcome, ShutdownReport,
+    Snapshot, TimeoutPhase, driver,
 };
 #[cfg(feature = "etcd")]
 pub use dlock_etcd as etcd;

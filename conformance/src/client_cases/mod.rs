@@ -16,6 +16,7 @@ mod observe;
 pub(crate) mod processes;
 mod reentry;
 mod renew;
+mod several;
 mod shutdown;
 mod storm;
 pub(crate) mod task;
@@ -45,6 +46,7 @@ pub(crate) fn cases() -> Vec<Case> {
         shutdown::CASES,
         processes::CASES,
         network::CASES,
+        several::CASES,
         storm::CASES,
     ];
     all.concat()

@@ -84,7 +84,7 @@ pub use dlock_core::{
     Holder, HolderInfo, Holds, Instant, Lease, LeaseError, Lock, LockName, LockSet, LossReason,
     MAX_LEASE, MAX_NAME_BYTES, MIN_LEASE, NameError, NotAttached, NotDetached, Owner, Pass,
     PassError, ReleaseOutcome, RetryClass, SetGuard, Shutdown, ShutdownOutcome, ShutdownReport,
-    Snapshot, TimeoutPhase, driver,
+    Snapshot, Term, TimeoutPhase, driver,
 };
 #[cfg(feature = "etcd")]
 pub use dlock_etcd as etcd;

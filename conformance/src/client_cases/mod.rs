@@ -3,6 +3,7 @@
 mod admin;
 mod cancel;
 mod crash;
+mod election;
 mod error;
 mod gated_driver;
 mod handover;
@@ -47,6 +48,7 @@ pub(crate) fn cases() -> Vec<Case> {
         processes::CASES,
         network::CASES,
         several::CASES,
+        election::CASES,
         storm::CASES,
     ];
     all.concat()

@@ -1,0 +1,88 @@
+//! Leader election over each store.
+
+use super::{
+    gated_driver::Step,
+    test_client::{POLL, TestClient, frees},
+};
+use crate::{Ctx, Result, case::cases, same};
+use dlock_core::{Election, FencingToken, Lease, LockName};
+use futures_util::StreamExt;
+use std::{
+    future::pending,
+    ops::ControlFlow,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+};
+
+cases! {
+    [Clause::Loss]
+    the_led_code_has_ended_before_another_leads;
+    [Clause::Wait]
+    a_leader_that_resigned_lets_another_lead;
+}
+
+async fn the_led_code_has_ended_before_another_leads(ctx: Ctx) -> Result {
+    let ([client, other], name) = TestClient::several(&ctx).await?;
+    // The number of the term that is led, 0 for none.
+    let leading = Arc::new(AtomicU64::new(0));
+    let led = Arc::clone(&leading);
+    let run = election(&ctx, &client, &name)?.run(move |term| {
+        led.store(term.token().0, SeqCst);
+        let seat = Seat(Arc::clone(&led));
+        async move {
+            let _seat = seat;
+            pending::<ControlFlow<()>>().await
+        }
+    });
+    let running = ctx.spawn(run);
+    let leads = || leading.load(SeqCst) > 0;
+    ctx.until("it leads", ctx.answer(), leads).await?;
+    let first = leading.load(SeqCst);
+    let mut seen = election(&ctx, &other, &name)?.observe();
+    let leader = ctx.answered(seen.next()).await?.transpose()?.flatten();
+    let token = leader.and_then(|leader| leader.token);
+    same("the observed term", token, Some(FencingToken(first)))?;
+    client.gate.freeze();
+    let bound = ctx.dead_for(ctx.kept()) + POLL;
+    let campaign = election(&ctx, &other, &name)?.campaign();
+    let next = ctx.within("another leads", bound, campaign).await??;
+    same("the led code still runs in term", leading.load(SeqCst), 0)?;
+    same("the terms rise", next.token().0 > first, true)?;
+    drop(running);
+    frees(&ctx, next).await
+}
+
+async fn a_leader_that_resigned_lets_another_lead(ctx: Ctx) -> Result {
+    let ([client, other], name) = TestClient::several(&ctx).await?;
+    let (first, second) = (
+        election(&ctx, &client, &name)?,
+        election(&ctx, &other, &name)?,
+    );
+    let term = ctx.answered(first.campaign()).await??;
+    let token = term.token();
+    let before = other.gate.answered(Step::Acquire);
+    let waiting = ctx.spawn(second.campaign());
+    other.stands(before).await?;
+    ctx.answered(first.resign(term)).await??;
+    let again = ctx.spawn(first.campaign());
+    let next = waiting.done(ctx.answer() + POLL).await??;
+    same("the terms rise", next.token() > token, true)?;
+    same("it leads again beside the other", again.is_done(), false)?;
+    ctx.answered(second.resign(next)).await??;
+    again.served(ctx.kept() / 2 + ctx.answer() + POLL).await
+}
+
+fn election(ctx: &Ctx, client: &TestClient, name: &LockName) -> Result<Election> {
+    let election = client.inner.election(name)?;
+    Ok(election.lease(Lease::renewed(ctx.kept())))
+}
+
+struct Seat(Arc<AtomicU64>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.store(0, SeqCst);
+    }
+}

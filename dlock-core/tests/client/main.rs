@@ -3,9 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
-mod election;
 mod holds;
-mod several;
 mod shutdown;
 mod waiters;
 

@@ -1,6 +1,6 @@
 //! Leader election: who leads when, and that its code has ended before another leads.
 
-use super::{Bench, SECOND};
+use super::{Bench, MOMENT, SECOND};
 use dlock_core::{Client, Election, ErrorKind, FencingToken, Lease, Term, driver::Wake};
 use dlock_memory::{Call, Fault, Faults};
 use futures_util::StreamExt;
@@ -18,7 +18,6 @@ use std::{
 use tokio::{sync::oneshot, task::JoinSet, time};
 
 const LEASE: Duration = Duration::from_secs(10);
-const MOMENT: Duration = Duration::from_millis(10);
 
 fn election(client: &Client) -> Election {
     let election = client.election("leader").unwrap();

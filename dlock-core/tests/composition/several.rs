@@ -1,6 +1,6 @@
 //! Several locks at once: all of a set, or any of them.
 
-use super::{Bench, SECOND};
+use super::{Bench, MOMENT, SECOND};
 use dlock_core::{Client, ErrorKind, Lease, LossReason, TimeoutPhase, driver::Wake};
 use dlock_memory::{Call, Fault};
 use futures_util::TryStreamExt;
@@ -17,7 +17,6 @@ use std::{
 use tokio::{task::JoinSet, time};
 
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
-const MOMENT: Duration = Duration::from_millis(10);
 const OUT_OF_TIME: ErrorKind = ErrorKind::Timeout {
     phase: TimeoutPhase::Wait,
 };

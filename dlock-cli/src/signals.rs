@@ -50,11 +50,17 @@ pub(crate) fn survive_limits() -> io::Result<()> {
 /// An event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SignalEvent {
-    /// A signal, and whether dlock's whole process group got it: from the terminal, not from a process that
-    /// meant dlock.
-    Signal(Number, bool),
+    Signal(Heard),
     /// The state of a child changed.
     Child,
+}
+
+/// A signal that came.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Heard {
+    pub(crate) number: Number,
+    /// dlock's whole process group got it: from the terminal, not from a process that meant dlock.
+    pub(crate) by_all: bool,
 }
 
 /// A signal that ends dlock came first.
@@ -63,7 +69,7 @@ pub(crate) struct Ended(pub(crate) i32);
 
 pub(crate) struct Signals {
     fd: AsyncFd<SignalFd>,
-    early: VecDeque<(Number, bool)>,
+    early: VecDeque<Heard>,
     // With a handler: a dlock that was started with SIGCHLD ignored would get no exit codes.
     child: Signal,
 }
@@ -85,13 +91,13 @@ impl Signals {
     /// # Cancel safety
     /// No signal is lost when it is dropped.
     pub(crate) async fn next(&mut self) -> io::Result<SignalEvent> {
-        if let Some((number, all)) = self.early.pop_front() {
-            return Ok(SignalEvent::Signal(number, all));
+        if let Some(heard) = self.early.pop_front() {
+            return Ok(SignalEvent::Signal(heard));
         }
         tokio::select! {
             biased;
             _ = self.child.recv() => Ok(SignalEvent::Child),
-            read = read(&self.fd) => read.map(|(number, all)| SignalEvent::Signal(number, all)),
+            read = read(&self.fd) => read.map(SignalEvent::Signal),
         }
     }
 
@@ -106,10 +112,10 @@ impl Signals {
                 heard = self.next() => heard,
             };
             match heard {
-                Ok(SignalEvent::Signal(number, _)) if ENDS.contains(&number) => {
-                    return Err(Ended(number as i32));
+                Ok(SignalEvent::Signal(heard)) if ENDS.contains(&heard.number) => {
+                    return Err(Ended(heard.number as i32));
                 }
-                Ok(SignalEvent::Signal(Number::SIGTSTP, _)) => {
+                Ok(SignalEvent::Signal(heard)) if heard.number == Number::SIGTSTP => {
                     self.stop(false);
                 }
                 Ok(_) => {} // no effect on a wait
@@ -121,8 +127,8 @@ impl Signals {
     /// Whether a signal that ends dlock has come already.
     pub(crate) fn ended(&mut self) -> Option<Ended> {
         self.collect();
-        let end = self.early.iter().find(|(number, _)| ENDS.contains(number));
-        end.map(|(number, _)| Ended(*number as i32))
+        let end = self.early.iter().find(|heard| ENDS.contains(&heard.number));
+        end.map(|heard| Ended(heard.number as i32))
     }
 
     /// Stops this process, or its whole group, as the shell that started it expects of a job. Returns
@@ -143,9 +149,9 @@ impl Signals {
         let stopped = self
             .early
             .iter()
-            .any(|(number, _)| *number == Number::SIGCONT);
+            .any(|heard| heard.number == Number::SIGCONT);
         self.early
-            .retain(|(number, _)| !matches!(number, Number::SIGCONT | Number::SIGTSTP));
+            .retain(|heard| !matches!(heard.number, Number::SIGCONT | Number::SIGTSTP));
         stopped
     }
 
@@ -156,7 +162,7 @@ impl Signals {
     }
 }
 
-async fn read(fd: &AsyncFd<SignalFd>) -> io::Result<(Number, bool)> {
+async fn read(fd: &AsyncFd<SignalFd>) -> io::Result<Heard> {
     loop {
         let mut ready = fd.readable().await?;
         match take(fd.get_ref()) {
@@ -167,15 +173,15 @@ async fn read(fd: &AsyncFd<SignalFd>) -> io::Result<(Number, bool)> {
     }
 }
 
-fn take(fd: &SignalFd) -> Result<Option<(Number, bool)>, Errno> {
+fn take(fd: &SignalFd) -> Result<Option<Heard>, Errno> {
     let Some(info) = fd.read_signal()? else {
         return Ok(None);
     };
     let number = i32::try_from(info.ssi_signo).map_err(|_| Errno::EINVAL)?;
-    Ok(Some((
-        Number::try_from(number)?,
-        info.ssi_code == BY_KERNEL,
-    )))
+    Ok(Some(Heard {
+        number: Number::try_from(number)?,
+        by_all: info.ssi_code == BY_KERNEL,
+    }))
 }
 
 /// The signals that were ignored when dlock started, one bit each.

@@ -37,6 +37,7 @@ impl Store {
             None if env::var_os(WITHHELD).is_some() => return Err(withheld()),
             None => default(|variable| env::var_os(variable))?,
         };
+        is_built(&url)?;
         if !matches!(cli.command, Command::Schema) {
             is_usable(&url, is_default)?;
             if let Some(clear) = in_the_clear(&url) {
@@ -103,20 +104,66 @@ fn is_session(url: &str) -> bool {
     url.starts_with("zk:") || url.starts_with("zk+tls:")
 }
 
-/// Refuses a store that no other process shares, because every process would get every lock, and one that is
-/// not built in.
+/// A store that dlock is built without by default.
+struct OptionalStore {
+    /// The schemes, without `+tls` and the like.
+    schemes: &'static [&'static str],
+    store: &'static str,
+    feature: &'static str,
+    is_built: bool,
+}
+
+const OPTIONAL: [OptionalStore; 3] = [
+    OptionalStore {
+        schemes: &["mongodb"],
+        store: "MongoDB",
+        feature: "mongo",
+        is_built: cfg!(feature = "mongo"),
+    },
+    OptionalStore {
+        schemes: &["postgres", "postgresql"],
+        store: "PostgreSQL",
+        feature: "postgres",
+        is_built: cfg!(feature = "postgres"),
+    },
+    OptionalStore {
+        schemes: &["etcd"],
+        store: "etcd",
+        feature: "etcd",
+        is_built: cfg!(feature = "etcd"),
+    },
+];
+
+/// Refuses a store that is not built in.
+fn is_built(url: &str) -> Result<(), String> {
+    match optional(url) {
+        Some(missing) if !missing.is_built => Err(missing.refusal()),
+        _ => Ok(()),
+    }
+}
+
+fn optional(url: &str) -> Option<&'static OptionalStore> {
+    let scheme = url.split(':').next()?.to_ascii_lowercase();
+    let plain = scheme.split('+').next()?;
+    OPTIONAL.iter().find(|store| store.schemes.contains(&plain))
+}
+
+impl OptionalStore {
+    fn refusal(&self) -> String {
+        format!(
+            "this dlock was built without {}: build it with `cargo install --locked --path dlock-cli --features {}`",
+            self.store, self.feature
+        )
+    }
+}
+
+/// Refuses a store that no other process shares, because every process would get every lock.
 fn is_usable(url: &str, is_default: bool) -> Result<(), String> {
     let (place, _) = url.split_once('?').unwrap_or((url, ""));
     let scheme = place.split(':').next().unwrap_or_default();
     if scheme.eq_ignore_ascii_case("memory") {
         return Err(
             "the locks of memory: live inside one process, so they would exclude no other dlock: use sqlite:PATH, or a server"
-                .to_owned(),
-        );
-    }
-    if !cfg!(feature = "mongo") && scheme.to_ascii_lowercase().starts_with("mongodb") {
-        return Err(
-            "this dlock was built without MongoDB: build it with `cargo install --locked --path dlock-cli --features mongo`"
                 .to_owned(),
         );
     }
@@ -201,7 +248,7 @@ fn escaped(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{default, with_session};
+    use super::{OPTIONAL, default, is_built, optional, with_session};
     use std::{ffi::OsString, time::Duration};
 
     fn with<'a>(set: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<OsString> + 'a {
@@ -222,6 +269,42 @@ mod tests {
         );
         default(with(&[("HOME", "")])).unwrap_err();
         default(with(&[("HOME", "h"), ("XDG_STATE_HOME", ".")])).unwrap_err();
+    }
+
+    #[test]
+    fn a_store_that_is_not_built_in_is_named_with_its_feature() {
+        for (url, store, feature) in [
+            ("mongodb+srv://h/", "MongoDB", "mongo"),
+            ("MongoDB://h/", "MongoDB", "mongo"),
+            ("postgresql://h/", "PostgreSQL", "postgres"),
+            ("postgres:///app?host=/run", "PostgreSQL", "postgres"),
+            ("etcd+tls://h:2379/", "etcd", "etcd"),
+        ] {
+            let found = optional(url).unwrap();
+            let refusal = found.refusal();
+            assert!(refusal.contains(&format!("without {store}:")), "{refusal}");
+            assert!(
+                refusal.ends_with(&format!("--features {feature}`")),
+                "{refusal}"
+            );
+            assert_eq!(
+                is_built(url),
+                if found.is_built { Ok(()) } else { Err(refusal) }
+            );
+        }
+        for url in ["sqlite:/s", "redis://etcd/", "/mongodb", "zk+tls://h"] {
+            assert_eq!(is_built(url), Ok(()), "{url}");
+        }
+    }
+
+    #[test]
+    fn every_feature_is_a_store_that_may_be_missing() {
+        let manifest = include_str!("../Cargo.toml");
+        let (_, features) = manifest.split_once("[features]\n").unwrap();
+        let (features, _) = features.split_once("\n\n").unwrap();
+        let named = features.lines().filter_map(|line| line.split_once(" = "));
+        let named: Vec<_> = named.map(|(feature, _)| feature).collect();
+        assert_eq!(named, OPTIONAL.map(|store| store.feature));
     }
 
     #[test]

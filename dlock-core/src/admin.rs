@@ -7,9 +7,9 @@ use crate::{
     engine::{
         Engine,
         call::{ATTEMPT, Call},
+        release::ReleaseOutcome,
     },
     error::{DriverError, Effect, Error, ErrorKind, RetryClass, TimeoutPhase},
-    guard::ReleaseOutcome,
     lease::Lease,
     name::LockName,
     owner::{HoldId, Owner},

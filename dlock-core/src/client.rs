@@ -8,8 +8,6 @@ use crate::{
         call::CallContext,
         cleanup::Cleanup,
         listen,
-        random::Random,
-        runtime,
         watchdog::{self, Watchdog},
     },
     error::Error,
@@ -17,6 +15,8 @@ use crate::{
     lock::Lock,
     name::LockName,
     owner::Owner,
+    random::Random,
+    runtime,
     shutdown::Shutdown,
 };
 use std::{
@@ -31,6 +31,17 @@ use tokio::sync::Notify;
 
 /// The default poll interval: the longest pause between two polls of a store without wake-ups
 /// ([`Wake::Poll`](crate::driver::Wake::Poll)) while a task waits.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::{Client, DEFAULT_POLL_INTERVAL};
+/// use std::sync::Arc;
+///
+/// let driver = dlock_memory::MemoryDriver::from_url("memory:polled?dlock.wake=poll")?;
+/// let client = Client::builder(Arc::new(driver)).poll_interval(DEFAULT_POLL_INTERVAL / 10).build()?;
+/// # Ok(()) }
+/// ```
 pub const DEFAULT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A handle to the locks in one store. Cheap to clone. All clones share one watchdog, one local queue per
@@ -307,9 +318,7 @@ impl ClientBuilder {
         let caps = self.driver.capabilities().clone();
         let lease = match self.lease {
             Some(lease) => lease.on(&caps)?,
-            None => Lease::default()
-                .no_longer_than(*caps.leases.end())
-                .at_least(&caps),
+            None => Lease::default_on(&caps),
         };
         let (deadlines, timing) = Deadlines::start(&self.clock, &handle);
         let engine = Arc::new(Engine {

@@ -4,7 +4,7 @@
 //! use. Runtime timers stop in suspend. Every sleep of the core is therefore taken in steps of at most a
 //! second, after each of which the clock is read again.
 
-use crate::engine::runtime;
+use crate::runtime;
 use std::{
     fmt,
     ops::{Add, Sub},

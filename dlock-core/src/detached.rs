@@ -152,6 +152,47 @@ pub struct NotDetached {
     pub error: Error,
 }
 
+impl Guard {
+    /// Turns the guard into a plain value, which drop, watchdog and shutdown no longer manage. The hold
+    /// lasts for the rest of its lease, unless [`Client::attach`](crate::Client::attach) takes it up again,
+    /// in this process or another. Dropping the value releases nothing.
+    ///
+    /// # Errors
+    /// [`NotDetached`] returns the guard: `Unsupported` where holds are bound to the client's session,
+    /// `Lost` when the lock is lost.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client, guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+    /// let detached = guard.detach()?; // held for the rest of its lease, and not renewed
+    /// // … later, or in another process from its written parts …
+    /// let guard = client.attach(detached).await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn detach(mut self) -> Result<Detached, NotDetached> {
+        let refused = if self.engine.caps.session_bound {
+            let message =
+                "holds of this store end with the client's session and cannot be detached";
+            let error = Error::new(ErrorKind::Unsupported, message);
+            Some(error.at(self.engine.caps.backend, &self.hold.name))
+        } else {
+            let detached = self.hold.detach(&self.engine.clock);
+            detached.err().map(|reason| self.lost_error(reason))
+        };
+        if let Some(error) = refused {
+            return Err(NotDetached { guard: self, error });
+        }
+        self.done = true;
+        self.engine.stop_renewing(&self.hold);
+        let deadline = self.hold.deadline();
+        self.engine.detached().insert(self.hold.id, deadline);
+        self.engine.leave_table(&self.hold);
+        // No local release will wake this client's waiters, so they poll now.
+        self.engine.wake(&self.hold.name);
+        Ok(Detached::of(&self.hold, self.credential()))
+    }
+}
+
 impl Client {
     /// Turns a detached hold into a guard again. It renews the hold first, so that the guard starts with a
     /// proven lease.
@@ -264,10 +305,10 @@ async fn attach(
         indeterminate_until: detached.indeterminate_until,
         ticket: None,
     };
-    let guard = engine.begin(start, engine.clock.now(), None);
+    let begun = engine.begin(start, engine.clock.now(), None);
     engine.detached().remove(&detached.hold);
-    match guard {
-        Some(guard) => Ok(guard),
+    match begun {
+        Some(hold) => Ok(Guard::new(Arc::clone(engine), hold)),
         None if engine.is_closing() => Err(Engine::closed()),
         None if engine.has_hold(pass.name(), detached.hold) => {
             Err(Error::misuse("the hold is attached already"))

@@ -1,10 +1,7 @@
 //! Errors: a kind for the program, a retry class and an effect for the retry loop, a message and a source
 //! for people.
 
-use crate::{
-    lease::{Lease, LeaseError},
-    name::{LockName, NameError},
-};
+use crate::name::{LockName, NameError};
 use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
 
 /// What went wrong, for the program to match on.
@@ -184,12 +181,26 @@ impl DriverError {
     }
 
     /// The store is down or refuses for now. The call had no effect and is worth repeating later.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{RetryClass, driver::DriverError};
+    ///
+    /// assert_eq!(DriverError::unavailable("connection refused").retry(), RetryClass::Later);
+    /// ```
     #[must_use]
     pub fn unavailable(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::Unavailable, message).with_retry(RetryClass::Later)
     }
 
     /// The request was sent and no answer came: it may have been executed, or may be later.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{Effect, driver::DriverError};
+    ///
+    /// assert_eq!(DriverError::unanswered("the connection broke").effect(), Effect::Unknown);
+    /// ```
     #[must_use]
     pub fn unanswered(message: impl Into<Cow<'static, str>>) -> Self {
         Self::unavailable(message).with_effect(Effect::Unknown)
@@ -290,6 +301,13 @@ impl Error {
     }
 
     /// A mistake of the caller. Backends also use it to refuse a URL or an option before there is a client.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{Error, ErrorKind};
+    ///
+    /// assert_eq!(Error::misuse("the URL has no host").kind(), ErrorKind::Misuse);
+    /// ```
     #[must_use]
     pub fn misuse(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::Misuse, message)
@@ -299,9 +317,10 @@ impl Error {
         Self::lost_because(reason, "")
     }
 
-    /// A renewed lease expired that may have been too short to be renewed in time.
-    pub(crate) fn lost_too_short(lease: Duration) -> Self {
-        let each = about(Lease::renew_within(lease));
+    /// A renewed lease expired that may have been too short to be renewed in time: each renewal had
+    /// `within` to be answered.
+    pub(crate) fn lost_too_short(lease: Duration, within: Duration) -> Self {
+        let each = about(within);
         let why = format!(
             " (a renewal of this {} lease had {each} to be answered: a store that takes longer needs a longer lease)",
             about(lease)
@@ -594,12 +613,6 @@ impl From<DriverError> for Error {
 
 impl From<NameError> for Error {
     fn from(error: NameError) -> Self {
-        Self::misuse(error.to_string())
-    }
-}
-
-impl From<LeaseError> for Error {
-    fn from(error: LeaseError) -> Self {
         Self::misuse(error.to_string())
     }
 }

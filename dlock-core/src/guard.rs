@@ -1,15 +1,14 @@
 //! Guard: a held lock, and its release.
 
 use crate::{
-    detached::{Detached, NotDetached},
-    driver::Released,
     engine::{
         Engine,
         hold::{GuardState, Hold},
-        release::Releasing,
+        release::{ReleaseOutcome, Releasing},
         scope,
     },
-    error::{Error, ErrorKind, LossReason},
+    error::{Error, LossReason},
+    lease::Lease,
     name::LockName,
     owner::Fingerprint,
     pass::Pass,
@@ -41,51 +40,10 @@ use std::{fmt, future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration}
 #[must_use = "the lock is released when the guard is dropped"]
 #[clippy::has_significant_drop]
 pub struct Guard {
-    engine: Arc<Engine>,
-    hold: Arc<Hold>,
-    done: bool,
-}
-
-/// The outcome of a release.
-///
-/// # Examples
-/// ```
-/// # async fn example(guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
-/// use dlock_core::ReleaseOutcome;
-///
-/// match guard.release().await? {
-///     ReleaseOutcome::StillHeld { holds } => println!("{holds} more holds of this owner"),
-///     ReleaseOutcome::MinHold { rest } => println!("unavailable for another {rest:?}"),
-///     _ => println!("free"),
-/// }
-/// # Ok(()) }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ReleaseOutcome {
-    /// The name is free, or was handed to the next waiter.
-    Released,
-    /// Other holds of the same incarnation are left.
-    StillHeld {
-        /// How many. It is 1, too, when a lost answer leaves only the fact that some are left.
-        holds: u32,
-    },
-    /// No hold is left, and the lock stays unavailable for its minimum hold.
-    MinHold {
-        /// For how long.
-        rest: Duration,
-    },
-}
-
-impl ReleaseOutcome {
-    /// The outcome of a release that found its hold.
-    pub(crate) fn of(released: &Released) -> Self {
-        match released {
-            Released::StillHeld { holds } => Self::StillHeld { holds: holds.get() },
-            Released::MinHold { rest } => Self::MinHold { rest: *rest },
-            Released::Freed | Released::NotHeld { .. } => Self::Released,
-        }
-    }
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) hold: Arc<Hold>,
+    /// The hold is released or detached: dropping the guard does nothing.
+    pub(crate) done: bool,
 }
 
 impl Guard {
@@ -331,7 +289,7 @@ impl Guard {
         Ok(self.credential())
     }
 
-    fn credential(&self) -> Pass {
+    pub(crate) fn credential(&self) -> Pass {
         let token = self.token();
         Pass::new(
             Arc::clone(&self.engine.store),
@@ -364,54 +322,14 @@ impl Guard {
     /// ```
     pub async fn release(mut self) -> Result<ReleaseOutcome, Error> {
         self.done = true;
-        match Releasing::begin(&self.engine, &self.hold) {
-            (GuardState::Lost(reason), _releasing) => Err(self.lost_error(reason)), // dropping `_releasing` does the rest
-            (_, mut releasing) => {
-                // If this is refused, the background releases the hold.
-                let here = self.engine.check_runtime();
-                here.map_err(|error| error.at(self.engine.caps.backend, &self.hold.name))?;
-                releasing.answered().await
-            }
+        // When this returns early, dropping it leaves the rest to the background.
+        let mut releasing = Releasing::begin(&self.engine, &self.hold);
+        if let GuardState::Lost(reason) = releasing.before() {
+            return Err(self.lost_error(reason));
         }
-    }
-
-    /// Turns the guard into a plain value, which drop, watchdog and shutdown no longer manage. The hold
-    /// lasts for the rest of its lease, unless [`Client::attach`](crate::Client::attach) takes it up again,
-    /// in this process or another. Dropping the value releases nothing.
-    ///
-    /// # Errors
-    /// [`NotDetached`] returns the guard: `Unsupported` where holds are bound to the client's session,
-    /// `Lost` when the lock is lost.
-    ///
-    /// # Examples
-    /// ```
-    /// # async fn example(client: dlock_core::Client, guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
-    /// let detached = guard.detach()?; // held for the rest of its lease, and not renewed
-    /// // … later, or in another process from its written parts …
-    /// let guard = client.attach(detached).await?;
-    /// # Ok(()) }
-    /// ```
-    pub fn detach(mut self) -> Result<Detached, NotDetached> {
-        let refused = if self.engine.caps.session_bound {
-            let message =
-                "holds of this store end with the client's session and cannot be detached";
-            let error = Error::new(ErrorKind::Unsupported, message);
-            Some(error.at(self.engine.caps.backend, &self.hold.name))
-        } else {
-            let detached = self.hold.detach(&self.engine.clock);
-            detached.err().map(|reason| self.lost_error(reason))
-        };
-        if let Some(error) = refused {
-            return Err(NotDetached { guard: self, error });
-        }
-        self.done = true;
-        self.engine.stop_renewing(&self.hold);
-        let deadline = self.hold.deadline();
-        self.engine.detached().insert(self.hold.id, deadline);
-        self.engine.leave_table(&self.hold);
-        // No local release will wake this client's waiters, so they poll now.
-        self.engine.wake(&self.hold.name);
-        Ok(Detached::of(&self.hold, self.credential()))
+        let here = self.engine.check_runtime();
+        here.map_err(|error| error.at(self.engine.caps.backend, &self.hold.name))?;
+        releasing.answered().await
     }
 
     pub(crate) fn lost_error(&self, reason: LossReason) -> Error {
@@ -420,7 +338,9 @@ impl Guard {
             lease.is_renewed() && lease.length() < HURRIED && self.hold.terms.end().is_none();
         let error = match reason {
             LossReason::Deadline if self.hold.is_unattended() => Error::lost_unattended(),
-            LossReason::Deadline if hurried => Error::lost_too_short(lease.length()),
+            LossReason::Deadline if hurried => {
+                Error::lost_too_short(lease.length(), Lease::renew_within(lease.length()))
+            }
             _ => Error::lost(reason),
         };
         error.at(self.engine.caps.backend, &self.hold.name)

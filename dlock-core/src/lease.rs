@@ -1,18 +1,38 @@
 //! Leases: how long a hold lasts, and whether the watchdog renews it.
 
-use crate::{
-    driver::Capabilities,
-    error::{Error, ErrorKind},
-};
+use crate::error::Error;
 use std::{fmt, time::Duration};
 
 /// The lease of a lock that sets none.
+///
+/// # Examples
+/// ```
+/// use dlock_core::{DEFAULT_LEASE, Lease};
+///
+/// assert_eq!(Lease::default(), Lease::renewed(DEFAULT_LEASE));
+/// ```
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
 /// The shortest lease. Below it, the margin and one round trip leave no usable time.
+///
+/// # Examples
+/// ```
+/// use dlock_core::{Lease, MIN_LEASE};
+///
+/// assert!(Lease::fixed(MIN_LEASE).checked().is_ok());
+/// assert!(Lease::fixed(MIN_LEASE / 2).checked().is_err());
+/// ```
 pub const MIN_LEASE: Duration = Duration::from_millis(100);
 
 /// The longest lease: a year. Longer values are unit mistakes, and overflow the counters of some stores.
+///
+/// # Examples
+/// ```
+/// use dlock_core::{Lease, MAX_LEASE};
+///
+/// assert!(Lease::fixed(MAX_LEASE).checked().is_ok());
+/// assert!(Lease::fixed(MAX_LEASE * 2).checked().is_err());
+/// ```
 pub const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// How long a hold lasts, between [`MIN_LEASE`] and [`MAX_LEASE`], and whether the watchdog renews it.
@@ -96,46 +116,6 @@ impl Lease {
             length: self.length.min(most).max(MIN_LEASE),
             ..self
         }
-    }
-
-    /// Adapts the lease to a store. Where holds are bound to a session, a renewed lease *is* that session.
-    pub(crate) fn on(self, caps: &Capabilities) -> Result<Self, Error> {
-        let (least, most) = (*caps.leases.start(), *caps.leases.end());
-        let (possible, least) = match (caps.session_bound, self.renewed) {
-            (true, true) => (self.length >= most, most),
-            (true, false) => (self.length >= least, least),
-            (false, _) => (caps.leases.contains(&self.length), least),
-        };
-        if possible {
-            return Ok(if caps.session_bound && self.renewed {
-                self.no_longer_than(most)
-            } else {
-                self
-            });
-        }
-        let message = if caps.session_bound {
-            format!(
-                "the lease ({:?}) must be at least the session ({least:?}) here",
-                self.length
-            )
-        } else {
-            format!(
-                "the lease ({:?}) must be between {least:?} and {most:?} here",
-                self.length
-            )
-        };
-        Err(Error::new(ErrorKind::Unsupported, message).of(caps.backend))
-    }
-
-    /// Lengthens the lease to the session's length, where the store has sessions, or to the store's
-    /// minimum.
-    pub(crate) fn at_least(self, caps: &Capabilities) -> Self {
-        let length = if caps.session_bound {
-            *caps.leases.end()
-        } else {
-            self.length.max(*caps.leases.start())
-        };
-        Self { length, ..self }
     }
 
     /// The length of the lease.
@@ -227,6 +207,12 @@ impl fmt::Debug for Lease {
 #[error("the lease ({length:?}) must be between {MIN_LEASE:?} and {MAX_LEASE:?}")]
 pub struct LeaseError {
     length: Duration,
+}
+
+impl From<LeaseError> for Error {
+    fn from(error: LeaseError) -> Self {
+        Self::misuse(error.to_string())
+    }
 }
 
 #[cfg(test)]

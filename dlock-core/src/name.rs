@@ -9,6 +9,14 @@ use std::{
 
 /// The longest legal name, in bytes of UTF-8. The narrowest store holds this much unhashed: MySQL's primary
 /// key beside its other columns.
+///
+/// # Examples
+/// ```
+/// use dlock_core::{LockName, MAX_NAME_BYTES};
+///
+/// assert!(LockName::new("x".repeat(MAX_NAME_BYTES)).is_ok());
+/// assert!(LockName::new("x".repeat(MAX_NAME_BYTES + 1)).is_err());
+/// ```
 pub const MAX_NAME_BYTES: usize = 512;
 
 /// The name of a lock: any UTF-8 text of 1 to [`MAX_NAME_BYTES`] bytes without NUL.

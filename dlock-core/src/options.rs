@@ -1,9 +1,9 @@
-//! Acquire options: which lock to acquire as which owner, for how long to wait, and the terms of the hold (lease, minimum hold,
-//! maximum hold).
+//! Acquire options: which lock to acquire as which owner, for how long to wait, and the terms of the hold
+//! (lease, minimum hold, maximum hold).
 
 use crate::{
     driver::Capabilities,
-    error::Error,
+    error::{Error, ErrorKind},
     lease::{Lease, MAX_LEASE, MIN_LEASE},
     name::LockName,
     owner::Owner,
@@ -121,6 +121,47 @@ impl Terms {
             lease.length()
         };
         Some(most - Lease::margin(lease.length()))
+    }
+}
+
+impl Lease {
+    /// Adapts the lease to a store. Where holds are bound to a session, a renewed lease *is* that session.
+    pub(crate) fn on(self, caps: &Capabilities) -> Result<Self, Error> {
+        let (least, most) = (*caps.leases.start(), *caps.leases.end());
+        let (possible, least) = match (caps.session_bound, self.is_renewed()) {
+            (true, true) => (self.length() >= most, most),
+            (true, false) => (self.length() >= least, least),
+            (false, _) => (caps.leases.contains(&self.length()), least),
+        };
+        if possible {
+            return Ok(if caps.session_bound && self.is_renewed() {
+                self.no_longer_than(most)
+            } else {
+                self
+            });
+        }
+        let message = if caps.session_bound {
+            format!(
+                "the lease ({:?}) must be at least the session ({least:?}) here",
+                self.length()
+            )
+        } else {
+            format!(
+                "the lease ({:?}) must be between {least:?} and {most:?} here",
+                self.length()
+            )
+        };
+        Err(Error::new(ErrorKind::Unsupported, message).of(caps.backend))
+    }
+
+    /// The default lease of a store: the usual one, cut to the store's longest, and lengthened to the session
+    /// where the store has sessions, or to the store's shortest.
+    pub(crate) fn default_on(caps: &Capabilities) -> Self {
+        let (least, most) = (*caps.leases.start(), *caps.leases.end());
+        if caps.session_bound {
+            return Self::renewed(most);
+        }
+        Self::renewed(Self::default().no_longer_than(most).length().max(least))
     }
 }
 

@@ -180,10 +180,34 @@ impl fmt::Debug for Fingerprint {
 pub struct HoldId(u64);
 
 /// The most holds that one name can have at a time.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// # let client = dlock_core::Client::new(dlock_memory::MemoryDriver::from_url("memory:max-holds")?)?;
+/// use dlock_core::{ErrorKind, MAX_HOLDS};
+///
+/// let lock = client.lock("orders:42")?.with_owner(&client.owner());
+/// let mut guards = Vec::new();
+/// for _ in 0..MAX_HOLDS {
+///     guards.push(lock.acquire().await?);
+/// }
+/// assert_eq!(lock.try_acquire().await.unwrap_err().kind(), ErrorKind::Overloaded);
+/// # Ok(()) }
+/// ```
 pub const MAX_HOLDS: u32 = 64;
 
 impl HoldId {
     /// Draws a fresh hold id.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::HoldId;
+    /// use rand::{SeedableRng, rngs::StdRng};
+    ///
+    /// let mut rng = StdRng::seed_from_u64(7); // in production, from the operating system
+    /// assert_ne!(HoldId::random(&mut rng), HoldId::random(&mut rng));
+    /// ```
     #[must_use]
     pub fn random(rng: &mut (impl Rng + ?Sized)) -> Self {
         Self(rng.next_u64())

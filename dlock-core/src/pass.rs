@@ -222,6 +222,17 @@ pub enum PassError {
 
 /// [`Pass`] as its secret text, for a field with `#[serde(with = "dlock::exposed_pass")]`. Code that reads
 /// the output has the pass.
+///
+/// # Examples
+/// ```
+/// use dlock_core::{FencingToken, Owner, Pass, exposed_pass};
+/// use serde::de::{IntoDeserializer, value::Error};
+///
+/// let text = format!("1:{}:7:memory:orders", Owner::from_seed("me").expose());
+/// let read: Result<Pass, Error> = exposed_pass::deserialize(text.as_str().into_deserializer());
+/// assert_eq!(read?.token(), FencingToken(7));
+/// # Ok::<(), Error>(())
+/// ```
 #[cfg(feature = "serde")]
 pub mod exposed_pass {
     use super::Pass;

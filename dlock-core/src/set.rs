@@ -6,9 +6,9 @@
 use crate::{
     client::Client,
     clock::Instant,
-    engine::Engine,
+    engine::{Engine, ReleaseOutcome},
     error::{Error, ErrorKind, LossReason, RetryClass, TimeoutPhase, about},
-    guard::{Guard, ReleaseOutcome},
+    guard::Guard,
     lease::Lease,
     lock::{Lock, sure},
     name::LockName,

@@ -34,6 +34,11 @@ pub struct EtcdConfig {
 
 impl EtcdConfig {
     /// What a user of a shared cluster needs, as commands of `etcdctl`. No schema is needed: keys exist while a lock is held or waited for.
+    ///
+    /// # Examples
+    /// ```
+    /// println!("{}", dlock_etcd::EtcdConfig::RIGHTS);
+    /// ```
     pub const RIGHTS: &'static str = "\
 etcdctl role add locker
 etcdctl role grant-permission locker readwrite --prefix=true /dlock/

@@ -34,7 +34,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     pub(crate) fn open(store: &MemoryStore) -> Self {
-        let inbox = Arc::new(Inbox::new());
+        let inbox = Arc::<Inbox>::default();
         Self {
             store: store.clone(),
             client: store.connect(Arc::clone(&inbox)),
@@ -213,7 +213,7 @@ mod tests {
             (req.ticket, req.next_ticket) = (line, next);
             req
         };
-        let known = || driver.positions().lock().len();
+        let known = || driver.connection.positions.lock().len();
         driver
             .acquire(&ask("a", Some(one), Some(two)))
             .await

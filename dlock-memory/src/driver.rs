@@ -38,7 +38,7 @@ use std::time::Duration;
 /// ```
 #[derive(Debug)]
 pub struct MemoryDriver {
-    connection: Connection,
+    pub(crate) connection: Connection,
     config: MemoryConfig,
     capabilities: Capabilities,
 }
@@ -147,11 +147,6 @@ impl MemoryDriver {
         if let (Some(ticket), Some(position)) = (req.next_ticket, answer.next) {
             positions.queued(ticket, position);
         }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn positions(&self) -> &crate::connection::QueuePositions {
-        &self.connection.positions
     }
 }
 

@@ -27,7 +27,8 @@ pub(crate) struct ClientTicket {
     pub(crate) ticket: Ticket,
 }
 
-/// A ticket's position in the queue: the server's time when it was first queued, and a number for tickets of one instant.
+/// A ticket's position in the queue: the server's time when it was first queued, and a number for tickets of
+/// one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueuePosition(Duration, u64);
 

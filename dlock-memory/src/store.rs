@@ -77,8 +77,8 @@ pub(crate) struct Request {
     pub(crate) not_after: Duration,
 }
 
-/// What a request does in the server at that time. It owns all its data, so that it is executed whether or not its sender
-/// is still there.
+/// What a request does in the server at that time. It owns all its data, so that it is executed whether or
+/// not its sender is still there.
 pub(crate) trait Work<A>:
     FnOnce(&mut State, Duration) -> Result<A> + Send + 'static
 {

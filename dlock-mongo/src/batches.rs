@@ -74,7 +74,7 @@ impl Batch for Takes {
         let mark = random()?;
         let take = commands::take_all(connection.collection(), &due, last, mark);
         let names = due.iter().map(|req| &req.name);
-        let (found, _) = self.0.told(&permits, take, names, None).await?;
+        let found = self.0.told(&permits, take, names, None).await?.found;
         let taken = |req: &Acquire| {
             if !in_time(&req) {
                 return Err(error::unsent());
@@ -115,14 +115,14 @@ impl Batch for Frees {
         let permits = connection.reserve(Class::Work).await?;
         let free = commands::free_all(connection.collection(), asked, mark);
         let names = asked.iter().map(|sole| &sole.name);
-        let (found, freed) = self
+        let told = self
             .0
             .told(&permits, free, names, Some(asked.len()))
             .await?;
-        if freed == Some(asked.len()) {
+        if told.met == Some(asked.len()) {
             return Ok(asked.iter().map(|_| Some(Ok(Freed::Free))).collect());
         }
-        Ok(settled(asked, mark, freed, &found))
+        Ok(settled(asked, mark, told.met, &told.found))
     }
 }
 
@@ -157,15 +157,14 @@ fn settled(
 }
 
 impl Server {
-    /// Sends a command for several names. Answers how many documents it met, and the documents after it unless
-    /// it met `all`. `None`: one document stopped it, and how many it met before that is not known.
+    /// Sends a command for several names.
     async fn told<'a>(
         &self,
         permits: &Arc<RequestPermits>,
         command: Document,
         names: impl Iterator<Item = &'a LockName> + Send,
         all: Option<usize>,
-    ) -> Result<(Found, Option<usize>)> {
+    ) -> Result<Told> {
         let connection = &self.connection;
         let answer = connection.ask(permits, command).await?;
         // What such a command did is over but unconfirmed.
@@ -174,12 +173,23 @@ impl Server {
             false => (Some(error::met(answer)?), self.kind.confirmed()),
         };
         if met.is_some() && met == all {
-            return Ok((Found::new(), met));
+            let found = Found::new();
+            return Ok(Told { met, found });
         }
         let find = commands::find(connection.collection(), names, level);
         let reply = connection.send(permits, find).await.map_err(error::open)?;
-        Ok((found(&reply), met))
+        let found = found(&reply);
+        Ok(Told { met, found })
     }
+}
+
+/// What a command for several names did.
+struct Told {
+    /// How many documents it met. `None`: one document stopped it, and how many it met before that is not
+    /// known.
+    met: Option<usize>,
+    /// The documents after it; none if it met all that were asked for.
+    found: Found,
 }
 
 fn random() -> Result<i64> {

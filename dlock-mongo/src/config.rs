@@ -32,6 +32,11 @@ pub struct MongoConfig {
 
 impl MongoConfig {
     /// The rights that a user needs: the commands for `mongosh`, for the default database and collection.
+    ///
+    /// # Examples
+    /// ```
+    /// println!("{}", dlock_mongo::MongoConfig::RIGHTS);
+    /// ```
     pub const RIGHTS: &'static str = r#"use admin
 db.createRole({
   role: "dlock",

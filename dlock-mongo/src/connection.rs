@@ -11,7 +11,7 @@ use crate::{
     config::MongoConfig,
     deployment::Kind,
     document::{batch, micros},
-    error,
+    error::{self, Answer},
     sending::{PermitPools, RequestPermits},
 };
 use dlock_core::{
@@ -24,7 +24,6 @@ use dlock_core::{
 use mongodb::{
     Client, Collection, Database, ServerType,
     bson::{DateTime, Document},
-    error::Error as NativeError,
     event::{EventHandler, sdam::SdamEvent},
     options::{ClientOptions, ServerAddress},
 };
@@ -162,12 +161,12 @@ impl Connection {
         error::confirmed(answer)
     }
 
-    /// Answers what the server says, with the errors inside its reply.
+    /// Runs a command with these permits, and leaves it to the caller what the answer means.
     pub(crate) async fn ask(
         &self,
         permits: &Arc<RequestPermits>,
         command: Document,
-    ) -> Result<Result<Document, NativeError>> {
+    ) -> Result<Answer> {
         if self.is_closed() {
             return Err(error::closed());
         }
@@ -232,16 +231,13 @@ impl Connection {
 
     /// The server's time.
     pub(crate) async fn time(&self) -> Result<StoreTime> {
-        let (_, time) = self.hello().await?;
-        Ok(time)
+        told_time(&self.hello().await?)
     }
 
-    async fn hello(&self) -> Result<(Document, StoreTime)> {
+    async fn hello(&self) -> Result<Document> {
         let hello = self.run(Class::Renewal, commands::hello()).await?;
-        let time = micros(hello.get("localTime")).map(StoreTime::wall);
-        let time = time.ok_or_else(error::garbled)?;
-        self.observe(time);
-        Ok((hello, time))
+        self.observe(told_time(&hello)?);
+        Ok(hello)
     }
 
     /// How many times a member was lost so far, as the native client's monitors saw it. For the application's
@@ -257,7 +253,7 @@ impl Connection {
 
     /// Asks for the kind of the deployment, and refuses one that could not keep locks.
     pub(crate) async fn greet(&self) -> Result<Kind> {
-        let kind = Kind::of(&self.hello().await?.0)?;
+        let kind = Kind::of(&self.hello().await?)?;
         self.refuse_unfit().await?;
         if kind == Kind::Routed {
             self.refuse_sharded_elsewhere().await?;
@@ -363,6 +359,12 @@ impl Connection {
             });
         }
     }
+}
+
+/// The server's time in its greeting.
+fn told_time(hello: &Document) -> Result<StoreTime> {
+    let time = micros(hello.get("localTime")).map(StoreTime::wall);
+    time.ok_or_else(error::garbled)
 }
 
 impl fmt::Debug for Connection {

@@ -193,15 +193,18 @@ fn doubted(reply: &Document) -> Result<(), DriverError> {
         .with_source(said))
 }
 
+/// What the server says to a command: a reply, which may have errors inside, or the command's failure.
+pub(crate) type Answer = Result<Document, NativeError>;
+
 /// The reply, if neither the command nor a write inside it failed.
-pub(crate) fn confirmed(answer: Result<Document, NativeError>) -> Result<Document, DriverError> {
+pub(crate) fn confirmed(answer: Answer) -> Result<Document, DriverError> {
     let reply = answer.map_err(|cause| failed(&cause))?;
     doubted(&reply)?;
     Ok(reply)
 }
 
 /// How many documents a command for several met.
-pub(crate) fn met(answer: Result<Document, NativeError>) -> Result<usize, DriverError> {
+pub(crate) fn met(answer: Answer) -> Result<usize, DriverError> {
     let reply = answer.map_err(|cause| half_done(&cause))?;
     doubted(&reply).map_err(open)?;
     count(&reply)
@@ -214,7 +217,7 @@ pub(crate) fn count(reply: &Document) -> Result<usize, DriverError> {
 }
 
 /// Whether another client created the document at the same time.
-pub(crate) fn is_duplicate(answer: &Result<Document, NativeError>) -> bool {
+pub(crate) fn is_duplicate(answer: &Answer) -> bool {
     match answer {
         Ok(reply) => reply
             .get_array("writeErrors")
@@ -227,7 +230,7 @@ pub(crate) fn is_duplicate(answer: &Result<Document, NativeError>) -> bool {
 
 /// Whether a single document may have stopped a command for several: it is part of a foreign open
 /// transaction, or it cannot be written. The server has written the documents that it reached before.
-pub(crate) fn is_of_one_document(answer: &Result<Document, NativeError>) -> bool {
+pub(crate) fn is_of_one_document(answer: &Answer) -> bool {
     match answer {
         Ok(reply) => reply.contains_key("writeErrors") && !reply.contains_key("writeConcernError"),
         Err(cause) => code(cause) == Some(50),

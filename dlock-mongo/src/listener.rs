@@ -26,7 +26,7 @@ use dlock_core::{
     LockName,
     driver::{
         Result, Ticket, WakeUp,
-        kit::{Class, WakeUps},
+        kit::{Backoff, Class, WakeUps},
     },
 };
 use futures_core::stream::BoxStream;
@@ -247,7 +247,7 @@ async fn read_missed(shared: Weak<Shared>, connection: Connection, names: Vec<Lo
 /// Keeps a stream open that covers every name with waiters, until there are none or the driver is gone.
 async fn keep(shared: Weak<Shared>, changed: Arc<Notify>) {
     let mut opened: Option<Instant> = None;
-    let mut pause = SHORTEST;
+    let mut backoff = Backoff::new(SHORTEST, LONGEST);
     let ended = Arc::new(AtomicBool::new(false));
     loop {
         let Some(here) = shared.upgrade() else { return };
@@ -288,7 +288,7 @@ async fn keep(shared: Weak<Shared>, changed: Arc<Notify>) {
             match open(&here.connection, names).await {
                 Ok(stream) => {
                     opened = Some(Instant::now());
-                    pause = SHORTEST;
+                    backoff = Backoff::new(SHORTEST, LONGEST);
                     let (generation, new) = here.opened(filter, lost);
                     let (runtime, connection) = (here.connection.runtime(), &here.connection);
                     runtime.spawn(read_missed(Arc::downgrade(&here), connection.clone(), new));
@@ -304,8 +304,7 @@ async fn keep(shared: Weak<Shared>, changed: Arc<Notify>) {
                     here.failed(&cause);
                     ended.store(lost, Ordering::Relaxed);
                     drop(here);
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST);
+                    tokio::time::sleep(backoff.pause()).await;
                     changed.notify_one();
                 }
             }

@@ -18,7 +18,8 @@
 //! The clock is the server's, in microseconds UTC, whatever the session's time zone. `UTC_TIMESTAMP(6)` is
 //! fixed when a statement begins. So a statement that waits for a row's lock writes an end that is too early,
 //! never too late. Each statement is a transaction of its own. It finds its rows by the primary key, the only
-//! index, and locks only them, in the order of their names: statements can wait for each other but never in a cycle. All text is `VARBINARY`, so no collation takes part in a comparison.
+//! index, and locks only them, in the order of their names: statements can wait for each other but never in a
+//! cycle. All text is `VARBINARY`, so no collation takes part in a comparison.
 //!
 //! The native client sets `CLIENT_FOUND_ROWS`, so a count is of rows matched. Every write adds 1 to
 //! `version`, so matched and changed are the same here. The count of an `UPDATE`, 0 or 1, tells whether its
@@ -76,9 +77,9 @@ pub(crate) const COLUMNS: [(&str, &str, Option<u64>, bool, bool); 10] = [
 /// not-after time, it changes nothing.
 ///
 /// The token is the server's µs, or the last token plus one where the clock is behind that; a token of which
-/// none is greater is left to the record driver. A second run finds a live hold. The incarnation begins no earlier than the row's last change, even if the statement
-/// began to wait for the row before that. A batched release relies on this order to tell who held the lock
-/// when.
+/// none is greater is left to the record driver. A second run finds a live hold. The incarnation begins no
+/// earlier than the row's last change, even if the statement began to wait for the row before that. A batched
+/// release relies on this order to tell who held the lock when.
 const TAKE: &str = "UPDATE {table} SET token = LAST_INSERT_ID(GREATEST(token + 1, {now})), owner = ?, \
     holds = CONCAT(?, LPAD(LOWER(HEX({now} + ?)), 16, '0')), expires = {now} + ?, keep_until = 0, \
     began = GREATEST({now}, changed), changed = began, note = ?, version = version + 1 \
@@ -381,23 +382,11 @@ pub(crate) struct Row {
     /// When the row was last written.
     pub(crate) changed: u64,
     pub(crate) version: i64,
-    expires: u64,
+    pub(crate) expires: u64,
     pub(crate) record: Result<Record, DamagedRecord>,
 }
 
 impl Row {
-    #[cfg(test)]
-    pub(crate) fn of(record: Record, changed: u64) -> Self {
-        Self {
-            name: Vec::new(),
-            now: 0,
-            changed,
-            version: 1,
-            expires: 0,
-            record: Ok(record),
-        }
-    }
-
     /// A row of `FIND` or `LIST`; `None`: it has only the time.
     pub(crate) fn read(row: &MySqlRow) -> Option<Self> {
         Some(Self {

@@ -8,7 +8,7 @@ use crate::{
 };
 use dlock_core::driver::{
     Result,
-    kit::{self, ConnectionOutcome, Failure, Lent},
+    kit::{self, ConnectionOutcome, Dialed, Failure, Lent},
 };
 use futures_util::TryStreamExt;
 use sqlx::{
@@ -52,7 +52,7 @@ impl kit::Dialer for Dialer {
     type Session = Session;
     type Error = sqlx::Error;
 
-    async fn dial(&self) -> Result<(Session, Duration)> {
+    async fn dial(&self) -> Result<Dialed<Session>> {
         let mut native = self.options.connect().await.map_err(error::unreached)?;
         let greeting = session::greet(&mut native).await?;
         let session = Session {
@@ -61,7 +61,8 @@ impl kit::Dialer for Dialer {
             flavour: greeting.flavour,
             doubts: greeting.doubts(),
         };
-        Ok((session, greeting.now))
+        let time = greeting.now;
+        Ok(Dialed { session, time })
     }
 
     async fn time(&self, session: &mut Session) -> sqlx::Result<Duration> {

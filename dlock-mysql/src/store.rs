@@ -34,8 +34,8 @@ impl MysqlStore {
     pub(crate) async fn open(config: MysqlConfig) -> Result<Self> {
         check_runtime()?;
         let mut capabilities = Capabilities::new("mysql", config.store()?);
-        // There are no wake-ups. `GET_LOCK` would need a connection per waiter, is not replicated, and is refused or multiplexed away by
-        // clusters and proxies.
+        // There are no wake-ups. `GET_LOCK` would need a connection per waiter, is not replicated, and is
+        // refused or multiplexed away by clusters and proxies.
         capabilities.wake = Wake::Poll;
         capabilities.late = LATE;
         capabilities.renew_batch = LIST_BATCH;
@@ -151,8 +151,9 @@ impl RecordStore for MysqlStore {
     }
 }
 
-/// With more statements of a kind in flight each carries less; one of each kind keeps server and client busy. More requests in one gain
-/// little, and lock rows for longer. A batch waits for a connection, runs a statement and reads rows: at most 5 s, 4 s and 4 s.
+/// With more statements of a kind in flight each carries less; one of each kind keeps server and client busy.
+/// More requests in one gain little, and lock rows for longer. A batch waits for a connection, runs a
+/// statement and reads rows: at most 5 s, 4 s and 4 s.
 const POLICY: BatchPolicy = BatchPolicy {
     alone: 1,
     in_flight: 1,

@@ -6,7 +6,7 @@ use crate::{
 };
 use dlock_core::driver::{
     DriverError, Result,
-    kit::{self, ConnectionOutcome, Failure},
+    kit::{self, ConnectionOutcome, Dialed, Failure},
 };
 use sqlx::{
     AssertSqlSafe, ConnectOptions, Connection, PgConnection, Row,
@@ -72,10 +72,10 @@ impl kit::Dialer for Dialer {
     type Error = sqlx::Error;
 
     /// A new connection, to a server that can be written.
-    async fn dial(&self) -> Result<(PgConnection, Duration)> {
-        let mut connection = self.connect().await.map_err(unreached)?;
+    async fn dial(&self) -> Result<Dialed<PgConnection>> {
+        let mut session = self.connect().await.map_err(unreached)?;
         let greeting = commands::framed("greeting", commands::RUN_MS, &commands::greeting());
-        let greeting = ask(&mut connection, greeting).await;
+        let greeting = ask(&mut session, greeting).await;
         let greeting = greeting.map_err(unreached)?;
         let told = |column| greeting.rows.first().map(|row| row.try_get(column));
         self.direct
@@ -84,7 +84,8 @@ impl kit::Dialer for Dialer {
             let refused = "the server is a standby or read-only: connect to the primary";
             return Err(DriverError::unavailable(refused));
         }
-        Ok((connection, Duration::from_micros(greeting.now)))
+        let time = Duration::from_micros(greeting.now);
+        Ok(Dialed { session, time })
     }
 
     async fn time(&self, connection: &mut PgConnection) -> sqlx::Result<Duration> {

@@ -31,6 +31,11 @@ impl RedisConfig {
     /// The rights that a user of the server needs, as the `ACL SETUSER` line for the default prefix.
     ///
     /// A URL with a database also needs `+select`. There are no tables to create.
+    ///
+    /// # Examples
+    /// ```
+    /// println!("{}", dlock_redis::RedisConfig::RIGHTS);
+    /// ```
     pub const RIGHTS: &'static str = "\
 ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__channel:dlock:* \\
   +hello +evalsha +script|load +time +pttl +hgetall +hmget +hget +hset +hdel +del +exists +get +set +pexpire +pexpireat \\

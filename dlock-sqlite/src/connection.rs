@@ -13,7 +13,7 @@ use crate::{
 };
 use dlock_core::{
     ErrorKind,
-    driver::{DriverError, Result},
+    driver::{DriverError, Result, kit::Backoff},
 };
 use rustix::fs::{
     Access, AtFlags, CWD, FileType, Mode, StatxAttributes, StatxFlags, access, mknodat, stat,
@@ -325,10 +325,11 @@ impl Checkout<'_> {
 /// SQLite does not wait for that.
 async fn opened(lock_file: &LockFile) -> Result<SqliteConnection> {
     let until = Instant::now() + OPEN_WITHIN;
+    let mut backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(20));
     loop {
         match lock_file.open().await {
             Err(error) if is_busy(&error) && Instant::now() < until => {
-                tokio::time::sleep(Duration::from_micros(fastrand::u64(1_000..20_000))).await;
+                tokio::time::sleep(backoff.pause()).await;
             }
             opened => return opened,
         }

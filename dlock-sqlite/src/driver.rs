@@ -1,9 +1,12 @@
 //! SQLite driver: the record driver over the rows of a file.
 
 use crate::{config::SqliteConfig, machine::Machine, store::SqliteStore};
-use dlock_core::driver::{
-    Result,
-    kit::{RecordBacked, RecordDriver},
+use dlock_core::{
+    Clock,
+    driver::{
+        Result,
+        kit::{RecordBacked, RecordDriver},
+    },
 };
 
 /// Locks in a file of this machine, shared by its processes.
@@ -56,7 +59,7 @@ impl SqliteDriver {
     /// # Ok(()) }
     /// ```
     pub async fn open(config: SqliteConfig) -> Result<Self> {
-        Self::open_on(config, Machine::here()?).await
+        Self::open_on(config, Machine::here(Clock::boot())?).await
     }
 
     async fn open_on(config: SqliteConfig, machine: Machine) -> Result<Self> {
@@ -86,7 +89,8 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const DAY: Duration = Duration::from_secs(86_400);
 
-    async fn on(machine: Machine, folder: &Path) -> SqliteDriver {
+    async fn on(clock: &Clock, folder: &Path) -> SqliteDriver {
+        let machine = Machine::here(clock.clone()).unwrap();
         let config = SqliteConfig::new(folder.join("locks.db"));
         SqliteDriver::open_on(config, machine).await.unwrap()
     }
@@ -94,7 +98,7 @@ mod tests {
     fn acquire(name: &str, lease: Duration) -> Acquire {
         let (name, lease) = (LockName::new(name).unwrap(), Lease::fixed(lease));
         let owner = Owner::from_seed(&fastrand::u64(..).to_string());
-        let (hold, give_up) = (HoldId::from_bits(7), Clock::boot().now() + SECOND * 60);
+        let (hold, give_up) = (HoldId::from_bits(7), Clock::boot().now() + DAY * 30);
         Acquire::new(name, owner, hold, lease, give_up)
     }
 
@@ -103,6 +107,15 @@ mod tests {
             Acquired::Granted(grant) => grant.token.0,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Time passes by both clocks: the boot clock jumps, and the wall clock's times in the file move back.
+    async fn pass(driver: &SqliteDriver, clock: &Clock, time: Duration) {
+        clock.jump(time);
+        let past = "UPDATE locks SET token = token - ?1, written = written - ?1";
+        let past = sqlx::query(past).bind(i64::try_from(time.as_micros()).unwrap());
+        let mut checkout = driver.0.store().connection.checkout().await.unwrap();
+        past.execute(checkout.native()).await.unwrap();
     }
 
     async fn names(driver: &SqliteDriver) -> i64 {
@@ -114,15 +127,16 @@ mod tests {
     #[tokio::test]
     async fn names_long_free_are_forgotten_and_their_tokens_go_on() {
         let folder = tempfile::tempdir().unwrap();
-        let today = on(Machine::here().unwrap(), folder.path()).await;
+        let clock = Clock::simulated();
+        let today = on(&clock, folder.path()).await;
         let free = acquire("free", SECOND);
         let last = token(&today, &free).await;
         let freed = Release::new(free.name.clone(), free.owner, free.hold);
         today.release(&freed).await.unwrap();
         token(&today, &acquire("lapsed", SECOND)).await;
         token(&today, &acquire("held", DAY * 9)).await;
-        let tomorrow = Machine::here().unwrap().later(DAY + SECOND * 2);
-        let tomorrow = on(tomorrow, folder.path()).await;
+        pass(&today, &clock, DAY + SECOND * 2).await;
+        let tomorrow = on(&clock, folder.path()).await;
         // Sweeps are rare: this takes some hundred grants.
         let mut grants = 0;
         while names(&tomorrow).await > 1 + grants {
@@ -134,6 +148,7 @@ mod tests {
         let held = tomorrow.inspect(&LockName::new("held").unwrap()).await;
         assert_eq!(held.unwrap().holds, 1);
     }
+
     /// A name that is in use for the whole test, before all others.
     fn used(number: u32) -> Acquire {
         acquire(&format!("job-a{number:05}"), DAY * 6)
@@ -149,15 +164,16 @@ mod tests {
     #[tokio::test]
     async fn names_behind_a_crowd_in_use_are_forgotten_by_a_bounded_number_of_sweeps() {
         let folder = tempfile::tempdir().unwrap();
-        let today = on(Machine::here().unwrap(), folder.path()).await;
+        let clock = Clock::simulated();
+        let today = on(&clock, folder.path()).await;
         for number in 0..1_000 {
             token(&today, &used(number)).await;
         }
         for number in 0..5_000 {
             used_up(&today, &format!("job-b{number:05}")).await;
         }
-        let later = Machine::here().unwrap().later(DAY + SECOND * 2);
-        let later = on(later, folder.path()).await;
+        pass(&today, &clock, DAY + SECOND * 2).await;
+        let later = on(&clock, folder.path()).await;
         let pages = 6_000_u64.div_ceil(PAGE.unsigned_abs());
         let mut after = Vec::new();
         for _ in 0..pages {
@@ -171,17 +187,18 @@ mod tests {
     #[tokio::test]
     async fn a_table_does_not_grow_over_days_of_names_that_are_used_once() {
         let folder = tempfile::tempdir().unwrap();
-        let now = Machine::here().unwrap();
-        let today = on(now.clone(), folder.path()).await;
+        let clock = Clock::simulated();
+        let today = on(&clock, folder.path()).await;
         for number in 0..300 {
             token(&today, &used(number)).await;
         }
         for day in 0..20 {
             // Real holders of the first names would renew them; the test takes them for long instead.
-            let driver = on(now.clone().later(DAY * day / 4), folder.path()).await;
+            let driver = on(&clock, folder.path()).await;
             for number in 0..400 {
                 used_up(&driver, &format!("job-b{day:02}-{number:05}")).await;
             }
+            pass(&driver, &clock, DAY / 4).await;
         }
         // Four quarters of a day wait for their day to be over; as many again are found late.
         let left = names(&today).await;

@@ -15,13 +15,11 @@ use std::{
 pub(crate) struct Machine {
     boot: String,
     clock: Clock,
-    /// How far both clocks are ahead, for tests that cannot wait a day.
-    ahead: Duration,
 }
 
 impl Machine {
-    /// The machine on which this process runs.
-    pub(crate) fn here() -> Result<Self> {
+    /// The machine on which this process runs, by its boot clock.
+    pub(crate) fn here(clock: Clock) -> Result<Self> {
         let boot = fs::read_to_string(BOOT_ID).map_err(|cause| {
             let message = format!(
                 "leases in a file are counted by the kernel's boot clock, and {BOOT_ID} does not tell which boot this is: \
@@ -36,11 +34,7 @@ impl Machine {
         {
             boot = format!("{boot} {}", space.display());
         }
-        Ok(Self {
-            boot,
-            clock: Clock::boot(),
-            ahead: Duration::ZERO,
-        })
+        Ok(Self { boot, clock })
     }
 
     /// Reads the clocks once, for one statement; `None` when the time is after `give_up`.
@@ -60,16 +54,9 @@ impl Machine {
             .unwrap_or_default();
         Moment {
             boot: &self.boot,
-            now: micros(Duration::from_nanos(now.as_nanos()) + self.ahead),
-            wall: micros(wall + self.ahead),
+            now: micros(Duration::from_nanos(now.as_nanos())),
+            wall: micros(wall),
         }
-    }
-
-    /// The same machine that much later.
-    #[cfg(test)]
-    pub(crate) fn later(mut self, by: Duration) -> Self {
-        self.ahead = by;
-        self
     }
 }
 
@@ -157,7 +144,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_a_boot_and_a_clock() {
-        let here = Machine::here().unwrap();
+        let here = Machine::here(Clock::boot()).unwrap();
         assert_eq!(here.boot.split(' ').next().map(str::len), Some(36));
         let first = here.moment();
         let later = here.moment_before(Instant::FAR).unwrap();

@@ -32,8 +32,8 @@ pub(crate) async fn attend(session: Arc<Session>) {
     if session.is_over() {
         session.seats.clear();
         tracing::warn!(target: "dlock::zk", lane = session.lane.0, "the session is over, and its locks are lost");
-        session.wake_ups.say(WakeUp::Over(session.lane));
-        session.wake_ups.say(WakeUp::Resync);
+        session.wake_ups.send(WakeUp::Over(session.lane));
+        session.wake_ups.send(WakeUp::Resync);
     } else {
         session.leave().await;
     }

@@ -66,6 +66,11 @@ pub enum AclRule {
 impl ZkConfig {
     /// What a user of a shared ensemble needs, as commands of `zkCli.sh`. No schema is needed: the driver
     /// creates nodes when it needs them.
+    ///
+    /// # Examples
+    /// ```
+    /// println!("{}", dlock_zk::ZkConfig::RIGHTS);
+    /// ```
     pub const RIGHTS: &'static str = "\
 addauth digest locker:secret
 create /dlock

@@ -13,12 +13,14 @@ use crate::{
     commands::token,
     config::{AclRule, Root, ZkConfig},
     error::{closed, failed, over, unreached},
-    listener::Listener,
     seats::{Phase, Seats},
 };
 use dlock_core::{
     Clock, FencingToken, Instant, LockName, RetryClass,
-    driver::{Lane, Result, kit::ServerClock},
+    driver::{
+        Lane, Result,
+        kit::{ServerClock, WakeUps},
+    },
 };
 use std::{
     collections::HashMap,
@@ -43,7 +45,7 @@ pub(crate) struct Lanes {
     slots: Vec<Slot>,
     /// The application's own connection. If present it is the only one.
     given: Option<Client>,
-    pub(crate) wake_ups: Listener,
+    pub(crate) wake_ups: Arc<WakeUps>,
     pub(crate) clock: Clock,
     closed: AtomicBool,
 }
@@ -61,7 +63,7 @@ impl Lanes {
             config,
             slots: (0..count).map(|_| Slot::default()).collect(),
             given,
-            wake_ups: Listener::new(),
+            wake_ups: Arc::default(),
             clock: Clock::boot(),
             closed: AtomicBool::new(false),
         }
@@ -175,7 +177,7 @@ pub(crate) struct Session {
     pub(crate) root: Root,
     acl: AclRule,
     pub(crate) seats: Seats,
-    pub(crate) wake_ups: Listener,
+    pub(crate) wake_ups: Arc<WakeUps>,
     pub(crate) clock: Clock,
     /// The server's clock, estimated from its writes: for displayed ages, never for a decision.
     server: ServerClock,
@@ -212,7 +214,7 @@ impl Session {
             root: lanes.config.root.clone(),
             acl: lanes.config.acl,
             seats: Seats::default(),
-            wake_ups: lanes.wake_ups.clone(),
+            wake_ups: Arc::clone(&lanes.wake_ups),
             clock: lanes.clock.clone(),
             server: ServerClock::new(),
             gates: Mutex::default(),

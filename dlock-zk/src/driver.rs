@@ -18,7 +18,11 @@ use dlock_core::{
     },
 };
 use futures_core::stream::BoxStream;
-use futures_util::future::{join_all, try_join_all};
+use futures_util::{
+    StreamExt,
+    future::{join_all, try_join_all},
+    stream,
+};
 use std::{sync::Arc, time::Duration};
 use zookeeper_client::{Client, Error as Native};
 
@@ -195,7 +199,8 @@ impl DistributedLock for ZkDriver {
     }
 
     fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
-        self.lanes.wake_ups.stream()
+        let wake_ups = self.lanes.wake_ups.take();
+        wake_ups.unwrap_or_else(|| stream::empty().boxed())
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {

@@ -6,65 +6,12 @@ use crate::{
     seats::{Mine, Phase, Watch},
 };
 use dlock_core::driver::WakeUp;
-use futures_core::stream::BoxStream;
-use futures_util::{FutureExt, StreamExt, stream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::{
-    OwnedSemaphorePermit,
-    broadcast::{self, error::RecvError},
-};
+use futures_util::FutureExt;
+use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
 use zookeeper_client::{
     Error as Native, EventType, OneshotWatcher, SessionState, StateWatcher, WatchedEvent,
 };
-
-/// The bounded channel of notifications to the core. When it overflows, the core gets [`WakeUp::Resync`]
-/// in place of those it missed.
-#[derive(Clone, Debug)]
-pub(crate) struct Listener(Arc<Mutex<Ends>>);
-
-#[derive(Debug)]
-struct Ends {
-    sender: Option<broadcast::Sender<WakeUp>>,
-    receiver: Option<broadcast::Receiver<WakeUp>>,
-}
-
-impl Listener {
-    pub(crate) fn new() -> Self {
-        let (sender, receiver) = broadcast::channel(ROOM);
-        Self(Arc::new(Mutex::new(Ends {
-            sender: Some(sender),
-            receiver: Some(receiver),
-        })))
-    }
-
-    pub(crate) fn say(&self, wake_up: WakeUp) {
-        if let Some(sender) = &self.ends().sender {
-            drop(sender.send(wake_up)); // an error: the core dropped the stream
-        }
-    }
-
-    /// The stream, once.
-    pub(crate) fn stream(&self) -> BoxStream<'static, WakeUp> {
-        let receiver = self.ends().receiver.take();
-        stream::unfold(receiver, |receiver| async {
-            let mut receiver = receiver?;
-            match receiver.recv().await {
-                Ok(wake_up) => Some((wake_up, Some(receiver))),
-                Err(RecvError::Lagged(_)) => Some((WakeUp::Resync, Some(receiver))),
-                Err(RecvError::Closed) => None,
-            }
-        })
-        .boxed()
-    }
-
-    pub(crate) fn close(&self) {
-        self.ends().sender = None;
-    }
-
-    fn ends(&self) -> MutexGuard<'_, Ends> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// `Some`: the seat ahead was the only one ahead when its watch was already set, so none is ahead when it is
 /// gone. A client that enters through that seat writes to it, which the watch reports. This holds only while
@@ -223,7 +170,7 @@ impl Session {
     pub(crate) fn turn(&self, mine: &Mine) {
         if let Some(ticket) = mine.ticket {
             let name = mine.name.clone();
-            self.wake_ups.say(WakeUp::Turn { name, ticket });
+            self.wake_ups.send(WakeUp::Turn { name, ticket });
         }
     }
 
@@ -232,30 +179,7 @@ impl Session {
         if state == SessionState::Disconnected {
             tracing::debug!(target: "dlock::zk", lane = self.lane.0, "disconnected");
         } else if !state.is_terminated() {
-            self.wake_ups.say(WakeUp::Resync);
+            self.wake_ups.send(WakeUp::Resync);
         }
-    }
-}
-
-/// Notifications in flight. A client that is further behind resyncs.
-const ROOM: usize = 1024;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use dlock_core::driver::Lane;
-
-    #[tokio::test]
-    async fn what_does_not_fit_is_sent_as_a_resync() {
-        let wake_ups = Listener::new();
-        for lane in 0..=1024 {
-            wake_ups.say(WakeUp::Over(Lane(lane)));
-        }
-        wake_ups.close();
-        let heard: Vec<_> = wake_ups.stream().collect().await;
-        assert_eq!(heard.len(), ROOM + 1);
-        assert_eq!(heard.first(), Some(&WakeUp::Resync));
-        assert_eq!(heard.last(), Some(&WakeUp::Over(Lane(1024))));
-        assert_eq!(wake_ups.stream().count().await, 0);
     }
 }

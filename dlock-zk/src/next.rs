@@ -47,7 +47,7 @@ impl Session {
             if !matches!(stood, Ok(Some(Acquired::Held(_)))) {
                 // Its turn, or no seat: the core has to ask.
                 let name = next.name.clone();
-                session.wake_ups.say(WakeUp::Turn { name, ticket });
+                session.wake_ups.send(WakeUp::Turn { name, ticket });
             }
         });
         // Its first poll sends the request.

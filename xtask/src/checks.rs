@@ -1,6 +1,6 @@
 //! What is checked: what is quick and what fails often comes first.
 
-use crate::step::{cargo, cargo_step, run, run_tests, step, succeeds};
+use crate::step::{cargo, cargo_step, run, run_tests, run_two_rows, step, succeeds};
 use crate::workspace::{Package, Workspace};
 use crate::{Result, examples, mysql};
 use std::process::Command;
@@ -18,7 +18,8 @@ pub(crate) fn everything(workspace: &Workspace) -> Result {
     cargo_step("fetch dependencies", ["fetch", "--locked"])?;
     format_and_lints()?;
     step("docs", || {
-        // With examples, tests' dependencies count, as they do for the lints; else half of all crates were checked again.
+        // With examples, tests' dependencies count, as they do for the lints; else half of all crates were
+        // checked again.
         let targets = ["--lib", "--examples", "--bin", "dlock-bench"];
         let mut doc = cargo(["doc", "--no-deps"]);
         doc.args(targets);
@@ -27,9 +28,17 @@ pub(crate) fn everything(workspace: &Workspace) -> Result {
     step("build tests and examples", || {
         run(cargo(["build", "--all-targets"]).args(WORKSPACE))
     })?;
-    // Unit tests, suites, faults, mutants, the tidy test and every library's doc tests.
+    // Unit tests, suites, faults, mutants, the tidy test and every library's doc tests, in two rows of about equal length,
+    // since most of them wait more than they compute. Each name of a test matches one of the two patterns.
     step("tests", || {
-        run_tests(cargo(["test", "--no-fail-fast"]).args(WORKSPACE))
+        let test = |targets: &[&str]| {
+            let mut test = cargo(["test", "--no-fail-fast"]);
+            test.args(WORKSPACE).args(targets);
+            test
+        };
+        let (suites, docs) = (test(&["--test", "c*"]), test(&["--doc"]));
+        let others = test(&["--lib", "--bins", "--test", "[!c]*"]);
+        run_two_rows(vec![suites, docs], vec![others])
     })?;
     step("tests on a MySQL", || mysql::run(&WORKSPACE))?;
     examples::run_all(workspace)?;
@@ -89,8 +98,8 @@ fn lints(targets: &[&str], selection: &[&str]) -> Result {
         .args(["--", "-D", "warnings"]))
 }
 
-/// Finds code behind a feature that compiles only beside another feature. Clippy and not check, because an unused import
-/// is the usual trace.
+/// Finds code behind a feature that compiles only beside another feature. Clippy and not check, because an
+/// unused import is the usual trace.
 fn each_feature_alone(package: &Package) -> Result {
     if package.features.is_empty() {
         return Ok(());

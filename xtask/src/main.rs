@@ -1,8 +1,9 @@
 //! The test command, `cargo xtask test`: every check that CI runs.
 //!
-//! It runs `cargo test` and not nextest. nextest gives each test a process of its own, but the tests of one program share
-//! a server here; it runs no doc tests; and installing it takes minutes on a fresh machine. Each feature alone is a loop
-//! over the workspace's manifests, which is all that would be used of cargo-hack.
+//! It runs `cargo test` and not nextest. nextest gives each test a process of its own, but the tests of one
+//! program share a server here; it runs no doc tests; and installing it takes minutes on a fresh machine.
+//! Each feature alone is a loop over the workspace's manifests, which is all that would be used of
+//! cargo-hack.
 //!
 //! Servers come from a script, `conformance/images/servers.sh`. It runs this program again, as `checks`, and stops what
 //! it started however that ends.

@@ -4,7 +4,9 @@ use crate::Result;
 use std::env;
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::process::{Command, Stdio};
+use std::panic::resume_unwind;
+use std::process::{Command, ExitStatus, Stdio};
+use std::thread;
 use std::time::Instant;
 
 /// Runs `work` under a headline. A failure names the step.
@@ -54,24 +56,55 @@ pub(crate) fn run(command: &mut Command) -> Result {
     }
 }
 
-/// Runs test programs to their end, which must be success. A failure names the tests, because they stand far above the end
-/// of what was printed.
+/// Runs test programs to their end, which must be success. A failure names the tests, because they stand far
+/// above the end of what was printed.
 pub(crate) fn run_tests(command: &mut Command) -> Result {
     let mut tests = command.stdout(Stdio::piped()).spawn()?;
     let printed = tests.stdout.take().ok_or("no pipe")?;
     let failed = pass_on(printed, io::stdout())?;
-    let status = tests.wait()?;
-    if status.success() {
-        Ok(())
-    } else if failed.is_empty() {
-        Err(format!("{status}, and no test failed: see above").into())
-    } else {
-        Err(format!("{status}; failed: {}", failed.join(", ")).into())
+    judge(&[tests.wait()?], &failed)
+}
+
+/// Runs two rows of commands that run test programs, one of each row at a time. What the second row prints follows that of
+/// the first, so that nothing is mixed.
+pub(crate) fn run_two_rows(first: Vec<Command>, second: Vec<Command>) -> Result {
+    let mut kept = Vec::new();
+    let (first, second) = thread::scope(|scope| {
+        let second = scope.spawn(|| run_row(second, &mut kept));
+        (run_row(first, io::stdout()), second.join())
+    });
+    io::stdout().write_all(&kept)?;
+    let second = second.unwrap_or_else(|panic| resume_unwind(panic))?;
+    let (statuses, failed): (Vec<_>, Vec<_>) = [first?, second].into_iter().unzip();
+    judge(&statuses.concat(), &failed.concat())
+}
+
+/// The commands' exit statuses and the tests that failed.
+fn run_row(row: Vec<Command>, mut to: impl Write) -> io::Result<(Vec<ExitStatus>, Vec<String>)> {
+    let (mut statuses, mut failed) = (Vec::new(), Vec::new());
+    for mut command in row {
+        let (printed, writer) = io::pipe()?;
+        command.stdout(writer.try_clone()?).stderr(writer);
+        let mut tests = command.spawn()?;
+        drop(command); // It has the pipe open, too.
+        failed.extend(pass_on(printed, &mut to)?);
+        statuses.push(tests.wait()?);
+    }
+    Ok((statuses, failed))
+}
+
+fn judge(statuses: &[ExitStatus], failed: &[String]) -> Result {
+    match statuses.iter().find(|status| !status.success()) {
+        None => Ok(()),
+        Some(status) if failed.is_empty() => {
+            Err(format!("{status}, and no test failed: see above").into())
+        }
+        Some(status) => Err(format!("{status}; failed: {}", failed.join(", ")).into()),
     }
 }
 
 /// Writes what test programs print, and returns the names of the tests that failed.
-fn pass_on(printed: impl Read, mut to: impl Write) -> Result<Vec<String>> {
+fn pass_on(printed: impl Read, mut to: impl Write) -> io::Result<Vec<String>> {
     let mut failed = Vec::new();
     for line in BufReader::new(printed).split(b'\n') {
         let mut line = line?;

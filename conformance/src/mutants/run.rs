@@ -105,7 +105,8 @@ fn listed(stage: &Stage, mutant: Mutant) -> Result<Verdict, Failed> {
     Ok(verdict)
 }
 
-/// The outcomes of the cases of these clauses that can share a server. A clause that has failed needs no further case: its rest is left out.
+/// The outcomes of the cases of these clauses that can share a server. A clause that has failed needs no
+/// further case: its rest is left out.
 async fn concurrently<F: Future<Output = (Case, Outcome)>>(
     clauses: &[Clause],
     mut play: impl FnMut(Case) -> F,

@@ -1,8 +1,8 @@
 //! The log of one worker process: one record a line, each written at once, so that a killed process
 //! loses none.
 //!
-//! - `took HOLD NAME FAMILY TOKEN LEAST ASKED GOT`: a hold was asked for at `ASKED` and in hand at `GOT`, with a minimum of `LEAST`. Holds that
-//!   share an incarnation by a pass have one family.
+//! - `took HOLD NAME FAMILY TOKEN LEAST ASKED GOT`: a hold was asked for at `ASKED` and in hand at `GOT`,
+//!   with a minimum of `LEAST`. Holds that share an incarnation by a pass have one family.
 //! - `believes HOLD AT`: at some instant from `AT` on, and before this was written, the guard's check was Ok.
 //! - `ended HOLD HOW`: the hold came to its end in the eyes of its holder.
 //! - `failed HOW`: an acquire gave no guard.

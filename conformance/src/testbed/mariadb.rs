@@ -44,7 +44,8 @@ pub const VARIABLE: &str = "DLOCK_TEST_MYSQL_URL";
 pub const PROGRAM_VARIABLE: &str = "DLOCK_TEST_MYSQLD";
 
 impl MariadbServer {
-    /// Starts the program that [`DLOCK_TEST_MYSQLD`](PROGRAM_VARIABLE) names, else the `mariadbd` on `PATH`, or in `/usr/sbin`.
+    /// Starts the program that [`DLOCK_TEST_MYSQLD`](PROGRAM_VARIABLE) names, else the `mariadbd` on `PATH`,
+    /// or in `/usr/sbin`.
     ///
     /// # Errors
     /// [`ServerError::Missing`] when there is none, else the error of the start.

@@ -40,7 +40,8 @@ impl Room {
         self.cycles.load(Ordering::Relaxed)
     }
 
-    /// Enters and leaves until `over`, whatever happens to the server. The client's cleanup releases requests that got no answer.
+    /// Enters and leaves until `over`, whatever happens to the server. The client's cleanup releases requests
+    /// that got no answer.
     async fn besiege(self: Arc<Self>, lock: Lock, over: Arc<AtomicBool>) {
         while !over.load(Ordering::Relaxed) {
             let Ok(guard) = lock.acquire().await else {

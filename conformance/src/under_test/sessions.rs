@@ -7,7 +7,8 @@ use dlock_core::{
 };
 use std::fmt;
 
-/// Ends all sessions of the driver before each kind of request. The request that meets a dead one fails, and its repeat does not.
+/// Ends all sessions of the driver before each kind of request. The request that meets a dead one fails, and
+/// its repeat does not.
 ///
 /// # Panics
 /// When a kind of request fails again and again, or does something else.
@@ -71,7 +72,8 @@ pub async fn ended_sessions_are_replaced<D: DistributedLock>(
     }
 }
 
-/// Checks that the repeat, by this driver, of a release whose reply was lost finds the next holder, and leaves it alone.
+/// Checks that the repeat, by this driver, of a release whose reply was lost finds the next holder, and
+/// leaves it alone.
 ///
 /// # Panics
 /// When it does not.

@@ -4,7 +4,7 @@ use crate::{
     exec::child::{Change, Child, terminal},
     exit::Exit,
     output::{Output, span},
-    signals::{SignalEvent, Signals},
+    signals::{Heard, SignalEvent, Signals},
 };
 use dlock::{Guard, GuardState, LossReason};
 use nix::{
@@ -57,7 +57,7 @@ impl Watch<'_> {
             tokio::select! {
                 biased;
                 event = signals.next() => match event {
-                    Ok(SignalEvent::Signal(number, all)) => self.on_signal(&child, number, all, signals, &mut course),
+                    Ok(SignalEvent::Signal(heard)) => self.on_signal(&child, heard, signals, &mut course),
                     Ok(SignalEvent::Child) => {}
                     // Without signals only polling shows when the command ends.
                     Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
@@ -175,15 +175,9 @@ impl Watch<'_> {
         child.signal(Signal::SIGCONT);
     }
 
-    fn on_signal(
-        &self,
-        child: &Child,
-        number: Signal,
-        all: bool,
-        signals: &mut Signals,
-        course: &mut Course,
-    ) {
-        let has_it = all && child.is_in_our_group() && !meant_for_leaders(number);
+    fn on_signal(&self, child: &Child, heard: Heard, signals: &mut Signals, course: &mut Course) {
+        let number = heard.number;
+        let has_it = heard.by_all && child.is_in_our_group() && !meant_for_leaders(number);
         match number {
             // Continued, perhaps after a stop that dlock did not see: its clock comes first.
             Signal::SIGCONT => self.continued(child, course),

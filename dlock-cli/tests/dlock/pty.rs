@@ -72,7 +72,8 @@ impl Terminal {
         self.shows(&format!("^{letter}"));
     }
 
-    /// Waits until this is shown, after what was waited for before. What is typed is shown too: write it otherwise there.
+    /// Waits until this is shown, after what was waited for before. What is typed is shown too: write it
+    /// otherwise there.
     #[track_caller]
     fn shows(&mut self, text: &str) {
         let (screen, seen) = (Arc::clone(&self.screen), self.seen);

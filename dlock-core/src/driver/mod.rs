@@ -20,8 +20,8 @@ pub(crate) mod request;
 pub(crate) mod response;
 
 #[cfg(feature = "net")]
-pub use crate::engine::check_runtime;
-pub use crate::{engine::system_random, error::DriverError};
+pub use crate::runtime::check_runtime;
+pub use crate::{error::DriverError, random::system_random};
 pub use request::{Acquire, Lane, Release, Renew, Ticket};
 pub(crate) use request::{HolderInfo, Holds};
 pub use response::{

@@ -19,6 +19,22 @@ use std::{
 pub struct Lane(pub u32);
 
 /// A request to take a lock.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::{Clock, HoldId, Lease, Owner, driver::{Acquire, Acquired, DistributedLock, Release, Released}};
+///
+/// let driver = dlock_memory::MemoryDriver::from_url("memory:requests")?;
+/// let (owner, hold) = (Owner::from_seed("me"), HoldId::from_bits(1));
+/// let give_up = Clock::boot().now() + std::time::Duration::from_secs(5);
+/// let acquire = Acquire::new("orders:42".parse()?, owner, hold, Lease::default(), give_up);
+/// assert!(matches!(driver.acquire(&acquire).await?, Acquired::Granted(_)));
+///
+/// let release = Release::new(acquire.name, owner, hold);
+/// assert!(matches!(driver.release(&release).await?, Released::Freed));
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Acquire {
@@ -31,9 +47,9 @@ pub struct Acquire {
     /// The lease to grant.
     pub lease: Lease,
     /// The ticket that enters the queue when the acquire is refused; `None`: leave no trace. On a store
-    /// without a queue ([`Wake::Notify`](crate::driver::Wake::Notify)), the client listens for the name from then on,
-    /// until [`leave`](crate::driver::DistributedLock::leave) or a grant. [`Wake::Poll`](crate::driver::Wake::Poll): ignore
-    /// it.
+    /// without a queue ([`Wake::Notify`](crate::driver::Wake::Notify)), the client listens for the name from
+    /// then on, until [`leave`](crate::driver::DistributedLock::leave) or a grant.
+    /// [`Wake::Poll`](crate::driver::Wake::Poll): ignore it.
     pub ticket: Option<Ticket>,
     /// The ticket that enters the queue for this client's further waiters when this acquire is granted. On
     /// a store without a queue, the client listens with this ticket from then on, in place of `ticket`.
@@ -73,6 +89,18 @@ impl Acquire {
 }
 
 /// Holder info: what a holder tells people about itself.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// # let client = dlock_core::Client::new(dlock_memory::MemoryDriver::from_url("memory:holder-info")?)?;
+/// use dlock_core::HolderInfo;
+///
+/// let guard = client.lock("orders:42")?.acquire().await?;
+/// let shown = client.admin().inspect("orders:42").await?;
+/// assert_eq!(shown.holders[0].info, HolderInfo::here());
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HolderInfo {
@@ -84,6 +112,13 @@ pub struct HolderInfo {
 
 impl HolderInfo {
     /// Holder info of this process.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::HolderInfo;
+    ///
+    /// assert_eq!(HolderInfo::here().pid, std::process::id());
+    /// ```
     #[must_use]
     pub fn here() -> Self {
         let uname = rustix::system::uname();
@@ -91,6 +126,13 @@ impl HolderInfo {
     }
 
     /// Builds holder info. The host is cut to 64 bytes and loses its control characters and blanks.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::HolderInfo;
+    ///
+    /// assert_eq!(HolderInfo::new("web 7\n", 4711).host, "web7");
+    /// ```
     #[must_use]
     pub fn new(host: impl AsRef<str>, pid: u32) -> Self {
         let mut kept = String::new();
@@ -106,6 +148,14 @@ impl HolderInfo {
     }
 
     /// Parses what `Display` wrote. Any other text gives empty holder info.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::HolderInfo;
+    ///
+    /// let info = HolderInfo::new("web7", 4711);
+    /// assert_eq!(HolderInfo::parse(&info.to_string()), info);
+    /// ```
     #[must_use]
     pub fn parse(text: &str) -> Self {
         match text.split_once(' ').map(|(pid, host)| (pid.parse(), host)) {
@@ -178,6 +228,20 @@ impl Release {
 }
 
 /// A choice of an owner's holds.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// # let client = dlock_core::Client::new(dlock_memory::MemoryDriver::from_url("memory:holds")?)?;
+/// use dlock_core::Holds;
+///
+/// let owner = client.owner();
+/// let lock = client.lock("orders:42")?.with_owner(&owner);
+/// let (outer, inner) = (lock.acquire().await?, lock.acquire().await?);
+/// client.admin().release("orders:42", &owner, Holds::All).await?;
+/// assert_eq!(client.admin().inspect("orders:42").await?.holds, 0);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holds {
     /// This one.

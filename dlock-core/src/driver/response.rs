@@ -24,6 +24,15 @@ pub enum Acquired {
 }
 
 /// A granted acquire.
+///
+/// # Examples
+/// ```
+/// use dlock_core::{FencingToken, driver::Grant};
+/// use std::{num::NonZeroU32, time::Duration};
+///
+/// let grant = Grant::new(FencingToken(7), NonZeroU32::MIN, Duration::from_secs(30));
+/// assert_eq!(grant.token, FencingToken(7));
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Grant {
@@ -62,6 +71,17 @@ pub struct Held {
 }
 
 /// A holder of a lock.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// # let client = dlock_core::Client::new(dlock_memory::MemoryDriver::from_url("memory:holder")?)?;
+/// let guard = client.lock("orders:42")?.acquire().await?;
+/// let shown = client.admin().inspect("orders:42").await?;
+/// let holder = &shown.holders[0];
+/// assert_eq!((holder.owner, holder.token), (guard.owner(), Some(guard.token())));
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Holder {
@@ -77,6 +97,14 @@ pub struct Holder {
 
 impl Holder {
     /// Builds a holder of which only the owner is known.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{Holder, Owner};
+    ///
+    /// let mut holder = Holder::new(Owner::from_seed("me").fingerprint());
+    /// holder.rest = Some(std::time::Duration::from_secs(30));
+    /// ```
     #[must_use]
     pub fn new(owner: Fingerprint) -> Self {
         Self {
@@ -154,6 +182,19 @@ pub enum WakeUp {
 }
 
 /// The answer to [`break_lock`](crate::driver::DistributedLock::break_lock).
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// # let client = dlock_core::Client::new(dlock_memory::MemoryDriver::from_url("memory:broken")?)?;
+/// use dlock_core::Broken;
+///
+/// let guard = client.lock("orders:42")?.acquire().await?;
+/// let token = Some(guard.token());
+/// assert_eq!(client.admin().break_lock("orders:42", token).await?, Broken::Freed { token });
+/// assert_eq!(client.admin().break_lock("orders:42", None).await?, Broken::WasFree);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Broken {
@@ -194,6 +235,16 @@ impl Page {
 }
 
 /// The state of one name at one moment.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// # let client = dlock_core::Client::new(dlock_memory::MemoryDriver::from_url("memory:snapshot")?)?;
+/// let guard = client.lock("orders:42")?.acquire().await?;
+/// let shown = client.admin().inspect("orders:42").await?;
+/// assert_eq!((shown.holds, shown.waiters), (1, Some(0)));
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Snapshot {
@@ -217,6 +268,14 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// A free name.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Snapshot;
+    ///
+    /// assert!(Snapshot::free("orders:42".parse()?).holders.is_empty());
+    /// # Ok::<(), dlock_core::NameError>(())
+    /// ```
     #[must_use]
     pub fn free(name: LockName) -> Self {
         Self {
@@ -231,6 +290,15 @@ impl Snapshot {
     }
 
     /// A name whose record cannot be read.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Snapshot;
+    ///
+    /// let shown = Snapshot::damaged("orders:42".parse()?, "its owner is no UUID");
+    /// assert!(shown.damaged.is_some());
+    /// # Ok::<(), dlock_core::NameError>(())
+    /// ```
     #[must_use]
     pub fn damaged(name: LockName, why: impl Into<String>) -> Self {
         let mut shown = Self::free(name);
@@ -240,6 +308,16 @@ impl Snapshot {
 }
 
 /// The capabilities of a store.
+///
+/// # Examples
+/// ```
+/// use dlock_core::driver::{Capabilities, Wake};
+/// use std::time::Duration;
+///
+/// let mut capabilities = Capabilities::new("mystore", "mystore://db.internal/locks");
+/// capabilities.wake = Wake::Notify;
+/// capabilities.late = Duration::from_secs(2);
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Capabilities {

@@ -4,7 +4,7 @@
 use crate::{
     clock::{Clock, Instant},
     driver::Ticket,
-    engine::{caller::Caller, watchdog::Key},
+    engine::{caller::Caller, watchdog::key::Key},
     error::LossReason,
     lease::Lease,
     name::LockName,
@@ -25,6 +25,17 @@ use std::{
 use tokio::sync::Notify;
 
 /// How far a lock can be trusted.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// # let client = dlock_core::Client::new(dlock_memory::MemoryDriver::from_url("memory:guard-state")?)?;
+/// use dlock_core::GuardState;
+///
+/// let guard = client.lock("orders:42")?.acquire().await?;
+/// assert_eq!(guard.state(), GuardState::Held);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GuardState {

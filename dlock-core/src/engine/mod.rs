@@ -6,17 +6,13 @@ pub(crate) mod caller;
 pub(crate) mod cleanup;
 pub(crate) mod hold;
 pub(crate) mod lock_table;
-pub(crate) mod random;
 pub(crate) mod release;
-pub(crate) mod runtime;
 pub(crate) mod scope;
 pub(crate) mod spread;
 pub(crate) mod watchdog;
 
 pub use hold::GuardState;
-pub use random::system_random;
-#[cfg(feature = "net")]
-pub use runtime::check_runtime;
+pub use release::ReleaseOutcome;
 
 use crate::{
     clock::{Clock, Instant},
@@ -26,14 +22,14 @@ use crate::{
         cleanup::{Cleanup, CleanupJob},
         hold::{Hold, Start},
         lock_table::{Granted, LockTable},
-        random::Random,
         watchdog::{Renewal, Watchdog, Watched},
     },
     error::{Error, ErrorKind, LossReason},
-    guard::Guard,
     lease::Lease,
     name::LockName,
     owner::{HoldId, Owner},
+    random::Random,
+    runtime,
 };
 use futures_util::StreamExt;
 use std::{
@@ -49,7 +45,7 @@ use std::{
     task::Poll,
     time::Duration,
 };
-use tokio::{sync::Notify, task::JoinHandle};
+use tokio::{runtime::Handle, sync::Notify, task::JoinHandle};
 
 pub(crate) struct Engine {
     pub(crate) driver: Arc<dyn DistributedLock>,
@@ -117,7 +113,7 @@ impl Engine {
         }
     }
 
-    /// Makes a guard of a grant. `None` when the grant is worthless, because it is over already or the
+    /// Begins to hold what was granted. `None` when the grant is worthless, because it is over already or the
     /// client is shutting down. The waiter leaves its local queue under the same mutex under which the
     /// hold enters the table, so no other user of the table sees only one of the two.
     pub(crate) fn begin(
@@ -125,7 +121,7 @@ impl Engine {
         start: Start,
         now: Instant,
         waiter: Option<Granted>,
-    ) -> Option<Guard> {
+    ) -> Option<Arc<Hold>> {
         let (sent, length) = (start.sent, start.terms.lease().length());
         let first = start.first.map_or(sent, |first| first.sent);
         let end = start.terms.end().map(|end| first + end);
@@ -153,7 +149,7 @@ impl Engine {
             end,
         });
         hold.watched_as(key);
-        Some(Guard::new(Arc::clone(self), hold))
+        Some(hold)
     }
 
     fn renews(&self, lease: Lease) -> Renewal {
@@ -343,6 +339,14 @@ impl Engine {
 
     pub(crate) fn tasks(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a call may be awaited here: the client's own runtime has timers.
+    pub(crate) fn check_runtime(&self) -> Result<(), Error> {
+        match Handle::try_current() {
+            Ok(here) if here.id() == self.calls.handle.id() => Ok(()),
+            _ => Ok(runtime::current().map(drop)?),
+        }
     }
 
     pub(crate) fn closed() -> Error {

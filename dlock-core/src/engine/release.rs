@@ -12,48 +12,82 @@ use crate::{
         hold::{GuardState, Hold},
     },
     error::{DriverError, Effect, Error, ErrorKind, LossReason, RetryClass},
-    guard::ReleaseOutcome,
 };
 use std::{sync::Arc, time::Duration};
+
+/// The outcome of a release.
+///
+/// # Examples
+/// ```
+/// # async fn example(guard: dlock_core::Guard) -> Result<(), dlock_core::Error> {
+/// use dlock_core::ReleaseOutcome;
+///
+/// match guard.release().await? {
+///     ReleaseOutcome::StillHeld { holds } => println!("{holds} more holds of this owner"),
+///     ReleaseOutcome::MinHold { rest } => println!("unavailable for another {rest:?}"),
+///     _ => println!("free"),
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReleaseOutcome {
+    /// The name is free, or was handed to the next waiter.
+    Released,
+    /// Other holds of the same incarnation are left.
+    StillHeld {
+        /// How many. It is 1, too, when a lost answer leaves only the fact that some are left.
+        holds: u32,
+    },
+    /// No hold is left, and the lock stays unavailable for its minimum hold.
+    MinHold {
+        /// For how long.
+        rest: Duration,
+    },
+}
+
+impl ReleaseOutcome {
+    /// The outcome of a release that found its hold.
+    pub(crate) fn of(released: &Released) -> Self {
+        match released {
+            Released::StillHeld { holds } => Self::StillHeld { holds: holds.get() },
+            Released::MinHold { rest } => Self::MinHold { rest: *rest },
+            Released::Freed | Released::NotHeld { .. } => Self::Released,
+        }
+    }
+}
 
 /// A release in flight. When it is dropped, the cleanup finishes it in the background.
 pub(crate) struct Releasing {
     engine: Active<Arc<Engine>>,
     hold: Arc<Hold>,
     began: Instant,
+    /// The state in which it found the hold.
+    before: GuardState,
     open: bool,
 }
 
 impl Releasing {
-    /// Begins the release of a hold and returns the state before. Renewing stops first: whatever the outcome, nothing is renewed after it.
-    pub(crate) fn begin(engine: &Arc<Engine>, hold: &Arc<Hold>) -> (GuardState, Self) {
+    /// Begins the release of a hold. Renewing stops first: whatever the outcome, nothing is renewed after it.
+    pub(crate) fn begin(engine: &Arc<Engine>, hold: &Arc<Hold>) -> Self {
+        let active = Engine::active(Arc::clone(engine));
+        let began = engine.clock.now();
+        let before = hold.releasing(began);
         let releasing = Self {
-            engine: Engine::active(Arc::clone(engine)),
+            engine: active,
             hold: Arc::clone(hold),
-            began: engine.clock.now(),
-            open: true,
+            began,
+            before,
+            open: is_needed(hold, before, began),
         };
-        let before = hold.releasing(releasing.began);
         engine.stop_renewing(hold);
         engine.leave_table(hold);
-        (before, releasing.unless(before))
+        releasing
     }
 
-    /// Decides whether a release is needed. A hold that another owner has taken over, or that ended with
-    /// its session, needs none, unless a late copy of its acquire may yet revive it, or has done so
-    /// unnoticed. A hold that shutdown left to its lease is not released.
-    fn unless(mut self, before: GuardState) -> Self {
-        let lease = self.hold.lease().length();
-        let copy = self.hold.indeterminate_until;
-        let revivable = copy.is_some_and(|until| until + lease > self.began);
-        self.open = match before {
-            GuardState::Held | GuardState::Uncertain | GuardState::Lost(LossReason::Deadline) => {
-                true
-            }
-            GuardState::Lost(LossReason::NotHeld | LossReason::Session) => revivable,
-            GuardState::Lost(LossReason::Shutdown) => false,
-        };
-        self
+    /// The state in which the release found the hold.
+    pub(crate) fn before(&self) -> GuardState {
+        self.before
     }
 
     /// Sends the release, and repeats it until it is answered or its time is over.
@@ -158,6 +192,21 @@ impl Releasing {
         .with_effect(Effect::Unknown)
         .with_retry(RetryClass::Never)
         .at(self.engine.caps.backend, &self.hold.name)
+    }
+}
+
+/// Whether a release is needed. A hold that another owner has taken over, or that ended with its session,
+/// needs none, unless a late copy of its acquire may yet revive it, or has done so unnoticed. A hold that
+/// shutdown left to its lease is not released.
+fn is_needed(hold: &Hold, before: GuardState, now: Instant) -> bool {
+    let lease = hold.lease().length();
+    match before {
+        GuardState::Held | GuardState::Uncertain | GuardState::Lost(LossReason::Deadline) => true,
+        GuardState::Lost(LossReason::NotHeld | LossReason::Session) => {
+            let copy = hold.indeterminate_until;
+            copy.is_some_and(|until| until + lease > now)
+        }
+        GuardState::Lost(LossReason::Shutdown) => false,
     }
 }
 

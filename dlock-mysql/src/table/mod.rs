@@ -1,4 +1,5 @@
-//! Lock table: the steps of the store, each one statement, or a statement and a read of the rows that it did not change.
+//! Lock table: the steps of the store, each one statement, or a statement and a read of the rows that it did
+//! not change.
 
 use crate::{
     commands::{LIST_BATCH, Row, Statements},
@@ -165,8 +166,9 @@ impl LockTable {
         Ok(batch.iter().map(freed).collect())
     }
 
-    /// Renews sole holds, and answers those that are not there. `which`: the entries, of one lease. A row that another transaction has locked
-    /// fails alone: those that are not locked are found without waiting, and sent again in two halves.
+    /// Renews sole holds, and answers those that are not there. `which`: the entries, of one lease. A row
+    /// that another transaction has locked fails alone: those that are not locked are found without waiting,
+    /// and sent again in two halves.
     pub(crate) async fn extend(
         &self,
         all: &[Renew],
@@ -209,7 +211,8 @@ impl LockTable {
         }
     }
 
-    /// One statement for the entries. The rows tell which ones it did not renew: holds that are gone, and those that are not sole.
+    /// One statement for the entries. The rows tell which ones it did not renew: holds that are gone, and
+    /// those that are not sole.
     async fn extend_part(
         &self,
         entries: &[&Renew],
@@ -282,7 +285,8 @@ impl LockTable {
         Ok(found)
     }
 
-    /// Reads the rows after a statement for several names, of which it changed `some`. If they cannot be read, the effect on each is unknown.
+    /// Reads the rows after a statement for several names, of which it changed `some`. If they cannot be
+    /// read, the effect on each is unknown.
     async fn rows_after(
         &self,
         checkout: &mut Checkout<'_>,
@@ -318,8 +322,8 @@ impl LockTable {
         })
     }
 
-    /// Deletes names unused for a day, in some pages after a name, and returns where these end. Each statement deletes one row, so a sweep
-    /// never locks the row of a held lock.
+    /// Deletes names unused for a day, in some pages after a name, and returns where these end. Each
+    /// statement deletes one row, so a sweep never locks the row of a held lock.
     pub(crate) async fn sweep(&self, after: &[u8]) -> Result<Option<Vec<u8>>> {
         let mut after = after.to_vec();
         for _ in 0..SWEPT_PAGES {

@@ -323,7 +323,14 @@ fn a_release_is_told_what_is_certain_and_no_more() {
             began,
             ..Record::default()
         };
-        Row::of(record, changed)
+        Row {
+            name: Vec::new(),
+            now: 0,
+            changed,
+            version: 1,
+            expires: 0,
+            record: Ok(record),
+        }
     };
     let told = |row| match freed(&ask, row, 1_000) {
         Ok(Freed::Undecided) => "by its row",

@@ -23,8 +23,8 @@ async fn a_cycle_is_two_statements_and_neither_reads() {
     let ask = t.ask("a", SECOND * 30);
     t.granted(&ask).await;
     t.release(&ask).await;
-    // A sweep in the background reads too, on a connection that it may open. It begins at one grant in 1,024, so it may fall into the first
-    // hundred, and its end into the next.
+    // A sweep in the background reads too, on a connection that it may open. It begins at one grant in 1,024,
+    // so it may fall into the first hundred, and its end into the next.
     for last in [false, false, true] {
         let before = t.counters().await;
         for _ in 0..100 {

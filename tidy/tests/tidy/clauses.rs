@@ -1,5 +1,5 @@
-//! One list of clause ids, in five places: here, the driver trait, `GUARANTEES.md`, the suite, the deliberately wrong drivers.
-//! And one case at least for every bullet of the trait.
+//! One list of clause ids, in five places: here, the driver trait, `GUARANTEES.md`, the suite, the
+//! deliberately wrong drivers. And one case at least for every bullet of the trait.
 
 use crate::tree::{FILES, below, demand, read};
 use std::collections::BTreeSet;
@@ -156,7 +156,8 @@ fn driver_trait() -> (&'static str, &'static str) {
         .expect("dlock-core declares `pub trait DistributedLock`")
 }
 
-/// Id and text of each ``- `id`: …`` in doc comments. A line may hold several; the text of one runs to the end of the line.
+/// Id and text of each ``- `id`: …`` in doc comments. A line may hold several; the text of one runs to the
+/// end of the line.
 fn bullets(source: &str) -> Vec<(&str, &str)> {
     let docs = source
         .lines()

@@ -129,7 +129,8 @@ fn allow_list(deny: &str) -> BTreeSet<&str> {
         .unwrap_or_default()
 }
 
-/// An SPDX expression: `OR` binds weaker than `AND`, `WITH` belongs to the licence before it, `/` is an old way to write `OR`.
+/// An SPDX expression: `OR` binds weaker than `AND`, `WITH` belongs to the licence before it, `/` is an old
+/// way to write `OR`.
 fn is_allowed(expression: &str, allowed: &BTreeSet<&str>) -> bool {
     let spaced = expression
         .replace('/', " OR ")

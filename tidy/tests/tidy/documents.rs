@@ -56,7 +56,8 @@ fn every_row_of_a_table_has_a_cell_for_each_column() {
     );
 }
 
-/// The numbers of the lines that have more or fewer cells than the first row of their table. A bar counts in code, too, unless it is escaped.
+/// The numbers of the lines that have more or fewer cells than the first row of their table. A bar counts in
+/// code, too, unless it is escaped.
 fn rows_of_another_width(markdown: &str) -> Vec<usize> {
     let mut rows = Vec::new();
     let mut columns = None;

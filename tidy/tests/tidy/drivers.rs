@@ -1,12 +1,6 @@
-//! What every driver crate has, whatever its files are called.
+//! What is the same in every driver crate: a `lib.rs` without logic, and the headings of its README.
 
-use crate::tree::{FILES, below, demand, drivers, read};
-
-/// A suite that runs, and the words for its users. A target that grew is the folder of its name.
-const NEEDED: [[&str; 2]; 2] = [
-    ["README.md", "README.md"],
-    ["tests/conformance.rs", "tests/conformance/main.rs"],
-];
+use crate::tree::{FILES, below, demand, drivers};
 
 const HEADINGS: [&str; 8] = [
     "What it is",
@@ -18,19 +12,6 @@ const HEADINGS: [&str; 8] = [
     "Server versions and permissions",
     "License",
 ];
-
-#[test]
-fn every_driver_has_a_suite_and_a_readme() {
-    let complaints = drivers().flat_map(|backend| {
-        let missing = NEEDED.iter().filter(move |ways| {
-            !ways
-                .iter()
-                .any(|file| FILES.contains_key(&format!("dlock-{backend}/{file}")))
-        });
-        missing.map(move |ways| format!("dlock-{backend}/{} is missing", ways[0]))
-    });
-    demand("a driver is tried by the suite and described:", complaints);
-}
 
 #[test]
 fn every_lib_rs_holds_nothing_but_docs_modules_and_exports() {
@@ -45,7 +26,7 @@ fn every_lib_rs_holds_nothing_but_docs_modules_and_exports() {
 #[test]
 fn every_driver_readme_has_the_same_headings() {
     let complaints = drivers().filter_map(|backend| {
-        let found = headings(read(&format!("dlock-{backend}/README.md")));
+        let found = headings(FILES.get(&format!("dlock-{backend}/README.md"))?);
         (found != HEADINGS).then(|| format!("dlock-{backend}/README.md: {found:?}"))
     });
     demand(

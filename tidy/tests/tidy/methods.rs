@@ -81,7 +81,8 @@ impl Method {
     }
 }
 
-/// Every function of the text with its docs. Knows only what rustfmt leaves: one item per line, signatures up to `{` or `;`.
+/// Every function of the text with its docs. Knows only what rustfmt leaves: one item per line, signatures up
+/// to `{` or `;`.
 fn methods(text: &str) -> Vec<Method> {
     let lines: Vec<_> = text.lines().collect();
     let mut found = Vec::new();

@@ -78,8 +78,8 @@ fn walk(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
         let Ok(kind) = entry.file_type() else {
             continue;
         };
-        // Hidden folders are an editor's or a machine's own, but for those that CI reads. A target directory of any name carries
-        // cargo's cache tag. A file may go while others build.
+        // Hidden folders are an editor's or a machine's own, but for those that CI reads. A target directory
+        // of any name carries cargo's cache tag. A file may go while others build.
         let ours = !name.starts_with('.') || OURS_THOUGH_HIDDEN.contains(&name.as_str());
         if kind.is_dir() && ours && !path.join("CACHEDIR.TAG").exists() {
             walk(&path, &format!("{prefix}{name}/"), files);

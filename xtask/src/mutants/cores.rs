@@ -154,7 +154,7 @@ pub(super) const CORES: &[Core] = &[
         name: "contention_that_is_an_error",
         edits: &[Edit {
             file: "engine/acquire/mod.rs",
-            right: "            Answer::Held(held) => return Ok(Err(Some(held))),\n",
+            right: "            Answer::Held(held) => return Ok(Tried::Refused(Some(held))),\n",
             wrong: "            Answer::Held(_) => return Err(Error::new(ErrorKind::Unavailable, \"held\")),\n",
         }],
         breaks: &["error"],
@@ -246,7 +246,7 @@ pub(super) const CORES: &[Core] = &[
     Core {
         name: "a_detached_hold_that_is_renewed",
         edits: &[Edit {
-            file: "guard.rs",
+            file: "detached.rs",
             right: "        self.engine.stop_renewing(&self.hold);\n",
             wrong: "",
         }],
@@ -281,8 +281,8 @@ pub(super) const CORES: &[Core] = &[
         name: "a_lost_hold_that_a_copy_revives",
         edits: &[Edit {
             file: "engine/release.rs",
-            right: "        let revivable = copy.is_some_and(|until| until + lease > self.began);\n",
-            wrong: "        let revivable = copy.is_some_and(|until| until + lease < Instant::ORIGIN);\n",
+            right: "            copy.is_some_and(|until| until + lease > now)\n",
+            wrong: "            copy.is_some_and(|until| until + lease > now && now < Instant::ORIGIN)\n",
         }],
         breaks: &["late"],
     },

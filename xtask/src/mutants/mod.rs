@@ -1,9 +1,9 @@
 //! Core mutants, `cargo xtask mutants`: proves that the suite finds a core with one mistake.
 //!
-//! Each mistake is a replacement in the source, made in a copy of the workspace, so that the product has no hooks for it.
-//! The suite runs over the memory driver: cases of every clause that the mistake breaks have to fail, and of no other
-//! clause. All of them take a quarter of an hour, so this is not part of `cargo xtask test`; there, a unit test
-//! sees to it that every mistake can still be made.
+//! Each mistake is a replacement in the source, made in a copy of the workspace, so that the product has no
+//! hooks for it. The suite runs over the memory driver: cases of every clause that the mistake breaks have to
+//! fail, and of no other clause. All of them take a quarter of an hour, so this is not part of `cargo xtask
+//! test`; there, a unit test sees to it that every mistake can still be made.
 
 mod cores;
 

@@ -117,8 +117,8 @@ impl Image {
         }
     }
 
-    /// etcd: a cluster of one, whose shortest lease is a second. The registry has no image of this name: `images/build.sh` makes it, or the
-    /// project's own is tagged so.
+    /// etcd: a cluster of one, whose shortest lease is a second. The registry has no image of this name:
+    /// `images/build.sh` makes it, or the project's own is tagged so.
     #[must_use]
     pub fn etcd() -> Self {
         let words = "/usr/local/bin/etcd --data-dir /etcd-data --listen-client-urls http://0.0.0.0:2379 \

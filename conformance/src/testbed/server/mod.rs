@@ -79,8 +79,9 @@ impl Site {
 
 /// A running server. Dropping it kills it, waits for its end and removes its folder.
 ///
-/// It is one process: [`stop`](Self::stop) and [`kill`](Self::kill) signal that one only. A server with a process per connection would go on
-/// answering. Such a server needs a [`ManagedServer`](super::ManagedServer) that also signals the others.
+/// It is one process: [`stop`](Self::stop) and [`kill`](Self::kill) signal that one only. A server with a
+/// process per connection would go on answering. Such a server needs a
+/// [`ManagedServer`](super::ManagedServer) that also signals the others.
 ///
 /// All methods block for milliseconds; [`start`](Self::start) and [`restart`](Self::restart) block
 /// until the server is ready. In async code call those two through `spawn_blocking`.

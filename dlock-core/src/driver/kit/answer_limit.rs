@@ -4,7 +4,7 @@
 //! cycle, while the server needs the processor. So each connection keeps one timer, which is moved only when
 //! it fires.
 
-use super::connections::Dialer;
+use super::connections::dialer::Dialer;
 use std::{
     fmt,
     future::poll_fn,
@@ -24,20 +24,21 @@ use tokio::{
 /// The time limit of one statement: see [`Lent::limit`](super::Lent::limit).
 pub struct AnswerLimit<D> {
     pub(super) timer: Arc<Timer>,
-    /// For a server without a limit of its own: the connection whose statement to end after [`RUNS`], and the flag that records it.
+    /// For a server without a limit of its own: the connection whose statement to end after [`RUNS`], and the
+    /// flag that records it.
     pub(super) end: Option<(Arc<D>, u64, Arc<AtomicBool>)>,
 }
 
 impl<D: Dialer> AnswerLimit<D> {
-    /// The answer, or [`Dialer::silent`] after four seconds. Time counts from when the statement first has to wait, which is when it has been
-    /// sent.
+    /// The answer, or [`Dialer::silent`] after four seconds. Time counts from when the statement first has to
+    /// wait, which is when it has been sent.
     ///
     /// # Errors
     /// What the statement failed with, or that it was not answered.
     ///
     /// # Cancel safety
-    /// A dropped statement may be executed, and its answer may still arrive: its connection must not be used again. [`Lent`](super::Lent)
-    /// sees to it.
+    /// A dropped statement may be executed, and its answer may still arrive: its connection must not be used
+    /// again. [`Lent`](super::Lent) sees to it.
     pub async fn of<T>(
         self,
         answer: impl Future<Output = Result<T, D::Error>> + Send,

@@ -2,7 +2,18 @@
 
 use std::time::Duration;
 
-/// Pauses that double from `shortest` to `longest`, each shortened at random by up to a half, so that of several losers one gets through.
+/// Pauses that double from `shortest` to `longest`, each shortened at random by up to a half, so that of
+/// several losers one gets through.
+///
+/// # Examples
+/// ```
+/// use dlock_core::driver::kit::Backoff;
+/// use std::time::Duration;
+///
+/// let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
+/// assert!(backoff.pause() <= Duration::from_millis(10));
+/// assert!(backoff.pause() <= Duration::from_millis(20));
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Backoff {
     next: Duration,

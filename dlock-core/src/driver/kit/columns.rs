@@ -3,7 +3,27 @@
 use super::record::{DamagedRecord, Record};
 use crate::driver::HolderInfo;
 
-/// The columns of a row. A column that cannot be read as its type has a value that dlock never writes: a negative number, no text.
+/// The columns of a row. A column that cannot be read as its type has a value that dlock never writes: a
+/// negative number, no text.
+///
+/// # Examples
+/// ```
+/// use dlock_core::driver::kit::Columns;
+///
+/// let free = Columns {
+///     owner: Some(""),
+///     token: 7,
+///     holds: Some(""),
+///     expires: 0,
+///     keep_until: 0,
+///     began: 0,
+///     waiters: 0,
+///     note: Some(""),
+///     version: 8,
+/// };
+/// assert_eq!(free.record().map(|record| record.token), Ok(7));
+/// assert!(Columns { token: -7, ..free }.record().is_err());
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Columns<'a> {
     /// [`Record::owner`]; empty: none.

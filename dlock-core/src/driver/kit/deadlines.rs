@@ -24,6 +24,21 @@ use tokio::{
 
 /// The deadlines of one client, or of one connection of a driver. Setting one and leaving it costs a slot
 /// in a list. A timer of the runtime costs the wake-up of a thread when it is the next to fire.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::{Clock, driver::kit::Deadlines};
+/// use std::time::Duration;
+///
+/// let clock = Clock::boot();
+/// let (deadlines, task) = Deadlines::start(&clock, &tokio::runtime::Handle::current());
+/// let end = clock.now() + Duration::from_millis(5);
+/// deadlines.at(end).await;
+/// assert!(clock.now() >= end);
+/// task.abort();
+/// # Ok(()) }
+/// ```
 pub struct Deadlines {
     clock: Clock,
     home: Id,
@@ -78,7 +93,8 @@ impl Deadlines {
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
-    pub fn at(&self, at: Instant) -> Deadline<'_> {
+    #[must_use = "it waits when it is polled"]
+    pub fn at(&self, at: Instant) -> impl Future<Output = ()> + Send {
         Deadline {
             deadlines: self,
             at,
@@ -99,6 +115,16 @@ impl Deadlines {
         woken.into_iter().for_each(Waker::wake);
     }
 
+    /// Wakes the waiters whose time has come. Returns until when the task may sleep.
+    fn wake_due(&self) -> Instant {
+        let mut list = self.list();
+        let due = list.due(self.clock.now());
+        let next = list.armed;
+        drop(list); // a woken waiter may run at once
+        due.into_iter().for_each(Waker::wake);
+        next
+    }
+
     fn list(&self) -> MutexGuard<'_, List> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -111,8 +137,7 @@ impl TimerTask {
     async fn run(self) {
         let deadlines = &*self.0;
         loop {
-            let (due, next) = deadlines.list().due(deadlines.clock.now());
-            due.into_iter().for_each(Waker::wake);
+            let next = deadlines.wake_due();
             tokio::select! {
                 biased;
                 () = deadlines.earlier.notified() => {}
@@ -130,10 +155,10 @@ impl Drop for TimerTask {
 }
 
 impl List {
-    /// Takes a slot. Returns whether the task has to be woken for it.
-    fn take(&mut self, at: Instant, waker: Waker) -> (usize, bool) {
+    fn take(&mut self, at: Instant, waker: Waker) -> usize {
+        self.used = true;
         let set = Slot::Set(at, waker);
-        let slot = match self.free.pop() {
+        match self.free.pop() {
             Some(slot) => {
                 self.slots[slot] = set;
                 slot
@@ -142,13 +167,16 @@ impl List {
                 self.slots.push(set);
                 self.slots.len() - 1
             }
-        };
-        self.used = true;
+        }
+    }
+
+    /// Ends the task's sleep at `at` at the latest. Returns whether the task has to be woken for that.
+    fn arm(&mut self, at: Instant) -> bool {
         let earlier = at < self.armed;
         if earlier {
             self.armed = at;
         }
-        (slot, earlier)
+        earlier
     }
 
     fn leave(&mut self, slot: usize) {
@@ -160,8 +188,8 @@ impl List {
         }
     }
 
-    /// The waiters whose time has come, and the time until which the task may sleep.
-    fn due(&mut self, now: Instant) -> (Vec<Waker>, Instant) {
+    /// The waiters whose time has come. The task may then sleep until `armed`.
+    fn due(&mut self, now: Instant) -> Vec<Waker> {
         let mut due = Vec::new();
         let mut next = None;
         for slot in &mut self.slots {
@@ -180,7 +208,7 @@ impl List {
             false => Instant::FAR,
         };
         self.armed = next.unwrap_or(idle);
-        (due, self.armed)
+        due
     }
 }
 
@@ -191,8 +219,7 @@ const MANY: usize = 1024;
 type Timer = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A wait until a deadline: see [`Deadlines::at`].
-#[must_use = "it waits when it is polled"]
-pub struct Deadline<'a> {
+struct Deadline<'a> {
     deadlines: &'a Deadlines,
     at: Instant,
     slot: Option<usize>,
@@ -208,7 +235,8 @@ impl Future for Deadline<'_> {
         let stopped = match this.slot {
             None => {
                 let mut list = deadlines.list();
-                let (slot, earlier) = list.take(this.at, cx.waker().clone());
+                let slot = list.take(this.at, cx.waker().clone());
+                let earlier = list.arm(this.at);
                 let stopped = list.stopped;
                 drop(list);
                 this.slot = Some(slot);

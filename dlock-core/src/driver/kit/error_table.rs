@@ -1,11 +1,27 @@
 //! Error table: maps the native errors of a store to kind, retry class and effect.
 //!
-//! A driver lists its native errors as rows of one constant table, so that what each means is read, and tested, in one place.
+//! A driver lists its native errors as rows of one constant table, so that what each means is read, and
+//! tested, in one place.
 
 use crate::error::{DriverError, Effect, ErrorKind, RetryClass};
 use std::borrow::Cow;
 
 /// One row: what a native error means for the program, for the retry loop, for the connection and for the user.
+///
+/// # Examples
+/// ```
+/// use dlock_core::{Effect, ErrorKind, RetryClass, driver::kit::ErrorClass};
+///
+/// /// By the server's code; the last column says whether the connection is closed.
+/// const TABLE: [ErrorClass<u16, bool>; 2] = [
+///     ErrorClass::new(1045, ErrorKind::Misuse, RetryClass::Never, Effect::None, true, "the password is wrong"),
+///     ErrorClass::new(1205, ErrorKind::Unavailable, RetryClass::Later, Effect::None, false, "the row is locked"),
+/// ];
+///
+/// let class = TABLE.iter().find(|class| class.code == 1205).unwrap();
+/// let failure = class.failure(std::io::Error::other("ERROR 1205 (HY000)"));
+/// assert_eq!((failure.error.kind(), failure.link), (ErrorKind::Unavailable, false));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorClass<C, L> {
     /// The native code.

@@ -13,6 +13,16 @@ use std::{fmt, str::FromStr};
 ///
 /// [`prolong`](Self::prolong) never moves an end back. [`living`](Self::living) drops the holds past their
 /// end, so that the next writer prunes them.
+///
+/// # Examples
+/// ```
+/// use dlock_core::{HoldId, driver::kit::HoldSet};
+///
+/// let mut holds = HoldSet::one(HoldId::from_bits(7), 1_000);
+/// holds.prolong(HoldId::from_bits(7), 2_000);
+/// assert_eq!(holds.to_string(), "000000000000000700000000000007d0");
+/// assert!(holds.living(2_000).is_empty());
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HoldSet(Vec<(HoldId, u64)>);
 

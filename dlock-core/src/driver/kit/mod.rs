@@ -7,8 +7,9 @@
 //! sends concurrent requests through a [`Batcher`].
 //!
 //! # Tutorial: a driver over a directory of files
-//! The whole driver of a toy store: one file per name, an advisory lock round each read-compare-write, the machine's clock as
-//! the store's time. It passes the conformance suite (`cargo test -p dlock-conformance --test directory`).
+//! The whole driver of a toy store: one file per name, an advisory lock round each read-compare-write, the
+//! machine's clock as the store's time. It passes the conformance suite (`cargo test -p dlock-conformance
+//! --test directory`).
 //!
 //! ```
 #![doc = include_str!("../../../examples/directory.rs")]
@@ -17,12 +18,13 @@
 //! What a real store adds:
 //!
 //! - a clock of the server's own, read in the same step as the records or before it;
-//! - a write that compares and swaps on the server, and a limit on how long the server may work on it: the limit and a commit are
-//!   [`Capabilities::late`](super::Capabilities::late), which is 0 by default;
+//! - a write that compares and swaps on the server, and a limit on how long the server may work on it: the
+//!   limit and a commit are [`Capabilities::late`](super::Capabilities::late), which is 0 by default;
 //! - the fast paths: see [`RecordStore`];
 //! - an error table that tells "not executed" from "unknown" for every native error;
-//! - connections: some for renewals alone; one that failed, or whose request was dropped, is closed, and so are those opened before it:
-//!   [`Connections`] over a client of which one connection serves one request at a time;
+//! - connections: some for renewals alone; one that failed, or whose request was dropped, is closed, and so
+//!   are those opened before it: [`Connections`] over a client of which one connection serves one request at
+//!   a time;
 //! - capabilities: [`Capabilities::new`](super::Capabilities::new), then its public fields;
 //! - wake-ups instead of polling: [`Subscriptions`] where the server publishes what others say on channels.
 
@@ -48,15 +50,14 @@ pub use answer_limit::AnswerLimit;
 pub use backoff::Backoff;
 pub use batch::{Batch, BatchPolicy, Batcher, again};
 pub use columns::Columns;
-pub use connections::{ConnectionOutcome, Connections, Dialer, Lent};
-pub use deadlines::{Deadline, Deadlines};
+pub use connections::{ConnectionOutcome, Connections, Dialed, Dialer, Lent};
+pub use deadlines::Deadlines;
 pub use error_table::{ErrorClass, Failure};
 pub use hold_set::{HoldSet, HoldSetError};
 pub use record::{DamagedRecord, Decision, Record, StoreTime};
 pub use record_driver::{RecordBacked, RecordDriver, WAITERS_MARK};
 pub use record_store::{
-    Call, Class, Expected, Freed, GRANTS_PER_SWEEP, Listed, Read, RecordStore, Stored, Write,
-    Written, renewed,
+    Call, Class, Expected, Freed, Listed, Read, RecordStore, Stored, Write, Written, renewed,
 };
 pub use server_clock::ServerClock;
 pub use subscriptions::{Subscriber, Subscriptions, channel_of, hash_of};

@@ -1,6 +1,7 @@
 //! Lock record: what a record store keeps of one name, and the pure functions that decide what a request makes of it.
 //!
-//! Every store that keeps one record per name needs the same decisions; here they are once, without I/O and without a clock.
+//! Every store that keeps one record per name needs the same decisions; here they are once, without I/O and
+//! without a clock.
 
 use crate::{
     driver::{
@@ -16,7 +17,21 @@ use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};
 
 /// What a store keeps of one name. All times are the store's, in microseconds.
 ///
-/// A name is available when [`unavailable_until`](Self::unavailable_until) is not in the future, whatever else the record says.
+/// A name is available when [`unavailable_until`](Self::unavailable_until) is not in the future, whatever
+/// else the record says.
+///
+/// # Examples
+/// ```
+/// use dlock_core::{Clock, HoldId, Lease, Owner, driver::{Acquire, Acquired, kit::{Record, StoreTime}}};
+///
+/// let give_up = Clock::boot().now();
+/// let acquire = Acquire::new("orders:42".parse()?, Owner::from_seed("me"), HoldId::from_bits(1), Lease::default(), give_up);
+/// let free = Record::default();
+/// let decision = free.acquire(&acquire, StoreTime::wall(1_700_000_000_000_000))?;
+/// assert!(matches!(decision.answer, Acquired::Granted(_)));
+/// assert!(decision.write.is_some(), "write it over the one that was read, if that is unchanged");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// The fencing token given last; 0: none was given.
@@ -35,17 +50,27 @@ pub struct Record {
     pub waiters_until: u64,
     /// What the first holder said of itself.
     pub holder_info: HolderInfo,
-    /// One more with every write; a new record begins at the store's wall clock, beyond the version of one that was deleted before. 0: the
-    /// name has no record.
+    /// One more with every write; a new record begins at the store's wall clock, beyond the version of one
+    /// that was deleted before. 0: the name has no record.
     pub version: u64,
 }
 
 /// The store's time, read in the same step as the records.
+///
+/// # Examples
+/// ```
+/// use dlock_core::driver::kit::StoreTime;
+/// use std::time::Duration;
+///
+/// let time = StoreTime::wall(1_700_000_000_000_000);
+/// assert_eq!(time.after(Duration::from_secs(1)), 1_700_000_001_000_000);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreTime {
     /// What leases are judged by, in microseconds.
     pub now: u64,
-    /// Microseconds since 1970: the least that a new token is. Differs from `now` where leases are counted from the boot.
+    /// Microseconds since 1970: the least that a new token is. Differs from `now` where leases are counted
+    /// from the boot.
     pub wall: u64,
 }
 
@@ -77,7 +102,8 @@ pub struct Decision<A> {
     pub write: Option<Record>,
     /// The answer once that is written.
     pub answer: A,
-    /// The last moment, in the store's `now`, at which the write may happen: a decision about a hold that lives is void at its end.
+    /// The last moment, in the store's `now`, at which the write may happen: a decision about a hold that
+    /// lives is void at its end.
     pub not_after: u64,
 }
 
@@ -109,8 +135,8 @@ impl<A> Decision<A> {
 }
 
 impl Record {
-    /// What takes the place of a damaged record while it is broken: unavailable, so that `break_lock` frees it. Its last token is the present,
-    /// or that of the damaged record where it can be read and is greater.
+    /// What takes the place of a damaged record while it is broken: unavailable, so that `break_lock` frees
+    /// it. Its last token is the present, or that of the damaged record where it can be read and is greater.
     #[must_use]
     pub fn damaged(damaged: DamagedRecord, time: StoreTime) -> Self {
         let known = Some(damaged.token).filter(|token| *token < LAST_TOKEN);
@@ -121,7 +147,8 @@ impl Record {
         }
     }
 
-    /// The record of a lock whose holders are over for a reason of the store's, such as a reboot: available, its token and version kept.
+    /// The record of a lock whose holders are over for a reason of the store's, such as a reboot: available,
+    /// its token and version kept.
     #[must_use]
     pub fn lapsed(&self) -> Self {
         Self {
@@ -143,8 +170,8 @@ impl Record {
         self.waiters_until > time.now
     }
 
-    /// Whether the record can be deleted: the lock is available and its last token a day old, so that only a wall clock set back by
-    /// more than a day could give that token again.
+    /// Whether the record can be deleted: the lock is available and its last token a day old, so that only a
+    /// wall clock set back by more than a day could give that token again.
     #[must_use]
     pub fn is_forgettable(&self, time: StoreTime) -> bool {
         !self.is_unavailable(time) && self.token.saturating_add(UNUSED) <= time.wall
@@ -348,7 +375,8 @@ impl Record {
     }
 }
 
-/// One line of `field=value` pairs, for stores that keep text: readable with the store's own tools, and read back by `FromStr`.
+/// One line of `field=value` pairs, for stores that keep text: readable with the store's own tools, and read
+/// back by `FromStr`.
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let owner = self.owner.map(|owner| owner.expose().to_string());

@@ -16,13 +16,14 @@ use std::{collections::HashMap, fmt::Debug, time::Duration};
 
 /// A store that keeps one [`Record`] per name and can replace a record that is unchanged since it was read.
 ///
-/// Every time in a record, and every not-after, is the store's own. [`write`](Self::write) is given its not-after; a fast path makes one of
-/// its `give_up`, with a [`ServerClock`](super::ServerClock).
+/// Every time in a record, and every not-after, is the store's own. [`write`](Self::write) is given its
+/// not-after; a fast path makes one of its `give_up`, with a [`ServerClock`](super::ServerClock).
 ///
 /// # Fast paths
-/// [`take`](Self::take), [`free`](Self::free) and [`extend`](Self::extend) do nothing by default. A store that has them decides in one step
-/// what [`Record`] would decide for the common case, and leaves every other case alone. Each write also adds one to `version`; the condition
-/// is judged by the store's time at the moment at which the record is changed, after any wait for it.
+/// [`take`](Self::take), [`free`](Self::free) and [`extend`](Self::extend) do nothing by default. A store
+/// that has them decides in one step what [`Record`] would decide for the common case, and leaves every other
+/// case alone. Each write also adds one to `version`; the condition is judged by the store's time at the
+/// moment at which the record is changed, after any wait for it.
 ///
 /// | step | when | what it leaves |
 /// |---|---|---|
@@ -32,11 +33,13 @@ use std::{collections::HashMap, fmt::Debug, time::Duration};
 /// | `extend` | that owner's only hold is the one, and lives; the entry has a lease | the end of the hold and `unavailable_until`: the greater of the end and a lease from now; the rest as it was |
 ///
 /// # Tests
-/// The suite loses and delays single requests, which it finds by a mark on the wire: see `Backend::request` of the suite. Mark `take` as acquire, `free`
-/// as release and `extend` as renew: they are the first request of each. [`Call::class`] tells what a `write` is for.
+/// The suite loses and delays single requests, which it finds by a mark on the wire: see `Backend::request`
+/// of the suite. Mark `take` as acquire, `free` as release and `extend` as renew: they are the first request
+/// of each. [`Call::class`] tells what a `write` is for.
 ///
 /// # Secrets
-/// [`RecordDriver`](super::RecordDriver) shows the store in its `Debug`. Options with a password need a `Debug` by hand.
+/// [`RecordDriver`](super::RecordDriver) shows the store in its `Debug`. Options with a password need a
+/// `Debug` by hand.
 ///
 /// # Cancel safety
 /// A dropped future gives up at most the connection it used; what it asked for may still happen until `not_after`.
@@ -48,18 +51,19 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     /// Reads the records of `names`, in their order, and the store's time in the same step or before it.
     ///
     /// - A record that is read was written completely; what cannot be read is [`Stored::Damaged`].
-    /// - The time is not later than the state that the records show. With a later one a hold that was just renewed would look over, and
-    ///   `NotHeld` needs no write that could fail. A SQL server may read its clock after it fixed what a statement sees: use the time at
-    ///   which the statement arrived.
+    /// - The time is not later than the state that the records show. With a later one a hold that was just
+    ///   renewed would look over, and `NotHeld` needs no write that could fail. A SQL server may read its
+    ///   clock after it fixed what a statement sees: use the time at which the statement arrived.
     /// - Every write that was answered before this call is seen.
     ///
     /// # Errors
     /// When the store did not answer.
     async fn read(&self, names: &[LockName], call: Call) -> Result<Read>;
 
-    /// Reads one record for an acquire, in less time than [`read`](Self::read) where that has a price: what it shows may be outdated, or
-    /// undone later. The driver refuses by it, or writes where it shows no record. It writes over no record that it shows, because another record may get the version of one
-    /// that was undone. Default: nothing, and the driver reads.
+    /// Reads one record for an acquire, in less time than [`read`](Self::read) where that has a price: what
+    /// it shows may be outdated, or undone later. The driver refuses by it, or writes where it shows no
+    /// record. It writes over no record that it shows, because another record may get the version of one that
+    /// was undone. Default: nothing, and the driver reads.
     ///
     /// # Errors
     /// When the store did not answer.
@@ -76,7 +80,8 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     /// For the whole batch when the store did not answer; [`Written::Failed`] for one entry when only that one failed.
     async fn write(&self, writes: &[Write], call: Call) -> Result<Vec<Written>>;
 
-    /// Whether what was read or written is still the store that other clients use: asked after an acquire was decided, before it is answered.
+    /// Whether what was read or written is still the store that other clients use: asked after an acquire was
+    /// decided, before it is answered.
     ///
     /// # Errors
     /// Where it was replaced, such as a file of which another one has the name.
@@ -84,7 +89,8 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Up to `limit` records in the order of their names, of names that begin with `prefix` and whose bytes come after `after`.
+    /// Up to `limit` records in the order of their names, of names that begin with `prefix` and whose bytes
+    /// come after `after`.
     ///
     /// - Free and damaged records are listed too.
     ///
@@ -92,9 +98,9 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     /// When the store did not answer.
     async fn list(&self, prefix: &str, after: &[u8], limit: usize) -> Result<Listed>;
 
-    /// Deletes the records that [`Record::is_forgettable`] among the next names whose bytes come after `after`, a bounded number of them.
-    /// Answers where these end; `None`: no name is behind them. Called in the background, once in
-    /// [`grants_per_sweep`](Self::grants_per_sweep) grants.
+    /// Deletes the records that [`Record::is_forgettable`] among the next names whose bytes come after
+    /// `after`, a bounded number of them. Answers where these end; `None`: no name is behind them. Called in
+    /// the background, once in [`grants_per_sweep`](Self::grants_per_sweep) grants.
     ///
     /// # Errors
     /// When the store did not answer. The driver goes on from `after` the next time.
@@ -105,20 +111,23 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
         GRANTS_PER_SWEEP
     }
 
-    /// Whether a step that failed like this did nothing because other clients were in its way: the driver repeats it after a pause.
+    /// Whether a step that failed like this did nothing because other clients were in its way: the driver
+    /// repeats it after a pause.
     fn is_contention(&self, _error: &DriverError) -> bool {
         false
     }
 
-    /// Removes the cause of an error of effect none where the store can, such as a table that is missing. Answers whether it did: the driver
-    /// then repeats the step.
+    /// Removes the cause of an error of effect none where the store can, such as a table that is missing.
+    /// Answers whether it did: the driver then repeats the step.
     async fn repair(&self, _error: &DriverError, _give_up: Instant) -> bool {
         false
     }
 
-    /// Fast path: takes a lock that is available in one step, and answers its token. `None`: nothing was done, and the driver reads, decides
-    /// and writes. Called first for a request that is not likely to be refused; never with `req.join`. With `req.next_ticket`, another task of
-    /// the client waits: a store whose waiters mark the record does so here, for [`WAITERS_MARK`](super::WAITERS_MARK), or leaves the request alone.
+    /// Fast path: takes a lock that is available in one step, and answers its token. `None`: nothing was
+    /// done, and the driver reads, decides and writes. Called first for a request that is not likely to be
+    /// refused; never with `req.join`. With `req.next_ticket`, another task of the client waits: a store
+    /// whose waiters mark the record does so here, for [`WAITERS_MARK`](super::WAITERS_MARK), or leaves the
+    /// request alone.
     ///
     /// # Errors
     /// As [`write`](Self::write); past `req.give_up` nothing is done.
@@ -126,8 +135,8 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
         Ok(None)
     }
 
-    /// Fast path: releases a lock whose only hold this is, if no minimum hold keeps it. Called only without `req.min_hold`, for the one hold
-    /// of `req.holds`.
+    /// Fast path: releases a lock whose only hold this is, if no minimum hold keeps it. Called only without
+    /// `req.min_hold`, for the one hold of `req.holds`.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -135,10 +144,12 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
         Ok(Freed::Undecided)
     }
 
-    /// Fast path: renews holds that are alone in their records; one answer per entry. `None`: the driver reads, decides and writes that one.
+    /// Fast path: renews holds that are alone in their records; one answer per entry. `None`: the driver
+    /// reads, decides and writes that one.
     ///
     /// # Errors
-    /// For the whole batch when the store did not answer; for one entry when only that one failed. Past `give_up` nothing is done.
+    /// For the whole batch when the store did not answer; for one entry when only that one failed. Past
+    /// `give_up` nothing is done.
     async fn extend(
         &self,
         batch: &[Renew],
@@ -147,19 +158,21 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
         Ok(batch.iter().map(|_| None).collect())
     }
 
-    /// Wake-ups: [`WakeUp::Free`] for a name that [`notify`](Self::notify) was called for, [`WakeUp::Resync`] after a gap. Taken once.
+    /// Wake-ups: [`WakeUp::Free`] for a name that [`notify`](Self::notify) was called for, [`WakeUp::Resync`]
+    /// after a gap. Taken once.
     fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
         stream::empty().boxed()
     }
 
-    /// Whether waiters mark the record, and a release that finds the mark calls [`notify`](Self::notify). Not where the store itself tells
-    /// of releases.
+    /// Whether waiters mark the record, and a release that finds the mark calls [`notify`](Self::notify). Not
+    /// where the store itself tells of releases.
     fn marks(&self) -> bool {
         true
     }
 
-    /// Begins to listen for wake-ups of a name, for that ticket. Called before the record is read and marked, so that no release is
-    /// missed. Answers whether wake-ups can be expected; where they cannot, the waiter polls. A dropped future leaves the ticket registered.
+    /// Begins to listen for wake-ups of a name, for that ticket. Called before the record is read and marked,
+    /// so that no release is missed. Answers whether wake-ups can be expected; where they cannot, the waiter
+    /// polls. A dropped future leaves the ticket registered.
     async fn listen(&self, _name: &LockName, _ticket: Ticket) -> bool {
         false
     }
@@ -255,8 +268,9 @@ pub enum Expected {
     Absent,
     /// The record has this version.
     Version(u64),
-    /// What is there cannot be read: `break` replaces it. It carries no version, which may be what is damaged: where the store cannot parse
-    /// a record, its condition for "damaged" has to hold for exactly the rows that [`RecordStore::read`] shows as [`Stored::Damaged`].
+    /// What is there cannot be read: `break` replaces it. It carries no version, which may be what is
+    /// damaged: where the store cannot parse a record, its condition for "damaged" has to hold for exactly
+    /// the rows that [`RecordStore::read`] shows as [`Stored::Damaged`].
     Damaged,
 }
 
@@ -352,4 +366,4 @@ pub enum Freed {
 }
 
 /// Grants of a client per call of [`RecordStore::forget`], unless the store says otherwise.
-pub const GRANTS_PER_SWEEP: u32 = 64;
+const GRANTS_PER_SWEEP: u32 = 64;

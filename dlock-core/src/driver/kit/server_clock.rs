@@ -16,6 +16,17 @@ use std::{
 ///
 /// An error reply without the server's time changes nothing: the last estimate stays. After a connection
 /// error, or a missing reply, the next request uses another connection, with the estimate of its handshake.
+///
+/// # Examples
+/// ```
+/// use dlock_core::{Clock, driver::kit::ServerClock};
+/// use std::time::Duration;
+///
+/// let (server, received) = (ServerClock::new(), Clock::boot().now());
+/// server.observe(Duration::from_secs(1_700_000_000), received);
+/// let not_after = server.at(received + Duration::from_secs(5));
+/// assert_eq!(not_after, Some(Duration::from_secs(1_700_000_005)));
+/// ```
 #[derive(Debug)]
 pub struct ServerClock(AtomicI64);
 

@@ -1,7 +1,8 @@
 //! Sweep: when and where to look for unused records, in the background; the store's `forget` deletes them.
 //!
-//! A store of rows forgets names a bounded number at a time. A search that begins at the same places again and again never comes to the names
-//! behind a crowd of others, so each client walks over all names in their order, and begins anew at the end.
+//! A store of rows forgets names a bounded number at a time. A search that begins at the same places again
+//! and again never comes to the names behind a crowd of others, so each client walks over all names in their
+//! order, and begins anew at the end.
 
 use super::record_store::RecordStore;
 use crate::name::LockName;
@@ -16,7 +17,7 @@ use tokio::runtime::Handle;
 pub(super) struct Sweeps {
     cursor: Arc<SweepCursor>,
     grants: AtomicU32,
-    running: Arc<tokio::sync::Mutex<()>>,
+    pub(super) running: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Sweeps {
@@ -51,11 +52,6 @@ impl Sweeps {
             drop(running);
         });
     }
-
-    #[cfg(test)]
-    pub(super) fn is_running(&self) -> bool {
-        self.running.try_lock().is_err()
-    }
 }
 
 /// Where a client's sweep over all names of a store stands.
@@ -65,8 +61,8 @@ pub(super) struct SweepCursor(Mutex<Option<Vec<u8>>>);
 impl SweepCursor {
     /// The bytes behind which the next step looks for names.
     ///
-    /// A client begins at a place beside `taken`, a name that it has just taken, as `random` says: many clients that each sweep once come to every
-    /// name too.
+    /// A client begins at a place beside `taken`, a name that it has just taken, as `random` says: many
+    /// clients that each sweep once come to every name too.
     fn after(&self, taken: &LockName, random: u64) -> Vec<u8> {
         let mut place = self.place();
         place.get_or_insert_with(|| beside(taken, random)).clone()
@@ -82,7 +78,8 @@ impl SweepCursor {
     }
 }
 
-/// A beginning of the name and one byte more: names that begin alike lie close together, and any part of them may be what tells them apart.
+/// A beginning of the name and one byte more: names that begin alike lie close together, and any part of them
+/// may be what tells them apart.
 fn beside(name: &LockName, random: u64) -> Vec<u8> {
     let name = name.as_str().as_bytes();
     let [byte, .., high, low] = random.to_be_bytes();

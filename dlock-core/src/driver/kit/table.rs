@@ -6,7 +6,8 @@ use crate::{
 };
 use std::{fmt, ops::RangeInclusive, str::FromStr};
 
-/// A table's name, optionally with its schema (MySQL: its database): `table` or `schema.table`, each of 1 to 63 letters, digits, `_` or `$`.
+/// A table's name, optionally with its schema (MySQL: its database): `table` or `schema.table`, each of 1 to
+/// 63 letters, digits, `_` or `$`.
 ///
 /// # Examples
 /// ```
@@ -103,7 +104,8 @@ pub struct TableSettings {
     pub name: TableName,
     /// Whether the driver makes a missing table. URL: `dlock.create`.
     pub create: bool,
-    /// How many connections requests may use at the same time; renewals use more of their own. URL: `dlock.connections`.
+    /// How many connections requests may use at the same time; renewals use more of their own. URL:
+    /// `dlock.connections`.
     pub connections: u32,
 }
 
@@ -115,6 +117,17 @@ impl TableSettings {
     ///
     /// # Errors
     /// `Misuse` for a value that cannot be, and for any other key.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::driver::kit::TableSettings;
+    ///
+    /// let mut settings = TableSettings { name: "dlock".parse()?, create: true, connections: 8 };
+    /// settings.set("dlock.connections", "16")?;
+    /// assert_eq!(settings.connections, 16);
+    /// assert!(settings.set("dlock.connections", "0").is_err());
+    /// # Ok::<(), dlock_core::driver::DriverError>(())
+    /// ```
     pub fn set(&mut self, key: &str, value: &str) -> Result<()> {
         let wrong = |wanted: &str| misuse(format!("{key} must be {wanted}, not {value:?}"));
         match key {

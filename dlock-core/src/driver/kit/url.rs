@@ -8,18 +8,33 @@ use percent_encoding::percent_decode_str;
 
 /// Splits a URL into the native client's part and dlock's own settings.
 ///
-/// The native part is the URL without the parameters that begin with `dlock.`, otherwise unchanged byte for byte. The settings are decoded,
-/// in order. `known` are the keys that a URL of this store may have, dlock's and the native client's: a client that ignores a misspelt key
-/// would run with other settings than its user wrote.
+/// The native part is the URL without the parameters that begin with `dlock.`, otherwise unchanged byte for
+/// byte. The settings are decoded, in order. `known` are the keys that a URL of this store may have, dlock's
+/// and the native client's: a client that ignores a misspelt key would run with other settings than its user
+/// wrote.
 ///
 /// # Errors
 /// `Misuse` for a key that is not in `known`. The message quotes no text that may be part of a password.
+///
+/// # Examples
+/// ```
+/// use dlock_core::driver::kit::split_url;
+///
+/// let known = ["dlock.table", "ssl-mode"];
+/// let (native, settings) = split_url("mysql", "mysql://db/app?ssl-mode=required&dlock.table=jobs", &known)?;
+/// assert_eq!(native, "mysql://db/app?ssl-mode=required");
+/// assert_eq!(settings, [("dlock.table".to_owned(), "jobs".to_owned())]);
+/// assert!(split_url("mysql", "mysql://db/app?lease=1s", &known).is_err());
+/// # Ok::<(), dlock_core::driver::DriverError>(())
+/// ```
 pub fn split_url(
     store: &str,
     url: &str,
     known: &[&str],
 ) -> Result<(String, Vec<(String, String)>)> {
-    let ((_, fragment), query) = parts(url);
+    let Parts {
+        query, fragment, ..
+    } = parts(url);
     for pair in pairs(query) {
         let key = decoded(pair.split_once('=').map_or(pair, |(key, _)| key));
         if !known.contains(&&*key) {
@@ -35,7 +50,11 @@ pub fn split_url(
 /// As [`split_url`], for a native client that refuses unknown parameters itself.
 #[must_use]
 pub fn split_settings(url: &str) -> (String, Vec<(String, String)>) {
-    let ((base, fragment), query) = parts(url);
+    let Parts {
+        base,
+        query,
+        fragment,
+    } = parts(url);
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for pair in pairs(query) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -51,11 +70,20 @@ pub fn split_settings(url: &str) -> (String, Vec<(String, String)>) {
     (native, ours)
 }
 
-/// What stands before the query and after it, and the query.
-fn parts(url: &str) -> ((&str, &str), &str) {
+struct Parts<'a> {
+    base: &'a str,
+    query: &'a str,
+    fragment: &'a str,
+}
+
+fn parts(url: &str) -> Parts<'_> {
     let (rest, fragment) = url.split_at(url.find('#').unwrap_or(url.len()));
     let (base, query) = rest.split_once('?').unwrap_or((rest, ""));
-    ((base, fragment), query)
+    Parts {
+        base,
+        query,
+        fragment,
+    }
 }
 
 fn pairs(query: &str) -> impl Iterator<Item = &str> {

@@ -1,7 +1,8 @@
 //! Wake-up stream: hands a driver's wake-ups to the core through a bounded queue.
 //!
-//! A driver must not wait for a slow reader. So the last place of the queue goes to [`WakeUp::Resync`], after which every waiter polls once.
-//! Wake-ups after it are dropped until half of the queue was read: until then the `Resync` is still to be read.
+//! A driver must not wait for a slow reader. So the last place of the queue goes to [`WakeUp::Resync`], after
+//! which every waiter polls once. Wake-ups after it are dropped until half of the queue was read: until then
+//! the `Resync` is still to be read.
 
 use crate::driver::WakeUp;
 use futures_core::stream::BoxStream;
@@ -13,6 +14,21 @@ use std::{
 use tokio::sync::mpsc;
 
 /// The sending side of [`DistributedLock::wake_ups`](crate::driver::DistributedLock::wake_ups).
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::driver::{WakeUp, kit::WakeUps};
+/// use futures_util::StreamExt;
+///
+/// let wake_ups = WakeUps::new();
+/// let mut stream = wake_ups.take().expect("no one took it before");
+/// wake_ups.send(WakeUp::Free("orders:42".parse()?));
+/// wake_ups.close();
+/// assert!(matches!(stream.next().await, Some(WakeUp::Free(_))));
+/// assert_eq!(stream.next().await, None);
+/// # Ok(()) }
+/// ```
 pub struct WakeUps {
     /// `None` once closed.
     sender: Mutex<Option<Open>>,

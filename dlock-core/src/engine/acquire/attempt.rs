@@ -1,7 +1,6 @@
 //! Acquire attempt: an acquisition in progress. It exists before the first byte is sent, and dropping it
 //! undoes it.
 
-use super::Identity;
 use crate::{
     clock::Instant,
     driver::{Acquire, Acquired, Grant, Held, Ticket},
@@ -21,6 +20,19 @@ use crate::{
     token::FencingToken,
 };
 use std::{panic::Location, sync::Arc, time::Duration};
+
+/// The identity that the store sees.
+pub(super) struct Identity {
+    pub(super) owner: Owner,
+    pub(super) hold: HoldId,
+    pub(super) join: Option<FencingToken>,
+    /// The owner was not made for this acquisition alone, so it may hold the lock already.
+    pub(super) given: bool,
+    /// The core chose to join, because the owner has a guard in this client.
+    pub(super) implied: bool,
+    /// The owner comes from `with_owner` and may own other locks, too.
+    pub(super) reusable: bool,
+}
 
 pub(super) struct Attempt {
     engine: Arc<Engine>,
@@ -81,9 +93,8 @@ impl Attempt {
         &self.name
     }
 
-    /// The client and the lock name.
-    pub(super) fn of(&self) -> (&Engine, &LockName) {
-        (&self.engine, &self.name)
+    pub(super) fn engine(&self) -> &Engine {
+        &self.engine
     }
 
     fn lease(&self) -> Lease {
@@ -180,13 +191,12 @@ impl Attempt {
             indeterminate_until: self.indeterminate_until,
             ticket: waiter.as_ref().and_then(|waiter| waiter.tickets.current),
         };
-        let guard = self.engine.begin(start, now, waiter);
-        if guard.is_some() {
-            self.indeterminate_until = None;
-        } else {
+        let Some(hold) = self.engine.begin(start, now, waiter) else {
             self.give_back()?;
-        }
-        Ok(guard)
+            return Ok(None);
+        };
+        self.indeterminate_until = None;
+        Ok(Some(Guard::new(Arc::clone(&self.engine), hold)))
     }
 
     /// Releases a grant that is of no use. The next attempt is another acquisition.

@@ -4,6 +4,7 @@
 //! scope).
 
 mod attempt;
+mod refusal;
 mod retry;
 mod wait_loop;
 
@@ -11,30 +12,18 @@ use crate::{
     clock::Instant,
     driver::{Held, Wake},
     engine::{Engine, lock_table::Tickets, scope},
-    error::{Error, ErrorKind, LossReason, RetryClass, TimeoutPhase, about},
+    error::{Error, ErrorKind, LossReason, RetryClass},
     guard::Guard,
     name::LockName,
     options::{AcquireOptions, WaitPolicy},
-    owner::{HoldId, Owner},
+    owner::Owner,
     token::FencingToken,
 };
-use attempt::{Answer, Attempt};
+use attempt::{Answer, Attempt, Identity};
+use refusal::{closing, gone};
 use retry::RetryState;
 use std::{sync::Arc, time::Duration};
 use wait_loop::Wait;
-
-/// The identity that the store sees.
-struct Identity {
-    owner: Owner,
-    hold: HoldId,
-    join: Option<FencingToken>,
-    /// The owner was not made for this acquisition alone, so it may hold the lock already.
-    given: bool,
-    /// The core chose to join, because the owner has a guard in this client.
-    implied: bool,
-    /// The owner comes from `with_owner` and may own other locks, too.
-    reusable: bool,
-}
 
 /// Acquires the lock. `None` only from [`WaitPolicy::Try`], when another owner holds it.
 // A block, because an async function stores its arguments twice.
@@ -56,17 +45,22 @@ pub(crate) fn acquire(
         let acquired = match wait_policy {
             WaitPolicy::Try => {
                 let mut attempt = attempt();
-                let tried = once(&engine, &mut attempt, identity.given, began).await;
-                tried.map(Result::ok)
+                match once(&engine, &mut attempt, identity.given, began).await {
+                    Ok(Tried::Acquired(guard)) => Ok(Some(guard)),
+                    Ok(Tried::Refused(_)) => Ok(None),
+                    Err(error) => Err(error),
+                }
             }
             // A caller without any time still asks once.
             WaitPolicy::Within(Duration::ZERO) => {
                 let mut attempt = attempt();
-                let tried = once(&engine, &mut attempt, identity.given, began).await;
-                tried.and_then(|guard| match guard {
-                    Ok(guard) => Ok(Some(guard)),
-                    Err(by) => Err(engine.not_acquired(&options.name, Duration::ZERO, by.as_ref())),
-                })
+                match once(&engine, &mut attempt, identity.given, began).await {
+                    Ok(Tried::Acquired(guard)) => Ok(Some(guard)),
+                    Ok(Tried::Refused(held)) => {
+                        Err(engine.not_acquired(&options.name, Duration::ZERO, held.as_ref()))
+                    }
+                    Err(error) => Err(error),
+                }
             }
             wait_policy => {
                 let end = match wait_policy {
@@ -94,21 +88,27 @@ pub(crate) fn acquire(
     }
 }
 
-/// Gets one answer of the store, whatever it is, and asks again only while there is none. If another owner
-/// holds the lock, it returns what the store told about the holder.
+/// The outcome of a try.
+enum Tried {
+    Acquired(Guard),
+    /// Another owner holds the lock, and what the store told of it, if it was asked.
+    Refused(Option<Held>),
+}
+
+/// Gets one answer of the store, whatever it is, and asks again only while there is none.
 async fn once(
     engine: &Arc<Engine>,
     attempt: &mut Attempt,
     given: bool,
     began: Instant,
-) -> Result<Result<Guard, Option<Held>>, Error> {
+) -> Result<Tried, Error> {
     let end = began + attempt.attempt_limit();
     let within = attempt.attempt_limit();
     // Its end comes first: however the store failed, a caller without time to wait is told of a timeout.
     let mut retry = RetryState::new(Duration::MAX, within);
     // On a store without a queue, this attempt would overtake the waiters of this client.
     if !given && engine.caps.wake != Wake::Queue && engine.has_waiters(attempt.name()) {
-        return Ok(Err(None));
+        return Ok(Tried::Refused(None));
     }
     let mut now = began;
     loop {
@@ -126,10 +126,10 @@ async fn once(
         now = engine.clock.now();
         match answer {
             Answer::Granted(grant, sent) => match attempt.succeed(grant, sent, now, None)? {
-                Some(guard) => return Ok(Ok(guard)),
+                Some(guard) => return Ok(Tried::Acquired(guard)),
                 None => retry.too_late(now)?,
             },
-            Answer::Held(held) => return Ok(Err(Some(held))),
+            Answer::Held(held) => return Ok(Tried::Refused(Some(held))),
             Answer::Gone if attempt.unjoin() => continue,
             Answer::Gone => return Err(gone()),
             Answer::Failed(error) => retry.failed(error, now)?,
@@ -143,14 +143,6 @@ async fn once(
         engine.clock.sleep_until(again).await;
         now = engine.clock.now();
     }
-}
-
-fn gone() -> Error {
-    Error::new(
-        ErrorKind::Gone,
-        "the incarnation to re-enter is over, so the work that ran under it has lost the lock; \
-         stop that work, or acquire the lock afresh",
-    )
 }
 
 impl Engine {
@@ -238,46 +230,4 @@ impl Engine {
             self.lose(&hold, LossReason::NotHeld);
         }
     }
-
-    /// The error for a wait that timed out, with what is known of the holder.
-    fn not_acquired(&self, name: &LockName, waited: Duration, held: Option<&Held>) -> Error {
-        let mut message = match waited {
-            Duration::ZERO => "not acquired at once".to_owned(),
-            _ => format!("not acquired within {}", about(waited)),
-        };
-        let own = (self.table().find(name)).and_then(|entry| entry.live(&self.clock));
-        match held.map(|held| held.by.as_ref()) {
-            Some(Some(by)) => {
-                message.push_str(&format!("; held by owner #{}", by.owner));
-                if !by.info.host.is_empty() {
-                    message.push_str(&format!(" (process {} on {})", by.info.pid, by.info.host));
-                }
-            }
-            Some(None) => message.push_str(
-                "; the store names no holder: the lock may be reserved for another waiter, or unavailable for its minimum hold",
-            ),
-            None if own.is_none() => message.push_str("; other tasks of this client wait for it"),
-            None => {}
-        }
-        match held.and_then(|held| held.ahead) {
-            None | Some(0) => {}
-            Some(1) => message.push_str("; 1 waiter stands before this one"),
-            Some(ahead) => message.push_str(&format!("; {ahead} waiters stand before this one")),
-        }
-        if let Some(own) = own {
-            message.push_str(&format!(
-                "; {}",
-                wait_loop::describe_own_holder(&own, self.clock.now())
-            ));
-        }
-        let phase = TimeoutPhase::Wait;
-        Error::new(ErrorKind::Timeout { phase }, message).with_retry(RetryClass::Later)
-    }
-}
-
-pub(super) fn closing() -> Error {
-    Error::new(
-        ErrorKind::ShuttingDown,
-        "the client is shutting down and takes no new locks; connect another client if this program goes on",
-    )
 }

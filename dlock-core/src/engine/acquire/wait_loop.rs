@@ -7,7 +7,7 @@
 
 use super::{
     attempt::{Answer, Attempt},
-    closing, gone,
+    refusal::{closing, describe_own_holder, gone},
     retry::RetryState,
 };
 use crate::{
@@ -16,10 +16,9 @@ use crate::{
     engine::{
         Engine,
         caller::Caller,
-        hold::Hold,
         lock_table::{Granted, Queue, Seat, Tickets, Waiter},
     },
-    error::{Error, about},
+    error::Error,
     guard::Guard,
     lease::Lease,
     name::LockName,
@@ -304,7 +303,7 @@ impl Wait {
             return Vec::new();
         };
         let open = self.attempt.is_open();
-        let (engine, name) = self.attempt.of();
+        let (engine, name) = (self.attempt.engine(), self.attempt.name());
         let mut table = engine.table();
         let Some(entry) = table.find(name) else {
             return Vec::new();
@@ -349,18 +348,6 @@ impl QueuePosition {
     fn is_head(&self, queue: &Queue) -> bool {
         self.seat.is_some_and(|seat| queue.is_head(seat))
     }
-}
-
-/// Says which task of this client holds the lock, which explains the usual self-deadlock.
-pub(super) fn describe_own_holder(own: &Hold, now: Instant) -> String {
-    let (whose, advice) = if own.by == Caller::current() {
-        let advice = ": unless another branch of it releases the lock, it waits for itself (guard.scope, or a pass, re-enters)";
-        ("this very task", advice)
-    } else {
-        ("another task of this client", "")
-    };
-    let ago = about(now.since(own.since));
-    format!("{whose} acquired at {}, {ago} ago{advice}", own.at)
 }
 
 impl Drop for Wait {

@@ -6,6 +6,7 @@
 //! store then granted, less the margin (the validity of the Redlock description, counted from the send). No
 //! reply can therefore make a hold last longer than the store has it.
 
+use super::key::Key;
 use crate::{
     clock::Instant,
     driver::{Lane, Renewed},
@@ -18,10 +19,6 @@ use std::{
     collections::{BTreeSet, HashSet, hash_map::Entry as Slot},
     time::Duration,
 };
-
-/// The id of a hold's entry in the watchdog. Never used twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Key(u64);
 
 /// The id of a batch in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -95,17 +92,17 @@ pub(crate) enum Answer {
 
 #[derive(Debug)]
 pub(crate) struct Machine<T> {
-    entries: SpreadMap<Key, Entry<T>>,
-    timers: BTreeSet<(Instant, Key)>,
+    pub(super) entries: SpreadMap<Key, Entry<T>>,
+    pub(super) timers: BTreeSet<(Instant, Key)>,
     batches: SpreadMap<BatchId, Flight>,
     limit: usize,
     count: u64,
 }
 
 #[derive(Debug)]
-struct Entry<T> {
+pub(super) struct Entry<T> {
     watched: Watched<T>,
-    timer: Instant,
+    pub(super) timer: Instant,
     under_way: Option<BatchId>,
     failures: u32,
     over: bool,
@@ -392,19 +389,6 @@ impl<T: Clone> Machine<T> {
             entry.timer = at.min(entry.watched.deadline - TICK).max(now);
             self.timers.insert((entry.timer, key));
         }
-    }
-}
-
-#[cfg(test)]
-impl<T> Machine<T> {
-    /// Every entry with its timer. Each must have exactly one.
-    pub(super) fn timers(&self) -> SpreadMap<Key, Instant> {
-        assert_eq!(self.timers.len(), self.entries.len(), "one timer each");
-        let timers: SpreadMap<_, _> = self.timers.iter().map(|(at, key)| (*key, *at)).collect();
-        for (key, entry) in &self.entries {
-            assert_eq!(timers[key], entry.timer);
-        }
-        timers
     }
 }
 

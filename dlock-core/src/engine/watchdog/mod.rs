@@ -5,11 +5,12 @@
 //! the requests that the machine decides on, and feeds the answers back. Renewals run beside it, one task
 //! per batch: no timer ever waits for one.
 
+pub(crate) mod key;
 mod machine;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use machine::{Key, Renewal, Watched};
+pub(crate) use machine::{Renewal, Watched};
 
 use crate::{
     clock::Instant,
@@ -21,6 +22,7 @@ use crate::{
     },
     error::{DriverError, LossReason},
 };
+use key::Key;
 use machine::{Action, Answer, Batch, Machine};
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},

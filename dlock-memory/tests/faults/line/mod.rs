@@ -25,7 +25,8 @@ fn ticket(number: u64) -> Ticket {
     Ticket(NonZeroU64::new(number).unwrap())
 }
 
-/// A client with at most one hold and one ticket. Its calls must be done when polled once: the store never makes them wait.
+/// A client with at most one hold and one ticket. Its calls must be done when polled once: the store never
+/// makes them wait.
 struct Waiter {
     driver: MemoryDriver,
     wake_ups: BoxStream<'static, WakeUp>,

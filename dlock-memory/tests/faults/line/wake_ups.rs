@@ -67,7 +67,7 @@ async fn wake_ups_that_do_not_fit_become_one_resync() {
         waiter.driver.faults().inject(WakeUp::Free(name()));
     }
     let heard = waiter.heard();
-    assert_eq!(heard.len(), CAPACITY + 1);
+    assert_eq!(heard.len(), CAPACITY);
     assert_eq!(heard.last(), Some(&WakeUp::Resync));
     assert_eq!(waiter.heard(), []);
 }

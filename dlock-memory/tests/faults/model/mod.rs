@@ -1,4 +1,5 @@
-//! Every answer, compared with that of a log from which it is computed without deleting anything; and what is forgotten.
+//! Every answer, compared with that of a log from which it is computed without deleting anything; and what is
+//! forgotten.
 
 mod log;
 

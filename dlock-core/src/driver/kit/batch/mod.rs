@@ -1,8 +1,9 @@
 //! Request batcher: merges concurrent requests of one kind into one round trip.
 //!
-//! While few requests of a kind are in flight, each is sent alone, in the task that asks. Otherwise a request waits with others, and a
-//! spawned task sends them together. Each request gets its own answer, and a dropped one does not affect the others. A request that no batch
-//! took for a while goes alone. So do all others for some time after that, because something is blocking the requests in flight.
+//! While few requests of a kind are in flight, each is sent alone, in the task that asks. Otherwise a request
+//! waits with others, and a spawned task sends them together. Each request gets its own answer, and a dropped
+//! one does not affect the others. A request that no batch took for a while goes alone. So do all others for
+//! some time after that, because something is blocking the requests in flight.
 
 use crate::{
     driver::Result,
@@ -38,8 +39,9 @@ pub trait Batch: Send + Sync + 'static {
         request: &Self::Request,
     ) -> impl Future<Output = Result<Self::Answer>> + Send;
 
-    /// Sends several requests: one answer per request, in order. `None`: nothing was done for that one, and it goes alone. After an error
-    /// without effect each goes alone, and if the cause may last, so do all others for [`BatchPolicy::pause`].
+    /// Sends several requests: one answer per request, in order. `None`: nothing was done for that one, and
+    /// it goes alone. After an error without effect each goes alone, and if the cause may last, so do all
+    /// others for [`BatchPolicy::pause`].
     fn send(
         &self,
         batch: &[Self::Request],
@@ -57,7 +59,8 @@ pub struct BatchPolicy {
     pub most: usize,
     /// The most requests that wait. Any further one goes alone.
     pub waiting: usize,
-    /// How long a request waits for a batch to take it: longer than a batch takes that is not blocked, even on a busy machine.
+    /// How long a request waits for a batch to take it: longer than a batch takes that is not blocked, even
+    /// on a busy machine.
     pub untaken: Duration,
     /// The longest wait for the answer of a batch.
     pub unanswered: Duration,
@@ -66,6 +69,46 @@ pub struct BatchPolicy {
 }
 
 /// The batcher of requests of one kind.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::{LockName, driver::{Result, kit::{Batch, BatchPolicy, Batcher}}};
+/// use std::time::Duration;
+///
+/// /// Asks a server which names exist, one by one or many in one command.
+/// struct Exists;
+///
+/// impl Batch for Exists {
+///     type Request = LockName;
+///     type Answer = bool;
+///
+///     fn name(name: &LockName) -> &LockName {
+///         name
+///     }
+///
+///     async fn send_one(&self, name: &LockName) -> Result<bool> {
+///         Ok(name.as_str() == "orders:42")
+///     }
+///
+///     async fn send(&self, names: &[LockName]) -> Result<Vec<Option<Result<bool>>>> {
+///         Ok(names.iter().map(|name| Some(Ok(name.as_str() == "orders:42"))).collect())
+///     }
+/// }
+///
+/// let policy = BatchPolicy {
+///     alone: 2,
+///     in_flight: 4,
+///     most: 100,
+///     waiting: 10_000,
+///     untaken: Duration::from_secs(1),
+///     unanswered: Duration::from_secs(2),
+///     pause: Duration::from_secs(2),
+/// };
+/// let batcher = Batcher::new(Exists, policy);
+/// assert!(batcher.ask(&"orders:42".parse()?).await?);
+/// # Ok(()) }
+/// ```
 pub struct Batcher<B: Batch>(Arc<Inner<B>>);
 
 struct Inner<B: Batch> {
@@ -125,8 +168,8 @@ impl<B: Batch> Batcher<B> {
     /// As [`Batch::send_one`]; of unknown effect, when the task that sent the batch ended.
     ///
     /// # Cancel safety
-    /// A request that no batch took is not sent. One in a batch is sent with the others, and its answer is lost; one that is sent alone is
-    /// dropped as [`Batch::send_one`] is.
+    /// A request that no batch took is not sent. One in a batch is sent with the others, and its answer is
+    /// lost; one that is sent alone is dropped as [`Batch::send_one`] is.
     pub async fn ask(&self, request: &B::Request) -> Result<B::Answer> {
         let slot = match self.enter(request) {
             Admission::Alone(slot) => slot,
@@ -331,6 +374,14 @@ impl<B: Batch> Drop for Slot<B> {
 }
 
 /// The same error for one more request of a batch, with its cause as text.
+///
+/// # Examples
+/// ```
+/// use dlock_core::driver::{DriverError, kit::again};
+///
+/// let error = DriverError::unanswered("the connection broke");
+/// assert_eq!(again(&error).effect(), error.effect());
+/// ```
 #[must_use]
 pub fn again(error: &DriverError) -> DriverError {
     let cause =

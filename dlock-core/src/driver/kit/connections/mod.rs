@@ -1,15 +1,19 @@
-//! Connection list: opens the connections of a store's client, lends each to one request at a time, and discards those in an unknown
-//! state.
+//! Connection list: opens the connections of a store's client, lends each to one request at a time, and
+//! discards those in an unknown state.
 //!
-//! A client's own pool pings at each checkout and return, which costs much of its throughput. It also hands out a connection whose last
-//! answer was never read. Here a statement whose answer was not fully read closes its connection, since the rest of the answer may still
-//! arrive on it. The connection returned last is used first, so a quiet client keeps one connection warm and the others end. Renewals have
-//! permits and connections of their own and never wait behind waiters.
+//! A client's own pool pings at each checkout and return, which costs much of its throughput. It also hands
+//! out a connection whose last answer was never read. Here a statement whose answer was not fully read closes
+//! its connection, since the rest of the answer may still arrive on it. The connection returned last is used
+//! first, so a quiet client keeps one connection warm and the others end. Renewals have permits and
+//! connections of their own and never wait behind waiters.
+
+pub(super) mod dialer;
+
+pub use dialer::{ConnectionOutcome, Dialed, Dialer};
 
 use super::{
     answer_limit::{AnswerLimit, Timer},
     backoff::Backoff,
-    error_table::Failure,
     record_store::{Call, Class},
     server_clock::ServerClock,
 };
@@ -28,58 +32,56 @@ use std::{
 };
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
-/// How a driver opens and closes the connections of its store's client, and what their errors mean.
-pub trait Dialer: Send + Sync + 'static {
-    /// A native connection and what the driver knows of its server.
-    type Session: Send + 'static;
-    /// What the native client reports.
-    type Error: Send;
-
-    /// Opens a connection to a server that can keep locks, and reads the server's time last.
-    ///
-    /// # Errors
-    /// Of effect none: no request was sent. After one that is worth repeating the list tries again, with pauses, while the request has time.
-    fn dial(&self) -> impl Future<Output = Result<(Self::Session, Duration)>> + Send;
-
-    /// Reads the server's time.
-    fn time(
-        &self,
-        session: &mut Self::Session,
-    ) -> impl Future<Output = Result<Duration, Self::Error>> + Send;
-
-    /// What a failed statement means. `ended`: it ran for too long and [`end`](Self::end) was called.
-    fn failure(&self, error: Self::Error, ended: bool) -> Failure<ConnectionOutcome>;
-
-    /// The error of a statement that the server did not answer: of unknown effect.
-    fn silent() -> Self::Error;
-
-    /// Says goodbye on a connection without a request in flight.
-    fn hang_up(&self, session: Self::Session) -> impl Future<Output = ()> + Send;
-
-    /// For a server that does not limit how long a statement runs: by what [`end`](Self::end) finds this connection.
-    fn endless(_: &Self::Session) -> Option<u64> {
-        None
-    }
-
-    /// Ends the statement that runs on that connection, from another one. The connection is not used again, so a late end hits no other
-    /// statement.
-    fn end(self: Arc<Self>, _id: u64) -> impl Future<Output = ()> + Send {
-        async {}
-    }
-}
-
-/// What happens to the connection on which a statement failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConnectionOutcome {
-    /// The server answered; the connection stays in use.
-    Kept,
-    /// The connection is closed.
-    Closed,
-    /// The connection is closed, and so are those opened before it, which are no better.
-    AllClosed,
-}
-
 /// All connections of a driver.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+/// use dlock_core::driver::{
+///     DriverError, Result,
+///     kit::{ConnectionOutcome, Connections, Dialed, Dialer, Failure},
+/// };
+/// use std::{io, time::Duration};
+///
+/// /// Opens connections that echo; a real one keeps the native client's options.
+/// struct Echoes;
+///
+/// impl Dialer for Echoes {
+///     type Session = String;
+///     type Error = io::Error;
+///
+///     async fn dial(&self) -> Result<Dialed<String>> {
+///         Ok(Dialed { session: String::new(), time: Duration::from_secs(1_700_000_000) })
+///     }
+///
+///     async fn time(&self, _: &mut String) -> io::Result<Duration> {
+///         Ok(Duration::from_secs(1_700_000_000))
+///     }
+///
+///     fn failure(&self, error: io::Error, _ended: bool) -> Failure<ConnectionOutcome> {
+///         let error = DriverError::unanswered("the server did not answer").with_source(error);
+///         Failure { error, link: ConnectionOutcome::Closed }
+///     }
+///
+///     fn silent() -> io::Error {
+///         io::ErrorKind::TimedOut.into()
+///     }
+///
+///     async fn hang_up(&self, _: String) {}
+/// }
+///
+/// let all = Connections::new(Echoes, 4, Duration::from_secs(5));
+/// let mut lent = all.lend(all.default_call()).await?;
+/// let limit = lent.limit();
+/// let session = lent.session();
+/// let answer = limit.of(async {
+///     session.push_str("hello");
+///     Ok(session.len())
+/// });
+/// let answer = answer.await;
+/// assert_eq!(lent.heard(answer)?, 5);
+/// # Ok(()) }
+/// ```
 pub struct Connections<D: Dialer> {
     dialer: Arc<D>,
     within: Duration,
@@ -132,7 +134,8 @@ impl<D: Dialer> List<D> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the connection used last, and drops those idle for so long that the server or a firewall is about to end them.
+    /// Takes the connection used last, and drops those idle for so long that the server or a firewall is
+    /// about to end them.
     fn pop(&self, now: Instant) -> Option<Link<D>> {
         let mut idle = self.idle();
         let is_old = |link: &&Link<D>| now.since(link.used) > IDLE;
@@ -141,7 +144,8 @@ impl<D: Dialer> List<D> {
         idle.pop()
     }
 
-    /// Returns a connection, unless all were closed, or all of its age: what closes them takes out the idle ones after saying so.
+    /// Returns a connection, unless all were closed, or all of its age: what closes them takes out the idle
+    /// ones after saying so.
     fn push(&self, link: Link<D>, closed: &AtomicBool, age: &AtomicU64) {
         let mut idle = self.idle();
         if !closed.load(Ordering::Relaxed) && link.age == age.load(Ordering::Relaxed) {
@@ -152,8 +156,8 @@ impl<D: Dialer> List<D> {
 }
 
 impl<D: Dialer> Connections<D> {
-    /// An empty list. `most`: how many requests that are no renewals may have a connection at the same time. `within`: how long one attempt
-    /// to connect may take.
+    /// An empty list. `most`: how many requests that are no renewals may have a connection at the same time.
+    /// `within`: how long one attempt to connect may take.
     #[must_use]
     pub fn new(dialer: D, most: usize, within: Duration) -> Self {
         Self {
@@ -300,7 +304,7 @@ impl<D: Dialer> Connections<D> {
     async fn dial(&self) -> Result<Link<D>> {
         let age = self.age.load(Ordering::Relaxed);
         let dialled = tokio::time::timeout(self.within, self.dialer.dial()).await;
-        let (session, time) = match dialled {
+        let Dialed { session, time } = match dialled {
             Ok(dialled) => dialled?,
             Err(_) => return Err(unreachable(Some("no answer while connecting"))),
         };
@@ -362,7 +366,8 @@ impl<D: Dialer> fmt::Debug for Connections<D> {
     }
 }
 
-/// A connection lent to one request. It goes back to the list on drop, unless a statement was sent whose answer was not read.
+/// A connection lent to one request. It goes back to the list on drop, unless a statement was sent whose
+/// answer was not read.
 pub struct Lent<'a, D: Dialer> {
     all: &'a Connections<D>,
     list: &'a List<D>,
@@ -378,7 +383,8 @@ pub struct Lent<'a, D: Dialer> {
 }
 
 impl<D: Dialer> Lent<'_, D> {
-    /// The connection for one statement. It must run under [`limit`](Self::limit), and its answer must go to [`heard`](Self::heard).
+    /// The connection for one statement. It must run under [`limit`](Self::limit), and its answer must go to
+    /// [`heard`](Self::heard).
     ///
     /// # Panics
     /// After an error that closed the connection, or [`discard`](Self::discard).
@@ -450,7 +456,8 @@ impl<D: Dialer> Lent<'_, D> {
         }
     }
 
-    /// The server's time at `give_up`, in microseconds. A request carries it so that it takes nothing when it runs later.
+    /// The server's time at `give_up`, in microseconds. A request carries it so that it takes nothing when it
+    /// runs later.
     #[must_use]
     pub fn not_after(&self, give_up: Instant) -> u64 {
         let known = self.link.as_ref().and_then(|link| link.server.at(give_up));

@@ -1,11 +1,11 @@
 //! Tests of the connection list over a client that only counts.
 
-use super::{ConnectionOutcome, Connections, Dialer, Failure, IDLE, PATIENCE, TIMED};
+use super::{ConnectionOutcome, Connections, Dialed, Dialer, IDLE, PATIENCE, TIMED};
 use crate::{
     clock::Clock,
     driver::{
         Result,
-        kit::{Call, Class},
+        kit::{Call, Class, Failure},
     },
     error::{DriverError, Effect, ErrorKind, RetryClass},
 };
@@ -42,12 +42,15 @@ impl Dialer for Counting {
     type Session = Session;
     type Error = ConnectionOutcome;
 
-    async fn dial(&self) -> Result<(Session, Duration)> {
+    async fn dial(&self) -> Result<Dialed<Session>> {
         let id = self.dialled.fetch_add(1, Ordering::Relaxed);
         let endless = self.endless;
         match *self.refuses.lock().unwrap() {
             Some(retry) => Err(DriverError::unavailable("no room").with_retry(retry)),
-            None => Ok((Session { id, endless }, SECOND * 1_000)),
+            None => Ok(Dialed {
+                session: Session { id, endless },
+                time: SECOND * 1_000,
+            }),
         }
     }
 

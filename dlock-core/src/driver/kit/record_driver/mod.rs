@@ -1,7 +1,8 @@
 //! Record driver: the driver contract over any [`RecordStore`].
 //!
-//! A request reads the record, lets [`Record`] decide, and writes the record if it is unchanged. A client that lost the race reads
-//! again after a contention backoff. Waiters poll, or are woken where the store can: a waiter marks the record, a release that finds the mark notifies.
+//! A request reads the record, lets [`Record`] decide, and writes the record if it is unchanged. A client
+//! that lost the race reads again after a contention backoff. Waiters poll, or are woken where the store can:
+//! a waiter marks the record, a release that finds the mark notifies.
 
 use super::{
     backoff::Backoff,
@@ -93,8 +94,8 @@ impl<S: RecordStore> RecordDriver<S> {
         self.store.is_contention(error) || self.store.repair(error, give_up).await
     }
 
-    /// A step of a renewal, repeated once if the store removed what it failed of. Under contention the core repeats it: a batch waits for
-    /// none of its entries.
+    /// A step of a renewal, repeated once if the store removed what it failed of. Under contention the core
+    /// repeats it: a batch waits for none of its entries.
     async fn repaired<T, F>(
         &self,
         give_up: Instant,
@@ -112,7 +113,8 @@ impl<S: RecordStore> RecordDriver<S> {
         }
     }
 
-    /// One attempt: reads, decides and writes. `None`: another client was faster, or what the decision relied on is over.
+    /// One attempt: reads, decides and writes. `None`: another client was faster, or what the decision relied
+    /// on is over.
     async fn attempt<A>(
         &self,
         name: &LockName,
@@ -154,7 +156,8 @@ impl<S: RecordStore> RecordDriver<S> {
         }
     }
 
-    /// The ticket of a granted request is used up; the next one first, so that a name that is still waited for keeps its wake-ups.
+    /// The ticket of a granted request is used up; the next one first, so that a name that is still waited
+    /// for keeps its wake-ups.
     async fn waits_no_more(&self, req: &Acquire) {
         if let Some(next) = req.next_ticket {
             self.store.listen(&req.name, next).await;
@@ -224,8 +227,9 @@ impl<S: RecordStore> RecordDriver<S> {
         })
     }
 
-    /// Uses a cheap read first, if the store has one. What that shows may be undone later, and a version with it, so no record is written over
-    /// one that it shows: it refuses, or the store itself decides by [`RecordStore::take`], or a record is made where there is none.
+    /// Uses a cheap read first, if the store has one. What that shows may be undone later, and a version with
+    /// it, so no record is written over one that it shows: it refuses, or the store itself decides by
+    /// [`RecordStore::take`], or a record is made where there is none.
     async fn glance_or_attempt(
         &self,
         req: &Acquire,
@@ -534,7 +538,8 @@ enum Bound {
 }
 
 impl Bound {
-    /// The last moment in the store's time. The record was read before its answer was received, so this errs on the early side.
+    /// The last moment in the store's time. The record was read before its answer was received, so this errs
+    /// on the early side.
     fn of(self, time: StoreTime, give_up: Instant, received: Instant) -> u64 {
         match self {
             Self::GiveUp => time.after(give_up.since(received)),
@@ -551,7 +556,8 @@ fn mark<A>(decision: &mut Decision<A>, record: &Record, time: StoreTime) {
     }
 }
 
-/// A write whose record has a version that the name never had: greater than the last one, and than any of a record deleted before.
+/// A write whose record has a version that the name never had: greater than the last one, and than any of a
+/// record deleted before.
 fn replacing(
     name: &LockName,
     expected: Expected,

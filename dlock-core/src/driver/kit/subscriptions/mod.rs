@@ -1,9 +1,10 @@
 //! Subscriptions: wake-ups over a connection on which the server publishes releases, open only while a client waits.
 //!
-//! A name has one of [`CHANNELS`] channels, by a hash that every client computes alike. A waiter first subscribes to the channel, and then
-//! marks the record; a release that finds the mark publishes the hash of the name. So no release falls between the two. A channel is left
-//! some seconds after its last waiter, and the connection after its last channel. When the connection is lost, every waiter polls, and
-//! subscribes again.
+//! A name has one of [`CHANNELS`] channels, by a hash that every client computes alike. A waiter first
+//! subscribes to the channel, and then marks the record; a release that finds the mark publishes the hash of
+//! the name. So no release falls between the two. A channel is left some seconds after its last waiter, and
+//! the connection after its last channel. When the connection is lost, every waiter polls, and subscribes
+//! again.
 
 use super::wake_ups::WakeUps;
 use crate::{
@@ -113,8 +114,9 @@ impl<S: Subscriber> Subscriptions<S> {
         wake_ups.unwrap_or_else(|| stream::empty().boxed())
     }
 
-    /// Registers a ticket as waiting for a name, and subscribes to its channel: see [`RecordStore::listen`](super::RecordStore::listen). Where
-    /// that takes long, it answers `false` and goes on: the waiter polls, and its next poll finds the channel. Call it inside a runtime.
+    /// Registers a ticket as waiting for a name, and subscribes to its channel: see
+    /// [`RecordStore::listen`](super::RecordStore::listen). Where that takes long, it answers `false` and
+    /// goes on: the waiter polls, and its next poll finds the channel. Call it inside a runtime.
     ///
     /// # Cancel safety
     /// The ticket stays registered.
@@ -291,7 +293,8 @@ async fn answered<T>(answer: impl Future<Output = Result<T>> + Send) -> Result<T
     answer.unwrap_or_else(|_| Err(DriverError::unavailable("no answer about wake-ups")))
 }
 
-/// What is published of a name: the first eight bytes of its SHA-256. Fixed for good: clients of different versions meet by it.
+/// What is published of a name: the first eight bytes of its SHA-256. Fixed for good: clients of different
+/// versions meet by it.
 #[must_use]
 pub fn hash_of(name: &str) -> u64 {
     let first = Sha256::digest(name).into_iter().take(8);
@@ -299,12 +302,21 @@ pub fn hash_of(name: &str) -> u64 {
 }
 
 /// The channel of a hash.
+///
+/// # Examples
+/// ```
+/// use dlock_core::driver::kit::{channel_of, hash_of};
+///
+/// // A release of this name is published on this channel, with the hash as text.
+/// assert!(channel_of(hash_of("orders:42")) < 64);
+/// ```
 #[must_use]
 pub const fn channel_of(hash: u64) -> u64 {
     hash % CHANNELS
 }
 
-/// With fewer channels a client hears more releases of names that it does not wait for; with more the server keeps a longer list.
+/// With fewer channels a client hears more releases of names that it does not wait for; with more the server
+/// keeps a longer list.
 const CHANNELS: u64 = 64;
 /// Names waited for. Waiters of further names poll.
 const MOST: usize = 10_000;

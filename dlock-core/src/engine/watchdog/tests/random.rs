@@ -4,7 +4,10 @@ use super::{Answer, Bench, Did, GONE, at, fixed, kept, ms, proven};
 use crate::{
     clock::Instant,
     driver::{Lane, Renewed},
-    engine::watchdog::machine::{BatchId, Key, Watched},
+    engine::watchdog::{
+        key::Key,
+        machine::{BatchId, Watched},
+    },
 };
 use proptest::prelude::{Strategy, any, prop, prop_oneof, proptest};
 use std::{
@@ -201,7 +204,12 @@ impl World {
     }
 
     fn check(&self) {
-        let timers = self.bench.machine.timers();
+        let machine = &self.bench.machine;
+        let timers: HashMap<_, _> = machine.timers.iter().map(|(at, key)| (*key, *at)).collect();
+        assert_eq!(timers.len(), machine.timers.len(), "one timer each");
+        for (key, entry) in &machine.entries {
+            assert_eq!(timers[key], entry.timer);
+        }
         assert_eq!(timers.len(), self.live.len());
         for Live { key, deadline, .. } in self.live.values() {
             let last = (*deadline).max(at(self.now));

@@ -4,7 +4,6 @@
 //! the same generator in the same state, so two acquisitions would have one owner.
 
 use crate::{
-    driver,
     error::{DriverError, Error, ErrorKind},
     owner::{HoldId, Owner},
 };
@@ -22,7 +21,7 @@ pub(crate) struct Random {
 /// Source of ids.
 enum Ids {
     /// The operating system: new bits for each id.
-    System(fn(&mut [u8]) -> driver::Result<()>),
+    System(fn(&mut [u8]) -> Result<(), DriverError>),
     /// The generator, for tests and simulations that must be repeatable.
     Generator,
 }
@@ -39,11 +38,11 @@ impl Random {
         })
     }
 
-    pub(crate) fn owner(&self) -> driver::Result<Owner> {
+    pub(crate) fn owner(&self) -> Result<Owner, DriverError> {
         self.draw(Owner::random)
     }
 
-    pub(crate) fn hold(&self) -> driver::Result<HoldId> {
+    pub(crate) fn hold(&self) -> Result<HoldId, DriverError> {
         self.draw(HoldId::random)
     }
 
@@ -52,7 +51,7 @@ impl Random {
         self.generator().random()
     }
 
-    fn draw<T>(&self, draw: impl FnOnce(&mut StdRng) -> T) -> driver::Result<T> {
+    fn draw<T>(&self, draw: impl FnOnce(&mut StdRng) -> T) -> Result<T, DriverError> {
         match self.ids {
             Ids::System(bits) => {
                 // For this draw alone.
@@ -76,13 +75,13 @@ impl Random {
 ///
 /// # Errors
 /// `Unavailable` when the operating system gives none.
-pub fn system_random() -> driver::Result<u64> {
+pub fn system_random() -> Result<u64, DriverError> {
     let mut bytes = [0; 8];
     system_bits(&mut bytes)?;
     Ok(u64::from_ne_bytes(bytes))
 }
 
-fn system_bits(bits: &mut [u8]) -> driver::Result<()> {
+fn system_bits(bits: &mut [u8]) -> Result<(), DriverError> {
     SysRng.try_fill_bytes(bits).map_err(|error| {
         let message = "the operating system gives no random numbers, which owners need";
         DriverError::new(ErrorKind::Unavailable, message).with_source(error)

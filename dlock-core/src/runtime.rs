@@ -1,10 +1,6 @@
 //! Runtime checks: a tokio runtime that lacks something is the caller's misuse, not a panic.
 
-use crate::{
-    driver,
-    engine::Engine,
-    error::{DriverError, Error, ErrorKind},
-};
+use crate::error::{DriverError, ErrorKind};
 use std::{panic::catch_unwind, time::Duration};
 use tokio::{
     runtime::Handle,
@@ -12,7 +8,7 @@ use tokio::{
 };
 
 /// The current runtime, if it has timers.
-pub(crate) fn current() -> driver::Result<Handle> {
+pub(crate) fn current() -> Result<Handle, DriverError> {
     let handle = Handle::try_current().map_err(|cause| {
         misuse("await locks and build clients inside a tokio runtime: there is none here")
             .with_source(cause)
@@ -41,7 +37,7 @@ pub(crate) fn timer(length: Duration) -> Option<Sleep> {
 /// # Errors
 /// `Misuse`, with what is missing.
 #[cfg(feature = "net")]
-pub fn check_runtime() -> driver::Result<()> {
+pub fn check_runtime() -> Result<(), DriverError> {
     use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
     current()?;
@@ -59,14 +55,4 @@ pub fn check_runtime() -> driver::Result<()> {
     registered.map_err(|_| {
         misuse("this tokio runtime has no I/O: build it with `enable_io` or `enable_all`")
     })
-}
-
-impl Engine {
-    /// Whether a call may be awaited here: the client's own runtime has timers.
-    pub(crate) fn check_runtime(&self) -> Result<(), Error> {
-        match Handle::try_current() {
-            Ok(here) if here.id() == self.calls.handle.id() => Ok(()),
-            _ => Ok(current().map(drop)?),
-        }
-    }
 }

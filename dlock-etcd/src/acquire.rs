@@ -31,23 +31,32 @@ impl Inner {
     }
 
     async fn attempt(self: &Arc<Self>, req: &Acquire, entered: Instant) -> Result<Step> {
-        let key = (req.name.clone(), req.hold);
+        let (key, now) = ((req.name.clone(), req.hold), self.clock.now());
         let found = self.table().holds.get(&key).cloned();
         let (lease, is_spare, open) = match found.filter(|hold| hold.owner == req.owner) {
-            Some(Hold {
-                held: Some(held), ..
-            }) => return self.repeat(req, held, entered).await,
-            // Its sender gave up, so it is being undone.
-            Some(hold) if hold.give_up <= self.clock.now() => {
+            Some(hold) if hold.is_undone(now, now) => {
                 self.undo(&key).await?;
                 return Ok(None);
             }
+            Some(Hold {
+                held: Some(held), ..
+            }) => return self.repeat(req, held, entered).await,
             Some(hold) => (hold.lease, true, true),
             None => {
                 let (lease, is_spare) = self.lease(req.lease.length()).await?;
                 (lease, is_spare, false)
             }
         };
+        let hold = Hold {
+            owner: req.owner,
+            lease,
+            others: Vec::new(),
+            held: None,
+            open,
+            give_up: req.give_up,
+        };
+        // Before anything that may fail: what is left behind is undone.
+        let asked = Unanswered::new(self, &key, hold);
         let request = Request {
             inner: self,
             req,
@@ -58,15 +67,6 @@ impl Inner {
                 None => None,
             },
         };
-        let hold = Hold {
-            owner: req.owner,
-            lease,
-            others: Vec::new(),
-            held: None,
-            open,
-            give_up: req.give_up,
-        };
-        let asked = Unanswered::new(self, &key, hold);
         let keep = async {
             match is_spare {
                 true => self.connection.keep_alive(lease.id).await,
@@ -111,8 +111,12 @@ impl Inner {
     async fn new_waiter(&self, req: &Acquire, ticket: Ticket) -> Result<(String, i64)> {
         // As short as the server grants: a waiter that is dead delays the others for as long.
         let (mut lease, is_spare) = self.lease(Duration::ZERO).await?;
-        if is_spare && self.connection.keep_alive(lease.id).await? == 0 {
-            lease = self.grant(Duration::ZERO).await?;
+        if is_spare {
+            let sent = self.clock.now();
+            lease = match self.connection.keep_alive(lease.id).await? {
+                0 => self.grant(Duration::ZERO).await?,
+                _ => Lease::new(lease.id, lease.length, sent),
+            };
         }
         let key = (req.name.clone(), ticket);
         // One whose key may have been created by a request without an answer loses its position.
@@ -135,7 +139,7 @@ impl Inner {
         let keys = self.keys(&req.name);
         let (line, own) = (self.line(&keys).await?, keys.hold(req.hold));
         let is_there = line.taken.iter().any(|taken| taken.key == own.as_bytes());
-        if !is_there || held.end <= self.clock.now() {
+        if !is_there {
             self.ended(&(req.name.clone(), req.hold), req.owner);
             return Ok(None);
         }
@@ -309,8 +313,11 @@ impl Request<'_> {
     }
 
     fn waits(&self, key: &WaiterKey, line: &Line) -> Answer {
-        let ahead = self.inner.watch_line(key, line);
-        Answer::Refused(Acquired::Held(held(line, ahead)))
+        match self.inner.watch_line(key, line) {
+            // Nothing is before it: the request was refused because of its own key, which an earlier copy had created.
+            Some(0) if line.taken.is_empty() => Answer::Again,
+            ahead => Answer::Refused(Acquired::Held(held(line, ahead))),
+        }
     }
 
     fn granted(&self, asked: Unanswered, granted: Granted, entered: Instant) -> Step {

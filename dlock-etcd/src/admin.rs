@@ -56,13 +56,11 @@ impl Inner {
         limit: usize,
     ) -> Result<Page> {
         let begin = format!("{}/{}", self.root, encode(prefix));
-        let from = match from {
-            None => begin.clone(),
-            Some(cursor) => match std::str::from_utf8(&cursor.0) {
-                Ok(from) if from.starts_with(&begin) => from.to_owned(),
-                _ => return Err(misuse("the cursor is not one of this listing")),
-            },
-        };
+        // Keys that dlock did not write may be no text.
+        let from = from.map_or(begin.as_bytes(), |cursor| cursor.0.as_ref());
+        if !from.starts_with(begin.as_bytes()) {
+            return Err(misuse("the cursor is not one of this listing"));
+        }
         let limit = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
         // No code of a name, and no rest of a key, has this character.
         let options = GetOptions::new().with_range(format!("{begin}\u{7f}"));

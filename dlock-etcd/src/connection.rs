@@ -28,7 +28,7 @@ pub(crate) struct Connection {
     config: EtcdConfig,
     options: ConnectOptions,
     current: Mutex<Current>,
-    keep_alives: mpsc::UnboundedSender<KeepAlive>,
+    keep_alives: mpsc::Sender<KeepAlive>,
 }
 
 #[derive(Default)]
@@ -108,12 +108,12 @@ impl KeepAlive {
 }
 
 /// The stream of keep-alives, to be run by [`keep_alives`].
-pub(crate) type KeepAlives = mpsc::UnboundedReceiver<KeepAlive>;
+pub(crate) type KeepAlives = mpsc::Receiver<KeepAlive>;
 
 impl Connection {
     /// Connects to one of the members.
     pub(crate) async fn open(config: EtcdConfig) -> Result<(Self, KeepAlives)> {
-        let (keep_alives, requests) = mpsc::unbounded_channel();
+        let (keep_alives, requests) = mpsc::channel(QUEUED);
         let connection = Self {
             options: options(&config).await?,
             config,
@@ -121,7 +121,31 @@ impl Connection {
             keep_alives,
         };
         connection.link().await?;
+        connection.warn().await;
         Ok((connection, requests))
+    }
+
+    /// Warns of a cluster that is weaker than it looks. One that does not tell can be used all the same.
+    async fn warn(&self) {
+        let members =
+            self.call(|client| async move { client.cluster_client().member_list().await });
+        match members.await {
+            Ok(list) => {
+                let members = list.members().iter();
+                let voters = members.filter(|member| !member.is_learner()).count();
+                if voters % 2 == 0 {
+                    tracing::warn!(
+                        target: "dlock::etcd",
+                        "the etcd cluster has {voters} voting members, and serves no locks once {} of them are lost, as with one member \
+                         less: add or remove one",
+                        voters / 2
+                    );
+                }
+            }
+            Err(error) => {
+                tracing::debug!(target: "dlock::etcd", %error, "the members could not be read")
+            }
+        }
     }
 
     /// The connection in use, or a new one to the next member that answers.
@@ -248,16 +272,21 @@ impl Connection {
     pub(crate) async fn keep_alive(&self, lease: i64) -> Result<u64> {
         let link = self.link().await?;
         let (answer, answered) = oneshot::channel();
-        // An error: the driver is closed.
-        drop(self.keep_alives.send(KeepAlive { lease, answer }));
-        let answer = link.answered(answered).await;
-        answer.map_err(|_| unanswered())
+        let kept = async {
+            // An error: the driver is closed.
+            drop(self.keep_alives.send(KeepAlive { lease, answer }).await);
+            answered.await
+        };
+        link.answered(kept).await.map_err(|_| unanswered())
     }
 }
 
 /// Runs the stream of keep-alives, one for all leases, and opens it anew when it breaks. What it carried then stays unanswered.
 pub(crate) async fn keep_alives(connection: Arc<Connection>, mut requests: KeepAlives) {
     while let Some(first) = requests.recv().await {
+        if first.answer.is_closed() {
+            continue;
+        }
         let Ok(link) = connection.link().await else {
             continue;
         };
@@ -361,6 +390,8 @@ async fn tls(config: &EtcdConfig) -> Result<etcd_client::TlsOptions> {
 
 /// How long a connection may answer nothing before it is suspected, if a request on it is given up then.
 const SILENT: Duration = Duration::from_millis(200);
+/// Keep-alives that wait for the stream; more wait for room.
+const QUEUED: usize = 1024;
 /// How long a request goes on whose caller is gone.
 const LONGEST: Duration = Duration::from_secs(10);
 /// The most that connecting to one member may take.

@@ -5,8 +5,9 @@ use crate::{
     commands::{Keys, Line},
     connection::{Connection, keep_alives},
     error::{given_up, late},
+    holds::ended,
     listener::{Order, listen},
-    table::{Table, WaiterKey},
+    table::{Lease, Table, WaiterKey},
 };
 use async_trait::async_trait;
 use dlock_core::{
@@ -58,6 +59,7 @@ pub(crate) struct Inner {
     /// The runtime in which the driver was made: its tasks outlive the caller of a request.
     pub(crate) runtime: Handle,
     pub(crate) wake_ups: WakeUps,
+    /// Not bounded: an order follows an answer or ends what one began, and what the server has not taken is replaced with its connection.
     pub(crate) orders: mpsc::UnboundedSender<Order>,
     /// The shortest lease that the server grants, in seconds.
     pub(crate) least: u64,
@@ -158,7 +160,10 @@ impl DistributedLock for EtcdDriver {
     }
 
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
-        self.inner.leave(&(name.clone(), ticket)).await
+        match self.inner.forget(&(name.clone(), ticket)) {
+            Some(end) => ended(end).await,
+            None => Ok(()),
+        }
     }
 
     async fn renew(
@@ -236,11 +241,7 @@ async fn attend(inner: Arc<Inner>) {
         }
         for (key, lease) in due.waiting {
             let inner = Arc::clone(&inner);
-            tokio::spawn(async move { inner.keep_waiting(key, lease.id).await });
-        }
-        for lease in due.spares {
-            let connection = Arc::clone(&inner.connection);
-            tokio::spawn(async move { connection.keep_alive(lease.id).await });
+            tokio::spawn(async move { inner.keep_waiting(key, lease).await });
         }
     }
 }
@@ -281,20 +282,40 @@ impl Inner {
         lease_id(self.ids.fetch_add(1, Ordering::Relaxed))
     }
 
-    async fn keep_waiting(self: Arc<Self>, key: WaiterKey, lease: i64) {
+    async fn keep_waiting(&self, key: WaiterKey, lease: Lease) {
+        let sent = self.clock.now();
         // Not answered in time, the connection is changed; not answered at all, the next one is due soon.
-        if let Ok(Ok(0)) = timeout(WAITS, self.connection.keep_alive(lease)).await
-            && self.forget(&key)
-        {
-            let (name, ticket) = key;
-            self.wake_ups.send(WakeUp::Turn { name, ticket });
+        let Ok(Ok(seconds)) = timeout(WAITS, self.keep(lease, sent)).await else {
+            return;
+        };
+        let mut table = self.table();
+        let waiter = table.waiters.get_mut(&key);
+        // Otherwise it entered the queue anew meanwhile.
+        if let Some(waiter) = waiter.filter(|waiter| waiter.lease.id == lease.id) {
+            waiter.lease.until = sent + Duration::from_secs(seconds);
+            drop(table);
+            if seconds == 0 {
+                self.wait_again(&key);
+            }
         }
+    }
+
+    /// Prolongs a lease, unless it may be over: a server answers such a keep-alive only when it has removed the lease, and until then no
+    /// other one on the stream.
+    async fn keep(&self, lease: Lease, now: Instant) -> Result<u64> {
+        if lease.until <= now {
+            let rest = self.connection.rest(lease.id).await?.unwrap_or_default();
+            if rest.is_zero() {
+                return Ok(0);
+            }
+        }
+        self.connection.keep_alive(lease.id).await
     }
 
     /// Removes the waiters of this client.
     async fn leave_all(self: &Arc<Self>) {
         let keys: Vec<_> = self.table().waiters.keys().cloned().collect();
-        let leaving = keys.iter().map(|key| self.leave(key));
+        let leaving = keys.iter().filter_map(|key| self.forget(key));
         drop(timeout(WAITS, join_all(leaving)).await);
     }
 }

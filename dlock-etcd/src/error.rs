@@ -23,6 +23,7 @@ const REFUSALS: &[(&str, Class, &str)] = &[
     ),
     // The member that finds it out has executed the request before it refuses it.
     ("database space exceeded", UNKNOWN, QUOTA),
+    ("corrupt cluster", LATER, CORRUPT),
     (
         "too many requests",
         LATER,
@@ -122,6 +123,7 @@ pub(crate) fn check_version(version: &str) -> Result<()> {
 }
 
 const QUOTA: &str = "etcd's quota is used up: compact, defragment and disarm the alarm, and turn on auto-compaction";
+const CORRUPT: &str = "etcd's members differ in their data (alarm CORRUPT): replace the damaged one, then disarm the alarm";
 const DENIED: &str = "the user may not read and write below the prefix: grant its role readwrite";
 const NO_USERS: &str = "the URL has a user, and the server has authentication turned off";
 const LEARNER: &str = "the member is a learner, which serves no locks: name voting members";

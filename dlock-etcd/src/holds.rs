@@ -3,13 +3,16 @@
 use crate::{
     commands::{Taken, rehang},
     driver::Inner,
-    error::contended,
+    error::{contended, unanswered},
     listener::Order,
     table::{Held, Hold, HoldKey, Lease, Waiter, WaiterKey},
 };
 use dlock_core::{FencingToken, Instant, Owner, driver::Result};
 use std::{sync::Arc, time::Duration};
-use tokio::time::{sleep, timeout};
+use tokio::{
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
 
 impl Inner {
     /// A lease of at least that length: a spare one, which needs a keep-alive before it counts, or a new one.
@@ -33,12 +36,7 @@ impl Inner {
     pub(crate) async fn grant(&self, length: Duration) -> Result<Lease> {
         let (id, sent) = (self.next_id(), self.clock.now());
         let granted = self.connection.grant(id, self.seconds(length)).await?;
-        let length = Duration::from_secs(granted);
-        Ok(Lease {
-            id,
-            length,
-            until: sent + length,
-        })
+        Ok(Lease::new(id, Duration::from_secs(granted), sent))
     }
 
     fn seconds(&self, length: Duration) -> u64 {
@@ -48,7 +46,8 @@ impl Inner {
 
     /// Takes back a lease on which nothing hangs, and of which no request is unanswered.
     pub(crate) fn spare(&self, lease: Lease) {
-        let mut table = self.table();
+        let (now, mut table) = (self.clock.now(), self.table());
+        table.spares.retain(|spare| spare.until > now);
         if table.spares.len() < SPARES {
             table.spares.push(lease);
         } else {
@@ -57,30 +56,31 @@ impl Inner {
         }
     }
 
-    /// Ends a lease in the background, however often that has to be tried.
-    pub(crate) fn end(&self, lease: i64) {
+    /// Ends a lease in the background, however often that has to be tried and whoever waits for it.
+    pub(crate) fn end(&self, lease: i64) -> JoinHandle<Result<()>> {
         let (connection, ending) = (Arc::clone(&self.connection), Arc::clone(&self.ending));
         self.runtime.spawn(async move {
             let _permit = ending.acquire().await;
             for _ in 0..ENDING {
                 match timeout(ANSWER, connection.revoke(lease)).await {
-                    Ok(Ok(())) => return,
+                    Ok(Ok(())) => return Ok(()),
                     _ => sleep(PAUSE).await,
                 }
             }
-        });
+            Err(unanswered())
+        })
     }
 
-    /// Ends the leases of a hold whose outcome is not known, so that no request of it can have an effect any more.
+    fn end_all(&self, hold: &Hold) -> Vec<JoinHandle<Result<()>>> {
+        hold.leases().map(|lease| self.end(lease)).collect()
+    }
+
+    /// Ends the leases of a hold that is over, or whose outcome is not known, so that no request of it can have an effect any more.
     pub(crate) async fn undo(&self, key: &HoldKey) -> Result<()> {
         // Taken out first: a request of it that is answered now finds that it was undone.
-        let Some(hold) = self.table().take_open(key, Instant::FAR) else {
-            return Ok(());
-        };
-        // In the background as well, for a caller that goes away.
-        hold.leases().for_each(|lease| self.end(lease));
-        for lease in hold.leases() {
-            self.connection.revoke(lease).await?;
+        let undone = (self.table()).take_undone(key, self.clock.now(), Instant::FAR);
+        for end in undone.iter().flat_map(|hold| self.end_all(hold)) {
+            ended(end).await?;
         }
         Ok(())
     }
@@ -94,9 +94,11 @@ impl Inner {
         };
         drop(table);
         if hold.open || hold.held.is_none() {
-            hold.leases().for_each(|lease| self.end(lease));
+            self.end_all(&hold);
         } else {
-            hold.others.iter().for_each(|lease| self.end(lease.id));
+            for lease in &hold.others {
+                self.end(lease.id);
+            }
             self.spare(hold.lease);
         }
     }
@@ -169,33 +171,26 @@ impl Inner {
         Some(waiter)
     }
 
-    /// Removes a waiter, from the queue in the background. `false`: it was not there.
-    pub(crate) fn forget(&self, key: &WaiterKey) -> bool {
+    /// Removes a waiter, from the queue in the background. Taken out first: a grant that is answered meanwhile must not keep its lease as a
+    /// spare.
+    pub(crate) fn forget(&self, key: &WaiterKey) -> Option<JoinHandle<Result<()>>> {
         let removed = self.remove_waiter(key);
-        removed.map(|waiter| self.end(waiter.lease.id)).is_some()
+        removed.map(|waiter| self.end(waiter.lease.id))
     }
 
     /// Removes a waiter whose key a grant removed. Its lease is used again if no request without an answer needs it.
     pub(crate) fn used_up(&self, key: &WaiterKey) {
         match self.remove_waiter(key) {
             Some(waiter) if waiter.created.is_some() => self.spare(waiter.lease),
-            Some(waiter) => self.end(waiter.lease.id),
+            Some(waiter) => drop(self.end(waiter.lease.id)),
             None => {}
         }
     }
+}
 
-    /// Removes a waiter from the queue.
-    pub(crate) async fn leave(&self, key: &WaiterKey) -> Result<()> {
-        // Taken out first: a grant that is answered meanwhile must not keep its lease as a spare.
-        let Some(waiter) = self.remove_waiter(key) else {
-            return Ok(());
-        };
-        let left = self.connection.revoke(waiter.lease.id).await;
-        if left.is_err() {
-            self.end(waiter.lease.id);
-        }
-        left
-    }
+/// Waits until a lease is ended.
+pub(crate) async fn ended(end: JoinHandle<Result<()>>) -> Result<()> {
+    end.await.unwrap_or_else(|_| Err(unanswered()))
 }
 
 /// A request that needs the lease of a hold, from before it is sent. Dropped without an answer, the hold is undone when its sender has given
@@ -238,7 +233,7 @@ impl Unanswered {
         match self.take_own() {
             // A copy of it may still be executed, if it is open.
             Some(hold) if is_usable && !hold.open => self.inner.spare(hold.lease),
-            Some(hold) => hold.leases().for_each(|lease| self.inner.end(lease)),
+            Some(hold) => drop(self.inner.end_all(&hold)),
             None => {}
         }
     }
@@ -273,13 +268,13 @@ impl Drop for Unanswered {
         }
         self.inner.runtime.spawn(async move {
             inner.clock.sleep_until(give_up).await;
-            let mut table = inner.table();
+            let (now, mut table) = (inner.clock.now(), inner.table());
             let is_same = |hold: &Hold| hold.lease.id == lease;
             if table.holds.get(&key).is_some_and(is_same)
-                && let Some(hold) = table.take_open(&key, give_up)
+                && let Some(hold) = table.take_undone(&key, now, give_up)
             {
                 drop(table);
-                hold.leases().for_each(|lease| inner.end(lease));
+                inner.end_all(&hold);
             }
         });
     }

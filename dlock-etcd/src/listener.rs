@@ -114,12 +114,15 @@ impl Inner {
             match inner.watch_line(&key, &line) {
                 Some(0) if line.taken.is_empty() => inner.turn(&key),
                 Some(_) => {}
-                None => {
-                    inner.forget(&key);
-                    inner.turn(&key);
-                }
+                None => inner.wait_again(&key),
             }
         });
+    }
+
+    /// Removes a waiter that stands no longer: its next request enters the queue anew.
+    pub(crate) fn wait_again(&self, key: &WaiterKey) {
+        self.forget(key);
+        self.turn(key);
     }
 
     /// Removes a waiter that did not use its turn, if it was one: the end of one of several holds looks the same.
@@ -210,8 +213,13 @@ pub(crate) async fn listen(inner: Arc<Inner>, mut orders: mpsc::UnboundedReceive
             }
         }
         if let Ok(link) = inner.connection.link().await {
+            let watches = inner.watches(&mut orders);
+            // The last waiter left meanwhile.
+            if watches.is_empty() {
+                continue;
+            }
             let ended = tokio::select! {
-                ended = carry(&inner, &mut orders, &link, &mut is_again) => ended,
+                ended = carry(&inner, watches, &mut orders, &link, &mut is_again) => ended,
                 () = link.lost() => Ok(()),
             };
             if let Err(error) = ended {
@@ -226,11 +234,11 @@ pub(crate) async fn listen(inner: Arc<Inner>, mut orders: mpsc::UnboundedReceive
 /// Carries orders and what the watches tell over one stream until it ends.
 async fn carry(
     inner: &Arc<Inner>,
+    mut watches: Vec<Order>,
     orders: &mut mpsc::UnboundedReceiver<Order>,
     link: &Link,
     is_again: &mut bool,
 ) -> Result<(), Native> {
-    let mut watches = inner.watches(orders);
     let Some(Order::Begin(key, options)) = watches.pop() else {
         return Ok(());
     };

@@ -67,7 +67,7 @@ impl Inner {
         let answer = self.try_release(req, keys, min_hold).await;
         if let Some((lease, length)) = min_hold {
             match &answer {
-                Ok(Released::NotHeld { .. }) => self.end(lease),
+                Ok(Released::NotHeld { .. }) => drop(self.end(lease)),
                 _ => {
                     let end = self.clock.now() + length;
                     self.table().min_holds.push((end, lease));

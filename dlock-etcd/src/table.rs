@@ -12,8 +12,10 @@ pub(crate) struct Lease {
     pub(crate) id: i64,
     /// How long a keep-alive makes it last.
     pub(crate) length: Duration,
-    /// The server has not ended it before that, unless it was revoked.
+    /// The server has not ended it before that, unless it was revoked. It counts from before a request that was answered.
     pub(crate) until: Instant,
+    /// When the next keep-alive of a waiter is due.
+    pub(crate) refresh: Instant,
 }
 
 /// A hold of this client, from before its request is sent.
@@ -44,6 +46,14 @@ pub(crate) struct Held {
 }
 
 impl Hold {
+    /// It is over; or its outcome is not known, and its sender gave up by then.
+    pub(crate) fn is_undone(&self, now: Instant, by: Instant) -> bool {
+        match self.held {
+            Some(held) => held.end <= now,
+            None => self.give_up <= by,
+        }
+    }
+
     /// Its key hangs on that lease now.
     pub(crate) fn hangs_on(&mut self, lease: i64) {
         let mut others = self.others.iter_mut();
@@ -107,10 +117,8 @@ pub(crate) struct Due {
     pub(crate) ended: Vec<i64>,
     /// Waiters whose turn was not used.
     pub(crate) unused: Vec<WaiterKey>,
-    /// Waiters to keep alive.
+    /// Waiters to keep alive, and their leases.
     pub(crate) waiting: Vec<(WaiterKey, Lease)>,
-    /// Spares to keep alive for those who wait.
-    pub(crate) spares: Vec<Lease>,
 }
 
 impl Table {
@@ -124,10 +132,8 @@ impl Table {
             .values()
             .filter(|waiter| waiter.created.is_some());
         let waits = waiters.map(|waiter| {
-            waiter
-                .turn
-                .unwrap_or(Instant::FAR)
-                .min(waiter.lease.refresh())
+            let turn = waiter.turn.unwrap_or(Instant::FAR);
+            turn.min(waiter.lease.refresh)
         });
         ends.chain(min_holds)
             .chain(waits)
@@ -151,30 +157,24 @@ impl Table {
             }
             *end > now
         });
-        for (key, waiter) in &mut self.waiters {
+        let waiters = self.waiters.iter_mut();
+        for (key, waiter) in waiters.filter(|(_, waiter)| waiter.created.is_some()) {
             if waiter.turn.is_some_and(|turn| turn <= now) {
                 due.unused.push(key.clone());
                 waiter.turn = Some(Instant::FAR);
-            } else if waiter.created.is_some() && waiter.lease.refresh() <= now {
+            } else if waiter.lease.refresh <= now {
                 due.waiting.push((key.clone(), waiter.lease));
-                waiter.lease.until = now + waiter.lease.length;
-            }
-        }
-        self.spares.retain(|spare| spare.until > now);
-        for spare in &mut self.spares {
-            if !self.waiters.is_empty() && spare.refresh() <= now {
-                due.spares.push(*spare);
-                spare.until = now + spare.length;
+                waiter.lease.refresh = now + waiter.lease.length / 3;
             }
         }
         due
     }
 
-    /// Takes out a hold whose outcome is not known, if its sender gave up by then.
-    pub(crate) fn take_open(&mut self, key: &HoldKey, by: Instant) -> Option<Hold> {
-        let is_open = |hold: &Hold| hold.held.is_none() && hold.give_up <= by;
-        let is_open = self.holds.get(key).is_some_and(is_open);
-        is_open.then(|| self.holds.remove(key)).flatten()
+    /// Takes out a hold that [is to be undone](Hold::is_undone).
+    pub(crate) fn take_undone(&mut self, key: &HoldKey, now: Instant, by: Instant) -> Option<Hold> {
+        let is_undone = |hold: &Hold| hold.is_undone(now, by);
+        let is_undone = self.holds.get(key).is_some_and(is_undone);
+        is_undone.then(|| self.holds.remove(key)).flatten()
     }
 
     /// Begins the turn of a waiter, anew with each end of a hold: the one before may have left others in the way.
@@ -186,9 +186,14 @@ impl Table {
 }
 
 impl Lease {
-    /// When it is time for the next keep-alive: two more fit into what is left.
-    fn refresh(&self) -> Instant {
-        self.until - self.length * 2 / 3
+    /// A lease whose grant was sent then.
+    pub(crate) fn new(id: i64, length: Duration, sent: Instant) -> Self {
+        Self {
+            id,
+            length,
+            until: sent + length,
+            refresh: sent + length / 3,
+        }
     }
 }
 
@@ -204,14 +209,9 @@ mod tests {
     fn a_turn_begins_anew_with_each_end_of_a_hold() {
         let (mut table, begin) = (Table::default(), Instant::ORIGIN);
         let key = ("x".parse().unwrap(), Ticket(NonZeroU64::MIN));
-        let lease = Lease {
-            id: 1,
-            length: SECOND * 60,
-            until: begin + SECOND * 60,
-        };
         let waiter = Waiter {
             key: "w/1".into(),
-            lease,
+            lease: Lease::new(1, SECOND * 60, begin),
             created: Some(1),
             turn_length: SECOND,
             turn: None,

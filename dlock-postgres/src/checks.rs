@@ -1,12 +1,13 @@
-//! Checks of the server: settings that may void a lock, each told when a driver connects, with its remedy; and dead rows, also later.
+//! Checks of the server: settings that may void a lock, each told when a driver connects, with its remedy; and dead
+//! rows, also later.
 
 use crate::{commands, connection::Answer};
 use dlock_core::driver::Result;
 use sqlx::{Row, postgres::PgRow};
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// What is asked: one row. It needs no right but those of a user that takes locks; a standby's state that this user may not see counts
-/// as asynchronous where no standby is waited for.
+/// What is asked: one row. It needs no right but those of a user that takes locks; a standby's state that this user may
+/// not see counts as asynchronous where no standby is waited for.
 pub(crate) fn settings(table: &str) -> String {
     format!(
         "SELECT current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes, \

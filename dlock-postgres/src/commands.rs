@@ -1,28 +1,41 @@
 //! Statements of PostgreSQL.
 //!
-//! Each request is one message of the simple protocol, and one transaction: [`framed`]. It needs no prepared statement and no setting of
-//! the session, so a proxy may share sessions. Every literal is a number, hex digits or a UUID: nothing is quoted.
+//! Each request is one message of the simple protocol, and one transaction. Every literal is a number, hex digits or a
+//! UUID: nothing is quoted.
 //!
-//! The clock is the server's `clock_timestamp()`. It is volatile, so a condition on it is judged again on the newest row after a wait for
-//! another transaction.
+//! - Through a proxy that may share sessions the message is [`framed`]: it brings its limits, and needs neither a
+//!   prepared statement nor a setting of the session.
+//! - On a session of its own ([`SESSION`]) it is [`short`]: the session has the limits, and a statement with [`Values`]
+//!   is prepared by the first message that needs it. It stays `EXECUTE` with literals, not the protocol's own prepared
+//!   statement, so that both ways have the same text in one message, which can say what it is and bring a shorter
+//!   limit.
+//!
+//! The clock is the server's `clock_timestamp()`. It is volatile, so a condition on it is judged again on the newest
+//! row after a wait for another transaction. An `EXECUTE` fixes what it sees before it waits for the table, so it may
+//! miss all rows of a table that was rewritten meanwhile. What is prepared changes rows or answers that it did not;
+//! what says that there is no row, [`read`], is not prepared.
 
 use dlock_core::{
     HoldId, LockName, Owner,
     driver::{
         Acquire, Release, Renew,
-        kit::{Columns, Expected, Record, Stored, WAITERS_MARK, Write},
+        kit::{Columns, Expected, Record, Stored, WAITERS_MARK, Write, hash_of},
     },
 };
 use sqlx::{Row, postgres::PgRow};
-use std::{fmt::Write as _, time::Duration};
+use std::{
+    collections::HashSet,
+    fmt::{Display, Write as _},
+    time::Duration,
+};
 
-/// Microseconds since 1970. The operator is named in full: any role that may create in a schema of the search path could define one for these
-/// types, and `pg_catalog` has none that fits them exactly.
+/// Microseconds since 1970. The operator is named in full: any role that may create in a schema of the search path
+/// could define one for these types, and `pg_catalog` has none that fits them exactly.
 const NOW: &str = "(extract(epoch FROM clock_timestamp()) OPERATOR(pg_catalog.*) 1000000)::bigint";
 
-/// The same when the message arrived: before the snapshot that a read sees.
-const BEGUN: &str =
-    "(extract(epoch FROM statement_timestamp()) OPERATOR(pg_catalog.*) 1000000)::bigint";
+/// The server's time when the message arrived, before the snapshot that a read sees, and now.
+const TIME: &str = "SELECT (extract(epoch FROM statement_timestamp()) OPERATOR(pg_catalog.*) 1000000)::bigint AS begun, \
+    (extract(epoch FROM clock_timestamp()) OPERATOR(pg_catalog.*) 1000000)::bigint AS now";
 
 /// That dlock wrote the row of this alias. The table has it as a check, too.
 fn sound(row: &str) -> String {
@@ -34,15 +47,107 @@ fn sound(row: &str) -> String {
     )
 }
 
-/// The message: what may take how long, the statements, and the server's time. READ COMMITTED judges a row again after a wait for it;
-/// another default of the server would refuse it. The statement's limit counts its waits for locks, too; `lock_ms`, the limit of a lock, also
-/// bounds a notifying commit, which waits for the one before it.
+/// The message that brings its limits: what may take how long, the statements, and the server's time. READ COMMITTED
+/// judges a row again after a wait for it; another default of the server would refuse it. The statement's limit counts
+/// its waits for locks, too; `lock_ms`, the limit of a lock, also bounds a notifying commit, which waits for the one
+/// before it.
 pub(crate) fn framed(what: &str, lock_ms: u64, body: &str) -> String {
     format!(
         "/* dlock {what} */ SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {RUN_MS}; \
-         SET LOCAL lock_timeout = {lock_ms}; \
-         {body}; SELECT {BEGUN} AS begun, {NOW} AS now"
+         SET LOCAL lock_timeout = {lock_ms}; {body}; {TIME}"
     )
+}
+
+/// The message on a session that has the limits. `prepared`: the statements that it has, by their texts; `None`: not
+/// known. A statement is prepared even if the message fails later, and its name says its text.
+pub(crate) fn short(
+    what: &str,
+    lock_ms: u64,
+    body: &str,
+    values: &Values,
+    prepared: &mut Option<HashSet<u64>>,
+) -> String {
+    let mut sql = format!("/* dlock {what} */ ");
+    if lock_ms < RUN_MS {
+        sql += &format!("SET LOCAL lock_timeout = {lock_ms}; ");
+    }
+    let prepared = prepared.get_or_insert_with(|| {
+        sql += &format!("DEALLOCATE ALL; PREPARE dlock_time AS {TIME}; ");
+        HashSet::new()
+    });
+    match values.later.as_deref() {
+        None | Some([]) => sql += body,
+        Some(values) => {
+            let hash = hash_of(body);
+            if prepared.insert(hash) {
+                sql += &format!("PREPARE dlock_{hash:016x} AS {body}; ");
+            }
+            sql += &format!("EXECUTE dlock_{hash:016x}({})", values.join(", "));
+        }
+    }
+    sql + "; EXECUTE dlock_time"
+}
+
+/// Collects the values of a statement: literals in its text, or the arguments of one that is prepared.
+pub(crate) struct Values {
+    /// The server's time after which the statement does nothing.
+    pub(crate) last: u64,
+    later: Option<Vec<String>>,
+}
+
+impl Values {
+    pub(crate) fn new(last: u64, are_arguments: bool) -> Self {
+        let later = are_arguments.then(Vec::new);
+        Self { last, later }
+    }
+
+    fn add(&mut self, literal: String, kind: &str) -> String {
+        match &mut self.later {
+            None => format!("{literal}::{kind}"),
+            Some(later) => {
+                later.push(literal);
+                format!("${}::{kind}", later.len())
+            }
+        }
+    }
+
+    fn name(&mut self, name: &LockName) -> String {
+        self.add(name_bytes(name), "bytea")
+    }
+
+    fn owner(&mut self, owner: Option<&Owner>) -> String {
+        let owner = owner.map(|owner| format!("'{}'", owner.expose()));
+        self.add(owner.unwrap_or_else(|| "NULL".to_owned()), "uuid")
+    }
+
+    /// Hex digits.
+    fn digits(&mut self, digits: impl Display) -> String {
+        self.add(format!("'{digits}'"), "text")
+    }
+
+    fn text(&mut self, text: &str) -> String {
+        let bytes = bytes(text.as_bytes());
+        self.add(format!("pg_catalog.convert_from({bytes}, 'UTF8')"), "text")
+    }
+
+    fn number(&mut self, value: u64) -> String {
+        self.add(number(value).to_string(), "bigint")
+    }
+
+    /// An array of what needs no quotes.
+    fn array(&mut self, items: impl Iterator<Item = impl ToString>, kind: &str) -> String {
+        let items: Vec<_> = items.map(|item| item.to_string()).collect();
+        self.add(format!("'{{{}}}'", items.join(",")), kind)
+    }
+
+    fn names<'a>(&mut self, names: impl Iterator<Item = &'a LockName>) -> String {
+        self.array(names.map(|name| hex(name.as_str().as_bytes())), "text[]")
+    }
+
+    /// The last moment for the statement.
+    fn last(&mut self) -> String {
+        self.number(self.last)
+    }
 }
 
 /// How long one statement may take, its waits for locks included, in milliseconds.
@@ -55,12 +160,21 @@ pub(crate) fn greeting() -> String {
     )
 }
 
-/// That the session has [`DIRECT`], so that it is no pool's and can listen. A database without an encoding may show text that is none.
+/// That the session has [`SESSION`], so that it is no pool's and can listen. A database without an encoding may show
+/// text that is none.
 pub(crate) const IS_DIRECT: &str = "coalesce(current_setting('dlock.direct', true), '') = 'on' \
      AND current_setting('server_encoding') <> 'SQL_ASCII'";
 
-/// A setting that a session gets when it begins: a proxy that shares sessions refuses or drops it.
-pub(crate) const DIRECT: (&str, &str) = ("dlock.direct", "on");
+/// What a session gets when it begins; a proxy that shares sessions refuses or drops it. Each statement finds its rows
+/// by the key, so a plan that was made for a small table is right for a large one.
+pub(crate) const SESSION: [(&str, &str); 6] = [
+    ("dlock.direct", "on"),
+    ("default_transaction_isolation", "read committed"),
+    ("statement_timeout", "1000"), // RUN_MS
+    ("lock_timeout", "1000"),
+    ("plan_cache_mode", "force_generic_plan"),
+    ("enable_seqscan", "off"),
+];
 
 /// The schema that the table is in, or would be made in.
 pub(crate) fn place(table: &str) -> String {
@@ -110,7 +224,8 @@ pub(crate) fn read(table: &str, names: &[LockName]) -> String {
     )
 }
 
-/// A page of names. Names are compared by bytes, and no byte of UTF-8 is 255, so the end of a prefix is its last byte and one.
+/// A page of names. Names are compared by bytes, and no byte of UTF-8 is 255, so the end of a prefix is its last byte
+/// and one.
 pub(crate) fn list(table: &str, prefix: &str, after: &[u8], limit: usize) -> String {
     let mut end = prefix.as_bytes().to_vec();
     let before = end
@@ -126,8 +241,8 @@ pub(crate) fn list(table: &str, prefix: &str, after: &[u8], limit: usize) -> Str
     )
 }
 
-/// Deletes what is unused for a day among the next names; answers the last name looked at if more may follow, and how many versions of
-/// rows were not removed yet. The delete judges the newest row.
+/// Deletes what is unused for a day among the next names; answers the last name looked at if more may follow, and how
+/// many versions of rows were not removed yet. The delete judges the newest row.
 pub(crate) fn forget(table: &str, after: &[u8]) -> String {
     format!(
         "WITH page AS (SELECT name FROM {table} WHERE name > {} ORDER BY name LIMIT {PAGE}), \
@@ -156,115 +271,128 @@ const PAGE: usize = 1024;
 const DAY: u64 = 24 * 60 * 60 * 1_000_000;
 
 /// Replaces a row if it is as expected and it is not late: a row comes back. Run twice, the second changes nothing.
-pub(crate) fn replace(table: &str, write: &Write) -> String {
-    let Write {
-        name,
-        expected,
-        record,
-        not_after,
-    } = write;
-    let (name, last, values) = (name_bytes(name), number(*not_after), values(record));
-    match expected {
-        Expected::Absent => format!(
-            "INSERT INTO {table} ({COLUMNS}) SELECT {name}, {values} WHERE {NOW} <= {last} ON CONFLICT (name) DO NOTHING RETURNING 1"
-        ),
-        Expected::Version(version) => {
-            let version = number(*version);
-            update(
-                table,
-                &values,
-                &format!("name = {name} AND version = {version} AND {NOW} <= {last}"),
-            )
+pub(crate) fn replace(table: &str, write: &Write, values: &mut Values) -> String {
+    let name = values.name(&write.name);
+    let row = row(&write.record, values);
+    let last = values.last();
+    let condition = match write.expected {
+        Expected::Absent => {
+            return format!(
+                "INSERT INTO {table} ({COLUMNS}) SELECT {name}, {row} WHERE {NOW} <= {last} ON CONFLICT (name) DO NOTHING RETURNING 1"
+            );
         }
-        Expected::Damaged => update(
-            table,
-            &values,
-            &format!("name = {name} AND NOT ({}) AND {NOW} <= {last}", sound("")),
-        ),
-    }
-}
-
-fn update(table: &str, values: &str, condition: &str) -> String {
+        Expected::Version(version) => format!("version = {}", values.number(version)),
+        Expected::Damaged => format!("NOT ({})", sound("")),
+    };
     let (_, columns) = COLUMNS.split_once(", ").unwrap_or_default();
-    format!("UPDATE {table} SET ({columns}) = ROW({values}) WHERE {condition} RETURNING 1")
-}
-
-/// The values of a record in the order of the columns after the name.
-fn values(record: &Record) -> String {
-    let owner = record
-        .owner
-        .as_ref()
-        .map_or_else(|| "NULL::uuid".to_owned(), uuid);
     format!(
-        "{owner}, {}, '{}', {}, {}, {}, {}, {}, {}",
-        number(record.token),
-        record.holds,
-        number(record.unavailable_until),
-        number(record.min_hold_until),
-        number(record.began),
-        number(record.waiters_until),
-        text(&record.holder_info.to_string()),
-        number(record.version)
+        "UPDATE {table} SET ({columns}) = ROW({row}) WHERE name = {name} AND {condition} AND {NOW} <= {last} RETURNING 1"
     )
 }
 
-/// Takes a lock that is available: its token comes back, or no row. The condition is judged when the row is locked, and the end is counted
-/// from then. A new row's version is the time, so that it is greater than that of a row that was forgotten.
-pub(crate) fn take(table: &str, req: &Acquire, marks: bool, last: u64) -> String {
-    let (name, owner, note) = (
-        name_bytes(&req.name),
-        uuid(&req.owner),
-        text(&req.info.to_string()),
-    );
-    let (end, last) = (
-        format!("n.now + {}", span(req.lease.length())),
-        number(last),
-    );
-    let holds = one(req.hold, &end);
-    let waiters = if marks {
-        format!("n.now + {}", span(WAITERS_MARK))
-    } else {
-        "0".to_owned()
+/// The values of a record in the order of the columns after the name.
+fn row(record: &Record, values: &mut Values) -> String {
+    let row = [
+        values.owner(record.owner.as_ref()),
+        values.number(record.token),
+        values.digits(&record.holds),
+        values.number(record.unavailable_until),
+        values.number(record.min_hold_until),
+        values.number(record.began),
+        values.number(record.waiters_until),
+        values.text(&record.holder_info.to_string()),
+        values.number(record.version),
+    ];
+    row.join(", ")
+}
+
+/// Takes locks that are available, each by its row and in the order of their names, so that two batches cannot
+/// deadlock: their names and tokens come back. The condition is judged when the row is locked, and the end is counted
+/// from then. A new row's version is the time, so that it is greater than that of a row that was forgotten. All
+/// requests have the same holder info.
+pub(crate) fn take(table: &str, batch: &[Acquire], marks: bool, values: &mut Values) -> String {
+    let mark = |req: &Acquire| match marks && req.next_ticket.is_some() {
+        true => span(WAITERS_MARK),
+        false => 0,
     };
+    let each = batch.iter();
+    let asked = [
+        values.names(each.clone().map(|req| &req.name)),
+        values.array(each.clone().map(|req| req.owner.expose()), "uuid[]"),
+        values.array(each.clone().map(|req| req.hold), "text[]"),
+        values.array(each.clone().map(|req| span(req.lease.length())), "bigint[]"),
+        values.array(each.map(mark), "bigint[]"),
+    ];
+    let note = batch.first().map(|req| req.info.to_string());
+    let note = values.text(&note.unwrap_or_default());
+    let (asked, last) = (asked.join(", "), values.last());
+    let first = one("a.hold", "n.now + a.lease");
+    let lease = "excluded.expires - excluded.began";
+    let again = one("left(excluded.holds, 16)", &format!("n.now + {lease}"));
     format!(
-        "INSERT INTO {table} AS l ({COLUMNS}) SELECT {name}, {owner}, n.now, {holds}, {end}, 0, n.now, {waiters}, {note}, n.now \
-         FROM (SELECT {NOW} AS now OFFSET 0) n WHERE n.now <= {last} \
+        "INSERT INTO {table} AS l ({COLUMNS}) SELECT decode(a.name, 'hex'), a.owner, n.now, {first}, n.now + a.lease, 0, n.now, \
+         CASE a.mark WHEN 0 THEN 0 ELSE n.now + a.mark END, {note}, n.now \
+         FROM (SELECT {NOW} AS now OFFSET 0) n, unnest({asked}) a (name, owner, hold, lease, mark) WHERE n.now <= {last} ORDER BY a.name \
          ON CONFLICT (name) DO UPDATE SET (owner, token, holds, expires, keep_until, began, waiters, note, version) = \
-         (SELECT excluded.owner, greatest(l.token + 1, n.now), {holds}, {end}, 0, n.now, greatest(l.waiters, excluded.waiters), \
-         excluded.note, l.version + 1 \
+         (SELECT excluded.owner, greatest(l.token + 1, n.now), {again}, n.now + {lease}, 0, n.now, \
+         greatest(l.waiters, excluded.waiters), excluded.note, l.version + 1 \
          FROM (SELECT {NOW} + 0 * l.version AS now OFFSET 0) n) \
-         WHERE l.expires <= {NOW} AND {NOW} <= {last} AND l.token < {MAX} AND {} RETURNING token",
+         WHERE l.expires <= {NOW} AND {NOW} <= {last} AND l.token < {MAX} AND {} RETURNING encode(name, 'hex') AS name, token",
         sound("l.")
     )
 }
 
 /// Ends the only hold if no minimum hold keeps the lock: a row comes back. Never late.
-pub(crate) fn free(table: &str, req: &Release, hold: HoldId) -> String {
+pub(crate) fn free(table: &str, req: &Release, hold: HoldId, values: &mut Values) -> String {
     format!(
         "UPDATE {table} SET owner = NULL, holds = '', expires = 0, keep_until = 0, note = '', version = version + 1 \
          WHERE name = {} AND owner = {} AND holds = {} AND expires > {NOW} AND keep_until <= {NOW} RETURNING waiters > {NOW} AS waited",
-        name_bytes(&req.name),
-        uuid(&req.owner),
-        one(hold, "expires")
+        values.name(&req.name),
+        values.owner(Some(&req.owner)),
+        one(&values.digits(hold), "expires")
     )
 }
 
-/// Renews sole holds; a row comes back for each. A row that another transaction has locked is left out, so no renewal waits for another
-/// lock's row, and two batches cannot deadlock.
-pub(crate) fn extend(table: &str, batch: &[(&Renew, Duration)], last: u64) -> String {
-    let asked = batch.iter().map(|(entry, lease)| {
-        let (name, owner) = (name_bytes(&entry.name), uuid(&entry.owner));
-        format!("({name}, {owner}, '{}', {})", entry.hold, span(*lease))
-    });
-    let (asked, last) = (asked.collect::<Vec<_>>().join(", "), number(last));
+/// The same for several locks; the names of those that were released come back.
+pub(crate) fn free_all(table: &str, batch: &[(&Release, HoldId)], values: &mut Values) -> String {
+    let sole = |(req, hold): &(&Release, _)| (req.name.clone(), req.owner, *hold, 0);
+    let sole = soles(table, batch.iter().map(sole).collect(), values);
     format!(
-        "WITH mine AS (SELECT l.name, a.lease FROM {table} l JOIN (VALUES {asked}) a (name, owner, hold, lease) ON l.name = a.name \
-         WHERE l.owner = a.owner AND l.holds = a.hold || lpad(to_hex(l.expires), 16, '0') AND l.expires > {NOW} \
-         FOR UPDATE OF l SKIP LOCKED) \
-         UPDATE {table} l SET (expires, holds, version) = (SELECT n.until, left(l.holds, 16) || lpad(to_hex(n.until), 16, '0'), \
+        "{sole} UPDATE {table} l SET owner = NULL, holds = '', expires = 0, keep_until = 0, note = '', version = version + 1 FROM mine \
+         WHERE l.name = mine.name AND expires > {NOW} AND keep_until <= {NOW} \
+         RETURNING encode(l.name, 'hex') AS name, waiters > {NOW} AS waited"
+    )
+}
+
+/// Renews sole holds; a row comes back for each.
+pub(crate) fn extend(table: &str, batch: &[(&Renew, Duration)], values: &mut Values) -> String {
+    let sole =
+        |(entry, lease): &(&Renew, _)| (entry.name.clone(), entry.owner, entry.hold, span(*lease));
+    let sole = soles(table, batch.iter().map(sole).collect(), values);
+    let last = values.last();
+    format!(
+        "{sole} UPDATE {table} l SET (expires, holds, version) = (SELECT n.until, left(l.holds, 16) || lpad(to_hex(n.until), 16, '0'), \
          l.version + 1 FROM (SELECT greatest(l.expires, {NOW} + mine.lease) AS until OFFSET 0) n) \
          FROM mine WHERE l.name = mine.name AND l.expires > {NOW} AND {NOW} <= {last} \
          RETURNING encode(l.name, 'hex') AS name, l.expires - {NOW} AS rest"
+    )
+}
+
+/// Locks the rows of these sole holds, as `mine`. A row that another transaction has locked is left out, so no request
+/// waits for another lock's row, and two batches cannot deadlock.
+fn soles(table: &str, holds: Vec<(LockName, Owner, HoldId, u64)>, values: &mut Values) -> String {
+    let each = holds.iter();
+    let asked = [
+        values.names(each.clone().map(|(name, ..)| name)),
+        values.array(each.clone().map(|(_, owner, ..)| owner.expose()), "uuid[]"),
+        values.array(each.clone().map(|(_, _, hold, _)| *hold), "text[]"),
+        values.array(each.map(|(.., lease)| *lease), "bigint[]"),
+    ];
+    format!(
+        "WITH mine AS (SELECT l.name, a.lease FROM unnest({}) a (name, owner, hold, lease) JOIN {table} l ON l.name = decode(a.name, 'hex') \
+         WHERE l.owner = a.owner AND l.holds = a.hold || lpad(to_hex(l.expires), 16, '0') AND l.expires > {NOW} \
+         FOR UPDATE OF l SKIP LOCKED)",
+        asked.join(", ")
     )
 }
 
@@ -303,32 +431,25 @@ pub(crate) fn name_of(row: &PgRow) -> sqlx::Result<Vec<u8>> {
 }
 
 /// The text of one hold, with its end as an expression.
-fn one(hold: HoldId, end: &str) -> String {
-    format!("'{hold}' || lpad(to_hex({end}), 16, '0')")
+fn one(hold: &str, end: &str) -> String {
+    format!("{hold} || lpad(to_hex({end}), 16, '0')")
 }
 
-fn bytes(bytes: &[u8]) -> String {
+fn hex(bytes: &[u8]) -> String {
     let mut hex = String::with_capacity(2 * bytes.len());
     for byte in bytes {
         // Writing to a string does not fail.
         let _written = write!(hex, "{byte:02x}");
     }
-    format!("decode('{hex}', 'hex')")
+    hex
+}
+
+fn bytes(bytes: &[u8]) -> String {
+    format!("decode('{}', 'hex')", hex(bytes))
 }
 
 fn name_bytes(name: &LockName) -> String {
     bytes(name.as_str().as_bytes())
-}
-
-fn text(text: &str) -> String {
-    format!(
-        "pg_catalog.convert_from({}, 'UTF8')",
-        bytes(text.as_bytes())
-    )
-}
-
-fn uuid(owner: &Owner) -> String {
-    format!("'{}'::uuid", owner.expose())
 }
 
 /// A number that PostgreSQL can hold.

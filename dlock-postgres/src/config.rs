@@ -146,8 +146,8 @@ impl PostgresConfig {
     }
 }
 
-/// Reads a URL, `postgres://user:password@host:port/database`. The README has its options. No error contains the URL, which may hold a
-/// password.
+/// Reads a URL, `postgres://user:password@host:port/database`. The README has its options. No error contains the URL,
+/// which may hold a password.
 impl FromStr for PostgresConfig {
     type Err = DriverError;
 

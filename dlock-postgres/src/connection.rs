@@ -1,7 +1,7 @@
 //! Connections: how they are opened and checked, and how one message is sent on them.
 
 use crate::{
-    commands,
+    commands::{self, RUN_MS, Values},
     error::{failure, is_refused_start, unreached},
 };
 use dlock_core::driver::{
@@ -13,6 +13,7 @@ use sqlx::{
     postgres::{PgConnectOptions, PgRow},
 };
 use std::{
+    collections::HashSet,
     io,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
@@ -26,6 +27,15 @@ pub(crate) struct Dialer {
     options: PgConnectOptions,
     /// No proxy is in between, as far as is known.
     direct: AtomicBool,
+}
+
+/// A connection, and what is known of its session.
+pub(crate) struct Session {
+    connection: PgConnection,
+    /// It is no pool's, and has the [settings](commands::SESSION) of dlock.
+    is_direct: bool,
+    /// The statements that it has; `None`: not known.
+    prepared: Option<HashSet<u64>>,
 }
 
 /// The rows of an answer, and the server's time.
@@ -53,7 +63,7 @@ impl Dialer {
 
     /// The options for a connection to the server itself.
     pub(crate) fn direct(&self) -> PgConnectOptions {
-        self.options.clone().options([commands::DIRECT])
+        self.options.clone().options(commands::SESSION)
     }
 
     async fn connect(&self) -> sqlx::Result<PgConnection> {
@@ -68,18 +78,20 @@ impl Dialer {
 }
 
 impl kit::Dialer for Dialer {
-    type Session = PgConnection;
+    type Session = Session;
     type Error = sqlx::Error;
 
     /// A new connection, to a server that can be written.
-    async fn dial(&self) -> Result<Dialed<PgConnection>> {
-        let mut session = self.connect().await.map_err(unreached)?;
-        let greeting = commands::framed("greeting", commands::RUN_MS, &commands::greeting());
-        let greeting = ask(&mut session, greeting).await;
-        let greeting = greeting.map_err(unreached)?;
+    async fn dial(&self) -> Result<Dialed<Session>> {
+        let mut session = Session {
+            connection: self.connect().await.map_err(unreached)?,
+            is_direct: false,
+            prepared: None,
+        };
+        let greeting = session.greet().await.map_err(unreached)?;
         let told = |column| greeting.rows.first().map(|row| row.try_get(column));
-        self.direct
-            .store(matches!(told("direct"), Some(Ok(true))), Ordering::Relaxed);
+        session.is_direct = matches!(told("direct"), Some(Ok(true)));
+        self.direct.store(session.is_direct, Ordering::Relaxed);
         if !matches!(told("standby"), Some(Ok(false))) {
             let refused = "the server is a standby or read-only: connect to the primary";
             return Err(DriverError::unavailable(refused));
@@ -88,10 +100,9 @@ impl kit::Dialer for Dialer {
         Ok(Dialed { session, time })
     }
 
-    async fn time(&self, connection: &mut PgConnection) -> sqlx::Result<Duration> {
-        let greeting = commands::framed("greeting", commands::RUN_MS, &commands::greeting());
-        let answer = ask(connection, greeting).await?;
-        Ok(Duration::from_micros(answer.now))
+    async fn time(&self, session: &mut Session) -> sqlx::Result<Duration> {
+        let greeting = session.greet().await?;
+        Ok(Duration::from_micros(greeting.now))
     }
 
     fn failure(&self, error: sqlx::Error, _ended: bool) -> Failure<ConnectionOutcome> {
@@ -102,19 +113,39 @@ impl kit::Dialer for Dialer {
         sqlx::Error::Io(io::ErrorKind::TimedOut.into())
     }
 
-    async fn hang_up(&self, connection: PgConnection) {
+    async fn hang_up(&self, session: Session) {
         // One that cannot say goodbye is closed by being dropped.
-        let _closed = connection.close().await;
+        let _closed = session.connection.close().await;
     }
 }
 
-/// Sends [framed](commands::framed) statements.
-pub(crate) async fn ask(connection: &mut PgConnection, sql: String) -> sqlx::Result<Answer> {
-    let sql = sqlx::raw_sql(AssertSqlSafe(sql));
-    let mut rows = sql.fetch_all(connection).await?;
-    let last = rows.pop().ok_or(sqlx::Error::RowNotFound)?;
-    let (begun, now) = (micros_of(&last, "begun")?, micros_of(&last, "now")?);
-    Ok(Answer { rows, begun, now })
+impl Session {
+    async fn greet(&mut self) -> sqlx::Result<Answer> {
+        self.ask("greeting", RUN_MS, 0, |_| commands::greeting())
+            .await
+    }
+
+    /// Sends statements in one message, as one transaction.
+    pub(crate) async fn ask(
+        &mut self,
+        what: &str,
+        lock_ms: u64,
+        last: u64,
+        body: impl FnOnce(&mut Values) -> String,
+    ) -> sqlx::Result<Answer> {
+        let mut values = Values::new(last, self.is_direct);
+        let body = body(&mut values);
+        let sql = match self.is_direct {
+            true => commands::short(what, lock_ms, &body, &values, &mut self.prepared),
+            false => commands::framed(what, lock_ms, &body),
+        };
+        let sql = sqlx::raw_sql(AssertSqlSafe(sql));
+        let answered = sql.fetch_all(&mut self.connection).await;
+        let mut rows = answered.inspect_err(|_| self.prepared = None)?;
+        let last = rows.pop().ok_or(sqlx::Error::RowNotFound)?;
+        let (begun, now) = (micros_of(&last, "begun")?, micros_of(&last, "now")?);
+        Ok(Answer { rows, begun, now })
+    }
 }
 
 pub(crate) fn micros_of(row: &PgRow, column: &str) -> sqlx::Result<u64> {

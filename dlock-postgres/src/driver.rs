@@ -61,10 +61,12 @@ impl PostgresDriver {
         Ok(Self(RecordDriver::new(Table::open(config).await?)))
     }
 
-    /// Connects with the server, log-in and TLS settings of the application's own pool; for other settings see [`PostgresConfig`].
+    /// Connects with the server, log-in and TLS settings of the application's own pool; for other settings see
+    /// [`PostgresConfig`].
     ///
-    /// The connections are dlock's own. A request that waits for one of the pool's, or a renewal behind the application's queries, would be
-    /// late; and dlock must close a connection whose answer it did not read, and listen on one.
+    /// The connections are dlock's own. A request that waits for one of the pool's, or a renewal behind the
+    /// application's queries, would be late; and dlock must close a connection whose answer it did not read, and listen
+    /// on one.
     ///
     /// # Errors
     /// As [`open`](Self::open).

@@ -12,8 +12,9 @@ use std::error::Error;
 
 type Class = ErrorClass<&'static str, ConnectionOutcome>;
 
-/// The classification, by the longest code that begins the SQLSTATE. A message is one transaction, so a server that refuses or interrupts
-/// it has rolled it back. If the answer is lost, or the server was shutting down, the effect is unknown.
+/// The classification, by the longest code that begins the SQLSTATE. A message is one transaction, so a server that
+/// refuses or interrupts it has rolled it back. If the answer is lost, or the server was shutting down, the effect is
+/// unknown.
 #[rustfmt::skip]
 const TABLE: [Class; 26] = {
     use Effect::{None, Unknown};
@@ -112,8 +113,8 @@ fn said(error: sqlx::Error) -> Result<(ServerError, bool), sqlx::Error> {
     Ok((said, is_fatal))
 }
 
-/// The class of a request's error. One that ends the connection, such as a disk that is full at a commit, may have come after the commit,
-/// whatever its code; a log-in that is refused is none of these.
+/// The class of a request's error. One that ends the connection, such as a disk that is full at a commit, may have come
+/// after the commit, whatever its code; a log-in that is refused is none of these.
 fn class_of(code: &str, is_fatal: bool) -> &'static Class {
     match by_code(code) {
         class if is_fatal && class.link == ConnectionOutcome::Kept => &TABLE[0],

@@ -7,6 +7,7 @@ mod connection;
 mod driver;
 mod error;
 mod listener;
+mod requests;
 mod store;
 
 pub use config::PostgresConfig;

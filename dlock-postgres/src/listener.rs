@@ -28,8 +28,9 @@ impl Listener {
         format!("dlock_{:016x}_{channel:02x}", self.table)
     }
 
-    /// Publishes that a name may be free. Any role may hear and forge it, so the name is not in it. A message of its own: it writes nothing,
-    /// so no commit waits for the disk while it has the lock that serialises all notifying transactions of the server.
+    /// Publishes that a name may be free. Any role may hear and forge it, so the name is not in it. A message of its
+    /// own: it writes nothing, so no commit waits for the disk while it has the lock that serialises all notifying
+    /// transactions of the server.
     pub(crate) fn notify(&self, name: &LockName) -> String {
         let hash = hash_of(name.as_str());
         let channel = self.channel(channel_of(hash));

@@ -1,12 +1,12 @@
 //! Record store: one row per name in a table.
 
 use crate::{
-    PostgresConfig, checks,
-    commands::{self, RUN_MS},
+    PostgresConfig, checks, commands,
     config::misuse,
-    connection::{Answer, Connections, Dialer, ask, micros_of},
+    connection::{Answer, Connections, Dialer, micros_of},
     error,
     listener::Listener,
+    requests::{Frees, Server, Takes, by_name},
 };
 use async_trait::async_trait;
 use dlock_core::{
@@ -14,21 +14,21 @@ use dlock_core::{
     driver::{
         Acquire, Capabilities, DriverError, Release, Renew, Renewed, Result, Ticket, Wake, WakeUp,
         kit::{
-            Call, Class, Freed, Listed, Read, RecordStore, StoreTime, Stored, Subscriptions, Write,
-            Written, hash_of, renewed,
+            BatchPolicy, Batcher, Call, Class, Freed, Listed, Read, RecordStore, StoreTime, Stored,
+            Subscriptions, Write, Written, hash_of, renewed,
         },
     },
 };
 use futures_util::{future::join_all, stream::BoxStream};
 use sqlx::{Row, postgres::PgRow};
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 /// The table of locks of one server.
 #[derive(Debug)]
 pub struct Table {
-    connections: Connections,
-    /// Quoted, with its schema.
-    name: String,
+    server: Arc<Server>,
+    takes: Batcher<Takes>,
+    frees: Batcher<Frees>,
     may_create: bool,
     capabilities: Capabilities,
     listener: Subscriptions<Listener>,
@@ -40,11 +40,15 @@ impl Table {
         let most = config.table.connections as usize;
         let connections = Connections::new(Dialer::new(config.options.clone()), most, CONNECT);
         drop(connections.first().await?);
+        let call = connections.default_call();
+        let mut server = Server {
+            connections,
+            table: config.table.name.quoted('"'),
+        };
         if config.table.name.schema().is_none() {
             // No session's search path shall redirect a statement.
-            let name = config.table.name.quoted('"');
-            let call = connections.default_call();
-            let answer = send(&connections, "place", call, |_| commands::place(&name)).await?;
+            let place = server.ask("place", call, |_| commands::place(&server.table));
+            let answer = place.await?;
             let schema = answer
                 .rows
                 .first()
@@ -52,50 +56,48 @@ impl Table {
             let schema: Option<String> = schema.flatten();
             let schema = schema.ok_or_else(|| misuse(NO_SCHEMA))?;
             config.table.name = config.table.name.within(schema);
+            server.table = config.table.name.quoted('"');
         }
-        let name = config.table.name.quoted('"');
         let mut capabilities = Capabilities::new("postgres", config.store());
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
-        let dialer = connections.dialer();
+        let dialer = server.connections.dialer();
         let listener = Subscriptions::new(Listener {
             options: dialer.direct(),
-            table: hash_of(&name),
+            table: hash_of(&server.table),
         });
-        if dialer.is_direct() {
+        let is_direct = dialer.is_direct();
+        if is_direct {
             capabilities.wake = Wake::Notify;
         } else {
             capabilities.wake = Wake::Poll;
             listener.close();
         }
+        let server = Arc::new(server);
+        let takes = Takes {
+            server: Arc::clone(&server),
+            marks: is_direct,
+        };
         let table = Self {
-            connections,
-            name,
+            takes: Batcher::new(takes, POLICY),
+            frees: Batcher::new(Frees(Arc::clone(&server)), POLICY),
+            server,
             may_create: config.table.create,
             capabilities,
             listener,
             dead: checks::Dead::default(),
         };
-        let call = table.connections.default_call();
-        let probe = table.ask("probe", call, |_| commands::probe(&table.name));
+        let server = &*table.server;
+        let probe = server.ask("probe", call, |_| commands::probe(&server.table));
         if let Err(error) = probe.await
             && !error::is_contention(&error)
             && !table.repair(&error, call.give_up).await
         {
             return Err(error);
         }
-        let asked = table.ask("settings", call, |_| checks::settings(&table.name));
-        checks::warn(&table.name, &table.dead, asked.await);
+        let asked = server.ask("settings", call, |_| checks::settings(&server.table));
+        checks::warn(&server.table, &table.dead, asked.await);
         Ok(table)
-    }
-
-    async fn ask(
-        &self,
-        what: &str,
-        call: Call,
-        body: impl FnOnce(u64) -> String + Send,
-    ) -> Result<Answer> {
-        send(&self.connections, what, call, body).await
     }
 
     async fn replace(&self, write: &Write, call: Call) -> Result<Written> {
@@ -104,7 +106,9 @@ impl Table {
             Class::Work if write.record.owner.is_none() => RELEASE,
             Class::Acquire | Class::Work => ACQUIRE,
         };
-        let replacing = self.ask(what, call, |_| commands::replace(&self.name, write));
+        let replacing = self.server.ask(what, call, |values| {
+            commands::replace(&self.server.table, write, values)
+        });
         let answer = replacing.await?;
         Ok(match answer.rows.is_empty() {
             false => Written::Written,
@@ -121,7 +125,9 @@ impl RecordStore for Table {
     }
 
     async fn read(&self, names: &[LockName], call: Call) -> Result<Read> {
-        let reading = self.ask("read", call, |_| commands::read(&self.name, names));
+        let reading = self
+            .server
+            .ask("read", call, |_| commands::read(&self.server.table, names));
         let answer = reading.await?;
         Ok(Read::of(
             StoreTime::wall(answer.begun),
@@ -144,10 +150,10 @@ impl RecordStore for Table {
 
     async fn list(&self, prefix: &str, after: &[u8], limit: usize) -> Result<Listed> {
         let (call, sql) = (
-            self.connections.default_call(),
-            commands::list(&self.name, prefix, after, limit),
+            self.server.connections.default_call(),
+            commands::list(&self.server.table, prefix, after, limit),
         );
-        let answer = self.ask("list", call, |_| sql).await?;
+        let answer = self.server.ask("list", call, |_| sql).await?;
         Ok(Listed::of(
             StoreTime::wall(answer.begun),
             rows(&answer)?,
@@ -156,11 +162,13 @@ impl RecordStore for Table {
     }
 
     async fn forget(&self, after: &[u8]) -> Result<Option<Vec<u8>>> {
-        let call = self.connections.default_call();
-        let forgetting = self.ask("forget", call, |_| commands::forget(&self.name, after));
+        let call = self.server.connections.default_call();
+        let forgetting = self.server.ask("forget", call, |_| {
+            commands::forget(&self.server.table, after)
+        });
         let answer = forgetting.await?;
         let swept = |row: &PgRow| {
-            self.dead.warn(&self.name, row.try_get("dead")?);
+            self.dead.warn(&self.server.table, row.try_get("dead")?);
             let last: Option<&str> = row.try_get("name")?;
             last.map(|_| commands::name_of(row)).transpose()
         };
@@ -181,8 +189,9 @@ impl RecordStore for Table {
         self.may_create
             && error::is_missing(error)
             && match self
+                .server
                 .ask("create", Call { class, give_up }, |_| {
-                    commands::create(&self.name)
+                    commands::create(&self.server.table)
                 })
                 .await
             {
@@ -192,25 +201,11 @@ impl RecordStore for Table {
     }
 
     async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
-        let (class, give_up) = (Class::Work, req.give_up);
-        let marks = req.next_ticket.is_some() && self.capabilities.wake == Wake::Notify;
-        let taking = self.ask(ACQUIRE, Call { class, give_up }, |last| {
-            commands::take(&self.name, req, marks, last)
-        });
-        let answer = taking.await?;
-        let token = answer.rows.first().map(|row| micros_of(row, "token"));
-        Ok(token.transpose().map_err(unreadable)?.map(FencingToken))
+        self.takes.ask(req).await
     }
 
-    async fn free(&self, req: &Release, hold: HoldId) -> Result<Freed> {
-        let call = self.connections.default_call();
-        let freeing = self.ask(RELEASE, call, |_| commands::free(&self.name, req, hold));
-        let answer = freeing.await?;
-        Ok(match answer.rows.first().map(|row| row.try_get("waited")) {
-            None => Freed::Undecided,
-            Some(Ok(false)) => Freed::Free,
-            Some(_) => Freed::WaitedFor,
-        })
+    async fn free(&self, req: &Release, _: HoldId) -> Result<Freed> {
+        self.frees.ask(req).await
     }
 
     async fn extend(
@@ -224,16 +219,14 @@ impl RecordStore for Table {
             return Ok(renewed(batch, &HashMap::new()));
         }
         let class = Class::Renewal;
-        let extending = self.ask(RENEW, Call { class, give_up }, |last| {
-            commands::extend(&self.name, &leases, last)
+        let extending = self.server.ask(RENEW, Call { class, give_up }, |values| {
+            commands::extend(&self.server.table, &leases, values)
         });
         let answer = extending.await?;
-        let rest = |row| {
-            let rest = Duration::from_micros(micros_of(row, "rest")?);
-            Ok((commands::name_of(row)?, rest))
-        };
-        let rests: sqlx::Result<HashMap<_, _>> = answer.rows.iter().map(rest).collect();
-        Ok(renewed(batch, &rests.map_err(unreadable)?))
+        let rests = by_name(&answer, |row| {
+            micros_of(row, "rest").map(Duration::from_micros)
+        });
+        Ok(renewed(batch, &rests?))
     }
 
     fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
@@ -250,36 +243,16 @@ impl RecordStore for Table {
 
     async fn notify(&self, name: &LockName) {
         let sql = self.listener.subscriber().notify(name);
-        let call = self.connections.default_call();
-        if let Err(error) = self.ask("notify", call, |_| sql).await {
+        let call = self.server.connections.default_call();
+        if let Err(error) = self.server.ask("notify", call, |_| sql).await {
             tracing::debug!(%error, "postgres: waiters are not woken");
         }
     }
 
     async fn close(&self) {
         self.listener.close();
-        self.connections.close().await;
+        self.server.connections.close().await;
     }
-}
-
-/// Sends statements in one message, as one transaction. `body` gets the server's time at `call.give_up`.
-async fn send(
-    connections: &Connections,
-    what: &str,
-    call: Call,
-    body: impl FnOnce(u64) -> String + Send,
-) -> Result<Answer> {
-    let mut lent = connections.lend(call).await?;
-    let body = body(lent.not_after(call.give_up));
-    // A batch of renewals is answered as a whole: a row that a stranger has locked must not take its time away from the others.
-    let rest = call.give_up.since(connections.clock().now()).as_millis() / 2;
-    let lock_ms = u64::try_from(rest).map_or(RUN_MS, |rest| rest.clamp(1, RUN_MS));
-    let sql = commands::framed(what, lock_ms, &body);
-    let limit = lent.limit();
-    let answer = limit.of(ask(lent.session(), sql)).await;
-    let answer = lent.heard(answer)?;
-    lent.told(Duration::from_micros(answer.now));
-    Ok(answer)
 }
 
 fn rows(answer: &Answer) -> Result<Vec<(Vec<u8>, Stored)>> {
@@ -287,7 +260,7 @@ fn rows(answer: &Answer) -> Result<Vec<(Vec<u8>, Stored)>> {
     rows.map_err(unreadable)
 }
 
-fn unreadable(error: sqlx::Error) -> DriverError {
+pub(crate) fn unreadable(error: sqlx::Error) -> DriverError {
     DriverError::unanswered("the server's answer could not be read").with_source(error)
 }
 
@@ -295,15 +268,27 @@ const NO_SCHEMA: &str =
     "the search path has no schema for the table: name one in `dlock.table`, as `schema.table`";
 
 /// What a message says of itself.
-const ACQUIRE: &str = "acquire";
+pub(crate) const ACQUIRE: &str = "acquire";
 const RENEW: &str = "renew";
-const RELEASE: &str = "release";
+pub(crate) const RELEASE: &str = "release";
 
 /// A statement runs for a second at most after it judged the clock; its commit may wait for the disk.
 const LATE: Duration = Duration::from_secs(2);
 
 /// How long one attempt to connect may take, including name resolution, TLS and log-in.
 const CONNECT: Duration = Duration::from_secs(5);
+
+/// More statements of a kind in flight use the server's time for a commit; more requests in one gain little, and lock
+/// rows for longer. A batch waits for a connection, and for its answer: at most 5 s and 4 s.
+const POLICY: BatchPolicy = BatchPolicy {
+    alone: 2,
+    in_flight: 2,
+    most: 64,
+    waiting: 1_024,
+    untaken: Duration::from_millis(500),
+    unanswered: Duration::from_secs(15),
+    pause: Duration::from_secs(2),
+};
 
 /// Renewals of one statement.
 const RENEW_BATCH: usize = 128;

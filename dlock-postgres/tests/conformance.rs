@@ -1,4 +1,5 @@
-//! The conformance suite over a PostgreSQL server, directly and through a pool, as a user with the rights that the schema grants.
+//! The conformance suite over a PostgreSQL server, directly and through a pool, as a user with the rights that the
+//! schema grants.
 
 use async_trait::async_trait;
 use dlock_conformance::{
@@ -23,7 +24,8 @@ fn main() -> ExitCode {
     suite(all, Mutants::Listed)
 }
 
-/// Clients connect to the server. In a container, and to a server that the environment names, they make the table themselves.
+/// Clients connect to the server. In a container, and to a server that the environment names, they make the table
+/// themselves.
 #[derive(Clone, Copy, Debug)]
 struct OnPostgres {
     /// Clients share the few connections of a PgBouncer in transaction mode.

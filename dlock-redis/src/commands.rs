@@ -311,10 +311,16 @@ pub(crate) fn read_leave(answer: &Value) -> Option<bool> {
     number(answer).map(|unserved| unserved == 0)
 }
 
-/// What was broken, and whether dead tickets are left at the head of the queue.
-pub(crate) fn read_break(answer: &Value) -> Option<(Broken, bool)> {
+/// The outcome of a break.
+pub(crate) struct Breaking {
+    pub(crate) broken: Broken,
+    /// The queue has more dead tickets at its head than one script removes.
+    pub(crate) unserved: bool,
+}
+
+pub(crate) fn read_break(answer: &Value) -> Option<Breaking> {
     let token = |it| number(it).map(FencingToken);
-    Some(match fields(answer)? {
+    let (broken, unserved) = match fields(answer)? {
         [Value::Int(0)] => (Broken::WasFree, false),
         [Value::Int(1), it, unserved] => (
             Broken::Freed { token: token(it) },
@@ -322,7 +328,8 @@ pub(crate) fn read_break(answer: &Value) -> Option<(Broken, bool)> {
         ),
         [Value::Int(-1), it] => (Broken::Changed { token: token(it) }, false),
         _ => return None,
-    })
+    };
+    Some(Breaking { broken, unserved })
 }
 
 /// The record and the length of the queue; `None`: the queue's key holds foreign data.

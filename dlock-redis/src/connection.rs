@@ -40,6 +40,8 @@ pub(crate) struct Link {
     /// The time of the last answer.
     heard: AtomicU64,
     replacing: AtomicBool,
+    /// It ended.
+    gone: Arc<AtomicBool>,
 }
 
 #[derive(Clone)]
@@ -104,8 +106,8 @@ impl Connection {
             deadlines,
             ringing,
         });
-        let (link, gone) = connection.dial(Duration::ZERO).await?;
-        connection.publish(link, &gone, |_| true);
+        let link = connection.dial(Duration::ZERO).await?;
+        connection.publish(link, |_| true);
         Ok(connection)
     }
 
@@ -241,14 +243,14 @@ impl Connection {
         }
     }
 
-    /// Opens a link: log-in, the server's time, the scripts. The flag is set when the link ends.
-    async fn dial(self: &Arc<Self>, pause: Duration) -> Result<(Link, Arc<AtomicBool>)> {
+    /// Opens a link: log-in, the server's time, the scripts.
+    async fn dial(self: &Arc<Self>, pause: Duration) -> Result<Link> {
         let opened = self.attempt(pause).await;
         self.dialer.tried(opened.is_ok());
         opened
     }
 
-    async fn attempt(self: &Arc<Self>, pause: Duration) -> Result<(Link, Arc<AtomicBool>)> {
+    async fn attempt(self: &Arc<Self>, pause: Duration) -> Result<Link> {
         let id = self.opened.fetch_add(1, Ordering::Relaxed);
         let gone = Arc::new(AtomicBool::new(false));
         let (shared, flag) = (Arc::downgrade(self), gone.clone());
@@ -263,17 +265,17 @@ impl Connection {
         let at = self.dialer.addr();
         let mut native = native.await.map_err(|cause| error::unreached(at, cause))?;
         let server = ServerClock::new();
-        let time = tokio::time::timeout(self.dialer.within(), greet(&mut native)).await;
-        let time = match time {
-            Ok(Ok((_, true))) => return Err(error::clustered(at)),
-            Ok(Ok((Some(time), false))) => time,
-            Ok(Err(cause)) => return Err(error::unreached(at, cause)),
-            Ok(Ok((None, false))) | Err(_) => return Err(error::no_greeting(at)),
-        };
+        let greeting = tokio::time::timeout(self.dialer.within(), greet(&mut native)).await;
+        let greeting = greeting.map_err(|_| error::no_greeting(at))?;
+        let greeting = greeting.map_err(|cause| error::unreached(at, cause))?;
+        if greeting.is_clustered {
+            return Err(error::clustered(at));
+        }
+        let time = greeting.time.ok_or_else(|| error::no_greeting(at))?;
         let opened = self.clock.now();
         server.observe(time, opened);
         let heard = AtomicU64::new(opened.as_nanos());
-        let link = Link {
+        Ok(Link {
             id,
             native,
             server,
@@ -281,13 +283,13 @@ impl Connection {
             pause,
             heard,
             replacing: AtomicBool::new(false),
-        };
-        Ok((link, gone))
+            gone,
+        })
     }
 
     /// Puts a link into use if `still` accepts the present state.
-    fn publish(self: &Arc<Self>, link: Link, gone: &AtomicBool, still: impl Fn(&State) -> bool) {
-        let id = link.id;
+    fn publish(self: &Arc<Self>, link: Link, still: impl Fn(&State) -> bool) {
+        let (id, gone) = (link.id, Arc::clone(&link.gone));
         let link = Arc::new(link);
         self.state.send_if_modified(|state| {
             let fits = still(state) && !matches!(state, State::Closed);
@@ -328,9 +330,9 @@ impl Connection {
         }
         let (shared, link) = (self.clone(), link.clone());
         self.runtime.spawn(async move {
-            if let Ok((fresh, gone)) = shared.dial(Duration::ZERO).await {
+            if let Ok(fresh) = shared.dial(Duration::ZERO).await {
                 let old = |state: &State| matches!(state, State::Up(old) if old.id == link.id);
-                shared.publish(fresh, &gone, old);
+                shared.publish(fresh, old);
             }
             link.replacing.store(false, Ordering::Relaxed);
         });
@@ -363,7 +365,7 @@ async fn reconnect(shared: Weak<Connection>, mut pause: Duration) {
             return;
         }
         match shared.dial(pause).await {
-            Ok((link, gone)) => return shared.publish(link, &gone, |_| true),
+            Ok(link) => return shared.publish(link, |_| true),
             Err(error) => {
                 let why = error::said(&error);
                 tracing::debug!(%why, "redis: reconnecting");
@@ -379,8 +381,15 @@ async fn reconnect(shared: Weak<Connection>, mut pause: Duration) {
     }
 }
 
-/// Reads the server's time and whether it is a node of a cluster, and loads the scripts, in one round trip.
-async fn greet(native: &mut MultiplexedConnection) -> RedisResult<(Option<Duration>, bool)> {
+/// What a server says of itself.
+struct Greeting {
+    time: Option<Duration>,
+    /// It is a node of a cluster.
+    is_clustered: bool,
+}
+
+/// Reads the greeting, and loads the scripts, in one round trip.
+async fn greet(native: &mut MultiplexedConnection) -> RedisResult<Greeting> {
     let mut greeting = redis::pipe();
     greeting.cmd("TIME").cmd("HELLO");
     for lua in scripts::all() {
@@ -391,8 +400,10 @@ async fn greet(native: &mut MultiplexedConnection) -> RedisResult<(Option<Durati
         .await?;
     let answers = answers.into_iter().map(Value::extract_error);
     let answers = answers.collect::<RedisResult<Vec<_>>>()?;
-    let is_clustered = answers.get(1).is_some_and(is_clustered);
-    Ok((answers.first().and_then(commands::read_time), is_clustered))
+    Ok(Greeting {
+        time: answers.first().and_then(commands::read_time),
+        is_clustered: answers.get(1).is_some_and(is_clustered),
+    })
 }
 
 /// Whether the server reports that it is a node of a cluster.

@@ -2,7 +2,7 @@
 //! The answer of a script holds all that its caller needs, so no step takes a second round trip.
 
 use crate::{
-    commands::{self, Acquisition, Record, Refusal, Releasing},
+    commands::{self, Acquisition, Breaking, Record, Refusal, Releasing},
     config::RedisConfig,
     connection::Connection,
     dialer::Dialer,
@@ -270,15 +270,17 @@ impl DistributedLock for RedisDriver {
     }
 
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
-        let mut broken = self.server.break_lock(name, only).await;
-        if broken.as_ref().is_err_and(error::is_foreign) {
+        let mut breaking = self.server.break_lock(name, only).await;
+        if breaking.as_ref().is_err_and(error::is_foreign) {
             // A break can meet a foreign queue key in the same way as a release.
-            broken = match self.server.break_lock(name, only).await {
-                Ok((Broken::WasFree, unserved)) => Ok((Broken::Freed { token: only }, unserved)),
-                other => other,
-            };
+            breaking = self.server.break_lock(name, only).await;
+            if let Ok(Breaking { broken, .. }) = &mut breaking
+                && *broken == Broken::WasFree
+            {
+                *broken = Broken::Freed { token: only };
+            }
         }
-        let (broken, unserved) = broken?;
+        let Breaking { broken, unserved } = breaking?;
         if unserved {
             self.server.go_on(name.clone());
         }

@@ -2,7 +2,7 @@
 //! The answer of a script holds all that its caller needs, so no step takes a second round trip.
 
 use crate::{
-    commands::{self, Acquisition, Record, Releasing},
+    commands::{self, Acquisition, Breaking, Record, Releasing},
     config::{Keys, Prefix},
     connection::{Connection, Link, Request},
     error,
@@ -10,7 +10,7 @@ use crate::{
     scripts::{self, Lua},
 };
 use dlock_core::{
-    Broken, FencingToken, Instant, LockName,
+    FencingToken, Instant, LockName,
     driver::{Acquire, Release, Renew, Renewed, Result, Ticket},
 };
 use redis::Value;
@@ -111,12 +111,12 @@ impl Server {
         commands::read_leave(&answer).ok_or_else(error::garbled)
     }
 
-    /// Frees a lock. The flag is `true` if the queue has more dead tickets than one script removes.
+    /// Frees a lock.
     pub(crate) async fn break_lock(
         &self,
         name: &LockName,
         only: Option<FencingToken>,
-    ) -> Result<(Broken, bool)> {
+    ) -> Result<Breaking> {
         let keys = self.keys(name);
         let free = |_: &Link| commands::break_lock(&keys, only).into();
         let answer = self.run(&scripts::BREAK, free).await?;

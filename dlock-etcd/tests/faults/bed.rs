@@ -1,9 +1,15 @@
 //! Test bed: servers, drivers, and what a client without dlock sees of them.
 
-use dlock_conformance::testbed::{EtcdServer, Proxy, proxy::Trigger};
+use dlock_conformance::{
+    testbed::{EtcdServer, Proxy, proxy::Trigger},
+    under_test::Log,
+};
 use dlock_core::{
     Client, Clock, HoldId, Instant, Lease, Owner,
-    driver::{Acquire, Acquired, Grant, Ticket, WakeUp},
+    driver::{
+        Acquire, Acquired, DistributedLock, DriverError, Grant, Lane, Renew, Renewed, Ticket,
+        WakeUp,
+    },
 };
 use dlock_etcd::{
     EtcdDriver,
@@ -16,6 +22,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
 pub(crate) const LEASE: Duration = Duration::from_secs(3);
 /// So long that nothing ends by itself while a test lasts.
 pub(crate) const LONG: Duration = Duration::from_secs(600);
@@ -58,6 +65,23 @@ pub(crate) async fn keys(native: &mut etcd_client::Client, prefix: &str) -> Vec<
         .collect()
 }
 
+/// The lease of the first key with that beginning.
+pub(crate) async fn lease_of(native: &mut etcd_client::Client, prefix: &str) -> i64 {
+    let all = GetOptions::new().with_prefix();
+    native.get(prefix, Some(all)).await.unwrap().kvs()[0].lease()
+}
+
+/// A request that names a lease and nothing else, as it is on the wire: its end, a keep-alive, or a look at its rest.
+pub(crate) fn alone(lease: i64) -> Vec<u8> {
+    let (mut bytes, mut rest) = (vec![0, 0, 0, 0, 10, 8], lease.unsigned_abs());
+    while rest > 0x7f {
+        bytes.push(0x80 | u8::try_from(rest & 0x7f).unwrap());
+        rest >>= 7;
+    }
+    bytes.push(u8::try_from(rest).unwrap());
+    bytes
+}
+
 /// The numbers of all leases.
 pub(crate) async fn leases(native: &mut etcd_client::Client) -> Vec<i64> {
     let leases = native.leases().await.unwrap();
@@ -76,6 +100,31 @@ pub(crate) fn waiting(name: &str, hold: u64) -> Acquire {
     let mut request = ask(name, hold, LONG, LONG);
     request.ticket = NonZeroU64::new(hold).map(Ticket);
     request
+}
+
+/// Renews the hold of that request for its lease, and gives it up after that time.
+pub(crate) async fn renewed(
+    driver: &EtcdDriver,
+    held: &Acquire,
+    give_up: Duration,
+) -> Result<Renewed, DriverError> {
+    let lease = Some(held.lease.length());
+    let entry = Renew::new(held.name.clone(), held.owner, held.hold, lease);
+    let answers = driver.renew(Lane(0), &[entry], after(give_up)).await?;
+    answers.into_iter().next().unwrap()
+}
+
+/// What a future warns of on this thread.
+pub(crate) async fn warnings(of: impl Future<Output = ()>) -> String {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(log.writer())
+        .finish();
+    let here = tracing::subscriber::set_default(subscriber);
+    of.await;
+    drop(here);
+    log.text()
 }
 
 /// Waits for a turn.

@@ -1,8 +1,9 @@
 //! Faults of a cluster of three: lost leaders, and a holder that is cut off.
 
-use crate::bed::{LEASE, client, comes, until};
+use crate::bed::{LEASE, client, comes, driver, native, until, warnings};
 use dlock_conformance::testbed::{EtcdCluster, Proxy, proxy::Reach};
 use dlock_core::{Client, Guard, Lease};
+use dlock_etcd::etcd_client;
 use std::{
     sync::{
         Arc,
@@ -222,4 +223,28 @@ async fn a_holder_whose_member_stands_still_is_lost_before_another_gets_in() {
         is_lost_before_another_gets_in(guard, &waiter, cut).await;
         cluster.regain(leader, Loss::Stopped).await;
     }
+}
+
+#[tokio::test]
+async fn an_even_number_of_members_is_warned_about() {
+    let cluster = Cluster::start().await;
+    let connecting = async |at: usize| {
+        let url = format!("etcd://{}", cluster.0.server(at).addr());
+        warnings(async { drop(driver(&url).await) }).await
+    };
+    assert_eq!(connecting(0).await, "");
+    let mut native = native(cluster.0.server(0).addr()).await;
+    let members = native.member_list().await.unwrap();
+    let status = native.status().await.unwrap();
+    let stay = [status.header().unwrap().member_id(), status.leader()];
+    let mut members = members.members().iter().map(etcd_client::Member::id);
+    let other = members.find(|id| !stay.contains(id)).unwrap();
+    // Accepted once all members are connected to each other.
+    until("it is removed", async || {
+        native.member_remove(other).await.is_ok()
+    })
+    .await;
+    let warned = connecting(0).await;
+    assert!(warned.contains("2 voting members"), "{warned}");
+    assert!(warned.contains("add or remove one"), "{warned}");
 }

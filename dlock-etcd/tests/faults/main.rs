@@ -1,5 +1,5 @@
 //! Fault tests on real servers: requests that are answered late or executed late, lost leaders, partitions, compaction, a full quota,
-//! expired log-ins, certificates.
+//! expired log-ins, certificates, streams.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -7,3 +7,4 @@ mod bed;
 mod cluster;
 mod requests;
 mod servers;
+mod streams;

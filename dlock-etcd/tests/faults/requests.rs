@@ -1,17 +1,17 @@
 //! Requests whose answer or execution is late, each once a way to two owners, a leaked lease or a waiter that is never served.
 
 use crate::bed::{
-    LONG, after, ask, comes, driver, granted, is_refused, keys, leases, native, proxied, server,
-    takes, turn, until, waiting,
+    LONG, SECOND, after, alone, ask, comes, driver, granted, is_refused, keys, lease_of, leases,
+    native, proxied, renewed, server, takes, turn, until, waiting,
 };
 use dlock_conformance::testbed::proxy::{Direction, Fault, Flow, Reach, Trigger};
 use dlock_core::{
-    Effect,
-    driver::{Acquire, Acquired, DistributedLock, Lane, Release, Released, Renew},
+    Effect, Lease,
+    driver::{Acquire, Acquired, DistributedLock, Release, Released, Ticket},
 };
 use dlock_etcd::EtcdDriver;
-use futures_util::future::join_all;
-use std::{sync::Arc, time::Duration};
+use futures_util::future::{join, join_all};
+use std::{num::NonZeroU64, sync::Arc};
 use tokio::time::timeout;
 
 /// Releases the hold of that request, the only one of its lock.
@@ -20,19 +20,6 @@ async fn frees(driver: &EtcdDriver, request: &Acquire) {
     let released = driver.release(&release).await.unwrap();
     assert!(matches!(released, Released::Freed), "{released:?}");
 }
-
-/// A request that ends a lease, as it is on the wire.
-fn revoke(lease: i64) -> Vec<u8> {
-    let (mut bytes, mut rest) = (vec![0, 0, 0, 0, 10, 8], lease.unsigned_abs());
-    while rest > 0x7f {
-        bytes.push(0x80 | u8::try_from(rest & 0x7f).unwrap());
-        rest >>= 7;
-    }
-    bytes.push(u8::try_from(rest).unwrap());
-    bytes
-}
-
-const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_late_refusal_ends_no_hold_that_a_repeat_of_the_request_was_granted() {
@@ -93,18 +80,13 @@ async fn a_request_ends_when_it_is_given_up_and_takes_nothing_when_it_is_execute
     let request = ask("y", 3, LONG, LONG);
     granted(&one.acquire(&request).await.unwrap());
     let sent = proxy.on_next(Trigger::on(*b"/dlock/y/h/"), Fault::HoldRequest);
-    let entry = [Renew::new(
-        request.name,
-        request.owner,
-        request.hold,
-        Some(LONG),
-    )];
-    let renewal = one.renew(Lane(0), &entry, after(SECOND));
-    let error = comes("its end", renewal).await.unwrap_err();
+    let error = comes("its end", renewed(&one, &request, SECOND)).await;
+    let error = error.unwrap_err();
     assert!(error.to_string().contains("given up"), "{error}");
     assert!(sent.has_struck());
-    let renewal = one.renew(Lane(0), &entry, after(LONG));
-    comes("the next", renewal).await.unwrap();
+    comes("the next", renewed(&one, &request, LONG))
+        .await
+        .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -166,9 +148,7 @@ async fn a_hold_whose_lease_is_over_is_not_taken_over() {
     join_all(crowd).await;
     let token = granted(&one.acquire(&request).await.unwrap()).token;
     drop(one);
-    let key = format!("/dlock/x/h/{}", request.hold);
-    let got = native.get(key, None).await.unwrap();
-    let lease = got.kvs()[0].lease();
+    let lease = lease_of(&mut native, "/dlock/x/h/").await;
     until("the lease is over", async || {
         let rest = native.lease_time_to_live(lease, None).await.unwrap();
         rest.ttl() < 0
@@ -210,10 +190,9 @@ async fn a_waiter_whose_key_an_earlier_copy_of_its_request_created_gets_its_turn
         !keys(&mut native, "/dlock/x/w/").await.is_empty()
     })
     .await;
-    let (key, _) = keys(&mut native, "/dlock/x/w/").await.remove(0);
-    let lease = native.get(key, None).await.unwrap().kvs()[0].lease();
+    let lease = lease_of(&mut native, "/dlock/x/w/").await;
     // The end of the first copy's lease comes after the second copy.
-    let end = proxy.on_next(Trigger::on(revoke(lease)), Fault::HoldRequest);
+    let end = proxy.on_next(Trigger::on(alone(lease)), Fault::HoldRequest);
     waits.give_up = after(LONG);
     let refused = comes("the refusal", one.acquire(&waits)).await.unwrap();
     assert!(is_refused(&refused), "{refused:?}");
@@ -233,13 +212,9 @@ async fn a_ticket_leaves_the_queue_though_an_earlier_copy_of_the_request_had_non
     ];
     let before = ask("x", 1, LONG, LONG);
     granted(&two.acquire(&before).await.unwrap());
-    granted(&two.acquire(&ask("y", 2, LONG, LONG)).await.unwrap());
     let waits = waiting("x", 3);
-    // A client with a waiter keeps its spare leases alive.
-    for request in [&waits, &waiting("y", 4)] {
-        let refused = one.acquire(request).await.unwrap();
-        assert!(is_refused(&refused), "{refused:?}");
-    }
+    let refused = one.acquire(&waits).await.unwrap();
+    assert!(is_refused(&refused), "{refused:?}");
     // The owner enters through the other client, past the queue: the second transaction.
     let mut again = ask("x", 5, LONG, LONG);
     again.owner = before.owner;
@@ -248,8 +223,139 @@ async fn a_ticket_leaves_the_queue_though_an_earlier_copy_of_the_request_had_non
     assert!(lost.has_struck());
     again.ticket = waits.ticket;
     granted(&comes("the repeat", one.acquire(&again)).await.unwrap());
+    // A spare lease that the key hangs on would last as long as the next hold of its length.
+    let next = ask("y", 6, SECOND, LONG);
+    granted(&one.acquire(&next).await.unwrap());
     until("the queue is empty", async || {
+        renewed(&one, &next, LONG).await.unwrap();
         keys(&mut native, "/dlock/x/w/").await.is_empty()
     })
     .await;
 }
+
+/// The key of an earlier copy is in the way of the next one, and nothing else: no end of a hold will wake it.
+#[tokio::test]
+async fn a_free_lock_is_granted_though_an_earlier_copy_of_the_request_stands_in_the_queue() {
+    // Leases of six seconds at least: the key outlives the copy that created it.
+    let (server, proxy) = proxied(&["--election-timeout", "4000"]).await;
+    let mut native = native(server.addr()).await;
+    let [one, two] = [
+        driver(&server.url_at(proxy.addr())).await,
+        driver(&server.url()).await,
+    ];
+    let before = ask("x", 1, LONG, LONG);
+    granted(&two.acquire(&before).await.unwrap());
+    let mut waits = waiting("x", 2);
+    waits.give_up = after(SECOND);
+    let lost = proxy.on_next(takes().skip(1), Fault::LoseReply);
+    comes("its end", one.acquire(&waits)).await.unwrap_err();
+    assert!(lost.has_struck());
+    until("it was executed", async || {
+        !keys(&mut native, "/dlock/x/w/").await.is_empty()
+    })
+    .await;
+    // The end of the first copy's lease comes after the second copy.
+    let lease = lease_of(&mut native, "/dlock/x/w/").await;
+    let end = proxy.on_next(Trigger::on(alone(lease)), Fault::HoldRequest);
+    frees(&two, &before).await;
+    waits.give_up = after(LONG);
+    let later = async {
+        end.struck().await;
+        end.release();
+    };
+    let (answer, ()) = comes("the grant", join(one.acquire(&waits), later)).await;
+    granted(&answer.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lease_of_a_waiter_that_leaves_while_it_is_granted_carries_no_later_hold() {
+    // Leases of six seconds at least.
+    let (server, proxy) = proxied(&["--election-timeout", "4000"]).await;
+    let mut native = native(server.addr()).await;
+    let one = Arc::new(driver(&server.url_at(proxy.addr())).await);
+    let two = driver(&server.url()).await;
+    let before = ask("x", 1, LONG, LONG);
+    granted(&two.acquire(&before).await.unwrap());
+    let mut waits = waiting("x", 2);
+    assert!(is_refused(&one.acquire(&waits).await.unwrap()));
+    let lease = lease_of(&mut native, "/dlock/x/w/").await;
+    frees(&two, &before).await;
+    // It is granted, and its answer stays in the network. No spare lease has this length.
+    waits.lease = Lease::renewed(LONG / 2);
+    let sent = proxy.on_next(takes(), Fault::HoldRequest);
+    let granting = tokio::spawn({
+        let (one, waits) = (Arc::clone(&one), waits.clone());
+        async move { one.acquire(&waits).await }
+    });
+    comes("the request", sent.struck()).await;
+    proxy.set_flow(Reach::Existing, Direction::ServerToClient, Flow::Stall);
+    sent.release();
+    until("it is granted", async || {
+        !keys(&mut native, "/dlock/x/h/").await.is_empty()
+    })
+    .await;
+    // The end of its lease stays in the network, too. A connection without an answer is left.
+    let end = proxy.on_next(Trigger::on(alone(lease)), Fault::HoldRequest);
+    let leaving = tokio::spawn({
+        let (one, name) = (Arc::clone(&one), waits.name.clone());
+        async move { one.leave(&name, Ticket(TWO)).await }
+    });
+    comes("the end of its lease", end.struck()).await;
+    drop(timeout(SECOND, one.inspect(&waits.name)).await);
+    proxy.set_flow(Reach::Existing, Direction::ServerToClient, Flow::Pass);
+    let answer = comes("the answer", granting).await.unwrap();
+    granted(&answer.unwrap());
+    let next = ask("y", 3, SECOND * 6, LONG);
+    granted(&comes("the next", one.acquire(&next)).await.unwrap());
+    end.release();
+    comes("the leave", leaving).await.unwrap().unwrap();
+    let held = keys(&mut native, "/dlock/y/h/").await;
+    assert_eq!(held.len(), 1, "a late end of a lease took the next hold");
+}
+
+#[tokio::test]
+async fn a_hold_moved_from_another_client_by_a_request_without_an_answer_is_undone() {
+    let (server, proxy) = proxied(&[]).await;
+    let mut native = native(server.addr()).await;
+    let [one, two] = [
+        driver(&server.url_at(proxy.addr())).await,
+        driver(&server.url()).await,
+    ];
+    let mut request = ask("x", 1, LONG, LONG);
+    granted(&two.acquire(&request).await.unwrap());
+    let lease = lease_of(&mut native, "/dlock/x/h/").await;
+    // The second transaction moves the hold that the other client took.
+    request.give_up = after(SECOND);
+    let lost = proxy.on_next(takes().skip(1), Fault::LoseReply);
+    comes("its end", one.acquire(&request)).await.unwrap_err();
+    assert!(lost.has_struck());
+    until("it is undone", async || {
+        keys(&mut native, "/dlock/x/h/").await.is_empty()
+    })
+    .await;
+    until("only the lease of the other client is left", async || {
+        leases(&mut native).await == [lease]
+    })
+    .await;
+}
+
+/// The lease of its hold is there before the next waiter's.
+#[tokio::test]
+async fn a_request_whose_next_ticket_could_not_be_recorded_leaves_no_lease() {
+    let (server, proxy) = proxied(&[]).await;
+    let mut native = native(server.addr()).await;
+    let one = driver(&server.url_at(proxy.addr())).await;
+    let mut request = ask("x", 1, LONG, SECOND);
+    request.next_ticket = Some(Ticket(TWO));
+    // A grant of one second, which is the least.
+    let second = Trigger::on([0, 0, 0, 0, 12, 8, 1, 16]);
+    let cut = proxy.on_next(second, Fault::CutBeforeRequest);
+    comes("its end", one.acquire(&request)).await.unwrap_err();
+    assert!(cut.has_struck());
+    until("its lease is ended", async || {
+        leases(&mut native).await.is_empty()
+    })
+    .await;
+}
+
+const TWO: NonZeroU64 = NonZeroU64::new(2).unwrap();

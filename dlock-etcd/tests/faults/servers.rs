@@ -1,8 +1,8 @@
 //! Faults of one server: compaction, a full quota, expired log-ins, certificates.
 
 use crate::bed::{
-    LEASE, LONG, ask, client, comes, driver, granted, is_refused, native, proxied, server, turn,
-    waiting,
+    LEASE, LONG, SECOND, ask, client, comes, driver, granted, is_refused, native, proxied, server,
+    turn, waiting,
 };
 use dlock_conformance::testbed::{EtcdServer, Proxy, proxy::Direction};
 use dlock_core::{
@@ -11,7 +11,7 @@ use dlock_core::{
 };
 use dlock_etcd::{
     EtcdDriver,
-    etcd_client::{self, ConnectOptions, Permission, PermissionType},
+    etcd_client::{self, AlarmAction, AlarmType, ConnectOptions, Permission, PermissionType},
 };
 use std::time::{Duration, Instant};
 use tokio::{
@@ -84,6 +84,15 @@ async fn a_waiter_that_was_cut_off_during_a_release_and_a_compaction_gets_its_tu
     granted(&waiter.acquire(&waits).await.unwrap());
 }
 
+/// Turns on authentication, with one user.
+async fn with_root(server: &EtcdServer) {
+    let mut native = native(server.addr()).await;
+    native.user_add("root", "canary", None).await.unwrap();
+    native.role_add("root").await.unwrap();
+    native.user_grant_role("root", "root").await.unwrap();
+    native.auth_enable().await.unwrap();
+}
+
 /// Ends the tokens of a user by a new password, which is the old one.
 async fn end_tokens(server: &EtcdServer, user: &str) {
     let root = ConnectOptions::new().with_user("root", "canary");
@@ -97,11 +106,7 @@ async fn end_tokens(server: &EtcdServer, user: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watch_that_is_refused_because_the_token_is_over_is_set_again() {
     let server = server(&[]).await;
-    let mut native = native(server.addr()).await;
-    native.user_add("root", "canary", None).await.unwrap();
-    native.role_add("root").await.unwrap();
-    native.user_grant_role("root", "root").await.unwrap();
-    native.auth_enable().await.unwrap();
+    with_root(&server).await;
     let proxy = Proxy::start(server.addr()).await.unwrap();
     let url = format!("etcd://root:canary@{}", proxy.addr());
     let [holder, waiter] = [driver(&url).await, driver(&url).await];
@@ -144,10 +149,50 @@ async fn a_break_removes_keys_that_are_no_text() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_goes_on_behind_keys_that_are_no_text() {
+    let server = server(&[]).await;
+    let mut native = native(server.addr()).await;
+    let driver = driver(&server.url()).await;
+    for last in 0..5 {
+        let key = [&b"/dlock/a\xff"[..], &[last]].concat();
+        native.put(key, "x", None).await.unwrap();
+    }
+    let request = ask("b", 1, LONG, LONG);
+    granted(&driver.acquire(&request).await.unwrap());
+    let (mut names, mut from) = (Vec::new(), None);
+    loop {
+        let page = driver.list("", from.as_ref(), 1).await.unwrap();
+        names.extend(page.found.into_iter().map(|shown| shown.name));
+        from = page.next;
+        if from.is_none() {
+            break;
+        }
+    }
+    assert_eq!(names, [request.name]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_with_an_alarm_is_refused_and_the_error_says_what_to_do() {
+    for (alarm, words) in [
+        (AlarmType::Nospace, "auto-compaction"),
+        (AlarmType::Corrupt, "replace the damaged one"),
+    ] {
+        let server = server(&[]).await;
+        let mut native = native(server.addr()).await;
+        let raised = native.alarm(AlarmAction::Activate, alarm, None).await;
+        raised.unwrap();
+        let error = EtcdDriver::connect(&server.url()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+    }
+}
+
 /// A waiter that did not use its turn is looked for again and again, at intervals.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unused_turn_on_a_server_that_cannot_be_reached_is_looked_at_now_and_then() {
-    let (server, proxy) = proxied(&[]).await;
+    // Leases of six seconds at least: the waiter is not given up before.
+    let (server, proxy) = proxied(&["--election-timeout", "4000"]).await;
     let [holder, waiter] = [
         driver(&server.url()).await,
         driver(&server.url_at(proxy.addr())).await,
@@ -163,8 +208,8 @@ async fn an_unused_turn_on_a_server_that_cannot_be_reached_is_looked_at_now_and_
     proxy.cut();
     // Its turn is over after a second.
     let begin = Instant::now();
-    comes("attempts", proxy.until(|counters| counters.refused >= 200)).await;
-    assert!(begin.elapsed() > Duration::from_secs(3), "it spins");
+    comes("attempts", proxy.until(|counters| counters.refused >= 150)).await;
+    assert!(begin.elapsed() > SECOND * 2, "it spins");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -275,6 +320,34 @@ async fn a_user_with_rights_below_the_prefix_holds_past_the_end_of_its_tokens() 
         .expect_err("it is refused");
     assert_eq!(error.kind(), ErrorKind::Misuse, "{error}");
     assert!(!format!("{error:?}").contains("canary"), "{error:?}");
+}
+
+/// A token lasts longer with each request, so none is sent meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_was_idle_for_longer_than_its_token_lasts_logs_in_again() {
+    let server = server(&["--auth-token-ttl", "1"]).await;
+    with_root(&server).await;
+    let proxy = Proxy::start(server.addr()).await.unwrap();
+    let idle = driver(&format!("etcd://root:canary@{}", proxy.addr())).await;
+    let mut wake_ups = idle.wake_ups();
+    let root = ConnectOptions::new().with_user("root", "canary");
+    let host = server.addr().to_string();
+    let native = etcd_client::Client::connect([host], Some(root)).await;
+    let log_ins = proxy.watch(Direction::ClientToServer, *b"canary");
+    // Real time must pass. A token lasts a second, and the server looks once a second.
+    sleep(SECOND * 4).await;
+    let error = native.unwrap().get("x", None).await.unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("invalid auth token"), "it lasts: {error}");
+    let request = ask("x", 1, LONG, LONG);
+    granted(&comes("the grant", idle.acquire(&request)).await.unwrap());
+    assert!(log_ins.seen() > 0, "the token is over");
+    let waits = waiting("x", 2);
+    assert!(is_refused(&idle.acquire(&waits).await.unwrap()));
+    let release = Release::new(request.name, request.owner, request.hold);
+    idle.release(&release).await.unwrap();
+    comes("its turn", turn(&mut wake_ups)).await;
+    granted(&idle.acquire(&waits).await.unwrap());
 }
 
 #[cfg(feature = "tls")]

@@ -7,8 +7,9 @@ use super::{
 use dlock_conformance::under_test::lasts;
 use dlock_core::{
     Effect, ErrorKind,
-    driver::{Acquired, DistributedLock},
+    driver::{Acquire, Acquired, DistributedLock, Released},
 };
+use futures_util::future::join_all;
 use std::{sync::Arc, time::Duration};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -26,8 +27,8 @@ async fn nothing_is_taken_behind_a_table_that_is_altered() {
     behind("ALTER TABLE dlock_locks ADD COLUMN theirs int").await;
 }
 
-/// Another session locks everything until the server works on no request any more. What gave up before then has taken nothing and takes
-/// nothing, and a lease that could not be renewed keeps its end.
+/// Another session locks everything until the server works on no request any more. What gave up before then has taken
+/// nothing and takes nothing, and a lease that could not be renewed keeps its end.
 async fn behind(lock: &str) {
     let t = Testbed::start(&[]).await;
     t.release(&t.taken("row").await).await;
@@ -65,6 +66,52 @@ async fn behind(lock: &str) {
     t.taken("row").await;
 }
 
+/// What a prepared statement sees is fixed before it waits for the table, and a rewritten table has none of the rows of
+/// then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_is_rewritten_while_a_request_waits_has_lost_no_lock() {
+    let t = Testbed::start(&[]).await;
+    let held = t.taken("held").await;
+    // Their statements have been prepared on the connections that are used next.
+    t.release(&t.taken("a").await).await;
+    renewed(&t, &held).await;
+    let mut blocker = t.native().await;
+    for (is_release, rewrite) in [(false, "SET UNLOGGED"), (true, "SET LOGGED")] {
+        let rewrite = format!("BEGIN; ALTER TABLE dlock_locks {rewrite}");
+        run(&mut blocker, &rewrite).await;
+        let request = async {
+            match is_release {
+                false => renewed(&t, &held).await,
+                true => assert!(matches!(t.release(&held).await, Released::Freed)),
+            }
+        };
+        let rewritten = async {
+            t.until("the request waits", async |t: &Testbed| {
+                t.waiting().await > 0
+            })
+            .await;
+            run(&mut blocker, "COMMIT").await;
+        };
+        tokio::join!(request, rewritten);
+    }
+}
+
+/// Renews a hold; again if it took too long.
+async fn renewed(t: &Testbed, held: &Acquire) {
+    let renewed = async || {
+        let renewed = t.renew(std::slice::from_ref(held), SECOND * 60).await;
+        renewed.and_then(|mut all| all.remove(0))
+    };
+    let mut answer = renewed().await;
+    for _ in 0..10 {
+        if answer.is_ok() {
+            break;
+        }
+        answer = renewed().await;
+    }
+    assert!(lasts(&answer, SECOND * 60), "{answer:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_row_costs_only_its_own_renewal_of_a_short_lease_too() {
     let t = Testbed::start(&[]).await;
@@ -73,8 +120,9 @@ async fn a_locked_row_costs_only_its_own_renewal_of_a_short_lease_too() {
         left.push(t.taken(&format!("n{at}")).await);
     }
     let mut blocker = t.blocker("n17").await;
-    // The give-up is that of a lease of six seconds, and as long as a statement may run. A batch that waited for the row would be given up with
-    // all its entries. On a busy machine the time may not be enough for all others, so the rest is sent again, as a watchdog does.
+    // The give-up is that of a lease of six seconds, and as long as a statement may run. A batch that waited for the
+    // row would be given up with all its entries. On a busy machine the time may not be enough for all others, so the
+    // rest is sent again, as a watchdog does.
     for _ in 0..10 {
         let renewed = t.renew_until(&left, SECOND * 60, t.clock.now() + SECOND);
         let renewed = tokio::time::timeout(SECOND, renewed);
@@ -90,6 +138,37 @@ async fn a_locked_row_costs_only_its_own_renewal_of_a_short_lease_too() {
     let names: Vec<_> = left.iter().map(|ask| ask.name.as_str()).collect();
     assert_eq!(names, ["n17"]);
     run(&mut blocker, "ROLLBACK").await;
+}
+
+/// Of many requests at a time some go together.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_row_keeps_no_other_lock_from_being_taken_and_released() {
+    let t = Testbed::start(&[]).await;
+    let stuck = t.ask("stuck", SECOND * 60);
+    let others: Vec<_> = (0..40)
+        .map(|at| t.ask(&format!("n{at}"), SECOND * 60))
+        .collect();
+    let taken = || join_all(others.iter().map(|ask| t.granted(ask)));
+    let released = || join_all(others.iter().map(|ask| t.release(ask)));
+    t.granted(&stuck).await;
+    t.release(&stuck).await;
+    let mut blocker = t.blocker("stuck").await;
+    let ends = async {
+        taken().await;
+        run(&mut blocker, "ROLLBACK").await;
+    };
+    tokio::join!(ends, t.granted(&stuck));
+    let mut blocker = t.blocker("stuck").await;
+    let ends = async {
+        for released in released().await {
+            assert!(matches!(released, Released::Freed), "{released:?}");
+        }
+        // Their rows are there now.
+        taken().await;
+        run(&mut blocker, "ROLLBACK").await;
+    };
+    let ((), freed) = tokio::join!(ends, t.release(&stuck));
+    assert!(matches!(freed, Released::Freed), "{freed:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

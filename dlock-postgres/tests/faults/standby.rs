@@ -125,8 +125,8 @@ async fn a_standby_that_no_commit_waits_for_is_warned_about() {
     }
 }
 
-/// The declared limit: nothing of dlock's bounds how long both hold while the old primary lives, and the holder's lease does once it is
-/// gone.
+/// The declared limit: nothing of dlock's bounds how long both hold while the old primary lives, and the holder's lease
+/// does once it is gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_promoted_asynchronous_standby_grants_again_what_it_lacks() {
     const LEASE: std::time::Duration = SECOND.saturating_mul(8);

@@ -4,8 +4,8 @@ use super::{
     gated_driver::Step,
     test_client::{POLL, TestClient, frees},
 };
-use crate::{Ctx, Result, case::cases, same};
-use dlock_core::{Election, FencingToken, Lease, LockName};
+use crate::{Ctx, Failure, Result, case::cases, same};
+use dlock_core::{Election, Error, FencingToken, Guard, Lease, LockName};
 use futures_util::StreamExt;
 use std::{
     future::pending,
@@ -15,12 +15,45 @@ use std::{
         atomic::{AtomicU64, Ordering::SeqCst},
     },
 };
+use tokio::sync::mpsc;
 
 cases! {
+    [Clause::Mutex]
+    no_two_terms_live_while_leaders_vanish;
     [Clause::Loss]
     the_led_code_has_ended_before_another_leads;
     [Clause::Wait]
     a_leader_that_resigned_lets_another_lead;
+}
+
+/// Each leader stands still with its guard, whose own clock says when its term is over.
+async fn no_two_terms_live_while_leaders_vanish(ctx: Ctx) -> Result {
+    let (mut clients, name) = (Vec::new(), ctx.name()?);
+    let (mut campaigns, mut past) = (Vec::new(), Vec::<Guard>::new());
+    let (won, mut winners) = mpsc::unbounded_channel();
+    let rounds = if ctx.is_simulated() { 10 } else { 2 };
+    let bound = ctx.dead_for(ctx.kept()) + POLL;
+    for round in 0..=rounds {
+        // One for each that vanished.
+        while clients.len() < round + 3 {
+            let (client, won, at) = (TestClient::new(&ctx).await?, won.clone(), clients.len());
+            let campaign = election(&ctx, &client, &name)?.campaign();
+            campaigns.push(ctx.spawn(async move { won.send((at, campaign.await)) }));
+            clients.push(client);
+        }
+        let next = ctx.within("another leads", bound, winners.recv());
+        let next = next.await?.map(|(at, term)| Ok::<_, Error>((at, term?)));
+        let (at, term) = next
+            .transpose()?
+            .ok_or_else(|| Failure::new("BUG: a sender is left"))?;
+        let living = past.iter().filter(|term| term.check().is_ok()).count();
+        same("terms that live beside a new one", living, 0)?;
+        let before = past.last().map_or(FencingToken(0), Guard::token);
+        same("the terms rise", term.token() > before, true)?;
+        clients[at].gate.freeze();
+        past.push(term);
+    }
+    Ok(())
 }
 
 async fn the_led_code_has_ended_before_another_leads(ctx: Ctx) -> Result {

@@ -17,6 +17,7 @@ mod observe;
 pub(crate) mod processes;
 mod reentry;
 mod renew;
+mod schedule;
 mod several;
 mod shutdown;
 mod storm;
@@ -49,6 +50,7 @@ pub(crate) fn cases() -> Vec<Case> {
         network::CASES,
         several::CASES,
         election::CASES,
+        schedule::CASES,
         storm::CASES,
     ];
     all.concat()

@@ -10,8 +10,12 @@ use crate::{
     expect::{Expected, seen_from_here},
     same,
 };
-use dlock_core::{Error, LockName, LockSet, SetGuard};
+use dlock_core::{Client, Error, LockName, SetGuard};
 use futures_util::future::try_join_all;
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 cases! {
     [Clause::Mutex]
@@ -48,31 +52,42 @@ async fn a_set_is_held_whole_or_not_at_all(ctx: Ctx) -> Result {
 }
 
 async fn sets_in_any_order_never_wait_in_a_circle(ctx: Ctx) -> Result {
-    let ([first, second, third], names) = (TestClient::several(&ctx).await?.0, names(&ctx)?);
-    let mut tasks = Vec::new();
-    for (turn, client) in [&first, &second, &third].into_iter().enumerate() {
-        let mut turned = texts(&names);
-        turned.rotate_left(turn);
-        for given in [turned.clone(), turned.into_iter().rev().collect()] {
-            tasks.push(tokio::spawn(takes_turns(client.inner.lock_all(given)?)));
-        }
-    }
+    let (clients, names) = (TestClient::several::<3>(&ctx).await?.0, names(&ctx)?);
+    let inside = Inside::default();
+    let tasks = clients.iter().cycle().take(6).map(|client| {
+        let (client, names) = (client.inner.clone(), names.clone());
+        tokio::spawn(takes_turns(client, names, Arc::clone(&inside)))
+    });
     let done = ctx.within("all have had a turn", ctx.answer() * 3, try_join_all(tasks));
-    done.await??.into_iter().collect::<Result<(), _>>()?;
+    done.await??.into_iter().collect::<Result>()?;
     for name in &names {
         ctx.left_untouched(name, ctx.answer()).await?;
     }
     Ok(())
 }
 
-async fn takes_turns(set: LockSet) -> Result<(), Error> {
-    for _ in 0..TURNS {
-        for (_, outcome) in set.acquire().await?.release().await {
+/// Acquires two or three of the names a few times, in random order.
+async fn takes_turns(client: Client, mut names: [LockName; 3], inside: Inside) -> Result {
+    for turn in 0..TURNS {
+        fastrand::shuffle(&mut names);
+        let set = client.lock_all(texts(&names[turn % 2..]))?;
+        let guard = set.acquire().await?;
+        let all = || inside.lock().unwrap_or_else(PoisonError::into_inner);
+        for name in set.names() {
+            same("it is alone", all().insert(name.clone()), true)?;
+        }
+        tokio::task::yield_now().await;
+        guard.check()?;
+        all().retain(|name| set.names().all(|own| own != name));
+        for (_, outcome) in guard.release().await {
             outcome?;
         }
     }
     Ok(())
 }
+
+/// The names that are held.
+type Inside = Arc<Mutex<BTreeSet<LockName>>>;
 
 async fn any_lock_of_several_waits_for_whichever_comes_first(ctx: Ctx) -> Result {
     let ([client, other], names) = (TestClient::several(&ctx).await?.0, names(&ctx)?);
@@ -149,4 +164,4 @@ fn texts(names: &[LockName]) -> Vec<&str> {
     names.iter().map(LockName::as_str).collect()
 }
 
-const TURNS: u32 = 3;
+const TURNS: usize = 4;

@@ -86,10 +86,10 @@ pub use connect::{builder, connect};
 pub use dlock_core::exposed_pass;
 pub use dlock_core::{
     Admin, AnyLock, Broken, Client, ClientBuilder, Clock, DEFAULT_LEASE, DEFAULT_POLL_INTERVAL,
-    Detached, Effect, Error, ErrorKind, FencingToken, Fingerprint, Guard, GuardState, HoldId,
-    Holder, HolderInfo, Holds, Instant, Job, JobReport, Lease, LeaseError, Lock, LockName, LockSet,
-    LossReason, MAX_LEASE, MAX_NAME_BYTES, MIN_LEASE, NameError, NotAttached, NotDetached, Owner,
-    Pass, PassError, ReleaseOutcome, RetryClass, SetGuard, Shutdown, ShutdownOutcome,
+    Detached, Effect, Election, Error, ErrorKind, FencingToken, Fingerprint, Guard, GuardState,
+    HoldId, Holder, HolderInfo, Holds, Instant, Job, JobReport, Lease, LeaseError, Lock, LockName,
+    LockSet, LossReason, MAX_LEASE, MAX_NAME_BYTES, MIN_LEASE, NameError, NotAttached, NotDetached,
+    Owner, Pass, PassError, ReleaseOutcome, RetryClass, SetGuard, Shutdown, ShutdownOutcome,
     ShutdownReport, Snapshot, Term, TimeoutPhase, driver,
 };
 #[cfg(feature = "etcd")]

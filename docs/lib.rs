@@ -3,6 +3,7 @@
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![cfg_attr(doctest, doc = include_str!("acquiring.md"))]
 #![cfg_attr(doctest, doc = include_str!("cron.md"))]
+#![cfg_attr(doctest, doc = include_str!("election.md"))]
 #![cfg_attr(doctest, doc = include_str!("re-entry.md"))]
 #![cfg_attr(doctest, doc = include_str!("sharing.md"))]
 #![cfg_attr(doctest, doc = include_str!("testing.md"))]

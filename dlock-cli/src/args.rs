@@ -128,6 +128,12 @@ pub(crate) struct Exec {
     /// wait for each other, or none is.
     #[arg(long, value_name = "NAME", conflicts_with = "min_hold")]
     pub(crate) also: Vec<String>,
+    /// Share the lock with all who do: for those who read what others change under the lock.
+    #[arg(short, long, conflicts_with = "permits")]
+    pub(crate) shared: bool,
+    /// Let this many commands hold the lock at once, from 1 to 1024. All users of the lock name the same number.
+    #[arg(long, value_name = "N")]
+    pub(crate) permits: Option<u32>,
     /// End the command when the lock has been held this long.
     #[arg(long, value_name = "DUR", value_parser = time)]
     pub(crate) max_hold: Option<Duration>,

@@ -305,6 +305,10 @@ impl Lock {
                 "the pass is for the store {}, but this client uses {}",
                 pass.store, self.engine.store
             )
+        } else if !self.mode.enters(pass.owner.mode()) {
+            "the pass is of a guard that shares this lock, which is asked for in another mode: release that \
+             guard first, because a shared hold cannot be upgraded"
+                .to_owned()
         } else {
             return Ok(());
         };

@@ -96,9 +96,15 @@ impl<'a> Job<'a> {
         args: &'a Exec,
         output: &'a Output,
     ) -> Result<Self, Error> {
-        let mut locks = vec![terms(client, &args.run.name, args)?];
+        let name = &args.run.name;
+        let main = match args.permits {
+            Some(permits) => client.semaphore(name, permits)?,
+            None if args.shared => client.rw_lock(name)?.read(),
+            None => client.lock(name)?,
+        };
+        let mut locks = vec![terms(main, args)];
         for name in &args.also {
-            let lock = terms(client, name, args)?;
+            let lock = terms(client.lock(name)?, args);
             if locks.iter().all(|other| other.name() != lock.name()) {
                 locks.push(lock);
             }
@@ -249,8 +255,7 @@ impl<'a> Job<'a> {
 }
 
 /// The lock with the options applied.
-fn terms(client: &Client, name: &str, args: &Exec) -> Result<Lock, Error> {
-    let mut lock = client.lock(name)?;
+fn terms(mut lock: Lock, args: &Exec) -> Lock {
     if let Some(lease) = args.run.lease {
         lock = lock.lease(Lease::renewed(lease));
     }
@@ -260,7 +265,7 @@ fn terms(client: &Client, name: &str, args: &Exec) -> Result<Lock, Error> {
     if let Some(least) = args.min_hold {
         lock = lock.min_hold(least);
     }
-    Ok(lock)
+    lock
 }
 
 /// Enters an incarnation within the limit.

@@ -17,5 +17,6 @@ mod readme;
 mod secrets;
 mod session;
 mod several;
+mod sharing;
 mod stores;
 mod table;

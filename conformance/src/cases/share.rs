@@ -136,7 +136,11 @@ async fn a_sharer_does_not_pass_one_who_waits_alone(ctx: Ctx) -> Result {
     here.refused(&ctx.ask(&name).shared()).await?;
     here.refused(&ctx.ask(&name).shared().in_line(here.ticket()))
         .await?;
+    let since = ctx.now();
     here.frees(&hold).await?;
+    // Nor while the lock is free, as long as it is kept for who waits.
+    let late = ctx.ask(&name).shared();
+    here.refused_in_turn(&late, since).await?;
     there.take(&waiting).await.map(drop)
 }
 

@@ -104,11 +104,28 @@ impl Owner {
 /// it is a re-entry.
 impl Owner {
     /// The owner of all who hold a lock shared ([`RwLock::read`](crate::RwLock::read)).
-    pub(crate) const SHARED: Self = Self(Uuid::from_u128(SHARERS));
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{Mode, Owner};
+    ///
+    /// assert_eq!(Owner::SHARED.mode(), Mode::Shared);
+    /// ```
+    pub const SHARED: Self = Self(Uuid::from_u128(SHARERS));
 
     /// The owner of all who hold one of that many permits ([`Client::semaphore`](crate::Client::semaphore)).
     /// The number is part of it, so that clients that disagree about it never share.
-    pub(crate) const fn permits(permits: NonZeroU32) -> Self {
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{Mode, Owner};
+    /// use std::num::NonZeroU32;
+    ///
+    /// let of = NonZeroU32::new(10).unwrap();
+    /// assert_eq!(Owner::permits(of).mode(), Mode::Permit { of });
+    /// ```
+    #[must_use]
+    pub const fn permits(permits: NonZeroU32) -> Self {
         Self(Uuid::from_u128(SHARERS | permits.get() as u128))
     }
 

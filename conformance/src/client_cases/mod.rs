@@ -16,6 +16,7 @@ mod observe;
 pub(crate) mod processes;
 mod reentry;
 mod renew;
+mod share;
 mod shutdown;
 mod storm;
 pub(crate) mod task;
@@ -30,6 +31,7 @@ pub(crate) fn cases() -> Vec<Case> {
     let all = [
         mutex::CASES,
         reentry::CASES,
+        share::CASES,
         renew::CASES,
         loss::CASES,
         indeterminate::CASES,

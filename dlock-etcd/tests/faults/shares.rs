@@ -2,22 +2,22 @@
 
 use crate::bed::{LONG, ask, comes, driver, granted, is_refused, server, turn, waiting};
 use dlock_core::{
-    Owner,
+    Holds, Owner,
     driver::{Acquire, Acquired, DistributedLock, Release, Released, WakeUp},
 };
 use dlock_etcd::EtcdDriver;
 use futures_util::{future::join_all, stream::BoxStream};
+use std::num::NonZeroU32;
 
 /// A reader's request.
-fn reads(request: Acquire) -> Acquire {
-    shares(request, 0)
+fn reads(mut request: Acquire) -> Acquire {
+    request.owner = Owner::SHARED;
+    request
 }
 
-/// A request for one of that many permits; 0: a reader's.
+/// A request for one of that many permits.
 fn shares(mut request: Acquire, permits: u32) -> Acquire {
-    let owner = format!("646c6f63-6b2d-8073-8861-7265{permits:08x}");
-    request.owner = owner.parse::<Owner>().unwrap();
-    assert!(request.share().is_some());
+    request.owner = Owner::permits(NonZeroU32::new(permits).unwrap());
     request
 }
 
@@ -129,4 +129,27 @@ async fn a_sharer_behind_a_waiter_that_leaves_and_behind_a_permit_that_ends_gets
     assert!(matches!(released, Released::StillHeld { .. }));
     comes("the turn of the last", turn(&mut two.1)).await;
     granted(&two.0.acquire(&requests[1]).await.unwrap());
+}
+
+/// etcd refuses transactions of more than 128 operations.
+#[tokio::test]
+async fn all_sharers_are_released_in_one_request() {
+    let server = server(&[]).await;
+    let driver = driver(&server.url()).await;
+    let requests: Vec<_> = (1..=150)
+        .map(|hold| reads(ask("x", hold, LONG, LONG)))
+        .collect();
+    for request in &requests {
+        granted(&driver.acquire(request).await.unwrap());
+    }
+    let mut all = Release::new(
+        requests[0].name.clone(),
+        requests[0].owner,
+        requests[0].hold,
+    );
+    all.holds = Holds::All;
+    let released = driver.release(&all).await.unwrap();
+    assert!(matches!(released, Released::Freed), "{released:?}");
+    let shown = driver.inspect(&all.name).await.unwrap();
+    assert_eq!(shown.holds, 0);
 }

@@ -311,7 +311,7 @@ impl Lock {
         Err(Error::misuse(message).at(self.engine.caps.backend, &self.name))
     }
 
-    fn options(
+    pub(crate) fn options(
         &self,
         wait_policy: WaitPolicy,
         at: &'static Location<'static>,
@@ -350,7 +350,6 @@ impl Lock {
     }
 }
 
-/// A wait ends with a guard or an error.
 /// A lock that many may hold to read, or one to write. [`Client::rw_lock`](crate::Client::rw_lock) makes it.
 ///
 /// Both ways give the same [`Guard`] with the same lease, renewal and loss signal as a [`Lock`], and each reader has
@@ -424,7 +423,8 @@ impl RwLock {
     }
 }
 
-fn sure(acquired: Result<Option<Guard>, Error>) -> Result<Guard, Error> {
+/// A wait ends with a guard or an error.
+pub(crate) fn sure<T>(acquired: Result<Option<T>, Error>) -> Result<T, Error> {
     acquired?.ok_or_else(|| {
         Error::new(
             ErrorKind::Unavailable,

@@ -7,7 +7,7 @@ use crate::{
     tickets::Stand,
 };
 use dlock_core::{
-    Broken, FencingToken, HoldId, Holds, Owner,
+    Broken, FencingToken, HoldId, Holds, Mode, Owner,
     driver::{Acquire, Grant, Release, Renew, Renewed, Result, Ticket},
 };
 use redis::{Cmd, RedisResult, RedisWrite, Value};
@@ -26,17 +26,19 @@ pub(crate) fn acquire(
     (place, turned): Stand,
     not_after: Duration,
 ) -> Cmd {
-    let mut cmd = call(&ACQUIRE, 4, slice::from_ref(keys), 9);
+    let mut cmd = call(&ACQUIRE, 4, slice::from_ref(keys), 10);
     cmd.arg(&owner_field(&req.owner)[..]);
     cmd.arg(&hold_field(req.hold)[..]);
     write_terms(&mut cmd, req, not_after);
     // Empty arguments at the end are left out: arguments are the largest cost of a request.
-    if req.ticket.is_some() || req.next_ticket.is_some() || req.join.is_some() {
+    let share = share_field(req);
+    if req.ticket.is_some() || req.next_ticket.is_some() || req.join.is_some() || !share.is_empty()
+    {
         let next = ticket_field(channel, req.next_ticket, None);
         let join = req.join.map_or_else(String::new, |it| it.0.to_string());
         let turned = if turned { "1" } else { "" };
         let line = ticket_field(channel, req.ticket, place);
-        let rest = [&*line, &*next, &*join, turned];
+        let rest = [&*line, &*next, &*join, turned, &*share];
         let last = rest.iter().rposition(|it| !it.is_empty()).unwrap_or(0);
         cmd.arg(&rest[..=last]);
     }
@@ -51,7 +53,7 @@ pub(crate) fn acquires(
     places: &[Option<QueuePosition>],
     not_after: Duration,
 ) -> Cmd {
-    let mut cmd = call(&ACQUIRES, 4, keys, 6);
+    let mut cmd = call(&ACQUIRES, 4, keys, 7);
     write_joined(&mut cmd, batch.iter().map(|req| owner_field(&req.owner)));
     write_joined(&mut cmd, batch.iter().map(|req| hold_field(req.hold)));
     if let Some(first) = batch.first() {
@@ -60,6 +62,7 @@ pub(crate) fn acquires(
     let tickets = batch.iter().zip(places);
     let tickets = tickets.map(|(req, place)| ticket_field(channel, req.ticket, *place));
     cmd.arg(tickets.collect::<Vec<_>>().join("\n"));
+    cmd.arg(batch.first().and_then(Acquire::share));
     cmd
 }
 
@@ -72,25 +75,35 @@ pub(crate) fn leave(keys: &Keys, channel: &str, ticket: Option<Ticket>) -> Cmd {
 }
 
 pub(crate) fn release(keys: &Keys, req: &Release) -> Cmd {
-    let mut cmd = call(&RELEASE, 3, slice::from_ref(keys), 3);
+    let mut cmd = call(&RELEASE, 3, slice::from_ref(keys), 4);
     cmd.arg(&owner_field(&req.owner)[..]);
     match req.holds {
         Holds::One(hold) => cmd.arg(&hold_field(hold)[..]),
         Holds::All => cmd.arg("*"),
     };
     cmd.arg(req.min_hold.map(millis));
+    if is_permit(&req.owner) {
+        cmd.arg(req.min_hold.is_none().then_some("")).arg("1");
+    }
     cmd
 }
 
 /// Releases one hold of each of several locks.
 pub(crate) fn releases(keys: &[Keys], batch: &[(Release, HoldId)]) -> Cmd {
-    let mut cmd = call(&RELEASES, 3, keys, 2);
+    let mut cmd = call(&RELEASES, 3, keys, 3);
     write_joined(
         &mut cmd,
         batch.iter().map(|(req, _)| owner_field(&req.owner)),
     );
     write_joined(&mut cmd, batch.iter().map(|(_, hold)| hold_field(*hold)));
+    let permits = batch.first().filter(|(req, _)| is_permit(&req.owner));
+    cmd.arg(permits.map(|_| "1"));
     cmd
+}
+
+/// Whether a holder of that owner leaves room for another one beside the rest.
+pub(crate) fn is_permit(owner: &Owner) -> bool {
+    matches!(owner.mode(), Mode::Permit { .. })
 }
 
 pub(crate) fn renew(keys: &[Keys], batch: &[Renew], not_after: Duration) -> Cmd {
@@ -160,6 +173,12 @@ fn ticket_field(channel: &str, ticket: Option<Ticket>, place: Option<QueuePositi
     }
 }
 
+/// How many may share the lock; empty: the request is no sharer's.
+fn share_field(req: &Acquire) -> String {
+    req.share()
+        .map_or_else(String::new, |most| most.to_string())
+}
+
 fn owner_field(owner: &Owner) -> [u8; 38] {
     let mut field = [b'0'; 38];
     owner.expose().hyphenated().encode_lower(&mut field);
@@ -209,7 +228,7 @@ pub(crate) struct Refusal {
     pub(crate) record: Record,
     pub(crate) ahead: Option<u32>,
     pub(crate) place: Option<QueuePosition>,
-    /// The lock is free: the queue had more dead tickets than one script removes.
+    /// The lock is free, or has room for a sharer: the queue had more dead tickets than one script removes.
     pub(crate) unserved: bool,
 }
 

@@ -95,6 +95,7 @@ impl RedisDriver {
         wake_ups.ready(&connection).await?;
         let mut capabilities = Capabilities::new("redis", config.store());
         capabilities.wake = Wake::Queue;
+        capabilities.shares = true;
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
         let server = Arc::new(Server {
@@ -175,7 +176,7 @@ impl DistributedLock for RedisDriver {
             _ => server.acquire(req).await?,
         };
         for _ in 0..MOST_ROUNDS {
-            // Unserved: the lock is free and this script took nothing. Ask again instead of waiting.
+            // Unserved: the lock has room and this script took nothing. Ask again instead of waiting.
             if !matches!(&answer, Acquisition::Held(refusal) if refusal.unserved) {
                 break;
             }

@@ -206,7 +206,8 @@ impl Listener {
         // A turn of a ticket without a waiting task is reported too: the core hands it on.
         self.tickets.told(ticket, push.first_for.is_none());
         self.wake_ups.send(match push.first_for {
-            None => WakeUp::Turn { name, ticket },
+            // The holder may have let others in beside it. A turn is what the answer to an earlier poll does not undo.
+            None | Some(Duration::ZERO) => WakeUp::Turn { name, ticket },
             Some(rest) => WakeUp::First {
                 name,
                 ticket,

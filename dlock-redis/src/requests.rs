@@ -17,7 +17,7 @@ use dlock_core::{
 };
 use std::{sync::Arc, time::Duration};
 
-/// Acquires with one lease and one holder info.
+/// Acquires with one lease and one holder info, of sharers that are as many or of none.
 pub(crate) struct Acquires(pub(crate) Arc<Server>);
 
 impl Batch for Acquires {
@@ -29,7 +29,9 @@ impl Batch for Acquires {
     }
 
     fn goes_with(first: &Acquire, other: &Acquire) -> bool {
-        first.lease.length() == other.lease.length() && first.info == other.info
+        first.lease.length() == other.lease.length()
+            && first.info == other.info
+            && first.share() == other.share()
     }
 
     async fn send_one(&self, request: &Acquire) -> Result<Acquisition> {
@@ -70,6 +72,10 @@ impl Batch for Releases {
 
     fn name((request, _): &(Release, HoldId)) -> &LockName {
         &request.name
+    }
+
+    fn goes_with((first, _): &(Release, HoldId), (other, _): &(Release, HoldId)) -> bool {
+        commands::is_permit(&first.owner) == commands::is_permit(&other.owner)
     }
 
     async fn send_one(&self, (request, _): &(Release, HoldId)) -> Result<Releasing> {

@@ -3,7 +3,7 @@
 --
 -- `KEYS` record, line, ends, token; `ARGV` owner field, hold field, lease in ms, not-after in µs, `= note`, then as
 -- far as there are any: `ticket` or `ticket place`, the next ticket, the token to join, 1 when the ticket's turn
--- came. The answer is the token alone for the common case, a lock that was free: the token is the server's time in
+-- came, and for a sharer how many may share the lock. The answer is the token alone for the common case, a lock that was free: the token is the server's time in
 -- µs, the count is 1 and the remaining time is the lease. Otherwise it is `{code, now, …}`, see `Acquisition`.
 --
 -- The common case is five commands and no conversion of a number to text, which would be the main cost. One
@@ -22,10 +22,14 @@
 -- is free and the queue is not empty, the client that asks enters the queue first, so that its old place counts,
 -- and then serves the queue: no client passes another.
 --
+-- A sharer is an owner's further hold that passes no queue, and of which there may be more. It notifies the first
+-- ticket that is left, to try now where there is room. Its holds are not read as long as the field `~e` shows that
+-- none has ended: then their number is right.
+--
 -- The hold is written last. A foreign key fails the script before that, and then no client holds the lock.
 local call, KEYS, ARGV, budget = redis.call, KEYS, ARGV, 32
 local key, line, ends, counter = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, hold, lease, latest, note = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local stands, follows, join, turned = ARGV[6], ARGV[7], ARGV[8], ARGV[9]
+local stands, follows, join, turned, share = ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
 --@time
 --@acquire_step

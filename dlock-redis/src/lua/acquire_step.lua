@@ -2,63 +2,92 @@
 if micros > latest and micros - latest > 0 then return {-2, micros} end
 if follows == '' then follows = nil end
 if join == '' then join = nil end
-local turn = false
-if turned or call('EXISTS', key, line) > 0 then
-  local now, rest, all = math.floor(micros / 1000), -2, {}
+if turned == '' then turned = nil end
+local turn, most, waited = false, tonumber(share or ''), turned or call('EXISTS', key, line) > 0
+if waited then
+  local now, rest, all, stood = math.floor(micros / 1000), -2, {}, false
   local me, place = string.match(stands or '', '^(%S*) ?(%d*)$')
-  turn = me ~= '' and not join and call('HGET', key, '~r') == me
+  local marks = call('HMGET', key, '~r', '~e')
+  turn = me ~= '' and not join and marks[1] == me
   if not turn then rest = call('PTTL', key) end
   if rest ~= -2 then
-    all = call('HGETALL', key)
 --@sound
     local mine, token, till, living, dead, lone, reserved = false, false, 0, 0, {}, false, false
-    for i = 1, #all, 2 do
-      local field, value = all[i], all[i + 1]
-      if field == owner then mine = true
-      elseif field == '~t' then token = value
-      elseif field == '~r' then reserved = value ~= ''
-      elseif string.sub(field, 1, 3) == '~h:' then
-        local its = string.match(value, '^%d%S*')
-        if string.byte(value) == 61 then
-          its = now + rest + 1
-          lone = {field, its .. string.sub(value, 2)}
-        elseif not sound(its) then return damaged()
+    local soon, bound, whose = math.huge, string.match(marks[2] or '', '^(%d+) (.+)$')
+    local got = sound(bound) and bound - now > 0 and call('HMGET', key, whose, '~t', hold)
+    local its = got and (not got[3] and '0' or string.match(got[3], '^%d%S*'))
+    if got and sound(got[1], 1) and got[1] - 0 > 0 and sound(got[2]) and sound(its) then
+      mine, token, till, living, soon = whose == owner, got[2], tonumber(its), tonumber(got[1]), tonumber(bound)
+      all = {whose, got[1], '~t', token}
+    else
+      all = call('HGETALL', key)
+      for i = 1, #all, 2 do
+        local field, value = all[i], all[i + 1]
+        if field == owner then mine = true
+        elseif field == '~t' then token = value
+        elseif field == '~r' then reserved = value ~= ''
+        elseif string.sub(field, 1, 3) == '~h:' then
+          local its = string.match(value, '^%d%S*')
+          if string.byte(value) == 61 then
+            its = now + rest + 1
+            lone = {field, its .. string.sub(value, 2)}
+          elseif not sound(its) then return damaged()
+          end
+          its = tonumber(its)
+          if its <= now then dead[#dead + 1] = field
+          else
+            living, soon = living + 1, math.min(soon, its)
+            if field == hold then till = its end
+          end
         end
-        its = tonumber(its)
-        if its <= now then dead[#dead + 1] = field
-        else
-          living = living + 1
-          if field == hold then till = its end
-        end
+      end
+      if bound and living > 0 then
+        if #dead > 0 then call('HDEL', key, unpack(dead)) end
+        dead, bound = {}, soon
+        call('HSET', key, whose, living, '~e', soon .. ' ' .. whose)
       end
     end
     if mine and token and living > 0 then
       if not sound(token) then return damaged() end
       if join and join ~= token then return {-1, micros} end
-      if till == 0 and living >= 64 then return {-3, micros} end
-      if me ~= '' then
-        call('ZREM', line, me)
-        call('HDEL', ends, me)
-      end
+      local room, first, queued = till > 0 or living < (most or 64), till > 0 or not most, true
+      if not (room or most) then return {-3, micros} end
 --@stand
-      local behind = follows and stand(follows, '')
-      if till > 0 then return {1, micros, token, living, math.min(till - now, rest), behind} end
-      if #dead > 0 then call('HDEL', key, unpack(dead)) end
-      call('HSET', key, owner, living + 1, hold, (now + lease) .. string.sub(note, 2))
-      if lone then call('HSET', key, lone[1], lone[2]) end
-      if tonumber(lease) > rest then call('PEXPIRE', key, lease) end
-      return {1, micros, token, living + 1, tonumber(lease), behind}
+--@tell
+      if room and not first then
+--@first
+      end
+      if room and first then
+        if me ~= '' and queued then
+          call('ZREM', line, me)
+          call('HDEL', ends, me)
+        end
+        if till == 0 and most and queued then tell(living + 1 < most and 0 or rest) end
+        local behind = follows and stand(follows, '')
+        if till > 0 then return {1, micros, token, living, math.min(till - now, rest), behind} end
+        if #dead > 0 then call('HDEL', key, unpack(dead)) end
+        local its = now + lease
+        call('HSET', key, owner, living + 1, hold, its .. string.sub(note, 2))
+        if lone then call('HSET', key, lone[1], lone[2]) end
+        soon = math.min(soon, its)
+        if bound and soon < tonumber(bound) or most and not bound then
+          call('HSET', key, '~e', soon .. ' ' .. owner)
+        end
+        if tonumber(lease) > rest then call('PEXPIRE', key, lease) end
+        return {1, micros, token, living + 1, tonumber(lease), behind}
+      end
+      rest = math.min(rest, soon - now)
     end
     if join then return {-1, micros} end
-    if mine and token or reserved and rest > 1000 then
+    if (mine or bound) and token and living == 0 or reserved and rest > 1000 then
       call('DEL', key)
       rest = -2
     end
   end
   if not turn and not join then
 --@stand
-    local refused, left = rest ~= -2, false
-    place = me ~= '' and stand(me, place)
+    local refused, left = rest ~= -2, budget == 0
+    place = me ~= '' and (stood or stand(me, place))
     if not refused then
       local first = false
 --@tell
@@ -72,6 +101,10 @@ if turned or call('EXISTS', key, line) > 0 then
   end
 end
 if join then return {-1, micros} end
+if most and most > 1 and waited then
+--@tell
+  tell(0)
+end
 local behind = false
 if follows then
 --@stand

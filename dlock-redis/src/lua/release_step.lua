@@ -1,38 +1,56 @@
 -- Needs `unwaited`, true where there is no queue, and the arguments of `release.lua` by name.
+--
+-- A sharer that leaves others does not walk through them, unless one may have ended or the record ends with this one:
+-- in that case the end of the record is computed anew. `rest` may be some ms more than what is left.
 local time, now, shut = false, 0, 0
-local got = call('HMGET', key, owner, hold)
+local got = call('HMGET', key, owner, hold, '~e')
 if got[1] == '1' and got[2] and string.byte(got[2]) == 61 and not keep then
   call('DEL', key)
 else
   time = call('TIME')
   local micros = time[1] .. string.sub('00000' .. time[2], -6)
-  local rest, all = call('PTTL', key), call('HGETALL', key)
+  local rest, left = call('PTTL', key), 0
   now = math.floor(micros / 1000)
 --@sound
-  local found, left, latest, gone = hold == '*', 0, 0, {hold}
-  for i = 1, #all, 2 do
-    if string.sub(all[i], 1, 3) == '~h:' then
-      local till = string.byte(all[i + 1]) == 61 and now + rest + 1 or string.match(all[i + 1], '^%d%S*')
-      if type(till) ~= 'number' and not sound(till) then return damaged() end
-      till = tonumber(till)
-      if till <= now then gone[#gone + 1] = all[i]
-      elseif all[i] == hold then found = true
-      elseif hold ~= '*' then
-        left = left + 1
-        if till > latest then latest = till end
+  local bound, its = string.match(got[3] or '', '^%d+'), string.match(got[2] or '', '^%d%S*')
+  if sound(bound) and bound - now > 0 and sound(its) and its - now < rest - 10 and sound(got[1]) and not keep then
+    left = math.max(got[1] - 1, 0)
+    if left > 0 then call('HDEL', key, hold) end
+  end
+  if left == 0 then
+    local all = call('HGETALL', key)
+    local found, latest, soon, gone = hold == '*', 0, math.huge, {hold}
+    for i = 1, #all, 2 do
+      if string.sub(all[i], 1, 3) == '~h:' then
+        local till = string.byte(all[i + 1]) == 61 and now + rest + 1 or string.match(all[i + 1], '^%d%S*')
+        if type(till) ~= 'number' and not sound(till) then return damaged() end
+        till = tonumber(till)
+        if till <= now then gone[#gone + 1] = all[i]
+        elseif all[i] == hold then found = true
+        elseif hold ~= '*' then
+          left = left + 1
+          latest, soon = math.max(latest, till), math.min(soon, till)
+        end
+      elseif all[i] == '~k' then
+        if not sound(all[i + 1]) then return damaged() end
+        shut = tonumber(all[i + 1])
       end
-    elseif all[i] == '~k' then
-      if not sound(all[i + 1]) then return damaged() end
-      shut = tonumber(all[i + 1])
+    end
+    if not (got[1] and found) then return {-1, micros, rest, all} end
+    if keep and now + keep > shut then shut = now + keep end
+    if left > 0 then
+      call('HDEL', key, unpack(gone))
+      if shut > 0 then call('HSET', key, '~k', shut) end
+      if bound then call('HSET', key, '~e', soon .. ' ' .. owner) end
+      call('PEXPIREAT', key, latest)
     end
   end
-  if not (got[1] and found) then return {-1, micros, rest, all} end
-  if keep and now + keep > shut then shut = now + keep end
   if left > 0 then
-    call('HDEL', key, unpack(gone))
     call('HSET', key, owner, left)
-    if shut > 0 then call('HSET', key, '~k', shut) end
-    call('PEXPIREAT', key, latest)
+    if offers and not unwaited then
+--@tell
+      pcall(tell, 0)
+    end
     return {1, left}
   end
   call('DEL', key)

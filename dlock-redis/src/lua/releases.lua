@@ -1,13 +1,13 @@
 -- Several releases, each judged as by `release.lua`.
 --
 -- `KEYS` the record of each, then the line of each, then the ends of each; `ARGV` the owner fields, all of one
--- length, and the hold fields, likewise. Answers what each would have been answered, once for all if that is the
--- same.
+-- length, the hold fields, likewise, and 1 where all holds are permits. Answers what each would have been answered,
+-- once for all if that is the same.
 --
 -- One `EXISTS` finds that no ticket waits for any of them; a release adds none. Then one `DEL` ends all sole holds:
 -- no name occurs twice. Each release outside the common case is judged after that.
 local call, ask, KEYS, n, sub, byte = redis.call, redis.pcall, KEYS, #KEYS / 3, string.sub, string.byte
-local owners, holds = ARGV[1], ARGV[2]
+local owners, holds, offers = ARGV[1], ARGV[2], ARGV[3]
 local wide, long, out, sole, count = #owners / n, #holds / n, {}, {}, 0
 local unwaited = ask('EXISTS', unpack(KEYS, n + 1, 2 * n)) == 0
 if unwaited then

@@ -1,5 +1,5 @@
--- `tell(rest, head)`: notifies the first ticket in the queue that it is first, and when to poll. Tickets without a
--- receiver are removed on the way. `head` is the first ticket, where it is known.
+-- `tell(rest, head)`: notifies the first ticket in the queue that it is first, and when to poll: at once if `rest` is
+-- 0. Tickets without a receiver are removed on the way. `head` is the first ticket, where it is known.
 --
 -- Needs `call`, `key`, `line`, `ends`, `budget`. A script for one name touches 32 entries, skipped and notified
 -- together, whatever the queue holds; `each.lua` says what a script for several names does. A push that the server

@@ -2,7 +2,7 @@
 //! wrong protocol.
 //!
 //! Two to four clients acquire once or twice each, over a server that executes one script at a time. No
-//! server is needed. The model leaves out renewals, re-entry, minimum holds, several waiters of one
+//! server is needed. The model leaves out renewals, re-entry, sharers, minimum holds, several waiters of one
 //! client, and foreign holders.
 //!
 //! The search is exhaustive within the world that each test names: its clients, their rounds, and the

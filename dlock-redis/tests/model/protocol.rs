@@ -148,11 +148,18 @@ impl World {
 
     /// `leave`. Returns whether it is finished. Run twice, the second run finds nothing.
     pub(crate) fn leave(&mut self, terms: &Terms, whose: Ticket) -> bool {
+        let led = self.line.first().is_some_and(|first| first.whose == whose);
         self.line.retain(|entry| entry.whose != whose);
         if matches!(self.record, Record::Reserved { whose: reserved, .. } if reserved == whose) {
             self.record = Record::Absent;
         }
-        self.record != Record::Absent || self.hand_on(terms)
+        if self.record == Record::Absent {
+            return self.hand_on(terms);
+        }
+        if led {
+            self.tell_first(terms.budget, 0);
+        }
+        true
     }
 
     fn hand_on(&mut self, terms: &Terms) -> bool {
@@ -232,7 +239,7 @@ impl World {
                 continue;
             }
             if terms.mutant != Mutant::FirstNotNotified {
-                self.tell_first(terms, budget);
+                self.tell_first(budget, terms.accept);
             }
             self.push(Push::Turn(first.whose));
             self.record = Record::Reserved {
@@ -247,15 +254,15 @@ impl World {
         }
     }
 
-    /// The ticket behind a grantee polls when the grantee's time is over. Heads without receivers are
-    /// removed on the way.
-    fn tell_first(&mut self, terms: &Terms, budget: u8) {
+    /// The first ticket polls after `rest`: behind a grantee, when its time is over. Heads without receivers
+    /// are removed on the way.
+    fn tell_first(&mut self, budget: u8, rest: u8) {
         for _ in 0..budget {
             let Some(first) = self.line.first().copied() else {
                 return;
             };
             if self.client(first.whose).subscribed {
-                return self.push(Push::First(first.whose, terms.accept));
+                return self.push(Push::First(first.whose, rest));
             }
             self.take_out_first();
         }

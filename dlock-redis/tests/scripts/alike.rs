@@ -4,6 +4,7 @@
 use crate::{
     bed::{Client, SECOND, Testbed},
     several::{A_SCRIPT, release},
+    shares::sharers,
 };
 use dlock_core::{
     Clock,
@@ -45,6 +46,9 @@ impl Side {
         let mut rng = Rng::with_seed(seed);
         let _listens = self.t.listener(&["dlock:c:there"]).await;
         let mut wanted = self.t.of_many_names(4 + A_SCRIPT);
+        if seed & 4 == 0 {
+            wanted.iter_mut().for_each(|req| req.owner = sharers(2));
+        }
         // Where none of the locks is held, or none has waiters, one command does much for all.
         let (held, waited) = (seed & 1 == 0, seed & 2 == 0);
         for req in &wanted[4..] {

@@ -7,4 +7,5 @@ mod bed;
 mod dead;
 mod keys;
 mod several;
+mod shares;
 mod turns;

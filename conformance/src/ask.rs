@@ -5,7 +5,7 @@ use dlock_core::{
     FencingToken, HoldId, HolderInfo, Instant, LockName, Owner,
     driver::{Release, Ticket},
 };
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 /// An acquire request as data: the fields of [`Acquire`](dlock_core::driver::Acquire) without its instants,
 /// which are filled in when it is sent.
@@ -55,6 +55,18 @@ impl Ask {
             give_up: None,
             ..self.clone()
         }
+    }
+
+    /// As one of all who share the lock.
+    pub(crate) fn shared(mut self) -> Self {
+        self.owner = Owner::SHARED;
+        self
+    }
+
+    /// As one of so many who hold a permit.
+    pub(crate) fn permit(mut self, of: u32) -> Self {
+        self.owner = NonZeroU32::new(of).map_or(Owner::SHARED, Owner::permits);
+        self
     }
 
     /// With this lease.

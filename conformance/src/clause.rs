@@ -12,6 +12,8 @@ pub enum Clause {
     Owner,
     /// The same owner enters again at once, past every queue.
     Reentry,
+    /// Sharers enter beside each other up to their number, and past no other owner who waits.
+    Share,
     /// A holder that stops renewing loses the lock within its lease.
     Expiry,
     /// Nothing shortens what a hold asked for.
@@ -57,10 +59,11 @@ pub enum Binds {
 
 impl Clause {
     /// All of them, in the order of the contract.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Mutex,
         Self::Owner,
         Self::Reentry,
+        Self::Share,
         Self::Expiry,
         Self::Lease,
         Self::Renew,
@@ -85,6 +88,7 @@ impl Clause {
             Self::Mutex => "mutex",
             Self::Owner => "owner",
             Self::Reentry => "reentry",
+            Self::Share => "share",
             Self::Expiry => "expiry",
             Self::Lease => "lease",
             Self::Renew => "renew",

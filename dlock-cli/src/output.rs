@@ -4,7 +4,7 @@ use crate::{
     args::{Cli, Command},
     exit::Exit,
 };
-use dlock::{Error, Snapshot};
+use dlock::{Error, Mode, Snapshot};
 use rustix::fs::{FileType, OFlags};
 use serde_json::{Value, json};
 use std::{
@@ -31,7 +31,7 @@ impl Output {
             json: cli.json,
             quiet: cli.quiet,
             verbose: cli.verbose,
-            child: matches!(cli.command, Command::Exec(_)),
+            child: matches!(cli.command, Command::Exec(_) | Command::Lead(_)),
         }
     }
 
@@ -186,7 +186,7 @@ fn kind(error: &Error) -> String {
 pub(crate) fn result(name: &str, backend: &str, known: Value) -> Value {
     let mut object = json!({
         "name": name, "held": Value::Null, "owner": Value::Null, "hold": Value::Null, "token": Value::Null,
-        "holds": Value::Null, "lease_ms": Value::Null, "remaining_ms": Value::Null, "unavailable_ms": Value::Null,
+        "holds": Value::Null, "mode": Value::Null, "permits": Value::Null, "lease_ms": Value::Null, "remaining_ms": Value::Null, "unavailable_ms": Value::Null,
         "age_ms": Value::Null, "waiters": Value::Null, "metadata": Value::Null, "damaged": Value::Null, "backend": backend,
     });
     if let (Value::Object(object), Value::Object(known)) = (&mut object, known) {
@@ -201,11 +201,21 @@ pub(crate) fn object(snapshot: &Snapshot, backend: &str) -> Value {
     let note = holder
         .map(|holder| &holder.info)
         .filter(|note| !note.host.is_empty());
+    let mode = holder.map(|holder| holder.owner.mode());
     let known = json!({
         "held": snapshot.damaged.is_none().then_some(!snapshot.holders.is_empty()),
         "owner": holder.map(|holder| holder.owner.to_string()),
         "token": holder.and_then(|holder| holder.token).map(|token| token.to_string()),
         "holds": snapshot.damaged.is_none().then_some(snapshot.holds),
+        "mode": mode.map(|mode| match mode {
+            Mode::Shared => "shared",
+            Mode::Permit { .. } => "permit",
+            _ => "exclusive",
+        }),
+        "permits": mode.and_then(|mode| match mode {
+            Mode::Permit { of } => Some(of),
+            _ => None,
+        }),
         "remaining_ms": holder.and_then(|holder| holder.rest).map(millis),
         "unavailable_ms": snapshot.unavailable_for.map(millis),
         "age_ms": snapshot.age.map(millis),
@@ -235,16 +245,21 @@ pub(crate) fn busy(snapshot: &Snapshot) -> Option<String> {
             .unavailable_for
             .map(|rest| format!("unavailable for {}", span(rest)));
     };
-    let mut words = format!("held by #{}", holder.owner);
+    let holds = snapshot.holds;
+    let (mut words, first) = match holder.owner.mode() {
+        Mode::Shared => (format!("shared by {holds}"), "the first "),
+        Mode::Permit { of } => (format!("{holds} of {of} permits held"), "the first "),
+        _ => (format!("held by #{}", holder.owner), ""),
+    };
     if !holder.info.host.is_empty() {
         let note = &holder.info;
-        words.push_str(&format!(" (process {} on {})", note.pid, note.host));
+        words.push_str(&format!(" ({first}process {} on {})", note.pid, note.host));
     }
     if let Some(token) = holder.token {
         words.push_str(&format!(", token {token}"));
     }
-    if snapshot.holds > 1 {
-        words.push_str(&format!(", {} holds", snapshot.holds));
+    if holds > 1 && first.is_empty() {
+        words.push_str(&format!(", {holds} holds"));
     }
     if let Some(age) = snapshot.age {
         words.push_str(&format!(", for {}", span(age)));

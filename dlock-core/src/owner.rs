@@ -104,11 +104,28 @@ impl Owner {
 /// it is a re-entry.
 impl Owner {
     /// The owner of all who hold a lock shared ([`RwLock::read`](crate::RwLock::read)).
-    pub(crate) const SHARED: Self = Self(Uuid::from_u128(SHARERS));
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{Mode, Owner};
+    ///
+    /// assert_eq!(Owner::SHARED.mode(), Mode::Shared);
+    /// ```
+    pub const SHARED: Self = Self(Uuid::from_u128(SHARERS));
 
     /// The owner of all who hold one of that many permits ([`Client::semaphore`](crate::Client::semaphore)).
     /// The number is part of it, so that clients that disagree about it never share.
-    pub(crate) const fn permits(permits: NonZeroU32) -> Self {
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{Mode, Owner};
+    /// use std::num::NonZeroU32;
+    ///
+    /// let of = NonZeroU32::new(10).unwrap();
+    /// assert_eq!(Owner::permits(of).mode(), Mode::Permit { of });
+    /// ```
+    #[must_use]
+    pub const fn permits(permits: NonZeroU32) -> Self {
         Self(Uuid::from_u128(SHARERS | permits.get() as u128))
     }
 
@@ -157,6 +174,13 @@ pub enum Mode {
         /// How many permits the lock has.
         of: NonZeroU32,
     },
+}
+
+impl Mode {
+    /// Whether who asks in this mode may enter a hold of that mode: the same, or one that is held alone.
+    pub(crate) fn enters(self, held: Self) -> bool {
+        held == Self::Exclusive || held == self
+    }
 }
 
 /// The most holds that share one name.

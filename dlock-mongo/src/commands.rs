@@ -13,7 +13,7 @@ use crate::document::{
     VERSION, batch, date, fields, last_moment, length, owner_text, shown, signed,
 };
 use dlock_core::{
-    HoldId, LockName, Owner,
+    HoldId, LockName, Mode, Owner,
     driver::{
         Acquire, Renew,
         kit::{Class, Record, Write},
@@ -192,8 +192,11 @@ pub(crate) fn swap(collection: &str, write: &Write, class: Class, before: &Befor
     }
     let mut set = fields(&write.record);
     let mut update = doc! {};
-    if write.record.owner.is_some() {
+    if let Some(owner) = write.record.owner {
         set.insert("since", date(write.record.began));
+        if class == Class::Work && matches!(owner.mode(), Mode::Permit { .. }) {
+            set.insert("returned", signed(write.record.version));
+        }
     } else {
         update.insert("$currentDate", doc! { "since": true });
     }
@@ -300,12 +303,13 @@ pub(crate) fn indexes_of(name: &str) -> Document {
 }
 
 /// The changes that wake a waiter: a lock became free or unavailable, or its document was replaced or
-/// removed. A renewal, an added hold and a released hold that was not the last do not wake. The server sends
-/// only the name.
+/// removed. A renewal, an added hold and a released hold that was not the last do not wake, but for a permit
+/// that was returned. The server sends only the name.
 pub(crate) fn freed_names(names: Option<Vec<Bson>>) -> Vec<Document> {
     let freed = doc! { "$or": [
         { "updateDescription.updatedFields.owner": { "$type": "null" } },
         { "updateDescription.updatedFields.until": date(0) },
+        { "updateDescription.updatedFields.returned": { "$exists": true } },
         { "operationType": { "$in": ["delete", "replace"] } },
     ] };
     let mut wanted = doc! { "$and": [freed] };

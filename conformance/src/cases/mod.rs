@@ -16,6 +16,7 @@ mod name;
 mod owner;
 mod reentry;
 mod renew;
+mod share;
 mod shutdown;
 mod wait;
 
@@ -33,6 +34,7 @@ pub fn cases() -> Vec<Case> {
         mutex::CASES,
         owner::CASES,
         reentry::CASES,
+        share::CASES,
         expiry::CASES,
         lease::CASES,
         renew::CASES,

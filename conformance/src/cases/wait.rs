@@ -61,7 +61,7 @@ async fn the_next_ticket_hears_what_another_client_releases(ctx: Ctx) -> Result 
 }
 
 /// Whether this wake-up gives a client with this request a reason to poll.
-fn wakes(wake_up: &WakeUp, waiting: &Ask) -> bool {
+pub(super) fn wakes(wake_up: &WakeUp, waiting: &Ask) -> bool {
     match wake_up {
         WakeUp::Turn { name, ticket } => *name == waiting.name && Some(*ticket) == waiting.line,
         WakeUp::Free(name) => *name == waiting.name,

@@ -18,8 +18,8 @@ table! {
     a_lease_nearly_over_counts_as_over
         breaks(Clause::Mutex, Clause::Lease, Clause::Renew, Clause::Indeterminate) => Impatient;
     a_lapsed_holder_refuses_the_client_that_finds_it breaks(Clause::Expiry) => Sweeper::default();
-    a_reentry_sets_the_end_of_all breaks(Clause::Lease) => LastLease::default();
-    a_repeat_is_one_hold_more breaks(Clause::Indeterminate) => Miscount::Repeats.made();
+    a_reentry_sets_the_end_of_all breaks(Clause::Share, Clause::Lease) => LastLease::default();
+    a_repeat_is_one_hold_more breaks(Clause::Share, Clause::Indeterminate) => Miscount::Repeats.made();
     lapsed_holds_are_counted breaks(Clause::Expiry) => Miscount::Lapses.made();
     a_repeat_promises_the_whole_lease breaks(Clause::Indeterminate) => Edit {
         acquired: |req, mut answer| {

@@ -21,14 +21,14 @@ table! {
     };
     // Queues it under a ticket of the mutant's own.
     refused_without_a_ticket_is_queued_all_the_same
-        breaks(Clause::Mutex, Clause::Indeterminate, Clause::Cancel, Clause::Wait, Clause::Late)
+        breaks(Clause::Mutex, Clause::Share, Clause::Indeterminate, Clause::Cancel, Clause::Wait, Clause::Late)
         needs(Queue) => Edit {
             acquire: |req| req.ticket = req.ticket.or(NonZeroU64::new(req.hold.to_bits()).map(Ticket)),
             ..Edit::NONE
         };
     leave_does_nothing breaks(Clause::Cancel) needs(Queue) => LeaveSwallowed;
     a_turn_that_is_left_is_handed_to_no_waiter breaks(Clause::Cancel) needs(Queue) => TurnLost;
-    wake_ups_are_never_told breaks(Clause::Wait) needs(Push) => Edit {
+    wake_ups_are_never_told breaks(Clause::Share, Clause::Wait) needs(Push) => Edit {
         wake_up: |_| false,
         ..Edit::NONE
     };

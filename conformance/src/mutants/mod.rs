@@ -10,6 +10,7 @@ mod mutation;
 mod release;
 mod renew;
 mod run;
+mod share;
 
 use edit::Edit;
 use mutation::{Batch, Inner, Listing, Only, Renewals};
@@ -65,6 +66,7 @@ pub fn mutants() -> Vec<Mutant> {
     [
         acquire::MUTANTS,
         enter::MUTANTS,
+        share::MUTANTS,
         line::MUTANTS,
         release::MUTANTS,
         renew::MUTANTS,

@@ -23,7 +23,7 @@ table! {
         ..Edit::NONE
     };
     the_first_hold_takes_the_others_with_it
-        breaks(Clause::Owner, Clause::Reentry, Clause::Lease, Clause::Keep)
+        breaks(Clause::Owner, Clause::Reentry, Clause::Share, Clause::Lease, Clause::Keep)
         => FirstEndsAll::default();
     what_is_left_lasts_as_long_as_what_went breaks(Clause::Lease) => Heirs::default();
     a_keep_is_forgotten_while_a_hold_is_left breaks(Clause::Keep) => KeepOfTheLast;

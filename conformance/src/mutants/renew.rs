@@ -27,7 +27,7 @@ table! {
             ..Edit::NONE
         };
     a_batch_ends_at_its_first_failure breaks(Clause::Owner) => StopsEarly;
-    renew_prolongs_every_hold_of_the_owner breaks(Clause::Renew) => AllOfThem::default();
+    renew_prolongs_every_hold_of_the_owner breaks(Clause::Share, Clause::Renew) => AllOfThem::default();
     // Cannot check a hold without prolonging it.
     a_proof_is_a_renewal breaks(Clause::Renew) => Edit {
         renew: |batch| {

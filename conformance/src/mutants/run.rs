@@ -43,10 +43,12 @@ pub(crate) fn trial(stage: &Arc<Stage>, mutant: Mutant, how: Mutants) -> Trial {
 /// Shows itself only where a store tells the rest of a lease to a fraction of a second.
 const NEARLY_OVER: &str = "a_lease_nearly_over_counts_as_over";
 
+const NO_LAPSE: &str = "no hold of a client that lives ends by itself";
+
 /// The clauses that can still fail where holds end with their client's session, and why the others
 /// cannot.
 fn hidden(mutant: &str) -> Option<(&'static [Clause], &'static str)> {
-    use Clause::{Cancel, Indeterminate, Mutex, Wait};
+    use Clause::{Cancel, Indeterminate, Lease, Mutex, Renew, Share, Wait};
     match mutant {
         NEARLY_OVER => Some((
             &[],
@@ -54,9 +56,11 @@ fn hidden(mutant: &str) -> Option<(&'static [Clause], &'static str)> {
         )),
         "inspect_prolongs" => Some((&[], "no client prolongs what another session holds")),
         "refused_without_a_ticket_is_queued_all_the_same" => Some((
-            &[Mutex, Indeterminate, Cancel, Wait],
+            &[Mutex, Share, Indeterminate, Cancel, Wait],
             "a turn lapses before a session would",
         )),
+        "a_reentry_sets_the_end_of_all" => Some((&[Lease], NO_LAPSE)),
+        "renew_prolongs_every_hold_of_the_owner" => Some((&[Renew], NO_LAPSE)),
         _ => None,
     }
 }

@@ -346,7 +346,7 @@ fn every_result_has_the_same_fields_and_only_acquire_shows_an_owner_whole() {
     assert!(results[1]["metadata"]["pid"].is_u64());
 }
 
-const FIELDS: [&str; 14] = [
+const FIELDS: [&str; 16] = [
     "age_ms",
     "backend",
     "damaged",
@@ -355,8 +355,10 @@ const FIELDS: [&str; 14] = [
     "holds",
     "lease_ms",
     "metadata",
+    "mode",
     "name",
     "owner",
+    "permits",
     "remaining_ms",
     "token",
     "unavailable_ms",

@@ -63,7 +63,9 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     ///
     /// - `mutex`: held by another owner, its lease unexpired by the store's clock: `Held`, nothing changed but the queue.
     /// - `name`: two names that differ in a byte are two locks.
-    /// - `reentry`: a hold of `req.owner` lives: granted with the same token and one hold more, past every queue.
+    /// - `reentry`: a hold of `req.owner` lives, and `req.share()` is `None`: granted with the same token and one hold more, past every queue.
+    /// - `share`: [`req.share()`](Acquire::share) is a number, and a hold of `req.owner` lives: granted in the same way, but `Held` if that many holds live.
+    /// - `share`: the same, and a request of another owner waits before it: `Held`.
     /// - `reentry`: `req.join` is given and that incarnation is over or another owner's: `Gone`, nothing changed.
     /// - `lease`: the record then lasts until the latest end of its living holds; re-entry never shortens it.
     /// - `indeterminate`: `req.hold` is inside already: the same token and number of holds again, nothing changed, `valid_for` what is left.
@@ -77,7 +79,7 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     ///   an error of effect none that may be retried, or `Held`; never `Granted`.
     /// - `fencing`: tokens grow over a lost record, a restart and a flush of the store while its clock goes on: a counter in the record is not
     ///   enough, one that begins at the store's time is.
-    /// - `error`: more than [`MAX_HOLDS`](crate::MAX_HOLDS) holds: `Overloaded`, nothing changed.
+    /// - `error`: more than [`MAX_HOLDS`](crate::MAX_HOLDS) holds, `req.share()` being `None`: `Overloaded`, nothing changed.
     ///
     /// # Errors
     /// When the store did not answer, or refused for a reason of its own; the effect says which.
@@ -115,6 +117,7 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     /// - `owner`: a hold that is not there, is another owner's or is past its end: `NotHeld`, nothing changed.
     /// - `lease`: other holds stay, and the record lasts until the latest end among them.
     /// - `reentry`: free only when the last hold is gone, in whatever order they go.
+    /// - `share`: a permit is given back, others are held: the head of the queue, or every client that waits, is woken.
     /// - `late`: never refused for being late.
     /// - `keep`: with `req.min_hold` and no hold left the name stays unavailable that long, and until the longest `min_hold` of this incarnation, whichever hold goes last.
     /// - `keep`: ends with the incarnation: after a lapse of the last hold the name is free, whatever `min_hold` another hold was released with.

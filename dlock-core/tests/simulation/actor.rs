@@ -74,10 +74,13 @@ impl Actor {
             _ => {
                 let terms = self.terms();
                 let lock = terms.of(rig.client.lock(name.as_str()).unwrap());
-                let is_shared = self.rng.u8(..6) == 0;
-                let lock = match is_shared {
-                    true => lock.with_owner(&self.world.owners[self.rng.usize(..2)]),
-                    false => lock,
+                let kind = self.rng.u8(..12);
+                let (name, is_shared) = (name.as_str(), kind < 6);
+                let lock = match kind {
+                    0 | 1 => lock.with_owner(&self.world.owners[self.rng.usize(..2)]),
+                    2..=4 => terms.of(rig.client.rw_lock(name).unwrap().read()),
+                    5 => terms.of(rig.client.semaphore(name, 2).unwrap()),
+                    _ => lock,
                 };
                 if let Some((guard, grant)) = self.acquire(&rig, &lock, terms, is_shared).await {
                     Stay::begin(self, &rig, guard, grant, terms).run().await;
@@ -136,6 +139,7 @@ impl Actor {
         let grant = Grant {
             since,
             is_shared,
+            is_within: false,
             is_keeping,
             most: terms.at_most,
             queued,

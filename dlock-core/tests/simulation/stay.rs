@@ -8,7 +8,7 @@ use crate::{
     rig::Rig,
     world::World,
 };
-use dlock_core::{Guard, Lease, LossReason};
+use dlock_core::{Guard, Lease, LossReason, Mode};
 use std::{sync::Arc, time::Duration};
 use tokio::time;
 
@@ -102,7 +102,12 @@ impl<'a> Stay<'a> {
             true => Arc::clone(&self.rig),
             false => self.world.rig(&mut self.actor.rng),
         };
-        let lock = rig.client.lock(self.guard.name().as_str()).unwrap();
+        let name = self.guard.name().as_str();
+        let lock = match self.guard.owner().mode() {
+            Mode::Shared => rig.client.rw_lock(name).unwrap().read(),
+            Mode::Permit { of } => rig.client.semaphore(name, of.get()).unwrap(),
+            _ => rig.client.lock(name).unwrap(),
+        };
         let lock = lock.lease(Lease::renewed(self.terms.lease));
         let by_scope = self.actor.rng.bool();
         let judge = Arc::clone(&self.world.judge);

@@ -5,10 +5,11 @@ use crate::tree::{FILES, below, demand, read};
 use std::collections::BTreeSet;
 
 /// Every clause of the contract, and whom it binds. A new one starts here.
-const CLAUSES: [(&str, Binds); 18] = [
+const CLAUSES: [(&str, Binds); 19] = [
     ("mutex", Binds::Both),
     ("owner", Binds::Driver),
     ("reentry", Binds::Both),
+    ("share", Binds::Both),
     ("expiry", Binds::Driver),
     ("lease", Binds::Driver),
     ("renew", Binds::Both),

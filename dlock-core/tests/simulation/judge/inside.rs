@@ -4,7 +4,7 @@
 use super::{Facts, Judge, Record};
 use crate::rig::Rig;
 use dlock_core::{
-    Clock, Fingerprint, Guard, HoldId, Instant, LockName, Snapshot,
+    Clock, Fingerprint, Guard, HoldId, Instant, LockName, Mode, Snapshot,
     driver::{DistributedLock, Wake},
 };
 use futures_util::FutureExt;
@@ -27,6 +27,8 @@ pub(crate) struct Entry {
     guard: Weak<Guard>,
     /// It is detached from watchdog and drop: no guard reports any more how long it lasts.
     pub(super) is_detached: bool,
+    /// It was entered from outside, so it takes up a permit.
+    takes_part: bool,
     /// An event happened that ends holds, or lets another owner in, by declaration.
     pub(super) void: bool,
     /// The time at which it must be lost, in true time.
@@ -42,6 +44,8 @@ pub(crate) struct Grant {
     pub(crate) since: Duration,
     /// It may be another hold of an owner that already holds the lock.
     pub(crate) is_shared: bool,
+    /// It was entered through a guard that holds the lock.
+    pub(crate) is_within: bool,
     /// After an early release, the name stays unavailable.
     pub(crate) is_keeping: bool,
     /// It must be lost after that time at the latest.
@@ -56,6 +60,7 @@ impl Grant {
         Self {
             since,
             is_shared: true,
+            is_within: true,
             is_keeping: false,
             most: None,
             queued: None,
@@ -100,6 +105,7 @@ impl Judge {
             owner,
             guard: Arc::downgrade(guard),
             is_detached: false,
+            takes_part: !grant.is_within,
             ends: grant.most.map(|most| facts.log.now() + most),
             void: facts.voided.is_some_and(|voided| voided >= grant.since),
             promised: rig.clock.now() + guard.remaining(),
@@ -195,7 +201,10 @@ impl Judge {
         }
         // A waiter for an unavailable name gets no wake-up when it becomes available, and polls at its own
         // pace.
-        if let Some(since) = since.filter(|since| is_first && self.is_calm && shut < *since)
+        // Nor does a sharer when the claim of a waiter that has given up ends.
+        let is_sharer = entry.owner.mode() != Mode::Exclusive;
+        if let Some(since) =
+            since.filter(|since| is_first && self.is_calm && shut < *since && !is_sharer)
             && now > since + most
         {
             facts.breach(format_args!(
@@ -284,6 +293,23 @@ impl Facts {
                 wrong.push(format!(
                     "two owners inside {:?}: #{} (token {}) and #{} (token {})",
                     entry.name, other.id, other.token, entry.id, entry.token
+                ));
+            }
+        }
+        if let Mode::Permit { of } = entry.owner.mode()
+            && entry.takes_part
+        {
+            let inside = self.entries.iter().filter(|other| {
+                other.name == entry.name
+                    && other.takes_part
+                    && !other.void
+                    && other.says_held().is_some()
+            });
+            let inside = inside.count() + 1;
+            if u32::try_from(inside).is_ok_and(|inside| inside > of.get()) && !entry.void {
+                wrong.push(format!(
+                    "{inside} hold one of {of} permits of {:?}",
+                    entry.name
                 ));
             }
         }

@@ -1,0 +1,133 @@
+//! `share`: readers, writers and holders of permits, as clients have them.
+
+use super::test_client::{POLL, TestClient, Waiter, fails};
+use crate::{Ctx, Result, case::cases, ensure, same};
+use dlock_core::{ErrorKind, Guard, Lock, LockName, Mode};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+
+cases! {
+    [Clause::Share]
+    readers_and_a_writer_take_turns needs(Shares);
+    readers_that_wait_enter_together needs(Shares);
+    a_permit_that_is_released_goes_to_who_waits needs(Shares);
+    never_more_inside_than_permits needs(Shares);
+    who_disagree_about_the_permits_are_told needs(Shares);
+    a_reader_does_not_become_a_writer needs(Shares);
+}
+
+async fn readers_and_a_writer_take_turns(ctx: Ctx) -> Result {
+    let ([here, there], name) = TestClient::several(&ctx).await?;
+    let (one, two) = (read(&here, &name).await?, read(&there, &name).await?);
+    same("the tokens", one.token(), two.token())?;
+    let shown = here.inner.admin().inspect(name.as_str()).await?;
+    let mode = shown.holders.first().map(|holder| holder.owner.mode());
+    same(
+        "the mode and the holds",
+        (mode, shown.holds),
+        (Some(Mode::Shared), 2),
+    )?;
+    let writer = there.waits(writing(&there, &name)?).await?;
+    let late = here.inner.rw_lock(&name)?.read().try_acquire().await?;
+    ensure(late.is_none(), "a reader passed a writer who waits")?;
+    drop(one);
+    two.release().await?;
+    let writer = writer.done(ctx.answer() + POLL).await??;
+    let reader = here.waits(here.inner.rw_lock(&name)?.read()).await?;
+    writer.release().await?;
+    reader.served(ctx.answer() + POLL).await
+}
+
+async fn readers_that_wait_enter_together(ctx: Ctx) -> Result {
+    let ([here, there], name) = TestClient::several(&ctx).await?;
+    let writer = here.acquire(&name).await?;
+    let mut waiting: Vec<Waiter> = Vec::new();
+    for client in [&there, &here, &there, &here, &there] {
+        let lock = client.inner.rw_lock(&name)?.read();
+        waiting.push(ctx.spawn(lock.acquire()));
+    }
+    writer.release().await?;
+    let mut inside: Vec<Guard> = Vec::new();
+    for reader in waiting {
+        inside.push(reader.done(ctx.answer() + POLL).await??);
+    }
+    // All of them are inside at once.
+    for reader in &inside {
+        reader.check()?;
+    }
+    here.refused(&name).await
+}
+
+async fn a_permit_that_is_released_goes_to_who_waits(ctx: Ctx) -> Result {
+    let ([here, there], name) = TestClient::several(&ctx).await?;
+    let [ours, theirs] = [permit(&here, &name, 2)?, permit(&there, &name, 2)?];
+    let (one, two) = (here.take(&ours).await?, there.take(&theirs).await?);
+    let (next, last) = (there.waits(theirs).await?, here.waits(ours).await?);
+    drop(one);
+    drop(two);
+    for waiter in [next, last] {
+        drop(waiter.done(ctx.answer() + POLL).await??);
+    }
+    Ok(())
+}
+
+async fn never_more_inside_than_permits(ctx: Ctx) -> Result {
+    const PERMITS: u32 = 3;
+    let ([here, there], name) = TestClient::several(&ctx).await?;
+    let inside = std::sync::Arc::new(AtomicU32::new(0));
+    let mut tasks = Vec::new();
+    for task in 0..8 {
+        let lock = permit(if task % 2 == 0 { &here } else { &there }, &name, PERMITS)?;
+        let inside = std::sync::Arc::clone(&inside);
+        tasks.push(ctx.spawn(async move {
+            for _ in 0..5 {
+                let guard = lock.acquire().await?;
+                let count = inside.fetch_add(1, SeqCst) + 1;
+                ensure(count <= PERMITS, format!("{count} are inside"))?;
+                tokio::task::yield_now().await;
+                inside.fetch_sub(1, SeqCst);
+                guard.release().await?;
+            }
+            Ok::<_, crate::Failure>(())
+        }));
+    }
+    for task in tasks {
+        task.done(ctx.answer() * 20).await??;
+    }
+    ctx.sees_free(&name).await
+}
+
+async fn who_disagree_about_the_permits_are_told(ctx: Ctx) -> Result {
+    let ([here, there], name) = TestClient::several(&ctx).await?;
+    let _held = here.take(&permit(&here, &name, 2)?).await?;
+    let other = permit(&there, &name, 3)?;
+    fails(ErrorKind::Misuse, ctx.answered(other.acquire()).await?)?;
+    fails(ErrorKind::Misuse, ctx.answered(other.try_acquire()).await?)?;
+    Ok(())
+}
+
+async fn a_reader_does_not_become_a_writer(ctx: Ctx) -> Result {
+    let ([client], name) = TestClient::several(&ctx).await?;
+    let lock = client.inner.rw_lock(&name)?;
+    let reader = lock.read().acquire().await?;
+    let upgraded = reader.scope(lock.write().acquire()).await;
+    fails(ErrorKind::Misuse, upgraded)?;
+    let again = reader.scope(lock.read().acquire()).await?;
+    same("the token", again.token(), reader.token())?;
+    drop(again);
+    reader.release().await?;
+    let writer = ctx.answered(lock.write().acquire()).await??;
+    let inside = writer.scope(lock.read().acquire()).await?;
+    same("the token", inside.token(), writer.token())
+}
+
+async fn read(client: &TestClient, name: &LockName) -> Result<Guard> {
+    client.take(&client.inner.rw_lock(name)?.read()).await
+}
+
+fn writing(client: &TestClient, name: &LockName) -> Result<Lock> {
+    Ok(client.inner.rw_lock(name)?.write())
+}
+
+fn permit(client: &TestClient, name: &LockName, of: u32) -> Result<Lock> {
+    Ok(client.inner.semaphore(name, of)?)
+}

@@ -39,6 +39,16 @@ pub(crate) enum Command {
         after_help = EXEC
     )]
     Exec(Exec),
+    /// Run a command on one of several hosts: whenever this one leads.
+    ///
+    /// The holder of the lock leads. When its dlock dies, or loses the lock, another one leads and starts
+    /// its command; the command of the one before has ended by then. A command that ends by itself resigns,
+    /// and dlock campaigns again. It goes on until a signal ends it.
+    #[command(
+        override_usage = "dlock lead [OPTIONS] NAME -- COMMAND [ARG]...\n       dlock lead [OPTIONS] NAME -c 'SHELL TEXT'",
+        after_help = LEAD
+    )]
+    Lead(Lead),
     /// Take a lock without renewing it, and print OWNER/HOLD, the secret that releases it. -v and --json
     /// show its fencing token too.
     Acquire(Acquire),
@@ -74,8 +84,13 @@ Exit codes: the command's own (128+N if signal N ended it); 1 or -E held by anot
 77 the lock is not the one named; 126 not executable; 127 not found.";
 
 const EXEC: &str = "\
-The command gets DLOCK_HELD=1, DLOCK_NAME, DLOCK_TOKEN, DLOCK_BACKEND, and DLOCK_PASS, by which a dlock exec of the same name \
-inside it enters this lock instead of waiting for it.";
+The command gets DLOCK_HELD=1, DLOCK_NAME, DLOCK_TOKEN, DLOCK_TOKENS with the token of each lock, DLOCK_BACKEND, and DLOCK_PASS, \
+by which a dlock exec of the same name inside it enters this lock instead of waiting for it.";
+
+const LEAD: &str = "\
+INT, TERM and QUIT are forwarded to the command; when it has ended, dlock resigns and ends with its exit code. A command that \
+INT, QUIT or HUP ended ends dlock too, as does one that cannot be executed. The command gets the variables of dlock exec; \
+DLOCK_TOKEN is the number of the term, greater than that of every term before.";
 
 /// How long to wait for a lock, as flock(1) has it.
 #[derive(Debug, Args)]
@@ -109,10 +124,16 @@ pub(crate) struct Exec {
     /// The exit code when the lock is held by another and the time is up.
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = Exit::HELD.0)]
     pub(crate) conflict_exit_code: u8,
-    /// How soon the lock is free after this machine dies; it is renewed while the command runs. Default:
-    /// 30s, or dlock.lease of the URL.
-    #[arg(long, value_name = "DUR", value_parser = time)]
-    pub(crate) lease: Option<Duration>,
+    /// Another lock that the command needs; repeatable. All are acquired, in an order in which no two dlocks
+    /// wait for each other, or none is.
+    #[arg(long, value_name = "NAME", conflicts_with = "min_hold")]
+    pub(crate) also: Vec<String>,
+    /// Share the lock with all who do: for those who read what others change under the lock.
+    #[arg(short, long, conflicts_with = "permits")]
+    pub(crate) shared: bool,
+    /// Let this many commands hold the lock at once, from 1 to 1024. All users of the lock name the same number.
+    #[arg(long, value_name = "N")]
+    pub(crate) permits: Option<u32>,
     /// End the command when the lock has been held this long.
     #[arg(long, value_name = "DUR", value_parser = time)]
     pub(crate) max_hold: Option<Duration>,
@@ -120,13 +141,30 @@ pub(crate) struct Exec {
     /// hosts whose clocks differ.
     #[arg(long, value_name = "DUR", value_parser = time)]
     pub(crate) min_hold: Option<Duration>,
+    /// What happens to the command when the lock is lost.
+    #[arg(long, value_enum, default_value_t = OnLost::Kill)]
+    pub(crate) on_lost: OnLost,
+    #[command(flatten)]
+    pub(crate) run: Run,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Lead {
+    #[command(flatten)]
+    pub(crate) run: Run,
+}
+
+/// The command, and how it runs.
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    /// How soon the lock is free after this machine dies; it is renewed while the command runs. Default:
+    /// 30s, or dlock.lease of the URL.
+    #[arg(long, value_name = "DUR", value_parser = time)]
+    pub(crate) lease: Option<Duration>,
     /// How long before the lock is lost the command gets TERM; KILL follows after three quarters of that
     /// time. At most half of the lease. Default: 2s or a fifth of the lease, the smaller.
     #[arg(long, value_name = "DUR", value_parser = time)]
     pub(crate) kill_grace: Option<Duration>,
-    /// What happens to the command when the lock is lost.
-    #[arg(long, value_enum, default_value_t = OnLost::Kill)]
-    pub(crate) on_lost: OnLost,
     /// Leave the command in dlock's process group: for pipelines in a terminal, and for callers that signal
     /// the group themselves.
     #[arg(long)]

@@ -11,11 +11,11 @@ use crate::{
 };
 use dlock::{
     Client, DEFAULT_LEASE, Error, Fingerprint, Guard, HoldId, HolderInfo, Holds, Lease, Lock,
-    Owner, ReleaseOutcome,
+    LockName, Owner, ReleaseOutcome,
 };
 use nix::unistd::getppid;
 use serde_json::json;
-use std::time::Duration;
+use std::{slice, time::Duration};
 use tokio::time::timeout;
 use uuid::Uuid;
 
@@ -42,14 +42,23 @@ pub(crate) async fn acquire(
             }
             None => print(client, guard, lease, output).await,
         },
-        Ok(Ok(None)) => held(client, &args.name, None, output, Exit::HELD).await,
+        Ok(Ok(None)) => report_held(client, slice::from_ref(&lock), None, output, Exit::HELD).await,
         Ok(Err(error)) => match Exit::of(&error, Exit::HELD) {
-            Exit::HELD => held(client, &args.name, Some(&error), output, Exit::HELD).await,
+            Exit::HELD => {
+                report_held(
+                    client,
+                    slice::from_ref(&lock),
+                    Some(&error),
+                    output,
+                    Exit::HELD,
+                )
+                .await
+            }
             exit => output.fail(&error, exit),
         },
         Err(Signalled(number)) => Exit::signal(number),
     };
-    withdraw(client, &lock, output).await;
+    withdraw(client, slice::from_ref(&lock), output).await;
     exit
 }
 
@@ -94,10 +103,10 @@ pub(crate) async fn within(lock: &Lock, limit: Option<Duration>) -> Result<Optio
     }
 }
 
-/// Reports that the lock is held, and what is known of its holder.
-pub(crate) async fn held(
+/// Reports that one of the locks is held, and what is known of its holder.
+pub(crate) async fn report_held(
     client: &Client,
-    name: &str,
+    locks: &[Lock],
     error: Option<&Error>,
     output: &Output,
     exit: Exit,
@@ -105,19 +114,40 @@ pub(crate) async fn held(
     if !output.tells_busy() {
         return exit;
     }
-    let message = match error {
-        Some(error) => error.to_string(),
+    let names = || locks.iter().map(|lock| lock.name().as_str());
+    let (name, message) = match error {
+        Some(error) => (error.name().map(LockName::as_str), error.to_string()),
         None => {
-            let seen = timeout(ASK, client.admin().inspect(name)).await;
-            let seen = seen.ok().and_then(Result::ok);
-            // It may be free by now.
-            let busy = seen.and_then(|seen| busy(&seen));
-            let busy = busy.unwrap_or_else(|| "held by another owner, or unavailable".to_owned());
-            format!("{name:?} is {busy}; see dlock inspect {}", quoted(name))
+            let found = timeout(ASK, first_busy(client, names())).await;
+            let (name, busy) = match found.ok().flatten() {
+                Some((name, busy)) => (Some(name), busy),
+                // It may be free by now.
+                None => (
+                    names().next(),
+                    "held by another owner, or unavailable".to_owned(),
+                ),
+            };
+            let shown = name.unwrap_or_default();
+            let message = format!("{shown:?} is {busy}; see dlock inspect {}", quoted(shown));
+            (name, message)
         }
     };
+    let name = name.or(names().next()).unwrap_or_default();
     output.busy(&message, client.capabilities().backend, name);
     exit
+}
+
+/// The first lock that is not free, and why.
+async fn first_busy<'a>(
+    client: &Client,
+    names: impl Iterator<Item = &'a str>,
+) -> Option<(&'a str, String)> {
+    for name in names {
+        if let Some(busy) = busy(&client.admin().inspect(name).await.ok()?) {
+            return Some((name, busy));
+        }
+    }
+    None
 }
 
 /// How long a refused try may take to learn the holder.

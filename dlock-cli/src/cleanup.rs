@@ -10,17 +10,25 @@ use tokio::time::timeout;
 
 /// Releases all holds and attempts, as far as the store answers within two seconds. For the rest it reports
 /// until when it may last.
-pub(crate) async fn withdraw(client: &Client, lock: &Lock, output: &Output) {
+pub(crate) async fn withdraw(client: &Client, locks: &[Lock], output: &Output) {
     if client.pending_cleanups() == 0 && !client.capabilities().session_bound {
         return;
     }
     // A cut-short shutdown means the same as an outcome that is reported as unknown.
     drop(timeout(CLEANUP_LIMIT, client.shutdown(Duration::ZERO)).await);
     if client.pending_cleanups() > 0 {
-        let rest = lock.effective_lease().unwrap_or_default().length() + client.capabilities().late;
+        let leases = locks.iter().map(|lock| lock.effective_lease());
+        let lease = leases
+            .map(Result::unwrap_or_default)
+            .max_by_key(|lease| lease.length());
+        let rest = lease.unwrap_or_default().length() + client.capabilities().late;
+        let names: Vec<_> = locks
+            .iter()
+            .map(|lock| format!("{:?}", lock.name()))
+            .collect();
         output.say(&format!(
-            "the store did not confirm that {:?} was given back: what it may have of us ends by itself, at {} at the latest",
-            lock.name(),
+            "the store did not confirm that {} was given back: what it may have of us ends by itself, at {} at the latest",
+            names.join(", "),
             until(rest)
         ));
     }

@@ -74,8 +74,11 @@ fn unread(mut error: clap::Error) -> Exit {
         error.get(ContextKind::InvalidArg),
         Some(ContextValue::String(arg)) if !arg.starts_with('-')
     );
-    if stray && options().any(|arg| arg == "exec") {
-        let tip = "the command of exec comes after --: dlock exec NAME -- COMMAND [ARG]...";
+    let runs = options().find(|arg| arg == "exec" || arg == "lead");
+    if let (true, Some(runs)) = (stray, runs) {
+        let runs = runs.display();
+        let tip =
+            format!("the command of {runs} comes after --: dlock {runs} NAME -- COMMAND [ARG]...");
         let tip = ContextValue::StyledStrs(vec![tip.into()]);
         error.insert(ContextKind::Suggested, tip);
     }
@@ -93,7 +96,10 @@ fn unread(mut error: clap::Error) -> Exit {
 
 fn start(cli: Cli, store: &Store, output: &Output) -> io::Result<Exit> {
     // The other commands change nothing that a signal could leave half done.
-    let held = matches!(cli.command, Command::Exec(_) | Command::Acquire(_));
+    let held = matches!(
+        cli.command,
+        Command::Exec(_) | Command::Lead(_) | Command::Acquire(_)
+    );
     signals::survive_limits()?;
     let blocked = held.then(Blocked::new).transpose()?;
     // One thread: the child's death signal is bound to the thread that started it.
@@ -129,6 +135,9 @@ async fn run(cli: Cli, store: &Store, signals: Option<Signals>, output: &Output)
         (Command::Exec(args), Some(signals)) => {
             exec::run(&client, store, args, signals, output).await
         }
+        (Command::Lead(args), Some(signals)) => {
+            exec::lead::run(&client, store, args, signals, output).await
+        }
         (Command::Acquire(args), Some(signals)) => {
             by_hand::acquire(&client, args, signals, output).await
         }
@@ -138,7 +147,9 @@ async fn run(cli: Cli, store: &Store, signals: Option<Signals>, output: &Output)
         (Command::List { prefix }, _) => admin::list(&client, &prefix, output).await,
         (Command::Break(args), _) => admin::break_lock(&client, args, output).await,
         // These were handled above, or run with signals.
-        (Command::Schema | Command::Exec(_) | Command::Acquire(_), _) => Exit::BUG,
+        (Command::Schema | Command::Exec(_) | Command::Lead(_) | Command::Acquire(_), _) => {
+            Exit::BUG
+        }
     }
 }
 

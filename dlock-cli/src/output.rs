@@ -31,7 +31,7 @@ impl Output {
             json: cli.json,
             quiet: cli.quiet,
             verbose: cli.verbose,
-            child: matches!(cli.command, Command::Exec(_)),
+            child: matches!(cli.command, Command::Exec(_) | Command::Lead(_)),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Store selection: from options and environment to a URL and a client.
 
 use crate::{
-    args::{Cli, Command, Release, Renew},
+    args::{Cli, Command, Exec, Lead, Release, Renew},
     clear::{has_password, in_the_clear},
     output::Output,
     secret::{self, is_stdin},
@@ -50,7 +50,9 @@ impl Store {
     /// The URL to connect to for this command.
     pub(crate) fn url_for(&self, command: &Command) -> String {
         match command {
-            Command::Exec(exec) => with_session(self.url.clone(), exec.lease),
+            Command::Exec(Exec { run, .. }) | Command::Lead(Lead { run }) => {
+                with_session(self.url.clone(), run.lease)
+            }
             _ => self.url.clone(),
         }
     }

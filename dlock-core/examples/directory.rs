@@ -34,7 +34,8 @@ impl Directory {
     pub(crate) fn open(path: impl AsRef<Path>) -> io::Result<Self> {
         fs::create_dir_all(&path)?;
         let path = path.as_ref().canonicalize()?;
-        let capabilities = Capabilities::new("directory", path.display().to_string());
+        let mut capabilities = Capabilities::new("directory", path.display().to_string());
+        capabilities.shares = true; // records decide about sharers, too
         Ok(Self { path, capabilities })
     }
 

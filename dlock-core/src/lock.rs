@@ -305,13 +305,17 @@ impl Lock {
                 "the pass is for the store {}, but this client uses {}",
                 pass.store, self.engine.store
             )
+        } else if !self.mode.enters(pass.owner.mode()) {
+            "the pass is of a guard that shares this lock, which is asked for in another mode: release that \
+             guard first, because a shared hold cannot be upgraded"
+                .to_owned()
         } else {
             return Ok(());
         };
         Err(Error::misuse(message).at(self.engine.caps.backend, &self.name))
     }
 
-    fn options(
+    pub(crate) fn options(
         &self,
         wait_policy: WaitPolicy,
         at: &'static Location<'static>,
@@ -350,7 +354,6 @@ impl Lock {
     }
 }
 
-/// A wait ends with a guard or an error.
 /// A lock that many may hold to read, or one to write. [`Client::rw_lock`](crate::Client::rw_lock) makes it.
 ///
 /// Both ways give the same [`Guard`] with the same lease, renewal and loss signal as a [`Lock`], and each reader has
@@ -424,7 +427,8 @@ impl RwLock {
     }
 }
 
-fn sure(acquired: Result<Option<Guard>, Error>) -> Result<Guard, Error> {
+/// A wait ends with a guard or an error.
+pub(crate) fn sure<T>(acquired: Result<Option<T>, Error>) -> Result<T, Error> {
     acquired?.ok_or_else(|| {
         Error::new(
             ErrorKind::Unavailable,

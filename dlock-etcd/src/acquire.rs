@@ -1,4 +1,4 @@
-//! Acquire: takes the lock, enters the incarnation of its owner, or queues.
+//! Acquire: takes the lock, enters the incarnation of its owner (past the queue, or as a sharer in turn), or queues.
 //!
 //! The common case is one transaction, beside the keep-alive of a spare lease. Only a request that is refused with a ticket needs a second
 //! one, which judges anew and puts the waiter into the queue.
@@ -199,9 +199,13 @@ impl Request<'_> {
         if let Some(taken) = line.taken.iter().find(|taken| taken.key == own.as_bytes()) {
             return Ok(self.found(taken, &line));
         }
-        let inside = line.holds().find(|taken| taken.is_of(req.owner));
+        let inside = line.holds().filter(|taken| taken.is_of(req.owner));
+        // The youngest stays longest, if all last alike.
+        let inside = inside.max_by_key(|taken| taken.created);
+        let is_turn = || self.has_room(&line) && line.is_first(&position);
         if let Some(inside) = inside
             && (req.join.is_none() || req.join == inside.token())
+            && (req.share().is_none() || is_turn())
         {
             return self.enter(inside, &line, &position).await;
         }
@@ -264,10 +268,17 @@ impl Request<'_> {
         }
     }
 
-    /// Adds a hold to the owner's incarnation, past the queue.
+    /// Whether the lock has room for this sharer, whoever waits.
+    fn has_room(&self, line: &Line) -> bool {
+        let first = line.holds().next();
+        let is_shared = first.is_some_and(|first| first.is_of(self.req.owner));
+        is_shared && self.req.share().is_some() && line.is_open()
+    }
+
+    /// Adds a hold to the owner's incarnation.
     async fn enter(&self, inside: &Taken, line: &Line, position: &QueuePosition) -> Result<Answer> {
-        let holds = line.holds().count();
-        if holds >= usize::try_from(MAX_HOLDS).unwrap_or(usize::MAX) {
+        let (holds, share) = (line.holds().count(), self.req.share());
+        if share.is_none() && holds >= usize::try_from(MAX_HOLDS).unwrap_or(usize::MAX) {
             let message =
                 format!("the owner has {MAX_HOLDS} holds of this lock, which is the maximum");
             return Err(DriverError::new(ErrorKind::Overloaded, message));
@@ -275,14 +286,16 @@ impl Request<'_> {
         let Some(token) = inside.token() else {
             return Ok(Answer::Again);
         };
-        let used = match position {
-            QueuePosition::Stands(key, _) => Some(key.clone()),
-            _ => None,
-        };
+        // Each hold is created at a revision of its own. So no more came since the reading than revisions are between the two, and sharers
+        // that enter at the same time do not exclude each other while there is room for all.
+        let room = share.map_or(0, |most| {
+            i64::from(most) - 1 - i64::from(count(holds).get())
+        });
         let record = self.record(token.0);
         let hold = (self.req.hold, &record, self.lease.id);
-        let through = (inside, line.revision);
-        let txn = join(&self.keys, hold, through, used, self.next.as_ref());
+        let through = (inside, line.revision + room);
+        let position = (position, share.is_none());
+        let txn = join(&self.keys, hold, through, position, self.next.as_ref());
         let answer = self.inner.connection.txn(txn).await?;
         if !answer.succeeded() {
             return Ok(Answer::Again);
@@ -314,8 +327,9 @@ impl Request<'_> {
 
     fn waits(&self, key: &WaiterKey, line: &Line) -> Answer {
         match self.inner.watch_line(key, line) {
-            // Nothing is before it: the request was refused because of its own key, which an earlier copy had created.
-            Some(0) if line.taken.is_empty() => Answer::Again,
+            // Nothing is before it: the request was refused because of its own key, which an earlier copy had created, or which a sharer has
+            // only now.
+            Some(0) if line.taken.is_empty() || self.has_room(line) => Answer::Again,
             ahead => Answer::Refused(Acquired::Held(held(line, ahead))),
         }
     }

@@ -14,7 +14,8 @@
 //! over: so a request whose lease was revoked has no effect, however late it is executed.
 
 use dlock_core::{
-    FencingToken, Fingerprint, HoldId, Holder, HolderInfo, LockName, Owner, driver::Ticket,
+    FencingToken, Fingerprint, HoldId, Holder, HolderInfo, LockName, MAX_SHARERS, Mode, Owner,
+    driver::Ticket,
 };
 use etcd_client::{
     Compare, CompareOp, DeleteOptions, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget,
@@ -188,6 +189,29 @@ impl Line {
         self.taken.iter().filter(|taken| taken.record.is_some())
     }
 
+    /// Whether the first waiter may be served: the lock is free, or its sharers leave room for one more.
+    pub(crate) fn is_open(&self) -> bool {
+        let Some(record) = self.holds().find_map(|hold| hold.record.as_ref()) else {
+            return self.taken.is_empty();
+        };
+        let most = match record.owner.mode() {
+            Mode::Shared => MAX_SHARERS,
+            Mode::Permit { of } => of.get().min(MAX_SHARERS),
+            _ => 0,
+        };
+        u32::try_from(self.holds().count()).is_ok_and(|holds| holds < most)
+    }
+
+    /// Whether no waiter is before that position.
+    pub(crate) fn is_first(&self, position: &QueuePosition) -> bool {
+        match (self.waiters.first(), position) {
+            (Some((first, at)), QueuePosition::Stands(key, created)) => {
+                first == key.as_bytes() && at == created
+            }
+            (first, _) => first.is_none() && !matches!(position, QueuePosition::Stands(..)),
+        }
+    }
+
     /// The revision at which a waiter's key was created; `None`: it is not there.
     pub(crate) fn created(&self, waiter: &str) -> Option<i64> {
         let mut waiters = self.waiters.iter();
@@ -244,6 +268,20 @@ pub(crate) enum QueuePosition {
     Enters(String, i64),
 }
 
+impl QueuePosition {
+    /// No waiter is before it.
+    fn is_first(&self, keys: &Keys) -> Vec<Compare> {
+        match self {
+            Self::Stands(key, created) => {
+                let waiters = keys.waiters();
+                let first = Compare::create_revision(waiters, CompareOp::Greater, created - 1);
+                vec![made(key.as_str(), *created), first.with_prefix()]
+            }
+            Self::None | Self::Enters(..) => vec![none(&keys.waiters())],
+        }
+    }
+}
+
 /// Takes the lock if there is no hold and no waiter before this one. Refused, it reads the lock, and may enter the queue first. Run twice,
 /// the second run finds the hold.
 pub(crate) fn take(
@@ -252,39 +290,42 @@ pub(crate) fn take(
     position: &QueuePosition,
     next: Option<&(String, i64)>,
 ) -> Txn {
-    let mut when = vec![none(&keys.holds())];
+    let mut when = position.is_first(keys);
+    when.push(none(&keys.holds()));
     let mut then = vec![put(keys.hold(hold), record.encode(), lease)];
     let mut otherwise = Vec::new();
     match position {
-        QueuePosition::Stands(key, created) => {
-            let first = Compare::create_revision(keys.waiters(), CompareOp::Greater, created - 1);
-            when.extend([made(key.as_str(), *created), first.with_prefix()]);
-            then.push(TxnOp::delete(key.as_str(), None));
-        }
-        QueuePosition::Enters(key, lease) => {
-            when.push(none(&keys.waiters()));
-            otherwise.push(put(key.clone(), "", *lease));
-        }
-        QueuePosition::None => when.push(none(&keys.waiters())),
+        QueuePosition::Stands(key, _) => then.push(TxnOp::delete(key.as_str(), None)),
+        QueuePosition::Enters(key, lease) => otherwise.push(put(key.clone(), "", *lease)),
+        QueuePosition::None => {}
     }
     then.extend(next.map(|(key, lease)| put(key.clone(), "", *lease)));
     otherwise.extend(read(keys));
     Txn::new().when(when).and_then(then).or_else(otherwise)
 }
 
-/// Adds a hold to the incarnation of `inside`, if that one still lives and none came since `revision`. Run twice, the second run finds the
-/// hold.
+/// Adds a hold to the incarnation of `inside`, if that one still lives and no hold came after the revision `newest`. An owner that re-enters
+/// passes the queue, a sharer enters only as the first. Run twice, the second run finds the hold.
 pub(crate) fn join(
     keys: &Keys,
     (hold, record, lease): (HoldId, &Record, i64),
-    (inside, revision): (&Taken, i64),
-    used: Option<String>,
+    (inside, newest): (&Taken, i64),
+    (position, passes): (&QueuePosition, bool),
     next: Option<&(String, i64)>,
 ) -> Txn {
+    let mut when = vec![
+        inside.stays(),
+        unchanged(&keys.holds(), newest),
+        made(keys.hold(hold), 0),
+    ];
+    if !passes {
+        when.extend(position.is_first(keys));
+    }
     let mut then = vec![put(keys.hold(hold), record.encode(), lease)];
-    then.extend(used.map(|key| TxnOp::delete(key, None)));
+    if let QueuePosition::Stands(key, _) = position {
+        then.push(TxnOp::delete(key.as_str(), None));
+    }
     then.extend(next.map(|(key, lease)| put(key.clone(), "", *lease)));
-    let when = [inside.stays(), unchanged(&keys.holds(), revision)];
     Txn::new().when(when).and_then(then)
 }
 

@@ -141,6 +141,7 @@ impl EtcdDriver {
         caps.leases = MIN_LEASE.max(Duration::from_secs(least))..=MAX_LEASE;
         caps.late = LATE;
         caps.lapse = LAPSE;
+        caps.shares = true;
         Ok(Self { inner, caps, tasks })
     }
 }

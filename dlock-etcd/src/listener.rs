@@ -112,7 +112,8 @@ impl Inner {
                 return inner.turn(&key); // the next poll reads it
             };
             match inner.watch_line(&key, &line) {
-                Some(0) if line.taken.is_empty() => inner.turn(&key),
+                // One that cannot share it tries in vain, and stays the first.
+                Some(0) if line.is_open() => inner.turn(&key),
                 Some(_) => {}
                 None => inner.wait_again(&key),
             }

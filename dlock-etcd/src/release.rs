@@ -99,16 +99,16 @@ impl Inner {
                 return Ok(Released::NotHeld { by });
             };
             let mut when = vec![unchanged(&keys.holds(), line.revision)];
-            when.extend(
-                meant
-                    .iter()
-                    .chain(others.first())
-                    .map(|taken| taken.stays()),
-            );
-            let delete = |taken: &&Taken| TxnOp::delete(taken.key.as_slice(), None);
-            let mut then: Vec<_> = meant.iter().map(delete).collect();
+            let stay = meant.first().into_iter().chain(others.first());
+            when.extend(stay.map(|taken| taken.stays()));
             let mark = token.0.to_string();
             let lasting = self.lasting(&line, &mark, min_hold).await?;
+            let delete = |taken: &&Taken| TxnOp::delete(taken.key.as_slice(), None);
+            // A transaction has 128 operations at most, and puts no key that it deletes.
+            let mut then: Vec<_> = match meant.len() == line.taken.len() && lasting.is_empty() {
+                true => vec![delete_all(&keys.holds())],
+                false => meant.iter().map(delete).collect(),
+            };
             if others.is_empty() {
                 then.push(delete_all(&keys.pending()));
                 let min_hold = |(lease, _): &(i64, _)| put(keys.min_hold(*lease), "", *lease);

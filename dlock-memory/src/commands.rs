@@ -177,11 +177,11 @@ impl Entry {
     /// first.
     pub(crate) fn settle(&mut self, now: Duration) {
         let (record, time) = (&mut self.record, time(now));
-        if record.is_unavailable(time) {
-            record.holds = std::mem::take(&mut record.holds).living(time.now);
-        } else {
+        let holds = std::mem::take(&mut record.holds).living(time.now);
+        if !record.is_unavailable(time) {
             *record = record.lapsed();
         }
+        record.holds = holds; // none, or a claim, of a lock that is available
         self.turn.take_if(|turn| turn.until <= now);
     }
 

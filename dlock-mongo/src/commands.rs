@@ -323,13 +323,14 @@ pub(crate) fn freed_names(names: Option<Vec<Bson>>) -> Vec<Document> {
 }
 
 /// The rest of the filter of [`take`]. A document of which a token or a version cannot be counted on is left
-/// to the record driver.
+/// to the record driver, as is one with a claim (16 times `f`).
 fn available() -> Document {
     doc! {
         "dlock": VERSION,
         "token": { "$type": "long", "$lt": i64::MAX },
         "version": { "$type": "long" },
         "until": { "$type": "date" },
+        "holds.id": { "$ne": "ffffffffffffffff" },
         "$expr": { "$and": [{ "$lte": ["$until", "$$NOW"] }, { "$lte": ["$$NOW", "$$last"] }] },
     }
 }

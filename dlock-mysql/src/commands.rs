@@ -77,13 +77,14 @@ pub(crate) const COLUMNS: [(&str, &str, Option<u64>, bool, bool); 10] = [
 /// not-after time, it changes nothing.
 ///
 /// The token is the server's µs, or the last token plus one where the clock is behind that; a token of which
-/// none is greater is left to the record driver. A second run finds a live hold. The incarnation begins no
+/// none is greater is left to the record driver, as is a claim (16 times `f`). A second run finds a live hold. The incarnation begins no
 /// earlier than the row's last change, even if the statement began to wait for the row before that. A batched
 /// release relies on this order to tell who held the lock when.
 const TAKE: &str = "UPDATE {table} SET token = LAST_INSERT_ID(GREATEST(token + 1, {now})), owner = ?, \
     holds = CONCAT(?, LPAD(LOWER(HEX({now} + ?)), 16, '0')), expires = {now} + ?, keep_until = 0, \
     began = GREATEST({now}, changed), changed = began, note = ?, version = version + 1 \
-    WHERE name = ? AND expires <= {now} AND token < 9223372036854775807 AND {now} <= ?";
+    WHERE name = ? AND expires <= {now} AND LEFT(RIGHT(holds, 32), 16) <> 'ffffffffffffffff' \
+    AND token < 9223372036854775807 AND {now} <= ?";
 
 /// Takes the names whose rows exist and are free or past their end, each as a new incarnation. It leaves the
 /// others as they are, and all of them after its not-after time.
@@ -95,7 +96,8 @@ const TAKE_ALL: &str = "UPDATE {table} FORCE INDEX (PRIMARY) SET expires = {now}
     holds = CONCAT(SUBSTRING(?, 16 * FIELD(name, {list}) - 15, 16), LPAD(LOWER(HEX({now} + ?)), 16, '0')), \
     owner = SUBSTRING(?, 36 * FIELD(name, {list}) - 35, 36), token = LAST_INSERT_ID({now}), keep_until = 0, \
     began = GREATEST({now}, changed), changed = began, note = ?, version = version + 1 \
-    WHERE name IN ({list}) AND expires <= {now} AND token < {now} AND {now} <= ?";
+    WHERE name IN ({list}) AND expires <= {now} AND LEFT(RIGHT(holds, 32), 16) <> 'ffffffffffffffff' \
+    AND token < {now} AND {now} <= ?";
 
 /// Releases the only hold of a name without a pending minimum hold; changes nothing otherwise. A second run
 /// finds no hold.

@@ -337,7 +337,7 @@ pub(crate) fn take(table: &str, batch: &[Acquire], marks: bool, values: &mut Val
          (SELECT excluded.owner, greatest(l.token + 1, n.now), {again}, n.now + {lease}, 0, n.now, \
          greatest(l.waiters, excluded.waiters), excluded.note, l.version + 1 \
          FROM (SELECT {NOW} + 0 * l.version AS now OFFSET 0) n) \
-         WHERE l.expires <= {NOW} AND {NOW} <= {last} AND l.token < {MAX} AND {} RETURNING encode(name, 'hex') AS name, token",
+         WHERE l.expires <= {NOW} AND left(right(l.holds, 32), 16) <> 'ffffffffffffffff' AND {NOW} <= {last} AND l.token < {MAX} AND {} RETURNING encode(name, 'hex') AS name, token",
         sound("l.")
     )
 }

@@ -74,7 +74,8 @@ PRAGMA application_id = 0x646c636b;
 PRAGMA user_version = 1;
 COMMIT;";
 
-/// Takes a name that is absent, free, or past its end, as a new incarnation; changes nothing else.
+/// Takes a name that is absent, free, or past its end, as a new incarnation; changes nothing else, nor a record
+/// with a claim (16 times `f`).
 ///
 /// The token is the wall clock's µs. Where that is not greater than the last token, the row is left alone,
 /// and [`SWAP`] writes it with the last token + 1. So the common case needs no answer but the number of
@@ -85,7 +86,7 @@ ON CONFLICT (name) DO UPDATE SET
   owner = excluded.owner, token = excluded.token, holds = excluded.holds, until = excluded.until, keep = 0, boot = excluded.boot,
   written = excluded.written, since = excluded.since, note = excluded.note,
   waiters = max(excluded.waiters, iif(boot = excluded.boot, waiters, 0)), version = version + 1
-WHERE token < excluded.token
+WHERE token < excluded.token AND substr(holds, -32, 16) <> 'ffffffffffffffff'
   AND iif(boot = excluded.boot, until <= excluded.since, written < ?10)";
 
 /// Releases the only hold of a name, if no minimum hold is left and no waiter is recorded beyond `?7`.

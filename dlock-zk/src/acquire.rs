@@ -63,12 +63,18 @@ impl Session {
         let of_hold =
             |mine: &Mine| mine.is_hold(req.hold, req.owner) && !mine.phase.is_over() && fits(mine);
         let waits = |mine: &Mine| !enters && mine.phase.is_idle() && mine.ticket == req.ticket;
+        // A sharer that entered has left the seat in which it waited.
+        let entered = |mine: &Mine| of_hold(mine) && !mine.is_sequential();
         let of_ticket = || req.ticket.and_then(|_| self.seats.find(&req.name, waits));
-        self.seats.find(&req.name, of_hold).or_else(of_ticket)
+        let find = |is: &dyn Fn(&Mine) -> bool| self.seats.find(&req.name, is);
+        (find(&entered).or_else(|| find(&of_hold))).or_else(of_ticket)
     }
 
-    /// The incarnation in which this client already holds for that owner.
+    /// The incarnation in which this client already holds for that owner, and which it may re-enter.
     fn inside_already(&self, req: &Acquire) -> Option<FencingToken> {
+        if req.share().is_some() {
+            return None;
+        }
         let now = self.clock.now();
         let inside =
             |mine: &Mine| mine.owner == req.owner && mine.held_until().is_some_and(|end| end > now);
@@ -179,7 +185,14 @@ impl Session {
             return Ok(None);
         };
         match &mine.node {
-            Some(node) if line.is_first(node) => self.inside(req, id, entered),
+            Some(node) if line.is_first(node) => {
+                if line.of(node.number).len() > 1 && self.has_others_beside(req, node, line).await?
+                {
+                    self.remove(&mine).await.map_err(failed)?;
+                    return Ok(None);
+                }
+                self.inside(req, id, entered)
+            }
             Some(node) if line.find(&node.file).is_some() => {
                 self.behind(req, &mine, node, line, entered).await
             }
@@ -190,6 +203,14 @@ impl Session {
         }
     }
 
+    /// Whether holds of another owner entered beside this seat, for whose task it stood before.
+    async fn has_others_beside(&self, req: &Acquire, node: &Node, line: &Line) -> Result<bool> {
+        let folder = self.root.folder(&req.name);
+        let taken = read(&self.client, &folder, line.of(node.number)).await;
+        let is_other = |taken: &Taken| taken.seat.file != node.file && !taken.is_of(req.owner);
+        Ok(taken.map_err(unanswered)?.iter().any(is_other))
+    }
+
     /// Grants the lock to a seat with none ahead. That needs no request; the node's data follows it for other
     /// readers.
     fn inside(self: &Arc<Self>, req: &Acquire, id: u64, entered: Instant) -> Result<Step> {
@@ -197,7 +218,8 @@ impl Session {
         let before = self.seats.change(id, |mine| {
             let before = mine.clone();
             mine.phase = Phase::Held(end);
-            (mine.ticket, mine.own, mine.ahead, mine.waits) = (None, None, None, false);
+            (mine.ticket, mine.waits) = (None, false);
+            (mine.own, mine.ahead, mine.room) = (None, None, None);
             before
         });
         let Some(before) = before else {
@@ -258,7 +280,8 @@ impl Session {
     }
 
     /// Handles a seat with another one ahead: sets the watches, and checks whether the holder is the same
-    /// owner. All in one round trip.
+    /// owner. All in one round trip. The watches come before the reading, so that a change which the reading
+    /// does not show is notified.
     async fn behind(
         self: &Arc<Self>,
         req: &Acquire,
@@ -267,22 +290,27 @@ impl Session {
         line: &Line,
         entered: Instant,
     ) -> Result<Step> {
-        let folder = self.root.folder(&req.name);
-        let reading = read(&self.client, &folder, line.inside());
-        let ticket = req.ticket.or(mine.ticket);
-        let (Some(_), Some(ahead)) = (ticket, line.ahead_of(node.number)) else {
-            // Refused without a ticket: the seat is removed before the answer.
-            let taken = reading.await.map_err(unanswered)?;
-            if let Some(step) = self.itself(req, mine, &taken, line, entered).await? {
+        let shares = req.share().is_some();
+        let queued = line.ahead_of(node.number).zip(req.ticket.or(mine.ticket));
+        if queued.is_none() || (shares && !mine.waits) {
+            let seen = self.look(req, line, node.number).await;
+            let seen = seen.map_err(unanswered)?;
+            if let Some(step) = self.itself(req, mine, &seen, line, entered).await? {
                 return Ok(step);
             }
-            let mut held = self.held(&req.name, &taken, line, node.number);
-            held.ahead = None;
-            self.remove(mine).await.map_err(failed)?;
-            return Ok(Some(Acquired::Held(held)));
+            if queued.is_none() {
+                // Refused without a ticket: the seat is removed before the answer.
+                let mut held = self.held(&req.name, &seen.inside, line, node.number);
+                held.ahead = None;
+                self.remove(mine).await.map_err(failed)?;
+                return Ok(Some(Acquired::Held(held)));
+            }
+        }
+        let Some((ahead, ticket)) = queued else {
+            return Ok(None);
         };
         self.seats.change(mine.id, |mine| {
-            (mine.phase, mine.ticket) = (self.waits(), ticket);
+            (mine.phase, mine.ticket) = (self.waits(), Some(ticket));
         });
         let watching = self.watch_both(mine, &node.file, &ahead.file);
         let writing = async {
@@ -291,18 +319,25 @@ impl Session {
                 false => self.write_waits(mine).await,
             }
         };
-        let (taken, watched, written) = futures_util::join!(reading, watching, writing);
-        let is_watched = match written.and(watched) {
+        let looking = self.look(req, line, node.number);
+        let (watched, seen, written) = futures_util::join!(watching, looking, writing);
+        let mut is_watched = match written.and(watched) {
             Err(Native::NoNode) => return Ok(None),
             watched => watched.map_err(failed)?,
         };
-        let taken = taken.map_err(unanswered)?;
-        if mine.ahead.is_none()
-            && let Some(step) = self.itself(req, mine, &taken, line, entered).await?
+        let seen = seen.map_err(unanswered)?;
+        if (shares || mine.ahead.is_none())
+            && let Some(step) = self.itself(req, mine, &seen, line, entered).await?
         {
             return Ok(step);
         }
-        let mut held = self.held(&req.name, &taken, line, node.number);
+        if seen.is_full(req) {
+            is_watched &= match self.watch_room(mine, &seen.inside).await {
+                Err(Native::NoNode) => return Ok(None),
+                watched => watched.map_err(failed)?,
+            };
+        }
+        let mut held = self.held(&req.name, &seen.inside, line, node.number);
         held.poll_in = (!is_watched).then_some(UNWATCHED);
         Ok(Some(Acquired::Held(held)))
     }

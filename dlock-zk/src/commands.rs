@@ -189,25 +189,43 @@ pub(crate) async fn read(
     Ok(found)
 }
 
-/// Adds one more hold: writes the same data to a live seat of the incarnation and creates the new node, both
-/// or neither, by the leader. The write checks the version and raises it. So a holder that removes its own
-/// seat by the version it knows finds out about the new hold.
+/// How one more hold enters an incarnation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry<'a> {
+    /// The seat of the incarnation that is written to.
+    pub(crate) door: &'a Taken,
+    /// A seat of the incarnation that must not have changed.
+    pub(crate) through: &'a Taken,
+    /// The node of the seat in which it waited.
+    pub(crate) leaves: Option<&'a str>,
+}
+
+/// Adds one more hold: writes the same data to a seat of the incarnation, creates the new node, and removes the
+/// seat in which it waited: all or nothing, by the leader. The write checks the version and raises it. So a
+/// holder that removes its own seat by the version it knows finds out about the new hold.
 ///
-/// Run twice, the second run finds the version changed. `NoNode` and `BadVersion`: the seat to enter through
-/// changed or is gone, so it proves no live hold. `NodeExists`: a node of that hold exists already.
+/// Run twice, the second run finds the version changed. `NoNode` and `BadVersion`: a seat changed or is gone,
+/// so it proves no live hold. `NodeExists`: a node of that hold exists already.
 pub(crate) async fn enter(
     client: &Client,
     folder: &str,
-    through: &Taken,
+    entry: Entry<'_>,
     file: &str,
     data: &[u8],
     acls: Acls<'_>,
 ) -> Result<(), Native> {
+    let path = |file: &str| format!("{folder}/{file}");
+    let Entry { door, through, .. } = entry;
     let mut writer = client.new_multi_writer();
-    let door = format!("{folder}/{}", through.seat.file);
     let options = CreateMode::Ephemeral.with_acls(acls);
-    writer.add_set_data(&door, &through.data, Some(through.stat.version))?;
-    writer.add_create(&format!("{folder}/{file}"), data, &options)?;
+    writer.add_set_data(&path(&door.seat.file), &door.data, Some(door.stat.version))?;
+    if through.seat != door.seat {
+        writer.add_check_version(&path(&through.seat.file), through.stat.version)?;
+    }
+    writer.add_create(&path(file), data, &options)?;
+    if let Some(left) = entry.leaves {
+        writer.add_delete(&path(left), None)?;
+    }
     writer.commit().await?;
     Ok(())
 }

@@ -123,6 +123,7 @@ impl ZkDriver {
         caps.leases = MIN_LEASE.min(session.timeout)..=session.timeout;
         caps.late = session.timeout;
         caps.session_bound = true;
+        caps.shares = true;
         Ok(Self { lanes, caps })
     }
 
@@ -191,11 +192,18 @@ impl DistributedLock for ZkDriver {
         let is = |mine: &Mine| hold.is_some_and(|hold| mine.is_hold(hold, req.owner));
         // A seat that is being removed may have the same hold as the seat that took its place.
         let held = |mine: &Mine| is(mine) && mine.held_until().is_some();
-        let found = session.seats.find(&req.name, held);
-        match found.or_else(|| session.seats.find(&req.name, is)) {
-            Some(mine) => session.release(&mine, req.min_hold).await,
-            None => session.release_elsewhere(&req.name, req.owner, hold).await,
+        if let Some(mine) = session.seats.find(&req.name, held) {
+            return session.release(&mine, req.min_hold).await;
         }
+        // A sharer may have asked to enter, and have the seat in which it waited as well.
+        let asked = session.seats.all(|mine| mine.name == req.name && is(mine));
+        if asked.is_empty() {
+            return session.release_elsewhere(&req.name, req.owner, hold).await;
+        }
+        for mine in asked {
+            session.withdraw(&mine).await?;
+        }
+        Ok(Released::NotHeld { by: None })
     }
 
     fn wake_ups(&self) -> BoxStream<'static, WakeUp> {

@@ -14,6 +14,7 @@ mod next;
 mod reentry;
 mod release;
 mod seats;
+mod share;
 #[cfg(feature = "tls")]
 mod tls;
 

@@ -113,6 +113,18 @@ impl Line {
             .find(|seat| order(seat.number, number) == Ordering::Less)
     }
 
+    /// The seats right before that number that do not hold the lock: not more of them than tell whether a client
+    /// waits.
+    pub(crate) fn queue_before(&self, number: i64) -> &[Seat] {
+        let inside = self.inside().first().map(|seat| seat.number);
+        let is_before = |seat: &Seat| order(seat.number, number) == Ordering::Less;
+        let end = self.0.iter().rposition(is_before).map_or(0, |at| at + 1);
+        let is_inside = |seat: &Seat| Some(seat.number) == inside;
+        let from = self.0[..end].iter().rposition(is_inside);
+        let from = from.map_or(0, |at| at + 1);
+        &self.0[from.max(end.saturating_sub(NEAR))..end]
+    }
+
     /// Whether `ahead` is the only seat before that one, which exists.
     pub(crate) fn is_only_ahead(&self, ahead: &str, node: &Node) -> bool {
         let is_before = |seat: &&Seat| order(seat.number, node.number) == Ordering::Less;
@@ -152,6 +164,9 @@ pub(crate) fn beside(head: &str, hold: HoldId) -> String {
 
 /// The text before the number. Order depends on the text after its last occurrence.
 pub(crate) const MARK: &str = "lock-";
+
+/// How many seats before it a sharer reads: more than this are not all about to leave again.
+const NEAR: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -227,6 +242,11 @@ mod tests {
         assert_eq!(
             seats.ahead_of(9).map(|seat| seat.file.as_str()),
             Some("a-lock-0000000008.02")
+        );
+        assert_eq!(seats.queue_before(9), []);
+        assert_eq!(
+            seats.queue_before(10),
+            [Seat::parse("b-lock-0000000009").unwrap()]
         );
         assert!(line(&["noise"]).is_empty());
         let nine = Node {

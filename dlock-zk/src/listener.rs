@@ -1,11 +1,12 @@
 //! Wake-ups: the watches of waiting seats, and the notifications to the core.
 
 use crate::{
-    commands::list_seats,
+    commands::{Record, Taken, Use, list_seats},
     connection::Session,
+    line::Line,
     seats::{Mine, Phase, Watch},
 };
-use dlock_core::driver::WakeUp;
+use dlock_core::{Mode, driver::WakeUp};
 use futures_util::FutureExt;
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
@@ -26,6 +27,8 @@ pub(crate) enum Of {
     Own,
     /// The seat ahead of it.
     Ahead,
+    /// The folder of its lock.
+    Room,
 }
 
 impl Session {
@@ -71,6 +74,31 @@ impl Session {
         own.and(ahead)
     }
 
+    /// Watches the seats of a lock that is full of sharers, for the first one that waits: any seat that goes may
+    /// make room for it, also that of a client that died. Returns whether there was room for the watch;
+    /// `NoNode`: a seat inside is gone already.
+    pub(crate) async fn watch_room(
+        self: &Arc<Self>,
+        mine: &Mine,
+        inside: &[Taken],
+    ) -> Result<bool, Native> {
+        if mine.room.is_some() {
+            return Ok(true);
+        }
+        let folder = self.root.folder(&mine.name);
+        let Some(place) = self.place(&folder) else {
+            return Ok(false);
+        };
+        let (children, watcher) = self.client.list_and_watch_children(&folder).await?;
+        let line = Line::new(&children);
+        let is_there = |taken: &Taken| line.find(&taken.seat.file).is_some();
+        if !inside.iter().all(is_there) {
+            return Err(Native::NoNode);
+        }
+        self.watch(mine.id, (Of::Room, ""), (watcher, place), None);
+        Ok(true)
+    }
+
     /// Awaits the notification of a watch, for as long as the seat keeps that watch.
     fn watch(
         self: &Arc<Self>,
@@ -94,6 +122,7 @@ impl Session {
             match of {
                 Of::Own => mine.own = watch,
                 Of::Ahead => mine.ahead = watch,
+                Of::Room => mine.room = watch,
             }
         });
     }
@@ -110,6 +139,10 @@ impl Session {
                 self.turn(&mine);
             }
             (Of::Own, _) => drop(self.seats.change(seat, |mine| mine.own.take())),
+            (Of::Room, _) => {
+                self.seats.change(seat, |mine| mine.room.take());
+                self.turn(&mine);
+            }
             (Of::Ahead, event) => {
                 let ahead = self.seats.change(seat, |seat| seat.ahead.take());
                 // The crate reports a break before later notifications.
@@ -134,13 +167,20 @@ impl Session {
         };
         let watched = self.client.get_and_watch_data(&path);
         match futures_util::join!(watched, list_seats(&self.client, &folder)) {
-            (Ok((.., watcher)), line) => {
+            (Ok((data, _, watcher)), line) => {
                 // A concurrent poll may have set a watch already, or found the seat to hold the lock.
                 let bare = |seat: &mut Mine| seat.ahead.is_none() && seat.phase.is_idle();
                 if self.seats.change(mine.id, bare) == Some(true) {
                     let is_last = line.is_ok_and(|line| line.is_only_ahead(ahead, node));
                     let last = is_last.then_some(states);
                     self.watch(mine.id, (Of::Ahead, ahead), (watcher, place), last);
+                }
+                // A sharer came in: another one, which may wait here, can enter beside it.
+                let shares = |record: Record| {
+                    record.used == Use::Held && record.owner.mode() != Mode::Exclusive
+                };
+                if Record::decode(&data).is_some_and(shares) {
+                    self.turn(&mine);
                 }
             }
             (Err(Native::NoNode), Ok(line)) => self.ahead_left(&mine, line.is_first(node)),

@@ -4,7 +4,7 @@
 
 use crate::{connection::Session, seats::Mine};
 use dlock_core::{
-    HoldId, Owner,
+    HoldId, Mode, Owner,
     driver::{Acquire, Acquired, Ticket, WakeUp},
 };
 use std::{
@@ -40,11 +40,13 @@ impl Session {
         // Not yet assigned: the poll that takes the seat writes the waiter's owner and hold to it.
         next.owner = Owner::from_seed(&format!("{} {ticket}", req.hold));
         next.hold = HoldId::from_bits(next.hold.to_bits().rotate_left(1) ^ ticket.0.get());
+        // The seat watches for room once it is a sharer's.
+        let may_share = matches!(req.owner.mode(), Mode::Permit { .. });
         let session = Arc::clone(self);
         let mut standing = Box::pin(async move {
             let _gate = gate;
             let stood = session.stand(&next, session.clock.now(), true).await;
-            if !matches!(stood, Ok(Some(Acquired::Held(_)))) {
+            if may_share || !matches!(stood, Ok(Some(Acquired::Held(_)))) {
                 // Its turn, or no seat: the core has to ask.
                 let name = next.name.clone();
                 session.wake_ups.send(WakeUp::Turn { name, ticket });

@@ -4,11 +4,12 @@
 
 use crate::{
     acquire::{Step, unanswered},
-    commands::{self, Taken, Use, list_seats, list_seats_synced, read},
+    commands::{self, Entry, Taken, Use, list_seats, list_seats_synced, read},
     connection::Session,
     error::{failed, is_open, no_token},
     line::{Line, beside},
     seats::{Mine, Node, Phase},
+    share::Seen,
 };
 use dlock_core::{
     ErrorKind, FencingToken, Instant, LockName, MAX_HOLDS,
@@ -60,25 +61,29 @@ impl Session {
     }
 
     /// Whether the holder is the requester itself: by the same hold, or by another hold of its owner. The
-    /// seat is then not needed, and is removed first, because a hold has one seat only.
+    /// seat is then not needed, and is removed first, because a hold has one seat only. A sharer leaves its
+    /// seat as it enters.
     pub(crate) async fn itself(
         self: &Arc<Self>,
         req: &Acquire,
         mine: &Mine,
-        taken: &[Taken],
+        seen: &Seen,
         line: &Line,
         entered: Instant,
     ) -> Result<Option<Step>> {
-        let own: Vec<_> = taken
-            .iter()
+        let own: Vec<_> = (seen.inside.iter())
             .filter(|taken| taken.is_of(req.owner))
             .collect();
+        let copy = own.iter().find(|taken| taken.is_hold(req.hold));
+        if let (Some(most), None) = (req.share(), copy) {
+            return self.share(req, mine, seen, most, entered).await;
+        }
         let Some(inside) = own.iter().find(|taken| self.lives(&req.name, taken)) else {
             return Ok(None);
         };
         let token = inside.token();
         self.remove(mine).await.map_err(failed)?;
-        let Some(copy) = own.iter().find(|taken| taken.is_hold(req.hold)) else {
+        let Some(copy) = copy else {
             return Ok(Some(self.enter(req, token, entered).await?));
         };
         // Granted to the same hold through another session, whose life this session cannot prove.
@@ -122,14 +127,32 @@ impl Session {
                 format!("the owner has {MAX_HOLDS} holds of this lock, which is the maximum");
             return Err(DriverError::new(ErrorKind::Overloaded, message));
         }
-        let (file, number) = (beside(through.seat.head(), req.hold), through.seat.number);
+        let entry = Entry {
+            door: through,
+            through,
+            leaves: None,
+        };
+        self.add(req, entry, token, holds, entered).await
+    }
+
+    /// Creates the node of one more hold beside that many.
+    pub(crate) async fn add(
+        &self,
+        req: &Acquire,
+        entry: Entry<'_>,
+        token: Option<FencingToken>,
+        holds: u32,
+        entered: Instant,
+    ) -> Result<Step> {
+        let (folder, seat) = (self.root.folder(&req.name), &entry.through.seat);
+        let (file, number) = (beside(seat.head(), req.hold), seat.number);
         let mine = Mine {
             token,
             ..Mine::asked(req, file.clone())
         };
         let data = mine.record(Use::Held).encode();
         let id = self.seats.insert(mine);
-        let entry = commands::enter(&self.client, &folder, through, &file, &data, self.acls());
+        let entry = commands::enter(&self.client, &folder, entry, &file, &data, self.acls());
         if let Err(error) = entry.await {
             if !is_open(&error) {
                 self.seats.remove(id);
@@ -157,10 +180,15 @@ impl Session {
 
     /// Whether the seat is a live hold. Holds of this client that ended and are not yet removed do not count.
     pub(crate) fn lives(&self, name: &LockName, taken: &Taken) -> bool {
+        taken.used() == Use::Held && !self.is_over_here(name, taken)
+    }
+
+    /// Whether the seat is of a hold of this client that ended and is not yet removed.
+    pub(crate) fn is_over_here(&self, name: &LockName, taken: &Taken) -> bool {
         let now = self.clock.now();
-        let is_over =
-            |mine: Mine| mine.phase.is_over() || mine.held_until().is_some_and(|end| end <= now);
-        let ours = || self.seats.at(name, &taken.seat.file);
-        taken.used() == Use::Held && !ours().is_some_and(is_over)
+        let ours = self.seats.at(name, &taken.seat.file);
+        ours.is_some_and(|mine| {
+            mine.phase.is_over() || mine.held_until().is_some_and(|end| end <= now)
+        })
     }
 }

@@ -1,8 +1,9 @@
 //! Release: removes a hold, or marks it as a minimum hold.
 //!
-//! Conditional on the version of the node, so that a hold which entered meanwhile is never lost.
+//! A version that did not change proves that no hold is left. Otherwise the seats are listed after the removal.
 
 use crate::{
+    acquire::unanswered,
     commands::{Taken, Use, list_seats, list_seats_synced, read, remove_all},
     connection::Session,
     error::{contended, failed},
@@ -42,42 +43,44 @@ impl Session {
         node: &Node,
         keep: Option<Duration>,
     ) -> Result<Released> {
+        let not_held = || {
+            self.seats.remove(mine.id);
+            Ok(Released::NotHeld { by: None })
+        };
         // Either no hold entered through this seat, or its version has changed.
-        let mut alone = node
-            .version
-            .filter(|_| mine.is_sequential() && keep.is_none());
-        for _ in 0..ATTEMPTS {
-            match self.end_hold(mine, node, alone.take(), keep).await {
-                Ok(others) => return Ok(self.left(&mine.name, &others, keep)),
+        let alone = (node.version).filter(|_| mine.is_sequential() && keep.is_none());
+        if alone.is_some() {
+            match self.end_hold(mine, node, alone, keep).await {
+                Ok(()) => return Ok(Released::Freed),
                 Err(Native::BadVersion) => {}
-                Err(Native::NoNode) => {
-                    self.seats.remove(mine.id);
-                    return Ok(Released::NotHeld { by: None });
-                }
+                Err(Native::NoNode) => return not_held(),
                 Err(error) => return Err(failed(error)),
             }
         }
-        Err(contended())
+        let folder = self.root.folder(&mine.name);
+        let ending = self.end_hold(mine, node, None, keep);
+        let (ended, line) = futures_util::join!(ending, list_seats(&self.client, &folder));
+        match ended {
+            Ok(()) => {}
+            Err(Native::NoNode) => return not_held(),
+            Err(error) => return Err(failed(error)),
+        }
+        let line = line.map_err(unanswered)?;
+        let others = read(&self.client, &folder, line.of(node.number)).await;
+        let mut others = others.map_err(unanswered)?;
+        others.retain(|taken| taken.seat.file != node.file);
+        Ok(self.left(&mine.name, &others, keep))
     }
 
-    /// Removes or keeps the node of a hold, if it has that version. Without a version it reads the seats of
-    /// the incarnation first. Returns the other ones.
+    /// Removes or keeps the node of a hold, if it has that version.
     async fn end_hold(
         &self,
         mine: &Mine,
         node: &Node,
-        mut version: Option<i32>,
+        version: Option<i32>,
         keep: Option<Duration>,
-    ) -> Result<Vec<Taken>, Native> {
-        let (folder, now) = (self.root.folder(&mine.name), self.clock.now());
-        let mut others = Vec::new();
-        if version.is_none() {
-            let line = list_seats(&self.client, &folder).await?;
-            others = read(&self.client, &folder, line.of(node.number)).await?;
-            let own = others.iter().position(|taken| taken.seat.file == node.file);
-            version = Some(others.remove(own.ok_or(Native::NoNode)?).stat.version);
-        }
-        let path = format!("{folder}/{}", node.file);
+    ) -> Result<(), Native> {
+        let (path, now) = (self.path(&mine.name, &node.file), self.clock.now());
         match keep {
             Some(keep) => {
                 let data = mine.record(Use::Kept(keep)).encode();
@@ -90,11 +93,11 @@ impl Session {
                 self.seats.remove(mine.id);
             }
         }
-        Ok(others)
+        Ok(())
     }
 
     /// Removes a seat that is no hold: of a request with an unknown outcome, or with a pending removal.
-    async fn withdraw(&self, mine: &Mine) -> Result<Released> {
+    pub(crate) async fn withdraw(&self, mine: &Mine) -> Result<Released> {
         let _gate = self.gate(&mine.name).await;
         match self.seats.get(mine.id).map(|mine| mine.phase) {
             Some(Phase::Asked(_) | Phase::Doomed(_)) => self.remove(mine).await.map_err(failed)?,

@@ -34,6 +34,8 @@ pub(crate) struct Mine {
     /// The watch on it, and the one on the seat ahead.
     pub(crate) own: Option<Arc<Watch>>,
     pub(crate) ahead: Option<Arc<Watch>>,
+    /// The watch on the folder, of a sharer for which there is no room.
+    pub(crate) room: Option<Arc<Watch>>,
     /// When it was notified that no seat is ahead any more.
     pub(crate) first: Option<Instant>,
     /// A cleanup of it is in progress.
@@ -122,6 +124,7 @@ impl Mine {
             waits: false,
             own: None,
             ahead: None,
+            room: None,
             first: None,
             swept: false,
         }

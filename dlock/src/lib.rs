@@ -51,6 +51,12 @@
 //!   or process.
 //! - [`lock.with_owner(&owner)`](Lock::with_owner): for callers that have an id of their own.
 //!
+//! # More than one lock
+//!
+//! [`Client::lock_all`] acquires several locks or none, [`Client::lock_any`] the first of several that is
+//! free. [`Client::election`] elects a leader, and [`Client::job`] lets one of several replicas run a job
+//! at each tick.
+//!
 //! # Ending
 //!
 //! [`Client::shutdown`] refuses new acquires, resolves [`Guard::shutting_down`], and keeps renewing for a
@@ -67,7 +73,7 @@
 //! # Telemetry
 //!
 //! dlock emits `tracing` events under the targets `dlock::acquire`, `dlock::renew`, `dlock::lost`,
-//! `dlock::release`, `dlock::cleanup` and `dlock::wake_up`, with the fields `lock` and `backend`. A lost lock
+//! `dlock::release`, `dlock::cleanup`, `dlock::wake_up` and `dlock::job`, with the fields `lock` and `backend`. A lost lock
 //! and a failing renewal are warnings; the rest is `debug` and below. Owners appear as fingerprints only.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -79,12 +85,12 @@ pub use connect::{builder, connect};
 #[cfg(feature = "serde")]
 pub use dlock_core::exposed_pass;
 pub use dlock_core::{
-    Admin, Broken, Client, ClientBuilder, Clock, DEFAULT_LEASE, DEFAULT_POLL_INTERVAL, Detached,
-    Effect, Error, ErrorKind, FencingToken, Fingerprint, Guard, GuardState, HoldId, Holder,
-    HolderInfo, Holds, Instant, Lease, LeaseError, Lock, LockName, LossReason, MAX_LEASE,
-    MAX_NAME_BYTES, MAX_SHARERS, MIN_LEASE, Mode, NameError, NotAttached, NotDetached, Owner, Pass,
-    PassError, ReleaseOutcome, RetryClass, RwLock, Shutdown, ShutdownOutcome, ShutdownReport,
-    Snapshot, TimeoutPhase, driver,
+    Admin, AnyLock, Broken, Client, ClientBuilder, Clock, DEFAULT_LEASE, DEFAULT_POLL_INTERVAL,
+    Detached, Effect, Election, Error, ErrorKind, FencingToken, Fingerprint, Guard, GuardState,
+    HoldId, Holder, HolderInfo, Holds, Instant, Job, JobReport, Lease, LeaseError, Lock, LockName,
+    LockSet, LossReason, MAX_LEASE, MAX_NAME_BYTES, MAX_SHARERS, MIN_LEASE, Mode, NameError,
+    NotAttached, NotDetached, Owner, Pass, PassError, ReleaseOutcome, RetryClass, RwLock, SetGuard,
+    Shutdown, ShutdownOutcome, ShutdownReport, Snapshot, Term, TimeoutPhase, driver,
 };
 #[cfg(feature = "etcd")]
 pub use dlock_etcd as etcd;

@@ -29,6 +29,7 @@ fn every_test_that_the_guarantees_name_exists() {
         "dlock-mongo",
         "dlock-sqlite",
         "dlock/tests",
+        "dlock-cli/tests",
     ] {
         read(&root.join(folder), &mut code);
     }

@@ -13,10 +13,10 @@ cases! {
     a_lapsed_sharer_frees_its_part_alone needs(Shares, Detached);
     no_client_renews_a_dead_sharer needs(Shares, Detached);
     a_break_ends_all_sharers needs(Shares);
-    [Clause::Share bullet("granted in the same way, but `Held` if that many holds live")]
+    [Clause::Share bullet("`req.share()` is a number")]
     the_last_permit_is_given_once_and_a_release_makes_room needs(Shares);
     more_share_a_lock_than_one_owner_may_enter needs(Shares);
-    [Clause::Share bullet("a request of another owner waits before it")]
+    [Clause::Share bullet("a request of another owner waits before a sharer")]
     a_sharer_does_not_pass_one_who_waits_alone needs(Shares);
     a_repeat_of_a_sharer_is_one_hold_though_another_waits needs(Shares);
     [Clause::Share bullet("a permit is given back, others are held")]
@@ -136,7 +136,11 @@ async fn a_sharer_does_not_pass_one_who_waits_alone(ctx: Ctx) -> Result {
     here.refused(&ctx.ask(&name).shared()).await?;
     here.refused(&ctx.ask(&name).shared().in_line(here.ticket()))
         .await?;
+    let since = ctx.now();
     here.frees(&hold).await?;
+    // Nor while the lock is free, as long as it is kept for who waits.
+    let late = ctx.ask(&name).shared();
+    here.refused_in_turn(&late, since).await?;
     there.take(&waiting).await.map(drop)
 }
 

@@ -9,7 +9,7 @@ use super::{
     test_client::{TestClient, frees, held, stays_held},
 };
 use crate::{Ctx, Result, case::cases, in_time, same};
-use dlock_core::{Lock, LockName, LossReason};
+use dlock_core::{Lease, Lock, LockName, LossReason};
 use futures_util::{StreamExt, TryStreamExt, future::ready, stream};
 use std::{future::IntoFuture, time::Duration};
 use tokio::sync::Mutex;
@@ -20,6 +20,8 @@ cases! {
     acquire_of_a_free_lock_dropped_anywhere_leaves_nothing;
     acquire_of_a_held_lock_dropped_anywhere_leaves_nothing;
     acquire_by_an_owner_dropped_anywhere_leaves_nothing;
+    a_set_dropped_anywhere_leaves_nothing;
+    any_lock_of_several_dropped_anywhere_leaves_nothing;
     join_dropped_anywhere_leaves_the_others_alone;
     release_dropped_anywhere_goes_on_in_the_background;
     a_guard_dropped_is_released_in_the_background;
@@ -56,6 +58,46 @@ async fn acquire_of_a_held_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Res
             case.cleans_up(&ctx, &client).await?;
             frees(&ctx, guard).await?;
             nothing_is_left(&ctx, &client, &name, Duration::ZERO).await?;
+            Ok(finished)
+        },
+    )
+    .await
+}
+
+async fn a_set_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result {
+    let steps = [Step::Acquire, Step::Release, Step::Leave];
+    product(&ctx, &steps, |ctx, case| async move {
+        let ([client], first) = TestClient::several(&ctx).await?;
+        let names = [first, ctx.name()?];
+        let set = client
+            .inner
+            .lock_all(names.each_ref().map(LockName::as_str))?;
+        let set = set.lease(Lease::renewed(ctx.kept()));
+        let finished = case.cuts(&client, set.acquire()).await;
+        for name in &names {
+            nothing_is_left(&ctx, &client, name, case.free_within(&ctx)).await?;
+        }
+        Ok(finished)
+    })
+    .await
+}
+
+async fn any_lock_of_several_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result {
+    product(
+        &ctx,
+        &[Step::Acquire, Step::Leave],
+        |ctx, case| async move {
+            let ([_other, client], first, guard) = held(&ctx, TestClient::lock).await?;
+            let second = ctx.name()?;
+            let other = client.acquire(&second).await?;
+            let any = client.inner.lock_any([first.as_str(), second.as_str()])?;
+            let any = any.lease(Lease::renewed(ctx.kept()));
+            let finished = case.cuts(&client, any.acquire()).await;
+            case.cleans_up(&ctx, &client).await?;
+            for (name, guard) in [(&first, guard), (&second, other)] {
+                frees(&ctx, guard).await?;
+                nothing_is_left(&ctx, &client, name, Duration::ZERO).await?;
+            }
             Ok(finished)
         },
     )

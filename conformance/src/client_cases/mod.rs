@@ -3,6 +3,7 @@
 mod admin;
 mod cancel;
 mod crash;
+mod election;
 mod error;
 mod gated_driver;
 mod handover;
@@ -16,6 +17,8 @@ mod observe;
 pub(crate) mod processes;
 mod reentry;
 mod renew;
+mod schedule;
+mod several;
 mod share;
 mod shutdown;
 mod storm;
@@ -47,6 +50,9 @@ pub(crate) fn cases() -> Vec<Case> {
         shutdown::CASES,
         processes::CASES,
         network::CASES,
+        several::CASES,
+        election::CASES,
+        schedule::CASES,
         storm::CASES,
     ];
     all.concat()

@@ -10,7 +10,7 @@ use dlock_core::{
 use std::num::NonZeroU64;
 
 table! {
-    a_turn_is_open_to_every_client breaks(Clause::Wait) needs(Queue) => Barging;
+    a_turn_is_open_to_every_client breaks(Clause::Share, Clause::Wait) needs(Queue) => Barging;
     the_next_ticket_is_forgotten breaks(Clause::Wait) needs(Queue) => Edit {
         acquire: |req| req.next_ticket = None,
         ..Edit::NONE

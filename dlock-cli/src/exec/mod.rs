@@ -1,33 +1,39 @@
-//! `dlock exec`: runs a command under a lock.
+//! `dlock exec`: runs a command under a lock, or under several.
 //!
 //! The command is a child process in a process group of its own. Signals are forwarded to it, job control
 //! works through dlock, and dlock returns its exit code. The command ends before another owner can have the
 //! lock: dlock kills it when the lock is lost, and the kernel kills it when dlock dies.
 
 mod child;
+mod command;
+mod held;
+pub(crate) mod lead;
+mod locks;
 mod passes;
 mod stage;
+mod tokens;
 mod watch;
 
 pub(crate) use stage::Stage;
 
 use crate::{
     args::{Exec, OnLost},
-    by_hand::{held, within},
+    by_hand::{report_held, within},
     cleanup::{until, withdraw},
     exit::Exit,
     output::{Output, span},
     signals::{Ended as Signalled, Signals},
-    store::{self, Store},
+    store::Store,
 };
-use child::Child;
+use command::Command;
 use dlock::{
-    Client, Error, ErrorKind, Guard, Lease, Lock, ReleaseOutcome, TimeoutPhase, driver::DriverError,
+    Client, Error, ErrorKind, Guard, Lease, Lock, LockSet, Pass, ReleaseOutcome, SetGuard,
+    TimeoutPhase, driver::DriverError,
 };
-use passes::Passes;
-use std::{ffi::OsString, time::Duration};
+use held::Held;
+use std::time::Duration;
 use tokio::time::{Instant, timeout};
-use watch::{Ended, Watch};
+use watch::Ended;
 
 pub(crate) async fn run(
     client: &Client,
@@ -36,30 +42,32 @@ pub(crate) async fn run(
     signals: &mut Signals,
     output: &Output,
 ) -> Exit {
-    let busy = Exit(args.conflict_exit_code);
-    let job = match Job::new(client, store, args, output) {
+    let conflict = Exit(args.conflict_exit_code);
+    let job = match Job::new(client, store, &args, output) {
         Ok(job) => job,
-        Err(error) => return output.fail(&error, Exit::of(&error, busy)),
+        Err(error) => return output.fail(&error, Exit::of(&error, conflict)),
     };
     let began = Instant::now();
     let exit = match signals.unless(job.enter()).await {
-        Ok(Ok(Some(guard))) => {
-            output.note(&format!(
-                "acquired {:?} after {}, token {}",
-                job.args.name,
-                span(began.elapsed()),
-                guard.token()
-            ));
-            job.hold(guard, signals).await
+        Ok(Ok(Some(held))) => {
+            let after = span(began.elapsed());
+            for guard in held.guards() {
+                output.note(&format!(
+                    "acquired {:?} after {after}, token {}",
+                    guard.name(),
+                    guard.token()
+                ));
+            }
+            job.hold(held, signals).await
         }
-        Ok(Ok(None)) => held(client, &job.args.name, None, output, busy).await,
+        Ok(Ok(None)) => report_held(client, &job.locks, None, output, conflict).await,
         Ok(Err(error)) if is_busy(&error) => {
-            held(client, &job.args.name, Some(&error), output, busy).await
+            report_held(client, &job.locks, Some(&error), output, conflict).await
         }
-        Ok(Err(error)) => output.fail(&error, Exit::of(&error, busy)),
+        Ok(Err(error)) => output.fail(&error, Exit::of(&error, conflict)),
         Err(Signalled(number)) => Exit::signal(number),
     };
-    withdraw(client, &job.lock, output).await;
+    withdraw(client, &job.locks, output).await;
     exit
 }
 
@@ -74,11 +82,10 @@ fn is_busy(error: &Error) -> bool {
 
 struct Job<'a> {
     client: &'a Client,
-    store: &'a Store,
-    lock: Lock,
-    passes: Passes,
-    grace: Duration,
-    args: Exec,
+    /// The lock that the command line names first, and the others.
+    locks: Vec<Lock>,
+    command: Command<'a>,
+    args: &'a Exec,
     output: &'a Output,
 }
 
@@ -86,118 +93,131 @@ impl<'a> Job<'a> {
     fn new(
         client: &'a Client,
         store: &'a Store,
-        args: Exec,
+        args: &'a Exec,
         output: &'a Output,
     ) -> Result<Self, Error> {
-        let lock = terms(client, &args)?;
-        let grace = grace(&lock, args.kill_grace)?;
+        let name = &args.run.name;
+        let main = match args.permits {
+            Some(permits) => client.semaphore(name, permits)?,
+            None if args.shared => client.rw_lock(name)?.read(),
+            None => client.lock(name)?,
+        };
+        let mut locks = vec![terms(main, args)];
+        for name in &args.also {
+            let lock = terms(client.lock(name)?, args);
+            if locks.iter().all(|other| other.name() != lock.name()) {
+                locks.push(lock);
+            }
+        }
+        let command = Command::new(client, store, &args.run, &locks[0], output)?;
+        let command = Command {
+            kill: args.on_lost == OnLost::Kill,
+            max_hold: args.max_hold,
+            ..command
+        };
         Ok(Self {
             client,
-            store,
-            lock,
-            passes: Passes::inherited(),
-            grace,
+            locks,
+            command,
             args,
             output,
         })
     }
 
-    /// Acquires, or enters the incarnation that an outer `dlock exec` of the same name holds.
-    async fn enter(&self) -> Result<Option<Guard>, Error> {
+    /// Acquires all locks or none. An incarnation that an outer dlock holds is entered instead.
+    async fn enter(&self) -> Result<Option<Held>, Error> {
         let store = &self.client.capabilities().store;
-        let limit = self.args.wait_args.limit();
-        // A pass that is over never becomes an acquire of its own: the holder of the outer lock has lost
-        // it.
-        let Some(pass) = self.passes.of(store, self.lock.name()) else {
-            return within(&self.lock, limit).await;
+        let (began, limit) = (Instant::now(), self.args.wait_args.limit());
+        let rest = || limit.map(|limit| limit.saturating_sub(began.elapsed()));
+        let (mut held, mut free) = (Held::default(), Vec::new());
+        for lock in &self.locks {
+            // A pass that is over never becomes an acquire of its own: the holder of the outer lock has
+            // lost it.
+            match self.command.passes.of(store, lock.name()) {
+                Some(pass) => held.single.push(join(lock, pass, rest()).await?),
+                None => free.push(lock),
+            }
+        }
+        match free[..] {
+            [] => {}
+            [lock] => match within(lock, rest()).await? {
+                Some(guard) => held.single.push(guard),
+                None => return Ok(None),
+            },
+            _ => match all_within(&self.set(&free)?, rest()).await? {
+                Some(guard) => held.set = Some(guard),
+                None => return Ok(None),
+            },
+        }
+        Ok(Some(held))
+    }
+
+    fn set(&self, free: &[&Lock]) -> Result<LockSet, Error> {
+        let names = free.iter().map(|lock| lock.name());
+        let mut set = self.client.lock_all(names)?;
+        if let Some(lease) = self.args.run.lease {
+            set = set.lease(Lease::renewed(lease));
+        }
+        if let Some(most) = self.args.max_hold {
+            set = set.max_hold(most);
+        }
+        Ok(set)
+    }
+
+    /// Runs the command while the locks are held.
+    async fn hold(&self, held: Held, signals: &mut Signals) -> Exit {
+        let locks = held.locks(self.locks[0].name());
+        match self.command.run(locks, signals).await {
+            Ok(Ended { lost: true, .. }) => {
+                drop(held); // `withdraw` releases what is not over
+                Exit::LOST
+            }
+            Ok(Ended { exit, .. }) => match self.give_back(held, signals).await {
+                true => exit,
+                false => Exit::LOST,
+            },
+            Err(exit) => {
+                self.give_back(held, signals).await;
+                exit
+            }
+        }
+    }
+
+    /// Releases; returns whether all locks were held to the end. A signal meanwhile leaves the release to
+    /// `withdraw`.
+    async fn give_back(&self, held: Held, signals: &mut Signals) -> bool {
+        let least = held.guards().map(Guard::min_hold_remaining).max();
+        let (mut whole, mut keep) = (true, None);
+        let Ok(released) = signals.unless(held.release()).await else {
+            return true;
         };
-        let joining = self.lock.join(pass);
-        let joined = match limit {
-            None => joining.await,
-            Some(limit) => {
-                let limit = if limit.is_zero() { ANSWER } else { limit };
-                match timeout(limit, joining).await {
-                    Ok(joined) => joined,
-                    Err(_) => return Err(unanswered(limit)),
+        for (name, outcome) in released {
+            match outcome {
+                Ok(outcome) => {
+                    let unavailable = match outcome {
+                        ReleaseOutcome::MinHold { rest } => Some(rest),
+                        _ => None,
+                    };
+                    let until_then =
+                        unavailable.map(|rest| format!("; unavailable until {}", until(rest)));
+                    let until_then = until_then.unwrap_or_default();
+                    self.output.note(&format!("released {name:?}{until_then}"));
+                    keep = keep.max(unavailable.or(least));
+                }
+                Err(error) if matches!(error.kind(), ErrorKind::Lost | ErrorKind::NotHeld) => {
+                    self.output.fail(&error, Exit::LOST);
+                    whole = false;
+                }
+                // `withdraw` reports what the store did not confirm.
+                Err(error) if error.kind() == ErrorKind::Indeterminate => {}
+                Err(error) => {
+                    self.output.fail(&error, Exit::UNKNOWN);
                 }
             }
-        };
-        joined.map(Some)
-    }
-
-    /// Runs the command while the lock is held.
-    async fn hold(&self, guard: Guard, signals: &mut Signals) -> Exit {
-        let most = self.args.max_hold;
-        let most = most.map(|most| (most, Instant::now() + most));
-        let child = Child::start(
-            &command(&self.args),
-            self.variables(&guard),
-            (self.args.foreground, self.output.is_json()),
-        );
-        let child = match child {
-            Ok(child) => child,
-            Err(error) => {
-                let message = format!(
-                    "the command could not be started: {error}: is /proc mounted, and a process or descriptor left (ulimit -u, -n)?"
-                );
-                let backend = self.client.capabilities().backend;
-                self.output
-                    .problem("Exec", &message, backend, Some(&self.args.name));
-                self.give_back(guard, signals).await;
-                return Exit::NOT_EXECUTABLE;
-            }
-        };
-        let watch = Watch {
-            guard: &guard,
-            backend: self.client.capabilities().backend,
-            kill: self.args.on_lost == OnLost::Kill,
-            grace: self.grace,
-            most,
-            output: self.output,
-        };
-        let Ended { exit, lost } = watch.until_ended(child, signals).await;
-        if lost {
-            drop(guard); // `withdraw` releases the lock, if it is not over
-            return Exit::LOST;
         }
-        if self.give_back(guard, signals).await {
-            exit
-        } else {
-            Exit::LOST
-        }
-    }
-
-    /// Releases; returns whether the lock was held to the end. A signal meanwhile leaves the release to
-    /// `withdraw`.
-    async fn give_back(&self, guard: Guard, signals: &mut Signals) -> bool {
-        let (name, least) = (&self.args.name, guard.min_hold_remaining());
-        let released = signals.unless(guard.release()).await;
-        match released {
-            Ok(Ok(outcome)) => {
-                let unavailable = match outcome {
-                    ReleaseOutcome::MinHold { rest } => Some(rest),
-                    _ => None,
-                };
-                let until_then =
-                    unavailable.map(|rest| format!("; unavailable until {}", until(rest)));
-                let until_then = until_then.unwrap_or_default();
-                self.output.note(&format!("released {name:?}{until_then}"));
-                self.keep_unavailable(unavailable.unwrap_or(least), signals)
-                    .await;
-                true
-            }
-            Ok(Err(error)) if matches!(error.kind(), ErrorKind::Lost | ErrorKind::NotHeld) => {
-                self.output.fail(&error, Exit::LOST);
-                false
-            }
-            // `withdraw` reports what the store did not confirm.
-            Ok(Err(error)) if error.kind() == ErrorKind::Indeterminate => true,
-            Ok(Err(error)) => {
-                self.output.fail(&error, Exit::UNKNOWN);
-                true
-            }
-            Err(Signalled(_)) => true,
-        }
+        self.keep_unavailable(keep.unwrap_or_default(), signals)
+            .await;
+        whole
     }
 
     /// Where this client's session keeps the lock unavailable, dlock stays until the minimum hold ends:
@@ -212,7 +232,11 @@ impl<'a> Job<'a> {
             // observed.
             for _ in 0..OPENING.as_millis() / POLL_INTERVAL.as_millis() {
                 tokio::time::sleep(POLL_INTERVAL).await;
-                let seen = self.client.admin().inspect(self.lock.name().as_str()).await;
+                let seen = self
+                    .client
+                    .admin()
+                    .inspect(self.locks[0].name().as_str())
+                    .await;
                 if seen.is_ok_and(|seen| seen.unavailable_for.is_none()) {
                     return true;
                 }
@@ -220,39 +244,19 @@ impl<'a> Job<'a> {
             false
         };
         if !matches!(signals.unless(opened).await, Ok(true)) {
-            let session = self.lock.effective_lease().unwrap_or_default().length();
+            let session = self.locks[0].effective_lease().unwrap_or_default().length();
             self.output.warn(&format!(
                 "{:?} stays unavailable until our session is over, at {} at the latest",
-                self.args.name,
+                self.args.run.name,
                 until(session)
             ));
         }
     }
-
-    fn variables(&self, guard: &Guard) -> Vec<(&'static str, Option<String>)> {
-        let caps = self.client.capabilities();
-        let passes = match guard.pass() {
-            Ok(pass) if !self.args.no_pass => Some(self.passes.with(&pass)),
-            _ => self.passes.without(&caps.store, guard.name()),
-        };
-        let url = self.args.pass_url.then(|| self.store.url.clone());
-        let withheld = url.is_none() && !self.store.is_default;
-        vec![
-            (store::URL, url),
-            (store::WITHHELD, withheld.then(|| "1".to_owned())),
-            ("DLOCK_HELD", Some("1".to_owned())),
-            ("DLOCK_NAME", Some(guard.name().to_string())),
-            ("DLOCK_TOKEN", Some(guard.token().to_string())),
-            ("DLOCK_BACKEND", Some(caps.backend.to_owned())),
-            (passes::VARIABLE, passes),
-        ]
-    }
 }
 
 /// The lock with the options applied.
-fn terms(client: &Client, args: &Exec) -> Result<Lock, Error> {
-    let mut lock = client.lock(&args.name)?;
-    if let Some(lease) = args.lease {
+fn terms(mut lock: Lock, args: &Exec) -> Lock {
+    if let Some(lease) = args.run.lease {
         lock = lock.lease(Lease::renewed(lease));
     }
     if let Some(most) = args.max_hold {
@@ -261,29 +265,25 @@ fn terms(client: &Client, args: &Exec) -> Result<Lock, Error> {
     if let Some(least) = args.min_hold {
         lock = lock.min_hold(least);
     }
-    Ok(lock)
+    lock
 }
 
-/// How long before the end the command gets TERM: the option, else 2 s or a fifth of the lease.
-fn grace(lock: &Lock, asked: Option<Duration>) -> Result<Duration, Error> {
-    let lease = lock.effective_lease().unwrap_or_default().length();
-    match asked {
-        // A renewal is due after a third and has failed after a half: a longer grace would end commands
-        // whose lock is well.
-        Some(grace) if grace > lease / 2 => Err(Error::misuse(format!(
-            "--kill-grace ({}) must be at most half of the lease ({})",
-            span(grace),
-            span(lease)
-        ))),
-        Some(grace) => Ok(grace),
-        None => Ok((lease / 5).min(Duration::from_secs(2))),
-    }
+/// Enters an incarnation within the limit.
+async fn join(lock: &Lock, pass: &Pass, limit: Option<Duration>) -> Result<Guard, Error> {
+    let joining = lock.join(pass);
+    let Some(limit) = limit else {
+        return joining.await;
+    };
+    let limit = if limit.is_zero() { ANSWER } else { limit };
+    let joined = timeout(limit, joining).await;
+    joined.unwrap_or_else(|_| Err(unanswered(limit)))
 }
 
-fn command(args: &Exec) -> Vec<OsString> {
-    match &args.command_text {
-        Some(text) => vec!["sh".into(), "-c".into(), text.clone()],
-        None => args.command.clone(),
+async fn all_within(set: &LockSet, limit: Option<Duration>) -> Result<Option<SetGuard>, Error> {
+    match limit {
+        None => set.acquire().await.map(Some),
+        Some(Duration::ZERO) => set.try_acquire().await,
+        Some(limit) => set.acquire_timeout(limit).await.map(Some),
     }
 }
 

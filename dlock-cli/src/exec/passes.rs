@@ -9,7 +9,7 @@ use std::env;
 pub(super) const VARIABLE: &str = "DLOCK_PASS";
 
 /// The most entries: an environment is bounded, so nesting is bounded too.
-const MOST: usize = 16;
+const MOST: usize = 64;
 
 pub(super) struct Passes(Vec<Entry>);
 
@@ -39,28 +39,29 @@ impl Passes {
         passes.find(|pass| pass.store() == store && pass.name() == name)
     }
 
-    /// The list for the command: the inherited entries, then this one. Entries that are over or repeated
+    /// The list for the command: the inherited entries, then its own. Entries that are over or repeated
     /// are dropped, then the outermost.
-    pub(super) fn with(&self, pass: &Pass) -> String {
-        let mut texts = self.others(pass.store(), pass.name());
-        texts.push(pass.expose());
+    pub(super) fn with(&self, own: &[Pass]) -> String {
+        let is_own = |pass: &Pass| {
+            let of_it = |own: &Pass| pass.store() == own.store() && pass.name() == own.name();
+            own.iter().any(of_it)
+        };
+        let mut texts = self.others(is_own);
+        texts.extend(own.iter().map(Pass::expose));
         let surplus = texts.len().saturating_sub(MOST);
         texts.split_off(surplus).join(",")
     }
 
-    /// The list for a command that must not enter this lock.
-    pub(super) fn without(&self, store: &str, name: &LockName) -> Option<String> {
-        let texts = self.others(store, name);
+    /// The list for a command that must not enter these locks.
+    pub(super) fn without(&self, store: &str, names: &[&LockName]) -> Option<String> {
+        let texts = self.others(|pass| pass.store() == store && names.contains(&pass.name()));
         (!texts.is_empty()).then(|| texts.join(","))
     }
 
-    /// The entries of other locks.
-    fn others(&self, store: &str, name: &LockName) -> Vec<String> {
-        let of_it = |pass: &Pass| pass.store() == store && pass.name() == name;
-        let others = self
-            .0
-            .iter()
-            .filter(|entry| !entry.pass.as_ref().is_some_and(of_it));
+    /// The entries of other locks than these.
+    fn others(&self, these: impl Fn(&Pass) -> bool) -> Vec<String> {
+        let is_other = |entry: &&Entry| !entry.pass.as_ref().is_some_and(&these);
+        let others = self.0.iter().filter(is_other);
         others.map(|entry| entry.text.clone()).collect()
     }
 }
@@ -69,6 +70,7 @@ impl Passes {
 mod tests {
     use super::{MOST, Passes};
     use dlock::{FencingToken, LockName, Owner, Pass};
+    use std::slice;
 
     fn pass(store: &str, name: &str, token: u64) -> Pass {
         let name = LockName::new(name).unwrap();
@@ -94,8 +96,11 @@ mod tests {
     fn what_cannot_be_read_is_handed_on() {
         let own = pass("s", "a", 1);
         let passes = Passes::parse("9:new:format,,");
-        let without = |passes: Passes| passes.without(own.store(), own.name());
-        assert_eq!(passes.with(&own), format!("9:new:format,{}", own.expose()));
+        let without = |passes: Passes| passes.without(own.store(), &[own.name()]);
+        assert_eq!(
+            passes.with(slice::from_ref(&own)),
+            format!("9:new:format,{}", own.expose())
+        );
         assert_eq!(without(passes).as_deref(), Some("9:new:format"));
         assert_eq!(without(Passes::parse("")), None);
     }
@@ -105,17 +110,31 @@ mod tests {
         let (old, new) = (pass("s", "a", 1), pass("s", "a", 2));
         let other = pass("t", "a", 1).expose();
         let passes = Passes::parse(&format!("{},{other}", old.expose()));
-        assert_eq!(passes.with(&new), format!("{other},{}", new.expose()));
-        assert_eq!(passes.without(new.store(), new.name()), Some(other));
+        assert_eq!(
+            passes.with(slice::from_ref(&new)),
+            format!("{other},{}", new.expose())
+        );
+        assert_eq!(passes.without(new.store(), &[new.name()]), Some(other));
+    }
+
+    #[test]
+    fn the_passes_of_several_locks_are_handed_on_together() {
+        let [old, a, b, c] =
+            [("b", 1), ("a", 2), ("b", 2), ("c", 2)].map(|(name, token)| pass("s", name, token));
+        let passes = Passes::parse(&[&old, &c].map(Pass::expose).join(","));
+        let all = [&c, &a, &b].map(Pass::expose).join(",");
+        assert_eq!(passes.with(&[a, b]), all);
+        let names = [old.name(), c.name()];
+        assert_eq!(passes.without("s", &names), None);
     }
 
     #[test]
     fn the_list_is_bounded_and_loses_the_outermost() {
         let mut list = String::new();
-        for name in 0..40 {
-            list = Passes::parse(&list).with(&pass("s", &name.to_string(), 1));
+        for name in 0..100 {
+            list = Passes::parse(&list).with(&[pass("s", &name.to_string(), 1)]);
         }
-        let (first, last) = (pass("s", "24", 1).expose(), pass("s", "39", 1).expose());
+        let (first, last) = (pass("s", "36", 1).expose(), pass("s", "99", 1).expose());
         assert_eq!(list.split(',').count(), MOST);
         assert!(list.starts_with(&first) && list.ends_with(&last));
     }

@@ -1,12 +1,15 @@
 //! Watching the command: from its start to its end.
 
 use crate::{
-    exec::child::{Change, Child, terminal},
+    exec::{
+        child::{Change, Child, terminal},
+        locks::Locks,
+    },
     exit::Exit,
     output::{Output, span},
     signals::{Heard, SignalEvent, Signals},
 };
-use dlock::{Guard, GuardState, LossReason};
+use dlock::{GuardState, LossReason};
 use nix::{
     sys::signal::Signal,
     unistd::{getpid, getsid},
@@ -15,7 +18,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 pub(super) struct Watch<'a> {
-    pub(super) guard: &'a Guard,
+    pub(super) locks: Locks<'a>,
     pub(super) backend: &'static str,
     pub(super) kill: bool,
     pub(super) grace: Duration,
@@ -29,6 +32,8 @@ pub(super) struct Ended {
     pub(super) exit: Exit,
     /// The lock was lost, or about to be lost, while the command ran.
     pub(super) lost: bool,
+    /// dlock got INT, TERM or QUIT meanwhile.
+    pub(super) told: bool,
 }
 
 /// The state of the lock.
@@ -42,14 +47,14 @@ enum Course {
 
 impl Watch<'_> {
     pub(super) async fn until_ended(&self, mut child: Child, signals: &mut Signals) -> Ended {
-        let mut course = Course::Safe;
-        let lost = |course: &Course| !matches!(course, Course::Safe) || self.guard.check().is_err();
+        let (mut course, mut told) = (Course::Safe, false);
+        let lost = |course: &Course| !matches!(course, Course::Safe) || !self.locks.are_held();
         loop {
             // Asked in each round, so that a change between two signals is never missed.
             match child.change(|| self.kill && lost(&course)) {
                 Change::Ended(exit) => {
                     let lost = lost(&course);
-                    return Ended { exit, lost };
+                    return Ended { exit, lost, told };
                 }
                 Change::Stopped(by) => self.stopped(&mut child, by, signals, &mut course),
                 Change::Nothing => {}
@@ -57,7 +62,10 @@ impl Watch<'_> {
             tokio::select! {
                 biased;
                 event = signals.next() => match event {
-                    Ok(SignalEvent::Signal(heard)) => self.on_signal(&child, heard, signals, &mut course),
+                    Ok(SignalEvent::Signal(heard)) => {
+                        told |= TOLD.contains(&heard.number);
+                        self.on_signal(&child, heard, signals, &mut course);
+                    }
                     Ok(SignalEvent::Child) => {}
                     // Without signals only polling shows when the command ends.
                     Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
@@ -79,13 +87,13 @@ impl Watch<'_> {
             Duration::ZERO
         };
         loop {
-            let remaining = self.guard.remaining();
+            let remaining = self.locks.remaining();
             if remaining <= margin {
                 return;
             }
             tokio::select! {
                 biased;
-                _ = self.guard.lost() => return,
+                () = self.locks.lost() => return,
                 // Renewals move the end: check again at the old end, and often enough for a machine that
                 // slept.
                 () = tokio::time::sleep((remaining - margin).min(Duration::from_secs(1))) => {}
@@ -100,19 +108,19 @@ impl Watch<'_> {
         }
         self.lost("the command is ended");
         child.terminate();
-        Course::Ending(Instant::now() + kill_after(self.guard.remaining(), self.grace))
+        Course::Ending(Instant::now() + kill_after(self.locks.remaining(), self.grace))
     }
 
     fn lost(&self, so: &str) {
-        let name = self.guard.name();
-        let remaining = self.guard.remaining();
+        let guard = self.locks.weakest();
+        let (name, remaining) = (guard.name(), guard.remaining());
         // The renewals succeed, so only `--max-hold` can end the lock. Its end is a little early, as every
         // lease's is.
-        let well = matches!(self.guard.state(), GuardState::Held);
+        let well = matches!(guard.state(), GuardState::Held);
         let planned = self
             .most
             .filter(|(most, end)| well || *end <= Instant::now() + remaining + *most / 50 + SLACK);
-        let why = match (self.guard.state(), planned) {
+        let why = match (guard.state(), planned) {
             (
                 GuardState::Held | GuardState::Uncertain | GuardState::Lost(LossReason::Deadline),
                 Some((most, _)),
@@ -154,8 +162,8 @@ impl Watch<'_> {
         child.take_terminal();
         self.output.warn(&format!(
             "stopped: the lock {:?} is not renewed, and the command is killed if it is continued after {}",
-            self.guard.name(),
-            span(self.guard.remaining())
+            self.locks.weakest().name(),
+            span(self.locks.remaining())
         ));
         if !signals.stop(group) {
             return; // no shell watches this job
@@ -165,7 +173,7 @@ impl Watch<'_> {
 
     /// First the clock, then the command: after its lease the command must not run another step.
     fn continued(&self, child: &Child, course: &mut Course) {
-        if self.kill && self.guard.check().is_err() {
+        if self.kill && !self.locks.are_held() {
             self.lost("the command is killed");
             child.signal(Signal::SIGKILL);
             *course = Course::Done;
@@ -219,6 +227,9 @@ async fn until(course: &Course) {
         Course::Safe | Course::Done => std::future::pending().await,
     }
 }
+
+/// The signals that tell dlock to end. A command may read HUP as "read your settings again".
+const TOLD: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGQUIT];
 
 /// The margin of a clock that is read after the event.
 const SLACK: Duration = Duration::from_millis(50);

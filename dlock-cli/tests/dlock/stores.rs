@@ -1,11 +1,12 @@
 //! The same commands over every store that has a server.
 
-use crate::bed::{Desk, Out, Running, at, is_alive, name, run, server, start};
+use crate::bed::{DLOCK, Desk, Out, Running, at, is_alive, name, run, server, start, until};
 use crate::session;
 use dlock_conformance::testbed::{
     EtcdServer, MariadbServer, MongoServer, PostgresServer, mariadb::MariadbOptions,
     mongo::Deployment,
 };
+use nix::sys::signal::Signal;
 use std::fs;
 
 /// One backend: the tests below are the same for all of them.
@@ -89,6 +90,8 @@ fn zookeeper() {
 fn over(store: &Store) {
     exec_shuts_others_out_and_hands_over(store);
     a_break_ends_the_command(store);
+    another_leads_when_dlock_is_killed(store);
+    a_command_runs_under_several_locks(store);
     if store.outlives {
         a_hold_passes_from_one_dlock_to_the_next(store);
     }
@@ -135,6 +138,70 @@ fn a_break_ends_the_command(store: &Store) {
     assert!(out.stderr.contains("is lost"), "{out:?}");
     assert!(!is_alive(&pid));
     store.is_free(&lock);
+}
+
+fn another_leads_when_dlock_is_killed(store: &Store) {
+    let (lock, desk) = (name("led"), Desk::new());
+    let text = format!(
+        "echo $DLOCK_TOKEN $PPID >>'{}'; while :; do sleep 0.02; done",
+        desk.text("terms")
+    );
+    let lead = || {
+        start(at(
+            &store.url,
+            &["lead", "--lease", LEASE, &lock, "-c", &text],
+        ))
+    };
+    let terms = |count| {
+        let read = || fs::read_to_string(desk.path("terms")).unwrap_or_default();
+        until("the next term", || read().matches('\n').count() >= count);
+        let words: Vec<u64> = read()
+            .split_whitespace()
+            .map(|word| word.parse().unwrap())
+            .collect();
+        (words[count * 2 - 2], words[count * 2 - 1])
+    };
+    let mut candidates = vec![lead(), lead()];
+    let (mut token, mut leader) = terms(1);
+    for term in 2..=3 {
+        let at = |running: &Running| u64::try_from(running.pid().as_raw()).unwrap() == leader;
+        let killed = candidates.remove(candidates.iter().position(at).unwrap());
+        killed.signal(Signal::SIGKILL);
+        killed.wait().expect(137);
+        candidates.push(lead());
+        let next = terms(term);
+        assert!(next.0 > token && next.1 != leader, "{next:?}");
+        (token, leader) = next;
+    }
+    for candidate in candidates {
+        candidate.listens();
+        candidate.signal(Signal::SIGTERM);
+        candidate.wait().expect(143);
+    }
+    store.is_free(&lock);
+}
+
+fn a_command_runs_under_several_locks(store: &Store) {
+    let [a, b] = [(); 2].map(|()| name("both"));
+    let inner = format!("'{DLOCK}' exec -n '{b}' -- true; echo $? $DLOCK_TOKENS");
+    let both = [
+        "-q",
+        "exec",
+        "--pass-url",
+        "--no-pass",
+        "--also",
+        &b,
+        &a,
+        "-c",
+        &inner,
+    ];
+    let out = store.run(&both).expect(0);
+    let words: Vec<_> = out.stdout.split_whitespace().collect();
+    assert_eq!(words[0], "1", "{out:?}");
+    for (lock, word) in [&a, &b].into_iter().zip(&words[1..]) {
+        assert!(word.starts_with(&format!("{lock}=")), "{out:?}");
+        store.is_free(lock);
+    }
 }
 
 fn a_hold_passes_from_one_dlock_to_the_next(store: &Store) {

@@ -64,8 +64,8 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     /// - `mutex`: held by another owner, its lease unexpired by the store's clock: `Held`, nothing changed but the queue.
     /// - `name`: two names that differ in a byte are two locks.
     /// - `reentry`: a hold of `req.owner` lives, and `req.share()` is `None`: granted with the same token and one hold more, past every queue.
-    /// - `share`: [`req.share()`](Acquire::share) is a number, and a hold of `req.owner` lives: granted in the same way, but `Held` if that many holds live.
-    /// - `share`: the same, and a request of another owner waits before it: `Held`.
+    /// - `share`: `req.share()` is a number, and a hold of `req.owner` lives: granted in the same way, but `Held` if that many holds live.
+    /// - `share`: a request of another owner waits before a sharer: `Held`, also while the lock is free.
     /// - `reentry`: `req.join` is given and that incarnation is over or another owner's: `Gone`, nothing changed.
     /// - `lease`: the record then lasts until the latest end of its living holds; re-entry never shortens it.
     /// - `indeterminate`: `req.hold` is inside already: the same token and number of holds again, nothing changed, `valid_for` what is left.

@@ -7,4 +7,5 @@ mod bed;
 mod cluster;
 mod requests;
 mod servers;
+mod shares;
 mod streams;

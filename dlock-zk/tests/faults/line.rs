@@ -302,11 +302,15 @@ pub(crate) async fn a_release_for_another_client_says_how_long_the_name_is_unava
 /// The rounds of a race.
 const ROUNDS: u32 = 100;
 
-/// A process that acquires a lock. The test kills it while it waits, or while it holds and has printed its
+/// A process that acquires a lock, or a permit. The test kills it while it waits, or while it holds and has printed its
 /// pass.
 pub(crate) async fn hold(job: &Job) {
     let client = client(job.arg("url").unwrap()).await;
-    let lock = client.lock(job.arg("name").unwrap()).unwrap();
+    let name = job.arg("name").unwrap();
+    let lock = match job.arg("permits") {
+        Ok(permits) => client.semaphore(name, permits.parse().unwrap()).unwrap(),
+        Err(_) => client.lock(name).unwrap(),
+    };
     let guard = lock.acquire().await.unwrap();
     worker::say(&format!("holds {}", guard.pass().unwrap().expose())).unwrap();
     worker::commands().recv().await;

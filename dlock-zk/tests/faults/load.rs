@@ -19,13 +19,15 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// A counter under the lock that a double hold would break.
+/// A counter under the lock that a hold too many would break.
 #[derive(Default)]
 struct Load {
     inside: AtomicU32,
     count: AtomicU64,
     last: AtomicU64,
     over: AtomicBool,
+    /// The permits; 0: the lock is exclusive.
+    permits: u32,
 }
 
 impl Load {
@@ -48,19 +50,25 @@ impl Load {
 
 async fn load(client: Client, name: &'static str, shared: Arc<Load>) {
     while !shared.over.load(SeqCst) {
-        let lock = client.lock(name).expect("it works");
+        let lock = match shared.permits {
+            0 => client.lock(name),
+            permits => client.semaphore(name, permits),
+        };
+        let lock = lock.expect("it works");
         let Ok(guard) = lock.acquire_timeout(Duration::from_secs(5)).await else {
             continue;
         };
         if guard.check().is_ok() {
-            assert_eq!(shared.inside.fetch_add(1, SeqCst), 0, "two inside");
+            let inside = shared.inside.fetch_add(1, SeqCst);
+            assert!(inside < shared.permits.max(1), "{inside} others inside");
             // Holds the lock for a moment: a second holder would be seen.
             sleep(Duration::from_millis(2)).await;
             let held = guard.check().is_ok();
             shared.inside.fetch_sub(1, SeqCst);
             if held {
                 let before = shared.last.swap(guard.token().0, SeqCst);
-                assert!(guard.token().0 > before, "a token that does not grow");
+                let grows = guard.token().0 > before || shared.permits > 0;
+                assert!(grows, "a token that does not grow");
                 shared.count.fetch_add(1, SeqCst);
             }
         }
@@ -108,10 +116,14 @@ pub(crate) async fn soak_twenty_killed_leaders_under_load_lose_nothing() {
     leaders_die(20).await;
 }
 
-async fn replies_are_lost(faults: u32) {
+async fn replies_are_lost(faults: u32, permits: u32) {
     let server = server(ZooKeeperOptions::default()).await;
     let proxy = Proxy::start(server.addr()).await.expect("it works");
-    let (shared, mut tasks) = (Arc::new(Load::default()), JoinSet::new());
+    let load_of = Load {
+        permits,
+        ..Load::default()
+    };
+    let (shared, mut tasks) = (Arc::new(load_of), JoinSet::new());
     for at in 0..4 {
         let url = if at < 2 {
             server.url_at(proxy.addr())
@@ -122,10 +134,12 @@ async fn replies_are_lost(faults: u32) {
         tasks.spawn(load(client, "lossy", Arc::clone(&shared)));
     }
     for at in 0..faults {
-        // The reply to a create, to a delete, or to the next request of any kind.
-        let needle: &[u8] = match at % 3 {
+        // The reply to a create, to a delete, to an entry (a transaction that begins with a write), or to the next
+        // request of any kind.
+        let needle: &[u8] = match at % 4 {
             0 => b"-lock-\0\0\0",
             1 => &[0, 0, 0, 2, 0, 0, 0],
+            2 if permits > 1 => &[0, 0, 0, 14, 0, 0, 0, 5],
             _ => b"/dlock/lossy",
         };
         let armed = proxy.on_next(Trigger::on(needle), Fault::CutAfterRequest);
@@ -139,9 +153,17 @@ async fn replies_are_lost(faults: u32) {
 }
 
 pub(crate) async fn twenty_lost_replies_under_load_lose_nothing() {
-    replies_are_lost(20).await;
+    replies_are_lost(20, 0).await;
 }
 
 pub(crate) async fn soak_two_hundred_lost_replies_under_load_lose_nothing() {
-    replies_are_lost(200).await;
+    replies_are_lost(200, 0).await;
+}
+
+pub(crate) async fn twenty_lost_replies_give_no_permit_too_many() {
+    replies_are_lost(20, 2).await;
+}
+
+pub(crate) async fn soak_two_hundred_lost_replies_give_no_permit_too_many() {
+    replies_are_lost(200, 2).await;
 }

@@ -12,6 +12,7 @@ mod load;
 mod lone;
 mod quorum;
 mod sessions;
+mod share;
 mod strange;
 #[cfg(feature = "tls")]
 mod tls;
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
         load:
         two_killed_leaders_under_load_lose_nothing,
         twenty_lost_replies_under_load_lose_nothing,
+        twenty_lost_replies_give_no_permit_too_many,
     ));
     trials.extend(tests!(
         quorum:
@@ -90,6 +92,13 @@ fn main() -> ExitCode {
         sessions_with_thousands_of_locks_outlive_their_connections,
     ));
     trials.extend(tests!(
+        share:
+        waiting_readers_enter_together_when_told_and_none_passes_a_writer,
+        a_permit_that_is_given_back_or_dies_goes_to_the_first_that_waits,
+        of_many_that_try_at_once_as_many_enter_as_may,
+        a_ticket_that_passes_to_a_writer_is_not_granted_beside_readers,
+    ));
+    trials.extend(tests!(
         strange:
         no_number_in_a_node_panics_and_each_is_shown_and_broken,
     ));
@@ -103,6 +112,7 @@ fn main() -> ExitCode {
         load:
         soak_twenty_killed_leaders_under_load_lose_nothing,
         soak_two_hundred_lost_replies_under_load_lose_nothing,
+        soak_two_hundred_lost_replies_give_no_permit_too_many,
     );
     trials.extend(soaks.map(|soak| soak.with_ignored_flag(true)));
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()

@@ -539,14 +539,19 @@ mod tests {
     use super::{DamagedRecord, Decision, Record, StoreTime, UNUSED};
     use crate::{
         clock::Instant,
-        driver::{Acquire, Acquired, Broken, HolderInfo, Release, Released, Renew, Renewed},
+        driver::{
+            Acquire, Acquired, Broken, HolderInfo, Release, Released, Renew, Renewed, Ticket,
+        },
         error::ErrorKind,
         lease::Lease,
         name::LockName,
-        owner::{HoldId, MAX_HOLDS, Owner},
+        owner::{HoldId, MAX_HOLDS, MAX_SHARERS, Owner},
         token::FencingToken,
     };
-    use std::time::Duration;
+    use std::{
+        num::{NonZeroU32, NonZeroU64},
+        time::Duration,
+    };
 
     const NOW: u64 = 1_000_000_000;
     const SECOND: Duration = Duration::from_secs(1);
@@ -645,6 +650,76 @@ mod tests {
             assert!(decision.write.is_none());
             assert!(matches!(decision.answer, Acquired::Gone), "{decision:?}");
         }
+    }
+
+    fn share(owner: Owner, hold: u64) -> Acquire {
+        Acquire {
+            owner,
+            ..acquire("us", hold)
+        }
+    }
+
+    fn is_held(decision: &Decision<Acquired>) -> bool {
+        matches!(decision.answer, Acquired::Held(_))
+    }
+
+    #[test]
+    fn sharers_enter_up_to_their_number_and_more_than_one_owner_may() {
+        let two = Owner::permits(NonZeroU32::new(2).unwrap());
+        let one = written(Record::default().acquire(&share(two, 1), at(0)).unwrap());
+        let full = written(one.acquire(&share(two, 2), at(5)).unwrap());
+        assert_eq!(full.token, one.token);
+        let refused = full.acquire(&share(two, 3), at(6)).unwrap();
+        assert!(matches!(refused.answer, Acquired::Held(held) if held.poll_in == Some(SECOND * 4)));
+        // The first is over: its part is free, and no more.
+        let next = written(full.acquire(&share(two, 3), at(10)).unwrap());
+        assert_eq!((next.holds.len(), next.token), (2, one.token));
+        let mut crowd = written(
+            Record::default()
+                .acquire(&share(Owner::SHARED, 0), at(0))
+                .unwrap(),
+        );
+        for hold in 1..u64::from(MAX_SHARERS) {
+            crowd = written(crowd.acquire(&share(Owner::SHARED, hold), at(0)).unwrap());
+        }
+        assert!(is_held(
+            &crowd.acquire(&share(Owner::SHARED, 9_999), at(0)).unwrap()
+        ));
+    }
+
+    #[test]
+    fn a_claim_keeps_new_sharers_out_until_it_ends_or_the_lock_is_taken_alone() {
+        let reader = |hold| share(Owner::SHARED, hold);
+        let mut writer = acquire("them", 7);
+        let shared = written(Record::default().acquire(&reader(1), at(0)).unwrap());
+        assert!(
+            shared.claimed(&writer, at(0), SECOND).is_none(),
+            "it does not wait"
+        );
+        writer.ticket = Some(Ticket(NonZeroU64::MIN));
+        assert!(
+            held().claimed(&writer, at(0), SECOND).is_none(),
+            "no one shares it"
+        );
+        let claimed = shared.claimed(&writer, at(0), SECOND).unwrap();
+        assert!(
+            claimed.claimed(&writer, at(0), SECOND).is_none(),
+            "it lasts"
+        );
+        assert!(is_held(&claimed.acquire(&reader(2), at(1)).unwrap()));
+        let repeat = claimed.acquire(&reader(1), at(1)).unwrap();
+        assert!(matches!(repeat.answer, Acquired::Granted(_)));
+        assert!(
+            !is_held(&claimed.acquire(&reader(2), at(2)).unwrap()),
+            "it ended"
+        );
+        // It stays while the lock is free, and ends with the next owner.
+        let mut last = release(1, None);
+        last.owner = Owner::SHARED;
+        let free = written(claimed.release(&last, at(1)));
+        assert!(is_held(&free.acquire(&reader(2), at(1)).unwrap()));
+        let alone = written(free.acquire(&writer, at(1)).unwrap());
+        assert_eq!((alone.holds.len(), alone.holds.claimed_until()), (1, 0));
     }
 
     #[test]

@@ -27,7 +27,7 @@ use std::{collections::HashMap, fmt::Debug, time::Duration};
 ///
 /// | step | when | what it leaves |
 /// |---|---|---|
-/// | `take` | `unavailable_until` is not in the future, the record is not damaged and its token below `i64::MAX` | `owner`; one hold that ends a lease from now, as `unavailable_until` does; `token`: the greater of the last one plus one and `wall`; `began`: now; `min_hold_until`: 0; `holder_info`: `req.info`; `waiters_until` as it was, later with `req.next_ticket` |
+/// | `take` | `unavailable_until` is not in the future, the record is not damaged, its `holds` have no [claim](super::HoldSet::claim) and its token is below `i64::MAX` | `owner`; one hold that ends a lease from now, as `unavailable_until` does; `token`: the greater of the last one plus one and `wall`; `began`: now; `min_hold_until`: 0; `holder_info`: `req.info`; `waiters_until` as it was, later with `req.next_ticket` |
 /// | `take` | there is no record | the same; `token` and `version`: `wall`, so that they exceed those of a record that was forgotten; `waiters_until`: 0, later with `req.next_ticket` |
 /// | `free` | that owner's only hold is the one, and lives; `min_hold_until` is not in the future | no owner, no holds, no `holder_info`; `unavailable_until` and `min_hold_until`: 0; the rest as it was |
 /// | `extend` | that owner's only hold is the one, and lives; the entry has a lease | the end of the hold and `unavailable_until`: the greater of the end and a lease from now; the rest as it was |

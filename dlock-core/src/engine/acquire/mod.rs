@@ -187,8 +187,7 @@ impl Engine {
             });
         }
         if let Some(outer) = scope::entered(&self.store, &options.name) {
-            let inside = outer.owner.mode();
-            if inside != Mode::Exclusive && inside != options.mode {
+            if !options.mode.enters(outer.owner.mode()) {
                 return Err(Error::misuse(
                     "the work runs in the scope of a guard that shares this lock, and asks for it in another mode: \
                      release that guard first, because a shared hold cannot be upgraded",

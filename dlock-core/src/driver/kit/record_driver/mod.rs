@@ -178,8 +178,7 @@ impl<S: RecordStore> RecordDriver<S> {
     }
 
     async fn try_acquire(&self, req: &Acquire) -> Result<Option<Acquired>> {
-        // A sharer must not pass a claim, which the fast path does not see.
-        let likely_refused = req.retry || req.join.is_some() || req.share().is_some();
+        let likely_refused = req.retry || req.join.is_some();
         if !likely_refused && let Some(token) = self.store.take(req).await? {
             return Ok(Some(granted(token, req)));
         }
@@ -261,7 +260,7 @@ impl<S: RecordStore> RecordDriver<S> {
                     answer: Acquired::Held(held),
                     ..
                 }) => return Ok(Some(Acquired::Held(held))),
-                Ok(_) if req.join.is_none() && req.share().is_none() => {
+                Ok(_) if req.join.is_none() => {
                     if let Some(token) = self.store.take(req).await? {
                         return Ok(Some(granted(token, req)));
                     }

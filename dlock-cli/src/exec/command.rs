@@ -1,0 +1,130 @@
+//! The command: how it is started under locks, and what it is told of them.
+
+use crate::{
+    args,
+    exec::{
+        child::Child,
+        locks::Locks,
+        passes::{self, Passes},
+        tokens,
+        watch::{Ended, Watch},
+    },
+    exit::Exit,
+    output::{Output, span},
+    signals::Signals,
+    store::{self, Store},
+};
+use dlock::{Client, Error, Lock, Pass};
+use std::{ffi::OsString, time::Duration};
+use tokio::time::Instant;
+
+pub(super) struct Command<'a> {
+    pub(super) client: &'a Client,
+    pub(super) store: &'a Store,
+    pub(super) args: &'a args::Run,
+    pub(super) passes: Passes,
+    pub(super) output: &'a Output,
+    pub(super) grace: Duration,
+    /// Whether it is ended when a lock is lost.
+    pub(super) kill: bool,
+    pub(super) max_hold: Option<Duration>,
+}
+
+impl<'a> Command<'a> {
+    /// A command that is ended before another owner can have this lock.
+    pub(super) fn new(
+        client: &'a Client,
+        store: &'a Store,
+        args: &'a args::Run,
+        lock: &Lock,
+        output: &'a Output,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            client,
+            store,
+            args,
+            passes: Passes::inherited(),
+            output,
+            grace: grace(lock, args.kill_grace)?,
+            kill: true,
+            max_hold: None,
+        })
+    }
+
+    /// Runs it to its end while the locks are held.
+    ///
+    /// # Errors
+    /// The exit code when it could not be started. The reason is printed.
+    pub(super) async fn run(&self, locks: Locks<'_>, signals: &mut Signals) -> Result<Ended, Exit> {
+        let most = self.max_hold.map(|most| (most, Instant::now() + most));
+        let backend = self.client.capabilities().backend;
+        let child = Child::start(
+            &self.words(),
+            self.variables(&locks),
+            (self.args.foreground, self.output.is_json()),
+        );
+        let child = child.map_err(|error| {
+            let message = format!(
+                "the command could not be started: {error}: is /proc mounted, and a process or descriptor left (ulimit -u, -n)?"
+            );
+            self.output.problem("Exec", &message, backend, Some(&self.args.name));
+            Exit::NOT_EXECUTABLE
+        })?;
+        let watch = Watch {
+            locks,
+            backend,
+            kill: self.kill,
+            grace: self.grace,
+            most,
+            output: self.output,
+        };
+        Ok(watch.until_ended(child, signals).await)
+    }
+
+    fn words(&self) -> Vec<OsString> {
+        match &self.args.command_text {
+            Some(text) => vec!["sh".into(), "-c".into(), text.clone()],
+            None => self.args.command.clone(),
+        }
+    }
+
+    fn variables(&self, locks: &Locks<'_>) -> Vec<(&'static str, Option<String>)> {
+        let caps = self.client.capabilities();
+        let own: Result<Vec<Pass>, Error> = locks.all().map(|guard| guard.pass()).collect();
+        let passes = match own {
+            Ok(own) if !self.args.no_pass => Some(self.passes.with(&own)),
+            _ => {
+                let names: Vec<_> = locks.all().map(|guard| guard.name()).collect();
+                self.passes.without(&caps.store, &names)
+            }
+        };
+        let url = self.args.pass_url.then(|| self.store.url.clone());
+        let withheld = url.is_none() && !self.store.is_default;
+        vec![
+            (store::URL, url),
+            (store::WITHHELD, withheld.then(|| "1".to_owned())),
+            ("DLOCK_HELD", Some("1".to_owned())),
+            ("DLOCK_NAME", Some(locks.main.name().to_string())),
+            ("DLOCK_TOKEN", Some(locks.main.token().to_string())),
+            (tokens::VARIABLE, Some(tokens::list(locks.all()))),
+            ("DLOCK_BACKEND", Some(caps.backend.to_owned())),
+            (passes::VARIABLE, passes),
+        ]
+    }
+}
+
+/// How long before the end the command gets TERM: the option, else 2 s or a fifth of the lease.
+fn grace(lock: &Lock, asked: Option<Duration>) -> Result<Duration, Error> {
+    let lease = lock.effective_lease().unwrap_or_default().length();
+    match asked {
+        // A renewal is due after a third and has failed after a half: a longer grace would end commands
+        // whose lock is well.
+        Some(grace) if grace > lease / 2 => Err(Error::misuse(format!(
+            "--kill-grace ({}) must be at most half of the lease ({})",
+            span(grace),
+            span(lease)
+        ))),
+        Some(grace) => Ok(grace),
+        None => Ok((lease / 5).min(Duration::from_secs(2))),
+    }
+}

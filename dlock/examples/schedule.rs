@@ -1,7 +1,7 @@
 // ci: run
 //! A scheduler of your own, on every replica: one replica runs the job at each tick.
 //!
-//! [`once`] wraps a job as schedulers take it: a closure that returns a boxed future. With
+//! `once` wraps a job as schedulers take it: a closure that returns a boxed future. With
 //! tokio-cron-scheduler it is `Job::new_async("0 0 3 * * *", move |_, _| tick())?`. Without a scheduler,
 //! `client.job` needs no wrapper.
 

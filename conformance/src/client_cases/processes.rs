@@ -8,11 +8,11 @@ use super::{
 use crate::{
     Ctx, Failure, MakeFixture, Result,
     case::cases,
-    in_time, job, same,
+    ensure, in_time, job, same,
     testbed::worker::{self, Job, Worker},
 };
 use dlock_core::{Client, Clock, Lease, Lock, LockName, LossReason};
-use std::{fs, io::Write, process::ExitCode, sync::Arc, time::Duration};
+use std::{fs, io::Write, path::Path, process::ExitCode, sync::Arc, time::Duration};
 use tempfile::TempDir;
 
 cases! {
@@ -25,6 +25,8 @@ cases! {
     [Clause::Crash]
     a_killed_process_frees_what_it_kept_within_a_lease needs(Processes);
     killed_processes_that_waited_delay_no_client needs(Processes);
+    [Clause::Share]
+    permits_of_killed_processes_come_back_and_are_never_too_many needs(Processes, Shares);
 }
 
 async fn processes_never_lose_a_count(ctx: Ctx) -> Result {
@@ -120,6 +122,41 @@ async fn killed_processes_that_waited_delay_no_client(ctx: Ctx) -> Result {
     waiting.served(bound).await
 }
 
+async fn permits_of_killed_processes_come_back_and_are_never_too_many(ctx: Ctx) -> Result {
+    let ([client], name) = TestClient::several(&ctx).await?;
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().to_string_lossy();
+    let spawn = |job, turns| spawn(&ctx, job, &name, &[("path", &path), ("turns", turns)]);
+    let mut victims = Vec::new();
+    for _ in 0..PERMITS {
+        let mut victim = spawn("client_permit", "1")?;
+        victim.expect("inside", ctx.answer()).await?;
+        victims.push(victim);
+    }
+    let mut others = Vec::new();
+    for _ in 0..4 {
+        others.push(spawn("client_permits", "4")?);
+    }
+    for victim in &mut victims {
+        let pid = victim.pid().ok_or_else(|| Failure::new("it is gone"))?;
+        victim.kill_9().await?;
+        fs::remove_file(folder.path().join(pid.to_string()))?;
+    }
+    let bound = ctx.dead_for(ctx.kept()) + ctx.answer() * 3;
+    for other in &mut others {
+        other.expect("done", bound).await?;
+    }
+    let permit = client.inner.semaphore(&name, PERMITS)?;
+    let mut guards = Vec::new();
+    for _ in 0..PERMITS {
+        guards.push(client.take(&permit).await?);
+    }
+    let more = ctx.answered(permit.try_acquire()).await??;
+    same("one permit more", more.is_some(), false)
+}
+
+const PERMITS: u32 = 3;
+
 /// A file that a lock protects, and the folder that it ends with.
 fn file() -> Result<(TempDir, String)> {
     let folder = tempfile::tempdir()?;
@@ -166,6 +203,10 @@ async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result {
         "client_join" => join(job, &lock).await,
         "client_write" => write(job, &lock).await,
         "client_wait" => wait(&gate, &lock).await,
+        "client_permit" | "client_permits" => {
+            let permit = client.semaphore(lock.name(), PERMITS)?;
+            permits(job, &permit.lease(Lease::renewed(lease))).await
+        }
         other => Err(Failure::new(format!("no job {other}"))),
     }
 }
@@ -178,6 +219,26 @@ async fn count(job: &Job, lock: &Lock) -> Result {
         let before: u32 = fs::read_to_string(path)?.parse()?;
         tokio::time::sleep(Duration::from_millis(1)).await;
         fs::write(path, (before + 1).to_string())?;
+        guard.release().await?;
+    }
+    Ok(worker::say("done")?)
+}
+
+/// Has a file in a folder while it holds a permit, and counts the files there.
+async fn permits(job: &Job, permit: &Lock) -> Result {
+    let folder = Path::new(job.arg("path")?);
+    let own = folder.join(std::process::id().to_string());
+    for _ in 0..job.arg("turns")?.parse()? {
+        let guard = permit.acquire().await?;
+        fs::write(&own, "")?;
+        let inside = fs::read_dir(folder)?.count();
+        ensure(inside <= PERMITS as usize, format!("{inside} are inside"))?;
+        if job.name == "client_permit" {
+            worker::say("inside")?;
+            while worker::commands().recv().await.is_some() {}
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        fs::remove_file(&own)?;
         guard.release().await?;
     }
     Ok(worker::say("done")?)

@@ -137,6 +137,16 @@ pub(super) async fn renewals(plan: Plan) -> Result<Table> {
     .await
 }
 
+/// Shared locks: see [`share`](super::share).
+pub(super) async fn share(plan: Plan) -> Result<Table> {
+    let (server, pid) = server().await?;
+    let mut clients = Vec::new();
+    for _ in 0..8 {
+        clients.push(Client::new(driver(&server).await?)?);
+    }
+    super::share::run(&plan, &[pid], ("etcd-share", "etcd"), clients).await
+}
+
 /// A server on a disk, started for the figure with etcd's own time-outs, and its process id.
 async fn server() -> Result<(Arc<EtcdServer>, u32)> {
     let own = ["--heartbeat-interval", "100", "--election-timeout", "1000"];

@@ -34,6 +34,16 @@ mod redis_throughput;
 mod redis_waiters;
 mod renewals;
 mod ring;
+#[cfg(any(
+    feature = "redis",
+    feature = "sqlite",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "mongo",
+    feature = "zk",
+    feature = "etcd"
+))]
+mod share;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 #[cfg(feature = "sqlite")]
@@ -155,6 +165,20 @@ pub(crate) fn all() -> Vec<Figure> {
         figure("etcd-handoff", 60, |plan| Box::pin(etcd::handoff(plan))),
         #[cfg(feature = "etcd")]
         figure("etcd-renewals", 20, |plan| Box::pin(etcd::renewals(plan))),
+        #[cfg(feature = "redis")]
+        figure("redis-share", 30, |plan| Box::pin(redis::share(plan))),
+        #[cfg(feature = "sqlite")]
+        figure("sqlite-share", 30, |plan| Box::pin(sqlite::share(plan))),
+        #[cfg(feature = "mysql")]
+        figure("mysql-share", 30, |plan| Box::pin(mysql::share(plan))),
+        #[cfg(feature = "postgres")]
+        figure("postgres-share", 30, |plan| Box::pin(postgres::share(plan))),
+        #[cfg(feature = "mongo")]
+        figure("mongo-share", 30, |plan| Box::pin(mongo::share(plan))),
+        #[cfg(feature = "zk")]
+        figure("zk-share", 30, |plan| Box::pin(zk::share(plan))),
+        #[cfg(feature = "etcd")]
+        figure("etcd-share", 30, |plan| Box::pin(etcd::share(plan))),
     ]
 }
 

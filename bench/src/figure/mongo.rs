@@ -192,6 +192,16 @@ pub(super) async fn renewals(plan: Plan) -> Result<Table> {
 /// are short and many.
 const TURNS: usize = 8;
 
+/// Shared locks: see [`share`](super::share).
+pub(super) async fn share(plan: Plan) -> Result<Table> {
+    let (server, pid) = server().await?;
+    let mut clients = Vec::new();
+    for _ in 0..8 {
+        clients.push(Client::new(driver(&server.url()).await?)?);
+    }
+    super::share::run(&plan, &[pid], ("mongo-share", "MongoDB"), clients).await
+}
+
 /// A server on a disk, started for the figure, and its process id.
 async fn server() -> Result<(Arc<MongoServer>, u32)> {
     let start = || MongoServer::start(Deployment::ReplicaSet);

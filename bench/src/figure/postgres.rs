@@ -151,6 +151,16 @@ pub(super) async fn renewals(plan: Plan) -> Result<Table> {
     .await
 }
 
+/// Shared locks: see [`share`](super::share).
+pub(super) async fn share(plan: Plan) -> Result<Table> {
+    let (server, pid) = server().await?;
+    let mut clients = Vec::new();
+    for _ in 0..8 {
+        clients.push(Client::new(driver(&server.url()).await?)?);
+    }
+    super::share::run(&plan, &[pid], ("postgres-share", "PostgreSQL"), clients).await
+}
+
 /// A server on a disk, started for the figure, and its process id. The testbed's default is not to flush.
 async fn server() -> Result<(Arc<PostgresServer>, u32)> {
     let start = || PostgresServer::start(&["fsync=on"]);

@@ -1,10 +1,20 @@
 //! Setup that all figures over Redis share.
 
-use crate::Result;
+use crate::{Result, measure::Plan, report::Table};
 use dlock_conformance::testbed::redis::{RedisOptions, RedisServer};
 use dlock_core::Client;
 use dlock_redis::RedisDriver;
 use std::sync::Arc;
+
+/// Shared locks: see [`share`](super::share).
+pub(super) async fn share(plan: Plan) -> Result<Table> {
+    let (server, pid) = server().await?;
+    let mut clients = Vec::new();
+    for _ in 0..8 {
+        clients.push(Client::new(driver(&server.url()).await?)?);
+    }
+    super::share::run(&plan, &[pid], ("redis-share", "Redis"), clients).await
+}
 
 /// A Redis server without persistence, started for the figure, and its process id.
 pub(super) async fn server() -> Result<(Arc<RedisServer>, u32)> {

@@ -1,6 +1,6 @@
 //! Setup that all figures over SQLite share.
 
-use crate::Result;
+use crate::{Result, measure::Plan, report::Table};
 use dlock_core::Client;
 use dlock_sqlite::{SqliteConfig, SqliteDriver};
 use std::path::PathBuf;
@@ -33,4 +33,14 @@ impl Files {
 
 pub(super) async fn driver(path: impl Into<PathBuf>) -> Result<SqliteDriver> {
     Ok(SqliteDriver::open(SqliteConfig::new(path)).await?)
+}
+
+/// Shared locks: see [`share`](super::share).
+pub(super) async fn share(plan: Plan) -> Result<Table> {
+    let files = Files::new()?;
+    let mut clients = Vec::new();
+    for _ in 0..8 {
+        clients.push(files.client("shared").await?);
+    }
+    super::share::run(&plan, &[], ("sqlite-share", "SQLite"), clients).await
 }

@@ -113,6 +113,16 @@ pub(super) async fn handoff(plan: Plan) -> Result<Table> {
     Ok(table)
 }
 
+/// Shared locks: see [`share`](super::share).
+pub(super) async fn share(plan: Plan) -> Result<Table> {
+    let (server, pid) = server().await?;
+    let mut clients = Vec::new();
+    for _ in 0..8 {
+        clients.push(Client::new(driver(&server, "").await?)?);
+    }
+    super::share::run(&plan, &[pid], ("zk-share", "ZooKeeper"), clients).await
+}
+
 /// A server on a disk, started for the figure, and its process id.
 async fn server() -> Result<(Arc<ZooKeeperServer>, u32)> {
     let start = || {

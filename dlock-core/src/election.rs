@@ -114,8 +114,8 @@ impl Election {
         self
     }
 
-    /// Waits until this client leads. The term is a [`Guard`]: its token is the number of the term, and
-    /// each term has a greater one than the terms before. After a resignation it first lets others come,
+    /// Waits until this client leads. The term is a [`Guard`]: its token grows with every term, by more
+    /// than one. After a resignation it first lets others come,
     /// for a third to half of the lease.
     ///
     /// # Errors

@@ -23,7 +23,8 @@ use std::{
 
 impl Client {
     /// Returns the job of this name, to be run at regular times by one of the replicas that schedule it. It
-    /// does no I/O. The lock of the same name is the job's.
+    /// does no I/O. The lock of the same name is the job's, so whoever holds that lock, an
+    /// election of the same name, say, keeps it from running.
     ///
     /// # Errors
     /// `Misuse` when the name is not legal: see [`LockName`].
@@ -67,8 +68,11 @@ impl Client {
 /// At a tick each replica asks for the lock, once. One gets it and runs the job; for the others the tick is
 /// over. The lock is unavailable until the clock difference before the next tick, or until the job ends,
 /// whichever is later. A job that takes longer than a period thus skips ticks, and never runs twice at a
-/// time. A tick is not caught up later: when its replica dies, or when no replica reaches the store, the
-/// next tick is the next run.
+/// time. A tick is not caught up later. When a replica dies during a run, the lock is held until its lease
+/// ends: with a [`lease`](Self::lease) shorter than the period, the next tick is the next run.
+///
+/// To stop, drop the future of [`run`](Self::run): a run under way is dropped, too, and its lock is released
+/// in the background.
 ///
 /// # Examples
 /// ```

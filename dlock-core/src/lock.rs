@@ -102,7 +102,7 @@ impl Lock {
     /// Keeps the lock unavailable for at least `time` from its acquisition. If it is released earlier, no
     /// client gets it before then, not even the former owner. This is for jobs on many hosts whose clocks
     /// differ: a quick job would otherwise run twice. After a crash, or when a fixed lease ran out, the
-    /// lease alone decides.
+    /// lease alone decides. Where others share the lock, it begins when the last of them has released.
     ///
     /// A `time` longer than [`max_hold`](Self::max_hold) or than a fixed lease is an error of the acquire:
     /// `Misuse`, with both values.
@@ -170,7 +170,8 @@ impl Lock {
     }
 
     /// Sets the owner to acquire as, instead of a fresh one. The acquire re-enters at once while any hold
-    /// of that owner lives, in this client or another.
+    /// of that owner lives, in this client or another. Not for a reader or a permit: all who share a lock
+    /// have one owner, so their acquire is then `Misuse`.
     ///
     /// # Examples
     /// ```

@@ -80,6 +80,10 @@ pub(crate) fn leave(state: &mut State, now: Duration, name: &LockName, ticket: C
         let reserved = entry.turn.take_if(|turn| turn.ticket == ticket).is_some();
         if queued || reserved {
             entry.open(&mut command);
+            let owner = entry.record.owner;
+            if owner.is_some_and(|owner| owner.mode() != Mode::Exclusive) {
+                entry.offer(&mut command);
+            }
         }
     }
 }

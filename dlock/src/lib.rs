@@ -51,8 +51,9 @@
 //!   or process.
 //! - [`lock.with_owner(&owner)`](Lock::with_owner): for callers that have an id of their own.
 //!
-//! # More than one lock
+//! # More than one holder, more than one lock
 //!
+//! [`Client::rw_lock`] is shared by readers, and [`Client::semaphore`] has permits.
 //! [`Client::lock_all`] acquires several locks or none, [`Client::lock_any`] the first of several that is
 //! free. [`Client::election`] elects a leader, and [`Client::job`] lets one of several replicas run a job
 //! at each tick.

@@ -104,7 +104,8 @@ async fn a_copy_after_the_cleanup_release_takes_nothing(ctx: Ctx) -> Result {
 async fn a_lost_answer_of_acquire_is_found_by_the_repeat(ctx: Ctx) -> Result {
     let (driver, faults) = ctx.faulty().await?;
     let ([other], name) = ctx.test_drivers().await?;
-    let ask = ctx.ask(&name);
+    // Once its sender has given up, a driver may undo it.
+    let ask = ctx.ask(&name).until(ctx.now() + ctx.long());
     faults.lose_reply(Call::Acquire).await?;
     ctx.unanswered(driver.acquire(&ask)).await?;
     // The request was executed: others find the name held, and the repeat finds its own hold.

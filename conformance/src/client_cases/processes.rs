@@ -149,7 +149,7 @@ async fn permits_of_killed_processes_come_back_and_are_never_too_many(ctx: Ctx) 
     let permit = client.inner.semaphore(&name, PERMITS)?;
     let mut guards = Vec::new();
     for _ in 0..PERMITS {
-        guards.push(client.take(&permit).await?);
+        guards.push(permit.acquire_timeout(bound).await?);
     }
     let more = ctx.answered(permit.try_acquire()).await??;
     same("one permit more", more.is_some(), false)

@@ -3,7 +3,10 @@
 use super::test_client::{POLL, TestClient, Waiter, fails};
 use crate::{Ctx, Result, case::cases, ensure, same};
 use dlock_core::{ErrorKind, Guard, Lock, LockName, Mode};
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::{
+    sync::atomic::{AtomicU32, Ordering::SeqCst},
+    time::Duration,
+};
 
 cases! {
     [Clause::Share]
@@ -11,6 +14,7 @@ cases! {
     readers_that_wait_enter_together needs(Shares);
     a_permit_that_is_released_goes_to_who_waits needs(Shares);
     never_more_inside_than_permits needs(Shares);
+    a_reader_behind_a_writer_that_gives_up_enters_at_once needs(Shares, Queue);
     who_disagree_about_the_permits_are_told needs(Shares);
     a_reader_does_not_become_a_writer needs(Shares);
 }
@@ -70,6 +74,22 @@ async fn a_permit_that_is_released_goes_to_who_waits(ctx: Ctx) -> Result {
     Ok(())
 }
 
+async fn a_reader_behind_a_writer_that_gives_up_enters_at_once(ctx: Ctx) -> Result {
+    let ([here, there], _) = TestClient::several(&ctx).await?;
+    for behind in [&here, &there] {
+        let name = ctx.name()?;
+        let inside = read(&there, &name).await?;
+        let writer = here.waits(writing(&here, &name)?).await?;
+        let reader = ctx.spawn(behind.inner.rw_lock(&name)?.read().acquire());
+        ctx.would_show_within(Duration::from_millis(10)).await; // the reader is behind it
+        drop(writer);
+        // Far less than a poll.
+        drop(reader.done(POLL / 4 + ctx.slack()).await??);
+        drop(inside);
+    }
+    Ok(())
+}
+
 async fn never_more_inside_than_permits(ctx: Ctx) -> Result {
     const PERMITS: u32 = 3;
     let ([here, there], name) = TestClient::several(&ctx).await?;
@@ -109,14 +129,14 @@ async fn a_reader_does_not_become_a_writer(ctx: Ctx) -> Result {
     let ([client], name) = TestClient::several(&ctx).await?;
     let lock = client.inner.rw_lock(&name)?;
     let reader = lock.read().acquire().await?;
-    let upgraded = reader.scope(lock.write().acquire()).await;
+    let upgraded = ctx.answered(reader.scope(lock.write().acquire())).await?;
     fails(ErrorKind::Misuse, upgraded)?;
-    let again = reader.scope(lock.read().acquire()).await?;
+    let again = ctx.answered(reader.scope(lock.read().acquire())).await??;
     same("the token", again.token(), reader.token())?;
     drop(again);
     reader.release().await?;
     let writer = ctx.answered(lock.write().acquire()).await??;
-    let inside = writer.scope(lock.read().acquire()).await?;
+    let inside = ctx.answered(writer.scope(lock.read().acquire())).await??;
     same("the token", inside.token(), writer.token())
 }
 

@@ -88,6 +88,8 @@ pub(crate) struct Granted {
 /// One waiting task.
 #[derive(Debug, Default)]
 pub(crate) struct Waiter {
+    /// It wants to share the lock.
+    pub(crate) shares: bool,
     /// Notified when the task became the head, or when the head has something to do.
     pub(crate) wake: Notify,
 }
@@ -304,6 +306,13 @@ impl Queue {
         if at < self.poll_at {
             self.poll_at = at;
             self.wake_head();
+        }
+    }
+
+    /// The head left without the lock. A sharer that waited behind one who wanted it alone may have room at once.
+    pub(crate) fn head_left(&mut self, left: &Waiter) {
+        if let Some((_, head)) = &self.head {
+            self.woken |= head.shares && !left.shares;
         }
     }
 

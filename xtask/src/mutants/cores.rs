@@ -119,12 +119,13 @@ pub(super) const CORES: &[Core] = &[
             },
             Edit {
                 file: "engine/acquire/mod.rs",
-                right: "        Ok(match scope::entered(&self.store, &options.name) {\n",
-                wrong: "        Ok(match scope::entered(\"\", &options.name) {\n",
+                right: "        if let Some(outer) = scope::entered(&self.store, &options.name) {\n",
+                wrong: "        if let Some(outer) = scope::entered(\"\", &options.name) {\n",
             },
         ],
         breaks: &[
             "reentry",
+            "share",
             "fencing",
             "loss",
             "indeterminate",

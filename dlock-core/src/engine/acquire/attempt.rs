@@ -170,6 +170,10 @@ impl Attempt {
             .then(|| DriverError::new(ErrorKind::Misuse, message).with_effect(Effect::None))
     }
 
+    pub(super) fn shares(&self) -> bool {
+        self.owner.mode() != Mode::Exclusive
+    }
+
     /// Whether a grant leaves room for another sharer.
     pub(super) fn leaves_room(&self, grant: &Grant) -> bool {
         let most = match self.owner.mode() {

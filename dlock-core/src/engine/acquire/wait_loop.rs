@@ -49,7 +49,6 @@ pub(super) struct Wait {
 }
 
 /// A waiter's position in the queue of its lock.
-#[derive(Default)]
 struct QueuePosition {
     waiter: Arc<Waiter>,
     /// Set while the waiter is in the queue.
@@ -65,9 +64,10 @@ impl Wait {
     pub(super) fn new(attempt: Attempt, given: bool, lease: Lease, end: Instant) -> Self {
         let length = lease.length();
         let within = attempt.attempt_limit();
+        let position = QueuePosition::of(attempt.shares());
         Self {
             attempt,
-            position: QueuePosition::default(),
+            position,
             given,
             end,
             began: Instant::ORIGIN,
@@ -326,6 +326,7 @@ impl Wait {
                 queue.ticket = queue.next.take();
                 queue.woken = true;
             }
+            queue.head_left(&self.position.waiter);
             if queue.len() == 0 {
                 unwanted.extend(queue.ticket.take());
                 unwanted.extend(queue.next.take().filter(|_| open));
@@ -342,6 +343,17 @@ impl Wait {
 }
 
 impl QueuePosition {
+    fn of(shares: bool) -> Self {
+        let waiter = Waiter {
+            shares,
+            ..Waiter::default()
+        };
+        Self {
+            waiter: Arc::new(waiter),
+            seat: None,
+        }
+    }
+
     /// Enters the queue.
     fn enter(&mut self, queue: &mut Queue) {
         if self.seat.is_some() {

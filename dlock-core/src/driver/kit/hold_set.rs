@@ -52,6 +52,10 @@ impl HoldSet {
     /// The end of a hold, if it is in the set.
     #[must_use]
     pub fn end_of(&self, hold: HoldId) -> Option<u64> {
+        self.entry(hold).filter(|_| hold != CLAIM)
+    }
+
+    fn entry(&self, hold: HoldId) -> Option<u64> {
         let found = self.0.iter().find(|(other, _)| *other == hold);
         found.map(|(_, end)| *end)
     }
@@ -65,14 +69,14 @@ impl HoldSet {
     /// Until when a client may be waiting to hold the lock alone; 0: none is.
     #[must_use]
     pub fn claimed_until(&self) -> u64 {
-        self.end_of(CLAIM).unwrap_or(0)
+        self.entry(CLAIM).unwrap_or(0)
     }
 
     /// Claims the lock until then for a client that waits to hold it alone: no sharer enters before.
     pub fn claim(&mut self, until: u64) {
-        if !self.prolong(CLAIM, until) {
-            self.insert(CLAIM, until);
-        }
+        let until = until.max(self.claimed_until());
+        self.0.retain(|(hold, _)| *hold != CLAIM);
+        self.0.push((CLAIM, until));
     }
 
     /// Removes all holds. A claim stays.
@@ -84,11 +88,11 @@ impl HoldSet {
     #[must_use]
     pub fn prolong(&mut self, hold: HoldId, end: u64) -> bool {
         match self.0.iter_mut().find(|(other, _)| *other == hold) {
-            Some((_, until)) => {
+            Some((_, until)) if hold != CLAIM => {
                 *until = end.max(*until);
                 true
             }
-            None => false,
+            _ => false,
         }
     }
 
@@ -96,7 +100,7 @@ impl HoldSet {
     #[must_use]
     pub fn remove(&mut self, hold: HoldId) -> bool {
         let before = self.0.len();
-        self.0.retain(|(other, _)| *other != hold);
+        self.0.retain(|(other, _)| *other != hold || hold == CLAIM);
         self.0.len() < before
     }
 

@@ -212,7 +212,10 @@ impl Record {
         }
         let holds = next.holds.len();
         if share.is_some_and(|most| holds >= most || is_claimed) {
-            let end = next.holds.earliest().unwrap_or(self.unavailable_until);
+            let end = match is_claimed {
+                true => claimed_until,
+                false => next.holds.earliest().unwrap_or(self.unavailable_until),
+            };
             return Ok(Decision::keep(Acquired::Held(self.refusal(end, time))));
         }
         if share.is_none() && holds >= MAX_HOLDS {

@@ -9,6 +9,7 @@ use super::{
     batch::again,
     record::{Decision, Record, StoreTime},
     record_store::{Call, Class, Expected, Freed, Read, RecordStore, Stored, Write, Written},
+    subscriptions::hash_of,
     sweep::Sweeps,
 };
 use crate::{
@@ -33,6 +34,7 @@ use std::{
     },
     time::Duration,
 };
+use tokio::sync::Mutex;
 
 /// A driver over a store that keeps one record per name.
 #[derive(Debug)]
@@ -41,6 +43,9 @@ pub struct RecordDriver<S> {
     clock: Clock,
     sweeps: Sweeps,
     repeats: AtomicU64,
+    /// Who lost a race for a record repeats its step while it has the gate of the name, so that requests of this client
+    /// do not lose one race after the other to each other: many of them share one name.
+    gates: [Mutex<()>; GATES],
 }
 
 impl<S: RecordStore> RecordDriver<S> {
@@ -52,7 +57,13 @@ impl<S: RecordStore> RecordDriver<S> {
             clock: Clock::boot(),
             sweeps: Sweeps::new(),
             repeats: AtomicU64::new(0),
+            gates: std::array::from_fn(|_| Mutex::default()),
         }
+    }
+
+    fn gate(&self, name: &LockName) -> &Mutex<()> {
+        let hash = hash_of(name.as_str());
+        &self.gates[usize::try_from(hash % GATES as u64).unwrap_or(0)]
     }
 
     /// The store.
@@ -69,6 +80,7 @@ impl<S: RecordStore> RecordDriver<S> {
     /// The outcome of an attempt, repeated while it changes nothing (`None`, or contention) and there is time.
     async fn settled<T, F>(
         &self,
+        name: &LockName,
         give_up: Instant,
         attempt: impl Fn() -> F + Send + Sync,
     ) -> Result<T>
@@ -76,6 +88,7 @@ impl<S: RecordStore> RecordDriver<S> {
         F: Future<Output = Result<Option<T>>> + Send,
     {
         let mut backoff = Backoff::new(SHORTEST_PAUSE, LONGEST_PAUSE);
+        let mut gate = None;
         loop {
             let error = match attempt().await {
                 Ok(Some(answer)) => return Ok(answer),
@@ -87,7 +100,10 @@ impl<S: RecordStore> RecordDriver<S> {
             if self.clock.now() >= give_up {
                 return Err(error);
             }
-            tokio::time::sleep(backoff.pause()).await;
+            match gate {
+                None => gate = Some(self.gate(name).lock().await),
+                Some(_) => tokio::time::sleep(backoff.pause()).await,
+            }
         }
     }
 
@@ -169,7 +185,9 @@ impl<S: RecordStore> RecordDriver<S> {
     }
 
     async fn serve_acquire(&self, req: &Acquire) -> Result<Acquired> {
-        let acquired = self.settled(req.give_up, || self.try_acquire(req)).await?;
+        let acquired = self
+            .settled(&req.name, req.give_up, || self.try_acquire(req))
+            .await?;
         if matches!(acquired, Acquired::Granted(_)) {
             self.waits_no_more(req).await;
             self.sweeps.granted(&self.store, &req.name);
@@ -354,7 +372,7 @@ impl<S: RecordStore> RecordDriver<S> {
                     let decide = |stored: Stored, time: StoreTime| -> Result<_> {
                         Ok(stored.record()?.renew(entry, time))
                     };
-                    let renewed = self.settled(give_up, || {
+                    let renewed = self.settled(&entry.name, give_up, || {
                         self.attempt(&entry.name, call, Bound::GiveUp, decide)
                     });
                     answers[at] = renewed.await;
@@ -375,7 +393,7 @@ impl<S: RecordStore> RecordDriver<S> {
 
     async fn serve_release(&self, req: &Release) -> Result<Released> {
         let call = self.default_call();
-        self.settled(call.give_up, || self.try_release(req, call))
+        self.settled(&req.name, call.give_up, || self.try_release(req, call))
             .await
     }
 
@@ -461,7 +479,7 @@ impl<S: RecordStore> RecordDriver<S> {
             let waited_for = record.may_have_waiters(time);
             Ok(record.break_lock(only, time).with(waited_for))
         };
-        let broken = self.settled(call.give_up, || {
+        let broken = self.settled(name, call.give_up, || {
             self.attempt(name, call, Bound::None, decide)
         });
         let (broken, waited_for) = broken.await?;
@@ -628,6 +646,8 @@ fn contended() -> DriverError {
 
 /// How long a release or a break is tried: as long as an attempt to acquire may take.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Names share gates, at the price of waiting for each other.
+const GATES: usize = 64;
 /// The first pause after a lost race, and the longest.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(500);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);

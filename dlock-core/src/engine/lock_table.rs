@@ -13,6 +13,7 @@ use crate::{
 use std::{
     collections::{BTreeMap, hash_map::Entry},
     sync::Arc,
+    time::Duration,
 };
 use tokio::sync::Notify;
 
@@ -79,6 +80,8 @@ pub(crate) struct Granted {
     pub(crate) open: bool,
     /// The next head need not ask at once.
     pub(crate) queued: bool,
+    /// It shares the lock: what woke it while it asked concerns the next head, too.
+    pub(crate) shares: bool,
     /// The lock has room for the next head, too, if that is another sharer.
     pub(crate) has_room: bool,
     pub(crate) poll_at: Instant,
@@ -146,20 +149,16 @@ impl LockTable {
     /// Passes a wake-up to its queue. Returns whether a waiter wants it.
     pub(crate) fn wake_up(&mut self, wake_up: &WakeUp, now: Instant) -> bool {
         match wake_up {
-            WakeUp::Turn { name, ticket } => {
-                let Some(entry) = self.entries.get_mut(name) else {
-                    return false;
-                };
-                let queue = &mut entry.queue;
-                if queue.ticket == Some(*ticket) && queue.len() > 0 {
-                    queue.wake();
-                    true
-                } else {
-                    let early = queue.next == Some(*ticket) && queue.len() > 1;
-                    queue.next_woken |= early;
-                    early
-                }
+            // To poll now is to be woken: the answer to an earlier poll must not undo it.
+            WakeUp::First {
+                name,
+                ticket,
+                poll_in: Duration::ZERO,
+            } => {
+                self.wake_ticket(name, *ticket);
+                true
             }
+            WakeUp::Turn { name, ticket } => self.wake_ticket(name, *ticket),
             WakeUp::First {
                 name,
                 ticket,
@@ -180,6 +179,22 @@ impl LockTable {
             }
             // These concern no single name.
             WakeUp::Resync | WakeUp::Over(_) => true,
+        }
+    }
+
+    /// Returns whether a waiter has that ticket.
+    fn wake_ticket(&mut self, name: &LockName, ticket: Ticket) -> bool {
+        let Some(entry) = self.entries.get_mut(name) else {
+            return false;
+        };
+        let queue = &mut entry.queue;
+        if queue.ticket == Some(ticket) && queue.len() > 0 {
+            queue.wake();
+            true
+        } else {
+            let early = queue.next == Some(ticket) && queue.len() > 1;
+            queue.next_woken |= early;
+            early
         }
     }
 
@@ -287,7 +302,8 @@ impl Queue {
         }
         self.polls = 0;
         self.not_before = Instant::ORIGIN;
-        self.woken = std::mem::take(&mut self.next_woken) && next_stands || waiter.has_room;
+        let is_next_woken = std::mem::take(&mut self.next_woken) && next_stands;
+        self.woken = is_next_woken || waiter.has_room || (waiter.shares && self.woken);
         if self.len() == 0 {
             unwanted.extend(self.ticket.take());
         }

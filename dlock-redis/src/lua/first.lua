@@ -3,9 +3,9 @@
 --
 -- Needs `me`, `place`, `now`, `rest`, `stand.lua` and `tell.lua`. The client that asks enters the queue first, so
 -- that its old place counts. An entry past its deadline, or of a client without receivers, is removed: only a push
--- tells whether there is one, so the first ticket is notified once more. Where the budget runs out the sharer is
+-- tells whether there is one, so the first ticket is notified once more, to try now if others before it were removed. Where the budget runs out the sharer is
 -- refused, and its client asks again at once.
-local head = call('ZRANGE', line, '0', '0')[1]
+local head, until_then = call('ZRANGE', line, '0', '0')[1], rest
 queued = head
 if head and head ~= me and me ~= '' then
   stood = stand(me, place)
@@ -13,9 +13,9 @@ if head and head ~= me and me ~= '' then
 end
 while budget > 0 and head and head ~= me do
   local deadline = string.match(call('HGET', ends, head) or '', '^(%d+) %d+$')
-  if deadline and deadline - now > 0 and push('F', head, ' ' .. rest .. ' ') > 0 then break end
+  if deadline and deadline - now > 0 and push('F', head, ' ' .. until_then .. ' ') > 0 then break end
   call('ZREM', line, head)
   call('HDEL', ends, head)
-  head, budget = call('ZRANGE', line, '0', '0')[1], budget - 1
+  head, budget, until_then = call('ZRANGE', line, '0', '0')[1], budget - 1, 0
 end
 first = not head or head == me

@@ -187,11 +187,9 @@ impl Engine {
             });
         }
         if let Some(outer) = scope::entered(&self.store, &options.name) {
-            if !options.mode.enters(outer.owner.mode()) {
-                return Err(Error::misuse(
-                    "the work runs in the scope of a guard that shares this lock, and asks for it in another mode: \
-                     release that guard first, because a shared hold cannot be upgraded",
-                ));
+            // The incarnation may outlive the sharer's own hold.
+            if outer.owner.mode() != Mode::Exclusive {
+                return Err(Error::shared());
             }
             return Ok(Identity {
                 reusable: outer.reusable,

@@ -177,7 +177,8 @@ impl Wait {
                     tickets,
                     open: self.attempt.is_open(),
                     // A store without wake-ups gains nothing from being asked now.
-                    queued: engine.caps.wake == Wake::Poll,
+                    queued: engine.caps.wake == Wake::Poll && !self.attempt.shares(),
+                    shares: self.attempt.shares(),
                     has_room: self.attempt.leaves_room(&grant),
                     poll_at: now + self.interval,
                     now,

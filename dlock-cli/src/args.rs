@@ -129,10 +129,10 @@ pub(crate) struct Exec {
     #[arg(long, value_name = "NAME", conflicts_with = "min_hold")]
     pub(crate) also: Vec<String>,
     /// Share the lock with all who do: for those who read what others change under the lock.
-    #[arg(short, long, conflicts_with = "permits")]
+    #[arg(short, long, conflicts_with_all = ["permits", "also", "min_hold"])]
     pub(crate) shared: bool,
     /// Let this many commands hold the lock at once, from 1 to 1024. All users of the lock name the same number.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with_all = ["also", "min_hold"])]
     pub(crate) permits: Option<u32>,
     /// End the command when the lock has been held this long.
     #[arg(long, value_name = "DUR", value_parser = time)]

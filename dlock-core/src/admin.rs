@@ -12,7 +12,7 @@ use crate::{
     error::{DriverError, Effect, Error, ErrorKind, RetryClass, TimeoutPhase},
     lease::Lease,
     name::LockName,
-    owner::{HoldId, Owner},
+    owner::{HoldId, Mode, Owner},
     token::FencingToken,
 };
 use futures_util::{
@@ -203,8 +203,8 @@ impl Admin {
     /// their next renewal.
     ///
     /// # Errors
-    /// `NotHeld` when there is no such hold. `Misuse` for an illegal name. Otherwise as
-    /// [`inspect`](Self::inspect), with unknown effect.
+    /// `NotHeld` when there is no such hold. `Misuse` for an illegal name, and for all holds of a lock that is
+    /// shared. Otherwise as [`inspect`](Self::inspect), with unknown effect.
     ///
     /// # Cancel safety
     /// If the future is dropped while the request is in flight, the request may or may not be executed.
@@ -225,6 +225,11 @@ impl Admin {
     ) -> Result<ReleaseOutcome, Error> {
         let name = LockName::new(name)?;
         let engine = &self.engine;
+        if holds == Holds::All && owner.mode() != Mode::Exclusive {
+            let message =
+                "this is the owner of all who share a lock: name the hold, or break the lock";
+            return Err(Error::misuse(message).at(engine.caps.backend, &name));
+        }
         let mut request = Release::new(name.clone(), *owner, HoldId::from_bits(0));
         request.holds = holds;
         let driver = Arc::clone(&engine.driver);

@@ -313,6 +313,14 @@ impl Error {
         Self::new(ErrorKind::Misuse, message)
     }
 
+    /// A hold of a lock that is shared was to be entered again.
+    pub(crate) fn shared() -> Self {
+        Self::misuse(
+            "a reader or the holder of a permit cannot enter its lock again, nor upgrade: go on with its guard, \
+             or release it first",
+        )
+    }
+
     pub(crate) fn lost(reason: LossReason) -> Self {
         Self::lost_because(reason, "")
     }

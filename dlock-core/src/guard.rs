@@ -10,7 +10,7 @@ use crate::{
     error::{Error, LossReason},
     lease::Lease,
     name::LockName,
-    owner::Fingerprint,
+    owner::{Fingerprint, Mode},
     pass::Pass,
     token::FencingToken,
 };
@@ -272,7 +272,8 @@ impl Guard {
     /// # Errors
     /// `Misuse` when the owner was given by [`with_owner`](crate::Lock::with_owner), because the bearer
     /// would be that owner in every other lock, too. Hand on the owner itself, or acquire without
-    /// `with_owner`.
+    /// `with_owner`. `Misuse` when the lock is shared, too: all who share it have one owner, so the pass would
+    /// outlive this guard.
     ///
     /// # Examples
     /// ```
@@ -285,6 +286,9 @@ impl Guard {
     pub fn pass(&self) -> Result<Pass, Error> {
         if self.hold.reusable {
             return Err(Pass::refused().at(self.engine.caps.backend, &self.hold.name));
+        }
+        if self.hold.owner.mode() != Mode::Exclusive {
+            return Err(Error::shared().at(self.engine.caps.backend, &self.hold.name));
         }
         Ok(self.credential())
     }

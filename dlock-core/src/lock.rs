@@ -102,7 +102,7 @@ impl Lock {
     /// Keeps the lock unavailable for at least `time` from its acquisition. If it is released earlier, no
     /// client gets it before then, not even the former owner. This is for jobs on many hosts whose clocks
     /// differ: a quick job would otherwise run twice. After a crash, or when a fixed lease ran out, the
-    /// lease alone decides. Where others share the lock, it begins when the last of them has released.
+    /// lease alone decides. It is `Misuse` where the lock is shared.
     ///
     /// A `time` longer than [`max_hold`](Self::max_hold) or than a fixed lease is an error of the acquire:
     /// `Misuse`, with both values.
@@ -306,10 +306,8 @@ impl Lock {
                 "the pass is for the store {}, but this client uses {}",
                 pass.store, self.engine.store
             )
-        } else if !self.mode.enters(pass.owner.mode()) {
-            "the pass is of a guard that shares this lock, which is asked for in another mode: release that \
-             guard first, because a shared hold cannot be upgraded"
-                .to_owned()
+        } else if pass.owner.mode() != Mode::Exclusive {
+            return Err(Error::shared().at(self.engine.caps.backend, &self.name));
         } else {
             return Ok(());
         };
@@ -326,6 +324,11 @@ impl Lock {
 
     fn plain(&self, at: &'static Location<'static>) -> Result<AcquireOptions, Error> {
         let shares = |owner: Owner| owner.mode() != Mode::Exclusive;
+        if self.mode != Mode::Exclusive && self.terms.least().is_some() {
+            let message = "a lock that is shared has no minimum hold: leave `min_hold` away, or acquire the lock \
+                           exclusively";
+            return Err(Error::misuse(message).at(self.engine.caps.backend, &self.name));
+        }
         if self.owner.is_some_and(shares) || (self.owner.is_some() && self.mode != Mode::Exclusive)
         {
             let message = "all who share a lock do so as one owner, which dlock chooses: leave `with_owner` away, \
@@ -361,12 +364,13 @@ impl Lock {
 /// a lease of its own: one that dies frees only its own part.
 ///
 /// - **Writers do not starve.** While a writer waits, new readers wait behind it. So a task that reads must not read
-///   the same name again while it does ([`Guard::scope`] re-enters).
+///   the same name again while it does.
 /// - **Tokens.** All who read at the same time have the same fencing token, and every writer a greater one. A
 ///   resource that refuses a smaller token thus refuses a reader that comes after the next writer; it does not tell
 ///   two readers apart.
-/// - **No upgrade.** A reader does not become a writer: two that tried would wait for each other. Inside the scope of
-///   a reader, to write is `Misuse`. Inside the scope of a writer, to read re-enters.
+/// - **No re-entry, no upgrade.** A reader does not become a writer: two that tried would wait for each other. Inside
+///   the scope of a reader ([`Guard::scope`]), every acquire of the lock is `Misuse`, and its guard gives no pass.
+///   Inside the scope of a writer, to read re-enters.
 /// - A writer excludes, and is, the exclusive [`Lock`] of the same name.
 ///
 /// # Examples

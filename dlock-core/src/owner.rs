@@ -176,13 +176,6 @@ pub enum Mode {
     },
 }
 
-impl Mode {
-    /// Whether who asks in this mode may enter a hold of that mode: the same, or one that is held alone.
-    pub(crate) fn enters(self, held: Self) -> bool {
-        held == Self::Exclusive || held == self
-    }
-}
-
 /// The most holds that share one name.
 pub const MAX_SHARERS: u32 = 1024;
 

@@ -64,10 +64,16 @@ fn as_many_run_as_there_are_permits() {
 }
 
 #[test]
-fn a_reader_inside_a_reader_enters_and_a_writer_inside_is_refused() {
+fn a_reader_inside_a_writer_enters_and_a_reader_has_no_pass() {
     let lock = name("inside");
     let exec = |options: &str| format!("'{DLOCK}' exec {options} '{lock}' -- true");
-    ran(&["exec", "--pass-url", "-s", &lock, "-c", &exec("-s")]).expect(0);
     ran(&["exec", "--pass-url", &lock, "-c", &exec("-s")]).expect(0);
-    ran(&["exec", "--pass-url", "-s", &lock, "-c", &exec("")]).expect(64);
+    // Another reader, not the same one; and a writer that is refused as any other.
+    ran(&["exec", "--pass-url", "-s", &lock, "-c", &exec("-n -s")]).expect(0);
+    ran(&["exec", "--pass-url", "-s", &lock, "-c", &exec("-n")]).expect(1);
+    for option in ["--also=other", "--min-hold=1"] {
+        for mode in ["--shared", "--permits=2"] {
+            ran(&["exec", mode, option, &lock, "--", "true"]).expect(64);
+        }
+    }
 }

@@ -72,9 +72,11 @@ impl Actor {
             1 => self.list(&rig).await,
             2 if self.world.plan.dangers.breaks => self.break_lock(&rig, name.as_str()).await,
             _ => {
-                let terms = self.terms();
+                let (mut terms, kind) = (self.terms(), self.rng.u8(..12));
+                if (2..6).contains(&kind) {
+                    terms.at_least = None; // sharers have none
+                }
                 let lock = terms.of(rig.client.lock(name.as_str()).unwrap());
-                let kind = self.rng.u8(..12);
                 let (name, is_shared) = (name.as_str(), kind < 6);
                 let lock = match kind {
                     0 | 1 => lock.with_owner(&self.world.owners[self.rng.usize(..2)]),

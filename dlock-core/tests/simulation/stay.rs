@@ -52,7 +52,7 @@ impl<'a> Stay<'a> {
 
     pub(crate) async fn run(mut self) {
         match self.actor.rng.u8(..16) {
-            0 | 1 => self.enter_again().await,
+            0 | 1 if self.guard.owner().mode() == Mode::Exclusive => self.enter_again().await,
             2 => return self.hand_on().await,
             _ => {}
         }
@@ -102,12 +102,7 @@ impl<'a> Stay<'a> {
             true => Arc::clone(&self.rig),
             false => self.world.rig(&mut self.actor.rng),
         };
-        let name = self.guard.name().as_str();
-        let lock = match self.guard.owner().mode() {
-            Mode::Shared => rig.client.rw_lock(name).unwrap().read(),
-            Mode::Permit { of } => rig.client.semaphore(name, of.get()).unwrap(),
-            _ => rig.client.lock(name).unwrap(),
-        };
+        let lock = rig.client.lock(self.guard.name().as_str()).unwrap();
         let lock = lock.lease(Lease::renewed(self.terms.lease));
         let by_scope = self.actor.rng.bool();
         let judge = Arc::clone(&self.world.judge);

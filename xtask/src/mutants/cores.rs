@@ -57,13 +57,14 @@ pub(super) const CORES: &[Core] = &[
             wrong: "            drop((slot, job, under_way));\n",
         }],
         breaks: &[
-            "reentry",
-            "indeterminate",
             "cancel",
-            "wait",
-            "late",
+            "indeterminate",
             "keep",
+            "late",
+            "reentry",
+            "share",
             "shutdown",
+            "wait",
         ],
     },
     Core {
@@ -98,7 +99,7 @@ pub(super) const CORES: &[Core] = &[
                 wrong: "        if self.caps.wake != self.caps.wake {",
             },
         ],
-        breaks: &["indeterminate", "cancel", "wait", "late"],
+        breaks: &["cancel", "indeterminate", "late", "share", "wait"],
     },
     Core {
         name: "a_client_that_hears_no_wake_ups",
@@ -107,7 +108,7 @@ pub(super) const CORES: &[Core] = &[
             right: "        let wanted = self.table().wake_up(&wake_up, now);\n",
             wrong: "        if now > Instant::ORIGIN {\n            return;\n        }\n        let wanted = self.table().wake_up(&wake_up, now);\n",
         }],
-        breaks: &["wait", "crash"],
+        breaks: &["crash", "share", "wait"],
     },
     Core {
         name: "an_owner_that_waits_for_itself",
@@ -158,7 +159,7 @@ pub(super) const CORES: &[Core] = &[
             right: "            Answer::Held(held) => return Ok(Tried::Refused(Some(held))),\n",
             wrong: "            Answer::Held(_) => return Err(Error::new(ErrorKind::Unavailable, \"held\")),\n",
         }],
-        breaks: &["error"],
+        breaks: &["error", "mutex", "share", "wait"],
     },
     Core {
         name: "an_error_that_shows_the_owner",
@@ -168,7 +169,7 @@ pub(super) const CORES: &[Core] = &[
             wrong: "        acquired.map_err(|error| {\n            Error::new(error.kind(), format!(\"{error} {}\", identity.owner.expose()))\n                \
                     .with_retry(error.retry())\n                .with_effect(error.effect())\n        })\n",
         }],
-        breaks: &["error"],
+        breaks: &["error", "mutex"],
     },
     Core {
         name: "a_watchdog_that_never_renews",
@@ -215,7 +216,9 @@ pub(super) const CORES: &[Core] = &[
             right: "            lease: self.lease(),\n",
             wrong: "            lease: Lease::renewed(self.lease().length() * 10),\n",
         }],
-        breaks: &["reentry", "loss", "wait", "late", "crash", "shutdown"],
+        breaks: &[
+            "crash", "late", "loss", "mutex", "reentry", "shutdown", "wait",
+        ],
     },
     Core {
         name: "a_waiter_that_polls_all_the_time",

@@ -212,7 +212,10 @@ impl AnyLock {
             (WaitPolicy::Forever, _) => wait,
         };
         // One output is taken, and a future that is dropped with a grant in it releases it.
-        let waits = self.locks.iter().map(|lock| lock.options(wait, at).boxed());
+        let waits = self
+            .locks
+            .iter()
+            .map(|lock| lock.acquire_by(wait, at).boxed());
         let (first, _others) = select_ok(waits).await?;
         Ok(first)
     }
@@ -221,7 +224,7 @@ impl AnyLock {
     async fn free(&self, at: &'static Location<'static>) -> Result<Option<Guard>, Error> {
         let mut failed = None;
         for lock in &self.locks {
-            match lock.options(WaitPolicy::Try, at).await {
+            match lock.acquire_by(WaitPolicy::Try, at).await {
                 Ok(None) => {}
                 Err(error) if error.is_retryable() => failed = Some(error),
                 found => return found,

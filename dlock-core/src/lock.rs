@@ -209,7 +209,7 @@ impl Lock {
     /// ```
     #[track_caller]
     pub fn acquire(&self) -> impl Future<Output = Result<Guard, Error>> + Send + use<> {
-        self.options(WaitPolicy::Forever, Location::caller())
+        self.acquire_by(WaitPolicy::Forever, Location::caller())
             .map(sure)
     }
 
@@ -239,7 +239,7 @@ impl Lock {
         &self,
         limit: Duration,
     ) -> impl Future<Output = Result<Guard, Error>> + Send + use<> {
-        self.options(WaitPolicy::Within(limit), Location::caller())
+        self.acquire_by(WaitPolicy::Within(limit), Location::caller())
             .map(sure)
     }
 
@@ -263,7 +263,7 @@ impl Lock {
     /// ```
     #[track_caller]
     pub fn try_acquire(&self) -> impl Future<Output = Result<Option<Guard>, Error>> + Send + use<> {
-        self.options(WaitPolicy::Try, Location::caller())
+        self.acquire_by(WaitPolicy::Try, Location::caller())
     }
 
     /// Re-enters the incarnation that a pass stands for. It goes past every queue, and works from another
@@ -289,7 +289,7 @@ impl Lock {
     pub fn join(&self, pass: &Pass) -> impl Future<Output = Result<Guard, Error>> + Send + use<> {
         let options = self
             .fits(pass)
-            .and_then(|()| self.plain(Location::caller()));
+            .and_then(|()| self.options(Location::caller()));
         let options = options.map(|options| AcquireOptions {
             owner: Some(pass.owner),
             join: Some(pass.token),
@@ -314,15 +314,15 @@ impl Lock {
         Err(Error::misuse(message).at(self.engine.caps.backend, &self.name))
     }
 
-    pub(crate) fn options(
+    pub(crate) fn acquire_by(
         &self,
         wait_policy: WaitPolicy,
         at: &'static Location<'static>,
     ) -> impl Future<Output = Result<Option<Guard>, Error>> + Send + use<> {
-        self.spanned(self.plain(at), wait_policy)
+        self.spanned(self.options(at), wait_policy)
     }
 
-    fn plain(&self, at: &'static Location<'static>) -> Result<AcquireOptions, Error> {
+    fn options(&self, at: &'static Location<'static>) -> Result<AcquireOptions, Error> {
         let shares = |owner: Owner| owner.mode() != Mode::Exclusive;
         if self.mode != Mode::Exclusive && self.terms.least().is_some() {
             let message = "a lock that is shared has no minimum hold: leave `min_hold` away, or acquire the lock \

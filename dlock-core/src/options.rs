@@ -25,7 +25,7 @@ pub(crate) struct AcquireOptions {
 }
 
 /// Wait policy: how long to wait for the lock.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitPolicy {
     Try,
     Within(Duration),

@@ -46,6 +46,11 @@ impl Random {
         self.draw(HoldId::random)
     }
 
+    /// Both, of one request to the operating system.
+    pub(crate) fn owner_and_hold(&self) -> Result<(Owner, HoldId), DriverError> {
+        self.draw(|bits| (Owner::random(bits), HoldId::random(bits)))
+    }
+
     /// A number from 0 to 1, for pauses.
     pub(crate) fn jitter(&self) -> f64 {
         self.generator().random()

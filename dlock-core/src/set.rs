@@ -264,7 +264,7 @@ impl LockSet {
         at: &'static Location<'static>,
     ) -> Result<Filled, Error> {
         for lock in &self.locks {
-            let next = lock.options(self.rest_of(wait, began, lock)?, at);
+            let next = lock.acquire_by(self.rest_of(wait, began, lock)?, at);
             let taken = tokio::select! {
                 biased;
                 _ = set.first_lost() => return Ok(Filled::Lost),

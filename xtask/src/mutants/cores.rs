@@ -192,9 +192,9 @@ pub(super) const CORES: &[Core] = &[
     Core {
         name: "one_owner_for_the_whole_process",
         edits: &[Edit {
-            file: "engine/mod.rs",
-            right: "        Ok(self.random.owner()?)\n",
-            wrong: "        Ok(Owner::from_seed(\"one\"))\n",
+            file: "engine/acquire/mod.rs",
+            right: "            Mode::Exclusive => self.random.owner_and_hold()?,\n",
+            wrong: "            Mode::Exclusive => (Owner::from_seed(\"one\"), self.hold_id()?),\n",
         }],
         breaks: &[
             "mutex",

@@ -43,19 +43,12 @@ pub(crate) fn acquire(
         // before its first poll.
         let attempt = || Attempt::new(&engine, name, &identity, options.terms, at);
         let acquired = match wait_policy {
-            WaitPolicy::Try => {
-                let mut attempt = attempt();
-                match once(&engine, &mut attempt, identity.given, began).await {
-                    Ok(Tried::Acquired(guard)) => Ok(Some(guard)),
-                    Ok(Tried::Refused(_)) => Ok(None),
-                    Err(error) => Err(error),
-                }
-            }
             // A caller without any time still asks once.
-            WaitPolicy::Within(Duration::ZERO) => {
+            WaitPolicy::Try | WaitPolicy::Within(Duration::ZERO) => {
                 let mut attempt = attempt();
                 match once(&engine, &mut attempt, identity.given, began).await {
                     Ok(Tried::Acquired(guard)) => Ok(Some(guard)),
+                    Ok(Tried::Refused(_)) if wait_policy == WaitPolicy::Try => Ok(None),
                     Ok(Tried::Refused(held)) => {
                         Err(engine.not_acquired(&options.name, Duration::ZERO, held.as_ref()))
                     }
@@ -167,8 +160,7 @@ impl Engine {
     }
 
     fn identify(&self, options: &AcquireOptions) -> Result<Identity, Error> {
-        let hold = self.hold_id()?;
-        let enters = |owner, join| Identity {
+        let enters = |owner, hold, join| Identity {
             owner,
             hold,
             join,
@@ -177,12 +169,13 @@ impl Engine {
             reusable: false,
         };
         if let Some(owner) = options.owner {
+            let hold = self.hold_id()?;
             return Ok(match options.join {
-                Some(token) => enters(owner, Some(token)),
+                Some(token) => enters(owner, hold, Some(token)),
                 None => Identity {
                     implied: true,
                     reusable: true,
-                    ..enters(owner, self.live_token(&options.name, owner))
+                    ..enters(owner, hold, self.live_token(&options.name, owner))
                 },
             });
         }
@@ -193,17 +186,17 @@ impl Engine {
             }
             return Ok(Identity {
                 reusable: outer.reusable,
-                ..enters(outer.owner, Some(outer.token))
+                ..enters(outer.owner, self.hold_id()?, Some(outer.token))
             });
         }
-        let owner = match options.mode {
-            Mode::Exclusive => self.fresh_owner()?,
-            Mode::Shared => Owner::SHARED,
-            Mode::Permit { of } => Owner::permits(of),
+        let (owner, hold) = match options.mode {
+            Mode::Exclusive => self.random.owner_and_hold()?,
+            Mode::Shared => (Owner::SHARED, self.hold_id()?),
+            Mode::Permit { of } => (Owner::permits(of), self.hold_id()?),
         };
         Ok(Identity {
             given: false,
-            ..enters(owner, None)
+            ..enters(owner, hold, None)
         })
     }
 

@@ -3,11 +3,11 @@
 use crate::{
     admin::quoted,
     args::{Acquire, Hold, Release, Renew},
-    cleanup::{until, withdraw},
     exit::Exit,
     output::{Output, busy, millis, result, span},
     secret,
     signals::{Ended as Signalled, Signals},
+    withdraw::{until, withdraw},
 };
 use dlock::{
     Client, DEFAULT_LEASE, Error, Fingerprint, Guard, HoldId, HolderInfo, Holds, Lease, Lock,

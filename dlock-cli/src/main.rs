@@ -3,7 +3,6 @@
 mod admin;
 mod args;
 mod by_hand;
-mod cleanup;
 mod clear;
 mod exec;
 mod exit;
@@ -11,6 +10,7 @@ mod output;
 mod secret;
 mod signals;
 mod store;
+mod withdraw;
 
 use args::{Cli, Command};
 use clap::{

@@ -5,12 +5,12 @@
 
 use crate::{
     args::Lead,
-    cleanup::withdraw,
     exec::{command::Command, locks::Locks, watch::Ended},
     exit::Exit,
     output::{Output, span},
     signals::{Ended as Signalled, Signals},
     store::Store,
+    withdraw::withdraw,
 };
 use dlock::{Client, Election, Error, ErrorKind, Guard, Lease, Lock};
 use nix::sys::signal::Signal;

@@ -19,11 +19,11 @@ pub(crate) use stage::Stage;
 use crate::{
     args::{Exec, OnLost},
     by_hand::{report_held, within},
-    cleanup::{until, withdraw},
     exit::Exit,
     output::{Output, span},
     signals::{Ended as Signalled, Signals},
     store::Store,
+    withdraw::{until, withdraw},
 };
 use command::Command;
 use dlock::{

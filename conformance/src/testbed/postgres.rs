@@ -258,8 +258,18 @@ impl ManagedServer for Pooled {
         self.server.kill()
     }
 
+    /// PgBouncer refuses its clients after a login that failed, until one succeeds. It rests meanwhile, so that it tries none.
     fn restart(&self) -> Result<(), ServerError> {
-        self.server.restart()
+        let at = |step| {
+            move |source| ServerError::System {
+                server: PROGRAM,
+                step,
+                source,
+            }
+        };
+        self.bouncer.stop().map_err(at("stop the pool"))?;
+        self.server.restart()?;
+        self.bouncer.cont().map_err(at("resume the pool"))
     }
 
     fn log(&self) -> String {

@@ -3,6 +3,7 @@
 
 use crate::{
     driver::Capabilities,
+    engine::metrics::Class,
     error::{Error, ErrorKind},
     lease::{Lease, MAX_LEASE, MIN_LEASE},
     name::LockName,
@@ -21,6 +22,8 @@ pub(crate) struct AcquireOptions {
     /// Whether it shares the lock with others.
     pub(crate) mode: Mode,
     pub(crate) join: Option<FencingToken>,
+    /// What it is counted as.
+    pub(crate) class: Class,
     pub(crate) at: &'static Location<'static>,
 }
 

@@ -462,7 +462,7 @@ fn number(value: &Value) -> Option<u64> {
     }
 }
 
-fn count(value: &Value) -> Option<u32> {
+pub(crate) fn count(value: &Value) -> Option<u32> {
     u32::try_from(number(value)?).ok()
 }
 

@@ -1,9 +1,12 @@
 //! Configuration: the settings of a client, and the names of its keys and channels.
 
-use crate::error;
+use crate::{acks::Acks, error};
 use dlock_core::{
     ErrorKind, LockName,
-    driver::{DriverError, Result, kit::split_url},
+    driver::{
+        DriverError, Result,
+        kit::{parse_span, split_url},
+    },
 };
 use percent_encoding::percent_decode_str;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
@@ -25,6 +28,7 @@ pub struct RedisConfig {
     pub(crate) server: ConnectionInfo,
     pub(crate) prefix: Prefix,
     pub(crate) connect_within: Duration,
+    pub(crate) acks: Acks,
 }
 
 impl RedisConfig {
@@ -140,13 +144,65 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__
             server,
             prefix: Prefix("dlock".into()),
             connect_within: Duration::from_secs(5),
+            acks: Acks {
+                replicas: 0,
+                within: ACKS_WITHIN,
+                fsync: false,
+            },
         }
+    }
+
+    /// Takes over one of dlock's own settings.
+    fn set(&mut self, key: &str, value: &str) -> Result<()> {
+        match key {
+            "dlock.replicas" => {
+                let replicas = value.parse().ok().filter(|it| *it <= MOST_REPLICAS);
+                self.acks.replicas = replicas.ok_or_else(|| {
+                    misuse(format!("{key} must be 0 to {MOST_REPLICAS}, not {value:?}"))
+                })?;
+            }
+            "dlock.replicas-timeout" => {
+                let legal = LEAST_WITHIN..=MOST_WITHIN;
+                let within = parse_span(value).filter(|it| legal.contains(it));
+                self.acks.within = within.ok_or_else(|| {
+                    misuse(format!(
+                        "{key} must be a time such as 100ms, from {LEAST_WITHIN:?} to {MOST_WITHIN:?}, not {value:?}"
+                    ))
+                })?;
+            }
+            "dlock.fsync" => {
+                let fsync = value.parse().ok();
+                self.acks.fsync = fsync
+                    .ok_or_else(|| misuse(format!("{key} must be true or false, not {value:?}")))?;
+            }
+            _ => self.prefix = value.parse()?,
+        }
+        Ok(())
     }
 }
 
+fn misuse(message: String) -> DriverError {
+    DriverError::new(ErrorKind::Misuse, message)
+}
+
 /// The settings that a URL may carry: dlock's own, then those that the native client reads.
-const KNOWN: [&str; 2] = ["dlock.prefix", "protocol"];
-const KNOWN_OF_UNIX: [&str; 5] = ["dlock.prefix", "protocol", "db", "user", "pass"];
+const KNOWN: [&str; 5] = [
+    "dlock.prefix",
+    "dlock.replicas",
+    "dlock.replicas-timeout",
+    "dlock.fsync",
+    "protocol",
+];
+const KNOWN_OF_UNIX: [&str; 8] = [
+    KNOWN[0], KNOWN[1], KNOWN[2], KNOWN[3], KNOWN[4], "db", "user", "pass",
+];
+/// A replica in the same place confirms in a fraction of it.
+const ACKS_WITHIN: Duration = Duration::from_millis(100);
+const LEAST_WITHIN: Duration = Duration::from_millis(1);
+/// A connection that waits serves nothing else: a longer time would lose every lease.
+const MOST_WITHIN: Duration = Duration::from_secs(60);
+/// No server has as many.
+const MOST_REPLICAS: u32 = 100;
 
 /// The server at 127.0.0.1:6379, without TLS or log-in.
 impl Default for RedisConfig {
@@ -176,8 +232,8 @@ impl FromStr for RedisConfig {
             .into_connection_info()
             .map_err(|cause| error::failed(cause).error)?;
         let mut config = Self::of(server);
-        for (_, prefix) in settings {
-            config.prefix = prefix.parse()?;
+        for (key, value) in settings {
+            config.set(&key, &value)?;
         }
         Ok(config)
     }
@@ -193,6 +249,7 @@ impl fmt::Debug for RedisConfig {
             .field("password", &settings.password().map(|_| "***"))
             .field("prefix", &self.prefix)
             .field("connect_within", &self.connect_within)
+            .field("acks", &self.acks)
             .finish()
     }
 }
@@ -267,7 +324,7 @@ impl FromStr for Prefix {
             let message = format!(
                 "the prefix {prefix:?} must have 1 to 64 bytes and no braces, blanks or control characters"
             );
-            return Err(DriverError::new(ErrorKind::Misuse, message));
+            return Err(misuse(message));
         }
         Ok(Self(prefix.to_owned()))
     }
@@ -366,11 +423,11 @@ mod tests {
         for (url, words) in [
             (
                 "redis://h/?lease=1s",
-                ["\"lease\"", "known: dlock.prefix, protocol"],
+                ["\"lease\"", "dlock.fsync, protocol"],
             ),
             (
                 "redis://h/?protocol=resp3&db=1#x",
-                ["\"db\"", "known: dlock.prefix, protocol"],
+                ["\"db\"", "dlock.fsync, protocol"],
             ),
             (
                 "redis+unix:///s?db=1&prefix=a",
@@ -382,6 +439,18 @@ mod tests {
             for words in words {
                 assert!(error.to_string().contains(words), "{url}: {error}");
             }
+        }
+        for (setting, words) in [
+            ("replicas=-1", "0 to 100"),
+            ("replicas=101", "0 to 100"),
+            ("replicas-timeout=0ms", "from 1ms to 60s"),
+            ("replicas-timeout=5", "such as 100ms"),
+            ("fsync=yes", "true or false"),
+        ] {
+            let url = format!("redis://h/?dlock.{setting}");
+            let error = url.parse::<RedisConfig>().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Misuse);
+            assert!(error.to_string().contains(words), "{error}");
         }
         for prefix in ["", "a b", "a{", "a\n"] {
             assert_eq!(

@@ -118,6 +118,28 @@ pub(crate) fn unanswered() -> DriverError {
     DriverError::unanswered("the server did not answer in time")
 }
 
+/// The request was executed, and too little confirmed it.
+pub(crate) fn unconfirmed(what: String) -> DriverError {
+    DriverError::unanswered(what)
+}
+
+/// The server cannot tell what replicas or disks have.
+pub(crate) fn cannot_wait(fsync: bool, cause: RedisError) -> DriverError {
+    let text = cause.to_string();
+    let class = classify(&cause);
+    let kind = match fsync && (text.contains("appendonly") || class.kind == ErrorKind::Unsupported)
+    {
+        true => ErrorKind::Unsupported,
+        false => class.kind,
+    };
+    let message = if fsync {
+        "dlock.fsync=true needs WAITAOF, of Redis 7.2 or newer and of Valkey, a server with appendonly yes, and the right +waitaof"
+    } else {
+        "dlock.replicas needs WAIT on a master, and the right +wait"
+    };
+    DriverError::new(kind, message).with_source(cause)
+}
+
 /// An answer of a shape that no script gives.
 pub(crate) fn garbled() -> DriverError {
     DriverError::unanswered("the answer could not be read")

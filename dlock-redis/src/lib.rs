@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod acks;
 mod commands;
 mod config;
 mod connection;

@@ -205,6 +205,12 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
+/// Whether a field of the answer to `HELLO` has that value.
+pub(crate) fn hello_says(hello: &Value, field: &str, value: &str) -> bool {
+    let word = |text: &str| Value::BulkString(text.into());
+    matches!(hello, Value::Map(said) if said.contains(&(word(field), word(value))))
+}
+
 /// The text of an answer to `INFO`.
 pub(crate) fn read_info(answer: &Value) -> Option<&str> {
     match answer {

@@ -21,6 +21,7 @@ use dlock_core::{
 };
 use redis::{Cmd, Pipeline, PushKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use std::{
+    io,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -185,14 +186,19 @@ impl Connection {
     }
 
     /// Logs once each server setting that breaks the guarantees of a lock, where the user may read
-    /// settings.
-    pub(crate) async fn warn_of_settings(self: &Arc<Self>, acks: &Acks) {
+    /// settings. Refuses a server with which there are no guarantees.
+    pub(crate) async fn check_settings(self: &Arc<Self>, acks: &Acks) -> Result<()> {
         let info = redis::cmd("INFO");
         let info = tokio::time::timeout(self.dialer.within(), self.command(info)).await;
-        let Ok(Ok(info)) = info else { return };
-        for warning in doubts(commands::read_info(&info).unwrap_or_default(), acks) {
+        let Ok(Ok(info)) = info else { return Ok(()) };
+        let info = commands::read_info(&info).unwrap_or_default();
+        if has_two_masters(info) {
+            return Err(error::two_masters(self.dialer.at()));
+        }
+        for warning in doubts(info, acks) {
             tracing::warn!("redis: {warning}");
         }
+        Ok(())
     }
 
     /// Checks that the server tells what replicas and disks have, where that is asked.
@@ -246,7 +252,12 @@ impl Connection {
                 if link.heard.load(Ordering::Relaxed) < sent.as_nanos() {
                     self.replace(link);
                 }
-                asked.await
+                tokio::select! {
+                    biased;
+                    answer = asked => answer,
+                    // A server that is no longer the master may never answer.
+                    () = self.ended(link) => Err(io::Error::from(io::ErrorKind::ConnectionAborted).into()),
+                }
             }
         };
         let now = self.now().as_nanos();
@@ -254,6 +265,13 @@ impl Connection {
         let Reply { value, confirmed } = answer?;
         let value = commands::read_error(value)?;
         Ok(Reply { value, confirmed })
+    }
+
+    /// Waits for the end of a link, for requests that wait for long: they look, so that no other request pays.
+    async fn ended(&self, link: &Link) {
+        while !link.gone.load(Ordering::SeqCst) {
+            self.deadlines.at(self.now() + HASTE).await;
+        }
     }
 
     /// The error for the caller of a request over that link. Replaces the link if the error requires it.
@@ -308,7 +326,7 @@ impl Connection {
                 }
             }
         });
-        let at = self.dialer.addr();
+        let at = self.dialer.at();
         let mut native = native.await.map_err(|cause| error::unreached(at, cause))?;
         let server = ServerClock::new();
         let greeting = tokio::time::timeout(self.dialer.within(), greet(&mut native)).await;
@@ -316,6 +334,9 @@ impl Connection {
         let greeting = greeting.map_err(|cause| error::unreached(at, cause))?;
         if greeting.is_clustered {
             return Err(error::clustered(at));
+        }
+        if greeting.has_two_masters {
+            return Err(error::two_masters(at));
         }
         let time = greeting.time.ok_or_else(|| error::no_greeting(at))?;
         let opened = self.clock.now();
@@ -432,6 +453,8 @@ struct Greeting {
     time: Option<Duration>,
     /// It is a node of a cluster.
     is_clustered: bool,
+    /// It and another server take writes and merge them.
+    has_two_masters: bool,
 }
 
 /// Reads the greeting, and loads the scripts, in one round trip.
@@ -446,16 +469,21 @@ async fn greet(native: &mut MultiplexedConnection) -> RedisResult<Greeting> {
         .await?;
     let answers = answers.into_iter().map(Value::extract_error);
     let answers = answers.collect::<RedisResult<Vec<_>>>()?;
+    let says = |field, value| {
+        let hello = answers.get(1);
+        hello.is_some_and(|hello| commands::hello_says(hello, field, value))
+    };
     Ok(Greeting {
         time: answers.first().and_then(commands::read_time),
-        is_clustered: answers.get(1).is_some_and(is_clustered),
+        is_clustered: says("mode", "cluster"),
+        has_two_masters: says("role", ACTIVE),
     })
 }
 
-/// Whether the server reports that it is a node of a cluster.
-fn is_clustered(hello: &Value) -> bool {
-    let word = |text: &str| Value::BulkString(text.into());
-    matches!(hello, Value::Map(said) if said.contains(&(word("mode"), word("cluster"))))
+/// Whether the server says in `INFO` that it takes writes beside another one.
+fn has_two_masters(info: &str) -> bool {
+    info.lines()
+        .any(|line| line.split_once(':') == Some(("role", ACTIVE)))
 }
 
 /// The settings in `INFO` that break the guarantees of a lock, as warnings.
@@ -495,6 +523,8 @@ fn doubts(info: &str, acks: &Acks) -> Vec<String> {
     info.lines().filter_map(doubt).collect()
 }
 
+/// The role of a server of KeyDB with active replication.
+const ACTIVE: &str = "active-replica";
 /// How long a request without a give-up waits for a connection: as long as an attempt to acquire may
 /// take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -506,7 +536,7 @@ const HASTE: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests {
-    use super::doubts;
+    use super::{doubts, has_two_masters};
     use crate::acks::Acks;
     use std::time::Duration;
 
@@ -535,6 +565,10 @@ mod tests {
             );
         }
         let guarded = good.replace("slaves:0", "slaves:2\r\nmin_slaves_good_slaves:2");
+        assert!(has_two_masters(
+            &good.replace("role:master", "role:active-replica")
+        ));
+        assert!(!has_two_masters(good));
         assert!(doubts(&guarded, &acks(1)).is_empty());
         assert!(doubts("", &acks(1)).is_empty(), "the user may not read it");
         let bare = good.replace("slaves:0", "slaves:2");

@@ -91,7 +91,7 @@ impl RedisDriver {
         let dialer = Arc::new(dialer?);
         let wake_ups = Listener::new(dialer.clone(), config.prefix().clone())?;
         let connection = Connection::open(dialer.clone()).await?;
-        connection.warn_of_settings(&config.acks).await;
+        connection.check_settings(&config.acks).await?;
         wake_ups.ready(&connection).await?;
         let confirmed = match config.acks.are_wanted() {
             true => Connection::open(dialer).await?,

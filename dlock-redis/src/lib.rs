@@ -10,6 +10,7 @@ mod error;
 mod listener;
 mod requests;
 mod scripts;
+mod sentinel;
 mod server;
 mod tickets;
 

@@ -101,7 +101,8 @@ impl RedisDriver {
         let mut capabilities = Capabilities::new("redis", config.store());
         capabilities.wake = Wake::Queue;
         capabilities.shares = true;
-        capabilities.ordered = true;
+        // What is confirmed has a connection of its own, which a release does not wait for.
+        capabilities.ordered = !config.acks.are_wanted();
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
         let server = Arc::new(Server {

@@ -8,7 +8,7 @@
 use crate::{
     acks::Acks,
     commands,
-    dialer::{Dialer, jitter},
+    dialer::Dialer,
     error,
     scripts::{self, Lua},
 };
@@ -423,8 +423,11 @@ impl Drop for Connection {
 }
 
 async fn reconnect(shared: Weak<Connection>, mut pause: Duration) {
+    let Some(dialer) = shared.upgrade().map(|it| it.dialer.clone()) else {
+        return;
+    };
     loop {
-        tokio::time::sleep(jitter(pause)).await;
+        dialer.rest(pause).await;
         let Some(shared) = shared.upgrade() else {
             return;
         };

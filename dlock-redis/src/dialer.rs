@@ -119,6 +119,20 @@ impl Dialer {
         (pause * 2).clamp(SHORTEST_PAUSE, longest)
     }
 
+    /// Waits before the next attempt, or until the sentinels name another server.
+    pub(crate) async fn rest(&self, pause: Duration) {
+        let moved = async {
+            match &self.sentinels {
+                Some(sentinels) => sentinels.moved().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(jitter(pause)) => {}
+            () = moved => {}
+        }
+    }
+
     /// Opens a connection. `pushed` runs inside the connection's task and must not block.
     pub(crate) async fn dial(
         &self,
@@ -205,7 +219,7 @@ fn tcp(nodelay: bool) -> TcpSettings {
 }
 
 /// 50 to 100 % of `pause`, so that the clients of a restarted server do not reconnect all at once.
-pub(crate) fn jitter(pause: Duration) -> Duration {
+fn jitter(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + fastrand::f64() / 2.0)
 }
 

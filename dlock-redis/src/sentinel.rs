@@ -115,6 +115,15 @@ impl Sentinels {
             _ => ConnectionAddr::Tcp(host.clone(), *port),
         })
     }
+
+    /// Waits until another server is the master than now.
+    pub(crate) async fn moved(&self) {
+        let mut opinions = self.shared.opinions.subscribe();
+        let before = agreed(&opinions.borrow()).cloned();
+        let moved =
+            |all: &Vec<Opinion>| agreed(all).is_some_and(|now| Some(now) != before.as_ref());
+        drop(opinions.wait_for(moved).await);
+    }
 }
 
 impl Drop for Sentinels {

@@ -123,7 +123,9 @@ async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn DistributedLock>, Err
         #[cfg(feature = "memory")]
         "memory" => Ok(Arc::new(dlock_memory::MemoryDriver::from_url(url)?)),
         #[cfg(feature = "redis")]
-        "redis" | "redis+unix" | "redis+sentinel" => Ok(Arc::new(dlock_redis::RedisDriver::connect(url).await?)),
+        "redis" | "redis+unix" | "redis+sentinel" => {
+            Ok(Arc::new(dlock_redis::RedisDriver::connect(url).await?))
+        }
         #[cfg(feature = "redis-tls")]
         "rediss" | "rediss+sentinel" => Ok(Arc::new(dlock_redis::RedisDriver::connect(url).await?)),
         #[cfg(feature = "sqlite")]

@@ -94,10 +94,14 @@ async fn a_grant_that_no_replica_confirms_is_given_back_alone_and_in_a_batch() {
     let driver = pair
         .driver("dlock.replicas=1&dlock.replicas-timeout=50ms")
         .await;
-    assert!(matches!(
-        driver.acquire(&acquire("kept")).await.unwrap(),
-        Acquired::Granted(_)
-    ));
+    let confirmed = async |req: &Acquire| {
+        // A new replica says what it has once a second.
+        let began = Instant::now();
+        while driver.acquire(req).await.is_err() {
+            assert!(began.elapsed() < 30 * SECOND, "the replica is there");
+        }
+    };
+    confirmed(&acquire("kept")).await;
     pair.replica().stop().unwrap();
     let requests: Vec<_> = (0..60)
         .map(|number| acquire(&format!("n{number}")))
@@ -121,10 +125,7 @@ async fn a_grant_that_no_replica_confirms_is_given_back_alone_and_in_a_batch() {
     assert_eq!(page.found.len(), 1, "{page:?}");
     pair.replica().cont().unwrap();
     pair.until(&pair.master, "state=online").await;
-    let began = Instant::now();
-    while driver.acquire(&requests[0]).await.is_err() {
-        assert!(began.elapsed() < 30 * SECOND, "the replica is back");
-    }
+    confirmed(&requests[0]).await;
 }
 
 /// Newer servers wait for the last write of the connection only.
@@ -173,7 +174,7 @@ async fn a_guard_whose_replica_stopped_is_lost_in_time_and_others_are_renewed() 
     let reason = tokio::time::timeout(2 * lease, guard.lost()).await.unwrap();
     let lost = stopped.elapsed();
     // The master answers each renewal: what it says is no proof that the lock is gone.
-    assert!(!matches!(reason, LossReason::NotHeld { .. }), "{reason:?}");
+    assert!(!matches!(reason, LossReason::NotHeld), "{reason:?}");
     assert!(lost <= lease && lost > lease / 3, "{lost:?}");
     while stopped.elapsed() < 2 * lease {
         other.check().unwrap();

@@ -58,7 +58,7 @@ impl Terms {
     }
 
     pub(crate) fn at_least(self, time: Duration) -> Self {
-        let at_least = Some(time);
+        let at_least = Some(time).filter(|time| !time.is_zero());
         Self { at_least, ..self }
     }
 

@@ -124,6 +124,7 @@ impl ZkDriver {
         caps.late = session.timeout;
         caps.session_bound = true;
         caps.shares = true;
+        caps.ordered = true;
         Ok(Self { lanes, caps })
     }
 
